@@ -1,0 +1,1 @@
+"""pgworkd: an asyncio worker daemon for Postgres. Insert a row, it runs."""

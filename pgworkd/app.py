@@ -1,0 +1,232 @@
+"""The registry: which function handles which kind, in which queue, how.
+
+Nothing is ever imported or called because a row names it; only what is registered here runs.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, Literal, TypeVar, get_type_hints
+
+from pydantic import PydanticSchemaGenerationError, PydanticUserError, TypeAdapter
+
+from .backoff import Backoff
+from .errors import UsageError
+from .job import Job
+from .schedule import Recurrence
+
+Mode = Literal["loop", "thread", "process"]
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+CONCURRENCY_DEFAULT = 10
+MAX_ATTEMPTS_DEFAULT = 3
+NAME_LENGTH_MAX = 200
+
+
+@dataclass(slots=True, frozen=True)
+class DeadJob:
+    """What an `on_dead` hook is told."""
+
+    id: str
+    queue: str
+    kind: str
+    attempt: int
+    error: str
+    payload: Mapping[str, Any] | None
+    """None when it could not be read, or the job was lost with another worker."""
+
+
+DeadHook = Callable[[DeadJob], Awaitable[None] | None]
+
+
+@dataclass(slots=True, frozen=True)
+class Handler:
+    """A function and how to run it."""
+
+    kind: str
+    queue: str
+    function: Callable[..., Any]
+    mode: Mode
+    payload_parameter: str | None
+    """The parameter that takes the payload; None: it takes none."""
+    job_parameter: str | None
+    adapter: TypeAdapter[Any] | None
+    """Validates the payload; None: it is passed as the dict it is."""
+    concurrency: int | None = None
+    max_attempts: int = MAX_ATTEMPTS_DEFAULT
+    timeout_s: float | None = None
+    backoff: Backoff = field(default_factory=Backoff)
+    recurrence: Recurrence | None = None
+    schedule_payload: Mapping[str, Any] = field(default_factory=dict)
+
+
+class App:
+    """A set of handlers. `pgworkd run --app module:attribute` names one of these."""
+
+    def __init__(self) -> None:
+        self.handlers: dict[str, Handler] = {}
+        self.dead_hooks: list[DeadHook] = []
+
+    def handler(
+        self,
+        kind: str,
+        *,
+        queue: str | None = None,
+        concurrency: int | None = None,
+        max_attempts: int = MAX_ATTEMPTS_DEFAULT,
+        timeout_s: float | timedelta | None = None,
+        backoff: object = None,
+        run_in: Mode | None = None,
+        every: str | float | timedelta | None = None,
+        timezone: str = "UTC",
+        missed: Literal["skip", "once", "all"] = "skip",
+        payload: Mapping[str, Any] | None = None,
+    ) -> Callable[[Function], Function]:
+        """Registers a function for a kind of job, in the queue of the same name unless `queue` is given.
+
+        concurrency: slots of the queue in each daemon (1 to 10,000; default 10, for processes the number of cores).
+        max_attempts: failures allowed, 1 to 1,000; 1 = at most once. timeout_s: seconds a run may take.
+        backoff: numbers, a list of seconds, a function of the failures so far, or a `Backoff`.
+        run_in: "loop" (`async def`), "thread" (`def`; the default for it) or "process" (`def`, for CPU-bound or
+        untrusted code; the only mode in which a run that hangs can be stopped).
+        every: makes it recurring: a cron expression in `timezone`, or seconds between runs; `payload` is what
+        each run gets; `missed` says what becomes of occurrences that passed while no daemon ran.
+
+        Raises UsageError for bounds, a second handler of a kind, or a signature that cannot be called.
+        """
+        _check(kind, "kind")
+        _check(queue if queue is not None else kind, "queue")
+        _bound(concurrency, "concurrency", 1, 10_000, kind)
+        _bound(max_attempts, "max_attempts", 1, 1_000, kind)
+        if isinstance(timeout_s, timedelta):
+            timeout_s = timeout_s.total_seconds()
+        _bound(timeout_s, "timeout_s", 0.001, 31_622_400, kind)
+
+        def register(function: Function) -> Function:
+            if (other := self.handlers.get(kind)) is not None:
+                raise UsageError(f"two handlers for kind {kind!r}: {_name(other.function)} and {_name(function)}")
+            mode = _mode(function, run_in, kind)
+            payload_parameter, job_parameter, adapter = _signature(function, kind)
+            self.handlers[kind] = Handler(
+                kind=kind,
+                queue=queue or kind,
+                function=function,
+                mode=mode,
+                payload_parameter=payload_parameter,
+                job_parameter=job_parameter,
+                adapter=adapter,
+                concurrency=concurrency,
+                max_attempts=max_attempts,
+                timeout_s=timeout_s,
+                backoff=Backoff() if backoff is None else Backoff.parse(backoff),
+                recurrence=None if every is None else Recurrence.parse(every, timezone, missed),
+                schedule_payload=payload or {},
+            )
+            return function
+
+        return register
+
+    def on_dead(self, hook: DeadHook) -> DeadHook:
+        """Registers a hook that is called for each job that dies; it has 30 s, its errors are only reported."""
+        self.dead_hooks.append(hook)
+        return hook
+
+    def queues(self) -> dict[str, int]:
+        """The queues of all handlers with their concurrency per daemon.
+
+        Raises UsageError when two handlers of one queue state different concurrencies.
+        """
+        stated: dict[str, Handler] = {}
+        result: dict[str, int] = {}
+        for handler in self.handlers.values():
+            other = stated.get(handler.queue)
+            if handler.concurrency is None:
+                default = (os.cpu_count() or 1) if handler.mode == "process" else CONCURRENCY_DEFAULT
+                if other is None:
+                    result[handler.queue] = min(default, result.get(handler.queue, default))
+            elif other is not None and other.concurrency != handler.concurrency:
+                raise UsageError(
+                    f"queue {handler.queue!r} is given two concurrencies: {other.concurrency} by kind {other.kind!r}, "
+                    f"{handler.concurrency} by kind {handler.kind!r}; state it once"
+                )
+            else:
+                stated[handler.queue] = handler
+                result[handler.queue] = handler.concurrency
+        return result
+
+
+def _check(name: object, what: str) -> None:
+    if not isinstance(name, str) or not 1 <= len(name) <= NAME_LENGTH_MAX or "\x00" in name:
+        raise UsageError(f"{what} {name!r}: give a name of 1 to {NAME_LENGTH_MAX} characters without NUL")
+
+
+def _bound(value: float | None, what: str, least: float, most: float, kind: str) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
+        raise UsageError(f"{what} of handler {kind!r} is {value!r}: give a number from {least:g} to {most:,}")
+
+
+def _name(function: Callable[..., Any]) -> str:
+    module, name = getattr(function, "__module__", "?"), getattr(function, "__qualname__", repr(function))
+    return f"{module}.{name}"
+
+
+def _mode(function: Callable[..., Any], run_in: Mode | None, kind: str) -> Mode:
+    if not callable(function):
+        raise UsageError(f"the handler of kind {kind!r} is a {type(function).__name__}: give a function")
+    is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+        getattr(function, "__call__", None)  # noqa: B004 - an object with an async __call__ is a handler too
+    )
+    mode = run_in or ("loop" if is_async else "thread")
+    if mode not in ("loop", "thread", "process"):
+        raise UsageError(f"run_in of handler {kind!r} is {mode!r}: give 'loop', 'thread' or 'process'")
+    if (mode == "loop") != is_async:
+        raise UsageError(
+            f"handler {kind!r} cannot run in a {mode}: "
+            + ("an `async def` runs in the loop; make it a plain `def`" if is_async else "make it an `async def`")
+        )
+    if mode == "process" and "<locals>" in getattr(function, "__qualname__", "<locals>"):
+        raise UsageError(f"handler {kind!r} cannot run in a process: it must be a function at the top of a module")
+    return mode
+
+
+def _signature(function: Callable[..., Any], kind: str) -> tuple[str | None, str | None, TypeAdapter[Any] | None]:
+    """The names of the payload's and the job's parameter, and the payload's validator."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+        hints = get_type_hints(function if inspect.isroutine(function) else type(function).__call__, include_extras=True)
+    except (NameError, TypeError, ValueError) as error:
+        raise UsageError(f"the signature of handler {kind!r} cannot be read: {error}") from error
+    payload_parameter = job_parameter = None
+    for parameter in parameters:
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            continue
+        if parameter.kind is parameter.POSITIONAL_ONLY:
+            raise UsageError(f"parameter {parameter.name!r} of handler {kind!r} is positional-only: drop the '/'")
+        if _is_job(hints.get(parameter.name)) and job_parameter is None:
+            job_parameter = parameter.name
+        elif payload_parameter is None and (parameter.default is parameter.empty or parameter.name == "payload"):
+            payload_parameter = parameter.name
+        elif parameter.default is parameter.empty:
+            raise UsageError(
+                f"handler {kind!r} wants both {payload_parameter!r} and {parameter.name!r}: a handler takes one payload "
+                "(a model, dataclass or dict) and, annotated with Job, its context"
+            )
+    annotation = hints.get(payload_parameter or "", dict)
+    if payload_parameter is None or annotation in (dict, Any):
+        return payload_parameter, job_parameter, None
+    try:
+        return payload_parameter, job_parameter, TypeAdapter(annotation)
+    except (PydanticSchemaGenerationError, PydanticUserError) as error:
+        raise UsageError(
+            f"the payload of handler {kind!r} is annotated {annotation!r}, which cannot be validated: {error}"
+        ) from error
+
+
+def _is_job(annotation: object) -> bool:
+    return annotation is Job or annotation == Job | None

@@ -1,0 +1,245 @@
+"""Settings: flags over environment over pgworkd.toml over defaults, and one clear line for what is wrong.
+
+A secret never reaches a message: errors of pydantic, which hold the values, are put into our own words and
+dropped, and a value is quoted only where it can hardly be one.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from typing import Annotated, Literal, get_args, get_origin
+
+from pydantic import Field, PrivateAttr, SecretStr, ValidationError, field_validator, model_validator
+from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
+
+from .dsn import dsn_fault, redacted
+from .errors import UsageError
+from .sources import (
+    NAME_CHARS_MAX,
+    PREFIX,
+    misspelt_environment,
+    parse_queues,
+    quoted,
+    read_file,
+    unknown_names,
+)
+
+_APP = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
+_WITH_UNIT = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)\s*(ms|s|sec|m|min|h|d)")
+_UNIT_S = {"ms": 0.001, "s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400}
+
+LogLevel = Literal["debug", "info", "warning", "error"]
+LogFormat = Literal["auto", "json", "console"]
+
+
+class Settings(BaseSettings):
+    """What a daemon or command runs with; immutable. Names end in their unit: `_s` seconds, `_days` days.
+
+    `load` makes one from all sources, `Settings(...)` looks at its arguments only.
+    """
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX,
+        env_ignore_empty=True,
+        extra="forbid",
+        frozen=True,
+        allow_inf_nan=False,
+        hide_input_in_errors=True,
+    )
+
+    dsn: SecretStr | None = Field(None, description="Database: postgresql://user:password@host:5432/database")
+    app: str | None = Field(None, description="The application, module:attribute")
+    queues: Annotated[dict[str, int | None], NoDecode] = Field(
+        default_factory=dict, description="Queues to work on, name or name=concurrency; none means all"
+    )
+    lease_s: float = Field(30, ge=5, le=3600, description="A silent worker keeps its jobs for so long")
+    heartbeat_s: float = Field(10, ge=1, le=1200, description="Between renewals; at most lease_s / 3")
+    poll_s: float = Field(1, ge=0.05, le=60, description="Between looks at an idle queue, if no notice comes")
+    shutdown_s: float = Field(
+        30, ge=0, le=86_400, description="Running jobs may finish within this at a stop"
+    )
+    connect_timeout_s: float = Field(10, ge=1, le=60, description="For a new connection to the database")
+    command_timeout_s: float = Field(10, ge=1, le=60, description="For one statement; below lease_s / 2")
+    transactions_max: int = Field(10, ge=1, le=500, description="Connections for job.transaction()")
+    threads_max: int = Field(40, ge=1, le=1000, description="Threads for handlers that are plain functions")
+    processes_max: int = Field(
+        default_factory=lambda: min(os.cpu_count() or 1, 256),
+        ge=1,
+        le=256,
+        description="Processes for handlers that ask for one; by default one per CPU",
+    )
+    keep_days: int = Field(7, ge=1, le=3650, description="Finished jobs are kept for so long")
+    keep_dead_days: int = Field(30, ge=1, le=3650, description="Dead jobs are kept for so long")
+    log_level: LogLevel = Field("info", description="The least level that is logged")
+    log_format: LogFormat = Field("auto", description="auto: console on a terminal, else json")
+    slow_min_s: float = Field(1, ge=0, le=86_400, description="No run below this is called slow")
+    slow_factor: float = Field(5, ge=1, le=1000, description="A run this many times its usual length is slow")
+    worker_name: str = Field(default_factory=socket.gethostname, description="How this worker shows up")
+
+    _origins: dict[str, str] = PrivateAttr(default_factory=dict)
+    _notes: tuple[str, ...] = PrivateAttr(())
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Arguments only: `load` puts the sources together itself, to know where each value came from."""
+        return (init_settings,)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _tidy(cls, value: object) -> object:
+        if isinstance(value, bool):  # pydantic would read it as the number 1 or 0
+            raise PydanticCustomError("boolean", "no setting is true or false")
+        return value.strip() if isinstance(value, str) else value
+
+    @field_validator("dsn")
+    @classmethod
+    def _check_dsn(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is not None and (fault := dsn_fault(value.get_secret_value())):
+            raise ValueError(fault)
+        return value
+
+    @field_validator("app")
+    @classmethod
+    def _check_app(cls, value: str | None) -> str | None:
+        if value is not None and not _APP.fullmatch(value):
+            raise ValueError("must be module:attribute, for example notes.jobs:app")
+        return value
+
+    @field_validator("queues", mode="before")
+    @classmethod
+    def _parse_queues(cls, value: object) -> object:
+        return parse_queues(value)
+
+    @field_validator("log_level", "log_format", mode="before")
+    @classmethod
+    def _lower(cls, value: object) -> object:
+        return value.lower() if isinstance(value, str) else value
+
+    @field_validator("worker_name")
+    @classmethod
+    def _check_worker_name(cls, value: str) -> str:
+        if not 1 <= len(value) <= NAME_CHARS_MAX or not value.isprintable():
+            raise ValueError(f"must be 1 to {NAME_CHARS_MAX} printable characters")
+        return value
+
+    @model_validator(mode="after")
+    def _check_relations(self) -> Settings:
+        problems = {}
+        if self.heartbeat_s > self.lease_s / 3:
+            problems["heartbeat_s"] = (
+                f"{self.heartbeat_s:g} is more than a third of lease_s = {self.lease_s:g}: "
+                f"set it to {self.lease_s / 3:.4g} or less, or lease_s to {self.heartbeat_s * 3:g} or more"
+            )
+        if self.command_timeout_s >= self.lease_s / 2:
+            problems["command_timeout_s"] = (
+                f"{self.command_timeout_s:g} is not below half of lease_s = {self.lease_s:g}: "
+                f"set it below {self.lease_s / 2:g}, or lease_s above {self.command_timeout_s * 2:g}"
+            )
+        if problems:
+            raise PydanticCustomError("relation", "settings contradict each other", {"problems": problems})
+        return self
+
+    @property
+    def dsn_redacted(self) -> str | None:
+        """The DSN for people to read: passwords and other secrets shown as ***."""
+        return None if self.dsn is None else redacted(self.dsn.get_secret_value())
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What `load` found worth a warning in the log, one line each."""
+        return self._notes
+
+    def dsn_required(self) -> str:
+        """The DSN with its secrets, to connect with; UsageError when none is set."""
+        if self.dsn is None:
+            raise UsageError(
+                f"no database given: set {PREFIX}DSN, or pass --dsn postgresql://user@host/database"
+            )
+        return self.dsn.get_secret_value()
+
+    def origin(self, name: str) -> str:
+        """Where the value of `name` came from: flag, environment PGWORKD_..., the file's path, or default."""
+        return self._origins.get(name, "flag" if name in self.model_fields_set else "default")
+
+
+def load(**overrides: object) -> Settings:
+    """Settings from `overrides` (flags; None and [] mean not given), environment, TOML file and defaults.
+
+    The file is PGWORKD_CONFIG, which must exist, or pgworkd.toml in the working directory, which may.
+    UsageError, in one line that names field, source and remedy, for whatever is wrong in any of them.
+    """
+    flags = {name: value for name, value in overrides.items() if value is not None and value != []}
+    path, table, is_public = read_file()
+    environment = EnvSettingsSource(Settings)()
+    origins = dict.fromkeys(table, path)
+    origins |= {name: f"environment {PREFIX}{name.upper()}" for name in environment}
+    origins |= dict.fromkeys(flags, "flag")
+    known = list(Settings.model_fields)
+    problems = unknown_names(table, known, path) + unknown_names(flags, known, "flag")
+    problems += misspelt_environment(known)
+    if not problems:
+        try:
+            settings = Settings(**{**table, **environment, **flags})
+        except ValidationError as error:
+            problems = [line for detail in error.errors() for line in _lines(detail, origins)]
+    if problems:  # raised out here: the pydantic error, which holds values, must not hang on as its context
+        raise UsageError("; ".join(problems))
+    settings._origins = origins  # noqa: SLF001
+    if is_public and redacted(str(table.get("dsn"))) != str(table.get("dsn")):
+        settings._notes = (f"{path} holds a password and every user may read it: chmod 600 {path}",)  # noqa: SLF001
+    return settings
+
+
+def describe(settings: Settings) -> list[tuple[str, str, str]]:
+    """(name, value with secrets hidden, origin) of every setting, for `pgworkd config show`."""
+    shown = {name: str(getattr(settings, name)) for name in Settings.model_fields}
+    shown["dsn"] = settings.dsn_redacted or ""
+    shown["app"] = settings.app or ""
+    queues = settings.queues.items()
+    shown["queues"] = ", ".join(name if most is None else f"{name}={most}" for name, most in queues) or "all"
+    return [(name, value, settings.origin(name)) for name, value in shown.items()]
+
+
+def _lines(detail: ErrorDetails, origins: dict[str, str]) -> list[str]:
+    """An error of pydantic in our words: field, where its value came from, what to do."""
+    problems: dict[str, str]
+    if detail["type"] == "relation":
+        problems = detail["ctx"]["problems"]
+    else:
+        name = str(detail["loc"][0])
+        is_ours = detail["type"] == "value_error"
+        problems = {name: str(detail["ctx"]["error"]) if is_ours else _expected(name, detail["input"])}
+    return [f"{name} ({origins.get(name, 'default')}): {problem}" for name, problem in problems.items()]
+
+
+def _expected(name: str, value: object) -> str:
+    field = Settings.model_fields[name]
+    if get_origin(field.annotation) is Literal:
+        return f"must be one of {', '.join(get_args(field.annotation))}, not {quoted(value)}"
+    if field.annotation not in (int, float):
+        return "must be text"
+    low, high = (
+        getattr(bound, key) for key in ("ge", "le") for bound in field.metadata if hasattr(bound, key)
+    )
+    whole = "whole " if field.annotation is int else ""
+    unit = " of seconds" if name.endswith("_s") else " of days" if name.endswith("_days") else ""
+    remedy = f"must be a {whole}number{unit} from {low:g} to {high:g}, not {quoted(value)}"
+    if unit == " of seconds" and (match := _WITH_UNIT.fullmatch(str(value))):
+        remedy += f": write {float(match[1]) * _UNIT_S[match[2]]:g}, without a unit"
+    return remedy

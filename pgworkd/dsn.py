@@ -1,0 +1,50 @@
+"""A Postgres address (DSN) as text: what is wrong with it, and how to show it. Never opens a connection."""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import unquote
+
+_HOST = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[^:\[\]]*)(:\d{1,5})?")
+_SECRET_NAME = re.compile(r"pass|secret|token", re.IGNORECASE)
+
+
+def dsn_fault(dsn: str) -> str | None:
+    """What is wrong with `dsn` and what to do about it, without quoting any of it; None when it is sound.
+
+    Strict where parsers guess: an unescaped `/`, `?` or `#` in a password makes them take the rest of it for
+    a host or a port, and print it in their error.
+    """
+    location, _, query = dsn.partition("?")
+    scheme, _, rest = location.partition("://")
+    authority, _, path = rest.partition("/")
+    hosts = authority.rpartition("@")[2].split(",")
+    if scheme not in ("postgresql", "postgres") or "://" not in location:
+        return "must look like postgresql://user:password@host:5432/database"
+    if not dsn.isprintable():
+        return "holds a line break or control character: remove it, or percent-encode it if it is meant"
+    if "#" in dsn or "@" in path or not all(_HOST.fullmatch(host) for host in hosts):
+        return (
+            "has a malformed host or port: percent-encode / ? # @ : [ ] in user and password "
+            "(%2F %3F %23 %40 %3A %5B %5D)"
+        )
+    if query and not all("=" in pair for pair in query.split("&")):
+        return "must have name=value pairs joined by & after the ?, and ? in a password written as %3F"
+    return None
+
+
+def redacted(dsn: str) -> str:
+    """`dsn` with its password, and whatever else in the query is named like a secret, shown as ***."""
+    location, mark, query = dsn.partition("?")
+    scheme, slashes, rest = location.partition("://")
+    authority, slash, path = rest.partition("/")
+    login, at, hosts = authority.rpartition("@")
+    user, colon, _ = login.partition(":")
+    pairs = [pair.partition("=") for pair in query.split("&")]
+    shown = "&".join(name + sign + ("***" if _is_secret(name) else value) for name, sign, value in pairs)
+    password = ":***" if colon else ""
+    return f"{scheme}{slashes}{user}{password}{at}{hosts}{slash}{path}{mark}{shown}"
+
+
+def _is_secret(name: str) -> bool:
+    return _SECRET_NAME.search(unquote(name)) is not None

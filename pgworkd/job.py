@@ -1,0 +1,99 @@
+"""A job as its handler sees it, and the ways an attempt can end."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import threading
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from .errors import UsageError
+
+
+@dataclass(slots=True, kw_only=True)
+class Job:
+    """The context of one attempt. A handler gets it by annotating a parameter with `Job`.
+
+    Read-only for the handler, but for `result` inside `transaction()`.
+    """
+
+    id: UUID
+    queue: str
+    kind: str
+    attempt: int
+    """1 at the first run; (id, attempt) is unique for ever."""
+    failures: int
+    """Failures before this attempt."""
+    max_attempts: int
+    payload: Mapping[str, Any]
+    created_at: datetime
+    run_at: datetime
+    """When it was due; for a retry, when that was due."""
+    schedule: str | None = None
+    """The schedule that inserted it."""
+    occurrence: datetime | None = None
+    """The instant of the schedule that this run stands for."""
+    meta: Mapping[str, Any] = field(default_factory=dict)
+    result: Any = None
+    """What to store with a completion by `transaction()`; set it inside the block."""
+    stopping: threading.Event = field(default_factory=threading.Event, repr=False)
+    """Set when this run should end: timed out, cancelled or the daemon stops. For handlers in threads,
+    which cannot be interrupted: look at it now and then and return."""
+    opener: Callable[[Job], AbstractAsyncContextManager[Any]] | None = field(default=None, repr=False)
+
+    @contextlib.asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Any]:
+        """A connection (asyncpg) on which the handler's writes and the job's completion commit together.
+
+        The job is completed, with `self.result`, when the block ends; what the handler returns after that is
+        not stored. An exception rolls everything back, and the attempt ends by it as usual.
+        Raises `LeaseLost` at the end of the block, with nothing written, when the attempt is no longer ours.
+        Only for handlers that run in the loop (`async def`).
+        """
+        if self.opener is None:
+            raise UsageError("job.transaction() works only in handlers that are `async def` and run in the loop")
+        async with self.opener(self) as connection:
+            yield connection
+
+
+class Ending(enum.Enum):
+    """How an attempt ended."""
+
+    COMPLETED = "completed"
+    FAILED = "failed"
+    RELEASED = "released"
+    CANCELLED = "cancelled"
+    SETTLED = "settled"  # by the handler itself, in job.transaction()
+
+
+class Reason(enum.Enum):
+    """Why the daemon ends a run before the handler does."""
+
+    TIMEOUT = "timeout"
+    CANCEL = "cancelled on request"
+    SHUTDOWN = "the daemon stops"
+    FENCE = "the worker could not renew its lease"
+
+
+@dataclass(slots=True, frozen=True)
+class Outcome:
+    """The end of one attempt. A runner always makes one, whatever the handler does."""
+
+    ending: Ending
+    result: str | None = None
+    """Of a completion: JSON text."""
+    delay_s: float | None = None
+    """Until the retry (failed), or until it is due again (released; None: keeps its place in line)."""
+    permanent: bool = False
+    """Of a failure: do not retry."""
+    message: str | None = None
+    """The job's new `error`, one line; None leaves it as it is."""
+    error: Mapping[str, Any] | None = None
+    """Of a failure: the entry for the job's history (type, message, traceback, worker)."""
+    reason: str = ""
+    """Why it was released or cancelled, for the log."""

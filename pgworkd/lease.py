@@ -1,0 +1,185 @@
+"""Renewing the worker's lease, from a thread and a connection of its own.
+
+A handler that blocks the event loop must not cost the lease, nor may a worker whose lease is over go on: so
+the heartbeat lives apart from the handlers, and when it cannot renew it ends them. Three steps, on a clock
+that also runs while the machine sleeps, counted from before the last renewal was sent:
+
+    lease - margin   fence: the daemon cancels everything that runs
+    lease - 1/30     if anything still runs (a blocked loop, a thread), the process ends itself
+    lease            only now may others take over
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+import anyio
+
+from .errors import PgworkdError
+from .link import LinkOptions
+from .store import HeartbeatAnswer, LeaseStore
+
+
+def boot_time_s() -> float:
+    """Seconds on a clock that does not stop while the machine is suspended (Linux), nor jump."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if sys.platform == "linux" else time.monotonic()
+
+
+class Lessee(Protocol):
+    """Who lives by the lease. All but `still_running` are called in the daemon's loop."""
+
+    def lease_renewed(self, answer: HeartbeatAnswer) -> None:
+        """The lease was renewed, and this is what the database wants of us."""
+
+    def lease_fenced(self, since_s: float) -> None:
+        """Not renewed for `since_s`: end everything that runs, claim nothing."""
+
+    def worker_lost(self) -> None:
+        """The lease ran out and our jobs were taken back: the worker id is void."""
+
+    def lease_trouble(self, error: Exception) -> None:
+        """A renewal failed; the next is tried at once."""
+
+    def still_running(self) -> int:
+        """Handlers that have not come back. Called from the lease's thread."""
+
+
+class Lease:
+    """The heartbeat thread of one worker.
+
+    Written by the thread, read by the loop: `renewed_at_s`, `tried_at_s`. Written by the loop, read by the
+    thread: `worker_id`, `state`. Each is a single assignment, which needs no lock.
+    """
+
+    def __init__(
+        self,
+        options: LinkOptions,
+        worker_id: int,
+        lessee: Lessee,
+        *,
+        lease_s: float,
+        heartbeat_s: float,
+        end_process: Callable[[str], None],
+    ) -> None:
+        """`end_process` is called from the thread with a reason and must not return before everything has ended."""
+        self.worker_id = worker_id
+        self.state = "running"
+        self.renewed_at_s = self.tried_at_s = boot_time_s()
+        self._options = LinkOptions(
+            options.dsn, min(options.connect_timeout_s, lease_s / 6), min(options.command_timeout_s, lease_s / 6)
+        )
+        self._lessee = lessee
+        self._lease_s = lease_s
+        self._heartbeat_s = heartbeat_s
+        self._fence_s = lease_s - lease_s / 6
+        self._end_s = lease_s - lease_s / 30
+        self._end_process = end_process
+        self._home = asyncio.get_running_loop()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._poked: asyncio.Event | None = None
+        self._stopping = False
+        self._void = False
+        self._thread = threading.Thread(target=self._live, name="pgworkd lease", daemon=True)
+
+    def start(self) -> None:
+        """Begins to renew."""
+        self._thread.start()
+
+    def poke(self) -> None:
+        """Renew now: the database has something to say."""
+        loop, poked = self._loop, self._poked
+        if loop is not None and poked is not None:
+            with contextlib.suppress(RuntimeError):  # the thread has ended
+                loop.call_soon_threadsafe(poked.set)
+
+    def adopt(self, worker_id: int, registered_at_s: float) -> None:
+        """Goes on under a new worker id, whose lease began at `registered_at_s` on `boot_time_s`."""
+        self.worker_id = worker_id
+        self.renewed_at_s = registered_at_s
+        self._void = False
+        self.poke()
+
+    @property
+    def fresh(self) -> bool:
+        """True while others must not take over and we need not stop."""
+        return not self._void and boot_time_s() - self.renewed_at_s < self._fence_s
+
+    async def stop(self) -> None:
+        """Ends the thread; the lease itself runs on in the database until it is signed off or expires."""
+        self._stopping = True
+        self.poke()
+        with anyio.CancelScope(shield=True), anyio.move_on_after(2):
+            while self._thread.is_alive():
+                await anyio.sleep(0.01)
+
+    # In the thread.
+
+    def _live(self) -> None:
+        asyncio.run(self._main())
+
+    async def _main(self) -> None:
+        self._poked = poked = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        store = LeaseStore(self._options)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._guard)
+            while not self._stopping:
+                poked.clear()
+                delay_s = await self._beat(store)
+                with anyio.move_on_after(delay_s):
+                    await poked.wait()
+            tasks.cancel_scope.cancel()
+        await store.close()
+
+    async def _beat(self, store: LeaseStore) -> float:
+        """One renewal. Seconds until the next."""
+        worker_id = self.worker_id
+        sent_at_s = boot_time_s()
+        try:
+            answer = await store.heartbeat(worker_id, self.state)
+        except PgworkdError as error:
+            self._call_home(self._lessee.lease_trouble, error)
+            return random.uniform(0.2, 1.0) * min(1.0, self._heartbeat_s)  # noqa: S311 - jitter
+        finally:
+            self.tried_at_s = boot_time_s()
+        if worker_id != self.worker_id:
+            return 0.0
+        if answer is None:
+            if not self._void:
+                self._void = True
+                self._call_home(self._lessee.worker_lost)
+            return self._heartbeat_s
+        self.renewed_at_s = sent_at_s
+        self._call_home(self._lessee.lease_renewed, answer)
+        return self._heartbeat_s
+
+    async def _guard(self) -> None:
+        """Watches the clock, whatever the heartbeat is waiting for."""
+        fenced_for: float | None = None
+        while True:
+            renewed_at_s = self.renewed_at_s
+            since_s = boot_time_s() - renewed_at_s
+            if since_s >= self._fence_s and fenced_for != renewed_at_s:
+                fenced_for = renewed_at_s
+                self._call_home(self._lessee.lease_fenced, since_s)
+            if since_s >= self._end_s and self._lessee.still_running():
+                self._end_process(f"the lease ends and {self._lessee.still_running()} handlers would not stop")
+            await anyio.sleep(min(0.25, self._lease_s / 60))
+
+    def _call_home(self, function: Callable[..., None], *args: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to tell
+            self._home.call_soon_threadsafe(function, *args)
+
+
+def end_process(reason: str) -> None:
+    """Ends this process at once, without clean-up: others are about to take over its jobs."""
+    os.write(2, f"pgworkd: {reason}; ending the process\n".encode())
+    os._exit(1)

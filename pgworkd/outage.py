@@ -1,0 +1,50 @@
+"""How long to wait before the database is asked again, and who hears of it.
+
+One `Outage` per part of the daemon. It says once that the database is away and once that it is back; between
+the two it only answers delays, so that an hour without a database is not an hour of log lines.
+"""
+
+from __future__ import annotations
+
+import random
+
+import anyio
+
+from . import events
+from .events import Events
+
+FIRST_S = 0.1
+CAP_S = 2.0
+"""Claims must resume within seconds of the server's return, so the waits stay short; jitter spreads the fleet."""
+
+
+class Outage:
+    """The state of one part's connection, as that part sees it."""
+
+    def __init__(self, part: str, events_: Events) -> None:
+        self._part = part
+        self._events = events_
+        self._since: float | None = None
+        self._delay_s = FIRST_S
+
+    @property
+    def on(self) -> bool:
+        """True while calls fail."""
+        return self._since is not None
+
+    def failed(self, error: Exception) -> float:
+        """Notes a failed call; seconds to wait before the next."""
+        delay_s = self._delay_s * random.uniform(0.5, 1.5)  # noqa: S311 - jitter, not a secret
+        if self._since is None:
+            self._since = anyio.current_time()
+            self._events.emit(events.DATABASE_AWAY, part=self._part, error=str(error), retry_in_s=round(delay_s, 3))
+        self._delay_s = min(CAP_S, self._delay_s * 2)
+        return delay_s
+
+    def passed(self) -> None:
+        """Notes a call that was answered."""
+        if self._since is not None:
+            away_s = anyio.current_time() - self._since
+            self._since = None
+            self._delay_s = FIRST_S
+            self._events.emit(events.DATABASE_BACK, part=self._part, away_s=round(away_s, 3))

@@ -1,0 +1,248 @@
+"""JSON in and out of the database: what may be stored, told before the round trip and with the path at fault.
+
+A value is surveyed level by level at the speed of C, then written by pydantic's serializer, which is several
+times faster than json.dumps but converts silently what JSON does not know. Only what looks suspicious is
+walked node by node, to find out whether something is wrong and where.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Collection
+from typing import Any
+
+from pydantic_core import from_json, to_json, to_jsonable_python
+
+from .errors import InvalidPayload
+
+BYTES_MAX = 1024 * 1024
+"""Size limit of a payload or result, in bytes of compact UTF-8."""
+DEPTH_MAX = 64
+"""Levels of nesting; an object that holds only plain values has depth 1."""
+DIGITS_MAX = 4300
+"""Digits of an integer: what Python reads and prints by default."""
+KEY_SHOWN_MAX = 40
+PATH_SHOWN_MAX = 200
+
+_LEAVES = frozenset({str, int, float, bool, type(None)})
+_REMEDIES = {
+    **dict.fromkeys(("bytes", "bytearray"), "encode it as text, for example base64"),
+    **dict.fromkeys(("set", "frozenset"), "pass a list"),
+    **dict.fromkeys(("Decimal", "UUID"), "pass str(value)"),
+    **dict.fromkeys(("datetime", "date", "time"), "pass value.isoformat()"),
+    "timedelta": "pass value.total_seconds()",
+}
+
+
+def encode(value: object, what: str = "payload", *, object_only: bool = True) -> str:
+    """`value` as compact JSON text for a jsonb column.
+
+    Takes what JSON knows (tuples become arrays), pydantic models and dataclasses at any level (written as
+    pydantic writes them, by alias); with `object_only` the outermost must be an object. Numbers come back by
+    value, not by type: jsonb returns 1e16 as an integer. Raises InvalidPayload, whose path starts with
+    `what`, for: another type, a key that is not text, NUL or a lone surrogate, NaN or infinity, a
+    self-reference, an integer of more than DIGITS_MAX digits, more than DEPTH_MAX levels or BYTES_MAX bytes.
+    """
+    try:
+        plain = value if type(value) is dict else _plain(value)
+        if not _is_plain(plain, what):
+            _refuse(_fault(plain, what, ()))
+            plain = _jsonable(plain)
+        data = to_json(plain)
+        text = data.decode()
+    except InvalidPayload:
+        raise
+    except (TypeError, ValueError, RecursionError) as error:
+        _refuse(_fault(value, what, ()))
+        raise InvalidPayload(what, _conversion_fault(error)) from None
+    if object_only and text[0] != "{":
+        raise InvalidPayload(what, f"is of type {type(value).__name__}: an object is needed, pass a dict")
+    if len(data) > BYTES_MAX:
+        raise _too_large(what, f"takes {len(data):,} bytes")
+    if _is_suspicious(text):
+        _refuse(_fault(plain, what, ()))
+    return text
+
+
+def decode(text: str) -> dict[str, Any]:
+    """The payload that the database stored as `text`. Of equal keys the last one counts.
+
+    Raises InvalidPayload for what a foreign client could store and Python cannot use: integers of more than
+    DIGITS_MAX digits, more than DEPTH_MAX levels (on every Python alike), anything but an object. A number
+    with a fraction beyond 1.8e308 reads as infinity.
+    """
+    try:
+        value = from_json(text, cache_strings="keys")
+    except ValueError as error:
+        reason = (
+            f"cannot be read: {error} (integers may have {DIGITS_MAX} digits, nesting {DEPTH_MAX} levels)"
+        )
+        raise InvalidPayload("payload", reason) from None
+    if type(value) is not dict:
+        raise InvalidPayload("payload", f"is a JSON {_json_type(value)}: an object is needed")
+    # Brackets inside strings only make the count too high, never too low.
+    brackets = text.count("{") + text.count("[")
+    if brackets > DEPTH_MAX and not _is_plain(value, "payload", elements_max=len(text)):
+        _refuse(_fault(value, "payload", ()))
+    return value
+
+
+def clean_text(text: str, bytes_max: int) -> str:
+    """`text` as Postgres can store it, in at most `bytes_max` bytes of UTF-8.
+
+    NUL and lone surrogates show as \\x00 and \\udc80. A cut falls between characters and is marked by a final
+    '…', within the limit (which must be at least 3).
+    """
+    head = text[: bytes_max + 1]  # a character takes a byte or more: enough to see that it is too long
+    data = head.replace("\0", "\\x00").encode("utf-8", "backslashreplace")
+    if len(data) > bytes_max:
+        return data[: bytes_max - 3].decode("utf-8", "ignore") + "…"
+    return data.decode()
+
+
+def _plain(value: object) -> object:
+    """A model or dataclass as plain JSON values; anything else unchanged."""
+    cls = type(value)
+    # The attribute is pydantic's mark on its models and dataclasses.
+    if cls not in _LEAVES and (hasattr(cls, "__pydantic_serializer__") or dataclasses.is_dataclass(cls)):
+        return _jsonable(value)
+    return value
+
+
+def _jsonable(value: object) -> object:
+    try:
+        plain: object = to_jsonable_python(value, by_alias=True)
+    except Exception as error:  # it runs serializers and computed fields of the user
+        raise ValueError(f"{type(error).__name__}: {error}") from error
+    return plain
+
+
+def _is_plain(value: object, what: str, elements_max: int = BYTES_MAX // 2) -> bool:
+    """Whether `value` is made of JSON's own types only, with text as keys, and not too deep.
+
+    False is a suspicion, not a verdict. Raises InvalidPayload for more elements than could fit (each takes
+    two bytes or more), which also ends references to one list that multiply out to gigabytes.
+    """
+    level: Collection[Any] = (value,)
+    if _LEAVES.issuperset(map(type, level)):
+        return True
+    for _ in range(DEPTH_MAX):
+        below: list[object] = []
+        for node in level:
+            kind = type(node)
+            if kind is dict:
+                try:
+                    "".join(node)  # the cheapest way to ask whether every key is text
+                except TypeError:
+                    return False
+                children: Collection[object] = node.values()
+            elif kind is list or kind is tuple:
+                children = node
+            else:
+                return False
+            elements_max -= len(children)
+            if elements_max < 0:
+                raise _too_large(what, "holds too many elements")
+            if not _LEAVES.issuperset(map(type, children)):
+                below += [child for child in children if type(child) not in _LEAVES]
+        if not below:
+            return True
+        level = below
+    return False
+
+
+def _is_suspicious(text: str) -> bool:
+    """Whether JSON `text` may hold NUL, NaN, infinity or an endless integer (or a string that looks so)."""
+    if "\\u0000" in text or "NaN" in text or "Infinity" in text:
+        return True
+    block = DIGITS_MAX // 2  # so many digits in a row fill at least one aligned block of half the length
+    return len(text) > DIGITS_MAX and any(
+        text[at : at + block].isdigit() for at in range(0, len(text), block)
+    )
+
+
+def _refuse(fault: tuple[str, str] | None) -> None:
+    if fault is not None:
+        raise InvalidPayload(*fault)
+
+
+def _fault(node: object, path: str, above: tuple[int, ...]) -> tuple[str, str] | None:
+    """The first thing wrong in `node` as (path, reason), or None; `above` are the ids around it."""
+    if isinstance(node, str):
+        reason = _text_fault(node)
+        return (path, f"{reason}: remove it or encode the text") if reason else None
+    if node is None or isinstance(node, (int, float)):
+        return _number_fault(node, path)
+    if id(node) in above:
+        return path, "refers back to itself: break the cycle"
+    try:
+        inner = _plain(node)
+    except (TypeError, ValueError, RecursionError) as error:
+        return path, _conversion_fault(error)
+    if inner is node and not isinstance(node, (dict, list, tuple)):
+        name = type(node).__name__
+        remedy = _REMEDIES.get(name, "pass plain JSON types, a dataclass or a pydantic model")
+        return path, f"is of type {name}, which JSON does not know: {remedy}"
+    if len(above) >= DEPTH_MAX:
+        return path, f"is nested deeper than {DEPTH_MAX} levels: flatten it"
+    if inner is not node:
+        return _fault(inner, path, above)
+    return _inner_fault(node, path, (*above, id(node)))
+
+
+def _inner_fault(node: object, path: str, above: tuple[int, ...]) -> tuple[str, str] | None:
+    if not isinstance(node, dict):
+        children = enumerate(node) if isinstance(node, (list, tuple)) else ()
+        found = (_fault(child, _shorter(f"{path}[{index}]"), above) for index, child in children)
+        return next(filter(None, found), None)
+    for key, child in node.items():
+        if not isinstance(key, str):
+            return path, f"has a key of type {type(key).__name__}: JSON keys are text, pass str(key)"
+        named = key.isidentifier() and key.isascii() and len(key) <= KEY_SHOWN_MAX
+        inner_path = _shorter(f"{path}.{key}" if named else f"{path}[{json.dumps(key[:KEY_SHOWN_MAX])}]")
+        if reason := _text_fault(key):
+            return inner_path, f"is a key that {reason}: rename it"
+        if fault := _fault(child, inner_path, above):
+            return fault
+    return None
+
+
+def _text_fault(text: str) -> str | None:
+    if "\0" in text:
+        return "holds a NUL character"
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return "holds a lone surrogate (half a character)"
+    return None
+
+
+def _number_fault(node: float | None, path: str) -> tuple[str, str] | None:
+    if isinstance(node, float) and not math.isfinite(node):
+        return path, f"is {float(node)}, which JSON does not know: pass None or text"
+    if isinstance(node, int) and node.bit_length() > DIGITS_MAX * 3 and abs(node) >= 10**DIGITS_MAX:
+        return (
+            path,
+            f"is an integer of more than {DIGITS_MAX} digits: pass it as text, for example hex(value)",
+        )
+    return None
+
+
+def _conversion_fault(error: Exception) -> str:
+    return f"cannot be turned into JSON: {clean_text(str(error), 300)}"
+
+
+def _too_large(what: str, finding: str) -> InvalidPayload:
+    remedy = "store the data elsewhere and pass a reference"
+    return InvalidPayload(what, f"{finding}, {BYTES_MAX:,} bytes are allowed: {remedy}")
+
+
+def _shorter(path: str) -> str:
+    return path if len(path) <= PATH_SHOWN_MAX else f"{path[:80]}…{path[-80:]}"
+
+
+def _json_type(value: object) -> str:
+    names = {list: "array", str: "string", bool: "boolean", type(None): "null"}
+    return names.get(type(value), "number")

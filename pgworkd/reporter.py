@@ -1,0 +1,105 @@
+"""What became of each attempt, as events; and runs that take far longer than their kind usually does."""
+
+from __future__ import annotations
+
+import anyio
+
+from . import events
+from .app import App
+from .events import Events
+from .held import Held, Holdings
+from .job import Ending, Outcome, Reason
+from .store import Rescued
+
+LOOK_S = 0.5
+SAMPLES_LEAST = 20
+"""Runs of a kind before we presume to know what is usual."""
+WEIGHT = 0.05
+"""Of the newest run in the moving average."""
+
+
+class Reporter:
+    """Turns settled attempts into events and watches the clock of those that run."""
+
+    def __init__(
+        self, events_: Events, holdings: Holdings, app: App, slow_min_s: float, slow_factor: float
+    ) -> None:
+        self._events = events_
+        self._holdings = holdings
+        self._app = app
+        self._slow_min_s = slow_min_s
+        self._slow_factor = slow_factor
+        self._usual: dict[str, tuple[int, float]] = {}
+        """By kind: completed runs and their average duration in seconds."""
+
+    def settled(self, held: Held, outcome: Outcome, status: str | None) -> None:
+        """Reports one settled attempt; `status` None was reported as stale."""
+        if status is None:
+            return
+        duration_s = 0.0 if held.started is None else anyio.current_time() - held.started
+        facts = _facts(held) | {"duration_s": round(duration_s, 6)}
+        if outcome.ending in (Ending.COMPLETED, Ending.SETTLED):
+            self._learn(held.claimed.kind, duration_s)
+            self._events.emit(events.JOB_COMPLETED, **facts)
+        elif outcome.ending is Ending.RELEASED:
+            self._events.emit(events.JOB_RELEASED, **facts, reason=outcome.reason, delay_s=outcome.delay_s)
+        elif status == "cancelled":
+            self._events.emit(events.JOB_CANCELLED, **facts, reason=outcome.reason)
+        elif status == "dead":
+            self._events.emit(events.JOB_DEAD, **facts, error=outcome.message)
+        else:
+            self._events.emit(events.JOB_FAILED, **facts, error=outcome.message, retry_in_s=outcome.delay_s)
+
+    def died(self, rescued: Rescued) -> None:
+        """Reports a job that died with its worker."""
+        self._events.emit(
+            events.JOB_DEAD,
+            job_id=str(rescued.id),
+            queue=rescued.queue,
+            kind=rescued.kind,
+            attempt=rescued.attempt,
+            duration_s=None,
+            error=rescued.error,
+        )
+
+    async def run(self) -> None:
+        """Looks at what runs, until cancelled."""
+        while True:
+            now = anyio.current_time()
+            for held in self._holdings.running():
+                self._tell_thread(held, now)
+                self._flag_slow(held, now)
+            await anyio.sleep(LOOK_S)
+
+    def _tell_thread(self, held: Held, now: float) -> None:
+        """A thread past its time-out cannot be stopped: it is told, reported, and still ours until it returns."""
+        handler = self._app.handlers.get(held.claimed.kind)
+        if handler is None or handler.mode != "thread" or held.reason is not None or held.started is None:
+            return
+        timeout_s = held.claimed.timeout_s or handler.timeout_s
+        if timeout_s is not None and now - held.started > timeout_s:
+            held.reason = Reason.TIMEOUT
+            if held.job is not None:
+                held.job.stopping.set()
+            self._events.emit(events.JOB_OVERDUE, **_facts(held), timeout_s=timeout_s)
+
+    def _flag_slow(self, held: Held, now: float) -> None:
+        runs, usual_s = self._usual.get(held.claimed.kind, (0, 0.0))
+        if held.flagged or held.started is None or runs < SAMPLES_LEAST:
+            return
+        running_s = now - held.started
+        if running_s > max(self._slow_min_s, self._slow_factor * usual_s):
+            held.flagged = True
+            self._events.emit(
+                events.JOB_SLOW, **_facts(held), running_s=round(running_s, 3), usual_s=round(usual_s, 3)
+            )
+
+    def _learn(self, kind: str, duration_s: float) -> None:
+        runs, usual_s = self._usual.get(kind, (0, duration_s))
+        weight = max(WEIGHT, 1 / (runs + 1))
+        self._usual[kind] = (runs + 1, usual_s + weight * (duration_s - usual_s))
+
+
+def _facts(held: Held) -> dict[str, object]:
+    claimed = held.claimed
+    return {"job_id": str(claimed.id), "queue": held.queue, "kind": claimed.kind, "attempt": claimed.attempt}

@@ -1,0 +1,220 @@
+"""Running one attempt: always to an Outcome, whatever the handler does.
+
+The road is a column of small steps: find the handler, read the payload, validate it, call, read the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import json
+import math
+import os
+from collections.abc import AsyncIterator
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Any
+
+import anyio
+import anyio.to_process
+import anyio.to_thread
+import pydantic
+
+from . import child
+from .app import App, Handler
+from .errors import InvalidPayload, LeaseLost, PermanentError, RetryAfter, Snooze
+from .failure import ErrorFacts, describe_error
+from .held import Held
+from .job import Ending, Job, Outcome, Reason
+from .payload import decode, encode
+from .settler import Planner
+from .store import Store
+
+UNKNOWN_KIND_DELAY_S = 30.0
+_NULL = "null"
+
+
+class Runner:
+    """Runs attempts of any kind the app knows."""
+
+    def __init__(self, app: App, store: Store, planner: Planner, worker_name: str) -> None:
+        self._app = app
+        self._store = store
+        self._planner = planner
+        self._worker = worker_name
+        # Slots are counted by the pools; these two only have to stay out of the way.
+        self._threads = anyio.CapacityLimiter(math.inf)
+        self._processes = anyio.CapacityLimiter(math.inf)
+
+    async def run(self, held: Held) -> Outcome:
+        """The outcome of this attempt. Raises only when the daemon itself is being torn down."""
+        if held.reason is not None:
+            return self._stopped(held.reason, None)
+        handler = self._app.handlers.get(held.claimed.kind)
+        if handler is None:
+            return _unknown(held.claimed.kind)
+        try:
+            payload, value = self._read(handler, held)
+        except (InvalidPayload, pydantic.ValidationError) as error:
+            return self._failed(error, held, handler, permanent=True)
+        held.job = self._context(held, payload)
+        return await self._call(handler, held, value)
+
+    def _read(self, handler: Handler, held: Held) -> tuple[dict[str, Any], Any]:
+        payload = decode(held.claimed.payload)
+        if handler.adapter is None:
+            return payload, payload
+        return payload, handler.adapter.validate_python(payload)
+
+    def _context(self, held: Held, payload: dict[str, Any]) -> Job:
+        claimed = held.claimed
+        return Job(
+            id=claimed.id,
+            queue=held.queue,
+            kind=claimed.kind,
+            attempt=claimed.attempt,
+            failures=claimed.failures,
+            max_attempts=claimed.max_attempts,
+            payload=payload,
+            created_at=datetime.fromtimestamp(claimed.created_at, UTC),
+            run_at=datetime.fromtimestamp(claimed.run_at, UTC),
+            schedule=claimed.schedule,
+            occurrence=None if claimed.occurrence is None else datetime.fromtimestamp(claimed.occurrence, UTC),
+            meta={} if claimed.meta is None else json.loads(claimed.meta),
+            opener=functools.partial(self._transaction, held),
+        )
+
+    async def _call(self, handler: Handler, held: Held, value: Any) -> Outcome:
+        timeout_s = held.claimed.timeout_s or handler.timeout_s
+        # A thread cannot be interrupted: its time-out is told to it, and waited out.
+        limit_s = math.inf if timeout_s is None or handler.mode == "thread" else timeout_s
+        scope = held.scope = anyio.CancelScope(deadline=anyio.current_time() + limit_s)
+        held.started = anyio.current_time()
+        outcome: Outcome | None = None
+        error: BaseException | None = None
+        try:
+            with scope:
+                outcome = await self._invoke(handler, held, value)
+        except BaseException as raised:  # noqa: BLE001 - SystemExit, KeyboardInterrupt or a stray cancellation end an attempt, never the daemon
+            if anyio.current_effective_deadline() == -math.inf:
+                raise  # the daemon itself is being torn down
+            _forget_stray_cancellation(raised)
+            error = raised
+        finally:
+            held.scope = None
+        if held.settled:
+            return Outcome(Ending.SETTLED)
+        if outcome is not None:
+            return outcome
+        if held.reason is not None:
+            return self._stopped(held.reason, timeout_s, held, handler)
+        if error is None or scope.cancel_called:  # nobody else cancels, so it was the deadline
+            return self._stopped(Reason.TIMEOUT, timeout_s, held, handler)
+        return self._raised(error, held, handler)
+
+    async def _invoke(self, handler: Handler, held: Held, value: Any) -> Outcome:
+        if handler.mode == "process":
+            return await self._invoke_process(handler, held, value)
+        arguments: dict[str, Any] = {}
+        if handler.payload_parameter is not None:
+            arguments[handler.payload_parameter] = value
+        if handler.job_parameter is not None:
+            arguments[handler.job_parameter] = held.job
+        if handler.mode == "loop":
+            result = await handler.function(**arguments)
+        else:
+            call = functools.partial(handler.function, **arguments)
+            result = await anyio.to_thread.run_sync(call, limiter=self._threads)
+        return Outcome(Ending.COMPLETED, result=_NULL if result is None else encode(result, "result", object_only=False))
+
+    async def _invoke_process(self, handler: Handler, held: Held, value: Any) -> Outcome:
+        job = held.job
+        assert job is not None  # noqa: S101 - set before every call
+        fields = {name: getattr(job, name) for name in _CHILD_FIELDS}
+        answer = await anyio.to_process.run_sync(
+            child.call,
+            os.getpid(),
+            handler.function,
+            handler.payload_parameter,
+            value,
+            handler.job_parameter,
+            fields,
+            cancellable=True,
+            limiter=self._processes,
+        )
+        if answer.ending == "result":
+            return Outcome(Ending.COMPLETED, result=answer.result)
+        if answer.ending == "snooze":
+            return Outcome(Ending.RELEASED, delay_s=answer.delay_s, reason="snoozed")
+        delay_s = answer.delay_s if answer.ending == "retry_after" else self._backoff_s(held, handler)
+        return self._failure(ErrorFacts(**(answer.error or {})), delay_s, permanent=answer.ending == "permanent")
+
+    def _raised(self, error: BaseException, held: Held, handler: Handler) -> Outcome:
+        if isinstance(error, Snooze):
+            return Outcome(Ending.RELEASED, delay_s=error.delay_s, reason="snoozed")
+        if isinstance(error, LeaseLost):
+            return Outcome(Ending.RELEASED, reason="another worker has taken over")
+        if isinstance(error, RetryAfter):
+            return self._failed(error, held, handler, delay_s=error.delay_s)
+        return self._failed(error, held, handler, permanent=isinstance(error, PermanentError))
+
+    def _failed(
+        self,
+        error: BaseException,
+        held: Held,
+        handler: Handler,
+        *,
+        delay_s: float | None = None,
+        permanent: bool = False,
+    ) -> Outcome:
+        facts = describe_error(error)
+        if isinstance(error, anyio.BrokenWorkerProcess):
+            cause = "" if error.__cause__ is None else f": {error.__cause__!r}"
+            facts = ErrorFacts(facts.type, f"the process that ran the handler died or could not start{cause}"[:500], "")
+        return self._failure(facts, self._backoff_s(held, handler) if delay_s is None else delay_s, permanent=permanent)
+
+    def _failure(self, facts: ErrorFacts, delay_s: float, *, permanent: bool) -> Outcome:
+        error = {**asdict(facts), "worker": self._worker}
+        return Outcome(Ending.FAILED, delay_s=delay_s, permanent=permanent, message=facts.summary, error=error)
+
+    def _backoff_s(self, held: Held, handler: Handler) -> float:
+        return handler.backoff.delay_s(held.claimed.failures + 1)
+
+    def _stopped(
+        self, reason: Reason, timeout_s: float | None, held: Held | None = None, handler: Handler | None = None
+    ) -> Outcome:
+        if reason is Reason.TIMEOUT and held is not None and handler is not None:
+            facts = ErrorFacts("Timeout", f"no result within {timeout_s:g} s", "")
+            return self._failure(facts, self._backoff_s(held, handler), permanent=False)
+        if reason is Reason.CANCEL:
+            return Outcome(Ending.CANCELLED, message=reason.value, reason=reason.value)
+        return Outcome(Ending.RELEASED, reason=reason.value)
+
+    @contextlib.asynccontextmanager
+    async def _transaction(self, held: Held, job: Job) -> AsyncIterator[Any]:
+        async with self._store.transactions.begin() as connection:
+            yield connection
+            result = _NULL if job.result is None else encode(job.result, "result", object_only=False)
+            following = self._planner.following(held)
+            if not await self._store.complete_on(connection, job.id, job.attempt, result, following):
+                raise LeaseLost(f"attempt {job.attempt} of job {job.id} is no longer ours; nothing was written")
+        held.settled = True
+
+
+_CHILD_FIELDS = (
+    *("id", "queue", "kind", "attempt", "failures", "max_attempts", "payload", "created_at", "run_at", "schedule"),
+    *("occurrence", "meta"),
+)
+
+
+def _unknown(kind: str) -> Outcome:
+    message = f"no handler for kind {kind!r}"
+    return Outcome(Ending.RELEASED, delay_s=UNKNOWN_KIND_DELAY_S, message=message, reason=message)
+
+
+def _forget_stray_cancellation(error: BaseException) -> None:
+    """A handler that cancelled its own task leaves a request on it, which would hit our next await."""
+    task = asyncio.current_task()
+    while isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+        task.uncancel()

@@ -1,0 +1,198 @@
+"""When a recurring job is due: cron expressions and intervals, as pure functions of an instant.
+
+Daylight saving, as in Debian's cron. A cron whose minute and hour fields (and seconds, when given) do not
+start with `*` follows the wall clock: times that are skipped fire at the first instant after the gap, all
+together and with what is due there anyway; a time that repeats fires the first time only. Any other cron
+follows real time: it fires whenever the clock on the wall matches, so in both passes of a repeated hour and
+not at all in a skipped one.
+
+cronsim only matches fields, on plain wall times. Its own zones forget which pass of a repeated hour they are
+in, lose matches where the shift is no full hour (Lord Howe), and treat six fields unlike five.
+"""
+
+import re
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from itertools import count, islice
+from typing import Literal, Self, get_args
+from zoneinfo import ZoneInfo
+
+from cronsim import CronSim, CronSimError
+
+from .errors import BadSchedule as BadSchedule
+
+Missed = Literal["skip", "once", "all"]
+
+ALIASES = {
+    "@hourly": "0 * * * *",
+    "@daily": "0 0 * * *",
+    "@weekly": "0 0 * * 0",
+    "@monthly": "0 0 1 * *",
+    "@yearly": "0 0 1 1 *",
+}
+EVERY_S_MAX = 366 * 86_400
+_CRON_TEXT = re.compile(r"[ -~]{0,200}")
+# Neither what the host calls its own zone, nor the zones that count leap seconds.
+_ZONE_NAME = re.compile(r"(?!(posix|right)/|(localtime|posixrules)$)[A-Za-z0-9_+-]+(/[A-Za-z0-9_+-]+)*")
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_END = datetime(2200, 1, 1, tzinfo=UTC)
+_SECOND = timedelta(seconds=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Recurrence:
+    """A recurring rule: a cron expression in a time zone, or an interval; exactly one of the two is set.
+
+    `cron` has 5 fields (minute, hour, day of month, month, day of week) or 6 with seconds first.
+    `every_s` is 1 second to 366 days, counted from the Unix epoch: 7 means the multiples of 7 s.
+    `timezone` is an IANA name. `missed` says what `follow` does about occurrences that an outage ate.
+    Occurrences are whole seconds from 1970 up to the end of 2199. Raises BadSchedule when it makes no sense.
+    """
+
+    cron: str | None
+    every_s: int | None
+    timezone: str = "UTC"
+    missed: Missed = "skip"
+
+    def __post_init__(self) -> None:
+        if (self.cron is None) == (self.every_s is None):
+            raise BadSchedule("cron, every_s: set exactly one of the two")
+        if self.missed not in get_args(Missed):
+            raise BadSchedule("missed: must be 'skip', 'once' or 'all'")
+        _check_timezone(self.timezone)
+        if self.cron is not None:
+            _check_cron(self.cron)
+            # A fifth Monday on the 1st never comes. From a fixed instant: no row turns bad with the years.
+            self.next_after(datetime(2000, 1, 1, tzinfo=UTC))
+        elif type(self.every_s) is not int or not 1 <= self.every_s <= EVERY_S_MAX:
+            raise BadSchedule(f"every_s: give whole seconds from 1 to {EVERY_S_MAX} (366 days)")
+
+    @classmethod
+    def parse(cls, every: str | float | timedelta, timezone: str = "UTC", missed: Missed = "skip") -> Self:
+        """Reads a cron (or @hourly to @yearly, kept as cron), seconds or a timedelta. Raises BadSchedule."""
+        if isinstance(every, str):
+            cron = " ".join(every.split())
+            return cls(ALIASES.get(cron.lower(), cron), None, timezone, missed)
+        every = every / _SECOND if isinstance(every, timedelta) else every
+        if isinstance(every, bool) or not isinstance(every, int | float):
+            raise BadSchedule("cron, every_s: give a cron expression, or seconds as a number or timedelta")
+        # What is not whole or out of bounds goes on as 0, for __post_init__ to refuse in its own words.
+        every_s = int(every) if 1 <= every <= EVERY_S_MAX and every == int(every) else 0
+        return cls(None, every_s, timezone, missed)
+
+    def next_after(self, instant: datetime) -> datetime:
+        """Returns the first occurrence strictly after an aware datetime, in UTC.
+
+        Raises BadSchedule when there is none before 2200, ValueError for a naive datetime.
+        """
+        if (occurrence := next(self._walk(_utc(instant)), _END)) < _END:
+            return occurrence
+        field = f"cron {self.cron!r}" if self.cron else f"every_s {self.every_s}"
+        raise BadSchedule(f"{field}: never due between {instant} and the year 2200; choose one that is")
+
+    def follow(self, previous: datetime, now: datetime, occurrences_missed_max: int = 100) -> datetime:
+        """Returns the occurrence to insert once the one of `previous` is settled at `now`, in UTC.
+
+        Always later than `previous`. Of the occurrences in (previous, now], 'skip' takes none, 'once' the
+        latest, 'all' the first: one by one, but from no further back than the `occurrences_missed_max`
+        latest (each takes some 20 us to find). When there are none, all three go to the first after now.
+        Raises BadSchedule when there is none before 2200, ValueError for a naive datetime or a maximum < 1.
+        """
+        if occurrences_missed_max < 1:
+            raise ValueError("occurrences_missed_max: must be at least 1")
+        # To UTC before any comparison: two datetimes of one zone compare by wall clock and ignore the fold.
+        previous, now = _utc(previous), _utc(now)
+        following = None
+        if self.missed != "skip":
+            wanted = 1 if self.missed == "once" else occurrences_missed_max
+            for occurrence in islice(self._walk(now, backwards=True), wanted):
+                if occurrence <= previous:
+                    break
+                following = occurrence
+        return following or self.next_after(max(previous, now))
+
+    def _walk(self, instant: datetime, *, backwards: bool = False) -> Iterator[datetime]:
+        """Yields the occurrences after `instant`, or backwards those up to and including it."""
+        step = -_SECOND if backwards else _SECOND
+        first = instant if backwards else instant + step
+        if self.cron is None:
+            every = timedelta(seconds=self.every_s or 1)
+            nearest = (first - _EPOCH) // every if backwards else -((_EPOCH - first) // every)
+            return (_EPOCH + number * every for number in count(nearest, -1 if backwards else 1))
+        wildcard = any(field.startswith("*") for field in self.cron.split()[:-3])
+        return (_walk_real_time if wildcard else _walk_wall)(self.cron, ZoneInfo(self.timezone), first, step)
+
+
+def _walk_wall(cron: str, zone: ZoneInfo, bound: datetime, step: timedelta) -> Iterator[datetime]:
+    backwards = step < timedelta(0)
+    local = (bound - step).astimezone(zone)
+    # In a second pass the clock has already shown later times than now: backwards they count as well.
+    offset = (local.replace(fold=0) if backwards else local).utcoffset() or timedelta(0)
+    for wall in CronSim(cron, (bound - step + offset).replace(tzinfo=None), reverse=backwards):
+        occurrence = wall.replace(tzinfo=zone).astimezone(UTC)
+        if occurrence.astimezone(zone).replace(tzinfo=None) != wall:
+            # In a gap: fold=0 reads the clock as before the change and fold=1 as after it.
+            before = wall.replace(tzinfo=zone, fold=1).astimezone(UTC)
+            occurrence = _offset_change(zone, before, occurrence) or occurrence
+        # Times in one gap share an instant, and the forward walk of a second pass starts within the first.
+        if occurrence <= bound if backwards else occurrence >= bound:
+            yield occurrence
+            bound = occurrence + step
+
+
+def _walk_real_time(cron: str, zone: ZoneInfo, here: datetime, step: timedelta) -> Iterator[datetime]:
+    while _EPOCH <= here <= _END:
+        # Between two changes of the offset, wall time is real time shifted: match there, stop at the change.
+        # The wall time travels as if it were UTC, which cronsim leaves alone.
+        offset = _offset(here, zone)
+        if (due := next(CronSim(cron, here - step + offset, reverse=step < timedelta(0)), None)) is None:
+            return
+        if (change := _offset_change(zone, here, due - offset)) is None:
+            yield due - offset
+        here = change or due - offset + step
+
+
+def _offset_change(zone: ZoneInfo, here: datetime, end: datetime) -> datetime | None:
+    """Returns the first second on the way from `here` to `end`, either way, with another UTC offset."""
+    offset, step = _offset(here, zone), _SECOND if end > here else -_SECOND
+    while here != end:
+        # Day by day, because no offset lasts less: a longer stride could miss a change and its return.
+        stride_s = min(86_400, (end - here) // step)
+        if _offset(here + stride_s * step, zone) != offset:
+            changed = bisect_left(range(stride_s), 1, key=lambda n: offset != _offset(here + n * step, zone))
+            return here + changed * step
+        here += stride_s * step
+    return None
+
+
+def _offset(instant: datetime, zone: ZoneInfo) -> timedelta:
+    return instant.astimezone(zone).utcoffset() or timedelta(0)
+
+
+def _utc(instant: datetime) -> datetime:
+    if instant.utcoffset() is None:
+        raise ValueError("instant: must be aware, a naive datetime leaves its zone to guessing")
+    # Clamped before it is converted: the very first and last datetimes have no equal in UTC.
+    return min(max(instant, _EPOCH - _SECOND), _END).astimezone(UTC).replace(microsecond=0)
+
+
+def _check_cron(cron: str) -> None:
+    try:
+        if not _CRON_TEXT.fullmatch(cron):
+            raise CronSimError("Not 200 characters or fewer of printable ASCII")
+        CronSim(cron, _EPOCH)
+    except (TypeError, CronSimError) as error:
+        remedy = "give 5 fields (minute hour day month weekday), or 6 with seconds first, such as '0 7 * * *'"
+        raise BadSchedule(f"cron {str(cron)[:60]!r}: {str(error).lower()}; {remedy}") from None
+
+
+def _check_timezone(name: str) -> None:
+    try:
+        if not _ZONE_NAME.fullmatch(name):
+            raise ValueError
+        ZoneInfo(name)
+    except (TypeError, LookupError, ValueError, OSError):
+        remedy = "give an IANA name such as 'UTC' or 'Europe/Berlin'"
+        raise BadSchedule(f"timezone {str(name)[:60]!r}: not known; {remedy}") from None

@@ -1,0 +1,189 @@
+"""Settling in natural batches: while one flush is on its way, the next gathers.
+
+A quiet daemon settles each job at once; a busy one by the thousand, without a timer. What was put here is
+kept until the database has taken it, through any outage; when too much waits, pools stop claiming.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Protocol
+
+import anyio
+
+from . import events
+from .errors import DatabaseError, DatabaseUnavailable, PgworkdError
+from .events import Events
+from .held import Held, Holdings
+from .job import Ending, Outcome
+from .outage import Outage
+from .store import FailedAttempt, Occurrence, Store
+
+FLUSH_MAX = 1_000
+CAPACITY = 10_000
+
+Item = tuple[Held, Outcome]
+
+
+class Planner(Protocol):
+    """Knows the next occurrence of a recurring job."""
+
+    def following(self, held: Held) -> Occurrence | None:
+        """The occurrence to insert when this one is settled for good."""
+
+
+class Settler:
+    """The only way out of `running` for what the daemon holds (but for `job.transaction()`)."""
+
+    def __init__(
+        self,
+        store: Store,
+        holdings: Holdings,
+        events_: Events,
+        planner: Planner,
+        *,
+        on_settled: Callable[[Held, Outcome, str | None], None],
+        on_room: Callable[[], None],
+    ) -> None:
+        """`on_settled` hears of each item with the job's new status, or None when the attempt was not ours any more."""
+        self._store = store
+        self._holdings = holdings
+        self._events = events_
+        self._planner = planner
+        self._on_settled = on_settled
+        self._on_room = on_room
+        self._waiting: deque[Item] = deque()
+        self._arrived = anyio.Event()
+        self._empty = anyio.Event()
+        self._empty.set()
+        self._outage = Outage("settler", events_)
+
+    def put(self, held: Held, outcome: Outcome) -> None:
+        """Takes over an ended attempt. Never blocks."""
+        self._waiting.append((held, outcome))
+        self._arrived.set()
+        if self._empty.is_set():
+            self._empty = anyio.Event()
+
+    @property
+    def full(self) -> bool:
+        """True when claiming more would only make the pile higher."""
+        return len(self._waiting) >= CAPACITY
+
+    async def drained(self) -> None:
+        """Waits until everything put so far is settled."""
+        await self._empty.wait()
+
+    async def run(self) -> None:
+        """Flushes until cancelled."""
+        while True:
+            await self._arrived.wait()
+            was_full = self.full
+            batch = [self._waiting.popleft() for _ in range(min(FLUSH_MAX, len(self._waiting)))]
+            await self._flush(batch)
+            if not self._waiting:
+                self._arrived = anyio.Event()
+                self._empty.set()
+            if was_full and not self.full:
+                self._on_room()
+
+    async def _flush(self, batch: Sequence[Item]) -> None:
+        groups: dict[Ending, list[Item]] = {}
+        for item in batch:
+            groups.setdefault(item[1].ending, []).append(item)
+        for ending, items in groups.items():
+            if ending is Ending.SETTLED:
+                self._report(items, {held.claimed.id: "completed" for held, _ in items})
+            else:
+                await self._settle(self._verbs[ending], items)
+
+    async def _settle(self, verb: Callable[[Settler, Sequence[Item]], Awaitable[dict[Any, str]]], items: list[Item]) -> None:
+        """Settles items of one ending, again and again until the database has answered."""
+        while True:
+            try:
+                statuses = await verb(self, items)
+            except DatabaseUnavailable as error:
+                await anyio.sleep(self._outage.failed(error))
+            except DatabaseError as error:
+                await self._isolate(verb, items, error)
+                return
+            except PgworkdError as error:
+                # The schema is missing or the login refused, for now: nothing is thrown away for that.
+                await anyio.sleep(self._outage.failed(error))
+            else:
+                self._outage.passed()
+                self._report(items, statuses)
+                return
+
+    async def _isolate(self, verb: Any, items: list[Item], error: DatabaseError) -> None:
+        """One item that the database refuses must not hold up the others: each is tried alone, the bad one fails."""
+        if len(items) > 1:
+            for item in items:
+                await self._settle(verb, [item])
+            return
+        held, outcome = items[0]
+        if outcome.ending is Ending.FAILED:
+            raise error  # a failure of our own making, as plain as can be, is refused: that is a defect here
+        message = f"the outcome {outcome.ending.value!r} could not be stored: {error.sqlstate or type(error).__name__}"
+        refused = Outcome(Ending.FAILED, delay_s=60.0, message=message, error={"type": "unstorable", "message": message})
+        await self._settle(Settler._fail, [(held, refused)])
+
+    def _report(self, items: Sequence[Item], statuses: dict[Any, str]) -> None:
+        for held, outcome in items:
+            self._holdings.remove(held)
+            status = statuses.get(held.claimed.id)
+            if status is None:
+                self._events.emit(
+                    events.JOB_STALE,
+                    job_id=str(held.claimed.id),
+                    queue=held.queue,
+                    kind=held.claimed.kind,
+                    attempt=held.claimed.attempt,
+                    outcome=outcome.ending.value,
+                )
+            self._on_settled(held, outcome, status)
+
+    def _following(self, items: Sequence[Item]) -> list[Occurrence]:
+        found = (self._planner.following(held) for held, _ in items if held.claimed.schedule is not None)
+        return [occurrence for occurrence in found if occurrence is not None]
+
+    # One method per ending: items in, the new status by job id out; a missing id was not ours any more.
+
+    async def _complete(self, items: Sequence[Item]) -> dict[Any, str]:
+        ids, attempts = _keys(items)
+        won = await self._store.settle_completed(ids, attempts, [o.result for _, o in items], self._following(items))
+        return dict.fromkeys(won, "completed")
+
+    async def _fail(self, items: Sequence[Item]) -> dict[Any, str]:
+        failed = [
+            FailedAttempt(
+                held.claimed.id,
+                held.claimed.attempt,
+                outcome.delay_s or 0.0,
+                outcome.permanent,
+                outcome.message or "",
+                json.dumps(outcome.error),
+            )
+            for held, outcome in items
+        ]
+        return await self._store.settle_failed(failed, self._following(items))
+
+    async def _release(self, items: Sequence[Item]) -> dict[Any, str]:
+        ids, attempts = _keys(items)
+        delays = [o.delay_s for _, o in items]
+        won = await self._store.settle_released(ids, attempts, delays, [o.message for _, o in items])
+        return dict.fromkeys(won, "pending")
+
+    async def _cancel(self, items: Sequence[Item]) -> dict[Any, str]:
+        ids, attempts = _keys(items)
+        statuses = [o.ending.value for _, o in items]
+        won = await self._store.settle_ended(ids, attempts, statuses, [o.message for _, o in items])
+        return dict.fromkeys(won, "cancelled")
+
+    _verbs = {Ending.COMPLETED: _complete, Ending.FAILED: _fail, Ending.RELEASED: _release, Ending.CANCELLED: _cancel}
+
+
+def _keys(items: Sequence[Item]) -> tuple[list[Any], list[int]]:
+    return [held.claimed.id for held, _ in items], [held.claimed.attempt for held, _ in items]

@@ -1,0 +1,136 @@
+"""Where settings come from, read defensively: the TOML file, unknown names, the list of queues as text."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import re
+import stat
+import tomllib
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from .errors import UsageError
+
+PREFIX = "PGWORKD_"
+FILE_DEFAULT = "pgworkd.toml"
+FILE_BYTES_MAX = 1024 * 1024
+CONCURRENCY_MAX = 10_000
+NAME_CHARS_MAX = 200
+
+
+class File(NamedTuple):
+    """The TOML file: its path, its table ({} when there is none), and whether every user may read it."""
+
+    path: str
+    table: dict[str, Any]
+    is_public: bool = False
+
+
+def read_file() -> File:
+    """The file PGWORKD_CONFIG names, or pgworkd.toml in the working directory if there is one.
+
+    UsageError when it is missing though named, no regular file, unreadable, larger than 1 MiB or not TOML.
+    """
+    given = os.environ.get(f"{PREFIX}CONFIG")
+    path = Path(given or FILE_DEFAULT)
+    try:
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode):  # reading a FIFO would wait for ever
+            problem = "is not a regular file: name a TOML file"
+        elif found.st_size > FILE_BYTES_MAX:
+            problem = f"is larger than {FILE_BYTES_MAX:,} bytes: name a TOML file"
+        else:
+            table = tomllib.loads(path.read_bytes().decode("utf-8-sig"))
+            return File(str(path), table, bool(found.st_mode & stat.S_IROTH))
+    except FileNotFoundError:
+        if not given:
+            return File(str(path), {})
+        problem = f"does not exist: correct or unset {PREFIX}CONFIG"
+    except OSError as error:
+        problem = f"cannot be read ({error.strerror}): check the path and its permissions"
+    except UnicodeDecodeError:
+        problem = "is not UTF-8 text: save it as UTF-8"
+    except (ValueError, RecursionError) as error:
+        problem = f"is not valid TOML: {error}"
+    raise UsageError(f"{path} {problem}")
+
+
+def unknown_names(given: Collection[str], known: Collection[str], origin: str) -> list[str]:
+    """One line for each of the `given` names that is not `known`, with the likeliest meant."""
+    return [
+        f"{origin}: unknown setting {name[:NAME_CHARS_MAX]!r}" + _meant(name, known, 0.6)
+        for name in given
+        if name not in known
+    ]
+
+
+def misspelt_environment(known: Collection[str]) -> list[str]:
+    """One line for each set variable PGWORKD_... that is nearly, but not quite, a setting.
+
+    Others are left alone: service managers and Kubernetes put their own there.
+    """
+    names = [name for name, value in os.environ.items() if value and name.upper().startswith(PREFIX)]
+    found = []
+    for name in names:
+        field = name[len(PREFIX) :].lower()
+        if field not in known and field != "config" and (hint := _meant(field, known, 0.8, PREFIX)):
+            found.append(f"environment: unknown variable {name}{hint}")
+    return found
+
+
+def parse_queues(value: object) -> dict[str, int | None]:
+    """Queue name -> concurrency, or None for the queue's own.
+
+    Takes a list of "name" or "name=concurrency", such a list as text (with commas or line breaks, or JSON),
+    or a mapping. ValueError for a name twice, of other than 1 to 200 printable characters, or a concurrency
+    outside 1 to 10,000.
+    """
+    if isinstance(value, str):
+        value = _json(value) if value.lstrip().startswith("[") else re.split(r"[,\n]", value)
+    if isinstance(value, Mapping):
+        pairs = list(value.items())
+    elif isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value):
+        pairs = [_split(item) for item in value if item.strip()]
+    else:
+        raise ValueError('must be a list like ["mail", "ocr=4"]')
+    queues: dict[str, int | None] = {}
+    for name, most in pairs:
+        if not isinstance(name, str) or not 1 <= len(name) <= NAME_CHARS_MAX or not name.isprintable():
+            raise ValueError(f"queue names must be 1 to {NAME_CHARS_MAX} printable characters")
+        if name in queues:
+            raise ValueError(f"queue {quoted(name)} is named twice: name it once")
+        if most is not None and (type(most) is not int or not 1 <= most <= CONCURRENCY_MAX):
+            limits = f"a whole number from 1 to {CONCURRENCY_MAX}"
+            raise ValueError(f"the concurrency of queue {quoted(name)} must be {limits}, as in name=4")
+        queues[name] = most
+    return queues
+
+
+def quoted(value: object) -> str:
+    """`value` for an error message: short, escaped, and not at all when it might be a secret address."""
+    text = str(value)
+    return "(not shown)" if "://" in text or "@" in text else ascii(text[:40])
+
+
+def _json(text: str) -> object:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _split(item: str) -> tuple[str, object]:
+    name, sign, most = item.strip().rpartition("=")
+    if not sign:
+        return most, None
+    is_number = most.isascii() and most.isdecimal() and len(most) <= 5
+    return name.strip(), int(most) if is_number else most
+
+
+def _meant(name: str, known: Collection[str], likeness: float, prefix: str = "") -> str:
+    close = difflib.get_close_matches(name.lower(), known, 1, likeness)
+    meant = [f"{prefix}{match.upper() if prefix else match}" for match in close]
+    return f", did you mean {meant[0]}?" if meant else ""

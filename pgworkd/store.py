@@ -1,0 +1,283 @@
+"""The verbs of `schema.sql`, one method each, with Python's types on both sides.
+
+The store holds three links, so that a slow chore never stands before a claim, nor a claim before a settle.
+Every method raises `DatabaseUnavailable` when the call may be tried again, and nothing was decided or its
+outcome is unknown: all verbs may be repeated.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from .link import Link, LinkOptions, Listener, Transactions
+
+CHANNEL = "pgworkd"
+
+
+class Claimed(NamedTuple):
+    """One claimed attempt, as `claim()` returns it. Instants are seconds since the epoch."""
+
+    id: UUID
+    kind: str
+    payload: str
+    attempt: int
+    failures: int
+    max_attempts: int
+    timeout_s: float | None
+    priority: int
+    run_at: float
+    created_at: float
+    schedule: str | None
+    occurrence: float | None
+    meta: str | None
+
+
+class Rescued(NamedTuple):
+    """One job taken back from a lost worker; `status` is what it is now: failed or dead."""
+
+    id: UUID
+    queue: str
+    kind: str
+    attempt: int
+    status: str
+    worker_id: int
+    worker: str
+    error: str
+
+
+class ScheduleRow(NamedTuple):
+    """An enabled schedule; `broken`: it has no live occurrence. `at` is the database's time."""
+
+    name: str
+    cron: str | None
+    every_s: int | None
+    timezone: str
+    missed: str
+    revision: int
+    last_occurrence: datetime | None
+    at: datetime
+    broken: bool
+
+
+class Occurrence(NamedTuple):
+    """The next instant of a schedule, computed under the given revision of its rule."""
+
+    schedule: str
+    at: datetime
+    revision: int
+
+
+class FailedAttempt(NamedTuple):
+    """What `settle_failed` needs of one attempt. `error` is the history entry, a JSON object as text."""
+
+    id: UUID
+    attempt: int
+    delay_s: float
+    permanent: bool
+    message: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatAnswer:
+    """What the database tells a worker whose lease it renewed."""
+
+    lease_s: float
+    cancels: Sequence[tuple[UUID, int]]
+    queues: dict[str, dict[str, Any]]
+    """Rows of `queues`: concurrency (or None) and paused, by name."""
+
+
+_CLAIM = """SELECT id, kind, payload, attempt, failures, max_attempts, timeout_s, priority, run_at, created_at,
+    schedule, occurrence, meta FROM pgworkd.claim($1, $2, $3, $4, $5)"""
+_COMPLETED = "SELECT pgworkd.settle_completed($1, $2, $3, $4, $5, $6)"
+_FAILED = "SELECT id, status FROM pgworkd.settle_failed($1, $2, $3, $4, $5, $6, $7, $8, $9)"
+_RELEASED = "SELECT pgworkd.settle_released($1, $2, $3, $4)"
+_ENDED = "SELECT pgworkd.settle_ended($1, $2, $3, $4)"
+_RESCUE = "SELECT id, queue, kind, attempt, status, worker_id, worker, error FROM pgworkd.rescue($1, $2)"
+_SCHEDULES = """SELECT name, cron, every_s, timezone, missed, revision, last_occurrence, at, broken
+    FROM pgworkd.ensure_schedules()"""
+
+
+def columns(occurrences: Sequence[Occurrence]) -> tuple[list[str], list[datetime], list[int]]:
+    """Occurrences as the three parallel arrays that the settle functions take."""
+    return [o.schedule for o in occurrences], [o.at for o in occurrences], [o.revision for o in occurrences]
+
+
+class Store:
+    """The daemon's way to the database."""
+
+    def __init__(self, options: LinkOptions, *, transactions_max: int = 10) -> None:
+        self.options = options
+        self._claims = Link(options, "claim")
+        self._settles = Link(options, "settle")
+        self._rest = Link(options, "chores")
+        self.listener = Listener(options)
+        self.transactions = Transactions(options, transactions_max)
+
+    async def close(self) -> None:
+        """Closes all links."""
+        await self.transactions.close()
+        for link in (self._claims, self._settles, self._rest):
+            await link.close()
+
+    # Worker life
+
+    async def register(self, name: str, pid: int, version: str, lease_s: float) -> int:
+        """Enters a worker; its id, never used before."""
+        return int(await self._rest.value("SELECT pgworkd.register($1, $2, $3, $4)", name, pid, version, lease_s))
+
+    async def set_pool(self, worker_id: int, queue: str, concurrency: int, *, asleep: bool) -> None:
+        """Says whether inserts into the queue must NOTIFY for this worker."""
+        await self._rest.value("SELECT pgworkd.set_pool($1, $2, $3, $4)", worker_id, queue, concurrency, asleep)
+
+    async def sign_off(self, worker_id: int) -> bool:
+        """Ends a worker; False if it still has running jobs or is lost."""
+        return bool(await self._rest.value("SELECT pgworkd.sign_off($1)", worker_id))
+
+    # Claim
+
+    async def claim(
+        self, worker_id: int, queue: str, limit: int, kinds: Sequence[str] = (), budgets: Sequence[int] = ()
+    ) -> list[Claimed]:
+        """Up to `limit` due jobs, now running under this worker; raises `WorkerLost` without a lease.
+
+        `kinds` and `budgets`: max_attempts of the kinds that differ from 3, for jobs that do not say.
+        """
+        rows = await self._claims.fetch(_CLAIM, worker_id, queue, limit, kinds, budgets)
+        return [Claimed(*row) for row in rows]
+
+    async def next_due(self, queues: Sequence[str]) -> dict[str, float]:
+        """Seconds until the next job is due, by queue; queues with no waiting job are missing."""
+        rows = await self._rest.fetch("SELECT queue, due_in_s FROM pgworkd.next_due($1)", queues)
+        return {row[0]: row[1] for row in rows}
+
+    # Settle: each returns the ids that were still running under the given attempt.
+
+    async def settle_completed(
+        self,
+        ids: Sequence[UUID],
+        attempts: Sequence[int],
+        results: Sequence[str | None],
+        following: Sequence[Occurrence] = (),
+    ) -> set[UUID]:
+        """Moves jobs to the history with their results (JSON text)."""
+        names, at, revisions = columns(following) if following else (None, None, None)
+        won = await self._settles.value(_COMPLETED, ids, attempts, results, names, at, revisions)
+        return set(won)
+
+    async def complete_on(
+        self, connection: Any, job_id: UUID, attempt: int, result: str, following: Occurrence | None
+    ) -> bool:
+        """Completes a job on a handler's own connection, inside its transaction; False if it is not ours any more."""
+        names, at, revisions = columns([following]) if following else (None, None, None)
+        return bool(await connection.fetchval(_COMPLETED, [job_id], [attempt], [result], names, at, revisions))
+
+    async def settle_failed(
+        self, failed: Sequence[FailedAttempt], following: Sequence[Occurrence] = ()
+    ) -> dict[UUID, str]:
+        """Spends one failure each; by id, what became of it: failed, dead or cancelled."""
+        names, at, revisions = columns(following) if following else (None, None, None)
+        args = [list(column) for column in zip(*failed, strict=True)]
+        rows = await self._settles.fetch(_FAILED, *args, names, at, revisions)
+        return {row[0]: row[1] for row in rows}
+
+    async def settle_released(
+        self,
+        ids: Sequence[UUID],
+        attempts: Sequence[int],
+        delays_s: Sequence[float | None],
+        messages: Sequence[str | None],
+    ) -> set[UUID]:
+        """Gives jobs back unspent; a delay of None keeps their place in line."""
+        return set(await self._settles.value(_RELEASED, ids, attempts, delays_s, messages))
+
+    async def settle_ended(
+        self, ids: Sequence[UUID], attempts: Sequence[int], statuses: Sequence[str], messages: Sequence[str | None]
+    ) -> set[UUID]:
+        """Ends jobs as `cancelled` or `expired`."""
+        return set(await self._settles.value(_ENDED, ids, attempts, statuses, messages))
+
+    # Mend
+
+    async def rescue(self, worker_id: int, limit: int = 1000) -> list[Rescued]:
+        """Takes back the jobs of lost workers."""
+        return [Rescued(*row) for row in await self._rest.fetch(_RESCUE, worker_id, limit)]
+
+    async def running_of(self, worker_id: int, age_s: float) -> list[tuple[UUID, int]]:
+        """Attempts the database holds for this worker that began more than `age_s` ago."""
+        rows = await self._rest.fetch("SELECT id, attempt FROM pgworkd.running_of($1, $2)", worker_id, age_s)
+        return [(row[0], row[1]) for row in rows]
+
+    async def expire(self, limit: int = 1000) -> int:
+        """Ends waiting jobs that are past their `expires_at`."""
+        return int(await self._rest.value("SELECT pgworkd.expire($1)", limit))
+
+    async def ensure_partitions(self, days_ahead: int = 7) -> int:
+        """Makes the coming days' partitions of the history."""
+        return int(await self._rest.value("SELECT pgworkd.ensure_partitions($1)", days_ahead))
+
+    async def prune(self, keep_days: int, keep_dead_days: int, limit: int = 5000) -> tuple[int, int, int]:
+        """Forgets old history: partitions dropped, rows deleted, dead jobs moved."""
+        rows = await self._rest.fetch(
+            "SELECT partitions, rows_deleted, dead_moved FROM pgworkd.prune($1, $2, $3)", keep_days, keep_dead_days, limit
+        )
+        return rows[0][0], rows[0][1], rows[0][2]
+
+    # Schedules
+
+    async def put_schedule(
+        self,
+        name: str,
+        queue: str,
+        kind: str,
+        *,
+        cron: str | None,
+        every_s: int | None,
+        timezone: str,
+        missed: str,
+        payload: str,
+    ) -> None:
+        """Enters or changes a schedule that stands in code."""
+        await self._rest.value(
+            "SELECT pgworkd.put_schedule($1, $2, $3, $4, $5, $6, $7, $8)",
+            *(name, queue, kind, cron, every_s, timezone, missed, payload),
+        )
+
+    async def schedules(self) -> list[ScheduleRow]:
+        """All enabled schedules."""
+        return [ScheduleRow(*row) for row in await self._rest.fetch(_SCHEDULES)]
+
+    async def add_occurrences(self, occurrences: Sequence[Occurrence]) -> list[str]:
+        """Inserts occurrences where the schedule has no live one; the names that got one."""
+        return list(await self._rest.value("SELECT pgworkd.add_occurrences($1, $2, $3)", *columns(occurrences)))
+
+    async def fail_schedule(self, name: str, revision: int, error: str) -> bool:
+        """Notes why a schedule has no next occurrence; True if that is news."""
+        return bool(await self._rest.value("SELECT pgworkd.fail_schedule($1, $2, $3)", name, revision, error))
+
+
+class LeaseStore:
+    """The lease thread's own way to the database: one link, one verb."""
+
+    def __init__(self, options: LinkOptions) -> None:
+        self._link = Link(options, "lease")
+
+    async def heartbeat(self, worker_id: int, state: str) -> HeartbeatAnswer | None:
+        """Renews the lease; None if the worker is lost."""
+        rows = await self._link.fetch(
+            "SELECT lease_s, cancel_ids, cancel_attempts, settings FROM pgworkd.heartbeat($1, $2)", worker_id, state
+        )
+        if not rows:
+            return None
+        lease_s, ids, attempts, settings = rows[0]
+        return HeartbeatAnswer(lease_s, tuple(zip(ids, attempts, strict=True)), json.loads(settings))
+
+    async def close(self) -> None:
+        """Closes the link."""
+        await self._link.close()

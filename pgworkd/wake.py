@@ -1,0 +1,75 @@
+"""Hearing that there is work: LISTEN on a connection of its own.
+
+A notification is a hint, never the only way: pools poll as well. The line is probed, because a dead one
+stays silent without an error (asyncpg#519). After each new line everyone is told to look once, since what
+was sent meanwhile is gone: LISTEN first, then look, so that nothing falls between.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import anyio
+
+from .errors import PgworkdError
+from .events import Events
+from .link import Listener
+from .outage import Outage
+from .store import CHANNEL
+
+
+class Hearer(Protocol):
+    """Who is told. All are called in the daemon's loop and must return at once."""
+
+    def heard_queue(self, queue: str) -> None:
+        """There may be work in this queue."""
+
+    def heard_schedules(self) -> None:
+        """A schedule was entered, changed or deleted."""
+
+    def heard_worker(self, worker_id: int) -> None:
+        """This worker should ask what is wanted of it: a heartbeat, now."""
+
+    def heard_anything(self) -> None:
+        """The line was down: anything may have happened."""
+
+
+class Wake:
+    """Keeps one listening line and hands on what it says."""
+
+    def __init__(self, listener: Listener, hearer: Hearer, events_: Events, *, probe_s: float = 5.0) -> None:
+        self._listener = listener
+        self._hearer = hearer
+        self._outage = Outage("wake", events_)
+        self._probe_s = probe_s
+
+    async def run(self, started: Callable[[], None] = lambda: None) -> None:
+        """Listens until cancelled; calls `started` each time a line stands."""
+        while True:
+            try:
+                async with self._listener.listen(CHANNEL, self._heard) as probe:
+                    self._outage.passed()
+                    self._hearer.heard_anything()
+                    started()
+                    while True:
+                        await anyio.sleep(self._probe_s)
+                        await probe()
+            except PgworkdError as error:
+                # Also a refusal (password changed, a restore under way) may pass: the daemon never exits for it.
+                await anyio.sleep(self._outage.failed(error))
+
+    def _heard(self, payload: str) -> None:
+        try:
+            message: Any = json.loads(payload)
+        except ValueError:
+            message = None
+        if not isinstance(message, dict):
+            return  # someone else's NOTIFY on our channel
+        if isinstance(queue := message.get("queue"), str):
+            self._hearer.heard_queue(queue)
+        if message.get("schedules"):
+            self._hearer.heard_schedules()
+        if isinstance(worker_id := message.get("worker"), int):
+            self._hearer.heard_worker(worker_id)
