@@ -49,9 +49,6 @@ class Owner(Protocol):
     def may_claim(self) -> bool:
         """False while the lease is in doubt."""
 
-    def died(self, rescued: Rescued) -> None:
-        """A job was found dead with its worker."""
-
 
 class Chores:
     """Runs each chore in its own task."""
@@ -65,6 +62,7 @@ class Chores:
         events_: Events,
         periods: Periods,
         *,
+        on_dead: Callable[[Rescued], None],
         command_timeout_s: float,
     ) -> None:
         self._store = store
@@ -73,6 +71,7 @@ class Chores:
         self._owner = owner
         self._events = events_
         self._periods = periods
+        self._on_dead = on_dead
         # A claim whose answer was lost has ended on the server by then, one way or the other.
         self._stray_age_s = STRAY_AGE_FACTOR * command_timeout_s
         self._schedules_changed = anyio.Event()
@@ -120,7 +119,7 @@ class Chores:
                 status=job.status,
             )
             if job.status == "dead":
-                self._owner.died(job)
+                self._on_dead(job)
         return 0.0 if len(rescued) == RESCUE_MAX else self._periods.rescue_s
 
     async def _expire(self) -> float:

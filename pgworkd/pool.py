@@ -7,8 +7,8 @@ traffic those would only hold up the commits that send them, so the pool marks i
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Callable
 from typing import Protocol
 
 import anyio
@@ -68,8 +68,7 @@ class Pool:
         self.queue = queue
         self.concurrency = concurrency
         self.paused = False
-        self.due_at: float | None = None
-        """On the loop's clock: when the next waiting job is due. Written by the daemon's look, read by the loop."""
+        self._due_at: float | None = None  # on the loop's clock: when the next waiting job is due, as far as we know
         self._fleet = fleet
         self._store = store
         self._runner = runner
@@ -83,6 +82,7 @@ class Pool:
         self._idle: list[anyio.Event] = []
         self._runners = 0
         self._busy = 0
+        self._wanted = False
         self._woken = anyio.Event()
         self._claiming = False
         self._hungry = False  # more may be due than there was room for
@@ -98,17 +98,30 @@ class Pool:
 
     def look(self) -> None:
         """Something may have changed: claim soon."""
+        self._wanted = True
         self._woken.set()
 
     def heard(self) -> None:
         """A notification named this queue."""
         self._heard_at.append(anyio.current_time())
+        self.look()
+
+    def expect(self, due_in_s: float | None) -> None:
+        """The next waiting job is due then; None: there is none."""
+        self._due_at = None if due_in_s is None else anyio.current_time() + due_in_s
         self._woken.set()
+
+    def expect_also(self, due_in_s: float) -> None:
+        """One more job will be due then."""
+        due_at = anyio.current_time() + due_in_s
+        if self._due_at is None or due_at < self._due_at:
+            self._due_at = due_at
+            self._woken.set()
 
     def forget_announcement(self) -> None:
         """The database may have forgotten us (it crashed, or our worker id is new): announce again."""
         self._announced = None
-        self._woken.set()
+        self.look()
 
     @property
     def asleep(self) -> bool:
@@ -137,17 +150,20 @@ class Pool:
     async def run(self, tasks: TaskGroup) -> None:
         """Claims until cancelled; runner tasks are started in `tasks`."""
         while True:
-            self._woken = anyio.Event()
+            self._wanted = False
             delay_s = await self._turn(tasks)
-            if delay_s is None or delay_s > 0:
-                with anyio.move_on_after(self._until_due(delay_s)):
-                    await self._woken.wait()
+            await self._rest(math.inf if delay_s is None else anyio.current_time() + delay_s)
 
-    def _until_due(self, delay_s: float | None) -> float | None:
-        if self.due_at is None or self._room() <= 0:
-            return delay_s
-        until_s = max(0.0, self.due_at - anyio.current_time())
-        return until_s if delay_s is None else min(delay_s, until_s)
+    async def _rest(self, until: float) -> None:
+        """Sleeps until that time on the loop's clock, or a job is due, or someone wants a look."""
+        while not self._wanted:
+            due_at = math.inf if self._due_at is None or self._room() <= 0 else self._due_at
+            wait_s = min(until, due_at) - anyio.current_time()
+            if wait_s <= 0:
+                return
+            self._woken = anyio.Event()
+            with anyio.move_on_after(wait_s):
+                await self._woken.wait()
 
     def _room(self) -> int:
         if self.paused or self._settler.full or not self._fleet.may_claim:
@@ -163,7 +179,8 @@ class Pool:
         try:
             if self._announced is None:
                 await self._announce(asleep=True)
-            self.due_at = None
+            if self._due_at is not None and self._due_at <= anyio.current_time():
+                self._due_at = None
             self._claiming = True
             claimed = await self._store.claim(self._fleet.worker_id, self.queue, room, self._kinds, self._budgets)
         except WorkerLost:
@@ -241,7 +258,7 @@ class Pool:
                 self._busy -= 1
             self._settler.put(held, outcome)
             if self._hungry and not self._work:
-                self._woken.set()
+                self.look()
         self._runners -= 1
 
     def _report_start(self, held: Held) -> None:
@@ -253,5 +270,3 @@ class Pool:
             attempt=held.claimed.attempt,
         )
 
-
-PoolFactory = Callable[[str, int], Pool]

@@ -111,7 +111,7 @@ def parse_queues(value: object) -> dict[str, int | None]:
 
 def quoted(value: object) -> str:
     """`value` for an error message: short, escaped, and not at all when it might be a secret address."""
-    text = str(value)
+    text = "so large a number" if isinstance(value, int) and value.bit_length() > 1000 else str(value)
     return "(not shown)" if "://" in text or "@" in text else ascii(text[:40])
 
 

@@ -209,6 +209,23 @@ def test_follow_tells_the_two_passes_apart_when_both_instants_are_local() -> Non
     assert recurrence.follow(first_pass, second_pass) == utc(2026, 10, 25, 1, 15)
 
 
+def test_a_far_occurrence_is_found_in_the_first_pass() -> None:
+    # From winter time to winter time, with all of summer time to be noticed in between.
+    assert Recurrence.parse("*/30 2 25 10 *", "Europe/Berlin").next_after(utc(2026, 1, 1)) == utc(
+        2026, 10, 25
+    )
+
+
+def test_what_was_skipped_together_counts_as_one_missed_occurrence() -> None:
+    recurrence = Recurrence.parse("15,45 1-3 * * *", "Europe/Berlin", "all")
+    previous, now = (
+        utc(2026, 3, 1),
+        utc(2026, 3, 29, 2),
+    )  # 04:00 local; due at 03:45, 03:15, 03:00, 01:45, 01:15
+    assert recurrence.follow(previous, now, 3) == utc(2026, 3, 29, 1)
+    assert recurrence.follow(previous, now, 4) == utc(2026, 3, 29, 0, 45)
+
+
 def test_a_day_that_a_zone_skipped_is_due_at_its_end() -> None:
     apia = Recurrence.parse("0 12 * * *", "Pacific/Apia")  # had no 30 December 2011
     assert apia.next_after(utc(2011, 12, 29, 22)) == utc(2011, 12, 30, 10)

@@ -1,0 +1,157 @@
+"""This process as a worker of the fleet: its id, its lease, and what the database wants of it.
+
+A worker that could not renew is *fenced*: everything it runs is ended, nothing new is claimed. When the
+renewal comes through after all, it goes on under its id; when it was taken for lost, it registers anew, but
+only after everything that ran under the old id has come out.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from importlib.metadata import version
+
+import anyio
+
+from . import events
+from .errors import PgworkdError
+from .events import Events
+from .held import Holdings
+from .job import Reason
+from .lease import Lease, boot_time_s
+from .outage import Outage
+from .pool import Pool
+from .store import HeartbeatAnswer, Store
+
+
+class Membership:
+    """Written in the daemon's loop only; `still_running` is also read by the lease's thread."""
+
+    def __init__(
+        self,
+        store: Store,
+        holdings: Holdings,
+        events_: Events,
+        *,
+        name: str,
+        lease_s: float,
+        heartbeat_s: float,
+        end_process: Callable[[str], None],
+    ) -> None:
+        self.worker_id = 0
+        self.lease: Lease | None = None
+        self.pools: Mapping[str, Pool] = {}
+        self.slots: Mapping[str, int] = {}
+        """Concurrency of each queue as the code has it; rows of `queues` override it."""
+        self.stopping = False
+        self._store = store
+        self._holdings = holdings
+        self._events = events_
+        self._name = name
+        self._lease_s = lease_s
+        self._heartbeat_s = heartbeat_s
+        self._end_process = end_process
+        self._fenced = False
+        self._lost = anyio.Event()
+        self._outage = Outage("lease", events_)
+
+    @property
+    def may_claim(self) -> bool:
+        """True while the lease is sound and the daemon is not stopping."""
+        return not self._fenced and not self.stopping and self.lease is not None and self.lease.fresh
+
+    def still_running(self) -> int:
+        """Handlers that have been called and have not come back."""
+        return sum(pool.running for pool in list(self.pools.values()))
+
+    def healthy(self) -> bool:
+        """True while the heartbeat keeps trying; false when its thread is stuck."""
+        return self.lease is not None and boot_time_s() - self.lease.tried_at_s < self._lease_s
+
+    async def register(self) -> float:
+        """Enters this worker under a new id; when its lease began, on the boot clock. Raises PgworkdError."""
+        began_s = boot_time_s()
+        self.worker_id = await self._store.register(self._name, os.getpid(), version("pgworkd"), self._lease_s)
+        return began_s
+
+    def start(self, began_s: float) -> None:
+        """Begins to renew the lease that `register` began."""
+        self.lease = Lease(
+            self._store.options,
+            self.worker_id,
+            self,
+            lease_s=self._lease_s,
+            heartbeat_s=self._heartbeat_s,
+            end_process=self._end_process,
+        )
+        self.lease.renewed_at_s = began_s
+        self.lease.start()
+
+    async def stop(self) -> None:
+        """Ends the heartbeat."""
+        if self.lease is not None:
+            await self.lease.stop()
+
+    async def run(self) -> None:
+        """Replaces a lost worker id, whenever it happens, until cancelled."""
+        outage = Outage("register", self._events)
+        while True:
+            await self._lost.wait()
+            while self.still_running():
+                await anyio.sleep(0.02)
+            try:
+                began_s = await self.register()
+            except PgworkdError as error:
+                await anyio.sleep(outage.failed(error))
+                continue
+            outage.passed()
+            self._lost = anyio.Event()
+            if self.lease is not None:
+                self.lease.adopt(self.worker_id, began_s)
+            self._unfence()
+
+    # What the lease says.
+
+    def lease_renewed(self, answer: HeartbeatAnswer) -> None:
+        """Lifts a fence, ends what is to be cancelled, follows the rows of `queues`."""
+        self._outage.passed()
+        if self._lost.is_set():
+            return
+        if self._fenced:
+            self._unfence()
+        for job_id, attempt in answer.cancels:
+            if (held := self._holdings.find(job_id, attempt)) is not None:
+                held.stop(Reason.CANCEL)
+        for queue, pool in self.pools.items():
+            row = answer.queues.get(queue, {})
+            concurrency, paused = row.get("concurrency") or self.slots[queue], bool(row.get("paused"))
+            if (concurrency, paused) != (pool.concurrency, pool.paused):
+                pool.concurrency, pool.paused = concurrency, paused
+                pool.forget_announcement()
+                self._events.emit(events.QUEUE_SETTINGS, queue=queue, concurrency=concurrency, paused=paused)
+
+    def lease_trouble(self, error: Exception) -> None:
+        """A renewal failed; the thread goes on trying."""
+        self._outage.failed(error)
+
+    def lease_fenced(self, since_s: float) -> None:
+        """Ends everything that runs: others may soon take it over."""
+        if not self._fenced:
+            self._fenced = True
+            self._events.emit(events.LEASE_FENCED, since_s=round(since_s, 3), running=self.still_running())
+            self._holdings.stop_all(Reason.FENCE)
+            for pool in self.pools.values():
+                pool.give_back()
+
+    def worker_lost(self) -> None:
+        """Our jobs belong to others: ends everything, then a new id."""
+        if not self._lost.is_set():
+            self._events.emit(events.LEASE_LOST, worker_id=self.worker_id)
+            self.lease_fenced(0.0)
+            self._lost.set()
+
+    def _unfence(self) -> None:
+        self._fenced = False
+        self._events.emit(events.LEASE_RENEWED, worker_id=self.worker_id)
+        for pool in self.pools.values():
+            pool.forget_announcement()
