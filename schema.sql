@@ -71,7 +71,7 @@ BEGIN
             CONSTRAINT name_must_have_1_to_200_characters CHECK (char_length(VALUE) BETWEEN 1 AND 200);
         CREATE DOMAIN key_text AS text
             CONSTRAINT key_must_have_1_to_512_characters CHECK (char_length(VALUE) BETWEEN 1 AND 512);
-        CREATE DOMAIN json_object AS jsonb
+        CREATE DOMAIN payload_object AS jsonb
             CONSTRAINT value_must_be_a_json_object CHECK (jsonb_typeof(VALUE) = 'object')
             CONSTRAINT value_must_not_exceed_1_mib CHECK (pg_column_size(VALUE) <= 1048576);
         CREATE DOMAIN json_result AS jsonb
@@ -164,7 +164,7 @@ CREATE TABLE IF NOT EXISTS schedules (
     name         name_text PRIMARY KEY,
     queue        name_text NOT NULL,
     kind         name_text,
-    payload      json_object NOT NULL DEFAULT '{}',
+    payload      payload_object NOT NULL DEFAULT '{}',
     cron         text CHECK (char_length(cron) <= 200),
     every_s      integer CONSTRAINT every_s_must_be_1_to_366_days CHECK (every_s BETWEEN 1 AND 31622400),
     timezone     text NOT NULL DEFAULT 'UTC' CHECK (char_length(timezone) <= 100),
@@ -207,8 +207,8 @@ CREATE TABLE IF NOT EXISTS jobs (
     timeout_s    period_s,                          -- NULL: as the handler says
     queue        name_text NOT NULL,
     kind         name_text,                         -- NULL: the queue's own handler
-    payload      json_object NOT NULL DEFAULT '{}',
-    meta         json_object,                       -- trace context, tags; handed through
+    payload      payload_object NOT NULL DEFAULT '{}',
+    meta         payload_object,                       -- trace context, tags; handed through
     error        text,                              -- of the last failure, one line
     errors       jsonb NOT NULL DEFAULT '[]',       -- the last 20 failures
     dedupe_key   key_text,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import sys
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -110,7 +111,9 @@ class App:
             if (other := self.handlers.get(kind)) is not None:
                 raise UsageError(f"two handlers for kind {kind!r}: {_name(other.function)} and {_name(function)}")
             mode = _mode(function, run_in, kind)
-            payload_parameter, job_parameter, adapter = _signature(function, kind)
+            # Annotations may name classes of the function that encloses the handler, as tests do.
+            scope = dict(sys._getframe(1).f_locals)  # noqa: SLF001
+            payload_parameter, job_parameter, adapter = _signature(function, kind, scope)
             self.handlers[kind] = Handler(
                 kind=kind,
                 queue=queue or kind,
@@ -195,11 +198,14 @@ def _mode(function: Callable[..., Any], run_in: Mode | None, kind: str) -> Mode:
     return mode
 
 
-def _signature(function: Callable[..., Any], kind: str) -> tuple[str | None, str | None, TypeAdapter[Any] | None]:
+def _signature(
+    function: Callable[..., Any], kind: str, scope: dict[str, Any]
+) -> tuple[str | None, str | None, TypeAdapter[Any] | None]:
     """The names of the payload's and the job's parameter, and the payload's validator."""
     try:
         parameters = inspect.signature(function).parameters.values()
-        hints = get_type_hints(function if inspect.isroutine(function) else type(function).__call__, include_extras=True)
+        annotated = function if inspect.isroutine(function) else type(function).__call__
+        hints = get_type_hints(annotated, localns=scope, include_extras=True)
     except (NameError, TypeError, ValueError) as error:
         raise UsageError(f"the signature of handler {kind!r} cannot be read: {error}") from error
     payload_parameter = job_parameter = None

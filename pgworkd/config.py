@@ -144,7 +144,8 @@ class Settings(BaseSettings):
         if self.heartbeat_s > self.lease_s / 3:
             problems["heartbeat_s"] = (
                 f"{self.heartbeat_s:g} is more than a third of lease_s = {self.lease_s:g}: "
-                f"set it to {int(self.lease_s / 3 * 100) / 100:g} or less, or lease_s to {self.heartbeat_s * 3:g} or more"
+                f"set it to {int(self.lease_s / 3 * 100) / 100:g} or less, "
+                f"or lease_s to {self.heartbeat_s * 3:g} or more"
             )
         if self.command_timeout_s >= self.lease_s / 2:
             problems["command_timeout_s"] = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from urllib.parse import unquote
 
-_HOST = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[^:\[\]]*)(:\d{1,5})?")
+_HOST = re.compile(r"(\[[0-9A-Za-z:.%]+\]|[^:\[\]]*)(:\d{1,5})?")
 _SECRET_NAME = re.compile(r"pass|secret|token", re.IGNORECASE)
 
 

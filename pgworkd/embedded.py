@@ -126,8 +126,8 @@ class EmbeddedPostgres:
     def stop(self, mode: Mode = "fast") -> None:
         """Stops the server if it runs, and removes the directory if it is temporary.
 
-        "smart" waits for clients to leave, "fast" rolls them back, "immediate" leaves a recovery to the
-        What takes longer than 30 s ends in kill().
+        "smart" waits for clients to leave, "fast" rolls them back, "immediate" leaves recovery to the next
+        start. What takes longer than 30 s ends in kill().
         """
         if self._owner != os.getpid():
             return  # never started, or a forked child runs our atexit

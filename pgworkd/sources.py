@@ -112,7 +112,7 @@ def parse_queues(value: object) -> dict[str, int | None]:
 def quoted(value: object) -> str:
     """`value` for an error message: short, escaped, and not at all when it might be a secret address."""
     text = "so large a number" if isinstance(value, int) and value.bit_length() > 1000 else str(value)
-    return "(not shown)" if "://" in text or "@" in text else ascii(text[:40])
+    return "(not shown)" if "://" in text or "@" in text else repr(text[:40])
 
 
 def _json(text: str) -> object:
@@ -123,9 +123,10 @@ def _json(text: str) -> object:
 
 
 def _split(item: str) -> tuple[str, object]:
-    name, sign, most = item.strip().rpartition("=")
+    name, sign, most = item.rpartition("=")
     if not sign:
-        return most, None
+        return most.strip(), None
+    most = most.strip()
     is_number = most.isascii() and most.isdecimal() and len(most) <= 5
     return name.strip(), int(most) if is_number else most
 

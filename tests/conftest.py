@@ -1,0 +1,71 @@
+"""A real Postgres for every test: one server per run, a fresh database per test.
+
+By default the embedded Postgres 18. `--pg-bin DIR` runs the server found there instead; PGWORKD_TEST_DSN uses a
+server that is already up (its user must be allowed to create databases).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+
+from pgworkd import schema
+from pgworkd.embedded import EmbeddedPostgres
+from tests.server import create_database, create_template, drop_database, start_test_server
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--pg-bin", type=Path, default=None, help="run the tests on the Postgres in this bin directory")
+
+
+@pytest.fixture(scope="session")
+def server(request: pytest.FixtureRequest) -> Iterator[EmbeddedPostgres | None]:
+    """The session's own server; None when PGWORKD_TEST_DSN names another."""
+    if os.environ.get("PGWORKD_TEST_DSN"):
+        yield None
+        return
+    server = start_test_server(request.config.getoption("--pg-bin"))
+    yield server
+    server.stop("immediate")
+
+
+@pytest.fixture(scope="session")
+def server_dsn(server: EmbeddedPostgres | None) -> str:
+    """A superuser's DSN of the server, with the template database made."""
+    dsn = server.dsn() if server is not None else os.environ["PGWORKD_TEST_DSN"]
+    asyncio.run(create_template(dsn, schema.text()))
+    return dsn
+
+
+@pytest.fixture
+async def dsn(server_dsn: str) -> AsyncIterator[str]:
+    """The DSN of a fresh database with the schema installed."""
+    name = f"pgworkd_test_{uuid.uuid4().hex[:12]}"
+    yield await create_database(server_dsn, name)
+    await drop_database(server_dsn, name)
+
+
+@pytest.fixture
+async def empty_dsn(server_dsn: str) -> AsyncIterator[str]:
+    """The DSN of a fresh database without the schema."""
+    name = f"pgworkd_empty_{uuid.uuid4().hex[:12]}"
+    connection = await asyncpg.connect(server_dsn)
+    await connection.execute(f'CREATE DATABASE "{name}" TEMPLATE template0')
+    await connection.close()
+    yield server_dsn.rsplit("/", 1)[0] + "/" + name
+    await drop_database(server_dsn, name)
+
+
+@pytest.fixture
+async def db(dsn: str) -> AsyncIterator[asyncpg.Connection[Any]]:
+    """A connection to the test's database, as an application would hold one."""
+    connection = await asyncpg.connect(dsn)
+    yield connection
+    connection.terminate()

@@ -1,0 +1,103 @@
+"""What tests of a running daemon share: starting one, and waiting for facts instead of for time."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any
+
+import anyio
+import asyncpg
+
+from pgworkd.app import App
+from pgworkd.chores import Periods
+from pgworkd.daemon import Daemon, Options
+from pgworkd.link import LinkOptions
+
+LIMIT_S = 20.0
+"""No fact is waited for longer: then the test fails and says what it saw."""
+
+
+class Recorder:
+    """Remembers all events of a daemon and lets a test wait for one."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, Mapping[str, Any]]] = []
+        self._arrived = anyio.Event()
+
+    def __call__(self, name: str, facts: Mapping[str, Any]) -> None:
+        self.seen.append((name, facts))
+        arrived, self._arrived = self._arrived, anyio.Event()
+        arrived.set()
+
+    def all(self, name: str, **facts: Any) -> list[Mapping[str, Any]]:
+        """The facts of every event of that name that has (at least) the given facts."""
+        return [f for n, f in self.seen if n == name and facts.items() <= dict(f).items()]
+
+    async def wait(self, name: str, count: int = 1, **facts: Any) -> Mapping[str, Any]:
+        """Waits for the count-th such event, past ones included."""
+        with anyio.move_on_after(LIMIT_S):
+            while len(found := self.all(name, **facts)) < count:
+                await self._arrived.wait()
+            return found[count - 1]
+        raise AssertionError(f"no {name} {facts} (x{count}) within {LIMIT_S} s; saw: {self.seen[-20:]}")
+
+
+async def until(fact: Callable[[], Awaitable[Any]], limit_s: float = LIMIT_S) -> Any:
+    """Asks again and again until the answer is true; returns it."""
+    answer: Any = None
+    with anyio.move_on_after(limit_s):
+        while not (answer := await fact()):
+            await anyio.sleep(0.01)
+        return answer
+    raise AssertionError(f"not true within {limit_s} s; the last answer was {answer!r}")
+
+
+def quick_options(dsn: str, **changes: Any) -> Options:
+    """Options with periods short enough for a test; everything else as in production."""
+    link = LinkOptions(dsn, connect_timeout_s=5, command_timeout_s=5)
+    periods = Periods(rescue_s=0.1, expire_s=0.1, schedules_s=0.1, strays_s=0.1)
+    options = Options(link, worker_name="test", lease_s=3.0, heartbeat_s=0.2, poll_s=0.1, shutdown_s=10, periods=periods)
+    return dataclasses.replace(options, **changes)
+
+
+@contextlib.asynccontextmanager
+async def running(
+    app: App, dsn: str, *, queues: Mapping[str, int | None] | None = None, **changes: Any
+) -> AsyncIterator[tuple[Daemon, Recorder]]:
+    """A daemon in this process, ready; stopped gracefully at the end."""
+    recorder = Recorder()
+    daemon = Daemon(app, quick_options(dsn, **changes), queues=queues)
+    daemon.events.listen(recorder)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(daemon.run)
+        with anyio.fail_after(LIMIT_S):
+            await daemon.ready.wait()
+        try:
+            yield daemon, recorder
+        finally:
+            daemon.request_stop()
+
+
+async def insert(db: asyncpg.Connection[Any], queue: str, payload: str = "{}", **columns: Any) -> Any:
+    """Inserts one job as an application would; its id."""
+    names = ["queue", "payload", *columns]
+    marks = ", ".join(f"${i}" for i in range(1, len(names) + 1))
+    sql = f"INSERT INTO pgworkd.jobs ({', '.join(names)}) VALUES ({marks}) RETURNING id"  # noqa: S608 - names are ours
+    return await db.fetchval(sql, queue, payload, *columns.values())
+
+
+async def status(db: asyncpg.Connection[Any], job_id: Any) -> str | None:
+    """The status of a job, live or finished; None if there is no such job."""
+    found = await db.fetchval("SELECT status::text FROM pgworkd.all_jobs WHERE id = $1", job_id)
+    return None if found is None else str(found)
+
+
+def waits_for_status(db: asyncpg.Connection[Any], job_id: Any, wanted: str) -> Callable[[], Awaitable[bool]]:
+    """A fact for `until`: the job has that status."""
+
+    async def fact() -> bool:
+        return await status(db, job_id) == wanted
+
+    return fact

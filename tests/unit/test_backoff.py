@@ -1,0 +1,147 @@
+"""The delay before a retry: the policy, what may be declared, and that no input makes it odd."""
+
+import math
+from datetime import timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pgworkd.backoff import STEPS_MAX, Backoff
+from pgworkd.errors import DELAY_S_MAX, UsageError
+
+
+def middle() -> float:
+    """The random number that means no jitter."""
+    return 0.5
+
+
+def test_by_default_30_seconds_5_minutes_30_minutes_and_no_more():
+    assert [Backoff().delay_s(n, middle) for n in (1, 2, 3, 4, 10**9)] == [30, 300, 1800, 1800, 1800]
+
+
+def test_jitter_moves_by_up_to_a_tenth_either_way():
+    assert Backoff().delay_s(1, lambda: 0.0) == pytest.approx(27)
+    assert Backoff().delay_s(1, lambda: 1.0) == pytest.approx(33)
+    assert Backoff(jitter=0).delay_s(1, lambda: 0.9) == 30
+    drawn = {Backoff().delay_s(1) for _ in range(20)}
+    assert len(drawn) > 1, "without an rng of the caller's the delays must differ too"
+    assert all(27 <= delay_s <= 33 for delay_s in drawn)
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [
+        (None, [30, 300, 1800]),
+        (Backoff(base_s=1, factor=2), [1, 2, 4, 8]),
+        ({"base_s": 1, "factor": 3, "cap_s": 5}, [1, 3, 5, 5]),
+        ({"base_s": 100, "cap_s": 5}, [5, 5]),
+        ({"base_s": 0}, [0, 0, 0]),
+        ({"factor": 1}, [30, 30, 30]),
+        ({}, [30, 300, 1800]),
+        ([5, 60.5, timedelta(minutes=10)], [5, 60.5, 600, 600]),
+        ((0,), [0, 0]),
+        (15, [15, 15]),
+        (0, [0]),
+        (timedelta(hours=1), [3600, 3600]),
+        (lambda failures: failures * 7, [7, 14, 21]),
+        (lambda failures: timedelta(minutes=failures), [60, 120]),
+        (lambda _: -5, [0]),
+        (lambda _: 10**400, [DELAY_S_MAX]),
+        (lambda _: timedelta.max, [DELAY_S_MAX]),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_what_a_handler_may_declare(policy, expected):
+    backoff = Backoff.parse(policy)
+    assert [backoff.delay_s(n, middle) for n in range(1, len(expected) + 1)] == pytest.approx(expected)
+
+
+def test_a_function_is_taken_at_its_word():
+    assert Backoff.parse(lambda _: 100).delay_s(1, lambda: 1.0) == 100
+
+
+async def coroutine(failures: int) -> float:
+    return failures
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        [],
+        [1, "2"],
+        [1, -1],
+        [math.nan],
+        [1] * (STEPS_MAX + 1),
+        -1,
+        math.inf,
+        DELAY_S_MAX + 1,
+        10**400,
+        True,
+        "30s",
+        {30},
+        {"base": 30},
+        {1: 30},
+        {"rule": print},
+        {"base_s": "30"},
+        {"base_s": math.nan},
+        {"cap_s": -1},
+        {"factor": 0.5},
+        {"factor": math.inf},
+        {"factor": None},
+        {"jitter": 1.5},
+        {"jitter": True},
+        timedelta(-1),
+        coroutine,
+        int,
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_anything_else_is_refused_when_the_handler_is_declared(policy):
+    with pytest.raises(UsageError, match="backoff"):
+        Backoff.parse(policy)
+
+
+def failing(_: int) -> float:
+    raise SystemExit(3)
+
+
+@pytest.mark.parametrize(
+    ("rule", "reason"),
+    [
+        (lambda _: math.nan, "ValueError"),
+        (lambda _: -math.inf, "ValueError"),
+        (lambda _: None, "TypeError"),
+        (lambda _: "30", "TypeError"),
+        (lambda _: True, "TypeError"),
+        (lambda _: 1 / 0, "ZeroDivisionError"),
+        (lambda: 1, "TypeError"),
+        (failing, "SystemExit"),
+    ],
+    ids=["nan", "inf", "None", "text", "bool", "raises", "arguments", "exits"],
+)
+def test_a_function_that_fails_falls_back_to_the_default_and_says_so(rule, reason):
+    told: list[str] = []
+    assert Backoff.parse(rule).delay_s(2, middle, told.append) == 300
+    assert len(told) == 1
+    assert reason in told[0]
+    assert Backoff.parse(rule).delay_s(2, middle) == 300
+
+
+@given(
+    base_s=st.floats(0, DELAY_S_MAX),
+    factor=st.floats(1, 1000),
+    cap_s=st.floats(0, DELAY_S_MAX),
+    jitter=st.floats(0, 1),
+    failures=st.integers(-1, 10**9),
+    drawn=st.floats(0, 1, exclude_max=True),
+)
+def test_no_delay_is_ever_odd(base_s, factor, cap_s, jitter, failures, drawn):
+    delay_s = Backoff(base_s, factor, cap_s, jitter).delay_s(failures, lambda: drawn)
+    assert 0 <= delay_s <= min(cap_s * (1 + jitter), DELAY_S_MAX)
+
+
+@given(base_s=st.floats(0.001, 1e6), factor=st.floats(1, 1000), failures=st.integers(1, 10**6))
+def test_without_jitter_delays_never_shrink(base_s, factor, failures):
+    backoff = Backoff(base_s, factor, DELAY_S_MAX, jitter=0)
+    assert backoff.delay_s(failures, middle) <= backoff.delay_s(failures + 1, middle)

@@ -1,0 +1,418 @@
+"""Settings: which source wins, one clear line for every mistake, and no secret in anything that is shown."""
+
+import os
+import pickle
+import stat
+import traceback
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import SecretStr, ValidationError
+
+from pgworkd.config import Settings, describe, load
+from pgworkd.dsn import dsn_fault, redacted
+from pgworkd.errors import UsageError
+from pgworkd.sources import parse_queues
+
+CANARY = "c4n4ry"
+
+
+@pytest.fixture(autouse=True)
+def clean(monkeypatch, tmp_path):
+    """No settings from outside: an empty working directory and no PGWORKD_ variables."""
+    for name in list(os.environ):
+        if name.upper().startswith("PGWORKD_"):
+            monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+
+
+def write(text: str, name: str = "pgworkd.toml") -> Path:
+    path = Path(name)
+    path.write_text(text, encoding="utf-8")
+    path.chmod(0o600)
+    return path
+
+
+def refused(**overrides: object) -> str:
+    with pytest.raises(UsageError) as caught:
+        load(**overrides)
+    line = str(caught.value)
+    assert "\n" not in line
+    assert "ydantic" not in line
+    assert caught.value.__context__ is None, "an error of pydantic holds the values"
+    return line
+
+
+def test_defaults():
+    settings = load()
+    assert (settings.lease_s, settings.heartbeat_s, settings.poll_s, settings.shutdown_s) == (30, 10, 1, 30)
+    assert (settings.connect_timeout_s, settings.command_timeout_s, settings.transactions_max) == (10, 10, 10)
+    assert (settings.keep_days, settings.keep_dead_days, settings.slow_min_s, settings.slow_factor) == (
+        7,
+        30,
+        1,
+        5,
+    )
+    assert (settings.dsn, settings.app, settings.queues) == (None, None, {})
+    assert (settings.log_level, settings.log_format) == ("info", "auto")
+    assert settings.worker_name == os.uname().nodename
+    assert 1 <= settings.processes_max <= 256
+    assert settings.notes == ()
+    assert {origin for _, _, origin in describe(settings)} == {"default"}
+
+
+def test_flags_over_environment_over_file_over_defaults(monkeypatch):
+    write('poll_s = 2\nkeep_days = 2\nlog_level = "debug"\nqueues = ["file"]\n')
+    monkeypatch.setenv("PGWORKD_POLL_S", "3")
+    monkeypatch.setenv("PGWORKD_KEEP_DAYS", "3")
+    monkeypatch.setenv("PGWORKD_QUEUES", "env=3")
+    settings = load(poll_s=4, keep_days=None, queues=[])
+    assert (settings.poll_s, settings.keep_days, settings.log_level) == (4, 3, "debug")
+    assert settings.queues == {"env": 3}
+    shown = {name: (value, origin) for name, value, origin in describe(settings)}
+    assert shown["poll_s"] == ("4.0", "flag")
+    assert shown["keep_days"] == ("3", "environment PGWORKD_KEEP_DAYS")
+    assert shown["queues"] == ("env=3", "environment PGWORKD_QUEUES")
+    assert shown["log_level"] == ("debug", "pgworkd.toml")
+    assert shown["lease_s"] == ("30.0", "default")
+    assert list(shown) == list(Settings.model_fields)
+
+
+def test_an_empty_variable_is_unset(monkeypatch):
+    write("poll_s = 2")
+    monkeypatch.setenv("PGWORKD_POLL_S", "")
+    monkeypatch.setenv("PGWORKD_CONFIG", "")
+    monkeypatch.setenv("PGWORKD_DSN", "")
+    monkeypatch.setenv("PGWORKD_LEASE", "")
+    settings = load()
+    assert (settings.poll_s, settings.dsn) == (2, None)
+
+
+def test_settings_made_directly_look_at_nothing_else(monkeypatch):
+    monkeypatch.setenv("PGWORKD_POLL_S", "3")
+    write("keep_days = 2")
+    settings = Settings(lease_s=60)
+    assert (settings.poll_s, settings.keep_days, settings.lease_s) == (1, 7, 60)
+    assert settings.origin("lease_s") == "flag"
+
+
+def test_settings_do_not_change():
+    with pytest.raises(ValidationError):
+        load().lease_s = 60
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (
+            'lease_s = "10s"',
+            "lease_s (pgworkd.toml): must be a number of seconds from 5 to 3600, not '10s': write 10,",
+        ),
+        ('poll_s = "500 ms"', "write 0.5, without a unit"),
+        ('lease_s = "5min"', "write 300, without a unit"),
+        ("lease_s = true", "must be a number of seconds from 5 to 3600, not 'True'"),
+        ("poll_s = true", "poll_s (pgworkd.toml): must be a number of seconds from 0.05 to 60"),
+        ("lease_s = 4.9", "from 5 to 3600, not '4.9'"),
+        ("lease_s = 3601", "from 5 to 3600"),
+        ("lease_s = nan", "from 5 to 3600, not 'nan'"),
+        ("shutdown_s = inf", "from 0 to 86400, not 'inf'"),
+        ("shutdown_s = -1", "from 0 to 86400"),
+        ("lease_s = [30]", "must be a number of seconds"),
+        ("lease_s = 2026-01-01", "must be a number of seconds"),
+        ("keep_days = 0", "must be a whole number of days from 1 to 3650, not '0'"),
+        ("threads_max = 1.5", "must be a whole number from 1 to 1000, not '1.5'"),
+        ('threads_max = "many"', "must be a whole number from 1 to 1000"),
+        ("processes_max = 0", "from 1 to 256"),
+        ("transactions_max = 501", "from 1 to 500"),
+        ("connect_timeout_s = 61", "from 1 to 60"),
+        ("slow_factor = 0.5", "must be a number from 1 to 1000"),
+        (
+            "heartbeat_s = 11",
+            "heartbeat_s (pgworkd.toml): 11 is more than a third of lease_s = 30: set it to 10 or",
+        ),
+        (
+            "lease_s = 5",
+            "heartbeat_s (default): 10 is more than a third of lease_s = 5: set it to 1.66 or less",
+        ),
+        (
+            "lease_s = 20\nheartbeat_s = 5",
+            "command_timeout_s (default): 10 is not below half of lease_s = 20",
+        ),
+        (
+            'log_level = "loud"',
+            "log_level (pgworkd.toml): must be one of debug, info, warning, error, not 'loud'",
+        ),
+        ("log_format = 5", "must be one of auto, json, console"),
+        ('app = "notes.jobs"', "app (pgworkd.toml): must be module:attribute, for example notes.jobs:app"),
+        ('app = "notes jobs:app"', "must be module:attribute"),
+        ('app = "../jobs.py:app"', "must be module:attribute"),
+        ("app = 5", "app (pgworkd.toml): must be text"),
+        ('worker_name = ""', "must be 1 to 200 printable characters"),
+        ('worker_name = "a\\u001b[31m"', "must be 1 to 200 printable characters"),
+        ("dsn = 5", "dsn (pgworkd.toml): must be text"),
+        ('dsn = ""', "must look like postgresql://"),
+        (
+            'lese_s = 3\nkeep_dais = "x"',
+            "unknown setting 'lese_s', did you mean lease_s?; pgworkd.toml: unknown setting",
+        ),
+        ("lease-s = 30", "unknown setting 'lease-s', did you mean lease_s?"),
+        ("[pgworkd]\nlease_s = 30", "pgworkd.toml: unknown setting 'pgworkd'"),
+        ("_cli_parse_args = true", "unknown setting '_cli_parse_args'"),
+        ("=", "pgworkd.toml is not valid TOML: Invalid statement (at line 1, column 1)"),
+        ("poll_s = 1\npoll_s = 2", "is not valid TOML"),
+        ("poll_s = " + "9" * 5000, "is not valid TOML"),
+        ("queues = " + "[" * 5000, "is not valid TOML"),
+        ("queues = 5", 'queues (pgworkd.toml): must be a list like ["mail", "ocr=4"]'),
+        ("queues = [1]", "must be a list like"),
+        ('queues = ["a", "a=2"]', "queue 'a' is named twice"),
+        (
+            'queues = ["a=0"]',
+            "the concurrency of queue 'a' must be a whole number from 1 to 10000, as in name=4",
+        ),
+        ('queues = ["a=10001"]', "concurrency of queue 'a'"),
+        ('queues = ["a=-1"]', "concurrency of queue 'a'"),
+        ('queues = ["a=4x"]', "concurrency of queue 'a'"),
+        ('queues = ["a="]', "concurrency of queue 'a'"),
+        ('queues = ["=4"]', "queue names must be 1 to 200 printable characters"),
+        (f'queues = ["{"q" * 201}"]', "queue names must be 1 to 200"),
+        ("[queues]\na = true", "concurrency of queue 'a'"),
+    ],
+)
+def test_each_mistake_gives_one_line_with_field_source_and_remedy(text, line):
+    write(text)
+    assert line in refused()
+
+
+def test_the_advice_of_an_error_works():
+    assert load(lease_s=5, heartbeat_s=1.66, command_timeout_s=2.4).lease_s == 5
+    assert load(lease_s=60, heartbeat_s=20, command_timeout_s=29).heartbeat_s == 20
+
+
+def test_the_source_of_a_mistake_is_named(monkeypatch):
+    assert refused(lease_s="x").startswith("lease_s (flag): ")
+    assert refused(lese_s=3) == "flag: unknown setting 'lese_s', did you mean lease_s?"
+    assert refused(threads_max=10**5000).endswith("not 'so large a number'")
+    monkeypatch.setenv("PGWORKD_LEASE_S", "x")
+    assert refused().startswith("lease_s (environment PGWORKD_LEASE_S): ")
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("PGWORKD_LEASE", "PGWORKD_LEASE_S"), ("PGWORKD_QUEUE", "PGWORKD_QUEUES"), ("pgworkd_dns", None)],
+)
+def test_a_variable_that_is_nearly_a_setting_is_an_error(monkeypatch, name, meant):
+    monkeypatch.setenv(name, "5")
+    if meant is None:
+        assert load().dsn is None
+    else:
+        assert refused() == f"environment: unknown variable {name}, did you mean {meant}?"
+
+
+def test_variables_of_others_are_left_alone(monkeypatch):
+    for name in ("PGWORKD_SERVICE_HOST", "PGWORKD_PORT", "PGWORKD_PORT_5432_TCP_ADDR", "PGWORKD_TEST_DSN"):
+        monkeypatch.setenv(name, "tcp://10.0.0.1:80")
+    assert load().model_dump() == Settings().model_dump()
+
+
+@pytest.mark.parametrize(
+    ("make", "problem"),
+    [
+        (lambda path: None, "does not exist: correct or unset PGWORKD_CONFIG"),
+        (Path.mkdir, "is not a regular file"),
+        (os.mkfifo, "is not a regular file"),
+        (lambda path: path.write_bytes(b"app = '\xff'"), "is not UTF-8 text"),
+        (lambda path: path.write_text("#" * 1_048_577), "is larger than 1,048,576 bytes"),
+        (lambda path: path.symlink_to(path), "cannot be read (Too many levels of symbolic links)"),
+        (lambda path: path.write_text("poll_s ="), "is not valid TOML"),
+    ],
+    ids=["missing", "directory", "fifo", "latin-1", "large", "loop", "broken"],
+)
+def test_a_file_that_cannot_be_used_is_one_clear_error(monkeypatch, make, problem):
+    monkeypatch.setenv("PGWORKD_CONFIG", "mine.toml")
+    make(Path("mine.toml"))
+    assert refused().startswith(f"mine.toml {problem}")
+
+
+def test_an_unreadable_file_is_one_clear_error(monkeypatch):
+    write("poll_s = 2")
+
+    def denied(_: Path) -> bytes:  # root reads everything, so the kernel's answer is given here
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_bytes", denied)
+    assert refused() == "pgworkd.toml cannot be read (Permission denied): check the path and its permissions"
+
+
+@pytest.mark.parametrize("text", ["", "\ufeffpoll_s = 1.0", "# nothing\n"])
+def test_files_without_much_in_them_are_fine(monkeypatch, text):
+    write(text, "mine.toml")
+    monkeypatch.setenv("PGWORKD_CONFIG", "mine.toml")
+    assert load().model_dump() == Settings().model_dump()
+
+
+def test_a_password_in_a_file_that_everyone_may_read_is_noted():
+    path = write(f'dsn = "postgresql://u:{CANARY}@h/db"')
+    assert load().notes == ()
+    path.chmod(path.stat().st_mode | stat.S_IROTH)
+    (note,) = load().notes
+    assert note.startswith("pgworkd.toml holds a password")
+    assert CANARY not in note
+    write('dsn = "postgresql://u@h/db"').chmod(0o644)
+    assert load().notes == ()
+
+
+@pytest.mark.parametrize(
+    ("given", "parsed"),
+    [
+        (["mail", "ocr=4"], {"mail": None, "ocr": 4}),
+        (("a=b=10000",), {"a=b": 10_000}),
+        ("mail, ocr=4,\n", {"mail": None, "ocr": 4}),
+        (' ["mail", "ocr=4"]', {"mail": None, "ocr": 4}),
+        ({"mail": None, "ocr": 4}, {"mail": None, "ocr": 4}),
+        (["ключ = 3", "with space"], {"ключ": 3, "with space": None}),
+        (["q" * 200], {"q" * 200: None}),
+        ("", {}),
+    ],
+)
+def test_queues(given, parsed):
+    assert parse_queues(given) == parsed
+
+
+@pytest.mark.parametrize(
+    "given", ['["mail"', "[" * 100_000, ["a\0"], ["a\x1b[31m=2"], [["a"]], "a=٣", {1: 2}, {"a": 1.0}]
+)
+def test_queues_that_are_none(given):
+    with pytest.raises(ValueError, match=r"must be|named twice"):
+        parse_queues(given)
+
+
+SOUND_DSNS = [
+    ("postgresql://user:{}@host:5432/db", "postgresql://user:***@host:5432/db"),
+    ("postgres://user:{}@host", "postgres://user:***@host"),
+    ("postgresql://:{}@h1:1,h2:2,[::1]:3/db", "postgresql://:***@h1:1,h2:2,[::1]:3/db"),
+    ("postgresql://us%40er:a%2F{}:b@host/db", "postgresql://us%40er:***@host/db"),
+    ("postgresql://u:x@{}@host/db", "postgresql://u:***@host/db"),
+    (
+        "postgresql://host/db?user=u&password={}&sslmode=require",
+        "postgresql://host/db?user=u&password=***&sslmode=require",
+    ),
+    ("postgresql://host?PassWord={}", "postgresql://host?PassWord=***"),
+    ("postgresql:///db?host=/run/pg&p%61ssword={}", "postgresql:///db?host=/run/pg&p%61ssword=***"),
+    (
+        "postgresql://h/db?sslpassword={}&oauth_client_secret={}",
+        "postgresql://h/db?sslpassword=***&oauth_client_secret=***",
+    ),
+]
+
+
+@pytest.mark.parametrize(("dsn", "shown"), SOUND_DSNS)
+def test_a_dsn_is_shown_without_its_secrets(dsn, shown):
+    dsn = dsn.replace("{}", CANARY)
+    settings = load(dsn=dsn)
+    assert settings.dsn_redacted == shown
+    assert settings.dsn_required() == dsn
+
+
+@pytest.mark.parametrize(
+    "dsn",
+    ["postgresql://", "postgresql:///db", "postgres://%2Frun%2Fpg/db", "postgresql://u@[fe80::1%eth0]/d"],
+)
+def test_a_dsn_without_secrets_is_shown_as_it_is(dsn):
+    assert dsn_fault(dsn) is None
+    assert redacted(dsn) == dsn
+
+
+BAD_DSNS = [
+    "mysql://u:{}@h/db",
+    "u:{}@h/db",
+    "postgresql:/u:{}@h/db",
+    "host=h password={}",
+    "{}",
+    "postgresql://u:p#{}@h/db",
+    "postgresql://u:p/{}@h/db",
+    "postgresql://u:p?{}@h/db",
+    "postgresql://u:1/{}@h/db",
+    "postgresql://u:1?{}@h/db",
+    "postgresql://u:{}@h:port/db",
+    "postgresql://u:{}@h:123456/db",
+    "postgresql://u:{}@[::1/db",
+    "postgresql://u:{}@h/db?sslmode",
+    "postgresql://u:p\n{}@h/db",
+    "postgresql://u:\x00{}@h/db",
+    "postgresql://u:\udc80{}@h/db",
+]
+
+
+def assert_hidden(error: BaseException) -> None:
+    seen: BaseException | None = error
+    while seen is not None:
+        shown = str(seen) + repr(seen) + str(seen.args) + "".join(traceback.format_exception(seen))
+        assert CANARY not in shown
+        seen = seen.__context__
+
+
+@pytest.mark.parametrize("dsn", BAD_DSNS)
+@pytest.mark.parametrize("source", ["flag", "environment", "file"])
+def test_a_bad_dsn_is_refused_without_quoting_it(monkeypatch, dsn, source):
+    dsn = dsn.replace("{}", CANARY)
+    given: dict[str, object] = {}
+    if source == "flag":
+        given = {"dsn": dsn}
+    elif source == "environment" and "\0" not in dsn:
+        monkeypatch.setenv("PGWORKD_DSN", dsn)
+    else:
+        write(
+            "dsn = " + repr(dsn).replace("\\x00", "\\u0000").replace("'", '"').replace("\\udc80", "\\u007f")
+        )
+    with pytest.raises(UsageError, match=r"^dsn \(") as caught:
+        load(**given)
+    assert_hidden(caught.value)
+
+
+def test_the_password_is_in_nothing_that_is_shown(monkeypatch):
+    dsn = f"postgresql://u:{CANARY}@h/db?sslpassword={CANARY}"
+    monkeypatch.setenv("PGWORKD_DSN", dsn)
+    settings = load(lease_s=60)
+    shown = [
+        repr(settings),
+        str(settings),
+        str(describe(settings)),
+        settings.model_dump_json(),
+        str(settings.model_dump()),
+    ]
+    shown += [str(settings.notes), f"{settings.dsn}", str(settings.dsn_redacted), str(vars(settings))]
+    assert not [text for text in shown if CANARY in text]
+    assert pickle.loads(pickle.dumps(settings)).dsn_required() == dsn  # noqa: S301
+    with pytest.raises(UsageError) as caught:
+        load(lease_s=1)  # another field is at fault
+    assert_hidden(caught.value)
+    with pytest.raises(ValidationError) as direct:
+        Settings(dsn=SecretStr(dsn + "#"))
+    assert CANARY not in str(direct.value)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in Settings.model_fields if name not in ("dsn", "worker_name")]
+)
+def test_a_dsn_in_the_wrong_place_is_not_quoted(monkeypatch, name):
+    monkeypatch.setenv(f"PGWORKD_{name.upper()}", f"postgresql://u:{CANARY}@h/db?x=y")
+    with pytest.raises(UsageError) as caught:
+        load()
+    assert_hidden(caught.value)
+
+
+def test_without_a_dsn_the_error_says_how_to_give_one():
+    with pytest.raises(UsageError, match=r"set PGWORKD_DSN, or pass --dsn"):
+        load().dsn_required()
+
+
+@given(st.text(st.characters(exclude_categories=("Cs", "Cc"), exclude_characters="/?#")))
+def test_no_password_survives_redaction(password):
+    dsn = f"postgresql://u:{CANARY}{password}@host/db"
+    assert redacted(dsn) == "postgresql://u:***@host/db"
+
+
+def test_every_setting_says_what_it_is():
+    assert not [name for name, field in Settings.model_fields.items() if not field.description]
