@@ -380,7 +380,7 @@ $$;
 -- then due rows with SKIP LOCKED. Raises PW001 when the worker's lease is gone.
 CREATE FUNCTION claim(p_worker int, p_queue text, p_limit int, p_kinds text[] DEFAULT '{}', p_budgets int[] DEFAULT '{}')
 RETURNS TABLE (id uuid, kind text, payload text, attempt int, failures int, max_attempts int, timeout_s real,
-               priority int, run_at float8, created_at float8, schedule text, occurrence float8, meta text)
+               priority int, losses int, run_at float8, created_at float8, schedule text, occurrence float8, meta text)
 LANGUAGE plpgsql VOLATILE
 SET search_path = pgworkd, pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET jit = off
@@ -454,7 +454,7 @@ BEGIN
         RETURNING j.*
     )
     SELECT t.id, coalesce(t.kind, t.queue)::text, t.payload::text, t.attempts, t.failures, t.max_attempts::int,
-           t.timeout_s::real, t.priority, extract(epoch FROM t.run_at)::float8,
+           t.timeout_s::real, t.priority, t.losses, extract(epoch FROM t.run_at)::float8,
            extract(epoch FROM t.created_at)::float8, t.schedule, extract(epoch FROM t.occurrence)::float8, t.meta::text
     FROM taken t ORDER BY t.priority DESC, t.run_at, t.id;
 END $$;
@@ -643,31 +643,28 @@ BEGIN
             ON j.id = s.id
           WHERE j.id = ANY (p_ids) AND j.attempts = s.attempt AND j.worker_id IS NOT NULL
           FOR UPDATE OF j) x;
-    PERFORM bury(v_ids, v_to, v_why);
+    PERFORM bury(array_agg(e.id), e.status, e.message)
+    FROM unnest(v_ids, v_to, v_why) AS e (id, status, message) GROUP BY e.status, e.message;
     RETURN coalesce(v_ids, '{}');
 END $$;
 
--- Moves rows, which the caller has locked, to finished_jobs under a final status, and restarts nothing:
--- the chains of schedules among them are restored by ensure_schedules.
-CREATE FUNCTION bury(p_ids uuid[], p_statuses text[], p_messages text[]) RETURNS int
+-- Moves rows, which the caller has locked, to finished_jobs under a final status; p_message, where not NULL,
+-- becomes their error. Answers how many. The chains of schedules among them are left to ensure_schedules.
+CREATE FUNCTION bury(p_ids uuid[], p_status text, p_message text) RETURNS int
 LANGUAGE plpgsql VOLATILE
-SET search_path = pgworkd, pg_catalog, pg_temp
-SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off SET jit = off
-SET plan_cache_mode = force_generic_plan AS $$
+SET search_path = pgworkd, pg_catalog, pg_temp SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     v_moved int;
 BEGIN
     WITH gone AS (
-        DELETE FROM jobs j USING unnest(p_ids, p_statuses, p_messages) AS s (id, final, message)
-        WHERE j.id = ANY (p_ids) AND j.id = s.id
-        RETURNING j.*, s.final, s.message
+        DELETE FROM jobs j WHERE j.id = ANY (p_ids) RETURNING j.*
     )
     INSERT INTO finished_jobs (id, finished_at, run_at, created_at, started_at, failed_at, occurrence, batch_id,
         status, priority, attempts, failures, max_attempts, worker_id, queue, kind, payload, meta,
         error, errors, dedupe_key, serialize_key, schedule)
     SELECT g.id, clock(), g.run_at, g.created_at, g.started_at, g.failed_at, g.occurrence, g.batch_id,
-        g.final::job_status, g.priority, g.attempts, g.failures, g.max_attempts, g.worker_id, g.queue, g.kind,
-        g.payload, g.meta, coalesce(g.message, g.error), g.errors, g.dedupe_key, g.serialize_key, g.schedule
+        p_status::job_status, g.priority, g.attempts, g.failures, g.max_attempts, g.worker_id, g.queue, g.kind,
+        g.payload, g.meta, coalesce(p_message, g.error), g.errors, g.dedupe_key, g.serialize_key, g.schedule
     FROM gone g;
     GET DIAGNOSTICS v_moved = ROW_COUNT;
     RETURN v_moved;
@@ -893,8 +890,7 @@ BEGIN
     v_ids := ARRAY(SELECT j.id FROM jobs j
                    WHERE j.expires_at <= clock() AND j.status IN ('blocked', 'pending', 'failed')
                    ORDER BY j.expires_at LIMIT p_limit FOR UPDATE SKIP LOCKED);
-    RETURN bury(v_ids, array_fill('expired'::text, ARRAY[cardinality(v_ids)]),
-                array_fill('expired before it could start'::text, ARRAY[cardinality(v_ids)]));
+    RETURN bury(v_ids, 'expired', 'expired before it could start');
 END $$;
 
 -- Makes the day partitions of finished_jobs for today and p_days_ahead more. A new partition needs a
@@ -968,7 +964,7 @@ BEGIN
     v_ids := ARRAY(SELECT j.id FROM jobs j
                    WHERE j.status = 'dead' AND j.failed_at < clock() - make_interval(days => p_keep_dead_days)
                    LIMIT p_limit FOR UPDATE SKIP LOCKED);
-    dead_moved := bury(v_ids, array_fill('dead'::text, ARRAY[cardinality(v_ids)]), NULL);
+    dead_moved := bury(v_ids, 'dead', NULL);
     RETURN NEXT;
 END $$;
 
@@ -990,7 +986,7 @@ BEGIN
     INTO v_waiting, v_running
     FROM (SELECT j.id, j.status FROM jobs j WHERE j.id = ANY (p_ids) ORDER BY j.id FOR UPDATE) x;
     UPDATE jobs j SET cancel_requested_at = coalesce(j.cancel_requested_at, clock()) WHERE j.id = ANY (v_running);
-    PERFORM bury(v_waiting, array_fill('cancelled'::text, ARRAY[cardinality(v_waiting)]), NULL);
+    PERFORM bury(v_waiting, 'cancelled', NULL);
     PERFORM pg_notify('pgworkd', jsonb_build_object('worker', w.worker_id)::text)
     FROM (SELECT DISTINCT j.worker_id FROM jobs j WHERE j.id = ANY (v_running)) w;
     RETURN QUERY SELECT u.id, 'cancelled' FROM unnest(v_waiting) AS u (id)
@@ -1028,7 +1024,7 @@ DECLARE
 BEGIN
     SELECT array_agg(x.id) INTO v_ids
     FROM (SELECT j.id FROM jobs j WHERE j.id = ANY (p_ids) AND j.status = 'dead' ORDER BY j.id FOR UPDATE) x;
-    RETURN bury(v_ids, array_fill('dead'::text, ARRAY[cardinality(v_ids)]), NULL);
+    RETURN bury(v_ids, 'dead', NULL);
 END $$;
 
 -- ------------------------------------------------------------------------------------------------

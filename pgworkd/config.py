@@ -52,7 +52,6 @@ class Settings(BaseSettings):
         env_ignore_empty=True,
         extra="forbid",
         frozen=True,
-        allow_inf_nan=False,
         hide_input_in_errors=True,
     )
 

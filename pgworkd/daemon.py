@@ -304,6 +304,8 @@ class Daemon:
 
     def _settled(self, held: Held, outcome: Outcome, status: str | None) -> None:
         self._reporter.settled(held, outcome, status)
+        if held.claimed.losses:
+            self._look_everywhere()  # the next suspect may run
         if status == "dead":
             payload: Mapping[str, Any] | None = None
             with contextlib.suppress(InvalidPayload):

@@ -79,7 +79,7 @@ class EmbeddedPostgres:
         return f"postgresql://postgres:{self._password}@127.0.0.1:{self._port}/{quote(database, safe='')}"
 
     def start(self) -> None:
-        """Makes the cluster if there is none, starts the server, returns when it takes connections (0.5 s).
+        """Makes the cluster if there is none (0.5 s), starts the server and waits until it answers (0.1 s).
 
         Raises OSError for a directory that this user cannot use, and EmbeddedUnavailable: no binaries, the
         directory is in use (by which pid), no start within 120 s (with the last 20 lines of the log).
@@ -93,17 +93,17 @@ class EmbeddedPostgres:
             self._dir = Path(tempfile.mkdtemp(prefix="pgworkd-")).resolve()
             self._dir.chmod(0o711)  # root's server must pass through
         self._dir.mkdir(0o711, parents=True, exist_ok=True)
-        bin_dir, run = _installation(self._dir, self._bin_dir)
         pgdata, password, log = (self._dir / name for name in ("pgdata", "password", "server.log"))
-        if not pgdata.exists():
-            _initdb(bin_dir, pgdata, password, run)
-        self._password, self._port = password.read_text(), self._port or _free_port()
         pid_file = pgdata / "postmaster.pid"
         with suppress(OSError, IndexError):  # there is no such file, no such process, or it is not ours
             pid = pid_file.read_text().split()[0]
             if Path(f"/proc/{pid}/cwd").readlink() == pgdata:
                 raise EmbeddedUnavailable(f"{self._dir} is in use by a running Postgres (pid {pid})")
             pid_file.unlink()  # stale, but Postgres would believe it: that pid is another process now
+        bin_dir, run = _installation(self._dir, self._bin_dir)
+        if not pgdata.exists():
+            _initdb(bin_dir, pgdata, password, run, ["--no-sync"] if self._temporary else [])
+        self._password, self._port = password.read_text(), self._port or _free_port()
         fixed = {"listen_addresses": "127.0.0.1", "port": self._port, "unix_socket_directories": "."}
         options = [f"-c{name}={value}" for name, value in {**self.settings, **fixed}.items()]
         command = [str(bin_dir / "postgres"), f"-D{pgdata}", *options]
@@ -177,9 +177,9 @@ def _installation(data_dir: Path, bin_dir: Path | None) -> tuple[Path, dict[str,
     if os.geteuid() == 0:
         try:
             if _USER not in [each.pw_name for each in pwd.getpwall()]:
-                subprocess.run(["/usr/sbin/useradd", "--system", _USER], check=True)  # noqa: S603
+                subprocess.run(["/usr/sbin/useradd", "--system", _USER], check=False)  # noqa: S603
             user = pwd.getpwnam(_USER)
-        except (OSError, KeyError, subprocess.SubprocessError) as error:
+        except (OSError, KeyError) as error:
             raise EmbeddedUnavailable(f"as root, Postgres needs the system user {_USER}: {error}") from error
         run |= {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
         if not _open_to_all(data_dir):
@@ -202,7 +202,7 @@ def _open_to_all(path: Path) -> bool:
     return all(each.stat().st_mode & 0o001 for each in (path, *path.parents))
 
 
-def _initdb(bin_dir: Path, pgdata: Path, password: Path, run: dict[str, Any]) -> None:
+def _initdb(bin_dir: Path, pgdata: Path, password: Path, run: dict[str, Any], more: list[str]) -> None:
     fresh = pgdata.with_suffix(".new")  # renamed when complete, so that one cut short does no harm
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(0o700)
@@ -211,7 +211,7 @@ def _initdb(bin_dir: Path, pgdata: Path, password: Path, run: dict[str, Any]) ->
     for path in (fresh, password):
         os.chown(path, run.get("user", -1), run.get("group", -1))
     command = [str(bin_dir / "initdb"), f"-D{fresh}", f"--pwfile={password}", "--auth=scram-sha-256"]
-    command += ["--username=postgres", "--encoding=UTF8", "--no-locale"]
+    command += ["--username=postgres", "--encoding=UTF8", "--no-locale", *more]
     done = subprocess.run(command, capture_output=True, text=True, check=False, **run)  # noqa: S603
     if done.returncode:
         raise EmbeddedUnavailable(f"initdb fails in {pgdata.parent}: {done.stderr.strip()}")

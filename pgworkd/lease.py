@@ -81,6 +81,7 @@ class Lease:
         self._heartbeat_s = heartbeat_s
         self._fence_s = lease_s - lease_s / 6
         self._end_s = lease_s - lease_s / 30
+        self._grace_s = min(2.0, lease_s / 10)
         self._end_process = end_process
         self._home = asyncio.get_running_loop()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -163,14 +164,16 @@ class Lease:
 
     async def _guard(self) -> None:
         """Watches the clock, whatever the heartbeat is waiting for."""
-        fenced_for: float | None = None
+        fenced_for, fenced_at_s = 0.0, 0.0
         while True:
-            renewed_at_s = self.renewed_at_s
-            since_s = boot_time_s() - renewed_at_s
+            now_s, renewed_at_s = boot_time_s(), self.renewed_at_s
+            since_s = now_s - renewed_at_s
             if since_s >= self._fence_s and fenced_for != renewed_at_s:
-                fenced_for = renewed_at_s
+                fenced_for, fenced_at_s = renewed_at_s, now_s
                 self._call_home(self._lessee.lease_fenced, since_s)
-            if since_s >= self._end_s and self._lessee.still_running():
+            # After a freeze the lease is long over when the fence comes: the loop gets its moment all the same.
+            fenced_s = now_s - fenced_at_s
+            if since_s >= self._end_s and fenced_s >= self._grace_s and self._lessee.still_running():
                 self._end_process(f"the lease ends and {self._lessee.still_running()} handlers would not stop")
             await anyio.sleep(min(0.25, self._lease_s / 60))
 

@@ -30,6 +30,7 @@ class Claimed(NamedTuple):
     max_attempts: int
     timeout_s: float | None
     priority: int
+    losses: int
     run_at: float
     created_at: float
     schedule: str | None
@@ -93,8 +94,8 @@ class HeartbeatAnswer:
     """Rows of `queues`: concurrency (or None) and paused, by name."""
 
 
-_CLAIM = """SELECT id, kind, payload, attempt, failures, max_attempts, timeout_s, priority, run_at, created_at,
-    schedule, occurrence, meta FROM pgworkd.claim($1, $2, $3, $4, $5)"""
+_CLAIM = """SELECT id, kind, payload, attempt, failures, max_attempts, timeout_s, priority, losses, run_at,
+    created_at, schedule, occurrence, meta FROM pgworkd.claim($1, $2, $3, $4, $5)"""
 _COMPLETED = "SELECT pgworkd.settle_completed($1, $2, $3, $4, $5, $6)"
 _FAILED = "SELECT id, status FROM pgworkd.settle_failed($1, $2, $3, $4, $5, $6, $7, $8, $9)"
 _RELEASED = "SELECT pgworkd.settle_released($1, $2, $3, $4)"

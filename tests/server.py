@@ -30,7 +30,7 @@ TEST_SETTINGS = {
 def start_test_server(pg_bin: Path | None = None) -> EmbeddedPostgres:
     """Starts a server in a temporary directory, from `pg_bin` or from the embedded binaries; stop() it.
 
-    The directory is in memory if that has 4 GiB to spare: a test's database then takes 8 ms, on a slow disk 250 ms.
+    The directory is in memory if that has 4 GiB to spare: a database then takes 8 ms, on a slow disk 250 ms.
     """
     server = EmbeddedPostgres(settings=TEST_SETTINGS, bin_dir=pg_bin)
     roomy = MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 4 << 30

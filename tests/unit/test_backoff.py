@@ -57,6 +57,12 @@ def test_what_a_handler_may_declare(policy, expected):
     assert [backoff.delay_s(n, middle) for n in range(1, len(expected) + 1)] == pytest.approx(expected)
 
 
+def test_odd_counts_of_failures_are_taken_as_one_or_as_many():
+    assert [Backoff.parse([5, 60]).delay_s(n, middle) for n in (-7, 0, 1, 10**9)] == [5, 5, 5, 60]
+    assert Backoff().delay_s(0, middle) == 30
+    assert Backoff(base_s=0).delay_s(10**9, middle) == 0
+
+
 def test_a_function_is_taken_at_its_word():
     assert Backoff.parse(lambda _: 100).delay_s(1, lambda: 1.0) == 100
 

@@ -21,6 +21,7 @@ import pytest
 
 from pgworkd import embedded
 from pgworkd.embedded import EmbeddedPostgres, EmbeddedUnavailable
+from tests import server as test_server
 
 FAST = {"fsync": "off", "shared_buffers": "16MB"}
 DEBIAN_15 = Path("/usr/lib/postgresql/15/bin")
@@ -300,10 +301,7 @@ def test_the_server_ends_with_its_owner(end: str | signal.Signals, user: str) ->
     wait_until(lambda: not Path(directory).exists())
 
 
-async def test_databases_for_tests_are_copies_of_a_template(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(REPOSITORY / "tests"))
-    import server as test_server
-
+async def test_databases_for_tests_are_copies_of_a_template() -> None:
     pg = test_server.start_test_server(None)
     try:
         for n in (6, 7):  # the second replaces the first

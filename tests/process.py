@@ -1,0 +1,88 @@
+"""A daemon in a process of its own, to be killed, frozen and blocked: python -m tests.process DSN KEY=VALUE...
+
+The app's handlers write what they do into the table `runs` on a connection of their own, so that the test can
+compare what really ran with what the engine says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import anyio
+import asyncpg
+
+from pgworkd.app import App
+from pgworkd.daemon import Daemon
+from pgworkd.job import Job
+from tests.kit import quick_options
+
+TABLES = """
+    CREATE TABLE runs (job uuid, attempt int, pid int, started timestamptz DEFAULT clock_timestamp(),
+                       ended timestamptz, PRIMARY KEY (job, attempt));
+    CREATE TABLE gates (name text PRIMARY KEY);
+"""
+
+app = App()
+_pool: asyncpg.Pool[Any] | None = None
+
+
+@app.handler("work", concurrency=1000, max_attempts=10)
+async def work(payload: dict[str, Any], job: Job) -> None:
+    """Notes its start, waits for the gate if its payload names one, notes its end."""
+    assert _pool is not None
+    await _pool.execute("INSERT INTO runs (job, attempt, pid) VALUES ($1, $2, $3)", job.id, job.attempt, os.getpid())
+    if (gate := payload.get("gate")) is not None:
+        while not await _pool.fetchval("SELECT count(*) FROM gates WHERE name = $1", gate):
+            await anyio.sleep(0.05)
+    await _pool.execute("UPDATE runs SET ended = clock_timestamp() WHERE job = $1 AND attempt = $2", job.id, job.attempt)
+
+
+@app.handler("block", concurrency=1)
+async def block(payload: dict[str, Any], job: Job) -> None:
+    """Blocks the event loop, as a careless handler does."""
+    assert _pool is not None
+    await _pool.execute("INSERT INTO runs (job, attempt, pid) VALUES ($1, $2, $3)", job.id, job.attempt, os.getpid())
+    time.sleep(payload["seconds"])  # noqa: ASYNC251 - that is the point
+
+
+@app.handler("poison", concurrency=10, max_attempts=10)
+async def poison(payload: dict[str, Any], job: Job) -> None:
+    """Takes the whole process along, or only looks as if it might."""
+    if payload["deadly"]:
+        os.kill(os.getpid(), signal.SIGKILL)
+    await anyio.sleep(payload.get("seconds", 0.0))
+
+
+async def main(dsn: str, changes: dict[str, float]) -> int:
+    """Runs the daemon until SIGTERM."""
+    global _pool
+    _pool = await asyncpg.create_pool(dsn, min_size=1, max_size=5)
+    daemon = Daemon(app, quick_options(dsn, **changes))
+    daemon.events.listen(lambda name, facts: print(name, dict(facts), file=sys.stderr, flush=True))  # noqa: T201
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, daemon.request_stop)
+    return await daemon.run()
+
+
+@contextlib.contextmanager
+def daemon_process(dsn: str, log: Any = subprocess.DEVNULL, **changes: float) -> Iterator[subprocess.Popen[bytes]]:
+    """Starts one; it is killed at the end, if it still lives."""
+    arguments = [f"{key}={value}" for key, value in changes.items()]
+    process = subprocess.Popen([sys.executable, "-m", "tests.process", dsn, *arguments], stderr=log)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+if __name__ == "__main__":
+    pairs = (argument.split("=") for argument in sys.argv[2:])
+    sys.exit(asyncio.run(main(sys.argv[1], {key: float(value) for key, value in pairs})))
