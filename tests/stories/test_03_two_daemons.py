@@ -1,0 +1,88 @@
+"""Two daemons share one queue: each job is claimed by one of them, once, and completed once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import asyncpg
+
+from pgworkd.app import App
+from pgworkd.job import Job
+from tests.kit import running, until
+
+JOBS = 20_000
+
+AUDIT = """
+    CREATE TABLE audit (job uuid, attempt int, old text, new text, worker int, at timestamptz DEFAULT clock_timestamp());
+    CREATE FUNCTION audit() RETURNS trigger LANGUAGE plpgsql AS $$
+    BEGIN
+        IF TG_OP = 'INSERT' THEN
+            INSERT INTO audit VALUES (NEW.id, NEW.attempts, NULL, NEW.status, NEW.worker_id);
+        ELSIF NEW.status <> OLD.status THEN
+            INSERT INTO audit VALUES (NEW.id, NEW.attempts, OLD.status, NEW.status, NEW.worker_id);
+        END IF;
+        RETURN NULL;
+    END $$;
+    CREATE TRIGGER audit AFTER UPDATE ON pgworkd.jobs FOR EACH ROW EXECUTE FUNCTION audit();
+    CREATE TRIGGER audit AFTER INSERT ON pgworkd.finished_jobs FOR EACH ROW EXECUTE FUNCTION audit();
+"""
+
+
+async def test_twenty_thousand_jobs_between_two_daemons(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    await db.execute(AUDIT)
+    ran: dict[str, Counter[Any]] = {"a": Counter(), "b": Counter()}
+
+    def app_named(name: str) -> App:
+        app = App()
+
+        @app.handler("q", concurrency=200)
+        async def handle(job: Job) -> None:
+            ran[name][job.id] += 1
+
+        return app
+
+    async with running(app_named("a"), dsn) as (a, _), running(app_named("b"), dsn) as (b, _):
+        await db.execute("INSERT INTO pgworkd.jobs (queue) SELECT 'q' FROM generate_series(1, $1::int)", JOBS)
+        await until(lambda: db.fetchval("SELECT NOT EXISTS (SELECT FROM pgworkd.jobs)"))
+        workers = {a.worker_id, b.worker_id}
+
+    assert await db.fetchval("SELECT count(*) FROM pgworkd.finished_jobs WHERE status = 'completed'") == JOBS
+    assert await db.fetchval("SELECT count(DISTINCT id) FROM pgworkd.finished_jobs") == JOBS
+    # Neither ran what the other ran, nor anything twice; and both had their share.
+    assert not ran["a"].keys() & ran["b"].keys()
+    assert set((ran["a"] + ran["b"]).values()) == {1}
+    assert sum(ran["a"].values()) + sum(ran["b"].values()) == JOBS
+    assert min(len(ran["a"]), len(ran["b"])) > 0
+    # The database saw the same: one claim and one completion per job.
+    claims = await db.fetch("SELECT count(*) AS n, count(DISTINCT job) AS jobs, array_agg(DISTINCT worker) AS workers FROM audit WHERE new = 'running'")
+    assert (claims[0]["n"], claims[0]["jobs"], set(claims[0]["workers"])) == (JOBS, JOBS, workers)
+    assert await db.fetchval("SELECT count(*) FROM audit WHERE new = 'completed'") == JOBS
+    assert await db.fetchval("SELECT count(*) FROM audit WHERE new NOT IN ('running', 'completed')") == 0
+
+
+async def test_a_job_goes_to_the_daemon_that_has_a_free_slot(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    """No daemon hoards: while one is full, the other gets the work at once."""
+    import anyio
+
+    release = anyio.Event()
+    ran: list[str] = []
+
+    def app_named(name: str) -> App:
+        app = App()
+
+        @app.handler("q", concurrency=1)
+        async def handle() -> None:
+            ran.append(name)
+            await release.wait()
+
+        return app
+
+    async with running(app_named("a"), dsn), running(app_named("b"), dsn):
+        await db.execute("INSERT INTO pgworkd.jobs (queue) SELECT 'q' FROM generate_series(1, 3)")
+        await until(lambda: db.fetchval("SELECT count(*) = 2 FROM pgworkd.jobs WHERE status = 'running'"))
+        assert sorted(ran) == ["a", "b"]
+        assert await db.fetchval("SELECT count(*) FROM pgworkd.jobs WHERE status = 'pending'") == 1
+        release.set()
+        await until(lambda: db.fetchval("SELECT NOT EXISTS (SELECT FROM pgworkd.jobs)"))
+    assert len(ran) == 3

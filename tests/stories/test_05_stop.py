@@ -1,0 +1,139 @@
+"""Stopping: nothing half-done is lost, nothing is charged to a job for it, and the exit code is honest."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import anyio
+import asyncpg
+
+from pgworkd import events
+from pgworkd.app import App
+from pgworkd.daemon import Daemon
+from pgworkd.job import Job
+from tests.kit import Recorder, insert, quick_options, running, status, until, waits_for_status
+
+
+async def test_a_graceful_stop_waits_for_what_runs_and_gives_back_the_rest(
+    dsn: str, db: asyncpg.Connection[Any]
+) -> None:
+    app, release = App(), anyio.Event()
+
+    @app.handler("q", concurrency=1)
+    async def handle() -> str:
+        await release.wait()
+        return "finished in peace"
+
+    async with running(app, dsn) as (daemon, seen):
+        first, second = await insert(db, "q"), await insert(db, "q")
+        await until(waits_for_status(db, first, "running"))
+        daemon.request_stop()
+        await seen.wait(events.DAEMON_STOPPING)
+        third = await insert(db, "q")
+        release.set()
+        await seen.wait(events.DAEMON_STOPPED, exit_code=0)
+
+    assert [await status(db, job_id) for job_id in (first, second, third)] == ["completed", "pending", "pending"]
+    assert await db.fetchval("SELECT count(*) FROM pgworkd.workers") == 0
+    assert await db.fetchval("SELECT count(*) FROM pgworkd.pools") == 0
+
+
+async def test_what_does_not_end_in_time_is_cancelled_and_given_back_unspent(
+    dsn: str, db: asyncpg.Connection[Any]
+) -> None:
+    app, cleaned_up = App(), []
+
+    @app.handler("q")
+    async def handle(job: Job) -> None:
+        try:
+            await anyio.sleep_forever()
+        finally:
+            cleaned_up.append(job.attempt)
+
+    async with running(app, dsn, shutdown_s=0.05) as (daemon, seen):
+        job_id = await insert(db, "q")
+        await until(waits_for_status(db, job_id, "running"))
+        daemon.request_stop()
+        await seen.wait(events.DAEMON_STOPPED, exit_code=0)
+        released = await seen.wait(events.JOB_RELEASED)
+    assert released["reason"] == "the daemon stops"
+    assert cleaned_up == [1]
+    row = await db.fetchrow("SELECT status, attempts, failures, error FROM pgworkd.jobs")
+    assert row is not None
+    assert tuple(row) == ("pending", 1, 0, None)
+
+
+async def test_a_second_request_stops_at_once(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    app = App()
+
+    @app.handler("q")
+    async def handle() -> None:
+        await anyio.sleep_forever()
+
+    async with running(app, dsn, shutdown_s=3600) as (daemon, seen):
+        await insert(db, "q")
+        await until(lambda: db.fetchval("SELECT count(*) FROM pgworkd.jobs WHERE status = 'running'"))
+        daemon.request_stop()
+        await seen.wait(events.DAEMON_STOPPING)
+        daemon.request_stop(now=True)
+        await seen.wait(events.DAEMON_STOPPED, exit_code=0)
+    assert await db.fetchval("SELECT status FROM pgworkd.jobs") == "pending"
+
+
+async def test_a_stop_in_the_middle_of_a_backlog_leaves_no_job_running(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    app = App()
+
+    @app.handler("q", concurrency=50)
+    async def handle() -> None:
+        await anyio.sleep(0)
+
+    await db.execute("INSERT INTO pgworkd.jobs (queue) SELECT 'q' FROM generate_series(1, 5000)")
+    async with running(app, dsn) as (daemon, seen):
+        await seen.wait(events.JOB_COMPLETED, count=100)
+        daemon.request_stop()
+        await seen.wait(events.DAEMON_STOPPED, exit_code=0)
+    counts = dict(await db.fetch("SELECT status::text, count(*) FROM pgworkd.all_jobs GROUP BY 1"))
+    assert set(counts) <= {"completed", "pending"}
+    assert sum(counts.values()) == 5000
+    assert counts["completed"] == len(seen.all(events.JOB_COMPLETED))
+    assert await db.fetchval("SELECT max(failures) FROM pgworkd.all_jobs") == 0
+
+
+async def test_a_thread_is_told_to_stop_and_its_result_counts(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    app, entered = App(), threading.Event()
+
+    @app.handler("q")
+    def handle(job: Job) -> str:
+        entered.set()
+        assert job.stopping.wait(10)
+        return "came home"
+
+    async with running(app, dsn, shutdown_s=0.05) as (daemon, seen):
+        job_id = await insert(db, "q")
+        await until(lambda: _truth(entered.is_set()))
+        daemon.request_stop()
+        await seen.wait(events.DAEMON_STOPPED, exit_code=0)
+    assert await status(db, job_id) == "completed"
+
+
+async def test_a_stop_before_the_database_was_ever_there() -> None:
+    app = App()
+
+    @app.handler("q")
+    async def handle() -> None:
+        return None
+
+    seen = Recorder()
+    daemon = Daemon(app, quick_options("postgresql://nobody@127.0.0.1:1/nowhere"))
+    daemon.events.listen(seen)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(daemon.run)
+        away = await seen.wait(events.DATABASE_AWAY)
+        assert "no connection to the database" in away["error"]
+        daemon.request_stop()
+        await seen.wait(events.DAEMON_STOPPED, exit_code=0)
+
+
+async def _truth(value: Any) -> Any:
+    return value
