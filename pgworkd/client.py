@@ -3,47 +3,40 @@
     job_id = await enqueue(conn, "embedding", {"note": 7}, delay=60)       # asyncpg, or anything else async
     job_ids = enqueue_many(conn, [NewJob("ocr", {"page": 1}), {"queue": "ocr", "payload": {"page": 2}}])
 
-The jobs exist when the caller's transaction commits, and never did when it rolls back; outside a transaction
-(autocommit) they exist at once. Nothing here commits, rolls back or ends what the caller began.
+The jobs exist when the caller's transaction commits and never did when it rolls back; in autocommit they exist
+at once. Nothing here commits or ends what the caller began. `conn` is one of
 
-Known connections: see CONNECTIONS; with an async one the answer must be awaited. What is wrong with a job is
-said at the call (UsageError, InvalidPayload), before the database hears of it. Whatever the driver raises
-passes through as it is: a violation of unique (queue, dedupe_key), an aborted transaction, a closed connection.
+    asyncpg       Connection (also from a pool), Pool (always autocommit)           await the answer
+    psycopg       Connection; AsyncConnection                                       await the latter's
+    SQLAlchemy    Connection, Session; AsyncConnection, AsyncSession; both scoped   await the latter's
+    Django        django.db.connection, connections[alias]
+
+A fault of a job is told at the call (UsageError, InvalidPayload), before the database hears of it. What the
+driver raises passes through as it is: a taken dedupe_key, an aborted transaction, a closed connection.
 """
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from contextlib import (
-    AbstractAsyncContextManager,
-    AbstractContextManager,
-    asynccontextmanager,
-    contextmanager,
-    nullcontext,
-)
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import KW_ONLY, dataclass, fields
 from datetime import UTC, datetime, timedelta
-from functools import cache
+from functools import cache, partial
+from re import sub
 from typing import Any, Protocol, TypedDict, Unpack, overload
 from uuid import UUID
 
 from .errors import UsageError, delay_seconds
 from .payload import encode
 
-NAME_CHARS_MAX = 200
-KEY_CHARS_MAX = 512
-ATTEMPTS_MAX = 1000
-FIRST_INSTANT = datetime(1970, 1, 1, tzinfo=UTC)
-END_OF_INSTANTS = datetime(2200, 1, 1, tzinfo=UTC)
+FIRST_INSTANT, END_OF_INSTANTS = datetime(1970, 1, 1, tzinfo=UTC), datetime(2200, 1, 1, tzinfo=UTC)
+NAME_CHARS_MAX, KEY_CHARS_MAX, ATTEMPTS_MAX = 200, 512, 1000
+# What one statement carries at most: more makes it no faster, but costs the server memory.
+_STATEMENT_ROWS, _STATEMENT_CHARS = 5_000, 8 * 1024 * 1024
 
-# One statement carries so much at most: larger ones are not faster, but cost the server memory.
-_STATEMENT_ROWS = 5_000
-_STATEMENT_CHARS = 8 * 1024 * 1024
-
-# Ids are drawn before the insert, because RETURNING promises no order. Everything travels as text or number,
-# so that no codec or adapter that the caller set for jsonb or timestamptz comes between.
+# Ids are drawn before the insert, because RETURNING promises no order. Everything travels as text or number, so
+# that no codec or adapter for jsonb or timestamptz that the caller has set comes between.
 _INSERT = """
 WITH new AS MATERIALIZED (
     SELECT pgworkd.new_id() AS id, given.*
@@ -62,34 +55,27 @@ WITH new AS MATERIALIZED (
 )
 SELECT id FROM new ORDER BY nr
 """
-# The same in the other styles of parameters; each occurs once, in order.
-_INSERT_FORMAT = re.sub(r"\$\d+", "%s", _INSERT)
-_INSERT_NAMED = re.sub(r"\$(\d+)", r":p\1", _INSERT)
+# The same in the other styles of parameters: each of them occurs once, in order.
+_INSERT_FORMAT, _INSERT_NAMED = sub(r"\$\d+", "%s", _INSERT), sub(r"\$(\d+)", r":p\1", _INSERT)
+
+_Row = tuple[str, str | None, str, int, str | None, float | None, str | None, int | None, float | None, str | None, str | None]
+_Way = Callable[[Any, Sequence[_Row]], Any]
 
 
-class SyncConnection(Protocol):
-    """What all known sync connections have and no async one has: it tells type checkers what is returned."""
-
-    def commit(self) -> None:
-        """Never called."""
+class _Sync(Protocol):  # what every sync connection has and no async one
+    def commit(self) -> None: ...
 
 
-class AsyncConnection(Protocol):
-    """What psycopg's and SQLAlchemy's async connections have and no sync one has."""
-
-    def commit(self) -> Coroutine[Any, Any, None]:
-        """Never called."""
+class _Async(Protocol):  # psycopg's and SQLAlchemy's
+    def commit(self) -> Coroutine[Any, Any, None]: ...
 
 
-class AsyncpgConnection(Protocol):
-    """What asyncpg's connections and pools have and no other connection has."""
-
-    def fetchval(self, query: str, /, *args: Any) -> Coroutine[Any, Any, Any]:
-        """Never called."""
+class _Asyncpg(Protocol):  # connections and pools; no other connection has it
+    def fetchval(self, query: str, /, *args: Any) -> Coroutine[Any, Any, Any]: ...
 
 
 class JobOptions(TypedDict, total=False):
-    """The keyword arguments of `enqueue`; see NewJob."""
+    """The keyword arguments of `enqueue`; what they mean is said in NewJob."""
 
     kind: str | None
     priority: int
@@ -104,97 +90,88 @@ class JobOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class NewJob:
-    """A job to be enqueued. Nothing is checked before `enqueue_many` gets it."""
+    """A job to be; `enqueue_many` checks it."""
 
     queue: str
-    """1 to 200 characters."""
+    """1 to 200 characters, as `kind`."""
     payload: object = None
-    """A dict of JSON values, a dataclass or a pydantic model; at most 1 MiB as JSON. None: {}."""
+    """A dict of JSON values, a dataclass or a pydantic model, at most 1 MiB as JSON; None means {}."""
     _: KW_ONLY
     kind: str | None = None
-    """1 to 200 characters; None: the queue's own handler."""
+    """None: the queue's own handler."""
     priority: int = 0
-    """Higher first; 32 bits, signed."""
+    """Higher first, within int4."""
     run_at: datetime | None = None
-    """Not before this instant, by the database's clock; with a time zone, from 1970 to 2199. None: now."""
+    """Not to start before; with a time zone, 1970 to 2199. None: now, by the database's clock."""
     delay: float | timedelta | None = None
-    """Instead of run_at: seconds (or a timedelta) from now by the database's clock, 0 to 366 days."""
+    """Instead of `run_at`: seconds from now by the database's clock, 0 to 366 days."""
     expires_at: datetime | None = None
-    """A job that has not started by then ends as expired. As run_at."""
+    """Not to start from then on: it ends as expired. Bounds as `run_at`."""
     max_attempts: int | None = None
-    """1 to 1000; None: as the handler says, else 3."""
+    """1 to 1000; None: as the handler says."""
     timeout_s: float | timedelta | None = None
-    """Seconds (or a timedelta) that one attempt may take, more than 0, at most 366 days; None: as the handler says."""
+    """Seconds for one attempt, above 0, at most 366 days; None: as the handler says."""
     dedupe_key: str | None = None
-    """1 to 512 characters. Only one job of a queue may wait or run under a key; compared byte by byte."""
+    """1 to 512 characters, compared bytewise: a queue holds one live (not dead) job per key."""
     meta: object = None
-    """Trace context, tags; handed through. Like payload."""
+    """Trace context, tags: handed through to the handler. As `payload`."""
 
 
-_FIELDS = frozenset(field.name for field in fields(NewJob))
+_FIELDS = {field.name: None for field in fields(NewJob)}
 
 
 @overload
-def enqueue(conn: SyncConnection, queue: str, payload: object = None, **options: Unpack[JobOptions]) -> UUID: ...
+def enqueue(conn: _Sync, queue: str, payload: object = None, **options: Unpack[JobOptions]) -> UUID: ...
 @overload
 def enqueue(
-    conn: AsyncConnection | AsyncpgConnection, queue: str, payload: object = None, **options: Unpack[JobOptions]
+    conn: _Async | _Asyncpg, queue: str, payload: object = None, **options: Unpack[JobOptions]
 ) -> Coroutine[Any, Any, UUID]: ...
-def enqueue(
-    conn: Any, queue: str, payload: object = None, **options: Unpack[JobOptions]
-) -> UUID | Coroutine[Any, Any, UUID]:
-    """Inserts one job on `conn`, in its transaction if it is in one; the job's id (awaited if `conn` is async).
+def enqueue(conn: Any, queue: str, payload: object = None, **options: Unpack[JobOptions]) -> Any:
+    """Inserts one job in the transaction of `conn`; its id, to be awaited if `conn` is async.
 
-    The arguments are the fields of NewJob. Raises at the call: UsageError (InvalidPayload is one) for an
-    argument out of bounds or a connection of unknown type. The driver's own errors pass through.
+    All arguments are fields of NewJob. Raises at the call UsageError (InvalidPayload is one) for a value out of
+    bounds or a connection of another type, TypeError for an unknown name; the driver's errors pass through.
     """
-    is_async, opener = _way_to(conn)
-    rows = [_row(NewJob(queue, payload, **options), "")]
-    return _first(_store_async(opener, conn, rows)) if is_async else _store(opener, conn, rows)[0]
+    stored = _way(conn)(conn, [_row(NewJob(queue, payload, **options), "")])
+    return stored[0] if isinstance(stored, list) else _first(stored)
 
 
 @overload
-def enqueue_many(conn: SyncConnection, jobs: Iterable[NewJob | Mapping[str, Any]]) -> list[UUID]: ...
+def enqueue_many(conn: _Sync, jobs: Iterable[NewJob | Mapping[str, Any]]) -> list[UUID]: ...
 @overload
 def enqueue_many(
-    conn: AsyncConnection | AsyncpgConnection, jobs: Iterable[NewJob | Mapping[str, Any]]
+    conn: _Async | _Asyncpg, jobs: Iterable[NewJob | Mapping[str, Any]]
 ) -> Coroutine[Any, Any, list[UUID]]: ...
-def enqueue_many(
-    conn: Any, jobs: Iterable[NewJob | Mapping[str, Any]]
-) -> list[UUID] | Coroutine[Any, Any, list[UUID]]:
-    """Inserts all of `jobs` or none; their ids in the same order (to be awaited if `conn` is async).
+def enqueue_many(conn: Any, jobs: Iterable[NewJob | Mapping[str, Any]]) -> Any:
+    """Inserts all `jobs` or none; their ids in the order of the jobs, to be awaited if `conn` is async.
 
-    A mapping has the fields of NewJob as its keys. Errors are those of `enqueue`; one about a job starts with
-    its index: "jobs[17].payload.items[3] ...". All jobs are checked and encoded at the call, which takes the
-    event loop some 3 us each. Large calls take several statements, under a savepoint of the caller's
-    transaction, or in one of their own when the connection is in autocommit. After an error the transaction
-    may be usable or aborted, depending on the number of jobs: roll it back, as after any failed statement.
+    The keys of a mapping are the fields of NewJob. Errors as in `enqueue`; those about a job begin with its
+    index: "jobs[17].payload.items[3] ...". The call itself checks and encodes all jobs, some 5 us each. More than
+    5,000 jobs or 8 MiB take several statements, inside a savepoint or, in autocommit, a transaction of their own.
     """
-    is_async, opener = _way_to(conn)
-    rows = [_row(_new_job(item, f"jobs[{index}]"), f"jobs[{index}].") for index, item in enumerate(jobs)]
-    return _store_async(opener, conn, rows) if is_async else _store(opener, conn, rows)
+    way = _way(conn)
+    return way(conn, [_row(_new_job(job, f"jobs[{i}]"), f"jobs[{i}].") for i, job in enumerate(jobs)])
 
 
-# Checking
+# Checks
 
 
-def _new_job(item: object, what: str) -> NewJob:
-    if isinstance(item, NewJob):
-        return item
-    if not isinstance(item, Mapping):
-        raise UsageError(f"{what} is a {type(item).__name__}: pass a NewJob or a mapping with its fields")
-    if unknown := next((key for key in item if key not in _FIELDS), None):
-        raise UsageError(f"{what} has the unknown key {unknown!r}: there are {', '.join(sorted(_FIELDS))}")
-    if "queue" not in item:
-        raise UsageError(f"{what} names no queue")
-    return NewJob(**item)
+def _new_job(job: object, what: str) -> NewJob:
+    if isinstance(job, NewJob):
+        return job
+    if not isinstance(job, Mapping):
+        raise UsageError(f"{what} is a {type(job).__name__}: pass a NewJob, or a mapping with its fields")
+    if unknown := [key for key in job if key not in _FIELDS]:
+        raise UsageError(f"{what} has the unknown key {unknown[0]!r}: known are {', '.join(_FIELDS)}")
+    if "queue" not in job:
+        raise UsageError(f"{what}.queue is missing: name the queue")
+    return NewJob(**job)
 
 
 def _row(job: NewJob, at: str) -> _Row:
-    """The parameters of one job; `at` stands before the names in errors."""
     if job.run_at is not None and job.delay is not None:
-        raise UsageError(f"{at}run_at and {at}delay are both given: pass one of them")
-    limit, timeout = job.max_attempts, job.timeout_s
+        raise UsageError(f"{at}run_at and delay are both given: pass one of them")
+    limit, timeout_s = job.max_attempts, job.timeout_s
     return (
         _text(job.queue, f"{at}queue", NAME_CHARS_MAX),
         None if job.kind is None else _text(job.kind, f"{at}kind", NAME_CHARS_MAX),
@@ -204,7 +181,7 @@ def _row(job: NewJob, at: str) -> _Row:
         None if job.delay is None else delay_seconds(job.delay, f"{at}delay"),
         None if job.expires_at is None else _instant(job.expires_at, f"{at}expires_at"),
         None if limit is None else _whole(limit, f"{at}max_attempts", 1, ATTEMPTS_MAX),
-        None if timeout is None else _period(timeout, f"{at}timeout_s"),
+        None if timeout_s is None else _timeout(timeout_s, f"{at}timeout_s"),
         None if job.dedupe_key is None else _text(job.dedupe_key, f"{at}dedupe_key", KEY_CHARS_MAX),
         None if job.meta is None else encode(job.meta, f"{at}meta"),
     )
@@ -215,16 +192,16 @@ def _text(value: object, what: str, chars_max: int) -> str:
         raise UsageError(f"{what} is a {type(value).__name__}: pass text")
     if not 1 <= len(value) <= chars_max:
         raise UsageError(f"{what} has {len(value):,} characters: 1 to {chars_max} are allowed")
-    if not value.isprintable():  # NUL and lone surrogates are not; encode() knows how to refuse them
+    if not value.isprintable():  # neither is NUL or a lone surrogate: encode() refuses those in its words
         encode(value, what, object_only=False)
-    return str.__str__(value)  # of an enum its value; psycopg takes no lists of mixed types
+    return str.__str__(value)  # of an enum the value; and psycopg takes no list of mixed types
 
 
 def _whole(value: object, what: str, low: int, high: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise UsageError(f"{what} is a {type(value).__name__}: pass an int")
     if not low <= value <= high:
-        raise UsageError(f"{what} is out of bounds: {low} to {high} are allowed")
+        raise UsageError(f"{what} is out of bounds: pass {low} to {high}")
     return int(value)
 
 
@@ -232,34 +209,67 @@ def _instant(value: object, what: str) -> str:
     if not isinstance(value, datetime):
         raise UsageError(f"{what} is a {type(value).__name__}: pass a datetime with a time zone")
     if value.utcoffset() is None:
-        raise UsageError(
-            f"{what} has no time zone, so the instant it means would be a guess: "
-            "pass datetime.now(UTC), or value.astimezone() if local time is meant"
-        )
+        remedy = "pass datetime.now(UTC) + ..., or value.astimezone() if it is this host's local time"
+        raise UsageError(f"{what} has no time zone, which instant it means is a guess: {remedy}")
     if not FIRST_INSTANT <= value < END_OF_INSTANTS:
-        raise UsageError(f"{what} is {value.isoformat()}: 1970 to 2199 are allowed")
+        raise UsageError(f"{what} is {value.isoformat()}: pass an instant from 1970 to 2199")
     return value.astimezone(UTC).isoformat()
 
 
-def _period(value: float | timedelta, what: str) -> float:
-    seconds = delay_seconds(value, what)
-    if seconds == 0:
-        raise UsageError(f"{what} is 0: give more, or None for no limit of the job's own")
-    return max(seconds, 1e-6)  # the column is a real, which refuses what it would round to 0
+def _timeout(value: float | timedelta, what: str) -> float:
+    if not (seconds := delay_seconds(value, what)):
+        raise UsageError(f"{what} is 0: pass more, or None for the handler's own")
+    return max(seconds, 1e-6)  # the column is a real, which refuses what it cannot tell from 0
 
 
-# Storing
+# Ways to the drivers. None is imported: whoever holds its connection has done that, and sys.modules has it.
 
 
-def _statements(rows: Sequence[_Row]) -> Iterator[_Parameters]:
-    """The rows as columns, one list of them per statement."""
-    begin = chars = 0
+def _way(conn: object) -> _Way:
+    for cls in type(conn).__mro__:
+        if way := _WAYS.get(f"{cls.__module__.partition('.')[0]}.{cls.__name__}"):
+            return way
+    raise UsageError(f"cannot enqueue on a {type(conn).__module__}.{type(conn).__name__}: pass a {', '.join(_WAYS)}")
+
+
+def _parts(rows: Sequence[_Row]) -> list[Sequence[_Row]]:
+    """The rows of each statement."""
+    starts, chars = [0], 0
     for index, row in enumerate(rows):
         size = len(row[2]) + len(row[10] or "")
-        if index - begin == _STATEMENT_ROWS or (chars + size > _STATEMENT_CHARS and index > begin):
-            yield [list(column) for column in zip(*rows[begin:index], strict=True)]
-            begin, chars = index, 0
         chars += size
-    if rows:
-        yield [list(column) for column in zip(*rows[begin:], strict=True)]
+        if index - starts[-1] == _STATEMENT_ROWS or (chars > _STATEMENT_CHARS and index > starts[-1]):
+            starts.append(index)
+            chars = size
+    return [rows[start:end] for start, end in zip(starts, [*starts[1:], len(rows)], strict=True)]
 
+
+def _columns(part: Sequence[_Row]) -> list[list[Any]]:
+    return [list(column) for column in zip(*part, strict=True)]
+
+
+def _ids(rows: Iterable[Sequence[Any]]) -> list[UUID]:
+    return [row[0] if isinstance(row[0], UUID) else UUID(row[0]) for row in rows]  # some drivers give text
+
+
+async def _first(ids: Coroutine[Any, Any, list[UUID]]) -> UUID:
+    return (await ids)[0]
+
+
+def _store(opener: Any, conn: Any, rows: Sequence[_Row]) -> list[UUID]:
+    if not rows:
+        return []
+    parts = _parts(rows)
+    with opener(conn, len(parts) > 1) as fetch:
+        return [job_id for part in parts for job_id in _ids(fetch(_columns(part)))]
+
+
+async def _store_async(opener: Any, conn: Any, rows: Sequence[_Row]) -> list[UUID]:
+    if not rows:
+        return []
+    parts = _parts(rows)
+    async with opener(conn, len(parts) > 1) as fetch:
+        return [job_id for part in parts for job_id in _ids(await fetch(_columns(part)))]
+
+
+# Openers: yield a function that executes the statement with its columns; if `several`, in a savepoint.

@@ -69,13 +69,6 @@ class Settings(BaseSettings):
     connect_timeout_s: float = Field(10, ge=1, le=60, description="For a new connection to the database")
     command_timeout_s: float = Field(10, ge=1, le=60, description="For one statement; below lease_s / 2")
     transactions_max: int = Field(10, ge=1, le=500, description="Connections for job.transaction()")
-    threads_max: int = Field(40, ge=1, le=1000, description="Threads for handlers that are plain functions")
-    processes_max: int = Field(
-        default_factory=lambda: min(os.cpu_count() or 1, 256),
-        ge=1,
-        le=256,
-        description="Processes for handlers that ask for one; by default one per CPU",
-    )
     keep_days: int = Field(7, ge=1, le=3650, description="Finished jobs are kept for so long")
     keep_dead_days: int = Field(30, ge=1, le=3650, description="Dead jobs are kept for so long")
     log_level: LogLevel = Field("info", description="The least level that is logged")

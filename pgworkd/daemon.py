@@ -114,7 +114,7 @@ class Daemon:
             on_settled=self._settled,
             on_room=self._look_everywhere,
         )
-        self._runner = Runner(app, store, self._recurring, options.worker_name)
+        self._runner = Runner(app, store, self._recurring, self.events, options.worker_name)
         self._chores = Chores(
             store,
             self._recurring,

@@ -40,10 +40,11 @@ def encode(value: object, what: str = "payload", *, object_only: bool = True) ->
     """`value` as compact JSON text for a jsonb column.
 
     Takes what JSON knows (tuples become arrays), pydantic models and dataclasses at any level (written as
-    pydantic writes them, by alias); with `object_only` the outermost must be an object. jsonb keeps the decimal
-    digits of a number, not its type: the float 1e16 comes back as an integer. Raises InvalidPayload, whose path starts with
-    `what`, for: another type, a key that is not text, NUL or a lone surrogate, NaN or infinity, a
-    self-reference, an integer of more than DIGITS_MAX digits, more than DEPTH_MAX levels or BYTES_MAX bytes.
+    pydantic writes them, by alias); with `object_only` the outermost must be an object. jsonb keeps the
+    digits of a number, not its type: the float 1e16 comes back as an integer. Raises InvalidPayload, whose
+    path starts with `what`, for: another type, a key that is not text, NUL or a lone surrogate, NaN or
+    infinity, a self-reference, an integer of more than DIGITS_MAX digits, more than DEPTH_MAX levels or
+    BYTES_MAX bytes.
     """
     try:
         plain = value if type(value) is dict else _plain(value)

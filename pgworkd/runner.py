@@ -21,9 +21,10 @@ import anyio.to_process
 import anyio.to_thread
 import pydantic
 
-from . import child
+from . import child, events
 from .app import App, Handler
 from .errors import InvalidPayload, LeaseLost, PermanentError, RetryAfter, Snooze
+from .events import Events
 from .failure import ErrorFacts, describe_error
 from .held import Held
 from .job import Ending, Job, Outcome, Reason
@@ -38,8 +39,9 @@ _NULL = "null"
 class Runner:
     """Runs attempts of any kind the app knows."""
 
-    def __init__(self, app: App, store: Store, planner: Planner, worker_name: str) -> None:
+    def __init__(self, app: App, store: Store, planner: Planner, events_: Events, worker_name: str) -> None:
         self._app = app
+        self._events = events_
         self._store = store
         self._planner = planner
         self._worker = worker_name
@@ -179,7 +181,10 @@ class Runner:
         return Outcome(Ending.FAILED, delay_s=delay_s, permanent=permanent, message=facts.summary, error=error)
 
     def _backoff_s(self, held: Held, handler: Handler) -> float:
-        return handler.backoff.delay_s(held.claimed.failures + 1)
+        def warn(text: str) -> None:
+            self._events.emit(events.HOOK_FAILED, hook=f"backoff of {handler.kind}", error=text)
+
+        return handler.backoff.delay_s(held.claimed.failures + 1, warn=warn)
 
     def _stopped(
         self, reason: Reason, timeout_s: float | None, held: Held | None = None, handler: Handler | None = None

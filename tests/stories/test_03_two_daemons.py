@@ -18,9 +18,9 @@ AUDIT = """
     CREATE FUNCTION audit() RETURNS trigger LANGUAGE plpgsql AS $$
     BEGIN
         IF TG_OP = 'INSERT' THEN
-            INSERT INTO audit VALUES (NEW.id, NEW.attempts, NULL, NEW.status, NEW.worker_id);
+            INSERT INTO public.audit VALUES (NEW.id, NEW.attempts, NULL, NEW.status, NEW.worker_id);
         ELSIF NEW.status <> OLD.status THEN
-            INSERT INTO audit VALUES (NEW.id, NEW.attempts, OLD.status, NEW.status, NEW.worker_id);
+            INSERT INTO public.audit VALUES (NEW.id, NEW.attempts, OLD.status, NEW.status, NEW.worker_id);
         END IF;
         RETURN NULL;
     END $$;

@@ -58,7 +58,6 @@ def test_defaults():
     assert (settings.dsn, settings.app, settings.queues) == (None, None, {})
     assert (settings.log_level, settings.log_format) == ("info", "auto")
     assert settings.worker_name == os.uname().nodename
-    assert 1 <= settings.processes_max <= 256
     assert settings.notes == ()
     assert {origin for _, _, origin in describe(settings)} == {"default"}
 
@@ -122,9 +121,9 @@ def test_settings_do_not_change():
         ("lease_s = [30]", "must be a number of seconds"),
         ("lease_s = 2026-01-01", "must be a number of seconds"),
         ("keep_days = 0", "must be a whole number of days from 1 to 3650, not '0'"),
-        ("threads_max = 1.5", "must be a whole number from 1 to 1000, not '1.5'"),
-        ('threads_max = "many"', "must be a whole number from 1 to 1000"),
-        ("processes_max = 0", "from 1 to 256"),
+        ("transactions_max = 1.5", "must be a whole number from 1 to 500, not '1.5'"),
+        ('transactions_max = "many"', "must be a whole number from 1 to 500"),
+        ("transactions_max = 0", "from 1 to 500"),
         ("transactions_max = 501", "from 1 to 500"),
         ("connect_timeout_s = 61", "from 1 to 60"),
         ("slow_factor = 0.5", "must be a number from 1 to 1000"),
@@ -193,7 +192,7 @@ def test_the_advice_of_an_error_works():
 def test_the_source_of_a_mistake_is_named(monkeypatch):
     assert refused(lease_s="x").startswith("lease_s (flag): ")
     assert refused(lese_s=3) == "flag: unknown setting 'lese_s', did you mean lease_s?"
-    assert refused(threads_max=10**5000).endswith("not 'so large a number'")
+    assert refused(transactions_max=10**5000).endswith("not 'so large a number'")
     monkeypatch.setenv("PGWORKD_LEASE_S", "x")
     assert refused().startswith("lease_s (environment PGWORKD_LEASE_S): ")
 

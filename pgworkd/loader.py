@@ -1,0 +1,158 @@
+"""Finding the application: "notes.jobs:app" to the `App` it names, and one clear line when that fails.
+
+The name comes from the command line or the settings, never from a row.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import os
+import pkgutil
+import sys
+import traceback
+from collections.abc import Iterable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from .app import App
+from .errors import UsageError
+
+REASON_CHARS_MAX = 300
+_OURS = str(Path(__file__).parent) + os.sep
+
+
+def load_app(reference: str) -> App:
+    """The `App` that `reference` names as "module:attribute"; a function without parameters that makes one will do.
+
+    The working directory is looked in first, as `python -m` does. Raises UsageError, in one line, when the module
+    is missing or raises, the attribute is missing, or what it holds is no App.
+    """
+    module_name, colon, path = reference.partition(":")
+    parts = [*module_name.split("."), *path.split(".")]
+    if not colon or not all(part.isidentifier() for part in parts):
+        raise UsageError(f"the app {reference[:200]!r} must be module:attribute, for example notes.jobs:app")
+    directory = str(Path.cwd())
+    if sys.path[:1] != [directory]:
+        sys.path.insert(0, directory)
+    module = _import(module_name)
+    return _app(_attribute(module, path), reference, module)
+
+
+def _import(name: str) -> ModuleType:
+    problem = ""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        # The module itself, or a package on the way to it; anything else is an import inside it that failed.
+        if error.name is not None and f"{name}.".startswith(f"{error.name}."):
+            problem = f"no module named {error.name!r} (looked in {Path.cwd()} first)" + _meant(
+                error.name.rpartition(".")[2], _neighbours(error.name)
+            )
+        else:
+            problem = _raised("on import", error)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - a module may raise anything; sys.exit() is no answer either
+        problem = _raised("on import", error)
+    raise UsageError(f"module {name!r}: {problem}")  # out here, so that no traceback hangs on to it
+
+
+def _attribute(module: ModuleType, path: str) -> Any:
+    value: Any = module
+    for name in path.split("."):
+        problem = ""
+        try:
+            value = getattr(value, name)
+            continue
+        except AttributeError:
+            names = [n for n, held in vars(module).items() if isinstance(held, App)] if value is module else []
+            problem = f"has no attribute {name!r}" + (
+                _meant(name, names or [n for n in dir(value) if not n.startswith("_")])
+                or (f"; its apps: {', '.join(names)}" if names else "")
+            )
+        except Exception as error:  # noqa: BLE001 - a module's __getattr__ may raise anything
+            problem = f"attribute {name!r}: " + _raised("when looked up", error)
+        raise UsageError(f"module {module.__name__!r} {problem}")
+    return value
+
+
+def _app(value: Any, reference: str, module: ModuleType) -> App:
+    if isinstance(value, App):
+        return value
+    names = [name for name, held in vars(module).items() if isinstance(held, App)]
+    hint = f"; apps in {module.__name__!r}: {', '.join(names)}" if names else ""
+    if not inspect.isroutine(value):
+        raise UsageError(f"{reference!r} is {_what(value)}, not a pgworkd.App{hint}")
+    if inspect.iscoroutinefunction(value):
+        raise UsageError(f"{reference!r} is an async function: name an App, or a plain function that returns one")
+    problem = ""
+    try:
+        inspect.signature(value).bind()
+        made = value()
+    except TypeError as error:
+        problem = f"cannot be called without arguments: {_reason(error)}"
+        if _frames(error):
+            problem = _raised("when called", error)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - as above
+        problem = _raised("when called", error)
+    else:
+        if isinstance(made, App):
+            return made
+        problem = f"returned {_what(made)}, not a pgworkd.App{hint}"
+    raise UsageError(f"{reference!r} {problem}")
+
+
+def _what(value: object) -> str:
+    if value is None:
+        return "None"
+    if inspect.isclass(value):
+        return f"the class {value.__name__}"
+    if inspect.ismodule(value):
+        return f"the module {value.__name__!r}"
+    return f"of type {type(value).__name__}"
+
+
+def _raised(when: str, error: BaseException) -> str:
+    frames = _frames(error)
+    place = ""
+    if isinstance(error, SyntaxError) and error.filename:
+        place = f" ({_shown(error.filename)}:{error.lineno})"
+    elif frames:
+        place = f" ({_shown(frames[-1].filename)}:{frames[-1].lineno})"
+    return f"raised {when}: {_reason(error)}{place}"
+
+
+def _reason(error: BaseException) -> str:
+    """The last line of the traceback, on one line."""
+    text = " ".join("".join(traceback.format_exception_only(error)[-1:]).split())
+    return text if len(text) <= REASON_CHARS_MAX else text[: REASON_CHARS_MAX - 1] + "…"
+
+
+def _frames(error: BaseException) -> list[traceback.FrameSummary]:
+    """Where it happened, outermost first: the user's own code if any of it was on the way, else whatever there was."""
+    summary = traceback.extract_tb(error.__traceback__)
+    frames = [f for f in summary if not f.filename.startswith(("<", _OURS))]
+    own = [f for f in frames if _is_below_here(f.filename)]
+    return own or frames
+
+
+def _is_below_here(filename: str) -> bool:
+    path = Path(filename)
+    return path.is_relative_to(Path.cwd()) and "site-packages" not in path.parts
+
+
+def _shown(filename: str) -> str:
+    return str(Path(filename).relative_to(Path.cwd())) if _is_below_here(filename) else filename
+
+
+def _neighbours(name: str) -> list[str]:
+    """The modules that could have been meant: beside the one that is missing."""
+    package = name.rpartition(".")[0]
+    places = getattr(sys.modules.get(package), "__path__", []) if package else [str(Path.cwd())]
+    return [module.name for module in pkgutil.iter_modules(list(places))]
+
+
+def _meant(name: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(known), 1, 0.6)
+    return f", did you mean {close[0]!r}?" if close else ""
