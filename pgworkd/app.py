@@ -220,8 +220,8 @@ def _signature(
             payload_parameter = parameter.name
         elif parameter.default is parameter.empty:
             raise UsageError(
-                f"handler {kind!r} wants both {payload_parameter!r} and {parameter.name!r}: a handler takes one payload "
-                "(a model, dataclass or dict) and, annotated with Job, its context"
+                f"handler {kind!r} wants both {payload_parameter!r} and {parameter.name!r}: a handler takes one "
+                "payload (a model, dataclass or dict) and, annotated with Job, its context"
             )
     annotation = hints.get(payload_parameter or "", dict)
     if payload_parameter is None or annotation in (dict, Any):

@@ -6,7 +6,6 @@ dropped, and a value is quoted only where it can hardly be one.
 
 from __future__ import annotations
 
-import os
 import re
 import socket
 from typing import Annotated, Literal, get_args, get_origin

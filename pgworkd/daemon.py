@@ -311,7 +311,9 @@ class Daemon:
             with contextlib.suppress(InvalidPayload):
                 payload = decode(held.claimed.payload)
             claimed = held.claimed
-            self._died(DeadJob(str(claimed.id), held.queue, claimed.kind, claimed.attempt, outcome.message or "", payload))
+            self._died(
+                DeadJob(str(claimed.id), held.queue, claimed.kind, claimed.attempt, outcome.message or "", payload)
+            )
         elif outcome.ending is Ending.RELEASED or status == "failed":
             pool = self.pools.get(held.queue)
             if pool is not None and not self.stop_requested.is_set():

@@ -42,7 +42,7 @@ FILES_MAX = 500
 ENTRIES_MAX = 20_000
 SURVEY_FILES_MAX, SURVEY_LARGE_MAX = 40, 2
 NAME_CHARS_MAX = 24
-NOISE = 0.03
+NOISE = 0.05
 EVERY_S = 2
 RETRIES = Backoff(base_s=0.2, factor=2, cap_s=2)
 QUEUES = {"embedding": 10, "inference": 3, "ocr": 4, "notification": 8, "agent": 2, "maintenance": 1}

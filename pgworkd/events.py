@@ -61,6 +61,5 @@ class Events:
         for listener in self._listeners:
             try:
                 listener(name, facts)
-            except Exception:
-                # A full disk under the log must not stop the work: the event is lost, the job is not.
+            except Exception:  # noqa: BLE001 - a full disk under the log loses the event; the job must not be lost
                 _log.exception("a listener failed on %s", name)

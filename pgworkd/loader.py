@@ -25,10 +25,10 @@ _OURS = str(Path(__file__).parent) + os.sep
 
 
 def load_app(reference: str) -> App:
-    """The `App` that `reference` names as "module:attribute"; a function without parameters that makes one will do.
+    """The `App` that `reference` names as "module:attribute"; a function that makes one will do.
 
-    The working directory is looked in first, as `python -m` does. Raises UsageError, in one line, when the module
-    is missing or raises, the attribute is missing, or what it holds is no App.
+    The working directory is looked in first, as `python -m` does. Raises UsageError, in one line, when the
+    module is missing or raises, the attribute is missing, or what it holds is no App.
     """
     module_name, colon, path = reference.partition(":")
     parts = [*module_name.split("."), *path.split(".")]
@@ -48,9 +48,8 @@ def _import(name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         # The module itself, or a package on the way to it; anything else is an import inside it that failed.
         if error.name is not None and f"{name}.".startswith(f"{error.name}."):
-            problem = f"no module named {error.name!r} (looked in {Path.cwd()} first)" + _meant(
-                error.name.rpartition(".")[2], _neighbours(error.name)
-            )
+            hint = _meant(error.name.rpartition(".")[2], _neighbours(error.name))
+            problem = f"{error.msg} (looked in {Path.cwd()} first){hint}"
         else:
             problem = _raised("on import", error)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - a module may raise anything; sys.exit() is no answer either
@@ -66,11 +65,9 @@ def _attribute(module: ModuleType, path: str) -> Any:
             value = getattr(value, name)
             continue
         except AttributeError:
-            names = [n for n, held in vars(module).items() if isinstance(held, App)] if value is module else []
-            problem = f"has no attribute {name!r}" + (
-                _meant(name, names or [n for n in dir(value) if not n.startswith("_")])
-                or (f"; its apps: {', '.join(names)}" if names else "")
-            )
+            apps = _apps(module) if value is module else []
+            hint = _meant(name, apps or [n for n in dir(value) if not n.startswith("_")])
+            problem = f"has no attribute {name!r}" + (hint or _listed(apps))
         except Exception as error:  # noqa: BLE001 - a module's __getattr__ may raise anything
             problem = f"attribute {name!r}: " + _raised("when looked up", error)
         raise UsageError(f"module {module.__name__!r} {problem}")
@@ -80,34 +77,42 @@ def _attribute(module: ModuleType, path: str) -> Any:
 def _app(value: Any, reference: str, module: ModuleType) -> App:
     if isinstance(value, App):
         return value
-    names = [name for name, held in vars(module).items() if isinstance(held, App)]
-    hint = f"; apps in {module.__name__!r}: {', '.join(names)}" if names else ""
+    hint = _listed(_apps(module))
     if not inspect.isroutine(value):
         raise UsageError(f"{reference!r} is {_what(value)}, not a pgworkd.App{hint}")
     if inspect.iscoroutinefunction(value):
-        raise UsageError(f"{reference!r} is an async function: name an App, or a plain function that returns one")
-    problem = ""
+        raise UsageError(
+            f"{reference!r} is an async function: name an App, or a plain function that makes one"
+        )
     try:
         inspect.signature(value).bind()
-        made = value()
-    except TypeError as error:
-        problem = f"cannot be called without arguments: {_reason(error)}"
-        if _frames(error):
-            problem = _raised("when called", error)
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - as above
-        problem = _raised("when called", error)
+    except (TypeError, ValueError) as error:
+        problem = f"is a function that cannot be called without arguments ({_reason(error)}){hint}"
     else:
-        if isinstance(made, App):
-            return made
-        problem = f"returned {_what(made)}, not a pgworkd.App{hint}"
+        try:
+            made = value()
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - as on import
+            problem = _raised("when called", error)
+        else:
+            if isinstance(made, App):
+                return made
+            problem = f"returned {_what(made)}, not a pgworkd.App{hint}"
     raise UsageError(f"{reference!r} {problem}")
+
+
+def _apps(module: ModuleType) -> list[str]:
+    return [name for name, held in vars(module).items() if isinstance(held, App)]
+
+
+def _listed(apps: list[str]) -> str:
+    return f"; apps in this module: {', '.join(apps)}" if apps else ""
 
 
 def _what(value: object) -> str:
     if value is None:
         return "None"
     if inspect.isclass(value):
-        return f"the class {value.__name__}"
+        return f"the class {value.__name__} (name an instance)"
     if inspect.ismodule(value):
         return f"the module {value.__name__!r}"
     return f"of type {type(value).__name__}"
@@ -130,7 +135,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _frames(error: BaseException) -> list[traceback.FrameSummary]:
-    """Where it happened, outermost first: the user's own code if any of it was on the way, else whatever there was."""
+    """Where it happened, outermost first: the user's own code if any was on the way, else whatever was."""
     summary = traceback.extract_tb(error.__traceback__)
     frames = [f for f in summary if not f.filename.startswith(("<", _OURS))]
     own = [f for f in frames if _is_below_here(f.filename)]

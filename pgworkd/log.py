@@ -76,7 +76,7 @@ def _level(name: str) -> int:
 
 
 def _escape(_logger: Any, _method: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Control characters in what a job or an error says must not reach the terminal (CWE-150); JSON escapes them itself."""
+    """Control characters in names and errors must not reach the terminal (CWE-150); JSON escapes them itself."""
     for key, value in line.items():
         if isinstance(value, str):
             line[key] = value.translate(_ESCAPES)

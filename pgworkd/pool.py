@@ -269,4 +269,3 @@ class Pool:
             kind=held.claimed.kind,
             attempt=held.claimed.attempt,
         )
-

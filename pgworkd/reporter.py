@@ -21,9 +21,7 @@ WEIGHT = 0.05
 class Reporter:
     """Turns settled attempts into events and watches the clock of those that run."""
 
-    def __init__(
-        self, events_: Events, holdings: Holdings, app: App, slow_min_s: float, slow_factor: float
-    ) -> None:
+    def __init__(self, events_: Events, holdings: Holdings, app: App, slow_min_s: float, slow_factor: float) -> None:
         self._events = events_
         self._holdings = holdings
         self._app = app
@@ -90,9 +88,7 @@ class Reporter:
         running_s = now - held.started
         if running_s > max(self._slow_min_s, self._slow_factor * usual_s):
             held.flagged = True
-            self._events.emit(
-                events.JOB_SLOW, **_facts(held), running_s=round(running_s, 3), usual_s=round(usual_s, 3)
-            )
+            self._events.emit(events.JOB_SLOW, **_facts(held), running_s=round(running_s, 3), usual_s=round(usual_s, 3))
 
     def _learn(self, kind: str, duration_s: float) -> None:
         runs, usual_s = self._usual.get(kind, (0, duration_s))

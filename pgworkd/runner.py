@@ -98,7 +98,7 @@ class Runner:
         try:
             with scope:
                 outcome = await self._invoke(handler, held, value)
-        except BaseException as raised:  # noqa: BLE001 - SystemExit, KeyboardInterrupt or a stray cancellation end an attempt, never the daemon
+        except BaseException as raised:
             if anyio.current_effective_deadline() == -math.inf:
                 raise  # the daemon itself is being torn down
             _forget_stray_cancellation(raised)
@@ -128,7 +128,9 @@ class Runner:
         else:
             call = functools.partial(handler.function, **arguments)
             result = await anyio.to_thread.run_sync(call, limiter=self._threads)
-        return Outcome(Ending.COMPLETED, result=_NULL if result is None else encode(result, "result", object_only=False))
+        return Outcome(
+            Ending.COMPLETED, result=_NULL if result is None else encode(result, "result", object_only=False)
+        )
 
     async def _invoke_process(self, handler: Handler, held: Held, value: Any) -> Outcome:
         job = held.job

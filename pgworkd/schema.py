@@ -57,7 +57,9 @@ async def migrate(options: LinkOptions) -> tuple[int | None, int]:
         if before is not None:
             _refuse_newer(before)
         lock = f"SELECT pg_catalog.pg_advisory_xact_lock({_LOCK[0]}, {_LOCK[1]});"
-        await link.script(f"BEGIN; SET LOCAL statement_timeout = 0; SET LOCAL lock_timeout = '60s'; {lock}\n{text()}\nCOMMIT;")
+        await link.script(
+            f"BEGIN; SET LOCAL statement_timeout = 0; SET LOCAL lock_timeout = '60s'; {lock}\n{text()}\nCOMMIT;"
+        )
         after = await installed_version(link)
     finally:
         await link.close()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import anyio
 
@@ -99,7 +99,9 @@ class Settler:
             else:
                 await self._settle(self._verbs[ending], items)
 
-    async def _settle(self, verb: Callable[[Settler, Sequence[Item]], Awaitable[dict[Any, str]]], items: list[Item]) -> None:
+    async def _settle(
+        self, verb: Callable[[Settler, Sequence[Item]], Awaitable[dict[Any, str]]], items: list[Item]
+    ) -> None:
         """Settles items of one ending, again and again until the database has answered."""
         while True:
             try:
@@ -127,7 +129,9 @@ class Settler:
         if outcome.ending is Ending.FAILED:
             raise error  # a failure of our own making, as plain as can be, is refused: that is a defect here
         message = f"the outcome {outcome.ending.value!r} could not be stored: {error.sqlstate or type(error).__name__}"
-        refused = Outcome(Ending.FAILED, delay_s=60.0, message=message, error={"type": "unstorable", "message": message})
+        refused = Outcome(
+            Ending.FAILED, delay_s=60.0, message=message, error={"type": "unstorable", "message": message}
+        )
         await self._settle(Settler._fail, [(held, refused)])
 
     def _report(self, items: Sequence[Item], statuses: dict[Any, str]) -> None:
@@ -182,7 +186,12 @@ class Settler:
         won = await self._store.settle_ended(ids, attempts, statuses, [o.message for _, o in items])
         return dict.fromkeys(won, "cancelled")
 
-    _verbs = {Ending.COMPLETED: _complete, Ending.FAILED: _fail, Ending.RELEASED: _release, Ending.CANCELLED: _cancel}
+    _verbs: ClassVar[dict[Ending, Callable[[Settler, Sequence[Item]], Awaitable[dict[Any, str]]]]] = {
+        Ending.COMPLETED: _complete,
+        Ending.FAILED: _fail,
+        Ending.RELEASED: _release,
+        Ending.CANCELLED: _cancel,
+    }
 
 
 def _keys(items: Sequence[Item]) -> tuple[list[Any], list[int]]:

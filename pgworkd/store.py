@@ -226,7 +226,10 @@ class Store:
     async def prune(self, keep_days: int, keep_dead_days: int, limit: int = 5000) -> tuple[int, int, int]:
         """Forgets old history: partitions dropped, rows deleted, dead jobs moved."""
         rows = await self._rest.fetch(
-            "SELECT partitions, rows_deleted, dead_moved FROM pgworkd.prune($1, $2, $3)", keep_days, keep_dead_days, limit
+            "SELECT partitions, rows_deleted, dead_moved FROM pgworkd.prune($1, $2, $3)",
+            keep_days,
+            keep_dead_days,
+            limit,
         )
         return rows[0][0], rows[0][1], rows[0][2]
 

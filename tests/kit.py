@@ -58,7 +58,9 @@ def quick_options(dsn: str, **changes: Any) -> Options:
     """Options with periods short enough for a test; everything else as in production."""
     link = LinkOptions(dsn, connect_timeout_s=5, command_timeout_s=5)
     periods = Periods(rescue_s=0.1, expire_s=0.1, schedules_s=0.1, strays_s=0.1)
-    options = Options(link, worker_name="test", lease_s=3.0, heartbeat_s=0.2, poll_s=0.1, shutdown_s=10, periods=periods)
+    options = Options(
+        link, worker_name="test", lease_s=3.0, heartbeat_s=0.2, poll_s=0.1, shutdown_s=10, periods=periods
+    )
     return dataclasses.replace(options, **changes)
 
 

@@ -42,7 +42,9 @@ async def work(payload: dict[str, Any], job: Job) -> None:
     if (gate := payload.get("gate")) is not None:
         while not await _pool.fetchval("SELECT count(*) FROM gates WHERE name = $1", gate):
             await anyio.sleep(0.05)
-    await _pool.execute("UPDATE runs SET ended = clock_timestamp() WHERE job = $1 AND attempt = $2", job.id, job.attempt)
+    await _pool.execute(
+        "UPDATE runs SET ended = clock_timestamp() WHERE job = $1 AND attempt = $2", job.id, job.attempt
+    )
 
 
 @app.handler("block", concurrency=1)

@@ -42,7 +42,12 @@ async def test_kill_minus_nine_with_a_thousand_jobs_in_flight_twice(dsn: str, db
 
     await db.execute("INSERT INTO gates VALUES ('open')")
     with process.daemon_process(dsn, **lease):
-        await until(lambda: db.fetchval("SELECT NOT EXISTS (SELECT FROM pgworkd.jobs WHERE worker_id IS NOT NULL AND started_at < $1)", lost_at), limit_s=LEASE_S + 10)
+        await until(
+            lambda: db.fetchval(
+                "SELECT NOT EXISTS (SELECT FROM pgworkd.jobs WHERE worker_id IS NOT NULL AND started_at < $1)", lost_at
+            ),
+            limit_s=LEASE_S + 10,
+        )
         taken_over_s = await db.fetchval("SELECT extract(epoch FROM clock_timestamp() - $1)::float8", lost_at)
         await until(lambda: db.fetchval("SELECT NOT EXISTS (SELECT FROM pgworkd.jobs)"), limit_s=60)
     assert taken_over_s < LEASE_S + 10
@@ -111,7 +116,9 @@ async def _survive(server: EmbeddedPostgres, dsn: str) -> None:
         done.set()
         db = await asyncpg.connect(dsn)
         # The daemon has held its lease all the time: nothing was taken from it, nothing ran twice.
-        await until(lambda: db.fetchval("SELECT NOT EXISTS (SELECT FROM pgworkd.jobs WHERE status = 'pending')"), limit_s=30)
+        await until(
+            lambda: db.fetchval("SELECT NOT EXISTS (SELECT FROM pgworkd.jobs WHERE status = 'pending')"), limit_s=30
+        )
         await until(lambda: db.fetchval("SELECT NOT EXISTS (SELECT FROM pgworkd.jobs)"), limit_s=60)
         assert daemon.membership.may_claim
     rows = await db.fetch("SELECT id, status::text, attempts, failures FROM pgworkd.finished_jobs")

@@ -69,7 +69,11 @@ async def test_a_frozen_daemon_loses_its_jobs_and_changes_nothing_when_it_thaws(
             os.kill(frozen.pid, signal.SIGCONT)
             await db.execute("INSERT INTO gates VALUES ('open')")  # the first run could end now, too late
             # It notices, stops what it ran, and comes back as a new worker.
-            await until(lambda: db.fetchval("SELECT count(*) FROM pgworkd.workers WHERE pid = $1 AND id <> $2", frozen.pid, worker))
+            await until(
+                lambda: db.fetchval(
+                    "SELECT count(*) FROM pgworkd.workers WHERE pid = $1 AND id <> $2", frozen.pid, worker
+                )
+            )
             assert await db.fetchrow("SELECT * FROM pgworkd.finished_jobs") == before
             again = await insert(db, "block", '{"seconds": 0}')
             await until(waits_for_status(db, again, "completed"))
@@ -86,7 +90,9 @@ async def test_a_job_that_kills_its_worker_is_found_and_its_neighbours_live(
         for _ in range(3):
             with process.daemon_process(dsn, **lease) as victim:
                 await until(lambda: _gone(victim), limit_s=15)
-                await until(lambda: db.fetchval("SELECT NOT EXISTS (SELECT FROM pgworkd.jobs WHERE status = 'running')"))
+                await until(
+                    lambda: db.fetchval("SELECT NOT EXISTS (SELECT FROM pgworkd.jobs WHERE status = 'running')")
+                )
         await until(waits_for_status(db, deadly, "dead"))
         with process.daemon_process(dsn, **lease):
             for job_id in innocent:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -40,12 +41,14 @@ async def test_five_daemons_and_one_row_per_occurrence(dsn: str, db: asyncpg.Con
             await daemons.enter_async_context(running(app(), dsn))
         await until(lambda: db.fetchval("SELECT count(*) >= 3 FROM pgworkd.finished_jobs"))
 
-    rows = await db.fetch("SELECT occurrence, count(*) AS n FROM pgworkd.all_jobs WHERE schedule = 'tick' GROUP BY 1 ORDER BY 1")
+    rows = await db.fetch(
+        "SELECT occurrence, count(*) AS n FROM pgworkd.all_jobs WHERE schedule = 'tick' GROUP BY 1 ORDER BY 1"
+    )
     assert {row["n"] for row in rows} == {1}
     assert len(set(ran)) == len(ran)
     # Each whole second, none left out, and the next one waits.
     instants = [row["occurrence"] for row in rows]
-    assert all(later - earlier == timedelta(seconds=1) for earlier, later in zip(instants, instants[1:], strict=False))
+    assert all(later - earlier == timedelta(seconds=1) for earlier, later in itertools.pairwise(instants))
     assert await db.fetchval("SELECT count(*) FROM pgworkd.jobs WHERE status = 'pending'") == 1
 
 
@@ -58,7 +61,8 @@ async def test_a_schedule_by_plain_sql_and_one_that_makes_no_sense(dsn: str, db:
 
     async with running(app, dsn) as (_, seen):
         await db.execute(
-            "INSERT INTO pgworkd.schedules (name, queue, every_s, payload) VALUES ('r', 'report', 1, '{\"for\": \"me\"}')"
+            "INSERT INTO pgworkd.schedules (name, queue, every_s, payload)"
+            " VALUES ('r', 'report', 1, '{\"for\": \"me\"}')"
         )
         await db.execute("INSERT INTO pgworkd.schedules (name, queue, cron) VALUES ('bad', 'report', '61 * * * *')")
         await until(lambda: db.fetchval("SELECT count(*) >= 2 FROM pgworkd.finished_jobs WHERE schedule = 'r'"))
@@ -71,7 +75,10 @@ async def test_a_schedule_by_plain_sql_and_one_that_makes_no_sense(dsn: str, db:
         # Switched off, its waiting occurrence goes.
         await db.execute("UPDATE pgworkd.schedules SET enabled = false")
         await until(lambda: db.fetchval("SELECT NOT EXISTS (SELECT FROM pgworkd.jobs)"))
-    assert await db.fetchval("SELECT DISTINCT result::text FROM pgworkd.finished_jobs WHERE schedule = 'r'") == '{"for": "me"}'
+    assert (
+        await db.fetchval("SELECT DISTINCT result::text FROM pgworkd.finished_jobs WHERE schedule = 'r'")
+        == '{"for": "me"}'
+    )
 
 
 async def test_a_dead_occurrence_and_a_deleted_one_do_not_end_the_chain(dsn: str, db: asyncpg.Connection[Any]) -> None:
@@ -83,7 +90,11 @@ async def test_a_dead_occurrence_and_a_deleted_one_do_not_end_the_chain(dsn: str
 
     async with running(app, dsn):
         await until(lambda: db.fetchval("SELECT count(*) >= 2 FROM pgworkd.jobs WHERE status = 'dead'"))
-        await until(lambda: db.fetchval("WITH d AS (DELETE FROM pgworkd.jobs WHERE status = 'pending' RETURNING 1) SELECT count(*) FROM d"))
+        await until(
+            lambda: db.fetchval(
+                "WITH d AS (DELETE FROM pgworkd.jobs WHERE status = 'pending' RETURNING 1) SELECT count(*) FROM d"
+            )
+        )
         await until(lambda: db.fetchval("SELECT count(*) >= 3 FROM pgworkd.jobs WHERE status = 'dead'"))
     rows = await db.fetch("SELECT occurrence, count(*) AS n FROM pgworkd.jobs GROUP BY 1")
     assert {row["n"] for row in rows} == {1}

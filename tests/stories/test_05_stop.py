@@ -6,6 +6,7 @@ import threading
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import asyncpg
 
 from pgworkd import events
@@ -86,7 +87,7 @@ async def test_a_stop_in_the_middle_of_a_backlog_leaves_no_job_running(dsn: str,
 
     @app.handler("q", concurrency=50)
     async def handle() -> None:
-        await anyio.sleep(0)
+        await anyio.lowlevel.checkpoint()
 
     await db.execute("INSERT INTO pgworkd.jobs (queue) SELECT 'q' FROM generate_series(1, 5000)")
     async with running(app, dsn) as (daemon, seen):

@@ -1,0 +1,136 @@
+"""The house: imports go down the floors only, rooms stay small, and some doors stay shut."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "pgworkd"
+
+FLOORS = {
+    0: "errors events failure payload backoff schedule config sources dsn job outage log",
+    1: "link store schema wake",
+    2: "app child held runner pool settler lease membership chores recurring reporter hooks daemon",
+    3: "__init__ loader cli cli_jobs cli_look cli_text demo demo_jobs demo_downstream demo_glyphs",
+}
+PARTS = "client embedded systemd admin"
+"""Optional companions: they know the words and the database, never the engine nor each other."""
+
+FLOOR_OF = {module: floor for floor, modules in FLOORS.items() for module in modules.split()}
+PART_NAMES = set(PARTS.split())
+FILE_LINES_MAX = 350
+FUNCTION_LINES_MAX = 60
+
+MODULES = sorted(PACKAGE.glob("*.py"))
+SOURCES = [*MODULES, *sorted((ROOT / "tests").rglob("*.py")), *sorted((ROOT / "benchmarks").rglob("*.py"))]
+
+
+def _tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def _imports(path: Path) -> set[str]:
+    """Modules of the package that this one imports, wherever in the file; lazy imports count too."""
+    found: set[str] = set()
+    for node in ast.walk(_tree(path)):
+        if isinstance(node, ast.ImportFrom) and (node.level == 1 or (node.module or "").split(".")[0] == "pgworkd"):
+            module = (node.module or "").removeprefix("pgworkd").strip(".")
+            found |= {module.split(".")[0]} if module else {alias.name for alias in node.names}
+        elif isinstance(node, ast.Import):
+            found |= {a.name.split(".")[1] for a in node.names if a.name.startswith("pgworkd.")}
+    return found
+
+
+def _foreign(path: Path) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(_tree(path)):
+        if isinstance(node, ast.ImportFrom) and node.level == 0:
+            found.add((node.module or "").split(".")[0])
+        elif isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[0] for alias in node.names}
+    return found
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: p.stem)
+def test_imports_go_down_only(path: Path) -> None:
+    name = path.stem
+    assert name in FLOOR_OF or name in PART_NAMES, f"{name} has no floor: give it one above"
+    for imported in _imports(path) & (FLOOR_OF.keys() | PART_NAMES):
+        if name in PART_NAMES:
+            assert FLOOR_OF.get(imported, 9) <= 1, f"the part {name} imports {imported}"
+        elif imported in PART_NAMES:
+            assert FLOOR_OF[name] == 3, f"{name} imports the part {imported}: only doors open parts"
+        else:
+            assert FLOOR_OF[imported] <= FLOOR_OF[name], f"{name} imports {imported} from a floor above"
+
+
+def test_every_floor_is_inhabited() -> None:
+    named = set(FLOOR_OF) | PART_NAMES
+    assert {path.stem for path in MODULES} == named, "the table of floors and the package differ"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_files_and_functions_stay_small(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= FILE_LINES_MAX
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            assert (node.end_lineno or 0) - node.lineno + 1 <= FUNCTION_LINES_MAX, node.name
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: p.stem)
+def test_only_the_link_speaks_to_the_driver(path: Path) -> None:
+    if path.stem != "link":
+        assert not _foreign(path) & {"asyncpg", "psycopg", "sqlalchemy", "django"}
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: p.stem)
+def test_structured_concurrency_only(path: Path) -> None:
+    banned = {"create_task", "ensure_future", "wait_for", "gather", "run_in_executor"}
+    used = {node.attr for node in ast.walk(_tree(path)) if isinstance(node, ast.Attribute)}
+    assert not used & banned
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: p.stem)
+def test_sql_is_static_and_lives_in_the_schema(path: Path) -> None:
+    """No f-string, % or + builds a statement; tables are touched by the functions of schema.sql, not from here."""
+    statement = re.compile(r"\b(SELECT|INSERT INTO|UPDATE|DELETE FROM)\b.*\b(pgworkd|FROM|SET|VALUES)\b", re.S)
+    for node in ast.walk(_tree(path)):
+        if isinstance(node, ast.JoinedStr):
+            text = "".join(v.value for v in node.values if isinstance(v, ast.Constant) and isinstance(v.value, str))
+            assert not statement.search(text), f"{path.stem}:{node.lineno} builds SQL"
+
+
+def test_every_function_of_the_schema_says_what_it_does() -> None:
+    lines = (ROOT / "schema.sql").read_text(encoding="utf-8").splitlines()
+    for number, line in enumerate(lines):
+        if line.startswith(("CREATE FUNCTION", "CREATE OR REPLACE FUNCTION", "CREATE VIEW")):
+            assert lines[number - 1].startswith("-- "), f"schema.sql:{number + 1} says nothing about itself"
+
+
+def test_the_schema_tells_its_story_in_forty_lines() -> None:
+    lines = (ROOT / "schema.sql").read_text(encoding="utf-8").splitlines()
+    header = next(number for number, line in enumerate(lines) if not line.startswith("--"))
+    assert 10 < header <= 40
+
+
+def test_the_top_level_holds_only_what_was_agreed() -> None:
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False).stdout
+    names = {line.split("/")[0] for line in tracked.splitlines()}
+    agreed = {
+        "pyproject.toml",
+        "README.md",
+        "pgworkd",
+        "schema.sql",
+        "tests",
+        "systemd",
+        "benchmarks",
+        "LICENSE",
+        "CHANGELOG.md",
+    }
+    assert {name for name in names if not name.startswith(".")} <= agreed
