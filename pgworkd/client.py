@@ -3,51 +3,46 @@
     job_id = await enqueue(conn, "embedding", {"note": 7}, delay=60)       # asyncpg, or anything else async
     job_ids = enqueue_many(conn, [NewJob("ocr", {"page": 1}), {"queue": "ocr", "payload": {"page": 2}}])
 
-The jobs exist when the caller's transaction commits and never did when it rolls back; in autocommit they exist
-at once. Nothing here commits or ends what the caller began. `conn` is one of
-
-    asyncpg       Connection (also from a pool), Pool (always autocommit)           await the answer
-    psycopg       Connection; AsyncConnection                                       await the latter's
-    SQLAlchemy    Connection, Session; AsyncConnection, AsyncSession; both scoped   await the latter's
-    Django        django.db.connection, connections[alias]
-
-A fault of a job is told at the call (UsageError, InvalidPayload), before the database hears of it. What the
-driver raises passes through as it is: a taken dedupe_key, an aborted transaction, a closed connection.
+The jobs exist when the caller's transaction commits, never when it rolls back, and at once in autocommit. `conn` is
+asyncpg's Connection or Pool, psycopg's Connection or AsyncConnection, SQLAlchemy's Connection, Session,
+AsyncConnection or AsyncSession (scoped or not), or Django's `connection` or `connections[alias]`.
+A fault in a job is told at the call (UsageError, InvalidPayload), before the database hears of it. What the driver
+raises passes through as it is: a dedupe_key that is taken, an aborted transaction, a closed connection.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager, nullcontext
-from dataclasses import KW_ONLY, dataclass, fields
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import KW_ONLY, dataclass
 from datetime import UTC, datetime, timedelta
-from functools import cache, partial
+from functools import partial
 from re import sub
-from typing import Any, Protocol, TypedDict, Unpack, overload
+from typing import Any, Protocol, TypedDict, Unpack, cast, overload
 from uuid import UUID
 
 from .errors import UsageError, delay_seconds
 from .payload import encode
 
+NAME_CHARS_MAX, KEY_CHARS_MAX, ATTEMPTS_MAX, PRIORITY_MAX = 200, 512, 1000, 2**31 - 1
 FIRST_INSTANT, END_OF_INSTANTS = datetime(1970, 1, 1, tzinfo=UTC), datetime(2200, 1, 1, tzinfo=UTC)
-NAME_CHARS_MAX, KEY_CHARS_MAX, ATTEMPTS_MAX = 200, 512, 1000
-# What one statement carries at most: more makes it no faster, but costs the server memory.
+# What one statement carries: more would make it no faster, but cost the server memory.
 _STATEMENT_ROWS, _STATEMENT_CHARS = 5_000, 8 * 1024 * 1024
 
-# Ids are drawn before the insert, because RETURNING promises no order. Everything travels as text or number, so
-# that no codec or adapter for jsonb or timestamptz that the caller has set comes between.
+# Ids are drawn before the insert: RETURNING promises no order. Everything travels as text or number, so that no
+# codec or adapter that the caller has set for jsonb or timestamptz comes between.
 _INSERT = """
 WITH new AS MATERIALIZED (
     SELECT pgworkd.new_id() AS id, given.*
     FROM unnest(CAST($1 AS text[]), CAST($2 AS text[]), CAST($3 AS text[]), CAST($4 AS int[]), CAST($5 AS text[]),
                 CAST($6 AS float8[]), CAST($7 AS text[]), CAST($8 AS int[]), CAST($9 AS float8[]),
-                CAST($10 AS text[]), CAST($11 AS text[]))
-         WITH ORDINALITY AS given (queue, kind, payload, priority, run_at, delay_s, expires_at, max_attempts,
-                                   timeout_s, dedupe_key, meta, nr)
+                CAST($10 AS text[]), CAST($11 AS text[])) WITH ORDINALITY
+         AS given (queue, kind, payload, priority, run_at, delay_s, expires_at, max_attempts, timeout_s, dedupe_key,
+                   meta, nr)
 ), stored AS (
-    INSERT INTO pgworkd.jobs (id, queue, kind, payload, priority, run_at, expires_at, max_attempts, timeout_s,
-                              dedupe_key, meta)
+    INSERT INTO pgworkd.jobs
+           (id, queue, kind, payload, priority, run_at, expires_at, max_attempts, timeout_s, dedupe_key, meta)
     SELECT id, queue, kind, CAST(payload AS jsonb), priority,
            coalesce(CAST(run_at AS timestamptz), pgworkd.clock() + make_interval(secs => coalesce(delay_s, 0))),
            CAST(expires_at AS timestamptz), max_attempts, timeout_s, dedupe_key, CAST(meta AS jsonb)
@@ -55,28 +50,25 @@ WITH new AS MATERIALIZED (
 )
 SELECT id FROM new ORDER BY nr
 """
-# The same in the other styles of parameters: each of them occurs once, in order.
+# The same in the other styles of parameters; each of them occurs once, in order.
 _INSERT_FORMAT, _INSERT_NAMED = sub(r"\$\d+", "%s", _INSERT), sub(r"\$(\d+)", r":p\1", _INSERT)
 
-_Row = tuple[str, str | None, str, int, str | None, float | None, str | None, int | None, float | None, str | None, str | None]
-_Way = Callable[[Any, Sequence[_Row]], Any]
+_Row = tuple[Any, ...]
 
 
 class _Sync(Protocol):  # what every sync connection has and no async one
     def commit(self) -> None: ...
 
 
-class _Async(Protocol):  # psycopg's and SQLAlchemy's
+class _Async(Protocol):  # what psycopg's and SQLAlchemy's async ones have
     def commit(self) -> Coroutine[Any, Any, None]: ...
 
 
-class _Asyncpg(Protocol):  # connections and pools; no other connection has it
+class _Asyncpg(Protocol):  # what only asyncpg's connections and pools have
     def fetchval(self, query: str, /, *args: Any) -> Coroutine[Any, Any, Any]: ...
 
 
-class JobOptions(TypedDict, total=False):
-    """The keyword arguments of `enqueue`; what they mean is said in NewJob."""
-
+class _Options(TypedDict, total=False):
     kind: str | None
     priority: int
     run_at: datetime | None
@@ -90,47 +82,40 @@ class JobOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class NewJob:
-    """A job to be; `enqueue_many` checks it."""
+    """A job to be. `enqueue` takes the same arguments; None stands for what the database or the handler says.
+
+    Queue and kind: 1 to 200 characters. Payload and meta (tags, trace context): a dict of JSON values, a dataclass
+    or a pydantic model, 1 MiB as JSON. Priority: higher first, an int4. Not started before `run_at` (with a time
+    zone, 1970 to 2199) or `delay` (0 to 366 days; in seconds, by the database's clock); not started from
+    `expires_at` on. max_attempts: 1 to 1000. timeout_s: above 0, to 366 days. dedupe_key: 1 to 512 characters,
+    compared bytewise; a queue takes one job per key until that is over or dead.
+    """
 
     queue: str
-    """1 to 200 characters, as `kind`."""
     payload: object = None
-    """A dict of JSON values, a dataclass or a pydantic model, at most 1 MiB as JSON; None means {}."""
     _: KW_ONLY
     kind: str | None = None
-    """None: the queue's own handler."""
     priority: int = 0
-    """Higher first, within int4."""
     run_at: datetime | None = None
-    """Not to start before; with a time zone, 1970 to 2199. None: now, by the database's clock."""
     delay: float | timedelta | None = None
-    """Instead of `run_at`: seconds from now by the database's clock, 0 to 366 days."""
     expires_at: datetime | None = None
-    """Not to start from then on: it ends as expired. Bounds as `run_at`."""
     max_attempts: int | None = None
-    """1 to 1000; None: as the handler says."""
     timeout_s: float | timedelta | None = None
-    """Seconds for one attempt, above 0, at most 366 days; None: as the handler says."""
     dedupe_key: str | None = None
-    """1 to 512 characters, compared bytewise: a queue holds one live (not dead) job per key."""
     meta: object = None
-    """Trace context, tags: handed through to the handler. As `payload`."""
-
-
-_FIELDS = {field.name: None for field in fields(NewJob)}
 
 
 @overload
-def enqueue(conn: _Sync, queue: str, payload: object = None, **options: Unpack[JobOptions]) -> UUID: ...
+def enqueue(conn: _Sync, queue: str, payload: object = None, **options: Unpack[_Options]) -> UUID: ...
 @overload
 def enqueue(
-    conn: _Async | _Asyncpg, queue: str, payload: object = None, **options: Unpack[JobOptions]
+    conn: _Async | _Asyncpg, queue: str, payload: object = None, **options: Unpack[_Options]
 ) -> Coroutine[Any, Any, UUID]: ...
-def enqueue(conn: Any, queue: str, payload: object = None, **options: Unpack[JobOptions]) -> Any:
-    """Inserts one job in the transaction of `conn`; its id, to be awaited if `conn` is async.
+def enqueue(conn: Any, queue: str, payload: object = None, **options: Unpack[_Options]) -> Any:
+    """Inserts one job, whose arguments are those of NewJob; its id, to be awaited if `conn` is async.
 
-    All arguments are fields of NewJob. Raises at the call UsageError (InvalidPayload is one) for a value out of
-    bounds or a connection of another type, TypeError for an unknown name; the driver's errors pass through.
+    Raises at the call UsageError (InvalidPayload is one) for a value out of bounds or a connection of unknown
+    type, and TypeError for an unknown argument.
     """
     stored = _way(conn)(conn, [_row(NewJob(queue, payload, **options), "")])
     return stored[0] if isinstance(stored, list) else _first(stored)
@@ -143,45 +128,36 @@ def enqueue_many(
     conn: _Async | _Asyncpg, jobs: Iterable[NewJob | Mapping[str, Any]]
 ) -> Coroutine[Any, Any, list[UUID]]: ...
 def enqueue_many(conn: Any, jobs: Iterable[NewJob | Mapping[str, Any]]) -> Any:
-    """Inserts all `jobs` or none; their ids in the order of the jobs, to be awaited if `conn` is async.
+    """Inserts all jobs or none; their ids in the order of the jobs, to be awaited if `conn` is async.
 
-    The keys of a mapping are the fields of NewJob. Errors as in `enqueue`; those about a job begin with its
-    index: "jobs[17].payload.items[3] ...". The call itself checks and encodes all jobs, some 5 us each. More than
-    5,000 jobs or 8 MiB take several statements, inside a savepoint or, in autocommit, a transaction of their own.
+    A mapping has NewJob's arguments as keys. Errors as of `enqueue`; one about a job begins with its index:
+    "jobs[17].payload.items[3] ...". All are checked and encoded in the call itself, some 5 us each. More than 5,000
+    jobs (or 8 MiB) take several statements, in a savepoint or, in autocommit, in a transaction of their own.
     """
     way = _way(conn)
     return way(conn, [_row(_new_job(job, f"jobs[{i}]"), f"jobs[{i}].") for i, job in enumerate(jobs)])
 
 
-# Checks
-
-
-def _new_job(job: object, what: str) -> NewJob:
-    if isinstance(job, NewJob):
-        return job
-    if not isinstance(job, Mapping):
-        raise UsageError(f"{what} is a {type(job).__name__}: pass a NewJob, or a mapping with its fields")
-    if unknown := [key for key in job if key not in _FIELDS]:
-        raise UsageError(f"{what} has the unknown key {unknown[0]!r}: known are {', '.join(_FIELDS)}")
-    if "queue" not in job:
-        raise UsageError(f"{what}.queue is missing: name the queue")
-    return NewJob(**job)
+def _new_job(job: Any, what: str) -> NewJob:
+    try:
+        return job if isinstance(job, NewJob) else NewJob(**job)
+    except TypeError as error:  # it says which key is unknown or missing, or that this is no mapping
+        raise UsageError(f"{what} is not a job: {error}") from None
 
 
 def _row(job: NewJob, at: str) -> _Row:
     if job.run_at is not None and job.delay is not None:
         raise UsageError(f"{at}run_at and delay are both given: pass one of them")
-    limit, timeout_s = job.max_attempts, job.timeout_s
     return (
         _text(job.queue, f"{at}queue", NAME_CHARS_MAX),
         None if job.kind is None else _text(job.kind, f"{at}kind", NAME_CHARS_MAX),
         "{}" if job.payload is None else encode(job.payload, f"{at}payload"),
-        _whole(job.priority, f"{at}priority", -(2**31), 2**31 - 1),
+        _whole(job.priority, f"{at}priority", -PRIORITY_MAX - 1, PRIORITY_MAX),
         None if job.run_at is None else _instant(job.run_at, f"{at}run_at"),
         None if job.delay is None else delay_seconds(job.delay, f"{at}delay"),
         None if job.expires_at is None else _instant(job.expires_at, f"{at}expires_at"),
-        None if limit is None else _whole(limit, f"{at}max_attempts", 1, ATTEMPTS_MAX),
-        None if timeout_s is None else _timeout(timeout_s, f"{at}timeout_s"),
+        None if job.max_attempts is None else _whole(job.max_attempts, f"{at}max_attempts", 1, ATTEMPTS_MAX),
+        None if job.timeout_s is None else _timeout(job.timeout_s, f"{at}timeout_s"),
         None if job.dedupe_key is None else _text(job.dedupe_key, f"{at}dedupe_key", KEY_CHARS_MAX),
         None if job.meta is None else encode(job.meta, f"{at}meta"),
     )
@@ -222,30 +198,24 @@ def _timeout(value: float | timedelta, what: str) -> float:
     return max(seconds, 1e-6)  # the column is a real, which refuses what it cannot tell from 0
 
 
-# Ways to the drivers. None is imported: whoever holds its connection has done that, and sys.modules has it.
-
-
-def _way(conn: object) -> _Way:
+def _way(conn: object) -> Callable[[Any, Sequence[_Row]], Any]:
     for cls in type(conn).__mro__:
         if way := _WAYS.get(f"{cls.__module__.partition('.')[0]}.{cls.__name__}"):
             return way
-    raise UsageError(f"cannot enqueue on a {type(conn).__module__}.{type(conn).__name__}: pass a {', '.join(_WAYS)}")
+    raise UsageError(f"cannot enqueue on a {type(conn).__qualname__}: pass one of {', '.join(_WAYS)}")
 
 
-def _parts(rows: Sequence[_Row]) -> list[Sequence[_Row]]:
-    """The rows of each statement."""
-    starts, chars = [0], 0
-    for index, row in enumerate(rows):
+def _parts(rows: Sequence[_Row]) -> list[list[_Row]]:
+    parts: list[list[_Row]] = []
+    chars = 0
+    for row in rows:
         size = len(row[2]) + len(row[10] or "")
+        if not parts or len(parts[-1]) == _STATEMENT_ROWS or chars + size > _STATEMENT_CHARS:
+            parts.append([])
+            chars = 0
+        parts[-1].append(row)
         chars += size
-        if index - starts[-1] == _STATEMENT_ROWS or (chars > _STATEMENT_CHARS and index > starts[-1]):
-            starts.append(index)
-            chars = size
-    return [rows[start:end] for start, end in zip(starts, [*starts[1:], len(rows)], strict=True)]
-
-
-def _columns(part: Sequence[_Row]) -> list[list[Any]]:
-    return [list(column) for column in zip(*part, strict=True)]
+    return parts
 
 
 def _ids(rows: Iterable[Sequence[Any]]) -> list[UUID]:
@@ -256,20 +226,85 @@ async def _first(ids: Coroutine[Any, Any, list[UUID]]) -> UUID:
     return (await ids)[0]
 
 
-def _store(opener: Any, conn: Any, rows: Sequence[_Row]) -> list[UUID]:
-    if not rows:
-        return []
+def _store(driver: Any, conn: Any, rows: Sequence[_Row]) -> list[UUID]:
     parts = _parts(rows)
-    with opener(conn, len(parts) > 1) as fetch:
-        return [job_id for part in parts for job_id in _ids(fetch(_columns(part)))]
+    run, block = driver(conn, len(parts))
+    with block:
+        return [i for part in parts for i in _ids(run(*map(list, zip(*part, strict=True))))]
 
 
-async def _store_async(opener: Any, conn: Any, rows: Sequence[_Row]) -> list[UUID]:
-    if not rows:
-        return []
+async def _store_async(driver: Any, conn: Any, rows: Sequence[_Row]) -> list[UUID]:
     parts = _parts(rows)
-    async with opener(conn, len(parts) > 1) as fetch:
-        return [job_id for part in parts for job_id in _ids(await fetch(_columns(part)))]
+    run, block = await driver(conn, len(parts))
+    async with block:
+        return [i for part in parts for i in _ids(await run(*map(list, zip(*part, strict=True))))]
 
 
-# Openers: yield a function that executes the statement with its columns; if `several`, in a savepoint.
+# The drivers. None is imported: who holds a connection has done that. Each answers with a function that runs the
+# statement and, for more than one, with a block that undoes them all, also when the caller is cancelled between.
+
+
+async def _asyncpg(conn: Any, statements: int) -> Any:
+    return partial(conn.fetch, _INSERT), conn.transaction() if statements > 1 else nullcontext()
+
+
+async def _asyncpg_pool(pool: Any, rows: Sequence[_Row]) -> list[UUID]:
+    async with pool.acquire() as conn:
+        return await _store_async(_asyncpg, conn, rows)
+
+
+def _psycopg(conn: Any, statements: int) -> Any:
+    cursor = conn.cursor(row_factory=lambda _: tuple)
+    sql = _INSERT if "RawCursor" in str(type(cursor).__mro__) else _INSERT_FORMAT
+    if statements > 1 and not conn.autocommit:
+        cursor.execute("SELECT")  # begins the caller's transaction; a block outside of one would commit
+    block = conn.transaction() if statements > 1 else nullcontext()
+    return lambda *columns: cursor.execute(sql, columns).fetchall(), block
+
+
+async def _psycopg_async(conn: Any, statements: int) -> Any:
+    async def run(*columns: Any) -> Any:
+        return await (await cursor.execute(sql, columns)).fetchall()
+
+    cursor = conn.cursor(row_factory=lambda _: tuple)
+    sql = _INSERT if "RawCursor" in str(type(cursor).__mro__) else _INSERT_FORMAT
+    if statements > 1 and not conn.autocommit:
+        await cursor.execute("SELECT")  # as above
+    return run, conn.transaction() if statements > 1 else nullcontext()
+
+
+def _sqlalchemy(conn: Any, statements: int) -> Any:
+    if callable(type(conn).connection):  # a session's method; a connection's property is its DBAPI connection
+        conn = conn.connection()
+    sql = sys.modules["sqlalchemy"].text(_INSERT_NAMED).execution_options(stream_results=False)
+    block = conn.begin_nested() if statements > 1 else nullcontext()
+    return lambda *columns: conn.execute(sql, {f"p{i}": c for i, c in enumerate(columns, 1)}).all(), block
+
+
+async def _sqlalchemy_async(conn: Any, rows: Sequence[_Row]) -> list[UUID]:
+    conn = await conn.connection() if callable(type(conn).connection) else conn
+    return cast("list[UUID]", await conn.run_sync(partial(_store, _sqlalchemy), rows))
+
+
+def _django(conn: Any, statements: int) -> Any:
+    def run(*columns: Any) -> Any:
+        cursor.execute(_INSERT_FORMAT, columns)
+        return cursor.fetchall()
+
+    cursor, atomic = conn.cursor(), sys.modules["django.db.transaction"].atomic
+    return run, atomic(using=conn.alias) if statements > 1 else nullcontext()
+
+
+_WAYS = {
+    **dict.fromkeys(("asyncpg.Connection", "asyncpg.PoolConnectionProxy"), partial(_store_async, _asyncpg)),
+    "asyncpg.Pool": _asyncpg_pool,
+    "psycopg.Connection": partial(_store, _psycopg),
+    "psycopg.AsyncConnection": partial(_store_async, _psycopg_async),
+    **dict.fromkeys(
+        ("sqlalchemy.Connection", "sqlalchemy.Session", "sqlalchemy.scoped_session"), partial(_store, _sqlalchemy)
+    ),
+    **dict.fromkeys(
+        ("sqlalchemy.AsyncConnection", "sqlalchemy.AsyncSession", "sqlalchemy.async_scoped_session"), _sqlalchemy_async
+    ),
+    **dict.fromkeys(("django.BaseDatabaseWrapper", "django.ConnectionProxy"), partial(_store, _django)),
+}

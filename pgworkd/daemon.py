@@ -36,8 +36,6 @@ from .settler import Settler
 from .store import Rescued, Store
 from .wake import Wake
 
-CANCEL_GRACE_S = 5.0
-"""How long a cancelled handler may take to come out at a stop."""
 FLUSH_GRACE_S = 10.0
 """How long a stop waits for the database to take the last outcomes."""
 
@@ -59,6 +57,8 @@ class Options:
     heartbeat_s: float = 10.0
     poll_s: float = 1.0
     shutdown_s: float = 30.0
+    cancel_grace_s: float = 5.0
+    """How long a cancelled handler may take to come out at a stop."""
     transactions_max: int = 10
     slow_min_s: float = 1.0
     slow_factor: float = 5.0
@@ -90,6 +90,7 @@ class Daemon:
         self._stop_now = anyio.Event()
         self._slots = _slots(app, queues)
         self._parts = parts
+        self._end_process = end_process
         self._tasks: TaskGroup | None = None
         self._away = Outage("start", self.events)
         self._holdings = Holdings()
@@ -242,11 +243,16 @@ class Daemon:
             with anyio.move_on_after(self.options.shutdown_s):
                 await self._come_out(hurry=True)
         self._holdings.stop_all(Reason.SHUTDOWN)
-        with anyio.move_on_after(CANCEL_GRACE_S):
+        with anyio.move_on_after(self.options.cancel_grace_s):
             await self._come_out(hurry=False)
         with anyio.move_on_after(FLUSH_GRACE_S):
             await self._settler.drained()
         left = len(self._holdings)
+        if self.running:
+            # Threads, and handlers that swallow their cancellation. Their jobs stay under our lease until it runs
+            # out, so they must not outlive it: with the process they end for certain.
+            self.events.emit(events.DAEMON_STOPPED, exit_code=1, still_running=self.running)
+            self._end_process(f"{self.running} handlers would not stop")
         signed_off = False
         with contextlib.suppress(PgworkdError):  # then the lease runs out, and others find nothing to take
             signed_off = await self._store.sign_off(self.worker_id)

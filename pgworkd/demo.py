@@ -11,25 +11,23 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
-import shutil
+import os
 import signal
 import sys
 import threading
-from collections import Counter, deque
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 import anyio
 import anyio.to_thread
+from rich.console import Console
+from rich.live import Live
 
-from . import events, schema
+from . import schema
 from .daemon import Daemon, Options
 from .demo_downstream import Downstream
-from .demo_jobs import LOOP_BYTES_MAX, QUEUES, TABLES, UNKNOWN_KIND, demo_app, text_files
+from .demo_jobs import LOOP_BYTES_MAX, TABLES, UNKNOWN_KIND, demo_app, text_files
+from .demo_view import Balance, QueueRow, Tally, live_view, plain_line, say, summary_table, verdict
 from .embedded import EmbeddedPostgres, EmbeddedUnavailable
 from .errors import PgworkdError, UsageError
 from .link import Link, LinkOptions
@@ -42,7 +40,7 @@ WAITING_MAX = 500
 DRAIN_S = 5.0
 """After the last insert, so long may what is due or waits for a retry be finished."""
 SECONDS_MAX = 366 * 86_400
-STATUSES = ("completed", "pending", "failed", "running", "dead", "cancelled", "expired")
+LIVE_PERIOD_S, LINE_PERIOD_S = 0.25, 2.0
 
 _LEDGER = """
 CREATE TABLE IF NOT EXISTS demo.ledger (id uuid PRIMARY KEY, queue text NOT NULL, failures int NOT NULL);
@@ -56,17 +54,25 @@ END $$;
 CREATE OR REPLACE TRIGGER demo_note AFTER INSERT ON pgworkd.jobs
     REFERENCING NEW TABLE AS inserted FOR EACH STATEMENT EXECUTE FUNCTION demo.note();
 """
-_BY_STATUS = """SELECT l.queue, coalesce(a.status::text, 'missing'), count(*), sum(coalesce(a.failures, 0) - l.failures)
+_INSERT = """INSERT INTO pgworkd.jobs (queue, kind, payload)
+    SELECT queue, kind, payload::jsonb FROM unnest($1::text[], $2::text[], $3::text[]) AS n (queue, kind, payload)"""
+_QUEUES = "SELECT queue, due, scheduled, running, failed, dead FROM pgworkd.queue_stats ORDER BY queue"
+_UNFINISHED = """SELECT count(*) FROM pgworkd.jobs WHERE schedule IS NULL
+    AND (status IN ('running', 'failed') OR (status = 'pending' AND run_at < pgworkd.clock() + interval '1 s'))"""
+_FOUND = """SELECT l.queue, coalesce(a.status::text, 'missing'), count(*), sum(coalesce(a.failures, 0) - l.failures)
     FROM demo.ledger l LEFT JOIN pgworkd.all_jobs a ON a.id = l.id GROUP BY 1, 2"""
 _WITHOUT_VECTOR = """SELECT count(*) FROM demo.ledger l JOIN pgworkd.finished_jobs f ON f.id = l.id
     WHERE f.kind = 'embedding' AND f.status = 'completed'
       AND NOT EXISTS (SELECT FROM demo.embeddings e WHERE e.path = f.payload->>'path')"""
-_STAYING = """SELECT kind, status::text, attempts, error FROM demo.ledger JOIN pgworkd.all_jobs USING (id)
-    WHERE status = 'dead' OR (status = 'pending' AND error IS NOT NULL) ORDER BY status DESC, kind LIMIT 20"""
-_UNFINISHED = """SELECT count(*) FROM pgworkd.jobs WHERE schedule IS NULL
-    AND (status IN ('running', 'failed') OR (status = 'pending' AND run_at < pgworkd.clock() + interval '1 s'))"""
-_INSERT = """INSERT INTO pgworkd.jobs (queue, kind, payload)
-    SELECT queue, kind, payload::jsonb FROM unnest($1::text[], $2::text[], $3::text[]) AS n (queue, kind, payload)"""
+_STAYING = """SELECT CASE status WHEN 'dead' THEN 'dead' ELSE 'waiting' END, kind, attempts, left(error, 200)
+    FROM demo.ledger JOIN pgworkd.all_jobs USING (id)
+    WHERE status = 'dead' OR (status = 'pending' AND error IS NOT NULL) ORDER BY 1, 2, 3 LIMIT 20"""
+_STORED = """SELECT (SELECT count(*) FROM demo.embeddings), (SELECT count(*) FROM demo.neighbours),
+    (SELECT count(*) FROM demo.counts)"""
+_READ = """SELECT count(*), sum(length(result->>'drawn')), sum((result->>'wrong')::int)
+    FROM demo.ledger l JOIN pgworkd.finished_jobs f ON f.id = l.id WHERE f.queue = 'ocr' AND f.status = 'completed'"""
+
+NewJob = tuple[str, str | None, str]
 
 
 def main(*, seconds: float | None, data_dir: Path | None, path: Path | None) -> int:
@@ -80,129 +86,27 @@ def main(*, seconds: float | None, data_dir: Path | None, path: Path | None) -> 
     root = (path or _own_folder()).expanduser().resolve()
     if not root.is_dir():
         raise UsageError(f"--path {root}: give a directory with files to work on")
+    server = EmbeddedPostgres(data_dir)
     try:
-        with EmbeddedPostgres(data_dir) as server:
-            return anyio.run(Demo(server.dsn(), root, seconds).run, backend_options=_backend())
+        server.start()
+        uvloop = importlib.util.find_spec("uvloop") is not None
+        return anyio.run(Demo(server.dsn(), root, seconds).run, backend_options={"use_uvloop": uvloop})
     except EmbeddedUnavailable as error:
         raise PgworkdError(str(error)) from error
     except OSError as error:
-        raise UsageError(f"--data {data_dir or '(temporary)'}: cannot be used: {error.strerror or error}") from error
+        raise UsageError(f"--data {data_dir or '(temporary)'}: {error.strerror or error}") from error
     except KeyboardInterrupt:
-        say("stopped before it began")
-        return 0
+        return 0  # before there was anything to sum up
+    finally:
+        server.stop()
 
 
 def _own_folder() -> Path:
-    """The checkout; in an installed package, whose parent holds everyone's packages, the package alone."""
+    """The checkout; of an installed package, whose parent holds everyone's packages, the package alone."""
     package = Path(__file__).resolve().parent
-    for folder in (package.parent, package):
-        if folder.is_dir() and (folder == package or (folder / "pyproject.toml").is_file()):
-            return folder
-    return Path.cwd()
-
-
-def _backend() -> dict[str, Any]:
-    return {"use_uvloop": importlib.util.find_spec("uvloop") is not None}
-
-
-def say(line: str) -> None:
-    """Prints a line, whatever the terminal's encoding and whatever a file's name holds. Raises OSError."""
-    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-    sys.stdout.write(printable(line).encode(encoding, "backslashreplace").decode(encoding) + "\n")
-    sys.stdout.flush()
-
-
-def printable(text: str) -> str:
-    """`text` without what could steer a terminal (CWE-150)."""
-    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)
-
-
-class Tally:
-    """What the daemon reports, counted: a listener of its events."""
-
-    def __init__(self) -> None:
-        self.began_s = anyio.current_time()
-        self.completed: Counter[str] = Counter()
-        self.retries: Counter[str] = Counter()
-        self.dead: Counter[str] = Counter()
-        self.lost = 0
-        self.runs_s: dict[str, deque[float]] = {queue: deque(maxlen=10_000) for queue in QUEUES}
-        self.latest: deque[str] = deque(maxlen=6)
-        self._ends_s: deque[float] = deque(maxlen=5_000)
-
-    def __call__(self, name: str, facts: Mapping[str, Any]) -> None:
-        """Hears one event."""
-        queue, now_s = str(facts.get("queue", "")), anyio.current_time()
-        if name == events.JOB_COMPLETED:
-            self.completed[queue] += 1
-            self.runs_s.setdefault(queue, deque(maxlen=10_000)).append(facts["duration_s"])
-            self._ends_s.append(now_s)
-            return
-        if name == events.JOB_FAILED:
-            self.retries[queue] += 1
-        elif name == events.JOB_DEAD:
-            self.dead[queue] += 1
-        elif name == events.JOB_LOST:
-            self.lost += facts["status"] == "failed"
-        elif name == events.JOB_STARTED or (name == events.JOB_RELEASED and facts["reason"] == "snoozed"):
-            return
-        what = facts.get("error") or facts.get("reason") or ""
-        subject = f"{facts['kind']} #{facts['attempt']}" if "kind" in facts else ""
-        self.latest.append(printable(f"{self.elapsed_s:6.1f} s  {name:14}  {subject}  {what}"[:160]))
-
-    @property
-    def elapsed_s(self) -> float:
-        """Since the daemon was started."""
-        return anyio.current_time() - self.began_s
-
-    @property
-    def per_s(self) -> float:
-        """Completed jobs per second over the last five."""
-        window_s = max(min(5.0, self.elapsed_s), 0.1)
-        since_s = anyio.current_time() - window_s
-        return sum(end_s >= since_s for end_s in self._ends_s) / window_s
-
-    def run_ms(self, queue: str, share: float) -> float:
-        """The run time in ms that this share of a queue's completed runs did not exceed; NaN without runs."""
-        runs_s = sorted(self.runs_s.get(queue, ()))
-        return 1000 * runs_s[math.ceil(share * len(runs_s)) - 1] if runs_s else math.nan
-
-
-@dataclass
-class Balance:
-    """What the database counted at the end, beside what the daemon reported."""
-
-    inserted: dict[str, int]
-    """Jobs in the ledger by queue: ids noted by a trigger, in the transaction of each insert."""
-    found: dict[tuple[str, str], int]
-    """The ledger's jobs by (queue, status); "missing" for one that no table holds."""
-    failures: int
-    """Budget spent on them, says the table."""
-    reported: dict[str, int] = field(default_factory=dict)
-    """By "completed", "dead" and "failures": what the events say."""
-    without_vector: int = 0
-    exit_code: int = 0
-
-    def of(self, status: str) -> int:
-        """How many jobs there are in a status."""
-        return sum(n for (_, found), n in self.found.items() if found == status)
-
-    def differences(self) -> list[str]:
-        """What does not add up; empty when all does."""
-        wrong = []
-        for queue, inserted in self.inserted.items():
-            total = sum(n for (name, status), n in self.found.items() if name == queue and status != "missing")
-            if total != inserted:
-                wrong.append(f"queue {queue}: {inserted} inserted, {total} found")
-        pairs = {"completed": self.of("completed"), "dead": self.of("dead"), "failures": self.failures}
-        for what, counted in pairs.items():
-            if counted != self.reported.get(what, 0):
-                wrong.append(f"{what}: {counted} in the tables, {self.reported.get(what, 0)} reported by the daemon")
-        if self.without_vector:
-            wrong.append(f"{self.without_vector} completed embeddings without a stored vector")
-        if self.exit_code:
-            wrong.append(f"the daemon ended with exit code {self.exit_code}")
-        return wrong
+    if (package.parent / "pyproject.toml").is_file():
+        return package.parent
+    return package if package.is_dir() else Path.cwd()
 
 
 class Demo:
@@ -214,41 +118,54 @@ class Demo:
         self._options = Options(LinkOptions(dsn), worker_name="demo", lease_s=10, heartbeat_s=3, shutdown_s=5)
         self._link = Link(self._options.link, "demo")
         self._files: list[tuple[Path, int]] = []
-        self._over, self._ended = anyio.Event(), anyio.Event()
+        self._carried = 0
+        self._daemon: Daemon | None = None
         self._exit_code = 1
-        self._problem: PgworkdError | None = None
 
     async def run(self) -> int:
         """All of it; the exit code."""
+        self._over, self._ended = anyio.Event(), anyio.Event()
         self._tally, self._downstream = Tally(), Downstream()
+        problem: PgworkdError | None = None
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._heed_signals)
-                await self._prepare()
-                self._daemon = Daemon(demo_app(await tasks.start(self._downstream.serve)), self._options)
-                self._daemon.events.listen(self._tally)
-                tasks.start_soon(self._work)
-                tasks.start_soon(self._show)
-                await self._use()
-                self._daemon.request_stop()
-                await self._ended.wait()
+                try:
+                    await self._live(tasks)
+                except PgworkdError as error:
+                    problem = error  # kept out of the task group, which would wrap it
                 tasks.cancel_scope.cancel()
-            if self._problem is not None:
-                raise self._problem
+            if problem is not None:
+                raise problem
             return await self._sum_up()
         finally:
             await self._link.close()
 
-    async def _prepare(self) -> None:
+    async def _live(self, tasks: anyio.abc.TaskGroup) -> None:
         await schema.migrate(self._options.link)
         await self._link.script(TABLES + _LEDGER)
+        self._carried = int(await self._link.value("SELECT count(*) FROM demo.ledger"))
         self._files = await anyio.to_thread.run_sync(text_files, self._root)
+        version = str(await self._link.value("SHOW server_version")).split(" ")[0]
+        self._say(f"pgworkd demo: Postgres {version}, {len(self._files)} text files in {self._root}")
+        port = await tasks.start(self._downstream.serve)
+        self._daemon = daemon = Daemon(demo_app(port), self._options)
+        daemon.events.listen(self._tally)
+        tasks.start_soon(self._work, daemon)
+        while not (daemon.ready.is_set() or self._ended.is_set()):
+            await anyio.sleep(0.01)
+        tasks.start_soon(self._show)
+        self._tally.began_s = anyio.current_time()
+        with anyio.move_on_after(self._seconds):
+            await self._use()
+        self._over.set()
+        await self._drain()
+        daemon.request_stop()
+        await self._ended.wait()
 
-    async def _work(self) -> None:
+    async def _work(self, daemon: Daemon) -> None:
         try:
-            self._exit_code = await self._daemon.run()
-        except PgworkdError as error:
-            self._problem = error  # kept out of the task group, which would wrap it
+            self._exit_code = await daemon.run()
         finally:
             self._over.set()
             self._ended.set()
@@ -259,6 +176,115 @@ class Demo:
             return
         with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
             async for _ in signals:
-                if self._over.is_set():
+                if self._over.is_set() and self._daemon is not None:
                     self._daemon.request_stop(now=True)
                 self._over.set()
+
+    # The application.
+
+    async def _use(self) -> None:
+        """Inserts a modest flow of jobs until it is over."""
+        inserted = 0
+        for tick in count():
+            jobs = self._jobs(tick)
+            waiting = await self._link.value(_UNFINISHED)
+            if inserted + len(jobs) <= JOBS_MAX and waiting < WAITING_MAX:
+                await self._link.fetch(_INSERT, *map(list, zip(*jobs, strict=True)))
+                inserted += len(jobs)
+            with anyio.move_on_after(TICK_S):
+                await self._over.wait()
+            if self._over.is_set():
+                return
+
+    def _jobs(self, tick: int) -> list[NewJob]:
+        """What the application wants done at its nth tick."""
+        small = [path for path, size in self._files if size <= LOOP_BYTES_MAX]
+        path = small[tick % len(small)] if small else self._root
+        subject = json.dumps({"path": str(path)})
+        jobs: list[NewJob] = [("notification", None, json.dumps({"text": f"note {tick}: {path.name}"}))]
+        if small:
+            jobs.append(("embedding", None, subject))
+        if tick % 2 == 0:
+            jobs.append(("ocr", None, subject))
+            jobs += [("inference", None, subject)] if small else []
+        if tick % TICKS_PER_SURVEY == 0:
+            directories = sorted({path.parent for path, _ in self._files}) or [self._root]
+            directory = directories[tick // TICKS_PER_SURVEY % len(directories)]
+            jobs.append(("agent", None, json.dumps({"path": str(directory)})))
+        if tick == 0:
+            jobs += [("inference", "inference_crash", subject), ("agent", UNKNOWN_KIND, subject)]
+        return jobs
+
+    async def _drain(self) -> None:
+        """Waits until nothing is due, runs or waits for its retry."""
+        with anyio.move_on_after(DRAIN_S):
+            while not self._ended.is_set() and await self._link.value(_UNFINISHED):
+                await anyio.sleep(0.05)
+
+    # What is seen of it.
+
+    async def _show(self) -> None:
+        title = f"pgworkd demo, {self._root.name}"
+        if not sys.stdout.isatty() or os.environ.get("TERM", "dumb") == "dumb":
+            while True:
+                await anyio.sleep(LINE_PERIOD_S)
+                self._say(plain_line(await self._rows(), self._tally))
+        try:
+            with Live(console=Console(), auto_refresh=False, transient=True) as live:
+                while True:
+                    live.update(live_view(title, await self._rows(), self._tally), refresh=True)
+                    await anyio.sleep(LIVE_PERIOD_S)
+        except (OSError, SystemExit):  # the terminal is gone; rich makes SystemExit of a broken pipe
+            self._over.set()
+
+    async def _rows(self) -> list[QueueRow]:
+        try:
+            return [QueueRow(*row) for row in await self._link.fetch(_QUEUES)]
+        except PgworkdError:
+            return []  # the application meets the same, and ends the demo
+
+    def _say(self, line: str) -> None:
+        try:
+            say(line)
+        except OSError:  # nobody listens any more
+            self._over.set()
+
+    async def _sum_up(self) -> int:
+        """Counts, compares and prints; the exit code."""
+        link, tally = self._link, self._tally
+        balance = await self._balance()
+        elapsed_s = tally.elapsed_s
+        lines = ["", *summary_table(balance, tally), ""]
+        for state, kind, attempts, error in await link.fetch(_STAYING):
+            lines.append(f"{state:11} {kind}, attempt {attempts}: {error}")
+        (vectors, neighbours, counts), (names, characters, wrong) = (
+            (await link.fetch(_STORED))[0],
+            (await link.fetch(_READ))[0],
+        )
+        answered = self._downstream.answered
+        lines += [
+            f"stored      {vectors} vectors, {neighbours} lists of neighbours, {counts} counts by maintenance",
+            f"ocr         {names} names drawn and read back, {wrong or 0} of {characters or 0} characters wrong",
+            f"downstream  {len(self._downstream.accepted)} notices taken; answered 429 {answered['busy']} times, "
+            f"500 {answered['broken']} times, too slow {answered['slow']} times",
+            f"throughput  {tally.completed.total() / elapsed_s:.1f} jobs/s over {elapsed_s:.1f} s"
+            + (f"; {self._carried} jobs were carried over from an earlier run" if self._carried else ""),
+            verdict(balance),
+        ]
+        for line in lines:
+            self._say(line)
+        return 1 if balance.differences() else 0
+
+    async def _balance(self) -> Balance:
+        inserted = await self._link.fetch("SELECT queue, count(*) FROM demo.ledger GROUP BY 1")
+        found = await self._link.fetch(_FOUND)
+        tally = self._tally
+        retries, dead = tally.retries.total() + tally.lost, tally.dead.total()
+        return Balance(
+            inserted=dict(inserted),
+            found={(queue, status): n for queue, status, n, _ in found},
+            failures=sum(int(row[3]) for row in found),
+            reported={"completed": tally.completed.total(), "dead": dead, "failures": retries + dead},
+            without_vector=int(await self._link.value(_WITHOUT_VECTOR)),
+            exit_code=self._exit_code,
+        )

@@ -13,6 +13,7 @@ import asyncpg
 from pgworkd.app import App
 from pgworkd.chores import Periods
 from pgworkd.daemon import Daemon, Options
+from pgworkd.lease import end_process
 from pgworkd.link import LinkOptions
 
 LIMIT_S = 20.0
@@ -66,11 +67,17 @@ def quick_options(dsn: str, **changes: Any) -> Options:
 
 @contextlib.asynccontextmanager
 async def running(
-    app: App, dsn: str, *, queues: Mapping[str, int | None] | None = None, **changes: Any
+    app: App,
+    dsn: str,
+    *,
+    queues: Mapping[str, int | None] | None = None,
+    parts: tuple[Any, ...] = (),
+    end_process: Callable[[str], None] = end_process,
+    **changes: Any,
 ) -> AsyncIterator[tuple[Daemon, Recorder]]:
     """A daemon in this process, ready; stopped gracefully at the end."""
     recorder = Recorder()
-    daemon = Daemon(app, quick_options(dsn, **changes), queues=queues)
+    daemon = Daemon(app, quick_options(dsn, **changes), queues=queues, parts=parts, end_process=end_process)
     daemon.events.listen(recorder)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(daemon.run)

@@ -138,3 +138,29 @@ async def test_a_stop_before_the_database_was_ever_there() -> None:
 
 async def _truth(value: Any) -> Any:
     return value
+
+
+async def test_a_handler_that_will_not_stop_takes_the_process_down_with_an_honest_exit_code(
+    dsn: str, db: asyncpg.Connection[Any]
+) -> None:
+    app, release, ended = App(), anyio.Event(), []
+
+    @app.handler("q")
+    async def handle() -> None:
+        while not release.is_set():
+            try:
+                await anyio.sleep(0.01)
+            except BaseException:  # noqa: BLE001, S112 - the bad manners that this story is about
+                continue
+
+    def end_process(reason: str) -> None:  # in production this does not return
+        ended.append(reason)
+        release.set()
+
+    app_daemon = running(app, dsn, shutdown_s=0.05, cancel_grace_s=0.1, end_process=end_process)
+    async with app_daemon as (daemon, seen):
+        job_id = await insert(db, "q")
+        await until(waits_for_status(db, job_id, "running"))
+        daemon.request_stop()
+        await seen.wait(events.DAEMON_STOPPED, exit_code=1, still_running=1)
+    assert ended == ["1 handlers would not stop"]

@@ -1,0 +1,202 @@
+"""What the demo shows: the live table, a plain line where there is no terminal, and the summary that adds up."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import anyio
+from rich.console import Group
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from . import events
+from .demo_jobs import QUEUES
+
+RUNS_MAX = 10_000
+RATE_WINDOW_S = 5.0
+_COLUMNS = (
+    *("inserted", "completed", "waiting", "retrying", "running", "dead", "other", "retries"),
+    *("p50 ms", "p95 ms"),
+)
+
+
+def say(line: str) -> None:
+    """Prints a line, whatever the terminal's encoding and whatever a file's name holds. Raises OSError."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    sys.stdout.write(printable(line).encode(encoding, "backslashreplace").decode(encoding) + "\n")
+    sys.stdout.flush()
+
+
+def printable(text: str) -> str:
+    """`text` without what could steer a terminal (CWE-150)."""
+    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)
+
+
+class Tally:
+    """What the daemon reports, counted: a listener of its events."""
+
+    def __init__(self) -> None:
+        self.began_s = anyio.current_time()
+        self.completed: Counter[str] = Counter()
+        self.retries: Counter[str] = Counter()
+        self.dead: Counter[str] = Counter()
+        self.lost = 0
+        self.runs_s: dict[str, deque[float]] = {queue: deque(maxlen=10_000) for queue in QUEUES}
+        self.latest: deque[str] = deque(maxlen=6)
+        self._ends_s: deque[float] = deque(maxlen=5_000)
+
+    def __call__(self, name: str, facts: Mapping[str, Any]) -> None:
+        """Hears one event."""
+        queue, now_s = str(facts.get("queue", "")), anyio.current_time()
+        if name == events.JOB_COMPLETED:
+            self.completed[queue] += 1
+            self.runs_s.setdefault(queue, deque(maxlen=10_000)).append(facts["duration_s"])
+            self._ends_s.append(now_s)
+            return
+        if name == events.JOB_FAILED:
+            self.retries[queue] += 1
+        elif name == events.JOB_DEAD:
+            self.dead[queue] += 1
+        elif name == events.JOB_LOST:
+            self.lost += facts["status"] == "failed"
+        elif name == events.JOB_STARTED or (name == events.JOB_RELEASED and facts["reason"] == "snoozed"):
+            return
+        what = facts.get("error") or facts.get("reason") or ""
+        subject = f"{facts['kind']} #{facts['attempt']}" if "kind" in facts else ""
+        self.latest.append(printable(f"{self.elapsed_s:6.1f} s  {name:14}  {subject}  {what}"[:160]))
+
+    @property
+    def elapsed_s(self) -> float:
+        """Since the daemon was started."""
+        return anyio.current_time() - self.began_s
+
+    @property
+    def per_s(self) -> float:
+        """Completed jobs per second over the last five."""
+        window_s = max(min(5.0, self.elapsed_s), 0.1)
+        since_s = anyio.current_time() - window_s
+        return sum(end_s >= since_s for end_s in self._ends_s) / window_s
+
+    def run_ms(self, queue: str, share: float) -> float:
+        """The run time in ms that this share of a queue's completed runs did not exceed; NaN without runs."""
+        runs_s = sorted(self.runs_s.get(queue, ()))
+        return 1000 * runs_s[math.ceil(share * len(runs_s)) - 1] if runs_s else math.nan
+
+
+@dataclass
+class Balance:
+    """What the database counted at the end, beside what the daemon reported."""
+
+    inserted: dict[str, int]
+    """Jobs in the ledger by queue: ids noted by a trigger, in the transaction of each insert."""
+    found: dict[tuple[str, str], int]
+    """The ledger's jobs by (queue, status); "missing" for one that no table holds."""
+    failures: int
+    """Budget spent on them, says the table."""
+    reported: dict[str, int] = field(default_factory=dict)
+    """By "completed", "dead" and "failures": what the events say."""
+    without_vector: int = 0
+    exit_code: int = 0
+
+    def of(self, status: str) -> int:
+        """How many jobs there are in a status."""
+        return sum(n for (_, found), n in self.found.items() if found == status)
+
+    def differences(self) -> list[str]:
+        """What does not add up; empty when all does."""
+        wrong = []
+        for queue, inserted in self.inserted.items():
+            total = sum(n for (name, status), n in self.found.items() if name == queue and status != "missing")
+            if total != inserted:
+                wrong.append(f"queue {queue}: {inserted} inserted, {total} found")
+        pairs = {"completed": self.of("completed"), "dead": self.of("dead"), "failures": self.failures}
+        for what, counted in pairs.items():
+            if counted != self.reported.get(what, 0):
+                wrong.append(f"{what}: {counted} in the tables, {self.reported.get(what, 0)} reported by the daemon")
+        if self.without_vector:
+            wrong.append(f"{self.without_vector} completed embeddings without a stored vector")
+        if self.exit_code:
+            wrong.append(f"the daemon ended with exit code {self.exit_code}")
+        return wrong
+
+
+@dataclass(frozen=True, slots=True)
+class QueueRow:
+    """One queue as `pgworkd.queue_stats` has it."""
+
+    queue: str
+    due: int
+    scheduled: int
+    running: int
+    failed: int
+    dead: int
+
+
+def live_view(title: str, rows: Sequence[QueueRow], tally: Tally) -> Group:
+    """The table of queues and the latest events."""
+    head = f"{title}   {tally.elapsed_s:.0f} s   {tally.completed.total()} done   {tally.per_s:.0f}/s"
+    table = Table(title=Text(head), expand=True)
+    table.add_column("queue", no_wrap=True)
+    for name in ("slots", "due", "later", "running", "retrying", "dead", "done", "retries", "p50 ms", "p95 ms"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        name = row.queue
+        numbers: list[object] = [QUEUES.get(name, ""), row.due, row.scheduled, row.running, row.failed, row.dead]
+        numbers += [tally.completed[name], tally.retries[name]]
+        numbers += [milliseconds(tally.run_ms(name, 0.5)), milliseconds(tally.run_ms(name, 0.95))]
+        table.add_row(Text(printable(name)), *map(str, numbers), style="bold" if row.running else "")
+    latest = Text("\n".join(tally.latest), no_wrap=True, overflow="ellipsis")
+    return Group(table, Panel(latest, title="latest events", height=tally.latest.maxlen or 6 + 2))
+
+
+def plain_line(rows: Sequence[QueueRow], tally: Tally) -> str:
+    """The same in one line."""
+    waiting, retrying = sum(r.due + r.scheduled for r in rows), sum(r.failed for r in rows)
+    return (
+        f"{tally.elapsed_s:6.1f} s  {tally.completed.total():6} done  {tally.per_s:5.1f}/s  "
+        f"{sum(r.running for r in rows):3} running  {waiting:4} waiting  {retrying:3} retrying  "
+        f"{tally.retries.total():4} retries  {sum(r.dead for r in rows):3} dead"
+    )
+
+
+def milliseconds(value: float) -> str:
+    """A duration for people."""
+    return "-" if math.isnan(value) else f"{value:.1f}" if value < 100 else f"{value:.0f}"
+
+
+def summary_table(balance: Balance, tally: Tally) -> list[str]:
+    """The lines of the table: one per queue, and the sum."""
+    lines = [f"{'queue':14}" + "".join(f"{name:>10}" for name in _COLUMNS)]
+    for queue, inserted in sorted(balance.inserted.items()):
+        cells = [inserted, *_cells({s: n for (q, s), n in balance.found.items() if q == queue})]
+        cells += [tally.retries[queue], milliseconds(tally.run_ms(queue, 0.5)), milliseconds(tally.run_ms(queue, 0.95))]
+        lines.append(f"{queue[:14]:14}" + "".join(f"{cell:>10}" for cell in cells))
+    sums = Counter({status: balance.of(status) for _, status in balance.found})
+    cells = [sum(balance.inserted.values()), *_cells(sums), tally.retries.total()]
+    lines.append(f"{'all':14}" + "".join(f"{cell:>10}" for cell in cells))
+    return lines
+
+
+def _cells(by_status: Mapping[str, int]) -> list[Any]:
+    shown = ("completed", "pending", "failed", "running", "dead")
+    other = sum(n for status, n in by_status.items() if status not in (*shown, "missing"))
+    return [*(by_status.get(status, 0) for status in shown), other]
+
+
+def verdict(balance: Balance) -> str:
+    """The last line: the sum written out, or what is wrong."""
+    if wrong := balance.differences():
+        return "DOES NOT ADD UP: " + "; ".join(wrong)
+    names = {"pending": "waiting", "failed": "retrying"}
+    parts = {s: balance.of(s) for s in ("completed", "pending", "failed", "running", "dead", "cancelled", "expired")}
+    total = " + ".join(f"{n} {names.get(status, status)}" for status, n in parts.items() if n)
+    return (
+        f"it adds up: {sum(balance.inserted.values())} inserted = {total or '0'}; the daemon reported as many "
+        f"completed, dead and failed runs ({balance.failures}) as the tables hold"
+    )

@@ -1,0 +1,54 @@
+"""More sessions for a test, and one that hears."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import asyncpg
+import pytest
+
+from .verbs import Db, Notices, clock
+
+Connect = Callable[[], Awaitable[Db]]
+
+
+@pytest.fixture
+async def connect(dsn: str) -> AsyncIterator[Connect]:
+    """Opens further sessions; all end with the test."""
+    opened: list[Db] = []
+
+    async def open_one() -> Db:
+        opened.append(await asyncpg.connect(dsn))
+        return opened[-1]
+
+    yield open_one
+    for session in opened:
+        session.terminate()
+
+
+@pytest.fixture
+async def t0(db: Db) -> None:
+    """The first session stands at T0."""
+    await clock(0, db)
+
+
+@pytest.fixture
+async def other(connect: Connect) -> Db:
+    """A second session, at T0."""
+    session = await connect()
+    await clock(0, session)
+    return session
+
+
+@pytest.fixture
+async def third(connect: Connect) -> Db:
+    """A third session, at T0."""
+    session = await connect()
+    await clock(0, session)
+    return session
+
+
+@pytest.fixture
+async def notices(connect: Connect) -> Notices:
+    """A session that listens from the start."""
+    return await Notices(await connect()).listen()

@@ -1,0 +1,318 @@
+"""The verbs of `schema.sql`, called as SQL, and what tests of several sessions need to interleave them.
+
+The clock is an input: `clock(5, db, other)` stands those sessions at T0 + 5 s. T0 lies in the future, so that
+the server has been up for long by then.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Awaitable, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, Generic, TypeAlias, TypeVar
+
+import anyio
+import asyncpg
+from anyio.abc import TaskGroup
+
+from tests.kit import until
+
+Db: TypeAlias = "asyncpg.Connection[Any]"
+T = TypeVar("T")
+
+T0 = datetime(2100, 6, 15, 12, 0, tzinfo=UTC)
+LEASE_GONE = "PW001"
+NO_STATISTICS = "ALTER TABLE pgworkd.jobs SET (autovacuum_enabled = off)"
+
+
+def at(seconds: float) -> datetime:
+    """The instant `seconds` after T0."""
+    return T0 + timedelta(seconds=seconds)
+
+
+async def clock(seconds: float, *sessions: Db) -> None:
+    """Stands the clock of these sessions at T0 + `seconds`."""
+    for session in sessions:
+        await session.execute("SELECT set_config('pgworkd.clock', $1, false)", str(at(seconds)))
+
+
+# Worker life
+
+
+async def worker(db: Db, lease_s: float = 30, name: str = "w") -> int:
+    """Registers a worker; its id."""
+    return int(await db.fetchval("SELECT pgworkd.register($1, 1, 'v', $2)", name, lease_s))
+
+
+async def heartbeat(db: Db, worker_id: int, state: str = "running") -> asyncpg.Record | None:
+    """One heartbeat's answer; None: the worker is lost."""
+    return await db.fetchrow("SELECT * FROM pgworkd.heartbeat($1, $2)", worker_id, state)
+
+
+async def set_pool(db: Db, worker_id: int, queue: str = "q", *, asleep: bool = True) -> None:
+    """Says that the worker's pool sleeps or is awake."""
+    await db.execute("SELECT pgworkd.set_pool($1, $2, 1, $3)", worker_id, queue, asleep)
+
+
+# Claim and settle. Arrays are parallel; a single value stands for each of the ids.
+
+
+async def claim(
+    db: Db, worker_id: int, limit: int = 10, queue: str = "q", kinds: Sequence[str] = (), budgets: Sequence[int] = ()
+) -> list[asyncpg.Record]:
+    """Claims; the rows of the answer."""
+    sql = "SELECT * FROM pgworkd.claim($1, $2, $3, $4, $5)"
+    return await db.fetch(sql, worker_id, queue, limit, kinds, budgets)
+
+
+async def claim_ids(db: Db, worker_id: int, limit: int = 10, queue: str = "q") -> list[uuid.UUID]:
+    """Claims; the ids in the order of the answer."""
+    return [row["id"] for row in await claim(db, worker_id, limit, queue)]
+
+
+async def complete(
+    db: Db, ids: Sequence[uuid.UUID], attempts: Sequence[int] | int = 1, results: Sequence[str | None] | None = None
+) -> set[uuid.UUID]:
+    """settle_completed; the ids it settled."""
+    sql = "SELECT pgworkd.settle_completed($1, $2, $3)"
+    return _once(await db.fetchval(sql, ids, _each(attempts, ids), results or [None] * len(ids)))
+
+
+async def complete_occurrence(
+    db: Db, job_id: uuid.UUID, name: str, following: datetime, revision: int = 1, attempt: int = 1
+) -> bool:
+    """settle_completed of an occurrence with the next one in hand; whether it was still ours."""
+    sql = "SELECT pgworkd.settle_completed($1, $2, '{NULL}', $3, $4, $5)"
+    return bool(await db.fetchval(sql, [job_id], [attempt], [name], [following], [revision]))
+
+
+async def fail(
+    db: Db,
+    ids: Sequence[uuid.UUID],
+    attempts: Sequence[int] | int = 1,
+    *,
+    delay_s: Sequence[float] | float = 60.0,
+    permanent: Sequence[bool] | bool = False,
+    message: str = "it broke",
+    following: tuple[str, datetime, int] | None = None,
+) -> dict[uuid.UUID, str]:
+    """settle_failed; what became of each id."""
+    entry = json.dumps({"type": "E", "message": message, "traceback": "...", "worker": "w"})
+    names, instants, revisions = ([value] for value in following) if following else (None, None, None)
+    rows = await db.fetch(
+        "SELECT * FROM pgworkd.settle_failed($1, $2, $3, $4, $5, $6, $7, $8, $9)",
+        *(ids, _each(attempts, ids), _each(delay_s, ids), _each(permanent, ids), [message] * len(ids)),
+        *([entry] * len(ids), names, instants, revisions),
+    )
+    _once([row["id"] for row in rows])
+    return {row["id"]: row["status"] for row in rows}
+
+
+async def release(
+    db: Db,
+    ids: Sequence[uuid.UUID],
+    attempts: Sequence[int] | int = 1,
+    *,
+    delay_s: float | None = None,
+    message: str | None = None,
+) -> set[uuid.UUID]:
+    """settle_released; the ids it settled."""
+    sql = "SELECT pgworkd.settle_released($1, $2, $3, $4)"
+    return _once(
+        await db.fetchval(sql, ids, _each(attempts, ids), [delay_s] * len(ids), [message] * len(ids))
+    )
+
+
+async def end(
+    db: Db,
+    ids: Sequence[uuid.UUID],
+    attempts: Sequence[int] | int = 1,
+    *,
+    status: Sequence[str] | str = "cancelled",
+    message: str | None = None,
+) -> set[uuid.UUID]:
+    """settle_ended; the ids it settled."""
+    sql = "SELECT pgworkd.settle_ended($1, $2, $3, $4)"
+    return _once(await db.fetchval(sql, ids, _each(attempts, ids), _each(status, ids), [message] * len(ids)))
+
+
+async def rescue(db: Db, worker_id: int, limit: int = 1000) -> dict[uuid.UUID, str]:
+    """rescue; what became of each id it took."""
+    return {row["id"]: row["status"] for row in await db.fetch("SELECT * FROM pgworkd.rescue($1, $2)", worker_id, limit)}
+
+
+async def cancel(db: Db, *ids: uuid.UUID) -> dict[uuid.UUID, str]:
+    """cancel; 'cancelled' or 'requested' by id."""
+    return {row["id"]: row["outcome"] for row in await db.fetch("SELECT * FROM pgworkd.cancel($1)", ids)}
+
+
+async def retry(db: Db, *ids: uuid.UUID) -> set[uuid.UUID]:
+    """retry; the ids it changed."""
+    return _once(await db.fetchval("SELECT pgworkd.retry($1)", ids))
+
+
+# Rows
+
+
+async def insert(db: Db, count: int = 1, queue: str = "q", **columns: Any) -> list[uuid.UUID]:
+    """Inserts `count` equal jobs in one statement; their ids in the order of insertion."""
+    names, marks = ["queue", *columns], ["$2", *(f"${i}" for i in range(3, 3 + len(columns)))]
+    sql = (
+        f"INSERT INTO pgworkd.jobs ({', '.join(names)}) "  # noqa: S608 - names are ours
+        f"SELECT {', '.join(marks)} FROM generate_series(1, $1::int) RETURNING id"
+    )
+    typed = await _with_types(db, sql, columns)
+    return [row["id"] for row in await db.fetch(typed, count, queue, *columns.values())]
+
+
+async def _with_types(db: Db, sql: str, columns: dict[str, Any]) -> str:
+    """In INSERT .. SELECT a bare $3 is text: it is given the type of its column."""
+    for number, name in enumerate(columns, 3):
+        kind = await db.fetchval(
+            "SELECT format_type(coalesce(nullif(t.typbasetype, 0), t.oid), NULL) FROM pg_attribute a "
+            "JOIN pg_type t ON t.oid = a.atttypid WHERE a.attrelid = 'pgworkd.jobs'::regclass AND a.attname = $1",
+            name,
+        )
+        sql = sql.replace(f"${number}", f"${number}::{kind}")
+    return sql.replace("$2", "$2::text")
+
+
+async def one(db: Db, queue: str = "q", **columns: Any) -> uuid.UUID:
+    """Inserts one job; its id."""
+    return (await insert(db, 1, queue, **columns))[0]
+
+
+async def live(db: Db, job_id: uuid.UUID) -> asyncpg.Record:
+    """The row of a live job."""
+    row = await db.fetchrow("SELECT * FROM pgworkd.jobs WHERE id = $1", job_id)
+    assert row is not None, f"{job_id} is not in jobs"
+    return row
+
+
+async def over(db: Db, job_id: uuid.UUID) -> asyncpg.Record:
+    """The one row of a finished job."""
+    rows = await db.fetch("SELECT * FROM pgworkd.finished_jobs WHERE id = $1", job_id)
+    assert len(rows) == 1, f"{job_id} is {len(rows)} times in finished_jobs"
+    return rows[0]
+
+
+async def statuses(db: Db, ids: Sequence[uuid.UUID]) -> list[str | None]:
+    """The statuses of jobs, live or over, in the order of `ids`; None where there is none."""
+    rows = await db.fetch("SELECT id, status::text FROM pgworkd.all_jobs WHERE id = ANY ($1)", ids)
+    assert len(rows) <= len(ids), "a job is there twice"
+    found = {row["id"]: row["status"] for row in rows}
+    return [found.get(job_id) for job_id in ids]
+
+
+# Several sessions
+
+
+class Later(Generic[T]):
+    """A call under way in a session that will have to wait; `await later.answer()` once it may go on."""
+
+    def __init__(self, tasks: TaskGroup, call: Awaitable[T]) -> None:
+        self._call, self._done = call, anyio.Event()
+        self._value: T | None = None
+        self._error: BaseException | None = None
+        tasks.start_soon(self._run)
+
+    async def _run(self) -> None:
+        try:
+            self._value = await self._call
+        except asyncpg.PostgresError as error:
+            self._error = error
+        finally:
+            self._done.set()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it has ended."""
+        return self._done.is_set()
+
+    async def answer(self) -> T:
+        """Waits for the end; returns or raises what the call did."""
+        with anyio.fail_after(10):
+            await self._done.wait()
+        if self._error is not None:
+            raise self._error
+        return self._value  # type: ignore[return-value]
+
+
+async def waits_for_lock(observer: Db, session: Db) -> None:
+    """Returns when `session` waits for a lock that another holds."""
+    pid = session.get_server_pid()
+    sql = "SELECT wait_event_type = 'Lock' FROM pg_stat_activity WHERE pid = $1"
+    await until(lambda: observer.fetchval(sql, pid), 10)
+
+
+async def is_locked(observer: Db, table: str, key: str, value: object) -> bool:
+    """Whether someone holds the row so that it could not be updated now."""
+    sql = f"SELECT 1 FROM pgworkd.{table} WHERE {key} = $1"  # noqa: S608 - names are ours
+    assert await observer.fetchval(sql, value) == 1, "no such row"
+    return await observer.fetchval(f"{sql} FOR UPDATE SKIP LOCKED", value) is None
+
+
+class Notices:
+    """A session that LISTENs. A notice of its own tells it that all earlier ones have come."""
+
+    def __init__(self, session: Db) -> None:
+        self._session = session
+        self._heard: list[str] = []
+
+    async def listen(self) -> Notices:
+        """Starts to listen."""
+        await self._session.add_listener("pgworkd", lambda *args: self._heard.append(str(args[3])))
+        return self
+
+    async def heard(self) -> list[Any]:
+        """The payloads, as JSON, of all that was committed since the last call."""
+        mark = uuid.uuid4().hex
+
+        async def marked() -> bool:
+            return mark in self._heard
+
+        await self._session.execute("SELECT pg_notify('pgworkd', $1)", mark)
+        await until(marked, 10)
+        index = self._heard.index(mark)
+        heard, self._heard = self._heard[:index], self._heard[index + 1 :]
+        return [json.loads(text) for text in heard]
+
+
+# What a statement costs
+
+
+async def blocks(db: Db, sql: str, *args: object) -> int:
+    """Pages that a statement touches, functions included. What it does is undone.
+
+    The first run in a session also reads catalogs, so it is run twice.
+    """
+    total = 0
+    for _ in range(2):
+        transaction = db.transaction()
+        await transaction.start()
+        plan = json.loads(await db.fetchval(f"EXPLAIN (ANALYZE, BUFFERS, TIMING OFF, FORMAT JSON) {sql}", *args))[0]
+        await transaction.rollback()
+        total = sum(plan["Plan"][f"Shared {kind} Blocks"] for kind in ("Hit", "Read"))
+    return total
+
+
+async def rows_read(db: Db) -> tuple[int, int]:
+    """Rows of `jobs` that this session has read so far by scanning the table, and by way of an index.
+
+    Call it before and after, in one transaction: in between transactions the figures move to the collector.
+    """
+    row = await db.fetchrow(
+        "SELECT seq_tup_read, idx_tup_fetch FROM pg_stat_xact_user_tables WHERE relid = 'pgworkd.jobs'::regclass"
+    )
+    assert row is not None
+    return row["seq_tup_read"], row["idx_tup_fetch"]
+
+
+def _each(value: Any, ids: Sequence[uuid.UUID]) -> list[Any]:
+    return list(value) if isinstance(value, (list, tuple)) else [value] * len(ids)
+
+
+def _once(ids: Sequence[uuid.UUID]) -> set[uuid.UUID]:
+    assert len(set(ids)) == len(ids), "an id is twice in the answer"
+    return set(ids)
