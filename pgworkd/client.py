@@ -4,22 +4,22 @@
     job_ids = enqueue_many(conn, [NewJob("ocr", {"page": 1}), {"queue": "ocr", "payload": {"page": 2}}])
 
 The jobs exist when the caller's transaction commits, never when it rolls back, and at once in autocommit. `conn` is
-asyncpg's Connection or Pool, psycopg's Connection or AsyncConnection, SQLAlchemy's Connection, Session,
-AsyncConnection or AsyncSession (scoped or not), or Django's `connection` or `connections[alias]`.
-A fault in a job is told at the call (UsageError, InvalidPayload), before the database hears of it. What the driver
-raises passes through as it is: a dedupe_key that is taken, an aborted transaction, a closed connection.
+asyncpg's Connection or Pool, psycopg's Connection or AsyncConnection, SQLAlchemy's Connection, Session, AsyncConnection
+or AsyncSession (scoped or not), or Django's `connection` or `connections[alias]`. A fault in a job is told at the call
+(UsageError, InvalidPayload), before the database hears of it. What the driver raises passes through as it is: a taken
+dedupe_key, an aborted transaction, a closed connection.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import KW_ONLY, dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from re import sub
-from typing import Any, Protocol, TypedDict, Unpack, cast, overload
+from typing import Any, Protocol, TypedDict, Unpack, overload
 from uuid import UUID
 
 from .errors import UsageError, delay_seconds
@@ -36,10 +36,9 @@ _INSERT = """
 WITH new AS MATERIALIZED (
     SELECT pgworkd.new_id() AS id, given.*
     FROM unnest(CAST($1 AS text[]), CAST($2 AS text[]), CAST($3 AS text[]), CAST($4 AS int[]), CAST($5 AS text[]),
-                CAST($6 AS float8[]), CAST($7 AS text[]), CAST($8 AS int[]), CAST($9 AS float8[]),
-                CAST($10 AS text[]), CAST($11 AS text[])) WITH ORDINALITY
-         AS given (queue, kind, payload, priority, run_at, delay_s, expires_at, max_attempts, timeout_s, dedupe_key,
-                   meta, nr)
+                CAST($6 AS float8[]), CAST($7 AS text[]), CAST($8 AS int[]), CAST($9 AS float8[]), CAST($10 AS text[]),
+                CAST($11 AS text[])) WITH ORDINALITY AS given (queue, kind, payload, priority, run_at, delay_s,
+                                                               expires_at, max_attempts, timeout_s, dedupe_key, meta, nr)
 ), stored AS (
     INSERT INTO pgworkd.jobs
            (id, queue, kind, payload, priority, run_at, expires_at, max_attempts, timeout_s, dedupe_key, meta)
@@ -52,8 +51,8 @@ SELECT id FROM new ORDER BY nr
 """
 # The same in the other styles of parameters; each of them occurs once, in order.
 _INSERT_FORMAT, _INSERT_NAMED = sub(r"\$\d+", "%s", _INSERT), sub(r"\$(\d+)", r":p\1", _INSERT)
-
 _Row = tuple[Any, ...]
+_Jobs = Iterable["NewJob | Mapping[str, Any]"]
 
 
 class _Sync(Protocol):  # what every sync connection has and no async one
@@ -82,12 +81,12 @@ class _Options(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class NewJob:
-    """A job to be. `enqueue` takes the same arguments; None stands for what the database or the handler says.
+    """A job to be. `enqueue` takes the same arguments; None leaves it to the database or the handler.
 
-    Queue and kind: 1 to 200 characters. Payload and meta (tags, trace context): a dict of JSON values, a dataclass
-    or a pydantic model, 1 MiB as JSON. Priority: higher first, an int4. Not started before `run_at` (with a time
-    zone, 1970 to 2199) or `delay` (0 to 366 days; in seconds, by the database's clock); not started from
-    `expires_at` on. max_attempts: 1 to 1000. timeout_s: above 0, to 366 days. dedupe_key: 1 to 512 characters,
+    queue, kind: 1 to 200 characters. payload, meta (tags, trace context): a dict of JSON values, a dataclass or a
+    pydantic model, up to 1 MiB as JSON. priority: higher first, an int4. It starts at `run_at` (with a time zone, 1970
+    to 2199), or after `delay` (seconds by the database's clock, 0 to 366 days), and not from `expires_at` on.
+    max_attempts: 1 to 1000. timeout_s: of one attempt, above 0, up to 366 days. dedupe_key: 1 to 512 characters,
     compared bytewise; a queue takes one job per key until that is over or dead.
     """
 
@@ -122,20 +121,17 @@ def enqueue(conn: Any, queue: str, payload: object = None, **options: Unpack[_Op
 
 
 @overload
-def enqueue_many(conn: _Sync, jobs: Iterable[NewJob | Mapping[str, Any]]) -> list[UUID]: ...
+def enqueue_many(conn: _Sync, jobs: _Jobs) -> list[UUID]: ...
 @overload
-def enqueue_many(
-    conn: _Async | _Asyncpg, jobs: Iterable[NewJob | Mapping[str, Any]]
-) -> Coroutine[Any, Any, list[UUID]]: ...
-def enqueue_many(conn: Any, jobs: Iterable[NewJob | Mapping[str, Any]]) -> Any:
+def enqueue_many(conn: _Async | _Asyncpg, jobs: _Jobs) -> Coroutine[Any, Any, list[UUID]]: ...
+def enqueue_many(conn: Any, jobs: _Jobs) -> Any:
     """Inserts all jobs or none; their ids in the order of the jobs, to be awaited if `conn` is async.
 
     A mapping has NewJob's arguments as keys. Errors as of `enqueue`; one about a job begins with its index:
     "jobs[17].payload.items[3] ...". All are checked and encoded in the call itself, some 5 us each. More than 5,000
     jobs (or 8 MiB) take several statements, in a savepoint or, in autocommit, in a transaction of their own.
     """
-    way = _way(conn)
-    return way(conn, [_row(_new_job(job, f"jobs[{i}]"), f"jobs[{i}].") for i, job in enumerate(jobs)])
+    return _way(conn)(conn, [_row(_new_job(job, f"jobs[{i}]"), f"jobs[{i}].") for i, job in enumerate(jobs)])
 
 
 def _new_job(job: Any, what: str) -> NewJob:
@@ -148,6 +144,8 @@ def _new_job(job: Any, what: str) -> NewJob:
 def _row(job: NewJob, at: str) -> _Row:
     if job.run_at is not None and job.delay is not None:
         raise UsageError(f"{at}run_at and delay are both given: pass one of them")
+    if job.timeout_s in (0, timedelta(0)):
+        raise UsageError(f"{at}timeout_s is 0: pass more, or None for the handler's own")
     return (
         _text(job.queue, f"{at}queue", NAME_CHARS_MAX),
         None if job.kind is None else _text(job.kind, f"{at}kind", NAME_CHARS_MAX),
@@ -157,7 +155,8 @@ def _row(job: NewJob, at: str) -> _Row:
         None if job.delay is None else delay_seconds(job.delay, f"{at}delay"),
         None if job.expires_at is None else _instant(job.expires_at, f"{at}expires_at"),
         None if job.max_attempts is None else _whole(job.max_attempts, f"{at}max_attempts", 1, ATTEMPTS_MAX),
-        None if job.timeout_s is None else _timeout(job.timeout_s, f"{at}timeout_s"),
+        # Its column is a real, which refuses what it cannot tell from 0.
+        None if job.timeout_s is None else max(delay_seconds(job.timeout_s, f"{at}timeout_s"), 1e-6),
         None if job.dedupe_key is None else _text(job.dedupe_key, f"{at}dedupe_key", KEY_CHARS_MAX),
         None if job.meta is None else encode(job.meta, f"{at}meta"),
     )
@@ -185,17 +184,10 @@ def _instant(value: object, what: str) -> str:
     if not isinstance(value, datetime):
         raise UsageError(f"{what} is a {type(value).__name__}: pass a datetime with a time zone")
     if value.utcoffset() is None:
-        remedy = "pass datetime.now(UTC) + ..., or value.astimezone() if it is this host's local time"
-        raise UsageError(f"{what} has no time zone, which instant it means is a guess: {remedy}")
+        raise UsageError(f"{what} has no time zone, so its instant is a guess: pass an aware one, as datetime.now(UTC)")
     if not FIRST_INSTANT <= value < END_OF_INSTANTS:
         raise UsageError(f"{what} is {value.isoformat()}: pass an instant from 1970 to 2199")
     return value.astimezone(UTC).isoformat()
-
-
-def _timeout(value: float | timedelta, what: str) -> float:
-    if not (seconds := delay_seconds(value, what)):
-        raise UsageError(f"{what} is 0: pass more, or None for the handler's own")
-    return max(seconds, 1e-6)  # the column is a real, which refuses what it cannot tell from 0
 
 
 def _way(conn: object) -> Callable[[Any, Sequence[_Row]], Any]:
@@ -257,9 +249,8 @@ def _psycopg(conn: Any, statements: int) -> Any:
     cursor = conn.cursor(row_factory=lambda _: tuple)
     sql = _INSERT if "RawCursor" in str(type(cursor).__mro__) else _INSERT_FORMAT
     if statements > 1 and not conn.autocommit:
-        cursor.execute("SELECT")  # begins the caller's transaction; a block outside of one would commit
-    block = conn.transaction() if statements > 1 else nullcontext()
-    return lambda *columns: cursor.execute(sql, columns).fetchall(), block
+        cursor.execute("SELECT")  # begins the caller's transaction: a block outside of one would commit
+    return lambda *columns: cursor.execute(sql, columns).fetchall(), conn.transaction() if statements > 1 else nullcontext()
 
 
 async def _psycopg_async(conn: Any, statements: int) -> Any:
@@ -273,38 +264,50 @@ async def _psycopg_async(conn: Any, statements: int) -> Any:
     return run, conn.transaction() if statements > 1 else nullcontext()
 
 
+@contextmanager
+def _out_of_autocommit(dbapi: Any) -> Iterator[None]:
+    dbapi.autocommit = False
+    try:
+        yield
+        dbapi.commit()
+    finally:
+        dbapi.rollback()  # after a commit there is nothing to roll back
+        dbapi.autocommit = True
+
+
 def _sqlalchemy(conn: Any, statements: int) -> Any:
-    if callable(type(conn).connection):  # a session's method; a connection's property is its DBAPI connection
+    if callable(type(conn).connection):  # a session's method; a connection's property is what it wraps
         conn = conn.connection()
-    sql = sys.modules["sqlalchemy"].text(_INSERT_NAMED).execution_options(stream_results=False)
-    block = conn.begin_nested() if statements > 1 else nullcontext()
+    sql, block = sys.modules["sqlalchemy"].text(_INSERT_NAMED).execution_options(stream_results=False), nullcontext()
+    if statements > 1:
+        dbapi = conn.connection.dbapi_connection
+        block = _out_of_autocommit(dbapi) if dbapi.autocommit else conn.begin_nested()
     return lambda *columns: conn.execute(sql, {f"p{i}": c for i, c in enumerate(columns, 1)}).all(), block
 
 
-async def _sqlalchemy_async(conn: Any, rows: Sequence[_Row]) -> list[UUID]:
+async def _sqlalchemy_async(conn: Any, rows: Sequence[_Row]) -> Any:
     conn = await conn.connection() if callable(type(conn).connection) else conn
-    return cast("list[UUID]", await conn.run_sync(partial(_store, _sqlalchemy), rows))
+    return await conn.run_sync(partial(_store, _sqlalchemy), rows)
 
 
 def _django(conn: Any, statements: int) -> Any:
-    def run(*columns: Any) -> Any:
-        cursor.execute(_INSERT_FORMAT, columns)
-        return cursor.fetchall()
-
     cursor, atomic = conn.cursor(), sys.modules["django.db.transaction"].atomic
-    return run, atomic(using=conn.alias) if statements > 1 else nullcontext()
+    block = atomic(using=conn.alias) if statements > 1 else nullcontext()
+    return lambda *columns: (cursor.execute(_INSERT_FORMAT, columns), cursor.fetchall())[1], block
 
 
-_WAYS = {
-    **dict.fromkeys(("asyncpg.Connection", "asyncpg.PoolConnectionProxy"), partial(_store_async, _asyncpg)),
+_WAYS: dict[str, Callable[[Any, Sequence[_Row]], Any]] = {
+    "asyncpg.Connection": partial(_store_async, _asyncpg),
+    "asyncpg.PoolConnectionProxy": partial(_store_async, _asyncpg),
     "asyncpg.Pool": _asyncpg_pool,
     "psycopg.Connection": partial(_store, _psycopg),
     "psycopg.AsyncConnection": partial(_store_async, _psycopg_async),
-    **dict.fromkeys(
-        ("sqlalchemy.Connection", "sqlalchemy.Session", "sqlalchemy.scoped_session"), partial(_store, _sqlalchemy)
-    ),
-    **dict.fromkeys(
-        ("sqlalchemy.AsyncConnection", "sqlalchemy.AsyncSession", "sqlalchemy.async_scoped_session"), _sqlalchemy_async
-    ),
-    **dict.fromkeys(("django.BaseDatabaseWrapper", "django.ConnectionProxy"), partial(_store, _django)),
+    "sqlalchemy.Connection": partial(_store, _sqlalchemy),
+    "sqlalchemy.Session": partial(_store, _sqlalchemy),
+    "sqlalchemy.scoped_session": partial(_store, _sqlalchemy),
+    "sqlalchemy.AsyncConnection": _sqlalchemy_async,
+    "sqlalchemy.AsyncSession": _sqlalchemy_async,
+    "sqlalchemy.async_scoped_session": _sqlalchemy_async,
+    "django.BaseDatabaseWrapper": partial(_store, _django),
+    "django.ConnectionProxy": partial(_store, _django),
 }

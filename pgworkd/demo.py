@@ -20,6 +20,7 @@ from pathlib import Path
 
 import anyio
 import anyio.to_thread
+from anyio.abc import TaskGroup
 from rich.console import Console
 from rich.live import Live
 
@@ -141,7 +142,7 @@ class Demo:
         finally:
             await self._link.close()
 
-    async def _live(self, tasks: anyio.abc.TaskGroup) -> None:
+    async def _live(self, tasks: TaskGroup) -> None:
         await schema.migrate(self._options.link)
         await self._link.script(TABLES + _LEDGER)
         self._carried = int(await self._link.value("SELECT count(*) FROM demo.ledger"))
@@ -257,16 +258,14 @@ class Demo:
         lines = ["", *summary_table(balance, tally), ""]
         for state, kind, attempts, error in await link.fetch(_STAYING):
             lines.append(f"{state:11} {kind}, attempt {attempts}: {error}")
-        (vectors, neighbours, counts), (names, characters, wrong) = (
-            (await link.fetch(_STORED))[0],
-            (await link.fetch(_READ))[0],
-        )
+        vectors, neighbours, counts = (await link.fetch(_STORED))[0]
+        names, characters, wrong = (await link.fetch(_READ))[0]
         answered = self._downstream.answered
         lines += [
             f"stored      {vectors} vectors, {neighbours} lists of neighbours, {counts} counts by maintenance",
             f"ocr         {names} names drawn and read back, {wrong or 0} of {characters or 0} characters wrong",
-            f"downstream  {len(self._downstream.accepted)} notices taken; answered 429 {answered['busy']} times, "
-            f"500 {answered['broken']} times, too slow {answered['slow']} times",
+            f"downstream  {len(self._downstream.accepted)} notices taken; refused: {answered['busy']} x 429, "
+            + f"{answered['broken']} x 500, {answered['slow']} x too slow",
             f"throughput  {tally.completed.total() / elapsed_s:.1f} jobs/s over {elapsed_s:.1f} s"
             + (f"; {self._carried} jobs were carried over from an earlier run" if self._carried else ""),
             verdict(balance),
@@ -281,7 +280,7 @@ class Demo:
         tally = self._tally
         retries, dead = tally.retries.total() + tally.lost, tally.dead.total()
         return Balance(
-            inserted=dict(inserted),
+            inserted={queue: n for queue, n in inserted},
             found={(queue, status): n for queue, status, n, _ in found},
             failures=sum(int(row[3]) for row in found),
             reported={"completed": tally.completed.total(), "dead": dead, "failures": retries + dead},

@@ -58,7 +58,7 @@ class Downstream:
     async def serve(self, *, task_status: TaskStatus[int] = anyio.TASK_STATUS_IGNORED) -> None:
         """Listens on a free port of the loopback until cancelled; `task_status` is told the port."""
         async with await anyio.create_tcp_listener(local_host=HOST, local_port=0) as listener:
-            self.port = listener.extra(SocketAttribute.local_port)
+            self.port = int(listener.extra(SocketAttribute.local_port))  # noqa: S610 - no Django here
             task_status.started(self.port)
             await listener.serve(self._talk)
 

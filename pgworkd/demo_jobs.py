@@ -53,7 +53,8 @@ _WORD = re.compile(r"[^\W_]+")
 TABLES = """
 CREATE SCHEMA IF NOT EXISTS demo;
 CREATE TABLE IF NOT EXISTS demo.embeddings (path text PRIMARY KEY, tokens int NOT NULL, vector real[] NOT NULL);
-CREATE TABLE IF NOT EXISTS demo.neighbours (path text PRIMARY KEY, others text[] NOT NULL, similarities real[] NOT NULL);
+CREATE TABLE IF NOT EXISTS demo.neighbours
+    (path text PRIMARY KEY, others text[] NOT NULL, similarities real[] NOT NULL);
 CREATE TABLE IF NOT EXISTS demo.counts (at timestamptz PRIMARY KEY, embeddings int NOT NULL, neighbours int NOT NULL);
 """
 _STORE = """INSERT INTO demo.embeddings (path, tokens, vector) VALUES ($1, $2, $3)
@@ -95,10 +96,10 @@ def text_files(root: Path, *, deep: bool = True) -> list[tuple[Path, int]]:
     found: list[tuple[Path, int]] = []
     seen = 0
     for directory, names, files in os.walk(root):
-        if "pgdata" in names:
-            names[:], files = [], []  # a database, perhaps our own
-        names[:] = sorted(n for n in names if deep and not n.startswith(".") and n not in _NOT_TEXT_DIRS)
-        for name in sorted(files):
+        is_database = "pgdata" in names  # perhaps our own
+        deeper = [] if is_database or not deep else names
+        names[:] = sorted(n for n in deeper if not n.startswith(".") and n not in _NOT_TEXT_DIRS)
+        for name in [] if is_database else sorted(files):
             seen += 1
             size = 0 if name.startswith(".") else _text_size(Path(directory, name))
             if size:
@@ -169,7 +170,7 @@ def draw(text: str, rng: random.Random, noise: float = NOISE) -> list[int]:
 
 
 def recognise(bitmap: list[int], characters: int) -> str:
-    """What a bitmap says that was drawn with `characters` characters: the shift and glyphs with the least difference."""
+    """What a bitmap of so many characters says: the shift and the glyphs that differ least from it."""
     best = (math.inf, "")
     for down in range(MARGIN + 1):
         for right in range(MARGIN + 1):
@@ -296,7 +297,8 @@ async def maintain(job: Job) -> None:
         await db.execute("ANALYZE demo.embeddings, demo.neighbours")
         await db.execute(
             """INSERT INTO demo.counts (at, embeddings, neighbours)
-               SELECT clock_timestamp(), (SELECT count(*) FROM demo.embeddings), (SELECT count(*) FROM demo.neighbours)"""
+               SELECT clock_timestamp(), (SELECT count(*) FROM demo.embeddings),
+                      (SELECT count(*) FROM demo.neighbours)"""
         )
 
 

@@ -81,9 +81,7 @@ def _app(value: Any, reference: str, module: ModuleType) -> App:
     if not inspect.isroutine(value):
         raise UsageError(f"{reference!r} is {_what(value)}, not a pgworkd.App{hint}")
     if inspect.iscoroutinefunction(value):
-        raise UsageError(
-            f"{reference!r} is an async function: name an App, or a plain function that makes one"
-        )
+        raise UsageError(f"{reference!r} is an async function: name an App, or a plain function that makes one")
     try:
         inspect.signature(value).bind()
     except (TypeError, ValueError) as error:
