@@ -1,11 +1,10 @@
-"""What may be stored, what may not and how it is said; what is kept of an exception."""
+"""What may be stored, what may not, and how it is said."""
 
 import dataclasses
 import enum
 import json
 import math
 import pickle
-import runpy
 from collections import OrderedDict, defaultdict, namedtuple
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -17,15 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field, computed_field
 
-from pgworkd.errors import DELAY_S_MAX, InvalidPayload, PermanentError, RetryAfter, Snooze, UsageError
-from pgworkd.failure import (
-    FRAMES_MAX,
-    MESSAGE_BYTES_MAX,
-    TRACEBACK_BYTES_MAX,
-    TYPE_CHARS_MAX,
-    ErrorFacts,
-    describe_error,
-)
+from pgworkd.errors import InvalidPayload, UsageError
 from pgworkd.payload import BYTES_MAX, DEPTH_MAX, DIGITS_MAX, clean_text, decode, encode
 
 
@@ -164,9 +155,7 @@ UNSOUND = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("value", "path", "reason"), UNSOUND, ids=[f"{p[:30]} {r[:30]}" for _, p, r in UNSOUND]
-)
+@pytest.mark.parametrize(("value", "path", "reason"), UNSOUND, ids=[f"{p[:30]} {r[:30]}" for _, p, r in UNSOUND])
 def test_anything_else_is_refused_with_its_path_and_a_remedy(value, path, reason):
     with pytest.raises(InvalidPayload) as caught:
         encode(value)
@@ -200,9 +189,7 @@ def test_a_result_may_be_any_json(value):
     assert json.loads(encode(value, "result", object_only=False)) == value
 
 
-@pytest.mark.parametrize(
-    "value", ["a\0", math.nan, 10**5000, "\ud800", object(), [Color.RED], nested(65)], ids=kind_of
-)
+@pytest.mark.parametrize("value", ["a\0", math.nan, 10**5000, "\ud800", object(), [Color.RED], nested(65)], ids=kind_of)
 def test_a_result_is_checked_all_the_same(value):
     with pytest.raises(InvalidPayload, match=r"^result"):
         encode(value, "result", object_only=False)
@@ -212,9 +199,7 @@ def test_models_and_dataclasses_are_taken_at_any_level():
     note = Note(id=1, written=datetime(2026, 1, 2, tzinfo=UTC), noteText="hi")
     plain = {"id": 1, "written": "2026-01-02T00:00:00Z", "noteText": "hi"}
     assert decode(encode(note)) == plain
-    assert decode(encode({"notes": [note, {"deep": Box(note)}]})) == {
-        "notes": [plain, {"deep": {"content": plain}}]
-    }
+    assert decode(encode({"notes": [note, {"deep": Box(note)}]})) == {"notes": [plain, {"deep": {"content": plain}}]}
     assert Note.model_validate(decode(encode(note))) == note
 
 
@@ -251,9 +236,7 @@ def storable(value: object) -> bool:
         case list():
             return all(map(storable, value))
         case dict():
-            return all(
-                isinstance(key, str) and storable(key) and storable(inner) for key, inner in value.items()
-            )
+            return all(isinstance(key, str) and storable(key) and storable(inner) for key, inner in value.items())
     return False
 
 
@@ -332,186 +315,3 @@ def test_cleaned_text_always_fits_and_can_be_stored(text, bytes_max):
     assert "\0" not in cleaned
     if storable(text) and len(text.encode()) <= bytes_max:
         assert cleaned == text
-
-
-class Rude(Exception):  # noqa: N818
-    def __init__(self, answer: object) -> None:
-        super().__init__("never shown")
-        self.answer = answer
-
-    def __str__(self) -> str:
-        if isinstance(self.answer, BaseException):
-            raise self.answer
-        return str(self.answer)
-
-
-def raised(error: BaseException) -> BaseException:
-    """`error` with a traceback, as a handler's error has."""
-
-    def innermost() -> None:
-        raise error
-
-    try:
-        innermost()
-    except BaseException as caught:  # noqa: BLE001
-        return caught
-
-
-def assert_bounded(facts: ErrorFacts) -> None:
-    assert len(facts.type) <= TYPE_CHARS_MAX
-    assert len(facts.message.encode()) <= MESSAGE_BYTES_MAX
-    assert len(facts.summary.encode()) <= MESSAGE_BYTES_MAX
-    assert len(facts.traceback.encode()) <= TRACEBACK_BYTES_MAX
-    assert "\0" not in facts.type + facts.message + facts.traceback
-    encode(facts)
-
-
-def test_an_error_is_described_by_type_message_and_innermost_frames():
-    facts = describe_error(raised(ValueError("no such note")))
-    assert_bounded(facts)
-    assert (facts.type, facts.message) == ("ValueError", "no such note")
-    assert facts.summary == "ValueError: no such note"
-    assert facts.traceback.startswith("Traceback (most recent call last):\n")
-    assert "in innermost" in facts.traceback
-    assert facts.traceback.endswith("ValueError: no such note")
-    assert describe_error(TimeoutError()).summary == "TimeoutError"
-    assert describe_error(Rude("x")).type == f"{__name__}.Rude"
-
-
-@pytest.mark.parametrize(
-    ("answer", "message"),
-    [
-        (RuntimeError("no"), "(its str() raised RuntimeError)"),
-        (SystemExit(3), "(its str() raised SystemExit)"),
-        (KeyboardInterrupt(), "(its str() raised KeyboardInterrupt)"),
-        ("a\0b\ud800", "a\\x00b\\ud800"),
-    ],
-)
-def test_a_rude_error_is_described_all_the_same(answer, message):
-    facts = describe_error(raised(Rude(answer)))
-    assert_bounded(facts)
-    assert facts.message == message
-    assert "in innermost" in facts.traceback
-
-
-def test_a_message_of_50_mb_leaves_room_for_the_frames():
-    facts = describe_error(raised(ValueError("x" * 50_000_000)))
-    assert_bounded(facts)
-    assert facts.message.endswith("x…")
-    assert "in innermost" in facts.traceback
-
-
-def test_of_a_deep_recursion_the_innermost_frames_are_kept():
-    def even(n: int) -> int:
-        return odd(n - 1)
-
-    def odd(n: int) -> int:
-        return even(n - 1) if n > 0 else bottom()
-
-    def bottom() -> int:
-        raise ValueError("deep down")
-
-    with pytest.raises(ValueError, match="deep down") as caught:
-        even(400)
-    facts = describe_error(caught.value)
-    assert_bounded(facts)
-    assert "in bottom" in facts.traceback
-    assert facts.traceback.count("File ") == FRAMES_MAX
-
-
-def test_of_frames_with_long_paths_the_innermost_are_kept(tmp_path):
-    script = tmp_path.joinpath(*["ä" * 100] * 5, "script.py")
-    script.parent.mkdir(parents=True)
-    script.write_text(
-        "def even(n): odd(n - 1)\n"
-        "def odd(n): even(n - 1) if n > 1 else bottom()\n"
-        "def bottom(): raise KeyError('at the bottom')\n"
-        "even(40)\n"
-    )
-    with pytest.raises(KeyError) as caught:
-        runpy.run_path(str(script))
-    facts = describe_error(caught.value)
-    assert_bounded(facts)
-    assert facts.traceback.startswith("Traceback (most recent call last):\n…")
-    assert len(facts.traceback.encode()) > TRACEBACK_BYTES_MAX - 10
-    assert facts.traceback.endswith("KeyError: 'at the bottom'")
-    assert "in bottom" in facts.traceback
-
-
-def test_causes_are_told_first_and_a_cycle_of_them_ends():
-    first, second = ValueError("first"), KeyError("second")
-    second.__cause__, first.__context__ = first, second
-    facts = describe_error(second)
-    assert_bounded(facts)
-    lines = facts.traceback.splitlines()
-    assert lines[0] == "ValueError: first"
-    assert lines[1] == "The above exception was the direct cause of the following one:"
-    assert lines[2:] == ["KeyError: 'second'"]
-
-
-def test_notes_are_shown():
-    error = ValueError("x")
-    error.add_note("while reading note 7")
-    assert describe_error(error).traceback == "ValueError: x\nwhile reading note 7"
-
-
-def test_a_group_names_its_members_and_shows_their_frames():
-    inner = ExceptionGroup("inner", [raised(KeyError("k"))])
-    facts = describe_error(ExceptionGroup("outer", [raised(ValueError("v")), inner]))
-    assert_bounded(facts)
-    assert facts.message == "outer (2 sub-exceptions): ValueError: v; KeyError: 'k'"
-    assert "Member 1 of 2:\nTraceback" in facts.traceback
-    assert facts.traceback.endswith("KeyError: 'k'")
-
-
-def test_a_huge_nested_group_stays_bounded():
-    group: BaseException = ValueError("core" * 5000)
-    for depth in range(300):
-        group = BaseExceptionGroup(f"level {depth} " + "g" * 5000, [group, *[OSError("o" * 5000)] * 20])
-    assert_bounded(describe_error(group))
-
-
-@pytest.mark.parametrize(
-    ("delay", "delay_s"),
-    [
-        (0, 0.0),
-        (1.5, 1.5),
-        (timedelta(minutes=2), 120.0),
-        (DELAY_S_MAX, DELAY_S_MAX),
-        (timedelta(366), DELAY_S_MAX),
-    ],
-)
-@pytest.mark.parametrize("kind", [Snooze, RetryAfter])
-def test_delays_are_seconds_or_timedeltas_and_survive_pickling(kind, delay, delay_s):
-    error = pickle.loads(pickle.dumps(kind(delay)))  # noqa: S301
-    assert error.delay_s == delay_s
-    assert f"{delay_s:g} s" in str(error)
-
-
-@pytest.mark.parametrize(
-    "delay",
-    [
-        -1,
-        -0.001,
-        math.nan,
-        math.inf,
-        DELAY_S_MAX + 1,
-        10**5000,
-        True,
-        "5",
-        None,
-        timedelta(-1),
-        timedelta.max,
-    ],
-    ids=kind_of,
-)
-@pytest.mark.parametrize("kind", [Snooze, RetryAfter])
-def test_a_delay_out_of_bounds_is_refused(kind, delay):
-    with pytest.raises(UsageError, match=kind.__name__):
-        kind(delay)
-
-
-def test_what_handlers_raise_is_not_what_pgworkd_raises():
-    assert str(RetryAfter(5, "rate limited")) == "rate limited"
-    for kind in (PermanentError, Snooze, RetryAfter):
-        assert not issubclass(kind, UsageError.__base__)

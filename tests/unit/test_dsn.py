@@ -1,0 +1,139 @@
+"""DSNs: what is taken, what is refused, and that no secret is ever shown."""
+
+import pickle
+import traceback
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from pgworkd.config import Settings, describe, load
+from pgworkd.dsn import dsn_fault, redacted
+from pgworkd.errors import UsageError
+from tests.unit.test_config import CANARY, clean, refused  # noqa: F401 - `clean` is an autouse fixture
+
+SOUND_DSNS = [
+    ("postgresql://user:{}@host:5432/db", "postgresql://user:***@host:5432/db"),
+    ("postgres://user:{}@host", "postgres://user:***@host"),
+    ("postgresql://:{}@h1:1,h2:2,[::1]:3/db", "postgresql://:***@h1:1,h2:2,[::1]:3/db"),
+    ("postgresql://us%40er:a%2F{}:b@host/db", "postgresql://us%40er:***@host/db"),
+    ("postgresql://u:x@{}@host/db", "postgresql://u:***@host/db"),
+    (
+        "postgresql://host/db?user=u&password={}&sslmode=require",
+        "postgresql://host/db?user=u&password=***&sslmode=require",
+    ),
+    ("postgresql://host?PassWord={}", "postgresql://host?PassWord=***"),
+    ("postgresql:///db?host=/run/pg&p%61ssword={}", "postgresql:///db?host=/run/pg&p%61ssword=***"),
+    (
+        "postgresql://h/db?sslpassword={}&oauth_client_secret={}",
+        "postgresql://h/db?sslpassword=***&oauth_client_secret=***",
+    ),
+]
+
+
+@pytest.mark.parametrize(("dsn", "shown"), SOUND_DSNS)
+def test_a_dsn_is_shown_without_its_secrets(dsn, shown):
+    dsn = dsn.replace("{}", CANARY)
+    settings = load(dsn=dsn)
+    assert settings.dsn_redacted == shown
+    assert settings.dsn_required() == dsn
+
+
+@pytest.mark.parametrize(
+    "dsn",
+    ["postgresql://", "postgresql:///db", "postgres://%2Frun%2Fpg/db", "postgresql://u@[fe80::1%eth0]/d"],
+)
+def test_a_dsn_without_secrets_is_shown_as_it_is(dsn):
+    assert dsn_fault(dsn) is None
+    assert redacted(dsn) == dsn
+
+
+BAD_DSNS = [
+    "mysql://u:{}@h/db",
+    "u:{}@h/db",
+    "postgresql:/u:{}@h/db",
+    "host=h password={}",
+    "{}",
+    "postgresql://u:p#{}@h/db",
+    "postgresql://u:p/{}@h/db",
+    "postgresql://u:p?{}@h/db",
+    "postgresql://u:1/{}@h/db",
+    "postgresql://u:1?{}@h/db",
+    "postgresql://u:{}@h:port/db",
+    "postgresql://u:{}@h:123456/db",
+    "postgresql://u:{}@[::1/db",
+    "postgresql://u:{}@h/db?sslmode",
+    "postgresql://u:p\n{}@h/db",
+    "postgresql://u:\x00{}@h/db",
+    "postgresql://u:\udc80{}@h/db",
+]
+
+
+def assert_hidden(error: BaseException) -> None:
+    seen: BaseException | None = error
+    while seen is not None:
+        shown = str(seen) + repr(seen) + str(seen.args) + "".join(traceback.format_exception(seen))
+        assert CANARY not in shown
+        seen = seen.__context__
+
+
+@pytest.mark.parametrize("dsn", BAD_DSNS)
+@pytest.mark.parametrize("source", ["flag", "environment", "file"])
+def test_a_bad_dsn_is_refused_without_quoting_it(monkeypatch, dsn, source):
+    dsn = dsn.replace("{}", CANARY)
+    given: dict[str, object] = {}
+    if source == "flag":
+        given = {"dsn": dsn}
+    elif source == "environment" and "\0" not in dsn:
+        monkeypatch.setenv("PGWORKD_DSN", dsn)
+    else:
+        write("dsn = " + repr(dsn).replace("\\x00", "\\u0000").replace("'", '"').replace("\\udc80", "\\u007f"))
+    with pytest.raises(UsageError, match=r"^dsn \(") as caught:
+        load(**given)
+    assert_hidden(caught.value)
+
+
+def test_the_password_is_in_nothing_that_is_shown(monkeypatch):
+    dsn = f"postgresql://u:{CANARY}@h/db?sslpassword={CANARY}"
+    monkeypatch.setenv("PGWORKD_DSN", dsn)
+    settings = load(lease_s=60)
+    shown = [
+        repr(settings),
+        str(settings),
+        str(describe(settings)),
+        settings.model_dump_json(),
+        str(settings.model_dump()),
+    ]
+    shown += [str(settings.notes), f"{settings.dsn}", str(settings.dsn_redacted), str(vars(settings))]
+    assert not [text for text in shown if CANARY in text]
+    assert pickle.loads(pickle.dumps(settings)).dsn_required() == dsn  # noqa: S301
+    with pytest.raises(UsageError) as caught:
+        load(lease_s=1)  # another field is at fault
+    assert_hidden(caught.value)
+    with pytest.raises(ValidationError) as direct:
+        Settings(dsn=dsn + "#")
+    assert CANARY not in str(direct.value)
+
+
+@pytest.mark.parametrize("name", [name for name in Settings.model_fields if name not in ("dsn", "worker_name")])
+def test_a_dsn_in_the_wrong_place_is_not_quoted(monkeypatch, name):
+    monkeypatch.setenv(f"PGWORKD_{name.upper()}", f"postgresql://u:{CANARY}@h/db?x=y")
+    with pytest.raises(UsageError) as caught:
+        load()
+    assert_hidden(caught.value)
+
+
+def test_without_a_dsn_the_error_says_how_to_give_one():
+    with pytest.raises(UsageError, match=r"set PGWORKD_DSN, or pass --dsn"):
+        load().dsn_required()
+
+
+@given(st.text(st.characters(exclude_categories=("Cs", "Cc"), exclude_characters="/?#")))
+def test_no_password_survives_redaction(password):
+    dsn = f"postgresql://u:{CANARY}{password}@host/db"
+    assert redacted(dsn) == "postgresql://u:***@host/db"
+
+
+def test_every_setting_says_what_it_is():
+    assert not [name for name, field in Settings.model_fields.items() if not field.description]
