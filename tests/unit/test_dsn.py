@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from pgworkd.config import Settings, describe, load
 from pgworkd.dsn import dsn_fault, redacted
 from pgworkd.errors import UsageError
-from tests.unit.test_config import CANARY, clean, refused  # noqa: F401 - `clean` is an autouse fixture
+from tests.unit.test_config import CANARY, clean, refused, write  # noqa: F401 - `clean` is an autouse fixture
 
 SOUND_DSNS = [
     ("postgresql://user:{}@host:5432/db", "postgresql://user:***@host:5432/db"),
