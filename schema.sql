@@ -80,6 +80,8 @@ BEGIN
         CREATE DOMAIN json_result AS jsonb
             CONSTRAINT result_must_not_exceed_1_mib
                 CHECK (pg_column_size(VALUE) <= 1048576 OR octet_length(VALUE::text) <= 2097152);
+        CREATE DOMAIN error_list AS jsonb
+            CONSTRAINT errors_must_be_a_json_array CHECK (jsonb_typeof(VALUE) = 'array');
         CREATE DOMAIN instant AS timestamptz
             CONSTRAINT instant_must_lie_between_1970_and_2200
             CHECK (VALUE >= '1970-01-01 00:00:00+00' AND VALUE < '2200-01-01 00:00:00+00');
@@ -190,14 +192,14 @@ CREATE TABLE IF NOT EXISTS schedules (
 CREATE TABLE IF NOT EXISTS jobs (
     id           uuid PRIMARY KEY DEFAULT new_id(),
     run_at       instant NOT NULL DEFAULT clock(),  -- due from then on
-    created_at   timestamptz NOT NULL DEFAULT clock(),
+    created_at   instant NOT NULL DEFAULT clock(),
     started_at   timestamptz,                       -- of the last attempt
     failed_at    timestamptz,
     expires_at   instant,                           -- not started by then: expired
     dedupe_until instant,
     lease_until  timestamptz,                       -- remote claims only; a daemon leases by its worker row
     cancel_requested_at timestamptz,
-    occurrence   timestamptz,                       -- of `schedule`: the instant this run stands for
+    occurrence   instant,                           -- of `schedule`: the instant this run stands for
     assignment_id uuid,                             -- remote claims only
     batch_id     uuid,
     status       job_status NOT NULL DEFAULT 'pending',
@@ -214,14 +216,15 @@ CREATE TABLE IF NOT EXISTS jobs (
     payload      payload_object NOT NULL DEFAULT '{}',
     meta         payload_object,                       -- trace context, tags; handed through
     error        text,                              -- of the last failure, one line
-    errors       jsonb NOT NULL DEFAULT '[]',       -- the last 20 failures
+    errors       error_list NOT NULL DEFAULT '[]',  -- the last 20 failures
     dedupe_key   key_text,
     serialize_key key_text,
-    schedule     text,
+    schedule     name_text,
     CONSTRAINT status_must_be_one_of_a_live_job
         CHECK (status IN ('blocked', 'pending', 'running', 'failed', 'dead')),
     CONSTRAINT running_jobs_and_only_they_have_a_worker
         CHECK ((status = 'running') = (worker_id IS NOT NULL)),
+    CONSTRAINT counters_must_not_be_negative CHECK (attempts >= 0 AND failures >= 0 AND losses >= 0),
     -- These columns hold their place. Until a verb honours them, a row that relies on them is refused:
     -- to ignore it would break a promise.
     CONSTRAINT serialize_key_batches_and_dependencies_are_not_available_yet
@@ -452,14 +455,15 @@ BEGIN
     RETURN QUERY
     WITH taken AS (
         UPDATE jobs j
-        SET status = 'running', worker_id = p_worker, started_at = v_now, attempts = j.attempts + 1,
+        SET status = 'running', worker_id = p_worker, started_at = v_now,
+            attempts = least(j.attempts, 2147483646) + 1,  -- one absurd row must not stop the queue
             max_attempts = coalesce(j.max_attempts, p_budgets[array_position(p_kinds, coalesce(j.kind, j.queue)::text)], 3)
         WHERE j.ctid = ANY (v_rows)
         RETURNING j.*
     )
     SELECT t.id, coalesce(t.kind, t.queue)::text, t.payload::text, t.attempts, t.failures, t.max_attempts::int,
            t.timeout_s::real, t.priority, t.losses, extract(epoch FROM t.run_at)::float8,
-           extract(epoch FROM t.created_at)::float8, t.schedule, extract(epoch FROM t.occurrence)::float8, t.meta::text
+           extract(epoch FROM t.created_at)::float8, t.schedule::text, extract(epoch FROM t.occurrence)::float8, t.meta::text
     FROM taken t ORDER BY t.priority DESC, t.run_at, t.id;
 END $$;
 
@@ -570,10 +574,10 @@ DECLARE
 BEGIN
     WITH ended AS (
         UPDATE jobs j
-        SET status = CASE WHEN s.permanent OR j.failures + 1 >= coalesce(j.max_attempts, 3)
+        SET status = CASE WHEN s.permanent OR j.failures >= coalesce(j.max_attempts, 3) - 1
                           THEN 'dead' ELSE 'failed' END::job_status,
-            failures = j.failures + 1, failed_at = clock(), worker_id = NULL,
-            run_at = CASE WHEN s.permanent OR j.failures + 1 >= coalesce(j.max_attempts, 3)
+            failures = least(j.failures, 2147483646) + 1, failed_at = clock(), worker_id = NULL,
+            run_at = CASE WHEN s.permanent OR j.failures >= coalesce(j.max_attempts, 3) - 1
                           THEN j.run_at ELSE clock() + make_interval(secs => s.delay_s) END,
             error = s.message, errors = add_error(j.errors, s.error::jsonb || jsonb_build_object('attempt', j.attempts, 'at', clock()))
         FROM unnest(p_ids, p_attempts, p_delays_s, p_permanent, p_messages, p_errors)
@@ -855,9 +859,9 @@ BEGIN
         FROM jobs j JOIN workers w ON w.id = j.worker_id WHERE j.id = ANY (v_ids)
     ), taken AS (
         UPDATE jobs j
-        SET status = CASE WHEN j.losses + 1 >= 3 OR j.failures + 1 >= coalesce(j.max_attempts, 3)
+        SET status = CASE WHEN j.losses >= 2 OR j.failures >= coalesce(j.max_attempts, 3) - 1
                           THEN 'dead' ELSE 'failed' END::job_status,
-            losses = j.losses + 1, failures = j.failures + 1, failed_at = v_now, worker_id = NULL,
+            losses = least(j.losses, 2147483646) + 1, failures = least(j.failures, 2147483646) + 1, failed_at = v_now, worker_id = NULL,
             error = b.message,
             errors = add_error(j.errors, jsonb_build_object('attempt', j.attempts, 'at', v_now, 'type', 'lost',
                                                             'message', b.message, 'worker', b.lost_worker))
@@ -1054,8 +1058,8 @@ CREATE OR REPLACE TRIGGER jobs_inserted AFTER INSERT ON jobs
 -- Every job there is, live or over, in the order people read.
 CREATE VIEW all_jobs AS
 SELECT id, queue::text, coalesce(kind, queue)::text AS kind, status, payload::jsonb, NULL::jsonb AS result, priority,
-       run_at::timestamptz, created_at, started_at, failed_at, NULL::timestamptz AS finished_at, attempts, failures,
-       max_attempts::int, error, errors, worker_id, schedule, occurrence, dedupe_key::text, serialize_key::text,
+       run_at::timestamptz, created_at::timestamptz, started_at, failed_at, NULL::timestamptz AS finished_at, attempts, failures,
+       max_attempts::int, error, errors::jsonb, worker_id, schedule::text, occurrence::timestamptz, dedupe_key::text, serialize_key::text,
        batch_id, meta::jsonb
 FROM jobs
 UNION ALL

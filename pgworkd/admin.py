@@ -6,21 +6,22 @@ Every call is one or a few short statements on one connection, each bounded by t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Self
 from uuid import UUID
 
 from . import admin_sql as sql
-from . import client, schema
+from . import schema
 from .admin_sql import Doctor, Enqueued, Job, JobRow, Jobs, QueueRow, Retried, ScheduleRow, Server, Stats, WorkerRow
 from .errors import DatabaseError, InvalidPayload, SchemaError, UsageError, delay_seconds
 from .link import Link, LinkOptions
-from .payload import BYTES_MAX, decode
+from .payload import BYTES_MAX, decode, encode
 
 ROWS_MAX = 1000
 STATUSES = ("pending", "running", "failed", "dead", "completed", "cancelled", "expired", "blocked")
 _FINISHED = ("completed", "cancelled", "expired", "dead")
 _UNIQUE_VIOLATION = "23505"
+_FIRST, _END = datetime(1970, 1, 1, tzinfo=UTC), datetime(2200, 1, 1, tzinfo=UTC)
 
 
 class Admin:
@@ -47,11 +48,11 @@ class Admin:
 
     async def queues(self) -> list[QueueRow]:
         """Every queue that has live jobs, a worker or settings. Reads all live jobs."""
-        return [QueueRow(*row) for row in await self._link.fetch(sql.QUEUES)]
+        return [sql.read(QueueRow, row) for row in await self._link.fetch(sql.QUEUES)]
 
     async def workers(self) -> list[WorkerRow]:
         """Every worker that has not signed off."""
-        return [WorkerRow(*row) for row in await self._link.fetch(sql.WORKERS)]
+        return [sql.read(WorkerRow, row) for row in await self._link.fetch(sql.WORKERS)]
 
     async def jobs(
         self,
@@ -68,20 +69,26 @@ class Admin:
         if status is not None and status not in STATUSES:
             raise UsageError(f"status {status!r}: give one of {', '.join(STATUSES)}")
         wanted = (_name(queue), _name(kind), status, limit)
-        live = [JobRow(*row) for row in await self._link.fetch(sql.LIVE_JOBS, *wanted)]
+        live = [sql.read(JobRow, row) for row in await self._link.fetch(sql.LIVE_JOBS, *wanted)]
         if status not in (None, *_FINISHED):
             return Jobs(live, complete=True)
-        old = [JobRow(*row) for row in await self._link.fetch(sql.OLD_JOBS, *wanted)]
+        old = [
+            sql.read(JobRow, row) for row in await self._link.fetch(sql.FINISHED_JOBS, *wanted, sql.HISTORY_ROWS_MAX)
+        ]
         once = {row.id: row for row in [*live, *old]}  # one that ended between the two statements is in both
         rows = sorted(once.values(), key=lambda row: row.id, reverse=True)[:limit]
         filtered = (queue, kind, status) != (None, None, None)
-        cut = len(rows) < limit and filtered and bool(await self._link.value(sql.OLDER_JOBS))
+        cut = (
+            len(rows) < limit
+            and filtered
+            and bool(await self._link.value(sql.MORE_FINISHED_JOBS, sql.HISTORY_ROWS_MAX))
+        )
         return Jobs(rows, complete=not cut)
 
     async def job(self, job_id: UUID) -> Job | None:
         """One job whole, live or finished; None when there is none (or its history is forgotten)."""
         rows = await self._link.fetch(sql.ONE_JOB, job_id)
-        return Job(*rows[0]) if rows else None
+        return sql.read(Job, rows[0]) if rows else None
 
     async def statuses(self, ids: Sequence[UUID]) -> dict[UUID, str]:
         """The status of each of these jobs (at most ROWS_MAX) that exists."""
@@ -90,7 +97,7 @@ class Admin:
 
     async def schedules(self) -> list[ScheduleRow]:
         """Every schedule."""
-        return [ScheduleRow(*row) for row in await self._link.fetch(sql.SCHEDULES)]
+        return [sql.read(ScheduleRow, row) for row in await self._link.fetch(sql.SCHEDULES)]
 
     async def stats(self, queue: str | None = None) -> Stats:
         """Counts over one queue or all; zeros for a queue that nobody knows."""
@@ -114,29 +121,32 @@ class Admin:
     ) -> Enqueued:
         """Inserts a job whose payload is the JSON object `payload_text`, stored as it is written.
 
-        Bounds are those of client.NewJob; UsageError (InvalidPayload) tells what is out of them.
+        Seconds: 0 to 366 days. Instants: with a time zone, 1970 to 2199. Without `delay_s` and `run_at` it is due
+        now. UsageError (InvalidPayload is one) tells what is out of bounds.
         """
         if len(payload_text.encode(errors="surrogatepass")) > BYTES_MAX:
             raise InvalidPayload("payload", f"takes more than the {BYTES_MAX:,} bytes that are allowed")
-        job = client.NewJob(
-            queue,
-            decode(payload_text),
-            kind=kind,
-            priority=priority,
-            delay=delay_s,
-            run_at=run_at,
-            expires_at=expires_at,
-            max_attempts=max_attempts,
-            timeout_s=timeout_s,
-            dedupe_key=dedupe_key,
+        encode(decode(payload_text))  # for its refusals
+        if delay_s is not None and run_at is not None:
+            raise UsageError("run_at and delay_s are both given: pass one of them")
+        args = (
+            _text(queue, "queue", 200),
+            None if kind is None else _text(kind, "kind", 200),
+            payload_text,
+            _whole(priority, "priority", -(2**31), 2**31 - 1),
+            None if run_at is None else _instant(run_at, "run_at"),
+            None if delay_s is None else delay_seconds(delay_s, "delay_s"),
+            None if expires_at is None else _instant(expires_at, "expires_at"),
+            None if max_attempts is None else _whole(max_attempts, "max_attempts", 1, 1000),
+            # The column is a real, which takes what is too small for 0.
+            None if timeout_s is None else max(delay_seconds(timeout_s, "timeout_s"), 1e-6),
+            None if dedupe_key is None else _text(dedupe_key, "dedupe_key", 512),
         )
-        _, _, _, _, at, delay, expires, most, timeout, key, _ = client._row(job, "")  # noqa: SLF001 - one set of bounds for all doors
-        args = (queue, kind, payload_text, priority, at, delay, expires, most, timeout, key)
         # A holder of the key that ends between the two statements leaves room for ours.
         for _attempt in range(3):
             if (made := await self._link.value(sql.ENQUEUE, *args)) is not None:
                 return Enqueued(made, created=True)
-            if (found := await self._link.value(sql.HOLDER, queue, key)) is not None:
+            if (found := await self._link.value(sql.HOLDER, queue, dedupe_key)) is not None:
                 return Enqueued(found, created=False)
         raise DatabaseError("jobs with this dedupe key come and go too fast: try again", sqlstate=_UNIQUE_VIOLATION)
 
@@ -191,16 +201,16 @@ class Admin:
         return True
 
     async def known_queues(self) -> list[str]:
-        """The queues that have a worker, settings or a schedule."""
+        """The queues that have a live job, a worker, settings or a schedule. Reads all live jobs."""
         return [row[0] for row in await self._link.fetch(sql.KNOWN)]
 
     async def is_known(self, queue: str) -> bool:
         """True if the queue has a live job, a worker, settings or a schedule."""
-        return bool(await self._link.value(sql.USED, _name(queue)))
+        return bool(await self._link.value(sql.IS_KNOWN, _name(queue)))
 
     async def is_served(self, queue: str) -> bool:
         """True if some worker serves the queue now."""
-        return bool(await self._link.value(sql.SERVED, _name(queue)))
+        return bool(await self._link.value(sql.IS_SERVED, _name(queue)))
 
     # Examine
 
@@ -229,14 +239,27 @@ def _bounded(count: int) -> None:
 
 def _name(name: str | None) -> str | None:
     """A name to look for; UsageError for text that no name can be, before the driver stumbles over it."""
-    if name is not None and ("\0" in name or not _encodes(name)):
+    if name is not None and ("\0" in name or name.encode("utf-8", "replace").decode() != name):
         raise UsageError(f"{name[:100]!a} is no name: it holds a NUL character or half a character")
     return name
 
 
-def _encodes(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+def _text(text: str, what: str, chars_max: int) -> str:
+    if not 1 <= len(text) <= chars_max:
+        raise UsageError(f"{what} has {len(text):,} characters: 1 to {chars_max} are allowed")
+    _name(text)
+    return text
+
+
+def _whole(number: int, what: str, low: int, high: int) -> int:
+    if not low <= number <= high:
+        raise UsageError(f"{what} is out of bounds: {low} to {high} are allowed")
+    return number
+
+
+def _instant(instant: datetime, what: str) -> str:
+    if instant.utcoffset() is None:
+        raise UsageError(f"{what} has no time zone: which instant it means would be a guess")
+    if not _FIRST <= instant < _END:
+        raise UsageError(f"{what} is {instant.isoformat()}: 1970 to 2199 are allowed")
+    return instant.astimezone(UTC).isoformat()

@@ -1,17 +1,23 @@
-"""The questions of operators: the row each answers with, and its SQL. All static, all parameters NULL-able.
+"""The questions of operators: the rows they are answered with, and their SQL, all static.
 
 Instants are the database's; one that a foreign client wrote beyond the years 1 to 9999 reads as None.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from datetime import datetime
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
+
+Row = TypeVar("Row", bound=tuple[Any, ...])
 
 HISTORY_ROWS_MAX = 100_000
 """How many of the newest finished jobs a filter looks at: the history itself has no bound."""
+_INSTANTS = {
+    *("run_at", "created_at", "started_at", "failed_at", "finished_at", "occurrence", "last_at", "next_at"),
+    "paused_until",
+}
 
 
 class QueueRow(NamedTuple):
@@ -171,41 +177,60 @@ class Server(NamedTuple):
     clock_s: float
 
 
-def _sane(column: str) -> str:
-    """SQL for an instant that Python's datetime can hold."""
-    return f"CASE WHEN {column} BETWEEN '0001-01-02' AND '9999-12-30' THEN {column}::timestamptz END"
+def read(row_type: Callable[..., Row], row: Sequence[Any]) -> Row:
+    """A row as `row_type`, its instants (seconds since the epoch in SQL) as datetimes."""
+    names = row_type._fields  # type: ignore[attr-defined]
+    return row_type(*(_instant(v) if n in _INSTANTS else v for n, v in zip(names, row, strict=True)))
+
+
+def _instant(epoch_s: float | None) -> datetime | None:
+    # Foreign clients may write 'infinity' or years that no datetime can hold: such a row must not spoil the others.
+    try:
+        return None if epoch_s is None else datetime.fromtimestamp(epoch_s, UTC)
+    except (OverflowError, ValueError, OSError):
+        return None
 
 
 QUEUES = """SELECT queue, due, scheduled, running, failed, blocked, dead, oldest_due_s, workers, slots,
     coalesce(paused_until > pgworkd.clock(), false),
-    CASE WHEN paused_until > pgworkd.clock() AND paused_until < '9999-12-30' THEN paused_until END
+    CASE WHEN paused_until > pgworkd.clock() THEN extract(epoch FROM paused_until)::float8 END
     FROM pgworkd.queue_stats ORDER BY queue"""
 WORKERS = """SELECT id, name, pid, version,
     CASE WHEN lost_at IS NOT NULL OR lease_until < pgworkd.clock() THEN 'lost' ELSE state END,
-    started_at, extract(epoch FROM pgworkd.clock() - seen_at)::float8,
+    extract(epoch FROM started_at)::float8, extract(epoch FROM pgworkd.clock() - seen_at)::float8,
     extract(epoch FROM lease_until - pgworkd.clock())::float8, running, coalesce(queues, '{}')
     FROM pgworkd.worker_stats ORDER BY id"""
-# One branch per table, each walked from its newest id and left after as many as are wanted. Live work is small,
-# whatever the history, and rare filters (running, dead) have an index there; of the history only the newest part
-# is looked at.
-JOB = f"""id, queue::text, coalesce(kind, queue)::text, status::text, priority, {_sane("run_at")},
-    {_sane("created_at")}, {_sane("finished_at")}, attempts, failures, max_attempts::int, error"""
-WANTED = """($1::text IS NULL OR queue = $1) AND ($2::text IS NULL OR coalesce(kind, queue) = $2)
-    AND ($3::text IS NULL OR status = $3::text::pgworkd.job_status)"""
-LIVE_JOBS = f"""SELECT {JOB.replace("finished_at", "NULL::timestamptz")}
-    FROM pgworkd.jobs WHERE {WANTED} ORDER BY id DESC LIMIT $4"""  # noqa: S608 - all parts are constants
-OLD_JOBS = f"""SELECT {JOB} FROM (SELECT * FROM pgworkd.finished_jobs ORDER BY id DESC LIMIT {HISTORY_ROWS_MAX}) f
-    WHERE {WANTED} ORDER BY id DESC LIMIT $4"""  # noqa: S608
-OLDER_JOBS = f"SELECT EXISTS (SELECT FROM pgworkd.finished_jobs ORDER BY id DESC OFFSET {HISTORY_ROWS_MAX} LIMIT 1)"  # noqa: S608
-ONE_JOB = f"""SELECT j.id, j.queue, j.kind, j.status::text, j.priority, {_sane("j.run_at")}, {_sane("j.created_at")},
-    {_sane("j.started_at")}, {_sane("j.failed_at")}, {_sane("j.finished_at")}, j.attempts, j.failures, j.max_attempts,
-    j.worker_id, (SELECT w.name FROM pgworkd.workers w WHERE w.id = j.worker_id), j.schedule, {_sane("j.occurrence")},
-    j.dedupe_key, j.serialize_key, j.batch_id, j.error, j.payload::text, j.result::text, j.meta::text, j.errors::text
-    FROM pgworkd.all_jobs j WHERE j.id = $1"""  # noqa: S608
-SCHEDULES = f"""SELECT s.name::text, s.queue::text, coalesce(s.kind, s.queue)::text, s.cron, s.every_s, s.timezone,
-    s.missed, s.enabled, s.source, {_sane("s.last_occurrence")}, {_sane("j.run_at")}, j.status::text, s.error
+# One statement per table, each walked from its newest id and left after as many as are wanted. Live work is small,
+# whatever the history, and what is rare in it (running, dead) has an index; of the history only the newest part is
+# looked at.
+LIVE_JOBS = """SELECT id, queue::text, coalesce(kind, queue)::text, status::text, priority,
+        extract(epoch FROM run_at)::float8, extract(epoch FROM created_at)::float8, NULL::float8,
+        attempts, failures, max_attempts::int, error
+    FROM pgworkd.jobs
+    WHERE ($1::text IS NULL OR queue = $1) AND ($2::text IS NULL OR coalesce(kind, queue) = $2)
+      AND ($3::text IS NULL OR status = $3::text::pgworkd.job_status)
+    ORDER BY id DESC LIMIT $4"""
+FINISHED_JOBS = """SELECT id, queue, coalesce(kind, queue), status::text, priority,
+        extract(epoch FROM run_at)::float8, extract(epoch FROM created_at)::float8,
+        extract(epoch FROM finished_at)::float8, attempts, failures, max_attempts, error
+    FROM (SELECT * FROM pgworkd.finished_jobs ORDER BY id DESC LIMIT $5) newest
+    WHERE ($1::text IS NULL OR queue = $1) AND ($2::text IS NULL OR coalesce(kind, queue) = $2)
+      AND ($3::text IS NULL OR status = $3::text::pgworkd.job_status)
+    ORDER BY id DESC LIMIT $4"""
+MORE_FINISHED_JOBS = "SELECT EXISTS (SELECT FROM pgworkd.finished_jobs ORDER BY id DESC OFFSET $1 LIMIT 1)"
+ONE_JOB = """SELECT j.id, j.queue, j.kind, j.status::text, j.priority, extract(epoch FROM j.run_at)::float8,
+        extract(epoch FROM j.created_at)::float8, extract(epoch FROM j.started_at)::float8,
+        extract(epoch FROM j.failed_at)::float8, extract(epoch FROM j.finished_at)::float8,
+        j.attempts, j.failures, j.max_attempts, j.worker_id,
+        (SELECT w.name FROM pgworkd.workers w WHERE w.id = j.worker_id), j.schedule,
+        extract(epoch FROM j.occurrence)::float8, j.dedupe_key, j.serialize_key, j.batch_id, j.error,
+        j.payload::text, j.result::text, j.meta::text, j.errors::text
+    FROM pgworkd.all_jobs j WHERE j.id = $1"""
+SCHEDULES = """SELECT s.name::text, s.queue::text, coalesce(s.kind, s.queue)::text, s.cron, s.every_s, s.timezone,
+        s.missed, s.enabled, s.source, extract(epoch FROM s.last_occurrence)::float8,
+        extract(epoch FROM j.run_at)::float8, j.status::text, s.error
     FROM pgworkd.schedules s LEFT JOIN pgworkd.jobs j ON j.schedule = s.name AND j.status <> 'dead'
-    ORDER BY s.name"""  # noqa: S608
+    ORDER BY s.name"""
 STATS = """SELECT count(*) FILTER (WHERE status IN ('pending', 'failed') AND run_at <= pgworkd.clock()),
     count(*) FILTER (WHERE status = 'pending' AND run_at > pgworkd.clock()),
     count(*) FILTER (WHERE status = 'running'), count(*) FILTER (WHERE status = 'failed'),
@@ -232,9 +257,12 @@ RESUME = """UPDATE pgworkd.queues q SET paused_until = NULL, updated_at = pgwork
 POKE = """SELECT pg_notify('pgworkd', jsonb_build_object('worker', p.worker_id)::text) FROM pgworkd.pools p
     WHERE p.queue = $1::text"""
 KNOWN = """SELECT queue::text FROM pgworkd.pools UNION SELECT name::text FROM pgworkd.queues
-    UNION SELECT queue::text FROM pgworkd.schedules"""
-SERVED = "SELECT EXISTS (SELECT FROM pgworkd.pools WHERE queue = $1::text)"
-USED = f"SELECT EXISTS (SELECT FROM pgworkd.jobs WHERE queue = $1::text) OR EXISTS ({KNOWN} INTERSECT SELECT $1::text)"  # noqa: S608
+    UNION SELECT queue::text FROM pgworkd.schedules UNION SELECT queue::text FROM pgworkd.jobs"""
+IS_SERVED = "SELECT EXISTS (SELECT FROM pgworkd.pools WHERE queue = $1::text)"
+IS_KNOWN = """SELECT EXISTS (SELECT FROM pgworkd.jobs WHERE queue = $1::text)
+    OR EXISTS (SELECT FROM pgworkd.pools WHERE queue = $1::text)
+    OR EXISTS (SELECT FROM pgworkd.queues WHERE name = $1::text)
+    OR EXISTS (SELECT FROM pgworkd.schedules WHERE queue = $1::text)"""
 SERVER = """SELECT current_setting('server_version'), current_setting('server_version_num')::int,
     pg_is_in_recovery() OR current_setting('transaction_read_only')::boolean,
     extract(epoch FROM clock_timestamp())::float8"""

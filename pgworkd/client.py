@@ -3,21 +3,19 @@
     job_id = await enqueue(conn, "embedding", {"note": 7}, delay=60)       # asyncpg, or anything else async
     job_ids = enqueue_many(conn, [NewJob("ocr", {"page": 1}), {"queue": "ocr", "payload": {"page": 2}}])
 
-The jobs exist when the caller's transaction commits, never when it rolls back, and at once in autocommit. `conn` is
-asyncpg's Connection or Pool, psycopg's Connection or AsyncConnection, SQLAlchemy's Connection, Session, AsyncConnection
-or AsyncSession (scoped or not), or Django's `connection` or `connections[alias]`. A fault in a job is told at the call
-(UsageError, InvalidPayload), before the database hears of it. What the driver raises passes through as it is: a taken
-dedupe_key, an aborted transaction, a closed connection.
+The jobs exist when the caller's transaction commits, never when it rolls back, and at once in autocommit. `conn` is of
+asyncpg (Connection, Pool), psycopg (Connection, AsyncConnection), SQLAlchemy (Connection, Session, their async kin and
+scoped sessions) or Django (`connection`, `connections[alias]`). What the driver raises passes through as it is.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import KW_ONLY, dataclass
 from datetime import UTC, datetime, timedelta
-from functools import partial
+from functools import cache, partial
 from re import sub
 from typing import Any, Protocol, TypedDict, Unpack, overload
 from uuid import UUID
@@ -27,18 +25,17 @@ from .payload import encode
 
 NAME_CHARS_MAX, KEY_CHARS_MAX, ATTEMPTS_MAX, PRIORITY_MAX = 200, 512, 1000, 2**31 - 1
 FIRST_INSTANT, END_OF_INSTANTS = datetime(1970, 1, 1, tzinfo=UTC), datetime(2200, 1, 1, tzinfo=UTC)
-# What one statement carries: more would make it no faster, but cost the server memory.
-_STATEMENT_ROWS, _STATEMENT_CHARS = 5_000, 8 * 1024 * 1024
+_STATEMENT_ROWS, _STATEMENT_CHARS = 5_000, 8 * 1024 * 1024  # more is no faster, but costs the server memory
 
 # Ids are drawn before the insert: RETURNING promises no order. Everything travels as text or number, so that no
 # codec or adapter that the caller has set for jsonb or timestamptz comes between.
 _INSERT = """
 WITH new AS MATERIALIZED (
-    SELECT pgworkd.new_id() AS id, given.*
+    SELECT pgworkd.new_id() AS id, n.*
     FROM unnest(CAST($1 AS text[]), CAST($2 AS text[]), CAST($3 AS text[]), CAST($4 AS int[]), CAST($5 AS text[]),
                 CAST($6 AS float8[]), CAST($7 AS text[]), CAST($8 AS int[]), CAST($9 AS float8[]), CAST($10 AS text[]),
-                CAST($11 AS text[])) WITH ORDINALITY AS given (queue, kind, payload, priority, run_at, delay_s,
-                                                               expires_at, max_attempts, timeout_s, dedupe_key, meta, nr)
+                CAST($11 AS text[])) WITH ORDINALITY AS n
+        (queue, kind, payload, priority, run_at, delay_s, expires_at, max_attempts, timeout_s, dedupe_key, meta, nr)
 ), stored AS (
     INSERT INTO pgworkd.jobs
            (id, queue, kind, payload, priority, run_at, expires_at, max_attempts, timeout_s, dedupe_key, meta)
@@ -47,11 +44,9 @@ WITH new AS MATERIALIZED (
            CAST(expires_at AS timestamptz), max_attempts, timeout_s, dedupe_key, CAST(meta AS jsonb)
     FROM new ORDER BY nr
 )
-SELECT id FROM new ORDER BY nr
-"""
+SELECT id FROM new ORDER BY nr"""
 # The same in the other styles of parameters; each of them occurs once, in order.
 _INSERT_FORMAT, _INSERT_NAMED = sub(r"\$\d+", "%s", _INSERT), sub(r"\$(\d+)", r":p\1", _INSERT)
-_Row = tuple[Any, ...]
 _Jobs = Iterable["NewJob | Mapping[str, Any]"]
 
 
@@ -81,13 +76,13 @@ class _Options(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class NewJob:
-    """A job to be. `enqueue` takes the same arguments; None leaves it to the database or the handler.
+    """A job to be, the arguments of `enqueue`. None leaves a thing to the database or the handler.
 
     queue, kind: 1 to 200 characters. payload, meta (tags, trace context): a dict of JSON values, a dataclass or a
     pydantic model, up to 1 MiB as JSON. priority: higher first, an int4. It starts at `run_at` (with a time zone, 1970
     to 2199), or after `delay` (seconds by the database's clock, 0 to 366 days), and not from `expires_at` on.
-    max_attempts: 1 to 1000. timeout_s: of one attempt, above 0, up to 366 days. dedupe_key: 1 to 512 characters,
-    compared bytewise; a queue takes one job per key until that is over or dead.
+    max_attempts: 1 to 1000. timeout_s: per attempt, above 0, up to 366 days. dedupe_key: 1 to 512 characters, compared
+    bytewise; a queue takes one job per key until that is over or dead.
     """
 
     queue: str
@@ -113,8 +108,7 @@ def enqueue(
 def enqueue(conn: Any, queue: str, payload: object = None, **options: Unpack[_Options]) -> Any:
     """Inserts one job, whose arguments are those of NewJob; its id, to be awaited if `conn` is async.
 
-    Raises at the call UsageError (InvalidPayload is one) for a value out of bounds or a connection of unknown
-    type, and TypeError for an unknown argument.
+    Raises at the call UsageError (InvalidPayload is one) for a value out of bounds or a connection of unknown type.
     """
     stored = _way(conn)(conn, [_row(NewJob(queue, payload, **options), "")])
     return stored[0] if isinstance(stored, list) else _first(stored)
@@ -127,9 +121,10 @@ def enqueue_many(conn: _Async | _Asyncpg, jobs: _Jobs) -> Coroutine[Any, Any, li
 def enqueue_many(conn: Any, jobs: _Jobs) -> Any:
     """Inserts all jobs or none; their ids in the order of the jobs, to be awaited if `conn` is async.
 
-    A mapping has NewJob's arguments as keys. Errors as of `enqueue`; one about a job begins with its index:
-    "jobs[17].payload.items[3] ...". All are checked and encoded in the call itself, some 5 us each. More than 5,000
-    jobs (or 8 MiB) take several statements, in a savepoint or, in autocommit, in a transaction of their own.
+    A mapping has NewJob's arguments as keys. Errors as of `enqueue`, with the index: "jobs[17].payload.items[3] ...".
+    All jobs are checked and encoded in the call itself, some 5 us each. More than 5,000 (or 8 MiB) take several
+    statements, in a savepoint or, in autocommit, a transaction of their own. So it depends on their number whether the
+    caller's transaction could go on after an error of the driver: roll it back.
     """
     return _way(conn)(conn, [_row(_new_job(job, f"jobs[{i}]"), f"jobs[{i}].") for i, job in enumerate(jobs)])
 
@@ -141,7 +136,7 @@ def _new_job(job: Any, what: str) -> NewJob:
         raise UsageError(f"{what} is not a job: {error}") from None
 
 
-def _row(job: NewJob, at: str) -> _Row:
+def _row(job: NewJob, at: str) -> tuple[Any, ...]:
     if job.run_at is not None and job.delay is not None:
         raise UsageError(f"{at}run_at and delay are both given: pass one of them")
     if job.timeout_s in (0, timedelta(0)):
@@ -163,42 +158,34 @@ def _row(job: NewJob, at: str) -> _Row:
 
 
 def _text(value: object, what: str, chars_max: int) -> str:
-    if not isinstance(value, str):
-        raise UsageError(f"{what} is a {type(value).__name__}: pass text")
-    if not 1 <= len(value) <= chars_max:
-        raise UsageError(f"{what} has {len(value):,} characters: 1 to {chars_max} are allowed")
+    if not isinstance(value, str) or not 1 <= len(value) <= chars_max:
+        raise UsageError(f"{what} must be text of 1 to {chars_max} characters")
     if not value.isprintable():  # neither is NUL or a lone surrogate: encode() refuses those in its words
         encode(value, what, object_only=False)
     return str.__str__(value)  # of an enum the value; and psycopg takes no list of mixed types
 
 
 def _whole(value: object, what: str, low: int, high: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise UsageError(f"{what} is a {type(value).__name__}: pass an int")
-    if not low <= value <= high:
-        raise UsageError(f"{what} is out of bounds: pass {low} to {high}")
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise UsageError(f"{what} must be an int from {low} to {high}")
     return int(value)
 
 
 def _instant(value: object, what: str) -> str:
-    if not isinstance(value, datetime):
-        raise UsageError(f"{what} is a {type(value).__name__}: pass a datetime with a time zone")
-    if value.utcoffset() is None:
-        raise UsageError(f"{what} has no time zone, so its instant is a guess: pass an aware one, as datetime.now(UTC)")
-    if not FIRST_INSTANT <= value < END_OF_INSTANTS:
-        raise UsageError(f"{what} is {value.isoformat()}: pass an instant from 1970 to 2199")
+    if not isinstance(value, datetime) or value.utcoffset() is None or not FIRST_INSTANT <= value < END_OF_INSTANTS:
+        raise UsageError(f"{what} must be a datetime from 1970 to 2199 with a time zone: without one it is a guess")
     return value.astimezone(UTC).isoformat()
 
 
-def _way(conn: object) -> Callable[[Any, Sequence[_Row]], Any]:
+def _way(conn: object) -> Callable[[Any, Sequence[Any]], Any]:
     for cls in type(conn).__mro__:
         if way := _WAYS.get(f"{cls.__module__.partition('.')[0]}.{cls.__name__}"):
             return way
     raise UsageError(f"cannot enqueue on a {type(conn).__qualname__}: pass one of {', '.join(_WAYS)}")
 
 
-def _parts(rows: Sequence[_Row]) -> list[list[_Row]]:
-    parts: list[list[_Row]] = []
+def _parts(rows: Sequence[Any]) -> list[list[Any]]:
+    parts: list[list[Any]] = []
     chars = 0
     for row in rows:
         size = len(row[2]) + len(row[10] or "")
@@ -218,29 +205,29 @@ async def _first(ids: Coroutine[Any, Any, list[UUID]]) -> UUID:
     return (await ids)[0]
 
 
-def _store(driver: Any, conn: Any, rows: Sequence[_Row]) -> list[UUID]:
+def _store(driver: Any, conn: Any, rows: Sequence[Any]) -> list[UUID]:
     parts = _parts(rows)
     run, block = driver(conn, len(parts))
-    with block:
+    with block() if len(parts) > 1 else nullcontext():
         return [i for part in parts for i in _ids(run(*map(list, zip(*part, strict=True))))]
 
 
-async def _store_async(driver: Any, conn: Any, rows: Sequence[_Row]) -> list[UUID]:
+async def _store_async(driver: Any, conn: Any, rows: Sequence[Any]) -> list[UUID]:
     parts = _parts(rows)
     run, block = await driver(conn, len(parts))
-    async with block:
+    async with block() if len(parts) > 1 else nullcontext():
         return [i for part in parts for i in _ids(await run(*map(list, zip(*part, strict=True))))]
 
 
 # The drivers. None is imported: who holds a connection has done that. Each answers with a function that runs the
-# statement and, for more than one, with a block that undoes them all, also when the caller is cancelled between.
+# statement, and with one that opens a block around several, which undoes them also when cancelled between them.
 
 
-async def _asyncpg(conn: Any, statements: int) -> Any:
-    return partial(conn.fetch, _INSERT), conn.transaction() if statements > 1 else nullcontext()
+async def _asyncpg(conn: Any, _: int) -> Any:
+    return partial(conn.fetch, _INSERT), conn.transaction
 
 
-async def _asyncpg_pool(pool: Any, rows: Sequence[_Row]) -> list[UUID]:
+async def _asyncpg_pool(pool: Any, rows: Sequence[Any]) -> list[UUID]:
     async with pool.acquire() as conn:
         return await _store_async(_asyncpg, conn, rows)
 
@@ -250,7 +237,7 @@ def _psycopg(conn: Any, statements: int) -> Any:
     sql = _INSERT if "RawCursor" in str(type(cursor).__mro__) else _INSERT_FORMAT
     if statements > 1 and not conn.autocommit:
         cursor.execute("SELECT")  # begins the caller's transaction: a block outside of one would commit
-    return lambda *columns: cursor.execute(sql, columns).fetchall(), conn.transaction() if statements > 1 else nullcontext()
+    return lambda *columns: cursor.execute(sql, columns).fetchall(), conn.transaction
 
 
 async def _psycopg_async(conn: Any, statements: int) -> Any:
@@ -261,53 +248,54 @@ async def _psycopg_async(conn: Any, statements: int) -> Any:
     sql = _INSERT if "RawCursor" in str(type(cursor).__mro__) else _INSERT_FORMAT
     if statements > 1 and not conn.autocommit:
         await cursor.execute("SELECT")  # as above
-    return run, conn.transaction() if statements > 1 else nullcontext()
+    return run, conn.transaction
 
 
 @contextmanager
-def _out_of_autocommit(dbapi: Any) -> Iterator[None]:
-    dbapi.autocommit = False
+def _out_of_autocommit(conn: Any, dbapi: Any) -> Iterator[None]:
+    set_level = partial(conn.dialect.set_isolation_level, dbapi)  # asyncpg's ignores `dbapi.autocommit = False`
+    set_level(conn.default_isolation_level)
     try:
         yield
         dbapi.commit()
     finally:
-        dbapi.rollback()  # after a commit there is nothing to roll back
-        dbapi.autocommit = True
+        with suppress(Exception):  # a lost connection: what is raised already says so
+            dbapi.rollback()  # after a commit there is nothing to roll back
+            set_level("AUTOCOMMIT")
 
 
-def _sqlalchemy(conn: Any, statements: int) -> Any:
-    if callable(type(conn).connection):  # a session's method; a connection's property is what it wraps
-        conn = conn.connection()
-    sql, block = sys.modules["sqlalchemy"].text(_INSERT_NAMED).execution_options(stream_results=False), nullcontext()
-    if statements > 1:
-        dbapi = conn.connection.dbapi_connection
-        block = _out_of_autocommit(dbapi) if dbapi.autocommit else conn.begin_nested()
-    return lambda *columns: conn.execute(sql, {f"p{i}": c for i, c in enumerate(columns, 1)}).all(), block
+_sqlalchemy_insert = cache(lambda: sys.modules["sqlalchemy"].text(_INSERT_NAMED))  # parsing it takes 50 us
 
 
-async def _sqlalchemy_async(conn: Any, rows: Sequence[_Row]) -> Any:
+def _sqlalchemy(conn: Any, _: int) -> Any:
+    # Sessions have a method `connection`, connections a property. Streams are off: a cursor takes no INSERT.
+    conn = conn.connection() if callable(type(conn).connection) else conn
+    dbapi = conn.connection.dbapi_connection
+    execute = partial(conn.execute, _sqlalchemy_insert(), execution_options={"stream_results": False})
+    block = partial(_out_of_autocommit, conn, dbapi) if dbapi.autocommit else conn.begin_nested
+    return lambda *columns: execute({f"p{i}": c for i, c in enumerate(columns, 1)}).all(), block
+
+
+async def _sqlalchemy_async(conn: Any, rows: Sequence[Any]) -> Any:
     conn = await conn.connection() if callable(type(conn).connection) else conn
     return await conn.run_sync(partial(_store, _sqlalchemy), rows)
 
 
 def _django(conn: Any, statements: int) -> Any:
-    cursor, atomic = conn.cursor(), sys.modules["django.db.transaction"].atomic
-    block = atomic(using=conn.alias) if statements > 1 else nullcontext()
+    cursor, block = conn.cursor(), partial(sys.modules["django.db.transaction"].atomic, using=conn.alias)
+    if statements > 1:
+        cursor.execute("SELECT")  # fails in an aborted transaction, before atomic() would leave it in disorder
     return lambda *columns: (cursor.execute(_INSERT_FORMAT, columns), cursor.fetchall())[1], block
 
 
-_WAYS: dict[str, Callable[[Any, Sequence[_Row]], Any]] = {
-    "asyncpg.Connection": partial(_store_async, _asyncpg),
-    "asyncpg.PoolConnectionProxy": partial(_store_async, _asyncpg),
+_SQLALCHEMY = ("sqlalchemy.Connection", "sqlalchemy.Session", "sqlalchemy.scoped_session")
+_SQLALCHEMY_ASYNC = ("sqlalchemy.AsyncConnection", "sqlalchemy.AsyncSession", "sqlalchemy.async_scoped_session")
+_WAYS: dict[str, Callable[[Any, Sequence[Any]], Any]] = {
+    **dict.fromkeys(("asyncpg.Connection", "asyncpg.PoolConnectionProxy"), partial(_store_async, _asyncpg)),
     "asyncpg.Pool": _asyncpg_pool,
     "psycopg.Connection": partial(_store, _psycopg),
     "psycopg.AsyncConnection": partial(_store_async, _psycopg_async),
-    "sqlalchemy.Connection": partial(_store, _sqlalchemy),
-    "sqlalchemy.Session": partial(_store, _sqlalchemy),
-    "sqlalchemy.scoped_session": partial(_store, _sqlalchemy),
-    "sqlalchemy.AsyncConnection": _sqlalchemy_async,
-    "sqlalchemy.AsyncSession": _sqlalchemy_async,
-    "sqlalchemy.async_scoped_session": _sqlalchemy_async,
-    "django.BaseDatabaseWrapper": partial(_store, _django),
-    "django.ConnectionProxy": partial(_store, _django),
+    **dict.fromkeys(_SQLALCHEMY, partial(_store, _sqlalchemy)),
+    **dict.fromkeys(_SQLALCHEMY_ASYNC, _sqlalchemy_async),
+    **dict.fromkeys(("django.BaseDatabaseWrapper", "django.ConnectionProxy"), partial(_store, _django)),
 }

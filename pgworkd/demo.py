@@ -85,21 +85,26 @@ def main(*, seconds: float | None, data_dir: Path | None, path: Path | None) -> 
     if seconds is not None and not 0 < seconds <= SECONDS_MAX:
         raise UsageError(f"--seconds {seconds:g}: give more than 0 and at most 366 days")
     root = (path or _own_folder()).expanduser().resolve()
-    if not root.is_dir():
+    if not root.is_dir() or not str(root).isprintable():
         raise UsageError(f"--path {root}: give a directory with files to work on")
     server = EmbeddedPostgres(data_dir)
     try:
-        server.start()
+        _start(server, data_dir)
         uvloop = importlib.util.find_spec("uvloop") is not None
         return anyio.run(Demo(server.dsn(), root, seconds).run, backend_options={"use_uvloop": uvloop})
-    except EmbeddedUnavailable as error:
-        raise PgworkdError(str(error)) from error
-    except OSError as error:
-        raise UsageError(f"--data {data_dir or '(temporary)'}: {error.strerror or error}") from error
     except KeyboardInterrupt:
         return 0  # before there was anything to sum up
     finally:
         server.stop()
+
+
+def _start(server: EmbeddedPostgres, data_dir: Path | None) -> None:
+    try:
+        server.start()
+    except EmbeddedUnavailable as error:
+        raise PgworkdError(str(error)) from error
+    except OSError as error:
+        raise UsageError(f"--data {data_dir or '(temporary)'}: {error.strerror or error}") from error
 
 
 def _own_folder() -> Path:
@@ -159,8 +164,9 @@ class Demo:
         self._tally.began_s = anyio.current_time()
         with anyio.move_on_after(self._seconds):
             await self._use()
-        self._over.set()
-        await self._drain()
+        if not self._over.is_set():
+            self._over.set()
+            await self._drain()  # who asked for a stop wants it now
         daemon.request_stop()
         await self._ended.wait()
 
@@ -261,11 +267,11 @@ class Demo:
         vectors, neighbours, counts = (await link.fetch(_STORED))[0]
         names, characters, wrong = (await link.fetch(_READ))[0]
         answered = self._downstream.answered
+        refused = f"{answered['busy']} x 429, {answered['broken']} x 500, {answered['slow']} x too slow"
         lines += [
             f"stored      {vectors} vectors, {neighbours} lists of neighbours, {counts} counts by maintenance",
             f"ocr         {names} names drawn and read back, {wrong or 0} of {characters or 0} characters wrong",
-            f"downstream  {len(self._downstream.accepted)} notices taken; refused: {answered['busy']} x 429, "
-            + f"{answered['broken']} x 500, {answered['slow']} x too slow",
+            f"downstream  {len(self._downstream.accepted)} notices taken; refused: {refused}",
             f"throughput  {tally.completed.total() / elapsed_s:.1f} jobs/s over {elapsed_s:.1f} s"
             + (f"; {self._carried} jobs were carried over from an earlier run" if self._carried else ""),
             verdict(balance),
@@ -280,7 +286,7 @@ class Demo:
         tally = self._tally
         retries, dead = tally.retries.total() + tally.lost, tally.dead.total()
         return Balance(
-            inserted={queue: n for queue, n in inserted},
+            inserted={str(row[0]): int(row[1]) for row in inserted},
             found={(queue, status): n for queue, status, n, _ in found},
             failures=sum(int(row[3]) for row in found),
             reported={"completed": tally.completed.total(), "dead": dead, "failures": retries + dead},

@@ -1,14 +1,14 @@
 """The demo's handlers: each does real work whose outcome can be checked.
 
-    embedding      reads a text file, hashes its words into 256 dimensions, stores the vector in the very
-                   transaction that completes the job; files over 32 KiB are done in another process
-    inference      finds the three most similar files by cosine, in SQL
-    ocr            draws a file's name with a font of its own into a 1-bit bitmap, shifts it, adds noise, and
-                   reads it back by comparing with the font: small, but recognised, not pretended. It reads
-                   no photographs, and says how many characters it got wrong
-    notification   POSTs to the flaky downstream; 429, 500 and silence end as they would in real life
-    agent          surveys a directory: inserts the jobs for its files, sleeps until they are done, goes on
-    maintenance    every two seconds: ANALYZE, and a row with the counts
+embedding      reads a text file, hashes its words into 256 dimensions, stores the vector in the very
+               transaction that completes the job; files over 32 KiB are done in another process
+inference      finds the three most similar files by cosine, in SQL
+ocr            draws a file's name with a font of its own into a 1-bit bitmap, shifts it, adds noise, and
+               reads it back by comparing with the font: small, but recognised, not pretended. It reads
+               no photographs, and says how many characters it got wrong
+notification   POSTs to the flaky downstream; 429, 500 and silence end as they would in real life
+agent          surveys a directory: inserts the jobs for its files, sleeps until they are done, goes on
+maintenance    every two seconds: ANALYZE, and a row with the counts
 """
 
 from __future__ import annotations
@@ -94,19 +94,27 @@ class Note:
 def text_files(root: Path, *, deep: bool = True) -> list[tuple[Path, int]]:
     """Readable text files below `root` with their sizes, at most FILES_MAX: no links, nothing hidden or binary."""
     found: list[tuple[Path, int]] = []
-    seen = 0
+    entries, device = 0, _device(root)
     for directory, names, files in os.walk(root):
-        is_database = "pgdata" in names  # perhaps our own
-        deeper = [] if is_database or not deep else names
+        # Not into /proc and the like, nor into a database: perhaps it is our own.
+        is_other = "pgdata" in names or _device(Path(directory)) != device
+        deeper = [] if is_other or not deep else names
         names[:] = sorted(n for n in deeper if not n.startswith(".") and n not in _NOT_TEXT_DIRS)
-        for name in [] if is_database else sorted(files):
-            seen += 1
-            size = 0 if name.startswith(".") else _text_size(Path(directory, name))
-            if size:
-                found.append((Path(directory, name), size))
-            if len(found) >= FILES_MAX or seen >= ENTRIES_MAX:
-                return found
+        taken = [] if is_other else sorted(n for n in files if not n.startswith("."))
+        paths = [Path(directory, name) for name in taken]
+        sized = ((path, _text_size(path)) for path in paths[: FILES_MAX - len(found)])
+        found += [(path, size) for path, size in sized if size]
+        entries += 1 + len(taken)
+        if len(found) >= FILES_MAX or entries >= ENTRIES_MAX:
+            break
     return found
+
+
+def _device(path: Path) -> int | None:
+    try:
+        return path.stat().st_dev
+    except OSError:
+        return None
 
 
 def _text_size(path: Path) -> int:
@@ -114,7 +122,7 @@ def _text_size(path: Path) -> int:
     try:
         str(path).encode()  # a name that is not UTF-8 fits no payload
         facts = path.lstat()
-        if not stat.S_ISREG(facts.st_mode) or facts.st_size > FILE_BYTES_MAX:
+        if not stat.S_ISREG(facts.st_mode) or not 0 < facts.st_size <= FILE_BYTES_MAX:
             return 0
         with path.open("rb") as file:
             return 0 if b"\0" in file.read(4096) else facts.st_size
@@ -315,9 +323,9 @@ def demo_app(port: int) -> App:
     app.handler("inference", concurrency=limits["inference"], backoff=RETRIES)(nearest)
     app.handler("inference_crash", queue="inference", run_in="process", backoff=RETRIES)(crash)
     app.handler("ocr", concurrency=limits["ocr"], backoff=RETRIES)(read_name)
-    app.handler(
-        "notification", concurrency=limits["notification"], max_attempts=5, timeout_s=0.5, backoff=RETRIES
-    )(notify_here)
+    app.handler("notification", concurrency=limits["notification"], max_attempts=5, timeout_s=0.5, backoff=RETRIES)(
+        notify_here
+    )
     app.handler("agent", concurrency=limits["agent"], backoff=RETRIES)(survey)
     app.handler("agent_gather", queue="agent", backoff=RETRIES)(gather)
     app.handler("maintenance", concurrency=limits["maintenance"], every=EVERY_S, backoff=RETRIES)(maintain)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import anyio
+from rich import box
 from rich.console import Group
 from rich.panel import Panel
 from rich.table import Table
@@ -20,10 +21,10 @@ from .demo_jobs import QUEUES
 
 RUNS_MAX = 10_000
 RATE_WINDOW_S = 5.0
-_COLUMNS = (
-    *("inserted", "completed", "waiting", "retrying", "running", "dead", "other", "retries"),
-    *("p50 ms", "p95 ms"),
-)
+LATEST_MAX = 6
+_COLUMNS = ("inserted", "done", "waiting", "retrying", "running", "dead", "retries", "p50 ms", "p95 ms")
+_SHOWN = ("completed", "pending", "failed", "running", "dead")
+_ENDED = ("cancelled", "expired")
 
 
 def say(line: str) -> None:
@@ -47,8 +48,8 @@ class Tally:
         self.retries: Counter[str] = Counter()
         self.dead: Counter[str] = Counter()
         self.lost = 0
-        self.runs_s: dict[str, deque[float]] = {queue: deque(maxlen=10_000) for queue in QUEUES}
-        self.latest: deque[str] = deque(maxlen=6)
+        self.runs_s: dict[str, deque[float]] = {}
+        self.latest: deque[str] = deque(maxlen=LATEST_MAX)
         self._ends_s: deque[float] = deque(maxlen=5_000)
 
     def __call__(self, name: str, facts: Mapping[str, Any]) -> None:
@@ -56,7 +57,7 @@ class Tally:
         queue, now_s = str(facts.get("queue", "")), anyio.current_time()
         if name == events.JOB_COMPLETED:
             self.completed[queue] += 1
-            self.runs_s.setdefault(queue, deque(maxlen=10_000)).append(facts["duration_s"])
+            self.runs_s.setdefault(queue, deque(maxlen=RUNS_MAX)).append(facts["duration_s"])
             self._ends_s.append(now_s)
             return
         if name == events.JOB_FAILED:
@@ -79,7 +80,7 @@ class Tally:
     @property
     def per_s(self) -> float:
         """Completed jobs per second over the last five."""
-        window_s = max(min(5.0, self.elapsed_s), 0.1)
+        window_s = max(min(RATE_WINDOW_S, self.elapsed_s), 0.1)
         since_s = anyio.current_time() - window_s
         return sum(end_s >= since_s for end_s in self._ends_s) / window_s
 
@@ -141,7 +142,7 @@ class QueueRow:
 def live_view(title: str, rows: Sequence[QueueRow], tally: Tally) -> Group:
     """The table of queues and the latest events."""
     head = f"{title}   {tally.elapsed_s:.0f} s   {tally.completed.total()} done   {tally.per_s:.0f}/s"
-    table = Table(title=Text(head), expand=True)
+    table = Table(title=Text(head), box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
     table.add_column("queue", no_wrap=True)
     for name in ("slots", "due", "later", "running", "retrying", "dead", "done", "retries", "p50 ms", "p95 ms"):
         table.add_column(name, justify="right")
@@ -152,7 +153,7 @@ def live_view(title: str, rows: Sequence[QueueRow], tally: Tally) -> Group:
         numbers += [milliseconds(tally.run_ms(name, 0.5)), milliseconds(tally.run_ms(name, 0.95))]
         table.add_row(Text(printable(name)), *map(str, numbers), style="bold" if row.running else "")
     latest = Text("\n".join(tally.latest), no_wrap=True, overflow="ellipsis")
-    return Group(table, Panel(latest, title="latest events", height=tally.latest.maxlen or 6 + 2))
+    return Group(table, Panel(latest, title="latest events", height=LATEST_MAX + 2))
 
 
 def plain_line(rows: Sequence[QueueRow], tally: Tally) -> str:
@@ -171,22 +172,20 @@ def milliseconds(value: float) -> str:
 
 
 def summary_table(balance: Balance, tally: Tally) -> list[str]:
-    """The lines of the table: one per queue, and the sum."""
-    lines = [f"{'queue':14}" + "".join(f"{name:>10}" for name in _COLUMNS)]
+    """The lines of the table: one per queue, and the sum. 80 columns wide."""
+    lines = [_line("queue", _COLUMNS)]
     for queue, inserted in sorted(balance.inserted.items()):
-        cells = [inserted, *_cells({s: n for (q, s), n in balance.found.items() if q == queue})]
-        cells += [tally.retries[queue], milliseconds(tally.run_ms(queue, 0.5)), milliseconds(tally.run_ms(queue, 0.95))]
-        lines.append(f"{queue[:14]:14}" + "".join(f"{cell:>10}" for cell in cells))
-    sums = Counter({status: balance.of(status) for _, status in balance.found})
-    cells = [sum(balance.inserted.values()), *_cells(sums), tally.retries.total()]
-    lines.append(f"{'all':14}" + "".join(f"{cell:>10}" for cell in cells))
+        cells: list[object] = [inserted, *(balance.found.get((queue, status), 0) for status in _SHOWN)]
+        cells += [tally.retries[queue], *(milliseconds(tally.run_ms(queue, share)) for share in (0.5, 0.95))]
+        lines.append(_line(queue, cells))
+    sums = [sum(balance.inserted.values()), *map(balance.of, _SHOWN), tally.retries.total()]
+    lines.append(_line("all", sums))
     return lines
 
 
-def _cells(by_status: Mapping[str, int]) -> list[Any]:
-    shown = ("completed", "pending", "failed", "running", "dead")
-    other = sum(n for status, n in by_status.items() if status not in (*shown, "missing"))
-    return [*(by_status.get(status, 0) for status in shown), other]
+def _line(name: str, cells: Sequence[object]) -> str:
+    widths = (len(column) + 1 for column in _COLUMNS)
+    return f"{printable(name)[:13]:13}" + "".join(f"{cell!s:>{w}}" for cell, w in zip(cells, widths, strict=False))
 
 
 def verdict(balance: Balance) -> str:
@@ -194,9 +193,9 @@ def verdict(balance: Balance) -> str:
     if wrong := balance.differences():
         return "DOES NOT ADD UP: " + "; ".join(wrong)
     names = {"pending": "waiting", "failed": "retrying"}
-    parts = {s: balance.of(s) for s in ("completed", "pending", "failed", "running", "dead", "cancelled", "expired")}
-    total = " + ".join(f"{n} {names.get(status, status)}" for status, n in parts.items() if n)
+    parts = [(names.get(status, status), balance.of(status)) for status in (*_SHOWN, *_ENDED)]
+    total = " + ".join(f"{n} {name}" for name, n in parts if n) or "0"
     return (
-        f"it adds up: {sum(balance.inserted.values())} inserted = {total or '0'}; the daemon reported as many "
-        f"completed, dead and failed runs ({balance.failures}) as the tables hold"
+        f"it adds up: {sum(balance.inserted.values())} inserted = {total}; "
+        f"the daemon reported as many completed, dead and failed ({balance.failures}) runs as the tables hold"
     )

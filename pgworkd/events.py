@@ -21,6 +21,7 @@ JOB_DEAD: Final = "job.dead"  # duration_s, error
 JOB_RELEASED: Final = "job.released"  # reason, delay_s
 JOB_CANCELLED: Final = "job.cancelled"  # reason
 JOB_STALE: Final = "job.stale"  # outcome: the settle came after the attempt had ended otherwise
+SETTLE_REFUSED: Final = "settle.refused"  # error: the database will not store it; the job goes back later
 JOB_LOST: Final = "job.lost"  # worker, status: taken back from a worker that is gone
 JOB_SLOW: Final = "job.slow"  # running_s, usual_s
 JOB_OVERDUE: Final = "job.overdue"  # timeout_s: a thread that has passed its timeout cannot be stopped

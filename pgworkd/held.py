@@ -30,7 +30,12 @@ class Held:
         self.settled = False
         """The handler has completed the job itself, in its own transaction."""
         self.flagged = False
-        """Has been reported as slow or overdue."""
+        """Has been reported as slow."""
+
+    def facts(self) -> dict[str, object]:
+        """What every event about this attempt says."""
+        claimed = self.claimed
+        return {"job_id": str(claimed.id), "queue": self.queue, "kind": claimed.kind, "attempt": claimed.attempt}
 
     def stop(self, reason: Reason) -> None:
         """Asks the run to end; the first reason stands. Loop and process runs are cancelled, threads told."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ from anyio.abc import TaskGroup
 from . import events
 from .app import App, DeadJob
 from .events import Events
+from .failure import describe_error
 
 LIMIT_S = 30.0
 """How long one hook may take for one job."""
@@ -42,8 +44,10 @@ class Hooks:
                 answer = hook(dead)
                 if inspect.isawaitable(answer):
                     await answer
-        except Exception as error:  # noqa: BLE001 - the user's code; the job is dead whatever it does
-            self._failed(hook, f"{type(error).__name__}: {error}")
+        except BaseException as error:
+            if anyio.current_effective_deadline() == -math.inf:
+                raise  # the daemon itself is being torn down
+            self._failed(hook, describe_error(error).summary)
         finally:
             self._under_way -= 1
 

@@ -64,10 +64,12 @@ def translate(error: BaseException) -> Exception:
         return DatabaseUnavailable("the database did not answer in time")
     if isinstance(error, ssl.SSLError):
         return DatabaseUnavailable(f"TLS to the database failed: {error}")
+    if isinstance(error, asyncpg.TargetServerAttributeNotMatched):
+        return DatabaseUnavailable("this server only reads (a standby?): connect to the primary")
+    if isinstance(error, ValueError):
+        return DatabaseError(str(error), sqlstate="22000")  # an argument that the driver cannot encode
     if isinstance(error, (OSError, asyncpg.InterfaceError)):
         return DatabaseUnavailable(f"no connection to the database: {error}")
-    if isinstance(error, (ValueError, asyncpg.InternalClientError)):
-        return DatabaseError(str(error), sqlstate="22000")
     return DatabaseUnavailable(f"{type(error).__name__}: {error}")
 
 
@@ -164,10 +166,13 @@ class Listener:
         self._options = options
 
     @contextlib.asynccontextmanager
-    async def listen(self, channel: str, heard: Callable[[str], None]) -> AsyncIterator[Callable[[], Any]]:
+    async def listen(
+        self, channel: str, heard: Callable[[str], None], cut: Callable[[], None]
+    ) -> AsyncIterator[Callable[[], Any]]:
         """Listens while the context lasts; yields an async probe that raises `DatabaseUnavailable` if the line is dead.
 
-        `heard` gets each payload, in the loop. The LISTEN has taken effect when the context is entered.
+        `heard` gets each payload, `cut` is called when the line is seen to break; both in the loop. The LISTEN has
+        taken effect when the context is entered.
         """
         connection: asyncpg.Connection[Any] | None = None
 
@@ -182,6 +187,7 @@ class Listener:
         try:
             try:
                 connection = await connect(self._options, "listen")
+                connection.add_termination_listener(lambda _: cut())
                 await connection.add_listener(channel, lambda *a: heard(str(a[3])))
             except Exception as error:
                 raise translate(error) from error

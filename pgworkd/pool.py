@@ -243,8 +243,10 @@ class Pool:
 
     async def _keep_running(self) -> None:
         """One kept task: runs job after job, waits when there is none, ends when there are more tasks than slots."""
-        while self._runners <= self.concurrency:
+        while True:
             if not self._work:
+                if self._runners > self.concurrency:
+                    break
                 called = anyio.Event()
                 self._idle.append(called)
                 await called.wait()
@@ -252,7 +254,7 @@ class Pool:
             held = self._work.popleft()
             self._busy += 1
             try:
-                self._report_start(held)
+                self._events.emit(events.JOB_STARTED, **held.facts())
                 outcome = await self._runner.run(held)
             finally:
                 self._busy -= 1
@@ -260,12 +262,3 @@ class Pool:
             if self._hungry and not self._work:
                 self.look()
         self._runners -= 1
-
-    def _report_start(self, held: Held) -> None:
-        self._events.emit(
-            events.JOB_STARTED,
-            job_id=str(held.claimed.id),
-            queue=self.queue,
-            kind=held.claimed.kind,
-            attempt=held.claimed.attempt,
-        )

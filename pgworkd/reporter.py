@@ -35,7 +35,7 @@ class Reporter:
         if status is None:
             return
         duration_s = 0.0 if held.started is None else anyio.current_time() - held.started
-        facts = _facts(held) | {"duration_s": round(duration_s, 6)}
+        facts = held.facts() | {"duration_s": round(duration_s, 6)}
         if outcome.ending in (Ending.COMPLETED, Ending.SETTLED):
             self._learn(held.claimed.kind, duration_s)
             self._events.emit(events.JOB_COMPLETED, **facts)
@@ -79,7 +79,7 @@ class Reporter:
             held.reason = Reason.TIMEOUT
             if held.job is not None:
                 held.job.stopping.set()
-            self._events.emit(events.JOB_OVERDUE, **_facts(held), timeout_s=timeout_s)
+            self._events.emit(events.JOB_OVERDUE, **held.facts(), timeout_s=timeout_s)
 
     def _flag_slow(self, held: Held, now: float) -> None:
         runs, usual_s = self._usual.get(held.claimed.kind, (0, 0.0))
@@ -88,14 +88,9 @@ class Reporter:
         running_s = now - held.started
         if running_s > max(self._slow_min_s, self._slow_factor * usual_s):
             held.flagged = True
-            self._events.emit(events.JOB_SLOW, **_facts(held), running_s=round(running_s, 3), usual_s=round(usual_s, 3))
+            self._events.emit(events.JOB_SLOW, **held.facts(), running_s=round(running_s, 3), usual_s=round(usual_s, 3))
 
     def _learn(self, kind: str, duration_s: float) -> None:
         runs, usual_s = self._usual.get(kind, (0, duration_s))
         weight = max(WEIGHT, 1 / (runs + 1))
         self._usual[kind] = (runs + 1, usual_s + weight * (duration_s - usual_s))
-
-
-def _facts(held: Held) -> dict[str, object]:
-    claimed = held.claimed
-    return {"job_id": str(claimed.id), "queue": held.queue, "kind": claimed.kind, "attempt": claimed.attempt}

@@ -11,19 +11,19 @@ import functools
 import json
 import math
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 
 import anyio
 import anyio.to_process
 import anyio.to_thread
-import pydantic
+from anyio._backends._asyncio import _task_states
 
 from . import child, events
 from .app import App, Handler
-from .errors import InvalidPayload, LeaseLost, PermanentError, RetryAfter, Snooze
+from .errors import LeaseLost, PermanentError, RetryAfter, Snooze
 from .events import Events
 from .failure import ErrorFacts, describe_error
 from .held import Held
@@ -58,10 +58,15 @@ class Runner:
             return _unknown(held.claimed.kind)
         try:
             payload, value = self._read(handler, held)
-        except (InvalidPayload, pydantic.ValidationError) as error:
-            return self._failed(error, held, handler, permanent=True)
-        held.job = self._context(held, payload)
-        return await self._call(handler, held, value)
+            held.job = self._context(held, payload)
+        except Exception as error:  # noqa: BLE001 - also what a validator of the user's, or a row odd in any way, raises
+            return self._failed(error, held, handler, permanent=isinstance(error, (ValueError, RecursionError)))
+        task = asyncio.current_task()
+        cancelling = task.cancelling() if task is not None else 0
+        try:
+            return await self._call(handler, held, value)
+        finally:
+            await _forget_stray_cancellation(task, cancelling)
 
     def _read(self, handler: Handler, held: Held) -> tuple[dict[str, Any], Any]:
         payload = decode(held.claimed.payload)
@@ -99,9 +104,10 @@ class Runner:
             with scope:
                 outcome = await self._invoke(handler, held, value)
         except BaseException as raised:
+            if isinstance(raised, RuntimeError) and "cancel scope" in str(raised):
+                _leave_open_scopes(scope)
             if anyio.current_effective_deadline() == -math.inf:
                 raise  # the daemon itself is being torn down
-            _forget_stray_cancellation(raised)
             error = raised
         finally:
             held.scope = None
@@ -126,8 +132,10 @@ class Runner:
         if handler.mode == "loop":
             result = await handler.function(**arguments)
         else:
-            call = functools.partial(handler.function, **arguments)
-            result = await anyio.to_thread.run_sync(call, limiter=self._threads)
+            call = functools.partial(_in_thread, handler.function, arguments)
+            result, error = await anyio.to_thread.run_sync(call, limiter=self._threads)
+            if error is not None:
+                raise error
         return Outcome(
             Ending.COMPLETED, result=_NULL if result is None else encode(result, "result", object_only=False)
         )
@@ -220,8 +228,31 @@ def _unknown(kind: str) -> Outcome:
     return Outcome(Ending.RELEASED, delay_s=UNKNOWN_KIND_DELAY_S, message=message, reason=message)
 
 
-def _forget_stray_cancellation(error: BaseException) -> None:
-    """A handler that cancelled its own task leaves a request on it, which would hit our next await."""
-    task = asyncio.current_task()
-    while isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+def _in_thread(function: Callable[..., Any], arguments: dict[str, Any]) -> tuple[Any, BaseException | None]:
+    """Calls a handler; what it raises is returned, because a GeneratorExit thrown into the loop closes coroutines."""
+    try:
+        return function(**arguments), None
+    except BaseException as error:  # noqa: BLE001 - raised again in the loop
+        return None, error
+
+
+def _leave_open_scopes(ours: anyio.CancelScope) -> None:
+    """A handler that entered a cancel scope and never left it (`break` out of an async generator is enough) would have
+    it close on the next job: they are left here, innermost first, and ours last. anyio has no public way to find them.
+    """
+    state = _task_states.get(cast(Any, asyncio.current_task()))
+    while state is not None and state.cancel_scope is not None:
+        scope = state.cancel_scope
+        scope.__exit__(None, None, None)
+        if scope is ours:
+            return
+
+
+async def _forget_stray_cancellation(task: asyncio.Task[Any] | None, cancelling: int) -> None:
+    """A handler that cancelled its own task leaves a request on it, which would hit our next await: take it here."""
+    if task is None or task.cancelling() <= cancelling:
+        return
+    with anyio.CancelScope(shield=True), contextlib.suppress(asyncio.CancelledError):
+        await asyncio.sleep(0)
+    while task.cancelling() > cancelling:
         task.uncancel()

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Protocol
 import anyio
 
 from . import events
-from .errors import DatabaseError, DatabaseUnavailable, PgworkdError
+from .errors import DatabaseError, PgworkdError
 from .events import Events
 from .held import Held, Holdings
 from .job import Ending, Outcome
@@ -23,6 +23,8 @@ from .store import FailedAttempt, Occurrence, Store
 
 FLUSH_MAX = 1_000
 CAPACITY = 10_000
+ABOUT_THE_DATA = ("22", "23", "54", "P0")
+"""Classes of SQLSTATE that speak of what is stored, not of the server: data, constraint, limit, a trigger's RAISE."""
 
 Item = tuple[Held, Outcome]
 
@@ -106,12 +108,10 @@ class Settler:
         while True:
             try:
                 statuses = await verb(self, items)
-            except DatabaseUnavailable as error:
-                await anyio.sleep(self._outage.failed(error))
-            except DatabaseError as error:
-                await self._isolate(verb, items, error)
-                return
             except PgworkdError as error:
+                if isinstance(error, DatabaseError) and error.sqlstate[:2] in ABOUT_THE_DATA:
+                    await self._isolate(verb, items, error)
+                    return
                 # The schema is missing or the login refused, for now: nothing is thrown away for that.
                 await anyio.sleep(self._outage.failed(error))
             else:
@@ -127,7 +127,11 @@ class Settler:
             return
         held, outcome = items[0]
         if outcome.ending is Ending.FAILED:
-            raise error  # a failure of our own making, as plain as can be, is refused: that is a defect here
+            # Even a plain failure is refused: someone has changed the table. The job stays running under our lease
+            # and is given back as a stray; everything else goes on.
+            self._holdings.remove(held)
+            self._events.emit(events.SETTLE_REFUSED, **held.facts(), error=str(error))
+            return
         message = f"the outcome {outcome.ending.value!r} could not be stored: {error.sqlstate or type(error).__name__}"
         refused = Outcome(
             Ending.FAILED, delay_s=60.0, message=message, error={"type": "unstorable", "message": message}
@@ -139,14 +143,7 @@ class Settler:
             self._holdings.remove(held)
             status = statuses.get(held.claimed.id)
             if status is None:
-                self._events.emit(
-                    events.JOB_STALE,
-                    job_id=str(held.claimed.id),
-                    queue=held.queue,
-                    kind=held.claimed.kind,
-                    attempt=held.claimed.attempt,
-                    outcome=outcome.ending.value,
-                )
+                self._events.emit(events.JOB_STALE, **held.facts(), outcome=outcome.ending.value)
             self._on_settled(held, outcome, status)
 
     def _following(self, items: Sequence[Item]) -> list[Occurrence]:

@@ -49,12 +49,14 @@ class Wake:
         """Listens until cancelled; calls `started` each time a line stands."""
         while True:
             try:
-                async with self._listener.listen(CHANNEL, self._heard) as probe:
+                cut = anyio.Event()
+                async with self._listener.listen(CHANNEL, self._heard, cut.set) as probe:
                     self._outage.passed()
                     self._hearer.heard_anything()
                     started()
                     while True:
-                        await anyio.sleep(self._probe_s)
+                        with anyio.move_on_after(self._probe_s):
+                            await cut.wait()
                         await probe()
             except PgworkdError as error:
                 # Also a refusal (password changed, a restore under way) may pass: the daemon never exits for it.
@@ -63,7 +65,7 @@ class Wake:
     def _heard(self, payload: str) -> None:
         try:
             message: Any = json.loads(payload)
-        except ValueError:
+        except (ValueError, RecursionError):
             message = None
         if not isinstance(message, dict):
             return  # someone else's NOTIFY on our channel

@@ -22,6 +22,15 @@ Db: TypeAlias = "asyncpg.Connection[Any]"
 T = TypeVar("T")
 
 T0 = datetime(2100, 6, 15, 12, 0, tzinfo=UTC)
+_TYPES = {
+    **dict.fromkeys(("payload", "meta", "errors"), "jsonb"),
+    **dict.fromkeys(("run_at", "created_at", "failed_at", "expires_at", "occurrence"), "timestamptz"),
+    **dict.fromkeys(("priority", "attempts", "failures", "losses", "max_attempts", "worker_id"), "int"),
+    "id": "uuid",
+    "status": "pgworkd.job_status",
+    "timeout_s": "real",
+}  # of columns that are not text
+
 LEASE_GONE = "PW001"
 NO_STATISTICS = "ALTER TABLE pgworkd.jobs SET (autovacuum_enabled = off)"
 
@@ -157,25 +166,12 @@ async def retry(db: Db, *ids: uuid.UUID) -> set[uuid.UUID]:
 
 async def insert(db: Db, count: int = 1, queue: str = "q", **columns: Any) -> list[uuid.UUID]:
     """Inserts `count` equal jobs in one statement; their ids in the order of insertion."""
-    names, marks = ["queue", *columns], ["$2", *(f"${i}" for i in range(3, 3 + len(columns)))]
+    values = [f"${number}::{_TYPES.get(name, 'text')}" for number, name in enumerate(columns, 3)]
     sql = (
-        f"INSERT INTO pgworkd.jobs ({', '.join(names)}) "  # noqa: S608 - names are ours
-        f"SELECT {', '.join(marks)} FROM generate_series(1, $1::int) RETURNING id"
+        f"INSERT INTO pgworkd.jobs ({', '.join(['queue', *columns])}) "  # noqa: S608 - names are ours
+        f"SELECT {', '.join(['$2::text', *values])} FROM generate_series(1, $1::int) RETURNING id"
     )
-    typed = await _with_types(db, sql, columns)
-    return [row["id"] for row in await db.fetch(typed, count, queue, *columns.values())]
-
-
-async def _with_types(db: Db, sql: str, columns: dict[str, Any]) -> str:
-    """In INSERT .. SELECT a bare $3 is text: it is given the type of its column."""
-    for number, name in enumerate(columns, 3):
-        kind = await db.fetchval(
-            "SELECT format_type(coalesce(nullif(t.typbasetype, 0), t.oid), NULL) FROM pg_attribute a "
-            "JOIN pg_type t ON t.oid = a.atttypid WHERE a.attrelid = 'pgworkd.jobs'::regclass AND a.attname = $1",
-            name,
-        )
-        sql = sql.replace(f"${number}", f"${number}::{kind}")
-    return sql.replace("$2", "$2::text")
+    return [row["id"] for row in await db.fetch(sql, count, queue, *columns.values())]
 
 
 async def one(db: Db, queue: str = "q", **columns: Any) -> uuid.UUID:

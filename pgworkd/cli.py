@@ -1,0 +1,32 @@
+"""The command `pgworkd`: the doors to everything. Exit codes: 0 done or stopped as asked, 1 failed, 2 wrong usage.
+
+cli_app    the commands together, and how errors are told
+cli_run    run, migrate, dev, demo          cli_serve   a daemon as a process: signals, reload, exit code
+cli_jobs   enqueue, jobs, job, retry, cancel, discard, pause, resume
+cli_look   queues, workers, schedules, stats, config show          cli_doctor   doctor
+cli_common what they share                  cli_output  tables, JSON, escaping
+"""
+
+from __future__ import annotations
+
+import sys
+
+from . import cli_signals
+
+_SERVICES = {"run", "dev"}
+
+
+def main() -> None:
+    """Runs the command line and ends the process with its exit code."""
+    try:
+        if _SERVICES.intersection(sys.argv[1:2]):
+            cli_signals.stand_by()
+        from .cli_app import app  # takes long enough to be hit by a signal
+
+        app()
+    except cli_signals.StopAsked:
+        sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

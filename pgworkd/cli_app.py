@@ -1,0 +1,144 @@
+"""All commands together, and how errors are told: one line on standard error, no traceback, no secret."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from . import cli_doctor, cli_jobs, cli_look, cli_run
+from .cli_signals import StopAsked
+from .cli_text import note, out
+from .errors import PgworkdError, SchemaError, UsageError
+
+# typer raises subclasses of this for a wrong command line; only BadParameter has had a public name in all versions.
+_WRONG_USAGE: type[Any] = typer.BadParameter.__mro__[1]
+
+
+class _Doors(TyperGroup):
+    """The group whose every error ends in our words and with our exit codes."""
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,  # noqa: FBT001 - typer's signature
+        windows_expand_args: bool = True,  # noqa: FBT001
+        **extra: Any,
+    ) -> Any:
+        if sys.stdout is not None and hasattr(sys.stdout, "reconfigure"):
+            sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that knows no UTF-8
+        try:
+            code = super().main(
+                args=args,
+                prog_name=prog_name or "pgworkd",
+                complete_var=complete_var,
+                standalone_mode=False,
+                windows_expand_args=windows_expand_args,
+                **extra,
+            )
+        except StopAsked:
+            code = 0
+        except Exception as error:  # noqa: BLE001 - the outermost door
+            code = _tell(error)
+        code = code if isinstance(code, int) else 0
+        if standalone_mode:
+            sys.exit(code)
+        return code
+
+
+def _tell(error: BaseException) -> int:
+    """Says what went wrong; the exit code."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    if isinstance(error, _WRONG_USAGE):
+        return _tell_usage(error)
+    if isinstance(error, PgworkdError):
+        note(str(error))
+        return 2 if isinstance(error, (UsageError, SchemaError)) else 1
+    if isinstance(error, typer.Abort):
+        note("nothing done")
+    elif isinstance(error, OSError):
+        note(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+    else:
+        _tell_bug(error)
+    return 1
+
+
+def _tell_usage(error: Any) -> int:
+    text = error.format_message()
+    context = getattr(error, "ctx", None)
+    if text:  # without one it was the help, which has been printed
+        path = context.command_path if context is not None else "pgworkd"
+        if text.startswith("No such command") and "Did you mean" not in text:
+            text += _meant(text, context)
+        note(f"{text} (see {path} --help)")
+    return 2
+
+
+def _meant(text: str, context: Any) -> str:
+    name = text.split("'")[1] if text.count("'") > 1 else ""
+    close = difflib.get_close_matches(name, list(getattr(context.command, "commands", {})), 1, 0.5)
+    return f" Did you mean {close[0]!r}?" if close else ""
+
+
+def _tell_bug(error: BaseException) -> None:
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = [f for f in frames if Path(f.filename).parent == Path(__file__).parent] or frames
+    place = f" ({Path(ours[-1].filename).name}:{ours[-1].lineno})" if ours else ""
+    note(f"internal error, please report it: {type(error).__name__}: {error}{place}")
+    if os.environ.get("PGWORKD_LOG_LEVEL", "").lower() == "debug":
+        for line in "".join(traceback.format_exception(error)).splitlines():
+            note(line)
+
+
+app = typer.Typer(
+    name="pgworkd",
+    cls=_Doors,
+    help="Runs jobs from Postgres: insert a row, it runs.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+config_app = typer.Typer(help="The settings.", no_args_is_help=True)
+
+
+def _version(value: bool) -> None:  # noqa: FBT001 - typer calls it
+    if value:
+        from importlib.metadata import version
+
+        out(f"pgworkd {version('pgworkd')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    *,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    del version
+
+
+_PANELS: dict[str, tuple[Callable[..., Any], ...]] = {
+    "Run": (cli_run.run, cli_run.migrate, cli_run.dev, cli_run.demo),
+    "Jobs": (cli_jobs.enqueue, cli_jobs.jobs, cli_jobs.job, cli_jobs.retry, cli_jobs.cancel, cli_jobs.discard),
+    "Fleet": (
+        *(cli_look.queues, cli_look.pause, cli_look.resume, cli_look.workers, cli_look.schedules, cli_look.stats),
+        cli_doctor.doctor,
+    ),
+}
+for _panel, _commands in _PANELS.items():
+    for _command in _commands:
+        app.command(rich_help_panel=_panel)(_command)
+config_app.command("show")(cli_look.config_show)
+app.add_typer(config_app, name="config", rich_help_panel="Run")

@@ -1,0 +1,148 @@
+"""`pgworkd doctor`: what is wrong with a database that jobs are to run from, and what to do about each."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from .cli_ask import Dsn, Json, ask, settings_of
+from .cli_text import as_json, escaped, out
+from .errors import PgworkdError, SchemaError, UsageError
+
+if TYPE_CHECKING:
+    from .admin import Admin
+    from .admin_sql import Doctor, Server
+
+SKEW_WARN_S, SKEW_BAD_S = 2.0, 60.0
+TRANSACTION_WARN_S, TRANSACTION_BAD_S = 300.0, 3600.0
+NOTIFY_QUEUE_WARN, NOTIFY_QUEUE_BAD = 0.1, 0.5
+SERVER_OLDEST, SERVER_NEWEST = 14, 18
+
+
+class Finding(NamedTuple):
+    """One line of the report."""
+
+    level: Literal["ok", "warn", "bad"]
+    subject: str
+    finding: str
+    remedy: str = ""
+
+
+def doctor(*, json: Json = False, dsn: Dsn = None) -> int:
+    """Examine the database; exit code 1 if anything is bad."""
+    findings = _examine(dsn)
+    if json:
+        as_json([finding._asdict() for finding in findings])
+    else:
+        for level, subject, finding, remedy in findings:
+            line = f"{level:<5} {subject:<14} {finding}" + (f": {remedy}" if remedy else "")
+            out(escaped(line))
+    return 1 if any(finding.level == "bad" for finding in findings) else 0
+
+
+def _examine(dsn: str | None) -> list[Finding]:
+    address = settings_of(dsn).dsn_redacted
+    findings: list[Finding] = []
+
+    async def question(admin: Admin) -> None:
+        await admin.server()  # connects, so that the clocks are compared over a warm line
+        before_s = time.time()
+        server = await admin.server()
+        after_s = time.time()
+        findings.append(Finding("ok", "connection", f"{address}, answers in {(after_s - before_s) * 1000:.1f} ms"))
+        findings.extend(_judge_server(server))
+        findings.append(_judge_clock(server.clock_s - (before_s + after_s) / 2))
+        try:
+            await admin.verify()
+        except SchemaError as error:
+            finding, _, remedy = str(error).partition(": ")
+            findings.append(Finding("bad", "schema", finding, remedy))
+            return
+        findings.append(Finding("ok", "schema", "installed and current"))
+        findings.extend(_judge(await admin.doctor()))
+
+    try:
+        ask(dsn, question, verify=False)
+    except PgworkdError as error:
+        if isinstance(error, UsageError) and not findings and "refused us" not in str(error):
+            raise
+        findings.append(Finding("bad", "connection" if not findings else "question", str(error)))
+    return findings
+
+
+def _judge_server(server: Server) -> list[Finding]:
+    major = server.version_num // 10_000
+    findings = [Finding("ok", "server", f"Postgres {server.version}")]
+    if major < SERVER_OLDEST:
+        findings = [Finding("bad", "server", f"Postgres {server.version}", f"upgrade it to {SERVER_OLDEST} or later")]
+    elif major > SERVER_NEWEST:
+        findings = [Finding("warn", "server", f"Postgres {server.version}", "newer than pgworkd was tested with")]
+    if server.read_only:
+        findings.append(Finding("bad", "writes", "this server only reads (a standby?)", "connect to the primary"))
+    return findings
+
+
+def _judge_clock(skew_s: float) -> Finding:
+    finding = f"the server is {abs(skew_s):.3f} s {'ahead of' if skew_s > 0 else 'behind'} this host"
+    level: Literal["ok", "warn", "bad"] = "ok"
+    if abs(skew_s) > SKEW_WARN_S:
+        level = "bad" if abs(skew_s) > SKEW_BAD_S else "warn"
+    return Finding(level, "clock", finding, "" if level == "ok" else "run NTP on both; jobs follow the server's clock")
+
+
+def _judge(facts: Doctor) -> list[Finding]:
+    return [
+        Finding("ok", "autovacuum", "on")
+        if facts.autovacuum
+        else Finding(
+            "bad", "autovacuum", "off", "turn it on, on the server and for pgworkd.jobs; claims slow down without"
+        ),
+        _judge_transactions(facts),
+        *_judge_workers(facts),
+        Finding("warn", "dead jobs", str(facts.dead), "see pgworkd jobs --status dead, then pgworkd retry or discard")
+        if facts.dead
+        else Finding("ok", "dead jobs", "none"),
+        Finding("ok", "history", "has a partition for tomorrow")
+        if facts.tomorrow
+        else Finding(
+            "warn", "history", "has no partition for tomorrow", "a running daemon makes it, or pgworkd migrate"
+        ),
+        _judge_notifications(facts.notify_queue),
+    ]
+
+
+def _judge_transactions(facts: Doctor) -> Finding:
+    unseen = "" if facts.sees_all_sessions else " (only own sessions are visible: GRANT pg_read_all_stats)"
+    age_s = facts.oldest_transaction_s or 0.0
+    if age_s < TRANSACTION_WARN_S:
+        return Finding("ok", "transactions", f"none older than {TRANSACTION_WARN_S / 60:g} min{unseen}")
+    return Finding(
+        "bad" if age_s > TRANSACTION_BAD_S else "warn",
+        "transactions",
+        f"{facts.oldest_transaction} is open for {age_s / 60:.0f} min and holds back vacuum",
+        "end it, or SELECT pg_terminate_backend(pid); idle_in_transaction_session_timeout prevents it",
+    )
+
+
+def _judge_workers(facts: Doctor) -> list[Finding]:
+    findings = [Finding("ok", "workers", f"{facts.workers} up")]
+    if not facts.workers:
+        findings = [Finding("warn", "workers", "none is up", "start one with pgworkd run")]
+    if facts.workers_lost:
+        remedy = "the others take their jobs back within a minute; see pgworkd workers"
+        findings.append(Finding("warn", "workers", f"{facts.workers_lost} lost", remedy))
+    if facts.unserved:
+        names = ", ".join(map(repr, facts.unserved))
+        findings.append(Finding("bad", "queues", f"due jobs, but no worker: {names}", "run one with --queue"))
+    return findings
+
+
+def _judge_notifications(filled: float) -> Finding:
+    if filled < NOTIFY_QUEUE_WARN:
+        return Finding("ok", "notifications", f"queue {filled:.0%} full")
+    return Finding(
+        "bad" if filled > NOTIFY_QUEUE_BAD else "warn",
+        "notifications",
+        f"queue {filled:.0%} full; when it is, commits fail",
+        "end the session that listens inside a long transaction (see pg_stat_activity)",
+    )

@@ -1,0 +1,291 @@
+"""The commands, as a careless or hostile user would type them, against a real database."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import uuid
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import psycopg
+import pytest
+from typer.testing import CliRunner, Result
+
+from pgworkd import schema
+from pgworkd.cli_app import app
+
+UUID_LINE = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\n")
+NOBODY = str(uuid.UUID(int=7))
+CANARY = "c4n4ry"
+
+
+@pytest.fixture(autouse=True)
+def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No settings from outside: an empty working directory and no PGWORKD_ variables."""
+    for name in list(os.environ):
+        if name.upper().startswith("PGWORKD_"):
+            monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+
+
+class Shell:
+    """Types commands; `sql` looks behind the scenes."""
+
+    def __init__(self, dsn: str) -> None:
+        self.dsn = dsn
+        self.db = psycopg.connect(dsn, autocommit=True)
+
+    def __call__(self, *args: str, code: int = 0, stdin: bytes | str | None = None) -> Result:
+        result = CliRunner().invoke(app, args, input=stdin, env={"PGWORKD_DSN": self.dsn}, catch_exceptions=False)
+        said = result.stdout + result.stderr
+        assert result.exit_code == code, said
+        assert "Traceback" not in said
+        assert (urlsplit(self.dsn).password or CANARY) not in said
+        if code:
+            assert all(line.startswith("pgworkd: ") for line in result.stderr.splitlines()), result.stderr
+        return result
+
+    def refused(self, *args: str, code: int = 2, stdin: bytes | str | None = None) -> str:
+        """The one line on standard error; nothing on standard output."""
+        result = self(*args, code=code, stdin=stdin)
+        assert not result.stdout
+        assert result.stderr.count("\n") == 1, result.stderr
+        return result.stderr.removeprefix("pgworkd: ").rstrip("\n")
+
+    def sql(self, text: str, *args: Any) -> Any:
+        """The first value that a statement answers with, if it does."""
+        cursor = self.db.execute(text, args)
+        row = cursor.fetchone() if cursor.description else None
+        return None if row is None else row[0]
+
+    def die(self, queue: str = "q", **columns: Any) -> str:
+        """Inserts a dead job."""
+        names = ["queue", *columns]
+        marks = ", ".join(["%s"] * len(names))
+        insert = f"INSERT INTO pgworkd.jobs ({', '.join(names)}) VALUES ({marks}) RETURNING id"  # noqa: S608
+        job_id = self.sql(insert, queue, *columns.values())
+        self.sql("UPDATE pgworkd.jobs SET status = 'dead', failures = 3, failed_at = now() WHERE id = %s", job_id)
+        return str(job_id)
+
+    def status(self, job_id: str) -> Any:
+        return self.sql("SELECT status::text FROM pgworkd.all_jobs WHERE id = %s", job_id)
+
+
+@pytest.fixture
+def shell(dsn: str) -> Any:
+    shell = Shell(dsn)
+    yield shell
+    shell.db.close()
+
+
+# Wrong usage
+
+
+def run_bare(*args: str) -> Result:
+    return CliRunner().invoke(app, args, catch_exceptions=False)
+
+
+@pytest.mark.parametrize(
+    ("args", "line"),
+    [
+        (("quues",), "No such command 'quues'. Did you mean 'queues'"),
+        (("jobs", "--que", "x"), "No such option: --que"),
+        (("jobs", "--status", "deda"), "Invalid value for '--status'"),
+        (("jobs", "--limit", "0"), "Invalid value for '--limit'"),
+        (("jobs", "--limit", "1001"), "Invalid value for '--limit'"),
+        (("job", "abc"), "Invalid value for 'ID'"),
+        (("job", "-1"), "No such option: -1"),
+        (("job", str(2**70)), "Invalid value for 'ID'"),
+        (("job",), "Missing argument 'ID'"),
+        (("retry",), "say which: ids, --dead --queue NAME, or --all"),
+        (("retry", "--dead"), "say which"),
+        (("retry", NOBODY, "--all"), "not both"),
+        (("retry", "--all"), "retry all dead jobs of all queues: add --yes"),
+        (("discard",), "say which: ids, or --queue NAME"),
+        (("discard", "--queue", "q"), "discard all dead jobs of queue 'q': add --yes"),
+        (("enqueue",), "Missing argument 'QUEUE'"),
+        (("enqueue", "q", "--priority", str(2**31)), "Invalid value for '--priority'"),
+        (("enqueue", "q", "--max-attempts", "0"), "Invalid value for '--max-attempts'"),
+        (("enqueue", "q", "--run-at", "soon"), "--run-at 'soon': give an instant like 20"),
+        (("enqueue", "q", "--run-at", "2030-01-01T00:00:00"), "has no time zone"),
+        (("stats", "--metric", "height"), "Invalid value for '--metric'"),
+        (("jobs", "--dsn", "mysql://x"), "dsn (flag): must look like postgresql://"),
+        (("jobs",), "no database given: set PGWORKD_DSN, or pass --dsn postgresql://"),
+        (("migrate",), "no database given"),
+        (("doctor",), "no database given"),
+        (("run",), "no database given"),
+        (("run", "--dsn", "postgresql://h/d"), "no app given: set PGWORKD_APP, or pass --app"),
+        (("run", "--lease-s", "10s"), "lease_s (flag): must be a number of seconds"),
+        (("run", "--queue", "a=0"), "queues (flag): the concurrency of queue 'a'"),
+    ],
+)
+def test_wrong_usage_is_told_in_one_line_with_exit_code_2(args: tuple[str, ...], line: str) -> None:
+    result = run_bare(*args)
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"pgworkd: {line}") or line in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert not result.stdout
+
+
+def test_without_a_command_it_helps() -> None:
+    assert "enqueue" in run_bare().stdout
+    assert run_bare("--help").exit_code == run_bare("jobs", "-h").exit_code == 0
+    assert run_bare("--version").stdout == "pgworkd 0.1.0\n"
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "told"),
+    [
+        ({"host": "nowhere.invalid"}, 1, "check the host name"),
+        ({"host": "127.0.0.1", "port": "1"}, 1, "is Postgres up at that host and port?"),
+        ({"password": CANARY}, 2, "password authentication failed"),
+        ({"user": "nobody"}, 2, "nobody"),
+        ({"path": "/nowhere"}, 2, 'database "nowhere" does not exist'),
+        ({"query": "sslmode=require"}, 1, "check sslmode in the address and whether the server offers TLS"),
+    ],
+)
+def test_a_database_that_cannot_be_reached_is_told_with_a_hint(
+    shell: Shell, change: dict[str, str], code: int, told: str
+) -> None:
+    parts = urlsplit(shell.dsn)
+    known = {"user": parts.username, "host": parts.hostname, "port": parts.port, "path": parts.path, "query": ""}
+    at = known | {"password": parts.password} | change
+    dsn = f"postgresql://{at['user']}:{at['password']}@{at['host']}:{at['port']}{at['path']}?{at['query']}".rstrip("?")
+    if change.get("password") and parts.hostname is None:
+        pytest.skip("a server that asks for no password")
+    for command in ("queues", "migrate"):
+        line = shell.refused(command, "--dsn", dsn, code=code)
+        assert told in line
+        assert CANARY not in line
+
+
+def test_a_missing_or_foreign_schema_is_refused_with_the_remedy(shell: Shell, empty_dsn: str) -> None:
+    assert "run pgworkd migrate" in shell.refused("jobs", "--dsn", empty_dsn)
+    for version, remedy in ((0, "run pgworkd migrate"), (99, "upgrade pgworkd on this host")):
+        shell.sql("UPDATE pgworkd.schema_version SET version = %s", version)
+        assert remedy in shell.refused("stats")
+        assert remedy in shell("doctor", code=1).stdout
+    assert "newer than this program" in shell.refused("migrate")
+
+
+def test_migrate_tells_both_versions_and_may_be_repeated(shell: Shell, empty_dsn: str) -> None:
+    told = f"before, {schema.VERSION} now\n"
+    assert shell("migrate", "--dsn", empty_dsn).stdout == f"schema version: none {told}"
+    assert shell("migrate", "--dsn", empty_dsn).stdout == f"schema version: {schema.VERSION} {told}"
+    assert run_bare("migrate", "--print").stdout == schema.text()
+
+
+# Jobs
+
+
+def test_enqueue_prints_the_id_of_what_it_inserted(shell: Shell) -> None:
+    result = shell("enqueue", "mail", '{"n": 0.12345678901234567890}', "--kind", "welcome", "--priority", "-5")
+    assert UUID_LINE.fullmatch(result.stdout)
+    row = shell.db.execute("SELECT queue, kind, payload->>'n', priority, status::text FROM pgworkd.jobs").fetchone()
+    assert row == ("mail", "welcome", "0.12345678901234567890", -5, "pending")
+    shell("enqueue", "later", "--delay-s", "60")
+    assert shell.sql("SELECT run_at BETWEEN now() + '55 s' AND now() + '61 s' FROM pgworkd.jobs WHERE queue = 'later'")
+    shell("enqueue", "then", "--run-at", "2030-01-31T07:00:00+01:00", "--max-attempts", "7")
+    then = "SELECT run_at = '2030-01-31 06:00+00' AND max_attempts = 7 FROM pgworkd.jobs WHERE queue = 'then'"
+    assert shell.sql(then)
+
+
+def test_a_taken_dedupe_key_answers_with_its_holder(shell: Shell) -> None:
+    first = shell("enqueue", "q", "--dedupe-key", "k").stdout
+    second = shell("enqueue", "q", "--dedupe-key", "k")
+    assert second.stdout == first
+    assert "nothing inserted" in second.stderr
+    assert shell("enqueue", "other", "--dedupe-key", "k").stdout != first
+
+
+@pytest.mark.parametrize(
+    ("payload", "told"),
+    [
+        ("[1]", "payload is a JSON array: an object is needed"),
+        ("null", "an object is needed"),
+        ("{", "payload cannot be read"),
+        ("", "payload cannot be read"),
+        ('{"a": NaN}', "payload.a is nan"),
+        ('{"a": ["\\u0000"]}', "payload.a[0] holds a NUL character"),
+        ('{"a": "\\ud800"}', "payload"),
+        ('{"a": ' + "9" * 5000 + "}", "payload cannot be read"),
+        ("{" + '"a": {' * 100 + "}" * 101, "nested deeper than 64 levels"),
+        ('{"a": "' + "x" * 2**20 + '"}', "takes more than the 1,048,576 bytes"),
+    ],
+)
+def test_a_payload_that_cannot_be_stored_is_refused_before_the_database(shell: Shell, payload: str, told: str) -> None:
+    assert told in shell.refused("enqueue", "q", payload)
+    assert shell.sql("SELECT count(*) FROM pgworkd.jobs") == 0
+
+
+def test_a_payload_from_standard_input(shell: Shell) -> None:
+    shell("enqueue", "q", "-", stdin='\ufeff{"name": "Ää"}\n'.encode())
+    assert shell.sql("SELECT payload->>'name' FROM pgworkd.jobs") == "Ää"
+    assert "standard input is empty" in shell.refused("enqueue", "q", "-", stdin=b" \n")
+    assert "standard input is not UTF-8: byte 6 is 0xff" in shell.refused("enqueue", "q", "-", stdin=b'{"a":"\xff"}')
+    assert "holds more than the 1,048,576 bytes" in shell.refused("enqueue", "q", "-", stdin=b"x" * 2**21)
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        (("",), "queue has 0 characters"),
+        (("q" * 201,), "queue has 201 characters"),
+        (("a\udcff",), "holds a NUL character or half a character"),
+        (("q", "--kind", ""), "kind has 0 characters"),
+        (("q", "--dedupe-key", "k" * 513), "dedupe_key has 513 characters"),
+        (("q", "--delay-s", "-1"), "delay_s is -1.0: give 0 to 31622400 seconds"),
+        (("q", "--delay-s", "nan"), "delay_s is nan"),
+        (("q", "--run-at", "1969-12-31T00:00Z"), "1970 to 2199 are allowed"),
+        (("q", "--run-at", "2200-01-01T00:00Z"), "1970 to 2199 are allowed"),
+        (("q", "--run-at", "2100-01-01T00:00Z", "--delay-s", "1"), "both given"),
+    ],
+)
+def test_values_out_of_bounds_are_refused_by_name(shell: Shell, args: tuple[str, ...], told: str) -> None:
+    assert told in shell.refused("enqueue", *args)
+
+
+def test_jobs_lists_the_newest_first_and_filters(shell: Shell) -> None:
+    ids = [shell("enqueue", queue).stdout.strip() for queue in ("a", "b", "a", "c")]
+    shell("cancel", ids[0])
+    dead = shell.die("a", kind="k")
+    rows = json.loads(shell("jobs", "--json").stdout)
+    assert [row["id"] for row in rows] == [dead, *reversed(ids)]
+    assert [row["status"] for row in rows] == ["dead", "pending", "pending", "pending", "cancelled"]
+
+    def listed(*args: str) -> list[str]:
+        return [row["id"] for row in json.loads(shell("jobs", "--json", *args).stdout)]
+
+    assert listed("--queue", "a") == [dead, ids[2], ids[0]]
+    assert listed("--queue", "a", "--limit", "1") == [dead]
+    assert listed("--status", "cancelled") == [ids[0]]
+    assert listed("--kind", "k") == listed("--status", "dead") == [dead]
+    assert listed("--queue", "nowhere") == []
+    lines = shell("jobs", "--queue", "b").stdout.splitlines()
+    assert lines[0].split()[:4] == ["ID", "QUEUE", "KIND", "STATUS"]
+    assert lines[1].split()[:4] == [ids[1], "b", "b", "pending"]
+
+
+def test_a_job_is_shown_whole_with_its_error_history(shell: Shell) -> None:
+    error = {"attempt": 3, "at": "2026-01-01", "type": "ValueError", "message": "no\x1b[31m", "worker": "w"}
+    errors = json.dumps([error | {"traceback": "File a\n  line\x1b b"}])
+    job_id = shell.die("q", payload='{"deep": {"n": [1, 2]}}', error="no\x1b[31m", errors=errors)
+    shown = shell("job", job_id).stdout
+    assert "\x1b" not in shown
+    assert "    File a\n      line\\x1b b" in shown
+    assert "attempt 3 at 2026-01-01 worker w\n  ValueError: no\\x1b[31m\n" in shown
+    whole = json.loads(shell("job", job_id, "--json").stdout)
+    assert whole["payload"] == {"deep": {"n": [1, 2]}}
+    assert whole["errors"][0]["message"] == "no\x1b[31m"
+    assert "no job has the id" in shell.refused("job", NOBODY, code=1)
+
+
+def test_instants_that_no_datetime_holds_spoil_nothing(shell: Shell) -> None:
+    shell.sql("INSERT INTO pgworkd.jobs (queue, failed_at, started_at) VALUES ('q', 'infinity', '4000-01-01 BC')")
+    job_id = json.loads(shell("jobs", "--json").stdout)[0]["id"]
+    whole = json.loads(shell("job", job_id, "--json").stdout)
+    assert (whole["failed_at"], whole["started_at"]) == (None, None)
+    assert whole["created_at"].startswith("20")

@@ -1,0 +1,242 @@
+"""Commands on dead jobs, queues and the fleet; and what is printed where."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from typing import Any
+
+import pytest
+
+from pgworkd import cli_text
+from pgworkd.admin_sql import Server
+from pgworkd.cli_doctor import _judge_clock, _judge_notifications, _judge_server
+from tests.engine.test_cli import NOBODY, Shell, clean, run_bare, shell
+
+__all__ = ["clean", "shell"]  # fixtures
+
+HOSTILE = "\x1b[31mred\x1b]0;title\x07 [bold]b[/bold]\u202e\x9b"
+
+WORKER = """INSERT INTO pgworkd.workers (name, pid, version, lease_s, lease_until)
+    VALUES (%s, 1, '0', 30, now() + %s::interval) RETURNING id"""
+
+
+# Dead jobs
+
+
+def test_retry_by_id_tells_what_became_of_each(shell: Shell) -> None:
+    dead, held = shell.die(), shell.die(dedupe_key="k")
+    waiting = shell("enqueue", "q", "--dedupe-key", "k").stdout.strip()
+    result = shell("retry", dead, held, waiting, NOBODY, code=1)
+    assert result.stdout == f"{dead} will run again\n"
+    assert f"{held} stays dead: a live job holds its dedupe key" in result.stderr
+    assert f"{waiting} is pending: only dead and failed jobs can run again" in result.stderr
+    assert f"{NOBODY} is unknown" in result.stderr
+    assert [shell.status(job_id) for job_id in (dead, held, waiting)] == ["pending", "dead", "pending"]
+    assert shell("retry", shell.die()).exit_code == 0
+
+
+def test_retry_of_a_queues_dead_takes_the_oldest_up_to_the_limit(shell: Shell) -> None:
+    ids = [shell.die() for _ in range(4)]
+    other, kind = shell.die("other"), shell.die("q", kind="k")
+    assert shell("retry", "--dead", "--queue", "q", "--kind", "k").stdout == "1 jobs will run again\n"
+    assert shell("retry", "--dead", "--queue", "q", "--limit", "2").stdout == "2 jobs will run again\n"
+    found = [shell.status(job_id) for job_id in (*ids, other, kind)]
+    assert found == ["pending", "pending", "dead", "dead", "dead", "pending"]
+
+
+def test_retry_all_asks_or_wants_yes_and_leaves_out_only_what_a_key_holds_back(shell: Shell) -> None:
+    shell.sql("INSERT INTO pgworkd.jobs (queue) SELECT 'q' FROM generate_series(1, 1200)")
+    shell.sql("UPDATE pgworkd.jobs SET status = 'dead', failed_at = now()")
+    held = [shell.die(dedupe_key="k"), shell.die(dedupe_key="k")]
+    assert "add --yes" in shell.refused("retry", "--all")
+    assert shell.sql("SELECT count(*) FROM pgworkd.jobs WHERE status = 'dead'") == 1202
+    result = shell("retry", "--all", "--yes")
+    assert result.stdout == "1201 jobs will run again\n"
+    assert "1 jobs stay dead: live ones hold their dedupe keys" in result.stderr
+    assert [shell.status(job_id) for job_id in held] == ["pending", "dead"]
+
+
+def test_discard_moves_dead_jobs_to_the_history(shell: Shell) -> None:
+    dead, waiting = shell.die(), shell("enqueue", "q").stdout.strip()
+    result = shell("discard", dead, waiting, code=1)
+    assert result.stdout == "1 jobs discarded\n"
+    assert f"{waiting} is pending: only dead jobs can be discarded" in result.stderr
+    shell.die(), shell.die(), shell.die("other")
+    assert shell("discard", "--queue", "q", "--yes").stdout == "2 jobs discarded\n"
+    assert shell.sql("SELECT count(*) FROM pgworkd.finished_jobs WHERE status = 'dead'") == 3
+
+
+def test_cancel_ends_what_waits_and_asks_for_what_runs(shell: Shell) -> None:
+    waiting, running = (shell("enqueue", "q").stdout.strip() for _ in range(2))
+    worker = shell.sql(WORKER, "w", "1 min")
+    shell.sql("UPDATE pgworkd.jobs SET status = 'running', attempts = 1, worker_id = %s WHERE id = %s", worker, running)
+    told = shell("cancel", waiting, running).stdout
+    assert told == f"{waiting} cancelled\n{running} runs: its worker is told to end it\n"
+    assert shell.status(waiting) == "cancelled"
+    assert shell.sql("SELECT cancel_requested_at IS NOT NULL FROM pgworkd.jobs WHERE id = %s", running)
+    assert f"{waiting} is cancelled" in shell("cancel", waiting, code=1).stderr
+
+
+# Queues and the fleet
+
+
+def test_pause_and_resume(shell: Shell) -> None:
+    shell("enqueue", "mail")
+    assert "did you mean 'mail'?" in shell.refused("pause", "mial")
+    assert shell("pause", "mail").stdout == "queue mail is paused until resumed\n"
+    assert json.loads(shell("queues", "--json").stdout)[0]["paused"] is True
+    assert shell("resume", "mail").stdout == "queue mail is resumed\n"
+    assert shell("resume", "mail").stdout == "queue mail was not paused\n"
+    assert shell("pause", "mail", "--for-s", "90").stdout == "queue mail is paused for 90 s\n"
+    assert shell.sql("SELECT paused_until BETWEEN now() + '80 s' AND now() + '91 s' FROM pgworkd.queues")
+    assert "no queue 'nowhere' is known" in shell.refused("resume", "nowhere")
+    assert "give 0 to 31622400 seconds" in shell.refused("pause", "mail", "--for-s", "inf")
+
+
+def test_a_pause_reaches_the_queues_workers_at_once(shell: Shell) -> None:
+    worker = shell.sql(WORKER, "w", "1 min")
+    shell.sql("INSERT INTO pgworkd.pools (worker_id, queue, concurrency) VALUES (%s, 'q', 1)", worker)
+    shell.sql("LISTEN pgworkd")
+    shell("pause", "q")
+    shell("resume", "q")
+    heard = [json.loads(notice.payload) for notice in shell.db.notifies(timeout=5, stop_after=2)]
+    assert heard == [{"worker": worker}] * 2
+
+
+def test_stats_prints_exactly_one_number_for_an_autoscaler(shell: Shell) -> None:
+    for _ in range(3):
+        shell("enqueue", "q")
+    shell("enqueue", "q", "--delay-s", "60")
+    shell("enqueue", "other")
+    shell.die()
+    shell.sql("UPDATE pgworkd.jobs SET run_at = now() - interval '100 s' WHERE queue = 'other'")
+
+    def number(metric: str, *queue: str) -> float:
+        return float(shell("stats", "--metric", metric, *queue).stdout)
+
+    assert shell("stats", "--metric", "depth").stdout == "4\n"
+    assert (number("depth", "-q", "q"), number("dead"), number("running")) == (3, 1, 0)
+    assert 100 <= number("oldest_due_s") < 130
+    assert number("oldest_due_s", "-q", "nowhere") == number("depth", "-q", "nowhere") == 0
+    assert json.loads(shell("stats", "-q", "q", "--json").stdout)["scheduled"] == 1
+    assert shell("stats").stdout.split()[:2] == ["DEPTH", "SCHEDULED"]
+
+
+def test_workers_and_schedules(shell: Shell) -> None:
+    shell.sql(WORKER, "fresh", "1 min"), shell.sql(WORKER, "gone", "-1 min")
+    states = {row["name"]: row["state"] for row in json.loads(shell("workers", "--json").stdout)}
+    assert states == {"fresh": "running", "gone": "lost"}
+    shell.sql("INSERT INTO pgworkd.schedules (name, queue, cron, error) VALUES ('s', 'q', '0 0 30 2 *', 'never due')")
+    shell.sql("INSERT INTO pgworkd.schedules (name, queue, every_s, enabled) VALUES ('t', 'q', 60, false)")
+    shell.sql(
+        "INSERT INTO pgworkd.jobs (queue, schedule, occurrence, run_at) VALUES ('q', 's', %s, %s)", *["2030-01-01"] * 2
+    )
+    lines = shell("schedules").stdout.splitlines()
+    assert "0 0 30 2 *" in lines[1]
+    assert "2030-01-01 00:00:00Z  pending" in lines[1]
+    assert lines[1].endswith("never due")
+    assert "every 60 s" in lines[2]
+    assert "disabled" in lines[2]
+
+
+def test_config_show_names_origins_and_hides_the_password(shell: Shell) -> None:
+    shown = shell("config", "show").stdout
+    assert "environment PGWORKD_DSN" in shown
+    assert "postgresql://postgres:***@" in shown
+    assert run_bare("config", "show").exit_code == 0
+
+
+# Doctor
+
+
+def test_doctor_finds_what_is_wrong_and_says_what_to_do(shell: Shell) -> None:
+    assert "warn  workers        none is up: start one with pgworkd run" in shell("doctor").stdout
+    shell.die()
+    shell.sql(WORKER, "gone", "-1 min")
+    shell.sql("INSERT INTO pgworkd.jobs (queue, run_at) VALUES ('late', now() - interval '2 min')")
+    shell.sql("SELECT 1 FROM pgworkd.ensure_partitions(0)")
+    tomorrow = shell.sql("SELECT to_char(now() AT TIME ZONE 'UTC' + interval '1 day', 'YYYYMMDD')")
+    shell.sql(f"DROP TABLE pgworkd.finished_jobs_{tomorrow}")
+    shell.sql("ALTER TABLE pgworkd.jobs SET (autovacuum_enabled = false)")
+    findings = {f["subject"]: f for f in json.loads(shell("doctor", "--json", code=1).stdout)}
+    levels = {subject: finding["level"] for subject, finding in findings.items()}
+    ok = dict.fromkeys(("connection", "server", "clock", "schema", "transactions", "notifications"), "ok")
+    warn = dict.fromkeys(("workers", "dead jobs", "history"), "warn")
+    assert levels == {**ok, **warn, "autovacuum": "bad", "queues": "bad"}
+    assert "'late'" in findings["queues"]["finding"]
+    assert all(finding["remedy"] for finding in findings.values() if finding["level"] != "ok")
+
+
+def test_doctor_reports_a_database_it_cannot_reach(shell: Shell, empty_dsn: str) -> None:
+    line = shell("doctor", "--dsn", "postgresql://u:secret@127.0.0.1:1/d", code=1).stdout
+    assert line.startswith("bad   connection     no connection to the database")
+    assert "secret" not in line
+    assert "bad   schema         this database has no pgworkd schema: run pgworkd migrate" in shell(
+        "doctor", "--dsn", empty_dsn, code=1
+    ).stdout.replace("  \n", "\n")
+
+
+def test_an_old_transaction_is_named(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pgworkd.cli_doctor.TRANSACTION_WARN_S", 0.0)
+    with shell.db.transaction():
+        shell.sql("SELECT 1")
+        assert f"pid {shell.db.info.backend_pid} (" in shell("doctor").stdout
+
+
+@pytest.mark.parametrize(("skew_s", "level"), [(0, "ok"), (-1.9, "ok"), (3, "warn"), (-3, "warn"), (61, "bad")])
+def test_clock_skew(skew_s: float, level: str) -> None:
+    assert _judge_clock(skew_s).level == level
+
+
+def test_servers_and_notifications_are_judged() -> None:
+    assert _judge_server(Server("13.9", 130009, read_only=False, clock_s=0))[0].level == "bad"
+    assert _judge_server(Server("19.0", 190000, read_only=False, clock_s=0))[0].level == "warn"
+    assert _judge_server(Server("17.0", 170000, read_only=True, clock_s=0))[1].level == "bad"
+    assert [_judge_notifications(filled).level for filled in (0.0, 0.2, 0.9)] == ["ok", "warn", "bad"]
+
+
+# What is printed
+
+
+def test_nothing_that_steers_a_terminal_is_printed(shell: Shell) -> None:
+    job_id = shell.die(HOSTILE, kind=HOSTILE, error=HOSTILE)
+    shell.sql(WORKER, HOSTILE, "1 min")
+    shell("pause", HOSTILE)
+    for command in (("jobs",), ("job", job_id), ("queues",), ("workers",), ("doctor",), ("jobs", "--json")):
+        shown = shell(*command).output
+        assert not {"\x1b", "\x07", "\x9b", "\u202e"} & set(shown), command
+    assert "\\x1b[31mred" in shell("jobs").stdout
+    assert "\x1b" not in shell.refused("resume", "\x1b[31m")
+
+
+def test_a_pipe_gets_columns_as_wide_as_they_are(shell: Shell) -> None:
+    shell.die("q", error="x" * 3000)
+    assert len(shell("jobs").stdout.splitlines()[1]) > 3000
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def on_terminal(columns: int, rows: Any, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("TERM", "dumb")
+    cli_text.table(("id", "count", "error"), rows)
+    return terminal.getvalue().splitlines()
+
+
+def test_a_terminal_gets_a_table_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [("[red]a", 3, "x" * 100), ("b", None, "short")]
+    assert on_terminal(40, rows, monkeypatch) == [
+        "id      count  error",
+        *["[red]a      3  " + "x" * 25, *["               " + "x" * 25] * 3],
+        "b           -  short",
+    ]
+    assert max(map(len, on_terminal(20, rows, monkeypatch))) == 75, "too narrow: the terminal wraps"
+    assert on_terminal(80, [], monkeypatch) == ["nothing"]

@@ -1,0 +1,352 @@
+"""Operators at work by SQL: cancel, pause, resume, other concurrency; and noise on the wake channel."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import anyio
+import asyncpg
+import pytest
+
+from pgworkd import events
+from pgworkd.app import App
+from pgworkd.daemon import Daemon
+from pgworkd.errors import PermanentError, Snooze
+from pgworkd.job import Job
+from tests.kit import Recorder, insert, running, status, until, waits_for_status
+
+
+async def cancel(db: asyncpg.Connection[Any], *job_ids: Any) -> dict[Any, str]:
+    """Asks for it as an operator does; by id, what was answered."""
+    return dict(await db.fetch("SELECT id, outcome FROM pgworkd.cancel($1)", job_ids))
+
+
+class Gauge:
+    """How many handlers run at once, now and at most."""
+
+    def __init__(self) -> None:
+        self.now = self.most = 0
+        self.go_on = anyio.Event()
+
+    async def __call__(self) -> None:
+        self.now += 1
+        self.most = max(self.most, self.now)
+        try:
+            await self.go_on.wait()
+        finally:
+            self.now -= 1
+
+    async def shows(self, count: int) -> None:
+        async def fact() -> bool:
+            return self.now == count
+
+        await until(fact, limit_s=4)
+
+
+async def test_a_waiting_job_is_cancelled_at_once(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    app, gauge = App(), Gauge()
+
+    @app.handler("q", concurrency=1)
+    async def handle() -> None:
+        await gauge()
+
+    async with running(app, dsn) as (_, seen):
+        first, second = await insert(db, "q"), await insert(db, "q")
+        await gauge.shows(1)
+        assert await cancel(db, second) == {second: "cancelled"}
+        assert await status(db, second) == "cancelled"
+        assert await cancel(db, second) == {}
+        gauge.go_on.set()
+        await until(waits_for_status(db, first, "completed"))
+        assert len(seen.all(events.JOB_STARTED)) == 1
+
+
+async def test_a_running_handler_is_cancelled_within_a_second(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    app, cleaned_up = App(), []
+
+    @app.handler("q")
+    async def handle() -> None:
+        try:
+            await anyio.sleep_forever()
+        finally:
+            cleaned_up.append(True)
+
+    # The worker asks when the NOTIFY comes, however far its next heartbeat is.
+    async with running(app, dsn, heartbeat_s=900.0, lease_s=3600.0) as (_, seen):
+        job_id = await insert(db, "q")
+        await seen.wait(events.JOB_STARTED)
+        assert await cancel(db, job_id) == {job_id: "requested"}
+        asked = anyio.current_time()
+        await until(waits_for_status(db, job_id, "cancelled"))
+        assert anyio.current_time() - asked < 1
+        cancelled = await seen.wait(events.JOB_CANCELLED, job_id=str(job_id))
+        assert cancelled["reason"] == "cancelled on request"
+    assert cleaned_up == [True]
+    row = await db.fetchrow("SELECT attempts, failures, error FROM pgworkd.finished_jobs")
+    assert row is not None
+    assert tuple(row) == (1, 0, "cancelled on request")
+
+
+@pytest.mark.parametrize(
+    ("ending", "final"),
+    [
+        ("returns", "completed"),
+        ("raises", "cancelled"),
+        ("snoozes", "cancelled"),
+        ("gives up", "cancelled"),
+    ],
+)
+async def test_a_handler_that_takes_its_cancellation_its_own_way(
+    dsn: str, db: asyncpg.Connection[Any], ending: str, final: str
+) -> None:
+    app = App()
+
+    @app.handler("q")
+    async def handle() -> str:
+        try:
+            await anyio.sleep_forever()
+        except anyio.get_cancelled_exc_class():
+            if ending == "raises":
+                raise ValueError("in the clean-up") from None
+            if ending == "snoozes":
+                raise Snooze(1) from None
+            if ending == "gives up":
+                raise PermanentError("no use") from None
+        return "finished all the same"
+
+    async with running(app, dsn) as (_, seen):
+        job_id = await insert(db, "q")
+        await seen.wait(events.JOB_STARTED)
+        await cancel(db, job_id)
+        await until(waits_for_status(db, job_id, final), limit_s=4)
+
+
+async def test_a_thread_that_was_told_is_cancelled_when_it_raises_or_completed_when_it_returns(
+    dsn: str, db: asyncpg.Connection[Any]
+) -> None:
+    app = App()
+
+    @app.handler("q")
+    def handle(payload: dict[str, Any], job: Job) -> str:
+        assert job.stopping.wait(10)
+        if payload["raise"]:
+            raise RuntimeError("stopped")
+        return "came home"
+
+    async with running(app, dsn) as (_, seen):
+        raises, returns = await insert(db, "q", '{"raise": true}'), await insert(db, "q", '{"raise": false}')
+        await seen.wait(events.JOB_STARTED, count=2)
+        await cancel(db, raises, returns)
+        await until(waits_for_status(db, raises, "cancelled"), limit_s=4)
+        await until(waits_for_status(db, returns, "completed"), limit_s=4)
+
+
+async def test_a_cancel_whose_notification_was_lost_comes_with_the_next_heartbeat(
+    dsn: str, db: asyncpg.Connection[Any]
+) -> None:
+    app = App()
+
+    @app.handler("q")
+    async def handle() -> None:
+        await anyio.sleep_forever()
+
+    async with running(app, dsn) as (_, seen):
+        job_id = await insert(db, "q")
+        await seen.wait(events.JOB_STARTED)
+        await db.execute("UPDATE pgworkd.jobs SET cancel_requested_at = now()")
+        await until(waits_for_status(db, job_id, "cancelled"), limit_s=2)
+
+
+async def test_a_paused_queue_is_not_claimed_from_until_it_is_resumed(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    app = App()
+
+    @app.handler("q")
+    async def handle() -> None:
+        return None
+
+    @app.handler("other")
+    async def other() -> None:
+        return None
+
+    async with running(app, dsn) as (_, seen):
+        await until(waits_for_status(db, await insert(db, "q"), "completed"))
+        await db.execute("INSERT INTO pgworkd.queues (name, paused_until) VALUES ('q', 'infinity')")
+        waiting = [await insert(db, "q") for _ in range(3)]
+        # From the moment of the commit, whether the daemon has heard of it or not.
+        for _ in range(3):
+            await until(waits_for_status(db, await insert(db, "other"), "completed"))
+        await seen.wait(events.QUEUE_SETTINGS, queue="q", paused=True)
+        assert {await status(db, job_id) for job_id in waiting} == {"pending"}
+        await db.execute("UPDATE pgworkd.queues SET paused_until = NULL")
+        for job_id in waiting:
+            await until(waits_for_status(db, job_id, "completed"))
+        assert len(seen.all(events.QUEUE_SETTINGS, queue="q")) == 2
+
+
+async def test_a_pause_with_an_end_ends_by_itself(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    app = App()
+
+    @app.handler("q")
+    async def handle() -> None:
+        return None
+
+    await db.execute("INSERT INTO pgworkd.queues (name, paused_until) VALUES ('q', now() + interval '500 ms')")
+    async with running(app, dsn):
+        job_id = await insert(db, "q")
+        await until(waits_for_status(db, job_id, "completed"), limit_s=4)
+    assert await db.fetchval("SELECT started_at >= paused_until FROM pgworkd.finished_jobs, pgworkd.queues")
+
+
+async def test_what_runs_when_its_queue_is_paused_runs_on(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    app, gauge = App(), Gauge()
+
+    @app.handler("q", concurrency=2)
+    async def handle() -> None:
+        await gauge()
+
+    async with running(app, dsn) as (_, seen):
+        job_id = await insert(db, "q")
+        await gauge.shows(1)
+        await db.execute("INSERT INTO pgworkd.queues (name, paused_until) VALUES ('q', 'infinity')")
+        await seen.wait(events.QUEUE_SETTINGS, paused=True)
+        gauge.go_on.set()
+        await until(waits_for_status(db, job_id, "completed"))
+
+
+async def _set_concurrency(db: asyncpg.Connection[Any], concurrency: int | None, daemon: Daemon) -> None:
+    await db.execute(
+        "INSERT INTO pgworkd.queues (name, concurrency) VALUES ('q', $1) "
+        "ON CONFLICT (name) DO UPDATE SET concurrency = excluded.concurrency",
+        concurrency,
+    )
+
+    async def follows() -> bool:
+        return daemon.pools["q"].concurrency == (concurrency or 2)
+
+    await until(follows)
+
+
+async def test_another_concurrency_takes_effect_up_and_down_and_its_removal(
+    dsn: str, db: asyncpg.Connection[Any]
+) -> None:
+    app, gauge = App(), Gauge()
+
+    @app.handler("q", concurrency=2)
+    async def handle() -> None:
+        await gauge()
+
+    async def let_go() -> None:
+        old, gauge.go_on = gauge.go_on, anyio.Event()
+        old.set()
+
+    async with running(app, dsn) as (daemon, seen):
+        await db.execute("INSERT INTO pgworkd.jobs (queue) SELECT 'q' FROM generate_series(1, 100)")
+        await gauge.shows(2)
+        await _set_concurrency(db, 5, daemon)
+        await gauge.shows(5)
+        assert await db.fetchval("SELECT concurrency FROM pgworkd.pools") == 5
+        await _set_concurrency(db, 1, daemon)
+        gauge.most = 0
+        await let_go()
+        await gauge.shows(1)
+        for _ in range(5):
+            done = len(seen.all(events.JOB_COMPLETED))
+            await let_go()
+            await seen.wait(events.JOB_COMPLETED, count=done + 1)
+            await gauge.shows(1)
+        assert gauge.most == 1
+        await _set_concurrency(db, None, daemon)
+        await gauge.shows(2)
+        gauge.most = 0
+        gauge.go_on.set()
+        await until(lambda: db.fetchval("SELECT NOT EXISTS (SELECT FROM pgworkd.jobs)"), limit_s=4)
+        assert gauge.most <= 2
+
+
+@pytest.mark.parametrize("to", [1, 3])
+async def test_less_concurrency_for_a_pool_that_idles_leaves_no_job_behind(
+    dsn: str, db: asyncpg.Connection[Any], to: int
+) -> None:
+    """Five runners idle when the limit falls: whoever is woken must not end with the job unstarted."""
+    app, gauge = App(), Gauge()
+
+    @app.handler("q", concurrency=5)
+    async def handle() -> None:
+        await gauge()
+
+    async with running(app, dsn) as (daemon, _):
+        await db.execute("INSERT INTO pgworkd.jobs (queue) SELECT 'q' FROM generate_series(1, 5)")
+        await gauge.shows(5)
+        gauge.go_on.set()
+        await until(lambda: db.fetchval("SELECT NOT EXISTS (SELECT FROM pgworkd.jobs)"))
+        gauge.go_on, gauge.most = anyio.Event(), 0
+        await _set_concurrency(db, to, daemon)
+        await db.execute("INSERT INTO pgworkd.jobs (queue) SELECT 'q' FROM generate_series(1, 5)")
+        await gauge.shows(to)
+        gauge.go_on.set()
+        await until(lambda: db.fetchval("SELECT NOT EXISTS (SELECT FROM pgworkd.jobs)"), limit_s=4)
+        assert gauge.most == to
+
+
+async def test_a_concurrency_that_goes_up_and_down_all_the_time_loses_no_job(
+    dsn: str, db: asyncpg.Connection[Any]
+) -> None:
+    app = App()
+
+    @app.handler("q", concurrency=5)
+    async def handle() -> None:
+        await anyio.sleep(0.001)
+
+    async with running(app, dsn, heartbeat_s=0.02) as (daemon, seen):
+        inserted = 0
+        for concurrency in (1, 20, 2, 1, 50, 3, 10, 1):
+            await db.execute("INSERT INTO pgworkd.jobs (queue) SELECT 'q' FROM generate_series(1, 50)")
+            inserted += 50
+            await _set_concurrency(db, concurrency, daemon)
+            await seen.wait(events.JOB_COMPLETED, count=inserted // 2)
+        await until(lambda: db.fetchval("SELECT NOT EXISTS (SELECT FROM pgworkd.jobs)"), limit_s=5)
+        assert len(seen.all(events.JOB_COMPLETED)) == inserted
+
+
+NOISE = [
+    "",
+    "hello",
+    "null",
+    "7",
+    '"q"',
+    "[]",
+    "[" * 7000,
+    "7" * 7000,
+    '{"queue": 7}',
+    '{"queue": ["q"]}',
+    '{"queue": "no such queue"}',
+    '{"worker": "1"}',
+    '{"worker": true}',
+    '{"worker": 1e400}',
+    '{"worker": 99999999999999999999}',
+    '{"schedules": "yes"}',
+    '{"queue": "q", "more": {}}',
+    '{"other": "\\ud800"}',
+]
+
+
+async def test_noise_on_the_channel_is_ignored(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    app, raised = App(), []
+
+    @app.handler("q")
+    async def handle() -> None:
+        return None
+
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: raised.append(context))
+    async with running(app, dsn) as (daemon, seen):
+        for payload in NOISE:
+            await db.execute("SELECT pg_notify('pgworkd', $1)", payload)
+        await until(waits_for_status(db, await insert(db, "q"), "completed"))
+        assert daemon.membership.may_claim
+        assert _alarms(seen) == []
+    assert raised == []
+
+
+def _alarms(seen: Recorder) -> list[str]:
+    return [name for name, _ in seen.seen if name in (events.DATABASE_AWAY, events.LEASE_LOST, events.CHORE_FAILED)]

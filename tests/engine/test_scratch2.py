@@ -1,0 +1,310 @@
+"""Hearing of work: who sleeps is woken, who falls asleep misses nothing, and a line that is cut is soon there again."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import Any
+
+import anyio
+import asyncpg
+import pytest
+
+from pgworkd import events
+from pgworkd.app import App
+from pgworkd.errors import Snooze
+from pgworkd.job import Job
+from tests.kit import insert, running, until, waits_for_status
+
+SLOW_POLL = {"poll_s": 60.0, "heartbeat_s": 20.0, "lease_s": 60.0}
+"""Whoever relies on these to hear of a job is too late for any test here."""
+
+
+def app_that_counts(ran: Counter[Any], **options: Any) -> App:
+    app = App()
+
+    @app.handler("q", **options)
+    async def handle(job: Job) -> None:
+        ran[job.id] += 1
+
+    return app
+
+
+def is_asleep(db: asyncpg.Connection[Any]) -> Any:
+    return lambda: db.fetchval("SELECT asleep FROM pgworkd.pools WHERE queue = 'q'")
+
+
+def is_awake(db: asyncpg.Connection[Any]) -> Any:
+    return lambda: db.fetchval("SELECT NOT asleep FROM pgworkd.pools WHERE queue = 'q'")
+
+
+def is_empty(db: asyncpg.Connection[Any]) -> Any:
+    return lambda: db.fetchval("SELECT NOT EXISTS (SELECT FROM pgworkd.jobs)")
+
+
+async def test_a_sleeper_is_woken_in_no_time(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    ran: Counter[Any] = Counter()
+    async with running(app_that_counts(ran), dsn, **SLOW_POLL) as (_, seen):
+        await until(is_asleep(db))
+        waits: list[float] = []
+        for n in range(1, 21):
+            began = anyio.current_time()
+            await insert(db, "q")
+            await seen.wait(events.JOB_STARTED, count=n)
+            waits.append(anyio.current_time() - began)
+        assert sorted(waits)[10] < 0.1
+        assert max(waits) < 1
+
+
+async def test_each_way_to_make_a_job_due_wakes_a_sleeper(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    app, ran = App(), []
+
+    @app.handler("q", max_attempts=1)
+    async def handle(job: Job) -> None:
+        ran.append(job.attempt)
+        if job.attempt == 1:
+            raise ValueError("dead at first")
+
+    async with running(app, dsn, **SLOW_POLL) as (_, seen):
+        await until(is_asleep(db))
+        async with db.transaction():
+            first = await insert(db, "q")
+            await insert(db, "q")
+        await until(lambda: db.fetchval("SELECT count(*) = 2 FROM pgworkd.jobs WHERE status = 'dead'"), limit_s=4)
+        assert await db.fetchval("SELECT pgworkd.retry(ARRAY[$1::uuid])", first) == [first]
+        await until(waits_for_status(db, first, "completed"), limit_s=4)
+        await db.copy_records_to_table("jobs", schema_name="pgworkd", columns=["queue"], records=[("q",)] * 3)
+        await until(lambda: db.fetchval("SELECT count(*) = 4 FROM pgworkd.jobs WHERE status = 'dead'"), limit_s=4)
+        assert len(seen.all(events.JOB_STARTED)) == 6
+
+
+async def test_a_statement_of_many_rows_sends_one_notification_per_queue(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    ran: Counter[Any] = Counter()
+    heard: list[str] = []
+    listener = await asyncpg.connect(dsn)
+    await listener.add_listener("pgworkd", lambda *a: heard.append(str(a[3])))
+    async with running(app_that_counts(ran, concurrency=1000), dsn, **SLOW_POLL):
+        await until(is_asleep(db))
+        await db.execute("INSERT INTO pgworkd.jobs (queue) SELECT 'q' FROM generate_series(1, 5000)")
+        await until(is_empty(db))
+        await listener.execute("SELECT 1")
+        assert heard.count('{"queue": "q"}') == 1
+    await listener.close()
+    assert len(ran) == 5000
+
+
+async def test_an_insert_into_a_queue_that_nobody_serves_notifies_nobody(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    heard: list[str] = []
+    listener = await asyncpg.connect(dsn)
+    await listener.add_listener("pgworkd", lambda *a: heard.append(str(a[3])))
+    async with running(app_that_counts(Counter()), dsn, **SLOW_POLL):
+        await until(is_asleep(db))
+        await insert(db, "elsewhere")
+        await db.execute("SELECT pg_notify('pgworkd', 'the last')")
+        await until(lambda: _truth("the last" in heard))
+    assert heard == ["the last"]
+    await listener.close()
+
+
+@pytest.mark.parametrize("wait_ms", [30, 300, 1500])
+async def test_a_future_job_runs_on_time(dsn: str, db: asyncpg.Connection[Any], wait_ms: int) -> None:
+    ran: Counter[Any] = Counter()
+    async with running(app_that_counts(ran), dsn) as (_, seen):
+        await until(is_asleep(db))
+        job_id = await db.fetchval(
+            "INSERT INTO pgworkd.jobs (queue, run_at) VALUES ('q', now() + $1 * interval '1 ms') RETURNING id", wait_ms
+        )
+        await seen.wait(events.JOB_COMPLETED, job_id=str(job_id))
+    late_s = await db.fetchval("SELECT extract(epoch FROM started_at - run_at)::float8 FROM pgworkd.finished_jobs")
+    assert 0 <= late_s < 0.2
+
+
+async def test_a_snoozed_job_comes_back_on_time_without_any_poll(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    app = App()
+
+    @app.handler("q")
+    async def handle(job: Job) -> None:
+        if job.attempt < 5:
+            raise Snooze(0.05)
+
+    async with running(app, dsn, **SLOW_POLL) as (_, seen):
+        began = anyio.current_time()
+        for _ in range(3):
+            await insert(db, "q")
+        await seen.wait(events.JOB_COMPLETED, count=3)
+        assert 0.2 <= anyio.current_time() - began < 1.5
+
+
+# The race: a job is inserted while the pool tells the database that it falls asleep.
+
+INSERTERS = 8
+
+
+async def _hail(connection: asyncpg.Connection[Any]) -> None:
+    """Three jobs, each in its own transaction, at moments that nobody knows."""
+    for _ in range(3):
+        await anyio.sleep(random.uniform(0, 0.01))  # noqa: S311 - to hit every moment of the transition
+        await connection.execute("INSERT INTO pgworkd.jobs (queue) VALUES ('q')")
+
+
+@pytest.mark.parametrize("round_", range(25))
+async def test_no_job_is_left_when_a_pool_falls_asleep_under_a_hail_of_inserts(
+    dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch, round_: int
+) -> None:
+    """With a poll a minute away only the protocol can find a job that is inserted during the transition."""
+    monkeypatch.setattr("pgworkd.pool.AWAKE_LEAST_S", 0.002)
+    monkeypatch.setattr("pgworkd.pool.BUSY_PER_S_LEAST", 1e9)  # always calm: falls asleep whenever it may
+    ran: Counter[Any] = Counter()
+    changes: list[bool] = []
+    bursts = 40
+    connections = [await asyncpg.connect(dsn) for _ in range(INSERTERS)]
+    async with running(app_that_counts(ran, concurrency=2), dsn, **SLOW_POLL) as (daemon, _):
+        store = daemon.pools["q"]._store
+        told = store.set_pool
+
+        async def tell(worker_id: int, queue: str, concurrency: int, *, asleep: bool) -> None:
+            changes.append(asleep)
+            await told(worker_id, queue, concurrency, asleep=asleep)
+
+        monkeypatch.setattr(store, "set_pool", tell)
+        for _ in range(bursts):
+            async with anyio.create_task_group() as tasks:
+                for connection in connections:
+                    tasks.start_soon(_hail, connection)
+            # The hail is over: nothing comes any more that could draw attention to a job that was missed.
+            await until(is_empty(db), limit_s=3)
+    for connection in connections:
+        connection.terminate()
+    assert changes.count(False) >= bursts, "it was hardly ever awake: the transition was not tried"
+    assert changes.count(True) >= bursts
+    assert sum(ran.values()) == len(ran) == bursts * INSERTERS * 3
+
+
+async def test_a_job_whose_transaction_was_open_while_the_pool_fell_asleep_waits_for_one_poll_at_most(
+    dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its trigger saw an awake pool and sent nothing; the last claim before the sleep could not see its row."""
+    ran: Counter[Any] = Counter()
+    async with running(app_that_counts(ran), dsn) as (daemon, _):
+        pool = daemon.pools["q"]
+        await until(is_asleep(db))
+        await pool._announce(asleep=False)
+        assert await db.fetchval("SELECT NOT asleep FROM pgworkd.pools")
+        transaction = db.transaction()
+        await transaction.start()
+        await insert(db, "q")
+        pool.look()  # awake and calm: it falls asleep
+        other = await asyncpg.connect(dsn)
+        await until(is_asleep(other))
+        await anyio.sleep(0.05)
+        await transaction.commit()
+        committed = anyio.current_time()
+        await until(is_empty(other), limit_s=4)
+        assert anyio.current_time() - committed < 0.5  # poll_s is 0.1
+        await other.close()
+
+
+async def test_a_flood_of_notifications_keeps_a_pool_awake_and_calm_lets_it_sleep(
+    dsn: str, db: asyncpg.Connection[Any]
+) -> None:
+    ran: Counter[Any] = Counter()
+    async with running(app_that_counts(ran), dsn, **SLOW_POLL):
+        await until(is_asleep(db))
+        other = await asyncpg.connect(dsn)
+        for _ in range(300):
+            await insert(db, "q")
+            if await other.fetchval("SELECT NOT asleep FROM pgworkd.pools"):
+                break
+        assert await other.fetchval("SELECT NOT asleep FROM pgworkd.pools")
+        # Awake, it finds what no notification tells of.
+        await until(is_empty(other), limit_s=2)
+        inserted = await db.fetchval("SELECT count(*) FROM pgworkd.finished_jobs")
+        await until(is_asleep(db), limit_s=4)
+        await insert(db, "q")
+        await until(is_empty(other), limit_s=1)
+        await other.close()
+    assert sum(ran.values()) == len(ran) == inserted + 1
+
+
+# Lines that are cut.
+
+_CUT = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = $1 AND datname = current_database()"
+
+
+async def test_a_cut_listening_line_is_back_within_two_seconds(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    ran: Counter[Any] = Counter()
+    backend = "SELECT pid FROM pg_stat_activity WHERE application_name = 'pgworkd listen' AND datname = current_database()"
+    async with running(app_that_counts(ran), dsn, **SLOW_POLL):
+        await until(is_asleep(db))
+        old = await db.fetchval(backend)
+        assert await db.fetchval(_CUT, "pgworkd listen") == 1
+        await until(lambda: db.fetchval(f"SELECT NOT EXISTS ({backend} AND pid = $1)", old))
+        cut = anyio.current_time()
+        # Inserted while nobody listens: found when the line stands again.
+        await insert(db, "q")
+        await until(is_empty(db), limit_s=4.5)
+        assert anyio.current_time() - cut < 2
+        assert await db.fetchval(backend) not in (None, old)
+
+
+async def _keep_inserting(dsn: str, inserted: list[int], done: anyio.Event) -> None:
+    connection = await asyncpg.connect(dsn)
+    while not done.is_set():
+        await connection.execute("INSERT INTO pgworkd.jobs (queue) SELECT 'q' FROM generate_series(1, 5)")
+        inserted[0] += 5
+        await anyio.sleep(0.002)
+    await connection.close()
+
+
+@pytest.mark.parametrize("part", ["claim", "settle", "chores", "lease", "listen"])
+async def test_a_cut_connection_costs_no_job_and_no_second_run(
+    dsn: str, db: asyncpg.Connection[Any], part: str
+) -> None:
+    ran: Counter[Any] = Counter()
+    inserted, done = [0], anyio.Event()
+    async with (
+        running(app_that_counts(ran, concurrency=20), dsn) as (daemon, seen),
+        anyio.create_task_group() as tasks,
+    ):
+        worker_id = daemon.worker_id
+        tasks.start_soon(_keep_inserting, dsn, inserted, done)
+        for _ in range(4):
+            await until(lambda: db.fetchval(_CUT, f"pgworkd {part}"), limit_s=7)
+            completed = len(seen.all(events.JOB_COMPLETED))
+            await seen.wait(events.JOB_COMPLETED, count=completed + 10)
+        done.set()
+        await until(is_empty(db), limit_s=7)
+        assert daemon.worker_id == worker_id
+        assert seen.all(events.LEASE_FENCED) == []
+    assert len(ran) == sum(ran.values()) == inserted[0]
+    rows = await db.fetch("SELECT status::text, failures, count(*) FROM pgworkd.finished_jobs GROUP BY 1, 2")
+    assert [tuple(row) for row in rows] == [("completed", 0, inserted[0])]
+
+
+async def test_all_connections_cut_at_once_again_and_again(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    ran: Counter[Any] = Counter()
+    everything = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name LIKE 'pgworkd %' AND datname = current_database()"
+    async with running(app_that_counts(ran, concurrency=20), dsn) as (_, seen):
+        for _ in range(5):
+            await db.execute("INSERT INTO pgworkd.jobs (queue) SELECT 'q' FROM generate_series(1, 100)")
+            await until(lambda: _truth(len(ran) > 0))
+            await db.execute(everything)
+        await until(is_empty(db), limit_s=5)
+        # It says so once per part and outage, not once per try.
+        assert len(seen.all(events.DATABASE_AWAY)) <= 5 * 12
+        await until(lambda: _truth(_still_away(seen.seen) == set()), limit_s=5)
+    assert len(ran) == sum(ran.values()) == 500
+
+
+def _still_away(seen: Any) -> set[str]:
+    away: set[str] = set()
+    for name, facts in seen:
+        if name == events.DATABASE_AWAY:
+            away.add(facts["part"])
+        elif name == events.DATABASE_BACK:
+            away.discard(facts["part"])
+    return away
+
+
+async def _truth(value: Any) -> Any:
+    return value

@@ -1,0 +1,351 @@
+"""Coming up: what is worth waiting for is waited for, what can never work is refused with its remedy; and `migrate`."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import AsyncIterator
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+import anyio
+import asyncpg
+import pytest
+
+from pgworkd import events, schema
+from pgworkd.app import App
+from pgworkd.daemon import Daemon
+from pgworkd.errors import DatabaseUnavailable, PgworkdError, SchemaError, UsageError
+from pgworkd.link import LinkOptions
+from tests.kit import Recorder, insert, quick_options, running, until, waits_for_status
+
+
+def app_of_one() -> App:
+    app = App()
+
+    @app.handler("q")
+    async def handle() -> None:
+        return None
+
+    return app
+
+
+async def refusal(dsn: str, **changes: Any) -> PgworkdError:
+    """Starts a daemon that must refuse to run; what it says."""
+    seen = Recorder()
+    daemon = Daemon(app_of_one(), quick_options(dsn, **changes))
+    daemon.events.listen(seen)
+    with anyio.fail_after(10):
+        with pytest.raises(PgworkdError) as caught:
+            await daemon.run()
+    assert not daemon.ready.is_set()
+    assert seen.all(events.DAEMON_STOPPED, exit_code=1) != []
+    return caught.value
+
+
+def with_parts(dsn: str, **parts: Any) -> str:
+    return urlunsplit(urlsplit(dsn)._replace(**parts))
+
+
+async def outage(dsn: str) -> str:
+    """Starts a daemon that must wait; what it says about that, once. Then it is stopped, and leaves quickly."""
+    seen = Recorder()
+    daemon = Daemon(app_of_one(), quick_options(dsn))
+    daemon.events.listen(seen)
+    codes: list[int] = []
+
+    async def run() -> None:
+        codes.append(await daemon.run())
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(run)
+        away = await seen.wait(events.DATABASE_AWAY)
+        await anyio.sleep(0.05)
+        assert not daemon.ready.is_set()
+        assert daemon.status() == "waiting for the database"
+        daemon.request_stop()
+        with anyio.fail_after(2):
+            await seen.wait(events.DAEMON_STOPPED, exit_code=0)
+    assert codes == [0]
+    assert len(seen.all(events.DATABASE_AWAY)) == 1
+    return str(away["error"])
+
+
+@pytest.mark.parametrize(
+    "dsn",
+    [
+        "postgresql://someone:canary@127.0.0.1:1/nowhere",
+        "postgresql://someone:canary@no-such-host.invalid/nowhere",
+        "postgresql://someone:canary@/nowhere?host=/no/such/directory",
+    ],
+    ids=["closed port", "unknown host", "no socket"],
+)
+async def test_a_server_that_is_not_there_is_waited_for(dsn: str) -> None:
+    said = await outage(dsn)
+    assert "no connection to the database" in said
+    assert "canary" not in said
+
+
+async def test_a_server_that_accepts_and_never_answers_is_waited_for() -> None:
+    listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
+    port = listener.extra(anyio.abc.SocketAttribute.local_port)
+    seen = Recorder()
+    deaf = LinkOptions(f"postgresql://a@127.0.0.1:{port}/b", connect_timeout_s=0.1, command_timeout_s=0.1)
+    daemon = Daemon(app_of_one(), quick_options(deaf.dsn, link=deaf))
+    daemon.events.listen(seen)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(listener.serve, _stay_silent)
+        tasks.start_soon(daemon.run)
+        away = await seen.wait(events.DATABASE_AWAY)
+        assert away["error"] == "the database did not answer in time"
+        daemon.request_stop()
+        await seen.wait(events.DAEMON_STOPPED, exit_code=0)
+        tasks.cancel_scope.cancel()
+    await listener.aclose()
+
+
+async def _stay_silent(stream: Any) -> None:
+    async with stream:
+        await anyio.sleep_forever()
+
+
+async def test_it_starts_when_the_server_takes_connections_again(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    async with plain_user(dsn, db) as user_dsn:
+        await db.execute(f"ALTER DATABASE {database(dsn)} CONNECTION LIMIT 0")
+        seen = Recorder()
+        daemon = Daemon(app_of_one(), quick_options(user_dsn))
+        daemon.events.listen(seen)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(daemon.run)
+            away = await seen.wait(events.DATABASE_AWAY)
+            assert "too many connections" in away["error"]
+            await db.execute(f"ALTER DATABASE {database(dsn)} CONNECTION LIMIT -1")
+            await seen.wait(events.DAEMON_READY)
+            assert (await seen.wait(events.DATABASE_BACK, part="start"))["away_s"] > 0
+            await until(waits_for_status(db, await insert(db, "q"), "completed"))
+            daemon.request_stop()
+
+
+def database(dsn: str) -> str:
+    return urlsplit(dsn).path[1:]
+
+
+@contextlib.asynccontextmanager
+async def plain_user(dsn: str, db: asyncpg.Connection[Any], *, granted: bool = True) -> AsyncIterator[str]:
+    """The DSN of a user who is no superuser; with or without the rights that a worker needs."""
+    user = f"u_{database(dsn)[-12:]}"
+    await db.execute(f"CREATE ROLE {user} LOGIN PASSWORD 'right'")
+    try:
+        await db.execute(f"GRANT USAGE ON SCHEMA pgworkd TO {user}; GRANT SELECT ON pgworkd.schema_version TO {user}")
+        if granted:
+            await db.execute(f"ALTER SCHEMA pgworkd OWNER TO {user}")
+            await db.execute(f"GRANT ALL ON ALL TABLES IN SCHEMA pgworkd TO {user}")
+        yield with_parts(dsn, netloc=f"{user}:right@{urlsplit(dsn).netloc.rpartition('@')[2]}")
+    finally:
+        await db.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = $1 AND datname = current_database()", user
+        )
+        await db.execute(f"DROP OWNED BY {user} CASCADE; DROP ROLE {user}")
+
+
+async def test_a_wrong_password_is_refused_and_never_shown(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    async with plain_user(dsn, db) as user_dsn:
+        error = await refusal(user_dsn.replace(":right@", ":canary@"))
+    assert isinstance(error, UsageError)
+    assert "password authentication failed" in str(error)
+    assert "check user, password" in str(error)
+    assert "canary" not in str(error)
+
+
+async def test_missing_rights_are_refused_with_a_hint(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    async with plain_user(dsn, db, granted=False) as user_dsn:
+        error = await refusal(user_dsn)
+    assert isinstance(error, UsageError)
+    assert "permission denied" in str(error)
+    assert "grants" in str(error)
+
+
+async def test_an_unknown_database_is_refused(dsn: str) -> None:
+    error = await refusal(with_parts(dsn, path="/no_such_database"))
+    assert isinstance(error, UsageError)
+    assert '"no_such_database" does not exist' in str(error)
+
+
+async def test_a_database_without_the_schema_is_refused(empty_dsn: str) -> None:
+    error = await refusal(empty_dsn)
+    assert isinstance(error, SchemaError)
+    assert str(error) == "this database has no pgworkd schema: run pgworkd migrate"
+
+
+@pytest.mark.parametrize(
+    ("version", "remedy"),
+    [
+        (schema.VERSION - 1, "the schema is at version 0, this program needs 1: run pgworkd migrate"),
+        (schema.VERSION + 1, "the schema is at version 2, newer than this program (1): upgrade pgworkd on this host"),
+    ],
+)
+async def test_another_version_of_the_schema_is_refused(
+    dsn: str, db: asyncpg.Connection[Any], version: int, remedy: str
+) -> None:
+    await db.execute("UPDATE pgworkd.schema_version SET version = $1", version)
+    error = await refusal(dsn)
+    assert isinstance(error, SchemaError)
+    assert str(error) == remedy
+    assert await db.fetchval("SELECT count(*) FROM pgworkd.workers") == 0
+
+
+async def test_a_schema_that_was_half_deleted_is_refused(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    await db.execute("DROP FUNCTION pgworkd.register(text, int, text, real)")
+    error = await refusal(dsn)
+    assert isinstance(error, SchemaError)
+    assert "pgworkd migrate" in str(error)
+
+
+async def _set_read_only(dsn: str, db: asyncpg.Connection[Any], state: str) -> None:
+    await db.execute(f"ALTER DATABASE {database(dsn)} SET default_transaction_read_only = {state}")
+
+
+async def test_a_server_that_only_reads_is_waited_for(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    await _set_read_only(dsn, db, "on")
+    said = await outage(dsn)
+    assert re.search(r"read|standby", said), said
+
+
+async def test_a_server_that_only_reads_for_a_while_costs_no_job_and_no_attempt(
+    dsn: str, db: asyncpg.Connection[Any]
+) -> None:
+    """A failover: all sessions are cut, the new ones cannot write, until the standby is promoted."""
+    app, go_on = App(), anyio.Event()
+
+    @app.handler("q")
+    async def handle(payload: dict[str, Any]) -> str:
+        await go_on.wait()
+        if payload:
+            raise ValueError("a failure of its own")
+        return "done"
+
+    async with running(app, dsn) as (_, seen):
+        completes, fails = await insert(db, "q"), await insert(db, "q", '{"fail": 1}')
+        await seen.wait(events.JOB_STARTED, count=2)
+        await _set_read_only(dsn, db, "on")
+        await db.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+        go_on.set()
+        await seen.wait(events.DATABASE_AWAY, part="settler")
+        await anyio.sleep(0.05)
+        await _set_read_only(dsn, db, "off")
+        await until(waits_for_status(db, completes, "completed"), limit_s=4)
+        await until(waits_for_status(db, fails, "failed"), limit_s=4)
+    rows = await db.fetch("SELECT attempts, failures, error FROM pgworkd.all_jobs ORDER BY failures")
+    assert [tuple(row) for row in rows] == [(1, 0, None), (1, 1, "ValueError: a failure of its own")]
+
+
+# migrate
+
+
+def link(dsn: str, **changes: float) -> LinkOptions:
+    return LinkOptions(dsn, **({"connect_timeout_s": 5, "command_timeout_s": 5} | changes))
+
+
+async def test_migrate_installs_and_may_be_repeated(empty_dsn: str) -> None:
+    assert await schema.migrate(link(empty_dsn)) == (None, schema.VERSION)
+    assert await schema.migrate(link(empty_dsn)) == (schema.VERSION, schema.VERSION)
+    await schema.verify(link(empty_dsn))
+
+
+async def test_a_second_migrate_waits_for_the_first_longer_than_any_other_call(empty_dsn: str) -> None:
+    first = await asyncpg.connect(empty_dsn)
+    transaction = first.transaction()
+    await transaction.start()
+    await first.execute(f"SELECT pg_advisory_xact_lock({schema._LOCK[0]}, {schema._LOCK[1]})")
+    await first.execute(schema.text())
+    done: list[tuple[int | None, int]] = []
+
+    async def second() -> None:
+        done.append(await schema.migrate(link(empty_dsn, connect_timeout_s=1, command_timeout_s=0.2)))
+
+    watcher = await asyncpg.connect(empty_dsn)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(second)
+        waits = "SELECT extract(epoch FROM now() - query_start) > 0.4 FROM pg_stat_activity WHERE wait_event = 'advisory' AND datname = current_database()"
+        await until(lambda: watcher.fetchval(waits), limit_s=4)
+        assert done == []
+        await transaction.commit()
+    assert [after for _, after in done] == [schema.VERSION]
+    await first.close()
+    await watcher.close()
+
+
+async def test_many_migrations_at_once_install_one_schema(empty_dsn: str) -> None:
+    async with anyio.create_task_group() as tasks:
+        for _ in range(4):
+            tasks.start_soon(schema.migrate, link(empty_dsn))
+    await schema.verify(link(empty_dsn))
+    async with running(app_of_one(), empty_dsn):
+        db = await asyncpg.connect(empty_dsn)
+        await until(waits_for_status(db, await insert(db, "q"), "completed"))
+        await db.close()
+
+
+async def test_migrate_under_a_working_daemon_harms_no_job(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    """Functions are dropped and made anew under it: its prepared statements must not fail for good."""
+    async with running(app_of_one(), dsn) as (_, seen):
+        for round_ in range(1, 4):
+            await db.execute("INSERT INTO pgworkd.jobs (queue) SELECT 'q' FROM generate_series(1, 50)")
+            await schema.migrate(link(dsn))
+            await seen.wait(events.JOB_COMPLETED, count=50 * round_)
+        assert seen.all(events.JOB_FAILED) == []
+    assert await db.fetchval("SELECT count(*) FROM pgworkd.finished_jobs WHERE attempts = 1") == 150
+
+
+async def test_migrate_on_a_server_that_only_reads_says_so(empty_dsn: str) -> None:
+    db = await asyncpg.connect(empty_dsn)
+    await _set_read_only(empty_dsn, db, "on")
+    await db.close()
+    with pytest.raises(DatabaseUnavailable, match="reads|standby"):
+        await schema.migrate(link(empty_dsn))
+
+
+async def test_migrate_refuses_a_newer_schema_and_leaves_it_alone(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    await db.execute("UPDATE pgworkd.schema_version SET version = 2; DROP VIEW pgworkd.all_jobs")
+    with pytest.raises(SchemaError, match="newer than this program"):
+        await schema.migrate(link(dsn))
+    assert await db.fetchval("SELECT to_regclass('pgworkd.all_jobs')") is None
+    assert await db.fetchval("SELECT version FROM pgworkd.schema_version") == 2
+
+
+async def test_a_migration_that_fails_half_way_changes_nothing(
+    empty_dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = schema.text()
+    monkeypatch.setattr(schema, "text", lambda: whole + "\nSELECT 1 / 0;")
+    with pytest.raises(PgworkdError, match="division by zero"):
+        await schema.migrate(link(empty_dsn))
+    monkeypatch.undo()
+    with pytest.raises(SchemaError, match="no pgworkd schema"):
+        await schema.verify(link(empty_dsn))
+
+
+# What is wrong is said before anything is connected.
+
+
+def test_an_app_without_handlers_is_refused() -> None:
+    with pytest.raises(UsageError, match="the app has no handlers"):
+        Daemon(App(), quick_options("postgresql://127.0.0.1:1/x"))
+
+
+def test_a_queue_that_no_handler_serves_is_refused_and_the_known_ones_are_named() -> None:
+    app = app_of_one()
+    app.handler("a")(lambda: None)
+    with pytest.raises(UsageError, match=r"no handler serves queue 'p'; the app knows: a, q"):
+        Daemon(app, quick_options("postgresql://127.0.0.1:1/x"), queues={"q": None, "p": 3})
+
+
+def test_the_slots_that_are_asked_for_beat_the_apps() -> None:
+    app = app_of_one()
+    app.handler("a", concurrency=7)(lambda: None)
+    dsn = "postgresql://127.0.0.1:1/x"
+    assert {q: p.concurrency for q, p in Daemon(app, quick_options(dsn)).pools.items()} == {"q": 10, "a": 7}
+    chosen = Daemon(app, quick_options(dsn), queues={"a": None, "q": 3}).pools
+    assert {q: p.concurrency for q, p in chosen.items()} == {"q": 3, "a": 7}

@@ -1,0 +1,135 @@
+"""What systemd hears of a daemon: ready only when it claims, stopping at once, alive only while it is."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import anyio
+import pytest
+
+from pgworkd.app import App
+from pgworkd.daemon import Daemon
+from pgworkd.systemd import SystemdNotifier
+from tests.kit import LIMIT_S, quick_options
+
+NOBODY = "postgresql://nobody@127.0.0.1:1/nothing"
+
+
+class Systemd:
+    """The socket that systemd would listen on."""
+
+    def __init__(self, address: str) -> None:
+        self.environ = {"NOTIFY_SOCKET": address}
+        self.heard: list[str] = []
+        self._line = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._line.bind("\0" + address[1:] if address.startswith("@") else address)
+        self._line.setblocking(False)
+
+    def close(self) -> None:
+        self._line.close()
+
+    async def hears(self, wanted: str, after: int = 0) -> str:
+        """The first line from the `after`-th on that starts so; waits for it."""
+        with anyio.move_on_after(LIMIT_S):
+            while not (found := [line for line in self.heard[after:] if line.startswith(wanted)]):
+                await anyio.wait_readable(self._line)
+                self.heard += self._line.recv(4096).decode().splitlines()
+            return found[0]
+        raise AssertionError(f"no {wanted} within {LIMIT_S} s; heard {self.heard}")
+
+
+@pytest.fixture
+def systemd() -> Iterator[Systemd]:
+    with tempfile.TemporaryDirectory() as directory:  # pytest's own is too long for a socket's name
+        line = Systemd(str(Path(directory) / "notify"))
+        yield line
+        line.close()
+
+
+@contextlib.asynccontextmanager
+async def reporting(dsn: str, environ: dict[str, str]) -> AsyncIterator[Daemon]:
+    app = App()
+
+    @app.handler("q")
+    async def handle() -> None: ...
+
+    daemon = Daemon(app, quick_options(dsn), parts=(SystemdNotifier(environ),))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(daemon.run)
+        try:
+            yield daemon
+        finally:
+            daemon.request_stop()
+
+
+async def test_a_daemon_tells_that_it_waits_works_lives_and_stops(dsn: str, systemd: Systemd) -> None:
+    async with reporting(dsn, systemd.environ | {"WATCHDOG_USEC": "100000"}) as daemon:
+        assert await systemd.hears("STATUS=") == "STATUS=waiting for the database"
+        await systemd.hears("READY=1")
+        assert daemon.ready.is_set()
+        assert await systemd.hears("STATUS=working") == "STATUS=working, 0 running, queues: q"
+        for _ in range(3):  # it goes on and on
+            await systemd.hears("WATCHDOG=1", after=len(systemd.heard))
+        assert "STOPPING=1" not in systemd.heard
+        daemon.request_stop()
+        await systemd.hears("STOPPING=1")
+    assert systemd.heard.count("READY=1") == 1
+    assert systemd.heard.count("STOPPING=1") == 1
+
+
+async def test_without_a_database_it_is_alive_but_not_ready(systemd: Systemd) -> None:
+    async with reporting(NOBODY, systemd.environ | {"WATCHDOG_USEC": "50000"}):
+        for _ in range(3):
+            await systemd.hears("WATCHDOG=1", after=len(systemd.heard))
+        assert "READY=1" not in systemd.heard
+        assert systemd.heard[-2] == "STATUS=waiting for the database"
+
+
+class Stuck:
+    """A daemon whose heartbeat hangs."""
+
+    def __init__(self) -> None:
+        self.ready = anyio.Event()
+        self.stop_requested = anyio.Event()
+        self.looks = 0
+        self.ready.set()
+
+    def healthy(self) -> bool:
+        return False
+
+    def status(self) -> str:
+        self.looks += 1
+        return f"stuck {self.looks}"
+
+
+async def test_a_stuck_daemon_is_not_called_alive(systemd: Systemd) -> None:
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(SystemdNotifier(systemd.environ | {"WATCHDOG_USEC": "20000"}).run, Stuck())
+        await systemd.hears("STATUS=stuck 5")
+        tasks.cancel_scope.cancel()
+    assert "WATCHDOG=1" not in systemd.heard
+
+
+async def test_the_watchdog_of_another_process_is_not_ours(systemd: Systemd) -> None:
+    other = {"WATCHDOG_USEC": "20000", "WATCHDOG_PID": str(os.getpid() + 1)}
+    assert SystemdNotifier(systemd.environ | other).watchdog_s == 0
+    assert SystemdNotifier(systemd.environ | other | {"WATCHDOG_PID": str(os.getpid())}).watchdog_s == 0.02
+
+
+async def test_an_abstract_address_works_too(dsn: str) -> None:
+    systemd = Systemd(f"@pgworkd-test-{os.getpid()}")
+    async with reporting(dsn, systemd.environ):
+        await systemd.hears("READY=1")
+    systemd.close()
+
+
+@pytest.mark.parametrize("environ", [{}, {"NOTIFY_SOCKET": "/nowhere/notify", "WATCHDOG_USEC": "50000"}])
+async def test_without_systemd_it_works_all_the_same(dsn: str, environ: dict[str, str]) -> None:
+    async with reporting(dsn, environ) as daemon:
+        with anyio.fail_after(LIMIT_S):
+            await daemon.ready.wait()

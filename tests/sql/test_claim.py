@@ -1,0 +1,477 @@
+"""claim(): what it takes, in which order, never twice, and at what price."""
+
+from __future__ import annotations
+
+import random
+import uuid
+from datetime import timedelta
+
+import anyio
+import asyncpg
+import pytest
+
+from .conftest import Connect
+from .verbs import (
+    LEASE_GONE,
+    NO_STATISTICS,
+    T0,
+    Db,
+    Later,
+    at,
+    blocks,
+    cancel,
+    claim,
+    claim_ids,
+    clock,
+    complete,
+    fail,
+    heartbeat,
+    insert,
+    live,
+    one,
+    rescue,
+    rows_read,
+    statuses,
+    waits_for_lock,
+    worker,
+)
+
+pytestmark = pytest.mark.usefixtures("t0")
+
+CLAIM = "SELECT * FROM pgworkd.claim($1, $2, $3)"
+
+
+async def test_the_answer_holds_all_a_worker_needs(db: Db) -> None:
+    worker_id = await worker(db)
+    job_id = await one(
+        db, kind="k", payload='{"n": 1}', meta='{"trace": "t"}', timeout_s=2.5, priority=3, run_at=at(-60)
+    )
+    (row,) = await claim(db, worker_id)
+    assert dict(row) == {
+        "id": job_id,
+        "kind": "k",
+        "payload": '{"n": 1}',
+        "attempt": 1,
+        "failures": 0,
+        "max_attempts": 3,
+        "timeout_s": 2.5,
+        "priority": 3,
+        "losses": 0,
+        "run_at": at(-60).timestamp(),
+        "created_at": T0.timestamp(),
+        "schedule": None,
+        "occurrence": None,
+        "meta": '{"trace": "t"}',
+    }
+    job = await live(db, job_id)
+    assert (job["status"], job["worker_id"], job["started_at"], job["attempts"]) == ("running", worker_id, T0, 1)
+
+
+async def test_a_kind_of_null_is_the_queues_own(db: Db) -> None:
+    await one(db, "embedding")
+    assert [row["kind"] for row in await claim(db, await worker(db), queue="embedding")] == ["embedding"]
+
+
+async def test_the_order_is_priority_then_run_at_then_id(db: Db) -> None:
+    rng = random.Random(7)  # noqa: S311 - repeatable
+    waiting = []
+    for _ in range(60):
+        priority, run_at = rng.choice([-(2**31), -1, 0, 1, 2**31 - 1]), at(-rng.randrange(5))
+        waiting.append((-priority, run_at, await one(db, priority=priority, run_at=run_at)))
+    expected = [job_id for *_, job_id in sorted(waiting)]
+    worker_id = await worker(db)
+    taken = []
+    for limit in (7, 1, 30, 100):
+        taken += await claim_ids(db, worker_id, limit)
+    assert taken == expected
+
+
+async def test_ids_decide_among_equals(db: Db) -> None:
+    ids = [uuid.UUID(int=n) for n in (5, 1, 9, 3)]
+    for job_id in ids:
+        await one(db, id=job_id)
+    assert await claim_ids(db, await worker(db), 3) == sorted(ids)[:3]
+
+
+@pytest.mark.parametrize("limit", [0, 1, 5, 99, 100])
+async def test_the_limit_is_exact(db: Db, limit: int) -> None:
+    """IN (SELECT .. LIMIT 5 FOR UPDATE SKIP LOCKED) under a nested loop claims all 100: queue_classic PR#320."""
+    await insert(db, 100)
+    worker_id = await worker(db)
+    for method in ("hashjoin", "mergejoin", "hashagg", "material"):
+        await db.execute(f"SET enable_{method} = off")
+    assert len(await claim_ids(db, worker_id, limit)) == limit
+    assert await db.fetchval("SELECT count(*) FROM pgworkd.jobs WHERE status = 'running'") == limit
+
+
+async def test_the_limit_is_exact_over_several_priorities_and_a_suspect(db: Db) -> None:
+    for priority in range(5):
+        await insert(db, 3, priority=priority)
+    suspect = await one(db, losses=1)
+    rows = await claim(db, await worker(db), 8)
+    assert [row["priority"] for row in rows] == [4, 4, 4, 3, 3, 3, 2, 0]
+    assert rows[-1]["id"] == suspect
+
+
+async def test_future_and_expired_jobs_are_left(db: Db) -> None:
+    due = [await one(db, run_at=T0), await one(db, expires_at=T0 + timedelta(microseconds=1))]
+    await one(db, run_at=T0 + timedelta(microseconds=1))
+    await one(db, expires_at=T0)
+    await one(db, expires_at=at(-1))
+    await one(db, status="dead")
+    await one(db, "another queue")
+    assert await claim_ids(db, await worker(db)) == due
+
+
+async def test_a_failed_job_is_claimed_once_its_retry_is_due(db: Db) -> None:
+    worker_id = await worker(db)
+    job_id = await one(db)
+    await claim(db, worker_id)
+    await fail(db, [job_id], delay_s=10)
+    await clock(9.9, db)
+    assert await claim(db, worker_id) == []
+    await clock(10, db)
+    assert [(row["attempt"], row["failures"]) for row in await claim(db, worker_id)] == [(2, 1)]
+
+
+async def test_attempts_rise_with_every_claim(db: Db) -> None:
+    worker_id = await worker(db)
+    job_id = await one(db, max_attempts=100)
+    for attempt in range(1, 6):
+        assert [row["attempt"] for row in await claim(db, worker_id)] == [attempt]
+        await fail(db, [job_id], attempt, delay_s=0)
+    assert (await live(db, job_id))["attempts"] == 5
+
+
+async def test_max_attempts_is_stamped_by_the_job_then_its_kind_then_3(db: Db) -> None:
+    worker_id = await worker(db)
+    jobs = [
+        await one(db, kind="five"),
+        await one(db, kind="five", max_attempts=7),
+        await one(db, kind="other"),
+        await one(db, kind="one"),
+        await one(db),
+    ]
+    rows = await claim(db, worker_id, kinds=["one", "five"], budgets=[1, 5])
+    assert [row["max_attempts"] for row in rows] == [5, 7, 3, 1, 3]
+    await fail(db, jobs[:1], delay_s=0)
+    # Once stamped it stays, whatever the code says later.
+    assert [row["max_attempts"] for row in await claim(db, worker_id, kinds=["five"], budgets=[9])] == [5]
+    await one(db, "five")
+    assert (await claim(db, worker_id, 1, "five", ["five"], [5]))[0]["max_attempts"] == 5
+
+
+async def test_a_paused_queue_gives_nothing_until_the_pause_ends(db: Db) -> None:
+    worker_id = await worker(db)
+    job_id = await one(db)
+    await db.execute("INSERT INTO pgworkd.queues (name, paused_until) VALUES ('q', $1), ('other', 'infinity')", at(5))
+    assert await claim(db, worker_id) == []
+    await clock(5, db)
+    assert await claim_ids(db, worker_id) == [job_id]
+    await one(db, "other")
+    assert await claim(db, worker_id, queue="other") == []
+
+
+# The lease
+
+
+async def test_without_a_lease_nothing_is_claimed(db: Db) -> None:
+    job_id = await one(db)
+    with pytest.raises(asyncpg.PostgresError) as caught:
+        await claim(db, 4711)
+    assert caught.value.sqlstate == LEASE_GONE
+    assert "register again" in str(caught.value.hint)
+    assert await statuses(db, [job_id]) == ["pending"]
+
+
+async def test_an_expired_lease_claims_nothing_until_it_is_renewed(db: Db) -> None:
+    worker_id = await worker(db, 10)
+    job_id = await one(db)
+    await clock(10, db)
+    with pytest.raises(asyncpg.PostgresError) as caught:
+        await claim(db, worker_id)
+    assert caught.value.sqlstate == LEASE_GONE
+    assert await heartbeat(db, worker_id) is not None
+    assert await claim_ids(db, worker_id) == [job_id]
+
+
+async def test_a_lost_worker_claims_nothing_even_before_its_lease_ends(db: Db) -> None:
+    worker_id = await worker(db)
+    await db.execute("UPDATE pgworkd.workers SET lost_at = pgworkd.clock()")
+    await one(db)
+    with pytest.raises(asyncpg.PostgresError) as caught:
+        await claim(db, worker_id)
+    assert caught.value.sqlstate == LEASE_GONE
+
+
+async def _steady_rescuer(db: Db) -> int:
+    """A worker that may rescue at T0 + 60 s."""
+    rescuer = await worker(db, 60, "rescuer")
+    for seconds in (25, 50):
+        await clock(seconds, db)
+        await heartbeat(db, rescuer)
+    await clock(60, db)
+    return rescuer
+
+
+async def test_a_claim_during_a_rescue_waits_and_then_has_no_lease(db: Db, other: Db, third: Db) -> None:
+    victim = await worker(db, 5)
+    held = await one(db)
+    await claim(db, victim)
+    waiting = await one(db)
+    rescuer = await _steady_rescuer(db)
+    async with anyio.create_task_group() as tasks:
+        await db.execute("BEGIN")
+        assert await rescue(db, rescuer) == {held: "failed"}
+        # The victim's session, by its own clock, still sees a good lease.
+        claiming = Later(tasks, claim(other, victim))
+        await waits_for_lock(third, other)
+        await db.execute("COMMIT")
+        with pytest.raises(asyncpg.PostgresError) as caught:
+            await claiming.answer()
+    assert caught.value.sqlstate == LEASE_GONE
+    assert await statuses(db, [held, waiting]) == ["failed", "pending"]
+
+
+async def test_a_rescue_during_a_claim_leaves_the_worker_for_the_next_time(db: Db, other: Db) -> None:
+    victim = await worker(db, 5)
+    job_id = await one(db)
+    rescuer = await _steady_rescuer(db)
+    await other.execute("BEGIN")
+    assert await claim_ids(other, victim) == [job_id]
+    assert await rescue(db, rescuer) == {}
+    assert await db.fetchval("SELECT lost_at FROM pgworkd.workers WHERE id = $1", victim) is None
+    await other.execute("COMMIT")
+    assert await rescue(db, rescuer) == {job_id: "failed"}
+
+
+async def test_a_heartbeat_passes_a_claim_under_way_and_the_other_way_round(db: Db, other: Db) -> None:
+    worker_id = await worker(db)
+    await insert(db, 2)
+    await db.execute("SET statement_timeout = '2s'")
+    await other.execute("SET statement_timeout = '2s'")
+    await db.execute("BEGIN")
+    await claim(db, worker_id, 1)
+    assert await heartbeat(other, worker_id) is not None
+    await db.execute("COMMIT")
+    await db.execute("BEGIN")
+    await heartbeat(db, worker_id)
+    assert len(await claim(other, worker_id, 1)) == 1
+    await db.execute("COMMIT")
+
+
+# Several claims at once
+
+
+async def test_two_claims_at_once_share_the_jobs_without_waiting(db: Db, other: Db) -> None:
+    ids = await insert(db, 10)
+    one_worker, another = await worker(db), await worker(db)
+    await other.execute("SET statement_timeout = '2s'")
+    await db.execute("BEGIN")
+    assert await claim_ids(db, one_worker, 4) == ids[:4]
+    assert await claim_ids(other, another, 10) == ids[4:]
+    assert await claim_ids(other, another, 10) == []
+    await db.execute("ROLLBACK")
+    assert await claim_ids(other, another, 10) == ids[:4]
+
+
+async def test_a_locked_row_is_passed_over(db: Db, other: Db) -> None:
+    ids = await insert(db, 5)
+    worker_id = await worker(db)
+    await other.execute("BEGIN")
+    await other.execute("SELECT FROM pgworkd.jobs WHERE id = ANY ($1) FOR UPDATE", ids[:2])
+    await db.execute("SET statement_timeout = '2s'")
+    assert await claim_ids(db, worker_id, 2) == ids[2:4]
+    await other.execute("COMMIT")
+    assert await claim_ids(db, worker_id) == [*ids[:2], ids[4]]
+
+
+async def test_claims_in_parallel_take_every_job_exactly_once(db: Db, connect: Connect) -> None:
+    for priority in range(3):
+        await insert(db, 100, priority=priority)
+    taken: list[uuid.UUID] = []
+
+    async def take(session: Db, worker_id: int) -> None:
+        while ids := await claim_ids(session, worker_id, 7):
+            taken.extend(ids)
+
+    async with anyio.create_task_group() as tasks:
+        for _ in range(4):
+            session = await connect()
+            await clock(0, session)
+            tasks.start_soon(take, session, await worker(db))
+    assert len(taken) == len(set(taken)) == 300
+    assert await db.fetchval("SELECT count(*) FROM pgworkd.jobs WHERE attempts = 1 AND status = 'running'") == 300
+
+
+async def test_a_job_that_is_being_cancelled_is_not_claimed(db: Db, other: Db) -> None:
+    ids = await insert(db, 2)
+    worker_id = await worker(db)
+    await other.execute("BEGIN")
+    assert await cancel(other, ids[0]) == {ids[0]: "cancelled"}
+    assert await claim_ids(db, worker_id) == [ids[1]]
+    await other.execute("ROLLBACK")
+    assert await claim_ids(db, worker_id) == [ids[0]]
+
+
+# Suspects: jobs that were running when their worker was lost
+
+
+async def test_suspects_run_one_at_a_time_per_worker_and_beside_other_jobs(db: Db) -> None:
+    one_worker, another = await worker(db), await worker(db)
+    suspects = await insert(db, 3, losses=1, priority=9)
+    plain = await insert(db, 2)
+    assert await claim_ids(db, one_worker) == [suspects[0], *plain]
+    assert await claim_ids(db, one_worker) == []
+    assert await claim_ids(db, another) == [suspects[1]]
+    assert await complete(db, [suspects[0]]) == {suspects[0]}
+    assert await claim_ids(db, one_worker) == [suspects[2]]
+
+
+async def test_the_suspect_with_the_highest_priority_comes_first_and_only_when_due(db: Db) -> None:
+    worker_id = await worker(db)
+    low = await one(db, losses=2)
+    high = await one(db, losses=1, priority=1)
+    await one(db, losses=1, priority=2, run_at=at(1))
+    await one(db, losses=1, priority=2, expires_at=T0)
+    await one(db, "another queue", losses=1)
+    for suspect in (high, low):
+        assert await claim_ids(db, worker_id, 1) == [suspect]
+        await complete(db, [suspect])
+
+
+async def test_a_worker_runs_one_suspect_whatever_the_queue(db: Db) -> None:
+    worker_id = await worker(db)
+    await one(db, "a", losses=1)
+    await one(db, "b", losses=1)
+    assert len(await claim(db, worker_id, queue="a")) == 1
+    assert await claim(db, worker_id, queue="b") == []
+
+
+async def test_two_overlapping_claims_of_one_worker_take_one_suspect(db: Db, other: Db) -> None:
+    worker_id = await worker(db)
+    suspects = await insert(db, 2, losses=1)
+    plain = await one(db)
+    await db.execute("BEGIN")
+    assert await claim_ids(db, worker_id, 1) == suspects[:1]
+    assert await claim_ids(other, worker_id) == [plain]
+    await db.execute("COMMIT")
+    assert await claim_ids(other, worker_id) == []
+
+
+async def test_two_overlapping_claims_of_two_workers_take_one_suspect_each(db: Db, other: Db) -> None:
+    one_worker, another = await worker(db), await worker(db)
+    suspects = await insert(db, 2, losses=1)
+    await db.execute("BEGIN")
+    assert await claim_ids(db, one_worker) == suspects[:1]
+    assert await claim_ids(other, another) == suspects[1:]
+    await db.execute("COMMIT")
+
+
+async def test_a_rolled_back_claim_of_a_suspect_leaves_it_for_the_next(db: Db, other: Db) -> None:
+    worker_id = await worker(db)
+    suspect = await one(db, losses=1)
+    await db.execute("BEGIN")
+    assert await claim_ids(db, worker_id) == [suspect]
+    await db.execute("ROLLBACK")
+    assert await claim_ids(other, worker_id) == [suspect]
+
+
+async def _gate(db: Db) -> None:
+    """From now on claims stop between their look for suspects and their try for the lock while 42 is locked.
+
+    The functions' search path has pgworkd before pg_catalog, so this shadow is found first.
+    """
+    await db.execute("""
+        CREATE FUNCTION pgworkd.pg_try_advisory_xact_lock(a int, b int) RETURNS boolean LANGUAGE plpgsql AS $$
+        BEGIN
+            PERFORM pg_catalog.pg_advisory_lock_shared(42);
+            PERFORM pg_catalog.pg_advisory_unlock_shared(42);
+            RETURN pg_catalog.pg_try_advisory_xact_lock(a, b);
+        END $$""")
+
+
+async def test_defect_a_claim_that_gets_the_suspects_lock_sees_what_the_one_before_it_took(
+    db: Db, other: Db, third: Db
+) -> None:
+    """The look and the lock are one statement with one snapshot, taken before the lock: two suspects at once."""
+    worker_id = await worker(db)
+    suspects = await insert(db, 2, losses=1)
+    await db.execute("BEGIN")
+    assert await claim_ids(db, worker_id) == suspects[:1]
+    await _gate(third)
+    await third.execute("SELECT pg_advisory_lock(42)")
+    async with anyio.create_task_group() as tasks:
+        claiming = Later(tasks, claim_ids(other, worker_id))
+        await waits_for_lock(third, other)
+        await db.execute("COMMIT")
+        await third.execute("SELECT pg_advisory_unlock_all()")
+        assert await claiming.answer() == []
+
+
+# The price
+
+
+async def _primed(db: Db, worker_id: int) -> None:
+    """Plans everything while the table is empty, and lets nothing correct the statistics."""
+    await db.execute(NO_STATISTICS)
+    await db.execute("ANALYZE pgworkd.jobs")
+    for _ in range(2):
+        await claim(db, worker_id)
+
+
+async def test_many_future_jobs_of_a_higher_priority_cost_nothing(db: Db, other: Db) -> None:
+    worker_id = await worker(db)
+    await _primed(db, worker_id)
+    due = await insert(db, 5)
+    before = await blocks(db, CLAIM, worker_id, "q", 10)
+    await insert(db, 20_000, priority=1, run_at=at(3600))
+    for session in (db, other):  # one that planned before, one that plans now
+        assert await blocks(session, CLAIM, worker_id, "q", 10) <= before + 20
+        async with session.transaction():
+            seq, idx = await rows_read(session)
+            assert await claim_ids(session, worker_id) == due
+            seq_after, idx_after = await rows_read(session)
+            assert seq_after - seq == 0
+            assert idx_after - idx <= 30
+            await session.execute("UPDATE pgworkd.jobs SET status = 'pending', worker_id = NULL WHERE worker_id > 0")
+
+
+async def test_many_waiting_jobs_of_the_queue_or_of_others_cost_nothing(db: Db, other: Db) -> None:
+    worker_id = await worker(db)
+    await _primed(db, worker_id)
+    await insert(db, 10)
+    before = await blocks(db, CLAIM, worker_id, "q", 10)
+    await insert(db, 10_000, run_at=at(-1), queue="r")
+    await insert(db, 10_000)
+    for session in (db, other):
+        assert await blocks(session, CLAIM, worker_id, "q", 10) <= before + 20
+
+
+async def test_many_suspects_cost_those_who_may_not_take_them_nothing(db: Db, other: Db) -> None:
+    worker_id = await worker(db)
+    await _primed(db, worker_id)
+    await insert(db, 10, losses=1)
+    await claim(db, worker_id, 1)
+    await insert(db, 10)
+    before = await blocks(db, CLAIM, worker_id, "q", 10)
+    await insert(db, 10_000, losses=1, priority=5)
+    for session in (db, other):
+        assert await blocks(session, CLAIM, worker_id, "q", 10) <= before + 20
+
+
+async def test_more_than_a_hundred_priorities_are_walked_in_order(db: Db) -> None:
+    worker_id = await worker(db)
+    expected = []
+    for priority in range(130, 0, -1):
+        # Every second has nothing that is due: the way there must go on all the same.
+        if priority % 2:
+            expected += await insert(db, 2, priority=priority)
+        await one(db, priority=priority, run_at=at(10))
+    assert await claim_ids(db, worker_id, 3) == expected[:3]
+    assert await claim_ids(db, worker_id, 125) == expected[3:128]
+    assert await claim_ids(db, worker_id, 10) == expected[128:]
+    assert await claim_ids(db, worker_id, 10) == []
+    await clock(10, db)
+    rows = await claim(db, worker_id, 1000)
+    assert [row["priority"] for row in rows] == list(range(130, 0, -1))

@@ -1,0 +1,366 @@
+"""INSERT: what a row gets by default, what is refused and how, and who is notified."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from typing import Any
+
+import asyncpg
+import pytest
+
+from .verbs import T0, Db, Notices, at, blocks, claim_ids, clock, fail, insert, live, one, release, set_pool, worker
+
+MIB = 1024 * 1024
+
+
+async def test_a_row_needs_a_queue_only(db: Db) -> None:
+    await clock(0, db)
+    row = await live(db, await one(db))
+    given = {name: value for name, value in row.items() if value is not None}
+    assert given.pop("id").version == 7
+    assert given == {
+        "queue": "q",
+        "payload": "{}",
+        "status": "pending",
+        "errors": "[]",
+        "run_at": T0,
+        "created_at": T0,
+        **dict.fromkeys(("priority", "attempts", "failures", "losses", "waiting_on"), 0),
+    }
+
+
+async def test_the_clock_is_the_statements_time_unless_it_is_set(db: Db) -> None:
+    async with db.transaction():
+        for empty in (None, ""):
+            if empty is not None:
+                await db.execute("SELECT set_config('pgworkd.clock', '', false)")
+            assert await db.fetchval("SELECT pgworkd.clock() = statement_timestamp()")
+        assert await db.fetchval("SELECT pgworkd.clock() > transaction_timestamp()")
+        await clock(0, db)
+        assert await db.fetchval("SELECT pgworkd.clock()") == T0
+
+
+# Refusals. What is wrong stands in the error: the name of the CHECK says what would be right.
+
+NAME = "name_must_have_1_to_200_characters"
+KEY = "key_must_have_1_to_512_characters"
+OBJECT = "value_must_be_a_json_object"
+SIZE = "value_must_not_exceed_1_mib"
+INSTANT = "instant_must_lie_between_1970_and_2200"
+ATTEMPTS = "max_attempts_must_be_1_to_1000"
+PERIOD = "period_must_be_above_0_and_at_most_366_days"
+RESERVED = "serialize_key_batches_and_dependencies_are_not_available_yet"
+STATUS = "status_must_be_one_of_a_live_job"
+RUNNING = "running_jobs_and_only_they_have_a_worker"
+
+REFUSED = [
+    ("payload", f"jsonb_build_object('x', repeat('a', {2 * MIB}))", SIZE),
+    ("payload", "jsonb_build_object('x', repeat('a', 100000000))", SIZE),
+    ("meta", f"jsonb_build_object('x', repeat('a', {2 * MIB}))", SIZE),
+    ("payload", "'null'", OBJECT),
+    ("payload", "'\"text\"'", OBJECT),
+    ("payload", "'7'", OBJECT),
+    ("payload", "'true'", OBJECT),
+    ("payload", "'[]'", OBJECT),
+    ("meta", "'[1]'", OBJECT),
+    ("run_at", "'0001-01-01 BC'", INSTANT),
+    ("run_at", "'1969-12-31 23:59:59.999999+00'", INSTANT),
+    ("run_at", "'2200-01-01 00:00:00+00'", INSTANT),
+    ("run_at", "'294276-12-31 23:59:59+00'", INSTANT),
+    ("run_at", "'infinity'", INSTANT),
+    ("run_at", "'-infinity'", INSTANT),
+    ("expires_at", "'infinity'", INSTANT),
+    ("expires_at", "'4713-01-01 BC'", INSTANT),
+    ("kind", "''", NAME),
+    ("kind", "repeat('x', 201)", NAME),
+    ("max_attempts", "0", ATTEMPTS),
+    ("max_attempts", "-1", ATTEMPTS),
+    ("max_attempts", "1001", ATTEMPTS),
+    ("max_attempts", "2147483647", ATTEMPTS),
+    ("timeout_s", "0", PERIOD),
+    ("timeout_s", "-1", PERIOD),
+    ("timeout_s", "'NaN'", PERIOD),
+    ("timeout_s", "'infinity'", PERIOD),
+    ("dedupe_key", "''", KEY),
+    ("dedupe_key", "repeat('x', 513)", KEY),
+    ("dedupe_key", "repeat('x', 12000)", KEY),
+    ("serialize_key", "repeat('x', 12000)", KEY),
+    ("status", "'running'", RUNNING),
+    ("worker_id", "7", RUNNING),
+    ("status", "'completed'", STATUS),
+    ("status", "'cancelled'", STATUS),
+    ("status", "'expired'", STATUS),
+    ("status", "'blocked'", RESERVED),
+    ("serialize_key", "'k'", RESERVED),
+    ("batch_id", "'00000000-0000-7000-8000-000000000001'", RESERVED),
+    ("waiting_on", "1", RESERVED),
+    ("dedupe_until", "'2027-01-01'", RESERVED),
+    ("assignment_id", "'00000000-0000-7000-8000-000000000001'", RESERVED),
+    ("lease_until", "'2027-01-01'", RESERVED),
+]
+
+
+@pytest.mark.parametrize(("column", "value", "check"), REFUSED)
+async def test_a_bad_value_is_refused_by_a_check_that_names_the_remedy(
+    db: Db, column: str, value: str, check: str
+) -> None:
+    with pytest.raises(asyncpg.CheckViolationError) as caught:
+        await db.execute(f"INSERT INTO pgworkd.jobs (queue, {column}) VALUES ('q', {value})")  # noqa: S608
+    assert caught.value.constraint_name == check
+    assert check in str(caught.value)
+    assert await db.fetchval("SELECT count(*) FROM pgworkd.jobs") == 0
+
+
+@pytest.mark.parametrize("value", ["''", "repeat('x', 201)", "repeat('ü', 201)"])
+async def test_a_queues_name_has_1_to_200_characters(db: Db, value: str) -> None:
+    with pytest.raises(asyncpg.CheckViolationError) as caught:
+        await db.execute(f"INSERT INTO pgworkd.jobs (queue) VALUES ({value})")  # noqa: S608
+    assert caught.value.constraint_name == NAME
+
+
+@pytest.mark.parametrize("column", ["queue", "payload", "run_at", "status", "priority", "attempts", "errors"])
+async def test_null_is_refused(db: Db, column: str) -> None:
+    with pytest.raises(asyncpg.NotNullViolationError) as caught:
+        columns = "queue" if column == "queue" else f"queue, {column}"
+        values = "NULL" if column == "queue" else "'q', NULL"
+        await db.execute(f"INSERT INTO pgworkd.jobs ({columns}) VALUES ({values})")  # noqa: S608
+    assert caught.value.column_name == column
+
+
+@pytest.mark.parametrize("column", ["priority", "max_attempts"])
+@pytest.mark.parametrize("value", ["2147483648", "-2147483649"])
+async def test_a_number_beyond_int4_is_refused(db: Db, column: str, value: str) -> None:
+    with pytest.raises(asyncpg.NumericValueOutOfRangeError):
+        await db.execute(f"INSERT INTO pgworkd.jobs (queue, {column}) VALUES ('q', {value})")  # noqa: S608
+
+
+async def test_nul_is_impossible(db: Db) -> None:
+    with pytest.raises(asyncpg.UntranslatableCharacterError):
+        await one(db, payload='{"x": "\\u0000"}')
+    for column in ("kind", "dedupe_key"):
+        with pytest.raises(asyncpg.CharacterNotInRepertoireError):
+            await one(db, **{column: "a\x00b"})
+
+
+async def test_one_bad_row_refuses_the_statement_and_no_other(db: Db) -> None:
+    with pytest.raises(asyncpg.CheckViolationError):
+        await db.execute("""INSERT INTO pgworkd.jobs (queue, payload) VALUES ('q', '{}'), ('q', '[]')""")
+    await one(db)
+    assert await db.fetchval("SELECT count(*) FROM pgworkd.jobs") == 1
+
+
+async def test_the_bounds_themselves_are_allowed(db: Db) -> None:
+    await clock(0, db)
+    compact_mib_of_text = json.dumps({"x": "a" * (MIB - 8)}, separators=(",", ":"))
+    compact_mib_of_numbers = '{"x":[' + ",".join(["7"] * (MIB // 2 - 4)) + "]}"
+    columns: dict[str, list[Any]] = {
+        "kind": ["x", "ü" * 200, "os.system", "a.b:c"],
+        "priority": [2**31 - 1, -(2**31)],
+        "max_attempts": [1, 1000],
+        "timeout_s": [0.001, 366 * 86400],
+        "dedupe_key": ["k", "ü" * 512],
+        "payload": [compact_mib_of_text, compact_mib_of_numbers, '{"a": 1, "a": 2}', '{"n": ' + "9" * 5000 + "}"],
+    }
+    for column, values in columns.items():
+        for value in values:
+            await one(db, **{column: value})
+    await db.execute("INSERT INTO pgworkd.jobs (queue, run_at) VALUES ('q', '1970-01-01 00:00:00+00')")
+    await db.execute("INSERT INTO pgworkd.jobs (queue, run_at) VALUES ('q', '2199-12-31 23:59:59+00')")
+    # Every one of them that is due can be claimed, in one go.
+    due = await db.fetchval("SELECT count(*) FROM pgworkd.jobs WHERE run_at <= pgworkd.clock()")
+    assert len(await claim_ids(db, await worker(db), 100)) == due == 17
+
+
+async def test_one_live_job_per_queue_and_dedupe_key_compared_bytewise(db: Db) -> None:
+    await one(db, dedupe_key="\u00e9")
+    with pytest.raises(asyncpg.UniqueViolationError) as caught:
+        await one(db, dedupe_key="\u00e9")
+    assert caught.value.constraint_name == "jobs_dedupe"
+    await one(db, dedupe_key="e\u0301")  # looks the same
+    await one(db, "another queue", dedupe_key="\u00e9")
+    await one(db)
+    await one(db)
+
+
+async def test_ids_are_uuids_of_version_7_in_the_order_of_insertion(db: Db) -> None:
+    before = await db.fetchval("SELECT clock_timestamp()")
+    ids = [*await insert(db, 5000), *[await one(db) for _ in range(100)]]
+    after = await db.fetchval("SELECT clock_timestamp()")
+    assert {i.version for i in ids} == {7}
+    assert {i.variant for i in ids} == {"specified in RFC 4122"}
+    assert ids == sorted(ids)
+    milliseconds = [i.int >> 80 for i in ids]
+    assert milliseconds[0] >= int(before.timestamp() * 1000) - 1
+    assert milliseconds[-1] <= int(after.timestamp() * 1000) + 1
+    assert len({i.int & (2**62 - 1) for i in ids}) == len(ids), "the rest is random"
+
+
+# NOTIFY
+
+
+async def test_no_notice_when_no_pool_of_that_queue_sleeps(db: Db, notices: Notices) -> None:
+    worker_id = await worker(db)
+    await set_pool(db, worker_id, "q", asleep=False)
+    await set_pool(db, worker_id, "another")
+    await one(db)
+    assert await notices.heard() == []
+
+
+async def test_one_notice_per_queue_and_statement(db: Db, notices: Notices) -> None:
+    for queue in ("q", "ü", "third"):
+        for _ in range(2):
+            await set_pool(db, await worker(db), queue)
+    await set_pool(db, await worker(db), "q", asleep=False)
+    sql = "INSERT INTO pgworkd.jobs (queue) SELECT (ARRAY['q', 'ü', 'awake'])[1 + i % 3] FROM generate_series(1, 10000) i"
+    await db.execute(sql)
+    heard = await notices.heard()
+    assert sorted(heard, key=str) == [{"queue": "q"}, {"queue": "ü"}]
+    await one(db)
+    await one(db)
+    assert await notices.heard() == [{"queue": "q"}] * 2
+
+
+async def test_copy_notifies_too(db: Db, notices: Notices) -> None:
+    await set_pool(db, await worker(db))
+    rows = [("q", '{"n": 1}')] * 1000
+    await db.copy_records_to_table("jobs", schema_name="pgworkd", columns=["queue", "payload"], records=rows)
+    assert await notices.heard() == [{"queue": "q"}]
+
+
+async def test_the_notice_comes_with_the_commit_and_not_after_a_rollback(db: Db, notices: Notices) -> None:
+    await set_pool(db, await worker(db))
+    for ending in ("ROLLBACK", "COMMIT"):
+        await db.execute("BEGIN")
+        await one(db)
+        assert await notices.heard() == []
+        await db.execute(ending)
+        assert await notices.heard() == ([{"queue": "q"}] if ending == "COMMIT" else [])
+
+
+async def test_jobs_that_are_not_due_soon_notify_nobody(db: Db, notices: Notices) -> None:
+    await clock(0, db)
+    await set_pool(db, await worker(db))
+    await one(db, run_at=T0 + timedelta(seconds=2.001))
+    await one(db, run_at=at(86400))
+    await one(db, status="dead")
+    assert await notices.heard() == []
+    await one(db, run_at=T0 + timedelta(seconds=2))
+    assert await notices.heard() == [{"queue": "q"}]
+
+
+async def test_a_statement_that_inserts_nothing_notifies_nobody(db: Db, notices: Notices) -> None:
+    await one(db, dedupe_key="k")
+    await set_pool(db, await worker(db))
+    await db.execute("INSERT INTO pgworkd.jobs (queue, dedupe_key) VALUES ('q', 'k') ON CONFLICT DO NOTHING")
+    assert await notices.heard() == []
+
+
+async def test_a_pool_set_awake_gets_no_more_notices(db: Db, notices: Notices) -> None:
+    worker_id = await worker(db)
+    for asleep in (True, False, True):
+        await set_pool(db, worker_id, asleep=asleep)
+        await one(db)
+        assert await notices.heard() == ([{"queue": "q"}] if asleep else [])
+
+
+async def test_set_pool_writes_only_when_something_changes(db: Db) -> None:
+    worker_id = await worker(db)
+    await set_pool(db, worker_id)
+    version = await db.fetchval("SELECT xmin::text FROM pgworkd.pools")
+    await set_pool(db, worker_id)
+    assert await db.fetchval("SELECT xmin::text FROM pgworkd.pools") == version
+    await set_pool(db, worker_id, asleep=False)
+    assert await db.fetchval("SELECT xmin::text FROM pgworkd.pools") != version
+
+
+async def test_truncate_and_delete_by_hand_harm_nobody(db: Db, notices: Notices) -> None:
+    worker_id = await worker(db)
+    await set_pool(db, worker_id)
+    ids = await insert(db, 3)
+    assert await claim_ids(db, worker_id) == ids
+    await db.execute("DELETE FROM pgworkd.jobs WHERE id = $1", ids[0])
+    assert await release(db, ids[:1]) == set()
+    await db.execute("TRUNCATE pgworkd.jobs")
+    assert await fail(db, ids) == {}
+    assert await notices.heard() == [{"queue": "q"}]
+    again = await one(db)
+    assert await notices.heard() == [{"queue": "q"}]
+    assert await claim_ids(db, worker_id) == [again]
+
+
+async def test_an_update_of_a_running_row_by_hand_ends_its_attempt(db: Db) -> None:
+    worker_id = await worker(db)
+    job_id = await one(db)
+    await claim_ids(db, worker_id)
+    with pytest.raises(asyncpg.CheckViolationError):
+        await db.execute("UPDATE pgworkd.jobs SET status = 'pending'")
+    await db.execute("UPDATE pgworkd.jobs SET status = 'pending', worker_id = NULL")
+    assert await release(db, [job_id]) == set()
+    assert await claim_ids(db, worker_id) == [job_id]
+
+
+async def test_the_trigger_costs_no_more_for_ten_thousand_rows_than_a_look_at_the_pools(db: Db) -> None:
+    sql = "SELECT pgworkd.wake(ARRAY(SELECT 'q' FROM generate_series(1, $1::int)))"
+    assert await blocks(db, sql, 10_000) <= await blocks(db, sql, 1) + 2
+
+
+# Defects
+
+
+@pytest.mark.parametrize("column", ["attempts", "failures", "losses"])
+@pytest.mark.parametrize("value", [-1, 2**31 - 1])
+async def test_defect_a_counter_that_will_overflow_is_refused(db: Db, column: str, value: int) -> None:
+    """Such a row is at the head of every claim (settle, rescue) and each raises 22003: the whole queue stands."""
+    with pytest.raises(asyncpg.CheckViolationError):
+        await one(db, **{column: value})
+
+
+@pytest.mark.parametrize("value", ["{}", "null", "7", '"text"'])
+async def test_defect_an_error_history_that_is_no_array_is_refused(db: Db, value: str) -> None:
+    """add_error raises 22023 on it: every settle_failed batch and every rescue that holds such a row fails."""
+    with pytest.raises(asyncpg.CheckViolationError):
+        await one(db, errors=value)
+
+
+async def test_defect_an_error_history_has_a_size_limit(db: Db) -> None:
+    with pytest.raises(asyncpg.CheckViolationError):
+        await one(db, errors=json.dumps(["a" * 10 * MIB]))
+
+
+async def test_defect_the_size_limit_holds_for_a_value_that_comes_compressed_from_a_table(db: Db) -> None:
+    """pg_column_size of a stored value is its compressed size: 10 MiB of a's pass as 120 kB."""
+    await db.execute("CREATE TEMP TABLE docs (doc jsonb)")
+    await db.execute("INSERT INTO docs SELECT jsonb_build_object('x', repeat('a', 10000000))")
+    with pytest.raises(asyncpg.CheckViolationError) as caught:
+        await db.execute("INSERT INTO pgworkd.jobs (queue, payload) SELECT 'q', doc FROM docs")
+    assert caught.value.constraint_name == SIZE
+
+
+async def test_defect_the_longest_allowed_names_and_keys_fit_into_the_indexes(db: Db) -> None:
+    """200 + 512 characters of 4 bytes are 2,864 bytes in jobs_dedupe, a B-tree takes 2,704: 54000, and no CHECK named."""
+    queue = "".join(chr(0x10000 + i * 37) for i in range(200))
+    key = "".join(chr(0x10000 + i * 41) for i in range(512))
+    await one(db, queue, dedupe_key=key)
+
+
+async def test_defect_a_schedules_name_in_jobs_is_bounded_like_all_names(db: Db) -> None:
+    with pytest.raises(asyncpg.CheckViolationError) as caught:
+        await one(db, schedule="x" * 201)
+    assert caught.value.constraint_name == NAME
+
+
+@pytest.mark.parametrize("column", ["created_at", "started_at", "failed_at", "occurrence"])
+@pytest.mark.parametrize("value", ["4000-01-01 BC", "294276-12-31"])
+async def test_defect_every_instant_of_a_job_can_be_read_by_everyone(db: Db, column: str, value: str) -> None:
+    """Drivers raise while they decode such an instant, for the whole answer: all_jobs becomes unreadable."""
+    with pytest.raises(asyncpg.CheckViolationError) as caught:
+        await db.execute(f"INSERT INTO pgworkd.jobs (queue, {column}) VALUES ('q', '{value}')")  # noqa: S608
+    assert caught.value.constraint_name == INSTANT
+
+
+async def test_defect_a_pool_of_a_worker_that_is_gone_is_not_entered(db: Db, notices: Notices) -> None:
+    """Nothing ever removes that row: from then on each insert sends a NOTIFY for nobody."""
+    await set_pool(db, 4711)
+    await one(db)
+    assert await notices.heard() == []

@@ -1,0 +1,263 @@
+"""register, heartbeat, sign_off: a worker's life, and what its lease says."""
+
+from __future__ import annotations
+
+import json
+
+import anyio
+import asyncpg
+import pytest
+
+from .verbs import (
+    LEASE_GONE,
+    T0,
+    Db,
+    Later,
+    at,
+    cancel,
+    claim,
+    claim_ids,
+    clock,
+    complete,
+    end,
+    heartbeat,
+    insert,
+    one,
+    rescue,
+    set_pool,
+    statuses,
+    waits_for_lock,
+    worker,
+)
+
+pytestmark = pytest.mark.usefixtures("t0")
+
+
+async def _row(db: Db, worker_id: int) -> asyncpg.Record:
+    row = await db.fetchrow("SELECT * FROM pgworkd.workers WHERE id = $1", worker_id)
+    assert row is not None
+    return row
+
+
+async def test_register_gives_the_first_lease(db: Db) -> None:
+    worker_id = await db.fetchval("SELECT pgworkd.register('host-1', 4711, '0.1.0', 30)")
+    assert dict(await _row(db, worker_id)) == {
+        "id": worker_id,
+        "name": "host-1",
+        "pid": 4711,
+        "version": "0.1.0",
+        "state": "running",
+        "lease_s": 30,
+        "started_at": T0,
+        "seen_at": T0,
+        "steady_since": T0,
+        "lease_until": at(30),
+        "lost_at": None,
+    }
+
+
+async def test_a_long_name_is_cut_and_a_silly_lease_refused(db: Db) -> None:
+    assert (await _row(db, await worker(db, name="ü" * 300)))["name"] == "ü" * 200
+    for lease_s in (0, 0.99, 3601, -1, float("nan"), float("inf")):
+        with pytest.raises(asyncpg.PostgresError) as caught:
+            await worker(db, lease_s)
+        assert caught.value.sqlstate in {"23514", "22008", "22003"}  # beyond the CHECK, or beyond an interval
+    assert await worker(db, 1)
+    assert await worker(db, 3600)
+
+
+async def test_ids_are_never_used_twice(db: Db) -> None:
+    first, last = await worker(db), await worker(db)
+    assert last > first
+    assert await db.fetchval("SELECT pgworkd.sign_off($1)", last) is True
+    await db.execute("DELETE FROM pgworkd.workers")
+    assert await worker(db) > last
+    with pytest.raises(asyncpg.PostgresError):
+        await db.execute(
+            "INSERT INTO pgworkd.workers (id, name, pid, version, lease_s, lease_until) VALUES (1, '', 1, '', 1, now())"
+        )
+
+
+async def test_a_heartbeat_renews_the_lease_and_says_how_long_it_is(db: Db) -> None:
+    worker_id = await worker(db, 20)
+    await clock(8, db)
+    answer = await heartbeat(db, worker_id, "stopping")
+    assert answer is not None
+    assert dict(answer) == {"lease_s": 20, "cancel_ids": [], "cancel_attempts": [], "settings": "{}"}
+    row = await _row(db, worker_id)
+    assert (row["seen_at"], row["lease_until"], row["state"], row["steady_since"]) == (at(8), at(28), "stopping", T0)
+
+
+async def test_a_heartbeat_brings_the_jobs_to_cancel_of_this_worker(db: Db) -> None:
+    mine, others = await worker(db), await worker(db)
+    ids = await insert(db, 3)
+    await claim(db, mine)
+    await cancel(db, *ids[:2])
+    (theirs,) = await insert(db, 1)
+    await claim(db, others)
+    await cancel(db, theirs)
+    answer = await heartbeat(db, mine)
+    assert answer is not None
+    assert sorted(zip(answer["cancel_ids"], answer["cancel_attempts"], strict=True)) == [(i, 1) for i in ids[:2]]
+    await end(db, ids[:1])
+    await complete(db, ids[1:2])
+    answer = await heartbeat(db, mine)
+    assert answer is not None
+    assert (answer["cancel_ids"], answer["cancel_attempts"]) == ([], [])
+
+
+async def test_a_heartbeat_brings_the_settings_of_all_queues(db: Db) -> None:
+    worker_id = await worker(db)
+    await db.execute(
+        "INSERT INTO pgworkd.queues (name, concurrency, paused_until) "
+        "VALUES ('q', 4, NULL), ('later', NULL, $1), ('ever', 1, 'infinity'), ('past', 2, $2)",
+        at(5),
+        at(0),
+    )
+    answer = await heartbeat(db, worker_id)
+    assert answer is not None
+    assert json.loads(answer["settings"]) == {
+        "q": {"concurrency": 4, "paused": False},
+        "later": {"concurrency": None, "paused": True},
+        "ever": {"concurrency": 1, "paused": True},
+        "past": {"concurrency": 2, "paused": False},
+    }
+    await clock(5, db)
+    answer = await heartbeat(db, worker_id)
+    assert answer is not None
+    assert json.loads(answer["settings"])["later"]["paused"] is False
+
+
+@pytest.mark.parametrize(
+    ("gap_s", "is_steady"), [(0, True), (9.9, True), (10, True), (10.1, False), (100, False), (-0.001, False)]
+)
+async def test_a_gap_of_more_than_half_a_lease_makes_a_worker_unsteady(
+    db: Db, gap_s: float, is_steady: bool
+) -> None:
+    worker_id = await worker(db, 20)
+    await clock(7, db)
+    await heartbeat(db, worker_id)
+    await clock(7 + gap_s, db)
+    assert await heartbeat(db, worker_id) is not None
+    row = await _row(db, worker_id)
+    assert row["steady_since"] == (T0 if is_steady else at(7 + gap_s))
+    assert (row["seen_at"], row["lease_until"]) == (at(7 + gap_s), at(27 + gap_s))
+
+
+async def test_a_clock_set_back_and_forth_shortens_the_lease_with_it_and_restarts_steadiness(db: Db) -> None:
+    worker_id = await worker(db, 20)
+    await clock(-3600, db)
+    assert await heartbeat(db, worker_id) is not None
+    row = await _row(db, worker_id)
+    assert (row["lease_until"], row["steady_since"]) == (at(-3580), at(-3600))
+    await clock(-3595, db)
+    await heartbeat(db, worker_id)
+    assert (await _row(db, worker_id))["steady_since"] == at(-3600)
+    await clock(0, db)
+    await heartbeat(db, worker_id)
+    row = await _row(db, worker_id)
+    assert (row["lease_until"], row["steady_since"]) == (at(20), T0)
+
+
+async def test_a_heartbeat_after_the_lease_ended_but_before_a_rescue_keeps_the_jobs(db: Db) -> None:
+    worker_id = await worker(db, 10)
+    job_id = await one(db)
+    await claim(db, worker_id)
+    await clock(1000, db)
+    assert await heartbeat(db, worker_id) is not None
+    assert await complete(db, [job_id]) == {job_id}
+
+
+@pytest.mark.parametrize("ending", ["lost", "deleted", "unknown"])
+async def test_a_worker_without_a_row_or_lost_is_told_so(db: Db, ending: str) -> None:
+    worker_id = await worker(db)
+    if ending == "lost":
+        await db.execute("UPDATE pgworkd.workers SET lost_at = pgworkd.clock()")
+    elif ending == "deleted":
+        await db.execute("DELETE FROM pgworkd.workers")
+    else:
+        worker_id += 100
+    before = await db.fetch("SELECT * FROM pgworkd.workers")
+    assert await heartbeat(db, worker_id) is None
+    assert await db.fetch("SELECT * FROM pgworkd.workers") == before
+
+
+async def test_a_heartbeat_that_waited_for_a_rescue_is_told_that_it_is_lost(db: Db, other: Db, third: Db) -> None:
+    victim, rescuer = await worker(db, 5), await worker(db, 60)
+    for seconds in (25, 50, 60):
+        await clock(seconds, db)
+        await heartbeat(db, rescuer)
+    async with anyio.create_task_group() as tasks:
+        await db.execute("BEGIN")
+        await rescue(db, rescuer)
+        beating = Later(tasks, heartbeat(other, victim))
+        await waits_for_lock(third, other)
+        await db.execute("COMMIT")
+        assert await beating.answer() is None
+
+
+async def test_an_unknown_state_is_refused(db: Db) -> None:
+    with pytest.raises(asyncpg.CheckViolationError):
+        await heartbeat(db, await worker(db), "asleep")
+
+
+# The end
+
+
+async def test_sign_off_removes_the_worker_and_its_pools(db: Db) -> None:
+    worker_id, stays = await worker(db), await worker(db)
+    for queue in ("q", "r"):
+        await set_pool(db, worker_id, queue)
+    await set_pool(db, stays)
+    assert await db.fetchval("SELECT pgworkd.sign_off($1)", worker_id) is True
+    assert await db.fetch("SELECT id FROM pgworkd.workers") == [(stays,)]
+    assert await db.fetch("SELECT worker_id FROM pgworkd.pools") == [(stays,)]
+    assert await heartbeat(db, worker_id) is None
+    assert await db.fetchval("SELECT pgworkd.sign_off($1)", worker_id) is False
+
+
+async def test_sign_off_keeps_the_row_while_jobs_run(db: Db) -> None:
+    worker_id = await worker(db)
+    job_id = await one(db)
+    await claim(db, worker_id)
+    await set_pool(db, worker_id)
+    assert await db.fetchval("SELECT pgworkd.sign_off($1)", worker_id) is False
+    assert (await _row(db, worker_id))["lease_until"] == at(30)
+    assert await db.fetchval("SELECT count(*) FROM pgworkd.pools") == 0
+    await complete(db, [job_id])
+    assert await db.fetchval("SELECT pgworkd.sign_off($1)", worker_id) is True
+
+
+async def test_sign_off_waits_for_a_claim_under_way_and_sees_its_jobs(db: Db, other: Db, third: Db) -> None:
+    worker_id = await worker(db)
+    job_id = await one(db)
+    async with anyio.create_task_group() as tasks:
+        await db.execute("BEGIN")
+        await claim(db, worker_id)
+        signing = Later(tasks, other.fetchval("SELECT pgworkd.sign_off($1)", worker_id))
+        await waits_for_lock(third, other)
+        await db.execute("COMMIT")
+        assert await signing.answer() is False
+    assert await complete(db, [job_id]) == {job_id}
+
+
+async def test_a_claim_that_waited_for_a_sign_off_gets_nothing(db: Db, other: Db, third: Db) -> None:
+    worker_id = await worker(db)
+    job_id = await one(db)
+    async with anyio.create_task_group() as tasks:
+        await db.execute("BEGIN")
+        assert await db.fetchval("SELECT pgworkd.sign_off($1)", worker_id) is True
+        claiming = Later(tasks, claim_ids(other, worker_id))
+        await waits_for_lock(third, other)
+        await db.execute("COMMIT")
+        with pytest.raises(asyncpg.PostgresError) as caught:
+            await claiming.answer()
+    assert caught.value.sqlstate == LEASE_GONE
+    assert await statuses(db, [job_id]) == ["pending"]
+
+
+async def test_a_lost_worker_cannot_sign_off_its_row_from_under_the_rescue(db: Db) -> None:
+    worker_id = await worker(db)
+    await db.execute("UPDATE pgworkd.workers SET lost_at = pgworkd.clock()")
+    assert await db.fetchval("SELECT pgworkd.sign_off($1)", worker_id) is False
+    assert (await _row(db, worker_id))["lost_at"] == T0

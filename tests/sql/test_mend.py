@@ -1,0 +1,318 @@
+"""expire, ensure_partitions, prune, running_of: what any daemon does now and then, and how it keeps out of the way."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from .verbs import (
+    T0,
+    Db,
+    at,
+    cancel,
+    claim,
+    claim_ids,
+    clock,
+    complete,
+    fail,
+    insert,
+    one,
+    over,
+    release,
+    statuses,
+    worker,
+)
+
+pytestmark = pytest.mark.usefixtures("t0")
+
+DAY = 86400
+LOCK_TIMEOUT_S = 0.2
+
+
+async def expire(db: Db, limit: int = 1000) -> int:
+    """expire(); how many."""
+    return int(await db.fetchval("SELECT pgworkd.expire($1)", limit))
+
+
+async def ensure(db: Db, days: int = 7) -> int:
+    """ensure_partitions(); how many it made."""
+    return int(await db.fetchval("SELECT pgworkd.ensure_partitions($1)", days))
+
+
+async def prune(db: Db, keep_days: int = 7, keep_dead_days: int = 30, limit: int = 5000) -> tuple[int, int, int]:
+    """prune(); partitions dropped, rows deleted, dead moved."""
+    return tuple(await db.fetchrow("SELECT * FROM pgworkd.prune($1, $2, $3)", keep_days, keep_dead_days, limit))  # type: ignore[return-value]
+
+
+async def partitions(db: Db) -> list[str]:
+    """The day partitions of the history, in order."""
+    sql = """SELECT c.relname FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
+             WHERE i.inhparent = 'pgworkd.finished_jobs'::regclass AND c.relname <> 'finished_jobs_other' ORDER BY 1"""
+    return [row[0].removeprefix("finished_jobs_") for row in await db.fetch(sql)]
+
+
+def day(days: float) -> str:
+    """The name of the partition so many days after T0."""
+    return at(days * DAY).strftime("%Y%m%d")
+
+
+async def finished(db: Db, days: float, count: int = 1, queue: str = "q") -> None:
+    """Completes some jobs so many days after T0; the clock is at T0 again when it returns."""
+    await clock(days * DAY, db)
+    worker_id = await worker(db)
+    ids = await insert(db, count, queue)
+    assert await claim_ids(db, worker_id, count, queue) == ids
+    await complete(db, ids)
+    await clock(0, db)
+
+
+# expire
+
+
+async def test_expire_ends_what_waits_beyond_its_time(db: Db) -> None:
+    gone = [await one(db, expires_at=at(-1)), await one(db, expires_at=T0, run_at=at(60))]
+    kept = [await one(db, expires_at=T0 + timedelta(microseconds=1)), await one(db)]
+    assert await expire(db) == 2
+    assert await statuses(db, [*gone, *kept]) == ["expired"] * 2 + ["pending"] * 2
+    row = await over(db, gone[0])
+    assert (row["finished_at"], row["error"], row["attempts"]) == (T0, "expired before it could start", 0)
+    assert await expire(db) == 0
+
+
+async def test_expire_leaves_what_runs_and_what_is_dead(db: Db) -> None:
+    ids = await insert(db, 2, expires_at=at(1))
+    await claim(db, await worker(db))
+    await fail(db, ids[1:], permanent=True)
+    await clock(60, db)
+    assert await expire(db) == 0
+    assert await complete(db, ids[:1]) == set(ids[:1])
+
+
+async def test_expire_takes_the_oldest_first_and_no_more_than_its_limit(db: Db) -> None:
+    ids = [await one(db, expires_at=at(-seconds)) for seconds in (1, 3, 2)]
+    assert await expire(db, 2) == 2
+    assert await statuses(db, ids) == ["pending", "expired", "expired"]
+    assert await expire(db, 2) == 1
+
+
+async def test_expire_passes_over_locked_rows_and_another_expire(db: Db, other: Db) -> None:
+    ids = await insert(db, 3, expires_at=at(-1))
+    await db.execute("SET statement_timeout = '2s'")
+    await other.execute("BEGIN")
+    await other.execute("SELECT FROM pgworkd.jobs WHERE id = $1 FOR UPDATE", ids[0])
+    assert await expire(db, 1) == 1
+    await db.execute("BEGIN")
+    assert await expire(db) == 1
+    await other.execute("ROLLBACK")
+    assert await expire(other) == 0, "one at a time"
+    await db.execute("COMMIT")
+    assert await expire(other) == 1
+
+
+# ensure_partitions
+
+
+async def test_partitions_are_made_for_today_and_the_days_ahead(db: Db) -> None:
+    made = await partitions(db)
+    today = await db.fetchval("SELECT to_char(now() AT TIME ZONE 'UTC', 'YYYYMMDD')")
+    first = datetime.strptime(made[0], "%Y%m%d").replace(tzinfo=UTC)
+    assert made == [(first + timedelta(days=n)).strftime("%Y%m%d") for n in range(8)], "schema.sql makes a week"
+    assert made[0] <= today <= made[-1]
+    assert await ensure(db, 3) == 4
+    assert (await partitions(db))[8:] == [day(n) for n in range(4)]
+    assert await ensure(db, 3) == 0
+    await clock(2 * DAY, db)
+    assert await ensure(db, 3) == 2
+
+
+@pytest.mark.parametrize("seconds", [0.0, -0.000001, 43199.999999, 43200.0])
+async def test_a_partition_holds_its_day_in_utc_whatever_the_sessions_zone(db: Db, seconds: float) -> None:
+    await db.execute("SET timezone = 'Pacific/Kiritimati'; SET datestyle = 'German'")
+    await ensure(db, 1)
+    await clock(-DAY, db)
+    await ensure(db, 0)
+    instant = T0.replace(hour=0) + timedelta(seconds=seconds)
+    await db.execute("SELECT set_config('pgworkd.clock', $1, false)", str(instant))
+    worker_id, job_id = await worker(db), await one(db)
+    await claim(db, worker_id)
+    await complete(db, [job_id])
+    name = await db.fetchval("SELECT tableoid::regclass::text FROM pgworkd.finished_jobs")
+    assert name == f"pgworkd.finished_jobs_{instant:%Y%m%d}"
+
+
+async def test_a_day_that_has_rows_in_the_other_partition_stays_there_and_the_rest_is_made(db: Db) -> None:
+    await finished(db, 0, 3)
+    await finished(db, 2, 1)
+    assert await ensure(db, 3) == 2
+    assert (await partitions(db))[8:] == [day(1), day(3)]
+    assert await db.fetchval("SELECT count(*) FROM pgworkd.finished_jobs_other") == 4
+    await finished(db, 0)
+    assert await db.fetchval("SELECT count(*) FROM pgworkd.finished_jobs") == 5
+
+
+async def test_partitions_wait_for_no_long_reader_and_nothing_is_lost(db: Db, other: Db) -> None:
+    await other.execute("BEGIN")
+    await other.fetch("SELECT count(*) FROM pgworkd.all_jobs")
+    assert await ensure(db, 0) == 0
+    await finished(db, 0)
+    await other.execute("COMMIT")
+    assert await ensure(db, 1) == 1
+    assert (await partitions(db))[8:] == [day(1)]
+    assert await db.fetchval("SELECT count(*) FROM pgworkd.finished_jobs") == 1
+
+
+async def test_settles_go_on_while_a_partition_is_made_later(db: Db, other: Db) -> None:
+    """ensure_partitions in an open transaction holds the table; a second caller returns at once."""
+    await db.execute("BEGIN")
+    await ensure(db)
+    await other.execute("SET statement_timeout = '2s'")
+    assert await ensure(other) == 0
+    await db.execute("ROLLBACK")
+    assert await ensure(other) == 8
+
+
+# prune
+
+
+async def test_prune_drops_the_partitions_that_are_older(db: Db) -> None:
+    await ensure(db, 3)
+    await finished(db, 0, 3)
+    await finished(db, 1, 2)
+    await prune(db, 100)  # those that schema.sql made, for the days of the real clock
+    assert await partitions(db) == [day(n) for n in range(4)]
+    await clock(7 * DAY, db)
+    assert await prune(db) == (0, 0, 0), "the day is over, but a row of its last minute is not 7 days old"
+    await clock(8 * DAY, db)
+    assert await prune(db) == (1, 0, 0)
+    assert await partitions(db) == [day(n) for n in range(1, 4)]
+    assert await db.fetchval("SELECT count(*) FROM pgworkd.finished_jobs") == 2
+
+
+async def test_prune_deletes_old_rows_without_a_partition_in_batches(db: Db) -> None:
+    await finished(db, -20, 5)
+    await finished(db, -6.99, 2)
+    await prune(db, 10_000)
+    assert [(await prune(db, 7, 30, 3))[1] for _ in range(3)] == [3, 2, 0]
+    assert await db.fetchval("SELECT count(*) FROM pgworkd.finished_jobs") == 2
+
+
+async def test_a_queue_may_keep_less_but_not_more_than_all(db: Db) -> None:
+    await db.execute("INSERT INTO pgworkd.queues (name, keep_s) VALUES ('less', 60), ('more', 100000000), ('default', NULL)")
+    await ensure(db, 0)
+    for queue in ("less", "more", "default", "q"):
+        await finished(db, -61 / DAY, 2, queue)
+    await finished(db, -60 / DAY, 2, "less")
+    assert await prune(db, 7, 30, 1) == (8, 1, 0)
+    assert await prune(db) == (0, 1, 0)
+    assert await prune(db) == (0, 0, 0)
+    rows = await db.fetch("SELECT queue, count(*) FROM pgworkd.finished_jobs GROUP BY 1 ORDER BY 1")
+    assert [tuple(row) for row in rows] == [("default", 2), ("less", 2), ("more", 2), ("q", 2)]
+
+
+async def test_prune_moves_what_has_been_dead_for_long(db: Db) -> None:
+    await clock(-31 * DAY, db)
+    old, alive, recent = await insert(db, 3)
+    await claim(db, await worker(db), 3)
+    await fail(db, [old], permanent=True, message="why")
+    await fail(db, [alive], delay_s=100 * DAY)
+    await clock(-29 * DAY, db)
+    await fail(db, [recent], permanent=True)
+    await clock(0, db)
+    assert (await prune(db))[2] == 1
+    row = await over(db, old)
+    assert (row["status"], row["error"], row["finished_at"], row["failures"]) == ("dead", "why", T0, 1)
+    assert await db.fetchval("SELECT count(*) FROM pgworkd.jobs") == 2
+    await clock(3 * DAY, db)
+    assert (await prune(db, 7, 30, 0))[2] == 0
+    assert (await prune(db))[2] == 1
+
+
+async def test_prune_waits_for_no_reader_of_an_old_partition_and_does_the_rest(db: Db, other: Db) -> None:
+    await prune(db, 0)
+    await ensure(db, 1)
+    await finished(db, -20)
+    await clock(10 * DAY, db)
+    await other.execute("BEGIN")
+    await other.fetch(f"SELECT FROM pgworkd.finished_jobs_{day(0)}")  # noqa: S608 - names are ours
+    dropped, deleted, _ = await prune(db)
+    assert deleted == 1
+    assert day(0) in await partitions(db)
+    await other.execute("COMMIT")
+    assert (await prune(db))[0] == 2 - dropped
+    assert await partitions(db) == []
+
+
+async def test_two_prunes_at_once_do_not_wait_for_each_other(db: Db, other: Db) -> None:
+    await finished(db, -20)
+    await db.execute("BEGIN")
+    assert (await prune(db))[1] == 1
+    await other.execute("SET statement_timeout = '2s'")
+    assert await prune(other) == (0, 0, 0)
+    await db.execute("COMMIT")
+
+
+async def test_a_dead_job_that_is_being_looked_at_is_left_for_the_next_time(db: Db, other: Db) -> None:
+    job_id = await one(db, status="dead", failed_at=at(-31 * DAY))
+    await db.execute("SET statement_timeout = '2s'")
+    await other.execute("BEGIN")
+    await other.execute("SELECT FROM pgworkd.jobs FOR UPDATE")
+    assert (await prune(db))[2] == 0
+    await other.execute("COMMIT")
+    assert (await prune(db))[2] == 1
+    assert await statuses(db, [job_id]) == ["dead"]
+
+
+# running_of
+
+
+async def test_running_of_lists_a_workers_attempts_of_some_age(db: Db) -> None:
+    mine, others = await worker(db, 3600), await worker(db, 3600)
+    old, fresh, theirs, ended = await insert(db, 4)
+    for worker_id, job_id in ((mine, old), (mine, fresh), (others, theirs), (mine, ended)):
+        await clock(10 if job_id == fresh else 0, db)
+        assert await claim_ids(db, worker_id, 1) == [job_id]
+    await cancel(db, old)  # it runs on until its worker hears of it
+    await release(db, [ended])
+    await clock(20, db)
+    sql = "SELECT id, attempt FROM pgworkd.running_of($1, $2)"
+    assert [tuple(row) for row in await db.fetch(sql, mine, 10.0)] == [(old, 1)]
+    assert sorted(tuple(row) for row in await db.fetch(sql, mine, 0.0)) == sorted([(old, 1), (fresh, 1)])
+    assert await db.fetch(sql, 4711, 0.0) == []
+
+
+# Defects
+
+
+async def test_defect_a_long_reader_holds_ensure_partitions_up_once_and_not_for_each_day(db: Db, other: Db) -> None:
+    """Eight days, eight waits of 200 ms, behind each of which every settle queues: after the first it should give up."""
+    await other.execute("BEGIN")
+    await other.fetch("SELECT count(*) FROM pgworkd.all_jobs")
+    started = time.monotonic()
+    assert await ensure(db, 7) == 0
+    assert time.monotonic() - started < 4 * LOCK_TIMEOUT_S
+    await other.execute("COMMIT")
+
+
+async def test_defect_a_locked_row_of_the_history_does_not_stop_prune(db: Db, other: Db) -> None:
+    """The DELETE by keep_s does not skip locked rows: lock_timeout (55P03) undoes the whole call, partitions too."""
+    await db.execute("INSERT INTO pgworkd.queues (name, keep_s) VALUES ('q', 60)")
+    await prune(db, 0)  # the partitions that schema.sql made, for the days of the real clock
+    await finished(db, -1, 3)
+    await other.execute("BEGIN")
+    await other.execute("SELECT FROM pgworkd.finished_jobs LIMIT 1 FOR UPDATE")
+    assert (await prune(db))[1] == 2
+    await other.execute("COMMIT")
+    assert (await prune(db))[1] == 1
+
+
+async def test_defect_a_job_that_has_started_does_not_expire_before_it_could_start(db: Db) -> None:
+    """expires_at means `not started by then`; one that waits for its retry has started, and its error is overwritten."""
+    job_id = await one(db, expires_at=at(5))
+    await claim(db, await worker(db))
+    await fail(db, [job_id], delay_s=10, message="downstream said no")
+    await clock(20, db)
+    await expire(db)
+    assert await statuses(db, [job_id]) == ["failed"]
+    assert await claim_ids(db, await worker(db)) == [job_id]

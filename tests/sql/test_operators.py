@@ -1,0 +1,317 @@
+"""cancel, retry, discard, next_due: what people ask for."""
+
+from __future__ import annotations
+
+import uuid
+
+import anyio
+import asyncpg
+import pytest
+
+from .verbs import (
+    NO_STATISTICS,
+    T0,
+    Db,
+    Later,
+    Notices,
+    at,
+    blocks,
+    cancel,
+    claim,
+    claim_ids,
+    clock,
+    complete,
+    end,
+    fail,
+    heartbeat,
+    insert,
+    live,
+    one,
+    over,
+    release,
+    retry,
+    set_pool,
+    statuses,
+    waits_for_lock,
+    worker,
+)
+
+pytestmark = pytest.mark.usefixtures("t0")
+
+
+async def discard(db: Db, *ids: uuid.UUID) -> int:
+    """discard(); how many."""
+    return int(await db.fetchval("SELECT pgworkd.discard($1)", ids))
+
+
+async def next_due(db: Db, *queues: str) -> dict[str, float]:
+    """next_due(); seconds by queue."""
+    return {row["queue"]: row["due_in_s"] for row in await db.fetch("SELECT * FROM pgworkd.next_due($1)", queues)}
+
+
+async def dead(db: Db, **columns: object) -> uuid.UUID:
+    """A job that was claimed and died."""
+    job_id = await one(db, priority=2**31 - 1, **columns)
+    assert await claim_ids(db, await worker(db), 1) == [job_id]
+    assert await fail(db, [job_id], permanent=True) == {job_id: "dead"}
+    return job_id
+
+
+# cancel
+
+
+async def test_cancel_ends_what_does_not_run_and_marks_what_does(db: Db, notices: Notices) -> None:
+    worker_id = await worker(db)
+    running, failed, completed = await insert(db, 3)
+    await claim(db, worker_id)
+    await fail(db, [failed])
+    await complete(db, [completed])
+    died, waiting, future, unknown = await dead(db), await one(db), await one(db, run_at=at(60)), uuid.uuid4()
+    await notices.heard()
+    answer = await cancel(db, running, failed, completed, died, waiting, future, unknown)
+    assert answer == {running: "requested", **dict.fromkeys((failed, died, waiting, future), "cancelled")}
+    assert await notices.heard() == [{"worker": worker_id}]
+    everything = [running, failed, completed, died, waiting, future]
+    assert await statuses(db, everything) == ["running", "cancelled", "completed", *["cancelled"] * 3]
+    assert (await live(db, running))["cancel_requested_at"] == T0
+    row = await over(db, failed)
+    assert (row["error"], row["finished_at"], row["failures"]) == ("it broke", T0, 1)
+
+
+async def test_cancel_again_keeps_the_first_instant_and_tells_the_worker_again(db: Db, notices: Notices) -> None:
+    worker_id, job_id = await worker(db), await one(db)
+    await claim(db, worker_id)
+    await cancel(db, job_id)
+    await clock(5, db)
+    assert await cancel(db, job_id) == {job_id: "requested"}
+    assert (await live(db, job_id))["cancel_requested_at"] == T0
+    assert await notices.heard() == [{"worker": worker_id}] * 2
+    await end(db, [job_id])
+    assert await cancel(db, job_id) == {}
+
+
+async def test_cancel_of_nothing_or_of_many_workers_jobs(db: Db, notices: Notices) -> None:
+    assert await cancel(db) == {}
+    workers = [await worker(db) for _ in range(3)]
+    ids = await insert(db, 6)
+    for worker_id in workers:
+        await claim(db, worker_id, 2)
+    assert set((await cancel(db, *ids)).values()) == {"requested"}
+    assert sorted(notice["worker"] for notice in await notices.heard()) == workers
+
+
+async def test_cancel_waits_for_a_claim_under_way_and_then_asks_its_worker(db: Db, other: Db, third: Db) -> None:
+    worker_id, job_id = await worker(db), await one(db)
+    async with anyio.create_task_group() as tasks:
+        await db.execute("BEGIN")
+        await claim(db, worker_id)
+        cancelling = Later(tasks, cancel(other, job_id))
+        await waits_for_lock(third, other)
+        await db.execute("COMMIT")
+        assert await cancelling.answer() == {job_id: "requested"}
+    answer = await heartbeat(db, worker_id)
+    assert answer is not None
+    assert answer["cancel_ids"] == [job_id]
+
+
+async def test_cancel_waits_for_a_settle_under_way_and_finds_the_job_over(db: Db, other: Db, third: Db) -> None:
+    job_id = await one(db)
+    await claim(db, await worker(db))
+    async with anyio.create_task_group() as tasks:
+        await db.execute("BEGIN")
+        await complete(db, [job_id])
+        cancelling = Later(tasks, cancel(other, job_id))
+        await waits_for_lock(third, other)
+        await db.execute("COMMIT")
+        assert await cancelling.answer() == {}
+    assert await statuses(db, [job_id]) == ["completed"]
+
+
+async def test_operators_lock_in_the_order_of_ids(db: Db, other: Db, third: Db) -> None:
+    high, low = [await one(db, id=uuid.UUID(int=n), status="dead") for n in (2, 1)]
+    for verb in (cancel, retry, discard):
+        async with anyio.create_task_group() as tasks:
+            await db.execute("BEGIN")
+            await db.execute("SELECT FROM pgworkd.jobs WHERE id = $1 FOR UPDATE", low)
+            await other.execute("BEGIN")
+            acting = Later(tasks, verb(other, high, low))
+            await waits_for_lock(third, other)
+            assert await third.fetch("SELECT FROM pgworkd.jobs WHERE id = $1 FOR UPDATE NOWAIT", high)
+            await db.execute("COMMIT")
+            assert await acting.answer()
+            await other.execute("ROLLBACK")
+
+
+# retry
+
+
+async def test_retry_gives_a_dead_job_a_fresh_budget(db: Db) -> None:
+    job_id = await dead(db, max_attempts=2)
+    await clock(7, db)
+    assert await retry(db, job_id) == {job_id}
+    row = await live(db, job_id)
+    assert (row["status"], row["run_at"], row["failures"], row["losses"], row["attempts"]) == ("pending", at(7), 0, 0, 1)
+    assert row["error"] == "it broke", "the history stays"
+    worker_id = await worker(db)
+    for attempt, outcome in ((2, "failed"), (3, "dead")):
+        assert [r["attempt"] for r in await claim(db, worker_id)] == [attempt]
+        assert await fail(db, [job_id], attempt, delay_s=0) == {job_id: outcome}
+
+
+async def test_retry_frees_a_job_that_killed_three_workers_from_suspicion(db: Db) -> None:
+    job_id = await one(db, status="dead", losses=3, failures=3)
+    await retry(db, job_id)
+    await one(db, losses=1, priority=1)
+    assert job_id in await claim_ids(db, await worker(db))
+
+
+async def test_retry_runs_a_waiting_retry_now_and_keeps_its_budget_and_its_losses(db: Db) -> None:
+    job_id = await one(db, losses=1, schedule="s", occurrence=T0)
+    await claim(db, await worker(db))
+    await fail(db, [job_id], delay_s=600)
+    assert await retry(db, job_id) == {job_id}
+    row = await live(db, job_id)
+    assert (row["status"], row["run_at"], row["failures"], row["losses"]) == ("pending", T0, 1, 1)
+    assert row["schedule"] == "s", "it is still the chain's live occurrence"
+
+
+async def test_retry_leaves_what_runs_waits_or_is_over(db: Db) -> None:
+    running, completed = await insert(db, 2)
+    await claim(db, await worker(db))
+    await complete(db, [completed])
+    future = await one(db, run_at=at(60))
+    before = await db.fetch("SELECT * FROM pgworkd.all_jobs ORDER BY id")
+    assert await retry(db, running, completed, future, uuid.uuid4()) == set()
+    assert await retry(db) == set()
+    assert await db.fetch("SELECT * FROM pgworkd.all_jobs ORDER BY id") == before
+
+
+async def test_retry_wakes_sleepers(db: Db, notices: Notices) -> None:
+    ids = [await dead(db) for _ in range(3)]
+    await set_pool(db, await worker(db))
+    await retry(db, *ids)
+    assert await notices.heard() == [{"queue": "q"}]
+    await retry(db, *ids)
+    assert await notices.heard() == []
+
+
+async def test_retry_of_a_job_whose_dedupe_key_another_holds_changes_nothing(db: Db) -> None:
+    blocked, free = await dead(db, dedupe_key="k"), await dead(db)
+    holder = await one(db, dedupe_key="k")
+    with pytest.raises(asyncpg.UniqueViolationError) as caught:
+        await retry(db, free, blocked)
+    assert caught.value.constraint_name == "jobs_dedupe"
+    assert await statuses(db, [blocked, free, holder]) == ["dead", "dead", "pending"]
+    await complete(db, await claim_ids(db, await worker(db)))
+    assert await retry(db, free, blocked) == {free, blocked}
+
+
+async def test_two_retries_at_once_change_a_job_once(db: Db, other: Db, third: Db) -> None:
+    job_id = await dead(db)
+    async with anyio.create_task_group() as tasks:
+        await db.execute("BEGIN")
+        await retry(db, job_id)
+        retrying = Later(tasks, retry(other, job_id))
+        await waits_for_lock(third, other)
+        await db.execute("COMMIT")
+        assert await retrying.answer() == set()
+
+
+# discard
+
+
+async def test_discard_moves_dead_jobs_only(db: Db) -> None:
+    died = [await dead(db), await dead(db)]
+    running = await one(db)
+    await claim(db, await worker(db))
+    waiting = await one(db)
+    assert await discard(db, *died, running, waiting, uuid.uuid4()) == 2
+    assert await discard(db, *died) == 0
+    assert await discard(db) == 0
+    row = await over(db, died[0])
+    assert (row["status"], row["finished_at"], row["error"]) == ("dead", T0, "it broke")
+    assert await statuses(db, [running, waiting]) == ["running", "pending"]
+    assert await retry(db, *died) == set()
+
+
+# next_due
+
+
+async def test_next_due_is_the_earliest_waiting_job_of_each_queue(db: Db) -> None:
+    await one(db, "past", run_at=at(-3))
+    await one(db, "past", run_at=at(50), priority=9)
+    await one(db, "future", run_at=at(7.25), priority=-5)
+    await one(db, "future", run_at=at(9), priority=5)
+    await one(db, "suspect", run_at=at(4), losses=1)
+    await one(db, "suspect", run_at=at(5))
+    await one(db, "dead", status="dead")
+    await one(db, "running")
+    await claim(db, await worker(db), queue="running")
+    await one(db, "not asked")
+    queues = ["past", "future", "suspect", "dead", "running", "empty"]
+    assert await next_due(db, *queues) == {"past": -3, "future": 7.25, "suspect": 4}
+    assert await next_due(db) == {}
+
+
+async def test_next_due_counts_a_retry_and_a_snooze(db: Db) -> None:
+    first, second = await insert(db, 2)
+    await claim(db, await worker(db))
+    assert await next_due(db, "q") == {}
+    await fail(db, [first], delay_s=30)
+    assert await next_due(db, "q") == {"q": 30}
+    await release(db, [second], delay_s=10)
+    assert await next_due(db, "q") == {"q": 10}
+
+
+async def test_next_due_does_not_mix_queues_up(db: Db) -> None:
+    await one(db, "a", run_at=at(5))
+    await one(db, "c", run_at=at(9))
+    assert await next_due(db, "a", "b", "c") == {"a": 5, "c": 9}
+
+
+async def test_next_due_walks_more_than_a_hundred_priorities(db: Db) -> None:
+    for priority in range(130):
+        await one(db, priority=priority, run_at=at(1000 + priority))
+    assert await next_due(db, "q") == {"q": 1000}
+    await one(db, priority=-7, run_at=at(3))
+    assert await next_due(db, "q") == {"q": 3}
+
+
+async def test_next_due_costs_no_more_for_many_jobs(db: Db, other: Db) -> None:
+    await db.execute(NO_STATISTICS)
+    await one(db, run_at=at(5))
+    await one(db, priority=1, run_at=at(6))
+    await db.execute("ANALYZE pgworkd.jobs")
+    sql = "SELECT * FROM pgworkd.next_due('{q,r}')"
+    before = await blocks(db, sql)
+    await insert(db, 10_000, priority=1, run_at=at(7))
+    await insert(db, 10_000, "r", run_at=at(7))
+    for session in (db, other):
+        assert await blocks(session, sql) <= before + 20
+
+
+# Defects
+
+
+async def test_defect_a_retried_job_is_not_cancelled_by_what_was_asked_of_it_before_it_died(db: Db) -> None:
+    """cancel_requested_at outlives the death: the next heartbeat cancels the run that the operator has just asked for."""
+    worker_id, job_id = await worker(db), await one(db)
+    await claim(db, worker_id)
+    await cancel(db, job_id)
+    assert await fail(db, [job_id], permanent=True) == {job_id: "dead"}
+    await retry(db, job_id)
+    await claim(db, worker_id)
+    answer = await heartbeat(db, worker_id)
+    assert answer is not None
+    assert answer["cancel_ids"] == []
+    await release(db, [job_id], 2)
+    assert await statuses(db, [job_id]) == ["pending"]
+
+
+async def test_defect_a_retried_job_can_run_although_its_first_start_would_be_too_late_now(db: Db) -> None:
+    """retry answers that it will run, claim passes it over, expire buries it: `expired before it could start`."""
+    job_id = await dead(db, expires_at=at(5))
+    await clock(10, db)
+    assert await retry(db, job_id) == {job_id}
+    assert await db.fetchval("SELECT pgworkd.expire()") == 0
+    assert await claim_ids(db, await worker(db)) == [job_id]
