@@ -193,8 +193,13 @@ def _mode(function: Callable[..., Any], run_in: Mode | None, kind: str) -> Mode:
             f"handler {kind!r} cannot run in a {mode}: "
             + ("an `async def` runs in the loop; make it a plain `def`" if is_async else "make it an `async def`")
         )
-    if mode == "process" and "<locals>" in getattr(function, "__qualname__", "<locals>"):
-        raise UsageError(f"handler {kind!r} cannot run in a process: it must be a function at the top of a module")
+    if mode == "process" and (
+        "<locals>" in getattr(function, "__qualname__", "<locals>") or function.__module__ == "__main__"
+    ):
+        raise UsageError(
+            f"handler {kind!r} cannot run in a process: it must be a function at the top of a module that can be "
+            "imported (not of a script)"
+        )
     return mode
 
 

@@ -28,6 +28,7 @@ _HINTS = {
     "name or service not known": "check the host name",
     "name resolution": "check the host name and this host's DNS",
     "connect call failed": "is Postgres up at that host and port?",
+    "connection refused": "is Postgres up at that host and port?",
     "no such file or directory": "check the socket, and the files that sslrootcert, sslcert and sslkey name",
     "certificate": "check sslmode and sslrootcert in the address, and the host's name in its certificate",
     "ssl": "check sslmode in the address and whether the server offers TLS",

@@ -150,8 +150,7 @@ def _row(job: NewJob, at: str) -> tuple[Any, ...]:
         None if job.delay is None else delay_seconds(job.delay, f"{at}delay"),
         None if job.expires_at is None else _instant(job.expires_at, f"{at}expires_at"),
         None if job.max_attempts is None else _whole(job.max_attempts, f"{at}max_attempts", 1, ATTEMPTS_MAX),
-        # Its column is a real, which refuses what it cannot tell from 0.
-        None if job.timeout_s is None else max(delay_seconds(job.timeout_s, f"{at}timeout_s"), 1e-6),
+        None if job.timeout_s is None else max(delay_seconds(job.timeout_s, f"{at}timeout_s"), 1e-6),  # not 0 as real
         None if job.dedupe_key is None else _text(job.dedupe_key, f"{at}dedupe_key", KEY_CHARS_MAX),
         None if job.meta is None else encode(job.meta, f"{at}meta"),
     )
@@ -185,8 +184,7 @@ def _way(conn: object) -> Callable[[Any, Sequence[Any]], Any]:
 
 
 def _parts(rows: Sequence[Any]) -> list[list[Any]]:
-    parts: list[list[Any]] = []
-    chars = 0
+    parts, chars = list[list[Any]](), 0
     for row in rows:
         size = len(row[2]) + len(row[10] or "")
         if not parts or len(parts[-1]) == _STATEMENT_ROWS or chars + size > _STATEMENT_CHARS:

@@ -176,7 +176,7 @@ class Daemon:
         self.events.emit(events.DAEMON_STARTING, queues=dict(self._slots), worker=self.options.worker_name)
         exit_code, problem = 1, None
         try:
-            async with anyio.create_task_group() as tasks:
+            async with self._runner.processes, anyio.create_task_group() as tasks:
                 for part in self._parts:
                     tasks.start_soon(part.run, self, name=type(part).__name__)
                 try:

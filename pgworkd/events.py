@@ -25,7 +25,6 @@ SETTLE_REFUSED: Final = "settle.refused"  # error: the database will not store i
 JOB_LOST: Final = "job.lost"  # worker, status: taken back from a worker that is gone
 JOB_SLOW: Final = "job.slow"  # running_s, usual_s
 JOB_OVERDUE: Final = "job.overdue"  # timeout_s: a thread that has passed its timeout cannot be stopped
-KIND_UNKNOWN: Final = "kind.unknown"  # delay_s
 
 # Of the daemon.
 DAEMON_STARTING: Final = "daemon.starting"

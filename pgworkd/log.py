@@ -24,7 +24,6 @@ _LEVELS: dict[str, int] = {
     events.JOB_OVERDUE: logging.WARNING,
     events.JOB_DEAD: logging.ERROR,
     events.SETTLE_REFUSED: logging.ERROR,
-    events.KIND_UNKNOWN: logging.WARNING,
     events.DATABASE_AWAY: logging.WARNING,
     events.LEASE_FENCED: logging.ERROR,
     events.LEASE_LOST: logging.ERROR,

@@ -10,25 +10,27 @@ import contextlib
 import functools
 import json
 import math
-import os
+import pickle
 from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any, cast
+from uuid import UUID
 
 import anyio
-import anyio.to_process
 import anyio.to_thread
 from anyio._backends._asyncio import _task_states
 
-from . import child, events
+from . import events
 from .app import App, Handler
+from .child import Request
 from .errors import LeaseLost, PermanentError, RetryAfter, Snooze
 from .events import Events
 from .failure import ErrorFacts, describe_error
 from .held import Held
 from .job import Ending, Job, Outcome, Reason
 from .payload import decode, encode
+from .processes import ChildDied, Processes
 from .settler import Planner
 from .store import Store
 
@@ -45,9 +47,9 @@ class Runner:
         self._store = store
         self._planner = planner
         self._worker = worker_name
-        # Slots are counted by the pools; these two only have to stay out of the way.
+        self.processes = Processes()
+        # Slots are counted by the pools; this only has to stay out of the way.
         self._threads = anyio.CapacityLimiter(math.inf)
-        self._processes = anyio.CapacityLimiter(math.inf)
 
     async def run(self, held: Held) -> Outcome:
         """The outcome of this attempt. Raises only when the daemon itself is being torn down."""
@@ -143,18 +145,15 @@ class Runner:
     async def _invoke_process(self, handler: Handler, held: Held, value: Any) -> Outcome:
         job = held.job
         assert job is not None  # noqa: S101 - set before every call
-        fields = {name: getattr(job, name) for name in _CHILD_FIELDS}
-        answer = await anyio.to_process.run_sync(
-            child.call,
-            os.getpid(),
-            handler.function,
+        request = Request(
+            handler.function.__module__,
+            handler.function.__qualname__,
             handler.payload_parameter,
-            value,
+            pickle.dumps(value),
             handler.job_parameter,
-            fields,
-            cancellable=True,
-            limiter=self._processes,
+            {name: getattr(job, name) for name in _CHILD_FIELDS} | {"id": UUID(bytes=job.id.bytes)},
         )
+        answer = await self.processes.call(request)
         if answer.ending == "result":
             return Outcome(Ending.COMPLETED, result=answer.result)
         if answer.ending == "snooze":
@@ -180,10 +179,7 @@ class Runner:
         delay_s: float | None = None,
         permanent: bool = False,
     ) -> Outcome:
-        facts = describe_error(error)
-        if isinstance(error, anyio.BrokenWorkerProcess):
-            cause = "" if error.__cause__ is None else f": {error.__cause__!r}"
-            facts = ErrorFacts(facts.type, f"the process that ran the handler died or could not start{cause}"[:500], "")
+        facts = ErrorFacts("ChildDied", str(error), "") if isinstance(error, ChildDied) else describe_error(error)
         return self._failure(facts, self._backoff_s(held, handler) if delay_s is None else delay_s, permanent=permanent)
 
     def _failure(self, facts: ErrorFacts, delay_s: float, *, permanent: bool) -> Outcome:

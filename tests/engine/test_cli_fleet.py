@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -225,10 +228,9 @@ def on_terminal(columns: int, rows: Any, monkeypatch: pytest.MonkeyPatch) -> lis
     terminal = Terminal()
     monkeypatch.setattr(sys, "stdout", terminal)
     monkeypatch.setenv("COLUMNS", str(columns))
-    monkeypatch.setenv("NO_COLOR", "1")
-    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setenv("TERM", "xterm")
     cli_text.table(("id", "count", "error"), rows)
-    return terminal.getvalue().splitlines()
+    return [line.rstrip() for line in re.sub(r"\x1b\[[0-9;]*m", "", terminal.getvalue()).splitlines()]
 
 
 def test_a_terminal_gets_a_table_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,3 +242,22 @@ def test_a_terminal_gets_a_table_that_fits(monkeypatch: pytest.MonkeyPatch) -> N
     ]
     assert max(map(len, on_terminal(20, rows, monkeypatch))) == 75, "too narrow: the terminal wraps"
     assert on_terminal(80, [], monkeypatch) == ["nothing"]
+
+
+# The demo
+
+
+def test_demo_is_handed_its_arguments_and_answers_with_the_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[dict[str, Any]] = []
+
+    def main(**arguments: Any) -> int:
+        calls.append(arguments)
+        return 3
+
+    monkeypatch.setitem(sys.modules, "pgworkd.demo", SimpleNamespace(main=main))
+    assert run_bare("demo", "--seconds", "5", "--path", "x").exit_code == 3
+    assert run_bare("demo", "--data", "d").exit_code == 3
+    assert calls == [
+        {"seconds": 5.0, "data_dir": None, "path": Path("x")},
+        {"seconds": None, "data_dir": Path("d"), "path": None},
+    ]

@@ -139,7 +139,7 @@ async def test_the_poisoned_job_is_dead_and_the_unknown_kind_waits_unspent(left:
     query = "SELECT status::text, attempts, failures, error FROM pgworkd.all_jobs WHERE kind = $1 ORDER BY id"
     poisoned = (await left.fetch(query, "inference_crash"))[0]
     assert tuple(poisoned)[:3] == ("dead", 3, 3)
-    assert "BrokenWorkerProcess" in poisoned["error"]
+    assert "ended with exit code" in poisoned["error"]
     unknown = (await left.fetch(query, demo_jobs.UNKNOWN_KIND))[0]
     assert tuple(unknown) == ("pending", 1, 0, f"no handler for kind '{demo_jobs.UNKNOWN_KIND}'")
 

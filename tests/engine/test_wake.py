@@ -147,11 +147,22 @@ async def _hail(connection: asyncpg.Connection[Any]) -> None:
         await connection.execute("INSERT INTO pgworkd.jobs (queue) VALUES ('q')")
 
 
-@pytest.mark.parametrize("round_", range(5))
+SLOW_COMMIT = """
+    CREATE FUNCTION slow_commit() RETURNS trigger LANGUAGE plpgsql AS
+        $$ BEGIN PERFORM pg_sleep(0.01); RETURN NULL; END $$;
+    CREATE CONSTRAINT TRIGGER slow_commit AFTER INSERT ON pgworkd.jobs
+        DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION slow_commit();
+"""
+"""What a synchronous standby or a slow disk does: 10 ms between the insert, with its trigger, and its commit."""
+
+
+@pytest.mark.parametrize("commit", ["quick", "quick again", "slow", "slow again"])
 async def test_no_job_is_left_when_a_pool_falls_asleep_under_a_hail_of_inserts(
-    dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch, round_: int
+    dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch, commit: str
 ) -> None:
     """With a poll a minute away only the protocol can find a job that is inserted during the transition."""
+    if commit.startswith("slow"):
+        await db.execute(SLOW_COMMIT)
     monkeypatch.setattr("pgworkd.pool.AWAKE_LEAST_S", 0.002)
     monkeypatch.setattr("pgworkd.pool.BUSY_PER_S_LEAST", 1e9)  # always calm: falls asleep whenever it may
     ran: Counter[Any] = Counter()

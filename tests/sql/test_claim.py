@@ -143,6 +143,11 @@ async def test_attempts_rise_with_every_claim(db: Db) -> None:
     assert (await live(db, job_id))["attempts"] == 5
 
 
+async def test_an_absurd_row_does_not_stop_the_queue(db: Db) -> None:
+    absurd, plain = await one(db, attempts=2**31 - 1, failures=2**31 - 1), await one(db)
+    assert await claim_ids(db, await worker(db)) == [absurd, plain]
+
+
 async def test_max_attempts_is_stamped_by_the_job_then_its_kind_then_3(db: Db) -> None:
     worker_id = await worker(db)
     jobs = [

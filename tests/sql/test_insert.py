@@ -53,6 +53,8 @@ PERIOD = "period_must_be_above_0_and_at_most_366_days"
 RESERVED = "serialize_key_batches_and_dependencies_are_not_available_yet"
 STATUS = "status_must_be_one_of_a_live_job"
 RUNNING = "running_jobs_and_only_they_have_a_worker"
+ERRORS = "errors_must_be_a_json_array"
+COUNTERS = "counters_must_not_be_negative"
 
 REFUSED = [
     ("payload", f"jsonb_build_object('x', repeat('a', {2 * MIB}))", SIZE),
@@ -86,6 +88,18 @@ REFUSED = [
     ("dedupe_key", "repeat('x', 513)", KEY),
     ("dedupe_key", "repeat('x', 12000)", KEY),
     ("serialize_key", "repeat('x', 12000)", KEY),
+    ("schedule", "''", NAME),
+    ("schedule", "repeat('x', 201)", NAME),
+    ("created_at", "'4000-01-01 BC'", INSTANT),
+    ("created_at", "'infinity'", INSTANT),
+    ("occurrence", "'294276-12-31'", INSTANT),
+    ("occurrence", "'-infinity'", INSTANT),
+    ("errors", "'{}'", ERRORS),
+    ("errors", "'null'", ERRORS),
+    ("errors", "'7'", ERRORS),
+    ("attempts", "-1", COUNTERS),
+    ("failures", "-1", COUNTERS),
+    ("losses", "-1", COUNTERS),
     ("status", "'running'", RUNNING),
     ("worker_id", "7", RUNNING),
     ("status", "'completed'", STATUS),
@@ -121,9 +135,9 @@ async def test_a_queues_name_has_1_to_200_characters(db: Db, value: str) -> None
 
 @pytest.mark.parametrize("column", ["queue", "payload", "run_at", "status", "priority", "attempts", "errors"])
 async def test_null_is_refused(db: Db, column: str) -> None:
+    columns = "queue" if column == "queue" else f"queue, {column}"
+    values = "NULL" if column == "queue" else "'q', NULL"
     with pytest.raises(asyncpg.NotNullViolationError) as caught:
-        columns = "queue" if column == "queue" else f"queue, {column}"
-        values = "NULL" if column == "queue" else "'q', NULL"
         await db.execute(f"INSERT INTO pgworkd.jobs ({columns}) VALUES ({values})")  # noqa: S608
     assert caught.value.column_name == column
 
@@ -212,8 +226,8 @@ async def test_one_notice_per_queue_and_statement(db: Db, notices: Notices) -> N
         for _ in range(2):
             await set_pool(db, await worker(db), queue)
     await set_pool(db, await worker(db), "q", asleep=False)
-    sql = "INSERT INTO pgworkd.jobs (queue) SELECT (ARRAY['q', 'ü', 'awake'])[1 + i % 3] FROM generate_series(1, 10000) i"
-    await db.execute(sql)
+    queues = "SELECT (ARRAY['q', 'ü', 'awake'])[1 + i % 3] FROM generate_series(1, 10000) i"
+    await db.execute(f"INSERT INTO pgworkd.jobs (queue) {queues}")
     heard = await notices.heard()
     assert sorted(heard, key=str) == [{"queue": "q"}, {"queue": "ü"}]
     await one(db)
@@ -308,19 +322,10 @@ async def test_the_trigger_costs_no_more_for_ten_thousand_rows_than_a_look_at_th
 # Defects
 
 
-@pytest.mark.parametrize("column", ["attempts", "failures", "losses"])
-@pytest.mark.parametrize("value", [-1, 2**31 - 1])
-async def test_defect_a_counter_that_will_overflow_is_refused(db: Db, column: str, value: int) -> None:
-    """Such a row is at the head of every claim (settle, rescue) and each raises 22003: the whole queue stands."""
+async def test_defect_attempts_have_room_to_rise(db: Db) -> None:
+    """At 2^31 - 1 they rise no more: (id, attempt) names two runs, and a stale settle ends the other's."""
     with pytest.raises(asyncpg.CheckViolationError):
-        await one(db, **{column: value})
-
-
-@pytest.mark.parametrize("value", ["{}", "null", "7", '"text"'])
-async def test_defect_an_error_history_that_is_no_array_is_refused(db: Db, value: str) -> None:
-    """add_error raises 22023 on it: every settle_failed batch and every rescue that holds such a row fails."""
-    with pytest.raises(asyncpg.CheckViolationError):
-        await one(db, errors=value)
+        await one(db, attempts=2**31 - 1)
 
 
 async def test_defect_an_error_history_has_a_size_limit(db: Db) -> None:
@@ -338,19 +343,13 @@ async def test_defect_the_size_limit_holds_for_a_value_that_comes_compressed_fro
 
 
 async def test_defect_the_longest_allowed_names_and_keys_fit_into_the_indexes(db: Db) -> None:
-    """200 + 512 characters of 4 bytes are 2,864 bytes in jobs_dedupe, a B-tree takes 2,704: 54000, and no CHECK named."""
+    """200 + 512 characters of 4 bytes are 2,864 bytes in jobs_dedupe, a B-tree takes 2,704: 54000, no CHECK named."""
     queue = "".join(chr(0x10000 + i * 37) for i in range(200))
     key = "".join(chr(0x10000 + i * 41) for i in range(512))
     await one(db, queue, dedupe_key=key)
 
 
-async def test_defect_a_schedules_name_in_jobs_is_bounded_like_all_names(db: Db) -> None:
-    with pytest.raises(asyncpg.CheckViolationError) as caught:
-        await one(db, schedule="x" * 201)
-    assert caught.value.constraint_name == NAME
-
-
-@pytest.mark.parametrize("column", ["created_at", "started_at", "failed_at", "occurrence"])
+@pytest.mark.parametrize("column", ["started_at", "failed_at"])
 @pytest.mark.parametrize("value", ["4000-01-01 BC", "294276-12-31"])
 async def test_defect_every_instant_of_a_job_can_be_read_by_everyone(db: Db, column: str, value: str) -> None:
     """Drivers raise while they decode such an instant, for the whole answer: all_jobs becomes unreadable."""

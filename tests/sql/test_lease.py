@@ -131,9 +131,7 @@ async def test_a_heartbeat_brings_the_settings_of_all_queues(db: Db) -> None:
 @pytest.mark.parametrize(
     ("gap_s", "is_steady"), [(0, True), (9.9, True), (10, True), (10.1, False), (100, False), (-0.001, False)]
 )
-async def test_a_gap_of_more_than_half_a_lease_makes_a_worker_unsteady(
-    db: Db, gap_s: float, is_steady: bool
-) -> None:
+async def test_a_gap_of_more_than_half_a_lease_makes_a_worker_unsteady(db: Db, gap_s: float, is_steady: bool) -> None:
     worker_id = await worker(db, 20)
     await clock(7, db)
     await heartbeat(db, worker_id)

@@ -199,7 +199,8 @@ async def test_prune_deletes_old_rows_without_a_partition_in_batches(db: Db) -> 
 
 
 async def test_a_queue_may_keep_less_but_not_more_than_all(db: Db) -> None:
-    await db.execute("INSERT INTO pgworkd.queues (name, keep_s) VALUES ('less', 60), ('more', 100000000), ('default', NULL)")
+    queues = "('less', 60), ('more', 100000000), ('default', NULL)"
+    await db.execute(f"INSERT INTO pgworkd.queues (name, keep_s) VALUES {queues}")  # noqa: S608
     await ensure(db, 0)
     for queue in ("less", "more", "default", "q"):
         await finished(db, -61 / DAY, 2, queue)
@@ -235,7 +236,7 @@ async def test_prune_waits_for_no_reader_of_an_old_partition_and_does_the_rest(d
     await finished(db, -20)
     await clock(10 * DAY, db)
     await other.execute("BEGIN")
-    await other.fetch(f"SELECT FROM pgworkd.finished_jobs_{day(0)}")  # noqa: S608 - names are ours
+    await other.fetch(f"SELECT FROM pgworkd.finished_jobs_{day(0)}")
     dropped, deleted, _ = await prune(db)
     assert deleted == 1
     assert day(0) in await partitions(db)
@@ -286,7 +287,7 @@ async def test_running_of_lists_a_workers_attempts_of_some_age(db: Db) -> None:
 
 
 async def test_defect_a_long_reader_holds_ensure_partitions_up_once_and_not_for_each_day(db: Db, other: Db) -> None:
-    """Eight days, eight waits of 200 ms, behind each of which every settle queues: after the first it should give up."""
+    """Eight days, eight waits of 200 ms, with every settle queued behind each: the first should be the last."""
     await other.execute("BEGIN")
     await other.fetch("SELECT count(*) FROM pgworkd.all_jobs")
     started = time.monotonic()
@@ -308,7 +309,7 @@ async def test_defect_a_locked_row_of_the_history_does_not_stop_prune(db: Db, ot
 
 
 async def test_defect_a_job_that_has_started_does_not_expire_before_it_could_start(db: Db) -> None:
-    """expires_at means `not started by then`; one that waits for its retry has started, and its error is overwritten."""
+    """expires_at means `not started by then`; one that waits for its retry has started. And its error goes."""
     job_id = await one(db, expires_at=at(5))
     await claim(db, await worker(db))
     await fail(db, [job_id], delay_s=10, message="downstream said no")

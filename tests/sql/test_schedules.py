@@ -39,9 +39,9 @@ pytestmark = pytest.mark.usefixtures("t0")
 
 async def put(db: Db, name: str = "s", **changes: Any) -> None:
     """put_schedule, every minute unless told otherwise."""
-    rule = {"queue": "q", "kind": None, "cron": None, "every_s": 60, "timezone": "UTC", "missed": "skip", "payload": "{}"}
+    rule = {"queue": "q", "kind": None, "cron": None, "every_s": 60, "timezone": "UTC", "missed": "skip"}
     sql = "SELECT pgworkd.put_schedule($1, $2, $3, $4, $5, $6, $7, $8)"
-    await db.execute(sql, name, *{**rule, **changes}.values())
+    await db.execute(sql, name, *{**rule, "payload": "{}", **changes}.values())
 
 
 async def add(db: Db, *occurrences: tuple[str, datetime, int]) -> list[str]:
@@ -288,9 +288,7 @@ async def test_a_rolled_back_addition_leaves_the_instant_to_the_next(db: Db, oth
         assert await adding.answer() == ["s"]
 
 
-async def test_two_sessions_with_many_schedules_in_opposite_order_do_not_deadlock(
-    db: Db, other: Db, third: Db
-) -> None:
+async def test_two_sessions_with_many_schedules_in_opposite_order_do_not_deadlock(db: Db, other: Db, third: Db) -> None:
     for name in ("a", "b", "c"):
         await put(db, name)
     async with anyio.create_task_group() as tasks:

@@ -114,9 +114,7 @@ async def test_an_empty_batch_is_fine(db: Db, settle: Settle) -> None:
 
 @VERBS
 @pytest.mark.parametrize("late", [complete, fail, release, end])
-async def test_of_two_settles_at_once_one_wins(
-    db: Db, other: Db, third: Db, settle: Settle, late: Settle
-) -> None:
+async def test_of_two_settles_at_once_one_wins(db: Db, other: Db, third: Db, settle: Settle, late: Settle) -> None:
     """solid_queue#589, oban#532: finished and failed at once."""
     (job_id,) = await _running(db)
     async with anyio.create_task_group() as tasks:
@@ -238,16 +236,12 @@ async def test_a_days_history_is_in_its_partition_and_a_stray_days_in_the_other(
     await complete(db, [far])
     await db.execute("RESET pgworkd.clock")
     await complete(db, [here])
-    assert (await db.fetchval("SELECT tableoid::regclass::text FROM pgworkd.finished_jobs WHERE id = $1", far)).endswith(
-        "finished_jobs_other"
-    )
-    partition = await db.fetchrow(
-        "SELECT tableoid::regclass::text, to_char(finished_at AT TIME ZONE 'UTC', 'YYYYMMDD') "
-        "FROM pgworkd.finished_jobs WHERE id = $1",
-        here,
-    )
-    assert partition is not None
-    assert partition[0] == f"pgworkd.finished_jobs_{partition[1]}"
+    rows = await db.fetch("SELECT id, finished_at, tableoid::regclass::text FROM pgworkd.finished_jobs")
+    today = next(row["finished_at"] for row in rows if row["id"] == here)
+    assert {row["id"]: row["tableoid"] for row in rows} == {
+        here: f"pgworkd.finished_jobs_{today:%Y%m%d}",
+        far: "pgworkd.finished_jobs_other",
+    }
 
 
 # Failed
@@ -264,6 +258,14 @@ async def test_failed_waits_for_its_retry_and_remembers_why(db: Db) -> None:
     when = entry.pop("at")
     assert await db.fetchval("SELECT $1::text::timestamptz", when) == at(5)
     assert entry == {"attempt": 1, "type": "E", "message": "downstream said no", "traceback": "...", "worker": "w"}
+
+
+async def test_an_absurd_row_does_not_harm_its_batch(db: Db) -> None:
+    absurd = await one(db, failures=2**31 - 1, attempts=2**31 - 2, max_attempts=1000, errors='[7, null, "x"]')
+    plain = await one(db)
+    assert await claim_ids(db, await worker(db)) == [absurd, plain]
+    assert await fail(db, [absurd, plain], [2**31 - 1, 1]) == {absurd: "dead", plain: "failed"}
+    assert len(json.loads((await live(db, absurd))["errors"])) == 4
 
 
 async def test_each_job_of_a_batch_has_its_own_delay_and_verdict(db: Db) -> None:
@@ -445,12 +447,13 @@ async def test_a_settle_costs_pages_by_the_batch_and_not_by_the_table(db: Db) ->
     await db.execute(NO_STATISTICS)
     small = await insert(db, 10, status="running", worker_id=worker_id, attempts=1)
     await db.execute("ANALYZE pgworkd.jobs")
+    ones, texts = "array_fill(1, '{10}')", "array_fill('expired'::text, '{10}')"
+    delays, falses = "array_fill(1::float8, '{10}')", "array_fill(false, '{10}')"
     calls = {
-        "settle_completed($1, array_fill(1, '{10}'), array_fill('1'::text, '{10}'))": 0,
-        "settle_failed($1, array_fill(1, '{10}'), array_fill(1::float8, '{10}'), array_fill(false, '{10}'),"
-        " array_fill('m'::text, '{10}'), array_fill('{}'::text, '{10}'))": 0,
-        "settle_released($1, array_fill(1, '{10}'), array_fill(NULL::float8, '{10}'), array_fill('m'::text, '{10}'))": 0,
-        "settle_ended($1, array_fill(1, '{10}'), array_fill('expired'::text, '{10}'), array_fill('m'::text, '{10}'))": 0,
+        f"settle_completed($1, {ones}, array_fill('1'::text, '{{10}}'))": 0,
+        f"settle_failed($1, {ones}, {delays}, {falses}, {texts}, array_fill('{{}}'::text, '{{10}}'))": 0,
+        f"settle_released($1, {ones}, {delays}, {texts})": 0,
+        f"settle_ended($1, {ones}, {texts}, {texts})": 0,
     }
     for call in calls:
         calls[call] = await blocks(db, f"SELECT pgworkd.{call}", small)
@@ -464,9 +467,7 @@ async def test_a_settle_costs_pages_by_the_batch_and_not_by_the_table(db: Db) ->
 
 
 @VERBS
-async def test_defect_rows_are_locked_in_the_order_of_their_key(
-    db: Db, other: Db, third: Db, settle: Settle
-) -> None:
+async def test_defect_rows_are_locked_in_the_order_of_their_key(db: Db, other: Db, third: Db, settle: Settle) -> None:
     """A bitmap scan locks in the order of the table. cancel and retry lock by id: together they deadlock (40P01)."""
     high, low = uuid.UUID(int=2), uuid.UUID(int=1)
     for job_id in (high, low):

@@ -128,9 +128,7 @@ async def release(
 ) -> set[uuid.UUID]:
     """settle_released; the ids it settled."""
     sql = "SELECT pgworkd.settle_released($1, $2, $3, $4)"
-    return _once(
-        await db.fetchval(sql, ids, _each(attempts, ids), [delay_s] * len(ids), [message] * len(ids))
-    )
+    return _once(await db.fetchval(sql, ids, _each(attempts, ids), [delay_s] * len(ids), [message] * len(ids)))
 
 
 async def end(
@@ -148,7 +146,9 @@ async def end(
 
 async def rescue(db: Db, worker_id: int, limit: int = 1000) -> dict[uuid.UUID, str]:
     """rescue; what became of each id it took."""
-    return {row["id"]: row["status"] for row in await db.fetch("SELECT * FROM pgworkd.rescue($1, $2)", worker_id, limit)}
+    return {
+        row["id"]: row["status"] for row in await db.fetch("SELECT * FROM pgworkd.rescue($1, $2)", worker_id, limit)
+    }
 
 
 async def cancel(db: Db, *ids: uuid.UUID) -> dict[uuid.UUID, str]:

@@ -1,0 +1,117 @@
+"""Worker processes: kept ones for `run_in="process"`, each doing one call at a time, killed when a call must end."""
+
+from __future__ import annotations
+
+import math
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from types import TracebackType
+from typing import Self
+
+import anyio
+from anyio.abc import Process
+from anyio.streams.buffered import BufferedByteReceiveStream
+
+from .child import LENGTH, Answer, Request
+
+IDLE_S_MAX = 300.0
+"""A process that has had nothing to do for so long is ended when the next call comes."""
+ANSWER_BYTES_MAX = 8 * 1024 * 1024
+
+
+class ChildDied(Exception):  # noqa: N818
+    """The process ended in the middle of a call: crashed, was killed, or ran out of memory."""
+
+
+class _Child:
+    """One process and the pipe to it."""
+
+    def __init__(self, process: Process) -> None:
+        self.process = process
+        self.idle_since = 0.0
+        assert process.stdin is not None  # noqa: S101 - both were asked for
+        assert process.stdout is not None  # noqa: S101
+        self._requests = process.stdin
+        self._answers = BufferedByteReceiveStream(process.stdout)
+
+    async def ask(self, request: Request) -> Answer:
+        """Sends one request and waits for its answer. Raises ChildDied."""
+        frame = pickle.dumps(tuple(request))
+        try:
+            await self._requests.send(LENGTH.pack(len(frame)) + frame)
+            size = LENGTH.unpack(await self._answers.receive_exactly(LENGTH.size))[0]
+            if size > ANSWER_BYTES_MAX:
+                raise ChildDied("the process wrote something else than an answer to its pipe")
+            return Answer(*pickle.loads(await self._answers.receive_exactly(size)))  # noqa: S301 - our own child
+        except (anyio.EndOfStream, anyio.IncompleteRead, anyio.BrokenResourceError, anyio.ClosedResourceError):
+            raise ChildDied(await self._fate()) from None
+
+    async def _fate(self) -> str:
+        with anyio.move_on_after(2):
+            code = await self.process.wait()
+            if code >= 0:
+                return f"the process that ran the handler ended with exit code {code}"
+            name = signal.Signals(-code).name if -code in signal.valid_signals() else str(-code)
+            return f"the process that ran the handler was killed by {name}"
+        return "the process that ran the handler closed its pipe"
+
+    async def kill(self) -> None:
+        """Ends it for certain, and waits until it is gone."""
+        with anyio.CancelScope(shield=True):
+            if self.process.returncode is None:
+                self.process.kill()
+            await self.process.aclose()
+
+
+class Processes:
+    """Kept worker processes. The number that run at once is bounded by the pools' slots."""
+
+    def __init__(self) -> None:
+        self._idle: list[_Child] = []
+
+    async def call(self, request: Request) -> Answer:
+        """Runs one call in a process. Raises ChildDied. Cancelled: the process is killed before this returns."""
+        child = await self._take()
+        try:
+            answer = await child.ask(request)
+        except BaseException:
+            await child.kill()
+            raise
+        child.idle_since = anyio.current_time()
+        self._idle.append(child)
+        return answer
+
+    async def _take(self) -> _Child:
+        while self._idle:
+            child = self._idle.pop()  # the one used last: the others may grow old and end
+            await self._end_idle(older_than_s=IDLE_S_MAX)
+            if child.process.returncode is None:
+                return child
+            await child.kill()
+        process = await anyio.open_process(
+            # The daemon's import path is the app's: it holds the directory the app was found in.
+            [sys.executable, "-m", "pgworkd.child", str(os.getpid()), os.pathsep.join(sys.path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=None,
+            start_new_session=True,  # Ctrl-C in a terminal is for the daemon alone
+        )
+        return _Child(process)
+
+    async def _end_idle(self, older_than_s: float) -> None:
+        now = anyio.current_time()
+        old = [child for child in self._idle if now - child.idle_since >= older_than_s]
+        self._idle = [child for child in self._idle if now - child.idle_since < older_than_s]
+        for child in old:
+            await child.kill()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._end_idle(older_than_s=-math.inf)
