@@ -8,10 +8,30 @@ app = App()
 async def embed(note: Note, job: Job) -> dict: ...
 """
 
-from .app import App, DeadJob
-from .backoff import Backoff
-from .errors import LeaseLost, PermanentError, PgworkdError, RetryAfter, Snooze, UsageError
-from .job import Job
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .app import App, DeadJob
+    from .backoff import Backoff
+    from .errors import LeaseLost, PermanentError, PgworkdError, RetryAfter, Snooze, UsageError
+    from .job import Job
+
+# Imported when first asked for: the daemon's signal handlers stand before anything slow is loaded.
+_HOMES = {
+    "App": "app",
+    "Backoff": "backoff",
+    "DeadJob": "app",
+    "Job": "job",
+    "LeaseLost": "errors",
+    "PermanentError": "errors",
+    "PgworkdError": "errors",
+    "RetryAfter": "errors",
+    "Snooze": "errors",
+    "UsageError": "errors",
+}
 
 __all__ = [
     "App",
@@ -25,3 +45,9 @@ __all__ = [
     "Snooze",
     "UsageError",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'pgworkd' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"pgworkd.{_HOMES[name]}"), name)

@@ -161,6 +161,19 @@ class App:
                 result[handler.queue] = handler.concurrency
         return result
 
+    def slots(self, queues: Mapping[str, int | None] | None) -> dict[str, int]:
+        """The concurrency of each of these queues (None: as the handlers say); of all when none is named.
+
+        Raises UsageError for an app without handlers or a queue that no handler serves.
+        """
+        known = self.queues()
+        if not known:
+            raise UsageError("the app has no handlers: register one with @app.handler(...)")
+        for queue in queues or ():
+            if queue not in known:
+                raise UsageError(f"no handler serves queue {queue!r}; the app knows: {', '.join(sorted(known))}")
+        return {queue: slots or known[queue] for queue, slots in (queues or known).items()}
+
 
 def _check(name: object, what: str) -> None:
     if not isinstance(name, str) or not 1 <= len(name) <= NAME_LENGTH_MAX or "\x00" in name:

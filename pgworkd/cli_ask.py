@@ -33,7 +33,6 @@ _HINTS = {
     "certificate": "check sslmode and sslrootcert in the address, and the host's name in its certificate",
     "ssl": "check sslmode in the address and whether the server offers TLS",
     "in time": "check host, port and firewall",
-    "none of the hosts match": "this server only reads (a standby?): connect to the primary",
 }
 
 

@@ -161,13 +161,13 @@ def _text(value: object, what: str, chars_max: int) -> str:
         raise UsageError(f"{what} must be text of 1 to {chars_max} characters")
     if not value.isprintable():  # neither is NUL or a lone surrogate: encode() refuses those in its words
         encode(value, what, object_only=False)
-    return str.__str__(value)  # of an enum the value; and psycopg takes no list of mixed types
+    return value
 
 
 def _whole(value: object, what: str, low: int, high: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise UsageError(f"{what} must be an int from {low} to {high}")
-    return int(value)
+    return int(value)  # of an enum: psycopg takes no list of mixed types
 
 
 def _instant(value: object, what: str) -> str:

@@ -18,7 +18,7 @@ from anyio.abc import TaskGroup
 from . import events, schema
 from .app import App, DeadJob
 from .chores import Chores, Periods
-from .errors import DatabaseUnavailable, InvalidPayload, PgworkdError, UsageError
+from .errors import DatabaseUnavailable, InvalidPayload, PgworkdError
 from .events import Events
 from .held import Held, Holdings
 from .hooks import Hooks
@@ -88,7 +88,7 @@ class Daemon:
         self.ready = anyio.Event()
         self.stop_requested = anyio.Event()
         self._stop_now = anyio.Event()
-        self._slots = _slots(app, queues)
+        self._slots = app.slots(queues)
         self._parts = parts
         self._end_process = end_process
         self._tasks: TaskGroup | None = None
@@ -194,13 +194,21 @@ class Daemon:
         return exit_code
 
     async def _live(self, tasks: TaskGroup) -> int:
-        began_s = await self._first_contact()
+        began_s: float | None = None
+        with anyio.CancelScope() as contact:
+            tasks.start_soon(self._give_up, contact)
+            began_s = await self._first_contact()
         if began_s is None:
             return 0
         self._tasks = tasks
         await self._start(tasks, began_s)
         await self.stop_requested.wait()
         return await self._wind_down()
+
+    async def _give_up(self, contact: anyio.CancelScope) -> None:
+        """A stop does not wait for a connection that hangs."""
+        await self.stop_requested.wait()
+        contact.cancel()
 
     async def _first_contact(self) -> float | None:
         """Checks the schema, declares schedules, registers: when the lease began. None if asked to stop before."""
@@ -332,15 +340,3 @@ class Daemon:
     def _died(self, dead: DeadJob) -> None:
         if self._tasks is not None:
             self._hooks.died(dead, self._tasks)
-
-
-def _slots(app: App, queues: Mapping[str, int | None] | None) -> dict[str, int]:
-    known = app.queues()
-    if not known:
-        raise UsageError("the app has no handlers: register one with @app.handler(...)")
-    if not queues:
-        return known
-    for queue in queues:
-        if queue not in known:
-            raise UsageError(f"no handler serves queue {queue!r}; the app knows: {', '.join(sorted(known))}")
-    return {queue: slots or known[queue] for queue, slots in queues.items()}

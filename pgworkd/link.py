@@ -66,6 +66,8 @@ def translate(error: BaseException) -> Exception:
         return DatabaseUnavailable(f"TLS to the database failed: {error}")
     if isinstance(error, asyncpg.TargetServerAttributeNotMatched):
         return DatabaseUnavailable("this server only reads (a standby?): connect to the primary")
+    if isinstance(error, asyncpg.ClientConfigurationError):
+        return UsageError(f"the DSN cannot be used: {error}")
     if isinstance(error, ValueError):
         return DatabaseError(str(error), sqlstate="22000")  # an argument that the driver cannot encode
     if isinstance(error, (OSError, asyncpg.InterfaceError)):
@@ -126,13 +128,11 @@ class Link:
 
     async def _call(self, use: Callable[[Any], Any], deadline_s: float | None = None) -> Any:
         async with self._lock:
-            limit_s = deadline_s or self._options.command_timeout_s + self._options.connect_timeout_s + 2
+            connection = await self._ready()
             with anyio.CancelScope(shield=True):
                 try:
-                    with anyio.fail_after(limit_s):
-                        if self._connection is None or self._connection.is_closed():
-                            self._connection = await connect(self._options, self._name)
-                        return await use(self._connection)
+                    with anyio.fail_after(deadline_s or self._options.command_timeout_s + 2):
+                        return await use(connection)
                 except asyncpg.PostgresError as error:
                     if str(getattr(error, "sqlstate", "")) in _DROP_SESSION:
                         self._drop()
@@ -141,6 +141,14 @@ class Link:
                     # The call's fate is unknown, so is the session's: never use it again.
                     self._drop()
                     raise translate(error) from error
+
+    async def _ready(self) -> asyncpg.Connection[Any]:
+        if self._connection is None or self._connection.is_closed():
+            try:
+                self._connection = await connect(self._options, self._name)
+            except Exception as error:
+                raise translate(error) from error
+        return self._connection
 
     def _drop(self) -> None:
         connection, self._connection = self._connection, None

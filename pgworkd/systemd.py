@@ -42,7 +42,8 @@ class SystemdNotifier:
     def __init__(self, environ: dict[str, str] | None = None) -> None:
         environ = dict(os.environ) if environ is None else environ
         self._address = environ.get("NOTIFY_SOCKET", "")
-        watchdog_us = int(environ.get("WATCHDOG_USEC", "0") or 0)
+        usec = environ.get("WATCHDOG_USEC", "")
+        watchdog_us = int(usec) if usec.isdecimal() else 0
         ours = environ.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
         self.watchdog_s = watchdog_us / 1e6 if ours else 0.0
 

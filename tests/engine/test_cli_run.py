@@ -11,19 +11,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import anyio
 import psycopg
 import pytest
-import structlog
-
-from pgworkd import cli_serve, cli_signals
-from pgworkd.app import App
-from pgworkd.config import Settings
 
 LIMIT_S = 20.0
 NOBODY = "postgresql://nobody:c4n4ry@127.0.0.1:1/nothing"
@@ -316,43 +309,3 @@ def test_dev_gives_a_database_with_the_schema_until_it_is_told_to_stop(start: St
     assert command.ends() == 0
     with pytest.raises(psycopg.OperationalError):
         psycopg.connect(dsn)
-
-
-# In this process
-
-
-@pytest.fixture
-def service() -> Iterator[Any]:
-    yield cli_serve._Service(Settings(dsn=NOBODY, shutdown_s=0, log_format="json"), {})
-    structlog.reset_defaults()
-
-
-def test_a_stop_between_the_import_and_the_loop_is_heard(service: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli_signals, "asked", lambda: True)
-    app = App()
-    app.handler("q")(lambda: None)
-    assert anyio.run(service.run, app) == 0
-
-
-async def test_a_stop_that_takes_too_long_ends_the_process(service: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[bool] = []
-    ended: list[str] = []
-
-    async def signals() -> AsyncIterator[signal.Signals]:
-        yield signal.SIGTERM
-        await anyio.sleep_forever()
-
-    def end_process(reason: str) -> None:
-        ended.append(reason)
-        raise SystemExit
-
-    monkeypatch.setattr(cli_serve, "end_process", end_process)
-    monkeypatch.setattr(cli_serve, "FLUSH_GRACE_S", 0.01)
-    monkeypatch.setattr(cli_serve, "STUCK_S", 0.01)
-    daemon = SimpleNamespace(
-        request_stop=lambda *, now: asked.append(now), options=SimpleNamespace(cancel_grace_s=0.01)
-    )
-    with pytest.raises(SystemExit):
-        await service._obey(signals(), daemon)
-    assert asked == [False]
-    assert ended == ["the stop takes too long"]

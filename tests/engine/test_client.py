@@ -268,6 +268,17 @@ async def test_jobs_come_and_go_with_the_callers_transaction(
         assert await stored(db) == (in_order if end == "commit" else {})
 
 
+@in_a_transaction
+async def test_a_large_call_may_be_the_first_thing_in_a_transaction(
+    opener: Any, several_statements: None, dsn: str, db: asyncpg.Connection[Any]
+) -> None:
+    async with opener(dsn, autocommit=False) as caller:
+        await settled(enqueue_many(caller.conn, numbered(7)))
+        assert await stored(db) == {}
+        await settled(caller.rollback())
+        assert await stored(db) == {}
+
+
 @in_autocommit
 async def test_jobs_exist_at_once_in_autocommit(
     opener: Any, statement_rows: int, dsn: str, db: asyncpg.Connection[Any]

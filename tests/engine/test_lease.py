@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import threading
 import time
 from collections import Counter
@@ -29,23 +28,17 @@ from tests.kit import LIMIT_S, Recorder, insert, quick_options, running, until, 
 
 LEASE_S = 1.5
 QUICK = {"lease_s": LEASE_S, "heartbeat_s": 0.1}
+LEFT_S = "SELECT extract(epoch FROM min(lease_until) - clock_timestamp())::float8 FROM pgworkd.workers"
+"""What is left of the leases, as the database sees it."""
 
 
 class Proxy:
     """A way to Postgres that can be blocked: `hole` swallows everything silently, as a dead network does."""
 
-    def __init__(self, host: str, port: int, tasks: TaskGroup) -> None:
+    def __init__(self, host: str, port: int) -> None:
         self._target = (host, port)
-        self._tasks = tasks
         self._open = anyio.Event()
         self._open.set()
-        self._streams: set[SocketStream] = set()
-        self.port = 0
-
-    async def start(self) -> None:
-        listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
-        self.port = listener.extra(SocketAttribute.local_port)
-        self._tasks.start_soon(listener.serve, self._serve)
 
     def hole(self) -> None:
         """From now on nothing passes; no connection is closed, new ones are accepted and never answered."""
@@ -56,7 +49,7 @@ class Proxy:
         """What was held up passes now."""
         self._open.set()
 
-    async def _serve(self, client: SocketStream) -> None:
+    async def serve(self, client: SocketStream) -> None:
         async with client:
             await self._open.wait()
             server = await anyio.connect_tcp(*self._target)
@@ -77,13 +70,14 @@ class Proxy:
 async def through_proxy(dsn: str) -> AsyncIterator[tuple[Proxy, str]]:
     """A proxy before the test's server, and the DSN that leads through it."""
     parts = urlsplit(dsn)
-    async with anyio.create_task_group() as tasks:
-        proxy = Proxy(parts.hostname or "127.0.0.1", parts.port or 5432, tasks)
-        await proxy.start()
-        login = parts.netloc.rpartition("@")[0]
-        yield proxy, urlunsplit(parts._replace(netloc=f"{login}@127.0.0.1:{proxy.port}"))
-        proxy.mend()
-        tasks.cancel_scope.cancel()
+    login = parts.netloc.rpartition("@")[0]
+    async with await anyio.create_tcp_listener(local_host="127.0.0.1") as listener:
+        port = listener.extra(SocketAttribute.local_port)  # noqa: S610 - no Django
+        async with anyio.create_task_group() as tasks:
+            proxy = Proxy(parts.hostname or "127.0.0.1", parts.port or 5432)
+            tasks.start_soon(listener.serve, proxy.serve)
+            yield proxy, urlunsplit(parts._replace(netloc=f"{login}@127.0.0.1:{port}"))
+            tasks.cancel_scope.cancel()
 
 
 @contextlib.asynccontextmanager
@@ -91,7 +85,8 @@ async def daemon_of(app: App, dsn: str, ended: list[str], **changes: Any) -> Asy
     """A daemon that only notes that it would end the process; like kit.running otherwise."""
     seen = Recorder()
     link = LinkOptions(dsn, connect_timeout_s=0.2, command_timeout_s=0.2)
-    daemon = Daemon(app, quick_options(dsn, **({"link": link, "shutdown_s": 0.1} | QUICK | changes)), end_process=ended.append)
+    options = quick_options(dsn, **({"link": link, "shutdown_s": 0.1} | QUICK | changes))
+    daemon = Daemon(app, options, end_process=ended.append)
     daemon.events.listen(seen)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(daemon.run)
@@ -136,7 +131,10 @@ async def test_an_outage_shorter_than_the_lease_spends_nothing_and_starts_nothin
     dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
     sleepers, ended = Sleepers(), list[str]()
-    async with through_proxy(dsn) as (proxy, proxied), daemon_of(sleepers.app, proxied, ended, lease_s=3.0) as (daemon, seen):
+    async with (
+        through_proxy(dsn) as (proxy, proxied),
+        daemon_of(sleepers.app, proxied, ended, lease_s=3.0) as (daemon, seen),
+    ):
         worker_id = daemon.worker_id
         ids = [await insert(db, "q") for _ in range(3)]
         await seen.wait(events.JOB_STARTED, count=3)
@@ -174,8 +172,7 @@ async def test_who_cannot_renew_cancels_everything_before_the_lease_ends_and_goe
         assert not daemon.membership.may_claim
         await until(lambda: _truth(len(sleepers.ended) == 3))
         # Whatever the clocks say: their lease, as the database has it, was still running then.
-        left_s = await db.fetchval("SELECT extract(epoch FROM min(lease_until) - clock_timestamp())::float8 FROM pgworkd.workers")
-        assert left_s > 0
+        assert await db.fetchval(LEFT_S) > 0
         assert await db.fetchval("SELECT count(*) FROM pgworkd.jobs WHERE status = 'running'") == 3
         proxy.mend()
         await seen.wait(events.LEASE_RENEWED)
@@ -225,8 +222,7 @@ async def test_who_runs_on_when_the_lease_ends_takes_the_process_along(
         await until(lambda: _truth(ended))
         held_s = at[0] - max(renewed_at, lease.renewed_at_s)
         assert LEASE_S * 29 / 30 - 0.01 <= held_s < LEASE_S
-        left_s = await db.fetchval("SELECT extract(epoch FROM min(lease_until) - clock_timestamp())::float8 FROM pgworkd.workers")
-        assert left_s + (boot_time_s() - at[0]) > 0
+        assert await db.fetchval(LEFT_S) + (boot_time_s() - at[0]) > 0
         proxy.mend()
         let_go.set()
         await seen.wait(events.LEASE_RENEWED)
@@ -236,7 +232,10 @@ async def test_who_runs_on_when_the_lease_ends_takes_the_process_along(
 async def test_a_fence_while_nothing_runs_ends_no_process(dsn: str, db: asyncpg.Connection[Any]) -> None:
     sleepers, ended = Sleepers(), list[str]()
     sleepers.go_on.set()
-    async with through_proxy(dsn) as (proxy, proxied), daemon_of(sleepers.app, proxied, ended, lease_s=1.0) as (daemon, seen):
+    async with (
+        through_proxy(dsn) as (proxy, proxied),
+        daemon_of(sleepers.app, proxied, ended, lease_s=1.0) as (daemon, seen),
+    ):
         await until(waits_for_status(db, await insert(db, "q"), "completed"))
         lease = daemon.membership.lease
         assert lease is not None
@@ -412,7 +411,9 @@ class Lessee:
 
 
 @contextlib.asynccontextmanager
-async def lease_of(lessee: Lessee, dsn: str, db: asyncpg.Connection[Any], ended: list[str], **changes: float) -> AsyncIterator[Lease]:
+async def lease_of(
+    lessee: Lessee, dsn: str, db: asyncpg.Connection[Any], ended: list[str], **changes: float
+) -> AsyncIterator[Lease]:
     worker_id = await db.fetchval("SELECT pgworkd.register('alone', 1, 't', 2)")
     options = LinkOptions(dsn, connect_timeout_s=0.2, command_timeout_s=0.2)
     times = {"lease_s": 1.2, "heartbeat_s": 0.05} | changes
@@ -429,7 +430,8 @@ async def test_the_lease_is_renewed_again_and_again_and_hands_on_what_the_databa
     dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
     lessee, ended = Lessee(), list[str]()
-    await db.execute("INSERT INTO pgworkd.queues (name, concurrency, paused_until) VALUES ('q', 3, 'infinity'), ('p', NULL, NULL)")
+    await db.execute("INSERT INTO pgworkd.queues (name, concurrency, paused_until) VALUES ('q', 3, 'infinity')")
+    await db.execute("INSERT INTO pgworkd.queues (name) VALUES ('p')")
     async with lease_of(lessee, dsn, db, ended) as lease:
         await until(lambda: _truth(len(lessee.answers) >= 3))
         assert lease.fresh
@@ -516,7 +518,8 @@ async def test_a_server_that_was_away_for_longer_than_the_lease_makes_no_worker_
         await until(lambda: _truth(len(first.began) + len(second.began) == 20))
         await until(lambda: db.fetchval("SELECT bool_and(steady_since < now() - interval '1 s') FROM pgworkd.workers"))
         proxy.hole()
-        await until(lambda: db.fetchval("SELECT max(lease_until) < clock_timestamp() - interval '100 ms' FROM pgworkd.workers"))
+        over = "SELECT max(lease_until) < clock_timestamp() - interval '100 ms' FROM pgworkd.workers"
+        await until(lambda: db.fetchval(over))
         proxy.mend()
         await seen.wait(events.LEASE_RENEWED)
         await seen_two.wait(events.LEASE_RENEWED)

@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable
+from datetime import timedelta
 from typing import Any
 
 import anyio
@@ -216,7 +217,7 @@ async def test_an_exception_that_is_hard_to_write_down_is_written_down(
         ({1: 2}, "result has a key of type int"),
         (10**5000, "result is an integer of more than 4300 digits"),
     ],
-    ids=lambda value: str(value)[:20].encode("ascii", "replace").decode() if isinstance(value, str) else type(value).__name__,
+    ids=["object", "set", "too large", "NaN", "infinity", "NUL", "surrogate", "key", "integer"],
 )
 @pytest.mark.parametrize("mode", ["loop", "thread"])
 async def test_a_result_that_cannot_be_stored_fails_the_attempt(
@@ -282,9 +283,7 @@ async def test_a_payload_that_cannot_be_read_is_dead_at_once_and_its_batch_compl
     assert await db.fetchval("SELECT max(attempts) FROM pgworkd.finished_jobs") == 1
 
 
-async def test_a_validator_that_raises_something_else_fails_the_attempt(
-    dsn: str, db: asyncpg.Connection[Any]
-) -> None:
+async def test_a_validator_that_raises_something_else_fails_the_attempt(dsn: str, db: asyncpg.Connection[Any]) -> None:
     app = App()
 
     @app.handler("q", max_attempts=1)
@@ -301,8 +300,8 @@ async def test_a_validator_that_raises_something_else_fails_the_attempt(
 @pytest.mark.parametrize(
     ("column", "value"),
     [
-        ("meta", "'{\"n\": " + "7" * 5000 + "}'"),
-        ("meta", "'{\"n\": " + "[" * 1000 + "]" * 1000 + "}'"),
+        ("meta", '\'{"n": ' + "7" * 5000 + "}'"),
+        ("meta", '\'{"n": ' + "[" * 1000 + "]" * 1000 + "}'"),
         ("created_at", "'-infinity'"),
         ("created_at", "'infinity'"),
         ("created_at", "'0044-03-15 BC'"),
@@ -340,7 +339,8 @@ async def test_an_odd_value_in_any_column_is_refused_or_harms_only_its_own_job(
             await until(waits_for_status(db, await insert(db, "q"), "completed"), limit_s=4)
         if refused is None:
             # It ran, as the odd job it is, and is no one's any more.
-            await until(lambda: db.fetchval("SELECT bool_and(status IN ('failed', 'dead')) FROM pgworkd.jobs"), limit_s=4)
+            over = "SELECT bool_and(status IN ('failed', 'dead')) FROM pgworkd.jobs"
+            await until(lambda: db.fetchval(over), limit_s=4)
         assert daemon.membership.may_claim
         # Nor may it stand in the way of the chores: all of them see this row as well.
         assert seen.all(events.CHORE_FAILED) == []
@@ -354,12 +354,9 @@ async def test_a_job_that_expires_before_it_starts_never_runs(dsn: str, db: asyn
         ran.append(payload["name"])
 
     async with running(app, dsn):
-        late = await db.fetchval(
-            "INSERT INTO pgworkd.jobs (queue, payload, expires_at) VALUES ('q', '{\"name\": \"late\"}', now() - interval '1 ms') RETURNING id"
-        )
-        early = await db.fetchval(
-            "INSERT INTO pgworkd.jobs (queue, payload, expires_at) VALUES ('q', '{\"name\": \"early\"}', now() + interval '1 h') RETURNING id"
-        )
+        now = await db.fetchval("SELECT now()")
+        late = await insert(db, "q", '{"name": "late"}', expires_at=now - timedelta(milliseconds=1))
+        early = await insert(db, "q", '{"name": "early"}', expires_at=now + timedelta(hours=1))
         await until(waits_for_status(db, early, "completed"))
         await until(waits_for_status(db, late, "expired"))
     assert ran == ["early"]
@@ -523,7 +520,15 @@ class _Unspeakable(Exception):  # noqa: N818
 
 
 @pytest.mark.parametrize(
-    "make", [RuntimeError, SystemExit, KeyboardInterrupt, asyncio.CancelledError, _Unspeakable, lambda: BaseExceptionGroup("g", [SystemExit()])],
+    "make",
+    [
+        RuntimeError,
+        SystemExit,
+        KeyboardInterrupt,
+        asyncio.CancelledError,
+        _Unspeakable,
+        lambda: BaseExceptionGroup("g", [SystemExit()]),
+    ],
     ids=["error", "exit", "interrupt", "cancellation", "unspeakable", "group"],
 )
 async def test_whatever_a_dead_hook_raises_is_only_reported(

@@ -467,7 +467,10 @@ async def test_a_settle_costs_pages_by_the_batch_and_not_by_the_table(db: Db) ->
 
 
 @VERBS
-async def test_defect_rows_are_locked_in_the_order_of_their_key(db: Db, other: Db, third: Db, settle: Settle) -> None:
+@pytest.mark.parametrize("order", ["by id", "against"])
+async def test_defect_rows_are_locked_in_the_order_of_their_key(
+    db: Db, other: Db, third: Db, settle: Settle, order: str
+) -> None:
     """A bitmap scan locks in the order of the table. cancel and retry lock by id: together they deadlock (40P01)."""
     high, low = uuid.UUID(int=2), uuid.UUID(int=1)
     for job_id in (high, low):
@@ -476,7 +479,7 @@ async def test_defect_rows_are_locked_in_the_order_of_their_key(db: Db, other: D
     async with anyio.create_task_group() as tasks:
         await db.execute("BEGIN")
         await db.execute("SELECT FROM pgworkd.jobs WHERE id = $1 FOR UPDATE", low)
-        waiting = Later(tasks, settle(other, [low, high]))
+        waiting = Later(tasks, settle(other, [low, high] if order == "by id" else [high, low]))
         await waits_for_lock(third, other)
         held = await is_locked(third, "jobs", "id", high)
         await db.execute("COMMIT")
