@@ -70,7 +70,8 @@ BEGIN
         CREATE DOMAIN name_text AS text
             CONSTRAINT name_must_have_1_to_200_characters CHECK (char_length(VALUE) BETWEEN 1 AND 200);
         CREATE DOMAIN key_text AS text
-            CONSTRAINT key_must_have_1_to_512_characters CHECK (char_length(VALUE) BETWEEN 1 AND 512);
+            CONSTRAINT key_must_have_1_to_512_characters CHECK (char_length(VALUE) BETWEEN 1 AND 512)
+            CONSTRAINT key_must_not_exceed_1536_bytes CHECK (octet_length(VALUE) <= 1536);  -- else no index takes it
         CREATE DOMAIN payload_object AS jsonb
             CONSTRAINT value_must_be_a_json_object CHECK (jsonb_typeof(VALUE) = 'object')
             -- 1 MiB of compact text; Postgres prints a space after each comma and colon, and stores

@@ -134,7 +134,8 @@ class Link:
                     with anyio.fail_after(deadline_s or self._options.command_timeout_s + 2):
                         return await use(connection)
                 except asyncpg.PostgresError as error:
-                    if str(getattr(error, "sqlstate", "")) in _DROP_SESSION:
+                    code = str(getattr(error, "sqlstate", ""))
+                    if code in _DROP_SESSION or code.startswith("08"):
                         self._drop()
                     raise translate(error) from error
                 except Exception as error:

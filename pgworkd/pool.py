@@ -33,6 +33,9 @@ BUSY_PER_S_LEAST = 100
 POLL_FIRST_S, POLL_CAP_S = 0.005, 0.05
 """Waits of an awake pool that found nothing: they double from the first to the cap."""
 AWAKE_LEAST_S = 1.0
+DROWSY_S = 1.0
+"""How long a pool that fell asleep polls on: a transaction that inserted while the pool was awake sent no NOTIFY, and
+commits unheard. One that stays open for longer is found by the daemon's look."""
 
 
 class Fleet(Protocol):
@@ -90,6 +93,7 @@ class Pool:
         self._announced: bool | None = None
         self._awake_since = 0.0
         self._claimed_awake = 0
+        self._drowsy_until = 0.0
         self._empty_claims = 0
         self._full_claims = 0
         self._heard_at: deque[float] = deque(maxlen=NOTIFIED_PER_S_MAX)
@@ -213,7 +217,7 @@ class Pool:
                 if flooded or self._full_claims >= 2:
                     self._awake_since, self._claimed_awake = now, 0
                     await self._announce(asleep=False)
-                return 0 if full else None
+                return 0 if full else POLL_CAP_S if now < self._drowsy_until else None
             if full:
                 return 0
             if now - self._awake_since >= AWAKE_LEAST_S:
@@ -230,6 +234,7 @@ class Pool:
     async def _announce(self, *, asleep: bool) -> None:
         await self._store.set_pool(self._fleet.worker_id, self.queue, self.concurrency, asleep=asleep)
         self._announced = asleep
+        self._drowsy_until = anyio.current_time() + DROWSY_S
 
     # The runner tasks.
 
