@@ -31,29 +31,13 @@
 -- Locks are taken in this order: advisory, workers, jobs, schedules; several rows of one table in
 -- the order of their key, or with SKIP LOCKED. Claims go by ctid = ANY(ARRAY(SELECT .. LIMIT n FOR
 -- UPDATE SKIP LOCKED)): IN (SELECT .. LIMIT ..) may be planned as a nested loop and claim too much.
--- The file is re-runnable and runs unchanged on Postgres 14 to 18. Chapters: 1 words, 2 tables,
--- 3 worker life, 4 claim, 5 settle, 6 schedules, 7 mend, 8 operators, 9 insert trigger, 10 views.
+-- The file is re-runnable, keeps grants and what others built on it, and runs unchanged on Postgres 14
+-- to 18. Chapters: 1 words, 2 tables, 3 worker life, 4 claim, 5 settle, 6 schedules, 7 mend,
+-- 8 operators, 9 insert trigger, 10 views.
 
 CREATE SCHEMA IF NOT EXISTS pgworkd;
 SET search_path = pgworkd, pg_catalog;
 SET client_min_messages = warning;
-
--- Functions and views hold no data: those of an older release go as a whole, so that none lingers
--- with other arguments. Kept are the ones that tables use (defaults and triggers).
-DO $$
-DECLARE
-    item record;
-BEGIN
-    FOR item IN SELECT c.oid::regclass AS name FROM pg_catalog.pg_class c
-                WHERE c.relnamespace = 'pgworkd'::regnamespace AND c.relkind = 'v' LOOP
-        EXECUTE format('DROP VIEW %s CASCADE', item.name);
-    END LOOP;
-    FOR item IN SELECT p.oid::regprocedure AS name FROM pg_catalog.pg_proc p
-                WHERE p.pronamespace = 'pgworkd'::regnamespace AND p.prorettype <> 'trigger'::regtype
-                  AND p.proname NOT IN ('clock', 'new_id') LOOP
-        EXECUTE format('DROP FUNCTION %s', item.name);
-    END LOOP;
-END $$;
 
 -- ------------------------------------------------------------------------------------------------
 -- 1 Words
@@ -74,13 +58,13 @@ BEGIN
             CONSTRAINT key_must_not_exceed_1536_bytes CHECK (octet_length(VALUE) <= 1536);  -- else no index takes it
         CREATE DOMAIN payload_object AS jsonb
             CONSTRAINT value_must_be_a_json_object CHECK (jsonb_typeof(VALUE) = 'object')
-            -- 1 MiB of compact text; Postgres prints a space after each comma and colon, and stores
-            -- many small numbers in more space than they take as text.
+            -- 1 MiB of compact text; Postgres prints a space after each comma and colon. What is stored in
+            -- 2,000 bytes is small enough even when it comes compressed from another table.
             CONSTRAINT value_must_not_exceed_1_mib
-                CHECK (pg_column_size(VALUE) <= 1048576 OR octet_length(VALUE::text) <= 2097152);
+                CHECK (pg_column_size(VALUE) <= 2000 OR octet_length(VALUE::text) <= 2097152);
         CREATE DOMAIN json_result AS jsonb
             CONSTRAINT result_must_not_exceed_1_mib
-                CHECK (pg_column_size(VALUE) <= 1048576 OR octet_length(VALUE::text) <= 2097152);
+                CHECK (pg_column_size(VALUE) <= 2000 OR octet_length(VALUE::text) <= 2097152);
         CREATE DOMAIN error_list AS jsonb
             CONSTRAINT errors_must_be_a_json_array CHECK (jsonb_typeof(VALUE) = 'array');
         CREATE DOMAIN instant AS timestamptz
@@ -94,10 +78,9 @@ BEGIN
 END $$;
 
 -- The database's time. SET pgworkd.clock = '2027-03-28 00:59:59+00' stands it still for one session.
-CREATE OR REPLACE FUNCTION clock() RETURNS timestamptz LANGUAGE sql STABLE PARALLEL SAFE AS $$
-    SELECT coalesce(nullif(pg_catalog.current_setting('pgworkd.clock', true), '')::timestamptz,
-                    pg_catalog.statement_timestamp())
-$$;
+-- (The bodies of clock and new_id are parsed here, not in the caller's search_path, and clock is inlined.)
+CREATE OR REPLACE FUNCTION clock() RETURNS timestamptz LANGUAGE sql STABLE PARALLEL SAFE
+    RETURN coalesce(nullif(current_setting('pgworkd.clock', true), '')::timestamptz, statement_timestamp());
 
 -- A job id: uuid version 7 (RFC 9562), so ids sort by time. Before Postgres 18 we build it ourselves,
 -- with the microseconds in the 12 bits after the version, so that order holds within a millisecond too.
@@ -105,19 +88,17 @@ DO $$
 BEGIN
     IF current_setting('server_version_num')::int >= 180000 THEN
         EXECUTE $def$
-            CREATE OR REPLACE FUNCTION new_id() RETURNS uuid LANGUAGE sql VOLATILE PARALLEL SAFE AS
-            'SELECT pg_catalog.uuidv7()'
+            CREATE OR REPLACE FUNCTION new_id() RETURNS uuid LANGUAGE sql VOLATILE PARALLEL SAFE RETURN uuidv7()
         $def$;
     ELSE
         EXECUTE $def$
-            CREATE OR REPLACE FUNCTION new_id() RETURNS uuid LANGUAGE sql VOLATILE PARALLEL SAFE AS $f$
+            CREATE OR REPLACE FUNCTION new_id() RETURNS uuid LANGUAGE sql VOLATILE PARALLEL SAFE RETURN (
                 SELECT (substr(hex, 1, 12) || '7' || substr(hex, 13, 3)
                         || substr(translate(substr(rnd, 1, 1), '0123456789abcdef', '89ab89ab89ab89ab'), 1, 1)
                         || substr(rnd, 2, 15))::uuid
                 FROM (SELECT lpad(to_hex(us / 1000), 12, '0') || lpad(to_hex(us % 1000 * 4096 / 1000), 3, '0') AS hex,
                              substr(md5(gen_random_uuid()::text), 1, 16) AS rnd
-                      FROM (SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS us) t) x
-            $f$
+                      FROM (SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS us) t) x)
         $def$;
     END IF;
 END $$;
@@ -194,12 +175,12 @@ CREATE TABLE IF NOT EXISTS jobs (
     id           uuid PRIMARY KEY DEFAULT new_id(),
     run_at       instant NOT NULL DEFAULT clock(),  -- due from then on
     created_at   instant NOT NULL DEFAULT clock(),
-    started_at   timestamptz,                       -- of the last attempt
-    failed_at    timestamptz,
-    expires_at   instant,                           -- not started by then: expired
+    started_at   instant,                           -- of the last attempt
+    failed_at    instant,
+    expires_at   instant,                           -- not started (attempts = 0) by then: expired
     dedupe_until instant,
     lease_until  timestamptz,                       -- remote claims only; a daemon leases by its worker row
-    cancel_requested_at timestamptz,
+    cancel_requested_at instant,
     occurrence   instant,                           -- of `schedule`: the instant this run stands for
     assignment_id uuid,                             -- remote claims only
     batch_id     uuid,
@@ -247,7 +228,7 @@ CREATE INDEX IF NOT EXISTS jobs_running ON jobs (worker_id) WHERE status = 'runn
 CREATE INDEX IF NOT EXISTS jobs_running_suspect ON jobs (worker_id) WHERE status = 'running' AND losses > 0;
 CREATE INDEX IF NOT EXISTS jobs_dead ON jobs (queue, failed_at) WHERE status = 'dead';
 CREATE INDEX IF NOT EXISTS jobs_expiring ON jobs (expires_at)
-    WHERE expires_at IS NOT NULL AND status IN ('blocked', 'pending', 'failed');
+    WHERE expires_at IS NOT NULL AND attempts = 0 AND status IN ('blocked', 'pending', 'failed');
 CREATE UNIQUE INDEX IF NOT EXISTS jobs_dedupe ON jobs (queue, dedupe_key)
     WHERE dedupe_key IS NOT NULL AND status <> 'dead';
 CREATE UNIQUE INDEX IF NOT EXISTS jobs_serialize ON jobs (queue, serialize_key)
@@ -310,7 +291,7 @@ CREATE TABLE IF NOT EXISTS job_dependencies (
 -- ------------------------------------------------------------------------------------------------
 
 -- Enters a worker with its first lease. Locks nothing.
-CREATE FUNCTION register(p_name text, p_pid int, p_version text, p_lease_s real) RETURNS int
+CREATE OR REPLACE FUNCTION register(p_name text, p_pid int, p_version text, p_lease_s real) RETURNS int
 LANGUAGE sql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
     INSERT INTO workers (name, pid, version, lease_s, lease_until)
     VALUES (left(p_name, 200), p_pid, p_version, p_lease_s, clock() + make_interval(secs => p_lease_s))
@@ -321,7 +302,7 @@ $$;
 -- `queues`. No row in the answer: the worker is lost, its jobs belong to others. A gap of more than
 -- half a lease since the last heartbeat (an outage, a freeze, a clock jump) makes the worker unsteady:
 -- it must not rescue others for one lease. Locks the worker's row.
-CREATE FUNCTION heartbeat(p_worker int, p_state text)
+CREATE OR REPLACE FUNCTION heartbeat(p_worker int, p_state text)
 RETURNS TABLE (lease_s real, cancel_ids uuid[], cancel_attempts int[], settings text)
 LANGUAGE sql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
     WITH renewed AS (
@@ -345,11 +326,12 @@ LANGUAGE sql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
 $$;
 
 -- Says that a pool sleeps (inserts must NOTIFY) or is awake. A sleeper must claim once more after this,
--- before it waits: a row inserted just before found it awake and sent nothing. Locks the pool's row.
-CREATE FUNCTION set_pool(p_worker int, p_queue text, p_concurrency int, p_asleep boolean) RETURNS void
+-- before it waits: a row inserted just before found it awake and sent nothing. Nothing is entered for a
+-- worker that is gone. Locks the pool's row.
+CREATE OR REPLACE FUNCTION set_pool(p_worker int, p_queue text, p_concurrency int, p_asleep boolean) RETURNS void
 LANGUAGE sql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
     INSERT INTO pools AS p (worker_id, queue, concurrency, asleep)
-    VALUES (p_worker, p_queue, p_concurrency, p_asleep)
+    SELECT w.id, p_queue, p_concurrency, p_asleep FROM workers w WHERE w.id = p_worker AND w.lost_at IS NULL
     ON CONFLICT (queue, worker_id) DO UPDATE
     SET asleep = excluded.asleep, concurrency = excluded.concurrency
     WHERE (p.asleep, p.concurrency) IS DISTINCT FROM (excluded.asleep, excluded.concurrency)
@@ -357,7 +339,7 @@ $$;
 
 -- Ends a worker that runs nothing any more; false if it still has running jobs, whose protection its
 -- row is (rescue() will take them). Locks the worker's row, which also stops a claim under way.
-CREATE FUNCTION sign_off(p_worker int) RETURNS boolean
+CREATE OR REPLACE FUNCTION sign_off(p_worker int) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
 BEGIN
     DELETE FROM pools WHERE worker_id = p_worker;
@@ -369,7 +351,7 @@ END $$;
 
 -- Sends a NOTIFY for each of these queues in which some pool sleeps. Locks nothing, but a NOTIFY
 -- serialises commits over the whole cluster: that is why those awake get none.
-CREATE FUNCTION wake(p_queues text[]) RETURNS void
+CREATE OR REPLACE FUNCTION wake(p_queues text[]) RETURNS void
 LANGUAGE sql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
     SELECT pg_notify('pgworkd', jsonb_build_object('queue', q.queue)::text)
     FROM (SELECT DISTINCT unnest(p_queues) AS queue) q
@@ -386,7 +368,7 @@ $$;
 -- differ from 3, for jobs that do not say.
 -- Locks: the worker's row FOR KEY SHARE (so that rescue() and a claim never cross; heartbeats pass),
 -- then due rows with SKIP LOCKED. Raises PW001 when the worker's lease is gone.
-CREATE FUNCTION claim(p_worker int, p_queue text, p_limit int, p_kinds text[] DEFAULT '{}', p_budgets int[] DEFAULT '{}')
+CREATE OR REPLACE FUNCTION claim(p_worker int, p_queue text, p_limit int, p_kinds text[] DEFAULT '{}', p_budgets int[] DEFAULT '{}')
 RETURNS TABLE (id uuid, kind text, payload text, attempt int, failures int, max_attempts int, timeout_s real,
                priority int, losses int, run_at float8, created_at float8, schedule text, occurrence float8, meta text)
 LANGUAGE plpgsql VOLATILE
@@ -413,15 +395,16 @@ BEGIN
     -- One suspect at a time per worker. Two claims of one worker may overlap: the lock lets one look,
     -- and the look is a statement of its own, so it sees what the other has committed.
     IF p_limit > 0 AND EXISTS (SELECT FROM jobs j WHERE j.queue = p_queue
-              AND j.status IN ('pending', 'failed') AND j.losses > 0 AND j.run_at <= v_now)
-       AND pg_try_advisory_xact_lock(1886873444, p_worker)
-       AND NOT EXISTS (SELECT FROM jobs j WHERE j.worker_id = p_worker AND j.status = 'running' AND j.losses > 0)
-    THEN
-        v_rows := ARRAY(
-            SELECT j.ctid FROM jobs j
-            WHERE j.queue = p_queue AND j.status IN ('pending', 'failed') AND j.losses > 0
-              AND j.run_at <= v_now AND (j.expires_at IS NULL OR j.expires_at > v_now)
-            ORDER BY j.priority DESC, j.run_at, j.id LIMIT 1 FOR UPDATE SKIP LOCKED);
+              AND j.status IN ('pending', 'failed') AND j.losses > 0 AND j.run_at <= v_now) THEN
+        IF pg_try_advisory_xact_lock(1886873444, p_worker) THEN
+            IF NOT EXISTS (SELECT FROM jobs j WHERE j.worker_id = p_worker AND j.status = 'running' AND j.losses > 0) THEN
+                v_rows := ARRAY(
+                    SELECT j.ctid FROM jobs j
+                    WHERE j.queue = p_queue AND j.status IN ('pending', 'failed') AND j.losses > 0
+                      AND j.run_at <= v_now AND (j.expires_at IS NULL OR j.expires_at > v_now OR j.attempts > 0)
+                    ORDER BY j.priority DESC, j.run_at, j.id LIMIT 1 FOR UPDATE SKIP LOCKED);
+            END IF;
+        END IF;
     END IF;
 
     v_room := p_limit - cardinality(v_rows);
@@ -432,7 +415,7 @@ BEGIN
         v_rows := v_rows || ARRAY(
             SELECT j.ctid FROM jobs j
             WHERE j.queue = p_queue AND j.priority = v_priority AND j.status IN ('pending', 'failed')
-              AND j.losses = 0 AND j.run_at <= v_now AND (j.expires_at IS NULL OR j.expires_at > v_now)
+              AND j.losses = 0 AND j.run_at <= v_now AND (j.expires_at IS NULL OR j.expires_at > v_now OR j.attempts > 0)
             ORDER BY j.run_at, j.id LIMIT v_room FOR UPDATE SKIP LOCKED);
         v_room := p_limit - cardinality(v_rows);
         v_probes := v_probes + 1;
@@ -449,7 +432,7 @@ BEGIN
         v_rows := v_rows || ARRAY(
             SELECT j.ctid FROM jobs j
             WHERE j.queue = p_queue AND j.priority <= v_priority AND j.status IN ('pending', 'failed')
-              AND j.losses = 0 AND j.run_at <= v_now AND (j.expires_at IS NULL OR j.expires_at > v_now)
+              AND j.losses = 0 AND j.run_at <= v_now AND (j.expires_at IS NULL OR j.expires_at > v_now OR j.attempts > 0)
             ORDER BY j.priority DESC, j.run_at, j.id LIMIT v_room FOR UPDATE SKIP LOCKED);
     END IF;
 
@@ -470,7 +453,7 @@ END $$;
 
 -- Seconds until the next job of each queue is due (0 or less: due now); queues with no waiting job are
 -- left out. Walks one index entry per priority. Locks nothing.
-CREATE FUNCTION next_due(p_queues text[]) RETURNS TABLE (queue text, due_in_s float8)
+CREATE OR REPLACE FUNCTION next_due(p_queues text[]) RETURNS TABLE (queue text, due_in_s float8)
 LANGUAGE plpgsql STABLE
 SET search_path = pgworkd, pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
@@ -516,25 +499,26 @@ END $$;
 -- locks the rows it changes and answers with those it changed; an id that is missing from the answer
 -- was settled before, or its attempt is no longer the running one.
 -- The plan is the same whatever the statistics say: the primary key at these ids, hashed against the
--- arrays. `worker_id IS NOT NULL` means running (a CHECK says so) and keeps the planner off the index on
+-- arrays; both come in order of id, so rows are locked in that order. `worker_id IS NOT NULL` means running (a CHECK says so) and keeps the planner off the index on
 -- running rows, which it likes as long as it believes that few run.
 -- ------------------------------------------------------------------------------------------------
 
 -- Completed: moves the rows to finished_jobs (or only deletes them where the queue keeps nothing) and
 -- inserts the next occurrence of recurring ones (p_schedules, p_next, p_revisions; see add_occurrences).
-CREATE FUNCTION settle_completed(p_ids uuid[], p_attempts int[], p_results text[], p_schedules text[] DEFAULT NULL,
+CREATE OR REPLACE FUNCTION settle_completed(p_ids uuid[], p_attempts int[], p_results text[], p_schedules text[] DEFAULT NULL,
                                  p_next timestamptz[] DEFAULT NULL, p_revisions int[] DEFAULT NULL)
 RETURNS uuid[]
 LANGUAGE plpgsql VOLATILE
 SET search_path = pgworkd, pg_catalog, pg_temp
-SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_nestloop = off SET enable_mergejoin = off SET jit = off
 SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     v_won       uuid[];
     v_schedules text[];
 BEGIN
     WITH done AS (
-        DELETE FROM jobs j USING unnest(p_ids, p_attempts, p_results) AS s (id, attempt, result)
+        DELETE FROM jobs j
+        USING (SELECT * FROM unnest(p_ids, p_attempts, p_results) AS u (id, attempt, result) ORDER BY u.id) s
         WHERE j.id = ANY (p_ids) AND j.id = s.id AND j.attempts = s.attempt AND j.worker_id IS NOT NULL
         RETURNING j.*, s.result
     ), kept AS (
@@ -558,13 +542,13 @@ END $$;
 -- Failed: one failure is spent. With budget left the job waits for its retry (p_delays_s from now),
 -- otherwise, or when p_permanent, it is dead. p_errors are history entries (JSON objects as text:
 -- type, message, traceback, worker). A job whose cancellation was asked for is cancelled instead of waiting.
-CREATE FUNCTION settle_failed(p_ids uuid[], p_attempts int[], p_delays_s float8[], p_permanent boolean[],
+CREATE OR REPLACE FUNCTION settle_failed(p_ids uuid[], p_attempts int[], p_delays_s float8[], p_permanent boolean[],
                               p_messages text[], p_errors text[], p_schedules text[] DEFAULT NULL,
                               p_next timestamptz[] DEFAULT NULL, p_revisions int[] DEFAULT NULL)
 RETURNS TABLE (id uuid, status text)
 LANGUAGE plpgsql VOLATILE
 SET search_path = pgworkd, pg_catalog, pg_temp
-SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_nestloop = off SET enable_mergejoin = off SET jit = off
 SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 DECLARE
@@ -581,8 +565,8 @@ BEGIN
             run_at = CASE WHEN s.permanent OR j.failures >= coalesce(j.max_attempts, 3) - 1
                           THEN j.run_at ELSE clock() + make_interval(secs => s.delay_s) END,
             error = s.message, errors = add_error(j.errors, s.error::jsonb || jsonb_build_object('attempt', j.attempts, 'at', clock()))
-        FROM unnest(p_ids, p_attempts, p_delays_s, p_permanent, p_messages, p_errors)
-             AS s (id, attempt, delay_s, permanent, message, error)
+        FROM (SELECT * FROM unnest(p_ids, p_attempts, p_delays_s, p_permanent, p_messages, p_errors)
+                  AS u (id, attempt, delay_s, permanent, message, error) ORDER BY u.id) s
         WHERE j.id = ANY (p_ids) AND j.id = s.id AND j.attempts = s.attempt AND j.worker_id IS NOT NULL
         RETURNING j.id, j.status, j.schedule, j.cancel_requested_at
     )
@@ -603,11 +587,11 @@ END $$;
 
 -- Released: the job goes back, no budget spent. p_delays_s NULL keeps its due time and so its place in
 -- line; p_messages, where not NULL, says why. Other daemons are woken.
-CREATE FUNCTION settle_released(p_ids uuid[], p_attempts int[], p_delays_s float8[], p_messages text[])
+CREATE OR REPLACE FUNCTION settle_released(p_ids uuid[], p_attempts int[], p_delays_s float8[], p_messages text[])
 RETURNS uuid[]
 LANGUAGE plpgsql VOLATILE
 SET search_path = pgworkd, pg_catalog, pg_temp
-SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_nestloop = off SET enable_mergejoin = off SET jit = off
 SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     v_won       uuid[];
@@ -619,7 +603,8 @@ BEGIN
         SET status = 'pending', worker_id = NULL,
             run_at = coalesce(clock() + make_interval(secs => s.delay_s), j.run_at),
             error = coalesce(s.message, j.error)
-        FROM unnest(p_ids, p_attempts, p_delays_s, p_messages) AS s (id, attempt, delay_s, message)
+        FROM (SELECT * FROM unnest(p_ids, p_attempts, p_delays_s, p_messages)
+                  AS u (id, attempt, delay_s, message) ORDER BY u.id) s
         WHERE j.id = ANY (p_ids) AND j.id = s.id AND j.attempts = s.attempt AND j.worker_id IS NOT NULL
         RETURNING j.id, j.queue, s.delay_s, j.cancel_requested_at
     )
@@ -635,11 +620,11 @@ BEGIN
 END $$;
 
 -- Ended without success and for good: p_statuses is 'cancelled' or 'expired' per job.
-CREATE FUNCTION settle_ended(p_ids uuid[], p_attempts int[], p_statuses text[], p_messages text[])
+CREATE OR REPLACE FUNCTION settle_ended(p_ids uuid[], p_attempts int[], p_statuses text[], p_messages text[])
 RETURNS uuid[]
 LANGUAGE plpgsql VOLATILE
 SET search_path = pgworkd, pg_catalog, pg_temp
-SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_nestloop = off SET enable_mergejoin = off SET jit = off
 SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     v_ids  uuid[];
@@ -651,15 +636,15 @@ BEGIN
           FROM jobs j JOIN unnest(p_ids, p_attempts, p_statuses, p_messages) AS s (id, attempt, status, message)
             ON j.id = s.id
           WHERE j.id = ANY (p_ids) AND j.attempts = s.attempt AND j.worker_id IS NOT NULL
-          FOR UPDATE OF j) x;
+          ORDER BY j.id FOR UPDATE OF j) x;
     PERFORM bury(array_agg(e.id), e.status, e.message)
     FROM unnest(v_ids, v_to, v_why) AS e (id, status, message) GROUP BY e.status, e.message;
     RETURN coalesce(v_ids, '{}');
 END $$;
 
 -- Moves rows, which the caller has locked, to finished_jobs under a final status; p_message, where not NULL,
--- becomes their error. Answers how many. The chains of schedules among them are left to ensure_schedules.
-CREATE FUNCTION bury(p_ids uuid[], p_status text, p_message text) RETURNS int
+-- becomes their error. A queue that keeps nothing loses them. Answers how many were moved. The chains of schedules among them are left to ensure_schedules.
+CREATE OR REPLACE FUNCTION bury(p_ids uuid[], p_status text, p_message text) RETURNS int
 LANGUAGE plpgsql VOLATILE
 SET search_path = pgworkd, pg_catalog, pg_temp SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
@@ -674,13 +659,14 @@ BEGIN
     SELECT g.id, clock(), g.run_at, g.created_at, g.started_at, g.failed_at, g.occurrence, g.batch_id,
         p_status::job_status, g.priority, g.attempts, g.failures, g.max_attempts, g.worker_id, g.queue, g.kind,
         g.payload, g.meta, coalesce(p_message, g.error), g.errors, g.dedupe_key, g.serialize_key, g.schedule
-    FROM gone g;
+    FROM gone g LEFT JOIN queues q ON q.name = g.queue
+    WHERE q.keep_s IS DISTINCT FROM 0;
     GET DIAGNOSTICS v_moved = ROW_COUNT;
     RETURN v_moved;
 END $$;
 
 -- Adds an entry to an error history and keeps the last 20.
-CREATE FUNCTION add_error(p_errors jsonb, p_entry jsonb) RETURNS jsonb LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+CREATE OR REPLACE FUNCTION add_error(p_errors jsonb, p_entry jsonb) RETURNS jsonb LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
     SELECT CASE WHEN jsonb_array_length(p_errors) >= 20 THEN p_errors - 0 ELSE p_errors END
            || jsonb_build_array(p_entry)
 $$;
@@ -691,7 +677,7 @@ $$;
 
 -- Enters or changes a schedule that stands in code. A row that someone has put in by SQL under the same
 -- name is left alone. Locks the schedule's row.
-CREATE FUNCTION put_schedule(p_name text, p_queue text, p_kind text, p_cron text, p_every_s int, p_timezone text,
+CREATE OR REPLACE FUNCTION put_schedule(p_name text, p_queue text, p_kind text, p_cron text, p_every_s int, p_timezone text,
                              p_missed text, p_payload text) RETURNS void
 LANGUAGE sql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
     INSERT INTO schedules AS s (name, queue, kind, cron, every_s, timezone, missed, payload, source)
@@ -707,7 +693,7 @@ $$;
 
 -- All enabled schedules, and whether each lacks a live occurrence. The caller computes the next instants
 -- and hands them to add_occurrences. Locks nothing.
-CREATE FUNCTION ensure_schedules()
+CREATE OR REPLACE FUNCTION ensure_schedules()
 RETURNS TABLE (name text, cron text, every_s int, timezone text, missed text, revision int,
                last_occurrence timestamptz, at timestamptz, broken boolean)
 LANGUAGE sql STABLE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
@@ -719,7 +705,7 @@ $$;
 -- Inserts one occurrence per schedule, unless the schedule has a live one, has moved past that instant,
 -- or has changed since the caller computed it (revision). Answers with the names that got one.
 -- Locks the schedules' rows in order of name, then looks: so two callers never both insert.
-CREATE FUNCTION add_occurrences(p_names text[], p_at timestamptz[], p_revisions int[]) RETURNS text[]
+CREATE OR REPLACE FUNCTION add_occurrences(p_names text[], p_at timestamptz[], p_revisions int[]) RETURNS text[]
 LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
 DECLARE
     v_added text[];
@@ -737,6 +723,7 @@ BEGIN
         SELECT m.queue, m.kind, m.payload, m.last_occurrence, m.priority, m.max_attempts, m.timeout_s, m.name,
                m.last_occurrence
         FROM moved m
+        ON CONFLICT DO NOTHING
         RETURNING schedule
     )
     SELECT array_agg(a.schedule) INTO v_added FROM added a;
@@ -744,7 +731,7 @@ BEGIN
 END $$;
 
 -- Of the schedules whose occurrence was just settled, adds those next ones that the caller computed.
-CREATE FUNCTION follow(p_settled text[], p_names text[], p_at timestamptz[], p_revisions int[]) RETURNS void
+CREATE OR REPLACE FUNCTION follow(p_settled text[], p_names text[], p_at timestamptz[], p_revisions int[]) RETURNS void
 LANGUAGE sql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
     SELECT add_occurrences(array_agg(n.name), array_agg(n.at), array_agg(n.revision))
     FROM unnest(p_names, p_at, p_revisions) AS n (name, at, revision)
@@ -753,7 +740,7 @@ LANGUAGE sql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
 $$;
 
 -- Notes why no occurrence can be computed; the chain rests until the rule is changed. Locks the row.
-CREATE FUNCTION fail_schedule(p_name text, p_revision int, p_error text) RETURNS boolean
+CREATE OR REPLACE FUNCTION fail_schedule(p_name text, p_revision int, p_error text) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
 BEGIN
     UPDATE schedules SET error = left(p_error, 4096)
@@ -761,12 +748,12 @@ BEGIN
     RETURN FOUND;
 END $$;
 
--- A changed rule gets a new revision; its waiting occurrence, if not due yet, makes room for the new
+-- A changed rule gets a new revision; its waiting occurrence, if neither due nor begun, makes room for the new
 -- next one. Locks that job, which no claim can hold: it is not due.
 CREATE OR REPLACE FUNCTION schedule_changed() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pgworkd, pg_catalog, pg_temp AS $$
 BEGIN
-    DELETE FROM jobs WHERE schedule = OLD.name AND status = 'pending' AND run_at > clock();
+    DELETE FROM jobs WHERE schedule = OLD.name AND status = 'pending' AND attempts = 0 AND run_at > clock();
     IF TG_OP = 'DELETE' THEN
         RETURN OLD;
     END IF;
@@ -790,7 +777,7 @@ BEGIN
 END $$;
 CREATE OR REPLACE TRIGGER schedules_notify AFTER INSERT OR DELETE OR UPDATE OF
     queue, kind, payload, cron, every_s, timezone, missed, priority, max_attempts, timeout_s, enabled
-    ON schedules FOR EACH STATEMENT EXECUTE FUNCTION schedules_notify();
+    ON schedules FOR EACH ROW EXECUTE FUNCTION schedules_notify();
 
 -- ------------------------------------------------------------------------------------------------
 -- 7 Mend: idempotent, each under its own advisory try-lock, so any daemon may call at any time.
@@ -802,7 +789,7 @@ CREATE OR REPLACE TRIGGER schedules_notify AFTER INSERT OR DELETE OR UPDATE OF
 -- server has been up for as long: after an outage or a clock jump all healthy workers look lost.
 -- Locks: the rescue lock, lost workers' rows in order of id, their jobs with SKIP LOCKED (a job that is
 -- being settled right now is left to its settle; the worker's row stays until no job is left).
-CREATE FUNCTION rescue(p_worker int, p_limit int DEFAULT 1000)
+CREATE OR REPLACE FUNCTION rescue(p_worker int, p_limit int DEFAULT 1000)
 RETURNS TABLE (id uuid, queue text, kind text, attempt int, status text, worker_id int, worker text, error text)
 LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
 #variable_conflict use_column
@@ -840,6 +827,10 @@ BEGIN
           SELECT s.worker_id FROM seen s WHERE s.worker_id IS NOT NULL) r
     WHERE NOT EXISTS (SELECT FROM workers w WHERE w.id = r.worker_id)
     ON CONFLICT DO NOTHING;
+    IF FOUND THEN  -- an id that no sequence gave must not be given again
+        PERFORM setval('pgworkd.workers_id_seq', m.id) FROM (SELECT max(w.id) AS id FROM workers w) m
+        WHERE m.id > (SELECT q.last_value FROM workers_id_seq q);
+    END IF;
 
     SELECT array_agg(l.id) INTO v_lost
     FROM (SELECT w.id FROM workers w WHERE w.lost_at IS NOT NULL OR w.lease_until < v_now
@@ -867,7 +858,9 @@ BEGIN
             errors = add_error(j.errors, jsonb_build_object('attempt', j.attempts, 'at', v_now, 'type', 'lost',
                                                             'message', b.message, 'worker', b.lost_worker))
         FROM before b WHERE b.id = j.id
-        RETURNING j.id, j.queue::text, coalesce(j.kind, j.queue)::text, j.attempts, j.status::text,
+        RETURNING j.id, j.queue::text, coalesce(j.kind, j.queue)::text, j.attempts,
+                  CASE WHEN j.status = 'failed' AND j.cancel_requested_at IS NOT NULL THEN 'cancelled'
+                       ELSE j.status::text END,
                   b.lost_worker_id, b.lost_worker, b.message
     )
     SELECT * FROM taken;
@@ -881,14 +874,14 @@ END $$;
 -- The running attempts of a worker that began more than p_age_s ago. The worker compares them with what
 -- it holds: one that it does not hold is a stray, claimed by a call whose answer was lost, and is given
 -- back by settle_released. Locks nothing.
-CREATE FUNCTION running_of(p_worker int, p_age_s float8) RETURNS TABLE (id uuid, attempt int)
+CREATE OR REPLACE FUNCTION running_of(p_worker int, p_age_s float8) RETURNS TABLE (id uuid, attempt int)
 LANGUAGE sql STABLE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
     SELECT j.id, j.attempts FROM jobs j
     WHERE j.worker_id = p_worker AND j.status = 'running' AND j.started_at < clock() - make_interval(secs => p_age_s)
 $$;
 
--- Ends waiting jobs whose expires_at has passed, at most p_limit. Locks them with SKIP LOCKED.
-CREATE FUNCTION expire(p_limit int DEFAULT 1000) RETURNS int
+-- Ends jobs that were never started and whose expires_at has passed, at most p_limit. Locks them with SKIP LOCKED.
+CREATE OR REPLACE FUNCTION expire(p_limit int DEFAULT 1000) RETURNS int
 LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
 DECLARE
     v_ids uuid[];
@@ -897,7 +890,7 @@ BEGIN
         RETURN 0;
     END IF;
     v_ids := ARRAY(SELECT j.id FROM jobs j
-                   WHERE j.expires_at <= clock() AND j.status IN ('blocked', 'pending', 'failed')
+                   WHERE j.expires_at <= clock() AND j.attempts = 0 AND j.status IN ('blocked', 'pending', 'failed')
                    ORDER BY j.expires_at LIMIT p_limit FOR UPDATE SKIP LOCKED);
     RETURN bury(v_ids, 'expired', 'expired before it could start');
 END $$;
@@ -905,7 +898,7 @@ END $$;
 -- Makes the day partitions of finished_jobs for today and p_days_ahead more. A new partition needs a
 -- short exclusive lock: it is waited for 200 ms at most, so that no settle queues behind a long reader;
 -- rows of a day without a partition go to finished_jobs_other, nothing is refused.
-CREATE FUNCTION ensure_partitions(p_days_ahead int DEFAULT 7) RETURNS int
+CREATE OR REPLACE FUNCTION ensure_partitions(p_days_ahead int DEFAULT 7) RETURNS int
 LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp SET lock_timeout = '200ms'
 SET timezone = 'UTC' AS $$
 DECLARE
@@ -922,8 +915,11 @@ BEGIN
             EXECUTE format('CREATE TABLE %I PARTITION OF finished_jobs FOR VALUES FROM (%L) TO (%L)',
                            'finished_jobs_' || to_char(v_day, 'YYYYMMDD'), v_day::timestamptz, (v_day + 1)::timestamptz);
             v_made := v_made + 1;
-        EXCEPTION WHEN lock_not_available OR check_violation THEN
-            NULL;  -- a reader is in the way, or the day's first rows are already in finished_jobs_other
+        EXCEPTION
+            WHEN lock_not_available THEN
+                EXIT;  -- a reader is in the way, of this day as of the next: another time
+            WHEN check_violation THEN
+                NULL;  -- the day's first rows are already in finished_jobs_other, and may stay there
         END;
     END LOOP;
     RETURN v_made;
@@ -932,7 +928,7 @@ END $$;
 -- Forgets: drops day partitions older than p_keep_days, deletes as old rows of finished_jobs_other and
 -- rows of queues that keep less (at most p_limit each), and moves jobs dead for p_keep_dead_days to
 -- finished_jobs. Locks: as in ensure_partitions for the drop; rows with SKIP LOCKED.
-CREATE FUNCTION prune(p_keep_days int, p_keep_dead_days int, p_limit int DEFAULT 5000)
+CREATE OR REPLACE FUNCTION prune(p_keep_days int, p_keep_dead_days int, p_limit int DEFAULT 5000)
 RETURNS TABLE (partitions int, rows_deleted int, dead_moved int)
 LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp SET lock_timeout = '200ms'
 SET timezone = 'UTC' AS $$
@@ -966,7 +962,7 @@ BEGIN
     DELETE FROM finished_jobs d USING (
         SELECT f.id, f.finished_at FROM queues q JOIN finished_jobs f ON f.queue = q.name
         WHERE q.keep_s < p_keep_days * 86400 AND f.finished_at < clock() - make_interval(secs => q.keep_s)
-        LIMIT p_limit) old
+        LIMIT p_limit FOR UPDATE OF f SKIP LOCKED) old
     WHERE d.id = old.id AND d.finished_at = old.finished_at;
     GET DIAGNOSTICS v_rows = ROW_COUNT;
     rows_deleted := rows_deleted + v_rows;
@@ -984,7 +980,7 @@ END $$;
 -- Cancels: a waiting or dead job ends now; a running one is marked, and its worker told, which cancels
 -- the handler and settles it. Answers with 'cancelled' or 'requested' per job found; others are over or
 -- unknown. Locks the jobs in order of id.
-CREATE FUNCTION cancel(p_ids uuid[]) RETURNS TABLE (id uuid, outcome text)
+CREATE OR REPLACE FUNCTION cancel(p_ids uuid[]) RETURNS TABLE (id uuid, outcome text)
 LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
@@ -1005,7 +1001,7 @@ END $$;
 -- Runs jobs again: a dead one gets a fresh budget, one that waits for its retry runs now. Answers with
 -- the ids it changed. A replayed occurrence leaves its schedule's chain, which has gone on without it.
 -- Raises 23505 when another live job holds the dedupe key. Locks the jobs in order of id.
-CREATE FUNCTION retry(p_ids uuid[]) RETURNS uuid[]
+CREATE OR REPLACE FUNCTION retry(p_ids uuid[]) RETURNS uuid[]
 LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
 DECLARE
     v_ids uuid[];
@@ -1016,7 +1012,7 @@ BEGIN
         SET failures = CASE WHEN j.status = 'dead' THEN 0 ELSE j.failures END,
             losses = CASE WHEN j.status = 'dead' THEN 0 ELSE j.losses END,
             schedule = CASE WHEN j.status = 'dead' THEN NULL ELSE j.schedule END,
-            status = 'pending', run_at = clock()
+            status = 'pending', run_at = clock(), cancel_requested_at = NULL
         WHERE j.id = ANY (p_ids) AND j.status IN ('dead', 'failed')
         RETURNING j.id
     )
@@ -1026,7 +1022,7 @@ BEGIN
 END $$;
 
 -- Moves dead jobs to finished_jobs, where they end as `dead`. Answers how many. Locks them in order of id.
-CREATE FUNCTION discard(p_ids uuid[]) RETURNS int
+CREATE OR REPLACE FUNCTION discard(p_ids uuid[]) RETURNS int
 LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
 DECLARE
     v_ids uuid[];
@@ -1057,9 +1053,9 @@ CREATE OR REPLACE TRIGGER jobs_inserted AFTER INSERT ON jobs
 -- ------------------------------------------------------------------------------------------------
 
 -- Every job there is, live or over, in the order people read.
-CREATE VIEW all_jobs AS
+CREATE OR REPLACE VIEW all_jobs AS
 SELECT id, queue::text, coalesce(kind, queue)::text AS kind, status, payload::jsonb, NULL::jsonb AS result, priority,
-       run_at::timestamptz, created_at::timestamptz, started_at, failed_at, NULL::timestamptz AS finished_at, attempts, failures,
+       run_at::timestamptz, created_at::timestamptz, started_at::timestamptz, failed_at::timestamptz, NULL::timestamptz AS finished_at, attempts, failures,
        max_attempts::int, error, errors::jsonb, worker_id, schedule::text, occurrence::timestamptz, dedupe_key::text, serialize_key::text,
        batch_id, meta::jsonb
 FROM jobs
@@ -1071,7 +1067,7 @@ SELECT id, queue, coalesce(kind, queue), status, payload, result, priority,
 FROM finished_jobs;
 
 -- One row per queue that has live jobs, a pool or settings.
-CREATE VIEW queue_stats AS
+CREATE OR REPLACE VIEW queue_stats AS
 WITH counts AS (
     SELECT j.queue::text AS queue,
            count(*) FILTER (WHERE j.status = 'pending' AND j.run_at <= clock()) AS due,
@@ -1095,7 +1091,7 @@ LEFT JOIN fleet f ON f.queue = n.queue
 LEFT JOIN queues q ON q.name = n.queue;
 
 -- One row per worker.
-CREATE VIEW worker_stats AS
+CREATE OR REPLACE VIEW worker_stats AS
 SELECT w.id, w.name, w.pid, w.version, w.state, w.started_at, w.seen_at, w.lease_until, w.lost_at,
        (SELECT count(*) FROM jobs j WHERE j.worker_id = w.id AND j.status = 'running') AS running,
        (SELECT array_agg(p.queue::text ORDER BY p.queue) FROM pools p WHERE p.worker_id = w.id) AS queues

@@ -135,7 +135,7 @@ class Store:
 
     async def set_pool(self, worker_id: int, queue: str, concurrency: int, *, asleep: bool) -> None:
         """Says whether inserts into the queue must NOTIFY for this worker."""
-        await self._rest.value("SELECT pgworkd.set_pool($1, $2, $3, $4)", worker_id, queue, concurrency, asleep)
+        await self._claims.value("SELECT pgworkd.set_pool($1, $2, $3, $4)", worker_id, queue, concurrency, asleep)
 
     async def sign_off(self, worker_id: int) -> bool:
         """Ends a worker; False if it still has running jobs or is lost."""
@@ -155,7 +155,7 @@ class Store:
 
     async def next_due(self, queues: Sequence[str]) -> dict[str, float]:
         """Seconds until the next job is due, by queue; queues with no waiting job are missing."""
-        rows = await self._rest.fetch("SELECT queue, due_in_s FROM pgworkd.next_due($1)", queues)
+        rows = await self._claims.fetch("SELECT queue, due_in_s FROM pgworkd.next_due($1)", queues)
         return {row[0]: row[1] for row in rows}
 
     # Settle: each returns the ids that were still running under the given attempt.

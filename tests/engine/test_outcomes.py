@@ -346,6 +346,31 @@ async def test_an_odd_value_in_any_column_is_refused_or_harms_only_its_own_job(
         assert seen.all(events.CHORE_FAILED) == []
 
 
+@pytest.mark.parametrize("kind", ["os.system", "os:system", "tests.kit:insert", "__import__", "'; DROP"])
+async def test_a_kind_is_only_ever_looked_up_among_the_handlers(
+    dsn: str, db: asyncpg.Connection[Any], kind: str
+) -> None:
+    """An unknown one goes back unspent, says why, and harms none of its batch."""
+    app = App()
+
+    @app.handler("q")
+    async def handle() -> None:
+        return None
+
+    await db.execute(
+        "INSERT INTO pgworkd.jobs (queue, kind) SELECT 'q', CASE n WHEN 2 THEN $1 ELSE NULL END FROM generate_series(1, 4) n",
+        kind,
+    )
+    async with running(app, dsn) as (_, seen):
+        await seen.wait(events.JOB_COMPLETED, count=3)
+        released = await seen.wait(events.JOB_RELEASED, kind=kind)
+        assert released["reason"] == f"no handler for kind {kind!r}"
+        assert released["delay_s"] > 1
+    row = await db.fetchrow("SELECT status::text, attempts, failures, error, run_at > now() AS later FROM pgworkd.jobs")
+    assert row is not None
+    assert tuple(row) == ("pending", 1, 0, f"no handler for kind {kind!r}", True)
+
+
 async def test_a_job_that_expires_before_it_starts_never_runs(dsn: str, db: asyncpg.Connection[Any]) -> None:
     app, ran = App(), []
 

@@ -167,14 +167,6 @@ async def test_two_installations_at_once_do_not_break_each_other(db: Db, other: 
     assert await db.fetchval("SELECT version FROM pgworkd.schema_version") == schema.VERSION
 
 
-async def test_functions_and_views_of_an_older_release_go(db: Db) -> None:
-    await db.execute("CREATE FUNCTION pgworkd.claim(int) RETURNS int LANGUAGE sql AS 'SELECT 1'")
-    await db.execute("CREATE VIEW pgworkd.old_stats AS SELECT * FROM pgworkd.jobs")
-    await db.execute(schema.text())
-    assert await db.fetchval("SELECT count(*) FROM pg_proc WHERE proname = 'claim'") == 1
-    assert await db.fetchval("SELECT to_regclass('pgworkd.old_stats')") is None
-
-
 # What it makes
 
 
@@ -363,13 +355,6 @@ async def test_defect_a_users_view_on_ours_survives_or_stops_the_migration(db: D
     except asyncpg.DependentObjectsStillExistError:
         return
     assert await db.fetchval("SELECT to_regclass('public.my_report')") is not None
-
-
-async def test_defect_a_view_of_an_older_release_on_another_of_its_views_does_not_stop_the_migration(db: Db) -> None:
-    """CASCADE takes the second along, and the loop then says DROP VIEW 17868: a syntax error."""
-    await db.execute("CREATE VIEW pgworkd.old_stats AS SELECT * FROM pgworkd.all_jobs")
-    await db.execute(schema.text())
-    assert await db.fetchval("SELECT to_regclass('pgworkd.old_stats')") is None
 
 
 async def test_defect_grants_survive_a_migration(db: Db, reader: str) -> None:

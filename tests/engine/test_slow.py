@@ -1,0 +1,114 @@
+"""A run that takes far longer than its kind usually does is reported, once, while it still runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anyio
+import asyncpg
+import pytest
+
+from pgworkd import events
+from pgworkd.app import App
+from pgworkd.job import Job
+from pgworkd.reporter import SAMPLES_LEAST
+from tests.kit import Recorder, insert, running, status, until, waits_for_status
+
+
+@pytest.fixture(autouse=True)
+def quick_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs are looked at every 0.5 s in production."""
+    monkeypatch.setattr("pgworkd.reporter.LOOK_S", 0.01)
+
+
+def app_that_waits(go_on: anyio.Event, *kinds: str) -> App:
+    """Handlers that return at once, or when told, if their payload says so."""
+    app = App()
+
+    async def handle(payload: dict[str, Any], job: Job) -> None:
+        if payload:
+            await go_on.wait()
+
+    for kind in kinds:
+        app.handler(kind, queue="q", concurrency=100)(handle)
+    return app
+
+
+async def _learn(db: asyncpg.Connection[Any], seen: Recorder, kind: str, runs: int) -> None:
+    before = len(seen.all(events.JOB_COMPLETED))
+    await db.execute("INSERT INTO pgworkd.jobs (queue, kind) SELECT 'q', $1 FROM generate_series(1, $2)", kind, runs)
+    await seen.wait(events.JOB_COMPLETED, count=before + runs)
+
+
+async def _looks(seen: Recorder) -> None:
+    """Long enough for many looks at what runs."""
+    for _ in range(10):
+        await anyio.sleep(0.02)
+
+
+async def test_a_job_far_beyond_the_usual_is_reported_once_while_it_runs(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    go_on = anyio.Event()
+    async with running(app_that_waits(go_on, "quick"), dsn, slow_min_s=0.1) as (_, seen):
+        await _learn(db, seen, "quick", SAMPLES_LEAST)
+        job_id = await insert(db, "q", '{"wait": 1}', kind="quick")
+        slow = await seen.wait(events.JOB_SLOW)
+        assert await status(db, job_id) == "running"
+        assert (slow["job_id"], slow["kind"], slow["attempt"]) == (str(job_id), "quick", 1)
+        assert slow["running_s"] >= 0.1
+        assert slow["usual_s"] * 5 < slow["running_s"]
+        await _looks(seen)
+        go_on.set()
+        await until(waits_for_status(db, job_id, "completed"))
+        assert len(seen.all(events.JOB_SLOW)) == 1
+
+
+async def test_what_is_short_in_absolute_terms_is_never_slow(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    """Two hundred times the usual microseconds are nothing to write about."""
+    go_on = anyio.Event()
+    async with running(app_that_waits(go_on, "quick"), dsn, slow_min_s=60) as (_, seen):
+        await _learn(db, seen, "quick", SAMPLES_LEAST)
+        job_id = await insert(db, "q", '{"wait": 1}', kind="quick")
+        await until(waits_for_status(db, job_id, "running"))
+        await _looks(seen)
+        go_on.set()
+        await until(waits_for_status(db, job_id, "completed"))
+        assert seen.all(events.JOB_SLOW) == []
+
+
+@pytest.mark.parametrize("learned", ["nothing", "too little", "another kind"])
+async def test_nothing_is_slow_before_it_is_known_what_is_usual(
+    dsn: str, db: asyncpg.Connection[Any], learned: str
+) -> None:
+    go_on = anyio.Event()
+    async with running(app_that_waits(go_on, "new", "old"), dsn, slow_min_s=0.02) as (_, seen):
+        if learned != "nothing":
+            other, runs = ("old", SAMPLES_LEAST) if learned == "another kind" else ("new", SAMPLES_LEAST - 1)
+            await _learn(db, seen, other, runs)
+        job_id = await insert(db, "q", '{"wait": 1}', kind="new")
+        await until(waits_for_status(db, job_id, "running"))
+        await _looks(seen)
+        assert seen.all(events.JOB_SLOW) == []
+        go_on.set()
+        await until(waits_for_status(db, job_id, "completed"))
+
+
+async def test_a_kind_that_always_takes_long_is_not_slow_and_every_slow_run_is_reported(
+    dsn: str, db: asyncpg.Connection[Any]
+) -> None:
+    app = App()
+
+    @app.handler("q", concurrency=100)
+    async def handle(payload: dict[str, Any]) -> None:
+        await anyio.sleep(payload["s"])
+
+    async with running(app, dsn, slow_min_s=0.01, slow_factor=5.0) as (_, seen):
+        usual = "INSERT INTO pgworkd.jobs (queue, payload) SELECT 'q', '{\"s\": 0.1}' FROM generate_series(1, 40)"
+        await db.execute(usual)
+        await seen.wait(events.JOB_COMPLETED, count=40)
+        await db.execute(usual)
+        await seen.wait(events.JOB_COMPLETED, count=80)
+        assert seen.all(events.JOB_SLOW) == []
+        slow = [await insert(db, "q", '{"s": 1.2}') for _ in range(3)]
+        await seen.wait(events.JOB_SLOW, count=3)
+        assert {facts["job_id"] for facts in seen.all(events.JOB_SLOW)} == {str(job_id) for job_id in slow}
+        assert all(facts["running_s"] > 5 * facts["usual_s"] > 0.4 for facts in seen.all(events.JOB_SLOW))

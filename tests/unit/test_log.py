@@ -1,0 +1,183 @@
+"""Log lines: one per event, from the level that was asked for, and nothing that a job says can forge another."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import structlog
+
+from pgworkd import events, log
+
+NASTY = "a\nb\rc\0d\x1b[31me\x1b]0;title\x07f\x9b2Jg\x7fh\u0085i\u2028j"
+CONTROLS = set("".join(map(chr, (*range(32), *range(127, 160)))))
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture(autouse=True)
+def structlog_as_before() -> Iterator[None]:
+    level = logging.getLogger("asyncpg").level
+    yield
+    structlog.reset_defaults()
+    logging.getLogger("asyncpg").setLevel(level)
+
+
+def lines_of(
+    monkeypatch: pytest.MonkeyPatch, level: str, form: Any, *facts: tuple[str, dict[str, Any]], terminal: bool = False
+) -> list[str]:
+    """What is written to standard error for these events."""
+    out = Terminal() if terminal else io.StringIO()
+    monkeypatch.setattr(sys, "stderr", out)
+    log.configure(level, form)
+    listen = log.listener(level)
+    for name, known in facts:
+        listen(name, known)
+    text = out.getvalue()
+    assert text == "" or text.endswith("\n")
+    return text.split("\n")[:-1]
+
+
+EVERY = [value for name, value in vars(events).items() if name.isupper()]
+
+
+@pytest.mark.parametrize(
+    ("level", "quietest"), [("debug", 10), ("info", 20), ("warning", 30), ("error", 40), ("critical", 50)]
+)
+def test_events_below_the_level_are_not_logged(monkeypatch: pytest.MonkeyPatch, level: str, quietest: int) -> None:
+    lines = [json.loads(line) for line in lines_of(monkeypatch, level, "json", *((name, {}) for name in EVERY))]
+    shown = {line["event"]: line["level"] for line in lines}
+    assert all(logging.getLevelNamesMapping()[shown_as.upper()] >= quietest for shown_as in shown.values())
+    at_all = {
+        line["event"]: line["level"]
+        for line in map(json.loads, lines_of(monkeypatch, "debug", "json", *((n, {}) for n in EVERY)))
+    }
+    assert at_all.keys() == set(EVERY), "with debug there is nothing that is not said"
+    assert shown == {
+        name: said for name, said in at_all.items() if logging.getLevelNamesMapping()[said.upper()] >= quietest
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "level"),
+    [
+        (events.JOB_STARTED, "debug"),
+        (events.JOB_COMPLETED, "info"),
+        (events.JOB_FAILED, "warning"),
+        (events.JOB_DEAD, "error"),
+        (events.JOB_STALE, "warning"),
+        (events.LEASE_FENCED, "error"),
+        (events.DATABASE_AWAY, "warning"),
+        (events.DATABASE_BACK, "info"),
+        (events.DAEMON_READY, "info"),
+        ("some.part", "info"),
+    ],
+)
+def test_each_event_has_its_level(monkeypatch: pytest.MonkeyPatch, name: str, level: str) -> None:
+    (line,) = lines_of(monkeypatch, "debug", "json", (name, {}))
+    assert json.loads(line)["level"] == level
+
+
+def test_the_level_may_be_written_in_any_case_and_an_unknown_one_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len(lines_of(monkeypatch, "WARNING", "json", (events.JOB_COMPLETED, {}), (events.JOB_DEAD, {}))) == 1
+    with pytest.raises(KeyError):
+        log.configure("loud")
+
+
+@pytest.mark.parametrize(
+    ("form", "terminal", "is_json"),
+    [
+        ("auto", False, True),
+        ("auto", True, False),
+        ("json", True, True),
+        ("json", False, True),
+        ("console", False, False),
+        ("console", True, False),
+    ],
+)
+def test_json_off_a_terminal_and_text_on_one(
+    monkeypatch: pytest.MonkeyPatch, form: str, terminal: bool, is_json: bool
+) -> None:
+    facts = {"queue": "ocr", "running": 3, "nothing": None}
+    (line,) = lines_of(monkeypatch, "info", form, (events.DAEMON_STOPPING, facts), terminal=terminal)
+    if is_json:
+        said = json.loads(line)
+        assert said.pop("timestamp").endswith("Z")
+        assert said == {"event": "daemon.stopping", "level": "info", **facts}
+    else:
+        assert "daemon.stopping" in line
+        assert "ocr" in line
+        assert not line.startswith("{")
+        assert ("\x1b[" in line) is terminal, "colours on a terminal only"
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"error": NASTY},
+        {"queue": NASTY, "kind": NASTY, "worker": NASTY},
+        {"queues": {NASTY: 3}},
+        {"errors": [NASTY, {"inner": NASTY}]},
+        {"error": ValueError(NASTY)},
+        {"error": NASTY.encode("utf-8")},
+    ],
+    ids=["text", "names", "keys inside", "nested", "exception", "bytes"],
+)
+@pytest.mark.parametrize("form", ["json", "console"])
+def test_control_characters_can_neither_forge_a_line_nor_reach_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, form: str, facts: dict[str, Any]
+) -> None:
+    (line,) = lines_of(monkeypatch, "info", form, (events.JOB_FAILED, facts))
+    assert CONTROLS.isdisjoint(line) if form == "console" else CONTROLS.isdisjoint(line.replace("\x7f", ""))
+    assert len(line.splitlines()) == 1
+    if form == "json":
+        assert json.loads(line)["event"] == events.JOB_FAILED
+
+
+def test_json_gives_back_exactly_what_was_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    (line,) = lines_of(monkeypatch, "info", "json", (events.JOB_FAILED, {"error": NASTY}))
+    assert json.loads(line)["error"] == NASTY
+
+
+def test_console_shows_control_characters_as_escapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    (line,) = lines_of(monkeypatch, "info", "console", (events.JOB_FAILED, {"error": "evil\x1b[2J\nlast line"}))
+    assert "x1b[2J" in line
+    assert "x0alast line" in line
+
+
+@pytest.mark.parametrize("form", ["json", "console"])
+@pytest.mark.parametrize(
+    "value",
+    ["\ud800 half a character", {1, 2}, object(), b"\xff", 10**5000, float("nan"), ["x"] * 3],
+    ids=["surrogate", "set", "object", "bytes", "integer", "NaN", "list"],
+)
+def test_odd_values_do_not_break_the_log(monkeypatch: pytest.MonkeyPatch, form: str, value: object) -> None:
+    lines = lines_of(monkeypatch, "info", form, (events.JOB_FAILED, {"error": value}), (events.JOB_DEAD, {}))
+    assert len(lines) == 2
+    assert events.JOB_FAILED in lines[0]
+    assert events.JOB_DEAD in lines[1]
+
+
+def test_facts_may_bear_the_names_that_lines_use_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    (line,) = lines_of(monkeypatch, "info", "json", (events.JOB_FAILED, {"error": "e", "name": "n", "logger": "l"}))
+    assert json.loads(line)["name"] == "n"
+
+
+def test_what_a_handler_binds_stands_in_its_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    with structlog.contextvars.bound_contextvars(request="r1"):
+        (line,) = lines_of(monkeypatch, "info", "json", (events.JOB_COMPLETED, {}))
+    assert json.loads(line)["request"] == "r1"
+
+
+def test_the_drivers_own_upkeep_is_quiet() -> None:
+    log.configure()
+    assert not logging.getLogger("asyncpg.pool").isEnabledFor(logging.WARNING)
+    assert logging.getLogger("asyncpg.pool").isEnabledFor(logging.ERROR)

@@ -1,0 +1,97 @@
+"""Waiting for the database: growing, capped, jittered delays, and one word at each end of an outage."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pgworkd import events, outage
+from pgworkd.events import Events
+from pgworkd.outage import CAP_S, FIRST_S, Outage
+
+
+class Heard(Events):
+    """Events, and what was said."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said: list[tuple[str, dict[str, Any]]] = []
+        self.listen(lambda name, facts: self.said.append((name, dict(facts))))
+
+
+@pytest.fixture
+def heard() -> Heard:
+    return Heard()
+
+
+@pytest.fixture
+def no_jitter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outage.random, "uniform", lambda low, high: (low + high) / 2)
+
+
+@pytest.mark.usefixtures("no_jitter")
+async def test_the_delays_double_up_to_the_cap(heard: Heard) -> None:
+    state = Outage("claim", heard)
+    delays = [state.failed(OSError("down")) for _ in range(10)]
+    assert delays == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 2, 2, 2, 2, 2])
+
+
+@pytest.mark.usefixtures("no_jitter")
+async def test_after_an_answer_they_begin_anew(heard: Heard) -> None:
+    state = Outage("claim", heard)
+    first = [state.failed(OSError("down")) for _ in range(4)]
+    state.passed()
+    assert [state.failed(OSError("down")) for _ in range(4)] == first
+
+
+async def test_delays_differ_so_that_a_fleet_does_not_return_as_one(heard: Heard) -> None:
+    drawn = [Outage("claim", heard).failed(OSError("down")) for _ in range(50)]
+    assert len(set(drawn)) > 40
+    assert all(FIRST_S * 0.5 <= delay_s <= FIRST_S * 1.5 for delay_s in drawn)
+    state = Outage("claim", heard)
+    late = [state.failed(OSError("down")) for _ in range(60)][10:]
+    assert all(CAP_S * 0.5 <= delay_s <= CAP_S * 1.5 for delay_s in late)
+
+
+async def test_it_says_once_that_it_is_away_and_once_that_it_is_back(heard: Heard) -> None:
+    state = Outage("claim q", heard)
+    assert not state.on
+    state.passed()
+    assert heard.said == []
+    first = state.failed(OSError("no route"))
+    assert state.on
+    for _ in range(100):
+        state.failed(OSError("another error"))
+    assert heard.said == [
+        (events.DATABASE_AWAY, {"part": "claim q", "error": "no route", "retry_in_s": round(first, 3)})
+    ]
+    state.passed()
+    assert not state.on
+    state.passed()
+    assert [name for name, _ in heard.said] == [events.DATABASE_AWAY, events.DATABASE_BACK]
+    assert heard.said[1][1]["part"] == "claim q"
+    state.failed(OSError("again"))
+    assert [name for name, _ in heard.said] == [events.DATABASE_AWAY, events.DATABASE_BACK, events.DATABASE_AWAY]
+
+
+async def test_how_long_it_was_away_counts_from_the_first_failure(
+    heard: Heard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(outage.anyio, "current_time", lambda: now)
+    state = Outage("lease", heard)
+    for now in (1000.0, 1007.5, 1100.25):  # noqa: B007 - read by the clock above
+        state.failed(OSError("down"))
+    now = 1200.125
+    state.passed()
+    assert heard.said[-1] == (events.DATABASE_BACK, {"part": "lease", "away_s": 200.125})
+
+
+async def test_two_parts_know_nothing_of_each_other(heard: Heard) -> None:
+    one, other = Outage("claim", heard), Outage("settle", heard)
+    for _ in range(5):
+        one.failed(OSError("down"))
+    assert not other.on
+    assert other.failed(OSError("down")) <= FIRST_S * 1.5
+    assert [facts["part"] for _, facts in heard.said] == ["claim", "settle"]
