@@ -650,6 +650,9 @@ SET search_path = pgworkd, pg_catalog, pg_temp SET enable_seqscan = off SET plan
 DECLARE
     v_moved int;
 BEGIN
+    IF coalesce(cardinality(p_ids), 0) = 0 THEN
+        RETURN 0;  -- without even looking at finished_jobs, which someone may have locked
+    END IF;
     WITH gone AS (
         DELETE FROM jobs j WHERE j.id = ANY (p_ids) RETURNING j.*
     )

@@ -5,6 +5,7 @@ Nothing is ever imported or called because a row names it; only what is register
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
 import sys
@@ -176,15 +177,20 @@ class App:
 
 
 def _check(name: object, what: str) -> None:
-    if not isinstance(name, str) or not 1 <= len(name) <= NAME_LENGTH_MAX or "\x00" in name:
-        raise UsageError(f"{what} {name!r}: give a name of 1 to {NAME_LENGTH_MAX} characters without NUL")
+    sound = isinstance(name, str) and 1 <= len(name) <= NAME_LENGTH_MAX and "\x00" not in name
+    if not sound or any("\ud800" <= character <= "\udfff" for character in str(name)):
+        raise UsageError(
+            f"{what} {name!r}: give a name of 1 to {NAME_LENGTH_MAX} characters, without NUL and lone surrogates"
+        )
 
 
 def _bound(value: float | None, what: str, least: float, most: float, kind: str) -> None:
     if value is None:
         return
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
-        raise UsageError(f"{what} of handler {kind!r} is {value!r}: give a number from {least:g} to {most:,}")
+    whole = isinstance(least, int)
+    if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)) or not least <= value <= most:
+        number = "whole number" if whole else "number"
+        raise UsageError(f"{what} of handler {kind!r} is {value!r}: give a {number} from {least:g} to {most:,}")
 
 
 def _name(function: Callable[..., Any]) -> str:
@@ -206,9 +212,8 @@ def _mode(function: Callable[..., Any], run_in: Mode | None, kind: str) -> Mode:
             f"handler {kind!r} cannot run in a {mode}: "
             + ("an `async def` runs in the loop; make it a plain `def`" if is_async else "make it an `async def`")
         )
-    if mode == "process" and (
-        "<locals>" in getattr(function, "__qualname__", "<locals>") or function.__module__ == "__main__"
-    ):
+    importable = inspect.isfunction(function) and "<" not in function.__qualname__ and function.__module__ != "__main__"
+    if mode == "process" and not importable:
         raise UsageError(
             f"handler {kind!r} cannot run in a process: it must be a function at the top of a module that can be "
             "imported (not of a script)"
@@ -222,7 +227,10 @@ def _signature(
     """The names of the payload's and the job's parameter, and the payload's validator."""
     try:
         parameters = inspect.signature(function).parameters.values()
-        annotated = function if inspect.isroutine(function) else type(function).__call__
+        plain = function
+        while isinstance(plain, functools.partial):
+            plain = plain.func
+        annotated = plain if inspect.isroutine(plain) else type(plain).__call__
         hints = get_type_hints(annotated, localns=scope, include_extras=True)
     except (NameError, TypeError, ValueError) as error:
         raise UsageError(f"the signature of handler {kind!r} cannot be read: {error}") from error

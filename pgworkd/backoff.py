@@ -61,14 +61,10 @@ class Backoff:
             return cls._from_mapping(policy)
         if isinstance(policy, (list, tuple)):
             if not 1 <= len(policy) <= STEPS_MAX:
-                raise UsageError(
-                    f"a backoff list has 1 to {STEPS_MAX} delays in seconds, this one {len(policy)}"
-                )
+                raise UsageError(f"a backoff list has 1 to {STEPS_MAX} delays in seconds, this one {len(policy)}")
             return cls(steps_s=tuple(delay_seconds(step, "a backoff step") for step in policy))
         if inspect.iscoroutinefunction(policy) or isinstance(policy, type):
-            raise UsageError(
-                "a backoff function is a plain function: def backoff(failures: int) -> float (seconds)"
-            )
+            raise UsageError("a backoff function is a plain function: def backoff(failures: int) -> float (seconds)")
         if callable(policy):
             return cls(rule=policy)
         return cls(steps_s=(delay_seconds(policy, "backoff"),))  # type: ignore[arg-type]  # it refuses the rest

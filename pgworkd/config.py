@@ -62,9 +62,7 @@ class Settings(BaseSettings):
     lease_s: float = Field(30, ge=5, le=3600, description="A silent worker keeps its jobs for so long")
     heartbeat_s: float = Field(10, ge=1, le=1200, description="Between renewals; at most lease_s / 3")
     poll_s: float = Field(1, ge=0.05, le=60, description="Between looks at an idle queue, if no notice comes")
-    shutdown_s: float = Field(
-        30, ge=0, le=86_400, description="Running jobs may finish within this at a stop"
-    )
+    shutdown_s: float = Field(30, ge=0, le=86_400, description="Running jobs may finish within this at a stop")
     connect_timeout_s: float = Field(10, ge=1, le=60, description="For a new connection to the database")
     command_timeout_s: float = Field(10, ge=1, le=60, description="For one statement; below lease_s / 2")
     transactions_max: int = Field(10, ge=1, le=500, description="Connections for job.transaction()")
@@ -160,9 +158,7 @@ class Settings(BaseSettings):
     def dsn_required(self) -> str:
         """The DSN with its secrets, to connect with; UsageError when none is set."""
         if self.dsn is None:
-            raise UsageError(
-                f"no database given: set {PREFIX}DSN, or pass --dsn postgresql://user@host/database"
-            )
+            raise UsageError(f"no database given: set {PREFIX}DSN, or pass --dsn postgresql://user@host/database")
         return self.dsn.get_secret_value()
 
     def origin(self, name: str) -> str:
@@ -226,9 +222,7 @@ def _expected(name: str, value: object) -> str:
         return f"must be one of {', '.join(get_args(field.annotation))}, not {quoted(value)}"
     if field.annotation not in (int, float):
         return "must be text"
-    low, high = (
-        getattr(bound, key) for key in ("ge", "le") for bound in field.metadata if hasattr(bound, key)
-    )
+    low, high = (getattr(bound, key) for key in ("ge", "le") for bound in field.metadata if hasattr(bound, key))
     whole = "whole " if field.annotation is int else ""
     unit = " of seconds" if name.endswith("_s") else " of days" if name.endswith("_days") else ""
     remedy = f"must be a {whole}number{unit} from {low:g} to {high:g}, not {quoted(value)}"

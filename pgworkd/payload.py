@@ -77,9 +77,7 @@ def decode(text: str) -> dict[str, Any]:
     try:
         value = from_json(text, cache_strings="keys")
     except ValueError as error:
-        reason = (
-            f"cannot be read: {error} (integers may have {DIGITS_MAX} digits, nesting {DEPTH_MAX} levels)"
-        )
+        reason = f"cannot be read: {error} (integers may have {DIGITS_MAX} digits, nesting {DEPTH_MAX} levels)"
         raise InvalidPayload("payload", reason) from None
     if type(value) is not dict:
         raise InvalidPayload("payload", f"is a JSON {_json_type(value)}: an object is needed")
@@ -159,9 +157,7 @@ def _is_suspicious(text: str) -> bool:
     if "\\u0000" in text or "NaN" in text or "Infinity" in text:
         return True
     block = DIGITS_MAX // 2  # so many digits in a row fill at least one aligned block of half the length
-    return len(text) > DIGITS_MAX and any(
-        text[at : at + block].isdigit() for at in range(0, len(text), block)
-    )
+    return len(text) > DIGITS_MAX and any(text[at : at + block].isdigit() for at in range(0, len(text), block))
 
 
 def _refuse(fault: tuple[str, str] | None) -> None:

@@ -358,7 +358,8 @@ async def test_a_kind_is_only_ever_looked_up_among_the_handlers(
         return None
 
     await db.execute(
-        "INSERT INTO pgworkd.jobs (queue, kind) SELECT 'q', CASE n WHEN 2 THEN $1 ELSE NULL END FROM generate_series(1, 4) n",
+        "INSERT INTO pgworkd.jobs (queue, kind) "
+        "SELECT 'q', CASE n WHEN 2 THEN $1 ELSE NULL END FROM generate_series(1, 4) n",
         kind,
     )
     async with running(app, dsn) as (_, seen):

@@ -98,7 +98,11 @@ async def test_a_second_stop_does_not_cancel_the_clean_up_of_the_first() -> None
     with anyio.CancelScope() as scope:
         held.scope = scope
         held.stop(Reason.CANCEL)
-        held.scope = None
+        try:
+            await anyio.lowlevel.checkpoint()
+        finally:
+            held.scope = None  # as the runner does
+    assert scope.cancelled_caught
     with anyio.CancelScope() as next_scope:
         held.scope = next_scope
         held.stop(Reason.SHUTDOWN)
@@ -146,7 +150,7 @@ def test_a_newer_attempt_of_the_same_job_ends_the_older_one() -> None:
     assert holdings.find(newer.claimed.id, 2) is newer
 
 
-def test_running_are_those_whose_handler_was_called_and_has_not_come_back() -> None:
+async def test_running_are_those_whose_handler_was_called_and_has_not_come_back() -> None:
     holdings = Holdings()
     waiting, runs, over = held_of(), held_of(), held_of()
     runs.started, runs.scope = 1.0, anyio.CancelScope()
