@@ -4,7 +4,7 @@ cli_app    the commands together, and how errors are told
 cli_run    run, migrate, dev, demo          cli_serve   a daemon as a process: signals, reload, exit code
 cli_jobs   enqueue, jobs, job, retry, cancel, discard, pause, resume
 cli_look   queues, workers, schedules, stats, config show          cli_doctor   doctor
-cli_common what they share                  cli_output  tables, JSON, escaping
+cli_ask    what commands share: settings, database, ids          cli_text    tables, JSON, escaping
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import math
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from anyio.abc import TaskGroup
 
 from . import events
 from .app import App, DeadJob
+from .cancellation import forget_stray_cancellation
 from .events import Events
 from .failure import describe_error
 
@@ -39,6 +41,7 @@ class Hooks:
                 tasks.start_soon(self._call, hook, dead, name="on_dead")
 
     async def _call(self, hook: Callable[[DeadJob], Any], dead: DeadJob) -> None:
+        task = asyncio.current_task()
         try:
             with anyio.fail_after(LIMIT_S):
                 answer = hook(dead)
@@ -50,6 +53,7 @@ class Hooks:
             self._failed(hook, describe_error(error).summary)
         finally:
             self._under_way -= 1
+            await forget_stray_cancellation(task, 0)
 
     def _failed(self, hook: Callable[..., Any], error: str) -> None:
         self._events.emit(events.HOOK_FAILED, hook=getattr(hook, "__qualname__", repr(hook)), error=error)

@@ -7,6 +7,7 @@ traffic those would only hold up the commits that send them, so the pool marks i
 
 from __future__ import annotations
 
+import contextvars
 import math
 from collections import deque
 from typing import Protocol
@@ -176,6 +177,7 @@ class Pool:
 
     async def _turn(self, tasks: TaskGroup) -> float | None:
         """One claim, if there is room. Seconds to sleep; None: until woken."""
+        self._start_runners(tasks)
         room = self._room()
         if room <= 0:
             self._hungry = True
@@ -247,7 +249,12 @@ class Pool:
                 tasks.start_soon(self._keep_running, name=f"runner {self.queue}")
 
     async def _keep_running(self) -> None:
-        """One kept task: runs job after job, waits when there is none, ends when there are more tasks than slots."""
+        """One kept task: runs job after job, waits when there is none, ends when there are more tasks than slots.
+
+        It also ends when a handler has set context variables: the next job must not see them, and only a new task
+        has a clean context.
+        """
+        clean = contextvars.copy_context()
         while True:
             if not self._work:
                 if self._runners > self.concurrency:
@@ -266,4 +273,7 @@ class Pool:
             self._settler.put(held, outcome)
             if self._hungry and not self._work:
                 self.look()
+            if contextvars.copy_context() != clean:
+                self.look()  # starts a new one, if there is work
+                break
         self._runners -= 1

@@ -14,15 +14,15 @@ import pickle
 from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import Any, cast
+from typing import Any
 from uuid import UUID
 
 import anyio
 import anyio.to_thread
-from anyio._backends._asyncio import _task_states
 
 from . import events
 from .app import App, Handler
+from .cancellation import forget_stray_cancellation, leave_open_scopes
 from .child import Request
 from .errors import LeaseLost, PermanentError, RetryAfter, Snooze
 from .events import Events
@@ -68,7 +68,7 @@ class Runner:
         try:
             return await self._call(handler, held, value)
         finally:
-            await _forget_stray_cancellation(task, cancelling)
+            await forget_stray_cancellation(task, cancelling)
 
     def _read(self, handler: Handler, held: Held) -> tuple[dict[str, Any], Any]:
         payload = decode(held.claimed.payload)
@@ -107,7 +107,7 @@ class Runner:
                 outcome = await self._invoke(handler, held, value)
         except BaseException as raised:
             if isinstance(raised, RuntimeError) and "cancel scope" in str(raised):
-                _leave_open_scopes(scope)
+                leave_open_scopes(scope)
             if anyio.current_effective_deadline() == -math.inf:
                 raise  # the daemon itself is being torn down
             error = raised
@@ -230,25 +230,3 @@ def _in_thread(function: Callable[..., Any], arguments: dict[str, Any]) -> tuple
         return function(**arguments), None
     except BaseException as error:  # noqa: BLE001 - raised again in the loop
         return None, error
-
-
-def _leave_open_scopes(ours: anyio.CancelScope) -> None:
-    """A handler that entered a cancel scope and never left it (`break` out of an async generator is enough) would have
-    it close on the next job: they are left here, innermost first, and ours last. anyio has no public way to find them.
-    """
-    state = _task_states.get(cast(Any, asyncio.current_task()))
-    while state is not None and state.cancel_scope is not None:
-        scope = state.cancel_scope
-        scope.__exit__(None, None, None)
-        if scope is ours:
-            return
-
-
-async def _forget_stray_cancellation(task: asyncio.Task[Any] | None, cancelling: int) -> None:
-    """A handler that cancelled its own task leaves a request on it, which would hit our next await: take it here."""
-    if task is None or task.cancelling() <= cancelling:
-        return
-    with anyio.CancelScope(shield=True), contextlib.suppress(asyncio.CancelledError):
-        await asyncio.sleep(0)
-    while task.cancelling() > cancelling:
-        task.uncancel()

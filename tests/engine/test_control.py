@@ -1,4 +1,4 @@
-"""Operators at work by SQL: cancel, pause, resume, other concurrency; and noise on the wake channel."""
+"""Operators at work by SQL: pause, resume, other concurrency; and noise on the wake channel."""
 
 from __future__ import annotations
 
@@ -12,14 +12,7 @@ import pytest
 from pgworkd import events
 from pgworkd.app import App
 from pgworkd.daemon import Daemon
-from pgworkd.errors import PermanentError, Snooze
-from pgworkd.job import Job
 from tests.kit import Recorder, insert, running, status, until, waits_for_status
-
-
-async def cancel(db: asyncpg.Connection[Any], *job_ids: Any) -> dict[Any, str]:
-    """Asks for it as an operator does; by id, what was answered."""
-    return dict(await db.fetch("SELECT id, outcome FROM pgworkd.cancel($1)", job_ids))
 
 
 class Gauge:
@@ -42,120 +35,6 @@ class Gauge:
             return self.now == count
 
         await until(fact, limit_s=4)
-
-
-async def test_a_waiting_job_is_cancelled_at_once(dsn: str, db: asyncpg.Connection[Any]) -> None:
-    app, gauge = App(), Gauge()
-
-    @app.handler("q", concurrency=1)
-    async def handle() -> None:
-        await gauge()
-
-    async with running(app, dsn) as (_, seen):
-        first, second = await insert(db, "q"), await insert(db, "q")
-        await gauge.shows(1)
-        assert await cancel(db, second) == {second: "cancelled"}
-        assert await status(db, second) == "cancelled"
-        assert await cancel(db, second) == {}
-        gauge.go_on.set()
-        await until(waits_for_status(db, first, "completed"))
-        assert len(seen.all(events.JOB_STARTED)) == 1
-
-
-async def test_a_running_handler_is_cancelled_within_a_second(dsn: str, db: asyncpg.Connection[Any]) -> None:
-    app, cleaned_up = App(), []
-
-    @app.handler("q")
-    async def handle() -> None:
-        try:
-            await anyio.sleep_forever()
-        finally:
-            cleaned_up.append(True)
-
-    # The worker asks when the NOTIFY comes, however far its next heartbeat is.
-    async with running(app, dsn, heartbeat_s=900.0, lease_s=3600.0) as (_, seen):
-        job_id = await insert(db, "q")
-        await seen.wait(events.JOB_STARTED)
-        assert await cancel(db, job_id) == {job_id: "requested"}
-        asked = anyio.current_time()
-        await until(waits_for_status(db, job_id, "cancelled"))
-        assert anyio.current_time() - asked < 1
-        cancelled = await seen.wait(events.JOB_CANCELLED, job_id=str(job_id))
-        assert cancelled["reason"] == "cancelled on request"
-    assert cleaned_up == [True]
-    row = await db.fetchrow("SELECT attempts, failures, error FROM pgworkd.finished_jobs")
-    assert row is not None
-    assert tuple(row) == (1, 0, "cancelled on request")
-
-
-@pytest.mark.parametrize(
-    ("ending", "final"),
-    [
-        ("returns", "completed"),
-        ("raises", "cancelled"),
-        ("snoozes", "cancelled"),
-        ("gives up", "cancelled"),
-    ],
-)
-async def test_a_handler_that_takes_its_cancellation_its_own_way(
-    dsn: str, db: asyncpg.Connection[Any], ending: str, final: str
-) -> None:
-    app = App()
-
-    @app.handler("q")
-    async def handle() -> str:
-        try:
-            await anyio.sleep_forever()
-        except anyio.get_cancelled_exc_class():
-            if ending == "raises":
-                raise ValueError("in the clean-up") from None
-            if ending == "snoozes":
-                raise Snooze(1) from None
-            if ending == "gives up":
-                raise PermanentError("no use") from None
-        return "finished all the same"
-
-    async with running(app, dsn) as (_, seen):
-        job_id = await insert(db, "q")
-        await seen.wait(events.JOB_STARTED)
-        await cancel(db, job_id)
-        await until(waits_for_status(db, job_id, final), limit_s=4)
-
-
-async def test_a_thread_that_was_told_is_cancelled_when_it_raises_or_completed_when_it_returns(
-    dsn: str, db: asyncpg.Connection[Any]
-) -> None:
-    app = App()
-
-    @app.handler("q")
-    def handle(payload: dict[str, Any], job: Job) -> str:
-        assert job.stopping.wait(10)
-        if payload["raise"]:
-            raise RuntimeError("stopped")
-        return "came home"
-
-    async with running(app, dsn) as (_, seen):
-        raises, returns = await insert(db, "q", '{"raise": true}'), await insert(db, "q", '{"raise": false}')
-        await seen.wait(events.JOB_STARTED, count=2)
-        await cancel(db, raises, returns)
-        await until(waits_for_status(db, raises, "cancelled"), limit_s=4)
-        await until(waits_for_status(db, returns, "completed"), limit_s=4)
-
-
-async def test_a_cancel_whose_notification_was_lost_comes_with_the_next_heartbeat(
-    dsn: str, db: asyncpg.Connection[Any]
-) -> None:
-    app = App()
-
-    @app.handler("q")
-    async def handle() -> None:
-        await anyio.sleep_forever()
-
-    async with running(app, dsn) as (_, seen):
-        job_id = await insert(db, "q")
-        await seen.wait(events.JOB_STARTED)
-        await db.execute("UPDATE pgworkd.jobs SET cancel_requested_at = now()")
-        await until(waits_for_status(db, job_id, "cancelled"), limit_s=2)
 
 
 async def test_a_paused_queue_is_not_claimed_from_until_it_is_resumed(dsn: str, db: asyncpg.Connection[Any]) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
 from datetime import timedelta
 from typing import Any
 
@@ -584,6 +585,53 @@ async def test_whatever_a_dead_hook_raises_is_only_reported(
         assert told == [str(job_id)]
 
 
+@pytest.mark.parametrize("ending", ["returns", "raises", "waits"])
+async def test_a_dead_hook_that_cancels_its_own_task_ends_only_itself(
+    dsn: str, db: asyncpg.Connection[Any], ending: str
+) -> None:
+    app, called = App(), []
+
+    @app.handler("q", max_attempts=1)
+    async def handle(payload: dict[str, Any]) -> None:
+        if payload:
+            raise ValueError("dead")
+
+    @app.on_dead
+    async def odd(dead: DeadJob) -> None:
+        called.append(dead.id)
+        _cancel_this_task()
+        if ending == "raises":
+            raise ValueError("and raises")
+        if ending == "waits":
+            await anyio.sleep(10)
+
+    async with running(app, dsn) as (daemon, _):
+        ids = [str(await insert(db, "q", '{"die": true}')) for _ in range(2)]
+        await until(lambda: _truth(sorted(called) == ids), limit_s=4)
+        await until(waits_for_status(db, await insert(db, "q"), "completed"), limit_s=4)
+        assert daemon.membership.may_claim
+
+
+_tenant: ContextVar[str] = ContextVar("tenant", default="nobody")
+
+
+async def test_what_a_job_puts_into_its_context_is_gone_in_the_next(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    """Request ids, tenants, locales: frameworks keep them in context variables, log lines show them."""
+    app = App()
+
+    @app.handler("q", concurrency=1)
+    async def handle(payload: dict[str, Any]) -> str:
+        before = _tenant.get()
+        _tenant.set(payload["tenant"])
+        return before
+
+    async with running(app, dsn):
+        for tenant in ("a", "b", "c"):
+            job_id = await insert(db, "q", json.dumps({"tenant": tenant}))
+            await until(waits_for_status(db, job_id, "completed"))
+    assert await db.fetchval("SELECT array_agg(DISTINCT result::text) FROM pgworkd.finished_jobs") == ['"nobody"']
+
+
 async def test_the_loop_stays_quick_while_the_history_of_an_error_is_written(
     dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
@@ -598,3 +646,7 @@ async def test_the_loop_stays_quick_while_the_history_of_an_error_is_written(
 
     row = await dead_end(dsn, db, handle)
     assert row["error"].startswith("ValueError: yyy")
+
+
+async def _truth(value: Any) -> Any:
+    return value

@@ -1,4 +1,4 @@
-"""Coming up: what is worth waiting for is waited for, what can never work is refused with its remedy; and `migrate`."""
+"""Coming up: what is worth waiting for is waited for, what can never work is refused with its remedy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from anyio.abc import SocketAttribute
 from pgworkd import events, schema
 from pgworkd.app import App
 from pgworkd.daemon import Daemon
-from pgworkd.errors import DatabaseUnavailable, PgworkdError, SchemaError, UsageError
+from pgworkd.errors import PgworkdError, SchemaError, UsageError
 from pgworkd.link import LinkOptions
 from tests.kit import Recorder, insert, quick_options, running, until, waits_for_status
 
@@ -156,6 +156,24 @@ async def test_a_wrong_password_is_refused_and_never_shown(dsn: str, db: asyncpg
     assert "canary" not in str(error)
 
 
+@pytest.mark.parametrize(
+    "dsn",
+    [
+        "canary",
+        "mysql://someone:canary@127.0.0.1:1/x",
+        "postgresql://someone@127.0.0.1:port/x?password=canary",
+        "postgresql://someone:se/canary@127.0.0.1:1/x",
+        "postgresql://someone:se?canary@127.0.0.1:1/x",
+        "postgresql://someone:se#canary@127.0.0.1:1/x",
+        "postgresql://someone:canary@127.0.0.1:1/x?sslmode=perhaps",
+    ],
+)
+async def test_a_dsn_that_makes_no_sense_is_refused_and_no_part_of_a_password_shown(dsn: str) -> None:
+    error = await refusal(dsn)
+    assert isinstance(error, UsageError)
+    assert "canary" not in str(error)
+
+
 async def test_missing_rights_are_refused_with_a_hint(dsn: str, db: asyncpg.Connection[Any]) -> None:
     async with plain_user(dsn, db, granted=False) as user_dsn:
         error = await refusal(user_dsn)
@@ -200,12 +218,12 @@ async def test_a_schema_that_was_half_deleted_is_refused(dsn: str, db: asyncpg.C
     assert "pgworkd migrate" in str(error)
 
 
-async def _set_read_only(dsn: str, db: asyncpg.Connection[Any], state: str) -> None:
+async def set_read_only(dsn: str, db: asyncpg.Connection[Any], state: str) -> None:
     await db.execute(f"ALTER DATABASE {database(dsn)} SET default_transaction_read_only = {state}")
 
 
 async def test_a_server_that_only_reads_is_waited_for(dsn: str, db: asyncpg.Connection[Any]) -> None:
-    await _set_read_only(dsn, db, "on")
+    await set_read_only(dsn, db, "on")
     said = await outage(dsn)
     assert re.search(r"read|standby", said), said
 
@@ -226,7 +244,7 @@ async def test_a_server_that_only_reads_for_a_while_costs_no_job_and_no_attempt(
     async with running(app, dsn) as (_, seen):
         completes, fails = await insert(db, "q"), await insert(db, "q", '{"fail": 1}')
         await seen.wait(events.JOB_STARTED, count=2)
-        await _set_read_only(dsn, db, "on")
+        await set_read_only(dsn, db, "on")
         await db.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
             "WHERE datname = current_database() AND application_name LIKE 'pgworkd %'"
@@ -234,98 +252,11 @@ async def test_a_server_that_only_reads_for_a_while_costs_no_job_and_no_attempt(
         go_on.set()
         await seen.wait(events.DATABASE_AWAY, part="settler")
         await anyio.sleep(0.05)
-        await _set_read_only(dsn, db, "off")
+        await set_read_only(dsn, db, "off")
         await until(waits_for_status(db, completes, "completed"), limit_s=4)
         await until(waits_for_status(db, fails, "failed"), limit_s=4)
     rows = await db.fetch("SELECT attempts, failures, error FROM pgworkd.all_jobs ORDER BY failures")
     assert [tuple(row) for row in rows] == [(1, 0, None), (1, 1, "ValueError: a failure of its own")]
-
-
-# migrate
-
-
-def link(dsn: str, **changes: float) -> LinkOptions:
-    return LinkOptions(dsn, **({"connect_timeout_s": 5, "command_timeout_s": 5} | changes))
-
-
-async def test_migrate_installs_and_may_be_repeated(empty_dsn: str) -> None:
-    assert await schema.migrate(link(empty_dsn)) == (None, schema.VERSION)
-    assert await schema.migrate(link(empty_dsn)) == (schema.VERSION, schema.VERSION)
-    await schema.verify(link(empty_dsn))
-
-
-async def test_a_second_migrate_waits_for_the_first_longer_than_any_other_call(empty_dsn: str) -> None:
-    first = await asyncpg.connect(empty_dsn)
-    transaction = first.transaction()
-    await transaction.start()
-    await first.execute(f"SELECT pg_advisory_xact_lock({schema._LOCK[0]}, {schema._LOCK[1]})")
-    await first.execute(schema.text())
-    done: list[tuple[int | None, int]] = []
-
-    async def second() -> None:
-        done.append(await schema.migrate(link(empty_dsn, connect_timeout_s=1, command_timeout_s=0.2)))
-
-    watcher = await asyncpg.connect(empty_dsn)
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(second)
-        waits = (
-            "SELECT extract(epoch FROM now() - query_start) > 0.4 FROM pg_stat_activity "
-            "WHERE wait_event = 'advisory' AND datname = current_database()"
-        )
-        await until(lambda: watcher.fetchval(waits), limit_s=4)
-        assert done == []
-        await transaction.commit()
-    assert [after for _, after in done] == [schema.VERSION]
-    await first.close()
-    await watcher.close()
-
-
-async def test_many_migrations_at_once_install_one_schema(empty_dsn: str) -> None:
-    async with anyio.create_task_group() as tasks:
-        for _ in range(4):
-            tasks.start_soon(schema.migrate, link(empty_dsn))
-    await schema.verify(link(empty_dsn))
-    async with running(app_of_one(), empty_dsn):
-        db = await asyncpg.connect(empty_dsn)
-        await until(waits_for_status(db, await insert(db, "q"), "completed"))
-        await db.close()
-
-
-async def test_migrate_under_a_working_daemon_harms_no_job(dsn: str, db: asyncpg.Connection[Any]) -> None:
-    """Functions are dropped and made anew under it: its prepared statements must not fail for good."""
-    async with running(app_of_one(), dsn) as (_, seen):
-        for round_ in range(1, 4):
-            await db.execute("INSERT INTO pgworkd.jobs (queue) SELECT 'q' FROM generate_series(1, 50)")
-            await schema.migrate(link(dsn))
-            await seen.wait(events.JOB_COMPLETED, count=50 * round_)
-        assert seen.all(events.JOB_FAILED) == []
-    assert await db.fetchval("SELECT count(*) FROM pgworkd.finished_jobs WHERE attempts = 1") == 150
-
-
-async def test_migrate_on_a_server_that_only_reads_says_so(empty_dsn: str) -> None:
-    db = await asyncpg.connect(empty_dsn)
-    await _set_read_only(empty_dsn, db, "on")
-    await db.close()
-    with pytest.raises(DatabaseUnavailable, match=r"reads|standby"):
-        await schema.migrate(link(empty_dsn))
-
-
-async def test_migrate_refuses_a_newer_schema_and_leaves_it_alone(dsn: str, db: asyncpg.Connection[Any]) -> None:
-    await db.execute("UPDATE pgworkd.schema_version SET version = 2; DROP VIEW pgworkd.all_jobs")
-    with pytest.raises(SchemaError, match="newer than this program"):
-        await schema.migrate(link(dsn))
-    assert await db.fetchval("SELECT to_regclass('pgworkd.all_jobs')") is None
-    assert await db.fetchval("SELECT version FROM pgworkd.schema_version") == 2
-
-
-async def test_a_migration_that_fails_half_way_changes_nothing(empty_dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = schema.text()
-    monkeypatch.setattr(schema, "text", lambda: whole + "\nSELECT 1 / 0;")
-    with pytest.raises(PgworkdError, match="division by zero"):
-        await schema.migrate(link(empty_dsn))
-    monkeypatch.undo()
-    with pytest.raises(SchemaError, match="no pgworkd schema"):
-        await schema.verify(link(empty_dsn))
 
 
 # What is wrong is said before anything is connected.

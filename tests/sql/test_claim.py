@@ -396,10 +396,10 @@ async def _gate(db: Db) -> None:
         END $$""")
 
 
-async def test_defect_a_claim_that_gets_the_suspects_lock_sees_what_the_one_before_it_took(
+async def test_a_claim_that_gets_the_suspects_lock_sees_what_the_one_before_it_took(
     db: Db, other: Db, third: Db
 ) -> None:
-    """The look and the lock are one statement with one snapshot, taken before the lock: two suspects at once."""
+    """Were look and lock one statement, they would share a snapshot taken before the lock: two suspects at once."""
     worker_id = await worker(db)
     suspects = await insert(db, 2, losses=1)
     await db.execute("BEGIN")

@@ -1,16 +1,14 @@
-"""INSERT: what a row gets by default, what is refused and how, and who is notified."""
+"""INSERT: what a row gets by default, and what is refused and how."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-from datetime import timedelta
 from typing import Any
 
 import asyncpg
 import pytest
 
-from .verbs import T0, Db, Notices, at, blocks, claim_ids, clock, fail, insert, live, one, release, set_pool, worker
+from .verbs import T0, Db, Notices, claim_ids, clock, fail, insert, live, one, release, set_pool, worker
 
 MIB = 1024 * 1024
 
@@ -46,6 +44,7 @@ async def test_the_clock_is_the_statements_time_unless_it_is_set(db: Db) -> None
 
 NAME = "name_must_have_1_to_200_characters"
 KEY = "key_must_have_1_to_512_characters"
+KEY_BYTES = "key_must_not_exceed_1536_bytes"
 OBJECT = "value_must_be_a_json_object"
 SIZE = "value_must_not_exceed_1_mib"
 INSTANT = "instant_must_lie_between_1970_and_2200"
@@ -93,6 +92,9 @@ REFUSED = [
     ("schedule", "repeat('x', 201)", NAME),
     ("created_at", "'4000-01-01 BC'", INSTANT),
     ("created_at", "'infinity'", INSTANT),
+    ("started_at", "'4000-01-01 BC'", INSTANT),
+    ("failed_at", "'294276-12-31'", INSTANT),
+    ("cancel_requested_at", "'infinity'", INSTANT),
     ("occurrence", "'294276-12-31'", INSTANT),
     ("occurrence", "'-infinity'", INSTANT),
     ("errors", "'{}'", ERRORS),
@@ -211,82 +213,7 @@ async def test_ids_are_uuids_of_version_7_in_the_order_of_insertion(db: Db) -> N
     assert len({i.int & (2**62 - 1) for i in ids}) == len(ids), "the rest is random"
 
 
-# NOTIFY
-
-
-async def test_no_notice_when_no_pool_of_that_queue_sleeps(db: Db, notices: Notices) -> None:
-    worker_id = await worker(db)
-    await set_pool(db, worker_id, "q", asleep=False)
-    await set_pool(db, worker_id, "another")
-    await one(db)
-    assert await notices.heard() == []
-
-
-async def test_one_notice_per_queue_and_statement(db: Db, notices: Notices) -> None:
-    for queue in ("q", "ü", "third"):
-        for _ in range(2):
-            await set_pool(db, await worker(db), queue)
-    await set_pool(db, await worker(db), "q", asleep=False)
-    queues = "SELECT (ARRAY['q', 'ü', 'awake'])[1 + i % 3] FROM generate_series(1, 10000) i"
-    await db.execute(f"INSERT INTO pgworkd.jobs (queue) {queues}")
-    heard = await notices.heard()
-    assert sorted(heard, key=str) == [{"queue": "q"}, {"queue": "ü"}]
-    await one(db)
-    await one(db)
-    assert await notices.heard() == [{"queue": "q"}] * 2
-
-
-async def test_copy_notifies_too(db: Db, notices: Notices) -> None:
-    await set_pool(db, await worker(db))
-    rows = [("q", '{"n": 1}')] * 1000
-    await db.copy_records_to_table("jobs", schema_name="pgworkd", columns=["queue", "payload"], records=rows)
-    assert await notices.heard() == [{"queue": "q"}]
-
-
-async def test_the_notice_comes_with_the_commit_and_not_after_a_rollback(db: Db, notices: Notices) -> None:
-    await set_pool(db, await worker(db))
-    for ending in ("ROLLBACK", "COMMIT"):
-        await db.execute("BEGIN")
-        await one(db)
-        assert await notices.heard() == []
-        await db.execute(ending)
-        assert await notices.heard() == ([{"queue": "q"}] if ending == "COMMIT" else [])
-
-
-async def test_jobs_that_are_not_due_soon_notify_nobody(db: Db, notices: Notices) -> None:
-    await clock(0, db)
-    await set_pool(db, await worker(db))
-    await one(db, run_at=T0 + timedelta(seconds=2.001))
-    await one(db, run_at=at(86400))
-    await one(db, status="dead")
-    assert await notices.heard() == []
-    await one(db, run_at=T0 + timedelta(seconds=2))
-    assert await notices.heard() == [{"queue": "q"}]
-
-
-async def test_a_statement_that_inserts_nothing_notifies_nobody(db: Db, notices: Notices) -> None:
-    await one(db, dedupe_key="k")
-    await set_pool(db, await worker(db))
-    await db.execute("INSERT INTO pgworkd.jobs (queue, dedupe_key) VALUES ('q', 'k') ON CONFLICT DO NOTHING")
-    assert await notices.heard() == []
-
-
-async def test_a_pool_set_awake_gets_no_more_notices(db: Db, notices: Notices) -> None:
-    worker_id = await worker(db)
-    for asleep in (True, False, True):
-        await set_pool(db, worker_id, asleep=asleep)
-        await one(db)
-        assert await notices.heard() == ([{"queue": "q"}] if asleep else [])
-
-
-async def test_set_pool_writes_only_when_something_changes(db: Db) -> None:
-    worker_id = await worker(db)
-    await set_pool(db, worker_id)
-    version = await db.fetchval("SELECT xmin::text FROM pgworkd.pools")
-    await set_pool(db, worker_id)
-    assert await db.fetchval("SELECT xmin::text FROM pgworkd.pools") == version
-    await set_pool(db, worker_id, asleep=False)
-    assert await db.fetchval("SELECT xmin::text FROM pgworkd.pools") != version
+# By hand
 
 
 async def test_truncate_and_delete_by_hand_harm_nobody(db: Db, notices: Notices) -> None:
@@ -315,16 +242,11 @@ async def test_an_update_of_a_running_row_by_hand_ends_its_attempt(db: Db) -> No
     assert await claim_ids(db, worker_id) == [job_id]
 
 
-async def test_the_trigger_costs_no_more_for_ten_thousand_rows_than_a_look_at_the_pools(db: Db) -> None:
-    sql = "SELECT pgworkd.wake(ARRAY(SELECT 'q' FROM generate_series(1, $1::int)))"
-    assert await blocks(db, sql, 10_000) <= await blocks(db, sql, 1) + 2
+# Once wrong
 
 
-# Defects
-
-
-async def test_defect_the_size_limit_holds_for_a_value_that_comes_compressed_from_a_table(db: Db) -> None:
-    """pg_column_size of a stored value is its compressed size: 10 MiB of a's pass as 120 kB."""
+async def test_the_size_limit_holds_for_a_value_that_comes_compressed_from_a_table(db: Db) -> None:
+    """pg_column_size of a stored value is its compressed size: 10 MB of a's are 120 kB."""
     await db.execute("CREATE TEMP TABLE docs (doc jsonb)")
     await db.execute("INSERT INTO docs SELECT jsonb_build_object('x', repeat('a', 10000000))")
     with pytest.raises(asyncpg.CheckViolationError) as caught:
@@ -332,25 +254,11 @@ async def test_defect_the_size_limit_holds_for_a_value_that_comes_compressed_fro
     assert caught.value.constraint_name == SIZE
 
 
-async def test_defect_names_and_keys_that_are_allowed_fit_into_the_indexes(db: Db) -> None:
-    """200 + 512 characters of 4 bytes are 2,864 bytes in jobs_dedupe, a B-tree takes 2,704: 54000, no CHECK named."""
+async def test_the_longest_names_and_keys_fit_into_the_indexes(db: Db) -> None:
+    """A B-tree takes 2,704 bytes, and would refuse the row with 54000 and no hint of what is allowed."""
     queue = "".join(chr(0x10000 + i * 37) for i in range(200))
     key = "".join(chr(0x10000 + i * 41) for i in range(512))
-    with contextlib.suppress(asyncpg.CheckViolationError):  # refused by a CHECK that says how long is as good
-        await one(db, queue, dedupe_key=key)
-
-
-@pytest.mark.parametrize("column", ["started_at", "failed_at"])
-@pytest.mark.parametrize("value", ["4000-01-01 BC", "294276-12-31"])
-async def test_defect_every_instant_of_a_job_can_be_read_by_everyone(db: Db, column: str, value: str) -> None:
-    """Drivers raise while they decode such an instant, for the whole answer: all_jobs becomes unreadable."""
+    await one(db, queue, kind=queue, dedupe_key=key[:384])
     with pytest.raises(asyncpg.CheckViolationError) as caught:
-        await db.execute(f"INSERT INTO pgworkd.jobs (queue, {column}) VALUES ('q', '{value}')")  # noqa: S608
-    assert caught.value.constraint_name == INSTANT
-
-
-async def test_defect_a_pool_of_a_worker_that_is_gone_is_not_entered(db: Db, notices: Notices) -> None:
-    """Nothing ever removes that row: from then on each insert sends a NOTIFY for nobody."""
-    await set_pool(db, 4711)
-    await one(db)
-    assert await notices.heard() == []
+        await one(db, queue, dedupe_key=key[:385])
+    assert caught.value.constraint_name == KEY_BYTES

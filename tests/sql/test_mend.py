@@ -283,11 +283,11 @@ async def test_running_of_lists_a_workers_attempts_of_some_age(db: Db) -> None:
     assert await db.fetch(sql, 4711, 0.0) == []
 
 
-# Defects
+# Once wrong
 
 
-async def test_defect_a_long_reader_holds_ensure_partitions_up_once_and_not_for_each_day(db: Db, other: Db) -> None:
-    """Eight days, eight waits of 200 ms, with every settle queued behind each: the first should be the last."""
+async def test_a_long_reader_holds_ensure_partitions_up_once_and_not_for_each_day(db: Db, other: Db) -> None:
+    """Eight days would be eight waits of 200 ms, with every settle queued behind each: the first is the last."""
     await other.execute("BEGIN")
     await other.fetch("SELECT count(*) FROM pgworkd.all_jobs")
     started = time.monotonic()
@@ -296,8 +296,8 @@ async def test_defect_a_long_reader_holds_ensure_partitions_up_once_and_not_for_
     await other.execute("COMMIT")
 
 
-async def test_defect_a_locked_row_of_the_history_does_not_stop_prune(db: Db, other: Db) -> None:
-    """The DELETE by keep_s does not skip locked rows: lock_timeout (55P03) undoes the whole call, partitions too."""
+async def test_a_locked_row_of_the_history_does_not_stop_prune(db: Db, other: Db) -> None:
+    """A DELETE that waited for it would run into lock_timeout (55P03), which undoes the whole call, partitions too."""
     await db.execute("INSERT INTO pgworkd.queues (name, keep_s) VALUES ('q', 60)")
     await prune(db, 0)  # the partitions that schema.sql made, for the days of the real clock
     await finished(db, -1, 3)
@@ -308,7 +308,15 @@ async def test_defect_a_locked_row_of_the_history_does_not_stop_prune(db: Db, ot
     assert (await prune(db))[1] == 1
 
 
-async def test_defect_a_job_that_has_started_does_not_expire_before_it_could_start(db: Db) -> None:
+async def test_defect_expire_counts_the_jobs_of_a_queue_that_keeps_nothing(db: Db) -> None:
+    """bury answers with what it wrote to the history: expire says 0, and a daemon believes that it has caught up."""
+    await db.execute("INSERT INTO pgworkd.queues (name, keep_s) VALUES ('q', 0)")
+    await insert(db, 3, expires_at=at(-1))
+    assert await expire(db, 2) == 2
+    assert await expire(db, 2) == 1
+
+
+async def test_a_job_that_has_started_does_not_expire_before_it_could_start(db: Db) -> None:
     """expires_at means `not started by then`; one that waits for its retry has started. And its error goes."""
     job_id = await one(db, expires_at=at(5))
     await claim(db, await worker(db))

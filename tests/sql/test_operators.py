@@ -291,11 +291,17 @@ async def test_next_due_costs_no_more_for_many_jobs(db: Db, other: Db) -> None:
         assert await blocks(session, sql) <= before + 20
 
 
-# Defects
+# Once wrong
 
 
-async def test_defect_a_retried_job_is_not_cancelled_by_what_was_asked_of_it_before_it_died(db: Db) -> None:
-    """cancel_requested_at outlives the death: the next heartbeat cancels the run that was just asked for."""
+async def test_defect_discard_counts_the_jobs_of_a_queue_that_keeps_nothing(db: Db) -> None:
+    """The operator is told `0 discarded`, yet it is gone."""
+    await db.execute("INSERT INTO pgworkd.queues (name, keep_s) VALUES ('q', 0)")
+    assert await discard(db, await dead(db)) == 1
+
+
+async def test_a_retried_job_is_not_cancelled_by_what_was_asked_of_it_before_it_died(db: Db) -> None:
+    """Did cancel_requested_at outlive the death, the next heartbeat would cancel the run just asked for."""
     worker_id, job_id = await worker(db), await one(db)
     await claim(db, worker_id)
     await cancel(db, job_id)
@@ -309,8 +315,8 @@ async def test_defect_a_retried_job_is_not_cancelled_by_what_was_asked_of_it_bef
     assert await statuses(db, [job_id]) == ["pending"]
 
 
-async def test_defect_a_retried_job_can_run_although_its_first_start_would_be_too_late_now(db: Db) -> None:
-    """retry answers that it will run, claim passes it over, expire buries it: `expired before it could start`."""
+async def test_a_retried_job_can_run_although_its_first_start_would_be_too_late_now(db: Db) -> None:
+    """Else retry would answer that it runs, claim pass it over, and expire bury it: `expired before it could start`."""
     job_id = await dead(db, expires_at=at(5))
     await clock(10, db)
     assert await retry(db, job_id) == {job_id}

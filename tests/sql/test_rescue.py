@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Any
 
 import anyio
+import asyncpg
 import pytest
 
 from .conftest import Connect
@@ -276,6 +278,7 @@ async def test_nobody_is_rescued_before_the_server_has_been_up_for_a_lease(db: D
 async def test_two_rescues_at_once_do_the_work_once_and_neither_waits(db: Db, other: Db) -> None:
     await _lost_job(db)
     rescuer, second = await worker(db), await worker(db)
+    await insert(db, 1, status="running", worker_id=4711)  # whose row both would restore
     await steady(db, rescuer, second)
     await clock(60, other)
     await other.execute("SET statement_timeout = '2s'")
@@ -371,6 +374,17 @@ async def test_a_settle_that_waited_for_a_rescue_is_too_late(db: Db, other: Db, 
     assert await statuses(db, [job_id]) == ["failed"]
 
 
+async def test_what_is_left_of_a_lost_workers_jobs_is_taken_even_if_the_clock_was_set_back_since(db: Db) -> None:
+    victim, rescuer = await worker(db, 5), await worker(db)
+    ids = await insert(db, 2)
+    await claim(db, victim)
+    await steady(db, rescuer)
+    assert len(await rescue(db, rescuer, 1)) == 1
+    await steady(db, rescuer, since=-40, until=0)  # its lease, of T0 + 5 s, looks good again
+    assert len(await rescue(db, rescuer)) == 1
+    assert await statuses(db, ids) == ["failed"] * 2
+
+
 async def test_a_heartbeat_that_commits_first_saves_its_worker(db: Db, other: Db) -> None:
     victim, rescuer = await worker(db, 5), await worker(db)
     job_id = await one(db)
@@ -449,11 +463,11 @@ async def test_many_workers_in_parallel_rescue_each_job_once(db: Db, connect: Co
     assert await db.fetchval("SELECT count(*) FROM pgworkd.jobs WHERE losses = 1 AND status = 'failed'") == 100
 
 
-# Defects
+# Once wrong
 
 
-async def test_defect_register_never_meets_an_id_that_rescue_restored(db: Db) -> None:
-    """A hand-made running row names an id ahead of the sequence: it is restored, and register raises 23505."""
+async def test_register_never_meets_an_id_that_rescue_restored(db: Db) -> None:
+    """A hand-made running row names an id ahead of the sequence: it is restored, and register must not raise 23505."""
     rescuer = await worker(db)
     await insert(db, 1, status="running", worker_id=rescuer + 1)
     await steady(db, rescuer)
@@ -461,8 +475,18 @@ async def test_defect_register_never_meets_an_id_that_rescue_restored(db: Db) ->
     assert await worker(db) > rescuer + 1
 
 
-async def test_defect_the_answer_of_a_rescue_tells_what_became_of_a_cancelled_job(db: Db) -> None:
-    """It says 'failed' of a job that the same call has moved to the history as cancelled."""
+async def test_defect_an_absurd_worker_id_does_not_use_up_all_ids(db: Db) -> None:
+    """setval takes the sequence to its end: from then on every register raises 2200H, and no daemon can start."""
+    rescuer = await worker(db)
+    with contextlib.suppress(asyncpg.CheckViolationError):  # refused at the insert is as good
+        await insert(db, 1, status="running", worker_id=2**31 - 1)
+    await steady(db, rescuer)
+    await rescue(db, rescuer)
+    assert await worker(db) > rescuer
+
+
+async def test_the_answer_of_a_rescue_tells_what_became_of_a_cancelled_job(db: Db) -> None:
+    """The same call has moved it to the history."""
     victim, rescuer = await worker(db, 5), await worker(db)
     job_id = await one(db)
     await claim(db, victim)

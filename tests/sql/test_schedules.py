@@ -533,11 +533,11 @@ async def test_an_occurrence_that_is_due_wakes_a_sleeping_pool(db: Db, notices: 
     assert await notices.heard() == [{"queue": "q"}]
 
 
-# Defects
+# Once wrong
 
 
-async def test_defect_a_change_of_the_rule_does_not_throw_away_a_run_that_snoozed(db: Db) -> None:
-    """It has been claimed (attempts = 1) and waits to go on: deleted, it reaches no final state (guarantee 4)."""
+async def test_a_change_of_the_rule_does_not_throw_away_a_run_that_snoozed(db: Db) -> None:
+    """It has been claimed (attempts = 1) and waits to go on: deleted, it would reach no final state (guarantee 4)."""
     await put(db)
     job_id = await due_occurrence(db, await worker(db))
     await release(db, [job_id], delay_s=60)
@@ -545,8 +545,8 @@ async def test_defect_a_change_of_the_rule_does_not_throw_away_a_run_that_snooze
     assert await statuses(db, [job_id]) == ["pending"]
 
 
-async def test_defect_one_schedule_in_trouble_does_not_harm_the_others_of_the_call(db: Db) -> None:
-    """A row that stands for that instant already raises 23505: no schedule of the call gets its occurrence."""
+async def test_one_schedule_in_trouble_does_not_harm_the_others_of_the_call(db: Db) -> None:
+    """A row that stands for that instant already must not raise 23505 for all."""
     await put(db, "a")
     await put(db, "b")
     sql = "INSERT INTO pgworkd.jobs (queue, schedule, occurrence, status) VALUES ('q', 'a', $1, 'dead')"
@@ -554,8 +554,8 @@ async def test_defect_one_schedule_in_trouble_does_not_harm_the_others_of_the_ca
     assert "b" in await add(db, ("a", at(60), 1), ("b", at(60), 1))
 
 
-async def test_defect_a_declaration_that_changes_nothing_notifies_nobody(db: Db, notices: Notices) -> None:
-    """The statement trigger fires for every put_schedule, at each start of each daemon of the fleet."""
+async def test_a_declaration_that_changes_nothing_notifies_nobody(db: Db, notices: Notices) -> None:
+    """Each daemon of the fleet declares all its schedules at each start."""
     await put(db)
     await notices.heard()
     await put(db)

@@ -335,7 +335,7 @@ def _statements(text: str) -> list[str]:
     return statements
 
 
-# Defects
+# Once wrong
 
 
 @pytest.fixture
@@ -347,8 +347,8 @@ async def reader(db: Db) -> AsyncIterator[str]:
     await db.execute(f"DROP OWNED BY {name}; DROP ROLE {name}")
 
 
-async def test_defect_a_users_view_on_ours_survives_or_stops_the_migration(db: Db) -> None:
-    """DROP VIEW .. CASCADE takes the user's views along, in silence."""
+async def test_a_users_view_on_ours_survives_or_stops_the_migration(db: Db) -> None:
+    """DROP VIEW .. CASCADE would take it along, in silence."""
     await db.execute("CREATE VIEW public.my_report AS SELECT queue, count(*) FROM pgworkd.all_jobs GROUP BY 1")
     try:
         await db.execute(schema.text())
@@ -357,8 +357,8 @@ async def test_defect_a_users_view_on_ours_survives_or_stops_the_migration(db: D
     assert await db.fetchval("SELECT to_regclass('public.my_report')") is not None
 
 
-async def test_defect_grants_survive_a_migration(db: Db, reader: str) -> None:
-    """Dropped and made again, views are nobody's: after each migrate the dashboard's role reads nothing (42501)."""
+async def test_grants_survive_a_migration(db: Db, reader: str) -> None:
+    """Dropped and made again, views would be nobody's, and functions everybody's."""
     await db.execute(f"GRANT SELECT ON pgworkd.all_jobs, pgworkd.queue_stats TO {reader}")
     await db.execute("REVOKE EXECUTE ON FUNCTION pgworkd.discard(uuid[]) FROM PUBLIC")
     await db.execute(schema.text())
@@ -375,8 +375,8 @@ async def test_defect_grants_survive_a_migration(db: Db, reader: str) -> None:
     ],
     ids=["timestamptz", "lpad", "uuidv7"],
 )
-async def test_defect_the_defaults_of_a_row_do_not_look_along_the_callers_search_path(db: Db, shadow: str) -> None:
-    """clock() (its cast) and new_id() before 18 are parsed at each call, in the caller's path."""
+async def test_the_defaults_of_a_row_do_not_look_along_the_callers_search_path(db: Db, shadow: str) -> None:
+    """A body that is a string is parsed at each call, in the caller's path: its functions, its casts."""
     await db.execute(HOSTILE)
     await db.execute(shadow)
     await db.execute(HOSTILE_PATH)

@@ -1,0 +1,180 @@
+"""Many jobs in one call, and what of a job is stored."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import json
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+import pytest
+from pydantic import BaseModel
+
+from pgworkd import client
+from pgworkd.client import NewJob, enqueue, enqueue_many
+from pgworkd.errors import DELAY_S_MAX, InvalidPayload
+from tests.engine.client_kit import in_autocommit, numbered, settled, sqlalchemy_engine, stored
+
+
+async def test_a_hundred_thousand_jobs_in_one_call(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    ids = await enqueue_many(db, ({"queue": "q", "payload": {"n": n}} for n in range(100_000)))
+    rows = await db.fetch("SELECT id FROM pgworkd.jobs ORDER BY (payload ->> 'n')::int")
+    assert [row[0] for row in rows] == ids
+    assert len(ids) == 100_000
+
+
+async def test_of_a_hundred_thousand_jobs_with_a_bad_last_one_nothing_is_inserted(db: asyncpg.Connection[Any]) -> None:
+    jobs = numbered(100_000, payload={"items": [1, 2, 3, {"name": "a\0b"}]})
+    with pytest.raises(InvalidPayload, match=r"^jobs\[99999\]\.payload\.items\[3\]\.name holds a NUL"):
+        await enqueue_many(db, jobs)
+    assert await db.fetchval("SELECT count(*) FROM pgworkd.jobs") == 0
+
+
+async def test_of_a_hundred_thousand_jobs_with_a_conflict_in_the_last_nothing_is_inserted(
+    db: asyncpg.Connection[Any],
+) -> None:
+    await enqueue(db, "q", dedupe_key="taken")
+    with pytest.raises(asyncpg.UniqueViolationError):
+        await enqueue_many(db, numbered(100_000, dedupe_key="taken"))
+    assert await db.fetchval("SELECT count(*) FROM pgworkd.jobs") == 1
+
+
+async def test_large_payloads_are_spread_over_statements(db: asyncpg.Connection[Any]) -> None:
+    jobs = [NewJob("q", {"text": "x" * 1_000_000}, meta={"n": n}) for n in range(20)]
+    rows = [client._row(job, "") for job in jobs]
+    assert [len(part) for part in client._parts(rows)] == [8, 8, 4]
+    ids = await enqueue_many(db, jobs)
+    found = await db.fetch("SELECT id FROM pgworkd.jobs ORDER BY (meta ->> 'n')::int")
+    assert [row[0] for row in found] == ids
+
+
+@in_autocommit
+async def test_no_jobs_no_ids(opener: Any, dsn: str) -> None:
+    async with opener(dsn, autocommit=True) as caller:
+        assert await settled(enqueue_many(caller.conn, [])) == []
+        assert await settled(enqueue_many(caller.conn, iter(()))) == []
+
+
+# What is stored
+
+
+@in_autocommit
+async def test_every_field_is_stored(opener: Any, dsn: str, db: asyncpg.Connection[Any]) -> None:
+    run_at = datetime(2031, 5, 6, 7, 8, 9, 123456, timezone(timedelta(hours=-7)))
+    job = NewJob(
+        'Grüße, ${1} %s :p1 {"a",NULL} \\ \'',
+        {"text": "ä€😀 \\ \" ' {,} %s :x $1 NULL", "deep": [[1, None, True, 1.5]]},
+        kind="k",
+        priority=-(2**31),
+        run_at=run_at,
+        expires_at=datetime(2199, 12, 31, 23, 59, 59, 999999, UTC),
+        max_attempts=1000,
+        timeout_s=1.5,
+        dedupe_key="ü" * 512,
+        meta={"traceparent": "00-abc"},
+    )
+    async with opener(dsn, autocommit=True) as caller:
+        job_id, plain = await settled(enqueue_many(caller.conn, [job, {"queue": "p"}]))
+
+    row = dict(await db.fetchrow("SELECT * FROM pgworkd.jobs WHERE id = $1", job_id) or {})
+    wanted = {**dataclasses.asdict(job), "status": "pending"}
+    del wanted["delay"]
+    found = {**row, "payload": json.loads(row["payload"]), "meta": json.loads(row["meta"])}
+    assert {name: found[name] for name in wanted} == wanted
+
+    # And what is not given is left to the table and to the handler.
+    await db.execute("INSERT INTO pgworkd.jobs (queue) VALUES ('p')")
+    ours, tables = await db.fetch("SELECT * FROM pgworkd.jobs WHERE queue = 'p' ORDER BY created_at")
+    differing = {name for name in ours.keys() if ours[name] != tables[name]}  # noqa: SIM118 - a Record
+    assert differing == {"id", "run_at", "created_at"}
+    assert ours["id"] == plain
+    assert ours["run_at"] == ours["created_at"]
+
+
+@pytest.mark.parametrize(("delay", "expected_s"), [(90, 90), (0.25, 0.25), (timedelta(days=366), 366 * 86_400)])
+async def test_delays_count_from_the_databases_clock(
+    delay: float | timedelta, expected_s: float, db: asyncpg.Connection[Any]
+) -> None:
+    await db.execute("SET pgworkd.clock = '2037-01-01 00:00:00+00'")
+    job_id = await enqueue(db, "q", delay=delay)
+    run_at = await db.fetchval("SELECT run_at FROM pgworkd.jobs WHERE id = $1", job_id)
+    assert run_at == datetime(2037, 1, 1, tzinfo=UTC) + timedelta(seconds=expected_s)
+
+
+async def test_settings_of_the_session_do_not_matter(db: asyncpg.Connection[Any]) -> None:
+    await db.execute("SET DateStyle = 'German, DMY'; SET timezone = 'Asia/Kolkata'; SET search_path = pg_catalog")
+    for name in ("jsonb", "uuid", "timestamptz", "int4"):  # values as the caller prefers them
+        await db.set_type_codec(name, schema="pg_catalog", encoder=str, decoder=str, format="text")
+    run_at = datetime(2031, 2, 3, 4, 5, 6, tzinfo=UTC)
+    job_id = await enqueue(db, "q", {"n": 1}, run_at=run_at, priority=7)
+    assert isinstance(job_id, UUID)
+    found = await db.fetchval(
+        "SELECT run_at = '2031-02-03 04:05:06Z' AND priority = 7 AND id = $1 FROM pgworkd.jobs", str(job_id)
+    )
+    assert found is True
+
+
+async def test_a_streaming_connection_will_do(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    engine = sqlalchemy_engine(dsn, autocommit=True)
+    with engine.connect().execution_options(stream_results=True) as conn:
+        job_id = enqueue(conn, "q", {"n": 1})
+    engine.dispose()
+    assert await stored(db) == {job_id: {"n": 1}}
+
+
+async def test_models_and_dataclasses_are_payloads(db: asyncpg.Connection[Any]) -> None:
+    class Model(BaseModel):
+        note: int
+
+    @dataclasses.dataclass
+    class Data:
+        note: int
+
+    ids = await enqueue_many(db, [NewJob("q", Model(note=1)), NewJob("q", Data(note=2)), NewJob("q")])
+    found = await stored(db)
+    assert [found[job_id] for job_id in ids] == [{"note": 1}, {"note": 2}, {}]
+
+
+class Queue(str, enum.Enum):  # noqa: UP042 - the older way is the one to be met
+    OCR = "ocr"
+
+
+class Level(enum.IntEnum):
+    HIGH = 5
+
+
+@in_autocommit
+async def test_enums_of_text_and_numbers_stand_for_their_values(
+    opener: Any, dsn: str, db: asyncpg.Connection[Any]
+) -> None:
+    jobs = [NewJob(Queue.OCR, priority=Level.HIGH), NewJob("ocr", priority=5), NewJob(Queue.OCR, priority=70_000)]
+    async with opener(dsn, autocommit=True) as caller:
+        await settled(enqueue_many(caller.conn, jobs))
+    rows = await db.fetch("SELECT queue, priority FROM pgworkd.jobs ORDER BY priority")
+    assert [tuple(row) for row in rows] == [("ocr", 5), ("ocr", 5), ("ocr", 70_000)]
+
+
+@pytest.mark.parametrize(
+    "bounds",
+    [
+        {"queue": "q", "kind": "k", "dedupe_key": "d", "priority": -(2**31), "max_attempts": 1, "timeout_s": 1e-300},
+        {
+            "queue": "😀" * 200,
+            "kind": "\n" * 200,
+            "dedupe_key": "d" * 512,
+            "priority": 2**31 - 1,
+            "max_attempts": 1000,
+            "timeout_s": DELAY_S_MAX,
+            "delay": DELAY_S_MAX,
+        },
+        {"queue": "q", "run_at": datetime(1970, 1, 1, tzinfo=UTC), "timeout_s": timedelta(microseconds=1)},
+        {"queue": "q", "run_at": datetime(2199, 12, 31, 23, 59, 59, tzinfo=UTC), "timeout_s": 1},
+    ],
+)
+async def test_the_bounds_themselves_are_accepted_by_the_table(
+    bounds: dict[str, Any], db: asyncpg.Connection[Any]
+) -> None:
+    assert await enqueue(db, **bounds) in await stored(db)

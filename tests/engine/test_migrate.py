@@ -1,0 +1,99 @@
+"""`migrate`: it may be repeated, many may run at once, and what it cannot do changes nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anyio
+import asyncpg
+import pytest
+
+from pgworkd import events, schema
+from pgworkd.errors import DatabaseUnavailable, PgworkdError, SchemaError
+from pgworkd.link import LinkOptions
+from tests.engine.test_start import app_of_one, set_read_only
+from tests.kit import insert, running, until, waits_for_status
+
+
+def link(dsn: str, **changes: float) -> LinkOptions:
+    return LinkOptions(dsn, **({"connect_timeout_s": 5, "command_timeout_s": 5} | changes))
+
+
+async def test_migrate_installs_and_may_be_repeated(empty_dsn: str) -> None:
+    assert await schema.migrate(link(empty_dsn)) == (None, schema.VERSION)
+    assert await schema.migrate(link(empty_dsn)) == (schema.VERSION, schema.VERSION)
+    await schema.verify(link(empty_dsn))
+
+
+async def test_a_second_migrate_waits_for_the_first_longer_than_any_other_call(empty_dsn: str) -> None:
+    first = await asyncpg.connect(empty_dsn)
+    transaction = first.transaction()
+    await transaction.start()
+    await first.execute(f"SELECT pg_advisory_xact_lock({schema._LOCK[0]}, {schema._LOCK[1]})")
+    await first.execute(schema.text())
+    done: list[tuple[int | None, int]] = []
+
+    async def second() -> None:
+        done.append(await schema.migrate(link(empty_dsn, connect_timeout_s=1, command_timeout_s=0.2)))
+
+    watcher = await asyncpg.connect(empty_dsn)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(second)
+        waits = (
+            "SELECT extract(epoch FROM now() - query_start) > 0.4 FROM pg_stat_activity "
+            "WHERE wait_event = 'advisory' AND datname = current_database()"
+        )
+        await until(lambda: watcher.fetchval(waits), limit_s=4)
+        assert done == []
+        await transaction.commit()
+    assert [after for _, after in done] == [schema.VERSION]
+    await first.close()
+    await watcher.close()
+
+
+async def test_many_migrations_at_once_install_one_schema(empty_dsn: str) -> None:
+    async with anyio.create_task_group() as tasks:
+        for _ in range(4):
+            tasks.start_soon(schema.migrate, link(empty_dsn))
+    await schema.verify(link(empty_dsn))
+    async with running(app_of_one(), empty_dsn):
+        db = await asyncpg.connect(empty_dsn)
+        await until(waits_for_status(db, await insert(db, "q"), "completed"))
+        await db.close()
+
+
+async def test_migrate_under_a_working_daemon_harms_no_job(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    """Functions are dropped and made anew under it: its prepared statements must not fail for good."""
+    async with running(app_of_one(), dsn) as (_, seen):
+        for round_ in range(1, 4):
+            await db.execute("INSERT INTO pgworkd.jobs (queue) SELECT 'q' FROM generate_series(1, 50)")
+            await schema.migrate(link(dsn))
+            await seen.wait(events.JOB_COMPLETED, count=50 * round_)
+        assert seen.all(events.JOB_FAILED) == []
+    assert await db.fetchval("SELECT count(*) FROM pgworkd.finished_jobs WHERE attempts = 1") == 150
+
+
+async def test_migrate_on_a_server_that_only_reads_says_so(empty_dsn: str) -> None:
+    db = await asyncpg.connect(empty_dsn)
+    await set_read_only(empty_dsn, db, "on")
+    await db.close()
+    with pytest.raises(DatabaseUnavailable, match=r"reads|standby"):
+        await schema.migrate(link(empty_dsn))
+
+
+async def test_migrate_refuses_a_newer_schema_and_leaves_it_alone(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    await db.execute("UPDATE pgworkd.schema_version SET version = 2; DROP VIEW pgworkd.all_jobs")
+    with pytest.raises(SchemaError, match="newer than this program"):
+        await schema.migrate(link(dsn))
+    assert await db.fetchval("SELECT to_regclass('pgworkd.all_jobs')") is None
+    assert await db.fetchval("SELECT version FROM pgworkd.schema_version") == 2
+
+
+async def test_a_migration_that_fails_half_way_changes_nothing(empty_dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = schema.text()
+    monkeypatch.setattr(schema, "text", lambda: whole + "\nSELECT 1 / 0;")
+    with pytest.raises(PgworkdError, match="division by zero"):
+        await schema.migrate(link(empty_dsn))
+    monkeypatch.undo()
+    with pytest.raises(SchemaError, match="no pgworkd schema"):
+        await schema.verify(link(empty_dsn))
