@@ -16,6 +16,7 @@ from typing import Any
 import anyio
 import asyncpg
 
+from .dsn import dsn_fault
 from .errors import DatabaseError, DatabaseUnavailable, SchemaError, UsageError, WorkerLost
 
 Row = Sequence[Any]
@@ -37,6 +38,11 @@ class LinkOptions:
     dsn: str
     connect_timeout_s: float = 10.0
     command_timeout_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        """Raises UsageError for a DSN that makes no sense: the driver would quote it, password and all."""
+        if fault := dsn_fault(self.dsn):
+            raise UsageError(f"the DSN {fault}")
 
     def settings(self, name: str) -> dict[str, str]:
         """Session settings: whatever the database's defaults are, the engine runs under these."""

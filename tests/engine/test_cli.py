@@ -284,7 +284,11 @@ def test_a_job_is_shown_whole_with_its_error_history(shell: Shell) -> None:
 
 
 def test_instants_that_no_datetime_holds_spoil_nothing(shell: Shell) -> None:
-    shell.sql("INSERT INTO pgworkd.jobs (queue, failed_at, started_at) VALUES ('q', 'infinity', '4000-01-01 BC')")
+    shell.sql(
+        "INSERT INTO pgworkd.finished_jobs (id, finished_at, run_at, created_at, status, priority, attempts, failures,"
+        " queue, payload, errors, failed_at, started_at) SELECT pgworkd.new_id(), now(), now(), now(), 'completed', 0,"
+        " 1, 0, 'q', '{}', '[]', 'infinity', '4000-01-01 BC'"
+    )
     job_id = json.loads(shell("jobs", "--json").stdout)[0]["id"]
     whole = json.loads(shell("job", job_id, "--json").stdout)
     assert (whole["failed_at"], whole["started_at"]) == (None, None)
