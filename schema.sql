@@ -206,6 +206,8 @@ CREATE TABLE IF NOT EXISTS jobs (
         CHECK (status IN ('blocked', 'pending', 'running', 'failed', 'dead')),
     CONSTRAINT running_jobs_and_only_they_have_a_worker
         CHECK ((status = 'running') = (worker_id IS NOT NULL)),
+    -- rescue() restores an unknown worker and moves the sequence past it: an absurd id would use up all others.
+    CONSTRAINT worker_id_must_be_1_to_a_billion CHECK (worker_id BETWEEN 1 AND 1000000000),
     CONSTRAINT counters_must_not_be_negative CHECK (attempts >= 0 AND failures >= 0 AND losses >= 0),
     -- These columns hold their place. Until a verb honours them, a row that relies on them is refused:
     -- to ignore it would break a promise.
@@ -499,7 +501,8 @@ END $$;
 -- locks the rows it changes and answers with those it changed; an id that is missing from the answer
 -- was settled before, or its attempt is no longer the running one.
 -- The plan is the same whatever the statistics say: the primary key at these ids, hashed against the
--- arrays; both come in order of id, so rows are locked in that order. `worker_id IS NOT NULL` means running (a CHECK says so) and keeps the planner off the index on
+-- arrays; both come in order of id, so rows are locked in that order (work_mem: a hash that is split into
+-- parts would lose it). `worker_id IS NOT NULL` means running (a CHECK says so) and keeps the planner off the index on
 -- running rows, which it likes as long as it believes that few run.
 -- ------------------------------------------------------------------------------------------------
 
@@ -511,7 +514,7 @@ RETURNS uuid[]
 LANGUAGE plpgsql VOLATILE
 SET search_path = pgworkd, pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_nestloop = off SET enable_mergejoin = off SET jit = off
-SET plan_cache_mode = force_generic_plan AS $$
+SET work_mem = '64MB' SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     v_won       uuid[];
     v_schedules text[];
@@ -549,7 +552,7 @@ RETURNS TABLE (id uuid, status text)
 LANGUAGE plpgsql VOLATILE
 SET search_path = pgworkd, pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_nestloop = off SET enable_mergejoin = off SET jit = off
-SET plan_cache_mode = force_generic_plan AS $$
+SET work_mem = '64MB' SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 DECLARE
     v_ids       uuid[];
@@ -592,7 +595,7 @@ RETURNS uuid[]
 LANGUAGE plpgsql VOLATILE
 SET search_path = pgworkd, pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_nestloop = off SET enable_mergejoin = off SET jit = off
-SET plan_cache_mode = force_generic_plan AS $$
+SET work_mem = '64MB' SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     v_won       uuid[];
     v_cancelled uuid[];
@@ -625,7 +628,7 @@ RETURNS uuid[]
 LANGUAGE plpgsql VOLATILE
 SET search_path = pgworkd, pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_nestloop = off SET enable_mergejoin = off SET jit = off
-SET plan_cache_mode = force_generic_plan AS $$
+SET work_mem = '64MB' SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     v_ids  uuid[];
     v_to   text[];
@@ -643,7 +646,8 @@ BEGIN
 END $$;
 
 -- Moves rows, which the caller has locked, to finished_jobs under a final status; p_message, where not NULL,
--- becomes their error. A queue that keeps nothing loses them. Answers how many were moved. The chains of schedules among them are left to ensure_schedules.
+-- becomes their error. A queue that keeps nothing loses them. Answers how many there were. The chains of
+-- schedules among them are left to ensure_schedules.
 CREATE OR REPLACE FUNCTION bury(p_ids uuid[], p_status text, p_message text) RETURNS int
 LANGUAGE plpgsql VOLATILE
 SET search_path = pgworkd, pg_catalog, pg_temp SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
@@ -655,16 +659,17 @@ BEGIN
     END IF;
     WITH gone AS (
         DELETE FROM jobs j WHERE j.id = ANY (p_ids) RETURNING j.*
+    ), kept AS (
+        INSERT INTO finished_jobs (id, finished_at, run_at, created_at, started_at, failed_at, occurrence, batch_id,
+            status, priority, attempts, failures, max_attempts, worker_id, queue, kind, payload, meta,
+            error, errors, dedupe_key, serialize_key, schedule)
+        SELECT g.id, clock(), g.run_at, g.created_at, g.started_at, g.failed_at, g.occurrence, g.batch_id,
+            p_status::job_status, g.priority, g.attempts, g.failures, g.max_attempts, g.worker_id, g.queue, g.kind,
+            g.payload, g.meta, coalesce(p_message, g.error), g.errors, g.dedupe_key, g.serialize_key, g.schedule
+        FROM gone g LEFT JOIN queues q ON q.name = g.queue
+        WHERE q.keep_s IS DISTINCT FROM 0
     )
-    INSERT INTO finished_jobs (id, finished_at, run_at, created_at, started_at, failed_at, occurrence, batch_id,
-        status, priority, attempts, failures, max_attempts, worker_id, queue, kind, payload, meta,
-        error, errors, dedupe_key, serialize_key, schedule)
-    SELECT g.id, clock(), g.run_at, g.created_at, g.started_at, g.failed_at, g.occurrence, g.batch_id,
-        p_status::job_status, g.priority, g.attempts, g.failures, g.max_attempts, g.worker_id, g.queue, g.kind,
-        g.payload, g.meta, coalesce(p_message, g.error), g.errors, g.dedupe_key, g.serialize_key, g.schedule
-    FROM gone g LEFT JOIN queues q ON q.name = g.queue
-    WHERE q.keep_s IS DISTINCT FROM 0;
-    GET DIAGNOSTICS v_moved = ROW_COUNT;
+    SELECT count(*) INTO v_moved FROM gone;
     RETURN v_moved;
 END $$;
 
