@@ -6,123 +6,20 @@ import contextlib
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
-from uuid import UUID
 
 import anyio
 import asyncpg
 import pytest
-from anyio.abc import SocketAttribute, SocketStream, TaskGroup
 
 from pgworkd import events
 from pgworkd.app import App
 from pgworkd.chores import Periods
-from pgworkd.daemon import Daemon
 from pgworkd.job import Job
-from pgworkd.lease import Lease, boot_time_s
+from pgworkd.lease import boot_time_s
 from pgworkd.link import LinkOptions
-from pgworkd.store import HeartbeatAnswer
-from tests.kit import LIMIT_S, Recorder, insert, quick_options, running, until, waits_for_status
-
-LEASE_S = 1.5
-QUICK = {"lease_s": LEASE_S, "heartbeat_s": 0.1}
-LEFT_S = "SELECT extract(epoch FROM min(lease_until) - clock_timestamp())::float8 FROM pgworkd.workers"
-"""What is left of the leases, as the database sees it."""
-
-
-class Proxy:
-    """A way to Postgres that can be blocked: `hole` swallows everything silently, as a dead network does."""
-
-    def __init__(self, host: str, port: int) -> None:
-        self._target = (host, port)
-        self._open = anyio.Event()
-        self._open.set()
-
-    def hole(self) -> None:
-        """From now on nothing passes; no connection is closed, new ones are accepted and never answered."""
-        if self._open.is_set():
-            self._open = anyio.Event()
-
-    def mend(self) -> None:
-        """What was held up passes now."""
-        self._open.set()
-
-    async def serve(self, client: SocketStream) -> None:
-        async with client:
-            await self._open.wait()
-            server = await anyio.connect_tcp(*self._target)
-            async with server, anyio.create_task_group() as both:
-                both.start_soon(self._copy, client, server, both)
-                both.start_soon(self._copy, server, client, both)
-
-    async def _copy(self, source: SocketStream, sink: SocketStream, both: TaskGroup) -> None:
-        with contextlib.suppress(anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
-            while True:
-                data = await source.receive()
-                await self._open.wait()
-                await sink.send(data)
-        both.cancel_scope.cancel()
-
-
-@contextlib.asynccontextmanager
-async def through_proxy(dsn: str) -> AsyncIterator[tuple[Proxy, str]]:
-    """A proxy before the test's server, and the DSN that leads through it."""
-    parts = urlsplit(dsn)
-    login = parts.netloc.rpartition("@")[0]
-    async with await anyio.create_tcp_listener(local_host="127.0.0.1") as listener:
-        port = listener.extra(SocketAttribute.local_port)  # noqa: S610 - no Django
-        async with anyio.create_task_group() as tasks:
-            proxy = Proxy(parts.hostname or "127.0.0.1", parts.port or 5432)
-            tasks.start_soon(listener.serve, proxy.serve)
-            yield proxy, urlunsplit(parts._replace(netloc=f"{login}@127.0.0.1:{port}"))
-            tasks.cancel_scope.cancel()
-
-
-@contextlib.asynccontextmanager
-async def daemon_of(app: App, dsn: str, ended: list[str], **changes: Any) -> AsyncIterator[tuple[Daemon, Recorder]]:
-    """A daemon that only notes that it would end the process; like kit.running otherwise."""
-    seen = Recorder()
-    link = LinkOptions(dsn, connect_timeout_s=0.2, command_timeout_s=0.2)
-    options = quick_options(dsn, **({"link": link, "shutdown_s": 0.1} | QUICK | changes))
-    daemon = Daemon(app, options, end_process=ended.append)
-    daemon.events.listen(seen)
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(daemon.run)
-        with anyio.fail_after(LIMIT_S):
-            await daemon.ready.wait()
-        try:
-            yield daemon, seen
-        finally:
-            daemon.request_stop()
-
-
-class Sleepers:
-    """Handlers that wait, and what became of each (job, attempt)."""
-
-    def __init__(self) -> None:
-        self.app = App()
-        self.began: dict[tuple[UUID, int], float] = {}
-        self.ended: dict[tuple[UUID, int], float] = {}
-        self.returned: set[tuple[UUID, int]] = set()
-        self.go_on = anyio.Event()
-        self.together: Counter[UUID] = Counter()
-        self.twice = 0
-
-        @self.app.handler("q")
-        async def handle(job: Job) -> None:
-            run = (job.id, job.attempt)
-            self.began[run] = time.monotonic()
-            self.together[job.id] += 1
-            self.twice += self.together[job.id] > 1
-            try:
-                await self.go_on.wait()
-                self.returned.add(run)
-            finally:
-                self.together[job.id] -= 1
-                self.ended[run] = time.monotonic()
-
+from tests.engine.lease_kit import LEASE_S, LEFT_S, Sleepers, daemon_of, through_proxy, truth
+from tests.kit import insert, running, until, waits_for_status
 
 # A short outage.
 
@@ -141,7 +38,7 @@ async def test_an_outage_shorter_than_the_lease_spends_nothing_and_starts_nothin
         proxy.hole()
         await seen.wait(events.DATABASE_AWAY, part="lease")
         sleepers.go_on.set()  # they finish while nobody can be told
-        await until(lambda: _truth(len(sleepers.returned) == 3))
+        await until(lambda: truth(len(sleepers.returned) == 3))
         await seen.wait(events.DATABASE_AWAY, part="settler")
         proxy.mend()
         for job_id in ids:
@@ -170,7 +67,7 @@ async def test_who_cannot_renew_cancels_everything_before_the_lease_ends_and_goe
         assert LEASE_S * 5 / 6 <= fenced["since_s"] < LEASE_S * 29 / 30
         assert fenced["running"] == 3
         assert not daemon.membership.may_claim
-        await until(lambda: _truth(len(sleepers.ended) == 3))
+        await until(lambda: truth(len(sleepers.ended) == 3))
         # Whatever the clocks say: their lease, as the database has it, was still running then.
         assert await db.fetchval(LEFT_S) > 0
         assert await db.fetchval("SELECT count(*) FROM pgworkd.jobs WHERE status = 'running'") == 3
@@ -199,7 +96,8 @@ async def test_who_runs_on_when_the_lease_ends_takes_the_process_along(
 
     async def in_loop() -> None:
         entered.set()
-        while not let_go.is_set():  # deaf to its cancellation
+        give_up = time.monotonic() + 15
+        while not let_go.is_set() and time.monotonic() < give_up:  # deaf to its cancellation
             with contextlib.suppress(anyio.get_cancelled_exc_class()):
                 await anyio.lowlevel.checkpoint()
             time.sleep(0.001)  # noqa: ASYNC251 - and not nice to others either
@@ -216,10 +114,10 @@ async def test_who_runs_on_when_the_lease_ends_takes_the_process_along(
         assert lease is not None
         lease._end_process = end
         await insert(db, "q")
-        await until(lambda: _truth(entered.is_set()))
+        await until(lambda: truth(entered.is_set()))
         proxy.hole()
         renewed_at = lease.renewed_at_s
-        await until(lambda: _truth(ended))
+        await until(lambda: truth(ended))
         held_s = at[0] - max(renewed_at, lease.renewed_at_s)
         assert LEASE_S * 29 / 30 - 0.01 <= held_s < LEASE_S
         assert await db.fetchval(LEFT_S) + (boot_time_s() - at[0]) > 0
@@ -241,7 +139,7 @@ async def test_a_fence_while_nothing_runs_ends_no_process(dsn: str, db: asyncpg.
         assert lease is not None
         proxy.hole()
         await seen.wait(events.LEASE_FENCED, running=0)
-        await until(lambda: _truth(boot_time_s() - lease.renewed_at_s > 1.2))  # well past its end
+        await until(lambda: truth(boot_time_s() - lease.renewed_at_s > 1.2))  # well past its end
         assert ended == []
         proxy.mend()
         await seen.wait(events.LEASE_RENEWED)
@@ -262,7 +160,7 @@ async def test_a_lost_worker_gets_a_new_id_only_after_all_its_handlers_have_come
     async with running(app, dsn, lease_s=30.0, heartbeat_s=0.05) as (daemon, seen):
         old = daemon.worker_id
         job_id = await insert(db, "q", '{"wait": 1}')
-        await until(lambda: _truth(entered.is_set()))
+        await until(lambda: truth(entered.is_set()))
         # What rescue() does with a worker that is lost.
         await db.execute("UPDATE pgworkd.workers SET lost_at = now()")
         await seen.wait(events.LEASE_LOST, worker_id=old)
@@ -273,7 +171,7 @@ async def test_a_lost_worker_gets_a_new_id_only_after_all_its_handlers_have_come
             assert await db.fetchval("SELECT count(*) FROM pgworkd.workers") == 1
             assert await db.fetchval("SELECT status::text FROM pgworkd.jobs WHERE id = $1", waiting) == "pending"
         let_go.set()
-        await until(lambda: _truth(daemon.worker_id != old))
+        await until(lambda: truth(daemon.worker_id != old))
         await until(waits_for_status(db, waiting, "completed"))
         # The old attempt was not taken yet, so what it ended with still counts.
         await until(waits_for_status(db, job_id, "completed"))
@@ -295,7 +193,7 @@ async def test_a_deleted_worker_row_costs_no_job_and_none_runs_twice_at_once(
         await seen.wait(events.JOB_STARTED, count=3)
         await db.execute("DELETE FROM pgworkd.workers")
         await seen.wait(events.LEASE_LOST, worker_id=old)
-        await until(lambda: _truth(len(sleepers.ended) == 3))
+        await until(lambda: truth(len(sleepers.ended) == 3))
         sleepers.go_on.set()
         for job_id in ids:
             await until(waits_for_status(db, job_id, "completed"))
@@ -326,7 +224,7 @@ async def test_a_worker_row_deleted_under_a_stream_of_jobs(dsn: str, db: asyncpg
             await db.execute("INSERT INTO pgworkd.jobs (queue) SELECT 'q' FROM generate_series(1, 200)")
             await seen.wait(events.JOB_STARTED, count=n * 200 - 150)
             await db.execute("DELETE FROM pgworkd.workers")
-            await until(lambda worker_id=worker_id: _truth(daemon.worker_id != worker_id))  # type: ignore[misc]
+            await until(lambda worker_id=worker_id: truth(daemon.worker_id != worker_id))  # type: ignore[misc]
         await until(lambda: db.fetchval("SELECT NOT EXISTS (SELECT FROM pgworkd.jobs)"))
     assert overlaps == []
     assert await db.fetchval("SELECT count(*) FROM pgworkd.finished_jobs WHERE status = 'completed'") == 1000
@@ -376,133 +274,6 @@ async def test_what_is_held_for_long_is_no_stray(dsn: str, db: asyncpg.Connectio
         assert seen.all(events.STRAYS_RELEASED) == []
 
 
-# The lease alone, with a lessee of the test's.
-
-
-class Lessee:
-    """Notes what the lease says. `running` is what it would not stop."""
-
-    def __init__(self) -> None:
-        self.answers: list[HeartbeatAnswer] = []
-        self.fenced: list[float] = []
-        self.lost = 0
-        self.troubles: list[Exception] = []
-        self.running = 0
-        self.threads: set[int] = set()
-
-    def lease_renewed(self, answer: HeartbeatAnswer) -> None:
-        self.threads.add(threading.get_ident())
-        self.answers.append(answer)
-
-    def lease_fenced(self, since_s: float) -> None:
-        self.threads.add(threading.get_ident())
-        self.fenced.append(since_s)
-
-    def worker_lost(self) -> None:
-        self.threads.add(threading.get_ident())
-        self.lost += 1
-
-    def lease_trouble(self, error: Exception) -> None:
-        self.threads.add(threading.get_ident())
-        self.troubles.append(error)
-
-    def still_running(self) -> int:
-        return self.running
-
-
-@contextlib.asynccontextmanager
-async def lease_of(
-    lessee: Lessee, dsn: str, db: asyncpg.Connection[Any], ended: list[str], **changes: float
-) -> AsyncIterator[Lease]:
-    worker_id = await db.fetchval("SELECT pgworkd.register('alone', 1, 't', 2)")
-    options = LinkOptions(dsn, connect_timeout_s=0.2, command_timeout_s=0.2)
-    times = {"lease_s": 1.2, "heartbeat_s": 0.05} | changes
-    lease = Lease(options, worker_id, lessee, end_process=ended.append, **times)
-    lease.start()
-    try:
-        yield lease
-    finally:
-        await lease.stop()
-        assert not lease._thread.is_alive()
-
-
-async def test_the_lease_is_renewed_again_and_again_and_hands_on_what_the_database_says(
-    dsn: str, db: asyncpg.Connection[Any]
-) -> None:
-    lessee, ended = Lessee(), list[str]()
-    await db.execute("INSERT INTO pgworkd.queues (name, concurrency, paused_until) VALUES ('q', 3, 'infinity')")
-    await db.execute("INSERT INTO pgworkd.queues (name) VALUES ('p')")
-    async with lease_of(lessee, dsn, db, ended) as lease:
-        await until(lambda: _truth(len(lessee.answers) >= 3))
-        assert lease.fresh
-        assert lessee.answers[-1].queues == {
-            "q": {"concurrency": 3, "paused": True},
-            "p": {"concurrency": None, "paused": False},
-        }
-        assert await db.fetchval("SELECT state FROM pgworkd.workers") == "running"
-        lease.state = "stopping"
-        await until(lambda: db.fetchval("SELECT state = 'stopping' FROM pgworkd.workers"))
-    assert lessee.threads == {threading.get_ident()}, "it must speak in the loop's thread only"
-    assert (lessee.fenced, lessee.lost, ended) == ([], 0, [])
-
-
-async def test_a_poke_renews_at_once(dsn: str, db: asyncpg.Connection[Any]) -> None:
-    lessee = Lessee()
-    async with lease_of(lessee, dsn, db, [], lease_s=3600, heartbeat_s=900) as lease:
-        for n in range(1, 6):
-            await until(lambda n=n: _truth(len(lessee.answers) >= n), limit_s=2)  # type: ignore[misc]
-            lease.poke()
-
-
-async def test_the_fence_comes_once_per_outage_and_the_end_only_for_what_still_runs(
-    dsn: str, db: asyncpg.Connection[Any]
-) -> None:
-    lessee, ended = Lessee(), list[str]()
-    async with through_proxy(dsn) as (proxy, proxied), lease_of(lessee, proxied, db, ended) as lease:
-        for n in (1, 2):
-            await until(lambda: _truth(lease.fresh))
-            proxy.hole()
-            await until(lambda n=n: _truth(len(lessee.fenced) == n))  # type: ignore[misc]
-            assert not lease.fresh
-            if n == 2:
-                lessee.running = 2
-                await until(lambda: _truth(ended))
-            proxy.mend()
-        lessee.running = 0
-    assert all(1.0 <= since_s < 1.16 for since_s in lessee.fenced)
-    assert set(ended) == {"the lease ends and 2 handlers would not stop"}
-    assert lessee.troubles
-    assert lessee.lost == 0
-
-
-async def test_a_lost_lease_is_told_once_and_a_new_id_makes_it_fresh(dsn: str, db: asyncpg.Connection[Any]) -> None:
-    lessee, ended = Lessee(), list[str]()
-    async with lease_of(lessee, dsn, db, ended) as lease:
-        await until(lambda: _truth(lessee.answers))
-        await db.execute("DELETE FROM pgworkd.workers")
-        await until(lambda: _truth(lessee.lost))
-        assert not lease.fresh
-        tried = lease.tried_at_s
-        await until(lambda: _truth(lease.tried_at_s > tried))
-        assert lessee.lost == 1
-        began = boot_time_s()
-        lease.adopt(await db.fetchval("SELECT pgworkd.register('alone', 1, 't', 2)"), began)
-        answers = len(lessee.answers)
-        await until(lambda: _truth(len(lessee.answers) > answers))
-        assert lease.fresh
-    assert (lessee.lost, ended) == (1, [])
-
-
-async def test_the_lease_is_renewed_while_the_loop_is_blocked(dsn: str, db: asyncpg.Connection[Any]) -> None:
-    lessee, ended = Lessee(), list[str]()
-    async with lease_of(lessee, dsn, db, ended, lease_s=0.6):
-        await until(lambda: _truth(lessee.answers))
-        lessee.running = 1
-        time.sleep(1.0)  # noqa: ASYNC251 - that is the point
-        assert await db.fetchval("SELECT seen_at > now() - interval '300 ms' FROM pgworkd.workers")
-    assert (lessee.fenced, ended) == ([], [])
-
-
 async def test_a_server_that_was_away_for_longer_than_the_lease_makes_no_worker_lost(
     dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
@@ -515,7 +286,7 @@ async def test_a_server_that_was_away_for_longer_than_the_lease_makes_no_worker_
     ):
         ids = {one.worker_id, two.worker_id}
         await db.execute("INSERT INTO pgworkd.jobs (queue) SELECT 'q' FROM generate_series(1, 20)")
-        await until(lambda: _truth(len(first.began) + len(second.began) == 20))
+        await until(lambda: truth(len(first.began) + len(second.began) == 20))
         await until(lambda: db.fetchval("SELECT bool_and(steady_since < now() - interval '1 s') FROM pgworkd.workers"))
         proxy.hole()
         over = "SELECT max(lease_until) < clock_timestamp() - interval '100 ms' FROM pgworkd.workers"
@@ -530,7 +301,3 @@ async def test_a_server_that_was_away_for_longer_than_the_lease_makes_no_worker_
         assert seen.all(events.JOB_LOST) + seen_two.all(events.JOB_LOST) == []
     assert await db.fetchval("SELECT max(failures) FROM pgworkd.finished_jobs") == 0
     assert ended == []
-
-
-async def _truth(value: Any) -> Any:
-    return value

@@ -1,4 +1,4 @@
-"""claim(): what it takes, in which order, never twice, and at what price."""
+"""claim(): what it takes, in which order, and never twice."""
 
 from __future__ import annotations
 
@@ -13,32 +13,26 @@ import pytest
 from .conftest import Connect
 from .verbs import (
     LEASE_GONE,
-    NO_STATISTICS,
     T0,
     Db,
     Later,
     at,
-    blocks,
     cancel,
     claim,
     claim_ids,
     clock,
-    complete,
     fail,
     heartbeat,
     insert,
     live,
     one,
     rescue,
-    rows_read,
     statuses,
     waits_for_lock,
     worker,
 )
 
 pytestmark = pytest.mark.usefixtures("t0")
-
-CLAIM = "SELECT * FROM pgworkd.claim($1, $2, $3)"
 
 
 async def test_the_answer_holds_all_a_worker_needs(db: Db) -> None:
@@ -317,166 +311,3 @@ async def test_a_job_that_is_being_cancelled_is_not_claimed(db: Db, other: Db) -
     assert await claim_ids(db, worker_id) == [ids[1]]
     await other.execute("ROLLBACK")
     assert await claim_ids(db, worker_id) == [ids[0]]
-
-
-# Suspects: jobs that were running when their worker was lost
-
-
-async def test_suspects_run_one_at_a_time_per_worker_and_beside_other_jobs(db: Db) -> None:
-    one_worker, another = await worker(db), await worker(db)
-    suspects = await insert(db, 3, losses=1, priority=9)
-    plain = await insert(db, 2)
-    assert await claim_ids(db, one_worker) == [suspects[0], *plain]
-    assert await claim_ids(db, one_worker) == []
-    assert await claim_ids(db, another) == [suspects[1]]
-    assert await complete(db, [suspects[0]]) == {suspects[0]}
-    assert await claim_ids(db, one_worker) == [suspects[2]]
-
-
-async def test_the_suspect_with_the_highest_priority_comes_first_and_only_when_due(db: Db) -> None:
-    worker_id = await worker(db)
-    low = await one(db, losses=2)
-    high = await one(db, losses=1, priority=1)
-    await one(db, losses=1, priority=2, run_at=at(1))
-    await one(db, losses=1, priority=2, expires_at=T0)
-    await one(db, "another queue", losses=1)
-    for suspect in (high, low):
-        assert await claim_ids(db, worker_id, 1) == [suspect]
-        await complete(db, [suspect])
-
-
-async def test_a_worker_runs_one_suspect_whatever_the_queue(db: Db) -> None:
-    worker_id = await worker(db)
-    await one(db, "a", losses=1)
-    await one(db, "b", losses=1)
-    assert len(await claim(db, worker_id, queue="a")) == 1
-    assert await claim(db, worker_id, queue="b") == []
-
-
-async def test_two_overlapping_claims_of_one_worker_take_one_suspect(db: Db, other: Db) -> None:
-    worker_id = await worker(db)
-    suspects = await insert(db, 2, losses=1)
-    plain = await one(db)
-    await db.execute("BEGIN")
-    assert await claim_ids(db, worker_id, 1) == suspects[:1]
-    assert await claim_ids(other, worker_id) == [plain]
-    await db.execute("COMMIT")
-    assert await claim_ids(other, worker_id) == []
-
-
-async def test_two_overlapping_claims_of_two_workers_take_one_suspect_each(db: Db, other: Db) -> None:
-    one_worker, another = await worker(db), await worker(db)
-    suspects = await insert(db, 2, losses=1)
-    await db.execute("BEGIN")
-    assert await claim_ids(db, one_worker) == suspects[:1]
-    assert await claim_ids(other, another) == suspects[1:]
-    await db.execute("COMMIT")
-
-
-async def test_a_rolled_back_claim_of_a_suspect_leaves_it_for_the_next(db: Db, other: Db) -> None:
-    worker_id = await worker(db)
-    suspect = await one(db, losses=1)
-    await db.execute("BEGIN")
-    assert await claim_ids(db, worker_id) == [suspect]
-    await db.execute("ROLLBACK")
-    assert await claim_ids(other, worker_id) == [suspect]
-
-
-async def _gate(db: Db) -> None:
-    """From now on claims stop between their look for suspects and their try for the lock while 42 is locked.
-
-    The functions' search path has pgworkd before pg_catalog, so this shadow is found first.
-    """
-    await db.execute("""
-        CREATE FUNCTION pgworkd.pg_try_advisory_xact_lock(a int, b int) RETURNS boolean LANGUAGE plpgsql AS $$
-        BEGIN
-            PERFORM pg_catalog.pg_advisory_lock_shared(42);
-            PERFORM pg_catalog.pg_advisory_unlock_shared(42);
-            RETURN pg_catalog.pg_try_advisory_xact_lock(a, b);
-        END $$""")
-
-
-async def test_a_claim_that_gets_the_suspects_lock_sees_what_the_one_before_it_took(
-    db: Db, other: Db, third: Db
-) -> None:
-    """Were look and lock one statement, they would share a snapshot taken before the lock: two suspects at once."""
-    worker_id = await worker(db)
-    suspects = await insert(db, 2, losses=1)
-    await db.execute("BEGIN")
-    assert await claim_ids(db, worker_id) == suspects[:1]
-    await _gate(third)
-    await third.execute("SELECT pg_advisory_lock(42)")
-    async with anyio.create_task_group() as tasks:
-        claiming = Later(tasks, claim_ids(other, worker_id))
-        await waits_for_lock(third, other)
-        await db.execute("COMMIT")
-        await third.execute("SELECT pg_advisory_unlock_all()")
-        assert await claiming.answer() == []
-
-
-# The price
-
-
-async def _primed(db: Db, worker_id: int) -> None:
-    """Plans everything while the table is empty, and lets nothing correct the statistics."""
-    await db.execute(NO_STATISTICS)
-    await db.execute("ANALYZE pgworkd.jobs")
-    for _ in range(2):
-        await claim(db, worker_id)
-
-
-async def test_many_future_jobs_of_a_higher_priority_cost_nothing(db: Db, other: Db) -> None:
-    worker_id = await worker(db)
-    await _primed(db, worker_id)
-    due = await insert(db, 5)
-    before = await blocks(db, CLAIM, worker_id, "q", 10)
-    await insert(db, 20_000, priority=1, run_at=at(3600))
-    for session in (db, other):  # one that planned before, one that plans now
-        assert await blocks(session, CLAIM, worker_id, "q", 10) <= before + 20
-        async with session.transaction():
-            seq, idx = await rows_read(session)
-            assert await claim_ids(session, worker_id) == due
-            seq_after, idx_after = await rows_read(session)
-            assert seq_after - seq == 0
-            assert idx_after - idx <= 30
-            await session.execute("UPDATE pgworkd.jobs SET status = 'pending', worker_id = NULL WHERE worker_id > 0")
-
-
-async def test_many_waiting_jobs_of_the_queue_or_of_others_cost_nothing(db: Db, other: Db) -> None:
-    worker_id = await worker(db)
-    await _primed(db, worker_id)
-    await insert(db, 10)
-    before = await blocks(db, CLAIM, worker_id, "q", 10)
-    await insert(db, 10_000, run_at=at(-1), queue="r")
-    await insert(db, 10_000)
-    for session in (db, other):
-        assert await blocks(session, CLAIM, worker_id, "q", 10) <= before + 20
-
-
-async def test_many_suspects_cost_those_who_may_not_take_them_nothing(db: Db, other: Db) -> None:
-    worker_id = await worker(db)
-    await _primed(db, worker_id)
-    await insert(db, 10, losses=1)
-    await claim(db, worker_id, 1)
-    await insert(db, 10)
-    before = await blocks(db, CLAIM, worker_id, "q", 10)
-    await insert(db, 10_000, losses=1, priority=5)
-    for session in (db, other):
-        assert await blocks(session, CLAIM, worker_id, "q", 10) <= before + 20
-
-
-async def test_more_than_a_hundred_priorities_are_walked_in_order(db: Db) -> None:
-    worker_id = await worker(db)
-    expected = []
-    for priority in range(130, 0, -1):
-        # Every second has nothing that is due: the way there must go on all the same.
-        if priority % 2:
-            expected += await insert(db, 2, priority=priority)
-        await one(db, priority=priority, run_at=at(10))
-    assert await claim_ids(db, worker_id, 3) == expected[:3]
-    assert await claim_ids(db, worker_id, 125) == expected[3:128]
-    assert await claim_ids(db, worker_id, 10) == expected[128:]
-    assert await claim_ids(db, worker_id, 10) == []
-    await clock(10, db)
-    rows = await claim(db, worker_id, 1000)
-    assert [row["priority"] for row in rows] == list(range(130, 0, -1))

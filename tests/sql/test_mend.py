@@ -308,7 +308,7 @@ async def test_a_locked_row_of_the_history_does_not_stop_prune(db: Db, other: Db
     assert (await prune(db))[1] == 1
 
 
-async def test_defect_expire_counts_the_jobs_of_a_queue_that_keeps_nothing(db: Db) -> None:
+async def test_expire_counts_the_jobs_of_a_queue_that_keeps_nothing(db: Db) -> None:
     """bury answers with what it wrote to the history: expire says 0, and a daemon believes that it has caught up."""
     await db.execute("INSERT INTO pgworkd.queues (name, keep_s) VALUES ('q', 0)")
     await insert(db, 3, expires_at=at(-1))

@@ -294,7 +294,7 @@ async def test_next_due_costs_no_more_for_many_jobs(db: Db, other: Db) -> None:
 # Once wrong
 
 
-async def test_defect_discard_counts_the_jobs_of_a_queue_that_keeps_nothing(db: Db) -> None:
+async def test_discard_counts_the_jobs_of_a_queue_that_keeps_nothing(db: Db) -> None:
     """The operator is told `0 discarded`, yet it is gone."""
     await db.execute("INSERT INTO pgworkd.queues (name, keep_s) VALUES ('q', 0)")
     assert await discard(db, await dead(db)) == 1

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Awaitable, Callable
-from datetime import timedelta
-from typing import Any
 
 import anyio
-import asyncpg
 import pytest
 
 from .conftest import Connect
@@ -17,6 +12,7 @@ from .verbs import (
     Db,
     Later,
     Notices,
+    Settle,
     at,
     cancel,
     claim,
@@ -33,23 +29,12 @@ from .verbs import (
     rescue,
     set_pool,
     statuses,
+    steady,
     waits_for_lock,
     worker,
 )
 
 pytestmark = pytest.mark.usefixtures("t0")
-
-Settle = Callable[..., Awaitable[Any]]
-
-
-async def steady(db: Db, *workers: int, since: float = 0, until: float = 60) -> None:
-    """These workers (lease 30 s) beat every 10 s; the clock ends at T0 + `until`."""
-    seconds = since
-    while seconds < until:
-        seconds = min(seconds + 10, until)
-        await clock(seconds, db)
-        for worker_id in workers:
-            assert await heartbeat(db, worker_id) is not None
 
 
 async def test_the_jobs_of_a_lost_worker_wait_again_with_a_loss(db: Db) -> None:
@@ -176,117 +161,14 @@ async def test_the_pools_of_the_lost_go_and_sleepers_of_the_queue_are_woken(db: 
     assert await notices.heard() == [{"queue": "q"}]
 
 
-# The guards
-
-
-async def _lost_job(db: Db) -> int:
-    """A worker that died at T0 with a job; its lease ends at T0 + 5 s."""
-    victim = await worker(db, 5)
-    await one(db)
+async def test_the_answer_of_a_rescue_tells_what_became_of_a_cancelled_job(db: Db) -> None:
+    """The same call has moved it to the history."""
+    victim, rescuer = await worker(db, 5), await worker(db)
+    job_id = await one(db)
     await claim(db, victim)
-    return victim
-
-
-@pytest.mark.parametrize(
-    "guard", ["unknown", "not yet steady", "silent", "lease over", "lost", "seen in the future", "steady in the future"]
-)
-async def test_who_does_not_know_that_it_is_well_rescues_nobody(db: Db, guard: str) -> None:
-    await _lost_job(db)
-    rescuer = await worker(db)
+    await cancel(db, job_id)
     await steady(db, rescuer)
-    changes = {
-        "not yet steady": "steady_since = pgworkd.clock() - interval '29.9 s'",
-        "silent": "seen_at = pgworkd.clock() - interval '15 s'",
-        "lease over": "lease_until = pgworkd.clock()",
-        "lost": "lost_at = pgworkd.clock()",
-        "seen in the future": "seen_at = pgworkd.clock() + interval '1 ms'",
-        "steady in the future": "steady_since = pgworkd.clock() + interval '1 s'",
-    }
-    await db.execute("BEGIN")
-    assert len(await rescue(db, rescuer)) == 1, "nothing but the guard is in the way"
-    await db.execute("ROLLBACK")
-    if guard == "unknown":
-        await db.execute("DELETE FROM pgworkd.workers WHERE id = $1", rescuer)
-    else:
-        await db.execute(f"UPDATE pgworkd.workers SET {changes[guard]} WHERE id = $1", rescuer)  # noqa: S608
-    before = await db.fetch("SELECT * FROM pgworkd.workers")
-    assert await rescue(db, rescuer) == {}
-    assert await db.fetch("SELECT * FROM pgworkd.workers") == before
-
-
-async def test_after_an_outage_all_look_lost_and_nobody_is_rescued_until_the_living_have_come_back(
-    db: Db,
-) -> None:
-    """hexpm PR#1825: living jobs were rescued by age alone, nightly for a week."""
-    rescuer, slow, truly_dead = [await worker(db) for _ in range(3)]
-    for _ in range(3):
-        await one(db)
-    jobs = [(await claim_ids(db, worker_id, 1))[0] for worker_id in (rescuer, slow, truly_dead)]
-    await steady(db, rescuer, slow, truly_dead)
-    # The database is away, or frozen, or its clock jumps: an hour is over.
-    await clock(3600, db)
-    assert await db.fetchval("SELECT count(*) FROM pgworkd.workers WHERE lease_until < pgworkd.clock()") == 3
-    assert await rescue(db, rescuer) == {}
-    assert await heartbeat(db, rescuer) is not None
-    for seconds in (3600, 3605, 3610):
-        await clock(seconds, db)
-        await heartbeat(db, rescuer)
-        assert await rescue(db, rescuer) == {}
-    assert await heartbeat(db, slow) is not None  # it reconnects late, yet within the lease
-    await steady(db, rescuer, slow, since=3610, until=3629)
-    assert await rescue(db, rescuer) == {}
-    await steady(db, rescuer, slow, since=3629, until=3630)
-    assert await rescue(db, rescuer) == {jobs[2]: "failed"}
-    assert await statuses(db, jobs) == ["running", "running", "failed"]
-
-
-async def test_a_clock_set_back_makes_no_one_lost_and_no_lease_eternal(db: Db) -> None:
-    rescuer, healthy, dead = [await worker(db) for _ in range(3)]
-    for _ in range(3):
-        await one(db)
-    jobs = [(await claim_ids(db, worker_id, 1))[0] for worker_id in (rescuer, healthy, dead)]
-    back = -3600.0
-    await steady(db, rescuer, healthy, since=back, until=back + 40)
-    # The dead one's lease, of the old clock, is an hour ahead: it is cut to one lease from now.
-    assert await rescue(db, rescuer) == {}
-    assert await db.fetchval("SELECT lease_until FROM pgworkd.workers WHERE id = $1", dead) == at(back + 70)
-    assert await db.fetchval("SELECT lease_until FROM pgworkd.workers WHERE id = $1", healthy) == at(back + 70)
-    await steady(db, rescuer, healthy, since=back + 40, until=back + 71)
-    assert await rescue(db, rescuer) == {jobs[2]: "failed"}
-
-
-async def test_nobody_is_rescued_before_the_server_has_been_up_for_a_lease(db: Db) -> None:
-    started = await db.fetchval("SELECT pg_postmaster_start_time()")
-
-    async def stand(seconds: float) -> None:
-        await db.execute("SELECT set_config('pgworkd.clock', $1, false)", str(started + timedelta(seconds=seconds)))
-
-    await stand(-100)
-    await _lost_job(db)
-    rescuer = await worker(db)
-    for seconds in range(-90, 30, 10):
-        await stand(seconds)
-        await heartbeat(db, rescuer)
-        assert await rescue(db, rescuer) == {}
-    await stand(29.999)
-    assert await rescue(db, rescuer) == {}
-    await stand(30)
-    await heartbeat(db, rescuer)
-    assert len(await rescue(db, rescuer)) == 1
-
-
-async def test_two_rescues_at_once_do_the_work_once_and_neither_waits(db: Db, other: Db) -> None:
-    await _lost_job(db)
-    rescuer, second = await worker(db), await worker(db)
-    await insert(db, 1, status="running", worker_id=4711)  # whose row both would restore
-    await steady(db, rescuer, second)
-    await clock(60, other)
-    await other.execute("SET statement_timeout = '2s'")
-    await db.execute("BEGIN")
-    assert len(await rescue(db, rescuer)) == 1
-    assert await rescue(other, second) == {}
-    await db.execute("COMMIT")
-    assert await rescue(other, second) == {}
+    assert await rescue(db, rescuer) == {job_id: "cancelled"}
 
 
 # Batches and jobs that are being settled
@@ -399,47 +281,6 @@ async def test_a_heartbeat_that_commits_first_saves_its_worker(db: Db, other: Db
     assert await statuses(db, [job_id]) == ["running"]
 
 
-# A worker whose row someone deleted
-
-
-async def test_a_vanished_workers_row_is_restored_and_a_living_worker_finds_itself_again(db: Db) -> None:
-    rescuer, alive = await worker(db), await worker(db)
-    job_id = await one(db)
-    await claim(db, alive)
-    await steady(db, rescuer)
-    await db.execute("DELETE FROM pgworkd.workers WHERE id = $1", alive)
-    assert await heartbeat(db, alive) is None
-    assert await rescue(db, rescuer) == {}
-    row = await db.fetchrow("SELECT state, lease_until, lost_at FROM pgworkd.workers WHERE id = $1", alive)
-    assert row == ("vanished", at(90), None)
-    assert await heartbeat(db, alive) is not None
-    await steady(db, rescuer, alive, since=60, until=120)
-    assert await rescue(db, rescuer) == {}
-    assert await complete(db, [job_id]) == {job_id}
-
-
-async def test_a_vanished_worker_that_is_dead_is_rescued_after_one_lease(db: Db) -> None:
-    rescuer, gone = await worker(db), await worker(db)
-    ids = [*await insert(db, 2), *await insert(db, 1, status="running", worker_id=4711)]
-    await claim(db, gone)
-    await db.execute("DELETE FROM pgworkd.workers WHERE id = $1", gone)
-    await steady(db, rescuer)
-    assert await rescue(db, rescuer) == {}
-    await steady(db, rescuer, since=60, until=90)
-    assert await rescue(db, rescuer) == {}
-    await steady(db, rescuer, since=90, until=91)
-    assert set(await rescue(db, rescuer)) == set(ids)
-    assert await db.fetch("SELECT id FROM pgworkd.workers") == [(rescuer,)]
-
-
-async def test_an_id_is_not_given_out_again_after_its_worker_was_rescued(db: Db) -> None:
-    victim, rescuer = await worker(db, 5), await worker(db)
-    await steady(db, rescuer)
-    await rescue(db, rescuer)
-    assert await db.fetch("SELECT id FROM pgworkd.workers") == [(rescuer,)]
-    assert await worker(db) > rescuer > victim
-
-
 async def test_many_workers_in_parallel_rescue_each_job_once(db: Db, connect: Connect) -> None:
     victims = [await worker(db, 5) for _ in range(5)]
     ids = await insert(db, 100)
@@ -461,35 +302,3 @@ async def test_many_workers_in_parallel_rescue_each_job_once(db: Db, connect: Co
     assert len(taken) == len(set(taken)) == 100
     assert set(taken) == set(ids)
     assert await db.fetchval("SELECT count(*) FROM pgworkd.jobs WHERE losses = 1 AND status = 'failed'") == 100
-
-
-# Once wrong
-
-
-async def test_register_never_meets_an_id_that_rescue_restored(db: Db) -> None:
-    """A hand-made running row names an id ahead of the sequence: it is restored, and register must not raise 23505."""
-    rescuer = await worker(db)
-    await insert(db, 1, status="running", worker_id=rescuer + 1)
-    await steady(db, rescuer)
-    await rescue(db, rescuer)
-    assert await worker(db) > rescuer + 1
-
-
-async def test_defect_an_absurd_worker_id_does_not_use_up_all_ids(db: Db) -> None:
-    """setval takes the sequence to its end: from then on every register raises 2200H, and no daemon can start."""
-    rescuer = await worker(db)
-    with contextlib.suppress(asyncpg.CheckViolationError):  # refused at the insert is as good
-        await insert(db, 1, status="running", worker_id=2**31 - 1)
-    await steady(db, rescuer)
-    await rescue(db, rescuer)
-    assert await worker(db) > rescuer
-
-
-async def test_the_answer_of_a_rescue_tells_what_became_of_a_cancelled_job(db: Db) -> None:
-    """The same call has moved it to the history."""
-    victim, rescuer = await worker(db, 5), await worker(db)
-    job_id = await one(db)
-    await claim(db, victim)
-    await cancel(db, job_id)
-    await steady(db, rescuer)
-    assert await rescue(db, rescuer) == {job_id: "cancelled"}

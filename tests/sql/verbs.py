@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Generic, TypeAlias, TypeVar
 
@@ -19,6 +19,7 @@ from anyio.abc import TaskGroup
 from tests.kit import until
 
 Db: TypeAlias = "asyncpg.Connection[Any]"
+Settle: TypeAlias = Callable[..., Awaitable[Any]]
 T = TypeVar("T")
 
 T0 = datetime(2100, 6, 15, 12, 0, tzinfo=UTC)
@@ -31,6 +32,7 @@ _TYPES = {
     "timeout_s": "real",
 }  # of columns that are not text
 
+TABLES = ["finished_jobs", "jobs", "pools", "queues", "schedules", "workers"]
 LEASE_GONE = "PW001"
 NO_STATISTICS = "ALTER TABLE pgworkd.jobs SET (autovacuum_enabled = off)"
 
@@ -62,6 +64,16 @@ async def heartbeat(db: Db, worker_id: int, state: str = "running") -> asyncpg.R
 async def set_pool(db: Db, worker_id: int, queue: str = "q", *, asleep: bool = True) -> None:
     """Says that the worker's pool sleeps or is awake."""
     await db.execute("SELECT pgworkd.set_pool($1, $2, 1, $3)", worker_id, queue, asleep)
+
+
+async def steady(db: Db, *workers: int, since: float = 0, until: float = 60) -> None:
+    """These workers (lease 30 s) beat every 10 s; the clock ends at T0 + `until`."""
+    seconds = since
+    while seconds < until:
+        seconds = min(seconds + 10, until)
+        await clock(seconds, db)
+        for worker_id in workers:
+            assert await heartbeat(db, worker_id) is not None
 
 
 # Claim and settle. Arrays are parallel; a single value stands for each of the ids.
@@ -177,6 +189,13 @@ async def insert(db: Db, count: int = 1, queue: str = "q", **columns: Any) -> li
 async def one(db: Db, queue: str = "q", **columns: Any) -> uuid.UUID:
     """Inserts one job; its id."""
     return (await insert(db, 1, queue, **columns))[0]
+
+
+async def insert_running(db: Db, count: int = 1, **columns: Any) -> list[uuid.UUID]:
+    """Inserts `count` equal jobs, which a new worker claims; their ids in the order of insertion."""
+    ids = await insert(db, count, **columns)
+    assert await claim_ids(db, await worker(db), count) == ids
+    return ids
 
 
 async def live(db: Db, job_id: uuid.UUID) -> asyncpg.Record:

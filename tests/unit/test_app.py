@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any, Optional
 
 import pytest
 from pydantic import BaseModel, ValidationError
 from typing_extensions import TypedDict
 
-from pgworkd.app import CONCURRENCY_DEFAULT, App, DeadJob, Handler
-from pgworkd.backoff import Backoff
-from pgworkd.errors import BadSchedule, UsageError
+from pgworkd.app import App
+from pgworkd.errors import UsageError
 from pgworkd.job import Job
+from tests.unit.app_kit import registered
 
 
 class Model(BaseModel):
@@ -32,37 +30,72 @@ class Typed(TypedDict):
     note: int
 
 
-def registered(function: Callable[..., Any], **options: Any) -> Handler:
-    app = App()
-    assert app.handler("k", **options)(function) is function, "the decorator leaves the function alone"
-    assert app.handlers.keys() == {"k"}
-    return app.handlers["k"]
-
-
 # Signatures.
 
 
 async def nothing() -> None: ...
+
+
 async def job_only(job: Job) -> None: ...
+
+
 async def job_by_keyword(*, job: Job) -> None: ...
+
+
 async def job_perhaps(job: Optional[Job] = None) -> None: ...  # noqa: UP045 - an older way to say it
+
+
 async def job_or_none(job: Job | None = None) -> None: ...
+
+
 async def job_first(context: Job, note: Model) -> None: ...
+
+
 async def job_last(note: Model, context: Job) -> None: ...
+
+
 async def job_after_star(note: Model, *, context: Job) -> None: ...
+
+
 async def job_as_text(note: "Model", context: "Job") -> None: ...  # noqa: UP037
+
+
 async def payload_by_keyword(*, note: Model) -> None: ...
+
+
 async def record(note: Record) -> None: ...
+
+
 async def typed(note: Typed) -> None: ...
+
+
 async def mapping(note: dict[str, int]) -> None: ...
+
+
 async def plain(note: dict) -> None: ...  # type: ignore[type-arg]
+
+
 async def anything(note: Any) -> None: ...
+
+
 async def bare(note) -> None: ...  # type: ignore[no-untyped-def]
+
+
 async def bare_and_job(note, job: Job) -> None: ...  # type: ignore[no-untyped-def]
+
+
 async def with_default(note: Model, limit: int = 3) -> None: ...
+
+
 async def only_defaults(limit: int = 3, *, name: str = "x") -> None: ...
+
+
 async def payload_with_default(payload: Model | None = None) -> None: ...
+
+
 async def with_rest(note: Model, *rest: Any, **more: Any) -> None: ...
+
+
 async def job_unannotated(job) -> None: ...  # type: ignore[no-untyped-def]
 
 
@@ -182,12 +215,26 @@ def test_whatever_can_be_called_can_be_a_handler(function: Callable[..., Any], m
 
 
 async def two_payloads(note: Model, other: Model) -> None: ...
+
+
 async def two_bare(note, other) -> None: ...  # type: ignore[no-untyped-def]
+
+
 async def two_payloads_and_job(note: Model, job: Job, *, other: int) -> None: ...
+
+
 async def positional(note: Model, /) -> None: ...
+
+
 async def positional_job(job: Job, /, note: Model) -> None: ...
+
+
 async def unknown_name(note: "NoSuchClass") -> None: ...  # type: ignore[name-defined]  # noqa: F821, UP037
+
+
 async def unvalidatable(note: Callables) -> None: ...
+
+
 async def two_jobs(job: Job, other: Job) -> None: ...
 
 
@@ -271,157 +318,3 @@ def test_a_mode_that_the_function_cannot_have_is_refused(function: Callable[...,
     with pytest.raises(UsageError) as caught:
         registered(function, run_in=mode)
     assert message in str(caught.value)
-
-
-# Bounds.
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"concurrency": 0}, "concurrency of handler 'k' is 0: give a whole number from 1 to 10,000"),
-        ({"concurrency": 10_001}, "concurrency of handler 'k' is 10001"),
-        ({"concurrency": True}, "concurrency of handler 'k' is True"),
-        ({"concurrency": "5"}, "concurrency of handler 'k' is '5'"),
-        ({"concurrency": 2.5}, "concurrency of handler 'k' is 2.5"),
-        ({"concurrency": float("nan")}, "concurrency of handler 'k' is nan"),
-        ({"max_attempts": 0}, "max_attempts of handler 'k' is 0: give a whole number from 1 to 1,000"),
-        ({"max_attempts": 1001}, "max_attempts of handler 'k' is 1001"),
-        ({"max_attempts": 1.5}, "max_attempts of handler 'k' is 1.5"),
-        ({"timeout_s": 0}, "timeout_s of handler 'k' is 0: give a number from 0.001 to 31,622,400"),
-        ({"timeout_s": -1}, "timeout_s of handler 'k' is -1"),
-        ({"timeout_s": float("nan")}, "timeout_s of handler 'k' is nan"),
-        ({"timeout_s": float("inf")}, "timeout_s of handler 'k' is inf"),
-        ({"timeout_s": timedelta(days=400)}, "timeout_s of handler 'k' is 34560000.0"),
-        ({"queue": ""}, "queue '': give a name of 1 to 200 characters, without NUL"),
-        ({"queue": "q" * 201}, "give a name of 1 to 200 characters"),
-        ({"queue": 7}, "queue 7: give a name"),
-        ({"backoff": -1}, "backoff"),
-        ({"backoff": []}, "backoff"),
-        ({"backoff": {"bse_s": 1}}, "unknown backoff setting 'bse_s'"),
-        ({"backoff": "soon"}, "backoff"),
-    ],
-    ids=str,
-)
-def test_options_out_of_bounds_are_refused(options: dict[str, Any], message: str) -> None:
-    app = App()
-    with pytest.raises(UsageError) as caught:
-        app.handler("k", **options)(nothing)
-    assert message in str(caught.value)
-    assert app.handlers == {}
-
-
-@pytest.mark.parametrize("kind", ["", "k" * 201, "a\0b", None, 7, "\ud800"], ids=repr)
-def test_a_kind_that_the_table_would_refuse_is_refused(kind: Any) -> None:
-    with pytest.raises(UsageError, match="kind "):
-        App().handler(kind)(nothing)
-
-
-def test_the_bounds_themselves_are_allowed() -> None:
-    widest = registered(nothing, concurrency=10_000, max_attempts=1_000, timeout_s=31_622_400, queue="q" * 200)
-    assert (widest.concurrency, widest.max_attempts, widest.timeout_s) == (10_000, 1_000, 31_622_400)
-    narrowest = registered(nothing, concurrency=1, max_attempts=1, timeout_s=timedelta(milliseconds=1))
-    assert (narrowest.concurrency, narrowest.max_attempts, narrowest.timeout_s) == (1, 1, 0.001)
-    plain_one = registered(nothing)
-    assert (plain_one.queue, plain_one.max_attempts, plain_one.timeout_s) == ("k", 3, None)
-    assert plain_one.backoff == Backoff()
-
-
-# Concurrency of queues.
-
-
-def _app(*handlers: tuple[str, str, int | None]) -> App:
-    app = App()
-    for kind, queue, concurrency in handlers:
-        app.handler(kind, queue=queue, concurrency=concurrency)(nothing)
-    return app
-
-
-@pytest.mark.parametrize(
-    ("handlers", "queues"),
-    [
-        ((), {}),
-        ((("a", "q", None),), {"q": CONCURRENCY_DEFAULT}),
-        ((("a", "q", 3), ("b", "p", 4)), {"q": 3, "p": 4}),
-        ((("a", "q", 3), ("b", "q", None)), {"q": 3}),
-        ((("a", "q", None), ("b", "q", 3)), {"q": 3}),
-        ((("a", "q", None), ("b", "q", 30)), {"q": 30}),
-        ((("a", "q", 3), ("b", "q", 3)), {"q": 3}),
-        ((("a", "q", None), ("b", "q", None)), {"q": CONCURRENCY_DEFAULT}),
-    ],
-)
-def test_a_queue_has_the_concurrency_that_one_of_its_handlers_states(
-    handlers: tuple[Any, ...], queues: dict[str, int]
-) -> None:
-    assert _app(*handlers).queues() == queues
-
-
-@pytest.mark.parametrize("between", [(), (("c", "q", None),)])
-def test_two_concurrencies_for_one_queue_are_refused_and_both_named(between: tuple[Any, ...]) -> None:
-    app = _app(("a", "q", 3), *between, ("b", "q", 4))
-    with pytest.raises(UsageError, match=r"queue 'q' is given two concurrencies: 3 by kind 'a', 4 by kind 'b'"):
-        app.queues()
-
-
-def test_processes_take_a_slot_per_core_unless_said_otherwise() -> None:
-    app = App()
-    app.handler("p", run_in="process")(blocking)
-    app.handler("more", run_in="process", concurrency=99)(blocking)
-    cores = os.cpu_count() or 1
-    assert app.queues() == {"p": cores, "more": 99}
-    app.handler("t", queue="p")(blocking)
-    assert app.queues()["p"] == min(cores, CONCURRENCY_DEFAULT)
-
-
-# Recurring.
-
-
-def test_a_rule_is_read_at_once() -> None:
-    rule = registered(nothing, every="0 7 * * *", timezone="Europe/Berlin", missed="all").recurrence
-    assert rule is not None
-    assert (rule.cron, rule.every_s, rule.timezone, rule.missed) == ("0 7 * * *", None, "Europe/Berlin", "all")
-    interval = registered(nothing, every=timedelta(minutes=5), payload={"full": True})
-    assert interval.recurrence is not None
-    assert (interval.recurrence.cron, interval.recurrence.every_s) == (None, 300)
-    assert interval.schedule_payload == {"full": True}
-    assert registered(nothing).recurrence is None
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"every": "61 * * * *"},
-        {"every": "0 0 30 2 *"},
-        {"every": "soon"},
-        {"every": ""},
-        {"every": 0},
-        {"every": 0.5},
-        {"every": -60},
-        {"every": timedelta(days=400)},
-        {"every": object()},
-        {"every": "0 7 * * *", "timezone": "Europe/Berlyn"},
-        {"every": "0 7 * * *", "timezone": ""},
-        {"every": 60, "missed": "sometimes"},
-    ],
-    ids=str,
-)
-def test_a_rule_that_makes_no_sense_is_refused(options: dict[str, Any]) -> None:
-    app = App()
-    with pytest.raises(BadSchedule):
-        app.handler("k", **options)(nothing)
-    assert app.handlers == {}
-
-
-# Hooks.
-
-
-def test_dead_hooks_are_kept_in_order() -> None:
-    app = App()
-
-    @app.on_dead
-    async def first(dead: DeadJob) -> None: ...
-
-    @app.on_dead
-    def second(dead: DeadJob) -> None: ...
-
-    assert app.dead_hooks == [first, second]

@@ -1,0 +1,141 @@
+"""The lease alone, with a lessee of the test's."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import asyncpg
+
+from pgworkd.lease import Lease, boot_time_s
+from pgworkd.link import LinkOptions
+from pgworkd.store import HeartbeatAnswer
+from tests.engine.lease_kit import through_proxy, truth
+from tests.kit import until
+
+
+class Lessee:
+    """Notes what the lease says. `running` is what it would not stop."""
+
+    def __init__(self) -> None:
+        self.answers: list[HeartbeatAnswer] = []
+        self.fenced: list[float] = []
+        self.lost = 0
+        self.troubles: list[Exception] = []
+        self.running = 0
+        self.threads: set[int] = set()
+
+    def lease_renewed(self, answer: HeartbeatAnswer) -> None:
+        self.threads.add(threading.get_ident())
+        self.answers.append(answer)
+
+    def lease_fenced(self, since_s: float) -> None:
+        self.threads.add(threading.get_ident())
+        self.fenced.append(since_s)
+
+    def worker_lost(self) -> None:
+        self.threads.add(threading.get_ident())
+        self.lost += 1
+
+    def lease_trouble(self, error: Exception) -> None:
+        self.threads.add(threading.get_ident())
+        self.troubles.append(error)
+
+    def still_running(self) -> int:
+        return self.running
+
+
+@contextlib.asynccontextmanager
+async def lease_of(
+    lessee: Lessee, dsn: str, db: asyncpg.Connection[Any], ended: list[str], **changes: float
+) -> AsyncIterator[Lease]:
+    worker_id = await db.fetchval("SELECT pgworkd.register('alone', 1, 't', 2)")
+    options = LinkOptions(dsn, connect_timeout_s=0.2, command_timeout_s=0.2)
+    times = {"lease_s": 1.2, "heartbeat_s": 0.05} | changes
+    lease = Lease(options, worker_id, lessee, end_process=ended.append, **times)
+    lease.start()
+    try:
+        yield lease
+    finally:
+        await lease.stop()
+        assert not lease._thread.is_alive()
+
+
+async def test_the_lease_is_renewed_again_and_again_and_hands_on_what_the_database_says(
+    dsn: str, db: asyncpg.Connection[Any]
+) -> None:
+    lessee, ended = Lessee(), list[str]()
+    await db.execute("INSERT INTO pgworkd.queues (name, concurrency, paused_until) VALUES ('q', 3, 'infinity')")
+    await db.execute("INSERT INTO pgworkd.queues (name) VALUES ('p')")
+    async with lease_of(lessee, dsn, db, ended) as lease:
+        await until(lambda: truth(len(lessee.answers) >= 3))
+        assert lease.fresh
+        assert lessee.answers[-1].queues == {
+            "q": {"concurrency": 3, "paused": True},
+            "p": {"concurrency": None, "paused": False},
+        }
+        assert await db.fetchval("SELECT state FROM pgworkd.workers") == "running"
+        lease.state = "stopping"
+        await until(lambda: db.fetchval("SELECT state = 'stopping' FROM pgworkd.workers"))
+    assert lessee.threads == {threading.get_ident()}, "it must speak in the loop's thread only"
+    assert (lessee.fenced, lessee.lost, ended) == ([], 0, [])
+
+
+async def test_a_poke_renews_at_once(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    lessee = Lessee()
+    async with lease_of(lessee, dsn, db, [], lease_s=3600, heartbeat_s=900) as lease:
+        for n in range(1, 6):
+            await until(lambda n=n: truth(len(lessee.answers) >= n), limit_s=2)  # type: ignore[misc]
+            lease.poke()
+
+
+async def test_the_fence_comes_once_per_outage_and_the_end_only_for_what_still_runs(
+    dsn: str, db: asyncpg.Connection[Any]
+) -> None:
+    lessee, ended = Lessee(), list[str]()
+    async with through_proxy(dsn) as (proxy, proxied), lease_of(lessee, proxied, db, ended) as lease:
+        for n in (1, 2):
+            await until(lambda: truth(lease.fresh))
+            proxy.hole()
+            await until(lambda n=n: truth(len(lessee.fenced) == n))  # type: ignore[misc]
+            assert not lease.fresh
+            if n == 2:
+                lessee.running = 2
+                await until(lambda: truth(ended))
+            proxy.mend()
+        lessee.running = 0
+    assert all(1.0 <= since_s < 1.16 for since_s in lessee.fenced)
+    assert set(ended) == {"the lease ends and 2 handlers would not stop"}
+    assert lessee.troubles
+    assert lessee.lost == 0
+
+
+async def test_a_lost_lease_is_told_once_and_a_new_id_makes_it_fresh(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    lessee, ended = Lessee(), list[str]()
+    async with lease_of(lessee, dsn, db, ended) as lease:
+        await until(lambda: truth(lessee.answers))
+        await db.execute("DELETE FROM pgworkd.workers")
+        await until(lambda: truth(lessee.lost))
+        assert not lease.fresh
+        tried = lease.tried_at_s
+        await until(lambda: truth(lease.tried_at_s > tried))
+        assert lessee.lost == 1
+        began = boot_time_s()
+        lease.adopt(await db.fetchval("SELECT pgworkd.register('alone', 1, 't', 2)"), began)
+        answers = len(lessee.answers)
+        await until(lambda: truth(len(lessee.answers) > answers))
+        assert lease.fresh
+    assert (lessee.lost, ended) == (1, [])
+
+
+async def test_the_lease_is_renewed_while_the_loop_is_blocked(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    lessee, ended = Lessee(), list[str]()
+    async with lease_of(lessee, dsn, db, ended, lease_s=0.6):
+        await until(lambda: truth(lessee.answers))
+        lessee.running = 1
+        time.sleep(1.0)  # noqa: ASYNC251 - that is the point
+        assert await db.fetchval("SELECT seen_at > now() - interval '300 ms' FROM pgworkd.workers")
+    assert (lessee.fenced, ended) == ([], [])

@@ -1,0 +1,88 @@
+"""claim(): its price does not rise with what it may not take."""
+
+from __future__ import annotations
+
+import pytest
+
+from .verbs import (
+    NO_STATISTICS,
+    Db,
+    at,
+    blocks,
+    claim,
+    claim_ids,
+    clock,
+    insert,
+    one,
+    rows_read,
+    worker,
+)
+
+pytestmark = pytest.mark.usefixtures("t0")
+
+CLAIM = "SELECT * FROM pgworkd.claim($1, $2, $3)"
+
+
+async def _primed(db: Db, worker_id: int) -> None:
+    """Plans everything while the table is empty, and lets nothing correct the statistics."""
+    await db.execute(NO_STATISTICS)
+    await db.execute("ANALYZE pgworkd.jobs")
+    for _ in range(2):
+        await claim(db, worker_id)
+
+
+async def test_many_future_jobs_of_a_higher_priority_cost_nothing(db: Db, other: Db) -> None:
+    worker_id = await worker(db)
+    await _primed(db, worker_id)
+    due = await insert(db, 5)
+    before = await blocks(db, CLAIM, worker_id, "q", 10)
+    await insert(db, 20_000, priority=1, run_at=at(3600))
+    for session in (db, other):  # one that planned before, one that plans now
+        assert await blocks(session, CLAIM, worker_id, "q", 10) <= before + 20
+        async with session.transaction():
+            seq, idx = await rows_read(session)
+            assert await claim_ids(session, worker_id) == due
+            seq_after, idx_after = await rows_read(session)
+            assert seq_after - seq == 0
+            assert idx_after - idx <= 30
+            await session.execute("UPDATE pgworkd.jobs SET status = 'pending', worker_id = NULL WHERE worker_id > 0")
+
+
+async def test_many_waiting_jobs_of_the_queue_or_of_others_cost_nothing(db: Db, other: Db) -> None:
+    worker_id = await worker(db)
+    await _primed(db, worker_id)
+    await insert(db, 10)
+    before = await blocks(db, CLAIM, worker_id, "q", 10)
+    await insert(db, 10_000, run_at=at(-1), queue="r")
+    await insert(db, 10_000)
+    for session in (db, other):
+        assert await blocks(session, CLAIM, worker_id, "q", 10) <= before + 20
+
+
+async def test_many_suspects_cost_those_who_may_not_take_them_nothing(db: Db, other: Db) -> None:
+    worker_id = await worker(db)
+    await _primed(db, worker_id)
+    await insert(db, 10, losses=1)
+    await claim(db, worker_id, 1)
+    await insert(db, 10)
+    before = await blocks(db, CLAIM, worker_id, "q", 10)
+    await insert(db, 10_000, losses=1, priority=5)
+    for session in (db, other):
+        assert await blocks(session, CLAIM, worker_id, "q", 10) <= before + 20
+
+
+async def test_more_than_a_hundred_priorities_are_walked_in_order(db: Db) -> None:
+    worker_id = await worker(db)
+    expected = []
+    for priority in range(130, 0, -1):
+        # Every second has nothing that is due: the way there must go on all the same.
+        if priority % 2:
+            expected += await insert(db, 2, priority=priority)
+        await one(db, priority=priority, run_at=at(10))
+    assert await claim_ids(db, worker_id, 3) == expected[:3]
+    assert await claim_ids(db, worker_id, 125) == expected[3:128]
+    assert await claim_ids(db, worker_id, 10) == expected[128:]
+    assert await claim_ids(db, worker_id, 10) == []
+    await clock(10, db)
+    rows = await claim(db, worker_id, 1000)
+    assert [row["priority"] for row in rows] == list(range(130, 0, -1))

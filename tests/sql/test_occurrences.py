@@ -1,0 +1,255 @@
+"""Schedules: each occurrence once, the next one in the settle's own transaction."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+
+from .chain import add, due_occurrence, occurrences, put, schedule
+from .verbs import (
+    T0,
+    Db,
+    Later,
+    Notices,
+    at,
+    claim,
+    claim_ids,
+    clock,
+    complete_occurrence,
+    end,
+    fail,
+    insert,
+    live,
+    over,
+    release,
+    retry,
+    set_pool,
+    statuses,
+    waits_for_lock,
+    worker,
+)
+
+pytestmark = pytest.mark.usefixtures("t0")
+
+
+async def test_an_occurrence_is_a_job_as_the_rule_says(db: Db) -> None:
+    await put(db, queue="m", kind="k", payload='{"n": 1}')
+    await db.execute("UPDATE pgworkd.schedules SET priority = 3, max_attempts = 7, timeout_s = 2.5")
+    assert await add(db, ("s", at(60), 2)) == ["s"]
+    job = await db.fetchrow("SELECT * FROM pgworkd.jobs")
+    assert job is not None
+    assert (job["queue"], job["kind"], job["payload"], job["schedule"]) == ("m", "k", '{"n": 1}', "s")
+    assert (job["priority"], job["max_attempts"], job["timeout_s"]) == (3, 7, 2.5)
+    assert (job["run_at"], job["occurrence"], job["status"]) == (at(60), at(60), "pending")
+    assert (await schedule(db))["last_occurrence"] == at(60)
+    await clock(60, db)
+    (row,) = await claim(db, await worker(db), queue="m")
+    assert (row["schedule"], row["occurrence"]) == ("s", at(60).timestamp())
+
+
+@pytest.mark.parametrize("status", ["pending", "failed", "running"])
+async def test_no_occurrence_is_added_while_one_is_live(db: Db, status: str) -> None:
+    await put(db)
+    worker_id = await worker(db)
+    job_id = await due_occurrence(db, worker_id)
+    if status == "failed":
+        await fail(db, [job_id])
+    elif status == "pending":
+        await release(db, [job_id])
+    assert await add(db, ("s", at(60), 1)) == []
+    assert await occurrences(db) == [(T0, status)]
+    assert (await schedule(db))["last_occurrence"] == T0
+
+
+async def test_a_dead_occurrence_does_not_stop_the_chain(db: Db) -> None:
+    await put(db)
+    job_id = await due_occurrence(db, await worker(db))
+    await fail(db, [job_id], permanent=True)
+    assert await add(db, ("s", at(60), 1)) == ["s"]
+    assert await occurrences(db) == [(T0, "dead"), (at(60), "pending")]
+
+
+async def test_a_schedule_never_goes_back_in_time_nor_twice_to_one_instant(db: Db) -> None:
+    await put(db)
+    job_id = await due_occurrence(db, await worker(db))
+    await end(db, [job_id])
+    for instant in (T0, at(-60)):
+        assert await add(db, ("s", instant, 1)) == []
+    assert await add(db, ("s", at(0.001), 1)) == ["s"]
+
+
+async def test_an_occurrence_of_another_revision_a_disabled_or_an_unknown_schedule_is_not_added(db: Db) -> None:
+    await put(db, "off")
+    await db.execute("UPDATE pgworkd.schedules SET enabled = false")
+    await put(db)
+    assert await add(db, ("s", at(60), 2), ("off", at(60), 2), ("unknown", at(60), 1)) == []
+    assert await add(db, ("s", at(60), 0)) == []
+    assert await db.fetchval("SELECT count(*) FROM pgworkd.jobs") == 0
+
+
+async def test_several_schedules_in_one_call(db: Db) -> None:
+    for name in ("b", "a", "c"):
+        await put(db, name)
+    await add(db, ("c", at(60), 1))
+    assert await add(db, ("c", at(120), 1), ("b", at(60), 1), ("a", at(60), 1)) == ["a", "b"]
+
+
+async def test_two_sessions_at_once_add_one_occurrence(db: Db, other: Db, third: Db) -> None:
+    """oban#1488: a stale leader doubled the cron jobs for 19 days."""
+    await put(db)
+    async with anyio.create_task_group() as tasks:
+        await db.execute("BEGIN")
+        assert await add(db, ("s", at(60), 1)) == ["s"]
+        # The second has computed the same instant, or thinks it is later already.
+        adding = Later(tasks, add(other, ("s", at(120), 1)))
+        await waits_for_lock(third, other)
+        await db.execute("COMMIT")
+        assert await adding.answer() == []
+    assert await occurrences(db) == [(at(60), "pending")]
+
+
+async def test_a_rolled_back_addition_leaves_the_instant_to_the_next(db: Db, other: Db, third: Db) -> None:
+    await put(db)
+    async with anyio.create_task_group() as tasks:
+        await db.execute("BEGIN")
+        await add(db, ("s", at(60), 1))
+        adding = Later(tasks, add(other, ("s", at(60), 1)))
+        await waits_for_lock(third, other)
+        await db.execute("ROLLBACK")
+        assert await adding.answer() == ["s"]
+
+
+async def test_two_sessions_with_many_schedules_in_opposite_order_do_not_deadlock(db: Db, other: Db, third: Db) -> None:
+    for name in ("a", "b", "c"):
+        await put(db, name)
+    async with anyio.create_task_group() as tasks:
+        await third.execute("BEGIN")
+        await third.execute("SELECT FROM pgworkd.schedules WHERE name = 'a' FOR UPDATE")
+        forth = Later(tasks, add(db, ("c", at(60), 1), ("b", at(60), 1), ("a", at(60), 1)))
+        back = Later(tasks, add(other, ("a", at(60), 1), ("b", at(60), 1), ("c", at(60), 1)))
+        await waits_for_lock(third, db)
+        await waits_for_lock(third, other)
+        # Both wait for the first by name; neither holds a later one.
+        assert len(await third.fetch("SELECT FROM pgworkd.schedules WHERE name > 'a' FOR UPDATE NOWAIT")) == 2
+        await third.execute("COMMIT")
+        assert sorted([*await forth.answer(), *await back.answer()]) == ["a", "b", "c"]
+
+
+async def test_one_schedule_in_trouble_does_not_harm_the_others_of_the_call(db: Db) -> None:
+    """A row that stands for that instant already must not raise 23505 for all."""
+    await put(db, "a")
+    await put(db, "b")
+    sql = "INSERT INTO pgworkd.jobs (queue, schedule, occurrence, status) VALUES ('q', 'a', $1, 'dead')"
+    await db.execute(sql, at(60))
+    assert "b" in await add(db, ("a", at(60), 1), ("b", at(60), 1))
+
+
+async def test_an_occurrence_that_is_due_wakes_a_sleeping_pool(db: Db, notices: Notices) -> None:
+    await put(db)
+    await set_pool(db, await worker(db))
+    await notices.heard()
+    await add(db, ("s", at(1), 1))
+    assert await notices.heard() == [{"queue": "q"}]
+
+
+# The settle's transaction
+
+
+async def test_completed_adds_the_next_occurrence_in_the_same_transaction(db: Db, other: Db) -> None:
+    await put(db)
+    job_id = await due_occurrence(db, await worker(db))
+    await db.execute("BEGIN")
+    assert await complete_occurrence(db, job_id, "s", at(60))
+    assert await occurrences(other) == [(T0, "running")]
+    await db.execute("COMMIT")
+    assert await occurrences(db) == [(at(60), "pending")]
+    row = await over(db, job_id)
+    assert (row["schedule"], row["occurrence"], row["status"]) == ("s", T0, "completed")
+
+
+async def test_dead_adds_the_next_occurrence_and_a_retry_does_not(db: Db) -> None:
+    await put(db)
+    worker_id = await worker(db)
+    job_id = await due_occurrence(db, worker_id)
+    assert await fail(db, [job_id], delay_s=0, following=("s", at(60), 1)) == {job_id: "failed"}
+    assert await occurrences(db) == [(T0, "failed")]
+    await claim(db, worker_id)
+    assert await fail(db, [job_id], 2, permanent=True, following=("s", at(60), 1)) == {job_id: "dead"}
+    assert await occurrences(db) == [(T0, "dead"), (at(60), "pending")]
+
+
+async def test_a_late_settle_adds_nothing(db: Db) -> None:
+    await put(db)
+    worker_id = await worker(db)
+    job_id = await due_occurrence(db, worker_id)
+    await release(db, [job_id])
+    await claim(db, worker_id)
+    assert not await complete_occurrence(db, job_id, "s", at(60))
+    assert not await fail(db, [job_id], permanent=True, following=("s", at(60), 1))
+    assert await occurrences(db) == [(T0, "running")]
+    assert await complete_occurrence(db, job_id, "s", at(60), attempt=2)
+    await db.execute("DELETE FROM pgworkd.jobs")
+    assert not await complete_occurrence(db, job_id, "s", at(120), attempt=2)
+    assert await occurrences(db) == []
+
+
+async def test_a_batch_adds_the_next_of_its_own_schedules_only(db: Db) -> None:
+    await put(db)
+    await put(db, "another")
+    worker_id = await worker(db)
+    job_id = await due_occurrence(db, worker_id)
+    (plain,) = await insert(db, 1)
+    await claim(db, worker_id)
+    sql = "SELECT pgworkd.settle_completed($1, '{1,1}', '{NULL,NULL}', '{another,s}', $2, '{1,1}')"
+    assert len(await db.fetchval(sql, [plain, job_id], [at(60), at(60)])) == 2
+    assert await occurrences(db) == [(at(60), "pending")]
+    assert await occurrences(db, "another") == []
+
+
+async def test_a_settle_without_the_next_instant_or_of_an_old_revision_leaves_the_chain_to_the_next_look(
+    db: Db,
+) -> None:
+    await put(db)
+    worker_id = await worker(db)
+    job_id = await due_occurrence(db, worker_id)
+    await db.execute("UPDATE pgworkd.schedules SET payload = '{\"n\": 2}'")
+    assert await complete_occurrence(db, job_id, "s", at(60), revision=1)
+    assert await occurrences(db) == []
+    assert await db.fetchval("SELECT broken FROM pgworkd.ensure_schedules()") is True
+    assert await add(db, ("s", at(60), 2)) == ["s"]
+    await clock(60, db)
+    (job_id,) = await claim_ids(db, await worker(db))
+    sql = "SELECT pgworkd.settle_completed($1, '{1}', '{NULL}', '{s}', $2, '{2}')"
+    assert await db.fetchval(sql, [job_id], [None]) == [job_id]
+    assert await occurrences(db) == []
+
+
+async def test_a_queue_without_history_has_a_next_occurrence_all_the_same(db: Db) -> None:
+    await put(db)
+    await db.execute("INSERT INTO pgworkd.queues (name, keep_s) VALUES ('q', 0)")
+    job_id = await due_occurrence(db, await worker(db))
+    assert await complete_occurrence(db, job_id, "s", at(60))
+    assert await occurrences(db) == [(at(60), "pending")]
+    assert await statuses(db, [job_id]) == [None]
+
+
+async def test_a_settle_and_a_look_at_once_add_one(db: Db, other: Db, third: Db) -> None:
+    await put(db)
+    job_id = await due_occurrence(db, await worker(db))
+    async with anyio.create_task_group() as tasks:
+        await db.execute("BEGIN")
+        await complete_occurrence(db, job_id, "s", at(60))
+        adding = Later(tasks, add(other, ("s", at(60), 1)))
+        await waits_for_lock(third, other)
+        await db.execute("COMMIT")
+        assert await adding.answer() == []
+    assert await occurrences(db) == [(at(60), "pending")]
+
+
+async def test_a_replayed_occurrence_leaves_the_chain(db: Db) -> None:
+    await put(db)
+    job_id = await due_occurrence(db, await worker(db))
+    await fail(db, [job_id], permanent=True, following=("s", at(60), 1))
+    assert await retry(db, job_id) == {job_id}
+    assert (await live(db, job_id))["schedule"] is None
+    assert await occurrences(db) == [(at(60), "pending")]

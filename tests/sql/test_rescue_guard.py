@@ -1,0 +1,134 @@
+"""rescue, its guards: who does not know that it is well itself rescues nobody."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from .verbs import (
+    Db,
+    at,
+    claim,
+    claim_ids,
+    clock,
+    heartbeat,
+    insert,
+    one,
+    rescue,
+    statuses,
+    steady,
+    worker,
+)
+
+pytestmark = pytest.mark.usefixtures("t0")
+
+
+async def _lost_job(db: Db) -> int:
+    """A worker that died at T0 with a job; its lease ends at T0 + 5 s."""
+    victim = await worker(db, 5)
+    await one(db)
+    await claim(db, victim)
+    return victim
+
+
+@pytest.mark.parametrize(
+    "guard", ["unknown", "not yet steady", "silent", "lease over", "lost", "seen in the future", "steady in the future"]
+)
+async def test_who_does_not_know_that_it_is_well_rescues_nobody(db: Db, guard: str) -> None:
+    await _lost_job(db)
+    rescuer = await worker(db)
+    await steady(db, rescuer)
+    changes = {
+        "not yet steady": "steady_since = pgworkd.clock() - interval '29.9 s'",
+        "silent": "seen_at = pgworkd.clock() - interval '15 s'",
+        "lease over": "lease_until = pgworkd.clock()",
+        "lost": "lost_at = pgworkd.clock()",
+        "seen in the future": "seen_at = pgworkd.clock() + interval '1 ms'",
+        "steady in the future": "steady_since = pgworkd.clock() + interval '1 s'",
+    }
+    await db.execute("BEGIN")
+    assert len(await rescue(db, rescuer)) == 1, "nothing but the guard is in the way"
+    await db.execute("ROLLBACK")
+    if guard == "unknown":
+        await db.execute("DELETE FROM pgworkd.workers WHERE id = $1", rescuer)
+    else:
+        await db.execute(f"UPDATE pgworkd.workers SET {changes[guard]} WHERE id = $1", rescuer)  # noqa: S608
+    before = await db.fetch("SELECT * FROM pgworkd.workers")
+    assert await rescue(db, rescuer) == {}
+    assert await db.fetch("SELECT * FROM pgworkd.workers") == before
+
+
+async def test_after_an_outage_all_look_lost_and_nobody_is_rescued_until_the_living_have_come_back(
+    db: Db,
+) -> None:
+    """hexpm PR#1825: living jobs were rescued by age alone, nightly for a week."""
+    rescuer, slow, truly_dead = [await worker(db) for _ in range(3)]
+    for _ in range(3):
+        await one(db)
+    jobs = [(await claim_ids(db, worker_id, 1))[0] for worker_id in (rescuer, slow, truly_dead)]
+    await steady(db, rescuer, slow, truly_dead)
+    # The database is away, or frozen, or its clock jumps: an hour is over.
+    await clock(3600, db)
+    assert await db.fetchval("SELECT count(*) FROM pgworkd.workers WHERE lease_until < pgworkd.clock()") == 3
+    assert await rescue(db, rescuer) == {}
+    assert await heartbeat(db, rescuer) is not None
+    for seconds in (3600, 3605, 3610):
+        await clock(seconds, db)
+        await heartbeat(db, rescuer)
+        assert await rescue(db, rescuer) == {}
+    assert await heartbeat(db, slow) is not None  # it reconnects late, yet within the lease
+    await steady(db, rescuer, slow, since=3610, until=3629)
+    assert await rescue(db, rescuer) == {}
+    await steady(db, rescuer, slow, since=3629, until=3630)
+    assert await rescue(db, rescuer) == {jobs[2]: "failed"}
+    assert await statuses(db, jobs) == ["running", "running", "failed"]
+
+
+async def test_a_clock_set_back_makes_no_one_lost_and_no_lease_eternal(db: Db) -> None:
+    rescuer, healthy, dead = [await worker(db) for _ in range(3)]
+    for _ in range(3):
+        await one(db)
+    jobs = [(await claim_ids(db, worker_id, 1))[0] for worker_id in (rescuer, healthy, dead)]
+    back = -3600.0
+    await steady(db, rescuer, healthy, since=back, until=back + 40)
+    # The dead one's lease, of the old clock, is an hour ahead: it is cut to one lease from now.
+    assert await rescue(db, rescuer) == {}
+    assert await db.fetchval("SELECT lease_until FROM pgworkd.workers WHERE id = $1", dead) == at(back + 70)
+    assert await db.fetchval("SELECT lease_until FROM pgworkd.workers WHERE id = $1", healthy) == at(back + 70)
+    await steady(db, rescuer, healthy, since=back + 40, until=back + 71)
+    assert await rescue(db, rescuer) == {jobs[2]: "failed"}
+
+
+async def test_nobody_is_rescued_before_the_server_has_been_up_for_a_lease(db: Db) -> None:
+    started = await db.fetchval("SELECT pg_postmaster_start_time()")
+
+    async def stand(seconds: float) -> None:
+        await db.execute("SELECT set_config('pgworkd.clock', $1, false)", str(started + timedelta(seconds=seconds)))
+
+    await stand(-100)
+    await _lost_job(db)
+    rescuer = await worker(db)
+    for seconds in range(-90, 30, 10):
+        await stand(seconds)
+        await heartbeat(db, rescuer)
+        assert await rescue(db, rescuer) == {}
+    await stand(29.999)
+    assert await rescue(db, rescuer) == {}
+    await stand(30)
+    await heartbeat(db, rescuer)
+    assert len(await rescue(db, rescuer)) == 1
+
+
+async def test_two_rescues_at_once_do_the_work_once_and_neither_waits(db: Db, other: Db) -> None:
+    await _lost_job(db)
+    rescuer, second = await worker(db), await worker(db)
+    await insert(db, 1, status="running", worker_id=4711)  # whose row both would restore
+    await steady(db, rescuer, second)
+    await clock(60, other)
+    await other.execute("SET statement_timeout = '2s'")
+    await db.execute("BEGIN")
+    assert len(await rescue(db, rescuer)) == 1
+    assert await rescue(other, second) == {}
+    await db.execute("COMMIT")
+    assert await rescue(other, second) == {}

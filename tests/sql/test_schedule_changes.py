@@ -1,0 +1,130 @@
+"""Schedules: a change of a rule counts at once, and takes no run away."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+
+from .chain import add, due_occurrence, occurrences, put, schedule
+from .verbs import (
+    T0,
+    Db,
+    Later,
+    at,
+    complete_occurrence,
+    fail,
+    one,
+    release,
+    statuses,
+    waits_for_lock,
+    worker,
+)
+
+pytestmark = pytest.mark.usefixtures("t0")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE pgworkd.schedules SET every_s = 7",
+        "UPDATE pgworkd.schedules SET payload = '{\"n\": 2}', priority = 4",
+        "UPDATE pgworkd.schedules SET enabled = false",
+        "DELETE FROM pgworkd.schedules",
+        "SELECT pgworkd.put_schedule('s', 'q', NULL, NULL, 61, 'UTC', 'skip', '{}')",
+    ],
+)
+async def test_a_change_removes_the_waiting_occurrence_that_is_not_due(db: Db, change: str) -> None:
+    await put(db)
+    await put(db, "another")
+    await add(db, ("s", at(60), 1), ("another", at(60), 1))
+    plain = await one(db, run_at=at(60))
+    await db.execute(change + (" WHERE name = 's'" if " pgworkd.schedules" in change else ""))
+    assert await occurrences(db) == []
+    assert await occurrences(db, "another") == [(at(60), "pending")]
+    assert await statuses(db, [plain]) == ["pending"]
+
+
+@pytest.mark.parametrize("status", ["due", "running", "failed", "dead"])
+async def test_a_change_leaves_an_occurrence_that_is_due_or_has_run(db: Db, status: str) -> None:
+    await put(db)
+    worker_id = await worker(db)
+    if status == "due":
+        await add(db, ("s", T0, 1))
+    else:
+        job_id = await due_occurrence(db, worker_id)
+        if status != "running":
+            await fail(db, [job_id], permanent=status == "dead")
+    before = await db.fetch("SELECT * FROM pgworkd.jobs")
+    await db.execute("UPDATE pgworkd.schedules SET every_s = 7")
+    await db.execute("UPDATE pgworkd.schedules SET enabled = false")
+    await db.execute("DELETE FROM pgworkd.schedules")
+    assert await db.fetch("SELECT * FROM pgworkd.jobs") == before
+
+
+async def test_the_new_rule_may_come_sooner_than_the_instant_it_replaced(db: Db) -> None:
+    await put(db, every_s=86400)
+    await add(db, ("s", at(86400), 1))
+    await put(db, every_s=60)
+    row = await schedule(db)
+    assert (row["revision"], row["last_occurrence"]) == (2, T0)
+    assert await add(db, ("s", at(60), 2)) == ["s"]
+
+
+async def test_disabled_and_enabled_again_the_chain_goes_on(db: Db) -> None:
+    await put(db)
+    await add(db, ("s", at(60), 1))
+    await db.execute("UPDATE pgworkd.schedules SET enabled = false")
+    assert await db.fetch("SELECT * FROM pgworkd.ensure_schedules()") == []
+    assert await add(db, ("s", at(60), 2)) == []
+    await db.execute("UPDATE pgworkd.schedules SET enabled = true")
+    assert await add(db, ("s", at(60), 3)) == ["s"]
+
+
+async def test_an_occurrence_someone_deleted_is_missed_and_the_chain_restored(db: Db) -> None:
+    await put(db)
+    await add(db, ("s", at(60), 1))
+    await db.execute("DELETE FROM pgworkd.jobs")
+    assert await db.fetchval("SELECT broken FROM pgworkd.ensure_schedules()") is True
+    assert await add(db, ("s", at(60), 1)) == [], "one row per occurrence"
+    assert await add(db, ("s", at(120), 1)) == ["s"]
+
+
+async def test_a_change_of_the_rule_does_not_throw_away_a_run_that_snoozed(db: Db) -> None:
+    """It has been claimed (attempts = 1) and waits to go on: deleted, it would reach no final state (guarantee 4)."""
+    await put(db)
+    job_id = await due_occurrence(db, await worker(db))
+    await release(db, [job_id], delay_s=60)
+    await put(db, payload='{"n": 2}')
+    assert await statuses(db, [job_id]) == ["pending"]
+
+
+# While an occurrence is being settled
+
+
+async def test_a_rule_that_changes_while_its_occurrence_is_settled_has_the_last_word(
+    db: Db, other: Db, third: Db
+) -> None:
+    await put(db)
+    job_id = await due_occurrence(db, await worker(db))
+    async with anyio.create_task_group() as tasks:
+        await db.execute("BEGIN")
+        await complete_occurrence(db, job_id, "s", at(60))  # by the old rule
+        changing = Later(tasks, put(other, every_s=7))
+        await waits_for_lock(third, other)
+        await db.execute("COMMIT")
+        await changing.answer()
+    assert await occurrences(db) == [], "the old rule's next one made room"
+    assert await add(db, ("s", at(7), 2)) == ["s"]
+
+
+async def test_a_settle_that_waited_for_a_change_of_the_rule_adds_nothing(db: Db, other: Db, third: Db) -> None:
+    await put(db)
+    job_id = await due_occurrence(db, await worker(db))
+    async with anyio.create_task_group() as tasks:
+        await db.execute("BEGIN")
+        await put(db, every_s=7)
+        settling = Later(tasks, complete_occurrence(other, job_id, "s", at(60)))
+        await waits_for_lock(third, other)
+        await db.execute("COMMIT")
+        assert await settling.answer(), "completed it is"
+    assert await occurrences(db) == []

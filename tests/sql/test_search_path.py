@@ -1,0 +1,133 @@
+"""The functions of schema.sql mean what they say under any search_path."""
+
+from __future__ import annotations
+
+import uuid
+
+import asyncpg
+import pytest
+
+from .conftest import Connect
+from .verbs import (
+    TABLES,
+    Db,
+    at,
+    cancel,
+    claim_ids,
+    clock,
+    complete,
+    end,
+    fail,
+    heartbeat,
+    release,
+    rescue,
+    retry,
+    set_pool,
+    statuses,
+    worker,
+)
+
+pytestmark = pytest.mark.usefixtures("t0")
+
+HOSTILE = """
+CREATE SCHEMA evil;
+CREATE TABLE evil.jobs (LIKE pgworkd.jobs);
+CREATE TABLE evil.finished_jobs (LIKE pgworkd.finished_jobs);
+CREATE TABLE evil.finished_jobs_other (LIKE pgworkd.finished_jobs);
+CREATE TABLE evil.workers (LIKE pgworkd.workers);
+CREATE TABLE evil.pools (LIKE pgworkd.pools);
+CREATE TABLE evil.queues (LIKE pgworkd.queues);
+CREATE TABLE evil.schedules (LIKE pgworkd.schedules);
+CREATE FUNCTION evil.bang() RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    RAISE EXCEPTION 'evil code runs' USING ERRCODE = 'EVIL0';
+END $$;
+CREATE FUNCTION evil.clock() RETURNS timestamptz LANGUAGE sql AS 'SELECT evil.bang(); SELECT now()';
+CREATE FUNCTION evil.new_id() RETURNS uuid LANGUAGE sql AS 'SELECT evil.bang(); SELECT gen_random_uuid()';
+CREATE FUNCTION evil.unnest(anyarray) RETURNS SETOF anyelement LANGUAGE sql AS 'SELECT evil.bang(); SELECT $1[1]';
+CREATE FUNCTION evil.cardinality(anyarray) RETURNS int LANGUAGE sql AS 'SELECT evil.bang(); SELECT 0';
+CREATE FUNCTION evil.array_position(text[], text) RETURNS int LANGUAGE sql AS 'SELECT evil.bang(); SELECT 0';
+CREATE FUNCTION evil.pg_notify(text, text) RETURNS void LANGUAGE sql AS 'SELECT evil.bang()';
+CREATE FUNCTION evil.pg_try_advisory_xact_lock(int, int) RETURNS bool LANGUAGE sql AS 'SELECT evil.bang(); SELECT true';
+CREATE FUNCTION evil.jsonb_build_array(anyelement) RETURNS jsonb LANGUAGE sql AS 'SELECT NULL::jsonb';
+CREATE FUNCTION evil.jsonb_array_length(jsonb) RETURNS int LANGUAGE sql AS 'SELECT evil.bang(); SELECT 0';
+CREATE FUNCTION evil.cancel(uuid[]) RETURNS void LANGUAGE sql AS 'SELECT evil.bang()';
+CREATE FUNCTION evil.wake(text[]) RETURNS void LANGUAGE sql AS 'SELECT evil.bang()';
+CREATE FUNCTION evil.bury(uuid[], text, text) RETURNS int LANGUAGE sql AS 'SELECT evil.bang(); SELECT 0';
+CREATE FUNCTION evil.equal(uuid, uuid) RETURNS bool LANGUAGE sql AS 'SELECT evil.bang(); SELECT true';
+CREATE OPERATOR evil.= (LEFTARG = uuid, RIGHTARG = uuid, FUNCTION = evil.equal);
+CREATE TYPE evil.job_status AS ENUM ('evil');
+"""
+
+HOSTILE_PATH = "SET search_path = evil, pg_catalog, pgworkd"
+
+
+async def _insert(db: Db, count: int) -> list[uuid.UUID]:
+    """The helper's INSERT .. SELECT names types, and types are hostile here too."""
+    return [await db.fetchval("INSERT INTO pgworkd.jobs (queue) VALUES ('q') RETURNING id") for _ in range(count)]
+
+
+async def test_every_function_that_runs_a_statement_pins_its_search_path(db: Db) -> None:
+    rows = await db.fetch(
+        "SELECT proname FROM pg_proc WHERE pronamespace = 'pgworkd'::regnamespace "
+        "AND 'search_path=pgworkd, pg_catalog, pg_temp' <> ALL (coalesce(proconfig, '{}'))"
+    )
+    # These are inlined into others' statements; they touch no table.
+    assert {row[0] for row in rows} <= {"clock", "new_id", "add_error"}
+
+
+async def test_a_hostile_search_path_changes_nothing(db: Db, connect: Connect) -> None:
+    await db.execute(HOSTILE)
+    await db.execute("CREATE TEMP TABLE jobs (LIKE pgworkd.jobs); CREATE TEMP TABLE workers (LIKE pgworkd.workers)")
+    await db.execute(HOSTILE_PATH)
+    with pytest.raises(asyncpg.PostgresError) as caught:
+        await db.fetch("SELECT clock()")
+    assert caught.value.sqlstate == "EVIL0", "the path is hostile indeed"
+    worker_id = await worker(db)
+    await set_pool(db, worker_id)
+    completed, failed, released, ended, dead, asked, lost = await _insert(db, 7)
+    assert len(await claim_ids(db, worker_id)) == 7
+    assert await complete(db, [completed]) == {completed}
+    assert await fail(db, [failed, dead], permanent=[False, True]) == {failed: "failed", dead: "dead"}
+    assert await release(db, [released]) == {released}
+    assert await end(db, [ended]) == {ended}
+    assert await cancel(db, asked, released) == {asked: "requested", released: "cancelled"}
+    assert await retry(db, dead) == {dead}
+    assert await db.fetchval("SELECT pgworkd.discard($1)", [dead]) == 0
+    assert await db.fetch("SELECT * FROM pgworkd.next_due('{q}')") == [("q", 0.0)]
+    assert await db.fetchval("SELECT pgworkd.expire()") == 0
+    assert await db.fetchval("SELECT pgworkd.ensure_partitions(1)") == 1, "today has rows elsewhere already"
+    assert len(await db.fetch("SELECT * FROM pgworkd.prune(7, 7)")) == 1
+    await db.execute("SELECT pgworkd.put_schedule('s', 'q', NULL, NULL, 60, 'UTC', 'skip', '{}')")
+    assert await db.fetchval("SELECT pgworkd.add_occurrences('{s}', $1, '{1}')", [at(0)]) == ["s"]
+    assert len(await db.fetch("SELECT * FROM pgworkd.ensure_schedules()")) == 1
+    assert await db.fetchval("SELECT pgworkd.fail_schedule('s', 1, 'why')") is True
+    await db.execute("UPDATE pgworkd.schedules SET every_s = 61")
+    assert {row[0] for row in await db.fetch("SELECT id FROM pgworkd.running_of($1, -1)", worker_id)} == {asked, lost}
+    rescuer = await worker(db)
+    for seconds in (10, 20, 30, 40):
+        await clock(seconds, db)
+        assert await heartbeat(db, rescuer) is not None
+    assert len(await rescue(db, rescuer)) == 2
+    assert await db.fetchval("SELECT pgworkd.sign_off($1)", rescuer) is True
+    for table in TABLES:
+        assert await db.fetchval(f"SELECT count(*) FROM evil.{table}") == 0  # noqa: S608 - names are ours
+    clean = await connect()
+    assert await statuses(clean, [completed, asked, lost]) == ["completed", "cancelled", "failed"]
+
+
+@pytest.mark.parametrize(
+    "shadow",
+    [
+        "CREATE DOMAIN evil.timestamptz AS text",
+        "CREATE FUNCTION evil.lpad(text, int, text) RETURNS text LANGUAGE sql AS 'SELECT evil.bang(); SELECT $1'",
+        "CREATE FUNCTION evil.uuidv7() RETURNS uuid LANGUAGE sql AS 'SELECT evil.bang(); SELECT gen_random_uuid()'",
+    ],
+    ids=["timestamptz", "lpad", "uuidv7"],
+)
+async def test_the_defaults_of_a_row_do_not_look_along_the_callers_search_path(db: Db, shadow: str) -> None:
+    """A body that is a string is parsed at each call, in the caller's path: its functions, its casts."""
+    await db.execute(HOSTILE)
+    await db.execute(shadow)
+    await db.execute(HOSTILE_PATH)
+    await db.execute("INSERT INTO pgworkd.jobs (queue) VALUES ('q')")

@@ -1,0 +1,15 @@
+"""A handler as the registry has it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pgworkd.app import App, Handler
+
+
+def registered(function: Callable[..., Any], **options: Any) -> Handler:
+    app = App()
+    assert app.handler("k", **options)(function) is function, "the decorator leaves the function alone"
+    assert app.handlers.keys() == {"k"}
+    return app.handlers["k"]
