@@ -8,11 +8,7 @@ from typing import Any
 
 import asyncpg
 
-from .verbs import (
-    T0,
-    Db,
-    claim_ids,
-)
+from .verbs import T0, Db, claim_ids
 
 
 async def put(db: Db, name: str = "s", **changes: Any) -> None:

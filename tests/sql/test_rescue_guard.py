@@ -6,20 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from .verbs import (
-    Db,
-    at,
-    claim,
-    claim_ids,
-    clock,
-    heartbeat,
-    insert,
-    one,
-    rescue,
-    statuses,
-    steady,
-    worker,
-)
+from .verbs import Db, at, claim, claim_ids, clock, heartbeat, insert, one, rescue, statuses, steady, worker
 
 pytestmark = pytest.mark.usefixtures("t0")
 

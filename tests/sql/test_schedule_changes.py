@@ -6,19 +6,7 @@ import anyio
 import pytest
 
 from .chain import add, due_occurrence, occurrences, put, schedule
-from .verbs import (
-    T0,
-    Db,
-    Later,
-    at,
-    complete_occurrence,
-    fail,
-    one,
-    release,
-    statuses,
-    waits_for_lock,
-    worker,
-)
+from .verbs import T0, Db, Later, at, complete_occurrence, fail, one, release, statuses, waits_for_lock, worker
 
 pytestmark = pytest.mark.usefixtures("t0")
 
@@ -90,7 +78,7 @@ async def test_an_occurrence_someone_deleted_is_missed_and_the_chain_restored(db
 
 
 async def test_a_change_of_the_rule_does_not_throw_away_a_run_that_snoozed(db: Db) -> None:
-    """It has been claimed (attempts = 1) and waits to go on: deleted, it would reach no final state (guarantee 4)."""
+    """It has been claimed (attempts = 1) and waits to go on: deleted, it would reach no final state ."""
     await put(db)
     job_id = await due_occurrence(db, await worker(db))
     await release(db, [job_id], delay_s=60)

@@ -8,14 +8,7 @@ import asyncpg
 import pytest
 
 from .chain import add, occurrences, put, schedule
-from .verbs import (
-    T0,
-    Db,
-    Notices,
-    at,
-    set_pool,
-    worker,
-)
+from .verbs import T0, Db, Notices, at, set_pool, worker
 
 pytestmark = pytest.mark.usefixtures("t0")
 

@@ -63,7 +63,7 @@ HOSTILE_PATH = "SET search_path = evil, pg_catalog, pgworkd"
 
 
 async def _insert(db: Db, count: int) -> list[uuid.UUID]:
-    """The helper's INSERT .. SELECT names types, and types are hostile here too."""
+    """The INSERT .. SELECT of the tests names types, and types are hostile here too."""
     return [await db.fetchval("INSERT INTO pgworkd.jobs (queue) VALUES ('q') RETURNING id") for _ in range(count)]
 
 

@@ -7,18 +7,7 @@ import contextlib
 import asyncpg
 import pytest
 
-from .verbs import (
-    Db,
-    at,
-    claim,
-    complete,
-    heartbeat,
-    insert,
-    one,
-    rescue,
-    steady,
-    worker,
-)
+from .verbs import Db, at, claim, complete, heartbeat, insert, one, rescue, steady, worker
 
 pytestmark = pytest.mark.usefixtures("t0")
 

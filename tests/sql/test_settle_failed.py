@@ -1,0 +1,172 @@
+"""settle_failed and settle_released: the job waits again, or is dead, and remembers why."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from .verbs import (
+    T0,
+    Db,
+    Notices,
+    at,
+    cancel,
+    claim,
+    claim_ids,
+    clock,
+    fail,
+    insert,
+    insert_running,
+    live,
+    one,
+    over,
+    release,
+    set_pool,
+    statuses,
+    worker,
+)
+
+pytestmark = pytest.mark.usefixtures("t0")
+
+
+# Failed
+
+
+async def test_failed_waits_for_its_retry_and_remembers_why(db: Db) -> None:
+    (job_id,) = await insert_running(db)
+    await clock(5, db)
+    assert await fail(db, [job_id], delay_s=30, message="downstream said no") == {job_id: "failed"}
+    row = await live(db, job_id)
+    assert (row["status"], row["failures"], row["losses"], row["worker_id"]) == ("failed", 1, 0, None)
+    assert (row["run_at"], row["failed_at"], row["error"]) == (at(35), at(5), "downstream said no")
+    (entry,) = json.loads(row["errors"])
+    when = entry.pop("at")
+    assert await db.fetchval("SELECT $1::text::timestamptz", when) == at(5)
+    assert entry == {"attempt": 1, "type": "E", "message": "downstream said no", "traceback": "...", "worker": "w"}
+
+
+async def test_an_absurd_row_does_not_harm_its_batch(db: Db) -> None:
+    absurd = await one(db, failures=2**31 - 1, attempts=2**31 - 2, max_attempts=1000, errors='[7, null, "x"]')
+    plain = await one(db)
+    assert await claim_ids(db, await worker(db)) == [absurd, plain]
+    assert await fail(db, [absurd, plain], [2**31 - 1, 1]) == {absurd: "dead", plain: "failed"}
+    assert len(json.loads((await live(db, absurd))["errors"])) == 4
+
+
+async def test_each_job_of_a_batch_has_its_own_delay_and_verdict(db: Db) -> None:
+    ids = await insert_running(db, 4)
+    answer = await fail(db, ids, delay_s=[0, 0.5, 1800, 0], permanent=[False, False, False, True])
+    assert answer == {**dict.fromkeys(ids[:3], "failed"), ids[3]: "dead"}
+    assert [(await live(db, i))["run_at"] for i in ids] == [T0, at(0.5), at(1800), T0]
+
+
+@pytest.mark.parametrize("max_attempts", [1, 2, 3])
+async def test_a_spent_budget_is_dead(db: Db, max_attempts: int) -> None:
+    job_id = await one(db, max_attempts=max_attempts)
+    worker_id = await worker(db)
+    outcomes = []
+    for attempt in range(1, max_attempts + 1):
+        assert await claim_ids(db, worker_id) == [job_id]
+        outcomes += (await fail(db, [job_id], attempt, delay_s=0)).values()
+    assert outcomes == ["failed"] * (max_attempts - 1) + ["dead"]
+    row = await live(db, job_id)
+    assert (row["failures"], row["failed_at"], row["worker_id"]) == (max_attempts, T0, None)
+    assert await claim(db, worker_id) == []
+
+
+async def test_permanent_is_dead_at_once(db: Db) -> None:
+    (job_id,) = await insert_running(db, max_attempts=1000)
+    assert await fail(db, [job_id], permanent=True) == {job_id: "dead"}
+    assert (await live(db, job_id))["failures"] == 1
+
+
+async def test_a_dead_job_keeps_its_due_time_and_frees_its_dedupe_key(db: Db) -> None:
+    (job_id,) = await insert_running(db, dedupe_key="k", run_at=at(-7))
+    await fail(db, [job_id], permanent=True)
+    assert (await live(db, job_id))["run_at"] == at(-7)
+    await one(db, dedupe_key="k")
+
+
+async def test_a_job_whose_cancellation_was_asked_for_is_not_tried_again(db: Db) -> None:
+    retried, dead, plain = await insert_running(db, 3)
+    await cancel(db, retried, dead)
+    answer = await fail(db, [retried, dead, plain], permanent=[False, True, False])
+    assert answer == {retried: "cancelled", dead: "dead", plain: "failed"}
+    row = await over(db, retried)
+    assert (row["status"], row["error"], row["failures"]) == ("cancelled", "it broke", 1)
+    assert len(json.loads(row["errors"])) == 1
+
+
+async def test_the_history_of_errors_keeps_the_newest_20(db: Db) -> None:
+    job_id = await one(db, max_attempts=1000)
+    worker_id = await worker(db)
+    for attempt in range(1, 25):
+        await claim(db, worker_id)
+        await fail(db, [job_id], attempt, delay_s=0, message=f"e{attempt}")
+        errors = json.loads((await live(db, job_id))["errors"])
+        assert len(errors) == min(attempt, 20)
+    assert [entry["attempt"] for entry in errors] == list(range(5, 25))
+    assert (errors[-1]["message"], (await live(db, job_id))["error"]) == ("e24", "e24")
+
+
+# Released
+
+
+async def test_released_keeps_its_place_its_budget_and_wakes_others(db: Db, notices: Notices) -> None:
+    first, second = await one(db, run_at=at(-9)), await one(db, run_at=at(-8))
+    worker_id = await worker(db)
+    assert await claim_ids(db, worker_id, 1) == [first]
+    await set_pool(db, await worker(db))
+    await clock(5, db)
+    assert await release(db, [first]) == {first}
+    row = await live(db, first)
+    assert (row["status"], row["run_at"], row["failures"], row["attempts"]) == ("pending", at(-9), 0, 1)
+    assert (row["error"], row["errors"], row["worker_id"]) == (None, "[]", None)
+    assert await notices.heard() == [{"queue": "q"}]
+    assert await claim_ids(db, worker_id) == [first, second]
+
+
+async def test_one_release_notifies_each_queue_once_and_only_sleepers(db: Db, notices: Notices) -> None:
+    worker_id, ids = await worker(db), []
+    for queue in ("q", "r", "awake"):
+        await insert(db, 5, queue)
+        ids += await claim_ids(db, worker_id, queue=queue)
+        await set_pool(db, worker_id, queue, asleep=queue != "awake")
+    await notices.heard()
+    assert await release(db, ids) == set(ids)
+    assert sorted(notice["queue"] for notice in await notices.heard()) == ["q", "r"]
+
+
+async def test_a_stale_release_notifies_nobody(db: Db, notices: Notices) -> None:
+    (job_id,) = await insert_running(db)
+    await set_pool(db, await worker(db))
+    assert await release(db, [job_id], 2) == set()
+    assert await notices.heard() == []
+
+
+async def test_snoozed_waits_for_its_delay_and_notifies_nobody(db: Db, notices: Notices) -> None:
+    (job_id,) = await insert_running(db)
+    await set_pool(db, await worker(db))
+    await release(db, [job_id], delay_s=90.5, message="no handler for kind 'q'")
+    row = await live(db, job_id)
+    assert (row["status"], row["run_at"], row["failures"]) == ("pending", at(90.5), 0)
+    assert (row["error"], row["errors"]) == ("no handler for kind 'q'", "[]")
+    assert await notices.heard() == []
+
+
+async def test_a_release_without_a_message_leaves_the_last_error(db: Db) -> None:
+    (job_id,) = await insert_running(db)
+    await fail(db, [job_id], delay_s=0, message="first")
+    await claim(db, await worker(db))
+    await release(db, [job_id], 2)
+    row = await live(db, job_id)
+    assert (row["error"], row["status"], row["failures"]) == ("first", "pending", 1)
+
+
+async def test_a_released_job_whose_cancellation_was_asked_for_is_cancelled(db: Db) -> None:
+    first, second, plain = await insert_running(db, 3)
+    await cancel(db, first, second)
+    assert await release(db, [first, plain]) == {first, plain}
+    assert await release(db, [second], delay_s=60) == {second}
+    assert await statuses(db, [first, second, plain]) == ["cancelled", "cancelled", "pending"]
