@@ -1,6 +1,6 @@
 """A real Postgres for every test: one server per run, a fresh database per test.
 
-By default the embedded Postgres 18. `--pg-bin DIR` runs the server found there instead; PGWORKD_TEST_DSN uses a
+By default the embedded Postgres 18. `--pg-bin=DIR` runs the server found there instead; PGWORKD_TEST_DSN uses a
 server that is already up (its user must be allowed to create databases).
 """
 
