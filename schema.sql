@@ -189,7 +189,7 @@ CREATE TABLE IF NOT EXISTS jobs (
     attempts     integer NOT NULL DEFAULT 0,        -- claims so far; with id, the fence
     failures     integer NOT NULL DEFAULT 0,        -- budget spent
     losses       integer NOT NULL DEFAULT 0,        -- failures that took the worker along
-    max_attempts attempts_limit,                    -- NULL until the first claim: as the handler says, else 3
+    max_attempts attempts_limit,                    -- NULL: 3, or as the handler says at the first claim
     worker_id    integer,
     waiting_on   integer NOT NULL DEFAULT 0,
     timeout_s    period_s,                          -- NULL: as the handler says
@@ -215,7 +215,7 @@ CREATE TABLE IF NOT EXISTS jobs (
         CHECK (serialize_key IS NULL AND batch_id IS NULL AND waiting_on = 0 AND dedupe_until IS NULL
                AND assignment_id IS NULL AND lease_until IS NULL AND status <> 'blocked')
 ) WITH (
-    fillfactor = 80,                                -- room for the one update a job lives through
+    fillfactor = 50,                                -- room for the one update that nearly every job lives through
     autovacuum_vacuum_scale_factor = 0.0, autovacuum_vacuum_threshold = 10000,
     autovacuum_analyze_scale_factor = 0.0, autovacuum_analyze_threshold = 50000,
     autovacuum_vacuum_insert_threshold = -1, autovacuum_vacuum_cost_delay = 0
@@ -351,13 +351,15 @@ BEGIN
     RETURN FOUND;
 END $$;
 
--- Sends a NOTIFY for each of these queues in which some pool sleeps. Locks nothing, but a NOTIFY
--- serialises commits over the whole cluster: that is why those awake get none.
-CREATE OR REPLACE FUNCTION wake(p_queues text[]) RETURNS void
-LANGUAGE sql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
-    SELECT pg_notify('pgworkd', jsonb_build_object('queue', q.queue)::text)
+-- Sends a NOTIFY for each of these queues in which some pool sleeps (p_all: in which there is any pool).
+-- p_run_at: some of the rows were due long ago, from then on, so claims that are past that must go back.
+-- Locks nothing, but a NOTIFY serialises commits over the whole cluster: that is why those awake get none.
+CREATE OR REPLACE FUNCTION wake(p_queues text[], p_run_at timestamptz DEFAULT NULL, p_all boolean DEFAULT false)
+RETURNS void LANGUAGE sql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
+    SELECT pg_notify('pgworkd', jsonb_strip_nulls(
+        jsonb_build_object('queue', q.queue, 'run_at', date_part('epoch', p_run_at)))::text)
     FROM (SELECT DISTINCT unnest(p_queues) AS queue) q
-    WHERE EXISTS (SELECT FROM pools p WHERE p.queue = q.queue AND p.asleep)
+    WHERE EXISTS (SELECT FROM pools p WHERE p.queue = q.queue AND (p.asleep OR p_all))
 $$;
 
 -- ------------------------------------------------------------------------------------------------
@@ -366,11 +368,15 @@ $$;
 
 -- Takes up to p_limit due jobs of a queue for a worker, in order of priority (higher first), run_at, id.
 -- Each priority is its own range of the index, entered at its first row and left at the first that is
--- not due: a million future rows cost nothing. p_kinds and p_budgets give the attempts of kinds that
--- differ from 3, for jobs that do not say.
+-- not due: a million future rows cost nothing. While some transaction holds back vacuum, the entries of
+-- finished jobs pile up at the head of each range, so callers may say how far they have come: at
+-- p_priorities[i] (descending) begin behind (p_run_ats[i], p_positions[i]), run_at in seconds since the
+-- epoch; other priorities are found in the gaps between those. p_kinds and p_budgets give the attempts of
+-- kinds that differ from 3, for jobs that do not say.
 -- Locks: the worker's row FOR KEY SHARE (so that rescue() and a claim never cross; heartbeats pass),
 -- then due rows with SKIP LOCKED. Raises PW001 when the worker's lease is gone.
-CREATE OR REPLACE FUNCTION claim(p_worker int, p_queue text, p_limit int, p_kinds text[] DEFAULT '{}', p_budgets int[] DEFAULT '{}')
+CREATE OR REPLACE FUNCTION claim(p_worker int, p_queue text, p_limit int, p_kinds text[] DEFAULT '{}', p_budgets int[] DEFAULT '{}',
+                                 p_priorities int[] DEFAULT '{}', p_run_ats float8[] DEFAULT '{}', p_positions uuid[] DEFAULT '{}')
 RETURNS TABLE (id uuid, kind text, payload text, attempt int, failures int, max_attempts int, timeout_s real,
                priority int, losses int, run_at float8, created_at float8, schedule text, occurrence float8, meta text)
 LANGUAGE plpgsql VOLATILE
@@ -382,8 +388,14 @@ DECLARE
     v_now      timestamptz := clock();
     v_rows     tid[] := '{}';
     v_room     int;
+    v_above    bigint := 2147483648;             -- priorities from here on are done
+    v_known    int := 1;                         -- the next of p_priorities
+    v_next     bigint;
     v_priority int;
+    v_from     timestamptz;
+    v_id       uuid;
     v_probes   int := 0;
+    v_special  boolean := cardinality(p_kinds) > 0;
 BEGIN
     PERFORM FROM workers w WHERE w.id = p_worker AND w.lost_at IS NULL AND w.lease_until > v_now FOR KEY SHARE;
     IF NOT FOUND THEN
@@ -410,30 +422,40 @@ BEGIN
     END IF;
 
     v_room := p_limit - cardinality(v_rows);
-    SELECT j.priority INTO v_priority FROM jobs j
-    WHERE j.queue = p_queue AND j.status IN ('pending', 'failed') AND j.losses = 0
-    ORDER BY j.priority DESC LIMIT 1;
-    WHILE v_room > 0 AND v_priority IS NOT NULL AND v_probes < 100 LOOP
+    WHILE v_room > 0 AND v_probes < 100 LOOP
+        v_next := coalesce(p_priorities[v_known], -2147483649);
+        v_priority := NULL;
+        IF v_above > v_next + 1 THEN  -- a gap: is there a priority that the caller does not know?
+            SELECT j.priority INTO v_priority FROM jobs j
+            WHERE j.queue = p_queue AND j.status IN ('pending', 'failed') AND j.losses = 0
+              AND j.priority < v_above AND j.priority > v_next
+            ORDER BY j.priority DESC LIMIT 1;
+        END IF;
+        IF v_priority IS NOT NULL THEN
+            v_from := '-infinity';
+            v_id := '00000000-0000-0000-0000-000000000000';
+        ELSE
+            EXIT WHEN v_known > cardinality(p_priorities);
+            v_priority := p_priorities[v_known];
+            v_from := to_timestamp(p_run_ats[v_known]);
+            v_id := p_positions[v_known];
+            v_known := v_known + 1;
+        END IF;
         v_rows := v_rows || ARRAY(
             SELECT j.ctid FROM jobs j
             WHERE j.queue = p_queue AND j.priority = v_priority AND j.status IN ('pending', 'failed')
-              AND j.losses = 0 AND j.run_at <= v_now AND (j.expires_at IS NULL OR j.expires_at > v_now OR j.attempts > 0)
+              AND j.losses = 0 AND j.run_at <= v_now AND (j.run_at, j.id) > (v_from, v_id)
+              AND (j.expires_at IS NULL OR j.expires_at > v_now OR j.attempts > 0)
             ORDER BY j.run_at, j.id LIMIT v_room FOR UPDATE SKIP LOCKED);
         v_room := p_limit - cardinality(v_rows);
+        v_above := v_priority;
         v_probes := v_probes + 1;
-        IF v_room > 0 THEN
-            v_priority := (
-                SELECT j.priority FROM jobs j
-                WHERE j.queue = p_queue AND j.status IN ('pending', 'failed') AND j.losses = 0
-                  AND j.priority < v_priority
-                ORDER BY j.priority DESC LIMIT 1);
-        END IF;
     END LOOP;
     -- More priorities than anyone should use: the rest in one walk, which is slower but still in order.
-    IF v_room > 0 AND v_priority IS NOT NULL THEN
+    IF v_room > 0 AND v_probes >= 100 THEN
         v_rows := v_rows || ARRAY(
             SELECT j.ctid FROM jobs j
-            WHERE j.queue = p_queue AND j.priority <= v_priority AND j.status IN ('pending', 'failed')
+            WHERE j.queue = p_queue AND j.priority < v_above AND j.status IN ('pending', 'failed')
               AND j.losses = 0 AND j.run_at <= v_now AND (j.expires_at IS NULL OR j.expires_at > v_now OR j.attempts > 0)
             ORDER BY j.priority DESC, j.run_at, j.id LIMIT v_room FOR UPDATE SKIP LOCKED);
     END IF;
@@ -443,14 +465,15 @@ BEGIN
         UPDATE jobs j
         SET status = 'running', worker_id = p_worker, started_at = v_now,
             attempts = least(j.attempts, 2147483646) + 1,  -- one absurd row must not stop the queue
-            max_attempts = coalesce(j.max_attempts, p_budgets[array_position(p_kinds, coalesce(j.kind, j.queue)::text)], 3)
+            max_attempts = CASE WHEN v_special THEN coalesce(j.max_attempts,
+                p_budgets[array_position(p_kinds, coalesce(j.kind, j.queue)::text)], 3) ELSE j.max_attempts END
         WHERE j.ctid = ANY (v_rows)
-        RETURNING j.*
+        RETURNING j.id, coalesce(j.kind, j.queue)::text, j.payload::text, j.attempts, j.failures,
+                  coalesce(j.max_attempts::int, 3), j.timeout_s::real, j.priority, j.losses,
+                  date_part('epoch', j.run_at) AS run_at, date_part('epoch', j.created_at), j.schedule::text,
+                  date_part('epoch', j.occurrence), j.meta::text
     )
-    SELECT t.id, coalesce(t.kind, t.queue)::text, t.payload::text, t.attempts, t.failures, t.max_attempts::int,
-           t.timeout_s::real, t.priority, t.losses, extract(epoch FROM t.run_at)::float8,
-           extract(epoch FROM t.created_at)::float8, t.schedule::text, extract(epoch FROM t.occurrence)::float8, t.meta::text
-    FROM taken t ORDER BY t.priority DESC, t.run_at, t.id;
+    SELECT * FROM taken t ORDER BY t.priority DESC, t.run_at, t.id;
 END $$;
 
 -- Seconds until the next job of each queue is due (0 or less: due now); queues with no waiting job are
@@ -518,6 +541,7 @@ SET work_mem = '64MB' SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     v_won       uuid[];
     v_schedules text[];
+    v_forget    text[] := ARRAY(SELECT q.name FROM queues q WHERE q.keep_s = 0);
 BEGIN
     WITH done AS (
         DELETE FROM jobs j
@@ -531,8 +555,7 @@ BEGIN
         SELECT d.id, clock(), d.run_at, d.created_at, d.started_at, d.failed_at, d.occurrence, d.batch_id,
             'completed', d.priority, d.attempts, d.failures, d.max_attempts, d.worker_id, d.queue, d.kind, d.payload,
             d.result::jsonb, d.meta, d.error, d.errors, d.dedupe_key, d.serialize_key, d.schedule
-        FROM done d LEFT JOIN queues q ON q.name = d.queue
-        WHERE q.keep_s IS DISTINCT FROM 0
+        FROM done d WHERE d.queue <> ALL (v_forget)
     )
     SELECT array_agg(d.id), array_agg(d.schedule) FILTER (WHERE d.schedule IS NOT NULL) INTO v_won, v_schedules
     FROM done d;
@@ -540,6 +563,23 @@ BEGIN
         PERFORM follow(v_schedules, p_schedules, p_next, p_revisions);
     END IF;
     RETURN coalesce(v_won, '{}');
+END $$;
+
+-- settle_completed, then claim, in one round trip and one commit: for small batches, whose cost those are.
+-- The first row holds what was settled (`won`), the others what was claimed. Recurring jobs take the other
+-- way. Locks: the worker's row as a claim does, then as settle_completed, then as claim. Raises PW001.
+CREATE OR REPLACE FUNCTION settle_and_claim(p_ids uuid[], p_attempts int[], p_results text[], p_worker int, p_queue text, p_limit int,
+                                 p_kinds text[], p_budgets int[], p_priorities int[], p_run_ats float8[], p_positions uuid[])
+RETURNS TABLE (won uuid[], id uuid, kind text, payload text, attempt int, failures int, max_attempts int, timeout_s real,
+               priority int, losses int, run_at float8, created_at float8, schedule text, occurrence float8, meta text)
+LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
+#variable_conflict use_column
+BEGIN
+    PERFORM FROM workers w WHERE w.id = p_worker FOR KEY SHARE;
+    won := settle_completed(p_ids, p_attempts, p_results);
+    RETURN NEXT;
+    RETURN QUERY SELECT NULL::uuid[], c.*
+                 FROM claim(p_worker, p_queue, p_limit, p_kinds, p_budgets, p_priorities, p_run_ats, p_positions) c;
 END $$;
 
 -- Failed: one failure is spent. With budget left the job waits for its retry (p_delays_s from now),
@@ -600,6 +640,7 @@ DECLARE
     v_won       uuid[];
     v_cancelled uuid[];
     v_due       text[];
+    v_run_at    timestamptz;
 BEGIN
     WITH ended AS (
         UPDATE jobs j
@@ -609,16 +650,17 @@ BEGIN
         FROM (SELECT * FROM unnest(p_ids, p_attempts, p_delays_s, p_messages)
                   AS u (id, attempt, delay_s, message) ORDER BY u.id) s
         WHERE j.id = ANY (p_ids) AND j.id = s.id AND j.attempts = s.attempt AND j.worker_id IS NOT NULL
-        RETURNING j.id, j.queue, s.delay_s, j.cancel_requested_at
+        RETURNING j.id, j.queue, j.run_at, s.delay_s, j.cancel_requested_at
     )
     SELECT array_agg(e.id), array_agg(e.id) FILTER (WHERE e.cancel_requested_at IS NOT NULL),
-           array_agg(DISTINCT e.queue::text) FILTER (WHERE e.delay_s IS NULL)
-    INTO v_won, v_cancelled, v_due
+           array_agg(DISTINCT e.queue::text) FILTER (WHERE e.delay_s IS NULL),
+           min(e.run_at) FILTER (WHERE e.delay_s IS NULL)
+    INTO v_won, v_cancelled, v_due, v_run_at
     FROM ended e;
     IF v_cancelled IS NOT NULL THEN
         PERFORM cancel(v_cancelled);
     END IF;
-    PERFORM wake(v_due);
+    PERFORM wake(v_due, v_run_at, true);
     RETURN coalesce(v_won, '{}');
 END $$;
 
@@ -1044,13 +1086,18 @@ END $$;
 -- 9 Insert trigger
 -- ------------------------------------------------------------------------------------------------
 
--- One NOTIFY per queue and statement, only where a pool sleeps, only for jobs due within two seconds:
--- sleepers look for the next due time each second.
+-- One NOTIFY per queue and statement, only where a pool sleeps, only for jobs due within ten seconds:
+-- sleepers look for the next due time at least as often.
 CREATE OR REPLACE FUNCTION jobs_inserted() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pgworkd, pg_catalog, pg_temp AS $$
+DECLARE
+    v_queues text[];
+    v_run_at timestamptz;
 BEGIN
-    PERFORM wake(ARRAY(SELECT DISTINCT i.queue FROM inserted i
-                       WHERE i.status = 'pending' AND i.run_at <= clock() + interval '2 s'));
+    SELECT array_agg(q.queue), min(q.run_at) INTO v_queues, v_run_at
+    FROM (SELECT i.queue::text AS queue, min(i.run_at) AS run_at FROM inserted i
+          WHERE i.status = 'pending' AND i.run_at <= clock() + interval '10 s' GROUP BY i.queue) q;
+    PERFORM wake(v_queues, CASE WHEN v_run_at < clock() THEN v_run_at END);
     RETURN NULL;
 END $$;
 CREATE OR REPLACE TRIGGER jobs_inserted AFTER INSERT ON jobs

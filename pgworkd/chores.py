@@ -28,10 +28,10 @@ STRAY_AGE_FACTOR = 3
 class Periods:
     """How often, in seconds, and what to keep, in days."""
 
-    rescue_s: float = 5.0
-    expire_s: float = 5.0
-    schedules_s: float = 5.0
-    strays_s: float = 10.0
+    rescue_s: float = 8.0
+    expire_s: float = 15.0
+    schedules_s: float = 30.0
+    strays_s: float = 30.0
     partitions_s: float = 3600.0
     prune_s: float = 600.0
     keep_days: int = 7

@@ -2,6 +2,7 @@
 
 cli_app    the commands together, and how errors are told
 cli_run    run, migrate, dev, demo          cli_serve   a daemon as a process: signals, reload, exit code
+                                            supervisor  several of them, as one
 cli_jobs   enqueue, jobs, job, retry, cancel, discard, pause, resume
 cli_look   queues, workers, schedules, stats, config show          cli_doctor   doctor
 cli_ask    what commands share: settings, database, ids          cli_text    tables, JSON, escaping

@@ -30,6 +30,12 @@ def run(
             "--queue", "-q", metavar="NAME[=N]", help="A queue, and how many at once; repeat it. All if none."
         ),
     ] = None,
+    processes: Annotated[
+        str | None,
+        typer.Option(
+            "--processes", metavar="N", help="Run so many daemons, for CPU-bound handlers; concurrency is per process."
+        ),
+    ] = None,
     lease_s: Annotated[
         Seconds, typer.Option("--lease-s", metavar="SECONDS", help="A silent worker keeps its jobs for so long.")
     ] = None,
@@ -61,6 +67,7 @@ def run(
         "app": app,
         "dsn": dsn,
         "queues": queue,
+        "processes": processes,
         "lease_s": lease_s,
         "heartbeat_s": heartbeat_s,
         "poll_s": poll_s,

@@ -59,9 +59,10 @@ class Settings(BaseSettings):
     queues: Annotated[dict[str, int | None], NoDecode] = Field(
         default_factory=dict, description="Queues to work on, name or name=concurrency; none means all"
     )
+    processes: int = Field(1, ge=1, le=64, description="Daemons to run, one process each; concurrency is per process")
     lease_s: float = Field(30, ge=5, le=3600, description="A silent worker keeps its jobs for so long")
     heartbeat_s: float = Field(10, ge=1, le=1200, description="Between renewals; at most lease_s / 3")
-    poll_s: float = Field(1, ge=0.05, le=60, description="Between looks at an idle queue, if no notice comes")
+    poll_s: float = Field(2, ge=0.05, le=10, description="Between looks at an idle queue, if no notice comes")
     shutdown_s: float = Field(30, ge=0, le=86_400, description="Running jobs may finish within this at a stop")
     connect_timeout_s: float = Field(10, ge=1, le=60, description="For a new connection to the database")
     command_timeout_s: float = Field(10, ge=1, le=60, description="For one statement; below lease_s / 2")

@@ -25,6 +25,7 @@ from .hooks import Hooks
 from .job import Ending, Outcome, Reason
 from .lease import end_process
 from .link import LinkOptions
+from .look import Look
 from .membership import Membership
 from .outage import Outage
 from .payload import decode
@@ -55,7 +56,7 @@ class Options:
     worker_name: str = "worker"
     lease_s: float = 30.0
     heartbeat_s: float = 10.0
-    poll_s: float = 1.0
+    poll_s: float = 2.0
     shutdown_s: float = 30.0
     cancel_grace_s: float = 5.0
     """How long a cancelled handler may take to come out at a stop."""
@@ -107,14 +108,8 @@ class Daemon:
         self._recurring = Recurring(store, self.events)
         self._reporter = Reporter(self.events, self._holdings, app, options.slow_min_s, options.slow_factor)
         self._hooks = Hooks(app, self.events)
-        self._settler = Settler(
-            store,
-            self._holdings,
-            self.events,
-            self._recurring,
-            on_settled=self._settled,
-            on_room=self._look_everywhere,
-        )
+        self.pools: dict[str, Pool] = {}
+        self._settler = self._make_settler()
         self._runner = Runner(app, store, self._recurring, self.events, options.worker_name)
         self._chores = Chores(
             store,
@@ -126,8 +121,20 @@ class Daemon:
             on_dead=self._died_elsewhere,
             command_timeout_s=options.link.command_timeout_s,
         )
-        self.pools = {queue: self._pool(queue, slots) for queue, slots in self._slots.items()}
+        self.pools.update({queue: self._pool(queue, slots) for queue, slots in self._slots.items()})
         self.membership.pools, self.membership.slots = self.pools, self._slots
+
+    def _make_settler(self) -> Settler:
+        return Settler(
+            self._store,
+            self._holdings,
+            self.events,
+            self._recurring,
+            claimers=self.pools,
+            on_completed=self._completed,
+            on_settled=self._settled,
+            on_room=self._look_everywhere,
+        )
 
     def _pool(self, queue: str, slots: int) -> Pool:
         parts = (self._store, self._runner, self._settler, self._holdings, self.events)
@@ -235,7 +242,9 @@ class Daemon:
         with anyio.move_on_after(self.options.link.connect_timeout_s):
             await listening.wait()  # a hint only: without it the pools poll
         tasks.start_soon(self._chores.run, name="chores")
-        tasks.start_soon(self._watch_due, name="look")
+        tasks.start_soon(
+            Look(self._store, self.pools, self.membership, self.events, self.options.poll_s).run, name="look"
+        )
         for pool in self.pools.values():
             tasks.start_soon(pool.run, tasks, name=f"pool {pool.queue}")
         self.ready.set()
@@ -271,29 +280,12 @@ class Daemon:
         while not all(pool.quiet for pool in self.pools.values()) and not (hurry and self._stop_now.is_set()):
             await anyio.sleep(0.02)
 
-    async def _watch_due(self) -> None:
-        """One query a second for all sleeping pools: what is due, or will be. Covers lost notifications."""
-        outage = Outage("look", self.events)
-        while True:
-            delay_s = self.options.poll_s
-            sleepers = [p for p in self.pools.values() if p.asleep and not p.paused]
-            if sleepers and self.membership.may_claim:
-                try:
-                    due = await self._store.next_due([p.queue for p in sleepers])
-                except PgworkdError as error:
-                    delay_s = outage.failed(error)
-                else:
-                    outage.passed()
-                    for pool in sleepers:
-                        pool.expect(due.get(pool.queue))
-            await anyio.sleep(delay_s)
-
     # What the wake line says.
 
-    def heard_queue(self, queue: str) -> None:
-        """There may be work in this queue."""
+    def heard_queue(self, queue: str, run_at: float | None) -> None:
+        """There may be work in this queue; `run_at`: some of it was due long ago, from then on."""
         if (pool := self.pools.get(queue)) is not None:
-            pool.heard()
+            pool.heard(run_at)
 
     def heard_schedules(self) -> None:
         """A schedule was entered, changed or deleted."""
@@ -316,7 +308,15 @@ class Daemon:
 
     # What became of jobs.
 
+    def _completed(self, batch: list[Held]) -> None:
+        self._reporter.completed(batch)
+        if any(held.claimed.losses for held in batch):
+            self._look_everywhere()  # the next suspect may run
+
     def _settled(self, held: Held, outcome: Outcome, status: str | None) -> None:
+        if status == "completed":
+            self._completed([held])
+            return
         self._reporter.settled(held, outcome, status)
         if held.claimed.losses:
             self._look_everywhere()  # the next suspect may run

@@ -50,15 +50,32 @@ class Events:
     """Hands each fact to every listener, in the order they were added."""
 
     def __init__(self) -> None:
-        self._listeners: list[Listener] = []
+        self._listeners: list[tuple[Listener, frozenset[str]]] = []
+        self._heard: dict[str, bool] = {}
+        """By name, whether anyone hears it; worked out once, because the answer is wanted for every job."""
 
-    def listen(self, listener: Listener) -> None:
-        """Adds a listener for all events to come."""
-        self._listeners.append(listener)
+    def listen(self, listener: Listener, *, but: frozenset[str] = frozenset()) -> None:
+        """Adds a listener for all events to come, but for those of these names."""
+        self._listeners.append((listener, but))
+        self._heard.clear()
+
+    def unlisten(self, listener: Listener) -> None:
+        """Removes a listener."""
+        self._listeners = [(each, but) for each, but in self._listeners if each is not listener]
+        self._heard.clear()
+
+    def heard(self, name: str) -> bool:
+        """Whether anyone would hear an event of this name: if not, its facts need not be gathered."""
+        known = self._heard.get(name)
+        if known is None:
+            known = self._heard[name] = any(name not in but for _, but in self._listeners)
+        return known
 
     def emit(self, name: str, /, **facts: Any) -> None:
         """States a fact. A listener that raises is reported to the standard log and otherwise ignored."""
-        for listener in self._listeners:
+        for listener, but in self._listeners:
+            if name in but:
+                continue
             try:
                 listener(name, facts)
             except Exception:  # noqa: BLE001 - a full disk under the log loses the event; the job must not be lost

@@ -17,20 +17,23 @@ class Held:
     Written by its runner, but for `reason`, which whoever ends the run early writes through `stop()`.
     """
 
-    __slots__ = ("claimed", "flagged", "job", "queue", "reason", "scope", "settled", "started")
+    job: Job | None = None
+    """What the handler was given, if it asked for it."""
+    scope: anyio.CancelScope | None = None
+    """Set while the handler runs: cancelling it ends this run, and only this."""
+    reason: Reason | None = None
+    started: float | None = None
+    """On the monotonic clock, when the handler was called; None: still waits for a slot."""
+    ended: float = 0.0
+    """On the same clock, when it came back."""
+    settled = False
+    """The handler has completed the job itself, in its own transaction."""
+    flagged = False
+    """Has been reported as slow."""
 
     def __init__(self, claimed: Claimed, queue: str) -> None:
         self.claimed = claimed
         self.queue = queue
-        self.job: Job | None = None
-        self.scope: anyio.CancelScope | None = None
-        self.reason: Reason | None = None
-        self.started: float | None = None
-        """On the loop's clock, when the handler was called; None: still waits for a slot."""
-        self.settled = False
-        """The handler has completed the job itself, in its own transaction."""
-        self.flagged = False
-        """Has been reported as slow."""
 
     def facts(self) -> dict[str, object]:
         """What every event about this attempt says."""
@@ -61,15 +64,17 @@ class Holdings:
 
     def add(self, held: Held) -> None:
         """Notes a claimed attempt. An older attempt of the same job, if we still hold one, is ours no more."""
-        older = self._by_id.get(held.claimed.id)
-        if older is not None:
+        older = self._by_id.setdefault(held.claimed.id, held)
+        if older is not held:
             older.stop(Reason.FENCE)
-        self._by_id[held.claimed.id] = held
+            self._by_id[held.claimed.id] = held
 
     def remove(self, held: Held) -> None:
         """Forgets a settled attempt."""
-        if self._by_id.get(held.claimed.id) is held:
-            del self._by_id[held.claimed.id]
+        job_id = held.claimed.id
+        other = self._by_id.pop(job_id, held)
+        if other is not held:
+            self._by_id[job_id] = other
 
     def find(self, job_id: UUID, attempt: int) -> Held | None:
         """The attempt, if we hold it."""

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from .errors import UsageError
@@ -78,15 +78,15 @@ class Reason(enum.Enum):
     CANCEL = "cancelled on request"
     SHUTDOWN = "the daemon stops"
     FENCE = "the worker could not renew its lease"
+    ELSEWHERE = "another worker may be free sooner"
 
 
-@dataclass(slots=True, frozen=True)
-class Outcome:
+class Outcome(NamedTuple):
     """The end of one attempt. A runner always makes one, whatever the handler does."""
 
     ending: Ending
     result: str | None = None
-    """Of a completion: JSON text."""
+    """Of a completion: JSON text; None when the handler returned nothing."""
     delay_s: float | None = None
     """Until the retry (failed), or until it is due again (released; None: keeps its place in line)."""
     permanent: bool = False

@@ -59,7 +59,7 @@ def configure(level: str = "info", form: Literal["auto", "json", "console"] = "a
 
 
 def listener(level: str = "info") -> Listener:
-    """An event listener that logs. Which events pass `level` is resolved here, once."""
+    """An event listener that logs what passes `level`."""
     logger = structlog.get_logger("pgworkd")
     least = _level(level)
 
@@ -69,6 +69,11 @@ def listener(level: str = "info") -> Listener:
             logger.log(at, name, **facts)
 
     return log
+
+
+def silent(level: str) -> frozenset[str]:
+    """The events that do not pass `level`: nobody needs to tell such a listener of them."""
+    return frozenset(name for name, at in _LEVELS.items() if at < _level(level))
 
 
 def _level(name: str) -> int:

@@ -1,42 +1,37 @@
-"""One daemon's slots for one queue: claims as many jobs as there is room for, and runs them.
+"""One daemon's slots for one queue: claims as many jobs as there is room for.
 
-The loop's body (`_turn`) returns how long to sleep. A pool is *asleep* in the database's eyes unless it sees
-heavy traffic: inserts into a sleeping pool's queue send a NOTIFY, which wakes it in a millisecond. Under heavy
-traffic those would only hold up the commits that send them, so the pool marks itself awake and polls.
+The loop's body (`_turn`) returns how long to sleep. Where a claim begins is the cursor's business, how many jobs to
+claim ahead the pace's, whether to poll or to wait for a notification the attention's, and running the slots'.
 """
 
 from __future__ import annotations
 
-import contextvars
 import math
-from collections import deque
-from typing import Protocol
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
 import anyio
 from anyio.abc import TaskGroup
 
-from . import events
 from .app import MAX_ATTEMPTS_DEFAULT, App
+from .attention import Attention
+from .cursor import Cursor
 from .errors import PgworkdError, WorkerLost
 from .events import Events
 from .held import Held, Holdings
 from .job import Ending, Outcome, Reason
 from .outage import Outage
+from .pace import Pace
 from .runner import Runner
 from .settler import Settler
-from .store import Store
+from .slots import Slots
+from .store import Claimed, ClaimOrder, Store
 
 CLAIM_MAX = 1_000
-NOTIFIED_PER_S_MAX = 100
-"""More notifications than that and polling is the cheaper way to hear."""
-BUSY_PER_S_LEAST = 100
-"""Fewer jobs than that, in a second awake, and being notified is the faster way to hear."""
-POLL_FIRST_S, POLL_CAP_S = 0.005, 0.05
-"""Waits of an awake pool that found nothing: they double from the first to the cap."""
-AWAKE_LEAST_S = 1.0
-DROWSY_S = 1.0
-"""How long a pool that fell asleep polls on: a transaction that inserted while the pool was awake sent no NOTIFY, and
-commits unheard. One that stays open for longer is found by the daemon's look."""
+ALONG_S = 0.25
+"""A claim that went along with a settle is waited for so long: settles may hang where claims do not."""
+STALL_S = 0.05
+"""When nothing that was claimed ahead has begun for so long, it is given back: another daemon may have slots."""
 
 
 class Fleet(Protocol):
@@ -54,8 +49,15 @@ class Fleet(Protocol):
         """The database says that our lease is gone."""
 
 
+class Asked(NamedTuple):
+    """A claim under way, and when it was made, on the loop's clock."""
+
+    order: ClaimOrder
+    at: float
+
+
 class Pool:
-    """Slots, a claim loop, and the runner tasks that fill the slots."""
+    """Slots, and a claim loop that keeps them filled."""
 
     def __init__(
         self,
@@ -70,49 +72,54 @@ class Pool:
         events_: Events,
     ) -> None:
         self.queue = queue
-        self.concurrency = concurrency
         self.paused = False
+        self._slots = Slots(queue, concurrency, runner, settler, events_, self.look)
+        self._cursor = Cursor()
+        self._pace = Pace()
+        self._attention = Attention()
         self._due_at: float | None = None  # on the loop's clock: when the next waiting job is due, as far as we know
         self._fleet = fleet
         self._store = store
-        self._runner = runner
         self._settler = settler
         self._holdings = holdings
-        self._events = events_
         self._outage = Outage(f"claim {queue}", events_)
         special = {h.kind: h.max_attempts for h in app.handlers.values() if h.max_attempts != MAX_ATTEMPTS_DEFAULT}
         self._kinds, self._budgets = list(special), list(special.values())
-        self._work: deque[Held] = deque()
-        self._idle: list[anyio.Event] = []
-        self._runners = 0
-        self._busy = 0
+        self._tasks: TaskGroup | None = None
         self._wanted = False
         self._woken = anyio.Event()
         self._claiming = False
-        self._hungry = False  # more may be due than there was room for
-        # The sleep protocol: what the database has been told, and since when.
-        self._announced: bool | None = None
-        self._awake_since = 0.0
-        self._claimed_awake = 0
-        self._drowsy_until = 0.0
-        self._empty_claims = 0
-        self._full_claims = 0
-        self._heard_at: deque[float] = deque(maxlen=NOTIFIED_PER_S_MAX)
+        self._along: Asked | None = None  # under way with a settle
+        self._more = False  # the last claim was answered in full: there may be more
 
     # What others call, in the daemon's loop.
 
+    @property
+    def concurrency(self) -> int:
+        """How many jobs may run at once; may be set at any time."""
+        return self._slots.concurrency
+
+    @concurrency.setter
+    def concurrency(self, slots: int) -> None:
+        self._slots.concurrency = slots
+
     def look(self) -> None:
         """Something may have changed: claim soon."""
-        self._wanted = True
-        self._woken.set()
+        if not self._wanted:
+            self._wanted = True
+            self._woken.set()
 
-    def heard(self) -> None:
-        """A notification named this queue."""
-        self._heard_at.append(anyio.current_time())
+    def heard(self, run_at: float | None) -> None:
+        """A notification named this queue; `run_at`: of a row, due long ago, that can be claimed again."""
+        self._attention.heard(anyio.current_time())
+        if run_at is not None:
+            self._cursor.rewind(run_at)
         self.look()
 
     def expect(self, due_in_s: float | None) -> None:
         """The next waiting job is due then; None: there is none."""
+        if due_in_s is not None and due_in_s <= 0:
+            self._cursor.doubt(anyio.current_time())
         self._due_at = None if due_in_s is None else anyio.current_time() + due_in_s
         self._woken.set()
 
@@ -125,70 +132,84 @@ class Pool:
 
     def forget_announcement(self) -> None:
         """The database may have forgotten us (it crashed, or our worker id is new): announce again."""
-        self._announced = None
+        self._attention.announced = None
+        self._cursor = Cursor()
         self.look()
 
     @property
     def asleep(self) -> bool:
         """True when inserts notify us, so nobody needs to poll."""
-        return self._announced is True
+        return self._attention.announced is True
 
     @property
     def running(self) -> int:
         """Handlers that have been called and have not come back."""
-        return self._busy
+        return self._slots.busy
 
     @property
     def quiet(self) -> bool:
         """True when no handler runs and no claim is on its way."""
-        return self._busy == 0 and not self._claiming
+        return self._slots.busy == 0 and not self._claiming and self._along is None
 
-    def give_back(self) -> None:
+    def give_back(self, reason: Reason = Reason.SHUTDOWN) -> None:
         """Releases what was claimed and has not been started."""
-        while self._work:
-            held = self._work.popleft()
-            held.reason = held.reason or Reason.SHUTDOWN
+        while self._slots.work:
+            held = self._slots.work.popleft()
+            held.reason = held.reason or reason
+            self._cursor.rewind(held.claimed.run_at)
             self._settler.put(held, Outcome(Ending.RELEASED, reason=held.reason.value))
 
     # The claim loop.
 
     async def run(self, tasks: TaskGroup) -> None:
         """Claims until cancelled; runner tasks are started in `tasks`."""
+        self._tasks = tasks
         while True:
             self._wanted = False
-            delay_s = await self._turn(tasks)
+            delay_s = await self._turn()
             await self._rest(math.inf if delay_s is None else anyio.current_time() + delay_s)
 
     async def _rest(self, until: float) -> None:
         """Sleeps until that time on the loop's clock, or a job is due, or someone wants a look."""
+        slots = self._slots
+        begun, stalled_at = slots.begun, anyio.current_time() + STALL_S
         while not self._wanted:
-            due_at = math.inf if self._due_at is None or self._room() <= 0 else self._due_at
-            wait_s = min(until, due_at) - anyio.current_time()
+            now = anyio.current_time()
+            if slots.work and now >= stalled_at:
+                if begun == slots.begun:
+                    self._pace.stalled(STALL_S)
+                    self.give_back(Reason.ELSEWHERE)
+                begun, stalled_at = slots.begun, now + STALL_S
+            due_at = math.inf if self._due_at is None or not self._may_claim() else self._due_at
+            wait_s = min(until, due_at) - now
             if wait_s <= 0:
                 return
             self._woken = anyio.Event()
-            with anyio.move_on_after(wait_s):
+            with anyio.move_on_after(min(wait_s, stalled_at - now) if slots.work else wait_s):
                 await self._woken.wait()
 
     def _room(self) -> int:
         if self.paused or self._settler.full or not self._fleet.may_claim:
             return 0
-        return min(CLAIM_MAX, self.concurrency - self._busy - len(self._work))
+        return min(CLAIM_MAX, self._slots.free + self._pace.ahead)
 
-    async def _turn(self, tasks: TaskGroup) -> float | None:
+    def _may_claim(self) -> bool:
+        if self._along is not None and anyio.current_time() < self._along.at + ALONG_S:
+            return False
+        return len(self._slots.work) <= self._low and self._room() > 0
+
+    async def _turn(self) -> float | None:
         """One claim, if there is room. Seconds to sleep; None: until woken."""
-        self._start_runners(tasks)
-        room = self._room()
-        if room <= 0:
-            self._hungry = True
-            return None
+        self._fill()
+        if not self._may_claim():
+            self._slots.ask_below = self._low
+            return None if self._along is None else ALONG_S
         try:
-            if self._announced is None:
+            if self._attention.announced is None:
                 await self._announce(asleep=True)
-            if self._due_at is not None and self._due_at <= anyio.current_time():
-                self._due_at = None
             self._claiming = True
-            claimed = await self._store.claim(self._fleet.worker_id, self.queue, room, self._kinds, self._budgets)
+            asked = self._ask()
+            claimed = await self._store.claim(asked.order)
         except WorkerLost:
             self._fleet.worker_lost()
             return None
@@ -197,83 +218,64 @@ class Pool:
         finally:
             self._claiming = False
         self._outage.passed()
+        self._take(asked, claimed)
+        after = self._attention.after_claim(len(claimed), anyio.current_time(), full=self._more)
+        try:
+            if after.asleep is not None:
+                await self._announce(asleep=after.asleep)
+        except PgworkdError as error:
+            return self._outage.failed(error)
+        return after.delay_s
+
+    @property
+    def _low(self) -> int:
+        """With so many jobs waiting here it is time for the next claim: not for each single one of them."""
+        return self._pace.ahead * 3 // 4
+
+    def _ask(self) -> Asked:
+        now = anyio.current_time()
+        if self._due_at is not None and self._due_at <= now:
+            self._due_at = None
+        fixed = (self._fleet.worker_id, self.queue, self._room(), self._kinds, self._budgets)
+        return Asked(ClaimOrder(*fixed, *self._cursor.start(now)), now)
+
+    def _take(self, asked: Asked, claimed: Sequence[Claimed]) -> None:
+        now = anyio.current_time()
+        took_s, slots = now - asked.at, self._slots
+        self._more = len(claimed) == asked.order.limit
+        self._cursor.claimed(claimed, now, took_s, full=self._more)
+        self._pace.claimed(took_s, slots.finished, slots.run_s, slots.concurrency)
         for row in claimed:
             held = Held(row, self.queue)
             self._holdings.add(held)
-            self._work.append(held)
+            slots.work.append(held)
         if not self._fleet.may_claim:
             self.give_back()  # the daemon began to stop, or was fenced, while the claim was on its way
-        self._start_runners(tasks)
-        return await self._next_look(len(claimed), room)
+        self._fill()
 
-    async def _next_look(self, claimed: int, room: int) -> float | None:
-        """When to claim again, and whether to sleep or to stay awake meanwhile."""
-        now = anyio.current_time()
-        full = self._hungry = claimed == room
-        self._full_claims = self._full_claims + 1 if full else 0
-        self._empty_claims = 0 if claimed else self._empty_claims + 1
-        self._claimed_awake += claimed
-        flooded = len(self._heard_at) == NOTIFIED_PER_S_MAX and now - self._heard_at[0] < 1.0
-        try:
-            if self.asleep:
-                if flooded or self._full_claims >= 2:
-                    self._awake_since, self._claimed_awake = now, 0
-                    await self._announce(asleep=False)
-                return 0 if full else POLL_CAP_S if now < self._drowsy_until else None
-            if full:
-                return 0
-            if now - self._awake_since >= AWAKE_LEAST_S:
-                calm = self._claimed_awake < BUSY_PER_S_LEAST * (now - self._awake_since)
-                self._awake_since, self._claimed_awake = now, 0
-                if calm:
-                    self._heard_at.clear()
-                    await self._announce(asleep=True)
-                    return 0  # once more: what was inserted before the announcement sent no NOTIFY
-        except PgworkdError as error:
-            return self._outage.failed(error)
-        return float(min(POLL_CAP_S, POLL_FIRST_S * 2 ** min(self._empty_claims, 10)))
+    def _fill(self) -> None:
+        if self._tasks is not None:
+            self._slots.fill(self._tasks)
 
     async def _announce(self, *, asleep: bool) -> None:
         await self._store.set_pool(self._fleet.worker_id, self.queue, self.concurrency, asleep=asleep)
-        self._announced = asleep
-        self._drowsy_until = anyio.current_time() + DROWSY_S
+        self._attention.told(anyio.current_time(), asleep=asleep)
 
-    # The runner tasks.
+    # A claim that goes along with a settle. See `Claimer`.
 
-    def _start_runners(self, tasks: TaskGroup) -> None:
-        for _ in range(len(self._work)):
-            if self._idle:
-                self._idle.pop().set()
-            elif self._runners < self.concurrency:
-                self._runners += 1
-                tasks.start_soon(self._keep_running, name=f"runner {self.queue}")
+    def ask_along(self) -> Asked | None:
+        """What to claim with the settle that is about to go; None: nothing, or a claim is already on its way."""
+        if self._claiming or self._along is not None or not self._more or not self._may_claim():
+            return None
+        self._along = self._ask()
+        return self._along
 
-    async def _keep_running(self) -> None:
-        """One kept task: runs job after job, waits when there is none, ends when there are more tasks than slots.
-
-        It also ends when a handler has set context variables: the next job must not see them, and only a new task
-        has a clean context.
-        """
-        clean = contextvars.copy_context()
-        while True:
-            if not self._work:
-                if self._runners > self.concurrency:
-                    break
-                called = anyio.Event()
-                self._idle.append(called)
-                await called.wait()
-                continue
-            held = self._work.popleft()
-            self._busy += 1
-            try:
-                self._events.emit(events.JOB_STARTED, **held.facts())
-                outcome = await self._runner.run(held)
-            finally:
-                self._busy -= 1
-            self._settler.put(held, outcome)
-            if self._hungry and not self._work:
-                self.look()
-            if contextvars.copy_context() != clean:
-                self.look()  # starts a new one, if there is work
-                break
-        self._runners -= 1
+    def answered(self, asked: Asked, claimed: Sequence[Claimed] | None) -> None:
+        """The answer to that; None: there is none, both go their own ways."""
+        self._along = None
+        if claimed is not None:
+            self._take(asked, claimed)
+        if self._more and self._slots.work:
+            self._slots.ask_below = self._low
+        else:
+            self.look()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import anyio
 
 from . import events
@@ -30,16 +32,24 @@ class Reporter:
         self._usual: dict[str, tuple[int, float]] = {}
         """By kind: completed runs and their average duration in seconds."""
 
+    def completed(self, batch: list[Held]) -> None:
+        """Reports completed attempts."""
+        heard = self._events.heard(events.JOB_COMPLETED)
+        for held in batch:
+            duration_s = 0.0 if held.started is None else held.ended - held.started
+            runs, usual_s = self._usual.get(held.claimed.kind, (0, duration_s))
+            weight = WEIGHT if runs > SAMPLES_LEAST else 1 / (runs + 1)
+            self._usual[held.claimed.kind] = (runs + 1, usual_s + weight * (duration_s - usual_s))
+            if heard:
+                self._events.emit(events.JOB_COMPLETED, **held.facts(), duration_s=round(duration_s, 6))
+
     def settled(self, held: Held, outcome: Outcome, status: str | None) -> None:
-        """Reports one settled attempt; `status` None was reported as stale."""
+        """Reports one attempt that was settled otherwise; `status` None was reported as stale."""
         if status is None:
             return
-        duration_s = 0.0 if held.started is None else anyio.current_time() - held.started
+        duration_s = 0.0 if held.started is None else held.ended - held.started
         facts = held.facts() | {"duration_s": round(duration_s, 6)}
-        if outcome.ending in (Ending.COMPLETED, Ending.SETTLED):
-            self._learn(held.claimed.kind, duration_s)
-            self._events.emit(events.JOB_COMPLETED, **facts)
-        elif outcome.ending is Ending.RELEASED:
+        if outcome.ending is Ending.RELEASED:
             self._events.emit(events.JOB_RELEASED, **facts, reason=outcome.reason, delay_s=outcome.delay_s)
         elif status == "cancelled":
             self._events.emit(events.JOB_CANCELLED, **facts, reason=outcome.reason)
@@ -63,7 +73,7 @@ class Reporter:
     async def run(self) -> None:
         """Looks at what runs, until cancelled."""
         while True:
-            now = anyio.current_time()
+            now = time.monotonic()
             for held in self._holdings.running():
                 self._tell_thread(held, now)
                 self._flag_slow(held, now)
@@ -89,8 +99,3 @@ class Reporter:
         if running_s > max(self._slow_min_s, self._slow_factor * usual_s):
             held.flagged = True
             self._events.emit(events.JOB_SLOW, **held.facts(), running_s=round(running_s, 3), usual_s=round(usual_s, 3))
-
-    def _learn(self, kind: str, duration_s: float) -> None:
-        runs, usual_s = self._usual.get(kind, (0, duration_s))
-        weight = max(WEIGHT, 1 / (runs + 1))
-        self._usual[kind] = (runs + 1, usual_s + weight * (duration_s - usual_s))

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, ClassVar, Protocol
+from uuid import UUID
 
 import anyio
 
@@ -19,14 +20,18 @@ from .events import Events
 from .held import Held, Holdings
 from .job import Ending, Outcome
 from .outage import Outage
-from .store import FailedAttempt, Occurrence, Store
+from .store import Claimed, FailedAttempt, Occurrence, Store
 
 FLUSH_MAX = 1_000
+ALONG_MAX = 4
+"""Settles of more jobs than that gain nothing from taking a claim along: then the two go side by side."""
 CAPACITY = 10_000
 ABOUT_THE_DATA = ("22", "23", "54", "P0")
 """Classes of SQLSTATE that speak of what is stored, not of the server: data, constraint, limit, a trigger's RAISE."""
 
 Item = tuple[Held, Outcome]
+Statuses = dict[UUID, str] | str
+"""What became of the items of a flush: one status for all, or each by job id; a missing one is not ours any more."""
 
 
 class Planner(Protocol):
@@ -34,6 +39,16 @@ class Planner(Protocol):
 
     def following(self, held: Held) -> Occurrence | None:
         """The occurrence to insert when this one is settled for good."""
+
+
+class Claimer(Protocol):
+    """A pool, as far as a settle can take its next claim along. An `Asked` is its own affair, but for the order."""
+
+    def ask_along(self) -> Any:
+        """An `Asked`, whose `answered` must follow; None: nothing to claim now."""
+
+    def answered(self, asked: Any, claimed: Sequence[Claimed] | None) -> None:
+        """What was claimed; None: the call failed, and nothing was."""
 
 
 class Settler:
@@ -46,14 +61,22 @@ class Settler:
         events_: Events,
         planner: Planner,
         *,
+        claimers: Mapping[str, Claimer],
+        on_completed: Callable[[list[Held]], None],
         on_settled: Callable[[Held, Outcome, str | None], None],
         on_room: Callable[[], None],
     ) -> None:
-        """`on_settled` hears of each item with the job's new status, or None when the attempt was not ours any more."""
+        """`claimers`: by queue, whose claims may go along.
+
+        `on_completed` hears of flushes that went as nearly all do, `on_settled` of every other item with the job's
+        new status, or None when the attempt was not ours any more.
+        """
         self._store = store
         self._holdings = holdings
         self._events = events_
         self._planner = planner
+        self._claimers = claimers
+        self._on_completed = on_completed
         self._on_settled = on_settled
         self._on_room = on_room
         self._waiting: deque[Item] = deque()
@@ -64,10 +87,11 @@ class Settler:
 
     def put(self, held: Held, outcome: Outcome) -> None:
         """Takes over an ended attempt. Never blocks."""
+        if not self._waiting:
+            self._arrived.set()
+            if self._empty.is_set():
+                self._empty = anyio.Event()
         self._waiting.append((held, outcome))
-        self._arrived.set()
-        if self._empty.is_set():
-            self._empty = anyio.Event()
 
     @property
     def full(self) -> bool:
@@ -97,13 +121,29 @@ class Settler:
             groups.setdefault(item[1].ending, []).append(item)
         for ending, items in groups.items():
             if ending is Ending.SETTLED:
-                self._report(items, {held.claimed.id: "completed" for held, _ in items})
-            else:
+                self._report(items, "completed")
+            elif ending is not Ending.COMPLETED or len(items) > ALONG_MAX or not await self._complete_and_claim(items):
                 await self._settle(self._verbs[ending], items)
 
-    async def _settle(
-        self, verb: Callable[[Settler, Sequence[Item]], Awaitable[dict[Any, str]]], items: list[Item]
-    ) -> None:
+    async def _complete_and_claim(self, items: Sequence[Item]) -> bool:
+        """Settles with a claim along, for a pool that wants one; False: not done."""
+        claimer = self._claimers.get(items[0][0].queue)
+        if claimer is None or any(held.claimed.schedule is not None for held, _ in items):
+            return False
+        asked = claimer.ask_along()
+        if asked is None:
+            return False
+        claimed = None
+        try:
+            won, claimed = await self._store.settle_and_claim(*_keys(items), [o.result for _, o in items], asked.order)
+        except PgworkdError:
+            return False  # whatever it was, the two go on by themselves, and know what to do about it
+        finally:
+            claimer.answered(asked, claimed)
+        self._report(items, "completed" if len(won) == len(items) else dict.fromkeys(won, "completed"))
+        return True
+
+    async def _settle(self, verb: Callable[[Settler, Sequence[Item]], Awaitable[Statuses]], items: list[Item]) -> None:
         """Settles items of one ending, again and again until the database has answered."""
         while True:
             try:
@@ -138,26 +178,30 @@ class Settler:
         )
         await self._settle(Settler._fail, [(held, refused)])
 
-    def _report(self, items: Sequence[Item], statuses: dict[Any, str]) -> None:
-        for held, outcome in items:
+    def _report(self, items: Sequence[Item], statuses: Statuses) -> None:
+        for held, _ in items:
             self._holdings.remove(held)
-            status = statuses.get(held.claimed.id)
+        if statuses == "completed":
+            self._on_completed([held for held, _ in items])
+            return
+        for held, outcome in items:
+            status = statuses if isinstance(statuses, str) else statuses.get(held.claimed.id)
             if status is None:
                 self._events.emit(events.JOB_STALE, **held.facts(), outcome=outcome.ending.value)
             self._on_settled(held, outcome, status)
 
     def _following(self, items: Sequence[Item]) -> list[Occurrence]:
-        found = (self._planner.following(held) for held, _ in items if held.claimed.schedule is not None)
-        return [occurrence for occurrence in found if occurrence is not None]
+        recurring = [held for held, _ in items if held.claimed.schedule is not None]
+        return [occurrence for held in recurring if (occurrence := self._planner.following(held)) is not None]
 
-    # One method per ending: items in, the new status by job id out; a missing id was not ours any more.
+    # One method per ending: items in, what became of them out.
 
-    async def _complete(self, items: Sequence[Item]) -> dict[Any, str]:
+    async def _complete(self, items: Sequence[Item]) -> Statuses:
         ids, attempts = _keys(items)
         won = await self._store.settle_completed(ids, attempts, [o.result for _, o in items], self._following(items))
-        return dict.fromkeys(won, "completed")
+        return "completed" if len(won) == len(items) else dict.fromkeys(won, "completed")
 
-    async def _fail(self, items: Sequence[Item]) -> dict[Any, str]:
+    async def _fail(self, items: Sequence[Item]) -> Statuses:
         failed = [
             FailedAttempt(
                 held.claimed.id,
@@ -171,19 +215,19 @@ class Settler:
         ]
         return await self._store.settle_failed(failed, self._following(items))
 
-    async def _release(self, items: Sequence[Item]) -> dict[Any, str]:
+    async def _release(self, items: Sequence[Item]) -> Statuses:
         ids, attempts = _keys(items)
         delays = [o.delay_s for _, o in items]
         won = await self._store.settle_released(ids, attempts, delays, [o.message for _, o in items])
         return dict.fromkeys(won, "pending")
 
-    async def _cancel(self, items: Sequence[Item]) -> dict[Any, str]:
+    async def _cancel(self, items: Sequence[Item]) -> Statuses:
         ids, attempts = _keys(items)
         statuses = [o.ending.value for _, o in items]
         won = await self._store.settle_ended(ids, attempts, statuses, [o.message for _, o in items])
         return dict.fromkeys(won, "cancelled")
 
-    _verbs: ClassVar[dict[Ending, Callable[[Settler, Sequence[Item]], Awaitable[dict[Any, str]]]]] = {
+    _verbs: ClassVar[dict[Ending, Callable[[Settler, Sequence[Item]], Awaitable[Statuses]]]] = {
         Ending.COMPLETED: _complete,
         Ending.FAILED: _fail,
         Ending.RELEASED: _release,

@@ -38,6 +38,23 @@ class Claimed(NamedTuple):
     meta: str | None
 
 
+class ClaimOrder(NamedTuple):
+    """What to claim: up to `limit` due jobs of a queue.
+
+    `kinds` and `budgets`: max_attempts of the kinds that differ from 3, for jobs that do not say. At `priorities`
+    (descending) the claim begins behind the place (run_at, id) given for each; see `Cursor`.
+    """
+
+    worker_id: int
+    queue: str
+    limit: int
+    kinds: Sequence[str] = ()
+    budgets: Sequence[int] = ()
+    priorities: Sequence[int] = ()
+    run_ats: Sequence[float] = ()
+    positions: Sequence[UUID] = ()
+
+
 class Rescued(NamedTuple):
     """One job taken back from a lost worker; `status` is what it is now: failed or dead."""
 
@@ -95,7 +112,10 @@ class HeartbeatAnswer:
 
 
 _CLAIM = """SELECT id, kind, payload, attempt, failures, max_attempts, timeout_s, priority, losses, run_at,
-    created_at, schedule, occurrence, meta FROM pgworkd.claim($1, $2, $3, $4, $5)"""
+    created_at, schedule, occurrence, meta FROM pgworkd.claim($1, $2, $3, $4, $5, $6, $7, $8)"""
+_SETTLE_AND_CLAIM = """SELECT won, id, kind, payload, attempt, failures, max_attempts, timeout_s, priority, losses,
+    run_at, created_at, schedule, occurrence, meta
+    FROM pgworkd.settle_and_claim($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)"""
 _COMPLETED = "SELECT pgworkd.settle_completed($1, $2, $3, $4, $5, $6)"
 _FAILED = "SELECT id, status FROM pgworkd.settle_failed($1, $2, $3, $4, $5, $6, $7, $8, $9)"
 _RELEASED = "SELECT pgworkd.settle_released($1, $2, $3, $4)"
@@ -143,15 +163,16 @@ class Store:
 
     # Claim
 
-    async def claim(
-        self, worker_id: int, queue: str, limit: int, kinds: Sequence[str] = (), budgets: Sequence[int] = ()
-    ) -> list[Claimed]:
-        """Up to `limit` due jobs, now running under this worker; raises `WorkerLost` without a lease.
+    async def claim(self, order: ClaimOrder) -> list[Claimed]:
+        """What was ordered, now running under this worker; raises `WorkerLost` without a lease."""
+        return list(map(Claimed._make, await self._claims.fetch(_CLAIM, *order)))
 
-        `kinds` and `budgets`: max_attempts of the kinds that differ from 3, for jobs that do not say.
-        """
-        rows = await self._claims.fetch(_CLAIM, worker_id, queue, limit, kinds, budgets)
-        return [Claimed(*row) for row in rows]
+    async def settle_and_claim(
+        self, ids: Sequence[UUID], attempts: Sequence[int], results: Sequence[str | None], order: ClaimOrder
+    ) -> tuple[list[UUID], list[Claimed]]:
+        """`settle_completed` and `claim` in one transaction: either both happen or neither."""
+        rows = await self._settles.fetch(_SETTLE_AND_CLAIM, ids, attempts, results, *order)
+        return rows[0][0], [Claimed(*row[1:]) for row in rows[1:]]
 
     async def next_due(self, queues: Sequence[str]) -> dict[str, float]:
         """Seconds until the next job is due, by queue; queues with no waiting job are missing."""
@@ -166,14 +187,14 @@ class Store:
         attempts: Sequence[int],
         results: Sequence[str | None],
         following: Sequence[Occurrence] = (),
-    ) -> set[UUID]:
+    ) -> list[UUID]:
         """Moves jobs to the history with their results (JSON text)."""
         names, at, revisions = columns(following) if following else (None, None, None)
-        won = await self._settles.value(_COMPLETED, ids, attempts, results, names, at, revisions)
-        return set(won)
+        won: list[UUID] = await self._settles.value(_COMPLETED, ids, attempts, results, names, at, revisions)
+        return won
 
     async def complete_on(
-        self, connection: Any, job_id: UUID, attempt: int, result: str, following: Occurrence | None
+        self, connection: Any, job_id: UUID, attempt: int, result: str | None, following: Occurrence | None
     ) -> bool:
         """Completes a job on a handler's own connection, inside its transaction; False if it is not ours any more."""
         names, at, revisions = columns([following]) if following else (None, None, None)

@@ -23,8 +23,8 @@ from .store import CHANNEL
 class Hearer(Protocol):
     """Who is told. All are called in the daemon's loop and must return at once."""
 
-    def heard_queue(self, queue: str) -> None:
-        """There may be work in this queue."""
+    def heard_queue(self, queue: str, run_at: float | None) -> None:
+        """There may be work in this queue; `run_at`: some of it was due long ago, from then on."""
 
     def heard_schedules(self) -> None:
         """A schedule was entered, changed or deleted."""
@@ -39,7 +39,7 @@ class Hearer(Protocol):
 class Wake:
     """Keeps one listening line and hands on what it says."""
 
-    def __init__(self, listener: Listener, hearer: Hearer, events_: Events, *, probe_s: float = 5.0) -> None:
+    def __init__(self, listener: Listener, hearer: Hearer, events_: Events, *, probe_s: float = 10.0) -> None:
         self._listener = listener
         self._hearer = hearer
         self._outage = Outage("wake", events_)
@@ -70,7 +70,8 @@ class Wake:
         if not isinstance(message, dict):
             return  # someone else's NOTIFY on our channel
         if isinstance(queue := message.get("queue"), str):
-            self._hearer.heard_queue(queue)
+            run_at = message.get("run_at")
+            self._hearer.heard_queue(queue, run_at if isinstance(run_at, float | int) else None)
         if message.get("schedules"):
             self._hearer.heard_schedules()
         if isinstance(worker_id := message.get("worker"), int):

@@ -17,12 +17,12 @@ FLOORS = {
     0: "errors events failure payload backoff schedule config sources dsn job outage log",
     1: "link store schema wake admin_sql",
     2: (
-        "app cancellation child processes held runner pool settler lease membership chores recurring reporter hooks "
-        "daemon"
+        "app cancellation child processes held runner cursor pace attention slots pool settler lease membership "
+        "chores recurring reporter hooks look daemon"
     ),
     3: (
         "__init__ loader demo demo_jobs demo_downstream demo_view cli cli_app cli_ask cli_doctor cli_jobs cli_look "
-        "cli_run cli_serve cli_signals cli_text"
+        "cli_run cli_serve cli_signals cli_text supervisor"
     ),
 }
 PARTS = "client embedded systemd admin"

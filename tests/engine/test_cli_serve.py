@@ -47,7 +47,7 @@ async def test_a_stop_that_takes_too_long_ends_the_process(service: Any, monkeyp
     monkeypatch.setattr(cli_serve, "FLUSH_GRACE_S", 0.01)
     monkeypatch.setattr(cli_serve, "STUCK_S", 0.01)
     daemon = SimpleNamespace(
-        request_stop=lambda *, now: asked.append(now), options=SimpleNamespace(cancel_grace_s=0.01)
+        request_stop=lambda *, now: asked.append(now), options=SimpleNamespace(shutdown_s=0, cancel_grace_s=0.01)
     )
     with pytest.raises(SystemExit):
         await service._obey(signals(), daemon)

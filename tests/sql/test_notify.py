@@ -49,11 +49,11 @@ async def test_the_notice_comes_with_the_commit_and_not_after_a_rollback(db: Db,
 async def test_jobs_that_are_not_due_soon_notify_nobody(db: Db, notices: Notices) -> None:
     await clock(0, db)
     await set_pool(db, await worker(db))
-    await one(db, run_at=T0 + timedelta(seconds=2.001))
+    await one(db, run_at=T0 + timedelta(seconds=10.001))
     await one(db, run_at=at(86400))
     await one(db, status="dead")
     assert await notices.heard() == []
-    await one(db, run_at=T0 + timedelta(seconds=2))
+    await one(db, run_at=T0 + timedelta(seconds=10))
     assert await notices.heard() == [{"queue": "q"}]
 
 

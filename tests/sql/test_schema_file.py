@@ -57,7 +57,7 @@ FUNCTIONS = {
     " timestamp with time zone[], integer[])": "TABLE(id uuid, status text)",
     "settle_released(uuid[], integer[], double precision[], text[])": "uuid[]",
     "sign_off(integer)": "boolean",
-    "wake(text[])": "void",
+    "wake(text[], timestamp with time zone, boolean)": "void",
 }
 
 VIEWS = {

@@ -123,11 +123,11 @@ async def test_released_keeps_its_place_its_budget_and_wakes_others(db: Db, noti
     row = await live(db, first)
     assert (row["status"], row["run_at"], row["failures"], row["attempts"]) == ("pending", at(-9), 0, 1)
     assert (row["error"], row["errors"], row["worker_id"]) == (None, "[]", None)
-    assert await notices.heard() == [{"queue": "q"}]
+    assert await notices.heard() == [{"queue": "q", "run_at": at(-9).timestamp()}]
     assert await claim_ids(db, worker_id) == [first, second]
 
 
-async def test_one_release_notifies_each_queue_once_and_only_sleepers(db: Db, notices: Notices) -> None:
+async def test_one_release_notifies_each_queue_once_even_pools_that_are_awake(db: Db, notices: Notices) -> None:
     worker_id, ids = await worker(db), []
     for queue in ("q", "r", "awake"):
         await insert(db, 5, queue)
@@ -135,7 +135,7 @@ async def test_one_release_notifies_each_queue_once_and_only_sleepers(db: Db, no
         await set_pool(db, worker_id, queue, asleep=queue != "awake")
     await notices.heard()
     assert await release(db, ids) == set(ids)
-    assert sorted(notice["queue"] for notice in await notices.heard()) == ["q", "r"]
+    assert sorted(notice["queue"] for notice in await notices.heard()) == ["awake", "q", "r"]
 
 
 async def test_a_stale_release_notifies_nobody(db: Db, notices: Notices) -> None:

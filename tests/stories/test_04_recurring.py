@@ -18,7 +18,7 @@ from pgworkd.held import Held
 from pgworkd.job import Job
 from pgworkd.link import LinkOptions
 from pgworkd.recurring import Recurring
-from pgworkd.store import Store
+from pgworkd.store import ClaimOrder, Store
 from tests.kit import running, until
 
 
@@ -138,13 +138,13 @@ async def _run_next(store: Store, recurring: Recurring, db: asyncpg.Connection[A
     due: datetime = await db.fetchval("SELECT run_at FROM pgworkd.jobs")
     await _turn(store, due - timedelta(milliseconds=1))
     worker = await store.register("w", 1, "t", 30)
-    assert await store.claim(worker, "q", 10) == []
+    assert await store.claim(ClaimOrder(worker, "q", 10)) == []
     await _turn(store, due)
-    (claimed,) = await store.claim(worker, "q", 10)
+    (claimed,) = await store.claim(ClaimOrder(worker, "q", 10))
     await recurring.look()
     following = recurring.following(Held(claimed, "q"))
     assert following is not None
-    assert await store.settle_completed([claimed.id], [claimed.attempt], ["null"], [following]) == {claimed.id}
+    assert await store.settle_completed([claimed.id], [claimed.attempt], ["null"], [following]) == [claimed.id]
     assert claimed.occurrence is not None
     return datetime.fromtimestamp(claimed.occurrence, UTC)
 

@@ -42,7 +42,7 @@ def refused(**overrides: object) -> str:
 
 def test_defaults():
     settings = load()
-    assert (settings.lease_s, settings.heartbeat_s, settings.poll_s, settings.shutdown_s) == (30, 10, 1, 30)
+    assert (settings.lease_s, settings.heartbeat_s, settings.poll_s, settings.shutdown_s) == (30, 10, 2, 30)
     assert (settings.connect_timeout_s, settings.command_timeout_s, settings.transactions_max) == (10, 10, 10)
     assert (settings.keep_days, settings.keep_dead_days, settings.slow_min_s, settings.slow_factor) == (
         7,
@@ -52,7 +52,7 @@ def test_defaults():
     )
     assert (settings.dsn, settings.app, settings.queues) == (None, None, {})
     assert (settings.log_level, settings.log_format) == ("info", "auto")
-    assert settings.worker_name == os.uname().nodename
+    assert (settings.worker_name, settings.processes) == (os.uname().nodename, 1)
     assert settings.notes == ()
     assert {origin for _, _, origin in describe(settings)} == {"default"}
 
@@ -88,7 +88,7 @@ def test_settings_made_directly_look_at_nothing_else(monkeypatch):
     monkeypatch.setenv("PGWORKD_POLL_S", "3")
     write("keep_days = 2")
     settings = Settings(lease_s=60)
-    assert (settings.poll_s, settings.keep_days, settings.lease_s) == (1, 7, 60)
+    assert (settings.poll_s, settings.keep_days, settings.lease_s) == (2, 7, 60)
     assert settings.origin("lease_s") == "flag"
 
 
@@ -107,7 +107,7 @@ def test_settings_do_not_change():
         ('poll_s = "500 ms"', "write 0.5, without a unit"),
         ('lease_s = "5min"', "write 300, without a unit"),
         ("lease_s = true", "must be a number of seconds from 5 to 3600, not 'True'"),
-        ("poll_s = true", "poll_s (pgworkd.toml): must be a number of seconds from 0.05 to 60"),
+        ("poll_s = true", "poll_s (pgworkd.toml): must be a number of seconds from 0.05 to 10"),
         ("lease_s = 4.9", "from 5 to 3600, not '4.9'"),
         ("lease_s = 3601", "from 5 to 3600"),
         ("lease_s = nan", "from 5 to 3600, not 'nan'"),
@@ -120,6 +120,9 @@ def test_settings_do_not_change():
         ('transactions_max = "many"', "must be a whole number from 1 to 500"),
         ("transactions_max = 0", "from 1 to 500"),
         ("transactions_max = 501", "from 1 to 500"),
+        ("processes = 0", "processes (pgworkd.toml): must be a whole number from 1 to 64, not '0'"),
+        ("processes = 65", "processes (pgworkd.toml): must be a whole number from 1 to 64, not '65'"),
+        ('processes = "auto"', "must be a whole number from 1 to 64, not 'auto'"),
         ("connect_timeout_s = 61", "from 1 to 60"),
         ("slow_factor = 0.5", "must be a number from 1 to 1000"),
         (
@@ -194,7 +197,13 @@ def test_the_source_of_a_mistake_is_named(monkeypatch):
 
 @pytest.mark.parametrize(
     ("name", "meant"),
-    [("PGWORKD_LEASE", "PGWORKD_LEASE_S"), ("PGWORKD_QUEUE", "PGWORKD_QUEUES"), ("pgworkd_dns", None)],
+    [
+        ("PGWORKD_LEASE", "PGWORKD_LEASE_S"),
+        ("PGWORKD_QUEUE", "PGWORKD_QUEUES"),
+        ("PGWORKD_PROCESS", "PGWORKD_PROCESSES"),
+        ("PGWORKD_SUPERVISED", None),
+        ("pgworkd_dns", None),
+    ],
 )
 def test_a_variable_that_is_nearly_a_setting_is_an_error(monkeypatch, name, meant):
     monkeypatch.setenv(name, "5")
@@ -239,7 +248,7 @@ def test_an_unreadable_file_is_one_clear_error(monkeypatch):
     assert refused() == "pgworkd.toml cannot be read (Permission denied): check the path and its permissions"
 
 
-@pytest.mark.parametrize("text", ["", "\ufeffpoll_s = 1.0", "# nothing\n"])
+@pytest.mark.parametrize("text", ["", "\ufeffpoll_s = 2.0", "# nothing\n"])
 def test_files_without_much_in_them_are_fine(monkeypatch, text):
     write(text, "mine.toml")
     monkeypatch.setenv("PGWORKD_CONFIG", "mine.toml")

@@ -1,0 +1,206 @@
+"""Draining a full table: how many jobs a second, and what each costs worker and server.
+
+The clock runs from the first handler call to the instant at which no job waits or runs. So starting the worker is not
+counted, nor is its first claim, for nobody.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+from typing import Any
+
+import asyncpg
+
+from .bench import Bench, calm, stop_all
+from .measure import Bar, Line, Rates, interleave
+from .processes import BenchmarkError, cpu_s, running, until
+from .systems import System, bare_loop, filling, ours, verify, without_history
+
+JOBS = 50_000
+NAPS_PER_S = 10_000.0
+"""Ten slots that await 1 ms each, with no overhead at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """One drain: jobs a second, and CPU microseconds a job (None: the server is on another machine)."""
+
+    rate: float
+    worker_us: float = 0.0
+    server_us: float | None = None
+
+    def __str__(self) -> str:
+        server = "" if self.server_us is None else f" + {self.server_us:.1f}"
+        return f"{self.rate:,.0f}/s, {self.worker_us:.1f}{server} us of CPU per job"
+
+
+async def drain(bench: Bench, system: System, jobs: int) -> Drain:
+    """One drain of `jobs` jobs in a fresh database."""
+    await bench.server.template(system.template, system.make)
+    async with bench.server.database(system.template) as dsn, bench.server.connected(dsn) as connection:
+        await system.load(bench, dsn, jobs)
+        await calm(connection, system.table)
+        return await race(bench, system, dsn, connection, loaded=jobs)
+
+
+async def race(
+    bench: Bench,
+    system: System,
+    dsn: str,
+    connection: asyncpg.Connection[Any],
+    *,
+    loaded: int,
+    begin: int = 0,
+    end: int | None = None,
+) -> Drain:
+    """Drains a table that holds `loaded` jobs.
+
+    With `end`, the rate is that between the handler calls number `begin` (0: the first) and `end`, and the worker is
+    stopped then: by calls, because the end of a table that is not empty cannot be seen.
+    """
+    since: datetime = await connection.fetchval("SELECT clock_timestamp()")
+    last = loaded if end is None else end
+    worker = partial(bench.fleet, system.command, dsn, environ={**system.environ, "PGWORKD_BENCH_JOBS": str(last)})
+    async with worker() as (programs, tallies):
+        program = programs[0]
+        await until(lambda: tallies.first_ns() is not None, f"{system.name} calls its first handler", programs)
+        before = cpu_s(program.pid), bench.server.cpu_s()
+        began_ns, from_calls = tallies.first_ns() or 0, 0
+        if begin:
+            began_ns = await until(lambda: tallies.calls() >= begin, f"{system.name} runs {begin} jobs", programs)
+            from_calls = tallies.calls()
+        ended_ns = await until(lambda: tallies.calls() >= last, f"{system.name} runs {last} jobs", programs)
+        calls = tallies.calls()
+        if end is None:
+            ended_ns = await until(partial(_empty, system, connection), f"{system.name} completes its jobs", programs)
+        after = cpu_s(program.pid), bench.server.cpu_s()
+        code = await program.stop()
+        if system.ours and code != 0:
+            await stop_all(programs)
+        await verify(system, connection, tallies.calls(), loaded, since)
+    return Drain(
+        rate=(calls - from_calls) / (ended_ns - began_ns) * 1e9,
+        worker_us=(after[0] - before[0]) / calls * 1e6,
+        server_us=None if after[1] is None or before[1] is None else (after[1] - before[1]) / calls * 1e6,
+    )
+
+
+async def _empty(system: System, connection: asyncpg.Connection[Any]) -> bool:
+    return not await connection.fetchval(system.left_sql)
+
+
+async def naps(bench: Bench, jobs: int) -> Drain:
+    """What tasks that only await 1 ms reach: no jobs, no database."""
+    command = [sys.executable, "-m", "benchmarks.bare", "naps", str(jobs), "10"]
+    async with running(command, {}, bench.scratch / "logs" / "naps.log") as program:
+        return Drain(float(await program.finished()))
+
+
+def rates(samples: Sequence[Drain]) -> list[float]:
+    """Jobs a second, of each sample."""
+    return [sample.rate for sample in samples]
+
+
+async def _races(bench: Bench) -> dict[str, list[Drain]]:
+    """The drains of no-op jobs, of all systems side by side; measured once, reported by two rows."""
+    if "drain" not in bench.kept:
+        jobs = bench.jobs(JOBS)
+        systems = [ours(), without_history(), bare_loop(), *bench.peers]
+        bench.say(f"drain: {jobs:,} no-op jobs")
+        contenders = {each.name: partial(drain, bench, each, max(100, int(jobs * each.share))) for each in systems}
+        bench.kept["drain"] = await interleave(contenders, bench.rounds, bench.say)
+    found: dict[str, list[Drain]] = bench.kept["drain"]
+    return found
+
+
+async def drain_row(bench: Bench) -> list[Line]:
+    """No-op jobs with history and without against the bare loop, with history against peers; and jobs of 1 ms."""
+    found = await _races(bench)
+    with_history, bare = rates(found["pgworkd"]), rates(found["bare loop"])
+    line = partial(Line, "drain", unit="jobs/s")
+    lines = [
+        line(what="history kept", ours=with_history, reference=bare, against="bare loop", bar=Bar("at least", 0.60)),
+        line(
+            what="history off (keep_s = 0)",
+            ours=rates(found["pgworkd keep_s=0"]),
+            reference=bare,
+            against="bare loop",
+            bar=Bar("at least", 0.70),
+        ),
+    ]
+    bars = {"graphile-tuned": 1.15, "pgqueuer": 2.5}
+    for peer in bench.peers:
+        bar = Bar("at least", bars[peer.name]) if peer.name in bars else None
+        lines.append(
+            line(what="history kept", ours=with_history, reference=rates(found[peer.name]), against=peer.name, bar=bar)
+        )
+    shown = {("pgworkd (history)" if name == "pgworkd" else name): rates(each) for name, each in found.items()}
+    bench.rates.append(Rates(f"{bench.jobs(JOBS):,} no-op jobs, one worker process", "jobs/s", dict(shown)))
+    return lines + await _nap_lines(bench)
+
+
+async def _nap_lines(bench: Bench) -> list[Line]:
+    jobs = bench.jobs(30_000, 500)
+    bench.say(f"drain: {jobs:,} jobs that await 1 ms, 10 at once")
+    ten = ours(queue="nap", slots=10)
+    found = await interleave(
+        {"pgworkd": partial(drain, bench, ten, jobs), "timer alone": partial(naps, bench, jobs)},
+        bench.rounds,
+        bench.say,
+    )
+    line = partial(Line, "drain", unit="jobs/s", ours=rates(found["pgworkd"]))
+    return [
+        line(
+            what="10 at once, 1 ms of awaiting each",
+            reference=[NAPS_PER_S],
+            against="ideal",
+            bar=Bar("at least", 0.90),
+        ),
+        line(
+            what="the same, beside the event loop's timer alone",
+            reference=rates(found["timer alone"]),
+            against="10 tasks asleep",
+        ),
+    ]
+
+
+async def cost_row(bench: Bench) -> list[Line]:
+    """CPU per job, worker and server each, from the drains of no-op jobs."""
+    found = await _races(bench)
+    lines = []
+    for name in ("pgworkd", "pgworkd keep_s=0"):
+        for who in ("worker", "server"):
+            mine = [each.worker_us if who == "worker" else each.server_us for each in found[name]]
+            for other in [bare_loop().name, *(peer.name for peer in bench.peers if name == "pgworkd")]:
+                theirs = [each.worker_us if who == "worker" else each.server_us for each in found[other]]
+                if None not in mine and None not in theirs:
+                    what = f"{who}, history {'off' if name != 'pgworkd' else 'kept'}"
+                    known = partial(Line, "cost", what, "us/job", against=other)
+                    lines.append(
+                        known(ours=[x for x in mine if x is not None], reference=[x for x in theirs if x is not None])
+                    )
+    if not lines:
+        raise BenchmarkError("no drain told what it cost")
+    return lines
+
+
+async def keyed_row(bench: Bench) -> list[Line]:
+    """Jobs with a dedupe_key each, against the same without; the unique index has its price."""
+    jobs = bench.jobs(JOBS)
+    bench.say(f"keyed: {jobs:,} jobs with and without a key")
+    insert = filling("'bench'", columns=", dedupe_key", values=", 'key-' || i")
+    found = await interleave(
+        {
+            "keyed": partial(drain, bench, ours("keyed", insert=insert), jobs),
+            "plain": partial(drain, bench, ours(), jobs),
+        },
+        bench.rounds,
+        bench.say,
+    )
+    return [
+        Line("keyed", "a dedupe_key on each job", "jobs/s", rates(found["keyed"]), rates(found["plain"]), "no keys")
+    ]

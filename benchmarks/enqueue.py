@@ -1,0 +1,131 @@
+"""Putting jobs in: what the trigger costs single inserts, and many jobs at once against a bare COPY."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+import asyncpg
+
+from pgworkd.client import NewJob, enqueue_many
+
+from .bare import DSN
+from .bench import Bench, calm, daemon
+from .measure import Bar, Line, interleave
+from .processes import BenchmarkError, running, until
+from .systems import filling, ours
+
+CLIENTS, SECONDS = 16, 3.0
+NAPS_PER_S = 10_000
+"""What the daemon may get through at most: so large a backlog per second keeps it busy all the time."""
+MANY = 100_000
+
+
+async def inserts_row(bench: Bench) -> list[Line]:
+    """16 clients inserting single rows: the table as it is against the same with its trigger disabled.
+
+    First while the daemon works on a backlog of the same queue, which keeps it equally busy either way. Then without:
+    what is inserted is what keeps it busy, and without a trigger it hears of that only when it looks.
+    """
+    seconds = bench.seconds(SECONDS, 0.5)
+    lines = []
+    for busy, what, bar in (
+        (True, f"{CLIENTS} clients, daemon busy with a backlog", Bar("at least", 0.85)),
+        (False, f"{CLIENTS} clients, daemon busy with what they insert", None),
+    ):
+        bench.say(f"inserts: {what}")
+        contenders = {
+            "trigger": partial(_inserts, bench, seconds, busy=busy, trigger=True),
+            "no trigger": partial(_inserts, bench, seconds, busy=busy, trigger=False),
+        }
+        found = await interleave(contenders, bench.rounds, bench.say)
+        lines.append(Line("inserts", what, "rows/s", found["trigger"], found["no trigger"], "no trigger", bar))
+    return lines
+
+
+async def _inserts(bench: Bench, seconds: float, *, busy: bool, trigger: bool) -> float:
+    """Rows per second that the clients got in."""
+    queue = "nap" if busy else "bench"
+    system = ours()
+    await bench.server.template(system.template, system.make)
+    async with bench.server.database(system.template) as dsn, bench.server.connected(dsn) as connection:
+        if not trigger:
+            await connection.execute("ALTER TABLE pgworkd.jobs DISABLE TRIGGER jobs_inserted")
+        loaded = int(NAPS_PER_S * (seconds + 3)) if busy else 1
+        await connection.execute(filling(f"'{queue}'"), loaded)
+        await calm(connection, "pgworkd.jobs")
+        async with bench.fleet(daemon("nap=10", "bench=100"), dsn) as (programs, tallies):
+            await until(lambda: tallies.calls() >= min(loaded, 500), "the daemon is busy", programs)
+            command = [sys.executable, "-m", "benchmarks.clients", queue, str(CLIENTS), str(seconds)]
+            async with running(command, {DSN: dsn}, bench.scratch / "logs" / "clients.log") as clients:
+                rows, took_s = (await clients.finished()).split()
+            if busy and tallies.calls() >= loaded:
+                raise BenchmarkError("the backlog was over before the clients were: the daemon was not busy")
+            for program in programs:
+                await program.stop()
+            calls, left = tallies.calls(), await connection.fetchval("SELECT count(*) FROM pgworkd.jobs")
+            if calls + left != loaded + int(rows):
+                raise BenchmarkError(f"{loaded} + {rows} jobs were inserted; {calls} ran and {left} are left")
+    return float(int(rows) / float(took_s))
+
+
+async def many_row(bench: Bench) -> list[Line]:
+    """client.enqueue_many against COPY of the same rows into the same table; nothing else runs.
+
+    COPY gets payloads that are text already, enqueue_many the objects, which it checks and encodes. The second line
+    lets COPY's side encode them too, as any application has to.
+    """
+    jobs = bench.jobs(MANY)
+    bench.say(f"many: {jobs:,} jobs in one call")
+    ways: dict[str, Callable[[Any, int], Awaitable[float]]] = {
+        "enqueue_many": _enqueue_many,
+        "COPY": partial(_copy, encode=False),
+        "COPY and json.dumps": partial(_copy, encode=True),
+    }
+    found = await interleave(
+        {name: partial(_many, bench, jobs, way) for name, way in ways.items()}, bench.rounds, bench.say
+    )
+    line = partial(Line, "many", f"enqueue_many of {jobs:,}", "rows/s", found["enqueue_many"])
+    return [
+        line(found["COPY"], "bare COPY", Bar("at least", 0.5)),
+        line(found["COPY and json.dumps"], "COPY + json.dumps"),
+    ]
+
+
+async def _many(bench: Bench, jobs: int, way: Callable[[Any, int], Awaitable[float]]) -> float:
+    system = ours()
+    await bench.server.template(system.template, system.make)
+    async with bench.server.database(system.template) as dsn, bench.server.connected(dsn) as connection:
+        await calm(connection, "pgworkd.jobs")
+        took_s = await way(connection, jobs)
+        if (stored := await connection.fetchval("SELECT count(*) FROM pgworkd.jobs")) != jobs:
+            raise BenchmarkError(f"{stored} of {jobs} jobs were stored")
+    return jobs / took_s
+
+
+def _payloads(jobs: int) -> list[dict[str, Any]]:
+    return [{"number": 1000000 + number, "text": "x" * 70} for number in range(jobs)]
+
+
+async def _enqueue_many(connection: asyncpg.Connection[Any], jobs: int) -> float:
+    """Seconds for the call."""
+    new = [NewJob("bench", payload) for payload in _payloads(jobs)]
+    began = time.monotonic()
+    await enqueue_many(connection, new)
+    return time.monotonic() - began
+
+
+async def _copy(connection: asyncpg.Connection[Any], jobs: int, *, encode: bool) -> float:
+    """Seconds for the COPY, and for encoding the payloads if asked to."""
+    payloads = _payloads(jobs)
+    began = time.monotonic()
+    rows = [("bench", json.dumps(payload)) for payload in payloads]
+    began = began if encode else time.monotonic()
+    await connection.copy_records_to_table(
+        "jobs", schema_name="pgworkd", columns=["queue", "payload"], records=rows, timeout=600
+    )
+    return time.monotonic() - began

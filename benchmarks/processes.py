@@ -1,0 +1,163 @@
+"""Programs under measurement: started in a session of their own, watched through /proc, ended whatever happens."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import anyio
+
+ROOT = Path(__file__).parent.parent
+STOP_S = 20.0
+"""A worker that was asked to stop gets so long."""
+WAIT_S = 900.0
+"""Nothing here takes longer; a benchmark that hangs is to fail."""
+
+
+class BenchmarkError(RuntimeError):
+    """A measurement that must not be believed: a worker died, a job was lost or run twice, nothing happened."""
+
+
+class Program:
+    """A running program and what it has said."""
+
+    def __init__(self, command: Sequence[str], environ: Mapping[str, str], log: Path) -> None:
+        clean = {name: value for name, value in os.environ.items() if not name.startswith(("PGWORKD_", "PG"))}
+        self.log = log
+        with log.open("wb") as out:
+            self.process = subprocess.Popen(  # noqa: S603 - commands are ours
+                command, cwd=ROOT, env=clean | dict(environ), stdout=out, stderr=out, start_new_session=True
+            )
+
+    @property
+    def pid(self) -> int:
+        """The id of the process itself; `tree` finds its children."""
+        return self.process.pid
+
+    def check(self) -> None:
+        """Raises BenchmarkError if it has ended."""
+        if (code := self.process.poll()) is not None:
+            raise BenchmarkError(f"{self._shown()} ended with {code}:\n{self.tail()}")
+
+    def tail(self) -> str:
+        """The last lines that it said."""
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-15:])
+
+    async def stop(self) -> int:
+        """Asks it to end; its exit code. Raises BenchmarkError if it does not."""
+        self.process.terminate()
+        with anyio.move_on_after(STOP_S):
+            while self.process.poll() is None:
+                await anyio.sleep(0.01)
+            return int(self.process.returncode)
+        raise BenchmarkError(f"{self._shown()} did not stop within {STOP_S:g} s:\n{self.tail()}")
+
+    async def finished(self) -> str:
+        """Waits for it to end by itself; what it said. Raises BenchmarkError for any exit code but 0."""
+        while self.process.poll() is None:
+            await anyio.sleep(0.01)
+        if self.process.returncode:
+            self.check()
+        return self.log.read_text()
+
+    def kill(self) -> None:
+        """Ends it and its children at once."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def _shown(self) -> str:
+        words = [str(word) for word in self.process.args] if isinstance(self.process.args, list) else []
+        return " ".join(Path(word).name if "/" in word and "@" not in word else word[:60] for word in words[:6])
+
+
+@asynccontextmanager
+async def running(command: Sequence[str], environ: Mapping[str, str], log: Path) -> AsyncIterator[Program]:
+    """The program, for as long as the block lasts."""
+    program = Program(list(command), environ, log)
+    try:
+        yield program
+    finally:
+        program.kill()
+
+
+async def until(
+    fact: Callable[[], bool] | Callable[[], Awaitable[bool]],
+    what: str,
+    programs: Sequence[Program] = (),
+    *,
+    every_s: float = 0.002,
+    limit_s: float = WAIT_S,
+) -> int:
+    """Looks every few ms until the fact holds; the monotonic ns at which it was seen to.
+
+    Raises BenchmarkError when it takes too long, and at once when one of the programs has ended.
+    """
+    deadline, looks = time.monotonic() + limit_s, 0
+    while True:
+        holds = fact()
+        if holds if isinstance(holds, bool) else await holds:
+            return time.monotonic_ns()
+        looks += 1
+        if looks % 50 == 0:
+            for program in programs:
+                program.check()
+        if time.monotonic() > deadline:
+            said = "\n".join(program.tail() for program in programs)
+            raise BenchmarkError(f"not within {limit_s:g} s: {what}\n{said}")
+        await anyio.sleep(every_s)
+
+
+def tree(pid: int) -> list[int]:
+    """A process and all its descendants."""
+    found = [pid]
+    for parent in found:
+        with suppress(OSError):
+            for task in Path(f"/proc/{parent}/task").iterdir():
+                found += [int(child) for child in (task / "children").read_text().split()]
+    return found
+
+
+def cpu_s(root: int, without: Iterable[int] = ()) -> float:
+    """CPU seconds of a process with its descendants, those that have ended included, except `without`.
+
+    User and system time as in /proc/PID/stat, but read from the processes' CPU clocks: a tick is 10 ms, which is a
+    twentieth of what a fast drain takes. Only the share of children that have ended is counted in ticks.
+    """
+    excluded, total = set(without), 0.0
+    for pid in tree(root):
+        if pid not in excluded:
+            with suppress(OSError):
+                total += time.clock_gettime((~pid << 3) | 2)  # clock_getcpuclockid(3), which Python lacks
+    with suppress(OSError):
+        fields = Path(f"/proc/{root}/stat").read_text().rpartition(")")[2].split()
+        total += (int(fields[13]) + int(fields[14])) / os.sysconf("SC_CLK_TCK")
+    return total
+
+
+def rss_mb(root: int) -> float:
+    """Resident memory of a process with its descendants, in MB (10^6 bytes); pages they share count for each."""
+    total = 0
+    for pid in tree(root):
+        with suppress(OSError, IndexError):
+            total += int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return total * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+def parent_of(pid: int) -> int | None:
+    """The parent of a process of this machine; None if there is no such process."""
+    with suppress(OSError, ValueError):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return None
+
+
+def name_of(pid: int | None) -> str:
+    """The program's name; empty if there is no such process."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    return ""

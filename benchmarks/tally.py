@@ -1,0 +1,86 @@
+"""What a worker process tells the driver while it works: 64-bit integers in a file that both have mapped.
+
+A worker counts its calls here, which takes a tenth of a microsecond and no system call; the driver looks without
+disturbing it. Each process has a file of its own, `DIRECTORY/PID`, little-endian:
+
+    0  calls so far      1  monotonic ns of the first call      2  numbers noted      3...  the numbers
+
+The monotonic clock is one for all processes of a machine. Standard library only: peers run with their own Python.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import time
+from array import array
+from pathlib import Path
+
+ENVIRONMENT = "PGWORKD_BENCH_TALLY"
+"""Names the directory to a worker."""
+_CELLS = 1 << 20
+_CALLS, _FIRST, _NOTED, _HEAD = 0, 1, 2, 3
+
+
+class Tally:
+    """One process's numbers; kept to itself if `directory` is None."""
+
+    def __init__(self, directory: str | None) -> None:
+        if directory is None:
+            self._cells = memoryview(array("q", bytes(8 * _CELLS)))
+            return
+        with (Path(directory) / str(os.getpid())).open("w+b") as file:
+            file.truncate(8 * _CELLS)  # sparse: only what is written takes room
+            self._cells = memoryview(mmap.mmap(file.fileno(), 0)).cast("q")
+
+    def called(self) -> None:
+        """Counts one call."""
+        cells = self._cells
+        if not cells[_CALLS]:
+            cells[_FIRST] = time.monotonic_ns()
+        cells[_CALLS] += 1
+
+    def note(self, *numbers: int) -> None:
+        """Keeps numbers for the driver, after those noted before."""
+        cells = self._cells
+        for number in numbers:
+            cells[_HEAD + cells[_NOTED]] = number
+            cells[_NOTED] += 1
+
+
+def from_environment() -> Tally:
+    """The tally that the driver has asked for, or one that nobody sees."""
+    return Tally(os.environ.get(ENVIRONMENT))
+
+
+class Tallies:
+    """All tallies of a directory, as the driver sees them."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def calls(self) -> int:
+        """How often handlers were called, in all processes together."""
+        return sum(self._cell(path, _CALLS) for path in self._files())
+
+    def first_ns(self) -> int | None:
+        """When the first handler was called, on the monotonic clock; None: none was."""
+        return min((first for path in self._files() if (first := self._cell(path, _FIRST))), default=None)
+
+    def notes(self) -> dict[int, list[int]]:
+        """The numbers noted, by process id."""
+        found = {}
+        for path in self._files():
+            with path.open("rb") as file:
+                count = struct.unpack("<3q", file.read(24))[_NOTED]
+                found[int(path.name)] = list(struct.unpack(f"<{count}q", file.read(8 * count)))
+        return found
+
+    def _files(self) -> list[Path]:
+        return [path for path in self.directory.iterdir() if path.stat().st_size >= 8 * _HEAD]
+
+    @staticmethod
+    def _cell(path: Path, number: int) -> int:
+        with path.open("rb", buffering=0) as file:
+            return int(struct.unpack("<3q", file.read(24))[number])

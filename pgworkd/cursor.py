@@ -1,0 +1,96 @@
+"""Where a pool's next claim begins: behind what it has claimed, so that it need not walk over what is finished.
+
+While some transaction holds back vacuum, the index entries of finished jobs stay, and a claim that begins at the head
+of the queue walks over all of them. A pool therefore remembers, per priority, the last row it has claimed. Rows may
+still turn up behind it: committed late, backdated, retried, given back. They are found by sweeps whose reach doubles:
+every 20 ms a claim begins 20 ms (of `run_at`) further back, every 40 ms 40 ms, and so on up to 5 s, and every 10 s at
+the head. A straggler thus waits about as long as its own transaction took, and each reach costs the same. Sweeps that
+prove expensive are made more rarely, so that all together take little of the time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+from uuid import UUID
+
+from .store import Claimed
+
+REACH_FIRST_S = 0.02
+LEVELS = 10
+"""Level k reaches 20 ms * 2**k back, about as often; the last (every 10.24 s) begins at the head."""
+COST_SHARE = 0.05
+"""Of the time, for one level's sweeps at most."""
+PRIORITIES_MAX = 32
+"""More than that are not remembered: each costs every claim a look."""
+_FIRST_ID = UUID(int=0)
+
+
+class Position(NamedTuple):
+    """A place in the claim order of one priority; `run_at` in seconds since the epoch."""
+
+    run_at: float
+    id: UUID
+
+
+class Start(NamedTuple):
+    """Where a claim begins: three parallel columns, in the order of claims. A priority left out begins at its head."""
+
+    priorities: list[int]
+    run_ats: list[float]
+    ids: list[UUID]
+
+
+class Cursor:
+    """One pool's places. Times are on the loop's clock, in seconds."""
+
+    def __init__(self) -> None:
+        self._positions: dict[int, Position] = {}
+        self._due_at = [0.0] * LEVELS
+        self._cost_s = [0.0] * LEVELS
+        self._usual_s = 0.0
+        self._level: int | None = None  # of the claim under way; None: no sweep
+
+    def start(self, now: float) -> Start:
+        """Where the claim that is made now begins."""
+        self._level = next((level for level in reversed(range(LEVELS)) if now >= self._due_at[level]), None)
+        if self._level == LEVELS - 1:
+            return Start([], [], [])
+        places = sorted(self._positions.items(), reverse=True)
+        if self._level is None:
+            return Start([p for p, _ in places], [at.run_at for _, at in places], [at.id for _, at in places])
+        reach_s = REACH_FIRST_S * 2**self._level
+        return Start([p for p, _ in places], [at.run_at - reach_s for _, at in places], [_FIRST_ID] * len(places))
+
+    def claimed(self, rows: Sequence[Claimed], now: float, took_s: float, *, full: bool) -> None:
+        """Takes the answer of that claim: its rows in order; `full`: there may be more, behind the last."""
+        level, self._level = self._level, None
+        last: dict[int, Position] = {}
+        for row in reversed(rows):
+            if not row.losses:  # suspects stand in a line of their own
+                last.setdefault(row.priority, Position(row.run_at, row.id))
+        for priority, position in last.items():
+            # What stopped for want of room, or began at the head, goes on from there, even if that is further back.
+            exact = level == LEVELS - 1 or (full and priority == min(last))
+            known = self._positions.get(priority)
+            self._positions[priority] = position if exact or known is None else max(known, position)
+        if len(self._positions) > PRIORITIES_MAX:
+            self._positions.clear()
+        if level is None:
+            self._usual_s += 0.2 * (took_s - self._usual_s)
+            return
+        self._cost_s[level] = max(0.0, took_s - self._usual_s)
+        for each in range(level + 1):
+            self._due_at[each] = now + max(REACH_FIRST_S * 2**each, self._cost_s[each] / COST_SHARE)
+
+    def rewind(self, run_at: float) -> None:
+        """A row that was due then has become claimable again."""
+        back = Position(run_at, _FIRST_ID)
+        self._positions = {priority: min(known, back) for priority, known in self._positions.items()}
+
+    def doubt(self, now: float) -> None:
+        """Something is due that was not claimed: begins at the head as soon as that is not too expensive."""
+        last = LEVELS - 1
+        period_s = REACH_FIRST_S * 2**last
+        made_at = self._due_at[last] - max(period_s, self._cost_s[last] / COST_SHARE)
+        self._due_at[last] = min(self._due_at[last], max(now, made_at + self._cost_s[last] / COST_SHARE))

@@ -1,0 +1,137 @@
+"""The runner tasks of one pool: as many as it has slots, each running job after job."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+
+from anyio.abc import TaskGroup
+
+from . import events
+from .cancellation import RunnerTask
+from .events import Events
+from .held import Held
+from .runner import Runner
+from .settler import Settler
+
+SLICE_S = 0.002
+"""How long jobs that never wait for anything may follow each other before all other tasks get their turn."""
+
+
+class Slots:
+    """Takes claimed jobs from `work`, in order, and hands each with its outcome to the settler."""
+
+    def __init__(
+        self,
+        queue: str,
+        concurrency: int,
+        runner: Runner,
+        settler: Settler,
+        events_: Events,
+        on_low: Callable[[], None],
+    ) -> None:
+        """`on_low` is called, once for each time `ask_below` is set, when no more than so many jobs wait."""
+        self.concurrency = concurrency
+        self.work: deque[Held] = deque()
+        self.ask_below: int | None = None
+        self.busy = 0
+        """Handlers that have been called and have not come back."""
+        self.begun = self.finished = 0
+        """Runs, ever."""
+        self.run_s = 0.0
+        """How long the last run took."""
+        self._name = f"runner {queue}"
+        self._runner = runner
+        self._settler = settler
+        self._events = events_
+        self._on_low = on_low
+        self._idle: list[asyncio.Future[None]] = []
+        self._runners = 0
+        self._tasks: TaskGroup | None = None
+        self._yielding = False  # one of the tasks lets all others have their turn, and will go on
+
+    @property
+    def free(self) -> int:
+        """Slots beyond those that the jobs here will take."""
+        return self.concurrency - self.busy - len(self.work)
+
+    def fill(self, tasks: TaskGroup) -> None:
+        """There is work: calls the first tasks, which call others as they go."""
+        self._tasks = tasks
+        self._call(2)
+
+    def _call(self, count: int) -> None:
+        """Wakes or starts up to so many tasks, if there is work and are slots for them."""
+        for _ in range(min(count, len(self.work), self.concurrency - self.busy)):
+            if self._idle:
+                called = self._idle.pop()
+                if not called.done():
+                    called.set_result(None)
+            elif self._runners < self.concurrency and self._tasks is not None:
+                self._runners += 1
+                self._tasks.start_soon(self._keep_running, name=self._name)
+
+    async def _keep_running(self) -> None:
+        """One kept task: runs jobs while there are any, waits when there is none, ends when there are too many of it.
+
+        It also ends when a job did not leave it clean: another, if there is work, takes its place.
+        """
+        try:
+            async with RunnerTask() as task:
+                while task.clean:
+                    if self.work and self.busy < self.concurrency and not self._yielding:
+                        await self._run_in_turn(task)
+                    elif self._runners > self.concurrency:
+                        return
+                    else:
+                        called: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                        self._idle.append(called)
+                        await called
+        finally:
+            self._runners -= 1
+            if self.work:
+                self._on_low()
+
+    async def _run_in_turn(self, task: RunnerTask) -> None:
+        """Runs jobs as long as there are any, in slices between which all other tasks get their turn.
+
+        One task at a time does that with jobs that never wait for anything. When a job does wait, the next task goes
+        on: each slice begins by calling two more, who find either that, or someone about to go on himself.
+        """
+        work, run, put = self.work, self._runner.run, self._settler.put
+        started_is_heard = self._events.heard(events.JOB_STARTED)
+        slice_ends = 0.0
+        while True:
+            held = work.popleft()
+            self.begun += 1
+            self.busy += 1
+            if not slice_ends:
+                slice_ends = time.monotonic() + SLICE_S
+                self._call(2)
+            try:
+                if started_is_heard:
+                    self._events.emit(events.JOB_STARTED, **held.facts())
+                outcome = await run(held, task)
+            finally:
+                self.busy -= 1
+            self.finished += 1
+            if held.started is not None:
+                self.run_s = held.ended - held.started
+            put(held, outcome)
+            if self.ask_below is not None and len(work) <= self.ask_below:
+                self.ask_below = None
+                self._on_low()
+                slice_ends = 0.0  # the next claim should be on its way before we go on
+            if not task.clean:
+                return
+            if held.ended > slice_ends and not self._yielding:
+                slice_ends = 0.0
+                self._yielding = True
+                try:
+                    await asyncio.sleep(0)
+                finally:
+                    self._yielding = False
+            if not work or self.busy >= self.concurrency or self._yielding:
+                return

@@ -1,0 +1,200 @@
+"""Several daemons for one command line: starts them, restarts what dies, and is one service to systemd.
+
+Each is a whole `pgworkd run` in a session of its own: a terminal's Ctrl-C reaches it once, through us. Its standard
+input is a pipe whose other end only we hold: it stops when we are gone, whatever ended us. Its NOTIFY_SOCKET is ours.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import signal
+import socket
+import sys
+import tempfile
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from subprocess import PIPE
+
+import anyio
+import structlog
+from anyio.abc import Process
+
+from .backoff import Backoff
+from .daemon import Options
+from .sources import NAME_CHARS_MAX
+from .systemd import SystemdNotifier
+
+STEADY_S = 60.0  # one that ends after so long is restarted at once; one that keeps dying waits longer and longer
+START_S = 90.0  # until its first ping, which comes after the app's import, a process may be silent for so long
+SUPERVISED = "PGWORKD_SUPERVISED"  # tells a daemon that its standard input is the pipe to us
+_ENVIRON, _CWD = dict(os.environ), Path.cwd()  # as we were started: importing the app may change both
+_BACKOFF = Backoff(base_s=1, factor=2, cap_s=24, jitter=0.25)  # at most 30 s
+_logger = partial(structlog.get_logger, "pgworkd")  # one made before a reload would log as before
+
+
+@dataclass
+class _Child:
+    """A living process, and what it has said of itself."""
+
+    name: str
+    process: Process
+    due_s: float  # when it is called hung, unless it pings before
+    ready: bool = False
+    spoke: bool = False  # only then do its handlers of signals stand
+    must_reload: bool = False
+    strikes: int = 0  # looks at it that found it hung
+
+    def send(self, number: signal.Signals) -> None:
+        """Signals it, if it still lives."""
+        with contextlib.suppress(ProcessLookupError):
+            self.process.send_signal(number)
+
+
+class Supervisor:
+    """Keeps `count` daemons running. Is stopped as one daemon is, and tells systemd of all as of one (`Vitals`)."""
+
+    def __init__(self, options: Options, count: int) -> None:
+        self.options = options
+        self.ready = anyio.Event()
+        self.stop_requested = anyio.Event()
+        self._names = [f"{options.worker_name[: NAME_CHARS_MAX - 3]}-{n}" for n in range(1, count + 1)]
+        self._living: dict[str, _Child] = {}
+        self._go = anyio.Event()
+        self._exit_code = 0
+        self._watchdog_s = SystemdNotifier().watchdog_s
+        self._environ = _ENVIRON | {SUPERVISED: "1", "WATCHDOG_USEC": str(round(self._watchdog_s * 1e6))}
+        self._environ.pop("WATCHDOG_PID", None)
+
+    async def run(self) -> int:
+        """Until asked to stop, or until a daemon says that it can never work; the exit code."""
+        with tempfile.TemporaryDirectory(prefix="pgworkd-") as directory:  # 0700
+            async with anyio.create_task_group() as watch:
+                watch.start_soon(SystemdNotifier().run, self)
+                watch.start_soon(self._watch)
+                async with anyio.create_task_group() as tasks:
+                    for number, name in enumerate(self._names):
+                        tasks.start_soon(self._keep, name, Path(directory, str(number)), name=name)
+                watch.cancel_scope.cancel()
+        return self._exit_code
+
+    def request_stop(self, *, now: bool = False) -> None:
+        """Asks all for a stop: gracefully, or at once."""
+        if now or not self.stop_requested.is_set():
+            # Two signals of one kind that come close together would be heard as one.
+            self.send(signal.SIGINT if now else signal.SIGTERM)
+        self.stop_requested.set()
+        self._go.set()
+
+    def reload(self) -> None:
+        """Lets all read their settings again; SIGHUP would kill one that has no handler for it yet."""
+        for child in self._living.values():
+            if child.spoke:
+                child.send(signal.SIGHUP)
+            child.must_reload = not child.spoke
+
+    def send(self, number: signal.Signals) -> None:
+        """Signals all."""
+        for child in self._living.values():
+            child.send(number)
+
+    def healthy(self) -> bool:
+        """False while a process hangs and has not been ended. One that is being restarted does not count."""
+        return self.stop_requested.is_set() or not self._late()
+
+    def status(self) -> str:
+        """One line for people."""
+        if self.stop_requested.is_set():
+            return f"stopping, {len(self._living)} of {len(self._names)} left"
+        ready = sum(child.ready for child in self._living.values())
+        missing = len(self._names) - ready if self.ready.is_set() else 0
+        return f"{ready} of {len(self._names)} ready" + (f"; restarting {missing}" if missing else "")
+
+    async def _keep(self, name: str, address: Path) -> None:
+        """One of the daemons: its process, and the next one whenever that ends unasked."""
+        if name != self._names[0]:
+            await self._go.wait()  # the first goes ahead: what is wrong for one is wrong for all, and said once
+        deaths = 0
+        while not self.stop_requested.is_set():
+            began_s = anyio.current_time()
+            code, facts = await self._live(name, address)
+            if self.stop_requested.is_set():
+                # SIGTERM kills only who has not begun yet.
+                self._exit_code = max(self._exit_code, int(code not in (0, -signal.SIGTERM)))
+                _logger().info("process.ended", **facts)
+            elif code == 2:
+                _logger().error("process.ended", **facts)  # it has said what is wrong
+                if self._exit_code != 2:
+                    self._exit_code = 2
+                    signal.raise_signal(signal.SIGTERM)  # a stop like any other, with the same limits
+                await self.stop_requested.wait()
+            else:
+                deaths = 1 if anyio.current_time() - began_s >= STEADY_S else deaths + 1
+                delay_s = 0.0 if deaths == 1 else _BACKOFF.delay_s(deaths - 1)
+                _logger().warning("process.ended", **facts, restart_in_s=round(delay_s, 3))
+                with anyio.move_on_after(delay_s):
+                    await self.stop_requested.wait()
+
+    async def _live(self, name: str, address: Path) -> tuple[int, dict[str, object]]:
+        """One process, from start to end: its exit code (minus the signal that ended it), and the facts of its end."""
+        # As we were started ourselves, so that it finds what we found; the last of two flags counts.
+        command = [sys.executable, *sys.orig_argv[1:], "--processes=1", f"--worker-name={name}"]
+        start = partial(anyio.open_process, cwd=_CWD, stdin=PIPE, stdout=None, stderr=None, start_new_session=True)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as line:
+            try:
+                address.unlink(missing_ok=True)  # noqa: ASYNC240 - it takes no time
+                line.bind(str(address))
+                process = await start(command, env=self._environ | {"NOTIFY_SOCKET": str(address)})
+            except OSError as error:  # no memory, too many processes, a full disk
+                return 1, {"worker": name, "error": str(error)}
+            async with process, anyio.create_task_group() as tasks:
+                first_due_s = anyio.current_time() + max(START_S, self._watchdog_s) if self._watchdog_s else math.inf
+                child = self._living[name] = _Child(name, process, first_due_s)
+                _logger().info("process.started", worker=name, pid=process.pid)
+                if self.stop_requested.is_set():  # while it was being started
+                    child.send(signal.SIGTERM)
+                tasks.start_soon(self._hear, child, line)
+                code = await process.wait()
+                del self._living[name]
+                tasks.cancel_scope.cancel()
+        how = {"signal": signal.Signals(-code).name} if -code in set(signal.Signals) else {"exit_code": code}
+        return code, {"worker": name, "pid": process.pid, **how}
+
+    async def _hear(self, child: _Child, line: socket.socket) -> None:
+        """What a daemon would tell systemd."""
+        while True:
+            await anyio.wait_readable(line)
+            said = line.recv(4096).splitlines()
+            if child.must_reload:
+                child.send(signal.SIGHUP)
+            child.spoke, child.must_reload = True, False
+            if b"WATCHDOG=1" in said:
+                child.due_s, child.strikes = anyio.current_time() + self._watchdog_s, 0
+            if b"READY=1" in said:
+                child.ready = True
+                self._go.set()
+                if sum(each.ready for each in self._living.values()) == len(self._names):
+                    self.ready.set()
+
+    async def _watch(self) -> None:
+        """Ends processes that hang. When no other is well either, that would mend nothing: systemd decides."""
+        tick_s = min(1.0, self._watchdog_s / 10) or math.inf
+        while True:
+            began_s = anyio.current_time()
+            await anyio.sleep(tick_s)
+            if (over_s := anyio.current_time() - began_s - tick_s) > tick_s:
+                for child in self._living.values():  # it is we who stood still: their pings are yet unread
+                    child.due_s += over_s
+            well = any(child.due_s > began_s + self._watchdog_s / 2 for child in self._living.values())
+            for child in self._late() if well and not self.stop_requested.is_set() else ():
+                child.strikes += 1  # at the first, all may just be thawing, and the others have been quicker
+                if child.strikes == 2:
+                    _logger().error("process.hung", worker=child.name, pid=child.process.pid)
+                    child.send(signal.SIGABRT)  # may leave a trace of where it hangs
+                elif child.strikes > 2:
+                    child.send(signal.SIGKILL)
+
+    def _late(self) -> list[_Child]:
+        return [child for child in self._living.values() if child.due_s < anyio.current_time()]

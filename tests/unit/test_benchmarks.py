@@ -1,0 +1,234 @@
+"""The benchmarks judge rightly, refuse to believe a wrong run, and draw what they say."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import asyncpg
+import pytest
+
+from benchmarks import chart, report
+from benchmarks.bench import Bench
+from benchmarks.drain import Drain, drain, drain_row
+from benchmarks.measure import Bar, Line, Rates, interleave, longest_idle_s, middle, percentile, ratio
+from benchmarks.processes import BenchmarkError, Program, cpu_s, rss_mb, running, until
+from benchmarks.server import Server
+from benchmarks.systems import ours, verify
+from benchmarks.tally import Tallies, Tally
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+# Statistics and judging
+
+
+def test_the_median_of_rounds_counts_not_their_mean() -> None:
+    assert middle([1.0, 100.0, 2.0]) == 2.0
+    assert ratio([10.0, 11.0, 90.0], [1.0, 22.0, 23.0]) == 0.5
+    assert math.isnan(middle([]))
+    assert math.isnan(ratio([1.0], []))
+    assert math.isnan(ratio([1.0], [0.0]))
+
+
+def test_a_percentile_is_one_of_the_samples() -> None:
+    samples = [float(n) for n in range(100, 0, -1)]
+    assert [percentile(samples, p) for p in (50, 95, 99, 100)] == [50, 95, 99, 100]
+    assert percentile([7.0], 99) == percentile([7.0], 1) == 7.0
+    assert math.isnan(percentile([], 50))
+
+
+@pytest.mark.parametrize(
+    ("bar", "reached", "holds"),
+    [
+        (Bar("at least", 0.6), 0.6, True),
+        (Bar("at least", 0.6), 0.59, False),
+        (Bar("at least", 0.6), 5.0, True),
+        (Bar("at most", 1.2), 1.2, True),
+        (Bar("at most", 1.2), 1.21, False),
+        (Bar("at most", 1.2), 0.1, True),
+        (Bar("at least", 0.6), math.nan, False),
+        (Bar("at most", 1.2), math.nan, False),
+    ],
+)
+def test_bars_are_judged_in_their_own_direction(bar: Bar, reached: float, holds: bool) -> None:
+    assert bar.holds(reached) is holds
+
+
+def test_a_margin_above_one_is_better_in_both_directions() -> None:
+    assert Bar("at least", 0.5).margin(1.0) == 2.0
+    assert Bar("at most", 50).margin(25) == 2.0
+    assert Bar("at most", 50).margin(100) == 0.5
+    assert Bar("at most", 50).margin(0) == math.inf
+
+
+def test_a_line_is_judged_by_its_ratio_or_else_by_its_own_value() -> None:
+    beside = Line("drain", "x", "jobs/s", [60.0, 61.0, 10.0], [100.0], "bare", Bar("at least", 0.6))
+    assert (beside.reached, beside.verdict) == (0.6, "holds")
+    alone = Line("memory", "x", "MB", [61.0], bar=Bar("at most", 60))
+    assert (alone.reached, alone.verdict) == (61.0, "missed")
+    assert Line("keyed", "x", "jobs/s", [1.0], [2.0]).verdict == ""
+
+
+async def test_contenders_take_turns_at_being_first() -> None:
+    order: list[str] = []
+
+    def contender(name: str) -> Any:
+        async def run() -> int:
+            order.append(name)
+            return len(order)
+
+        return run
+
+    found = await interleave({name: contender(name) for name in "abc"}, 3)
+    assert "".join(order) == "abcbcacab"
+    assert found == {"a": [1, 6, 8], "b": [2, 4, 9], "c": [3, 5, 7]}
+
+
+def test_the_longest_idle_time_is_found_wherever_it_is() -> None:
+    waves = [(0.01, 1.0), (0.02, 1.0), (1.03, 2.0), (1.01, 2.0)]
+    assert longest_idle_s([waves], 2, 0.0) == pytest.approx(0.03)
+    late = [(0.2, 1.0), (0.0, 1.0), (1.0, 2.0), (1.0, 2.0)]
+    assert longest_idle_s([late], 2, 0.0) == pytest.approx(0.2)
+    # The second daemon stood idle from its only run's end until the first began the last job, and never used a slot.
+    assert longest_idle_s([[(0.0, 1.0), (1.0, 2.0), (2.0, 3.0)], [(0.0, 0.5)]], 1, 0.0) == pytest.approx(1.5)
+    assert longest_idle_s([[(0.0, 1.0), (1.0, 2.0)], []], 1, 0.0) == pytest.approx(1.0)
+    # Nothing is due any more once the last job has begun.
+    assert longest_idle_s([[(0.0, 1.0)], [(0.0, 9.0)]], 1, 0.0) == 0.0
+
+
+# Report and chart
+
+
+def _lines() -> list[Line]:
+    return [
+        Line("drain", 'kept <b> & "more"', "jobs/s", [90_123.0, 95_000.0], [150_000.0], "bare", Bar("at least", 0.6)),
+        Line("latency", "p99", "ms", [9.0], [1.0], "bare", Bar("at most", 2)),
+        Line("memory", "idle", "MB", [math.nan], bar=Bar("at most", 60)),
+        Line("keyed", "no bar", "jobs/s", [1.0], [1.0], "none"),
+    ]
+
+
+def test_the_chart_is_well_formed_and_says_what_was_measured() -> None:
+    rates = [Rates("drain & more", "jobs/s", {"pgworkd": [90_000.0], "bare <loop>": [150_000.0], "none": []})]
+    text = chart.svg("Title & co", "today", _lines(), rates)
+    root = ElementTree.fromstring(text)  # noqa: S314 - our own text
+    said = [element.text or "" for element in root.iter(f"{SVG}text")]
+    assert {"Title & co", "today", "drain & more, jobs/s", "bare <loop>", "90,000", "150,000"} <= set(said)
+    assert any("kept <b>" in each for each in said)
+    assert any("missed" in each for each in said)
+    assert any("holds" in each for each in said)
+    assert "prefers-color-scheme: dark" in text
+    widths = [float(rect.attrib["width"]) for rect in root.iter(f"{SVG}rect")]
+    assert all(0 < width <= chart.PLOT for width in widths)
+
+
+def test_longer_bars_are_better_reached_ones() -> None:
+    holds, missed, *_ = chart._margins(_lines())
+    assert (holds.kind, missed.kind) == ("ours", "missed")
+    assert holds.length > 1 / chart.MARGIN_SHOWN > missed.length
+
+
+def test_numbers_are_short_and_have_no_exponent() -> None:
+    shown = [report.number(value) for value in (153_600.0, 1000.0, 99.96, 0.6, 0.0123, 0.0, math.nan)]
+    assert shown == ["154,000", "1,000", "100", "0.6", "0.0123", "0", "–"]
+
+
+def test_the_document_is_json_with_all_samples(tmp_path: Path) -> None:
+    report.write_json(tmp_path / "found.json", report.document(_lines(), [], {"rounds": 2}, {"peer": "1.0"}))
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found["lines"][0]["ours"] == [90_123.0, 95_000.0]
+    assert [line["verdict"] for line in found["lines"]] == ["holds", "missed", "missed", ""]
+    assert found["versions"]["peer"] == "1.0"
+    assert {"cpu", "cores", "memory_gib"} <= found["machine"].keys()
+
+
+# Processes
+
+
+def test_the_driver_sees_what_a_worker_counts(tmp_path: Path) -> None:
+    tally, seen = Tally(str(tmp_path)), Tallies(tmp_path)
+    assert (seen.calls(), seen.first_ns()) == (0, None)
+    tally.called()
+    tally.called()
+    tally.note(5, -6)
+    assert seen.calls() == 2
+    assert (seen.first_ns() or 0) > 0
+    assert seen.notes() == {os.getpid(): [5, -6]}
+
+
+async def test_a_program_that_dies_is_an_error_with_its_last_words(tmp_path: Path) -> None:
+    program = Program([sys.executable, "-c", "raise SystemExit('the reason')"], {}, tmp_path / "log")
+    with pytest.raises(BenchmarkError, match="the reason"):
+        await until(lambda: False, "never", [program], limit_s=10)
+    program.kill()
+
+
+async def test_programs_are_gone_when_the_block_is_left(tmp_path: Path) -> None:
+    async def fail_beside(programs: list[Program]) -> None:
+        async with running(["/bin/sleep", "60"], {}, tmp_path / "log") as program:
+            programs.append(program)
+            assert rss_mb(program.pid) > 0
+            assert cpu_s(program.pid) >= 0
+            raise ZeroDivisionError
+
+    programs: list[Program] = []
+    with pytest.raises(ZeroDivisionError):
+        await fail_beside(programs)
+    assert programs[0].process.returncode == -signal.SIGKILL
+
+
+# The whole
+
+
+@pytest.fixture
+async def bench(server_dsn: str, tmp_path: Path) -> AsyncIterator[Bench]:
+    """A run of one round with a few hundred jobs on the tests' server."""
+    server = Server(server_dsn)
+    await server.start()
+    yield Bench(server, tmp_path, scale=0.004, rounds=1, say=lambda _: None)
+    await server.close()
+
+
+async def test_the_drain_row_measures_and_leaves_nothing_behind(bench: Bench, server_dsn: str) -> None:
+    lines = await drain_row(bench)
+    assert [(line.bar is not None, bool(line.verdict)) for line in lines] == [(True, True)] * 3 + [(False, False)]
+    assert all(line.reached > 0 for line in lines)
+    (sample,) = bench.kept["drain"]["pgworkd"]
+    assert sample.worker_us > 0
+    await bench.server.close()
+    connection = await asyncpg.connect(server_dsn)
+    assert await connection.fetchval("SELECT count(*) FROM pg_database WHERE datname LIKE 'pgworkd_bench_%'") == 0
+    await connection.close()
+
+
+async def test_a_worker_that_cannot_start_fails_the_row(bench: Bench) -> None:
+    broken = replace(ours(), command=[sys.executable, "-c", "raise SystemExit('no worker')"])
+    with pytest.raises(BenchmarkError, match="no worker"):
+        await drain(bench, broken, 100)
+
+
+async def test_lost_and_doubled_jobs_are_not_believed(db: asyncpg.Connection[Any]) -> None:
+    await db.execute("INSERT INTO pgworkd.jobs (queue) SELECT 'bench' FROM generate_series(1, 3)")
+    since = datetime.now(UTC)
+    await verify(ours(), db, 0, 3, since)
+    with pytest.raises(BenchmarkError, match="5 handler calls for 7 of 10"):
+        await verify(ours(), db, 5, 10, since)  # lost, or run by nobody
+    with pytest.raises(BenchmarkError, match="8 handler calls for 7 of 10"):
+        await verify(ours(), db, 8, 10, since)  # one twice
+    with pytest.raises(BenchmarkError, match="0 completed jobs in the history"):
+        await verify(ours(), db, 7, 10, since)
+
+
+def test_a_drain_says_what_it_took() -> None:
+    assert str(Drain(12_345.6, 7.89, 3.21)) == "12,346/s, 7.9 + 3.2 us of CPU per job"
+    assert str(Drain(12_345.6, 7.89, None)) == "12,346/s, 7.9 us of CPU per job"
