@@ -351,14 +351,17 @@ BEGIN
     RETURN FOUND;
 END $$;
 
--- Sends a NOTIFY for each of these queues in which some pool sleeps (p_all: in which there is any pool).
--- p_run_at: some of the rows were due long ago, from then on, so claims that are past that must go back.
+-- Tells the pools of a queue that there is work. p_run_at: some of it was due from then on, so claims that
+-- are past that must go back. Inlined.
+CREATE OR REPLACE FUNCTION notify_pools(p_queue text, p_run_at timestamptz) RETURNS void LANGUAGE sql VOLATILE
+    RETURN pg_notify('pgworkd', jsonb_strip_nulls(
+        jsonb_build_object('queue', p_queue, 'run_at', date_part('epoch', p_run_at)))::text);
+
+-- Tells the pools of each of these queues in which some pool sleeps (p_all: in which there is any pool).
 -- Locks nothing, but a NOTIFY serialises commits over the whole cluster: that is why those awake get none.
 CREATE OR REPLACE FUNCTION wake(p_queues text[], p_run_at timestamptz DEFAULT NULL, p_all boolean DEFAULT false)
 RETURNS void LANGUAGE sql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
-    SELECT pg_notify('pgworkd', jsonb_strip_nulls(
-        jsonb_build_object('queue', q.queue, 'run_at', date_part('epoch', p_run_at)))::text)
-    FROM (SELECT DISTINCT unnest(p_queues) AS queue) q
+    SELECT notify_pools(q.queue, p_run_at) FROM (SELECT DISTINCT unnest(p_queues) AS queue) q
     WHERE EXISTS (SELECT FROM pools p WHERE p.queue = q.queue AND (p.asleep OR p_all))
 $$;
 
@@ -396,20 +399,32 @@ DECLARE
     v_id       uuid;
     v_probes   int := 0;
     v_special  boolean := cardinality(p_kinds) > 0;
+    v_paused   boolean;
+    v_suspect  boolean;
+    v_gaps     boolean;                          -- there may be priorities that the caller does not know
 BEGIN
     PERFORM FROM workers w WHERE w.id = p_worker AND w.lost_at IS NULL AND w.lease_until > v_now FOR KEY SHARE;
     IF NOT FOUND THEN
         RAISE EXCEPTION 'worker % has no lease', p_worker USING ERRCODE = 'PW001',
             HINT = 'Its lease ran out and its jobs were taken back: register again.';
     END IF;
-    IF EXISTS (SELECT FROM queues q WHERE q.name = p_queue AND q.paused_until > v_now) THEN
+    -- One statement for three questions, because with few jobs these cost more than the claim itself.
+    SELECT EXISTS (SELECT FROM queues q WHERE q.name = p_queue AND q.paused_until > v_now),
+           EXISTS (SELECT FROM jobs j WHERE j.queue = p_queue AND j.status IN ('pending', 'failed') AND j.losses > 0
+                   AND j.run_at <= v_now),
+           cardinality(p_priorities) <> 1
+           OR EXISTS (SELECT FROM jobs j WHERE j.queue = p_queue AND j.status IN ('pending', 'failed') AND j.losses = 0
+                      AND j.priority > p_priorities[1])
+           OR EXISTS (SELECT FROM jobs j WHERE j.queue = p_queue AND j.status IN ('pending', 'failed') AND j.losses = 0
+                      AND j.priority < p_priorities[1])
+    INTO v_paused, v_suspect, v_gaps;
+    IF v_paused THEN
         RETURN;
     END IF;
 
     -- One suspect at a time per worker. Two claims of one worker may overlap: the lock lets one look,
     -- and the look is a statement of its own, so it sees what the other has committed.
-    IF p_limit > 0 AND EXISTS (SELECT FROM jobs j WHERE j.queue = p_queue
-              AND j.status IN ('pending', 'failed') AND j.losses > 0 AND j.run_at <= v_now) THEN
+    IF p_limit > 0 AND v_suspect THEN
         IF pg_try_advisory_xact_lock(1886873444, p_worker) THEN
             IF NOT EXISTS (SELECT FROM jobs j WHERE j.worker_id = p_worker AND j.status = 'running' AND j.losses > 0) THEN
                 v_rows := ARRAY(
@@ -425,7 +440,7 @@ BEGIN
     WHILE v_room > 0 AND v_probes < 100 LOOP
         v_next := coalesce(p_priorities[v_known], -2147483649);
         v_priority := NULL;
-        IF v_above > v_next + 1 THEN  -- a gap: is there a priority that the caller does not know?
+        IF v_gaps AND v_above > v_next + 1 THEN  -- is there a priority that the caller does not know?
             SELECT j.priority INTO v_priority FROM jobs j
             WHERE j.queue = p_queue AND j.status IN ('pending', 'failed') AND j.losses = 0
               AND j.priority < v_above AND j.priority > v_next
@@ -1090,14 +1105,15 @@ END $$;
 -- sleepers look for the next due time at least as often.
 CREATE OR REPLACE FUNCTION jobs_inserted() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pgworkd, pg_catalog, pg_temp AS $$
-DECLARE
-    v_queues text[];
-    v_run_at timestamptz;
 BEGIN
-    SELECT array_agg(q.queue), min(q.run_at) INTO v_queues, v_run_at
-    FROM (SELECT i.queue::text AS queue, min(i.run_at) AS run_at FROM inserted i
-          WHERE i.status = 'pending' AND i.run_at <= clock() + interval '10 s' GROUP BY i.queue) q;
-    PERFORM wake(v_queues, CASE WHEN v_run_at < clock() THEN v_run_at END);
+    IF EXISTS (SELECT FROM pools p WHERE p.asleep) THEN
+        -- Whoever hears this may be past jobs that were due when the transaction began. (One instant for all its
+        -- statements: Postgres sends equal notices of a transaction once.)
+        PERFORM notify_pools(q.queue, least(q.run_at, clock() - (statement_timestamp() - transaction_timestamp())))
+        FROM (SELECT i.queue::text AS queue, min(i.run_at) AS run_at FROM inserted i
+              WHERE i.status = 'pending' AND i.run_at <= clock() + interval '10 s' GROUP BY i.queue) q
+        WHERE EXISTS (SELECT FROM pools p WHERE p.queue = q.queue AND p.asleep);
+    END IF;
     RETURN NULL;
 END $$;
 CREATE OR REPLACE TRIGGER jobs_inserted AFTER INSERT ON jobs

@@ -29,7 +29,7 @@ class Periods:
     """How often, in seconds, and what to keep, in days."""
 
     rescue_s: float = 8.0
-    expire_s: float = 15.0
+    expire_s: float = 30.0
     schedules_s: float = 30.0
     strays_s: float = 30.0
     partitions_s: float = 3600.0

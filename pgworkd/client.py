@@ -10,7 +10,9 @@ scoped sessions) or Django (`connection`, `connections[alias]`). What the driver
 
 from __future__ import annotations
 
+import secrets
 import sys
+import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import KW_ONLY, dataclass
@@ -27,24 +29,22 @@ NAME_CHARS_MAX, KEY_CHARS_MAX, ATTEMPTS_MAX, PRIORITY_MAX = 200, 512, 1000, 2**3
 FIRST_INSTANT, END_OF_INSTANTS = datetime(1970, 1, 1, tzinfo=UTC), datetime(2200, 1, 1, tzinfo=UTC)
 _STATEMENT_ROWS, _STATEMENT_CHARS = 5_000, 8 * 1024 * 1024  # more is no faster, but costs the server memory
 
-# Ids are drawn before the insert: RETURNING promises no order. Everything travels as text or number, so that no
-# codec or adapter that the caller has set for jsonb or timestamptz comes between.
+# Ids are drawn here: RETURNING promises no order, and a server without OpenSSL opens /dev/urandom for each. Everything
+# travels as text or number, so that no codec or adapter that the caller has set for jsonb or uuid comes between.
 _INSERT = """
-WITH new AS MATERIALIZED (
-    SELECT pgworkd.new_id() AS id, n.*
-    FROM unnest(CAST($1 AS text[]), CAST($2 AS text[]), CAST($3 AS text[]), CAST($4 AS int[]), CAST($5 AS text[]),
-                CAST($6 AS float8[]), CAST($7 AS text[]), CAST($8 AS int[]), CAST($9 AS float8[]), CAST($10 AS text[]),
-                CAST($11 AS text[])) WITH ORDINALITY AS n
-        (queue, kind, payload, priority, run_at, delay_s, expires_at, max_attempts, timeout_s, dedupe_key, meta, nr)
-), stored AS (
+WITH stored AS (
     INSERT INTO pgworkd.jobs
            (id, queue, kind, payload, priority, run_at, expires_at, max_attempts, timeout_s, dedupe_key, meta)
-    SELECT id, queue, kind, CAST(payload AS jsonb), priority,
+    SELECT CAST(id AS uuid), queue, kind, CAST(payload AS jsonb), priority,
            coalesce(CAST(run_at AS timestamptz), pgworkd.clock() + make_interval(secs => coalesce(delay_s, 0))),
            CAST(expires_at AS timestamptz), max_attempts, timeout_s, dedupe_key, CAST(meta AS jsonb)
-    FROM new ORDER BY nr
+    FROM unnest(CAST($1 AS text[]), CAST($2 AS text[]), CAST($3 AS text[]), CAST($4 AS text[]), CAST($5 AS int[]),
+                CAST($6 AS text[]), CAST($7 AS float8[]), CAST($8 AS text[]), CAST($9 AS int[]), CAST($10 AS float8[]),
+                CAST($11 AS text[]), CAST($12 AS text[])) AS new
+        (id, queue, kind, payload, priority, run_at, delay_s, expires_at, max_attempts, timeout_s, dedupe_key, meta)
+    RETURNING 1
 )
-SELECT id FROM new ORDER BY nr"""
+SELECT count(*) FROM stored"""
 # The same in the other styles of parameters; each of them occurs once, in order.
 _INSERT_FORMAT, _INSERT_NAMED = sub(r"\$\d+", "%s", _INSERT), sub(r"\$(\d+)", r":p\1", _INSERT)
 _Jobs = Iterable["NewJob | Mapping[str, Any]"]
@@ -126,7 +126,14 @@ def enqueue_many(conn: Any, jobs: _Jobs) -> Any:
     statements, in a savepoint or, in autocommit, a transaction of their own. So it depends on their number whether the
     caller's transaction could go on after an error of the driver: roll it back.
     """
-    return _way(conn)(conn, [_row(_new_job(job, f"jobs[{i}]"), f"jobs[{i}].") for i, job in enumerate(jobs)])
+    return _way(conn)(conn, [_checked(job, i) for i, job in enumerate(jobs)])
+
+
+def _checked(job: Any, index: int) -> tuple[Any, ...]:
+    try:
+        return _row(job if type(job) is NewJob else _new_job(job, ""), "")
+    except UsageError:  # once more, for the message to say which
+        return _row(_new_job(job, f"jobs[{index}]"), f"jobs[{index}].")
 
 
 def _new_job(job: Any, what: str) -> NewJob:
@@ -139,7 +146,7 @@ def _new_job(job: Any, what: str) -> NewJob:
 def _row(job: NewJob, at: str) -> tuple[Any, ...]:
     if job.run_at is not None and job.delay is not None:
         raise UsageError(f"{at}run_at and delay are both given: pass one of them")
-    if job.timeout_s in (0, timedelta(0)):
+    if job.timeout_s is not None and job.timeout_s in (0, timedelta(0)):
         raise UsageError(f"{at}timeout_s is 0: pass more, or None for the handler's own")
     return (
         _text(job.queue, f"{at}queue", NAME_CHARS_MAX),
@@ -183,10 +190,11 @@ def _way(conn: object) -> Callable[[Any, Sequence[Any]], Any]:
     raise UsageError(f"cannot enqueue on a {type(conn).__qualname__}: pass one of {', '.join(_WAYS)}")
 
 
-def _parts(rows: Sequence[Any]) -> list[list[Any]]:
+def _parts(ids: Iterable[int], rows: Sequence[Any]) -> list[list[Any]]:
     parts, chars = list[list[Any]](), 0
-    for row in rows:
-        size = len(row[2]) + len(row[10] or "")
+    for job_id, fields in zip(ids, rows, strict=True):
+        row = (f"{job_id:032x}", *fields)
+        size = len(row[3]) + len(row[11] or "")
         if not parts or len(parts[-1]) == _STATEMENT_ROWS or chars + size > _STATEMENT_CHARS:
             parts.append([])
             chars = 0
@@ -195,8 +203,11 @@ def _parts(rows: Sequence[Any]) -> list[list[Any]]:
     return parts
 
 
-def _ids(rows: Iterable[Sequence[Any]]) -> list[UUID]:
-    return [row[0] if isinstance(row[0], UUID) else UUID(row[0]) for row in rows]  # some drivers give text
+def _new_ids(count: int) -> range:
+    """Version 7 UUIDs (RFC 9562) as integers: this millisecond, 12 random bits, and on from a random start."""
+    low = 0b10 << 62 | secrets.randbits(61)  # the variant; room above for the count
+    first = time.time_ns() // 1_000_000 << 80 | 7 << 76 | secrets.randbits(12) << 64 | low
+    return range(first, first + count)
 
 
 async def _first(ids: Coroutine[Any, Any, list[UUID]]) -> UUID:
@@ -204,17 +215,23 @@ async def _first(ids: Coroutine[Any, Any, list[UUID]]) -> UUID:
 
 
 def _store(driver: Any, conn: Any, rows: Sequence[Any]) -> list[UUID]:
-    parts = _parts(rows)
+    ids = _new_ids(len(rows))
+    parts = _parts(ids, rows)
     run, block = driver(conn, len(parts))
     with block() if len(parts) > 1 else nullcontext():
-        return [i for part in parts for i in _ids(run(*map(list, zip(*part, strict=True))))]
+        for part in parts:
+            run(*map(list, zip(*part, strict=True)))
+    return [UUID(int=i) for i in ids]
 
 
 async def _store_async(driver: Any, conn: Any, rows: Sequence[Any]) -> list[UUID]:
-    parts = _parts(rows)
+    ids = _new_ids(len(rows))
+    parts = _parts(ids, rows)
     run, block = await driver(conn, len(parts))
     async with block() if len(parts) > 1 else nullcontext():
-        return [i for part in parts for i in _ids(await run(*map(list, zip(*part, strict=True))))]
+        for part in parts:
+            await run(*map(list, zip(*part, strict=True)))
+    return [UUID(int=i) for i in ids]
 
 
 # The drivers. None is imported: who holds a connection has done that. Each answers with a function that runs the

@@ -3,9 +3,9 @@
 While some transaction holds back vacuum, the index entries of finished jobs stay, and a claim that begins at the head
 of the queue walks over all of them. A pool therefore remembers, per priority, the last row it has claimed. Rows may
 still turn up behind it: committed late, backdated, retried, given back. They are found by sweeps whose reach doubles:
-every 20 ms a claim begins 20 ms (of `run_at`) further back, every 40 ms 40 ms, and so on up to 5 s, and every 10 s at
-the head. A straggler thus waits about as long as its own transaction took, and each reach costs the same. Sweeps that
-prove expensive are made more rarely, so that all together take little of the time.
+every 20 ms a claim begins 40 ms (of `run_at`) further back, every 40 ms 80 ms, and so on up to 10 s, and every 10 s
+at the head. A straggler thus waits about as long as its own transaction took, and each reach costs the same. Sweeps
+that prove expensive are made more rarely: each reach takes a twentieth of the time at most.
 """
 
 from __future__ import annotations
@@ -16,9 +16,12 @@ from uuid import UUID
 
 from .store import Claimed
 
-REACH_FIRST_S = 0.02
+PERIOD_FIRST_S = 0.02
 LEVELS = 10
-"""Level k reaches 20 ms * 2**k back, about as often; the last (every 10.24 s) begins at the head."""
+"""Level k sweeps every 20 ms * 2**k; the last (every 10.24 s) begins at the head."""
+REACH_PERIODS = 2
+"""A sweep reaches so many of its periods back: when it comes, the place has moved on by one since the straggler was
+committed behind it."""
 COST_SHARE = 0.05
 """Of the time, for one level's sweeps at most."""
 PRIORITIES_MAX = 32
@@ -48,18 +51,20 @@ class Cursor:
         self._positions: dict[int, Position] = {}
         self._due_at = [0.0] * LEVELS
         self._cost_s = [0.0] * LEVELS
-        self._usual_s = 0.0
+        self._usual_s: float | None = None  # what a claim takes that is no sweep
         self._level: int | None = None  # of the claim under way; None: no sweep
+        self._rewound: float | None = None  # to which run_at, since that claim began
 
     def start(self, now: float) -> Start:
         """Where the claim that is made now begins."""
+        self._rewound = None
         self._level = next((level for level in reversed(range(LEVELS)) if now >= self._due_at[level]), None)
         if self._level == LEVELS - 1:
             return Start([], [], [])
         places = sorted(self._positions.items(), reverse=True)
         if self._level is None:
             return Start([p for p, _ in places], [at.run_at for _, at in places], [at.id for _, at in places])
-        reach_s = REACH_FIRST_S * 2**self._level
+        reach_s = REACH_PERIODS * PERIOD_FIRST_S * 2**self._level
         return Start([p for p, _ in places], [at.run_at - reach_s for _, at in places], [_FIRST_ID] * len(places))
 
     def claimed(self, rows: Sequence[Claimed], now: float, took_s: float, *, full: bool) -> None:
@@ -74,23 +79,28 @@ class Cursor:
             exact = level == LEVELS - 1 or (full and priority == min(last))
             known = self._positions.get(priority)
             self._positions[priority] = position if exact or known is None else max(known, position)
+        if self._rewound is not None:
+            self.rewind(self._rewound)  # the claim may have been past it already
         if len(self._positions) > PRIORITIES_MAX:
             self._positions.clear()
         if level is None:
-            self._usual_s += 0.2 * (took_s - self._usual_s)
+            self._usual_s = took_s if self._usual_s is None else self._usual_s + 0.2 * (took_s - self._usual_s)
             return
-        self._cost_s[level] = max(0.0, took_s - self._usual_s)
-        for each in range(level + 1):
-            self._due_at[each] = now + max(REACH_FIRST_S * 2**each, self._cost_s[each] / COST_SHARE)
+        cost_s = self._cost_s[level] = max(0.0, took_s - (self._usual_s or 0.0))
+        self._due_at[level] = now
+        for each in range(level + 1):  # it has done what the nearer ones do, and those take no longer
+            pause_s = max(PERIOD_FIRST_S * 2**each, min(cost_s, self._cost_s[each]) / COST_SHARE)
+            self._due_at[each] = max(self._due_at[each], now + pause_s)
 
     def rewind(self, run_at: float) -> None:
         """A row that was due then has become claimable again."""
+        self._rewound = run_at if self._rewound is None else min(run_at, self._rewound)
         back = Position(run_at, _FIRST_ID)
         self._positions = {priority: min(known, back) for priority, known in self._positions.items()}
 
     def doubt(self, now: float) -> None:
         """Something is due that was not claimed: begins at the head as soon as that is not too expensive."""
         last = LEVELS - 1
-        period_s = REACH_FIRST_S * 2**last
+        period_s = PERIOD_FIRST_S * 2**last
         made_at = self._due_at[last] - max(period_s, self._cost_s[last] / COST_SHARE)
         self._due_at[last] = min(self._due_at[last], max(now, made_at + self._cost_s[last] / COST_SHARE))

@@ -241,6 +241,7 @@ class Daemon:
         tasks.start_soon(Wake(self._store.listener, self, self.events).run, listening.set, name="wake")
         with anyio.move_on_after(self.options.link.connect_timeout_s):
             await listening.wait()  # a hint only: without it the pools poll
+        tasks.start_soon(self._store.warm_up, self.worker_id, name="warm-up")
         tasks.start_soon(self._chores.run, name="chores")
         tasks.start_soon(
             Look(self._store, self.pools, self.membership, self.events, self.options.poll_s).run, name="look"

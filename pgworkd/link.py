@@ -116,7 +116,7 @@ class Link:
     def __init__(self, options: LinkOptions, name: str) -> None:
         self._options = options
         self._name = name
-        self._lock = anyio.Lock()
+        self._lock = anyio.Lock(fast_acquire=True)
         self._connection: asyncpg.Connection[Any] | None = None
 
     async def fetch(self, sql: str, *args: object) -> list[Row]:
@@ -135,10 +135,10 @@ class Link:
     async def _call(self, use: Callable[[Any], Any], deadline_s: float | None = None) -> Any:
         async with self._lock:
             connection = await self._ready()
-            with anyio.CancelScope(shield=True):
+            deadline = anyio.current_time() + (deadline_s or self._options.command_timeout_s + 2)
+            with anyio.CancelScope(shield=True, deadline=deadline):
                 try:
-                    with anyio.fail_after(deadline_s or self._options.command_timeout_s + 2):
-                        return await use(connection)
+                    return await use(connection)
                 except asyncpg.PostgresError as error:
                     code = str(getattr(error, "sqlstate", ""))
                     if code in _DROP_SESSION or code.startswith("08"):
@@ -148,6 +148,8 @@ class Link:
                     # The call's fate is unknown, so is the session's: never use it again.
                     self._drop()
                     raise translate(error) from error
+            self._drop()
+            raise translate(TimeoutError())
 
     async def _ready(self) -> asyncpg.Connection[Any]:
         if self._connection is None or self._connection.is_closed():

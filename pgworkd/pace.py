@@ -6,8 +6,8 @@ import math
 import time
 
 AHEAD_MAX = 2_000
-WORTHWHILE = 0.2
-"""Jobs ahead, by the law: for less, slots wait for claims a tenth of the time at most."""
+WORTHWHILE = 0.1
+"""Of the time of a run: claims that take less are not worth holding jobs back from others for."""
 WEIGHT = 0.2
 """Of the newest measurement in each moving average."""
 
@@ -16,34 +16,42 @@ class Pace:
     """Little's law: what is finished while a claim is under way has to be there before it is back.
 
     Twice that is claimed ahead, of the rate that was measured or that the slots can reach at all, whichever is lower.
-    Jobs that take long come out at nothing: they would wait here while another daemon has slots.
+    Jobs that take long come out at nothing: they would wait here while another daemon has slots. Slots that ran dry
+    could have done more than was measured: then what is claimed doubles, up to what they can reach.
     """
 
     def __init__(self) -> None:
         self.ahead = 0
         """Jobs to claim beyond the free slots."""
-        self._claim_s = 0.0
+        self._claim_s: float | None = None
         self._rate = 0.0
         self._run_s: float | None = None
         self._counted = 0
         self._counted_at = time.monotonic()
 
-    def claimed(self, took_s: float, finished: int, run_s: float, concurrency: int) -> None:
-        """After each claim: how long it took, how many jobs have finished so far and how long the last one ran."""
+    def claimed(self, took_s: float, finished: int, run_s: float, concurrency: int, *, dry: bool) -> None:
+        """After each claim: how long it took, how many jobs have finished so far and how long the last one ran.
+
+        `dry`: no job was left here when it came back.
+        """
         now = time.monotonic()
         count, elapsed_s = finished - self._counted, now - self._counted_at
         self._counted, self._counted_at = finished, now
-        self._claim_s += WEIGHT * (took_s - self._claim_s)
+        self._claim_s = min(took_s, _average(self._claim_s, took_s))  # the long ones, like the first, are exceptions
         if not count:
             return
-        self._run_s = run_s if self._run_s is None else self._run_s + WEIGHT * (run_s - self._run_s)
-        rate = count / max(elapsed_s, 1e-6)
-        self._rate += WEIGHT * (rate - self._rate)
-        reachable = concurrency / max(self._run_s, 1e-6)
-        ahead = 2 * self._claim_s * min(self._rate, reachable)
-        self.ahead = min(AHEAD_MAX, math.ceil(ahead)) if ahead >= WORTHWHILE else 0
+        self._run_s = _average(self._run_s, run_s)
+        self._rate += WEIGHT * (count / max(elapsed_s, 1e-6) - self._rate)
+        reachable = 2 * self._claim_s * concurrency / max(self._run_s, 1e-6)
+        measured = 2 * self._claim_s * self._rate
+        ahead = min(reachable, max(measured, 2.0 * (self.ahead + concurrency)) if dry else measured)
+        self.ahead = min(AHEAD_MAX, math.ceil(ahead)) if self._claim_s >= WORTHWHILE * self._run_s else 0
 
     def stalled(self, since_s: float) -> None:
         """Nothing that was claimed ahead has begun for so long: these jobs take longer than we thought."""
         self._run_s = max(self._run_s or 0.0, since_s)
         self.ahead = 0
+
+
+def _average(known: float | None, new: float) -> float:
+    return new if known is None else known + WEIGHT * (new - known)

@@ -6,6 +6,7 @@ claim ahead the pace's, whether to poll or to wait for a notification the attent
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
@@ -189,14 +190,14 @@ class Pool:
                 await self._woken.wait()
 
     def _room(self) -> int:
-        if self.paused or self._settler.full or not self._fleet.may_claim:
+        if self.paused or not self._fleet.may_claim:
             return 0
-        return min(CLAIM_MAX, self._slots.free + self._pace.ahead)
+        return min(CLAIM_MAX, self._slots.free + self._pace.ahead, self._settler.room - len(self._slots.work))
 
     def _may_claim(self) -> bool:
         if self._along is not None and anyio.current_time() < self._along.at + ALONG_S:
             return False
-        return len(self._slots.work) <= self._low and self._room() > 0
+        return (self._slots.free > 0 or len(self._slots.work) <= self._low) and self._room() > 0
 
     async def _turn(self) -> float | None:
         """One claim, if there is room. Seconds to sleep; None: until woken."""
@@ -210,6 +211,12 @@ class Pool:
             self._claiming = True
             asked = self._ask()
             claimed = await self._store.claim(asked.order)
+            took_s, dry = anyio.current_time() - asked.at, not self._slots.work
+            self._give(claimed)
+            if dry:
+                await asyncio.sleep(0)  # who waits for work goes first, what is left to do here can wait
+            self._learn(asked, claimed, took_s, dry=dry)
+            self._outage.passed()
         except WorkerLost:
             self._fleet.worker_lost()
             return None
@@ -217,8 +224,6 @@ class Pool:
             return self._outage.failed(error)
         finally:
             self._claiming = False
-        self._outage.passed()
-        self._take(asked, claimed)
         after = self._attention.after_claim(len(claimed), anyio.current_time(), full=self._more)
         try:
             if after.asleep is not None:
@@ -239,19 +244,20 @@ class Pool:
         fixed = (self._fleet.worker_id, self.queue, self._room(), self._kinds, self._budgets)
         return Asked(ClaimOrder(*fixed, *self._cursor.start(now)), now)
 
-    def _take(self, asked: Asked, claimed: Sequence[Claimed]) -> None:
-        now = anyio.current_time()
-        took_s, slots = now - asked.at, self._slots
-        self._more = len(claimed) == asked.order.limit
-        self._cursor.claimed(claimed, now, took_s, full=self._more)
-        self._pace.claimed(took_s, slots.finished, slots.run_s, slots.concurrency)
+    def _give(self, claimed: Sequence[Claimed]) -> None:
         for row in claimed:
             held = Held(row, self.queue)
             self._holdings.add(held)
-            slots.work.append(held)
+            self._slots.work.append(held)
         if not self._fleet.may_claim:
             self.give_back()  # the daemon began to stop, or was fenced, while the claim was on its way
         self._fill()
+
+    def _learn(self, asked: Asked, claimed: Sequence[Claimed], took_s: float, *, dry: bool) -> None:
+        slots = self._slots
+        self._more = len(claimed) == asked.order.limit
+        self._cursor.claimed(claimed, anyio.current_time(), took_s, full=self._more)
+        self._pace.claimed(took_s, slots.finished, slots.run_s, slots.concurrency, dry=dry)
 
     def _fill(self) -> None:
         if self._tasks is not None:
@@ -274,8 +280,6 @@ class Pool:
         """The answer to that; None: there is none, both go their own ways."""
         self._along = None
         if claimed is not None:
-            self._take(asked, claimed)
-        if self._more and self._slots.work:
-            self._slots.ask_below = self._low
-        else:
-            self.look()
+            self._learn(asked, claimed, anyio.current_time() - asked.at, dry=not self._slots.work)
+            self._give(claimed)
+        self.look()  # more slots may have become free meanwhile

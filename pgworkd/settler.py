@@ -94,8 +94,13 @@ class Settler:
         self._waiting.append((held, outcome))
 
     @property
+    def room(self) -> int:
+        """How many more may be put here; beyond that, claiming would only make the pile higher."""
+        return max(0, CAPACITY - len(self._waiting))
+
+    @property
     def full(self) -> bool:
-        """True when claiming more would only make the pile higher."""
+        """True when there is no room."""
         return len(self._waiting) >= CAPACITY
 
     async def drained(self) -> None:

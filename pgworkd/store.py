@@ -7,6 +7,7 @@ outcome is unknown: all verbs may be repeated.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
 
+from .errors import PgworkdError
 from .link import Link, LinkOptions, Listener, Transactions
 
 CHANNEL = "pgworkd"
@@ -160,6 +162,12 @@ class Store:
     async def sign_off(self, worker_id: int) -> bool:
         """Ends a worker; False if it still has running jobs or is lost."""
         return bool(await self._rest.value("SELECT pgworkd.sign_off($1)", worker_id))
+
+    async def warm_up(self, worker_id: int) -> None:
+        """Lets both hot connections plan their statements, which takes tens of milliseconds, before there is a job."""
+        with contextlib.suppress(PgworkdError):  # whoever needs them will say what is wrong
+            await self.claim(ClaimOrder(worker_id, "", 0))
+            await self.settle_completed([], [], [])
 
     # Claim
 

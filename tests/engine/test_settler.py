@@ -27,7 +27,8 @@ def counted(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     settle = store.settle_completed
 
     async def counting(ids: Any, *rest: Any) -> Any:
-        sizes.append(len(ids))
+        if ids:  # the warm-up settles nothing
+            sizes.append(len(ids))
         return await settle(ids, *rest)
 
     monkeypatch.setattr(store, "settle_completed", counting)

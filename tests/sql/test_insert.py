@@ -225,9 +225,9 @@ async def test_truncate_and_delete_by_hand_harm_nobody(db: Db, notices: Notices)
     assert await release(db, ids[:1]) == set()
     await db.execute("TRUNCATE pgworkd.jobs")
     assert await fail(db, ids) == {}
-    assert await notices.heard() == [{"queue": "q"}]
+    assert await notices.queues() == ["q"]
     again = await one(db)
-    assert await notices.heard() == [{"queue": "q"}]
+    assert await notices.queues() == ["q"]
     assert await claim_ids(db, worker_id) == [again]
 
 

@@ -73,7 +73,7 @@ async def test_every_function_that_runs_a_statement_pins_its_search_path(db: Db)
         "AND 'search_path=pgworkd, pg_catalog, pg_temp' <> ALL (coalesce(proconfig, '{}'))"
     )
     # These are inlined into others' statements; they touch no table.
-    assert {row[0] for row in rows} <= {"clock", "new_id", "add_error"}
+    assert {row[0] for row in rows} <= {"clock", "new_id", "add_error", "notify_pools"}
 
 
 async def test_a_hostile_search_path_changes_nothing(db: Db, connect: Connect) -> None:

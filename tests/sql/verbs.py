@@ -293,6 +293,10 @@ class Notices:
         heard, self._heard = self._heard[:index], self._heard[index + 1 :]
         return [json.loads(text) for text in heard]
 
+    async def queues(self) -> list[str]:
+        """The queues named by all that was committed since the last call."""
+        return [notice["queue"] for notice in await self.heard()]
+
 
 # What a statement costs
 

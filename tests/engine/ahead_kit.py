@@ -1,0 +1,107 @@
+"""A queue whose jobs are quick and then suddenly wait: what was claimed ahead of the slots stands there to be seen."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import AsyncIterator
+from typing import Any
+
+import anyio
+import asyncpg
+import pytest
+
+from pgworkd import pool
+from pgworkd.app import App
+from pgworkd.daemon import Daemon
+from pgworkd.job import Job
+from tests.engine.test_control import Gauge
+from tests.kit import Recorder, running, until
+
+QUICK = 1500
+"""Enough of them for a daemon to find its pace."""
+
+_FILL = """INSERT INTO pgworkd.jobs (queue, run_at, payload)
+    SELECT 'q', now() - interval '2 s', '{}'::jsonb FROM generate_series(1, $1::int)
+    UNION ALL SELECT 'q', now() - interval '1 s', '{"wait": true}' FROM generate_series(1, $2::int)"""
+_QUICK_OVER = "SELECT NOT EXISTS (SELECT FROM pgworkd.jobs WHERE payload = '{}')"
+RUNNING = "SELECT count(*) FROM pgworkd.jobs WHERE status = 'running'"
+
+
+class Waiters:
+    """An app with one queue, `q`: jobs return at once, or, if their payload says so, when they are let go."""
+
+    def __init__(self, concurrency: int, quick_s: float | None = None) -> None:
+        """`quick_s`: what the quick ones take; None: they return without ever waiting."""
+        self.app = App()
+        self.gauge = Gauge()
+        self.began: Counter[Any] = Counter()
+        self.returned: Counter[Any] = Counter()
+
+        @self.app.handler("q", concurrency=concurrency)
+        async def handle(payload: dict[str, Any], job: Job) -> None:
+            self.began[job.id] += 1
+            if payload:
+                await self.gauge()
+            elif quick_s is not None:
+                await anyio.sleep(quick_s)
+            self.returned[job.id] += 1
+
+
+def never_stalls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was claimed ahead stays, however long it waits."""
+    monkeypatch.setattr(pool, "STALL_S", 60.0)
+
+
+async def fill(db: asyncpg.Connection[Any], quick: int, waiting: int) -> None:
+    """Quick jobs, and behind them jobs that wait."""
+    await db.execute(_FILL, quick, waiting)
+
+
+async def settled_in(db: asyncpg.Connection[Any]) -> int:
+    """Waits until the quick jobs are over and no claim is on its way; how many rows run."""
+    await until(lambda: db.fetchval(_QUICK_OVER), limit_s=4)
+    rows: list[int] = []
+
+    async def steady() -> bool:
+        rows.append(await db.fetchval(RUNNING))
+        return len(rows) > 3 and len(set(rows[-4:])) == 1
+
+    await until(steady, limit_s=2)
+    return rows[-1]
+
+
+@contextlib.asynccontextmanager
+async def claimed_ahead(
+    waiters: Waiters, dsn: str, db: asyncpg.Connection[Any], *, waiting: int = 1000, **changes: Any
+) -> AsyncIterator[tuple[Daemon, Recorder, int]]:
+    """A daemon whose slots are all taken by jobs that wait, and how many more it has claimed ahead.
+
+    The test has to patch `STALL_S`, or they are given back before it can look.
+    """
+    await fill(db, QUICK, waiting)
+    concurrency = waiters.app.slots(None)["q"]
+    async with running(waiters.app, dsn, **{"shutdown_s": 0.5} | changes) as (daemon, seen):
+        await waiters.gauge.shows(concurrency)
+        ahead = await settled_in(db) - concurrency
+        assert ahead > 0, "nothing was claimed ahead"
+        assert daemon.running == concurrency
+        yield daemon, seen, ahead
+
+
+async def set_concurrency(db: asyncpg.Connection[Any], concurrency: int, daemon: Daemon) -> None:
+    """As an operator does, by the table; returns when the daemon has heard of it."""
+    await db.execute(
+        "INSERT INTO pgworkd.queues (name, concurrency) VALUES ('q', $1) "
+        "ON CONFLICT (name) DO UPDATE SET concurrency = excluded.concurrency",
+        concurrency,
+    )
+
+    async def follows() -> bool:
+        return daemon.pools["q"].concurrency == concurrency
+
+    await until(follows)
+
+
+async def truth(value: Any) -> Any:
+    return value

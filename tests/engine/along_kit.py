@@ -1,0 +1,56 @@
+"""Settles that take a claim along, as a daemon makes them, and a way to make them one by one."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import anyio
+import pytest
+
+from pgworkd import pace
+from pgworkd.daemon import Daemon
+from tests.engine.ahead_kit import Waiters
+
+ALL_OVER = "SELECT NOT EXISTS (SELECT FROM pgworkd.jobs)"
+NO_HEARTBEAT = {"heartbeat_s": 20.0, "lease_s": 60.0}
+"""The daemon hears of nothing by its heartbeat, however long a test takes."""
+
+
+class Call(NamedTuple):
+    """One settle with a claim along, and what came of it."""
+
+    settled: list[Any]
+    limit: int
+    claimed: int | None
+    error: Exception | None
+
+
+def calls_of(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> list[Call]:
+    """Each call of that kind, when it has been answered."""
+    calls: list[Call] = []
+    store = daemon._store
+    original = store.settle_and_claim
+
+    async def listening(ids: Any, attempts: Any, results: Any, order: Any) -> Any:
+        try:
+            won, claimed = await original(ids, attempts, results, order)
+        except Exception as error:
+            calls.append(Call(list(ids), order.limit, None, error))
+            raise
+        calls.append(Call(list(ids), order.limit, len(claimed), None))
+        return won, claimed
+
+    monkeypatch.setattr(store, "settle_and_claim", listening)
+    return calls
+
+
+def let_go(waiters: Waiters) -> None:
+    """Those that run return; the next wait."""
+    go_on, waiters.gauge.go_on = waiters.gauge.go_on, anyio.Event()
+    go_on.set()
+
+
+def nothing_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pool claims for its free slots only, however quick its jobs are."""
+    monkeypatch.setattr(pace, "WORTHWHILE", math.inf)

@@ -1,0 +1,295 @@
+"""Claiming ahead: quick jobs are there before a slot is free for them, and no job waits where it cannot run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anyio
+import asyncpg
+import pytest
+
+from pgworkd import events, pool
+from pgworkd.daemon import Daemon
+from pgworkd.job import Reason
+from tests.engine.ahead_kit import (
+    QUICK,
+    RUNNING,
+    Waiters,
+    claimed_ahead,
+    fill,
+    never_stalls,
+    set_concurrency,
+    settled_in,
+    truth,
+)
+from tests.engine.test_cancel import cancel
+from tests.kit import running, until
+
+IN_SLOTS = [1, 4]
+
+
+# What is claimed ahead, and what is not.
+
+
+@pytest.mark.parametrize("slots", IN_SLOTS)
+async def test_quick_jobs_are_claimed_ahead_and_each_runs_once(
+    dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch, slots: int
+) -> None:
+    never_stalls(monkeypatch)
+    waiters = Waiters(slots)
+    async with claimed_ahead(waiters, dsn, db, waiting=200) as (_, seen, ahead):
+        assert await db.fetchval(RUNNING) == slots + ahead > slots
+        waiters.gauge.go_on.set()
+        await seen.wait(events.JOB_COMPLETED, count=QUICK + 200)
+    assert len(waiters.returned) == sum(waiters.returned.values()) == QUICK + 200
+    assert await db.fetchval("SELECT max(attempts) FROM pgworkd.finished_jobs") == 1
+
+
+async def test_slow_jobs_are_never_claimed_ahead(
+    dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiters = Waiters(4)
+    await fill(db, 0, 60)
+    async with running(waiters.app, dsn, shutdown_s=0.5) as (daemon, seen):
+        surplus = surplus_of(daemon, monkeypatch)
+        for done in (4, 8, 12, 16):
+            await waiters.gauge.shows(4)
+            for _ in range(6):
+                assert await settled_in(db) == 4
+                await anyio.sleep(0.05)
+            old, waiters.gauge.go_on = waiters.gauge.go_on, anyio.Event()
+            old.set()
+            await seen.wait(events.JOB_COMPLETED, count=done)
+        await waiters.gauge.shows(4)
+        assert await settled_in(db) == 4
+        assert max(surplus) == 0
+        waiters.gauge.go_on.set()
+        await seen.wait(events.JOB_COMPLETED, count=60)
+
+
+def surplus_of(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """By how much the answer of each claim from now on exceeds the slots that are free."""
+    surplus = [0]
+    store, slots = daemon._store, daemon.pools["q"]._slots
+    claim, settle_and_claim = store.claim, store.settle_and_claim
+
+    async def claiming(*args: Any) -> Any:
+        claimed = await claim(*args)
+        surplus.append(len(claimed) - slots.free)
+        return claimed
+
+    async def claiming_along(*args: Any) -> Any:
+        won, claimed = await settle_and_claim(*args)
+        surplus.append(len(claimed) - slots.free)
+        return won, claimed
+
+    monkeypatch.setattr(store, "claim", claiming)
+    monkeypatch.setattr(store, "settle_and_claim", claiming_along)
+    return surplus
+
+
+# What was claimed ahead and stalls.
+
+
+@pytest.mark.parametrize("slots", IN_SLOTS)
+@pytest.mark.parametrize("quick_s", [None, 0.001], ids=["claimed by itself", "claimed along"])
+async def test_what_stalls_is_given_back_unspent_within_a_moment_and_runs_elsewhere(
+    dsn: str, db: asyncpg.Connection[Any], slots: int, quick_s: float | None
+) -> None:
+    """Whichever way it was claimed: with jobs of a millisecond most claims go along with a settle."""
+    quick = 300 if quick_s else QUICK
+    one, other = Waiters(slots, quick_s), Waiters(500)
+    await fill(db, quick, 100)
+    async with running(one.app, dsn, shutdown_s=0.5) as (_, seen):
+        await one.gauge.shows(slots)
+        await until(lambda: db.fetchval(f"SELECT ({RUNNING}) = $1", slots), limit_s=1)
+        released = await seen.wait(events.JOB_RELEASED)
+        assert (released["reason"], released["delay_s"]) == (Reason.ELSEWHERE.value, None)
+        given = {facts["job_id"] for facts in seen.all(events.JOB_RELEASED)}
+        rows = await db.fetch(
+            "SELECT DISTINCT status::text, failures, losses, worker_id, error FROM pgworkd.jobs WHERE id = ANY ($1)",
+            list(given),
+        )
+        assert [tuple(row) for row in rows] == [("pending", 0, 0, None, None)]
+        async with running(other.app, dsn, shutdown_s=0.5) as (_, seen_there):
+            await other.gauge.shows(100 - slots)
+            assert given <= {facts["job_id"] for facts in seen_there.all(events.JOB_STARTED)}
+            assert one.gauge.now == slots
+            one.gauge.go_on.set()
+            other.gauge.go_on.set()
+            await until(lambda: db.fetchval("SELECT NOT EXISTS (SELECT FROM pgworkd.jobs)"), limit_s=4)
+    returned = one.returned + other.returned
+    assert len(returned) == sum(returned.values()) == quick + 100
+
+
+async def test_a_trickle_of_new_jobs_does_not_keep_what_stalls_from_being_given_back(
+    dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of them is notified, because the other daemon sleeps: both daemons look."""
+    never_stalls(monkeypatch)
+    one, other = Waiters(4), Waiters(500)
+    async with claimed_ahead(one, dsn, db, waiting=100) as (daemon, _, ahead), running(other.app, dsn) as (_, seen):
+        await other.gauge.shows(96 - ahead)
+        monkeypatch.setattr(pool, "STALL_S", 0.05)
+        daemon.pools["q"].look()
+        trickled = await asyncpg.connect(dsn)
+        for _ in range(60):
+            await trickled.execute("INSERT INTO pgworkd.jobs (queue) VALUES ('q')")
+            await anyio.sleep(0.015)
+        await trickled.close()
+        assert other.gauge.now == 96, "due jobs wait for slots here while there are free ones elsewhere"
+        await seen.wait(events.JOB_COMPLETED, count=60)
+        one.gauge.go_on.set()
+        other.gauge.go_on.set()
+
+
+@pytest.mark.parametrize("slots", IN_SLOTS)
+async def test_no_due_job_waits_while_another_daemon_has_a_free_slot(
+    dsn: str, db: asyncpg.Connection[Any], slots: int
+) -> None:
+    """Both have found a quick pace; then come jobs for every single slot of the two, and never more than that."""
+    one, other = Waiters(slots), Waiters(8)
+    async with running(one.app, dsn, shutdown_s=0.5), running(other.app, dsn, shutdown_s=0.5):
+
+        async def all_run() -> bool:
+            return one.gauge.now + other.gauge.now == slots + 8
+
+        for round_ in range(1, 5):
+            await fill(db, QUICK // 4, slots + 8)
+            await until(all_run, limit_s=1.5)
+            for waiters in (one, other):
+                go_on, waiters.gauge.go_on = waiters.gauge.go_on, anyio.Event()
+                go_on.set()
+            await until(lambda: db.fetchval("SELECT NOT EXISTS (SELECT FROM pgworkd.jobs)"), limit_s=2)
+            assert sum(one.returned.values()) + sum(other.returned.values()) == round_ * (QUICK // 4 + slots + 8)
+
+
+# What happens to the daemon, or is wanted of it, while jobs are claimed ahead.
+
+
+async def _ids_ahead(db: asyncpg.Connection[Any], waiters: Waiters) -> list[Any]:
+    rows = await db.fetch("SELECT id FROM pgworkd.jobs WHERE status = 'running' AND id <> ALL ($1)", [*waiters.began])
+    return [row[0] for row in rows]
+
+
+@pytest.mark.parametrize("stalls", [False, True])
+async def test_what_is_cancelled_while_it_waits_for_a_slot_never_runs(
+    dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch, stalls: bool
+) -> None:
+    never_stalls(monkeypatch)
+    waiters = Waiters(4)
+    async with claimed_ahead(waiters, dsn, db) as (daemon, seen, ahead):
+        ids = await _ids_ahead(db, waiters)
+        assert len(ids) == ahead
+        assert set((await cancel(db, *ids)).values()) == {"requested"}
+        await until(lambda: truth(all(held.reason for held in daemon._holdings if held.claimed.id in set(ids))))
+        if stalls:
+            monkeypatch.setattr(pool, "STALL_S", 0.05)
+            daemon.pools["q"].look()
+        else:
+            waiters.gauge.go_on.set()
+        count = "SELECT count(*) FROM pgworkd.finished_jobs WHERE status = 'cancelled' AND failures = 0"
+        await until(lambda: db.fetchval(f"SELECT ({count}) = $1", ahead), limit_s=2)
+        waiters.gauge.go_on.set()
+        await until(lambda: db.fetchval("SELECT NOT EXISTS (SELECT FROM pgworkd.jobs)"), limit_s=4)
+        assert waiters.began.keys().isdisjoint(ids)
+        assert len(waiters.returned) == sum(waiters.returned.values()) == QUICK + 1000 - ahead
+        cancelled = {facts["job_id"] for facts in seen.all(events.JOB_CANCELLED, reason=Reason.CANCEL.value)}
+        assert cancelled == {str(job_id) for job_id in ids}
+
+
+async def test_a_paused_queue_gets_back_what_waited_for_a_slot(
+    dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    never_stalls(monkeypatch)
+    waiters = Waiters(4)
+    async with claimed_ahead(waiters, dsn, db) as (daemon, seen, ahead):
+        began = set(waiters.began)
+        await db.execute("INSERT INTO pgworkd.queues (name, paused_until) VALUES ('q', 'infinity')")
+        await seen.wait(events.QUEUE_SETTINGS, queue="q", paused=True)
+        monkeypatch.setattr(pool, "STALL_S", 0.05)
+        daemon.pools["q"].look()
+        await until(lambda: db.fetchval(f"SELECT ({RUNNING}) = 4"), limit_s=2)
+        assert len(seen.all(events.JOB_RELEASED)) == ahead
+        waiters.gauge.go_on.set()
+        await until(lambda: db.fetchval(f"SELECT ({RUNNING}) = 0"), limit_s=2)
+        assert waiters.began.keys() == began
+        await db.execute("UPDATE pgworkd.queues SET paused_until = NULL")
+        await seen.wait(events.JOB_COMPLETED, count=QUICK + 1000)
+    assert len(waiters.returned) == sum(waiters.returned.values()) == QUICK + 1000
+
+
+LOST = {
+    "lease": "UPDATE pgworkd.workers SET lost_at = now()",
+    "jobs": "WITH lost AS (UPDATE pgworkd.workers SET lost_at = now()) UPDATE pgworkd.jobs "
+    "SET status = 'pending', worker_id = NULL WHERE status = 'running'",
+}
+
+
+@pytest.mark.parametrize("lost", LOST)
+async def test_what_waits_for_a_slot_of_a_worker_that_is_lost_runs_under_the_next(
+    dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch, lost: str
+) -> None:
+    never_stalls(monkeypatch)
+    waiters = Waiters(4)
+    async with claimed_ahead(waiters, dsn, db) as (daemon, seen, ahead):
+        worker_id = daemon.worker_id
+        ids, begun = await _ids_ahead(db, waiters), set(waiters.began)
+        held = [each for each in daemon._holdings if each.claimed.id in set(ids)]
+        assert len(held) == ahead
+        await db.execute(LOST[lost])
+        await seen.wait(events.LEASE_LOST, worker_id=worker_id)
+        assert len(seen.all(events.LEASE_FENCED)) == 1
+        await seen.wait(events.LEASE_RENEWED)
+        assert all(each.started is None for each in held), "it ran under a lease that was over"
+        await waiters.gauge.shows(4)
+        waiters.gauge.go_on.set()
+        await seen.wait(events.JOB_COMPLETED, count=QUICK + 1000)
+        stale = {facts["job_id"] for facts in seen.all(events.JOB_STALE)}
+        assert stale >= {str(job_id) for job_id in ids} if lost == "jobs" else not stale
+    assert len(waiters.returned) == sum(waiters.returned.values()) == QUICK + 1000
+    assert {n for job_id, n in waiters.began.items() if job_id not in begun} == {1}
+    assert await db.fetchval("SELECT max(failures) FROM pgworkd.finished_jobs") == 0
+
+
+@pytest.mark.parametrize("how", ["gracefully", "at once"])
+async def test_a_stop_gives_back_what_waits_for_a_slot(
+    dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    never_stalls(monkeypatch)
+    waiters = Waiters(4)
+    async with claimed_ahead(waiters, dsn, db, shutdown_s=10) as (daemon, seen, ahead):
+        ids, began = await _ids_ahead(db, waiters), set(waiters.began)
+        daemon.request_stop(now=how == "at once")
+        await seen.wait(events.JOB_RELEASED, count=ahead, reason=Reason.SHUTDOWN.value)
+        waiters.gauge.go_on.set()
+        assert (await seen.wait(events.DAEMON_STOPPED))["exit_code"] == 0
+        assert waiters.began.keys() == began
+    rows = dict(await db.fetch("SELECT id, status::text || failures FROM pgworkd.jobs"))
+    assert set(rows.values()) == {"pending0"}
+    assert rows.keys() >= set(ids)
+    assert len(rows) + len(waiters.returned) == QUICK + 1000
+    assert len(waiters.returned) == QUICK + (4 if how == "gracefully" else 0)
+    assert await db.fetchval("SELECT count(*) FROM pgworkd.workers") == 0
+
+
+async def test_less_and_more_concurrency_while_jobs_wait_for_a_slot(
+    dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    never_stalls(monkeypatch)
+    waiters = Waiters(4)
+    gauge = waiters.gauge
+    async with claimed_ahead(waiters, dsn, db, waiting=300) as (daemon, seen, _):
+        for slots in (1, 6, 2):
+            await set_concurrency(db, slots, daemon)
+            before, gauge.most = gauge.now, 0
+            go_on, gauge.go_on = gauge.go_on, anyio.Event()
+            go_on.set()
+            await seen.wait(events.JOB_COMPLETED, count=len(seen.all(events.JOB_COMPLETED)) + before)
+            await gauge.shows(slots)
+            assert gauge.most == slots
+        gauge.go_on.set()
+        await seen.wait(events.JOB_COMPLETED, count=QUICK + 300)
+        assert gauge.most <= 2
+    assert len(waiters.returned) == sum(waiters.returned.values()) == QUICK + 300
+    assert await db.fetchval("SELECT max(attempts) FROM pgworkd.finished_jobs") == 1

@@ -1,0 +1,289 @@
+"""What nobody hears is not said: facts of events that no listener wants are not even gathered."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import asyncpg
+import pytest
+import structlog
+
+from pgworkd import cli_serve, events, log
+from pgworkd.app import App
+from pgworkd.config import load
+from pgworkd.daemon import Daemon
+from pgworkd.events import Events
+from pgworkd.held import Held
+from pgworkd.pace import Pace
+from tests.engine.ahead_kit import truth
+from tests.kit import LIMIT_S, insert, quick_options, until, waits_for_status
+
+Said = list[str]
+
+
+def ear(said: Said) -> events.Listener:
+    def listen(name: str, facts: Mapping[str, Any]) -> None:
+        said.append(name)
+
+    return listen
+
+
+@pytest.fixture
+def lines() -> Iterator[io.StringIO]:
+    """What a test may put in the place of standard error; the log is reset after it."""
+    yield io.StringIO()
+    structlog.reset_defaults()
+
+
+# Events.
+
+
+def test_an_event_is_heard_if_any_listener_wants_it() -> None:
+    speaker = Events()
+    assert not speaker.heard("a")
+    speaker.listen(ear([]), but=frozenset({"a"}))
+    assert not speaker.heard("a")
+    assert speaker.heard("b")
+    speaker.listen(ear([]), but=frozenset({"b"}))
+    assert speaker.heard("a")
+    assert speaker.heard("b")
+
+
+def test_what_a_listener_does_not_want_goes_to_the_others_only() -> None:
+    speaker, one, other = Events(), Said(), Said()
+    speaker.listen(ear(one), but=frozenset({"a", "c"}))
+    speaker.listen(ear(other), but=frozenset({"b"}))
+    for name in "abcd":
+        speaker.emit(name)
+    assert one == ["b", "d"]
+    assert other == ["a", "c", "d"]
+
+
+def test_who_does_not_listen_any_more_hears_nothing_and_nobody_else_is_touched() -> None:
+    speaker, one, other = Events(), Said(), Said()
+    first, second = ear(one), ear(other)
+    speaker.listen(first)
+    speaker.listen(second, but=frozenset({"a"}))
+    assert speaker.heard("a")
+    speaker.emit("a")
+    speaker.unlisten(first)
+    assert not speaker.heard("a"), "the answer was known, and is another now"
+    assert speaker.heard("b")
+    speaker.emit("a")
+    speaker.emit("b")
+    speaker.unlisten(first)
+    assert (one, other) == (["a"], ["b"])
+    speaker.unlisten(second)
+    assert not speaker.heard("b")
+
+
+def test_a_listener_may_come_back_with_other_wishes() -> None:
+    speaker, said = Events(), Said()
+    listener = ear(said)
+    speaker.listen(listener, but=frozenset({"a"}))
+    speaker.emit("a")
+    speaker.unlisten(listener)
+    speaker.listen(listener)
+    assert speaker.heard("a")
+    speaker.emit("a")
+    assert said == ["a"]
+
+
+def test_a_listener_may_leave_while_it_is_told_and_the_next_still_hears() -> None:
+    speaker, said = Events(), Said()
+
+    def leaving(name: str, facts: Mapping[str, Any]) -> None:
+        speaker.unlisten(leaving)
+
+    speaker.listen(leaving)
+    speaker.listen(ear(said))
+    speaker.emit("a")
+    speaker.emit("b")
+    assert said == ["a", "b"]
+
+
+EVERY = [value for name, value in vars(events).items() if name.isupper()]
+
+
+@pytest.mark.parametrize("level", ["debug", "info", "warning", "error"])
+def test_silent_is_exactly_what_the_listener_of_that_level_does_not_log(
+    monkeypatch: pytest.MonkeyPatch, lines: io.StringIO, level: str
+) -> None:
+    monkeypatch.setattr(sys, "stderr", lines)
+    log.configure(level, "json")
+    listener = log.listener(level)
+    for name in EVERY:
+        listener(name, {})
+    logged = {json.loads(line)["event"] for line in lines.getvalue().splitlines()}
+    # What has no level of its own is logged at info, and always told.
+    assert log.silent(level) & logged == set()
+    assert log.silent(level) | logged >= set(log._LEVELS)
+
+
+# Facts that nobody wants.
+
+
+@pytest.fixture
+def gathered(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often the facts of each job were gathered."""
+    count: Counter[str] = Counter()
+    facts = Held.facts
+
+    def counting(held: Held) -> dict[str, object]:
+        found = facts(held)
+        count[str(found["job_id"])] += 1
+        return found
+
+    monkeypatch.setattr(Held, "facts", counting)
+    return count
+
+
+def app_that_may_fail() -> App:
+    app = App()
+
+    @app.handler("q", concurrency=2, max_attempts=1)
+    async def handle(payload: dict[str, Any]) -> None:
+        if payload:
+            raise ValueError("no")
+
+    return app
+
+
+@asynccontextmanager
+async def mute(app: App, dsn: str, **changes: Any) -> AsyncIterator[Daemon]:
+    """A daemon that nobody listens to."""
+    daemon = Daemon(app, quick_options(dsn, **changes))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(daemon.run)
+        with anyio.fail_after(LIMIT_S):
+            await daemon.ready.wait()
+        try:
+            yield daemon
+        finally:
+            daemon.request_stop()
+
+
+async def completed(db: asyncpg.Connection[Any], count: int) -> None:
+    await until(lambda: db.fetchval("SELECT count(*) >= $1 FROM pgworkd.finished_jobs", count), limit_s=4)
+
+
+@pytest.mark.parametrize(("level", "per_job"), [("warning", 0), ("error", 0), ("info", 1), ("debug", 2)], ids=str)
+async def test_facts_are_gathered_for_who_wants_them(
+    dsn: str, db: asyncpg.Connection[Any], gathered: Counter[str], level: str, per_job: int
+) -> None:
+    said = Said()
+    async with mute(app_that_may_fail(), dsn) as daemon:
+        daemon.events.listen(ear(said), but=log.silent(level))
+        ids = [str(await insert(db, "q")) for _ in range(10)]
+        await completed(db, 10)
+        await until(lambda: truth(len(daemon._holdings) == 0))
+        assert [gathered[job_id] for job_id in ids] == [per_job] * 10
+        failing = await insert(db, "q", '{"fail": true}')
+        await until(waits_for_status(db, failing, "dead"))
+        await until(lambda: truth(said.count(events.JOB_DEAD) == 1))
+    assert said.count(events.JOB_STARTED) == (11 if level == "debug" else 0)
+    assert said.count(events.JOB_COMPLETED) == (10 if per_job else 0)
+
+
+async def test_who_begins_to_listen_hears_at_once_and_who_stops_costs_nothing_more(
+    dsn: str, db: asyncpg.Connection[Any], gathered: Counter[str]
+) -> None:
+    said = Said()
+    listener = ear(said)
+    async with mute(app_that_may_fail(), dsn) as daemon:
+        for n in (1, 2, 3):
+            await insert(db, "q")
+            await completed(db, 2 * n - 1)
+            await until(lambda: truth(len(daemon._holdings) == 0))
+            before = gathered.total()
+            daemon.events.listen(listener)
+            await insert(db, "q")
+            await until(lambda n=n: truth(said.count(events.JOB_COMPLETED) == n))  # type: ignore[misc]
+            assert said.count(events.JOB_STARTED) == n
+            assert gathered.total() == before + 2
+            daemon.events.unlisten(listener)
+    assert gathered.total() == 6
+
+
+async def test_who_begins_to_listen_in_the_middle_of_a_long_run_of_jobs_hears_of_starts_in_a_moment(
+    dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An operator turns the log up on a daemon whose slots have not run dry for hours."""
+
+    def far_ahead(pace: Pace, *_: Any, **__: Any) -> None:
+        pace.ahead = 1000
+
+    monkeypatch.setattr(Pace, "claimed", far_ahead)
+    said, ran, from_job, app = Said(), 0, 0, App()
+
+    @app.handler("q", concurrency=1)
+    async def handle() -> None:
+        nonlocal ran, from_job
+        ran += 1
+        if not from_job and ran > 500 and len(daemon.pools["q"]._slots.work) > 600:
+            from_job = ran
+            daemon.events.listen(ear(said))
+
+    async with mute(app, dsn) as daemon:
+        await db.execute("INSERT INTO pgworkd.jobs (queue) SELECT 'q' FROM generate_series(1, 3000)")
+        await until(lambda: db.fetchval("SELECT count(*) = 3000 FROM pgworkd.finished_jobs"), limit_s=4)
+    assert from_job
+    assert said.count(events.JOB_STARTED) >= 3000 - from_job - 300, "a slice of two milliseconds later at most"
+
+
+# The log of a daemon as a process, and its level.
+
+
+def logged(lines: io.StringIO, event: str) -> list[dict[str, Any]]:
+    return [line for line in map(json.loads, lines.getvalue().splitlines()) if line["event"] == event]
+
+
+async def test_a_level_that_is_lowered_by_a_signal_is_heard_at_once_and_raised_again_costs_nothing(
+    dsn: str,
+    db: asyncpg.Connection[Any],
+    monkeypatch: pytest.MonkeyPatch,
+    gathered: Counter[str],
+    lines: io.StringIO,
+) -> None:
+    monkeypatch.setattr(sys, "stderr", lines)
+    monkeypatch.setenv("PGWORKD_LOG_LEVEL", "warning")
+    flags = {"dsn": dsn, "log_format": "json"}
+    service = cli_serve._Service(load(**flags), flags)
+
+    async def reload(level: str) -> None:
+        monkeypatch.setenv("PGWORKD_LOG_LEVEL", level)
+        reloaded = service._settings
+        os.kill(os.getpid(), signal.SIGHUP)
+        await until(lambda: truth(service._settings is not reloaded), limit_s=1)
+
+    async def run_one() -> str:
+        job_id = await insert(db, "q")
+        await until(waits_for_status(db, job_id, "completed"), limit_s=2)
+        await anyio.sleep(0.01)  # reported right after it was stored
+        return str(job_id)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(service.run, app_that_may_fail())
+        quiet = await run_one()
+        await reload("debug")
+        heard = await run_one()
+        await reload("info")
+        half = await run_one()
+        await reload("warning")
+        quiet_again = await run_one()
+        failing = await insert(db, "q", '{"fail": true}')
+        await until(lambda: truth(logged(lines, events.JOB_DEAD)), limit_s=2)
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert [line["job_id"] for line in logged(lines, events.JOB_STARTED)] == [heard]
+    assert [line["job_id"] for line in logged(lines, events.JOB_COMPLETED)] == [heard, half]
+    assert [line["job_id"] for line in logged(lines, events.JOB_DEAD)] == [str(failing)]
+    assert (gathered[quiet], gathered[heard], gathered[half], gathered[quiet_again]) == (0, 2, 1, 0)

@@ -1,0 +1,152 @@
+"""A daemon with nothing to do asks the database less than once a second, however many queues it serves."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import threading
+from collections.abc import AsyncIterator
+from typing import Any
+
+import anyio
+import asyncpg
+import pytest
+
+from pgworkd.app import App
+from pgworkd.daemon import Daemon, Options
+from pgworkd.link import Link, LinkOptions, Listener
+from tests.engine.ahead_kit import truth
+from tests.kit import LIMIT_S, until
+
+QUEUES = [f"q{n}" for n in range(10)]
+PER_S_MAX = 1.0
+WINDOW_S = 2.2
+FUTURE = """INSERT INTO pgworkd.jobs (queue, run_at, status)
+    SELECT 'q' || n % 10, now() + interval '1 h', (CASE WHEN n < 50 THEN 'pending' ELSE 'dead' END)::pgworkd.job_status
+    FROM generate_series(0, 99) n"""
+
+
+class Loops:
+    """Every task that asks the database, or waits for a time: what it asked when, and how long it waits now."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, float]] = []
+        self.waits_s: dict[str, float] = {}
+
+    @staticmethod
+    def current() -> str:
+        thread, task = threading.current_thread(), asyncio.current_task()
+        name = task.get_name() if task is not None else "?"
+        return name if thread is threading.main_thread() else f"{thread.name}: {name.partition('-')[0]}"
+
+    def asks(self) -> None:
+        self.asked.append((self.current(), anyio.current_time()))
+
+    def waits(self, delay_s: float) -> None:
+        self.waits_s[self.current()] = delay_s
+
+    def since(self, time: float) -> list[str]:
+        return [name for name, at in list(self.asked) if at >= time]
+
+
+@pytest.fixture
+def loops(monkeypatch: pytest.MonkeyPatch) -> Loops:
+    """Sees each call of every link, each probe of the listening line, and each wait for a time."""
+    seen = Loops()
+    call, listen, sleep, move_on_after = Link._call, Listener.listen, anyio.sleep, anyio.move_on_after
+
+    async def calling(link: Link, *args: Any) -> Any:
+        seen.asks()
+        return await call(link, *args)
+
+    @contextlib.asynccontextmanager
+    async def listening(listener: Listener, *args: Any) -> AsyncIterator[Any]:
+        async with listen(listener, *args) as probe:
+
+            async def probing() -> None:
+                seen.asks()
+                await probe()
+
+            yield probing
+
+    async def sleeping(delay_s: float) -> None:
+        seen.waits(delay_s)
+        await sleep(delay_s)
+
+    def moving_on_after(delay_s: float, *args: Any, **options: Any) -> Any:
+        seen.waits(delay_s)
+        return move_on_after(delay_s, *args, **options)
+
+    monkeypatch.setattr(Link, "_call", calling)
+    monkeypatch.setattr(Listener, "listen", listening)
+    monkeypatch.setattr(anyio, "sleep", sleeping)
+    monkeypatch.setattr(anyio, "move_on_after", moving_on_after)
+    return seen
+
+
+def app_of_ten_queues() -> App:
+    app = App()
+    for queue in QUEUES:
+        app.handler(queue)(_handle)
+    return app
+
+
+async def _handle() -> None:
+    return None
+
+
+@pytest.mark.parametrize("jobs", ["none", "an hour away, and dead"])
+async def test_ten_idle_queues_cost_less_than_a_query_per_second(
+    dsn: str, db: asyncpg.Connection[Any], loops: Loops, jobs: str
+) -> None:
+    """As in production. Loops that are slower than the window count with the time they say they will wait."""
+    if jobs != "none":
+        await db.execute(FUTURE)
+    daemon = Daemon(app_of_ten_queues(), Options(LinkOptions(dsn)))
+    pools = [f"pool {queue}" for queue in QUEUES]
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(daemon.run)
+        with anyio.fail_after(LIMIT_S):
+            await daemon.ready.wait()
+        # Having said that they sleep, pools poll for a second more, and then until someone calls them.
+        await until(lambda: truth(all(loops.waits_s.get(name) == math.inf for name in pools)), limit_s=3)
+        assert all(pool.asleep for pool in daemon.pools.values())
+        quiet = anyio.current_time()
+        while anyio.current_time() < quiet + WINDOW_S:
+            await anyio.sleep(0.05)
+        asked, periods_s = loops.since(quiet), dict(loops.waits_s)
+        regular = {name for name, _ in loops.asked} | {"wake"}
+        daemon.request_stop()
+    assert not set(asked) & set(pools), "a pool asks without having been called"
+    regular -= {*pools, _starter(loops)}
+    assert {name for name in regular if name not in periods_s} == set()
+    assert len(regular) == 9, regular
+    for name in regular:
+        assert asked.count(name) <= WINDOW_S / periods_s[name] + 1, f"{name} asks more often than it says"
+    assert sum(1 / periods_s[name] for name in regular) <= PER_S_MAX
+    assert len(asked) <= WINDOW_S * PER_S_MAX + 2
+
+
+def _starter(loops: Loops) -> str:
+    """The task that started the daemon: it registers, and signs off at the end."""
+    return loops.asked[0][0]
+
+
+async def test_a_job_for_one_of_ten_idle_queues_concerns_no_other(
+    dsn: str, db: asyncpg.Connection[Any], loops: Loops
+) -> None:
+    daemon = Daemon(app_of_ten_queues(), Options(LinkOptions(dsn)))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(daemon.run)
+        with anyio.fail_after(LIMIT_S):
+            await daemon.ready.wait()
+        await until(lambda: truth(all(loops.waits_s.get(f"pool {queue}") == math.inf for queue in QUEUES)), limit_s=3)
+        quiet = anyio.current_time()
+        await db.execute("INSERT INTO pgworkd.jobs (queue) VALUES ('q3')")
+        await until(lambda: db.fetchval("SELECT EXISTS (SELECT FROM pgworkd.finished_jobs)"), limit_s=1)
+        await until(lambda: truth(loops.waits_s["pool q3"] == math.inf), limit_s=1)
+        asked = loops.since(quiet)
+        daemon.request_stop()
+    assert {name for name in asked if name.startswith("pool ")} == {"pool q3"}
+    assert asked.count("pool q3") <= 2

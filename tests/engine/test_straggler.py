@@ -1,0 +1,42 @@
+"""A job whose transaction commits after younger ones were claimed: it waits about as long as that took, no longer."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import asyncpg
+import pytest
+
+from pgworkd import events
+from pgworkd.app import App
+from pgworkd.job import Job
+from tests.kit import insert, running, until, waits_for_status
+
+SLOW_POLL = {"poll_s": 60.0, "heartbeat_s": 20.0, "lease_s": 60.0}
+"""Whoever relies on these to hear of a job is too late for any test here."""
+
+
+async def test_a_sleeper_finds_what_was_committed_late(
+    dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The commit sends its notice, but the row lies behind what the pool has claimed since."""
+    monkeypatch.setattr("pgworkd.attention.DROWSY_S", 0.0)  # it would find the job by polling, for a while
+    app, ran = App(), Counter[Any]()
+
+    @app.handler("q")
+    async def handle(job: Job) -> None:
+        ran[job.id] += 1
+
+    slow = await asyncpg.connect(dsn)
+    async with running(app, dsn, **SLOW_POLL) as (_, seen):
+        await until(lambda: db.fetchval("SELECT asleep FROM pgworkd.pools WHERE queue = 'q'"))
+        await slow.execute("BEGIN")
+        late = await insert(slow, "q")
+        for n in range(1, 51):
+            await insert(db, "q")
+            await seen.wait(events.JOB_STARTED, count=n)
+        await slow.execute("COMMIT")
+        await until(waits_for_status(db, late, "completed"), limit_s=2)
+    slow.terminate()
+    assert ran[late] == 1

@@ -1,0 +1,230 @@
+"""claim() with positions: where the caller has been, and everything it does not know of."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+
+from .conftest import Connect
+from .verbs import NO_STATISTICS, T0, Db, at, blocks, claim, claim_ids, clock, complete, fail, insert, live, one, worker
+
+pytestmark = pytest.mark.usefixtures("t0")
+
+NIL = uuid.UUID(int=0)
+TOP = uuid.UUID(int=2**128 - 1)
+CLAIM = "SELECT * FROM pgworkd.claim($1, $2, $3, $4, $5, $6, $7, $8)"
+Places = Mapping[int, tuple[datetime | float, uuid.UUID]]
+
+
+def arguments(worker_id: int, limit: int, places: Places) -> list[Any]:
+    """Of claim(); `places`: (run_at, id) by priority."""
+    known = sorted(places, reverse=True)
+    run_ats = [r.timestamp() if isinstance(r, datetime) else r for r, _ in (places[p] for p in known)]
+    return [worker_id, "q", limit, [], [], known, run_ats, [places[p][1] for p in known]]
+
+
+async def claim_behind(db: Db, worker_id: int, places: Places, limit: int = 100) -> list[uuid.UUID]:
+    """The ids that a claim from these places takes, in its order."""
+    return [row["id"] for row in await db.fetch(CLAIM, *arguments(worker_id, limit, places))]
+
+
+# Strictly behind
+
+
+async def test_a_claim_begins_strictly_behind_its_place(db: Db) -> None:
+    before, there, behind = [await one(db, run_at=at(n)) for n in (-3, -2, -1)]
+    worker_id = await worker(db)
+    assert await claim_behind(db, worker_id, {0: (at(-2), there)}) == [behind]
+    assert await claim_behind(db, worker_id, {0: (at(-2), NIL)}) == [there]
+    assert await claim_ids(db, worker_id) == [before]
+
+
+async def test_among_rows_of_one_instant_the_id_decides(db: Db) -> None:
+    ids = [uuid.UUID(int=n << 64) for n in range(1, 10)]
+    for job_id in reversed(ids):
+        await one(db, id=job_id, run_at=at(-1))
+    worker_id = await worker(db)
+    assert await claim_behind(db, worker_id, {0: (at(-1), TOP)}) == []
+    assert await claim_behind(db, worker_id, {0: (at(-1), ids[5])}) == ids[6:]
+    assert await claim_behind(db, worker_id, {0: (at(-1), uuid.UUID(int=5))}) == ids[:6]
+
+
+@pytest.mark.parametrize("year", [1970, 2026, 2106, 2199])
+async def test_places_are_exact_to_the_microsecond_in_any_year(db: Db, year: int) -> None:
+    """The claim says run_at as a double; given back it must be the very same instant."""
+    base = T0.replace(year=year, month=11, day=5, minute=59, second=58)
+    await db.execute("SELECT set_config('pgworkd.clock', $1, false)", str(base + timedelta(seconds=9)))
+    worker_id = await worker(db)
+    instants = [base + timedelta(microseconds=n) for n in (0, 1, 2, 499_999, 500_000, 500_001, 999_998, 999_999)]
+    ids = [await one(db, run_at=instant) for instant in instants]
+    taken, places = [], {}
+    while rows := await db.fetch(CLAIM, *arguments(worker_id, 1, places)):
+        taken.append(rows[0]["id"])
+        places = {0: (rows[0]["run_at"], TOP)}  # TOP: had the place moved back, the row before would come first
+        assert len(taken) <= len(ids)
+    assert taken == ids
+    await db.execute("UPDATE pgworkd.jobs SET status = 'pending', worker_id = NULL")
+    for n, instant in enumerate(instants):
+        async with db.transaction():
+            seen = await claim_behind(db, worker_id, {0: (instant.timestamp(), NIL)})
+            assert seen == ids[n:]
+            await db.execute("UPDATE pgworkd.jobs SET status = 'pending', worker_id = NULL")
+
+
+async def test_a_place_in_the_future_or_before_1970_is_fine(db: Db) -> None:
+    job_id = await one(db)
+    worker_id = await worker(db)
+    assert await claim_behind(db, worker_id, {0: (at(3600), NIL)}) == []
+    assert await claim_behind(db, worker_id, {0: (-5.12, NIL)}) == [job_id]
+
+
+async def test_a_failed_job_and_one_that_expires_are_found_behind_a_place_as_well(db: Db) -> None:
+    worker_id = await worker(db)
+    failed = await one(db, run_at=at(-9))
+    await claim(db, worker_id)
+    await fail(db, [failed], delay_s=1)
+    await clock(1, db)
+    expiring, gone = await one(db, run_at=at(1), expires_at=at(5)), await one(db, run_at=at(1), expires_at=at(1))
+    assert await claim_behind(db, worker_id, {0: (at(0), TOP)}) == sorted([failed, expiring])
+    assert (await live(db, gone))["status"] == "pending"
+
+
+# Known and unknown priorities
+
+
+async def test_unknown_priorities_above_between_and_below_are_found_in_order(db: Db) -> None:
+    found, places = [], {}
+    for priority in (2**31 - 1, 8, 7, 5, 4, 0, -1, -5, -(2**31)):
+        old, new = await one(db, priority=priority, run_at=at(-9)), await one(db, priority=priority, run_at=at(-1))
+        if priority in (7, 4, 0, -1):
+            places[priority] = (at(-5), NIL)
+            found.append(new)
+        else:
+            found += [old, new]
+    places[9] = places[3] = places[-9] = (at(-5), NIL)  # known once, empty now
+    worker_id = await worker(db)
+    taken = []
+    for limit in (1, 2, 3, 6, 100):
+        async with db.transaction():
+            assert await claim_behind(db, worker_id, places, limit) == found[:limit]
+            taken = await db.fetch("UPDATE pgworkd.jobs SET status = 'pending', worker_id = NULL RETURNING 1")
+    assert len(taken) == 18
+    assert await claim_behind(db, worker_id, places, 100) == found
+
+
+@pytest.mark.parametrize("edge", [2**31 - 1, -(2**31)])
+async def test_the_first_and_the_last_priority_may_be_known(db: Db, edge: int) -> None:
+    old, new, other = await one(db, priority=edge, run_at=at(-9)), await one(db, priority=edge), await one(db)
+    worker_id = await worker(db)
+    expected = [new, other] if edge > 0 else [other, new]
+    assert await claim_behind(db, worker_id, {edge: (at(-1), NIL)}) == expected
+    assert await claim_ids(db, worker_id) == [old]
+
+
+async def test_adjacent_known_priorities_cost_one_look_each_and_lose_nothing(db: Db) -> None:
+    places: dict[int, tuple[datetime, uuid.UUID]] = {p: (at(-5), NIL) for p in range(10, -11, -1)}
+    ids = [await one(db, priority=p, run_at=at(-4)) for p in places]
+    above, below = await one(db, priority=11), await one(db, priority=-11)
+    worker_id = await worker(db)
+    assert await claim_behind(db, worker_id, places) == [above, *ids, below]
+
+
+async def test_an_unknown_priority_with_nothing_due_does_not_hide_what_lies_below(db: Db) -> None:
+    await one(db, priority=5, run_at=at(60))
+    await one(db, priority=2, run_at=at(60))
+    high, low = await one(db, priority=3), await one(db, priority=1)
+    places: Places = {4: (at(-5), NIL), 3: (at(-5), NIL)}
+    assert await claim_behind(db, await worker(db), places) == [high, low]
+
+
+async def test_more_than_a_hundred_unknown_priorities_beside_known_ones(db: Db) -> None:
+    expected = []
+    for priority in range(130, 0, -1):
+        old, new = await one(db, priority=priority, run_at=at(-9)), await one(db, priority=priority)
+        expected += [new] if priority > 120 else [old, new]
+    places: Places = {p: (at(-5), NIL) for p in range(130, 120, -1)}
+    assert await claim_behind(db, await worker(db), places, 1000) == expected
+
+
+async def test_another_queues_rows_are_not_touched(db: Db) -> None:
+    await one(db, "r", priority=3)
+    job_id = await one(db)
+    assert await claim_behind(db, await worker(db), {0: (at(-1), NIL), 3: (at(-1), NIL)}) == [job_id]
+
+
+async def test_suspects_have_no_place(db: Db) -> None:
+    """They stand in a line of their own, which is short: it is walked from its head."""
+    worker_id = await worker(db)
+    old = await one(db, run_at=at(-60), losses=1)
+    new = await one(db, run_at=at(-1))
+    places: Places = {0: (at(-5), NIL)}
+    assert await claim_behind(db, worker_id, places) == [old, new]
+    await one(db, run_at=at(-60), losses=1)
+    assert await claim_behind(db, worker_id, places) == [], "one suspect at a time, with places or without"
+
+
+async def test_without_places_a_claim_begins_at_every_head(db: Db) -> None:
+    ids = [await one(db, priority=priority, run_at=at(-3600)) for priority in (1, 0, -1)]
+    assert await claim_behind(db, await worker(db), {}) == ids
+
+
+# What it is for
+
+
+async def test_a_claim_behind_its_place_does_not_walk_over_what_is_finished(db: Db, connect: Connect) -> None:
+    await db.execute(NO_STATISTICS)
+    worker_id, held = await worker(db), await connect()
+    await held.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+    await held.fetchval("SELECT count(*) FROM pgworkd.jobs")  # from here on nothing can be vacuumed away
+    for priority in (0, 3):
+        await db.execute(
+            """INSERT INTO pgworkd.jobs (queue, priority, run_at)
+               SELECT 'q', $1, pgworkd.clock() - make_interval(secs => 100 - i / 200.0)
+               FROM generate_series(1, 10000) i""",
+            priority,
+        )
+    places = {}
+    while rows := await db.fetch(CLAIM, *arguments(worker_id, 10_000, places)):
+        places |= {row["priority"]: (row["run_at"], row["id"]) for row in rows}
+        ids = [row["id"] for row in rows]
+        assert await complete(db, ids) == set(ids)
+    assert set(places) == {0, 3}
+    await insert(db, 10)
+    await insert(db, 10, priority=3)
+    begun_behind = await blocks(db, CLAIM, *arguments(worker_id, 20, places))
+    at_the_head = await blocks(db, CLAIM, *arguments(worker_id, 20, {}))
+    assert begun_behind < at_the_head / 3, (begun_behind, at_the_head)
+    assert begun_behind < 1000
+    assert len(await claim_behind(db, worker_id, places)) == 20
+
+
+# max_attempts
+
+
+async def test_without_special_kinds_max_attempts_is_said_but_not_written(db: Db) -> None:
+    plain, declared = await one(db), await one(db, max_attempts=7)
+    rows = await claim(db, await worker(db))
+    assert [row["max_attempts"] for row in rows] == [3, 7]
+    assert (await live(db, plain))["max_attempts"] is None
+    assert (await live(db, declared))["max_attempts"] == 7
+
+
+async def test_with_special_kinds_every_claimed_job_is_stamped(db: Db) -> None:
+    special, plain, declared = await one(db, kind="k"), await one(db, kind="l"), await one(db, kind="k", max_attempts=7)
+    waiting = await one(db, kind="k", run_at=at(60))
+    rows = await claim(db, await worker(db), kinds=["k"], budgets=[5])
+    assert [row["max_attempts"] for row in rows] == [5, 3, 7]
+    assert [(await live(db, job))["max_attempts"] for job in (special, plain, declared, waiting)] == [5, 3, 7, None]
+
+
+async def test_a_job_whose_max_attempts_was_never_written_is_dead_after_three_failures(db: Db) -> None:
+    worker_id = await worker(db)
+    job_id = await one(db)
+    for attempt, status in enumerate(("failed", "failed", "dead"), 1):
+        assert await claim_ids(db, worker_id) == [job_id]
+        assert await fail(db, [job_id], attempt, delay_s=0) == {job_id: status}
+    assert (await live(db, job_id))["max_attempts"] is None

@@ -1,0 +1,206 @@
+"""Notices that say since when a row has been due: whoever claims behind its place has to go back for it."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from .verbs import (
+    T0,
+    Db,
+    Notices,
+    at,
+    cancel,
+    claim,
+    claim_ids,
+    fail,
+    insert,
+    one,
+    release,
+    rescue,
+    retry,
+    set_pool,
+    steady,
+    worker,
+)
+
+pytestmark = pytest.mark.usefixtures("t0")
+
+
+async def sleeper(db: Db, *queues: str) -> int:
+    """A worker whose pools of these queues sleep."""
+    worker_id = await worker(db)
+    for queue in queues or ("q",):
+        await set_pool(db, worker_id, queue)
+    return worker_id
+
+
+@pytest.mark.parametrize("back_s", [0.25, 3600.0, 86400 * 365.0])
+async def test_a_backdated_insert_says_since_when_it_is_due(db: Db, notices: Notices, back_s: float) -> None:
+    await sleeper(db)
+    run_at = T0 - timedelta(seconds=back_s)
+    await one(db, run_at=run_at)
+    assert await notices.heard() == [{"queue": "q", "run_at": run_at.timestamp()}]
+
+
+async def test_the_notice_says_the_same_number_as_the_claim(db: Db, notices: Notices) -> None:
+    worker_id = await sleeper(db)
+    await one(db, run_at=T0 - timedelta(microseconds=7_123_457))
+    (notice,) = await notices.heard()
+    assert [row["run_at"] for row in await claim(db, worker_id)] == [notice["run_at"]]
+
+
+async def test_any_other_insert_says_when_its_transaction_began(db: Db, notices: Notices) -> None:
+    """Others may have been claimed while it was open; and a later row of the same transaction changes nothing."""
+    await db.execute("RESET pgworkd.clock")
+    await sleeper(db)
+    async with db.transaction():
+        began_at = await db.fetchval("SELECT date_part('epoch', transaction_timestamp())")
+        await db.execute("SELECT pg_sleep(0.01)")
+        await one(db)
+        await db.copy_records_to_table("jobs", schema_name="pgworkd", columns=["queue"], records=[("q",)] * 3)
+        await db.execute(
+            "INSERT INTO pgworkd.jobs (queue, run_at) SELECT 'q', pgworkd.clock() + make_interval(secs => $1)", 5.0
+        )
+    assert await notices.heard() == [{"queue": "q", "run_at": pytest.approx(began_at, abs=3e-6)}]
+
+
+async def test_a_statement_of_its_own_goes_back_no_further_than_its_own_time(db: Db, notices: Notices) -> None:
+    await db.execute("RESET pgworkd.clock")
+    await sleeper(db)
+    before = await db.fetchval("SELECT date_part('epoch', clock_timestamp())")
+    await insert(db, 100)
+    (notice,) = await notices.heard()
+    first = await db.fetchval("SELECT date_part('epoch', min(run_at)) FROM pgworkd.jobs")
+    assert before - 0.001 <= notice["run_at"] <= first
+
+
+async def test_of_several_rows_the_oldest_counts(db: Db, notices: Notices) -> None:
+    await sleeper(db)
+    await db.execute(
+        """INSERT INTO pgworkd.jobs (queue, run_at)
+           SELECT 'q', pgworkd.clock() - make_interval(secs => s) FROM unnest(ARRAY[0, 30, 90, -5, 60]) s"""
+    )
+    assert await notices.heard() == [{"queue": "q", "run_at": at(-90).timestamp()}]
+
+
+async def test_rows_that_are_not_pending_do_not_count(db: Db, notices: Notices) -> None:
+    await sleeper(db)
+    await db.execute(
+        """INSERT INTO pgworkd.jobs (queue, status, run_at)
+           SELECT 'q', s::pgworkd.job_status, pgworkd.clock() - make_interval(secs => n)
+           FROM unnest(ARRAY['dead', 'pending'], ARRAY[90, 30]) AS u (s, n)"""
+    )
+    assert await notices.heard() == [{"queue": "q", "run_at": at(-30).timestamp()}]
+
+
+async def test_every_sleeping_queue_of_a_statement_goes_back_far_enough(db: Db, notices: Notices) -> None:
+    worker_id = await sleeper(db, "q", "r")
+    await set_pool(db, worker_id, "awake", asleep=False)
+    await db.execute(
+        """INSERT INTO pgworkd.jobs (queue, run_at)
+           SELECT q, pgworkd.clock() - make_interval(secs => s)
+           FROM unnest(ARRAY['q', 'r', 'awake'], ARRAY[30, 90, 60]) AS u (q, s)"""
+    )
+    heard = {notice["queue"]: notice["run_at"] for notice in await notices.heard()}
+    assert set(heard) == {"q", "r"}
+    assert heard["q"] <= at(-30).timestamp()
+    assert heard["r"] <= at(-90).timestamp()
+
+
+async def test_a_backdated_insert_notifies_no_pool_that_is_awake(db: Db, notices: Notices) -> None:
+    await set_pool(db, await worker(db), asleep=False)
+    await one(db, run_at=at(-60))
+    assert await notices.heard() == []
+
+
+# Released
+
+
+@pytest.mark.parametrize("asleep", [True, False])
+async def test_a_job_given_back_notifies_pools_asleep_and_awake(db: Db, notices: Notices, *, asleep: bool) -> None:
+    worker_id = await worker(db)
+    ids = [await one(db, run_at=at(-n)) for n in (60, 90, 30)]
+    later = await one(db, run_at=at(-120))
+    await claim(db, worker_id)
+    await set_pool(db, worker_id, asleep=asleep)
+    assert await release(db, ids) == set(ids)
+    assert await notices.heard() == [{"queue": "q", "run_at": at(-90).timestamp()}]
+    await release(db, [later], delay_s=5)
+    assert await notices.heard() == []
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 1.0, 3600.0])
+async def test_a_job_given_back_with_a_delay_notifies_nobody(db: Db, notices: Notices, delay_s: float) -> None:
+    worker_id = await sleeper(db)
+    await set_pool(db, await worker(db), asleep=False)
+    job_id = await one(db)
+    await claim(db, worker_id)
+    await notices.heard()
+    assert await release(db, [job_id], delay_s=delay_s) == {job_id}
+    assert await notices.heard() == []
+
+
+async def test_only_what_keeps_its_place_counts(db: Db, notices: Notices) -> None:
+    worker_id = await worker(db)
+    early, late, other = await one(db, run_at=at(-90)), await one(db, run_at=at(-30)), await one(db, "r")
+    await claim(db, worker_id)
+    await claim(db, worker_id, queue="r")
+    await sleeper(db, "q", "r")
+    sql = "SELECT pgworkd.settle_released($1, '{1,1,1}', $2, '{NULL,NULL,NULL}')"
+    assert len(await db.fetchval(sql, [early, late, other], [5.0, None, 5.0])) == 3
+    assert await notices.heard() == [{"queue": "q", "run_at": at(-30).timestamp()}]
+
+
+async def test_a_job_given_back_with_no_pool_there_or_too_late_notifies_nobody(db: Db, notices: Notices) -> None:
+    first, second = await insert(db, 2)
+    await claim(db, await worker(db))
+    assert await release(db, [first]) == {first}
+    assert await notices.heard() == []
+    await sleeper(db)
+    assert await release(db, [second], 7) == set()
+    assert await notices.heard() == []
+
+
+async def test_each_queue_is_notified_once(db: Db, notices: Notices) -> None:
+    worker_id = await worker(db)
+    ids = await insert(db, 3)
+    ids += await insert(db, 3, queue="r")
+    await claim(db, worker_id)
+    await claim(db, worker_id, queue="r")
+    for _ in range(2):
+        await set_pool(db, await worker(db), "q", asleep=False)
+        await sleeper(db, "r")
+    await release(db, ids)
+    assert sorted(notice["queue"] for notice in await notices.heard()) == ["q", "r"]
+
+
+# Everything else is due now
+
+
+async def test_retry_wakes_sleepers_only_and_does_not_say_when(db: Db, notices: Notices) -> None:
+    worker_id = await worker(db)
+    job_id = await one(db, run_at=at(-60))
+    await set_pool(db, worker_id, asleep=False)
+    for asleep in (False, True):
+        attempt = 1 + asleep
+        assert await claim_ids(db, worker_id) == [job_id]
+        await set_pool(db, worker_id, asleep=asleep)
+        await fail(db, [job_id], attempt, delay_s=3600)
+        assert await notices.heard() == []
+        assert await retry(db, job_id) == {job_id}
+        assert await notices.heard() == ([{"queue": "q"}] if asleep else [])
+    await cancel(db, job_id)
+    assert await notices.heard() == []
+
+
+async def test_a_rescue_wakes_sleepers_and_does_not_say_when(db: Db, notices: Notices) -> None:
+    """What it takes back keeps its run_at, but stands in the suspects' line, where nobody has a place."""
+    victim, rescuer = await worker(db, 5), await worker(db)
+    await one(db, run_at=at(-60))
+    await claim(db, victim)
+    await set_pool(db, rescuer)
+    await steady(db, rescuer)
+    assert set((await rescue(db, rescuer)).values()) == {"failed"}
+    assert await notices.heard() == [{"queue": "q"}]

@@ -1,0 +1,280 @@
+"""Where claims begin: behind what was claimed, with sweeps for what turns up further back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from uuid import UUID
+
+import pytest
+
+from pgworkd.cursor import COST_SHARE, LEVELS, PERIOD_FIRST_S, PRIORITIES_MAX, Cursor, Start
+from pgworkd.store import Claimed
+
+HEAD_S = PERIOD_FIRST_S * 2 ** (LEVELS - 1)
+HEAD = Start([], [], [])
+T = 1_700_000_000.0
+QUICK_S = 0.001
+
+
+def row(run_at: float, number: int = 1, *, priority: int = 0, losses: int = 0) -> Claimed:
+    """A claimed row; `number` is its id."""
+    return Claimed(UUID(int=number), "k", "{}", 1, 0, 3, None, priority, losses, run_at, run_at, None, None, None)
+
+
+def claim(cursor: Cursor, now: float, *rows: Claimed, took_s: float = QUICK_S, full: bool = False) -> Start:
+    """One claim made at that time with that answer; where it began."""
+    start = cursor.start(now)
+    cursor.claimed(rows, now + took_s, took_s, full=full)
+    return start
+
+
+def swept(*rows: Claimed, now: float = 0.0) -> Cursor:
+    """A cursor that has claimed these rows from the head at `now`: no sweep is due before 20 ms later."""
+    cursor = Cursor()
+    assert claim(cursor, now, *rows) == HEAD
+    return cursor
+
+
+def place(cursor: Cursor, now: float = 0.005) -> dict[int, tuple[float, int]]:
+    """Where a claim at a time without a sweep begins: (run_at, id) by priority."""
+    start = cursor.start(now)
+    return {p: (run_at, at.int) for p, run_at, at in zip(*start, strict=True)}
+
+
+def reach(cursor: Cursor, now: float, took_s: float = QUICK_S) -> float | None:
+    """How far before T the claim of this very time begins, for a cursor whose place is T; None: at the head."""
+    start = claim(cursor, now, took_s=took_s)
+    return None if start == HEAD else T - start.run_ats[0]
+
+
+def test_the_first_claim_begins_at_the_head() -> None:
+    assert Cursor().start(0.0) == HEAD
+    assert Cursor().start(1e6) == HEAD
+
+
+def test_a_claim_begins_behind_the_last_row_of_each_priority_in_the_order_of_claims() -> None:
+    cursor = swept(row(T, 9, priority=5), row(T + 1, 3, priority=5), row(T - 7, 4), row(T + 2, 8, priority=-1))
+    assert cursor.start(0.005) == Start([5, 0, -1], [T + 1, T - 7, T + 2], [UUID(int=3), UUID(int=4), UUID(int=8)])
+
+
+def test_the_id_decides_among_rows_of_one_instant() -> None:
+    cursor = swept(row(T, 5))
+    claim(cursor, 0.002, row(T, 3))
+    assert place(cursor) == {0: (T, 5)}
+    claim(cursor, 0.006, row(T, 6))
+    assert place(cursor, 0.008) == {0: (T, 6)}
+
+
+def test_an_empty_answer_moves_nothing() -> None:
+    cursor = swept(row(T, 5), row(T - 1, 6, priority=-1))
+    before = place(cursor)
+    claim(cursor, 0.005)
+    assert place(cursor, 0.008) == before == {0: (T, 5), -1: (T - 1, 6)}
+
+
+def test_a_sweep_that_was_not_answered_in_full_moves_no_place_back() -> None:
+    cursor = swept(row(T, 5), row(T, 6, priority=-1))
+    start = claim(cursor, 0.03, row(T - 0.01, 1), row(T - 0.01, 2, priority=-1))
+    assert max(start.run_ats) <= T - PERIOD_FIRST_S
+    assert place(cursor, 0.035) == {0: (T, 5), -1: (T, 6)}
+
+
+def test_a_sweep_that_was_answered_in_full_goes_on_where_it_stopped() -> None:
+    """There may be more stragglers behind its last row: but only of the last priority it came to."""
+    cursor = swept(row(T, 5, priority=1), row(T, 6))
+    claim(cursor, 0.03, row(T - 0.01, 1, priority=1), row(T - 0.01, 2), full=True)
+    assert place(cursor, 0.035) == {1: (T, 5), 0: (T - 0.01, 2)}
+
+
+def test_a_claim_from_the_head_sets_every_place_even_further_back() -> None:
+    """The database's clock has jumped back: what comes now lies before everything that was claimed."""
+    cursor = swept(row(T, 5, priority=1), row(T, 6))
+    assert claim(cursor, HEAD_S + 1, row(T - 3600, 1, priority=1), row(T - 3601, 2)) == HEAD
+    assert place(cursor, HEAD_S + 1.005) == {1: (T - 3600, 1), 0: (T - 3601, 2)}
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_suspects_do_not_move_places(*, full: bool) -> None:
+    cursor = swept(row(T + 9, 9, priority=7, losses=1), row(T, 5), row(T + 5, 6, losses=1))
+    assert place(cursor) == {0: (T, 5)}
+    claim(cursor, 0.005, row(T - 1, 7, losses=1), row(T + 1, 8), row(T + 5, 6, priority=-1, losses=2), full=full)
+    assert place(cursor, 0.008) == {0: (T + 1, 8)}
+
+
+def test_as_many_priorities_as_allowed_are_remembered_and_with_one_more_all_are_forgotten() -> None:
+    cursor = swept(*(row(T, n + 1, priority=-n) for n in range(PRIORITIES_MAX)))
+    assert cursor.start(0.005).priorities == [-n for n in range(PRIORITIES_MAX)]
+    claim(cursor, 0.006, row(T, 99, priority=-PRIORITIES_MAX))
+    assert cursor.start(0.008) == HEAD
+    claim(cursor, 0.009, row(T, 100))
+    assert place(cursor, 0.011) == {0: (T, 100)}
+
+
+# Sweeps
+
+
+def test_each_sweep_reaches_further_the_longer_none_was_made() -> None:
+    for level in range(LEVELS - 1):
+        cursor = swept(row(T))
+        period_s = PERIOD_FIRST_S * 2**level
+        assert (reach(cursor, period_s * 0.99) or 0.0) <= period_s * 1.001
+        cursor = swept(row(T))
+        start = cursor.start(period_s + 2 * QUICK_S)
+        assert T - start.run_ats[0] >= period_s * 0.999
+        assert start.ids == [UUID(int=0)]
+    assert reach(swept(row(T)), HEAD_S * 0.99) is not None
+    assert reach(swept(row(T)), HEAD_S + 2 * QUICK_S) is None
+
+
+def test_all_reaches_are_made_in_turn_and_a_far_one_counts_as_the_nearer_ones() -> None:
+    """Per period of the head: one sweep to the head, one half as far, two a quarter as far, and so on."""
+    cursor = swept(row(T))
+    seen: dict[float | None, int] = {}
+    now = 0.0
+    while now < 10 * HEAD_S:
+        now += 0.005
+        far = reach(cursor, now)
+        if far != 0.0:
+            key = None if far is None else round(far, 4)
+            seen[key] = seen.get(key, 0) + 1
+    assert 8 <= seen.pop(None) <= 10
+    assert len(seen) == LEVELS - 1
+    counts = [count for _, count in sorted(seen.items(), reverse=True)]
+    for nth, count in enumerate(counts):
+        assert 0.5 * 10 * 2**nth <= count <= 10 * 2**nth, counts
+
+
+@pytest.mark.parametrize("level", range(LEVELS))
+def test_a_straggler_is_found_soon_although_the_place_moves_on(level: int) -> None:
+    """Its transaction took 5 ms and commits just after a sweep, in a queue whose place is always now."""
+    cursor, now = swept(row(T)), PERIOD_FIRST_S * 2**level + 2 * QUICK_S
+    claim(cursor, now, row(T + now))
+    committed_at, run_at = now + 0.001, T + now - 0.005
+    while True:
+        now += 0.002
+        assert now < committed_at + 0.1, "due for 100 ms, and not found"
+        start = claim(cursor, now, row(T + now))
+        if start == HEAD or start.run_ats[0] < run_at:
+            return
+
+
+def test_a_claim_that_was_never_answered_is_made_again() -> None:
+    cursor = Cursor()
+    assert cursor.start(0.0) == cursor.start(0.001) == HEAD
+    cursor.claimed([row(T)], 0.002, QUICK_S, full=False)
+    assert cursor.start(0.003) != HEAD
+
+
+# Rewinding and doubt
+
+
+def test_a_rewind_moves_back_what_lies_behind_it_and_nothing_else() -> None:
+    cursor = swept(row(T, 5, priority=1), row(T - 50, 6), row(T - 40, 7, priority=-1))
+    cursor.rewind(T - 45)
+    assert place(cursor) == {1: (T - 45, 0), 0: (T - 50, 6), -1: (T - 45, 0)}
+    claim(cursor, 0.006, row(T - 45, 3, priority=1))
+    assert place(cursor, 0.008)[1] == (T - 45, 3)
+    cursor = swept(row(T, 5))
+    cursor.rewind(T)
+    assert place(cursor) == {0: (T, 0)}, "a row of the same instant may have a smaller id"
+
+
+def test_a_rewind_of_nothing_is_nothing() -> None:
+    cursor = Cursor()
+    cursor.rewind(T)
+    assert cursor.start(0.0) == HEAD
+    assert place(swept(row(T, 5))) == {0: (T, 5)}
+
+
+@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize("known", [True, False])
+def test_a_rewind_while_a_claim_is_under_way_is_not_forgotten(*, known: bool, full: bool) -> None:
+    """The claim may have looked before the row was there: two backdated inserts in a row do just that."""
+    cursor = swept(row(T, 5)) if known else Cursor()
+    cursor.start(0.005)
+    cursor.rewind(T - 3600)
+    cursor.rewind(T - 60)
+    cursor.claimed([row(T + 1, 6)], 0.006, QUICK_S, full=full)
+    assert place(cursor, 0.008) == {0: (T - 3600, 0)}
+    claim(cursor, 0.009, row(T - 3600, 7), row(T + 2, 8))
+    assert place(cursor, 0.011) == {0: (T + 2, 8)}, "once is enough"
+
+
+def test_doubt_begins_at_the_head_at_once_but_once() -> None:
+    cursor = swept(row(T))
+    cursor.doubt(1.0)
+    assert claim(cursor, 1.0) == HEAD
+    assert claim(cursor, 1.002) != HEAD
+    assert claim(cursor, 1.0 + HEAD_S / 2) != HEAD
+    assert claim(cursor, 1.1 + HEAD_S) == HEAD
+
+
+def test_doubt_about_an_expensive_queue_has_to_wait() -> None:
+    cursor = Cursor()
+    claim(cursor, 0.0, row(T), took_s=0.2)
+    again_s = 0.2 + 0.2 / COST_SHARE
+    cursor.doubt(1.0)
+    assert claim(cursor, again_s - 0.01) != HEAD
+    cursor.doubt(again_s - 0.005)
+    assert claim(cursor, again_s + 0.001) == HEAD
+
+
+def test_doubt_never_puts_a_sweep_off() -> None:
+    cursor = Cursor()
+    claim(cursor, 0.0, row(T), took_s=1.0)
+    cursor.doubt(19.0)
+    assert claim(cursor, 1.001 + 1.0 / COST_SHARE, took_s=1.0) == HEAD
+    cursor = swept(row(T))
+    cursor.doubt(1.0)
+    cursor.doubt(5.0)
+    assert claim(cursor, 5.0) == HEAD
+
+
+# What sweeps cost
+
+
+def test_the_price_of_a_sweep_is_what_it_takes_beyond_a_usual_claim() -> None:
+    """Where every claim takes 100 ms, sweeps are as cheap as all others: after a while nearly each claim is one."""
+    cursor, now, sweeps = swept(row(T)), 0.0, 0
+    for _ in range(1000):
+        now += 0.11
+        sweeps += reach(cursor, now, took_s=0.1) != 0.0
+    assert sweeps >= 500
+
+
+@pytest.mark.parametrize("level", range(LEVELS))
+def test_one_slow_sweep_does_not_put_an_end_to_its_reach(level: int) -> None:
+    """The database paused for a second, once. A farther sweep that is cheap proves the nearer ones cheap."""
+    cursor, now = swept(row(T)), PERIOD_FIRST_S * 2**level + 2 * QUICK_S
+    slow = reach(cursor, now, took_s=1.0)
+    assert slow != 0.0
+    seen = 0
+    while now < 120.0:
+        now += 0.01
+        seen += reach(cursor, now) == slow and now > 60.0
+    assert seen >= 0.2 * 60.0 / (PERIOD_FIRST_S * 2**level)
+
+
+@pytest.mark.parametrize(
+    ("cost_s", "share"),
+    [
+        (lambda far_s: 0.5, 0.15),
+        (lambda far_s: min(1.0, far_s / HEAD_S), 0.3),
+        (lambda far_s: 1.0 if far_s == math.inf else 0.0, 0.06),
+    ],
+    ids=["all the same", "by reach", "only the head"],
+)
+def test_expensive_sweeps_take_a_bounded_share_of_the_time(cost_s: Callable[[float], float], share: float) -> None:
+    cursor, now, spent_s, heads = swept(row(T)), 1.0, 0.0, 0
+    while now < 600.0:
+        start = cursor.start(now)
+        far_s = math.inf if start == HEAD else T - start.run_ats[0]
+        took_s = QUICK_S + (cost_s(far_s) if far_s else 0.0)
+        now += took_s
+        cursor.claimed([], now, took_s, full=False)
+        spent_s += took_s - QUICK_S
+        heads += start == HEAD
+        now += 0.01
+    assert spent_s <= share * now
+    assert heads >= now / (1.3 * max(HEAD_S, cost_s(math.inf) / COST_SHARE)), "rarely, but not never"

@@ -1,0 +1,152 @@
+"""How many jobs to claim ahead: Little's law, and nothing for jobs that take long."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from pgworkd import pace
+from pgworkd.pace import AHEAD_MAX, Pace
+
+
+class Rig:
+    """A pace, its clock, and the pool that tells it of its claims."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.finished = 0
+        self.pace: Pace
+
+    def claim(
+        self, every_s: float, count: int, *, took_s: float, run_s: float, concurrency: int, dry: bool = False
+    ) -> int:
+        """One claim, `every_s` after the last, with `count` more jobs finished; how many to claim ahead now."""
+        self.now += every_s
+        self.finished += count
+        self.pace.claimed(took_s, self.finished, run_s, concurrency, dry=dry)
+        return self.pace.ahead
+
+    def steady(
+        self, every_s: float, count: int, *, took_s: float, run_s: float, concurrency: int, dry: bool = False
+    ) -> int:
+        """Many such claims."""
+        for _ in range(50):
+            self.claim(every_s, count, took_s=took_s, run_s=run_s, concurrency=concurrency, dry=dry)
+        return self.pace.ahead
+
+
+@pytest.fixture
+def rig(monkeypatch: pytest.MonkeyPatch) -> Rig:
+    made = Rig()
+    monkeypatch.setattr(pace, "time", SimpleNamespace(monotonic=lambda: made.now))
+    made.pace = Pace()
+    return made
+
+
+def test_at_first_nothing_is_claimed_ahead(rig: Rig) -> None:
+    assert rig.pace.ahead == 0
+    assert rig.claim(0.01, 0, took_s=0.005, run_s=0.0, concurrency=100) == 0
+
+
+def test_twice_what_is_finished_during_a_claim(rig: Rig) -> None:
+    """2,000 jobs per second, and a claim of 5 ms: 10 are finished meanwhile."""
+    assert rig.steady(0.01, 20, took_s=0.005, run_s=0.001, concurrency=100) in (20, 21)
+
+
+def test_the_slots_limit_what_can_be_finished(rig: Rig) -> None:
+    """20 slots of 50 ms do 400 per second at most, whatever a short look at them says."""
+    assert rig.steady(0.001, 20, took_s=0.01, run_s=0.05, concurrency=20) in (8, 9)
+
+
+def test_the_rate_limits_what_the_slots_could_do(rig: Rig) -> None:
+    """10,000 slots of 10 ms, but jobs come at 100 per second."""
+    assert rig.steady(0.1, 10, took_s=0.01, run_s=0.01, concurrency=10_000) in (2, 3)
+
+
+def test_slots_that_ran_dry_get_twice_as_much_each_time_up_to_what_they_can_reach(rig: Rig) -> None:
+    """50 slots of 1 ms reach 50,000 per second, so 1,000 in twice the 10 ms of a claim."""
+    seen = [rig.claim(0.01, 1, took_s=0.01, run_s=0.001, concurrency=50, dry=True) for _ in range(6)]
+    assert seen[:4] == [100, 300, 700, 1000]
+    assert set(seen[3:]) <= {1000, 1001}
+
+
+def test_when_they_are_dry_no_more_it_is_what_was_measured_again(rig: Rig) -> None:
+    rig.steady(0.01, 20, took_s=0.005, run_s=0.001, concurrency=100, dry=True)
+    assert rig.claim(0.01, 20, took_s=0.005, run_s=0.001, concurrency=100) in (20, 21)
+
+
+@pytest.mark.parametrize("dry", [False, True])
+@pytest.mark.parametrize("count", [1, 10])
+def test_jobs_of_a_second_are_not_claimed_ahead_even_after_a_burst(rig: Rig, count: int, *, dry: bool) -> None:
+    """Ten slots end at the same moment: the rate of that moment is no rate."""
+    for _ in range(20):
+        assert rig.claim(0.99, 0, took_s=0.005, run_s=1.0, concurrency=10, dry=dry) == 0
+        assert rig.claim(0.001, count, took_s=0.005, run_s=1.0, concurrency=10, dry=dry) == 0
+        assert rig.claim(0.0, 10 - count, took_s=0.005, run_s=1.0, concurrency=10, dry=dry) == 0
+
+
+def test_jobs_of_a_minute_are_not_claimed_ahead_by_a_thousand_slots(rig: Rig) -> None:
+    assert rig.steady(0.06, 1, took_s=0.005, run_s=60.0, concurrency=1000) == 0
+    assert rig.steady(0.06, 1, took_s=0.005, run_s=60.0, concurrency=1000, dry=True) == 0
+
+
+def test_a_single_fast_job_among_slow_ones_changes_nothing(rig: Rig) -> None:
+    rig.steady(0.1, 1, took_s=0.005, run_s=1.0, concurrency=10)
+    assert rig.claim(0.1, 1, took_s=0.005, run_s=0.0001, concurrency=10) == 0
+
+
+def test_what_is_not_worthwhile_is_nothing_and_all_else_at_least_one(rig: Rig) -> None:
+    assert rig.steady(0.1, 1, took_s=0.0009, run_s=0.01, concurrency=10) == 0
+    assert rig.steady(0.1, 1, took_s=0.0011, run_s=0.01, concurrency=10) == 1
+
+
+def test_the_cap(rig: Rig) -> None:
+    assert rig.steady(0.1, 10_000, took_s=0.5, run_s=0.0001, concurrency=1000) == AHEAD_MAX == 2000
+    assert rig.steady(0.1, 10_000, took_s=0.5, run_s=0.0001, concurrency=1000, dry=True) == AHEAD_MAX
+
+
+def test_a_slower_database_asks_for_more(rig: Rig) -> None:
+    first = rig.steady(0.01, 20, took_s=0.001, run_s=0.001, concurrency=100)
+    assert rig.steady(0.01, 20, took_s=0.02, run_s=0.001, concurrency=100) >= 15 * first > 0
+
+
+def test_one_claim_that_took_long_does_not_count(rig: Rig) -> None:
+    before = rig.steady(0.01, 20, took_s=0.005, run_s=0.001, concurrency=100)
+    rig.claim(0.01, 20, took_s=1.0, run_s=0.001, concurrency=100)
+    assert rig.claim(0.01, 20, took_s=0.005, run_s=0.001, concurrency=100) == pytest.approx(before, abs=1)
+
+
+def test_a_claim_during_which_nothing_ended_leaves_it_as_it_was(rig: Rig) -> None:
+    before = rig.steady(0.01, 20, took_s=0.005, run_s=0.001, concurrency=100)
+    assert rig.claim(5.0, 0, took_s=0.005, run_s=0.001, concurrency=100) == before
+
+
+def test_jobs_that_become_slow_are_claimed_ahead_no_more(rig: Rig) -> None:
+    assert rig.steady(0.01, 20, took_s=0.005, run_s=0.001, concurrency=10) > 0
+    assert rig.steady(1.0, 10, took_s=0.005, run_s=1.0, concurrency=10) == 0
+
+
+def test_a_stall_ends_it_at_once_and_for_the_next_claims_too(rig: Rig) -> None:
+    assert rig.steady(0.01, 20, took_s=0.005, run_s=0.001, concurrency=10) > 0
+    rig.pace.stalled(0.5)
+    assert rig.pace.ahead == 0
+    assert rig.claim(0.01, 20, took_s=0.005, run_s=0.001, concurrency=10) < 5, "it has learnt how long they take"
+
+
+def test_a_stall_before_anything_has_ended_is_remembered(rig: Rig) -> None:
+    rig.pace.stalled(1.0)
+    assert rig.claim(0.01, 20, took_s=0.005, run_s=0.01, concurrency=10) == 0
+
+
+def test_a_short_stall_does_not_make_slow_jobs_look_fast(rig: Rig) -> None:
+    rig.steady(0.1, 1, took_s=0.005, run_s=1.0, concurrency=10)
+    rig.pace.stalled(0.05)
+    for _ in range(5):
+        assert rig.claim(0.0, 10, took_s=0.005, run_s=1.0, concurrency=10) == 0
+
+
+def test_after_a_stall_fast_jobs_are_claimed_ahead_again(rig: Rig) -> None:
+    before = rig.steady(0.01, 20, took_s=0.005, run_s=0.001, concurrency=100)
+    rig.pace.stalled(5.0)
+    assert rig.steady(0.01, 20, took_s=0.005, run_s=0.001, concurrency=100) == pytest.approx(before, abs=1)
