@@ -13,7 +13,7 @@ from pgworkd.daemon import Daemon
 from tests.engine.ahead_kit import Waiters
 
 ALL_OVER = "SELECT NOT EXISTS (SELECT FROM pgworkd.jobs)"
-NO_HEARTBEAT = {"heartbeat_s": 20.0, "lease_s": 60.0}
+NO_HEARTBEAT = {"heartbeat_s": 900.0, "lease_s": 3600.0}
 """The daemon hears of nothing by its heartbeat, however long a test takes."""
 
 

@@ -40,6 +40,7 @@ REFUSE = """
 async def test_an_outcome_that_is_refused_takes_no_claim_down_with_it(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(pool, "ALONG_S", 60.0)  # whoever waits for an answer that has come is too late
     await db.execute(REFUSE)
     waiters = Waiters(1)
     odd = await insert(db, "q", '{"refuse": true}', max_attempts=1)
