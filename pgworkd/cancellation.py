@@ -47,13 +47,17 @@ class RunnerTask:
         Not so after a cancellation; when a handler has set context variables; and when it has entered a scope and never
         left it (`break` out of an async generator is enough), which would then close on the next job.
         """
-        return (
-            not self._left
-            and self._state.cancel_scope is self.scope
-            and not self.scope.cancel_called
-            and self._task.cancelling() <= self._cancelling
-            and contextvars.copy_context() == self._context
-        )
+        if (
+            self._left
+            or self._state.cancel_scope is not self.scope
+            or self.scope.cancel_called
+            or self._task.cancelling() > self._cancelling
+        ):
+            return False
+        try:
+            return contextvars.copy_context() == self._context
+        except Exception:  # noqa: BLE001 - some values do not like to be compared
+            return False
 
     async def leave(self, error: BaseException | None) -> bool:
         """Leaves the scopes that are open, innermost first, ours last; `error` is what came out of the handler.

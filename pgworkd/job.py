@@ -97,3 +97,10 @@ class Outcome(NamedTuple):
     """Of a failure: the entry for the job's history (type, message, traceback, worker)."""
     reason: str = ""
     """Why it was released or cancelled, for the log."""
+
+
+def stopped(reason: Reason) -> Outcome:
+    """The end of an attempt that the daemon has ended, or never begun, for any reason but a time-out."""
+    if reason is Reason.CANCEL:
+        return Outcome(Ending.CANCELLED, message=reason.value, reason=reason.value)
+    return Outcome(Ending.RELEASED, reason=reason.value)

@@ -20,7 +20,7 @@ from .cursor import Cursor
 from .errors import PgworkdError, WorkerLost
 from .events import Events
 from .held import Held, Holdings
-from .job import Ending, Outcome, Reason
+from .job import Reason, stopped
 from .outage import Outage
 from .pace import Pace
 from .runner import Runner
@@ -86,6 +86,7 @@ class Pool:
         self._outage = Outage(f"claim {queue}", events_)
         special = {h.kind: h.max_attempts for h in app.handlers.values() if h.max_attempts != MAX_ATTEMPTS_DEFAULT}
         self._kinds, self._budgets = list(special), list(special.values())
+        self._begun, self._begun_at = 0, 0.0  # so many runs had begun, and no more since then, while jobs waited here
         self._tasks: TaskGroup | None = None
         self._wanted = False
         self._woken = anyio.Event()
@@ -158,7 +159,7 @@ class Pool:
             held = self._slots.work.popleft()
             held.reason = held.reason or reason
             self._cursor.rewind(held.claimed.run_at)
-            self._settler.put(held, Outcome(Ending.RELEASED, reason=held.reason.value))
+            self._settler.put(held, stopped(held.reason))
 
     # The claim loop.
 
@@ -173,20 +174,19 @@ class Pool:
     async def _rest(self, until: float) -> None:
         """Sleeps until that time on the loop's clock, or a job is due, or someone wants a look."""
         slots = self._slots
-        begun, stalled_at = slots.begun, anyio.current_time() + STALL_S
         while not self._wanted:
             now = anyio.current_time()
-            if slots.work and now >= stalled_at:
-                if begun == slots.begun:
-                    self._pace.stalled(STALL_S)
-                    self.give_back(Reason.ELSEWHERE)
-                begun, stalled_at = slots.begun, now + STALL_S
+            if not slots.work or slots.begun != self._begun:
+                self._begun, self._begun_at = slots.begun, now
+            elif now >= self._begun_at + STALL_S:
+                self._pace.stalled(STALL_S)
+                self.give_back(Reason.ELSEWHERE)
             due_at = math.inf if self._due_at is None or not self._may_claim() else self._due_at
             wait_s = min(until, due_at) - now
             if wait_s <= 0:
                 return
             self._woken = anyio.Event()
-            with anyio.move_on_after(min(wait_s, stalled_at - now) if slots.work else wait_s):
+            with anyio.move_on_after(min(wait_s, self._begun_at + STALL_S - now) if slots.work else wait_s):
                 await self._woken.wait()
 
     def _room(self) -> int:

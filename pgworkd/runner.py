@@ -30,7 +30,7 @@ from .errors import LeaseLost, PermanentError, RetryAfter, Snooze
 from .events import Events
 from .failure import ErrorFacts, describe_error
 from .held import Held
-from .job import Ending, Job, Outcome, Reason
+from .job import Ending, Job, Outcome, Reason, stopped
 from .payload import decode, encode
 from .processes import ChildDied, Processes
 from .settler import Planner
@@ -57,13 +57,13 @@ class Runner:
     async def run(self, held: Held, task: RunnerTask) -> Outcome:
         """The outcome of this attempt, run in `task`. Raises only when the daemon itself is being torn down."""
         if held.reason is not None:
-            return self._stopped(held.reason, None)
+            return stopped(held.reason)
         handler = self._handlers.get(held.claimed.kind)
         if handler is None:
             return _unknown(held.claimed.kind)
         try:
             arguments = self._arguments(handler, held)
-        except Exception as error:  # noqa: BLE001 - also what a validator of the user's, or a row odd in any way, raises
+        except BaseException as error:  # noqa: BLE001 - also what a validator of the user's, or a row odd in any way, raises
             return self._failed(error, held, handler, permanent=isinstance(error, (ValueError, RecursionError)))
         timeout_s = held.claimed.timeout_s or handler.timeout_s
         # A thread cannot be interrupted: its time-out is told to it, and waited out.
@@ -82,8 +82,12 @@ class Runner:
             cancelled = task.scope.cancel_called
             if (cancelled or isinstance(error, asyncio.CancelledError) or not task.clean) and await task.leave(error):
                 raise  # the daemon itself is being torn down
-            if held.reason is not None or cancelled:  # without a reason it was the deadline: nobody else cancels
-                outcome = self._stopped(held.reason or Reason.TIMEOUT, timeout_s, held, handler)
+            if held.reason is Reason.TIMEOUT or (
+                held.reason is None and cancelled
+            ):  # by the deadline: nobody else does
+                outcome = self._timed_out(timeout_s, held, handler)
+            elif held.reason is not None:
+                outcome = stopped(held.reason)
             else:
                 outcome = self._raised(error, held, handler)
         held.ended = time.monotonic()
@@ -178,15 +182,9 @@ class Runner:
 
         return handler.backoff.delay_s(held.claimed.failures + 1, warn=warn)
 
-    def _stopped(
-        self, reason: Reason, timeout_s: float | None, held: Held | None = None, handler: Handler | None = None
-    ) -> Outcome:
-        if reason is Reason.TIMEOUT and held is not None and handler is not None:
-            facts = ErrorFacts("Timeout", f"no result within {timeout_s:g} s", "")
-            return self._failure(facts, self._backoff_s(held, handler), permanent=False)
-        if reason is Reason.CANCEL:
-            return Outcome(Ending.CANCELLED, message=reason.value, reason=reason.value)
-        return Outcome(Ending.RELEASED, reason=reason.value)
+    def _timed_out(self, timeout_s: float | None, held: Held, handler: Handler) -> Outcome:
+        facts = ErrorFacts("Timeout", f"no result within {timeout_s:g} s", "")
+        return self._failure(facts, self._backoff_s(held, handler), permanent=False)
 
     @contextlib.asynccontextmanager
     async def _transaction(self, held: Held, job: Job) -> AsyncIterator[Any]:

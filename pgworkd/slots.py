@@ -80,19 +80,26 @@ class Slots:
         """
         try:
             async with RunnerTask() as task:
-                while task.clean:
-                    if self.work and self.busy < self.concurrency and not self._yielding:
-                        await self._run_in_turn(task)
-                    elif self._runners > self.concurrency:
-                        return
-                    else:
-                        called: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-                        self._idle.append(called)
-                        await called
+                try:
+                    await self._go_on(task)
+                except asyncio.CancelledError as error:  # between two jobs: by a timer that some handler forgot
+                    if await task.leave(error):
+                        raise  # the daemon itself is being torn down
         finally:
             self._runners -= 1
             if self.work:
                 self._on_low()
+
+    async def _go_on(self, task: RunnerTask) -> None:
+        while task.clean:
+            if self.work and self.busy < self.concurrency and not self._yielding:
+                await self._run_in_turn(task)
+            elif self._runners > self.concurrency:
+                return
+            else:
+                called: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                self._idle.append(called)
+                await called
 
     async def _run_in_turn(self, task: RunnerTask) -> None:
         """Runs jobs as long as there are any, in slices between which all other tasks get their turn.
@@ -101,8 +108,7 @@ class Slots:
         on: each slice begins by calling two more, who find either that, or someone about to go on himself.
         """
         work, run, put = self.work, self._runner.run, self._settler.put
-        started_is_heard = self._events.heard(events.JOB_STARTED)
-        slice_ends = 0.0
+        slice_ends, started_is_heard = 0.0, False
         while True:
             held = work.popleft()
             self.begun += 1
@@ -110,6 +116,7 @@ class Slots:
             if not slice_ends:
                 slice_ends = time.monotonic() + SLICE_S
                 self._call(2)
+                started_is_heard = self._events.heard(events.JOB_STARTED)
             try:
                 if started_is_heard:
                     self._events.emit(events.JOB_STARTED, **held.facts())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from typing import Any, NamedTuple
 
@@ -10,7 +11,8 @@ import pytest
 
 from pgworkd import pace
 from pgworkd.daemon import Daemon
-from tests.engine.ahead_kit import Waiters
+from tests.engine.ahead_kit import Waiters, truth
+from tests.kit import until
 
 ALL_OVER = "SELECT NOT EXISTS (SELECT FROM pgworkd.jobs)"
 NO_HEARTBEAT = {"heartbeat_s": 900.0, "lease_s": 3600.0}
@@ -49,6 +51,11 @@ def let_go(waiters: Waiters) -> None:
     """Those that run return; the next wait."""
     go_on, waiters.gauge.go_on = waiters.gauge.go_on, anyio.Event()
     go_on.set()
+
+
+async def warmed_up() -> None:
+    """A daemon that has just started uses its connections once, by itself: waits until that is over."""
+    await until(lambda: truth(all(task.get_name() != "warm-up" for task in asyncio.all_tasks())))
 
 
 def nothing_ahead(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from pgworkd.errors import DatabaseError, DatabaseUnavailable, WorkerLost
 from pgworkd.job import Reason
 from pgworkd.link import LinkOptions
 from tests.engine.ahead_kit import Waiters, fill, truth
-from tests.engine.along_kit import ALL_OVER, NO_HEARTBEAT, calls_of, let_go, nothing_ahead
+from tests.engine.along_kit import ALL_OVER, NO_HEARTBEAT, calls_of, let_go, nothing_ahead, warmed_up
 from tests.kit import insert, running, until, waits_for_status
 
 
@@ -94,6 +94,7 @@ async def test_a_connection_that_is_cut_in_the_middle_costs_no_job_and_no_second
     other = await asyncpg.connect(dsn)
     async with running(waiters.app, dsn, **NO_HEARTBEAT) as (daemon, seen):
         await waiters.gauge.shows(1)
+        await warmed_up()
         calls = calls_of(daemon, monkeypatch)
         for cuts in (1, 2, 3):
             done = sum(waiters.returned.values())
@@ -160,6 +161,7 @@ async def test_while_it_hangs_claims_go_on_by_themselves(
     link = LinkOptions(dsn, connect_timeout_s=5, command_timeout_s=5 if ends == "with an answer" else 0.4)
     async with running(waiters.app, dsn, link=link) as (daemon, seen):
         await waiters.gauge.shows(1)
+        await warmed_up()
         calls = calls_of(daemon, monkeypatch)
         async with db.transaction():
             await db.execute("LOCK TABLE pgworkd.finished_jobs IN SHARE MODE")
@@ -191,6 +193,7 @@ async def test_a_stop_while_it_hangs_gives_back_what_it_claims(
     other = await asyncpg.connect(dsn)
     async with running(waiters.app, dsn) as (daemon, seen):
         await waiters.gauge.shows(1)
+        await warmed_up()
         calls = calls_of(daemon, monkeypatch)
         async with db.transaction():
             await db.execute("LOCK TABLE pgworkd.finished_jobs IN SHARE MODE")
