@@ -179,7 +179,7 @@ class Supervisor:
                     self.ready.set()
 
     async def _watch(self) -> None:
-        """Ends processes that hang. When no other is well either, that would mend nothing: systemd decides."""
+        """Ends processes that hang, once another has pinged later: if all do, systemd decides."""
         tick_s = min(1.0, self._watchdog_s / 10) or math.inf
         while True:
             began_s = anyio.current_time()
@@ -187,8 +187,10 @@ class Supervisor:
             if (over_s := anyio.current_time() - began_s - tick_s) > tick_s:
                 for child in self._living.values():  # it is we who stood still: their pings are yet unread
                     child.due_s += over_s
-            well = any(child.due_s > began_s + self._watchdog_s / 2 for child in self._living.values())
-            for child in self._late() if well and not self.stop_requested.is_set() else ():
+            pinged_s = max((child.due_s for child in self._living.values()), default=0.0) - self._watchdog_s
+            for child in self._late() if not self.stop_requested.is_set() else ():
+                if pinged_s <= child.due_s:
+                    continue
                 child.strikes += 1  # at the first, all may just be thawing, and the others have been quicker
                 if child.strikes == 2:
                     _logger().error("process.hung", worker=child.name, pid=child.process.pid)

@@ -53,6 +53,14 @@ def never_stalls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool, "STALL_S", 60.0)
 
 
+def stalls_now(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was claimed ahead waits no longer than in production, from now on."""
+    monkeypatch.setattr(pool, "STALL_S", 0.05)
+    queue = daemon.pools["q"]
+    queue._stalled_at = anyio.current_time() + 0.05
+    queue.look()
+
+
 async def fill(db: asyncpg.Connection[Any], quick: int, waiting: int) -> None:
     """Quick jobs, and behind them jobs that wait."""
     await db.execute(_FILL, quick, waiting)

@@ -15,8 +15,8 @@ from tests.engine.ahead_kit import Waiters, truth
 from tests.kit import until
 
 ALL_OVER = "SELECT NOT EXISTS (SELECT FROM pgworkd.jobs)"
-NO_HEARTBEAT = {"heartbeat_s": 900.0, "lease_s": 3600.0}
-"""The daemon hears of nothing by its heartbeat, however long a test takes."""
+UNTOLD = {"heartbeat_s": 900.0, "lease_s": 3600.0, "poll_s": 60.0}
+"""The daemon hears of nothing by its heartbeat, nor by looking, however long a test takes."""
 
 
 class Call(NamedTuple):

@@ -8,9 +8,10 @@ import anyio
 import asyncpg
 import pytest
 
-from pgworkd import events, pool
+from pgworkd import events
 from pgworkd.daemon import Daemon
 from pgworkd.job import Reason
+from pgworkd.pace import Pace
 from tests.engine.ahead_kit import (
     QUICK,
     RUNNING,
@@ -20,6 +21,7 @@ from tests.engine.ahead_kit import (
     never_stalls,
     set_concurrency,
     settled_in,
+    stalls_now,
     truth,
 )
 from tests.engine.test_cancel import cancel
@@ -94,10 +96,17 @@ def surplus_of(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.mark.parametrize("slots", IN_SLOTS)
 @pytest.mark.parametrize("quick_s", [None, 0.001], ids=["claimed by itself", "claimed along"])
 async def test_what_stalls_is_given_back_unspent_within_a_moment_and_runs_elsewhere(
-    dsn: str, db: asyncpg.Connection[Any], slots: int, quick_s: float | None
+    dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch, slots: int, quick_s: float | None
 ) -> None:
     """Whichever way it was claimed: with jobs of a millisecond most claims go along with a settle."""
-    quick = 300 if quick_s else QUICK
+
+    def some_ahead(pace: Pace, *_: Any, **__: Any) -> None:
+        pace.ahead = 8
+
+    quick = QUICK
+    if quick_s is not None:  # so few are claimed ahead of such jobs that there may just be none
+        quick = 300
+        monkeypatch.setattr(Pace, "claimed", some_ahead)
     one, other = Waiters(slots, quick_s), Waiters(500)
     await fill(db, quick, 100)
     async with running(one.app, dsn, shutdown_s=0.5) as (_, seen):
@@ -130,8 +139,7 @@ async def test_a_trickle_of_new_jobs_does_not_keep_what_stalls_from_being_given_
     one, other = Waiters(4), Waiters(500)
     async with claimed_ahead(one, dsn, db, waiting=100) as (daemon, _, ahead), running(other.app, dsn) as (_, seen):
         await other.gauge.shows(96 - ahead)
-        monkeypatch.setattr(pool, "STALL_S", 0.05)
-        daemon.pools["q"].look()
+        stalls_now(daemon, monkeypatch)
         trickled = await asyncpg.connect(dsn)
         for _ in range(60):
             await trickled.execute("INSERT INTO pgworkd.jobs (queue) VALUES ('q')")
@@ -184,8 +192,7 @@ async def test_what_is_cancelled_while_it_waits_for_a_slot_never_runs(
         assert set((await cancel(db, *ids)).values()) == {"requested"}
         await until(lambda: truth(all(held.reason for held in daemon._holdings if held.claimed.id in set(ids))))
         if stalls:
-            monkeypatch.setattr(pool, "STALL_S", 0.05)
-            daemon.pools["q"].look()
+            stalls_now(daemon, monkeypatch)
         else:
             waiters.gauge.go_on.set()
         count = "SELECT count(*) FROM pgworkd.finished_jobs WHERE status = 'cancelled' AND failures = 0"
@@ -207,8 +214,7 @@ async def test_a_paused_queue_gets_back_what_waited_for_a_slot(
         began = set(waiters.began)
         await db.execute("INSERT INTO pgworkd.queues (name, paused_until) VALUES ('q', 'infinity')")
         await seen.wait(events.QUEUE_SETTINGS, queue="q", paused=True)
-        monkeypatch.setattr(pool, "STALL_S", 0.05)
-        daemon.pools["q"].look()
+        stalls_now(daemon, monkeypatch)
         await until(lambda: db.fetchval(f"SELECT ({RUNNING}) = 4"), limit_s=2)
         assert len(seen.all(events.JOB_RELEASED)) == ahead
         waiters.gauge.go_on.set()

@@ -13,7 +13,7 @@ from pgworkd import events
 from pgworkd.app import App
 from pgworkd.chores import Periods
 from tests.engine.ahead_kit import RUNNING, Waiters, fill, never_stalls, truth
-from tests.engine.along_kit import ALL_OVER, NO_HEARTBEAT, calls_of, let_go, nothing_ahead
+from tests.engine.along_kit import ALL_OVER, UNTOLD, calls_of, let_go, nothing_ahead
 from tests.kit import running, status, until
 
 
@@ -51,7 +51,7 @@ async def test_each_settle_of_a_full_queue_takes_exactly_one_claim_along(
     nothing_ahead(monkeypatch)
     waiters = Waiters(2)
     await fill(db, 0, 8)
-    async with running(waiters.app, dsn, **NO_HEARTBEAT) as (daemon, seen):
+    async with running(waiters.app, dsn, **UNTOLD) as (daemon, seen):
         await waiters.gauge.shows(2)
         calls = calls_of(daemon, monkeypatch)
         for round_ in (1, 2, 3):
@@ -70,7 +70,7 @@ async def test_a_large_settle_and_one_of_a_queue_without_more_jobs_take_nothing_
     nothing_ahead(monkeypatch)
     waiters = Waiters(5)
     await fill(db, 0, 12)
-    async with running(waiters.app, dsn, **NO_HEARTBEAT) as (daemon, seen):
+    async with running(waiters.app, dsn, **UNTOLD) as (daemon, seen):
         calls = calls_of(daemon, monkeypatch)
         for done, left in ((5, 5), (10, 2), (12, 0)):  # five, five, and two in a pool with three free slots
             await waiters.gauge.shows(min(5, left + 5 if left else 2))
@@ -118,7 +118,7 @@ async def test_an_attempt_that_is_not_ours_any_more_is_reported_stale_and_the_re
     nothing_ahead(monkeypatch)
     waiters = Waiters(2)
     await fill(db, 0, 6)
-    async with running(waiters.app, dsn, **NO_HEARTBEAT) as (daemon, seen):
+    async with running(waiters.app, dsn, **UNTOLD) as (daemon, seen):
         await waiters.gauge.shows(2)
         calls = calls_of(daemon, monkeypatch)
         taken, ours = waiters.began
@@ -141,7 +141,7 @@ async def test_a_queue_that_was_paused_unheard_gives_nothing_along(
     nothing_ahead(monkeypatch)
     waiters = Waiters(1)
     await fill(db, 0, 4)
-    async with running(waiters.app, dsn, **NO_HEARTBEAT) as (daemon, seen):
+    async with running(waiters.app, dsn, **UNTOLD) as (daemon, seen):
         await waiters.gauge.shows(1)
         calls = calls_of(daemon, monkeypatch)
         await db.execute("INSERT INTO pgworkd.queues (name, paused_until) VALUES ('q', 'infinity')")

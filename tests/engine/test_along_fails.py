@@ -14,7 +14,7 @@ from pgworkd.errors import DatabaseError, DatabaseUnavailable, WorkerLost
 from pgworkd.job import Reason
 from pgworkd.link import LinkOptions
 from tests.engine.ahead_kit import Waiters, fill, truth
-from tests.engine.along_kit import ALL_OVER, NO_HEARTBEAT, calls_of, let_go, nothing_ahead, warmed_up
+from tests.engine.along_kit import ALL_OVER, UNTOLD, calls_of, let_go, nothing_ahead, warmed_up
 from tests.kit import insert, running, until, waits_for_status
 
 
@@ -45,7 +45,7 @@ async def test_an_outcome_that_is_refused_takes_no_claim_down_with_it(
     waiters = Waiters(1)
     odd = await insert(db, "q", '{"refuse": true}', max_attempts=1)
     fine = [await insert(db, "q", '{"wait": true}') for _ in range(5)]
-    async with running(waiters.app, dsn, **NO_HEARTBEAT) as (daemon, seen):
+    async with running(waiters.app, dsn, **UNTOLD) as (daemon, seen):
         await waiters.gauge.shows(1)
         calls = calls_of(daemon, monkeypatch)
         waiters.gauge.go_on.set()
@@ -65,7 +65,7 @@ async def test_a_worker_that_is_lost_is_heard_of_and_its_settle_still_counts(
 ) -> None:
     waiters = Waiters(1)
     await fill(db, 0, 6)
-    async with running(waiters.app, dsn, **NO_HEARTBEAT) as (daemon, seen):
+    async with running(waiters.app, dsn, **UNTOLD) as (daemon, seen):
         await waiters.gauge.shows(1)
         calls, worker_id = calls_of(daemon, monkeypatch), daemon.worker_id
         await db.execute("UPDATE pgworkd.workers SET lost_at = now()")
@@ -92,7 +92,7 @@ async def test_a_connection_that_is_cut_in_the_middle_costs_no_job_and_no_second
     waiters = Waiters(1)
     await fill(db, 0, 12)
     other = await asyncpg.connect(dsn)
-    async with running(waiters.app, dsn, **NO_HEARTBEAT) as (daemon, seen):
+    async with running(waiters.app, dsn, **UNTOLD) as (daemon, seen):
         await waiters.gauge.shows(1)
         await warmed_up()
         calls = calls_of(daemon, monkeypatch)

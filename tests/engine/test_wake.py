@@ -88,7 +88,7 @@ async def test_a_statement_of_many_rows_sends_one_notification_per_queue(dsn: st
         await db.execute("INSERT INTO pgworkd.jobs (queue) SELECT 'q' FROM generate_series(1, 5000)")
         await until(is_empty(db))
         await listener.execute("SELECT 1")
-        assert heard.count('{"queue": "q"}') == 1
+        assert sum('"queue": "q"' in notice for notice in heard) == 1
     await listener.close()
     assert len(ran) == 5000
 
