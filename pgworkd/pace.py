@@ -47,9 +47,9 @@ class Pace:
         ahead = min(reachable, max(measured, 2.0 * (self.ahead + concurrency)) if dry else measured)
         self.ahead = min(AHEAD_MAX, math.ceil(ahead)) if self._claim_s >= WORTHWHILE * self._run_s else 0
 
-    def stalled(self, since_s: float) -> None:
-        """Nothing that was claimed ahead has begun for so long: these jobs take longer than we thought."""
-        self._run_s = max(self._run_s or 0.0, since_s)
+    def stalled(self, run_s: float) -> None:
+        """What was claimed ahead hardly moves: these jobs take longer than we thought, about so long each."""
+        self._run_s = max(self._run_s or 0.0, run_s)
         self.ahead = 0
 
 

@@ -32,7 +32,9 @@ CLAIM_MAX = 1_000
 ALONG_S = 0.25
 """A claim that went along with a settle is waited for so long: settles may hang where claims do not."""
 STALL_S = 0.05
-"""When nothing that was claimed ahead has begun for so long, it is given back: another daemon may have slots."""
+"""So often, while jobs wait here for a slot, it is asked how many have begun."""
+STALLS_MAX = 4
+"""What would wait here for more than so many times that is given back: another daemon may have slots."""
 
 
 class Fleet(Protocol):
@@ -86,7 +88,7 @@ class Pool:
         self._outage = Outage(f"claim {queue}", events_)
         special = {h.kind: h.max_attempts for h in app.handlers.values() if h.max_attempts != MAX_ATTEMPTS_DEFAULT}
         self._kinds, self._budgets = list(special), list(special.values())
-        self._begun, self._begun_at = 0, 0.0  # so many runs had begun, and no more since then, while jobs waited here
+        self._begun, self._begun_at = 0, 0.0  # so many runs had begun then; since then jobs have been waiting here
         self._tasks: TaskGroup | None = None
         self._wanted = False
         self._woken = anyio.Event()
@@ -153,10 +155,10 @@ class Pool:
         """True when no handler runs and no claim is on its way."""
         return self._slots.busy == 0 and not self._claiming and self._along is None
 
-    def give_back(self, reason: Reason = Reason.SHUTDOWN) -> None:
-        """Releases what was claimed and has not been started."""
-        while self._slots.work:
-            held = self._slots.work.popleft()
+    def give_back(self, reason: Reason = Reason.SHUTDOWN, *, but: int = 0) -> None:
+        """Releases what was claimed and has not been started, but for so many that come first."""
+        while len(self._slots.work) > but:
+            held = self._slots.work.pop()
             held.reason = held.reason or reason
             self._cursor.rewind(held.claimed.run_at)
             self._settler.put(held, stopped(held.reason))
@@ -176,11 +178,11 @@ class Pool:
         slots = self._slots
         while not self._wanted:
             now = anyio.current_time()
-            if not slots.work or slots.begun != self._begun:
+            if not slots.work:
                 self._begun, self._begun_at = slots.begun, now
             elif now >= self._begun_at + STALL_S:
-                self._pace.stalled(STALL_S)
-                self.give_back(Reason.ELSEWHERE)
+                self._stop_hoarding(slots.begun - self._begun, now - self._begun_at)
+                self._begun, self._begun_at = slots.begun, now
             due_at = math.inf if self._due_at is None or not self._may_claim() else self._due_at
             wait_s = min(until, due_at) - now
             if wait_s <= 0:
@@ -188,6 +190,12 @@ class Pool:
             self._woken = anyio.Event()
             with anyio.move_on_after(min(wait_s, self._begun_at + STALL_S - now) if slots.work else wait_s):
                 await self._woken.wait()
+
+    def _stop_hoarding(self, begun: int, in_s: float) -> None:
+        """So many jobs have begun in that time, while others waited: not all of those may be ours for long."""
+        if len(self._slots.work) > STALLS_MAX * begun:
+            self._pace.stalled(in_s * self.concurrency / max(begun, 1))
+            self.give_back(Reason.ELSEWHERE, but=begun)
 
     def _room(self) -> int:
         if self.paused or not self._fleet.may_claim:

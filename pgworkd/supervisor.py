@@ -187,7 +187,8 @@ class Supervisor:
             if (over_s := anyio.current_time() - began_s - tick_s) > tick_s:
                 for child in self._living.values():  # it is we who stood still: their pings are yet unread
                     child.due_s += over_s
-            pinged_s = max((child.due_s for child in self._living.values()), default=0.0) - self._watchdog_s
+            dues_s = [child.due_s for child in self._living.values() if child.spoke]
+            pinged_s = max(dues_s, default=0.0) - self._watchdog_s
             for child in self._late() if not self.stop_requested.is_set() else ():
                 if pinged_s <= child.due_s:
                     continue

@@ -9,6 +9,7 @@ import asyncpg
 import pytest
 
 from pgworkd import events
+from pgworkd.app import App
 from pgworkd.daemon import Daemon
 from pgworkd.job import Reason
 from pgworkd.pace import Pace
@@ -149,6 +150,27 @@ async def test_a_trickle_of_new_jobs_does_not_keep_what_stalls_from_being_given_
         await seen.wait(events.JOB_COMPLETED, count=60)
         one.gauge.go_on.set()
         other.gauge.go_on.set()
+
+
+async def test_what_turns_out_slower_than_thought_does_not_wait_here_for_seconds(
+    dsn: str, db: asyncpg.Connection[Any]
+) -> None:
+    """Jobs of 40 ms behind jobs of none: one begins now and then, so nothing stalls, but the last of them is far."""
+    app = App()
+
+    @app.handler("q")
+    async def handle(payload: dict[str, Any]) -> None:
+        if payload:
+            await anyio.sleep(0.04)
+
+    await fill(db, QUICK, 100)
+    async with running(app, dsn, queues={"q": 1}) as (_, seen):
+        await seen.wait(events.JOB_COMPLETED, count=QUICK // 2)
+        async with running(app, dsn, queues={"q": 100}):
+            await until(lambda: db.fetchval("SELECT NOT EXISTS (SELECT FROM pgworkd.jobs WHERE payload = '{}')"))
+            began = anyio.current_time()
+            await until(lambda: db.fetchval("SELECT NOT EXISTS (SELECT FROM pgworkd.jobs)"), limit_s=4.5)
+            assert anyio.current_time() - began < 2, "the other daemon, with a hundred free slots, had nothing to do"
 
 
 @pytest.mark.parametrize("slots", IN_SLOTS)
