@@ -1102,11 +1102,12 @@ END $$;
 -- ------------------------------------------------------------------------------------------------
 
 -- One NOTIFY per queue and statement, only where a pool sleeps, only for jobs due within ten seconds:
--- sleepers look for the next due time at least as often.
+-- sleepers look for the next due time at least as often. STABLE spares it a snapshot of its own; a pool that
+-- falls asleep during the statement looks again for as long as such a statement takes.
 CREATE OR REPLACE FUNCTION jobs_inserted() RETURNS trigger
-LANGUAGE plpgsql SET search_path = pgworkd, pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql STABLE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
 BEGIN
-    IF EXISTS (SELECT FROM pools p WHERE p.asleep) THEN
+    IF EXISTS (SELECT FROM pools p JOIN inserted i ON i.queue = p.queue WHERE p.asleep) THEN
         -- Whoever hears this may be past jobs that were due when the transaction began. (One instant for all its
         -- statements: Postgres sends equal notices of a transaction once.)
         PERFORM notify_pools(q.queue, least(q.run_at, clock() - (statement_timestamp() - transaction_timestamp())))
