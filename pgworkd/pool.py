@@ -33,7 +33,7 @@ ALONG_S = 0.25
 """A claim that went along with a settle is waited for so long: settles may hang where claims do not."""
 STALL_S = 0.05
 """So often, while jobs wait here for a slot, it is asked how many have begun."""
-STALLS_MAX = 4
+STALLS_MAX = 20
 """What would wait here for more than so many times that is given back: another daemon may have slots."""
 
 
@@ -178,9 +178,7 @@ class Pool:
         slots = self._slots
         while not self._wanted:
             now = anyio.current_time()
-            if not slots.work:
-                self._begun, self._begun_at = slots.begun, now
-            elif now >= self._begun_at + STALL_S:
+            if slots.work and now >= self._begun_at + STALL_S:
                 self._stop_hoarding(slots.begun - self._begun, now - self._begun_at)
                 self._begun, self._begun_at = slots.begun, now
             due_at = math.inf if self._due_at is None or not self._may_claim() else self._due_at
@@ -253,6 +251,8 @@ class Pool:
         return Asked(ClaimOrder(*fixed, *self._cursor.start(now)), now)
 
     def _give(self, claimed: Sequence[Claimed]) -> None:
+        if not self._slots.work:
+            self._begun, self._begun_at = self._slots.begun, anyio.current_time()
         for row in claimed:
             held = Held(row, self.queue)
             self._holdings.add(held)
