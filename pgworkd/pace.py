@@ -6,6 +6,8 @@ import math
 import time
 
 AHEAD_MAX = 2_000
+CLAIMS_AHEAD = 4
+"""Claims' worth of jobs: with fewer, slots wait whenever a claim takes longer than usual."""
 WORTHWHILE = 0.1
 """Of the time of a run: claims that take less are not worth holding jobs back from others for."""
 WEIGHT = 0.2
@@ -15,9 +17,9 @@ WEIGHT = 0.2
 class Pace:
     """Little's law: what is finished while a claim is under way has to be there before it is back.
 
-    Twice that is claimed ahead, of the rate that was measured or that the slots can reach at all, whichever is lower.
-    Jobs that take long come out at nothing: they would wait here while another daemon has slots. Slots that ran dry
-    could have done more than was measured: then what is claimed doubles, up to what they can reach.
+    Several times that is claimed ahead, of the rate that was measured or that the slots can reach at all, whichever is
+    lower. Jobs that take long come out at nothing: they would wait here while another daemon has slots. Slots that ran
+    dry could have done more than was measured: then what is claimed doubles, up to what they can reach.
     """
 
     def __init__(self) -> None:
@@ -37,13 +39,15 @@ class Pace:
         now = time.monotonic()
         count, elapsed_s = finished - self._counted, now - self._counted_at
         self._counted, self._counted_at = finished, now
-        self._claim_s = min(took_s, _average(self._claim_s, took_s))  # the long ones, like the first, are exceptions
+        known_s = took_s if self._claim_s is None else self._claim_s
+        # One that took very long, like the first, is an exception: it counts little, and not for long.
+        self._claim_s = _average(known_s, min(took_s, 10 * known_s), WEIGHT if took_s > known_s else 0.5)
         if not count:
             return
         self._run_s = _average(self._run_s, run_s)
         self._rate += WEIGHT * (count / max(elapsed_s, 1e-6) - self._rate)
-        reachable = 2 * self._claim_s * concurrency / max(self._run_s, 1e-6)
-        measured = 2 * self._claim_s * self._rate
+        reachable = CLAIMS_AHEAD * self._claim_s * concurrency / max(self._run_s, 1e-6)
+        measured = CLAIMS_AHEAD * self._claim_s * self._rate
         ahead = min(reachable, max(measured, 2.0 * (self.ahead + concurrency)) if dry else measured)
         self.ahead = min(AHEAD_MAX, math.ceil(ahead)) if self._claim_s >= WORTHWHILE * self._run_s else 0
 
@@ -53,5 +57,5 @@ class Pace:
         self.ahead = 0
 
 
-def _average(known: float | None, new: float) -> float:
-    return new if known is None else known + WEIGHT * (new - known)
+def _average(known: float | None, new: float, weight: float = WEIGHT) -> float:
+    return new if known is None else known + weight * (new - known)

