@@ -28,6 +28,7 @@ from .sources import NAME_CHARS_MAX
 from .systemd import SystemdNotifier
 
 STEADY_S = 60.0  # one that ends after so long is restarted at once; one that keeps dying waits longer and longer
+STRIKES = 4  # looks, each a tenth of the watchdog's limit after the last, that must find a process late
 START_S = 90.0  # until its first ping, which comes after the app's import, a process may be silent for so long
 SUPERVISED = "PGWORKD_SUPERVISED"  # tells a daemon that its standard input is the pipe to us
 _ENVIRON, _CWD = dict(os.environ), Path.cwd()  # as we were started: importing the app may change both
@@ -192,11 +193,11 @@ class Supervisor:
             for child in self._late() if not self.stop_requested.is_set() else ():
                 if pinged_s <= child.due_s:
                     continue
-                child.strikes += 1  # at the first, all may just be thawing, and the others have been quicker
-                if child.strikes == 2:
+                child.strikes += 1  # at first all may just be thawing, and the others have been quicker
+                if child.strikes == STRIKES:
                     _logger().error("process.hung", worker=child.name, pid=child.process.pid)
                     child.send(signal.SIGABRT)  # may leave a trace of where it hangs
-                elif child.strikes > 2:
+                elif child.strikes > STRIKES:
                     child.send(signal.SIGKILL)
 
     def _late(self) -> list[_Child]:
