@@ -32,8 +32,8 @@
 -- the order of their key, or with SKIP LOCKED. Claims go by ctid = ANY(ARRAY(SELECT .. LIMIT n FOR
 -- UPDATE SKIP LOCKED)): IN (SELECT .. LIMIT ..) may be planned as a nested loop and claim too much.
 -- The file is re-runnable, keeps grants and what others built on it, and runs unchanged on Postgres 14
--- to 18. Chapters: 1 words, 2 tables, 3 worker life, 4 claim, 5 settle, 6 schedules, 7 mend,
--- 8 operators, 9 insert trigger, 10 views.
+-- to 18. Chapters: 1 words, 2 tables, 3 worker life, 4 claim, 5 keys and limits,
+-- 6 settle, 7 schedules, 8 mend, 9 operators, 10 insert trigger, 11 views.
 
 CREATE SCHEMA IF NOT EXISTS pgworkd;
 SET search_path = pgworkd, pg_catalog;
@@ -72,6 +72,8 @@ BEGIN
             CHECK (VALUE >= '1970-01-01 00:00:00+00' AND VALUE < '2200-01-01 00:00:00+00');
         CREATE DOMAIN attempts_limit AS integer
             CONSTRAINT max_attempts_must_be_1_to_1000 CHECK (VALUE BETWEEN 1 AND 1000);
+        CREATE DOMAIN limit_count AS integer
+            CONSTRAINT limit_must_be_1_to_a_million CHECK (VALUE BETWEEN 1 AND 1000000);
         CREATE DOMAIN period_s AS real
             CONSTRAINT period_must_be_above_0_and_at_most_366_days CHECK (VALUE > 0 AND VALUE <= 31622400);
     END IF;
@@ -133,18 +135,50 @@ CREATE TABLE IF NOT EXISTS workers (
 CREATE UNLOGGED TABLE IF NOT EXISTS pools (
     worker_id   integer NOT NULL,
     queue       name_text NOT NULL,
-    concurrency integer NOT NULL,
+    concurrency integer NOT NULL,                                 -- in force
     asleep      boolean NOT NULL DEFAULT false,                   -- true: inserts must NOTIFY
+    code_concurrency integer,                                     -- in force where `queues` says nothing
+    code_source text CHECK (code_source IN ('code', 'settings', 'default')),  -- of that: where it was stated
     PRIMARY KEY (queue, worker_id)
 );
 
--- Settings of a queue that override code. A queue without a row lives by its code and the defaults.
+-- Settings of a queue that override code. A queue without a row lives by its code and the defaults; NULL: no limit,
+-- or as the code says. Limits hold over the whole fleet; those per key count the jobs of each limit_key apart.
 CREATE TABLE IF NOT EXISTS queues (
     name         name_text PRIMARY KEY,
-    concurrency  integer CONSTRAINT concurrency_must_be_1_to_10000 CHECK (concurrency BETWEEN 1 AND 10000),
+    concurrency  integer CONSTRAINT concurrency_must_be_1_to_10000 CHECK (concurrency BETWEEN 1 AND 10000),  -- per worker
     paused_until timestamptz,                                     -- 'infinity' = until resumed
     keep_s       integer CONSTRAINT keep_must_not_be_negative CHECK (keep_s >= 0),  -- 0 = no history
-    updated_at   timestamptz NOT NULL DEFAULT clock()
+    backoff_s    real CONSTRAINT backoff_must_be_0_to_366_days CHECK (backoff_s BETWEEN 0 AND 31622400),
+    backoff_factor real CONSTRAINT backoff_factor_must_be_1_to_1000 CHECK (backoff_factor BETWEEN 1 AND 1000),
+    backoff_cap_s real CONSTRAINT backoff_cap_must_be_0_to_366_days CHECK (backoff_cap_s BETWEEN 0 AND 31622400),
+    max_running  limit_count,                                     -- so many run at once
+    limit_per_key limit_count,                                    -- so many of one limit_key run at once
+    rate         limit_count,                                     -- so many start in rate_period_s
+    rate_period_s period_s,
+    rate_burst   limit_count,                                     -- so many may start at one instant
+    rate_per_key limit_count,                                     -- the same for each limit_key
+    rate_per_key_period_s period_s,
+    rate_per_key_burst limit_count,
+    fair         boolean NOT NULL DEFAULT false,                  -- limit_keys take turns
+    ageing_s     period_s,                                        -- waiting so long is worth one priority
+    limited      boolean GENERATED ALWAYS AS
+                 (num_nonnulls(max_running, limit_per_key, rate, rate_per_key, ageing_s) > 0 OR fair) STORED,
+    updated_at   timestamptz NOT NULL DEFAULT clock(),
+    CONSTRAINT rate_needs_a_period CHECK ((rate IS NULL) = (rate_period_s IS NULL)),
+    CONSTRAINT rate_burst_needs_a_rate CHECK (rate_burst IS NULL OR rate IS NOT NULL),
+    CONSTRAINT rate_per_key_needs_a_period CHECK ((rate_per_key IS NULL) = (rate_per_key_period_s IS NULL)),
+    CONSTRAINT rate_per_key_burst_needs_a_rate CHECK (rate_per_key_burst IS NULL OR rate_per_key IS NOT NULL)
+);
+
+-- What the rates and turns of queues remember: one row per queue (limit_key '') and per key with a rate.
+-- `spent_until`: all starts so far are paid for then (GCRA's theoretical arrival time). `turn`: the key served last.
+CREATE TABLE IF NOT EXISTS rates (
+    queue        name_text NOT NULL,
+    limit_key    text NOT NULL DEFAULT '',
+    spent_until  timestamptz NOT NULL DEFAULT '-infinity',
+    turn         text,
+    PRIMARY KEY (queue, limit_key)
 );
 
 -- A recurring rule. `cron` is computed by daemons in `timezone`; `every_s` counts from the Unix epoch.
@@ -178,7 +212,7 @@ CREATE TABLE IF NOT EXISTS jobs (
     started_at   instant,                           -- of the last attempt
     failed_at    instant,
     expires_at   instant,                           -- not started (attempts = 0) by then: expired
-    dedupe_until instant,
+    dedupe_until instant,                           -- the dedupe_key stays taken until then, also when the job is over
     lease_until  timestamptz,                       -- remote claims only; a daemon leases by its worker row
     cancel_requested_at instant,
     occurrence   instant,                           -- of `schedule`: the instant this run stands for
@@ -199,21 +233,26 @@ CREATE TABLE IF NOT EXISTS jobs (
     meta         payload_object,                       -- trace context, tags; handed through
     error        text,                              -- of the last failure, one line
     errors       error_list NOT NULL DEFAULT '[]',  -- the last 20 failures
-    dedupe_key   key_text,
-    serialize_key key_text,
+    dedupe_key   key_text,                          -- one live job of the queue has it
+    serialize_key key_text,                         -- one at a time, in the order in which they are due
+    limit_key    key_text,                          -- what the queue's limits per key and turns count by
+    yields       boolean NOT NULL DEFAULT false,    -- while it waits for its retry, others of its serialize_key may pass
     schedule     name_text,
+    -- `completed`, whatever became of it, is what stays of a job that is over and keeps its dedupe_key: its id, no more.
     CONSTRAINT status_must_be_one_of_a_live_job
-        CHECK (status IN ('blocked', 'pending', 'running', 'failed', 'dead')),
+        CHECK (status IN ('blocked', 'pending', 'running', 'failed', 'dead')
+               OR status = 'completed' AND dedupe_until IS NOT NULL),
+    CONSTRAINT dedupe_until_needs_a_dedupe_key CHECK (dedupe_until IS NULL OR dedupe_key IS NOT NULL),
     CONSTRAINT running_jobs_and_only_they_have_a_worker
         CHECK ((status = 'running') = (worker_id IS NOT NULL)),
     -- rescue() restores an unknown worker and moves the sequence past it: an absurd id would use up all others.
     CONSTRAINT worker_id_must_be_1_to_a_billion CHECK (worker_id BETWEEN 1 AND 1000000000),
     CONSTRAINT counters_must_not_be_negative CHECK (attempts >= 0 AND failures >= 0 AND losses >= 0),
+    CONSTRAINT blocked_jobs_need_a_serialize_key CHECK (status <> 'blocked' OR serialize_key IS NOT NULL),
     -- These columns hold their place. Until a verb honours them, a row that relies on them is refused:
     -- to ignore it would break a promise.
-    CONSTRAINT serialize_key_batches_and_dependencies_are_not_available_yet
-        CHECK (serialize_key IS NULL AND batch_id IS NULL AND waiting_on = 0 AND dedupe_until IS NULL
-               AND assignment_id IS NULL AND lease_until IS NULL AND status <> 'blocked')
+    CONSTRAINT batches_and_dependencies_are_not_available_yet
+        CHECK (batch_id IS NULL AND waiting_on = 0 AND assignment_id IS NULL AND lease_until IS NULL)
 ) WITH (
     fillfactor = 50,                                -- room for the one update that nearly every job lives through
     autovacuum_vacuum_scale_factor = 0.0, autovacuum_vacuum_threshold = 10000,
@@ -223,7 +262,9 @@ CREATE TABLE IF NOT EXISTS jobs (
 
 -- What claim() walks. A job with a loss is out of it, so that suspects never stand in others' way.
 CREATE INDEX IF NOT EXISTS jobs_claimable ON jobs (queue, priority DESC, run_at, id)
-    WHERE status IN ('pending', 'failed') AND losses = 0;
+    WHERE status IN ('pending', 'failed') AND losses = 0 AND serialize_key IS NULL AND limit_key IS NULL;
+CREATE INDEX IF NOT EXISTS jobs_claimable_keyed ON jobs (queue, priority DESC, run_at, id)
+    WHERE status IN ('pending', 'failed') AND losses = 0 AND (serialize_key IS NOT NULL OR limit_key IS NOT NULL);
 CREATE INDEX IF NOT EXISTS jobs_suspect ON jobs (queue, priority DESC, run_at, id)
     WHERE status IN ('pending', 'failed') AND losses > 0;
 CREATE INDEX IF NOT EXISTS jobs_running ON jobs (worker_id) WHERE status = 'running';
@@ -233,8 +274,14 @@ CREATE INDEX IF NOT EXISTS jobs_expiring ON jobs (expires_at)
     WHERE expires_at IS NOT NULL AND attempts = 0 AND status IN ('blocked', 'pending', 'failed');
 CREATE UNIQUE INDEX IF NOT EXISTS jobs_dedupe ON jobs (queue, dedupe_key)
     WHERE dedupe_key IS NOT NULL AND status <> 'dead';
+CREATE INDEX IF NOT EXISTS jobs_kept_keys ON jobs (dedupe_until) WHERE status = 'completed';
+-- Who holds a serialize_key, and who stands in line for it.
 CREATE UNIQUE INDEX IF NOT EXISTS jobs_serialize ON jobs (queue, serialize_key)
-    WHERE serialize_key IS NOT NULL AND status IN ('running', 'failed');
+    WHERE serialize_key IS NOT NULL AND (status = 'running' OR status = 'failed' AND NOT yields);
+CREATE INDEX IF NOT EXISTS jobs_line ON jobs (queue, serialize_key, run_at, id)
+    WHERE serialize_key IS NOT NULL AND status IN ('blocked', 'pending', 'failed');
+CREATE INDEX IF NOT EXISTS jobs_turns ON jobs (queue, (coalesce(limit_key::text, '')), priority DESC, run_at, id)
+    WHERE status IN ('pending', 'failed') AND losses = 0 AND (serialize_key IS NOT NULL OR limit_key IS NOT NULL);
 CREATE UNIQUE INDEX IF NOT EXISTS jobs_occurrence ON jobs (schedule, occurrence) WHERE schedule IS NOT NULL;
 CREATE UNIQUE INDEX IF NOT EXISTS jobs_schedule_live ON jobs (schedule)
     WHERE schedule IS NOT NULL AND status <> 'dead';
@@ -265,6 +312,7 @@ CREATE TABLE IF NOT EXISTS finished_jobs (
     errors       jsonb NOT NULL,
     dedupe_key   text,
     serialize_key text,
+    limit_key    text,
     schedule     text,
     PRIMARY KEY (id, finished_at)
 ) PARTITION BY RANGE (finished_at);
@@ -288,6 +336,22 @@ CREATE TABLE IF NOT EXISTS job_dependencies (
     PRIMARY KEY (depends_on, job_id)
 );
 
+-- What operators did: one row per act and job (or queue), written in the transaction of the act by the verbs of
+-- chapter 9 and by a trigger on `queues`. What changed nothing is not noted. Who may act needs INSERT on it.
+CREATE TABLE IF NOT EXISTS audit (
+    id           bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    at           timestamptz NOT NULL DEFAULT clock(),
+    who          text NOT NULL CHECK (char_length(who) BETWEEN 1 AND 200),
+    what         text NOT NULL CHECK (what IN ('cancel', 'retry', 'discard', 'edit', 'queue')),
+    queue        text NOT NULL,
+    job_id       uuid,                              -- NULL: settings of the queue
+    before       jsonb NOT NULL,                    -- of what changed
+    after        jsonb NOT NULL
+);
+CREATE INDEX IF NOT EXISTS audit_at ON audit (at);
+CREATE INDEX IF NOT EXISTS audit_queue ON audit (queue, id);
+CREATE INDEX IF NOT EXISTS audit_job ON audit (job_id, id) WHERE job_id IS NOT NULL;
+
 -- ------------------------------------------------------------------------------------------------
 -- 3 Worker life
 -- ------------------------------------------------------------------------------------------------
@@ -300,12 +364,13 @@ LANGUAGE sql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
     RETURNING id
 $$;
 
--- Renews the lease and answers with what the worker should know: the jobs to cancel and the rows of
--- `queues`. No row in the answer: the worker is lost, its jobs belong to others. A gap of more than
--- half a lease since the last heartbeat (an outage, a freeze, a clock jump) makes the worker unsteady:
--- it must not rescue others for one lease. Locks the worker's row.
+-- Renews the lease and answers with what the worker should know: the jobs to cancel, the rows of `queues`
+-- (without what is NULL; `pause_s`: so long until a pause ends by itself), and what the code of other workers
+-- says of its queues, where that differs, by queue and worker. No row in the answer: the worker is lost, its
+-- jobs belong to others. A gap of more than half a lease since the last heartbeat (an outage, a freeze, a clock
+-- jump) makes the worker unsteady: it must not rescue others for one lease. Locks the worker's row.
 CREATE OR REPLACE FUNCTION heartbeat(p_worker int, p_state text)
-RETURNS TABLE (lease_s real, cancel_ids uuid[], cancel_attempts int[], settings text)
+RETURNS TABLE (lease_s real, cancel_ids uuid[], cancel_attempts int[], settings text, differing text)
 LANGUAGE sql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
     WITH renewed AS (
         UPDATE workers w
@@ -321,22 +386,107 @@ LANGUAGE sql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
         WHERE j.worker_id = p_worker AND j.status = 'running' AND j.cancel_requested_at IS NOT NULL
     )
     SELECT r.lease_s, coalesce(c.ids, '{}'), coalesce(c.attempts, '{}'),
-           (SELECT coalesce(jsonb_object_agg(q.name, jsonb_build_object(
-                       'concurrency', q.concurrency, 'paused', coalesce(q.paused_until > clock(), false))), '{}')
-            FROM queues q)::text
+           (SELECT coalesce(jsonb_object_agg(q.name, jsonb_strip_nulls(
+                       to_jsonb(q) - '{name,updated_at,paused_until}'::text[] || jsonb_build_object(
+                           'paused', coalesce(q.paused_until > clock(), false),
+                           'paused_until', CASE WHEN q.paused_until > clock() THEN q.paused_until END,
+                           'pause_s', CASE WHEN q.paused_until > clock() AND q.paused_until < 'infinity'
+                                           THEN extract(epoch FROM q.paused_until - clock()) END))), '{}')
+            FROM queues q)::text,
+           (SELECT coalesce(jsonb_object_agg(d.queue, d.said), '{}')
+            FROM (SELECT o.queue, jsonb_agg(DISTINCT jsonb_build_array(w.name, o.code_concurrency)) AS said
+                  FROM pools mine JOIN pools o ON o.queue = mine.queue AND o.code_concurrency <> mine.code_concurrency
+                  JOIN workers w ON w.id = o.worker_id AND w.lost_at IS NULL
+                  WHERE mine.worker_id = p_worker GROUP BY o.queue) d)::text
     FROM renewed r, cancelled c
 $$;
 
+-- Tells every daemon to ask for the settings of its queues: a plain UPDATE takes effect at once. Locks nothing.
+CREATE OR REPLACE FUNCTION queues_changed() RETURNS trigger
+LANGUAGE plpgsql SET search_path = pgworkd, pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM pg_notify('pgworkd', '{"queues": true}');
+    RETURN NULL;
+END $$;
+CREATE OR REPLACE TRIGGER queues_changed AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON queues
+    FOR EACH STATEMENT EXECUTE FUNCTION queues_changed();
+
+-- Dates each change of a row of `queues`, whoever makes it. Locks nothing.
+CREATE OR REPLACE FUNCTION queue_dated() RETURNS trigger
+LANGUAGE plpgsql SET search_path = pgworkd, pg_catalog, pg_temp AS $$
+BEGIN
+    NEW.updated_at := clock();
+    RETURN NEW;
+END $$;
+CREATE OR REPLACE TRIGGER queue_dated BEFORE UPDATE ON queues FOR EACH ROW EXECUTE FUNCTION queue_dated();
+
+-- Changes some settings of a queue: p_changes names columns of `queues`, null takes a setting back. The row is
+-- made when there is none, and goes when nothing is left in it. Locks the queue's row in `queues`.
+CREATE OR REPLACE FUNCTION set_queue(p_queue text, p_changes jsonb) RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
+DECLARE
+    v_now queues;
+    v_new queues;
+    v_is_new boolean;
+BEGIN
+    LOOP
+        SELECT q.* INTO v_now FROM queues q WHERE q.name = p_queue FOR UPDATE;
+        v_is_new := NOT FOUND;
+        v_now.name := p_queue;
+        v_new := jsonb_populate_record(v_now, p_changes - '{name,updated_at,limited}'::text[]);
+        v_new.fair := coalesce(v_new.fair, false);
+        IF num_nonnulls(v_new.concurrency, v_new.paused_until, v_new.keep_s, v_new.backoff_s, v_new.backoff_factor,
+                        v_new.backoff_cap_s, v_new.max_running, v_new.limit_per_key, v_new.rate, v_new.rate_period_s,
+                        v_new.rate_burst, v_new.rate_per_key, v_new.rate_per_key_period_s, v_new.rate_per_key_burst,
+                        v_new.ageing_s) = 0 AND NOT v_new.fair THEN
+            DELETE FROM queues q WHERE q.name = p_queue;
+            RETURN;
+        ELSIF v_is_new THEN
+            INSERT INTO queues (name, concurrency, paused_until, keep_s, backoff_s, backoff_factor, backoff_cap_s,
+                                max_running, limit_per_key, rate, rate_period_s, rate_burst, rate_per_key,
+                                rate_per_key_period_s, rate_per_key_burst, fair, ageing_s)
+            VALUES (p_queue, v_new.concurrency, v_new.paused_until, v_new.keep_s, v_new.backoff_s,
+                    v_new.backoff_factor, v_new.backoff_cap_s, v_new.max_running, v_new.limit_per_key, v_new.rate,
+                    v_new.rate_period_s, v_new.rate_burst, v_new.rate_per_key, v_new.rate_per_key_period_s,
+                    v_new.rate_per_key_burst, v_new.fair, v_new.ageing_s)
+            ON CONFLICT DO NOTHING;
+            EXIT WHEN FOUND;  -- else someone has made the row meanwhile
+        ELSE
+            UPDATE queues q
+            SET concurrency = v_new.concurrency, paused_until = v_new.paused_until, keep_s = v_new.keep_s,
+                backoff_s = v_new.backoff_s, backoff_factor = v_new.backoff_factor,
+                backoff_cap_s = v_new.backoff_cap_s, max_running = v_new.max_running,
+                limit_per_key = v_new.limit_per_key, rate = v_new.rate, rate_period_s = v_new.rate_period_s,
+                rate_burst = v_new.rate_burst, rate_per_key = v_new.rate_per_key,
+                rate_per_key_period_s = v_new.rate_per_key_period_s, rate_per_key_burst = v_new.rate_per_key_burst,
+                fair = v_new.fair, ageing_s = v_new.ageing_s
+            WHERE q.name = p_queue;
+            RETURN;
+        END IF;
+    END LOOP;
+END $$;
+
 -- Says that a pool sleeps (inserts must NOTIFY) or is awake. A sleeper must claim once more after this,
--- before it waits: a row inserted just before found it awake and sent nothing. Nothing is entered for a
--- worker that is gone. Locks the pool's row.
-CREATE OR REPLACE FUNCTION set_pool(p_worker int, p_queue text, p_concurrency int, p_asleep boolean) RETURNS void
+-- before it waits: a row inserted just before found it awake and sent nothing. p_code_concurrency is what the
+-- worker's own code or settings (p_code_source) give the queue. Nothing is entered for a worker that is gone.
+-- Locks the pool's row.
+CREATE OR REPLACE FUNCTION set_pool(p_worker int, p_queue text, p_concurrency int, p_asleep boolean,
+                                    p_code_concurrency int DEFAULT NULL, p_code_source text DEFAULT NULL) RETURNS void
 LANGUAGE sql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
-    INSERT INTO pools AS p (worker_id, queue, concurrency, asleep)
-    SELECT w.id, p_queue, p_concurrency, p_asleep FROM workers w WHERE w.id = p_worker AND w.lost_at IS NULL
+    INSERT INTO pools AS p (worker_id, queue, concurrency, asleep, code_concurrency, code_source)
+    SELECT w.id, p_queue, p_concurrency, p_asleep, p_code_concurrency, p_code_source
+    FROM workers w WHERE w.id = p_worker AND w.lost_at IS NULL
     ON CONFLICT (queue, worker_id) DO UPDATE
-    SET asleep = excluded.asleep, concurrency = excluded.concurrency
-    WHERE (p.asleep, p.concurrency) IS DISTINCT FROM (excluded.asleep, excluded.concurrency)
+    SET asleep = excluded.asleep, concurrency = excluded.concurrency,
+        code_concurrency = excluded.code_concurrency, code_source = excluded.code_source
+    WHERE (p.asleep, p.concurrency, p.code_concurrency, p.code_source)
+        IS DISTINCT FROM (excluded.asleep, excluded.concurrency, excluded.code_concurrency, excluded.code_source)
+$$;
+
+-- Takes a pool out that its worker has closed. Locks the pool's row.
+CREATE OR REPLACE FUNCTION drop_pool(p_worker int, p_queue text) RETURNS void
+LANGUAGE sql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
+    DELETE FROM pools p WHERE p.worker_id = p_worker AND p.queue = p_queue
 $$;
 
 -- Ends a worker that runs nothing any more; false if it still has running jobs, whose protection its
@@ -375,13 +525,15 @@ $$;
 -- finished jobs pile up at the head of each range, so callers may say how far they have come: at
 -- p_priorities[i] (descending) begin behind (p_run_ats[i], p_positions[i]), run_at in seconds since the
 -- epoch; other priorities are found in the gaps between those. p_kinds and p_budgets give the attempts of
--- kinds that differ from 3, for jobs that do not say.
--- Locks: the worker's row FOR KEY SHARE (so that rescue() and a claim never cross; heartbeats pass),
--- then due rows with SKIP LOCKED. Raises PW001 when the worker's lease is gone.
+-- kinds that differ from 3, for jobs that do not say. Where jobs have keys or the queue has limits, pick() chooses.
+-- A row without id comes last when a rate holds jobs back: `created_at` is then in how many seconds to ask again.
+-- Locks: the worker's row FOR KEY SHARE (so that rescue() and a claim never cross; heartbeats pass), the
+-- queue where keys or limits count, then due rows with SKIP LOCKED. Raises PW001 when the worker's lease is gone.
 CREATE OR REPLACE FUNCTION claim(p_worker int, p_queue text, p_limit int, p_kinds text[] DEFAULT '{}', p_budgets int[] DEFAULT '{}',
                                  p_priorities int[] DEFAULT '{}', p_run_ats float8[] DEFAULT '{}', p_positions uuid[] DEFAULT '{}')
 RETURNS TABLE (id uuid, kind text, payload text, attempt int, failures int, max_attempts int, timeout_s real,
-               priority int, losses int, run_at float8, created_at float8, schedule text, occurrence float8, meta text)
+               priority int, losses int, run_at float8, created_at float8, schedule text, occurrence float8, meta text,
+               serialize_key text)
 LANGUAGE plpgsql VOLATILE
 SET search_path = pgworkd, pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET jit = off
@@ -400,49 +552,81 @@ DECLARE
     v_probes   int := 0;
     v_special  boolean := cardinality(p_kinds) > 0;
     v_paused   boolean;
-    v_suspect  boolean;
+    v_suspect  boolean;                          -- there is one that is due: has the first a serialize_key?
+    v_locked   boolean;
     v_gaps     boolean;                          -- there may be priorities that the caller does not know
+    v_limited  boolean;
+    v_keyed    boolean;                          -- some waiting job has a key
+    v_allowed  int;                              -- by the queue's own limits
+    v_again_s  float8;
+    v_ids      uuid[];
 BEGIN
     PERFORM FROM workers w WHERE w.id = p_worker AND w.lost_at IS NULL AND w.lease_until > v_now FOR KEY SHARE;
     IF NOT FOUND THEN
         RAISE EXCEPTION 'worker % has no lease', p_worker USING ERRCODE = 'PW001',
             HINT = 'Its lease ran out and its jobs were taken back: register again.';
     END IF;
-    -- One statement for three questions, because with few jobs these cost more than the claim itself.
-    SELECT EXISTS (SELECT FROM queues q WHERE q.name = p_queue AND q.paused_until > v_now),
-           EXISTS (SELECT FROM jobs j WHERE j.queue = p_queue AND j.status IN ('pending', 'failed') AND j.losses > 0
-                   AND j.run_at <= v_now),
+    -- One statement for all questions, because with few jobs these cost more than the claim itself.
+    SELECT coalesce(q.paused_until > v_now, false), coalesce(q.limited, false),
+           EXISTS (SELECT FROM jobs j WHERE j.queue = p_queue AND j.status IN ('pending', 'failed') AND j.losses = 0
+                   AND (j.serialize_key IS NOT NULL OR j.limit_key IS NOT NULL)),
+           (SELECT j.serialize_key IS NOT NULL FROM jobs j
+            WHERE j.queue = p_queue AND j.status IN ('pending', 'failed') AND j.losses > 0 AND j.run_at <= v_now
+            ORDER BY j.priority DESC, j.run_at, j.id LIMIT 1),
            cardinality(p_priorities) <> 1
-           OR EXISTS (SELECT FROM jobs j WHERE j.queue = p_queue AND j.status IN ('pending', 'failed') AND j.losses = 0
+           OR EXISTS (SELECT FROM jobs j WHERE j.queue = p_queue AND j.status IN ('pending', 'failed') AND j.losses = 0 AND j.serialize_key IS NULL AND j.limit_key IS NULL
                       AND j.priority > p_priorities[1])
-           OR EXISTS (SELECT FROM jobs j WHERE j.queue = p_queue AND j.status IN ('pending', 'failed') AND j.losses = 0
+           OR EXISTS (SELECT FROM jobs j WHERE j.queue = p_queue AND j.status IN ('pending', 'failed') AND j.losses = 0 AND j.serialize_key IS NULL AND j.limit_key IS NULL
                       AND j.priority < p_priorities[1])
-    INTO v_paused, v_suspect, v_gaps;
+    INTO v_paused, v_limited, v_keyed, v_suspect, v_gaps
+    FROM (SELECT) one LEFT JOIN queues q ON q.name = p_queue;
     IF v_paused THEN
         RETURN;
     END IF;
+    v_room := p_limit;
+    v_locked := v_limited OR v_keyed OR coalesce(v_suspect, false);
+    IF v_locked THEN
+        PERFORM lock_queue(p_queue);  -- what follows are statements of their own, so they see what its last holder did
+    END IF;
+    IF v_limited THEN
+        SELECT a.room, a.again_s INTO v_room, v_again_s FROM allowance(p_queue, p_limit) a;
+    END IF;
+    v_allowed := v_room;
 
     -- One suspect at a time per worker. Two claims of one worker may overlap: the lock lets one look,
     -- and the look is a statement of its own, so it sees what the other has committed.
-    IF p_limit > 0 AND v_suspect THEN
+    IF v_room > 0 AND v_suspect IS NOT NULL THEN
         IF pg_try_advisory_xact_lock(1886873444, p_worker) THEN
             IF NOT EXISTS (SELECT FROM jobs j WHERE j.worker_id = p_worker AND j.status = 'running' AND j.losses > 0) THEN
                 v_rows := ARRAY(
                     SELECT j.ctid FROM jobs j
                     WHERE j.queue = p_queue AND j.status IN ('pending', 'failed') AND j.losses > 0
                       AND j.run_at <= v_now AND (j.expires_at IS NULL OR j.expires_at > v_now OR j.attempts > 0)
+                      AND (j.serialize_key IS NULL OR v_locked AND key_is_free(j.queue, j.serialize_key, j.status = 'failed' AND NOT j.yields, j.run_at, j.id))
+                      AND (NOT v_limited OR key_has_room(j.queue, j.limit_key))
                     ORDER BY j.priority DESC, j.run_at, j.id LIMIT 1 FOR UPDATE SKIP LOCKED);
             END IF;
         END IF;
     END IF;
 
-    v_room := p_limit - cardinality(v_rows);
+    v_room := v_room - cardinality(v_rows);
+    IF v_limited OR v_keyed THEN
+        IF v_room > 0 THEN
+            SELECT v_rows || p.picked,
+                   least(p.again_s, CASE WHEN cardinality(v_rows) + cardinality(p.picked) >= v_allowed THEN v_again_s END)
+            INTO v_rows, v_again_s FROM pick(p_queue, v_room, v_rows) p;
+        END IF;
+        IF v_limited THEN
+            v_ids := ARRAY(SELECT j.id FROM jobs j WHERE j.ctid = ANY (v_rows));
+        END IF;
+        v_room := 0;
+    END IF;
     WHILE v_room > 0 AND v_probes < 100 LOOP
         v_next := coalesce(p_priorities[v_known], -2147483649);
         v_priority := NULL;
         IF v_gaps AND v_above > v_next + 1 THEN  -- is there a priority that the caller does not know?
             SELECT j.priority INTO v_priority FROM jobs j
-            WHERE j.queue = p_queue AND j.status IN ('pending', 'failed') AND j.losses = 0
+            WHERE j.queue = p_queue AND j.status IN ('pending', 'failed') AND j.losses = 0 AND j.serialize_key IS NULL AND j.limit_key IS NULL
               AND j.priority < v_above AND j.priority > v_next
             ORDER BY j.priority DESC LIMIT 1;
         END IF;
@@ -459,7 +643,8 @@ BEGIN
         v_rows := v_rows || ARRAY(
             SELECT j.ctid FROM jobs j
             WHERE j.queue = p_queue AND j.priority = v_priority AND j.status IN ('pending', 'failed')
-              AND j.losses = 0 AND j.run_at <= v_now AND (j.run_at, j.id) > (v_from, v_id)
+              AND j.losses = 0 AND j.serialize_key IS NULL AND j.limit_key IS NULL
+              AND j.run_at <= v_now AND (j.run_at, j.id) > (v_from, v_id)
               AND (j.expires_at IS NULL OR j.expires_at > v_now OR j.attempts > 0)
             ORDER BY j.run_at, j.id LIMIT v_room FOR UPDATE SKIP LOCKED);
         v_room := p_limit - cardinality(v_rows);
@@ -471,7 +656,8 @@ BEGIN
         v_rows := v_rows || ARRAY(
             SELECT j.ctid FROM jobs j
             WHERE j.queue = p_queue AND j.priority < v_above AND j.status IN ('pending', 'failed')
-              AND j.losses = 0 AND j.run_at <= v_now AND (j.expires_at IS NULL OR j.expires_at > v_now OR j.attempts > 0)
+              AND j.losses = 0 AND j.serialize_key IS NULL AND j.limit_key IS NULL
+              AND j.run_at <= v_now AND (j.expires_at IS NULL OR j.expires_at > v_now OR j.attempts > 0)
             ORDER BY j.priority DESC, j.run_at, j.id LIMIT v_room FOR UPDATE SKIP LOCKED);
     END IF;
 
@@ -486,9 +672,16 @@ BEGIN
         RETURNING j.id, coalesce(j.kind, j.queue)::text, j.payload::text, j.attempts, j.failures,
                   coalesce(j.max_attempts::int, 3), j.timeout_s::real, j.priority, j.losses,
                   date_part('epoch', j.run_at) AS run_at, date_part('epoch', j.created_at), j.schedule::text,
-                  date_part('epoch', j.occurrence), j.meta::text
+                  date_part('epoch', j.occurrence), j.meta::text, j.serialize_key::text
     )
     SELECT * FROM taken t ORDER BY t.priority DESC, t.run_at, t.id;
+    IF v_limited THEN
+        PERFORM spend(p_queue, v_ids);
+    END IF;
+    IF v_again_s IS NOT NULL THEN
+        created_at := v_again_s;
+        RETURN NEXT;
+    END IF;
 END $$;
 
 -- Seconds until the next job of each queue is due (0 or less: due now); queues with no waiting job are
@@ -504,26 +697,43 @@ DECLARE
     v_next     timestamptz;
     v_row      record;
     v_probes   int;
+    v_above    bigint;
 BEGIN
     FOREACH v_queue IN ARRAY p_queues LOOP
+        v_above := 2147483648;
         SELECT min(j.run_at) INTO v_next FROM jobs j
         WHERE j.queue = v_queue AND j.status IN ('pending', 'failed') AND j.losses > 0;
+        FOR i IN 1..100 LOOP
+            SELECT j.priority, j.run_at INTO v_row FROM jobs j
+            WHERE j.queue = v_queue AND j.status IN ('pending', 'failed') AND j.losses = 0
+              AND (j.serialize_key IS NOT NULL OR j.limit_key IS NOT NULL) AND j.priority < v_above
+            ORDER BY j.priority DESC, j.run_at LIMIT 1;
+            EXIT WHEN NOT FOUND;
+            v_next := least(v_next, v_row.run_at);
+            v_above := v_row.priority;
+        END LOOP;
+        IF v_row.priority IS NOT NULL THEN
+            v_next := least(v_next, (
+                SELECT min(j.run_at) FROM jobs j
+                WHERE j.queue = v_queue AND j.status IN ('pending', 'failed') AND j.losses = 0
+                  AND (j.serialize_key IS NOT NULL OR j.limit_key IS NOT NULL) AND j.priority < v_above));
+        END IF;
         SELECT j.priority, j.run_at INTO v_row FROM jobs j
-        WHERE j.queue = v_queue AND j.status IN ('pending', 'failed') AND j.losses = 0
+        WHERE j.queue = v_queue AND j.status IN ('pending', 'failed') AND j.losses = 0 AND j.serialize_key IS NULL AND j.limit_key IS NULL
         ORDER BY j.priority DESC, j.run_at LIMIT 1;
         v_probes := 0;
         WHILE v_row.priority IS NOT NULL AND v_probes < 100 LOOP
             v_next := least(v_next, v_row.run_at);
             v_probes := v_probes + 1;
             SELECT j.priority, j.run_at INTO v_row FROM jobs j
-            WHERE j.queue = v_queue AND j.status IN ('pending', 'failed') AND j.losses = 0
+            WHERE j.queue = v_queue AND j.status IN ('pending', 'failed') AND j.losses = 0 AND j.serialize_key IS NULL AND j.limit_key IS NULL
               AND j.priority < v_row.priority
             ORDER BY j.priority DESC, j.run_at LIMIT 1;
         END LOOP;
         IF v_row.priority IS NOT NULL THEN
             v_next := least(v_next, (
                 SELECT min(j.run_at) FROM jobs j
-                WHERE j.queue = v_queue AND j.status IN ('pending', 'failed') AND j.losses = 0
+                WHERE j.queue = v_queue AND j.status IN ('pending', 'failed') AND j.losses = 0 AND j.serialize_key IS NULL AND j.limit_key IS NULL
                   AND j.priority <= v_row.priority));
         END IF;
         IF v_next IS NOT NULL THEN
@@ -535,7 +745,400 @@ BEGIN
 END $$;
 
 -- ------------------------------------------------------------------------------------------------
--- 5 Settle: all ways out of `running`. Arrays are parallel, one element per attempt. Each function
+-- 5 Keys and limits
+-- Who claims where these count holds the queue's lock, so that no two claims count at once. Whoever frees a
+-- key or changes a limit's count may do so at any time: rows first, then the lock. A holder of the lock never
+-- waits for a row, so the two orders cannot meet in a deadlock.
+-- ------------------------------------------------------------------------------------------------
+
+-- Locks a queue to the end of the transaction. Locks of different queues may coincide; that only costs time.
+CREATE OR REPLACE FUNCTION lock_queue(p_queue text) RETURNS void LANGUAGE sql VOLATILE
+    RETURN pg_advisory_xact_lock(1886873446, hashtext(p_queue));
+
+-- Locks these queues, all in the same order whoever does so. Who frees keys of several queues needs all of them at
+-- once: to lock one more later would be out of order.
+CREATE OR REPLACE FUNCTION lock_queues(p_queues text[]) RETURNS void LANGUAGE sql VOLATILE
+SET search_path = pgworkd, pg_catalog, pg_temp AS $$
+    SELECT lock_queue(q.queue)
+    FROM (SELECT u.queue FROM unnest(p_queues) AS u (queue) GROUP BY u.queue ORDER BY hashtext(u.queue)) q
+$$;
+
+-- True if p_holds, or no other job holds the serialize_key and none that is due stands before (p_run_at, p_id) in its
+-- line. A retry holds its key while it waits, unless it yields, whoever has been due for longer. Locks nothing.
+CREATE OR REPLACE FUNCTION key_is_free(p_queue text, p_key text, p_holds boolean, p_run_at timestamptz, p_id uuid)
+RETURNS boolean LANGUAGE sql STABLE
+    RETURN p_key IS NULL OR p_holds
+        OR NOT EXISTS (SELECT FROM jobs h WHERE h.queue = p_queue AND h.serialize_key = p_key AND h.id <> p_id
+                       AND (h.status = 'running' OR h.status = 'failed' AND NOT h.yields))
+       AND NOT EXISTS (SELECT FROM jobs e WHERE e.queue = p_queue AND e.serialize_key = p_key
+                       AND e.status IN ('blocked', 'pending', 'failed') AND (e.run_at, e.id) < (p_run_at, p_id)
+                       AND (e.expires_at IS NULL OR e.expires_at > clock() OR e.attempts > 0));
+
+-- How many starts of a rate may be ahead of their time: by default a tenth of a second's worth.
+CREATE OR REPLACE FUNCTION burst(p_rate int, p_period_s real, p_burst int) RETURNS int LANGUAGE sql IMMUTABLE
+    RETURN coalesce(p_burst, least(greatest(1, ceil(0.1 * p_rate / p_period_s)), 1000000)::int);
+
+-- How many starts a rate allows now, and in how many seconds the next one after those will be free (GCRA: each
+-- start costs period / rate seconds; up to burst() starts may be ahead).
+CREATE OR REPLACE FUNCTION rate_allowance(p_spent_until timestamptz, p_rate int, p_period_s real, p_burst int)
+RETURNS TABLE (room int, again_s float8)
+LANGUAGE sql STABLE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
+    SELECT n.room, greatest(r.ahead_s - (r.burst - n.room - 1) * r.cost_s, 0)
+    FROM (SELECT p_period_s::float8 / p_rate AS cost_s,
+                 burst(p_rate, p_period_s, p_burst)::float8 AS burst,
+                 CASE WHEN p_spent_until > clock() THEN extract(epoch FROM p_spent_until - clock())::float8 ELSE 0 END AS ahead_s) r,
+         LATERAL (SELECT greatest(floor(r.burst - r.ahead_s / r.cost_s), 0)::int AS room) n
+$$;
+
+-- How many of p_limit jobs the queue's own limits let a claim take, and, when a rate says less, when to ask again.
+-- The caller holds the queue's lock. Reads all running rows; locks nothing.
+CREATE OR REPLACE FUNCTION allowance(p_queue text, p_limit int) RETURNS TABLE (room int, again_s float8)
+LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+#variable_conflict use_column
+DECLARE
+    v_queue queues;
+    v_rate  record;
+BEGIN
+    SELECT * INTO v_queue FROM queues q WHERE q.name = p_queue;
+    room := p_limit;
+    IF v_queue.max_running IS NOT NULL THEN
+        room := least(room, v_queue.max_running
+                      - (SELECT count(*) FROM jobs j WHERE j.status = 'running' AND j.queue = p_queue)::int);
+    END IF;
+    IF room > 0 AND v_queue.rate IS NOT NULL THEN
+        SELECT a.room, a.again_s INTO v_rate
+        FROM (SELECT (SELECT r.spent_until FROM rates r WHERE r.queue = p_queue AND r.limit_key = '') AS at) spent,
+             rate_allowance(spent.at, v_queue.rate, v_queue.rate_period_s, v_queue.rate_burst) a;
+        IF v_rate.room < room THEN
+            room := v_rate.room;
+            again_s := v_rate.again_s;
+        END IF;
+    END IF;
+    room := greatest(room, 0);
+    RETURN NEXT;
+END $$;
+
+-- How many jobs of one limit_key, of which p_running run and p_taken are about to, may start now by the queue's limits
+-- per key, and, when a rate says less, when to ask again. The caller holds the queue's lock. Locks nothing.
+CREATE OR REPLACE FUNCTION key_allowance(p_queue queues, p_key text, p_running int, p_taken int)
+RETURNS TABLE (room int, again_s float8)
+LANGUAGE plpgsql STABLE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
+DECLARE
+    v_rate record;
+BEGIN
+    room := CASE WHEN p_key = '' THEN 1000000
+                 ELSE greatest(coalesce(p_queue.limit_per_key - p_running, 1000000) - p_taken, 0) END;
+    IF p_key <> '' AND room > 0 AND p_queue.rate_per_key IS NOT NULL THEN
+        SELECT a.room, a.again_s INTO v_rate
+        FROM rate_allowance((SELECT r.spent_until FROM rates r WHERE r.queue = p_queue.name AND r.limit_key = p_key),
+                            p_queue.rate_per_key, p_queue.rate_per_key_period_s, p_queue.rate_per_key_burst) a;
+        IF v_rate.room - p_taken < room THEN
+            room := greatest(v_rate.room - p_taken, 0);
+            again_s := v_rate.again_s;
+        END IF;
+    END IF;
+    RETURN NEXT;
+END $$;
+
+-- True if a job of this limit_key may start now. For the odd one; by_turn() asks for many at once.
+CREATE OR REPLACE FUNCTION key_has_room(p_queue text, p_key text) RETURNS boolean
+LANGUAGE sql STABLE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
+    SELECT p_key IS NULL OR coalesce((
+        SELECT a.room > 0
+        FROM queues q, key_allowance(q, p_key, (SELECT count(*) FROM jobs j WHERE j.status = 'running' AND j.queue = p_queue
+                                                AND j.limit_key = p_key)::int, 0) a
+        WHERE q.name = p_queue), true)
+$$;
+
+-- Notes the start of these jobs, which the caller has claimed under the queue's lock, against the queue's rates.
+-- What a start costs is rounded up to the microsecond. Locks the rows of `rates`.
+CREATE OR REPLACE FUNCTION spend(p_queue text, p_ids uuid[]) RETURNS void
+LANGUAGE sql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
+    INSERT INTO rates AS r (queue, limit_key, spent_until)
+    SELECT p_queue, s.key, clock() + s.cost
+    FROM (SELECT '' AS key, make_interval(secs => ceil(cardinality(p_ids) * q.rate_period_s::float8 / q.rate * 1e6) / 1e6) AS cost
+          FROM queues q WHERE q.name = p_queue AND q.rate IS NOT NULL AND cardinality(p_ids) > 0
+          UNION ALL
+          SELECT j.limit_key, make_interval(secs => ceil(count(*) * q.rate_per_key_period_s::float8 / q.rate_per_key * 1e6) / 1e6)
+          FROM queues q, jobs j
+          WHERE q.name = p_queue AND q.rate_per_key IS NOT NULL AND j.limit_key IS NOT NULL
+            AND j.worker_id IS NOT NULL AND j.id = ANY (p_ids)
+          GROUP BY j.limit_key, q.rate_per_key_period_s, q.rate_per_key) s
+    ORDER BY s.key  -- as in rates_follow()
+    ON CONFLICT (queue, limit_key) DO UPDATE
+    SET spent_until = greatest(r.spent_until, clock()) + (excluded.spent_until - clock())
+$$;
+
+-- A new rate counts from now on: no more is spent ahead than its own burst can be. What an old, slow one held back
+-- would else wait for its time. Runs when its transaction commits. Locks the queue's rows of `rates`, in order of key.
+CREATE OR REPLACE FUNCTION rates_follow() RETURNS trigger
+LANGUAGE plpgsql SET search_path = pgworkd, pg_catalog, pg_temp AS $$
+DECLARE
+    v_own_s float8 := burst(NEW.rate, NEW.rate_period_s, NEW.rate_burst) * NEW.rate_period_s::float8 / NEW.rate;
+    v_key_s float8 := burst(NEW.rate_per_key, NEW.rate_per_key_period_s, NEW.rate_per_key_burst)
+                      * NEW.rate_per_key_period_s::float8 / NEW.rate_per_key;
+BEGIN
+    UPDATE rates r SET spent_until = clock() + make_interval(secs => CASE r.limit_key WHEN '' THEN v_own_s ELSE v_key_s END)
+    WHERE r.ctid = ANY (ARRAY(
+        SELECT s.ctid FROM rates s
+        WHERE s.queue = NEW.name
+          AND s.spent_until > clock() + make_interval(secs => CASE s.limit_key WHEN '' THEN v_own_s ELSE v_key_s END)
+        ORDER BY s.limit_key FOR UPDATE));
+    RETURN NULL;
+END $$;
+DO $$
+BEGIN
+    IF NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = 'pgworkd.queues'::regclass AND t.tgname = 'rates_follow') THEN
+        CREATE CONSTRAINT TRIGGER rates_follow
+            AFTER INSERT OR UPDATE OF rate, rate_period_s, rate_burst, rate_per_key, rate_per_key_period_s, rate_per_key_burst
+            ON queues DEFERRABLE INITIALLY DEFERRED FOR EACH ROW
+            WHEN (NEW.rate IS NOT NULL OR NEW.rate_per_key IS NOT NULL) EXECUTE FUNCTION rates_follow();
+    END IF;
+END $$;
+
+-- Chooses up to p_room due jobs of a queue where keys or limits count, besides p_taken, and locks them. They come in
+-- order of (priority, run_at, id), or by turns where limits per key or fairness ask for it. A job whose serialize_key
+-- is not free is parked as `blocked`, out of the claim's way, until promote(). `again_s`: see allowance(). The caller
+-- holds the queue's lock; rows are locked with SKIP LOCKED.
+CREATE OR REPLACE FUNCTION pick(p_queue text, p_room int, p_taken tid[], OUT picked tid[], OUT again_s float8)
+LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET jit = off
+SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    v_queue  queues;
+    v_met    tid[];
+    v_take   tid[];
+    v_park   tid[];
+    v_parked tid[];
+    v_turns  boolean;
+    v_round  boolean;
+    v_wait_s float8;
+    v_room   int;
+    v_now    timestamptz := clock();
+    v_seen   tid[] := p_taken;                   -- met before: taken, or locked by someone else
+    v_rounds int := 0;
+BEGIN
+    SELECT * INTO v_queue FROM queues q WHERE q.name = p_queue;
+    v_turns := coalesce(v_queue.fair, false) OR v_queue.limit_per_key IS NOT NULL OR v_queue.rate_per_key IS NOT NULL;
+    picked := '{}';
+    LOOP
+        v_room := p_room - cardinality(picked);
+        IF v_turns THEN
+            SELECT t.met, t.round, t.again_s INTO v_met, v_round, v_wait_s
+            FROM by_turn(v_queue, v_room, p_taken || picked, v_seen) t;
+            again_s := least(again_s, v_wait_s);
+        ELSE  -- where one had to be parked there are more
+            v_met := in_order(p_queue, greatest(v_room, least(v_room * 4 ^ v_rounds, 2000))::int, v_seen,
+                              v_queue.ageing_s, true);
+        END IF;
+        SELECT (array_agg(y.ctid ORDER BY y.place) FILTER (WHERE y.free))[:v_room],
+               array_agg(y.ctid) FILTER (WHERE NOT y.free)
+        INTO v_take, v_park
+        FROM (SELECT x.ctid, x.place, CASE  -- of several with one key only the first is asked for
+                  WHEN x.serialize_key IS NULL OR x.status = 'failed' AND NOT x.yields THEN true
+                  WHEN row_number() OVER (PARTITION BY x.serialize_key ORDER BY x.run_at, x.id) > 1 THEN false
+                  ELSE NOT EXISTS (SELECT FROM jobs h WHERE h.queue = p_queue AND h.serialize_key = x.serialize_key
+                                   AND (h.status = 'running' OR h.status = 'failed' AND NOT h.yields) AND h.id <> x.id)
+                   AND NOT EXISTS (SELECT FROM jobs e WHERE e.queue = p_queue AND e.serialize_key = x.serialize_key
+                                   AND e.status IN ('blocked', 'pending', 'failed') AND (e.run_at, e.id) < (x.run_at, x.id)
+                                   AND (e.expires_at IS NULL OR e.expires_at > v_now OR e.attempts > 0)) END AS free
+              FROM (SELECT j.ctid, m.place, j.serialize_key, j.run_at, j.id, j.status, j.yields
+                    FROM unnest(v_met) WITH ORDINALITY AS m (ctid, place) JOIN jobs j ON j.ctid = m.ctid
+                    WHERE j.status IN ('pending', 'failed')) x) y;
+        picked := picked || ARRAY(
+            SELECT j.ctid FROM unnest(v_take) WITH ORDINALITY AS m (ctid, place) JOIN jobs j ON j.ctid = m.ctid
+            WHERE j.status IN ('pending', 'failed') ORDER BY m.place FOR UPDATE OF j SKIP LOCKED);
+        v_parked := ARRAY(
+            SELECT j.ctid FROM unnest(v_park) AS m (ctid) JOIN jobs j ON j.ctid = m.ctid
+            WHERE j.status IN ('pending', 'failed') FOR UPDATE OF j SKIP LOCKED);
+        UPDATE jobs j SET status = 'blocked' WHERE j.ctid = ANY (v_parked);
+        -- Besides what was taken, what someone else holds must not be met again. (What is parked is not: each row met
+        -- is compared with all of these.)
+        v_seen := v_seen || v_take || ARRAY(SELECT unnest(v_park) EXCEPT SELECT unnest(v_parked));
+        EXIT WHEN cardinality(picked) >= p_room OR cardinality(v_met) = 0 AND (NOT v_turns OR v_round);
+        v_rounds := v_rounds + 1;
+        IF v_rounds >= 10 THEN  -- enough for one claim
+            again_s := least(again_s, 0.02);
+            EXIT;
+        END IF;
+    END LOOP;
+END $$;
+
+-- Up to p_room due jobs in order of (priority, run_at, id), besides p_seen; those with keys only if p_keyed. With
+-- p_ageing_s a job that waits counts as one priority higher for each such time. Locks nothing.
+CREATE OR REPLACE FUNCTION in_order(p_queue text, p_room int, p_seen tid[], p_ageing_s real, p_keyed boolean) RETURNS tid[]
+LANGUAGE plpgsql STABLE SET search_path = pgworkd, pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET jit = off
+SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    v_now      timestamptz := clock();
+    v_rows     tid[] := '{}';
+    v_ages     float8[] := '{}';
+    v_above    bigint := 2147483648;
+    v_priority int;
+    v_room     int := p_room;
+    v_probes   int := 0;
+BEGIN
+    WHILE v_room > 0 AND v_probes < 1000 LOOP
+        v_priority := greatest(
+            (SELECT max(j.priority) FROM jobs j
+             WHERE j.queue = p_queue AND j.status IN ('pending', 'failed') AND j.losses = 0
+               AND j.serialize_key IS NULL AND j.limit_key IS NULL AND j.priority < v_above),
+            (SELECT max(j.priority) FROM jobs j
+             WHERE p_keyed AND j.queue = p_queue AND j.status IN ('pending', 'failed') AND j.losses = 0
+               AND (j.serialize_key IS NOT NULL OR j.limit_key IS NOT NULL) AND j.priority < v_above));
+        EXIT WHEN v_priority IS NULL;
+        SELECT v_rows || coalesce(array_agg(u.ctid), '{}'),
+               v_ages || coalesce(array_agg(extract(epoch FROM u.run_at)::float8 - v_priority * p_ageing_s), '{}')
+        INTO v_rows, v_ages
+        FROM (SELECT * FROM (
+                  (SELECT j.ctid, j.run_at, j.id FROM jobs j
+                   WHERE j.queue = p_queue AND j.priority = v_priority AND j.status IN ('pending', 'failed')
+                     AND j.losses = 0 AND j.serialize_key IS NULL AND j.limit_key IS NULL AND j.run_at <= v_now
+                     AND j.ctid <> ALL (p_seen) AND (j.expires_at IS NULL OR j.expires_at > v_now OR j.attempts > 0)
+                   ORDER BY j.run_at, j.id LIMIT v_room)
+                  UNION ALL
+                  (SELECT j.ctid, j.run_at, j.id FROM jobs j
+                   WHERE p_keyed AND j.queue = p_queue AND j.priority = v_priority AND j.status IN ('pending', 'failed')
+                     AND j.losses = 0 AND (j.serialize_key IS NOT NULL OR j.limit_key IS NOT NULL) AND j.run_at <= v_now
+                     AND j.ctid <> ALL (p_seen) AND (j.expires_at IS NULL OR j.expires_at > v_now OR j.attempts > 0)
+                   ORDER BY j.run_at, j.id LIMIT v_room)) both_lines
+              ORDER BY both_lines.run_at, both_lines.id LIMIT v_room) u;
+        v_above := v_priority;
+        v_probes := v_probes + 1;
+        IF p_ageing_s IS NULL THEN
+            v_room := p_room - cardinality(v_rows);
+        END IF;
+    END LOOP;
+    IF p_ageing_s IS NOT NULL THEN
+        v_rows := ARRAY(SELECT u.ctid FROM unnest(v_rows, v_ages) AS u (ctid, age) ORDER BY u.age LIMIT p_room);
+    END IF;
+    RETURN v_rows;
+END $$;
+
+-- Up to p_room due jobs of one limit_key ('': those that have only a serialize_key), besides p_seen, in order of
+-- (priority, run_at, id). Locks nothing.
+CREATE OR REPLACE FUNCTION of_key(p_queue text, p_key text, p_room int, p_seen tid[]) RETURNS tid[]
+LANGUAGE plpgsql STABLE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
+DECLARE
+    v_now      timestamptz := clock();
+    v_rows     tid[] := '{}';
+    v_above    bigint := 2147483648;
+    v_priority int;
+    v_probes   int := 0;
+BEGIN
+    WHILE cardinality(v_rows) < p_room AND v_probes < 100 LOOP
+        v_priority := (
+            SELECT max(j.priority) FROM jobs j
+            WHERE j.queue = p_queue AND j.status IN ('pending', 'failed') AND j.losses = 0
+              AND (j.serialize_key IS NOT NULL OR j.limit_key IS NOT NULL) AND coalesce(j.limit_key::text, '') = p_key
+              AND j.priority < v_above);
+        EXIT WHEN v_priority IS NULL;
+        v_rows := v_rows || ARRAY(
+            SELECT j.ctid FROM jobs j
+            WHERE j.queue = p_queue AND j.status IN ('pending', 'failed') AND j.losses = 0
+              AND (j.serialize_key IS NOT NULL OR j.limit_key IS NOT NULL) AND coalesce(j.limit_key::text, '') = p_key
+              AND j.priority = v_priority AND j.run_at <= v_now AND j.ctid <> ALL (p_seen)
+              AND (j.expires_at IS NULL OR j.expires_at > v_now OR j.attempts > 0)
+            ORDER BY j.run_at, j.id LIMIT p_room - cardinality(v_rows));
+        v_above := v_priority;
+        v_probes := v_probes + 1;
+    END LOOP;
+    RETURN v_rows;
+END $$;
+
+-- Up to p_room due jobs besides p_seen such that limit_keys take turns: equal shares for the next keys after the
+-- one served last, each within its own limits, against which p_taken count. Jobs without a limit_key count as one
+-- key more. `round`: no key was left out; `again_s`: when a rate will let the next start. Remembers the turn: locks
+-- the queue's row in `rates`. The caller holds the queue's lock.
+CREATE OR REPLACE FUNCTION by_turn(p_queue queues, p_room int, p_taken tid[], p_seen tid[],
+                                   OUT met tid[], OUT round boolean, OUT again_s float8)
+LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET jit = off
+SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    v_turn    text := coalesce((SELECT r.turn FROM rates r WHERE r.queue = p_queue.name AND r.limit_key = ''), '');
+    v_keys    text[] := '{}';                    -- the next in turn; '' stands for the jobs without a limit_key
+    v_key     text := v_turn;
+    v_running jsonb := '{}';                     -- how many run, by key
+    v_taken   jsonb := '{}';                     -- how many this claim has taken before
+    v_wrapped boolean := false;
+    v_allowed record;
+    v_room    int;
+    v_share   int;
+    v_before  int;
+BEGIN
+    met := '{}';
+    round := false;
+    FOR i IN 1..least(greatest(p_room, 16), 1000) LOOP
+        v_key := (SELECT min(coalesce(j.limit_key::text, '')) FROM jobs j
+                  WHERE j.queue = p_queue.name AND j.status IN ('pending', 'failed') AND j.losses = 0
+                    AND (j.serialize_key IS NOT NULL OR j.limit_key IS NOT NULL)
+                    AND coalesce(j.limit_key::text, '') > v_key);
+        IF v_key IS NULL AND NOT v_wrapped THEN  -- behind the last key comes '', then the first
+            v_wrapped := true;
+            v_key := '';
+        END IF;
+        round := v_key IS NULL OR v_wrapped AND v_key > v_turn;
+        EXIT WHEN round;
+        v_keys := v_keys || v_key;
+    END LOOP;
+    IF p_queue.limit_per_key IS NOT NULL THEN
+        v_running := (SELECT coalesce(jsonb_object_agg(r.key, r.n), '{}')
+                      FROM (SELECT j.limit_key::text AS key, count(*) AS n FROM jobs j
+                            WHERE j.status = 'running' AND j.queue = p_queue.name AND j.limit_key IS NOT NULL GROUP BY 1) r);
+    END IF;
+    IF cardinality(p_taken) > 0 THEN
+        v_taken := (SELECT coalesce(jsonb_object_agg(t.key, t.n), '{}')
+                    FROM (SELECT j.limit_key::text AS key, count(*) AS n FROM jobs j
+                          WHERE j.ctid = ANY (p_taken) AND j.limit_key IS NOT NULL GROUP BY 1) t);
+    END IF;
+    v_share := ceil(p_room::float8 / cardinality(v_keys));
+    FOREACH v_key IN ARRAY v_keys LOOP
+        SELECT * INTO v_allowed
+        FROM key_allowance(p_queue, v_key, coalesce((v_running ->> v_key)::int, 0), coalesce((v_taken ->> v_key)::int, 0));
+        v_before := cardinality(met);
+        v_room := least(v_share, v_allowed.room, p_room - v_before);
+        IF v_key = '' THEN
+            met := met || in_order(p_queue.name, v_room, p_seen, NULL, false);
+        END IF;
+        IF v_room > cardinality(met) - v_before THEN
+            met := met || of_key(p_queue.name, v_key, v_room + v_before - cardinality(met), p_seen);
+        END IF;
+        IF cardinality(met) - v_before >= v_allowed.room THEN  -- it is the rate that holds the next one back
+            again_s := least(again_s, v_allowed.again_s);
+        END IF;
+        v_turn := v_key;
+        EXIT WHEN cardinality(met) >= p_room;
+    END LOOP;
+    INSERT INTO rates AS r (queue, turn) VALUES (p_queue.name, v_turn)
+    ON CONFLICT (queue, limit_key) DO UPDATE SET turn = excluded.turn WHERE r.turn IS DISTINCT FROM excluded.turn;
+END $$;
+
+-- Puts the first of those who wait for each of these keys back in the claim's way, unless someone holds the key.
+-- For whoever has freed keys, or taken a job out of a line. p_queues and p_keys are parallel. Locks the queues, in
+-- order, then one blocked job per key with SKIP LOCKED.
+-- (Who holds a key is asked once for each, inside: as a join it would read all holders there are.)
+CREATE OR REPLACE FUNCTION promote(p_queues text[], p_keys text[]) RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
+BEGIN
+    PERFORM lock_queues(p_queues);
+    UPDATE jobs j SET status = 'pending'
+    WHERE j.ctid = ANY (ARRAY(
+        SELECT (SELECT b.ctid FROM jobs b
+                WHERE b.queue = k.queue AND b.serialize_key = k.key AND b.status = 'blocked'
+                  AND (b.expires_at IS NULL OR b.expires_at > clock() OR b.attempts > 0)
+                  AND NOT EXISTS (SELECT FROM jobs h WHERE h.queue = k.queue AND h.serialize_key = k.key
+                                  AND (h.status = 'running' OR h.status = 'failed' AND NOT h.yields))
+                ORDER BY b.run_at, b.id LIMIT 1 FOR UPDATE OF b SKIP LOCKED)
+        FROM (SELECT DISTINCT u.queue, u.key FROM unnest(p_queues, p_keys) AS u (queue, key)) k));
+    PERFORM wake(p_queues);
+END $$;
+
+-- ------------------------------------------------------------------------------------------------
+-- 6 Settle: all ways out of `running`. Arrays are parallel, one element per attempt. Each function
 -- locks the rows it changes and answers with those it changed; an id that is missing from the answer
 -- was settled before, or its attempt is no longer the running one.
 -- The plan is the same whatever the statistics say: the primary key at these ids, hashed against the
@@ -545,9 +1148,10 @@ END $$;
 -- ------------------------------------------------------------------------------------------------
 
 -- Completed: moves the rows to finished_jobs (or only deletes them where the queue keeps nothing) and
--- inserts the next occurrence of recurring ones (p_schedules, p_next, p_revisions; see add_occurrences).
+-- inserts the next occurrence of recurring ones (p_schedules, p_next, p_revisions; see add_occurrences). Frees keys,
+-- and wakes pools whose queue's limits have room again, but for p_quiet, whose caller does so.
 CREATE OR REPLACE FUNCTION settle_completed(p_ids uuid[], p_attempts int[], p_results text[], p_schedules text[] DEFAULT NULL,
-                                 p_next timestamptz[] DEFAULT NULL, p_revisions int[] DEFAULT NULL)
+                                 p_next timestamptz[] DEFAULT NULL, p_revisions int[] DEFAULT NULL, p_quiet text DEFAULT NULL)
 RETURNS uuid[]
 LANGUAGE plpgsql VOLATILE
 SET search_path = pgworkd, pg_catalog, pg_temp
@@ -556,8 +1160,15 @@ SET work_mem = '64MB' SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     v_won       uuid[];
     v_schedules text[];
-    v_forget    text[] := ARRAY(SELECT q.name FROM queues q WHERE q.keep_s = 0);
+    v_queues    text[];
+    v_keys      text[];
+    v_wake      text[];
+    v_forget    text[];
+    v_limited   text[];
+    v_kept_keys jsonb;
 BEGIN
+    SELECT coalesce(array_agg(q.name) FILTER (WHERE q.keep_s = 0), '{}'), coalesce(array_agg(q.name) FILTER (WHERE q.limited), '{}')
+    INTO v_forget, v_limited FROM queues q;
     WITH done AS (
         DELETE FROM jobs j
         USING (SELECT * FROM unnest(p_ids, p_attempts, p_results) AS u (id, attempt, result) ORDER BY u.id) s
@@ -566,18 +1177,55 @@ BEGIN
     ), kept AS (
         INSERT INTO finished_jobs (id, finished_at, run_at, created_at, started_at, failed_at, occurrence, batch_id,
             status, priority, attempts, failures, max_attempts, worker_id, queue, kind, payload, result, meta,
-            error, errors, dedupe_key, serialize_key, schedule)
+            error, errors, dedupe_key, serialize_key, limit_key, schedule)
         SELECT d.id, clock(), d.run_at, d.created_at, d.started_at, d.failed_at, d.occurrence, d.batch_id,
             'completed', d.priority, d.attempts, d.failures, d.max_attempts, d.worker_id, d.queue, d.kind, d.payload,
-            d.result::jsonb, d.meta, d.error, d.errors, d.dedupe_key, d.serialize_key, d.schedule
+            d.result::jsonb, d.meta, d.error, d.errors, d.dedupe_key, d.serialize_key, d.limit_key, d.schedule
         FROM done d WHERE d.queue <> ALL (v_forget)
     )
-    SELECT array_agg(d.id), array_agg(d.schedule) FILTER (WHERE d.schedule IS NOT NULL) INTO v_won, v_schedules
+    SELECT array_agg(d.id), array_agg(d.schedule) FILTER (WHERE d.schedule IS NOT NULL),
+           array_agg(d.queue::text) FILTER (WHERE d.serialize_key IS NOT NULL),
+           array_agg(d.serialize_key::text) FILTER (WHERE d.serialize_key IS NOT NULL),
+           array_agg(d.queue::text) FILTER (WHERE d.queue = ANY (v_limited) AND d.queue IS DISTINCT FROM p_quiet),
+           jsonb_agg(to_jsonb(ROW(d.id, d.queue, d.dedupe_key, d.dedupe_until))) FILTER (WHERE d.dedupe_until IS NOT NULL)
+    INTO v_won, v_schedules, v_queues, v_keys, v_wake, v_kept_keys
     FROM done d;
+    IF v_kept_keys IS NOT NULL THEN
+        PERFORM keep_keys(v_kept_keys);
+    END IF;
+    IF v_keys IS NOT NULL AND p_quiet IS NOT NULL THEN
+        PERFORM lock_queues(v_queues || p_quiet);  -- the claim that follows may need that one, too
+    END IF;
+    IF v_keys IS NOT NULL OR v_wake IS NOT NULL THEN
+        PERFORM freed(v_queues, v_keys, v_wake);
+    END IF;
     IF v_schedules IS NOT NULL AND p_next IS NOT NULL THEN
         PERFORM follow(v_schedules, p_schedules, p_next, p_revisions);
     END IF;
     RETURN coalesce(v_won, '{}');
+END $$;
+
+-- For whoever has ended jobs: those whose dedupe_until lies ahead leave a row that holds their key until then, so that
+-- an insert meets it as it meets a live job. p_keys: (id, queue, dedupe_key, dedupe_until) of each.
+CREATE OR REPLACE FUNCTION keep_keys(p_keys jsonb) RETURNS void
+LANGUAGE sql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
+    INSERT INTO jobs (id, queue, dedupe_key, dedupe_until, status)
+    SELECT k.f1, k.f2, k.f3, k.f4, 'completed'
+    FROM jsonb_to_recordset(p_keys) AS k (f1 uuid, f2 text, f3 text, f4 timestamptz)
+    WHERE k.f4 > clock()
+$$;
+
+-- For whoever has ended runs: hands on their serialize_keys (p_queues and p_keys, parallel), and tells the queues whose
+-- limits have room again.
+CREATE OR REPLACE FUNCTION freed(p_queues text[], p_keys text[], p_limited text[]) RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
+BEGIN
+    IF p_keys IS NOT NULL THEN
+        PERFORM promote(p_queues, p_keys);
+    END IF;
+    IF p_limited IS NOT NULL THEN
+        PERFORM wake(p_limited);
+    END IF;
 END $$;
 
 -- settle_completed, then claim, in one round trip and one commit: for small batches, whose cost those are.
@@ -586,15 +1234,22 @@ END $$;
 CREATE OR REPLACE FUNCTION settle_and_claim(p_ids uuid[], p_attempts int[], p_results text[], p_worker int, p_queue text, p_limit int,
                                  p_kinds text[], p_budgets int[], p_priorities int[], p_run_ats float8[], p_positions uuid[])
 RETURNS TABLE (won uuid[], id uuid, kind text, payload text, attempt int, failures int, max_attempts int, timeout_s real,
-               priority int, losses int, run_at float8, created_at float8, schedule text, occurrence float8, meta text)
+               priority int, losses int, run_at float8, created_at float8, schedule text, occurrence float8, meta text,
+               serialize_key text)
 LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
 #variable_conflict use_column
+DECLARE
+    v_claimed int;
 BEGIN
     PERFORM FROM workers w WHERE w.id = p_worker FOR KEY SHARE;
-    won := settle_completed(p_ids, p_attempts, p_results);
+    won := settle_completed(p_ids, p_attempts, p_results, p_quiet => p_queue);
     RETURN NEXT;
     RETURN QUERY SELECT NULL::uuid[], c.*
                  FROM claim(p_worker, p_queue, p_limit, p_kinds, p_budgets, p_priorities, p_run_ats, p_positions) c;
+    GET DIAGNOSTICS v_claimed = ROW_COUNT;
+    IF v_claimed < cardinality(p_ids) AND EXISTS (SELECT FROM queues q WHERE q.name = p_queue AND q.limited) THEN
+        PERFORM wake(ARRAY[p_queue]);  -- the limit has room for others
+    END IF;
 END $$;
 
 -- Failed: one failure is spent. With budget left the job waits for its retry (p_delays_s from now),
@@ -614,6 +1269,10 @@ DECLARE
     v_statuses  text[];
     v_cancelled uuid[];
     v_schedules text[];
+    v_queues    text[];
+    v_keys      text[];
+    v_wake      text[];
+    v_limited   text[] := ARRAY(SELECT q.name FROM queues q WHERE q.limited);
 BEGIN
     WITH ended AS (
         UPDATE jobs j
@@ -626,13 +1285,21 @@ BEGIN
         FROM (SELECT * FROM unnest(p_ids, p_attempts, p_delays_s, p_permanent, p_messages, p_errors)
                   AS u (id, attempt, delay_s, permanent, message, error) ORDER BY u.id) s
         WHERE j.id = ANY (p_ids) AND j.id = s.id AND j.attempts = s.attempt AND j.worker_id IS NOT NULL
-        RETURNING j.id, j.status, j.schedule, j.cancel_requested_at
+        RETURNING j.id, j.status, j.schedule, j.cancel_requested_at, j.queue,
+                  CASE WHEN j.status = 'dead' OR j.yields OR j.cancel_requested_at IS NOT NULL
+                       THEN j.serialize_key END AS freed_key  -- now or when it is cancelled below: see lock_queues()
     )
     SELECT array_agg(e.id), array_agg(e.status::text),
            array_agg(e.id) FILTER (WHERE e.status = 'failed' AND e.cancel_requested_at IS NOT NULL),
-           array_agg(e.schedule) FILTER (WHERE e.status = 'dead' AND e.schedule IS NOT NULL)
-    INTO v_ids, v_statuses, v_cancelled, v_schedules
+           array_agg(e.schedule) FILTER (WHERE e.status = 'dead' AND e.schedule IS NOT NULL),
+           array_agg(e.queue::text) FILTER (WHERE e.freed_key IS NOT NULL),
+           array_agg(e.freed_key::text) FILTER (WHERE e.freed_key IS NOT NULL),
+           array_agg(e.queue::text) FILTER (WHERE e.queue = ANY (v_limited))
+    INTO v_ids, v_statuses, v_cancelled, v_schedules, v_queues, v_keys, v_wake
     FROM ended e;
+    IF v_keys IS NOT NULL OR v_wake IS NOT NULL THEN
+        PERFORM freed(v_queues, v_keys, v_wake);
+    END IF;
     IF v_cancelled IS NOT NULL THEN
         PERFORM cancel(v_cancelled);
     END IF;
@@ -656,6 +1323,10 @@ DECLARE
     v_cancelled uuid[];
     v_due       text[];
     v_run_at    timestamptz;
+    v_queues    text[];
+    v_keys      text[];
+    v_wake      text[];
+    v_limited   text[] := ARRAY(SELECT q.name FROM queues q WHERE q.limited);
 BEGIN
     WITH ended AS (
         UPDATE jobs j
@@ -665,13 +1336,19 @@ BEGIN
         FROM (SELECT * FROM unnest(p_ids, p_attempts, p_delays_s, p_messages)
                   AS u (id, attempt, delay_s, message) ORDER BY u.id) s
         WHERE j.id = ANY (p_ids) AND j.id = s.id AND j.attempts = s.attempt AND j.worker_id IS NOT NULL
-        RETURNING j.id, j.queue, j.run_at, s.delay_s, j.cancel_requested_at
+        RETURNING j.id, j.queue, j.run_at, s.delay_s, j.cancel_requested_at, j.serialize_key
     )
     SELECT array_agg(e.id), array_agg(e.id) FILTER (WHERE e.cancel_requested_at IS NOT NULL),
            array_agg(DISTINCT e.queue::text) FILTER (WHERE e.delay_s IS NULL),
-           min(e.run_at) FILTER (WHERE e.delay_s IS NULL)
-    INTO v_won, v_cancelled, v_due, v_run_at
+           min(e.run_at) FILTER (WHERE e.delay_s IS NULL),
+           array_agg(e.queue::text) FILTER (WHERE e.serialize_key IS NOT NULL),
+           array_agg(e.serialize_key::text) FILTER (WHERE e.serialize_key IS NOT NULL),
+           array_agg(e.queue::text) FILTER (WHERE e.queue = ANY (v_limited))
+    INTO v_won, v_cancelled, v_due, v_run_at, v_queues, v_keys, v_wake
     FROM ended e;
+    IF v_keys IS NOT NULL OR v_wake IS NOT NULL THEN
+        PERFORM freed(v_queues, v_keys, v_wake);
+    END IF;
     IF v_cancelled IS NOT NULL THEN
         PERFORM cancel(v_cancelled);
     END IF;
@@ -687,46 +1364,69 @@ SET search_path = pgworkd, pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_nestloop = off SET enable_mergejoin = off SET jit = off
 SET work_mem = '64MB' SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
-    v_ids  uuid[];
-    v_to   text[];
-    v_why  text[];
+    v_ids    uuid[];
+    v_to     text[];
+    v_why    text[];
+    v_queues text[];
 BEGIN
-    SELECT array_agg(x.id), array_agg(x.status), array_agg(x.message) INTO v_ids, v_to, v_why
-    FROM (SELECT j.id, s.status, s.message
+    SELECT array_agg(x.id), array_agg(x.status), array_agg(x.message),
+           array_agg(x.queue) FILTER (WHERE x.serialize_key IS NOT NULL)
+    INTO v_ids, v_to, v_why, v_queues
+    FROM (SELECT j.id, s.status, s.message, j.queue::text, j.serialize_key
           FROM jobs j JOIN unnest(p_ids, p_attempts, p_statuses, p_messages) AS s (id, attempt, status, message)
             ON j.id = s.id
           WHERE j.id = ANY (p_ids) AND j.attempts = s.attempt AND j.worker_id IS NOT NULL
           ORDER BY j.id FOR UPDATE OF j) x;
+    IF v_queues IS NOT NULL THEN
+        PERFORM lock_queues(v_queues);  -- there may be several burials
+    END IF;
     PERFORM bury(array_agg(e.id), e.status, e.message)
     FROM unnest(v_ids, v_to, v_why) AS e (id, status, message) GROUP BY e.status, e.message;
     RETURN coalesce(v_ids, '{}');
 END $$;
 
 -- Moves rows, which the caller has locked, to finished_jobs under a final status; p_message, where not NULL,
--- becomes their error. A queue that keeps nothing loses them. Answers how many there were. The chains of
--- schedules among them are left to ensure_schedules.
+-- becomes their error. A queue that keeps nothing loses them. Answers how many there were. Frees their keys, except
+-- those that are kept longer (see keep_keys). The chains of schedules among them are left to ensure_schedules.
 CREATE OR REPLACE FUNCTION bury(p_ids uuid[], p_status text, p_message text) RETURNS int
 LANGUAGE plpgsql VOLATILE
 SET search_path = pgworkd, pg_catalog, pg_temp SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
-    v_moved int;
+    v_moved   int;
+    v_queues  text[];
+    v_keys    text[];
+    v_wake    text[];
+    v_limited text[];
+    v_kept_keys jsonb;
 BEGIN
     IF coalesce(cardinality(p_ids), 0) = 0 THEN
         RETURN 0;  -- without even looking at finished_jobs, which someone may have locked
     END IF;
+    v_limited := ARRAY(SELECT q.name FROM queues q WHERE q.limited);
     WITH gone AS (
         DELETE FROM jobs j WHERE j.id = ANY (p_ids) RETURNING j.*
     ), kept AS (
         INSERT INTO finished_jobs (id, finished_at, run_at, created_at, started_at, failed_at, occurrence, batch_id,
             status, priority, attempts, failures, max_attempts, worker_id, queue, kind, payload, meta,
-            error, errors, dedupe_key, serialize_key, schedule)
+            error, errors, dedupe_key, serialize_key, limit_key, schedule)
         SELECT g.id, clock(), g.run_at, g.created_at, g.started_at, g.failed_at, g.occurrence, g.batch_id,
             p_status::job_status, g.priority, g.attempts, g.failures, g.max_attempts, g.worker_id, g.queue, g.kind,
-            g.payload, g.meta, coalesce(p_message, g.error), g.errors, g.dedupe_key, g.serialize_key, g.schedule
+            g.payload, g.meta, coalesce(p_message, g.error), g.errors, g.dedupe_key, g.serialize_key, g.limit_key, g.schedule
         FROM gone g LEFT JOIN queues q ON q.name = g.queue
         WHERE q.keep_s IS DISTINCT FROM 0
     )
-    SELECT count(*) INTO v_moved FROM gone;
+    SELECT count(*), array_agg(g.queue::text) FILTER (WHERE g.serialize_key IS NOT NULL),
+           array_agg(g.serialize_key::text) FILTER (WHERE g.serialize_key IS NOT NULL),
+           array_agg(g.queue::text) FILTER (WHERE g.status = 'running' AND g.queue = ANY (v_limited)),
+           jsonb_agg(to_jsonb(ROW(g.id, g.queue, g.dedupe_key, g.dedupe_until)))
+               FILTER (WHERE g.dedupe_until IS NOT NULL AND g.status <> 'dead')  -- the dead hold no key
+    INTO v_moved, v_queues, v_keys, v_wake, v_kept_keys FROM gone g;
+    IF v_kept_keys IS NOT NULL THEN
+        PERFORM keep_keys(v_kept_keys);
+    END IF;
+    IF v_keys IS NOT NULL OR v_wake IS NOT NULL THEN
+        PERFORM freed(v_queues, v_keys, v_wake);
+    END IF;
     RETURN v_moved;
 END $$;
 
@@ -737,7 +1437,7 @@ CREATE OR REPLACE FUNCTION add_error(p_errors jsonb, p_entry jsonb) RETURNS json
 $$;
 
 -- ------------------------------------------------------------------------------------------------
--- 6 Schedules
+-- 7 Schedules
 -- ------------------------------------------------------------------------------------------------
 
 -- Enters or changes a schedule that stands in code. A row that someone has put in by SQL under the same
@@ -845,7 +1545,7 @@ CREATE OR REPLACE TRIGGER schedules_notify AFTER INSERT OR DELETE OR UPDATE OF
     ON schedules FOR EACH ROW EXECUTE FUNCTION schedules_notify();
 
 -- ------------------------------------------------------------------------------------------------
--- 7 Mend: idempotent, each under its own advisory try-lock, so any daemon may call at any time.
+-- 8 Mend: idempotent, each under its own advisory try-lock, so any daemon may call at any time.
 -- ------------------------------------------------------------------------------------------------
 
 -- Takes back the jobs of lost workers, at most p_limit: a loss and a failure on each, `failed` and due
@@ -929,6 +1629,10 @@ BEGIN
                   b.lost_worker_id, b.lost_worker, b.message
     )
     SELECT * FROM taken;
+    PERFORM promote(array_agg(j.queue::text), array_agg(j.serialize_key::text))
+    FROM jobs j WHERE j.id = ANY (v_ids) AND j.serialize_key IS NOT NULL
+      AND (j.status = 'dead' OR j.yields OR j.cancel_requested_at IS NOT NULL)  -- those are cancelled below
+    HAVING count(*) > 0;
     PERFORM wake(ARRAY(SELECT DISTINCT j.queue FROM jobs j WHERE j.id = ANY (v_ids)));
     PERFORM cancel(ARRAY(SELECT j.id FROM jobs j WHERE j.id = ANY (v_ids) AND j.cancel_requested_at IS NOT NULL
                          AND j.status = 'failed'));
@@ -945,7 +1649,8 @@ LANGUAGE sql STABLE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
     WHERE j.worker_id = p_worker AND j.status = 'running' AND j.started_at < clock() - make_interval(secs => p_age_s)
 $$;
 
--- Ends jobs that were never started and whose expires_at has passed, at most p_limit. Locks them with SKIP LOCKED.
+-- Ends jobs that were never started and whose expires_at has passed, and frees dedupe_keys that were kept long enough,
+-- at most p_limit of each. Answers how many of what was more. Locks them with SKIP LOCKED.
 CREATE OR REPLACE FUNCTION expire(p_limit int DEFAULT 1000) RETURNS int
 LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
 DECLARE
@@ -957,7 +1662,61 @@ BEGIN
     v_ids := ARRAY(SELECT j.id FROM jobs j
                    WHERE j.expires_at <= clock() AND j.attempts = 0 AND j.status IN ('blocked', 'pending', 'failed')
                    ORDER BY j.expires_at LIMIT p_limit FOR UPDATE SKIP LOCKED);
-    RETURN bury(v_ids, 'expired', 'expired before it could start');
+    RETURN greatest(bury(v_ids, 'expired', 'expired before it could start'), free_keys(p_limit));
+END $$;
+
+-- Removes, of what holds the dedupe_key of a job that is over, what need not do so any longer, at most p_limit. Answers
+-- how many. An insert of such a key does not wait for this. Locks them with SKIP LOCKED.
+CREATE OR REPLACE FUNCTION free_keys(p_limit int) RETURNS int
+LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp SET enable_seqscan = off AS $$
+DECLARE
+    v_freed int;
+BEGIN
+    DELETE FROM jobs d WHERE d.ctid = ANY (ARRAY(
+        SELECT j.ctid FROM jobs j WHERE j.status = 'completed' AND j.dedupe_until <= clock()
+        ORDER BY j.dedupe_until LIMIT p_limit FOR UPDATE SKIP LOCKED));
+    GET DIAGNOSTICS v_freed = ROW_COUNT;
+    RETURN v_freed;
+END $$;
+
+-- Promotes what still waits for a key that nobody holds: those who free keys do so themselves, unless someone had the
+-- next in line locked or changed rows by hand. Forgets rates that no longer hold anything back. Answers how many keys
+-- it looked after. Looks at one blocked job per key; locks as promote().
+CREATE OR REPLACE FUNCTION unblock() RETURNS int
+LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp SET enable_seqscan = off AS $$
+DECLARE
+    v_queues text[];
+    v_keys   text[];
+BEGIN
+    IF NOT pg_try_advisory_xact_lock(1886873445, 5) THEN
+        RETURN 0;
+    END IF;
+    WITH RECURSIVE lines AS (
+        (SELECT j.queue::text AS queue, j.serialize_key::text AS key FROM jobs j
+         WHERE j.serialize_key IS NOT NULL AND j.status IN ('blocked', 'pending', 'failed')
+         ORDER BY j.queue, j.serialize_key LIMIT 1)
+        UNION ALL
+        SELECT n.queue, n.key FROM lines l CROSS JOIN LATERAL (
+            SELECT j.queue::text AS queue, j.serialize_key::text AS key FROM jobs j
+            WHERE j.serialize_key IS NOT NULL AND j.status IN ('blocked', 'pending', 'failed')
+              AND (j.queue, j.serialize_key) > (l.queue, l.key)
+            ORDER BY j.queue, j.serialize_key LIMIT 1) n
+    )
+    SELECT array_agg(l.queue), array_agg(l.key) INTO v_queues, v_keys
+    FROM lines l
+    WHERE (SELECT j.status FROM jobs j WHERE j.queue = l.queue AND j.serialize_key = l.key
+           AND j.status IN ('blocked', 'pending', 'failed')
+           AND (j.expires_at IS NULL OR j.expires_at > clock() OR j.attempts > 0)
+           ORDER BY j.run_at, j.id LIMIT 1) = 'blocked'
+      AND NOT EXISTS (SELECT FROM jobs h WHERE h.queue = l.queue AND h.serialize_key = l.key
+                      AND (h.status = 'running' OR h.status = 'failed' AND NOT h.yields));
+    IF v_keys IS NOT NULL THEN
+        PERFORM promote(v_queues, v_keys);
+    END IF;
+    -- Last: claims move rates under the queue's lock, so who has locked a rate must not wait for that.
+    DELETE FROM rates r WHERE r.ctid = ANY (ARRAY(
+        SELECT s.ctid FROM rates s WHERE s.limit_key <> '' AND s.spent_until < clock() FOR UPDATE SKIP LOCKED));
+    RETURN coalesce(cardinality(v_keys), 0);
 END $$;
 
 -- Makes the day partitions of finished_jobs for today and p_days_ahead more. A new partition needs a
@@ -992,7 +1751,7 @@ END $$;
 
 -- Forgets: drops day partitions older than p_keep_days, deletes as old rows of finished_jobs_other and
 -- rows of queues that keep less (at most p_limit each), and moves jobs dead for p_keep_dead_days to
--- finished_jobs. Locks: as in ensure_partitions for the drop; rows with SKIP LOCKED.
+-- finished_jobs. The audit is kept for p_keep_days, too. Locks: as in ensure_partitions for the drop; rows with SKIP LOCKED.
 CREATE OR REPLACE FUNCTION prune(p_keep_days int, p_keep_dead_days int, p_limit int DEFAULT 5000)
 RETURNS TABLE (partitions int, rows_deleted int, dead_moved int)
 LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp SET lock_timeout = '200ms'
@@ -1031,6 +1790,9 @@ BEGIN
     WHERE d.id = old.id AND d.finished_at = old.finished_at;
     GET DIAGNOSTICS v_rows = ROW_COUNT;
     rows_deleted := rows_deleted + v_rows;
+    DELETE FROM audit a WHERE a.ctid = ANY (ARRAY(
+        SELECT o.ctid FROM audit o WHERE o.at < clock() - make_interval(days => p_keep_days)
+        LIMIT p_limit FOR UPDATE SKIP LOCKED));
     v_ids := ARRAY(SELECT j.id FROM jobs j
                    WHERE j.status = 'dead' AND j.failed_at < clock() - make_interval(days => p_keep_dead_days)
                    LIMIT p_limit FOR UPDATE SKIP LOCKED);
@@ -1039,22 +1801,138 @@ BEGIN
 END $$;
 
 -- ------------------------------------------------------------------------------------------------
--- 8 Operators
+-- 9 Operators
 -- ------------------------------------------------------------------------------------------------
+
+-- Who acts, for the audit: p_by, else what the session says (SET pgworkd.by), else its user and program.
+CREATE OR REPLACE FUNCTION who(p_by text DEFAULT NULL) RETURNS text
+LANGUAGE sql STABLE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
+    SELECT left(coalesce(nullif(p_by, ''), nullif(current_setting('pgworkd.by', true), ''),
+                         session_user || coalesce(' (' || nullif(current_setting('application_name'), '') || ')', '')), 200)
+$$;
+
+-- Those members of p_object that differ from what p_from has under the same name.
+CREATE OR REPLACE FUNCTION differing(p_object jsonb, p_from jsonb) RETURNS jsonb
+LANGUAGE sql IMMUTABLE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
+    SELECT coalesce(jsonb_object_agg(m.key, m.value), '{}')
+    FROM jsonb_each(p_object) m WHERE m.value IS DISTINCT FROM p_from -> m.key
+$$;
+
+-- Finds the jobs that match all that is given, for acts on many in short transactions: up to p_limit ids (10,000 at
+-- most) in their order, behind p_after. `last`: where to go on from; NULL: that was all. There may be a `last` without
+-- any id: a call looks at 100,000 rows at most. p_what says what the jobs are for: 'cancel' finds those that wait or
+-- run, 'retry' and 'discard' dead ones, unless p_status says which. p_key is any of a job's three keys. Without queue,
+-- kind, key and batch nothing is found unless p_all. Where an index knows at most 10,000 candidates it is asked, else
+-- the primary key is walked. Locks nothing.
+CREATE OR REPLACE FUNCTION matching(p_what text, p_queue text DEFAULT NULL, p_kind text DEFAULT NULL, p_key text DEFAULT NULL,
+                         p_batch uuid DEFAULT NULL, p_status text DEFAULT NULL, p_after uuid DEFAULT NULL,
+                         p_limit int DEFAULT 1000, p_all boolean DEFAULT false, OUT ids uuid[], OUT last uuid)
+LANGUAGE plpgsql STABLE SET search_path = pgworkd, pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_custom_plan AS $$
+DECLARE
+    v_allowed  text[] := CASE p_what WHEN 'cancel' THEN '{blocked,pending,failed,running,dead}'
+                                     WHEN 'retry' THEN '{dead,failed}' WHEN 'discard' THEN '{dead}' END;
+    v_statuses job_status[];
+    v_from     uuid := coalesce(p_after, '00000000-0000-0000-0000-000000000000');
+    v_limit    int := least(greatest(p_limit, 1), 10000);
+    v_few      uuid[];                           -- all that may match, if an index knows and they are few
+BEGIN
+    IF v_allowed IS NULL THEN
+        RAISE EXCEPTION 'p_what is %', quote_nullable(p_what) USING ERRCODE = '22023', HINT = 'Give cancel, retry or discard.';
+    ELSIF p_status <> ALL (v_allowed) THEN
+        RAISE EXCEPTION 'jobs that are % are not there to %', p_status, p_what USING ERRCODE = '22023',
+            HINT = 'p_status is one of ' || array_to_string(v_allowed, ', ') || ', or NULL.';
+    ELSIF NOT p_all AND num_nonnulls(p_queue, p_kind, p_key, p_batch) = 0 THEN
+        RAISE EXCEPTION 'nothing says which jobs to %', p_what USING ERRCODE = '22023',
+            HINT = 'Give a queue, kind, key or batch, or p_all => true for the jobs of all queues.';
+    END IF;
+    v_statuses := CASE WHEN p_status IS NOT NULL THEN ARRAY[p_status] WHEN p_what = 'cancel' THEN array_remove(v_allowed, 'dead')
+                       ELSE '{dead}' END;
+    IF p_batch IS NOT NULL THEN
+        v_few := ARRAY(SELECT j.id FROM jobs j WHERE j.batch_id = p_batch LIMIT 10001);
+    ELSIF v_statuses = '{dead}' THEN
+        v_few := ARRAY(SELECT j.id FROM jobs j WHERE j.status = 'dead' AND (p_queue IS NULL OR j.queue = p_queue) LIMIT 10001);
+    ELSIF v_statuses = '{running}' THEN
+        v_few := ARRAY(SELECT j.id FROM jobs j WHERE j.status = 'running' AND (p_queue IS NULL OR j.queue = p_queue) LIMIT 10001);
+    ELSIF p_queue IS NOT NULL AND p_key IS NOT NULL THEN
+        v_few := ARRAY(SELECT k.id FROM (
+            SELECT j.id FROM jobs j WHERE j.queue = p_queue AND j.serialize_key = p_key AND j.status IN ('blocked', 'pending', 'failed')
+            UNION ALL
+            SELECT j.id FROM jobs j WHERE j.queue = p_queue AND j.dedupe_key = p_key AND j.status <> 'dead'
+            UNION ALL
+            SELECT j.id FROM jobs j
+            WHERE j.queue = p_queue AND j.status IN ('pending', 'failed') AND j.losses = 0
+              AND (j.serialize_key IS NOT NULL OR j.limit_key IS NOT NULL) AND coalesce(j.limit_key::text, '') = p_key
+            UNION ALL
+            SELECT j.id FROM jobs j
+            WHERE j.queue = p_queue AND j.status IN ('pending', 'failed') AND j.losses > 0 AND j.limit_key = p_key
+            UNION ALL
+            SELECT j.id FROM jobs j WHERE j.queue = p_queue AND j.serialize_key IS NOT NULL AND j.status = 'blocked' AND j.limit_key = p_key
+            UNION ALL
+            SELECT j.id FROM jobs j WHERE j.queue = p_queue AND j.status = 'running' AND (j.serialize_key = p_key OR j.limit_key = p_key)
+        ) k LIMIT 10001);
+    ELSIF p_queue IS NOT NULL THEN
+        v_few := ARRAY(SELECT k.id FROM (
+            SELECT j.id FROM jobs j
+            WHERE j.queue = p_queue AND j.status IN ('pending', 'failed') AND j.losses = 0 AND j.serialize_key IS NULL AND j.limit_key IS NULL
+            UNION ALL
+            SELECT j.id FROM jobs j
+            WHERE j.queue = p_queue AND j.status IN ('pending', 'failed') AND j.losses = 0 AND (j.serialize_key IS NOT NULL OR j.limit_key IS NOT NULL)
+            UNION ALL
+            SELECT j.id FROM jobs j WHERE j.queue = p_queue AND j.status IN ('pending', 'failed') AND j.losses > 0
+            UNION ALL
+            SELECT j.id FROM jobs j WHERE j.queue = p_queue AND j.serialize_key IS NOT NULL AND j.status = 'blocked'
+            UNION ALL
+            SELECT j.id FROM jobs j WHERE j.queue = p_queue AND j.status = 'running'
+        ) k LIMIT 10001);
+    END IF;
+
+    IF cardinality(v_few) <= 10000 THEN
+        ids := ARRAY(
+            SELECT j.id FROM jobs j
+            WHERE j.id = ANY (v_few) AND j.id >= v_from AND j.id IS DISTINCT FROM p_after AND j.status = ANY (v_statuses)
+              AND (p_queue IS NULL OR j.queue = p_queue) AND (p_kind IS NULL OR coalesce(j.kind, j.queue) = p_kind)
+              AND (p_key IS NULL OR p_key IN (j.serialize_key, j.limit_key, j.dedupe_key))
+              AND (p_batch IS NULL OR j.batch_id = p_batch)
+            ORDER BY j.id LIMIT v_limit);
+        last := ids[v_limit];
+    ELSE
+        ids := ARRAY(
+            SELECT j.id
+            FROM (SELECT w.id, w.queue, w.kind, w.status, w.serialize_key, w.limit_key, w.dedupe_key, w.batch_id FROM jobs w
+                  WHERE w.id >= v_from AND w.id IS DISTINCT FROM p_after ORDER BY w.id LIMIT 100000) j
+            WHERE j.status = ANY (v_statuses)
+              AND (p_queue IS NULL OR j.queue = p_queue) AND (p_kind IS NULL OR coalesce(j.kind, j.queue) = p_kind)
+              AND (p_key IS NULL OR p_key IN (j.serialize_key, j.limit_key, j.dedupe_key))
+              AND (p_batch IS NULL OR j.batch_id = p_batch)
+            ORDER BY j.id LIMIT v_limit);
+        last := coalesce(ids[v_limit], (SELECT j.id FROM jobs j WHERE j.id >= v_from AND j.id IS DISTINCT FROM p_after
+                                        ORDER BY j.id OFFSET 99999 LIMIT 1));
+    END IF;
+END $$;
 
 -- Cancels: a waiting or dead job ends now; a running one is marked, and its worker told, which cancels
 -- the handler and settles it. Answers with 'cancelled' or 'requested' per job found; others are over or
--- unknown. Locks the jobs in order of id.
-CREATE OR REPLACE FUNCTION cancel(p_ids uuid[]) RETURNS TABLE (id uuid, outcome text)
+-- unknown. What was asked for before is in the audit already, also when the engine carries it out here.
+-- Locks the jobs in order of id.
+CREATE OR REPLACE FUNCTION cancel(p_ids uuid[], p_by text DEFAULT NULL) RETURNS TABLE (id uuid, outcome text)
 LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
+    v_who     text := who(p_by);
     v_waiting uuid[];
     v_running uuid[];
 BEGIN
     SELECT array_agg(x.id) FILTER (WHERE x.status <> 'running'), array_agg(x.id) FILTER (WHERE x.status = 'running')
     INTO v_waiting, v_running
-    FROM (SELECT j.id, j.status FROM jobs j WHERE j.id = ANY (p_ids) ORDER BY j.id FOR UPDATE) x;
+    FROM (SELECT j.id, j.status FROM jobs j
+          WHERE j.id = ANY (p_ids) AND j.status <> 'completed' ORDER BY j.id FOR UPDATE) x;
+    INSERT INTO audit (who, what, queue, job_id, before, after)
+    SELECT v_who, 'cancel', j.queue, j.id,
+           CASE WHEN j.status = 'running' THEN '{"cancel_requested_at": null}' ELSE jsonb_build_object('status', j.status) END,
+           CASE WHEN j.status = 'running' THEN jsonb_build_object('cancel_requested_at', clock()) ELSE '{"status": "cancelled"}' END
+    FROM jobs j WHERE j.id = ANY (v_waiting || v_running) AND (j.cancel_requested_at IS NULL OR j.status = 'dead')
+    ORDER BY j.id;
     UPDATE jobs j SET cancel_requested_at = coalesce(j.cancel_requested_at, clock()) WHERE j.id = ANY (v_running);
     PERFORM bury(v_waiting, 'cancelled', NULL);
     PERFORM pg_notify('pgworkd', jsonb_build_object('worker', w.worker_id)::text)
@@ -1065,40 +1943,124 @@ END $$;
 
 -- Runs jobs again: a dead one gets a fresh budget, one that waits for its retry runs now. Answers with
 -- the ids it changed. A replayed occurrence leaves its schedule's chain, which has gone on without it.
--- Raises 23505 when another live job holds the dedupe key. Locks the jobs in order of id.
-CREATE OR REPLACE FUNCTION retry(p_ids uuid[]) RETURNS uuid[]
+-- Raises 23505 when another job holds the dedupe key. Locks the jobs in order of id.
+CREATE OR REPLACE FUNCTION retry(p_ids uuid[], p_by text DEFAULT NULL) RETURNS uuid[]
 LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
 DECLARE
-    v_ids uuid[];
+    v_who    text := who(p_by);
+    v_ids    uuid[];
+    v_queues text[];
 BEGIN
-    PERFORM FROM jobs j WHERE j.id = ANY (p_ids) AND j.status IN ('dead', 'failed') ORDER BY j.id FOR UPDATE;
-    WITH changed AS (
+    v_ids := ARRAY(SELECT j.id FROM jobs j WHERE j.id = ANY (p_ids) AND j.status IN ('dead', 'failed') ORDER BY j.id FOR UPDATE);
+    DELETE FROM jobs d WHERE d.ctid = ANY (ARRAY(  -- what has held their keys for jobs that are over, and need not any longer
+        SELECT k.ctid FROM jobs j JOIN jobs k ON k.queue = j.queue AND k.dedupe_key = j.dedupe_key
+        WHERE j.id = ANY (v_ids) AND j.status = 'dead' AND k.status = 'completed' AND k.dedupe_until <= clock()
+        FOR UPDATE OF k SKIP LOCKED));
+    WITH old AS MATERIALIZED (
+        SELECT j.id, jsonb_build_object('status', j.status, 'failures', j.failures, 'losses', j.losses, 'schedule', j.schedule,
+                                        'run_at', j.run_at, 'cancel_requested_at', j.cancel_requested_at) AS facts
+        FROM jobs j WHERE j.id = ANY (v_ids)
+    ), changed AS (
         UPDATE jobs j
         SET failures = CASE WHEN j.status = 'dead' THEN 0 ELSE j.failures END,
             losses = CASE WHEN j.status = 'dead' THEN 0 ELSE j.losses END,
             schedule = CASE WHEN j.status = 'dead' THEN NULL ELSE j.schedule END,
-            status = 'pending', run_at = clock(), cancel_requested_at = NULL
-        WHERE j.id = ANY (p_ids) AND j.status IN ('dead', 'failed')
-        RETURNING j.id
+            -- who waits for a retry and holds its key goes on holding it
+            status = CASE WHEN j.status = 'failed' AND j.serialize_key IS NOT NULL AND NOT j.yields THEN 'failed'
+                          ELSE 'pending' END::job_status,
+            -- one that is due already keeps its place: the others in its line wait behind it
+            run_at = CASE WHEN j.status = 'dead' THEN clock() ELSE least(j.run_at, clock()) END,
+            cancel_requested_at = NULL
+        WHERE j.id = ANY (v_ids)
+        RETURNING j.id, j.queue,
+                  jsonb_build_object('status', j.status, 'failures', j.failures, 'losses', j.losses, 'schedule', j.schedule,
+                                     'run_at', j.run_at, 'cancel_requested_at', j.cancel_requested_at) AS facts
+    ), noted AS (
+        INSERT INTO audit (who, what, queue, job_id, before, after)
+        SELECT v_who, 'retry', c.queue, c.id, differing(o.facts, c.facts), differing(c.facts, o.facts)
+        FROM changed c JOIN old o ON o.id = c.id WHERE o.facts <> c.facts ORDER BY c.id
     )
-    SELECT array_agg(c.id) INTO v_ids FROM changed c;
-    PERFORM wake(ARRAY(SELECT DISTINCT j.queue FROM jobs j WHERE j.id = ANY (v_ids)));
-    RETURN coalesce(v_ids, '{}');
+    SELECT array_agg(DISTINCT c.queue::text) INTO v_queues FROM changed c;
+    PERFORM wake(v_queues);
+    RETURN v_ids;
 END $$;
 
 -- Moves dead jobs to finished_jobs, where they end as `dead`. Answers how many. Locks them in order of id.
-CREATE OR REPLACE FUNCTION discard(p_ids uuid[]) RETURNS int
+CREATE OR REPLACE FUNCTION discard(p_ids uuid[], p_by text DEFAULT NULL) RETURNS int
 LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
 DECLARE
-    v_ids uuid[];
+    v_who text := who(p_by);
+    v_ids uuid[] := ARRAY(SELECT j.id FROM jobs j WHERE j.id = ANY (p_ids) AND j.status = 'dead' ORDER BY j.id FOR UPDATE);
 BEGIN
-    SELECT array_agg(x.id) INTO v_ids
-    FROM (SELECT j.id FROM jobs j WHERE j.id = ANY (p_ids) AND j.status = 'dead' ORDER BY j.id FOR UPDATE) x;
+    INSERT INTO audit (who, what, queue, job_id, before, after)
+    SELECT v_who, 'discard', j.queue, j.id, '{"finished_at": null}', jsonb_build_object('finished_at', clock())
+    FROM jobs j WHERE j.id = ANY (v_ids) ORDER BY j.id;
     RETURN bury(v_ids, 'dead', NULL);
 END $$;
 
+-- Changes what is given of a waiting job. Answers with what is different now, an empty object if nothing is. A job
+-- that is blocked takes its new place in line when its run_at changes. Raises PW002 for a job that does not wait.
+-- Locks the job, then as promote().
+CREATE OR REPLACE FUNCTION edit(p_id uuid, p_payload jsonb DEFAULT NULL, p_run_at timestamptz DEFAULT NULL,
+                     p_priority int DEFAULT NULL, p_by text DEFAULT NULL) RETURNS jsonb
+LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
+DECLARE
+    v_old    jobs;
+    v_new    jobs;
+    v_status text;
+    v_before jsonb;
+    v_after  jsonb;
+BEGIN
+    IF num_nonnulls(p_payload, p_run_at, p_priority) = 0 THEN
+        RAISE EXCEPTION 'nothing to edit' USING ERRCODE = '22023', HINT = 'Give a payload, a run_at or a priority.';
+    END IF;
+    SELECT * INTO v_old FROM jobs j WHERE j.id = p_id FOR UPDATE;
+    v_status := coalesce(nullif(v_old.status::text, 'completed'),  -- such a row only keeps a key
+                         (SELECT f.status::text FROM finished_jobs f WHERE f.id = p_id LIMIT 1), v_old.status::text, 'unknown');
+    IF v_status NOT IN ('blocked', 'pending', 'failed') THEN
+        RAISE EXCEPTION 'job % is %, only a waiting job can be edited', p_id, v_status USING ERRCODE = 'PW002',
+            HINT = CASE WHEN v_status = 'running' THEN 'Cancel it and enqueue a new one, or edit it when it waits for a retry.'
+                        WHEN v_old.status = 'dead' THEN 'Pause its queue, retry the job, edit it while it waits, resume the queue.'
+                        WHEN v_status = 'unknown' THEN 'Check the id; the history may have forgotten it.'
+                        ELSE 'It is over: enqueue a new one.' END;
+    END IF;
+    UPDATE jobs j
+    SET payload = coalesce(p_payload, j.payload), run_at = coalesce(p_run_at, j.run_at), priority = coalesce(p_priority, j.priority),
+        status = CASE WHEN j.status = 'blocked' AND j.run_at <> p_run_at THEN 'pending' ELSE j.status END
+    WHERE j.id = p_id
+    RETURNING j.* INTO v_new;
+    v_before := jsonb_build_object('payload', v_old.payload, 'run_at', v_old.run_at, 'priority', v_old.priority, 'status', v_old.status);
+    v_after := jsonb_build_object('payload', v_new.payload, 'run_at', v_new.run_at, 'priority', v_new.priority, 'status', v_new.status);
+    INSERT INTO audit (who, what, queue, job_id, before, after)
+    SELECT who(p_by), 'edit', v_new.queue, p_id, differing(v_before, v_after), differing(v_after, v_before)
+    WHERE v_before <> v_after;
+    IF (v_new.run_at, v_new.priority) <> (v_old.run_at, v_old.priority) THEN
+        PERFORM wake(ARRAY[v_new.queue::text], v_new.run_at, true);  -- claims may be past its new place
+    END IF;
+    IF v_new.run_at <> v_old.run_at AND v_new.serialize_key IS NOT NULL THEN
+        PERFORM promote(ARRAY[v_new.queue::text], ARRAY[v_new.serialize_key::text]);
+    END IF;
+    RETURN differing(v_after, v_before);
+END $$;
+
+-- Notes every change of a queue's settings, pauses too, whoever makes it. A queue without a row has no settings.
+CREATE OR REPLACE FUNCTION queues_audit() RETURNS trigger
+LANGUAGE plpgsql SET search_path = pgworkd, pg_catalog, pg_temp AS $$
+DECLARE
+    v_none   jsonb := to_jsonb(jsonb_populate_record(NULL::queues, jsonb_build_object('name', coalesce(NEW.name, OLD.name), 'fair', false)));
+    v_before jsonb := coalesce(to_jsonb(OLD), v_none) - '{updated_at,limited}'::text[];
+    v_after  jsonb := coalesce(to_jsonb(NEW), v_none) - '{updated_at,limited}'::text[];
+BEGIN
+    INSERT INTO audit (who, what, queue, before, after)
+    SELECT who(), 'queue', v_after ->> 'name', differing(v_before, v_after), differing(v_after, v_before)
+    WHERE v_before <> v_after;
+    RETURN NULL;
+END $$;
+CREATE OR REPLACE TRIGGER queues_audit AFTER INSERT OR UPDATE OR DELETE ON queues
+    FOR EACH ROW EXECUTE FUNCTION queues_audit();
+
 -- ------------------------------------------------------------------------------------------------
--- 9 Insert trigger
+-- 10 Insert triggers, and inserting where a dedupe_key is taken
 -- ------------------------------------------------------------------------------------------------
 
 -- One NOTIFY per queue and statement, only where a pool sleeps, only for jobs due within ten seconds:
@@ -1120,8 +2082,135 @@ END $$;
 CREATE OR REPLACE TRIGGER jobs_inserted AFTER INSERT ON jobs
     REFERENCING NEW TABLE AS inserted FOR EACH STATEMENT EXECUTE FUNCTION jobs_inserted();
 
+-- A dedupe_key is free at the very instant, not only when free_keys() has come by: removes what holds NEW's for a job that
+-- is over, if it has done so for long enough. Locks that row. Who may only insert has to wait for free_keys(). (CASE
+-- keeps the planner off the index on all such rows.)
+CREATE OR REPLACE FUNCTION jobs_key_wanted() RETURNS trigger
+LANGUAGE plpgsql SET search_path = pgworkd, pg_catalog, pg_temp SET enable_seqscan = off AS $$
+BEGIN
+    IF has_table_privilege(TG_RELID, 'DELETE') AND has_table_privilege(TG_RELID, 'SELECT') THEN
+        DELETE FROM jobs j
+        WHERE j.queue = NEW.queue AND j.dedupe_key = NEW.dedupe_key AND j.status <> 'dead'
+          AND CASE WHEN j.status = 'completed' THEN j.dedupe_until <= clock() ELSE false END;
+    END IF;
+    RETURN NEW;
+END $$;
+CREATE OR REPLACE TRIGGER jobs_key_wanted BEFORE INSERT ON jobs
+    FOR EACH ROW WHEN (NEW.dedupe_key IS NOT NULL AND NEW.status <> 'completed') EXECUTE FUNCTION jobs_key_wanted();
+
+-- Moves a waiting job, p_job as the caller has locked it, to another due time and priority, out of a parking place. Claims
+-- that are past its new place, and pools that sleep, hear of it; if it left the head of a line, the next steps forward.
+-- Locks that one with SKIP LOCKED. Not the queue, as promote() does: the caller's transaction may last, and all claims
+-- would wait for it. What a claim parks in this very moment is left to unblock().
+CREATE OR REPLACE FUNCTION move(p_job jobs, p_run_at timestamptz, p_priority int) RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp SET enable_seqscan = off AS $$
+BEGIN
+    UPDATE jobs j
+    SET run_at = p_run_at, priority = p_priority,
+        status = CASE j.status WHEN 'blocked' THEN 'pending' ELSE j.status END
+    WHERE j.id = p_job.id;
+    IF p_run_at <= clock() + interval '10 s'
+       AND (p_run_at < p_job.run_at OR p_priority <> p_job.priority OR p_job.status = 'blocked') THEN
+        -- See jobs_inserted() for the instant.
+        PERFORM wake(ARRAY[p_job.queue::text],
+                     least(p_run_at, clock() - (statement_timestamp() - transaction_timestamp())), true);
+    END IF;
+    IF p_job.serialize_key IS NOT NULL AND p_run_at > p_job.run_at THEN
+        UPDATE jobs j SET status = 'pending'
+        WHERE j.ctid = ANY (ARRAY(
+            SELECT b.ctid FROM jobs b
+            WHERE b.queue = p_job.queue AND b.serialize_key = p_job.serialize_key AND b.status = 'blocked'
+              AND NOT EXISTS (SELECT FROM jobs h WHERE h.queue = p_job.queue AND h.serialize_key = p_job.serialize_key
+                              AND (h.status = 'running' OR h.status = 'failed' AND NOT h.yields))
+            ORDER BY b.run_at, b.id LIMIT 1 FOR UPDATE OF b SKIP LOCKED));
+        IF FOUND THEN
+            PERFORM wake(ARRAY[p_job.queue::text]);
+        END IF;
+    END IF;
+END $$;
+
+-- Inserts a job, and says what to do where its dedupe_key is taken. p_on_duplicate: 'raise' 23505, as a plain INSERT
+-- does; 'skip': answer with the id that holds the key; 'replace': give a job that waits the new payload, kind,
+-- priority, times, limits and meta (its place in the lines of its keys stays as it is, and so does what its failures
+-- have spent); 'reschedule': move it to the new run_at, and priority if one is given. A job that runs, or is over and
+-- keeps its key, is left alone. `created`: id is the new job; `changed`: the holder was given what was asked for.
+-- Locks the holder if it is to change, then as move().
+CREATE OR REPLACE FUNCTION enqueue(
+    p_queue text, p_payload jsonb DEFAULT '{}', p_kind text DEFAULT NULL, p_priority int DEFAULT NULL,
+    p_run_at timestamptz DEFAULT NULL, p_delay_s float8 DEFAULT NULL, p_expires_at timestamptz DEFAULT NULL,
+    p_max_attempts int DEFAULT NULL, p_timeout_s float8 DEFAULT NULL, p_meta jsonb DEFAULT NULL,
+    p_dedupe_key text DEFAULT NULL, p_dedupe_until timestamptz DEFAULT NULL, p_dedupe_for_s float8 DEFAULT NULL,
+    p_serialize_key text DEFAULT NULL, p_limit_key text DEFAULT NULL, p_on_retry text DEFAULT 'hold',
+    p_on_duplicate text DEFAULT 'raise')
+RETURNS TABLE (id uuid, created boolean, changed boolean)
+LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp SET enable_seqscan = off AS $$
+#variable_conflict use_column
+DECLARE
+    v_run_at timestamptz := coalesce(p_run_at, clock() + make_interval(secs => coalesce(p_delay_s, 0)));
+    v_until  timestamptz := coalesce(p_dedupe_until, clock() + make_interval(secs => p_dedupe_for_s));
+    v_wrong  text := CASE
+        WHEN p_on_duplicate IS NULL OR p_on_duplicate NOT IN ('raise', 'skip', 'replace', 'reschedule')
+            THEN 'p_on_duplicate must be raise, skip, replace or reschedule'
+        WHEN p_on_duplicate <> 'raise' AND p_dedupe_key IS NULL THEN 'p_on_duplicate needs a p_dedupe_key'
+        WHEN num_nonnulls(p_run_at, p_delay_s) > 1 THEN 'p_run_at and p_delay_s are both given: pass one of them'
+        WHEN p_delay_s < 0 THEN 'p_delay_s must not be negative'
+        WHEN num_nonnulls(p_dedupe_until, p_dedupe_for_s) > 1
+            THEN 'p_dedupe_until and p_dedupe_for_s are both given: pass one of them'
+        WHEN p_dedupe_for_s <= 0 THEN 'p_dedupe_for_s must be above 0'
+        WHEN p_on_retry IS NULL OR p_on_retry NOT IN ('hold', 'yield') THEN 'p_on_retry must be hold or yield'
+        WHEN p_on_retry = 'yield' AND p_serialize_key IS NULL THEN 'p_on_retry => ''yield'' needs a p_serialize_key' END;
+    v_holder jobs;
+BEGIN
+    IF v_wrong IS NOT NULL THEN
+        RAISE EXCEPTION '%', v_wrong USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    created := false;
+    changed := false;
+    FOR i IN 1..100 LOOP
+        INSERT INTO jobs AS j (queue, payload, kind, priority, run_at, expires_at, max_attempts, timeout_s, meta,
+                               dedupe_key, dedupe_until, serialize_key, limit_key, yields)
+        VALUES (p_queue, p_payload, p_kind, coalesce(p_priority, 0), v_run_at, p_expires_at, p_max_attempts,
+                p_timeout_s, p_meta, p_dedupe_key, v_until, p_serialize_key, p_limit_key, p_on_retry = 'yield')
+        ON CONFLICT (queue, dedupe_key) WHERE dedupe_key IS NOT NULL AND status <> 'dead' DO NOTHING
+        RETURNING j.id INTO id;
+        IF FOUND THEN
+            created := true;
+            RETURN NEXT;
+            RETURN;
+        END IF;
+        EXIT WHEN p_on_duplicate = 'raise';
+        SELECT * INTO v_holder FROM jobs j
+        WHERE j.queue = p_queue AND j.dedupe_key = p_dedupe_key AND j.status <> 'dead';
+        CONTINUE WHEN NOT FOUND;  -- it has ended in between
+        id := v_holder.id;
+        IF p_on_duplicate = 'skip' OR v_holder.status IN ('running', 'completed') THEN
+            RETURN NEXT;
+            RETURN;
+        END IF;
+        SELECT * INTO v_holder FROM jobs j
+        WHERE j.id = v_holder.id AND j.status IN ('blocked', 'pending', 'failed') FOR UPDATE;
+        CONTINUE WHEN NOT FOUND;  -- it has been claimed, or has ended
+        IF p_on_duplicate = 'replace' THEN
+            UPDATE jobs j
+            SET payload = p_payload, kind = p_kind, priority = coalesce(p_priority, 0), expires_at = p_expires_at,
+                max_attempts = p_max_attempts, timeout_s = p_timeout_s, meta = p_meta,
+                dedupe_until = coalesce(v_until, j.dedupe_until)
+            WHERE j.id = v_holder.id;
+        END IF;
+        PERFORM move(v_holder, v_run_at,
+                     coalesce(p_priority, CASE p_on_duplicate WHEN 'replace' THEN 0 ELSE v_holder.priority END));
+        changed := true;
+        RETURN NEXT;
+        RETURN;
+    END LOOP;
+    RAISE EXCEPTION 'duplicate key value violates unique constraint "jobs_dedupe"'
+        USING ERRCODE = 'unique_violation', SCHEMA = 'pgworkd', TABLE = 'jobs', CONSTRAINT = 'jobs_dedupe',
+              DETAIL = format('Key (queue, dedupe_key)=(%s, %s) already exists.', p_queue, p_dedupe_key),
+              HINT = 'p_on_duplicate says what else to do with such a job.';
+END $$;
+
 -- ------------------------------------------------------------------------------------------------
--- 10 Views
+-- 11 Views
 -- ------------------------------------------------------------------------------------------------
 
 -- Every job there is, live or over, in the order people read.
@@ -1129,13 +2218,13 @@ CREATE OR REPLACE VIEW all_jobs AS
 SELECT id, queue::text, coalesce(kind, queue)::text AS kind, status, payload::jsonb, NULL::jsonb AS result, priority,
        run_at::timestamptz, created_at::timestamptz, started_at::timestamptz, failed_at::timestamptz, NULL::timestamptz AS finished_at, attempts, failures,
        max_attempts::int, error, errors::jsonb, worker_id, schedule::text, occurrence::timestamptz, dedupe_key::text, serialize_key::text,
-       batch_id, meta::jsonb
-FROM jobs
+       batch_id, meta::jsonb, limit_key::text
+FROM jobs WHERE status <> 'completed'
 UNION ALL
 SELECT id, queue, coalesce(kind, queue), status, payload, result, priority,
        run_at, created_at, started_at, failed_at, finished_at, attempts, failures,
        max_attempts, error, errors, worker_id, schedule, occurrence, dedupe_key, serialize_key,
-       batch_id, meta
+       batch_id, meta, limit_key
 FROM finished_jobs;
 
 -- One row per queue that has live jobs, a pool or settings.
@@ -1149,7 +2238,7 @@ WITH counts AS (
            count(*) FILTER (WHERE j.status = 'blocked') AS blocked,
            count(*) FILTER (WHERE j.status = 'dead') AS dead,
            min(j.run_at) FILTER (WHERE j.status IN ('pending', 'failed') AND j.run_at <= clock()) AS oldest_due_at
-    FROM jobs j GROUP BY j.queue
+    FROM jobs j WHERE j.status <> 'completed' GROUP BY j.queue
 ), fleet AS (
     SELECT p.queue::text AS queue, count(*) AS workers, sum(p.concurrency) AS slots FROM pools p GROUP BY p.queue
 )

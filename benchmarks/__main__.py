@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 import uvloop
 
-from . import chart, drain, enqueue, fleet, footprint, latency, pressure, report, rivals
+from . import chart, drain, enqueue, fleet, footprint, keyed, latency, pressure, report, rivals
 from .bench import Bench
 from .measure import Line
 from .processes import BenchmarkError
@@ -27,7 +27,7 @@ ROWS: dict[str, Row] = {
     "held": pressure.held_row,
     "backlog": pressure.backlog_row,
     "finished": pressure.finished_row,
-    "keyed": drain.keyed_row,
+    "keyed": keyed.keyed_row,
     "inserts": enqueue.inserts_row,
     "many": enqueue.many_row,
     "slow": fleet.slow_row,

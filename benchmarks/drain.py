@@ -18,7 +18,7 @@ import asyncpg
 from .bench import Bench, calm, stop_all
 from .measure import Bar, Line, Rates, interleave
 from .processes import BenchmarkError, cpu_s, running, until
-from .systems import System, bare_loop, filling, ours, verify, without_history
+from .systems import System, bare_loop, ours, verify, without_history
 
 JOBS = 50_000
 NAPS_PER_S = 10_000.0
@@ -38,13 +38,13 @@ class Drain:
         return f"{self.rate:,.0f}/s, {self.worker_us:.1f}{server} us of CPU per job"
 
 
-async def drain(bench: Bench, system: System, jobs: int) -> Drain:
-    """One drain of `jobs` jobs in a fresh database."""
+async def drain(bench: Bench, system: System, jobs: int, *, workers: int = 1) -> Drain:
+    """One drain of `jobs` jobs in a fresh database by so many workers."""
     await bench.server.template(system.template, system.make)
     async with bench.server.database(system.template) as dsn, bench.server.connected(dsn) as connection:
         await system.load(bench, dsn, jobs)
         await calm(connection, system.table)
-        return await race(bench, system, dsn, connection, loaded=jobs)
+        return await race(bench, system, dsn, connection, loaded=jobs, workers=workers)
 
 
 async def race(
@@ -56,6 +56,7 @@ async def race(
     loaded: int,
     begin: int = 0,
     end: int | None = None,
+    workers: int = 1,
 ) -> Drain:
     """Drains a table that holds `loaded` jobs.
 
@@ -64,11 +65,10 @@ async def race(
     """
     since: datetime = await connection.fetchval("SELECT clock_timestamp()")
     last = loaded if end is None else end
-    worker = partial(bench.fleet, system.command, dsn, environ={**system.environ, "PGWORKD_BENCH_JOBS": str(last)})
-    async with worker() as (programs, tallies):
-        program = programs[0]
+    environ = {**system.environ, "PGWORKD_BENCH_JOBS": str(last)}
+    async with bench.fleet(system.command, dsn, count=workers, environ=environ) as (programs, tallies):
         await until(lambda: tallies.first_ns() is not None, f"{system.name} calls its first handler", programs)
-        before = cpu_s(program.pid), bench.server.cpu_s()
+        before = sum(cpu_s(each.pid) for each in programs), bench.server.cpu_s()
         began_ns, from_calls = tallies.first_ns() or 0, 0
         if begin:
             began_ns = await until(lambda: tallies.calls() >= begin, f"{system.name} runs {begin} jobs", programs)
@@ -77,10 +77,11 @@ async def race(
         calls = tallies.calls()
         if end is None:
             ended_ns = await until(partial(_empty, system, connection), f"{system.name} completes its jobs", programs)
-        after = cpu_s(program.pid), bench.server.cpu_s()
-        code = await program.stop()
-        if system.ours and code != 0:
+        after = sum(cpu_s(each.pid) for each in programs), bench.server.cpu_s()
+        if system.ours:
             await stop_all(programs)
+        else:
+            await programs[0].stop()
         await verify(system, connection, tallies.calls(), loaded, since)
     return Drain(
         rate=(calls - from_calls) / (ended_ns - began_ns) * 1e9,
@@ -186,21 +187,3 @@ async def cost_row(bench: Bench) -> list[Line]:
     if not lines:
         raise BenchmarkError("no drain told what it cost")
     return lines
-
-
-async def keyed_row(bench: Bench) -> list[Line]:
-    """Jobs with a dedupe_key each, against the same without; the unique index has its price."""
-    jobs = bench.jobs(JOBS)
-    bench.say(f"keyed: {jobs:,} jobs with and without a key")
-    insert = filling("'bench'", columns=", dedupe_key", values=", 'key-' || i")
-    found = await interleave(
-        {
-            "keyed": partial(drain, bench, ours("keyed", insert=insert), jobs),
-            "plain": partial(drain, bench, ours(), jobs),
-        },
-        bench.rounds,
-        bench.say,
-    )
-    return [
-        Line("keyed", "a dedupe_key on each job", "jobs/s", rates(found["keyed"]), rates(found["plain"]), "no keys")
-    ]

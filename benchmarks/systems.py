@@ -89,7 +89,7 @@ def ours(
         command=daemon(f"{queue}={slots}"),
         load=_by_sql(insert),
         table="pgworkd.jobs",
-        left_sql="SELECT EXISTS (SELECT FROM pgworkd.jobs WHERE status IN ('pending', 'running', 'failed'))",
+        left_sql="SELECT EXISTS (SELECT FROM pgworkd.jobs WHERE status IN ('pending', 'running', 'failed', 'blocked'))",
         remaining_sql="SELECT count(*) FROM pgworkd.jobs",
         completed_sql=kept if keeps else None,
         ours=True,

@@ -5,26 +5,25 @@ Every call is one or a few short statements on one connection, each bounded by t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from collections.abc import Sequence
+from datetime import datetime
 from typing import Self
 from uuid import UUID
 
 from . import admin_sql as sql
-from . import schema
-from .admin_sql import Doctor, Enqueued, Job, JobRow, Jobs, QueueRow, Retried, ScheduleRow, Server, Stats, WorkerRow
-from .errors import DatabaseError, InvalidPayload, SchemaError, UsageError, delay_seconds
+from . import bounds, schema
+from .acts import Acts, check_payload
+from .admin_sql import Doctor, Enqueued, Job, JobRow, Jobs, QueueRow, ScheduleRow, Server, Stats, WorkerRow
+from .errors import SchemaError, UsageError, delay_seconds
 from .link import Link, LinkOptions
-from .payload import BYTES_MAX, decode, encode
+from .queue_acts import QueueActs
 
-ROWS_MAX = 1000
 STATUSES = ("pending", "running", "failed", "dead", "completed", "cancelled", "expired", "blocked")
 _FINISHED = ("completed", "cancelled", "expired", "dead")
-_UNIQUE_VIOLATION = "23505"
-_FIRST, _END = datetime(1970, 1, 1, tzinfo=UTC), datetime(2200, 1, 1, tzinfo=UTC)
+ON_DUPLICATE = ("raise", "skip", "replace", "reschedule")
 
 
-class Admin:
+class Admin(Acts, QueueActs):
     """The operator's way to the database, on one connection that is made when first needed.
 
     All methods raise DatabaseUnavailable (away, too slow), SchemaError (not installed), UsageError (a bad
@@ -32,7 +31,7 @@ class Admin:
     """
 
     def __init__(self, options: LinkOptions) -> None:
-        self._link = Link(options, "admin")
+        super().__init__(Link(options, "admin"))
 
     async def __aenter__(self) -> Self:
         return self
@@ -65,10 +64,10 @@ class Admin:
 
         Live jobs are all looked at, finished ones back to the newest sql.HISTORY_ROWS_MAX.
         """
-        _bounded(limit)
+        bounds.bounded(limit)
         if status is not None and status not in STATUSES:
             raise UsageError(f"status {status!r}: give one of {', '.join(STATUSES)}")
-        wanted = (_name(queue), _name(kind), status, limit)
+        wanted = (bounds.name(queue), bounds.name(kind), status, limit)
         live = [sql.read(JobRow, row) for row in await self._link.fetch(sql.LIVE_JOBS, *wanted)]
         if status not in (None, *_FINISHED):
             return Jobs(live, complete=True)
@@ -92,7 +91,7 @@ class Admin:
 
     async def statuses(self, ids: Sequence[UUID]) -> dict[UUID, str]:
         """The status of each of these jobs (at most ROWS_MAX) that exists."""
-        _bounded(len(ids))
+        bounds.bounded(len(ids))
         return {row[0]: row[1] for row in await self._link.fetch(sql.STATUSES, ids)}
 
     async def schedules(self) -> list[ScheduleRow]:
@@ -101,7 +100,7 @@ class Admin:
 
     async def stats(self, queue: str | None = None) -> Stats:
         """Counts over one queue or all; zeros for a queue that nobody knows."""
-        return Stats(*(await self._link.fetch(sql.STATS, _name(queue)))[0])
+        return Stats(*(await self._link.fetch(sql.STATS, bounds.name(queue)))[0])
 
     # Do
 
@@ -111,94 +110,46 @@ class Admin:
         payload_text: str = "{}",
         *,
         kind: str | None = None,
-        priority: int = 0,
+        priority: int | None = None,
         delay_s: float | None = None,
         run_at: datetime | None = None,
         expires_at: datetime | None = None,
         max_attempts: int | None = None,
         timeout_s: float | None = None,
         dedupe_key: str | None = None,
+        dedupe_for_s: float | None = None,
+        serialize_key: str | None = None,
+        limit_key: str | None = None,
+        on_retry: str = "hold",
+        on_duplicate: str = "skip",
     ) -> Enqueued:
         """Inserts a job whose payload is the JSON object `payload_text`, stored as it is written.
 
         Seconds: 0 to 366 days. Instants: with a time zone, 1970 to 2199. Without `delay_s` and `run_at` it is due
-        now. UsageError (InvalidPayload is one) tells what is out of bounds.
+        now. `on_duplicate` says what to do where the dedupe key is taken; see pgworkd.enqueue() in the schema.
+        UsageError (InvalidPayload is one) tells what is out of bounds.
         """
-        if len(payload_text.encode(errors="surrogatepass")) > BYTES_MAX:
-            raise InvalidPayload("payload", f"takes more than the {BYTES_MAX:,} bytes that are allowed")
-        encode(decode(payload_text))  # for its refusals
-        if delay_s is not None and run_at is not None:
-            raise UsageError("run_at and delay_s are both given: pass one of them")
+        check_payload(payload_text)
+        _check_together(run_at, delay_s, dedupe_key, dedupe_for_s, serialize_key, on_retry, on_duplicate)
         args = (
-            _text(queue, "queue", 200),
-            None if kind is None else _text(kind, "kind", 200),
+            bounds.text(queue, "queue", 200),
+            None if kind is None else bounds.text(kind, "kind", 200),
             payload_text,
-            _whole(priority, "priority", -(2**31), 2**31 - 1),
-            None if run_at is None else _instant(run_at, "run_at"),
+            None if priority is None else bounds.whole(priority, "priority", -(2**31), 2**31 - 1),
+            None if run_at is None else bounds.instant(run_at, "run_at"),
             None if delay_s is None else delay_seconds(delay_s, "delay_s"),
-            None if expires_at is None else _instant(expires_at, "expires_at"),
-            None if max_attempts is None else _whole(max_attempts, "max_attempts", 1, 1000),
+            None if expires_at is None else bounds.instant(expires_at, "expires_at"),
+            None if max_attempts is None else bounds.whole(max_attempts, "max_attempts", 1, 1000),
             # The column is a real, which takes what is too small for 0.
             None if timeout_s is None else max(delay_seconds(timeout_s, "timeout_s"), 1e-6),
-            None if dedupe_key is None else _text(dedupe_key, "dedupe_key", 512),
+            None if dedupe_key is None else bounds.text(dedupe_key, "dedupe_key", 512),
+            None if dedupe_for_s is None else delay_seconds(dedupe_for_s, "dedupe_for_s"),
+            None if serialize_key is None else bounds.text(serialize_key, "serialize_key", 512),
+            None if limit_key is None else bounds.text(limit_key, "limit_key", 512),
+            on_retry,
+            "raise" if dedupe_key is None else on_duplicate,
         )
-        # A holder of the key that ends between the two statements leaves room for ours.
-        for _attempt in range(3):
-            if (made := await self._link.value(sql.ENQUEUE, *args)) is not None:
-                return Enqueued(made, created=True)
-            if (found := await self._link.value(sql.HOLDER, queue, dedupe_key)) is not None:
-                return Enqueued(found, created=False)
-        raise DatabaseError("jobs with this dedupe key come and go too fast: try again", sqlstate=_UNIQUE_VIOLATION)
-
-    async def retry(self, ids: Sequence[UUID]) -> Retried:
-        """Runs dead jobs again with a fresh budget and waiting retries now; at most ROWS_MAX, others are left alone."""
-        _bounded(len(ids))
-        try:
-            changed = await self._link.value("SELECT pgworkd.retry($1)", ids)
-            return Retried(list(changed), [])
-        except DatabaseError as error:
-            if error.sqlstate != _UNIQUE_VIOLATION:
-                raise
-            if len(ids) == 1:
-                return Retried([], list(ids))
-        # One of them cannot be: find out which, half by half.
-        halves = [await self.retry(ids[: len(ids) // 2]), await self.retry(ids[len(ids) // 2 :])]
-        return Retried([i for half in halves for i in half.changed], [i for half in halves for i in half.held_back])
-
-    async def cancel(self, ids: Sequence[UUID]) -> Mapping[UUID, str]:
-        """Ends waiting and dead jobs ('cancelled') and has running ones ended ('requested'); at most ROWS_MAX.
-
-        Jobs that are over or unknown are missing from the answer.
-        """
-        _bounded(len(ids))
-        rows = await self._link.fetch("SELECT id, outcome FROM pgworkd.cancel($1)", ids)
-        return {row[0]: row[1] for row in rows}
-
-    async def discard(self, ids: Sequence[UUID]) -> int:
-        """Moves dead jobs to the history; how many. At most ROWS_MAX, others are left alone."""
-        _bounded(len(ids))
-        return int(await self._link.value("SELECT pgworkd.discard($1)", ids))
-
-    async def dead_ids(
-        self, queue: str | None = None, kind: str | None = None, limit: int = ROWS_MAX, after: UUID | None = None
-    ) -> list[UUID]:
-        """Dead jobs that match, oldest first; `after` goes on behind the last id of the answer before."""
-        _bounded(limit)
-        return [row[0] for row in await self._link.fetch(sql.DEAD, _name(queue), _name(kind), after, limit)]
-
-    async def pause(self, queue: str, for_s: float | None = None) -> None:
-        """No daemon starts a job of this queue for `for_s` seconds; None: until `resume`."""
-        if for_s is not None:
-            for_s = delay_seconds(for_s, "the length of the pause")
-        await self._link.value(sql.PAUSE, _name(queue), for_s)
-        await self._link.fetch(sql.POKE, queue)
-
-    async def resume(self, queue: str) -> bool:
-        """Ends a pause; False if there was none."""
-        if not await self._link.value(sql.RESUME, _name(queue)):
-            return False
-        await self._link.fetch(sql.POKE, queue)
-        return True
+        return Enqueued(*(await self._link.fetch(sql.ENQUEUE, *args))[0])
 
     async def known_queues(self) -> list[str]:
         """The queues that have a live job, a worker, settings or a schedule. Reads all live jobs."""
@@ -206,11 +157,11 @@ class Admin:
 
     async def is_known(self, queue: str) -> bool:
         """True if the queue has a live job, a worker, settings or a schedule."""
-        return bool(await self._link.value(sql.IS_KNOWN, _name(queue)))
+        return bool(await self._link.value(sql.IS_KNOWN, bounds.name(queue)))
 
     async def is_served(self, queue: str) -> bool:
         """True if some worker serves the queue now."""
-        return bool(await self._link.value(sql.IS_SERVED, _name(queue)))
+        return bool(await self._link.value(sql.IS_SERVED, bounds.name(queue)))
 
     # Examine
 
@@ -232,34 +183,25 @@ class Admin:
         return Doctor(*(await self._link.fetch(sql.DOCTOR))[0])
 
 
-def _bounded(count: int) -> None:
-    if not 1 <= count <= ROWS_MAX:
-        raise UsageError(f"{count:,} jobs at once: 1 to {ROWS_MAX:,} are allowed")
-
-
-def _name(name: str | None) -> str | None:
-    """A name to look for; UsageError for text that no name can be, before the driver stumbles over it."""
-    if name is not None and ("\0" in name or name.encode("utf-8", "replace").decode() != name):
-        raise UsageError(f"{name[:100]!a} is no name: it holds a NUL character or half a character")
-    return name
-
-
-def _text(text: str, what: str, chars_max: int) -> str:
-    if not 1 <= len(text) <= chars_max:
-        raise UsageError(f"{what} has {len(text):,} characters: 1 to {chars_max} are allowed")
-    _name(text)
-    return text
-
-
-def _whole(number: int, what: str, low: int, high: int) -> int:
-    if not low <= number <= high:
-        raise UsageError(f"{what} is out of bounds: {low} to {high} are allowed")
-    return number
-
-
-def _instant(instant: datetime, what: str) -> str:
-    if instant.utcoffset() is None:
-        raise UsageError(f"{what} has no time zone: which instant it means would be a guess")
-    if not _FIRST <= instant < _END:
-        raise UsageError(f"{what} is {instant.isoformat()}: 1970 to 2199 are allowed")
-    return instant.astimezone(UTC).isoformat()
+def _check_together(
+    run_at: datetime | None,
+    delay_s: float | None,
+    dedupe_key: str | None,
+    dedupe_for_s: float | None,
+    serialize_key: str | None,
+    on_retry: str,
+    on_duplicate: str,
+) -> None:
+    """Refuses what does not go together, before the database does so in its words."""
+    if delay_s is not None and run_at is not None:
+        raise UsageError("run_at and delay_s are both given: pass one of them")
+    if dedupe_for_s is not None and dedupe_key is None:
+        raise UsageError("dedupe_for_s needs a dedupe_key: it says for how long that is taken")
+    if dedupe_for_s == 0:
+        raise UsageError("dedupe_for_s is 0: pass more, or nothing to free the key when the job is over")
+    if on_retry not in ("hold", "yield"):
+        raise UsageError(f"on_retry {on_retry!r}: give hold or yield")
+    if on_retry == "yield" and serialize_key is None:
+        raise UsageError("on_retry yield needs a serialize_key: without one there is nothing to hold")
+    if on_duplicate not in ON_DUPLICATE:
+        raise UsageError(f"on_duplicate {on_duplicate!r}: give one of {', '.join(ON_DUPLICATE)}")

@@ -17,6 +17,7 @@ HISTORY_ROWS_MAX = 100_000
 _INSTANTS = {
     *("run_at", "created_at", "started_at", "failed_at", "finished_at", "occurrence", "last_at", "next_at"),
     "paused_until",
+    "at",
 }
 
 
@@ -137,17 +138,24 @@ class Stats(NamedTuple):
 
 
 class Enqueued(NamedTuple):
-    """The job's id; not `created`: a live job already holds the dedupe key, and this is its id."""
+    """The job's id; not `created`: it holds the dedupe key already. `changed`: what was asked for was done to it."""
 
     id: UUID
     created: bool
+    changed: bool
 
 
-class Retried(NamedTuple):
-    """`changed` run again; `held_back` would, but another live job holds their dedupe key."""
+class AuditRow(NamedTuple):
+    """What someone did to a job (or to a queue's settings); `before` and `after` are JSON texts of what changed."""
 
-    changed: list[UUID]
-    held_back: list[UUID]
+    id: int
+    at: datetime | None
+    who: str
+    what: str
+    queue: str
+    job_id: UUID | None
+    before: str
+    after: str
 
 
 class Doctor(NamedTuple):
@@ -207,7 +215,8 @@ LIVE_JOBS = """SELECT id, queue::text, coalesce(kind, queue)::text, status::text
         extract(epoch FROM run_at)::float8, extract(epoch FROM created_at)::float8, NULL::float8,
         attempts, failures, max_attempts::int, error
     FROM pgworkd.jobs
-    WHERE ($1::text IS NULL OR queue = $1) AND ($2::text IS NULL OR coalesce(kind, queue) = $2)
+    WHERE status <> 'completed'  -- which only hold keys
+      AND ($1::text IS NULL OR queue = $1) AND ($2::text IS NULL OR coalesce(kind, queue) = $2)
       AND ($3::text IS NULL OR status = $3::text::pgworkd.job_status)
     ORDER BY id DESC LIMIT $4"""
 FINISHED_JOBS = """SELECT id, queue, coalesce(kind, queue), status::text, priority,
@@ -239,27 +248,23 @@ STATS = """SELECT count(*) FILTER (WHERE status IN ('pending', 'failed') AND run
         FILTER (WHERE status IN ('pending', 'failed') AND run_at <= pgworkd.clock())), 0)::float8
     FROM pgworkd.jobs WHERE $1::text IS NULL OR queue = $1"""
 STATUSES = "SELECT id, status::text FROM pgworkd.all_jobs WHERE id = ANY ($1::uuid[])"
-DEAD = """SELECT id FROM pgworkd.jobs WHERE status = 'dead' AND ($1::text IS NULL OR queue = $1)
-    AND ($2::text IS NULL OR coalesce(kind, queue) = $2) AND ($3::uuid IS NULL OR id > $3) ORDER BY id LIMIT $4"""
-ENQUEUE = """INSERT INTO pgworkd.jobs (queue, kind, payload, priority, run_at, expires_at, max_attempts, timeout_s,
-        dedupe_key)
-    VALUES ($1::text, $2::text, $3::text::jsonb, $4,
-        coalesce($5::text::timestamptz, pgworkd.clock() + make_interval(secs => coalesce($6::float8, 0))),
-        $7::text::timestamptz, $8::int, $9::float8, $10::text)
-    ON CONFLICT (queue, dedupe_key) WHERE dedupe_key IS NOT NULL AND status <> 'dead' DO NOTHING RETURNING id"""
-HOLDER = "SELECT id FROM pgworkd.jobs WHERE queue = $1::text AND dedupe_key = $2::text AND status <> 'dead'"
-PAUSE = """INSERT INTO pgworkd.queues AS q (name, paused_until)
-    VALUES ($1::text, coalesce(pgworkd.clock() + make_interval(secs => $2::float8), 'infinity'))
-    ON CONFLICT (name) DO UPDATE SET paused_until = excluded.paused_until, updated_at = pgworkd.clock()"""
-RESUME = """UPDATE pgworkd.queues q SET paused_until = NULL, updated_at = pgworkd.clock()
-    WHERE q.name = $1::text AND q.paused_until > pgworkd.clock() RETURNING true"""
-# Makes the queue's workers ask for their settings now instead of at their next heartbeat.
-POKE = """SELECT pg_notify('pgworkd', jsonb_build_object('worker', p.worker_id)::text) FROM pgworkd.pools p
-    WHERE p.queue = $1::text"""
+MATCHING = "SELECT ids, last FROM pgworkd.matching($1, $2, $3, $4, $5, $6, $7, $8, $9)"
+EDIT = """SELECT coalesce(array_agg(k.name ORDER BY k.name), '{}') FROM jsonb_object_keys(pgworkd.edit($1,
+    $2::text::jsonb, coalesce($3::text::timestamptz, pgworkd.clock() + make_interval(secs => $4::float8)), $5)
+    ) AS k (name)"""
+AUDIT = """SELECT id, extract(epoch FROM at)::float8, who, what, queue, job_id, before::text, after::text
+    FROM pgworkd.audit WHERE ($1::uuid IS NULL OR job_id = $1) AND ($2::text IS NULL OR queue = $2)
+    ORDER BY id DESC LIMIT $3"""
+ENQUEUE = """SELECT id, created, changed FROM pgworkd.enqueue($1::text, p_kind => $2::text,
+    p_payload => $3::text::jsonb, p_priority => $4::int, p_run_at => $5::text::timestamptz, p_delay_s => $6::float8,
+    p_expires_at => $7::text::timestamptz, p_max_attempts => $8::int, p_timeout_s => $9::float8,
+    p_dedupe_key => $10::text, p_dedupe_for_s => $11::float8, p_serialize_key => $12::text, p_limit_key => $13::text,
+    p_on_retry => $14::text, p_on_duplicate => $15::text)"""
 KNOWN = """SELECT queue::text FROM pgworkd.pools UNION SELECT name::text FROM pgworkd.queues
-    UNION SELECT queue::text FROM pgworkd.schedules UNION SELECT queue::text FROM pgworkd.jobs"""
+    UNION SELECT queue::text FROM pgworkd.schedules
+    UNION SELECT queue::text FROM pgworkd.jobs WHERE status <> 'completed'"""
 IS_SERVED = "SELECT EXISTS (SELECT FROM pgworkd.pools WHERE queue = $1::text)"
-IS_KNOWN = """SELECT EXISTS (SELECT FROM pgworkd.jobs WHERE queue = $1::text)
+IS_KNOWN = """SELECT EXISTS (SELECT FROM pgworkd.jobs WHERE queue = $1::text AND status <> 'completed')
     OR EXISTS (SELECT FROM pgworkd.pools WHERE queue = $1::text)
     OR EXISTS (SELECT FROM pgworkd.queues WHERE name = $1::text)
     OR EXISTS (SELECT FROM pgworkd.schedules WHERE queue = $1::text)"""

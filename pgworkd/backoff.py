@@ -6,7 +6,7 @@ import inspect
 import math
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from datetime import timedelta
 from typing import Any
 
@@ -68,6 +68,17 @@ class Backoff:
         if callable(policy):
             return cls(rule=policy)
         return cls(steps_s=(delay_seconds(policy, "backoff"),))  # type: ignore[arg-type]  # it refuses the rest
+
+    def but(self, row: Mapping[str, float]) -> Backoff:
+        """This policy with what a row of `queues` says of it: backoff_s, backoff_factor, backoff_cap_s.
+
+        The formula then counts, in place of a list or function; a number that the row leaves out is this policy's own.
+        """
+        if not row:
+            return self
+        base_s, factor = row.get("backoff_s", self.base_s), row.get("backoff_factor", self.factor)
+        cap_s = row.get("backoff_cap_s", self.cap_s)
+        return replace(self, base_s=base_s, factor=factor, cap_s=cap_s, steps_s=(), rule=None)
 
     @classmethod
     def _from_mapping(cls, policy: Mapping[Any, Any]) -> Backoff:

@@ -1,4 +1,4 @@
-"""What any daemon does now and then for all: rescue, expire, restore schedules, forget.
+"""What any daemon does now and then for all: rescue, expire, unblock, restore schedules, forget.
 
 Each chore is safe to run at any time in any number of daemons; the database lets one at a time do it. A
 chore's body returns when it is next due.
@@ -29,7 +29,7 @@ class Periods:
     """How often, in seconds, and what to keep, in days."""
 
     rescue_s: float = 8.0
-    expire_s: float = 30.0
+    expire_s: float = 60.0
     schedules_s: float = 30.0
     strays_s: float = 30.0
     partitions_s: float = 3600.0
@@ -83,7 +83,8 @@ class Chores:
     async def run(self) -> None:
         """Until cancelled."""
         async with anyio.create_task_group() as tasks:
-            for chore in (self._rescue, self._expire, self._schedules, self._strays, self._partitions, self._prune):
+            cleaning = (self._expire, self._unblock, self._strays, self._partitions, self._prune)
+            for chore in (self._rescue, self._schedules, *cleaning):
                 tasks.start_soon(self._repeat, chore, name=f"chore {chore.__name__.strip('_')}")
 
     async def _repeat(self, chore: Callable[[], Awaitable[float]]) -> None:
@@ -124,6 +125,11 @@ class Chores:
 
     async def _expire(self) -> float:
         return 0.0 if await self._store.expire(EXPIRE_MAX) == EXPIRE_MAX else self._periods.expire_s
+
+    async def _unblock(self) -> float:
+        """Who frees a serialize_key promotes the next in line; this is for rows that were locked or changed by hand."""
+        await self._store.unblock()
+        return self._periods.expire_s
 
     async def _schedules(self) -> float:
         self._schedules_changed = anyio.Event()

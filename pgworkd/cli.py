@@ -3,8 +3,11 @@
 cli_app    the commands together, and how errors are told
 cli_run    run, migrate, dev, demo          cli_serve   a daemon as a process: signals, reload, exit code
                                             supervisor  several of them, as one
-cli_jobs   enqueue, jobs, job, retry, cancel, discard, pause, resume
-cli_look   queues, workers, schedules, stats, config show          cli_doctor   doctor
+cli_autoscale  autoscale: so many of them as a queue needs
+cli_jobs   enqueue, jobs, job
+cli_acts   retry, cancel, discard, edit, audit                   cli_bulk    the same on all jobs that match
+cli_queues  queues (list, show, set, pause, resume)
+cli_look   workers, schedules, stats, config show                  cli_doctor   doctor
 cli_ask    what commands share: settings, database, ids          cli_text    tables, JSON, escaping
 """
 
@@ -14,7 +17,7 @@ import sys
 
 from . import cli_signals
 
-_SERVICES = {"run", "dev"}
+_SERVICES = {"run", "dev", "autoscale"}
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from . import cli_doctor, cli_jobs, cli_look, cli_run
+from . import cli_acts, cli_autoscale, cli_doctor, cli_jobs, cli_look, cli_queues, cli_run
 from .cli_signals import StopAsked
 from .cli_text import note, out
 from .errors import PgworkdError, SchemaError, UsageError
@@ -131,14 +131,20 @@ def _root(
 
 _PANELS: dict[str, tuple[Callable[..., Any], ...]] = {
     "Run": (cli_run.run, cli_run.migrate, cli_run.dev, cli_run.demo),
-    "Jobs": (cli_jobs.enqueue, cli_jobs.jobs, cli_jobs.job, cli_jobs.retry, cli_jobs.cancel, cli_jobs.discard),
+    "Jobs": (
+        *(cli_jobs.enqueue, cli_jobs.jobs, cli_jobs.job),
+        *(cli_acts.retry, cli_acts.cancel, cli_acts.discard, cli_acts.edit, cli_acts.audit),
+    ),
     "Fleet": (
-        *(cli_look.queues, cli_look.pause, cli_look.resume, cli_look.workers, cli_look.schedules, cli_look.stats),
+        *(cli_queues.pause, cli_queues.resume, cli_look.workers, cli_look.schedules, cli_look.stats),
         cli_doctor.doctor,
     ),
 }
 for _panel, _commands in _PANELS.items():
     for _command in _commands:
         app.command(rich_help_panel=_panel)(_command)
+# What follows the command that it is to run belongs to that, with or without -- in between.
+app.command(rich_help_panel="Run", context_settings={"allow_interspersed_args": False})(cli_autoscale.autoscale)
+app.add_typer(cli_queues.group, name="queues", rich_help_panel="Fleet")
 config_app.command("show")(cli_look.config_show)
 app.add_typer(config_app, name="config", rich_help_panel="Run")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from datetime import datetime
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
@@ -15,14 +17,31 @@ if TYPE_CHECKING:
 
 Answer = TypeVar("Answer")
 
+STDIN_BYTES_MAX = 1024 * 1024
+
 Dsn = Annotated[
     str | None,
     typer.Option("--dsn", metavar="URL", help="The database; better PGWORKD_DSN, as others can read command lines."),
 ]
 QueueArgument = Annotated[str, typer.Argument(metavar="QUEUE", show_default=False, help="The queue's name.")]
 QueueOption = Annotated[str | None, typer.Option("--queue", "-q", metavar="NAME", help="Only this queue.")]
+KindOption = Annotated[str | None, typer.Option("--kind", metavar="NAME", help="Only jobs of this kind.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+
+class Status(StrEnum):
+    """The states of a job."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    FAILED = "failed"
+    DEAD = "dead"
+    COMPLETED = "completed"
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+    BLOCKED = "blocked"
+
 
 _HINTS = {
     "name or service not known": "check the host name",
@@ -56,7 +75,9 @@ async def _ask(settings: Settings, question: Callable[[Admin], Awaitable[Answer]
     from .admin import Admin
     from .link import LinkOptions
 
-    options = LinkOptions(settings.dsn_required(), settings.connect_timeout_s, settings.command_timeout_s)
+    options = LinkOptions(
+        settings.dsn_required(), settings.connect_timeout_s, settings.command_timeout_s, by=operator()
+    )
     async with Admin(options) as admin:
         try:
             if verify:
@@ -66,6 +87,18 @@ async def _ask(settings: Settings, question: Callable[[Admin], Awaitable[Answer]
             raise hinted(error, settings) from None
 
 
+def operator() -> str:
+    """Who types this, for the audit: login name and host, in ASCII."""
+    import getpass
+    import socket
+
+    try:
+        login = getpass.getuser()
+    except (KeyError, OSError):  # a number without a name, as in many a container
+        login = "unknown"
+    return f"{login}@{socket.gethostname()}".encode("ascii", "backslashreplace").decode().replace("\0", "")[:200]
+
+
 def hinted(error: PgworkdError, settings: Settings) -> PgworkdError:
     """The error with what was tried and what may help, if it is about reaching the database at all."""
     text = str(error)
@@ -73,6 +106,32 @@ def hinted(error: PgworkdError, settings: Settings) -> PgworkdError:
     if isinstance(error, DatabaseUnavailable) or (hints and isinstance(error, DatabaseError)):
         return DatabaseUnavailable(f"{text}; tried {settings.dsn_redacted}" + (f": {hints[0]}" if hints else ""))
     return error
+
+
+def stdin_text() -> str:
+    """Standard input as a payload; UsageError where there is none."""
+    import sys
+
+    data = b"" if sys.stdin is None else sys.stdin.buffer.read(STDIN_BYTES_MAX + 1)
+    if len(data) > STDIN_BYTES_MAX:
+        raise UsageError(f"standard input holds more than the {STDIN_BYTES_MAX:,} bytes of a payload")
+    if not data.strip():
+        raise UsageError("standard input is empty: give a JSON object, for example {}")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"standard input is not UTF-8: byte {error.start} is {data[error.start]:#04x}") from None
+
+
+def instant_of(text: str, flag: str = "--run-at") -> datetime:
+    """What the flag says; UsageError unless it is one instant."""
+    try:
+        instant = datetime.fromisoformat(text)
+    except ValueError:
+        raise UsageError(f"{flag} {text[:40]!r}: give an instant like 2027-01-31T07:00:00+01:00") from None
+    if instant.utcoffset() is None:
+        raise UsageError(f"{flag} {text[:40]!r} has no time zone: add Z or an offset like +01:00")
+    return instant
 
 
 def confirm(what: str, *, yes: bool) -> None:

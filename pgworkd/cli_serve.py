@@ -30,6 +30,8 @@ from .loader import load_app
 from .supervisor import SUPERVISED, Supervisor
 from .systemd import SystemdNotifier
 
+RELOADED = ("log_level", "log_format", "queues")
+"""What a running daemon takes over; the rest waits for its restart."""
 STUCK_S = 5.0
 """How much longer than its own limits a stop may take before the process is ended."""
 GC_DEFAULTS = ((700, 10, 10), (2000, 10, 10), (2000, 10, 0))  # of Python 3.11 and 3.12, 3.13, 3.14
@@ -62,10 +64,12 @@ class _Service:
         self._notes = notes
         self._events: Events | None = None
         self._listener: Listener
+        self._app = App()
         self._log_with(settings)
 
     async def run(self, app: App) -> int:
         """The daemon's exit code. Raises what it raises."""
+        self._app = app
         for line in self._notes:
             _logger().warning("settings.note", note=line)
         daemon = self._supervisor(app) if self._settings.processes > 1 else self._daemon(app)
@@ -102,7 +106,7 @@ class _Service:
         while True:
             with anyio.CancelScope(deadline=patience):
                 if await anext(signals) is signal.SIGHUP:
-                    self._reload()
+                    self._reload(daemon)
                     if isinstance(daemon, Supervisor):
                         daemon.reload()
                     continue
@@ -117,18 +121,21 @@ class _Service:
                 daemon.send(signal.SIGKILL)
             end_process("the stop was asked for a third time" if requests > 2 else "the stop takes too long")
 
-    def _reload(self) -> None:
+    def _reload(self, daemon: Daemon | Supervisor) -> None:
         try:
             fresh = load(**self._flags)
+            _check_queues(fresh, self._app)
         except UsageError as error:
             _logger().error("settings.kept", error=str(error))
             return
         now = self._settings
         changed = [name for name in Settings.model_fields if getattr(fresh, name) != getattr(now, name)]
-        applied = {name: getattr(fresh, name) for name in changed if name in ("log_level", "log_format")}
+        applied = {name: getattr(fresh, name) for name in changed if name in RELOADED}
         if applied:
             self._settings = now.model_copy(update=applied)
             self._log_with(self._settings)
+        if "queues" in applied and isinstance(daemon, Daemon):  # those under a supervisor do so themselves
+            daemon.serve(fresh.queues or None)
         waiting = [name for name in changed if name not in applied]
         _logger().info("settings.reloaded", applied=applied, after_restart=waiting)
 

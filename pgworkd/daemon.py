@@ -18,8 +18,9 @@ from anyio.abc import TaskGroup
 from . import events, schema
 from .app import App, DeadJob
 from .chores import Chores, Periods
-from .errors import DatabaseUnavailable, InvalidPayload, PgworkdError
+from .errors import DatabaseUnavailable, InvalidPayload, PgworkdError, UsageError
 from .events import Events
+from .hearing import Hearing
 from .held import Held, Holdings
 from .hooks import Hooks
 from .job import Ending, Outcome, Reason
@@ -33,6 +34,7 @@ from .pool import Pool
 from .recurring import Recurring
 from .reporter import Reporter
 from .runner import Runner
+from .serving import Serving
 from .settler import Settler
 from .store import Rescued, Store
 from .wake import Wake
@@ -89,7 +91,6 @@ class Daemon:
         self.ready = anyio.Event()
         self.stop_requested = anyio.Event()
         self._stop_now = anyio.Event()
-        self._slots = app.slots(queues)
         self._parts = parts
         self._end_process = end_process
         self._tasks: TaskGroup | None = None
@@ -108,9 +109,11 @@ class Daemon:
         self._recurring = Recurring(store, self.events)
         self._reporter = Reporter(self.events, self._holdings, app, options.slow_min_s, options.slow_factor)
         self._hooks = Hooks(app, self.events)
-        self.pools: dict[str, Pool] = {}
+        live = self.membership.live
+        self._serving = Serving(app, live, self._holdings, self.events, make=self._pool, drop=self._drop_pool)
+        self.pools = live.pools = self._serving.pools
         self._settler = self._make_settler()
-        self._runner = Runner(app, store, self._recurring, self.events, options.worker_name)
+        self._runner = Runner(app, store, self._recurring, self.events, options.worker_name, live.backoffs)
         self._chores = Chores(
             store,
             self._recurring,
@@ -121,8 +124,7 @@ class Daemon:
             on_dead=self._died_elsewhere,
             command_timeout_s=options.link.command_timeout_s,
         )
-        self.pools.update({queue: self._pool(queue, slots) for queue, slots in self._slots.items()})
-        self.membership.pools, self.membership.slots = self.pools, self._slots
+        self._serving.serve(queues)
 
     def _make_settler(self) -> Settler:
         return Settler(
@@ -133,12 +135,15 @@ class Daemon:
             claimers=self.pools,
             on_completed=self._completed,
             on_settled=self._settled,
-            on_room=self._look_everywhere,
+            on_room=self._serving.look,
         )
 
     def _pool(self, queue: str, slots: int) -> Pool:
         parts = (self._store, self._runner, self._settler, self._holdings, self.events)
         return Pool(queue, slots, self.app, self.membership, *parts)
+
+    async def _drop_pool(self, queue: str) -> None:
+        await self._store.drop_pool(self.worker_id, queue)
 
     # What others see and ask.
 
@@ -172,6 +177,31 @@ class Daemon:
         if now:
             self._stop_now.set()
 
+    def add_queue(self, queue: str, slots: int | None = None) -> None:
+        """Serves one more queue, or one that is served already with other slots (None: as the app says).
+
+        A row of `queues` wins over that. Raises UsageError for a queue that no handler serves, and during a stop.
+        """
+        if self.stop_requested.is_set():
+            raise UsageError(f"the daemon stops: it does not take on queue {queue!r}")
+        self._serving.add(queue, slots)
+
+    async def remove_queue(self, queue: str) -> None:
+        """Serves a queue no more: gives back what has not begun, and returns when what runs has come out.
+
+        Returns early if the queue is added again meanwhile, or the daemon ends. The last queue may go, too; then the
+        daemon waits for another. Raises UsageError for a queue that is not served.
+        """
+        await self._serving.close(queue).wait()
+
+    def serve(self, queues: Mapping[str, int | None] | None) -> None:
+        """Serves exactly these queues from now on (None: all of the app's); the others drain by themselves.
+
+        Raises UsageError, and changes nothing, for a queue that no handler serves.
+        """
+        if not self.stop_requested.is_set():
+            self._serving.serve(queues)
+
     # Life.
 
     async def run(self) -> int:
@@ -180,7 +210,7 @@ class Daemon:
         Raises SchemaError or UsageError when the database can never work as it is (no or newer schema, refused
         login); waits for one that is merely away.
         """
-        self.events.emit(events.DAEMON_STARTING, queues=dict(self._slots), worker=self.options.worker_name)
+        self.events.emit(events.DAEMON_STARTING, queues=self._serving.slots, worker=self.options.worker_name)
         exit_code, problem = 1, None
         try:
             async with self._runner.processes, anyio.create_task_group() as tasks:
@@ -238,18 +268,19 @@ class Daemon:
         for task in (self._settler.run, self._reporter.run, self.membership.run):
             tasks.start_soon(task)
         listening = anyio.Event()
-        tasks.start_soon(Wake(self._store.listener, self, self.events).run, listening.set, name="wake")
+        hearing = Hearing(self.pools, self.membership, self._chores)
+        tasks.start_soon(Wake(self._store.listener, hearing, self.events).run, listening.set, name="wake")
         with anyio.move_on_after(self.options.link.connect_timeout_s):
             await listening.wait()  # a hint only: without it the pools poll
+            await self.membership.live.first.wait()  # until then they may not claim
         tasks.start_soon(self._store.warm_up, self.worker_id, name="warm-up")
         tasks.start_soon(self._chores.run, name="chores")
         tasks.start_soon(
             Look(self._store, self.pools, self.membership, self.events, self.options.poll_s).run, name="look"
         )
-        for pool in self.pools.values():
-            tasks.start_soon(pool.run, tasks, name=f"pool {pool.queue}")
+        self._serving.start(tasks)
         self.ready.set()
-        self.events.emit(events.DAEMON_READY, worker_id=self.worker_id, queues=dict(self._slots))
+        self.events.emit(events.DAEMON_READY, worker_id=self.worker_id, queues=self._serving.slots)
 
     async def _wind_down(self) -> int:
         if self.membership.lease is not None:
@@ -278,49 +309,23 @@ class Daemon:
 
     async def _come_out(self, *, hurry: bool) -> None:
         """Waits until no handler runs and no claim is on its way, or, if `hurry`, until a stop at once is asked for."""
-        while not all(pool.quiet for pool in self.pools.values()) and not (hurry and self._stop_now.is_set()):
+        while not self._serving.quiet and not (hurry and self._stop_now.is_set()):
             await anyio.sleep(0.02)
-
-    # What the wake line says.
-
-    def heard_queue(self, queue: str, run_at: float | None) -> None:
-        """There may be work in this queue; `run_at`: some of it was due long ago, from then on."""
-        if (pool := self.pools.get(queue)) is not None:
-            pool.heard(run_at)
-
-    def heard_schedules(self) -> None:
-        """A schedule was entered, changed or deleted."""
-        self._chores.schedules_changed()
-
-    def heard_worker(self, worker_id: int) -> None:
-        """This worker should ask what is wanted of it."""
-        if worker_id == self.worker_id and self.membership.lease is not None:
-            self.membership.lease.poke()
-
-    def heard_anything(self) -> None:
-        """The line was down; the server may have been, too, and with it the unlogged table `pools`."""
-        for pool in self.pools.values():
-            pool.forget_announcement()
-        self._chores.schedules_changed()
-
-    def _look_everywhere(self) -> None:
-        for pool in self.pools.values():
-            pool.look()
 
     # What became of jobs.
 
     def _completed(self, batch: list[Held]) -> None:
         self._reporter.completed(batch)
-        if any(held.claimed.losses for held in batch):
-            self._look_everywhere()  # the next suspect may run
+        if any(held.claimed.losses or held.claimed.serialize_key for held in batch):
+            self._serving.look()  # the next suspect, or the next in line, may run
 
     def _settled(self, held: Held, outcome: Outcome, status: str | None) -> None:
         if status == "completed":
             self._completed([held])
             return
         self._reporter.settled(held, outcome, status)
-        if held.claimed.losses:
-            self._look_everywhere()  # the next suspect may run
+        if held.claimed.losses or held.claimed.serialize_key:
+            self._serving.look()  # as above
         if status == "dead":
             payload: Mapping[str, Any] | None = None
             with contextlib.suppress(InvalidPayload):

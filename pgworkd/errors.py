@@ -58,6 +58,10 @@ class DatabaseError(PgworkdError):
         self.constraint = constraint
 
 
+class NotWaiting(PgworkdError):  # noqa: N818
+    """The job runs, is dead, over or unknown: what was asked can only be done to a waiting one."""
+
+
 class WorkerLost(PgworkdError):  # noqa: N818
     """This worker was declared lost: its row is gone or taken over, it may no longer claim or settle."""
 

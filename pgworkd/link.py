@@ -17,7 +17,7 @@ import anyio
 import asyncpg
 
 from .dsn import dsn_fault
-from .errors import DatabaseError, DatabaseUnavailable, SchemaError, UsageError, WorkerLost
+from .errors import DatabaseError, DatabaseUnavailable, NotWaiting, SchemaError, UsageError, WorkerLost
 
 Row = Sequence[Any]
 
@@ -33,11 +33,15 @@ _DROP_SESSION = {"25006", "57P01", "57P02", "57P03", "57014", "25P03"}
 
 @dataclass(frozen=True, slots=True)
 class LinkOptions:
-    """How to connect. All times in seconds; `command_timeout_s` bounds every single call."""
+    """How to connect. All times in seconds; `command_timeout_s` bounds every single call.
+
+    `by`: in whose name the audit of operators' acts is written; without it, the database's user.
+    """
 
     dsn: str
     connect_timeout_s: float = 10.0
     command_timeout_s: float = 10.0
+    by: str = ""
 
     def __post_init__(self) -> None:
         """Raises UsageError for a DSN that makes no sense: the driver would quote it, password and all."""
@@ -59,6 +63,7 @@ class LinkOptions:
             "tcp_keepalives_idle": "10",
             "tcp_keepalives_interval": "5",
             "tcp_keepalives_count": "3",
+            **({"pgworkd.by": self.by} if self.by else {}),
         }
 
 
@@ -86,6 +91,8 @@ def _translate_server_error(error: asyncpg.PostgresError) -> Exception:
     text = str(error)
     if code == "PW001":
         return WorkerLost(text)
+    if code == "PW002":
+        return NotWaiting(". ".join(map(str.strip, text.split("\nHINT:"))))
     if code in _SCHEMA_MISSING:
         return SchemaError(f"{text}: is the schema installed and current? Run: pgworkd migrate")
     if code[:2] in _TRANSIENT_CLASSES or code in _TRANSIENT:

@@ -19,6 +19,7 @@ from .events import Events
 from .held import Holdings
 from .job import Reason
 from .lease import Lease, boot_time_s
+from .live import LiveSettings
 from .outage import Outage
 from .pool import Pool
 from .store import HeartbeatAnswer, Store
@@ -40,9 +41,7 @@ class Membership:
     ) -> None:
         self.worker_id = 0
         self.lease: Lease | None = None
-        self.pools: Mapping[str, Pool] = {}
-        self.slots: Mapping[str, int] = {}
-        """Concurrency of each queue as the code has it; rows of `queues` override it."""
+        self.live = LiveSettings(events_, self.poke)
         self.stopping = False
         self._store = store
         self._holdings = holdings
@@ -57,8 +56,15 @@ class Membership:
 
     @property
     def may_claim(self) -> bool:
-        """True while the lease is sound and the daemon is not stopping."""
-        return not self._fenced and not self.stopping and self.lease is not None and self.lease.fresh
+        """True while the lease is sound, the daemon is not stopping, and it is known what holds in its queues."""
+        if self._fenced or self.stopping or not self.live.known:
+            return False
+        return self.lease is not None and self.lease.fresh
+
+    @property
+    def pools(self) -> Mapping[str, Pool]:
+        """The daemon's, by queue."""
+        return self.live.pools
 
     def still_running(self) -> int:
         """Handlers that have been called and have not come back."""
@@ -87,8 +93,14 @@ class Membership:
         self.lease.renewed_at_s = began_s
         self.lease.start()
 
+    def poke(self) -> None:
+        """Asks what the database wants of us: a heartbeat, now."""
+        if self.lease is not None:
+            self.lease.poke()
+
     async def stop(self) -> None:
         """Ends the heartbeat."""
+        self.live.stop()
         if self.lease is not None:
             await self.lease.stop()
 
@@ -122,13 +134,7 @@ class Membership:
         for job_id, attempt in answer.cancels:
             if (held := self._holdings.find(job_id, attempt)) is not None:
                 held.stop(Reason.CANCEL)
-        for queue, pool in self.pools.items():
-            row = answer.queues.get(queue, {})
-            concurrency, paused = row.get("concurrency") or self.slots[queue], bool(row.get("paused"))
-            if (concurrency, paused) != (pool.concurrency, pool.paused):
-                pool.concurrency, pool.paused = concurrency, paused
-                pool.forget_announcement()
-                self._events.emit(events.QUEUE_SETTINGS, queue=queue, concurrency=concurrency, paused=paused)
+        self.live.follow(answer)
 
     def lease_trouble(self, error: Exception) -> None:
         """A renewal failed; the thread goes on trying."""

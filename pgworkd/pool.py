@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import anyio
@@ -26,9 +25,12 @@ from .pace import Pace
 from .runner import Runner
 from .settler import Settler
 from .slots import Slots
-from .store import Claimed, ClaimOrder, Store
+from .store import ClaimOrder, Claims, Store
 
 CLAIM_MAX = 1_000
+ALONG_MAX = 4
+QUICK_S = 0.02
+"""Jobs that take no longer: their settle is near, and where a limit is reached it can take the next claim along."""
 ALONG_S = 0.25
 """A claim that went along with a settle is waited for so long: settles may hang where claims do not."""
 STALL_S = 0.05
@@ -76,10 +78,16 @@ class Pool:
     ) -> None:
         self.queue = queue
         self.paused = False
+        self.limited = False
+        """The queue has limits over the fleet: where one is reached, what is claimed ahead would count and not run."""
+        self.closed = False
+        self.code_concurrency, self.code_source = concurrency, "default"
+        """What holds where no row of `queues` says otherwise, and who says it: code, settings or default."""
         self._slots = Slots(queue, concurrency, runner, settler, events_, self.look)
         self._cursor = Cursor()
         self._pace = Pace()
         self._attention = Attention()
+        self._forgotten = 0
         self._due_at: float | None = None  # on the loop's clock: when the next waiting job is due, as far as we know
         self._fleet = fleet
         self._store = store
@@ -94,6 +102,7 @@ class Pool:
         self._woken = anyio.Event()
         self._claiming = False
         self._along: Asked | None = None  # under way with a settle
+        self._ride_ends: float | None = None
         self._more = False  # the last claim was answered in full: there may be more
 
     # What others call, in the daemon's loop.
@@ -137,6 +146,7 @@ class Pool:
     def forget_announcement(self) -> None:
         """The database may have forgotten us (it crashed, or our worker id is new): announce again."""
         self._attention.announced = None
+        self._forgotten += 1
         self._cursor = Cursor()
         self.look()
 
@@ -155,6 +165,12 @@ class Pool:
         """True when no handler runs and no claim is on its way."""
         return self._slots.busy == 0 and not self._claiming and self._along is None
 
+    def close(self) -> None:
+        """Claims no more and gives back what has not begun; `run` ends. What runs goes on."""
+        self.closed = True
+        self.give_back(Reason.ELSEWHERE)
+        self.look()
+
     def give_back(self, reason: Reason = Reason.SHUTDOWN, *, but: int = 0) -> None:
         """Releases what was claimed and has not been started, but for so many that come first."""
         while len(self._slots.work) > but:
@@ -166,9 +182,9 @@ class Pool:
     # The claim loop.
 
     async def run(self, tasks: TaskGroup) -> None:
-        """Claims until cancelled; runner tasks are started in `tasks`."""
+        """Claims until cancelled or closed; runner tasks are started in `tasks`."""
         self._tasks = tasks
-        while True:
+        while not self.closed:
             self._wanted = False
             delay_s = await self._turn()
             await self._rest(math.inf if delay_s is None else anyio.current_time() + delay_s)
@@ -196,9 +212,9 @@ class Pool:
             self.give_back(Reason.ELSEWHERE, but=begun)
 
     def _room(self) -> int:
-        if self.paused or not self._fleet.may_claim:
+        if self.paused or self.closed or not self._fleet.may_claim:
             return 0
-        return min(CLAIM_MAX, self._slots.free + self._pace.ahead, self._settler.room - len(self._slots.work))
+        return min(CLAIM_MAX, self._slots.free + self._ahead, self._settler.room - len(self._slots.work))
 
     def _may_claim(self) -> bool:
         if self._along is not None and anyio.current_time() < self._along.at + ALONG_S:
@@ -211,6 +227,8 @@ class Pool:
         if not self._may_claim():
             self._slots.ask_below = self._low
             return None if self._along is None else ALONG_S
+        if (ride_s := self._ride_s()) > 0:
+            return ride_s
         try:
             if self._attention.announced is None:
                 await self._announce(asleep=True)
@@ -238,19 +256,34 @@ class Pool:
             return self._outage.failed(error)
         return after.delay_s
 
+    def _ride_s(self) -> float:
+        """How long to leave the claim to the settle of jobs that are about to end: where a limit is reached."""
+        ending = self._slots.busy > 0 or not self._settler.idle
+        if not (self.limited and not self._more and ending and self._slots.run_s < QUICK_S):
+            return 0.0
+        now = anyio.current_time()
+        if self._ride_ends is None:
+            self._ride_ends = now + QUICK_S
+        return self._ride_ends - now
+
     @property
     def _low(self) -> int:
         """With so many jobs waiting here it is time for the next claim: not for each single one of them."""
-        return self._pace.ahead * 3 // 4
+        return self._ahead * 3 // 4
+
+    @property
+    def _ahead(self) -> int:
+        return 0 if self.limited and not self._more else self._pace.ahead
 
     def _ask(self) -> Asked:
         now = anyio.current_time()
+        self._ride_ends = None
         if self._due_at is not None and self._due_at <= now:
             self._due_at = None
         fixed = (self._fleet.worker_id, self.queue, self._room(), self._kinds, self._budgets)
         return Asked(ClaimOrder(*fixed, *self._cursor.start(now)), now)
 
-    def _give(self, claimed: Sequence[Claimed]) -> None:
+    def _give(self, claimed: Claims) -> None:
         if not self._slots.work:
             self._begun, self._begun_at = self._slots.begun, anyio.current_time()
         for row in claimed:
@@ -259,11 +292,15 @@ class Pool:
             self._slots.work.append(held)
         if not self._fleet.may_claim:
             self.give_back()  # the daemon began to stop, or was fenced, while the claim was on its way
+        elif self.closed:
+            self.give_back(Reason.ELSEWHERE)
         self._fill()
 
-    def _learn(self, asked: Asked, claimed: Sequence[Claimed], took_s: float, *, dry: bool) -> None:
+    def _learn(self, asked: Asked, claimed: Claims, took_s: float, *, dry: bool) -> None:
         slots = self._slots
         self._more = len(claimed) == asked.order.limit
+        if claimed.again_s is not None:
+            self.expect_also(claimed.again_s)
         self._cursor.claimed(claimed, anyio.current_time(), took_s, full=self._more)
         self._pace.claimed(took_s, slots.finished, slots.run_s, slots.concurrency, dry=dry)
 
@@ -272,22 +309,34 @@ class Pool:
             self._slots.fill(self._tasks)
 
     async def _announce(self, *, asleep: bool) -> None:
-        await self._store.set_pool(self._fleet.worker_id, self.queue, self.concurrency, asleep=asleep)
-        self._attention.told(anyio.current_time(), asleep=asleep)
+        code, forgotten = (self.code_concurrency, self.code_source), self._forgotten
+        await self._store.set_pool(self._fleet.worker_id, self.queue, self.concurrency, asleep=asleep, code=code)
+        if forgotten == self._forgotten:  # else there is something else to say by now
+            self._attention.told(anyio.current_time(), asleep=asleep)
 
     # A claim that goes along with a settle. See `Claimer`.
 
-    def ask_along(self) -> Asked | None:
+    def ask_along(self, *, next_in_line: bool) -> Asked | None:
         """What to claim with the settle that is about to go; None: nothing, or a claim is already on its way."""
-        if self._claiming or self._along is not None or not self._more or not self._may_claim():
+        expected = self._more or next_in_line
+        if self._claiming or self._along is not None or not (expected or self.limited) or not self._may_claim():
             return None
         self._along = self._ask()
         return self._along
 
-    def answered(self, asked: Asked, claimed: Sequence[Claimed] | None) -> None:
+    def answered(self, asked: Asked, claimed: Claims | None) -> None:
         """The answer to that; None: there is none, both go their own ways."""
         self._along = None
         if claimed is not None:
             self._learn(asked, claimed, anyio.current_time() - asked.at, dry=not self._slots.work)
             self._give(claimed)
-        self.look()  # more slots may have become free meanwhile
+        if claimed is None or self._more or not self.limited:
+            self.look()  # more slots may have become free meanwhile
+
+    @property
+    def along_max(self) -> int:
+        """Settles of more jobs than that gain nothing from taking a claim along: then the two go side by side.
+
+        Where a limit is reached there is nothing to claim before the settle.
+        """
+        return CLAIM_MAX if self.limited else ALONG_MAX

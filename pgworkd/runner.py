@@ -13,7 +13,7 @@ import json
 import math
 import pickle
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
@@ -44,8 +44,18 @@ _SETTLED = Outcome(Ending.SETTLED)
 class Runner:
     """Runs attempts of any kind the app knows."""
 
-    def __init__(self, app: App, store: Store, planner: Planner, events_: Events, worker_name: str) -> None:
+    def __init__(
+        self,
+        app: App,
+        store: Store,
+        planner: Planner,
+        events_: Events,
+        worker_name: str,
+        backoffs: Mapping[str, Mapping[str, float]],
+    ) -> None:
+        """`backoffs`: by queue, what wins over the handlers' own (`Backoff.but`)."""
         self._handlers = app.handlers
+        self._backoffs = backoffs
         self._events = events_
         self._store = store
         self._planner = planner
@@ -180,7 +190,8 @@ class Runner:
         def warn(text: str) -> None:
             self._events.emit(events.HOOK_FAILED, hook=f"backoff of {handler.kind}", error=text)
 
-        return handler.backoff.delay_s(held.claimed.failures + 1, warn=warn)
+        backoff = handler.backoff.but(self._backoffs.get(held.queue, {}))
+        return backoff.delay_s(held.claimed.failures + 1, warn=warn)
 
     def _timed_out(self, timeout_s: float | None, held: Held, handler: Handler) -> Outcome:
         facts = ErrorFacts("Timeout", f"no result within {timeout_s:g} s", "")

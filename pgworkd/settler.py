@@ -20,11 +20,9 @@ from .events import Events
 from .held import Held, Holdings
 from .job import Ending, Outcome
 from .outage import Outage
-from .store import Claimed, FailedAttempt, Occurrence, Store
+from .store import Claims, FailedAttempt, Occurrence, Store
 
 FLUSH_MAX = 1_000
-ALONG_MAX = 4
-"""Settles of more jobs than that gain nothing from taking a claim along: then the two go side by side."""
 CAPACITY = 10_000
 ABOUT_THE_DATA = ("22", "23", "54", "P0")
 """Classes of SQLSTATE that speak of what is stored, not of the server: data, constraint, limit, a trigger's RAISE."""
@@ -44,11 +42,18 @@ class Planner(Protocol):
 class Claimer(Protocol):
     """A pool, as far as a settle can take its next claim along. An `Asked` is its own affair, but for the order."""
 
-    def ask_along(self) -> Any:
-        """An `Asked`, whose `answered` must follow; None: nothing to claim now."""
+    def ask_along(self, *, next_in_line: bool) -> Any:
+        """An `Asked`, whose `answered` must follow; None: nothing to claim now.
 
-    def answered(self, asked: Any, claimed: Sequence[Claimed] | None) -> None:
+        `next_in_line`: the settle frees a serialize_key.
+        """
+
+    def answered(self, asked: Any, claimed: Claims | None) -> None:
         """What was claimed; None: the call failed, and nothing was."""
+
+    @property
+    def along_max(self) -> int:
+        """A settle of more jobs than that goes alone."""
 
 
 class Settler:
@@ -103,6 +108,11 @@ class Settler:
         """True when there is no room."""
         return len(self._waiting) >= CAPACITY
 
+    @property
+    def idle(self) -> bool:
+        """True when everything put so far is settled."""
+        return self._empty.is_set()
+
     async def drained(self) -> None:
         """Waits until everything put so far is settled."""
         await self._empty.wait()
@@ -127,15 +137,17 @@ class Settler:
         for ending, items in groups.items():
             if ending is Ending.SETTLED:
                 self._report(items, "completed")
-            elif ending is not Ending.COMPLETED or len(items) > ALONG_MAX or not await self._complete_and_claim(items):
+            elif ending is not Ending.COMPLETED or not await self._complete_and_claim(items):
                 await self._settle(self._verbs[ending], items)
 
     async def _complete_and_claim(self, items: Sequence[Item]) -> bool:
         """Settles with a claim along, for a pool that wants one; False: not done."""
         claimer = self._claimers.get(items[0][0].queue)
-        if claimer is None or any(held.claimed.schedule is not None for held, _ in items):
+        if claimer is None or len(items) > claimer.along_max:
             return False
-        asked = claimer.ask_along()
+        if any(held.claimed.schedule is not None for held, _ in items):
+            return False
+        asked = claimer.ask_along(next_in_line=any(held.claimed.serialize_key for held, _ in items))
         if asked is None:
             return False
         claimed = None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -38,6 +38,26 @@ class Claimed(NamedTuple):
     schedule: str | None
     occurrence: float | None
     meta: str | None
+    serialize_key: str | None = None
+
+
+class Claims(list[Claimed]):
+    """What a claim took, in its order."""
+
+    again_s: float | None = None
+    """A rate holds more back, for so long."""
+
+    @classmethod
+    def read(cls, rows: Sequence[Sequence[Any]]) -> Claims:
+        """The rows of an answer; one without an id comes last and carries `again_s` where jobs have `created_at`."""
+        if not rows or rows[-1][0] is not None:
+            return cls(map(Claimed._make, rows))
+        claims = cls(map(Claimed._make, rows[:-1]))
+        claims.again_s = rows[-1][_CREATED_AT]
+        return claims
+
+
+_CREATED_AT = Claimed._fields.index("created_at")
 
 
 class ClaimOrder(NamedTuple):
@@ -110,13 +130,15 @@ class HeartbeatAnswer:
     lease_s: float
     cancels: Sequence[tuple[UUID, int]]
     queues: dict[str, dict[str, Any]]
-    """Rows of `queues`: concurrency (or None) and paused, by name."""
+    """Rows of `queues` by name, without what is NULL; always `paused`, and `pause_s` if the pause has an end."""
+    differing: dict[str, list[tuple[str, int]]] = field(default_factory=dict)
+    """By queue: other workers, and the concurrency that their code gives it, where that is not ours."""
 
 
 _CLAIM = """SELECT id, kind, payload, attempt, failures, max_attempts, timeout_s, priority, losses, run_at,
-    created_at, schedule, occurrence, meta FROM pgworkd.claim($1, $2, $3, $4, $5, $6, $7, $8)"""
+    created_at, schedule, occurrence, meta, serialize_key FROM pgworkd.claim($1, $2, $3, $4, $5, $6, $7, $8)"""
 _SETTLE_AND_CLAIM = """SELECT won, id, kind, payload, attempt, failures, max_attempts, timeout_s, priority, losses,
-    run_at, created_at, schedule, occurrence, meta
+    run_at, created_at, schedule, occurrence, meta, serialize_key
     FROM pgworkd.settle_and_claim($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)"""
 _COMPLETED = "SELECT pgworkd.settle_completed($1, $2, $3, $4, $5, $6)"
 _FAILED = "SELECT id, status FROM pgworkd.settle_failed($1, $2, $3, $4, $5, $6, $7, $8, $9)"
@@ -155,9 +177,16 @@ class Store:
         """Enters a worker; its id, never used before."""
         return int(await self._rest.value("SELECT pgworkd.register($1, $2, $3, $4)", name, pid, version, lease_s))
 
-    async def set_pool(self, worker_id: int, queue: str, concurrency: int, *, asleep: bool) -> None:
-        """Says whether inserts into the queue must NOTIFY for this worker."""
-        await self._claims.value("SELECT pgworkd.set_pool($1, $2, $3, $4)", worker_id, queue, concurrency, asleep)
+    async def set_pool(
+        self, worker_id: int, queue: str, concurrency: int, *, asleep: bool, code: tuple[int, str]
+    ) -> None:
+        """Says whether inserts into the queue must NOTIFY for this worker; `code`: its own concurrency, and whence."""
+        args = (worker_id, queue, concurrency, asleep, *code)
+        await self._claims.value("SELECT pgworkd.set_pool($1, $2, $3, $4, $5, $6)", *args)
+
+    async def drop_pool(self, worker_id: int, queue: str) -> None:
+        """This worker does not serve the queue any more."""
+        await self._claims.value("SELECT pgworkd.drop_pool($1, $2)", worker_id, queue)
 
     async def sign_off(self, worker_id: int) -> bool:
         """Ends a worker; False if it still has running jobs or is lost."""
@@ -171,16 +200,16 @@ class Store:
 
     # Claim
 
-    async def claim(self, order: ClaimOrder) -> list[Claimed]:
+    async def claim(self, order: ClaimOrder) -> Claims:
         """What was ordered, now running under this worker; raises `WorkerLost` without a lease."""
-        return list(map(Claimed._make, await self._claims.fetch(_CLAIM, *order)))
+        return Claims.read(await self._claims.fetch(_CLAIM, *order))
 
     async def settle_and_claim(
         self, ids: Sequence[UUID], attempts: Sequence[int], results: Sequence[str | None], order: ClaimOrder
-    ) -> tuple[list[UUID], list[Claimed]]:
+    ) -> tuple[list[UUID], Claims]:
         """`settle_completed` and `claim` in one transaction: either both happen or neither."""
         rows = await self._settles.fetch(_SETTLE_AND_CLAIM, ids, attempts, results, *order)
-        return rows[0][0], [Claimed(*row[1:]) for row in rows[1:]]
+        return rows[0][0], Claims.read([tuple(row)[1:] for row in rows[1:]])
 
     async def next_due(self, queues: Sequence[str]) -> dict[str, float]:
         """Seconds until the next job is due, by queue; queues with no waiting job are missing."""
@@ -248,19 +277,19 @@ class Store:
         """Ends waiting jobs that are past their `expires_at`."""
         return int(await self._rest.value("SELECT pgworkd.expire($1)", limit))
 
+    async def unblock(self) -> int:
+        """Promotes what waits for a serialize_key that nobody holds; how many keys."""
+        return int(await self._rest.value("SELECT pgworkd.unblock()"))
+
     async def ensure_partitions(self, days_ahead: int = 7) -> int:
         """Makes the coming days' partitions of the history."""
         return int(await self._rest.value("SELECT pgworkd.ensure_partitions($1)", days_ahead))
 
     async def prune(self, keep_days: int, keep_dead_days: int, limit: int = 5000) -> tuple[int, int, int]:
         """Forgets old history: partitions dropped, rows deleted, dead jobs moved."""
-        rows = await self._rest.fetch(
-            "SELECT partitions, rows_deleted, dead_moved FROM pgworkd.prune($1, $2, $3)",
-            keep_days,
-            keep_dead_days,
-            limit,
-        )
-        return rows[0][0], rows[0][1], rows[0][2]
+        sql = "SELECT partitions, rows_deleted, dead_moved FROM pgworkd.prune($1, $2, $3)"
+        partitions, rows, dead = (await self._rest.fetch(sql, keep_days, keep_dead_days, limit))[0]
+        return partitions, rows, dead
 
     # Schedules
 
@@ -304,12 +333,15 @@ class LeaseStore:
     async def heartbeat(self, worker_id: int, state: str) -> HeartbeatAnswer | None:
         """Renews the lease; None if the worker is lost."""
         rows = await self._link.fetch(
-            "SELECT lease_s, cancel_ids, cancel_attempts, settings FROM pgworkd.heartbeat($1, $2)", worker_id, state
+            "SELECT lease_s, cancel_ids, cancel_attempts, settings, differing FROM pgworkd.heartbeat($1, $2)",
+            worker_id,
+            state,
         )
         if not rows:
             return None
-        lease_s, ids, attempts, settings = rows[0]
-        return HeartbeatAnswer(lease_s, tuple(zip(ids, attempts, strict=True)), json.loads(settings))
+        lease_s, ids, attempts, settings, differing = rows[0]
+        cancels = tuple(zip(ids, attempts, strict=True))
+        return HeartbeatAnswer(lease_s, cancels, json.loads(settings), json.loads(differing))
 
     async def close(self) -> None:
         """Closes the link."""

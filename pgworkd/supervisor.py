@@ -36,6 +36,11 @@ _BACKOFF = Backoff(base_s=1, factor=2, cap_s=24, jitter=0.25)  # at most 30 s
 _logger = partial(structlog.get_logger, "pgworkd")  # one made before a reload would log as before
 
 
+def restart_delay_s(deaths: int) -> float:
+    """How long to wait after so many deaths in a row: after the first not at all, then up to 30 s."""
+    return 0.0 if deaths == 1 else _BACKOFF.delay_s(deaths - 1)
+
+
 @dataclass
 class _Child:
     """A living process, and what it has said of itself."""
@@ -133,7 +138,7 @@ class Supervisor:
                 await self.stop_requested.wait()
             else:
                 deaths = 1 if anyio.current_time() - began_s >= STEADY_S else deaths + 1
-                delay_s = 0.0 if deaths == 1 else _BACKOFF.delay_s(deaths - 1)
+                delay_s = restart_delay_s(deaths)
                 _logger().warning("process.ended", **facts, restart_in_s=round(delay_s, 3))
                 with anyio.move_on_after(delay_s):
                     await self.stop_requested.wait()

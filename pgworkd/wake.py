@@ -29,6 +29,9 @@ class Hearer(Protocol):
     def heard_schedules(self) -> None:
         """A schedule was entered, changed or deleted."""
 
+    def heard_settings(self) -> None:
+        """A row of `queues` was entered, changed or deleted."""
+
     def heard_worker(self, worker_id: int) -> None:
         """This worker should ask what is wanted of it: a heartbeat, now."""
 
@@ -74,5 +77,7 @@ class Wake:
             self._hearer.heard_queue(queue, run_at if isinstance(run_at, float | int) else None)
         if message.get("schedules"):
             self._hearer.heard_schedules()
+        if message.get("queues"):
+            self._hearer.heard_settings()
         if isinstance(worker_id := message.get("worker"), int):
             self._hearer.heard_worker(worker_id)

@@ -139,6 +139,7 @@ async def test_a_queue_that_was_paused_unheard_gives_nothing_along(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nothing_ahead(monkeypatch)
+    await db.execute("ALTER TABLE pgworkd.queues DISABLE TRIGGER queues_changed")
     waiters = Waiters(1)
     await fill(db, 0, 4)
     async with running(waiters.app, dsn, **UNTOLD) as (daemon, seen):

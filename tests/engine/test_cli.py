@@ -100,12 +100,24 @@ def run_bare(*args: str) -> Result:
         (("job", "-1"), "No such option: -1"),
         (("job", str(2**70)), "Invalid value for 'ID'"),
         (("job",), "Missing argument 'ID'"),
-        (("retry",), "say which: ids, --dead --queue NAME, or --all"),
+        (("retry",), "say which: ids, --queue, --kind, --key or --batch, or --all"),
         (("retry", "--dead"), "say which"),
         (("retry", NOBODY, "--all"), "not both"),
         (("retry", "--all"), "retry all dead jobs of all queues: add --yes"),
-        (("discard",), "say which: ids, or --queue NAME"),
-        (("discard", "--queue", "q"), "discard all dead jobs of queue 'q': add --yes"),
+        (("retry", "--dead", "--status", "failed", "--all"), "--dead and --status failed: give one of them"),
+        (("cancel",), "say which: ids, --queue"),
+        (("cancel", "--status", "pending"), "say which"),
+        (("cancel", "--batch", "7", "--all"), "Invalid value for '--batch'"),
+        (("cancel", NOBODY, "--limit", "0"), "Invalid value for '--limit'"),
+        (("cancel", NOBODY, "--queue", "q"), "not both"),
+        (("cancel", "--all"), "cancel all jobs of all queues: add --yes"),
+        (("discard",), "say which: ids, --queue"),
+        (("discard", "--all"), "discard all dead jobs of all queues: add --yes"),
+        (("edit",), "Missing argument 'ID'"),
+        (("edit", "abc"), "Invalid value for 'ID'"),
+        (("edit", NOBODY, "--priority", str(-(2**31) - 1)), "Invalid value for '--priority'"),
+        (("edit", NOBODY, "--run-at", "soon"), "--run-at 'soon': give an instant like 20"),
+        (("audit", "--limit", "1001"), "Invalid value for '--limit'"),
         (("enqueue",), "Missing argument 'QUEUE'"),
         (("enqueue", "q", "--priority", str(2**31)), "Invalid value for '--priority'"),
         (("enqueue", "q", "--max-attempts", "0"), "Invalid value for '--max-attempts'"),
@@ -197,8 +209,35 @@ def test_a_taken_dedupe_key_answers_with_its_holder(shell: Shell) -> None:
     first = shell("enqueue", "q", "--dedupe-key", "k").stdout
     second = shell("enqueue", "q", "--dedupe-key", "k")
     assert second.stdout == first
-    assert "nothing inserted" in second.stderr
+    assert "nothing inserted: this job of queue 'q' holds the key 'k', it is left as it is" in second.stderr
     assert shell("enqueue", "other", "--dedupe-key", "k").stdout != first
+
+
+def test_what_to_do_where_a_dedupe_key_is_taken(shell: Shell) -> None:
+    first = shell("enqueue", "q", '{"n": 1}', "--dedupe-key", "k", "--dedupe-for-s", "3600", "--priority", "4")
+    assert not first.stderr
+    assert shell.sql("SELECT dedupe_until BETWEEN now() + '59 min' AND now() + '61 min' FROM pgworkd.jobs")
+
+    again = ("enqueue", "q", '{"n": 2}', "--dedupe-key", "k", "--on-duplicate")
+    assert "jobs_dedupe" in shell.refused(*again, "raise", code=1)
+    later = shell(*again, "reschedule", "--delay-s", "60")
+    assert (later.stdout, "it is rescheduled" in later.stderr) == (first.stdout, True)
+    look = "SELECT concat(payload->>'n', ' ', priority, ' ', run_at > now() + '50 s') FROM pgworkd.jobs"
+    assert shell.sql(look) == "1 4 t"
+    replaced = shell(*again, "replace")
+    assert (replaced.stdout, "it is replaced" in replaced.stderr) == (first.stdout, True)
+    assert shell.sql(look) == "2 0 f"
+
+    shell.sql("UPDATE pgworkd.jobs SET status = 'running', worker_id = 7 RETURNING id")
+    untouched = shell(*again, "replace")
+    assert (untouched.stdout, "it is left as it is" in untouched.stderr) == (first.stdout, True)
+    assert "--on-duplicate needs a --dedupe-key" in shell.refused("enqueue", "q", "--on-duplicate", "skip")
+
+
+def test_keys_that_jobs_are_counted_and_lined_up_by(shell: Shell) -> None:
+    shell("enqueue", "q", "--serialize-key", "s", "--limit-key", "l", "--on-retry", "yield")
+    assert shell.sql("SELECT concat(serialize_key, limit_key, yields) FROM pgworkd.jobs") == "slt"
+    assert "needs a serialize_key" in shell.refused("enqueue", "q", "--on-retry", "yield")
 
 
 @pytest.mark.parametrize(
@@ -237,6 +276,11 @@ def test_a_payload_from_standard_input(shell: Shell) -> None:
         (("a\udcff",), "holds a NUL character or half a character"),
         (("q", "--kind", ""), "kind has 0 characters"),
         (("q", "--dedupe-key", "k" * 513), "dedupe_key has 513 characters"),
+        (("q", "--serialize-key", ""), "serialize_key has 0 characters"),
+        (("q", "--limit-key", "k" * 513), "limit_key has 513 characters"),
+        (("q", "--dedupe-for-s", "60"), "dedupe_for_s needs a dedupe_key"),
+        (("q", "--dedupe-key", "k", "--dedupe-for-s", "0"), "dedupe_for_s is 0: pass more"),
+        (("q", "--dedupe-key", "k", "--dedupe-for-s", "-1"), "dedupe_for_s is -1.0: give 0 to"),
         (("q", "--delay-s", "-1"), "delay_s is -1.0: give 0 to 31622400 seconds"),
         (("q", "--delay-s", "nan"), "delay_s is nan"),
         (("q", "--run-at", "1969-12-31T00:00Z"), "1970 to 2199 are allowed"),

@@ -1,4 +1,4 @@
-"""Commands on dead jobs, queues and the fleet; and what is printed where."""
+"""Commands on queues and the fleet; and what is printed where."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from pgworkd import cli_text
 from pgworkd.admin_sql import Server
 from pgworkd.cli_doctor import _judge_clock, _judge_notifications, _judge_server
-from tests.engine.test_cli import NOBODY, Shell, clean, run_bare, shell
+from tests.engine.test_cli import Shell, clean, run_bare, shell
 
 __all__ = ["clean", "shell"]  # fixtures
 
@@ -23,63 +23,6 @@ HOSTILE = "\x1b[31mred\x1b]0;title\x07 [bold]b[/bold]\u202e\x9b"
 
 WORKER = """INSERT INTO pgworkd.workers (name, pid, version, lease_s, lease_until)
     VALUES (%s, 1, '0', 30, now() + %s::interval) RETURNING id"""
-
-
-# Dead jobs
-
-
-def test_retry_by_id_tells_what_became_of_each(shell: Shell) -> None:
-    dead, held = shell.die(), shell.die(dedupe_key="k")
-    waiting = shell("enqueue", "q", "--dedupe-key", "k").stdout.strip()
-    result = shell("retry", dead, held, waiting, NOBODY, code=1)
-    assert result.stdout == f"{dead} will run again\n"
-    assert f"{held} stays dead: a live job holds its dedupe key" in result.stderr
-    assert f"{waiting} is pending: only dead and failed jobs can run again" in result.stderr
-    assert f"{NOBODY} is unknown" in result.stderr
-    assert [shell.status(job_id) for job_id in (dead, held, waiting)] == ["pending", "dead", "pending"]
-    assert shell("retry", shell.die()).exit_code == 0
-
-
-def test_retry_of_a_queues_dead_takes_the_oldest_up_to_the_limit(shell: Shell) -> None:
-    ids = [shell.die() for _ in range(4)]
-    other, kind = shell.die("other"), shell.die("q", kind="k")
-    assert shell("retry", "--dead", "--queue", "q", "--kind", "k").stdout == "1 jobs will run again\n"
-    assert shell("retry", "--dead", "--queue", "q", "--limit", "2").stdout == "2 jobs will run again\n"
-    found = [shell.status(job_id) for job_id in (*ids, other, kind)]
-    assert found == ["pending", "pending", "dead", "dead", "dead", "pending"]
-
-
-def test_retry_all_asks_or_wants_yes_and_leaves_out_only_what_a_key_holds_back(shell: Shell) -> None:
-    shell.sql("INSERT INTO pgworkd.jobs (queue) SELECT 'q' FROM generate_series(1, 1200)")
-    shell.sql("UPDATE pgworkd.jobs SET status = 'dead', failed_at = now()")
-    held = [shell.die(dedupe_key="k"), shell.die(dedupe_key="k")]
-    assert "add --yes" in shell.refused("retry", "--all")
-    assert shell.sql("SELECT count(*) FROM pgworkd.jobs WHERE status = 'dead'") == 1202
-    result = shell("retry", "--all", "--yes")
-    assert result.stdout == "1201 jobs will run again\n"
-    assert "1 jobs stay dead: live ones hold their dedupe keys" in result.stderr
-    assert [shell.status(job_id) for job_id in held] == ["pending", "dead"]
-
-
-def test_discard_moves_dead_jobs_to_the_history(shell: Shell) -> None:
-    dead, waiting = shell.die(), shell("enqueue", "q").stdout.strip()
-    result = shell("discard", dead, waiting, code=1)
-    assert result.stdout == "1 jobs discarded\n"
-    assert f"{waiting} is pending: only dead jobs can be discarded" in result.stderr
-    shell.die(), shell.die(), shell.die("other")
-    assert shell("discard", "--queue", "q", "--yes").stdout == "2 jobs discarded\n"
-    assert shell.sql("SELECT count(*) FROM pgworkd.finished_jobs WHERE status = 'dead'") == 3
-
-
-def test_cancel_ends_what_waits_and_asks_for_what_runs(shell: Shell) -> None:
-    waiting, running = (shell("enqueue", "q").stdout.strip() for _ in range(2))
-    worker = shell.sql(WORKER, "w", "1 min")
-    shell.sql("UPDATE pgworkd.jobs SET status = 'running', attempts = 1, worker_id = %s WHERE id = %s", worker, running)
-    told = shell("cancel", waiting, running).stdout
-    assert told == f"{waiting} cancelled\n{running} runs: its worker is told to end it\n"
-    assert shell.status(waiting) == "cancelled"
-    assert shell.sql("SELECT cancel_requested_at IS NOT NULL FROM pgworkd.jobs WHERE id = %s", running)
-    assert f"{waiting} is cancelled" in shell("cancel", waiting, code=1).stderr
 
 
 # Queues and the fleet
@@ -105,7 +48,7 @@ def test_a_pause_reaches_the_queues_workers_at_once(shell: Shell) -> None:
     shell("pause", "q")
     shell("resume", "q")
     heard = [json.loads(notice.payload) for notice in shell.db.notifies(timeout=5, stop_after=2)]
-    assert heard == [{"worker": worker}] * 2
+    assert heard == [{"queues": True}] * 2
 
 
 def test_stats_prints_exactly_one_number_for_an_autoscaler(shell: Shell) -> None:

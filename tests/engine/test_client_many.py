@@ -13,7 +13,7 @@ import asyncpg
 import pytest
 from pydantic import BaseModel
 
-from pgworkd import client
+from pgworkd import drivers, new_job
 from pgworkd.client import NewJob, enqueue, enqueue_many
 from pgworkd.errors import DELAY_S_MAX, InvalidPayload
 from tests.engine.client_kit import in_autocommit, numbered, settled, sqlalchemy_engine, stored
@@ -44,8 +44,8 @@ async def test_of_a_hundred_thousand_jobs_with_a_conflict_in_the_last_nothing_is
 
 async def test_large_payloads_are_spread_over_statements(db: asyncpg.Connection[Any]) -> None:
     jobs = [NewJob("q", {"text": "x" * 1_000_000}, meta={"n": n}) for n in range(20)]
-    rows = [client._row(job, "") for job in jobs]
-    assert [len(part) for part in client._parts(range(20), rows)] == [8, 8, 4]
+    rows = [new_job.row(job) for job in jobs]
+    assert [len(part) for part in drivers._parts(range(20), rows)] == [8, 8, 4]
     ids = await enqueue_many(db, jobs)
     found = await db.fetch("SELECT id FROM pgworkd.jobs ORDER BY (meta ->> 'n')::int")
     assert [row[0] for row in found] == ids
@@ -75,23 +75,30 @@ async def test_every_field_is_stored(opener: Any, dsn: str, db: asyncpg.Connecti
         timeout_s=1.5,
         dedupe_key="ü" * 512,
         meta={"traceparent": "00-abc"},
+        serialize_key="{s}" * 170,
+        limit_key="%l",
+        on_retry="yield",
+        dedupe_until=datetime(2199, 12, 31, 23, 59, 59, 999999, UTC),
     )
     async with opener(dsn, autocommit=True) as caller:
-        job_id, plain = await settled(enqueue_many(caller.conn, [job, {"queue": "p"}]))
+        job_id, beside = await settled(enqueue_many(caller.conn, [job, {"queue": "p"}]))
+        plain = await settled(enqueue(caller.conn, "p"))
 
     row = dict(await db.fetchrow("SELECT * FROM pgworkd.jobs WHERE id = $1", job_id) or {})
-    wanted = {**dataclasses.asdict(job), "status": "pending"}
-    del wanted["delay"]
+    wanted = {**dataclasses.asdict(job), "status": "pending", "yields": True}
+    for name in ("delay", "dedupe_for", "on_retry"):
+        del wanted[name]
     found = {**row, "payload": json.loads(row["payload"]), "meta": json.loads(row["meta"])}
     assert {name: found[name] for name in wanted} == wanted
 
     # And what is not given is left to the table and to the handler.
     await db.execute("INSERT INTO pgworkd.jobs (queue) VALUES ('p')")
-    ours, tables = await db.fetch("SELECT * FROM pgworkd.jobs WHERE queue = 'p' ORDER BY created_at")
-    differing = {name for name in ours.keys() if ours[name] != tables[name]}  # noqa: SIM118 - a Record
-    assert differing == {"id", "run_at", "created_at"}
-    assert ours["id"] == plain
-    assert ours["run_at"] == ours["created_at"]
+    *ours, tables = await db.fetch("SELECT * FROM pgworkd.jobs WHERE queue = 'p' ORDER BY created_at")
+    assert [own["id"] for own in ours] == [beside, plain]
+    for own in ours:
+        differing = {name for name in own.keys() if own[name] != tables[name]}  # noqa: SIM118 - a Record
+        assert differing == {"id", "run_at", "created_at"}
+        assert own["run_at"] == own["created_at"]
 
 
 @pytest.mark.parametrize(("delay", "expected_s"), [(90, 90), (0.25, 0.25), (timedelta(days=366), 366 * 86_400)])
@@ -102,6 +109,9 @@ async def test_delays_count_from_the_databases_clock(
     job_id = await enqueue(db, "q", delay=delay)
     run_at = await db.fetchval("SELECT run_at FROM pgworkd.jobs WHERE id = $1", job_id)
     assert run_at == datetime(2037, 1, 1, tzinfo=UTC) + timedelta(seconds=expected_s)
+    kept = await enqueue(db, "q", dedupe_key="k", dedupe_for=delay)
+    until = await db.fetchval("SELECT dedupe_until FROM pgworkd.jobs WHERE id = $1", kept)
+    assert until == run_at
 
 
 async def test_settings_of_the_session_do_not_matter(db: asyncpg.Connection[Any]) -> None:
@@ -172,6 +182,16 @@ async def test_enums_of_text_and_numbers_stand_for_their_values(
         },
         {"queue": "q", "run_at": datetime(1970, 1, 1, tzinfo=UTC), "timeout_s": timedelta(microseconds=1)},
         {"queue": "q", "run_at": datetime(2199, 12, 31, 23, 59, 59, tzinfo=UTC), "timeout_s": 1},
+        {"queue": "q", "serialize_key": "s", "limit_key": "l", "dedupe_key": "d", "dedupe_for": 1e-6},
+        {
+            "queue": "q",
+            "serialize_key": "s" * 512,
+            "limit_key": "\n" * 512,
+            "dedupe_key": "d",
+            "dedupe_for": timedelta(days=366),
+            "on_retry": "yield",
+        },
+        {"queue": "q", "dedupe_key": "d", "dedupe_until": datetime(1970, 1, 1, tzinfo=UTC)},
     ],
 )
 async def test_the_bounds_themselves_are_accepted_by_the_table(

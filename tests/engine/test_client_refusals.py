@@ -41,6 +41,30 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"dedupe_key": "d" * 513}, "dedupe_key must be text of 1 to 512"),
     ({"dedupe_key": "\0"}, "dedupe_key holds a NUL"),
     ({"dedupe_key": UUID(int=1)}, "dedupe_key must be text"),
+    ({"serialize_key": ""}, "serialize_key must be text of 1 to 512"),
+    ({"serialize_key": "s" * 513}, "serialize_key must be text of 1 to 512"),
+    ({"serialize_key": 7}, "serialize_key must be text"),
+    ({"limit_key": ""}, "limit_key must be text of 1 to 512"),
+    ({"limit_key": "l" * 513}, "limit_key must be text of 1 to 512"),
+    ({"limit_key": "\0"}, "limit_key holds a NUL"),
+    ({"on_retry": "later", "serialize_key": "s"}, 'on_retry must be "hold" or "yield"'),
+    ({"on_retry": None}, 'on_retry must be "hold" or "yield"'),
+    ({"on_retry": ["yield"], "serialize_key": "s"}, 'on_retry must be "hold" or "yield"'),
+    ({"on_retry": "yield"}, 'on_retry="yield" needs a serialize_key'),
+    ({"dedupe_for": 60}, "dedupe_for needs a dedupe_key"),
+    ({"dedupe_for": 0, "dedupe_key": "d"}, "dedupe_for is 0: pass more"),
+    ({"dedupe_for": timedelta(0), "dedupe_key": "d"}, "dedupe_for is 0: pass more"),
+    ({"dedupe_for": -1, "dedupe_key": "d"}, "dedupe_for is"),
+    ({"dedupe_for": float("nan"), "dedupe_key": "d"}, "dedupe_for is nan"),
+    ({"dedupe_for": DELAY_S_MAX + 1, "dedupe_key": "d"}, "dedupe_for is"),
+    ({"dedupe_for": "1h", "dedupe_key": "d"}, "dedupe_for is a str"),
+    ({"dedupe_until": datetime(2030, 1, 1, tzinfo=UTC)}, "dedupe_until needs a dedupe_key"),
+    ({"dedupe_until": datetime(2030, 1, 1), "dedupe_key": "d"}, "dedupe_until must be .* with a time zone"),
+    ({"dedupe_until": datetime(2200, 1, 1, tzinfo=UTC), "dedupe_key": "d"}, "dedupe_until must be .* 1970 to 2199"),
+    (
+        {"dedupe_until": datetime(2030, 1, 1, tzinfo=UTC), "dedupe_for": 1, "dedupe_key": "d"},
+        "dedupe_until and dedupe_for are both given",
+    ),
     ({"priority": 2**31}, "priority must be an int from -2147483648 to 2147483647"),
     ({"priority": -(2**31) - 1}, "priority must be an int"),
     ({"priority": 10**5000}, "priority must be an int"),
@@ -123,8 +147,25 @@ def test_bad_arguments_are_refused_at_the_call(fields: dict[str, Any], message: 
 
 
 @pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"on_duplicate": "skip"}, "on_duplicate needs a dedupe_key"),
+        ({"on_duplicate": "skip", "dedupe_key": None}, "on_duplicate needs a dedupe_key"),
+        ({"on_duplicate": "skip", "dedupe_key": ""}, "dedupe_key must be text of 1 to 512"),
+        ({"on_duplicate": "ignore", "dedupe_key": "d"}, "on_duplicate must be one of raise, skip, replace, reschedule"),
+        ({"on_duplicate": True, "dedupe_key": "d"}, "on_duplicate must be one of"),
+        ({"on_duplicate": ["skip"], "dedupe_key": "d"}, "on_duplicate must be one of"),
+    ],
+)
+def test_bad_words_on_duplicates_are_refused_at_the_call(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=f"^{message}"):
+        enqueue(Untouchable(), "q", **options)
+
+
+@pytest.mark.parametrize(
     ("jobs", "message"),
     [
+        ([{"queue": "q", "on_duplicate": "skip"}], r"^jobs\[0\] is not a job: .*'on_duplicate'"),
         ([{"queue": "q", "dealy": 5}], r"^jobs\[0\] is not a job: .*'dealy'"),
         ([NewJob("q"), {"payload": {}}], r"^jobs\[1\] is not a job: .*'queue'"),
         ([{"queue": "q", 7: 1}], r"^jobs\[0\] is not a job: "),

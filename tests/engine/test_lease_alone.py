@@ -74,8 +74,8 @@ async def test_the_lease_is_renewed_again_and_again_and_hands_on_what_the_databa
         await until(lambda: truth(len(lessee.answers) >= 3))
         assert lease.fresh
         assert lessee.answers[-1].queues == {
-            "q": {"concurrency": 3, "paused": True},
-            "p": {"concurrency": None, "paused": False},
+            "q": {"concurrency": 3, "paused": True, "paused_until": "infinity", "fair": False, "limited": False},
+            "p": {"paused": False, "fair": False, "limited": False},
         }
         assert await db.fetchval("SELECT state FROM pgworkd.workers") == "running"
         lease.state = "stopping"

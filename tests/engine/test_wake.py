@@ -174,9 +174,9 @@ async def test_no_job_is_left_when_a_pool_falls_asleep_under_a_hail_of_inserts(
         store = daemon.pools["q"]._store
         told = store.set_pool
 
-        async def tell(worker_id: int, queue: str, concurrency: int, *, asleep: bool) -> None:
+        async def tell(worker_id: int, queue: str, concurrency: int, *, asleep: bool, code: tuple[int, str]) -> None:
             changes.append(asleep)
-            await told(worker_id, queue, concurrency, asleep=asleep)
+            await told(worker_id, queue, concurrency, asleep=asleep, code=code)
 
         monkeypatch.setattr(store, "set_pool", tell)
         for _ in range(bursts):

@@ -56,6 +56,7 @@ async def test_the_answer_holds_all_a_worker_needs(db: Db) -> None:
         "schedule": None,
         "occurrence": None,
         "meta": '{"trace": "t"}',
+        "serialize_key": None,
     }
     job = await live(db, job_id)
     assert (job["status"], job["worker_id"], job["started_at"], job["attempts"]) == ("running", worker_id, T0, 1)

@@ -23,6 +23,7 @@ async def test_a_row_needs_a_queue_only(db: Db) -> None:
         "payload": "{}",
         "status": "pending",
         "errors": "[]",
+        "yields": False,
         "run_at": T0,
         "created_at": T0,
         **dict.fromkeys(("priority", "attempts", "failures", "losses", "waiting_on"), 0),
@@ -50,7 +51,7 @@ SIZE = "value_must_not_exceed_1_mib"
 INSTANT = "instant_must_lie_between_1970_and_2200"
 ATTEMPTS = "max_attempts_must_be_1_to_1000"
 PERIOD = "period_must_be_above_0_and_at_most_366_days"
-RESERVED = "serialize_key_batches_and_dependencies_are_not_available_yet"
+RESERVED = "batches_and_dependencies_are_not_available_yet"
 STATUS = "status_must_be_one_of_a_live_job"
 RUNNING = "running_jobs_and_only_they_have_a_worker"
 ERRORS = "errors_must_be_a_json_array"
@@ -108,11 +109,9 @@ REFUSED = [
     ("status", "'completed'", STATUS),
     ("status", "'cancelled'", STATUS),
     ("status", "'expired'", STATUS),
-    ("status", "'blocked'", RESERVED),
-    ("serialize_key", "'k'", RESERVED),
+    ("status", "'blocked'", "blocked_jobs_need_a_serialize_key"),
     ("batch_id", "'00000000-0000-7000-8000-000000000001'", RESERVED),
     ("waiting_on", "1", RESERVED),
-    ("dedupe_until", "'2027-01-01'", RESERVED),
     ("assignment_id", "'00000000-0000-7000-8000-000000000001'", RESERVED),
     ("lease_until", "'2027-01-01'", RESERVED),
 ]

@@ -83,7 +83,7 @@ async def test_a_heartbeat_renews_the_lease_and_says_how_long_it_is(db: Db) -> N
     await clock(8, db)
     answer = await heartbeat(db, worker_id, "stopping")
     assert answer is not None
-    assert dict(answer) == {"lease_s": 20, "cancel_ids": [], "cancel_attempts": [], "settings": "{}"}
+    assert dict(answer) == {"lease_s": 20, "cancel_ids": [], "cancel_attempts": [], "settings": "{}", "differing": "{}"}
     row = await _row(db, worker_id)
     assert (row["seen_at"], row["lease_until"], row["state"], row["steady_since"]) == (at(8), at(28), "stopping", T0)
 
@@ -116,16 +116,17 @@ async def test_a_heartbeat_brings_the_settings_of_all_queues(db: Db) -> None:
     )
     answer = await heartbeat(db, worker_id)
     assert answer is not None
+    off = {"fair": False, "limited": False}
     assert json.loads(answer["settings"]) == {
-        "q": {"concurrency": 4, "paused": False},
-        "later": {"concurrency": None, "paused": True},
-        "ever": {"concurrency": 1, "paused": True},
-        "past": {"concurrency": 2, "paused": False},
+        "q": {"concurrency": 4, "paused": False, **off},
+        "later": {"paused": True, "paused_until": at(5).isoformat(), "pause_s": 5, **off},
+        "ever": {"concurrency": 1, "paused": True, "paused_until": "infinity", **off},
+        "past": {"concurrency": 2, "paused": False, **off},
     }
     await clock(5, db)
     answer = await heartbeat(db, worker_id)
     assert answer is not None
-    assert json.loads(answer["settings"])["later"]["paused"] is False
+    assert json.loads(answer["settings"])["later"] == {"paused": False, **off}
 
 
 @pytest.mark.parametrize(

@@ -235,6 +235,28 @@ async def test_discard_moves_dead_jobs_only(db: Db) -> None:
     assert await retry(db, *died) == set()
 
 
+# In a line
+
+
+async def test_to_cancel_or_retry_one_in_a_line_leaves_no_one_stuck(db: Db) -> None:
+    ids = [await one(db, serialize_key="k", yields=True) for _ in range(5)]
+    worker_id = await worker(db)
+    assert await claim_ids(db, worker_id) == ids[:1]
+    await cancel(db, ids[1])
+    await fail(db, ids[:1], delay_s=600)
+    assert await statuses(db, ids) == ["failed", "cancelled", "pending", "blocked", "blocked"]
+    await cancel(db, ids[2])
+    assert await statuses(db, ids[3:]) == ["pending", "blocked"], "the next one is first now"
+    await clock(605, db)
+    await retry(db, ids[0])
+    assert (await live(db, ids[0]))["run_at"] == at(600), "it was due already, and keeps its place"
+    ran, worker_id = [], await worker(db)
+    while rows := await claim(db, worker_id):
+        await complete(db, [row["id"] for row in rows], [row["attempt"] for row in rows])
+        ran += [row["id"] for row in rows]
+    assert ran == [ids[3], ids[4], ids[0]]
+
+
 # next_due
 
 

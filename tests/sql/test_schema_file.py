@@ -37,21 +37,29 @@ pytestmark = pytest.mark.usefixtures("t0")
 # What users and the daemon call. `text[]` and the like as Postgres prints them.
 FUNCTIONS = {
     "add_occurrences(text[], timestamp with time zone[], integer[])": "text[]",
-    "cancel(uuid[])": "TABLE(id uuid, outcome text)",
+    "cancel(uuid[], text)": "TABLE(id uuid, outcome text)",
     "clock()": "timestamp with time zone",
-    "discard(uuid[])": "integer",
+    "discard(uuid[], text)": "integer",
+    "drop_pool(integer, text)": "void",
+    "edit(uuid, jsonb, timestamp with time zone, integer, text)": "jsonb",
+    "enqueue(text, jsonb, text, integer, timestamp with time zone, double precision, timestamp with time zone, integer,"
+    " double precision, jsonb, text, timestamp with time zone, double precision, text, text, text, text)": (
+        "TABLE(id uuid, created boolean, changed boolean)"
+    ),
     "ensure_partitions(integer)": "integer",
     "expire(integer)": "integer",
     "fail_schedule(text, integer, text)": "boolean",
+    "matching(text, text, text, text, uuid, text, uuid, integer, boolean)": "record",
     "new_id()": "uuid",
     "next_due(text[])": "TABLE(queue text, due_in_s double precision)",
     "prune(integer, integer, integer)": "TABLE(partitions integer, rows_deleted integer, dead_moved integer)",
     "put_schedule(text, text, text, text, integer, text, text, text)": "void",
     "register(text, integer, text, real)": "integer",
-    "retry(uuid[])": "uuid[]",
+    "retry(uuid[], text)": "uuid[]",
     "running_of(integer, double precision)": "TABLE(id uuid, attempt integer)",
-    "set_pool(integer, text, integer, boolean)": "void",
-    "settle_completed(uuid[], integer[], text[], text[], timestamp with time zone[], integer[])": "uuid[]",
+    "set_pool(integer, text, integer, boolean, integer, text)": "void",
+    "set_queue(text, jsonb)": "void",
+    "settle_completed(uuid[], integer[], text[], text[], timestamp with time zone[], integer[], text)": "uuid[]",
     "settle_ended(uuid[], integer[], text[], text[])": "uuid[]",
     "settle_failed(uuid[], integer[], double precision[], boolean[], text[], text[], text[],"
     " timestamp with time zone[], integer[])": "TABLE(id uuid, status text)",
@@ -62,7 +70,8 @@ FUNCTIONS = {
 
 VIEWS = {
     "all_jobs": "id queue kind status payload result priority run_at created_at started_at failed_at finished_at"
-    " attempts failures max_attempts error errors worker_id schedule occurrence dedupe_key serialize_key batch_id meta",
+    " attempts failures max_attempts error errors worker_id schedule occurrence dedupe_key serialize_key batch_id meta"
+    " limit_key",
     "queue_stats": "queue due scheduled running failed blocked dead oldest_due_s workers slots paused_until",
     "worker_stats": "id name pid version state started_at seen_at lease_until lost_at running queues",
 }
@@ -197,10 +206,10 @@ async def test_a_users_view_on_ours_survives_or_stops_the_migration(db: Db) -> N
 async def test_grants_survive_a_migration(db: Db, reader: str) -> None:
     """Dropped and made again, views would be nobody's, and functions everybody's."""
     await db.execute(f"GRANT SELECT ON pgworkd.all_jobs, pgworkd.queue_stats TO {reader}")
-    await db.execute("REVOKE EXECUTE ON FUNCTION pgworkd.discard(uuid[]) FROM PUBLIC")
+    await db.execute("REVOKE EXECUTE ON FUNCTION pgworkd.discard(uuid[], text) FROM PUBLIC")
     await db.execute(schema.text())
     assert await db.fetchval("SELECT has_table_privilege($1, 'pgworkd.all_jobs', 'SELECT')", reader)
-    assert not await db.fetchval("SELECT has_function_privilege($1, 'pgworkd.discard(uuid[])', 'EXECUTE')", reader)
+    assert not await db.fetchval("SELECT has_function_privilege($1, 'pgworkd.discard(uuid[],text)', 'EXECUTE')", reader)
 
 
 # What it makes

@@ -76,6 +76,7 @@ async def test_the_first_row_says_what_was_settled_and_the_others_what_was_claim
         "schedule": None,
         "occurrence": None,
         "meta": None,
+        "serialize_key": None,
     }
     assert dict(rows[1]) == expected
     assert (await over(db, done[0]))["result"] == '{"r": 1}'

@@ -25,14 +25,15 @@ T = TypeVar("T")
 T0 = datetime(2100, 6, 15, 12, 0, tzinfo=UTC)
 _TYPES = {
     **dict.fromkeys(("payload", "meta", "errors"), "jsonb"),
-    **dict.fromkeys(("run_at", "created_at", "failed_at", "expires_at", "occurrence"), "timestamptz"),
+    **dict.fromkeys(("run_at", "created_at", "failed_at", "expires_at", "occurrence", "dedupe_until"), "timestamptz"),
     **dict.fromkeys(("priority", "attempts", "failures", "losses", "max_attempts", "worker_id"), "int"),
     "id": "uuid",
     "status": "pgworkd.job_status",
     "timeout_s": "real",
+    "yields": "bool",
 }  # of columns that are not text
 
-TABLES = ["finished_jobs", "jobs", "pools", "queues", "schedules", "workers"]
+TABLES = ["audit", "finished_jobs", "jobs", "pools", "queues", "schedules", "workers"]
 LEASE_GONE = "PW001"
 NO_STATISTICS = "ALTER TABLE pgworkd.jobs SET (autovacuum_enabled = off)"
 

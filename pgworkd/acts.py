@@ -1,0 +1,167 @@
+"""What operators do to jobs: cancel, retry, discard, edit; on jobs they name, or on all that match; and the audit.
+
+Each call is one short statement, a transaction of its own. The database notes every act in `audit`, in that
+transaction, under the name that LinkOptions.by gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import NamedTuple
+from uuid import UUID
+
+from . import admin_sql as sql
+from . import bounds
+from .bounds import ROWS_MAX
+from .errors import DatabaseError, InvalidPayload, UsageError, delay_seconds
+from .link import Link
+from .payload import BYTES_MAX, decode, encode
+
+LOOK_MAX = 10_000
+"""Ids per answer of `matching`."""
+ACTS = {
+    "cancel": ("pending", "blocked", "failed", "running", "dead"),
+    "retry": ("dead", "failed"),
+    "discard": ("dead",),
+}
+"""What can be done to all jobs that match, and in which states they may be."""
+_UNIQUE_VIOLATION = "23505"
+
+
+class Which(NamedTuple):
+    """The jobs that match everything that is not None; `key` is any of a job's three keys.
+
+    Without queue, kind, key and batch they are none, unless `every` says that this is meant. Without `status` they are
+    the waiting and running ones to cancel, the dead ones to retry or discard.
+    """
+
+    queue: str | None = None
+    kind: str | None = None
+    key: str | None = None
+    batch: UUID | None = None
+    status: str | None = None
+    every: bool = False
+
+    @property
+    def narrow(self) -> bool:
+        """True if something says which jobs of all there are."""
+        return (self.queue, self.kind, self.key, self.batch) != (None,) * 4
+
+
+class Matched(NamedTuple):
+    """Ids in their order; `last`: the next ones are behind it, None: that was all."""
+
+    ids: Sequence[UUID]
+    last: UUID | None
+
+
+class Retried(NamedTuple):
+    """`changed` run again; `held_back` would, but another live job holds their dedupe key."""
+
+    changed: list[UUID]
+    held_back: list[UUID]
+
+
+class Acts:
+    """The verbs, on one link. All methods raise what Admin's raise."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+
+    async def matching(self, act: str, which: Which, after: UUID | None = None, limit: int = ROWS_MAX) -> Matched:
+        """The next jobs, at most `limit` (1 to LOOK_MAX), that match and to which `act`, one of ACTS, can be done."""
+        bounds.whole(limit, "limit", 1, LOOK_MAX)
+        if which.status not in (None, *ACTS[act]):
+            raise UsageError(f"status {which.status!r}: only jobs that are {_either(ACTS[act])} are there to {act}")
+        if not (which.narrow or which.every):
+            raise UsageError(f"nothing says which jobs to {act}: give a queue, kind, key or batch, or ask for all")
+        key = None if which.key is None else bounds.text(which.key, "key", 512)
+        wanted = (bounds.name(which.queue), bounds.name(which.kind), key, which.batch, which.status)
+        ids, last = (await self._link.fetch(sql.MATCHING, act, *wanted, after, limit, which.every))[0]
+        return Matched(ids, last)
+
+    async def count(self, act: str, which: Which) -> int:
+        """How many match now."""
+        found = await self.matching(act, which, limit=LOOK_MAX)
+        total = len(found.ids)
+        while found.last is not None:
+            found = await self.matching(act, which, found.last, LOOK_MAX)
+            total += len(found.ids)
+        return total
+
+    async def retry(self, ids: Sequence[UUID]) -> Retried:
+        """Runs dead jobs again with a fresh budget and waiting retries now; at most ROWS_MAX, others are left alone."""
+        bounds.bounded(len(ids))
+        try:
+            changed = await self._link.value("SELECT pgworkd.retry($1)", ids)
+            return Retried(list(changed), [])
+        except DatabaseError as error:
+            if error.sqlstate != _UNIQUE_VIOLATION:
+                raise
+            if len(ids) == 1:
+                return Retried([], list(ids))
+        # One of them cannot be: find out which, half by half.
+        halves = [await self.retry(ids[: len(ids) // 2]), await self.retry(ids[len(ids) // 2 :])]
+        return Retried([i for half in halves for i in half.changed], [i for half in halves for i in half.held_back])
+
+    async def cancel(self, ids: Sequence[UUID]) -> Mapping[UUID, str]:
+        """Ends waiting and dead jobs ('cancelled') and has running ones ended ('requested'); at most ROWS_MAX.
+
+        Jobs that are over or unknown are missing from the answer.
+        """
+        bounds.bounded(len(ids))
+        rows = await self._link.fetch("SELECT id, outcome FROM pgworkd.cancel($1)", ids)
+        return {row[0]: row[1] for row in rows}
+
+    async def discard(self, ids: Sequence[UUID]) -> int:
+        """Moves dead jobs to the history; how many. At most ROWS_MAX, others are left alone."""
+        bounds.bounded(len(ids))
+        return int(await self._link.value("SELECT pgworkd.discard($1)", ids))
+
+    async def edit(
+        self,
+        job_id: UUID,
+        payload_text: str | None = None,
+        *,
+        run_at: datetime | None = None,
+        delay_s: float | None = None,
+        priority: int | None = None,
+    ) -> list[str]:
+        """Changes what is given of a waiting job; the names of what is different now. NotWaiting if it does not wait.
+
+        The payload is a JSON object, stored as it is written. `run_at` (with a time zone, 1970 to 2199), or `delay_s`
+        from now (0 to 366 days).
+        """
+        if run_at is not None and delay_s is not None:
+            raise UsageError("run_at and delay_s are both given: pass one of them")
+        if (payload_text, run_at, delay_s, priority) == (None,) * 4:
+            raise UsageError("nothing to edit: give a payload, run_at, delay_s or priority")
+        if payload_text is not None:
+            check_payload(payload_text)
+        answer = await self._link.value(
+            sql.EDIT,
+            job_id,
+            payload_text,
+            None if run_at is None else bounds.instant(run_at, "run_at"),
+            None if delay_s is None else delay_seconds(delay_s, "delay_s"),
+            None if priority is None else bounds.whole(priority, "priority", -(2**31), 2**31 - 1),
+        )
+        return list(answer)
+
+    async def audit(self, job_id: UUID | None = None, queue: str | None = None, limit: int = 20) -> list[sql.AuditRow]:
+        """The newest acts, at most `limit` (1 to ROWS_MAX), of one job, one queue or all."""
+        bounds.bounded(limit)
+        rows = await self._link.fetch(sql.AUDIT, job_id, bounds.name(queue), limit)
+        return [sql.read(sql.AuditRow, row) for row in rows]
+
+
+def check_payload(text: str) -> None:
+    """Refuses what is no JSON object, cannot be stored, or is too large; InvalidPayload says why."""
+    if len(text.encode(errors="surrogatepass")) > BYTES_MAX:
+        raise InvalidPayload("payload", f"takes more than the {BYTES_MAX:,} bytes that are allowed")
+    encode(decode(text))  # for its refusals
+
+
+def _either(words: Sequence[str]) -> str:
+    return " or ".join(filter(None, (", ".join(words[:-1]), words[-1])))

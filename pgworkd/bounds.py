@@ -1,0 +1,48 @@
+"""Arguments of people, checked before the database sees them: UsageError names the one at fault and what is allowed."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from .errors import UsageError
+
+ROWS_MAX = 1000
+"""Jobs per call: so many are one short transaction."""
+_FIRST, _END = datetime(1970, 1, 1, tzinfo=UTC), datetime(2200, 1, 1, tzinfo=UTC)
+
+
+def bounded(count: int) -> None:
+    """Refuses to handle none, or more than ROWS_MAX, at once."""
+    if not 1 <= count <= ROWS_MAX:
+        raise UsageError(f"{count:,} jobs at once: 1 to {ROWS_MAX:,} are allowed")
+
+
+def name(value: str | None) -> str | None:
+    """A name to look for; UsageError for text that no name can be, before the driver stumbles over it."""
+    if value is not None and ("\0" in value or value.encode("utf-8", "replace").decode() != value):
+        raise UsageError(f"{value[:100]!a} is no name: it holds a NUL character or half a character")
+    return value
+
+
+def text(value: str, what: str, chars_max: int) -> str:
+    """A name or key to store: 1 to `chars_max` characters."""
+    if not 1 <= len(value) <= chars_max:
+        raise UsageError(f"{what} has {len(value):,} characters: 1 to {chars_max} are allowed")
+    name(value)
+    return value
+
+
+def whole(number: int, what: str, low: int, high: int) -> int:
+    """A whole number between the two, both included."""
+    if not low <= number <= high:
+        raise UsageError(f"{what} is out of bounds: {low} to {high} are allowed")
+    return number
+
+
+def instant(value: datetime, what: str) -> str:
+    """An instant as Postgres reads it; it needs a time zone, and to lie in 1970 to 2199."""
+    if value.utcoffset() is None:
+        raise UsageError(f"{what} has no time zone: which instant it means would be a guess")
+    if not _FIRST <= value < _END:
+        raise UsageError(f"{what} is {value.isoformat()}: 1970 to 2199 are allowed")
+    return value.astimezone(UTC).isoformat()

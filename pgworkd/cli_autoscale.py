@@ -1,0 +1,181 @@
+"""The command `autoscale`: its arguments, its log and its signals; what it does is in `autoscale`."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import shutil
+import signal
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from . import cli_signals
+from .cli_ask import Dsn, hinted, settings_of
+from .errors import PgworkdError, UsageError
+from .sources import NAME_CHARS_MAX
+
+if TYPE_CHECKING:
+    from .autoscale import Autoscaler, Rules
+    from .config import Settings
+    from .crew import Crew
+
+WORKERS_MAX = 256
+DEPTH_MAX = 1_000_000_000
+SECONDS_MAX = 86_400.0
+_UNIT = re.compile(r"[A-Za-z0-9:_.\\@][A-Za-z0-9:_.\\@-]*")
+
+
+def autoscale(
+    *,
+    queue: Annotated[str, typer.Option("--queue", "-q", metavar="NAME", help="The queue whose depth decides.")],
+    most: Annotated[int, typer.Option("--max", metavar="N", help="Never more workers, stopping ones included.")],
+    up_at: Annotated[int, typer.Option("--up-at", metavar="JOBS", help="More workers from this depth on.")],
+    down_at: Annotated[int, typer.Option("--down-at", metavar="JOBS", help="Fewer workers down from this depth.")],
+    least: Annotated[int, typer.Option("--min", metavar="N", help="Never fewer workers.")] = 1,
+    step: Annotated[int, typer.Option("--step", metavar="N", help="So many workers more or fewer at a time.")] = 1,
+    cooldown_s: Annotated[
+        float, typer.Option("--cooldown-s", metavar="SECONDS", help="At least so long between two decisions.")
+    ] = 30.0,
+    every_s: Annotated[
+        float, typer.Option("--every-s", metavar="SECONDS", help="Between two looks at the queue.")
+    ] = 5.0,
+    stop_timeout_s: Annotated[
+        float, typer.Option("--stop-timeout-s", metavar="SECONDS", help="A worker that takes longer is killed.")
+    ] = 90.0,
+    unit: Annotated[
+        str | None,
+        typer.Option("--unit", metavar="NAME-%d.service", help="Start and stop these systemd units, not a command."),
+    ] = None,
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="COMMAND", show_default=False, help="What a worker runs; it must end on SIGTERM."),
+    ] = None,
+    dsn: Dsn = None,
+) -> int:
+    """Start and stop local workers by the depth of a queue, the jobs that could run now.
+
+    pgworkd autoscale -q embedding --max 10 --up-at 500 --down-at 50 -- pgworkd run -q embedding
+
+    SIGTERM and SIGINT stop all workers gracefully, a second one at once.
+    A worker that dies is replaced; one that exits with 2 (wrong configuration)
+    ends autoscale.
+    """
+    import anyio
+
+    from . import log
+    from .autoscale import Rules
+
+    rules = Rules(least, most, up_at, down_at, step, cooldown_s)
+    _check(queue, rules, every_s, stop_timeout_s)
+    _check_crew(unit, command or [])
+    settings = settings_of(dsn)
+    log.configure(settings.log_level, settings.log_format)
+    cli_signals.hold()
+    code = anyio.run(_run, settings, queue, rules, (unit, command or [], dsn), every_s, stop_timeout_s)
+    cli_signals.ignore()
+    return code
+
+
+async def _run(
+    settings: Settings,
+    queue: str,
+    rules: Rules,
+    workers: tuple[str | None, list[str], str | None],
+    every_s: float,
+    stop_timeout_s: float,
+) -> int:
+    import anyio
+
+    from . import log
+    from .admin import Admin
+    from .autoscale import Autoscaler
+    from .events import Events
+    from .link import LinkOptions
+    from .outage import Outage
+
+    events = Events()
+    events.listen(log.listener(settings.log_level))
+    options = LinkOptions(settings.dsn_required(), settings.connect_timeout_s, settings.command_timeout_s)
+    code, problem = 1, None
+    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        scaler = Autoscaler(
+            *(Admin(options), queue, rules, _crew(settings, every_s, *workers), Outage("autoscale", events)),
+            every_s=every_s,
+            stop_timeout_s=stop_timeout_s,
+        )
+        if cli_signals.asked():
+            scaler.request_stop()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_obey, signals, scaler)
+            try:
+                code = await scaler.run()
+            except PgworkdError as error:
+                problem = error  # kept out of the task group, which would wrap it
+            tasks.cancel_scope.cancel()
+    if problem is not None:
+        raise hinted(problem, settings)
+    return code
+
+
+async def _obey(signals: AsyncIterator[signal.Signals], scaler: Autoscaler) -> None:
+    urgency = int(cli_signals.asked())
+    async for _ in signals:
+        urgency += 1
+        scaler.request_stop(urgency)
+
+
+def _crew(settings: Settings, every_s: float, unit: str | None, command: list[str], dsn: str | None) -> Crew:
+    from .crew import Processes, Units
+
+    if unit is not None:
+        return Units(unit, every_s)
+    given = {} if dsn is None else {"PGWORKD_DSN": dsn}
+    return Processes(command, settings.worker_name, os.environ | given)
+
+
+def _check(queue: str, rules: Rules, every_s: float, stop_timeout_s: float) -> None:
+    """UsageError for numbers that are out of bounds or contradict each other."""
+    if not 1 <= len(queue) <= NAME_CHARS_MAX or not queue.isprintable():
+        raise UsageError(f"--queue: give 1 to {NAME_CHARS_MAX} printable characters")
+    for flag, value, low, high in (
+        ("--min", rules.least, 1, WORKERS_MAX),
+        ("--max", rules.most, 1, WORKERS_MAX),
+        ("--step", rules.step, 1, WORKERS_MAX),
+        ("--up-at", rules.up_at, 1, DEPTH_MAX),
+        ("--down-at", rules.down_at, 0, DEPTH_MAX),
+        ("--cooldown-s", rules.cooldown_s, 0, SECONDS_MAX),
+        ("--every-s", every_s, 0.1, SECONDS_MAX),
+        ("--stop-timeout-s", stop_timeout_s, 0, SECONDS_MAX),
+    ):
+        if not (math.isfinite(value) and low <= value <= high):
+            unit = " seconds" if flag.endswith("-s") else ""
+            raise UsageError(f"{flag} is {value:g}: give {low:g} to {high:.0f}{unit}")
+    if rules.least > rules.most:
+        raise UsageError(f"--min {rules.least} is more than --max {rules.most}: lower --min or raise --max")
+    if rules.down_at >= rules.up_at:
+        raise UsageError(
+            f"--down-at {rules.down_at} is not below --up-at {rules.up_at}: lower --down-at or raise --up-at, "
+            "or workers would come and go all the time"
+        )
+
+
+def _check_crew(unit: str | None, command: list[str]) -> None:
+    """UsageError unless there is either a unit or a command, and it can be what it must."""
+    if unit is None and not command:
+        raise UsageError("no command given: add one, as in -- pgworkd run --queue NAME, or --unit NAME-%d.service")
+    if unit is not None and command:
+        raise UsageError(f"--unit and the command {command[0]!r} are both given: leave one of them out")
+    if unit is not None:
+        plain = unit.replace("%d", "1", 1)
+        if "%d" not in unit or not _UNIT.fullmatch(plain) or len(unit) > NAME_CHARS_MAX:
+            raise UsageError(
+                f"--unit {unit[:100]!r}: give the name of a unit with %d, once, for its number, "
+                "as in pgworkd-embedding@%d.service"
+            )
+        if shutil.which("systemctl") is None:
+            raise UsageError("--unit: there is no systemctl on the PATH: install systemd, or give a command instead")
+    elif shutil.which(command[0]) is None:
+        raise UsageError(f"command {command[0]!r}: no such program on the PATH: correct it, or give its path")

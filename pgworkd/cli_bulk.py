@@ -1,0 +1,169 @@
+"""One act on all jobs that match: chunk by chunk, each a short transaction, with a count of what was done.
+
+On a terminal more than ASKED_FROM jobs are asked about first, and a bar shows how far it is. Ctrl-C stops between two
+chunks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import signal
+import sys
+import threading
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+from uuid import UUID
+
+import typer
+
+from .cli_ask import ask, confirm
+from .cli_text import as_json, note, out
+from .errors import PgworkdError, UsageError
+
+if TYPE_CHECKING:
+    from .acts import Which
+    from .admin import Admin
+
+CHUNK = 1000
+"""Jobs per transaction: what Admin takes at most."""
+ASKED_FROM = 100
+
+Act = Callable[["Admin", Sequence[UUID]], Awaitable[Mapping[str, int]]]
+"""Acts on these jobs; how many came to which outcome."""
+
+
+class Bulk(NamedTuple):
+    """What is to be done: `name` is the act's, `outcomes` how people are told of each kind of outcome.
+
+    Those that are in `left` count as not done.
+    """
+
+    name: str
+    act: Act
+    outcomes: Mapping[str, str]
+    left: Sequence[str] = ()
+
+
+class _Stop:
+    """Remembers a Ctrl-C; a second one interrupts at once."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._before = signal.getsignal(signal.SIGINT)
+
+    def __enter__(self) -> _Stop:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, self._heard)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, self._before)
+
+    def _heard(self, *_: object) -> None:
+        self.asked = True
+        signal.signal(signal.SIGINT, self._before)
+
+
+def through(dsn: str | None, bulk: Bulk, which: Which, *, limit: int | None, yes: bool, json: bool) -> int:
+    """Acts on the jobs that match, the oldest first, at most `limit`; tells the counts; the exit code."""
+    total = _total(dsn, bulk, which, limit, yes=yes)
+    counts: Counter[str] = Counter()
+    stopped = False
+    with _Stop() as stop, _bar(bulk.name, total) as shown:
+
+        async def question(admin: Admin) -> bool:
+            return await _each_chunk(admin, bulk, which, limit, counts, stop, shown)
+
+        try:
+            stopped = ask(dsn, question)
+        except (PgworkdError, KeyboardInterrupt) as error:
+            if not counts:
+                raise
+            _tell(bulk, counts, json=json, stopped=True)
+            if isinstance(error, PgworkdError):
+                raise
+            raise PgworkdError("interrupted; what was under way then may have been done as well") from None
+    _tell(bulk, counts, json=json, stopped=stopped)
+    if stopped:
+        note(f"stopped; {counts['matched']} jobs were looked at" + (f", of {total}" if total is not None else ""))
+    return 1 if stopped or any(counts[outcome] for outcome in bulk.left) else 0
+
+
+async def _each_chunk(
+    admin: Admin,
+    bulk: Bulk,
+    which: Which,
+    limit: int | None,
+    counts: Counter[str],
+    stop: _Stop,
+    shown: Callable[[int], None],
+) -> bool:
+    """Fills `counts`; True if it was asked to stop before the end."""
+    after: UUID | None = None
+    while True:
+        room = CHUNK if limit is None else min(CHUNK, limit - counts["matched"])
+        found = await admin.matching(bulk.name, which, after, room)
+        if found.ids:
+            counts.update(await bulk.act(admin, found.ids))
+            counts["matched"] += len(found.ids)
+            shown(len(found.ids))
+        after = found.last
+        if after is None or counts["matched"] == limit:
+            break
+        if stop.asked:
+            return True
+    if not counts["matched"] and which.queue is not None and not await admin.is_known(which.queue):
+        close = difflib.get_close_matches(which.queue, await admin.known_queues(), 1, 0.6)
+        raise UsageError(f"no queue {which.queue!r} is known" + (f": did you mean {close[0]!r}?" if close else ""))
+    return False
+
+
+def _total(dsn: str | None, bulk: Bulk, which: Which, limit: int | None, *, yes: bool) -> int | None:
+    """How many it will be, asked about if they are many; None where nobody looks."""
+    if not which.narrow and not (sys.stdin is not None and sys.stdin.isatty()):
+        confirm(f"{bulk.name} all{_of(which)}", yes=yes)
+    if sys.stderr is None or not sys.stderr.isatty():
+        return None
+    total = ask(dsn, lambda admin: admin.count(bulk.name, which))
+    total = total if limit is None else min(total, limit)
+    if total > ASKED_FROM and not yes and sys.stdin is not None and sys.stdin.isatty():
+        typer.confirm(f"{bulk.name} {total}{_of(which)}?", abort=True, err=True)
+    return total
+
+
+@contextlib.contextmanager
+def _bar(name: str, total: int | None) -> Iterator[Callable[[int], None]]:
+    if total is None:
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn(name), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(name, total=total)
+        yield lambda count: progress.advance(task, count)
+
+
+def _tell(bulk: Bulk, counts: Counter[str], *, json: bool, stopped: bool) -> None:
+    if json:
+        told = {outcome: counts[outcome] for outcome in ("matched", *bulk.outcomes)}
+        as_json({"act": bulk.name, **told, "stopped": stopped})
+        return
+    for number, (outcome, told_as) in enumerate(bulk.outcomes.items()):
+        if outcome in bulk.left:
+            if counts[outcome]:
+                note(f"{counts[outcome]} jobs {told_as}")
+        elif counts[outcome] or number == 0:
+            out(f"{counts[outcome]} jobs {told_as}")
+
+
+def _of(which: Which) -> str:
+    """' dead jobs of queue 'q' and kind 'k'', to be put behind a number or `all`."""
+    words = {"queue": which.queue, "kind": which.kind, "key": which.key, "batch": which.batch}
+    said = [f"{name} {str(value)!r}" for name, value in words.items() if value is not None]
+    status = f" {which.status}" if which.status is not None else ""
+    return f"{status} jobs of " + (" and ".join(said) if said else "all queues")

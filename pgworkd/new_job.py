@@ -1,0 +1,139 @@
+"""A job to be, as application code gives it, and as the row that an INSERT takes: checked before the round trip."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import KW_ONLY, dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Literal
+
+from .errors import UsageError, delay_seconds
+from .payload import encode
+
+NAME_CHARS_MAX, KEY_CHARS_MAX, ATTEMPTS_MAX, PRIORITY_MAX = 200, 512, 1000, 2**31 - 1
+FIRST_INSTANT, END_OF_INSTANTS = datetime(1970, 1, 1, tzinfo=UTC), datetime(2200, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class NewJob:
+    """A job to be, the arguments of `enqueue`. None leaves a thing to the database or the handler.
+
+    queue, kind: 1 to 200 characters. payload, meta (tags, trace context): a dict of JSON values, a dataclass or a
+    pydantic model, up to 1 MiB as JSON. priority: higher first, an int4. It starts at `run_at` (with a time zone, 1970
+    to 2199), or after `delay` (seconds by the database's clock, 0 to 366 days), and not from `expires_at` on.
+    max_attempts: 1 to 1000. timeout_s: per attempt, above 0, up to 366 days.
+
+    Keys have 1 to 512 characters and are compared bytewise. dedupe_key: a queue takes one job per key until that is
+    over or dead, and until `dedupe_until`, or for `dedupe_for` seconds from now on, also if it is over before.
+    serialize_key: a queue runs one job per key at a time, in the order in which they are due; one that waits for its
+    retry holds the key (on_retry="hold") or lets others pass ("yield"). limit_key: what the queue's limits per key
+    and turns count by.
+    """
+
+    queue: str
+    payload: object = None
+    _: KW_ONLY
+    kind: str | None = None
+    priority: int = 0
+    run_at: datetime | None = None
+    delay: float | timedelta | None = None
+    expires_at: datetime | None = None
+    max_attempts: int | None = None
+    timeout_s: float | timedelta | None = None
+    dedupe_key: str | None = None
+    meta: object = None
+    serialize_key: str | None = None
+    limit_key: str | None = None
+    on_retry: Literal["hold", "yield"] = "hold"
+    dedupe_until: datetime | None = None
+    dedupe_for: float | timedelta | None = None
+
+
+NEW_JOB_FIELDS, KEYED_JOB_FIELDS = 11, 16
+"""How many fields a row has: without and with what only jobs with keys have."""
+
+
+def rows(jobs: Iterable[NewJob | Mapping[str, Any]]) -> list[tuple[Any, ...]]:
+    """The jobs as rows; UsageError names what is wrong as "jobs[17].queue"."""
+    return [_checked(job, i) for i, job in enumerate(jobs)]
+
+
+def row(job: NewJob, at: str = "") -> tuple[Any, ...]:
+    """The job as text and numbers: NEW_JOB_FIELDS of them, or KEYED_JOB_FIELDS if it has any of the last five."""
+    if job.run_at is not None and job.delay is not None:
+        raise UsageError(f"{at}run_at and delay are both given: pass one of them")
+    if job.timeout_s is not None and job.timeout_s in (0, timedelta(0)):
+        raise UsageError(f"{at}timeout_s is 0: pass more, or None for the handler's own")
+    fields = (
+        _text(job.queue, f"{at}queue", NAME_CHARS_MAX),
+        None if job.kind is None else _text(job.kind, f"{at}kind", NAME_CHARS_MAX),
+        "{}" if job.payload is None else encode(job.payload, f"{at}payload"),
+        _whole(job.priority, f"{at}priority", -PRIORITY_MAX - 1, PRIORITY_MAX),
+        None if job.run_at is None else _instant(job.run_at, f"{at}run_at"),
+        None if job.delay is None else delay_seconds(job.delay, f"{at}delay"),
+        None if job.expires_at is None else _instant(job.expires_at, f"{at}expires_at"),
+        None if job.max_attempts is None else _whole(job.max_attempts, f"{at}max_attempts", 1, ATTEMPTS_MAX),
+        None if job.timeout_s is None else max(delay_seconds(job.timeout_s, f"{at}timeout_s"), 1e-6),  # not 0 as real
+        None if job.dedupe_key is None else _text(job.dedupe_key, f"{at}dedupe_key", KEY_CHARS_MAX),
+        None if job.meta is None else encode(job.meta, f"{at}meta"),
+    )
+    last = (job.serialize_key, job.limit_key, job.on_retry, job.dedupe_until, job.dedupe_for)
+    return fields if last == _NO_KEYS else fields + _keys(job, at)
+
+
+_NO_KEYS = (None, None, "hold", None, None)
+
+
+def _keys(job: NewJob, at: str) -> tuple[Any, ...]:
+    if job.on_retry not in ("hold", "yield"):
+        raise UsageError(f'{at}on_retry must be "hold" or "yield"')
+    if job.on_retry == "yield" and job.serialize_key is None:
+        raise UsageError(f'{at}on_retry="yield" needs a serialize_key: without one there is nothing to hold')
+    if job.dedupe_until is not None and job.dedupe_for is not None:
+        raise UsageError(f"{at}dedupe_until and dedupe_for are both given: pass one of them")
+    for name, value in (("dedupe_until", job.dedupe_until), ("dedupe_for", job.dedupe_for)):
+        if value is not None and job.dedupe_key is None:
+            raise UsageError(f"{at}{name} needs a dedupe_key: it says for how long that is taken")
+    if job.dedupe_for is not None and job.dedupe_for in (0, timedelta(0)):
+        raise UsageError(f"{at}dedupe_for is 0: pass more, or None to free the key when the job is over")
+    return (
+        None if job.serialize_key is None else _text(job.serialize_key, f"{at}serialize_key", KEY_CHARS_MAX),
+        None if job.limit_key is None else _text(job.limit_key, f"{at}limit_key", KEY_CHARS_MAX),
+        str(job.on_retry),
+        None if job.dedupe_until is None else _instant(job.dedupe_until, f"{at}dedupe_until"),
+        None if job.dedupe_for is None else delay_seconds(job.dedupe_for, f"{at}dedupe_for"),
+    )
+
+
+def _checked(job: Any, index: int) -> tuple[Any, ...]:
+    try:
+        return row(job if type(job) is NewJob else _new_job(job, ""))
+    except UsageError:  # once more, for the message to say which
+        return row(_new_job(job, f"jobs[{index}]"), f"jobs[{index}].")
+
+
+def _new_job(job: Any, what: str) -> NewJob:
+    try:
+        return job if isinstance(job, NewJob) else NewJob(**job)
+    except TypeError as error:  # it says which key is unknown or missing, or that this is no mapping
+        raise UsageError(f"{what} is not a job: {error}") from None
+
+
+def _text(value: object, what: str, chars_max: int) -> str:
+    if not isinstance(value, str) or not 1 <= len(value) <= chars_max:
+        raise UsageError(f"{what} must be text of 1 to {chars_max} characters")
+    if not value.isprintable():  # neither is NUL or a lone surrogate: encode() refuses those in its words
+        encode(value, what, object_only=False)
+    return value
+
+
+def _whole(value: object, what: str, low: int, high: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise UsageError(f"{what} must be an int from {low} to {high}")
+    return int(value)  # of an enum: psycopg takes no list of mixed types
+
+
+def _instant(value: object, what: str) -> str:
+    if not isinstance(value, datetime) or value.utcoffset() is None or not FIRST_INSTANT <= value < END_OF_INSTANTS:
+        raise UsageError(f"{what} must be a datetime from 1970 to 2199 with a time zone: without one it is a guess")
+    return value.astimezone(UTC).isoformat()

@@ -1,0 +1,177 @@
+"""The settings of a queue that a row of `queues` holds: their bounds, rates as text, and where a value comes from.
+
+The columns' own constraints hold whoever writes them; here they are said in a caller's words, before SQL.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from .errors import DELAY_S_MAX, UsageError
+from .sources import CONCURRENCY_MAX, quoted
+
+LIMIT_MAX = 1_000_000
+PERIOD_S_MIN = 0.001
+_INT4_MAX = 2**31 - 1
+
+
+class Bounds(NamedTuple):
+    """What a number may be."""
+
+    low: float
+    high: float
+    whole: bool
+
+    def __str__(self) -> str:
+        return f"{'a whole number' if self.whole else 'a number'} from {self.low:.10g} to {self.high:.10g}"
+
+
+_LIMIT, _PERIOD = Bounds(1, LIMIT_MAX, whole=True), Bounds(PERIOD_S_MIN, DELAY_S_MAX, whole=False)
+BOUNDS = {
+    "concurrency": Bounds(1, CONCURRENCY_MAX, whole=True),
+    "max_running": _LIMIT,
+    "limit_per_key": _LIMIT,
+    "rate": _LIMIT,
+    "rate_period_s": _PERIOD,
+    "rate_burst": _LIMIT,
+    "rate_per_key": _LIMIT,
+    "rate_per_key_period_s": _PERIOD,
+    "rate_per_key_burst": _LIMIT,
+    "ageing_s": _PERIOD,
+    "keep_s": Bounds(0, _INT4_MAX, whole=True),
+    "backoff_s": Bounds(0, DELAY_S_MAX, whole=False),
+    "backoff_factor": Bounds(1, 1000, whole=False),
+    "backoff_cap_s": Bounds(0, DELAY_S_MAX, whole=False),
+}
+"""Every setting that is a number, as the columns are named."""
+NAMES = (
+    *("concurrency", "max_running", "limit_per_key", "rate", "rate_burst", "rate_per_key", "rate_per_key_burst"),
+    *("fair", "ageing_s", "keep_s", "backoff_s", "backoff_factor", "backoff_cap_s"),
+)
+"""Every setting as people name it: a rate includes its period."""
+_COLUMNS = {
+    "rate": ("rate", "rate_period_s", "rate_burst"),
+    "rate_per_key": ("rate_per_key", "rate_per_key_period_s", "rate_per_key_burst"),
+}
+REMEDIES = {
+    "rate_needs_a_period": "a rate needs a period: give both, as in 10/s",
+    "rate_per_key_needs_a_period": "a rate per key needs a period: give both, as in 10/s",
+    "rate_burst_needs_a_rate": "the queue has no rate that rate_burst could belong to: give rate as well",
+    "rate_per_key_burst_needs_a_rate": "the queue has no rate_per_key that the burst could belong to: give it as well",
+}
+"""What to do about the constraints that relate two settings, of which one may stand in the row already."""
+
+_RATE = re.compile(r"(\d{1,9})\s*/\s*(\d{1,9}(?:\.\d{1,9})?)?\s*(ms|s|sec|second|min|minute|m|h|hour|d|day)")
+_UNIT_S = {"ms": 0.001, "s": 1.0, "sec": 1.0, "second": 1.0, "m": 60.0, "min": 60.0, "minute": 60.0}
+_UNIT_S |= {"h": 3600.0, "hour": 3600.0, "d": 86_400.0, "day": 86_400.0}
+_WORDS = {1: "s", 60: "min", 3600: "h", 86_400: "d"}
+
+
+def number(name: str, value: object, what: str) -> int | float:
+    """`value`, a number or its text, for the setting `name`; UsageError that calls it `what` if out of bounds."""
+    bounds = BOUNDS[name]
+    found = math.nan
+    if isinstance(value, (int, float, str)) and not isinstance(value, bool):
+        with contextlib.suppress(ValueError, OverflowError):
+            found = float(value)
+    if not bounds.low <= found <= bounds.high or (bounds.whole and found != int(found)):  # NaN is not, either
+        raise UsageError(f"{what} {quoted(value)}: give {bounds}")
+    return int(found) if bounds.whole else found
+
+
+def rate(name: str, text: str, what: str) -> dict[str, object]:
+    """A rate as people write it (10/s, 100/min, 5/30s) as the columns that hold it; UsageError if it is none."""
+    match = _RATE.fullmatch(text.strip().lower())
+    if match is None:
+        lacks = "has no period" if text.strip().isdecimal() else "is no rate"
+        raise UsageError(f"{what} {quoted(text)} {lacks}: write starts per period, as 10/s, 100/min or 5/30s")
+    starts = number(name, match[1], what)
+    period_s = float(match[2] or 1) * _UNIT_S[match[3]]
+    bounds = BOUNDS[f"{name}_period_s"]
+    if not bounds.low <= period_s <= bounds.high:
+        raise UsageError(f"{what} {quoted(text)}: give a period of {bounds.low:g} s to 366 days")
+    return {name: starts, f"{name}_period_s": period_s}
+
+
+def rate_text(starts: float, period_s: float) -> str:
+    """A rate as people write it."""
+    word = next((word for seconds, word in _WORDS.items() if seconds == period_s), f"{period_s:.10g}s")
+    return f"{starts:.10g}/{word}"
+
+
+def unset(names: Sequence[str], what: str) -> dict[str, object]:
+    """The columns to empty so that these settings ("all": every one) are as code has them again."""
+    columns: dict[str, object] = {}
+    for given in names:
+        name = given.strip().lower().replace("-", "_")
+        if name != "all" and name not in NAMES:
+            raise UsageError(f"{what} {quoted(given)}: give one of {', '.join(NAMES)}, or all")
+        for each in NAMES if name == "all" else (name,):
+            columns |= dict.fromkeys(_COLUMNS.get(each, (each,)))
+    return columns
+
+
+def checked(changes: Mapping[str, object]) -> dict[str, object]:
+    """Changes of columns (None: back to code) as SQL may have them; UsageError for what is unknown or out of bounds."""
+    known: dict[str, object] = {}
+    for name, value in changes.items():
+        if name == "fair" and (value is None or isinstance(value, bool)):
+            known[name] = value
+        elif name in BOUNDS:
+            known[name] = None if value is None else number(name, value, name)
+        else:
+            raise UsageError(f"{name} {quoted(value)}: no setting of a queue is named and written so")
+    return known
+
+
+class InForce(NamedTuple):
+    """A setting as it holds now: `source` is row, code, settings (the daemon's own) or default."""
+
+    name: str
+    value: Any
+    """None: there is none; a list: daemons differ."""
+    source: str
+    code: Sequence[int] = ()
+    """Of the concurrency: what the running daemons would go by without the row."""
+
+    def __str__(self) -> str:
+        """For people: `10 (row; code says 4)`."""
+        shown = " or ".join(map(_shown, self.value if isinstance(self.value, list) else [self.value]))
+        says = " or ".join(map(_shown, self.code))
+        return f"{shown} ({self.source}{f'; code says {says}' if self.source == 'row' and says else ''})"
+
+
+def in_force(row: Mapping[str, Any], code: Sequence[tuple[int, str]]) -> list[InForce]:
+    """Every setting of a queue, given its row of `queues` ({}: none) and the concurrencies that daemons' code says."""
+    found = [_concurrency(row, code)]
+    for name in NAMES[1:]:
+        value = row.get(name)
+        if value is not None and f"{name}_period_s" in BOUNDS:
+            value = rate_text(value, row[f"{name}_period_s"])
+        if name == "fair":
+            value = bool(value)
+            found.append(InForce(name, value, "row" if value else "default"))
+        else:
+            source = "code" if name.startswith("backoff") else "default"
+            found.append(InForce(name, value, source if value is None else "row"))
+    return found
+
+
+def _concurrency(row: Mapping[str, Any], code: Sequence[tuple[int, str]]) -> InForce:
+    says = sorted({concurrency for concurrency, _ in code})
+    if (value := row.get("concurrency")) is not None:
+        return InForce("concurrency", value, "row", says)
+    sources = {source for _, source in code}
+    if len(says) == 1:
+        return InForce("concurrency", says[0], sources.pop() if len(sources) == 1 else "code", says)
+    return InForce("concurrency", says or None, "code; daemons differ" if says else "default", says)
+
+
+def _shown(value: object) -> str:
+    if value is None or isinstance(value, bool):
+        return {None: "none", True: "yes", False: "no"}[value]
+    return f"{value:.10g}" if isinstance(value, (int, float)) else str(value)

@@ -1,0 +1,162 @@
+"""Which queues this daemon serves: their pools, and how queues are added and removed while it runs.
+
+A queue that is removed *drains*: its pool claims nothing more and gives back what has not begun; when what runs has
+come out and all of it is settled, the pool ends. One that is added again before that simply goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+
+import anyio
+from anyio.abc import TaskGroup
+
+from . import events
+from .app import App
+from .errors import PgworkdError, UsageError
+from .events import Events
+from .held import Holdings
+from .live import LiveSettings
+from .outage import Outage
+from .pool import Pool
+from .queue_settings import number
+
+LOOK_S = 0.02
+
+
+class Serving:
+    """The pools of a daemon, by queue. Lives in the daemon's loop; the lease's thread may read `pools`."""
+
+    def __init__(
+        self,
+        app: App,
+        live: LiveSettings,
+        holdings: Holdings,
+        events_: Events,
+        *,
+        make: Callable[[str, int], Pool],
+        drop: Callable[[str], Awaitable[None]],
+    ) -> None:
+        """`make` makes a pool with so many slots, `drop` takes one out of the database."""
+        self.pools: dict[str, Pool] = {}
+        """Those that drain are still among them."""
+        self._app = app
+        self._live = live
+        self._holdings = holdings
+        self._events = events_
+        self._make = make
+        self._drop = drop
+        self._tasks: TaskGroup | None = None
+        self._drained: dict[str, anyio.Event] = {}
+
+    @property
+    def slots(self) -> dict[str, int]:
+        """The concurrency of each queue, as code and settings have it."""
+        return {queue: pool.code_concurrency for queue, pool in self.pools.items() if not pool.closed}
+
+    @property
+    def quiet(self) -> bool:
+        """True when no handler runs and no claim is on its way."""
+        return all(pool.quiet for pool in self.pools.values())
+
+    def look(self) -> None:
+        """Something may have changed in any queue: all claim soon."""
+        for pool in self.pools.values():
+            pool.look()
+
+    def start(self, tasks: TaskGroup) -> None:
+        """Lets all pools claim."""
+        self._tasks = tasks
+        for pool in self.pools.values():
+            tasks.start_soon(self._serve, pool, name=f"pool {pool.queue}")
+
+    def serve(self, queues: Mapping[str, int | None] | None) -> None:
+        """Serves exactly these from now on (None: all of the app's); removes others without waiting for them.
+
+        Raises UsageError, and changes nothing, when no handler serves one of them.
+        """
+        wanted = self._checked(queues)
+        for queue, (slots, source) in wanted.items():
+            self._add(queue, slots, source)
+        for queue in self.slots.keys() - wanted.keys():
+            self.close(queue)
+
+    def add(self, queue: str, slots: int | None) -> None:
+        """Serves one more queue, or one that is served already with other slots. Raises UsageError."""
+        for name, (number_of, source) in self._checked({queue: slots}).items():
+            self._add(name, number_of, source)
+
+    def close(self, queue: str) -> anyio.Event:
+        """Begins to drain a queue; the event comes when nothing of it is left here. Raises UsageError."""
+        pool = self.pools.get(queue)
+        if pool is None:
+            raise UsageError(f"queue {queue!r} is not served here; these are: {', '.join(self.pools) or 'none'}")
+        drained = self._drained.setdefault(queue, anyio.Event())
+        pool.close()
+        if self._tasks is None:
+            self._gone(pool)
+        return drained
+
+    def _checked(self, queues: Mapping[str, int | None] | None) -> dict[str, tuple[int, str]]:
+        """Slots, and where they were stated, by queue."""
+        for queue, slots in (queues or {}).items():
+            if slots is not None:
+                number("concurrency", slots, f"slots of queue {queue!r}")
+        stated = {handler.queue for handler in self._app.handlers.values() if handler.concurrency is not None}
+        sources = {
+            queue: "settings" if (queues or {}).get(queue) else "code" if queue in stated else "default"
+            for queue in self._app.queues()
+        }
+        return {queue: (slots, sources[queue]) for queue, slots in self._app.slots(queues).items()}
+
+    def _add(self, queue: str, slots: int, source: str) -> None:
+        pool = self.pools.get(queue)
+        is_new = pool is None
+        if pool is None:
+            pool = self.pools[queue] = self._make(queue, slots)
+        elif (pool.code_concurrency, pool.code_source, pool.closed) == (slots, source, False):
+            return
+        if self._tasks is not None and (is_new or pool.closed):
+            self._events.emit(events.QUEUE_ADDED, queue=queue, concurrency=slots)
+        pool.code_concurrency, pool.code_source, pool.closed = slots, source, False
+        if (drained := self._drained.pop(queue, None)) is not None:
+            drained.set()  # whoever waits for that has nothing to wait for any more
+        self._live.apply(pool)
+        pool.forget_announcement()
+        if self._tasks is not None and is_new:
+            self._tasks.start_soon(self._serve, pool, name=f"pool {queue}")
+
+    async def _serve(self, pool: Pool) -> None:
+        """A pool's life: its claims, and the end when it has been closed and is empty."""
+        outage = Outage(f"remove {pool.queue}", self._events)
+        try:
+            async with anyio.create_task_group() as tasks:
+                while not pool.closed or not await self._is_over(pool, outage):
+                    await pool.run(tasks)
+                self._gone(pool)
+                tasks.cancel_scope.cancel()  # its runners, who wait for jobs
+        finally:
+            if (drained := self._drained.get(pool.queue)) is not None and self.pools.get(pool.queue) is pool:
+                drained.set()  # the daemon ends, and the pool with it
+
+    async def _is_over(self, pool: Pool, outage: Outage) -> bool:
+        """True when nothing of a closed pool is left, here and in the database; False if it was opened again."""
+        while pool.closed:
+            if pool.quiet and all(held.queue != pool.queue for held in self._holdings):
+                try:
+                    await self._drop(pool.queue)
+                except PgworkdError as error:
+                    await anyio.sleep(outage.failed(error))
+                else:
+                    outage.passed()
+                    return pool.closed
+            else:
+                await anyio.sleep(LOOK_S)
+        return False
+
+    def _gone(self, pool: Pool) -> None:
+        del self.pools[pool.queue]
+        self._live.forget(pool.queue)
+        self._events.emit(events.QUEUE_REMOVED, queue=pool.queue)
+        if (drained := self._drained.pop(pool.queue, None)) is not None:
+            drained.set()

@@ -1,0 +1,61 @@
+"""What `pgworkd autoscale` refuses: one line that names the flag and what to do, exit code 2, nothing started."""
+
+from __future__ import annotations
+
+import pytest
+
+from pgworkd import cli_autoscale
+from tests.engine.test_cli import clean, run_bare
+
+__all__ = ["clean"]  # a fixture
+
+GOOD = {"--queue": "q", "--min": "1", "--max": "3", "--up-at": "5", "--down-at": "1"}
+COMMAND = ("--", "true")
+
+
+def flags(**changes: str) -> list[str]:
+    named = {"--" + name.replace("_", "-"): value for name, value in changes.items()}
+    return [f"{name}={value}" for name, value in (GOOD | named).items()]
+
+
+@pytest.mark.parametrize(
+    ("args", "line"),
+    [
+        ([*flags(min="4"), *COMMAND], "--min 4 is more than --max 3: lower --min or raise --max"),
+        ([*flags(down_at="5"), *COMMAND], "--down-at 5 is not below --up-at 5: lower --down-at or raise --up-at"),
+        ([*flags(min="0"), *COMMAND], "--min is 0: give 1 to 256"),
+        ([*flags(max="257"), *COMMAND], "--max is 257: give 1 to 256"),
+        ([*flags(max="0"), *COMMAND], "--max is 0: give 1 to 256"),
+        ([*flags(step="0"), *COMMAND], "--step is 0: give 1 to 256"),
+        ([*flags(step="-1"), *COMMAND], "--step is -1: give 1 to 256"),
+        ([*flags(up_at="0"), *COMMAND], "--up-at is 0: give 1 to 1000000000"),
+        ([*flags(down_at="-1"), *COMMAND], "--down-at is -1: give 0 to 1000000000"),
+        ([*flags(cooldown_s="-1"), *COMMAND], "--cooldown-s is -1: give 0 to 86400 seconds"),
+        ([*flags(cooldown_s="nan"), *COMMAND], "--cooldown-s is nan: give 0 to 86400 seconds"),
+        ([*flags(every_s="0.01"), *COMMAND], "--every-s is 0.01: give 0.1 to 86400 seconds"),
+        ([*flags(stop_timeout_s="inf"), *COMMAND], "--stop-timeout-s is inf: give 0 to 86400 seconds"),
+        ([*flags(cooldown_s="30s"), *COMMAND], "Invalid value for '--cooldown-s'"),
+        ([*flags(max="many"), *COMMAND], "Invalid value for '--max'"),
+        ([*flags(queue=""), *COMMAND], "--queue: give 1 to 200 printable characters"),
+        ([*flags(queue="q" * 201), *COMMAND], "--queue: give 1 to 200 printable characters"),
+        ([*flags(queue="a\nb"), *COMMAND], "--queue: give 1 to 200 printable characters"),
+        (flags()[1:], "Missing option '--queue'"),
+        (flags(), "no command given: add one, as in -- pgworkd run --queue NAME, or --unit"),
+        ([*flags(), "--", "nosuchprogram"], "command 'nosuchprogram': no such program on the PATH"),
+        ([*flags(), "--unit", "a@%d.service", *COMMAND], "--unit and the command 'true' are both given"),
+        ([*flags(), "--unit", "a.service"], "--unit 'a.service': give the name of a unit with %d, once"),
+        ([*flags(), "--unit", "a@%d%d.service"], "--unit 'a@%d%d.service': give the name of a unit with %d, once"),
+        ([*flags(), "--unit", "--help%d"], "--unit '--help%d': give the name of a unit with %d, once"),
+        ([*flags(), "--unit", "a/%d"], "--unit 'a/%d': give the name of a unit with %d, once"),
+        ([*flags(), *COMMAND], "no database given: set PGWORKD_DSN, or pass --dsn"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(
+    args: list[str], line: str, clean: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli_autoscale, "_run", None)  # whoever comes so far has not been refused
+    result = run_bare("autoscale", *args)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert result.stderr.startswith(f"pgworkd: {line}")
+    assert result.stderr.count("\n") == 1

@@ -1,0 +1,159 @@
+"""Scaling as it is used: real daemons by the depth of a real queue, and the number that KEDA scales by."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+
+from tests.engine.autoscale_kit import ended, events, logged, true
+from tests.engine.test_cli import Shell, clean, run_bare, shell
+from tests.engine.test_cli_run import Start, start
+from tests.kit import until
+
+__all__ = ["clean", "shell", "start"]  # fixtures
+
+APP = """
+from pathlib import Path
+import anyio
+from pgworkd.app import App
+
+app = App()
+
+@app.handler("embedding", concurrency=10)
+async def embed():
+    while not Path("open").exists():
+        await anyio.sleep(0.01)
+"""
+
+
+async def test_a_full_queue_gets_all_workers_an_empty_one_the_least_and_no_job_is_lost(
+    start: Start, tmp_path: Path, dsn: str, db: asyncpg.Connection[Any]
+) -> None:
+    (tmp_path / "scaled.py").write_text(APP)
+    await db.execute("INSERT INTO pgworkd.jobs (queue) SELECT 'embedding' FROM generate_series(1, 600)")
+    environ = {"PGWORKD_LOG_FORMAT": "json", "PGWORKD_WORKER_NAME": "w", "PGWORKD_APP": "scaled:app"}
+    flags = ["--queue=embedding", "--min=1", "--max=3", "--up-at=500", "--down-at=50", "--step=2"]
+    flags += ["--cooldown-s=0.5", "--every-s=0.1", f"--dsn={dsn}"]
+    run = start(
+        "autoscale", *flags, "--", sys.executable, "-m", "pgworkd.cli", "run", "--queue", "embedding", **environ
+    )
+    await logged(run, "daemon.ready", 3)
+    names = await db.fetch("SELECT name FROM pgworkd.workers ORDER BY name")
+    assert [row["name"] for row in names] == ["w-1", "w-2", "w-3"]
+    (tmp_path / "open").touch()
+    await until(lambda: db.fetchval("SELECT count(*) = 600 FROM pgworkd.finished_jobs WHERE status = 'completed'"))
+    await logged(run, "worker.ended", 2)
+    assert [row["name"] for row in await db.fetch("SELECT name FROM pgworkd.workers")] == ["w-1"]
+    assert [(facts["before"], facts["after"]) for facts in events(run, "autoscale.decided")] == [(1, 3), (3, 1)]
+    run.stop()
+    assert await ended(run) == 0
+    assert [facts["exit_code"] for facts in events(run, "worker.ended")] == [0, 0, 0]
+    assert await db.fetchval("SELECT count(*) FROM pgworkd.jobs") == 0
+    assert await db.fetchval("SELECT count(*) FROM pgworkd.finished_jobs WHERE attempts = 1") == 600
+    assert await db.fetchval("SELECT count(*) FROM pgworkd.workers") == 0
+
+
+async def test_daemons_stop_gracefully_when_autoscale_is_killed(
+    start: Start, tmp_path: Path, dsn: str, db: asyncpg.Connection[Any]
+) -> None:
+    (tmp_path / "scaled.py").write_text(APP)
+    await db.execute("INSERT INTO pgworkd.jobs (queue) VALUES ('embedding')")
+    environ = {"PGWORKD_DSN": dsn, "PGWORKD_LOG_FORMAT": "json", "PGWORKD_APP": "scaled:app"}
+    command = [sys.executable, "-m", "pgworkd.cli", "run"]
+    run = start("autoscale", "-q", "embedding", "--max=2", "--up-at=9", "--down-at=1", "--", *command, **environ)
+    await until(lambda: db.fetchval("SELECT count(*) = 1 FROM pgworkd.jobs WHERE status = 'running'"))
+    run.process.kill()
+    await logged(run, "daemon.stopping")
+    (tmp_path / "open").touch()
+    await true(lambda: events(run, "daemon.stopped"))
+    assert await db.fetchval("SELECT count(*) FROM pgworkd.finished_jobs WHERE status = 'completed'") == 1
+    assert await db.fetchval("SELECT count(*) FROM pgworkd.workers") == 0
+
+
+# One number for other autoscalers
+
+
+@pytest.fixture
+def busy(shell: Shell) -> Shell:
+    """Two jobs that could run now, and one of each that could not; another queue."""
+    insert = "INSERT INTO pgworkd.jobs (queue, status, run_at, attempts, worker_id) VALUES "
+    shell.sql("SET TIME ZONE 'UTC'")
+    worker = shell.sql(
+        "INSERT INTO pgworkd.workers (name, pid, version, lease_s, lease_until)"
+        " VALUES ('w', 1, '0', 30, now() + '1 min') RETURNING id"
+    )
+    shell.sql(insert + "('embedding', 'pending', now() - '100 s'::interval, 0, NULL)")
+    shell.sql(insert + "('embedding', 'failed', now() - '1 s'::interval, 1, NULL)")
+    shell.sql(insert + "('embedding', 'failed', now() + '1 h'::interval, 1, NULL)")
+    shell.sql(insert + "('embedding', 'pending', now() + '1 h'::interval, 0, NULL)")
+    shell.sql(insert + "('embedding', 'running', now(), 1, %s)", worker)
+    shell.sql(insert + "('embedding', 'dead', now(), 3, NULL)")
+    shell.sql(insert + "('other', 'pending', now(), 0, NULL)")
+    return shell
+
+
+def test_each_metric_is_one_bare_number(busy: Shell) -> None:
+    def said(metric: str) -> str:
+        return busy("stats", "--metric", metric, "--queue", "embedding").stdout
+
+    numbers = {metric: said(metric) for metric in ("depth", "scheduled", "running", "failed", "dead")}
+    assert numbers == {"depth": "2\n", "scheduled": "1\n", "running": "1\n", "failed": "2\n", "dead": "1\n"}
+    assert re.fullmatch(r"1\d\d\.\d{3}\n", said("oldest_due_s"))
+    assert busy("stats", "--metric", "depth").stdout == "3\n"
+
+
+def test_an_unknown_metric_is_refused_with_the_choices(clean: None) -> None:
+    result = run_bare("stats", "--metric", "length")
+    assert (result.exit_code, result.stdout) == (2, "")
+    for name in ("depth", "scheduled", "running", "failed", "dead", "oldest_due_s"):
+        assert f"'{name}'" in result.stderr
+
+
+def yaml_of_the_readme() -> list[tuple[int, str, str]]:
+    """(indent, key, value) of each line of the ScaledObject in the README."""
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```yaml\n(apiVersion: keda\.sh/.*?)```", readme, re.S)
+    lines = [re.fullmatch(r"([ -]*)(\w+):(?: (.*?))?(?:  # .*)?", line) for line in block.splitlines()]
+    assert all(lines), block
+    return [(len(line[1]), line[2], line[3] or "") for line in lines if line]
+
+
+def test_the_scaled_object_in_the_readme_has_what_keda_requires() -> None:
+    """https://keda.sh/docs/latest/reference/scaledobject-spec and .../docs/latest/scalers/postgresql.
+
+    As checked by pkg/scalers/postgresql_scaler.go of kedacore/keda: `query`, a `targetQueryValue` other than 0, and
+    a `connection`, which `connectionFromEnv` names, in place of host, port, userName, dbName and sslmode. All
+    values of a trigger's metadata are strings.
+    """
+    lines = yaml_of_the_readme()
+    flat = {key: value for _, key, value in lines}
+    assert (flat["apiVersion"], flat["kind"]) == ("keda.sh/v1alpha1", "ScaledObject")
+    keys = [key for _, key, _ in lines]
+    assert keys.index("scaleTargetRef") < keys.index("triggers")
+    target = keys.index("scaleTargetRef") + 1
+    assert keys[target] == "name"
+    assert lines[target][2]
+    assert lines[target][0] > lines[target - 1][0]
+    trigger = lines[keys.index("triggers") + 1 :]
+    assert trigger[0] == (4, "type", "postgresql")
+    assert trigger[1] == (4, "metadata", "")
+    metadata = {key: value for indent, key, value in trigger[2:] if indent == 6}
+    assert len(metadata) == len(trigger) - 2
+    assert {"query", "targetQueryValue", "connectionFromEnv"} <= set(metadata)
+    assert set(metadata) <= {"query", "targetQueryValue", "activationTargetQueryValue", "connectionFromEnv"}
+    assert float(metadata["targetQueryValue"].strip('"')) > 0
+    assert all(re.fullmatch(r'"[^"\\]+"|[A-Z_]+', value) for value in metadata.values()), "strings"
+
+
+def test_the_query_in_the_readme_answers_with_the_same_number(busy: Shell) -> None:
+    (query,) = (value.strip('"') for _, key, value in yaml_of_the_readme() if key == "query")
+    rows = busy.db.execute(query.encode()).fetchall()
+    assert rows == [(2,)]
+    assert busy("stats", "--metric", "depth", "--queue", "embedding").stdout == "2\n"
+    busy.sql("DELETE FROM pgworkd.jobs")
+    assert busy.db.execute(query.encode()).fetchall() == [(0,)]

@@ -1,0 +1,169 @@
+"""Commands that act on jobs by id, edit, and what the audit says of it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from pgworkd import cli_acts, cli_ask
+from tests.engine.acts_kit import ME, enqueue, run
+from tests.engine.test_cli import NOBODY, Shell, clean, shell
+
+__all__ = ["clean", "shell"]  # fixtures
+
+# By id
+
+
+def test_retry_by_id_tells_what_became_of_each(shell: Shell) -> None:
+    dead, held = shell.die(), shell.die(dedupe_key="k")
+    waiting, running = enqueue(shell, "q", "--dedupe-key", "k"), enqueue(shell)
+    run(shell, running)
+    result = shell("retry", dead, held, waiting, running, NOBODY, code=1)
+    assert result.stdout == f"{dead} will run again\n"
+    assert f"{held} stays dead: a live job holds its dedupe key" in result.stderr
+    assert f"{waiting} is pending: only dead and failed jobs can run again" in result.stderr
+    assert f"{running} is running: only dead and failed jobs can run again" in result.stderr
+    assert f"{NOBODY} is unknown" in result.stderr
+    assert [shell.status(job_id) for job_id in (dead, held, waiting)] == ["pending", "dead", "pending"]
+    assert shell("retry", shell.die()).exit_code == 0
+
+
+def test_cancel_ends_what_waits_and_asks_for_what_runs(shell: Shell) -> None:
+    waiting, running = enqueue(shell), enqueue(shell)
+    run(shell, running)
+    told = shell("cancel", waiting, running).stdout
+    assert told == f"{waiting} cancelled\n{running} runs: its worker is told to end it\n"
+    assert shell.status(waiting) == "cancelled"
+    assert shell.sql("SELECT cancel_requested_at IS NOT NULL FROM pgworkd.jobs WHERE id = %s", running)
+    over = shell("cancel", waiting, NOBODY, code=1).stderr
+    assert f"{waiting} is cancelled: only live jobs can be cancelled" in over
+    assert f"{NOBODY} is unknown" in over
+
+
+def test_discard_moves_dead_jobs_to_the_history(shell: Shell) -> None:
+    dead, waiting = shell.die(), enqueue(shell)
+    result = shell("discard", dead, waiting, dead, code=1)
+    assert result.stdout == "1 jobs discarded\n"
+    assert f"{waiting} is pending: only dead jobs can be discarded" in result.stderr
+    assert shell.status(dead) == "dead"
+    assert shell.sql("SELECT count(*) FROM pgworkd.finished_jobs WHERE status = 'dead'") == 1
+
+
+def test_programs_get_json_of_each_id(shell: Shell) -> None:
+    waiting, dead = enqueue(shell), shell.die()
+    assert json.loads(shell("cancel", waiting, NOBODY, "--json", code=1).stdout) == [
+        {"id": waiting, "outcome": "cancelled", "done": True},
+        {"id": NOBODY, "outcome": "unknown", "done": False},
+    ]
+    assert json.loads(shell("retry", waiting, dead, "--json", code=1).stdout) == [
+        {"id": waiting, "outcome": "cancelled", "done": False},
+        {"id": dead, "outcome": "retried", "done": True},
+    ]
+    assert json.loads(shell("discard", dead, "--json", code=1).stdout) == {
+        "act": "discard",
+        "discarded": 0,
+        "left": [{"id": dead, "outcome": "pending"}],
+    }
+
+
+# Edit
+
+
+def test_edit_changes_what_is_given(shell: Shell) -> None:
+    job_id = enqueue(shell, "q", '{"a": 1}')
+    assert shell("edit", job_id, "--payload", '{"a": 0.12345678901234567890}').stdout == f"{job_id} edited: payload\n"
+    assert shell.sql("SELECT payload->>'a' FROM pgworkd.jobs") == "0.12345678901234567890"
+    assert shell("edit", job_id, "--payload", "-", stdin=b'{"b": "\xc3\xa4"}').exit_code == 0
+    shell("edit", job_id, "--delay-s", "60", "--priority", "-3")
+    assert shell.sql("SELECT run_at BETWEEN now() + '50 s' AND now() + '61 s' AND priority = -3 FROM pgworkd.jobs")
+    told = shell("edit", job_id, "--run-at", "2030-01-31T07:00:00+01:00", "--priority", "-3", "--json").stdout
+    assert json.loads(told) == {"id": job_id, "changed": ["run_at"]}
+    assert shell("edit", job_id, "--priority", "-3").stdout == f"{job_id} is so already\n"
+
+
+def test_edit_of_what_does_not_wait_says_what_to_do(shell: Shell) -> None:
+    running, over, dead = enqueue(shell), enqueue(shell), shell.die()
+    run(shell, running)
+    shell("cancel", over)
+    for job_id, told in (
+        (running, "is running, only a waiting job can be edited. Cancel it"),
+        (over, "is cancelled, only a waiting job can be edited. It is over"),
+        (dead, "is dead, only a waiting job can be edited. Pause its queue"),
+        (NOBODY, "is unknown, only a waiting job can be edited. Check the id"),
+    ):
+        assert told in shell.refused("edit", job_id, "--priority", "1", code=1)
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        ((), "nothing to edit: give a payload, run_at, delay_s or priority"),
+        (("--payload", "[1]"), "payload is a JSON array: an object is needed"),
+        (("--payload", "-"), "standard input is empty"),
+        (("--payload", '{"a": "\\u0000"}'), "payload.a holds a NUL character"),
+        (("--payload", '{"a": "' + "x" * 2**20 + '"}'), "takes more than the 1,048,576 bytes"),
+        (("--run-at", "2030-01-01T00:00:00"), "has no time zone"),
+        (("--run-at", "2200-01-01T00:00Z"), "1970 to 2199 are allowed"),
+        (("--delay-s", "-1"), "delay_s is -1.0: give 0 to 31622400 seconds"),
+        (("--delay-s", "nan"), "delay_s is nan"),
+        (("--delay-s", "1", "--run-at", "2030-01-01T00:00Z"), "both given"),
+    ],
+)
+def test_edit_refuses_values_out_of_bounds(shell: Shell, args: tuple[str, ...], told: str) -> None:
+    job_id = enqueue(shell, "q", '{"a": 1}')
+    assert told in shell.refused("edit", job_id, *args)
+    assert shell.sql("SELECT count(*) FROM pgworkd.audit") == 0
+
+
+# The audit
+
+
+def test_the_audit_tells_who_did_what(shell: Shell) -> None:
+    first, second = enqueue(shell, "q", '{"a": 1}'), enqueue(shell, "other")
+    shell("edit", first, "--priority", "5", "--payload", '{"a": "\x7f"}')
+    shell("cancel", first, second)
+    enqueue(shell)
+    shell("pause", "q")
+    rows = json.loads(shell("audit", "--json").stdout)
+    assert [(row["what"], row["queue"], row["job_id"]) for row in rows] == [
+        ("queue", "q", None),
+        ("cancel", "other", second),
+        ("cancel", "q", first),
+        ("edit", "q", first),
+    ]
+    assert {row["who"] for row in rows} == {ME}
+    assert rows[3]["before"] == {"payload": {"a": 1}, "priority": 0}
+    assert rows[3]["after"] == {"payload": {"a": "\x7f"}, "priority": 5}
+    assert rows[0]["at"].startswith("20")
+    lines = shell("audit", "--job", first).stdout.splitlines()
+    assert lines[0].split() == ["AT", "WHO", "WHAT", "QUEUE", "JOB_ID", "CHANGE"]
+    assert lines[1].endswith(f"cancel  q      {first}  status: pending -> cancelled")
+    assert lines[2].endswith('payload: {"a": 1} -> {"a": "\\u007f"}, priority: 0 -> 5')
+    assert len(lines) == 3
+    assert len(json.loads(shell("audit", "--queue", "q", "--limit", "2", "--json").stdout)) == 2
+    assert json.loads(shell("audit", "--job", NOBODY, "--json").stdout) == []
+
+
+def test_a_change_too_long_for_a_terminal_is_cut_there_only(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    job_id = enqueue(shell)
+    shell("edit", job_id, "--payload", json.dumps({"a": "x" * 3000}))
+    assert len(shell("audit").stdout.splitlines()[1]) > 3000
+    monkeypatch.setattr(cli_acts, "is_terminal", lambda: True)
+    assert shell("audit").stdout.splitlines()[1].endswith("xxx...")
+
+
+@pytest.mark.parametrize("login", ["ann", "\u00e4\udcff\x1b[31m", None])
+def test_any_login_name_can_be_noted(shell: Shell, monkeypatch: pytest.MonkeyPatch, login: str | None) -> None:
+    def getuser() -> str:
+        if login is None:
+            raise OSError("no name for this number")
+        return login
+
+    monkeypatch.setattr("getpass.getuser", getuser)
+    shell("cancel", enqueue(shell))
+    who = shell.sql("SELECT who FROM pgworkd.audit")
+    assert who == cli_ask.operator()
+    assert who.isascii()
+    assert who.split("@")[0] == (login or "unknown").encode("ascii", "backslashreplace").decode()
+    assert "\x1b" not in shell("audit").stdout

@@ -1,0 +1,201 @@
+"""Commands that act on all jobs that match: in chunks, asked about, stopped, and told as numbers."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from typing import Any
+
+import pytest
+
+from pgworkd import cli_bulk
+from pgworkd.admin import Admin
+from pgworkd.errors import DatabaseUnavailable
+from tests.engine.acts_kit import ME, count, enqueue, many, run
+from tests.engine.test_cli import Shell, clean, shell
+
+__all__ = ["clean", "shell"]  # fixtures
+
+
+# All that match
+
+
+def test_retry_of_a_queues_dead_takes_the_oldest_up_to_the_limit(shell: Shell) -> None:
+    ids = [shell.die() for _ in range(4)]
+    other, kind = shell.die("other"), shell.die("q", kind="k")
+    assert shell("retry", "--dead", "--queue", "q", "--kind", "k").stdout == "1 jobs will run again\n"
+    assert shell("retry", "--queue", "q", "--limit", "2").stdout == "2 jobs will run again\n"
+    found = [shell.status(job_id) for job_id in (*ids, other, kind)]
+    assert found == ["pending", "pending", "dead", "dead", "dead", "pending"]
+
+
+def test_retry_all_wants_yes_and_leaves_out_only_what_a_key_holds_back(shell: Shell) -> None:
+    many(shell, 1200, "dead")
+    held = [shell.die(dedupe_key="k"), shell.die(dedupe_key="k")]
+    assert "add --yes" in shell.refused("retry", "--all")
+    assert count(shell, "dead") == 1202
+    result = shell("retry", "--all", "--yes", code=1)
+    assert result.stdout == "1201 jobs will run again\n"
+    assert "1 jobs stay dead: live ones hold their dedupe keys" in result.stderr
+    assert [shell.status(job_id) for job_id in held] == ["pending", "dead"]
+    assert shell.sql("SELECT count(*) FROM pgworkd.audit WHERE what = 'retry'") == 1201
+
+
+def test_retry_by_status_runs_waiting_retries_now(shell: Shell) -> None:
+    job_id = enqueue(shell, "q", "--delay-s", "600")
+    shell.sql("UPDATE pgworkd.jobs SET status = 'failed'")
+    assert shell("retry", "--queue", "q").stdout == "0 jobs will run again\n"
+    assert shell("retry", "--queue", "q", "--status", "failed").stdout == "1 jobs will run again\n"
+    assert shell.sql("SELECT run_at <= now() FROM pgworkd.jobs WHERE id = %s", job_id)
+
+
+def test_cancel_by_filter_ends_what_waits_or_runs_and_spares_the_dead(shell: Shell) -> None:
+    many(shell, 2500)
+    running, dead, kind = enqueue(shell), shell.die(), enqueue(shell, "q", "--kind", "k")
+    run(shell, running)
+    assert shell("cancel", "--queue", "q", "--kind", "k").stdout == "1 jobs cancelled\n"
+    assert shell.status(kind) == "cancelled"
+    result = shell("cancel", "--queue", "q")
+    assert result.stdout == "2500 jobs cancelled\n1 jobs run: their workers are told to end them\n"
+    assert [shell.status(job_id) for job_id in (running, dead)] == ["running", "dead"]
+    told = json.loads(shell("cancel", "--queue", "q", "--status", "dead", "--json").stdout)
+    assert told == {"act": "cancel", "matched": 1, "cancelled": 1, "requested": 0, "stopped": False}
+    assert shell.sql("SELECT count(*) FROM pgworkd.audit WHERE who = %s", ME) == 2503
+
+
+def test_discard_by_filter(shell: Shell) -> None:
+    shell.die(), shell.die(), shell.die("other")
+    assert shell("discard", "--queue", "q").stdout == "2 jobs discarded\n"
+    assert shell("discard", "--all", "--yes").stdout == "1 jobs discarded\n"
+
+
+def test_by_key(shell: Shell) -> None:
+    ids = [enqueue(shell, "q", "--dedupe-key", key) for key in ("a", "b")]
+    shell.sql("UPDATE pgworkd.jobs SET serialize_key = 'a' WHERE id = %s", ids[1])
+    assert shell("cancel", "--key", "a").stdout == "2 jobs cancelled\n"
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        (("cancel", "--queue", "mial"), "no queue 'mial' is known: did you mean 'mail'?"),
+        (("cancel", "--queue", "x\udcff"), "holds a NUL character or half a character"),
+        (("cancel", "--key", ""), "key has 0 characters"),
+        (("cancel", "--key", "k" * 513), "key has 513 characters"),
+        (("cancel", "--queue", "mail", "--status", "completed"), "only jobs that are pending, blocked"),
+        (("retry", "--queue", "mail", "--status", "running"), "only jobs that are dead or failed are there to retry"),
+        (("discard", "--queue", "mail", "--status", "failed"), "only jobs that are dead are there to discard"),
+    ],
+)
+def test_a_filter_that_makes_no_sense_is_refused(shell: Shell, args: tuple[str, ...], told: str) -> None:
+    job_id = enqueue(shell, "mail")
+    assert told in shell.refused(*args)
+    assert shell.status(job_id) == "pending"
+
+
+# On a terminal, and stopped
+
+
+class Terminal:
+    """What a stream says of itself at a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def on_terminal(monkeypatch: pytest.MonkeyPatch, answer: bool) -> list[str]:
+    """Someone sits there and answers; the questions."""
+    asked: list[str] = []
+
+    def confirm(text: str, **_: Any) -> bool:
+        asked.append(text)
+        if not answer:
+            raise cli_bulk.typer.Abort
+        return True
+
+    monkeypatch.setattr(cli_bulk.typer, "confirm", confirm)
+    monkeypatch.setattr(cli_bulk, "sys", type("", (), {"stdin": Terminal(), "stderr": Terminal()}))
+    return asked
+
+
+def test_more_than_a_hundred_are_asked_about_with_their_number(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    many(shell, 101)
+    asked = on_terminal(monkeypatch, answer=False)
+    assert "nothing done" in shell("cancel", "--queue", "q", code=1).stderr
+    assert asked == ["cancel 101 jobs of queue 'q'?"]
+    assert count(shell, "pending") == 101
+    assert shell("cancel", "--queue", "q", "--limit", "1").stdout == "1 jobs cancelled\n"
+    assert shell("cancel", "--queue", "q").stdout == "100 jobs cancelled\n"
+    many(shell, 150, "dead")
+    assert shell("retry", "--all", "--yes").stdout == "150 jobs will run again\n"
+    assert len(asked) == 1, "neither for a hundred, nor with --yes"
+
+
+def test_a_bar_shows_how_far_it_is(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    many(shell, 2100)
+    on_terminal(monkeypatch, answer=True)
+    shown: list[tuple[int, int]] = []
+
+    class Progress:
+        def __init__(self, *_: Any, **__: Any) -> None:
+            self.total = 0
+
+        def __enter__(self) -> Progress:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def add_task(self, _: str, total: int) -> int:
+            self.total = total
+            return 0
+
+        def advance(self, _: int, count: int) -> None:
+            shown.append((count, self.total))
+
+    monkeypatch.setattr("rich.progress.Progress", Progress)
+    assert shell("cancel", "--queue", "q").stdout == "2100 jobs cancelled\n"
+    assert shown == [(1000, 2100), (1000, 2100), (100, 2100)]
+
+
+def test_the_real_bar_draws_on_standard_error_only(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    many(shell, 5)
+    on_terminal(monkeypatch, answer=True)
+    result = shell("cancel", "--queue", "q")
+    assert result.stdout == "5 jobs cancelled\n"
+
+
+def test_ctrl_c_stops_between_two_chunks_and_says_how_far_it_was(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    many(shell, 3000)
+    cancel, calls = Admin.cancel, []
+
+    async def cancel_and_be_interrupted(self: Admin, ids: Any) -> Any:
+        calls.append(len(ids))
+        os.kill(os.getpid(), signal.SIGINT)
+        return await cancel(self, ids)
+
+    monkeypatch.setattr(Admin, "cancel", cancel_and_be_interrupted)
+    before = signal.getsignal(signal.SIGINT)
+    result = shell("cancel", "--queue", "q", code=1)
+    assert result.stdout == "1000 jobs cancelled\n"
+    assert "stopped; 1000 jobs were looked at" in result.stderr
+    assert (calls, count(shell, "pending"), count(shell, "cancelled")) == ([1000], 2000, 1000)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_database_that_goes_away_half_way_leaves_a_true_count(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    many(shell, 3000, "dead")
+    discard, calls = Admin.discard, []
+
+    async def discard_and_lose_the_line(self: Admin, ids: Any) -> Any:
+        calls.append(len(ids))
+        if len(calls) == 3:
+            raise DatabaseUnavailable("no connection to the database: gone")
+        return await discard(self, ids)
+
+    monkeypatch.setattr(Admin, "discard", discard_and_lose_the_line)
+    result = shell("discard", "--queue", "q", "--json", code=1)
+    assert json.loads(result.stdout) == {"act": "discard", "matched": 2000, "discarded": 2000, "stopped": True}
+    assert "gone" in result.stderr
+    assert shell.sql("SELECT count(*) FROM pgworkd.finished_jobs") == 2000

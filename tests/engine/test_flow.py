@@ -1,0 +1,105 @@
+"""Fleet-wide limits, rates and turns with several daemons."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import asyncpg
+
+from tests.engine.flow_kit import Log, all_over, fill, fleet, observed
+from tests.kit import until
+from tests.sql.flow import most_in_window, settings
+
+STARTS = "SELECT started_at FROM pgworkd.finished_jobs"
+
+
+async def test_four_daemons_never_run_six_where_five_are_allowed(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    log = Log(took_s=0.003)
+    await settings(db, max_running=5)
+    async with observed(dsn) as observer, fleet(log, dsn, "abcd"):
+        await fill(db, 300, "limit_key", "")
+        await all_over(db)
+    assert len(log.runs) == 300
+    assert (observer.most, log.most) == (5, 5)
+    assert observer.looks > 50
+    assert log.took() < 3
+
+
+async def test_a_limit_of_one_goes_from_daemon_to_daemon_without_waiting(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    log = Log()
+    await settings(db, max_running=1)
+    async with fleet(log, dsn, "ab", concurrency=4):
+        await fill(db, 60, "limit_key", "")
+        await all_over(db)
+    assert len(log.runs) == 60
+    assert log.most == 1
+    assert log.took() < 2
+
+
+async def test_each_key_has_its_limit_over_all_daemons(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    log = Log(took_s=0.003)
+    await settings(db, limit_per_key=2)
+    keys = "abcdefgh"
+    async with fleet(log, dsn, "123"):
+        await fill(db, 15, "limit_key", *keys)
+        await all_over(db)
+    assert len(log.runs) == 15 * len(keys)
+    for key in keys:
+        edges = sorted([(run.began, 1) for run in log.of(key)] + [(run.ended, -1) for run in log.of(key)])
+        at_once = most = 0
+        for _, step in edges:
+            at_once += step
+            most = max(most, at_once)
+        assert most <= 2
+    assert log.most > 4, "different keys run side by side"
+
+
+async def test_a_rate_is_kept_and_used_to_the_full(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    log = Log()
+    await settings(db, rate=50, rate_period_s=1.0)
+    async with fleet(log, dsn, "ab"):
+        await fill(db, 120, "limit_key", "")
+        await all_over(db)
+    starts = [row["started_at"] for row in await db.fetch(STARTS)]
+    for window_s in (0.1, 0.5, 1.0):
+        assert most_in_window(starts, window_s) <= 5 + 50 * window_s
+    assert log.took() < (120 - 5) / 50 * 1.2
+
+
+async def test_a_rate_of_each_key_does_not_slow_the_others(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    log = Log()
+    await settings(db, rate_per_key=20, rate_per_key_period_s=1.0, rate_per_key_burst=2)
+    async with fleet(log, dsn, "ab"):
+        await fill(db, 22, "limit_key", *"uvwxyz")
+        await all_over(db)
+    for key in "uvwxyz":
+        starts = [run.began for run in log.of(key)]
+        assert len(starts) == 22
+        assert starts[-1] - starts[0] > 0.9
+    assert log.took() < 1.6
+
+
+async def test_a_faster_rate_is_used_at_once(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    log = Log()
+    await settings(db, rate=3, rate_period_s=3600.0)
+    async with fleet(log, dsn, "ab"):
+        await fill(db, 20, "limit_key", "")
+        await until(lambda: db.fetchval("SELECT count(*) = 1 FROM pgworkd.finished_jobs"))
+        await settings(db, rate=1000, rate_period_s=1.0)
+        await all_over(db, limit_s=2)
+
+
+async def test_a_small_tenant_does_not_wait_for_a_big_one(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    log = Log(took_s=0.001)
+    await settings(db, fair=True)
+    async with fleet(log, dsn, "12"):
+        await fill(db, 2000, "limit_key", "big")
+        await until(lambda: db.fetchval("SELECT count(*) > 20 FROM pgworkd.finished_jobs"))
+        before = len(log.runs)
+        await fill(db, 10, "limit_key", "small")
+        await until(lambda: db.fetchval("SELECT count(*) = 10 FROM pgworkd.finished_jobs WHERE limit_key = 'small'"))
+        assert len(log.runs) < 1000, "the big one has not even come half-way"
+        passed = [run.key for run in sorted(log.runs[before:], key=lambda run: run.began)]
+        assert passed.index("small") < 600, "at most what was claimed ahead stands before it"
+        await all_over(db)
+    assert len(log.runs) == 2010

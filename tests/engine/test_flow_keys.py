@@ -1,0 +1,116 @@
+"""Serialize keys with several daemons: one at a time, in order, quickly, whatever becomes of a daemon."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from typing import Any
+
+import anyio
+import asyncpg
+import pytest
+
+from pgworkd import events
+from pgworkd.app import App
+from pgworkd.job import Job
+from tests import process
+from tests.engine.flow_kit import Log, all_over, fill, fleet
+from tests.kit import insert, running, until, waits_for_status
+
+LEASE = {"lease_s": 1.0, "heartbeat_s": 0.2}
+
+
+def _in_order(log: Log, key: str, count: int) -> None:
+    runs = log.of(key)
+    assert [run.number for run in runs] == list(range(1, count + 1))
+    for run, following in pairwise(runs):
+        assert run.ended <= following.began, "two at once"
+
+
+async def test_twenty_keys_between_three_daemons(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    log = Log(took_s=0.001)
+    keys = [f"account {number}" for number in range(20)]
+    async with fleet(log, dsn, "abc"):
+        await fill(db, 30, "serialize_key", *keys)
+        await all_over(db)
+    for key in keys:
+        _in_order(log, key, 30)
+    assert log.most > 3, "different keys run side by side"
+    assert len({run.daemon for run in log.runs}) == 3
+
+
+@pytest.mark.parametrize("daemons", ["a", "abc"])
+async def test_the_next_of_a_key_begins_at_once(dsn: str, db: asyncpg.Connection[Any], daemons: str) -> None:
+    """No poll in between: 300 ms would be 6 ms for each."""
+    log = Log()
+    async with fleet(log, dsn, daemons):
+        await fill(db, 50, "serialize_key", "k")
+        await all_over(db)
+    _in_order(log, "k", 50)
+    assert log.took() < 1.5
+
+
+async def test_a_retry_holds_its_key_and_later_jobs_wait(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    app, ran = App(), []
+
+    @app.handler("q", backoff=0.2)
+    async def handle(payload: dict[str, Any], job: Job) -> None:
+        ran.append((payload["n"], job.attempt))
+        if payload["n"] == 1 and job.attempt == 1:
+            raise ValueError
+
+    async with running(app, dsn):
+        await fill(db, 3, "serialize_key", "k")
+        await all_over(db)
+    assert ran == [(1, 1), (1, 2), (2, 1), (3, 1)]
+
+
+async def test_what_someone_had_locked_is_mended_by_a_daemon(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    log = Log()
+    go_on = anyio.Event()
+    app = App()
+
+    @app.handler("q")
+    async def handle(payload: dict[str, Any]) -> None:
+        if payload["n"] == 1:
+            await go_on.wait()
+        log.runs.append(payload["n"])
+
+    async with running(app, dsn):
+        await fill(db, 3, "serialize_key", "k")
+        await until(lambda: db.fetchval("SELECT count(*) = 2 FROM pgworkd.jobs WHERE status = 'blocked'"))
+        async with db.transaction():
+            await db.execute("SELECT FROM pgworkd.jobs WHERE status = 'blocked' FOR UPDATE")
+            go_on.set()
+            await until(lambda: db.fetchval("SELECT count(*) = 1 FROM pgworkd.finished_jobs"))
+        await all_over(db)
+    assert log.runs == [1, 2, 3]
+
+
+async def test_a_killed_daemons_keys_go_on_in_order(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    await db.execute(process.TABLES)
+    app, ran = App(), []
+
+    @app.handler("work", concurrency=100)
+    async def work(payload: dict[str, Any], job: Job) -> None:
+        ran.append((payload["key"], payload["n"], job.attempt))
+        await anyio.sleep(0.002)
+
+    keys = "abcd"
+    ids = [
+        await insert(db, "work", json.dumps({"key": key, "n": n, "gate": "never"}), serialize_key=key)
+        for n in range(1, 5)
+        for key in keys
+    ]
+    with process.daemon_process(dsn, **LEASE) as first:
+        await until(lambda: db.fetchval("SELECT count(*) = 4 FROM runs"))
+        assert await db.fetchval("SELECT count(*) FROM pgworkd.jobs WHERE status = 'running'") == 4
+        async with running(app, dsn, **LEASE) as (_, seen):
+            first.kill()
+            first.wait()
+            await seen.wait(events.JOB_LOST, count=4)
+            for job_id in ids:
+                await until(waits_for_status(db, job_id, "completed"))
+    for key in keys:
+        assert [run[1:] for run in ran if run[0] == key] == [(1, 2), (2, 1), (3, 1), (4, 1)]
+    assert await db.fetchval("SELECT count(*) FROM runs") == 4, "the first daemon began nothing more"

@@ -1,0 +1,119 @@
+"""Keys and limits as SQL: claims as they are where those count, queues with limits, and an audit of every change."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from .verbs import Db, claim, complete
+
+AUDIT = """
+    CREATE TABLE public.audit (n bigserial PRIMARY KEY, job uuid, attempt int, queue text, key text, old text, new text,
+                               run_at timestamptz, started_at timestamptz);
+    CREATE FUNCTION public.audit() RETURNS trigger LANGUAGE plpgsql AS $$
+    BEGIN
+        IF TG_OP = 'DELETE' THEN
+            INSERT INTO public.audit (job, attempt, queue, key, old, new, run_at, started_at)
+            VALUES (OLD.id, OLD.attempts, OLD.queue, OLD.serialize_key, OLD.status, 'gone', OLD.run_at, OLD.started_at);
+        ELSIF TG_OP = 'INSERT' OR NEW.status <> OLD.status THEN
+            INSERT INTO public.audit (job, attempt, queue, key, old, new, run_at, started_at)
+            VALUES (NEW.id, NEW.attempts, NEW.queue, NEW.serialize_key,
+                    CASE WHEN TG_OP = 'UPDATE' THEN OLD.status END, NEW.status, NEW.run_at, NEW.started_at);
+        END IF;
+        RETURN NULL;
+    END $$;
+    CREATE TRIGGER audit AFTER INSERT OR UPDATE OR DELETE ON pgworkd.jobs
+    FOR EACH ROW EXECUTE FUNCTION public.audit();
+"""
+"""Every change of a status, in the order in which it was made. What was rolled back is not in it."""
+
+HOLDERS = """SELECT count(*) FROM pgworkd.jobs
+    WHERE serialize_key IS NOT NULL AND (status = 'running' OR status = 'failed' AND NOT yields)
+    GROUP BY queue, serialize_key HAVING count(*) > 1"""
+"""A row for each serialize_key that two hold."""
+
+
+class Taken(NamedTuple):
+    """The answer to a claim: what it took, and in how many seconds a rate says to ask again."""
+
+    ids: list[uuid.UUID]
+    again_s: float | None
+
+
+async def take(db: Db, worker_id: int, limit: int = 10, queue: str = "q") -> Taken:
+    """Claims."""
+    rows = await claim(db, worker_id, limit, queue)
+    if rows and rows[-1]["id"] is None:
+        return Taken([row["id"] for row in rows[:-1]], rows[-1]["created_at"])
+    return Taken([row["id"] for row in rows], None)
+
+
+async def take_ids(db: Db, worker_id: int, limit: int = 10, queue: str = "q") -> list[uuid.UUID]:
+    """Claims; the ids in the order of the answer."""
+    return (await take(db, worker_id, limit, queue)).ids
+
+
+async def complete_and_take(
+    db: Db, worker_id: int, done: Sequence[uuid.UUID], limit: int = 10, queue: str = "q"
+) -> list[uuid.UUID]:
+    """settle_and_claim of first attempts, all of which it must have settled; the ids it claimed."""
+    sql = "SELECT won, id FROM pgworkd.settle_and_claim($1, $2, $3, $4, $5, $6, '{}', '{}', '{}', '{}', '{}')"
+    first, *rows = await db.fetch(sql, done, [1] * len(done), [None] * len(done), worker_id, queue, limit)
+    assert set(first["won"]) == set(done)
+    return [row["id"] for row in rows if row["id"] is not None]
+
+
+async def settings(db: Db, queue: str = "q", **values: Any) -> None:
+    """Sets these columns of the queue's row; the others stay."""
+    names = list(values)
+    marks = ", ".join(f"${number}" for number in range(2, len(names) + 2))
+    updates = ", ".join(f"{name} = excluded.{name}" for name in names)
+    await db.execute(
+        f"INSERT INTO pgworkd.queues (name, {', '.join(names)}) VALUES ($1, {marks}) "  # noqa: S608 - names are ours
+        f"ON CONFLICT (name) DO UPDATE SET {updates}",
+        queue,
+        *values.values(),
+    )
+
+
+async def line(db: Db, *keys: str, queue: str = "q", **columns: Any) -> list[uuid.UUID]:
+    """Inserts a job for each of these serialize_keys; their ids."""
+    ids = []
+    for key in keys:
+        names = ["queue", "serialize_key", *columns]
+        marks = ", ".join(f"${number}" for number in range(1, len(names) + 1))
+        sql = f"INSERT INTO pgworkd.jobs ({', '.join(names)}) VALUES ({marks}) RETURNING id"  # noqa: S608 - as above
+        ids.append(await db.fetchval(sql, queue, key, *columns.values()))
+    return ids
+
+
+async def unblock(db: Db) -> int:
+    """unblock; how many keys it looked after."""
+    return int(await db.fetchval("SELECT pgworkd.unblock()"))
+
+
+async def expire(db: Db) -> int:
+    """expire; how many jobs it ended."""
+    return int(await db.fetchval("SELECT pgworkd.expire()"))
+
+
+async def run_all(db: Db, worker_id: int, queue: str = "q", limit: int = 1) -> list[uuid.UUID]:
+    """Claims and completes until there is nothing more, with nothing else to help; the ids in the order of starts."""
+    order: list[uuid.UUID] = []
+    while ids := await take_ids(db, worker_id, limit, queue):
+        order += ids
+        attempts = await db.fetch("SELECT id, attempts FROM pgworkd.jobs WHERE id = ANY ($1)", ids)
+        by_id = {row["id"]: row["attempts"] for row in attempts}
+        assert await complete(db, ids, [by_id[job_id] for job_id in ids]) == set(ids)
+    return order
+
+
+def most_in_window(instants: Sequence[datetime], window_s: float) -> int:
+    """The most of these instants that any window of that length holds, both ends included."""
+    ordered = sorted(instants)
+    return max(
+        (sum(1 for at in ordered[n:] if (at - first).total_seconds() <= window_s) for n, first in enumerate(ordered)),
+        default=0,
+    )

@@ -1,0 +1,247 @@
+"""audit: who did what to which job or queue, written by the act itself, once."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from typing import Any
+
+import asyncpg
+import pytest
+
+from .conftest import Connect
+from .verbs import (
+    T0,
+    Db,
+    at,
+    cancel,
+    claim,
+    claim_ids,
+    clock,
+    complete,
+    end,
+    fail,
+    heartbeat,
+    insert,
+    one,
+    release,
+    rescue,
+    retry,
+    statuses,
+    steady,
+    worker,
+)
+
+pytestmark = pytest.mark.usefixtures("t0")
+
+NOW = "2100-06-15T12:00:00+00:00"
+
+
+async def notes(db: Db) -> list[tuple[Any, ...]]:
+    """(what, queue, job_id, before, after) of every row, in order."""
+    rows = await db.fetch("SELECT what, queue, job_id, before, after FROM pgworkd.audit ORDER BY id")
+    return [(*row[:3], json.loads(row[3]), json.loads(row[4])) for row in rows]
+
+
+async def dead(db: Db, count: int = 1, **columns: object) -> list[uuid.UUID]:
+    """Jobs that were claimed and died."""
+    ids = await insert(db, count, **columns)
+    await claim(db, await worker(db), count)
+    await fail(db, ids, permanent=True)
+    return ids
+
+
+async def test_cancel_notes_what_ended_and_what_was_asked_for(db: Db) -> None:
+    await db.execute("SET timezone = 'UTC'")
+    (died,) = await dead(db)
+    running, waiting = await insert(db, 2)
+    await claim(db, await worker(db), 1)
+    await cancel(db, waiting, running, died, uuid.uuid4())
+    assert sorted(await notes(db), key=lambda note: str(note[2])) == sorted(
+        [
+            ("cancel", "q", died, {"status": "dead"}, {"status": "cancelled"}),
+            ("cancel", "q", running, {"cancel_requested_at": None}, {"cancel_requested_at": NOW}),
+            ("cancel", "q", waiting, {"status": "pending"}, {"status": "cancelled"}),
+        ],
+        key=lambda note: str(note[2]),
+    )
+    await cancel(db, waiting, running, died)
+    assert len(await notes(db)) == 3, "what changes nothing is not noted"
+
+
+@pytest.mark.parametrize("way", ["failed", "released", "ended", "rescued"])
+async def test_a_cancellation_that_the_engine_carries_out_is_noted_once(db: Db, way: str) -> None:
+    job_id = await one(db, max_attempts=9)
+    worker_id = await worker(db)
+    await claim(db, worker_id)
+    await cancel(db, job_id)
+    if way == "failed":
+        await fail(db, [job_id])
+    elif way == "released":
+        await release(db, [job_id])
+    elif way == "ended":
+        await end(db, [job_id])
+    else:
+        rescuer = await worker(db)
+        await steady(db, rescuer)
+        assert await rescue(db, rescuer) == {job_id: "cancelled"}
+    assert await statuses(db, [job_id]) == ["cancelled"]
+    assert [note[0] for note in await notes(db)] == ["cancel"]
+
+
+async def test_a_dead_job_that_was_to_be_cancelled_when_it_ran_is_noted_when_it_is(db: Db) -> None:
+    job_id = await one(db)
+    await claim(db, await worker(db))
+    await cancel(db, job_id)
+    await fail(db, [job_id], permanent=True)
+    await cancel(db, job_id)
+    assert [note[4] for note in await notes(db)][1:] == [{"status": "cancelled"}]
+
+
+async def test_retry_notes_what_it_changed(db: Db) -> None:
+    await db.execute("SET timezone = 'UTC'")
+    (died,) = await dead(db, run_at=at(-60))
+    waiting = await one(db)
+    await claim(db, await worker(db))
+    await fail(db, [waiting], delay_s=90)
+    await retry(db, died, waiting)
+    assert await notes(db) == [
+        (
+            *("retry", "q", died),
+            {"status": "dead", "failures": 1, "run_at": "2100-06-15T11:59:00+00:00"},
+            {"status": "pending", "failures": 0, "run_at": NOW},
+        ),
+        (
+            *("retry", "q", waiting),
+            {"status": "failed", "run_at": "2100-06-15T12:01:30+00:00"},
+            {"status": "pending", "run_at": NOW},
+        ),
+    ]
+
+
+async def test_a_retry_that_is_refused_leaves_no_note(db: Db) -> None:
+    died = await dead(db, dedupe_key="k")
+    await one(db, dedupe_key="k")
+    with pytest.raises(asyncpg.UniqueViolationError):
+        await retry(db, *died)
+    assert await notes(db) == []
+
+
+async def test_discard_notes_the_end(db: Db) -> None:
+    await db.execute("SET timezone = 'UTC'")
+    died, waiting = await dead(db, 2), await one(db)
+    await db.execute("SELECT pgworkd.discard($1)", [*died, waiting])
+    assert await notes(db) == [("discard", "q", job_id, {"finished_at": None}, {"finished_at": NOW}) for job_id in died]
+
+
+async def test_an_act_that_is_rolled_back_was_none(db: Db) -> None:
+    job_id = await one(db)
+    await db.execute("BEGIN")
+    await cancel(db, job_id)
+    assert len(await notes(db)) == 1
+    await db.execute("ROLLBACK")
+    assert await notes(db) == []
+
+
+async def test_the_engine_notes_nothing_of_its_own(db: Db) -> None:
+    ids = await insert(db, 5)
+    worker_id = await worker(db)
+    await claim(db, worker_id)
+    await complete(db, ids[:1])
+    await fail(db, ids[1:3], permanent=[True, False])
+    await release(db, ids[3:4])
+    await end(db, ids[4:], status="expired")
+    await db.execute("SELECT * FROM pgworkd.prune(0, 0)")
+    assert await notes(db) == []
+
+
+# Who
+
+
+async def test_who_is_what_the_act_says_else_the_session_else_user_and_program(db: Db, connect: Connect) -> None:
+    ids = await insert(db, 4)
+    user = await db.fetchval("SELECT session_user")
+    await db.execute("SELECT pgworkd.cancel($1, 'ann@desk')", ids[:1])
+    await db.execute("SET application_name = ''")
+    await cancel(db, ids[1])
+    session = await connect()
+    await session.execute("SET application_name = 'dashboard'")
+    await cancel(session, ids[2])
+    await session.execute(f"SET pgworkd.by = '{'b' * 300}'")
+    await cancel(session, ids[3])
+    rows = await db.fetch("SELECT job_id, who, at FROM pgworkd.audit ORDER BY id")
+    assert [row["job_id"] for row in rows] == ids
+    assert [row["who"] for row in rows] == ["ann@desk", user, f"{user} (dashboard)", "b" * 200]
+    assert rows[0]["at"] == T0
+
+
+async def test_the_verbs_all_take_a_name(db: Db) -> None:
+    died, other, waiting = await dead(db), await dead(db), await one(db)
+    await db.execute("SELECT pgworkd.retry($1, 'me')", died)
+    await db.execute("SELECT pgworkd.discard($1, p_by => 'me')", other)
+    await db.execute("SELECT pgworkd.edit($1, p_priority => 3, p_by => 'me')", waiting)
+    rows = await db.fetch("SELECT what, who FROM pgworkd.audit ORDER BY id")
+    assert [tuple(row) for row in rows] == [("retry", "me"), ("discard", "me"), ("edit", "me")]
+
+
+# Queues
+
+
+async def test_settings_of_queues_are_noted_whoever_changes_them(db: Db) -> None:
+    await db.execute("INSERT INTO pgworkd.queues (name, max_running) VALUES ('mail', 5)")
+    await db.execute("UPDATE pgworkd.queues SET paused_until = 'infinity', max_running = NULL, updated_at = now()")
+    await db.execute("UPDATE pgworkd.queues SET updated_at = now() + interval '1 s', fair = false")
+    await db.execute("UPDATE pgworkd.queues SET name = 'post'")
+    await db.execute("DELETE FROM pgworkd.queues")
+    assert await notes(db) == [
+        ("queue", "mail", None, {"max_running": None}, {"max_running": 5}),
+        (
+            *("queue", "mail", None),
+            {"max_running": 5, "paused_until": None},
+            {"max_running": None, "paused_until": "infinity"},
+        ),
+        ("queue", "post", None, {"name": "mail"}, {"name": "post"}),
+        ("queue", "post", None, {"paused_until": "infinity"}, {"paused_until": None}),
+    ]
+
+
+async def test_a_row_without_settings_is_not_worth_a_note(db: Db) -> None:
+    await db.execute("INSERT INTO pgworkd.queues (name) VALUES ('q')")
+    await db.execute("DELETE FROM pgworkd.queues")
+    assert await notes(db) == []
+
+
+# Kept as long as the history
+
+
+async def test_prune_forgets_old_notes_some_at_a_time(db: Db) -> None:
+    for day in (0, 1, 2, 9):
+        await clock(day * 86_400, db)
+        await cancel(db, await one(db))
+    await clock(9 * 86_400, db)
+    for left in (3, 2, 1, 1):
+        await db.execute("SELECT * FROM pgworkd.prune(6, 30, 1)")
+        assert len(await notes(db)) == left
+
+
+async def test_a_worker_hears_of_a_cancellation_as_before(db: Db) -> None:
+    worker_id, job_id = await worker(db), await one(db)
+    assert await claim_ids(db, worker_id) == [job_id]
+    await cancel(db, job_id)
+    answer = await heartbeat(db, worker_id)
+    assert answer is not None
+    assert answer["cancel_ids"] == [job_id]
+
+
+async def test_a_thousand_jobs_are_noted_in_one_statement(db: Db) -> None:
+    """One INSERT .. SELECT per act: what it costs does not grow with a statement per job."""
+    ids = await insert(db, 1000)
+    await db.execute("CREATE TABLE statements (n int)")
+    await db.execute(
+        "CREATE FUNCTION noted() RETURNS trigger LANGUAGE plpgsql AS "
+        "'BEGIN INSERT INTO public.statements VALUES (1); RETURN NULL; END'"
+    )
+    await db.execute("CREATE TRIGGER noted AFTER INSERT ON pgworkd.audit EXECUTE FUNCTION noted()")
+    await cancel(db, *ids)
+    assert await db.fetchval("SELECT count(*) FROM statements") == 1
+    assert await db.fetchval("SELECT count(*) FROM pgworkd.audit") == 1000

@@ -1,0 +1,268 @@
+"""Dedupe keys against a model: whatever happens in whatever order, a key is taken exactly when it should be."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import asyncpg
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from .test_enqueue import enqueue
+from .verbs import Db, at, cancel, claim_ids, clock, complete, end, fail, live, release, retry, statuses, worker
+
+KEYS = ["a", "b"]
+WAITING = ("pending", "failed")
+TAKEN = "taken"
+
+
+@dataclass
+class Job:
+    """What the model knows of a job; `until`, `run_at`: in seconds after T0."""
+
+    key: str
+    until: float | None
+    run_at: float
+    status: str = "pending"
+    attempts: int = 0
+    number: int = 0
+
+
+@dataclass
+class Step:
+    """One act; `pick` says on which of the jobs that it could be done to, `undone`: its transaction is rolled back."""
+
+    act: str
+    key: str
+    word: str
+    seconds: float
+    until_s: float | None
+    pick: int
+    undone: bool
+
+
+OFTEN = ["enqueue", "claim", "claim", "settle", "settle", "replay", "turn"]
+STEPS = st.lists(
+    st.builds(
+        Step,
+        act=st.sampled_from(["insert", "enqueue", "claim", "settle", "cancel", "replay", "turn", "mend", *OFTEN]),
+        key=st.sampled_from(["a", "a", "a", "b"]),
+        word=st.sampled_from(["skip", "replace", "reschedule", "raise"]),
+        seconds=st.sampled_from([0.0, 5.0, 30.0]),
+        until_s=st.sampled_from([None, 5.0, 10.0, 60.0]),
+        pick=st.integers(0, 5),
+        undone=st.sampled_from([False, False, False, True]),
+    ),
+    min_size=10,
+    max_size=60,
+)
+
+
+@dataclass
+class World:
+    """The table and its model, side by side."""
+
+    db: Db
+    worker_id: int
+    now: float = 0.0
+    jobs: dict[uuid.UUID, Job] = field(default_factory=dict)
+    inserts: int = 0
+
+    def holder(self, key: str) -> uuid.UUID | None:
+        """Who should have the key."""
+        over = ("completed", "cancelled")
+        found = [
+            job_id
+            for job_id, job in self.jobs.items()
+            if job.key == key and job.status != "dead" and (job.status not in over or (job.until or 0) > self.now)
+        ]
+        assert len(found) <= 1, "two should have one key"
+        return found[0] if found else None
+
+    def of(self, step: Step, *wanted: str) -> uuid.UUID | None:
+        """The job that the step is about."""
+        found = [job_id for job_id, job in self.jobs.items() if job.status in wanted]
+        return found[step.pick % len(found)] if found else None
+
+    async def act(self, step: Step) -> Callable[[], None]:
+        """Does it to the table; what does it to the model."""
+        act: Callable[[Step], Awaitable[Callable[[], None]]] = getattr(self, step.act)
+        return await act(step)
+
+    # The acts. Each checks the table's answer against the model before.
+
+    def created(self, job_id: uuid.UUID, step: Step) -> Callable[[], None]:
+        assert job_id not in self.jobs
+        until = None if step.until_s is None else self.now + step.until_s
+        return lambda: self.jobs.update({job_id: Job(step.key, until, self.now + step.seconds, number=self.inserts)})
+
+    async def insert(self, step: Step) -> Callable[[], None]:
+        self.inserts += 1
+        sql = """INSERT INTO pgworkd.jobs (queue, dedupe_key, run_at, dedupe_until, payload)
+            VALUES ('q', $1, $2, $3, jsonb_build_object('n', $4::int))"""
+        if step.pick % 2:
+            sql += " ON CONFLICT (queue, dedupe_key) WHERE dedupe_key IS NOT NULL AND status <> 'dead' DO NOTHING"
+        until = None if step.until_s is None else at(self.now + step.until_s)
+        job_id = await refusable(
+            self.db, self.db.fetchval(f"{sql} RETURNING id", step.key, at(self.now + step.seconds), until, self.inserts)
+        )
+        if self.holder(step.key) is not None:
+            assert job_id == (None if step.pick % 2 else TAKEN)
+            return nothing
+        return self.created(job_id, step)
+
+    async def enqueue(self, step: Step) -> Callable[[], None]:
+        self.inserts += 1
+        holder, number = self.holder(step.key), self.inserts
+        answer = await refusable(
+            self.db,
+            enqueue(
+                self.db,
+                step.word,
+                dedupe_key=step.key,
+                payload=f'{{"n": {number}}}',
+                delay_s=step.seconds,
+                dedupe_for_s=step.until_s,
+            ),
+        )
+        if holder is None:
+            assert answer[1:] == (True, False)
+            return self.created(answer[0], step)
+        if step.word == "raise":
+            assert answer == TAKEN
+            return nothing
+        changes = step.word in ("replace", "reschedule") and self.jobs[holder].status in WAITING
+        assert answer == (holder, False, changes)
+        return (lambda: self.changed(self.jobs[holder], step, number)) if changes else nothing
+
+    def changed(self, job: Job, step: Step, number: int) -> None:
+        job.run_at = self.now + step.seconds
+        if step.word == "replace":
+            job.number = number
+            job.until = job.until if step.until_s is None else self.now + step.until_s
+
+    async def claim(self, step: Step) -> Callable[[], None]:
+        due = {i for i, job in self.jobs.items() if job.status in WAITING and job.run_at <= self.now}
+        claimed = await claim_ids(self.db, self.worker_id, 2)
+        assert set(claimed) <= due
+        assert len(claimed) == min(2, len(due))
+
+        def take() -> None:
+            for job_id in claimed:
+                self.jobs[job_id].status = "running"
+                self.jobs[job_id].attempts += 1
+
+        return take
+
+    async def settle(self, step: Step) -> Callable[[], None]:
+        job_id = self.of(step, "running")
+        if job_id is None:
+            return nothing
+        attempt = self.jobs[job_id].attempts
+        status, run_at = "completed", self.jobs[job_id].run_at
+        if step.word == "skip":
+            assert await complete(self.db, [job_id], attempt) == {job_id}
+        elif step.word == "raise" or self.jobs[job_id].attempts >= 3:
+            status = "dead"
+            assert await fail(self.db, [job_id], attempt, permanent=True) == {job_id: status}
+        elif step.word == "replace" and step.pick % 2:
+            status = "cancelled"
+            assert await end(self.db, [job_id], attempt) == {job_id}
+        elif step.word == "replace":
+            status = "pending"
+            assert await release(self.db, [job_id], attempt) == {job_id}
+        else:
+            status, run_at = "failed", self.now + step.seconds
+            assert await fail(self.db, [job_id], attempt, delay_s=step.seconds) == {job_id: status}
+        return lambda: self.become(job_id, status, run_at)
+
+    def become(self, job_id: uuid.UUID, status: str, run_at: float) -> None:
+        self.jobs[job_id].status, self.jobs[job_id].run_at = status, run_at
+
+    async def cancel(self, step: Step) -> Callable[[], None]:
+        job_id = self.of(step, *WAITING, "dead", "completed", "cancelled")
+        if job_id is None:
+            return nothing
+        job = self.jobs[job_id]
+        over = job.status in ("completed", "cancelled")
+        assert await cancel(self.db, job_id) == ({} if over else {job_id: "cancelled"})
+        if job.status == "dead":  # it held no key, and gets none by this
+            return lambda: (setattr(job, "until", None), self.become(job_id, "cancelled", job.run_at))[1]
+        return nothing if over else lambda: self.become(job_id, "cancelled", job.run_at)
+
+    async def replay(self, step: Step) -> Callable[[], None]:
+        job_id = self.of(step, "dead")
+        if job_id is None:
+            return nothing
+        taken = self.holder(self.jobs[job_id].key) is not None
+        assert await refusable(self.db, retry(self.db, job_id)) == (TAKEN if taken else {job_id})
+        return nothing if taken else lambda: self.become(job_id, "pending", self.now)
+
+    async def turn(self, step: Step) -> Callable[[], None]:
+        self.now += step.seconds
+        await clock(self.now, self.db)
+        return nothing
+
+    async def mend(self, step: Step) -> Callable[[], None]:
+        await self.db.execute("SELECT pgworkd.expire()")
+        return nothing
+
+    async def check(self) -> None:
+        """The table says what the model says."""
+        ids = list(self.jobs)
+        assert await statuses(self.db, ids) == [job.status for job in self.jobs.values()]
+        for job_id, job in self.jobs.items():
+            if job.status in WAITING:
+                row = await live(self.db, job_id)
+                assert (row["payload"], row["run_at"]) == (f'{{"n": {job.number}}}', at(job.run_at))
+        rows = await self.db.fetch(
+            "SELECT dedupe_key, id FROM pgworkd.jobs WHERE status <> 'dead'"
+            " AND (status <> 'completed' OR dedupe_until > pgworkd.clock())"
+        )
+        assert {row["dedupe_key"]: row["id"] for row in rows} == {k: i for k in KEYS if (i := self.holder(k))}
+
+
+def nothing() -> None:
+    pass
+
+
+async def refusable(db: Db, call: Awaitable[Any]) -> Any:
+    """The answer, or that the key is taken."""
+    try:
+        async with db.transaction():  # that the refusal ends
+            return await call
+    except asyncpg.UniqueViolationError:
+        return TAKEN
+
+
+class Undone(Exception):  # noqa: N818
+    pass
+
+
+@pytest.mark.parametrize("part", range(3))  # each within the time of a test
+@settings(
+    max_examples=30,
+    deadline=None,
+    database=None,
+    phases=[Phase.generate],  # to shrink an example takes minutes
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(steps=STEPS)
+async def test_a_key_is_taken_exactly_when_it_should_be(db: Db, part: int, steps: list[Step]) -> None:
+    await db.execute("DELETE FROM pgworkd.jobs; DELETE FROM pgworkd.finished_jobs; DELETE FROM pgworkd.workers")
+    await clock(0, db)
+    world = World(db, await worker(db, lease_s=3600))
+    for step in steps:
+        try:
+            async with db.transaction():
+                apply = await world.act(step)
+                if step.undone and step.act != "turn":
+                    raise Undone
+        except Undone:
+            continue
+        apply()
+        await world.check()

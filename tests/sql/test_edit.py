@@ -1,0 +1,271 @@
+"""edit: what waits can be changed, what does not is refused, and nobody in line is left behind."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from typing import Any
+
+import anyio
+import asyncpg
+import pytest
+
+from .verbs import (
+    T0,
+    Db,
+    Later,
+    Notices,
+    at,
+    cancel,
+    claim,
+    claim_ids,
+    clock,
+    complete,
+    fail,
+    insert,
+    live,
+    one,
+    set_pool,
+    statuses,
+    waits_for_lock,
+    worker,
+)
+
+pytestmark = pytest.mark.usefixtures("t0")
+
+
+async def edit(db: Db, job_id: uuid.UUID, **changes: Any) -> dict[str, Any]:
+    """edit(); what is different now."""
+    sql = "SELECT pgworkd.edit($1, $2, $3, $4)"
+    values = (changes.get(name) for name in ("payload", "run_at", "priority"))
+    answer: dict[str, Any] = json.loads(await db.fetchval(sql, job_id, *values))
+    return answer
+
+
+async def in_line(db: Db, *run_ats: float, key: str = "k", **columns: Any) -> list[uuid.UUID]:
+    """Jobs of one serialize_key, due in this order."""
+    return [await one(db, serialize_key=key, run_at=at(s), **columns) for s in run_ats]
+
+
+async def drain(db: Db) -> list[uuid.UUID]:
+    """Claims and completes until nothing is due any more; the ids in the order of their runs."""
+    worker_id, ran = await worker(db), []
+    while rows := await claim(db, worker_id):
+        ids = [row["id"] for row in rows]
+        assert await complete(db, ids, [row["attempt"] for row in rows]) == set(ids)
+        ran += ids
+    return ran
+
+
+async def test_what_is_given_changes_and_the_rest_stays(db: Db) -> None:
+    await db.execute("SET timezone = 'UTC'")
+    job_id = await one(db, payload='{"a": 1}', priority=2, run_at=at(60))
+    assert await edit(db, job_id, priority=7) == {"priority": 7}
+    assert await edit(db, job_id, payload='{"a": 2}', run_at=at(30)) == {
+        "payload": {"a": 2},
+        "run_at": "2100-06-15T12:00:30+00:00",
+    }
+    row = await live(db, job_id)
+    assert (row["payload"], row["priority"], row["run_at"], row["status"]) == ('{"a": 2}', 7, at(30), "pending")
+    rows = await db.fetch("SELECT before, after FROM pgworkd.audit ORDER BY id")
+    assert [tuple(map(json.loads, row)) for row in rows] == [
+        ({"priority": 2}, {"priority": 7}),
+        (
+            {"payload": {"a": 1}, "run_at": "2100-06-15T12:01:00+00:00"},
+            {"payload": {"a": 2}, "run_at": "2100-06-15T12:00:30+00:00"},
+        ),
+    ]
+
+
+async def test_what_is_so_already_is_no_change(db: Db, notices: Notices) -> None:
+    job_id = await one(db, payload='{"a": 1}', priority=2)
+    await set_pool(db, await worker(db))
+    await notices.heard()
+    assert await edit(db, job_id, payload='{"a": 1}', priority=2, run_at=T0) == {}
+    assert await db.fetchval("SELECT count(*) FROM pgworkd.audit") == 0
+    assert await notices.heard() == []
+
+
+async def test_a_retry_that_waits_keeps_its_state(db: Db) -> None:
+    job_id = await one(db)
+    await claim(db, await worker(db))
+    await fail(db, [job_id], delay_s=600)
+    assert "run_at" in await edit(db, job_id, run_at=at(5))
+    row = await live(db, job_id)
+    assert (row["status"], row["run_at"], row["failures"]) == ("failed", at(5), 1)
+
+
+@pytest.mark.parametrize(
+    ("state", "hint"),
+    [
+        ("running", "Cancel it"),
+        ("dead", "Pause its queue, retry the job"),
+        ("completed", "It is over"),
+        ("unknown", "Check the id"),
+    ],
+)
+async def test_what_does_not_wait_is_refused_with_its_state_and_what_to_do(db: Db, state: str, hint: str) -> None:
+    job_id = uuid.uuid4() if state == "unknown" else await one(db)
+    await claim(db, await worker(db))
+    if state == "dead":
+        await fail(db, [job_id], permanent=True)
+    if state == "completed":
+        await complete(db, [job_id])
+    before = await db.fetch("SELECT * FROM pgworkd.all_jobs")
+    with pytest.raises(asyncpg.PostgresError) as caught:
+        await edit(db, job_id, priority=1)
+    assert caught.value.sqlstate == "PW002"
+    assert f"job {job_id} is {state}, only a waiting job can be edited" in str(caught.value)
+    assert hint in str(caught.value)
+    assert await db.fetch("SELECT * FROM pgworkd.all_jobs") == before
+    assert await db.fetchval("SELECT count(*) FROM pgworkd.audit") == 0
+
+
+@pytest.mark.parametrize("ended", ["completed", "cancelled"])
+async def test_a_job_that_is_over_but_keeps_its_key_is_over(db: Db, ended: str) -> None:
+    job_id = await one(db, dedupe_key="k", dedupe_until=at(600))
+    if ended == "cancelled":
+        await cancel(db, job_id)
+    else:
+        await claim(db, await worker(db))
+        await complete(db, [job_id])
+    with pytest.raises(asyncpg.PostgresError, match=f"is {ended}, only a waiting job can be edited") as caught:
+        await edit(db, job_id, priority=1)
+    assert "It is over" in str(caught.value)
+    assert await cancel(db, job_id) == {}
+    assert await db.fetchval("SELECT ids FROM pgworkd.matching('cancel', 'q')") == []
+    assert await db.fetchval("SELECT ids FROM pgworkd.matching('cancel', 'q', p_key => 'k')") == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "state"),
+    [
+        ({}, "22023"),
+        ({"payload": "[1]"}, "23514"),
+        ({"payload": "null"}, "23514"),
+        ({"payload": json.dumps({"a": "x" * 2**21})}, "23514"),
+        ({"run_at": at(200 * 366 * 86_400)}, "23514"),
+    ],
+    ids=["nothing", "array", "null", "too large", "too late"],
+)
+async def test_values_out_of_bounds_are_refused(db: Db, changes: dict[str, Any], state: str) -> None:
+    job_id = await one(db)
+    with pytest.raises(asyncpg.PostgresError) as caught:
+        await edit(db, job_id, **changes)
+    assert caught.value.sqlstate == state
+    assert await db.fetchval("SELECT count(*) FROM pgworkd.audit") == 0
+
+
+# Against claims
+
+
+async def test_it_waits_for_a_claim_under_way_and_is_refused(db: Db, other: Db, third: Db) -> None:
+    worker_id, job_id = await worker(db), await one(db)
+    async with anyio.create_task_group() as tasks:
+        await db.execute("BEGIN")
+        await claim(db, worker_id)
+        editing = Later(tasks, edit(other, job_id, payload='{"late": true}'))
+        await waits_for_lock(third, other)
+        await db.execute("COMMIT")
+        with pytest.raises(asyncpg.PostgresError, match="is running"):
+            await editing.answer()
+    assert (await live(db, job_id))["payload"] == "{}"
+
+
+async def test_a_claim_passes_by_a_job_that_is_being_edited_and_then_takes_the_new_one(db: Db, other: Db) -> None:
+    worker_id, job_id = await worker(db), await one(db)
+    await other.execute("BEGIN")
+    await edit(other, job_id, payload='{"a": 2}')
+    assert await claim_ids(db, worker_id) == []
+    await other.execute("COMMIT")
+    assert [(row["id"], row["payload"]) for row in await claim(db, worker_id)] == [(job_id, '{"a": 2}')]
+
+
+@pytest.mark.parametrize("asleep", [True, False])
+async def test_pools_are_told_where_the_job_stands_now(db: Db, notices: Notices, asleep: bool) -> None:
+    job_id = await one(db, run_at=at(3600))
+    await set_pool(db, await worker(db), asleep=asleep)
+    await edit(db, job_id, run_at=at(-5))
+    await edit(db, job_id, priority=3)
+    await edit(db, job_id, payload='{"a": 1}')
+    assert await notices.heard() == [{"queue": "q", "run_at": at(-5).timestamp()}] * 2, "a payload moves nothing"
+
+
+async def test_nobody_is_told_of_a_queue_without_pools(db: Db, notices: Notices) -> None:
+    await edit(db, await one(db), priority=3)
+    assert await notices.heard() == []
+
+
+# In a line
+
+
+async def test_a_blocked_job_moved_to_the_front_runs_next(db: Db) -> None:
+    first, second, third = await in_line(db, 0, 0, 0)
+    worker_id = await worker(db)
+    assert await claim_ids(db, worker_id) == [first]
+    assert await statuses(db, [second, third]) == ["blocked", "blocked"]
+    assert (await edit(db, third, run_at=at(-9)))["status"] == "pending"
+    assert await claim_ids(db, worker_id) == [], "the key is held"
+    await complete(db, [first])
+    assert await drain(db) == [third, second]
+
+
+async def test_when_the_first_of_a_line_is_put_off_the_next_one_runs(db: Db) -> None:
+    first, second, third = await in_line(db, 0, 0, 0)
+    holder = await worker(db)
+    assert await claim_ids(db, holder) == [first]
+    await complete(db, [first])
+    assert await statuses(db, [second, third]) == ["pending", "blocked"]
+    await edit(db, second, run_at=at(600))
+    assert await drain(db) == [third]
+    await clock(600, db)
+    assert await drain(db) == [second]
+
+
+async def test_a_blocked_job_put_off_leaves_the_line_until_it_is_due(db: Db) -> None:
+    first, second = await in_line(db, 0, 0)
+    assert await claim_ids(db, await worker(db)) == [first]
+    await edit(db, second, run_at=at(600))
+    assert (await live(db, second))["status"] == "pending"
+    await complete(db, [first])
+    assert await drain(db) == []
+    await clock(600, db)
+    assert await drain(db) == [second]
+
+
+async def test_a_retry_that_holds_its_key_goes_on_holding_it(db: Db) -> None:
+    first, second = await in_line(db, 0, 0)
+    await claim(db, await worker(db))
+    await fail(db, [first], delay_s=60)
+    await edit(db, first, run_at=at(3600))
+    assert await drain(db) == [], "strict order: it is still its turn"
+    await edit(db, first, run_at=at(0))
+    assert await drain(db) == [first, second]
+
+
+async def test_a_new_priority_or_payload_changes_no_place_in_line(db: Db) -> None:
+    first, second, third = await in_line(db, 0, 0, 0)
+    await claim(db, await worker(db))
+    assert await edit(db, third, priority=9, payload='{"a": 1}') == {"payload": {"a": 1}, "priority": 9}
+    assert (await live(db, third))["status"] == "blocked"
+    await complete(db, [first])
+    assert await drain(db) == [second, third]
+
+
+async def test_many_random_edits_leave_no_one_stuck(db: Db) -> None:
+    ids = await in_line(db, *range(-8, 0))
+    ids += await in_line(db, *range(-8, 0), key="other")
+    worker_id = await worker(db)
+    running = await claim_ids(db, worker_id)
+    assert len(running) == 2
+    for number, job_id in enumerate(ids):
+        if job_id not in running:
+            await edit(db, job_id, run_at=at(-(number * 7 % 13)))
+    await complete(db, running)
+    assert sorted(await drain(db)) == sorted(set(ids) - set(running))
+
+
+async def test_ids_that_look_alike_are_not_mixed_up(db: Db) -> None:
+    ids = await insert(db, 3)
+    await edit(db, ids[1], priority=5)
+    assert [(await live(db, job_id))["priority"] for job_id in ids] == [0, 5, 0]

@@ -1,0 +1,288 @@
+"""enqueue(): inserting where a dedupe key may be taken."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+import anyio
+import asyncpg
+import pytest
+
+from .verbs import (
+    T0,
+    Db,
+    Notices,
+    at,
+    claim_ids,
+    clock,
+    complete,
+    fail,
+    live,
+    one,
+    set_pool,
+    statuses,
+    worker,
+)
+
+pytestmark = pytest.mark.usefixtures("t0")
+
+WORDS = ["raise", "skip", "replace", "reschedule"]
+WAITING = ["pending", "scheduled", "blocked", "failed", "failed, holding"]
+Answer = tuple[uuid.UUID, bool, bool]
+
+
+async def enqueue(db: Db, on_duplicate: str | None = None, queue: str = "q", **options: Any) -> Answer:
+    """enqueue(); (id, created, changed)."""
+    given = {"dedupe_key": "k", "on_duplicate": on_duplicate, **options}
+    given = {name: value for name, value in given.items() if value is not None}
+    names = ", ".join(f"p_{name} => ${number}" for number, name in enumerate(given, 2))
+    (row,) = await db.fetch(f"SELECT * FROM pgworkd.enqueue($1, {names})", queue, *given.values())  # noqa: S608
+    return row["id"], row["created"], row["changed"]
+
+
+async def holder(db: Db, state: str) -> uuid.UUID:
+    """A job with the key in this state; others have been claimed before by the same worker."""
+    worker_id, line = await worker(db), None
+    if state == "blocked":
+        await one(db, serialize_key="s")
+        assert len(await claim_ids(db, worker_id, 1)) == 1
+    if state in ("blocked", "failed, holding"):
+        line = "s"
+    later = {"run_at": at(100)} if state == "scheduled" else {}
+    job_id, created, changed = await enqueue(db, payload='{"n": 1}', priority=5, serialize_key=line, **later)
+    assert (created, changed) == (True, False)
+    if state == "blocked":
+        assert await claim_ids(db, worker_id) == []
+    elif state not in ("pending", "scheduled"):
+        assert await claim_ids(db, worker_id) == [job_id]
+    if state.startswith("failed"):
+        await fail(db, [job_id], delay_s=300)
+    elif state == "dead":
+        await fail(db, [job_id], permanent=True)
+    elif state == "over":
+        await db.execute("UPDATE pgworkd.jobs SET dedupe_until = $2 WHERE id = $1", job_id, at(3600))
+        await complete(db, [job_id])
+    status = {"scheduled": "pending", "failed, holding": "failed", "over": "completed"}.get(state, state)
+    assert (await live(db, job_id))["status"] == status
+    return job_id
+
+
+NEW: dict[str, Any] = {
+    "payload": '{"n": 2}',
+    "kind": "x",
+    "priority": -3,
+    "run_at": at(50),
+    "expires_at": at(500),
+    "max_attempts": 9,
+    "timeout_s": 1.5,
+    "meta": '{"m": 2}',
+}
+
+
+# Each word for each state
+
+
+@pytest.mark.parametrize("word", WORDS)
+@pytest.mark.parametrize("state", [None, "dead"])
+async def test_a_key_that_nobody_holds_is_given_to_the_new_job(db: Db, word: str, state: str | None) -> None:
+    old = await holder(db, state) if state else None
+    job_id, created, changed = await enqueue(db, word, **NEW, serialize_key="s", limit_key="l", on_retry="yield")
+    assert (created, changed, job_id == old) == (True, False, False)
+    row = await live(db, job_id)
+    assert {name: row[name] for name in NEW} == NEW
+    assert (row["serialize_key"], row["limit_key"], row["yields"], row["status"]) == ("s", "l", True, "pending")
+
+
+@pytest.mark.parametrize("word", WORDS)
+@pytest.mark.parametrize("state", [*WAITING, "running", "over"])
+async def test_raise_and_skip_change_nothing_and_so_does_all_for_a_job_that_does_not_wait(
+    db: Db, word: str, state: str
+) -> None:
+    if state in WAITING and word in ("replace", "reschedule"):
+        return
+    job_id = await holder(db, state)
+    before = await live(db, job_id)
+    if word == "raise":
+        with pytest.raises(asyncpg.UniqueViolationError) as caught:
+            await enqueue(db, word, **NEW)
+        assert caught.value.constraint_name == "jobs_dedupe"
+        assert "(queue, dedupe_key)=(q, k)" in caught.value.detail
+    else:
+        assert await enqueue(db, word, **NEW) == (job_id, False, False)
+    assert await live(db, job_id) == before
+    assert await db.fetchval("SELECT count(*) FROM pgworkd.jobs WHERE dedupe_key = 'k'") == 1
+
+
+CHANGED = {
+    "replace": NEW,
+    "reschedule": {"run_at": at(50), "priority": -3},
+}
+
+
+@pytest.mark.parametrize("word", CHANGED)
+@pytest.mark.parametrize("state", WAITING)
+async def test_a_waiting_job_is_changed(db: Db, word: str, state: str) -> None:
+    job_id = await holder(db, state)
+    before = dict(await live(db, job_id))
+    assert await enqueue(db, word, **NEW, serialize_key="other", dedupe_for_s=60.0) == (job_id, False, True)
+    wanted = before | CHANGED[word] | {"status": "failed" if state.startswith("failed") else "pending"}
+    wanted["dedupe_until"] = at(60) if word == "replace" else None
+    assert dict(await live(db, job_id)) == wanted
+
+
+async def test_what_is_not_given_is_as_in_a_new_job_or_stays(db: Db) -> None:
+    job_id = await holder(db, "scheduled")
+    await clock(10, db)
+    assert await enqueue(db, "reschedule") == (job_id, False, True)
+    row = await live(db, job_id)
+    assert (row["run_at"], row["priority"], row["payload"]) == (at(10), 5, '{"n": 1}')
+    assert await enqueue(db, "reschedule", delay_s=7.0) == (job_id, False, True)
+    assert (await live(db, job_id))["run_at"] == at(17)
+    assert await enqueue(db, "replace") == (job_id, False, True)
+    row = await live(db, job_id)
+    assert (row["run_at"], row["priority"], row["payload"]) == (at(10), 0, "{}")
+
+
+async def test_dedupe_for_counts_from_now_and_replace_without_it_leaves_it(db: Db) -> None:
+    job_id, _, _ = await enqueue(db, dedupe_for_s=60.0)
+    await clock(10, db)
+    await enqueue(db, "replace", dedupe_for_s=60.0)
+    await enqueue(db, "replace")
+    assert (await live(db, job_id))["dedupe_until"] == at(70)
+    assert await enqueue(db, "skip", queue="another") != (job_id, False, False)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"on_duplicate": "ignore"}, "p_on_duplicate must be raise, skip, replace or reschedule"),
+        ({"on_duplicate": "skip", "dedupe_key": None}, "p_on_duplicate needs a p_dedupe_key"),
+        ({"run_at": T0, "delay_s": 1.0}, "p_run_at and p_delay_s are both given"),
+        ({"delay_s": -1.0}, "p_delay_s must not be negative"),
+        ({"dedupe_until": T0, "dedupe_for_s": 1.0}, "p_dedupe_until and p_dedupe_for_s are both given"),
+        ({"dedupe_for_s": 0.0}, "p_dedupe_for_s must be above 0"),
+        ({"dedupe_for_s": -1.0}, "p_dedupe_for_s must be above 0"),
+        ({"dedupe_for_s": float("nan")}, "interval out of range"),
+        ({"dedupe_for_s": 1e10}, "instant_must_lie_between_1970_and_2200"),
+        ({"dedupe_for_s": 1.0, "dedupe_key": None}, "dedupe_until_needs_a_dedupe_key"),
+        ({"dedupe_key": ""}, "key_must_have_1_to_512_characters"),
+        ({"dedupe_key": "d" * 513, "on_duplicate": "skip"}, "key_must_have_1_to_512_characters"),
+        ({"serialize_key": ""}, "key_must_have_1_to_512_characters"),
+        ({"limit_key": "l" * 513}, "key_must_have_1_to_512_characters"),
+        ({"on_retry": "later"}, "p_on_retry must be hold or yield"),
+        ({"on_retry": "yield"}, "'yield' needs a p_serialize_key"),
+        ({"payload": "[1]"}, "value_must_be_a_json_object"),
+        ({"queue": ""}, "name_must_have_1_to_200_characters"),
+    ],
+)
+async def test_bad_arguments_are_refused(db: Db, options: dict[str, Any], told: str) -> None:
+    with pytest.raises((asyncpg.DataError, asyncpg.IntegrityConstraintViolationError), match=told):
+        await enqueue(db, **options)
+    assert await db.fetchval("SELECT count(*) FROM pgworkd.jobs") == 0
+
+
+@pytest.mark.parametrize("word", ["replace"])
+@pytest.mark.parametrize("bad", [{"payload": "[1]"}, {"kind": ""}, {"max_attempts": 0}, {"timeout_s": 0.0}])
+async def test_a_waiting_job_is_not_changed_to_something_bad(db: Db, word: str, bad: dict[str, Any]) -> None:
+    job_id = await holder(db, "pending")
+    before = await live(db, job_id)
+    with pytest.raises(asyncpg.CheckViolationError):
+        await enqueue(db, word, **bad)
+    assert await live(db, job_id) == before
+
+
+# Who hears of it
+
+
+@pytest.mark.parametrize("asleep", [False, True])
+@pytest.mark.parametrize(
+    ("state", "options", "heard"),
+    [
+        ("scheduled", {"run_at": at(-50)}, at(-50)),  # earlier: claims are past it
+        ("scheduled", {"delay_s": 8.0, "priority": 5}, T0),
+        ("scheduled", {"delay_s": 30.0, "priority": 5}, None),  # sleepers look before then
+        ("pending", {"delay_s": 5.0, "priority": 5}, None),  # later: it is where nobody has been
+        ("pending", {"run_at": T0, "priority": 5}, None),
+        ("pending", {"run_at": at(1), "priority": 6}, T0),  # another priority, another place
+    ],
+)
+@pytest.mark.parametrize("word", ["replace", "reschedule"])
+async def test_pools_hear_of_a_job_that_comes_where_claims_have_been(
+    db: Db, notices: Notices, word: str, state: str, options: dict[str, Any], heard: Any, asleep: bool
+) -> None:
+    await holder(db, state)
+    await set_pool(db, await worker(db), asleep=asleep)
+    await notices.heard()
+    await enqueue(db, word, **options)
+    wanted = [] if heard is None else [{"queue": "q", "run_at": pytest.approx(heard.timestamp(), abs=0.2)}]
+    assert await notices.heard() == wanted
+
+
+async def test_a_notice_goes_back_to_the_begin_of_its_transaction(db: Db, notices: Notices) -> None:
+    await holder(db, "scheduled")
+    await set_pool(db, await worker(db), asleep=False)
+    await db.execute("RESET pgworkd.clock")
+    async with db.transaction():
+        began_at = await db.fetchval("SELECT date_part('epoch', transaction_timestamp())")
+        await db.execute("SELECT pg_sleep(0.01)")
+        await enqueue(db, "reschedule")
+    assert await notices.heard() == [{"queue": "q", "run_at": pytest.approx(began_at, abs=3e-6)}]
+
+
+# Lines of a serialize_key
+
+
+async def test_the_next_in_line_steps_forward_when_the_head_moves_away(db: Db, notices: Notices) -> None:
+    worker_id = await worker(db)
+    head, _, _ = await enqueue(db, serialize_key="s", run_at=at(-2))
+    behind = [await one(db, serialize_key="s", run_at=at(-1 + n / 10)) for n in range(2)]
+    await db.execute("UPDATE pgworkd.jobs SET status = 'blocked' WHERE id = ANY ($1)", behind)
+    await set_pool(db, worker_id)
+    await enqueue(db, "reschedule", delay_s=60.0)
+    assert await statuses(db, [head, *behind]) == ["pending", "pending", "blocked"]
+    assert await notices.queues() == ["q"]
+    assert await claim_ids(db, worker_id) == behind[:1]
+
+
+@pytest.mark.parametrize("holding", ["running", "failed"])
+async def test_nobody_steps_forward_while_the_key_is_held(db: Db, holding: str) -> None:
+    worker_id = await worker(db)
+    runs = await one(db, serialize_key="s", run_at=at(-9))
+    assert await claim_ids(db, worker_id) == [runs]
+    ids = [(await enqueue(db, serialize_key="s", run_at=at(-2)))[0], await one(db, serialize_key="s", run_at=at(-1))]
+    assert await claim_ids(db, worker_id) == []
+    assert await statuses(db, ids) == ["blocked", "blocked"]
+    if holding == "failed":
+        await fail(db, [runs])
+    await enqueue(db, "reschedule", delay_s=60.0)
+    assert await statuses(db, ids) == ["pending", "blocked"]
+    if holding == "running":
+        await complete(db, [runs])
+        assert await claim_ids(db, worker_id) == ids[1:]
+    else:
+        assert await claim_ids(db, worker_id) == []
+
+
+async def test_a_retry_that_holds_its_key_goes_on_holding_it(db: Db) -> None:
+    job_id = await holder(db, "failed, holding")
+    other = await one(db, serialize_key="s")
+    await enqueue(db, "replace", payload='{"n": 2}', delay_s=60.0)
+    assert await claim_ids(db, await worker(db)) == []
+    await clock(60, db)
+    worker_id = await worker(db)
+    assert await claim_ids(db, worker_id) == [job_id]
+    await complete(db, [job_id], 2)
+    assert await claim_ids(db, worker_id) == [other]
+
+
+async def test_an_open_transaction_that_moves_a_job_stops_no_claim(db: Db, other: Db) -> None:
+    """It holds the rows that it has moved, and not the queue."""
+    await enqueue(db, serialize_key="s")
+    worker_id = await worker(db)
+    free = [await one(db, serialize_key="t"), await one(db)]
+    await db.execute("BEGIN")
+    await enqueue(db, "reschedule", delay_s=60.0)
+    with anyio.fail_after(10):
+        assert set(await claim_ids(other, worker_id)) == set(free)
+    await db.execute("COMMIT")

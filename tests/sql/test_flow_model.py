@@ -1,0 +1,108 @@
+"""Keys and limits under any interleaving of sessions, with rollbacks, crashes and changed limits at every step."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from tests.server import create_database, drop_database
+
+from .flow_world import Step, World
+
+EXAMPLES = int(os.environ.get("PGWORKD_TEST_EXAMPLES", "14"))
+QUICK = settings(
+    max_examples=EXAMPLES,
+    deadline=None,
+    phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+"""Shrinking runs for minutes: a failing case is short enough as it is."""
+
+SETTLES = ["complete", "fail", "fail", "release", "release", "end", "both", "both"]
+PLAIN = ["insert", "insert", "claim", "claim", "claim", "tick", "commit", "rollback", "cancel", "retry", "crash"]
+LIMITS = {"max_running": 2, "limit_per_key": 1}
+RATES: dict[str, Any] = {
+    "rate": 5,
+    "rate_period_s": 1.0,
+    "rate_burst": 3,
+    "rate_per_key": 2,
+    "rate_per_key_period_s": 1.0,
+    "rate_per_key_burst": 2,
+}
+
+
+def steps(whats: list[str], keys: list[str]) -> st.SearchStrategy[list[Step]]:
+    """Schedules: most begin with jobs to fight for."""
+    step = st.builds(
+        Step,
+        session=st.integers(0, 2),
+        what=st.sampled_from(whats),
+        which=st.floats(0, 1, allow_nan=False),
+        key=st.sampled_from(keys),
+        open=st.booleans(),
+    )
+    first = st.builds(
+        Step, st.integers(0, 2), st.just("insert"), st.floats(0, 1), st.sampled_from(keys), st.just(False)
+    )
+    heads, tails = st.lists(first, min_size=1, max_size=4), st.lists(step, min_size=12, max_size=28)
+    return st.builds(lambda head, tail: head + tail, heads, tails)
+
+
+@contextlib.contextmanager
+def world_of(server_dsn: str) -> Iterator[tuple[asyncio.Runner, World]]:
+    """A database for all examples of one test."""
+    name = f"pgworkd_flow_{uuid.uuid4().hex[:12]}"
+    with asyncio.Runner() as runner:
+        dsn = runner.run(create_database(server_dsn, name))
+        world = runner.run(World.open(dsn))
+        try:
+            yield runner, world
+        finally:
+            for db in [world.observer, *(session.db for session in world.sessions)]:
+                db.terminate()
+            runner.run(drop_database(server_dsn, name))
+
+
+def _holds(server_dsn: str, whats: list[str], keys: list[str], limits: dict[str, Any]) -> None:
+    with world_of(server_dsn) as (runner, world):
+
+        @QUICK
+        @given(steps=steps(whats, keys))
+        def play(steps: list[Step]) -> None:
+            async def fresh() -> None:
+                if any(session.is_open or session.busy for session in world.sessions):
+                    await world.renew()
+                await world.play(steps, limits)
+
+            runner.run(fresh())
+
+        play()
+
+
+def test_one_of_a_serialize_key_runs_in_order_and_none_is_stuck(server_dsn: str) -> None:
+    _holds(server_dsn, PLAIN + SETTLES, ["a-", "a-", "b-", "--"], {})
+
+
+def test_edited_lines_go_on(server_dsn: str) -> None:
+    _holds(server_dsn, [*PLAIN, *SETTLES, "edit", "edit"], ["a-", "a-", "b-"], {})
+
+
+def test_lines_go_on_after_someone_held_a_row(server_dsn: str) -> None:
+    _holds(server_dsn, [*PLAIN, *SETTLES, "lock", "lock"], ["a-", "a-", "b-"], {})
+
+
+def test_limits_hold_in_every_snapshot_while_they_change(server_dsn: str) -> None:
+    _holds(server_dsn, [*PLAIN, *SETTLES, "limits"], ["-x", "-y", "--", "ax", "ay"], LIMITS)
+
+
+@pytest.mark.parametrize("more", [{}, LIMITS, {"ageing_s": 1.0}, {"fair": True}])
+def test_rates_hold_in_every_window(server_dsn: str, more: dict[str, Any]) -> None:
+    _holds(server_dsn, PLAIN + SETTLES, ["-x", "-y", "--", "ax", "ay"], RATES | more)

@@ -1,0 +1,249 @@
+"""Limits over the whole fleet: so many at once, of a queue or of each limit_key."""
+
+from __future__ import annotations
+
+import anyio
+import asyncpg
+import pytest
+
+from .flow import line, run_all, settings, take_ids
+from .verbs import (
+    Db,
+    Later,
+    Notices,
+    at,
+    blocks,
+    cancel,
+    complete,
+    end,
+    fail,
+    insert,
+    one,
+    release,
+    rescue,
+    set_pool,
+    steady,
+    waits_for_lock,
+    worker,
+)
+
+pytestmark = pytest.mark.usefixtures("t0")
+
+
+# So many at once
+
+
+async def test_no_more_than_max_running_run_whoever_claims(db: Db, other: Db) -> None:
+    one_worker, another = await worker(db), await worker(db)
+    await settings(db, max_running=3)
+    ids = await insert(db, 8)
+    assert await take_ids(db, one_worker, 2) == ids[:2]
+    assert await take_ids(other, another) == ids[2:3]
+    assert await take_ids(db, one_worker) == []
+    await complete(db, ids[:1])
+    assert await take_ids(other, another) == ids[3:4]
+
+
+async def test_other_queues_do_not_count(db: Db) -> None:
+    worker_id = await worker(db)
+    await settings(db, max_running=1)
+    (first, _), others = await insert(db, 2), await insert(db, 3, "r")
+    assert await take_ids(db, worker_id, queue="r") == others
+    assert await take_ids(db, worker_id) == [first]
+
+
+@pytest.mark.parametrize("how", ["failed", "dead", "released", "snoozed", "ended", "cancel asked", "lost"])
+async def test_every_way_out_makes_room(db: Db, how: str) -> None:
+    victim, rescuer = await worker(db), await worker(db)
+    await settings(db, max_running=1)
+    first, second = await insert(db, 2)
+    assert await take_ids(db, victim) == [first]
+    match how:
+        case "failed" | "dead":
+            await fail(db, [first], permanent=how == "dead")
+        case "released" | "snoozed":
+            await release(db, [first], delay_s=60 if how == "snoozed" else None)
+        case "ended":
+            await end(db, [first])
+        case "cancel asked":
+            await cancel(db, first)
+            assert await take_ids(db, victim) == [], "it still runs"
+            await fail(db, [first])
+        case _:
+            await steady(db, rescuer)
+            await rescue(db, rescuer)
+    expected = first if how in ("released", "lost") else second
+    assert await take_ids(db, rescuer) == [expected]
+    assert await take_ids(db, rescuer) == []
+
+
+@pytest.mark.parametrize("end_with", ["COMMIT", "ROLLBACK"])
+async def test_two_claims_at_once_share_what_is_left(db: Db, other: Db, third: Db, end_with: str) -> None:
+    one_worker, another = await worker(db), await worker(db)
+    await settings(db, max_running=3)
+    ids = await insert(db, 5)
+    await db.execute("BEGIN")
+    assert await take_ids(db, one_worker, 2) == ids[:2]
+    async with anyio.create_task_group() as tasks:
+        claimed = Later(tasks, take_ids(other, another))
+        await waits_for_lock(third, other)
+        await db.execute(end_with)
+        assert await claimed.answer() == (ids[2:3] if end_with == "COMMIT" else ids[:3])
+
+
+@pytest.mark.parametrize("end_with", ["COMMIT", "ROLLBACK"])
+async def test_what_is_being_settled_counts_until_it_is(db: Db, other: Db, end_with: str) -> None:
+    worker_id = await worker(db)
+    await settings(db, max_running=1)
+    first, second = await insert(db, 2)
+    await take_ids(db, worker_id)
+    await db.execute("BEGIN")
+    await complete(db, [first])
+    assert await take_ids(other, worker_id) == []
+    await db.execute(end_with)
+    assert await take_ids(other, worker_id) == ([second] if end_with == "COMMIT" else [])
+
+
+async def test_a_limit_may_change_while_jobs_run(db: Db) -> None:
+    worker_id = await worker(db)
+    ids = await insert(db, 10)
+    assert await take_ids(db, worker_id, 4) == ids[:4]
+    await settings(db, max_running=3)
+    assert await take_ids(db, worker_id) == []
+    await complete(db, ids[:2])
+    assert await take_ids(db, worker_id) == ids[4:5]
+    await settings(db, max_running=None)
+    assert await take_ids(db, worker_id) == ids[5:]
+
+
+async def test_suspects_count_like_all_others(db: Db) -> None:
+    worker_id, another = await worker(db), await worker(db)
+    await settings(db, max_running=2, limit_per_key=1)
+    suspects = await insert(db, 2, losses=1, limit_key="a")
+    (plain,) = await insert(db, 1)
+    assert await take_ids(db, worker_id) == [suspects[0], plain]
+    assert await take_ids(db, another) == []
+    await complete(db, [plain])
+    assert await take_ids(db, another) == [], "its limit_key is full"
+    await complete(db, suspects[:1])
+    assert await take_ids(db, another) == suspects[1:]
+
+
+# So many of a key at once
+
+
+async def test_each_limit_key_has_its_own_limit(db: Db, other: Db) -> None:
+    one_worker, another = await worker(db), await worker(db)
+    await settings(db, limit_per_key=2)
+    a, b = await insert(db, 5, limit_key="a"), await insert(db, 1, limit_key="b")
+    plain = await insert(db, 3)
+    assert set(await take_ids(db, one_worker)) == {*a[:2], *b, *plain}
+    assert await take_ids(other, another) == []
+    await complete(db, a[:1])
+    assert await take_ids(other, another) == a[2:3]
+
+
+async def test_a_key_that_is_full_never_hides_one_that_is_not(db: Db) -> None:
+    worker_id = await worker(db)
+    await settings(db, limit_per_key=1)
+    for number in range(400):
+        await insert(db, 2, limit_key=f"k{number:03}")
+    taken: set[object] = set()
+    for _ in range(40):
+        taken |= set(await take_ids(db, worker_id, 20))
+    assert len(taken) == 400
+    assert await db.fetchval("SELECT max(n) FROM (SELECT count(*) AS n FROM pgworkd.jobs WHERE status = 'running'"
+                             " GROUP BY limit_key) x") == 1  # fmt: skip
+    (last,) = await insert(db, 1, limit_key="zzz")
+    for _ in range(10):
+        taken |= set(await take_ids(db, worker_id, 1))
+    assert last in taken
+
+
+async def test_a_job_may_have_keys_of_both_kinds(db: Db) -> None:
+    worker_id = await worker(db)
+    await settings(db, limit_per_key=1)
+    first, second = await line(db, "s", limit_key="a"), await line(db, "s", limit_key="b")
+    third = await line(db, "t", limit_key="a")
+    assert await take_ids(db, worker_id) == first, "the second waits for its turn, the third for room"
+    await complete(db, first)
+    assert set(await take_ids(db, worker_id)) == {*second, *third}
+
+
+async def test_a_head_without_room_holds_up_its_line_and_nothing_else(db: Db) -> None:
+    worker_id = await worker(db)
+    await settings(db, limit_per_key=1)
+    (busy,) = await insert(db, 1, limit_key="a")
+    assert await take_ids(db, worker_id) == [busy]
+    head, behind = await line(db, "s", limit_key="a"), await line(db, "s", limit_key="b")
+    (free,) = await insert(db, 1, limit_key="c")
+    assert await take_ids(db, worker_id) == [free]
+    await complete(db, [busy])
+    assert await take_ids(db, worker_id) == head
+    await complete(db, head)
+    assert await take_ids(db, worker_id) == behind
+
+
+async def test_a_job_without_a_limit_key_is_never_held_back_by_those_with_one(db: Db) -> None:
+    worker_id = await worker(db)
+    await settings(db, limit_per_key=1, rate_per_key=1, rate_per_key_period_s=3600.0)
+    await insert(db, 50, limit_key="a")
+    plain = await insert(db, 5)
+    assert set(plain) < set(await take_ids(db, worker_id))
+
+
+# Who is told
+
+
+async def test_sleepers_hear_when_there_is_room_again(db: Db, notices: Notices) -> None:
+    worker_id = await worker(db)
+    await set_pool(db, worker_id)
+    await settings(db, max_running=1)
+    first, *_ = await insert(db, 3)
+    await take_ids(db, worker_id)
+    await notices.heard()
+    await complete(db, [first])
+    assert await notices.queues() == ["q"]
+
+
+# Bounds
+
+
+@pytest.mark.parametrize("column", ["max_running", "limit_per_key", "rate", "rate_burst", "rate_per_key"])
+@pytest.mark.parametrize("value", [0, -1, 1_000_001])
+async def test_a_limit_out_of_bounds_is_refused(db: Db, column: str, value: int) -> None:
+    with pytest.raises(asyncpg.CheckViolationError, match="limit_must_be_1_to_a_million"):
+        await settings(db, **{column: value})
+
+
+@pytest.mark.parametrize("columns", [{"rate": 5}, {"rate_period_s": 1.0}, {"rate_burst": 3}, {"rate_per_key": 5},
+                                     {"rate_per_key_period_s": 2.0}, {"rate_per_key_burst": 1}])  # fmt: skip
+async def test_a_rate_and_its_period_come_together(db: Db, columns: dict[str, float]) -> None:
+    with pytest.raises(asyncpg.CheckViolationError, match="rate"):
+        await settings(db, **columns)
+
+
+async def test_the_highest_limits_work(db: Db) -> None:
+    worker_id = await worker(db)
+    most = 1_000_000
+    await settings(db, max_running=most, limit_per_key=most, rate=most, rate_period_s=0.001, rate_burst=most,
+                   rate_per_key=most, rate_per_key_period_s=31622400.0, rate_per_key_burst=most)  # fmt: skip
+    ids = await insert(db, 20, limit_key="a")
+    assert await run_all(db, worker_id, limit=7) == ids
+
+
+async def test_next_due_costs_no_more_for_many_jobs_with_keys(db: Db) -> None:
+    await insert(db, 3, limit_key="a", run_at=at(10))
+    sql = "SELECT * FROM pgworkd.next_due('{q}')"
+    few = await blocks(db, sql)
+    await insert(db, 5000, limit_key="a", run_at=at(20))
+    await insert(db, 5000, serialize_key="s", run_at=at(9), priority=3)
+    assert (await db.fetch(sql))[0]["due_in_s"] == 9
+    assert await blocks(db, sql) <= few + 20
+
+
+async def test_next_due_finds_the_earliest_of_many_priorities(db: Db) -> None:
+    for priority in range(120):
+        await one(db, limit_key="a", priority=priority, run_at=at(500 + priority))
+    await one(db, limit_key="a", priority=-1, run_at=at(7))
+    assert (await db.fetch("SELECT * FROM pgworkd.next_due('{q}')"))[0]["due_in_s"] == 7

@@ -1,0 +1,192 @@
+"""Rates over the whole fleet: so many starts in a while, of a queue or of each limit_key."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+
+from .flow import line, most_in_window, settings, take, take_ids
+from .verbs import (
+    Db,
+    Later,
+    at,
+    cancel,
+    clock,
+    complete,
+    insert,
+    one,
+    release,
+    waits_for_lock,
+    worker,
+)
+
+pytestmark = pytest.mark.usefixtures("t0")
+
+
+async def test_a_rate_lets_a_burst_start_and_then_one_by_one(db: Db) -> None:
+    worker_id = await worker(db, 3600)
+    await settings(db, rate=10, rate_period_s=1.0, rate_burst=3)
+    ids = await insert(db, 20)
+    taken = await take(db, worker_id)
+    assert taken.ids == ids[:3]
+    assert taken.again_s == pytest.approx(0.1)
+    for number in range(3, 8):
+        again_s = taken.again_s
+        assert again_s is not None
+        await clock((number - 2) * 0.1 - 0.001, db)
+        assert await take_ids(db, worker_id) == []
+        await clock((number - 2) * 0.1 + 0.0001, db)
+        taken = await take(db, worker_id)
+        assert taken.ids == [ids[number]]
+    await clock(10, db)
+    assert (await take(db, worker_id)).ids == ids[8:11], "time that was not used is not saved up"
+
+
+@pytest.mark.parametrize(("rate", "period_s", "burst"), [(50, 1.0, 5), (3, 1.0, 1), (100, 60.0, 1), (600, 60.0, 1)])
+async def test_the_burst_is_a_tenth_of_a_second_unless_it_is_given(
+    db: Db, rate: int, period_s: float, burst: int
+) -> None:
+    worker_id = await worker(db)
+    await settings(db, rate=rate, rate_period_s=period_s)
+    await insert(db, 100)
+    taken = await take(db, worker_id, 100)
+    assert len(taken.ids) == burst
+    assert taken.again_s == pytest.approx(period_s / rate)
+
+
+async def test_asking_when_told_to_starts_the_next_and_never_sooner(db: Db) -> None:
+    worker_id = await worker(db, 3600)
+    await settings(db, rate=7, rate_period_s=1.0, rate_burst=2)
+    await insert(db, 100)
+    now, starts = 0.0, []
+    for _ in range(40):
+        await clock(now, db)
+        taken = await take(db, worker_id, 5)
+        starts += [at(now)] * len(taken.ids)
+        assert taken.ids or now == 0 or taken.again_s is not None
+        assert taken.again_s is not None
+        now += taken.again_s + 1e-6
+    for window_s in (0.5, 1.0, 3.0):
+        assert most_in_window(starts, window_s) <= 2 + 7 * window_s
+    assert len(starts) >= 7 * now, "the rate is used to the full"
+
+
+async def test_a_claim_that_is_answered_in_full_is_not_told_to_wait(db: Db) -> None:
+    worker_id = await worker(db)
+    await settings(db, rate=10, rate_period_s=1.0, rate_burst=5)
+    await insert(db, 4)
+    assert (await take(db, worker_id, 2)).again_s is None
+    assert (await take(db, worker_id, 2)).again_s is None
+    assert (await take(db, worker_id, 2)).again_s in (None, pytest.approx(0.1))
+
+
+async def test_a_rate_of_each_key_holds_back_that_key_only(db: Db) -> None:
+    worker_id = await worker(db)
+    await settings(db, rate_per_key=2, rate_per_key_period_s=1.0, rate_per_key_burst=2)
+    a, b = await insert(db, 5, limit_key="a"), await insert(db, 1, limit_key="b")
+    taken = await take(db, worker_id)
+    assert set(taken.ids) == {*a[:2], *b}
+    assert taken.again_s == pytest.approx(0.5)
+    await clock(0.6, db)
+    assert await take_ids(db, worker_id) == a[2:3]
+
+
+async def test_suspects_are_paid_for(db: Db) -> None:
+    worker_id = await worker(db)
+    await settings(db, rate=1, rate_period_s=10.0, rate_per_key=1, rate_per_key_period_s=20.0)
+    suspect = await one(db, losses=1, limit_key="a")
+    behind = await one(db, limit_key="a")
+    (plain,) = await insert(db, 1)
+    assert await take_ids(db, worker_id) == [suspect]
+    await clock(11, db)
+    assert await take_ids(db, worker_id) == [plain]
+    await complete(db, [suspect])
+    await clock(21.5, db)
+    assert await take_ids(db, worker_id) == [behind]
+
+
+async def test_a_claim_that_is_rolled_back_has_spent_nothing(db: Db) -> None:
+    worker_id = await worker(db)
+    await settings(db, rate=1, rate_period_s=10.0, rate_per_key=1, rate_per_key_period_s=10.0)
+    (job_id,) = await insert(db, 1, limit_key="a")
+    await db.execute("BEGIN")
+    assert await take_ids(db, worker_id) == [job_id]
+    await db.execute("ROLLBACK")
+    assert await take_ids(db, worker_id) == [job_id]
+    assert (await take(db, worker_id)).ids == []
+
+
+async def test_a_retry_spends_again_and_a_job_that_is_over_stays_spent(db: Db) -> None:
+    worker_id = await worker(db)
+    await settings(db, rate=1, rate_period_s=10.0)
+    first, second = await insert(db, 2)
+    assert await take_ids(db, worker_id) == [first]
+    await release(db, [first])
+    assert await take_ids(db, worker_id) == []
+    await clock(10.1, db)
+    assert await take_ids(db, worker_id) == [first]
+    await complete(db, [first], 2)
+    assert await take_ids(db, worker_id) == []
+    await clock(20.2, db)
+    assert await take_ids(db, worker_id) == [second]
+
+
+@pytest.mark.parametrize("scope", ["", "_per_key"])
+async def test_a_faster_rate_counts_at_once(db: Db, scope: str) -> None:
+    """What was started under the slow one is not paid for at the slow one's price for hours."""
+    worker_id = await worker(db)
+    rate, period_s, burst = f"rate{scope}", f"rate{scope}_period_s", f"rate{scope}_burst"
+    await settings(db, **{rate: 10, period_s: 3600.0, burst: 10})
+    await insert(db, 60, limit_key="a")
+    assert len(await take_ids(db, worker_id)) == 10
+    await settings(db, **{rate: 100, period_s: 1.0, burst: 10})
+    taken = await take(db, worker_id)
+    assert len(taken.ids) <= 10
+    await clock(0.5, db)
+    assert len(await take_ids(db, worker_id, 50)) == 10
+    await settings(db, **{rate: None, period_s: None, burst: None})
+    assert len(await take_ids(db, worker_id, 50)) >= 30
+
+
+async def test_a_slower_rate_counts_at_once(db: Db) -> None:
+    worker_id = await worker(db)
+    await settings(db, rate=100, rate_period_s=1.0, rate_burst=10)
+    await insert(db, 60)
+    assert len(await take_ids(db, worker_id)) == 10
+    await settings(db, rate=1, rate_period_s=10.0, rate_burst=1)
+    assert await take_ids(db, worker_id) == []
+    await clock(9, db)
+    assert len(await take_ids(db, worker_id)) <= 1
+    await clock(30, db)
+    worker_id = await worker(db)
+    assert len(await take_ids(db, worker_id)) == 1
+
+
+async def test_a_rate_changed_beside_a_claim_and_more_in_one_transaction(db: Db, other: Db, third: Db) -> None:
+    """Rates are looked at when it commits: until then it holds nothing that a claim would wait for."""
+    worker_id = await worker(db)
+    await settings(db, rate=10, rate_period_s=3600.0, rate_burst=2)
+    ids = [*await line(db, "k", "k"), *await insert(db, 4)]
+    assert await take_ids(db, worker_id, 1) == ids[:1]
+    await db.execute("BEGIN")
+    await settings(db, rate=1000, rate_period_s=1.0, rate_burst=10)
+    assert await take_ids(other, worker_id, 1) == ids[2:3]
+    await other.execute("BEGIN")
+    await complete(other, ids[:1])
+    async with anyio.create_task_group() as tasks:
+        cancelled = Later(tasks, cancel(db, ids[1]))
+        await waits_for_lock(third, db)
+        await other.execute("COMMIT")
+        assert await cancelled.answer() == {ids[1]: "cancelled"}
+    await db.execute("COMMIT")
+    await clock(0.1, other)
+    assert await take_ids(other, worker_id) == ids[3:]
+
+
+async def test_a_rate_beyond_all_measure_is_as_good_as_none(db: Db) -> None:
+    worker_id = await worker(db)
+    await settings(db, rate=1_000_000, rate_period_s=1e-6, rate_per_key=1_000_000, rate_per_key_period_s=1e-6)
+    ids = await insert(db, 20, limit_key="a")
+    assert await take_ids(db, worker_id, 7) == ids[:7]
+    await clock(0.001, db)
+    assert await take_ids(db, worker_id, 100) == ids[7:]

@@ -1,0 +1,278 @@
+"""serialize_key: one at a time, in the order in which they are due, whoever frees the key."""
+
+from __future__ import annotations
+
+import itertools
+import uuid
+
+import pytest
+
+from .flow import complete_and_take, expire, line, run_all, settings, take_ids, unblock
+from .verbs import (
+    Db,
+    at,
+    cancel,
+    clock,
+    complete,
+    end,
+    fail,
+    insert,
+    one,
+    release,
+    rescue,
+    retry,
+    statuses,
+    steady,
+    worker,
+)
+
+pytestmark = pytest.mark.usefixtures("t0")
+
+COUNT = "SELECT count(*) FROM pgworkd.jobs WHERE status = $1"
+
+
+async def test_one_of_a_key_runs_and_the_next_is_parked_until_it_is_over(db: Db) -> None:
+    worker_id = await worker(db)
+    first, second, third = await line(db, "k", "k", "k")
+    assert await take_ids(db, worker_id) == [first]
+    assert await statuses(db, [second, third]) == ["blocked", "blocked"]
+    assert await complete(db, [first]) == {first}
+    assert await statuses(db, [second, third]) == ["pending", "blocked"]
+    assert await run_all(db, worker_id) == [second, third]
+
+
+async def test_other_keys_and_the_same_key_of_another_queue_are_not_held_up(db: Db) -> None:
+    worker_id = await worker(db)
+    a, b = await line(db, "a", "b")
+    plain = await one(db)
+    (elsewhere,) = await line(db, "a", queue="r")
+    assert await take_ids(db, worker_id) == [a, b, plain]
+    assert await take_ids(db, worker_id, queue="r") == [elsewhere]
+
+
+@pytest.mark.parametrize("limit", [1, 3, 100])
+async def test_the_order_of_a_key_is_that_of_run_at_and_id_whatever_the_priority(db: Db, limit: int) -> None:
+    worker_id = await worker(db)
+    low = uuid.UUID(int=1), uuid.UUID(int=2)
+    expected = [
+        *await line(db, "k", run_at=at(-9), priority=-3),
+        *await line(db, "k", run_at=at(-7), priority=0, id=low[0]),
+        *await line(db, "k", run_at=at(-7), priority=8, id=low[1]),
+        *await line(db, "k", run_at=at(-1), priority=2),
+        *await line(db, "k", run_at=at(0), priority=5),
+    ]
+    assert await run_all(db, worker_id, limit=limit) == expected
+
+
+async def test_a_delayed_job_joins_the_line_when_it_is_due(db: Db) -> None:
+    worker_id = await worker(db)
+    (delayed,) = await line(db, "k", run_at=at(5))
+    first, second, third = (*await line(db, "k", run_at=at(-2)), *await line(db, "k", "k"))
+    assert await take_ids(db, worker_id) == [first]
+    await complete(db, [first])
+    await clock(5, db)
+    (late,) = await line(db, "k", run_at=at(4))
+    assert await run_all(db, worker_id) == [second, third, late, delayed]
+
+
+async def test_a_job_that_commits_late_takes_its_place_among_those_that_wait(db: Db, other: Db) -> None:
+    worker_id = await worker(db)
+    await other.execute("BEGIN")
+    (early,) = await line(other, "k", run_at=at(-5))
+    first, second, third = await line(db, "k", "k", "k")
+    assert await take_ids(db, worker_id) == [first]
+    await other.execute("COMMIT")
+    await complete(db, [first])
+    assert await run_all(db, worker_id) == [early, second, third]
+
+
+# What frees a key
+
+
+async def test_a_retry_that_waits_holds_the_key(db: Db) -> None:
+    worker_id = await worker(db)
+    first, second = await line(db, "k", "k")
+    await take_ids(db, worker_id)
+    assert await fail(db, [first], delay_s=60) == {first: "failed"}
+    assert await take_ids(db, worker_id) == []
+    await clock(60, db)
+    worker_id = await worker(db)
+    assert await run_all(db, worker_id) == [first, second]
+
+
+async def test_a_retry_that_yields_lets_others_pass_and_stands_in_line_again_when_due(db: Db) -> None:
+    worker_id = await worker(db, 100)
+    first, second, third = await line(db, "k", "k", "k", yields=True)
+    await take_ids(db, worker_id)
+    assert await fail(db, [first], delay_s=60) == {first: "failed"}
+    assert await take_ids(db, worker_id) == [second]
+    await clock(60, db)
+    assert await take_ids(db, worker_id) == []
+    assert await complete(db, [second]) == {second}
+    assert await run_all(db, worker_id) == [third, first]
+
+
+@pytest.mark.parametrize("how", ["dead", "cancelled", "expired", "released", "snoozed", "cancel asked, then failed"])
+async def test_every_way_out_hands_the_key_on(db: Db, how: str) -> None:
+    worker_id = await worker(db)
+    first, second = await line(db, "k", "k")
+    assert await take_ids(db, worker_id) == [first]
+    match how:
+        case "dead":
+            assert await fail(db, [first], permanent=True) == {first: "dead"}
+        case "cancelled" | "expired":
+            await end(db, [first], status=how)
+        case "released":
+            await release(db, [first])
+        case "snoozed":
+            await release(db, [first], delay_s=10)
+        case _:
+            assert await cancel(db, first) == {first: "requested"}
+            assert await fail(db, [first]) == {first: "cancelled"}
+    assert await run_all(db, worker_id) == ([first, second] if how == "released" else [second])
+
+
+async def test_a_queue_without_history_hands_keys_on_just_the_same(db: Db) -> None:
+    worker_id = await worker(db)
+    await settings(db, keep_s=0)
+    ids = await line(db, "k", "k", "k", "k")
+    assert await take_ids(db, worker_id) == ids[:1]
+    await complete(db, ids[:1])
+    assert await take_ids(db, worker_id) == ids[1:2]
+    await end(db, ids[1:2])
+    assert await run_all(db, worker_id) == ids[2:]
+    assert await db.fetchval("SELECT count(*) FROM pgworkd.all_jobs") == 0
+
+
+async def test_a_dead_job_does_not_hold_its_key_and_comes_last_when_it_is_replayed(db: Db) -> None:
+    worker_id = await worker(db)
+    first, second = await line(db, "k", "k", run_at=at(-1))
+    await take_ids(db, worker_id)
+    await fail(db, [first], permanent=True)
+    assert await take_ids(db, worker_id) == [second]
+    assert await retry(db, first) == {first}
+    assert await take_ids(db, worker_id) == []
+    await complete(db, [second])
+    assert await run_all(db, worker_id) == [first]
+
+
+@pytest.mark.parametrize("yields", [False, True])
+async def test_a_retry_that_is_hurried_keeps_or_takes_its_place(db: Db, *, yields: bool) -> None:
+    worker_id = await worker(db)
+    first, second, third = await line(db, "k", "k", "k", yields=yields, run_at=at(-1))
+    await take_ids(db, worker_id)
+    await fail(db, [first], delay_s=60)
+    if yields:
+        assert await take_ids(db, worker_id) == [second]
+    assert await retry(db, first) == {first}
+    if yields:
+        assert await take_ids(db, worker_id) == []
+        await complete(db, [second])
+        assert await run_all(db, worker_id) == [third, first]
+    else:
+        assert await run_all(db, worker_id) == [first, second, third]
+
+
+@pytest.mark.parametrize("how", ["cancel", "expire"])
+@pytest.mark.parametrize("head", ["pending", "blocked"])
+async def test_the_head_of_a_line_may_go_without_having_run(db: Db, how: str, head: str) -> None:
+    worker_id = await worker(db)
+    ids = await line(db, "k", "k", expires_at=at(5) if how == "expire" else None)
+    ids += await line(db, "k", "k")
+    assert await take_ids(db, worker_id) == ids[:1]
+    if head == "pending":
+        await complete(db, ids[:1])
+    await clock(5, db)
+    if how == "cancel":
+        assert await cancel(db, ids[1]) == {ids[1]: "cancelled"}
+    else:
+        assert await expire(db) == 1
+    if head == "blocked":
+        await complete(db, ids[:1])
+    assert await run_all(db, worker_id) == ids[2:]
+
+
+async def test_what_has_expired_in_line_is_passed_over_before_it_is_cleared_away(db: Db) -> None:
+    worker_id = await worker(db)
+    (first,) = await line(db, "k")
+    old = await line(db, "k", "k", "k", expires_at=at(5))
+    (last,) = await line(db, "k")
+    assert await take_ids(db, worker_id) == [first]
+    await clock(6, db)
+    await complete(db, [first])
+    assert await take_ids(db, worker_id) == [last]
+    assert await expire(db) == 3
+    assert await statuses(db, old) == ["expired"] * 3
+
+
+async def test_a_lost_holder_keeps_its_key_until_it_is_over(db: Db) -> None:
+    victim, rescuer = await worker(db), await worker(db)
+    first, second = await line(db, "k", "k")
+    assert await take_ids(db, victim) == [first]
+    await steady(db, rescuer)
+    assert await rescue(db, rescuer) == {first: "failed"}
+    assert await take_ids(db, rescuer) == [first]
+    assert await take_ids(db, rescuer) == []
+    await complete(db, [first], 2)
+    assert await run_all(db, rescuer) == [second]
+
+
+@pytest.mark.parametrize("how", ["dead", "cancelled", "yields"])
+async def test_rescue_hands_the_key_of_a_lost_holder_on(db: Db, how: str) -> None:
+    victim, rescuer = await worker(db), await worker(db)
+    (first,) = await line(db, "k", max_attempts=1 if how == "dead" else 3, yields=how == "yields")
+    (second,) = await line(db, "k")
+    assert await take_ids(db, victim) == [first]
+    assert await take_ids(db, victim) == []
+    if how == "cancelled":
+        await cancel(db, first)
+    await steady(db, rescuer)
+    # It is due since before the other, so a retry that yields comes first all the same.
+    assert await rescue(db, rescuer) == {first: "failed" if how == "yields" else how}
+    assert await run_all(db, rescuer) == ([first, second] if how == "yields" else [second])
+
+
+async def test_suspects_with_keys_wait_for_them_and_hold_them(db: Db) -> None:
+    worker_id, another = await worker(db), await worker(db)
+    first, second = await line(db, "k", "k")
+    assert await take_ids(db, worker_id) == [first]
+    (suspect,) = await line(db, "k", losses=1, run_at=at(-1))
+    plain = await one(db, losses=1)
+    assert await take_ids(db, worker_id) == [plain], "one suspect whose key is not free must not hold up the next"
+    assert await take_ids(db, another) == []
+    await complete(db, [first])
+    assert await take_ids(db, another) == [suspect]
+    assert await take_ids(db, worker_id) == []
+    await complete(db, [suspect])
+    assert await take_ids(db, worker_id) == [second]
+
+
+async def test_a_settle_may_take_the_next_of_the_same_key_along(db: Db) -> None:
+    worker_id = await worker(db)
+    ids = await line(db, *["k"] * 5)
+    assert await take_ids(db, worker_id) == ids[:1]
+    for done, following in itertools.pairwise(ids):
+        assert await complete_and_take(db, worker_id, [done]) == [following]
+
+
+async def test_a_claim_is_not_held_up_by_many_that_it_must_park(db: Db) -> None:
+    worker_id = await worker(db)
+    ids = await line(db, "k") + await insert(db, 300, serialize_key="k")
+    plain = await insert(db, 3)
+    assert await take_ids(db, worker_id, 4) == [ids[0], *plain]
+    assert await db.fetchval(COUNT, "blocked") == 300
+    await complete(db, ids[:1])
+    assert await db.fetchval(COUNT, "blocked") == 299, "one key, one that may run"
+
+
+async def test_unblock_mends_what_was_changed_by_hand_and_leaves_the_rest(db: Db) -> None:
+    worker_id = await worker(db)
+    held, moved = await line(db, "a", "b")
+    await take_ids(db, worker_id)
+    behind_held, behind_moved = await line(db, "a", "b")
+    await take_ids(db, worker_id)
+    await db.execute("UPDATE pgworkd.jobs SET serialize_key = 'c' WHERE id = $1", moved)
+    assert await unblock(db) == 1
+    assert await statuses(db, [behind_held, behind_moved]) == ["blocked", "pending"]
+    assert await take_ids(db, worker_id) == [behind_moved]
+    assert await statuses(db, [held, moved]) == ["running", "running"]

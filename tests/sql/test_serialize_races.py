@@ -1,0 +1,340 @@
+"""serialize_key under two sessions at once: whoever comes first, and whatever is rolled back, the line goes on."""
+
+from __future__ import annotations
+
+import random
+import uuid
+from typing import Any
+
+import anyio
+import pytest
+
+from .conftest import Connect
+from .flow import HOLDERS, complete_and_take, line, run_all, settings, take_ids, unblock
+from .verbs import (
+    Db,
+    Later,
+    Settle,
+    at,
+    cancel,
+    claim,
+    clock,
+    complete,
+    end,
+    fail,
+    insert,
+    one,
+    release,
+    rescue,
+    retry,
+    statuses,
+    steady,
+    waits_for_lock,
+    worker,
+)
+
+pytestmark = pytest.mark.usefixtures("t0")
+
+QUEUES = [f"queue {number}" for number in range(4)]
+LOCK = "SELECT pgworkd.lock_queue($1)"
+TRY_LOCK = "SELECT pg_try_advisory_xact_lock(1886873446, hashtext($1))"
+
+
+async def _settle(settle: str, db: Db, first: uuid.UUID) -> None:
+    if settle == "complete":
+        await complete(db, [first])
+    elif settle == "fail":
+        await fail(db, [first], permanent=True)
+    else:
+        await release(db, [first], delay_s=30)
+
+
+@pytest.mark.parametrize("settle", ["complete", "fail", "snooze"])
+@pytest.mark.parametrize("next_is", ["parked", "waiting"])
+@pytest.mark.parametrize("end_with", ["COMMIT", "ROLLBACK"])
+async def test_a_claim_beside_a_settle_that_frees_a_key(
+    db: Db, other: Db, third: Db, settle: str, next_is: str, end_with: str
+) -> None:
+    """With nothing in its way but a parked job it need not wait, else it waits to see what the settle did."""
+    worker_id = await worker(db)
+    first, second = await line(db, "k", "k")
+    assert await take_ids(db, worker_id, 1 if next_is == "waiting" else 10) == [first]
+    await db.execute("BEGIN")
+    await _settle(settle, db, first)
+    async with anyio.create_task_group() as tasks:
+        claimed = Later(tasks, take_ids(other, worker_id))
+        if next_is == "waiting":
+            await waits_for_lock(third, other)
+        else:
+            assert await claimed.answer() == []
+        await db.execute(end_with)
+        assert await claimed.answer() == ([second] if (next_is, end_with) == ("waiting", "COMMIT") else [])
+    if end_with == "ROLLBACK":
+        assert await take_ids(db, worker_id) == []
+        await _settle(settle, db, first)
+    if (next_is, end_with) != ("waiting", "COMMIT"):
+        assert await take_ids(db, worker_id) == [second]
+
+
+@pytest.mark.parametrize("end_with", ["COMMIT", "ROLLBACK"])
+@pytest.mark.parametrize("settle", [complete, fail, release, end])
+async def test_a_settle_waits_for_a_claim_that_parks_and_promotes_what_it_parked(
+    db: Db, other: Db, third: Db, settle: Settle, end_with: str
+) -> None:
+    worker_id = await worker(db)
+    (first,) = await line(db, "k")
+    await take_ids(db, worker_id)
+    (second,) = await line(db, "k", run_at=at(-1))
+    await db.execute("BEGIN")
+    assert await take_ids(db, worker_id) == []
+    if settle is fail:
+        await third.execute("UPDATE pgworkd.jobs SET max_attempts = 1 WHERE id = $1", first)
+    async with anyio.create_task_group() as tasks:
+        settled = Later(tasks, settle(other, [first]))
+        await waits_for_lock(third, other)
+        await db.execute(end_with)
+        assert set(await settled.answer()) == {first}
+    assert await statuses(db, [second]) == ["pending"]
+    assert (await run_all(db, worker_id))[0] == second
+
+
+@pytest.mark.parametrize("end_with", ["COMMIT", "ROLLBACK"])
+async def test_two_claims_never_take_one_key(db: Db, other: Db, third: Db, end_with: str) -> None:
+    one_worker, another = await worker(db), await worker(db)
+    first, second = await line(db, "k", "k")
+    await db.execute("BEGIN")
+    assert await take_ids(db, one_worker, 1) == [first]
+    async with anyio.create_task_group() as tasks:
+        claimed = Later(tasks, take_ids(other, another))
+        await waits_for_lock(third, other)
+        await db.execute(end_with)
+        assert await claimed.answer() == ([] if end_with == "COMMIT" else [first])
+    await complete(db, [first])
+    assert await run_all(db, one_worker) == [second]
+
+
+@pytest.mark.parametrize("end_with", ["COMMIT", "ROLLBACK"])
+async def test_a_head_that_is_being_cancelled_while_its_key_is_freed(db: Db, other: Db, end_with: str) -> None:
+    worker_id = await worker(db)
+    first, second, last = await line(db, "k", "k", "k")
+    await take_ids(db, worker_id)
+    await other.execute("BEGIN")
+    assert await cancel(other, second) == {second: "cancelled"}
+    async with anyio.create_task_group() as tasks:
+        settled = Later(tasks, complete(db, [first]))
+        await other.execute(end_with)
+        assert await settled.answer() == {first}
+    expected = [last] if end_with == "COMMIT" else [second, last]
+    assert await run_all(db, worker_id) == expected
+
+
+async def test_a_blocked_head_that_someone_has_locked_is_mended(db: Db, other: Db) -> None:
+    worker_id = await worker(db)
+    ids = await line(db, *["k"] * 4)
+    await take_ids(db, worker_id)
+    await other.execute("BEGIN")
+    await other.execute("SELECT FROM pgworkd.jobs WHERE status = 'blocked' FOR UPDATE")
+    await complete(db, ids[:1])
+    assert await take_ids(db, worker_id) == []
+    assert await unblock(db) == 1, "it cannot help yet, but sees that it should"
+    assert await take_ids(db, worker_id) == []
+    await other.execute("COMMIT")
+    assert await unblock(db) == 1
+    assert await unblock(db) == 0
+    assert await run_all(db, worker_id) == ids[1:]
+
+
+async def test_a_locked_head_never_lets_the_next_pass(db: Db, other: Db) -> None:
+    worker_id = await worker(db)
+    first, second, last = await line(db, "k", "k", "k")
+    await take_ids(db, worker_id)
+    await other.execute("BEGIN")
+    await other.execute("SELECT FROM pgworkd.jobs WHERE id = $1 FOR UPDATE", second)
+    await complete(db, [first])
+    assert await take_ids(db, worker_id) == []
+    await other.execute("COMMIT")
+    await unblock(db)
+    assert await run_all(db, worker_id) == [second, last]
+
+
+# The order of locks
+
+
+async def _two_queues(db: Db) -> tuple[str, str]:
+    """Two whose locks are taken in this order."""
+    first, second = await db.fetch("SELECT q FROM unnest($1::text[]) q ORDER BY hashtext(q) LIMIT 2", QUEUES)
+    return first["q"], second["q"]
+
+
+@pytest.mark.parametrize("verb", ["fail", "end", "rescue", "complete"])
+@pytest.mark.parametrize("turned", [False, True])
+async def test_who_frees_keys_of_two_queues_locks_them_in_order(
+    db: Db, other: Db, third: Db, verb: str, *, turned: bool
+) -> None:
+    """It waits for the first without having the second, or two of them would deadlock."""
+    first, second = await _two_queues(db)
+    one_queue, another = (second, first) if turned else (first, second)
+    victim, rescuer = await worker(db), await worker(db)
+    (asked,) = await line(db, "k", queue=one_queue)
+    (dead,) = await line(db, "k", queue=another, max_attempts=1)
+    assert await take_ids(db, victim, queue=one_queue) + await take_ids(db, victim, queue=another) == [asked, dead]
+    await cancel(db, asked)
+    if verb == "rescue":
+        await steady(db, rescuer)
+        await clock(60, other)
+    calls: dict[str, Any] = {
+        "fail": lambda: fail(other, [asked, dead]),
+        "end": lambda: end(other, [asked, dead], status=["cancelled", "expired"]),
+        "rescue": lambda: rescue(other, rescuer),
+        "complete": lambda: complete(other, [asked, dead]),
+    }
+    async with anyio.create_task_group() as tasks:
+        await db.execute("BEGIN")
+        await db.execute(LOCK, first)
+        freeing = Later(tasks, calls[verb]())
+        await waits_for_lock(third, other)
+        is_free = await db.fetchval(TRY_LOCK, second)
+        await db.execute("COMMIT")
+        await freeing.answer()
+    assert is_free, "it holds the lock of the second while it waits for the first"
+    gone = ["cancelled", "expired"] if verb == "end" else ["completed"] * 2 if verb == "complete" else None
+    assert await statuses(db, [asked, dead]) == (gone or ["cancelled", "dead"])
+
+
+@pytest.mark.parametrize("turned", [False, True])
+async def test_a_settle_of_one_queue_with_a_claim_of_another_locks_them_in_order(
+    db: Db, other: Db, third: Db, *, turned: bool
+) -> None:
+    first, second = await _two_queues(db)
+    settles, claims = (second, first) if turned else (first, second)
+    worker_id = await worker(db)
+    (done,) = await line(db, "k", queue=settles)
+    assert await take_ids(db, worker_id, queue=settles) == [done]
+    (following,) = await line(db, "k", queue=claims)
+    async with anyio.create_task_group() as tasks:
+        await db.execute("BEGIN")
+        await db.execute(LOCK, first)
+        both = Later(tasks, complete_and_take(other, worker_id, [done], queue=claims))
+        await waits_for_lock(third, other)
+        is_free = await db.fetchval(TRY_LOCK, second)
+        await db.execute("COMMIT")
+        assert await both.answer() == [following]
+    assert is_free
+
+
+async def test_unblock_holds_no_rate_while_it_waits_for_a_queue(db: Db, other: Db, third: Db) -> None:
+    """A claim moves rates under the queue's lock: it would wait for unblock, and unblock for it."""
+    worker_id = await worker(db)
+    await settings(db, rate_per_key=10, rate_per_key_period_s=1.0)
+    (first,) = await insert(db, 1, limit_key="r")
+    assert await take_ids(db, worker_id) == [first]
+    await one(db, limit_key="r")
+    (moved,) = await line(db, "k", queue="r")
+    assert await take_ids(db, worker_id, queue="r") == [moved]
+    await line(db, "k", queue="r")
+    await take_ids(db, worker_id, queue="r")
+    await db.execute("UPDATE pgworkd.jobs SET serialize_key = 'other' WHERE id = $1", moved)
+    await clock(10, db, other)
+    async with anyio.create_task_group() as tasks:
+        await third.execute("BEGIN")
+        await third.execute(LOCK, "r")
+        mending = Later(tasks, unblock(other))
+        await waits_for_lock(db, other)
+        with anyio.fail_after(3):
+            assert len(await take_ids(db, worker_id)) == 1
+        await third.execute("COMMIT")
+        assert await mending.answer() == 1
+    await clock(20, db)
+    assert await unblock(db) == 0
+    assert await db.fetch("SELECT FROM pgworkd.rates WHERE limit_key <> ''") == [], "it forgets what holds nothing back"
+
+
+async def test_a_claim_locks_only_what_it_takes_or_parks(db: Db, other: Db, third: Db) -> None:
+    worker_id = await worker(db)
+    ids = [*await line(db, "k", "k"), *await insert(db, 500)]
+    await db.execute("BEGIN")
+    assert await take_ids(db, worker_id, 3) == [ids[0], *ids[2:4]]
+    free = await third.fetch("SELECT id FROM pgworkd.jobs WHERE status = 'pending' FOR UPDATE SKIP LOCKED")
+    assert {row["id"] for row in free} == set(ids[4:])
+    await db.execute("ROLLBACK")
+    await other.execute("BEGIN")
+    await other.execute("SELECT FROM pgworkd.jobs WHERE id = ANY ($1) FOR UPDATE", ids[:3])
+    assert await take_ids(db, worker_id, 2) == ids[3:5]
+
+
+# Everything at once
+
+
+WHAT = ["insert", "claim", "claim", "complete", "fail", "release", "end", "cancel", "retry", "chores"]
+
+
+class Storm:
+    """Sessions that claim, settle, cancel, rescue and edit at random, with keys in two queues."""
+
+    def __init__(self, seed: int, worker_ids: list[int]) -> None:
+        self.rng = random.Random(seed)  # noqa: S311 - repeatable
+        self.worker_ids = worker_ids
+        self.held: dict[uuid.UUID, int] = {}
+        self.calls = 0
+
+    async def session(self, db: Db, rounds: int) -> None:
+        for _ in range(rounds):
+            await self.call(db)
+
+    async def call(self, db: Db) -> None:
+        rng, self.calls = self.rng, self.calls + 1
+        batch = rng.sample(sorted(self.held.items()), min(len(self.held), rng.choice([1, 2, 6])))
+        ids, attempts = [job_id for job_id, _ in batch], [attempt for _, attempt in batch]
+        match rng.choice(
+            ["insert", "claim", "claim", "complete", "fail", "release", "end", "cancel", "retry", "chores"]
+        ):
+            case "insert":
+                for _ in range(5):
+                    keys = {"serialize_key": rng.choice("abc"), "limit_key": rng.choice("xy")}
+                    await insert(db, 2, rng.choice(QUEUES[:2]), yields=rng.random() < 0.3, **keys)
+            case "claim":
+                queue = rng.choice(QUEUES[:2])
+                rows = await claim(db, rng.choice(self.worker_ids), rng.choice([1, 5]), queue)
+                self.held |= {row["id"]: row["attempt"] for row in rows if row["id"] is not None}
+                return
+            case "complete":
+                await complete(db, ids, attempts)
+            case "fail":
+                await fail(db, ids, attempts, delay_s=0.0, permanent=[rng.random() < 0.3 for _ in ids])
+            case "release":
+                await release(db, ids, attempts, delay_s=rng.choice([None, 0.0]))
+            case "end":
+                await end(db, ids, attempts, status=[rng.choice(["cancelled", "expired"]) for _ in ids])
+            case "cancel":
+                rows = await db.fetch("SELECT id FROM pgworkd.jobs ORDER BY random() LIMIT 3")
+                await cancel(db, *[row["id"] for row in rows])
+                return
+            case "retry":
+                await retry(
+                    db, *[row["id"] for row in await db.fetch("SELECT id FROM pgworkd.jobs WHERE status = 'dead'")]
+                )
+                return
+            case _:
+                await db.fetchval("SELECT pgworkd.expire()")
+                await rescue(db, self.worker_ids[0])
+                return
+        for job_id in ids:
+            self.held.pop(job_id, None)
+
+
+async def test_nothing_deadlocks_and_nothing_is_stuck(db: Db, connect: Connect) -> None:
+    await db.execute("SET pgworkd.clock = ''")
+    await settings(db, QUEUES[0], limit_per_key=2, max_running=4, rate_per_key=1000, rate_per_key_period_s=1.0)
+    storm = Storm(7, [await worker(db, 3600) for _ in range(2)])
+    sessions = [await connect() for _ in range(6)]
+    for session in sessions:
+        await session.execute("SET deadlock_timeout = '20ms'")
+    async with anyio.create_task_group() as tasks:
+        for session in sessions:
+            tasks.start_soon(storm.session, session, 300)
+    assert await db.fetch(HOLDERS) == []
+    running = await db.fetch("SELECT id, attempts FROM pgworkd.jobs WHERE status = 'running'")
+    await end(db, [row["id"] for row in running], [row["attempts"] for row in running])
+    for queue in QUEUES[:2]:
+        await run_all(db, storm.worker_ids[1], queue, 20)
+    assert await db.fetch("SELECT status FROM pgworkd.jobs WHERE status <> 'dead'") == []

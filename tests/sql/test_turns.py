@@ -1,0 +1,219 @@
+"""Whose turn it is: limit_keys one after the other, and jobs that have waited for long before more urgent ones."""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter
+from collections.abc import Sequence
+
+import pytest
+
+from .flow import line, run_all, settings, take, take_ids
+from .verbs import Db, at, blocks, clock, complete, insert, one, worker
+
+pytestmark = pytest.mark.usefixtures("t0")
+
+
+async def _keys(db: Db, ids: Sequence[uuid.UUID]) -> list[str]:
+    rows = await db.fetch("SELECT id, coalesce(limit_key, '-') AS key FROM pgworkd.all_jobs WHERE id = ANY ($1)", ids)
+    keys = {row["id"]: row["key"] for row in rows}
+    return [keys[job_id] for job_id in ids]
+
+
+async def _one_by_one(db: Db, worker_id: int, count: int) -> str:
+    """The keys of the next so many starts, each claimed and completed alone."""
+    ids = []
+    for _ in range(count):
+        (job_id,) = await take_ids(db, worker_id, 1)
+        await complete(db, [job_id])
+        ids.append(job_id)
+    return "".join(await _keys(db, ids))
+
+
+# Fair
+
+
+async def test_keys_take_turns_however_many_jobs_each_has(db: Db) -> None:
+    worker_id = await worker(db)
+    await settings(db, fair=True)
+    await insert(db, 50, limit_key="a")
+    await insert(db, 3, limit_key="b")
+    await insert(db, 2, limit_key="c")
+    assert await _one_by_one(db, worker_id, 10) == "abcabcabaa"
+
+
+async def test_a_key_that_comes_later_waits_for_one_round_at_most(db: Db) -> None:
+    worker_id = await worker(db)
+    await settings(db, fair=True)
+    for key in "bcd":
+        await insert(db, 20, limit_key=key)
+    assert await _one_by_one(db, worker_id, 4) == "bcdb"
+    await insert(db, 1, limit_key="a")
+    await insert(db, 1, limit_key="x")
+    assert await _one_by_one(db, worker_id, 6) == "cdxabc"
+
+
+async def test_jobs_without_a_key_are_one_more_in_the_round(db: Db) -> None:
+    worker_id = await worker(db)
+    await settings(db, fair=True)
+    await insert(db, 20, limit_key="a")
+    await insert(db, 20, limit_key="b")
+    await insert(db, 10)
+    await line(db, "s", "t")
+    assert await _one_by_one(db, worker_id, 9) == "ab-ab-ab-"
+
+
+async def test_a_claim_of_many_gives_each_key_its_share(db: Db) -> None:
+    worker_id = await worker(db)
+    await settings(db, fair=True)
+    await insert(db, 100, limit_key="a")
+    await insert(db, 100, limit_key="b")
+    await insert(db, 3, limit_key="c")
+    counts = Counter(await _keys(db, await take_ids(db, worker_id, 30)))
+    assert counts["c"] == 3
+    assert abs(counts["a"] - counts["b"]) <= 8
+    assert counts.total() == 30, "what one does not use goes to the others"
+
+
+async def test_turns_go_on_over_claims_of_any_size(db: Db) -> None:
+    worker_id = await worker(db)
+    await settings(db, fair=True)
+    for key in "abcdefg":
+        await insert(db, 30, limit_key=key)
+    counts: Counter[str] = Counter()
+    for size in (1, 2, 3, 4, 5, 1, 2, 3, 4, 5, 1, 2, 3):
+        counts += Counter(await _keys(db, await take_ids(db, worker_id, size)))
+        assert max(counts.values()) - min(counts[key] for key in "abcdefg") <= 2
+    assert counts.total() == 36
+
+
+async def test_more_keys_than_one_claim_looks_at_all_have_their_turn(db: Db) -> None:
+    worker_id = await worker(db)
+    await settings(db, fair=True)
+    keys = [f"k{number:03}" for number in range(100)]
+    for key in keys:
+        await insert(db, 2, limit_key=key)
+    order: list[str] = []
+    for _ in range(100):
+        order += await _keys(db, await take_ids(db, worker_id, 1))
+    assert order == keys
+
+
+async def test_within_a_key_the_order_is_as_ever(db: Db) -> None:
+    worker_id = await worker(db)
+    await settings(db, fair=True)
+    late = await one(db, limit_key="a", run_at=at(0))
+    early = await one(db, limit_key="a", run_at=at(-5))
+    urgent = await one(db, limit_key="a", priority=2, run_at=at(-1))
+    await one(db, limit_key="a", priority=9, run_at=at(1))
+    assert [await take_ids(db, worker_id, 1) for _ in range(3)] == [[urgent], [early], [late]]
+
+
+async def test_a_turn_that_was_rolled_back_is_taken_again(db: Db) -> None:
+    worker_id = await worker(db)
+    await settings(db, fair=True)
+    for key in "ab":
+        await insert(db, 5, limit_key=key)
+    await db.execute("BEGIN")
+    assert await _keys(db, await take_ids(db, worker_id, 1)) == ["a"]
+    await db.execute("ROLLBACK")
+    assert await _one_by_one(db, worker_id, 3) == "aba"
+
+
+async def test_turns_and_serialize_keys_together_leave_nothing_behind(db: Db) -> None:
+    worker_id = await worker(db)
+    await settings(db, fair=True, limit_per_key=2)
+    expected = {key: [] for key in "stu"}
+    for number in range(30):
+        key = "stu"[number % 3]
+        expected[key] += await line(db, key, limit_key="abcd"[number % 4], priority=number % 2)
+    order = await run_all(db, worker_id, limit=4)
+    assert len(order) == 30
+    for key, ids in expected.items():
+        assert [job_id for job_id in order if job_id in set(ids)] == ids, key
+
+
+async def test_a_key_without_due_jobs_costs_no_turn(db: Db) -> None:
+    worker_id = await worker(db)
+    await settings(db, fair=True)
+    await insert(db, 5, limit_key="a", run_at=at(5))
+    await insert(db, 5, limit_key="b", expires_at=at(0))
+    await insert(db, 3, limit_key="c")
+    assert await _one_by_one(db, worker_id, 3) == "ccc"
+    assert await take_ids(db, worker_id) == []
+    await clock(5, db)
+    assert await _one_by_one(db, worker_id, 5) == "aaaaa"
+
+
+async def test_many_keys_whose_jobs_are_not_due_hide_nobody(db: Db) -> None:
+    worker_id = await worker(db)
+    await settings(db, fair=True)
+    await db.execute(
+        "INSERT INTO pgworkd.jobs (queue, limit_key, run_at) SELECT 'q', 'k' || n, $1 FROM generate_series(1, 2000) n",
+        at(60),
+    )
+    (last,) = await insert(db, 1, limit_key="zz")
+    for _ in range(30):
+        taken = await take(db, worker_id, 1)
+        if taken.ids:
+            break
+        assert taken.again_s is not None
+        assert taken.again_s <= 0.05
+    assert taken.ids == [last]
+
+
+# Ageing
+
+
+async def test_a_job_that_waits_for_long_comes_before_a_more_urgent_one(db: Db) -> None:
+    worker_id = await worker(db)
+    await settings(db, ageing_s=10.0)
+    old = await one(db, run_at=at(-31))
+    urgent = await one(db, priority=3, run_at=at(0))
+    middle = await one(db, priority=1, run_at=at(-11))
+    recent = await one(db, run_at=at(-5))
+    # run_at - priority * 10: -31, -30, -21, -5
+    assert [await take_ids(db, worker_id, 1) for _ in range(4)] == [[old], [urgent], [middle], [recent]]
+
+
+async def test_a_claim_of_some_takes_those_that_are_first_by_age(db: Db) -> None:
+    worker_id = await worker(db)
+    await settings(db, ageing_s=1.0)
+    ids = {}
+    for priority in (-4, 0, 3, 7):
+        for seconds in range(-10, 0):
+            ids[seconds - priority, priority] = await one(db, priority=priority, run_at=at(seconds + 0.01 * priority))
+    expected = [ids[place] for place in sorted(ids, key=lambda place: place[0] + 0.01 * place[1])]
+    taken: list[uuid.UUID] = []
+    while some := await take_ids(db, worker_id, 7):
+        assert set(some) == set(expected[len(taken) : len(taken) + 7])
+        taken += some
+    assert len(taken) == 40
+
+
+async def test_ageing_never_breaks_the_order_of_a_serialize_key(db: Db) -> None:
+    worker_id = await worker(db)
+    await settings(db, ageing_s=1.0)
+    ids = [*await line(db, "s", run_at=at(-3), priority=-9), *await line(db, "s", run_at=at(-2), priority=9)]
+    plain = await one(db, run_at=at(-1))
+    assert await run_all(db, worker_id) == [plain, *ids]
+
+
+async def test_without_ageing_nothing_overtakes(db: Db) -> None:
+    worker_id = await worker(db)
+    await settings(db, ageing_s=None, max_running=100)
+    old = await one(db, run_at=at(-3600))
+    urgent = await one(db, priority=1)
+    assert [await take_ids(db, worker_id, 1) for _ in range(2)] == [[urgent], [old]]
+
+
+async def test_ageing_costs_by_the_claim_and_not_by_the_table(db: Db) -> None:
+    worker_id = await worker(db)
+    await settings(db, ageing_s=1.0)
+    for priority in range(5):
+        await insert(db, 10, priority=priority)
+    sql = "SELECT * FROM pgworkd.claim($1, 'q', 5)"
+    few = await blocks(db, sql, worker_id)
+    for priority in range(5):
+        await insert(db, 2000, priority=priority)
+    assert await blocks(db, sql, worker_id) <= few + 40

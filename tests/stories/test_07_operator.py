@@ -1,0 +1,97 @@
+"""A bad deploy kills 300 jobs. Someone looks, mends one, runs most again, ends the rest; the audit tells it all."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+
+import asyncpg
+import pytest
+
+from pgworkd.acts import Which
+from pgworkd.admin import Admin
+from pgworkd.app import App
+from pgworkd.errors import NotWaiting, PermanentError
+from pgworkd.link import LinkOptions
+from tests.kit import running, until
+
+BILLS, REMINDERS = 200, 100
+
+
+def deploy(*, good: bool) -> tuple[App, list[dict[str, Any]]]:
+    """An app that sends mail, and what it has sent."""
+    app, sent = App(), []
+
+    async def send(payload: dict[str, Any]) -> None:
+        if not good:
+            raise PermanentError("no module named 'templates'")
+        if "@" not in payload["to"]:
+            raise PermanentError(f"{payload['to']} is no address")
+        sent.append(payload)
+
+    for kind in ("bill", "reminder"):
+        app.handler(kind, queue="mail", concurrency=20)(send)
+    return app, sent
+
+
+def dead(kind: str) -> Which:
+    return Which(queue="mail", kind=kind, status="dead")
+
+
+async def test_after_a_bad_deploy(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    await db.execute(
+        "INSERT INTO pgworkd.jobs (queue, kind, payload)"
+        " SELECT 'mail', CASE WHEN n <= $1 THEN 'bill' ELSE 'reminder' END,"
+        "        jsonb_build_object('n', n, 'to', CASE n WHEN 7 THEN 'eve' ELSE 'x@example.com' END)"
+        " FROM generate_series(1, $2::int) n",
+        BILLS,
+        BILLS + REMINDERS,
+    )
+    async with running(deploy(good=False)[0], dsn):
+        await until(lambda: db.fetchval("SELECT count(*) = $1 FROM pgworkd.jobs WHERE status = 'dead'", 300))
+
+    app, sent = deploy(good=True)
+    async with running(app, dsn), Admin(LinkOptions(dsn, by="ann@desk")) as ann:
+        # She looks: what is dead, and of what did it die?
+        looked = await ann.jobs(queue="mail", status="dead", limit=1000)
+        assert Counter(job.kind for job in looked.rows) == {"bill": BILLS, "reminder": REMINDERS}
+        assert {job.error for job in looked.rows} == {"pgworkd.errors.PermanentError: no module named 'templates'"}
+
+        # One address has been wrong from the start. A dead job cannot be edited, a waiting one can: so it must not run.
+        wrong = await db.fetchval("SELECT id FROM pgworkd.jobs WHERE payload->>'to' = 'eve'")
+        with pytest.raises(NotWaiting, match="Pause its queue, retry the job, edit it"):
+            await ann.edit(wrong, '{"n": 7, "to": "eve@example.com"}')
+        await db.execute("INSERT INTO pgworkd.queues (name, paused_until) VALUES ('mail', 'infinity')")
+        assert (await ann.retry([wrong])).changed == [wrong]
+        assert await ann.edit(wrong, '{"n": 7, "to": "eve@example.com"}') == ["payload"]
+        await db.execute("UPDATE pgworkd.queues SET paused_until = NULL")
+        await until(lambda: db.fetchval("SELECT status = 'completed' FROM pgworkd.finished_jobs WHERE id = $1", wrong))
+        assert sent == [{"n": 7, "to": "eve@example.com"}]
+
+        # The other bills run again, in chunks as small as one likes.
+        assert await ann.count("retry", dead("bill")) == BILLS - 1
+        last = None
+        while True:
+            some = await ann.matching("retry", dead("bill"), last, 50)
+            assert (await ann.retry(list(some.ids))).held_back == []
+            if (last := some.last) is None:
+                break
+        await until(lambda: db.fetchval("SELECT count(*) = $1 FROM pgworkd.jobs", REMINDERS))
+        assert sorted(mail["n"] for mail in sent) == list(range(1, BILLS + 1))
+
+        # The reminders come too late now.
+        rest = await ann.matching("cancel", dead("reminder"))
+        assert Counter((await ann.cancel(list(rest.ids))).values()) == {"cancelled": REMINDERS}
+        assert await db.fetchval("SELECT NOT EXISTS (SELECT FROM pgworkd.jobs)")
+
+        # Who was that?
+        told = await ann.audit(queue="mail", limit=1000)
+    assert Counter(note.what for note in told) == {"retry": BILLS, "edit": 1, "cancel": REMINDERS, "queue": 2}
+    by_hand = {note.who for note in told if note.what == "queue"}
+    assert {note.who for note in told} - by_hand == {"ann@desk"}, "what psql did stands under the database's user"
+    assert [note.what for note in told if note.job_id == wrong] == ["edit", "retry"]
+    (edited,) = (note for note in told if note.what == "edit")
+    assert json.loads(edited.before) == {"payload": {"n": 7, "to": "eve"}}
+    assert json.loads(edited.after) == {"payload": {"n": 7, "to": "eve@example.com"}}
+    assert not [note for note in told if note.job_id is None and note.what != "queue"]
