@@ -280,6 +280,7 @@ CREATE UNIQUE INDEX IF NOT EXISTS jobs_serialize ON jobs (queue, serialize_key)
     WHERE serialize_key IS NOT NULL AND (status = 'running' OR status = 'failed' AND NOT yields);
 CREATE INDEX IF NOT EXISTS jobs_line ON jobs (queue, serialize_key, run_at, id)
     WHERE serialize_key IS NOT NULL AND status IN ('blocked', 'pending', 'failed');
+CREATE INDEX IF NOT EXISTS jobs_blocked ON jobs (queue, serialize_key, run_at, id) WHERE status = 'blocked';
 CREATE INDEX IF NOT EXISTS jobs_turns ON jobs (queue, (coalesce(limit_key::text, '')), priority DESC, run_at, id)
     WHERE status IN ('pending', 'failed') AND losses = 0 AND (serialize_key IS NOT NULL OR limit_key IS NOT NULL);
 CREATE UNIQUE INDEX IF NOT EXISTS jobs_occurrence ON jobs (schedule, occurrence) WHERE schedule IS NOT NULL;
@@ -1693,13 +1694,11 @@ BEGIN
     END IF;
     WITH RECURSIVE lines AS (
         (SELECT j.queue::text AS queue, j.serialize_key::text AS key FROM jobs j
-         WHERE j.serialize_key IS NOT NULL AND j.status IN ('blocked', 'pending', 'failed')
-         ORDER BY j.queue, j.serialize_key LIMIT 1)
+         WHERE j.status = 'blocked' ORDER BY j.queue, j.serialize_key LIMIT 1)
         UNION ALL
         SELECT n.queue, n.key FROM lines l CROSS JOIN LATERAL (
             SELECT j.queue::text AS queue, j.serialize_key::text AS key FROM jobs j
-            WHERE j.serialize_key IS NOT NULL AND j.status IN ('blocked', 'pending', 'failed')
-              AND (j.queue, j.serialize_key) > (l.queue, l.key)
+            WHERE j.status = 'blocked' AND (j.queue, j.serialize_key) > (l.queue, l.key)
             ORDER BY j.queue, j.serialize_key LIMIT 1) n
     )
     SELECT array_agg(l.queue), array_agg(l.key) INTO v_queues, v_keys

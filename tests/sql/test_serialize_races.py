@@ -331,7 +331,7 @@ async def test_nothing_deadlocks_and_nothing_is_stuck(db: Db, connect: Connect) 
         await session.execute("SET deadlock_timeout = '20ms'")
     async with anyio.create_task_group() as tasks:
         for session in sessions:
-            tasks.start_soon(storm.session, session, 300)
+            tasks.start_soon(storm.session, session, 120)
     assert await db.fetch(HOLDERS) == []
     running = await db.fetch("SELECT id, attempts FROM pgworkd.jobs WHERE status = 'running'")
     await end(db, [row["id"] for row in running], [row["attempts"] for row in running])
