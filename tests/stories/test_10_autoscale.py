@@ -1,0 +1,43 @@
+"""A queue fills up: more workers come, and when it is empty they go again, one left, no job lost."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+
+from tests.engine.autoscale_kit import ended, events, logged
+from tests.engine.test_autoscale_whole import APP
+from tests.engine.test_cli_run import Start, start
+from tests.kit import until
+
+__all__ = ["start"]  # a fixture
+
+
+async def test_a_full_queue_gets_all_workers_an_empty_one_the_least_and_no_job_is_lost(
+    start: Start, tmp_path: Path, dsn: str, db: asyncpg.Connection[Any]
+) -> None:
+    (tmp_path / "scaled.py").write_text(APP)
+    await db.execute("INSERT INTO pgworkd.jobs (queue) SELECT 'embedding' FROM generate_series(1, 600)")
+    environ = {"PGWORKD_LOG_FORMAT": "json", "PGWORKD_WORKER_NAME": "w", "PGWORKD_APP": "scaled:app"}
+    flags = ["--queue=embedding", "--min=1", "--max=3", "--up-at=500", "--down-at=50", "--step=2"]
+    flags += ["--cooldown-s=0.5", "--every-s=0.1", f"--dsn={dsn}"]
+    run = start(
+        "autoscale", *flags, "--", sys.executable, "-m", "pgworkd.cli", "run", "--queue", "embedding", **environ
+    )
+    await logged(run, "daemon.ready", 3)
+    names = await db.fetch("SELECT name FROM pgworkd.workers ORDER BY name")
+    assert [row["name"] for row in names] == ["w-1", "w-2", "w-3"]
+    (tmp_path / "open").touch()
+    await until(lambda: db.fetchval("SELECT count(*) = 600 FROM pgworkd.finished_jobs WHERE status = 'completed'"))
+    await logged(run, "worker.ended", 2)
+    assert [row["name"] for row in await db.fetch("SELECT name FROM pgworkd.workers")] == ["w-1"]
+    assert [(facts["before"], facts["after"]) for facts in events(run, "autoscale.decided")] == [(1, 3), (3, 1)]
+    run.stop()
+    assert await ended(run) == 0
+    assert [facts["exit_code"] for facts in events(run, "worker.ended")] == [0, 0, 0]
+    assert await db.fetchval("SELECT count(*) FROM pgworkd.jobs") == 0
+    assert await db.fetchval("SELECT count(*) FROM pgworkd.finished_jobs WHERE attempts = 1") == 600
+    assert await db.fetchval("SELECT count(*) FROM pgworkd.workers") == 0
