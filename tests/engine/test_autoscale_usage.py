@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from pgworkd import cli_autoscale
@@ -10,7 +12,7 @@ from tests.engine.test_cli import clean, run_bare
 __all__ = ["clean"]  # a fixture
 
 GOOD = {"--queue": "q", "--min": "1", "--max": "3", "--up-at": "5", "--down-at": "1"}
-COMMAND = ("--", "true")
+COMMAND = ("--", sys.executable)
 
 
 def flags(**changes: str) -> list[str]:
@@ -42,7 +44,7 @@ def flags(**changes: str) -> list[str]:
         (flags()[1:], "Missing option '--queue'"),
         (flags(), "no command given: add one, as in -- pgworkd run --queue NAME, or --unit"),
         ([*flags(), "--", "nosuchprogram"], "command 'nosuchprogram': no such program on the PATH"),
-        ([*flags(), "--unit", "a@%d.service", *COMMAND], "--unit and the command 'true' are both given"),
+        ([*flags(), "--unit", "a@%d.service", *COMMAND], "--unit and the command '"),
         ([*flags(), "--unit", "a.service"], "--unit 'a.service': give the name of a unit with %d, once"),
         ([*flags(), "--unit", "a@%d%d.service"], "--unit 'a@%d%d.service': give the name of a unit with %d, once"),
         ([*flags(), "--unit", "--help%d"], "--unit '--help%d': give the name of a unit with %d, once"),
