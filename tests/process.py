@@ -28,7 +28,24 @@ TABLES = """
     CREATE TABLE runs (job uuid, attempt int, pid int, started timestamptz DEFAULT clock_timestamp(),
                        ended timestamptz, PRIMARY KEY (job, attempt));
     CREATE TABLE gates (name text PRIMARY KEY);
+
+    CREATE TABLE given_back (job uuid, attempt int, PRIMARY KEY (job, attempt));
+    CREATE FUNCTION note_given_back() RETURNS trigger LANGUAGE plpgsql AS $$
+    BEGIN
+        INSERT INTO public.given_back VALUES (NEW.id, NEW.attempts);
+        RETURN NULL;
+    END $$;
+    CREATE TRIGGER given_back AFTER UPDATE ON pgworkd.jobs FOR EACH ROW
+    WHEN (OLD.status = 'running' AND NEW.status = 'pending' AND NEW.failures = OLD.failures)
+    EXECUTE FUNCTION note_given_back();
 """
+
+EXPLAINED = """
+    SELECT f.id, f.status::text, f.attempts, f.failures,
+           (SELECT count(*) FROM jsonb_array_elements(f.errors) e WHERE e ->> 'type' = 'lost') AS lost,
+           (SELECT count(*) FROM given_back g WHERE g.job = f.id) AS given_back
+    FROM pgworkd.finished_jobs f"""
+"""What ended, and what became of each attempt: a daemon that stalls gives back, unbegun, what it claimed ahead."""
 
 app = App()
 _pool: asyncpg.Pool[Any] | None = None
