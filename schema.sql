@@ -557,10 +557,11 @@ DECLARE
     v_locked   boolean;
     v_gaps     boolean;                          -- there may be priorities that the caller does not know
     v_limited  boolean;
-    v_keyed    boolean;                          -- some waiting job has a key
+    v_rated    boolean;
+    v_chosen   boolean;                          -- pick() chooses: some waiting job has a key, or age counts
     v_allowed  int;                              -- by the queue's own limits
-    v_again_s  float8;
-    v_ids      uuid[];
+    v_again_s  float8;                           -- when a rate of the queue, ...
+    v_turn_s   float8;                           -- ... or of a key, will let the next start
 BEGIN
     PERFORM FROM workers w WHERE w.id = p_worker AND w.lost_at IS NULL AND w.lease_until > v_now FOR KEY SHARE;
     IF NOT FOUND THEN
@@ -569,8 +570,9 @@ BEGIN
     END IF;
     -- One statement for all questions, because with few jobs these cost more than the claim itself.
     SELECT coalesce(q.paused_until > v_now, false), coalesce(q.limited, false),
-           EXISTS (SELECT FROM jobs j WHERE j.queue = p_queue AND j.status IN ('pending', 'failed') AND j.losses = 0
-                   AND (j.serialize_key IS NOT NULL OR j.limit_key IS NOT NULL)),
+           q.rate IS NOT NULL OR q.rate_per_key IS NOT NULL, q.ageing_s IS NOT NULL
+           OR EXISTS (SELECT FROM jobs j WHERE j.queue = p_queue AND j.status IN ('pending', 'failed') AND j.losses = 0
+                      AND (j.serialize_key IS NOT NULL OR j.limit_key IS NOT NULL)),
            (SELECT j.serialize_key IS NOT NULL FROM jobs j
             WHERE j.queue = p_queue AND j.status IN ('pending', 'failed') AND j.losses > 0 AND j.run_at <= v_now
             ORDER BY j.priority DESC, j.run_at, j.id LIMIT 1),
@@ -579,13 +581,13 @@ BEGIN
                       AND j.priority > p_priorities[1])
            OR EXISTS (SELECT FROM jobs j WHERE j.queue = p_queue AND j.status IN ('pending', 'failed') AND j.losses = 0 AND j.serialize_key IS NULL AND j.limit_key IS NULL
                       AND j.priority < p_priorities[1])
-    INTO v_paused, v_limited, v_keyed, v_suspect, v_gaps
+    INTO v_paused, v_limited, v_rated, v_chosen, v_suspect, v_gaps
     FROM (SELECT) one LEFT JOIN queues q ON q.name = p_queue;
     IF v_paused THEN
         RETURN;
     END IF;
     v_room := p_limit;
-    v_locked := v_limited OR v_keyed OR coalesce(v_suspect, false);
+    v_locked := v_limited OR v_chosen OR coalesce(v_suspect, false);
     IF v_locked THEN
         PERFORM lock_queue(p_queue);  -- what follows are statements of their own, so they see what its last holder did
     END IF;
@@ -611,15 +613,8 @@ BEGIN
     END IF;
 
     v_room := v_room - cardinality(v_rows);
-    IF v_limited OR v_keyed THEN
-        IF v_room > 0 THEN
-            SELECT v_rows || p.picked,
-                   least(p.again_s, CASE WHEN cardinality(v_rows) + cardinality(p.picked) >= v_allowed THEN v_again_s END)
-            INTO v_rows, v_again_s FROM pick(p_queue, v_room, v_rows) p;
-        END IF;
-        IF v_limited THEN
-            v_ids := ARRAY(SELECT j.id FROM jobs j WHERE j.ctid = ANY (v_rows));
-        END IF;
+    IF v_chosen AND v_room > 0 THEN
+        SELECT v_rows || p.picked, p.again_s INTO v_rows, v_turn_s FROM pick(p_queue, v_room, v_rows) p;
         v_room := 0;
     END IF;
     WHILE v_room > 0 AND v_probes < 100 LOOP
@@ -662,6 +657,9 @@ BEGIN
             ORDER BY j.priority DESC, j.run_at, j.id LIMIT v_room FOR UPDATE SKIP LOCKED);
     END IF;
 
+    IF v_rated THEN
+        PERFORM spend(p_queue, v_rows);
+    END IF;
     RETURN QUERY
     WITH taken AS (
         UPDATE jobs j
@@ -676,11 +674,8 @@ BEGIN
                   date_part('epoch', j.occurrence), j.meta::text, j.serialize_key::text
     )
     SELECT * FROM taken t ORDER BY t.priority DESC, t.run_at, t.id;
-    IF v_limited THEN
-        PERFORM spend(p_queue, v_ids);
-    END IF;
-    IF v_again_s IS NOT NULL THEN
-        created_at := v_again_s;
+    created_at := least(v_turn_s, CASE WHEN cardinality(v_rows) >= v_allowed THEN v_again_s END);
+    IF created_at IS NOT NULL THEN
         RETURN NEXT;
     END IF;
 END $$;
@@ -852,19 +847,18 @@ LANGUAGE sql STABLE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
         WHERE q.name = p_queue), true)
 $$;
 
--- Notes the start of these jobs, which the caller has claimed under the queue's lock, against the queue's rates.
+-- Notes the start of these jobs, which the caller is about to take under the queue's lock, against the queue's rates.
 -- What a start costs is rounded up to the microsecond. Locks the rows of `rates`.
-CREATE OR REPLACE FUNCTION spend(p_queue text, p_ids uuid[]) RETURNS void
+CREATE OR REPLACE FUNCTION spend(p_queue text, p_rows tid[]) RETURNS void
 LANGUAGE sql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
     INSERT INTO rates AS r (queue, limit_key, spent_until)
-    SELECT p_queue, s.key, clock() + s.cost
-    FROM (SELECT '' AS key, make_interval(secs => ceil(cardinality(p_ids) * q.rate_period_s::float8 / q.rate * 1e6) / 1e6) AS cost
-          FROM queues q WHERE q.name = p_queue AND q.rate IS NOT NULL AND cardinality(p_ids) > 0
+    SELECT p_queue, s.key, clock() + make_interval(secs => ceil(s.starts * s.period_s::float8 / s.rate * 1e6) / 1e6)
+    FROM (SELECT '' AS key, cardinality(p_rows) AS starts, q.rate_period_s AS period_s, q.rate
+          FROM queues q WHERE q.name = p_queue AND q.rate IS NOT NULL AND cardinality(p_rows) > 0
           UNION ALL
-          SELECT j.limit_key, make_interval(secs => ceil(count(*) * q.rate_per_key_period_s::float8 / q.rate_per_key * 1e6) / 1e6)
+          SELECT j.limit_key, count(*), q.rate_per_key_period_s, q.rate_per_key
           FROM queues q, jobs j
-          WHERE q.name = p_queue AND q.rate_per_key IS NOT NULL AND j.limit_key IS NOT NULL
-            AND j.worker_id IS NOT NULL AND j.id = ANY (p_ids)
+          WHERE q.name = p_queue AND q.rate_per_key IS NOT NULL AND j.limit_key IS NOT NULL AND j.ctid = ANY (p_rows)
           GROUP BY j.limit_key, q.rate_per_key_period_s, q.rate_per_key) s
     ORDER BY s.key  -- as in rates_follow()
     ON CONFLICT (queue, limit_key) DO UPDATE

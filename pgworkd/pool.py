@@ -301,7 +301,8 @@ class Pool:
         self._more = len(claimed) == asked.order.limit
         if claimed.again_s is not None:
             self.expect_also(claimed.again_s)
-        self._cursor.claimed(claimed, anyio.current_time(), took_s, full=self._more)
+        # Under a limit a claim may stop short of the last due job whatever it was asked for.
+        self._cursor.claimed(claimed, anyio.current_time(), took_s, full=self._more or self.limited)
         self._pace.claimed(took_s, slots.finished, slots.run_s, slots.concurrency, dry=dry)
 
     def _fill(self) -> None:
