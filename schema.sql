@@ -2058,10 +2058,14 @@ CREATE OR REPLACE TRIGGER queues_audit AFTER INSERT OR UPDATE OR DELETE ON queue
 
 -- One NOTIFY per queue and statement, only where a pool sleeps, only for jobs due within ten seconds:
 -- sleepers look for the next due time at least as often. STABLE spares it a snapshot of its own; a pool that
--- falls asleep during the statement looks again for as long as such a statement takes.
+-- falls asleep during the statement looks again for as long as such a statement takes. The first question
+-- is all that most inserts pay for while daemons are busy.
 CREATE OR REPLACE FUNCTION jobs_inserted() RETURNS trigger
 LANGUAGE plpgsql STABLE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
 BEGIN
+    IF NOT EXISTS (SELECT FROM pools p WHERE p.asleep) THEN
+        RETURN NULL;
+    END IF;
     IF EXISTS (SELECT FROM pools p JOIN inserted i ON i.queue = p.queue WHERE p.asleep) THEN
         -- Whoever hears this may be past jobs that were due when the transaction began. (One instant for all its
         -- statements: Postgres sends equal notices of a transaction once.)
@@ -2077,11 +2081,12 @@ CREATE OR REPLACE TRIGGER jobs_inserted AFTER INSERT ON jobs
 
 -- A dedupe_key is free at the very instant, not only when free_keys() has come by: removes what holds NEW's for a job that
 -- is over, if it has done so for long enough. Locks that row. Who may only insert has to wait for free_keys(). (CASE
--- keeps the planner off the index on all such rows.)
+-- keeps the planner off the index on all such rows.) The condition of the trigger costs every insert of a row, and is
+-- therefore short.
 CREATE OR REPLACE FUNCTION jobs_key_wanted() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pgworkd, pg_catalog, pg_temp SET enable_seqscan = off AS $$
 BEGIN
-    IF has_table_privilege(TG_RELID, 'DELETE') AND has_table_privilege(TG_RELID, 'SELECT') THEN
+    IF NEW.status <> 'completed' AND has_table_privilege(TG_RELID, 'DELETE') AND has_table_privilege(TG_RELID, 'SELECT') THEN
         DELETE FROM jobs j
         WHERE j.queue = NEW.queue AND j.dedupe_key = NEW.dedupe_key AND j.status <> 'dead'
           AND CASE WHEN j.status = 'completed' THEN j.dedupe_until <= clock() ELSE false END;
@@ -2089,7 +2094,7 @@ BEGIN
     RETURN NEW;
 END $$;
 CREATE OR REPLACE TRIGGER jobs_key_wanted BEFORE INSERT ON jobs
-    FOR EACH ROW WHEN (NEW.dedupe_key IS NOT NULL AND NEW.status <> 'completed') EXECUTE FUNCTION jobs_key_wanted();
+    FOR EACH ROW WHEN (NEW.dedupe_key IS NOT NULL) EXECUTE FUNCTION jobs_key_wanted();
 
 -- Moves a waiting job, p_job as the caller has locked it, to another due time and priority, out of a parking place. Claims
 -- that are past its new place, and pools that sleep, hear of it; if it left the head of a line, the next steps forward.

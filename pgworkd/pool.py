@@ -237,8 +237,8 @@ class Pool:
             claimed = await self._store.claim(asked.order)
             took_s, dry = anyio.current_time() - asked.at, not self._slots.work
             self._give(claimed)
-            if dry:
-                await asyncio.sleep(0)  # who waits for work goes first, what is left to do here can wait
+            if dry and len(claimed) < asked.order.limit:
+                await asyncio.sleep(0)  # who waits for work goes first; but for the next claim, where there is more
             self._learn(asked, claimed, took_s, dry=dry)
             self._outage.passed()
         except WorkerLost:
