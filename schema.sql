@@ -206,7 +206,7 @@ CREATE TABLE IF NOT EXISTS schedules (
 
 -- Live work. Columns in the order of their width; see `all_jobs` for the order people read.
 CREATE TABLE IF NOT EXISTS jobs (
-    id           uuid PRIMARY KEY DEFAULT new_id(),
+    id           uuid DEFAULT new_id() PRIMARY KEY WITH (fillfactor = 50),  -- see below
     run_at       instant NOT NULL DEFAULT clock(),  -- due from then on
     created_at   instant NOT NULL DEFAULT clock(),
     started_at   instant,                           -- of the last attempt
