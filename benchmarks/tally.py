@@ -30,7 +30,7 @@ class Tally:
         if directory is None:
             self._cells = memoryview(array("q", bytes(8 * _CELLS)))
             return
-        with (Path(directory) / str(os.getpid())).open("w+b") as file:
+        with (Path(directory) / str(os.getpid())).open("a+b") as file:  # a second one of this process counts on
             file.truncate(8 * _CELLS)  # sparse: only what is written takes room
             self._cells = memoryview(mmap.mmap(file.fileno(), 0)).cast("q")
 
