@@ -268,7 +268,6 @@ CREATE INDEX IF NOT EXISTS jobs_claimable_keyed ON jobs (queue, priority DESC, r
 CREATE INDEX IF NOT EXISTS jobs_suspect ON jobs (queue, priority DESC, run_at, id)
     WHERE status IN ('pending', 'failed') AND losses > 0;
 CREATE INDEX IF NOT EXISTS jobs_running ON jobs (worker_id) WHERE status = 'running';
-CREATE INDEX IF NOT EXISTS jobs_running_suspect ON jobs (worker_id) WHERE status = 'running' AND losses > 0;
 CREATE INDEX IF NOT EXISTS jobs_dead ON jobs (queue, failed_at) WHERE status = 'dead';
 CREATE INDEX IF NOT EXISTS jobs_expiring ON jobs (expires_at)
     WHERE expires_at IS NOT NULL AND attempts = 0 AND status IN ('blocked', 'pending', 'failed');
