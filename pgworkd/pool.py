@@ -31,6 +31,8 @@ CLAIM_MAX = 1_000
 ALONG_MAX = 4
 QUICK_S = 0.02
 """Jobs that take no longer: their settle is near, and where a limit is reached it can take the next claim along."""
+BOUND_S = 0.1
+"""So long after a limit was reached, nothing is claimed ahead."""
 ALONG_S = 0.25
 """A claim that went along with a settle is waited for so long: settles may hang where claims do not."""
 STALL_S = 0.05
@@ -103,6 +105,7 @@ class Pool:
         self._claiming = False
         self._along: Asked | None = None  # under way with a settle
         self._ride_ends: float | None = None
+        self._bound_until = -math.inf  # a limit was reached; what it leaves to us we take with our settles
         self._more = False  # the last claim was answered in full: there may be more
 
     # What others call, in the daemon's loop.
@@ -298,11 +301,15 @@ class Pool:
 
     def _learn(self, asked: Asked, claimed: Claims, took_s: float, *, dry: bool) -> None:
         slots = self._slots
-        self._more = len(claimed) == asked.order.limit
+        now = anyio.current_time()
+        full = len(claimed) == asked.order.limit
+        if self.limited and not full:
+            self._bound_until = now + BOUND_S
+        self._more = full and now >= self._bound_until
         if claimed.again_s is not None:
             self.expect_also(claimed.again_s)
         # Under a limit a claim may stop short of the last due job whatever it was asked for.
-        self._cursor.claimed(claimed, anyio.current_time(), took_s, full=self._more or self.limited)
+        self._cursor.claimed(claimed, now, took_s, full=full or self.limited)
         self._pace.claimed(took_s, slots.finished, slots.run_s, slots.concurrency, dry=dry)
 
     def _fill(self) -> None:
