@@ -57,7 +57,7 @@ def stalls_now(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was claimed ahead waits no longer than in production, from now on."""
     monkeypatch.setattr(pool, "STALL_S", 0.05)
     queue = daemon.pools["q"]
-    queue._stalled_at = anyio.current_time() + 0.05
+    queue._begun, queue._begun_at = queue._slots.begun, anyio.current_time()
     queue.look()
 
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
+from uuid import UUID
 
 import asyncpg
+import pytest
 
+from pgworkd import pool
+from pgworkd.store import ClaimOrder, Claims, Store
 from tests.engine.flow_kit import Log, all_over, fill, fleet, observed
 from tests.kit import until
 from tests.sql.flow import most_in_window, settings
@@ -23,6 +28,41 @@ async def test_four_daemons_never_run_six_where_five_are_allowed(dsn: str, db: a
     assert (observer.most, log.most) == (5, 5)
     assert observer.looks > 50
     assert log.took() < 3
+
+
+@pytest.mark.parametrize("bound_s", [0.0, 60.0], ids=["for no time", "for a minute"])
+async def test_where_a_limit_binds_nothing_is_claimed_ahead_for_a_while(
+    dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch, bound_s: float
+) -> None:
+    """It would find nothing, and find that under the queue's lock, for which all others wait."""
+    asked: list[tuple[int, int]] = []  # how many a claim asked for, and got
+    claim, settle_and_claim = Store.claim, Store.settle_and_claim
+
+    async def noted_claim(store: Store, order: ClaimOrder) -> Claims:
+        claims = await claim(store, order)
+        if order.queue:
+            asked.append((order.limit, len(claims)))
+        return claims
+
+    async def noted_along(
+        store: Store, ids: Sequence[UUID], attempts: Sequence[int], results: Sequence[str | None], order: ClaimOrder
+    ) -> tuple[list[UUID], Claims]:
+        won, claims = await settle_and_claim(store, ids, attempts, results, order)
+        asked.append((order.limit, len(claims)))
+        return won, claims
+
+    monkeypatch.setattr(Store, "claim", noted_claim)
+    monkeypatch.setattr(Store, "settle_and_claim", noted_along)
+    monkeypatch.setattr(pool, "BOUND_S", bound_s)
+    log = Log()
+    await settings(db, max_running=15)
+    await fill(db, 2000, "limit_key", "")
+    async with fleet(log, dsn, "a"):
+        await all_over(db)
+    assert len(log.runs) == 2000
+    bound_at = next(number for number, (limit, got) in enumerate(asked) if got < limit)
+    assert max(limit for limit, _ in asked[: bound_at + 1]) > 10, "what binds was never met"
+    assert (max(limit for limit, _ in asked[bound_at + 1 :]) > 10) == (bound_s == 0)
 
 
 async def test_a_limit_of_one_goes_from_daemon_to_daemon_without_waiting(dsn: str, db: asyncpg.Connection[Any]) -> None:

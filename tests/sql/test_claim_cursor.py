@@ -43,6 +43,14 @@ async def test_a_claim_begins_strictly_behind_its_place(db: Db) -> None:
     assert await claim_ids(db, worker_id) == [before]
 
 
+async def test_limits_alone_change_nothing_about_where_a_claim_begins(db: Db) -> None:
+    await db.execute("INSERT INTO pgworkd.queues (name, max_running, rate, rate_period_s) VALUES ('q', 3, 1000, 1)")
+    await one(db, run_at=at(-9))
+    there, *behind = [await one(db, run_at=at(n)) for n in (-5, -4, -3, -2, -1)]
+    worker_id = await worker(db)
+    assert await claim_behind(db, worker_id, {0: (at(-5), there)}) == behind[:3]
+
+
 async def test_among_rows_of_one_instant_the_id_decides(db: Db) -> None:
     ids = [uuid.UUID(int=n << 64) for n in range(1, 10)]
     for job_id in reversed(ids):
