@@ -287,6 +287,20 @@ CREATE UNIQUE INDEX IF NOT EXISTS jobs_schedule_live ON jobs (schedule)
     WHERE schedule IS NOT NULL AND status <> 'dead';
 CREATE INDEX IF NOT EXISTS jobs_batch ON jobs (batch_id) WHERE batch_id IS NOT NULL;
 
+-- The three lines in which jobs wait for a claim, as the indexes above have them; all inlined wherever they stand.
+-- Without a key: claims take such a job as it comes.
+CREATE OR REPLACE FUNCTION waits_plain(j jobs) RETURNS boolean LANGUAGE sql IMMUTABLE
+    RETURN j.status IN ('pending', 'failed') AND j.losses = 0 AND j.serialize_key IS NULL AND j.limit_key IS NULL;
+-- With a key that others may hold, or whose limits may be reached.
+CREATE OR REPLACE FUNCTION waits_keyed(j jobs) RETURNS boolean LANGUAGE sql IMMUTABLE
+    RETURN j.status IN ('pending', 'failed') AND j.losses = 0 AND (j.serialize_key IS NOT NULL OR j.limit_key IS NOT NULL);
+-- Was lost with its worker before, and may be the reason.
+CREATE OR REPLACE FUNCTION waits_suspect(j jobs) RETURNS boolean LANGUAGE sql IMMUTABLE
+    RETURN j.status IN ('pending', 'failed') AND j.losses > 0;
+-- True unless the job has expired: what was started once no longer can.
+CREATE OR REPLACE FUNCTION in_time(j jobs, p_at timestamptz) RETURNS boolean LANGUAGE sql IMMUTABLE
+    RETURN j.expires_at IS NULL OR j.expires_at > p_at OR j.attempts > 0;
+
 -- What is over: completed, cancelled, expired, and the dead that were discarded or aged out.
 CREATE TABLE IF NOT EXISTS finished_jobs (
     id           uuid NOT NULL,
@@ -570,15 +584,14 @@ BEGIN
     -- One statement for all questions, because with few jobs these cost more than the claim itself.
     SELECT coalesce(q.paused_until > v_now, false), coalesce(q.limited, false),
            q.rate IS NOT NULL OR q.rate_per_key IS NOT NULL, q.ageing_s IS NOT NULL
-           OR EXISTS (SELECT FROM jobs j WHERE j.queue = p_queue AND j.status IN ('pending', 'failed') AND j.losses = 0
-                      AND (j.serialize_key IS NOT NULL OR j.limit_key IS NOT NULL)),
+           OR EXISTS (SELECT FROM jobs j WHERE j.queue = p_queue AND waits_keyed(j)),
            (SELECT j.serialize_key IS NOT NULL FROM jobs j
-            WHERE j.queue = p_queue AND j.status IN ('pending', 'failed') AND j.losses > 0 AND j.run_at <= v_now
+            WHERE j.queue = p_queue AND waits_suspect(j) AND j.run_at <= v_now
             ORDER BY j.priority DESC, j.run_at, j.id LIMIT 1),
            cardinality(p_priorities) <> 1
-           OR EXISTS (SELECT FROM jobs j WHERE j.queue = p_queue AND j.status IN ('pending', 'failed') AND j.losses = 0 AND j.serialize_key IS NULL AND j.limit_key IS NULL
+           OR EXISTS (SELECT FROM jobs j WHERE j.queue = p_queue AND waits_plain(j)
                       AND j.priority > p_priorities[1])
-           OR EXISTS (SELECT FROM jobs j WHERE j.queue = p_queue AND j.status IN ('pending', 'failed') AND j.losses = 0 AND j.serialize_key IS NULL AND j.limit_key IS NULL
+           OR EXISTS (SELECT FROM jobs j WHERE j.queue = p_queue AND waits_plain(j)
                       AND j.priority < p_priorities[1])
     INTO v_paused, v_limited, v_rated, v_chosen, v_suspect, v_gaps
     FROM (SELECT) one LEFT JOIN queues q ON q.name = p_queue;
@@ -602,8 +615,8 @@ BEGIN
             IF NOT EXISTS (SELECT FROM jobs j WHERE j.worker_id = p_worker AND j.status = 'running' AND j.losses > 0) THEN
                 v_rows := ARRAY(
                     SELECT j.ctid FROM jobs j
-                    WHERE j.queue = p_queue AND j.status IN ('pending', 'failed') AND j.losses > 0
-                      AND j.run_at <= v_now AND (j.expires_at IS NULL OR j.expires_at > v_now OR j.attempts > 0)
+                    WHERE j.queue = p_queue AND waits_suspect(j)
+                      AND j.run_at <= v_now AND in_time(j, v_now)
                       AND (j.serialize_key IS NULL OR v_locked AND key_is_free(j.queue, j.serialize_key, j.status = 'failed' AND NOT j.yields, j.run_at, j.id))
                       AND (NOT v_limited OR key_has_room(j.queue, j.limit_key))
                     ORDER BY j.priority DESC, j.run_at, j.id LIMIT 1 FOR UPDATE SKIP LOCKED);
@@ -621,7 +634,7 @@ BEGIN
         v_priority := NULL;
         IF v_gaps AND v_above > v_next + 1 THEN  -- is there a priority that the caller does not know?
             SELECT j.priority INTO v_priority FROM jobs j
-            WHERE j.queue = p_queue AND j.status IN ('pending', 'failed') AND j.losses = 0 AND j.serialize_key IS NULL AND j.limit_key IS NULL
+            WHERE j.queue = p_queue AND waits_plain(j)
               AND j.priority < v_above AND j.priority > v_next
             ORDER BY j.priority DESC LIMIT 1;
         END IF;
@@ -637,12 +650,11 @@ BEGIN
         END IF;
         v_rows := v_rows || ARRAY(
             SELECT j.ctid FROM jobs j
-            WHERE j.queue = p_queue AND j.priority = v_priority AND j.status IN ('pending', 'failed')
-              AND j.losses = 0 AND j.serialize_key IS NULL AND j.limit_key IS NULL
+            WHERE j.queue = p_queue AND j.priority = v_priority AND waits_plain(j)
               AND j.run_at <= v_now AND (j.run_at, j.id) > (v_from, v_id)
-              AND (j.expires_at IS NULL OR j.expires_at > v_now OR j.attempts > 0)
+              AND in_time(j, v_now)
             ORDER BY j.run_at, j.id LIMIT v_room FOR UPDATE SKIP LOCKED);
-        v_room := p_limit - cardinality(v_rows);
+        v_room := v_allowed - cardinality(v_rows);
         v_above := v_priority;
         v_probes := v_probes + 1;
     END LOOP;
@@ -650,9 +662,8 @@ BEGIN
     IF v_room > 0 AND v_probes >= 100 THEN
         v_rows := v_rows || ARRAY(
             SELECT j.ctid FROM jobs j
-            WHERE j.queue = p_queue AND j.priority < v_above AND j.status IN ('pending', 'failed')
-              AND j.losses = 0 AND j.serialize_key IS NULL AND j.limit_key IS NULL
-              AND j.run_at <= v_now AND (j.expires_at IS NULL OR j.expires_at > v_now OR j.attempts > 0)
+            WHERE j.queue = p_queue AND j.priority < v_above AND waits_plain(j)
+              AND j.run_at <= v_now AND in_time(j, v_now)
             ORDER BY j.priority DESC, j.run_at, j.id LIMIT v_room FOR UPDATE SKIP LOCKED);
     END IF;
 
@@ -697,11 +708,10 @@ BEGIN
     FOREACH v_queue IN ARRAY p_queues LOOP
         v_above := 2147483648;
         SELECT min(j.run_at) INTO v_next FROM jobs j
-        WHERE j.queue = v_queue AND j.status IN ('pending', 'failed') AND j.losses > 0;
+        WHERE j.queue = v_queue AND waits_suspect(j);
         FOR i IN 1..100 LOOP
             SELECT j.priority, j.run_at INTO v_row FROM jobs j
-            WHERE j.queue = v_queue AND j.status IN ('pending', 'failed') AND j.losses = 0
-              AND (j.serialize_key IS NOT NULL OR j.limit_key IS NOT NULL) AND j.priority < v_above
+            WHERE j.queue = v_queue AND waits_keyed(j) AND j.priority < v_above
             ORDER BY j.priority DESC, j.run_at LIMIT 1;
             EXIT WHEN NOT FOUND;
             v_next := least(v_next, v_row.run_at);
@@ -710,25 +720,24 @@ BEGIN
         IF v_row.priority IS NOT NULL THEN
             v_next := least(v_next, (
                 SELECT min(j.run_at) FROM jobs j
-                WHERE j.queue = v_queue AND j.status IN ('pending', 'failed') AND j.losses = 0
-                  AND (j.serialize_key IS NOT NULL OR j.limit_key IS NOT NULL) AND j.priority < v_above));
+                WHERE j.queue = v_queue AND waits_keyed(j) AND j.priority < v_above));
         END IF;
         SELECT j.priority, j.run_at INTO v_row FROM jobs j
-        WHERE j.queue = v_queue AND j.status IN ('pending', 'failed') AND j.losses = 0 AND j.serialize_key IS NULL AND j.limit_key IS NULL
+        WHERE j.queue = v_queue AND waits_plain(j)
         ORDER BY j.priority DESC, j.run_at LIMIT 1;
         v_probes := 0;
         WHILE v_row.priority IS NOT NULL AND v_probes < 100 LOOP
             v_next := least(v_next, v_row.run_at);
             v_probes := v_probes + 1;
             SELECT j.priority, j.run_at INTO v_row FROM jobs j
-            WHERE j.queue = v_queue AND j.status IN ('pending', 'failed') AND j.losses = 0 AND j.serialize_key IS NULL AND j.limit_key IS NULL
+            WHERE j.queue = v_queue AND waits_plain(j)
               AND j.priority < v_row.priority
             ORDER BY j.priority DESC, j.run_at LIMIT 1;
         END LOOP;
         IF v_row.priority IS NOT NULL THEN
             v_next := least(v_next, (
                 SELECT min(j.run_at) FROM jobs j
-                WHERE j.queue = v_queue AND j.status IN ('pending', 'failed') AND j.losses = 0 AND j.serialize_key IS NULL AND j.limit_key IS NULL
+                WHERE j.queue = v_queue AND waits_plain(j)
                   AND j.priority <= v_row.priority));
         END IF;
         IF v_next IS NOT NULL THEN
@@ -767,7 +776,7 @@ RETURNS boolean LANGUAGE sql STABLE
                        AND (h.status = 'running' OR h.status = 'failed' AND NOT h.yields))
        AND NOT EXISTS (SELECT FROM jobs e WHERE e.queue = p_queue AND e.serialize_key = p_key
                        AND e.status IN ('blocked', 'pending', 'failed') AND (e.run_at, e.id) < (p_run_at, p_id)
-                       AND (e.expires_at IS NULL OR e.expires_at > clock() OR e.attempts > 0));
+                       AND in_time(e, clock()));
 
 -- How many starts of a rate may be ahead of their time: by default a tenth of a second's worth.
 CREATE OR REPLACE FUNCTION burst(p_rate int, p_period_s real, p_burst int) RETURNS int LANGUAGE sql IMMUTABLE
@@ -936,7 +945,7 @@ BEGIN
                                    AND (h.status = 'running' OR h.status = 'failed' AND NOT h.yields) AND h.id <> x.id)
                    AND NOT EXISTS (SELECT FROM jobs e WHERE e.queue = p_queue AND e.serialize_key = x.serialize_key
                                    AND e.status IN ('blocked', 'pending', 'failed') AND (e.run_at, e.id) < (x.run_at, x.id)
-                                   AND (e.expires_at IS NULL OR e.expires_at > v_now OR e.attempts > 0)) END AS free
+                                   AND in_time(e, v_now)) END AS free
               FROM (SELECT j.ctid, m.place, j.serialize_key, j.run_at, j.id, j.status, j.yields
                     FROM unnest(v_met) WITH ORDINALITY AS m (ctid, place) JOIN jobs j ON j.ctid = m.ctid
                     WHERE j.status IN ('pending', 'failed')) x) y;
@@ -977,26 +986,22 @@ BEGIN
     WHILE v_room > 0 AND v_probes < 1000 LOOP
         v_priority := greatest(
             (SELECT max(j.priority) FROM jobs j
-             WHERE j.queue = p_queue AND j.status IN ('pending', 'failed') AND j.losses = 0
-               AND j.serialize_key IS NULL AND j.limit_key IS NULL AND j.priority < v_above),
+             WHERE j.queue = p_queue AND waits_plain(j) AND j.priority < v_above),
             (SELECT max(j.priority) FROM jobs j
-             WHERE p_keyed AND j.queue = p_queue AND j.status IN ('pending', 'failed') AND j.losses = 0
-               AND (j.serialize_key IS NOT NULL OR j.limit_key IS NOT NULL) AND j.priority < v_above));
+             WHERE p_keyed AND j.queue = p_queue AND waits_keyed(j) AND j.priority < v_above));
         EXIT WHEN v_priority IS NULL;
         SELECT v_rows || coalesce(array_agg(u.ctid), '{}'),
                v_ages || coalesce(array_agg(extract(epoch FROM u.run_at)::float8 - v_priority * p_ageing_s), '{}')
         INTO v_rows, v_ages
         FROM (SELECT * FROM (
                   (SELECT j.ctid, j.run_at, j.id FROM jobs j
-                   WHERE j.queue = p_queue AND j.priority = v_priority AND j.status IN ('pending', 'failed')
-                     AND j.losses = 0 AND j.serialize_key IS NULL AND j.limit_key IS NULL AND j.run_at <= v_now
-                     AND j.ctid <> ALL (p_seen) AND (j.expires_at IS NULL OR j.expires_at > v_now OR j.attempts > 0)
+                   WHERE j.queue = p_queue AND j.priority = v_priority AND waits_plain(j) AND j.run_at <= v_now
+                     AND j.ctid <> ALL (p_seen) AND in_time(j, v_now)
                    ORDER BY j.run_at, j.id LIMIT v_room)
                   UNION ALL
                   (SELECT j.ctid, j.run_at, j.id FROM jobs j
-                   WHERE p_keyed AND j.queue = p_queue AND j.priority = v_priority AND j.status IN ('pending', 'failed')
-                     AND j.losses = 0 AND (j.serialize_key IS NOT NULL OR j.limit_key IS NOT NULL) AND j.run_at <= v_now
-                     AND j.ctid <> ALL (p_seen) AND (j.expires_at IS NULL OR j.expires_at > v_now OR j.attempts > 0)
+                   WHERE p_keyed AND j.queue = p_queue AND j.priority = v_priority AND waits_keyed(j) AND j.run_at <= v_now
+                     AND j.ctid <> ALL (p_seen) AND in_time(j, v_now)
                    ORDER BY j.run_at, j.id LIMIT v_room)) both_lines
               ORDER BY both_lines.run_at, both_lines.id LIMIT v_room) u;
         v_above := v_priority;
@@ -1025,16 +1030,14 @@ BEGIN
     WHILE cardinality(v_rows) < p_room AND v_probes < 100 LOOP
         v_priority := (
             SELECT max(j.priority) FROM jobs j
-            WHERE j.queue = p_queue AND j.status IN ('pending', 'failed') AND j.losses = 0
-              AND (j.serialize_key IS NOT NULL OR j.limit_key IS NOT NULL) AND coalesce(j.limit_key::text, '') = p_key
+            WHERE j.queue = p_queue AND waits_keyed(j) AND coalesce(j.limit_key::text, '') = p_key
               AND j.priority < v_above);
         EXIT WHEN v_priority IS NULL;
         v_rows := v_rows || ARRAY(
             SELECT j.ctid FROM jobs j
-            WHERE j.queue = p_queue AND j.status IN ('pending', 'failed') AND j.losses = 0
-              AND (j.serialize_key IS NOT NULL OR j.limit_key IS NOT NULL) AND coalesce(j.limit_key::text, '') = p_key
+            WHERE j.queue = p_queue AND waits_keyed(j) AND coalesce(j.limit_key::text, '') = p_key
               AND j.priority = v_priority AND j.run_at <= v_now AND j.ctid <> ALL (p_seen)
-              AND (j.expires_at IS NULL OR j.expires_at > v_now OR j.attempts > 0)
+              AND in_time(j, v_now)
             ORDER BY j.run_at, j.id LIMIT p_room - cardinality(v_rows));
         v_above := v_priority;
         v_probes := v_probes + 1;
@@ -1067,8 +1070,7 @@ BEGIN
     round := false;
     FOR i IN 1..least(greatest(p_room, 16), 1000) LOOP
         v_key := (SELECT min(coalesce(j.limit_key::text, '')) FROM jobs j
-                  WHERE j.queue = p_queue.name AND j.status IN ('pending', 'failed') AND j.losses = 0
-                    AND (j.serialize_key IS NOT NULL OR j.limit_key IS NOT NULL)
+                  WHERE j.queue = p_queue.name AND waits_keyed(j)
                     AND coalesce(j.limit_key::text, '') > v_key);
         IF v_key IS NULL AND NOT v_wrapped THEN  -- behind the last key comes '', then the first
             v_wrapped := true;
@@ -1123,7 +1125,7 @@ BEGIN
     WHERE j.ctid = ANY (ARRAY(
         SELECT (SELECT b.ctid FROM jobs b
                 WHERE b.queue = k.queue AND b.serialize_key = k.key AND b.status = 'blocked'
-                  AND (b.expires_at IS NULL OR b.expires_at > clock() OR b.attempts > 0)
+                  AND in_time(b, clock())
                   AND NOT EXISTS (SELECT FROM jobs h WHERE h.queue = k.queue AND h.serialize_key = k.key
                                   AND (h.status = 'running' OR h.status = 'failed' AND NOT h.yields))
                 ORDER BY b.run_at, b.id LIMIT 1 FOR UPDATE OF b SKIP LOCKED)
@@ -1698,7 +1700,7 @@ BEGIN
     FROM lines l
     WHERE (SELECT j.status FROM jobs j WHERE j.queue = l.queue AND j.serialize_key = l.key
            AND j.status IN ('blocked', 'pending', 'failed')
-           AND (j.expires_at IS NULL OR j.expires_at > clock() OR j.attempts > 0)
+           AND in_time(j, clock())
            ORDER BY j.run_at, j.id LIMIT 1) = 'blocked'
       AND NOT EXISTS (SELECT FROM jobs h WHERE h.queue = l.queue AND h.serialize_key = l.key
                       AND (h.status = 'running' OR h.status = 'failed' AND NOT h.yields));
@@ -1853,11 +1855,10 @@ BEGIN
             SELECT j.id FROM jobs j WHERE j.queue = p_queue AND j.dedupe_key = p_key AND j.status <> 'dead'
             UNION ALL
             SELECT j.id FROM jobs j
-            WHERE j.queue = p_queue AND j.status IN ('pending', 'failed') AND j.losses = 0
-              AND (j.serialize_key IS NOT NULL OR j.limit_key IS NOT NULL) AND coalesce(j.limit_key::text, '') = p_key
+            WHERE j.queue = p_queue AND waits_keyed(j) AND coalesce(j.limit_key::text, '') = p_key
             UNION ALL
             SELECT j.id FROM jobs j
-            WHERE j.queue = p_queue AND j.status IN ('pending', 'failed') AND j.losses > 0 AND j.limit_key = p_key
+            WHERE j.queue = p_queue AND waits_suspect(j) AND j.limit_key = p_key
             UNION ALL
             SELECT j.id FROM jobs j WHERE j.queue = p_queue AND j.serialize_key IS NOT NULL AND j.status = 'blocked' AND j.limit_key = p_key
             UNION ALL
@@ -1866,12 +1867,12 @@ BEGIN
     ELSIF p_queue IS NOT NULL THEN
         v_few := ARRAY(SELECT k.id FROM (
             SELECT j.id FROM jobs j
-            WHERE j.queue = p_queue AND j.status IN ('pending', 'failed') AND j.losses = 0 AND j.serialize_key IS NULL AND j.limit_key IS NULL
+            WHERE j.queue = p_queue AND waits_plain(j)
             UNION ALL
             SELECT j.id FROM jobs j
-            WHERE j.queue = p_queue AND j.status IN ('pending', 'failed') AND j.losses = 0 AND (j.serialize_key IS NOT NULL OR j.limit_key IS NOT NULL)
+            WHERE j.queue = p_queue AND waits_keyed(j)
             UNION ALL
-            SELECT j.id FROM jobs j WHERE j.queue = p_queue AND j.status IN ('pending', 'failed') AND j.losses > 0
+            SELECT j.id FROM jobs j WHERE j.queue = p_queue AND waits_suspect(j)
             UNION ALL
             SELECT j.id FROM jobs j WHERE j.queue = p_queue AND j.serialize_key IS NOT NULL AND j.status = 'blocked'
             UNION ALL

@@ -44,6 +44,19 @@ async def test_no_more_than_max_running_run_whoever_claims(db: Db, other: Db) ->
     assert await take_ids(other, another) == ids[3:4]
 
 
+@pytest.mark.parametrize("key", [None, "k"], ids=["plain", "with a key beside them"])
+async def test_a_limit_counts_over_all_priorities(db: Db, key: str | None) -> None:
+    worker_id = await worker(db)
+    await settings(db, max_running=3)
+    if key:
+        await one(db, limit_key=key, priority=-9)
+    ids = [await one(db, priority=priority) for priority in (3, 2, 1, 0)]
+    assert await take_ids(db, worker_id) == ids[:3]
+    assert await take_ids(db, worker_id) == []
+    await complete(db, ids[:1])
+    assert await take_ids(db, worker_id) == ids[3:]
+
+
 async def test_other_queues_do_not_count(db: Db) -> None:
     worker_id = await worker(db)
     await settings(db, max_running=1)
