@@ -28,8 +28,8 @@
 --
 -- RULES
 -- All instants are the database's, read through clock(); tests turn it with SET pgworkd.clock.
--- Locks are taken in this order: advisory, workers, jobs, schedules; several rows of one table in
--- the order of their key, or with SKIP LOCKED. Claims go by ctid = ANY(ARRAY(SELECT .. LIMIT n FOR
+-- Locks are taken in this order: advisory, workers, jobs, schedules, queues (see chapter 5); several rows of
+-- one table in the order of their key, or with SKIP LOCKED. Claims go by ctid = ANY(ARRAY(SELECT .. LIMIT n FOR
 -- UPDATE SKIP LOCKED)): IN (SELECT .. LIMIT ..) may be planned as a nested loop and claim too much.
 -- The file is re-runnable, keeps grants and what others built on it, and runs unchanged on Postgres 14
 -- to 18. Chapters: 1 words, 2 tables, 3 worker life, 4 claim, 5 keys and limits,
