@@ -5,7 +5,7 @@ of the queue walks over all of them. A pool therefore remembers, per priority, t
 still turn up behind it: committed late, backdated, retried, given back. They are found by sweeps whose reach doubles:
 every 20 ms a claim begins 40 ms (of `run_at`) further back, every 40 ms 80 ms, and so on up to 10 s, and every 10 s
 at the head. A straggler thus waits about as long as its own transaction took, and each reach costs the same. Sweeps
-that prove expensive are made more rarely: each reach takes a fiftieth of the time at most.
+that prove expensive are made more rarely: each reach takes a hundredth of the time at most.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LEVELS = 10
 REACH_PERIODS = 2
 """A sweep reaches so many of its periods back: when it comes, the place has moved on by one since the straggler was
 committed behind it."""
-COST_SHARE = 0.02
+COST_SHARE = 0.01
 """Of the time, for one level's sweeps at most."""
 PRIORITIES_MAX = 32
 """More than that are not remembered: each costs every claim a look."""

@@ -11,6 +11,7 @@ from .conftest import Connect
 from .verbs import (
     TABLES,
     Db,
+    Notices,
     at,
     cancel,
     claim_ids,
@@ -117,6 +118,33 @@ async def test_a_hostile_search_path_changes_nothing(db: Db, connect: Connect) -
         assert await db.fetchval(f"SELECT count(*) FROM evil.{table}") == 0  # noqa: S608 - names are ours
     clean = await connect()
     assert await statuses(clean, [completed, asked, lost]) == ["completed", "cancelled", "failed"]
+
+
+NAMES_OF_AN_INSERT = """
+CREATE FUNCTION evil.equal(text, text) RETURNS bool LANGUAGE sql AS 'SELECT evil.bang(); SELECT true';
+CREATE FUNCTION evil.equal(pgworkd.job_status, pgworkd.job_status) RETURNS bool LANGUAGE sql
+    AS 'SELECT evil.bang(); SELECT true';
+CREATE FUNCTION evil.before(timestamptz, timestamptz) RETURNS bool LANGUAGE sql AS 'SELECT evil.bang(); SELECT true';
+CREATE FUNCTION evil.first(timestamptz, timestamptz) RETURNS timestamptz LANGUAGE sql
+    AS 'SELECT evil.bang(); SELECT $1';
+CREATE OPERATOR evil.= (LEFTARG = text, RIGHTARG = text, FUNCTION = evil.equal);
+CREATE OPERATOR evil.= (LEFTARG = pgworkd.job_status, RIGHTARG = pgworkd.job_status, FUNCTION = evil.equal);
+CREATE OPERATOR evil.<= (LEFTARG = timestamptz, RIGHTARG = timestamptz, FUNCTION = evil.before);
+CREATE AGGREGATE evil.min(timestamptz) (SFUNC = evil.first, STYPE = timestamptz);
+CREATE DOMAIN evil.text AS pg_catalog.text;
+CREATE FUNCTION evil.notify_pools(text, timestamptz) RETURNS void LANGUAGE sql AS 'SELECT evil.bang()';
+"""
+
+
+async def test_the_trigger_of_an_insert_does_not_look_along_the_callers_search_path(db: Db, notices: Notices) -> None:
+    await set_pool(db, await worker(db))
+    await db.execute(HOSTILE + NAMES_OF_AN_INSERT)
+    await db.execute(HOSTILE_PATH)
+    with pytest.raises(asyncpg.PostgresError) as caught:
+        await db.fetch("SELECT 'a'::pg_catalog.text = 'b'::pg_catalog.text")
+    assert caught.value.sqlstate == "EVIL0", "the path is hostile indeed"
+    await db.execute("INSERT INTO pgworkd.jobs (queue) VALUES ('q'), ('r')")
+    assert await notices.queues() == ["q"]
 
 
 @pytest.mark.parametrize(
