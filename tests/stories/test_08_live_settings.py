@@ -1,4 +1,5 @@
-"""A queue in trouble: it is paused while both its daemons run, goes on with less, and stays so after a restart."""
+"""A queue in trouble: it is paused while both its daemons run, goes on with less, and stays so after a restart. And one
+that a running daemon takes on for a while."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from pgworkd import events
 from pgworkd.admin import Admin
 from pgworkd.app import App
 from pgworkd.link import LinkOptions
-from tests.kit import running, until
+from tests.kit import insert, running, status, until, waits_for_status
 
 RUNNING = "SELECT count(*) FROM pgworkd.jobs WHERE status = 'running'"
 
@@ -75,6 +76,33 @@ async def test_a_queue_in_trouble_is_paused_lowered_and_resumed(dsn: str, db: as
             assert seen.all(events.QUEUE_SETTINGS)[0]["changed"] == {"concurrency": 2, "backoff_s": 60}
     assert service.most == 4
     assert await db.fetchval("SELECT count(*) FROM pgworkd.finished_jobs WHERE status = 'completed'") == 60
+
+
+async def test_a_daemon_takes_on_another_queue_and_gives_one_up(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    """For a night of reindexing, say: without a restart, and without losing what was in its hands."""
+    app, indexed = App(), []
+
+    @app.handler("embedding", concurrency=2)
+    async def embed() -> None: ...
+
+    @app.handler("reindex", concurrency=2)
+    async def reindex(payload: dict[str, Any]) -> None:
+        indexed.append(payload["page"])
+
+    await db.execute(
+        "INSERT INTO pgworkd.jobs (queue, payload) SELECT 'reindex', jsonb_build_object('page', n)"
+        " FROM generate_series(1, 20) n"
+    )
+    async with running(app, dsn, queues={"embedding": None}) as (daemon, _):
+        await until(waits_for_status(db, await insert(db, "embedding"), "completed"))
+        assert indexed == [], "nobody serves that queue"
+        daemon.add_queue("reindex", 5)
+        await until(lambda: db.fetchval("SELECT NOT EXISTS (SELECT FROM pgworkd.jobs)"))
+        await daemon.remove_queue("reindex")
+        late = await insert(db, "reindex", '{"page": 21}')
+        await until(waits_for_status(db, await insert(db, "embedding"), "completed"))
+        assert await status(db, late) == "pending"
+    assert sorted(indexed) == list(range(1, 21))
 
 
 async def _calls(service: Downstream, count: int) -> bool:

@@ -1,5 +1,5 @@
-"""Flow control, as a shop would use it: events of an account in order, a partner who must not be flooded, and tenants
-of very different size."""
+"""Flow control, as a shop would use it: events of an account in order, a broken parcel that lets others pass, a partner
+who must not be flooded, tenants of very different size, and urgent work that must not always come first."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import anyio
 import asyncpg
 
 from pgworkd.app import App
+from pgworkd.client import enqueue
 from pgworkd.job import Job
 from tests.kit import running, until
 from tests.sql.flow import most_in_window
@@ -57,6 +58,25 @@ async def test_the_events_of_an_account_are_applied_one_at_a_time_and_in_order(
         )
         await until(lambda: db.fetchval(ALL_OVER))
     assert [row["events"] for row in await db.fetch("SELECT events FROM accounts")] == [list(range(1, 26))] * 6
+
+
+async def test_a_parcel_that_is_refused_lets_the_next_of_its_customer_pass(
+    dsn: str, db: asyncpg.Connection[Any]
+) -> None:
+    """One at a time, but not for the price of waiting: the retry of the first comes behind those that are due."""
+    app, sent = App(), []
+
+    @app.handler("parcels", concurrency=8, backoff=0.2)
+    async def send(payload: dict[str, Any], job: Job) -> None:
+        if (payload["number"], job.attempt) == (1, 1):
+            raise ConnectionError("the door is locked")
+        sent.append(payload["number"])
+
+    for number in (1, 2, 3):
+        await enqueue(db, "parcels", {"number": number}, serialize_key="customer 7", on_retry="yield")
+    async with running(app, dsn):
+        await until(lambda: db.fetchval(ALL_OVER))
+    assert sent == [2, 3, 1]
 
 
 async def test_a_partner_sees_five_at_once_and_twenty_a_second(dsn: str, db: asyncpg.Connection[Any]) -> None:
@@ -109,3 +129,23 @@ async def test_a_big_tenant_does_not_starve_a_small_one(dsn: str, db: asyncpg.Co
     last_of_small = max(place for place, tenant in enumerate(done) if tenant == "small")
     assert len(done) == 1010
     assert last_of_small < 100
+
+
+async def test_who_waits_long_enough_comes_before_what_is_urgent(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    """A minute of waiting is worth a priority here: the report of an hour ago is ahead of the urgent ones of today."""
+    await db.execute("INSERT INTO pgworkd.queues (name, ageing_s) VALUES ('reports', 60)")
+    app, done = App(), []
+
+    @app.handler("reports", concurrency=1)
+    async def report(payload: dict[str, Any]) -> None:
+        done.append(payload["name"])
+
+    jobs = """INSERT INTO pgworkd.jobs (queue, priority, run_at, payload)
+        SELECT 'reports', $1::int, now() - make_interval(mins => $2::int), jsonb_build_object('name', $3::text)
+        FROM generate_series(1, $4::int)"""
+    await db.execute(jobs, 10, 0, "urgent", 50)
+    await db.execute(jobs, 0, 60, "of an hour ago", 1)
+    await db.execute(jobs, 0, 5, "of five minutes ago", 1)
+    async with running(app, dsn):
+        await until(lambda: db.fetchval(ALL_OVER))
+    assert done == ["of an hour ago", *["urgent"] * 50, "of five minutes ago"]
