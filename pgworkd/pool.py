@@ -300,17 +300,16 @@ class Pool:
         self._fill()
 
     def _learn(self, asked: Asked, claimed: Claims, took_s: float, *, dry: bool) -> None:
-        slots = self._slots
         now = anyio.current_time()
         full = len(claimed) == asked.order.limit
         if self.limited and not full:
             self._bound_until = now + BOUND_S
-        self._more = full and now >= self._bound_until
+        self._more = full and (now >= self._bound_until or asked.order.limit == CLAIM_MAX)
         if claimed.again_s is not None:
             self.expect_also(claimed.again_s)
         # Under a limit a claim may stop short of the last due job whatever it was asked for.
         self._cursor.claimed(claimed, now, took_s, full=full or self.limited)
-        self._pace.claimed(took_s, slots.finished, slots.run_s, slots.concurrency, dry=dry)
+        self._pace.claimed(took_s, self._slots.finished, self._slots.run_s, self.concurrency, dry=dry)
 
     def _fill(self) -> None:
         if self._tasks is not None:
@@ -336,8 +335,9 @@ class Pool:
         """The answer to that; None: there is none, both go their own ways."""
         self._along = None
         if claimed is not None:
-            self._learn(asked, claimed, anyio.current_time() - asked.at, dry=not self._slots.work)
+            took_s, dry = anyio.current_time() - asked.at, not self._slots.work
             self._give(claimed)
+            self._learn(asked, claimed, took_s, dry=dry)
         if claimed is None or self._more or not self.limited:
             self.look()  # more slots may have become free meanwhile
 

@@ -9,11 +9,15 @@ from uuid import UUID
 import asyncpg
 import pytest
 
-from pgworkd import pool
+from pgworkd import attention, pool
+from pgworkd.app import App
+from pgworkd.daemon import Daemon
 from pgworkd.store import ClaimOrder, Claims, Store
 from tests.engine.flow_kit import Log, all_over, fill, fleet, observed
-from tests.kit import until
-from tests.sql.flow import most_in_window, settings
+from tests.engine.test_control import Gauge
+from tests.kit import running, until
+from tests.sql.flow import most_in_window, settings, take_ids
+from tests.sql.verbs import complete, worker
 
 STARTS = "SELECT started_at FROM pgworkd.finished_jobs"
 
@@ -63,6 +67,32 @@ async def test_where_a_limit_binds_nothing_is_claimed_ahead_for_a_while(
     bound_at = next(number for number, (limit, got) in enumerate(asked) if got < limit)
     assert max(limit for limit, _ in asked[: bound_at + 1]) > 10, "what binds was never met"
     assert (max(limit for limit, _ in asked[bound_at + 1 :]) > 10) == (bound_s == 0)
+
+
+async def test_what_a_limit_leaves_is_taken_claim_by_claim(
+    dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More than one claim can take has become free at once: the second does not wait for the poll."""
+    monkeypatch.setattr(pool, "CLAIM_MAX", 2)
+    monkeypatch.setattr(attention, "POLL_CAP_S", 60.0)
+    app, gauge = App(), Gauge()
+
+    @app.handler("q", concurrency=20)
+    async def handle() -> None:
+        await gauge()
+
+    other = await worker(db)
+    await settings(db, max_running=8)
+    await fill(db, 100, "limit_key", "")
+    theirs = await take_ids(db, other, 8)
+    async with running(app, dsn, poll_s=60.0, shutdown_s=0) as (daemon, _):
+        await until(lambda: _bound(daemon))
+        await complete(db, theirs)
+        await gauge.shows(8)
+
+
+async def _bound(daemon: Daemon) -> bool:
+    return daemon.pools["q"]._bound_until > 0 and daemon.pools["q"].quiet
 
 
 async def test_a_limit_of_one_goes_from_daemon_to_daemon_without_waiting(dsn: str, db: asyncpg.Connection[Any]) -> None:
