@@ -57,14 +57,17 @@ async def test_an_outage_shorter_than_the_lease_spends_nothing_and_starts_nothin
 async def test_who_cannot_renew_cancels_everything_before_the_lease_ends_and_goes_on_when_it_can_again(
     dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
-    sleepers, ended = Sleepers(), list[str]()
-    async with through_proxy(dsn) as (proxy, proxied), daemon_of(sleepers.app, proxied, ended) as (daemon, seen):
+    sleepers, ended, lease_s = Sleepers(), list[str](), 3.0
+    async with (
+        through_proxy(dsn) as (proxy, proxied),
+        daemon_of(sleepers.app, proxied, ended, lease_s=lease_s) as (daemon, seen),
+    ):
         for _ in range(3):
             await insert(db, "q")
         await seen.wait(events.JOB_STARTED, count=3)
         proxy.hole()
         fenced = await seen.wait(events.LEASE_FENCED)
-        assert LEASE_S * 5 / 6 <= fenced["since_s"] < LEASE_S * 29 / 30
+        assert lease_s * 5 / 6 <= fenced["since_s"] < lease_s * 29 / 30
         assert fenced["running"] == 3
         assert not daemon.membership.may_claim
         await until(lambda: truth(len(sleepers.ended) == 3))
