@@ -541,10 +541,13 @@ $$;
 -- epoch; other priorities are found in the gaps between those. p_kinds and p_budgets give the attempts of
 -- kinds that differ from 3, for jobs that do not say. Where jobs have keys or the queue has limits, pick() chooses.
 -- A row without id comes last when a rate holds jobs back: `created_at` is then in how many seconds to ask again.
+-- p_ended: so many runs of this queue the caller has ended in this very transaction. Where only max_running counts, to
+-- take no more than that needs no lock: whatever others count meanwhile, they count one or the other.
 -- Locks: the worker's row FOR KEY SHARE (so that rescue() and a claim never cross; heartbeats pass), the
 -- queue where keys or limits count, then due rows with SKIP LOCKED. Raises PW001 when the worker's lease is gone.
 CREATE OR REPLACE FUNCTION claim(p_worker int, p_queue text, p_limit int, p_kinds text[] DEFAULT '{}', p_budgets int[] DEFAULT '{}',
-                                 p_priorities int[] DEFAULT '{}', p_run_ats float8[] DEFAULT '{}', p_positions uuid[] DEFAULT '{}')
+                                 p_priorities int[] DEFAULT '{}', p_run_ats float8[] DEFAULT '{}', p_positions uuid[] DEFAULT '{}',
+                                 p_ended int DEFAULT 0)
 RETURNS TABLE (id uuid, kind text, payload text, attempt int, failures int, max_attempts int, timeout_s real,
                priority int, losses int, run_at float8, created_at float8, schedule text, occurrence float8, meta text,
                serialize_key text)
@@ -570,6 +573,7 @@ DECLARE
     v_locked   boolean;
     v_gaps     boolean;                          -- there may be priorities that the caller does not know
     v_limited  boolean;
+    v_counted  boolean;                          -- of the limits there is only max_running
     v_rated    boolean;
     v_chosen   boolean;                          -- pick() chooses: some waiting job has a key, or age counts
     v_allowed  int;                              -- by the queue's own limits
@@ -583,6 +587,7 @@ BEGIN
     END IF;
     -- One statement for all questions, because with few jobs these cost more than the claim itself.
     SELECT coalesce(q.paused_until > v_now, false), coalesce(q.limited, false),
+           num_nonnulls(q.limit_per_key, q.rate, q.rate_per_key, q.ageing_s) = 0 AND NOT q.fair,
            q.rate IS NOT NULL OR q.rate_per_key IS NOT NULL, q.ageing_s IS NOT NULL
            OR EXISTS (SELECT FROM jobs j WHERE j.queue = p_queue AND waits_keyed(j)),
            (SELECT j.serialize_key IS NOT NULL FROM jobs j
@@ -593,13 +598,13 @@ BEGIN
                       AND j.priority > p_priorities[1])
            OR EXISTS (SELECT FROM jobs j WHERE j.queue = p_queue AND waits_plain(j)
                       AND j.priority < p_priorities[1])
-    INTO v_paused, v_limited, v_rated, v_chosen, v_suspect, v_gaps
+    INTO v_paused, v_limited, v_counted, v_rated, v_chosen, v_suspect, v_gaps
     FROM (SELECT) one LEFT JOIN queues q ON q.name = p_queue;
     IF v_paused THEN
         RETURN;
     END IF;
     v_room := p_limit;
-    v_locked := v_limited OR v_chosen OR coalesce(v_suspect, false);
+    v_locked := v_limited AND NOT (v_counted AND p_limit <= p_ended AND v_suspect IS NULL) OR v_chosen OR coalesce(v_suspect, false);
     IF v_locked THEN
         PERFORM lock_queue(p_queue);  -- what follows are statements of their own, so they see what its last holder did
     END IF;
@@ -795,7 +800,7 @@ LANGUAGE sql STABLE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
 $$;
 
 -- How many of p_limit jobs the queue's own limits let a claim take, and, when a rate says less, when to ask again.
--- The caller holds the queue's lock. Reads all running rows; locks nothing.
+-- The caller holds the queue's lock, or has ended as many runs as it will take. Reads all running rows; locks nothing.
 CREATE OR REPLACE FUNCTION allowance(p_queue text, p_limit int) RETURNS TABLE (room int, again_s float8)
 LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off AS $$
@@ -1225,10 +1230,12 @@ BEGIN
 END $$;
 
 -- settle_completed, then claim, in one round trip and one commit: for small batches, whose cost those are.
--- The first row holds what was settled (`won`), the others what was claimed. Recurring jobs take the other
+-- The first row holds what was settled (`won`), the others what was claimed. p_ended: how many of p_ids are of p_queue; it
+-- counts only if all of them are settled. Recurring jobs take the other
 -- way. Locks: the worker's row as a claim does, then as settle_completed, then as claim. Raises PW001.
 CREATE OR REPLACE FUNCTION settle_and_claim(p_ids uuid[], p_attempts int[], p_results text[], p_worker int, p_queue text, p_limit int,
-                                 p_kinds text[], p_budgets int[], p_priorities int[], p_run_ats float8[], p_positions uuid[])
+                                 p_kinds text[], p_budgets int[], p_priorities int[], p_run_ats float8[], p_positions uuid[],
+                                 p_ended int DEFAULT 0)
 RETURNS TABLE (won uuid[], id uuid, kind text, payload text, attempt int, failures int, max_attempts int, timeout_s real,
                priority int, losses int, run_at float8, created_at float8, schedule text, occurrence float8, meta text,
                serialize_key text)
@@ -1241,7 +1248,8 @@ BEGIN
     won := settle_completed(p_ids, p_attempts, p_results, p_quiet => p_queue);
     RETURN NEXT;
     RETURN QUERY SELECT NULL::uuid[], c.*
-                 FROM claim(p_worker, p_queue, p_limit, p_kinds, p_budgets, p_priorities, p_run_ats, p_positions) c;
+                 FROM claim(p_worker, p_queue, p_limit, p_kinds, p_budgets, p_priorities, p_run_ats, p_positions,
+                            CASE WHEN cardinality(won) = cardinality(p_ids) THEN p_ended ELSE 0 END) c;
     GET DIAGNOSTICS v_claimed = ROW_COUNT;
     IF v_claimed < cardinality(p_ids) AND EXISTS (SELECT FROM queues q WHERE q.name = p_queue AND q.limited) THEN
         PERFORM wake(ARRAY[p_queue]);  -- the limit has room for others

@@ -264,10 +264,8 @@ class Pool:
         ending = self._slots.busy > 0 or not self._settler.idle
         if not (self.limited and not self._more and ending and self._slots.run_s < QUICK_S):
             return 0.0
-        now = anyio.current_time()
-        if self._ride_ends is None:
-            self._ride_ends = now + QUICK_S
-        return self._ride_ends - now
+        self._ride_ends = self._ride_ends or anyio.current_time() + QUICK_S
+        return self._ride_ends - anyio.current_time()
 
     @property
     def _low(self) -> int:
@@ -278,13 +276,13 @@ class Pool:
     def _ahead(self) -> int:
         return 0 if self.limited and not self._more else self._pace.ahead
 
-    def _ask(self) -> Asked:
+    def _ask(self, ended: int = 0, at_most: int = CLAIM_MAX) -> Asked:
         now = anyio.current_time()
         self._ride_ends = None
         if self._due_at is not None and self._due_at <= now:
             self._due_at = None
-        fixed = (self._fleet.worker_id, self.queue, self._room(), self._kinds, self._budgets)
-        return Asked(ClaimOrder(*fixed, *self._cursor.start(now)), now)
+        fixed = (self._fleet.worker_id, self.queue, min(self._room(), at_most), self._kinds, self._budgets)
+        return Asked(ClaimOrder(*fixed, *self._cursor.start(now), ended), now)
 
     def _give(self, claimed: Claims) -> None:
         if not self._slots.work:
@@ -323,12 +321,13 @@ class Pool:
 
     # A claim that goes along with a settle. See `Claimer`.
 
-    def ask_along(self, *, next_in_line: bool) -> Asked | None:
-        """What to claim with the settle that is about to go; None: nothing, or a claim is already on its way."""
+    def ask_along(self, ended: int, *, next_in_line: bool) -> Asked | None:
+        """What to claim with the settle of so many jobs; None: nothing, or a claim is already on its way."""
         expected = self._more or next_in_line
         if self._claiming or self._along is not None or not (expected or self.limited) or not self._may_claim():
             return None
-        self._along = self._ask()
+        # Where a limit binds there is no more than that, and to ask for no more needs no lock.
+        self._along = self._ask(ended, ended if anyio.current_time() < self._bound_until else CLAIM_MAX)
         return self._along
 
     def answered(self, asked: Asked, claimed: Claims | None) -> None:

@@ -42,10 +42,10 @@ class Planner(Protocol):
 class Claimer(Protocol):
     """A pool, as far as a settle can take its next claim along. An `Asked` is its own affair, but for the order."""
 
-    def ask_along(self, *, next_in_line: bool) -> Any:
+    def ask_along(self, ended: int, *, next_in_line: bool) -> Any:
         """An `Asked`, whose `answered` must follow; None: nothing to claim now.
 
-        `next_in_line`: the settle frees a serialize_key.
+        `ended`: so many of its queue are settled. `next_in_line`: that frees a serialize_key.
         """
 
     def answered(self, asked: Any, claimed: Claims | None) -> None:
@@ -147,7 +147,8 @@ class Settler:
             return False
         if any(held.claimed.schedule is not None for held, _ in items):
             return False
-        asked = claimer.ask_along(next_in_line=any(held.claimed.serialize_key for held, _ in items))
+        ended = sum(held.queue == items[0][0].queue for held, _ in items)
+        asked = claimer.ask_along(ended, next_in_line=any(held.claimed.serialize_key for held, _ in items))
         if asked is None:
             return False
         claimed = None

@@ -64,7 +64,8 @@ class ClaimOrder(NamedTuple):
     """What to claim: up to `limit` due jobs of a queue.
 
     `kinds` and `budgets`: max_attempts of the kinds that differ from 3, for jobs that do not say. At `priorities`
-    (descending) the claim begins behind the place (run_at, id) given for each; see `Cursor`.
+    (descending) the claim begins behind the place (run_at, id) given for each; see `Cursor`. `ended`: so many jobs of
+    the queue are settled with it.
     """
 
     worker_id: int
@@ -75,6 +76,7 @@ class ClaimOrder(NamedTuple):
     priorities: Sequence[int] = ()
     run_ats: Sequence[float] = ()
     positions: Sequence[UUID] = ()
+    ended: int = 0
 
 
 class Rescued(NamedTuple):
@@ -136,10 +138,10 @@ class HeartbeatAnswer:
 
 
 _CLAIM = """SELECT id, kind, payload, attempt, failures, max_attempts, timeout_s, priority, losses, run_at,
-    created_at, schedule, occurrence, meta, serialize_key FROM pgworkd.claim($1, $2, $3, $4, $5, $6, $7, $8)"""
+    created_at, schedule, occurrence, meta, serialize_key FROM pgworkd.claim($1, $2, $3, $4, $5, $6, $7, $8, $9)"""
 _SETTLE_AND_CLAIM = """SELECT won, id, kind, payload, attempt, failures, max_attempts, timeout_s, priority, losses,
     run_at, created_at, schedule, occurrence, meta, serialize_key
-    FROM pgworkd.settle_and_claim($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)"""
+    FROM pgworkd.settle_and_claim($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)"""
 _COMPLETED = "SELECT pgworkd.settle_completed($1, $2, $3, $4, $5, $6)"
 _FAILED = "SELECT id, status FROM pgworkd.settle_failed($1, $2, $3, $4, $5, $6, $7, $8, $9)"
 _RELEASED = "SELECT pgworkd.settle_released($1, $2, $3, $4)"
