@@ -54,8 +54,9 @@ class SystemdNotifier:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._announce_stop, daemon)
             self._send("STATUS=waiting for the database")
-            # sd_watchdog_enabled(3) recommends half the limit; but then one ping left out would end us.
-            every_s = min(STATUS_S, self.watchdog_s / 4) if self.watchdog_s else STATUS_S
+            # sd_watchdog_enabled(3) recommends half the limit; but pings are left out for half of it while a supervisor
+            # makes sure that one of its processes hangs, and those around must still be in time.
+            every_s = min(STATUS_S, self.watchdog_s / 8) if self.watchdog_s else STATUS_S
             told_ready = False
             while True:
                 lines = [f"STATUS={daemon.status()}"]
