@@ -53,6 +53,11 @@ def let_go(waiters: Waiters) -> None:
     go_on.set()
 
 
+async def at_rest(daemon: Daemon) -> None:
+    """Waits until the pool has no room to claim for, and nothing left to say: the next claim is the settle's."""
+    await until(lambda: truth(daemon.pools["q"]._slots.ask_below is not None))
+
+
 async def warmed_up() -> None:
     """A daemon that has just started uses its connections once, by itself: waits until that is over."""
     await until(lambda: truth(all(task.get_name() != "warm-up" for task in asyncio.all_tasks())))

@@ -13,7 +13,7 @@ from pgworkd import events
 from pgworkd.app import App
 from pgworkd.chores import Periods
 from tests.engine.ahead_kit import RUNNING, Waiters, fill, never_stalls, truth
-from tests.engine.along_kit import ALL_OVER, UNTOLD, calls_of, let_go, nothing_ahead
+from tests.engine.along_kit import ALL_OVER, UNTOLD, at_rest, calls_of, let_go, nothing_ahead
 from tests.kit import running, status, until
 
 
@@ -55,6 +55,7 @@ async def test_each_settle_of_a_full_queue_takes_exactly_one_claim_along(
         await waiters.gauge.shows(2)
         calls = calls_of(daemon, monkeypatch)
         for round_ in (1, 2, 3):
+            await at_rest(daemon)
             let_go(waiters)
             await seen.wait(events.JOB_COMPLETED, count=2 * round_)
             await waiters.gauge.shows(2)
@@ -99,6 +100,7 @@ async def test_a_recurring_job_is_settled_with_its_next_occurrence_and_nothing_a
         await waiters.gauge.shows(1)
         assert await status(db, occurrence) == "running"
         for done in (1, 2):
+            await at_rest(daemon)
             let_go(waiters)
             await seen.wait(events.JOB_COMPLETED, count=done)
             await waiters.gauge.shows(1)
