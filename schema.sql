@@ -1231,8 +1231,8 @@ END $$;
 
 -- settle_completed, then claim, in one round trip and one commit: for small batches, whose cost those are.
 -- The first row holds what was settled (`won`), the others what was claimed. p_ended: how many of p_ids are of p_queue; it
--- counts only if all of them are settled. Recurring jobs take the other
--- way. Locks: the worker's row as a claim does, then as settle_completed, then as claim. Raises PW001.
+-- counts only if all of them are settled. Recurring jobs take the other way. Locks: the worker's row as a claim does, then
+-- as settle_completed, then as claim. Raises PW001.
 CREATE OR REPLACE FUNCTION settle_and_claim(p_ids uuid[], p_attempts int[], p_results text[], p_worker int, p_queue text, p_limit int,
                                  p_kinds text[], p_budgets int[], p_priorities int[], p_run_ats float8[], p_positions uuid[],
                                  p_ended int DEFAULT 0)

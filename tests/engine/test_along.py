@@ -125,6 +125,7 @@ async def test_an_attempt_that_is_not_ours_any_more_is_reported_stale_and_the_re
         calls = calls_of(daemon, monkeypatch)
         taken, ours = waiters.began
         await db.execute("DELETE FROM pgworkd.jobs WHERE id = $1", taken)
+        await at_rest(daemon)
         let_go(waiters)
         stale = await seen.wait(events.JOB_STALE)
         assert (stale["job_id"], stale["attempt"], stale["outcome"]) == (str(taken), 1, "completed")

@@ -89,7 +89,7 @@ async def test_a_thread_in_time_is_not_overdue(dsn: str, db: asyncpg.Connection[
 
     @app.handler("q", timeout_s=60)
     def handle(job: Job) -> bool:
-        time.sleep(0.1)
+        time.sleep(0.05)
         return job.stopping.is_set()
 
     async with running(app, dsn) as (_, seen):
