@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
@@ -45,13 +46,17 @@ class Recorder:
         raise AssertionError(f"no {name} {facts} (x{count}) within {LIMIT_S} s; saw: {self.seen[-20:]}")
 
 
-async def until(fact: Callable[[], Awaitable[Any]], limit_s: float = LIMIT_S) -> Any:
-    """Asks again and again until the answer is true; returns it."""
+async def until(fact: Callable[[], Any], limit_s: float = LIMIT_S) -> Any:
+    """Asks again and again until the answer, awaited if it has to be, is true; returns it."""
     answer: Any = None
     with anyio.move_on_after(limit_s):
-        while not (answer := await fact()):
+        while True:
+            answer = fact()
+            if inspect.isawaitable(answer):
+                answer = await answer
+            if answer:
+                return answer
             await anyio.sleep(0.01)
-        return answer
     raise AssertionError(f"not true within {limit_s} s; the last answer was {answer!r}")
 
 

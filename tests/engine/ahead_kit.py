@@ -109,7 +109,3 @@ async def set_concurrency(db: asyncpg.Connection[Any], concurrency: int, daemon:
         return daemon.pools["q"].concurrency == concurrency
 
     await until(follows)
-
-
-async def truth(value: Any) -> Any:
-    return value

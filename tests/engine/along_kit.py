@@ -11,7 +11,7 @@ import pytest
 
 from pgworkd import pace
 from pgworkd.daemon import Daemon
-from tests.engine.ahead_kit import Waiters, truth
+from tests.engine.ahead_kit import Waiters
 from tests.kit import until
 
 ALL_OVER = "SELECT NOT EXISTS (SELECT FROM pgworkd.jobs)"
@@ -55,12 +55,12 @@ def let_go(waiters: Waiters) -> None:
 
 async def at_rest(daemon: Daemon) -> None:
     """Waits until the pool has no room to claim for, and nothing left to say: the next claim is the settle's."""
-    await until(lambda: truth(daemon.pools["q"]._slots.ask_below is not None))
+    await until(lambda: daemon.pools["q"]._slots.ask_below is not None)
 
 
 async def warmed_up() -> None:
     """A daemon that has just started uses its connections once, by itself: waits until that is over."""
-    await until(lambda: truth(all(task.get_name() != "warm-up" for task in asyncio.all_tasks())))
+    await until(lambda: all(task.get_name() != "warm-up" for task in asyncio.all_tasks()))
 
 
 def nothing_ahead(monkeypatch: pytest.MonkeyPatch) -> None:

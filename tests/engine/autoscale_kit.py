@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -84,17 +83,8 @@ class Play:
 
     async def says(self, what: str, count: int = 1) -> list[Fact]:
         """The first so many facts of this kind; waits for them."""
-        await true(lambda: len(self.facts(what)) >= count)
+        await until(lambda: len(self.facts(what)) >= count)
         return self.facts(what)
-
-
-async def true(fact: Callable[[], object]) -> None:
-    """Waits for it."""
-
-    async def answer() -> object:
-        return fact()
-
-    await until(answer)
 
 
 def events(run: Command, name: str) -> list[dict[str, Any]]:
@@ -105,7 +95,7 @@ def events(run: Command, name: str) -> list[dict[str, Any]]:
 async def logged(run: Command, name: str, count: int = 1) -> list[dict[str, Any]]:
     """The facts of the first so many log lines of this name; waits for them."""
     try:
-        await true(lambda: len(events(run, name)) >= count)
+        await until(lambda: len(events(run, name)) >= count)
     except AssertionError:
         raise AssertionError(f"no {name} x{count} in {run.lines}") from None
     return events(run, name)

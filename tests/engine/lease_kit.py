@@ -116,7 +116,3 @@ class Sleepers:
             finally:
                 self.together[job.id] -= 1
                 self.ended[run] = time.monotonic()
-
-
-async def truth(value: Any) -> Any:
-    return value

@@ -44,7 +44,3 @@ def cancel_this_task() -> None:
     task = asyncio.current_task()
     assert task is not None
     task.cancel()
-
-
-async def truth(value: Any) -> Any:
-    return value

@@ -14,7 +14,6 @@ import asyncpg
 from pgworkd import events
 from pgworkd.app import App
 from pgworkd.job import Job
-from tests.engine.outcome_kit import truth
 from tests.engine.test_cancel import cancel
 from tests.kit import insert, running, until, waits_for_status
 
@@ -93,6 +92,6 @@ async def outlived(
         assert daemon.membership.may_claim
         assert len(set(ordinary.tasks)) == 1, "ordinary jobs leave their task clean"
         assert kept is None or (ordinary.odd_tasks[0] in ordinary.tasks) is kept
-        await until(lambda: truth(tasks_now() <= before), limit_s=1)
+        await until(lambda: tasks_now() <= before, limit_s=1)
         error = await db.fetchval("SELECT error FROM pgworkd.all_jobs WHERE id = $1", odd)
     return None if error is None else str(error)

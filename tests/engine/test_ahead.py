@@ -23,7 +23,6 @@ from tests.engine.ahead_kit import (
     set_concurrency,
     settled_in,
     stalls_now,
-    truth,
 )
 from tests.engine.test_cancel import cancel
 from tests.kit import running, until
@@ -212,7 +211,7 @@ async def test_what_is_cancelled_while_it_waits_for_a_slot_never_runs(
         ids = await _ids_ahead(db, waiters)
         assert len(ids) == ahead
         assert set((await cancel(db, *ids)).values()) == {"requested"}
-        await until(lambda: truth(all(held.reason for held in daemon._holdings if held.claimed.id in set(ids))))
+        await until(lambda: all(held.reason for held in daemon._holdings if held.claimed.id in set(ids)))
         if stalls:
             stalls_now(daemon, monkeypatch)
         else:

@@ -12,7 +12,7 @@ import pytest
 from pgworkd import events
 from pgworkd.app import App
 from pgworkd.chores import Periods
-from tests.engine.ahead_kit import RUNNING, Waiters, fill, never_stalls, truth
+from tests.engine.ahead_kit import RUNNING, Waiters, fill, never_stalls
 from tests.engine.along_kit import ALL_OVER, UNTOLD, at_rest, calls_of, let_go, nothing_ahead
 from tests.kit import running, status, until
 
@@ -135,7 +135,7 @@ async def test_an_attempt_that_is_not_ours_any_more_is_reported_stale_and_the_re
         waiters.gauge.go_on.set()
         await seen.wait(events.JOB_COMPLETED, count=5)
         assert len(seen.all(events.JOB_STALE)) == 1
-        await until(lambda: truth(len(daemon._holdings) == 0))
+        await until(lambda: len(daemon._holdings) == 0)
 
 
 async def test_a_queue_that_was_paused_unheard_gives_nothing_along(

@@ -13,7 +13,7 @@ from pgworkd.chores import Periods
 from pgworkd.errors import DatabaseError, DatabaseUnavailable, WorkerLost
 from pgworkd.job import Reason
 from pgworkd.link import LinkOptions
-from tests.engine.ahead_kit import Waiters, fill, truth
+from tests.engine.ahead_kit import Waiters, fill
 from tests.engine.along_kit import ALL_OVER, UNTOLD, calls_of, let_go, nothing_ahead, warmed_up
 from tests.kit import insert, running, until, waits_for_status
 
@@ -102,7 +102,7 @@ async def test_a_connection_that_is_cut_in_the_middle_costs_no_job_and_no_second
                 await db.execute("LOCK TABLE pgworkd.finished_jobs IN SHARE MODE")
                 let_go(waiters)
                 await until(lambda: other.fetchval(_CUT), limit_s=2)
-                await until(lambda cuts=cuts: truth(len(calls) >= cuts), limit_s=2)  # type: ignore[misc]
+                await until(lambda cuts=cuts: len(calls) >= cuts, limit_s=2)  # type: ignore[misc]
             await seen.wait(events.JOB_COMPLETED, count=done + 1)
             await waiters.gauge.shows(1)
             errors = [call.error for call in calls if call.error is not None]
@@ -172,7 +172,7 @@ async def test_while_it_hangs_claims_go_on_by_themselves(
                 assert anyio.current_time() - began < pool.ALONG_S + 0.5
                 await waiters.gauge.shows(1)
             if ends == "without":
-                await until(lambda: truth(calls), limit_s=2)
+                await until(lambda: calls, limit_s=2)
             assert seen.all(events.JOB_COMPLETED) == []
         await seen.wait(events.JOB_COMPLETED, count=4)
         assert (calls[0].error is None) is (ends == "with an answer")
@@ -198,7 +198,7 @@ async def test_a_stop_while_it_hangs_gives_back_what_it_claims(
         async with db.transaction():
             await db.execute("LOCK TABLE pgworkd.finished_jobs IN SHARE MODE")
             waiters.gauge.go_on.set()
-            await until(lambda: truth(daemon.pools["q"]._along), limit_s=2)
+            await until(lambda: daemon.pools["q"]._along, limit_s=2)
             daemon.request_stop()
             await seen.wait(events.DAEMON_STOPPING)
         released = await seen.wait(events.JOB_RELEASED)

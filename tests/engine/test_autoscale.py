@@ -16,8 +16,9 @@ import asyncpg
 import pytest
 
 from pgworkd import leash
-from tests.engine.autoscale_kit import Play, ended, events, lives, logged, true
+from tests.engine.autoscale_kit import Play, ended, events, lives, logged
 from tests.engine.test_cli_run import NOBODY, Start, catches, start
+from tests.kit import until
 
 __all__ = ["start"]  # a fixture
 
@@ -142,7 +143,7 @@ async def test_one_that_does_not_stop_in_time_is_killed_with_all_it_has_started(
     assert await ended(run) == 1
     assert [facts["worker"] for facts in events(run, "worker.killed")] == ["w-1"]
     assert [fact.name for fact in play.facts("SIGTERM")] == ["w-1"], "it was asked first"
-    await true(lambda: not lives(deaf.pid) and not lives(deaf.more))
+    await until(lambda: not lives(deaf.pid) and not lives(deaf.more))
 
 
 async def test_while_one_is_still_stopping_there_are_not_more_than_max(play: Play) -> None:
@@ -188,12 +189,12 @@ async def test_workers_do_not_outlive_it(play: Play) -> None:
     run.process.kill()
     assert await ended(run) == -signal.SIGKILL
     assert {fact.name for fact in await play.says("SIGTERM", 2)} == {"w-1", "w-2"}
-    await true(lambda: not any(lives(fact.pid) for fact in ups))
+    await until(lambda: not any(lives(fact.pid) for fact in ups))
 
 
 async def test_a_stop_in_the_first_moments_is_clean(play: Play) -> None:
     run = play(PGWORKD_DSN=NOBODY)
-    await true(lambda: catches(run.process, signal.SIGTERM))
+    await until(lambda: catches(run.process, signal.SIGTERM))
     run.stop()
     assert await ended(run) == 0
 

@@ -8,9 +8,10 @@ from typing import Any
 import asyncpg
 import pytest
 
-from tests.engine.autoscale_kit import Play, ended, events, logged, true
+from tests.engine.autoscale_kit import Play, ended, events, logged
 from tests.engine.test_cli import clean, run_bare
 from tests.engine.test_cli_run import Command, Start, start
+from tests.kit import until
 
 __all__ = ["clean", "start"]  # fixtures
 
@@ -96,11 +97,11 @@ def play(start: Start, tmp_path: Path, dsn: str, db: asyncpg.Connection[Any], sy
 
 async def test_units_are_started_and_stopped_with_the_depth(play: Any, systemd: Systemd) -> None:
     run = play()
-    await true(lambda: systemd.active() == {1})
+    await until(lambda: systemd.active() == {1})
     await play.depth(5)
-    await true(lambda: systemd.active() == {1, 2, 3, 4})
+    await until(lambda: systemd.active() == {1, 2, 3, 4})
     await play.depth(0)
-    await true(lambda: systemd.active() == {1})
+    await until(lambda: systemd.active() == {1})
     stops = systemd.calls("stop")
     assert stops[0] == f"--no-block {name(4)}" or stops[1] == f"--no-block {name(4)}", "the newest first"
     assert [facts["after"] for facts in await logged(run, "autoscale.decided", 4)] == [3, 4, 2, 1]
@@ -126,21 +127,21 @@ async def test_units_that_run_already_are_kept(play: Any, systemd: Systemd) -> N
 
 async def test_a_unit_that_has_failed_is_started_again(play: Any, systemd: Systemd) -> None:
     run = play()
-    await true(lambda: systemd.active() == {1})
+    await until(lambda: systemd.active() == {1})
     systemd.set(1, "failed 2 9")
     (end,) = await logged(run, "worker.ended")
     assert (end["worker"], end["signal"], end["restart_in_s"]) == (name(1), "SIGKILL", 0)
-    await true(lambda: systemd.active() == {1})
+    await until(lambda: systemd.active() == {1})
     run.stop()
     assert await ended(run) == 0
 
 
 async def test_a_unit_that_systemd_restarts_is_left_to_it(play: Any, systemd: Systemd) -> None:
     run = play()
-    await true(lambda: systemd.active() == {1})
+    await until(lambda: systemd.active() == {1})
     systemd.set(1, "activating 1 1")
     shown = len(systemd.calls("show"))
-    await true(lambda: len(systemd.calls("show")) > shown + 2)
+    await until(lambda: len(systemd.calls("show")) > shown + 2)
     assert not events(run, "worker.ended")
 
 
@@ -149,11 +150,11 @@ async def test_only_an_exit_code_of_2_is_a_wrong_configuration(
     play: Any, systemd: Systemd, state: str, code: int | None
 ) -> None:
     run = play()
-    await true(lambda: systemd.active() == {1})
+    await until(lambda: systemd.active() == {1})
     systemd.set(1, state)
     if code is None:
         assert (await logged(run, "worker.ended"))[0]["signal"] == "SIGINT"
-        await true(lambda: systemd.active() == {1})
+        await until(lambda: systemd.active() == {1})
         run.stop()
     assert await ended(run) == (code or 0)
 
@@ -169,7 +170,7 @@ async def test_a_unit_that_does_not_exist_ends_it_with_2(play: Any, systemd: Sys
 async def test_a_unit_that_does_not_stop_in_time_is_killed(play: Any, systemd: Systemd) -> None:
     (systemd.directory / "slow").touch()
     run = play("--stop-timeout-s=0.1")
-    await true(lambda: systemd.active() == {1})
+    await until(lambda: systemd.active() == {1})
     run.stop()
     assert await ended(run) == 1
     assert systemd.calls("kill") == [f"--signal=SIGKILL {name(1)}"]
@@ -178,9 +179,9 @@ async def test_a_unit_that_does_not_stop_in_time_is_killed(play: Any, systemd: S
 async def test_a_second_signal_reaches_the_units_main_process(play: Any, systemd: Systemd) -> None:
     (systemd.directory / "slow").touch()
     run = play()
-    await true(lambda: systemd.active() == {1})
+    await until(lambda: systemd.active() == {1})
     run.stop()
-    await true(lambda: systemd.calls("stop"))
+    await until(lambda: systemd.calls("stop"))
     run.stop()
     assert await ended(run) == 0
     assert systemd.calls("kill") == [f"--kill-who=main --signal=SIGINT {name(1)}"]

@@ -10,7 +10,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from tests.engine.autoscale_kit import events, logged, true
+from tests.engine.autoscale_kit import events, logged
 from tests.engine.test_cli import Shell, clean, run_bare, shell
 from tests.engine.test_cli_run import Start, start
 from tests.kit import until
@@ -36,14 +36,19 @@ async def test_daemons_stop_gracefully_when_autoscale_is_killed(
 ) -> None:
     (tmp_path / "scaled.py").write_text(APP)
     await db.execute("INSERT INTO pgworkd.jobs (queue) VALUES ('embedding')")
-    environ = {"PGWORKD_DSN": dsn, "PGWORKD_LOG_FORMAT": "json", "PGWORKD_APP": "scaled:app"}
+    environ = {
+        "PGWORKD_DSN": dsn,
+        "PGWORKD_LOG_FORMAT": "json",
+        "PGWORKD_APP": "scaled:app",
+        "PGWORKD_LOG_LEVEL": "debug",
+    }
     command = [sys.executable, "-m", "pgworkd.cli", "run"]
     run = start("autoscale", "-q", "embedding", "--max=2", "--up-at=9", "--down-at=1", "--", *command, **environ)
-    await until(lambda: db.fetchval("SELECT count(*) = 1 FROM pgworkd.jobs WHERE status = 'running'"))
+    await logged(run, "job.started")
     run.process.kill()
     await logged(run, "daemon.stopping")
     (tmp_path / "open").touch()
-    await true(lambda: events(run, "daemon.stopped"))
+    await until(lambda: events(run, "daemon.stopped"))
     assert await db.fetchval("SELECT count(*) FROM pgworkd.finished_jobs WHERE status = 'completed'") == 1
     assert await db.fetchval("SELECT count(*) FROM pgworkd.workers") == 0
 

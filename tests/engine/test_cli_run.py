@@ -191,11 +191,13 @@ def test_a_stop_while_the_database_says_nothing_is_clean(start: Start) -> None:
 
 
 def test_a_second_signal_ends_a_hanging_handler_at_once(start: Start, dsn: str) -> None:
-    run = start("run", "--app", "notes:app", "--shutdown-s", "3600", PGWORKD_DSN=dsn, PGWORKD_LOG_FORMAT="json")
+    run = start(
+        "run", "--app=notes:app", "--shutdown-s=3600", "--log-level=debug", PGWORKD_DSN=dsn, PGWORKD_LOG_FORMAT="json"
+    )
     run.event("daemon.ready")
     with database(dsn) as db:
         db.execute("INSERT INTO pgworkd.jobs (queue) VALUES ('hang')")
-        until(lambda: db.execute("SELECT 1 FROM pgworkd.jobs WHERE status = 'running'").fetchone())
+        run.event("job.started")
         run.stop()
         assert run.event("daemon.stopping")["running"] == 1
         run.stop()
@@ -206,11 +208,13 @@ def test_a_second_signal_ends_a_hanging_handler_at_once(start: Start, dsn: str) 
 def test_a_third_signal_ends_the_process(start: Start, dsn: str, tmp_path: Path) -> None:
     text = "@app.handler('deaf')\nasync def deaf():\n    while True:\n        try:\n            await anyio.sleep(60)\n"
     (tmp_path / "deaf.py").write_text(APP + text + "        except BaseException: pass\n")
-    run = start("run", "--app", "deaf:app", "--shutdown-s", "3600", PGWORKD_DSN=dsn, PGWORKD_LOG_FORMAT="json")
+    run = start(
+        "run", "--app=deaf:app", "--shutdown-s=3600", "--log-level=debug", PGWORKD_DSN=dsn, PGWORKD_LOG_FORMAT="json"
+    )
     run.event("daemon.ready")
     with database(dsn) as db:
         db.execute("INSERT INTO pgworkd.jobs (queue) VALUES ('deaf')")
-        until(lambda: db.execute("SELECT 1 FROM pgworkd.jobs WHERE status = 'running'").fetchone())
+        run.event("job.started")
     run.stop()
     run.event("daemon.stopping")
     run.stop(signal.SIGINT)

@@ -24,7 +24,6 @@ from pgworkd.daemon import Daemon
 from pgworkd.events import Events
 from pgworkd.held import Held
 from pgworkd.pace import Pace
-from tests.engine.ahead_kit import truth
 from tests.kit import LIMIT_S, insert, quick_options, until, waits_for_status
 
 Said = list[str]
@@ -185,11 +184,11 @@ async def test_facts_are_gathered_for_who_wants_them(
         daemon.events.listen(ear(said), but=log.silent(level))
         ids = [str(await insert(db, "q")) for _ in range(10)]
         await completed(db, 10)
-        await until(lambda: truth(len(daemon._holdings) == 0))
+        await until(lambda: len(daemon._holdings) == 0)
         assert [gathered[job_id] for job_id in ids] == [per_job] * 10
         failing = await insert(db, "q", '{"fail": true}')
         await until(waits_for_status(db, failing, "dead"))
-        await until(lambda: truth(said.count(events.JOB_DEAD) == 1))
+        await until(lambda: said.count(events.JOB_DEAD) == 1)
     assert said.count(events.JOB_STARTED) == (11 if level == "debug" else 0)
     assert said.count(events.JOB_COMPLETED) == (10 if per_job else 0)
 
@@ -203,11 +202,11 @@ async def test_who_begins_to_listen_hears_at_once_and_who_stops_costs_nothing_mo
         for n in (1, 2, 3):
             await insert(db, "q")
             await completed(db, 2 * n - 1)
-            await until(lambda: truth(len(daemon._holdings) == 0))
+            await until(lambda: len(daemon._holdings) == 0)
             before = gathered.total()
             daemon.events.listen(listener)
             await insert(db, "q")
-            await until(lambda n=n: truth(said.count(events.JOB_COMPLETED) == n))  # type: ignore[misc]
+            await until(lambda n=n: said.count(events.JOB_COMPLETED) == n)  # type: ignore[misc]
             assert said.count(events.JOB_STARTED) == n
             assert gathered.total() == before + 2
             daemon.events.unlisten(listener)
@@ -263,7 +262,7 @@ async def test_a_level_that_is_lowered_by_a_signal_is_heard_at_once_and_raised_a
         monkeypatch.setenv("PGWORKD_LOG_LEVEL", level)
         reloaded = service._settings
         os.kill(os.getpid(), signal.SIGHUP)
-        await until(lambda: truth(service._settings is not reloaded), limit_s=1)
+        await until(lambda: service._settings is not reloaded, limit_s=1)
 
     async def run_one() -> str:
         job_id = await insert(db, "q")
@@ -281,7 +280,7 @@ async def test_a_level_that_is_lowered_by_a_signal_is_heard_at_once_and_raised_a
         await reload("warning")
         quiet_again = await run_one()
         failing = await insert(db, "q", '{"fail": true}')
-        await until(lambda: truth(logged(lines, events.JOB_DEAD)), limit_s=2)
+        await until(lambda: logged(lines, events.JOB_DEAD), limit_s=2)
         os.kill(os.getpid(), signal.SIGTERM)
     assert [line["job_id"] for line in logged(lines, events.JOB_STARTED)] == [heard]
     assert [line["job_id"] for line in logged(lines, events.JOB_COMPLETED)] == [heard, half]

@@ -16,7 +16,6 @@ import pytest
 from pgworkd.app import App
 from pgworkd.daemon import Daemon, Options
 from pgworkd.link import Link, LinkOptions, Listener
-from tests.engine.ahead_kit import truth
 from tests.kit import LIMIT_S, until
 
 QUEUES = [f"q{n}" for n in range(10)]
@@ -110,7 +109,7 @@ async def test_ten_idle_queues_cost_less_than_a_query_per_second(
         with anyio.fail_after(LIMIT_S):
             await daemon.ready.wait()
         # Having said that they sleep, pools poll for a second more, and then until someone calls them.
-        await until(lambda: truth(all(loops.waits_s.get(name) == math.inf for name in pools)), limit_s=3)
+        await until(lambda: all(loops.waits_s.get(name) == math.inf for name in pools), limit_s=3)
         assert all(pool.asleep for pool in daemon.pools.values())
         quiet = anyio.current_time()
         while anyio.current_time() < quiet + WINDOW_S:
@@ -142,11 +141,11 @@ async def test_a_job_for_one_of_ten_idle_queues_concerns_no_other(
         tasks.start_soon(daemon.run)
         with anyio.fail_after(LIMIT_S):
             await daemon.ready.wait()
-        await until(lambda: truth(all(loops.waits_s.get(f"pool {queue}") == math.inf for queue in QUEUES)), limit_s=3)
+        await until(lambda: all(loops.waits_s.get(f"pool {queue}") == math.inf for queue in QUEUES), limit_s=3)
         quiet = anyio.current_time()
         await db.execute("INSERT INTO pgworkd.jobs (queue) VALUES ('q3')")
         await until(lambda: db.fetchval("SELECT EXISTS (SELECT FROM pgworkd.finished_jobs)"), limit_s=1)
-        await until(lambda: truth(loops.waits_s["pool q3"] == math.inf), limit_s=1)
+        await until(lambda: loops.waits_s["pool q3"] == math.inf, limit_s=1)
         asked = loops.since(quiet)
         daemon.request_stop()
     assert {name for name in asked if name.startswith("pool ")} == {"pool q3"}

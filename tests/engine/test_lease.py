@@ -18,7 +18,7 @@ from pgworkd.chores import Periods
 from pgworkd.job import Job
 from pgworkd.lease import boot_time_s
 from pgworkd.link import LinkOptions
-from tests.engine.lease_kit import LEASE_S, LEFT_S, Sleepers, daemon_of, through_proxy, truth
+from tests.engine.lease_kit import LEASE_S, LEFT_S, Sleepers, daemon_of, through_proxy
 from tests.kit import insert, running, until, waits_for_status
 
 # A short outage.
@@ -38,7 +38,7 @@ async def test_an_outage_shorter_than_the_lease_spends_nothing_and_starts_nothin
         proxy.hole()
         await seen.wait(events.DATABASE_AWAY, part="lease")
         sleepers.go_on.set()  # they finish while nobody can be told
-        await until(lambda: truth(len(sleepers.returned) == 3))
+        await until(lambda: len(sleepers.returned) == 3)
         await seen.wait(events.DATABASE_AWAY, part="settler")
         proxy.mend()
         for job_id in ids:
@@ -70,7 +70,7 @@ async def test_who_cannot_renew_cancels_everything_before_the_lease_ends_and_goe
         assert lease_s * 5 / 6 <= fenced["since_s"] < lease_s * 29 / 30
         assert fenced["running"] == 3
         assert not daemon.membership.may_claim
-        await until(lambda: truth(len(sleepers.ended) == 3))
+        await until(lambda: len(sleepers.ended) == 3)
         # Whatever the clocks say: their lease, as the database has it, was still running then.
         assert await db.fetchval(LEFT_S) > 0
         assert await db.fetchval("SELECT count(*) FROM pgworkd.jobs WHERE status = 'running'") == 3
@@ -117,10 +117,10 @@ async def test_who_runs_on_when_the_lease_ends_takes_the_process_along(
         assert lease is not None
         lease._end_process = end
         await insert(db, "q")
-        await until(lambda: truth(entered.is_set()))
+        await until(entered.is_set)
         proxy.hole()
         renewed_at = lease.renewed_at_s
-        await until(lambda: truth(ended))
+        await until(lambda: ended)
         held_s = at[0] - max(renewed_at, lease.renewed_at_s)
         assert LEASE_S * 29 / 30 - 0.01 <= held_s < LEASE_S
         assert await db.fetchval(LEFT_S) + (boot_time_s() - at[0]) > 0
@@ -142,7 +142,7 @@ async def test_a_fence_while_nothing_runs_ends_no_process(dsn: str, db: asyncpg.
         assert lease is not None
         proxy.hole()
         await seen.wait(events.LEASE_FENCED, running=0)
-        await until(lambda: truth(boot_time_s() - lease.renewed_at_s > 1.2))  # well past its end
+        await until(lambda: boot_time_s() - lease.renewed_at_s > 1.2)  # well past its end
         assert ended == []
         proxy.mend()
         await seen.wait(events.LEASE_RENEWED)
@@ -163,7 +163,7 @@ async def test_a_lost_worker_gets_a_new_id_only_after_all_its_handlers_have_come
     async with running(app, dsn, lease_s=30.0, heartbeat_s=0.05) as (daemon, seen):
         old = daemon.worker_id
         job_id = await insert(db, "q", '{"wait": 1}')
-        await until(lambda: truth(entered.is_set()))
+        await until(entered.is_set)
         # What rescue() does with a worker that is lost.
         await db.execute("UPDATE pgworkd.workers SET lost_at = now()")
         await seen.wait(events.LEASE_LOST, worker_id=old)
@@ -174,7 +174,7 @@ async def test_a_lost_worker_gets_a_new_id_only_after_all_its_handlers_have_come
             assert await db.fetchval("SELECT count(*) FROM pgworkd.workers") == 1
             assert await db.fetchval("SELECT status::text FROM pgworkd.jobs WHERE id = $1", waiting) == "pending"
         let_go.set()
-        await until(lambda: truth(daemon.worker_id != old))
+        await until(lambda: daemon.worker_id != old)
         await until(waits_for_status(db, waiting, "completed"))
         # The old attempt was not taken yet, so what it ended with still counts.
         await until(waits_for_status(db, job_id, "completed"))
@@ -196,7 +196,7 @@ async def test_a_deleted_worker_row_costs_no_job_and_none_runs_twice_at_once(
         await seen.wait(events.JOB_STARTED, count=3)
         await db.execute("DELETE FROM pgworkd.workers")
         await seen.wait(events.LEASE_LOST, worker_id=old)
-        await until(lambda: truth(len(sleepers.ended) == 3))
+        await until(lambda: len(sleepers.ended) == 3)
         sleepers.go_on.set()
         for job_id in ids:
             await until(waits_for_status(db, job_id, "completed"))
@@ -227,7 +227,7 @@ async def test_a_worker_row_deleted_under_a_stream_of_jobs(dsn: str, db: asyncpg
             await db.execute("INSERT INTO pgworkd.jobs (queue) SELECT 'q' FROM generate_series(1, 200)")
             await seen.wait(events.JOB_STARTED, count=n * 200 - 150)
             await db.execute("DELETE FROM pgworkd.workers")
-            await until(lambda worker_id=worker_id: truth(daemon.worker_id != worker_id))  # type: ignore[misc]
+            await until(lambda worker_id=worker_id: daemon.worker_id != worker_id)  # type: ignore[misc]
         await until(lambda: db.fetchval("SELECT NOT EXISTS (SELECT FROM pgworkd.jobs)"))
     assert overlaps == []
     assert await db.fetchval("SELECT count(*) FROM pgworkd.finished_jobs WHERE status = 'completed'") == 1000
@@ -289,7 +289,7 @@ async def test_a_server_that_was_away_for_longer_than_the_lease_makes_no_worker_
     ):
         ids = {one.worker_id, two.worker_id}
         await db.execute("INSERT INTO pgworkd.jobs (queue) SELECT 'q' FROM generate_series(1, 20)")
-        await until(lambda: truth(len(first.began) + len(second.began) == 20))
+        await until(lambda: len(first.began) + len(second.began) == 20)
         await until(lambda: db.fetchval("SELECT bool_and(steady_since < now() - interval '1 s') FROM pgworkd.workers"))
         proxy.hole()
         over = "SELECT max(lease_until) < clock_timestamp() - interval '100 ms' FROM pgworkd.workers"

@@ -13,7 +13,7 @@ import asyncpg
 from pgworkd.lease import Lease, boot_time_s
 from pgworkd.link import LinkOptions
 from pgworkd.store import HeartbeatAnswer
-from tests.engine.lease_kit import through_proxy, truth
+from tests.engine.lease_kit import through_proxy
 from tests.kit import until
 
 
@@ -71,7 +71,7 @@ async def test_the_lease_is_renewed_again_and_again_and_hands_on_what_the_databa
     await db.execute("INSERT INTO pgworkd.queues (name, concurrency, paused_until) VALUES ('q', 3, 'infinity')")
     await db.execute("INSERT INTO pgworkd.queues (name) VALUES ('p')")
     async with lease_of(lessee, dsn, db, ended) as lease:
-        await until(lambda: truth(len(lessee.answers) >= 3))
+        await until(lambda: len(lessee.answers) >= 3)
         assert lease.fresh
         assert lessee.answers[-1].queues == {
             "q": {"concurrency": 3, "paused": True, "paused_until": "infinity", "fair": False, "limited": False},
@@ -88,7 +88,7 @@ async def test_a_poke_renews_at_once(dsn: str, db: asyncpg.Connection[Any]) -> N
     lessee = Lessee()
     async with lease_of(lessee, dsn, db, [], lease_s=3600, heartbeat_s=900) as lease:
         for n in range(1, 6):
-            await until(lambda n=n: truth(len(lessee.answers) >= n), limit_s=2)  # type: ignore[misc]
+            await until(lambda n=n: len(lessee.answers) >= n, limit_s=2)  # type: ignore[misc]
             lease.poke()
 
 
@@ -98,13 +98,13 @@ async def test_the_fence_comes_once_per_outage_and_the_end_only_for_what_still_r
     lessee, ended = Lessee(), list[str]()
     async with through_proxy(dsn) as (proxy, proxied), lease_of(lessee, proxied, db, ended) as lease:
         for n in (1, 2):
-            await until(lambda: truth(lease.fresh))
+            await until(lambda: lease.fresh)
             proxy.hole()
-            await until(lambda n=n: truth(len(lessee.fenced) == n))  # type: ignore[misc]
+            await until(lambda n=n: len(lessee.fenced) == n)  # type: ignore[misc]
             assert not lease.fresh
             if n == 2:
                 lessee.running = 2
-                await until(lambda: truth(ended))
+                await until(lambda: ended)
             proxy.mend()
         lessee.running = 0
     assert all(1.0 <= since_s < 1.16 for since_s in lessee.fenced)
@@ -116,17 +116,17 @@ async def test_the_fence_comes_once_per_outage_and_the_end_only_for_what_still_r
 async def test_a_lost_lease_is_told_once_and_a_new_id_makes_it_fresh(dsn: str, db: asyncpg.Connection[Any]) -> None:
     lessee, ended = Lessee(), list[str]()
     async with lease_of(lessee, dsn, db, ended) as lease:
-        await until(lambda: truth(lessee.answers))
+        await until(lambda: lessee.answers)
         await db.execute("DELETE FROM pgworkd.workers")
-        await until(lambda: truth(lessee.lost))
+        await until(lambda: lessee.lost)
         assert not lease.fresh
         tried = lease.tried_at_s
-        await until(lambda: truth(lease.tried_at_s > tried))
+        await until(lambda: lease.tried_at_s > tried)
         assert lessee.lost == 1
         began = boot_time_s()
         lease.adopt(await db.fetchval("SELECT pgworkd.register('alone', 1, 't', 2)"), began)
         answers = len(lessee.answers)
-        await until(lambda: truth(len(lessee.answers) > answers))
+        await until(lambda: len(lessee.answers) > answers)
         assert lease.fresh
     assert (lessee.lost, ended) == (1, [])
 
@@ -134,7 +134,7 @@ async def test_a_lost_lease_is_told_once_and_a_new_id_makes_it_fresh(dsn: str, d
 async def test_the_lease_is_renewed_while_the_loop_is_blocked(dsn: str, db: asyncpg.Connection[Any]) -> None:
     lessee, ended = Lessee(), list[str]()
     async with lease_of(lessee, dsn, db, ended, lease_s=0.6):
-        await until(lambda: truth(lessee.answers))
+        await until(lambda: lessee.answers)
         lessee.running = 1
         time.sleep(1.0)  # noqa: ASYNC251 - that is the point
         assert await db.fetchval("SELECT seen_at > now() - interval '300 ms' FROM pgworkd.workers")

@@ -129,14 +129,10 @@ async def test_a_stop_does_not_wait_for_ever_for_a_thread_that_is_deaf(dsn: str,
         tasks.start_soon(daemon.run)
         await daemon.ready.wait()
         await insert(db, "q")
-        await until(lambda: _truth(entered.is_set()))
+        await until(entered.is_set)
         daemon.request_stop()
         try:
-            await until(lambda: _truth(ended), limit_s=3)
+            await until(lambda: ended, limit_s=3)
         finally:
             let_go.set()
     assert "handler" in ended[0]
-
-
-async def _truth(value: Any) -> Any:
-    return value

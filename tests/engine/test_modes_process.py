@@ -280,7 +280,7 @@ async def test_processes_die_with_a_daemon_that_is_killed(
     finally:
         daemon.kill()
         daemon.wait()
-    await until(lambda: _truth(not any(_lives(child) for child in children)), limit_s=2)
+    await until(lambda: not any(_lives(child) for child in children), limit_s=2)
 
 
 async def test_a_handler_that_computes_in_a_process_leaves_the_loop_alone(
@@ -305,7 +305,3 @@ async def test_a_handler_that_computes_in_a_process_leaves_the_loop_alone(
         assert longest < 0.5
         await db.execute("SELECT pgworkd.cancel(ARRAY[$1::uuid])", busy)
         await until(waits_for_status(db, busy, "cancelled"), limit_s=2)
-
-
-async def _truth(value: Any) -> Any:
-    return value

@@ -12,7 +12,7 @@ import pytest
 
 from pgworkd import events
 from pgworkd.app import App, DeadJob
-from tests.engine.outcome_kit import cancel_this_task, truth
+from tests.engine.outcome_kit import cancel_this_task
 from tests.kit import insert, running, until, waits_for_status
 
 
@@ -82,6 +82,6 @@ async def test_a_dead_hook_that_cancels_its_own_task_ends_only_itself(
 
     async with running(app, dsn) as (daemon, _):
         ids = [str(await insert(db, "q", '{"die": true}')) for _ in range(2)]
-        await until(lambda: truth(sorted(called) == ids), limit_s=4)
+        await until(lambda: sorted(called) == ids, limit_s=4)
         await until(waits_for_status(db, await insert(db, "q"), "completed"), limit_s=4)
         assert daemon.membership.may_claim

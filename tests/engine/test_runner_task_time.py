@@ -17,7 +17,7 @@ from pydantic import BaseModel, field_validator
 from pgworkd import events
 from pgworkd.app import App
 from pgworkd.errors import Snooze
-from tests.engine.outcome_kit import cancel_this_task, truth
+from tests.engine.outcome_kit import cancel_this_task
 from tests.engine.runner_task_kit import Ordinary, outlived, run_ordinary, tasks_now, tenant, this_task
 from tests.kit import insert, running, until, waits_for_status
 
@@ -189,7 +189,7 @@ async def test_a_task_that_is_cancelled_late_ends_at_most_one_other_job(
         struck.set()
         before = tasks_now()
         tasks[0].cancel()
-        await until(lambda: truth(tasks[0].done() or not tasks[0].cancelling()), limit_s=1)
+        await until(lambda: tasks[0].done() or not tasks[0].cancelling(), limit_s=1)
         await run_ordinary(db, 20)
         await until(lambda: db.fetchval("SELECT NOT EXISTS (SELECT FROM pgworkd.jobs)"), limit_s=2)
         assert tasks_now() <= before

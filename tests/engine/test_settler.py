@@ -53,7 +53,7 @@ async def test_while_one_flush_is_on_its_way_the_next_gathers(
             await db.execute("LOCK TABLE pgworkd.finished_jobs IN SHARE MODE")  # claims pass, settles wait
             inserter = await asyncpg.connect(dsn)
             await insert(inserter, "q")
-            await until(lambda: _truth(len(sizes) == 2))  # it hangs, with one job
+            await until(lambda: len(sizes) == 2)  # it hangs, with one job
             for n in range(1, 11):
                 await inserter.execute(BACKLOG, 30)
                 await seen.wait(events.JOB_STARTED, count=2 + 30 * n)
@@ -166,7 +166,7 @@ async def test_an_outage_during_a_settle_loses_nothing(
         monkeypatch.setattr("pgworkd.outage.CAP_S", 0.1)
         await db.execute(BACKLOG, 200)
         await until(lambda: db.fetchval("SELECT NOT EXISTS (SELECT FROM pgworkd.jobs)"))
-        await until(lambda: _truth(len(daemon._holdings) == 0))
+        await until(lambda: len(daemon._holdings) == 0)
         # What it was not told of counts as stale: it is settled, but by whom?
         assert len(seen.all(events.JOB_COMPLETED)) + len(seen.all(events.JOB_STALE)) == 200
         away = seen.all(events.DATABASE_AWAY, part="settler")
@@ -264,7 +264,7 @@ async def test_a_full_settler_stops_claims_until_there_is_room(
             await db.execute("LOCK TABLE pgworkd.finished_jobs IN SHARE MODE")
             other = await asyncpg.connect(dsn)
             await other.execute(BACKLOG, 500)
-            await until(lambda: _truth(daemon._settler.full))
+            await until(lambda: daemon._settler.full)
             held = await _steady(lambda: len(daemon._holdings))
             # At most the pile, one flush on its way, and what the slots held when it became full.
             assert 50 <= held <= 50 + 20 + 10
@@ -309,7 +309,3 @@ async def _steady(reading: Callable[[], int]) -> int:
         now = reading()
         last, since = now, since + 1 if now == last else 0
     return last
-
-
-async def _truth(value: Any) -> Any:
-    return value

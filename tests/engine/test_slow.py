@@ -68,7 +68,7 @@ async def test_what_is_short_in_absolute_terms_is_never_slow(dsn: str, db: async
     async with running(app_that_waits(go_on, "quick"), dsn, slow_min_s=60) as (_, seen):
         await _learn(db, seen, "quick", SAMPLES_LEAST)
         job_id = await insert(db, "q", '{"wait": 1}', kind="quick")
-        await until(waits_for_status(db, job_id, "running"))
+        await seen.wait(events.JOB_STARTED, job_id=str(job_id))
         await _looks(seen)
         go_on.set()
         await until(waits_for_status(db, job_id, "completed"))
@@ -85,7 +85,7 @@ async def test_nothing_is_slow_before_it_is_known_what_is_usual(
             other, runs = ("old", SAMPLES_LEAST) if learned == "another kind" else ("new", SAMPLES_LEAST - 1)
             await _learn(db, seen, other, runs)
         job_id = await insert(db, "q", '{"wait": 1}', kind="new")
-        await until(waits_for_status(db, job_id, "running"))
+        await seen.wait(events.JOB_STARTED, job_id=str(job_id))
         await _looks(seen)
         assert seen.all(events.JOB_SLOW) == []
         go_on.set()

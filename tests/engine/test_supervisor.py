@@ -93,10 +93,6 @@ async def said(run: Command, name: str, count: int = 1) -> list[dict[str, Any]]:
     return events(run, name)
 
 
-async def running_jobs(db: asyncpg.Connection[Any], count: int) -> None:
-    await until(lambda: db.fetchval("SELECT count(*) = $1 FROM pgworkd.jobs WHERE status = 'running'", count))
-
-
 async def ended(run: Command) -> int:
     """The exit code; the pipe that all processes write to is closed by then, so that none is left."""
     return await anyio.to_thread.run_sync(run.ends)
@@ -125,10 +121,10 @@ async def test_two_are_two_workers_share_a_queue_and_stop_gracefully(
 async def test_one_that_is_killed_is_replaced_and_its_jobs_run(
     play: Any, dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
-    run = play(dsn)
+    run = play(dsn, "--log-level", "debug")
     await said(run, "daemon.ready", 2)
     await db.execute("INSERT INTO pgworkd.jobs (queue, payload) VALUES ('once', '{\"stay\": true}')")
-    await running_jobs(db, 1)
+    await said(run, "job.started")
     victim = await db.fetchrow("SELECT w.* FROM pgworkd.workers w JOIN pgworkd.jobs j ON j.worker_id = w.id")
     assert victim is not None
     os.kill(victim["pid"], signal.SIGKILL)
@@ -155,10 +151,10 @@ async def test_one_that_is_killed_is_replaced_and_its_jobs_run(
 
 
 async def test_a_second_signal_reaches_all_at_once(play: Any, dsn: str, db: asyncpg.Connection[Any]) -> None:
-    run = play(dsn, "--shutdown-s", "3600")
+    run = play(dsn, "--shutdown-s", "3600", "--log-level", "debug")
     await said(run, "daemon.ready", 2)
     await db.execute("INSERT INTO pgworkd.jobs (queue) VALUES ('hang'), ('hang')")
-    await running_jobs(db, 2)
+    await said(run, "job.started", 2)
     run.stop()
     assert [facts["running"] for facts in await said(run, "daemon.stopping", 2)] == [1, 1]
     run.stop()
@@ -168,10 +164,10 @@ async def test_a_second_signal_reaches_all_at_once(play: Any, dsn: str, db: asyn
 
 
 async def test_a_third_signal_ends_all_processes(play: Any, dsn: str, db: asyncpg.Connection[Any]) -> None:
-    run = play(dsn, "--shutdown-s", "3600")
+    run = play(dsn, "--shutdown-s", "3600", "--log-level", "debug")
     await said(run, "daemon.ready", 2)
     await db.execute("INSERT INTO pgworkd.jobs (queue) VALUES ('deaf'), ('deaf')")
-    await running_jobs(db, 2)
+    await said(run, "job.started", 2)
     run.stop()
     await said(run, "daemon.stopping", 2)
     run.stop(signal.SIGINT)

@@ -101,7 +101,7 @@ async def test_an_insert_into_a_queue_that_nobody_serves_notifies_nobody(dsn: st
         await until(is_asleep(db))
         await insert(db, "elsewhere")
         await db.execute("SELECT pg_notify('pgworkd', 'the last')")
-        await until(lambda: _truth("the last" in heard))
+        await until(lambda: "the last" in heard)
     assert heard == ["the last"]
     await listener.close()
 
@@ -303,12 +303,12 @@ async def test_all_connections_cut_at_once_again_and_again(dsn: str, db: asyncpg
     async with running(app_that_counts(ran, concurrency=20), dsn) as (_, seen):
         for _ in range(5):
             await db.execute("INSERT INTO pgworkd.jobs (queue) SELECT 'q' FROM generate_series(1, 100)")
-            await until(lambda: _truth(len(ran) > 0))
+            await until(lambda: len(ran) > 0)
             await until(lambda: db.fetchval(_CUT, "pgworkd %"), limit_s=4)
         await until(is_empty(db), limit_s=5)
         # It says so once per part and outage, not once per try.
         assert len(seen.all(events.DATABASE_AWAY)) <= 5 * 12
-        await until(lambda: _truth(_still_away(seen.seen) == set()), limit_s=5)
+        await until(lambda: _still_away(seen.seen) == set(), limit_s=5)
     assert len(ran) == sum(ran.values()) == 500
 
 
@@ -320,7 +320,3 @@ def _still_away(seen: Any) -> set[str]:
         elif name == events.DATABASE_BACK:
             away.discard(facts["part"])
     return away
-
-
-async def _truth(value: Any) -> Any:
-    return value

@@ -74,7 +74,7 @@ async def test_a_failing_job_is_retried_with_growing_delays_and_then_dead(
     async with running(app, dsn) as (_, seen):
         job_id = await insert(db, "flaky", '{"n": 1}')
         await seen.wait(events.JOB_DEAD)
-        await until(lambda: _truth(told))
+        await until(lambda: told)
 
     row = await db.fetchrow("SELECT * FROM pgworkd.jobs WHERE id = $1", job_id)
     assert row is not None
@@ -155,7 +155,3 @@ async def job_never_ends() -> None:
     import anyio
 
     await anyio.sleep_forever()
-
-
-async def _truth(value: Any) -> Any:
-    return value

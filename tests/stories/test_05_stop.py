@@ -13,7 +13,7 @@ from pgworkd import events
 from pgworkd.app import App
 from pgworkd.daemon import Daemon
 from pgworkd.job import Job
-from tests.kit import Recorder, insert, quick_options, running, status, until, waits_for_status
+from tests.kit import Recorder, insert, quick_options, running, status, until
 
 
 async def test_a_graceful_stop_waits_for_what_runs_and_gives_back_the_rest(
@@ -28,7 +28,7 @@ async def test_a_graceful_stop_waits_for_what_runs_and_gives_back_the_rest(
 
     async with running(app, dsn) as (daemon, seen):
         first, second = await insert(db, "q"), await insert(db, "q")
-        await until(waits_for_status(db, first, "running"))
+        await seen.wait(events.JOB_STARTED, job_id=str(first))
         daemon.request_stop()
         await seen.wait(events.DAEMON_STOPPING)
         third = await insert(db, "q")
@@ -54,7 +54,7 @@ async def test_what_does_not_end_in_time_is_cancelled_and_given_back_unspent(
 
     async with running(app, dsn, shutdown_s=0.05) as (daemon, seen):
         job_id = await insert(db, "q")
-        await until(waits_for_status(db, job_id, "running"))
+        await seen.wait(events.JOB_STARTED, job_id=str(job_id))
         daemon.request_stop()
         await seen.wait(events.DAEMON_STOPPED, exit_code=0)
         released = await seen.wait(events.JOB_RELEASED)
@@ -74,7 +74,7 @@ async def test_a_second_request_stops_at_once(dsn: str, db: asyncpg.Connection[A
 
     async with running(app, dsn, shutdown_s=3600) as (daemon, seen):
         await insert(db, "q")
-        await until(lambda: db.fetchval("SELECT count(*) FROM pgworkd.jobs WHERE status = 'running'"))
+        await seen.wait(events.JOB_STARTED)
         daemon.request_stop()
         await seen.wait(events.DAEMON_STOPPING)
         daemon.request_stop(now=True)
@@ -112,7 +112,7 @@ async def test_a_thread_is_told_to_stop_and_its_result_counts(dsn: str, db: asyn
 
     async with running(app, dsn, shutdown_s=0.05) as (daemon, seen):
         job_id = await insert(db, "q")
-        await until(lambda: _truth(entered.is_set()))
+        await until(entered.is_set)
         daemon.request_stop()
         await seen.wait(events.DAEMON_STOPPED, exit_code=0)
     assert await status(db, job_id) == "completed"
@@ -136,10 +136,6 @@ async def test_a_stop_before_the_database_was_ever_there() -> None:
         await seen.wait(events.DAEMON_STOPPED, exit_code=0)
 
 
-async def _truth(value: Any) -> Any:
-    return value
-
-
 async def test_a_handler_that_will_not_stop_takes_the_process_down_with_an_honest_exit_code(
     dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
@@ -160,7 +156,7 @@ async def test_a_handler_that_will_not_stop_takes_the_process_down_with_an_hones
     app_daemon = running(app, dsn, shutdown_s=0.05, cancel_grace_s=0.1, end_process=end_process)
     async with app_daemon as (daemon, seen):
         job_id = await insert(db, "q")
-        await until(waits_for_status(db, job_id, "running"))
+        await seen.wait(events.JOB_STARTED, job_id=str(job_id))
         daemon.request_stop()
         await seen.wait(events.DAEMON_STOPPED, exit_code=1, still_running=1)
     assert ended == ["1 handlers would not stop"]
