@@ -23,17 +23,19 @@
 -- A schedule has at most one live occurrence. The transaction that settles it inserts the next one;
 -- ensure_schedules lists the chains that have no live occurrence, so that any daemon restores them.
 --
+-- Batches of jobs form trees; whoever ends jobs keeps their counters, and the last one calls back.
+--
 -- `jobs` holds live work only, so it stays small whatever the history; `finished_jobs` is partitioned
 -- by day and forgets by dropping partitions.
 --
 -- RULES
 -- All instants are the database's, read through clock(); tests turn it with SET pgworkd.clock.
--- Locks are taken in this order: advisory, workers, jobs, schedules, queues (see chapter 5); several rows of
--- one table in the order of their key, or with SKIP LOCKED. Claims go by ctid = ANY(ARRAY(SELECT .. LIMIT n FOR
+-- Locks are taken in this order: advisory, workers, jobs, batches, schedules, queues (see chapter 5); several
+-- rows of one table in the order of their key, or with SKIP LOCKED. Claims go by ctid = ANY(ARRAY(SELECT .. LIMIT n FOR
 -- UPDATE SKIP LOCKED)): IN (SELECT .. LIMIT ..) may be planned as a nested loop and claim too much.
 -- The file is re-runnable, keeps grants and what others built on it, and runs unchanged on Postgres 14
 -- to 18. Chapters: 1 words, 2 tables, 3 worker life, 4 claim, 5 keys and limits,
--- 6 settle, 7 schedules, 8 mend, 9 operators, 10 insert trigger, 11 views.
+-- 6 settle, 7 schedules, 8 mend, 9 operators, 10 insert trigger, 11 batches, 12 views.
 
 CREATE SCHEMA IF NOT EXISTS pgworkd;
 SET search_path = pgworkd, pg_catalog;
@@ -76,6 +78,10 @@ BEGIN
             CONSTRAINT limit_must_be_1_to_a_million CHECK (VALUE BETWEEN 1 AND 1000000);
         CREATE DOMAIN period_s AS real
             CONSTRAINT period_must_be_above_0_and_at_most_366_days CHECK (VALUE > 0 AND VALUE <= 31622400);
+
+        -- What its batch must know of a job that ended: `status` is what it has become. The rest is for streaming.
+        CREATE TYPE ended_job AS (batch_id uuid, status job_status, was_dead boolean,
+                                  id uuid, kind text, payload jsonb, result jsonb, meta jsonb);
     END IF;
 END $$;
 
@@ -217,7 +223,7 @@ CREATE TABLE IF NOT EXISTS jobs (
     cancel_requested_at instant,
     occurrence   instant,                           -- of `schedule`: the instant this run stands for
     assignment_id uuid,                             -- remote claims only
-    batch_id     uuid,
+    batch_id     uuid,                              -- no foreign key: it would cost every insert; see jobs_batched
     status       job_status NOT NULL DEFAULT 'pending',
     priority     integer NOT NULL DEFAULT 0,        -- higher first
     attempts     integer NOT NULL DEFAULT 0,        -- claims so far; with id, the fence
@@ -251,8 +257,8 @@ CREATE TABLE IF NOT EXISTS jobs (
     CONSTRAINT blocked_jobs_need_a_serialize_key CHECK (status <> 'blocked' OR serialize_key IS NOT NULL),
     -- These columns hold their place. Until a verb honours them, a row that relies on them is refused:
     -- to ignore it would break a promise.
-    CONSTRAINT batches_and_dependencies_are_not_available_yet
-        CHECK (batch_id IS NULL AND waiting_on = 0 AND assignment_id IS NULL AND lease_until IS NULL)
+    CONSTRAINT dependencies_and_remote_claims_are_not_available_yet
+        CHECK (waiting_on = 0 AND assignment_id IS NULL AND lease_until IS NULL)
 ) WITH (
     fillfactor = 50,                                -- room for the one update that nearly every job lives through
     autovacuum_vacuum_scale_factor = 0.0, autovacuum_vacuum_threshold = 10000,
@@ -285,7 +291,7 @@ CREATE INDEX IF NOT EXISTS jobs_turns ON jobs (queue, (coalesce(limit_key::text,
 CREATE UNIQUE INDEX IF NOT EXISTS jobs_occurrence ON jobs (schedule, occurrence) WHERE schedule IS NOT NULL;
 CREATE UNIQUE INDEX IF NOT EXISTS jobs_schedule_live ON jobs (schedule)
     WHERE schedule IS NOT NULL AND status <> 'dead';
-CREATE INDEX IF NOT EXISTS jobs_batch ON jobs (batch_id) WHERE batch_id IS NOT NULL;
+CREATE INDEX IF NOT EXISTS jobs_batch ON jobs (batch_id, status) WHERE batch_id IS NOT NULL;
 
 -- The three lines in which jobs wait for a claim, as the indexes above have them; all inlined wherever they stand.
 -- Without a key: claims take such a job as it comes.
@@ -332,18 +338,64 @@ CREATE TABLE IF NOT EXISTS finished_jobs (
 ) PARTITION BY RANGE (finished_at);
 CREATE TABLE IF NOT EXISTS finished_jobs_other PARTITION OF finished_jobs DEFAULT;
 
--- Containers of jobs and edges between jobs. They hold their place; see the CHECK in `jobs`.
+-- Containers of jobs, in trees; who has no parent is the root. A batch takes jobs until it is sealed; sealed, and without
+-- a live job, it is finished, and the tree when all of its batches are. Counters are moved by whoever ends jobs, under the
+-- lock of the root, and are in no index, so that such an update stays on its page. See chapter 11.
 CREATE TABLE IF NOT EXISTS batches (
     id           uuid PRIMARY KEY DEFAULT new_id(),
-    root_id      uuid NOT NULL REFERENCES batches,
-    parent_id    uuid REFERENCES batches CHECK (parent_id <> id),
-    name         name_text NOT NULL,
-    depth        smallint NOT NULL DEFAULT 0 CHECK (depth BETWEEN 0 AND 32),
-    sealed_at    timestamptz,
-    finished_at  timestamptz,
+    root_id      uuid NOT NULL,                     -- filled in, as `depth` is
+    parent_id    uuid REFERENCES batches,
     created_at   timestamptz NOT NULL DEFAULT clock(),
-    UNIQUE (parent_id, name)
-);
+    sealed_at    timestamptz,
+    cancelled_at timestamptz,                       -- takes nothing more, and ends what it has
+    finished_at  timestamptz,
+    tree_finished_at timestamptz,                   -- of a root: all was over, and it has called back
+    added        bigint NOT NULL DEFAULT 0,         -- besides what still lies in batch_additions
+    completed    bigint NOT NULL DEFAULT 0,
+    dead         bigint NOT NULL DEFAULT 0,
+    cancelled    bigint NOT NULL DEFAULT 0,         -- expired ones, too
+    max_failures integer CONSTRAINT max_failures_must_not_be_negative CHECK (max_failures >= 0),  -- more dead: cancelled
+    depth        smallint NOT NULL DEFAULT 0,       -- of a root: 0
+    stream       boolean NOT NULL DEFAULT false,    -- each job that completes in the parent adds one here
+    final        boolean NOT NULL DEFAULT false,    -- its results are results of the tree
+    name         name_text NOT NULL,
+    queue        name_text NOT NULL,                -- of its jobs, unless told otherwise
+    kind         name_text,                         -- the same; NULL: the queue's own handler
+    stream_kind  name_text,                         -- a job of this kind makes the real ones of what is streamed
+    dedupe_key   key_text,                          -- of a root: one unfinished tree of the name has it
+    on_complete  payload_object,                    -- of a root: the job to insert when the tree is finished; see call_back()
+    on_failure   payload_object,                    -- the same if anything died or was cancelled; NULL: on_complete
+    CONSTRAINT batches_must_not_be_deeper_than_32 CHECK (depth BETWEEN 0 AND 32),
+    CONSTRAINT only_a_child_can_stream CHECK (NOT stream OR parent_id IS NOT NULL),
+    CONSTRAINT stream_kind_needs_stream CHECK (stream_kind IS NULL OR stream),
+    CONSTRAINT stream_kind_must_differ_from_kind CHECK (stream_kind IS NULL OR stream_kind <> coalesce(kind::text, queue)),
+    CONSTRAINT only_a_root_can_call_back CHECK (parent_id IS NULL OR on_complete IS NULL AND on_failure IS NULL),
+    CONSTRAINT only_a_root_can_have_a_dedupe_key CHECK (parent_id IS NULL OR dedupe_key IS NULL),
+    CONSTRAINT batch_name_must_be_unique_in_its_parent UNIQUE (parent_id, name)
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.0, autovacuum_vacuum_threshold = 1000);
+CREATE INDEX IF NOT EXISTS batches_tree ON batches (root_id);
+CREATE INDEX IF NOT EXISTS batches_unfinished ON batches (root_id) WHERE finished_at IS NULL;
+CREATE INDEX IF NOT EXISTS batches_sealed ON batches (id) WHERE sealed_at IS NOT NULL AND finished_at IS NULL;
+CREATE INDEX IF NOT EXISTS batches_uncalled ON batches (id)
+    WHERE parent_id IS NULL AND finished_at IS NOT NULL AND tree_finished_at IS NULL;
+CREATE INDEX IF NOT EXISTS batches_over ON batches (tree_finished_at) WHERE tree_finished_at IS NOT NULL;
+CREATE UNIQUE INDEX IF NOT EXISTS batches_dedupe ON batches (name, dedupe_key)
+    WHERE parent_id IS NULL AND dedupe_key IS NOT NULL AND tree_finished_at IS NULL;
+-- It makes finished_at part of a key: to finish is then a change that FOR KEY SHARE conflicts with, also for a transaction
+-- (REPEATABLE READ) that still sees the batch as it was before; such a one gets 40001.
+CREATE UNIQUE INDEX IF NOT EXISTS batches_finished ON batches (id, finished_at);
+
+-- What was added to batches, and that they shall be sealed, until someone who holds the root's lock folds it into the row:
+-- an application's transaction, which may last, never holds what a settle needs. Only inserted to and deleted from.
+CREATE TABLE IF NOT EXISTS batch_additions (
+    batch_id     uuid NOT NULL,
+    added        bigint NOT NULL DEFAULT 0 CHECK (added >= 0),
+    seals        boolean NOT NULL DEFAULT false
+) WITH (autovacuum_vacuum_scale_factor = 0.0, autovacuum_vacuum_threshold = 10000);
+CREATE INDEX IF NOT EXISTS batch_additions_batch ON batch_additions (batch_id);
+CREATE INDEX IF NOT EXISTS batch_additions_seals ON batch_additions (batch_id) WHERE seals;
+
+-- Edges between jobs. They hold their place; see the CHECK in `jobs`.
 CREATE TABLE IF NOT EXISTS job_dependencies (
     job_id       uuid NOT NULL,
     depends_on   uuid NOT NULL CHECK (depends_on <> job_id),
@@ -356,9 +408,9 @@ CREATE TABLE IF NOT EXISTS audit (
     id           bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     at           timestamptz NOT NULL DEFAULT clock(),
     who          text NOT NULL CHECK (char_length(who) BETWEEN 1 AND 200),
-    what         text NOT NULL CHECK (what IN ('cancel', 'retry', 'discard', 'edit', 'queue')),
+    what         text NOT NULL CHECK (what IN ('cancel', 'retry', 'discard', 'edit', 'queue', 'cancel_batch', 'delete_batch')),
     queue        text NOT NULL,
-    job_id       uuid,                              -- NULL: settings of the queue
+    job_id       uuid,                              -- NULL: settings of the queue, or a batch
     before       jsonb NOT NULL,                    -- of what changed
     after        jsonb NOT NULL
 );
@@ -1149,8 +1201,9 @@ END $$;
 -- ------------------------------------------------------------------------------------------------
 
 -- Completed: moves the rows to finished_jobs (or only deletes them where the queue keeps nothing) and
--- inserts the next occurrence of recurring ones (p_schedules, p_next, p_revisions; see add_occurrences). Frees keys,
--- and wakes pools whose queue's limits have room again, but for p_quiet, whose caller does so.
+-- inserts the next occurrence of recurring ones (p_schedules, p_next, p_revisions; see add_occurrences). Tells batches
+-- (with payload and result only where a batch streams), frees keys, and wakes pools whose queue's limits have room again,
+-- but for p_quiet, whose caller does so.
 CREATE OR REPLACE FUNCTION settle_completed(p_ids uuid[], p_attempts int[], p_results text[], p_schedules text[] DEFAULT NULL,
                                  p_next timestamptz[] DEFAULT NULL, p_revisions int[] DEFAULT NULL, p_quiet text DEFAULT NULL)
 RETURNS uuid[]
@@ -1167,6 +1220,7 @@ DECLARE
     v_forget    text[];
     v_limited   text[];
     v_kept_keys jsonb;
+    v_batched   ended_job[];
 BEGIN
     SELECT coalesce(array_agg(q.name) FILTER (WHERE q.keep_s = 0), '{}'), coalesce(array_agg(q.name) FILTER (WHERE q.limited), '{}')
     INTO v_forget, v_limited FROM queues q;
@@ -1188,11 +1242,18 @@ BEGIN
            array_agg(d.queue::text) FILTER (WHERE d.serialize_key IS NOT NULL),
            array_agg(d.serialize_key::text) FILTER (WHERE d.serialize_key IS NOT NULL),
            array_agg(d.queue::text) FILTER (WHERE d.queue = ANY (v_limited) AND d.queue IS DISTINCT FROM p_quiet),
-           jsonb_agg(to_jsonb(ROW(d.id, d.queue, d.dedupe_key, d.dedupe_until))) FILTER (WHERE d.dedupe_until IS NOT NULL)
-    INTO v_won, v_schedules, v_queues, v_keys, v_wake, v_kept_keys
+           jsonb_agg(to_jsonb(ROW(d.id, d.queue, d.dedupe_key, d.dedupe_until))) FILTER (WHERE d.dedupe_until IS NOT NULL),
+           array_agg(CASE WHEN (SELECT true FROM batches c WHERE c.parent_id = d.batch_id AND c.stream LIMIT 1)
+                          THEN ROW(d.batch_id, 'completed', false, d.id, d.kind, d.payload, d.result::jsonb, d.meta)::ended_job
+                          ELSE ROW(d.batch_id, 'completed', false, NULL, NULL, NULL, NULL, NULL)::ended_job END)
+               FILTER (WHERE d.batch_id IS NOT NULL)
+    INTO v_won, v_schedules, v_queues, v_keys, v_wake, v_kept_keys, v_batched
     FROM done d;
     IF v_kept_keys IS NOT NULL THEN
         PERFORM keep_keys(v_kept_keys);
+    END IF;
+    IF v_batched IS NOT NULL THEN
+        PERFORM batch_ended(v_batched);
     END IF;
     IF v_keys IS NOT NULL AND p_quiet IS NOT NULL THEN
         PERFORM lock_queues(v_queues || p_quiet);  -- the claim that follows may need that one, too
@@ -1276,6 +1337,7 @@ DECLARE
     v_queues    text[];
     v_keys      text[];
     v_wake      text[];
+    v_batched   ended_job[];
     v_limited   text[] := ARRAY(SELECT q.name FROM queues q WHERE q.limited);
 BEGIN
     WITH ended AS (
@@ -1289,7 +1351,7 @@ BEGIN
         FROM (SELECT * FROM unnest(p_ids, p_attempts, p_delays_s, p_permanent, p_messages, p_errors)
                   AS u (id, attempt, delay_s, permanent, message, error) ORDER BY u.id) s
         WHERE j.id = ANY (p_ids) AND j.id = s.id AND j.attempts = s.attempt AND j.worker_id IS NOT NULL
-        RETURNING j.id, j.status, j.schedule, j.cancel_requested_at, j.queue,
+        RETURNING j.id, j.status, j.schedule, j.cancel_requested_at, j.queue, j.batch_id,
                   CASE WHEN j.status = 'dead' OR j.yields OR j.cancel_requested_at IS NOT NULL
                        THEN j.serialize_key END AS freed_key  -- now or when it is cancelled below: see lock_queues()
     )
@@ -1298,9 +1360,17 @@ BEGIN
            array_agg(e.schedule) FILTER (WHERE e.status = 'dead' AND e.schedule IS NOT NULL),
            array_agg(e.queue::text) FILTER (WHERE e.freed_key IS NOT NULL),
            array_agg(e.freed_key::text) FILTER (WHERE e.freed_key IS NOT NULL),
-           array_agg(e.queue::text) FILTER (WHERE e.queue = ANY (v_limited))
-    INTO v_ids, v_statuses, v_cancelled, v_schedules, v_queues, v_keys, v_wake
+           array_agg(e.queue::text) FILTER (WHERE e.queue = ANY (v_limited)),
+           array_agg(ROW(e.batch_id, 'dead', false, NULL, NULL, NULL, NULL, NULL)::ended_job)
+               FILTER (WHERE e.batch_id IS NOT NULL AND e.status = 'dead')
+    INTO v_ids, v_statuses, v_cancelled, v_schedules, v_queues, v_keys, v_wake, v_batched
     FROM ended e;
+    IF v_cancelled IS NOT NULL THEN
+        PERFORM lock_trees_of(v_ids);  -- those of the dead, too: all at once, and before the queues
+    END IF;
+    IF v_batched IS NOT NULL THEN
+        PERFORM batch_ended(v_batched);
+    END IF;
     IF v_keys IS NOT NULL OR v_wake IS NOT NULL THEN
         PERFORM freed(v_queues, v_keys, v_wake);
     END IF;
@@ -1350,6 +1420,9 @@ BEGIN
            array_agg(e.queue::text) FILTER (WHERE e.queue = ANY (v_limited))
     INTO v_won, v_cancelled, v_due, v_run_at, v_queues, v_keys, v_wake
     FROM ended e;
+    IF v_cancelled IS NOT NULL THEN
+        PERFORM lock_trees_of(v_cancelled);
+    END IF;
     IF v_keys IS NOT NULL OR v_wake IS NOT NULL THEN
         PERFORM freed(v_queues, v_keys, v_wake);
     END IF;
@@ -1372,17 +1445,22 @@ DECLARE
     v_to     text[];
     v_why    text[];
     v_queues text[];
+    v_batches uuid[];
 BEGIN
     SELECT array_agg(x.id), array_agg(x.status), array_agg(x.message),
-           array_agg(x.queue) FILTER (WHERE x.serialize_key IS NOT NULL)
-    INTO v_ids, v_to, v_why, v_queues
-    FROM (SELECT j.id, s.status, s.message, j.queue::text, j.serialize_key
+           array_agg(x.queue) FILTER (WHERE x.serialize_key IS NOT NULL),
+           array_agg(x.batch_id) FILTER (WHERE x.batch_id IS NOT NULL)
+    INTO v_ids, v_to, v_why, v_queues, v_batches
+    FROM (SELECT j.id, s.status, s.message, j.queue::text, j.serialize_key, j.batch_id
           FROM jobs j JOIN unnest(p_ids, p_attempts, p_statuses, p_messages) AS s (id, attempt, status, message)
             ON j.id = s.id
           WHERE j.id = ANY (p_ids) AND j.attempts = s.attempt AND j.worker_id IS NOT NULL
           ORDER BY j.id FOR UPDATE OF j) x;
+    IF v_batches IS NOT NULL THEN
+        PERFORM lock_trees(v_batches);  -- there may be several burials
+    END IF;
     IF v_queues IS NOT NULL THEN
-        PERFORM lock_queues(v_queues);  -- there may be several burials
+        PERFORM lock_queues(v_queues);
     END IF;
     PERFORM bury(array_agg(e.id), e.status, e.message)
     FROM unnest(v_ids, v_to, v_why) AS e (id, status, message) GROUP BY e.status, e.message;
@@ -1390,9 +1468,10 @@ BEGIN
 END $$;
 
 -- Moves rows, which the caller has locked, to finished_jobs under a final status; p_message, where not NULL,
--- becomes their error. A queue that keeps nothing loses them. Answers how many there were. Frees their keys, except
--- those that are kept longer (see keep_keys). The chains of schedules among them are left to ensure_schedules.
-CREATE OR REPLACE FUNCTION bury(p_ids uuid[], p_status text, p_message text) RETURNS int
+-- becomes their error. A queue that keeps nothing loses them. Answers how many there were. Tells their batches (p_mop: see
+-- batch_ended), frees their keys, except those that are kept longer (see keep_keys). The chains of schedules among them are
+-- left to ensure_schedules.
+CREATE OR REPLACE FUNCTION bury(p_ids uuid[], p_status text, p_message text, p_mop boolean DEFAULT true) RETURNS int
 LANGUAGE plpgsql VOLATILE
 SET search_path = pgworkd, pg_catalog, pg_temp SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
@@ -1402,6 +1481,7 @@ DECLARE
     v_wake    text[];
     v_limited text[];
     v_kept_keys jsonb;
+    v_batched ended_job[];
 BEGIN
     IF coalesce(cardinality(p_ids), 0) = 0 THEN
         RETURN 0;  -- without even looking at finished_jobs, which someone may have locked
@@ -1423,10 +1503,15 @@ BEGIN
            array_agg(g.serialize_key::text) FILTER (WHERE g.serialize_key IS NOT NULL),
            array_agg(g.queue::text) FILTER (WHERE g.status = 'running' AND g.queue = ANY (v_limited)),
            jsonb_agg(to_jsonb(ROW(g.id, g.queue, g.dedupe_key, g.dedupe_until)))
-               FILTER (WHERE g.dedupe_until IS NOT NULL AND g.status <> 'dead')  -- the dead hold no key
-    INTO v_moved, v_queues, v_keys, v_wake, v_kept_keys FROM gone g;
+               FILTER (WHERE g.dedupe_until IS NOT NULL AND g.status <> 'dead'),  -- the dead hold no key
+           array_agg(ROW(g.batch_id, p_status, g.status = 'dead', NULL, NULL, NULL, NULL, NULL)::ended_job)
+               FILTER (WHERE g.batch_id IS NOT NULL AND (g.status <> 'dead' OR p_status <> 'dead'))
+    INTO v_moved, v_queues, v_keys, v_wake, v_kept_keys, v_batched FROM gone g;
     IF v_kept_keys IS NOT NULL THEN
         PERFORM keep_keys(v_kept_keys);
+    END IF;
+    IF v_batched IS NOT NULL THEN
+        PERFORM batch_ended(v_batched, p_mop);
     END IF;
     IF v_keys IS NOT NULL OR v_wake IS NOT NULL THEN
         PERFORM freed(v_queues, v_keys, v_wake);
@@ -1633,6 +1718,12 @@ BEGIN
                   b.lost_worker_id, b.lost_worker, b.message
     )
     SELECT * FROM taken;
+    IF EXISTS (SELECT FROM jobs j WHERE j.id = ANY (v_ids) AND j.batch_id IS NOT NULL
+               AND (j.status = 'dead' OR j.cancel_requested_at IS NOT NULL)) THEN
+        PERFORM lock_trees_of(v_ids);
+        PERFORM batch_ended(array_agg(ROW(j.batch_id, 'dead', false, NULL, NULL, NULL, NULL, NULL)::ended_job))
+        FROM jobs j WHERE j.id = ANY (v_ids) AND j.batch_id IS NOT NULL AND j.status = 'dead' HAVING count(*) > 0;
+    END IF;
     PERFORM promote(array_agg(j.queue::text), array_agg(j.serialize_key::text))
     FROM jobs j WHERE j.id = ANY (v_ids) AND j.serialize_key IS NOT NULL
       AND (j.status = 'dead' OR j.yields OR j.cancel_requested_at IS NOT NULL)  -- those are cancelled below
@@ -1685,16 +1776,19 @@ END $$;
 
 -- Promotes what still waits for a key that nobody holds: those who free keys do so themselves, unless someone had the
 -- next in line locked or changed rows by hand. Forgets rates that no longer hold anything back. Answers how many keys
--- it looked after. Looks at one blocked job per key; locks as promote().
+-- it looked after. Looks at one blocked job per key. The same for batches that nobody came by to finish; see
+-- mend_batches(). Locks as that does, then as promote().
 CREATE OR REPLACE FUNCTION unblock() RETURNS int
 LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp SET enable_seqscan = off AS $$
 DECLARE
     v_queues text[];
     v_keys   text[];
+    v_ended  uuid[];                             -- jobs of cancelled batches
 BEGIN
     IF NOT pg_try_advisory_xact_lock(1886873445, 5) THEN
         RETURN 0;
     END IF;
+    v_ended := mend_batches();
     WITH RECURSIVE lines AS (
         (SELECT j.queue::text AS queue, j.serialize_key::text AS key FROM jobs j
          WHERE j.status = 'blocked' ORDER BY j.queue, j.serialize_key LIMIT 1)
@@ -1712,6 +1806,11 @@ BEGIN
            ORDER BY j.run_at, j.id LIMIT 1) = 'blocked'
       AND NOT EXISTS (SELECT FROM jobs h WHERE h.queue = l.queue AND h.serialize_key = l.key
                       AND (h.status = 'running' OR h.status = 'failed' AND NOT h.yields));
+    IF cardinality(v_ended) > 0 THEN
+        PERFORM lock_queues(v_queues || ARRAY(SELECT j.queue::text FROM jobs j
+                                              WHERE j.id = ANY (v_ended) AND j.serialize_key IS NOT NULL));
+        PERFORM bury(v_ended, 'cancelled', 'its batch was cancelled', false);
+    END IF;
     IF v_keys IS NOT NULL THEN
         PERFORM promote(v_queues, v_keys);
     END IF;
@@ -1753,7 +1852,8 @@ END $$;
 
 -- Forgets: drops day partitions older than p_keep_days, deletes as old rows of finished_jobs_other and
 -- rows of queues that keep less (at most p_limit each), and moves jobs dead for p_keep_dead_days to
--- finished_jobs. The audit is kept for p_keep_days, too. Locks: as in ensure_partitions for the drop; rows with SKIP LOCKED.
+-- finished_jobs. The audit and finished trees of batches are kept for p_keep_days, too. Locks: as in ensure_partitions for
+-- the drop; rows with SKIP LOCKED.
 CREATE OR REPLACE FUNCTION prune(p_keep_days int, p_keep_dead_days int, p_limit int DEFAULT 5000)
 RETURNS TABLE (partitions int, rows_deleted int, dead_moved int)
 LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp SET lock_timeout = '200ms'
@@ -1795,6 +1895,11 @@ BEGIN
     DELETE FROM audit a WHERE a.ctid = ANY (ARRAY(
         SELECT o.ctid FROM audit o WHERE o.at < clock() - make_interval(days => p_keep_days)
         LIMIT p_limit FOR UPDATE SKIP LOCKED));
+    DELETE FROM batches b WHERE b.root_id = ANY (ARRAY(
+        SELECT r.id FROM batches r WHERE r.tree_finished_at < clock() - make_interval(days => p_keep_days)
+        LIMIT p_limit FOR UPDATE SKIP LOCKED));
+    GET DIAGNOSTICS v_rows = ROW_COUNT;
+    rows_deleted := rows_deleted + v_rows;
     v_ids := ARRAY(SELECT j.id FROM jobs j
                    WHERE j.status = 'dead' AND j.failed_at < clock() - make_interval(days => p_keep_dead_days)
                    LIMIT p_limit FOR UPDATE SKIP LOCKED);
@@ -1943,8 +2048,9 @@ BEGIN
 END $$;
 
 -- Runs jobs again: a dead one gets a fresh budget, one that waits for its retry runs now. Answers with
--- the ids it changed. A replayed occurrence leaves its schedule's chain, which has gone on without it.
--- Raises 23505 when another job holds the dedupe key. Locks the jobs in order of id.
+-- the ids it changed. A replayed occurrence leaves its schedule's chain, which has gone on without it. A dead job of a
+-- batch that is finished or cancelled stays as it is: its tree has called back, or will without it.
+-- Raises 23505 when another job holds the dedupe key. Locks the jobs in order of id, then the roots of their batches.
 CREATE OR REPLACE FUNCTION retry(p_ids uuid[], p_by text DEFAULT NULL) RETURNS uuid[]
 LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
 DECLARE
@@ -1953,6 +2059,9 @@ DECLARE
     v_queues text[];
 BEGIN
     v_ids := ARRAY(SELECT j.id FROM jobs j WHERE j.id = ANY (p_ids) AND j.status IN ('dead', 'failed') ORDER BY j.id FOR UPDATE);
+    IF EXISTS (SELECT FROM jobs j WHERE j.id = ANY (v_ids) AND j.batch_id IS NOT NULL AND j.status = 'dead') THEN
+        v_ids := reopened(v_ids);
+    END IF;
     DELETE FROM jobs d WHERE d.ctid = ANY (ARRAY(  -- what has held their keys for jobs that are over, and need not any longer
         SELECT k.ctid FROM jobs j JOIN jobs k ON k.queue = j.queue AND k.dedupe_key = j.dedupe_key
         WHERE j.id = ANY (v_ids) AND j.status = 'dead' AND k.status = 'completed' AND k.dedupe_until <= clock()
@@ -2216,7 +2325,566 @@ BEGIN
 END $$;
 
 -- ------------------------------------------------------------------------------------------------
--- 11 Views
+-- 11 Batches
+-- Who adds holds FOR KEY SHARE on the batch to the end of its transaction and inserts into batch_additions, no more: no
+-- daemon ever waits for it. Who ends jobs, in whatever way, holds their rows, then locks the roots of the trees concerned
+-- in order of id, which lets one at a time into a tree; batches below a root are written under that lock only, and
+-- rows of `jobs` are locked under it with SKIP LOCKED only; queues are locked after it. A batch is finished
+-- when it is sealed, its row can be had FOR UPDATE (nobody is adding), no job of it lives, and nothing streams into it any
+-- longer. Counters say when it is worth while to look. Who adds and then rolls back does not look: mend_batches() does.
+-- ------------------------------------------------------------------------------------------------
+
+-- Makes a batch: a root, or with p_parent a child. Where p_dedupe_key is held by an unfinished root of that name, or the
+-- parent has a child of that name, answers with that one. p_queue: NULL: the parent's. For the rest see `batches`.
+-- Raises PW003 where the parent takes no more. Locks the parent FOR KEY SHARE.
+CREATE OR REPLACE FUNCTION create_batch(
+    p_name text, p_queue text DEFAULT NULL, p_kind text DEFAULT NULL, p_parent uuid DEFAULT NULL,
+    p_stream boolean DEFAULT false, p_stream_kind text DEFAULT NULL, p_final boolean DEFAULT false,
+    p_max_failures int DEFAULT NULL, p_on_complete jsonb DEFAULT NULL, p_on_failure jsonb DEFAULT NULL,
+    p_dedupe_key text DEFAULT NULL)
+RETURNS TABLE (id uuid, created boolean)
+LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp SET enable_seqscan = off AS $$
+#variable_conflict use_column
+BEGIN
+    LOOP
+        SELECT b.id, false INTO id, created FROM batches b
+        WHERE b.parent_id IS NULL AND p_parent IS NULL AND b.name = p_name AND b.dedupe_key = p_dedupe_key AND b.tree_finished_at IS NULL
+           OR b.parent_id = p_parent AND b.name = p_name;
+        EXIT WHEN FOUND;
+        INSERT INTO batches AS b (name, queue, kind, parent_id, stream, stream_kind, final, max_failures, on_complete,
+                                  on_failure, dedupe_key)
+        VALUES (p_name, p_queue, p_kind, p_parent, p_stream, p_stream_kind, p_final, p_max_failures, p_on_complete,
+                p_on_failure, p_dedupe_key)
+        ON CONFLICT DO NOTHING
+        RETURNING b.id, true INTO id, created;
+        EXIT WHEN FOUND;
+    END LOOP;
+    RETURN NEXT;
+END $$;
+
+-- Locks a batch that is to take more FOR KEY SHARE; raises PW003 if it takes no more. p_what: what is to be added.
+CREATE OR REPLACE FUNCTION enter_batch(p_batch uuid, p_what text) RETURNS batches
+LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp SET enable_seqscan = off AS $$
+DECLARE
+    v_batch batches;
+    v_why   text;
+BEGIN
+    SELECT b.* INTO v_batch FROM batches b WHERE b.id = p_batch FOR KEY SHARE;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'batch % does not exist', p_batch USING ERRCODE = 'PW003',
+            HINT = 'Check the id: the batch may have been deleted, or its creation rolled back. create_batch() makes one.';
+    END IF;
+    v_why := CASE
+        WHEN v_batch.cancelled_at IS NOT NULL THEN 'was cancelled'
+        WHEN v_batch.finished_at IS NOT NULL THEN 'is finished'
+        WHEN v_batch.sealed_at IS NOT NULL
+          OR EXISTS (SELECT FROM batch_additions a WHERE a.batch_id = p_batch AND a.seals) THEN 'is sealed' END;
+    IF v_why IS NOT NULL THEN
+        RAISE EXCEPTION 'batch % (%) %: it takes no more %', p_batch, v_batch.name, v_why, p_what USING ERRCODE = 'PW003',
+            HINT = CASE v_why WHEN 'is sealed' THEN 'Add all there is before it is sealed, or create another batch.'
+                              ELSE 'Create another batch.' END;
+    END IF;
+    RETURN v_batch;
+END $$;
+
+-- Places a new batch in its tree, and refuses what could not be carried out later: at a callback it would be too late.
+-- Locks the parent FOR KEY SHARE.
+CREATE OR REPLACE FUNCTION batch_created() RETURNS trigger
+LANGUAGE plpgsql SET search_path = pgworkd, pg_catalog, pg_temp AS $$
+DECLARE
+    v_parent batches;
+BEGIN
+    IF NEW.parent_id IS NOT NULL THEN
+        v_parent := enter_batch(NEW.parent_id, 'children');
+        NEW.queue := coalesce(NEW.queue, v_parent.queue);
+        IF NEW.stream AND v_parent.completed > 0 THEN
+            RAISE EXCEPTION 'batch % (%) has completed jobs that would be missing in its child "%"', v_parent.id, v_parent.name, NEW.name
+                USING ERRCODE = 'PW003', HINT = 'Create children that stream before the parent has jobs.';
+        ELSIF v_parent.depth >= 32 THEN
+            RAISE EXCEPTION 'batch "%" would be at depth 33 of its tree', NEW.name USING ERRCODE = '22023',
+                HINT = 'A tree is at most 32 deep: put jobs into fewer batches, or let a callback begin another tree.';
+        END IF;
+        NEW.depth := v_parent.depth + 1;
+    ELSE
+        NEW.depth := 0;
+    END IF;
+    IF NEW.root_id <> coalesce(v_parent.root_id, NEW.id) THEN
+        RAISE EXCEPTION 'batch "%" cannot belong to root %', NEW.name, NEW.root_id USING ERRCODE = '22023',
+            HINT = 'Leave root_id out: a child belongs to the root of its parent, ' || coalesce(v_parent.root_id, NEW.id) || '.';
+    END IF;
+    NEW.root_id := coalesce(v_parent.root_id, NEW.id);
+    PERFORM check_callback('on_complete', NEW.on_complete);
+    PERFORM check_callback('on_failure', NEW.on_failure);
+    RETURN NEW;
+END $$;
+CREATE OR REPLACE TRIGGER batch_created BEFORE INSERT ON batches FOR EACH ROW EXECUTE FUNCTION batch_created();
+
+-- Raises unless call_back() can insert such a job.
+CREATE OR REPLACE FUNCTION check_callback(p_column text, p_job jsonb) RETURNS void
+LANGUAGE plpgsql IMMUTABLE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
+DECLARE
+    v_known text[] := '{queue,kind,payload,priority,max_attempts,timeout_s,meta,serialize_key,limit_key}';
+    v_wrong text := (SELECT min(k.key) FROM jsonb_object_keys(p_job) AS k (key) WHERE k.key <> ALL (v_known));
+BEGIN
+    v_wrong := CASE
+        WHEN v_wrong IS NOT NULL THEN format('knows no "%s"', v_wrong)
+        WHEN p_job ->> 'queue' IS NULL THEN 'names no queue'
+        WHEN p_job -> 'payload' ? 'batch' THEN 'has a payload with "batch", where the facts of the batch will stand'
+        WHEN octet_length(p_job::text) > 1048576 THEN 'is larger than 1 MiB' END;
+    IF p_job IS NOT NULL AND v_wrong IS NOT NULL THEN
+        RAISE EXCEPTION '% %', p_column, v_wrong USING ERRCODE = '22023',
+            HINT = 'Give an object with "queue" and, of ' || array_to_string(v_known[2:], ', ') || ', what is needed.';
+    END IF;
+    PERFORM jsonb_populate_record(NULL::jobs, p_job);  -- raises what is wrong with the values
+END $$;
+
+-- Counts a job into its batch, when it is really there: ON CONFLICT may have passed it over. Raises PW003 if the batch takes
+-- no more. Locks the batch FOR KEY SHARE. (Who counts by itself says so by pgworkd.counted. The condition of the trigger is
+-- what jobs without a batch pay.)
+CREATE OR REPLACE FUNCTION job_added() RETURNS trigger
+LANGUAGE plpgsql SET search_path = pgworkd, pg_catalog, pg_temp AS $$
+BEGIN
+    IF current_setting('pgworkd.counted', true) IS DISTINCT FROM 'on' THEN
+        PERFORM enter_batch(NEW.batch_id, 'jobs');
+        INSERT INTO batch_additions (batch_id, added) VALUES (NEW.batch_id, 1);
+    END IF;
+    RETURN NULL;
+END $$;
+CREATE OR REPLACE TRIGGER jobs_batched AFTER INSERT ON jobs
+    FOR EACH ROW WHEN (NEW.batch_id IS NOT NULL) EXECUTE FUNCTION job_added();
+
+-- Adds a job for each payload, counted at once; their ids, in that order. What is not given is the batch's. Raises PW003 if
+-- the batch takes no more. Locks the batch FOR KEY SHARE.
+CREATE OR REPLACE FUNCTION add_jobs(
+    p_batch uuid, p_payloads jsonb[], p_kind text DEFAULT NULL, p_queue text DEFAULT NULL, p_priority int DEFAULT NULL,
+    p_run_at timestamptz DEFAULT NULL, p_max_attempts int DEFAULT NULL, p_timeout_s float8 DEFAULT NULL, p_meta jsonb DEFAULT NULL)
+RETURNS uuid[]
+LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp SET pgworkd.counted = 'on' AS $$
+DECLARE
+    v_batch batches := enter_batch(p_batch, 'jobs');
+    v_ids   uuid[];
+BEGIN
+    WITH added AS (
+        INSERT INTO jobs (batch_id, queue, kind, payload, priority, run_at, max_attempts, timeout_s, meta)
+        SELECT p_batch, coalesce(p_queue, v_batch.queue), coalesce(p_kind, v_batch.kind), p.payload, coalesce(p_priority, 0),
+               coalesce(p_run_at, clock()), p_max_attempts, p_timeout_s, p_meta
+        FROM unnest(p_payloads) WITH ORDINALITY AS p (payload, place) ORDER BY p.place
+        RETURNING id
+    )
+    SELECT coalesce(array_agg(a.id), '{}') INTO v_ids FROM added a;
+    IF cardinality(v_ids) > 0 THEN
+        INSERT INTO batch_additions (batch_id, added) VALUES (p_batch, cardinality(v_ids));
+    END IF;
+    RETURN v_ids;
+END $$;
+
+-- Seals a batch: when the caller commits, nothing more can be added to it, and if nothing is left to do, it is finished.
+-- False if it was sealed, cancelled or finished before. Raises PW003 if there is no such batch, or if its parent still
+-- streams into it: then it is sealed when the parent is finished. Waits for nobody who adds. Locks the batch FOR KEY SHARE.
+CREATE OR REPLACE FUNCTION seal_batch(p_batch uuid) RETURNS boolean
+LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp SET enable_seqscan = off AS $$
+DECLARE
+    v_batch  batches;
+    v_parent text;
+BEGIN
+    SELECT b.* INTO v_batch FROM batches b WHERE b.id = p_batch FOR KEY SHARE;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'batch % does not exist', p_batch USING ERRCODE = 'PW003', HINT = 'Check the id: the batch may have been deleted.';
+    ELSIF num_nonnulls(v_batch.sealed_at, v_batch.cancelled_at, v_batch.finished_at) > 0
+          OR EXISTS (SELECT FROM batch_additions a WHERE a.batch_id = p_batch AND a.seals) THEN
+        RETURN false;
+    ELSIF v_batch.stream THEN
+        v_parent := (SELECT p.name FROM batches p WHERE p.id = v_batch.parent_id AND p.finished_at IS NULL);
+        IF v_parent IS NOT NULL THEN
+            RAISE EXCEPTION 'batch % (%) cannot be sealed while % streams into it', p_batch, v_batch.name, v_parent
+                USING ERRCODE = 'PW003', HINT = 'Seal the parent: when that is finished this one is sealed by itself.';
+        END IF;
+    END IF;
+    INSERT INTO batch_additions (batch_id, seals) VALUES (p_batch, true);
+    RETURN true;
+END $$;
+
+-- At the end of a transaction that seals: carries it out, for all batches at once, so that trees are locked in their
+-- order. What REPEATABLE READ has sealed is left to the next one, or to mend_batches(): it might not see who else is done.
+-- Locks the roots.
+CREATE OR REPLACE FUNCTION batch_sealed() RETURNS trigger
+LANGUAGE plpgsql SET search_path = pgworkd, pg_catalog, pg_temp SET enable_seqscan = off AS $$
+DECLARE
+    v_batches uuid[];
+BEGIN
+    IF current_setting('transaction_isolation') IN ('read committed', 'read uncommitted') THEN
+        v_batches := ARRAY(SELECT DISTINCT a.batch_id FROM batch_additions a WHERE a.seals);
+        IF cardinality(v_batches) > 0 THEN
+            PERFORM lock_trees(v_batches);
+            PERFORM fold(v_batches);
+            PERFORM advance(v_batches, true);
+        END IF;
+    END IF;
+    RETURN NULL;
+END $$;
+DO $$
+BEGIN
+    IF NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = 'pgworkd.batch_additions'::regclass AND t.tgname = 'batch_sealed') THEN
+        CREATE CONSTRAINT TRIGGER batch_sealed AFTER INSERT ON batch_additions
+            DEFERRABLE INITIALLY DEFERRED FOR EACH ROW WHEN (NEW.seals) EXECUTE FUNCTION batch_sealed();
+    END IF;
+END $$;
+
+-- Locks the roots of these batches, in order of id, whoever does so. Who ends jobs of several batches needs all of them at
+-- once. Answers with those of the roots that may be finished: one that waits here can hide a root from who is to finish it.
+CREATE OR REPLACE FUNCTION lock_trees(p_batches uuid[]) RETURNS uuid[]
+LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    v_roots uuid[] := ARRAY(SELECT DISTINCT b.root_id FROM batches b WHERE b.id = ANY (p_batches));
+    v_maybe uuid[];
+BEGIN
+    SELECT array_agg(x.id) FILTER (WHERE x.sealed_at IS NOT NULL AND x.finished_at IS NULL AND x.completed + x.dead + x.cancelled >= x.added)
+    INTO v_maybe
+    FROM (SELECT r.id, r.sealed_at, r.finished_at, r.completed, r.dead, r.cancelled, r.added
+          FROM batches r WHERE r.id = ANY (v_roots) ORDER BY r.id FOR NO KEY UPDATE) x;
+    RETURN coalesce(v_maybe, '{}');
+END $$;
+
+-- The same for the batches of these jobs, whose rows the caller holds.
+CREATE OR REPLACE FUNCTION lock_trees_of(p_jobs uuid[]) RETURNS void
+LANGUAGE sql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
+    SELECT lock_trees(array_agg(j.batch_id)) FROM jobs j
+    WHERE j.id = ANY (p_jobs) AND j.batch_id IS NOT NULL HAVING count(*) > 0
+$$;
+
+-- For whoever has ended jobs of batches, and holds their rows but no queue yet: moves the counters, inserts what is streamed,
+-- cancels a batch with too many dead, and finishes what is finished. p_mop: ends up to 1,000 waiting jobs of
+-- a batch that is cancelled, of those that hold no key (queues cannot be locked here); the others are left to the next one
+-- and to mend_batches(). Locks the roots in order of id, those jobs with SKIP LOCKED.
+CREATE OR REPLACE FUNCTION batch_ended(p_ended ended_job[], p_mop boolean DEFAULT true) RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_nestloop = on
+SET jit = off SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    v_roots     uuid[] := lock_trees(ARRAY(SELECT e.batch_id FROM unnest(p_ended) e));
+    v_maybe     uuid[];                          -- may be finished
+    v_failed    uuid[];                          -- have too many dead
+    v_cancelled uuid[];
+BEGIN
+    WITH moved AS (
+        UPDATE batches b
+        SET completed = b.completed + n.completed, dead = greatest(b.dead + n.dead, 0), cancelled = b.cancelled + n.cancelled
+        FROM (SELECT e.batch_id, count(*) FILTER (WHERE e.status = 'completed') AS completed,
+                     count(*) FILTER (WHERE e.status = 'dead' AND NOT e.was_dead)
+                     - count(*) FILTER (WHERE e.status <> 'dead' AND e.was_dead) AS dead,
+                     count(*) FILTER (WHERE e.status IN ('cancelled', 'expired')) AS cancelled
+              FROM unnest(p_ended) e GROUP BY e.batch_id) n
+        WHERE b.id = n.batch_id
+        RETURNING b.id, b.completed + b.dead + b.cancelled >= b.added AS maybe, b.cancelled_at, b.dead > b.max_failures AS failed, b.finished_at
+    )
+    SELECT array_agg(m.id) FILTER (WHERE m.maybe), array_agg(m.id) FILTER (WHERE m.failed AND m.cancelled_at IS NULL),
+           array_agg(m.id) FILTER (WHERE m.cancelled_at IS NOT NULL)
+    INTO v_maybe, v_failed, v_cancelled
+    FROM moved m WHERE m.finished_at IS NULL;
+    IF EXISTS (SELECT FROM unnest(p_ended) e WHERE e.payload IS NOT NULL) THEN
+        v_failed := v_failed || stream(p_ended);
+    END IF;
+    IF v_failed IS NOT NULL THEN
+        v_failed := cancel_below(v_failed);
+        v_maybe := v_maybe || v_failed;
+        v_cancelled := v_cancelled || v_failed;
+    END IF;
+    IF p_mop AND v_cancelled IS NOT NULL THEN
+        PERFORM bury(s.waiting, 'cancelled', 'its batch was cancelled', false) FROM stop_jobs(v_cancelled, 1000, false) s;
+    END IF;
+    v_maybe := v_maybe || v_roots;
+    IF cardinality(v_maybe) > 0 THEN
+        PERFORM fold(v_maybe);
+        PERFORM advance(v_maybe, false);
+    END IF;
+END $$;
+
+-- Inserts a job into each batch that streams from that of a job which completed (those with a payload here); a job that
+-- only made others of what was streamed is not streamed on. Answers with batches that have too many dead now: input and
+-- result that are too large together make a job that is dead, or the parent could never be settled. The caller holds the
+-- roots.
+CREATE OR REPLACE FUNCTION stream(p_ended ended_job[]) RETURNS uuid[]
+LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp SET pgworkd.counted = 'on'
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_nestloop = on
+SET jit = off SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    v_failed uuid[];
+BEGIN
+    WITH made AS MATERIALIZED (
+        SELECT c.id AS batch_id, c.queue, coalesce(c.stream_kind, c.kind) AS kind, e.id AS source, e.meta,
+               jsonb_build_object('input', e.payload, 'result', e.result) AS payload
+        FROM unnest(p_ended) e JOIN batches b ON b.id = e.batch_id JOIN batches c ON c.parent_id = b.id
+        WHERE e.payload IS NOT NULL AND c.stream AND num_nonnulls(c.sealed_at, c.cancelled_at, c.finished_at) = 0
+          AND (b.stream_kind IS NULL OR e.kind IS DISTINCT FROM b.stream_kind)
+    ), sized AS MATERIALIZED (
+        SELECT m.*, 'input and result of job ' || m.source || ' are larger than 1 MiB together: let it return less' AS error,
+               pg_column_size(m.payload) <= 2000 OR octet_length(m.payload::text) <= 2097152 AS fits
+        FROM made m
+    ), added AS (
+        INSERT INTO jobs (batch_id, queue, kind, meta, payload, status, failures, failed_at, error, errors)
+        SELECT s.batch_id, s.queue, s.kind, s.meta,
+               CASE WHEN s.fits THEN s.payload ELSE jsonb_build_object('source', s.source) END,
+               CASE WHEN s.fits THEN 'pending' ELSE 'dead' END::job_status, CASE WHEN s.fits THEN 0 ELSE 1 END,
+               CASE WHEN NOT s.fits THEN clock() END, CASE WHEN NOT s.fits THEN s.error END,
+               CASE WHEN s.fits THEN '[]' ELSE jsonb_build_array(jsonb_build_object(
+                   'attempt', 0, 'at', clock(), 'type', 'too large', 'message', s.error)) END
+        FROM sized s
+        RETURNING batch_id, status
+    ), counted AS (
+        UPDATE batches b SET added = b.added + n.added, dead = b.dead + n.dead
+        FROM (SELECT a.batch_id, count(*) AS added, count(*) FILTER (WHERE a.status = 'dead') AS dead FROM added a GROUP BY a.batch_id) n
+        WHERE b.id = n.batch_id
+        RETURNING b.id, b.dead > b.max_failures AS failed
+    )
+    SELECT array_agg(c.id) INTO v_failed FROM counted c WHERE c.failed;
+    RETURN v_failed;
+END $$;
+
+-- Takes what was added to these batches, and that they were sealed, into their rows. The caller holds the roots.
+CREATE OR REPLACE FUNCTION fold(p_batches uuid[]) RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_nestloop = on
+SET jit = off SET plan_cache_mode = force_generic_plan AS $$
+BEGIN
+    WITH gone AS (
+        DELETE FROM batch_additions a WHERE a.batch_id = ANY (p_batches) RETURNING a.batch_id, a.added, a.seals
+    )
+    UPDATE batches b
+    SET added = b.added + n.added, sealed_at = coalesce(b.sealed_at, CASE WHEN n.seals THEN clock() END)
+    FROM (SELECT g.batch_id, sum(g.added) AS added, bool_or(g.seals) AS seals FROM gone g GROUP BY g.batch_id) n
+    WHERE b.id = n.batch_id;
+END $$;
+
+-- Finishes those of these batches that are, seals what they streamed into, cancels what a cancelled one still had below it,
+-- and so on down; then whole trees. p_exact: does not trust the counters, which rows that were deleted by hand put wrong.
+-- The caller holds the roots. Locks batches FOR UPDATE with SKIP LOCKED: a locked one is being added to.
+CREATE OR REPLACE FUNCTION advance(p_batches uuid[], p_exact boolean) RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_nestloop = on
+SET jit = off SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    v_todo  uuid[] := p_batches;
+    v_ready uuid[];
+    v_done  uuid[];
+    v_over  uuid[] := '{}';
+BEGIN
+    LOOP
+        v_ready := ARRAY(
+            SELECT b.id FROM batches b
+            WHERE b.id = ANY (v_todo) AND b.sealed_at IS NOT NULL AND b.finished_at IS NULL
+              AND (p_exact OR b.completed + b.dead + b.cancelled >= b.added)
+              AND (NOT b.stream OR b.cancelled_at IS NOT NULL
+                   OR (SELECT p.finished_at FROM batches p WHERE p.id = b.parent_id) IS NOT NULL)
+            FOR UPDATE OF b SKIP LOCKED);
+        EXIT WHEN cardinality(v_ready) = 0;
+        PERFORM fold(v_ready);
+        -- A statement of its own: it sees what those have committed who were adding until now. (Not EXISTS, which might
+        -- become a join with all jobs of batches.)
+        WITH finished AS (
+            UPDATE batches b SET finished_at = clock()
+            WHERE b.id = ANY (v_ready)
+              AND (SELECT true FROM jobs j WHERE j.batch_id = b.id AND j.status IN ('blocked', 'pending', 'running', 'failed') LIMIT 1) IS NULL
+            RETURNING b.id
+        )
+        SELECT coalesce(array_agg(f.id), '{}') INTO v_done FROM finished f;
+        EXIT WHEN cardinality(v_done) = 0;
+        v_over := v_over || v_done;
+        UPDATE batches c
+        SET sealed_at = coalesce(c.sealed_at, clock()),
+            cancelled_at = coalesce(c.cancelled_at, CASE WHEN p.cancelled_at IS NOT NULL THEN clock() END)
+        FROM batches p
+        WHERE p.id = ANY (v_done) AND c.parent_id = p.id AND c.finished_at IS NULL AND (c.stream OR p.cancelled_at IS NOT NULL);
+        -- Above: who was making a child when its parent could have been finished does not come by again.
+        v_todo := ARRAY(SELECT c.id FROM batches c WHERE c.parent_id = ANY (v_done) AND c.finished_at IS NULL)
+               || ARRAY(SELECT b.parent_id FROM batches b WHERE b.id = ANY (v_done) AND b.parent_id IS NOT NULL);
+    END LOOP;
+    IF p_exact OR cardinality(v_over) > 0 THEN
+        PERFORM call_back(ARRAY(SELECT DISTINCT b.root_id FROM batches b WHERE b.id = ANY (p_batches || v_over)));
+    END IF;
+END $$;
+
+-- Marks those of these trees in which every batch is finished, and inserts the job of each root's on_complete; or of its
+-- on_failure, if it has one and anything of the tree is dead, expired or was cancelled. The job's payload gets a "batch" that
+-- tells what became of the tree. The caller holds the roots.
+CREATE OR REPLACE FUNCTION call_back(p_roots uuid[]) RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_nestloop = on
+SET jit = off SET plan_cache_mode = force_generic_plan AS $$
+BEGIN
+    WITH finished AS (
+        UPDATE batches r SET tree_finished_at = clock()
+        WHERE r.id = ANY (p_roots) AND r.finished_at IS NOT NULL AND r.tree_finished_at IS NULL
+          AND (SELECT true FROM batches b WHERE b.root_id = r.id AND b.finished_at IS NULL LIMIT 1) IS NULL
+        RETURNING r.id, r.name, r.on_complete, r.on_failure
+    )
+    INSERT INTO jobs (queue, kind, payload, priority, max_attempts, timeout_s, meta, serialize_key, limit_key)
+    SELECT j.queue, j.kind,
+           coalesce(j.payload, '{}') || jsonb_build_object('batch', jsonb_build_object(
+               'id', f.id, 'name', f.name, 'completed', t.completed, 'dead', t.dead, 'cancelled', t.cancelled,
+               'state', CASE WHEN t.stopped THEN 'cancelled' WHEN t.failed THEN 'completed with failures' ELSE 'completed' END)),
+           coalesce(j.priority, 0), j.max_attempts, j.timeout_s, j.meta, j.serialize_key, j.limit_key
+    FROM finished f,
+         LATERAL (SELECT sum(b.completed) AS completed, sum(b.dead) AS dead, sum(b.cancelled) AS cancelled,
+                         bool_or(b.parent_id IS NULL AND b.cancelled_at IS NOT NULL) AS stopped,
+                         bool_or(b.dead > 0 OR b.cancelled > 0 OR b.cancelled_at IS NOT NULL) AS failed
+                  FROM batches b WHERE b.root_id = f.id) t,
+         LATERAL (SELECT CASE WHEN t.failed THEN coalesce(f.on_failure, f.on_complete) ELSE f.on_complete END AS job) c,
+         LATERAL jsonb_populate_record(NULL::jobs, c.job) j
+    WHERE c.job IS NOT NULL;
+END $$;
+
+-- Marks these batches and all below them as cancelled, where they are not finished; their ids. The caller holds the roots.
+CREATE OR REPLACE FUNCTION cancel_below(p_batches uuid[]) RETURNS uuid[]
+LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_nestloop = on
+SET jit = off SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    v_below uuid[];
+BEGIN
+    WITH RECURSIVE below AS (
+        SELECT b.id FROM batches b WHERE b.id = ANY (p_batches)
+        UNION
+        SELECT c.id FROM below JOIN batches c ON c.parent_id = below.id
+    ), marked AS (
+        UPDATE batches b SET cancelled_at = coalesce(b.cancelled_at, clock()), sealed_at = coalesce(b.sealed_at, clock())
+        FROM below WHERE b.id = below.id AND b.finished_at IS NULL
+        RETURNING b.id
+    )
+    SELECT coalesce(array_agg(m.id), '{}') INTO v_below FROM marked m;
+    RETURN v_below;
+END $$;
+
+-- Asks running jobs of cancelled batches to stop, and locks waiting ones, which the caller is to bury, up to p_limit in
+-- all; without p_keyed only such as have no serialize_key. The caller holds the roots. Locks the jobs with SKIP LOCKED.
+CREATE OR REPLACE FUNCTION stop_jobs(p_batches uuid[], p_limit int, p_keyed boolean, OUT waiting uuid[], OUT running uuid[])
+LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_nestloop = on
+SET jit = off SET plan_cache_mode = force_generic_plan AS $$
+BEGIN
+    SELECT coalesce(array_agg(x.id) FILTER (WHERE x.status <> 'running'), '{}'),
+           coalesce(array_agg(x.id) FILTER (WHERE x.status = 'running'), '{}')
+    INTO waiting, running
+    FROM (SELECT j.id, j.status FROM jobs j
+          WHERE j.batch_id = ANY (p_batches) AND j.status IN ('blocked', 'pending', 'running', 'failed')
+            AND CASE j.status WHEN 'running' THEN j.cancel_requested_at IS NULL ELSE p_keyed OR j.serialize_key IS NULL END
+          LIMIT p_limit FOR UPDATE SKIP LOCKED) x;
+    UPDATE jobs j SET cancel_requested_at = clock() WHERE j.id = ANY (running);
+    PERFORM pg_notify('pgworkd', jsonb_build_object('worker', w.worker_id)::text)
+    FROM (SELECT DISTINCT j.worker_id FROM jobs j WHERE j.id = ANY (running)) w;
+END $$;
+
+-- Dead jobs that are to run again: counts them as live again, and answers with p_jobs without those whose batch is finished
+-- or cancelled. The caller holds the jobs. Locks the roots.
+CREATE OR REPLACE FUNCTION reopened(p_jobs uuid[]) RETURNS uuid[]
+LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp SET enable_seqscan = off AS $$
+DECLARE
+    v_jobs uuid[];
+BEGIN
+    PERFORM lock_trees_of(p_jobs);
+    v_jobs := ARRAY(
+        SELECT j.id FROM jobs j LEFT JOIN batches b ON b.id = j.batch_id
+        WHERE j.id = ANY (p_jobs) AND (j.status <> 'dead' OR b.finished_at IS NULL AND b.cancelled_at IS NULL)
+        ORDER BY j.id);
+    UPDATE batches b SET dead = greatest(b.dead - n.dead, 0)
+    FROM (SELECT j.batch_id, count(*) AS dead FROM jobs j
+          WHERE j.id = ANY (v_jobs) AND j.status = 'dead' AND j.batch_id IS NOT NULL GROUP BY j.batch_id) n
+    WHERE b.id = n.batch_id;
+    RETURN v_jobs;
+END $$;
+
+-- Cancels a batch and all below it: they take nothing more; waiting jobs end now, up to p_limit, and running ones are asked
+-- to stop. `more`: call again, or leave the rest to the chores. A batch that is finished stays as it is. Raises PW003 if
+-- there is no such batch. Locks the root, then jobs with SKIP LOCKED, then as promote().
+CREATE OR REPLACE FUNCTION cancel_batch(p_batch uuid, p_limit int DEFAULT 1000, p_by text DEFAULT NULL,
+                                        OUT cancelled int, OUT requested int, OUT more boolean)
+LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp SET enable_seqscan = off AS $$
+DECLARE
+    v_batch batches;
+    v_below uuid[];
+    v_jobs  record;
+BEGIN
+    PERFORM lock_trees(ARRAY[p_batch]);
+    SELECT b.* INTO v_batch FROM batches b WHERE b.id = p_batch;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'batch % does not exist', p_batch USING ERRCODE = 'PW003', HINT = 'Check the id: the batch may have been deleted.';
+    END IF;
+    INSERT INTO audit (who, what, queue, before, after)
+    SELECT who(p_by), 'cancel_batch', v_batch.queue, jsonb_build_object('batch', p_batch, 'cancelled_at', NULL),
+           jsonb_build_object('batch', p_batch, 'cancelled_at', clock())
+    WHERE v_batch.cancelled_at IS NULL AND v_batch.finished_at IS NULL;
+    v_below := cancel_below(ARRAY[p_batch]);
+    SELECT s.waiting, s.running INTO v_jobs FROM stop_jobs(v_below, least(greatest(p_limit, 1), 10000), true) s;
+    cancelled := bury(v_jobs.waiting, 'cancelled', 'its batch was cancelled', false);
+    requested := cardinality(v_jobs.running);
+    PERFORM fold(v_below);
+    PERFORM advance(v_below, true);
+    more := EXISTS (SELECT FROM jobs j WHERE j.batch_id = ANY (v_below) AND (j.status IN ('blocked', 'pending', 'failed')
+                                             OR j.status = 'running' AND j.cancel_requested_at IS NULL));
+END $$;
+
+-- Deletes a batch and all below it from a tree that is finished; how many. Their dead jobs stay, and can be retried: they
+-- belong to no tree any more. Raises PW003 if there is no such batch, or its tree is not finished. Locks the root.
+CREATE OR REPLACE FUNCTION delete_batch(p_batch uuid, p_by text DEFAULT NULL) RETURNS int
+LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp SET enable_seqscan = off AS $$
+DECLARE
+    v_batch batches;
+    v_gone  int;
+BEGIN
+    PERFORM lock_trees(ARRAY[p_batch]);
+    SELECT b.* INTO v_batch FROM batches b WHERE b.id = p_batch;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'batch % does not exist', p_batch USING ERRCODE = 'PW003', HINT = 'Check the id: the batch may have been deleted.';
+    ELSIF EXISTS (SELECT FROM batches r WHERE r.id = v_batch.root_id AND r.tree_finished_at IS NULL) THEN
+        RAISE EXCEPTION 'batch % (%) belongs to a tree that is not finished', p_batch, v_batch.name USING ERRCODE = 'PW003',
+            HINT = 'Cancel the tree with cancel_batch(), and wait until it is finished.';
+    END IF;
+    INSERT INTO audit (who, what, queue, before, after)
+    VALUES (who(p_by), 'delete_batch', v_batch.queue, jsonb_build_object('batch', p_batch, 'name', v_batch.name),
+            jsonb_build_object('batch', p_batch, 'name', NULL));
+    WITH RECURSIVE below AS (
+        SELECT p_batch AS id
+        UNION ALL
+        SELECT c.id FROM below JOIN batches c ON c.parent_id = below.id
+    )
+    DELETE FROM batches b WHERE b.id IN (SELECT d.id FROM below d);
+    GET DIAGNOSTICS v_gone = ROW_COUNT;
+    RETURN v_gone;
+END $$;
+
+-- Finishes batches that nobody came by to finish: someone was adding when the last job ended and rolled back, or rows were
+-- deleted by hand. Answers with waiting jobs of cancelled batches, up to 10,000, for the caller to bury; it has locked
+-- them. Locks roots, in order, then those jobs with SKIP LOCKED.
+CREATE OR REPLACE FUNCTION mend_batches() RETURNS uuid[]
+LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_nestloop = on
+SET jit = off SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    v_batches uuid[] := ARRAY(
+        SELECT a.batch_id FROM batch_additions a WHERE a.seals
+        UNION
+        SELECT b.id FROM batches b
+        WHERE b.sealed_at IS NOT NULL AND b.finished_at IS NULL
+          AND (b.cancelled_at IS NOT NULL
+               OR (SELECT true FROM jobs j WHERE j.batch_id = b.id AND j.status IN ('blocked', 'pending', 'running', 'failed') LIMIT 1) IS NULL)
+        UNION
+        SELECT r.id FROM batches r
+        WHERE r.parent_id IS NULL AND r.finished_at IS NOT NULL AND r.tree_finished_at IS NULL
+          AND (SELECT true FROM batches b WHERE b.root_id = r.id AND b.finished_at IS NULL LIMIT 1) IS NULL);
+    v_jobs    uuid[] := '{}';
+BEGIN
+    IF cardinality(v_batches) > 0 THEN
+        PERFORM lock_trees(v_batches);
+        PERFORM fold(v_batches);
+        SELECT s.waiting INTO v_jobs
+        FROM stop_jobs(ARRAY(SELECT b.id FROM batches b WHERE b.id = ANY (v_batches) AND b.cancelled_at IS NOT NULL), 10000, true) s;
+        PERFORM advance(v_batches, true);
+    END IF;
+    RETURN v_jobs;
+END $$;
+
+-- ------------------------------------------------------------------------------------------------
+-- 12 Views
 -- ------------------------------------------------------------------------------------------------
 
 -- Every job there is, live or over, in the order people read.
@@ -2256,6 +2924,21 @@ FROM (SELECT queue FROM counts UNION SELECT queue FROM fleet UNION SELECT name F
 LEFT JOIN counts c ON c.queue = n.queue
 LEFT JOIN fleet f ON f.queue = n.queue
 LEFT JOIN queues q ON q.name = n.queue;
+
+-- One row per batch, from its counters and what was added since; no job is counted. `done`: completed, dead or cancelled.
+CREATE OR REPLACE VIEW batch_progress AS
+SELECT b.id, b.root_id, b.parent_id, b.name::text, b.depth, b.queue::text, b.kind::text,
+       CASE WHEN b.finished_at IS NULL AND b.cancelled_at IS NOT NULL THEN 'cancelling'
+            WHEN b.finished_at IS NULL AND (b.sealed_at IS NOT NULL OR a.seals) THEN 'sealed'
+            WHEN b.finished_at IS NULL THEN 'open'
+            WHEN b.cancelled_at IS NOT NULL THEN 'cancelled'
+            WHEN b.dead + b.cancelled > 0 THEN 'completed with failures'
+            ELSE 'completed' END AS state,
+       b.added + coalesce(a.added, 0)::bigint AS total, b.completed + b.dead + b.cancelled AS done,
+       b.completed, b.dead, b.cancelled, b.max_failures, b.stream, b.final, b.dedupe_key::text,
+       b.created_at, b.sealed_at, b.cancelled_at, b.finished_at, b.tree_finished_at
+FROM batches b
+LEFT JOIN LATERAL (SELECT sum(x.added) AS added, bool_or(x.seals) AS seals FROM batch_additions x WHERE x.batch_id = b.id) a ON true;
 
 -- One row per worker.
 CREATE OR REPLACE VIEW worker_stats AS

@@ -37,8 +37,16 @@ pytestmark = pytest.mark.usefixtures("t0")
 # What users and the daemon call. `text[]` and the like as Postgres prints them.
 FUNCTIONS = {
     "add_occurrences(text[], timestamp with time zone[], integer[])": "text[]",
+    "add_jobs(uuid, jsonb[], text, text, integer, timestamp with time zone, integer, double precision, jsonb)": (
+        "uuid[]"
+    ),
     "cancel(uuid[], text)": "TABLE(id uuid, outcome text)",
+    "cancel_batch(uuid, integer, text)": "record",
     "clock()": "timestamp with time zone",
+    "create_batch(text, text, text, uuid, boolean, text, boolean, integer, jsonb, jsonb, text)": (
+        "TABLE(id uuid, created boolean)"
+    ),
+    "delete_batch(uuid, text)": "integer",
     "discard(uuid[], text)": "integer",
     "drop_pool(integer, text)": "void",
     "edit(uuid, jsonb, timestamp with time zone, integer, text)": "jsonb",
@@ -57,6 +65,7 @@ FUNCTIONS = {
     "register(text, integer, text, real)": "integer",
     "retry(uuid[], text)": "uuid[]",
     "running_of(integer, double precision)": "TABLE(id uuid, attempt integer)",
+    "seal_batch(uuid)": "boolean",
     "set_pool(integer, text, integer, boolean, integer, text)": "void",
     "set_queue(text, jsonb)": "void",
     "settle_completed(uuid[], integer[], text[], text[], timestamp with time zone[], integer[], text)": "uuid[]",
@@ -72,6 +81,8 @@ VIEWS = {
     "all_jobs": "id queue kind status payload result priority run_at created_at started_at failed_at finished_at"
     " attempts failures max_attempts error errors worker_id schedule occurrence dedupe_key serialize_key batch_id meta"
     " limit_key",
+    "batch_progress": "id root_id parent_id name depth queue kind state total done completed dead cancelled"
+    " max_failures stream final dedupe_key created_at sealed_at cancelled_at finished_at tree_finished_at",
     "queue_stats": "queue due scheduled running failed blocked dead oldest_due_s workers slots paused_until",
     "worker_stats": "id name pid version state started_at seen_at lease_until lost_at running queues",
 }

@@ -33,6 +33,8 @@ pytestmark = pytest.mark.usefixtures("t0")
 HOSTILE = """
 CREATE SCHEMA evil;
 CREATE TABLE evil.audit (LIKE pgworkd.audit);
+CREATE TABLE evil.batches (LIKE pgworkd.batches);
+CREATE TABLE evil.batch_additions (LIKE pgworkd.batch_additions);
 CREATE TABLE evil.jobs (LIKE pgworkd.jobs);
 CREATE TABLE evil.finished_jobs (LIKE pgworkd.finished_jobs);
 CREATE TABLE evil.finished_jobs_other (LIKE pgworkd.finished_jobs);
@@ -108,6 +110,12 @@ async def test_a_hostile_search_path_changes_nothing(db: Db, connect: Connect) -
     assert await db.fetchval("SELECT pgworkd.fail_schedule('s', 1, 'why')") is True
     await db.execute("UPDATE pgworkd.schedules SET every_s = 61")
     assert {row[0] for row in await db.fetch("SELECT id FROM pgworkd.running_of($1, -1)", worker_id)} == {asked, lost}
+    batch = await db.fetchval("SELECT id FROM pgworkd.create_batch('b', 'another')")
+    assert len(await db.fetchval("SELECT pgworkd.add_jobs($1, ARRAY[$2::jsonb])", batch, "{}")) == 1
+    assert await db.fetchval("SELECT pgworkd.seal_batch($1)", batch) is True
+    assert await db.fetchrow("SELECT * FROM pgworkd.cancel_batch($1)", batch) == (1, 0, False)
+    assert await db.fetchval("SELECT state FROM pgworkd.batch_progress") == "cancelled"
+    assert await db.fetchval("SELECT pgworkd.delete_batch($1)", batch) == 1
     rescuer = await worker(db)
     for seconds in (10, 20, 30, 40):
         await clock(seconds, db)

@@ -27,14 +27,15 @@ _TYPES = {
     **dict.fromkeys(("payload", "meta", "errors"), "jsonb"),
     **dict.fromkeys(("run_at", "created_at", "failed_at", "expires_at", "occurrence", "dedupe_until"), "timestamptz"),
     **dict.fromkeys(("priority", "attempts", "failures", "losses", "max_attempts", "worker_id"), "int"),
-    "id": "uuid",
+    **dict.fromkeys(("id", "batch_id"), "uuid"),
     "status": "pgworkd.job_status",
     "timeout_s": "real",
     "yields": "bool",
 }  # of columns that are not text
 
-TABLES = ["audit", "finished_jobs", "jobs", "pools", "queues", "schedules", "workers"]
+TABLES = ["audit", "batch_additions", "batches", "finished_jobs", "jobs", "pools", "queues", "schedules", "workers"]
 LEASE_GONE = "PW001"
+BATCH_CLOSED = "PW003"
 NO_STATISTICS = "ALTER TABLE pgworkd.jobs SET (autovacuum_enabled = off)"
 
 

@@ -1,0 +1,238 @@
+"""Trees of batches: finished once, called back once, and forgotten in the end."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from typing import Any
+
+import asyncpg
+import pytest
+
+from .conftest import Connect
+from .trees import add, batch, calls, cancel_batch, counted, create, progress, run, seal, sealed, state
+from .verbs import (
+    BATCH_CLOSED,
+    Db,
+    Notices,
+    cancel,
+    claim,
+    claim_ids,
+    clock,
+    complete,
+    end,
+    fail,
+    one,
+    retry,
+    set_pool,
+    statuses,
+    worker,
+)
+
+pytestmark = pytest.mark.usefixtures("t0")
+
+CALLBACKS = {"on_complete": {"queue": "done", "payload": {"ok": True}}, "on_failure": {"queue": "failed"}}
+
+
+async def test_a_tree_is_finished_when_all_of_it_is_and_calls_back_once(db: Db, notices: Notices) -> None:
+    worker_id = await worker(db)
+    root = await batch(db, "payroll", **CALLBACKS)
+    children = [await batch(db, name, parent=root, queue=f"q{name}") for name in "ab"]
+    await add(db, root)
+    for child in children:
+        await add(db, child)
+    await seal(db, root, *children)
+    await set_pool(db, worker_id, "done")
+    for queue in ("q", "qa"):
+        await run(db, worker_id, queue=queue)
+        assert await calls(db) == []
+    assert await state(db, root, *children) == ["completed", "completed", "sealed"]
+    await notices.queues()
+    await run(db, worker_id, queue="qb")
+    facts = {"id": str(root), "name": "payroll", "state": "completed", "completed": 3, "dead": 0, "cancelled": 0}
+    assert await calls(db) == [{"ok": True, "batch": facts}]
+    assert await notices.queues() == ["done"]
+    await db.fetchval("SELECT pgworkd.unblock()")
+    assert len(await calls(db)) == 1
+    assert await calls(db, "failed") == []
+
+
+@pytest.mark.parametrize("what", ["dead", "cancelled", "expired"])
+@pytest.mark.parametrize("has_on_failure", [True, False])
+async def test_a_tree_with_failures_calls_on_failure_if_it_has_one(db: Db, what: str, *, has_on_failure: bool) -> None:
+    root = await batch(db, on_complete={"queue": "done"}, on_failure={"queue": "failed"} if has_on_failure else None)
+    child = await batch(db, "child", parent=root)
+    ids = await add(db, child, 2)
+    await seal(db, root, child)
+    await claim(db, await worker(db))
+    await complete(db, ids[:1])
+    if what == "dead":
+        await fail(db, ids[1:], permanent=True)
+    else:
+        await end(db, ids[1:], status=what)
+    called = {queue: len(await calls(db, queue)) for queue in ("done", "failed")}
+    assert called == ({"done": 0, "failed": 1} if has_on_failure else {"done": 1, "failed": 0})
+    (payload,) = await calls(db, "failed" if has_on_failure else "done")
+    assert payload["batch"]["state"] == "completed with failures"
+    assert (payload["batch"]["completed"], payload["batch"]["dead"] + payload["batch"]["cancelled"]) == (1, 1)
+
+
+async def test_a_callback_is_the_job_that_was_described(db: Db) -> None:
+    job = {"queue": "done", "kind": "k", "payload": {"a": 1}, "priority": 5, "max_attempts": 7, "timeout_s": 2.5}
+    await seal(db, await batch(db, on_complete=job | {"meta": {"m": 1}, "serialize_key": "s", "limit_key": "l"}))
+    row = await db.fetchrow("SELECT * FROM pgworkd.jobs WHERE queue = 'done'")
+    assert row is not None
+    assert [row[n] for n in ("kind", "priority", "max_attempts", "timeout_s", "serialize_key", "limit_key")] == [
+        *("k", 5, 7, 2.5, "s", "l")
+    ]
+    assert (json.loads(row["payload"])["a"], json.loads(row["meta"]), row["batch_id"]) == (1, {"m": 1}, None)
+
+
+async def test_one_unfinished_root_has_a_name_and_dedupe_key(db: Db) -> None:
+    first = await create(db, dedupe_key="july")
+    assert (await create(db, dedupe_key="july"))["id"] == first["id"]
+    assert not (await create(db, dedupe_key="july"))["created"]
+    assert (await create(db, "other", dedupe_key="july"))["created"]
+    assert (await create(db, dedupe_key="august"))["created"]
+    assert (await create(db))["created"]
+    await seal(db, first["id"])
+    assert (await create(db, dedupe_key="july"))["created"]
+
+
+async def test_a_child_that_is_there_is_answered_and_not_made_again(db: Db) -> None:
+    root, other = await batch(db, "r"), await batch(db, "o")
+    child = await create(db, "c", None, parent=root)
+    assert (await create(db, "c", None, parent=root)) == (child["id"], False)
+    assert (await create(db, "c", None, parent=other))["created"]
+
+
+async def test_a_tree_of_33_levels_that_stream_is_finished_from_top_to_bottom(db: Db) -> None:
+    worker_id = await worker(db)
+    ids = [await batch(db, on_complete={"queue": "done"})]
+    for level in range(1, 33):
+        ids.append(await batch(db, f"level {level}", None, parent=ids[-1], stream=True))
+        assert (await progress(db, ids[-1]))["depth"] == level
+    with pytest.raises(asyncpg.PostgresError, match="at depth 33") as caught:
+        await batch(db, "too deep", None, parent=ids[-1])
+    assert caught.value.sqlstate == "22023"
+    await add(db, ids[0])
+    await seal(db, ids[0])
+    for batch_id in ids:
+        assert await state(db, batch_id) == ["sealed"]
+        assert len(await run(db, worker_id)) == 1
+        assert await state(db, batch_id) == ["completed"]
+    assert (await calls(db))[0]["batch"]["completed"] == 33
+    await counted(db)
+
+
+# What is over is forgotten
+
+
+async def test_prune_forgets_finished_trees_as_old_as_the_history(db: Db) -> None:
+    old, (root, child) = await batch(db, "old"), [await batch(db, "running"), await batch(db, "empty")]
+    await batch(db, "child", parent=old, queue=None)
+    grand = await batch(db, "child", parent=child, queue=None)
+    await seal(
+        db, root, child, old, *[r["id"] for r in await db.fetch("SELECT id FROM pgworkd.batches WHERE depth = 1")]
+    )
+    root = await batch(db, "open")
+    await clock(86400 * 6.9, db)
+    await db.execute("SELECT pgworkd.prune(7, 7)")
+    assert await state(db, old, grand) == ["completed", "completed"]
+    await clock(86400 * 7.1, db)
+    rows = await db.fetchval("SELECT rows_deleted FROM pgworkd.prune(7, 7)")
+    assert rows == 5
+    assert [row["id"] for row in await db.fetch("SELECT id FROM pgworkd.batches")] == [root]
+
+
+async def test_delete_batch_takes_finished_trees_only(db: Db) -> None:
+    worker_id = await worker(db)
+    root, (job_id,) = await sealed(db, 1)
+    with pytest.raises(asyncpg.PostgresError, match="tree that is not finished") as caught:
+        await db.fetchval("SELECT pgworkd.delete_batch($1)", root)
+    assert caught.value.sqlstate == BATCH_CLOSED
+    await claim(db, worker_id)
+    await fail(db, [job_id], permanent=True)
+    assert await db.fetchval("SELECT pgworkd.delete_batch($1)", root) == 1
+    assert await db.fetchval("SELECT count(*) FROM pgworkd.batches") == 0
+    assert await retry(db, job_id) == {job_id}, "it belongs to no tree any more"
+    assert await run(db, worker_id) == [job_id]
+    notes = await db.fetch("SELECT what, queue, before FROM pgworkd.audit WHERE job_id IS NULL")
+    assert [(note["what"], note["queue"]) for note in notes] == [("delete_batch", "q")]
+    assert json.loads(notes[0]["before"]) == {"batch": str(root), "name": "b"}
+
+
+async def test_delete_batch_of_a_subtree(db: Db) -> None:
+    root = await batch(db)
+    child = await batch(db, "c", parent=root)
+    grand = await batch(db, "g", parent=child)
+    other = await batch(db, "o", parent=root)
+    await seal(db, root, child, grand, other)
+    assert await db.fetchval("SELECT pgworkd.delete_batch($1)", child) == 2
+    assert {row["id"] for row in await db.fetch("SELECT id FROM pgworkd.batches")} == {root, other}
+
+
+# Mending
+
+
+async def test_rows_that_were_deleted_by_hand_do_not_hold_a_batch_open_for_ever(db: Db) -> None:
+    batch_id, ids = await sealed(db, 2, on_complete={"queue": "done"})
+    await db.execute("DELETE FROM pgworkd.jobs WHERE id = $1", ids[0])
+    await run(db, await worker(db))
+    assert await state(db, batch_id) == ["sealed"]
+    await db.fetchval("SELECT pgworkd.unblock()")
+    assert await state(db, batch_id) == ["completed"]
+    assert len(await calls(db)) == 1
+
+
+async def test_a_batch_whose_jobs_are_more_than_was_counted_is_not_finished(db: Db) -> None:
+    """Counters say when to look, no more."""
+    batch_id, ids = await sealed(db, 2)
+    await db.execute("UPDATE pgworkd.batches SET added = 1")
+    worker_id = await worker(db)
+    assert await run(db, worker_id, 1) == ids[:1]
+    assert await state(db, batch_id) == ["sealed"]
+    await db.fetchval("SELECT pgworkd.unblock()")
+    assert await state(db, batch_id) == ["sealed"]
+    assert await run(db, worker_id, 1) == ids[1:]
+    assert await state(db, batch_id) == ["completed"]
+
+
+async def test_jobs_of_a_batch_that_was_deleted_by_hand_are_settled_all_the_same(db: Db) -> None:
+    _, ids = await sealed(db, 4)
+    await claim(db, await worker(db), 3)
+    await db.execute("DELETE FROM pgworkd.batches")
+    await complete(db, ids[:1])
+    await fail(db, ids[1:2], permanent=True)
+    await end(db, ids[2:3])
+    await cancel(db, ids[3])
+    assert await statuses(db, ids) == ["completed", "dead", "cancelled", "cancelled"]
+
+
+async def test_a_settle_of_many_trees_finishes_them_all(db: Db) -> None:
+    trees = [await sealed(db, 1, f"tree {number}", on_complete={"queue": "done"}) for number in range(20)]
+    await run(db, await worker(db), 100)
+    assert await state(db, *[batch_id for batch_id, _ in trees]) == ["completed"] * 20
+    assert len(await calls(db)) == 20
+
+
+async def test_settle_and_claim_counts_too(db: Db, connect: Connect) -> None:
+    batch_id, ids = await sealed(db, 1)
+    following = await one(db)
+    worker_id = await worker(db)
+    assert await claim_ids(db, worker_id, 1) == ids
+    sql = "SELECT won, id FROM pgworkd.settle_and_claim($1, '{1}', '{NULL}', $2, 'q', 5, '{}', '{}', '{}', '{}', '{}')"
+    rows: list[Any] = await db.fetch(sql, ids, worker_id)
+    assert [row["id"] for row in rows] == [None, following]
+    assert await state(db, batch_id) == ["completed"]
+
+
+async def test_cancel_batch_of_what_does_not_exist(db: Db) -> None:
+    for call in ("cancel_batch", "delete_batch", "seal_batch"):
+        with pytest.raises(asyncpg.PostgresError, match="does not exist") as caught:
+            await db.fetchval(f"SELECT pgworkd.{call}($1)", uuid.uuid4())
+        assert caught.value.sqlstate == BATCH_CLOSED
+    batch_id = await batch(db)
+    await seal(db, batch_id)
+    assert await cancel_batch(db, batch_id) == (0, 0, False)
+    assert await state(db, batch_id) == ["completed"]

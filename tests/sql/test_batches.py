@@ -1,0 +1,208 @@
+"""A batch takes jobs until it is sealed, counts every way in which one ends, and is finished when the last one has."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from .trees import add, batch, calls, counted, counts, progress, run, seal, sealed, state
+from .verbs import (
+    Db,
+    at,
+    cancel,
+    claim,
+    claim_ids,
+    clock,
+    complete,
+    end,
+    fail,
+    insert,
+    live,
+    one,
+    release,
+    rescue,
+    retry,
+    statuses,
+    steady,
+    worker,
+)
+
+pytestmark = pytest.mark.usefixtures("t0")
+
+
+# One batch
+
+
+async def test_a_sealed_batch_is_finished_when_its_last_job_has_ended(db: Db) -> None:
+    worker_id = await worker(db)
+    batch_id = await batch(db, kind="calculate")
+    ids = await add(db, batch_id, 3)
+    assert [json.loads((await live(db, job_id))["payload"]) for job_id in ids] == [{"n": n} for n in range(3)]
+    assert {(row["kind"], row["queue"], row["batch_id"]) for row in [await live(db, i) for i in ids]} == {
+        ("calculate", "q", batch_id)
+    }
+    await run(db, worker_id, 2)
+    assert await state(db, batch_id) == ["open"]
+    assert await counts(db, batch_id) == (3, 2, 0, 0)
+    assert await seal(db, batch_id) == [True]
+    assert await state(db, batch_id) == ["sealed"]
+    await clock(5, db)
+    await run(db, worker_id)
+    row = await progress(db, batch_id)
+    assert (row["state"], row["done"], row["finished_at"], row["tree_finished_at"]) == ("completed", 3, at(5), at(5))
+    await counted(db)
+
+
+async def test_an_unsealed_batch_waits_however_little_there_is_to_do(db: Db) -> None:
+    worker_id = await worker(db)
+    batch_id = await batch(db)
+    for _ in range(3):
+        await add(db, batch_id)
+        await run(db, worker_id)
+        assert await state(db, batch_id) == ["open"]
+    await seal(db, batch_id)
+    assert await state(db, batch_id) == ["completed"]
+    assert await seal(db, batch_id) == [False]
+
+
+async def test_an_empty_batch_is_finished_by_its_seal(db: Db) -> None:
+    batch_id = await batch(db, on_complete={"queue": "done"})
+    assert await seal(db, batch_id) == [True]
+    assert await state(db, batch_id) == ["completed"]
+    assert len(await calls(db)) == 1
+
+
+async def test_a_tree_and_its_jobs_in_one_transaction(db: Db) -> None:
+    async with db.transaction():
+        root = await batch(db, on_complete={"queue": "done"})
+        child = await batch(db, "child", None, parent=root)
+        ids = [*await add(db, root, 2), *await add(db, child, 2)]
+        assert await seal(db, child, root, root) == [True, True, False]
+    assert await state(db, root, child) == ["sealed", "sealed"]
+    assert sorted(await run(db, await worker(db))) == sorted(ids)
+    assert await state(db, root, child) == ["completed", "completed"]
+    assert len(await calls(db)) == 1
+
+
+async def test_a_plain_insert_counts_and_so_does_one_that_meets_a_conflict(db: Db) -> None:
+    batch_id = await batch(db)
+    await insert(db, 3, batch_id=batch_id)
+    await one(db, batch_id=batch_id, dedupe_key="k")
+    sql = "INSERT INTO pgworkd.jobs (queue, batch_id, dedupe_key) VALUES ('q', $1, 'k') ON CONFLICT DO NOTHING"
+    assert await db.execute(sql, batch_id) == "INSERT 0 0"
+    assert await counts(db, batch_id) == (4, 0, 0, 0)
+    await seal(db, batch_id)
+    await run(db, await worker(db))
+    assert await state(db, batch_id) == ["completed"]
+    await counted(db)
+
+
+async def test_what_is_rolled_back_does_not_count(db: Db) -> None:
+    batch_id = await batch(db)
+    transaction = db.transaction()
+    await transaction.start()
+    await add(db, batch_id, 5)
+    await one(db, batch_id=batch_id)
+    await seal(db, batch_id)
+    await transaction.rollback()
+    assert await counts(db, batch_id) == (0, 0, 0, 0)
+    assert await state(db, batch_id) == ["open"]
+
+
+async def test_what_is_not_given_is_the_batches(db: Db) -> None:
+    batch_id = await batch(db, queue="q", kind="k")
+    (job_id,) = await add(
+        db, batch_id, kind="other", queue="r", priority=7, run_at=at(9), max_attempts=2, timeout_s=3.0
+    )
+    row = await live(db, job_id)
+    assert [row[name] for name in ("kind", "queue", "priority", "run_at", "max_attempts", "timeout_s")] == [
+        *("other", "r", 7, at(9), 2, 3.0)
+    ]
+    assert await add(db, batch_id, 0) == []
+
+
+# Every way in which a job ends
+
+
+async def test_every_end_is_counted(db: Db) -> None:
+    worker_id = await worker(db)
+    batch_id = await batch(db)
+    ids = await add(db, batch_id, 6)
+    await one(db, batch_id=batch_id, expires_at=at(1), run_at=at(500))
+    waiting, late = ids[5], ids[4]
+    assert len(await claim(db, worker_id, 4)) == 4
+    await complete(db, ids[:1])
+    await fail(db, ids[1:2], permanent=True)
+    await fail(db, ids[2:3])  # waits for its retry
+    await end(db, ids[3:4])
+    await cancel(db, waiting)
+    await clock(2, db)
+    await db.fetchval("SELECT pgworkd.expire()")
+    assert await counts(db, batch_id) == (7, 1, 1, 3)
+    await cancel(db, ids[2])
+    assert await claim_ids(db, worker_id) == [late]
+    await cancel(db, late)
+    await release(db, [late])
+    assert await counts(db, batch_id) == (7, 1, 1, 5)
+    await seal(db, batch_id)
+    assert await state(db, batch_id) == ["completed with failures"]
+    await counted(db)
+
+
+async def test_a_failure_of_a_job_that_was_to_be_cancelled_is_counted_as_that(db: Db) -> None:
+    batch_id, ids = await sealed(db, 2)
+    await claim(db, await worker(db))
+    await cancel(db, *ids)
+    assert await fail(db, ids, permanent=[True, False]) == {ids[0]: "dead", ids[1]: "cancelled"}
+    assert await counts(db, batch_id) == (2, 0, 1, 1)
+    assert await state(db, batch_id) == ["completed with failures"]
+
+
+async def test_rescued_jobs_that_are_dead_or_cancelled_are_counted(db: Db) -> None:
+    victim, rescuer = await worker(db), await worker(db)
+    batch_id = await batch(db)
+    dies = await one(db, batch_id=batch_id, max_attempts=1)
+    asked, lives = await add(db, batch_id, 2)
+    await seal(db, batch_id)
+    await claim(db, victim)
+    await cancel(db, asked)
+    await steady(db, rescuer)
+    assert await rescue(db, rescuer) == {dies: "dead", asked: "cancelled", lives: "failed"}
+    assert await counts(db, batch_id) == (3, 0, 1, 1)
+    assert await run(db, rescuer) == [lives]
+    assert await state(db, batch_id) == ["completed with failures"]
+    await counted(db)
+
+
+async def test_what_becomes_of_the_dead_later_is_counted_once(db: Db) -> None:
+    batch_id = await batch(db)
+    ids = await add(db, batch_id, 3)
+    await claim(db, await worker(db))
+    await fail(db, ids, permanent=True)
+    assert await counts(db, batch_id) == (3, 0, 3, 0)
+    assert await db.fetchval("SELECT pgworkd.discard($1)", ids[:1]) == 1
+    await cancel(db, ids[1])
+    assert await counts(db, batch_id) == (3, 0, 2, 1)
+    await counted(db)
+    await clock(86400 * 40, db)
+    await db.execute("SELECT pgworkd.prune(100, 30)")
+    assert await counts(db, batch_id) == (3, 0, 2, 1)
+
+
+async def test_retry_of_a_dead_job_counts_it_as_live_again_while_its_batch_is_not_finished(db: Db) -> None:
+    worker_id = await worker(db)
+    batch_id, (first, second) = await sealed(db, 2)
+    outside = await one(db)
+    await claim(db, worker_id)
+    await fail(db, [first, outside], permanent=True)
+    assert await retry(db, first, outside) == {first, outside}
+    assert await counts(db, batch_id) == (2, 0, 0, 0)
+    await complete(db, [second])
+    assert await state(db, batch_id) == ["sealed"]
+    rows = await claim(db, worker_id)
+    await fail(db, [row["id"] for row in rows], [row["attempt"] for row in rows], permanent=True)
+    assert await state(db, batch_id) == ["completed with failures"]
+    assert await retry(db, first, outside) == {outside}, "its tree has called back"
+    assert await statuses(db, [first]) == ["dead"]
+    await counted(db)
