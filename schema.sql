@@ -361,7 +361,7 @@ CREATE TABLE IF NOT EXISTS batches (
     name         name_text NOT NULL,
     queue        name_text NOT NULL,                -- of its jobs, unless told otherwise
     kind         name_text,                         -- the same; NULL: the queue's own handler
-    stream_kind  name_text,                         -- a job of this kind makes the real ones of what is streamed
+    stream_kind  name_text,                         -- a job of this kind, here, makes the real ones of what is streamed
     dedupe_key   key_text,                          -- of a root: one unfinished tree of the name has it
     on_complete  payload_object,                    -- of a root: the job to insert when the tree is finished; see call_back()
     on_failure   payload_object,                    -- the same if anything died or was cancelled; NULL: on_complete
@@ -2362,7 +2362,9 @@ BEGIN
     RETURN NEXT;
 END $$;
 
--- Locks a batch that is to take more FOR KEY SHARE; raises PW003 if it takes no more. p_what: what is to be added.
+-- Locks a batch that is to take more FOR KEY SHARE; raises PW003 if it takes no more. p_what: what is to be added, 'jobs' or
+-- 'children'. What was streamed in last may still have to be made into jobs when the batch is sealed: a job of its
+-- stream_kind that runs holds it open.
 CREATE OR REPLACE FUNCTION enter_batch(p_batch uuid, p_what text) RETURNS batches
 LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp SET enable_seqscan = off AS $$
 DECLARE
@@ -2377,8 +2379,11 @@ BEGIN
     v_why := CASE
         WHEN v_batch.cancelled_at IS NOT NULL THEN 'was cancelled'
         WHEN v_batch.finished_at IS NOT NULL THEN 'is finished'
-        WHEN v_batch.sealed_at IS NOT NULL
-          OR EXISTS (SELECT FROM batch_additions a WHERE a.batch_id = p_batch AND a.seals) THEN 'is sealed' END;
+        WHEN v_batch.sealed_at IS NULL
+            THEN (SELECT 'is sealed' WHERE EXISTS (SELECT FROM batch_additions a WHERE a.batch_id = p_batch AND a.seals))
+        WHEN v_batch.stream_kind IS NULL OR p_what <> 'jobs'
+          OR NOT EXISTS (SELECT FROM jobs j WHERE j.batch_id = p_batch AND j.status = 'running' AND j.kind = v_batch.stream_kind)
+            THEN 'is sealed' END;
     IF v_why IS NOT NULL THEN
         RAISE EXCEPTION 'batch % (%) %: it takes no more %', p_batch, v_batch.name, v_why, p_what USING ERRCODE = 'PW003',
             HINT = CASE v_why WHEN 'is sealed' THEN 'Add all there is before it is sealed, or create another batch.'

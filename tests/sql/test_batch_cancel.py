@@ -1,0 +1,174 @@
+"""Cancelling batches: by hand, by too many failures, in bounded steps; whatever is under way is left consistent."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from .flow import HOLDERS, run_all, unblock
+from .trees import add, batch, calls, cancel_batch, counted, counts, run, seal, sealed, state
+from .verbs import (
+    Db,
+    Notices,
+    cancel,
+    claim,
+    claim_ids,
+    complete,
+    end,
+    fail,
+    heartbeat,
+    live,
+    one,
+    retry,
+    statuses,
+    worker,
+)
+
+pytestmark = pytest.mark.usefixtures("t0")
+
+
+async def test_cancel_batch_ends_what_waits_asks_what_runs_and_takes_the_subtree(db: Db, notices: Notices) -> None:
+    worker_id = await worker(db)
+    root = await batch(db, on_complete={"queue": "done"})
+    child = await batch(db, "child", parent=root)
+    grand = await batch(db, "grand", parent=child)
+    other = await batch(db, "other", parent=root)
+    (running,) = await add(db, child)
+    assert await claim_ids(db, worker_id) == [running]
+    waiting = [*await add(db, child), *await add(db, grand, 2)]
+    (outside,) = await add(db, other)
+    await notices.heard()
+    assert await cancel_batch(db, child) == (3, 1, False)
+    assert await notices.heard() == [{"worker": worker_id}]
+    assert await statuses(db, waiting) == ["cancelled"] * 3
+    answer = await heartbeat(db, worker_id)
+    assert answer is not None
+    assert answer["cancel_ids"] == [running]
+    assert await state(db, root, child, grand, other) == ["open", "cancelling", "cancelled", "open"]
+    assert await cancel_batch(db, child) == (0, 0, False)
+    await end(db, [running])
+    assert await state(db, child) == ["cancelled"]
+    await seal(db, root, other)
+    assert await run(db, worker_id) == [outside]
+    facts = (await calls(db))[0]["batch"]
+    assert (facts["state"], facts["completed"], facts["cancelled"]) == ("completed with failures", 1, 4)
+    await counted(db)
+
+
+async def test_a_cancelled_root_says_so_when_it_calls_back(db: Db) -> None:
+    root, _ = await sealed(db, 3, on_complete={"queue": "done"})
+    assert await cancel_batch(db, root) == (3, 0, False)
+    assert (await calls(db))[0]["batch"]["state"] == "cancelled"
+    assert await cancel_batch(db, root) == (0, 0, False)
+    assert len(await calls(db)) == 1
+
+
+async def test_cancel_batch_is_noted_once(db: Db) -> None:
+    batch_id, _ = await sealed(db, 1)
+    await claim(db, await worker(db))
+    await cancel_batch(db, batch_id)
+    await cancel_batch(db, batch_id)
+    (note,) = await db.fetch("SELECT what, queue, job_id, before, after FROM pgworkd.audit")
+    assert tuple(note[:3]) == ("cancel_batch", "q", None)
+    assert json.loads(note["before"]) == {"batch": str(batch_id), "cancelled_at": None}
+
+
+async def test_it_goes_in_bounded_steps(db: Db) -> None:
+    batch_id, _ = await sealed(db, 10)
+    assert await cancel_batch(db, batch_id, 4) == (4, 0, True)
+    assert await state(db, batch_id) == ["cancelling"]
+    assert await cancel_batch(db, batch_id, 4) == (4, 0, True)
+    assert await cancel_batch(db, batch_id, 4) == (2, 0, False)
+    assert await state(db, batch_id) == ["cancelled"]
+    await counted(db)
+
+
+async def test_the_chores_carry_on_what_was_begun(db: Db) -> None:
+    worker_id = await worker(db)
+    batch_id = await batch(db)
+    keyed = [await one(db, batch_id=batch_id, serialize_key="k") for _ in range(3)]
+    outside = await one(db, serialize_key="k")
+    assert [row["id"] for row in await claim(db, worker_id)] == keyed[:1]
+    assert await statuses(db, keyed) == ["running", "blocked", "blocked"]
+    await add(db, batch_id, 3)
+    await cancel_batch(db, batch_id, 1)
+    await unblock(db)
+    assert await statuses(db, keyed) == ["running", "cancelled", "cancelled"]
+    assert (await live(db, keyed[0]))["cancel_requested_at"] is not None
+    await end(db, keyed[:1])
+    assert await state(db, batch_id) == ["cancelled"]
+    assert await db.fetch(HOLDERS) == []
+    assert await run_all(db, worker_id) == [outside]
+    await counted(db)
+
+
+async def test_a_batch_with_too_many_dead_is_cancelled_and_what_is_below_it(db: Db) -> None:
+    worker_id = await worker(db)
+    root = await batch(db, on_failure={"queue": "done"}, max_failures=1)
+    child = await batch(db, "child", "r", parent=root)
+    ids = await add(db, root, 6)
+    below = await add(db, child, 2)
+    assert len(await claim(db, worker_id, 3)) == 3
+    await fail(db, ids[:1], permanent=True)
+    assert await state(db, root) == ["open"]
+    await fail(db, ids[1:2], permanent=True)
+    assert await statuses(db, ids) == ["dead", "dead", "running", "cancelled", "cancelled", "cancelled"]
+    assert await statuses(db, below) == ["cancelled"] * 2
+    assert (await live(db, ids[2]))["cancel_requested_at"] is not None
+    assert await state(db, root, child) == ["cancelling", "cancelled"]
+    assert await retry(db, ids[0]) == set(), "it was stopped"
+    await complete(db, ids[2:3])
+    assert await state(db, root) == ["cancelled"]
+    assert await counts(db, root) == (6, 1, 2, 3)
+    assert (await calls(db))[0]["batch"] | {"id": None} == {
+        "id": None,
+        "name": "b",
+        "state": "cancelled",
+        "completed": 1,
+        "dead": 2,
+        "cancelled": 5,
+    }
+    await counted(db)
+
+
+async def test_no_failure_is_allowed_by_0_and_any_number_by_none(db: Db) -> None:
+    worker_id = await worker(db)
+    strict, lenient = await batch(db, "strict", max_failures=0), await batch(db, "lenient", "r")
+    for batch_id, queue in ((strict, "q"), (lenient, "r")):
+        ids = await add(db, batch_id, 3)
+        await claim(db, worker_id, 2, queue)
+        await fail(db, ids[:2], permanent=True)
+    assert await state(db, strict, lenient) == ["cancelled", "open"]
+
+
+async def test_a_settle_cancels_a_thousand_at_once_and_none_with_a_key(db: Db) -> None:
+    """It holds the root, and may lock no queue for a key that it frees: a settle locks all of its queues at once."""
+    worker_id = await worker(db)
+    batch_id = await batch(db, max_failures=0)
+    first, second = await add(db, batch_id, 2)
+    assert await claim_ids(db, worker_id) == [first, second]
+    await one(db, batch_id=batch_id, serialize_key="k")
+    await add(db, batch_id, 1200)
+    await fail(db, [first], permanent=True)
+    assert await counts(db, batch_id) == (1203, 0, 1, 1000)
+    await complete(db, [second])
+    assert await counts(db, batch_id) == (1203, 1, 1, 1200)
+    assert await state(db, batch_id) == ["cancelling"]
+    await unblock(db)
+    assert await state(db, batch_id) == ["cancelled"]
+    await counted(db)
+
+
+async def test_jobs_of_a_cancelled_batch_that_are_claimed_all_the_same_finish_it(db: Db) -> None:
+    batch_id, ids = await sealed(db, 2)
+    await cancel_batch(db, batch_id, 1)
+    assert len(await run(db, await worker(db))) == 1
+    assert await state(db, batch_id) == ["cancelled"]
+    assert sorted(str(s) for s in await statuses(db, ids)) == ["cancelled", "completed"]
+
+
+async def test_cancel_of_single_jobs_is_no_cancellation_of_the_batch(db: Db) -> None:
+    batch_id, ids = await sealed(db, 2)
+    await cancel(db, *ids)
+    assert await state(db, batch_id) == ["completed with failures"]

@@ -1,0 +1,218 @@
+"""Streaming: each job that completes in a batch puts one, with its payload and result, into each child that streams."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from typing import Any
+
+import asyncpg
+import pytest
+
+from .trees import add, batch, calls, cancel_batch, counted, counts, progress, run, seal, state
+from .verbs import BATCH_CLOSED, Db, Notices, cancel, claim, complete, end, fail, live, one, set_pool, worker
+
+pytestmark = pytest.mark.usefixtures("t0")
+
+
+async def _pair(db: Db, **options: Any) -> tuple[uuid.UUID, uuid.UUID]:
+    """A root with a child that streams from it into queue r."""
+    root = await batch(db, "payroll", kind="calculate", on_complete={"queue": "done"})
+    return root, await batch(db, "cheques", "r", parent=root, stream=True, **options)
+
+
+async def _jobs(db: Db, queue: str = "r") -> list[asyncpg.Record]:
+    return await db.fetch("SELECT * FROM pgworkd.jobs WHERE queue = $1 ORDER BY created_at, id", queue)
+
+
+async def test_a_completed_job_is_streamed_with_its_payload_and_result(db: Db, notices: Notices) -> None:
+    worker_id = await worker(db)
+    root, child = await _pair(db, kind="send")
+    await add(db, root, 2, meta='{"trace": 1}')
+    await set_pool(db, worker_id, "r")
+    await notices.queues()
+    await run(db, worker_id, 1, result='{"net": 5}')
+    (job,) = await _jobs(db)
+    assert json.loads(job["payload"]) == {"input": {"n": 0}, "result": {"net": 5}}
+    assert (job["kind"], job["batch_id"], json.loads(job["meta"]), job["status"]) == (
+        "send",
+        child,
+        {"trace": 1},
+        "pending",
+    )
+    assert await notices.queues() == ["r"]
+    assert await counts(db, child) == (1, 0, 0, 0)
+    await run(db, worker_id, 1)
+    assert json.loads((await _jobs(db))[1]["payload"]) == {"input": {"n": 1}, "result": None}
+    await counted(db)
+
+
+async def test_only_what_completes_is_streamed(db: Db) -> None:
+    root, _ = await _pair(db)
+    dies, ends, waits, completes = ids = await add(db, root, 4)
+    assert len(await claim(db, await worker(db), 3)) == 3
+    await fail(db, [dies], permanent=True)
+    await end(db, [ends])
+    await cancel(db, completes)
+    assert await _jobs(db) == []
+    await complete(db, [waits])
+    assert [json.loads(job["payload"])["input"] for job in await _jobs(db)] == [{"n": ids.index(waits)}]
+
+
+async def test_a_settle_that_comes_late_streams_nothing(db: Db) -> None:
+    root, child = await _pair(db)
+    ids = await add(db, root)
+    await claim(db, await worker(db))
+    await complete(db, ids)
+    assert await complete(db, ids) == set()
+    assert await complete(db, ids, 2) == set()
+    assert await counts(db, child) == (1, 0, 0, 0)
+
+
+async def test_a_finished_parent_seals_what_it_streamed_into(db: Db) -> None:
+    worker_id = await worker(db)
+    root, child = await _pair(db)
+    by_hand = await batch(db, "by hand", "s", parent=root)
+    await add(db, root, 2)
+    await seal(db, root)
+    await run(db, worker_id, 1)
+    await run(db, worker_id, 10, "r")
+    assert await state(db, root, child) == ["sealed", "open"]
+    await run(db, worker_id, 1)
+    assert await state(db, root, child, by_hand) == ["completed", "sealed", "open"]
+    await run(db, worker_id, 10, "r")
+    assert await state(db, child) == ["completed"]
+    assert await calls(db) == []
+    await seal(db, by_hand)
+    assert len(await calls(db)) == 1
+    await counted(db)
+
+
+async def test_several_children_and_several_levels(db: Db) -> None:
+    worker_id = await worker(db)
+    root, child = await _pair(db)
+    other = await batch(db, "letters", "s", parent=root, stream=True)
+    grand = await batch(db, "archive", "t", parent=child, stream=True)
+    await add(db, root, 3)
+    await seal(db, root)
+    for queue, expected in (("q", 3), ("r", 3), ("s", 3), ("t", 3)):
+        assert len(await run(db, worker_id, 10, queue, '{"from": 1}')) == expected
+    assert await state(db, root, child, other, grand) == ["completed"] * 4
+    row = await db.fetchrow("SELECT payload FROM pgworkd.finished_jobs WHERE queue = 't' LIMIT 1")
+    assert row is not None
+    assert json.loads(row["payload"])["input"] == {"input": {"n": 0}, "result": {"from": 1}}
+    assert (await calls(db))[0]["batch"]["completed"] == 12
+    await counted(db)
+
+
+async def test_an_empty_parent_finishes_what_it_would_have_streamed_into(db: Db) -> None:
+    root, child = await _pair(db)
+    grand = await batch(db, "archive", parent=child, stream=True)
+    await seal(db, root)
+    assert await state(db, root, child, grand) == ["completed"] * 3
+    assert len(await calls(db)) == 1
+
+
+async def test_a_stream_kind_makes_the_jobs_and_only_those_are_streamed_on(db: Db) -> None:
+    """It is a live job of the batch while it does so; one that fails is retried, on its own, where one can see it."""
+    worker_id = await worker(db)
+    root, child = await _pair(db, kind="send", stream_kind="split")
+    grand = await batch(db, "archive", "t", parent=child, stream=True)
+    await add(db, root)
+    await seal(db, root)
+    await run(db, worker_id)
+    (splits,) = await _jobs(db)
+    assert (splits["kind"], splits["batch_id"]) == ("split", child)
+    await claim(db, worker_id, 10, "r")
+    await fail(db, [splits["id"]], delay_s=0)
+    assert await state(db, root, child) == ["completed", "sealed"]
+    with pytest.raises(asyncpg.PostgresError, match="is sealed"):
+        await add(db, child)
+    await claim(db, worker_id, 10, "r")
+    made = await add(db, child, 2)
+    with pytest.raises(asyncpg.PostgresError, match="is sealed"):
+        await batch(db, "too late", parent=child)
+    await complete(db, [splits["id"]], 2)
+    with pytest.raises(asyncpg.PostgresError, match="is sealed"):
+        await add(db, child)
+    assert [(await live(db, job_id))["kind"] for job_id in made] == ["send", "send"]
+    assert await counts(db, grand) == (0, 0, 0, 0)
+    await run(db, worker_id, 10, "r")
+    assert await counts(db, grand) == (2, 0, 0, 0)
+    await run(db, worker_id, 10, "t")
+    assert len(await calls(db)) == 1
+    await counted(db)
+
+
+async def test_results_that_are_too_large_are_dead_in_the_child_and_never_stop_the_parent(db: Db) -> None:
+    worker_id = await worker(db)
+    root, child = await _pair(db)
+    await add(db, root, 1, {"x": "a" * 600_000})
+    (large,) = await add(db, root, 1, {"x": "a" * 1_040_000})
+    await seal(db, root)
+    await run(db, worker_id, result=json.dumps({"y": "b" * 1_040_000, "z": [7] * 1000}))
+    assert await state(db, root, child) == ["completed", "sealed"]
+    fits, dead = await _jobs(db)
+    assert len(json.loads(fits["payload"])["input"]["x"]) == 600_000
+    assert (dead["status"], json.loads(dead["payload"])) == ("dead", {"source": str(large)})
+    assert dead["error"] == f"input and result of job {large} are larger than 1 MiB together: let it return less"
+    assert json.loads(dead["errors"])[0]["message"] == dead["error"]
+    assert await counts(db, child) == (2, 0, 1, 0)
+    await run(db, worker_id, queue="r")
+    assert (await calls(db))[0]["batch"]["state"] == "completed with failures"
+    await counted(db)
+
+
+async def test_too_many_results_that_are_too_large_stop_the_child(db: Db) -> None:
+    root, child = await _pair(db, max_failures=0)
+    await add(db, root, 2, {"x": "a" * 1_040_000})
+    await seal(db, root)
+    await run(db, await worker(db), result=json.dumps({"y": "b" * 1_040_000, "z": [7] * 1000}))
+    assert await state(db, root, child) == ["completed", "cancelled"]
+    assert len(await calls(db)) == 1
+
+
+async def test_nothing_is_streamed_into_a_child_that_was_cancelled(db: Db) -> None:
+    worker_id = await worker(db)
+    root, child = await _pair(db)
+    await add(db, root, 2)
+    await run(db, worker_id, 1)
+    assert await cancel_batch(db, child) == (1, 0, False)
+    assert await state(db, child) == ["cancelled"]
+    await seal(db, root)
+    await run(db, worker_id)
+    assert await counts(db, child) == (1, 0, 0, 1)
+    assert (await calls(db))[0]["batch"]["state"] == "completed with failures"
+
+
+async def test_others_may_add_to_what_is_streamed_into(db: Db) -> None:
+    worker_id = await worker(db)
+    root, child = await _pair(db)
+    await add(db, child)
+    await one(db, "r", batch_id=child)
+    await add(db, root)
+    await seal(db, root)
+    await run(db, worker_id)
+    assert await counts(db, child) == (3, 0, 0, 0)
+    await run(db, worker_id, queue="r")
+    assert await state(db, child) == ["completed"]
+
+
+async def test_a_child_that_streams_is_not_sealed_by_hand(db: Db) -> None:
+    root, child = await _pair(db)
+    with pytest.raises(asyncpg.PostgresError, match="cannot be sealed while payroll streams into it") as caught:
+        await seal(db, child)
+    assert caught.value.sqlstate == BATCH_CLOSED
+    assert await seal(db, root) == [True]
+    assert await seal(db, child) == [False]
+
+
+async def test_a_child_cannot_stream_what_has_completed_before_it_came(db: Db) -> None:
+    root = await batch(db, "payroll")
+    await add(db, root)
+    await batch(db, "early", parent=root, stream=True)
+    await run(db, await worker(db))
+    with pytest.raises(asyncpg.PostgresError, match="has completed jobs that would be missing") as caught:
+        await batch(db, "late", parent=root, stream=True)
+    assert caught.value.sqlstate == BATCH_CLOSED
+    assert (await progress(db, await batch(db, "plain", parent=root)))["stream"] is False
