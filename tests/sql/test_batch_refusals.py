@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import uuid
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
 
 import asyncpg
 import pytest
@@ -33,13 +34,13 @@ async def _batch_that(db: Db, what: str) -> uuid.UUID:
 async def test_a_batch_that_takes_no_more_says_so(db: Db, what: str, how: str) -> None:
     batch_id = await _batch_that(db, what)
     before = await db.fetchval("SELECT count(*) FROM pgworkd.jobs")
+    ways: dict[str, Callable[[], Awaitable[Any]]] = {
+        "add_jobs": lambda: add(db, batch_id),
+        "insert": lambda: insert(db, 2, batch_id=batch_id),
+        "child": lambda: batch(db, "child", parent=batch_id),
+    }
     with pytest.raises(asyncpg.PostgresError, match=f"{batch_id}.*{what}") as caught:
-        if how == "add_jobs":
-            await add(db, batch_id)
-        elif how == "insert":
-            await insert(db, 2, batch_id=batch_id)
-        else:
-            await batch(db, "child", parent=batch_id)
+        await ways[how]()
     error: Any = caught.value
     assert error.sqlstate == BATCH_CLOSED
     assert re.search(r"[Cc]reate another batch|create_batch", error.hint)
@@ -68,7 +69,7 @@ async def test_a_child_belongs_to_the_root_of_its_parent(db: Db) -> None:
         with pytest.raises(asyncpg.PostgresError, match="cannot belong to root") as caught:
             await db.execute(sql, parent, other)
         assert caught.value.sqlstate == "22023"
-        assert f"{root}" in str(caught.value.hint)  # type: ignore[attr-defined]
+        assert f"{root}" in str(caught.value.hint)
     assert await db.fetchval(sql, child, root) == root
     with pytest.raises(asyncpg.PostgresError, match="cannot belong to root"):
         await db.execute(sql, None, other)
@@ -134,7 +135,7 @@ async def test_a_callback_that_could_not_be_inserted_is_refused_at_once(
     db: Db, column: str, job: dict[str, Any], error: str
 ) -> None:
     with pytest.raises(asyncpg.PostgresError, match=error):
-        await create(db, **{column: job})
+        await create(db, **cast("dict[str, Any]", {column: job}))
     assert await db.fetchval("SELECT count(*) FROM pgworkd.batches") == 0
 
 

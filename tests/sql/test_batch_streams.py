@@ -34,12 +34,8 @@ async def test_a_completed_job_is_streamed_with_its_payload_and_result(db: Db, n
     await run(db, worker_id, 1, result='{"net": 5}')
     (job,) = await _jobs(db)
     assert json.loads(job["payload"]) == {"input": {"n": 0}, "result": {"net": 5}}
-    assert (job["kind"], job["batch_id"], json.loads(job["meta"]), job["status"]) == (
-        "send",
-        child,
-        {"trace": 1},
-        "pending",
-    )
+    assert (job["kind"], job["batch_id"], job["status"]) == ("send", child, "pending")
+    assert json.loads(job["meta"]) == {"trace": 1}
     assert await notices.queues() == ["r"]
     assert await counts(db, child) == (1, 0, 0, 0)
     await run(db, worker_id, 1)
@@ -150,7 +146,8 @@ async def test_results_that_are_too_large_are_dead_in_the_child_and_never_stop_t
     await add(db, root, 1, {"x": "a" * 600_000})
     (large,) = await add(db, root, 1, {"x": "a" * 1_040_000})
     await seal(db, root)
-    await run(db, worker_id, result=json.dumps({"y": "b" * 1_040_000, "z": [7] * 1000}))
+    await run(db, worker_id, 1, result=json.dumps({"y": "b" * 1_040_000}))
+    await run(db, worker_id, 1, result=json.dumps({"y": "b" * 1_500_000}))
     assert await state(db, root, child) == ["completed", "sealed"]
     fits, dead = await _jobs(db)
     assert len(json.loads(fits["payload"])["input"]["x"]) == 600_000
@@ -167,7 +164,7 @@ async def test_too_many_results_that_are_too_large_stop_the_child(db: Db) -> Non
     root, child = await _pair(db, max_failures=0)
     await add(db, root, 2, {"x": "a" * 1_040_000})
     await seal(db, root)
-    await run(db, await worker(db), result=json.dumps({"y": "b" * 1_040_000, "z": [7] * 1000}))
+    await run(db, await worker(db), result=json.dumps({"y": "b" * 1_500_000}))
     assert await state(db, root, child) == ["completed", "cancelled"]
     assert len(await calls(db)) == 1
 

@@ -31,7 +31,10 @@ from .verbs import (
 
 pytestmark = pytest.mark.usefixtures("t0")
 
-CALLBACKS = {"on_complete": {"queue": "done", "payload": {"ok": True}}, "on_failure": {"queue": "failed"}}
+CALLBACKS: dict[str, Any] = {
+    "on_complete": {"queue": "done", "payload": {"ok": True}},
+    "on_failure": {"queue": "failed"},
+}
 
 
 async def test_a_tree_is_finished_when_all_of_it_is_and_calls_back_once(db: Db, notices: Notices) -> None:
@@ -102,7 +105,7 @@ async def test_one_unfinished_root_has_a_name_and_dedupe_key(db: Db) -> None:
 async def test_a_child_that_is_there_is_answered_and_not_made_again(db: Db) -> None:
     root, other = await batch(db, "r"), await batch(db, "o")
     child = await create(db, "c", None, parent=root)
-    assert (await create(db, "c", None, parent=root)) == (child["id"], False)
+    assert tuple(await create(db, "c", None, parent=root)) == (child["id"], False)
     assert (await create(db, "c", None, parent=other))["created"]
 
 
