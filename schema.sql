@@ -2745,19 +2745,30 @@ LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_nestloop = on
 SET jit = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
-    v_below uuid[];
+    v_below uuid[] := with_below(p_batches);
 BEGIN
-    WITH RECURSIVE below AS (
-        SELECT b.id FROM batches b WHERE b.id = ANY (p_batches)
-        UNION
-        SELECT c.id FROM below JOIN batches c ON c.parent_id = below.id
-    ), marked AS (
+    WITH marked AS (
         UPDATE batches b SET cancelled_at = coalesce(b.cancelled_at, clock()), sealed_at = coalesce(b.sealed_at, clock())
-        FROM below WHERE b.id = below.id AND b.finished_at IS NULL
+        WHERE b.id = ANY (v_below) AND b.finished_at IS NULL
         RETURNING b.id
     )
     SELECT coalesce(array_agg(m.id), '{}') INTO v_below FROM marked m;
     RETURN v_below;
+END $$;
+
+-- These batches and all below them. Level by level: of a recursive query the planner believes that it finds a great many.
+CREATE OR REPLACE FUNCTION with_below(p_batches uuid[]) RETURNS uuid[]
+LANGUAGE plpgsql STABLE SET search_path = pgworkd, pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    v_level uuid[] := p_batches;
+    v_all   uuid[] := p_batches;
+BEGIN
+    WHILE cardinality(v_level) > 0 LOOP
+        v_level := ARRAY(SELECT c.id FROM batches c WHERE c.parent_id = ANY (v_level) AND c.id <> ALL (v_all));
+        v_all := v_all || v_level;
+    END LOOP;
+    RETURN v_all;
 END $$;
 
 -- Asks running jobs of cancelled batches to stop, and locks waiting ones, which the caller is to bury, up to p_limit in
@@ -2847,12 +2858,7 @@ BEGIN
     INSERT INTO audit (who, what, queue, before, after)
     VALUES (who(p_by), 'delete_batch', v_batch.queue, jsonb_build_object('batch', p_batch, 'name', v_batch.name),
             jsonb_build_object('batch', p_batch, 'name', NULL));
-    WITH RECURSIVE below AS (
-        SELECT p_batch AS id
-        UNION ALL
-        SELECT c.id FROM below JOIN batches c ON c.parent_id = below.id
-    )
-    DELETE FROM batches b WHERE b.id IN (SELECT d.id FROM below d);
+    DELETE FROM batches b WHERE b.id = ANY (with_below(ARRAY[p_batch]));
     GET DIAGNOSTICS v_gone = ROW_COUNT;
     RETURN v_gone;
 END $$;
