@@ -2458,11 +2458,12 @@ END $$;
 CREATE OR REPLACE TRIGGER jobs_batched AFTER INSERT ON jobs
     FOR EACH ROW WHEN (NEW.batch_id IS NOT NULL) EXECUTE FUNCTION job_added();
 
--- Adds a job for each payload, counted at once; their ids, in that order. What is not given is the batch's. Raises PW003 if
--- the batch takes no more. Locks the batch FOR KEY SHARE.
+-- Adds a job for each payload, counted at once; their ids, in that order (p_ids: drawn by the caller). What is not given is the
+-- batch's. Raises PW003 if the batch takes no more. Locks the batch FOR KEY SHARE.
 CREATE OR REPLACE FUNCTION add_jobs(
     p_batch uuid, p_payloads jsonb[], p_kind text DEFAULT NULL, p_queue text DEFAULT NULL, p_priority int DEFAULT NULL,
-    p_run_at timestamptz DEFAULT NULL, p_max_attempts int DEFAULT NULL, p_timeout_s float8 DEFAULT NULL, p_meta jsonb DEFAULT NULL)
+    p_run_at timestamptz DEFAULT NULL, p_max_attempts int DEFAULT NULL, p_timeout_s float8 DEFAULT NULL, p_meta jsonb DEFAULT NULL,
+    p_ids uuid[] DEFAULT NULL)
 RETURNS uuid[]
 LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp SET pgworkd.counted = 'on' AS $$
 DECLARE
@@ -2470,10 +2471,10 @@ DECLARE
     v_ids   uuid[];
 BEGIN
     WITH added AS (
-        INSERT INTO jobs (batch_id, queue, kind, payload, priority, run_at, max_attempts, timeout_s, meta)
-        SELECT p_batch, coalesce(p_queue, v_batch.queue), coalesce(p_kind, v_batch.kind), p.payload, coalesce(p_priority, 0),
-               coalesce(p_run_at, clock()), p_max_attempts, p_timeout_s, p_meta
-        FROM unnest(p_payloads) WITH ORDINALITY AS p (payload, place) ORDER BY p.place
+        INSERT INTO jobs (id, batch_id, queue, kind, payload, priority, run_at, max_attempts, timeout_s, meta)
+        SELECT coalesce(p.id, new_id()), p_batch, coalesce(p_queue, v_batch.queue), coalesce(p_kind, v_batch.kind), p.payload,
+               coalesce(p_priority, 0), coalesce(p_run_at, clock()), p_max_attempts, p_timeout_s, p_meta
+        FROM unnest(p_payloads, p_ids) WITH ORDINALITY AS p (payload, id, place) ORDER BY p.place
         RETURNING id
     )
     SELECT coalesce(array_agg(a.id), '{}') INTO v_ids FROM added a;
@@ -2953,6 +2954,17 @@ SELECT b.id, b.root_id, b.parent_id, b.name::text, b.depth, b.queue::text, b.kin
        b.created_at, b.sealed_at, b.cancelled_at, b.finished_at, b.tree_finished_at
 FROM batches b
 LEFT JOIN LATERAL (SELECT sum(x.added) AS added, bool_or(x.seals) AS seals FROM batch_additions x WHERE x.batch_id = b.id) a ON true;
+
+-- The same for a batch and all below it, each before its children, which come in the order in which they were made.
+CREATE OR REPLACE FUNCTION batch_tree(p_batch uuid) RETURNS SETOF batch_progress
+LANGUAGE sql STABLE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
+    WITH RECURSIVE tree AS (
+        SELECT b.id, ARRAY[b.id] AS path FROM batches b WHERE b.id = p_batch
+        UNION ALL
+        SELECT c.id, t.path || c.id FROM tree t JOIN batches c ON c.parent_id = t.id
+    )
+    SELECT p.* FROM tree t JOIN batch_progress p ON p.id = t.id ORDER BY t.path
+$$;
 
 -- One row per worker.
 CREATE OR REPLACE VIEW worker_stats AS

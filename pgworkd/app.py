@@ -10,16 +10,18 @@ import inspect
 import os
 import sys
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, Literal, TypeVar, get_type_hints
 
 from pydantic import PydanticSchemaGenerationError, PydanticUserError, TypeAdapter
 
 from .backoff import Backoff
+from .batches import batch
 from .errors import UsageError
 from .job import Job
 from .schedule import Recurrence
+from .streams import stream_handler, stream_kind
 
 Mode = Literal["loop", "thread", "process"]
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -27,6 +29,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 CONCURRENCY_DEFAULT = 10
 MAX_ATTEMPTS_DEFAULT = 3
 NAME_LENGTH_MAX = 200
+ANY_QUEUE = ""
 
 
 @dataclass(slots=True, frozen=True)
@@ -51,6 +54,7 @@ class Handler:
 
     kind: str
     queue: str
+    """ANY_QUEUE: wherever such a job is, which needs another handler there."""
     function: Callable[..., Any]
     mode: Mode
     payload_parameter: str | None
@@ -139,6 +143,45 @@ class App:
         self.dead_hooks.append(hook)
         return hook
 
+    def stream(
+        self,
+        parent: str,
+        child: str,
+        *,
+        max_attempts: int = MAX_ATTEMPTS_DEFAULT,
+        timeout_s: float | timedelta | None = None,
+        backoff: object = None,
+    ) -> Callable[[Function], Function]:
+        """Registers what makes the jobs of batches `child` from each job that completes in their parent, a `parent`.
+
+        The function is called with that job's payload and result, and returns or yields payloads: none, one, or many.
+        It runs as a job of its own in the child batch, in the queue of that, with these options of `handler()`.
+        """
+        kind = stream_kind(parent, child)
+
+        def register(function: Function) -> Function:
+            self.handler(kind, max_attempts=max_attempts, timeout_s=timeout_s, backoff=backoff)(
+                stream_handler(function)
+            )
+            self.handlers[kind] = replace(self.handlers[kind], queue=ANY_QUEUE)
+            return function
+
+        return register
+
+    def batch(self, conn: Any, name: str, **options: Any) -> Any:
+        """`pgworkd.client.batch()`, knowing the queues of this app's kinds, and its stream functions."""
+        return batch(conn, name, kinds=self, **options)
+
+    def queue_of(self, kind: str) -> str | None:
+        """The queue of that kind's handler; None without one."""
+        handler = self.handlers.get(kind)
+        return None if handler is None else handler.queue
+
+    def stream_kind(self, parent: str, child: str) -> str | None:
+        """The kind whose handler makes the jobs of `child` from what completes in `parent`; None without one."""
+        kind = stream_kind(parent, child)
+        return kind if kind in self.handlers else None
+
     def queues(self) -> dict[str, int]:
         """The queues of all handlers with their concurrency per daemon.
 
@@ -147,6 +190,8 @@ class App:
         stated: dict[str, Handler] = {}
         result: dict[str, int] = {}
         for handler in self.handlers.values():
+            if handler.queue == ANY_QUEUE:
+                continue
             other = stated.get(handler.queue)
             if handler.concurrency is None:
                 default = (os.cpu_count() or 1) if handler.mode == "process" else CONCURRENCY_DEFAULT

@@ -11,18 +11,17 @@ scoped sessions) or Django (`connection`, `connections[alias]`). What the driver
 
 from __future__ import annotations
 
-import secrets
-import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Coroutine, Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Any, Literal, NamedTuple, Protocol, TypedDict, Unpack, get_args, overload
 from uuid import UUID
 
-from .drivers import enqueues, inserts, way
+from .batches import Batch, Progress, batch
+from .drivers import answered, enqueues, inserts, way
 from .errors import UsageError
-from .new_job import NewJob, row, rows
+from .new_job import NewJob, new_ids, row, rows
 
-__all__ = ["Enqueued", "NewJob", "OnDuplicate", "enqueue", "enqueue_many"]
+__all__ = ["Batch", "Enqueued", "NewJob", "OnDuplicate", "Progress", "batch", "enqueue", "enqueue_many"]
 
 OnDuplicate = Literal["raise", "skip", "replace", "reschedule"]
 _Jobs = Iterable["NewJob | Mapping[str, Any]"]
@@ -111,15 +110,15 @@ def enqueue(
     run = way(conn)
     fields = row(NewJob(queue, payload, **options))
     if on_duplicate is None:
-        ids = _new_ids(1)
-        return _finish(run(conn, inserts(ids, [fields])), lambda _: UUID(int=ids[0]))
+        ids = new_ids(1)
+        return answered(run(conn, inserts(ids, [fields])), lambda _: UUID(int=ids[0]))
     if on_duplicate not in get_args(OnDuplicate):
         raise UsageError(f"on_duplicate must be one of {', '.join(get_args(OnDuplicate))}")
     if options.get("dedupe_key") is None:
         raise UsageError("on_duplicate needs a dedupe_key: without one there are no duplicates")
     if "priority" not in options:  # then "reschedule" leaves it
         fields = (*fields[:3], None, *fields[4:])
-    return _finish(run(conn, enqueues(fields, on_duplicate)), lambda found: Enqueued(UUID(found[0][0]), *found[0][1:]))
+    return answered(run(conn, enqueues(fields, on_duplicate)), lambda found: Enqueued(UUID(found[0][0]), *found[0][1:]))
 
 
 @overload
@@ -136,20 +135,5 @@ def enqueue_many(conn: Any, jobs: _Jobs) -> Any:
     """
     run = way(conn)
     new = rows(jobs)
-    ids = _new_ids(len(new))
-    return _finish(run(conn, inserts(ids, new)), lambda _: [UUID(int=i) for i in ids])
-
-
-def _finish(found: Any, answer: Callable[[list[Any]], Any]) -> Any:
-    return answer(found) if isinstance(found, list) else _finish_async(found, answer)
-
-
-async def _finish_async(found: Coroutine[Any, Any, list[Any]], answer: Callable[[list[Any]], Any]) -> Any:
-    return answer(await found)
-
-
-def _new_ids(count: int) -> range:
-    """Version 7 UUIDs (RFC 9562) as integers: this millisecond, 12 random bits, and on from a random start."""
-    low = 0b10 << 62 | secrets.randbits(61)  # the variant; room above for the count
-    first = time.time_ns() // 1_000_000 << 80 | 7 << 76 | secrets.randbits(12) << 64 | low
-    return range(first, first + count)
+    ids = new_ids(len(new))
+    return answered(run(conn, inserts(ids, new)), lambda _: [UUID(int=i) for i in ids])

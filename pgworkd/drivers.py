@@ -6,17 +6,20 @@ No driver is imported: who holds a connection has done that.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import cache, partial
 from re import sub
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from .errors import UsageError
 from .new_job import KEYED_JOB_FIELDS, NEW_JOB_FIELDS
 
 _STATEMENT_ROWS, _STATEMENT_CHARS = 5_000, 8 * 1024 * 1024  # more is no faster, but costs the server memory
 _WITH_KEYS = 1 + NEW_JOB_FIELDS  # fields of a row and its id from which on it has keys
+
+
+Item = TypeVar("Item")
 
 
 class Statement(NamedTuple):
@@ -31,14 +34,15 @@ Step: TypeAlias = Callable[[], tuple[Statement, Sequence[Any]]]
 """A statement to run with its parameters, which are made when its turn has come."""
 
 
-def _styles(sql: str) -> Statement:
+def styles(sql: str) -> Statement:
+    """A statement whose parameters $1, $2, ... occur once each, in order."""
     return Statement(sql, sub(r"\$\d+", "%s", sql), sub(r"\$(\d+)", r":p\1", sql))
 
 
 # Ids are drawn by the client: RETURNING promises no order, and a server without OpenSSL opens /dev/urandom for each.
 # Everything travels as text or number, so that no codec or adapter that the caller has set for jsonb or uuid comes
 # between. Columns that few jobs have make up a statement of their own: each array costs, full of NULLs or not.
-_INSERT = _styles("""
+_INSERT = styles("""
 WITH stored AS (
     INSERT INTO pgworkd.jobs
            (id, queue, kind, payload, priority, run_at, expires_at, max_attempts, timeout_s, dedupe_key, meta)
@@ -52,7 +56,7 @@ WITH stored AS (
     RETURNING 1
 )
 SELECT count(*) FROM stored""")
-_INSERT_WITH_KEYS = _styles("""
+_INSERT_WITH_KEYS = styles("""
 WITH stored AS (
     INSERT INTO pgworkd.jobs
            (id, queue, kind, payload, priority, run_at, expires_at, max_attempts, timeout_s, dedupe_key, meta,
@@ -71,7 +75,7 @@ WITH stored AS (
     RETURNING 1
 )
 SELECT count(*) FROM stored""")
-_ENQUEUE = _styles("""
+_ENQUEUE = styles("""
 SELECT CAST(id AS text), created, changed
 FROM pgworkd.enqueue(
     CAST($1 AS text), p_kind => CAST($2 AS text), p_payload => CAST(CAST($3 AS text) AS jsonb),
@@ -85,7 +89,30 @@ FROM pgworkd.enqueue(
 
 def inserts(ids: Iterable[int], rows: Sequence[Any]) -> list[Step]:
     """The statements that store these rows of `new_job` under these ids; without rows, none."""
-    return [partial(_insert, part) for part in _parts(ids, rows)]
+    all_rows = ((f"{job_id:032x}", *fields) for job_id, fields in zip(ids, rows, strict=True))
+    return [partial(_insert, part) for part in parts(all_rows, lambda row: len(row[3]) + len(row[11] or ""))]
+
+
+def parts(items: Iterable[Item], chars: Callable[[Item], int]) -> list[list[Item]]:
+    """The items, in lists that are each fit for one statement."""
+    lists, sum_chars = list[list[Item]](), 0
+    for item in items:
+        size = chars(item)
+        if not lists or len(lists[-1]) == _STATEMENT_ROWS or sum_chars + size > _STATEMENT_CHARS:
+            lists.append([])
+            sum_chars = 0
+        lists[-1].append(item)
+        sum_chars += size
+    return lists
+
+
+def answered(found: Any, answer: Callable[[list[Any]], Any]) -> Any:
+    """What `answer` makes of the rows that a way has found, or of those that are to be awaited."""
+    return answer(found) if isinstance(found, list) else _answered_async(found, answer)
+
+
+async def _answered_async(found: Coroutine[Any, Any, list[Any]], answer: Callable[[list[Any]], Any]) -> Any:
+    return answer(await found)
 
 
 def enqueues(row: tuple[Any, ...], on_duplicate: str) -> list[Step]:
@@ -102,19 +129,6 @@ def way(conn: object) -> Callable[[Any, Sequence[Step]], Any]:
         if found := _WAYS.get(f"{cls.__module__.partition('.')[0]}.{cls.__name__}"):
             return found
     raise UsageError(f"cannot enqueue on a {type(conn).__qualname__}: pass one of {', '.join(_WAYS)}")
-
-
-def _parts(ids: Iterable[int], rows: Sequence[Any]) -> list[list[Any]]:
-    parts, chars = list[list[Any]](), 0
-    for job_id, fields in zip(ids, rows, strict=True):
-        row = (f"{job_id:032x}", *fields)
-        size = len(row[3]) + len(row[11] or "")
-        if not parts or len(parts[-1]) == _STATEMENT_ROWS or chars + size > _STATEMENT_CHARS:
-            parts.append([])
-            chars = 0
-        parts[-1].append(row)
-        chars += size
-    return parts
 
 
 def _insert(part: list[Any]) -> tuple[Statement, Sequence[Any]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import secrets
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass
 from datetime import UTC, datetime, timedelta
@@ -65,16 +67,16 @@ def row(job: NewJob, at: str = "") -> tuple[Any, ...]:
     if job.timeout_s is not None and job.timeout_s in (0, timedelta(0)):
         raise UsageError(f"{at}timeout_s is 0: pass more, or None for the handler's own")
     fields = (
-        _text(job.queue, f"{at}queue", NAME_CHARS_MAX),
-        None if job.kind is None else _text(job.kind, f"{at}kind", NAME_CHARS_MAX),
+        text(job.queue, f"{at}queue", NAME_CHARS_MAX),
+        None if job.kind is None else text(job.kind, f"{at}kind", NAME_CHARS_MAX),
         "{}" if job.payload is None else encode(job.payload, f"{at}payload"),
-        _whole(job.priority, f"{at}priority", -PRIORITY_MAX - 1, PRIORITY_MAX),
+        whole(job.priority, f"{at}priority", -PRIORITY_MAX - 1, PRIORITY_MAX),
         None if job.run_at is None else _instant(job.run_at, f"{at}run_at"),
         None if job.delay is None else delay_seconds(job.delay, f"{at}delay"),
         None if job.expires_at is None else _instant(job.expires_at, f"{at}expires_at"),
-        None if job.max_attempts is None else _whole(job.max_attempts, f"{at}max_attempts", 1, ATTEMPTS_MAX),
+        None if job.max_attempts is None else whole(job.max_attempts, f"{at}max_attempts", 1, ATTEMPTS_MAX),
         None if job.timeout_s is None else max(delay_seconds(job.timeout_s, f"{at}timeout_s"), 1e-6),  # not 0 as real
-        None if job.dedupe_key is None else _text(job.dedupe_key, f"{at}dedupe_key", KEY_CHARS_MAX),
+        None if job.dedupe_key is None else text(job.dedupe_key, f"{at}dedupe_key", KEY_CHARS_MAX),
         None if job.meta is None else encode(job.meta, f"{at}meta"),
     )
     last = (job.serialize_key, job.limit_key, job.on_retry, job.dedupe_until, job.dedupe_for)
@@ -97,8 +99,8 @@ def _keys(job: NewJob, at: str) -> tuple[Any, ...]:
     if job.dedupe_for is not None and job.dedupe_for in (0, timedelta(0)):
         raise UsageError(f"{at}dedupe_for is 0: pass more, or None to free the key when the job is over")
     return (
-        None if job.serialize_key is None else _text(job.serialize_key, f"{at}serialize_key", KEY_CHARS_MAX),
-        None if job.limit_key is None else _text(job.limit_key, f"{at}limit_key", KEY_CHARS_MAX),
+        None if job.serialize_key is None else text(job.serialize_key, f"{at}serialize_key", KEY_CHARS_MAX),
+        None if job.limit_key is None else text(job.limit_key, f"{at}limit_key", KEY_CHARS_MAX),
         str(job.on_retry),
         None if job.dedupe_until is None else _instant(job.dedupe_until, f"{at}dedupe_until"),
         None if job.dedupe_for is None else delay_seconds(job.dedupe_for, f"{at}dedupe_for"),
@@ -107,19 +109,21 @@ def _keys(job: NewJob, at: str) -> tuple[Any, ...]:
 
 def _checked(job: Any, index: int) -> tuple[Any, ...]:
     try:
-        return row(job if type(job) is NewJob else _new_job(job, ""))
+        return row(job if type(job) is NewJob else new_job(job, ""))
     except UsageError:  # once more, for the message to say which
-        return row(_new_job(job, f"jobs[{index}]"), f"jobs[{index}].")
+        return row(new_job(job, f"jobs[{index}]"), f"jobs[{index}].")
 
 
-def _new_job(job: Any, what: str) -> NewJob:
+def new_job(job: Any, what: str) -> NewJob:
+    """A NewJob, or a mapping with its arguments, as a NewJob; UsageError says what is wrong with `what`."""
     try:
         return job if isinstance(job, NewJob) else NewJob(**job)
     except TypeError as error:  # it says which key is unknown or missing, or that this is no mapping
         raise UsageError(f"{what} is not a job: {error}") from None
 
 
-def _text(value: object, what: str, chars_max: int) -> str:
+def text(value: object, what: str, chars_max: int) -> str:
+    """The text, if it can be stored and has 1 to `chars_max` characters."""
     if not isinstance(value, str) or not 1 <= len(value) <= chars_max:
         raise UsageError(f"{what} must be text of 1 to {chars_max} characters")
     if not value.isprintable():  # neither is NUL or a lone surrogate: encode() refuses those in its words
@@ -127,7 +131,8 @@ def _text(value: object, what: str, chars_max: int) -> str:
     return value
 
 
-def _whole(value: object, what: str, low: int, high: int) -> int:
+def whole(value: object, what: str, low: int, high: int) -> int:
+    """The int, if it lies between the two."""
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise UsageError(f"{what} must be an int from {low} to {high}")
     return int(value)  # of an enum: psycopg takes no list of mixed types
@@ -137,3 +142,10 @@ def _instant(value: object, what: str) -> str:
     if not isinstance(value, datetime) or value.utcoffset() is None or not FIRST_INSTANT <= value < END_OF_INSTANTS:
         raise UsageError(f"{what} must be a datetime from 1970 to 2199 with a time zone: without one it is a guess")
     return value.astimezone(UTC).isoformat()
+
+
+def new_ids(count: int) -> range:
+    """Version 7 UUIDs (RFC 9562) as integers: this millisecond, 12 random bits, and on from a random start."""
+    low = 0b10 << 62 | secrets.randbits(61)  # the variant; room above for the count
+    first = time.time_ns() // 1_000_000 << 80 | 7 << 76 | secrets.randbits(12) << 64 | low
+    return range(first, first + count)

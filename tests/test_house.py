@@ -15,10 +15,10 @@ PACKAGE = ROOT / "pgworkd"
 
 FLOORS = {
     0: "bounds errors events failure payload backoff schedule config sources dsn job new_job outage log queue_settings",
-    1: "link store drivers schema wake admin_sql queue_acts acts",
+    1: "link store drivers batches schema wake admin_sql queue_acts acts",
     2: (
-        "app cancellation child processes held runner cursor pace attention slots pool settler lease membership "
-        "chores recurring reporter hooks look live serving hearing daemon"
+        "streams app cancellation child processes held runner cursor pace attention slots pool settler lease "
+        "membership chores recurring reporter hooks look live serving hearing daemon"
     ),
     3: (
         "__init__ loader demo demo_jobs demo_downstream demo_view cli cli_acts cli_app cli_ask cli_bulk cli_doctor "

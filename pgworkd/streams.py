@@ -1,0 +1,52 @@
+"""Stream functions: what an app makes of each job that completes in a batch, for the batch below.
+
+The function runs as a job of the child batch, so what it raises is retried on its own, and seen. The jobs it makes and
+its own completion commit together.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import anyio.to_thread
+
+from .batches import Batch
+from .job import Job
+
+StreamFunction = Callable[[Any, Any], Any]
+
+
+def stream_kind(parent: str, child: str) -> str:
+    """The kind of the jobs that run the stream function between batches of these names."""
+    return f"{parent} -> {child}"
+
+
+def stream_handler(function: StreamFunction) -> Callable[[dict[str, Any], Job], Awaitable[None]]:
+    """A handler that adds to its job's batch what `function(input, result)` makes."""
+
+    async def handle(payload: dict[str, Any], job: Job) -> None:
+        payloads = await _made(function, payload["input"], payload["result"])
+        async with job.transaction() as connection:
+            if payloads:
+                batch_id = await connection.fetchval("SELECT batch_id FROM pgworkd.jobs WHERE id = $1", job.id)
+                await Batch(connection, batch_id).add(payloads)
+            job.result = {"added": len(payloads)}
+
+    return handle
+
+
+async def _made(function: StreamFunction, given: Any, result: Any) -> list[object]:
+    """All payloads: of a generator of either kind, of a list, the only one, or none."""
+    if inspect.isasyncgenfunction(function):
+        return [payload async for payload in function(given, result)]
+    if inspect.iscoroutinefunction(function):
+        return _listed(await function(given, result))
+    return await anyio.to_thread.run_sync(lambda: _listed(function(given, result)))
+
+
+def _listed(made: Any) -> list[object]:
+    if made is None:
+        return []
+    return list(made) if inspect.isgenerator(made) or isinstance(made, list | tuple) else [made]
