@@ -2966,6 +2966,20 @@ LANGUAGE sql STABLE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
     SELECT p.* FROM tree t JOIN batch_progress p ON p.id = t.id ORDER BY t.path
 $$;
 
+-- One row per tree of batches, by its root: the sums of what batch_progress says.
+CREATE OR REPLACE VIEW batch_trees AS
+SELECT r.id, r.name::text, r.queue::text,
+       CASE WHEN r.tree_finished_at IS NULL THEN CASE WHEN r.cancelled_at IS NULL THEN 'running' ELSE 'cancelling' END
+            WHEN r.cancelled_at IS NOT NULL THEN 'cancelled'
+            WHEN t.dead + t.cancelled > 0 THEN 'completed with failures'
+            ELSE 'completed' END AS state,
+       t.batches, t.total, t.done, t.completed, t.dead, t.cancelled, r.created_at, r.tree_finished_at AS finished_at
+FROM batches r, LATERAL (
+    SELECT count(*) AS batches, sum(p.total)::bigint AS total, sum(p.done)::bigint AS done, sum(p.completed)::bigint AS completed,
+           sum(p.dead)::bigint AS dead, sum(p.cancelled)::bigint AS cancelled
+    FROM batch_progress p WHERE p.root_id = r.id) t
+WHERE r.parent_id IS NULL;
+
 -- One row per worker.
 CREATE OR REPLACE VIEW worker_stats AS
 SELECT w.id, w.name, w.pid, w.version, w.state, w.started_at, w.seen_at, w.lease_until, w.lost_at,

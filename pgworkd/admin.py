@@ -14,6 +14,7 @@ from . import admin_sql as sql
 from . import bounds, schema
 from .acts import Acts, check_payload
 from .admin_sql import Doctor, Enqueued, Job, JobRow, Jobs, QueueRow, ScheduleRow, Server, Stats, WorkerRow
+from .batch_acts import BatchActs
 from .errors import SchemaError, UsageError, delay_seconds
 from .link import Link, LinkOptions
 from .queue_acts import QueueActs
@@ -23,7 +24,7 @@ _FINISHED = ("completed", "cancelled", "expired", "dead")
 ON_DUPLICATE = ("raise", "skip", "replace", "reschedule")
 
 
-class Admin(Acts, QueueActs):
+class Admin(Acts, BatchActs, QueueActs):
     """The operator's way to the database, on one connection that is made when first needed.
 
     All methods raise DatabaseUnavailable (away, too slow), SchemaError (not installed), UsageError (a bad

@@ -235,7 +235,9 @@ def _open(
     kinds: Kinds | None,
 ) -> Any:
     text(name, "name", NAME_CHARS_MAX)
-    row(NewJob(name if queue is None else queue, kind=kind, dedupe_key=options[4]))  # for its refusals
+    row(NewJob("-", kind=kind, dedupe_key=options[4]))  # for its refusals
+    if queue is not None:
+        text(queue, "queue", NAME_CHARS_MAX)
     if options[3] is not None:
         whole(options[3], "max_failures", 0, FAILURES_MAX)
     where = (name, None if parent is None else str(parent), queue, kind)
@@ -268,9 +270,7 @@ def _callback(job: NewJob | Mapping[str, Any] | None, what: str) -> str | None:
     usual = NewJob(job.queue)
     given = {f.name: getattr(job, f.name) for f in fields(job) if getattr(job, f.name) != getattr(usual, f.name)}
     if wrong := sorted(given.keys() - _OF_CALLBACKS):
-        raise UsageError(
-            f"{what}.{wrong[0]} means nothing for a job that is inserted when a batch is over: leave it out"
-        )
+        raise UsageError(f"{what}.{wrong[0]} means nothing for a job that is inserted when a batch is over: drop it")
     if isinstance(job.timeout_s, timedelta):
         given["timeout_s"] = job.timeout_s.total_seconds()
     return encode({**given, "queue": job.queue, "payload": json.loads(payload)}, what)

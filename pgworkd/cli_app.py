@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from . import cli_acts, cli_autoscale, cli_doctor, cli_jobs, cli_look, cli_queues, cli_run
+from . import cli_acts, cli_autoscale, cli_batches, cli_doctor, cli_jobs, cli_look, cli_queues, cli_run
 from .cli_signals import StopAsked
 from .cli_text import note, out
 from .errors import PgworkdError, SchemaError, UsageError
@@ -146,5 +146,6 @@ for _panel, _commands in _PANELS.items():
 # What follows the command that it is to run belongs to that, with or without -- in between.
 app.command(rich_help_panel="Run", context_settings={"allow_interspersed_args": False})(cli_autoscale.autoscale)
 app.add_typer(cli_queues.group, name="queues", rich_help_panel="Fleet")
+app.add_typer(cli_batches.group, name="batches", rich_help_panel="Jobs")
 config_app.command("show")(cli_look.config_show)
 app.add_typer(config_app, name="config", rich_help_panel="Run")

@@ -62,6 +62,10 @@ class NotWaiting(PgworkdError):  # noqa: N818
     """The job runs, is dead, over or unknown: what was asked can only be done to a waiting one."""
 
 
+class BatchClosed(PgworkdError):  # noqa: N818
+    """The batch is sealed, finished, cancelled, in use or unknown: it can no longer, or not yet, do what was asked."""
+
+
 class WorkerLost(PgworkdError):  # noqa: N818
     """This worker was declared lost: its row is gone or taken over, it may no longer claim or settle."""
 

@@ -17,7 +17,16 @@ import anyio
 import asyncpg
 
 from .dsn import dsn_fault
-from .errors import DatabaseError, DatabaseUnavailable, NotWaiting, SchemaError, UsageError, WorkerLost
+from .errors import (
+    BatchClosed,
+    DatabaseError,
+    DatabaseUnavailable,
+    NotWaiting,
+    PgworkdError,
+    SchemaError,
+    UsageError,
+    WorkerLost,
+)
 
 Row = Sequence[Any]
 
@@ -86,13 +95,16 @@ def translate(error: BaseException) -> Exception:
     return DatabaseUnavailable(f"{type(error).__name__}: {error}")
 
 
+_REFUSALS: dict[str, type[PgworkdError]] = {"PW002": NotWaiting, "PW003": BatchClosed}
+
+
 def _translate_server_error(error: asyncpg.PostgresError) -> Exception:
     code = str(getattr(error, "sqlstate", "") or "")
     text = str(error)
     if code == "PW001":
         return WorkerLost(text)
-    if code == "PW002":
-        return NotWaiting(". ".join(map(str.strip, text.split("\nHINT:"))))
+    if code in _REFUSALS:
+        return _REFUSALS[code](". ".join(map(str.strip, text.split("\nHINT:"))))
     if code in _SCHEMA_MISSING:
         return SchemaError(f"{text}: is the schema installed and current? Run: pgworkd migrate")
     if code[:2] in _TRANSIENT_CLASSES or code in _TRANSIENT:

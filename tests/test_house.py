@@ -15,15 +15,15 @@ PACKAGE = ROOT / "pgworkd"
 
 FLOORS = {
     0: "bounds errors events failure payload backoff schedule config sources dsn job new_job outage log queue_settings",
-    1: "link store drivers batches schema wake admin_sql queue_acts acts",
+    1: "link store drivers batches schema wake admin_sql queue_acts batch_acts acts",
     2: (
         "streams app cancellation child processes held runner cursor pace attention slots pool settler lease "
         "membership chores recurring reporter hooks look live serving hearing daemon"
     ),
     3: (
-        "__init__ loader demo demo_jobs demo_downstream demo_view cli cli_acts cli_app cli_ask cli_bulk cli_doctor "
-        "cli_jobs cli_look cli_queues cli_run cli_serve cli_signals cli_text supervisor leash crew autoscale "
-        "cli_autoscale"
+        "__init__ loader demo demo_jobs demo_downstream demo_view cli cli_acts cli_app cli_ask cli_batches cli_bulk "
+        "cli_doctor cli_jobs cli_look cli_queues cli_run cli_serve cli_signals cli_text supervisor leash crew "
+        "autoscale cli_autoscale"
     ),
 }
 PARTS = "client embedded systemd admin"

@@ -37,9 +37,9 @@ pytestmark = pytest.mark.usefixtures("t0")
 # What users and the daemon call. `text[]` and the like as Postgres prints them.
 FUNCTIONS = {
     "add_occurrences(text[], timestamp with time zone[], integer[])": "text[]",
-    "add_jobs(uuid, jsonb[], text, text, integer, timestamp with time zone, integer, double precision, jsonb)": (
-        "uuid[]"
-    ),
+    "add_jobs(uuid, jsonb[], text, text, integer, timestamp with time zone, integer, double precision, "
+    "jsonb, uuid[])": "uuid[]",
+    "batch_tree(uuid)": "SETOF batch_progress",
     "cancel(uuid[], text)": "TABLE(id uuid, outcome text)",
     "cancel_batch(uuid, integer, text)": "record",
     "clock()": "timestamp with time zone",

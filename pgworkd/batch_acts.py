@@ -1,0 +1,68 @@
+"""What operators ask about batches, and do to them."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import NamedTuple
+from uuid import UUID
+
+from . import bounds
+from .admin_sql import read
+from .batches import Cancelled, Progress
+from .errors import BatchClosed
+from .link import Link
+
+_TREES = """SELECT id, name, queue, state, batches, total, done, dead, cancelled,
+        extract(epoch FROM created_at)::float8, extract(epoch FROM finished_at)::float8
+    FROM pgworkd.batch_trees WHERE $1::text IS NULL OR name = $1 ORDER BY id DESC LIMIT $2"""
+_TREE = """SELECT id, name, depth, state, total, done, completed, dead, cancelled
+    FROM pgworkd.batch_tree($1) LIMIT 10000"""
+
+
+class TreeRow(NamedTuple):
+    """A tree of batches, by its root; `state` is running, cancelling, cancelled or completed (with failures)."""
+
+    id: UUID
+    name: str
+    queue: str
+    state: str
+    batches: int
+    total: int
+    done: int
+    dead: int
+    cancelled: int
+    created_at: datetime | None
+    finished_at: datetime | None
+
+
+class BatchActs:
+    """The part of `Admin` that is about batches. Raises what that raises, and BatchClosed."""
+
+    _link: Link
+
+    async def batch_trees(self, name: str | None = None, limit: int = 20) -> list[TreeRow]:
+        """The newest trees, at most `limit` (1 to ROWS_MAX), of those whose root has the name."""
+        bounds.bounded(limit)
+        return [read(TreeRow, row) for row in await self._link.fetch(_TREES, bounds.name(name), limit)]
+
+    async def batch_tree(self, batch_id: UUID) -> list[Progress]:
+        """The progress of a batch and of the first 10,000 below it, each before its children; no job is counted."""
+        rows = await self._link.fetch(_TREE, batch_id)
+        if not rows:
+            raise BatchClosed(f"batch {batch_id} does not exist. Check the id: the batch may have been deleted.")
+        return [Progress(*row) for row in rows]
+
+    async def seal_batch(self, batch_id: UUID) -> bool:
+        """Lets it take no more; False if it was sealed, cancelled or finished before."""
+        return bool(await self._link.value("SELECT pgworkd.seal_batch($1)", batch_id))
+
+    async def cancel_batch(self, batch_id: UUID) -> Cancelled:
+        """Ends it and all below it: up to ROWS_MAX waiting jobs now, running ones are asked. `more`: call again."""
+        rows = await self._link.fetch(
+            "SELECT cancelled, requested, more FROM pgworkd.cancel_batch($1, $2)", batch_id, bounds.ROWS_MAX
+        )
+        return Cancelled(*rows[0])
+
+    async def delete_batch(self, batch_id: UUID) -> int:
+        """Deletes it and all below it, of a tree that is finished; how many batches."""
+        return int(await self._link.value("SELECT pgworkd.delete_batch($1)", batch_id))

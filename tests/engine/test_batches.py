@@ -1,0 +1,170 @@
+"""Application code makes, fills and seals batches on its own connection, whatever driver that is of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+import pytest
+
+from pgworkd import drivers
+from pgworkd.app import App
+from pgworkd.client import Batch, NewJob, Progress, batch
+from pgworkd.errors import InvalidPayload, UsageError
+from tests.engine.client_kit import in_a_transaction, in_autocommit, psycopg_sync, settled
+from tests.sql.verbs import Db
+
+NOBODY = UUID(int=7)
+
+
+async def jobs_of(db: Db, batch_id: UUID) -> list[asyncpg.Record]:
+    return await db.fetch("SELECT * FROM pgworkd.jobs WHERE batch_id = $1 ORDER BY id", batch_id)
+
+
+@in_autocommit
+async def test_a_tree_by_each_driver(
+    opener: Any, dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drivers, "_STATEMENT_ROWS", 2)
+    async with opener(dsn, autocommit=True) as caller:
+        root = await settled(
+            batch(caller.conn, "payroll", kind="calculate", dedupe_key="11", on_complete={"queue": "r"})
+        )
+        child = await settled(root.child("cheques", kind="send", queue="mail", stream=True, final=True))
+        assert await settled(root.add([])) == []
+        ids = await settled(root.add({"n": n} for n in range(5)))
+        assert [row["id"] for row in await jobs_of(db, root.id)] == ids
+        assert await settled(root.seal()) is True
+        assert await settled(root.seal()) is False
+        assert await settled(root.progress()) == [
+            Progress(root.id, "payroll", 0, "sealed", 5, 0, 0, 0, 0),
+            Progress(child.id, "cheques", 1, "open", 0, 0, 0, 0, 0),
+        ]
+        again = await settled(batch(caller.conn, "payroll", kind="calculate", dedupe_key="11"))
+        assert (again.id, again.created, root.created) == (root.id, False, True)
+        assert await settled(Batch(caller.conn, root.id).cancel()) == (5, 0, False)
+    states = await db.fetch("SELECT name, state, queue, kind, stream, final FROM pgworkd.batch_tree($1)", root.id)
+    assert [tuple(row) for row in states] == [
+        ("payroll", "cancelled", "calculate", "calculate", False, False),
+        ("cheques", "cancelled", "mail", "send", True, True),
+    ]
+
+
+@in_a_transaction
+async def test_a_tree_comes_and_goes_with_the_callers_transaction(
+    opener: Any, dsn: str, db: asyncpg.Connection[Any]
+) -> None:
+    async with opener(dsn, autocommit=False) as caller:
+        root = await settled(batch(caller.conn, "b"))
+        await settled(root.add([{"n": 1}]))
+        assert await db.fetchval("SELECT count(*) FROM pgworkd.batches") == 0
+        await settled(caller.rollback())
+    assert await db.fetchval("SELECT count(*) FROM pgworkd.batches") == 0
+    assert await db.fetchval("SELECT count(*) FROM pgworkd.batch_additions") == 0
+
+
+async def test_a_block_seals_what_it_opened_unless_it_raises(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    async with psycopg_sync(dsn, autocommit=True) as caller:
+        with batch(caller.conn, "sync") as root, root.child("static") as static:
+            static.add([{}])
+            root.add([{}])
+            root.child("streamed", stream=True).add([])
+        assert [each.state for each in root.progress()] == ["sealed", "sealed", "open"]
+    with pytest.raises(ZeroDivisionError):
+        async with batch(db, "async") as failing:
+            raise ZeroDivisionError
+    assert [each.state for each in await failing.progress()] == ["open"]
+
+
+async def test_what_is_not_said_is_the_batchs(db: asyncpg.Connection[Any]) -> None:
+    root = await batch(db, "b", kind="k", queue="q")
+    at = datetime(2030, 1, 1, tzinfo=UTC)
+    usual = await root.add([{"n": 1}])
+    options = {"kind": "k2", "queue": "q2", "priority": 7, "run_at": at, "max_attempts": 9, "timeout_s": 1.5}
+    other = await root.add([{"n": 2}], **options, meta={"tag": 1})
+    rows = {row["id"]: row for row in await jobs_of(db, root.id)}
+    assert (rows[usual[0]]["queue"], rows[usual[0]]["kind"], rows[usual[0]]["max_attempts"]) == ("q", "k", None)
+    assert {name: rows[other[0]][name] for name in options} == options
+    assert rows[other[0]]["meta"] == '{"tag": 1}'
+
+
+async def test_the_app_knows_the_queues_of_its_kinds_and_its_stream_functions(db: asyncpg.Connection[Any]) -> None:
+    app = App()
+    app.handler("calculate", queue="numbers")(lambda: None)
+    app.handler("send", queue="mail")(lambda: None)
+    app.stream("payroll", "cheques", max_attempts=7)(lambda given, result: None)
+    root = await app.batch(db, "payroll", kind="calculate")
+    await root.child("cheques", kind="send", stream=True)
+    await root.child("notes", kind="unheard of", stream=True)
+    rows = await db.fetch("SELECT name, queue, kind, stream_kind FROM pgworkd.batches ORDER BY id")
+    assert [tuple(row) for row in rows] == [
+        ("payroll", "numbers", "calculate", None),
+        ("cheques", "mail", "send", "payroll -> cheques"),
+        ("notes", "unheard of", "unheard of", None),
+    ]
+    assert app.queues().keys() == {"numbers", "mail"}, "a stream function has no pool of its own"
+    assert app.handlers["payroll -> cheques"].max_attempts == 7
+
+
+async def test_callbacks_are_jobs_to_be(db: asyncpg.Connection[Any]) -> None:
+    @dataclass
+    class Month:
+        month: int
+
+    told = NewJob(
+        "report", Month(11), kind="k", priority=3, max_attempts=1, timeout_s=2.0, meta={"m": 1}, limit_key="l"
+    )
+    async with batch(db, "b", on_complete=told, on_failure={"queue": "alarm", "serialize_key": "s"}) as root:
+        await root.add([{}], max_attempts=1)
+    await db.execute("SELECT pgworkd.cancel(ARRAY(SELECT id FROM pgworkd.jobs))")
+    async with batch(db, "c", on_complete=told):
+        pass
+    alarm, report = await db.fetch("SELECT * FROM pgworkd.jobs ORDER BY id")
+    assert (alarm["queue"], alarm["serialize_key"]) == ("alarm", "s")
+    assert [
+        report[name] for name in ("queue", "kind", "priority", "max_attempts", "timeout_s", "meta", "limit_key")
+    ] == [*("report", "k", 3, 1, 2.0, '{"m": 1}', "l")]
+    assert '"month": 11' in report["payload"]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"name": ""}, "name must be text of 1 to 200 characters"),
+        ({"queue": "x" * 201}, "queue must be text"),
+        ({"kind": 7}, "kind must be text"),
+        ({"dedupe_key": ""}, "dedupe_key must be text of 1 to 512"),
+        ({"max_failures": -1}, "max_failures must be an int from 0"),
+        ({"on_complete": {"kind": "k"}}, "on_complete is not a job: .*'queue'"),
+        ({"on_complete": {"queue": ""}}, "on_complete.queue must be text"),
+        ({"on_failure": {"queue": "q", "delay": 5}}, "on_failure.delay means nothing .* drop it"),
+        ({"on_failure": {"queue": "q", "payload": {"a": {1}}}}, "on_failure.payload.a"),
+    ],
+)
+async def test_bad_arguments_are_refused_before_the_database(options: dict[str, Any], says: str, db: Db) -> None:
+    with pytest.raises(UsageError, match=says):
+        batch(db, **{"name": "b", **options})
+
+
+async def test_bad_payloads_are_named(db: asyncpg.Connection[Any]) -> None:
+    root = await batch(db, "b")
+    with pytest.raises(InvalidPayload, match=r"payloads\[1\]\.name"):
+        root.add([{}, {"name": float("nan")}])
+    with pytest.raises(UsageError, match="max_attempts must be an int"):
+        root.add([{}], max_attempts=0)
+    with pytest.raises(UsageError, match="cannot enqueue on a str"):
+        batch("postgresql://", "b")
+    assert await jobs_of(db, root.id) == []
+
+
+async def test_the_database_refuses_what_it_cannot_take(db: asyncpg.Connection[Any]) -> None:
+    async with batch(db, "b") as root:
+        pass
+    for refused in (root.add([{}]), root.child("late"), Batch(db, NOBODY).add([{}]), Batch(db, NOBODY).seal()):
+        with pytest.raises(asyncpg.PostgresError) as error:
+            await refused
+        assert error.value.sqlstate == "PW003"
+    assert await Batch(db, NOBODY).progress() == []
