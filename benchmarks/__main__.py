@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 import uvloop
 
-from . import chart, drain, enqueue, fleet, footprint, keyed, latency, pressure, report, rivals
+from . import batches, chart, drain, enqueue, fleet, footprint, keyed, latency, pressure, report, rivals
 from .bench import Bench
 from .measure import Line
 from .processes import BenchmarkError
@@ -28,6 +28,7 @@ ROWS: dict[str, Row] = {
     "backlog": pressure.backlog_row,
     "finished": pressure.finished_row,
     "keyed": keyed.keyed_row,
+    "batches": batches.batches_row,
     "inserts": enqueue.inserts_row,
     "many": enqueue.many_row,
     "slow": fleet.slow_row,

@@ -39,7 +39,7 @@ FUNCTIONS = {
     "add_occurrences(text[], timestamp with time zone[], integer[])": "text[]",
     "add_jobs(uuid, jsonb[], text, text, integer, timestamp with time zone, integer, double precision, "
     "jsonb, uuid[])": "uuid[]",
-    "batch_tree(uuid)": "SETOF batch_progress",
+    "batch_tree(uuid)": "SETOF pgworkd.batch_progress",
     "cancel(uuid[], text)": "TABLE(id uuid, outcome text)",
     "cancel_batch(uuid, integer, text)": "record",
     "clock()": "timestamp with time zone",
