@@ -74,6 +74,17 @@ async def quick(job: Job) -> None:
     os.write(_file, job.id.bytes + job.attempt.to_bytes(4, "big"))
 
 
+@app.handler("stage", concurrency=100, max_attempts=100)
+async def stage(payload: dict[str, Any]) -> dict[str, int]:
+    """One more than what the stage above has made of the number."""
+    return {"n": payload.get("result", payload)["n"] + 1}
+
+
+@app.handler("told", concurrency=10, max_attempts=100)
+async def told() -> None:
+    """The end of a tree."""
+
+
 @app.handler("block", concurrency=1)
 async def block(payload: dict[str, Any], job: Job) -> None:
     """Blocks the event loop, as a careless handler does."""
