@@ -45,7 +45,8 @@ async def test_of_a_hundred_thousand_jobs_with_a_conflict_in_the_last_nothing_is
 async def test_large_payloads_are_spread_over_statements(db: asyncpg.Connection[Any]) -> None:
     jobs = [NewJob("q", {"text": "x" * 1_000_000}, meta={"n": n}) for n in range(20)]
     rows = [new_job.row(job) for job in jobs]
-    assert [len(part) for part in drivers._parts(range(20), rows)] == [8, 8, 4]
+    statements = [step() for step in drivers.inserts(range(20), rows)]
+    assert [len(values[0]) for _, values in statements] == [8, 8, 4]
     ids = await enqueue_many(db, jobs)
     found = await db.fetch("SELECT id FROM pgworkd.jobs ORDER BY (meta ->> 'n')::int")
     assert [row[0] for row in found] == ids
