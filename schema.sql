@@ -23,7 +23,8 @@
 -- A schedule has at most one live occurrence. The transaction that settles it inserts the next one;
 -- ensure_schedules lists the chains that have no live occurrence, so that any daemon restores them.
 --
--- Batches of jobs form trees; whoever ends jobs keeps their counters, and the last one calls back.
+-- Batches of jobs form trees; whoever ends jobs keeps their counters, and the last one calls back. Jobs may wait
+-- for others; whoever completes those counts down.
 --
 -- `jobs` holds live work only, so it stays small whatever the history; `finished_jobs` is partitioned
 -- by day and forgets by dropping partitions.
@@ -34,8 +35,8 @@
 -- rows of one table in the order of their key, or with SKIP LOCKED. Claims go by ctid = ANY(ARRAY(SELECT .. LIMIT n FOR
 -- UPDATE SKIP LOCKED)): IN (SELECT .. LIMIT ..) may be planned as a nested loop and claim too much.
 -- The file is re-runnable, keeps grants and what others built on it, and runs unchanged on Postgres 14
--- to 18. Chapters: 1 words, 2 tables, 3 worker life, 4 claim, 5 keys and limits,
--- 6 settle, 7 schedules, 8 mend, 9 operators, 10 insert trigger, 11 batches, 12 views.
+-- to 18. Chapters: 1 words, 2 tables, 3 worker life, 4 claim, 5 keys and limits, 6 settle, 7 schedules,
+-- 8 mend, 9 operators, 10 insert trigger, 11 batches, 12 dependencies, 13 results and progress, 14 views.
 
 CREATE SCHEMA IF NOT EXISTS pgworkd;
 SET search_path = pgworkd, pg_catalog;
@@ -231,7 +232,7 @@ CREATE TABLE IF NOT EXISTS jobs (
     losses       integer NOT NULL DEFAULT 0,        -- failures that took the worker along
     max_attempts attempts_limit,                    -- NULL: 3, or as the handler says at the first claim
     worker_id    integer,
-    waiting_on   integer NOT NULL DEFAULT 0,
+    waiting_on   integer NOT NULL DEFAULT 0,        -- > 0: waits for so many other jobs; see depend()
     timeout_s    period_s,                          -- NULL: as the handler says
     queue        name_text NOT NULL,
     kind         name_text,                         -- NULL: the queue's own handler
@@ -253,12 +254,12 @@ CREATE TABLE IF NOT EXISTS jobs (
         CHECK ((status = 'running') = (worker_id IS NOT NULL)),
     -- rescue() restores an unknown worker and moves the sequence past it: an absurd id would use up all others.
     CONSTRAINT worker_id_must_be_1_to_a_billion CHECK (worker_id BETWEEN 1 AND 1000000000),
-    CONSTRAINT counters_must_not_be_negative CHECK (attempts >= 0 AND failures >= 0 AND losses >= 0),
-    CONSTRAINT blocked_jobs_need_a_serialize_key CHECK (status <> 'blocked' OR serialize_key IS NOT NULL),
+    CONSTRAINT counters_must_not_be_negative CHECK (attempts >= 0 AND failures >= 0 AND losses >= 0 AND waiting_on >= 0),
+    CONSTRAINT blocked_jobs_need_a_serialize_key_or_depend
+        CHECK (CASE status WHEN 'blocked' THEN serialize_key IS NOT NULL OR waiting_on > 0 ELSE waiting_on = 0 END),
     -- These columns hold their place. Until a verb honours them, a row that relies on them is refused:
     -- to ignore it would break a promise.
-    CONSTRAINT dependencies_and_remote_claims_are_not_available_yet
-        CHECK (waiting_on = 0 AND assignment_id IS NULL AND lease_until IS NULL)
+    CONSTRAINT remote_claims_are_not_available_yet CHECK (assignment_id IS NULL AND lease_until IS NULL)
 ) WITH (
     fillfactor = 50,                                -- room for the one update that nearly every job lives through
     autovacuum_vacuum_scale_factor = 0.0, autovacuum_vacuum_threshold = 10000,
@@ -280,12 +281,13 @@ CREATE INDEX IF NOT EXISTS jobs_expiring ON jobs (expires_at)
 CREATE UNIQUE INDEX IF NOT EXISTS jobs_dedupe ON jobs (queue, dedupe_key)
     WHERE dedupe_key IS NOT NULL AND status <> 'dead';
 CREATE INDEX IF NOT EXISTS jobs_kept_keys ON jobs (dedupe_until) WHERE status = 'completed';
--- Who holds a serialize_key, and who stands in line for it.
+-- Who holds a serialize_key, and who stands in line for it; who waits for other jobs does neither.
 CREATE UNIQUE INDEX IF NOT EXISTS jobs_serialize ON jobs (queue, serialize_key)
     WHERE serialize_key IS NOT NULL AND (status = 'running' OR status = 'failed' AND NOT yields);
 CREATE INDEX IF NOT EXISTS jobs_line ON jobs (queue, serialize_key, run_at, id)
-    WHERE serialize_key IS NOT NULL AND status IN ('blocked', 'pending', 'failed');
-CREATE INDEX IF NOT EXISTS jobs_blocked ON jobs (queue, serialize_key, run_at, id) WHERE status = 'blocked';
+    WHERE serialize_key IS NOT NULL AND waiting_on = 0 AND status IN ('blocked', 'pending', 'failed');
+CREATE INDEX IF NOT EXISTS jobs_blocked ON jobs (queue, serialize_key, run_at, id) WHERE status = 'blocked' AND waiting_on = 0;
+CREATE INDEX IF NOT EXISTS jobs_waiting ON jobs (queue, id) WHERE waiting_on > 0;
 CREATE INDEX IF NOT EXISTS jobs_turns ON jobs (queue, (coalesce(limit_key::text, '')), priority DESC, run_at, id)
     WHERE status IN ('pending', 'failed') AND losses = 0 AND (serialize_key IS NOT NULL OR limit_key IS NOT NULL);
 CREATE UNIQUE INDEX IF NOT EXISTS jobs_occurrence ON jobs (schedule, occurrence) WHERE schedule IS NOT NULL;
@@ -337,6 +339,7 @@ CREATE TABLE IF NOT EXISTS finished_jobs (
     PRIMARY KEY (id, finished_at)
 ) PARTITION BY RANGE (finished_at);
 CREATE TABLE IF NOT EXISTS finished_jobs_other PARTITION OF finished_jobs DEFAULT;
+CREATE INDEX IF NOT EXISTS finished_jobs_batch ON finished_jobs (batch_id, id) WHERE batch_id IS NOT NULL;
 
 -- Containers of jobs, in trees; who has no parent is the root. A batch takes jobs until it is sealed; sealed, and without
 -- a live job, it is finished, and the tree when all of its batches are. Counters are moved by whoever ends jobs, under the
@@ -395,12 +398,36 @@ CREATE TABLE IF NOT EXISTS batch_additions (
 CREATE INDEX IF NOT EXISTS batch_additions_batch ON batch_additions (batch_id);
 CREATE INDEX IF NOT EXISTS batch_additions_seals ON batch_additions (batch_id) WHERE seals;
 
--- Edges between jobs. They hold their place; see the CHECK in `jobs`.
+-- What waiting jobs still wait for: a row goes when its `depends_on` has completed. See chapter 12.
 CREATE TABLE IF NOT EXISTS job_dependencies (
     job_id       uuid NOT NULL,
     depends_on   uuid NOT NULL CHECK (depends_on <> job_id),
+    unless       text NOT NULL DEFAULT 'wait'       -- what to do if that dies, or is cancelled, or expires
+                 CONSTRAINT unless_must_be_wait_cancel_or_run CHECK (unless IN ('wait', 'cancel', 'run')),
+    unchecked    boolean NOT NULL DEFAULT false,    -- of each depend() one row, until it commits
     PRIMARY KEY (depends_on, job_id)
+) WITH (autovacuum_vacuum_scale_factor = 0.0, autovacuum_vacuum_threshold = 10000);
+CREATE INDEX IF NOT EXISTS job_dependencies_job ON job_dependencies (job_id);
+CREATE INDEX IF NOT EXISTS job_dependencies_unchecked ON job_dependencies (job_id) WHERE unchecked;
+
+-- Who wants to hear at once when a job is over: NOTIFY on `channel` names it. Unlogged: it is a hint, who waits also asks.
+CREATE UNLOGGED TABLE IF NOT EXISTS result_waiters (
+    job_id       uuid NOT NULL,
+    until        timestamptz NOT NULL,
+    channel      text NOT NULL
+                 CONSTRAINT channel_must_have_1_to_63_bytes CHECK (octet_length(channel) BETWEEN 1 AND 63),
+    PRIMARY KEY (job_id, channel)
 );
+CREATE INDEX IF NOT EXISTS result_waiters_until ON result_waiters (until);
+
+-- How far a running job says it is. Unlogged, and apart from `jobs`: to note it must cost little and touch nothing.
+CREATE UNLOGGED TABLE IF NOT EXISTS progress (
+    job_id       uuid PRIMARY KEY,
+    at           timestamptz NOT NULL,
+    attempt      integer NOT NULL,                  -- of which it says so
+    done         real NOT NULL CONSTRAINT done_must_be_0_to_1 CHECK (done BETWEEN 0 AND 1),
+    message      text
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.0, autovacuum_vacuum_threshold = 1000);
 
 -- What operators did: one row per act and job (or queue), written in the transaction of the act by the verbs of
 -- chapter 9 and by a trigger on `queues`. What changed nothing is not noted. Who may act needs INSERT on it.
@@ -408,7 +435,8 @@ CREATE TABLE IF NOT EXISTS audit (
     id           bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     at           timestamptz NOT NULL DEFAULT clock(),
     who          text NOT NULL CHECK (char_length(who) BETWEEN 1 AND 200),
-    what         text NOT NULL CHECK (what IN ('cancel', 'retry', 'discard', 'edit', 'queue', 'cancel_batch', 'delete_batch')),
+    what         text NOT NULL CHECK (what IN ('cancel', 'retry', 'discard', 'edit', 'queue', 'cancel_batch', 'delete_batch',
+                                                             'undepend')),
     queue        text NOT NULL,
     job_id       uuid,                              -- NULL: settings of the queue, or a batch
     before       jsonb NOT NULL,                    -- of what changed
@@ -832,7 +860,8 @@ RETURNS boolean LANGUAGE sql STABLE
         OR NOT EXISTS (SELECT FROM jobs h WHERE h.queue = p_queue AND h.serialize_key = p_key AND h.id <> p_id
                        AND (h.status = 'running' OR h.status = 'failed' AND NOT h.yields))
        AND NOT EXISTS (SELECT FROM jobs e WHERE e.queue = p_queue AND e.serialize_key = p_key
-                       AND e.status IN ('blocked', 'pending', 'failed') AND (e.run_at, e.id) < (p_run_at, p_id)
+                       AND e.status IN ('blocked', 'pending', 'failed') AND e.waiting_on = 0
+                       AND (e.run_at, e.id) < (p_run_at, p_id)
                        AND in_time(e, clock()));
 
 -- How many starts of a rate may be ahead of their time: by default a tenth of a second's worth.
@@ -1001,7 +1030,8 @@ BEGIN
                   ELSE NOT EXISTS (SELECT FROM jobs h WHERE h.queue = p_queue AND h.serialize_key = x.serialize_key
                                    AND (h.status = 'running' OR h.status = 'failed' AND NOT h.yields) AND h.id <> x.id)
                    AND NOT EXISTS (SELECT FROM jobs e WHERE e.queue = p_queue AND e.serialize_key = x.serialize_key
-                                   AND e.status IN ('blocked', 'pending', 'failed') AND (e.run_at, e.id) < (x.run_at, x.id)
+                                   AND e.status IN ('blocked', 'pending', 'failed') AND e.waiting_on = 0
+                                   AND (e.run_at, e.id) < (x.run_at, x.id)
                                    AND in_time(e, v_now)) END AS free
               FROM (SELECT j.ctid, m.place, j.serialize_key, j.run_at, j.id, j.status, j.yields
                     FROM unnest(v_met) WITH ORDINALITY AS m (ctid, place) JOIN jobs j ON j.ctid = m.ctid
@@ -1181,7 +1211,7 @@ BEGIN
     UPDATE jobs j SET status = 'pending'
     WHERE j.ctid = ANY (ARRAY(
         SELECT (SELECT b.ctid FROM jobs b
-                WHERE b.queue = k.queue AND b.serialize_key = k.key AND b.status = 'blocked'
+                WHERE b.queue = k.queue AND b.serialize_key = k.key AND b.status = 'blocked' AND b.waiting_on = 0
                   AND in_time(b, clock())
                   AND NOT EXISTS (SELECT FROM jobs h WHERE h.queue = k.queue AND h.serialize_key = k.key
                                   AND (h.status = 'running' OR h.status = 'failed' AND NOT h.yields))
@@ -1201,9 +1231,9 @@ END $$;
 -- ------------------------------------------------------------------------------------------------
 
 -- Completed: moves the rows to finished_jobs (or only deletes them where the queue keeps nothing) and
--- inserts the next occurrence of recurring ones (p_schedules, p_next, p_revisions; see add_occurrences). Tells batches
--- (with payload and result only where a batch streams), frees keys, and wakes pools whose queue's limits have room again,
--- but for p_quiet, whose caller does so.
+-- inserts the next occurrence of recurring ones (p_schedules, p_next, p_revisions; see add_occurrences). Tells who waits
+-- for them, and batches (with payload and result only where a batch streams), frees keys, and wakes pools whose queue's
+-- limits have room again, but for p_quiet, whose caller does so.
 CREATE OR REPLACE FUNCTION settle_completed(p_ids uuid[], p_attempts int[], p_results text[], p_schedules text[] DEFAULT NULL,
                                  p_next timestamptz[] DEFAULT NULL, p_revisions int[] DEFAULT NULL, p_quiet text DEFAULT NULL)
 RETURNS uuid[]
@@ -1249,6 +1279,11 @@ BEGIN
                FILTER (WHERE d.batch_id IS NOT NULL)
     INTO v_won, v_schedules, v_queues, v_keys, v_wake, v_kept_keys, v_batched
     FROM done d;
+    -- As is_awaited(); a call of that costs each settle more than its two questions.
+    IF EXISTS (SELECT FROM job_dependencies w WHERE w.depends_on = ANY (v_won))
+       OR EXISTS (SELECT FROM result_waiters w WHERE w.job_id = ANY (v_won)) THEN
+        PERFORM pass_on(v_won, true);
+    END IF;
     IF v_kept_keys IS NOT NULL THEN
         PERFORM keep_keys(v_kept_keys);
     END IF;
@@ -1338,6 +1373,7 @@ DECLARE
     v_keys      text[];
     v_wake      text[];
     v_batched   ended_job[];
+    v_dead      uuid[];
     v_limited   text[] := ARRAY(SELECT q.name FROM queues q WHERE q.limited);
 BEGIN
     WITH ended AS (
@@ -1362,9 +1398,13 @@ BEGIN
            array_agg(e.freed_key::text) FILTER (WHERE e.freed_key IS NOT NULL),
            array_agg(e.queue::text) FILTER (WHERE e.queue = ANY (v_limited)),
            array_agg(ROW(e.batch_id, 'dead', false, NULL, NULL, NULL, NULL, NULL)::ended_job)
-               FILTER (WHERE e.batch_id IS NOT NULL AND e.status = 'dead')
-    INTO v_ids, v_statuses, v_cancelled, v_schedules, v_queues, v_keys, v_wake, v_batched
+               FILTER (WHERE e.batch_id IS NOT NULL AND e.status = 'dead'),
+           array_agg(e.id) FILTER (WHERE e.status = 'dead')
+    INTO v_ids, v_statuses, v_cancelled, v_schedules, v_queues, v_keys, v_wake, v_batched, v_dead
     FROM ended e;
+    IF is_awaited(v_dead) THEN
+        PERFORM pass_on(v_dead, false);
+    END IF;
     IF v_cancelled IS NOT NULL THEN
         PERFORM lock_trees_of(v_ids);  -- those of the dead, too: all at once, and before the queues
     END IF;
@@ -1468,14 +1508,14 @@ BEGIN
 END $$;
 
 -- Moves rows, which the caller has locked, to finished_jobs under a final status; p_message, where not NULL,
--- becomes their error. A queue that keeps nothing loses them. Answers how many there were. Tells their batches (p_mop: see
--- batch_ended), frees their keys, except those that are kept longer (see keep_keys). The chains of schedules among them are
--- left to ensure_schedules.
+-- becomes their error. A queue that keeps nothing loses them. Answers how many there were. Tells who waits for them, and
+-- their batches (p_mop: see batch_ended), frees their keys, except those that are kept longer (see keep_keys). The chains
+-- of schedules among them are left to ensure_schedules.
 CREATE OR REPLACE FUNCTION bury(p_ids uuid[], p_status text, p_message text, p_mop boolean DEFAULT true) RETURNS int
 LANGUAGE plpgsql VOLATILE
 SET search_path = pgworkd, pg_catalog, pg_temp SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
-    v_moved   int;
+    v_gone    uuid[];
     v_queues  text[];
     v_keys    text[];
     v_wake    text[];
@@ -1499,14 +1539,18 @@ BEGIN
         FROM gone g LEFT JOIN queues q ON q.name = g.queue
         WHERE q.keep_s IS DISTINCT FROM 0
     )
-    SELECT count(*), array_agg(g.queue::text) FILTER (WHERE g.serialize_key IS NOT NULL),
-           array_agg(g.serialize_key::text) FILTER (WHERE g.serialize_key IS NOT NULL),
+    SELECT array_agg(g.id),
+           array_agg(g.queue::text) FILTER (WHERE g.serialize_key IS NOT NULL AND g.waiting_on = 0),
+           array_agg(g.serialize_key::text) FILTER (WHERE g.serialize_key IS NOT NULL AND g.waiting_on = 0),
            array_agg(g.queue::text) FILTER (WHERE g.status = 'running' AND g.queue = ANY (v_limited)),
            jsonb_agg(to_jsonb(ROW(g.id, g.queue, g.dedupe_key, g.dedupe_until)))
                FILTER (WHERE g.dedupe_until IS NOT NULL AND g.status <> 'dead'),  -- the dead hold no key
            array_agg(ROW(g.batch_id, p_status, g.status = 'dead', NULL, NULL, NULL, NULL, NULL)::ended_job)
                FILTER (WHERE g.batch_id IS NOT NULL AND (g.status <> 'dead' OR p_status <> 'dead'))
-    INTO v_moved, v_queues, v_keys, v_wake, v_kept_keys, v_batched FROM gone g;
+    INTO v_gone, v_queues, v_keys, v_wake, v_kept_keys, v_batched FROM gone g;
+    IF is_awaited(v_gone) THEN
+        PERFORM pass_on(v_gone, false);
+    END IF;
     IF v_kept_keys IS NOT NULL THEN
         PERFORM keep_keys(v_kept_keys);
     END IF;
@@ -1516,7 +1560,7 @@ BEGIN
     IF v_keys IS NOT NULL OR v_wake IS NOT NULL THEN
         PERFORM freed(v_queues, v_keys, v_wake);
     END IF;
-    RETURN v_moved;
+    RETURN coalesce(cardinality(v_gone), 0);
 END $$;
 
 -- Adds an entry to an error history and keeps the last 20.
@@ -1724,6 +1768,8 @@ BEGIN
         PERFORM batch_ended(array_agg(ROW(j.batch_id, 'dead', false, NULL, NULL, NULL, NULL, NULL)::ended_job))
         FROM jobs j WHERE j.id = ANY (v_ids) AND j.batch_id IS NOT NULL AND j.status = 'dead' HAVING count(*) > 0;
     END IF;
+    PERFORM pass_on(d.ids, false)
+    FROM (SELECT array_agg(j.id) AS ids FROM jobs j WHERE j.id = ANY (v_ids) AND j.status = 'dead') d WHERE is_awaited(d.ids);
     PERFORM promote(array_agg(j.queue::text), array_agg(j.serialize_key::text))
     FROM jobs j WHERE j.id = ANY (v_ids) AND j.serialize_key IS NOT NULL
       AND (j.status = 'dead' OR j.yields OR j.cancel_requested_at IS NOT NULL)  -- those are cancelled below
@@ -1775,9 +1821,9 @@ BEGIN
 END $$;
 
 -- Promotes what still waits for a key that nobody holds: those who free keys do so themselves, unless someone had the
--- next in line locked or changed rows by hand. Forgets rates that no longer hold anything back. Answers how many keys
--- it looked after. Looks at one blocked job per key. The same for batches that nobody came by to finish; see
--- mend_batches(). Locks as that does, then as promote().
+-- next in line locked or changed rows by hand. Forgets rates that no longer hold anything back, and who waited for results.
+-- Answers how many keys it looked after. Looks at one blocked job per key. The same for batches that nobody came by to
+-- finish; see mend_batches(). Locks as that does, then as promote().
 CREATE OR REPLACE FUNCTION unblock() RETURNS int
 LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp SET enable_seqscan = off AS $$
 DECLARE
@@ -1791,17 +1837,17 @@ BEGIN
     v_ended := mend_batches();
     WITH RECURSIVE lines AS (
         (SELECT j.queue::text AS queue, j.serialize_key::text AS key FROM jobs j
-         WHERE j.status = 'blocked' ORDER BY j.queue, j.serialize_key LIMIT 1)
+         WHERE j.status = 'blocked' AND j.waiting_on = 0 ORDER BY j.queue, j.serialize_key LIMIT 1)
         UNION ALL
         SELECT n.queue, n.key FROM lines l CROSS JOIN LATERAL (
             SELECT j.queue::text AS queue, j.serialize_key::text AS key FROM jobs j
-            WHERE j.status = 'blocked' AND (j.queue, j.serialize_key) > (l.queue, l.key)
+            WHERE j.status = 'blocked' AND j.waiting_on = 0 AND (j.queue, j.serialize_key) > (l.queue, l.key)
             ORDER BY j.queue, j.serialize_key LIMIT 1) n
     )
     SELECT array_agg(l.queue), array_agg(l.key) INTO v_queues, v_keys
     FROM lines l
     WHERE (SELECT j.status FROM jobs j WHERE j.queue = l.queue AND j.serialize_key = l.key
-           AND j.status IN ('blocked', 'pending', 'failed')
+           AND j.status IN ('blocked', 'pending', 'failed') AND j.waiting_on = 0
            AND in_time(j, clock())
            ORDER BY j.run_at, j.id LIMIT 1) = 'blocked'
       AND NOT EXISTS (SELECT FROM jobs h WHERE h.queue = l.queue AND h.serialize_key = l.key
@@ -1817,6 +1863,8 @@ BEGIN
     -- Last: claims move rates under the queue's lock, so who has locked a rate must not wait for that.
     DELETE FROM rates r WHERE r.ctid = ANY (ARRAY(
         SELECT s.ctid FROM rates s WHERE s.limit_key <> '' AND s.spent_until < clock() FOR UPDATE SKIP LOCKED));
+    DELETE FROM result_waiters r WHERE r.ctid = ANY (ARRAY(
+        SELECT s.ctid FROM result_waiters s WHERE s.until < clock() ORDER BY s.until LIMIT 10000 FOR UPDATE SKIP LOCKED));
     RETURN coalesce(cardinality(v_keys), 0);
 END $$;
 
@@ -1852,8 +1900,8 @@ END $$;
 
 -- Forgets: drops day partitions older than p_keep_days, deletes as old rows of finished_jobs_other and
 -- rows of queues that keep less (at most p_limit each), and moves jobs dead for p_keep_dead_days to
--- finished_jobs. The audit and finished trees of batches are kept for p_keep_days, too. Locks: as in ensure_partitions for
--- the drop; rows with SKIP LOCKED.
+-- finished_jobs. What was said of the progress of attempts that are over goes, too. The audit and finished trees of batches
+-- are kept for p_keep_days. Locks: as in ensure_partitions for the drop; rows with SKIP LOCKED.
 CREATE OR REPLACE FUNCTION prune(p_keep_days int, p_keep_dead_days int, p_limit int DEFAULT 5000)
 RETURNS TABLE (partitions int, rows_deleted int, dead_moved int)
 LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp SET lock_timeout = '200ms'
@@ -1897,6 +1945,12 @@ BEGIN
         LIMIT p_limit FOR UPDATE SKIP LOCKED));
     DELETE FROM batches b WHERE b.root_id = ANY (ARRAY(
         SELECT r.id FROM batches r WHERE r.tree_finished_at < clock() - make_interval(days => p_keep_days)
+        LIMIT p_limit FOR UPDATE SKIP LOCKED));
+    GET DIAGNOSTICS v_rows = ROW_COUNT;
+    rows_deleted := rows_deleted + v_rows;
+    DELETE FROM progress p WHERE p.ctid = ANY (ARRAY(
+        SELECT o.ctid FROM progress o
+        WHERE (SELECT j.attempts FROM jobs j WHERE j.id = o.job_id AND j.status = 'running') IS DISTINCT FROM o.attempt
         LIMIT p_limit FOR UPDATE SKIP LOCKED));
     GET DIAGNOSTICS v_rows = ROW_COUNT;
     rows_deleted := rows_deleted + v_rows;
@@ -1963,7 +2017,10 @@ BEGIN
         v_few := ARRAY(SELECT j.id FROM jobs j WHERE j.status = 'running' AND (p_queue IS NULL OR j.queue = p_queue) LIMIT 10001);
     ELSIF p_queue IS NOT NULL AND p_key IS NOT NULL THEN
         v_few := ARRAY(SELECT k.id FROM (
-            SELECT j.id FROM jobs j WHERE j.queue = p_queue AND j.serialize_key = p_key AND j.status IN ('blocked', 'pending', 'failed')
+            SELECT j.id FROM jobs j WHERE j.queue = p_queue AND j.serialize_key = p_key AND j.waiting_on = 0
+              AND j.status IN ('blocked', 'pending', 'failed')
+            UNION ALL
+            SELECT j.id FROM jobs j WHERE j.queue = p_queue AND j.waiting_on > 0 AND p_key IN (j.serialize_key, j.limit_key)
             UNION ALL
             SELECT j.id FROM jobs j WHERE j.queue = p_queue AND j.dedupe_key = p_key AND j.status <> 'dead'
             UNION ALL
@@ -1973,7 +2030,7 @@ BEGIN
             SELECT j.id FROM jobs j
             WHERE j.queue = p_queue AND waits_suspect(j) AND j.limit_key = p_key
             UNION ALL
-            SELECT j.id FROM jobs j WHERE j.queue = p_queue AND j.serialize_key IS NOT NULL AND j.status = 'blocked' AND j.limit_key = p_key
+            SELECT j.id FROM jobs j WHERE j.queue = p_queue AND j.waiting_on = 0 AND j.status = 'blocked' AND j.limit_key = p_key
             UNION ALL
             SELECT j.id FROM jobs j WHERE j.queue = p_queue AND j.status = 'running' AND (j.serialize_key = p_key OR j.limit_key = p_key)
         ) k LIMIT 10001);
@@ -1987,7 +2044,9 @@ BEGIN
             UNION ALL
             SELECT j.id FROM jobs j WHERE j.queue = p_queue AND waits_suspect(j)
             UNION ALL
-            SELECT j.id FROM jobs j WHERE j.queue = p_queue AND j.serialize_key IS NOT NULL AND j.status = 'blocked'
+            SELECT j.id FROM jobs j WHERE j.queue = p_queue AND j.waiting_on = 0 AND j.status = 'blocked'
+            UNION ALL
+            SELECT j.id FROM jobs j WHERE j.queue = p_queue AND j.waiting_on > 0
             UNION ALL
             SELECT j.id FROM jobs j WHERE j.queue = p_queue AND j.status = 'running'
         ) k LIMIT 10001);
@@ -2136,7 +2195,7 @@ BEGIN
     END IF;
     UPDATE jobs j
     SET payload = coalesce(p_payload, j.payload), run_at = coalesce(p_run_at, j.run_at), priority = coalesce(p_priority, j.priority),
-        status = CASE WHEN j.status = 'blocked' AND j.run_at <> p_run_at THEN 'pending' ELSE j.status END
+        status = CASE WHEN j.status = 'blocked' AND j.waiting_on = 0 AND j.run_at <> p_run_at THEN 'pending' ELSE j.status END
     WHERE j.id = p_id
     RETURNING j.* INTO v_new;
     v_before := jsonb_build_object('payload', v_old.payload, 'run_at', v_old.run_at, 'priority', v_old.priority, 'status', v_old.status);
@@ -2213,7 +2272,8 @@ END $$;
 CREATE OR REPLACE TRIGGER jobs_key_wanted BEFORE INSERT ON jobs
     FOR EACH ROW WHEN (NEW.dedupe_key IS NOT NULL) EXECUTE FUNCTION jobs_key_wanted();
 
--- Moves a waiting job, p_job as the caller has locked it, to another due time and priority, out of a parking place. Claims
+-- Moves a waiting job, p_job as the caller has locked it, to another due time and priority, out of a parking place (where it
+-- waits for other jobs it goes on doing so). Claims
 -- that are past its new place, and pools that sleep, hear of it; if it left the head of a line, the next steps forward.
 -- Locks that one with SKIP LOCKED. Not the queue, as promote() does: the caller's transaction may last, and all claims
 -- would wait for it. What a claim parks in this very moment is left to unblock().
@@ -2222,7 +2282,7 @@ LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp SET ena
 BEGIN
     UPDATE jobs j
     SET run_at = p_run_at, priority = p_priority,
-        status = CASE j.status WHEN 'blocked' THEN 'pending' ELSE j.status END
+        status = CASE WHEN j.status = 'blocked' AND j.waiting_on = 0 THEN 'pending' ELSE j.status END
     WHERE j.id = p_job.id;
     IF p_run_at <= clock() + interval '10 s'
        AND (p_run_at < p_job.run_at OR p_priority <> p_job.priority OR p_job.status = 'blocked') THEN
@@ -2230,11 +2290,11 @@ BEGIN
         PERFORM wake(ARRAY[p_job.queue::text],
                      least(p_run_at, clock() - (statement_timestamp() - transaction_timestamp())), true);
     END IF;
-    IF p_job.serialize_key IS NOT NULL AND p_run_at > p_job.run_at THEN
+    IF p_job.serialize_key IS NOT NULL AND p_job.waiting_on = 0 AND p_run_at > p_job.run_at THEN
         UPDATE jobs j SET status = 'pending'
         WHERE j.ctid = ANY (ARRAY(
             SELECT b.ctid FROM jobs b
-            WHERE b.queue = p_job.queue AND b.serialize_key = p_job.serialize_key AND b.status = 'blocked'
+            WHERE b.queue = p_job.queue AND b.serialize_key = p_job.serialize_key AND b.status = 'blocked' AND b.waiting_on = 0
               AND NOT EXISTS (SELECT FROM jobs h WHERE h.queue = p_job.queue AND h.serialize_key = p_job.serialize_key
                               AND (h.status = 'running' OR h.status = 'failed' AND NOT h.yields))
             ORDER BY b.run_at, b.id LIMIT 1 FOR UPDATE OF b SKIP LOCKED));
@@ -2512,7 +2572,7 @@ END $$;
 
 -- At the end of a transaction that seals: carries it out, for all batches at once, so that trees are locked in their
 -- order. What REPEATABLE READ has sealed is left to the next one, or to mend_batches(): it might not see who else is done.
--- Locks the roots.
+-- Locks the roots, and before them as check_dependencies().
 CREATE OR REPLACE FUNCTION batch_sealed() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pgworkd, pg_catalog, pg_temp SET enable_seqscan = off AS $$
 DECLARE
@@ -2521,6 +2581,7 @@ BEGIN
     IF current_setting('transaction_isolation') IN ('read committed', 'read uncommitted') THEN
         v_batches := ARRAY(SELECT DISTINCT a.batch_id FROM batch_additions a WHERE a.seals);
         IF cardinality(v_batches) > 0 THEN
+            PERFORM check_dependencies();  -- its turn may come later, but jobs are locked before trees
             PERFORM lock_trees(v_batches);
             PERFORM fold(v_batches);
             PERFORM advance(v_batches, true);
@@ -2899,7 +2960,381 @@ BEGIN
 END $$;
 
 -- ------------------------------------------------------------------------------------------------
--- 12 Views
+-- 12 Dependencies
+-- A job that waits for others is `blocked` with waiting_on > 0, and has so many rows in job_dependencies; whoever deletes
+-- such rows counts down, under the job's row lock. Only the transaction that inserts a job says what it waits for, so nobody
+-- else can see the job, or depend on it, before it commits. At its commit it locks what its jobs wait for, for that
+-- instant, and looks what has ended meanwhile; who ends jobs looks for their dependents in a statement of its own after its
+-- row locks: one of the two sees the other, and no daemon waits for what an application has not committed. What was locked,
+-- or ended under REPEATABLE READ, which does not see what others commit, and what is to be cancelled, is left to
+-- mend_dependencies().
+-- ------------------------------------------------------------------------------------------------
+
+-- For whoever has ended jobs, in a statement of its own after its row locks: whether anyone waits for one of them: all that
+-- jobs for which nobody waits pay are two probes of an index. Locks nothing.
+CREATE OR REPLACE FUNCTION is_awaited(p_ids uuid[]) RETURNS boolean LANGUAGE sql STABLE
+    RETURN EXISTS (SELECT FROM job_dependencies d WHERE d.depends_on = ANY (p_ids))
+        OR EXISTS (SELECT FROM result_waiters r WHERE r.job_id = ANY (p_ids));
+
+-- Tells those who wait for these jobs that they have ended. p_completed: else they are dead, cancelled or expired. Locks the
+-- dependents in order of id, which counts down a fan-in one settle at a time; where the jobs have not completed, with SKIP
+-- LOCKED, because the caller may hold trees. (Who cancels or retries a job together with one that was inserted before it may
+-- meet a settle of that in the other order. Postgres ends one of the two; daemons and pgworkd's commands then try again.)
+CREATE OR REPLACE FUNCTION pass_on(p_ids uuid[], p_completed boolean) RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    v_jobs uuid[] := ARRAY(SELECT DISTINCT d.job_id FROM job_dependencies d
+                           WHERE d.depends_on = ANY (p_ids) AND (p_completed OR d.unless = 'run'));
+BEGIN
+    IF cardinality(v_jobs) > 0 THEN
+        IF p_completed THEN
+            v_jobs := ARRAY(SELECT j.id FROM jobs j WHERE j.id = ANY (v_jobs) ORDER BY j.id FOR UPDATE);
+        ELSE
+            v_jobs := ARRAY(SELECT j.id FROM jobs j WHERE j.id = ANY (v_jobs) FOR UPDATE SKIP LOCKED);
+        END IF;
+        PERFORM wait_less(v_jobs, p_ids, p_completed);
+    END IF;
+    PERFORM tell_waiters(p_ids);
+END $$;
+
+-- Deletes what these jobs, which the caller holds, wait for among p_ids (unless p_completed: where that does not matter), counts
+-- down, and releases those that wait for nothing more, due from now on at the earliest.
+CREATE OR REPLACE FUNCTION wait_less(p_jobs uuid[], p_ids uuid[], p_completed boolean) RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_nestloop = on
+SET jit = off SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    v_wake text[];
+BEGIN
+    WITH gone AS (
+        DELETE FROM job_dependencies d
+        WHERE d.depends_on = ANY (p_ids) AND d.job_id = ANY (p_jobs) AND (p_completed OR d.unless = 'run')
+        RETURNING d.job_id
+    ), moved AS (
+        UPDATE jobs j
+        SET waiting_on = j.waiting_on - n.less,
+            status = CASE WHEN j.waiting_on > n.less THEN 'blocked' ELSE 'pending' END::job_status,
+            run_at = CASE WHEN j.waiting_on > n.less THEN j.run_at ELSE greatest(j.run_at, clock()) END
+        FROM (SELECT g.job_id, count(*)::int AS less FROM gone g GROUP BY g.job_id) n
+        WHERE j.id = n.job_id AND j.waiting_on > 0
+        RETURNING j.queue::text, j.status
+    )
+    SELECT array_agg(DISTINCT m.queue) FILTER (WHERE m.status = 'pending') INTO v_wake FROM moved m;
+    PERFORM wake(v_wake);
+END $$;
+
+-- What has become of a job: its status, `discarded` if it is over because it was dead, or `gone`. Locks nothing.
+CREATE OR REPLACE FUNCTION became(p_id uuid) RETURNS text LANGUAGE sql STABLE
+    RETURN coalesce((SELECT j.status::text FROM jobs j WHERE j.id = p_id AND j.status <> 'completed'),
+                    (SELECT CASE f.status WHEN 'dead' THEN 'discarded' ELSE f.status::text END
+                     FROM finished_jobs f WHERE f.id = p_id LIMIT 1), 'gone');
+
+-- True if the row was written by this transaction, in a savepoint or not: it is to be seen, yet its transaction is in
+-- progress. (xmin has 32 bits: the nearest of all such numbers is meant.)
+CREATE OR REPLACE FUNCTION is_ours(p_xmin xid) RETURNS boolean LANGUAGE sql VOLATILE
+    RETURN coalesce(pg_xact_status(((pg_current_xact_id()::text::bigint - 2147483648)
+        + ((p_xmin::text::bigint - pg_current_xact_id()::text::bigint + 2147483648) & 4294967295))::text::xid8) = 'in progress', false);
+
+-- Lets a job, which this very transaction has inserted, wait until all of p_after have completed; what has completed already
+-- is passed over. p_unless: what to do if one of them dies, is cancelled or expires: 'wait' (until it is retried and
+-- completes, or undepend()), 'cancel' this one, too, within a minute or so, or 'run' it all the same. What is said first of a
+-- pair holds. Answers how many jobs it waits for now that it did not before. Raises PW004 where that would never end:
+-- the job itself, a circle, one that is not there, or, but for 'run', one that can no longer complete. Locks p_after in
+-- order of id for the instant of the commit; see check_dependencies().
+CREATE OR REPLACE FUNCTION depend(p_job uuid, p_after uuid[], p_unless text DEFAULT 'wait') RETURNS int
+LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    v_wrong text := CASE
+        WHEN p_job IS NULL THEN 'p_job must not be NULL'
+        WHEN p_after IS NULL OR array_position(p_after, NULL) IS NOT NULL THEN 'p_after must not be, or contain, NULL'
+        WHEN cardinality(p_after) > 10000 THEN 'p_after has more than 10000 jobs: add them by several calls'
+        WHEN p_unless IS NULL OR p_unless NOT IN ('wait', 'cancel', 'run') THEN 'p_unless must be wait, cancel or run' END;
+    v_after uuid[];
+    v_never uuid;                                -- the first that cannot be waited for
+    v_count int;
+BEGIN
+    IF v_wrong IS NOT NULL THEN
+        RAISE EXCEPTION '%', v_wrong USING ERRCODE = 'invalid_parameter_value';
+    ELSIF NOT coalesce((SELECT is_ours(j.xmin) AND j.status IN ('pending', 'blocked') FROM jobs j WHERE j.id = p_job), false) THEN
+        RAISE EXCEPTION 'job % was not inserted by this transaction', p_job USING ERRCODE = 'PW004',
+            HINT = 'Say what a job waits for in the transaction that inserts it: later it may already be running.';
+    ELSIF p_job = ANY (p_after) THEN
+        RAISE EXCEPTION 'job % cannot wait for itself', p_job USING ERRCODE = 'PW004', HINT = 'Leave it out of p_after.';
+    ELSIF EXISTS (SELECT FROM job_dependencies d WHERE d.depends_on = p_job) AND p_job = ANY (ARRAY(
+            WITH RECURSIVE above AS (
+                SELECT unnest(p_after) AS id
+                UNION
+                SELECT d.depends_on FROM above a JOIN job_dependencies d ON d.job_id = a.id
+            )
+            SELECT a.id FROM above a)) THEN
+        RAISE EXCEPTION 'job % would wait, by way of others, for itself', p_job USING ERRCODE = 'PW004',
+            HINT = 'Jobs that wait for each other in a circle would never run: leave one of them out of p_after.';
+    END IF;
+    WITH a AS MATERIALIZED (
+        SELECT u.id, became(u.id) AS status FROM (SELECT DISTINCT unnest(p_after) AS id) u
+    )
+    SELECT array_agg(a.id) FILTER (WHERE a.status IN ('blocked', 'pending', 'running', 'failed')
+                                         OR a.status = 'dead' AND p_unless = 'wait'),
+           (array_agg(a.id ORDER BY a.id) FILTER (
+               WHERE a.status = 'gone' OR a.status IN ('cancelled', 'expired', 'discarded') AND p_unless <> 'run'
+                  OR a.status = 'dead' AND p_unless = 'cancel'))[1]
+    INTO v_after, v_never FROM a;
+    IF v_never IS NOT NULL THEN
+        RAISE EXCEPTION 'job % cannot wait for %, which %', p_job, v_never,
+            (SELECT CASE b WHEN 'gone' THEN 'does not exist' WHEN 'expired' THEN 'has expired' WHEN 'dead' THEN 'is dead'
+                           ELSE 'was ' || b END FROM became(v_never) b)
+            USING ERRCODE = 'PW004', HINT = CASE became(v_never)
+                WHEN 'gone' THEN 'Check the id: its insert may have been rolled back, or its queue keeps no history.'
+                ELSE 'It will not complete: leave it out, or say p_unless => ''run''.' END;
+    END IF;
+    WITH added AS (
+        INSERT INTO job_dependencies (job_id, depends_on, unless, unchecked)
+        SELECT p_job, u.id, p_unless, u.place = 1 FROM unnest(v_after) WITH ORDINALITY AS u (id, place)
+        ON CONFLICT DO NOTHING
+        RETURNING depends_on
+    )
+    SELECT count(*) INTO v_count FROM added a;
+    UPDATE jobs j SET status = 'blocked', waiting_on = j.waiting_on + v_count WHERE j.id = p_job AND v_count > 0;
+    RETURN v_count;
+END $$;
+
+-- Before a transaction commits that has made jobs wait: locks all that they wait for, in order of id, FOR SHARE (what has
+-- changed since the snapshot of a REPEATABLE READ is then 40001), and looks which of those have ended in between.
+CREATE OR REPLACE FUNCTION check_dependencies() RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    v_jobs  uuid[];
+    v_after uuid[];
+    v_ended record;
+BEGIN
+    WITH checked AS (UPDATE job_dependencies d SET unchecked = false WHERE d.unchecked RETURNING d.job_id)
+    SELECT array_agg(DISTINCT c.job_id) INTO v_jobs FROM checked c;
+    IF v_jobs IS NULL THEN
+        RETURN;
+    END IF;
+    v_after := ARRAY(SELECT DISTINCT d.depends_on FROM job_dependencies d WHERE d.job_id = ANY (v_jobs));
+    PERFORM FROM jobs j WHERE j.id = ANY (v_after) ORDER BY j.id FOR SHARE;
+    SELECT array_agg(a.id) FILTER (WHERE a.status = 'completed') AS well,
+           array_agg(a.id) FILTER (WHERE a.status NOT IN ('completed', 'blocked', 'pending', 'running', 'failed')) AS badly,
+           array_agg(a.id) FILTER (WHERE a.status = 'gone') AS gone
+    INTO v_ended
+    FROM (SELECT u.id, became(u.id) AS status FROM unnest(v_after) AS u (id)) a;
+    IF EXISTS (SELECT FROM job_dependencies d WHERE d.job_id = ANY (v_jobs) AND d.depends_on = ANY (v_ended.gone) AND d.unless <> 'run') THEN
+        RAISE EXCEPTION 'job % has ended before this transaction committed, and nothing says how', v_ended.gone[1]
+            USING ERRCODE = 'PW004', HINT = 'Its queue keeps no history. Run the transaction again.';
+    END IF;
+    IF v_ended.well IS NOT NULL THEN
+        PERFORM wait_less(v_jobs, v_ended.well, true);
+    END IF;
+    IF v_ended.badly IS NOT NULL THEN
+        PERFORM wait_less(v_jobs, v_ended.badly, false);
+    END IF;
+END $$;
+
+-- At the end of a transaction that has made jobs wait: the first call sees to all of them. Locks as check_dependencies().
+CREATE OR REPLACE FUNCTION dependencies_added() RETURNS trigger
+LANGUAGE plpgsql SET search_path = pgworkd, pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM check_dependencies();
+    RETURN NULL;
+END $$;
+DO $$
+BEGIN
+    IF NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = 'pgworkd.job_dependencies'::regclass AND t.tgname = 'dependencies_added') THEN
+        CREATE CONSTRAINT TRIGGER dependencies_added AFTER INSERT ON job_dependencies
+            DEFERRABLE INITIALLY DEFERRED FOR EACH ROW WHEN (NEW.unchecked) EXECUTE FUNCTION dependencies_added();
+    END IF;
+END $$;
+
+-- Sees to dependents that nobody came by to release, and cancels those that go with a job that did not complete, and with them
+-- those that go with these, and so on down. Forgets what jobs waited for that have ended themselves. Answers how many it
+-- changed. Reads all rows of job_dependencies. Locks dependents with SKIP LOCKED, then as bury().
+CREATE OR REPLACE FUNCTION mend_dependencies() RETURNS int
+LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp SET jit = off AS $$
+DECLARE
+    v_ended record;
+    v_jobs  uuid[];
+BEGIN
+    IF NOT pg_try_advisory_xact_lock(1886873445, 6) THEN
+        RETURN 0;
+    END IF;
+    DELETE FROM job_dependencies d WHERE NOT EXISTS (SELECT FROM jobs j WHERE j.id = d.job_id AND j.waiting_on > 0);
+    SELECT array_agg(a.id) FILTER (WHERE a.status = 'completed') AS well,
+           array_agg(a.id) FILTER (WHERE a.status <> 'completed') AS badly
+    INTO v_ended
+    FROM (SELECT e.id, became(e.id) AS status
+          FROM (SELECT DISTINCT d.depends_on AS id FROM job_dependencies d LEFT JOIN jobs p ON p.id = d.depends_on
+                WHERE (p.id IS NULL OR p.status IN ('dead', 'completed'))) e) a;
+    v_jobs := ARRAY(
+        SELECT j.id FROM jobs j
+        WHERE j.id = ANY (ARRAY(SELECT d.job_id FROM job_dependencies d
+                                WHERE d.depends_on = ANY (v_ended.well) OR d.depends_on = ANY (v_ended.badly) AND d.unless = 'run'))
+        FOR UPDATE SKIP LOCKED);
+    PERFORM wait_less(v_jobs, v_ended.well, true), wait_less(v_jobs, v_ended.badly, false);
+    RETURN cardinality(v_jobs) + bury(ARRAY(
+        SELECT j.id FROM jobs j
+        WHERE j.waiting_on > 0 AND j.id = ANY (ARRAY(
+            WITH RECURSIVE doomed AS (
+                SELECT d.job_id AS id FROM job_dependencies d WHERE d.depends_on = ANY (v_ended.badly) AND d.unless = 'cancel'
+                UNION
+                SELECT d.job_id FROM doomed a JOIN job_dependencies d ON d.depends_on = a.id WHERE d.unless = 'cancel'
+            )
+            SELECT a.id FROM doomed a))
+        ORDER BY j.id FOR UPDATE SKIP LOCKED), 'cancelled', 'a job that it depends on did not complete');
+END $$;
+
+-- Lets jobs that wait for others run all the same, now; answers with those it changed. Locks the jobs in order of id.
+CREATE OR REPLACE FUNCTION undepend(p_jobs uuid[], p_by text DEFAULT NULL) RETURNS uuid[]
+LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp SET enable_seqscan = off AS $$
+DECLARE
+    v_who text := who(p_by);
+    v_ids uuid[] := ARRAY(SELECT j.id FROM jobs j WHERE j.id = ANY (p_jobs) AND j.waiting_on > 0 ORDER BY j.id FOR UPDATE);
+BEGIN
+    INSERT INTO audit (who, what, queue, job_id, before, after)
+    SELECT v_who, 'undepend', j.queue, j.id, jsonb_build_object('status', j.status, 'waiting_on', j.waiting_on),
+           '{"status": "pending", "waiting_on": 0}'
+    FROM jobs j WHERE j.id = ANY (v_ids) ORDER BY j.id;
+    DELETE FROM job_dependencies d WHERE d.job_id = ANY (v_ids);
+    UPDATE jobs j SET status = 'pending', waiting_on = 0, run_at = greatest(j.run_at, clock()) WHERE j.id = ANY (v_ids);
+    PERFORM wake(ARRAY(SELECT j.queue::text FROM jobs j WHERE j.id = ANY (v_ids)));
+    RETURN v_ids;
+END $$;
+
+-- ------------------------------------------------------------------------------------------------
+-- 13 Results and progress
+-- ------------------------------------------------------------------------------------------------
+
+-- Tells who listens that some of these jobs are over: NOTIFY on their channels with a JSON array of ids, up to 190 in each
+-- notice (8,000 bytes are the most). Locks nothing: that a job is over once does not end the waiting, a dead one may be retried.
+CREATE OR REPLACE FUNCTION tell_waiters(p_ids uuid[]) RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
+BEGIN
+    PERFORM pg_notify(g.channel, g.ids)
+    FROM (SELECT w.channel, jsonb_agg(w.job_id ORDER BY w.job_id)::text AS ids
+          FROM (SELECT r.channel, r.job_id, (row_number() OVER (PARTITION BY r.channel ORDER BY r.job_id) - 1) / 190 AS part
+                FROM result_waiters r WHERE r.job_id = ANY (p_ids) AND r.until > clock()) w
+          GROUP BY w.channel, w.part) g;
+END $$;
+
+-- Says that whoever LISTENs on p_channel waits for these jobs for p_for_s, and answers with those that are over: their status,
+-- `dead` and `gone` (unknown, or forgotten) included; those are no longer waited for. A job that ends while this call
+-- commits may be missed by both: so ask again soon, and from time to time as long as some are left. Locks rows of
+-- result_waiters in order, which only others that wait on the same channel would meet.
+CREATE OR REPLACE FUNCTION await_results(p_jobs uuid[], p_channel text, p_for_s float8) RETURNS TABLE (id uuid, status text)
+LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_nestloop = on
+SET jit = off SET plan_cache_mode = force_generic_plan AS $$
+#variable_conflict use_column
+DECLARE
+    v_over    uuid[];
+    v_became  text[];
+    v_wrong   text := CASE
+        WHEN p_jobs IS NULL OR array_position(p_jobs, NULL) IS NOT NULL THEN 'p_jobs must not be, or contain, NULL'
+        WHEN cardinality(p_jobs) > 10000 THEN 'p_jobs has more than 10000 jobs: wait for them by several calls'
+        WHEN p_channel IS NULL OR octet_length(p_channel) NOT BETWEEN 1 AND 63 THEN 'p_channel must have 1 to 63 bytes'
+        WHEN p_for_s IS NULL OR NOT p_for_s BETWEEN 1 AND 86400 THEN 'p_for_s must be 1 to 86400' END;
+BEGIN
+    IF v_wrong IS NOT NULL THEN
+        RAISE EXCEPTION '%', v_wrong USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    INSERT INTO result_waiters (job_id, channel, until)
+    SELECT DISTINCT u.id, p_channel, clock() + make_interval(secs => p_for_s) FROM unnest(p_jobs) AS u (id) ORDER BY u.id
+    ON CONFLICT (job_id, channel) DO UPDATE SET until = excluded.until;
+    SELECT array_agg(a.id) FILTER (WHERE a.status NOT IN ('blocked', 'pending', 'running', 'failed')),
+           array_agg(a.status) FILTER (WHERE a.status NOT IN ('blocked', 'pending', 'running', 'failed'))
+    INTO v_over, v_became
+    FROM (SELECT u.id, became(u.id) AS status FROM (SELECT DISTINCT unnest(p_jobs) AS id) u) a;
+    DELETE FROM result_waiters r WHERE r.channel = p_channel AND r.job_id = ANY (v_over);
+    RETURN QUERY SELECT o.id, o.status FROM unnest(v_over, v_became) AS o (id, status);
+END $$;
+
+-- What has become of jobs, wherever they are; without a row: unknown, or forgotten (a queue with keep_s = 0 keeps no result).
+-- Locks nothing.
+CREATE OR REPLACE FUNCTION result_of(p_jobs uuid[])
+RETURNS TABLE (id uuid, status text, result jsonb, error text, finished_at timestamptz)
+LANGUAGE sql STABLE SET search_path = pgworkd, pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
+    SELECT j.id, j.status::text, NULL::jsonb, j.error, NULL::timestamptz FROM jobs j
+    WHERE j.id = ANY (p_jobs) AND j.status <> 'completed'
+    UNION ALL
+    SELECT f.id, f.status::text, f.result, f.error, f.finished_at FROM finished_jobs f WHERE f.id = ANY (p_jobs)
+$$;
+
+-- A page of the results of a batch and all below it: of its final batches; if none is final, of those without children; of
+-- all of them if p_all. Completed jobs only, without those that only made others of what was streamed. In order of batch and
+-- id; p_after_batch and p_after are those of the last row of the page before. All there is to come is there when the tree
+-- is finished, as long as the history keeps it: queues with keep_s = 0 leave no results. Raises PW003 if there is no such
+-- batch. Locks nothing.
+CREATE OR REPLACE FUNCTION batch_results(p_batch uuid, p_all boolean DEFAULT false, p_after_batch uuid DEFAULT NULL,
+                                         p_after uuid DEFAULT NULL, p_limit int DEFAULT 1000)
+RETURNS TABLE (batch_id uuid, batch text, id uuid, payload jsonb, result jsonb)
+LANGUAGE plpgsql STABLE SET search_path = pgworkd, pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_nestloop = on
+SET jit = off SET plan_cache_mode = force_generic_plan AS $$
+#variable_conflict use_column
+DECLARE
+    v_below uuid[];
+    v_final boolean;
+    v_batch batches;
+    v_left  int := least(greatest(coalesce(p_limit, 1000), 1), 10000);
+    v_from  uuid;
+    v_found int;
+BEGIN
+    IF NOT EXISTS (SELECT FROM batches b WHERE b.id = p_batch) THEN
+        RAISE EXCEPTION 'batch % does not exist', p_batch USING ERRCODE = 'PW003', HINT = 'Check the id: the batch may have been deleted.';
+    ELSIF (p_after_batch IS NULL) <> (p_after IS NULL) THEN
+        RAISE EXCEPTION 'p_after and p_after_batch go together' USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    v_below := with_below(ARRAY[p_batch]);
+    v_final := EXISTS (SELECT FROM batches b WHERE b.id = ANY (v_below) AND b.final);
+    FOR v_batch IN
+        SELECT b.* FROM batches b
+        WHERE b.id = ANY (v_below) AND (p_after_batch IS NULL OR b.id >= p_after_batch)
+          AND (p_all OR CASE WHEN v_final THEN b.final ELSE NOT EXISTS (SELECT FROM batches c WHERE c.parent_id = b.id) END)
+        ORDER BY b.id
+    LOOP
+        v_from := CASE WHEN v_batch.id = p_after_batch THEN p_after ELSE '00000000-0000-0000-0000-000000000000' END;
+        RETURN QUERY
+        SELECT f.batch_id, v_batch.name::text, f.id, f.payload, f.result::jsonb FROM finished_jobs f
+        WHERE f.batch_id = v_batch.id AND f.id > v_from AND f.status = 'completed'
+          AND (v_batch.stream_kind IS NULL OR f.kind IS DISTINCT FROM v_batch.stream_kind)
+        ORDER BY f.id LIMIT v_left;
+        GET DIAGNOSTICS v_found = ROW_COUNT;
+        v_left := v_left - v_found;
+        EXIT WHEN v_left = 0;
+    END LOOP;
+END $$;
+
+-- Notes how far running jobs are: `done` from 0 to 1, and a message, of which 500 characters are kept. Answers with those
+-- whose attempt is still the running one; of others nothing is noted. Locks rows of `progress` in order of job_id.
+CREATE OR REPLACE FUNCTION report_progress(p_ids uuid[], p_attempts int[], p_done real[], p_messages text[]) RETURNS uuid[]
+LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_nestloop = on
+SET jit = off SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    v_won uuid[];
+BEGIN
+    WITH noted AS (
+        INSERT INTO progress AS p (job_id, at, attempt, done, message)
+        SELECT j.id, clock(), j.attempts, u.done, left(u.message, 500)
+        FROM unnest(p_ids, p_attempts, p_done, p_messages) AS u (id, attempt, done, message)
+        JOIN jobs j ON j.id = u.id AND j.attempts = u.attempt AND j.status = 'running'
+        ORDER BY j.id
+        ON CONFLICT (job_id) DO UPDATE
+        SET at = excluded.at, attempt = excluded.attempt, done = excluded.done, message = excluded.message
+        WHERE p.attempt <= excluded.attempt
+        RETURNING job_id
+    )
+    SELECT array_agg(n.job_id) INTO v_won FROM noted n;
+    RETURN coalesce(v_won, '{}');
+END $$;
+
+-- ------------------------------------------------------------------------------------------------
+-- 14 Views
 -- ------------------------------------------------------------------------------------------------
 
 -- Every job there is, live or over, in the order people read.
@@ -2979,6 +3414,28 @@ FROM batches r, LATERAL (
            sum(p.dead)::bigint AS dead, sum(p.cancelled)::bigint AS cancelled
     FROM batch_progress p WHERE p.root_id = r.id) t
 WHERE r.parent_id IS NULL;
+
+-- One row per blocked job, and why it is. `stuck_on`: the first of those it waits for that will not complete by itself.
+CREATE OR REPLACE VIEW blocked_jobs AS
+SELECT j.id, j.queue::text, coalesce(j.kind, j.queue)::text AS kind, j.batch_id, j.created_at::timestamptz, j.waiting_on,
+       CASE WHEN j.waiting_on = 0 THEN 'waits for its serialize_key'
+            ELSE 'waits for ' || j.waiting_on || CASE j.waiting_on WHEN 1 THEN ' job' ELSE ' jobs' END
+                 || coalesce('; job ' || s.id || CASE s.status
+                     WHEN 'dead' THEN ' is dead: retry it, or undepend() this one'
+                     ELSE CASE s.status WHEN 'gone' THEN ' is gone' WHEN 'expired' THEN ' has expired' ELSE ' was ' || s.status END
+                          || ': undepend() or cancel this one' END, '') END AS reason,
+       s.id AS stuck_on
+FROM jobs j
+LEFT JOIN LATERAL (
+    SELECT e.id, e.status FROM (SELECT d.depends_on AS id, became(d.depends_on) AS status FROM job_dependencies d WHERE d.job_id = j.id) e
+    WHERE e.status IN ('dead', 'discarded', 'cancelled', 'expired', 'gone') ORDER BY e.id LIMIT 1) s ON j.waiting_on > 0
+WHERE j.status = 'blocked';
+
+-- How far running jobs say they are; what an earlier attempt said is not shown.
+CREATE OR REPLACE VIEW job_progress AS
+SELECT p.job_id AS id, j.queue::text, coalesce(j.kind, j.queue)::text AS kind, j.batch_id, p.attempt, p.done, p.message, p.at,
+       j.started_at::timestamptz
+FROM progress p JOIN jobs j ON j.id = p.job_id AND j.attempts = p.attempt AND j.status = 'running';
 
 -- One row per worker.
 CREATE OR REPLACE VIEW worker_stats AS

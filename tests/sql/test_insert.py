@@ -51,7 +51,8 @@ SIZE = "value_must_not_exceed_1_mib"
 INSTANT = "instant_must_lie_between_1970_and_2200"
 ATTEMPTS = "max_attempts_must_be_1_to_1000"
 PERIOD = "period_must_be_above_0_and_at_most_366_days"
-RESERVED = "dependencies_and_remote_claims_are_not_available_yet"
+RESERVED = "remote_claims_are_not_available_yet"
+BLOCKED = "blocked_jobs_need_a_serialize_key_or_depend"
 STATUS = "status_must_be_one_of_a_live_job"
 RUNNING = "running_jobs_and_only_they_have_a_worker"
 ERRORS = "errors_must_be_a_json_array"
@@ -109,8 +110,8 @@ REFUSED = [
     ("status", "'completed'", STATUS),
     ("status", "'cancelled'", STATUS),
     ("status", "'expired'", STATUS),
-    ("status", "'blocked'", "blocked_jobs_need_a_serialize_key"),
-    ("waiting_on", "1", RESERVED),
+    ("status", "'blocked'", BLOCKED),
+    ("waiting_on", "1", BLOCKED),
     ("assignment_id", "'00000000-0000-7000-8000-000000000001'", RESERVED),
     ("lease_until", "'2027-01-01'", RESERVED),
 ]

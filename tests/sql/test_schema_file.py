@@ -40,6 +40,10 @@ FUNCTIONS = {
     "add_jobs(uuid, jsonb[], text, text, integer, timestamp with time zone, integer, double precision, "
     "jsonb, uuid[])": "uuid[]",
     "batch_tree(uuid)": "SETOF pgworkd.batch_progress",
+    "await_results(uuid[], text, double precision)": "TABLE(id uuid, status text)",
+    "batch_results(uuid, boolean, uuid, uuid, integer)": (
+        "TABLE(batch_id uuid, batch text, id uuid, payload jsonb, result jsonb)"
+    ),
     "cancel(uuid[], text)": "TABLE(id uuid, outcome text)",
     "cancel_batch(uuid, integer, text)": "record",
     "clock()": "timestamp with time zone",
@@ -47,6 +51,7 @@ FUNCTIONS = {
         "TABLE(id uuid, created boolean)"
     ),
     "delete_batch(uuid, text)": "integer",
+    "depend(uuid, uuid[], text)": "integer",
     "discard(uuid[], text)": "integer",
     "drop_pool(integer, text)": "void",
     "edit(uuid, jsonb, timestamp with time zone, integer, text)": "jsonb",
@@ -63,6 +68,10 @@ FUNCTIONS = {
     "prune(integer, integer, integer)": "TABLE(partitions integer, rows_deleted integer, dead_moved integer)",
     "put_schedule(text, text, text, text, integer, text, text, text)": "void",
     "register(text, integer, text, real)": "integer",
+    "report_progress(uuid[], integer[], real[], text[])": "uuid[]",
+    "result_of(uuid[])": (
+        "TABLE(id uuid, status text, result jsonb, error text, finished_at timestamp with time zone)"
+    ),
     "retry(uuid[], text)": "uuid[]",
     "running_of(integer, double precision)": "TABLE(id uuid, attempt integer)",
     "seal_batch(uuid)": "boolean",
@@ -74,6 +83,7 @@ FUNCTIONS = {
     " timestamp with time zone[], integer[])": "TABLE(id uuid, status text)",
     "settle_released(uuid[], integer[], double precision[], text[])": "uuid[]",
     "sign_off(integer)": "boolean",
+    "undepend(uuid[], text)": "uuid[]",
     "wake(text[], timestamp with time zone, boolean)": "void",
 }
 
@@ -83,6 +93,8 @@ VIEWS = {
     " limit_key",
     "batch_progress": "id root_id parent_id name depth queue kind state total done completed dead cancelled"
     " max_failures stream final dedupe_key created_at sealed_at cancelled_at finished_at tree_finished_at",
+    "blocked_jobs": "id queue kind batch_id created_at waiting_on reason stuck_on",
+    "job_progress": "id queue kind batch_id attempt done message at started_at",
     "queue_stats": "queue due scheduled running failed blocked dead oldest_due_s workers slots paused_until",
     "worker_stats": "id name pid version state started_at seen_at lease_until lost_at running queues",
 }

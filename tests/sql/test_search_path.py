@@ -38,6 +38,9 @@ CREATE TABLE evil.batch_additions (LIKE pgworkd.batch_additions);
 CREATE TABLE evil.jobs (LIKE pgworkd.jobs);
 CREATE TABLE evil.finished_jobs (LIKE pgworkd.finished_jobs);
 CREATE TABLE evil.finished_jobs_other (LIKE pgworkd.finished_jobs);
+CREATE TABLE evil.job_dependencies (LIKE pgworkd.job_dependencies);
+CREATE TABLE evil.progress (LIKE pgworkd.progress);
+CREATE TABLE evil.result_waiters (LIKE pgworkd.result_waiters);
 CREATE TABLE evil.workers (LIKE pgworkd.workers);
 CREATE TABLE evil.pools (LIKE pgworkd.pools);
 CREATE TABLE evil.queues (LIKE pgworkd.queues);
@@ -116,6 +119,16 @@ async def test_a_hostile_search_path_changes_nothing(db: Db, connect: Connect) -
     assert await db.fetchrow("SELECT * FROM pgworkd.cancel_batch($1)", batch) == (1, 0, False)
     assert await db.fetchval("SELECT state FROM pgworkd.batch_progress") == "cancelled"
     assert await db.fetchval("SELECT pgworkd.delete_batch($1)", batch) == 1
+    async with db.transaction():
+        first, second = await _insert(db, 2)
+        assert await db.fetchval("SELECT pgworkd.depend($1, $2)", second, [first]) == 1
+    assert await db.fetch("SELECT * FROM pgworkd.await_results($1, 'c', 9)", [first]) == []
+    assert await db.fetchval("SELECT count(*) FROM pgworkd.result_of($1)", [first]) == 1
+    assert await db.fetchval("SELECT reason FROM pgworkd.blocked_jobs") == "waits for 1 job"
+    assert await db.fetchval("SELECT pgworkd.report_progress($1, '{0}', '{1}', '{x}')", [first]) == []
+    assert await db.fetchval("SELECT pgworkd.mend_dependencies()") == 0
+    assert await db.fetchval("SELECT pgworkd.undepend($1)", [second]) == [second]
+    assert (await cancel(db, first, second)) == {first: "cancelled", second: "cancelled"}
     rescuer = await worker(db)
     for seconds in (10, 20, 30, 40):
         await clock(seconds, db)

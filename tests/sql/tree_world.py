@@ -69,6 +69,8 @@ class Session:
 class World:
     """The database of one example after the other."""
 
+    empty, adding, may_wait = EMPTY, ADDING, MAY_WAIT
+
     def __init__(self, dsn: str, observer: Db, sessions: list[Db]) -> None:
         self._dsn = dsn
         self.observer = observer
@@ -85,7 +87,7 @@ class World:
 
     async def play(self, steps: list[Step]) -> None:
         """One example, from an empty database to one where all is over."""
-        await self.observer.execute(EMPTY)
+        await self.observer.execute(self.empty)
         self.now, self._finished = 0.0, {}
         await clock(0, self.observer)
         self.workers = [await worker(self.observer, LEASE_S) for _ in range(2)]
@@ -146,7 +148,7 @@ class World:
             blockers = await self.observer.fetchval("SELECT pg_blocking_pids($1)", pid)
             if blockers and not session.busy.is_done:
                 by = {s.what for s in self.sessions if s.db.get_server_pid() in blockers and s.is_open}
-                assert session.what in MAY_WAIT or not by or by - ADDING, f"{session.what} waits for {by}"
+                assert session.what in self.may_wait or not by or by - self.adding, f"{session.what} waits for {by}"
                 return
             await anyio.lowlevel.checkpoint()
         if session.busy is not None:

@@ -33,9 +33,13 @@ _TYPES = {
     "yields": "bool",
 }  # of columns that are not text
 
-TABLES = ["audit", "batch_additions", "batches", "finished_jobs", "jobs", "pools", "queues", "schedules", "workers"]
+TABLES = [
+    *("audit", "batch_additions", "batches", "finished_jobs", "job_dependencies"),
+    *("jobs", "pools", "progress", "queues", "result_waiters", "schedules", "workers"),
+]
 LEASE_GONE = "PW001"
 BATCH_CLOSED = "PW003"
+NEVER = "PW004"
 NO_STATISTICS = "ALTER TABLE pgworkd.jobs SET (autovacuum_enabled = off)"
 
 
@@ -196,7 +200,7 @@ async def one(db: Db, queue: str = "q", **columns: Any) -> uuid.UUID:
 async def insert_running(db: Db, count: int = 1, **columns: Any) -> list[uuid.UUID]:
     """Inserts `count` equal jobs, which a new worker claims; their ids in the order of insertion."""
     ids = await insert(db, count, **columns)
-    assert await claim_ids(db, await worker(db), count) == ids
+    assert await claim_ids(db, await worker(db), count, columns.get("queue", "q")) == ids
     return ids
 
 

@@ -1,0 +1,254 @@
+"""What becomes of those who wait when what they wait for does not complete: they wait, go with it, or run anyway."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from .trees import add, batch, calls, cancel_batch, counted, seal, state
+from .verbs import (
+    Db,
+    at,
+    cancel,
+    claim,
+    claim_ids,
+    clock,
+    complete,
+    end,
+    fail,
+    insert,
+    insert_running,
+    one,
+    rescue,
+    retry,
+    statuses,
+    steady,
+    worker,
+)
+from .waits import after, blocked, depend, exact, mend, run_one
+
+pytestmark = pytest.mark.usefixtures("t0")
+
+DAY = 86400
+
+
+async def _dies(db: Db, job_id: uuid.UUID) -> None:
+    await fail(db, [job_id], permanent=True)
+
+
+async def _ends(db: Db, job_id: uuid.UUID) -> None:
+    await end(db, [job_id])
+
+
+async def _expires(db: Db, job_id: uuid.UUID) -> None:
+    await end(db, [job_id], status="expired")
+
+
+async def _is_lost(db: Db, job_id: uuid.UUID) -> None:
+    """With its worker, for the last time."""
+    await db.execute("UPDATE pgworkd.jobs SET losses = 2 WHERE id = $1", job_id)
+    rescuer = await worker(db)
+    await steady(db, rescuer, until=60)
+    assert await rescue(db, rescuer) == {job_id: "dead"}
+
+
+async def _asked_to_stop(db: Db, job_id: uuid.UUID) -> None:
+    """It failed and would be retried, but its cancellation was asked for."""
+    await cancel(db, job_id)
+    await fail(db, [job_id])
+
+
+WAYS = [_dies, _ends, _expires, _is_lost, _asked_to_stop]
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_each_rule_whatever_the_way_it_did_not_complete(
+    db: Db, way: Callable[[Db, uuid.UUID], Awaitable[Any]]
+) -> None:
+    (first,) = await insert_running(db, max_attempts=5)
+    other = await one(db, queue="other")
+    rules = ("wait", "cancel", "run")
+    waits, goes, runs = [await after(db, first, unless=rule, queue="then") for rule in rules]
+    async with db.transaction():
+        both = await one(db, queue="then")
+        await depend(db, both, first, unless="run")
+        await depend(db, both, other)
+    await way(db, first)
+    assert await statuses(db, [waits, goes, runs, both]) == ["blocked", "blocked", "pending", "blocked"]
+    await mend(db)
+    assert await statuses(db, [waits, goes, runs, both]) == ["blocked", "cancelled", "pending", "blocked"]
+    assert (await blocked(db, waits))[2] == first
+    assert (await blocked(db, both))[::2] == (1, None)
+    await exact(db)
+
+
+async def test_a_replay_that_completes_lets_the_flow_go_on(db: Db) -> None:
+    worker_id = await worker(db)
+    (first,) = await insert_running(db)
+    last = await after(db, await after(db, first))
+    await fail(db, [first], permanent=True)
+    late = await after(db, first)
+    assert (await blocked(db, late))[2] == first, "a dead one is accepted"
+    assert await claim_ids(db, worker_id) == []
+    await retry(db, first)
+    assert (await blocked(db, late))[2] is None
+    (row,) = await claim(db, worker_id)
+    await complete(db, [first], row["attempt"])
+    ids = await claim_ids(db, worker_id)
+    assert late in ids
+    assert len(ids) == 2
+    await complete(db, ids)
+    await run_one(db, worker_id, last)
+    await exact(db)
+
+
+async def test_who_goes_with_it_takes_its_own_dependents_along_by_their_rules(db: Db) -> None:
+    (first,) = await insert_running(db)
+    chain = [first]
+    for _ in range(60):
+        chain.append(await after(db, chain[-1], unless="cancel"))
+    runs, waits = await after(db, chain[-1], unless="run"), await after(db, chain[-1])
+    await fail(db, [first], permanent=True)
+    await mend(db)
+    assert set(await statuses(db, chain[1:])) == {"cancelled"}
+    assert await statuses(db, [runs, waits]) == ["pending", "blocked"]
+    assert (await blocked(db, waits))[2] == chain[-1]
+    error = await db.fetchval("SELECT DISTINCT error FROM pgworkd.finished_jobs")
+    assert error == "a job that it depends on did not complete"
+    await exact(db)
+
+
+async def test_a_waiting_job_that_is_cancelled_counts_too(db: Db) -> None:
+    first = await one(db)
+    goes, runs = await after(db, first, unless="cancel"), await after(db, first, unless="run")
+    await cancel(db, first)
+    assert await statuses(db, [goes, runs]) == ["blocked", "pending"]
+    assert await mend(db) == 1
+    assert await statuses(db, [goes, runs]) == ["cancelled", "pending"]
+    late = await one(db, expires_at=at(1))
+    goes, runs = await after(db, late, unless="cancel"), await after(db, late, unless="run")
+    await clock(2, db)
+    await db.execute("SELECT pgworkd.expire()")
+    assert await statuses(db, [goes, runs]) == ["blocked", "pending"]
+    assert await mend(db) == 1
+    assert await statuses(db, [goes, runs]) == ["cancelled", "pending"]
+    await exact(db)
+
+
+@pytest.mark.parametrize("how", ["discard", "prune", "cancel"])
+async def test_a_dead_one_that_goes_for_good(db: Db, how: str) -> None:
+    (first,) = await insert_running(db)
+    waits, runs = await after(db, first), await after(db, first, unless="run")
+    await fail(db, [first], permanent=True)
+    assert await statuses(db, [waits, runs]) == ["blocked", "pending"]
+    if how == "prune":
+        await clock(31 * DAY, db)
+        await db.execute("SELECT pgworkd.prune(7, 30)")
+    else:
+        await db.execute(f"SELECT pgworkd.{how}($1)", [first])
+    assert (await blocked(db, waits))[2] == first
+    await cancel(db, waits)
+    await exact(db)
+
+
+async def test_one_already_dead_under_each_rule(db: Db) -> None:
+    (first,) = await insert_running(db)
+    await fail(db, [first], permanent=True)
+    ids = [await after(db, first, unless=rule) for rule in ("wait", "run")]
+    assert await statuses(db, ids) == ["blocked", "pending"]
+    await exact(db)
+
+
+async def test_a_queue_without_history_satisfies_all_the_same(db: Db) -> None:
+    await db.execute("INSERT INTO pgworkd.queues (name, keep_s) VALUES ('q', 0)")
+    first, second = await insert_running(db, 2)
+    waits, goes = await after(db, first, queue="r"), await after(db, second, unless="cancel", queue="r")
+    await complete(db, [first])
+    await end(db, [second])
+    await mend(db)
+    assert await statuses(db, [waits, goes]) == ["pending", "cancelled"]
+    await exact(db)
+
+
+# Batches
+
+
+async def test_a_blocked_job_of_a_batch_is_alive_and_goes_with_the_batch(db: Db) -> None:
+    (first,) = await insert_running(db, queue="first")
+    root = await batch(db, on_complete={"queue": "done"})
+    async with db.transaction():
+        ids = await add(db, root, 2)
+        await depend(db, ids[0], first)
+    await seal(db, root)
+    await run_one(db, await worker(db), ids[1])
+    assert await state(db, root) == ["sealed"]
+    await exact(db)
+    assert await cancel_batch(db, root) == (1, 0, False)
+    assert (await state(db, root))[0] == "cancelled"
+    assert len(await calls(db)) == 1
+    await exact(db)
+    await counted(db)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+async def test_who_goes_with_another_ends_in_its_batch(db: Db, *, nested: bool) -> None:
+    roots = [await batch(db, name, on_complete={"queue": "done"}) for name in "ab"]
+    (first,) = await add(db, roots[0])
+    async with db.transaction():
+        (second,) = await add(db, roots[0] if nested else roots[1])
+        await depend(db, second, first, unless="cancel")
+    await seal(db, *roots)
+    assert await claim_ids(db, await worker(db)) == [first]
+    await fail(db, [first], permanent=True)
+    await mend(db)
+    assert await statuses(db, [second]) == ["cancelled"]
+    assert (await state(db, roots[0])) == ["completed with failures"]
+    assert len(await calls(db)) == 2
+    await exact(db)
+    await counted(db)
+
+
+async def test_a_flow_through_batches_goes_by_itself(db: Db) -> None:
+    """Who is last in one tree is the first that another waits for; what streams is not in the way."""
+    worker_id = await worker(db)
+    roots = [await batch(db, name, on_complete={"queue": "done"}) for name in "ab"]
+    first = await add(db, roots[0], 3)
+    async with db.transaction():
+        second = await add(db, roots[1], 2)
+        for job_id in second:
+            await depend(db, job_id, *first)
+    await seal(db, *roots)
+    assert await claim_ids(db, worker_id) == first
+    await complete(db, first)
+    assert await state(db, *roots) == ["completed", "sealed"]
+    assert await claim_ids(db, worker_id) == second
+    await complete(db, second)
+    assert await state(db, *roots) == ["completed", "completed"]
+    assert len(await calls(db)) == 2
+    await exact(db)
+    await counted(db)
+
+
+async def test_a_batch_that_is_cancelled_releases_who_waits_elsewhere(db: Db) -> None:
+    root = await batch(db)
+    first = await add(db, root, 3)
+    runs, goes = await after(db, *first, unless="run"), await after(db, *first, unless="cancel")
+    await cancel_batch(db, root)
+    await mend(db)
+    assert await statuses(db, [runs, goes]) == ["pending", "cancelled"]
+    await exact(db)
+    await counted(db)
+
+
+async def test_many_rules_in_one_settle(db: Db) -> None:
+    ids = await insert_running(db, 40)
+    waits = [await after(db, *ids[n : n + 4], unless=("wait", "run")[n % 2]) for n in range(36)]
+    await fail(db, ids[:20], permanent=True)
+    await complete(db, ids[20:])
+    expected = ["pending" if n % 2 or n >= 20 else "blocked" for n in range(36)]
+    assert await statuses(db, waits) == expected
+    await exact(db)
+    assert len(await insert(db, 0)) == 0

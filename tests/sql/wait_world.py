@@ -1,0 +1,257 @@
+"""Jobs that wait for others under several sessions, driven one statement at a time, and what must hold after each.
+
+Triggers write down who was made to wait for whom and who has ever died, and refuse a start that comes too early. Nobody
+but who makes jobs wait, and operators who want the very same job, ever waits for a transaction that makes jobs wait.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import asyncpg
+
+from .tree_world import ADDING as ADDS_TO_BATCHES
+from .tree_world import EMPTY, RUNNING, WAITING, Session, Step, World
+from .trees import counted, create
+from .verbs import NEVER, Db, Later, at, cancel, clock, complete, end, fail, release, retry
+from .waits import exact, mend, undepend
+
+TABLES = "pgworkd.job_dependencies, public.edges, public.died"
+TRIGGERS = """
+    CREATE TABLE public.edges (job_id uuid, depends_on uuid, unless text);
+    CREATE TABLE public.died (id uuid);
+    CREATE FUNCTION public.noted() RETURNS trigger LANGUAGE plpgsql AS $$
+    BEGIN
+        INSERT INTO public.edges VALUES (NEW.job_id, NEW.depends_on, NEW.unless);
+        RETURN NULL;
+    END $$;
+    CREATE TRIGGER noted AFTER INSERT ON pgworkd.job_dependencies FOR EACH ROW EXECUTE FUNCTION public.noted();
+    CREATE FUNCTION public.let_go() RETURNS trigger LANGUAGE plpgsql AS $$
+    BEGIN
+        DELETE FROM public.edges WHERE job_id = NEW.job_id;
+        RETURN NULL;
+    END $$;
+    CREATE TRIGGER let_go AFTER INSERT ON pgworkd.audit FOR EACH ROW WHEN (NEW.what = 'undepend')
+    EXECUTE FUNCTION public.let_go();
+    CREATE FUNCTION public.changed() RETURNS trigger LANGUAGE plpgsql AS $$
+    BEGIN
+        IF NEW.status = 'dead' THEN
+            INSERT INTO public.died VALUES (NEW.id);
+        ELSIF EXISTS (
+            SELECT FROM public.edges e
+            WHERE e.job_id = NEW.id
+              AND NOT EXISTS (SELECT FROM pgworkd.finished_jobs f
+                              WHERE f.id = e.depends_on AND (f.status = 'completed' OR e.unless = 'run'))
+              AND NOT (e.unless = 'run' AND EXISTS (SELECT FROM public.died d WHERE d.id = e.depends_on))) THEN
+            RAISE EXCEPTION 'job % starts too early', NEW.id;
+        END IF;
+        RETURN NULL;
+    END $$;
+    CREATE TRIGGER changed AFTER UPDATE ON pgworkd.jobs FOR EACH ROW
+    WHEN (NEW.status <> OLD.status AND NEW.status IN ('running', 'dead')) EXECUTE FUNCTION public.changed();
+"""
+# Of those who still wait: what has ended so that their rule lets them run, or go.
+OVERDUE = """
+    SELECT d.job_id, d.depends_on, d.unless, f.status::text
+    FROM pgworkd.job_dependencies d JOIN pgworkd.jobs j ON j.id = d.job_id AND j.waiting_on > 0
+    JOIN pgworkd.all_jobs f ON f.id = d.depends_on
+    WHERE f.status = 'completed' OR d.unless <> 'wait' AND f.status IN ('cancelled', 'expired', 'dead')
+"""
+# Who still waits must be one whose rule is 'wait', behind something that has ended for good, or behind another such.
+HOPELESS = """
+    SELECT DISTINCT d.job_id FROM pgworkd.job_dependencies d JOIN pgworkd.all_jobs f ON f.id = d.depends_on
+    WHERE d.unless = 'wait' AND f.status IN ('cancelled', 'expired')
+"""
+LIVE = "SELECT count(*) FROM pgworkd.jobs WHERE status <> 'completed' AND queue = 'q'"
+MAKES_WAIT = {"insert", "after", "old"}
+OPERATES = {"cancel", "retry", "undepend", "edit"}
+COMPLETES = {"complete", "both"}
+DEADLOCK, OLD_SNAPSHOT = "40P01", "40001"
+REFUSALS = (NEVER, "23505", DEADLOCK, OLD_SNAPSHOT)
+
+
+class WaitWorld(World):
+    """Jobs that wait for others, some with a key, some in a batch."""
+
+    empty = f"{EMPTY}, {TABLES}"
+    adding = MAKES_WAIT
+    may_wait = MAKES_WAIT | OPERATES | COMPLETES | ADDS_TO_BATCHES
+
+    @classmethod
+    async def open(cls, dsn: str) -> WaitWorld:
+        """Connects, and installs the triggers."""
+        world = await super().open(dsn)
+        await world.observer.execute(TRIGGERS)
+        for session in world.sessions:
+            await session.db.execute("SET deadlock_timeout = '10ms'")
+        return world  # type: ignore[return-value]
+
+    async def _plant(self, db: Db) -> None:
+        self.batch = (await create(db, "root", on_complete={"queue": "done"}))["id"]
+        ids = [await _insert(db, n, None) for n in range(2)]
+        await _after(db, 2, None, ids, "wait")
+
+    async def _end(self, session: Session, how: str) -> None:
+        assert self._tasks is not None
+        session.is_open = False
+        session.busy = Later(self._tasks, _allowed(session.db.execute(how)))
+        await self._look(session)
+        for other in self.sessions:
+            await self._look(other)
+
+    async def _call(self, step: Step, db: Db) -> Callable[[], Awaitable[Any]] | None:
+        running, waiting = await self.observer.fetch(RUNNING), await self.observer.fetch(WAITING)
+        begin = int(step.which * max(len(running) - 1, 0))
+        some = running[begin : begin + 1 + int(step.which * 3)]
+        ids, attempts = [row["id"] for row in some], [row["attempts"] for row in some]
+        known = [row["id"] for row in await self.observer.fetch("SELECT id FROM pgworkd.all_jobs ORDER BY id DESC")]
+        few = known[int(step.which * len(known)) % 4 :: 3][:4]
+        everyone = [row["id"] for row in [*waiting, *running]]
+        job_id = everyone[int(step.which * 97) % len(everyone)] if everyone else uuid.uuid4()
+        number, rule = int(step.which * 1000), ("wait", "wait", "cancel", "run")[int(step.which * 100) % 4]
+        worker_id = self.workers[step.session % 2]
+        calls: dict[str, Callable[[], Awaitable[Any]]] = {
+            "insert": lambda: _insert(db, number, self.batch),
+            "after": lambda: _after(db, number, self.batch, few, rule),
+            "old": lambda: _after(db, number, self.batch, few, rule),
+            "claim": lambda: db.fetch("SELECT * FROM pgworkd.claim($1, 'q', $2)", worker_id, 1 + int(step.which * 4)),
+            "mend": lambda: mend(db),
+            "expire": lambda: db.execute("SELECT pgworkd.expire()"),
+            "cancel": lambda: cancel(db, job_id),
+            "retry": lambda: retry(db, job_id),
+            "undepend": lambda: undepend(db, job_id),
+            "edit": lambda: _edit(db, job_id, at(self.now + step.which)),
+        }
+        if ids:
+            calls |= {
+                "complete": lambda: complete(db, ids, attempts, [json.dumps(step.which)] * len(ids)),
+                "fail": lambda: fail(db, ids, attempts, delay_s=step.which, permanent=step.which < 0.7),
+                "release": lambda: release(db, ids, attempts),
+                "end": lambda: end(db, ids, attempts, status="expired" if step.which > 0.5 else "cancelled"),
+                "both": lambda: db.fetch(
+                    "SELECT * FROM pgworkd.settle_and_claim($1, $2, $3, $4, 'q', 3, '{}', '{}', '{}', '{}', '{}')",
+                    *(ids, attempts, [None] * len(ids), worker_id),
+                ),
+            }
+        self.now += 0.01
+        if step.what == "tick":
+            self.now += 0.01 * 1000**step.which
+        elif step.what == "crash" and self._calm:
+            await self._crash(int(step.which > 0.5))
+        call = calls.get(step.what)
+        isolation = "REPEATABLE READ" if step.what == "old" else "READ COMMITTED"
+        await db.execute(f"SET default_transaction_isolation = '{isolation}'")
+        return call and (lambda: _passes(db, call))
+
+    async def check(self) -> None:
+        """What is committed: nothing is released that has something left, and batches are counted right."""
+        async with self.observer.transaction(isolation="repeatable_read"):
+            await counted(self.observer)
+            wrong = await self.observer.fetch(
+                "SELECT j.id FROM pgworkd.jobs j WHERE j.waiting_on > 0 AND j.waiting_on <> "
+                "(SELECT count(*) FROM pgworkd.job_dependencies d WHERE d.job_id = j.id)"
+            )
+            assert wrong == [], "a counter that is wrong"
+
+    async def finish(self) -> None:
+        """Ends what is open; then everything must run that should, and nothing is left."""
+        for session in self.sessions * 3:
+            await self._look(session)
+            if session.is_open and session.busy is None:
+                await self._end(session, "COMMIT")
+        assert self._calm
+        db = self.observer
+        await clock(self.now, db)
+        await db.execute("SELECT pgworkd.unblock()")
+        while await mend(db):
+            pass  # what it has cancelled lets others run
+        await exact(db)
+        assert await db.fetch(OVERDUE) == [], "left to nobody"
+        await self._run_all()
+        stuck = {row[0] for row in await db.fetch("SELECT id FROM pgworkd.jobs WHERE waiting_on > 0")}
+        hopeless = {row[0] for row in await db.fetch(HOPELESS)}
+        edges = [tuple(row) for row in await db.fetch("SELECT job_id, depends_on FROM pgworkd.job_dependencies")]
+        while more := {job_id for job_id, other in edges if other in hopeless} - hopeless:
+            hopeless |= more
+        assert stuck == hopeless, "blocked without a reason"
+        await undepend(db, *stuck)
+        await self._run_all()
+        assert await db.fetchval(LIVE) == 0, "stuck"
+        await exact(db)
+        await counted(db)
+
+    async def _run_all(self) -> None:
+        """Replays what is dead and completes all that can be claimed."""
+        db = self.observer
+        for _ in range(200):
+            self.now += 5.0
+            await clock(self.now, db)
+            dead = [row["id"] for row in await db.fetch("SELECT id FROM pgworkd.jobs WHERE status = 'dead'")]
+            await retry(db, *dead)
+            await db.execute("SELECT pgworkd.expire()")
+            await mend(db)
+            await db.fetch("SELECT * FROM pgworkd.claim($1, 'q', 20)", self.workers[0])
+            running = await db.fetch(RUNNING)
+            await complete(db, [row["id"] for row in running], [row["attempts"] for row in running])
+            if not await db.fetchval(f"{LIVE} AND waiting_on = 0"):
+                return
+
+
+async def _insert(db: Db, number: int, batch_id: uuid.UUID | None) -> uuid.UUID:
+    """A plain INSERT: with a key, in the batch, with a time to expire, or nothing of all that."""
+    columns = (
+        batch_id if number % 5 == 0 else None,
+        "k" if number % 3 == 1 else None,
+        at(3) if number % 7 == 0 else None,
+    )
+    sql = """INSERT INTO pgworkd.jobs (queue, batch_id, serialize_key, expires_at, max_attempts)
+             VALUES ('q', $1, $2, $3, 2) RETURNING id"""
+    return uuid.UUID(str(await db.fetchval(sql, *columns)))
+
+
+async def _after(db: Db, number: int, batch_id: uuid.UUID | None, others: list[uuid.UUID], rule: str) -> None:
+    """A job that waits for others, in one transaction."""
+    begins = not db.is_in_transaction()
+    if begins:
+        await db.execute("BEGIN")
+    job_id = await _insert(db, number, batch_id)
+    try:
+        await db.execute("SELECT pgworkd.depend($1, $2, $3)", job_id, others, rule)
+    except asyncpg.PostgresError:
+        if begins:
+            await db.execute("ROLLBACK")
+        raise
+    if begins:
+        await db.execute("COMMIT")
+
+
+async def _edit(db: Db, job_id: uuid.UUID, instant: object) -> None:
+    """edit; what cannot be edited is left alone."""
+    if await db.fetchval("SELECT status IN ('blocked', 'pending') FROM pgworkd.jobs WHERE id = $1 FOR UPDATE", job_id):
+        await db.execute("SELECT pgworkd.edit($1, p_run_at => $2)", job_id, instant)
+
+
+async def _passes(db: Db, call: Callable[[], Awaitable[Any]]) -> None:
+    """A refusal ends the statement and not the transaction."""
+    in_transaction = db.is_in_transaction()
+    if in_transaction:
+        await db.execute("SAVEPOINT before")
+    try:
+        await call()
+    except asyncpg.PostgresError as error:
+        if error.sqlstate not in REFUSALS:
+            raise
+        if in_transaction:
+            await db.execute("ROLLBACK TO before")
+
+
+async def _allowed(call: Awaitable[Any]) -> None:
+    """A commit may be refused: what was waited for has ended in between, and an old snapshot does not see how."""
+    try:
+        await call
+    except asyncpg.PostgresError as error:
+        if error.sqlstate not in REFUSALS:
+            raise
