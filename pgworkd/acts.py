@@ -119,6 +119,11 @@ class Acts:
         bounds.bounded(len(ids))
         return int(await self._link.value("SELECT pgworkd.discard($1)", ids))
 
+    async def undepend(self, ids: Sequence[UUID]) -> set[UUID]:
+        """Lets jobs that wait for others run all the same; those that did. At most ROWS_MAX, others are left alone."""
+        bounds.bounded(len(ids))
+        return set(await self._link.value("SELECT pgworkd.undepend($1)", ids))
+
     async def edit(
         self,
         job_id: UUID,

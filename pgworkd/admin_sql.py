@@ -101,6 +101,12 @@ class Job(NamedTuple):
     dedupe_key: str | None
     serialize_key: str | None
     batch_id: UUID | None
+    waits: str | None
+    """Of a blocked job: for what."""
+    progress: float | None
+    """0 to 1, of what runs and has said so."""
+    doing: str | None
+    """What it said with that."""
     error: str | None
     payload: str
     result: str | None
@@ -232,9 +238,10 @@ ONE_JOB = """SELECT j.id, j.queue, j.kind, j.status::text, j.priority, extract(e
         extract(epoch FROM j.failed_at)::float8, extract(epoch FROM j.finished_at)::float8,
         j.attempts, j.failures, j.max_attempts, j.worker_id,
         (SELECT w.name FROM pgworkd.workers w WHERE w.id = j.worker_id), j.schedule,
-        extract(epoch FROM j.occurrence)::float8, j.dedupe_key, j.serialize_key, j.batch_id, j.error,
+        extract(epoch FROM j.occurrence)::float8, j.dedupe_key, j.serialize_key, j.batch_id,
+        (SELECT b.reason FROM pgworkd.blocked_jobs b WHERE b.id = j.id), p.done::float8, nullif(p.message, ''), j.error,
         j.payload::text, j.result::text, j.meta::text, j.errors::text
-    FROM pgworkd.all_jobs j WHERE j.id = $1"""
+    FROM pgworkd.all_jobs j LEFT JOIN pgworkd.job_progress p ON p.id = j.id WHERE j.id = $1"""
 SCHEDULES = """SELECT s.name::text, s.queue::text, coalesce(s.kind, s.queue)::text, s.cron, s.every_s, s.timezone,
         s.missed, s.enabled, s.source, extract(epoch FROM s.last_occurrence)::float8,
         extract(epoch FROM j.run_at)::float8, j.status::text, s.error

@@ -2,7 +2,8 @@
 
 Run as `python -m pgworkd.child` by `processes`. Requests come on standard input, answers go to standard output,
 each as a length and that many bytes; what handlers print goes to standard error. A frame is read whole before
-anything in it is looked at, and each is answered by exactly one, so that no answer can meet another's job.
+anything in it is looked at, and each is answered by exactly one (and progress before it), so that no answer can meet
+another's job.
 Nothing that a handler raises crosses the pipe as an object: an exception that cannot be pickled, or whose class
 the parent cannot import, would look like a crash.
 """
@@ -11,12 +12,15 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import math
 import os
 import pickle
 import signal
 import struct
 import sys
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any, BinaryIO, NamedTuple
 
@@ -26,6 +30,7 @@ from .job import Job
 from .payload import encode
 
 LENGTH = struct.Struct("!I")
+NOTE_EVERY_S = 0.2
 _PR_SET_PDEATHSIG = 1
 
 
@@ -49,7 +54,47 @@ class Answer(NamedTuple):
     error: Mapping[str, str] | None = None
 
 
-def call(request: Request) -> Answer:
+class Noted(NamedTuple):
+    """What a handler says of its progress, before its answer."""
+
+    done: float
+    message: str
+
+
+class _Pipe:
+    """The way back; threads of a handler may write, too."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self._lock = threading.Lock()
+        self._asked = False
+        self._noted_at_s = -math.inf
+
+    def begin(self) -> None:
+        """A request has come."""
+        with self._lock:
+            self._asked = True
+
+    def note(self, done: float, message: str) -> None:
+        """Passes a progress on, now and then, as long as the answer is not given."""
+        with self._lock:
+            if self._asked and (now := time.monotonic()) - self._noted_at_s >= NOTE_EVERY_S:
+                self._noted_at_s = now
+                self._write(Noted(done, message))
+
+    def answer(self, answer: Answer) -> None:
+        """Ends what `begin` began."""
+        with self._lock:
+            self._asked = False
+            self._write(answer)
+
+    def _write(self, what: Noted | Answer) -> None:
+        frame = pickle.dumps(tuple(what))
+        self._stream.write(LENGTH.pack(len(frame)) + frame)
+        self._stream.flush()
+
+
+def call(request: Request, note: Callable[[float, str], None] | None = None) -> Answer:
     """Calls a handler; never raises."""
     try:
         function: Any = importlib.import_module(request.module)
@@ -59,7 +104,7 @@ def call(request: Request) -> Answer:
         if request.payload_parameter is not None:
             arguments[request.payload_parameter] = pickle.loads(request.payload)  # noqa: S301 - from our own parent
         if request.job_parameter is not None:
-            arguments[request.job_parameter] = Job(**request.job_fields)
+            arguments[request.job_parameter] = Job(**request.job_fields, noter=note)
         return Answer("result", result=encode(function(**arguments), "result", object_only=False))
     except Snooze as error:
         return Answer("snooze", delay_s=error.delay_s)
@@ -80,13 +125,12 @@ def main() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent_pid:
             return  # it died before the line above
-    requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    requests, pipe = os.fdopen(os.dup(0), "rb"), _Pipe(os.fdopen(os.dup(1), "wb"))
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
     while (frame := _read(requests)) is not None:
-        answer = pickle.dumps(tuple(call(Request(*pickle.loads(frame)))))  # noqa: S301 - from our own parent
-        answers.write(LENGTH.pack(len(answer)) + answer)
-        answers.flush()
+        pipe.begin()
+        pipe.answer(call(Request(*pickle.loads(frame)), pipe.note))  # noqa: S301 - from our own parent
 
 
 def _read(stream: BinaryIO) -> bytes | None:

@@ -5,7 +5,7 @@ cli_run    run, migrate, dev, demo          cli_serve   a daemon as a process: s
                                             supervisor  several of them, as one
 cli_autoscale  autoscale: so many of them as a queue needs
 cli_jobs   enqueue, jobs, job
-cli_acts   retry, cancel, discard, edit, audit                   cli_bulk    the same on all jobs that match
+cli_acts   retry, cancel, discard, undepend, edit, audit         cli_bulk    the same on all jobs that match
 cli_queues  queues (list, show, set, pause, resume)
 cli_batches  batches (list, show, seal, cancel, delete)
 cli_look   workers, schedules, stats, config show                  cli_doctor   doctor

@@ -129,6 +129,16 @@ def discard(
     return cli_bulk.through(dsn, Bulk("discard", act, told), which, limit=limit, yes=yes, json=json)
 
 
+def undepend(
+    ids: Annotated[list[UUID], typer.Argument(metavar="ID", show_default=False, help="Job ids.")],
+    *,
+    json: Json = False,
+    dsn: Dsn = None,
+) -> int:
+    """Let jobs that wait for others run all the same, now."""
+    return _ids(dsn, ids, _undepend_ids, json=json)
+
+
 def edit(
     job_id: Annotated[UUID, typer.Argument(metavar="ID", show_default=False, help="The job's id.")],
     *,
@@ -246,6 +256,16 @@ async def _cancel_ids(admin: Admin, ids: list[UUID]) -> list[_Outcome]:
         _Outcome(job_id, outcomes[job_id], told[outcomes[job_id]])
         if job_id in outcomes
         else _left(job_id, others.get(job_id), ": only live jobs can be cancelled" if job_id in others else "")
+        for job_id in ids
+    ]
+
+
+async def _undepend_ids(admin: Admin, ids: list[UUID]) -> list[_Outcome]:
+    changed, others = await admin.undepend(ids), await admin.statuses(ids)
+    return [
+        _Outcome(job_id, "released", "waits for no other job any more")
+        if job_id in changed
+        else _left(job_id, others.get(job_id), ": it waits for no other job" if job_id in others else "")
         for job_id in ids
     ]
 

@@ -17,11 +17,12 @@ from typing import Any, Literal, NamedTuple, Protocol, TypedDict, Unpack, get_ar
 from uuid import UUID
 
 from .batches import Batch, Progress, batch
-from .drivers import answered, enqueues, inserts, way
+from .drivers import answered, depends, enqueues, inserts, way
 from .errors import UsageError
-from .new_job import NewJob, new_ids, row, rows
+from .new_job import NewJob, Unless, new_ids, row, rows, waits
+from .workflow import Workflow
 
-__all__ = ["Batch", "Enqueued", "NewJob", "OnDuplicate", "Progress", "batch", "enqueue", "enqueue_many"]
+__all__ = ["Batch", "Enqueued", "NewJob", "OnDuplicate", "Progress", "Workflow", "batch", "enqueue", "enqueue_many"]
 
 OnDuplicate = Literal["raise", "skip", "replace", "reschedule"]
 _Jobs = Iterable["NewJob | Mapping[str, Any]"]
@@ -62,6 +63,8 @@ class _Options(TypedDict, total=False):
     on_retry: Literal["hold", "yield"]
     dedupe_until: datetime | None
     dedupe_for: float | timedelta | None
+    after: Iterable[UUID]
+    unless: Unless
 
 
 @overload
@@ -108,10 +111,14 @@ def enqueue(
     Raises at the call UsageError (InvalidPayload is one) for a value out of bounds or a connection of unknown type.
     """
     run = way(conn)
-    fields = row(NewJob(queue, payload, **options))
+    job = NewJob(queue, payload, **options)
+    fields = row(job)
     if on_duplicate is None:
         ids = new_ids(1)
-        return answered(run(conn, inserts(ids, [fields])), lambda _: UUID(int=ids[0]))
+        steps = inserts(ids, [fields]) + (depends(ids, [waits(job)]) if job.after else [])
+        return answered(run(conn, steps), lambda _: UUID(int=ids[0]))
+    if job.after:
+        raise UsageError("after does not go with on_duplicate: a job that is there already would wait for others, too")
     if on_duplicate not in get_args(OnDuplicate):
         raise UsageError(f"on_duplicate must be one of {', '.join(get_args(OnDuplicate))}")
     if options.get("dedupe_key") is None:
@@ -134,6 +141,6 @@ def enqueue_many(conn: Any, jobs: _Jobs) -> Any:
     caller's transaction could go on after an error of the driver: roll it back.
     """
     run = way(conn)
-    new = rows(jobs)
+    new, waiting = rows(jobs)
     ids = new_ids(len(new))
-    return answered(run(conn, inserts(ids, new)), lambda _: [UUID(int=i) for i in ids])
+    return answered(run(conn, inserts(ids, new) + depends(ids, waiting)), lambda _: [UUID(int=i) for i in ids])

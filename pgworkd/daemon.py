@@ -107,7 +107,7 @@ class Daemon:
             end_process=end_process,
         )
         self._recurring = Recurring(store, self.events)
-        self._reporter = Reporter(self.events, self._holdings, app, options.slow_min_s, options.slow_factor)
+        self._reporter = Reporter(store, self.events, self._holdings, app, options.slow_min_s, options.slow_factor)
         self._hooks = Hooks(app, self.events)
         live = self.membership.live
         self._serving = Serving(app, live, self._holdings, self.events, make=self._pool, drop=self._drop_pool)

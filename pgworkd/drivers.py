@@ -13,7 +13,7 @@ from re import sub
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from .errors import UsageError
-from .new_job import KEYED_JOB_FIELDS, NEW_JOB_FIELDS
+from .new_job import KEYED_JOB_FIELDS, NEW_JOB_FIELDS, Waits
 
 _STATEMENT_ROWS, _STATEMENT_CHARS = 5_000, 8 * 1024 * 1024  # more is no faster, but costs the server memory
 _WITH_KEYS = 1 + NEW_JOB_FIELDS  # fields of a row and its id from which on it has keys
@@ -32,6 +32,10 @@ class Statement(NamedTuple):
 
 Step: TypeAlias = Callable[[], tuple[Statement, Sequence[Any]]]
 """A statement to run with its parameters, which are made when its turn has come."""
+
+
+AFTER_MAX = 10_000
+"""Dependencies in one call of depend()."""
 
 
 def styles(sql: str) -> Statement:
@@ -86,11 +90,29 @@ FROM pgworkd.enqueue(
     p_on_retry => coalesce(CAST($14 AS text), 'hold'), p_dedupe_until => CAST(CAST($15 AS text) AS timestamptz),
     p_dedupe_for_s => CAST($16 AS float8), p_on_duplicate => CAST($17 AS text))""")
 
+_DEPEND = styles("""
+SELECT sum(pgworkd.depend(CAST(job AS uuid), CAST(after AS uuid[]), unless))
+FROM unnest(CAST($1 AS text[]), CAST($2 AS text[]), CAST($3 AS text[])) AS new (job, after, unless)""")
+
 
 def inserts(ids: Iterable[int], rows: Sequence[Any]) -> list[Step]:
     """The statements that store these rows of `new_job` under these ids; without rows, none."""
     all_rows = ((f"{job_id:032x}", *fields) for job_id, fields in zip(ids, rows, strict=True))
     return [partial(_insert, part) for part in parts(all_rows, lambda row: len(row[3]) + len(row[11] or ""))]
+
+
+def depends(ids: Sequence[int], waits: Iterable[Waits]) -> list[Step]:
+    """The statements that let those of the new jobs wait for others."""
+    edges = (
+        (f"{ids[number]:032x}", "{" + ",".join(map(str, after[at : at + AFTER_MAX])) + "}", unless)
+        for number, after, unless in waits
+        for at in range(0, len(after), AFTER_MAX)
+    )
+    return [partial(_depend, part) for part in parts(edges, lambda edge: len(edge[1]))]
+
+
+def _depend(part: Sequence[tuple[str, str, str]]) -> tuple[Statement, Sequence[Any]]:
+    return _DEPEND, [*map(list, zip(*part, strict=True))]
 
 
 def parts(items: Iterable[Item], chars: Callable[[Item], int]) -> list[list[Item]]:

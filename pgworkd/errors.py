@@ -6,6 +6,7 @@ All of them survive pickling, because handlers may run in another process.
 from __future__ import annotations
 
 from datetime import timedelta
+from uuid import UUID
 
 DELAY_S_MAX = 366 * 86_400.0
 """The longest delay anywhere, in seconds: 366 days."""
@@ -72,6 +73,23 @@ class WorkerLost(PgworkdError):  # noqa: N818
 
 class LeaseLost(PgworkdError):  # noqa: N818
     """This attempt is no longer ours: someone else may run the job, what we report about it is refused."""
+
+
+class JobFailed(PgworkdError):  # noqa: N818
+    """The job that was waited for is over, or dead, and has no result: `status` is dead, cancelled or expired."""
+
+    def __init__(self, job_id: UUID, status: str, error: str | None) -> None:
+        super().__init__(job_id, status, error)
+        self.job_id = job_id
+        self.status = status
+        self.error = error
+
+    def __str__(self) -> str:
+        return f"job {self.job_id} is {self.status}" + (f": {self.error}" if self.error else "")
+
+
+class JobUnknown(PgworkdError):  # noqa: N818
+    """There is no such job, or its history is forgotten."""
 
 
 class PermanentError(Exception):

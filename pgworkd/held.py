@@ -22,6 +22,8 @@ class Held:
     scope: anyio.CancelScope | None = None
     """Set while the handler runs: cancelling it ends this run, and only this."""
     reason: Reason | None = None
+    progress: tuple[float, str] | None = None
+    """The latest word of the handler, in whatever thread, until the reporter has passed it on."""
     started: float | None = None
     """On the monotonic clock, when the handler was called; None: still waits for a slot."""
     ended: float = 0.0

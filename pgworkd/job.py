@@ -14,6 +14,9 @@ from uuid import UUID
 
 from .errors import UsageError
 
+PROGRESS_CHARS_MAX = 200
+"""Of its word; the rest is cut."""
+
 
 @dataclass(slots=True, kw_only=True)
 class Job:
@@ -45,6 +48,19 @@ class Job:
     """Set when this run should end: timed out, cancelled or the daemon stops. For handlers in threads,
     which cannot be interrupted: look at it now and then and return."""
     opener: Callable[[Job], AbstractAsyncContextManager[Any]] | None = field(default=None, repr=False)
+    noter: Callable[[float, str], None] | None = field(default=None, repr=False)
+
+    def progress(self, done: float, message: str = "") -> None:
+        """Says how far this run has come: `done` from 0 to 1, and a word about it, for `pgworkd job` and the like.
+
+        Never waits, may be called as often as you like, from threads and processes, too: the latest is written about
+        twice a second. It is gone when the attempt ends. UsageError for a number out of bounds.
+        """
+        if isinstance(done, bool) or not isinstance(done, int | float) or not 0 <= done <= 1:
+            raise UsageError(f"the progress of a job is {done!r}: give a number from 0 to 1")
+        if self.noter is not None:
+            text = str(message).replace("\0", "").encode("utf-8", "replace").decode()
+            self.noter(float(done), text[:PROGRESS_CHARS_MAX])
 
     @contextlib.asynccontextmanager
     async def transaction(self) -> AsyncIterator[Any]:

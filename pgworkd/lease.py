@@ -24,8 +24,8 @@ from typing import Protocol
 import anyio
 
 from .errors import PgworkdError
+from .lease_store import HeartbeatAnswer, LeaseStore
 from .link import LinkOptions
-from .store import HeartbeatAnswer, LeaseStore
 
 
 def boot_time_s() -> float:

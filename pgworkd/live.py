@@ -15,8 +15,8 @@ import anyio
 from . import events
 from .events import Events
 from .job import Reason
+from .lease_store import HeartbeatAnswer
 from .pool import Pool
-from .store import HeartbeatAnswer
 
 BACKOFF = ("backoff_s", "backoff_factor", "backoff_cap_s")
 _END_S_MAX = 3600.0

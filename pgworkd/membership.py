@@ -19,10 +19,11 @@ from .events import Events
 from .held import Holdings
 from .job import Reason
 from .lease import Lease, boot_time_s
+from .lease_store import HeartbeatAnswer
 from .live import LiveSettings
 from .outage import Outage
 from .pool import Pool
-from .store import HeartbeatAnswer, Store
+from .store import Store
 
 
 class Membership:

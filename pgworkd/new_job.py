@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, get_args
+from uuid import UUID
 
 from .errors import UsageError, delay_seconds
 from .payload import encode
 
 NAME_CHARS_MAX, KEY_CHARS_MAX, ATTEMPTS_MAX, PRIORITY_MAX = 200, 512, 1000, 2**31 - 1
 FIRST_INSTANT, END_OF_INSTANTS = datetime(1970, 1, 1, tzinfo=UTC), datetime(2200, 1, 1, tzinfo=UTC)
+
+
+Unless = Literal["wait", "cancel", "run"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +34,9 @@ class NewJob:
     serialize_key: a queue runs one job per key at a time, in the order in which they are due; one that waits for its
     retry holds the key (on_retry="hold") or lets others pass ("yield"). limit_key: what the queue's limits per key
     and turns count by.
+
+    after: ids of jobs that have to complete first. Should one die, be cancelled or expire, this job waits on
+    (unless="wait": a replay lets it go on), is cancelled ("cancel"), or runs all the same ("run").
     """
 
     queue: str
@@ -49,15 +56,41 @@ class NewJob:
     on_retry: Literal["hold", "yield"] = "hold"
     dedupe_until: datetime | None = None
     dedupe_for: float | timedelta | None = None
+    after: Iterable[UUID] = ()
+    unless: Unless = "wait"
+
+
+class Waits(NamedTuple):
+    """The job of this number in a call waits for others."""
+
+    number: int
+    after: Sequence[UUID]
+    unless: Unless
 
 
 NEW_JOB_FIELDS, KEYED_JOB_FIELDS = 11, 16
 """How many fields a row has: without and with what only jobs with keys have."""
 
 
-def rows(jobs: Iterable[NewJob | Mapping[str, Any]]) -> list[tuple[Any, ...]]:
-    """The jobs as rows; UsageError names what is wrong as "jobs[17].queue"."""
-    return [_checked(job, i) for i, job in enumerate(jobs)]
+def rows(jobs: Iterable[NewJob | Mapping[str, Any]]) -> tuple[list[tuple[Any, ...]], list[Waits]]:
+    """The jobs as rows, and those that wait for others; UsageError names what is wrong as "jobs[17].queue"."""
+    found, waiting = list[tuple[Any, ...]](), list[Waits]()
+    for i, job in enumerate(jobs):
+        known = job if type(job) is NewJob else new_job(job, f"jobs[{i}]")
+        found.append(_checked(known, i))
+        if known.after:
+            waiting.append(waits(known, i, f"jobs[{i}]."))
+    return found, waiting
+
+
+def waits(job: NewJob, index: int = 0, at: str = "") -> Waits:
+    """What the job waits for."""
+    after = list(job.after) if isinstance(job.after, Iterable) else [None]
+    if not all(isinstance(each, UUID) for each in after):
+        raise UsageError(f"{at}after must be a list of jobs' ids, as enqueue() answers with them")
+    if job.unless not in get_args(Unless):
+        raise UsageError(f"{at}unless must be one of {', '.join(get_args(Unless))}")
+    return Waits(index, after, job.unless)
 
 
 def row(job: NewJob, at: str = "") -> tuple[Any, ...]:
@@ -107,11 +140,11 @@ def _keys(job: NewJob, at: str) -> tuple[Any, ...]:
     )
 
 
-def _checked(job: Any, index: int) -> tuple[Any, ...]:
+def _checked(job: NewJob, index: int) -> tuple[Any, ...]:
     try:
-        return row(job if type(job) is NewJob else new_job(job, ""))
+        return row(job)
     except UsageError:  # once more, for the message to say which
-        return row(new_job(job, f"jobs[{index}]"), f"jobs[{index}].")
+        return row(job, f"jobs[{index}].")
 
 
 def new_job(job: Any, what: str) -> NewJob:

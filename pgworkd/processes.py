@@ -8,6 +8,7 @@ import pickle
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
@@ -15,11 +16,12 @@ import anyio
 from anyio.abc import Process
 from anyio.streams.buffered import BufferedByteReceiveStream
 
-from .child import LENGTH, Answer, Request
+from .child import LENGTH, Answer, Noted, Request
 
 IDLE_S_MAX = 300.0
 """A process that has had nothing to do for so long is ended when the next call comes."""
 ANSWER_BYTES_MAX = 8 * 1024 * 1024
+Progress = Callable[[float, str], None]
 
 
 class ChildDied(Exception):  # noqa: N818
@@ -37,17 +39,23 @@ class _Child:
         self._requests = process.stdin
         self._answers = BufferedByteReceiveStream(process.stdout)
 
-    async def ask(self, request: Request) -> Answer:
-        """Sends one request and waits for its answer. Raises ChildDied."""
+    async def ask(self, request: Request, progress: Progress) -> Answer:
+        """Sends one request and waits for its answer; passes on what comes before. Raises ChildDied."""
         frame = pickle.dumps(tuple(request))
         try:
             await self._requests.send(LENGTH.pack(len(frame)) + frame)
-            size = LENGTH.unpack(await self._answers.receive_exactly(LENGTH.size))[0]
-            if size > ANSWER_BYTES_MAX:
-                raise ChildDied("the process wrote something else than an answer to its pipe")
-            return Answer(*pickle.loads(await self._answers.receive_exactly(size)))  # noqa: S301 - our own child
+            while isinstance(answer := await self._receive(), Noted):
+                progress(answer.done, answer.message)
         except (anyio.EndOfStream, anyio.IncompleteRead, anyio.BrokenResourceError, anyio.ClosedResourceError):
             raise ChildDied(await self._fate()) from None
+        return answer
+
+    async def _receive(self) -> Answer | Noted:
+        size = LENGTH.unpack(await self._answers.receive_exactly(LENGTH.size))[0]
+        if size > ANSWER_BYTES_MAX:
+            raise ChildDied("the process wrote something else than an answer to its pipe")
+        fields = pickle.loads(await self._answers.receive_exactly(size))  # noqa: S301 - our own child
+        return Noted(*fields) if len(fields) == len(Noted._fields) else Answer(*fields)
 
     async def _fate(self) -> str:
         with anyio.move_on_after(2):
@@ -72,11 +80,14 @@ class Processes:
     def __init__(self) -> None:
         self._idle: list[_Child] = []
 
-    async def call(self, request: Request) -> Answer:
-        """Runs one call in a process. Raises ChildDied. Cancelled: the process is killed before this returns."""
+    async def call(self, request: Request, progress: Progress) -> Answer:
+        """Runs one call in a process; `progress` is told what the handler says meanwhile.
+
+        Raises ChildDied. Cancelled: the process is killed before this returns.
+        """
         child = await self._take()
         try:
-            answer = await child.ask(request)
+            answer = await child.ask(request, progress)
         except BaseException:
             await child.kill()
             raise

@@ -8,14 +8,17 @@ import anyio
 
 from . import events
 from .app import App
+from .errors import PgworkdError
 from .events import Events
 from .held import Held, Holdings
 from .job import Ending, Outcome, Reason
-from .store import Rescued
+from .outage import Outage
+from .store import Rescued, Store
 
 LOOK_S = 0.5
 SAMPLES_LEAST = 20
 """Runs of a kind before we presume to know what is usual."""
+PROGRESS_ROWS_MAX = 1000
 WEIGHT = 0.05
 """Of the newest run in the moving average."""
 
@@ -23,7 +26,11 @@ WEIGHT = 0.05
 class Reporter:
     """Turns settled attempts into events and watches the clock of those that run."""
 
-    def __init__(self, events_: Events, holdings: Holdings, app: App, slow_min_s: float, slow_factor: float) -> None:
+    def __init__(
+        self, store: Store, events_: Events, holdings: Holdings, app: App, slow_min_s: float, slow_factor: float
+    ) -> None:
+        self._store = store
+        self._outage = Outage("progress", events_)
         self._events = events_
         self._holdings = holdings
         self._app = app
@@ -77,7 +84,25 @@ class Reporter:
             for held in self._holdings.running():
                 self._tell_thread(held, now)
                 self._flag_slow(held, now)
+            await self._pass_progress_on()
             await anyio.sleep(LOOK_S)
+
+    async def _pass_progress_on(self) -> None:
+        """Writes what handlers have said since the last time; what cannot be written, they will say anew."""
+        said = []
+        for held in self._holdings.running():
+            if (noted := held.progress) is not None:
+                said.append((held.claimed.id, held.claimed.attempt, *noted))
+                if held.progress is noted:  # a thread may have said more by now
+                    held.progress = None
+        for at in range(0, len(said), PROGRESS_ROWS_MAX):
+            columns = zip(*said[at : at + PROGRESS_ROWS_MAX], strict=True)
+            try:
+                await self._store.report_progress(*map(list, columns))
+            except PgworkdError as error:
+                self._outage.failed(error)
+            else:
+                self._outage.passed()
 
     def _tell_thread(self, held: Held, now: float) -> None:
         """A thread past its time-out cannot be stopped: it is told, reported, and still ours until it returns."""

@@ -134,6 +134,7 @@ class Runner:
             occurrence=None if claimed.occurrence is None else datetime.fromtimestamp(claimed.occurrence, UTC),
             meta={} if claimed.meta is None else json.loads(claimed.meta),
             opener=functools.partial(self._transaction, held),
+            noter=functools.partial(_note, held),
         )
 
     async def _elsewhere(self, handler: Handler, held: Held, arguments: dict[str, Any]) -> Outcome:
@@ -153,7 +154,7 @@ class Runner:
             handler.job_parameter,
             {name: getattr(job, name) for name in _CHILD_FIELDS} | {"id": UUID(bytes=job.id.bytes)},
         )
-        answer = await self.processes.call(request)
+        answer = await self.processes.call(request, job.progress)
         if answer.ending == "result":
             return Outcome(Ending.COMPLETED, result=answer.result)
         if answer.ending == "snooze":
@@ -212,6 +213,10 @@ _CHILD_FIELDS = (
     *("id", "queue", "kind", "attempt", "failures", "max_attempts", "payload", "created_at", "run_at", "schedule"),
     *("occurrence", "meta"),
 )
+
+
+def _note(held: Held, done: float, message: str) -> None:
+    held.progress = (done, message)
 
 
 def _unknown(kind: str) -> Outcome:

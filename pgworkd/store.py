@@ -8,9 +8,7 @@ outcome is unknown: all verbs may be repeated.
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -123,18 +121,6 @@ class FailedAttempt(NamedTuple):
     permanent: bool
     message: str
     error: str
-
-
-@dataclass(frozen=True, slots=True)
-class HeartbeatAnswer:
-    """What the database tells a worker whose lease it renewed."""
-
-    lease_s: float
-    cancels: Sequence[tuple[UUID, int]]
-    queues: dict[str, dict[str, Any]]
-    """Rows of `queues` by name, without what is NULL; always `paused`, and `pause_s` if the pause has an end."""
-    differing: dict[str, list[tuple[str, int]]] = field(default_factory=dict)
-    """By queue: other workers, and the concurrency that their code gives it, where that is not ours."""
 
 
 _CLAIM = """SELECT id, kind, payload, attempt, failures, max_attempts, timeout_s, priority, losses, run_at,
@@ -280,8 +266,9 @@ class Store:
         return int(await self._rest.value("SELECT pgworkd.expire($1)", limit))
 
     async def unblock(self) -> int:
-        """Promotes what waits for a serialize_key that nobody holds; how many keys."""
-        return int(await self._rest.value("SELECT pgworkd.unblock()"))
+        """Lets go on what waits for a key or jobs in vain, or goes with a dead one; how many keys and jobs."""
+        keys = int(await self._rest.value("SELECT pgworkd.unblock()"))
+        return keys + int(await self._rest.value("SELECT pgworkd.mend_dependencies()"))
 
     async def ensure_partitions(self, days_ahead: int = 7) -> int:
         """Makes the coming days' partitions of the history."""
@@ -292,6 +279,12 @@ class Store:
         sql = "SELECT partitions, rows_deleted, dead_moved FROM pgworkd.prune($1, $2, $3)"
         partitions, rows, dead = (await self._rest.fetch(sql, keep_days, keep_dead_days, limit))[0]
         return partitions, rows, dead
+
+    async def report_progress(
+        self, ids: Sequence[UUID], attempts: Sequence[int], done: Sequence[float], messages: Sequence[str]
+    ) -> None:
+        """Notes how far these attempts have come (0 to 1), where they are still running."""
+        await self._rest.value("SELECT pgworkd.report_progress($1, $2, $3, $4)", ids, attempts, done, messages)
 
     # Schedules
 
@@ -324,27 +317,3 @@ class Store:
     async def fail_schedule(self, name: str, revision: int, error: str) -> bool:
         """Notes why a schedule has no next occurrence; True if that is news."""
         return bool(await self._rest.value("SELECT pgworkd.fail_schedule($1, $2, $3)", name, revision, error))
-
-
-class LeaseStore:
-    """The lease thread's own way to the database: one link, one verb."""
-
-    def __init__(self, options: LinkOptions) -> None:
-        self._link = Link(options, "lease")
-
-    async def heartbeat(self, worker_id: int, state: str) -> HeartbeatAnswer | None:
-        """Renews the lease; None if the worker is lost."""
-        rows = await self._link.fetch(
-            "SELECT lease_s, cancel_ids, cancel_attempts, settings, differing FROM pgworkd.heartbeat($1, $2)",
-            worker_id,
-            state,
-        )
-        if not rows:
-            return None
-        lease_s, ids, attempts, settings, differing = rows[0]
-        cancels = tuple(zip(ids, attempts, strict=True))
-        return HeartbeatAnswer(lease_s, cancels, json.loads(settings), json.loads(differing))
-
-    async def close(self) -> None:
-        """Closes the link."""
-        await self._link.close()

@@ -15,7 +15,7 @@ PACKAGE = ROOT / "pgworkd"
 
 FLOORS = {
     0: "bounds errors events failure payload backoff schedule config sources dsn job new_job outage log queue_settings",
-    1: "link store drivers batches schema wake admin_sql queue_acts batch_acts acts",
+    1: "link store lease_store drivers batches workflow schema wake admin_sql queue_acts batch_acts acts",
     2: (
         "streams app cancellation child processes held runner cursor pace attention slots pool settler lease "
         "membership chores recurring reporter hooks look live serving hearing daemon"
@@ -26,7 +26,7 @@ FLOORS = {
         "autoscale cli_autoscale"
     ),
 }
-PARTS = "client embedded systemd admin"
+PARTS = "client results embedded systemd admin"
 """Optional companions: they know the words and the database, never the engine nor each other."""
 
 FLOOR_OF = {module: floor for floor, modules in FLOORS.items() for module in modules.split()}

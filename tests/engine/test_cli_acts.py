@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from uuid import UUID
 
 import pytest
 
 from pgworkd import cli_acts, cli_ask
+from pgworkd.client import enqueue as drivers_enqueue
 from tests.engine.acts_kit import ME, enqueue, run
 from tests.engine.test_cli import NOBODY, Shell, clean, shell
 
@@ -167,3 +169,27 @@ def test_any_login_name_can_be_noted(shell: Shell, monkeypatch: pytest.MonkeyPat
     assert who.isascii()
     assert who.split("@")[0] == (login or "unknown").encode("ascii", "backslashreplace").decode()
     assert "\x1b" not in shell("audit").stdout
+
+
+# Who waits for others
+
+
+def test_a_job_says_what_it_waits_for_and_can_be_let_go(shell: Shell) -> None:
+    first, other = enqueue(shell), enqueue(shell)
+    last = str(drivers_enqueue(shell.db, "q", after=[UUID(first)]))
+    assert "waits:         waits for 1 job\n" in shell("job", last).stdout
+    result = shell("undepend", last, other, NOBODY, code=1)
+    assert result.stdout == f"{last} waits for no other job any more\n"
+    assert f"{other} is pending: it waits for no other job" in result.stderr
+    assert f"{NOBODY} is unknown" in result.stderr
+    assert shell.status(last) == "pending"
+    assert json.loads(shell("audit", "--json").stdout)[0]["what"] == "undepend"
+
+
+def test_a_job_says_how_far_it_is(shell: Shell) -> None:
+    job_id = enqueue(shell)
+    run(shell, job_id)
+    shell.sql("SELECT pgworkd.report_progress(ARRAY[%s::uuid], '{1}', '{0.4}', '{page 12}')", job_id)
+    shown = shell("job", job_id).stdout
+    assert "progress:      0.4\n" in shown
+    assert "doing:         page 12\n" in shown

@@ -11,8 +11,8 @@ from typing import Any
 import asyncpg
 
 from pgworkd.lease import Lease, boot_time_s
+from pgworkd.lease_store import HeartbeatAnswer
 from pgworkd.link import LinkOptions
-from pgworkd.store import HeartbeatAnswer
 from tests.engine.lease_kit import through_proxy
 from tests.kit import until
 

@@ -1,0 +1,129 @@
+"""Jobs that wait for others: `after`, and workflows by name."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+import pytest
+
+from pgworkd import drivers
+from pgworkd.app import App
+from pgworkd.client import NewJob, Workflow, enqueue, enqueue_many
+from pgworkd.errors import UsageError
+from tests.engine.client_kit import in_a_transaction, in_autocommit, settled
+from tests.kit import running, status, until, waits_for_status
+
+NOBODY = UUID(int=7)
+
+
+@in_autocommit
+async def test_a_job_after_others_by_each_driver(opener: Any, dsn: str, db: asyncpg.Connection[Any]) -> None:
+    async with opener(dsn, autocommit=True) as caller:
+        first, second = await settled(enqueue_many(caller.conn, [NewJob("q"), NewJob("q")]))
+        third = await settled(enqueue(caller.conn, "q", after=[first, second]))
+        (fourth,) = await settled(enqueue_many(caller.conn, [NewJob("q", after=(i for i in [third]), unless="run")]))
+    rows = await db.fetch("SELECT id, status::text, waiting_on FROM pgworkd.jobs ORDER BY id")
+    assert [tuple(row) for row in rows] == [
+        *((first, "pending", 0), (second, "pending", 0), (third, "blocked", 2), (fourth, "blocked", 1))
+    ]
+
+
+@in_a_transaction
+async def test_all_of_it_goes_with_the_callers_transaction(opener: Any, dsn: str, db: asyncpg.Connection[Any]) -> None:
+    async with opener(dsn, autocommit=False) as caller:
+        first = await settled(enqueue(caller.conn, "q"))
+        await settled(enqueue(caller.conn, "q", after=[first]))
+        await settled(caller.rollback())
+    assert await db.fetchval("SELECT count(*) FROM pgworkd.jobs") == 0
+    assert await db.fetchval("SELECT count(*) FROM pgworkd.job_dependencies") == 0
+
+
+async def test_more_than_one_call_takes(db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drivers, "AFTER_MAX", 3)
+    monkeypatch.setattr(drivers, "_STATEMENT_ROWS", 2)
+    ids = await enqueue_many(db, [NewJob("q")] * 10)
+    last = await enqueue(db, "q", after=ids)
+    assert await db.fetchval("SELECT waiting_on FROM pgworkd.jobs WHERE id = $1", last) == 10
+
+
+async def test_a_workflow_runs_in_its_order(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    app, ran = App(), list[str]()
+
+    @app.handler("etl", concurrency=10)
+    async def etl(payload: dict[str, Any]) -> None:
+        ran.append(payload["step"])
+
+    flow = Workflow()
+    flow.add("load", "etl", {"step": "load"}, after=["left", "right"])
+    flow.add("left", "etl", {"step": "left"}, after=["extract"])
+    flow.add("right", "etl", {"step": "right"}, after=["extract"])
+    flow.add("extract", "etl", {"step": "extract"})
+    ids = await flow.enqueue(db)
+    assert ids.keys() == {"extract", "left", "right", "load"}
+    async with running(app, dsn):
+        await until(waits_for_status(db, ids["load"], "completed"))
+    assert (ran[0], sorted(ran[1:3]), ran[3]) == ("extract", ["left", "right"], "load")
+
+
+async def test_a_dead_step_holds_up_the_flow_until_it_is_replayed(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    app, bank_is_open = App(), list[bool]()
+
+    @app.handler("pay", max_attempts=1)
+    async def pay() -> None:
+        if not bank_is_open:
+            raise ConnectionError("closed")
+
+    @app.handler("told", concurrency=5)
+    async def told(payload: dict[str, Any]) -> None:
+        return None
+
+    flow = Workflow()
+    flow.add("pay", "pay")
+    flow.add("thank", "told", after=["pay"])
+    flow.add("log", "told", after=["pay"], unless="run")
+    flow.add("offer", "told", after=["pay"], unless="cancel")
+    ids = await flow.enqueue(db)
+    async with running(app, dsn):
+        await until(waits_for_status(db, ids["log"], "completed"))
+        await until(waits_for_status(db, ids["offer"], "cancelled"))
+        assert (await status(db, ids["pay"]), await status(db, ids["thank"])) == ("dead", "blocked")
+        bank_is_open.append(True)
+        await db.execute("SELECT pgworkd.retry(ARRAY[$1::uuid])", ids["pay"])
+        await until(waits_for_status(db, ids["thank"], "completed"))
+
+
+def test_graphs_that_cannot_be_are_refused() -> None:
+    flow = Workflow()
+    flow.add("a", "q", after=["b"])
+    flow.add("b", "q", after=["c"])
+    with pytest.raises(UsageError, match="step 'b' waits for 'c', which is no step"):
+        flow.enqueue(asyncpg.Pool.__new__(asyncpg.Pool))
+    flow.add("c", "q", after=["a"])
+    with pytest.raises(UsageError, match="in a circle: "):
+        flow.enqueue(asyncpg.Pool.__new__(asyncpg.Pool))
+    with pytest.raises(UsageError, match="step 'a' is there already"):
+        flow.add("a", "q")
+    with pytest.raises(UsageError, match="step 'd': after must be a list"):
+        flow.add("d", "q", after="a")
+    with pytest.raises(UsageError, match="step 'd': queue must be text"):
+        flow.add("d", "")
+    with pytest.raises(UsageError, match="the step's name must be text of 1 to 200"):
+        flow.add("", "q")
+
+
+async def test_bad_dependencies_are_refused(db: asyncpg.Connection[Any]) -> None:
+    for job, says in (
+        (NewJob("q", after=["x"]), r"jobs\[0\].after must be a list of jobs' ids"),  # type: ignore[list-item]
+        (NewJob("q", after=NOBODY), r"jobs\[0\].after must be a list of jobs' ids"),  # type: ignore[arg-type]
+        (NewJob("q", after=[NOBODY], unless="no"), r"jobs\[0\].unless must be one of wait, cancel, run"),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(UsageError, match=says):
+            enqueue_many(db, [job])
+    with pytest.raises(UsageError, match="after does not go with on_duplicate"):
+        enqueue(db, "q", dedupe_key="k", on_duplicate="skip", after=[NOBODY])
+    with pytest.raises(asyncpg.PostgresError, match="which does not exist") as missing:
+        await enqueue(db, "q", after=[NOBODY])
+    assert missing.value.sqlstate == "PW004"
+    assert await db.fetchval("SELECT count(*) FROM pgworkd.jobs") == 0
