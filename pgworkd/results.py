@@ -85,8 +85,12 @@ class Results:
     ) -> bool | None:
         assert self._tasks is not None  # noqa: S101 - entered
         self._tasks.cancel_scope.cancel()
+        ours = isinstance(error, anyio.get_cancelled_exc_class())  # perhaps because a task of ours has failed
         try:
-            return await self._tasks.__aexit__(kind, error, trace)
+            handled = await self._tasks.__aexit__(*(kind, error, trace) if ours else (None, None, None))
+            return handled if ours else None
+        except BaseExceptionGroup as group:
+            raise group.exceptions[0] from None  # as the caller of any other call would get it
         finally:
             with anyio.CancelScope(shield=True):
                 await self._link.close()

@@ -11,7 +11,7 @@ import pytest
 
 from pgworkd.app import App
 from pgworkd.client import batch, enqueue
-from pgworkd.errors import BatchClosed, JobFailed, JobUnknown, PermanentError, UsageError
+from pgworkd.errors import BatchClosed, JobFailed, JobUnknown, PermanentError, SchemaError, UsageError
 from pgworkd.results import Found, Results
 from tests.kit import insert, running, until
 
@@ -111,6 +111,29 @@ async def test_a_listener_that_is_cut_off_listens_again(dsn: str, db: asyncpg.Co
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
                 " WHERE datname = current_database() AND pid <> pg_backend_pid()"
             )
+
+
+async def test_what_is_raised_inside_comes_out_as_it_is(dsn: str) -> None:
+    with pytest.raises(ZeroDivisionError):
+        async with Results(dsn):
+            raise ZeroDivisionError
+    with pytest.raises(TimeoutError):
+        async with Results(dsn) as results:
+            await results.result(await _new_job(dsn), timeout_s=0.01)
+
+
+async def _new_job(dsn: str) -> UUID:
+    connection = await asyncpg.connect(dsn)
+    try:
+        return await enqueue(connection, "q")
+    finally:
+        connection.terminate()
+
+
+async def test_a_database_that_can_never_answer_is_told(empty_dsn: str) -> None:
+    with pytest.raises(SchemaError, match="pgworkd migrate"):
+        async with Results(empty_dsn) as results:
+            await results.result(NOBODY)
 
 
 async def test_waiting_is_bounded(dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,29 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import os
-import uuid
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.server import create_database, drop_database
-
 from .flow_world import Step, World
-
-EXAMPLES = int(os.environ.get("PGWORKD_TEST_EXAMPLES", "14"))
-QUICK = settings(
-    max_examples=EXAMPLES,
-    deadline=None,
-    phases=[Phase.explicit, Phase.generate],
-    suppress_health_check=list(HealthCheck),
-)
-"""Shrinking runs for minutes: a failing case is short enough as it is."""
+from .worlds import QUICK, playing
 
 SETTLES = ["complete", "fail", "fail", "release", "release", "end", "both", "both"]
 PLAIN = ["insert", "insert", "claim", "claim", "claim", "tick", "commit", "rollback", "cancel", "retry", "crash"]
@@ -56,35 +41,9 @@ def steps(whats: list[str], keys: list[str]) -> st.SearchStrategy[list[Step]]:
     return st.builds(lambda head, tail: head + tail, heads, tails)
 
 
-@contextlib.contextmanager
-def world_of(server_dsn: str) -> Iterator[tuple[asyncio.Runner, World]]:
-    """A database for all examples of one test."""
-    name = f"pgworkd_flow_{uuid.uuid4().hex[:12]}"
-    with asyncio.Runner() as runner:
-        dsn = runner.run(create_database(server_dsn, name))
-        world = runner.run(World.open(dsn))
-        try:
-            yield runner, world
-        finally:
-            for db in [world.observer, *(session.db for session in world.sessions)]:
-                db.terminate()
-            runner.run(drop_database(server_dsn, name))
-
-
 def _holds(server_dsn: str, whats: list[str], keys: list[str], limits: dict[str, Any]) -> None:
-    with world_of(server_dsn) as (runner, world):
-
-        @QUICK
-        @given(steps=steps(whats, keys))
-        def play(steps: list[Step]) -> None:
-            async def fresh() -> None:
-                if any(session.is_open or session.busy for session in world.sessions):
-                    await world.renew()
-                await world.play(steps, limits)
-
-            runner.run(fresh())
-
-        play()
+    with playing(server_dsn, World) as play:
+        QUICK(given(steps=steps(whats, keys))(lambda steps: play(steps, limits)))()
 
 
 def test_one_of_a_serialize_key_runs_in_order_and_none_is_stuck(server_dsn: str) -> None:
