@@ -2484,6 +2484,31 @@ BEGIN
 END $$;
 CREATE OR REPLACE TRIGGER batch_created BEFORE INSERT ON batches FOR EACH ROW EXECUTE FUNCTION batch_created();
 
+-- At the end of a transaction that has made a child that streams: who has ended jobs of the parent meanwhile could not see the
+-- child. (What its own transaction ended is in `added`.) Locks the root, so that whoever is about to end jobs sees it; see
+-- batch_ended(); before that as check_dependencies().
+CREATE OR REPLACE FUNCTION stream_created() RETURNS trigger
+LANGUAGE plpgsql SET search_path = pgworkd, pg_catalog, pg_temp SET enable_seqscan = off AS $$
+DECLARE
+    v_parent text;
+BEGIN
+    PERFORM check_dependencies(), lock_trees(ARRAY[NEW.id]);
+    SELECT p.name INTO v_parent
+    FROM batches c JOIN batches p ON p.id = c.parent_id WHERE c.id = NEW.id AND p.completed > c.added;
+    IF FOUND THEN
+        RAISE EXCEPTION 'batch % (%) has completed jobs that would be missing in its child "%"', NEW.parent_id, v_parent, NEW.name
+            USING ERRCODE = 'PW003', HINT = 'Create children that stream before the parent has jobs.';
+    END IF;
+    RETURN NULL;
+END $$;
+DO $$
+BEGIN
+    IF NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = 'pgworkd.batches'::regclass AND t.tgname = 'stream_created') THEN
+        CREATE CONSTRAINT TRIGGER stream_created AFTER INSERT ON batches
+            DEFERRABLE INITIALLY DEFERRED FOR EACH ROW WHEN (NEW.stream) EXECUTE FUNCTION stream_created();
+    END IF;
+END $$;
+
 -- Raises unless call_back() can insert such a job.
 CREATE OR REPLACE FUNCTION check_callback(p_column text, p_job jsonb) RETURNS void
 LANGUAGE plpgsql IMMUTABLE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
@@ -2634,6 +2659,12 @@ DECLARE
     v_failed    uuid[];                          -- have too many dead
     v_cancelled uuid[];
 BEGIN
+    IF EXISTS (SELECT FROM batches c
+               WHERE c.parent_id = ANY (ARRAY(SELECT DISTINCT e.batch_id FROM unnest(p_ended) e WHERE e.status = 'completed' AND e.payload IS NULL))
+                 AND c.stream) THEN
+        RAISE EXCEPTION 'a batch that streams was created beside the end of jobs that it must not miss'
+            USING ERRCODE = 'serialization_failure', HINT = 'Try again: daemons do.';
+    END IF;
     WITH moved AS (
         UPDATE batches b
         SET completed = b.completed + n.completed, dead = greatest(b.dead + n.dead, 0), cancelled = b.cancelled + n.cancelled

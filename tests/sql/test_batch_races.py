@@ -7,10 +7,12 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import anyio
+import asyncpg
 import pytest
 
 from .trees import add, batch, calls, cancel_batch, counted, seal, sealed, state
 from .verbs import (
+    BATCH_CLOSED,
     Db,
     Later,
     Settle,
@@ -160,4 +162,43 @@ async def test_a_replay_beside_the_end_of_the_last_job(db: Db, other: Db, third:
         await complete(db, [second])
         assert await state(db, batch_id) == ["sealed"]
         assert await calls(db) == []
+    await counted(db)
+
+
+@pytest.mark.parametrize("ends", ["before", "beside"])
+async def test_a_stream_that_was_made_beside_the_first_end_is_refused_or_misses_nothing(
+    db: Db, other: Db, third: Db, ends: str
+) -> None:
+    """Whoever ended the job could not see the child; or waits for the instant of its commit, and has to try again."""
+    root = await batch(db)
+    (first,) = await add(db, root)
+    await claim(db, await worker(db))
+    async with anyio.create_task_group() as tasks:
+        await other.execute("BEGIN")
+        child = await batch(other, "child", parent=root, stream=True)
+        if ends == "before":
+            await complete(db, [first])
+            with pytest.raises(asyncpg.PostgresError, match="would be missing in its child") as caught:
+                await other.execute("COMMIT")
+            assert caught.value.sqlstate == BATCH_CLOSED
+            return
+        await other.execute("SET CONSTRAINTS ALL IMMEDIATE")  # as far as a commit goes
+        settling = Later(tasks, complete(db, [first]))
+        await waits_for_lock(third, db)
+        await other.execute("COMMIT")
+        with pytest.raises(asyncpg.SerializationError, match="beside the end of jobs"):
+            await settling.answer()
+    assert await complete(db, [first]) == {first}
+    assert await db.fetchval("SELECT count(*) FROM pgworkd.jobs WHERE batch_id = $1", child) == 1
+    await counted(db)
+
+
+async def test_a_handlers_transaction_makes_a_stream_for_its_own_completion(db: Db) -> None:
+    root = await batch(db)
+    (first,) = await add(db, root)
+    await claim(db, await worker(db))
+    async with db.transaction():
+        child = await batch(db, "child", parent=root, stream=True)
+        await complete(db, [first])
+    assert await db.fetchval("SELECT count(*) FROM pgworkd.jobs WHERE batch_id = $1", child) == 1
     await counted(db)

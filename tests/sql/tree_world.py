@@ -40,7 +40,7 @@ OPEN = f"""SELECT b.id FROM pgworkd.batches b
       AND (NOT b.stream OR EXISTS (SELECT FROM pgworkd.batches p
                                    WHERE p.id = b.parent_id AND p.finished_at IS NOT NULL))"""  # noqa: S608
 LEASE_S = 3600.0
-UNIQUE_VIOLATION = "23505"
+UNIQUE_VIOLATION, TRY_AGAIN = "23505", "40001"
 ADDING = {"add", "insert", "child", "root", "seal"}
 """What an application's transaction does."""
 MAY_WAIT = ADDING | {"retry"}
@@ -136,7 +136,7 @@ class World:
     async def _end(self, session: Session, how: str) -> None:
         assert self._tasks is not None
         session.is_open = False
-        session.busy = Later(self._tasks, session.db.execute(how))  # a seal is carried out here
+        session.busy = Later(self._tasks, _allowed(session.db.execute(how)))  # a seal is carried out here
         await self._look(session)
         for other in self.sessions:
             await self._look(other)
@@ -279,10 +279,19 @@ async def _passes(db: Db, call: Callable[[], Awaitable[Any]]) -> None:
     try:
         await call()
     except asyncpg.PostgresError as error:
-        if error.sqlstate not in (BATCH_CLOSED, UNIQUE_VIOLATION):
+        if error.sqlstate not in (BATCH_CLOSED, UNIQUE_VIOLATION, TRY_AGAIN):
             raise
         if in_transaction:
             await db.execute("ROLLBACK TO before")
+
+
+async def _allowed(call: Awaitable[Any]) -> None:
+    """A commit may be refused: a stream that was made beside the first end would miss it."""
+    try:
+        await call
+    except asyncpg.PostgresError as error:
+        if error.sqlstate != BATCH_CLOSED:
+            raise
 
 
 async def _session(dsn: str) -> Db:
