@@ -3010,7 +3010,7 @@ CREATE OR REPLACE FUNCTION is_awaited(p_ids uuid[]) RETURNS boolean LANGUAGE sql
 -- Tells those who wait for these jobs that they have ended. p_completed: else they are dead, cancelled or expired. Locks the
 -- dependents in order of id, which counts down a fan-in one settle at a time; where the jobs have not completed, with SKIP
 -- LOCKED, because the caller may hold trees. (Who cancels or retries a job together with one that was inserted before it may
--- meet a settle of that in the other order. Postgres ends one of the two; daemons and pgworkd's commands then try again.)
+-- meet a settle of that in the other order. Postgres ends one of the two: 40P01. Daemons then try again.)
 CREATE OR REPLACE FUNCTION pass_on(p_ids uuid[], p_completed boolean) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$

@@ -47,6 +47,18 @@ SELECT CAST(id AS text), name, depth, state, total, done, completed, dead, cance
 FROM pgworkd.batch_tree(CAST(CAST($1 AS text) AS uuid))""")
 
 
+class _Options(NamedTuple):
+    """Of a batch to be, in the order of _CREATE."""
+
+    stream: bool = False
+    stream_kind: str | None = None
+    final: bool = False
+    max_failures: int | None = None
+    dedupe_key: str | None = None
+    on_complete: str | None = None
+    on_failure: str | None = None
+
+
 class Progress(NamedTuple):
     """What has become of a batch. `state`: open, sealed, cancelling, cancelled, completed (with failures).
 
@@ -89,16 +101,24 @@ class Batch:
     """
 
     def __init__(
-        self, conn: Any, batch_id: UUID, name: str = "", *, created: bool = False, kinds: Kinds | None = None
+        self,
+        conn: Any,
+        batch_id: UUID,
+        name: str = "",
+        *,
+        created: bool = False,
+        seals: bool = True,
+        kinds: Kinds | None = None,
     ) -> None:
         self.id = batch_id
         self.name = name
         self.created = created
         """False: it was there before, under its dedupe key or as a child of that name."""
+        self.seals = seals
+        """At the end of a block; one that its parent streams into is sealed by that one's end."""
         self._conn = conn
         self._way = way(conn)
         self._kinds = kinds
-        self._seals = True
 
     def child(
         self,
@@ -119,7 +139,7 @@ class Batch:
         """
         if stream and stream_kind is None and self._kinds is not None:
             stream_kind = self._kinds.stream_kind(self.name, name)
-        options = (bool(stream), stream_kind, bool(final), max_failures, None, None, None)
+        options = _Options(bool(stream), stream_kind, bool(final), max_failures)
         return _open(self._conn, self.id, name, _queue(queue, kind, self._kinds), kind, options, self._kinds)
 
     def add(
@@ -172,7 +192,7 @@ class Batch:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        if kind is None and self._seals:
+        if kind is None and self.seals:
             self.seal()
 
     def _ask(self, statement: Any, answer: Callable[[list[Any]], Any]) -> Any:
@@ -193,7 +213,7 @@ class Opening:
         return self._batch
 
     async def __aexit__(self, kind: object, *_: object) -> None:
-        if kind is None and self._batch._seals:  # noqa: SLF001 - its own door
+        if kind is None and self._batch.seals:
             await self._batch.seal()
 
 
@@ -220,8 +240,12 @@ def batch(
     instead if anything died or was cancelled. Their payload gets a "batch" with id, name, state and counts.
     Raises at the call UsageError for a value out of bounds or a connection of unknown type.
     """
-    callbacks = _callback(on_complete, "on_complete"), _callback(on_failure, "on_failure")
-    options = (False, None, False, max_failures, dedupe_key, *callbacks)
+    options = _Options(
+        max_failures=max_failures,
+        dedupe_key=dedupe_key,
+        on_complete=_callback(on_complete, "on_complete"),
+        on_failure=_callback(on_failure, "on_failure"),
+    )
     return _open(conn, None, name, _queue(queue, kind, kinds) or name, kind, options, kinds)
 
 
@@ -231,21 +255,19 @@ def _open(
     name: str,
     queue: str | None,
     kind: str | None,
-    options: tuple[Any, ...],
+    options: _Options,
     kinds: Kinds | None,
 ) -> Any:
     text(name, "name", NAME_CHARS_MAX)
-    row(NewJob("-", kind=kind, dedupe_key=options[4]))  # for its refusals
+    row(NewJob("-", kind=kind, dedupe_key=options.dedupe_key))  # for its refusals
     if queue is not None:
         text(queue, "queue", NAME_CHARS_MAX)
-    if options[3] is not None:
-        whole(options[3], "max_failures", 0, FAILURES_MAX)
+    if options.max_failures is not None:
+        whole(options.max_failures, "max_failures", 0, FAILURES_MAX)
     where = (name, None if parent is None else str(parent), queue, kind)
 
     def made(rows: list[Any]) -> Batch:
-        found = Batch(conn, UUID(rows[0][0]), name, created=rows[0][1], kinds=kinds)
-        found._seals = not options[0]  # noqa: SLF001 - what streams is sealed by its parent's end
-        return found
+        return Batch(conn, UUID(rows[0][0]), name, created=rows[0][1], seals=not options.stream, kinds=kinds)
 
     found = answered(way(conn)(conn, [lambda: (_CREATE, [*where, *options])]), made)
     return found if isinstance(found, Batch) else Opening(found)

@@ -108,6 +108,8 @@ def enqueue(
     meta; "reschedule" only the new run_at, and priority if one is given: both if it waits; if it runs, or is over and
     keeps the key, it is left alone.
 
+    What `after` names and can no longer complete, or does not exist, makes the driver raise SQLSTATE PW004.
+
     Raises at the call UsageError (InvalidPayload is one) for a value out of bounds or a connection of unknown type.
     """
     run = way(conn)

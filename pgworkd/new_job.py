@@ -36,7 +36,8 @@ class NewJob:
     and turns count by.
 
     after: ids of jobs that have to complete first. Should one die, be cancelled or expire, this job waits on
-    (unless="wait": a replay lets it go on), is cancelled ("cancel"), or runs all the same ("run").
+    (unless="wait": a replay lets it go on), is cancelled within a minute or so ("cancel"), or runs all the same
+    ("run").
     """
 
     queue: str

@@ -113,6 +113,10 @@ class Slots:
             held = work.popleft()
             self.begun += 1
             self.busy += 1
+            if not work and self.ask_below is not None and self.busy < self.concurrency:
+                # Tasks whose jobs ended have taken what was claimed for idle ones: no end may come for long.
+                self.ask_below = None
+                self._on_low()
             if not slice_ends:
                 slice_ends = time.monotonic() + SLICE_S
                 self._call(2)

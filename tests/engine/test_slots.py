@@ -1,0 +1,50 @@
+"""No slot is idle while a job is due, in whatever order jobs end and are claimed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anyio
+import asyncpg
+import pytest
+
+from pgworkd.app import App
+from pgworkd.attention import Attention, Next
+from pgworkd.pool import Pool
+from pgworkd.store import Claims, Store
+from tests.kit import insert, running, until
+
+
+async def test_a_slot_whose_task_took_what_was_claimed_for_another_is_not_forgotten(
+    dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two slots: the first job ends, one is claimed; as it comes, the second ends, and its task takes it at once."""
+    app, began = App(), list[int]()
+    ends = [anyio.Event() for _ in range(5)]
+
+    @app.handler("q", concurrency=2)
+    async def handle(payload: dict[str, int]) -> None:
+        began.append(payload["n"])
+        await ends[payload["n"]].wait()
+
+    claim = Store.claim
+
+    async def claim_while_the_second_ends(self: Store, order: Any) -> Claims:
+        claims = await claim(self, order)
+        if [job.payload for job in claims] == ['{"n": 2}']:
+            ends[1].set()
+        return claims
+
+    monkeypatch.setattr(Store, "claim", claim_while_the_second_ends)
+    monkeypatch.setattr(Pool, "ask_along", lambda *_, **__: None)  # that claim is to go by itself
+    monkeypatch.setattr(Pool, "_ahead", 0)  # as of jobs that take long
+    monkeypatch.setattr(Attention, "after_claim", lambda *_, full: Next(0.0 if full else None))  # says nothing new
+    async with running(app, dsn, poll_s=60):
+        for n in range(5):
+            await insert(db, "q", f'{{"n": {n}}}')
+        await until(lambda: began == [0, 1])
+        ends[0].set()
+        await until(lambda: began == [0, 1, 2, 3], limit_s=2)
+        for end in ends:
+            end.set()
+        await until(lambda: len(began) == 5)
