@@ -3188,11 +3188,11 @@ LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp SET jit
 DECLARE
     v_ended record;
     v_jobs  uuid[];
+    v_count int;
 BEGIN
     IF NOT pg_try_advisory_xact_lock(1886873445, 6) THEN
         RETURN 0;
     END IF;
-    DELETE FROM job_dependencies d WHERE NOT EXISTS (SELECT FROM jobs j WHERE j.id = d.job_id AND j.waiting_on > 0);
     SELECT array_agg(a.id) FILTER (WHERE a.status = 'completed') AS well,
            array_agg(a.id) FILTER (WHERE a.status <> 'completed') AS badly
     INTO v_ended
@@ -3205,7 +3205,7 @@ BEGIN
                                 WHERE d.depends_on = ANY (v_ended.well) OR d.depends_on = ANY (v_ended.badly) AND d.unless = 'run'))
         FOR UPDATE SKIP LOCKED);
     PERFORM wait_less(v_jobs, v_ended.well, true), wait_less(v_jobs, v_ended.badly, false);
-    RETURN cardinality(v_jobs) + bury(ARRAY(
+    v_count := cardinality(v_jobs) + bury(ARRAY(
         SELECT j.id FROM jobs j
         WHERE j.waiting_on > 0 AND j.id = ANY (ARRAY(
             WITH RECURSIVE doomed AS (
@@ -3215,6 +3215,8 @@ BEGIN
             )
             SELECT a.id FROM doomed a))
         ORDER BY j.id FOR UPDATE SKIP LOCKED), 'cancelled', 'a job that it depends on did not complete');
+    DELETE FROM job_dependencies d WHERE NOT EXISTS (SELECT FROM jobs j WHERE j.id = d.job_id AND j.waiting_on > 0);
+    RETURN v_count;
 END $$;
 
 -- Lets jobs that wait for others run all the same, now; answers with those it changed. Locks the jobs in order of id.
