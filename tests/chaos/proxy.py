@@ -1,0 +1,275 @@
+"""A TCP proxy in front of a Postgres, in the test's own process, that delays, swallows, refuses and cuts.
+
+    async with Proxy(dsn) as proxy:
+        connection = await asyncpg.connect(proxy.dsn)
+        proxy.mode = "blackhole"  # and so on; see Mode
+        proxy.cut()
+
+To cut at an exact place of the protocol, set `on_message` before the connection is made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Literal, NamedTuple, Self, get_args
+from urllib.parse import urlsplit, urlunsplit
+
+import anyio
+from anyio.abc import TaskGroup
+
+Mode = Literal["pass", "delay", "blackhole", "halfopen", "refuse"]
+"""pass: as if it were not there. delay: each chunk waits `delay_s`, in both directions, in order.
+
+blackhole: nothing is forwarded and nothing closed, new connections are accepted; what came in meanwhile is dropped, so
+those connections stay dead when the mode is "pass" again. halfopen: what the client sends arrives, what the server
+answers is dropped; who has lost an answer stays so. refuse: new connections are reset, the others go on.
+"""
+Side = Literal["client", "server"]
+
+CHUNK_BYTES = 64 * 1024
+_RESET = struct.pack("ii", 1, 0)  # SO_LINGER for no time: close() throws everything away and sends RST
+_UNTYPED = {80877103: "ssl", 80877104: "gss", 80877102: "cancel"}  # else it is the version that a startup asks for
+
+
+class Message(NamedTuple):
+    """One message of the protocol (v3), about to be forwarded.
+
+    `number`: 1, 2, ... over all connections and both directions, as they arrive. `side`: who sent it. `kind`: its type
+    letter, or startup, ssl (the request and its answer), gss, cancel. `connection`: 1, 2, ... as they were accepted.
+    """
+
+    number: int
+    side: Side
+    kind: str
+    connection: int
+
+
+class Proxy:
+    """Listens on 127.0.0.1, on the same port for all its life; everything is reset at the end."""
+
+    def __init__(self, dsn: str, *, port: int = 0) -> None:
+        """`dsn` must name a host; `port` to listen on, 0: a free one."""
+        self.delay_s = 0.0
+        self.on_message: Callable[[Message], bool] | None = None
+        """Asked about each message; False cuts its connection before it is forwarded.
+
+        Connections made while there is none go unparsed for all their life.
+        """
+        parts = urlsplit(dsn)
+        if parts.hostname is None:
+            raise ValueError("the DSN names no host")
+        self._target = (parts.hostname, parts.port or 5432)
+        self._mode: Mode = "pass"
+        self._present: list[_Connection] = []
+        self._accepted = self._messages = 0
+        self._listener = socket.create_server(("127.0.0.1", port), backlog=128)
+        self._listener.setblocking(False)
+        self.port: int = self._listener.getsockname()[1]
+        login = parts.netloc.rpartition("@")[0]
+        self.dsn = urlunsplit(parts._replace(netloc=f"{login}@127.0.0.1:{self.port}"))
+
+    @property
+    def mode(self) -> Mode:
+        """May be set at any time."""
+        return self._mode
+
+    @mode.setter
+    def mode(self, mode: Mode) -> None:
+        if mode not in get_args(Mode):
+            raise ValueError(f"there is no mode {mode!r}")
+        self._mode = mode
+        if mode == "blackhole":
+            for connection in self._present:
+                connection.lose_all()
+
+    @property
+    def connections(self) -> int:
+        """How many are present, dead ones included."""
+        return len(self._present)
+
+    def cut(self) -> int:
+        """Resets all present connections on both sides; how many."""
+        present = list(self._present)
+        for connection in present:
+            connection.reset()
+        return len(present)
+
+    async def __aenter__(self) -> Self:
+        self._tasks: TaskGroup = await anyio.create_task_group().__aenter__()
+        self._tasks.start_soon(self._accept)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.cut()
+        self._tasks.cancel_scope.cancel()
+        try:
+            await self._tasks.__aexit__(None, None, None)  # what the block raised goes on by itself, not in a group
+        finally:
+            self._listener.close()
+
+    async def _accept(self) -> None:
+        while True:
+            client, _ = await asyncio.get_running_loop().sock_accept(self._listener)
+            self._accepted += 1
+            connection = _Connection(self._accepted, client, parsed=self.on_message is not None)
+            self._present.append(connection)
+            if self._mode == "refuse":
+                connection.reset()
+            if self._mode == "blackhole":
+                connection.lose_all()
+            self._tasks.start_soon(self._serve, connection)
+
+    async def _serve(self, connection: _Connection) -> None:
+        try:
+            with connection.scope:
+                if not connection.lost and not await connection.reach(self._target):
+                    return
+                async with anyio.create_task_group() as both:
+                    both.start_soon(self._pump, connection, "client")
+                    if connection.server is not None:
+                        both.start_soon(self._pump, connection, "server")
+        finally:
+            connection.close()
+            self._present.remove(connection)
+
+    async def _pump(self, connection: _Connection, side: Side) -> None:
+        """Forwards what `side` sends, until it has sent all."""
+        loop = asyncio.get_running_loop()
+        source, sink = connection.ends(side)
+        try:
+            while data := await loop.sock_recv(source, CHUNK_BYTES):
+                if self._mode == "delay":
+                    await anyio.sleep(self.delay_s)
+                if self._mode == "halfopen" and side == "server":
+                    connection.lost.add(side)
+                if connection.over:
+                    return
+                if side not in connection.lost and sink is not None:
+                    passed, cut = self._ask(connection, side, data)
+                    await loop.sock_sendall(sink, passed)
+                    if cut:
+                        connection.reset()
+            if side not in connection.lost and sink is not None:
+                sink.shutdown(socket.SHUT_WR)
+        except OSError:  # one end has reset: so do we, unless nobody may notice
+            if side not in connection.lost:
+                connection.reset()
+
+    def _ask(self, connection: _Connection, side: Side, data: bytes) -> tuple[bytes, bool]:
+        """What of the data may pass, and whether the connection is to be cut after that."""
+        if not connection.parsed:
+            return data, False
+        passed = bytearray()
+        for kind, piece in connection.pieces(side, data):
+            if kind:
+                self._messages += 1
+                message = Message(self._messages, side, kind, connection.number)
+                if self.on_message is not None and not self.on_message(message):
+                    return bytes(passed), True
+            passed += piece
+        return bytes(passed), False
+
+
+class _Connection:
+    """A client's socket, and the one to the server that belongs to it."""
+
+    def __init__(self, number: int, client: socket.socket, *, parsed: bool) -> None:
+        self.number = number
+        self.client = client
+        self.server: socket.socket | None = None
+        self.parsed = parsed
+        self.scope = anyio.CancelScope()
+        self.over = False
+        self.lost: set[Side] = set()
+        """What these sides send is dropped for ever."""
+        self._frames = {"client": _Frames(untyped=True), "server": _Frames(untyped=False)}
+        _prepare(client)
+
+    async def reach(self, target: tuple[str, int]) -> bool:
+        """Connects to the server; False: it cannot be reached, and the client is reset."""
+        self.server = socket.socket()
+        _prepare(self.server)
+        try:
+            await asyncio.get_running_loop().sock_connect(self.server, target)
+        except OSError:
+            self.reset()
+        return not self.over
+
+    def ends(self, side: Side) -> tuple[socket.socket, socket.socket | None]:
+        """Where `side` is read, and where that goes."""
+        if side == "client":
+            return self.client, self.server
+        assert self.server is not None
+        return self.server, self.client
+
+    def lose_all(self) -> None:
+        """From now on it is dead, in both directions."""
+        self.lost |= {"client", "server"}
+
+    def pieces(self, side: Side, data: bytes) -> Iterator[tuple[str, bytes]]:
+        """The data, in pieces; the kind stands with the first of each message, else it is empty."""
+        for kind, piece in self._frames[side].pieces(data):
+            if side == "client" and kind in ("ssl", "gss"):
+                self._frames["server"].answers = True
+            yield kind, piece
+
+    def reset(self) -> None:
+        """Ends it without a word, on both sides."""
+        self.over = True
+        for end in (self.client, self.server):
+            if end is not None:
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        self.scope.cancel()
+
+    def close(self) -> None:
+        for end in (self.client, self.server):
+            if end is not None:
+                end.close()
+
+
+class _Frames:
+    """Finds where messages begin in what one side sends. Holds back no more than an incomplete head."""
+
+    def __init__(self, *, untyped: bool) -> None:
+        self.answers = False
+        """The next byte answers a request for encryption, and is all of the answer."""
+        self._untyped = untyped  # the next message has no type letter
+        self._head = b""
+        self._left = 0  # bytes of the message that we are in
+
+    def pieces(self, data: bytes) -> Iterator[tuple[str, bytes]]:
+        data = self._head + data
+        self._head = b""
+        while data:
+            kind = ""
+            if self.answers:
+                if data[:1] == b"S":
+                    raise ValueError("TLS cannot be looked into: add sslmode=disable to the DSN")
+                self.answers, self._left, kind = False, 1, "ssl"
+            elif not self._left:
+                if len(data) < (8 if self._untyped else 5):
+                    self._head = data
+                    return
+                kind = self._begin(data)
+            yield kind, data[: self._left]
+            data, self._left = data[self._left :], max(0, self._left - len(data))
+
+    def _begin(self, data: bytes) -> str:
+        if not self._untyped:
+            self._left = 1 + int.from_bytes(data[1:5])
+            return chr(data[0])
+        self._left = int.from_bytes(data[:4])
+        kind = _UNTYPED.get(int.from_bytes(data[4:8]), "startup")
+        self._untyped = kind in ("ssl", "gss")
+        return kind
+
+
+def _prepare(end: socket.socket) -> None:
+    end.setblocking(False)
+    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

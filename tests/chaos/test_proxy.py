@@ -1,0 +1,194 @@
+"""The proxy does what it says, in front of the real server."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+import asyncpg
+import psycopg
+import pytest
+
+from tests.chaos.proxy import Message, Mode, Proxy
+from tests.kit import until
+
+CLOSED = (ConnectionError, asyncpg.ConnectionDoesNotExistError, asyncpg.InterfaceError)
+BACKENDS = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+
+
+def no_backends(db: asyncpg.Connection[Any]) -> Callable[[], Any]:
+    return lambda: db.fetchval(f"SELECT ({BACKENDS}) = 0")
+
+
+async def connected(proxy: Proxy) -> asyncpg.Connection[Any]:
+    with anyio.fail_after(4):
+        return await asyncpg.connect(proxy.dsn)
+
+
+async def silent(connection: asyncpg.Connection[Any], sql: str = "SELECT 1") -> None:
+    """No answer comes within 0.1 s; the connection is of no use afterwards."""
+    with pytest.raises(TimeoutError):
+        await connection.execute(sql, timeout=0.1)
+    assert not connection.is_closed(), "nobody has told it"
+    connection.terminate()
+
+
+async def test_what_passes_is_the_same_and_the_port_too(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    async with Proxy(dsn) as proxy:
+        one, two = await connected(proxy), await connected(proxy)
+        assert proxy.connections == 2
+        big = "x" * 3_000_000
+        assert await one.fetchval("SELECT $1::text || $1::text", big) == big + big
+        assert await two.fetchval("SELECT 2") == 2
+        await one.close()
+        await until(lambda: proxy.connections == 1)
+        port = proxy.port
+        await two.close()
+    await until(no_backends(db))
+    async with Proxy(dsn, port=port) as proxy:
+        assert proxy.port == port
+        last = await connected(proxy)
+    with pytest.raises(CLOSED):
+        await last.fetchval("SELECT 1")
+    last.terminate()
+    await until(no_backends(db))
+
+
+async def test_a_delay_is_of_each_chunk_both_ways(dsn: str) -> None:
+    async with Proxy(dsn) as proxy:
+        connection = await connected(proxy)
+        proxy.mode, proxy.delay_s = "delay", 0.05
+        began = time.monotonic()
+        assert await connection.fetch("SELECT generate_series(1, 30000)") == [(n,) for n in range(1, 30_001)]
+        assert time.monotonic() - began >= 0.1
+        proxy.mode = "pass"
+        await connection.close()
+
+
+@pytest.mark.parametrize("mode", ["blackhole", "halfopen"])
+async def test_who_has_lost_bytes_stays_dead_and_new_ones_work(
+    dsn: str, db: asyncpg.Connection[Any], mode: Mode
+) -> None:
+    await db.execute("CREATE TABLE arrived (who text)")
+    async with Proxy(dsn) as proxy:
+        busy, idle = await connected(proxy), await connected(proxy)
+        proxy.mode = mode
+        await silent(busy, "INSERT INTO arrived VALUES ('busy')")
+        with pytest.raises(TimeoutError):
+            await asyncpg.connect(proxy.dsn, timeout=0.1)
+        if mode == "halfopen":
+            await until(lambda: db.fetchval("SELECT count(*) = 1 FROM arrived"))
+        proxy.mode = "pass"
+        if mode == "halfopen":
+            assert await idle.fetchval("SELECT 1") == 1, "it has lost nothing"
+        else:
+            await silent(idle, "INSERT INTO arrived VALUES ('idle')")
+            assert await db.fetchval(BACKENDS) == 2, "the server has not heard of any end"
+        new = await connected(proxy)
+        assert await new.fetchval("SELECT count(*) FROM arrived") == (mode == "halfopen")
+        await new.close()
+        assert proxy.cut() >= 1
+        idle.terminate()
+        await until(no_backends(db))
+
+
+async def test_refused_are_the_new_ones_only(dsn: str) -> None:
+    async with Proxy(dsn) as proxy:
+        old = await connected(proxy)
+        proxy.mode = "refuse"
+        with pytest.raises(CLOSED):
+            await connected(proxy)
+        assert await old.fetchval("SELECT 1") == 1
+        proxy.mode = "pass"
+        await (await connected(proxy)).close()
+        await old.close()
+
+
+async def test_a_server_that_is_away_is_a_reset(dsn: str) -> None:
+    async with Proxy("postgresql://nobody@127.0.0.1:1/none") as proxy:
+        with pytest.raises(CLOSED):
+            await connected(proxy)
+        assert proxy.connections == 0
+
+
+async def test_a_cut_resets_all_at_once_on_both_sides(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    async with Proxy(dsn) as proxy:
+        three = [await connected(proxy) for _ in range(3)]
+        assert proxy.cut() == 3
+        for connection in three:
+            with pytest.raises(CLOSED):
+                await connection.fetchval("SELECT 1")
+        await until(no_backends(db))
+        assert proxy.connections == 0
+        assert proxy.cut() == 0
+
+
+async def test_an_unknown_mode_is_refused(dsn: str) -> None:
+    async with Proxy(dsn) as proxy:
+        with pytest.raises(ValueError, match="no mode"):
+            proxy.mode = "passs"  # type: ignore[assignment]
+        assert proxy.mode == "pass"
+
+
+async def test_each_message_is_told_once_in_order_of_arrival(dsn: str) -> None:
+    seen: list[Message] = []
+    async with Proxy(dsn) as proxy:
+        proxy.on_message = lambda message: not seen.append(message)
+        connection = await connected(proxy)
+        kinds = [(m.side, m.kind) for m in seen]
+        assert kinds[:4] == [("client", "ssl"), ("server", "ssl"), ("client", "startup"), ("server", "R")]
+        assert kinds[-2:] == [("server", "K"), ("server", "Z")]
+        assert [m.number for m in seen] == list(range(1, len(seen) + 1))
+        del seen[:]
+        assert await connection.fetch("SELECT $1::int", 7) == [(7,)]
+        assert "".join(m.kind for m in seen if m.side == "client") == "PDHBES"
+        assert "".join(m.kind for m in seen if m.side == "server") == "1tT2DCZ"
+        del seen[:]
+        await connection.execute("SELECT repeat('x', 1000000) FROM generate_series(1, 3)")
+        assert [m.side + m.kind for m in seen] == ["clientQ", "serverT", *["serverD"] * 3, "serverC", "serverZ"]
+        del seen[:]
+        other = await connected(proxy)
+        assert {m.connection for m in seen} == {2}
+        await other.close()
+        await connection.close()
+        await until(lambda: [(m.kind, m.connection) for m in seen[-2:]] == [("X", 2), ("X", 1)])
+
+
+async def test_other_drivers_are_understood_too(dsn: str) -> None:
+    """libpq, which the tests of the client use: other messages in another order."""
+    kinds: list[str] = []
+    async with Proxy(dsn) as proxy:
+        proxy.on_message = lambda message: not kinds.append(message.kind)
+        async with await psycopg.AsyncConnection.connect(proxy.dsn) as connection:
+            found = await (await connection.execute("SELECT %s::int", [3])).fetchone()
+            assert found == (3,)
+        await until(lambda: "X" in kinds)
+    assert {"startup", "R", "p", "P", "B", "E", "S", "D", "Z"} <= set(kinds)
+
+
+@pytest.mark.parametrize("before", ["clientQ", "serverC"])
+async def test_a_cut_comes_before_the_message_and_after_all_others(
+    dsn: str, db: asyncpg.Connection[Any], before: str
+) -> None:
+    await db.execute("CREATE TABLE arrived (who int)")
+    passed: list[str] = []
+
+    def judge(message: Message) -> bool:
+        passed.append(message.side + message.kind)
+        return passed[-1] != before
+
+    async with Proxy(dsn) as proxy:
+        proxy.on_message = lambda _: True
+        connection = await connected(proxy)
+        await connection.execute("SELECT 1")
+        proxy.on_message = judge
+        with pytest.raises(CLOSED):
+            await connection.execute("INSERT INTO arrived VALUES (1)")
+        await until(no_backends(db))
+        assert await db.fetchval("SELECT count(*) FROM arrived") == (before == "serverC")
+        assert passed == (["clientQ", "serverC"] if before == "serverC" else ["clientQ"])
+        new = await connected(proxy)
+        assert await new.fetchval("SELECT 1") == 1, "only that one is cut"
+        await new.close()
