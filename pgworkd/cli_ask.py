@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from .errors import DatabaseError, DatabaseUnavailable, PgworkdError, UsageError
+from .errors import DatabaseError, DatabaseUnavailable, OutcomeUnknown, PgworkdError, UsageError
 
 if TYPE_CHECKING:
     from .admin import Admin
@@ -104,7 +104,8 @@ def hinted(error: PgworkdError, settings: Settings) -> PgworkdError:
     text = str(error)
     hints = [hint for sign, hint in _HINTS.items() if sign in text.lower()]
     if isinstance(error, DatabaseUnavailable) or (hints and isinstance(error, DatabaseError)):
-        return DatabaseUnavailable(f"{text}; tried {settings.dsn_redacted}" + (f": {hints[0]}" if hints else ""))
+        kind = OutcomeUnknown if isinstance(error, OutcomeUnknown) else DatabaseUnavailable
+        return kind(f"{text}; tried {settings.dsn_redacted}" + (f": {hints[0]}" if hints else ""))
     return error
 
 

@@ -44,7 +44,11 @@ class SchemaError(PgworkdError):
 
 
 class DatabaseUnavailable(PgworkdError):  # noqa: N818
-    """No answer from the database in time; whether the last statement took effect may be unknown."""
+    """No answer from the database: nothing was done, unless it is an OutcomeUnknown."""
+
+
+class OutcomeUnknown(DatabaseUnavailable):
+    """The connection was lost, or the time was up, before the answer: what was asked for may have been done or not."""
 
 
 class DatabaseError(PgworkdError):

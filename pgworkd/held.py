@@ -30,6 +30,8 @@ class Held:
     """On the same clock, when it came back."""
     settled = False
     """The handler has completed the job itself, in its own transaction."""
+    unheard = False
+    """It may have: the answer to its COMMIT was lost."""
     flagged = False
     """Has been reported as slow."""
 

@@ -68,7 +68,8 @@ class Job:
 
         The job is completed, with `self.result`, when the block ends; what the handler returns after that is
         not stored. An exception rolls everything back, and the attempt ends by it as usual.
-        Raises `LeaseLost` at the end of the block, with nothing written, when the attempt is no longer ours.
+        Raises `LeaseLost` at the end of the block, with nothing written, when the attempt is no longer ours, and
+        `OutcomeUnknown` when the answer to the COMMIT is lost: all is written, or nothing; let the exception pass.
         Only for handlers that run in the loop (`async def`).
         """
         if self.opener is None:

@@ -2,7 +2,8 @@
 
 A `Link` is one connection that is made when it is first needed and made anew after it broke. A call on it
 is never cancelled half-way: it runs shielded, to its answer or to its deadline. Errors leave here as the
-project's own: `DatabaseUnavailable` (try again), `WorkerLost`, `SchemaError`, `DatabaseError` (do not).
+project's own: `DatabaseUnavailable` (try again; `OutcomeUnknown`: it may have been done), `WorkerLost`, `SchemaError`,
+`DatabaseError` (do not).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from .errors import (
     DatabaseError,
     DatabaseUnavailable,
     NotWaiting,
+    OutcomeUnknown,
     PgworkdError,
     SchemaError,
     UsageError,
@@ -35,9 +37,12 @@ Row = Sequence[Any]
 _TRANSIENT_CLASSES = ("08", "53", "57", "58", "40")
 _TRANSIENT = {"55P03", "25006", "25P03", "XX000"}
 _SCHEMA_MISSING = {"42P01", "42883", "3F000", "42703"}
+_BROKEN = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError)
 _CREDENTIALS = {"28P01", "28000", "3D000", "42501"}
+# A session that ends by these may have committed before.
+_UNDECIDED = {"57P01", "57P02"}
 # After these the session itself is suspect: a standby, a server going down, a statement cut off.
-_DROP_SESSION = {"25006", "57P01", "57P02", "57P03", "57014", "25P03"}
+_DROP_SESSION = {"25006", "57P03", "57014", "25P03"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +100,29 @@ def translate(error: BaseException) -> Exception:
     return DatabaseUnavailable(f"{type(error).__name__}: {error}")
 
 
+def _sqlstate(error: BaseException) -> str:
+    return str(getattr(error, "sqlstate", "") or "")
+
+
+def _is_answer(error: BaseException) -> bool:
+    """True if the server says by it that what was asked of it is not done; asyncpg's own have a SQLSTATE, too."""
+    code = _sqlstate(error)
+    return isinstance(error, asyncpg.PostgresError) and code not in _UNDECIDED and not code.startswith("08")
+
+
+def _unanswered(error: BaseException) -> Exception:
+    """As `translate`, for what came in place of an answer."""
+    translated = translate(error)
+    if not isinstance(translated, DatabaseUnavailable):
+        return translated
+    return OutcomeUnknown(f"{translated}; what was asked of it may have been done")
+
+
 _REFUSALS: dict[str, type[PgworkdError]] = {"PW002": NotWaiting, "PW003": BatchClosed}
 
 
 def _translate_server_error(error: asyncpg.PostgresError) -> Exception:
-    code = str(getattr(error, "sqlstate", "") or "")
+    code = _sqlstate(error)
     text = str(error)
     if code == "PW001":
         return WorkerLost(text)
@@ -158,17 +181,16 @@ class Link:
             with anyio.CancelScope(shield=True, deadline=deadline):
                 try:
                     return await use(connection)
-                except asyncpg.PostgresError as error:
-                    code = str(getattr(error, "sqlstate", ""))
-                    if code in _DROP_SESSION or code.startswith("08"):
+                except Exception as error:
+                    if not _is_answer(error):
+                        # The call's fate is unknown, so is the session's: never use it again.
+                        self._drop()
+                        raise _unanswered(error) from error
+                    if _sqlstate(error) in _DROP_SESSION:
                         self._drop()
                     raise translate(error) from error
-                except Exception as error:
-                    # The call's fate is unknown, so is the session's: never use it again.
-                    self._drop()
-                    raise translate(error) from error
             self._drop()
-            raise translate(TimeoutError())
+            raise _unanswered(TimeoutError())
 
     async def _ready(self) -> asyncpg.Connection[Any]:
         if self._connection is None or self._connection.is_closed():
@@ -191,7 +213,7 @@ class Link:
         with anyio.CancelScope(shield=True), anyio.move_on_after(2):
             try:
                 await connection.close(timeout=1)
-            except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
+            except _BROKEN:
                 connection.terminate()
 
 
@@ -247,7 +269,8 @@ class Transactions:
     async def begin(self) -> AsyncIterator[Any]:
         """A connection inside a transaction: committed at the end of the block, rolled back on an exception.
 
-        Raises `DatabaseUnavailable` when none is free or can be made within `connect_timeout_s`.
+        Raises `DatabaseUnavailable` when none is free or can be made within `connect_timeout_s`, and at the end
+        `OutcomeUnknown` when the answer to the COMMIT is lost. What the driver raises in between passes through.
         """
         pool = await self._ready()
         try:
@@ -263,15 +286,21 @@ class Transactions:
                 with anyio.CancelScope(shield=True), anyio.move_on_after(2):
                     await self._rollback(transaction)
                 raise
-            with anyio.CancelScope(shield=True):
-                await transaction.commit()
+            try:
+                with anyio.CancelScope(shield=True):
+                    await transaction.commit()
+            except Exception as error:
+                if _is_answer(error):
+                    raise
+                raise _unanswered(error) from error
         finally:
-            with anyio.CancelScope(shield=True), anyio.move_on_after(3):
+            # It is over, one way or the other: a connection that cannot be used again is no news for the handler.
+            with anyio.CancelScope(shield=True), anyio.move_on_after(3), contextlib.suppress(*_BROKEN):
                 await pool.release(connection, timeout=2)
 
     async def _rollback(self, transaction: Any) -> None:
         # A connection that is gone has rolled back by itself; the error that led here is the one to show.
-        with contextlib.suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+        with contextlib.suppress(*_BROKEN):
             await transaction.rollback()
 
     async def _ready(self) -> asyncpg.Pool[Any]:

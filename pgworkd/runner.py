@@ -26,7 +26,7 @@ from . import events
 from .app import App, Handler
 from .cancellation import RunnerTask
 from .child import Request
-from .errors import LeaseLost, PermanentError, RetryAfter, Snooze
+from .errors import LeaseLost, OutcomeUnknown, PermanentError, RetryAfter, Snooze
 from .events import Events
 from .failure import ErrorFacts, describe_error
 from .held import Held
@@ -200,12 +200,16 @@ class Runner:
 
     @contextlib.asynccontextmanager
     async def _transaction(self, held: Held, job: Job) -> AsyncIterator[Any]:
-        async with self._store.transactions.begin() as connection:
-            yield connection
-            result = None if job.result is None else encode(job.result, "result", object_only=False)
-            following = self._planner.following(held)
-            if not await self._store.complete_on(connection, job.id, job.attempt, result, following):
-                raise LeaseLost(f"attempt {job.attempt} of job {job.id} is no longer ours; nothing was written")
+        try:
+            async with self._store.transactions.begin() as connection:
+                yield connection
+                result = None if job.result is None else encode(job.result, "result", object_only=False)
+                following = self._planner.following(held)
+                if not await self._store.complete_on(connection, job.id, job.attempt, result, following):
+                    raise LeaseLost(f"attempt {job.attempt} of job {job.id} is no longer ours; nothing was written")
+        except OutcomeUnknown:
+            held.unheard = True
+            raise
         held.settled = True
 
 

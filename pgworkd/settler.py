@@ -15,7 +15,7 @@ from uuid import UUID
 import anyio
 
 from . import events
-from .errors import DatabaseError, PgworkdError
+from .errors import DatabaseError, OutcomeUnknown, PgworkdError
 from .events import Events
 from .held import Held, Holdings
 from .job import Ending, Outcome
@@ -30,6 +30,8 @@ ABOUT_THE_DATA = ("22", "23", "54", "P0")
 Item = tuple[Held, Outcome]
 Statuses = dict[UUID, str] | str
 """What became of the items of a flush: one status for all, or each by job id; a missing one is not ours any more."""
+
+Verb = Callable[["Settler", Sequence[Item]], Awaitable[Statuses]]
 
 
 class Planner(Protocol):
@@ -137,11 +139,14 @@ class Settler:
         for ending, items in groups.items():
             if ending is Ending.SETTLED:
                 self._report(items, "completed")
-            elif ending is not Ending.COMPLETED or not await self._complete_and_claim(items):
-                await self._settle(self._verbs[ending], items)
+                continue
+            done = await self._complete_and_claim(items) if ending is Ending.COMPLETED else False
+            if not done:
+                unheard = done is None or any(held.unheard for held, _ in items)
+                await self._settle(self._verbs[ending], items, unheard=unheard)
 
-    async def _complete_and_claim(self, items: Sequence[Item]) -> bool:
-        """Settles with a claim along, for a pool that wants one; False: not done."""
+    async def _complete_and_claim(self, items: Sequence[Item]) -> bool | None:
+        """Settles with a claim along, for a pool that wants one; False: not done, None: perhaps."""
         claimer = self._claimers.get(items[0][0].queue)
         if claimer is None or len(items) > claimer.along_max:
             return False
@@ -154,6 +159,8 @@ class Settler:
         claimed = None
         try:
             won, claimed = await self._store.settle_and_claim(*_keys(items), [o.result for _, o in items], asked.order)
+        except OutcomeUnknown:
+            return None
         except PgworkdError:
             return False  # whatever it was, the two go on by themselves, and know what to do about it
         finally:
@@ -161,12 +168,19 @@ class Settler:
         self._report(items, "completed" if len(won) == len(items) else dict.fromkeys(won, "completed"))
         return True
 
-    async def _settle(self, verb: Callable[[Settler, Sequence[Item]], Awaitable[Statuses]], items: list[Item]) -> None:
-        """Settles items of one ending, again and again until the database has answered."""
+    async def _settle(self, verb: Verb, items: Sequence[Item], *, unheard: bool = False) -> None:
+        """Settles items of one ending, again and again until the database has answered.
+
+        `unheard`: an earlier try, whose answer was lost, may have done it.
+        """
         while True:
             try:
                 statuses = await verb(self, items)
+                if unheard and not isinstance(statuses, str):
+                    # What is missing may be ours all the same: hooks that wait for a death must hear of it.
+                    statuses = await self._store.settled(*_keys(items)) | statuses
             except PgworkdError as error:
+                unheard = unheard or isinstance(error, OutcomeUnknown)
                 if isinstance(error, DatabaseError) and error.sqlstate[:2] in ABOUT_THE_DATA:
                     await self._isolate(verb, items, error)
                     return
@@ -177,7 +191,7 @@ class Settler:
                 self._report(items, statuses)
                 return
 
-    async def _isolate(self, verb: Any, items: list[Item], error: DatabaseError) -> None:
+    async def _isolate(self, verb: Verb, items: Sequence[Item], error: DatabaseError) -> None:
         """One item that the database refuses must not hold up the others: each is tried alone, the bad one fails."""
         if len(items) > 1:
             for item in items:
@@ -245,7 +259,7 @@ class Settler:
         won = await self._store.settle_ended(ids, attempts, statuses, [o.message for _, o in items])
         return dict.fromkeys(won, "cancelled")
 
-    _verbs: ClassVar[dict[Ending, Callable[[Settler, Sequence[Item]], Awaitable[Statuses]]]] = {
+    _verbs: ClassVar[dict[Ending, Verb]] = {
         Ending.COMPLETED: _complete,
         Ending.FAILED: _fail,
         Ending.RELEASED: _release,

@@ -132,6 +132,9 @@ _COMPLETED = "SELECT pgworkd.settle_completed($1, $2, $3, $4, $5, $6)"
 _FAILED = "SELECT id, status FROM pgworkd.settle_failed($1, $2, $3, $4, $5, $6, $7, $8, $9)"
 _RELEASED = "SELECT pgworkd.settle_released($1, $2, $3, $4)"
 _ENDED = "SELECT pgworkd.settle_ended($1, $2, $3, $4)"
+_SETTLED = """SELECT a.id, a.status::text FROM unnest($1::uuid[], $2::int[]) AS s (id, attempt)
+    JOIN pgworkd.all_jobs a ON a.id = s.id AND a.attempts = s.attempt AND a.status <> 'running'
+    WHERE NOT coalesce(a.errors -> -1 @> jsonb_build_object('type', 'lost', 'attempt', s.attempt), false)"""
 _RESCUE = "SELECT id, queue, kind, attempt, status, worker_id, worker, error FROM pgworkd.rescue($1, $2)"
 _SCHEDULES = """SELECT name, cron, every_s, timezone, missed, revision, last_occurrence, at, broken
     FROM pgworkd.ensure_schedules()"""
@@ -249,6 +252,10 @@ class Store:
     ) -> set[UUID]:
         """Ends jobs as `cancelled` or `expired`."""
         return set(await self._settles.value(_ENDED, ids, attempts, statuses, messages))
+
+    async def settled(self, ids: Sequence[UUID], attempts: Sequence[int]) -> dict[UUID, str]:
+        """What these attempts were settled as; those that still run, were rescued or are forgotten are missing."""
+        return {row[0]: row[1] for row in await self._settles.fetch(_SETTLED, ids, attempts)}
 
     # Mend
 

@@ -62,6 +62,8 @@ class Proxy:
         parts = urlsplit(dsn)
         if parts.hostname is None:
             raise ValueError("the DSN names no host")
+        self.left: set[int] = set()
+        """Ports of ours from which connections that are over reached the server; it may not have seen their end yet."""
         self._target = (parts.hostname, parts.port or 5432)
         self._mode: Mode = "pass"
         self._present: list[_Connection] = []
@@ -130,11 +132,13 @@ class Proxy:
             with connection.scope:
                 if not connection.lost and not await connection.reach(self._target):
                     return
+                self.left.discard(connection.port)
                 async with anyio.create_task_group() as both:
                     both.start_soon(self._pump, connection, "client")
                     if connection.server is not None:
                         both.start_soon(self._pump, connection, "server")
         finally:
+            self.left |= {connection.port} - {0}
             connection.close()
             self._present.remove(connection)
 
@@ -200,6 +204,11 @@ class _Connection:
         except OSError:
             self.reset()
         return not self.over
+
+    @property
+    def port(self) -> int:
+        """From which it has reached the server; 0: it has not."""
+        return 0 if self.server is None else int(self.server.getsockname()[1])
 
     def ends(self, side: Side) -> tuple[socket.socket, socket.socket | None]:
         """Where `side` is read, and where that goes."""

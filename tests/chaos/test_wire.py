@@ -1,0 +1,18 @@
+"""Whatever the daemon or an application asks of the database, the connection may break before any message of it.
+
+Nothing is lost, doubled or stuck, and who asked knows what became of it, or knows that he does not know.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.chaos.wire import OPERATIONS
+from tests.chaos.wire_kit import Operation, sweep
+
+
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.__name__)
+async def test_a_cut_before_any_message_harms_nobody(dsn: str, operation: type[Operation]) -> None:
+    figures = await sweep(operation, dsn, operation.stride)
+    print(figures.row)  # noqa: T201
+    assert figures.violations == []

@@ -1,0 +1,164 @@
+"""What cutting at every message has found, each for itself, beside a whole daemon."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anyio
+import asyncpg
+import pytest
+
+from pgworkd import events
+from pgworkd.admin import Admin
+from pgworkd.app import App, DeadJob
+from pgworkd.chores import Periods
+from pgworkd.cli_ask import hinted
+from pgworkd.config import Settings
+from pgworkd.errors import DatabaseUnavailable, OutcomeUnknown, PermanentError
+from pgworkd.job import Job
+from pgworkd.link import LinkOptions
+from tests.chaos.proxy import Message, Proxy
+from tests.kit import insert, running, until
+
+NEVER_S = 3600.0
+ALONE = {
+    "heartbeat_s": 20.0,
+    "lease_s": 60.0,
+    "poll_s": 60.0,
+    "periods": Periods(*[NEVER_S] * 6),
+}
+"""A daemon that says nothing by itself: what passes after a job began, passes because of it."""
+
+
+class Scissors:
+    """Cuts the first connection on which, since `ready`, this sequence of messages has passed, before the last."""
+
+    def __init__(self, *steps: str) -> None:
+        self.ready = False
+        self.cut = 0
+        self._steps = steps
+        self._reached = 0
+
+    def __call__(self, message: Message) -> bool:
+        if not self.ready or message.side + message.kind != self._steps[self._reached]:
+            return True
+        self._reached += 1
+        if self._reached < len(self._steps):
+            return True
+        self.ready, self.cut = False, self.cut + 1
+        return False
+
+
+async def test_hooks_hear_of_a_death_whose_settle_was_done_and_not_heard(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    scissors, app, heard = Scissors("clientE", "serverD"), App(), list[DeadJob]()
+
+    @app.handler("q")
+    async def handle() -> None:
+        scissors.ready = bool(heard)  # the first one has all statements prepared
+        raise PermanentError("no")
+
+    @app.on_dead
+    async def note(dead: DeadJob) -> None:
+        heard.append(dead)
+
+    async with Proxy(dsn) as proxy:
+        proxy.on_message = scissors
+        async with running(app, proxy.dsn, **ALONE) as (_, seen):
+            ids = [await insert(db, "q")]
+            await until(lambda: len(heard) == 1)
+            ids.append(await insert(db, "q"))
+            await until(lambda: len(heard) == 2)
+            assert len(seen.all(events.JOB_DEAD)) == 2
+            assert seen.all(events.JOB_STALE) == []
+    assert scissors.cut == 1
+    assert [(dead.id, dead.attempt) for dead in heard] == [(str(job_id), 1) for job_id in ids]
+    assert heard[1].error.endswith("PermanentError: no")
+    assert await db.fetchval("SELECT max(jsonb_array_length(errors)) FROM pgworkd.jobs") == 1
+
+
+async def test_a_settle_that_was_not_heard_and_not_done_is_done_again_and_one_that_lost_is_stale(
+    dsn: str, db: asyncpg.Connection[Any]
+) -> None:
+    """What a rescuer took meanwhile does not look like ours, though the attempt is the same."""
+    scissors, app, go_on = Scissors("clientE"), App(), anyio.Event()
+
+    @app.handler("q")
+    async def handle() -> None:
+        await go_on.wait()
+        scissors.ready = True
+        raise ValueError("no")
+
+    async with Proxy(dsn) as proxy:
+        proxy.on_message = scissors
+        async with running(app, proxy.dsn, **ALONE) as (_, seen):
+            mine, taken = await insert(db, "q"), await insert(db, "q")
+            await seen.wait(events.JOB_STARTED, count=2)
+            await db.execute(
+                """UPDATE pgworkd.jobs SET status = 'dead', failures = 1, worker_id = NULL,
+                errors = pgworkd.add_error(errors, '{"type": "lost", "attempt": 1}') WHERE id = $1""",
+                taken,
+            )
+            go_on.set()
+            await seen.wait(events.JOB_FAILED, job_id=str(mine))
+            await seen.wait(events.JOB_STALE, job_id=str(taken))
+            assert seen.all(events.JOB_DEAD) == []
+    assert scissors.cut == 1
+
+
+@pytest.mark.parametrize("cut", ["before the COMMIT", "before its answer", "after it"])
+async def test_a_handler_knows_whether_its_transaction_has_committed(
+    dsn: str, db: asyncpg.Connection[Any], cut: str
+) -> None:
+    """Once the COMMIT is answered nothing fails any more, though the connection may be of no use."""
+    steps = {
+        "before the COMMIT": ("clientQ",),
+        "before its answer": ("clientQ", "serverC"),
+        "after it": ("clientQ", "serverC", "serverZ", "clientQ"),
+    }
+    scissors, app, said = Scissors(*steps[cut]), App(), list[str]()
+
+    @app.handler("q", max_attempts=3, backoff=0.0)
+    async def handle(job: Job) -> None:
+        try:
+            async with job.transaction() as connection:
+                scissors.ready = scissors.cut == 0
+                await connection.execute("INSERT INTO written VALUES ($1)", job.attempt)
+            said.append("done")
+        except OutcomeUnknown:
+            said.append("unknown")
+            raise
+
+    await db.execute("CREATE TABLE written (attempt int)")
+    async with Proxy(dsn) as proxy:
+        proxy.on_message = scissors
+        async with running(app, proxy.dsn, **ALONE) as (_, seen):
+            job_id = await insert(db, "q")
+            await seen.wait(events.JOB_COMPLETED, job_id=str(job_id))
+            assert seen.all(events.JOB_STALE) == []
+    assert scissors.cut == 1
+    assert (
+        said == {"before the COMMIT": ["unknown", "done"], "before its answer": ["unknown"], "after it": ["done"]}[cut]
+    )
+    attempts = await db.fetchval("SELECT attempts FROM pgworkd.finished_jobs")
+    assert attempts == (2 if cut == "before the COMMIT" else 1)
+    assert [row[0] for row in await db.fetch("SELECT attempt FROM written")] == [attempts]
+
+
+async def test_an_operator_is_told_whether_what_he_asked_for_may_have_been_done(
+    dsn: str, db: asyncpg.Connection[Any]
+) -> None:
+    async with Proxy(dsn) as proxy, Admin(LinkOptions(proxy.dsn)) as admin:
+        proxy.mode = "refuse"
+        with pytest.raises(DatabaseUnavailable) as refused:
+            await admin.enqueue("q")
+        assert not isinstance(refused.value, OutcomeUnknown)
+        proxy.mode = "pass"
+        scissors = proxy.on_message = Scissors("clientE", "serverD")
+        await admin.known_queues()
+        scissors.ready = True
+        with pytest.raises(OutcomeUnknown, match="may have been done") as unknown:
+            await admin.enqueue("q")
+        shown = hinted(unknown.value, Settings(dsn=proxy.dsn))
+        assert isinstance(shown, OutcomeUnknown)
+        assert "may have been done; tried postgresql://" in str(shown)
+    await until(lambda: db.fetchval("SELECT count(*) = 1 FROM pgworkd.jobs"))

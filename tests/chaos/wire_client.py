@@ -1,0 +1,188 @@
+"""What applications and operators do, for the sweep: enqueue in every way, and install the schema."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Awaitable
+from typing import Any, ClassVar
+
+import asyncpg
+import psycopg
+
+from pgworkd import schema
+from pgworkd.admin import Admin
+from pgworkd.client import NewJob, enqueue, enqueue_many
+from tests.chaos.wire_kit import Operation, Told, differs, told_by
+from tests.kit import insert
+
+LOST = (OSError, asyncpg.PostgresConnectionError, asyncpg.InterfaceError, psycopg.OperationalError)
+"""What drivers raise when there is no answer."""
+
+
+class Enqueue(Operation):
+    """Jobs with keys, on the caller's own connection, which stood before."""
+
+    name = "enqueue, in autocommit (asyncpg)"
+    cuts_min: ClassVar[tuple[int, int]] = (5, 5)
+    keys: ClassVar[tuple[str, ...]] = ("k",)
+
+    async def prepare(self) -> None:
+        self.connection: Any = await asyncpg.connect(self.scene.proxy.dsn)
+
+    async def attempt(self) -> Told:
+        return await self._told(self.put(self.connection))
+
+    async def put(self, connection: Any) -> None:
+        await enqueue(connection, self.queue, dedupe_key="k")
+
+    async def put_again(self, connection: Any) -> None:
+        """As a caller does who does not know."""
+        await enqueue(connection, self.queue, dedupe_key="k", on_duplicate="skip")
+
+    async def _told(self, call: Awaitable[None]) -> Told:
+        try:
+            await call
+        except LOST:
+            return "unknown"
+        return "done"
+
+    async def stored(self) -> list[str]:
+        found = await self.db.fetch("SELECT dedupe_key FROM pgworkd.jobs WHERE queue = $1 ORDER BY 1", self.queue)
+        return [row[0] for row in found]
+
+    async def done(self) -> bool:
+        found = await self.stored()
+        assert found in ([], [*self.keys]), f"some of them: {found}"
+        return found != []
+
+    async def carry_on(self) -> None:
+        connection = await asyncpg.connect(self.scene.proxy.dsn)
+        await self.put_again(connection)
+        await connection.close()
+
+    async def faults(self) -> list[str]:
+        return differs("keys in the database", await self.stored(), [*self.keys])
+
+    async def close(self) -> None:
+        self.connection.terminate()
+
+
+class EnqueueInTransaction(Enqueue):
+    """An error before the COMMIT means that nothing is stored; at the COMMIT, that nobody knows."""
+
+    name = "enqueue, in the caller's transaction (asyncpg)"
+    cuts_min = (7, 9)
+
+    async def attempt(self) -> Told:
+        committing = False
+        try:
+            async with self.connection.transaction():
+                await self.put(self.connection)
+                committing = True
+        except LOST:
+            return "unknown" if committing else "not done"
+        return "done"
+
+
+class EnqueueOnPool(Enqueue):
+    """The pool connects when it needs to; whether it has, its errors do not tell."""
+
+    name = "enqueue, on a pool (asyncpg)"
+    cuts_min = (8, 15)
+
+    async def prepare(self) -> None:
+        self.connection = asyncpg.create_pool(self.scene.proxy.dsn, min_size=0, max_size=1)
+        await self.connection
+
+
+class EnqueueMany(Enqueue):
+    """Several statements, in autocommit in a transaction of their own: all or none."""
+
+    name = "enqueue_many, in autocommit (asyncpg)"
+    cuts_min = (13, 15)
+    keys = ("first", "second", "third")
+
+    async def prepare(self) -> None:
+        await super().prepare()
+        self.before = await insert(self.db, f"{self.queue} before")
+
+    async def put(self, connection: Any) -> None:
+        await enqueue_many(connection, [NewJob(self.queue, dedupe_key=key, after=[self.before]) for key in self.keys])
+
+    async def put_again(self, connection: Any) -> None:
+        if not await self.stored():
+            await self.put(connection)
+
+
+class EnqueueByPsycopg(Enqueue):
+    """Another driver, the same rule."""
+
+    name = "enqueue, in autocommit (psycopg)"
+    cuts_min = (4, 4)
+
+    async def prepare(self) -> None:
+        self.connection = await psycopg.AsyncConnection.connect(self.scene.proxy.dsn, autocommit=True)
+
+    async def close(self) -> None:
+        with contextlib.suppress(psycopg.Error):
+            await self.connection.close()
+
+
+class EnqueueByAdmin(Enqueue):
+    """As `pgworkd enqueue` does: its error says whether anything may have happened."""
+
+    name = "enqueue, by an operator"
+    cuts_min = (9, 20)
+
+    async def prepare(self) -> None:
+        self.connection = Admin(self.scene.options)
+
+    async def attempt(self) -> Told:
+        return await told_by(self.connection.enqueue(self.queue, dedupe_key="k"))
+
+    async def carry_on(self) -> None:
+        await self.connection.enqueue(self.queue, dedupe_key="k")
+
+    async def close(self) -> None:
+        await self.connection.close()
+
+
+class Migrate(Operation):
+    """`pgworkd migrate`, where nothing is."""
+
+    name = "migrate, the first time"
+    cuts_min = (25, 150)
+    stride = 5  # each statement of the script has an answer
+
+    async def prepare(self) -> None:
+        self.whole = self.scene.memory.setdefault("whole", await self._inventory())  # of the tests' template, at first
+        await self.db.execute("DROP SCHEMA pgworkd CASCADE")
+
+    async def attempt(self) -> Told:
+        return await told_by(schema.migrate(self.scene.options))
+
+    async def done(self) -> bool:
+        found = await self._inventory()
+        assert found in (_NOTHING, self.whole), "half a schema"
+        return found != _NOTHING
+
+    async def carry_on(self) -> None:
+        await schema.migrate(self.scene.options)
+
+    async def faults(self) -> list[str]:
+        return differs("what is in the schema", await self._inventory(), self.whole)
+
+    async def _inventory(self) -> list[str]:
+        return [row[0] for row in await self.db.fetch(_INVENTORY)]
+
+
+_NOTHING: list[str] = []
+_INVENTORY = """
+    SELECT p.oid::regprocedure::text || md5(p.prosrc) AS one
+    FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace WHERE n.nspname = 'pgworkd'
+    UNION ALL SELECT concat(c.relname, c.relkind, c.relnatts)
+    FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = 'pgworkd'
+    UNION ALL SELECT concat(c.relname, ' ', t.tgname)
+    FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid JOIN pg_namespace n ON n.oid = c.relnamespace
+    WHERE n.nspname = 'pgworkd' AND NOT t.tgisinternal
+    ORDER BY 1"""

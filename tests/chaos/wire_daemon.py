@@ -1,0 +1,81 @@
+"""A whole daemon, for the sweep: the same one for all cuts, each of which falls on whatever it says next."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pgworkd import events
+from pgworkd.app import App
+from pgworkd.chores import Periods
+from pgworkd.job import Job
+from pgworkd.link import LinkOptions
+from tests.chaos.wire_kit import Operation, Told, differs, rows_of
+from tests.kit import Recorder, insert, running, until
+from tests.process import TABLES
+
+COMMAND_S = 0.3
+"""What was claimed unheard is given back after three times that."""
+NEVER_S = 3600.0
+
+
+class OneJob(Operation):
+    """A job is inserted beside a daemon that is idle, and must run to its end."""
+
+    name = "daemon: a job, from claim to settle"
+    cuts_min: ClassVar[tuple[int, int]] = (4, 5)
+    kind: ClassVar[str] = "plain"
+
+    async def prepare(self) -> None:
+        if "seen" not in self.scene.memory:
+            await self.db.execute(f"{TABLES} CREATE TABLE written (job uuid, attempt int)")
+            link = LinkOptions(self.scene.proxy.dsn, connect_timeout_s=2, command_timeout_s=COMMAND_S)
+            periods = Periods(NEVER_S, NEVER_S, NEVER_S, strays_s=0.1)
+            daemon = running(app_of_two(), self.scene.proxy.dsn, link=link, heartbeat_s=1.0, periods=periods)
+            _, self.scene.memory["seen"] = await self.scene.stack.enter_async_context(daemon)
+            self.scene.proxy.on_message = self.scene.cutter
+        self.seen: Recorder = self.scene.memory["seen"]
+        del self.seen.seen[:]
+
+    async def attempt(self) -> Told:
+        self.job = await insert(self.db, self.kind)
+        await until(self.done)
+        return "done"
+
+    async def done(self) -> bool:
+        return [row[0] for row in await rows_of(self.db, self.job)] == ["completed"]
+
+    async def faults(self) -> list[str]:
+        (_, attempts, failures), *_ = await rows_of(self.db, self.job)
+        given_back = await self.db.fetchval("SELECT count(*) FROM given_back WHERE job = $1", self.job)
+        written = [row[0] for row in await self.db.fetch("SELECT attempt FROM written WHERE job = $1", self.job)]
+        # Only what the handler itself does on the connection may fail: never because of ours.
+        return [
+            *differs("attempts", attempts, 1 + failures + given_back),
+            *differs("attempts that wrote", written, [attempts] if self.kind == "writes" else []),
+            *differs("failures", failures <= (self.kind == "writes"), True),
+            *differs("events", [name for name in (events.JOB_STALE,) if self.seen.all(name)], []),
+        ]
+
+
+class Transaction(OneJob):
+    """What the handler writes commits together with the completion, or not at all."""
+
+    name = "daemon: a job with job.transaction()"
+    cuts_min = (10, 15)
+    kind = "writes"
+
+
+def app_of_two() -> App:
+    """One handler that does nothing, one that writes."""
+    app = App()
+
+    @app.handler("plain", max_attempts=10, backoff=0.01)
+    async def plain() -> None:
+        return None
+
+    @app.handler("writes", max_attempts=10, backoff=0.01)
+    async def writes(job: Job) -> None:
+        async with job.transaction() as connection:
+            await connection.execute("INSERT INTO written VALUES ($1, $2)", job.id, job.attempt)
+
+    return app

@@ -1,0 +1,257 @@
+"""What a daemon does, through the parts by which it does it, for the sweep: all but its settles."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+from uuid import UUID
+
+import anyio
+
+from pgworkd.chores import Chores, Periods
+from pgworkd.events import Events
+from pgworkd.held import Held, Holdings
+from pgworkd.lease import Lease
+from pgworkd.lease_store import HeartbeatAnswer
+from pgworkd.recurring import Recurring
+from pgworkd.store import Claimed, ClaimOrder, Store
+from tests.chaos.wire_kit import Operation, Scene, Told, differs, rows_of, told_by
+from tests.kit import insert, until
+
+
+class Engine(Operation):
+    """A worker with one job due, and its parts, all through the proxy."""
+
+    may_claim = True  # what chores ask of their owner
+
+    def __init__(self, scene: Scene, number: int) -> None:
+        super().__init__(scene, number)
+        self.store = Store(scene.options)
+        self.holdings = Holdings()
+        self.events = Events()
+        self.worker_id = 0
+
+    async def prepare(self) -> None:
+        self.worker_id = await self.scene.aside.register("w", 1, "v", 30)
+        self.job = await insert(self.db, self.queue)
+
+    def order(self, worker_id: int | None = None) -> ClaimOrder:
+        return ClaimOrder(worker_id or self.worker_id, self.queue, 1)
+
+    async def claim(self) -> Held:
+        """By a connection of its own, before the operation begins."""
+        held = Held((await self.scene.aside.claim(self.order()))[0], self.queue)
+        self.holdings.add(held)
+        return held
+
+    async def claim_until_it_comes(self) -> Claimed:
+        """As the pool does, while the chore gives back what the database holds for us and we do not."""
+        chores = Chores(
+            *(self.store, Recurring(self.store, self.events), self.holdings, self, self.events, Periods()),
+            on_dead=lambda _: None,
+            command_timeout_s=0.0,
+        )
+        while not (claims := await self.store.claim(self.order())):
+            await chores._strays()
+        return claims[0]
+
+    async def run_again(self) -> None:
+        """The rest of the job's life, uncut."""
+        claimed = (await self.scene.aside.claim(self.order()))[0]
+        await self.scene.aside.settle_completed([claimed.id], [claimed.attempt], [None])
+
+    async def faults(self) -> list[str]:
+        return differs("rows of the job", await rows_of(self.db, self.job), [("completed", 1, 0)])
+
+    async def close(self) -> None:
+        await self.store.close()
+
+
+class Claim(Engine):
+    """An attempt whose claim was not heard is given back by its worker, and counts."""
+
+    name = "claim; its worker gives back what it missed"
+    cuts_min: ClassVar[tuple[int, int]] = (8, 15)
+
+    async def attempt(self) -> Told:
+        self.missed = 0
+        self.claimed: Claimed | None = None
+
+        async def claim() -> None:
+            self.claimed = (await self.store.claim(self.order()))[0]
+
+        return await told_by(claim())
+
+    async def done(self) -> bool:
+        return await rows_of(self.db, self.job) == [("running", 1, 0)]
+
+    async def carry_on(self) -> None:
+        if self.claimed is None:
+            self.missed = await self.done()
+            self.claimed = await self.claim_until_it_comes()
+        await self.store.settle_completed([self.claimed.id], [self.claimed.attempt], [None])
+
+    async def faults(self) -> list[str]:
+        return differs("rows of the job", await rows_of(self.db, self.job), [("completed", 1 + self.missed, 0)])
+
+
+class ClaimOfLost(Claim):
+    """Whoever missed the claim is gone before it could give anything back."""
+
+    name = "claim; its worker is lost, another rescues"
+
+    async def carry_on(self) -> None:
+        lost, self.worker_id = self.worker_id, await rescuer(self.scene)
+        self.missed = await self.done()
+        if self.missed:
+            await lose(self.scene, lost)
+            await rescue_until_it_is_taken(self.scene, self.worker_id, self.job)
+        await self.run_again()
+
+    async def faults(self) -> list[str]:
+        wanted = [("completed", 1 + self.missed, int(self.missed))]
+        return differs("rows of the job", await rows_of(self.db, self.job), wanted)
+
+
+class Rescue(Engine):
+    """What a lost worker held is taken back once."""
+
+    name = "rescue"
+    cuts_min = (8, 15)
+
+    async def prepare(self) -> None:
+        await super().prepare()
+        await self.claim()
+        await lose(self.scene, self.worker_id)
+        self.worker_id = await rescuer(self.scene)
+
+    async def attempt(self) -> Told:
+        return await told_by(self.store.rescue(self.worker_id))
+
+    async def done(self) -> bool:
+        return await rows_of(self.db, self.job) == [("failed", 1, 1)]
+
+    async def carry_on(self) -> None:
+        await rescue_until_it_is_taken(self.scene, self.worker_id, self.job)
+        await self.run_again()
+
+    async def faults(self) -> list[str]:
+        return differs("rows of the job", await rows_of(self.db, self.job), [("completed", 2, 1)])
+
+
+async def lose(scene: Scene, worker_id: int) -> None:
+    """Its lease is over."""
+    await scene.db.execute("UPDATE pgworkd.workers SET lease_until = pgworkd.clock() WHERE id = $1", worker_id)
+
+
+async def rescuer(scene: Scene) -> int:
+    """A worker that may rescue: with an hour of heartbeats without a gap, on a server that is up for a lease, too."""
+    worker_id = await scene.aside.register("rescuer", 1, "v", 3)
+    await until(lambda: scene.db.fetchval("SELECT now() > pg_postmaster_start_time() + interval '3 s'"))
+    await _be_steady(scene, worker_id)
+    return worker_id
+
+
+async def _be_steady(scene: Scene, worker_id: int) -> None:
+    sql = """UPDATE pgworkd.workers SET seen_at = pgworkd.clock(), lease_until = pgworkd.clock() + interval '3 s',
+        steady_since = pgworkd.clock() - interval '1 hour' WHERE id = $1"""
+    await scene.db.execute(sql, worker_id)
+
+
+async def rescue_until_it_is_taken(scene: Scene, worker_id: int, job_id: UUID) -> None:
+    """As each daemon's chore does, however often."""
+    while (await rows_of(scene.db, job_id))[0][0] == "running":
+        await _be_steady(scene, worker_id)
+        await scene.aside.rescue(worker_id)
+
+
+class RestoreSchedule(Engine):
+    """A chain without a live occurrence gets one."""
+
+    name = "ensure_schedules: a chain is restored"
+    cuts_min = (13, 20)
+
+    async def prepare(self) -> None:
+        await put_schedule(self.scene.aside, self.queue)
+
+    async def attempt(self) -> Told:
+        return await told_by(Recurring(self.store, self.events).look())
+
+    async def done(self) -> bool:
+        return await occurrences_differ(self) == []
+
+    async def carry_on(self) -> None:
+        await Recurring(self.store, self.events).look()
+
+    async def faults(self) -> list[str]:
+        return await occurrences_differ(self)
+
+    async def close(self) -> None:
+        await super().close()
+        await drop_schedule(self)
+
+
+async def put_schedule(store: Store, name: str) -> None:
+    """Once a day, in the queue of that name."""
+    await store.put_schedule(name, name, name, cron=None, every_s=86_400, timezone="UTC", missed="skip", payload="{}")
+
+
+async def drop_schedule(operation: Operation) -> None:
+    """Or the next one's look would have one row more to read."""
+    await operation.db.execute("DELETE FROM pgworkd.schedules WHERE name = $1", operation.queue)
+
+
+async def occurrences_differ(operation: Operation) -> list[str]:
+    """A fault, unless the operation's schedule has exactly one live occurrence."""
+    sql = "SELECT count(*) FROM pgworkd.jobs WHERE schedule = $1 AND status = 'pending'"
+    return differs("live occurrences", await operation.db.fetchval(sql, operation.queue), 1)
+
+
+class Heartbeat(Operation):
+    """The lease, in its thread."""
+
+    name = "heartbeat"
+    cuts_min = (8, 15)
+
+    async def prepare(self) -> None:
+        self.worker_id = await self.scene.aside.register("w", 1, "v", 3)
+        self.lease = Lease(
+            self.scene.options, self.worker_id, self, lease_s=3, heartbeat_s=0.05, end_process=self.ended
+        )
+        self.said: list[str] = []
+        self.renewed = anyio.Event()
+
+    async def attempt(self) -> Told:
+        self.lease.start()
+        await self.renewed.wait()
+        return "done"
+
+    async def done(self) -> bool:
+        sql = "SELECT seen_at > started_at AND lost_at IS NULL FROM pgworkd.workers WHERE id = $1"
+        return bool(await self.db.fetchval(sql, self.worker_id))
+
+    async def faults(self) -> list[str]:
+        wrong = differs("what was said of the lease", self.said, [])
+        return wrong + differs("lease is fresh", (self.lease.fresh, await self.done()), (True, True))
+
+    async def close(self) -> None:
+        await self.lease.stop()
+
+    # What the lease says.
+
+    def lease_renewed(self, answer: HeartbeatAnswer) -> None:
+        self.renewed.set()
+
+    def lease_fenced(self, since_s: float) -> None:
+        self.said.append("fenced")
+
+    def worker_lost(self) -> None:
+        self.said.append("lost")
+
+    def lease_trouble(self, error: Exception) -> None:
+        """The thread goes on trying."""
+
+    def still_running(self) -> int:
+        return 0
+
+    def ended(self, reason: str) -> None:
+        self.said.append(reason)

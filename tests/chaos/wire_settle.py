@@ -1,0 +1,165 @@
+"""Every end of an attempt, through the settler, for the sweep."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import anyio
+
+from pgworkd.job import Ending, Outcome
+from pgworkd.pool import Asked
+from pgworkd.recurring import Recurring
+from pgworkd.settler import Settler
+from pgworkd.store import Claims
+from tests.chaos.wire_engine import Engine, drop_schedule, occurrences_differ, put_schedule
+from tests.chaos.wire_kit import Told, differs, rows_of
+from tests.kit import insert
+
+FAILURE = {"type": "ValueError", "message": "no", "traceback": "", "worker": "w"}
+
+
+class Settle(Engine):
+    """What became of an attempt, by the settler, which repeats by itself and must know in the end."""
+
+    name = "settle: completed"
+    cuts_min = (3, 4)
+    outcome: ClassVar[Outcome] = Outcome(Ending.COMPLETED)
+    becomes: ClassVar[str] = "completed"
+    failures: ClassVar[int] = 0
+    cold: ClassVar[bool] = False
+    """Whether the connection is still to be made."""
+    claimer: Any = None
+
+    async def prepare(self) -> None:
+        await super().prepare()
+        self.held = await self.claim()
+        self.recurring = Recurring(self.scene.aside, self.events)
+        if not self.cold:
+            await self.store.settle_completed([], [], [])
+
+    async def attempt(self) -> Told:
+        self.said: list[str | None] = []
+        settler = Settler(
+            *(self.store, self.holdings, self.events, self.recurring),
+            claimers={} if self.claimer is None else {self.queue: self.claimer},
+            on_completed=lambda batch: self.said.extend("completed" for _ in batch),
+            on_settled=lambda _held, _outcome, status: self.said.append(status),
+            on_room=lambda: None,
+        )
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(settler.run)
+            settler.put(self.held, self.outcome)
+            await settler.drained()
+            tasks.cancel_scope.cancel()
+        return "done" if self.said == [self.becomes] else "unknown"
+
+    async def done(self) -> bool:
+        return await rows_of(self.db, self.job) == [(self.becomes, 1, self.failures)]
+
+    async def carry_on(self) -> None:
+        if self.becomes in ("failed", "pending"):
+            await self.run_again()
+
+    async def faults(self) -> list[str]:
+        ends = [("completed", 2, self.failures)] if self.becomes in ("failed", "pending") else None
+        return [
+            *differs("what the daemon was told", self.said, [self.becomes]),
+            *differs("rows", await rows_of(self.db, self.job), ends or [(self.becomes, 1, self.failures)]),
+            *differs("jobs in our hands", len(self.holdings), 0),
+        ]
+
+
+class SettleCold(Settle):
+    """The same from the very beginning."""
+
+    name = "settle: completed, on a new connection"
+    cuts_min = (8, 15)
+    cold = True
+
+
+class Fail(Settle):
+    """One failure is spent, and the retry runs."""
+
+    name = "settle: failed, to be retried"
+    outcome = Outcome(Ending.FAILED, delay_s=0.0, message="no", error=FAILURE)
+    becomes = "failed"
+    failures = 1
+
+
+class Die(Settle):
+    """It is dead, and whoever wants to know of dead jobs is told."""
+
+    name = "settle: failed for good"
+    outcome = Outcome(Ending.FAILED, permanent=True, message="no", error=FAILURE)
+    becomes = "dead"
+    failures = 1
+
+
+class Release(Settle):
+    """It goes back unspent."""
+
+    name = "settle: given back"
+    outcome = Outcome(Ending.RELEASED, delay_s=0.0)
+    becomes = "pending"
+
+
+class Cancel(Settle):
+    """It is ended on request."""
+
+    name = "settle: cancelled"
+    outcome = Outcome(Ending.CANCELLED, message="on request")
+    becomes = "cancelled"
+
+
+class SettleOccurrence(Settle):
+    """An occurrence, whose next one is inserted with its completion."""
+
+    name = "settle: an occurrence, with the next one"
+
+    async def prepare(self) -> None:
+        self.worker_id = await self.scene.aside.register("w", 1, "v", 30)
+        await put_schedule(self.scene.aside, self.queue)
+        self.recurring = Recurring(self.scene.aside, self.events)
+        await self.recurring.look()
+        sql = "UPDATE pgworkd.jobs SET run_at = pgworkd.clock() WHERE schedule = $1 RETURNING id"
+        self.job = await self.db.fetchval(sql, self.queue)
+        self.held = await self.claim()
+        await self.store.settle_completed([], [], [])
+
+    async def faults(self) -> list[str]:
+        return [*await super().faults(), *await occurrences_differ(self)]
+
+    async def close(self) -> None:
+        await super().close()
+        await drop_schedule(self)
+
+
+class SettleAndClaim(Settle):
+    """A settle that takes a claim along: neither is lost for the other."""
+
+    name = "settle with a claim along"
+
+    async def prepare(self) -> None:
+        await super().prepare()
+        self.next = await insert(self.db, self.queue)
+        self.came: Claims | None = None
+        self.claimer = self
+
+    along_max = 4
+
+    def ask_along(self, ended: int, *, next_in_line: bool) -> Asked:
+        """What a pool does: one job more, please."""
+        return Asked(self.order()._replace(ended=ended), 0.0)
+
+    def answered(self, asked: Asked, claimed: Claims | None) -> None:
+        """The pool's part."""
+        self.came = claimed
+
+    async def carry_on(self) -> None:
+        self.missed = not self.came and (await rows_of(self.db, self.next))[0][0] == "running"
+        claimed = self.came[0] if self.came else await self.claim_until_it_comes()
+        await self.store.settle_completed([claimed.id], [claimed.attempt], [None])
+
+    async def faults(self) -> list[str]:
+        wanted = [("completed", 1 + self.missed, 0)]
+        return [*await super().faults(), *differs("rows of the next", await rows_of(self.db, self.next), wanted)]
