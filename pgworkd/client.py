@@ -7,6 +7,10 @@
 The jobs exist when the caller's transaction commits, never when it rolls back, and at once in autocommit. `conn` is of
 asyncpg (Connection, Pool), psycopg (Connection, AsyncConnection), SQLAlchemy (Connection, Session, their async kin and
 scoped sessions) or Django (`connection`, `connections[alias]`). What the driver raises passes through as it is.
+
+Where that is no answer of the server (the connection is lost, the time is up) the jobs may exist all the same, in
+autocommit; in a transaction they do not, unless it is the COMMIT that was not answered. A dedupe_key and
+on_duplicate="skip" make it safe to enqueue again.
 """
 
 from __future__ import annotations

@@ -32,6 +32,9 @@ from .errors import (
 
 Row = Sequence[Any]
 
+PROBE_LIMIT_S = 4.0
+"""A listening line that has not answered by then is replaced: cheap, and on a dead one every job waits for a poll."""
+
 # SQLSTATEs (https://www.postgresql.org/docs/current/errcodes-appendix.html) after which the same call may
 # succeed: connection lost, resources short, operator intervention, deadlock, lock or statement time-out.
 _TRANSIENT_CLASSES = ("08", "53", "57", "58", "40")
@@ -238,7 +241,7 @@ class Listener:
             if connection is None or connection.is_closed():
                 raise DatabaseUnavailable("the listening connection was closed")
             try:
-                await connection.execute("SELECT 1")
+                await connection.execute("SELECT 1", timeout=min(PROBE_LIMIT_S, self._options.command_timeout_s))
             except Exception as error:
                 raise translate(error) from error
 

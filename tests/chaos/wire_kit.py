@@ -29,7 +29,7 @@ from tests.kit import until
 Told = Literal["done", "not done", "unknown"]
 """What the caller knows after an attempt. The first two must be true."""
 
-STUCK_S = 5.0
+STUCK_S = 8.0
 """No attempt, and no carrying on, may take longer."""
 CUTS_MAX = 500
 
