@@ -88,6 +88,7 @@ class EnqueueOnPool(Enqueue):
     """The pool connects when it needs to; whether it has, its errors do not tell."""
 
     name = "enqueue, on a pool (asyncpg)"
+    stride = 3  # most of it is the same
     cuts_min = (8, 15)
 
     async def prepare(self) -> None:

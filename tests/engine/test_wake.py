@@ -279,17 +279,16 @@ async def test_a_cut_connection_costs_no_job_and_no_second_run(
 ) -> None:
     ran: Counter[Any] = Counter()
     inserted, done = [0], anyio.Event()
-    async with (
-        running(app_that_counts(ran, concurrency=20), dsn) as (daemon, seen),
-        anyio.create_task_group() as tasks,
-    ):
+    async with running(app_that_counts(ran, concurrency=20), dsn) as (daemon, seen):
         worker_id = daemon.worker_id
-        tasks.start_soon(_keep_inserting, dsn, inserted, done)
-        for _ in range(4):
-            await until(lambda: db.fetchval(_CUT, f"pgworkd {part}"), limit_s=7)
-            completed = len(seen.all(events.JOB_COMPLETED))
-            await seen.wait(events.JOB_COMPLETED, count=completed + 10)
-        done.set()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_keep_inserting, dsn, inserted, done)
+            for _ in range(4):
+                await until(lambda: db.fetchval(_CUT, f"pgworkd {part}"), limit_s=7)
+                completed = len(seen.all(events.JOB_COMPLETED))
+                await seen.wait(events.JOB_COMPLETED, count=completed + 10)
+            done.set()
+        # The last of them is inserted by now: only then nothing left means that everything has run.
         await until(is_empty(db), limit_s=7)
         assert daemon.worker_id == worker_id
         assert seen.all(events.LEASE_FENCED) == []
