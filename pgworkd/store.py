@@ -134,7 +134,8 @@ _RELEASED = "SELECT pgworkd.settle_released($1, $2, $3, $4)"
 _ENDED = "SELECT pgworkd.settle_ended($1, $2, $3, $4)"
 _SETTLED = """SELECT a.id, a.status::text FROM unnest($1::uuid[], $2::int[]) AS s (id, attempt)
     JOIN pgworkd.all_jobs a ON a.id = s.id AND a.attempts = s.attempt AND a.status <> 'running'
-    WHERE NOT coalesce(a.errors -> -1 @> jsonb_build_object('type', 'lost', 'attempt', s.attempt), false)"""
+    WHERE a.id = ANY ($1)
+      AND NOT coalesce(a.errors -> -1 @> jsonb_build_object('type', 'lost', 'attempt', s.attempt), false)"""
 _RESCUE = "SELECT id, queue, kind, attempt, status, worker_id, worker, error FROM pgworkd.rescue($1, $2)"
 _SCHEDULES = """SELECT name, cron, every_s, timezone, missed, revision, last_occurrence, at, broken
     FROM pgworkd.ensure_schedules()"""

@@ -8,7 +8,7 @@ import anyio
 import asyncpg
 import pytest
 
-from pgworkd import events
+from pgworkd import events, store
 from pgworkd.admin import Admin
 from pgworkd.app import App, DeadJob
 from pgworkd.chores import Periods
@@ -103,6 +103,23 @@ async def test_a_settle_that_was_not_heard_and_not_done_is_done_again_and_one_th
             await seen.wait(events.JOB_STALE, job_id=str(taken))
             assert seen.all(events.JOB_DEAD) == []
     assert scissors.cut == 1
+
+
+HISTORY = """INSERT INTO pgworkd.finished_jobs (id, finished_at, run_at, created_at, started_at, status, priority,
+        attempts, failures, worker_id, queue, payload, errors)
+    SELECT gen_random_uuid(), now() - interval '5 days', now(), now(), now(), 'completed', 0, 1, 0, 1, 'q', '{}', '[]'
+    FROM generate_series(1, 20000)"""
+
+
+async def test_to_look_up_what_was_not_heard_reads_no_history(db: asyncpg.Connection[Any]) -> None:
+    """Else it would not be answered in time, either, where the history is long; and again, and again."""
+    await db.execute(f"{HISTORY}; ANALYZE pgworkd.finished_jobs")
+    ids = [row[0] for row in await db.fetch("SELECT id FROM pgworkd.finished_jobs LIMIT 20")]
+    plan = await db.fetch(f"EXPLAIN (COSTS OFF) {store._SETTLED}", ids, [1] * 20)
+    text = "\n".join(row[0] for row in plan)
+    assert "Seq Scan on finished_jobs_other" not in text
+    assert "finished_jobs_other_pkey" in text
+    assert {row[1] for row in await db.fetch(store._SETTLED, ids, [1] * 20)} == {"completed"}
 
 
 @pytest.mark.parametrize("cut", ["before the COMMIT", "before its answer", "after it"])
