@@ -16,7 +16,7 @@ PACKAGE = ROOT / "pgworkd"
 FLOORS = {
     0: (
         "bounds errors events failure payload backoff schedule config sources dsn grants job new_job outage log "
-        "queue_settings"
+        "queue_settings tls"
     ),
     1: "link store lease_store drivers batches workflow schema wake admin_sql queue_acts batch_acts acts",
     2: (
