@@ -31,6 +31,7 @@
 --
 -- RULES
 -- All instants are the database's, read through clock(); tests turn it with SET pgworkd.clock.
+-- Functions run with their caller's rights, but for what who inserts needs of them: see pgworkd/grants.sql.
 -- Locks are taken in this order: advisory, workers, jobs, batches, schedules, queues (see chapter 5); several
 -- rows of one table in the order of their key, or with SKIP LOCKED. Claims go by ctid = ANY(ARRAY(SELECT .. LIMIT n FOR
 -- UPDATE SKIP LOCKED)): IN (SELECT .. LIMIT ..) may be planned as a nested loop and claim too much.
@@ -38,7 +39,12 @@
 -- to 18. Chapters: 1 words, 2 tables, 3 worker life, 4 claim, 5 keys and limits, 6 settle, 7 schedules,
 -- 8 mend, 9 operators, 10 insert trigger, 11 batches, 12 dependencies, 13 results and progress, 14 views.
 
-CREATE SCHEMA IF NOT EXISTS pgworkd;
+DO $$
+BEGIN
+    IF to_regnamespace('pgworkd') IS NULL THEN  -- IF NOT EXISTS asks for rights on the database, also where it exists
+        CREATE SCHEMA pgworkd;
+    END IF;
+END $$;
 SET search_path = pgworkd, pg_catalog;
 SET client_min_messages = warning;
 
@@ -1870,9 +1876,9 @@ END $$;
 
 -- Makes the day partitions of finished_jobs for today and p_days_ahead more. A new partition needs a
 -- short exclusive lock: it is waited for 200 ms at most, so that no settle queues behind a long reader;
--- rows of a day without a partition go to finished_jobs_other, nothing is refused.
+-- rows of a day without a partition go to finished_jobs_other, nothing is refused. Runs as the owner of the table.
 CREATE OR REPLACE FUNCTION ensure_partitions(p_days_ahead int DEFAULT 7) RETURNS int
-LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp SET lock_timeout = '200ms'
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pgworkd, pg_temp SET lock_timeout = '200ms'
 SET timezone = 'UTC' AS $$
 DECLARE
     v_day   date;
@@ -1881,11 +1887,11 @@ BEGIN
     IF NOT pg_try_advisory_xact_lock(1886873445, 3) THEN
         RETURN 0;
     END IF;
-    FOR i IN 0..p_days_ahead LOOP
+    FOR i IN 0..least(p_days_ahead, 366) LOOP
         v_day := clock()::date + i;
         CONTINUE WHEN to_regclass('pgworkd.finished_jobs_' || to_char(v_day, 'YYYYMMDD')) IS NOT NULL;
         BEGIN  -- identifiers and bounds come from the calendar, never from data
-            EXECUTE format('CREATE TABLE %I PARTITION OF finished_jobs FOR VALUES FROM (%L) TO (%L)',
+            EXECUTE format('CREATE TABLE pgworkd.%I PARTITION OF pgworkd.finished_jobs FOR VALUES FROM (%L) TO (%L)',
                            'finished_jobs_' || to_char(v_day, 'YYYYMMDD'), v_day::timestamptz, (v_day + 1)::timestamptz);
             v_made := v_made + 1;
         EXCEPTION
@@ -1898,32 +1904,25 @@ BEGIN
     RETURN v_made;
 END $$;
 
--- Forgets: drops day partitions older than p_keep_days, deletes as old rows of finished_jobs_other and
--- rows of queues that keep less (at most p_limit each), and moves jobs dead for p_keep_dead_days to
--- finished_jobs. What was said of the progress of attempts that are over goes, too. The audit and finished trees of batches
--- are kept for p_keep_days. Locks: as in ensure_partitions for the drop; rows with SKIP LOCKED.
-CREATE OR REPLACE FUNCTION prune(p_keep_days int, p_keep_dead_days int, p_limit int DEFAULT 5000)
-RETURNS TABLE (partitions int, rows_deleted int, dead_moved int)
-LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp SET lock_timeout = '200ms'
+-- Forgets what only ever grows: drops day partitions older than p_keep_days, deletes as old rows of finished_jobs_other and
+-- of the audit, and rows of queues that keep less (at most p_limit each). For prune(); runs as the owner of the tables, so
+-- that nobody else need be able to change the history. Locks: as in ensure_partitions for the drop; rows with SKIP LOCKED.
+CREATE OR REPLACE FUNCTION forget(p_keep_days int, p_limit int, OUT partitions int, OUT rows_deleted int)
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pgworkd, pg_temp SET lock_timeout = '200ms'
 SET timezone = 'UTC' AS $$
 DECLARE
     v_name text;
-    v_ids  uuid[];
     v_rows int;
 BEGIN
-    partitions := 0; rows_deleted := 0; dead_moved := 0;
-    IF NOT pg_try_advisory_xact_lock(1886873445, 4) THEN
-        RETURN NEXT;
-        RETURN;
-    END IF;
+    partitions := 0;
     FOR v_name IN
         SELECT c.relname FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
-        WHERE i.inhparent = 'pgworkd.finished_jobs'::regclass AND c.relname ~ '^finished_jobs_\d{8}$'
-          AND to_date(right(c.relname, 8), 'YYYYMMDD') < clock()::date - p_keep_days
+        WHERE i.inhparent = 'pgworkd.finished_jobs'::regclass AND c.relnamespace = 'pgworkd'::regnamespace
+          AND c.relname ~ '^finished_jobs_\d{8}$' AND to_date(right(c.relname, 8), 'YYYYMMDD') < clock()::date - p_keep_days
         ORDER BY c.relname
     LOOP
         BEGIN
-            EXECUTE format('DROP TABLE %I', v_name);
+            EXECUTE format('DROP TABLE pgworkd.%I', v_name);
             partitions := partitions + 1;
         EXCEPTION WHEN lock_not_available THEN
             NULL;  -- a reader is in the way: next time
@@ -1943,6 +1942,25 @@ BEGIN
     DELETE FROM audit a WHERE a.ctid = ANY (ARRAY(
         SELECT o.ctid FROM audit o WHERE o.at < clock() - make_interval(days => p_keep_days)
         LIMIT p_limit FOR UPDATE SKIP LOCKED));
+END $$;
+
+-- Forgets: see forget(); and moves jobs dead for p_keep_dead_days to finished_jobs (at most p_limit, as of all else). What was
+-- said of the progress of attempts that are over goes, too. Finished trees of batches are kept for p_keep_days. Locks: as
+-- forget(), then rows with SKIP LOCKED.
+CREATE OR REPLACE FUNCTION prune(p_keep_days int, p_keep_dead_days int, p_limit int DEFAULT 5000)
+RETURNS TABLE (partitions int, rows_deleted int, dead_moved int)
+LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp SET lock_timeout = '200ms'
+SET timezone = 'UTC' AS $$
+DECLARE
+    v_ids  uuid[];
+    v_rows int;
+BEGIN
+    partitions := 0; rows_deleted := 0; dead_moved := 0;
+    IF NOT pg_try_advisory_xact_lock(1886873445, 4) THEN
+        RETURN NEXT;
+        RETURN;
+    END IF;
+    SELECT f.partitions, f.rows_deleted INTO partitions, rows_deleted FROM forget(p_keep_days, p_limit) f;
     DELETE FROM batches b WHERE b.root_id = ANY (ARRAY(
         SELECT r.id FROM batches r WHERE r.tree_finished_at < clock() - make_interval(days => p_keep_days)
         LIMIT p_limit FOR UPDATE SKIP LOCKED));
@@ -2237,7 +2255,7 @@ CREATE OR REPLACE TRIGGER queues_audit AFTER INSERT OR UPDATE OR DELETE ON queue
 -- falls asleep during the statement looks again for as long as such a statement takes. The first question
 -- is all that most inserts pay for while daemons are busy.
 CREATE OR REPLACE FUNCTION jobs_inserted() RETURNS trigger
-LANGUAGE plpgsql STABLE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pgworkd, pg_temp AS $$
 BEGIN
     IF NOT EXISTS (SELECT FROM pools p WHERE p.asleep) THEN
         RETURN NULL;
@@ -2256,13 +2274,12 @@ CREATE OR REPLACE TRIGGER jobs_inserted AFTER INSERT ON jobs
     REFERENCING NEW TABLE AS inserted FOR EACH STATEMENT EXECUTE FUNCTION jobs_inserted();
 
 -- A dedupe_key is free at the very instant, not only when free_keys() has come by: removes what holds NEW's for a job that
--- is over, if it has done so for long enough. Locks that row. Who may only insert has to wait for free_keys(). (CASE
--- keeps the planner off the index on all such rows.) The condition of the trigger costs every insert of a row, and is
--- therefore short.
+-- is over, if it has done so for long enough. Locks that row. (CASE keeps the planner off the index on all such rows.) The
+-- condition of the trigger costs every insert of a row, and is therefore short.
 CREATE OR REPLACE FUNCTION jobs_key_wanted() RETURNS trigger
-LANGUAGE plpgsql SET search_path = pgworkd, pg_catalog, pg_temp SET enable_seqscan = off AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pgworkd, pg_temp SET enable_seqscan = off AS $$
 BEGIN
-    IF NEW.status <> 'completed' AND has_table_privilege(TG_RELID, 'DELETE') AND has_table_privilege(TG_RELID, 'SELECT') THEN
+    IF NEW.status <> 'completed' THEN
         DELETE FROM jobs j
         WHERE j.queue = NEW.queue AND j.dedupe_key = NEW.dedupe_key AND j.status <> 'dead'
           AND CASE WHEN j.status = 'completed' THEN j.dedupe_until <= clock() ELSE false END;
@@ -2318,7 +2335,7 @@ CREATE OR REPLACE FUNCTION enqueue(
     p_serialize_key text DEFAULT NULL, p_limit_key text DEFAULT NULL, p_on_retry text DEFAULT 'hold',
     p_on_duplicate text DEFAULT 'raise')
 RETURNS TABLE (id uuid, created boolean, changed boolean)
-LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp SET enable_seqscan = off AS $$
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pgworkd, pg_temp SET enable_seqscan = off AS $$
 #variable_conflict use_column
 DECLARE
     v_run_at timestamptz := coalesce(p_run_at, clock() + make_interval(secs => coalesce(p_delay_s, 0)));
@@ -2403,7 +2420,7 @@ CREATE OR REPLACE FUNCTION create_batch(
     p_max_failures int DEFAULT NULL, p_on_complete jsonb DEFAULT NULL, p_on_failure jsonb DEFAULT NULL,
     p_dedupe_key text DEFAULT NULL)
 RETURNS TABLE (id uuid, created boolean)
-LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp SET enable_seqscan = off AS $$
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pgworkd, pg_temp SET enable_seqscan = off AS $$
 #variable_conflict use_column
 BEGIN
     LOOP
@@ -2488,7 +2505,7 @@ CREATE OR REPLACE TRIGGER batch_created BEFORE INSERT ON batches FOR EACH ROW EX
 -- child. (What its own transaction ended is in `added`.) Locks the root, so that whoever is about to end jobs sees it; see
 -- batch_ended(); before that as check_dependencies().
 CREATE OR REPLACE FUNCTION stream_created() RETURNS trigger
-LANGUAGE plpgsql SET search_path = pgworkd, pg_catalog, pg_temp SET enable_seqscan = off AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pgworkd, pg_temp SET enable_seqscan = off AS $$
 DECLARE
     v_parent text;
 BEGIN
@@ -2529,10 +2546,10 @@ BEGIN
 END $$;
 
 -- Counts a job into its batch, when it is really there: ON CONFLICT may have passed it over. Raises PW003 if the batch takes
--- no more. Locks the batch FOR KEY SHARE. (Who counts by itself says so by pgworkd.counted. The condition of the trigger is
--- what jobs without a batch pay.)
+-- no more. Locks the batch FOR KEY SHARE. (Who counts by itself says so by pgworkd.counted; not in a SET clause, with which
+-- only a superuser could make the function. The condition of the trigger is what jobs without a batch pay.)
 CREATE OR REPLACE FUNCTION job_added() RETURNS trigger
-LANGUAGE plpgsql SET search_path = pgworkd, pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pgworkd, pg_temp AS $$
 BEGIN
     IF current_setting('pgworkd.counted', true) IS DISTINCT FROM 'on' THEN
         PERFORM enter_batch(NEW.batch_id, 'jobs');
@@ -2550,11 +2567,12 @@ CREATE OR REPLACE FUNCTION add_jobs(
     p_run_at timestamptz DEFAULT NULL, p_max_attempts int DEFAULT NULL, p_timeout_s float8 DEFAULT NULL, p_meta jsonb DEFAULT NULL,
     p_ids uuid[] DEFAULT NULL)
 RETURNS uuid[]
-LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp SET pgworkd.counted = 'on' AS $$
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pgworkd, pg_temp AS $$
 DECLARE
     v_batch batches := enter_batch(p_batch, 'jobs');
     v_ids   uuid[];
 BEGIN
+    PERFORM set_config('pgworkd.counted', 'on', true);
     WITH added AS (
         INSERT INTO jobs (id, batch_id, queue, kind, payload, priority, run_at, max_attempts, timeout_s, meta)
         SELECT coalesce(p.id, new_id()), p_batch, coalesce(p_queue, v_batch.queue), coalesce(p_kind, v_batch.kind), p.payload,
@@ -2563,6 +2581,7 @@ BEGIN
         RETURNING id
     )
     SELECT coalesce(array_agg(a.id), '{}') INTO v_ids FROM added a;
+    PERFORM set_config('pgworkd.counted', '', true);
     IF cardinality(v_ids) > 0 THEN
         INSERT INTO batch_additions (batch_id, added) VALUES (p_batch, cardinality(v_ids));
     END IF;
@@ -2573,7 +2592,7 @@ END $$;
 -- False if it was sealed, cancelled or finished before. Raises PW003 if there is no such batch, or if its parent still
 -- streams into it: then it is sealed when the parent is finished. Waits for nobody who adds. Locks the batch FOR KEY SHARE.
 CREATE OR REPLACE FUNCTION seal_batch(p_batch uuid) RETURNS boolean
-LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp SET enable_seqscan = off AS $$
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pgworkd, pg_temp SET enable_seqscan = off AS $$
 DECLARE
     v_batch  batches;
     v_parent text;
@@ -2599,7 +2618,7 @@ END $$;
 -- order. What REPEATABLE READ has sealed is left to the next one, or to mend_batches(): it might not see who else is done.
 -- Locks the roots, and before them as check_dependencies().
 CREATE OR REPLACE FUNCTION batch_sealed() RETURNS trigger
-LANGUAGE plpgsql SET search_path = pgworkd, pg_catalog, pg_temp SET enable_seqscan = off AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pgworkd, pg_temp SET enable_seqscan = off AS $$
 DECLARE
     v_batches uuid[];
 BEGIN
@@ -2703,12 +2722,13 @@ END $$;
 -- result that are too large together make a job that is dead, or the parent could never be settled. The caller holds the
 -- roots.
 CREATE OR REPLACE FUNCTION stream(p_ended ended_job[]) RETURNS uuid[]
-LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp SET pgworkd.counted = 'on'
+LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_nestloop = on
 SET jit = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     v_failed uuid[];
 BEGIN
+    PERFORM set_config('pgworkd.counted', 'on', true);
     WITH made AS MATERIALIZED (
         SELECT c.id AS batch_id, c.queue, coalesce(c.stream_kind, c.kind) AS kind, e.id AS source, e.meta,
                jsonb_build_object('input', e.payload, 'result', e.result) AS payload
@@ -2736,6 +2756,7 @@ BEGIN
         RETURNING b.id, b.dead > b.max_failures AS failed
     )
     SELECT array_agg(c.id) INTO v_failed FROM counted c WHERE c.failed;
+    PERFORM set_config('pgworkd.counted', '', true);
     RETURN v_failed;
 END $$;
 
@@ -3074,7 +3095,7 @@ CREATE OR REPLACE FUNCTION is_ours(p_xmin xid) RETURNS boolean LANGUAGE sql VOLA
 -- the job itself, a circle, one that is not there, or, but for 'run', one that can no longer complete. Locks p_after in
 -- order of id for the instant of the commit; see check_dependencies().
 CREATE OR REPLACE FUNCTION depend(p_job uuid, p_after uuid[], p_unless text DEFAULT 'wait') RETURNS int
-LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pgworkd, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     v_wrong text := CASE
@@ -3167,7 +3188,7 @@ END $$;
 
 -- At the end of a transaction that has made jobs wait: the first call sees to all of them. Locks as check_dependencies().
 CREATE OR REPLACE FUNCTION dependencies_added() RETURNS trigger
-LANGUAGE plpgsql SET search_path = pgworkd, pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pgworkd, pg_temp AS $$
 BEGIN
     PERFORM check_dependencies();
     RETURN NULL;
@@ -3258,7 +3279,7 @@ END $$;
 -- commits may be missed by both: so ask again soon, and from time to time as long as some are left. Locks rows of
 -- result_waiters in order, which only others that wait on the same channel would meet.
 CREATE OR REPLACE FUNCTION await_results(p_jobs uuid[], p_channel text, p_for_s float8) RETURNS TABLE (id uuid, status text)
-LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pgworkd, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_nestloop = on
 SET jit = off SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
@@ -3476,6 +3497,10 @@ SELECT w.id, w.name, w.pid, w.version, w.state, w.started_at, w.seen_at, w.lease
        (SELECT count(*) FROM jobs j WHERE j.worker_id = w.id AND j.status = 'running') AS running,
        (SELECT array_agg(p.queue::text ORDER BY p.queue) FROM pools p WHERE p.worker_id = w.id) AS queues
 FROM workers w;
+
+-- What runs with the rights of its owner, who inserts having fewer: nobody else's to call until `pgworkd grants`, or you, say so.
+REVOKE EXECUTE ON FUNCTION ensure_partitions, forget, jobs_inserted, jobs_key_wanted, enqueue, create_batch, job_added, add_jobs,
+    seal_batch, batch_sealed, stream_created, depend, dependencies_added, await_results FROM PUBLIC;
 
 SELECT ensure_partitions();
 INSERT INTO schema_version (version) VALUES (1) ON CONFLICT (only_row) DO NOTHING;

@@ -130,7 +130,7 @@ def _root(
 
 
 _PANELS: dict[str, tuple[Callable[..., Any], ...]] = {
-    "Run": (cli_run.run, cli_run.migrate, cli_run.dev, cli_run.demo),
+    "Run": (cli_run.run, cli_run.migrate, cli_run.grants, cli_run.dev, cli_run.demo),
     "Jobs": (
         *(cli_jobs.enqueue, cli_jobs.jobs, cli_jobs.job),
         *(cli_acts.retry, cli_acts.cancel, cli_acts.discard, cli_acts.undepend, cli_acts.edit, cli_acts.audit),

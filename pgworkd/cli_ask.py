@@ -49,8 +49,6 @@ _HINTS = {
     "connect call failed": "is Postgres up at that host and port?",
     "connection refused": "is Postgres up at that host and port?",
     "no such file or directory": "check the socket, and the files that sslrootcert, sslcert and sslkey name",
-    "certificate": "check sslmode and sslrootcert in the address, and the host's name in its certificate",
-    "ssl": "check sslmode in the address and whether the server offers TLS",
     "in time": "check host, port and firewall",
 }
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from .cli_ask import Dsn, Json, ask, settings_of
 from .cli_text import as_json, escaped, out
 from .errors import PgworkdError, SchemaError, UsageError
+from .tls import weakness
 
 if TYPE_CHECKING:
     from .admin import Admin
@@ -41,8 +42,10 @@ def doctor(*, json: Json = False, dsn: Dsn = None) -> int:
 
 
 def _examine(dsn: str | None) -> list[Finding]:
-    address = settings_of(dsn).dsn_redacted
-    findings: list[Finding] = []
+    settings = settings_of(dsn)
+    address = settings.dsn_redacted
+    weak = weakness(settings.dsn_required())
+    findings = [] if weak is None else [Finding("warn", "tls", *weak.split(": ", 1))]
 
     async def question(admin: Admin) -> None:
         await admin.server()  # connects, so that the clocks are compared over a warm line
@@ -64,9 +67,10 @@ def _examine(dsn: str | None) -> list[Finding]:
     try:
         ask(dsn, question, verify=False)
     except PgworkdError as error:
-        if isinstance(error, UsageError) and not findings and "refused us" not in str(error):
+        reached = any(finding.subject == "connection" for finding in findings)
+        if isinstance(error, UsageError) and not reached and "refused us" not in str(error):
             raise
-        findings.append(Finding("bad", "connection" if not findings else "question", str(error)))
+        findings.append(Finding("bad", "question" if reached else "connection", str(error)))
     return findings
 
 

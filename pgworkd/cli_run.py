@@ -103,6 +103,25 @@ def migrate(
     out(f"schema version: {'none' if before is None else before} before, {after} now")
 
 
+def grants(
+    *,
+    owner: Annotated[str, typer.Option(metavar="ROLE", help="Owns the schema and migrates it.")] = "pgworkd_owner",
+    worker: Annotated[
+        str, typer.Option(metavar="ROLE", help="Runs daemons and operators' commands.")
+    ] = "pgworkd_worker",
+    enqueuer: Annotated[str, typer.Option(metavar="ROLE", help="Inserts jobs.")] = "pgworkd_enqueuer",
+    reader: Annotated[str, typer.Option(metavar="ROLE", help="Reads everything.")] = "pgworkd_reader",
+) -> None:
+    """Print the SQL that makes four roles with the least rights each needs; touches nothing.
+
+    For a superuser, after migrate, and again after each upgrade: pgworkd grants | psql -v ON_ERROR_STOP=1
+    """
+    from . import grants as sql
+
+    names = {"owner": owner, "worker": worker, "enqueuer": enqueuer, "reader": reader}
+    out(sql.text(names).rstrip("\n"))
+
+
 def dev(*, data: Data = None) -> None:
     """Run a Postgres to develop on, with the schema installed, until SIGINT or SIGTERM."""
     import anyio

@@ -31,6 +31,7 @@ from .sources import (
     read_file,
     unknown_names,
 )
+from .tls import weakness
 
 _APP = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 _WITH_UNIT = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)\s*(ms|s|sec|m|min|h|d)")
@@ -190,8 +191,12 @@ def load(**overrides: object) -> Settings:
     if problems:  # raised out here: the pydantic error, which holds values, must not hang on as its context
         raise UsageError("; ".join(problems))
     settings._origins = origins  # noqa: SLF001
+    notes = []
     if is_public and redacted(str(table.get("dsn"))) != str(table.get("dsn")):
-        settings._notes = (f"{path} holds a password and every user may read it: chmod 600 {path}",)  # noqa: SLF001
+        notes.append(f"{path} holds a password and every user may read it: chmod 600 {path}")
+    if settings.dsn is not None and (weak := weakness(settings.dsn_required())) is not None:
+        notes.append(weak)
+    settings._notes = tuple(notes)  # noqa: SLF001
     return settings
 
 

@@ -9,7 +9,6 @@ project's own: `DatabaseUnavailable` (try again; `OutcomeUnknown`: it may have b
 from __future__ import annotations
 
 import contextlib
-import ssl
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 import anyio
 import asyncpg
 
+from . import tls
 from .dsn import dsn_fault
 from .errors import (
     BatchClosed,
@@ -90,10 +90,12 @@ def translate(error: BaseException) -> Exception:
         return _translate_server_error(error)
     if isinstance(error, TimeoutError):
         return DatabaseUnavailable("the database did not answer in time")
-    if isinstance(error, ssl.SSLError):
-        return DatabaseUnavailable(f"TLS to the database failed: {error}")
+    if isinstance(error, OSError) and (text := tls.remedy(error)) is not None:
+        return DatabaseUnavailable(text)
     if isinstance(error, asyncpg.TargetServerAttributeNotMatched):
         return DatabaseUnavailable("this server only reads (a standby?): connect to the primary")
+    if isinstance(error, UsageError):
+        return error
     if isinstance(error, asyncpg.ClientConfigurationError):
         return UsageError(f"the DSN cannot be used: {error}")
     if isinstance(error, ValueError):
@@ -151,6 +153,7 @@ async def connect(options: LinkOptions, name: str) -> asyncpg.Connection[Any]:
             timeout=options.connect_timeout_s,
             command_timeout=options.command_timeout_s,
             server_settings=options.settings(name),
+            ssl=tls.verification(options.dsn),
             target_session_attrs=asyncpg.connect_utils.SessionAttribute.read_write,
         )
 
@@ -275,8 +278,8 @@ class Transactions:
         Raises `DatabaseUnavailable` when none is free or can be made within `connect_timeout_s`, and at the end
         `OutcomeUnknown` when the answer to the COMMIT is lost. What the driver raises in between passes through.
         """
-        pool = await self._ready()
         try:
+            pool = await self._ready()
             connection = await pool.acquire(timeout=self._options.connect_timeout_s)
         except Exception as error:
             raise translate(error) from error
@@ -316,6 +319,7 @@ class Transactions:
                     timeout=self._options.connect_timeout_s,
                     command_timeout=self._options.command_timeout_s * 6,
                     server_settings=self._options.settings("transaction") | {"statement_timeout": "0"},
+                    ssl=tls.verification(self._options.dsn),
                 )
                 await self._pool
             return self._pool

@@ -14,7 +14,10 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "pgworkd"
 
 FLOORS = {
-    0: "bounds errors events failure payload backoff schedule config sources dsn job new_job outage log queue_settings",
+    0: (
+        "bounds errors events failure payload backoff schedule config sources dsn grants job new_job outage log "
+        "queue_settings tls"
+    ),
     1: "link store lease_store drivers batches workflow schema wake admin_sql queue_acts batch_acts acts",
     2: (
         "streams app cancellation child processes held runner cursor pace attention slots pool settler lease "

@@ -156,7 +156,7 @@ def test_without_a_command_it_helps() -> None:
         ({"password": CANARY}, 2, "password authentication failed"),
         ({"user": "nobody"}, 2, "nobody"),
         ({"path": "/nowhere"}, 2, 'database "nowhere" does not exist'),
-        ({"query": "sslmode=require"}, 1, "check sslmode in the address and whether the server offers TLS"),
+        ({"query": "sslmode=require"}, 1, "the server offers no TLS. Turn it on there"),
     ],
 )
 def test_a_database_that_cannot_be_reached_is_told_with_a_hint(

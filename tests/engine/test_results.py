@@ -61,7 +61,8 @@ async def test_many_wait_on_two_connections(dsn: str, db: asyncpg.Connection[Any
             tasks.start_soon(wait, results, n, await enqueue(db, "double", {"n": n}))
         await until(lambda: db.fetchval("SELECT count(*) = 300 FROM pgworkd.result_waiters"))
         sessions = await db.fetchval(
-            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() "
+            "AND backend_type = 'client backend'"
         )
         assert sessions == 2
         async with running(doubles(), dsn):

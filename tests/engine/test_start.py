@@ -141,6 +141,7 @@ async def plain_user(dsn: str, db: asyncpg.Connection[Any], *, granted: bool = T
         if granted:
             await db.execute(f"ALTER SCHEMA pgworkd OWNER TO {user}")
             await db.execute(f"GRANT ALL ON ALL TABLES IN SCHEMA pgworkd TO {user}")
+            await db.execute(f"GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA pgworkd TO {user}")
         yield with_parts(dsn, netloc=f"{user}:right@{urlsplit(dsn).netloc.rpartition('@')[2]}")
     finally:
         await db.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = $1", user)

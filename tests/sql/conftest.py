@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import asyncpg
 import pytest
 
+from .roles import Roles, granted
 from .verbs import Db, Notices, clock
 
 Connect = Callable[[], Awaitable[Db]]
@@ -52,3 +53,10 @@ async def third(connect: Connect) -> Db:
 async def notices(connect: Connect) -> Notices:
     """A session that listens from the start."""
     return await Notices(await connect()).listen()
+
+
+@pytest.fixture
+async def roles(dsn: str, db: Db) -> AsyncIterator[Roles]:
+    """The roles of `pgworkd grants` in the test's database."""
+    async with granted(dsn, db) as made:
+        yield made

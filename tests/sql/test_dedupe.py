@@ -292,22 +292,16 @@ async def test_of_two_that_want_a_key_whose_time_is_over_one_gets_it(
 # Who may, and who hears
 
 
-@pytest.mark.parametrize("rights", ["INSERT", "SELECT, INSERT, DELETE"])
-async def test_a_role_that_may_not_delete_waits_for_the_daemon(db: Db, rights: str) -> None:
+async def test_a_role_that_may_only_insert_need_not_wait_for_the_daemon(db: Db) -> None:
     await kept(db)
     await clock(3600, db)
     name = f"app_{uuid.uuid4().hex[:12]}"
-    await db.execute(f"CREATE ROLE {name}; GRANT USAGE ON SCHEMA pgworkd TO {name}")
-    await db.execute(f"GRANT {rights} ON pgworkd.jobs TO {name}; GRANT SELECT ON pgworkd.pools TO {name}")
-    sql = "INSERT INTO pgworkd.jobs (queue, dedupe_key) VALUES ('q', 'k')"
+    await db.execute(
+        f"CREATE ROLE {name}; GRANT USAGE ON SCHEMA pgworkd TO {name}; GRANT INSERT ON pgworkd.jobs TO {name}"
+    )
     try:
-        if rights == "INSERT":
-            await db.execute(f"SET ROLE {name}")
-            with pytest.raises(asyncpg.UniqueViolationError):
-                await db.execute(sql)
-            await db.execute("RESET ROLE; SELECT pgworkd.expire()")
         await db.execute(f"SET ROLE {name}")
-        await db.execute(sql)
+        await db.execute("INSERT INTO pgworkd.jobs (queue, dedupe_key) VALUES ('q', 'k')")
     finally:
         await db.execute(f"RESET ROLE; DROP OWNED BY {name}; DROP ROLE {name}")
 

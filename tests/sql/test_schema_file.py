@@ -275,11 +275,6 @@ async def test_what_the_views_say(db: Db) -> None:
     assert tuple(row) == (worker_id, 1, ["q"])
 
 
-async def test_no_function_runs_with_its_owners_rights(db: Db) -> None:
-    sql = "SELECT proname FROM pg_proc WHERE pronamespace = 'pgworkd'::regnamespace AND prosecdef"
-    assert await db.fetch(sql) == []
-
-
 async def test_every_function_says_above_itself_what_it_does() -> None:
     lines = schema.text().splitlines()
     found = [n for n, line in enumerate(lines) if re.match(r"\s*CREATE (OR REPLACE )?FUNCTION", line)]

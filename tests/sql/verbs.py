@@ -51,7 +51,7 @@ def at(seconds: float) -> datetime:
 async def clock(seconds: float, *sessions: Db) -> None:
     """Stands the clock of these sessions at T0 + `seconds`."""
     for session in sessions:
-        await session.execute("SELECT set_config('pgworkd.clock', $1, false)", str(at(seconds)))
+        await session.execute("SELECT pg_catalog.set_config('pgworkd.clock', $1, false)", str(at(seconds)))
 
 
 # Worker life

@@ -1,0 +1,119 @@
+-- Who may do what in the schema pgworkd. For a superuser, or, when the roles exist, for the owner of the schema; in psql
+-- or by any driver. Installed first (`pgworkd migrate`); to be run again after each upgrade: a function or table that is new
+-- is nobody's but the owner's until then. Only the grants below are left, so grants of your own on these objects to these
+-- roles, or to PUBLIC, go. The roles are groups (NOLOGIN): GRANT them to those who log in.
+--
+--   owner     owns the schema and runs `pgworkd migrate`: log in as it, or ALTER ROLE deploy SET role = ...
+--   worker    a daemon, and the commands of operators
+--   enqueuer  an application that inserts jobs; reads of jobs: id, queue, dedupe_key and status, which RETURNING id and
+--             ON CONFLICT need; never a payload or a result. Who also waits for results needs enqueuer and reader.
+--   reader    a dashboard: reads everything, changes nothing
+--
+-- Functions run with their caller's rights, but for those that let someone do one thing which needs rights he had better not
+-- have: see SECURITY DEFINER in schema.sql.
+
+BEGIN;
+SET LOCAL search_path = pg_catalog, pg_temp;
+SET LOCAL lock_timeout = '5s';  -- a new owner takes each table's lock for an instant: better run it again than queue all work
+SET LOCAL pgworkd.owner = {owner};
+SET LOCAL pgworkd.worker = {worker};
+SET LOCAL pgworkd.enqueuer = {enqueuer};
+SET LOCAL pgworkd.reader = {reader};
+
+DO $$
+DECLARE
+    v_role text;
+BEGIN
+    FOREACH v_role IN ARRAY ARRAY[current_setting('pgworkd.owner'), current_setting('pgworkd.worker'),
+                                  current_setting('pgworkd.enqueuer'), current_setting('pgworkd.reader')] LOOP
+        IF NOT EXISTS (SELECT FROM pg_roles r WHERE r.rolname = v_role) THEN
+            EXECUTE format('CREATE ROLE %I NOLOGIN', v_role);
+        END IF;
+    END LOOP;
+END $$;
+
+-- The owner. What a member of it, or a superuser, has made becomes the owner's.
+DO $$
+DECLARE
+    v_owner text := current_setting('pgworkd.owner');
+    v_oid   oid := (SELECT r.oid FROM pg_roles r WHERE r.rolname = v_owner);
+    v_what  record;
+BEGIN
+    IF (SELECT n.nspowner FROM pg_namespace n WHERE n.nspname = 'pgworkd') <> v_oid THEN
+        EXECUTE format('ALTER SCHEMA pgworkd OWNER TO %I', v_owner);
+    END IF;
+    FOR v_what IN
+        SELECT CASE c.relkind WHEN 'v' THEN 'VIEW' ELSE 'TABLE' END AS kind, c.oid::regclass::text AS name
+        FROM pg_class c
+        WHERE c.relnamespace = 'pgworkd'::regnamespace AND c.relkind IN ('r', 'p', 'v') AND c.relowner <> v_oid
+        UNION ALL
+        SELECT 'ROUTINE', p.oid::regprocedure::text FROM pg_proc p
+        WHERE p.pronamespace = 'pgworkd'::regnamespace AND p.proowner <> v_oid
+        UNION ALL
+        SELECT CASE t.typtype WHEN 'd' THEN 'DOMAIN' ELSE 'TYPE' END, t.oid::regtype::text
+        FROM pg_type t LEFT JOIN pg_class c ON c.oid = t.typrelid
+        WHERE t.typnamespace = 'pgworkd'::regnamespace AND t.typowner <> v_oid
+          AND (t.typtype IN ('d', 'e') OR c.relkind = 'c')
+    LOOP
+        EXECUTE format('ALTER %s %s OWNER TO %I', v_what.kind, v_what.name, v_owner);  -- a name as reg... writes it is quoted
+    END LOOP;
+END $$;
+
+-- Nobody has what is not granted below.
+REVOKE ALL ON SCHEMA pgworkd FROM PUBLIC, {worker}, {enqueuer}, {reader};
+REVOKE ALL ON ALL TABLES IN SCHEMA pgworkd FROM PUBLIC, {worker}, {enqueuer}, {reader};
+REVOKE ALL ON ALL SEQUENCES IN SCHEMA pgworkd FROM PUBLIC, {worker}, {enqueuer}, {reader};
+REVOKE ALL ON ALL ROUTINES IN SCHEMA pgworkd FROM PUBLIC, {worker}, {enqueuer}, {reader};
+-- (Default privileges of one schema can only add to those of all: so this is for whatever the owner makes anywhere here.)
+ALTER DEFAULT PRIVILEGES FOR ROLE {owner} REVOKE EXECUTE ON ROUTINES FROM PUBLIC;
+GRANT USAGE ON SCHEMA pgworkd TO {worker}, {enqueuer}, {reader};
+
+-- Everyone: the time, which views and the defaults of columns ask for.
+GRANT EXECUTE ON FUNCTION pgworkd.clock TO {worker}, {enqueuer}, {reader};
+
+-- Reading. A view shows what its owner may see, but its functions are called by who asks.
+GRANT SELECT ON pgworkd.schema_version, pgworkd.workers, pgworkd.pools, pgworkd.queues, pgworkd.rates, pgworkd.schedules,
+    pgworkd.jobs, pgworkd.finished_jobs, pgworkd.finished_jobs_other, pgworkd.batches, pgworkd.batch_additions,
+    pgworkd.job_dependencies, pgworkd.result_waiters, pgworkd.progress, pgworkd.audit,
+    pgworkd.all_jobs, pgworkd.queue_stats, pgworkd.batch_progress, pgworkd.batch_trees, pgworkd.blocked_jobs,
+    pgworkd.job_progress, pgworkd.worker_stats
+    TO {worker}, {reader};
+GRANT EXECUTE ON FUNCTION pgworkd.became, pgworkd.result_of, pgworkd.with_below, pgworkd.batch_results, pgworkd.batch_tree
+    TO {worker}, {reader};
+
+-- Inserting: the columns that are an application's to say. All else goes by functions that say what they do.
+GRANT INSERT (id, queue, kind, payload, meta, priority, run_at, expires_at, max_attempts, timeout_s, dedupe_key, dedupe_until,
+              serialize_key, limit_key, yields, batch_id),
+      SELECT (id, queue, dedupe_key, status)
+    ON pgworkd.jobs TO {enqueuer};
+GRANT EXECUTE ON FUNCTION pgworkd.new_id, pgworkd.enqueue, pgworkd.depend, pgworkd.create_batch, pgworkd.add_jobs,
+    pgworkd.seal_batch, pgworkd.await_results
+    TO {worker}, {enqueuer};
+
+-- Working. To lock a row (FOR UPDATE) takes UPDATE. The history and the audit are only added to; forget() alone makes them
+-- shorter. What waiting jobs wait for, and batches, come by depend() and create_batch().
+GRANT INSERT, UPDATE, DELETE ON pgworkd.jobs, pgworkd.workers, pgworkd.pools, pgworkd.queues, pgworkd.rates, pgworkd.schedules,
+    pgworkd.progress
+    TO {worker};
+GRANT INSERT ON pgworkd.finished_jobs, pgworkd.audit TO {worker};
+GRANT UPDATE, DELETE ON pgworkd.batches, pgworkd.result_waiters TO {worker};
+GRANT DELETE ON pgworkd.batch_additions, pgworkd.job_dependencies TO {worker};
+GRANT SELECT, UPDATE ON SEQUENCE pgworkd.workers_id_seq TO {worker};  -- rescue() moves it past ids it did not give
+GRANT EXECUTE ON FUNCTION
+    pgworkd.register, pgworkd.heartbeat, pgworkd.sign_off, pgworkd.set_pool, pgworkd.drop_pool, pgworkd.notify_pools, pgworkd.wake,
+    pgworkd.claim, pgworkd.next_due, pgworkd.waits_plain, pgworkd.waits_keyed, pgworkd.waits_suspect, pgworkd.in_time,
+    pgworkd.lock_queue, pgworkd.lock_queues, pgworkd.key_is_free, pgworkd.burst, pgworkd.rate_allowance, pgworkd.allowance,
+    pgworkd.key_allowance, pgworkd.key_has_room, pgworkd.spend, pgworkd.pick, pgworkd.in_order, pgworkd.of_key, pgworkd.by_turn,
+    pgworkd.promote,
+    pgworkd.settle_completed, pgworkd.settle_and_claim, pgworkd.settle_failed, pgworkd.settle_released, pgworkd.settle_ended,
+    pgworkd.keep_keys, pgworkd.freed, pgworkd.bury, pgworkd.add_error,
+    pgworkd.put_schedule, pgworkd.ensure_schedules, pgworkd.add_occurrences, pgworkd.follow, pgworkd.fail_schedule,
+    pgworkd.rescue, pgworkd.running_of, pgworkd.expire, pgworkd.free_keys, pgworkd.unblock, pgworkd.ensure_partitions,
+    pgworkd.forget, pgworkd.prune,
+    pgworkd.set_queue, pgworkd.who, pgworkd.differing, pgworkd.matching, pgworkd.cancel, pgworkd.retry, pgworkd.discard,
+    pgworkd.edit, pgworkd.undepend, pgworkd.cancel_batch, pgworkd.delete_batch,
+    pgworkd.lock_trees, pgworkd.lock_trees_of, pgworkd.batch_ended, pgworkd.stream, pgworkd.fold, pgworkd.advance,
+    pgworkd.call_back, pgworkd.cancel_below, pgworkd.stop_jobs, pgworkd.reopened, pgworkd.mend_batches,
+    pgworkd.is_awaited, pgworkd.pass_on, pgworkd.wait_less, pgworkd.mend_dependencies, pgworkd.tell_waiters, pgworkd.report_progress
+    TO {worker};
+COMMIT;

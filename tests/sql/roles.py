@@ -1,0 +1,76 @@
+"""The four roles of `pgworkd grants` in a test's database, each to log in as."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from urllib.parse import urlsplit, urlunsplit
+
+import asyncpg
+import pytest
+
+from pgworkd import grants
+
+from .verbs import Db
+
+DENIED = "42501"
+
+
+class Roles:
+    """Their names, which hold for the whole server and are therefore the database's own, and how to log in."""
+
+    def __init__(self, dsn: str) -> None:
+        self._dsn = dsn
+        tail = urlsplit(dsn).path[-12:]
+        self.names = {role: f'{role} "{tail}"' for role in grants.ROLES}
+
+    @property
+    def sql(self) -> str:
+        """What `pgworkd grants` prints for these names."""
+        return grants.text(self.names)
+
+    def name(self, role: str) -> str:
+        """The role's name, quoted."""
+        return '"' + self.names[role].replace('"', '""') + '"'
+
+    def dsn(self, role: str) -> str:
+        """The address for one who logs in as the role."""
+        url = urlsplit(self._dsn)
+        user = self.names[role].replace(" ", "%20").replace('"', "%22")
+        return urlunsplit(url._replace(netloc=f"{user}:secret@{url.netloc.rpartition('@')[2]}"))
+
+    @contextlib.asynccontextmanager
+    async def session(self, role: str) -> AsyncIterator[Db]:
+        """A connection of the role's own."""
+        connection = await asyncpg.connect(self.dsn(role))
+        try:
+            yield connection
+        finally:
+            connection.terminate()
+
+
+@contextlib.asynccontextmanager
+async def granted(dsn: str, db: Db) -> AsyncIterator[Roles]:
+    """The roles, with their rights and a password; gone at the end, with the schema."""
+    roles = Roles(dsn)
+    everyone = ", ".join(map(roles.name, grants.ROLES))
+    try:
+        await db.execute(roles.sql)
+        for role in grants.ROLES:
+            await db.execute(f"ALTER ROLE {roles.name(role)} LOGIN PASSWORD 'secret'")
+        yield roles
+    finally:
+        await db.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = ANY ($1)", [*roles.names.values()]
+        )
+        await db.execute(f"DROP OWNED BY {everyone} CASCADE; DROP ROLE {everyone}")
+
+
+async def refused(db: Db, sql: str, *args: object) -> None:
+    """Fails unless Postgres refuses the statement for want of rights."""
+    try:
+        await db.execute(sql, *args)
+    except asyncpg.PostgresError as error:
+        assert error.sqlstate == DENIED, f"{sql}: {error}"  # noqa: PT017 - so that it says which
+    else:
+        pytest.fail(f"allowed: {sql}")

@@ -1,0 +1,260 @@
+"""`pgworkd grants`: who may do what, for every function, table and column that there is."""
+
+from __future__ import annotations
+
+import re
+
+import asyncpg
+import pytest
+
+from pgworkd import grants, schema
+from pgworkd.errors import UsageError
+from pgworkd.link import LinkOptions
+
+from .roles import Roles, refused
+from .verbs import Db
+
+NOBODY = """
+batch_created batch_sealed check_callback check_dependencies dependencies_added enter_batch is_ours job_added
+jobs_inserted jobs_key_wanted move queue_dated queues_audit queues_changed rates_follow schedule_changed
+schedules_notify stream_created
+"""
+"""Called by triggers and by functions that run as the owner."""
+FUNCTIONS = {
+    "worker enqueuer reader": "clock",
+    "worker enqueuer": "add_jobs await_results create_batch depend enqueue new_id seal_batch",
+    "worker reader": "batch_results batch_tree became result_of with_below",
+    "worker": """
+        add_error add_occurrences advance allowance batch_ended burst bury by_turn call_back cancel cancel_batch
+        cancel_below claim delete_batch differing discard drop_pool edit ensure_partitions ensure_schedules expire
+        fail_schedule fold follow forget free_keys freed heartbeat in_order in_time is_awaited keep_keys
+        key_allowance key_has_room key_is_free lock_queue lock_queues lock_trees lock_trees_of matching mend_batches
+        mend_dependencies next_due notify_pools of_key pass_on pick promote prune put_schedule rate_allowance
+        register reopened report_progress rescue retry running_of set_pool set_queue settle_and_claim
+        settle_completed settle_ended settle_failed settle_released sign_off spend stop_jobs stream tell_waiters
+        unblock undepend wait_less waits_keyed waits_plain waits_suspect wake who
+    """,
+    "": NOBODY,
+}
+OWNERS_RIGHTS = """
+add_jobs await_results batch_sealed create_batch depend dependencies_added enqueue ensure_partitions forget job_added
+jobs_inserted jobs_key_wanted seal_batch stream_created
+"""
+"""SECURITY DEFINER: one more of them wants a reason."""
+S, SI, SD, SUD, SIUD = "SELECT", "SELECT INSERT", "SELECT DELETE", "SELECT UPDATE DELETE", "SELECT INSERT UPDATE DELETE"
+TABLES = {  # the worker's; readers have SELECT on them, enqueuers nothing
+    **dict.fromkeys(("jobs", "workers", "pools", "queues", "rates", "schedules", "progress"), SIUD),
+    **dict.fromkeys(("finished_jobs", "audit"), SI),
+    **dict.fromkeys(("batches", "result_waiters"), SUD),
+    **dict.fromkeys(("batch_additions", "job_dependencies"), SD),
+    **dict.fromkeys(("schema_version", "finished_jobs_other"), S),
+    **dict.fromkeys(("all_jobs", "queue_stats", "batch_progress", "batch_trees", "blocked_jobs"), S),
+    **dict.fromkeys(("job_progress", "worker_stats"), S),
+}
+PRIVILEGES = ("SELECT", "INSERT", "UPDATE", "DELETE", "TRUNCATE", "REFERENCES", "TRIGGER")
+COLUMNS = {  # of jobs: the enqueuer's
+    "INSERT": """
+        id queue kind payload meta priority run_at expires_at max_attempts timeout_s dedupe_key dedupe_until
+        serialize_key limit_key yields batch_id
+    """,
+    "SELECT": "id queue dedupe_key status",
+    "UPDATE": "",
+    "REFERENCES": "",
+}
+THEY = ("worker", "enqueuer", "reader")
+
+
+async def _functions(db: Db) -> list[asyncpg.Record]:
+    return await db.fetch(
+        "SELECT p.oid, p.proname AS name, p.prosecdef AS definer, p.proconfig AS config, p.prosrc AS body, "
+        "p.prorettype = 'trigger'::regtype AS is_trigger, "
+        "EXISTS (SELECT FROM aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a WHERE a.grantee = 0) "
+        "AS public "
+        "FROM pg_proc p WHERE p.pronamespace = 'pgworkd'::regnamespace ORDER BY p.proname"
+    )
+
+
+async def test_every_function_is_granted_to_whom_it_is_meant_for(db: Db, roles: Roles) -> None:
+    placed = [(name, set(who.split())) for who, names in FUNCTIONS.items() for name in names.split()]
+    rows = await _functions(db)
+    assert sorted(name for name, _ in placed) == [row["name"] for row in rows], (
+        "a function has no place, or none has it"
+    )
+    wanted = dict(placed)
+    for row in rows:
+        assert not row["public"], row["name"]
+        sql = "SELECT has_function_privilege($1, $2::oid, 'EXECUTE')"
+        may = {role for role in THEY if await db.fetchval(sql, roles.names[role], row["oid"])}
+        assert may == wanted[row["name"]], row["name"]
+
+
+async def test_every_table_is_granted_to_whom_it_is_meant_for(db: Db, roles: Roles) -> None:
+    rows = await db.fetch(
+        "SELECT c.oid, c.relname AS name FROM pg_class c "
+        "WHERE c.relnamespace = 'pgworkd'::regnamespace AND c.relkind IN ('r', 'p', 'v', 'm', 'f') ORDER BY 2"
+    )
+    days = {row["name"] for row in rows if re.fullmatch(r"finished_jobs_\d{8}", row["name"])}
+    assert days, "there are partitions, which are reached by way of their parent only"
+    assert {row["name"] for row in rows} == TABLES.keys() | days
+    for row in rows:
+        wanted = {"worker": TABLES.get(row["name"], ""), "reader": S if row["name"] in TABLES else "", "enqueuer": ""}
+        for role in THEY:
+            sql = "SELECT has_table_privilege($1, $2::oid, $3)"
+            may = [p for p in PRIVILEGES if await db.fetchval(sql, roles.names[role], row["oid"], p)]
+            assert set(may) == set(wanted[role].split()), (role, row["name"])
+
+
+async def test_every_column_is_the_enqueuers_or_not(db: Db, roles: Roles) -> None:
+    rows = await db.fetch(
+        "SELECT c.relname AS relation, a.attname AS name, p AS privilege "
+        "FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid, "
+        "unnest($2::text[]) AS p WHERE c.relnamespace = 'pgworkd'::regnamespace AND c.relkind IN ('r', 'p', 'v') "
+        "AND a.attnum > 0 AND has_column_privilege($1, c.oid, a.attnum, p)",
+        roles.names["enqueuer"],
+        [*COLUMNS],
+    )
+    wanted = {("jobs", name, privilege) for privilege, names in COLUMNS.items() for name in names.split()}
+    assert {tuple(row) for row in rows} == wanted
+
+
+async def test_sequences_and_the_schema(db: Db, roles: Roles) -> None:
+    rows = await db.fetch(
+        "SELECT c.relname, r, p FROM pg_class c, unnest($1::text[]) AS r, unnest('{SELECT,UPDATE,USAGE}'::text[]) AS p "
+        "WHERE c.relnamespace = 'pgworkd'::regnamespace AND c.relkind = 'S' AND has_sequence_privilege(r, c.oid, p)",
+        [roles.names[role] for role in THEY],
+    )
+    worker = roles.names["worker"]
+    assert {tuple(row) for row in rows} == {("workers_id_seq", worker, "SELECT"), ("workers_id_seq", worker, "UPDATE")}
+    for role in THEY:
+        sql = "SELECT has_schema_privilege($1, 'pgworkd', 'USAGE'), has_schema_privilege($1, 'pgworkd', 'CREATE')"
+        assert await db.fetchrow(sql, roles.names[role]) == (True, False)
+
+
+async def test_all_of_the_schema_is_the_owners(db: Db, roles: Roles) -> None:
+    owners = await db.fetch(
+        "SELECT DISTINCT pg_get_userbyid(owner) FROM ("
+        "SELECT nspowner AS owner FROM pg_namespace WHERE nspname = 'pgworkd' "
+        "UNION ALL SELECT relowner FROM pg_class WHERE relnamespace = 'pgworkd'::regnamespace "
+        "UNION ALL SELECT proowner FROM pg_proc WHERE pronamespace = 'pgworkd'::regnamespace "
+        "UNION ALL SELECT typowner FROM pg_type WHERE typnamespace = 'pgworkd'::regnamespace) all_of_it"
+    )
+    assert [row[0] for row in owners] == [roles.names["owner"]]
+
+
+async def test_functions_with_the_owners_rights_are_few_and_nobody_can_lead_them_astray(db: Db) -> None:
+    definers = [row for row in await _functions(db) if row["definer"]]
+    assert [row["name"] for row in definers] == sorted(OWNERS_RIGHTS.split())
+    for row in definers:
+        assert "search_path=pg_catalog, pgworkd, pg_temp" in row["config"], row["name"]
+        assert not row["public"], f"{row['name']}: whoever may use the schema could call it, also without grants"
+
+
+async def test_what_is_executed_as_text_is_put_together_by_format(db: Db) -> None:
+    """Names by %I, values by %L, and from the calendar or the catalog at that."""
+    executes = re.compile(r"\bEXECUTE\b(?!\s+FUNCTION)\s*(.{0,60})", re.S | re.I)
+    found = {row["name"]: executes.findall(row["body"]) for row in await _functions(db)}
+    found = {name: texts for name, texts in found.items() if texts}
+    assert found.keys() == {"ensure_partitions", "forget"}
+    for texts in found.values():
+        for text in texts:
+            assert re.match(r"format\('(CREATE|DROP) TABLE pgworkd\.%I[^%]*(%L[^%]*)*'", text + "'"), text
+
+
+async def test_the_file_may_run_again_and_says_all_there_is(db: Db, roles: Roles) -> None:
+    acl = (
+        "SELECT oid, relacl::text FROM pg_class WHERE relnamespace = 'pgworkd'::regnamespace UNION ALL "
+        "SELECT oid, proacl::text FROM pg_proc WHERE pronamespace = 'pgworkd'::regnamespace UNION ALL "
+        "SELECT attrelid, attname || attacl::text FROM pg_attribute WHERE attacl IS NOT NULL ORDER BY 1, 2"
+    )
+    before = await db.fetch(acl)
+    enqueuer = roles.name("enqueuer")
+    await db.execute(f"GRANT ALL ON ALL TABLES IN SCHEMA pgworkd TO {enqueuer}, PUBLIC")
+    await db.execute(f"GRANT ALL ON ALL FUNCTIONS IN SCHEMA pgworkd TO {enqueuer}, PUBLIC")
+    await db.execute(f"GRANT ALL ON SCHEMA pgworkd TO {enqueuer}; GRANT UPDATE (status) ON pgworkd.jobs TO {enqueuer}")
+    await db.execute(roles.sql)
+    assert await db.fetch(acl) == before
+
+
+async def test_an_upgrade_by_the_owner_who_is_no_superuser(db: Db, roles: Roles) -> None:
+    """Migrates, with nothing on the database itself; what is new is nobody's until the grants have run again."""
+    options = LinkOptions(roles.dsn("owner"))
+    async with roles.session("owner") as owner:
+        await owner.execute("DROP VIEW pgworkd.blocked_jobs; DROP FUNCTION pgworkd.undepend")
+        assert await schema.migrate(options) == (schema.VERSION, schema.VERSION)
+        async with roles.session("worker") as worker:
+            await refused(worker, "SELECT pgworkd.undepend('{}')")
+            await refused(worker, "SELECT * FROM pgworkd.blocked_jobs")
+            await owner.execute(roles.sql)
+            await worker.execute("SELECT pgworkd.undepend('{}')")
+            await worker.execute("SELECT * FROM pgworkd.blocked_jobs")
+
+
+async def test_a_first_migration_by_one_who_is_no_superuser(empty_dsn: str) -> None:
+    """As on servers that others run: found to need one, for a setting of our own in a SET clause."""
+    admin = await asyncpg.connect(empty_dsn)
+    roles = Roles(empty_dsn)
+    owner = roles.name("owner")
+    await admin.execute(f"CREATE ROLE {owner} LOGIN PASSWORD 'secret'")
+    try:
+        database = await admin.fetchval("SELECT quote_ident(current_database())")
+        await admin.execute(f"GRANT CREATE ON DATABASE {database} TO {owner}")
+        assert await schema.migrate(LinkOptions(roles.dsn("owner"))) == (None, schema.VERSION)
+    finally:
+        await admin.execute(f"DROP OWNED BY {owner} CASCADE; DROP ROLE {owner}")
+        await admin.close()
+
+
+async def test_what_a_member_of_the_owner_has_made_becomes_the_owners(db: Db, roles: Roles) -> None:
+    async with roles.session("owner") as owner:
+        await db.execute("CREATE FUNCTION pgworkd.later() RETURNS int LANGUAGE sql AS 'SELECT 1'")
+        await db.execute("CREATE TYPE pgworkd.shape AS ENUM ('round'); CREATE VIEW pgworkd.seen AS SELECT 1 AS one")
+        alters = (
+            "FUNCTION pgworkd.later() STABLE",
+            "TYPE pgworkd.shape ADD VALUE 'flat'",
+            "VIEW pgworkd.seen RENAME one TO uno",
+        )
+        for what in alters:
+            await refused(owner, f"ALTER {what}")
+        await db.execute(roles.sql)
+        for what in alters:
+            await owner.execute(f"ALTER {what}")
+
+
+NAMES = {role: f"pgworkd_{role}" for role in grants.ROLES}
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("", "1 to 63 bytes"),
+        ("a" * 64, "1 to 63 bytes"),
+        ("\N{EURO SIGN}" * 22, "1 to 63 bytes"),
+        ("a\0b", "control character"),
+        ("a\nb", "control character"),
+        ("public", "Postgres keeps"),
+        ("none", "Postgres keeps"),
+        ("pg_worker", "Postgres keeps"),
+        ("pgworkd_reader", "same name"),
+    ],
+)
+def test_a_name_that_postgres_would_not_take_is_refused(name: str, why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        grants.text(NAMES | {"worker": name})
+
+
+@pytest.mark.parametrize(
+    "name", ["a" * 63, "o'b\"; DROP SCHEMA pgworkd; --", "{reader}", "$$", "Mixed Case", "current_user", "%I"]
+)
+async def test_any_other_name_is_taken_as_it_is(db: Db, name: str) -> None:
+    transaction = db.transaction()
+    await transaction.start()
+    text = grants.text(
+        {"owner": await db.fetchval("SELECT current_user")}
+        | {role: f"x_{role}_{db.get_server_pid()}" for role in THEY}
+        | {"reader": name}
+    )
+    try:
+        await db.execute(text.replace("\nBEGIN;", "").replace("\nCOMMIT;", ""))
+        assert await db.fetchval("SELECT has_table_privilege($1, 'pgworkd.jobs', 'SELECT')", name)
+    finally:
+        await transaction.rollback()

@@ -1,0 +1,85 @@
+"""A dashboard under the role `reader`: everything is seen, nothing is changed."""
+
+from __future__ import annotations
+
+import pytest
+
+from pgworkd.admin import Admin
+from pgworkd.errors import UsageError
+from pgworkd.link import LinkOptions
+
+from .roles import Roles, refused
+from .test_grants import FUNCTIONS, TABLES
+from .trees import batch
+from .verbs import Db, claim_ids, complete, one, worker
+
+
+async def test_a_reader_sees_every_table_and_view(db: Db, roles: Roles) -> None:
+    job_id = await one(db, payload='{"n": 1}')
+    assert await claim_ids(db, await worker(db)) == [job_id]
+    await complete(db, [job_id], results=['"done"'])
+    blocked = await one(db)
+    async with db.transaction():
+        await db.execute("SELECT pgworkd.depend($1, $2)", await one(db), [blocked])
+    batch_id = await batch(db)
+    async with roles.session("reader") as ours:
+        for table in TABLES:
+            await ours.fetch(f"SELECT * FROM pgworkd.{table}")  # noqa: S608 - names are ours
+        assert await ours.fetchval("SELECT result FROM pgworkd.all_jobs WHERE id = $1", job_id) == '"done"'
+        assert await ours.fetchval("SELECT result FROM pgworkd.result_of($1)", [job_id]) == '"done"'
+        assert await ours.fetchval("SELECT reason FROM pgworkd.blocked_jobs") == "waits for 1 job"
+        assert await ours.fetchval("SELECT name FROM pgworkd.batch_tree($1)", batch_id) == "b"
+        assert await ours.fetch("SELECT * FROM pgworkd.batch_results($1)", batch_id) == []
+
+
+async def test_the_commands_that_only_look(db: Db, roles: Roles) -> None:
+    job_id = await one(db)
+    batch_id = await batch(db)
+    async with Admin(LinkOptions(roles.dsn("reader"))) as admin:
+        await admin.verify()
+        assert [row.queue for row in await admin.queues()] == ["q"]
+        assert [row.id for row in (await admin.jobs()).rows] == [job_id]
+        assert (await admin.job(job_id)) is not None
+        assert (await admin.workers(), await admin.schedules(), await admin.audit()) == ([], [], [])
+        assert (await admin.stats("q")).depth == 1
+        assert [row.id for row in await admin.batch_trees()] == [batch_id]
+        assert len(await admin.batch_tree(batch_id)) == 1
+        assert await admin.settings() == {}
+        assert (await admin.doctor()).dead == 0
+        with pytest.raises(UsageError, match=r"refused us.*42501"):
+            await admin.cancel([job_id])
+
+
+async def test_a_reader_may_not_write_into_any_table(db: Db, roles: Roles) -> None:
+    rows = await db.fetch(
+        "SELECT c.relname, a.attname, c.relkind = 'v'::char FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid "
+        "WHERE c.relnamespace = 'pgworkd'::regnamespace AND c.relkind IN ('r', 'p', 'v') AND a.attnum = 1"
+    )
+    assert {row[0] for row in rows} > TABLES.keys()
+    async with roles.session("reader") as ours:
+        for table, column, is_view in rows:
+            await refused(ours, f"DROP {'VIEW' if is_view else 'TABLE'} pgworkd.{table}")
+            if not is_view:
+                await refused(ours, f"INSERT INTO pgworkd.{table} DEFAULT VALUES")
+                await refused(ours, f"UPDATE pgworkd.{table} SET {column} = DEFAULT")  # noqa: S608 - names are ours
+                await refused(ours, f"DELETE FROM pgworkd.{table}")  # noqa: S608
+                await refused(ours, f"TRUNCATE pgworkd.{table}")
+                await refused(ours, f"SELECT FROM pgworkd.{table} FOR SHARE")
+
+
+async def test_a_reader_may_not_call_any_function_that_writes(db: Db, roles: Roles) -> None:
+    """All but those that are granted, each called with NULLs: the right to is asked for before anything else."""
+    own = {name for who, names in FUNCTIONS.items() if "reader" in who for name in names.split()}
+    rows = await db.fetch(
+        "SELECT proname, pronargs, proargtypes::regtype[]::text[], provolatile FROM pg_proc "
+        "WHERE pronamespace = 'pgworkd'::regnamespace AND prorettype <> 'trigger'::regtype"
+    )
+    async with roles.session("reader") as ours:
+        for name, _, types, volatility in rows:
+            call = f"SELECT pgworkd.{name}({', '.join(f'NULL::{each}' for each in types)})"
+            if name not in own:
+                await refused(ours, call)
+            else:
+                assert volatility in (b"s", b"i"), f"{name} may write"
+        await refused(ours, "CREATE TABLE pgworkd.mine (id int)")
+        await refused(ours, "SELECT setval('pgworkd.workers_id_seq', 1)")

@@ -1,0 +1,205 @@
+"""A whole daemon under the role `worker`, fed under the role `enqueuer`; and what a worker may not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pgworkd import events, schema
+from pgworkd.admin import Admin
+from pgworkd.app import App
+from pgworkd.chores import Periods
+from pgworkd.client import batch, enqueue
+from pgworkd.errors import JobFailed, PermanentError, UsageError
+from pgworkd.job import Job
+from pgworkd.link import LinkOptions
+from pgworkd.results import Results
+from tests.kit import running, status, until, waits_for_status
+
+from .roles import Roles, refused
+from .verbs import Db, at, claim_ids, clock, heartbeat, rescue, worker
+
+
+def flow() -> App:
+    """An application of many kinds."""
+    app = App()
+    app.handler("ok", concurrency=20)(_ok)
+
+    @app.handler("once", backoff=0.01)
+    async def once(job: Job) -> str:
+        if job.attempt == 1:
+            raise ValueError("not yet")
+        return "then"
+
+    @app.handler("never")
+    async def never() -> None:
+        raise PermanentError("no")
+
+    @app.handler("tick", every=1)
+    async def tick() -> None: ...
+
+    @app.handler("writes")
+    async def writes(job: Job) -> None:
+        async with job.transaction() as connection:
+            await enqueue(connection, "ok", {"by": "a handler"}, dedupe_key="by a handler")
+
+    return app
+
+
+async def _ok(payload: dict[str, Any], job: Job) -> dict[str, Any]:
+    job.progress(0.5, "half")
+    return payload
+
+
+CHORES = Periods(rescue_s=0.1, expire_s=0.1, schedules_s=0.1, strays_s=0.1, partitions_s=0.1, prune_s=0.1)
+
+
+async def test_a_daemon_as_worker_runs_all_that_an_enqueuer_inserts(db: Db, roles: Roles) -> None:
+    await db.execute(f"GRANT {roles.name('reader')} TO {roles.name('enqueuer')}")  # who waits for results is both
+    app = flow()
+    async with (
+        roles.session("enqueuer") as conn,
+        running(app, roles.dsn("worker"), periods=CHORES) as (_, seen),
+        Results(roles.dsn("enqueuer"), poll_s=0.1) as results,
+    ):
+        plain = await conn.fetchval(
+            "INSERT INTO pgworkd.jobs (queue, payload) VALUES ('ok', '{\"n\": 1}') RETURNING id"
+        )
+        assert await results.result(plain, timeout_s=10) == {"n": 1}
+        assert await results.result(await enqueue(conn, "once"), timeout_s=10) == "then"
+        dead = await enqueue(conn, "never")
+        with pytest.raises(JobFailed):
+            await results.result(dead, timeout_s=10)
+        async with conn.transaction():
+            first = await enqueue(conn, "ok", {"n": 2}, serialize_key="line", limit_key="tenant")
+            second = await enqueue(conn, "ok", {"n": 3}, serialize_key="line", after=[first])
+        assert await results.result(second, timeout_s=10) == {"n": 3}
+        async with conn.transaction(), batch(conn, "root", kind="ok", on_complete={"queue": "ok"}) as root:
+            await root.child("below", queue="ok", stream=True)
+            await root.add({"n": n} for n in range(3))
+            await conn.execute("INSERT INTO pgworkd.jobs (queue, batch_id) VALUES ('ok', $1)", root.id)
+        await until(lambda: db.fetchval("SELECT tree_finished_at FROM pgworkd.batches WHERE id = $1", root.id))
+        assert [(p.name, p.state, p.done) for p in await root.progress()] == [
+            ("root", "completed", 4),
+            ("below", "completed", 4),
+        ]
+        assert len([found async for found in results.of_batch(root.id)]) == 4
+        await enqueue(conn, "writes")
+        await until(lambda: db.fetchval("SELECT count(*) FROM pgworkd.all_jobs WHERE dedupe_key = 'by a handler'"))
+        await seen.wait(events.JOB_COMPLETED, count=2, kind="tick")
+        assert seen.all(events.CHORE_FAILED) == []
+    assert await status(db, dead) == "dead"
+
+
+async def test_queues_with_limits_and_keys_under_a_worker(db: Db, roles: Roles) -> None:
+    app = flow()
+    options = LinkOptions(roles.dsn("worker"), by="someone")
+    limits = {"max_running": 2, "limit_per_key": 1, "rate": 1000, "rate_period_s": 1, "fair": True, "ageing_s": 60}
+    async with roles.session("enqueuer") as conn, Admin(options) as admin:
+        await admin.set_queue("ok", limits)
+        await conn.execute(
+            "INSERT INTO pgworkd.jobs (queue, serialize_key, limit_key, yields) "
+            "SELECT 'ok', 's' || n % 3, 'l' || n % 2, n % 4 = 0 FROM generate_series(1, 12) n"
+        )
+        async with running(app, roles.dsn("worker"), periods=CHORES) as (_, seen):
+            await seen.wait(events.JOB_COMPLETED, count=12, kind="ok")
+            assert seen.all(events.CHORE_FAILED) == []
+    assert await db.fetch("SELECT DISTINCT who FROM pgworkd.audit") == [("someone",)]
+
+
+async def test_rescue_expire_and_forget_under_a_worker(db: Db, roles: Roles) -> None:
+    async with roles.session("worker") as ours, roles.session("enqueuer") as conn:
+        await clock(0, ours, conn)
+        lost, rescuer = await worker(ours), await worker(ours)
+        insert = (
+            "INSERT INTO pgworkd.jobs (queue, expires_at, dedupe_key, dedupe_until) "
+            "VALUES ('q', $1, $2, $3) RETURNING id"
+        )
+        running_id = await conn.fetchval(insert, None, "a", at(20))
+        assert await claim_ids(ours, lost) == [running_id]
+        await db.execute("UPDATE pgworkd.jobs SET worker_id = 999")  # a worker that nobody knows, as after a DELETE
+        late = await conn.fetchval(insert, at(5), "b", at(20))
+        for seconds in (10, 20, 30, 40, 50, 60, 70):
+            await clock(seconds, ours)
+            assert await heartbeat(ours, rescuer) is not None
+            await rescue(ours, rescuer)
+        assert await status(db, running_id) == "failed"
+        assert await ours.fetchval("SELECT last_value FROM pgworkd.workers_id_seq") == 999
+        assert await ours.fetchval("SELECT pgworkd.expire()") == 1
+        assert await status(db, late) == "expired"
+        for verb in ("unblock()", "mend_dependencies()", "ensure_partitions(2)", "sign_off(1)"):
+            await ours.fetchval(f"SELECT pgworkd.{verb}")
+        owners = "SELECT DISTINCT pg_get_userbyid(relowner) FROM pg_class WHERE relname ~ '^finished_jobs_2100'"
+        assert [row[0] for row in await db.fetch(owners)] == [roles.names["owner"]]
+        await clock(10 * 86_400, ours)
+        assert await ours.fetchval("SELECT partitions > 0 AND rows_deleted > 0 FROM pgworkd.prune(1, 1)")
+    assert await status(db, late) is None
+
+
+async def test_a_worker_makes_no_more_partitions_than_a_year_can_use(roles: Roles) -> None:
+    async with roles.session("worker") as ours:
+        assert 300 < await ours.fetchval("SELECT pgworkd.ensure_partitions(1000000)") <= 367
+
+
+FORBIDDEN = [
+    "DROP TABLE pgworkd.jobs",
+    "DROP FUNCTION pgworkd.clock",
+    "DROP SCHEMA pgworkd CASCADE",
+    "ALTER TABLE pgworkd.jobs ADD COLUMN mine int",
+    "ALTER TABLE pgworkd.jobs DISABLE TRIGGER ALL",
+    "ALTER FUNCTION pgworkd.clock() OWNER TO CURRENT_USER",
+    "CREATE TABLE pgworkd.mine (id int)",
+    "CREATE INDEX mine ON pgworkd.jobs (payload)",
+    "CREATE FUNCTION pgworkd.mine() RETURNS int LANGUAGE sql AS 'SELECT 1'",
+    "CREATE OR REPLACE FUNCTION pgworkd.who(p_by text DEFAULT NULL) RETURNS text LANGUAGE sql AS 'SELECT $1'",
+    "CREATE TRIGGER mine BEFORE INSERT ON pgworkd.jobs FOR EACH ROW EXECUTE FUNCTION pgworkd.queue_dated()",
+    *(f"TRUNCATE pgworkd.{table}" for table in ("jobs", "finished_jobs", "queues", "audit", "workers", "batches")),
+    "UPDATE pgworkd.audit SET who = 'nobody'",
+    "DELETE FROM pgworkd.audit",
+    "UPDATE pgworkd.finished_jobs SET result = NULL",
+    "DELETE FROM pgworkd.finished_jobs",
+    "DELETE FROM pgworkd.finished_jobs_other",
+    "UPDATE pgworkd.schema_version SET version = 2",
+    "INSERT INTO pgworkd.batches (name, queue) VALUES ('b', 'q')",
+    "INSERT INTO pgworkd.job_dependencies VALUES (gen_random_uuid(), gen_random_uuid())",
+    "SELECT pgworkd.move(NULL, now(), 1)",
+    "SELECT pgworkd.check_dependencies()",
+    "CREATE ROLE pgworkd_mine",
+]
+
+
+async def test_a_worker_may_not(roles: Roles) -> None:
+    async with roles.session("worker") as ours:
+        for sql in FORBIDDEN:
+            await refused(ours, sql)
+
+
+async def test_a_worker_may_not_migrate(roles: Roles) -> None:
+    with pytest.raises(UsageError, match="permission denied for schema pgworkd"):
+        await schema.migrate(LinkOptions(roles.dsn("worker")))
+
+
+async def test_an_operator_acts_as_worker(db: Db, roles: Roles) -> None:
+    async with roles.session("enqueuer") as conn, Admin(LinkOptions(roles.dsn("worker"))) as admin:
+        ids = [await enqueue(conn, "q") for _ in range(4)]
+        root = await batch(conn, "b", queue="q")
+        await root.add([{}])
+        async with conn.transaction():
+            waiting = await enqueue(conn, "q", after=ids[:1])
+        await admin.verify()
+        assert (await admin.pause("q"), await admin.resume("q")) == (None, True)
+        assert await admin.edit(ids[0], priority=3) == ["priority"]
+        assert await admin.undepend([waiting]) == {waiting}
+        await db.execute("UPDATE pgworkd.jobs SET status = 'dead', failed_at = now() WHERE id = ANY ($1)", ids[1:3])
+        assert (await admin.retry(ids[1:2])).changed == ids[1:2]
+        assert await admin.discard(ids[2:3]) == 1
+        assert await admin.cancel(ids[3:]) == {ids[3]: "cancelled"}
+        assert await admin.seal_batch(root.id)
+        assert (await admin.cancel_batch(root.id)).cancelled == 1
+        assert await admin.delete_batch(root.id) == 1
+        assert len(await admin.audit()) == 9
+        assert await admin.queues()
+        assert await admin.doctor()
+        await admin._link.fetch("DELETE FROM pgworkd.schedules")
+    await until(waits_for_status(db, ids[3], "cancelled"))

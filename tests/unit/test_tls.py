@@ -1,0 +1,148 @@
+"""When the server's certificate is verified: by hosts, modes and where each is said. No connection is made."""
+
+from __future__ import annotations
+
+import os
+import ssl
+from pathlib import Path
+
+import pytest
+
+from pgworkd import tls
+from pgworkd.config import load
+from pgworkd.errors import UsageError
+
+LOCAL = [
+    "postgresql://u:p@localhost/d",
+    "postgresql://u:p@127.0.0.1:5433/d",
+    "postgresql://u:p@127.8.9.10/d",
+    "postgresql://[::1]:5432/d",
+    "postgresql://u:p@%2Frun%2Fpg/d",
+    "postgresql:///d",
+    "postgresql:///d?host=/run/pg",
+    "postgresql://localhost,127.0.0.1:1,[::1]/d",
+]
+REMOTE = [
+    "postgresql://u:p@db.example/d",
+    "postgresql://u:p@10.0.0.7:5432/d",
+    "postgresql://[fe80::1]/d",
+    "postgresql://localhost.db.example/d",
+    "postgresql://127.0.0.1.db.example/d",
+    "postgresql://%64b.example/d",
+    "postgresql:///d?host=db.example",
+    "postgresql:///d?host=/run/pg,db.example",
+    "postgresql://localhost,db.example:5433/d",
+    "postgresql://db.example,localhost/d",
+]
+
+
+@pytest.fixture(autouse=True)
+def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """An empty one, and nothing in the environment."""
+    for name in [name for name in os.environ if name.startswith(("PG", "SSL_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / ".postgresql").mkdir()
+    return tmp_path
+
+
+def verified(dsn: str) -> str:
+    """The mode that is told the driver, with the word of whose CAs."""
+    found = tls.verification(dsn)
+    if isinstance(found, ssl.SSLContext):
+        assert found.verify_mode == ssl.CERT_REQUIRED
+        return "full, system" if found.check_hostname else "ca, system"
+    return "as it says" if found is None else found
+
+
+@pytest.mark.parametrize("dsn", LOCAL)
+def test_what_is_on_this_host_goes_by_the_address(dsn: str) -> None:
+    assert verified(dsn) == "as it says"
+    assert tls.weakness(dsn + ("&" if "?" in dsn else "?") + "sslmode=disable") is None
+
+
+@pytest.mark.parametrize("dsn", REMOTE)
+def test_another_host_is_verified_whatever_stands_beside_it(dsn: str, home: Path) -> None:
+    assert verified(dsn) == "full, system"
+    assert tls.weakness(dsn) is None
+    (home / ".postgresql" / "root.crt").touch()
+    assert verified(dsn) == "verify-full", "by the CA that the driver finds there"
+
+
+@pytest.mark.parametrize("mode", ["disable", "allow", "prefer", "require", "verify-ca", "verify_ca"])
+@pytest.mark.parametrize("where", ["address", "environment", "service"])
+def test_a_weaker_mode_holds_and_is_warned_of(
+    monkeypatch: pytest.MonkeyPatch, home: Path, mode: str, where: str
+) -> None:
+    (home / ".postgresql" / "root.crt").touch()
+    dsn = "postgresql://u:canary@db.example/d"
+    if where == "address":
+        dsn += f"?sslmode={mode}"
+    elif where == "environment":
+        monkeypatch.setenv("PGSSLMODE", mode)
+    else:
+        (home / ".pg_service.conf").write_text(f"[s]\nsslmode={mode}\n")
+        dsn += "?service=s"
+    assert verified(dsn) == "as it says"
+    (note,) = load(dsn=dsn).notes
+    assert f"sslmode={mode.replace('_', '-')} to db.example" in note
+    assert "sslmode=verify-full" in note
+    assert "canary" not in note
+
+
+def test_the_host_may_stand_in_the_environment_or_a_service(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
+    monkeypatch.setenv("PGHOST", "db.example")
+    assert verified("postgresql:///d") == "full, system"
+    assert verified("postgresql://localhost/d") == "as it says"
+    monkeypatch.delenv("PGHOST")
+    services = home / "services"
+    services.write_text("[far]\nhost=db.example\n[near]\nhost=localhost\n")
+    monkeypatch.setenv("PGSERVICEFILE", str(services))
+    assert verified("postgresql:///d?service=far") == "full, system"
+    assert verified("postgresql:///d?service=near") == "as it says"
+    monkeypatch.setenv("PGSERVICE", "far")
+    assert verified("postgresql:///d") == "full, system"
+    services.write_text("password=canary")
+    with pytest.raises(UsageError, match="services cannot be read") as caught:
+        verified("postgresql:///d")
+    assert "canary" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("query", "told"),
+    [
+        ("sslmode=verify-full", "full, system"),
+        ("sslmode=verify_full", "full, system"),
+        ("sslmode=verify-ca", "ca, system"),
+        ("sslrootcert=system", "full, system"),
+        ("sslmode=verify-full&sslrootcert=system", "full, system"),
+        ("sslrootcert=/ca.pem", "verify-full"),
+        ("sslmode=verify-full&sslrootcert=/ca.pem", "as it says"),
+        ("sslmode=verify-ca&sslrootcert=/ca.pem", "as it says"),
+        ("sslmode=perhaps", "as it says"),
+    ],
+)
+def test_whose_certificate_authorities(query: str, told: str) -> None:
+    assert verified(f"postgresql://db.example/d?{query}") == told
+
+
+@pytest.mark.parametrize("mode", ["disable", "require", "verify-ca"])
+def test_the_systems_authorities_sign_for_anyone_so_names_must_be_looked_at(mode: str) -> None:
+    with pytest.raises(UsageError, match=f"sslmode={mode} and sslrootcert=system"):
+        tls.verification(f"postgresql://db.example/d?sslmode={mode}&sslrootcert=system")
+
+
+def test_versions_of_tls_hold_with_the_systems_authorities_too() -> None:
+    dsn = "postgresql://db.example/d?ssl_min_protocol_version=TLSv1.3&ssl_max_protocol_version=TLSv1.3"
+    context = tls.verification(dsn)
+    assert isinstance(context, ssl.SSLContext)
+    assert context.minimum_version == context.maximum_version == ssl.TLSVersion.TLSv1_3
+    with pytest.raises(UsageError, match="ssl_min_protocol_version must be"):
+        tls.verification("postgresql://db.example/d?ssl_min_protocol_version=9")
+
+
+@pytest.mark.parametrize("query", ["sslcert=/no/such", "sslcrl=/no/such"])
+def test_a_file_that_is_not_there_is_an_error(query: str) -> None:
+    with pytest.raises(FileNotFoundError):
+        tls.verification(f"postgresql://db.example/d?{query}")
