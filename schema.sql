@@ -464,28 +464,29 @@ LANGUAGE sql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
     RETURNING id
 $$;
 
--- Renews the lease and answers with what the worker should know: the jobs to cancel, the rows of `queues`
--- (without what is NULL; `pause_s`: so long until a pause ends by itself), and what the code of other workers
--- says of its queues, where that differs, by queue and worker. No row in the answer: the worker is lost, its
--- jobs belong to others. A gap of more than half a lease since the last heartbeat (an outage, a freeze, a clock
--- jump) makes the worker unsteady: it must not rescue others for one lease. Locks the worker's row.
-CREATE OR REPLACE FUNCTION heartbeat(p_worker int, p_state text)
-RETURNS TABLE (lease_s real, cancel_ids uuid[], cancel_attempts int[], settings text, differing text)
-LANGUAGE sql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
-    WITH renewed AS (
-        UPDATE workers w
-        SET seen_at = clock(), state = p_state,
-            lease_until = clock() + make_interval(secs => w.lease_s),
-            steady_since = CASE WHEN w.seen_at > clock() OR w.steady_since > clock()
-                                  OR w.seen_at < clock() - make_interval(secs => w.lease_s / 2)
-                                THEN clock() ELSE w.steady_since END
-        WHERE w.id = p_worker AND w.lost_at IS NULL
-        RETURNING w.lease_s
-    ), cancelled AS (
-        SELECT array_agg(j.id) AS ids, array_agg(j.attempts) AS attempts FROM jobs j
-        WHERE j.worker_id = p_worker AND j.status = 'running' AND j.cancel_requested_at IS NOT NULL
-    )
-    SELECT r.lease_s, coalesce(c.ids, '{}'), coalesce(c.attempts, '{}'),
+-- Renews the lease; false: the worker is lost, its jobs belong to others. A gap of more than half a lease since the last
+-- heartbeat (an outage, a freeze, a clock jump) makes the worker unsteady: it must not rescue others for one lease.
+-- Touches no other table, so that whoever locks the jobs costs no lease. Locks the worker's row.
+CREATE OR REPLACE FUNCTION heartbeat(p_worker int, p_state text) RETURNS boolean
+LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
+BEGIN
+    UPDATE workers w
+    SET seen_at = clock(), state = p_state,
+        lease_until = clock() + make_interval(secs => w.lease_s),
+        steady_since = CASE WHEN w.seen_at > clock() OR w.steady_since > clock()
+                              OR w.seen_at < clock() - make_interval(secs => w.lease_s / 2)
+                            THEN clock() ELSE w.steady_since END
+    WHERE w.id = p_worker AND w.lost_at IS NULL;
+    RETURN FOUND;
+END $$;
+
+-- What a worker that has renewed its lease should know: the jobs to cancel, the rows of `queues` (without what is NULL;
+-- `pause_s`: so long until a pause ends by itself), and what the code of other workers says of its queues, where that
+-- differs, by queue and worker. Always one row. Locks nothing.
+CREATE OR REPLACE FUNCTION wanted(p_worker int)
+RETURNS TABLE (cancel_ids uuid[], cancel_attempts int[], settings text, differing text)
+LANGUAGE sql STABLE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
+    SELECT coalesce(array_agg(j.id), '{}'), coalesce(array_agg(j.attempts), '{}'),
            (SELECT coalesce(jsonb_object_agg(q.name, jsonb_strip_nulls(
                        to_jsonb(q) - '{name,updated_at,paused_until}'::text[] || jsonb_build_object(
                            'paused', coalesce(q.paused_until > clock(), false),
@@ -498,7 +499,7 @@ LANGUAGE sql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
                   FROM pools mine JOIN pools o ON o.queue = mine.queue AND o.code_concurrency <> mine.code_concurrency
                   JOIN workers w ON w.id = o.worker_id AND w.lost_at IS NULL
                   WHERE mine.worker_id = p_worker GROUP BY o.queue) d)::text
-    FROM renewed r, cancelled c
+    FROM jobs j WHERE j.worker_id = p_worker AND j.status = 'running' AND j.cancel_requested_at IS NOT NULL
 $$;
 
 -- Tells every daemon to ask for the settings of its queues: a plain UPDATE takes effect at once. Locks nothing.

@@ -24,7 +24,7 @@ from typing import Protocol
 import anyio
 
 from .errors import PgworkdError
-from .lease_store import HeartbeatAnswer, LeaseStore
+from .lease_store import LeaseStore, Wanted
 from .link import LinkOptions
 
 
@@ -36,8 +36,11 @@ def boot_time_s() -> float:
 class Lessee(Protocol):
     """Who lives by the lease. All but `still_running` are called in the daemon's loop."""
 
-    def lease_renewed(self, answer: HeartbeatAnswer) -> None:
-        """The lease was renewed, and this is what the database wants of us."""
+    def lease_renewed(self) -> None:
+        """The lease was renewed."""
+
+    def wanted(self, wanted: Wanted) -> None:
+        """What the database wants of us."""
 
     def lease_fenced(self, since_s: float) -> None:
         """Not renewed for `since_s`: end everything that runs, claim nothing."""
@@ -46,7 +49,7 @@ class Lessee(Protocol):
         """The lease ran out and our jobs were taken back: the worker id is void."""
 
     def lease_trouble(self, error: Exception) -> None:
-        """A renewal failed; the next is tried at once."""
+        """A renewal, or the question that follows it, failed; the next is tried at once."""
 
     def still_running(self) -> int:
         """Handlers that have not come back. Called from the lease's thread."""
@@ -143,24 +146,30 @@ class Lease:
     async def _beat(self, store: LeaseStore) -> float:
         """One renewal. Seconds until the next."""
         worker_id = self.worker_id
-        sent_at_s = boot_time_s()
         try:
-            answer = await store.heartbeat(worker_id, self.state)
+            if await self._renew(store, worker_id):
+                self._call_home(self._lessee.wanted, await store.wanted(worker_id))
         except PgworkdError as error:
             self._call_home(self._lessee.lease_trouble, error)
             return random.uniform(0.2, 1.0) * min(1.0, self._heartbeat_s)  # noqa: S311 - jitter
+        return self._heartbeat_s if worker_id == self.worker_id else 0.0
+
+    async def _renew(self, store: LeaseStore, worker_id: int) -> bool:
+        """Whether the lease of that worker was renewed, and it is still ours."""
+        sent_at_s = boot_time_s()
+        try:
+            renewed = await store.heartbeat(worker_id, self.state)
         finally:
             self.tried_at_s = boot_time_s()
         if worker_id != self.worker_id:
-            return 0.0
-        if answer is None:
-            if not self._void:
-                self._void = True
-                self._call_home(self._lessee.worker_lost)
-            return self._heartbeat_s
-        self.renewed_at_s = sent_at_s
-        self._call_home(self._lessee.lease_renewed, answer)
-        return self._heartbeat_s
+            return False
+        if renewed:
+            self.renewed_at_s = sent_at_s
+            self._call_home(self._lessee.lease_renewed)
+        elif not self._void:
+            self._void = True
+            self._call_home(self._lessee.worker_lost)
+        return renewed
 
     async def _guard(self) -> None:
         """Watches the clock, whatever the heartbeat is waiting for."""

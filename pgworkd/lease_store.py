@@ -12,10 +12,9 @@ from .link import Link, LinkOptions
 
 
 @dataclass(frozen=True, slots=True)
-class HeartbeatAnswer:
-    """What the database tells a worker whose lease it renewed."""
+class Wanted:
+    """What the database tells a worker that has renewed its lease."""
 
-    lease_s: float
     cancels: Sequence[tuple[UUID, int]]
     queues: dict[str, dict[str, Any]]
     """Rows of `queues` by name, without what is NULL; always `paused`, and `pause_s` if the pause has an end."""
@@ -24,23 +23,22 @@ class HeartbeatAnswer:
 
 
 class LeaseStore:
-    """One link, one verb."""
+    """One link, two verbs."""
 
     def __init__(self, options: LinkOptions) -> None:
         self._link = Link(options, "lease")
 
-    async def heartbeat(self, worker_id: int, state: str) -> HeartbeatAnswer | None:
-        """Renews the lease; None if the worker is lost."""
+    async def heartbeat(self, worker_id: int, state: str) -> bool:
+        """Renews the lease; False if the worker is lost."""
+        return bool(await self._link.value("SELECT pgworkd.heartbeat($1, $2)", worker_id, state))
+
+    async def wanted(self, worker_id: int) -> Wanted:
+        """What the worker should know."""
         rows = await self._link.fetch(
-            "SELECT lease_s, cancel_ids, cancel_attempts, settings, differing FROM pgworkd.heartbeat($1, $2)",
-            worker_id,
-            state,
+            "SELECT cancel_ids, cancel_attempts, settings, differing FROM pgworkd.wanted($1)", worker_id
         )
-        if not rows:
-            return None
-        lease_s, ids, attempts, settings, differing = rows[0]
-        cancels = tuple(zip(ids, attempts, strict=True))
-        return HeartbeatAnswer(lease_s, cancels, json.loads(settings), json.loads(differing))
+        ids, attempts, settings, differing = rows[0]
+        return Wanted(tuple(zip(ids, attempts, strict=True)), json.loads(settings), json.loads(differing))
 
     async def close(self) -> None:
         """Closes the link."""

@@ -40,10 +40,13 @@ PROBE_LIMIT_S = 4.0
 _TRANSIENT_CLASSES = ("08", "53", "57", "58", "40")
 _TRANSIENT = {"55P03", "25006", "25P03", "XX000"}
 _SCHEMA_MISSING = {"42P01", "42883", "3F000", "42703"}
-_BROKEN = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError)
+_BROKEN = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
 _CREDENTIALS = {"28P01", "28000", "3D000", "42501"}
 # A session that ends by these may have committed before.
 _UNDECIDED = {"57P01", "57P02"}
+# What a pooler in transaction mode makes of our settings, or of statements that another of its clients prepared.
+_POOLED = {"42P05", "26000"}
+_POOLED_TEXT = "unsupported startup parameter"
 # After these the session itself is suspect: a standby, a server going down, a statement cut off.
 _DROP_SESSION = {"25006", "57P03", "57014", "25P03"}
 
@@ -133,6 +136,11 @@ def _translate_server_error(error: asyncpg.PostgresError) -> Exception:
         return WorkerLost(text)
     if code in _REFUSALS:
         return _REFUSALS[code](". ".join(map(str.strip, text.split("\nHINT:"))))
+    if code in _POOLED or _POOLED_TEXT in text:
+        return UsageError(
+            f"a connection pooler stands before the database ({text.splitlines()[0]}): daemons and commands need "
+            "sessions of their own, so give them the address of Postgres itself; applications may insert through it"
+        )
     if code in _SCHEMA_MISSING:
         return SchemaError(f"{text}: is the schema installed and current? Run: pgworkd migrate")
     if code[:2] in _TRANSIENT_CLASSES or code in _TRANSIENT:

@@ -15,7 +15,7 @@ import anyio
 from . import events
 from .events import Events
 from .job import Reason
-from .lease_store import HeartbeatAnswer
+from .lease_store import Wanted
 from .pool import Pool
 
 BACKOFF = ("backoff_s", "backoff_factor", "backoff_cap_s")
@@ -44,13 +44,13 @@ class LiveSettings:
         self._told: set[tuple[str, int, int]] = set()
         self._pause_ends: asyncio.TimerHandle | None = None
 
-    def follow(self, answer: HeartbeatAnswer) -> None:
+    def follow(self, wanted: Wanted) -> None:
         """Takes over what the database says."""
         is_first, self.known = not self.known, True
-        self._rows = answer.queues
+        self._rows = wanted.queues
         for queue, pool in self.pools.items():
             self.apply(pool)
-            self._compare(pool, answer.differing.get(queue, ()))
+            self._compare(pool, wanted.differing.get(queue, ()))
             if is_first:
                 pool.look()
         self._expect_end()

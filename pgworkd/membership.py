@@ -19,7 +19,7 @@ from .events import Events
 from .held import Holdings
 from .job import Reason
 from .lease import Lease, boot_time_s
-from .lease_store import HeartbeatAnswer
+from .lease_store import Wanted
 from .live import LiveSettings
 from .outage import Outage
 from .pool import Pool
@@ -125,20 +125,23 @@ class Membership:
 
     # What the lease says.
 
-    def lease_renewed(self, answer: HeartbeatAnswer) -> None:
-        """Lifts a fence, ends what is to be cancelled, follows the rows of `queues`."""
+    def lease_renewed(self) -> None:
+        """Lifts a fence."""
+        if self._fenced and not self._lost.is_set():
+            self._unfence()
+
+    def wanted(self, wanted: Wanted) -> None:
+        """Ends what is to be cancelled, follows the rows of `queues`."""
         self._outage.passed()
         if self._lost.is_set():
             return
-        if self._fenced:
-            self._unfence()
-        for job_id, attempt in answer.cancels:
+        for job_id, attempt in wanted.cancels:
             if (held := self._holdings.find(job_id, attempt)) is not None:
                 held.stop(Reason.CANCEL)
-        self.live.follow(answer)
+        self.live.follow(wanted)
 
     def lease_trouble(self, error: Exception) -> None:
-        """A renewal failed; the thread goes on trying."""
+        """The heartbeat failed; the thread goes on trying."""
         self._outage.failed(error)
 
     def lease_fenced(self, since_s: float) -> None:

@@ -52,8 +52,8 @@ class Fleet(Protocol):
     def may_claim(self) -> bool:
         """False while the lease is in doubt or the daemon stops."""
 
-    def worker_lost(self) -> None:
-        """The database says that our lease is gone."""
+    def poke(self) -> None:
+        """The database says that our lease has run out: only a heartbeat can tell whether it is gone."""
 
 
 class Asked(NamedTuple):
@@ -244,10 +244,9 @@ class Pool:
                 await asyncio.sleep(0)  # who waits for work goes first; but for the next claim, where there is more
             self._learn(asked, claimed, took_s, dry=dry)
             self._outage.passed()
-        except WorkerLost:
-            self._fleet.worker_lost()
-            return None
         except PgworkdError as error:
+            if isinstance(error, WorkerLost):
+                self._fleet.poke()
             return self._outage.failed(error)
         finally:
             self._claiming = False

@@ -78,31 +78,39 @@ class Reporter:
         )
 
     async def run(self) -> None:
-        """Looks at what runs, until cancelled."""
+        """Until cancelled. What runs is watched in a task of its own: a slow database holds up only what is written."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._watch)
+            tasks.start_soon(self._pass_on)
+
+    async def _watch(self) -> None:
         while True:
             now = time.monotonic()
             for held in self._holdings.running():
                 self._tell_thread(held, now)
                 self._flag_slow(held, now)
-            await self._pass_progress_on()
             await anyio.sleep(LOOK_S)
 
-    async def _pass_progress_on(self) -> None:
-        """Writes what handlers have said since the last time; what cannot be written, they will say anew."""
-        said = []
-        for held in self._holdings.running():
-            if (noted := held.progress) is not None:
-                said.append((held.claimed.id, held.claimed.attempt, *noted))
-                if held.progress is noted:  # a thread may have said more by now
-                    held.progress = None
-        for at in range(0, len(said), PROGRESS_ROWS_MAX):
-            columns = zip(*said[at : at + PROGRESS_ROWS_MAX], strict=True)
-            try:
-                await self._store.report_progress(*map(list, columns))
-            except PgworkdError as error:
-                self._outage.failed(error)
-            else:
-                self._outage.passed()
+    async def _pass_on(self) -> None:
+        while True:
+            speaking = [held for held in self._holdings.running() if held.progress is not None]
+            for at in range(0, len(speaking), PROGRESS_ROWS_MAX):
+                await self._write(speaking[at : at + PROGRESS_ROWS_MAX])
+            await anyio.sleep(LOOK_S)
+
+    async def _write(self, speaking: list[Held]) -> None:
+        """Writes what handlers have said since the last time; what cannot be written now is kept for the next."""
+        said = [held.progress or (0.0, "") for held in speaking]
+        ids, attempts = [held.claimed.id for held in speaking], [held.claimed.attempt for held in speaking]
+        try:
+            await self._store.report_progress(ids, attempts, [done for done, _ in said], [text for _, text in said])
+        except PgworkdError as error:
+            self._outage.failed(error)
+            return
+        self._outage.passed()
+        for held, noted in zip(speaking, said, strict=True):
+            if held.progress is noted:  # else it has said more meanwhile
+                held.progress = None
 
     def _tell_thread(self, held: Held, now: float) -> None:
         """A thread past its time-out cannot be stopped: it is told, reported, and still ours until it returns."""

@@ -11,7 +11,7 @@ from typing import Any
 import asyncpg
 
 from pgworkd.lease import Lease, boot_time_s
-from pgworkd.lease_store import HeartbeatAnswer
+from pgworkd.lease_store import Wanted
 from pgworkd.link import LinkOptions
 from tests.engine.lease_kit import through_proxy
 from tests.kit import until
@@ -21,16 +21,19 @@ class Lessee:
     """Notes what the lease says. `running` is what it would not stop."""
 
     def __init__(self) -> None:
-        self.answers: list[HeartbeatAnswer] = []
+        self.answers: list[Wanted] = []
         self.fenced: list[float] = []
         self.lost = 0
         self.troubles: list[Exception] = []
         self.running = 0
         self.threads: set[int] = set()
 
-    def lease_renewed(self, answer: HeartbeatAnswer) -> None:
+    def lease_renewed(self) -> None:
         self.threads.add(threading.get_ident())
-        self.answers.append(answer)
+
+    def wanted(self, wanted: Wanted) -> None:
+        self.threads.add(threading.get_ident())
+        self.answers.append(wanted)
 
     def lease_fenced(self, since_s: float) -> None:
         self.threads.add(threading.get_ident())

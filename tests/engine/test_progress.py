@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import anyio
 import asyncpg
 import pytest
 
+from pgworkd import events
 from pgworkd.app import App
 from pgworkd.errors import UsageError
 from pgworkd.job import PROGRESS_CHARS_MAX, Job
@@ -112,3 +114,24 @@ def test_what_is_no_share_is_refused(done: Any) -> None:
     job = Job.__new__(Job)
     with pytest.raises(UsageError, match="give a number from 0 to 1"):
         job.progress(done)
+
+
+async def test_progress_that_cannot_be_written_holds_nothing_up_and_is_written_later(
+    dsn: str, db: asyncpg.Connection[Any]
+) -> None:
+    app, go_on = App(), threading.Event()
+
+    @app.handler("q", timeout_s=0.2)
+    def handle(job: Job) -> None:
+        job.progress(0.5, "said once")
+        go_on.wait(20)
+
+    async with running(app, dsn) as (_, seen):
+        async with db.transaction():
+            await db.execute("LOCK TABLE pgworkd.progress IN ACCESS EXCLUSIVE MODE")
+            other = await asyncpg.connect(dsn)
+            job_id = await insert(other, "q")
+            await other.close()
+            await until(lambda: seen.all(events.JOB_OVERDUE), limit_s=2)
+        await until(lambda: db.fetchrow(SAID, job_id))
+        go_on.set()

@@ -63,8 +63,10 @@ async def worker(db: Db, lease_s: float = 30, name: str = "w") -> int:
 
 
 async def heartbeat(db: Db, worker_id: int, state: str = "running") -> asyncpg.Record | None:
-    """One heartbeat's answer; None: the worker is lost."""
-    return await db.fetchrow("SELECT * FROM pgworkd.heartbeat($1, $2)", worker_id, state)
+    """One heartbeat, and what is wanted of the worker; None: it is lost."""
+    if not await db.fetchval("SELECT pgworkd.heartbeat($1, $2)", worker_id, state):
+        return None
+    return await db.fetchrow("SELECT * FROM pgworkd.wanted($1)", worker_id)
 
 
 async def set_pool(db: Db, worker_id: int, queue: str = "q", *, asleep: bool = True) -> None:

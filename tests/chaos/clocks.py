@@ -1,0 +1,57 @@
+"""Wall clocks that can be put forward and back: libfaketime, from the package of that name in the extra `dev`.
+
+Monotonic clocks are left alone: nothing puts those forward in reality.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+
+def _library() -> Path | None:
+    spec = find_spec("libfaketime")
+    if spec is None or spec.origin is None:
+        return None
+    found = Path(spec.origin).parent / "vendor/libfaketime/src/libfaketime.so.1"
+    return found if found.exists() else None
+
+
+LIBRARY = _library()
+
+
+def environment(file: Path) -> dict[str, str]:
+    """What a process needs whose clock is as far ahead as `file` says; nothing where there is no libfaketime."""
+    if LIBRARY is None:
+        return {}
+    put_forward(file, 0)
+    return {
+        "LD_PRELOAD": str(LIBRARY),
+        "FAKETIME_TIMESTAMP_FILE": str(file),
+        "FAKETIME_CACHE_DURATION": "1",
+        "DONT_FAKE_MONOTONIC": "1",
+        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+    }
+
+
+def put_forward(file: Path, by_s: int) -> None:
+    """Seconds ahead of the true time, within a second from now on."""
+    new = file.with_suffix(".new")
+    new.write_text(f"+{by_s}\n")
+    new.chmod(0o644)
+    new.rename(file)
+
+
+@contextlib.contextmanager
+def inherited(file: Path) -> Iterator[None]:
+    """What is started meanwhile has such a clock."""
+    before = dict(os.environ)
+    os.environ.update(environment(file))
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)

@@ -1,0 +1,124 @@
+"""One run: start everything, do one fault after the other, let the rest be worked off, stop, gather."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import anyio
+from anyio.abc import TaskGroup
+
+from tests.chaos import faults_database
+from tests.chaos.clocks import inherited
+from tests.chaos.disk import mounted, unmount
+from tests.chaos.evidence import Evidence, gather
+from tests.chaos.faults import FAULTS
+from tests.chaos.fleet import Fleet, prepared, server_for
+from tests.chaos.history import AWAY, now_s
+from tests.chaos.watch import look, probe
+
+PRODUCERS = 3
+READY_S_MAX = 60.0
+REST_S_MAX = 90.0
+"""For what is left when the last fault is over and the last job inserted."""
+CALM_S = 6.0
+"""Of peace at the end, to see what stays flat."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The size of a run. `kinds`: of faults, all unless told otherwise."""
+
+    jobs: int = 5_000
+    daemons: int = 4
+    faults: int = 40
+    for_s: float = 180.0
+    seed: int = 0
+    kinds: Sequence[str] = ()
+    pg_bin: Path | None = None
+
+    def sequence(self, dice: random.Random, without: Container[str]) -> list[str]:
+        """Each kind as often as any other, in an order left to chance; those `without` cannot be done here."""
+        kinds = [kind for kind in self.kinds or FAULTS if kind not in without]
+        found: list[str] = []
+        while len(found) < self.faults:
+            found += dice.sample(kinds, len(kinds))
+        return found[: self.faults]
+
+
+async def run(plan: Plan, directory: Path, say: Callable[[str], None]) -> Evidence:
+    """What it left behind. `directory` keeps histories and logs."""
+    dice = random.Random(plan.seed)  # noqa: S311 - to be repeatable
+    disk = directory / "disk"
+    without = faults_database.impossible(fleet_disk=mounted(disk))
+    for name, reason in without.items():
+        say(f"not done here: {name}: {reason}")
+    server = server_for(plan.pg_bin, disk / "server" if "disk_full" not in without else None)
+    with inherited(directory / "server.clock"):
+        server.start()
+    try:
+        dsn = await prepared(server)
+        (directory / "clock.json").write_text(json.dumps(time.time() - now_s()))
+        async with anyio.create_task_group() as tasks:
+            fleet = Fleet(server, dsn, directory, tasks, dice)
+            try:
+                await _live(fleet, plan, plan.sequence(dice, without), tasks, say)
+            finally:
+                fleet.end_all()
+            tasks.cancel_scope.cancel()
+        async with fleet.connection() as db:
+            return await gather(db, directory)
+    finally:
+        server.stop("immediate")
+        unmount(disk)
+
+
+async def _live(fleet: Fleet, plan: Plan, faults: Sequence[str], tasks: TaskGroup, say: Callable[[str], None]) -> None:
+    for _ in range(plan.daemons):
+        await fleet.start_member()
+    with anyio.fail_after(READY_S_MAX):
+        while not all(fleet.has_noted(member.name, "daemon.ready") for member in fleet.members):
+            await anyio.sleep(0.05)
+    for _ in range(PRODUCERS):
+        await fleet.start_producer(plan.jobs // PRODUCERS, plan.for_s)
+    tasks.start_soon(look, fleet)
+    began_s = now_s()
+    for number, name in enumerate(faults):
+        await anyio.sleep(max(0.1, began_s + number * plan.for_s / len(faults) - now_s()))
+        say(f"{now_s() - began_s:6.1f} s  {name}")
+        fleet.calm_since_s = float("inf")
+        fleet.note("fault", name=name)
+        await FAULTS[name](fleet)
+        fleet.note("fault_over", name=name)
+        fleet.calm_since_s = now_s()
+        tasks.start_soon(probe, fleet, name, fleet.calm_since_s)
+    say(f"{now_s() - began_s:6.1f} s  no more faults")
+    await _rest(fleet, plan, say)
+    await fleet.stop()
+
+
+async def _rest(fleet: Fleet, plan: Plan, say: Callable[[str], None]) -> None:
+    """Waits until everything is inserted and done, and a little longer."""
+    with anyio.move_on_after(plan.for_s + REST_S_MAX):
+        while any(producer.process.poll() is None for producer in fleet.producers):
+            await anyio.sleep(0.05)
+    say("all is inserted")
+    with anyio.move_on_after(REST_S_MAX):
+        while True:
+            try:
+                async with fleet.connection() as db:
+                    while await db.fetchval(_LEFT):
+                        await anyio.sleep(0.1)
+                break
+            except AWAY:
+                await anyio.sleep(0.1)
+    say("all is done")
+    await anyio.sleep(CALM_S)
+
+
+_LEFT = """SELECT EXISTS (SELECT FROM pgworkd.jobs
+                          WHERE status IN ('pending', 'running', 'failed', 'blocked') AND schedule IS NULL)"""

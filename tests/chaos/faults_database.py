@@ -1,0 +1,201 @@
+"""What is done to the database, and by it. Nobody may lose a lease by any of this, however long it lasts."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import AsyncIterator
+from typing import Any
+
+import anyio
+import asyncpg
+from anyio.to_thread import run_sync
+
+from tests.chaos.clocks import LIBRARY, put_forward
+from tests.chaos.disk import fill
+from tests.chaos.faults import LONG_S, SHORT_S, fault
+from tests.chaos.fleet import Fleet
+from tests.chaos.history import AWAY
+from tests.chaos.workload import CLOCK_STEP_S
+
+SESSIONS = ("claim", "settle", "chores", "lease", "listen", "transaction")
+_SESSIONS = "SELECT pid FROM pg_stat_activity WHERE application_name = 'pgworkd ' || $1"
+
+
+@contextlib.asynccontextmanager
+async def _down(fleet: Fleet) -> AsyncIterator[None]:
+    await run_sync(fleet.server.kill)
+    try:
+        yield
+    finally:
+        await run_sync(fleet.start_server)
+        fleet.note("postgres_back")
+        fleet.disturb()
+
+
+@fault
+async def postgres_down(fleet: Fleet) -> None:
+    """Postgres is killed and comes back within moments."""
+    async with _down(fleet):
+        await anyio.sleep(fleet.dice.uniform(0, SHORT_S))
+
+
+@fault
+async def postgres_down_long(fleet: Fleet) -> None:
+    """Postgres is away for longer than the lease."""
+    async with _down(fleet):
+        await anyio.sleep(LONG_S)
+
+
+@fault
+async def postgres_restart(fleet: Fleet) -> None:
+    """Postgres restarts as an administrator would have it."""
+    await run_sync(fleet.restart_server)
+    fleet.note("postgres_back")
+    fleet.disturb()
+
+
+@fault
+async def terminate_sessions(fleet: Fleet) -> None:
+    """Each kind of session in turn is terminated."""
+    async with fleet.connection() as db:
+        for session in SESSIONS:
+            await db.execute(f"SELECT pg_terminate_backend(pid) FROM ({_SESSIONS}) s", session)  # noqa: S608 - ours
+            await anyio.sleep(0.05)
+
+
+@fault
+async def freeze_session(fleet: Fleet) -> None:
+    """One backend of the server stands still for a while, with whatever it holds."""
+    async with fleet.connection() as db:
+        pids = await db.fetch(_SESSIONS, fleet.dice.choice(("claim", "settle", "chores", "listen")))
+    for row in fleet.dice.sample(pids, min(1, len(pids))):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(row["pid"], signal.SIGSTOP)
+            await anyio.sleep(LONG_S)
+            os.kill(row["pid"], signal.SIGCONT)
+    fleet.disturb()  # it may have held the lock under which jobs are rescued
+
+
+@contextlib.asynccontextmanager
+async def _configured(fleet: Fleet, name: str, value: str) -> AsyncIterator[None]:
+    async with fleet.connection() as db:
+        await db.execute(f"ALTER SYSTEM SET {name} = '{value}'")
+        await db.execute("SELECT pg_reload_conf()")
+        try:
+            yield
+        finally:
+            await db.execute(f"ALTER SYSTEM RESET {name}")
+            await db.execute("SELECT pg_reload_conf()")
+            fleet.disturb()
+
+
+@fault
+async def read_only(fleet: Fleet) -> None:
+    """The server takes no writes, as after a failover to what is still a standby."""
+    async with _configured(fleet, "default_transaction_read_only", "on"):
+        await anyio.sleep(SHORT_S)
+
+
+@fault
+async def short_timeouts(fleet: Fleet) -> None:
+    """An administrator sets time-outs that are far too short for everybody."""
+    async with (
+        _configured(fleet, "statement_timeout", "1ms"),
+        _configured(fleet, "lock_timeout", "1ms"),
+        _configured(fleet, "idle_session_timeout", "50ms"),
+    ):
+        await anyio.sleep(SHORT_S)
+
+
+@contextlib.asynccontextmanager
+async def _locked(fleet: Fleet, table: str) -> AsyncIterator[None]:
+    async with fleet.connection() as db, db.transaction():
+        await db.execute(f"LOCK TABLE pgworkd.{table} IN ACCESS EXCLUSIVE MODE")
+        yield
+    fleet.disturb()
+
+
+@fault
+async def lock_jobs(fleet: Fleet) -> None:
+    """The jobs are locked, for two leases."""
+    async with _locked(fleet, "jobs"):
+        await anyio.sleep(2 * LONG_S / 1.5)
+
+
+@fault
+async def lock_workers(fleet: Fleet) -> None:
+    """No lease can be renewed, for longer than one lasts."""
+    async with _locked(fleet, "workers"):
+        await anyio.sleep(LONG_S)
+
+
+@fault
+async def old_snapshot(fleet: Fleet) -> None:
+    """A transaction holds back vacuum; others work on."""
+    async with fleet.connection() as db, db.transaction(isolation="repeatable_read"):
+        await db.fetchval("SELECT count(*) FROM pgworkd.jobs")
+        await anyio.sleep(LONG_S)
+
+
+@fault
+async def no_connection_left(fleet: Fleet) -> None:
+    """Others take all connections there are."""
+    taken: list[asyncpg.Connection[Any]] = []
+    try:
+        with contextlib.suppress(*AWAY):
+            while True:
+                taken.append(await asyncpg.connect(fleet.dsn, timeout=2))
+        for member in fleet.any():
+            member.proxy.cut()
+        await anyio.sleep(SHORT_S / 2)
+    finally:
+        for connection in taken:
+            connection.terminate()
+        fleet.disturb()
+
+
+@fault
+async def notify_flood(fleet: Fleet) -> None:
+    """Thousands of notifications, most of them nonsense, on our channel."""
+    async with fleet.connection() as db:
+        for text in ("", "x", "[]", "{}", '{"queue": 7}', '{"queue": "mixed"}', '{"worker": 1}', "\\", "9" * 7000):
+            await db.execute("SELECT pg_notify('pgworkd', $1 || repeat(' ', n)) FROM generate_series(1, 300) n", text)
+
+
+@fault
+async def burst(fleet: Fleet) -> None:
+    """Hundreds of jobs fall due at one instant."""
+    await fleet.insert("mixed", {"seconds": 0}, kind="plain", count=500, delay_s=SHORT_S)
+    await anyio.sleep(SHORT_S)
+
+
+@fault
+async def clock_step(fleet: Fleet) -> None:
+    """The database's clock is put forward by more than a lease, and back again."""
+    await run_sync(put_forward, fleet.directory / "server.clock", CLOCK_STEP_S)
+    await anyio.sleep(LONG_S)
+    await run_sync(put_forward, fleet.directory / "server.clock", 0)
+    await anyio.sleep(1.5)
+    fleet.disturb()
+
+
+@fault
+async def disk_full(fleet: Fleet) -> None:
+    """There is no room left on the database's disk for a while; it may fall over."""
+    ballast = await run_sync(fill, fleet.directory / "disk")
+    await anyio.sleep(SHORT_S)
+    await run_sync(ballast.unlink)
+    fleet.note("was_full", alive=fleet.server.pid is not None)
+    await anyio.sleep(0.5)  # it may still be about to find out
+    if fleet.server.pid is None:
+        await run_sync(fleet.start_server)
+    fleet.note("postgres_back")
+    fleet.disturb()
+
+
+def impossible(fleet_disk: bool) -> dict[str, str]:
+    """Faults that cannot be done here, and why."""
+    found = {} if LIBRARY is not None else dict.fromkeys(("clock_step", "worker_clock"), "there is no libfaketime")
+    return found if fleet_disk else found | {"disk_full": "only root may mount a disk"}

@@ -1,0 +1,285 @@
+"""The processes of a chaos run: a server, daemons behind proxies, producers; and what is done to them.
+
+Everything that could explain a loss is noted: `exit` and `paused`, `isolated` of one daemon, each with its span.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+from uuid import UUID
+
+import anyio
+import asyncpg
+from anyio.abc import TaskGroup
+
+from pgworkd import schema
+from pgworkd.client import NewJob, enqueue_many
+from pgworkd.embedded import EmbeddedPostgres
+from tests.chaos import clocks, workload
+from tests.chaos.history import AWAY, History, load, now_s
+from tests.chaos.proxy import Mode, Proxy
+from tests.server import TEST_SETTINGS, create_database, create_template
+
+TIMES = {"lease_s": 3.0, "heartbeat_s": 0.5, "poll_s": 0.5, "shutdown_s": 3.0, "cancel_grace_s": 2.0}
+RESCUE_S = 0.1
+"""Between two looks for lost workers; see tests.kit.quick_options."""
+MARGIN_S = TIMES["lease_s"] / 6
+"""So long before its lease ends a daemon that cannot renew it stops."""
+BEARABLE_S = TIMES["lease_s"] - TIMES["heartbeat_s"] - MARGIN_S
+"""A pause or an outage shorter than this costs nobody its lease."""
+EXIT_S_MAX = TIMES["shutdown_s"] + TIMES["cancel_grace_s"] + 10.0 + 5.0
+"""From SIGTERM to the end, with FLUSH_GRACE_S for a database that does not answer, and some for a busy machine."""
+
+OURS = dict.fromkeys(("statement_timeout", "lock_timeout", "idle_session_timeout"), "0") | {
+    "default_transaction_read_only": "off"
+}
+"""Settings of the driver's own sessions: what it does to others must not hit itself."""
+
+
+class Member:
+    """One daemon: its process, and the proxy it goes through."""
+
+    def __init__(self, name: str, process: subprocess.Popen[bytes], proxy: Proxy) -> None:
+        self.name = name
+        self.process = process
+        self.proxy = proxy
+        self.expected: int | None = None
+        """The exit code to come; None: any, it is to be started again."""
+
+    @property
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+
+class Producer(NamedTuple):
+    """One application, and how much it was told to insert."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    jobs: int
+    until_s: float
+
+
+class Fleet:
+    """Written by one driver; `dice` decide everything that is left to chance."""
+
+    def __init__(self, server: EmbeddedPostgres, dsn: str, directory: Path, tasks: TaskGroup, dice: random.Random):
+        self.server = server
+        self.dsn = dsn
+        self.directory = directory
+        self.dice = dice
+        self.tasks = tasks
+        self.members: list[Member] = []
+        self.producers: list[Producer] = []
+        self.calm_since_s = now_s()
+        """When the last fault was over; infinity while one goes on."""
+        self.disturbed_s = now_s()
+        """When the last fault that hit the database, or all daemons, was over."""
+        self.too_many = 0
+        """So many that end are not to be followed by another."""
+        self.ending = False
+        self.note = History(directory, "driver").note
+        self._named = 0
+
+    # Processes.
+
+    def _environment(self, name: str) -> dict[str, str]:
+        clock = clocks.environment(self.directory / f"{name}.clock")
+        return {**os.environ, **clock, "CHAOS_DIR": str(self.directory), "CHAOS_NAME": name}
+
+    def _spawn(self, name: str, module: str, *arguments: object) -> subprocess.Popen[bytes]:
+        with (self.directory / f"{name}.log").open("wb") as log:
+            command = [sys.executable, "-m", f"tests.chaos.{module}", *map(str, arguments)]
+            return subprocess.Popen(command, stdin=subprocess.PIPE, stderr=log, env=self._environment(name))
+
+    async def start_member(self, proxy: Proxy | None = None) -> Member:
+        """One more daemon, through a proxy of its own, or that of the one it follows."""
+        if proxy is None:
+            proxy = Proxy(self.dsn)
+            await self.tasks.start(self._keep, proxy)
+        self._named += 1
+        name = f"d{self._named}"
+        options = [f"{key}={value}" for key, value in TIMES.items()]
+        member = Member(name, self._spawn(name, "worker", proxy.dsn, *options), proxy)
+        self.members.append(member)
+        self.note("started", name=name, pid=member.process.pid)
+        self.tasks.start_soon(self._mind, member)
+        return member
+
+    async def _keep(self, proxy: Proxy, *, task_status: Any) -> None:
+        async with proxy:
+            task_status.started()
+            await anyio.sleep_forever()
+
+    async def _mind(self, member: Member) -> None:
+        """Notes its end, and starts the next one as systemd would."""
+        while member.alive:
+            await anyio.sleep(0.02)
+        code = member.process.returncode
+        self.members.remove(member)
+        self.note("exit", name=member.name, code=code, expected=member.expected)
+        self.tasks.start_soon(self._see_taken_back, member.name, now_s())
+        if self.too_many:
+            self.too_many -= 1
+        elif not self.ending:
+            await anyio.sleep(self.dice.uniform(0, 0.5))
+            member.proxy.mode = "pass"
+            await self.start_member(member.proxy)
+
+    async def start_producer(self, jobs: int, for_s: float) -> None:
+        """One more application."""
+        self._named += 1
+        name = f"p{self._named}"
+        process = self._spawn(name, "producer", self.dsn, jobs, for_s, self.dice.getrandbits(32))
+        self.producers.append(Producer(name, process, jobs, now_s() + for_s))
+
+    async def kill_producer(self) -> None:
+        """SIGKILL of one that is not done; another does the rest."""
+        busy = [producer for producer in self.producers if producer.process.poll() is None]
+        for producer in self.dice.sample(busy, min(1, len(busy))):
+            producer.process.kill()
+            producer.process.wait()
+            self.producers.remove(producer)
+            left = still_to_do(self.directory, producer.name, producer.jobs)
+            await self.start_producer(left, max(0.0, producer.until_s - now_s()))
+
+    def kill(self, member: Member) -> None:
+        """SIGKILL."""
+        self.note("killed", name=member.name)
+        member.process.send_signal(signal.SIGKILL)
+
+    async def freeze(self, member: Member, for_s: float) -> None:
+        """SIGSTOP for a while."""
+        began_s = now_s()
+        member.process.send_signal(signal.SIGSTOP)
+        await anyio.sleep(for_s)
+        member.process.send_signal(signal.SIGCONT)
+        self.note("paused", name=member.name, since_s=began_s, until_s=now_s())
+
+    async def isolate(self, member: Member, mode: Mode, for_s: float) -> None:
+        """Its network does not work for a while."""
+        began_s, member.proxy.mode = now_s(), mode
+        await anyio.sleep(for_s)
+        member.proxy.mode = "pass"
+        self.note("isolated", name=member.name, since_s=began_s, until_s=now_s())
+
+    def any(self, count: int = 1) -> list[Member]:
+        """Some that live."""
+        living = [member for member in self.members if member.alive]
+        return self.dice.sample(living, min(count, len(living)))
+
+    async def stop(self) -> None:
+        """SIGTERM to all, at the end of the run: they must go with 0."""
+        self.ending = True
+        for member in self.members:
+            member.expected = 0
+            member.process.terminate()
+        with anyio.move_on_after(EXIT_S_MAX):
+            while self.members:
+                await anyio.sleep(0.02)
+        for member in self.members:
+            self.note("hangs", name=member.name)
+            member.process.kill()
+
+    def end_all(self) -> None:
+        """Leaves nothing behind, whatever happened."""
+        for process in [each.process for each in self.producers] + [each.process for each in self.members]:
+            process.kill()
+            process.wait()
+
+    def has_noted(self, name: str, event: str = "born") -> bool:
+        """Whether a process has come so far as to note this."""
+        path = self.directory / f"{name}.jsonl"
+        return path.exists() and f'"{event}"' in path.read_text(encoding="utf-8")
+
+    # The database.
+
+    def start_server(self) -> None:
+        """With its own clock."""
+        with clocks.inherited(self.directory / "server.clock"):
+            self.server.start()
+
+    def restart_server(self) -> None:
+        """As an administrator would."""
+        with clocks.inherited(self.directory / "server.clock"):
+            self.server.restart("fast")
+
+    def disturb(self) -> None:
+        """A fault that hit all of them is over just now."""
+        self.disturbed_s = now_s()
+
+    async def insert(self, queue: str, payload: dict[str, Any], *, count: int = 1, **options: Any) -> list[UUID]:
+        """Jobs of the driver's own, sure to be there when it returns."""
+        jobs = [NewJob(queue, payload, delay=options.get("delay_s"), kind=options.get("kind"))] * count
+        while True:
+            try:
+                async with self.connection(120) as db:
+                    return await enqueue_many(db, jobs)
+            except AWAY:
+                await anyio.sleep(0.05)
+
+    @contextlib.asynccontextmanager
+    async def connection(self, limit_s: float = 30.0) -> AsyncIterator[asyncpg.Connection[Any]]:
+        """A direct one, as soon as there is one to be had."""
+        with anyio.fail_after(limit_s):
+            while True:
+                try:
+                    connection = await asyncpg.connect(self.dsn, timeout=5, command_timeout=20, server_settings=OURS)
+                    break
+                except AWAY:
+                    await anyio.sleep(0.02)
+        try:
+            yield connection
+        finally:
+            connection.terminate()
+
+    async def _see_taken_back(self, name: str, since_s: float) -> None:
+        """How long the jobs of a daemon that is gone stayed with it."""
+        while True:
+            try:
+                async with self.connection(600) as db:
+                    while await db.fetchval(_HELD_BY, name):
+                        await anyio.sleep(0.05)
+                break
+            except AWAY:
+                await anyio.sleep(0.05)
+        waited_s = now_s() - max(since_s, self.disturbed_s)
+        self.note("taken_back", name=name, after_s=max(0.0, waited_s))
+
+
+_HELD_BY = """SELECT EXISTS (SELECT FROM pgworkd.jobs j JOIN chaos.workers w ON w.id = j.worker_id
+                             WHERE w.name = $1 AND j.status = 'running')"""
+
+
+def server_for(pg_bin: Path | None, data_dir: Path | None) -> EmbeddedPostgres:
+    """A server of our own: it will not live in peace."""
+    settings = {**TEST_SETTINGS, "max_connections": "100", "max_wal_size": "256MB"}
+    return EmbeddedPostgres(data_dir, settings=settings, bin_dir=pg_bin)
+
+
+async def prepared(server: EmbeddedPostgres) -> str:
+    """The DSN of a database with the schema and the tables of the run."""
+    await create_template(server.dsn(), schema.text())
+    dsn = await create_database(server.dsn(), "chaos")
+    connection = await asyncpg.connect(dsn)
+    await connection.execute(workload.AUDIT)
+    await connection.close()
+    return dsn
+
+
+def still_to_do(directory: Path, name: str, jobs: int) -> int:
+    """What a producer that was killed leaves to its successor."""
+    calls = {note.facts["call"]: len(note.facts["tokens"]) for note in _of(directory, name, "invoked")}
+    return jobs - sum(calls[note.facts["call"]] for note in _of(directory, name, "acknowledged"))
+
+
+def _of(directory: Path, name: str, event: str) -> Iterable[Any]:
+    return [note for note in load(directory) if note.by == name and note.event == event]

@@ -1,0 +1,65 @@
+"""What each process saw, appended to a file of its own: a record is one write, so no kill cuts one in two."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import asyncpg
+
+AWAY = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
+"""What the driver raises when the database does not answer as it should."""
+
+
+def now_s() -> float:
+    """Seconds on the clock that all processes of this machine share, and no step of the wall clock moves."""
+    return time.clock_gettime(time.CLOCK_MONOTONIC)
+
+
+class Note(NamedTuple):
+    """One record: who saw what, when (`now_s`)."""
+
+    at_s: float
+    by: str
+    event: str
+    facts: Mapping[str, Any]
+
+
+class History:
+    """The file of one process."""
+
+    def __init__(self, directory: Path, name: str) -> None:
+        self._name = name
+        self._file = os.open(directory / f"{name}.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+
+    def note(self, event: str, **facts: Any) -> None:
+        """Appends one record; what JSON does not know is written as its text."""
+        line = json.dumps([now_s(), self._name, event, facts], default=str)
+        os.write(self._file, line.encode() + b"\n")
+
+
+_opened: tuple[int, History] | None = None
+
+
+def of_this_process() -> Callable[..., None]:
+    """`note` of the process we are in, by CHAOS_DIR and CHAOS_NAME; children add their pid to the name."""
+    global _opened
+    if _opened is None or _opened[0] != os.getpid():
+        name = os.environ["CHAOS_NAME"]
+        if os.environ.get("CHAOS_PID") != str(os.getpid()):
+            name = f"{name}.{os.getpid()}"
+        _opened = os.getpid(), History(Path(os.environ["CHAOS_DIR"]), name)
+    return _opened[1].note
+
+
+def load(directory: Path) -> list[Note]:
+    """All records of all processes, in the order of time."""
+    notes = []
+    for path in directory.glob("*.jsonl"):
+        with path.open(encoding="utf-8") as lines:
+            notes += [Note(*json.loads(line)) for line in lines]
+    return sorted(notes, key=lambda note: note.at_s)

@@ -1,0 +1,233 @@
+"""python -m tests.chaos.planted: bugs planted into the engine, one at a time, and what finds each.
+
+By a run of chaos with some kinds of faults, or by tests, both of which pass on the engine as it is. Exit code
+1 if any bug stays hidden.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.planting import Planted, mutated_tree, run_module, verdicts
+
+LIMIT_S = 420.0
+TRIES_MAX = 3
+_VERDICT = re.compile(r" *[\d,]+ +(?P<violations>[\d,]+)  (?P<check>.+)")  # of a run's table
+
+
+@dataclass(frozen=True)
+class Bug:
+    """A bug, and what is to find it: a chaos run with these kinds of faults, or tests."""
+
+    planted: Planted
+    kinds: str = ""
+    tests: str = ""
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """For `python -m`."""
+        if self.tests:
+            return ("pytest", "-q", "-x", "-p", "no:cacheprovider", *self.tests.split())
+        faults = str(max(6, 2 * len(self.kinds.split(","))))
+        return (
+            "tests.chaos",
+            "--minutes",
+            "0.5",
+            "--jobs",
+            "900",
+            "--faults",
+            faults,
+            "--seed",
+            "7",
+            "--only",
+            self.kinds,
+        )
+
+
+def sql(name: str, old: str, new: str, kinds: str = "", tests: str = "") -> Bug:
+    """One in schema.sql."""
+    return Bug(Planted(name, "schema.sql", old, new), kinds, tests)
+
+
+def python(name: str, module: str, old: str, new: str, kinds: str = "", tests: str = "") -> Bug:
+    """One in the package."""
+    return Bug(Planted(name, f"pgworkd/{module}.py", old, new), kinds, tests)
+
+
+_FENCE = "WHERE j.id = ANY (p_ids) AND j.id = s.id AND j.attempts = s.attempt AND j.worker_id IS NOT NULL\n"
+_OF_COMPLETED = "        RETURNING j.*, s.result"
+BUGS = (
+    sql(
+        "no fence",
+        _FENCE + _OF_COMPLETED,
+        "WHERE j.id = ANY (p_ids) AND j.id = s.id AND j.worker_id IS NOT NULL\n" + _OF_COMPLETED,
+        kinds="freeze_long",
+    ),
+    sql(
+        "fence by worker: any with a lease will do",
+        _FENCE + _OF_COMPLETED,
+        "WHERE j.id = ANY (p_ids) AND j.id = s.id AND EXISTS (SELECT FROM workers w WHERE w.id = j.worker_id"
+        " AND w.lost_at IS NULL)\n" + _OF_COMPLETED,
+        kinds="freeze_long",
+    ),
+    sql(
+        "settle without a look at the status",
+        _FENCE + _OF_COMPLETED,
+        "WHERE j.id = ANY (p_ids) AND j.id = s.id AND j.attempts = s.attempt\n" + _OF_COMPLETED,
+        kinds="freeze_long",
+    ),
+    sql(
+        "claim by IN (SELECT ... LIMIT ... SKIP LOCKED)",
+        "WHERE j.ctid = ANY (v_rows)\n        RETURNING j.id, coalesce(j.kind",
+        "WHERE j.id IN (SELECT i.id FROM jobs i WHERE i.queue = p_queue AND i.status IN ('pending', 'failed')"
+        " AND i.run_at <= v_now ORDER BY i.priority DESC, i.run_at LIMIT cardinality(v_rows) FOR UPDATE SKIP LOCKED)\n"
+        "        RETURNING j.id, coalesce(j.kind",
+        kinds="burst,kill",
+    ),
+    sql(
+        "counted concurrency without a lock",
+        "        PERFORM lock_queue(p_queue);  -- what follows are statements of their own, so they see what its last"
+        " holder did\n",
+        "        NULL;\n",
+        kinds="burst,cut",
+    ),
+    sql(
+        "no unique occurrence",
+        "CREATE UNIQUE INDEX IF NOT EXISTS jobs_occurrence ",
+        "CREATE INDEX IF NOT EXISTS jobs_occurrence ",
+        tests="tests/sql/test_occurrences.py tests/sql/test_schedules.py",
+    ),
+    python(
+        "heartbeat on the loop",
+        "lease",
+        "        self._thread.start()\n",
+        "        self._home.create_task(self._main())\n",
+        kinds="block_loop",
+    ),
+    sql(
+        "rescue without the outage guard",
+        "      AND w.steady_since <= v_now - make_interval(secs => w.lease_s)\n",
+        "",
+        kinds="lock_workers",
+    ),
+    sql(
+        "rescue before the lease has run out",
+        "w.lease_until < v_now",
+        "w.lease_until < v_now + interval '2 s'",
+        kinds="cut",
+    ),
+    python(
+        "a lost wake-up",
+        "pool",
+        "            self._wanted = True\n            self._woken.set()\n",
+        "            self._wanted = True\n",
+        tests="tests/engine/test_wake.py tests/engine/test_idle.py tests/engine/test_gates.py",
+    ),
+    python(
+        "a cursor without sweeps",
+        "cursor",
+        "if now >= self._due_at[level]), None)",
+        "if now >= self._due_at[level] + 1e9), None)",
+        kinds="burst,old_snapshot",
+    ),
+    python(
+        "a swallowed cancellation",
+        "held",
+        "                self.scope.cancel()\n",
+        "                pass\n",
+        kinds="terminate,terminate_storm",
+    ),
+    python(
+        "no end of runs when the lease cannot be renewed",
+        "membership",
+        "            self._holdings.stop_all(Reason.FENCE)\n",
+        "",
+        kinds="blackhole_long",
+    ),
+    python(
+        "whole-batch decoding",
+        "store",
+        "            return cls(map(Claimed._make, rows))\n",
+        "            return cls([Claimed._make(row) for row in rows if __import__('json').loads(row[2]) != 0])\n",
+        kinds="kill",
+    ),
+    sql(
+        "a child's jobs counted for its parent",
+        "        WHERE b.id = n.batch_id\n        RETURNING b.id, b.dead > b.max_failures AS failed\n",
+        "        WHERE b.id = (SELECT c.parent_id FROM batches c WHERE c.id = n.batch_id)\n"
+        "        RETURNING b.id, b.dead > b.max_failures AS failed\n",
+        kinds="kill",
+    ),
+    python(
+        "the worker's own clock",
+        "recurring",
+        "        now = self._database_now + timedelta(seconds=anyio.current_time() - self._read_at)\n",
+        "        now = datetime.now(UTC)\n",
+        tests="tests/sql/test_schedules.py tests/engine/test_start.py tests/stories/test_04_recurring.py",
+    ),
+    python(
+        "outcomes dropped when the database is away",
+        "settler",
+        "                await anyio.sleep(self._outage.failed(error))\n",
+        "                self._report(items, 'completed')\n                return\n",
+        kinds="postgres_down,cut",
+    ),
+    python(
+        "strays are kept",
+        "chores",
+        "            if strays:\n",
+        "            if strays and False:\n",
+        tests="tests/engine/test_lease.py",
+    ),
+    sql(
+        "losses are not counted",
+        "            losses = least(j.losses, 2147483646) + 1, failures",
+        "            failures",
+        kinds="kill",
+    ),
+)
+
+
+def find(bug: Bug) -> tuple[str, bool, str]:
+    """Whether it is caught, and by what."""
+    began_s = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="planted-") as into:
+        tree = mutated_tree(bug.planted, Path(into))
+        tries = 0
+        while True:  # what a run does is left to chance, so some bugs may escape one
+            tries += 1
+            done = run_module(tree, *bug.command, timeout_s=LIMIT_S)
+            if done.returncode != 0 or tries == TRIES_MAX or bug.tests:
+                break
+    took = f"{time.monotonic() - began_s:4.0f} s, run {tries}: "
+    return bug.planted.name, done.returncode != 0, took + told(done.stdout)
+
+
+def told(output: str) -> str:
+    """The first check that was violated, or test that failed."""
+    for line in output.splitlines():
+        if line.startswith("FAILED"):
+            return line.removeprefix("FAILED ").split(" - ")[0]
+        if (verdict := _VERDICT.fullmatch(line)) and verdict["violations"] != "0":
+            return f"{verdict['check']} ({verdict['violations']})"
+    return " / ".join(output.splitlines()[-3:])
+
+
+def main(names: list[str]) -> int:
+    """All bugs, or those whose names contain one of these texts."""
+    bugs = [bug for bug in BUGS if not names or any(name in bug.planted.name for name in names)]
+    rows = []
+    for bug in bugs:
+        rows.append(find(bug))
+        sys.stderr.write(verdicts(rows[-1:]).splitlines()[0] + "\n")
+    sys.stdout.write(verdicts(rows) + "\n")
+    return 0 if all(caught for _, caught, _ in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

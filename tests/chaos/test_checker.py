@@ -1,0 +1,233 @@
+"""The checker is itself checked: a clean history passes, and each check finds the one thing spoilt for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.chaos.checker import CHECKS
+from tests.chaos.evidence import Change, Evidence, Row, Tree
+from tests.chaos.history import Note
+
+JOB = "job"
+
+
+def note(at_s: float, by: str, event: str, **facts: Any) -> Note:
+    return Note(at_s, by, event, facts)
+
+
+def run(
+    job: str, attempt: int, by: str, start_s: float, end_s: float | None, how: str = "ok", **facts: Any
+) -> list[Note]:
+    """The notes of one run; `end_s` None: it never came out."""
+    notes = [note(start_s, by, "start", job=job, attempt=attempt, **{"kind": "plain", **facts})]
+    return notes if end_s is None else [*notes, note(end_s, by, "end", job=job, attempt=attempt, how=how)]
+
+
+def change(
+    seq: int, was: str | None, became: str | None, attempts: int, *, at_s: float | None = None, **facts: Any
+) -> Change:
+    defaults: dict[str, Any] = {
+        "job": JOB,
+        "queue": "mixed",
+        "failures": 0,
+        "losses": 0,
+        "worker": None,
+        "due_in_s": 0.0,
+    }
+    defaults["at_s"] = float(seq) if at_s is None else at_s
+    return Change(seq=seq, was=was, became=became, attempts=attempts, occurrence=None, **defaults)._replace(**facts)
+
+
+def row(**facts: Any) -> Row:
+    plain = Row(JOB, "mixed", "plain", "completed", 1, 0, 0, "p-1", 1, None, None)
+    return plain._replace(**facts)
+
+
+CLAIM = {"worker": "d1"}
+BEATS = [note(n, "d1", "beat", memory_mb=50, files=20, threads=3, tasks=40) for n in range(30)]
+
+
+def clean() -> Evidence:
+    """One job is inserted, claimed by d1, run and completed."""
+    return Evidence(
+        notes=[
+            note(0, "p", "invoked", call=1, tokens=["p-1"], plan="single"),
+            note(0.1, "p", "acknowledged", call=1),
+            *run(JOB, 1, "d1", 2.1, 2.9),
+            note(50, "driver", "exit", name="d1", code=0, expected=0),
+        ],
+        changes=[
+            change(1, None, "pending", 0),
+            change(2, "pending", "running", 1, **CLAIM),
+            change(3, "running", None, 1),
+        ],
+        rows=[row()],
+    )
+
+
+def taken_over(*, second_start_s: float, first_end_s: float | None, **facts: Any) -> Evidence:
+    """d1 loses the job to d2, which completes it."""
+    good = clean()
+    return replace(
+        good,
+        notes=[
+            *good.notes[:2],
+            *run(JOB, 1, "d1", 2.1, first_end_s, "CancelledError", **facts),
+            *run(JOB, 2, "d2", second_start_s, 20, **facts),
+        ],
+        changes=[
+            *good.changes[:2],
+            change(3, "running", "failed", 1, losses=1, failures=1, worker="d1", at_s=9),
+            change(4, "failed", "running", 2, losses=1, failures=1, worker="d2", at_s=9.5),
+            change(5, "running", None, 2, losses=1, failures=1, at_s=21),
+        ],
+        rows=[row(attempts=2, made_by=2, failures=1, losses=1)],
+    )
+
+
+def with_notes(*notes: Note) -> Evidence:
+    good = clean()
+    return replace(good, notes=[*good.notes, *notes])
+
+
+def with_jobs(rows: list[Row], changes: list[Change], *notes: Note, **facts: Any) -> Evidence:
+    good = clean()
+    return replace(
+        good, notes=[*good.notes, *notes], rows=[*good.rows, *rows], changes=[*good.changes, *changes], **facts
+    )
+
+
+def failed(how: str, kind: str = "plain") -> Evidence:
+    """Its first attempt fails."""
+    good = clean()
+    changes = [
+        *good.changes[:2],
+        change(3, "running", "failed", 1, failures=1),
+        change(4, "failed", "running", 2, failures=1, **CLAIM),
+        change(5, "running", None, 2, failures=1),
+    ]
+    notes = [*run(JOB, 1, "d1", 2.1, 2.9, how, kind=kind), *run(JOB, 2, "d1", 4.1, 4.9, kind=kind)]
+    return replace(
+        good, notes=[*good.notes[:2], *notes], changes=changes, rows=[row(attempts=2, made_by=2, failures=1)]
+    )
+
+
+def flow(claimed: int) -> Evidence:
+    """p-1 and b, and c that waits for them and was claimed at `claimed`."""
+    jobs = [row(job=job, token=token) for job, token in (("b", "p-2"), ("c", "p-3"))]
+    changes = [
+        change(4, "running", None, 1, job="b"),
+        change(claimed, "pending", "running", 1, job="c", worker="d1"),
+        change(9, "running", None, 1, job="c"),
+    ]
+    invoked = note(0, "q", "invoked", call=1, tokens=["p-1", "p-2", "p-3"], plan="flow")
+    return with_jobs(jobs, sorted(changes, key=lambda each: each.seq), invoked)
+
+
+def tree(**facts: Any) -> Evidence:
+    root = Tree("tree", None, 10, 9, 10, True, 1, 10)
+    below = Tree("below", "root", 9, 9, 9, True, 0, 9)
+    return replace(clean(), trees={"root": root, "below": below._replace(**facts)})
+
+
+def limited(count: int) -> Evidence:
+    claims = [change(9 + n, "pending", "running", 1, job=f"l{n}", queue="limited") for n in range(count)]
+    return with_jobs([], claims)
+
+
+def occurring(second: str) -> Evidence:
+    ticks = [
+        change(10, None, "pending", 0, job="t1", occurrence="tick 1"),
+        change(11, "running", None, 1, job="t1", occurrence="tick 1"),
+        change(12, None, "pending", 0, job="t2", occurrence=second),
+    ]
+    return with_jobs([row(job="t1", token=None)], ticks)
+
+
+KEYED = {"kind": "plain", "key": "k"}
+BREACHES: dict[str, Callable[[], Evidence]] = {
+    "acknowledged": lambda: replace(clean(), rows=[]),
+    "attempted": lambda: with_notes(*run(JOB, 2, "d2", 4, 5)),
+    "one_end": lambda: replace(clean(), rows=[row(attempts=2, made_by=1)]),
+    "fenced": lambda: replace(clean(), notes=[*clean().notes[:2], *run(JOB, 1, "d1", 2.1, 8)]),
+    "alone": lambda: taken_over(second_start_s=9.6, first_end_s=10),
+    "serialized": lambda: with_notes(*run("x", 1, "d1", 1, 3, **KEYED), *run("y", 1, "d1", 2, 4, **KEYED)),
+    "losses": lambda: taken_over(second_start_s=9.6, first_end_s=9),
+    "leases": lambda: with_notes(note(9, "d1", "lease.lost", worker_id=1)),
+    "failures": lambda: failed("ok"),
+    "deaths": lambda: replace(clean(), rows=[row(status="dead")]),
+    "limits": lambda: limited(4),
+    "occurrences": lambda: occurring("tick 1"),
+    "trees": lambda: tree(added=8, over=8, rows=8),
+    "dependencies": lambda: flow(3),
+    "effects": lambda: replace(clean(), rows=[row(kind="transact")], effects={JOB: 2}),
+    "taken_back": lambda: with_notes(note(9, "driver", "taken_back", name="d1", after_s=60.0)),
+    "resumed": lambda: with_notes(note(9, "driver", "resumed", fault="postgres_down", after_s=6.0)),
+    "waits": lambda: with_notes(note(9, "driver", "looked", waited_s=1.6)),
+    "ends": lambda: with_notes(note(9, "driver", "exit", name="d2", code=-9, expected=None)),
+    "steady": lambda: with_notes(*BEATS[:25], *(n._replace(facts={**n.facts, "files": 60}) for n in BEATS[25:])),
+    "quiet": lambda: replace(clean(), logs={"d1": "Traceback (most recent call last):\n  boom"}),
+}
+SOUND: dict[str, Callable[[], Evidence]] = {
+    "a clean run": clean,
+    "a takeover": lambda: replace(
+        taken_over(second_start_s=9.6, first_end_s=None),
+        notes=[*taken_over(second_start_s=9.6, first_end_s=None).notes,
+               note(5, "driver", "killed", name="d1"), note(5, "driver", "exit", name="d1", code=-9, expected=None)],
+    ),
+    "a takeover from one that was frozen": lambda: replace(
+        taken_over(second_start_s=9.6, first_end_s=10),
+        notes=[*taken_over(second_start_s=9.6, first_end_s=10).notes,
+               note(9.9, "driver", "paused", name="d1", since_s=3.0, until_s=9.9)],
+    ),
+    "a failure": lambda: failed("RuntimeError"),
+    "a flow": lambda: flow(5),
+    "a tree": tree,
+    "a full queue": lambda: limited(3),
+    "two occurrences": lambda: occurring("tick 2"),
+    "a transaction": lambda: replace(clean(), rows=[row(kind="transact")], effects={JOB: 1}),
+    "a steady daemon": lambda: with_notes(*BEATS),
+}  # fmt: skip
+
+
+def found(evidence: Evidence) -> dict[str, list[str]]:
+    verdicts = {check.__name__: check(evidence).violations for check in CHECKS.values()}
+    return {name: violations for name, violations in verdicts.items() if violations}
+
+
+@pytest.mark.parametrize("story", SOUND)
+def test_what_is_right_passes(story: str) -> None:
+    assert found(SOUND[story]()) == {}
+
+
+@pytest.mark.parametrize("check", BREACHES)
+def test_each_check_finds_what_it_is_for(check: str) -> None:
+    assert check in found(BREACHES[check]())
+
+
+def test_no_check_is_left_unproven() -> None:
+    assert {check.__name__ for check in CHECKS.values()} == BREACHES.keys()
+
+
+def test_what_is_completed_while_it_waits_is_found() -> None:
+    good = clean()
+    evidence = replace(good, changes=[*good.changes[:2], good.changes[2]._replace(was="failed")])
+    assert "one_end" in found(evidence)
+
+
+def test_an_occurrence_that_skips_others_is_found() -> None:
+    evidence = occurring("tick 2")
+    far = [each._replace(due_in_s=3600.0) if each.occurrence else each for each in evidence.changes]
+    assert "occurrences" in found(replace(evidence, changes=far))
+
+
+def test_short_pauses_in_a_row_count_as_one_and_one_alone_explains_no_loss() -> None:
+    evidence = taken_over(second_start_s=9.6, first_end_s=9)
+    pauses = [note(9, "driver", "paused", name="d1", since_s=s, until_s=s + 1.2) for s in (5.0, 6.5)]
+    one, both = (replace(evidence, notes=[*evidence.notes, *pauses[:n]]) for n in (1, 2))
+    assert "losses" in found(one)
+    assert found(both) == {}

@@ -1,0 +1,118 @@
+"""A daemon in a process of its own that keeps a history: python -m tests.chaos.worker DSN KEY=VALUE...
+
+CHAOS_DIR and CHAOS_NAME say where and as whom. A line on its standard input names a point, a method of the store and
+"before" or "after": it kills itself when it next comes there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import anyio
+
+from pgworkd import events, log
+from pgworkd.daemon import Daemon
+from pgworkd.lease_store import LeaseStore
+from pgworkd.link import LinkOptions
+from pgworkd.store import Store
+from tests.chaos.history import of_this_process
+from tests.chaos.workload import app
+from tests.kit import quick_options
+
+POINTS = ("claim", "settle_and_claim", "settle_completed", "settle_failed", "rescue", "heartbeat")
+VITALS_S = 1.0
+_NOTED = {
+    events.DAEMON_READY,
+    events.DAEMON_STOPPED,
+    events.LEASE_FENCED,
+    events.LEASE_LOST,
+    events.LEASE_RENEWED,
+    events.JOB_STALE,
+    events.JOB_LOST,
+    events.SETTLE_REFUSED,
+    events.STRAYS_RELEASED,
+    events.CHORE_FAILED,
+    events.HOOK_FAILED,
+}
+_armed = ""
+
+
+def _arm() -> None:
+    global _armed
+    for line in sys.stdin:
+        _armed = line.strip()
+
+
+def _deadly(owner: type, method: str) -> None:
+    original: Callable[..., Awaitable[Any]] = getattr(owner, method)
+
+    def pass_by(point: str) -> None:
+        if point == _armed:
+            of_this_process()("dies", point=point)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    async def passed(*args: Any, **kwargs: Any) -> Any:
+        pass_by(f"before {method}")
+        answer = await original(*args, **kwargs)
+        pass_by(f"after {method}")
+        return answer
+
+    setattr(owner, method, passed)
+
+
+def vitals() -> dict[str, int]:
+    """What must stay flat."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return {
+        "memory_mb": pages * os.sysconf("SC_PAGE_SIZE") // (1 << 20),
+        "files": len(list(Path("/proc/self/fd").iterdir())),
+        "tasks": len(asyncio.all_tasks()),
+        "threads": threading.active_count(),
+    }
+
+
+class Vitals:
+    """A part of the daemon."""
+
+    async def run(self, _daemon: Daemon) -> None:
+        """Notes them every second."""
+        while True:
+            of_this_process()("beat", **vitals())
+            await anyio.sleep(VITALS_S)
+
+
+def _noted(name: str, facts: Mapping[str, Any]) -> None:
+    if name in _NOTED:
+        of_this_process()(name, **facts)
+
+
+async def main(dsn: str, changes: dict[str, float]) -> int:
+    """Runs the daemon until SIGTERM; a second one: at once."""
+    limit_s = changes["lease_s"] / 2.2  # as settings must be, too
+    link = LinkOptions(dsn, connect_timeout_s=limit_s, command_timeout_s=limit_s)
+    options = quick_options(dsn, link=link, worker_name=os.environ["CHAOS_NAME"], **changes)
+    daemon = Daemon(app, options, parts=(Vitals(),))
+    daemon.events.listen(_noted)
+    daemon.events.listen(log.listener("warning"), but=log.silent("warning"))
+    asyncio.get_running_loop().add_signal_handler(
+        signal.SIGTERM, lambda: daemon.request_stop(now=daemon.stop_requested.is_set())
+    )
+    of_this_process()("born")
+    return await daemon.run()
+
+
+if __name__ == "__main__":
+    os.environ["CHAOS_PID"] = str(os.getpid())
+    log.configure("warning", "json")
+    for method in POINTS:
+        _deadly(LeaseStore if method == "heartbeat" else Store, method)
+    threading.Thread(target=_arm, daemon=True).start()
+    pairs = (argument.split("=") for argument in sys.argv[2:])
+    sys.exit(asyncio.run(main(sys.argv[1], {key: float(value) for key, value in pairs})))

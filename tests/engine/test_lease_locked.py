@@ -1,0 +1,68 @@
+"""A lease under locks that somebody takes on whole tables, as VACUUM FULL and ALTER TABLE do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import asyncpg
+
+from pgworkd import events
+from pgworkd.app import App
+from tests.engine.lease_kit import Sleepers, daemon_of
+from tests.kit import insert, until, waits_for_status
+
+LEASE_S = 1.2
+_FULL_LEASES = "SELECT min(lease_until) > $1::timestamptz + interval '2 s' FROM pgworkd.workers"
+
+
+async def test_a_lock_on_the_jobs_costs_no_lease(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    """The heartbeat also asks which jobs to cancel: that question may wait, the renewal must not."""
+    sleepers, ended = Sleepers(), list[str]()
+    other = await asyncpg.connect(dsn)
+    async with daemon_of(sleepers.app, dsn, ended, lease_s=LEASE_S) as (daemon, seen):
+        job_id = await insert(db, "q")
+        await seen.wait(events.JOB_STARTED)
+        worker_id = daemon.worker_id
+        async with other.transaction():
+            await other.execute("LOCK TABLE pgworkd.jobs IN ACCESS EXCLUSIVE MODE")
+            locked_at = await other.fetchval("SELECT clock_timestamp()")
+            await until(lambda: db.fetchval(_FULL_LEASES, locked_at), limit_s=5)
+        sleepers.go_on.set()
+        await until(waits_for_status(db, job_id, "completed"))
+        assert daemon.worker_id == worker_id
+        assert seen.all(events.LEASE_FENCED) == []
+    await other.close()
+    assert await db.fetchval("SELECT attempts FROM pgworkd.finished_jobs") == 1
+    assert ended == []
+
+
+async def test_claims_that_stood_in_line_while_their_lease_ran_out_give_up_no_worker(
+    dsn: str, db: asyncpg.Connection[Any]
+) -> None:
+    """It has only run out: whether the worker is lost, the next heartbeat says."""
+    app, ended = App(), list[str]()
+    for n in range(12):
+
+        @app.handler(f"q{n}")
+        async def handle() -> None:
+            pass
+
+    other = await asyncpg.connect(dsn)
+    async with daemon_of(app, dsn, ended, lease_s=LEASE_S) as (daemon, seen):
+        worker_id = daemon.worker_id
+        async with other.transaction():
+            await other.execute("LOCK TABLE pgworkd.workers IN ACCESS EXCLUSIVE MODE")
+            for pool in daemon.pools.values():
+                pool.look()
+            await seen.wait(events.LEASE_FENCED)
+            await until(
+                lambda: other.fetchval(
+                    "SELECT min(lease_until) < clock_timestamp() - interval '300 ms' FROM pgworkd.workers"
+                )
+            )
+        await seen.wait(events.LEASE_RENEWED)
+        await until(waits_for_status(db, await insert(db, "q7"), "completed"))
+        assert seen.all(events.LEASE_LOST) == []
+        assert daemon.worker_id == worker_id
+    await other.close()
+    assert ended == []

@@ -1,0 +1,23 @@
+"""A connection pooler between us and Postgres can never work: that is said, not waited out."""
+
+from __future__ import annotations
+
+import asyncpg
+import pytest
+
+from pgworkd.errors import UsageError
+from pgworkd.link import translate
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        asyncpg.ProtocolViolationError("unsupported startup parameter: statement_timeout"),
+        asyncpg.DuplicatePreparedStatementError('prepared statement "__asyncpg_stmt_1__" already exists'),
+        asyncpg.InvalidSQLStatementNameError('prepared statement "__asyncpg_stmt_1__" does not exist'),
+    ],
+)
+def test_a_pooler_in_transaction_mode_is_recognised(error: asyncpg.PostgresError) -> None:
+    said = translate(error)
+    assert isinstance(said, UsageError)
+    assert "the address of Postgres itself" in str(said)
