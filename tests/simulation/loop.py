@@ -23,9 +23,13 @@ from typing import Any, NoReturn, TypeVar
 from anyio._backends._asyncio import CancelScope
 
 STEP_S = 0.000_005
+BEGAN_S = 1000.0
+"""What the clock says at first."""
 WINDOWS = (1, 2, 3, 8, 1_000_000)
 STEPS_MAX = 400_000
 STEPS_OF_AN_END_MAX = 20_000
+READINGS_MAX = 5_000
+"""How often one callback may ask for the time: it stands still, so whoever waits for it to pass waits for ever."""
 T = TypeVar("T")
 
 
@@ -38,7 +42,7 @@ class Deadlock(SimulationFailed):
 
 
 class Runaway(SimulationFailed):
-    """More steps than any schedule needs."""
+    """More steps than any schedule needs, or one that does not end."""
 
 
 class SimulationTask(asyncio.Task[Any]):
@@ -67,7 +71,8 @@ class SimulationLoop(asyncio.BaseEventLoop):
         self.errors: list[str] = []
         """What nobody has caught."""
         self.trace: list[str] | None = [] if keeps_trace else None
-        self._now = 1000.0
+        self._now = BEGAN_S
+        self._readings = 0
         self._steps_max = steps_max
         self._hash = hashlib.sha256(b"")
         numbers = itertools.count()
@@ -77,6 +82,10 @@ class SimulationLoop(asyncio.BaseEventLoop):
         self.set_exception_handler(lambda _, context: self.errors.append(_described(context)))
 
     def time(self) -> float:
+        self._readings += 1
+        if self._readings > READINGS_MAX and self.failure is None:
+            self.failure = Runaway(f"a step that never ends; these are there:\n{self.waiting()}")
+            raise self.failure
         return self._now
 
     def burn(self, for_s: float) -> None:
@@ -114,6 +123,7 @@ class SimulationLoop(asyncio.BaseEventLoop):
         if handle._cancelled:
             return
         self.steps += 1
+        self._readings = 0
         if self.steps > self._steps_max:
             raise Runaway(f"more than {self._steps_max} steps; these are there:\n" + self.waiting())
         handle._run()

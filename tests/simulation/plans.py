@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from .store import CALM, Weather
 
+QUEUES = ("q0", "q1")
 DOINGS = ("ok", "ok", "result", "fail", "permanent", "retry_after", "snooze", "burn", "context")
 ODD = ("self_cancel", "swallow", "stubborn", "late", "stray_scope")
 CHANGES = ("pause", "concurrency", "limit", "cancel", "cut", "remove")
@@ -43,11 +44,11 @@ class Act(NamedTuple):
 class Profile:
     """What schedules of a kind may hold."""
 
-    queues_max: int = 2
+    queues_max: int = len(QUEUES)
     slots_max: int = 5
     bursts_max: int = 6
     burst_jobs_max: int = 12
-    lasts_s: float = 2.5
+    lasts_s: float = 1.5
     takes_s: tuple[float, ...] = (0.0, 0.0005, 0.003, 0.03, 0.3)
     doings: tuple[str, ...] = DOINGS
     weathers: tuple[Weather, ...] = (CALM,)
@@ -58,6 +59,7 @@ class Profile:
     """At a random instant; else all jobs come to their end first."""
     flush_max: tuple[int, ...] = (1_000, 3)
     capacity: tuple[int, ...] = (10_000,)
+    lease_s: float = 30.0
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,7 @@ class Plan:
     weather: Weather
     flush_max: int
     capacity: int
+    lease_s: float
     lasts_s: float
     shutdown_s: float
     stops: bool
@@ -76,7 +79,7 @@ class Plan:
 
 def draw(profile: Profile, chance: random.Random) -> Plan:
     """A schedule of that kind."""
-    queues = [f"q{n}" for n in range(chance.randint(1, profile.queues_max))]
+    queues = list(QUEUES[: chance.randint(1, profile.queues_max)])
     slots = {queue: chance.randint(1, profile.slots_max) for queue in queues}
     acts = [_burst(profile, chance, queues) for _ in range(chance.randint(1, profile.bursts_max))]
     for _ in range(chance.randint(0, profile.outages_max)):
@@ -92,6 +95,7 @@ def draw(profile: Profile, chance: random.Random) -> Plan:
         weather=chance.choice(profile.weathers),
         flush_max=chance.choice(profile.flush_max),
         capacity=chance.choice(profile.capacity),
+        lease_s=profile.lease_s,
         lasts_s=profile.lasts_s,
         shutdown_s=chance.choice((0.0, 0.3, 1.5)),
         stops=profile.stops,

@@ -113,10 +113,11 @@ class Watch(Watcher):
         if order.limit > max(0, free + ahead) or ahead > AHEAD_MAX:
             text = f"a claim of {order.limit} for {free} free slots and {ahead} ahead"
             self.broken("claims_bounded", text)
-        unsettled = len(self.daemon._holdings) - sum(map(self.running, self.daemon.pools))
-        if unsettled + order.limit > settler.CAPACITY + settler.FLUSH_MAX:
-            self.broken("backlog", f"a claim of {order.limit} with {unsettled} unsettled, {settler.CAPACITY} at most")
-        if pool.paused or pool.closed or not self.daemon.membership.may_claim:
+        unsettled = len(self.daemon._holdings) - sum(self.running(q) + len(self._waiting(q)) for q in self.daemon.pools)
+        if order.limit and unsettled + waiting + order.limit > settler.CAPACITY + settler.FLUSH_MAX:
+            text = f"a claim of {order.limit} with {unsettled} to be settled and {waiting} not begun"
+            self.broken("backlog", f"{text}; {settler.CAPACITY} at most, and {settler.FLUSH_MAX} under way")
+        if order.limit and (pool.paused or pool.closed or not self.daemon.membership.may_claim):
             self.broken("claims_bounded", f"a claim of {order.limit} by a pool that may not")
 
     def _waiting(self, queue: str) -> list[Key]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import random
-from collections.abc import Callable
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
@@ -18,8 +19,8 @@ from pgworkd.errors import PermanentError, RetryAfter, Snooze
 from pgworkd.events import Events
 from pgworkd.job import Job
 
-from .loop import SimulationFailed, SimulationLoop, simulate
-from .plans import Act, Doing, Plan, Profile, draw
+from .loop import BEGAN_S, SimulationFailed, SimulationLoop, simulate
+from .plans import QUEUES, Doing, Plan, Profile, draw
 from .stand_ins import stand_ins
 from .store import CALM, COMMAND_S, LINK, Network
 from .table import EPOCH_S, Queue, Row, Table
@@ -27,7 +28,6 @@ from .watch import SAMPLE_S, Watch
 
 POLL_S = 0.5
 CANCEL_GRACE_S = 0.5
-LEASE_S = 3.0
 DRAIN_S = 30.0
 """So long after the last trouble every job has come to its end."""
 STOP_MARGIN_S = 4 * COMMAND_S + 4
@@ -38,6 +38,21 @@ odd: ContextVar[int] = ContextVar("odd", default=0)
 
 class ProcessEnded(SimulationFailed):
     """The daemon has ended its process, because handlers would not stop: a proper end of a schedule."""
+
+
+_playing: list[World] = []
+"""The world whose jobs the handlers run: an app takes longer to make than a schedule takes to play."""
+
+
+@functools.cache
+def _app() -> App:
+    async def handle(job: Job) -> Any:
+        return await _playing[0].handle(job)
+
+    app = App()
+    for queue in QUEUES:
+        app.handler(queue, backoff={"base_s": 0.05, "factor": 2, "cap_s": 0.5})(handle)
+    return app
 
 
 class World:
@@ -53,6 +68,7 @@ class World:
         self.watch.table, self.watch.network, self.watch.poll_s = self.table, self.network, POLL_S
 
     async def live(self) -> None:
+        _playing[:] = [self]
         bounds = {"FLUSH_MAX": self.plan.flush_max, "CAPACITY": self.plan.capacity}
         with stand_ins(self.loop, self.network, self.watch, **bounds):
             events = Events()
@@ -75,20 +91,17 @@ class World:
         return self.plan.shutdown_s + CANCEL_GRACE_S + FLUSH_GRACE_S + STOP_MARGIN_S
 
     def _daemon(self, events: Events) -> Daemon:
-        app = App()
-        for queue in self.plan.slots:
-            app.handler(queue, backoff={"base_s": 0.05, "factor": 2, "cap_s": 0.5})(self._handler())
         periods = Periods(strays_s=1.0, rescue_s=60.0)
         options = Options(
             LINK,
-            lease_s=LEASE_S,
+            lease_s=self.plan.lease_s,
             heartbeat_s=0.5,
             poll_s=POLL_S,
             shutdown_s=self.plan.shutdown_s,
             cancel_grace_s=CANCEL_GRACE_S,
             periods=periods,
         )
-        return Daemon(app, options, queues=self.plan.slots, events_=events, end_process=self._end_process)
+        return Daemon(_app(), options, queues=self.plan.slots, events_=events, end_process=self._end_process)
 
     def _end_process(self, reason: str) -> None:
         if self.loop.failure is None:
@@ -96,24 +109,21 @@ class World:
 
     # Handlers
 
-    def _handler(self) -> Callable[..., Any]:
-        async def handle(job: Job) -> Any:
-            key = (job.id, job.attempt)
-            doings = self.doings[job.id]
-            doing = doings[job.attempt - 1] if job.attempt <= len(doings) else AFTER_ALL
-            self.watch.began(key, job.queue)
-            try:
-                answer = await self._do(doing)
-            except asyncio.CancelledError:
-                self.watch.ended(key, "cancelled")
-                raise
-            except BaseException:
-                self.watch.ended(key, "raised")
-                raise
-            self.watch.ended(key, "returned")
-            return answer
-
-        return handle
+    async def handle(self, job: Job) -> Any:
+        key = (job.id, job.attempt)
+        doings = self.doings[job.id]
+        doing = doings[job.attempt - 1] if job.attempt <= len(doings) else AFTER_ALL
+        self.watch.began(key, job.queue)
+        try:
+            answer = await self._do(doing)
+        except asyncio.CancelledError:
+            self.watch.ended(key, "cancelled")
+            raise
+        except BaseException:
+            self.watch.ended(key, "raised")
+            raise
+        self.watch.ended(key, "returned")
+        return answer
 
     async def _do(self, doing: Doing) -> Any:
         if doing.kind == "burn":
@@ -225,3 +235,33 @@ def _come_out(kind: str) -> Any:
         case "context":
             odd.set(odd.get() + 1)
     return None
+
+
+@dataclass(frozen=True)
+class Played:
+    """A schedule that was played to its end: steps of the loop, virtual seconds, and what happened."""
+
+    steps: int
+    virtual_s: float
+    trace_hash: str
+    trace: tuple[str, ...] = ()
+
+
+def play(profile: Profile, seed: int, *, keeps_trace: bool = False) -> Played:
+    """Plays the schedule of that seed and kind. Raises SimulationFailed, with the trace as a note if it is kept."""
+    plan = draw(profile, random.Random(f"plan {seed}"))
+    loops: list[SimulationLoop] = []
+
+    async def live(loop: SimulationLoop) -> None:
+        loops.append(loop)
+        await World(loop, plan).live()
+
+    try:
+        simulate(seed, live, keeps_trace=keeps_trace)
+    except ProcessEnded:
+        pass
+    except SimulationFailed as failure:
+        failure.add_note("\n".join(loops[0].trace or ()))
+        raise
+    loop = loops[0]
+    return Played(loop.steps, loop.time() - BEGAN_S, loop.trace_hash, tuple(loop.trace or ()))
