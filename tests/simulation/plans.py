@@ -46,9 +46,9 @@ class Profile:
 
     queues_max: int = len(QUEUES)
     slots_max: int = 5
-    bursts_max: int = 6
-    burst_jobs_max: int = 12
-    lasts_s: float = 1.5
+    bursts_max: int = 4
+    burst_jobs_max: int = 10
+    lasts_s: float = 1.2
     takes_s: tuple[float, ...] = (0.0, 0.0005, 0.003, 0.03, 0.3)
     doings: tuple[str, ...] = DOINGS
     weathers: tuple[Weather, ...] = (CALM,)

@@ -33,8 +33,8 @@ REPORTS = {
 }
 """Events that end an attempt, and what the table may have made of it; None: it was not ours any more."""
 SAMPLE_S = 0.05
-AFTER_TROUBLE_S = 3.5
-"""The longest pause that an outage leaves behind, and a call."""
+AFTER_TROUBLE_S = 11.0
+"""The longest pause that slow calls leave behind (that of the look), and a call."""
 IDLE_S = 1.0
 """A due job waits beside an idle slot for so long, and the period of the look, at most."""
 HELD_S = 1.0
@@ -113,7 +113,9 @@ class Watch(Watcher):
         if order.limit > max(0, free + ahead) or ahead > AHEAD_MAX:
             text = f"a claim of {order.limit} for {free} free slots and {ahead} ahead"
             self.broken("claims_bounded", text)
-        unsettled = len(self.daemon._holdings) - sum(self.running(q) + len(self._waiting(q)) for q in self.daemon.pools)
+        unsettled = len(self.daemon._holdings) - sum(
+            pool.running + len(self._waiting(queue)) for queue, pool in self.daemon.pools.items()
+        )
         if order.limit and unsettled + waiting + order.limit > settler.CAPACITY + settler.FLUSH_MAX:
             text = f"a claim of {order.limit} with {unsettled} to be settled and {waiting} not begun"
             self.broken("backlog", f"{text}; {settler.CAPACITY} at most, and {settler.FLUSH_MAX} under way")

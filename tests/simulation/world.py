@@ -142,7 +142,7 @@ class World:
                 return None
             if doing.kind == "stubborn":
                 with anyio.CancelScope(shield=True):
-                    await anyio.sleep(4 * doing.takes_s)
+                    await anyio.sleep(min(4.0, 4 * doing.takes_s))
             raise
         return _come_out(doing.kind)
 
