@@ -31,8 +31,9 @@ def play_block(first_seed: int, name: str, count: int) -> tuple[str, Tally]:
 def play_all(names: list[str], schedules: int, processes: int) -> bool:
     """Prints the table; True if everything held."""
     began = time.perf_counter()
-    tallies = {name: Tally() for name in names}
-    blocks = [(first, name) for name in names for first in range(0, schedules, BLOCK)]
+    first_of = {INVARIANTS[name].kind: name for name in reversed(names)}
+    tallies = {name: Tally() for name in first_of.values()}
+    blocks = [(first, name) for name in tallies for first in range(0, schedules, BLOCK)]
     with ProcessPoolExecutor(processes) as pool:
         waits = [pool.submit(play_block, first, name, min(BLOCK, schedules - first)) for first, name in blocks]
         for wait in waits:
@@ -40,9 +41,11 @@ def play_all(names: list[str], schedules: int, processes: int) -> bool:
             tallies[name].add(tally)
     row = "{:15} {:>9} {:>11} {:>13} {:>8} {:>8}".format
     print(row("invariant", "schedules", "steps", "virtual hours", "seconds", "failures"))
-    for name, tally in tallies.items():
-        hours, seconds = f"{tally.virtual_s / 3600:.2f}", f"{tally.seconds:.1f}"
-        print(row(name, tally.schedules, tally.steps, hours, seconds, len(tally.failures)))
+    for name in names:
+        first = first_of[INVARIANTS[name].kind]
+        tally = tallies[first]
+        of = (tally.steps, f"{tally.virtual_s / 3600:.2f}", f"{tally.seconds:.1f}", len(tally.failures))
+        print(row(name, tally.schedules, *(of if name == first else (f"of {first}", "", "", ""))))
     failures = [failure for tally in tallies.values() for failure in tally.failures]
     total = sum(tally.schedules for tally in tallies.values())
     print(f"{total} schedules in {time.perf_counter() - began:.1f} s with {processes} processes, {len(failures)} failed")
