@@ -60,10 +60,10 @@ BUGS: dict[Planted, str] = {
         "            pool.look()\n        if not self._stop_now",
     ): "stop",
     Planted(
-        "a runner swallows the daemon's cancellation",
-        "pgworkd/cancellation.py",
-        "return anyio.current_effective_deadline() == -math.inf",
-        "return False",
+        "a stop that tells nobody",
+        "pgworkd/held.py",
+        "                self.scope.cancel()",
+        "                self.scope = None",
     ): "stop",
     Planted(
         "what stalls here is kept",

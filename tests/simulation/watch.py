@@ -13,7 +13,6 @@ import anyio
 
 from pgworkd import events, settler
 from pgworkd.daemon import Daemon
-from pgworkd.errors import PgworkdError
 from pgworkd.pace import AHEAD_MAX
 from pgworkd.pool import Pool
 from pgworkd.store import ClaimOrder, Claims
@@ -36,13 +35,9 @@ SAMPLE_S = 0.05
 AFTER_TROUBLE_S = 11.0
 """The longest pause that slow calls leave behind (that of the look), and a call."""
 IDLE_S = 1.0
-"""A due job waits beside an idle slot for so long, and the period of the look, at most."""
-HELD_S = 1.0
-"""A claimed job waits beside an idle slot for so long at most."""
+"""A due job waits beside an idle slot for so long, and the period of the look, at most; claimed or not."""
 HOARD_S = 3.0
 """A claimed job waits here for a slot for so long at most, then it is given back."""
-HURRY_S = 0.25
-"""Between the request to stop and the last begin of a run."""
 
 
 class Broken(SimulationFailed):
@@ -78,7 +73,8 @@ class Watch(Watcher):
         self._rescued: set[Key] = set()
         self._reports: Counter[Key] = Counter()
         self._flushes = 0
-        self._since: dict[tuple[str, Key], float] = {}
+        self._is_stopping = False
+        self._since: dict[tuple[str, UUID, int], float] = {}
 
     def broken(self, invariant: str, text: str) -> None:
         if self.loop.failure is None:
@@ -94,7 +90,7 @@ class Watch(Watcher):
         running, slots = self.running(queue), self.daemon.pools[queue].concurrency
         if running > slots:
             self.broken("slots", f"{running} handlers of {queue} at once, and {slots} slots")
-        if self.loop.time() > self.stop_asked_at + HURRY_S:
+        if self._is_stopping:
             self.broken("stop", f"{key} was begun after the stop")
 
     def ended(self, key: Key, how: str) -> None:
@@ -174,6 +170,12 @@ class Watch(Watcher):
 
     def __call__(self, name: str, facts: Mapping[str, Any]) -> None:
         self.loop.note(f"event {name}")
+        if name == events.DAEMON_STOPPING:
+            self._is_stopping = True
+        if name == events.QUEUE_REMOVED:
+            left = [held.facts() for held in self.daemon._holdings if held.queue == facts["queue"]]
+            if left or self.running(facts["queue"]):
+                self.broken("removal", f"{facts['queue']} was removed before {left}")
         if name not in REPORTS:
             return
         key = (UUID(facts["job_id"]), facts["attempt"])
@@ -192,22 +194,20 @@ class Watch(Watcher):
         self.rescue()
         now = self.loop.time()
         answers = now - self.network.bad_at > AFTER_TROUBLE_S
-        waits: set[tuple[str, Key]] = set()
+        waits: set[tuple[str, UUID, int]] = set()
         for queue, pool in self.daemon.pools.items():
-            is_idle = pool.concurrency > self.running(queue)
             waiting = self._waiting(queue)
-            if is_idle:
-                waits |= {("held", key) for key in waiting}
-                if answers and self._may_claim(pool):
-                    waits |= {("due", (r.id, r.attempt)) for r in self.table.due(queue) if not r.losses}
             if answers:
-                waits |= {("hoarded", key) for key in waiting}
+                waits |= {("hoarded", *key) for key in waiting}
+            if pool.concurrency > self.running(queue) and answers and self._may_claim(pool):
+                waits |= {("idle", key[0], 0) for key in waiting}
+                waits |= {("idle", row.id, 0) for row in self.table.due(queue) if not row.losses}
         self._since = {each: self._since.get(each, now) for each in sorted(waits)}
-        bounds = {"held": HELD_S, "due": self.poll_s + IDLE_S, "hoarded": HOARD_S}
-        for (kind, key), since in self._since.items():
-            if now - since > bounds[kind]:
-                text = f"{key} waits, {kind}, for {now - since:.3f} s"
-                self.broken("hoarding" if kind == "hoarded" else "idle_slot", text)
+        for (kind, job_id, attempt), since in self._since.items():
+            if kind == "idle" and now - since > self.poll_s + IDLE_S:
+                self.broken("idle_slot", f"{job_id} waits beside an idle slot for {now - since:.3f} s")
+            if kind == "hoarded" and now - since > HOARD_S:
+                self.broken("hoarding", f"{job_id} ({attempt}) waits here for {now - since:.3f} s")
 
     def _may_claim(self, pool: Pool) -> bool:
         row = self.table.queues.get(pool.queue)
@@ -232,12 +232,8 @@ class Watch(Watcher):
             for key in sorted(self._claims):
                 if key not in self._settles and key not in self._rescued:
                     self.broken("settled_once", f"{key} was claimed, and neither settled nor given back")
-        check(not drained or exit_code == 0, f"nothing was in its way, and the exit code is {exit_code}")
+        was_lost = worker_id in self.table.workers and self.table.workers[worker_id].lost
+        check(not drained or was_lost or exit_code == 0, f"nothing was in its way, and the exit code is {exit_code}")
         check(all(run.ended for run in self.runs.values()), "the daemon ended before its handlers")
         if self.loop.errors:
             self.broken("no_errors", "; ".join(self.loop.errors))
-
-
-def is_expected(error: BaseException) -> bool:
-    """What a daemon may raise in a simulation: nothing of its own."""
-    return isinstance(error, PgworkdError)

@@ -28,7 +28,7 @@ from .watch import SAMPLE_S, Watch
 
 POLL_S = 0.5
 CANCEL_GRACE_S = 0.5
-DRAIN_S = 30.0
+DRAIN_S = 60.0
 """So long after the last trouble every job has come to its end."""
 STOP_MARGIN_S = 4 * COMMAND_S + 4
 """A stop may have to wait for calls that are under way, for its own, and 2 s for the heartbeat."""
@@ -65,6 +65,7 @@ class World:
         self.table = Table(loop.time, lambda message: self.network.notify(message), self.watch.settle)
         self.network = Network(self.table, loop.random, loop.note, plan.weather)
         self.doings: dict[UUID, list[Doing]] = {}
+        self._refuses = 0
         self.watch.table, self.watch.network, self.watch.poll_s = self.table, self.network, POLL_S
 
     async def live(self) -> None:
@@ -104,6 +105,8 @@ class World:
         return Daemon(_app(), options, queues=self.plan.slots, events_=events, end_process=self._end_process)
 
     def _end_process(self, reason: str) -> None:
+        if not self._refuses:
+            self.watch.broken("stop", f"the process was ended, and no handler refused to stop: {reason}")
         if self.loop.failure is None:
             self.loop.failure = ProcessEnded(reason)
 
@@ -141,8 +144,10 @@ class World:
             if doing.kind == "swallow":
                 return None
             if doing.kind == "stubborn":
+                self._refuses += 1
                 with anyio.CancelScope(shield=True):
                     await anyio.sleep(min(4.0, 4 * doing.takes_s))
+                self._refuses -= 1
             raise
         return _come_out(doing.kind)
 
