@@ -14,6 +14,10 @@ BLOCK = 50
 SHOWN_MAX = 5
 
 
+def say(*lines: str) -> None:
+    sys.stdout.write("\n".join(lines) + "\n")
+
+
 def play_block(first_seed: int, name: str, count: int) -> tuple[str, Tally]:
     """So many schedules from that seed on."""
     tally, began = Tally(schedules=count), time.perf_counter()
@@ -40,29 +44,29 @@ def play_all(names: list[str], schedules: int, processes: int) -> bool:
             name, tally = wait.result()
             tallies[name].add(tally)
     row = "{:15} {:>9} {:>11} {:>13} {:>8} {:>8}".format
-    print(row("invariant", "schedules", "steps", "virtual hours", "seconds", "failures"))
+    say(row("invariant", "schedules", "steps", "virtual hours", "seconds", "failures"))
     for name in names:
         first = first_of[INVARIANTS[name].kind]
         tally = tallies[first]
         of = (tally.steps, f"{tally.virtual_s / 3600:.2f}", f"{tally.seconds:.1f}", len(tally.failures))
-        print(row(name, tally.schedules, *(of if name == first else (f"of {first}", "", "", ""))))
+        say(row(name, tally.schedules, *(of if name == first else (f"of {first}", "", "", ""))))
     failures = [failure for tally in tallies.values() for failure in tally.failures]
     total = sum(tally.schedules for tally in tallies.values())
-    print(f"{total} schedules in {time.perf_counter() - began:.1f} s with {processes} processes, {len(failures)} failed")
+    say(f"{total} schedules in {time.perf_counter() - began:.1f} s with {processes} processes, {len(failures)} failed")
     for failure in failures[:SHOWN_MAX]:
-        print(f"{failure.said}\n  replay: {failure.replay}")
+        say(f"{failure.said}\n  replay: {failure.replay}")
     return not failures
 
 
 def replay(name: str, seed: int) -> bool:
     """Prints the trace of one schedule and what became of it; True if everything held."""
-    print(f"{name}: {INVARIANTS[name].says}")
+    say(f"{name}: {INVARIANTS[name].says}")
     played = check(name, seed, keeps_trace=True)
     if isinstance(played, Failure):
-        print(played.trace, played.said, f"replay: {played.replay}", sep="\n")
+        say(played.trace, played.said, f"replay: {played.replay}")
         return False
-    print(*played.trace, sep="\n")
-    print(f"held; {played.steps} steps, trace {played.trace_hash}")
+    say(*played.trace)
+    say(f"held; {played.steps} steps, trace {played.trace_hash}")
     return True
 
 

@@ -23,11 +23,23 @@ class Invariant:
 _ALL = (
     ("slots", "slots", "A queue never has more handlers at once than slots, whatever changes their number."),
     ("removal", "slots", "A queue can be removed and added again at any time, and nothing of it is lost."),
-    ("settled_once", "settles", "Each claimed attempt runs once at most, and is settled or given back once, when over."),
+    (
+        "settled_once",
+        "settles",
+        "Each claimed attempt runs once at most, and is settled or given back once, when over.",
+    ),
     ("reported_once", "settles", "Each outcome is reported once, and truly, even when the answer of a settle is lost."),
     ("one_flush", "settles", "One flush is on its way at a time, and no larger than its bound."),
-    ("idle_slot", "idle", "While the store answers, no due job waits beside an idle slot longer than the poll and 1 s."),
-    ("claims_bounded", "claims", "A claim asks for no more than the free slots and what the pace allows ahead of them."),
+    (
+        "idle_slot",
+        "idle",
+        "While the store answers, no due job waits beside an idle slot longer than the poll and 1 s.",
+    ),
+    (
+        "claims_bounded",
+        "claims",
+        "A claim asks for no more than the free slots and what the pace allows ahead of them.",
+    ),
     ("hoarding", "claims", "What was claimed and cannot begin is given back within seconds."),
     ("backlog", "backlog", "No claim asks for more than there is room to settle, and a full settler stops claims."),
     ("stop", "stop", "A stop at any instant ends in bounded time whatever the store does, and begins nothing more."),

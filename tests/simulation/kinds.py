@@ -1,4 +1,4 @@
-"""The kinds of schedules of a daemon: each makes trouble where some invariants could break, and all are checked in it."""
+"""The kinds of schedules of a daemon: each makes trouble for some invariants, and all are checked in it."""
 
 from __future__ import annotations
 

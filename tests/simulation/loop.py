@@ -33,7 +33,7 @@ READINGS_MAX = 5_000
 T = TypeVar("T")
 
 
-class SimulationFailed(Exception):
+class SimulationFailed(Exception):  # noqa: N818 - reads as what happened
     """The simulation cannot go on, or shows something that must not be."""
 
 
@@ -63,7 +63,7 @@ class SimulationLoop(asyncio.BaseEventLoop):
 
     def __init__(self, seed: int, *, steps_max: int = STEPS_MAX, keeps_trace: bool = False) -> None:
         super().__init__()
-        self.random = random.Random(f"schedule {seed}")
+        self.random = random.Random(f"schedule {seed}")  # noqa: S311 - repeatable
         self.window = self.random.choice(WINDOWS)
         self.steps = 0
         self.failure: SimulationFailed | None = None

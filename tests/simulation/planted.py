@@ -1,4 +1,4 @@
-"""`python -m tests.simulation.planted`: bugs planted on purpose, one at a time, and whether the simulation catches them."""
+"""`python -m tests.simulation.planted`: bugs planted on purpose, one at a time: does the simulation catch them?"""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ BUGS: dict[Planted, str] = {
         "if self.work and not self._yielding:",
     ): "slots",
     Planted(
-        "lost wake-up: a slice calls nobody else",
+        "lost wake-up: a task is called and does not hear",
         "pgworkd/slots.py",
-        "                self._call(2)\n                started_is_heard",
-        "                started_is_heard",
+        "called.set_result(None)",
+        "called.done()",
     ): "idle_slot",
     Planted(
         "lost wake-up: a look is not passed on",
@@ -120,7 +120,7 @@ def verdict(planted: Planted, invariant: str) -> tuple[str, bool, str]:
 
 def main() -> int:
     rows = [verdict(planted, invariant) for planted, invariant in BUGS.items()]
-    print(verdicts(rows))
+    sys.stdout.write(verdicts(rows) + "\n")
     return 0 if all(caught for _, caught, _ in rows) else 1
 
 

@@ -47,7 +47,7 @@ class Said:
 
 def cursor(seed: int, *, keeps_trace: bool = False) -> Played:
     """Inserts, stragglers, retries, rewinds and clocks that jump, between claims and while one is under way."""
-    chance, say = random.Random(f"cursor {seed}"), Said(keeps=keeps_trace)
+    chance, say = _chance(f"cursor {seed}"), Said(keeps=keeps_trace)
     world = World(chance.choice((0.002, 0.005, 0.01)), seed, busy=chance.random() < 0.5)
     began = world.now
     for _ in range(chance.randint(1, 8)):
@@ -71,7 +71,7 @@ def cursor(seed: int, *, keeps_trace: bool = False) -> Played:
 
 def backoff(seed: int, *, keeps_trace: bool = False) -> Played:
     """Policies of any numbers, lists and functions, overridden by rows or not, after any number of failures."""
-    chance, say = random.Random(f"backoff {seed}"), Said(keeps=keeps_trace)
+    chance, say = _chance(f"backoff {seed}"), Said(keeps=keeps_trace)
     base_s, cap_s = _size(chance, DELAY_S_MAX), _size(chance, DELAY_S_MAX)
     policy = Backoff(base_s, 1 + _size(chance, 999.0), cap_s, chance.choice((0.0, 0.1, 1.0, chance.random())))
     if chance.random() < 0.3:
@@ -95,6 +95,10 @@ def backoff(seed: int, *, keeps_trace: bool = False) -> Played:
     return say.played()
 
 
+def _chance(seed: str) -> random.Random:
+    return random.Random(seed)  # noqa: S311 - repeatable
+
+
 def _size(chance: random.Random, most: float) -> float:
     """0, tiny, ordinary, or the most there is."""
     return min(most, chance.choice((0.0, 1e-300, 10 ** (chance.random() * 16 - 8), chance.random() * 100, most)))
@@ -107,7 +111,7 @@ def _odd_answer(chance: random.Random) -> object:
 
 def schedule(seed: int, *, keeps_trace: bool = False) -> Played:
     """A cron in some zone through a change of its clocks, and what is made up for after an outage."""
-    chance, say = random.Random(f"schedule {seed}"), Said(keeps=keeps_trace)
+    chance, say = _chance(f"schedule {seed}"), Said(keeps=keeps_trace)
     zone, cron = chance.choice(ZONES), _cron(chance)
     change = chance.choice(offset_changes(zone)[:2])
     due = due_minutes(cron, zone, change, AROUND)
@@ -127,9 +131,7 @@ def schedule(seed: int, *, keeps_trace: bool = False) -> Played:
     return say.played((last - first).total_seconds())
 
 
-def _check_chain(
-    rule: Recurrence, chance: random.Random, due: list[datetime], first: datetime, last: datetime
-) -> None:
+def _check_chain(rule: Recurrence, chance: random.Random, due: list[datetime], first: datetime, last: datetime) -> None:
     """From some instant on, one occurrence after the other; every one is strictly later than that before."""
     instant = first + (last - first) * chance.random()
     wanted = [at for at in due if at > instant][:CHAIN_MAX]

@@ -44,7 +44,16 @@ class Row:
         return self.status in ("completed", "dead", "cancelled")
 
     def claimed(self) -> Claimed:
-        columns = (self.id, self.queue, "{}", self.attempt, self.failures, self.max_attempts, self.timeout_s, self.priority)
+        columns = (
+            self.id,
+            self.queue,
+            "{}",
+            self.attempt,
+            self.failures,
+            self.max_attempts,
+            self.timeout_s,
+            self.priority,
+        )
         return Claimed(*columns, self.losses, self.run_at, self.run_at, None, None, None)
 
 
@@ -170,7 +179,12 @@ class Table:
             raise WorkerLost(f"worker {order.worker_id} has no lease")
         taken = self._chosen(order)
         for row in taken:
-            row.status, row.worker_id, row.attempt, row.started_at = "running", order.worker_id, row.attempt + 1, self.now
+            row.status, row.worker_id, row.attempt, row.started_at = (
+                "running",
+                order.worker_id,
+                row.attempt + 1,
+                self.now,
+            )
         return Claims(row.claimed() for row in taken)
 
     def _chosen(self, order: ClaimOrder) -> list[Row]:
@@ -243,9 +257,7 @@ class Table:
             self._freed(row.queue)
         return {row_id: row.status for row_id, row in rows.items()}
 
-    def released(
-        self, ids: Sequence[UUID], attempts: Sequence[int], delays_s: Sequence[float | None]
-    ) -> list[UUID]:
+    def released(self, ids: Sequence[UUID], attempts: Sequence[int], delays_s: Sequence[float | None]) -> list[UUID]:
         rows, delays = self._ours(ids, attempts), dict(zip(ids, delays_s, strict=True))
         first: dict[str, float] = {}
         for row in rows:

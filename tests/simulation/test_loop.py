@@ -117,7 +117,6 @@ def test_what_cannot_go_on_ends_and_says_who_waits_where(main: Any, error: type[
         simulate(3, main, steps_max=5_000)
 
 
-
 async def _executor(loop: SimulationLoop) -> None:
     await loop.run_in_executor(None, print)
 

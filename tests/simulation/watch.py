@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -219,7 +219,11 @@ class Watch(Watcher):
 
     def finish(self, exit_code: int, *, drained: bool) -> None:
         """The daemon has ended, of itself."""
-        check: Callable[[bool, str], None] = lambda fact, text: None if fact else self.broken("stop", text)
+
+        def check(fact: object, text: str) -> None:
+            if not fact:
+                self.broken("stop", text)
+
         worker_id = self.daemon.worker_id
         left = [row.id for row in self.table.running_of(worker_id)]
         check(exit_code in (0, 1), f"exit code {exit_code}")

@@ -23,7 +23,7 @@ from .loop import BEGAN_S, SimulationFailed, SimulationLoop, simulate
 from .plans import QUEUES, Doing, Plan, Profile, draw
 from .stand_ins import stand_ins
 from .store import CALM, COMMAND_S, LINK, Network
-from .table import EPOCH_S, Queue, Row, Table
+from .table import EPOCH_S, Row, Table
 from .watch import SAMPLE_S, Watch
 
 POLL_S = 0.5
@@ -62,7 +62,7 @@ class World:
         self.plan = plan
         self.loop = loop
         self.watch = Watch(loop)
-        self.table = Table(loop.time, lambda message: self.network.notify(message), self.watch.settle)
+        self.table = Table(loop.time, self._notify, self.watch.settle)
         self.network = Network(self.table, loop.random, loop.note, plan.weather)
         self.doings: dict[UUID, list[Doing]] = {}
         self._refuses = 0
@@ -152,6 +152,9 @@ class World:
         return _come_out(doing.kind)
 
     # What befalls it
+
+    def _notify(self, message: dict[str, object]) -> None:
+        self.network.notify(message)
 
     async def _play(self, tasks: anyio.abc.TaskGroup) -> None:
         began = self.loop.time()
@@ -254,7 +257,7 @@ class Played:
 
 def play(profile: Profile, seed: int, *, keeps_trace: bool = False) -> Played:
     """Plays the schedule of that seed and kind. Raises SimulationFailed, with the trace as a note if it is kept."""
-    plan = draw(profile, random.Random(f"plan {seed}"))
+    plan = draw(profile, random.Random(f"plan {seed}"))  # noqa: S311 - repeatable
     loops: list[SimulationLoop] = []
 
     async def live(loop: SimulationLoop) -> None:

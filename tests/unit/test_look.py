@@ -1,4 +1,4 @@
-"""How often sleeping pools are told what is due: once a period, more rarely where that is expensive, never too rarely."""
+"""How often sleeping pools are told what is due: once a period, more rarely where it is expensive, never too rarely."""
 
 from __future__ import annotations
 
