@@ -302,6 +302,7 @@ class Daemon:
             # out, so they must not outlive it: with the process they end for certain.
             self.events.emit(events.DAEMON_STOPPED, exit_code=1, still_running=self.running)
             self._end_process(f"{self.running} handlers would not stop")
+        await self.membership.stop()  # first: a heartbeat that finds the worker signed off takes it for lost
         signed_off = False
         with contextlib.suppress(PgworkdError):  # then the lease runs out, and others find nothing to take
             signed_off = await self._store.sign_off(self.worker_id)

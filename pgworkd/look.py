@@ -14,6 +14,8 @@ from .store import Store
 
 COST_SHARE = 0.1
 """Of the time at most: while vacuum is held back, even the first due row can be behind millions of dead ones."""
+PAUSE_S_MAX = 10.0
+"""Inserts that are due later than that send no notice."""
 
 
 class Look:
@@ -25,6 +27,7 @@ class Look:
         self._fleet = fleet
         self._outage = Outage("look", events_)
         self._poll_s = poll_s
+        self._took_s = 0.0  # the last look
 
     async def run(self) -> None:
         """Looks until cancelled."""
@@ -43,4 +46,6 @@ class Look:
         self._outage.passed()
         for pool in sleepers:
             pool.expect(due.get(pool.queue))
-        return max(self._poll_s, (anyio.current_time() - began) / COST_SHARE)
+        # One that took long may have waited behind a claim: only two in a row say that looking is expensive.
+        last_s, self._took_s = self._took_s, anyio.current_time() - began
+        return max(self._poll_s, min(last_s, self._took_s, PAUSE_S_MAX * COST_SHARE) / COST_SHARE)

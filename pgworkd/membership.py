@@ -53,6 +53,7 @@ class Membership:
         self._end_process = end_process
         self._fenced = False
         self._lost = anyio.Event()
+        self._over = False
         self._outage = Outage("lease", events_)
 
     @property
@@ -100,7 +101,8 @@ class Membership:
             self.lease.poke()
 
     async def stop(self) -> None:
-        """Ends the heartbeat."""
+        """Ends the heartbeat; what it still has to say counts no more."""
+        self._over = True
         self.live.stop()
         if self.lease is not None:
             await self.lease.stop()
@@ -155,7 +157,7 @@ class Membership:
 
     def worker_lost(self) -> None:
         """Our jobs belong to others: ends everything, then a new id."""
-        if not self._lost.is_set():
+        if not self._lost.is_set() and not self._over:
             self._events.emit(events.LEASE_LOST, worker_id=self.worker_id)
             self.lease_fenced(0.0)
             self._lost.set()

@@ -86,15 +86,11 @@ class Pool:
         self.code_concurrency, self.code_source = concurrency, "default"
         """What holds where no row of `queues` says otherwise, and who says it: code, settings or default."""
         self._slots = Slots(queue, concurrency, runner, settler, events_, self.look)
-        self._cursor = Cursor()
-        self._pace = Pace()
-        self._attention = Attention()
+        self._cursor, self._pace, self._attention = Cursor(), Pace(), Attention()
         self._forgotten = 0
         self._due_at: float | None = None  # on the loop's clock: when the next waiting job is due, as far as we know
-        self._fleet = fleet
-        self._store = store
-        self._settler = settler
-        self._holdings = holdings
+        self._fleet, self._store = fleet, store
+        self._settler, self._holdings = settler, holdings
         self._outage = Outage(f"claim {queue}", events_)
         special = {h.kind: h.max_attempts for h in app.handlers.values() if h.max_attempts != MAX_ATTEMPTS_DEFAULT}
         self._kinds, self._budgets = list(special), list(special.values())
@@ -230,6 +226,7 @@ class Pool:
         if not self._may_claim():
             self._slots.ask_below = self._low
             return None if self._along is None else ALONG_S
+        self._forget_due()  # else `_rest` would not rest through the ride, but keep everyone from settling
         if (ride_s := self._ride_s()) > 0:
             return ride_s
         try:
@@ -266,6 +263,11 @@ class Pool:
         self._ride_ends = self._ride_ends or anyio.current_time() + QUICK_S
         return self._ride_ends - anyio.current_time()
 
+    def _forget_due(self) -> None:
+        """What is due by now, the claim that comes takes: no one need be woken for it."""
+        if self._due_at is not None and self._due_at <= anyio.current_time():
+            self._due_at = None
+
     @property
     def _low(self) -> int:
         """With so many jobs waiting here it is time for the next claim: not for each single one of them."""
@@ -278,8 +280,7 @@ class Pool:
     def _ask(self, ended: int = 0, at_most: int = CLAIM_MAX) -> Asked:
         now = anyio.current_time()
         self._ride_ends = None
-        if self._due_at is not None and self._due_at <= now:
-            self._due_at = None
+        self._forget_due()
         fixed = (self._fleet.worker_id, self.queue, min(self._room(), at_most), self._kinds, self._budgets)
         return Asked(ClaimOrder(*fixed, *self._cursor.start(now), ended), now)
 

@@ -216,8 +216,12 @@ class Settler:
         if statuses == "completed":
             self._on_completed([held for held, _ in items])
             return
+        latest: dict[UUID, int] = {}  # of two attempts of one job only the later can have been the running one
+        for held, _ in items:
+            latest[held.claimed.id] = max(held.claimed.attempt, latest.get(held.claimed.id, 0))
         for held, outcome in items:
-            status = statuses if isinstance(statuses, str) else statuses.get(held.claimed.id)
+            is_latest = held.claimed.attempt == latest[held.claimed.id]
+            status = statuses if isinstance(statuses, str) else statuses.get(held.claimed.id) if is_latest else None
             if status is None:
                 self._events.emit(events.JOB_STALE, **held.facts(), outcome=outcome.ending.value)
             self._on_settled(held, outcome, status)

@@ -8,11 +8,13 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 import asyncpg
+import pytest
 
 from pgworkd import events
 from pgworkd.app import App
 from pgworkd.daemon import Daemon
 from pgworkd.job import Job
+from pgworkd.store import Store
 from tests.kit import Recorder, insert, quick_options, running, status, until
 
 
@@ -160,3 +162,31 @@ async def test_a_handler_that_will_not_stop_takes_the_process_down_with_an_hones
         daemon.request_stop()
         await seen.wait(events.DAEMON_STOPPED, exit_code=1, still_running=1)
     assert ended == ["1 handlers would not stop"]
+
+
+async def test_a_heartbeat_beside_the_sign_off_is_no_loss_and_enters_no_worker_anew(
+    dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker's row is gone because the daemon itself took it out."""
+    app = App()
+
+    @app.handler("q")
+    async def handle() -> None:
+        return None
+
+    sign_off = Store.sign_off
+
+    async def sign_off_slowly(self: Store, worker_id: int) -> bool:
+        signed_off = await sign_off(self, worker_id)
+        daemon.membership.poke()
+        await anyio.sleep(0.3)  # the answer takes its time
+        return signed_off
+
+    monkeypatch.setattr(Store, "sign_off", sign_off_slowly)
+    async with running(app, dsn) as (daemon, seen):
+        await insert(db, "q")
+        await seen.wait(events.JOB_COMPLETED)
+        daemon.request_stop()
+        await seen.wait(events.DAEMON_STOPPED, exit_code=0)
+    assert seen.all(events.LEASE_LOST) == []
+    assert await db.fetchval("SELECT count(*) FROM pgworkd.workers") == 0

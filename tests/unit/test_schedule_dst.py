@@ -80,14 +80,14 @@ def offset_changes(zone: str) -> list[datetime]:
 
 
 @cache
-def clock(zone: str, change: datetime) -> list[tuple[datetime, datetime]]:
+def clock(zone: str, change: datetime, around: timedelta) -> list[tuple[datetime, datetime]]:
     """(UTC, naive wall) of every real minute around a change."""
-    minutes = [change - AROUND + n * MINUTE for n in range(2 * AROUND // MINUTE + 1)]
+    minutes = [change - around + n * MINUTE for n in range(2 * around // MINUTE + 1)]
     return [(minute, minute.astimezone(ZoneInfo(zone)).replace(tzinfo=None)) for minute in minutes]
 
 
-def due_minutes(cron: str, zone: str, change: datetime) -> list[datetime]:
-    ticks = clock(zone, change)
+def due_minutes(cron: str, zone: str, change: datetime, around: timedelta = AROUND) -> list[datetime]:
+    ticks = clock(zone, change, around)
     first, last = min(wall for _, wall in ticks), max(wall for _, wall in ticks)
     matches = matching(cron, [first + n * MINUTE for n in range((last - first) // MINUTE + 1)])
     if any(field.startswith("*") for field in cron.split()[:2]):

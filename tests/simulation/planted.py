@@ -1,0 +1,128 @@
+"""`python -m tests.simulation.planted`: bugs planted on purpose, one at a time: does the simulation catch them?"""
+
+from __future__ import annotations
+
+import re
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.planting import Planted, mutated_tree, run_module, verdicts
+
+SCHEDULES = 60
+TIMEOUT_S = 600
+
+# The invariants whose schedules are played for each bug; any may catch it.
+BUGS: dict[Planted, str] = {
+    Planted(
+        "over-claim by one", "pgworkd/pool.py", "self._slots.free + self._ahead,", "self._slots.free + self._ahead + 1,"
+    ): "claims_bounded",
+    Planted(
+        "slots not counted when a task goes on",
+        "pgworkd/slots.py",
+        "if self.work and self.busy < self.concurrency and not self._yielding:",
+        "if self.work and not self._yielding:",
+    ): "slots",
+    Planted(
+        "lost wake-up: a task is called and does not hear",
+        "pgworkd/slots.py",
+        "called.set_result(None)",
+        "called.done()",
+    ): "idle_slot",
+    Planted(
+        "lost wake-up: a look is not passed on",
+        "pgworkd/look.py",
+        "pool.expect(due.get(pool.queue))",
+        "pool.expect(None)",
+    ): "idle_slot",
+    Planted(
+        "the settler drops its batch on an error",
+        "pgworkd/settler.py",
+        "await anyio.sleep(self._outage.failed(error))",
+        "return self._report(items, {})",
+    ): "settled_once",
+    Planted(
+        "a settle reports what it has not settled",
+        "pgworkd/settler.py",
+        "        except PgworkdError:\n            return False",
+        "        except PgworkdError:\n            self._report(items, 'completed')\n            return True",
+    ): "reported_once",
+    Planted(
+        "the settler is never full",
+        "pgworkd/settler.py",
+        "return max(0, CAPACITY - len(self._waiting))",
+        "return CAPACITY",
+    ): "backlog",
+    Planted(
+        "nothing is given back at a stop",
+        "pgworkd/daemon.py",
+        "            pool.give_back()\n        if not self._stop_now",
+        "            pool.look()\n        if not self._stop_now",
+    ): "stop",
+    Planted(
+        "a stop that tells nobody",
+        "pgworkd/held.py",
+        "                self.scope.cancel()",
+        "                self.scope = None",
+    ): "stop",
+    Planted(
+        "what stalls here is kept",
+        "pgworkd/pool.py",
+        "if len(self._slots.work) > STALLS_MAX * begun:",
+        "if len(self._slots.work) > 10 * CLAIM_MAX:",
+    ): "hoarding",
+    Planted(
+        "the process outlives its lease",
+        "pgworkd/lease.py",
+        "self._end_s = lease_s - lease_s / 30",
+        "self._end_s = lease_s + lease_s / 3",
+    ): "lease",
+    Planted(
+        "a removed queue is gone before its jobs",
+        "pgworkd/serving.py",
+        "if pool.quiet and all(held.queue != pool.queue for held in self._holdings):",
+        "if pool.quiet:",
+    ): "removal",
+    Planted(
+        "a cursor without sweeps",
+        "pgworkd/cursor.py",
+        "self._level = next((level for level in reversed(range(LEVELS)) if now >= self._due_at[level]), None)",
+        "self._level = None",
+    ): "cursor",
+    Planted(
+        "backoff without a cap",
+        "pgworkd/backoff.py",
+        "return min(self.base_s * self.factor ** (failures - 1), self.cap_s)",
+        "return self.base_s * self.factor ** (failures - 1)",
+    ): "backoff",
+    Planted(
+        "an occurrence that is not later",
+        "pgworkd/schedule.py",
+        "first = instant if backwards else instant + step",
+        "first = instant",
+    ): "schedule",
+}
+
+
+def verdict(planted: Planted, invariant: str) -> tuple[str, bool, str]:
+    """Plays schedules in a tree with that bug: its name, whether it was caught, and what was seen."""
+    with tempfile.TemporaryDirectory() as scratch:
+        tree = mutated_tree(planted, Path(scratch))
+        options = ("--invariant", invariant, "--schedules", str(SCHEDULES), "--processes", "1")
+        run = run_module(tree, "tests.simulation", *options, timeout_s=TIMEOUT_S)
+    if run.returncode not in (0, 1) or "schedules in" not in run.stdout:
+        raise RuntimeError(f"{planted.name}: the simulation itself failed:\n{run.stdout}{run.stderr}")
+    failed = re.search(r"(\d+) failed\n(.*)", run.stdout)
+    if run.returncode == 0 or failed is None:
+        return planted.name, False, f"{SCHEDULES} schedules of {invariant} held"
+    return planted.name, True, f"{failed[1]} of {SCHEDULES} schedules of {invariant}; {failed[2][:90]}"
+
+
+def main() -> int:
+    rows = [verdict(planted, invariant) for planted, invariant in BUGS.items()]
+    sys.stdout.write(verdicts(rows) + "\n")
+    return 0 if all(caught for _, caught, _ in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

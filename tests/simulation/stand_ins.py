@@ -1,0 +1,84 @@
+"""What a simulated daemon has in place of threads, clocks, chance and the database."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import anyio
+
+import pgworkd.daemon
+import pgworkd.lease
+import pgworkd.membership
+import pgworkd.pace
+import pgworkd.reporter
+import pgworkd.runner
+import pgworkd.settler
+import pgworkd.slots
+from pgworkd.lease import Lease
+
+from .loop import SimulationLoop
+from .store import Network, SimulatedLeaseStore, SimulatedStore, Watcher
+
+USERS_OF_TIME = (pgworkd.pace, pgworkd.reporter, pgworkd.runner, pgworkd.slots)
+
+
+class SimulatedLease(Lease):
+    """The heartbeat as it is, as a task of the one loop there is in place of a thread."""
+
+    _task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._main(), name="lease")
+
+    def poke(self) -> None:
+        if self._poked is not None:
+            self._poked.set()
+
+    async def stop(self) -> None:
+        self._stopping = True
+        self.poke()
+        with anyio.CancelScope(shield=True), anyio.move_on_after(2):
+            while self._task is not None and not self._task.done():
+                await anyio.sleep(0.01)
+
+    def _call_home(self, function: Callable[..., None], *args: object) -> None:
+        self._home.call_soon(function, *args)
+
+
+async def _verified(_: object) -> None:
+    """The simulated schema is the right one."""
+
+
+@contextmanager
+def stand_ins(loop: SimulationLoop, network: Network, watcher: Watcher, **bounds: int) -> Iterator[None]:
+    """All of them, for one daemon in this loop. `bounds`: FLUSH_MAX and CAPACITY of its settler."""
+    changed: list[tuple[Any, str, Any]] = []
+
+    def put(module: Any, name: str, value: Any) -> None:
+        changed.append((module, name, getattr(module, name)))
+        setattr(module, name, value)
+
+    chance = random.getstate()
+    random.seed(loop.random.random())
+    try:
+        for module in USERS_OF_TIME:
+            put(module, "time", SimpleNamespace(monotonic=loop.time))
+        for module in (pgworkd.lease, pgworkd.membership):
+            put(module, "boot_time_s", loop.time)
+        put(pgworkd.membership, "version", lambda _: "simulated")
+        put(pgworkd.membership, "Lease", SimulatedLease)
+        put(pgworkd.lease, "LeaseStore", lambda _: SimulatedLeaseStore(network))
+        put(pgworkd.daemon, "Store", lambda *_, **__: SimulatedStore(network, watcher))
+        put(pgworkd.daemon, "schema", SimpleNamespace(verify=_verified))
+        for name, bound in bounds.items():
+            put(pgworkd.settler, name, bound)
+        yield
+    finally:
+        for module, name, value in reversed(changed):
+            setattr(module, name, value)
+        random.setstate(chance)

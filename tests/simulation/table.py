@@ -1,0 +1,297 @@
+"""A model of the schema for simulation only: what its verbs promise to a daemon, in memory, and nothing more.
+
+It is no second implementation: no keys, batches, dependencies, rates or history. What it has, it has as `schema.sql`
+says: (id, attempt) is the fence, attempts rise at each claim, losses make suspects, sleepers are notified, the rest
+polls. The tests of `schema.sql` are elsewhere and need Postgres.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from uuid import UUID
+
+from pgworkd.errors import WorkerLost
+from pgworkd.store import Claimed, ClaimOrder, Claims, FailedAttempt
+
+EPOCH_S = 1_700_000_000.0
+"""The database's clock when the loop's says 0."""
+LOSSES_MAX = 3
+WAITING = ("pending", "failed")
+_NOWHERE = (-float("inf"), UUID(int=0))
+
+
+@dataclass(eq=False, slots=True)
+class Row:
+    """One row of `jobs`; over when its status is completed, dead or cancelled."""
+
+    id: UUID
+    queue: str
+    priority: int
+    run_at: float
+    max_attempts: int
+    timeout_s: float | None
+    status: str = "pending"
+    attempt: int = 0
+    failures: int = 0
+    losses: int = 0
+    worker_id: int | None = None
+    started_at: float = 0.0
+    cancel_requested: bool = False
+
+    @property
+    def is_over(self) -> bool:
+        return self.status in ("completed", "dead", "cancelled")
+
+    def claimed(self) -> Claimed:
+        columns = (
+            self.id,
+            self.queue,
+            "{}",
+            self.attempt,
+            self.failures,
+            self.max_attempts,
+            self.timeout_s,
+            self.priority,
+        )
+        return Claimed(*columns, self.losses, self.run_at, self.run_at, None, None, None)
+
+
+@dataclass(slots=True)
+class Worker:
+    """One row of `workers`."""
+
+    lease_s: float
+    lease_until: float
+    lost: bool = False
+
+
+@dataclass(slots=True)
+class Queue:
+    """One row of `queues`."""
+
+    paused: bool = False
+    concurrency: int | None = None
+    max_running: int | None = None
+
+    def told(self) -> dict[str, object]:
+        """As a heartbeat tells it."""
+        told: dict[str, object] = {"paused": self.paused}
+        if self.concurrency is not None:
+            told["concurrency"] = self.concurrency
+        if self.max_running is not None:
+            told |= {"max_running": self.max_running, "limited": True}
+        return told
+
+
+@dataclass
+class Table:
+    """All rows. Each method is one transaction."""
+
+    clock: Callable[[], float]
+    notify: Callable[[dict[str, object]], None]
+    settled: Callable[[Row, str], None]
+    """Hears of each attempt that a settle ended, as what, when it takes effect."""
+    rows: dict[UUID, Row] = field(default_factory=dict)
+    workers: dict[int, Worker] = field(default_factory=dict)
+    pools: dict[tuple[int, str], bool] = field(default_factory=dict)
+    """Whether it sleeps, by worker and queue."""
+    queues: dict[str, Queue] = field(default_factory=dict)
+
+    @property
+    def now(self) -> float:
+        return EPOCH_S + self.clock()
+
+    # The application
+
+    def insert(self, rows: Iterable[Row]) -> None:
+        first: dict[str, float] = {}
+        for row in rows:
+            self.rows[row.id] = row
+            if row.run_at <= self.now + 10:
+                first[row.queue] = min(first.get(row.queue, row.run_at), row.run_at)
+        for queue, run_at in first.items():
+            self._wake(queue, run_at)
+
+    def cancel(self, row: Row) -> None:
+        if row.status == "running":
+            row.cancel_requested = True
+            self.notify({"worker": row.worker_id})
+        elif row.status in WAITING:
+            row.status = "cancelled"
+
+    def change(self, queue: str, **settings: object) -> None:
+        changed = self.queues.setdefault(queue, Queue())
+        for name, value in settings.items():
+            setattr(changed, name, value)
+        self.notify({"queues": True})
+
+    # Worker life
+
+    def register(self, lease_s: float) -> int:
+        worker_id = len(self.workers) + 1
+        self.workers[worker_id] = Worker(lease_s, self.now + lease_s)
+        return worker_id
+
+    def renew(self, worker_id: int) -> Worker | None:
+        worker = self.workers.get(worker_id)
+        if worker is None or worker.lost:
+            return None
+        worker.lease_until = self.now + worker.lease_s
+        return worker
+
+    def set_pool(self, worker_id: int, queue: str, *, asleep: bool) -> None:
+        if (worker := self.workers.get(worker_id)) is not None and not worker.lost:
+            self.pools[worker_id, queue] = asleep
+
+    def sign_off(self, worker_id: int) -> bool:
+        self.pools = {key: asleep for key, asleep in self.pools.items() if key[0] != worker_id}
+        worker = self.workers.get(worker_id)
+        if worker is None or worker.lost or any(self.running_of(worker_id)):
+            return False
+        del self.workers[worker_id]
+        return True
+
+    def running_of(self, worker_id: int) -> list[Row]:
+        return [row for row in self.rows.values() if row.worker_id == worker_id]
+
+    def rescue(self) -> list[Row]:
+        """What any other daemon does: takes back the jobs of workers whose lease is over."""
+        rescued = []
+        for worker_id, worker in self.workers.items():
+            if worker.lost or worker.lease_until > self.now:
+                continue
+            worker.lost = True
+            self.pools = {key: asleep for key, asleep in self.pools.items() if key[0] != worker_id}
+            for row in self.running_of(worker_id):
+                is_spent = row.losses >= LOSSES_MAX - 1 or row.failures >= row.max_attempts - 1
+                row.losses += 1
+                row.failures += 1
+                row.status, row.worker_id = "dead" if is_spent else "failed", None
+                rescued.append(row)
+        return rescued
+
+    # Claim
+
+    def claim(self, order: ClaimOrder) -> Claims:
+        worker = self.workers.get(order.worker_id)
+        if worker is None or worker.lost or worker.lease_until <= self.now:
+            raise WorkerLost(f"worker {order.worker_id} has no lease")
+        taken = self._chosen(order)
+        for row in taken:
+            row.status, row.worker_id, row.attempt, row.started_at = (
+                "running",
+                order.worker_id,
+                row.attempt + 1,
+                self.now,
+            )
+        return Claims(row.claimed() for row in taken)
+
+    def _chosen(self, order: ClaimOrder) -> list[Row]:
+        queue = self.queues.get(order.queue, Queue())
+        if queue.paused:
+            return []
+        room = order.limit
+        if queue.max_running is not None:
+            running = sum(row.status == "running" and row.queue == order.queue for row in self.rows.values())
+            room = max(0, min(room, queue.max_running - running))
+        due = [row for row in self.due(order.queue) if not row.losses]
+        known = {p: (at, place) for p, at, place in zip(*order[5:8], strict=True)}
+        seen = [row for row in due if (row.run_at, row.id) > known.get(row.priority, _NOWHERE)]
+        taken: list[Row] = []
+        if not any(row.losses for row in self.running_of(order.worker_id)):
+            taken = self._in_order(row for row in self.due(order.queue) if row.losses)[: min(1, room)]
+        return self._in_order(taken + self._in_order(seen)[: room - len(taken)])
+
+    def due(self, queue: str) -> list[Row]:
+        """What waits in a queue and is due."""
+        now = self.now
+        return [r for r in self.rows.values() if r.status in WAITING and r.run_at <= now and r.queue == queue]
+
+    @staticmethod
+    def _in_order(rows: Iterable[Row]) -> list[Row]:
+        return sorted(rows, key=lambda row: (-row.priority, row.run_at, row.id))
+
+    def next_due(self, queues: Sequence[str]) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for row in self.rows.values():
+            if row.status in WAITING and row.queue in queues:
+                found[row.queue] = min(found.get(row.queue, row.run_at - self.now), row.run_at - self.now)
+        return found
+
+    # Settle
+
+    def completed(self, ids: Sequence[UUID], attempts: Sequence[int], *, quiet: str | None = None) -> list[UUID]:
+        rows = self._ours(ids, attempts)
+        for row in rows:
+            self._end(row, "completed")
+        for queue in sorted({row.queue for row in rows} - {quiet}):
+            self._freed(queue)
+        return [row.id for row in rows]
+
+    def settle_and_claim(
+        self, ids: Sequence[UUID], attempts: Sequence[int], order: ClaimOrder
+    ) -> tuple[list[UUID], Claims]:
+        worker = self.workers.get(order.worker_id)
+        if worker is None or worker.lost or worker.lease_until <= self.now:
+            raise WorkerLost(f"worker {order.worker_id} has no lease")  # before anything is settled
+        won = self.completed(ids, attempts, quiet=order.queue)
+        claims = self.claim(order)
+        if len(claims) < len(ids):
+            self._freed(order.queue)
+        return won, claims
+
+    def failed(self, failed: Sequence[FailedAttempt]) -> dict[UUID, str]:
+        rows = {row.id: row for row in self._ours([f.id for f in failed], [f.attempt for f in failed])}
+        for each in failed:
+            if (row := rows.get(each.id)) is None:
+                continue
+            row.failures += 1
+            if each.permanent or row.failures >= row.max_attempts:
+                self._end(row, "dead")
+            elif row.cancel_requested:
+                self._end(row, "cancelled")
+            else:
+                row.run_at = self.now + each.delay_s
+                self._end(row, "failed")
+            self._freed(row.queue)
+        return {row_id: row.status for row_id, row in rows.items()}
+
+    def released(self, ids: Sequence[UUID], attempts: Sequence[int], delays_s: Sequence[float | None]) -> list[UUID]:
+        rows, delays = self._ours(ids, attempts), dict(zip(ids, delays_s, strict=True))
+        first: dict[str, float] = {}
+        for row in rows:
+            if (delay_s := delays[row.id]) is not None:
+                row.run_at = self.now + delay_s
+            self._end(row, "cancelled" if row.cancel_requested else "pending")
+            self._freed(row.queue)
+            if delay_s is None:
+                first[row.queue] = min(first.get(row.queue, row.run_at), row.run_at)
+        for queue, run_at in first.items():
+            self._wake(queue, run_at, also_awake=True)
+        return [row.id for row in rows]
+
+    def ended(self, ids: Sequence[UUID], attempts: Sequence[int], statuses: Sequence[str]) -> list[UUID]:
+        rows, wanted = self._ours(ids, attempts), dict(zip(ids, statuses, strict=True))
+        for row in rows:
+            self._end(row, wanted[row.id])
+            self._freed(row.queue)
+        return [row.id for row in rows]
+
+    def _ours(self, ids: Sequence[UUID], attempts: Sequence[int]) -> list[Row]:
+        pairs = ((self.rows[job_id], attempt) for job_id, attempt in zip(ids, attempts, strict=True))
+        return [row for row, attempt in pairs if row.status == "running" and row.attempt == attempt]
+
+    def _end(self, row: Row, status: str) -> None:
+        row.status, row.worker_id = status, None
+        self.settled(row, status)
+
+    # Notices
+
+    def _freed(self, queue: str) -> None:
+        if queue in self.queues and self.queues[queue].max_running is not None:
+            self._wake(queue, None)
+
+    def _wake(self, queue: str, run_at: float | None, *, also_awake: bool = False) -> None:
+        if any(name == queue and (asleep or also_awake) for (_, name), asleep in self.pools.items()):
+            self.notify({"queue": queue} | ({} if run_at is None else {"run_at": run_at}))

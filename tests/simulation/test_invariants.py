@@ -1,0 +1,57 @@
+"""The invariants, each in a handful of schedules: PGWORKD_SIMULATIONS says how many, PGWORKD_SIMULATION_SEED which.
+
+`python -m tests.simulation` plays many more.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.simulation.invariants import INVARIANTS, PLAYS, Failure, check
+
+ROOT = Path(__file__).parent.parent.parent
+SCHEDULES = int(os.environ.get("PGWORKD_SIMULATIONS", "15"))
+SEED = os.environ.get("PGWORKD_SIMULATION_SEED")
+HASHES = """
+from tests.simulation.invariants import PLAYS
+for kind, play in PLAYS.items():
+    print(kind, play(4).trace_hash)
+"""
+
+
+def hold(name: str) -> None:
+    """Plays the schedules; a failure says what did not hold, and how to see it again."""
+    first = SCHEDULES * list(INVARIANTS).index(name)  # those that share a kind of schedules play others of it
+    for seed in range(first, first + SCHEDULES) if SEED is None else [int(SEED)]:
+        played = check(name, seed)
+        if isinstance(played, Failure):
+            again = f"PGWORKD_SIMULATION_SEED={seed} python -m pytest tests/simulation -k {name}"
+            pytest.fail(f"{played.said}\nits trace: {played.replay}\nas a test: {again}")
+
+
+@pytest.mark.parametrize("name", INVARIANTS)
+def test_invariant_holds(name: str) -> None:
+    """What its line in `invariants.py` says, in each of the schedules made for it."""
+    hold(name)
+
+
+def test_a_failure_says_how_to_see_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pgworkd.backoff.DELAY_S_MAX", 1.0)
+    with pytest.raises(pytest.fail.Exception, match=r"python -m tests.simulation --invariant backoff --seed \d+"):
+        hold("backoff")
+
+
+def test_the_same_seed_is_the_same_trace_in_another_process() -> None:
+    """Whatever the hashes of strings and the addresses of objects are there."""
+    said = []
+    for hash_seed in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+        command = [sys.executable, "-c", HASHES]
+        said.append(subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, check=True).stdout)
+    assert said[0] == said[1]
+    assert len(said[0].splitlines()) == len(PLAYS)

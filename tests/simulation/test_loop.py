@@ -1,0 +1,154 @@
+"""The simulated loop: time that nobody waits for, an order by chance, and what it refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Coroutine
+from typing import Any
+
+import anyio
+import pytest
+
+from tests.simulation.loop import BEGAN_S, Deadlock, Runaway, SimulationFailed, SimulationLoop, simulate
+
+SEEDS = range(20)
+
+
+def order_of(seed: int) -> tuple[int, list[int]]:
+    """The window of that seed, and in which order ten tasks that are all ready begin."""
+    begun: list[int] = []
+
+    async def begin(number: int) -> None:
+        begun.append(number)
+
+    async def main(loop: SimulationLoop) -> int:
+        async with anyio.create_task_group() as tasks:
+            for number in range(10):
+                tasks.start_soon(begin, number)
+        return loop.window
+
+    return simulate(seed, main), begun
+
+
+def test_an_hour_passes_in_no_time() -> None:
+    async def main(loop: SimulationLoop) -> float:
+        await anyio.sleep(3600)
+        return loop.time()
+
+    began = time.monotonic()
+    assert simulate(1, main) == pytest.approx(BEGAN_S + 3600, abs=0.001)
+    assert time.monotonic() - began < 1
+
+
+def test_what_is_ready_runs_in_any_order_and_the_same_seed_means_the_same_order() -> None:
+    found = [order_of(seed) for seed in SEEDS]
+    assert [order_of(seed) for seed in SEEDS] == found
+    in_order = list(range(10))
+    assert all((begun == in_order) is (window == 1) for window, begun in found)
+    assert all(sorted(begun) == in_order for _, begun in found)
+    assert len({tuple(begun) for _, begun in found}) > len(SEEDS) / 2
+
+
+def test_timers_come_at_their_time_and_never_before() -> None:
+    async def main(loop: SimulationLoop) -> list[tuple[float, float]]:
+        found: list[tuple[float, float]] = []
+
+        async def wait(for_s: float) -> None:
+            due = loop.time() + for_s
+            await anyio.sleep(for_s)
+            found.append((due, loop.time()))
+
+        async with anyio.create_task_group() as tasks:
+            for number in range(20):
+                tasks.start_soon(wait, loop.random.random() + number / 10)
+        return found
+
+    for seed in SEEDS:
+        assert all(due <= came < due + 0.001 for due, came in simulate(seed, main))
+
+
+def test_cancellation_in_the_order_of_tasks_not_of_addresses() -> None:
+    async def main(loop: SimulationLoop) -> str:
+        async def wait(number: int) -> None:
+            try:
+                with anyio.CancelScope():
+                    await anyio.sleep(math.inf)
+            finally:
+                loop.note(f"cancelled {number}")
+
+        async with anyio.create_task_group() as tasks:
+            for number in range(30):
+                tasks.start_soon(wait, number)
+            await anyio.sleep(1)
+            tasks.cancel_scope.cancel()
+        return loop.trace_hash
+
+    assert all(simulate(seed, main) == simulate(seed, main) for seed in SEEDS)
+
+
+async def _wait_for_ever(_: SimulationLoop) -> None:
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(anyio.Event().wait, name="a waiter")
+
+
+async def _spin(_: SimulationLoop) -> None:
+    while True:
+        await asyncio.sleep(0)
+
+
+async def _look_at_the_clock(loop: SimulationLoop) -> None:
+    until = loop.time() + 1
+    while loop.time() < until:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("main", "error", "says"),
+    [
+        (_wait_for_ever, Deadlock, "a waiter: Event.wait"),
+        (_spin, Runaway, "more than 5000 steps; these are there:\n  task 0"),
+        (_look_at_the_clock, Runaway, "a step that never ends"),
+    ],
+)
+def test_what_cannot_go_on_ends_and_says_who_waits_where(main: Any, error: type[Exception], says: str) -> None:
+    with pytest.raises(error, match=says):
+        simulate(3, main, steps_max=5_000)
+
+
+async def _executor(loop: SimulationLoop) -> None:
+    await loop.run_in_executor(None, print)
+
+
+async def _threadsafe(loop: SimulationLoop) -> None:
+    loop.call_soon_threadsafe(print)
+
+
+@pytest.mark.parametrize("main", [_executor, _threadsafe])
+def test_threads_are_refused(main: Any) -> None:
+    with pytest.raises(SimulationFailed, match="thread"):
+        simulate(3, main)
+
+
+def test_what_is_left_when_main_ends_comes_out_and_what_nobody_caught_is_kept() -> None:
+    came_out: list[str] = []
+    loops: list[SimulationLoop] = []
+
+    async def stay() -> None:
+        try:
+            await asyncio.sleep(1000)
+        finally:
+            came_out.append("stay")
+
+    async def main(loop: SimulationLoop) -> None:
+        loops.append(loop)
+        tasks: list[Coroutine[Any, Any, None]] = [stay()]
+        loops[0].create_task(tasks[0])
+        loop.call_soon(lambda: 1 / 0)
+        await asyncio.sleep(0.1)
+
+    simulate(3, main)
+    assert came_out == ["stay"]
+    assert len(loops[0].errors) == 1
+    assert "ZeroDivisionError" in loops[0].errors[0]

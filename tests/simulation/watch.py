@@ -1,0 +1,243 @@
+"""What must hold in every schedule, seen as it happens: by the table, the handlers and the daemon's own events."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+import anyio
+
+from pgworkd import events, settler
+from pgworkd.daemon import Daemon
+from pgworkd.pace import AHEAD_MAX
+from pgworkd.pool import Pool
+from pgworkd.store import ClaimOrder, Claims
+
+from .loop import SimulationFailed, SimulationLoop
+from .store import Network, Watcher
+from .table import Row, Table
+
+Key = tuple[UUID, int]
+REPORTS = {
+    events.JOB_COMPLETED: ("completed",),
+    events.JOB_FAILED: ("failed",),
+    events.JOB_DEAD: ("dead",),
+    events.JOB_RELEASED: ("pending", "cancelled"),
+    events.JOB_CANCELLED: ("cancelled",),
+    events.JOB_STALE: None,
+}
+"""Events that end an attempt, and what the table may have made of it; None: it was not ours any more."""
+SAMPLE_S = 0.05
+AFTER_TROUBLE_S = 11.0
+"""The longest pause that slow calls leave behind (that of the look), and a call."""
+IDLE_S = 1.0
+"""A due job waits beside an idle slot for so long, and the period of the look, at most; claimed or not."""
+HOARD_S = 3.0
+"""A claimed job waits here for a slot for so long at most, then it is given back."""
+
+
+class Broken(SimulationFailed):
+    """An invariant does not hold."""
+
+    def __init__(self, invariant: str, text: str) -> None:
+        super().__init__(f"{invariant}: {text}")
+        self.invariant = invariant
+
+
+@dataclass(slots=True)
+class Run:
+    """One call of a handler; `how` it came out: returned, raised or cancelled."""
+
+    queue: str
+    ended: bool = False
+    how: str = ""
+
+
+class Watch(Watcher):
+    """All checks. The first that fails ends the simulation."""
+
+    def __init__(self, loop: SimulationLoop) -> None:
+        self.loop = loop
+        self.table: Table
+        self.network: Network
+        self.daemon: Daemon
+        self.poll_s = 0.0
+        self.stop_asked_at = math.inf
+        self.runs: dict[Key, Run] = {}
+        self._claims: set[Key] = set()
+        self._settles: dict[Key, str] = {}
+        self._rescued: set[Key] = set()
+        self._reports: Counter[Key] = Counter()
+        self._flushes = 0
+        self._is_stopping = False
+        self._since: dict[tuple[str, UUID, int], float] = {}
+
+    def broken(self, invariant: str, text: str) -> None:
+        if self.loop.failure is None:
+            self.loop.failure = Broken(invariant, f"{text} (at {self.loop.time():.6f})")
+
+    # Handlers
+
+    def began(self, key: Key, queue: str) -> None:
+        self.loop.note(f"begin {key[0].int}:{key[1]}")
+        if key in self.runs:
+            self.broken("settled_once", f"attempt {key} was run twice")
+        self.runs[key] = Run(queue)
+        running, slots = self.running(queue), self.daemon.pools[queue].concurrency
+        if running > slots:
+            self.broken("slots", f"{running} handlers of {queue} at once, and {slots} slots")
+        if self._is_stopping:
+            self.broken("stop", f"{key} was begun after the stop")
+
+    def ended(self, key: Key, how: str) -> None:
+        self.loop.note(f"end {key[0].int}:{key[1]} {how}")
+        self.runs[key].ended, self.runs[key].how = True, how
+
+    def running(self, queue: str) -> int:
+        return sum(not run.ended and run.queue == queue for run in self.runs.values())
+
+    # The store
+
+    def ordered(self, order: ClaimOrder) -> None:
+        pool = self.daemon.pools[order.queue]
+        ahead, waiting = pool._pace.ahead, len(self._waiting(order.queue))
+        free = pool.concurrency - self.running(order.queue) - waiting
+        if order.limit > max(0, free + ahead) or ahead > AHEAD_MAX:
+            text = f"a claim of {order.limit} for {free} free slots and {ahead} ahead"
+            self.broken("claims_bounded", text)
+        unsettled = len(self.daemon._holdings) - sum(
+            pool.running + len(self._waiting(queue)) for queue, pool in self.daemon.pools.items()
+        )
+        if order.limit and unsettled + waiting + order.limit > settler.CAPACITY + settler.FLUSH_MAX:
+            text = f"a claim of {order.limit} with {unsettled} to be settled and {waiting} not begun"
+            self.broken("backlog", f"{text}; {settler.CAPACITY} at most, and {settler.FLUSH_MAX} under way")
+        if order.limit and (pool.paused or pool.closed or not self.daemon.membership.may_claim):
+            self.broken("claims_bounded", f"a claim of {order.limit} by a pool that may not")
+
+    def _waiting(self, queue: str) -> list[Key]:
+        """What was claimed for a slot there, and not begun; what is given back does not count."""
+        held = [h for h in self.daemon._holdings if h.queue == queue and h.started is None and h.reason is None]
+        return [key for h in held if (key := (h.claimed.id, h.claimed.attempt)) not in self.runs]
+
+    def claimed(self, claims: Claims) -> None:
+        self._claims |= {(job.id, job.attempt) for job in claims}
+
+    def settling(self, verb: str, count: int) -> None:
+        if self._is_settler():
+            self._flushes += 1
+            if self._flushes > 1:
+                self.broken("one_flush", f"{self._flushes} flushes at once")
+            if not 0 < count <= settler.FLUSH_MAX:
+                self.broken("one_flush", f"a flush of {count}, {settler.FLUSH_MAX} at most")
+
+    def settled(self, verb: str, count: int) -> None:
+        if self._is_settler():
+            self._flushes -= 1
+
+    @staticmethod
+    def _is_settler() -> bool:
+        """Chores settle as well, what is not held here."""
+        return "Settler" in (anyio.get_current_task().name or "")
+
+    def settle(self, row: Row, status: str) -> None:
+        """A settle takes effect."""
+        key = (row.id, row.attempt)
+        self.loop.note(f"settle {row.id.int}:{row.attempt} {status}")
+        run = self.runs.get(key)
+        if key in self._settles or key in self._rescued or key not in self._claims:
+            self.broken("settled_once", f"{key} was settled again, as {status}")
+        elif run is not None and not run.ended:
+            self.broken("settled_once", f"{key} was settled as {status}, and it runs")
+        elif (status == "completed") is not (run is not None and run.how == "returned"):
+            self.broken("settled_once", f"{key} was settled as {status}; its run {run.how if run else 'never began'}")
+        elif run is None and status not in ("pending", "cancelled"):
+            self.broken("settled_once", f"{key} was settled as {status}, and never ran")
+        self._settles[key] = status
+
+    def rescue(self) -> None:
+        for row in self.table.rescue():
+            key = (row.id, row.attempt)
+            self.loop.note(f"rescue {row.id.int}:{row.attempt}")
+            self._rescued.add(key)
+            if key in self.runs and not self.runs[key].ended:
+                self.broken("lease", f"{key} runs on, and others have it")
+
+    # Events
+
+    def __call__(self, name: str, facts: Mapping[str, Any]) -> None:
+        self.loop.note(f"event {name}")
+        if name == events.DAEMON_STOPPING:
+            self._is_stopping = True
+        if name == events.QUEUE_REMOVED:
+            left = [held.facts() for held in self.daemon._holdings if held.queue == facts["queue"]]
+            if left or self.running(facts["queue"]):
+                self.broken("removal", f"{facts['queue']} was removed before {left}")
+        if name not in REPORTS:
+            return
+        key = (UUID(facts["job_id"]), facts["attempt"])
+        self._reports[key] += 1
+        if self._reports[key] > 1:
+            self.broken("reported_once", f"{key} was reported again, as {name}")
+        settled, wanted = self._settles.get(key), REPORTS[name]
+        if settled is None and key not in self._rescued:
+            self.broken("reported_once", f"{key} was reported as {name}, and is not settled")
+        if wanted is not None and settled not in wanted:
+            self.broken("reported_once", f"{key} was reported as {name}; the table has {settled}")
+
+    # Now and then
+
+    def sample(self) -> None:
+        self.rescue()
+        now = self.loop.time()
+        answers = now - self.network.bad_at > AFTER_TROUBLE_S
+        waits: set[tuple[str, UUID, int]] = set()
+        for queue, pool in self.daemon.pools.items():
+            waiting = self._waiting(queue)
+            if answers:
+                waits |= {("hoarded", *key) for key in waiting}
+            if pool.concurrency > self.running(queue) and answers and self._may_claim(pool):
+                waits |= {("idle", key[0], 0) for key in waiting}
+                waits |= {("idle", row.id, 0) for row in self.table.due(queue) if not row.losses}
+        self._since = {each: self._since.get(each, now) for each in sorted(waits)}
+        for (kind, job_id, attempt), since in self._since.items():
+            if kind == "idle" and now - since > self.poll_s + IDLE_S:
+                self.broken("idle_slot", f"{job_id} waits beside an idle slot for {now - since:.3f} s")
+            if kind == "hoarded" and now - since > HOARD_S:
+                self.broken("hoarding", f"{job_id} ({attempt}) waits here for {now - since:.3f} s")
+
+    def _may_claim(self, pool: Pool) -> bool:
+        row = self.table.queues.get(pool.queue)
+        is_held = row is not None and (row.paused or row.max_running is not None)
+        backlog = len(self.daemon._holdings) >= settler.CAPACITY
+        return not (is_held or backlog or pool.paused or pool.closed) and self.daemon.membership.may_claim
+
+    # At the end
+
+    def finish(self, exit_code: int, *, drained: bool) -> None:
+        """The daemon has ended, of itself."""
+
+        def check(fact: object, text: str) -> None:
+            if not fact:
+                self.broken("stop", text)
+
+        worker_id = self.daemon.worker_id
+        left = [row.id for row in self.table.running_of(worker_id)]
+        check(exit_code in (0, 1), f"exit code {exit_code}")
+        if exit_code == 0:
+            check(not left and worker_id not in self.table.workers, f"exit code 0, and {left} are left")
+            check(not len(self.daemon._holdings), "exit code 0, and something is held")
+            for key in sorted(self.runs):
+                if self._reports[key] != 1:
+                    self.broken("reported_once", f"{key} was run, and reported {self._reports[key]} times")
+            for key in sorted(self._claims):
+                if key not in self._settles and key not in self._rescued:
+                    self.broken("settled_once", f"{key} was claimed, and neither settled nor given back")
+        was_lost = worker_id in self.table.workers and self.table.workers[worker_id].lost
+        check(not drained or was_lost or exit_code == 0, f"nothing was in its way, and the exit code is {exit_code}")
+        check(all(run.ended for run in self.runs.values()), "the daemon ended before its handlers")
+        if self.loop.errors:
+            self.broken("no_errors", "; ".join(self.loop.errors))

@@ -1,0 +1,34 @@
+"""A planted bug stands in the copy, once, and nowhere else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.planting import ROOT, Planted, mutated_tree, run_module, verdicts
+
+BUG = Planted("no cap", "pgworkd/outage.py", "CAP_S = 2.0", "CAP_S = 9.0")
+
+
+def test_the_copy_has_the_bug_and_runs_with_it(tmp_path: Path) -> None:
+    tree = mutated_tree(BUG, tmp_path)
+    (tree / "asked.py").write_text("from pgworkd import outage\nprint(outage.CAP_S, outage.__file__)\n")
+    said = run_module(tree, "asked", timeout_s=30).stdout.split()
+    assert said == ["9.0", str(tree / "pgworkd" / "outage.py")]
+    assert BUG.old in (ROOT / BUG.file).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("old", ["no such text", "self"])
+def test_a_text_that_does_not_stand_there_exactly_once_is_refused(tmp_path: Path, old: str) -> None:
+    with pytest.raises(AssertionError, match="not once"):
+        mutated_tree(Planted("vague", BUG.file, old, "x"), tmp_path)
+
+
+def test_the_table_counts_what_was_caught() -> None:
+    table = verdicts([("one", True, "by a test"), ("another", False, "nothing failed")])
+    assert table.splitlines() == [
+        "one      caught      by a test",
+        "another  NOT CAUGHT  nothing failed",
+        "1 of 2 caught",
+    ]

@@ -1,0 +1,70 @@
+"""What the settler reports, where two attempts of one job come to it together."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+from uuid import UUID
+
+import anyio
+import pytest
+
+from pgworkd import events
+from pgworkd.events import Events
+from pgworkd.held import Held, Holdings
+from pgworkd.job import Ending, Outcome
+from pgworkd.settler import Settler
+from tests.unit.test_held import held_of
+
+JOB = UUID(int=7)
+
+
+class Store:
+    """Settles attempt 2, which is the one that runs."""
+
+    async def settle_completed(self, ids: Any, attempts: Any, *_: Any) -> list[UUID]:
+        return [JOB] if 2 in attempts else []
+
+    async def settle_failed(self, failed: Any, _: Any) -> dict[UUID, str]:
+        return {JOB: "dead"} if 2 in [each.attempt for each in failed] else {}
+
+
+@pytest.mark.parametrize(
+    ("ending", "status"),
+    [(Ending.COMPLETED, "completed"), (Ending.FAILED, "dead")],
+)
+@pytest.mark.parametrize("attempts", [(1, 2), (2, 1)])
+async def test_two_attempts_of_one_job_in_one_flush_are_reported_each_for_itself(
+    ending: Ending, status: str, attempts: tuple[int, int]
+) -> None:
+    """A worker that was lost and is back may hold an old outcome, and claim the job again before it is flushed."""
+    reports: list[tuple[int, str | None]] = []
+    stale: list[int] = []
+
+    def heard(name: str, facts: Any) -> None:
+        if name == events.JOB_STALE:
+            stale.append(facts["attempt"])
+
+    def settled(held: Held, _: Outcome, became: str | None) -> None:
+        reports.append((held.claimed.attempt, became))
+
+    events_, planner, store = Events(), SimpleNamespace(following=lambda _: None), Store()
+    events_.listen(heard)
+    settler = Settler(
+        store,  # type: ignore[arg-type]
+        Holdings(),
+        events_,
+        planner,
+        claimers={},
+        on_completed=lambda _: None,
+        on_settled=settled,
+        on_room=lambda: None,
+    )
+    for attempt in attempts:
+        settler.put(held_of(attempt, JOB), Outcome(ending))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(settler.run)
+        await settler.drained()
+        tasks.cancel_scope.cancel()
+    assert sorted(reports, key=str) == [(1, None), (2, status)]
+    assert stale == [1]
