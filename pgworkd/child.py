@@ -28,6 +28,7 @@ from .errors import PermanentError, RetryAfter, Snooze
 from .failure import describe_error
 from .job import Job
 from .payload import encode
+from .safe_text import hide
 
 LENGTH = struct.Struct("!I")
 NOTE_EVERY_S = 0.2
@@ -120,6 +121,7 @@ def main() -> None:
     """Answers requests until the pipe is closed."""
     parent_pid, sys.path[:] = int(sys.argv[1]), sys.argv[2].split(os.pathsep)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the daemon decides when we end
+    hide(os.environ.get("PGWORKD_DSN", ""))  # here errors are cut to their length
     if sys.platform == "linux":
         # A handler must not outlive the daemon, whose lease protects it.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

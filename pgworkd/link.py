@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import ssl
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import anyio
@@ -27,6 +27,7 @@ from .errors import (
     UsageError,
     WorkerLost,
 )
+from .safe_text import hide
 
 Row = Sequence[Any]
 
@@ -47,7 +48,7 @@ class LinkOptions:
     `by`: in whose name the audit of operators' acts is written; without it, the database's user.
     """
 
-    dsn: str
+    dsn: str = field(repr=False)
     connect_timeout_s: float = 10.0
     command_timeout_s: float = 10.0
     by: str = ""
@@ -56,6 +57,7 @@ class LinkOptions:
         """Raises UsageError for a DSN that makes no sense: the driver would quote it, password and all."""
         if fault := dsn_fault(self.dsn):
             raise UsageError(f"the DSN {fault}")
+        hide(self.dsn)
 
     def settings(self, name: str) -> dict[str, str]:
         """Session settings: whatever the database's defaults are, the engine runs under these."""
@@ -78,6 +80,7 @@ class LinkOptions:
 
 def translate(error: BaseException) -> Exception:
     """The project's error for one of asyncpg's, with the remedy in its text and no password."""
+    _forget_frames(error)
     if isinstance(error, asyncpg.PostgresError):
         return _translate_server_error(error)
     if isinstance(error, TimeoutError):
@@ -93,6 +96,15 @@ def translate(error: BaseException) -> Exception:
     if isinstance(error, (OSError, asyncpg.InterfaceError)):
         return DatabaseUnavailable(f"no connection to the database: {error}")
     return DatabaseUnavailable(f"{type(error).__name__}: {error}")
+
+
+def _forget_frames(error: BaseException | None) -> None:
+    """The driver's frames hold the address and the password: whatever prints local variables would print them."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__
 
 
 _REFUSALS: dict[str, type[PgworkdError]] = {"PW002": NotWaiting, "PW003": BatchClosed}

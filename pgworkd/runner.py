@@ -160,7 +160,8 @@ class Runner:
         if answer.ending == "snooze":
             return Outcome(Ending.RELEASED, delay_s=answer.delay_s, reason="snoozed")
         delay_s = answer.delay_s if answer.ending == "retry_after" else self._backoff_s(held, handler)
-        return self._failure(ErrorFacts(**(answer.error or {})), delay_s, permanent=answer.ending == "permanent")
+        facts = ErrorFacts(**(answer.error or {})).redacted()
+        return self._failure(facts, delay_s, permanent=answer.ending == "permanent")
 
     def _raised(self, error: BaseException, held: Held, handler: Handler) -> Outcome:
         if isinstance(error, Snooze):

@@ -14,7 +14,8 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "pgworkd"
 
 FLOORS = {
-    0: "bounds errors events failure payload backoff schedule config sources dsn job new_job outage log queue_settings",
+    0: "bounds errors events failure payload backoff schedule config sources dsn job new_job outage log "
+    "queue_settings safe_text",
     1: "link store lease_store drivers batches workflow schema wake admin_sql queue_acts batch_acts acts",
     2: (
         "streams app cancellation child processes held runner cursor pace attention slots pool settler lease "
@@ -143,6 +144,7 @@ def test_the_top_level_holds_only_what_was_agreed() -> None:
         "systemd",
         "benchmarks",
         "LICENSE",
+        "SECURITY.md",
         "CHANGELOG.md",
     }
     assert {name for name in names if not name.startswith(".")} <= agreed
