@@ -13,8 +13,8 @@ _SECRET_NAME = re.compile(r"pass|secret|token", re.IGNORECASE)
 def dsn_fault(dsn: str) -> str | None:
     """What is wrong with `dsn` and what to do about it, without quoting any of it; None when it is sound.
 
-    Strict where parsers guess: an unescaped `/`, `?` or `#` in a password makes them take the rest of it for
-    a host or a port, and print it in their error.
+    Strict where parsers guess: an unescaped `/`, `?`, `#` or `@` in a password makes them take the rest of it
+    for a host or a port, look that up in the DNS, and print it in their error.
     """
     location, _, query = dsn.partition("?")
     scheme, _, rest = location.partition("://")
@@ -26,7 +26,8 @@ def dsn_fault(dsn: str) -> str | None:
         return "holds a line break or control character: remove it, or percent-encode it if it is meant"
     if "\0" in unquote(dsn):
         return "holds %00, a NUL, which Postgres takes nowhere: remove it"
-    if "#" in dsn or "@" in path or not all(map(_is_host, hosts)) or not _can_be_split(location):
+    misplaced = "#" in dsn or "@" in path or authority.count("@") > 1
+    if misplaced or not all(map(_is_host, hosts)) or not _can_be_split(location):
         return (
             "has a malformed host or port: percent-encode / ? # @ : [ ] in user and password "
             "(%2F %3F %23 %40 %3A %5B %5D), and letters beyond ASCII"

@@ -18,7 +18,6 @@ SOUND_DSNS = [
     ("postgres://user:{}@host", "postgres://user:***@host"),
     ("postgresql://:{}@h1:1,h2:2,[::1]:3/db", "postgresql://:***@h1:1,h2:2,[::1]:3/db"),
     ("postgresql://us%40er:a%2F{}:b@host/db", "postgresql://us%40er:***@host/db"),
-    ("postgresql://u:x@{}@host/db", "postgresql://u:***@host/db"),
     (
         "postgresql://host/db?user=u&password={}&sslmode=require",
         "postgresql://host/db?user=u&password=***&sslmode=require",
@@ -60,6 +59,7 @@ BAD_DSNS = [
     "postgresql://u:p?{}@h/db",
     "postgresql://u:1/{}@h/db",
     "postgresql://u:1?{}@h/db",
+    "postgresql://u:x@{}@h/db",  # the driver ends the password at the first @: the rest went to the DNS
     "postgresql://u:{}@h:port/db",
     "postgresql://u:{}@h:123456/db",
     "postgresql://u:{}@[::1/db",

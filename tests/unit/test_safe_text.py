@@ -115,6 +115,7 @@ def test_escaped_text_is_one_line_without_controls_or_turned_directions(text):
     [
         "postgresql://u:c4n4ry\u2100@127.0.0.1/db",  # urlsplit: netloc '...' contains invalid characters under NFKC
         "postgresql://u:c4n4ry[@127.0.0.1/db",
+        "postgresql://u:p@c4n4ry@127.0.0.1/db",  # int(): invalid literal '...'; or a look-up of that name
         "postgresql://u@[zz]:1/db",
         "postgresql://u@a..b/db",
         f"postgresql://u@{'a' * 70}/db",
