@@ -14,7 +14,7 @@ import ctypes
 import importlib
 import math
 import os
-import pickle
+import pickle  # nosec B403 # between a daemon and its children only, never what comes from the database
 import signal
 import struct
 import sys
@@ -103,7 +103,7 @@ def call(request: Request, note: Callable[[float, str], None] | None = None) -> 
             function = getattr(function, name)
         arguments: dict[str, Any] = {}
         if request.payload_parameter is not None:
-            arguments[request.payload_parameter] = pickle.loads(request.payload)  # noqa: S301 - from our own parent
+            arguments[request.payload_parameter] = pickle.loads(request.payload)  # noqa: S301 # nosec B301 # as below
         if request.job_parameter is not None:
             arguments[request.job_parameter] = Job(**request.job_fields, noter=note)
         return Answer("result", result=encode(function(**arguments), "result", object_only=False))
@@ -132,7 +132,7 @@ def main() -> None:
     os.dup2(2, 1)
     while (frame := _read(requests)) is not None:
         pipe.begin()
-        pipe.answer(call(Request(*pickle.loads(frame)), pipe.note))  # noqa: S301 - from our own parent
+        pipe.answer(call(Request(*pickle.loads(frame)), pipe.note))  # noqa: S301 # nosec B301 # from our own parent
 
 
 def _read(stream: BinaryIO) -> bytes | None:

@@ -26,7 +26,7 @@ def dsn_fault(dsn: str) -> str | None:
         return "holds a line break or control character: remove it, or percent-encode it if it is meant"
     if "\0" in unquote(dsn):
         return "holds %00, a NUL, which Postgres takes nowhere: remove it"
-    misplaced = "#" in dsn or "@" in path or authority.count("@") > 1
+    misplaced = "#" in dsn or "@" in path + query or authority.count("@") > 1
     if misplaced or not all(map(_is_host, hosts)) or not _can_be_split(location):
         return (
             "has a malformed host or port: percent-encode / ? # @ : [ ] in user and password "

@@ -148,7 +148,7 @@ class Lease:
             answer = await store.heartbeat(worker_id, self.state)
         except PgworkdError as error:
             self._call_home(self._lessee.lease_trouble, error)
-            return random.uniform(0.2, 1.0) * min(1.0, self._heartbeat_s)  # noqa: S311 - jitter
+            return random.SystemRandom().uniform(0.2, 1.0) * min(1.0, self._heartbeat_s)
         finally:
             self.tried_at_s = boot_time_s()
         if worker_id != self.worker_id:

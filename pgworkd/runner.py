@@ -11,12 +11,12 @@ import contextlib
 import functools
 import json
 import math
-import pickle
+import pickle  # nosec B403 # writes for a child, reads nothing
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 from uuid import UUID
 
 import anyio
@@ -144,8 +144,7 @@ class Runner:
             if error is not None:
                 raise error
             return _completed(result)
-        job = held.job
-        assert job is not None  # noqa: S101 - set before every call
+        job = cast("Job", held.job)  # set before every call
         request = Request(
             handler.function.__module__,
             handler.function.__qualname__,

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from subprocess import PIPE
+from subprocess import PIPE  # nosec B404 # a constant
 
 import anyio
 import structlog

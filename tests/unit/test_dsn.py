@@ -59,6 +59,7 @@ BAD_DSNS = [
     "postgresql://u:p?{}@h/db",
     "postgresql://u:1/{}@h/db",
     "postgresql://u:1?{}@h/db",
+    "postgresql://u:1?x={}@h/db",  # reads like host u, port 1 and a parameter
     "postgresql://u:x@{}@h/db",  # the driver ends the password at the first @: the rest went to the DNS
     "postgresql://u:{}@h:port/db",
     "postgresql://u:{}@h:123456/db",
