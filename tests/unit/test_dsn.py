@@ -125,6 +125,13 @@ def test_a_dsn_in_the_wrong_place_is_not_quoted(monkeypatch, name):
     assert_hidden(caught.value)
 
 
+@pytest.mark.parametrize("name", ["queues", "worker_name"])
+def test_a_dsn_that_is_taken_for_a_name_is_not_shown_with_its_password(name):
+    settings = load(**{name: f"postgresql://u:{CANARY}@h/db"})
+    assert CANARY not in str(describe(settings))
+    assert "postgresql://u:***@h/db" in str(describe(settings))
+
+
 def test_without_a_dsn_the_error_says_how_to_give_one():
     with pytest.raises(UsageError, match=r"set PGWORKD_DSN, or pass --dsn"):
         load().dsn_required()
