@@ -22,7 +22,7 @@ from pgworkd.embedded import EmbeddedPostgres
 from pgworkd.errors import PgworkdError
 from pgworkd.link import Link, LinkOptions, Listener, Transactions
 from pgworkd.results import Results
-from pgworkd.supervisor import Supervisor
+from pgworkd.supervisor import Supervisor, without_dsn
 from tests.engine.secrets_kit import PASSWORDS, leaks, secret_dsn, with_login
 from tests.engine.test_cli_run import Start, start
 from tests.kit import insert, running, until, waits_for_status
@@ -108,11 +108,10 @@ async def test_the_check_sees_a_leak(start: Start, app_file: str, secret_dsn: st
 
 
 @pytest.mark.parametrize("secret_dsn", ["encoded"], indirect=True)
-@pytest.mark.parametrize("way", ["--dsn DSN", "--dsn=DSN"])
 async def test_daemons_of_a_supervisor_get_the_address_by_their_environment(
-    start: Start, app_file: str, secret_dsn: str, way: str
+    start: Start, app_file: str, secret_dsn: str
 ) -> None:
-    args = ["run", *way.replace("DSN", secret_dsn).split(), "--app", app_file, "--processes", "2"]
+    args = ["run", "--dsn", secret_dsn, "--app", app_file, "--processes", "2"]
     run = start(*args, PGWORKD_LOG_FORMAT="json")
     run.says('"worker_id": 2')  # the second is ready, too
     said = [json.loads(line) for line in list(run.lines)]
@@ -122,6 +121,13 @@ async def test_daemons_of_a_supervisor_get_the_address_by_their_environment(
     run.stop()
     assert run.ends() == 0
     assert not leaks(*lines, *run.lines)
+
+
+@pytest.mark.parametrize("given", [["--dsn", "D"], ["--dsn=D"], ["--dsn=x", "--dsn", "D"], ["--dsn", "x", "--dsn=D"]])
+def test_the_address_is_taken_out_of_a_command_line_and_the_last_one_counts(given: list[str]) -> None:
+    argv = ["-m", "pgworkd.cli", "run", *given, "--app", "a:b"]
+    assert without_dsn(argv) == (["-m", "pgworkd.cli", "run", "--app", "a:b"], "D")
+    assert without_dsn(["run"]) == (["run"], None)
 
 
 def command_line_of(pid: int) -> str:
