@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import uuid
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,9 +13,10 @@ from typer.testing import CliRunner
 from pgworkd import cli_look
 from pgworkd.cli_app import app
 from tests.engine.secrets_kit import PASSWORDS, leaks, secret_dsn
+from tests.engine.test_cli import clean
 from tests.engine.test_secrets import broken
 
-__all__ = ["secret_dsn"]  # a fixture
+__all__ = ["clean", "secret_dsn"]  # fixtures
 
 ID = str(uuid.UUID(int=7))
 COMMANDS = {
@@ -63,15 +62,6 @@ MISPLACED = {
     "words": "host=h password=c4n4ryt41l",
     "a letter that parsers take apart": "postgresql://u:c4n4ryt41l\u2100@h/db",
 }
-
-
-@pytest.fixture(autouse=True)
-def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No settings from outside: an empty working directory and no PGWORKD_ variables."""
-    for name in list(os.environ):
-        if name.upper().startswith("PGWORKD_"):
-            monkeypatch.delenv(name)
-    monkeypatch.chdir(tmp_path)
 
 
 def leaves(command: Any, path: tuple[str, ...] = ()) -> Iterator[str]:
