@@ -49,7 +49,8 @@ async def tells():
 
 @app.handler("tells_elsewhere", max_attempts=1, run_in="process")
 def tells_elsewhere():
-    raise RuntimeError("x" * (4090 - DSN.index(":", 15)) + DSN)  # so long that it is cut in the password
+    password = DSN[DSN.index(":", 15) + 1 : DSN.rindex("@")]
+    raise RuntimeError("x" * 4080 + password)  # so long that it is cut in the password
 
 @app.handler("looks", run_in="process")
 def looks():
