@@ -14,7 +14,7 @@ import ctypes
 import importlib
 import math
 import os
-import pickle
+import pickle  # nosec B403 # between a daemon and its children only, never what comes from the database
 import signal
 import struct
 import sys
@@ -28,6 +28,7 @@ from .errors import PermanentError, RetryAfter, Snooze
 from .failure import describe_error
 from .job import Job
 from .payload import encode
+from .safe_text import hide
 
 LENGTH = struct.Struct("!I")
 NOTE_EVERY_S = 0.2
@@ -102,7 +103,7 @@ def call(request: Request, note: Callable[[float, str], None] | None = None) -> 
             function = getattr(function, name)
         arguments: dict[str, Any] = {}
         if request.payload_parameter is not None:
-            arguments[request.payload_parameter] = pickle.loads(request.payload)  # noqa: S301 - from our own parent
+            arguments[request.payload_parameter] = pickle.loads(request.payload)  # noqa: S301 # nosec B301 # as below
         if request.job_parameter is not None:
             arguments[request.job_parameter] = Job(**request.job_fields, noter=note)
         return Answer("result", result=encode(function(**arguments), "result", object_only=False))
@@ -120,6 +121,7 @@ def main() -> None:
     """Answers requests until the pipe is closed."""
     parent_pid, sys.path[:] = int(sys.argv[1]), sys.argv[2].split(os.pathsep)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the daemon decides when we end
+    hide(os.environ.get("PGWORKD_DSN", ""))  # here errors are cut to their length
     if sys.platform == "linux":
         # A handler must not outlive the daemon, whose lease protects it.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -130,7 +132,7 @@ def main() -> None:
     os.dup2(2, 1)
     while (frame := _read(requests)) is not None:
         pipe.begin()
-        pipe.answer(call(Request(*pickle.loads(frame)), pipe.note))  # noqa: S301 - from our own parent
+        pipe.answer(call(Request(*pickle.loads(frame)), pipe.note))  # noqa: S301 # nosec B301 # from our own parent
 
 
 def _read(stream: BinaryIO) -> bytes | None:

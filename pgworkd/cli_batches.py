@@ -9,8 +9,9 @@ from uuid import UUID
 import typer
 
 from .cli_ask import Dsn, Json, ask
-from .cli_text import as_json, escaped, is_terminal, out, table
+from .cli_text import as_json, is_terminal, out, table
 from .errors import UsageError
+from .safe_text import escaped
 
 if TYPE_CHECKING:
     from .admin import Admin

@@ -6,8 +6,9 @@ import time
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from .cli_ask import Dsn, Json, ask, settings_of
-from .cli_text import as_json, escaped, out
+from .cli_text import as_json, out
 from .errors import PgworkdError, SchemaError, UsageError
+from .safe_text import escaped
 from .tls import weakness
 
 if TYPE_CHECKING:

@@ -10,8 +10,9 @@ from uuid import UUID
 import typer
 
 from .cli_ask import Dsn, Json, KindOption, QueueArgument, QueueOption, Status, ask, instant_of, stdin_text
-from .cli_text import as_json, cell, escaped, is_terminal, note, out, parsed, table
+from .cli_text import as_json, cell, is_terminal, note, out, parsed, table
 from .errors import PgworkdError, UsageError
+from .safe_text import escaped
 
 if TYPE_CHECKING:
     from .admin import Admin

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .cli_ask import Dsn, Json, QueueArgument, ask, instant_of
-from .cli_text import as_json, escaped, out, table
+from .cli_text import as_json, out, table
 from .errors import UsageError
+from .safe_text import escaped
 
 if TYPE_CHECKING:
     from .admin import Admin

@@ -4,32 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
-import unicodedata
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 import typer
 
+from .safe_text import escaped, redact
+
 LAST_COLUMN_CHARS_MIN, LAST_COLUMN_CHARS_MAX = 16, 60
-# The categories: control, surrogate, unassigned, private and "format", which turns the direction of text around.
-_HIDDEN = {"Cc", "Cs", "Cn", "Co", "Cf", "Zl", "Zp"}
-_PASSWORD = re.compile(r"(://[^\s:/@]*:)[^\s@]*@")
-
-
-def escaped(text: str, keep: str = "") -> str:
-    """`text` without anything that could steer a terminal (CWE-150) or end a line, but for characters in `keep`."""
-    if text.isascii() and text.isprintable():
-        return text
-    return "".join(
-        c if c in keep or c.isprintable() or unicodedata.category(c) not in _HIDDEN else _code(c) for c in text
-    )
-
-
-def _code(character: str) -> str:
-    return character.encode("unicode_escape", "surrogatepass").decode()
 
 
 def out(text: str) -> None:
@@ -47,7 +31,7 @@ def out(text: str) -> None:
 
 def note(text: str) -> None:
     """Prints one line to standard error."""
-    line = " ".join(_PASSWORD.sub(r"\1***@", text).splitlines())
+    line = " ".join(redact(text).splitlines())
     try:
         sys.stderr.write(f"pgworkd: {escaped(line)}\n")
         sys.stderr.flush()
@@ -113,7 +97,7 @@ def _terminal_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) ->
 
 def as_json(value: Any) -> None:
     """Prints JSON; instants in ISO 8601, UTC."""
-    out(json.dumps(value, indent=2, default=_plain))
+    out(json.dumps(value, indent=2, default=_plain).replace("\x7f", "\\u007f"))  # the one control that JSON leaves
 
 
 def parsed(text: str | None) -> Any:

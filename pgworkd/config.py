@@ -22,6 +22,7 @@ from pydantic_settings import (
 
 from .dsn import dsn_fault, redacted
 from .errors import UsageError
+from .safe_text import redact
 from .sources import (
     NAME_CHARS_MAX,
     PREFIX,
@@ -207,7 +208,8 @@ def describe(settings: Settings) -> list[tuple[str, str, str]]:
     shown["app"] = settings.app or ""
     queues = settings.queues.items()
     shown["queues"] = ", ".join(name if most is None else f"{name}={most}" for name, most in queues) or "all"
-    return [(name, value, settings.origin(name)) for name, value in shown.items()]
+    # An address may have come to stand where a name belongs.
+    return [(name, redact(value), settings.origin(name)) for name, value in shown.items()]
 
 
 def _lines(detail: ErrorDetails, origins: dict[str, str]) -> list[str]:

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
-from subprocess import DEVNULL, PIPE
+from subprocess import DEVNULL, PIPE  # nosec B404 # constants
 from typing import Protocol
 
 import anyio

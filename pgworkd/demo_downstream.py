@@ -38,7 +38,7 @@ class Answer:
 
 def moods(seed: int = 7) -> Iterator[str]:
     """For ever: "ok" 70 %, "busy" (429), "broken" (500) and "slow" 10 % each."""
-    rng = random.Random(seed)  # noqa: S311 - bad luck needs no secrecy
+    rng = random.Random(seed)  # noqa: S311 # nosec B311 # bad luck is no secret
     while True:
         yield rng.choice(_MOODS)
 
@@ -58,7 +58,7 @@ class Downstream:
     async def serve(self, *, task_status: TaskStatus[int] = anyio.TASK_STATUS_IGNORED) -> None:
         """Listens on a free port of the loopback until cancelled; `task_status` is told the port."""
         async with await anyio.create_tcp_listener(local_host=HOST, local_port=0) as listener:
-            self.port = int(listener.extra(SocketAttribute.local_port))  # noqa: S610 - no Django here
+            self.port = int(listener.extra_attributes[SocketAttribute.local_port]())
             task_status.started(self.port)
             await listener.serve(self._talk)
 

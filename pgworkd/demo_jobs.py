@@ -231,7 +231,7 @@ def read_name(file: File, job: Job) -> dict[str, Any]:
     """Draws the file's name and reads it back; in a thread, for nothing in it waits."""
     name = Path(file.path).name.upper()[:NAME_CHARS_MAX]
     drawn = "".join(mark if mark in FONT else "?" for mark in name)
-    rng = random.Random(f"{job.id} {job.attempt}")  # noqa: S311 - noise
+    rng = random.Random(f"{job.id} {job.attempt}")  # noqa: S311 # nosec B311 # noise
     read = recognise(draw(drawn, rng), len(drawn))
     return {"drawn": drawn, "read": read, "wrong": sum(a != b for a, b in zip(drawn, read, strict=True))}
 

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import re
-from urllib.parse import unquote
+from urllib.parse import unquote, urlsplit
 
 _HOST = re.compile(r"(\[[0-9A-Za-z:.%]+\]|[^:\[\]]*)(:\d{1,5})?")
+PORT_MAX = 65_535
 _SECRET_NAME = re.compile(r"pass|secret|token", re.IGNORECASE)
 
 
 def dsn_fault(dsn: str) -> str | None:
     """What is wrong with `dsn` and what to do about it, without quoting any of it; None when it is sound.
 
-    Strict where parsers guess: an unescaped `/`, `?` or `#` in a password makes them take the rest of it for
-    a host or a port, and print it in their error.
+    Strict where parsers guess: an unescaped `/`, `?`, `#` or `@` in a password makes them take the rest of it
+    for a host or a port, look that up in the DNS, and print it in their error.
     """
     location, _, query = dsn.partition("?")
     scheme, _, rest = location.partition("://")
@@ -23,10 +24,13 @@ def dsn_fault(dsn: str) -> str | None:
         return "must look like postgresql://user:password@host:5432/database"
     if not dsn.isprintable():
         return "holds a line break or control character: remove it, or percent-encode it if it is meant"
-    if "#" in dsn or "@" in path or not all(_HOST.fullmatch(host) for host in hosts):
+    if "\0" in unquote(dsn):
+        return "holds %00, a NUL, which Postgres takes nowhere: remove it"
+    misplaced = "#" in dsn or "@" in path + query or authority.count("@") > 1
+    if misplaced or not all(map(_is_host, hosts)) or not _can_be_split(location):
         return (
             "has a malformed host or port: percent-encode / ? # @ : [ ] in user and password "
-            "(%2F %3F %23 %40 %3A %5B %5D)"
+            "(%2F %3F %23 %40 %3A %5B %5D), and letters beyond ASCII"
         )
     if query and not all("=" in pair for pair in query.split("&")):
         return "must have name=value pairs joined by & after the ?, and ? in a password written as %3F"
@@ -44,6 +48,34 @@ def redacted(dsn: str) -> str:
     shown = "&".join(name + sign + ("***" if _is_secret(name) else value) for name, sign, value in pairs)
     password = ":***" if colon else ""
     return f"{scheme}{slashes}{user}{password}{at}{hosts}{slash}{path}{mark}{shown}"
+
+
+def passwords(dsn: str) -> list[str]:
+    """The secrets that `redacted` hides, as they are written there."""
+    location, _, query = dsn.partition("?")
+    login = location.partition("://")[2].partition("/")[0].rpartition("@")[0]
+    pairs = [pair.partition("=") for pair in query.split("&")]
+    return [login.partition(":")[2], *(value for name, _, value in pairs if _is_secret(name))]
+
+
+def _is_host(text: str) -> bool:
+    match = _HOST.fullmatch(text)
+    if match is None or int((match[2] or ":0")[1:]) > PORT_MAX:
+        return False
+    name = unquote(match[1])
+    try:
+        return name.startswith("/") or name.encode("idna") is not None  # as the driver will write it
+    except UnicodeError:
+        return False
+
+
+def _can_be_split(location: str) -> bool:
+    """Whether the driver's parser takes it: its errors quote the password (one with a letter like \u2100)."""
+    try:
+        urlsplit(location)
+    except ValueError:
+        return False
+    return True
 
 
 def _is_secret(name: str) -> bool:

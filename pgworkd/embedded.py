@@ -20,7 +20,7 @@ import select
 import shutil
 import signal
 import socket
-import subprocess
+import subprocess  # nosec B404 # programs of Postgres, by their paths, without a shell
 import tempfile
 import time
 from collections.abc import Mapping
@@ -109,10 +109,10 @@ class EmbeddedPostgres:
         command = [str(bin_dir / "postgres"), f"-D{pgdata}", *options]
         log.touch(0o600)
         with log.open("ab") as out:
-            self._server = server = subprocess.Popen(command, stdout=out, stderr=out, **run)  # noqa: S603
+            self._server = server = subprocess.Popen(command, stdout=out, stderr=out, **run)  # noqa: S603 # nosec B603 # ours
         command = ["/bin/sh", "-c", _GUARD, "guard", f"{server.pid}", f"{pgdata}"]
         command += [f"{self._dir}"] if self._temporary else []
-        self._guard = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)  # noqa: S603
+        self._guard = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)  # noqa: S603 # nosec B603 # ours
         give_up = time.monotonic() + 120  # there may be WAL to replay
         while True:
             with suppress(FileNotFoundError):
@@ -177,7 +177,7 @@ def _installation(data_dir: Path, bin_dir: Path | None) -> tuple[Path, dict[str,
     if os.geteuid() == 0:
         try:
             if _USER not in [each.pw_name for each in pwd.getpwall()]:
-                subprocess.run(["/usr/sbin/useradd", "--system", _USER], check=False)  # noqa: S603
+                subprocess.run(["/usr/sbin/useradd", "--system", _USER], check=False)  # noqa: S603 # nosec B603 # ours
             user = pwd.getpwnam(_USER)
         except (OSError, KeyError) as error:
             raise EmbeddedUnavailable(f"as root, Postgres needs the system user {_USER}: {error}") from error
@@ -212,7 +212,7 @@ def _initdb(bin_dir: Path, pgdata: Path, password: Path, run: dict[str, Any], mo
         os.chown(path, run.get("user", -1), run.get("group", -1))
     command = [str(bin_dir / "initdb"), f"-D{fresh}", f"--pwfile={password}", "--auth=scram-sha-256"]
     command += ["--username=postgres", "--encoding=UTF8", "--no-locale", *more]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, **run)  # noqa: S603
+    done = subprocess.run(command, capture_output=True, text=True, check=False, **run)  # noqa: S603 # nosec B603 # ours
     if done.returncode:
         raise EmbeddedUnavailable(f"initdb fails in {pgdata.parent}: {done.stderr.strip()}")
     fresh.rename(pgdata)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from .payload import clean_text
+from .safe_text import redact
 
 TYPE_CHARS_MAX = 200
 MESSAGE_BYTES_MAX = 4 * 1024
@@ -28,12 +29,17 @@ PARTS_MAX = 8
 class ErrorFacts:
     """`type`: qualified name (200 chars), `message`: str(exc) (4 KiB), `traceback`: its inner part (16 KiB).
 
-    All three are free of NUL and lone surrogates, so Postgres takes them as text or inside jsonb.
+    All three are free of NUL and lone surrogates, so Postgres takes them as text or inside jsonb, and of the
+    passwords of database addresses (`safe_text.redact`).
     """
 
     type: str
     message: str
     traceback: str
+
+    def redacted(self) -> ErrorFacts:
+        """The same without the passwords that are known here: what comes from another process may hold them."""
+        return ErrorFacts(self.type, redact(self.message), redact(self.traceback))
 
     @property
     def summary(self) -> str:
@@ -62,9 +68,14 @@ def _type_name(exc: BaseException) -> str:
 
 def _text(exc: BaseException) -> str:
     try:
-        return clean_text(str(exc), MESSAGE_BYTES_MAX)
+        return _kept(str(exc), MESSAGE_BYTES_MAX)
     except BaseException as error:  # noqa: BLE001 - user code, but synchronous: no cancellation passes here
         return f"(its str() raised {type(error).__name__})"
+
+
+def _kept(text: str, bytes_max: int) -> str:
+    """Redacted first, with as much again: a cut through a password must not leave half of it."""
+    return clean_text(redact(text[: 2 * bytes_max]), bytes_max)
 
 
 def _headline(exc: BaseException) -> str:
@@ -116,12 +127,13 @@ def _part_text(title: str, exc: BaseException, bytes_max: int) -> str:
     notes = getattr(exc, "__notes__", None)
     headline = "\n".join([_headline(exc), *map(str, notes[:3] if isinstance(notes, list) else ())])
     head = f"{title}Traceback (most recent call last):\n" if exc.__traceback__ else title
-    foot = clean_text(headline, bytes_max // 4)
+    foot = _kept(headline, bytes_max // 4)
     frames = "".join(traceback.format_tb(exc.__traceback__, limit=-FRAMES_MAX))
     return head + _tail(frames, bytes_max - len(head.encode()) - len(foot.encode())) + foot
 
 
 def _tail(text: str, bytes_max: int) -> str:
+    text = redact(text[-2 * bytes_max :])
     data = clean_text(text[-bytes_max:], 8 * bytes_max).encode()  # an escape takes up to six bytes
     if len(text) <= bytes_max and len(data) <= bytes_max:
         return data.decode()

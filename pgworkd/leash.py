@@ -23,7 +23,7 @@ def main(parent: int, command: list[str]) -> None:
     if os.getppid() != parent:
         sys.exit("pgworkd: autoscale is gone before its worker began")
     try:
-        os.execvp(command[0], command)  # noqa: S606 - it is the operator's own
+        os.execvp(command[0], command)  # noqa: S606 # nosec B606 # it is the operator's own
     except OSError as error:
         sys.exit(f"pgworkd: {command[0]}: {error.strerror}")
 

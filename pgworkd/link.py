@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import anyio
@@ -29,6 +29,7 @@ from .errors import (
     UsageError,
     WorkerLost,
 )
+from .safe_text import hide
 
 Row = Sequence[Any]
 
@@ -58,7 +59,7 @@ class LinkOptions:
     `by`: in whose name the audit of operators' acts is written; without it, the database's user.
     """
 
-    dsn: str
+    dsn: str = field(repr=False)
     connect_timeout_s: float = 10.0
     command_timeout_s: float = 10.0
     by: str = ""
@@ -67,6 +68,7 @@ class LinkOptions:
         """Raises UsageError for a DSN that makes no sense: the driver would quote it, password and all."""
         if fault := dsn_fault(self.dsn):
             raise UsageError(f"the DSN {fault}")
+        hide(self.dsn)
 
     def settings(self, name: str) -> dict[str, str]:
         """Session settings: whatever the database's defaults are, the engine runs under these."""
@@ -89,6 +91,7 @@ class LinkOptions:
 
 def translate(error: BaseException) -> Exception:
     """The project's error for one of asyncpg's, with the remedy in its text and no password."""
+    _forget_frames(error)
     if isinstance(error, asyncpg.PostgresError):
         return _translate_server_error(error)
     if isinstance(error, TimeoutError):
@@ -124,6 +127,15 @@ def _unanswered(error: BaseException) -> Exception:
     if not isinstance(translated, DatabaseUnavailable):
         return translated
     return OutcomeUnknown(f"{translated}; what was asked of it may have been done")
+
+
+def _forget_frames(error: BaseException | None) -> None:
+    """The driver's frames hold the address and the password: whatever prints local variables would print them."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__
 
 
 _REFUSALS: dict[str, type[PgworkdError]] = {"PW002": NotWaiting, "PW003": BatchClosed}

@@ -1,7 +1,12 @@
-"""Logging: a listener that turns events into structlog lines; JSON off a terminal, colours on one."""
+"""Logging: a listener that turns events into structlog lines; JSON off a terminal, colours on one.
+
+What a line says comes from rows, handlers and libraries: it holds no password of ours, cannot steer a terminal
+(CWE-150) and cannot pass for another line (CWE-117).
+"""
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 from collections.abc import Mapping, MutableMapping
@@ -11,6 +16,7 @@ import structlog
 
 from . import events
 from .events import Listener
+from .safe_text import escaped, redact
 
 _LEVELS: dict[str, int] = {
     events.JOB_STARTED: logging.DEBUG,
@@ -33,14 +39,17 @@ _LEVELS: dict[str, int] = {
     events.CHORE_FAILED: logging.ERROR,
     events.HOOK_FAILED: logging.ERROR,
 }
-_ESCAPES = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
+_TRACES = ("exception", "stack")
+"""The only values that take lines of their own; indented, none looks like the beginning of another event."""
 
 
 def configure(level: str = "info", form: Literal["auto", "json", "console"] = "auto") -> None:
     """Sets structlog up for this process: lines go to standard error, one per event, from `level` on."""
     console = form == "console" or (form == "auto" and sys.stderr.isatty())
     renderer: Any = (
-        structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty()) if console else structlog.processors.JSONRenderer()
+        structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback)
+        if console
+        else structlog.processors.JSONRenderer(serializer=_json)
     )
     structlog.configure(
         processors=[
@@ -48,7 +57,8 @@ def configure(level: str = "info", form: Literal["auto", "json", "console"] = "a
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
-            _escape if console else _as_is,
+            _redact,
+            *([_escape] if console else []),
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(_level(level)),
@@ -57,6 +67,7 @@ def configure(level: str = "info", form: Literal["auto", "json", "console"] = "a
     )
     # The driver reports each failed try of its own upkeep with a traceback: in an outage that is all one reads.
     logging.getLogger("asyncpg").setLevel(logging.ERROR)
+    logging.lastResort = _Foreign(logging.WARNING)
 
 
 def listener(level: str = "info") -> Listener:
@@ -81,13 +92,47 @@ def _level(name: str) -> int:
     return logging.getLevelNamesMapping()[name.upper()]
 
 
+class _Foreign(logging.Handler):
+    """What libraries log where the app has not set up `logging`: a line like ours, instead of raw text."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            at = min(record.levelno // 10 * 10, logging.CRITICAL)  # structlog knows no levels in between
+            facts = {"logger": record.name, "exc_info": record.exc_info or None}
+            structlog.get_logger("pgworkd").log(at, "logged", message=record.getMessage(), **facts)
+        except Exception:  # noqa: BLE001 - as every handler does
+            self.handleError(record)
+
+
+def _redact(_logger: Any, _method: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    return {name: _plain(value) for name, value in line.items()}
+
+
+def _plain(value: Any) -> Any:
+    """What both renderers write as it is, without passwords."""
+    if isinstance(value, str):
+        return redact(value)
+    if value is None or isinstance(value, (int, float)):
+        return value
+    if isinstance(value, Mapping):
+        return {redact(str(key)): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(inner) for inner in value]
+    return redact(repr(value))
+
+
 def _escape(_logger: Any, _method: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Control characters in names and errors must not reach the terminal (CWE-150); JSON escapes them itself."""
-    for key, value in line.items():
-        if isinstance(value, str):
-            line[key] = value.translate(_ESCAPES)
-    return line
+    """For the console, whose renderer writes text as it is, and all else by repr(), which escapes. JSON always does."""
+    return {escaped(name): _escaped(name, value) for name, value in line.items()}
 
 
-def _as_is(_logger: Any, _method: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    return line
+def _escaped(name: str, value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    if name in _TRACES:
+        return "\n".join(f"  {escaped(each)}" for each in value.splitlines())
+    return escaped(value)
+
+
+def _json(line: Any, **options: Any) -> str:
+    return json.dumps(line, **options).replace("\x7f", "\\u007f")  # the one control that JSON leaves

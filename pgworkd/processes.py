@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 import os
-import pickle
+import pickle  # nosec B403 # between a daemon and its children only
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
+from subprocess import PIPE  # nosec B404 # a constant
 from types import TracebackType
-from typing import Self
+from typing import Self, cast
 
 import anyio
-from anyio.abc import Process
+from anyio.abc import ByteReceiveStream, ByteSendStream, Process
 from anyio.streams.buffered import BufferedByteReceiveStream
 
 from .child import LENGTH, Answer, Noted, Request
@@ -34,10 +34,8 @@ class _Child:
     def __init__(self, process: Process) -> None:
         self.process = process
         self.idle_since = 0.0
-        assert process.stdin is not None  # noqa: S101 - both were asked for
-        assert process.stdout is not None  # noqa: S101
-        self._requests = process.stdin
-        self._answers = BufferedByteReceiveStream(process.stdout)
+        self._requests = cast("ByteSendStream", process.stdin)  # both were asked for
+        self._answers = BufferedByteReceiveStream(cast("ByteReceiveStream", process.stdout))
 
     async def ask(self, request: Request, progress: Progress) -> Answer:
         """Sends one request and waits for its answer; passes on what comes before. Raises ChildDied."""
@@ -54,7 +52,7 @@ class _Child:
         size = LENGTH.unpack(await self._answers.receive_exactly(LENGTH.size))[0]
         if size > ANSWER_BYTES_MAX:
             raise ChildDied("the process wrote something else than an answer to its pipe")
-        fields = pickle.loads(await self._answers.receive_exactly(size))  # noqa: S301 - our own child
+        fields = pickle.loads(await self._answers.receive_exactly(size))  # noqa: S301 # nosec B301 # our own child
         return Noted(*fields) if len(fields) == len(Noted._fields) else Answer(*fields)
 
     async def _fate(self) -> str:
@@ -105,8 +103,8 @@ class Processes:
         process = await anyio.open_process(
             # The daemon's import path is the app's: it holds the directory the app was found in.
             [sys.executable, "-m", "pgworkd.child", str(os.getpid()), os.pathsep.join(sys.path)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
+            stdin=PIPE,
+            stdout=PIPE,
             stderr=None,
             start_new_session=True,  # Ctrl-C in a terminal is for the daemon alone
         )

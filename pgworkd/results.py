@@ -16,7 +16,7 @@ import math
 import secrets
 from collections.abc import AsyncIterator, Iterable
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, cast
 from uuid import UUID
 
 import anyio
@@ -83,11 +83,11 @@ class Results:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool | None:
-        assert self._tasks is not None  # noqa: S101 - entered
-        self._tasks.cancel_scope.cancel()
+        tasks = cast("TaskGroup", self._tasks)
+        tasks.cancel_scope.cancel()
         ours = isinstance(error, anyio.get_cancelled_exc_class())  # perhaps because a task of ours has failed
         try:
-            handled = await self._tasks.__aexit__(*(kind, error, trace) if ours else (None, None, None))
+            handled = await tasks.__aexit__(*(kind, error, trace) if ours else (None, None, None))
             return handled if ours else None
         except BaseExceptionGroup as group:
             raise group.exceptions[0] from None  # as the caller of any other call would get it
@@ -114,8 +114,7 @@ class Results:
             waited.waiters -= 1
             if not waited.waiters and self._waited.get(job_id) is waited:
                 del self._waited[job_id]
-        assert waited.answer is not None  # noqa: S101 - it has ended
-        status, result, error = waited.answer
+        status, result, error = cast("tuple[str, str | None, str | None]", waited.answer)  # it has ended
         if status == "completed":
             return None if result is None else json.loads(result)
         if status == "gone":

@@ -11,12 +11,12 @@ import contextlib
 import functools
 import json
 import math
-import pickle
+import pickle  # nosec B403 # writes for a child, reads nothing
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 from uuid import UUID
 
 import anyio
@@ -144,8 +144,7 @@ class Runner:
             if error is not None:
                 raise error
             return _completed(result)
-        job = held.job
-        assert job is not None  # noqa: S101 - set before every call
+        job = cast("Job", held.job)  # set before every call
         request = Request(
             handler.function.__module__,
             handler.function.__qualname__,
@@ -160,7 +159,8 @@ class Runner:
         if answer.ending == "snooze":
             return Outcome(Ending.RELEASED, delay_s=answer.delay_s, reason="snoozed")
         delay_s = answer.delay_s if answer.ending == "retry_after" else self._backoff_s(held, handler)
-        return self._failure(ErrorFacts(**(answer.error or {})), delay_s, permanent=answer.ending == "permanent")
+        facts = ErrorFacts(**(answer.error or {})).redacted()
+        return self._failure(facts, delay_s, permanent=answer.ending == "permanent")
 
     def _raised(self, error: BaseException, held: Held, handler: Handler) -> Outcome:
         if isinstance(error, Snooze):

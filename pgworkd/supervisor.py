@@ -13,10 +13,11 @@ import signal
 import socket
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from subprocess import PIPE
+from subprocess import PIPE  # nosec B404 # a constant
 
 import anyio
 import structlog
@@ -39,6 +40,21 @@ _logger = partial(structlog.get_logger, "pgworkd")  # one made before a reload w
 def restart_delay_s(deaths: int) -> float:
     """How long to wait after so many deaths in a row: after the first not at all, then up to 30 s."""
     return 0.0 if deaths == 1 else _BACKOFF.delay_s(deaths - 1)
+
+
+def without_dsn(argv: Sequence[str]) -> tuple[list[str], str | None]:
+    """A command line without --dsn, and its last value: anybody can read the first, only our user the environment."""
+    kept: list[str] = []
+    dsn: str | None = None
+    words = iter(argv)
+    for word in words:
+        if word == "--dsn":
+            dsn = next(words, None)
+        elif word.startswith("--dsn="):
+            dsn = word.removeprefix("--dsn=")
+        else:
+            kept.append(word)
+    return kept, dsn
 
 
 @dataclass
@@ -73,6 +89,9 @@ class Supervisor:
         self._watchdog_s = SystemdNotifier().watchdog_s
         self._environ = _ENVIRON | {SUPERVISED: "1", "WATCHDOG_USEC": str(round(self._watchdog_s * 1e6))}
         self._environ.pop("WATCHDOG_PID", None)
+        self._argv, dsn = without_dsn(sys.orig_argv[1:])
+        if dsn is not None:
+            self._environ["PGWORKD_DSN"] = dsn
 
     async def run(self) -> int:
         """Until asked to stop, or until a daemon says that it can never work; the exit code."""
@@ -146,7 +165,7 @@ class Supervisor:
     async def _live(self, name: str, address: Path) -> tuple[int, dict[str, object]]:
         """One process, from start to end: its exit code (minus the signal that ended it), and the facts of its end."""
         # As we were started ourselves, so that it finds what we found; the last of two flags counts.
-        command = [sys.executable, *sys.orig_argv[1:], "--processes=1", f"--worker-name={name}"]
+        command = [sys.executable, *self._argv, "--processes=1", f"--worker-name={name}"]
         start = partial(anyio.open_process, cwd=_CWD, stdin=PIPE, stdout=None, stderr=None, start_new_session=True)
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as line:
             try:

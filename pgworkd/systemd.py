@@ -14,6 +14,11 @@ from typing import Protocol
 
 import anyio
 
+from .payload import clean_text
+from .safe_text import escaped
+
+STATUS_BYTES_MAX = 1000
+"""Of the status line: systemd drops a message of more than 4,096 bytes, READY and WATCHDOG with it."""
 STATUS_S = 5.0
 """How often the status line is renewed when no watchdog asks for more."""
 
@@ -59,7 +64,7 @@ class SystemdNotifier:
             every_s = min(STATUS_S, self.watchdog_s / 8) if self.watchdog_s else STATUS_S
             told_ready = False
             while True:
-                lines = [f"STATUS={daemon.status()}"]
+                lines = [f"STATUS={clean_text(escaped(daemon.status()), STATUS_BYTES_MAX)}"]
                 if daemon.ready.is_set() and not told_ready:
                     told_ready = True
                     lines.append("READY=1")

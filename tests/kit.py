@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
 import anyio
 import asyncpg
+from hypothesis import HealthCheck, settings
 
 from pgworkd.app import App
 from pgworkd.chores import Periods
@@ -17,8 +19,21 @@ from pgworkd.daemon import Daemon, Options
 from pgworkd.lease import end_process
 from pgworkd.link import LinkOptions
 
+EXAMPLES = os.environ.get("PGWORKD_TEST_EXAMPLES")
+"""So many in each model and fuzz test, and others each time. Without it the tests are the same each time."""
 LIMIT_S = 20.0
 """No fact is waited for longer: then the test fails and says what it saw."""
+
+
+def examples(count: int, **changes: Any) -> settings:
+    """How a test of generated examples runs: `count` of them unless PGWORKD_TEST_EXAMPLES says otherwise."""
+    return settings(
+        max_examples=int(EXAMPLES or count),
+        derandomize=EXAMPLES is None,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        **changes,
+    )
 
 
 class Recorder:

@@ -14,7 +14,7 @@ import pytest
 
 from pgworkd.app import App
 from pgworkd.daemon import Daemon
-from pgworkd.systemd import SystemdNotifier
+from pgworkd.systemd import STATUS_BYTES_MAX, SystemdNotifier
 from tests.kit import LIMIT_S, quick_options
 
 NOBODY = "postgresql://nobody@127.0.0.1:1/nothing"
@@ -133,3 +133,46 @@ async def test_without_systemd_it_works_all_the_same(dsn: str, environ: dict[str
     async with reporting(dsn, environ) as daemon:
         with anyio.fail_after(LIMIT_S):
             await daemon.ready.wait()
+
+
+class Named:
+    """A daemon with a status of somebody else's making."""
+
+    def __init__(self, status: str) -> None:
+        self.ready = anyio.Event()
+        self.ready.set()
+        self.stop_requested = anyio.Event()
+        self._status = status
+
+    def healthy(self) -> bool:
+        return False
+
+    def status(self) -> str:
+        return self._status
+
+
+@pytest.mark.parametrize("name", ["q\nWATCHDOG=1\rSTOPPING=1\0\x1b[2J", "\ud800", "\u2028MAINPID=1\u202e"])
+async def test_a_name_cannot_say_anything_else_to_systemd(systemd: Systemd, name: str) -> None:
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(SystemdNotifier(systemd.environ).run, Named(f"working, queues: {name}"))
+        await systemd.hears("READY=1")
+        tasks.cancel_scope.cancel()
+    heard = [line for line in systemd.heard if not line.startswith("STATUS=")]
+    assert heard == ["READY=1"]
+    assert any(line.startswith("STATUS=working, queues: ") for line in systemd.heard)
+
+
+async def test_a_long_status_does_not_keep_ready_and_the_watchdog_from_systemd(dsn: str, systemd: Systemd) -> None:
+    """systemd ignores a message of more than 4,096 bytes; our own supervisor reads no more than that."""
+    app = App()
+    for number in range(50):
+        app.handler(f"{number}{'ü' * 190}")(_nothing)
+    daemon = Daemon(app, quick_options(dsn), parts=(SystemdNotifier(systemd.environ),))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(daemon.run)
+        await systemd.hears("READY=1")
+        daemon.request_stop()
+    assert max(len(line.encode()) for line in systemd.heard) <= len("STATUS=") + STATUS_BYTES_MAX
+
+
+async def _nothing() -> None: ...

@@ -4,24 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import Phase
 
+from tests.kit import examples
 from tests.server import create_database, drop_database
 
-EXAMPLES = os.environ.get("PGWORKD_TEST_EXAMPLES")
-"""So many, and others each time. Without it the tests are the same each time."""
-QUICK = settings(
-    max_examples=int(EXAMPLES or 14),
-    derandomize=EXAMPLES is None,
-    deadline=None,
-    phases=[Phase.explicit, Phase.generate],
-    suppress_health_check=list(HealthCheck),
-)
+QUICK = examples(14, phases=[Phase.explicit, Phase.generate])
 """Shrinking runs for minutes: a failing case is short enough as it is."""
 
 

@@ -18,7 +18,6 @@ SOUND_DSNS = [
     ("postgres://user:{}@host", "postgres://user:***@host"),
     ("postgresql://:{}@h1:1,h2:2,[::1]:3/db", "postgresql://:***@h1:1,h2:2,[::1]:3/db"),
     ("postgresql://us%40er:a%2F{}:b@host/db", "postgresql://us%40er:***@host/db"),
-    ("postgresql://u:x@{}@host/db", "postgresql://u:***@host/db"),
     (
         "postgresql://host/db?user=u&password={}&sslmode=require",
         "postgresql://host/db?user=u&password=***&sslmode=require",
@@ -60,6 +59,8 @@ BAD_DSNS = [
     "postgresql://u:p?{}@h/db",
     "postgresql://u:1/{}@h/db",
     "postgresql://u:1?{}@h/db",
+    "postgresql://u:1?x={}@h/db",  # reads like host u, port 1 and a parameter
+    "postgresql://u:x@{}@h/db",  # the driver ends the password at the first @: the rest went to the DNS
     "postgresql://u:{}@h:port/db",
     "postgresql://u:{}@h:123456/db",
     "postgresql://u:{}@[::1/db",
@@ -122,6 +123,13 @@ def test_a_dsn_in_the_wrong_place_is_not_quoted(monkeypatch, name):
     with pytest.raises(UsageError) as caught:
         load()
     assert_hidden(caught.value)
+
+
+@pytest.mark.parametrize("name", ["queues", "worker_name"])
+def test_a_dsn_that_is_taken_for_a_name_is_not_shown_with_its_password(name):
+    settings = load(**{name: f"postgresql://u:{CANARY}@h/db"})
+    assert CANARY not in str(describe(settings))
+    assert "postgresql://u:***@h/db" in str(describe(settings))
 
 
 def test_without_a_dsn_the_error_says_how_to_give_one():

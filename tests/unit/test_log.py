@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 import structlog
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pgworkd import events, log
 
-NASTY = "a\nb\rc\0d\x1b[31me\x1b]0;title\x07f\x9b2Jg\x7fh\u0085i"
+NASTY = "\u202etfel\u2066\u2028\u200fa\nb\rc\0d\x1b[31me\x1b]0;title\x07f\x9b2Jg\x7fh\u0085i"
 CONTROLS = set("".join(map(chr, (*range(32), *range(127, 160)))))
 
 
@@ -25,8 +27,9 @@ class Terminal(io.StringIO):
 
 @pytest.fixture(autouse=True)
 def structlog_as_before() -> Iterator[None]:
-    level = logging.getLogger("asyncpg").level
+    level, last = logging.getLogger("asyncpg").level, logging.lastResort
     yield
+    logging.lastResort = last
     structlog.reset_defaults()
     logging.getLogger("asyncpg").setLevel(level)
 
@@ -134,7 +137,7 @@ def test_control_characters_can_neither_forge_a_line_nor_reach_the_terminal(
     monkeypatch: pytest.MonkeyPatch, form: str, facts: dict[str, Any]
 ) -> None:
     (line,) = lines_of(monkeypatch, "info", form, (events.JOB_FAILED, facts))
-    assert CONTROLS.isdisjoint(line) if form == "console" else CONTROLS.isdisjoint(line.replace("\x7f", ""))
+    assert (CONTROLS | TURNED).isdisjoint(line)
     assert len(line.splitlines()) == 1
     if form == "json":
         assert json.loads(line)["event"] == events.JOB_FAILED
@@ -148,7 +151,7 @@ def test_json_gives_back_exactly_what_was_said(monkeypatch: pytest.MonkeyPatch) 
 def test_console_shows_control_characters_as_escapes(monkeypatch: pytest.MonkeyPatch) -> None:
     (line,) = lines_of(monkeypatch, "info", "console", (events.JOB_FAILED, {"error": "evil\x1b[2J\nlast line"}))
     assert "x1b[2J" in line
-    assert "x0alast line" in line
+    assert "nlast line" in line
 
 
 @pytest.mark.parametrize("form", ["json", "console"])
@@ -179,3 +182,68 @@ def test_the_drivers_own_upkeep_is_quiet() -> None:
     log.configure()
     assert not logging.getLogger("asyncpg.pool").isEnabledFor(logging.WARNING)
     assert logging.getLogger("asyncpg.pool").isEnabledFor(logging.ERROR)
+
+
+TURNED = set("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\u200e\u200f\u2028\u2029")
+
+
+@pytest.mark.parametrize("form", ["json", "console"])
+@given(text=st.text(), more=st.text())
+def test_any_text_is_one_plain_line(form: str, text: str, more: str) -> None:
+    facts = {"error": text, "queues": {more: [text]}, "worker": (text, more.encode("utf-8", "replace"))}
+    with pytest.MonkeyPatch.context() as patch:
+        (line,) = lines_of(patch, "info", form, (events.JOB_FAILED, facts))
+    assert len(line.splitlines()) == 1
+    assert (CONTROLS | TURNED).isdisjoint(line)
+    line.encode()
+    if form == "json":
+        assert json.loads(line)["error"] == text
+
+
+@pytest.mark.parametrize("form", ["json", "console"])
+def test_a_traceback_takes_lines_of_its_own_that_cannot_pass_for_events(
+    monkeypatch: pytest.MonkeyPatch, form: Any
+) -> None:
+    out = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", out)
+    log.configure("info", form)
+    try:
+        raise ValueError("first\n2026-11-21T00:00:00Z [error    ] job.dead\r\x1b[2J\u202e postgresql://u:c4n4ry@h/db")
+    except ValueError:
+        structlog.get_logger().exception("it broke\nbadly")
+    said = out.getvalue()
+    assert (CONTROLS - {"\n"} | TURNED).isdisjoint(said)
+    assert "c4n4ry" not in said
+    lines = said.removesuffix("\n").split("\n")
+    if form == "json":
+        assert len(lines) == 1
+    else:
+        assert "it broke\\nbadly" in lines[0]
+        assert "  Traceback (most recent call last):" in lines
+        assert any(line.startswith("  2026-11-21T00:00:00Z [error") for line in lines[1:])
+        assert all(line.startswith("  ") for line in lines[1:])
+
+
+@pytest.mark.parametrize("form", ["json", "console"])
+@pytest.mark.parametrize("level", [logging.WARNING, logging.WARNING + 5, logging.CRITICAL, 99])
+def test_what_libraries_log_is_a_line_like_ours(monkeypatch: pytest.MonkeyPatch, form: Any, level: int) -> None:
+    out = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", out)
+    monkeypatch.setattr(logging.getLogger("somebody"), "handlers", [])
+    monkeypatch.setattr(logging.getLogger("somebody"), "propagate", False)
+    log.configure("info", form)
+    logging.getLogger("somebody").log(level, "lost: %s", "postgresql://u:c4n4ry@h/db\n\x1b[2J")
+    said = out.getvalue()
+    assert said.count("\n") == 1
+    assert "somebody" in said
+    assert "postgresql://u:***@h/db" in said
+    assert (CONTROLS - {"\n"}).isdisjoint(said)
+
+
+def test_a_bound_name_and_an_event_of_a_handler_cannot_forge_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    out = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", out)
+    log.configure("info", "console")
+    structlog.get_logger().info(NASTY, **{NASTY: NASTY})
+    assert (CONTROLS - {"\n"} | TURNED).isdisjoint(out.getvalue())
+    assert out.getvalue().count("\n") == 1

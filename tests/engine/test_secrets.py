@@ -1,0 +1,259 @@
+"""The password of the database is in no log line, error, traceback, command line, pickle, repr() or stored row."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import traceback
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+
+from pgworkd import cli_serve, processes
+from pgworkd.admin import Admin
+from pgworkd.app import App
+from pgworkd.config import Settings
+from pgworkd.daemon import Daemon
+from pgworkd.embedded import EmbeddedPostgres
+from pgworkd.errors import PgworkdError
+from pgworkd.link import Link, LinkOptions, Listener, Transactions
+from pgworkd.results import Results
+from pgworkd.supervisor import Supervisor, without_dsn
+from tests.engine.secrets_kit import PASSWORDS, leaks, secret_dsn, with_login
+from tests.engine.test_cli_run import Start, start
+from tests.kit import insert, running, until, waits_for_status
+
+__all__ = ["secret_dsn", "start"]  # fixtures
+
+APP = """
+import os, sys
+from pathlib import Path
+from urllib.parse import unquote
+import asyncpg
+from pgworkd.app import App
+
+app = App()
+DSN = os.environ.get("PGWORKD_DSN") or Path("dsn").read_text()
+
+@app.handler("tells", max_attempts=1)
+async def tells():
+    try:
+        raise KeyError(unquote(DSN))
+    except KeyError as error:
+        error.add_note("noted " + DSN)
+        raise RuntimeError(DSN.encode(), {"dsn": unquote(DSN)}) from error
+
+@app.handler("tells_elsewhere", max_attempts=1, run_in="process")
+def tells_elsewhere():
+    password = DSN[DSN.index(":", 15) + 1 : DSN.rindex("@")]
+    raise RuntimeError("x" * 4080 + password)  # so long that it is cut in the password
+
+@app.handler("looks", run_in="process")
+def looks():
+    return [Path("/proc/self/cmdline").read_text().replace("\\0", " "), "PGWORKD_DSN" in os.environ]
+
+@app.handler("prints")
+async def prints():
+    print(DSN, file=sys.stderr, flush=True)
+"""
+
+
+@pytest.fixture
+def app_file(tmp_path: Path, secret_dsn: str) -> str:
+    """The name of an app that tries to tell the address, which it finds in its environment or a file."""
+    (tmp_path / "leaky.py").write_text(APP)
+    (tmp_path / "dsn").write_text(secret_dsn)
+    return "leaky:app"
+
+
+async def everything_stored(db: asyncpg.Connection[Any]) -> list[str]:
+    jobs = await db.fetch("SELECT j::text FROM pgworkd.all_jobs j UNION ALL SELECT w::text FROM pgworkd.workers w")
+    return [row[0] for row in jobs]
+
+
+@pytest.mark.parametrize("form", ["json", "console"])
+async def test_a_daemon_tells_nothing_of_it_from_start_to_end(
+    start: Start, app_file: str, secret_dsn: str, db: asyncpg.Connection[Any], form: str
+) -> None:
+    run = start("run", "--app", app_file, "--log-format", form, "--log-level", "debug", PGWORKD_DSN=secret_dsn)
+    run.says("daemon.ready")
+    for queue in ("tells", "tells_elsewhere"):
+        assert await until(waits_for_status(db, await insert(db, queue), "dead"))
+    cut = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name LIKE 'pgworkd %'"
+    assert await db.fetchval(cut + " AND datname = current_database()")
+    run.says("database.away")
+    run.says("database.back")
+    looks = await insert(db, "looks")
+    assert await until(waits_for_status(db, looks, "completed"))
+    run.stop()
+    assert run.ends() == 0
+    stored = await everything_stored(db)
+    assert not leaks(*run.lines, *stored)
+    result = await db.fetchval("SELECT result FROM pgworkd.finished_jobs WHERE id = $1", looks)
+    assert "pgworkd.child" in result
+    assert json.loads(result)[1], "the app is imported in the child, too, and may need its environment"
+    assert sum("RuntimeError" in row for row in stored) == 2
+    assert sum("***@127.0.0.1" in row for row in stored) == 1, "the other is cut"
+
+
+async def test_the_check_sees_a_leak(start: Start, app_file: str, secret_dsn: str, db: asyncpg.Connection[Any]) -> None:
+    """What a handler itself prints is its own affair, and here it shows that the tests would notice."""
+    run = start("run", "--app", app_file, PGWORKD_DSN=secret_dsn)
+    await insert(db, "prints")
+    run.says("postgresql://")
+    assert leaks(*run.lines)
+
+
+@pytest.mark.parametrize("secret_dsn", ["encoded"], indirect=True)
+async def test_daemons_of_a_supervisor_get_the_address_by_their_environment(
+    start: Start, app_file: str, secret_dsn: str
+) -> None:
+    args = ["run", "--dsn", secret_dsn, "--app", app_file, "--processes", "2"]
+    run = start(*args, PGWORKD_LOG_FORMAT="json")
+    run.says('"worker_id": 2')  # the second is ready, too
+    said = [json.loads(line) for line in list(run.lines)]
+    lines = [command_line_of(facts["pid"]) for facts in said if facts["event"] == "process.started"]
+    assert len(lines) == 2
+    assert all("run --app leaky:app" in line for line in lines)
+    run.stop()
+    assert run.ends() == 0
+    assert not leaks(*lines, *run.lines)
+
+
+@pytest.mark.parametrize("given", [["--dsn", "D"], ["--dsn=D"], ["--dsn=x", "--dsn", "D"], ["--dsn", "x", "--dsn=D"]])
+def test_the_address_is_taken_out_of_a_command_line_and_the_last_one_counts(given: list[str]) -> None:
+    argv = ["-m", "pgworkd.cli", "run", *given, "--app", "a:b"]
+    assert without_dsn(argv) == (["-m", "pgworkd.cli", "run", "--app", "a:b"], "D")
+    assert without_dsn(["run"]) == (["run"], None)
+
+
+def command_line_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+
+
+def broken(dsn: str) -> dict[str, str]:
+    """Addresses that fail, each in its own way, once they are tried."""
+    there = with_login(dsn, "postgres", PASSWORDS["encoded"])
+    return {
+        "wrong password": there,
+        "unknown user": with_login(dsn, "nobody_here", PASSWORDS["raw"]),
+        "nobody listens": f"postgresql://u:{PASSWORDS['encoded']}@127.0.0.1:1/db",
+        "no such host": f"postgresql://u:{PASSWORDS['raw']}@nowhere.invalid/db",
+        "no socket": f"postgresql://u:{PASSWORDS['encoded']}@%2Fnowhere/db",
+        "no TLS there": f"{there}?sslmode=require",
+        "no such certificate": f"{there}?sslmode=verify-full&sslrootcert=/nowhere.crt",
+        "unknown sslmode": f"{there}?sslmode=perhaps",
+        "secrets in the query": f"postgresql://127.0.0.1:1/db?user=u&password={PASSWORDS['encoded']}",
+        "unknown setting": f"{there}?flavour=sweet",
+    }
+
+
+@pytest.mark.parametrize("how", broken("postgresql://"))
+@pytest.mark.parametrize("part", ["link", "listener", "transactions"])
+async def test_errors_hold_it_neither_in_their_chain_nor_in_the_variables_of_their_frames(
+    dsn: str, how: str, part: str
+) -> None:
+    async def fail(address: str) -> None:
+        options = LinkOptions(address, connect_timeout_s=1, command_timeout_s=1)
+        if part == "link":
+            await Link(options, "test").value("SELECT 1")
+        elif part == "listener":
+            async with Listener(options).listen("x", print, lambda: None):
+                pass
+        else:
+            async with Transactions(options, 1).begin():
+                pass
+
+    with pytest.raises(PgworkdError) as caught:
+        await fail(broken(dsn)[how])
+    error = caught.value
+    trace = error.__traceback__
+    assert trace is not None
+    # This function and the one above are where the address comes from.
+    error.__traceback__ = trace.tb_next and trace.tb_next.tb_next
+    shown = "".join(traceback.TracebackException.from_exception(error, capture_locals=True).format())
+    assert not leaks(shown, repr(error), *chain(error))
+
+
+def chain(error: BaseException | None) -> Iterator[object]:
+    """What each of its causes and contexts says."""
+    while error is not None:
+        yield from (str(error), repr(error), error.args, getattr(error, "__notes__", ()))
+        error = error.__cause__ or error.__context__
+
+
+def ours_in(thing: object, seen: dict[int, object]) -> dict[int, object]:
+    """All objects of our own classes that can be reached from `thing`, which is one of them."""
+    if id(thing) in seen or isinstance(thing, (type, types.ModuleType, types.FunctionType)):
+        return seen
+    seen[id(thing)] = thing
+    names = [*getattr(thing, "__dict__", ()), *getattr(type(thing), "__slots__", ())]
+    for value in [getattr(thing, name, None) for name in names]:
+        values = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else [value]
+        for each in values:
+            if type(each).__module__.startswith("pgworkd"):
+                ours_in(each, seen)
+    return seen
+
+
+def handle() -> None:
+    """A handler."""
+
+
+async def test_no_object_shows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    dsn = f"postgresql://u:{PASSWORDS['encoded']}@127.0.0.1:1/db?sslpassword=c4n4ry"
+    settings = Settings(dsn=dsn)
+    app = App()
+    app.handler("q")(handle)
+    options = cli_serve.options(settings)
+    daemon = Daemon(app, options)
+    server = EmbeddedPostgres()
+    monkeypatch.setattr(server, "_password", PASSWORDS["raw"])
+    roots = [settings, daemon, Supervisor(options, 2), Admin(options.link), Results(dsn), server]
+    reached = [each for root in roots for each in ours_in(root, {}).values()]
+    assert {"Daemon", "Store", "Link", "LinkOptions", "Options", "Transactions", "Settings"} <= {
+        type(each).__name__ for each in reached
+    }
+    assert not leaks(*(text for each in reached for text in (repr(each), str(each), f"{each}")))
+
+
+async def test_what_goes_to_a_child_holds_nothing_of_it(
+    secret_dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[bytes] = []
+    real = pickle.dumps
+
+    def dumps(value: object) -> bytes:
+        sent.append(real(value))
+        return sent[-1]
+
+    monkeypatch.setattr(processes, "pickle", types.SimpleNamespace(dumps=dumps, loads=pickle.loads))
+    app = App()
+    app.handler("q", run_in="process")(handle)
+    async with running(app, secret_dsn):
+        job = await insert(db, "q")
+        await until(waits_for_status(db, job, "completed"))
+    assert len(sent) == 1
+    assert b"test_secrets" in sent[0]
+    assert not leaks(*sent)
+
+
+def test_an_embedded_server_shows_its_password_to_nobody() -> None:
+    with EmbeddedPostgres() as server:
+        password = server.dsn().partition("postgres:")[2].partition("@")[0]
+        assert len(password) > 20
+        assert server._server is not None
+        assert server._guard is not None
+        pids = [server._server.pid, server._guard.pid]
+        shown = [Path(f"/proc/{pid}/{what}").read_bytes() for pid in pids for what in ("cmdline", "environ")]
+        assert not [text for text in shown if password.encode() in text]
+        assert b"pgdata" in shown[0]
+        assert server._dir is not None
+        modes = {name: (server._dir / name).stat().st_mode & 0o777 for name in ("password", "pgdata", "server.log")}
+        assert modes == {"password": 0o600, "pgdata": 0o700, "server.log": 0o600}
+        assert password not in (server._dir / "server.log").read_text()
+        assert password not in repr(server)

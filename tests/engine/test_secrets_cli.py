@@ -1,0 +1,153 @@
+"""No command says the password, whatever is wrong with the address or the words around it."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from pgworkd import cli_look
+from pgworkd.cli_app import app
+from tests.engine.secrets_kit import PASSWORDS, leaks, secret_dsn
+from tests.engine.test_cli import clean
+from tests.engine.test_secrets import broken
+
+__all__ = ["clean", "secret_dsn"]  # fixtures
+
+ID = str(uuid.UUID(int=7))
+COMMANDS = {
+    "migrate": [],
+    "enqueue": ["q"],
+    "jobs": [],
+    "job": [ID],
+    "retry": [ID],
+    "cancel": ["--queue", "q", "--yes"],
+    "discard": [ID],
+    "undepend": [ID],
+    "edit": [ID, "--priority", "1"],
+    "audit": [],
+    "pause": ["q"],
+    "resume": ["q"],
+    "workers": [],
+    "schedules": [],
+    "stats": [],
+    "doctor": [],
+    "config show": [],
+    "queues": [],
+    "queues show": ["q"],
+    "queues set": ["q", "--concurrency", "1"],
+    "queues pause": ["q"],
+    "queues resume": ["q"],
+    "batches": [],
+    "batches show": [ID],
+    "batches seal": [ID],
+    "batches cancel": [ID],
+    "batches delete": [ID],
+}
+"""Each with words that let it reach the database."""
+SERVICES = {"run", "dev", "demo", "autoscale"}
+"""They go on and on: tests/engine/test_secrets.py looks at them as processes."""
+AUTOSCALE = ["-q", "q", "--max", "1", "--up-at", "9", "--down-at", "1", "--", "true"]
+MISPLACED = {
+    "a slash": "postgresql://u:c4n4ry/t41l@h/db",
+    "a question mark": "postgresql://u:c4n4ry?t41l@h/db",
+    "a hash": "postgresql://u:c4n4ry#t41l@h/db",
+    "an @": "postgresql://u:c4n4ry@t41l@h/db",
+    "a line break": "postgresql://u:c4n4ry\nt41l@h/db",
+    "another scheme": "mysql://u:c4n4ryt41l@h/db",
+    "words": "host=h password=c4n4ryt41l",
+    "a letter that parsers take apart": "postgresql://u:c4n4ryt41l\u2100@h/db",
+}
+
+
+def leaves(command: Any, path: tuple[str, ...] = ()) -> Iterator[str]:
+    """Every command that does something, by its words."""
+    inner = getattr(command, "commands", {})
+    if path and (not inner or command.invoke_without_command):
+        yield " ".join(path)
+    for name, each in inner.items():
+        yield from leaves(each, (*path, name))
+
+
+def said(*args: str, **environ: str) -> tuple[int, str]:
+    """Exit code and all that a command says."""
+    result = CliRunner().invoke(app, list(args), env={"PGWORKD_CONNECT_TIMEOUT_S": "1", **environ})
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result.exit_code, result.stdout + result.stderr
+
+
+def test_no_command_is_left_out() -> None:
+    assert set(leaves(typer.main.get_command(app))) == COMMANDS.keys() | SERVICES
+
+
+@pytest.mark.parametrize("how", broken("postgresql://"))
+def test_a_command_that_cannot_reach_the_database(dsn: str, how: str) -> None:
+    address = broken(dsn)[how]
+    for number, (name, args) in enumerate(COMMANDS.items()):
+        way = ["--dsn", address] if number % 2 and name != "config show" else []
+        code, text = said(*name.split(), *args, *way, PGWORKD_DSN=address)
+        assert code in (1, 2) or name == "config show"
+        assert text
+        assert not leaks(text)
+
+
+@pytest.mark.parametrize("how", MISPLACED)
+def test_an_address_that_makes_no_sense(how: str) -> None:
+    address = MISPLACED[how]
+    for name, args in (COMMANDS | {"run": ["--app", "x:y"], "autoscale": AUTOSCALE}).items():
+        code, text = said(*name.split(), *args, PGWORKD_DSN=address)
+        assert code == 2
+        assert not leaks(text)
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS.keys() | SERVICES))
+def test_an_address_in_the_wrong_place(name: str) -> None:
+    args = COMMANDS.get(name, [])
+    for password in PASSWORDS.values():
+        address = f"postgresql://u:{password}@127.0.0.1:1/db"
+        for words in ([*args, address], [*args, f"--nonsense={address}"]):
+            code, text = said(*name.split(), *words)
+            assert code in (1, 2)
+            assert not leaks(text), words
+        assert not leaks(said(address)[1])
+
+
+@pytest.mark.parametrize(
+    "flag", ["--lease-s", "--processes", "--log-level", "--log-format", "--app", "--queue", "--worker-name"]
+)
+def test_an_address_as_the_value_of_another_setting(flag: str) -> None:
+    for password in PASSWORDS.values():
+        address = f"postgresql://u:{password}@127.0.0.1:1/db"
+        code, text = said("run", flag, address, PGWORKD_DSN=address)
+        assert code == 2
+        assert not leaks(text)
+
+
+@pytest.mark.parametrize("secret_dsn", ["encoded"], indirect=True)
+@pytest.mark.parametrize("how", ["json", "text"])
+def test_a_command_that_works(secret_dsn: str, how: str) -> None:
+    can = ("jobs", "stats", "workers", "doctor", "queues", "audit", "batches")
+    for name in can if how == "json" else COMMANDS:
+        flags = ["--json"] if how == "json" else []
+        assert not leaks(said(*name.split(), *COMMANDS[name], *flags, PGWORKD_DSN=secret_dsn)[1]), name
+    assert "***@" in said("doctor", PGWORKD_DSN=secret_dsn)[1]
+    assert "***@" in said("config", "show", PGWORKD_DSN=secret_dsn)[1]
+
+
+def test_a_bug_is_told_without_it_even_with_its_traceback(secret_dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken_table(*_: object) -> None:
+        raise RuntimeError(f"cannot draw {secret_dsn}\x1b[2J\nat all")
+
+    monkeypatch.setattr(cli_look, "table", broken_table)
+    for level in ("info", "debug"):
+        code, text = said("stats", PGWORKD_DSN=secret_dsn, PGWORKD_LOG_LEVEL=level)
+        assert code == 1
+        assert "internal error, please report it: RuntimeError: cannot draw postgresql://canary" in text
+        assert ("Traceback" in text) == (level == "debug")
+        assert not leaks(text)
+        assert "\x1b" not in text
+        assert all(line.startswith("pgworkd: ") for line in text.splitlines())

@@ -1,0 +1,114 @@
+"""Settings from any bytes, text or object: they are taken, or refused in one line that names the field."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pgworkd.config import Settings, describe, load
+from pgworkd.errors import UsageError
+from pgworkd.sources import parse_queues
+from tests.fuzz.kit import FUZZ, in_time, nowhere
+
+__all__ = ["nowhere"]  # a fixture
+
+FIELDS = sorted(Settings.model_fields)
+WORDS = st.one_of(
+    st.text(),
+    st.sampled_from(["1", "0", "-1", "1e400", "nan", "inf", "1_000", "٣", " 5 ", "10s", "true", "[]", "a=1,a=2"]),
+    st.sampled_from(["postgresql://u:c4n4ry@h/db", "postgresql://", "a:b", "module:attribute", "debug", "JSON"]),
+    st.just("[" * 9000),
+    st.floats().map(str),
+    st.integers().map(str),
+)
+VALUES: st.SearchStrategy[Any] = st.recursive(
+    st.one_of(WORDS, st.integers(), st.floats(), st.booleans(), st.dates(), st.binary(max_size=20)),
+    lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(st.text(), inner, max_size=4)),
+    max_leaves=8,
+)
+
+
+def outcome(**flags: object) -> str | None:
+    """The line of the refusal; None if all is well, and then all of it can be shown."""
+    with in_time():
+        try:
+            settings = load(**flags)
+        except UsageError as error:
+            assert error.__context__ is None
+            assert "ydantic" not in str(error)
+            assert "u:c4n4ry" not in str(error)
+            return str(error)
+        assert len(describe(settings)) == len(FIELDS)
+        assert "u:c4n4ry" not in str(describe(settings))
+        return None
+
+
+@FUZZ
+@given(st.one_of(st.binary(max_size=300), st.text().map(lambda text: text.encode("utf-8", "surrogatepass"))))
+def test_any_file(data: bytes) -> None:
+    Path("pgworkd.toml").write_bytes(data)
+    try:
+        line = outcome()
+    finally:
+        Path("pgworkd.toml").unlink()
+    assert line is None or "pgworkd.toml" in line
+
+
+@FUZZ
+@given(st.dictionaries(st.one_of(st.sampled_from(FIELDS), st.text()), VALUES, min_size=1, max_size=4))
+def test_any_table(table: dict[str, Any]) -> None:
+    lines = [f"{json.dumps(name)} = {toml(value)}" for name, value in table.items()]
+    Path("pgworkd.toml").write_text("\n".join(lines), encoding="utf-8", errors="surrogatepass")
+    try:
+        line = outcome()
+    finally:
+        Path("pgworkd.toml").unlink()
+    assert line is None or "pgworkd.toml" in line
+
+
+def toml(value: object) -> str:
+    """Nearly TOML: what is not must be refused, too."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{json.dumps(key)} = {toml(inner)}" for key, inner in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(toml, value)) + "]"
+    return json.dumps(value) if isinstance(value, (str, bool)) else str(value)
+
+
+@FUZZ
+@given(st.sampled_from(FIELDS), WORDS)
+def test_any_variable(name: str, text: str) -> None:
+    value = os.fsdecode(text.replace("\0", "").encode("utf-8", "surrogatepass"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(f"PGWORKD_{name.upper()}", value)
+        line = outcome()
+    named = f"{name} (environment PGWORKD_{name.upper()}): "
+    assert line is None or named in line or line.startswith(("heartbeat_s (", "command_timeout_s ("))
+
+
+@FUZZ
+@given(st.sampled_from(FIELDS), VALUES)
+def test_any_flag(name: str, value: object) -> None:
+    line = outcome(**{name: value})
+    assert line is None or line.startswith((f"{name} (", "heartbeat_s (", "command_timeout_s ("))
+
+
+@FUZZ
+@given(VALUES)
+def test_any_queues(value: object) -> None:
+    with in_time():
+        try:
+            queues = parse_queues(value)
+        except ValueError as error:
+            assert str(error)
+            return
+    assert parse_queues(queues) == queues
+    assert parse_queues([name if most is None else f"{name}={most}" for name, most in queues.items()]) == queues or any(
+        "=" in name or name.strip() != name or "," in name for name in queues
+    )

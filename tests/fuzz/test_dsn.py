@@ -1,0 +1,84 @@
+"""Any address: refused without quoting it, or tried; and the password is never shown, while the host always is."""
+
+from __future__ import annotations
+
+import asyncio
+import traceback
+from collections.abc import Iterator
+from urllib.parse import quote
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pgworkd import safe_text
+from pgworkd.dsn import dsn_fault, redacted
+from pgworkd.errors import PgworkdError, UsageError
+from pgworkd.link import Link, LinkOptions
+from tests.fuzz.kit import FUZZ, in_time, nowhere
+
+__all__ = ["nowhere"]  # a fixture
+
+CANARY = "c4n4ry"
+PIECE = st.one_of(st.text(max_size=12), st.text(alphabet="@:/?#%[]&=,+ ;\\'\"\u2100\uff0f\uff1a", max_size=8))
+PARTS = ["postgresql://", "@", ":", "/", "?", "#", "[", "]", "%", CANARY, "h", "=", "&", ",", "%00", "\u2100"]
+NAMES = ["sslmode", "sslpassword", "password", "user", "dbname", "application_name", "target_session_attrs"]
+QUERY = st.lists(st.tuples(st.one_of(st.sampled_from(NAMES), PIECE), PIECE).map("=".join), max_size=3).map("&".join)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def nothing_kept() -> Iterator[None]:
+    """Secrets of a hundred thousand addresses would make each later one slower; no process has so many."""
+    yield
+    safe_text._secrets = ()
+
+
+@FUZZ
+@given(st.one_of(st.text(), st.lists(st.sampled_from(PARTS)).map("".join)))
+def test_any_text_as_an_address(text: str) -> None:
+    with in_time():
+        fault = dsn_fault(text)
+        shown = redacted(text)
+        safe_text._secrets = ()
+        try:
+            options = LinkOptions(text)
+        except UsageError as error:
+            assert fault is not None
+            assert CANARY not in str(error)
+            return
+    assert fault is None
+    assert CANARY not in repr(options)
+    assert redacted(shown) == shown
+
+
+@FUZZ
+@given(PIECE, PIECE, PIECE, PIECE, QUERY, st.booleans())
+def test_an_address_that_is_tried_shows_its_password_nowhere(
+    user: str, before: str, after: str, database: str, query: str, encoded: bool
+) -> None:
+    password = before + CANARY + after
+    login = f"{quote(user, safe='')}:{quote(password, safe='')}" if encoded else f"{user}:{password}"
+    password = password if encoded else login.partition(":")[2]  # a user with a colon ends there
+    dsn = f"postgresql://{login}@127.0.0.1:1/{database}" + (f"?{query}" if query else "")
+    safe_text._secrets = ()
+    try:
+        options = LinkOptions(dsn, connect_timeout_s=1, command_timeout_s=1)
+    except UsageError as error:
+        assert CANARY not in str(error)
+        return
+    shown = redacted(dsn)
+    assert CANARY not in shown
+    assert "@127.0.0.1:1" in shown
+    with in_time(), pytest.raises(PgworkdError) as caught:
+        asyncio.run(Link(options, "fuzz").value("SELECT 1"))
+    assert CANARY not in "".join(traceback.format_exception(caught.value))
+    for text in (dsn, repr(dsn), password, repr(password), ascii(password), f"<{dsn}>"):
+        assert CANARY not in safe_text.redact(f"before {text} after")
+
+
+@FUZZ
+@given(st.text(), st.text())
+def test_any_text_is_redacted_in_time_and_only_once(text: str, more: str) -> None:
+    with in_time():
+        once = safe_text.redact(f"{text}://{more}:{text}@{more}")
+    assert safe_text.redact(once) == once

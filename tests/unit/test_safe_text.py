@@ -1,0 +1,135 @@
+"""What may be shown: no password of ours in any form, and nothing that steers a terminal or ends a line."""
+
+from __future__ import annotations
+
+import json
+import time
+from urllib.parse import quote, quote_plus
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pgworkd import safe_text
+from pgworkd.dsn import dsn_fault
+from pgworkd.safe_text import escaped, hide, redact
+
+ODD = "c4n4ry@a:b/c?d#e%f g'h\"i\\jß"
+"""A password with everything that an address, JSON, repr() or a URL writes otherwise."""
+
+
+@pytest.fixture(autouse=True)
+def nothing_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(safe_text, "_secrets", ())
+    monkeypatch.delenv("PGPASSWORD", raising=False)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [str, repr, json.dumps, ascii, escaped, quote, quote_plus, lambda text: quote(text, safe=""), lambda t: f"<{t}>"],
+    ids=["plain", "repr", "json", "ascii", "escaped", "URL", "form", "component", "inside"],
+)
+def test_a_password_is_hidden_however_it_is_written(write):
+    assert "c4n4ry" in redact(write(ODD)), "not known yet"
+    hide(f"postgresql://user:{quote(ODD, safe='')}@host/db")
+    shown = redact(f"before {write(ODD)} after")
+    assert "c4n4ry" not in shown
+    assert shown.startswith("before ")
+    assert shown.endswith(" after")
+
+
+def test_a_password_is_hidden_as_it_stands_in_the_address():
+    hide("postgresql://user:c4n4ry%40home@host/db?sslpassword=s3cr3t%2Bkey")
+    assert redact("c4n4ry%40home c4n4ry@home s3cr3t%2Bkey s3cr3t+key") == "*** *** *** ***"
+
+
+def test_the_password_that_the_driver_falls_back_on_is_hidden(monkeypatch):
+    monkeypatch.setenv("PGPASSWORD", "c4n4ry")
+    hide("postgresql://user@host/db")
+    assert redact("it is c4n4ry") == "it is ***"
+
+
+def test_the_longest_is_hidden_first_whatever_came_first():
+    hide("postgresql://u:c4n4ry@h/db")
+    hide("postgresql://u:c4n4ry-and-more@h/db")
+    assert redact("c4n4ry-and-more c4n4ry") == "*** ***"
+
+
+@pytest.mark.parametrize("password", ["postgres", "app", "", "x", "host-1"])
+def test_what_is_no_secret_is_left_in_all_other_text(password):
+    """It is short, or stands beside itself in the open."""
+    hide(f"postgresql://postgres:{password}@host-1/app")
+    text = "postgres at host-1 has no database app, x"
+    assert redact(text) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("see postgresql://u:a@b@h/db", "see postgresql://u:***@h/db"),
+        ("postgres://u:a/b?c#d@h", "postgres://u:***@h"),
+        ("redis://:pw@h and amqp://u:pw@h", "redis://:***@h and amqp://u:***@h"),
+        ("http://host:80/a@b", "http://host:80/a@b"),
+        ("http://user@host:80/", "http://user@host:80/"),
+        ("mail joe@example.com", "mail joe@example.com"),
+        ("postgresql://u:***@h", "postgresql://u:***@h"),
+    ],
+)
+def test_the_password_of_any_address_is_hidden(text, shown):
+    assert redact(text) == shown
+
+
+@given(st.text(st.characters(exclude_categories=("Cs", "Cc")), min_size=8))
+def test_redacting_twice_is_redacting_once(text):
+    once = redact(f"://{text}:@postgres://{text}:{text}@")
+    assert redact(once) == once
+
+
+@pytest.mark.parametrize("text", ["://:" * 50_000, "postgresql://x:" * 20_000, "://" + "a" * 500_000, "x" * 5_000_000])
+def test_it_takes_no_time_on_any_text(text):
+    began_s = time.process_time()
+    redact(text)
+    assert time.process_time() - began_s < 1.0
+
+
+def test_an_address_that_makes_no_sense_does_no_harm():
+    for text in ("", "x", "://", "postgresql://:@", "?password", "a:b@c", "\0\ud800"):
+        hide(text)
+    assert redact("as before") == "as before"
+
+
+@given(st.text())
+def test_escaped_text_is_one_line_without_controls_or_turned_directions(text):
+    shown = escaped(text)
+    assert len(shown.splitlines()) <= 1
+    assert all(c.isprintable() or c.isspace() for c in shown)
+    assert not set(shown) & set("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\u200e\u200f\x1b\x9b\x7f\0\r\n")
+    shown.encode()
+
+
+# Found by the tests of this file and by those in tests/fuzz
+
+
+@pytest.mark.parametrize(
+    "dsn",
+    [
+        "postgresql://u:c4n4ry\u2100@127.0.0.1/db",  # urlsplit: netloc '...' contains invalid characters under NFKC
+        "postgresql://u:c4n4ry[@127.0.0.1/db",
+        "postgresql://u:p@c4n4ry@127.0.0.1/db",  # int(): invalid literal '...'; or a look-up of that name
+        "postgresql://u@[zz]:1/db",
+        "postgresql://u@a..b/db",
+        f"postgresql://u@{'a' * 70}/db",
+        "postgresql://u@h:65536/db",
+        "postgresql://u:a%00b@h/db",
+        "postgresql://%00@h/db",
+    ],
+)
+def test_what_the_driver_cannot_parse_is_refused_before_it_quotes_the_password(dsn):
+    fault = dsn_fault(dsn)
+    assert fault is not None
+    assert "c4n4ry" not in fault
+
+
+@pytest.mark.parametrize("dsn", ["postgresql://u:p%2Fw@%2Frun%2Fpostgresql/db", "postgresql://ü:ß@münchen.example/db"])
+def test_sockets_and_letters_beyond_ascii_are_taken(dsn):
+    assert dsn_fault(dsn) is None
