@@ -8,6 +8,7 @@ project's own: `DatabaseUnavailable` (try again), `WorkerLost`, `SchemaError`, `
 from __future__ import annotations
 
 import contextlib
+import os
 import ssl
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
@@ -87,12 +88,18 @@ def translate(error: BaseException) -> Exception:
     if isinstance(error, asyncpg.TargetServerAttributeNotMatched):
         return DatabaseUnavailable("this server only reads (a standby?): connect to the primary")
     if isinstance(error, asyncpg.ClientConfigurationError):
-        return UsageError(f"the DSN cannot be used: {error}")
+        return UsageError(f"the DSN cannot be used: {error}{_read_besides()}")
     if isinstance(error, ValueError):
         return DatabaseError(str(error), sqlstate="22000")  # an argument that the driver cannot encode
     if isinstance(error, (OSError, asyncpg.InterfaceError)):
         return DatabaseUnavailable(f"no connection to the database: {error}")
     return DatabaseUnavailable(f"{type(error).__name__}: {error}")
+
+
+def _read_besides() -> str:
+    """The variables that may be at fault in place of the DSN."""
+    names = sorted(name for name in os.environ if name.startswith("PG") and not name.startswith("PGWORKD_"))
+    return f" (the driver also reads {', '.join(names)} from the environment)" if names else ""
 
 
 _REFUSALS: dict[str, type[PgworkdError]] = {"PW002": NotWaiting, "PW003": BatchClosed}
@@ -120,13 +127,18 @@ async def connect(options: LinkOptions, name: str) -> asyncpg.Connection[Any]:
     Raises asyncpg's errors; callers go through `translate`.
     """
     with anyio.fail_after(options.connect_timeout_s + 1):
-        return await asyncpg.connect(
-            options.dsn,
-            timeout=options.connect_timeout_s,
-            command_timeout=options.command_timeout_s,
-            server_settings=options.settings(name),
-            target_session_attrs=asyncpg.connect_utils.SessionAttribute.read_write,
-        )
+        try:
+            return await asyncpg.connect(
+                options.dsn,
+                timeout=options.connect_timeout_s,
+                command_timeout=options.command_timeout_s,
+                server_settings=options.settings(name),
+                target_session_attrs=asyncpg.connect_utils.SessionAttribute.read_write,
+            )
+        except ssl.SSLError:
+            raise  # it may be a ValueError, too: a certificate is not what it should be
+        except ValueError as error:  # of the driver's parser: of PGPORT=x it tells only what int() says
+            raise asyncpg.ClientConfigurationError(str(error)) from None
 
 
 class Link:

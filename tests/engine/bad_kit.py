@@ -28,7 +28,8 @@ class Case(NamedTuple):
 
     number: int
     name: str
-    check: Check
+    check: Callable[..., Any]
+    """A Check, or a UsageCheck."""
 
     def __str__(self) -> str:
         return f"{self.number}: {self.name}"
