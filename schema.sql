@@ -2502,6 +2502,17 @@ BEGIN
 END $$;
 CREATE OR REPLACE TRIGGER batch_created BEFORE INSERT ON batches FOR EACH ROW EXECUTE FUNCTION batch_created();
 
+-- A batch stays where it was made: locks and counters go by its root, and who is below itself has none.
+CREATE OR REPLACE FUNCTION batch_moved() RETURNS trigger
+LANGUAGE plpgsql SET search_path = pgworkd, pg_catalog, pg_temp AS $$
+BEGIN
+    RAISE EXCEPTION 'batch % (%) cannot be moved', OLD.id, OLD.name USING ERRCODE = '22023',
+        HINT = 'Leave parent_id, root_id and depth as they are: create another batch where one is needed.';
+END $$;
+CREATE OR REPLACE TRIGGER batch_moved BEFORE UPDATE OF id, parent_id, root_id, depth ON batches
+    FOR EACH ROW WHEN ((NEW.id, NEW.parent_id, NEW.root_id, NEW.depth) IS DISTINCT FROM (OLD.id, OLD.parent_id, OLD.root_id, OLD.depth))
+    EXECUTE FUNCTION batch_moved();
+
 -- At the end of a transaction that has made a child that streams: who has ended jobs of the parent meanwhile could not see the
 -- child. (What its own transaction ended is in `added`.) Locks the root, so that whoever is about to end jobs sees it; see
 -- batch_ended(); before that as check_dependencies().

@@ -20,6 +20,7 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol, Self
 from uuid import UUID
 
+from .bounds import identity
 from .drivers import answered, parts, styles, way
 from .errors import UsageError
 from .new_job import NAME_CHARS_MAX, NewJob, new_ids, new_job, row, text, whole
@@ -110,7 +111,7 @@ class Batch:
         seals: bool = True,
         kinds: Kinds | None = None,
     ) -> None:
-        self.id = batch_id
+        self.id = identity(batch_id, "batch_id")
         self.name = name
         self.created = created
         """False: it was there before, under its dedupe key or as a child of that name."""

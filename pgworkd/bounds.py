@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from uuid import UUID
 
 from .errors import UsageError
 
@@ -21,6 +22,13 @@ def name(value: str | None) -> str | None:
     """A name to look for; UsageError for text that no name can be, before the driver stumbles over it."""
     if value is not None and ("\0" in value or value.encode("utf-8", "replace").decode() != value):
         raise UsageError(f"{value[:100]!a} is no name: it holds a NUL character or half a character")
+    return value
+
+
+def identity(value: object, what: str) -> UUID:
+    """The id of a job or batch."""
+    if not isinstance(value, UUID):
+        raise UsageError(f"{what} is a {type(value).__name__}: pass a UUID, as enqueue() and batch() answer with")
     return value
 
 

@@ -85,6 +85,18 @@ async def _ask(settings: Settings, question: Callable[[Admin], Awaitable[Answer]
             raise hinted(error, settings) from None
 
 
+async def known(admin: Admin, queue: str, *, create: bool | None = None) -> None:
+    """Refuses a queue that has no live job, worker, settings or schedule: it is misspelt, or early (`create`)."""
+    import difflib
+
+    if create or await admin.is_known(queue):
+        return
+    close = difflib.get_close_matches(queue, await admin.known_queues(), 1, 0.6)
+    hint = f": did you mean {close[0]!r}?" if close else ""
+    early = "" if create is None else "; --create is for one that is yet to come"
+    raise UsageError(f"no queue {queue!r} is known{hint or early}")
+
+
 def operator() -> str:
     """Who types this, for the audit: login name and host, in ASCII."""
     import getpass

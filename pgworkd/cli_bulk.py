@@ -7,7 +7,6 @@ chunks.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import signal
 import sys
 import threading
@@ -18,9 +17,9 @@ from uuid import UUID
 
 import typer
 
-from .cli_ask import ask, confirm
+from .cli_ask import ask, confirm, known
 from .cli_text import as_json, note, out
-from .errors import PgworkdError, UsageError
+from .errors import PgworkdError
 
 if TYPE_CHECKING:
     from .acts import Which
@@ -115,9 +114,8 @@ async def _each_chunk(
             break
         if stop.asked:
             return True
-    if not counts["matched"] and which.queue is not None and not await admin.is_known(which.queue):
-        close = difflib.get_close_matches(which.queue, await admin.known_queues(), 1, 0.6)
-        raise UsageError(f"no queue {which.queue!r} is known" + (f": did you mean {close[0]!r}?" if close else ""))
+    if not counts["matched"] and which.queue is not None:
+        await known(admin, which.queue)
     return False
 
 

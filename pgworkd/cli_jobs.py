@@ -9,14 +9,14 @@ from uuid import UUID
 
 import typer
 
-from .cli_ask import Dsn, Json, KindOption, QueueArgument, QueueOption, Status, ask, instant_of, stdin_text
+from .cli_ask import Dsn, Json, KindOption, QueueArgument, QueueOption, Status, ask, instant_of, known, stdin_text
 from .cli_text import as_json, cell, is_terminal, note, out, parsed, table
 from .errors import PgworkdError, UsageError
 from .safe_text import escaped
 
 if TYPE_CHECKING:
     from .admin import Admin
-    from .admin_sql import Job
+    from .admin_sql import Job, Jobs
 
 _INT4 = 2**31
 
@@ -121,7 +121,13 @@ def jobs(
     """List the newest jobs, live and finished."""
     from .admin_sql import HISTORY_ROWS_MAX
 
-    found = ask(dsn, lambda admin: admin.jobs(queue, kind, None if status is None else status.value, limit))
+    async def question(admin: Admin) -> Jobs:
+        found = await admin.jobs(queue, kind, None if status is None else status.value, limit)
+        if queue is not None and not found.rows and not (await admin.jobs(queue, limit=1)).rows:
+            await known(admin, queue)
+        return found
+
+    found = ask(dsn, question)
     if json:
         as_json([row._asdict() for row in found.rows])
     else:

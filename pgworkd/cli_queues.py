@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .cli_ask import Dsn, Json, QueueArgument, ask, instant_of
+from .cli_ask import Dsn, Json, QueueArgument, ask, instant_of, known
 from .cli_text import as_json, out, table
 from .errors import UsageError
 from .safe_text import escaped
@@ -62,7 +61,7 @@ def show(queue: QueueArgument, *, json: Json = False, dsn: Dsn = None) -> None:
     """Show every setting of a queue, and where it comes from."""
 
     async def question(admin: Admin) -> list[InForce] | None:
-        await _known(admin, queue)
+        await known(admin, queue)
         return (await admin.settings()).get(queue)
 
     found = _all(ask(dsn, question))
@@ -120,7 +119,7 @@ def set_(
         raise UsageError("nothing to change: give a setting, such as --concurrency 4, or --unset NAME")
 
     async def question(admin: Admin) -> list[InForce] | None:
-        await _known(admin, queue, create=create)
+        await known(admin, queue, create=create)
         await admin.set_queue(queue, changes | emptied)
         return (await admin.settings()).get(queue)
 
@@ -141,7 +140,7 @@ def pause(
     at = None if until is None else instant_of(until, "--until")
 
     async def question(admin: Admin) -> None:
-        await _known(admin, queue, create=create)
+        await known(admin, queue, create=create)
         await admin.pause(queue, for_s, at)
 
     ask(dsn, question)
@@ -156,21 +155,11 @@ def resume(queue: QueueArgument, *, dsn: Dsn = None) -> None:
     async def question(admin: Admin) -> bool:
         if await admin.resume(queue):
             return True
-        await _known(admin, queue)
+        await known(admin, queue)
         return False
 
     was_paused = ask(dsn, question)
     out(f"queue {escaped(queue)} " + ("is resumed" if was_paused else "was not paused"))
-
-
-async def _known(admin: Admin, queue: str, *, create: bool | None = None) -> None:
-    """Refuses a queue that has no live job, worker, settings or schedule: it is misspelt, or early."""
-    if create or await admin.is_known(queue):
-        return
-    close = difflib.get_close_matches(queue, await admin.known_queues(), 1, 0.6)
-    hint = f": did you mean {close[0]!r}?" if close else ""
-    early = "" if create is None else "; --create is for one that is yet to come"
-    raise UsageError(f"no queue {queue!r} is known{hint or early}")
 
 
 def _all(found: list[InForce] | None) -> list[InForce]:

@@ -11,22 +11,28 @@ from typing import Any
 
 import typer
 
+from .errors import PgworkdError
 from .safe_text import escaped, redact
 
 LAST_COLUMN_CHARS_MIN, LAST_COLUMN_CHARS_MAX = 16, 60
 
 
 def out(text: str) -> None:
-    """Prints to standard output. When nobody reads it any more, the command ends quietly: its reader has enough."""
+    """Prints to standard output. When nobody reads it any more, the command ends quietly: its reader has enough.
+
+    PgworkdError where it cannot be written, as on a full disk.
+    """
     if sys.stdout is None:
         return
     try:
         sys.stdout.write(text + "\n")
         sys.stdout.flush()
-    except BrokenPipeError:
+    except OSError as error:
         # What is still buffered would raise again when the interpreter ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise typer.Exit(0) from None
+        if isinstance(error, BrokenPipeError):
+            raise typer.Exit(0) from None
+        raise PgworkdError(f"standard output cannot be written: {error.strerror}") from None
 
 
 def note(text: str) -> None:

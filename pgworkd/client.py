@@ -144,7 +144,8 @@ def enqueue_many(conn: Any, jobs: _Jobs) -> Any:
     A mapping has NewJob's arguments as keys. Errors as of `enqueue`, with the index: "jobs[17].payload.items[3] ...".
     All jobs are checked and encoded in the call itself, some 5 us each. More than 5,000 (or 8 MiB) take several
     statements, in a savepoint or, in autocommit, a transaction of their own. So it depends on their number whether the
-    caller's transaction could go on after an error of the driver: roll it back.
+    caller's transaction could go on after an error of the driver: roll it back. Cancelled or cut off in autocommit, the
+    jobs are there all or none; give them a dedupe_key to call again.
     """
     run = way(conn)
     new, waiting = rows(jobs)

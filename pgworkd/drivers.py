@@ -5,17 +5,21 @@ No driver is imported: who holds a connection has done that.
 
 from __future__ import annotations
 
+import asyncio
 import sys
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from functools import cache, partial
 from re import sub
 from typing import Any, NamedTuple, TypeAlias, TypeVar
+
+import anyio
 
 from .errors import UsageError
 from .new_job import KEYED_JOB_FIELDS, NEW_JOB_FIELDS, Waits
 
 _STATEMENT_ROWS, _STATEMENT_CHARS = 5_000, 8 * 1024 * 1024  # more is no faster, but costs the server memory
+_ROLLBACK_S = 5.0
 _WITH_KEYS = 1 + NEW_JOB_FIELDS  # fields of a row and its id from which on it has keys
 
 
@@ -176,10 +180,27 @@ def _run(driver: Any, conn: Any, steps: Sequence[Step]) -> list[Any]:
 async def _run_async(driver: Any, conn: Any, steps: Sequence[Step]) -> list[Any]:
     run, block = await driver(conn, len(steps))
     rows: list[Any] = []
-    async with block() if len(steps) > 1 else nullcontext():
-        for step in steps:
-            rows = await run(*step())
+    try:
+        async with _whole(block()) if len(steps) > 1 else nullcontext():
+            for step in steps:
+                rows = await run(*step())
+    except asyncio.CancelledError as error:
+        error.add_note("pgworkd was cancelled in a statement: unless in your transaction, it may have taken effect")
+        raise
     return rows
+
+
+@asynccontextmanager
+async def _whole(block: Any) -> AsyncIterator[None]:
+    """The block, rolled back also when cancelled by anyio: that cancels each await, the one of ROLLBACK, too."""
+    await block.__aenter__()
+    try:
+        yield
+    except BaseException as error:
+        with anyio.CancelScope(shield=True), anyio.move_on_after(_ROLLBACK_S):
+            await block.__aexit__(type(error), error, error.__traceback__)
+        raise
+    await block.__aexit__(None, None, None)
 
 
 # The drivers. Each answers with a function that runs a statement, and with one that opens a block around several,
@@ -187,12 +208,20 @@ async def _run_async(driver: Any, conn: Any, steps: Sequence[Step]) -> list[Any]
 
 
 async def _asyncpg(conn: Any, _: int) -> Any:
+    _refuse_foreign_loop(conn)
     return lambda statement, values: conn.fetch(statement.numbered, *values), conn.transaction
 
 
 async def _asyncpg_pool(pool: Any, steps: Sequence[Step]) -> list[Any]:
+    _refuse_foreign_loop(pool)
     async with pool.acquire() as conn:
         return await _run_async(_asyncpg, conn, steps)
+
+
+def _refuse_foreign_loop(conn: Any) -> None:
+    """asyncpg would send the statement, and only then find that it cannot wait for the answer here."""
+    if getattr(conn, "_loop", None) not in (None, asyncio.get_running_loop()):
+        raise UsageError("this connection was opened in another event loop: open one in each thread and process")
 
 
 def _psycopg(conn: Any, statements: int) -> Any:

@@ -1,14 +1,14 @@
-"""Connections to Postgres: the only module that imports asyncpg.
+"""Connections to Postgres: with `driver_errors` the only module that imports asyncpg.
 
 A `Link` is one connection that is made when it is first needed and made anew after it broke. A call on it
 is never cancelled half-way: it runs shielded, to its answer or to its deadline. Errors leave here as the
-project's own: `DatabaseUnavailable` (try again; `OutcomeUnknown`: it may have been done), `WorkerLost`, `SchemaError`,
-`DatabaseError` (do not).
+project's own; see `driver_errors`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ssl
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,39 +17,15 @@ import anyio
 import asyncpg
 
 from . import tls
+from .driver_errors import BROKEN, DROP_SESSION, is_answer, sqlstate_of, translate, unanswered
 from .dsn import dsn_fault
-from .errors import (
-    BatchClosed,
-    DatabaseError,
-    DatabaseUnavailable,
-    NotWaiting,
-    OutcomeUnknown,
-    PgworkdError,
-    SchemaError,
-    UsageError,
-    WorkerLost,
-)
+from .errors import DatabaseUnavailable, UsageError
 from .safe_text import hide
 
 Row = Sequence[Any]
 
 PROBE_LIMIT_S = 4.0
 """A listening line that has not answered by then is replaced: cheap, and on a dead one every job waits for a poll."""
-
-# SQLSTATEs (https://www.postgresql.org/docs/current/errcodes-appendix.html) after which the same call may
-# succeed: connection lost, resources short, operator intervention, deadlock, lock or statement time-out.
-_TRANSIENT_CLASSES = ("08", "53", "57", "58", "40")
-_TRANSIENT = {"55P03", "25006", "25P03", "XX000"}
-_SCHEMA_MISSING = {"42P01", "42883", "3F000", "42703"}
-_BROKEN = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
-_CREDENTIALS = {"28P01", "28000", "3D000", "42501"}
-# A session that ends by these may have committed before.
-_UNDECIDED = {"57P01", "57P02"}
-# What a pooler in transaction mode makes of our settings, or of statements that another of its clients prepared.
-_POOLED = {"42P05", "26000"}
-_POOLED_TEXT = "unsupported startup parameter"
-# After these the session itself is suspect: a standby, a server going down, a statement cut off.
-_DROP_SESSION = {"25006", "57P03", "57014", "25P03"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,93 +65,25 @@ class LinkOptions:
         }
 
 
-def translate(error: BaseException) -> Exception:
-    """The project's error for one of asyncpg's, with the remedy in its text and no password."""
-    _forget_frames(error)
-    if isinstance(error, asyncpg.PostgresError):
-        return _translate_server_error(error)
-    if isinstance(error, TimeoutError):
-        return DatabaseUnavailable("the database did not answer in time")
-    if isinstance(error, OSError) and (text := tls.remedy(error)) is not None:
-        return DatabaseUnavailable(text)
-    if isinstance(error, asyncpg.TargetServerAttributeNotMatched):
-        return DatabaseUnavailable("this server only reads (a standby?): connect to the primary")
-    if isinstance(error, UsageError):
-        return error
-    if isinstance(error, asyncpg.ClientConfigurationError):
-        return UsageError(f"the DSN cannot be used: {error}")
-    if isinstance(error, ValueError):
-        return DatabaseError(str(error), sqlstate="22000")  # an argument that the driver cannot encode
-    if isinstance(error, (OSError, asyncpg.InterfaceError)):
-        return DatabaseUnavailable(f"no connection to the database: {error}")
-    return DatabaseUnavailable(f"{type(error).__name__}: {error}")
-
-
-def _sqlstate(error: BaseException) -> str:
-    return str(getattr(error, "sqlstate", "") or "")
-
-
-def _is_answer(error: BaseException) -> bool:
-    """True if the server says by it that what was asked of it is not done; asyncpg's own have a SQLSTATE, too."""
-    code = _sqlstate(error)
-    return isinstance(error, asyncpg.PostgresError) and code not in _UNDECIDED and not code.startswith("08")
-
-
-def _unanswered(error: BaseException) -> Exception:
-    """As `translate`, for what came in place of an answer."""
-    translated = translate(error)
-    if not isinstance(translated, DatabaseUnavailable):
-        return translated
-    return OutcomeUnknown(f"{translated}; what was asked of it may have been done")
-
-
-def _forget_frames(error: BaseException | None) -> None:
-    """The driver's frames hold the address and the password: whatever prints local variables would print them."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        error.__traceback__ = None
-        error = error.__cause__ or error.__context__
-
-
-_REFUSALS: dict[str, type[PgworkdError]] = {"PW002": NotWaiting, "PW003": BatchClosed}
-
-
-def _translate_server_error(error: asyncpg.PostgresError) -> Exception:
-    code = _sqlstate(error)
-    text = str(error)
-    if code == "PW001":
-        return WorkerLost(text)
-    if code in _REFUSALS:
-        return _REFUSALS[code](". ".join(map(str.strip, text.split("\nHINT:"))))
-    if code in _POOLED or _POOLED_TEXT in text:
-        return UsageError(
-            f"a connection pooler stands before the database ({text.splitlines()[0]}): daemons and commands need "
-            "sessions of their own, so give them the address of Postgres itself; applications may insert through it"
-        )
-    if code in _SCHEMA_MISSING:
-        return SchemaError(f"{text}: is the schema installed and current? Run: pgworkd migrate")
-    if code[:2] in _TRANSIENT_CLASSES or code in _TRANSIENT:
-        return DatabaseUnavailable(f"{text} ({code})")
-    if code in _CREDENTIALS:
-        return UsageError(f"the database refused us: {text} ({code}); check user, password, database and grants")
-    return DatabaseError(text, sqlstate=code, constraint=getattr(error, "constraint_name", None))
-
-
 async def connect(options: LinkOptions, name: str) -> asyncpg.Connection[Any]:
     """Opens a connection to a server that can write, within `connect_timeout_s`.
 
     Raises asyncpg's errors; callers go through `translate`.
     """
     with anyio.fail_after(options.connect_timeout_s + 1):
-        return await asyncpg.connect(
-            options.dsn,
-            timeout=options.connect_timeout_s,
-            command_timeout=options.command_timeout_s,
-            server_settings=options.settings(name),
-            ssl=tls.verification(options.dsn),
-            target_session_attrs=asyncpg.connect_utils.SessionAttribute.read_write,
-        )
+        try:
+            return await asyncpg.connect(
+                options.dsn,
+                timeout=options.connect_timeout_s,
+                command_timeout=options.command_timeout_s,
+                server_settings=options.settings(name),
+                ssl=tls.verification(options.dsn),
+                target_session_attrs=asyncpg.connect_utils.SessionAttribute.read_write,
+            )
+        except ssl.SSLError:
+            raise  # it may be a ValueError, too: a certificate is not what it should be
+        except ValueError as error:  # of the driver's parser: of PGPORT=x it tells only what int() says
+            raise asyncpg.ClientConfigurationError(str(error)) from None
 
 
 class Link:
@@ -208,15 +116,15 @@ class Link:
                 try:
                     return await use(connection)
                 except Exception as error:
-                    if not _is_answer(error):
+                    if not is_answer(error):
                         # The call's fate is unknown, so is the session's: never use it again.
                         self._drop()
-                        raise _unanswered(error) from error
-                    if _sqlstate(error) in _DROP_SESSION:
+                        raise unanswered(error) from error
+                    if sqlstate_of(error) in DROP_SESSION:
                         self._drop()
                     raise translate(error) from error
             self._drop()
-            raise _unanswered(TimeoutError())
+            raise unanswered(TimeoutError())
 
     async def _ready(self) -> asyncpg.Connection[Any]:
         if self._connection is None or self._connection.is_closed():
@@ -239,7 +147,7 @@ class Link:
         with anyio.CancelScope(shield=True), anyio.move_on_after(2):
             try:
                 await connection.close(timeout=1)
-            except _BROKEN:
+            except BROKEN:
                 connection.terminate()
 
 
@@ -316,17 +224,17 @@ class Transactions:
                 with anyio.CancelScope(shield=True):
                     await transaction.commit()
             except Exception as error:
-                if _is_answer(error):
+                if is_answer(error):
                     raise
-                raise _unanswered(error) from error
+                raise unanswered(error) from error
         finally:
             # It is over, one way or the other: a connection that cannot be used again is no news for the handler.
-            with anyio.CancelScope(shield=True), anyio.move_on_after(3), contextlib.suppress(*_BROKEN):
+            with anyio.CancelScope(shield=True), anyio.move_on_after(3), contextlib.suppress(*BROKEN):
                 await pool.release(connection, timeout=2)
 
     async def _rollback(self, transaction: Any) -> None:
         # A connection that is gone has rolled back by itself; the error that led here is the one to show.
-        with contextlib.suppress(*_BROKEN):
+        with contextlib.suppress(*BROKEN):
             await transaction.rollback()
 
     async def _ready(self) -> asyncpg.Pool[Any]:

@@ -11,6 +11,7 @@ are also asked about again and again, soon at first and every `poll_s` in the en
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import secrets
@@ -22,6 +23,7 @@ from uuid import UUID
 import anyio
 from anyio.abc import TaskGroup
 
+from .bounds import identity
 from .errors import DatabaseUnavailable, JobFailed, JobUnknown, PgworkdError, UsageError
 from .link import Link, LinkOptions, Listener
 
@@ -73,8 +75,11 @@ class Results:
         self._waited: dict[UUID, _Waited] = {}
         self._news = anyio.Event()
         self._tasks: TaskGroup | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """Where it is open."""
 
     async def __aenter__(self) -> Self:
+        self._loop = asyncio.get_running_loop()
         self._tasks = await anyio.create_task_group().__aenter__()
         self._tasks.start_soon(self._listen)
         self._tasks.start_soon(self._ask_all)
@@ -84,6 +89,9 @@ class Results:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool | None:
         tasks = cast("TaskGroup", self._tasks)
+        self._loop = None
+        for waited in self._waited.values():
+            waited.ended.set()
         tasks.cancel_scope.cancel()
         ours = isinstance(error, anyio.get_cancelled_exc_class())  # perhaps because a task of ours has failed
         try:
@@ -100,8 +108,10 @@ class Results:
 
         Raises JobFailed if it is dead (or dies), cancelled or expired, JobUnknown if there is no such job or its
         history is forgotten, TimeoutError after `timeout_s`; without that it waits for ever, also while the database
-        is away.
+        is away. UsageError for what is no id, or where this is not open: before, after, in another thread or process.
         """
+        self._usable()
+        identity(job_id, "job_id")
         if len(self._waited) >= WAITERS_MAX and job_id not in self._waited:
             raise UsageError(f"{WAITERS_MAX:,} jobs are waited for already: wait for fewer at once, or for their batch")
         waited = self._waited.setdefault(job_id, _Waited())
@@ -114,7 +124,9 @@ class Results:
             waited.waiters -= 1
             if not waited.waiters and self._waited.get(job_id) is waited:
                 del self._waited[job_id]
-        status, result, error = cast("tuple[str, str | None, str | None]", waited.answer)  # it has ended
+        if waited.answer is None:
+            raise UsageError(f"Results was closed while job {job_id} was waited for: keep it open until it is over")
+        status, result, error = waited.answer
         if status == "completed":
             return None if result is None else json.loads(result)
         if status == "gone":
@@ -125,8 +137,10 @@ class Results:
         """The completed jobs of a tree's final batches (if none is final: of those without children), page by page.
 
         `every`: of all batches. What there is now: all there is to come once the tree is finished. Queues that keep no
-        history leave no results. Raises BatchClosed for a batch that does not exist.
+        history leave no results. Raises BatchClosed for a batch that does not exist, UsageError as `result` does.
         """
+        self._usable()
+        identity(batch_id, "batch_id")
         after: tuple[UUID | None, UUID | None] = (None, None)
         while True:
             rows = await self._link.fetch(_PAGE, batch_id, every, *after, _PAGE_ROWS)
@@ -135,6 +149,13 @@ class Results:
             if len(rows) < _PAGE_ROWS:
                 return
             after = rows[-1][0], rows[-1][2]
+
+    def _usable(self) -> None:
+        """UsageError where nobody would ever answer."""
+        if self._loop is None:
+            raise UsageError("Results is not open: ask within `async with Results(dsn) as results`")
+        if self._loop is not asyncio.get_running_loop():
+            raise UsageError("Results was opened in another event loop: open one in each thread and process")
 
     # The two tasks
 

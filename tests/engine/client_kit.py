@@ -21,7 +21,8 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import dict_row
 from sqlalchemy import orm
 
-from pgworkd.client import NewJob
+from pgworkd.client import NewJob, enqueue, enqueue_many
+from pgworkd.errors import UsageError
 
 
 @dataclasses.dataclass
@@ -219,3 +220,24 @@ def numbered(count: int, **last: Any) -> list[NewJob]:
 async def stored(db: asyncpg.Connection[Any]) -> dict[UUID, Any]:
     """What another connection sees: payloads by id."""
     return {row[0]: json.loads(row[1]) for row in await db.fetch("SELECT id, payload FROM pgworkd.jobs")}
+
+
+class Untouchable:
+    """Looks like asyncpg's connection, and must not be touched."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError(f"a round trip began: {name}")
+
+
+Untouchable.__module__, Untouchable.__name__ = "asyncpg.connection", "Connection"
+
+
+def refused_at_the_call(fields: dict[str, Any], message: str) -> UsageError:
+    """Both calls refuse a job of these fields, with a message that begins so; what `enqueue` raised."""
+    arguments = {"queue": "q", **fields}
+    with pytest.raises(UsageError, match=f"^{message}") as caught:
+        enqueue(Untouchable(), **arguments)
+    for bad in (arguments, NewJob(**arguments)):
+        with pytest.raises(UsageError, match=rf"^jobs\[1\]\.{message}"):
+            enqueue_many(Untouchable(), [NewJob("q"), bad, {"queue": ""}])
+    return caught.value

@@ -15,10 +15,10 @@ from pgworkd.app import App
 from tests.kit import insert, running, until, waits_for_status
 
 
-async def dead_end(dsn: str, db: asyncpg.Connection[Any], handle: Callable[..., Any]) -> asyncpg.Record:
+async def dead_end(dsn: str, db: asyncpg.Connection[Any], handle: Callable[..., Any], **options: Any) -> asyncpg.Record:
     """Runs one job that has one attempt, then another job in the same slot; the row of the first, which is dead."""
     app = App()
-    app.handler("odd", queue="q", concurrency=1, max_attempts=1)(handle)
+    app.handler("odd", queue="q", concurrency=1, max_attempts=1, **options)(handle)
 
     @app.handler("next", queue="q")
     async def following() -> str:

@@ -19,8 +19,6 @@ from tests.engine.test_cli import Shell, clean, run_bare, shell
 
 __all__ = ["clean", "shell"]  # fixtures
 
-HOSTILE = "\x1b[31mred\x1b]0;title\x07 [bold]b[/bold]\u202e\x9b"
-
 WORKER = """INSERT INTO pgworkd.workers (name, pid, version, lease_s, lease_until)
     VALUES (%s, 1, '0', 30, now() + %s::interval) RETURNING id"""
 
@@ -144,17 +142,6 @@ def test_servers_and_notifications_are_judged() -> None:
 
 
 # What is printed
-
-
-def test_nothing_that_steers_a_terminal_is_printed(shell: Shell) -> None:
-    job_id = shell.die(HOSTILE, kind=HOSTILE, error=HOSTILE)
-    shell.sql(WORKER, HOSTILE, "1 min")
-    shell("pause", HOSTILE)
-    for command in (("jobs",), ("job", job_id), ("queues",), ("workers",), ("doctor",), ("jobs", "--json")):
-        shown = shell(*command).output
-        assert not {"\x1b", "\x07", "\x9b", "\u202e"} & set(shown), command
-    assert "\\x1b[31mred" in shell("jobs").stdout
-    assert "\x1b" not in shell.refused("resume", "\x1b[31m")
 
 
 def test_a_pipe_gets_columns_as_wide_as_they_are(shell: Shell) -> None:

@@ -256,45 +256,6 @@ def test_sighup_reloads_what_can_change_and_names_the_rest(start: Start, dsn: st
     assert run.event("daemon.stopped"), "which is logged at the level that the reload has set"
 
 
-@pytest.mark.parametrize(
-    ("args", "line"),
-    [
-        (("--app", "nothing:app"), "pgworkd: module 'nothing': No module named 'nothing'"),
-        (
-            ("--app", "notes:app", "--queue", "mial"),
-            "pgworkd: queues (flag): no handler serves queue 'mial': did you mean",
-        ),
-        (("--app", "empty:app"), "pgworkd: the app has no handlers"),
-        (("--app", "raises:app"), "(raises.py:1)"),
-    ],
-)
-def test_what_can_never_run_ends_with_exit_code_2(start: Start, tmp_path: Path, args: Any, line: str) -> None:
-    (tmp_path / "empty.py").write_text("from pgworkd.app import App\napp = App()\n")
-    (tmp_path / "raises.py").write_text("raise ValueError('postgresql://u:c4n4ry@h/d')\n")
-    run = start("run", *args, PGWORKD_DSN=NOBODY)
-    assert run.ends() == 2
-    assert line in run.lines[-1]
-
-
-def test_a_database_without_the_schema_ends_it_with_exit_code_2(start: Start, empty_dsn: str) -> None:
-    run = start("run", "--app", "notes:app", PGWORKD_DSN=empty_dsn)
-    assert run.ends() == 2
-    assert run.lines[-1] == "pgworkd: this database has no pgworkd schema: run pgworkd migrate"
-
-
-def test_a_closed_pipe_ends_a_command_quietly(start: Start, dsn: str) -> None:
-    with database(dsn) as db:
-        db.execute(
-            "INSERT INTO pgworkd.jobs (queue, error) SELECT 'q', repeat('x', 4000) FROM generate_series(1, 1000)"
-        )
-    command = start("jobs", "--limit", "1000", stdout=subprocess.PIPE, PGWORKD_DSN=dsn)
-    assert command.process.stdout is not None
-    assert command.process.stdout.readline().startswith("ID")
-    command.process.stdout.close()
-    assert command.ends() == 0
-    assert command.lines == []
-
-
 def test_help_and_version_come_at_once(start: Start) -> None:
     began_s = time.monotonic()
     assert start("--help").ends() == 0

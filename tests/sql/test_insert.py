@@ -41,7 +41,8 @@ async def test_the_clock_is_the_statements_time_unless_it_is_set(db: Db) -> None
         assert await db.fetchval("SELECT pgworkd.clock()") == T0
 
 
-# Refusals. What is wrong stands in the error: the name of the CHECK says what would be right.
+# Refusals. What is wrong stands in the error: the name of the CHECK says what would be right. The numbered ones are in
+# tests/engine/test_bad_inputs.py.
 
 NAME = "name_must_have_1_to_200_characters"
 KEY = "key_must_have_1_to_512_characters"
@@ -53,34 +54,17 @@ ATTEMPTS = "max_attempts_must_be_1_to_1000"
 PERIOD = "period_must_be_above_0_and_at_most_366_days"
 RESERVED = "remote_claims_are_not_available_yet"
 BLOCKED = "blocked_jobs_need_a_serialize_key_or_depend"
-STATUS = "status_must_be_one_of_a_live_job"
-RUNNING = "running_jobs_and_only_they_have_a_worker"
 ERRORS = "errors_must_be_a_json_array"
 COUNTERS = "counters_must_not_be_negative"
 
 REFUSED = [
     ("payload", f"jsonb_build_object('x', repeat('a', {2 * MIB}))", SIZE),
-    ("payload", "jsonb_build_object('x', repeat('a', 100000000))", SIZE),
     ("meta", f"jsonb_build_object('x', repeat('a', {2 * MIB}))", SIZE),
-    ("payload", "'null'", OBJECT),
-    ("payload", "'\"text\"'", OBJECT),
-    ("payload", "'7'", OBJECT),
-    ("payload", "'true'", OBJECT),
-    ("payload", "'[]'", OBJECT),
     ("meta", "'[1]'", OBJECT),
-    ("run_at", "'0001-01-01 BC'", INSTANT),
     ("run_at", "'1969-12-31 23:59:59.999999+00'", INSTANT),
     ("run_at", "'2200-01-01 00:00:00+00'", INSTANT),
-    ("run_at", "'294276-12-31 23:59:59+00'", INSTANT),
-    ("run_at", "'infinity'", INSTANT),
-    ("run_at", "'-infinity'", INSTANT),
     ("expires_at", "'infinity'", INSTANT),
     ("expires_at", "'4713-01-01 BC'", INSTANT),
-    ("kind", "''", NAME),
-    ("kind", "repeat('x', 201)", NAME),
-    ("max_attempts", "0", ATTEMPTS),
-    ("max_attempts", "-1", ATTEMPTS),
-    ("max_attempts", "1001", ATTEMPTS),
     ("max_attempts", "2147483647", ATTEMPTS),
     ("timeout_s", "0", PERIOD),
     ("timeout_s", "-1", PERIOD),
@@ -88,8 +72,6 @@ REFUSED = [
     ("timeout_s", "'infinity'", PERIOD),
     ("dedupe_key", "''", KEY),
     ("dedupe_key", "repeat('x', 513)", KEY),
-    ("dedupe_key", "repeat('x', 12000)", KEY),
-    ("serialize_key", "repeat('x', 12000)", KEY),
     ("schedule", "''", NAME),
     ("schedule", "repeat('x', 201)", NAME),
     ("created_at", "'4000-01-01 BC'", INSTANT),
@@ -105,14 +87,8 @@ REFUSED = [
     ("attempts", "-1", COUNTERS),
     ("failures", "-1", COUNTERS),
     ("losses", "-1", COUNTERS),
-    ("status", "'running'", RUNNING),
-    ("worker_id", "7", RUNNING),
-    ("status", "'completed'", STATUS),
-    ("status", "'cancelled'", STATUS),
-    ("status", "'expired'", STATUS),
     ("status", "'blocked'", BLOCKED),
     ("waiting_on", "1", BLOCKED),
-    ("assignment_id", "'00000000-0000-7000-8000-000000000001'", RESERVED),
     ("lease_until", "'2027-01-01'", RESERVED),
 ]
 
@@ -135,20 +111,11 @@ async def test_a_queues_name_has_1_to_200_characters(db: Db, value: str) -> None
     assert caught.value.constraint_name == NAME
 
 
-@pytest.mark.parametrize("column", ["queue", "payload", "run_at", "status", "priority", "attempts", "errors"])
+@pytest.mark.parametrize("column", ["run_at", "status", "priority", "attempts", "errors"])
 async def test_null_is_refused(db: Db, column: str) -> None:
-    columns = "queue" if column == "queue" else f"queue, {column}"
-    values = "NULL" if column == "queue" else "'q', NULL"
     with pytest.raises(asyncpg.NotNullViolationError) as caught:
-        await db.execute(f"INSERT INTO pgworkd.jobs ({columns}) VALUES ({values})")  # noqa: S608
+        await db.execute(f"INSERT INTO pgworkd.jobs (queue, {column}) VALUES ('q', NULL)")  # noqa: S608
     assert caught.value.column_name == column
-
-
-@pytest.mark.parametrize("column", ["priority", "max_attempts"])
-@pytest.mark.parametrize("value", ["2147483648", "-2147483649"])
-async def test_a_number_beyond_int4_is_refused(db: Db, column: str, value: str) -> None:
-    with pytest.raises(asyncpg.NumericValueOutOfRangeError):
-        await db.execute(f"INSERT INTO pgworkd.jobs (queue, {column}) VALUES ('q', {value})")  # noqa: S608
 
 
 async def test_nul_is_impossible(db: Db) -> None:

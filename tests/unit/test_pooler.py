@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncpg
 import pytest
 
+from pgworkd.driver_errors import translate
 from pgworkd.errors import UsageError
-from pgworkd.link import translate
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,83 @@
+"""What must be true of the daemons: when they end, when they recover, and that they stay as they were."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+from tests.chaos.evidence import Evidence
+from tests.chaos.fleet import BEARABLE_S, RESCUE_S, TIMES
+from tests.chaos.verdict import check, kept_away_s
+
+TAKEN_BACK_S_MAX = TIMES["lease_s"] + RESCUE_S + TIMES["poll_s"] + 2.0
+RESUMED_S_MAX = 5.0
+WAITED_S_MAX = TIMES["poll_s"] + 1.0
+STEADY = {"memory_mb": 24, "files": 12, "threads": 25, "tasks": 130}
+"""How much more of each a daemon may have at its end than in its first seconds: pools and threads fill up."""
+
+
+@check
+def leases(evidence: Evidence) -> Iterable[str | None]:
+    """No daemon gives up its worker id but one that was kept from its work for longer than it could bear."""
+    for note in evidence.of("daemon.ready", "lease.lost"):
+        kept_s = kept_away_s(evidence, note.by)
+        yield None if note.event == "daemon.ready" or kept_s >= BEARABLE_S else f"{note.by} was away for {kept_s:.2f} s"
+
+
+@check
+def taken_back(evidence: Evidence) -> Iterable[str | None]:
+    """The jobs of a daemon that is gone are taken back within lease + rescue + poll + 2 s, 99 of 100 times."""
+    times = [note.facts["after_s"] for note in evidence.of("taken_back")]
+    late = [time_s for time_s in times if time_s > TAKEN_BACK_S_MAX]
+    excess = len(late) > len(times) / 100
+    yield from (f"after {time_s:.1f} s" if excess and time_s > TAKEN_BACK_S_MAX else None for time_s in times)
+
+
+@check
+def resumed(evidence: Evidence) -> Iterable[str | None]:
+    """Jobs run again within 5 s of Postgres's return."""
+    for note in evidence.of("resumed"):
+        after_s = note.facts["after_s"]
+        yield None if after_s <= RESUMED_S_MAX else f"{note.facts['fault']}: after {after_s:.1f} s"
+
+
+@check
+def waits(evidence: Evidence) -> Iterable[str | None]:
+    """No due job waits beside an idle slot for longer than poll + 1 s."""
+    for note in evidence.of("looked"):
+        yield None if note.facts["waited_s"] <= WAITED_S_MAX else f"{note.facts}"
+
+
+@check
+def ends(evidence: Evidence) -> Iterable[str | None]:
+    """A daemon ends when it is told to, in time, and at the last with 0; by itself only when its lease is over."""
+    told = {note.facts["name"] for note in evidence.of("killed", "terminated")}
+    fell = {note.by for note in evidence.of("dies", "lease.fenced")}
+    for note in evidence.of("exit"):
+        name, code, expected = note.facts["name"], note.facts["code"], note.facts["expected"]
+        if expected is not None:
+            yield None if code == expected else f"{name} ended with {code}, not {expected}"
+        else:
+            yield None if name in told | fell else f"{name} ended by itself, with {code}"
+    yield from (f"{note.facts['name']} did not end" for note in evidence.of("hangs"))
+
+
+@check
+def steady(evidence: Evidence) -> Iterable[str | None]:
+    """Memory, files, threads and tasks of a daemon stay flat."""
+    beats = defaultdict(list)
+    for note in evidence.of("beat"):
+        beats[note.by].append(note.facts)
+    for name, taken in beats.items():
+        if len(taken) >= 20:
+            for what, more in STEADY.items():
+                first, last = (sorted(beat[what] for beat in part)[2] for part in (taken[2:7], taken[-5:]))
+                yield None if last <= first + more else f"{name}: {what} from {first} to {last}"
+
+
+@check
+def quiet(evidence: Evidence) -> Iterable[str | None]:
+    """No unexpected traceback, no refused settle, no chore that failed."""
+    for name, text in evidence.logs.items():
+        yield f"{name}: {text[-2000:]}" if "Traceback (most recent call last)" in text else None
+    yield from (f"{note}" for note in evidence.of("settle.refused", "chore.failed", "hook.failed"))

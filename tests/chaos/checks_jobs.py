@@ -1,0 +1,247 @@
+"""What must be true of every job, whatever was done to those who ran it."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from itertools import pairwise
+
+from tests.chaos.evidence import Change, Evidence, Run
+from tests.chaos.fleet import BEARABLE_S
+from tests.chaos.verdict import check, kept_away_s
+from tests.chaos.workload import CLOCK_STEP_S, MAX_RUNNING, TICK_S
+
+FINAL = {"completed", "cancelled", "expired", "dead"}
+SLACK_S = 0.05
+"""Between the database's clock and ours, and between an event and its note."""
+
+
+def _is_loss(change: Change, before: Change) -> bool:
+    return change.losses > before.losses
+
+
+def _out_of_running(evidence: Evidence) -> Iterable[tuple[Change, Change]]:
+    """Each way out of `running`, with the claim before it."""
+    for changes in evidence.by_job.values():
+        for before, change in pairwise(changes):
+            if change.was == "running":
+                yield before, change
+
+
+def _frozen_at(evidence: Evidence, name: str, at_s: float) -> bool:
+    """Whether it was frozen for longer than its lease then, or has only just thawed."""
+    return any(
+        span.what == "paused"
+        and span.until_s - span.since_s >= BEARABLE_S
+        and span.since_s <= at_s <= span.until_s + 1.0
+        for span in evidence.spans.get(name, ())
+    )
+
+
+def _overlap(evidence: Evidence, runs: Iterable[Run]) -> Iterable[str | None]:
+    last: Run | None = None
+    for run in sorted(runs, key=lambda run: run.start_s):
+        if last is not None and run.start_s < last.end_s:
+            frozen = _frozen_at(evidence, last.by, run.start_s) or _frozen_at(evidence, last.by, last.end_s)
+            yield None if frozen else f"{run} began before {last} had ended"
+        else:
+            yield None
+        if last is None or run.end_s > last.end_s:
+            last = run
+
+
+@check
+def acknowledged(evidence: Evidence) -> Iterable[str | None]:
+    """Acknowledged minus final: none is lost, and none is there twice."""
+    rows = defaultdict(list)
+    for row in evidence.rows:
+        if row.token is not None:
+            rows[row.token].append(row)
+    for token, (plan, known) in evidence.tokens.items():
+        statuses = [row.status for row in rows[token]]
+        if known and not statuses:
+            yield f"{token} ({plan}) was acknowledged and is gone"
+        elif len(statuses) > 1:
+            yield f"{token} ({plan}) is there {len(statuses)} times"
+        else:
+            yield None
+    for row in evidence.rows:
+        if row.status not in FINAL and row.schedule is None:
+            yield f"{row} has not come to its end"
+
+
+@check
+def attempted(evidence: Evidence) -> Iterable[str | None]:
+    """Executed minus attempted: every run was claimed, and none began twice."""
+    claimed = {(c.job, c.attempts): c.worker for c in evidence.changes if c.became == "running"}
+    begun = Counter((run.job, run.attempt) for run in evidence.runs)
+    for run in evidence.runs:
+        worker = claimed.get((run.job, run.attempt))
+        if worker != run.by:
+            yield f"{run} was claimed by {worker}"
+        else:
+            yield f"{run} began twice" if begun[run.job, run.attempt] > 1 else None
+
+
+@check
+def one_end(evidence: Evidence) -> Iterable[str | None]:
+    """One final transition per job, from the attempt that made its result."""
+    last = {c.job: c.was for c in evidence.changes if c.became is None and c.was != "completed"}
+    ends = Counter(c.job for c in evidence.changes if c.became is None and c.was != "completed")
+    rows = Counter(row.job for row in evidence.rows)
+    for row in evidence.rows:
+        if rows[row.job] > 1 or ends[row.job] > 1:
+            yield f"{row} ended {ends[row.job]} times and is there {rows[row.job]} times"
+        elif row.status == "completed" and row.made_by != row.attempts:
+            yield f"{row} has the result of attempt {row.made_by}"
+        elif row.status == "completed" and last.get(row.job) != "running":
+            yield f"{row} was completed while it was {last.get(row.job)}"
+        else:
+            yield None
+    yield from (f"{job} is gone without a trace" for job in ends if job not in rows)
+
+
+@check
+def fenced(evidence: Evidence) -> Iterable[str | None]:
+    """Only its own run ends an attempt: nothing is settled before, and what ended well is not run again."""
+    stale = {(n.facts["job_id"], n.facts["attempt"]) for n in evidence.of("job.stale")}
+    for before, change in _out_of_running(evidence):
+        run = evidence.run_of.get((change.job, before.attempts))
+        loss = _is_loss(change, before)
+        if run is None or loss:
+            yield None
+        elif change.at_s < run.end_s - SLACK_S and run.kind != "transact":
+            yield f"{run} was settled ({change.became}) {run.end_s - change.at_s:.2f} s before it ended"
+        elif run.how == "ok" and change.became is not None and (run.job, run.attempt) not in stale:
+            yield f"{run} ended well, and became {change.became}"
+        else:
+            yield None
+
+
+@check
+def alone(evidence: Evidence) -> Iterable[str | None]:
+    """Runs of one job never overlap, but for those of a daemon frozen for longer than its lease."""
+    by_job = defaultdict(list)
+    for run in evidence.runs:
+        by_job[run.job].append(run)
+    for runs in by_job.values():
+        yield from _overlap(evidence, runs)
+
+
+@check
+def serialized(evidence: Evidence) -> Iterable[str | None]:
+    """Runs of one serialize_key never overlap."""
+    by_key = defaultdict(list)
+    for run in evidence.runs:
+        if run.key is not None:
+            by_key[run.key].append(run)
+    for runs in by_key.values():
+        yield from _overlap(evidence, runs)
+
+
+@check
+def losses(evidence: Evidence) -> Iterable[str | None]:
+    """Every loss is explained by a daemon that ended, or was kept from its work for longer than it could bear."""
+    for before, change in _out_of_running(evidence):
+        if _is_loss(change, before):
+            name = before.worker or "?"
+            ended = evidence.exits.get(name, float("inf")) < change.at_s
+            kept_s = kept_away_s(evidence, name)
+            yield None if ended or kept_s >= BEARABLE_S else f"{change}: {name} was there, and away for {kept_s:.2f} s"
+
+
+@check
+def failures(evidence: Evidence) -> Iterable[str | None]:
+    """Every failure is explained by what its handler raised, or by the end of its process."""
+    unreadable = {row.job for row in evidence.rows if evidence.tokens.get(row.token or "", ("",))[0] == "unreadable"}
+    for before, change in _out_of_running(evidence):
+        if change.failures == before.failures or _is_loss(change, before):
+            continue
+        run = evidence.run_of.get((change.job, change.attempts))
+        how = None if run is None else run.how
+        if run is None:
+            yield None if change.job in unreadable else f"{change} failed without a run"
+        elif run.kind == "process":
+            yield None if how in (None, "MemoryError") and run.attempt == 1 else f"{run} failed"
+        elif run.kind == "transact":
+            yield None if how in ("DatabaseUnavailable", "LeaseLost", "DatabaseError") else f"{run} failed"
+        else:
+            yield None if how in ("RuntimeError", "PermanentError") else f"{run} failed"
+
+
+@check
+def deaths(evidence: Evidence) -> Iterable[str | None]:
+    """What is dead was hopeless, unreadable, or lost three times."""
+    for row in evidence.rows:
+        if row.status == "dead":
+            plan = evidence.tokens.get(row.token or "", ("",))[0]
+            run = evidence.run_of.get((row.job, row.attempts))
+            hopeless = run is not None and run.how == "PermanentError"
+            yield None if row.losses >= 3 or hopeless or plan == "unreadable" else f"{row} is dead"
+    for row in evidence.rows:
+        if evidence.tokens.get(row.token or "", ("",))[0] == "unreadable" and row.status != "dead":
+            yield f"{row} cannot be read and is not dead"
+
+
+@check
+def limits(evidence: Evidence) -> Iterable[str | None]:
+    """A limit is never exceeded, in any snapshot of the table."""
+    running: set[str] = set()
+    for change in evidence.changes:
+        if change.queue != "limited":
+            continue
+        if change.became == "running":
+            running.add(change.job)
+            yield f"{change}: {len(running)} run" if len(running) > MAX_RUNNING else None
+        else:
+            running.discard(change.job)
+
+
+@check
+def occurrences(evidence: Evidence) -> Iterable[str | None]:
+    """One job per occurrence, one of a schedule at a time, and the next one is the next."""
+    seen: set[str] = set()
+    for change in evidence.changes:
+        if change.was is None and change.occurrence is not None:
+            late = change.due_in_s > 2 * TICK_S + CLOCK_STEP_S
+            yield f"{change} is there twice" if change.occurrence in seen else f"{change} is far away" if late else None
+            seen.add(change.occurrence)
+    live: set[str] = set()
+    for change in evidence.changes:
+        if change.occurrence is not None:
+            (live.discard if change.became in (None, "dead") else live.add)(change.job)
+            yield f"{change}: {len(live)} are live" if len(live) > 1 else None
+
+
+@check
+def trees(evidence: Evidence) -> Iterable[str | None]:
+    """Every job of a tree is counted once; each tree is finished, and has called back once."""
+    for tree in evidence.trees.values():
+        right = tree.finished and tree.added == tree.over == tree.rows
+        if tree.parent is None:
+            right = right and tree.callbacks == 1
+        else:
+            right = right and tree.added == evidence.trees[tree.parent].completed
+        yield None if right else f"{tree}"
+
+
+@check
+def dependencies(evidence: Evidence) -> Iterable[str | None]:
+    """What waits for others is claimed when they are over."""
+    jobs = {row.token: row.job for row in evidence.rows}
+    for note in evidence.of("invoked"):
+        if note.facts["plan"] != "flow" or note.facts["tokens"][2] not in jobs:
+            continue
+        *first, last = (jobs.get(token, "") for token in note.facts["tokens"])
+        over = max((evidence.by_job[job][-1].seq for job in first if evidence.by_job.get(job)), default=0)
+        claims = [change.seq for change in evidence.by_job[last] if change.became == "running"]
+        yield f"{last} was claimed before {first} were over" if claims and claims[0] < over else None
+
+
+@check
+def effects(evidence: Evidence) -> Iterable[str | None]:
+    """What is written in job.transaction() is there exactly once if the job has completed, else not at all."""
+    for row in evidence.rows:
+        if row.kind == "transact":
+            found, wanted = evidence.effects.get(row.job, 0), int(row.status == "completed")
+            yield None if found == wanted else f"{row}: {found} effects"

@@ -1,0 +1,116 @@
+"""What the numbered bad inputs share: a case, and what most of them are checked by."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, NamedTuple, TypeAlias
+from uuid import UUID
+
+import asyncpg
+import pytest
+
+from pgworkd import events
+from pgworkd.app import App
+from pgworkd.daemon import Daemon
+from pgworkd.errors import InvalidPayload, UsageError
+from tests.engine.client_kit import refused_at_the_call
+from tests.engine.outcome_kit import dead_end
+from tests.kit import Recorder, insert, running, until, waits_for_status
+
+Db: TypeAlias = "asyncpg.Connection[Any]"
+Check: TypeAlias = Callable[[str, Db], Awaitable[None]]
+"""Takes a database's DSN and a connection to it."""
+
+
+class Case(NamedTuple):
+    """One bad input. Several may share a number: they are kinds of one."""
+
+    number: int
+    name: str
+    check: Callable[..., Any]
+    """A Check, or a UsageCheck."""
+
+    def __str__(self) -> str:
+        return f"{self.number}: {self.name}"
+
+
+def refused(sql: str, sqlstate: str, constraint: str | None = None, *, message: str = "", args: Any = ()) -> Check:
+    """The statement fails with this SQLSTATE, by this constraint, and has changed nothing."""
+
+    async def check(_: str, db: Db) -> None:
+        with pytest.raises(asyncpg.PostgresError) as caught:
+            await db.execute(sql, *args)
+        error: Any = caught.value
+        assert (error.sqlstate, error.constraint_name) == (sqlstate, constraint), error
+        assert message in str(error)
+        assert await db.fetchval("SELECT count(*) FROM pgworkd.all_jobs") == 0
+
+    return check
+
+
+def column(name: str, value: str, sqlstate: str, constraint: str | None = None, *, message: str = "") -> Check:
+    """A row with this value (an SQL expression) in one of its columns is refused."""
+    sql = f"INSERT INTO pgworkd.jobs (queue, {name}) VALUES ('q', {value})"  # noqa: S608 - names are ours
+    return refused(sql, sqlstate, constraint, message=message)
+
+
+def arguments(message: str, **fields: Any) -> Check:
+    """The client refuses these arguments, with this message (a pattern), before it touches the connection."""
+
+    async def check(_: str, __: Db) -> None:
+        error = refused_at_the_call(fields, message)
+        assert isinstance(error, InvalidPayload if {"payload", "meta"} & set(fields) else UsageError)
+
+    return check
+
+
+@contextlib.asynccontextmanager
+async def among_good_ones(dsn: str, db: Db, app: App, **columns: Any) -> AsyncIterator[tuple[UUID, Daemon, Recorder]]:
+    """An odd job, claimed in one batch with two good ones, which complete; so does another good one at the end."""
+    good_kind = "good one"
+
+    @app.handler(good_kind, queue="q", concurrency=10)
+    async def good() -> None:
+        return None
+
+    async with db.transaction():
+        first = await insert(db, "q", kind=good_kind)
+        odd = await insert(db, "q", **columns)
+        last = await insert(db, "q", kind=good_kind)
+    async with running(app, dsn) as (daemon, seen):
+        for job_id in (first, last):
+            await seen.wait(events.JOB_COMPLETED, job_id=str(job_id))
+        yield odd, daemon, seen
+        await until(waits_for_status(db, await insert(db, "q", kind=good_kind), "completed"))
+        assert daemon.membership.may_claim
+        assert seen.all(events.CHORE_FAILED) == []
+
+
+def dead_payload(payload: str, error: str) -> Check:
+    """Such a payload gets in; its job is dead at once, with this error."""
+
+    async def check(dsn: str, db: Db) -> None:
+        app = App()
+
+        @app.handler("odd", queue="q")
+        async def handle(payload: dict[str, Any]) -> None:
+            raise AssertionError(f"no handler gets such a payload: {len(payload)}")
+
+        async with among_good_ones(dsn, db, app, kind="odd", payload=payload) as (odd, _, seen):
+            await seen.wait(events.JOB_DEAD, job_id=str(odd))
+        row = await db.fetchrow("SELECT status::text, attempts, failures, error FROM pgworkd.jobs WHERE id = $1", odd)
+        assert row is not None
+        assert tuple(row)[:3] == ("dead", 1, 1)
+        assert row["error"].startswith(f"pgworkd.errors.InvalidPayload: {error}")
+
+    return check
+
+
+def dead_handler(handle: Callable[..., Any], error: str, **options: Any) -> Check:
+    """What this handler does fails its only attempt, with this error; the next job runs in the same slot."""
+
+    async def check(dsn: str, db: Db) -> None:
+        assert (await dead_end(dsn, db, handle, **options))["error"] == error
+
+    return check

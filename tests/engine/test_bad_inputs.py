@@ -1,0 +1,28 @@
+"""Every bad input that SQL, the client or a handler can offer, by number, with the exact right answer.
+
+A row that gets in harms its own job only: others of its claim complete, the daemon lives.
+"""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+
+from tests.engine import bad_calls, bad_handlers, bad_places, bad_relations, bad_rows
+from tests.engine.bad_kit import Case, Db
+from tests.kit import LIMIT_S
+
+CASES = [each for module in (bad_rows, bad_relations, bad_calls, bad_places, bad_handlers) for each in module.CASES]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+async def test_bad_input(dsn: str, db: Db, case: Case) -> None:
+    with anyio.fail_after(LIMIT_S):  # a wrong answer may well be none
+        await case.check(dsn, db)
+
+
+def test_all_are_there_in_order_and_none_twice() -> None:
+    numbers = [case.number for case in CASES]
+    assert numbers == sorted(numbers)
+    assert set(numbers) == set(range(1, 44))
+    assert len({str(case) for case in CASES}) == len(CASES)

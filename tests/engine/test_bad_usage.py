@@ -1,0 +1,31 @@
+"""Every wrong command line, setting and app, by number: one line with the remedy, no traceback, no secret."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.engine import bad_settings, bad_usage
+from tests.engine.bad_kit import Case
+from tests.engine.test_cli import Shell, clean, shell
+from tests.engine.test_cli_run import Start, start
+from tests.engine.usage_kit import Usage
+
+__all__ = ["clean", "shell", "start"]  # fixtures
+
+CASES = [*bad_usage.CASES, *bad_settings.CASES]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_bad_usage(
+    shell: Shell, start: Start, tmp_path: Path, empty_dsn: str, monkeypatch: pytest.MonkeyPatch, case: Case
+) -> None:
+    case.check(Usage(shell, start, tmp_path, empty_dsn, monkeypatch))
+
+
+def test_all_are_there_in_order_and_none_twice() -> None:
+    numbers = [case.number for case in CASES]
+    assert numbers == sorted(numbers)
+    assert set(numbers) == {*range(44, 54), *range(75, 83)}
+    assert len({str(case) for case in CASES}) == len(CASES)

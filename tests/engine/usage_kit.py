@@ -1,0 +1,47 @@
+"""What the numbered wrong usages share: a shell, processes, and a directory to write settings and apps to."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeAlias
+
+import pytest
+from typer.testing import CliRunner
+
+from pgworkd.cli_app import app
+from tests.engine.test_cli import Shell
+from tests.engine.test_cli_run import Start
+
+
+@dataclasses.dataclass(frozen=True)
+class Usage:
+    """`directory` is the working directory of both; `start` has put an app into it, notes:app."""
+
+    shell: Shell
+    start: Start
+    directory: Path
+    empty_dsn: str
+    monkeypatch: pytest.MonkeyPatch
+
+    def write(self, name: str, text: str, mode: int = 0o600) -> Path:
+        path = self.directory / name
+        path.write_text(text, encoding="utf-8")
+        path.chmod(mode)
+        return path
+
+
+UsageCheck: TypeAlias = Callable[[Usage], None]
+
+
+def bare(*args: str) -> str:
+    """The one line that says what is wrong with this command; of settings it sees files and environment only."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pgworkd.cli_serve._Service", None)  # a daemon that starts all the same would run here for ever
+        result = CliRunner().invoke(app, args, catch_exceptions=False)
+    assert result.exit_code == 2, result.output
+    assert not result.stdout
+    assert result.stderr.count("\n") == 1, result.stderr
+    assert "Traceback" not in result.stderr
+    return result.stderr.removeprefix("pgworkd: ").rstrip("\n")
