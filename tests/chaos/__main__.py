@@ -13,8 +13,8 @@ import anyio
 import typer
 
 from tests.chaos.checker import CHECKS
-from tests.chaos.checks_daemons import RESUMED_S_MAX, TAKEN_BACK_S_MAX
 from tests.chaos.checks_jobs import losses
+from tests.chaos.checks_workers import RESUMED_S_MAX, TAKEN_BACK_S_MAX
 from tests.chaos.drive import Plan, run
 from tests.chaos.evidence import Evidence
 from tests.chaos.faults import FAULTS

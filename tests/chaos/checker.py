@@ -3,7 +3,7 @@
 `test_checker.py` shows of each that it finds what it is for.
 """
 
-from tests.chaos import checks_daemons, checks_jobs
+from tests.chaos import checks_jobs, checks_workers
 from tests.chaos.verdict import CHECKS
 
-__all__ = ["CHECKS", "checks_daemons", "checks_jobs"]
+__all__ = ["CHECKS", "checks_jobs", "checks_workers"]

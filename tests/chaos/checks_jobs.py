@@ -164,7 +164,7 @@ def failures(evidence: Evidence) -> Iterable[str | None]:
         elif run.kind == "process":
             yield None if how in (None, "MemoryError") and run.attempt == 1 else f"{run} failed"
         elif run.kind == "transact":
-            yield None if how in ("DatabaseUnavailable", "LeaseLost", "DatabaseError") else f"{run} failed"
+            yield f"{run} failed" if how in (None, "ok", "CancelledError") else None  # whatever the driver raises
         else:
             yield None if how in ("RuntimeError", "PermanentError") else f"{run} failed"
 

@@ -168,6 +168,7 @@ async def notify_flood(fleet: Fleet) -> None:
 async def burst(fleet: Fleet) -> None:
     """Hundreds of jobs fall due at one instant."""
     await fleet.insert("mixed", {"seconds": 0}, kind="plain", count=500, delay_s=SHORT_S)
+    await fleet.insert("limited", {"seconds": 0.02}, count=100, delay_s=SHORT_S)
     await anyio.sleep(SHORT_S)
 
 
