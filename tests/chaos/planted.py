@@ -87,7 +87,7 @@ BUGS = (
         "WHERE j.id IN (SELECT i.id FROM jobs i WHERE i.queue = p_queue AND i.status IN ('pending', 'failed')"
         " AND i.run_at <= v_now ORDER BY i.priority DESC, i.run_at LIMIT cardinality(v_rows) FOR UPDATE SKIP LOCKED)\n"
         "        RETURNING j.id, coalesce(j.kind",
-        kinds="burst,kill",
+        tests="tests/sql/test_claim.py",
     ),
     sql(
         "counted concurrency without a lock",
@@ -98,9 +98,9 @@ BUGS = (
     ),
     sql(
         "no unique occurrence",
-        "CREATE UNIQUE INDEX IF NOT EXISTS jobs_occurrence ",
-        "CREATE INDEX IF NOT EXISTS jobs_occurrence ",
-        tests="tests/sql/test_occurrences.py tests/sql/test_schedules.py",
+        "          AND (s.last_occurrence IS NULL OR s.last_occurrence < n.at)\n",
+        "",
+        tests="tests/sql/test_occurrences.py",
     ),
     python(
         "heartbeat on the loop",
@@ -126,21 +126,21 @@ BUGS = (
         "pool",
         "            self._wanted = True\n            self._woken.set()\n",
         "            self._wanted = True\n",
-        tests="tests/engine/test_wake.py tests/engine/test_idle.py tests/engine/test_gates.py",
+        tests="tests/engine/test_wake.py",
     ),
     python(
         "a cursor without sweeps",
         "cursor",
         "if now >= self._due_at[level]), None)",
         "if now >= self._due_at[level] + 1e9), None)",
-        kinds="burst,old_snapshot",
+        tests="tests/unit/test_cursor_model.py",
     ),
     python(
         "a swallowed cancellation",
         "held",
         "                self.scope.cancel()\n",
         "                pass\n",
-        kinds="terminate,terminate_storm",
+        kinds="terminate",
     ),
     python(
         "no end of runs when the lease cannot be renewed",
@@ -168,7 +168,7 @@ BUGS = (
         "recurring",
         "        now = self._database_now + timedelta(seconds=anyio.current_time() - self._read_at)\n",
         "        now = datetime.now(UTC)\n",
-        tests="tests/sql/test_schedules.py tests/engine/test_start.py tests/stories/test_04_recurring.py",
+        kinds="worker_clock",
     ),
     python(
         "outcomes dropped when the database is away",
