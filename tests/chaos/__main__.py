@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import sys
-import tempfile
 from collections import Counter
 from pathlib import Path
 from typing import Annotated
@@ -15,7 +14,7 @@ import typer
 from tests.chaos.checker import CHECKS
 from tests.chaos.checks_jobs import losses
 from tests.chaos.checks_workers import RESUMED_S_MAX, TAKEN_BACK_S_MAX
-from tests.chaos.drive import Plan, run
+from tests.chaos.drive import Plan, run, workplace
 from tests.chaos.evidence import Evidence
 from tests.chaos.faults import FAULTS
 
@@ -73,11 +72,11 @@ def main(
     faults = faults if faults is not None else (40 if minutes <= 3 else int(PER_HOUR["faults"] * share))
     plan = Plan(jobs, daemons, faults, minutes * 60, seed, tuple(filter(None, only.split(","))), pg_bin)
     sys.stdout.write(f"{plan}\n")
-    with tempfile.TemporaryDirectory(prefix="chaos-") as temporary:
-        directory = keep or Path(temporary)
-        directory.mkdir(parents=True, exist_ok=True)
-        directory.chmod(0o711)  # where Postgres has to run as another user
-        evidence = anyio.run(run, plan, directory, lambda text: print(text, flush=True))  # noqa: T201
+    with workplace() as temporary:
+        if keep is not None:
+            keep.mkdir(parents=True, exist_ok=True)
+            keep.chmod(0o711)
+        evidence = anyio.run(run, plan, keep or temporary, lambda text: print(text, flush=True))  # noqa: T201
         lines, violations = report(evidence)
     sys.stdout.write("\n".join(lines) + "\n")
     raise typer.Exit(1 if violations else 0)

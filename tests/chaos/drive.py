@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
+import tempfile
 import time
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,6 +50,14 @@ class Plan:
         while len(found) < self.faults:
             found += dice.sample(kinds, len(kinds))
         return found[: self.faults]
+
+
+@contextlib.contextmanager
+def workplace() -> Iterator[Path]:
+    """A directory for a run, open to Postgres where that has to run as another user; gone at the end."""
+    with tempfile.TemporaryDirectory(prefix="chaos-") as temporary:
+        Path(temporary).chmod(0o711)
+        yield Path(temporary)
 
 
 async def run(plan: Plan, directory: Path, say: Callable[[str], None]) -> Evidence:

@@ -88,6 +88,7 @@ class Fleet:
         self.ending = False
         self.note = History(directory, "driver").note
         self._named = 0
+        self._spawned: list[subprocess.Popen[bytes]] = []
 
     # Processes.
 
@@ -98,7 +99,9 @@ class Fleet:
     def _spawn(self, name: str, module: str, *arguments: object) -> subprocess.Popen[bytes]:
         with (self.directory / f"{name}.log").open("wb") as log:
             command = [sys.executable, "-m", f"tests.chaos.{module}", *map(str, arguments)]
-            return subprocess.Popen(command, stdin=subprocess.PIPE, stderr=log, env=self._environment(name))
+            process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=log, env=self._environment(name))
+        self._spawned.append(process)
+        return process
 
     async def start_member(self, proxy: Proxy | None = None) -> Member:
         """One more daemon, through a proxy of its own, or that of the one it follows."""
@@ -191,9 +194,9 @@ class Fleet:
 
     def end_all(self) -> None:
         """Leaves nothing behind, whatever happened."""
-        for process in [each.process for each in self.producers] + [each.process for each in self.members]:
+        for process in self._spawned:
             process.kill()
-            process.wait()
+            process.communicate()  # closes its pipe, too
 
     def has_noted(self, name: str, event: str = "born") -> bool:
         """Whether a process has come so far as to note this."""

@@ -6,6 +6,7 @@ import os
 import shutil
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,19 +46,20 @@ def _answers(port: int) -> bool:
 
 
 @pytest.fixture
-def pooled(dsn: str, tmp_path: Path) -> Iterator[str]:
+def pooled(dsn: str) -> Iterator[str]:
     """The DSN of the test's database through a pgbouncer."""
     parts = urlsplit(dsn)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    users, config = tmp_path / "users", tmp_path / "pgbouncer.ini"
+    directory = Path(tempfile.mkdtemp(prefix="pgbouncer-"))  # not below tmp_path, which is closed to others
+    users, config = directory / "users", directory / "pgbouncer.ini"
     users.write_text(f'"{parts.username}" "{parts.password}"\n')
     config.write_text(_CONFIG.format(host=parts.hostname, port=parts.port, listen_port=port, users=users))
     command = [str(PGBOUNCER), str(config)]
     if os.geteuid() == 0:  # it will not run as root
         command += ["-u", "nobody"]
-        for path in (users, config, *list(tmp_path.parents)[:3], tmp_path):
+        for path in (users, config, directory):
             path.chmod(0o755)
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     try:
@@ -69,6 +71,7 @@ def pooled(dsn: str, tmp_path: Path) -> Iterator[str]:
     finally:
         process.kill()
         process.wait()
+        shutil.rmtree(directory)
 
 
 async def test_a_daemon_behind_it_says_so_and_does_not_wait_for_ever(pooled: str) -> None:
