@@ -97,8 +97,8 @@ class App:
         concurrency: slots of the queue in each daemon (1 to 10,000; default 10, for processes the number of cores).
         max_attempts: failures allowed, 1 to 1,000; 1 = at most once. timeout_s: seconds a run may take.
         backoff: numbers, a list of seconds, a function of the failures, or a `Backoff`; a row of `queues` wins.
-        run_in: "loop" (`async def`), "thread" (`def`; the default for it) or "process" (`def`, for CPU-bound or
-        untrusted code; the only mode in which a run that hangs can be stopped).
+        run_in: "loop" (`async def`), "thread" (`def`; the default for it) or "process" (`def`, for what is CPU-bound or
+        apt to crash or hang: the only mode in which a run can be stopped; it is no sandbox).
         every: makes it recurring: a cron expression in `timezone`, or seconds between runs; `payload` is what
         each run gets; `missed` says what becomes of occurrences that passed while no daemon ran.
 
