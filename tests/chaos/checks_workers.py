@@ -52,11 +52,16 @@ def waits(evidence: Evidence) -> Iterable[str | None]:
 def ends(evidence: Evidence) -> Iterable[str | None]:
     """A daemon ends when it is told to, in time, and at the last with 0; by itself only when its lease is over."""
     told = {note.facts["name"] for note in evidence.of("killed", "terminated")}
+    gently = {note.facts["name"] for note in evidence.of("terminated") if note.facts["signals"] == 1} - {
+        note.facts["name"] for note in evidence.of("killed")
+    }
     fell = {note.by for note in evidence.of("dies", "lease.fenced")}
     for note in evidence.of("exit"):
         name, code, expected = note.facts["name"], note.facts["code"], note.facts["expected"]
         if expected is not None:
             yield None if code == expected else f"{name} ended with {code}, not {expected}"
+        elif name in gently:
+            yield None if code == 0 else f"{name} was told to end, and left something behind: {code}"
         else:
             yield None if name in told | fell else f"{name} ended by itself, with {code}"
     yield from (f"{note.facts['name']} did not end" for note in evidence.of("hangs"))

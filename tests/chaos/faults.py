@@ -69,7 +69,7 @@ async def kill_producer(fleet: Fleet) -> None:
 @fault
 async def terminate(fleet: Fleet) -> None:
     """SIGTERM: must be gone within its limits, and leave nothing behind."""
-    await keep_busy(fleet, LONG_S)
+    await keep_busy(fleet, LONG_S * 2)
     for member in fleet.any():
         await _ends(fleet, member, signals=1)
 

@@ -219,6 +219,13 @@ def test_what_is_completed_while_it_waits_is_found() -> None:
     assert "one_end" in found(evidence)
 
 
+def test_a_stop_that_leaves_something_behind_is_found() -> None:
+    told = note(8, "driver", "terminated", name="d2", signals=1)
+    for code, wrong in ((0, False), (1, True)):
+        evidence = with_notes(told, note(9, "driver", "exit", name="d2", code=code, expected=None))
+        assert ("ends" in found(evidence)) is wrong
+
+
 def test_an_occurrence_that_skips_others_is_found() -> None:
     evidence = occurring("tick 2")
     far = [each._replace(due_in_s=3600.0) if each.occurrence else each for each in evidence.changes]
