@@ -33,7 +33,7 @@ _ALL = (
     (
         "idle_slot",
         "idle",
-        "While the store answers, no due job waits beside an idle slot longer than the poll and 1 s.",
+        "While the store answers, no due job waits beside an idle slot for poll + 1 s.",
     ),
     (
         "claims_bounded",

@@ -38,6 +38,8 @@ class Row:
     worker_id: int | None = None
     started_at: float = 0.0
     cancel_requested: bool = False
+    late: bool = False
+    """Was committed after it was due, behind what had been claimed by then."""
 
     @property
     def is_over(self) -> bool:

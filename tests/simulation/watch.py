@@ -12,6 +12,7 @@ from uuid import UUID
 import anyio
 
 from pgworkd import events, settler
+from pgworkd.cursor import LEVELS, PERIOD_FIRST_S
 from pgworkd.daemon import Daemon
 from pgworkd.pace import AHEAD_MAX
 from pgworkd.pool import Pool
@@ -36,6 +37,8 @@ AFTER_TROUBLE_S = 11.0
 """The longest pause that slow calls leave behind (that of the look), and a call."""
 IDLE_S = 1.0
 """A due job waits beside an idle slot for so long, and the period of the look, at most; claimed or not."""
+HEAD_S = PERIOD_FIRST_S * 2 ** (LEVELS - 1)
+"""What was committed behind the place where claims begin waits for a sweep: so long at most while a pool is awake."""
 HOARD_S = 3.0
 """A claimed job waits here for a slot for so long at most, then it is given back."""
 
@@ -204,7 +207,8 @@ class Watch(Watcher):
                 waits |= {("idle", row.id, 0) for row in self.table.due(queue) if not row.losses}
         self._since = {each: self._since.get(each, now) for each in sorted(waits)}
         for (kind, job_id, attempt), since in self._since.items():
-            if kind == "idle" and now - since > self.poll_s + IDLE_S:
+            sweep_s = HEAD_S if self.table.rows[job_id].late else 0.0
+            if kind == "idle" and now - since > self.poll_s + IDLE_S + sweep_s:
                 self.broken("idle_slot", f"{job_id} waits beside an idle slot for {now - since:.3f} s")
             if kind == "hoarded" and now - since > HOARD_S:
                 self.broken("hoarding", f"{job_id} ({attempt}) waits here for {now - since:.3f} s")

@@ -28,7 +28,7 @@ from .watch import SAMPLE_S, Watch
 
 POLL_S = 0.5
 CANCEL_GRACE_S = 0.5
-DRAIN_S = 60.0
+DRAIN_S = 300.0
 """So long after the last trouble every job has come to its end."""
 STOP_MARGIN_S = 4 * COMMAND_S + 4
 """A stop may have to wait for calls that are under way, for its own, and 2 s for the heartbeat."""
@@ -192,7 +192,8 @@ class World:
             job_id = UUID(int=len(self.doings) + 1)
             self.doings[job_id] = job["doings"]
             run_at = EPOCH_S + self.loop.time() + due_in_s
-            rows.append(Row(job_id, queue, priority, run_at, max_attempts=3, timeout_s=job["timeout_s"]))
+            row = Row(job_id, queue, priority, run_at, max_attempts=3, timeout_s=job["timeout_s"], late=due_in_s < 0)
+            rows.append(row)
         self.table.insert(rows)
 
     def _outage(self, for_s: float) -> None:
