@@ -147,7 +147,7 @@ BUGS = (
         "membership",
         "            self._holdings.stop_all(Reason.FENCE)\n",
         "",
-        kinds="blackhole_long",
+        tests="tests/engine/test_lease.py",
     ),
     python(
         "whole-batch decoding",
