@@ -151,7 +151,8 @@ class Lease:
                 self._call_home(self._lessee.wanted, await store.wanted(worker_id))
         except PgworkdError as error:
             self._call_home(self._lessee.lease_trouble, error)
-            return random.SystemRandom().uniform(0.2, 1.0) * min(1.0, self._heartbeat_s)
+            share = random.uniform(0.2, 1.0)  # noqa: S311 # nosec B311 # jitter, no secret
+            return share * min(1.0, self._heartbeat_s)
         return self._heartbeat_s if worker_id == self.worker_id else 0.0
 
     async def _renew(self, store: LeaseStore, worker_id: int) -> bool:

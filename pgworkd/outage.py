@@ -14,7 +14,6 @@ from . import events
 from .events import Events
 
 FIRST_S = 0.1
-_RANDOM = random.SystemRandom()
 CAP_S = 2.0
 """Claims must resume within seconds of the server's return, so the waits stay short; jitter spreads the fleet."""
 
@@ -35,7 +34,7 @@ class Outage:
 
     def failed(self, error: Exception) -> float:
         """Notes a failed call; seconds to wait before the next."""
-        delay_s = self._delay_s * _RANDOM.uniform(0.5, 1.5)
+        delay_s = self._delay_s * random.uniform(0.5, 1.5)  # noqa: S311 # nosec B311 # jitter, no secret
         if self._since is None:
             self._since = anyio.current_time()
             self._events.emit(events.DATABASE_AWAY, part=self._part, error=str(error), retry_in_s=round(delay_s, 3))

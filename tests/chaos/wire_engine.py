@@ -11,7 +11,7 @@ from pgworkd.chores import Chores, Periods
 from pgworkd.events import Events
 from pgworkd.held import Held, Holdings
 from pgworkd.lease import Lease
-from pgworkd.lease_store import HeartbeatAnswer
+from pgworkd.lease_store import Wanted
 from pgworkd.recurring import Recurring
 from pgworkd.store import Claimed, ClaimOrder, Store
 from tests.chaos.wire_kit import Operation, Scene, Told, differs, rows_of, told_by
@@ -238,7 +238,10 @@ class Heartbeat(Operation):
 
     # What the lease says.
 
-    def lease_renewed(self, answer: HeartbeatAnswer) -> None:
+    def lease_renewed(self) -> None:
+        """Then it asks what is wanted."""
+
+    def wanted(self, wanted: Wanted) -> None:
         self.renewed.set()
 
     def lease_fenced(self, since_s: float) -> None:

@@ -20,7 +20,7 @@ from uuid import UUID
 import anyio
 
 from pgworkd.errors import DatabaseUnavailable
-from pgworkd.lease_store import HeartbeatAnswer
+from pgworkd.lease_store import Wanted
 from pgworkd.link import LinkOptions
 from pgworkd.store import ClaimOrder, Claims, FailedAttempt, Occurrence
 
@@ -311,16 +311,16 @@ class SimulatedLeaseStore:
     def __init__(self, network: Network) -> None:
         self._network = network
 
-    async def heartbeat(self, worker_id: int, _state: str) -> HeartbeatAnswer | None:
-        return await self._network.call("heartbeat", lambda: self._answer(worker_id))
+    async def heartbeat(self, worker_id: int, _state: str) -> bool:
+        return await self._network.call("heartbeat", lambda: self._network.table.renew(worker_id) is not None)
 
-    def _answer(self, worker_id: int) -> HeartbeatAnswer | None:
+    async def wanted(self, worker_id: int) -> Wanted:
+        return await self._network.call("wanted", lambda: self._wanted(worker_id))
+
+    def _wanted(self, worker_id: int) -> Wanted:
         table = self._network.table
-        worker = table.renew(worker_id)
-        if worker is None:
-            return None
         cancels = [(row.id, row.attempt) for row in table.running_of(worker_id) if row.cancel_requested]
-        return HeartbeatAnswer(worker.lease_s, cancels, {name: row.told() for name, row in table.queues.items()})
+        return Wanted(cancels, {name: row.told() for name, row in table.queues.items()})
 
     async def close(self) -> None:
         pass

@@ -27,7 +27,7 @@ def heard() -> Heard:
 
 @pytest.fixture
 def no_jitter(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outage._RANDOM, "uniform", lambda low, high: (low + high) / 2)
+    monkeypatch.setattr(outage.random, "uniform", lambda low, high: (low + high) / 2)
 
 
 @pytest.mark.usefixtures("no_jitter")
