@@ -100,7 +100,7 @@ GRANT UPDATE, DELETE ON pgworkd.batches, pgworkd.result_waiters TO {worker};
 GRANT DELETE ON pgworkd.batch_additions, pgworkd.job_dependencies TO {worker};
 GRANT SELECT, UPDATE ON SEQUENCE pgworkd.workers_id_seq TO {worker};  -- rescue() moves it past ids it did not give
 GRANT EXECUTE ON FUNCTION
-    pgworkd.register, pgworkd.heartbeat, pgworkd.sign_off, pgworkd.set_pool, pgworkd.drop_pool, pgworkd.notify_pools, pgworkd.wake,
+    pgworkd.register, pgworkd.heartbeat, pgworkd.wanted, pgworkd.sign_off, pgworkd.set_pool, pgworkd.drop_pool, pgworkd.notify_pools, pgworkd.wake,
     pgworkd.claim, pgworkd.next_due, pgworkd.waits_plain, pgworkd.waits_keyed, pgworkd.waits_suspect, pgworkd.in_time,
     pgworkd.lock_queue, pgworkd.lock_queues, pgworkd.key_is_free, pgworkd.burst, pgworkd.rate_allowance, pgworkd.allowance,
     pgworkd.key_allowance, pgworkd.key_has_room, pgworkd.spend, pgworkd.pick, pgworkd.in_order, pgworkd.of_key, pgworkd.by_turn,

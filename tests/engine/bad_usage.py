@@ -213,7 +213,11 @@ CASES = [
     Case(45, "an unknown database", unreachable({"path": "/none"}, 2, 'database "none" does not exist')),
     Case(45, "an unknown host", unreachable({"host": "nowhere.invalid"}, 1, "check the host name")),
     Case(45, "a closed port", unreachable({"port": "1"}, 1, "is Postgres up at that host and port?")),
-    Case(45, "TLS that is not offered", unreachable({"query": "sslmode=require"}, 1, "whether the server offers TLS")),
+    Case(
+        45,
+        "TLS that is not offered",
+        unreachable({"query": "sslmode=require"}, 1, "the server offers no TLS. Turn it on there"),
+    ),
     Case(46, "an unknown command", wrong("quues", told="No such command 'quues'. Did you mean 'queues'")),
     Case(
         46, "an unknown command of a group", wrong("queues", "shwo", told="No such command 'shwo'. Did you mean 'show'")

@@ -15,8 +15,8 @@ from .roles import Roles, refused
 from .verbs import Db
 
 NOBODY = """
-batch_created batch_sealed check_callback check_dependencies dependencies_added enter_batch is_ours job_added
-jobs_inserted jobs_key_wanted move queue_dated queues_audit queues_changed rates_follow schedule_changed
+batch_created batch_moved batch_sealed check_callback check_dependencies dependencies_added enter_batch is_ours
+job_added jobs_inserted jobs_key_wanted move queue_dated queues_audit queues_changed rates_follow schedule_changed
 schedules_notify stream_created
 """
 """Called by triggers and by functions that run as the owner."""
@@ -32,7 +32,7 @@ FUNCTIONS = {
         mend_dependencies next_due notify_pools of_key pass_on pick promote prune put_schedule rate_allowance
         register reopened report_progress rescue retry running_of set_pool set_queue settle_and_claim
         settle_completed settle_ended settle_failed settle_released sign_off spend stop_jobs stream tell_waiters
-        unblock undepend wait_less waits_keyed waits_plain waits_suspect wake who
+        unblock undepend wait_less wanted waits_keyed waits_plain waits_suspect wake who
     """,
     "": NOBODY,
 }
