@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .app import App, DeadJob
     from .backoff import Backoff
-    from .errors import LeaseLost, PermanentError, PgworkdError, RetryAfter, Snooze, UsageError
+    from .errors import LeaseLost, OutcomeUnknown, PermanentError, PgworkdError, RetryAfter, Snooze, UsageError
     from .job import Job
 
 # Imported when first asked for: the daemon's signal handlers stand before anything slow is loaded.
@@ -26,6 +26,7 @@ _HOMES = {
     "DeadJob": "app",
     "Job": "job",
     "LeaseLost": "errors",
+    "OutcomeUnknown": "errors",
     "PermanentError": "errors",
     "PgworkdError": "errors",
     "RetryAfter": "errors",
@@ -39,6 +40,7 @@ __all__ = [
     "DeadJob",
     "Job",
     "LeaseLost",
+    "OutcomeUnknown",
     "PermanentError",
     "PgworkdError",
     "RetryAfter",
