@@ -80,7 +80,7 @@ async def run(plan: Plan, directory: Path, say: Callable[[str], None]) -> Eviden
             finally:
                 fleet.end_all()
             tasks.cancel_scope.cancel()
-        async with fleet.connection() as db:
+        async with fleet.connection(command_s=600) as db:
             return await gather(db, directory)
     finally:
         server.stop("immediate")

@@ -165,11 +165,13 @@ _ROWS = """
            (result ->> 'attempt')::int, dedupe_key::text, schedule::text
     FROM pgworkd.finished_jobs"""
 _TREES = """
+    WITH called AS (SELECT payload -> 'batch' ->> 'id' AS batch, count(*) FROM pgworkd.all_jobs
+                    WHERE payload ? 'batch' GROUP BY 1),
+         counted AS (SELECT batch_id, count(*) FROM pgworkd.all_jobs WHERE batch_id IS NOT NULL GROUP BY 1)
     SELECT b.id::text, b.name, b.parent_id::text, b.added::int, b.completed::int,
            (b.completed + b.dead + b.cancelled)::int, b.finished_at IS NOT NULL,
-           (SELECT count(*) FROM pgworkd.all_jobs j WHERE j.payload -> 'batch' ->> 'id' = b.id::text)::int,
-           (SELECT count(*) FROM pgworkd.all_jobs j WHERE j.batch_id = b.id)::int
-    FROM pgworkd.batches b"""
+           coalesce(called.count, 0)::int, coalesce(counted.count, 0)::int
+    FROM pgworkd.batches b LEFT JOIN called ON called.batch = b.id::text LEFT JOIN counted ON counted.batch_id = b.id"""
 
 
 async def gather(db: asyncpg.Connection[Any], directory: Path) -> Evidence:

@@ -230,12 +230,16 @@ class Fleet:
                 await anyio.sleep(0.05)
 
     @contextlib.asynccontextmanager
-    async def connection(self, limit_s: float = 30.0) -> AsyncIterator[asyncpg.Connection[Any]]:
+    async def connection(
+        self, limit_s: float = 30.0, command_s: float = 20.0
+    ) -> AsyncIterator[asyncpg.Connection[Any]]:
         """A direct one, as soon as there is one to be had."""
         with anyio.fail_after(limit_s):
             while True:
                 try:
-                    connection = await asyncpg.connect(self.dsn, timeout=5, command_timeout=20, server_settings=OURS)
+                    connection = await asyncpg.connect(
+                        self.dsn, timeout=5, command_timeout=command_s, server_settings=OURS
+                    )
                     break
                 except AWAY:
                     await anyio.sleep(0.02)
