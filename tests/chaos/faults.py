@@ -85,15 +85,15 @@ async def terminate_storm(fleet: Fleet) -> None:
 async def terminate_newborn(fleet: Fleet) -> None:
     """SIGTERM in the first moments of a daemon's life."""
     member = await fleet.start_member()
+    fleet.too_many += 1
+    await _ends(fleet, member, signals=1, after_s=fleet.dice.uniform(0, 0.05))
+
+
+async def _ends(fleet: Fleet, member: Member, *, signals: int, after_s: float = 0.0) -> None:
     with anyio.move_on_after(10):
         while not fleet.has_noted(member.name):  # before, Python itself has no handler, and dies of it
             await anyio.sleep(0.01)
-    await anyio.sleep(fleet.dice.uniform(0, 0.05))
-    fleet.too_many += 1
-    await _ends(fleet, member, signals=1)
-
-
-async def _ends(fleet: Fleet, member: Member, *, signals: int) -> None:
+    await anyio.sleep(after_s)
     fleet.note("terminated", name=member.name, signals=signals)
     for _ in range(signals):
         member.process.send_signal(signal.SIGTERM)
