@@ -80,15 +80,24 @@ async def freeze_session(fleet: Fleet) -> None:
 
 @contextlib.asynccontextmanager
 async def _configured(fleet: Fleet, name: str, value: str) -> AsyncIterator[None]:
-    async with fleet.connection() as db:
-        await db.execute(f"ALTER SYSTEM SET {name} = '{value}'")
-        await db.execute("SELECT pg_reload_conf()")
+    await _tell(fleet, f"ALTER SYSTEM SET {name} = '{value}'")
+    try:
+        yield
+    finally:
+        await _tell(fleet, f"ALTER SYSTEM RESET {name}")
+        fleet.disturb()
+
+
+async def _tell(fleet: Fleet, statement: str) -> None:
+    """Changes the server's settings, whatever happens to our own connections meanwhile."""
+    while True:
         try:
-            yield
-        finally:
-            await db.execute(f"ALTER SYSTEM RESET {name}")
-            await db.execute("SELECT pg_reload_conf()")
-            fleet.disturb()
+            async with fleet.connection(120) as db:
+                await db.execute(statement)
+                await db.execute("SELECT pg_reload_conf()")
+            return
+        except AWAY:
+            await anyio.sleep(0.05)
 
 
 @fault
