@@ -54,6 +54,11 @@ class SimulationTask(asyncio.Task[Any]):
         self._number = number  # first: the task enters a set at once
         super().__init__(coroutine, **{"name": f"task {number}", **options})
 
+    def set_name(self, name: object) -> None:
+        """Some loops (Python 3.13.0) name what has no name "None"."""
+        if name is not None:
+            super().set_name(name)
+
     def __hash__(self) -> int:
         return self._number
 
