@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -13,13 +14,17 @@ SIZE_BYTES = 1 << 30
 def mounted(at: Path) -> bool:
     """Mounts it there; False where that is not allowed."""
     at.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", f"size={SIZE_BYTES},mode=711", "tmpfs", str(at)]
-    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+    return _done("mount", "-t", "tmpfs", "-o", f"size={SIZE_BYTES},mode=711", "tmpfs", str(at))
 
 
 def unmount(at: Path) -> None:
     """Takes it away, with all that is on it."""
-    subprocess.run(["umount", "-l", str(at)], capture_output=True, check=False)
+    _done("umount", "-l", str(at))
+
+
+def _done(program: str, *arguments: str) -> bool:
+    found = shutil.which(program, path="/usr/bin:/bin:/usr/sbin:/sbin")  # whatever PATH is
+    return found is not None and subprocess.run([found, *arguments], capture_output=True, check=False).returncode == 0
 
 
 def fill(at: Path) -> Path:
