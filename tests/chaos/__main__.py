@@ -33,11 +33,13 @@ def spread(times_s: list[float]) -> str:
 def report(evidence: Evidence) -> tuple[list[str], int]:
     """The table, and how many violations there are."""
     done = Counter(str(note.facts["name"]) for note in evidence.of("fault"))
+    cut_short = Counter(str(note.facts["name"]) for note in evidence.of("cut_short"))
     lost = losses(evidence).looked_at
     lines = [
         f"{len(evidence.rows)} jobs, {len(evidence.runs)} runs, {lost} losses",
         f"{done.total()} faults of {len(done)} kinds:",
         "  " + ", ".join(f"{name} {count}" for name, count in sorted(done.items())),
+        f"{cut_short.total()} of them cut short: {dict(cut_short)}",
         f"jobs of a daemon that is gone, taken back (bar {TAKEN_BACK_S_MAX:.1f} s): "
         + spread([note.facts["after_s"] for note in evidence.of("taken_back")]),
         f"jobs run again after Postgres returns (bar {RESUMED_S_MAX:.1f} s): "
