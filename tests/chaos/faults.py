@@ -158,6 +158,14 @@ async def blackhole_long(fleet: Fleet) -> None:
 
 
 @fault
+async def hold(fleet: Fleet) -> None:
+    """What is sent, either way, arrives only when the lease is long over and the jobs are others'."""
+    await keep_busy(fleet, LONG_S * 1.5)
+    for member in fleet.any():
+        await fleet.isolate(member, "hold", LONG_S)
+
+
+@fault
 async def half_open(fleet: Fleet) -> None:
     """What a daemon says arrives, what it is told does not."""
     await keep_busy(fleet, LONG_S * 1.5)

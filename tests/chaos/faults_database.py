@@ -185,6 +185,7 @@ async def burst(fleet: Fleet) -> None:
 async def clock_step(fleet: Fleet) -> None:
     """The database's clock is put forward by more than a lease, and back again."""
     await run_sync(put_forward, fleet.directory / "server.clock", CLOCK_STEP_S)
+    fleet.disturb()  # each of the two steps looks like an outage
     await anyio.sleep(LONG_S)
     await run_sync(put_forward, fleet.directory / "server.clock", 0)
     await anyio.sleep(1.5)

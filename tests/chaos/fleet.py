@@ -6,6 +6,7 @@ Everything that could explain a loss is noted: `exit` and `paused`, `isolated` o
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import signal
@@ -25,7 +26,7 @@ from pgworkd.client import NewJob, enqueue_many
 from pgworkd.embedded import EmbeddedPostgres
 from tests.chaos import clocks, workload
 from tests.chaos.history import AWAY, History, load, now_s
-from tests.chaos.proxy import Mode, Proxy
+from tests.proxy import Mode, Proxy
 from tests.server import TEST_SETTINGS, create_database, create_template
 
 TIMES = {"lease_s": 3.0, "heartbeat_s": 0.5, "poll_s": 0.5, "shutdown_s": 3.0, "cancel_grace_s": 2.0}
@@ -249,11 +250,15 @@ class Fleet:
             connection.terminate()
 
     async def _see_taken_back(self, name: str, since_s: float) -> None:
-        """How long the jobs of a daemon that is gone stayed with it."""
+        """How long the jobs of a daemon that is gone stayed with it; if for long, what the others' leases are like."""
+        said = False
         while True:
             try:
                 async with self.connection(600) as db:
                     while await db.fetchval(_HELD_BY, name):
+                        if not said and now_s() - max(since_s, self.disturbed_s) > TIMES["lease_s"] + 1.0:
+                            self.note("still_held", name=name, workers=json.loads(await db.fetchval(_LEASES)))
+                            said = True
                         await anyio.sleep(0.05)
                 break
             except AWAY:
@@ -264,6 +269,9 @@ class Fleet:
 
 _HELD_BY = """SELECT EXISTS (SELECT FROM pgworkd.jobs j JOIN chaos.workers w ON w.id = j.worker_id
                              WHERE w.name = $1 AND j.status = 'running')"""
+_LEASES = """SELECT jsonb_agg(to_jsonb(w) || jsonb_build_object(
+                        'now', clock_timestamp(), 'up_since', pg_postmaster_start_time()))
+             FROM pgworkd.workers w"""
 
 
 def server_for(pg_bin: Path | None, data_dir: Path | None) -> EmbeddedPostgres:

@@ -17,8 +17,8 @@ from pgworkd.config import Settings
 from pgworkd.errors import DatabaseUnavailable, OutcomeUnknown, PermanentError
 from pgworkd.job import Job
 from pgworkd.link import LinkOptions
-from tests.chaos.proxy import Message, Proxy
 from tests.kit import insert, running, until
+from tests.proxy import Message, Proxy
 
 NEVER_S = 3600.0
 ALONE = {

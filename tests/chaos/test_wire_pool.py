@@ -18,9 +18,9 @@ from pgworkd.events import Events
 from pgworkd.link import LinkOptions
 from pgworkd.store import CHANNEL, Store
 from pgworkd.wake import Wake
-from tests.chaos.proxy import Proxy
 from tests.engine.test_leaks import CONNECTIONS, open_files
 from tests.kit import until
+from tests.proxy import Proxy
 
 CALLS, CALLERS, TRANSACTIONS_MAX = 1_000, 10, 5
 FAILED = (DatabaseUnavailable, OSError, asyncpg.PostgresError, asyncpg.InterfaceError)

@@ -61,7 +61,7 @@ class Transaction(OneJob):
     """What the handler writes commits together with the completion, or not at all."""
 
     name = "daemon: a job with job.transaction()"
-    cuts_min = (10, 15)
+    cuts_min = (10, 12)
     kind = "writes"
 
 

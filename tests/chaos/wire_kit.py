@@ -8,6 +8,7 @@ carried on as a daemon or a caller would, and judged by what must hold in the en
 from __future__ import annotations
 
 import contextlib
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable
 from dataclasses import dataclass, field
@@ -23,8 +24,8 @@ from pgworkd import outage
 from pgworkd.errors import DatabaseUnavailable, OutcomeUnknown
 from pgworkd.link import LinkOptions
 from pgworkd.store import Store
-from tests.chaos.proxy import Message, Proxy
 from tests.kit import until
+from tests.proxy import Message, Proxy
 
 Told = Literal["done", "not done", "unknown"]
 """What the caller knows after an attempt. The first two must be true."""
@@ -81,7 +82,7 @@ class Scene:
         await until(lambda: self.db.fetchval(ended, list(self.proxy.left)), limit_s=STUCK_S)
 
 
-class Operation:
+class Operation(ABC):
     """What is swept; a fresh one for each cut."""
 
     name: ClassVar[str]
@@ -97,25 +98,25 @@ class Operation:
         self.number = number
         self.queue = f"q{number}"
 
-    async def prepare(self) -> None:
+    async def prepare(self) -> None:  # noqa: B027 - not all have to
         """Before the cut is armed."""
 
+    @abstractmethod
     async def attempt(self) -> Told:
         """The operation, through the proxy: once if it is a bare call, until it is done if it repeats by itself."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def done(self) -> bool:
         """Whether the database has it."""
-        raise NotImplementedError
 
-    async def carry_on(self) -> None:
+    async def carry_on(self) -> None:  # noqa: B027 - not all have to
         """What the caller does then."""
 
+    @abstractmethod
     async def faults(self) -> list[str]:
         """What must hold in the end, and does not."""
-        raise NotImplementedError
 
-    async def close(self) -> None:
+    async def close(self) -> None:  # noqa: B027 - not all have to
         """Lets go of connections."""
 
 

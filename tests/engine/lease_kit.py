@@ -1,4 +1,4 @@
-"""A way to Postgres that can be blocked, daemons behind it, and handlers that wait."""
+"""Daemons whose leases end soon, and handlers that wait."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
 from uuid import UUID
 
 import anyio
-from anyio.abc import SocketAttribute, SocketStream, TaskGroup
 
 from pgworkd.app import App
 from pgworkd.daemon import Daemon
@@ -24,54 +22,6 @@ QUICK = {"lease_s": LEASE_S, "heartbeat_s": 0.1}
 
 LEFT_S = "SELECT extract(epoch FROM min(lease_until) - clock_timestamp())::float8 FROM pgworkd.workers"
 """What is left of the leases, as the database sees it."""
-
-
-class Proxy:
-    """A way to Postgres that can be blocked: `hole` swallows everything silently, as a dead network does."""
-
-    def __init__(self, host: str, port: int) -> None:
-        self._target = (host, port)
-        self._open = anyio.Event()
-        self._open.set()
-
-    def hole(self) -> None:
-        """From now on nothing passes; no connection is closed, new ones are accepted and never answered."""
-        if self._open.is_set():
-            self._open = anyio.Event()
-
-    def mend(self) -> None:
-        """What was held up passes now."""
-        self._open.set()
-
-    async def serve(self, client: SocketStream) -> None:
-        async with client:
-            await self._open.wait()
-            server = await anyio.connect_tcp(*self._target)
-            async with server, anyio.create_task_group() as both:
-                both.start_soon(self._copy, client, server, both)
-                both.start_soon(self._copy, server, client, both)
-
-    async def _copy(self, source: SocketStream, sink: SocketStream, both: TaskGroup) -> None:
-        with contextlib.suppress(anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
-            while True:
-                data = await source.receive()
-                await self._open.wait()
-                await sink.send(data)
-        both.cancel_scope.cancel()
-
-
-@contextlib.asynccontextmanager
-async def through_proxy(dsn: str) -> AsyncIterator[tuple[Proxy, str]]:
-    """A proxy before the test's server, and the DSN that leads through it."""
-    parts = urlsplit(dsn)
-    login = parts.netloc.rpartition("@")[0]
-    async with await anyio.create_tcp_listener(local_host="127.0.0.1") as listener:
-        port = listener.extra(SocketAttribute.local_port)  # noqa: S610 - no Django
-        async with anyio.create_task_group() as tasks:
-            proxy = Proxy(parts.hostname or "127.0.0.1", parts.port or 5432)
-            tasks.start_soon(listener.serve, proxy.serve)
-            yield proxy, urlunsplit(parts._replace(netloc=f"{login}@127.0.0.1:{port}"))
-            tasks.cancel_scope.cancel()
 
 
 @contextlib.asynccontextmanager

@@ -18,8 +18,9 @@ from pgworkd.chores import Periods
 from pgworkd.job import Job
 from pgworkd.lease import boot_time_s
 from pgworkd.link import LinkOptions
-from tests.engine.lease_kit import LEASE_S, LEFT_S, Sleepers, daemon_of, through_proxy
+from tests.engine.lease_kit import LEASE_S, LEFT_S, Sleepers, daemon_of
 from tests.kit import insert, running, until, waits_for_status
+from tests.proxy import Proxy
 
 # A short outage.
 
@@ -29,18 +30,18 @@ async def test_an_outage_shorter_than_the_lease_spends_nothing_and_starts_nothin
 ) -> None:
     sleepers, ended = Sleepers(), list[str]()
     async with (
-        through_proxy(dsn) as (proxy, proxied),
-        daemon_of(sleepers.app, proxied, ended, lease_s=3.0) as (daemon, seen),
+        Proxy(dsn) as proxy,
+        daemon_of(sleepers.app, proxy.dsn, ended, lease_s=3.0) as (daemon, seen),
     ):
         worker_id = daemon.worker_id
         ids = [await insert(db, "q") for _ in range(3)]
         await seen.wait(events.JOB_STARTED, count=3)
-        proxy.hole()
+        proxy.mode = "hold"
         await seen.wait(events.DATABASE_AWAY, part="lease")
         sleepers.go_on.set()  # they finish while nobody can be told
         await until(lambda: len(sleepers.returned) == 3)
         await seen.wait(events.DATABASE_AWAY, part="settler")
-        proxy.mend()
+        proxy.mode = "pass"
         for job_id in ids:
             await until(waits_for_status(db, job_id, "completed"))
         assert seen.all(events.LEASE_FENCED) == []
@@ -59,13 +60,13 @@ async def test_who_cannot_renew_cancels_everything_before_the_lease_ends_and_goe
 ) -> None:
     sleepers, ended, lease_s = Sleepers(), list[str](), 3.0
     async with (
-        through_proxy(dsn) as (proxy, proxied),
-        daemon_of(sleepers.app, proxied, ended, lease_s=lease_s) as (daemon, seen),
+        Proxy(dsn) as proxy,
+        daemon_of(sleepers.app, proxy.dsn, ended, lease_s=lease_s) as (daemon, seen),
     ):
         for _ in range(3):
             await insert(db, "q")
         await seen.wait(events.JOB_STARTED, count=3)
-        proxy.hole()
+        proxy.mode = "hold"
         fenced = await seen.wait(events.LEASE_FENCED)
         assert lease_s * 5 / 6 <= fenced["since_s"] < lease_s * 29 / 30
         assert fenced["running"] == 3
@@ -74,7 +75,7 @@ async def test_who_cannot_renew_cancels_everything_before_the_lease_ends_and_goe
         # Whatever the clocks say: their lease, as the database has it, was still running then.
         assert await db.fetchval(LEFT_S) > 0
         assert await db.fetchval("SELECT count(*) FROM pgworkd.jobs WHERE status = 'running'") == 3
-        proxy.mend()
+        proxy.mode = "pass"
         await seen.wait(events.LEASE_RENEWED)
         await seen.wait(events.JOB_RELEASED, count=3, reason="the worker could not renew its lease")
         sleepers.go_on.set()
@@ -112,19 +113,19 @@ async def test_who_runs_on_when_the_lease_ends_takes_the_process_along(
             at.append(boot_time_s())
             ended.append(reason)
 
-    async with through_proxy(dsn) as (proxy, proxied), daemon_of(app, proxied, ended) as (daemon, seen):
+    async with Proxy(dsn) as proxy, daemon_of(app, proxy.dsn, ended) as (daemon, seen):
         lease = daemon.membership.lease
         assert lease is not None
         lease._end_process = end
         await insert(db, "q")
         await until(entered.is_set)
-        proxy.hole()
+        proxy.mode = "hold"
         renewed_at = lease.renewed_at_s
         await until(lambda: ended)
         held_s = at[0] - max(renewed_at, lease.renewed_at_s)
         assert LEASE_S * 29 / 30 - 0.01 <= held_s < LEASE_S
         assert await db.fetchval(LEFT_S) + (boot_time_s() - at[0]) > 0
-        proxy.mend()
+        proxy.mode = "pass"
         let_go.set()
         await seen.wait(events.LEASE_RENEWED)
     assert ended[0] == "the lease ends and 1 handlers would not stop"
@@ -134,17 +135,17 @@ async def test_a_fence_while_nothing_runs_ends_no_process(dsn: str, db: asyncpg.
     sleepers, ended = Sleepers(), list[str]()
     sleepers.go_on.set()
     async with (
-        through_proxy(dsn) as (proxy, proxied),
-        daemon_of(sleepers.app, proxied, ended, lease_s=1.0) as (daemon, seen),
+        Proxy(dsn) as proxy,
+        daemon_of(sleepers.app, proxy.dsn, ended, lease_s=1.0) as (daemon, seen),
     ):
         await until(waits_for_status(db, await insert(db, "q"), "completed"))
         lease = daemon.membership.lease
         assert lease is not None
-        proxy.hole()
+        proxy.mode = "hold"
         await seen.wait(events.LEASE_FENCED, running=0)
         await until(lambda: boot_time_s() - lease.renewed_at_s > 1.2)  # well past its end
         assert ended == []
-        proxy.mend()
+        proxy.mode = "pass"
         await seen.wait(events.LEASE_RENEWED)
         await until(waits_for_status(db, await insert(db, "q"), "completed"))
 
@@ -283,18 +284,18 @@ async def test_a_server_that_was_away_for_longer_than_the_lease_makes_no_worker_
     """Both look lost to each other when the network is back; neither may take the other's jobs."""
     first, second, ended = Sleepers(), Sleepers(), list[str]()
     async with (
-        through_proxy(dsn) as (proxy, proxied),
-        daemon_of(first.app, proxied, ended, lease_s=1.0) as (one, seen),
-        daemon_of(second.app, proxied, ended, lease_s=1.0) as (two, seen_two),
+        Proxy(dsn) as proxy,
+        daemon_of(first.app, proxy.dsn, ended, lease_s=1.0) as (one, seen),
+        daemon_of(second.app, proxy.dsn, ended, lease_s=1.0) as (two, seen_two),
     ):
         ids = {one.worker_id, two.worker_id}
         await db.execute("INSERT INTO pgworkd.jobs (queue) SELECT 'q' FROM generate_series(1, 20)")
         await until(lambda: len(first.began) + len(second.began) == 20)
         await until(lambda: db.fetchval("SELECT bool_and(steady_since < now() - interval '1 s') FROM pgworkd.workers"))
-        proxy.hole()
+        proxy.mode = "hold"
         over = "SELECT max(lease_until) < clock_timestamp() - interval '100 ms' FROM pgworkd.workers"
         await until(lambda: db.fetchval(over))
-        proxy.mend()
+        proxy.mode = "pass"
         await seen.wait(events.LEASE_RENEWED)
         await seen_two.wait(events.LEASE_RENEWED)
         for sleepers in (first, second):

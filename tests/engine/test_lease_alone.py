@@ -13,8 +13,8 @@ import asyncpg
 from pgworkd.lease import Lease, boot_time_s
 from pgworkd.lease_store import Wanted
 from pgworkd.link import LinkOptions
-from tests.engine.lease_kit import through_proxy
 from tests.kit import until
+from tests.proxy import Proxy
 
 
 class Lessee:
@@ -99,16 +99,16 @@ async def test_the_fence_comes_once_per_outage_and_the_end_only_for_what_still_r
     dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
     lessee, ended = Lessee(), list[str]()
-    async with through_proxy(dsn) as (proxy, proxied), lease_of(lessee, proxied, db, ended) as lease:
+    async with Proxy(dsn) as proxy, lease_of(lessee, proxy.dsn, db, ended) as lease:
         for n in (1, 2):
             await until(lambda: lease.fresh)
-            proxy.hole()
+            proxy.mode = "hold"
             await until(lambda n=n: len(lessee.fenced) == n)  # type: ignore[misc]
             assert not lease.fresh
             if n == 2:
                 lessee.running = 2
                 await until(lambda: ended)
-            proxy.mend()
+            proxy.mode = "pass"
         lessee.running = 0
     assert all(1.0 <= since_s < 1.16 for since_s in lessee.fenced)
     assert set(ended) == {"the lease ends and 2 handlers would not stop"}

@@ -21,8 +21,9 @@ from urllib.parse import urlsplit, urlunsplit
 import anyio
 from anyio.abc import TaskGroup
 
-Mode = Literal["pass", "delay", "blackhole", "halfopen", "refuse"]
-"""pass: as if it were not there. delay: each chunk waits `delay_s`, in both directions, in order.
+Mode = Literal["pass", "delay", "hold", "blackhole", "halfopen", "refuse"]
+"""pass: as if it were not there. delay: each chunk waits `delay_s`, in both directions, in order. hold: nothing is
+forwarded and nothing closed until the mode is another, and then what came in meanwhile arrives, however late.
 
 blackhole: nothing is forwarded and nothing closed, new connections are accepted; what came in meanwhile is dropped, so
 those connections stay dead when the mode is "pass" again. halfopen: what the client sends arrives, what the server
@@ -66,6 +67,8 @@ class Proxy:
         """Ports of ours from which connections that are over reached the server; it may not have seen their end yet."""
         self._target = (parts.hostname, parts.port or 5432)
         self._mode: Mode = "pass"
+        self._held = anyio.Event()
+        """Set when what is held may go on."""
         self._present: list[_Connection] = []
         self._accepted = self._messages = 0
         self._listener = socket.create_server(("127.0.0.1", port), backlog=128)
@@ -83,7 +86,11 @@ class Proxy:
     def mode(self, mode: Mode) -> None:
         if mode not in get_args(Mode):
             raise ValueError(f"there is no mode {mode!r}")
+        if mode == "hold" != self._mode:
+            self._held = anyio.Event()
         self._mode = mode
+        if mode != "hold":
+            self._held.set()
         if mode == "blackhole":
             for connection in self._present:
                 connection.lose_all()
@@ -150,6 +157,8 @@ class Proxy:
             while data := await loop.sock_recv(source, CHUNK_BYTES):
                 if self._mode == "delay":
                     await anyio.sleep(self.delay_s)
+                if self._mode == "hold":
+                    await self._held.wait()
                 if self._mode == "halfopen" and side == "server":
                     connection.lost.add(side)
                 if connection.over:

@@ -11,8 +11,8 @@ import asyncpg
 import psycopg
 import pytest
 
-from tests.chaos.proxy import Message, Mode, Proxy
 from tests.kit import until
+from tests.proxy import Message, Mode, Proxy
 
 CLOSED = (ConnectionError, asyncpg.ConnectionDoesNotExistError, asyncpg.InterfaceError)
 BACKENDS = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
@@ -65,6 +65,25 @@ async def test_a_delay_is_of_each_chunk_both_ways(dsn: str) -> None:
         assert time.monotonic() - began >= 0.1
         proxy.mode = "pass"
         await connection.close()
+
+
+async def test_what_is_held_arrives_late_even_if_nobody_waits_for_it_any_longer(
+    dsn: str, db: asyncpg.Connection[Any]
+) -> None:
+    await db.execute("CREATE TABLE arrived (who text)")
+    async with Proxy(dsn) as proxy:
+        gone, patient = await connected(proxy), await connected(proxy)
+        proxy.mode = "hold"
+        await silent(gone, "INSERT INTO arrived VALUES ('gone')")
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(patient.execute, "INSERT INTO arrived VALUES ('patient')")
+            with pytest.raises(TimeoutError):
+                await asyncpg.connect(proxy.dsn, timeout=0.1)
+            assert await db.fetch("SELECT * FROM arrived") == []
+            proxy.mode = "pass"
+        await until(lambda: db.fetchval("SELECT count(*) = 2 FROM arrived"))
+        await (await connected(proxy)).close()
+        await patient.close()
 
 
 @pytest.mark.parametrize("mode", ["blackhole", "halfopen"])
