@@ -78,7 +78,6 @@ SKIPPED = {"name": "c", "skip_reason": "Dependency not found on PyPI and could n
         ([CLEAN], 0, "no known vulnerability in 1 packages"),
         ([CLEAN, BAD], 1, "b 2: PYSEC-1\nb 2: GHSA-2"),
         ([SKIPPED, BAD], 1, "b 2: PYSEC-1\nb 2: GHSA-2"),
-        ([SKIPPED, SKIPPED], 0, "not audited: the vulnerability service knows none of the 2 packages (a mirror?)"),
         ([SKIPPED, CLEAN], 1, "not audited: c"),
         ([], 1, "not audited: an empty lock"),
     ],
@@ -103,3 +102,29 @@ def test_only_a_service_out_of_reach_is_passed_over(audit: Any, said: str, code:
     found, lines = audit.verdict("", said)
     assert found == code
     assert len(lines) == 1
+
+
+RECORDS = {"a": ("1", []), "b": ("2", ["PYSEC-1"]), "c": ("9", ["GHSA-3"])}
+
+
+@pytest.mark.parametrize(
+    ("lock", "code", "line"),
+    [
+        ("a==1 \\\n    --hash=sha256:0\n", 0, "no known vulnerability in 1 packages, each the newest"),
+        ("a==1 \\\nb==2 ; python_version < '3.12' \\\n", 1, "b 2: PYSEC-1"),
+        (
+            "a==1 \\\nc==8 \\\n",
+            0,
+            "no known vulnerability in 1 packages, each the newest; not audited, as there is a newer one: c 8",
+        ),
+        ("a==1 \\\ngone==1 \\\n", 0, "not audited: gone cannot be looked up (no such host)"),
+    ],
+)
+def test_a_mirror_is_asked_about_the_newest_releases(audit: Any, lock: str, code: int, line: str) -> None:
+    def record(name: str) -> dict[str, Any]:
+        if name not in RECORDS:
+            raise OSError("no such host")
+        version, bugs = RECORDS[name]
+        return {"info": {"version": version}, "vulnerabilities": [{"id": bug} for bug in bugs]}
+
+    assert audit.of_newest(lock, record) == (code, [line])
