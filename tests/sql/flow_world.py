@@ -1,23 +1,19 @@
-"""A queue with keys and limits under several sessions, driven one statement at a time, and what must hold after each.
+"""A queue with keys and limits under several sessions, and what must hold after each statement.
 
-Each session runs one verb per transaction, as a daemon does, and may leave it open: what another session does
-meanwhile waits for it, or does not. Every change of a status is audited by a trigger, which also refuses a start that
-is out of order.
+Every change of a status is audited by a trigger, which also refuses a start that is out of order.
 """
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Awaitable, Callable
-from typing import Any, NamedTuple
+from typing import Any
 
-import anyio
-import anyio.lowlevel
 import asyncpg
-from anyio.abc import TaskGroup
 
 from .flow import AUDIT, HOLDERS, most_in_window, settings
-from .verbs import Db, Later, at, cancel, clock, complete, end, fail, release, rescue, retry, worker
+from .verbs import Db, at, cancel, clock, complete, end, fail, release, retry
+from .worlds import Step, World
 
 ORDER = """
     CREATE FUNCTION public.in_order() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -41,113 +37,23 @@ RUNNING = "SELECT id, attempts FROM pgworkd.jobs WHERE status = 'running' ORDER 
 WAITING = "SELECT id FROM pgworkd.jobs WHERE status IN ('blocked', 'pending', 'failed', 'dead') ORDER BY run_at, id"
 COUNTS = """SELECT coalesce(limit_key, '') AS key, count(*)::int AS n
     FROM pgworkd.jobs WHERE status = 'running' GROUP BY limit_key"""
-LEASE_S = 3600.0
 
 
-class Step(NamedTuple):
-    """One thing to do: who, what, which (from 0 to 1), and how its transaction ends: at once, or when told."""
+class FlowWorld(World):
+    """One queue, its keys and limits."""
 
-    session: int
-    what: str
-    which: float
-    key: str
-    open: bool
+    setup = AUDIT + ORDER
+    empty = EMPTY
 
-
-class Session:
-    """A connection, the transaction it has open, and the call that waits for another."""
-
-    def __init__(self, db: Db) -> None:
-        self.db = db
-        self.is_open = False
-        self.busy: Later[Any] | None = None
-
-
-class World:
-    """The database of one example after the other."""
-
-    def __init__(self, dsn: str, observer: Db, sessions: list[Db]) -> None:
-        self._dsn = dsn
-        self.observer = observer
-        self.sessions = [Session(db) for db in sessions]
-        self.now = 0.0
-        self.workers: list[int] = []
+    async def plant(self, *how: Any) -> None:
+        """Limits."""
+        (limits,) = how
         self.limits: dict[str, Any] = {}
         self.hand = False
         self._bounds: dict[str, int] = {}
-        self._rate_since = 0
-        self._tasks: TaskGroup | None = None
-
-    @classmethod
-    async def open(cls, dsn: str) -> World:
-        """Connects, and installs the audit."""
-        observer = await asyncpg.connect(dsn)
-        await observer.execute(AUDIT + ORDER)
-        return cls(dsn, observer, [await _session(dsn) for _ in range(3)])
-
-    async def play(self, steps: list[Step], limits: dict[str, Any]) -> None:
-        """One example, from an empty database to one where all is over."""
-        await self.observer.execute(EMPTY)
-        self.now, self.hand, self._bounds, self._rate_since = 0.0, False, {}, 0
-        await clock(0, self.observer)
-        self.workers = [await worker(self.observer, LEASE_S) for _ in range(2)]
-        self.limits = {}
         await self._set(limits)
-        async with anyio.create_task_group() as self._tasks:
-            for step in steps:
-                await self._step(step)
-                await self.check()
-            await self.finish()
 
-    async def renew(self) -> None:
-        """Sessions without a past: an example that failed has left them in the middle of something."""
-        for session in self.sessions:
-            session.db.terminate()
-        self.sessions = [Session(await _session(self._dsn)) for _ in self.sessions]
-
-    # Steps
-
-    async def _step(self, step: Step) -> None:
-        session = self.sessions[step.session]
-        if session.busy is not None:
-            return
-        if session.is_open:
-            await self._end(session, "ROLLBACK" if step.what == "rollback" else "COMMIT")
-            return
-        call = await self._call(step, session.db)
-        if call is None:
-            return
-        await clock(self.now, session.db)
-        if step.open:
-            await session.db.execute("BEGIN")
-            session.is_open = True
-        assert self._tasks is not None
-        session.busy = Later(self._tasks, call)
-        await self._look(session)
-
-    async def _end(self, session: Session, how: str) -> None:
-        await session.db.execute(how)
-        session.is_open = False
-        for other in self.sessions:
-            await self._look(other)
-
-    async def _look(self, session: Session) -> None:
-        """Waits until its call has been answered, or waits for another session."""
-        sql = "SELECT cardinality(pg_blocking_pids($1)) > 0"
-        while session.busy is not None and not session.busy.is_done:
-            if await self.observer.fetchval(sql, session.db.get_server_pid()):
-                return
-            await anyio.lowlevel.checkpoint()
-        if session.busy is not None:
-            await session.busy.answer()
-            session.busy = None
-
-    @property
-    def _calm(self) -> bool:
-        return not any(session.is_open or session.busy for session in self.sessions)
-
-    async def _call(self, step: Step, db: Db) -> Awaitable[Any] | None:
-        """The verb to call; None: nothing to do, or done."""
+    async def call(self, step: Step, db: Db) -> Callable[[], Awaitable[Any]] | None:
         worker_id = self.workers[step.session % 2]
         running, waiting = await self.observer.fetch(RUNNING), await self.observer.fetch(WAITING)
         ids, attempts = self._some(running, step.which)
@@ -155,20 +61,21 @@ class World:
         one_of_all = some[int(step.which * (len(some) - 1))]["id"] if some else None
         match step.what:
             case "insert":
-                return self._insert(db, step)
+                return lambda: self._insert(db, step)
             case "claim":
-                return db.fetch("SELECT * FROM pgworkd.claim($1, 'q', $2)", worker_id, 1 + int(step.which * 4))
+                some_of = "SELECT * FROM pgworkd.claim($1, 'q', $2)"
+                return lambda: db.fetch(some_of, worker_id, 1 + int(step.which * 4))
             case "cancel" | "retry" | "edit" if one_of_all is not None:
-                return self._operate(step, db, one_of_all)
+                return lambda: self._operate(step, db, one_of_all)
             case "tick":
                 self.now += 0.01 * 1000**step.which
-            case "crash" if self._calm:
-                await self._crash(int(step.which > 0.5))
-            case "limits" if self._calm and self.limits:
+            case "crash" if self.calm:
+                await self.crash(int(step.which > 0.5))
+            case "limits" if self.calm and self.limits:
                 await self._set({name: max(1, int(step.which * 6)) for name in ("max_running", "limit_per_key")})
-            case "lock" if self._calm and waiting:
+            case "lock" if self.calm and waiting:
                 self.hand = True
-                return db.execute("SELECT FROM pgworkd.jobs WHERE id = $1 FOR UPDATE", one_of_all)
+                return lambda: db.execute("SELECT FROM pgworkd.jobs WHERE id = $1 FOR UPDATE", one_of_all)
             case _ if ids:
                 return self._settle(step, db, ids, attempts, worker_id)
         return None
@@ -205,7 +112,7 @@ class World:
 
     def _settle(
         self, step: Step, db: Db, ids: list[uuid.UUID], attempts: list[int], worker_id: int
-    ) -> Awaitable[Any] | None:
+    ) -> Callable[[], Awaitable[Any]] | None:
         calls: dict[str, Callable[[], Awaitable[Any]]] = {
             "complete": lambda: complete(db, ids, attempts),
             "fail": lambda: fail(db, ids, attempts, delay_s=step.which * 2, permanent=step.which < 0.2),
@@ -216,19 +123,7 @@ class World:
                 *(ids, attempts, [None] * len(ids), worker_id, 1 + int(step.which * 3), len(ids)),
             ),
         }
-        return calls[step.what]() if step.what in calls else None
-
-    async def _crash(self, victim: int) -> None:
-        """A worker is lost, the other takes its jobs back, a new one comes."""
-        db, rescuer = self.observer, self.workers[1 - victim]
-        await clock(self.now, db)
-        await db.execute("UPDATE pgworkd.workers SET lease_until = $2 WHERE id = $1", self.workers[victim], at(-1))
-        await db.execute(
-            "UPDATE pgworkd.workers SET steady_since = $2, seen_at = $3, lease_until = $4 WHERE id = $1",
-            *(rescuer, at(self.now - LEASE_S), at(self.now), at(self.now + LEASE_S)),
-        )
-        await rescue(db, rescuer)
-        self.workers[victim] = await worker(db, LEASE_S)
+        return calls.get(step.what)
 
     async def _set(self, limits: dict[str, Any]) -> None:
         if limits:
@@ -270,12 +165,7 @@ class World:
                     assert most_in_window(instants, window_s) <= burst + window_s / cost_s + 1e-6, (scope, key)
 
     async def finish(self) -> None:
-        """Ends what is open, then gets all jobs through by claim and settle alone."""
-        for session in self.sessions * 3:  # one that waits can end when the one before it has
-            await self._look(session)
-            if session.is_open and session.busy is None:
-                await self._end(session, "COMMIT")
-        assert self._calm
+        """By claim and settle alone."""
         db = self.observer
         await self.check()
         for _ in range(500):
@@ -293,9 +183,3 @@ class World:
         left = await db.fetch("SELECT status::text, serialize_key, run_at FROM pgworkd.jobs WHERE status <> 'dead'")
         assert left == [], "stuck"
         await self.check_rates()
-
-
-async def _session(dsn: str) -> Db:
-    db = await asyncpg.connect(dsn)
-    await db.execute("SET deadlock_timeout = '20ms'; SET lock_timeout = '5s'")
-    return db

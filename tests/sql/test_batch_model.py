@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from .tree_world import Step, World
-from .worlds import QUICK, playing
+from .tree_world import TreeWorld
+from .worlds import QUICK, Step, playing
 
 ADDS = ["add", "add", "insert", "insert", "child", "seal", "seal"]
 RUNS = ["claim", "claim", "claim", "complete", "complete", "both", "both", "fail", "release", "end"]
@@ -29,5 +29,5 @@ def steps(whats: list[str]) -> st.SearchStrategy[list[Step]]:
 
 @pytest.mark.parametrize("more", [[], [*STOPS, *STOPS, "root"]], ids=["runs", "stops"])
 def test_counters_are_exact_and_every_tree_is_finished_and_calls_back_once(server_dsn: str, more: list[str]) -> None:
-    with playing(server_dsn, World) as play:
+    with playing(server_dsn, TreeWorld) as play:
         QUICK(given(steps=steps([*ADDS, *RUNS, *ENDS, *more]))(lambda steps: play(steps)))()  # noqa: PLW0108 - by name

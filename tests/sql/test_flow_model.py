@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from .flow_world import Step, World
-from .worlds import QUICK, playing
+from .flow_world import FlowWorld
+from .worlds import QUICK, Step, playing
 
 SETTLES = ["complete", "fail", "fail", "release", "release", "end", "both", "both"]
 PLAIN = ["insert", "insert", "claim", "claim", "claim", "tick", "commit", "rollback", "cancel", "retry", "crash"]
@@ -35,14 +35,14 @@ def steps(whats: list[str], keys: list[str]) -> st.SearchStrategy[list[Step]]:
         open=st.booleans(),
     )
     first = st.builds(
-        Step, st.integers(0, 2), st.just("insert"), st.floats(0, 1), st.sampled_from(keys), st.just(False)
+        Step, st.integers(0, 2), st.just("insert"), st.floats(0, 1), st.just(False), st.sampled_from(keys)
     )
     heads, tails = st.lists(first, min_size=1, max_size=4), st.lists(step, min_size=12, max_size=28)
     return st.builds(lambda head, tail: head + tail, heads, tails)
 
 
 def _holds(server_dsn: str, whats: list[str], keys: list[str], limits: dict[str, Any]) -> None:
-    with playing(server_dsn, World) as play:
+    with playing(server_dsn, FlowWorld) as play:
         QUICK(given(steps=steps(whats, keys))(lambda steps: play(steps, limits)))()
 
 

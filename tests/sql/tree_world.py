@@ -1,7 +1,6 @@
-"""Trees of batches under several sessions, driven one statement at a time, and what must hold after each.
+"""Trees of batches under several sessions, and what must hold after each statement.
 
-Each session runs one verb per transaction and may leave it open: what another does meanwhile may have to wait, except
-that nobody ever waits for a transaction that only adds and seals.
+Nobody ever waits for a transaction that only adds and seals.
 """
 
 from __future__ import annotations
@@ -9,15 +8,12 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Awaitable, Callable
-from typing import Any, NamedTuple
-
-import anyio
-import anyio.lowlevel
-import asyncpg
-from anyio.abc import TaskGroup
+from functools import partial
+from typing import Any
 
 from .trees import LIVE, add, cancel_batch, counted, create
-from .verbs import BATCH_CLOSED, Db, Later, at, cancel, clock, complete, end, fail, release, rescue, retry, worker
+from .verbs import BATCH_CLOSED, Db, at, cancel, clock, complete, end, fail, release, retry
+from .worlds import Step, World
 
 EMPTY = """TRUNCATE pgworkd.jobs, pgworkd.finished_jobs, pgworkd.batches, pgworkd.batch_additions, pgworkd.workers,
     pgworkd.audit"""
@@ -39,7 +35,6 @@ OPEN = f"""SELECT b.id FROM pgworkd.batches b
       AND NOT EXISTS (SELECT FROM pgworkd.jobs j WHERE j.batch_id = b.id AND j.status IN {LIVE})
       AND (NOT b.stream OR EXISTS (SELECT FROM pgworkd.batches p
                                    WHERE p.id = b.parent_id AND p.finished_at IS NOT NULL))"""  # noqa: S608
-LEASE_S = 3600.0
 UNIQUE_VIOLATION, TRY_AGAIN = "23505", "40001"
 ADDING = {"add", "insert", "child", "root", "seal"}
 """What an application's transaction does."""
@@ -47,64 +42,16 @@ MAY_WAIT = ADDING | {"retry"}
 """Of those: keys that are unique are waited for, as by any INSERT."""
 
 
-class Step(NamedTuple):
-    """One thing to do: who, what, to which batch or job (from 0 to 1), and whether its transaction stays open."""
-
-    session: int
-    what: str
-    which: float
-    open: bool
-
-
-class Session:
-    """A connection, the transaction it has open, what that has done, and the call that waits for another."""
-
-    def __init__(self, db: Db) -> None:
-        self.db = db
-        self.is_open = False
-        self.what = ""
-        self.busy: Later[Any] | None = None
-
-
-class World:
-    """The database of one example after the other."""
+class TreeWorld(World):
+    """Trees, and a job for each that is finished."""
 
     empty, adding, may_wait = EMPTY, ADDING, MAY_WAIT
+    refusals = (BATCH_CLOSED, UNIQUE_VIOLATION, TRY_AGAIN)
 
-    def __init__(self, dsn: str, observer: Db, sessions: list[Db]) -> None:
-        self._dsn = dsn
-        self.observer = observer
-        self.sessions = [Session(db) for db in sessions]
-        self.now = 0.0
-        self.workers: list[int] = []
+    async def plant(self, *how: Any) -> None:
+        """One tree."""
         self._finished: dict[uuid.UUID, Any] = {}
-        self._tasks: TaskGroup | None = None
-
-    @classmethod
-    async def open(cls, dsn: str) -> World:
-        """Connects."""
-        return cls(dsn, await asyncpg.connect(dsn), [await _session(dsn) for _ in range(3)])
-
-    async def play(self, steps: list[Step]) -> None:
-        """One example, from an empty database to one where all is over."""
-        await self.observer.execute(self.empty)
-        self.now, self._finished = 0.0, {}
-        await clock(0, self.observer)
-        self.workers = [await worker(self.observer, LEASE_S) for _ in range(2)]
         await self._plant(self.observer)
-        async with anyio.create_task_group() as self._tasks:
-            for step in steps:
-                await self._step(step)
-                await self.check()
-            await self.finish()
-
-    async def renew(self) -> None:
-        """Sessions without a past: an example that failed has left them in the middle of something."""
-        for session in self.sessions:
-            session.db.terminate()
-        self.sessions = [Session(await _session(self._dsn)) for _ in self.sessions]
-
-    # Steps
 
     async def _plant(self, db: Db) -> None:
         """A tree: a root, one child that streams from it, one that does not, and one that streams from the first."""
@@ -114,53 +61,7 @@ class World:
         await create(db, "plain", parent=root)
         await add(db, root, 2)
 
-    async def _step(self, step: Step) -> None:
-        session = self.sessions[step.session]
-        if session.busy is not None:
-            return
-        if session.is_open:
-            await self._end(session, "ROLLBACK" if step.what == "rollback" else "COMMIT")
-            return
-        call = await self._call(step, session.db)
-        if call is None:
-            return
-        await clock(self.now, session.db)
-        if step.open:
-            await session.db.execute("BEGIN")
-            session.is_open = True
-        assert self._tasks is not None
-        session.what = step.what
-        session.busy = Later(self._tasks, _passes(session.db, call))
-        await self._look(session)
-
-    async def _end(self, session: Session, how: str) -> None:
-        assert self._tasks is not None
-        session.is_open = False
-        session.busy = Later(self._tasks, _allowed(session.db.execute(how)))  # a seal is carried out here
-        await self._look(session)
-        for other in self.sessions:
-            await self._look(other)
-
-    async def _look(self, session: Session) -> None:
-        """Waits until its call has been answered, or waits for another session; that one does more than to add."""
-        pid = session.db.get_server_pid()
-        while session.busy is not None and not session.busy.is_done:
-            blockers = await self.observer.fetchval("SELECT pg_blocking_pids($1)", pid)
-            if blockers and not session.busy.is_done:
-                by = {s.what for s in self.sessions if s.db.get_server_pid() in blockers and s.is_open}
-                assert session.what in self.may_wait or not by or by - self.adding, f"{session.what} waits for {by}"
-                return
-            await anyio.lowlevel.checkpoint()
-        if session.busy is not None:
-            await session.busy.answer()
-            session.busy = None
-
-    @property
-    def _calm(self) -> bool:
-        return not any(session.is_open or session.busy for session in self.sessions)
-
-    async def _call(self, step: Step, db: Db) -> Callable[[], Awaitable[Any]] | None:
-        """The verb to call; None: nothing to do, or done."""
+    async def call(self, step: Step, db: Db) -> Callable[[], Awaitable[Any]] | None:
         running, waiting = await self.observer.fetch(RUNNING), await self.observer.fetch(WAITING)
         batches = await self.observer.fetch(BATCHES)
         chosen = batches[int(step.which * (len(batches) - 1))]
@@ -196,25 +97,13 @@ class World:
         self.now += 0.01
         if step.what == "tick":
             self.now += 0.01 * 1000**step.which
-        elif step.what == "crash" and self._calm:
-            await self._crash(int(step.which > 0.5))
+        elif step.what == "crash" and self.calm:
+            await self.crash(int(step.which > 0.5))
         elif step.what in on_batches:
             return on_batches[step.what]
         elif step.what in on_jobs and (ids or (step.what in {"cancel", "retry"} and everyone)):
             return on_jobs[step.what]
         return None
-
-    async def _crash(self, victim: int) -> None:
-        """A worker is lost, the other takes its jobs back, a new one comes."""
-        db, rescuer = self.observer, self.workers[1 - victim]
-        await clock(self.now, db)
-        await db.execute("UPDATE pgworkd.workers SET lease_until = $2 WHERE id = $1", self.workers[victim], at(-1))
-        await db.execute(
-            "UPDATE pgworkd.workers SET steady_since = $2, seen_at = $3, lease_until = $4 WHERE id = $1",
-            *(rescuer, at(self.now - LEASE_S), at(self.now), at(self.now + LEASE_S)),
-        )
-        await rescue(db, rescuer)
-        self.workers[victim] = await worker(db, LEASE_S)
 
     # What must hold
 
@@ -234,18 +123,12 @@ class World:
         self._finished = finished
 
     async def finish(self) -> None:
-        """Ends what is open; then seals everything and gets all jobs through, and every tree must be finished."""
-        for session in self.sessions * 3:  # one that waits can end when the one before it has
-            await self._look(session)
-            if session.is_open and session.busy is None:
-                await self._end(session, "COMMIT")
-        assert self._calm
+        """Seals everything and gets all jobs through, and every tree must be finished."""
         db = self.observer
-        await clock(self.now, db)
         await db.execute("SELECT pgworkd.unblock()")  # for what was rolled back
         assert await db.fetch(OPEN) == [], "left to nobody"
         for row in await db.fetch(BATCHES):
-            await _passes(db, lambda batch_id=row["id"]: db.fetchval("SELECT pgworkd.seal_batch($1)", batch_id))
+            await self.passes(db, partial(db.fetchval, "SELECT pgworkd.seal_batch($1)", row["id"]))
         for _ in range(500):
             self.now += 5.0
             await clock(self.now, db)
@@ -269,32 +152,3 @@ async def _insert(db: Db, batch_id: uuid.UUID, kind: int) -> None:
         *(batch_id, "k" if kind == 0 else None, "d" if kind == 1 else None, at(2) if kind == 2 else None),
         2 if kind == 3 else 1,
     )
-
-
-async def _passes(db: Db, call: Callable[[], Awaitable[Any]]) -> None:
-    """A refusal by a batch ends the statement and not the transaction."""
-    in_transaction = db.is_in_transaction()
-    if in_transaction:
-        await db.execute("SAVEPOINT before")
-    try:
-        await call()
-    except asyncpg.PostgresError as error:
-        if error.sqlstate not in (BATCH_CLOSED, UNIQUE_VIOLATION, TRY_AGAIN):
-            raise
-        if in_transaction:
-            await db.execute("ROLLBACK TO before")
-
-
-async def _allowed(call: Awaitable[Any]) -> None:
-    """A commit may be refused: a stream that was made beside the first end would miss it."""
-    try:
-        await call
-    except asyncpg.PostgresError as error:
-        if error.sqlstate != BATCH_CLOSED:
-            raise
-
-
-async def _session(dsn: str) -> Db:
-    db = await asyncpg.connect(dsn)
-    await db.execute("SET deadlock_timeout = '20ms'; SET lock_timeout = '5s'")
-    return db

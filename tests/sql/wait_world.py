@@ -1,4 +1,4 @@
-"""Jobs that wait for others under several sessions, driven one statement at a time, and what must hold after each.
+"""Jobs that wait for others under several sessions, and what must hold after each statement.
 
 Triggers write down who was made to wait for whom and who has ever died, and refuse a start that comes too early. Nobody
 but who makes jobs wait, and operators who want the very same job, ever waits for a transaction that makes jobs wait.
@@ -14,10 +14,11 @@ from typing import Any
 import asyncpg
 
 from .tree_world import ADDING as ADDS_TO_BATCHES
-from .tree_world import EMPTY, RUNNING, WAITING, Session, Step, World
+from .tree_world import EMPTY, RUNNING, WAITING
 from .trees import counted, create
-from .verbs import NEVER, Db, Later, at, cancel, clock, complete, end, fail, release, retry
+from .verbs import NEVER, Db, at, cancel, clock, complete, end, fail, release, retry
 from .waits import exact, mend, undepend
+from .worlds import Step, World
 
 TABLES = "pgworkd.job_dependencies, public.edges, public.died"
 TRIGGERS = """
@@ -76,33 +77,21 @@ REFUSALS = (NEVER, "23505", DEADLOCK, OLD_SNAPSHOT)
 class WaitWorld(World):
     """Jobs that wait for others, some with a key, some in a batch."""
 
+    setup = TRIGGERS
     empty = f"{EMPTY}, {TABLES}"
     adding = MAKES_WAIT
     may_wait = MAKES_WAIT | OPERATES | COMPLETES | ADDS_TO_BATCHES
 
-    @classmethod
-    async def open(cls, dsn: str) -> WaitWorld:
-        """Connects, and installs the triggers."""
-        world = await super().open(dsn)
-        await world.observer.execute(TRIGGERS)
-        for session in world.sessions:
-            await session.db.execute("SET deadlock_timeout = '10ms'")
-        return world  # type: ignore[return-value]
+    refusals = REFUSALS
 
-    async def _plant(self, db: Db) -> None:
+    async def plant(self, *how: Any) -> None:
+        """A job that waits for two others."""
+        db = self.observer
         self.batch = (await create(db, "root", on_complete={"queue": "done"}))["id"]
         ids = [await _insert(db, n, None) for n in range(2)]
         await _after(db, 2, None, ids, "wait")
 
-    async def _end(self, session: Session, how: str) -> None:
-        assert self._tasks is not None
-        session.is_open = False
-        session.busy = Later(self._tasks, _allowed(session.db.execute(how)))
-        await self._look(session)
-        for other in self.sessions:
-            await self._look(other)
-
-    async def _call(self, step: Step, db: Db) -> Callable[[], Awaitable[Any]] | None:
+    async def call(self, step: Step, db: Db) -> Callable[[], Awaitable[Any]] | None:
         running, waiting = await self.observer.fetch(RUNNING), await self.observer.fetch(WAITING)
         begin = int(step.which * max(len(running) - 1, 0))
         some = running[begin : begin + 1 + int(step.which * 3)]
@@ -139,12 +128,12 @@ class WaitWorld(World):
         self.now += 0.01
         if step.what == "tick":
             self.now += 0.01 * 1000**step.which
-        elif step.what == "crash" and self._calm:
-            await self._crash(int(step.which > 0.5))
+        elif step.what == "crash" and self.calm:
+            await self.crash(int(step.which > 0.5))
         call = calls.get(step.what)
         isolation = "REPEATABLE READ" if step.what == "old" else "READ COMMITTED"
         await db.execute(f"SET default_transaction_isolation = '{isolation}'")
-        return call and (lambda: _passes(db, call))
+        return call
 
     async def check(self) -> None:
         """What is committed: nothing is released that has something left, and batches are counted right."""
@@ -157,14 +146,8 @@ class WaitWorld(World):
             assert wrong == [], "a counter that is wrong"
 
     async def finish(self) -> None:
-        """Ends what is open; then everything must run that should, and nothing is left."""
-        for session in self.sessions * 3:
-            await self._look(session)
-            if session.is_open and session.busy is None:
-                await self._end(session, "COMMIT")
-        assert self._calm
+        """Everything must run that should, and nothing is left."""
         db = self.observer
-        await clock(self.now, db)
         await db.execute("SELECT pgworkd.unblock()")
         while await mend(db):
             pass  # what it has cancelled lets others run
@@ -232,26 +215,3 @@ async def _edit(db: Db, job_id: uuid.UUID, instant: object) -> None:
     """edit; what cannot be edited is left alone."""
     if await db.fetchval("SELECT status IN ('blocked', 'pending') FROM pgworkd.jobs WHERE id = $1 FOR UPDATE", job_id):
         await db.execute("SELECT pgworkd.edit($1, p_run_at => $2)", job_id, instant)
-
-
-async def _passes(db: Db, call: Callable[[], Awaitable[Any]]) -> None:
-    """A refusal ends the statement and not the transaction."""
-    in_transaction = db.is_in_transaction()
-    if in_transaction:
-        await db.execute("SAVEPOINT before")
-    try:
-        await call()
-    except asyncpg.PostgresError as error:
-        if error.sqlstate not in REFUSALS:
-            raise
-        if in_transaction:
-            await db.execute("ROLLBACK TO before")
-
-
-async def _allowed(call: Awaitable[Any]) -> None:
-    """A commit may be refused: what was waited for has ended in between, and an old snapshot does not see how."""
-    try:
-        await call
-    except asyncpg.PostgresError as error:
-        if error.sqlstate not in REFUSALS:
-            raise

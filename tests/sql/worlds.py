@@ -1,24 +1,210 @@
-"""Model tests: examples of what several sessions do, each played from an empty database on."""
+"""Model tests: examples of what several sessions do, each played from an empty database on, one statement at a time.
+
+Each session runs one verb per transaction, as a daemon does, and may leave it open: what another session does meanwhile
+waits for it, or does not.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import uuid
-from collections.abc import Callable, Iterator
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any, ClassVar, NamedTuple, Self
 
+import anyio
+import anyio.lowlevel
+import asyncpg
+from anyio.abc import TaskGroup
 from hypothesis import Phase
 
 from tests.kit import examples
 from tests.server import create_database, drop_database
 
+from .verbs import Db, Later, at, clock, rescue, worker
+
 QUICK = examples(14, phases=[Phase.explicit, Phase.generate])
 """Shrinking runs for minutes: a failing case is short enough as it is."""
+LEASE_S = 3600.0
+
+
+class Step(NamedTuple):
+    """One thing to do: who, what, which (0 to 1), and whether its transaction stays open. `key`: of what it adds."""
+
+    session: int
+    what: str
+    which: float
+    open: bool
+    key: str = ""
+
+
+class Session:
+    """A connection, the transaction it has open, what that has done, and the call that waits for another."""
+
+    def __init__(self, db: Db) -> None:
+        self.db = db
+        self.is_open = False
+        self.what = ""
+        self.busy: Later[Any] | None = None
+
+
+class World(ABC):
+    """The database of one example after the other; what is in it, and what must hold, is for the classes below this."""
+
+    setup: ClassVar[str] = ""
+    """What is installed once."""
+    empty: ClassVar[str]
+    adding: ClassVar[set[str]] = set()
+    may_wait: ClassVar[set[str]] = set()
+    """Only these may wait for a transaction that has done nothing but `adding`."""
+    refusals: ClassVar[tuple[str, ...]] = ()
+    """Codes of errors that are no fault: they end the statement, and a commit with its transaction."""
+
+    def __init__(self, dsn: str, observer: Db) -> None:
+        self._dsn = dsn
+        self.observer = observer
+        self.sessions: list[Session] = []
+        self.now = 0.0
+        self.workers: list[int] = []
+        self._tasks: TaskGroup | None = None
+
+    @classmethod
+    async def open(cls, dsn: str) -> Self:
+        """Connects."""
+        world = cls(dsn, await asyncpg.connect(dsn))
+        if cls.setup:  # asyncpg cannot execute nothing
+            await world.observer.execute(cls.setup)
+        await world.renew()
+        return world
+
+    async def renew(self) -> None:
+        """Sessions without a past: an example that failed has left them in the middle of something."""
+        for session in self.sessions:
+            session.db.terminate()
+        self.sessions = [Session(await asyncpg.connect(self._dsn)) for _ in range(3)]
+        for session in self.sessions:
+            await session.db.execute("SET deadlock_timeout = '20ms'; SET lock_timeout = '5s'")
+
+    async def play(self, steps: list[Step], *how: Any) -> None:
+        """One example, from an empty database to one where all is over; `how` it is planted."""
+        await self.observer.execute(self.empty)
+        self.now = 0.0
+        await clock(0, self.observer)
+        self.workers = [await worker(self.observer, LEASE_S) for _ in range(2)]
+        await self.plant(*how)
+        async with anyio.create_task_group() as self._tasks:
+            for step in steps:
+                await self._step(step)
+                await self.check()
+            for session in self.sessions * 3:  # one that waits can end when the one before it has
+                await self._look(session)
+                if session.is_open and session.busy is None:
+                    await self._end(session, "COMMIT")
+            assert self.calm
+            await clock(self.now, self.observer)
+            await self.finish()
+
+    @property
+    def calm(self) -> bool:
+        """No session is in the middle of anything."""
+        return not any(session.is_open or session.busy for session in self.sessions)
+
+    async def _step(self, step: Step) -> None:
+        session = self.sessions[step.session]
+        if session.busy is not None:
+            return
+        if session.is_open:
+            await self._end(session, "ROLLBACK" if step.what == "rollback" else "COMMIT")
+            return
+        call = await self.call(step, session.db)
+        if call is None:
+            return
+        await clock(self.now, session.db)
+        if step.open:
+            await session.db.execute("BEGIN")
+            session.is_open = True
+        assert self._tasks is not None
+        session.what = step.what
+        session.busy = Later(self._tasks, self.passes(session.db, call))
+        await self._look(session)
+
+    async def _end(self, session: Session, how: str) -> None:
+        assert self._tasks is not None
+        session.is_open = False
+        session.busy = Later(self._tasks, self._allowed(session.db.execute(how)))  # what is deferred is done here
+        await self._look(session)
+        for other in self.sessions:
+            await self._look(other)
+
+    async def _look(self, session: Session) -> None:
+        """Waits until its call has been answered, or waits for another session; that one does more than to add."""
+        pid = session.db.get_server_pid()
+        while session.busy is not None and not session.busy.is_done:
+            blockers = await self.observer.fetchval("SELECT pg_blocking_pids($1)", pid)
+            if blockers and not session.busy.is_done:
+                by = {s.what for s in self.sessions if s.db.get_server_pid() in blockers and s.is_open}
+                assert session.what in self.may_wait or not by or by - self.adding, f"{session.what} waits for {by}"
+                return
+            await anyio.lowlevel.checkpoint()
+        if session.busy is not None:
+            await session.busy.answer()
+            session.busy = None
+
+    async def passes(self, db: Db, call: Callable[[], Awaitable[Any]]) -> None:
+        """A refusal ends the statement and not the transaction."""
+        in_transaction = db.is_in_transaction() and bool(self.refusals)
+        if in_transaction:
+            await db.execute("SAVEPOINT before")
+        try:
+            await call()
+        except asyncpg.PostgresError as error:
+            if error.sqlstate not in self.refusals:
+                raise
+            if in_transaction:
+                await db.execute("ROLLBACK TO before")
+
+    async def _allowed(self, commit: Awaitable[Any]) -> None:
+        """A commit may be refused, too: what it relies on has changed in between."""
+        try:
+            await commit
+        except asyncpg.PostgresError as error:
+            if error.sqlstate not in self.refusals:
+                raise
+
+    async def crash(self, victim: int) -> None:
+        """A worker is lost, the other takes its jobs back, a new one comes."""
+        db, rescuer = self.observer, self.workers[1 - victim]
+        await clock(self.now, db)
+        await db.execute("UPDATE pgworkd.workers SET lease_until = $2 WHERE id = $1", self.workers[victim], at(-1))
+        await db.execute(
+            "UPDATE pgworkd.workers SET steady_since = $2, seen_at = $3, lease_until = $4 WHERE id = $1",
+            *(rescuer, at(self.now - LEASE_S), at(self.now), at(self.now + LEASE_S)),
+        )
+        await rescue(db, rescuer)
+        self.workers[victim] = await worker(db, LEASE_S)
+
+    # For the classes below.
+
+    @abstractmethod
+    async def plant(self, *how: Any) -> None:
+        """What is there at the beginning."""
+
+    @abstractmethod
+    async def call(self, step: Step, db: Db) -> Callable[[], Awaitable[Any]] | None:
+        """The verb to call; None: nothing to do, or done."""
+
+    @abstractmethod
+    async def check(self) -> None:
+        """What must hold after each step."""
+
+    @abstractmethod
+    async def finish(self) -> None:
+        """Nobody has anything open: gets everything through, and nothing may be left."""
 
 
 @contextlib.contextmanager
-def playing(server_dsn: str, world_class: Any) -> Iterator[Callable[..., None]]:
+def playing(server_dsn: str, world_class: type[World]) -> Iterator[Callable[..., None]]:
     """A function that plays one example in a `world_class`, on a database that all examples of a test share."""
     name = f"pgworkd_world_{uuid.uuid4().hex[:12]}"
     with asyncio.Runner() as runner:
