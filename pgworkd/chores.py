@@ -94,7 +94,8 @@ class Chores:
                 delay_s = await chore()
                 outage.passed()
             except DatabaseUnavailable as error:
-                delay_s = outage.failed(error)
+                await outage.wait(error)
+                continue
             except PgworkdError as error:
                 self._events.emit(events.CHORE_FAILED, chore=chore.__name__.strip("_"), error=str(error))
                 delay_s = 10.0

@@ -117,7 +117,7 @@ class Membership:
             try:
                 began_s = await self.register()
             except PgworkdError as error:
-                await anyio.sleep(outage.failed(error))
+                await outage.wait(error)
                 continue
             outage.passed()
             self._lost = anyio.Event()

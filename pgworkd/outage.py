@@ -1,7 +1,8 @@
 """How long to wait before the database is asked again, and who hears of it.
 
 One `Outage` per part of the daemon. It says once that the database is away and once that it is back; between
-the two it only answers delays, so that an hour without a database is not an hour of log lines.
+the two it only answers delays, so that an hour without a database is not an hour of log lines. Who waits here
+tries again at once when any other part says that it is back.
 """
 
 from __future__ import annotations
@@ -40,6 +41,21 @@ class Outage:
             self._events.emit(events.DATABASE_AWAY, part=self._part, error=str(error), retry_in_s=round(delay_s, 3))
         self._delay_s = min(CAP_S, self._delay_s * 2)
         return delay_s
+
+    async def wait(self, error: Exception) -> None:
+        """Notes a failed call, and returns when it is time for the next."""
+        delay_s, back = self.failed(error), anyio.Event()
+
+        def hear(name: str, _: object) -> None:
+            if name == events.DATABASE_BACK:
+                back.set()
+
+        self._events.listen(hear)
+        try:
+            with anyio.move_on_after(delay_s):
+                await back.wait()
+        finally:
+            self._events.unlisten(hear)
 
     def passed(self) -> None:
         """Notes a call that was answered."""

@@ -146,7 +146,7 @@ class Serving:
                 try:
                     await self._drop(pool.queue)
                 except PgworkdError as error:
-                    await anyio.sleep(outage.failed(error))
+                    await outage.wait(error)
                 else:
                     outage.passed()
                     return pool.closed

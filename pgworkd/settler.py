@@ -185,7 +185,7 @@ class Settler:
                     await self._isolate(verb, items, error)
                     return
                 # The schema is missing or the login refused, for now: nothing is thrown away for that.
-                await anyio.sleep(self._outage.failed(error))
+                await self._outage.wait(error)
             else:
                 self._outage.passed()
                 self._report(items, statuses)

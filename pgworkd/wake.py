@@ -63,7 +63,7 @@ class Wake:
                         await probe()
             except PgworkdError as error:
                 # Also a refusal (password changed, a restore under way) may pass: the daemon never exits for it.
-                await anyio.sleep(self._outage.failed(error))
+                await self._outage.wait(error)
 
     def _heard(self, payload: str) -> None:
         try:

@@ -22,14 +22,15 @@ from tests.chaos.evidence import Evidence, gather
 from tests.chaos.faults import FAULTS
 from tests.chaos.fleet import Fleet, prepared, server_for
 from tests.chaos.history import AWAY, now_s
-from tests.chaos.watch import look, probe
+from tests.chaos.watch import CALM_S, look, probe
 
 PRODUCERS = 3
 READY_S_MAX = 60.0
 REST_S_MAX = 90.0
 """For what is left when the last fault is over and the last job inserted."""
-CALM_S = 6.0
-"""Of peace at the end, to see what stays flat."""
+REST_EVERY = 20
+"""Faults, and then peace: what comes right is seen only where nothing new goes wrong."""
+PEACE_S = CALM_S + 3.0
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,8 @@ async def _live(fleet: Fleet, plan: Plan, faults: Sequence[str], tasks: TaskGrou
                 fleet.note("resumed", fault=name, after_s=RESUMED_S_MAX * 3)
         else:
             tasks.start_soon(probe, fleet, name, fleet.calm_since_s)
+        if number % REST_EVERY == REST_EVERY - 1:
+            await anyio.sleep(PEACE_S)
     say(f"{now_s() - began_s:6.1f} s  no more faults")
     await _rest(fleet, plan, say)
     await fleet.stop()
@@ -137,7 +140,7 @@ async def _rest(fleet: Fleet, plan: Plan, say: Callable[[str], None]) -> None:
             except AWAY:
                 await anyio.sleep(0.1)
     say("all is done")
-    await anyio.sleep(CALM_S)
+    await anyio.sleep(PEACE_S)
 
 
 _LEFT = """SELECT EXISTS (SELECT FROM pgworkd.jobs

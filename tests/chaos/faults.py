@@ -125,6 +125,7 @@ async def freeze_long(fleet: Fleet) -> None:
 async def block_loop(fleet: Fleet) -> None:
     """A handler blocks the loop of its daemon for longer than the lease."""
     await fleet.insert("block", {"seconds": LONG_S})
+    await anyio.sleep(LONG_S + 0.5)
 
 
 @fault

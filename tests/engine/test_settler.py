@@ -16,6 +16,7 @@ from pgworkd.errors import OutcomeUnknown, Snooze
 from pgworkd.job import Job
 from pgworkd.link import LinkOptions
 from tests.kit import insert, running, status, until, waits_for_status
+from tests.proxy import Proxy
 
 BACKLOG = "INSERT INTO pgworkd.jobs (queue) SELECT 'q' FROM generate_series(1, $1::int)"
 
@@ -175,6 +176,30 @@ async def test_an_outage_during_a_settle_loses_nothing(
         await seen.wait(events.DATABASE_BACK, part="settler")
     rows = await db.fetch("SELECT attempts, failures, count(*) FROM pgworkd.finished_jobs GROUP BY 1, 2")
     assert [tuple(row) for row in rows] == [(1, 0, 200)]
+
+
+async def test_when_another_part_was_answered_it_does_not_wait_any_longer(
+    dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = App()
+    go_on = anyio.Event()
+
+    @app.handler("q")
+    async def handle() -> None:
+        await go_on.wait()
+
+    monkeypatch.setattr("pgworkd.outage.FIRST_S", 60.0)  # only the heartbeat tries again before
+    monkeypatch.setattr("pgworkd.outage.CAP_S", 60.0)
+    async with Proxy(dsn) as proxy, running(app, proxy.dsn, heartbeat_s=0.1) as (_, seen):
+        job_id = await insert(db, "q")
+        await seen.wait(events.JOB_STARTED)
+        proxy.mode = "refuse"
+        proxy.cut()
+        await seen.wait(events.DATABASE_AWAY, part="lease")
+        go_on.set()
+        await seen.wait(events.DATABASE_AWAY, part="settler")
+        proxy.mode = "pass"
+        await until(waits_for_status(db, job_id, "completed"))
 
 
 REFUSE = """

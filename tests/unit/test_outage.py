@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import anyio
 import pytest
 
 from pgworkd import events, outage
@@ -95,3 +96,30 @@ async def test_two_parts_know_nothing_of_each_other(heard: Heard) -> None:
     assert not other.on
     assert other.failed(OSError("down")) <= FIRST_S * 1.5
     assert [facts["part"] for _, facts in heard.said] == ["claim", "settle"]
+
+
+async def test_who_waits_waits_no_longer_than_until_another_part_was_answered(
+    heard: Heard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outage, "CAP_S", 3600.0)
+    one, other = Outage("claim", heard), Outage("settle", heard)
+    one.failed(OSError("down"))
+    for _ in range(20):
+        other.failed(OSError("down"))
+    with anyio.fail_after(2):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(other.wait, OSError("down"))
+            await anyio.wait_all_tasks_blocked()
+            one.passed()
+    assert other.on, "it has still to be answered itself"
+    heard.said.clear()
+    one.failed(OSError("down"))
+    one.passed()
+    assert [facts["part"] for _, facts in heard.said] == ["claim", "claim"], "nobody listens who does not wait"
+
+
+@pytest.mark.usefixtures("no_jitter")
+async def test_who_waits_and_hears_nothing_waits_its_time(heard: Heard) -> None:
+    began = anyio.current_time()
+    await Outage("claim", heard).wait(OSError("down"))
+    assert anyio.current_time() - began >= FIRST_S
