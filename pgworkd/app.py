@@ -139,7 +139,10 @@ class App:
         return register
 
     def on_dead(self, hook: DeadHook) -> DeadHook:
-        """Registers a hook that is called for each job that dies; it has 30 s, its errors are only reported."""
+        """Registers a hook that is called for each job that dies; it has 30 s, its errors are only reported.
+
+        Once at most: not if the daemon ends, or its connection breaks, before it has heard of the death.
+        """
         self.dead_hooks.append(hook)
         return hook
 

@@ -12,7 +12,7 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -20,6 +20,7 @@ from uuid import UUID
 import anyio
 import asyncpg
 from anyio.abc import TaskGroup
+from anyio.to_thread import run_sync
 
 from pgworkd import schema
 from pgworkd.client import NewJob, enqueue_many
@@ -152,7 +153,7 @@ class Fleet:
             producer.process.kill()
             producer.process.wait()
             self.producers.remove(producer)
-            left = still_to_do(self.directory, producer.name, producer.jobs)
+            left = await run_sync(still_to_do, self.directory, producer.name, producer.jobs)  # the proxies run here
             await self.start_producer(left, max(0.0, producer.until_s - now_s()))
 
     def kill(self, member: Member) -> None:
@@ -292,9 +293,6 @@ async def prepared(server: EmbeddedPostgres) -> str:
 
 def still_to_do(directory: Path, name: str, jobs: int) -> int:
     """What a producer that was killed leaves to its successor."""
-    calls = {note.facts["call"]: len(note.facts["tokens"]) for note in _of(directory, name, "invoked")}
-    return jobs - sum(calls[note.facts["call"]] for note in _of(directory, name, "acknowledged"))
-
-
-def _of(directory: Path, name: str, event: str) -> Iterable[Any]:
-    return [note for note in load(directory) if note.by == name and note.event == event]
+    notes = load(directory, name)
+    calls = {note.facts["call"]: len(note.facts["tokens"]) for note in notes if note.event == "invoked"}
+    return jobs - sum(calls[note.facts["call"]] for note in notes if note.event == "acknowledged")

@@ -56,10 +56,10 @@ def of_this_process() -> Callable[..., None]:
     return _opened[1].note
 
 
-def load(directory: Path) -> list[Note]:
-    """All records of all processes, in the order of time."""
+def load(directory: Path, name: str = "*") -> list[Note]:
+    """All records of that process, or of all, in the order of time."""
     notes = []
-    for path in directory.glob("*.jsonl"):
+    for path in directory.glob(f"{name}.jsonl"):
         with path.open(encoding="utf-8") as lines:
             notes += [Note(*json.loads(line)) for line in lines]
     return sorted(notes, key=lambda note: note.at_s)
