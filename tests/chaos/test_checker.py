@@ -226,6 +226,13 @@ def test_a_stop_that_leaves_something_behind_is_found() -> None:
         assert ("ends" in found(evidence)) is wrong
 
 
+def test_who_says_last_that_its_lease_is_over_may_end_by_itself() -> None:
+    last = "pgworkd: the lease ends and 1 handlers would not stop; ending the process\n"
+    for text, wrong in ((last, False), ("Killed\n", True)):
+        evidence = with_notes(note(9, "driver", "exit", name="d2", code=1, expected=None))
+        assert ("ends" in found(replace(evidence, logs={"d2": text}))) is wrong
+
+
 def test_an_occurrence_that_skips_others_is_found() -> None:
     evidence = occurring("tick 2")
     far = [each._replace(due_in_s=3600.0) if each.occurrence else each for each in evidence.changes]
