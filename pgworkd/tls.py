@@ -10,6 +10,8 @@ import configparser
 import ipaddress
 import os
 import ssl
+import time
+from functools import lru_cache
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -28,6 +30,12 @@ _ENVIRONMENT = {
     "ssl_max_protocol_version": "PGSSLMAXPROTOCOLVERSION",
     "service": "PGSERVICE",
 }
+
+
+KEPT_S = 300.0
+"""So long what was read from certificate files is used. To read the system's CAs takes 40 ms of the loop's time,
+and a daemon makes a dozen connections at its start and after each outage.
+"""
 
 
 class _Address(NamedTuple):
@@ -61,7 +69,10 @@ def verification(dsn: str) -> Literal["verify-full"] | ssl.SSLContext | None:
         raise UsageError(f"sslmode={mode} and sslrootcert=system contradict each other: such CAs sign for anyone")
     if root != "system" and (mode not in _VERIFYING or root or _dot("root.crt")):
         return None if given == mode else _FULL
-    return _context(mode or _FULL, address.options)
+    options = {name: value for name, value in address.options.items() if name.startswith("ssl")}
+    options |= {name: path for name, path in _own_files().items() if not options.get(name)}
+    now = int(time.monotonic() // KEPT_S)
+    return _context(mode or _FULL, frozenset(options.items()), ssl.get_default_verify_paths(), now)
 
 
 def weakness(dsn: str) -> str | None:
@@ -143,8 +154,16 @@ def _home(name: str) -> str | None:
         return None
 
 
-def _context(mode: str, options: dict[str, str]) -> ssl.SSLContext:
+def _own_files() -> dict[str, str]:
+    """Those that the driver, too, would take from ~/.postgresql."""
+    names = {"sslcrl": "root.crl", "sslcert": "postgresql.crt", "sslkey": "postgresql.key"}
+    return {option: path for option, name in names.items() if (path := _dot(name))}
+
+
+@lru_cache(maxsize=4)
+def _context(mode: str, given: frozenset[tuple[str, str]], _authorities: object, _now: int) -> ssl.SSLContext:
     """The system's CAs, and all else as the DSN says: the driver looks at none of that when it is given a context."""
+    options = dict(given)
     context = ssl.create_default_context()
     context.check_hostname = mode == _FULL
     for bound in ("min", "max"):
@@ -155,11 +174,10 @@ def _context(mode: str, options: dict[str, str]) -> ssl.SSLContext:
                 raise UsageError(
                     f"ssl_{bound}_protocol_version must be TLSv1.2 or TLSv1.3, not {version[:20]!r}"
                 ) from None
-    if revoked := options.get("sslcrl") or _dot("root.crl"):
+    if revoked := options.get("sslcrl"):
         context.load_verify_locations(cafile=revoked)
         context.verify_flags |= ssl.VERIFY_CRL_CHECK_CHAIN
-    if certificate := options.get("sslcert") or _dot("postgresql.crt"):
-        key = options.get("sslkey") or _dot("postgresql.key")
-        context.load_cert_chain(certificate, key, options.get("sslpassword", ""))
+    if certificate := options.get("sslcert"):
+        context.load_cert_chain(certificate, options.get("sslkey"), options.get("sslpassword", ""))
     context.set_alpn_protocols(["postgresql"])
     return context

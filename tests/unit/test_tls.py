@@ -146,3 +146,19 @@ def test_versions_of_tls_hold_with_the_systems_authorities_too() -> None:
 def test_a_file_that_is_not_there_is_an_error(query: str) -> None:
     with pytest.raises(FileNotFoundError):
         tls.verification(f"postgresql://db.example/d?{query}")
+
+
+def test_the_systems_authorities_are_read_once_for_many_connections_and_again_in_time(
+    monkeypatch: pytest.MonkeyPatch, home: Path
+) -> None:
+    dsn, now_s = "postgresql://db.example/d", 10_000.0
+    monkeypatch.setattr(tls.time, "monotonic", lambda: now_s)
+    first = tls.verification(dsn)
+    assert tls.verification("postgresql://u:p@db2.example/other") is first
+    assert tls.verification(f"{dsn}?ssl_min_protocol_version=TLSv1.3") is not first
+    now_s += tls.KEPT_S
+    renewed = tls.verification(dsn)
+    assert renewed is not first
+    (home / ".postgresql" / "postgresql.crt").write_text("no certificate")
+    with pytest.raises(ssl.SSLError):
+        tls.verification(dsn)
