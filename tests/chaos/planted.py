@@ -173,7 +173,7 @@ BUGS = (
     python(
         "outcomes dropped when the database is away",
         "settler",
-        "                await anyio.sleep(self._outage.failed(error))\n",
+        "                await self._outage.wait(error)\n",
         "                self._report(items, 'completed')\n                return\n",
         kinds="postgres_down,cut",
     ),

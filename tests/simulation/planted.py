@@ -38,7 +38,7 @@ BUGS: dict[Planted, str] = {
     Planted(
         "the settler drops its batch on an error",
         "pgworkd/settler.py",
-        "await anyio.sleep(self._outage.failed(error))",
+        "await self._outage.wait(error)",
         "return self._report(items, {})",
     ): "settled_once",
     Planted(

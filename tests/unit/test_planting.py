@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.chaos import planted as chaos
 from tests.planting import ROOT, Planted, mutated_tree, run_module, verdicts
+from tests.simulation import planted as simulation
 
 BUG = Planted("no cap", "pgworkd/outage.py", "CAP_S = 2.0", "CAP_S = 9.0")
 
@@ -17,6 +19,11 @@ def test_the_copy_has_the_bug_and_runs_with_it(tmp_path: Path) -> None:
     said = run_module(tree, "asked", timeout_s=30).stdout.split()
     assert said == ["9.0", str(tree / "pgworkd" / "outage.py")]
     assert BUG.old in (ROOT / BUG.file).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("bug", [*(bug.planted for bug in chaos.BUGS), *simulation.BUGS], ids=lambda bug: bug.name)
+def test_every_bug_can_still_be_planted(bug: Planted) -> None:
+    assert (ROOT / bug.file).read_text(encoding="utf-8").count(bug.old) == 1
 
 
 @pytest.mark.parametrize("old", ["no such text", "self"])
