@@ -118,6 +118,7 @@ RECORDS = {"a": ("1", []), "b": ("2", ["PYSEC-1"]), "c": ("9", ["GHSA-3"])}
             "no known vulnerability in 1 packages, each the newest; not audited, as there is a newer one: c 8",
         ),
         ("a==1 \\\ngone==1 \\\n", 0, "not audited: gone cannot be looked up (no such host)"),
+        ("b==2 \\\ngone==1 \\\n", 1, "b 2: PYSEC-1"),
     ],
 )
 def test_a_mirror_is_asked_about_the_newest_releases(audit: Any, lock: str, code: int, line: str) -> None:
