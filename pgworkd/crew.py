@@ -131,6 +131,9 @@ class _Unit:
 
     async def wait(self) -> int:
         refused, _ = await _systemctl("start", self._name)
+        if self._stopping.is_set():  # the stop cancels a start under way; or systemd heard of it before the start
+            refused = 0
+            await self._stop()
         while True:
             look_s = STOPPING_LOOK_S if self._stopping.is_set() else self._every_s
             code, said = await _systemctl("show", "--property=LoadState,ActiveState,ExecMainCode,ExecMainStatus",
@@ -146,13 +149,16 @@ class _Unit:
         return (status if facts.get("ExecMainCode") == _EXITED else -status) or min(refused, 1)
 
     async def send(self, number: signal.Signals) -> None:
+        self._stopping.set()
         if number is signal.SIGTERM:
-            await _systemctl("stop", "--no-block", self._name)
+            await self._stop()
         elif number is signal.SIGKILL:
             await _systemctl("kill", "--signal=SIGKILL", self._name)
         else:
             await _systemctl("kill", "--kill-who=main", f"--signal={number.name}", self._name)
-        self._stopping.set()
+
+    async def _stop(self) -> None:
+        await _systemctl("stop", "--no-block", self._name)
 
 
 async def _systemctl(*args: str) -> tuple[int, str]:

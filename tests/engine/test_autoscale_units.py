@@ -19,8 +19,14 @@ __all__ = ["clean", "start"]  # fixtures
 SYSTEMCTL = """#!/bin/sh
 for unit; do :; done
 put() {  # moved into place, so that nobody reads half of it
-    echo "$@" > "new.$unit" && mv "new.$unit" "units/$unit"
+    echo "$@" > "new.$$" && mv "new.$$" "units/$unit"
 }
+while_() {
+    turns=0
+    while "$@" && [ $turns -lt 500 ]; do turns=$((turns + 1)); sleep 0.02; done
+}
+starting() { read -r state _ < "units/$unit"; [ "$state" = activating ]; }
+untouched() { [ ! -e "units/$unit" ]; }
 echo "$@" >> calls
 [ -e no-systemd ] && exit 1
 case $1 in
@@ -32,6 +38,13 @@ is-active)
     done ;;
 start)
     [ -e refuses ] && { echo "Unit $unit not found." >&2; exit 5; }
+    if [ -e late ]; then while_ untouched; fi  # systemd hears of the stop first
+    if [ -e begins ]; then  # it has not said yet that it is ready
+        put activating 0 0
+        while_ starting
+        echo "Job for $unit canceled." >&2
+        exit 1
+    fi
     put active 0 0 ;;
 stop)
     if [ -e slow ]; then put deactivating 0 0; else put inactive 1 0; fi ;;
@@ -122,6 +135,25 @@ async def test_units_that_run_already_are_kept(play: Any, systemd: Systemd) -> N
     run.stop()
     assert await ended(run) == 0
     assert set(systemd.calls("start")) <= {name(2), name(3)}
+    assert systemd.active() == set()
+
+
+async def test_a_stop_while_a_unit_is_still_starting_is_no_failure(play: Any, systemd: Systemd) -> None:
+    (systemd.directory / "begins").touch()
+    run = play()
+    await until((systemd.directory / "units" / name(1)).exists)
+    run.stop()
+    assert await ended(run) == 0
+    assert f"Job for {name(1)} canceled." in run.lines, "systemctl start had failed"
+
+
+async def test_a_stop_that_overtakes_the_start_is_said_again(play: Any, systemd: Systemd) -> None:
+    (systemd.directory / "late").touch()
+    run = play()
+    await until(lambda: systemd.calls("start"))
+    run.stop()
+    assert await ended(run) == 0
+    assert len(systemd.calls("stop")) == 2
     assert systemd.active() == set()
 
 
