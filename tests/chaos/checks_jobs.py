@@ -38,6 +38,16 @@ def _frozen_at(evidence: Evidence, name: str, at_s: float) -> bool:
     )
 
 
+def _given_up(evidence: Evidence, run: Run) -> bool:
+    """Whether its daemon had already given it up, and its process said that all was well before it was killed."""
+    if run.kind != "process":
+        return False
+    stopped = [note.at_s for note in evidence.of("lease.fenced") if note.by == run.by]
+    at_once = [note for note in evidence.of("terminated") if note.facts["signals"] > 1]
+    stopped += [note.at_s for note in at_once if note.facts["name"] == run.by]
+    return any(run.start_s <= at_s <= run.end_s for at_s in stopped)
+
+
 def _overlap(evidence: Evidence, runs: Iterable[Run]) -> Iterable[str | None]:
     last: Run | None = None
     for run in sorted(runs, key=lambda run: run.start_s):
@@ -113,7 +123,7 @@ def fenced(evidence: Evidence) -> Iterable[str | None]:
         elif change.at_s < run.end_s - SLACK_S and run.kind != "transact":
             yield f"{run} was settled ({change.became}) {run.end_s - change.at_s:.2f} s before it ended"
         elif run.how == "ok" and change.became is not None and (run.job, run.attempt) not in stale:
-            yield f"{run} ended well, and became {change.became}"
+            yield None if _given_up(evidence, run) else f"{run} ended well, and became {change.became}"
         else:
             yield None
 

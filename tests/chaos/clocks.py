@@ -31,7 +31,9 @@ def environment(file: Path) -> dict[str, str]:
     return {
         "LD_PRELOAD": str(LIBRARY),
         "FAKETIME_TIMESTAMP_FILE": str(file),
-        "FAKETIME_NO_CACHE": "1",  # else backends would go by different clocks for a while
+        "FAKETIME_CACHE_DURATION": "0",  # one look at the file per second: who waits for the GIL would look, too
+        "FAKETIME_FORCE_MONOTONIC_FIX": "0",  # else such a wait ends at once, and threads fight until all stand still
+        "NO_FAKE_STAT": "1",  # takes a semaphore that a killed child may hold
         "DONT_FAKE_MONOTONIC": "1",
         "FAKETIME_DONT_FAKE_MONOTONIC": "1",
     }
@@ -45,11 +47,18 @@ def put_forward(file: Path, by_s: int) -> None:
     new.rename(file)
 
 
+def sweep(pid: int) -> None:
+    """What the library leaves behind of a process that was killed."""
+    for name in (f"faketime_shm_{pid}", f"sem.faketime_sem_{pid}"):
+        Path("/dev/shm", name).unlink(missing_ok=True)  # noqa: S108 # its own choice
+
+
 @contextlib.contextmanager
 def inherited(file: Path) -> Iterator[None]:
     """What is started meanwhile has such a clock."""
     before = dict(os.environ)
-    os.environ.update(environment(file))
+    # Without a cache, else backends would go by different clocks for a while.
+    os.environ.update(environment(file) | {"FAKETIME_NO_CACHE": "1"})
     try:
         yield
     finally:

@@ -131,6 +131,7 @@ class Fleet:
         code = member.process.returncode
         self.members.remove(member)
         self.note("exit", name=member.name, code=code, expected=member.expected)
+        clocks.sweep(member.process.pid)
         self.tasks.start_soon(self._see_taken_back, member.name, now_s())
         if self.too_many:
             self.too_many -= 1

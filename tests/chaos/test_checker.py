@@ -245,3 +245,22 @@ def test_short_pauses_in_a_row_count_as_one_and_one_alone_explains_no_loss() -> 
     one, both = (replace(evidence, notes=[*evidence.notes, *pauses[:n]]) for n in (1, 2))
     assert "losses" in found(one)
     assert found(both) == {}
+
+
+def test_what_a_process_says_whose_daemon_has_given_it_up_counts_for_nothing() -> None:
+    good = clean()
+    first, second = (run(JOB, n, "d1", 3 * n + 0.1, 3 * n + 0.9, kind="process") for n in (1, 2))
+    released = [
+        good.changes[0],
+        change(3, "pending", "running", 1, **CLAIM),
+        change(4, "running", "pending", 1),
+        change(6, "pending", "running", 2, **CLAIM),
+        change(7, "running", None, 2),
+    ]
+    notes = [*good.notes[:2], *first, *second, good.notes[-1]]
+    evidence = replace(good, notes=notes, changes=released, rows=[row(attempts=2, made_by=2)])
+    assert found(evidence).keys() == {"fenced"}
+    for given_up in (note(3.5, "d1", "lease.fenced"), note(3.5, "driver", "terminated", name="d1", signals=5)):
+        assert found(replace(evidence, notes=[*notes, given_up])) == {}
+    for other in (note(3.5, "d2", "lease.fenced"), note(3.5, "driver", "terminated", name="d1", signals=1)):
+        assert found(replace(evidence, notes=[*notes, other])).keys() == {"fenced"}
