@@ -119,7 +119,7 @@ BUGS = (
         "rescue before the lease has run out",
         "w.lease_until < v_now",
         "w.lease_until < v_now + interval '2 s'",
-        kinds="cut",
+        kinds="freeze_briefly",
     ),
     python(
         "a lost wake-up",
