@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from uuid import UUID
 
 import pytest
-from hypothesis import Phase, given, settings
+from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 from pgworkd.cursor import COST_SHARE, LEVELS, PERIOD_FIRST_S, PRIORITIES_MAX, Cursor, Start
@@ -117,13 +117,13 @@ class World:
         self._watch()
         start = self._cursor.start(self.now)
         taken = self._answer(start)
+        answer = [Claimed(r.id, "", "", 1, 0, 3, None, r.priority, 0, r.run_at, 0, None, None, None) for r in taken]
         sweeps = any(at.int == 0 for at in start.ids) or not start.ids
         took_s = TOOK_S * (1.4 if sweeps else 1.0)
         self.now += took_s / 2
         under_way()
         self.now += took_s / 2
         full = len(taken) == self.limit
-        answer = [Claimed(r.id, "", "", 1, 0, 3, None, r.priority, 0, r.run_at, 0, None, None, None) for r in taken]
         self._cursor.claimed(answer, self.now, took_s, full=full)
         if full:  # there was no room for the others: they count from now
             self._watch(anew=True)
@@ -188,6 +188,15 @@ QUICK = settings(max_examples=40, deadline=None, phases=[Phase.explicit, Phase.g
 PAUSES = st.sampled_from([0.0, 0.0, 0.015, 0.05, 0.3, 1.5])
 
 
+RETRIED_UNHEARD = [
+    (1.5, False, ("back", 0, 0.0)),
+    (0.0, True, ("back", 0, 0.0)),
+    (0.0, True, ("retry", 0, 0.6)),
+    (1.5, False, ("insert", 0, 0.0)),
+]
+"""A row is retried, for later, before the pool has heard the claim that took it: its place is that of the claim."""
+
+
 @pytest.mark.parametrize("busy", [False, True])
 @QUICK
 @given(
@@ -195,6 +204,7 @@ PAUSES = st.sampled_from([0.0, 0.0, 0.015, 0.05, 0.3, 1.5])
     step_s=st.sampled_from([0.002, 0.005, 0.01]),
     seed=st.integers(0, 99),
 )
+@example(events=RETRIED_UNHEARD, step_s=0.01, seed=63)
 def test_every_row_that_is_due_is_claimed_soon(
     *, busy: bool, events: list[tuple[float, bool, tuple[str, int, float]]], step_s: float, seed: int
 ) -> None:
