@@ -270,7 +270,7 @@ async def test_sighup_reaches_all_also_one_that_is_not_ready_for_it(play: Any, d
 
 async def test_systemd_sees_one_service_that_mends_itself(play: Any, dsn: str, systemd: Systemd, tmp_path: Path,
                                                           db: asyncpg.Connection[Any]) -> None:  # fmt: skip
-    watched_s = 1.9
+    watched_s = 1.5
     run = play(dsn, more=WAITS_TO_OPEN, **systemd.environ, WATCHDOG_USEC=str(int(watched_s * 1e6)))
     await systemd.hears("STATUS=1 of 2 ready")
     assert "READY=1" not in systemd.heard

@@ -83,7 +83,7 @@ async def test_a_job_that_kills_its_worker_is_found_and_its_neighbours_live(
     dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
     await db.execute(process.TABLES)
-    innocent = [await insert(db, "poison", '{"deadly": false, "seconds": 0.3}') for _ in range(3)]
+    innocent = [await insert(db, "poison", '{"deadly": false, "seconds": 0.1}') for _ in range(3)]
     deadly = await insert(db, "poison", '{"deadly": true}')
     lease = {"lease_s": 1.0, "heartbeat_s": 0.2}
     async with running(App_of_work(), dsn, **lease):  # serves another queue: it is there to rescue
