@@ -66,7 +66,3 @@ class Sleepers:
             finally:
                 self.together[job.id] -= 1
                 self.ended[run] = time.monotonic()
-
-    def starts(self) -> set[int]:
-        """How often each job began; an attempt whose claim's answer came too late for the daemon never does."""
-        return set(Counter(job for job, _ in self.began).values())
