@@ -287,7 +287,7 @@ class Daemon:
             self.membership.lease.state = "stopping"
         self.events.emit(events.DAEMON_STOPPING, running=self.running, shutdown_s=self.options.shutdown_s)
         for pool in self.pools.values():
-            pool.give_back()
+            pool.give_back(Reason.SHUTDOWN)
         if not self._stop_now.is_set():
             with anyio.move_on_after(self.options.shutdown_s):
                 await self._come_out(hurry=True)

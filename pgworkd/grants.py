@@ -28,6 +28,8 @@ def _fault(name: str) -> str | None:
         return f"must have 1 to {ROLE_BYTES_MAX} bytes"
     if not name.isprintable():
         return "holds a control character"
+    if "://" in name:  # with a password, perhaps: it must not go on to where the SQL goes
+        return "looks like the address of a database: give the role's name alone"
     if name in ("public", "none") or name.startswith("pg_"):
         return "is one that Postgres keeps for itself"
     return None

@@ -153,7 +153,7 @@ class Membership:
             self._events.emit(events.LEASE_FENCED, since_s=round(since_s, 3), running=self.still_running())
             self._holdings.stop_all(Reason.FENCE)
             for pool in self.pools.values():
-                pool.give_back()
+                pool.give_back(Reason.FENCE)
 
     def worker_lost(self) -> None:
         """Our jobs belong to others: ends everything, then a new id."""

@@ -42,11 +42,10 @@ STALLS_MAX = 20
 
 
 class Fleet(Protocol):
-    """What a pool asks of its daemon."""
+    """What a pool asks of its daemon. `worker_id`: under which to claim."""
 
-    @property
-    def worker_id(self) -> int:
-        """The id under which to claim."""
+    worker_id: int
+    stopping: bool
 
     @property
     def may_claim(self) -> bool:
@@ -170,7 +169,7 @@ class Pool:
         self.give_back(Reason.ELSEWHERE)
         self.look()
 
-    def give_back(self, reason: Reason = Reason.SHUTDOWN, *, but: int = 0) -> None:
+    def give_back(self, reason: Reason, *, but: int = 0) -> None:
         """Releases what was claimed and has not been started, but for so many that come first."""
         while len(self._slots.work) > but:
             held = self._slots.work.pop()
@@ -292,7 +291,8 @@ class Pool:
             self._holdings.add(held)
             self._slots.work.append(held)
         if not self._fleet.may_claim:
-            self.give_back()  # the daemon began to stop, or was fenced, while the claim was on its way
+            # The daemon began to stop, or was fenced, while the claim was on its way.
+            self.give_back(Reason.SHUTDOWN if self._fleet.stopping else Reason.FENCE)
         elif self.closed:
             self.give_back(Reason.ELSEWHERE)
         self._fill()

@@ -29,3 +29,12 @@ def test_a_name_that_cannot_be_is_refused_in_one_line(name: str) -> None:
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr.startswith("pgworkd: ")
     assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("role", grants.ROLES)
+def test_an_address_in_a_role_s_place_is_refused_and_its_password_goes_nowhere(role: str) -> None:
+    result = run_bare("grants", f"--{role}", "postgresql://u:c4n4ry@db.example.com/app")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == (
+        f"pgworkd: the {role}'s name looks like the address of a database: give the role's name alone\n"
+    )

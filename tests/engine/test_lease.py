@@ -14,10 +14,8 @@ import pytest
 
 from pgworkd import events
 from pgworkd.app import App
-from pgworkd.chores import Periods
 from pgworkd.job import Job
 from pgworkd.lease import boot_time_s
-from pgworkd.link import LinkOptions
 from tests.engine.lease_kit import LEASE_S, LEFT_S, Sleepers, daemon_of
 from tests.kit import insert, running, until, waits_for_status
 from tests.proxy import Proxy
@@ -86,9 +84,11 @@ async def test_who_cannot_renew_cancels_everything_before_the_lease_ends_and_goe
     assert len(sleepers.began) == 3 * 2, "each job began once before the fence and once after"
     rows = await db.fetch("SELECT attempts, failures FROM pgworkd.finished_jobs")
     assert [row["failures"] for row in rows] == [0] * 3
-    # A claim whose answer was lost is an attempt that never began: the daemon says so when it gives it back.
+    # A claim that was under way at the fence may become an attempt that never begins: see test_lease_claims.
+    began = {(str(job_id), attempt) for job_id, attempt in sleepers.began}
+    unbegun = [f for f in seen.all(events.JOB_RELEASED) if (f["job_id"], f["attempt"]) not in began]
     strays = sum(facts["count"] for facts in seen.all(events.STRAYS_RELEASED))
-    assert sum(row["attempts"] for row in rows) == 3 * 2 + strays
+    assert sum(row["attempts"] for row in rows) == 3 * 2 + len(unbegun) + strays
 
 
 @pytest.mark.parametrize("mode", ["loop", "thread"])
@@ -240,46 +240,7 @@ async def test_a_worker_row_deleted_under_a_stream_of_jobs(dsn: str, db: asyncpg
     assert await db.fetchval("SELECT max(failures) FROM pgworkd.finished_jobs") == 0
 
 
-# A claim whose answer was lost.
-
-
-async def test_jobs_that_were_claimed_in_our_name_unknown_to_us_are_given_back_unspent(
-    dsn: str, db: asyncpg.Connection[Any]
-) -> None:
-    sleepers = Sleepers()
-    link = LinkOptions(dsn, connect_timeout_s=5, command_timeout_s=0.3)
-    async with running(sleepers.app, dsn, link=link, periods=Periods(rescue_s=0.1, strays_s=0.05)) as (daemon, seen):
-        held = await insert(db, "q")
-        await seen.wait(events.JOB_STARTED)
-        # The server has run this call; its answer went nowhere.
-        await db.execute("INSERT INTO pgworkd.queues (name, paused_until) VALUES ('q', NULL)")
-        async with db.transaction():
-            await db.execute("INSERT INTO pgworkd.jobs (queue) SELECT 'q' FROM generate_series(1, 3)")
-            lost = await db.fetch("SELECT id FROM pgworkd.claim($1, 'q', 10)", daemon.worker_id)
-        assert len(lost) == 3
-        released = await seen.wait(events.STRAYS_RELEASED)
-        assert released["count"] == 3
-        await seen.wait(events.JOB_STARTED, count=4)
-        assert len(sleepers.ended) == 0, "what we do hold was not given back"
-        sleepers.go_on.set()
-        for job_id in [held, *(row["id"] for row in lost)]:
-            await until(waits_for_status(db, job_id, "completed"))
-    rows = await db.fetch("SELECT attempts, failures FROM pgworkd.finished_jobs ORDER BY 1")
-    assert [tuple(row) for row in rows] == [(1, 0), (2, 0), (2, 0), (2, 0)]
-    assert sleepers.twice == 0
-
-
-async def test_what_is_held_for_long_is_no_stray(dsn: str, db: asyncpg.Connection[Any]) -> None:
-    sleepers = Sleepers()
-    link = LinkOptions(dsn, connect_timeout_s=5, command_timeout_s=0.2)
-    async with running(sleepers.app, dsn, link=link, periods=Periods(strays_s=0.02)) as (_, seen):
-        job_id = await insert(db, "q")
-        await seen.wait(events.JOB_STARTED)
-        old = "SELECT started_at < now() - interval '900 ms' FROM pgworkd.jobs"
-        await until(lambda: db.fetchval(old))
-        sleepers.go_on.set()
-        await until(waits_for_status(db, job_id, "completed"))
-        assert seen.all(events.STRAYS_RELEASED) == []
+# A long outage.
 
 
 async def test_a_server_that_was_away_for_longer_than_the_lease_makes_no_worker_lost(

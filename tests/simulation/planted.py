@@ -56,7 +56,7 @@ BUGS: dict[Planted, str] = {
     Planted(
         "nothing is given back at a stop",
         "pgworkd/daemon.py",
-        "            pool.give_back()\n        if not self._stop_now",
+        "            pool.give_back(Reason.SHUTDOWN)\n        if not self._stop_now",
         "            pool.look()\n        if not self._stop_now",
     ): "stop",
     Planted(

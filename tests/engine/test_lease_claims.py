@@ -1,0 +1,114 @@
+"""Claims beside the lease: answered behind the fence, heard by nobody, delivered too late. All of it is given back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import asyncpg
+
+from pgworkd import events
+from pgworkd.chores import Periods
+from pgworkd.link import LinkOptions
+from tests.engine.lease_kit import Sleepers, daemon_of
+from tests.kit import insert, running, until, waits_for_status
+from tests.proxy import Proxy
+
+WAITING_CLAIM = """SELECT EXISTS (SELECT FROM pg_stat_activity
+    WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%pgworkd.claim(%')"""
+
+
+async def test_a_claim_that_is_answered_behind_the_fence_is_given_back_unspent_and_nothing_of_it_begins(
+    dsn: str, db: asyncpg.Connection[Any]
+) -> None:
+    """Asked before the fence, answered after it: what sent the jobs back was the fence, not a stop."""
+    sleepers, ended, link = Sleepers(), list[str](), LinkOptions(dsn, command_timeout_s=5)
+    sleepers.go_on.set()
+    locker, writer = await asyncpg.connect(dsn), await asyncpg.connect(dsn)
+    async with daemon_of(sleepers.app, dsn, ended, link=link, lease_s=2.0) as (daemon, seen):
+        await until(waits_for_status(db, await insert(db, "q"), "completed"))
+        written = writer.transaction()
+        await written.start()
+        await writer.execute("INSERT INTO pgworkd.jobs (queue) SELECT 'q' FROM generate_series(1, 3)")
+        async with locker.transaction():
+            await locker.execute("SELECT FROM pgworkd.workers FOR NO KEY UPDATE")  # renewals wait for that row
+            await locker.execute("SAVEPOINT claims; SELECT FROM pgworkd.workers FOR UPDATE")  # and claims, too
+            daemon.membership.pools["q"].look()
+            await until(lambda: db.fetchval(WAITING_CLAIM))
+            await written.commit()  # the jobs are older than that claim, and there when it goes on
+            await seen.wait(events.LEASE_FENCED, running=0)
+            await locker.execute("ROLLBACK TO claims")
+            await seen.wait(events.JOB_RELEASED, count=3, attempt=1, reason="the worker could not renew its lease")
+            assert len(sleepers.began) == 1
+        await seen.wait(events.LEASE_RENEWED)
+        await until(lambda: db.fetchval("SELECT NOT EXISTS (SELECT FROM pgworkd.jobs)"))
+    locker.terminate()
+    writer.terminate()
+    assert ended == []
+    rows = await db.fetch("SELECT attempts, failures FROM pgworkd.finished_jobs ORDER BY id")
+    assert [tuple(row) for row in rows] == [(1, 0), (2, 0), (2, 0), (2, 0)]
+    assert sorted(attempt for _, attempt in sleepers.began) == [1, 2, 2, 2]
+
+
+async def test_jobs_that_were_claimed_in_our_name_unknown_to_us_are_given_back_unspent(
+    dsn: str, db: asyncpg.Connection[Any]
+) -> None:
+    sleepers = Sleepers()
+    link = LinkOptions(dsn, connect_timeout_s=5, command_timeout_s=0.3)
+    async with running(sleepers.app, dsn, link=link, periods=Periods(rescue_s=0.1, strays_s=0.05)) as (daemon, seen):
+        held = await insert(db, "q")
+        await seen.wait(events.JOB_STARTED)
+        # The server has run this call; its answer went nowhere.
+        await db.execute("INSERT INTO pgworkd.queues (name, paused_until) VALUES ('q', NULL)")
+        async with db.transaction():
+            await db.execute("INSERT INTO pgworkd.jobs (queue) SELECT 'q' FROM generate_series(1, 3)")
+            lost = await db.fetch("SELECT id FROM pgworkd.claim($1, 'q', 10)", daemon.worker_id)
+        assert len(lost) == 3
+        released = await seen.wait(events.STRAYS_RELEASED)
+        assert released["count"] == 3
+        await seen.wait(events.JOB_STARTED, count=4)
+        assert len(sleepers.ended) == 0, "what we do hold was not given back"
+        sleepers.go_on.set()
+        for job_id in [held, *(row["id"] for row in lost)]:
+            await until(waits_for_status(db, job_id, "completed"))
+    rows = await db.fetch("SELECT attempts, failures FROM pgworkd.finished_jobs ORDER BY 1")
+    assert [tuple(row) for row in rows] == [(1, 0), (2, 0), (2, 0), (2, 0)]
+    assert sleepers.twice == 0
+
+
+async def test_a_claim_that_the_network_delivers_after_its_daemon_gave_it_up_costs_an_attempt_and_no_start(
+    dsn: str, db: asyncpg.Connection[Any]
+) -> None:
+    """The server runs it when the line is back, under a lease that holds, and nobody is there to hear its answer."""
+    sleepers, ended = Sleepers(), list[str]()
+    sleepers.go_on.set()
+    async with (
+        Proxy(dsn) as proxy,
+        daemon_of(sleepers.app, proxy.dsn, ended, lease_s=3.0) as (daemon, seen),
+    ):
+        await until(waits_for_status(db, await insert(db, "q"), "completed"))  # so the line of the claims is made
+        proxy.mode = "hold"
+        daemon.membership.pools["q"].look()
+        await seen.wait(events.DATABASE_AWAY, part="claim q")  # it waits at the proxy, and is given up
+        ids = [await insert(db, "q") for _ in range(3)]
+        proxy.mode = "pass"
+        released = await seen.wait(events.STRAYS_RELEASED)
+        assert released["count"] == 3
+        for job_id in ids:
+            await until(waits_for_status(db, job_id, "completed"))
+        assert seen.all(events.LEASE_FENCED) == []
+    rows = await db.fetch("SELECT attempts, failures FROM pgworkd.finished_jobs WHERE id = ANY ($1)", ids)
+    assert [tuple(row) for row in rows] == [(2, 0)] * 3
+    assert sorted(run for run in sleepers.began if run[0] in ids) == sorted((job_id, 2) for job_id in ids)
+
+
+async def test_what_is_held_for_long_is_no_stray(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    sleepers = Sleepers()
+    link = LinkOptions(dsn, connect_timeout_s=5, command_timeout_s=0.2)
+    async with running(sleepers.app, dsn, link=link, periods=Periods(strays_s=0.02)) as (_, seen):
+        job_id = await insert(db, "q")
+        await seen.wait(events.JOB_STARTED)
+        old = "SELECT started_at < now() - interval '900 ms' FROM pgworkd.jobs"
+        await until(lambda: db.fetchval(old))
+        sleepers.go_on.set()
+        await until(waits_for_status(db, job_id, "completed"))
+        assert seen.all(events.STRAYS_RELEASED) == []
