@@ -182,7 +182,7 @@ BUGS = (
         "chores",
         "            if strays:\n",
         "            if strays and False:\n",
-        tests="tests/engine/test_lease.py",
+        tests="tests/engine/test_lease_claims.py",
     ),
     sql(
         "losses are not counted",
