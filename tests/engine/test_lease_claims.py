@@ -86,8 +86,10 @@ async def test_a_claim_that_the_network_delivers_after_its_daemon_gave_it_up_cos
         daemon_of(sleepers.app, proxy.dsn, ended, lease_s=3.0) as (daemon, seen),
     ):
         await until(waits_for_status(db, await insert(db, "q"), "completed"))  # so the line of the claims is made
+        pool = daemon.membership.pools["q"]
+        await until(lambda: pool.quiet)  # else it might be an answer that is held, of a claim that found nothing
         proxy.mode = "hold"
-        daemon.membership.pools["q"].look()
+        pool.look()
         await seen.wait(events.DATABASE_AWAY, part="claim q")  # it waits at the proxy, and is given up
         ids = [await insert(db, "q") for _ in range(3)]
         proxy.mode = "pass"
