@@ -51,7 +51,7 @@ class Crew(Protocol):
 
 
 class Processes:
-    """Each worker runs `command`, which must end on SIGTERM, in a session of its own, and ends when we are gone."""
+    """Each worker runs `command`, which must end on SIGTERM, on a leash: it ends when we end, whatever ends us."""
 
     def __init__(self, command: Sequence[str], worker_name: str, environ: Mapping[str, str]) -> None:
         self._command = [sys.executable, "-I", "-S", leash.__file__, str(os.getpid()), *command]

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -15,7 +13,6 @@ import anyio
 import asyncpg
 import pytest
 
-from pgworkd import leash
 from tests.engine.autoscale_kit import Play, ended, events, lives, logged
 from tests.engine.test_cli_run import NOBODY, Start, catches, start
 from tests.kit import until
@@ -89,10 +86,9 @@ async def test_a_worker_gets_a_session_no_input_its_arguments_and_a_clean_enviro
     arguments, read, session, its_environ = fact.more
     assert arguments == ["--queue=other", "--", "-x"]
     assert read == ""
-    assert session == fact.pid
+    assert session == (await logged(run, "worker.started"))[0]["pid"] == os.getsid(fact.pid)
     assert its_environ["PGWORKD_DSN"] == play.dsn
     assert not {"NOTIFY_SOCKET", "WATCHDOG_USEC"} & set(its_environ)
-    assert (await logged(run, "worker.started"))[0]["pid"] == fact.pid
 
 
 async def test_without_the_dashes_the_rest_is_the_command_too(play: Play) -> None:
@@ -253,26 +249,3 @@ async def test_nothing_is_started_on_a_database_without_the_schema(play: Play, e
     assert await ended(run) == 2
     assert run.lines == ["pgworkd: this database has no pgworkd schema: run pgworkd migrate"]
     assert not play.facts("up")
-
-
-# The leash
-
-
-def leashed(parent: int, *command: str) -> subprocess.CompletedProcess[str]:
-    args = [sys.executable, "-I", "-S", leash.__file__, str(parent), *command]
-    return subprocess.run(args, check=False, capture_output=True, text=True, timeout=20)
-
-
-def test_a_worker_that_comes_too_late_does_not_begin() -> None:
-    late = leashed(1, sys.executable, "-c", "print('begun')")
-    assert (late.returncode, late.stdout) == (1, "")
-    assert "autoscale is gone" in late.stderr
-
-
-def test_a_command_that_is_gone_is_named() -> None:
-    assert leashed(os.getpid(), "/nowhere/x").stderr == "pgworkd: /nowhere/x: No such file or directory\n"
-
-
-def test_a_worker_ignores_no_signal_that_we_ignore() -> None:
-    (ignored,) = re.findall(r"SigIgn:\s*(\w+)", leashed(os.getpid(), "cat", "/proc/self/status").stdout)
-    assert int(ignored, 16) & (1 << (signal.SIGPIPE - 1)) == 0

@@ -1,0 +1,129 @@
+"""The leash between `pgworkd autoscale` and each of its workers."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from pgworkd import leash
+from tests.kit import until
+
+LEASH = [sys.executable, "-I", "-S", leash.__file__]
+SCALE = """
+import os, subprocess, sys, threading, time
+for _ in range(128):
+    threading.Thread(target=time.sleep, args=(20,)).start()
+subprocess.Popen([*sys.argv[1:5], str(os.getpid()), *sys.argv[5:]], start_new_session=True)
+"""
+KID = """
+import os, signal
+heard, over = [], []
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    signal.signal(number, lambda number, _: heard.append(signal.Signals(number).name))
+signal.signal(signal.SIGWINCH, lambda *_: over.append(1))
+signal.alarm(20)  # a test that failed leaves nobody behind
+print(os.getppid(), os.getpid(), flush=True)
+while not over:
+    signal.pause()
+print(*heard, flush=True)
+"""
+
+
+class Trio(NamedTuple):
+    """A process of many threads that stands for autoscale, the leash that it has started, and the worker."""
+
+    scale: subprocess.Popen[str]
+    leash: int
+    kid: int
+
+    async def heard(self, *alive: int) -> list[str]:
+        """What the worker has heard, once nothing is on its way any more through `alive`; ends the worker."""
+        await until(lambda: all(map(quiet, [*alive, self.kid])))
+        os.kill(self.kid, signal.SIGWINCH)
+        assert self.scale.stdout is not None
+        return self.scale.stdout.readline().split()
+
+
+@pytest.fixture
+def trio() -> Iterator[Trio]:
+    command = [sys.executable, "-c", SCALE, *LEASH, sys.executable, "-c", KID]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as scale:
+        try:
+            assert scale.stdout is not None
+            yield Trio(scale, *map(int, scale.stdout.readline().split()))
+        finally:
+            scale.kill()
+
+
+def quiet(pid: int) -> bool:
+    """The process waits, and no signal waits for it."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    facts = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
+    return facts["State"][0] == "S" and int(facts["SigPnd"], 16) | int(facts["ShdPnd"], 16) == 0
+
+
+@pytest.mark.parametrize("_round", range(3))
+async def test_a_worker_is_told_once_that_autoscale_is_gone(trio: Trio, _round: int) -> None:
+    """The kernel says so for each thread that hands the child on to another; a second signal would mean: at once."""
+    trio.scale.kill()
+    trio.scale.wait()
+    assert await trio.heard(trio.leash) == ["SIGTERM"]
+
+
+async def test_a_stop_under_way_stays_graceful_when_autoscale_is_killed(trio: Trio) -> None:
+    os.kill(trio.leash, signal.SIGTERM)
+    await until(lambda: quiet(trio.leash))
+    trio.scale.kill()
+    trio.scale.wait()
+    assert await trio.heard(trio.leash) == ["SIGTERM"]
+
+
+async def test_a_worker_is_told_when_its_leash_is_killed(trio: Trio) -> None:
+    os.kill(trio.leash, signal.SIGKILL)
+    await until(lambda: Path(f"/proc/{trio.leash}/stat").read_text().rpartition(")")[2].split()[0] == "Z")
+    assert await trio.heard() == ["SIGTERM"]
+
+
+async def test_other_signals_are_handed_down(trio: Trio) -> None:
+    for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT):
+        os.kill(trio.leash, number)
+        await until(lambda: quiet(trio.leash))
+        await until(lambda: quiet(trio.kid))
+    assert await trio.heard(trio.leash) == ["SIGHUP", "SIGTERM", "SIGINT"]
+
+
+def leashed(parent: int, *command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*LEASH, str(parent), *command], check=False, capture_output=True, text=True, timeout=20)
+
+
+def test_a_worker_that_comes_too_late_does_not_begin() -> None:
+    late = leashed(1, sys.executable, "-c", "print('begun')")
+    assert (late.returncode, late.stdout) == (1, "")
+    assert "autoscale is gone" in late.stderr
+
+
+def test_a_command_that_is_gone_is_named() -> None:
+    assert leashed(os.getpid(), "/nowhere/x").stderr == "pgworkd: /nowhere/x: No such file or directory\n"
+
+
+def test_a_worker_ignores_no_signal_that_we_ignore_and_blocks_none() -> None:
+    status = leashed(os.getpid(), "cat", "/proc/self/status").stdout
+    ignored, blocked = (re.findall(rf"{name}:\s*(\w+)", status)[0] for name in ("SigIgn", "SigBlk"))
+    assert int(ignored, 16) & (1 << (signal.SIGPIPE - 1)) == 0
+    assert int(blocked, 16) == 0
+
+
+@pytest.mark.parametrize("code", [0, 3, -signal.SIGTERM, -signal.SIGKILL, -signal.SIGSEGV])
+def test_it_ends_as_its_worker_ends(code: int, tmp_path: Path) -> None:
+    end = f"import os; os.kill(os.getpid(), {-code})" if code < 0 else f"raise SystemExit({code})"
+    with contextlib.chdir(tmp_path):  # where a core may lie
+        assert leashed(os.getpid(), sys.executable, "-c", end).returncode == code
