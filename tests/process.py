@@ -47,6 +47,10 @@ EXPLAINED = """
     FROM pgworkd.finished_jobs f"""
 """What ended, and what became of each attempt: a daemon that stalls gives back, unbegun, what it claimed ahead."""
 
+SERVES = """
+    SELECT EXISTS (SELECT FROM pgworkd.pools p JOIN pgworkd.workers w ON w.id = p.worker_id WHERE w.pid = $1)"""
+"""The daemon of this process has started."""
+
 app = App()
 _pool: asyncpg.Pool[Any] | None = None
 _file: int | None = None

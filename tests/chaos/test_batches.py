@@ -12,11 +12,11 @@ import subprocess
 from typing import Any
 from uuid import UUID
 
-import anyio
 import asyncpg
 
 from pgworkd.client import batch
 from tests import process
+from tests.chaos.test_kill_at_full_speed import HELD, freeze
 from tests.kit import until
 
 TREES, JOBS = int(os.environ.get("PGWORKD_CHAOS_TREES", "10")), int(os.environ.get("PGWORKD_CHAOS_JOBS", "100"))
@@ -49,30 +49,40 @@ async def make_tree(db: asyncpg.Connection[Any]) -> UUID:
     return UUID(str(root.id))
 
 
+async def frozen_amid_a_tree(db: asyncpg.Connection[Any], made: list[UUID], victim: subprocess.Popen[bytes]) -> bool:
+    """Makes a tree, and freezes the process while it holds jobs; false if the others do the tree without it."""
+    made.append(await make_tree(db))
+    while await db.fetchval(_UNFINISHED):
+        if await db.fetch(HELD, victim.pid):
+            freeze(victim)
+            if await db.fetch(HELD, victim.pid):
+                return True
+            victim.send_signal(signal.SIGCONT)
+    return False
+
+
 async def test_trees_are_right_whoever_is_killed(dsn: str, db: asyncpg.Connection[Any]) -> None:
     def start() -> subprocess.Popen[bytes]:
         return stack.enter_context(process.daemon_process(dsn, **LEASE))
 
     with contextlib.ExitStack() as stack:
         daemons = [start() for _ in range(DAEMONS)]
-        for _ in range(TREES):
-            await make_tree(db)
-        for kill in range(KILLS):
-            for _ in range(20):
-                await anyio.sleep(0.05)
-            assert await db.fetchval(_UNFINISHED), f"all was over before kill {kill + 1}"
+        made = [await make_tree(db) for _ in range(TREES)]
+        for _ in range(KILLS):
             victim = daemons.pop(0)
+            await until(lambda victim=victim: db.fetchval(process.SERVES, victim.pid))  # type: ignore[misc]
+            await until(lambda victim=victim: frozen_amid_a_tree(db, made, victim))  # type: ignore[misc]
             victim.send_signal(signal.SIGKILL)
             victim.wait()
             daemons.append(start())
         await until(lambda: db.fetchval("SELECT NOT EXISTS (SELECT FROM pgworkd.jobs)"), limit_s=LIMIT_S)
 
-    counted = await db.fetch(_COUNTED)
-    assert len(counted) == TREES * STAGES
+    counted, trees = await db.fetch(_COUNTED), len(made)
+    assert len(counted) == trees * STAGES
     for row in counted:
         assert (row["added"], row["completed"], row["bad"], row["finished"]) == (JOBS, JOBS, 0, True), dict(row)
         assert (row["jobs"], row["completed_jobs"], row["results"]) == (JOBS, JOBS, JOBS), dict(row)
         assert (row["least"], row["most"]) == (row["depth"] + 1, row["depth"] + JOBS), dict(row)
     told = [tuple(row)[1:] for row in await db.fetch(_TOLD)]
-    assert told == [(1, "completed", STAGES * JOBS)] * TREES
+    assert told == [(1, "completed", STAGES * JOBS)] * trees
     assert await db.fetchval("SELECT count(*) FROM pgworkd.batch_additions") == 0

@@ -19,6 +19,7 @@ from tests.kit import until
 JOBS = 30_000
 RECORD = 20
 """Bytes of a run: the job's id and the attempt."""
+INSERT = "INSERT INTO pgworkd.jobs (queue) SELECT 'quick' FROM generate_series(1, $1::int)"
 HELD = """
     SELECT j.id, j.attempts FROM pgworkd.jobs j JOIN pgworkd.workers w ON w.id = j.worker_id WHERE w.pid = $1"""
 
@@ -58,19 +59,20 @@ async def test_kill_minus_nine_at_full_speed_twice(
     monkeypatch.setenv("RUNS_FILE", str(runs))
 
     await db.execute(process.TABLES)
-    await db.execute("INSERT INTO pgworkd.jobs (queue) SELECT 'quick' FROM generate_series(1, $1::int)", JOBS)
     unbegun = set[bytes]()
     lease = {"lease_s": 3.0, "heartbeat_s": 0.5}
     with process.daemon_process(dsn, **lease):
         for killed in (1, 2):
             with process.daemon_process(dsn, **lease) as victim:
                 before = runs.stat().st_size
+                await until(lambda victim=victim: db.fetchval(process.SERVES, victim.pid))  # type: ignore[misc]
+                await db.execute(INSERT, JOBS // 2)
                 await until(lambda victim=victim: db.fetch(HELD, victim.pid))  # type: ignore[misc]
                 await until(lambda before=before: runs.stat().st_size >= before + 500 * RECORD)  # type: ignore[misc]
                 unbegun |= await until(lambda victim=victim: frozen_with(db, victim, runs))  # type: ignore[misc]
                 victim.send_signal(signal.SIGKILL)
                 victim.wait()
-                assert runs.stat().st_size < JOBS * RECORD, f"all was over before kill {killed}"
+                assert runs.stat().st_size < JOBS // 2 * killed * RECORD, f"all was over before kill {killed}"
         await until(lambda: db.fetchval("SELECT NOT EXISTS (SELECT FROM pgworkd.jobs)"), limit_s=90)
 
     finished = await db.fetch(process.EXPLAINED)

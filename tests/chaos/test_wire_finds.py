@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import anyio
@@ -37,13 +38,13 @@ class Scissors:
         self.ready = False
         self.cut = 0
         self._steps = steps
-        self._reached = 0
+        self._reached = Counter[int]()
 
     def __call__(self, message: Message) -> bool:
-        if not self.ready or message.side + message.kind != self._steps[self._reached]:
+        if not self.ready or message.side + message.kind != self._steps[self._reached[message.connection]]:
             return True
-        self._reached += 1
-        if self._reached < len(self._steps):
+        self._reached[message.connection] += 1
+        if self._reached[message.connection] < len(self._steps):
             return True
         self.ready, self.cut = False, self.cut + 1
         return False

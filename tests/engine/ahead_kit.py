@@ -66,13 +66,17 @@ async def fill(db: asyncpg.Connection[Any], quick: int, waiting: int) -> None:
     await db.execute(_FILL, quick, waiting)
 
 
-async def settled_in(db: asyncpg.Connection[Any]) -> int:
+async def settled_in(db: asyncpg.Connection[Any], daemon: Daemon) -> int:
     """Waits until the quick jobs are over and no claim is on its way; how many rows run."""
     await until(lambda: db.fetchval(_QUICK_OVER), limit_s=4)
-    rows: list[int] = []
+    queue, rows = daemon.pools["q"], list[int]()
 
     async def steady() -> bool:
+        if queue._claiming or queue._along is not None:
+            rows.clear()
         rows.append(await db.fetchval(RUNNING))
+        if queue._claiming or queue._along is not None:
+            rows.clear()
         return len(rows) > 3 and len(set(rows[-4:])) == 1
 
     await until(steady, limit_s=2)
@@ -91,7 +95,7 @@ async def claimed_ahead(
     concurrency = waiters.app.slots(None)["q"]
     async with running(waiters.app, dsn, **{"shutdown_s": 0.5} | changes) as (daemon, seen):
         await waiters.gauge.shows(concurrency)
-        ahead = await settled_in(db) - concurrency
+        ahead = await settled_in(db, daemon) - concurrency
         assert ahead > 0, "nothing was claimed ahead"
         assert daemon.running == concurrency
         yield daemon, seen, ahead

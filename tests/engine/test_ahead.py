@@ -57,13 +57,13 @@ async def test_slow_jobs_are_never_claimed_ahead(
         for done in (4, 8, 12, 16):
             await waiters.gauge.shows(4)
             for _ in range(6):
-                assert await settled_in(db) == 4
+                assert await settled_in(db, daemon) == 4
                 await anyio.sleep(0.05)
             old, waiters.gauge.go_on = waiters.gauge.go_on, anyio.Event()
             old.set()
             await seen.wait(events.JOB_COMPLETED, count=done)
         await waiters.gauge.shows(4)
-        assert await settled_in(db) == 4
+        assert await settled_in(db, daemon) == 4
         assert max(surplus) == 0
         waiters.gauge.go_on.set()
         await seen.wait(events.JOB_COMPLETED, count=60)
@@ -237,6 +237,7 @@ async def test_a_paused_queue_gets_back_what_waited_for_a_slot(
         await seen.wait(events.QUEUE_SETTINGS, queue="q", paused=True)
         stalls_now(daemon, monkeypatch)
         await until(lambda: db.fetchval(f"SELECT ({RUNNING}) = 4"), limit_s=2)
+        await seen.wait(events.JOB_RELEASED, count=ahead)
         assert len(seen.all(events.JOB_RELEASED)) == ahead
         waiters.gauge.go_on.set()
         await until(lambda: db.fetchval(f"SELECT ({RUNNING}) = 0"), limit_s=2)

@@ -9,18 +9,18 @@ import anyio
 import asyncpg
 import pytest
 
-from pgworkd import events
+from pgworkd import events, pool
 from pgworkd.app import App
 from pgworkd.chores import Periods
-from tests.engine.ahead_kit import RUNNING, Waiters, fill, never_stalls
-from tests.engine.along_kit import ALL_OVER, UNTOLD, at_rest, calls_of, let_go, nothing_ahead
+from tests.engine.ahead_kit import RUNNING, Waiters, fill
+from tests.engine.along_kit import ALL_OVER, UNTOLD, at_rest, calls_of, let_go, nothing_ahead, warmed_up
 from tests.kit import running, status, until
 
 
 async def test_a_single_slot_works_its_queue_off_with_one_call_per_job(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    never_stalls(monkeypatch)
+    nothing_ahead(monkeypatch)
     app = App()
 
     @app.handler("q", concurrency=1)
@@ -49,9 +49,11 @@ async def test_each_settle_of_a_full_queue_takes_exactly_one_claim_along(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nothing_ahead(monkeypatch)
+    monkeypatch.setattr(pool, "ALONG_S", 60.0)
     waiters = Waiters(2)
     await fill(db, 0, 8)
     async with running(waiters.app, dsn, **UNTOLD) as (daemon, seen):
+        await warmed_up()
         await waiters.gauge.shows(2)
         calls = calls_of(daemon, monkeypatch)
         for round_ in (1, 2, 3):
@@ -118,9 +120,11 @@ async def test_an_attempt_that_is_not_ours_any_more_is_reported_stale_and_the_re
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nothing_ahead(monkeypatch)
+    monkeypatch.setattr(pool, "ALONG_S", 60.0)
     waiters = Waiters(2)
     await fill(db, 0, 6)
     async with running(waiters.app, dsn, **UNTOLD) as (daemon, seen):
+        await warmed_up()
         await waiters.gauge.shows(2)
         calls = calls_of(daemon, monkeypatch)
         taken, ours = waiters.began

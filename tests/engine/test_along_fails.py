@@ -74,6 +74,7 @@ async def test_a_worker_that_is_lost_is_heard_of_and_its_settle_still_counts(
         await until(lambda: db.fetchval(ALL_OVER), limit_s=4)
         assert isinstance(calls[0].error, WorkerLost)
         assert len(seen.all(events.LEASE_LOST)) == 1
+        await seen.wait(events.JOB_COMPLETED, count=6)
         assert len(seen.all(events.JOB_COMPLETED)) == 6
     assert len(waiters.returned) == sum(waiters.returned.values()) == 6
     rows = await db.fetch(
@@ -178,6 +179,7 @@ async def test_while_it_hangs_claims_go_on_by_themselves(
         assert (calls[0].error is None) is (ends == "with an answer")
         waiters.gauge.go_on.set()
         await until(lambda: db.fetchval(ALL_OVER), limit_s=4)
+        await seen.wait(events.JOB_COMPLETED, count=12)
         assert len(seen.all(events.JOB_COMPLETED)) == 12
     assert len(waiters.returned) == sum(waiters.returned.values()) == 12
     # What the late answer brought could wait here for a slot that is taken: it was given back, unspent.

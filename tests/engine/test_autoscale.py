@@ -30,13 +30,13 @@ def scaled(run: Any) -> list[tuple[int, int]]:
 
 
 async def test_it_grows_with_the_depth_and_shrinks_newest_first_within_its_bounds(play: Play) -> None:
-    run = play()
+    run = play("--cooldown-s=0.5")
     await play.says("up")
     await play.depth(5)
     await logged(run, "autoscale.decided", 2)
-    ups = await play.says("up", 4)
-    assert ups[0].name == "w-1"
-    assert sorted(fact.name for fact in ups[1:3]) == ["w-2", "w-3"]
+    await play.says("up", 4)
+    started = [facts["worker"] for facts in await logged(run, "worker.started", 4)]
+    assert (started[0], sorted(started[1:3]), started[3]) == ("w-1", ["w-2", "w-3"], "w-4")
     await play.depth(0)
     await logged(run, "autoscale.decided", 4)
     downs = await play.says("SIGTERM", 3)
@@ -133,7 +133,7 @@ async def test_one_that_can_never_work_ends_them_all_with_2(play: Play) -> None:
 
 
 async def test_one_that_does_not_stop_in_time_is_killed_with_all_it_has_started(play: Play) -> None:
-    run = play("--stop-timeout-s=0.1", mode="deaf")
+    run = play("--stop-timeout-s=1.5", mode="deaf")
     (deaf,) = await play.says("up")
     run.stop()
     assert await ended(run) == 1

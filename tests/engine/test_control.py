@@ -185,6 +185,7 @@ async def test_a_concurrency_that_goes_up_and_down_all_the_time_loses_no_job(
             await _set_concurrency(db, concurrency, daemon)
             await seen.wait(events.JOB_COMPLETED, count=inserted // 2)
         await until(lambda: db.fetchval("SELECT NOT EXISTS (SELECT FROM pgworkd.jobs)"), limit_s=5)
+        await seen.wait(events.JOB_COMPLETED, count=inserted)
         assert len(seen.all(events.JOB_COMPLETED)) == inserted
 
 

@@ -188,7 +188,7 @@ async def test_a_daemon_that_keeps_quiet_is_found_out(
 ) -> None:
     monkeypatch.setattr(Tally, "__call__", lambda *_: None)
     monkeypatch.setattr(demo, "DRAIN_S", 0.0)
-    assert await demo.Demo(dsn, tmp_path, 0.2).run() == 1
+    assert await demo.Demo(dsn, tmp_path, 2.0).run() == 1
     last = capsys.readouterr().out.splitlines()[-1]
     assert re.match(r"DOES NOT ADD UP: completed: [1-9]\d* in the tables, 0 reported by the daemon", last)
 

@@ -257,6 +257,13 @@ async def test_a_level_that_is_lowered_by_a_signal_is_heard_at_once_and_raised_a
     monkeypatch.setenv("PGWORKD_LOG_LEVEL", "warning")
     flags = {"dsn": dsn, "log_format": "json"}
     service = cli_serve._Service(load(**flags), flags)
+    make, made = service._daemon, list[Daemon]()
+
+    def daemon_of(app: App) -> Daemon:
+        made.append(make(app))
+        return made[0]
+
+    monkeypatch.setattr(service, "_daemon", daemon_of)
 
     async def reload(level: str) -> None:
         monkeypatch.setenv("PGWORKD_LOG_LEVEL", level)
@@ -266,8 +273,8 @@ async def test_a_level_that_is_lowered_by_a_signal_is_heard_at_once_and_raised_a
 
     async def run_one() -> str:
         job_id = await insert(db, "q")
-        await until(waits_for_status(db, job_id, "completed"), limit_s=2)
-        await anyio.sleep(0.01)  # reported right after it was stored
+        await until(waits_for_status(db, job_id, "completed"))
+        await until(lambda: len(made[0]._holdings) == 0)  # and reported
         return str(job_id)
 
     async with anyio.create_task_group() as tasks:

@@ -87,7 +87,8 @@ class Footprint:
         self.connections = connections
 
 
-CONNECTIONS = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+CONNECTIONS = """SELECT count(*) FROM pg_stat_activity
+    WHERE datname = current_database() AND backend_type = 'client backend'"""
 
 
 async def _footprint(db: asyncpg.Connection[Any]) -> Footprint:

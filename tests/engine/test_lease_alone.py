@@ -136,9 +136,9 @@ async def test_a_lost_lease_is_told_once_and_a_new_id_makes_it_fresh(dsn: str, d
 
 async def test_the_lease_is_renewed_while_the_loop_is_blocked(dsn: str, db: asyncpg.Connection[Any]) -> None:
     lessee, ended = Lessee(), list[str]()
-    async with lease_of(lessee, dsn, db, ended, lease_s=0.6):
+    async with lease_of(lessee, dsn, db, ended, lease_s=1.8):
         await until(lambda: lessee.answers)
         lessee.running = 1
-        time.sleep(1.0)  # noqa: ASYNC251 - that is the point
-        assert await db.fetchval("SELECT seen_at > now() - interval '300 ms' FROM pgworkd.workers")
+        time.sleep(2.5)  # noqa: ASYNC251 - that is the point
+        assert await db.fetchval("SELECT seen_at > now() - interval '900 ms' FROM pgworkd.workers")
     assert (lessee.fenced, ended) == ([], [])

@@ -94,7 +94,7 @@ async def test_a_time_out_after_the_transaction_has_committed_changes_nothing(
     await db.execute("CREATE TABLE payments (job uuid)")
     app = App()
 
-    @app.handler("q", timeout_s=0.2)
+    @app.handler("q", timeout_s=1)  # the first transaction of a daemon has a connection to make
     async def handle(job: Job) -> None:
         async with job.transaction() as connection:
             await connection.execute("INSERT INTO payments VALUES ($1)", job.id)

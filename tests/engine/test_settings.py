@@ -95,13 +95,13 @@ async def test_a_pause_ends_in_time_though_nobody_says_so(dsn: str, db: asyncpg.
     gauge = Gauge()
     gauge.go_on.set()
     async with running(app_of(gauge), dsn, **UNTOLD) as (daemon, seen):
-        await db.execute("INSERT INTO pgworkd.queues (name, paused_until) VALUES ('q', now() + interval '300 ms')")
+        await db.execute("INSERT INTO pgworkd.queues (name, paused_until) VALUES ('q', now() + interval '1.5 s')")
         job_id = await insert(db, "q")
         await seen.wait(events.QUEUE_SETTINGS, paused=True)
         if later:
             await db.execute("UPDATE pgworkd.queues SET paused_until = paused_until + $1 * interval '1 s'", later)
             await seen.wait(events.QUEUE_SETTINGS, count=2, paused=True)
-        await until(waits_for_status(db, job_id, "completed"), limit_s=3)
+        await until(waits_for_status(db, job_id, "completed"), limit_s=4)
         assert not daemon.pools["q"].paused
     late_s = await db.fetchval(
         "SELECT extract(epoch FROM started_at - paused_until) FROM pgworkd.finished_jobs, pgworkd.queues"

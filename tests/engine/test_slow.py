@@ -102,7 +102,7 @@ async def test_a_kind_that_always_takes_long_is_not_slow_and_every_slow_run_is_r
         await anyio.sleep(payload["s"])
 
     async with running(app, dsn, slow_min_s=0.01, slow_factor=5.0) as (_, seen):
-        usual = "INSERT INTO pgworkd.jobs (queue, payload) SELECT 'q', '{\"s\": 0.1}' FROM generate_series(1, 40)"
+        usual = "INSERT INTO pgworkd.jobs (queue, payload) SELECT 'q', '{\"s\": 0.4}' FROM generate_series(1, 40)"
         await db.execute(usual)
         await seen.wait(events.JOB_COMPLETED, count=40)
         await db.execute(usual)
@@ -112,6 +112,6 @@ async def test_a_kind_that_always_takes_long_is_not_slow_and_every_slow_run_is_r
         await seen.wait(events.JOB_SLOW, count=3)
         assert {facts["job_id"] for facts in seen.all(events.JOB_SLOW)} == {str(job_id) for job_id in slow}
         # Both are rounded to milliseconds.
-        assert all(facts["running_s"] > 4.9 * facts["usual_s"] > 0.4 for facts in seen.all(events.JOB_SLOW))
+        assert all(facts["running_s"] > 4.9 * facts["usual_s"] > 1.9 for facts in seen.all(events.JOB_SLOW))
         await db.execute("SELECT pgworkd.cancel($1)", slow)
         await seen.wait(events.JOB_CANCELLED, count=3)

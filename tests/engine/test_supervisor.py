@@ -140,7 +140,12 @@ async def test_one_that_is_killed_is_replaced_and_its_jobs_run(
         "INSERT INTO pgworkd.workers (name, pid, version, lease_s, lease_until, steady_since)"
         " VALUES ('test', 0, '', 1, now() + interval '1 s', now() - interval '1 s') RETURNING id"
     )
-    await until(lambda: db.fetchval("SELECT count(*) = 1 FROM pgworkd.rescue($1)", us))
+
+    async def rescued() -> bool:
+        await db.execute("SELECT pgworkd.heartbeat($1, 'running')", us)
+        return await db.fetchval("SELECT count(*) = 1 FROM pgworkd.rescue($1)", us)
+
+    await until(rescued)
     await db.execute("DELETE FROM pgworkd.workers WHERE id = $1", us)
     await db.execute("INSERT INTO pgworkd.jobs (queue) SELECT 'once' FROM generate_series(1, 20)")
     await until(lambda: db.fetchval("SELECT count(*) = 21 FROM pgworkd.finished_jobs WHERE status = 'completed'"))

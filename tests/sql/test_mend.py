@@ -290,9 +290,12 @@ async def test_a_long_reader_holds_ensure_partitions_up_once_and_not_for_each_da
     """Eight days would be eight waits of 200 ms, with every settle queued behind each: the first is the last."""
     await other.execute("BEGIN")
     await other.fetch("SELECT count(*) FROM pgworkd.all_jobs")
-    started = time.monotonic()
-    assert await ensure(db, 7) == 0
-    assert time.monotonic() - started < 4 * LOCK_TIMEOUT_S
+    took_s = []
+    for _ in range(3):  # a machine that stands still delays one, eight waits are in each
+        started = time.monotonic()
+        assert await ensure(db, 7) == 0
+        took_s.append(time.monotonic() - started)
+    assert min(took_s) < 4 * LOCK_TIMEOUT_S
     await other.execute("COMMIT")
 
 

@@ -57,7 +57,7 @@ async def test_a_frozen_daemon_loses_its_jobs_and_changes_nothing_when_it_thaws(
 ) -> None:
     await db.execute(process.TABLES)
     job_id = await insert(db, "work", json.dumps({"gate": "open"}))
-    lease = {"lease_s": 1.0, "heartbeat_s": 0.2}
+    lease = {"lease_s": 2.0, "heartbeat_s": 0.4}
     with process.daemon_process(dsn, **lease) as frozen:
         await until(lambda: db.fetchval("SELECT count(*) FROM runs"))
         worker = await db.fetchval("SELECT worker_id FROM pgworkd.jobs")

@@ -15,7 +15,8 @@ from tests.kit import until
 from tests.proxy import Message, Mode, Proxy
 
 CLOSED = (ConnectionError, asyncpg.ConnectionDoesNotExistError, asyncpg.InterfaceError)
-BACKENDS = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+BACKENDS = """SELECT count(*) FROM pg_stat_activity
+    WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> pg_backend_pid()"""
 
 
 def no_backends(db: asyncpg.Connection[Any]) -> Callable[[], Any]:
