@@ -71,11 +71,14 @@ async def work(payload: dict[str, Any], job: Job) -> None:
 
 @app.handler("quick", concurrency=100, max_attempts=10)
 async def quick(job: Job) -> None:
-    """Notes its start in the file that RUNS_FILE names, in one write that survives the process, and is done."""
+    """Notes its start in the file that RUNS_FILE names, in one write that survives the process, and is done.
+
+    32 bytes: a kill may cut a write where a page of the file ends, and none of these goes beyond one.
+    """
     global _file
     if _file is None:
         _file = os.open(os.environ["RUNS_FILE"], os.O_WRONLY | os.O_APPEND)
-    os.write(_file, job.id.bytes + job.attempt.to_bytes(4, "big"))
+    os.write(_file, job.id.bytes + job.attempt.to_bytes(16, "big"))
 
 
 @app.handler("stage", concurrency=100, max_attempts=100)

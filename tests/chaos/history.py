@@ -1,4 +1,7 @@
-"""What each process saw, appended to a file of its own: a record is one write, so no kill cuts one in two."""
+"""What each process saw, appended to a file of its own.
+
+A record is one write, which a kill may still cut in two where a page of the file ends; then it is the last of its file.
+"""
 
 from __future__ import annotations
 
@@ -57,9 +60,13 @@ def of_this_process() -> Callable[..., None]:
 
 
 def load(directory: Path, name: str = "*") -> list[Note]:
-    """All records of that process, or of all, in the order of time."""
+    """All records of that process, or of all, in the order of time.
+
+    A last one that was cut does not count: who was killed while it wrote has done nothing since, and could have been
+    killed just before.
+    """
     notes = []
     for path in directory.glob(f"{name}.jsonl"):
-        with path.open(encoding="utf-8") as lines:
-            notes += [Note(*json.loads(line)) for line in lines]
+        *whole, _ = path.read_bytes().split(b"\n")
+        notes += [Note(*json.loads(line)) for line in whole]
     return sorted(notes, key=lambda note: note.at_s)

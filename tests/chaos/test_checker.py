@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.chaos.checker import CHECKS
 from tests.chaos.evidence import Change, Evidence, Row, Tree
-from tests.chaos.history import Note
+from tests.chaos.history import History, Note, load
 
 JOB = "job"
 
@@ -264,3 +266,19 @@ def test_what_a_process_says_whose_daemon_has_given_it_up_counts_for_nothing() -
         assert found(replace(evidence, notes=[*notes, given_up])) == {}
     for other in (note(3.5, "d2", "lease.fenced"), note(3.5, "driver", "terminated", name="d1", signals=1)):
         assert found(replace(evidence, notes=[*notes, other])).keys() == {"fenced"}
+
+
+def test_a_last_record_that_a_kill_has_cut_does_not_count_and_one_that_is_cut_elsewhere_is_an_error(
+    tmp_path: Path,
+) -> None:
+    history, file = History(tmp_path, "d1"), tmp_path / "d1.jsonl"
+    for number in (1, 2):
+        history.note("start", job=JOB, attempt=number)
+    whole = file.read_bytes()
+    first = whole.index(b"\n") + 1
+    for end in range(first, len(whole)):
+        file.write_bytes(whole[:end])
+        assert [(seen.event, seen.facts["attempt"]) for seen in load(tmp_path)] == [("start", 1)]
+    file.write_bytes(whole[:20] + whole[first:])
+    with pytest.raises(json.JSONDecodeError):
+        load(tmp_path)

@@ -17,7 +17,7 @@ from tests import process
 from tests.kit import until
 
 JOBS = 30_000
-RECORD = 20
+RECORD = 32
 """Bytes of a run: the job's id and the attempt."""
 INSERT = "INSERT INTO pgworkd.jobs (queue) SELECT 'quick' FROM generate_series(1, $1::int)"
 HELD = """
@@ -25,7 +25,7 @@ HELD = """
 
 
 def record(job: UUID, attempt: int) -> bytes:
-    return job.bytes + attempt.to_bytes(4, "big")
+    return job.bytes + attempt.to_bytes(16, "big")
 
 
 def records(runs: Path) -> list[bytes]:
