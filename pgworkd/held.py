@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from uuid import UUID
 
 import anyio
 
 from .job import Job, Reason
+from .link import CUT_AFTER_S
 from .store import Claimed
 
 
@@ -22,6 +24,8 @@ class Held:
     scope: anyio.CancelScope | None = None
     """Set while the handler runs: cancelling it ends this run, and only this."""
     reason: Reason | None = None
+    commit: anyio.CancelScope | None = None
+    """Set once its transaction commits, by whoever commits: a stop leaves the answer CUT_AFTER_S to come."""
     progress: tuple[float, str] | None = None
     """The latest word of the handler, in whatever thread, until the reporter has passed it on."""
     started: float | None = None
@@ -50,8 +54,16 @@ class Held:
             self.reason = reason
             if self.job is not None:
                 self.job.stopping.set()
+            if self.commit is not None:
+                self.commit.deadline = anyio.current_time() + CUT_AFTER_S
             if self.scope is not None:
                 self.scope.cancel()
+
+    def committing(self) -> anyio.CancelScope:
+        """The scope to commit in: shielded, without limit until the run is to end."""
+        deadline = math.inf if self.reason is None else anyio.current_time() + CUT_AFTER_S
+        self.commit = anyio.CancelScope(shield=True, deadline=deadline)
+        return self.commit
 
 
 class Holdings:

@@ -25,7 +25,10 @@ from .safe_text import hide
 Row = Sequence[Any]
 
 PROBE_LIMIT_S = 4.0
-"""A listening line that has not answered by then is replaced: cheap, and on a dead one every job waits for a poll."""
+"""A line that was idle and has not answered by then is replaced: cheap, and on a dead one every job waits."""
+CUT_AFTER_S = 0.5
+"""So long a transaction that ends early waits for a line that may be dead, then cuts it: that rolls back, too, and who
+was told to stop must be out before the lease is over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +193,15 @@ class Listener:
                 connection.terminate()
 
 
+def _cut(connection: Any) -> None:
+    with contextlib.suppress(*BROKEN):  # it has gone by itself
+        connection.terminate()
+
+
+def _shielded() -> anyio.CancelScope:
+    return anyio.CancelScope(shield=True)
+
+
 class Transactions:
     """A small pool of connections for handlers that write in the transaction that completes their job."""
 
@@ -200,42 +212,68 @@ class Transactions:
         self._lock = anyio.Lock()
 
     @contextlib.asynccontextmanager
-    async def begin(self) -> AsyncIterator[Any]:
+    async def begin(self, committing: Callable[[], anyio.CancelScope] = _shielded) -> AsyncIterator[Any]:
         """A connection inside a transaction: committed at the end of the block, rolled back on an exception.
 
         Raises `DatabaseUnavailable` when none is free or can be made within `connect_timeout_s`, and at the end
         `OutcomeUnknown` when the answer to the COMMIT is lost. What the driver raises in between passes through.
+        `committing` makes the shielded scope in which that answer is awaited.
         """
+        connection, transaction = await self._begun()
         try:
-            pool = await self._ready()
-            connection = await pool.acquire(timeout=self._options.connect_timeout_s)
-        except Exception as error:
-            raise translate(error) from error
-        try:
-            transaction = connection.transaction(isolation="read_committed")
-            await transaction.start()
             try:
                 yield connection
             except BaseException:
-                with anyio.CancelScope(shield=True), anyio.move_on_after(2):
-                    await self._rollback(transaction)
+                await self._roll_back(connection, transaction)
                 raise
-            try:
-                with anyio.CancelScope(shield=True):
+            with committing() as limit:
+                try:
                     await transaction.commit()
-            except Exception as error:
-                if is_answer(error):
-                    raise
-                raise unanswered(error) from error
+                except Exception as error:
+                    if is_answer(error):
+                        raise
+                    raise unanswered(error) from error
+            if limit.cancelled_caught:
+                _cut(connection)
+                raise unanswered(TimeoutError())
         finally:
-            # It is over, one way or the other: a connection that cannot be used again is no news for the handler.
-            with anyio.CancelScope(shield=True), anyio.move_on_after(3), contextlib.suppress(*BROKEN):
-                await pool.release(connection, timeout=2)
+            await self._give_back(connection)
 
-    async def _rollback(self, transaction: Any) -> None:
-        # A connection that is gone has rolled back by itself; the error that led here is the one to show.
-        with contextlib.suppress(*BROKEN):
-            await transaction.rollback()
+    async def _begun(self) -> tuple[Any, Any]:
+        """A connection, and the transaction that has begun on it. The first may have died while it was idle."""
+        pool = await self._ready()
+        for limit_s in (min(PROBE_LIMIT_S, self._options.command_timeout_s), self._options.command_timeout_s):
+            try:
+                connection = await pool.acquire(timeout=self._options.connect_timeout_s)
+            except Exception as error:
+                raise translate(error) from error
+            transaction = connection.transaction(isolation="read_committed")
+            begun = False
+            try:
+                with anyio.fail_after(limit_s):
+                    await transaction.start()
+                begun = True
+                return connection, transaction
+            except BROKEN as error:
+                problem = translate(error)
+                await pool.expire_connections()  # the other idle ones are as old
+            finally:
+                if not begun:
+                    _cut(connection)
+                    await self._give_back(connection)
+        raise problem
+
+    async def _roll_back(self, connection: Any, transaction: Any) -> None:
+        with anyio.CancelScope(shield=True), anyio.move_on_after(CUT_AFTER_S) as limit, contextlib.suppress(*BROKEN):
+            await transaction.rollback()  # what led here is the error to show
+        if limit.cancelled_caught:
+            _cut(connection)
+
+    async def _give_back(self, connection: Any) -> None:
+        # It is over, one way or the other: a connection that cannot be used again is no news for the handler.
+        with anyio.CancelScope(shield=True), contextlib.suppress(*BROKEN):
+            if self._pool is not None:
+                await self._pool.release(connection, timeout=CUT_AFTER_S)
 
     async def _ready(self) -> asyncpg.Pool[Any]:
         async with self._lock:
@@ -248,6 +286,7 @@ class Transactions:
                     command_timeout=self._options.command_timeout_s * 6,
                     server_settings=self._options.settings("transaction") | {"statement_timeout": "0"},
                     ssl=tls.verification(self._options.dsn),
+                    target_session_attrs=asyncpg.connect_utils.SessionAttribute.read_write,
                 )
                 await self._pool
             return self._pool

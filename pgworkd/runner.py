@@ -201,7 +201,7 @@ class Runner:
     @contextlib.asynccontextmanager
     async def _transaction(self, held: Held, job: Job) -> AsyncIterator[Any]:
         try:
-            async with self._store.transactions.begin() as connection:
+            async with self._store.transactions.begin(held.committing) as connection:
                 yield connection
                 result = None if job.result is None else encode(job.result, "result", object_only=False)
                 following = self._planner.following(held)

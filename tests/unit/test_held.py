@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from datetime import UTC, datetime
 from uuid import UUID, uuid4
 
@@ -10,6 +11,7 @@ import pytest
 
 from pgworkd.held import Held, Holdings
 from pgworkd.job import Job, Reason
+from pgworkd.link import CUT_AFTER_S
 from pgworkd.store import Claimed
 
 
@@ -90,6 +92,17 @@ async def test_a_stop_cancels_the_run_and_tells_the_job() -> None:
 
 async def _stop(held: Held) -> None:
     held.stop(Reason.CANCEL)
+
+
+async def test_a_stop_limits_how_long_a_commit_is_awaited_whichever_comes_first() -> None:
+    unlimited, before, during = held_of(), held_of(), held_of()
+    before.stop(Reason.SHUTDOWN)
+    scopes = [held.committing() for held in (unlimited, before, during)]
+    during.stop(Reason.FENCE)
+    assert all(scope.shield for scope in scopes)
+    left_s = [scope.deadline - anyio.current_time() for scope in scopes]
+    assert left_s[0] == math.inf
+    assert 0 < left_s[1] <= left_s[2] <= CUT_AFTER_S
 
 
 async def test_a_second_stop_does_not_cancel_the_clean_up_of_the_first() -> None:

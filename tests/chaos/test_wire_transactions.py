@@ -1,0 +1,169 @@
+"""A handler's transaction on a line that died in silence: it is replaced, and who is told to stop comes out at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anyio
+import asyncpg
+import pytest
+
+from pgworkd import events, link
+from pgworkd.app import App
+from pgworkd.errors import DatabaseUnavailable
+from pgworkd.job import Job
+from pgworkd.link import LinkOptions, Transactions
+from tests.engine.test_start import set_read_only
+from tests.kit import insert, running, status, until, waits_for_status
+from tests.proxy import Message, Proxy
+
+SLOTS = 3
+OUT_S_MAX = 2.5
+"""A moment for the line and one for the machine; by their own limits, statements on it take a minute."""
+
+
+async def _dead_lines(proxy: Proxy, transactions: Transactions) -> None:
+    """Fills the pool, and all its lines die without a word; new ones work."""
+    contexts = [transactions.begin() for _ in range(SLOTS)]
+    for context in contexts:
+        await context.__aenter__()
+    for context in contexts:
+        await context.__aexit__(None, None, None)
+    assert proxy.connections == SLOTS
+    proxy.mode = "blackhole"
+    proxy.mode = "pass"
+
+
+async def test_lines_that_died_while_idle_are_all_replaced_for_the_price_of_one(
+    dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link, "PROBE_LIMIT_S", 0.3)
+    async with Proxy(dsn) as proxy:
+        transactions = Transactions(LinkOptions(proxy.dsn), SLOTS)
+        await _dead_lines(proxy, transactions)
+        with anyio.fail_after(OUT_S_MAX):
+            async with transactions.begin() as one:
+                assert await one.fetchval("SELECT 1") == 1
+        with anyio.fail_after(0.3):  # none of these asks a dead one again
+            async with transactions.begin() as one, transactions.begin() as two, transactions.begin() as three:
+                assert [await each.fetchval("SELECT 1") for each in (one, two, three)] == [1, 1, 1]
+        await transactions.close()
+
+
+async def test_where_new_lines_are_dead_too_the_handler_hears_that_the_database_is_away(
+    dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link, "PROBE_LIMIT_S", 0.3)
+    async with Proxy(dsn) as proxy:
+        transactions = Transactions(LinkOptions(proxy.dsn, connect_timeout_s=0.5), SLOTS)
+        await _dead_lines(proxy, transactions)
+        proxy.mode = "blackhole"
+        with anyio.fail_after(OUT_S_MAX), pytest.raises(DatabaseUnavailable, match="did not answer in time"):
+            async with transactions.begin():
+                pass
+        await transactions.close()
+
+
+@pytest.mark.parametrize("where", ["at the BEGIN", "in a statement", "between statements"])
+async def test_who_is_cancelled_on_a_dead_line_is_out_at_once(
+    dsn: str, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link, "PROBE_LIMIT_S", 1.0)
+    async with Proxy(dsn) as proxy:
+        transactions = Transactions(LinkOptions(proxy.dsn), SLOTS)
+        if where == "at the BEGIN":
+            await _dead_lines(proxy, transactions)
+        inside = anyio.Event()
+
+        async def work() -> None:
+            async with transactions.begin() as connection:
+                proxy.mode = "blackhole"
+                inside.set()
+                if where == "in a statement":
+                    await connection.execute("SELECT 1")
+                await anyio.sleep_forever()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(work)
+            if where == "at the BEGIN":
+                await anyio.sleep(0.05)
+                assert not inside.is_set()
+            else:
+                await inside.wait()
+                await anyio.sleep(0.05)
+            tasks.cancel_scope.cancel()
+            began = anyio.current_time()
+        assert anyio.current_time() - began < OUT_S_MAX
+        proxy.mode = "pass"
+        with anyio.fail_after(OUT_S_MAX):
+            async with transactions.begin() as connection:
+                assert await connection.fetchval("SELECT 1") == 1
+        await transactions.close()
+
+
+async def test_a_stop_with_a_transaction_on_a_dead_line_gives_the_job_back_and_ends_with_0(
+    dsn: str, db: asyncpg.Connection[Any]
+) -> None:
+    app = App()
+
+    @app.handler("q")
+    async def handle(job: Job) -> None:
+        async with job.transaction() as connection:
+            proxy.mode = "blackhole"  # for the lines there are
+            proxy.mode = "pass"
+            await connection.execute("SELECT 1")
+
+    async with Proxy(dsn) as proxy:
+        options = {"shutdown_s": 0.05, "cancel_grace_s": OUT_S_MAX, "link": LinkOptions(proxy.dsn, 1, 1)}
+        async with running(app, proxy.dsn, end_process=pytest.fail, **options) as (daemon, seen):
+            job_id = await insert(db, "q")
+            await seen.wait(events.JOB_STARTED, job_id=str(job_id))
+            await anyio.sleep(0.05)
+            daemon.request_stop()
+            await seen.wait(events.DAEMON_STOPPED, exit_code=0)
+    assert await status(db, job_id) == "pending"
+
+
+async def test_a_stop_waits_a_moment_for_the_answer_to_a_commit_and_then_asks_the_table(
+    dsn: str, db: asyncpg.Connection[Any]
+) -> None:
+    """The answer is lost, the COMMIT is not: the job is completed, and the daemon knows it."""
+    app, written, go_on = App(), anyio.Event(), anyio.Event()
+
+    @app.handler("q")
+    async def handle(job: Job) -> None:
+        async with job.transaction() as connection:
+            await connection.execute("SELECT 1")
+            written.set()
+            await go_on.wait()
+
+    def lose_the_answer_to_the_commit(message: Message) -> bool:
+        if go_on.is_set() and message.side == "client" and message.kind == "Q":
+            proxy.mode = "halfopen"
+        return True
+
+    async with Proxy(dsn) as proxy:
+        proxy.on_message = lose_the_answer_to_the_commit
+        options = {"shutdown_s": 0.05, "cancel_grace_s": OUT_S_MAX}
+        async with running(app, dsn, end_process=pytest.fail, **options) as (daemon, seen):
+            daemon._store.transactions = Transactions(LinkOptions(proxy.dsn), SLOTS)
+            job_id = await insert(db, "q")
+            await written.wait()
+            go_on.set()
+            await until(waits_for_status(db, job_id, "completed"))
+            assert seen.all(events.JOB_COMPLETED) == []
+            daemon.request_stop()
+            await seen.wait(events.DAEMON_STOPPED, exit_code=0)
+            assert len(seen.all(events.JOB_COMPLETED)) == 1
+
+
+async def test_a_server_that_only_reads_is_no_place_for_a_transaction(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    await set_read_only(dsn, db, "on")
+    transactions = Transactions(LinkOptions(dsn), SLOTS)
+    with pytest.raises(DatabaseUnavailable, match="only reads"):
+        async with transactions.begin():
+            pass
+    await set_read_only(dsn, db, "off")
+    async with transactions.begin() as connection:
+        assert await connection.fetchval("SHOW transaction_read_only") == "off"
+    await transactions.close()
