@@ -591,15 +591,18 @@ LANGUAGE sql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
 $$;
 
 -- Ends a worker that runs nothing any more; false if it still has running jobs, whose protection its
--- row is (rescue() will take them). Locks the worker's row, which also stops a claim under way.
+-- row is (rescue() will take them). The row of one that was taken for lost is rescue()'s to delete. Locks the worker's
+-- row, which also stops a claim under way.
 CREATE OR REPLACE FUNCTION sign_off(p_worker int) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
 BEGIN
     DELETE FROM pools WHERE worker_id = p_worker;
     PERFORM FROM workers WHERE id = p_worker FOR UPDATE;
-    DELETE FROM workers WHERE id = p_worker AND lost_at IS NULL
-       AND NOT EXISTS (SELECT FROM jobs WHERE worker_id = p_worker AND status = 'running');
-    RETURN FOUND;
+    IF EXISTS (SELECT FROM jobs WHERE worker_id = p_worker AND status = 'running') THEN
+        RETURN false;
+    END IF;
+    DELETE FROM workers WHERE id = p_worker AND lost_at IS NULL;
+    RETURN true;
 END $$;
 
 -- Tells the pools of a queue that there is work. p_run_at: some of it was due from then on, so claims that

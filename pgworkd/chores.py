@@ -87,6 +87,18 @@ class Chores:
             for chore in (self._rescue, self._schedules, *cleaning):
                 tasks.start_soon(self._repeat, chore, name=f"chore {chore.__name__.strip('_')}")
 
+    async def give_back_strays(self, age_s: float) -> None:
+        """Gives back attempts that the database holds for us and we do not: the claim's answer was lost.
+
+        `age_s`: since they were claimed, so that no answer is on its way. Raises PgworkdError.
+        """
+        running = await self._store.running_of(self._owner.worker_id, age_s)
+        strays = [(i, a) for i, a in running if self._holdings.find(i, a) is None]
+        if strays:
+            ids, attempts = [i for i, _ in strays], [a for _, a in strays]
+            released = await self._store.settle_released(ids, attempts, [None] * len(ids), [None] * len(ids))
+            self._events.emit(events.STRAYS_RELEASED, count=len(released))
+
     async def _repeat(self, chore: Callable[[], Awaitable[float]]) -> None:
         outage = Outage(chore.__name__.strip("_"), self._events)
         while True:
@@ -138,14 +150,8 @@ class Chores:
         return self._periods.schedules_s
 
     async def _strays(self) -> float:
-        """Gives back attempts that the database holds for us and we do not: the claim's answer was lost."""
         if self._owner.may_claim:
-            running = await self._store.running_of(self._owner.worker_id, self._stray_age_s)
-            strays = [(i, a) for i, a in running if self._holdings.find(i, a) is None]
-            if strays:
-                ids, attempts = [i for i, _ in strays], [a for _, a in strays]
-                released = await self._store.settle_released(ids, attempts, [None] * len(ids), [None] * len(ids))
-                self._events.emit(events.STRAYS_RELEASED, count=len(released))
+            await self.give_back_strays(self._stray_age_s)
         return self._periods.strays_s
 
     async def _partitions(self) -> float:

@@ -275,9 +275,8 @@ class Daemon:
             await self.membership.live.first.wait()  # until then they may not claim
         tasks.start_soon(self._store.warm_up, self.worker_id, name="warm-up")
         tasks.start_soon(self._chores.run, name="chores")
-        tasks.start_soon(
-            Look(self._store, self.pools, self.membership, self.events, self.options.poll_s).run, name="look"
-        )
+        look = Look(self._store, self.pools, self.membership, self.events, self.options.poll_s)
+        tasks.start_soon(look.run, name="look")
         self._serving.start(tasks)
         self.ready.set()
         self.events.emit(events.DAEMON_READY, worker_id=self.worker_id, queues=self._serving.slots)
@@ -294,19 +293,21 @@ class Daemon:
         self._holdings.stop_all(Reason.SHUTDOWN)
         with anyio.move_on_after(self.options.cancel_grace_s):
             await self._come_out(hurry=False)
-        with anyio.move_on_after(FLUSH_GRACE_S):
+        until = anyio.current_time() + FLUSH_GRACE_S
+        with anyio.CancelScope(deadline=until):
             await self._settler.drained()
-        left = len(self._holdings)
+        reason = f"{len(self._holdings)} outcomes are not stored" if len(self._holdings) else None
         if self.running:
-            # Threads, and handlers that swallow their cancellation. Their jobs stay under our lease until it runs
-            # out, so they must not outlive it: with the process they end for certain.
+            # Threads, and handlers that swallow their cancellation: they must not outlive the lease of their jobs.
+            reason = f"{self.running} handlers would not stop"
+            self.events.emit(events.DAEMON_UNCLEAN, reason=reason)
             self.events.emit(events.DAEMON_STOPPED, exit_code=1, still_running=self.running)
-            self._end_process(f"{self.running} handlers would not stop")
+            self._end_process(reason)
         await self.membership.stop()  # first: a heartbeat that finds the worker signed off takes it for lost
-        signed_off = False
-        with contextlib.suppress(PgworkdError):  # then the lease runs out, and others find nothing to take
-            signed_off = await self._store.sign_off(self.worker_id)
-        return 0 if left == 0 and signed_off else 1
+        left = await self.membership.sign_off(until, self._chores.give_back_strays)
+        if reason := reason or left:
+            self.events.emit(events.DAEMON_UNCLEAN, reason=reason)
+        return 1 if reason else 0
 
     async def _come_out(self, *, hurry: bool) -> None:
         """Waits until no handler runs and no claim is on its way, or, if `hurry`, until a stop at once is asked for."""
@@ -331,10 +332,9 @@ class Daemon:
             payload: Mapping[str, Any] | None = None
             with contextlib.suppress(InvalidPayload):
                 payload = decode(held.claimed.payload)
-            claimed = held.claimed
-            self._died(
-                DeadJob(str(claimed.id), held.queue, claimed.kind, claimed.attempt, outcome.message or "", payload)
-            )
+            job = held.claimed
+            dead = DeadJob(str(job.id), held.queue, job.kind, job.attempt, outcome.message or "", payload)
+            self._died(dead)
         elif outcome.ending is Ending.RELEASED or status == "failed":
             pool = self.pools.get(held.queue)
             if pool is not None and not self.stop_requested.is_set():

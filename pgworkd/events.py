@@ -30,6 +30,7 @@ JOB_OVERDUE: Final = "job.overdue"  # timeout_s: a thread that has passed its ti
 DAEMON_STARTING: Final = "daemon.starting"
 DAEMON_READY: Final = "daemon.ready"  # worker_id, queues
 DAEMON_STOPPING: Final = "daemon.stopping"  # running, shutdown_s
+DAEMON_UNCLEAN: Final = "daemon.unclean"  # reason: what a stop leaves to others; the exit code is 1
 DAEMON_STOPPED: Final = "daemon.stopped"  # exit_code
 DATABASE_AWAY: Final = "database.away"  # part, error, retry_in_s
 DATABASE_BACK: Final = "database.back"  # part, away_s

@@ -31,6 +31,7 @@ _LEVELS: dict[str, int] = {
     events.JOB_DEAD: logging.ERROR,
     events.SETTLE_REFUSED: logging.ERROR,
     events.DATABASE_AWAY: logging.WARNING,
+    events.DAEMON_UNCLEAN: logging.ERROR,
     events.LEASE_FENCED: logging.ERROR,
     events.LEASE_LOST: logging.ERROR,
     events.QUEUE_DIFFERS: logging.WARNING,

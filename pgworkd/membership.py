@@ -8,13 +8,13 @@ only after everything that ran under the old id has come out.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from importlib.metadata import version
 
 import anyio
 
 from . import events
-from .errors import PgworkdError
+from .errors import DatabaseUnavailable, PgworkdError
 from .events import Events
 from .held import Holdings
 from .job import Reason
@@ -107,13 +107,35 @@ class Membership:
         if self.lease is not None:
             await self.lease.stop()
 
+    async def sign_off(self, until: float, give_back_strays: Callable[[float], Awaitable[None]]) -> str | None:
+        """Leaves the fleet: None, or what is left of us in the database and why.
+
+        Tries again until `until` (of `anyio.current_time()`) while the database does not answer.
+        """
+        outage = Outage("sign-off", self._events)
+        while True:
+            worker_id = self.worker_id
+            try:
+                await give_back_strays(0.0)
+                if not await self._store.sign_off(worker_id):
+                    return "jobs run under its name until its lease is over, and are taken back then"
+            except PgworkdError as error:
+                if not isinstance(error, DatabaseUnavailable) or anyio.current_time() >= until:
+                    return f"could not sign off: {error}"
+                await outage.wait(error)
+            else:
+                if worker_id == self.worker_id:  # else a new one was being registered
+                    return None
+
     async def run(self) -> None:
-        """Replaces a lost worker id, whenever it happens, until cancelled."""
+        """Replaces a lost worker id, whenever it happens, until cancelled; at a stop, there is no use for another."""
         outage = Outage("register", self._events)
         while True:
             await self._lost.wait()
             while self.still_running():
                 await anyio.sleep(0.02)
+            if self.stopping:
+                return
             try:
                 began_s = await self.register()
             except PgworkdError as error:

@@ -180,8 +180,8 @@ BUGS = (
     python(
         "strays are kept",
         "chores",
-        "            if strays:\n",
-        "            if strays and False:\n",
+        "        if strays:\n",
+        "        if strays and False:\n",
         tests="tests/engine/test_lease_claims.py",
     ),
     sql(

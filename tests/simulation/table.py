@@ -148,10 +148,11 @@ class Table:
 
     def sign_off(self, worker_id: int) -> bool:
         self.pools = {key: asleep for key, asleep in self.pools.items() if key[0] != worker_id}
-        worker = self.workers.get(worker_id)
-        if worker is None or worker.lost or any(self.running_of(worker_id)):
+        if any(self.running_of(worker_id)):
             return False
-        del self.workers[worker_id]
+        worker = self.workers.get(worker_id)
+        if worker is not None and not worker.lost:
+            del self.workers[worker_id]
         return True
 
     def running_of(self, worker_id: int) -> list[Row]:

@@ -212,7 +212,7 @@ async def test_sign_off_removes_the_worker_and_its_pools(db: Db) -> None:
     assert await db.fetch("SELECT id FROM pgworkd.workers") == [(stays,)]
     assert await db.fetch("SELECT worker_id FROM pgworkd.pools") == [(stays,)]
     assert await heartbeat(db, worker_id) is None
-    assert await db.fetchval("SELECT pgworkd.sign_off($1)", worker_id) is False
+    assert await db.fetchval("SELECT pgworkd.sign_off($1)", worker_id) is True, "asked again: the answer was lost"
 
 
 async def test_sign_off_keeps_the_row_while_jobs_run(db: Db) -> None:
@@ -255,8 +255,12 @@ async def test_a_claim_that_waited_for_a_sign_off_gets_nothing(db: Db, other: Db
     assert await statuses(db, [job_id]) == ["pending"]
 
 
-async def test_a_lost_worker_cannot_sign_off_its_row_from_under_the_rescue(db: Db) -> None:
+async def test_a_lost_worker_signs_off_without_its_row_which_is_the_rescuers(db: Db) -> None:
     worker_id = await worker(db)
+    await one(db)
+    await claim(db, worker_id)
     await db.execute("UPDATE pgworkd.workers SET lost_at = pgworkd.clock()")
     assert await db.fetchval("SELECT pgworkd.sign_off($1)", worker_id) is False
+    await db.execute("UPDATE pgworkd.jobs SET status = 'pending', worker_id = NULL, started_at = NULL")
+    assert await db.fetchval("SELECT pgworkd.sign_off($1)", worker_id) is True
     assert (await _row(db, worker_id))["lost_at"] == T0

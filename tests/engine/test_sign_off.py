@@ -1,0 +1,146 @@
+"""The end of a stop: what the daemon leaves to others, and what it says about it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anyio
+import asyncpg
+import pytest
+
+from pgworkd import events
+from pgworkd.app import App
+from pgworkd.errors import OutcomeUnknown
+from pgworkd.lease_store import LeaseStore
+from pgworkd.link import LinkOptions
+from pgworkd.store import Store
+from tests.kit import insert, running, status, until
+from tests.proxy import Proxy
+
+
+def app_of_one() -> App:
+    app = App()
+
+    @app.handler("q")
+    async def handle() -> None:
+        await anyio.sleep_forever()
+
+    return app
+
+
+async def test_what_only_the_database_holds_for_us_is_given_back_at_a_stop(
+    dsn: str, db: asyncpg.Connection[Any]
+) -> None:
+    """The answer to a claim was lost: without this the job would wait for the end of the lease, and count a loss."""
+    async with running(app_of_one(), dsn) as (daemon, seen):
+        await db.execute(
+            "INSERT INTO pgworkd.jobs (queue, status, worker_id, attempts, started_at)"
+            " VALUES ('elsewhere', 'running', $1, 1, pgworkd.clock())",
+            daemon.worker_id,
+        )
+        daemon.request_stop()
+        await seen.wait(events.DAEMON_STOPPED, exit_code=0)
+        assert seen.all(events.STRAYS_RELEASED) == [{"count": 1}]
+    rows = await db.fetch("SELECT status, losses, failures FROM pgworkd.jobs")
+    assert [tuple(row) for row in rows] == [("pending", 0, 0)]
+    assert await db.fetchval("SELECT count(*) FROM pgworkd.workers") == 0
+
+
+async def test_a_sign_off_whose_answer_is_lost_is_asked_again(
+    dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls, sign_off = 0, Store.sign_off
+
+    async def lost_at_first(self: Store, worker_id: int) -> bool:
+        nonlocal calls
+        calls += 1
+        signed_off = await sign_off(self, worker_id)
+        if calls == 1:
+            raise OutcomeUnknown("no answer")
+        return signed_off
+
+    monkeypatch.setattr(Store, "sign_off", lost_at_first)
+    async with running(app_of_one(), dsn) as (daemon, seen):
+        daemon.request_stop()
+        await seen.wait(events.DAEMON_STOPPED, exit_code=0)
+    assert calls == 2
+    assert seen.all(events.DAEMON_UNCLEAN) == []
+
+
+async def test_a_worker_that_was_lost_and_holds_nothing_ends_with_0(
+    dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its jobs have been taken back, by others: nothing is left behind."""
+
+    async def unanswered(*_: Any) -> bool:
+        raise OutcomeUnknown("no answer")
+
+    async with running(app_of_one(), dsn) as (daemon, seen):
+        job_id = await insert(db, "q")
+        await seen.wait(events.JOB_STARTED, job_id=str(job_id))
+        monkeypatch.setattr(LeaseStore, "heartbeat", unanswered)  # so that it does not hear of it
+        await db.execute("UPDATE pgworkd.workers SET lost_at = pgworkd.clock()")
+        await db.execute("UPDATE pgworkd.jobs SET status = 'pending', worker_id = NULL, started_at = NULL")
+        daemon.request_stop(now=True)
+        await seen.wait(events.DAEMON_STOPPED, exit_code=0)
+    assert await status(db, job_id) == "pending"
+
+
+async def test_a_daemon_that_stops_registers_no_more(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    """What it holds under the old id is stale, and it will claim nothing under a new one."""
+    app, release = App(), anyio.Event()
+
+    @app.handler("q")
+    async def handle() -> None:
+        with anyio.CancelScope(shield=True):
+            await release.wait()
+
+    async with running(app, dsn) as (daemon, seen):
+        await insert(db, "q")
+        await seen.wait(events.JOB_STARTED)
+        daemon.request_stop()
+        await seen.wait(events.DAEMON_STOPPING)
+        await db.execute("UPDATE pgworkd.workers SET lost_at = pgworkd.clock()")
+        await db.execute("UPDATE pgworkd.jobs SET status = 'pending', worker_id = NULL, started_at = NULL")
+        await seen.wait(events.LEASE_LOST)
+        release.set()
+        await seen.wait(events.DAEMON_STOPPED, exit_code=0)
+    assert await db.fetch("SELECT lost_at IS NULL FROM pgworkd.workers") == [(False,)]
+
+
+async def test_a_stop_that_the_database_does_not_answer_says_so_and_ends_with_1(
+    dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pgworkd.daemon.FLUSH_GRACE_S", 0.3)
+    async with Proxy(dsn) as proxy:
+        link = LinkOptions(proxy.dsn, connect_timeout_s=0.2, command_timeout_s=0.2)
+        async with running(app_of_one(), proxy.dsn, link=link) as (daemon, seen):
+            proxy.mode = "refuse"
+            proxy.cut()
+            daemon.request_stop()
+            await seen.wait(events.DAEMON_STOPPED, exit_code=1)
+            said = seen.all(events.DAEMON_UNCLEAN)
+    assert len(said) == 1
+    assert said[0]["reason"].startswith("could not sign off: no connection to the database")
+    assert await db.fetchval("SELECT count(*) FROM pgworkd.workers") == 1
+
+
+async def test_a_stop_that_finds_jobs_of_its_own_running_says_so_and_ends_with_1(
+    dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def nothing(*_: Any) -> list[Any]:
+        return []
+
+    async with running(app_of_one(), dsn) as (daemon, seen):
+        monkeypatch.setattr(daemon._store, "running_of", nothing)
+        await db.execute(
+            "INSERT INTO pgworkd.jobs (queue, status, worker_id, attempts, started_at)"
+            " VALUES ('elsewhere', 'running', $1, 1, pgworkd.clock())",
+            daemon.worker_id,
+        )
+        daemon.request_stop()
+        await seen.wait(events.DAEMON_STOPPED, exit_code=1)
+        assert seen.all(events.DAEMON_UNCLEAN) == [
+            {"reason": "jobs run under its name until its lease is over, and are taken back then"}
+        ]
+    await until(lambda: db.fetchval("SELECT count(*) = 1 FROM pgworkd.jobs WHERE status = 'running'"))
