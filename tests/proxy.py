@@ -26,12 +26,15 @@ Mode = Literal["pass", "delay", "hold", "blackhole", "halfopen", "refuse"]
 forwarded and nothing closed until the mode is another, and then what came in meanwhile arrives, however late.
 
 blackhole: nothing is forwarded and nothing closed, new connections are accepted; what came in meanwhile is dropped, so
-those connections stay dead when the mode is "pass" again. halfopen: what the client sends arrives, what the server
-answers is dropped; who has lost an answer stays so. refuse: new connections are reset, the others go on.
+those connections stay dead when the mode is "pass" again, and the server finds out by its keepalive only. halfopen:
+what the client sends arrives, what the server answers is dropped; who has lost an answer stays so. refuse: new
+connections are reset, the others go on.
 """
 Side = Literal["client", "server"]
 
 CHUNK_BYTES = 64 * 1024
+KEEPALIVE_S = 25.0
+"""So long a server has a session whose client has gone in silence: as pgworkd's sessions ask of it, 10 s + 3 x 5 s."""
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER for no time: close() throws everything away and sends RST
 _UNTYPED = {80877103: "ssl", 80877104: "gss", 80877102: "cancel"}  # else it is the version that a startup asks for
 
@@ -173,6 +176,9 @@ class Proxy:
         except OSError:  # one end has reset: so do we, unless nobody may notice
             if side not in connection.lost:
                 connection.reset()
+        if side == "client" and side in connection.lost:
+            await anyio.sleep(KEEPALIVE_S)
+            connection.reset()
 
     def _ask(self, connection: _Connection, side: Side, data: bytes) -> tuple[bytes, bool]:
         """What of the data may pass, and whether the connection is to be cut after that."""

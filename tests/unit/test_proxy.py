@@ -114,6 +114,21 @@ async def test_who_has_lost_bytes_stays_dead_and_new_ones_work(
         await until(no_backends(db))
 
 
+async def test_a_server_finds_out_in_the_end_that_a_silent_client_has_gone(
+    dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.proxy.KEEPALIVE_S", 0.2)
+    async with Proxy(dsn) as proxy:
+        gone, stays = await connected(proxy), await connected(proxy)
+        proxy.mode = "blackhole"
+        proxy.mode = "pass"
+        gone.terminate()
+        await until(lambda: db.fetchval(f"SELECT ({BACKENDS}) = 1"))
+        assert proxy.connections == 1
+        stays.terminate()
+        await until(no_backends(db))
+
+
 async def test_refused_are_the_new_ones_only(dsn: str) -> None:
     async with Proxy(dsn) as proxy:
         old = await connected(proxy)
