@@ -59,12 +59,13 @@ def ends(evidence: Evidence) -> Iterable[str | None]:
     }
     fell = {note.by for note in evidence.of("dies", "lease.fenced")}
     fell |= {name for name, text in evidence.logs.items() if LAST_WORDS in text}  # its loop may have had no moment more
+    left = {note.by: f": {note.facts['reason']}" for note in evidence.of("daemon.unclean")}
     for note in evidence.of("exit"):
         name, code, expected = note.facts["name"], note.facts["code"], note.facts["expected"]
         if expected is not None:
-            yield None if code == expected else f"{name} ended with {code}, not {expected}"
+            yield None if code == expected else f"{name} ended with {code}, not {expected}{left.get(name, '')}"
         elif name in gently:
-            yield None if code == 0 else f"{name} was told to end, and left something behind: {code}"
+            yield None if code == 0 else f"{name} was told to end, and ended with {code}{left.get(name, '')}"
         else:
             yield None if name in told | fell else f"{name} ended by itself, with {code}"
     yield from (f"{note.facts['name']} did not end" for note in evidence.of("hangs"))

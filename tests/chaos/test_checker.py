@@ -221,11 +221,14 @@ def test_what_is_completed_while_it_waits_is_found() -> None:
     assert "one_end" in found(evidence)
 
 
-def test_a_stop_that_leaves_something_behind_is_found() -> None:
+def test_a_stop_that_leaves_something_behind_is_found_with_its_reason() -> None:
     told = note(8, "driver", "terminated", name="d2", signals=1)
     for code, wrong in ((0, False), (1, True)):
         evidence = with_notes(told, note(9, "driver", "exit", name="d2", code=code, expected=None))
         assert ("ends" in found(evidence)) is wrong
+    unclean = note(8.5, "d2", "daemon.unclean", reason="2 outcomes are not stored")
+    evidence = with_notes(told, unclean, note(9, "driver", "exit", name="d2", code=1, expected=None))
+    assert found(evidence)["ends"] == ["d2 was told to end, and ended with 1: 2 outcomes are not stored"]
 
 
 def test_who_says_last_that_its_lease_is_over_may_end_by_itself() -> None:

@@ -31,6 +31,7 @@ VITALS_S = 1.0
 _NOTED = {
     events.DAEMON_READY,
     events.DAEMON_STOPPED,
+    events.DAEMON_UNCLEAN,
     events.LEASE_FENCED,
     events.LEASE_LOST,
     events.LEASE_RENEWED,

@@ -17,6 +17,10 @@ from pgworkd.store import Store
 from tests.kit import insert, running, status, until
 from tests.proxy import Proxy
 
+STRAY = """INSERT INTO pgworkd.jobs (queue, status, worker_id, attempts, started_at)
+    VALUES ('elsewhere', 'running', $1, 1, pgworkd.clock())"""
+"""Runs under the name of a worker that does not know of it."""
+
 
 def app_of_one() -> App:
     app = App()
@@ -33,11 +37,7 @@ async def test_what_only_the_database_holds_for_us_is_given_back_at_a_stop(
 ) -> None:
     """The answer to a claim was lost: without this the job would wait for the end of the lease, and count a loss."""
     async with running(app_of_one(), dsn) as (daemon, seen):
-        await db.execute(
-            "INSERT INTO pgworkd.jobs (queue, status, worker_id, attempts, started_at)"
-            " VALUES ('elsewhere', 'running', $1, 1, pgworkd.clock())",
-            daemon.worker_id,
-        )
+        await db.execute(STRAY, daemon.worker_id)
         daemon.request_stop()
         await seen.wait(events.DAEMON_STOPPED, exit_code=0)
         assert seen.all(events.STRAYS_RELEASED) == [{"count": 1}]
@@ -133,11 +133,7 @@ async def test_a_stop_that_finds_jobs_of_its_own_running_says_so_and_ends_with_1
 
     async with running(app_of_one(), dsn) as (daemon, seen):
         monkeypatch.setattr(daemon._store, "running_of", nothing)
-        await db.execute(
-            "INSERT INTO pgworkd.jobs (queue, status, worker_id, attempts, started_at)"
-            " VALUES ('elsewhere', 'running', $1, 1, pgworkd.clock())",
-            daemon.worker_id,
-        )
+        await db.execute(STRAY, daemon.worker_id)
         daemon.request_stop()
         await seen.wait(events.DAEMON_STOPPED, exit_code=1)
         assert seen.all(events.DAEMON_UNCLEAN) == [
