@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ssl
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -202,6 +203,14 @@ def _shielded() -> anyio.CancelScope:
     return anyio.CancelScope(shield=True)
 
 
+class _Line(asyncpg.Connection):
+    """A connection that knows its age."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.made_at_s = time.monotonic()
+
+
 class Transactions:
     """A small pool of connections for handlers that write in the transaction that completes their job."""
 
@@ -210,6 +219,8 @@ class Transactions:
         self._max = connections_max
         self._pool: asyncpg.Pool[Any] | None = None
         self._lock = anyio.Lock()
+        self._suspect_s = 0.0
+        """Connections made before may be dead, as one of them was; on the monotonic clock."""
 
     @contextlib.asynccontextmanager
     async def begin(self, committing: Callable[[], anyio.CancelScope] = _shielded) -> AsyncIterator[Any]:
@@ -243,10 +254,7 @@ class Transactions:
         """A connection, and the transaction that has begun on it. The first may have died while it was idle."""
         pool = await self._ready()
         for limit_s in (min(PROBE_LIMIT_S, self._options.command_timeout_s), self._options.command_timeout_s):
-            try:
-                connection = await pool.acquire(timeout=self._options.connect_timeout_s)
-            except Exception as error:
-                raise translate(error) from error
+            connection = await self._acquired(pool)
             transaction = connection.transaction(isolation="read_committed")
             begun = False
             try:
@@ -256,12 +264,22 @@ class Transactions:
                 return connection, transaction
             except BROKEN as error:
                 problem = translate(error)
-                await pool.expire_connections()  # the other idle ones are as old
+                self._suspect_s = time.monotonic()
             finally:
                 if not begun:
                     _cut(connection)
                     await self._give_back(connection)
         raise problem
+
+    async def _acquired(self, pool: asyncpg.Pool[Any]) -> Any:
+        while True:
+            try:
+                connection: Any = await pool.acquire(timeout=self._options.connect_timeout_s)
+            except Exception as error:
+                raise translate(error) from error
+            if connection.made_at_s >= self._suspect_s:
+                return connection
+            _cut(connection)  # at once: the pool's own way to be rid of old ones waits for a goodbye
 
     async def _roll_back(self, connection: Any, transaction: Any) -> None:
         with anyio.CancelScope(shield=True), anyio.move_on_after(CUT_AFTER_S) as limit, contextlib.suppress(*BROKEN):
@@ -287,6 +305,7 @@ class Transactions:
                     server_settings=self._options.settings("transaction") | {"statement_timeout": "0"},
                     ssl=tls.verification(self._options.dsn),
                     target_session_attrs=asyncpg.connect_utils.SessionAttribute.read_write,
+                    connection_class=_Line,
                 )
                 await self._pool
             return self._pool
