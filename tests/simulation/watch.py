@@ -232,16 +232,18 @@ class Watch(Watcher):
         left = [row.id for row in self.table.running_of(worker_id)]
         check(exit_code in (0, 1), f"exit code {exit_code}")
         if exit_code == 0:
-            check(not left and worker_id not in self.table.workers, f"exit code 0, and {left} are left")
-            check(not len(self.daemon._holdings), "exit code 0, and something is held")
+            worker = self.table.workers.get(worker_id)  # if it was taken for lost, its row is the rescuer's
+            check(not left and (worker is None or worker.lost), f"exit code 0, and {left} are left")
+            # A claim's answer may come after its jobs have been given back as strays.
+            outcomes = [held for held in self.daemon._holdings if held.started is not None]
+            check(not outcomes, "exit code 0, and an outcome is held")
             for key in sorted(self.runs):
                 if self._reports[key] != 1:
                     self.broken("reported_once", f"{key} was run, and reported {self._reports[key]} times")
             for key in sorted(self._claims):
                 if key not in self._settles and key not in self._rescued:
                     self.broken("settled_once", f"{key} was claimed, and neither settled nor given back")
-        was_lost = worker_id in self.table.workers and self.table.workers[worker_id].lost
-        check(not drained or was_lost or exit_code == 0, f"nothing was in its way, and the exit code is {exit_code}")
+        check(not drained or exit_code == 0, f"nothing was in its way, and the exit code is {exit_code}")
         check(all(run.ended for run in self.runs.values()), "the daemon ended before its handlers")
         if self.loop.errors:
             self.broken("no_errors", "; ".join(self.loop.errors))
