@@ -82,6 +82,8 @@ class Pool:
         self.limited = False
         """The queue has limits over the fleet: where one is reached, what is claimed ahead would count and not run."""
         self.closed = False
+        self.rests_until = 0.0
+        """On the loop's clock: the next iteration at the latest. Finite unless inserts notify us."""
         self.code_concurrency, self.code_source = concurrency, "default"
         """What holds where no row of `queues` says otherwise, and who says it: code, settings or default."""
         self._slots = Slots(queue, concurrency, runner, settler, events_, self.look)
@@ -117,7 +119,7 @@ class Pool:
     def look(self) -> None:
         """Something may have changed: claim soon."""
         if not self._wanted:
-            self._wanted = True
+            self._wanted, self.rests_until = True, 0.0
             self._woken.set()
 
     def heard(self, run_at: float | None) -> None:
@@ -183,12 +185,13 @@ class Pool:
         """Claims until cancelled or closed; runner tasks are started in `tasks`."""
         self._tasks = tasks
         while not self.closed:
-            self._wanted = False
-            delay_s = await self._turn()
-            await self._rest(math.inf if delay_s is None else anyio.current_time() + delay_s)
+            self._wanted, self.rests_until = False, 0.0
+            delay_s = self._attention.rest_s(await self._turn())
+            self.rests_until = anyio.current_time() + delay_s
+            await self._rest()
 
-    async def _rest(self, until: float) -> None:
-        """Sleeps until that time on the loop's clock, or a job is due, or someone wants a look."""
+    async def _rest(self) -> None:
+        """Sleeps until then, or a job is due, or someone wants a look."""
         slots = self._slots
         while not self._wanted:
             now = anyio.current_time()
@@ -196,7 +199,7 @@ class Pool:
                 self._stop_hoarding(slots.begun - self._begun, now - self._begun_at)
                 self._begun, self._begun_at = slots.begun, now
             due_at = math.inf if self._due_at is None or not self._may_claim() else self._due_at
-            wait_s = min(until, due_at) - now
+            wait_s = min(self.rests_until, due_at) - now
             if wait_s <= 0:
                 return
             self._woken = anyio.Event()
@@ -219,12 +222,12 @@ class Pool:
             return False
         return (self._slots.free > 0 or len(self._slots.work) <= self._low) and self._room() > 0
 
-    async def _turn(self) -> float | None:
-        """One claim, if there is room. Seconds to sleep; None: until woken."""
+    async def _turn(self) -> float:
+        """One claim, if there is room. Seconds to sleep; infinite: until woken."""
         self._fill()
         if not self._may_claim():
             self._slots.ask_below = self._low
-            return None if self._along is None else ALONG_S
+            return math.inf if self._along is None else ALONG_S
         self._forget_due()  # else `_rest` would not rest through the ride, but keep everyone from settling
         if (ride_s := self._ride_s()) > 0:
             return ride_s
@@ -239,20 +242,18 @@ class Pool:
             if dry and len(claimed) < asked.order.limit:
                 await asyncio.sleep(0)  # who waits for work goes first; but for the next claim, where there is more
             self._learn(asked, claimed, took_s, dry=dry)
+            announce = self._attention.after_claim(len(claimed), anyio.current_time(), full=self._more)
+            if announce is not None:
+                await self._announce(asleep=announce)
             self._outage.passed()
         except PgworkdError as error:
+            self._attention.announced = None  # what we wanted to announce may be done: announce again
             if isinstance(error, WorkerLost):
                 self._fleet.poke()
             return self._outage.failed(error)
         finally:
             self._claiming = False
-        after = self._attention.after_claim(len(claimed), anyio.current_time(), full=self._more)
-        try:
-            if after.asleep is not None:
-                await self._announce(asleep=after.asleep)
-        except PgworkdError as error:
-            return self._outage.failed(error)
-        return after.delay_s
+        return self._attention.next_claim_s(anyio.current_time())
 
     def _ride_s(self) -> float:
         """How long to leave the claim to the settle of jobs that are about to end: where a limit is reached."""

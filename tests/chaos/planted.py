@@ -124,9 +124,23 @@ BUGS = (
     python(
         "a lost wake-up",
         "pool",
-        "            self._wanted = True\n            self._woken.set()\n",
-        "            self._wanted = True\n",
+        "            self._wanted, self.rests_until = True, 0.0\n            self._woken.set()\n",
+        "            self._wanted, self.rests_until = True, 0.0\n",
         tests="tests/engine/test_wake.py",
+    ),
+    python(
+        "a pool that polls waits to be notified",
+        "attention",
+        """        return min(POLL_CAP_S, POLL_FIRST_S * 2.0 ** min(self._empty_claims, 10))
+
+    def rest_s(self, delay_s: float) -> float:
+        \"\"\"How long a pool that would rest for that long may rest, whoever else might wake it.\"\"\"
+        return delay_s if self.announced else min(delay_s, REST_S_MAX)""",
+        """        return math.inf
+
+    def rest_s(self, delay_s: float) -> float:
+        return delay_s""",
+        tests="tests/sweeps/test_arrivals.py",
     ),
     python(
         "a cursor without sweeps",

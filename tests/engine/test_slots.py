@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import anyio
@@ -9,10 +10,14 @@ import asyncpg
 import pytest
 
 from pgworkd.app import App
-from pgworkd.attention import Attention, Next
+from pgworkd.attention import Attention
 from pgworkd.pool import Pool
 from pgworkd.store import Claims, Store
 from tests.kit import insert, running, until
+
+
+def _announces_nothing(self: Attention, claimed: int, now: float, *, full: bool) -> None:
+    self._full_claims = int(full)
 
 
 async def test_a_slot_whose_task_took_what_was_claimed_for_another_is_not_forgotten(
@@ -38,7 +43,8 @@ async def test_a_slot_whose_task_took_what_was_claimed_for_another_is_not_forgot
     monkeypatch.setattr(Store, "claim", claim_while_the_second_ends)
     monkeypatch.setattr(Pool, "ask_along", lambda *_, **__: None)  # that claim is to go by itself
     monkeypatch.setattr(Pool, "_ahead", 0)  # as of jobs that take long
-    monkeypatch.setattr(Attention, "after_claim", lambda *_, full: Next(0.0 if full else None))  # says nothing new
+    monkeypatch.setattr(Attention, "after_claim", _announces_nothing)
+    monkeypatch.setattr(Attention, "next_claim_s", lambda self, _: 0.0 if self._full_claims else math.inf)
     async with running(app, dsn, poll_s=60):
         for n in range(5):
             await insert(db, "q", f'{{"n": {n}}}')

@@ -174,7 +174,7 @@ async def test_no_job_is_left_when_a_pool_falls_asleep_under_a_hail_of_inserts(
     if commit.startswith("slow"):
         await db.execute(SLOW_COMMIT)
     monkeypatch.setattr("pgworkd.attention.AWAKE_LEAST_S", 0.002)
-    monkeypatch.setattr("pgworkd.attention.BUSY_PER_S_LEAST", 1e9)  # always calm: falls asleep whenever it may
+    monkeypatch.setattr("pgworkd.attention.FOUND_PER_S_LEAST", 1e9)  # always calm: falls asleep whenever it may
     monkeypatch.setattr("pgworkd.attention.NOTIFIED_PER_S_MAX", 8)  # and wakes up in each burst
     ran: Counter[Any] = Counter()
     changes: list[bool] = []

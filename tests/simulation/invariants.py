@@ -35,6 +35,7 @@ _ALL = (
         "idle",
         "While the store answers, no due job waits beside an idle slot for poll + 1 s.",
     ),
+    ("comes_back", "wakes", "A pool that is not announced as idle has its next iteration within a second."),
     (
         "claims_bounded",
         "claims",

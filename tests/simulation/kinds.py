@@ -19,6 +19,10 @@ KINDS = {
     "idle": Profile(
         weathers=(CALM, *DEAF), changes=("concurrency", "cut", "pause"), takes_s=(0.0005, 0.03, 2.0), lasts_s=2.5
     ),
+    "wakes": Profile(
+        trickles_max=2, weathers=(CALM, CALM, *DEAF, STORMS[0]), changes=("cut", "concurrency"), bursts_max=2,
+        takes_s=(0.0005, 0.03), lasts_s=5.0,
+    ),
     "claims": Profile(
         takes_s=(*QUICK_S, 0.3, 1.0), burst_jobs_max=30, doings=("ok", "ok", "burn"), weathers=(CALM, *STORMS),
         changes=CHANGES,

@@ -60,6 +60,8 @@ class Profile:
     flush_max: tuple[int, ...] = (1_000, 3)
     capacity: tuple[int, ...] = (10_000,)
     lease_s: float = 30.0
+    trickles_max: int = 0
+    """Jobs that arrive one by one, at a rate that may be too high for a notification each."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,8 @@ def draw(profile: Profile, chance: random.Random) -> Plan:
     queues = list(QUEUES[: chance.randint(1, profile.queues_max)])
     slots = {queue: chance.randint(1, profile.slots_max) for queue in queues}
     acts = [_burst(profile, chance, queues) for _ in range(chance.randint(1, profile.bursts_max))]
+    for _ in range(chance.randint(1, profile.trickles_max) if profile.trickles_max else 0):
+        acts += _trickle(profile, chance, chance.choice(queues))
     for _ in range(chance.randint(0, profile.outages_max)):
         begins_s = chance.random() * profile.lasts_s
         acts.append(Act(begins_s, "outage", {"for_s": chance.random() * profile.outage_s}))
@@ -116,6 +120,17 @@ def _burst(profile: Profile, chance: random.Random, queues: list[str]) -> Act:
         "jobs": jobs,
     }
     return Act(chance.choice((0.0, 1.0, 1.0)) * chance.random() * profile.lasts_s, "insert", arguments)
+
+
+def _trickle(profile: Profile, chance: random.Random, queue: str) -> list[Act]:
+    rate = chance.choice((50, 95, 110, 150, 200, 300, 500))
+    takes_s, begins_s = chance.choice((0.0, 0.0005, 0.003)), chance.random() * profile.lasts_s
+    even, acts, at_s = chance.random() < 0.5, [], begins_s
+    while at_s < begins_s + profile.lasts_s / 2:
+        jobs = [{"doings": [Doing("ok", takes_s)], "timeout_s": None}]
+        acts.append(Act(at_s, "insert", {"queue": queue, "priority": 0, "due_in_s": 0, "jobs": jobs}))
+        at_s += 1 / rate if even else chance.expovariate(rate)
+    return acts
 
 
 def _change(profile: Profile, chance: random.Random, queues: list[str]) -> list[Act]:

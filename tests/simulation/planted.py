@@ -36,6 +36,19 @@ BUGS: dict[Planted, str] = {
         "pool.expect(None)",
     ): "idle_slot",
     Planted(
+        "a pool that polls waits to be notified",
+        "pgworkd/attention.py",
+        """        return min(POLL_CAP_S, POLL_FIRST_S * 2.0 ** min(self._empty_claims, 10))
+
+    def rest_s(self, delay_s: float) -> float:
+        \"\"\"How long a pool that would rest for that long may rest, whoever else might wake it.\"\"\"
+        return delay_s if self.announced else min(delay_s, REST_S_MAX)""",
+        """        return math.inf
+
+    def rest_s(self, delay_s: float) -> float:
+        return delay_s""",
+    ): "comes_back",
+    Planted(
         "the settler drops its batch on an error",
         "pgworkd/settler.py",
         "await self._outage.wait(error)",

@@ -12,6 +12,7 @@ from uuid import UUID
 import anyio
 
 from pgworkd import events, settler
+from pgworkd.attention import REST_S_MAX
 from pgworkd.cursor import LEVELS, PERIOD_FIRST_S
 from pgworkd.daemon import Daemon
 from pgworkd.pace import AHEAD_MAX
@@ -200,6 +201,8 @@ class Watch(Watcher):
         waits: set[tuple[str, UUID, int]] = set()
         for queue, pool in self.daemon.pools.items():
             waiting = self._waiting(queue)
+            if not pool.asleep and pool.rests_until > now + REST_S_MAX:
+                self.broken("comes_back", f"{queue} is not announced as idle and rests until {pool.rests_until:.3f}")
             if answers:
                 waits |= {("hoarded", *key) for key in waiting}
             if pool.concurrency > self.running(queue) and answers and self._may_claim(pool):

@@ -1,34 +1,47 @@
-"""Asleep or awake: notified while little happens, polling while much does."""
+"""Idle or polling: notified while little happens, polling while much does, and never neither."""
 
 from __future__ import annotations
 
+import math
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pgworkd.attention import (
     AWAKE_LEAST_S,
-    BUSY_PER_S_LEAST,
     DROWSY_S,
+    FOUND_PER_S_LEAST,
     NOTIFIED_PER_S_MAX,
     POLL_CAP_S,
     POLL_FIRST_S,
+    REST_S_MAX,
     Attention,
-    Next,
 )
+from tests.kit import examples
 
 LONG_AFTER = 100.0
 
 
-def asleep(now: float = 0.0) -> Attention:
+def idle(now: float = 0.0) -> Attention:
     attention = Attention()
     attention.told(now, asleep=True)
     return attention
 
 
-def awake(now: float = 0.0) -> Attention:
-    """A pool that was asleep until then."""
-    attention = asleep(now)
+def polling(now: float = 0.0) -> Attention:
+    """A pool that was idle until then."""
+    attention = idle(now)
     attention.told(now, asleep=False)
     return attention
+
+
+def turn(attention: Attention, claimed: int, now: float, *, full: bool = False) -> tuple[float, bool | None]:
+    """One iteration of a pool: seconds to the next, and what was announced."""
+    announced = attention.after_claim(claimed, now, full=full)
+    if announced is not None:
+        attention.told(now, asleep=announced)
+    return attention.rest_s(attention.next_claim_s(now)), announced
 
 
 def flood(attention: Attention, count: int, *, since: float, until: float) -> None:
@@ -38,118 +51,175 @@ def flood(attention: Attention, count: int, *, since: float, until: float) -> No
 
 def test_at_first_the_database_knows_nothing() -> None:
     assert Attention().announced is None
-    assert asleep().announced is True
-    assert awake().announced is False
+    assert idle().announced is True
+    assert polling().announced is False
 
 
-# Asleep
+# The rule
+
+steps = st.tuples(
+    st.sampled_from(["claim", "full claim", "empty claim", "notified", "flood", "forgotten", "idle", "polling"]),
+    st.floats(0.0, 3.0),
+)
+
+
+@given(st.lists(steps, max_size=40), st.sampled_from([0.0, 0.3, math.inf]))
+@examples(500)
+def test_who_is_not_announced_as_idle_comes_back_by_itself(history: list[tuple[str, float]], wish_s: float) -> None:
+    attention, now = Attention(), 0.0
+    for step, after_s in history:
+        now += after_s
+        delay_s = wish_s
+        match step:
+            case "claim" | "full claim" | "empty claim":
+                delay_s, _ = turn(attention, int(step != "empty claim"), now, full=step == "full claim")
+            case "notified":
+                attention.heard(now)
+            case "flood":
+                flood(attention, NOTIFIED_PER_S_MAX, since=now, until=now + 0.5)
+                delay_s, _ = turn(attention, 1, now + 0.6)
+            case "forgotten":
+                attention.announced = None
+            case "idle" | "polling":
+                attention.told(now, asleep=step == "idle")
+        assert attention.announced is True or attention.rest_s(delay_s) <= REST_S_MAX
+
+
+# Idle
 
 
 @pytest.mark.parametrize("claimed", [0, 1, 7])
-def test_a_sleeper_waits_until_it_is_woken(claimed: int) -> None:
-    assert asleep().after_claim(claimed, LONG_AFTER, full=False) == Next(None)
+def test_an_idle_pool_waits_until_it_is_notified(claimed: int) -> None:
+    assert turn(idle(), claimed, LONG_AFTER) == (math.inf, None)
 
 
 def test_one_full_claim_is_followed_by_the_next_at_once() -> None:
-    attention = asleep()
-    assert attention.after_claim(5, LONG_AFTER, full=True) == Next(0.0)
-    assert attention.after_claim(4, LONG_AFTER, full=False) == Next(None)
-    assert attention.after_claim(5, LONG_AFTER, full=True) == Next(0.0), "it takes two in a row"
+    attention = idle()
+    assert turn(attention, 5, LONG_AFTER, full=True) == (0.0, None)
+    assert turn(attention, 4, LONG_AFTER) == (math.inf, None)
+    assert turn(attention, 5, LONG_AFTER, full=True) == (0.0, None), "it takes two in a row"
 
 
-def test_two_full_claims_in_a_row_wake_it_up() -> None:
-    attention = asleep()
-    attention.after_claim(5, LONG_AFTER, full=True)
-    assert attention.after_claim(5, LONG_AFTER, full=True) == Next(0.0, asleep=False)
+def test_after_two_full_claims_in_a_row_it_polls() -> None:
+    attention = idle()
+    turn(attention, 5, LONG_AFTER, full=True)
+    assert turn(attention, 5, LONG_AFTER, full=True) == (0.0, False)
 
 
-def test_a_flood_of_notifications_wakes_it_up() -> None:
-    attention = asleep()
+def test_after_a_flood_of_notifications_it_polls_at_once() -> None:
+    attention = idle()
     flood(attention, NOTIFIED_PER_S_MAX, since=LONG_AFTER, until=LONG_AFTER + 0.9)
-    assert attention.after_claim(1, LONG_AFTER + 0.99, full=False) == Next(None, asleep=False)
+    assert turn(attention, 1, LONG_AFTER + 0.99) == (POLL_FIRST_S, False)
 
 
 def test_so_many_notifications_in_more_than_a_second_are_no_flood() -> None:
-    attention = asleep()
+    attention = idle()
     flood(attention, NOTIFIED_PER_S_MAX, since=LONG_AFTER, until=LONG_AFTER + 0.9)
-    assert attention.after_claim(1, LONG_AFTER + 1.01, full=False) == Next(None)
-    attention = asleep()
+    assert turn(attention, 1, LONG_AFTER + 1.01) == (math.inf, None)
+    attention = idle()
     flood(attention, NOTIFIED_PER_S_MAX - 1, since=LONG_AFTER, until=LONG_AFTER + 0.1)
-    assert attention.after_claim(1, LONG_AFTER + 0.1, full=False) == Next(None)
+    assert turn(attention, 1, LONG_AFTER + 0.1) == (math.inf, None)
 
 
-def test_one_that_fell_asleep_just_now_polls_on_for_a_while() -> None:
-    attention = asleep(LONG_AFTER)
+def test_one_that_became_idle_just_now_polls_on_for_a_while() -> None:
+    attention = idle(LONG_AFTER)
     for claimed in (0, 3, 0):
-        assert attention.after_claim(claimed, LONG_AFTER + DROWSY_S - 0.01, full=False) == Next(POLL_CAP_S)
-    assert attention.after_claim(5, LONG_AFTER + DROWSY_S - 0.01, full=True) == Next(0.0)
-    assert attention.after_claim(0, LONG_AFTER + DROWSY_S + 0.01, full=False) == Next(None)
+        assert turn(attention, claimed, LONG_AFTER + DROWSY_S - 0.01) == (POLL_CAP_S, None)
+    assert turn(attention, 5, LONG_AFTER + DROWSY_S - 0.01, full=True) == (0.0, None)
+    assert turn(attention, 0, LONG_AFTER + DROWSY_S + 0.01) == (math.inf, None)
 
 
-# Awake
+# Polling
 
 
 def test_it_polls_at_doubling_intervals_up_to_the_cap_while_it_finds_nothing() -> None:
-    attention = awake()
-    delays = [attention.after_claim(0, 0.01, full=False).delay_s for _ in range(100)]
+    attention = polling()
+    delays = [turn(attention, 0, 0.01)[0] for _ in range(100)]
     assert delays[:4] == [2 * POLL_FIRST_S, 4 * POLL_FIRST_S, 8 * POLL_FIRST_S, POLL_CAP_S]
     assert set(delays[3:]) == {POLL_CAP_S}
 
 
 def test_it_polls_soon_again_when_it_has_found_something() -> None:
-    attention = awake()
+    attention = polling()
     for _ in range(10):
-        attention.after_claim(0, 0.01, full=False)
-    assert attention.after_claim(1, 0.01, full=False) == Next(POLL_FIRST_S)
-    assert attention.after_claim(0, 0.01, full=False) == Next(2 * POLL_FIRST_S)
+        turn(attention, 0, 0.01)
+    assert turn(attention, 1, 0.01) == (POLL_FIRST_S, None)
+    assert turn(attention, 0, 0.01) == (2 * POLL_FIRST_S, None)
 
 
 def test_after_a_full_claim_it_goes_on_at_once_however_calm_it_was() -> None:
-    assert awake().after_claim(5, LONG_AFTER, full=True) == Next(0.0)
+    assert turn(polling(), 5, LONG_AFTER, full=True) == (0.0, None)
 
 
-def test_when_calm_it_falls_asleep_and_claims_once_more_at_once() -> None:
-    attention = awake()
-    assert attention.after_claim(1, AWAKE_LEAST_S - 0.01, full=False).asleep is None
-    assert attention.after_claim(1, AWAKE_LEAST_S + 0.01, full=False) == Next(0.0, asleep=True)
+def test_when_calm_it_is_announced_as_idle_and_claims_once_more_at_once() -> None:
+    attention = polling()
+    assert turn(attention, 1, AWAKE_LEAST_S - 0.01)[1] is None
+    assert turn(attention, 1, AWAKE_LEAST_S + 0.01) == (0.0, True)
+    assert turn(attention, 0, AWAKE_LEAST_S + 0.02) == (POLL_CAP_S, None)
 
 
-def test_when_busy_it_stays_awake_and_counts_anew() -> None:
-    attention = awake()
-    assert attention.after_claim(BUSY_PER_S_LEAST + 50, 1.01, full=False) == Next(POLL_FIRST_S)
-    assert attention.after_claim(BUSY_PER_S_LEAST - 40, 1.9, full=False) == Next(POLL_FIRST_S)
-    assert attention.after_claim(0, 2.02, full=False) == Next(0.0, asleep=True)
+def find(attention: Attention, count: int, jobs: int, at: float) -> None:
+    """That many claims, each of which finds that many jobs."""
+    for _ in range(count):
+        turn(attention, jobs, at)
 
 
-def test_what_full_claims_brought_counts_too() -> None:
-    attention = awake()
-    attention.after_claim(2 * BUSY_PER_S_LEAST, 0.5, full=True)
-    assert attention.after_claim(0, 1.01, full=False).asleep is None
+def test_when_busy_it_polls_on_and_counts_anew() -> None:
+    attention = polling()
+    find(attention, FOUND_PER_S_LEAST + 50, 1, 0.9)
+    assert turn(attention, 1, 1.01) == (POLL_FIRST_S, None)
+    find(attention, FOUND_PER_S_LEAST - 40, 1, 1.9)
+    assert turn(attention, 0, 2.02) == (0.0, True)
+
+
+def test_batches_count_once_however_large_they_are() -> None:
+    """Each would send one notification: so many jobs in few batches are served faster by those."""
+    attention = polling()
+    find(attention, FOUND_PER_S_LEAST // 2, 50, 0.9)
+    assert turn(attention, 0, 1.01) == (0.0, True)
+
+
+@pytest.mark.parametrize("rate", [40, 90, 105, 200])
+def test_whether_it_polls_does_not_depend_on_what_came_before(rate: int) -> None:
+    """After some seconds at one rate of statements, a pool that was idle and one that polled do the same."""
+    ends = []
+    for attention in (idle(), polling()):
+        announced = []
+        for n in range(rate * 10):
+            now = n / rate
+            if attention.announced:
+                attention.heard(now)
+            turn(attention, 1, now)
+            announced.append(attention.announced)
+        half = announced[len(announced) // 2 :]
+        ends.append(sum(map(bool, half)) / len(half))
+    assert abs(ends[0] - ends[1]) < 0.15
 
 
 def test_busy_is_a_rate_not_a_number() -> None:
-    """Five seconds without a claim, then a few more than one second asks for: that is calm."""
-    assert awake().after_claim(BUSY_PER_S_LEAST + 5, 5.0, full=False) == Next(0.0, asleep=True)
+    """Five seconds without a find, then a few more than one second asks for: that is calm."""
+    attention = polling()
+    find(attention, FOUND_PER_S_LEAST + 5, 1, 0.5)
+    assert turn(attention, 1, 5.0) == (0.0, True)
 
 
-def test_what_was_claimed_asleep_does_not_keep_it_awake() -> None:
-    attention = asleep()
-    attention.after_claim(1000, 1.0, full=True)
+def test_what_was_claimed_idle_does_not_keep_it_polling() -> None:
+    attention = idle()
+    find(attention, 1000, 1, 1.0)
     attention.told(LONG_AFTER, asleep=False)
-    assert attention.after_claim(0, LONG_AFTER + AWAKE_LEAST_S - 0.01, full=False).asleep is None
-    assert attention.after_claim(0, LONG_AFTER + AWAKE_LEAST_S, full=False).asleep is True
+    assert turn(attention, 0, LONG_AFTER + AWAKE_LEAST_S - 0.01)[1] is None
+    assert turn(attention, 0, LONG_AFTER + AWAKE_LEAST_S)[1] is True
 
 
-def test_notifications_from_before_do_not_wake_it_again() -> None:
-    attention = awake()
+def test_notifications_from_before_do_not_make_it_poll_again() -> None:
+    attention = polling()
     flood(attention, NOTIFIED_PER_S_MAX, since=0.5, until=1.2)
-    assert attention.after_claim(0, 1.3, full=False) == Next(0.0, asleep=True)
-    attention.told(1.3, asleep=True)
-    assert attention.after_claim(0, 1.31, full=False) == Next(POLL_CAP_S)
+    assert turn(attention, 0, 1.3) == (0.0, True)
+    assert turn(attention, 0, 1.31) == (POLL_CAP_S, None)
 
 
-def test_to_be_told_the_same_again_is_not_to_wake_up() -> None:
-    """An announcement that is repeated (a new worker id) does not lengthen the time awake."""
-    attention = awake()
+def test_to_announce_the_same_again_is_not_to_begin_anew() -> None:
+    """An announcement that is repeated (a new worker id) does not lengthen the time of polling."""
+    attention = polling()
     attention.told(0.9, asleep=False)
-    assert attention.after_claim(0, AWAKE_LEAST_S + 0.01, full=False) == Next(0.0, asleep=True)
+    assert turn(attention, 0, AWAKE_LEAST_S + 0.01) == (0.0, True)
