@@ -97,6 +97,10 @@ END $$;
 CREATE OR REPLACE FUNCTION clock() RETURNS timestamptz LANGUAGE sql STABLE PARALLEL SAFE
     RETURN coalesce(nullif(current_setting('pgworkd.clock', true), '')::timestamptz, statement_timestamp());
 
+-- The same at this very instant: for a statement that has waited for a lock, and began long before it got it.
+CREATE OR REPLACE FUNCTION clock_after_waiting() RETURNS timestamptz LANGUAGE sql VOLATILE PARALLEL SAFE
+    RETURN coalesce(nullif(current_setting('pgworkd.clock', true), '')::timestamptz, clock_timestamp());
+
 -- A job id: uuid version 7 (RFC 9562), so ids sort by time. Before Postgres 18 we build it ourselves,
 -- with the microseconds in the 12 bits after the version, so that order holds within a millisecond too.
 DO $$
@@ -697,9 +701,10 @@ BEGIN
     v_locked := v_limited AND NOT (v_counted AND p_limit <= p_ended AND v_suspect IS NULL) OR v_chosen OR coalesce(v_suspect, false);
     IF v_locked THEN
         PERFORM lock_queue(p_queue);  -- what follows are statements of their own, so they see what its last holder did
+        v_now := clock_after_waiting();  -- else all who waited would be charged to the time at which they began to wait
     END IF;
     IF v_limited THEN
-        SELECT a.room, a.again_s INTO v_room, v_again_s FROM allowance(p_queue, p_limit) a;
+        SELECT a.room, a.again_s INTO v_room, v_again_s FROM allowance(p_queue, p_limit, v_now) a;
     END IF;
     v_allowed := v_room;
 
@@ -713,7 +718,7 @@ BEGIN
                     WHERE j.queue = p_queue AND waits_suspect(j)
                       AND j.run_at <= v_now AND in_time(j, v_now)
                       AND (j.serialize_key IS NULL OR v_locked AND key_is_free(j.queue, j.serialize_key, j.status = 'failed' AND NOT j.yields, j.run_at, j.id))
-                      AND (NOT v_limited OR key_has_room(j.queue, j.limit_key))
+                      AND (NOT v_limited OR key_has_room(j.queue, j.limit_key, v_now))
                     ORDER BY j.priority DESC, j.run_at, j.id LIMIT 1 FOR UPDATE SKIP LOCKED);
             END IF;
         END IF;
@@ -721,7 +726,7 @@ BEGIN
 
     v_room := v_room - cardinality(v_rows);
     IF v_chosen AND v_room > 0 THEN
-        SELECT v_rows || p.picked, p.again_s INTO v_rows, v_turn_s FROM pick(p_queue, v_room, v_rows) p;
+        SELECT v_rows || p.picked, p.again_s INTO v_rows, v_turn_s FROM pick(p_queue, v_room, v_rows, v_now) p;
         v_room := 0;
     END IF;
     WHILE v_room > 0 AND v_probes < 100 LOOP
@@ -763,7 +768,7 @@ BEGIN
     END IF;
 
     IF v_rated THEN
-        PERFORM spend(p_queue, v_rows);
+        PERFORM spend(p_queue, v_rows, v_now);
     END IF;
     RETURN QUERY
     WITH taken AS (
@@ -850,6 +855,15 @@ END $$;
 -- waits for a row, so the two orders cannot meet in a deadlock.
 -- ------------------------------------------------------------------------------------------------
 
+-- What an earlier version of this file had, with other arguments.
+DROP FUNCTION IF EXISTS rate_allowance(timestamptz, int, real, int);
+DROP FUNCTION IF EXISTS allowance(text, int);
+DROP FUNCTION IF EXISTS key_allowance(queues, text, int, int);
+DROP FUNCTION IF EXISTS key_has_room(text, text);
+DROP FUNCTION IF EXISTS spend(text, tid[]);
+DROP FUNCTION IF EXISTS pick(text, int, tid[]);
+DROP FUNCTION IF EXISTS by_turn(queues, int, tid[], tid[]);
+
 -- Locks a queue to the end of the transaction. Locks of different queues may coincide; that only costs time.
 CREATE OR REPLACE FUNCTION lock_queue(p_queue text) RETURNS void LANGUAGE sql VOLATILE
     RETURN pg_advisory_xact_lock(1886873446, hashtext(p_queue));
@@ -878,21 +892,38 @@ RETURNS boolean LANGUAGE sql STABLE
 CREATE OR REPLACE FUNCTION burst(p_rate int, p_period_s real, p_burst int) RETURNS int LANGUAGE sql IMMUTABLE
     RETURN coalesce(p_burst, least(greatest(1, ceil(0.1 * p_rate / p_period_s)), 1000000)::int);
 
--- How many starts a rate allows now, and in how many seconds the next one after those will be free (GCRA: each
+-- Until when the starts of a rate so far are paid for. More than a full burst ahead of p_now was written before the clock
+-- was set back: it is pulled back to that, in its row, else nothing would start until the clock is there again.
+-- The caller holds the queue's lock. Locks the row of `rates` if it changes it.
+CREATE OR REPLACE FUNCTION spent_until(p_queue text, p_key text, p_rate int, p_period_s real, p_burst int, p_now timestamptz)
+RETURNS timestamptz
+LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
+DECLARE
+    v_spent timestamptz := (SELECT r.spent_until FROM rates r WHERE r.queue = p_queue AND r.limit_key = p_key);
+    v_most  timestamptz := p_now + make_interval(secs => burst(p_rate, p_period_s, p_burst) * p_period_s::float8 / p_rate);
+BEGIN
+    IF v_spent > v_most + interval '1 s' THEN  -- what a start costs is rounded up
+        UPDATE rates r SET spent_until = v_most WHERE r.queue = p_queue AND r.limit_key = p_key;
+        RETURN v_most;
+    END IF;
+    RETURN v_spent;
+END $$;
+
+-- How many starts a rate allows at p_now, and in how many seconds the next one after those will be free (GCRA: each
 -- start costs period / rate seconds; up to burst() starts may be ahead).
-CREATE OR REPLACE FUNCTION rate_allowance(p_spent_until timestamptz, p_rate int, p_period_s real, p_burst int)
+CREATE OR REPLACE FUNCTION rate_allowance(p_spent_until timestamptz, p_rate int, p_period_s real, p_burst int, p_now timestamptz)
 RETURNS TABLE (room int, again_s float8)
 LANGUAGE sql STABLE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
     SELECT n.room, greatest(r.ahead_s - (r.burst - n.room - 1) * r.cost_s, 0)
     FROM (SELECT p_period_s::float8 / p_rate AS cost_s,
                  burst(p_rate, p_period_s, p_burst)::float8 AS burst,
-                 CASE WHEN p_spent_until > clock() THEN extract(epoch FROM p_spent_until - clock())::float8 ELSE 0 END AS ahead_s) r,
+                 CASE WHEN p_spent_until > p_now THEN extract(epoch FROM p_spent_until - p_now)::float8 ELSE 0 END AS ahead_s) r,
          LATERAL (SELECT greatest(floor(r.burst - r.ahead_s / r.cost_s), 0)::int AS room) n
 $$;
 
 -- How many of p_limit jobs the queue's own limits let a claim take, and, when a rate says less, when to ask again.
 -- The caller holds the queue's lock, or has ended as many runs as it will take. Reads all running rows; locks nothing.
-CREATE OR REPLACE FUNCTION allowance(p_queue text, p_limit int) RETURNS TABLE (room int, again_s float8)
+CREATE OR REPLACE FUNCTION allowance(p_queue text, p_limit int, p_now timestamptz) RETURNS TABLE (room int, again_s float8)
 LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 #variable_conflict use_column
@@ -908,8 +939,8 @@ BEGIN
     END IF;
     IF room > 0 AND v_queue.rate IS NOT NULL THEN
         SELECT a.room, a.again_s INTO v_rate
-        FROM (SELECT (SELECT r.spent_until FROM rates r WHERE r.queue = p_queue AND r.limit_key = '') AS at) spent,
-             rate_allowance(spent.at, v_queue.rate, v_queue.rate_period_s, v_queue.rate_burst) a;
+        FROM rate_allowance(spent_until(p_queue, '', v_queue.rate, v_queue.rate_period_s, v_queue.rate_burst, p_now),
+                            v_queue.rate, v_queue.rate_period_s, v_queue.rate_burst, p_now) a;
         IF v_rate.room < room THEN
             room := v_rate.room;
             again_s := v_rate.again_s;
@@ -921,9 +952,9 @@ END $$;
 
 -- How many jobs of one limit_key, of which p_running run and p_taken are about to, may start now by the queue's limits
 -- per key, and, when a rate says less, when to ask again. The caller holds the queue's lock. Locks nothing.
-CREATE OR REPLACE FUNCTION key_allowance(p_queue queues, p_key text, p_running int, p_taken int)
+CREATE OR REPLACE FUNCTION key_allowance(p_queue queues, p_key text, p_running int, p_taken int, p_now timestamptz)
 RETURNS TABLE (room int, again_s float8)
-LANGUAGE plpgsql STABLE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
 DECLARE
     v_rate record;
 BEGIN
@@ -931,8 +962,9 @@ BEGIN
                  ELSE greatest(coalesce(p_queue.limit_per_key - p_running, 1000000) - p_taken, 0) END;
     IF p_key <> '' AND room > 0 AND p_queue.rate_per_key IS NOT NULL THEN
         SELECT a.room, a.again_s INTO v_rate
-        FROM rate_allowance((SELECT r.spent_until FROM rates r WHERE r.queue = p_queue.name AND r.limit_key = p_key),
-                            p_queue.rate_per_key, p_queue.rate_per_key_period_s, p_queue.rate_per_key_burst) a;
+        FROM rate_allowance(spent_until(p_queue.name, p_key, p_queue.rate_per_key, p_queue.rate_per_key_period_s,
+                                        p_queue.rate_per_key_burst, p_now),
+                            p_queue.rate_per_key, p_queue.rate_per_key_period_s, p_queue.rate_per_key_burst, p_now) a;
         IF v_rate.room - p_taken < room THEN
             room := greatest(v_rate.room - p_taken, 0);
             again_s := v_rate.again_s;
@@ -942,21 +974,21 @@ BEGIN
 END $$;
 
 -- True if a job of this limit_key may start now. For the odd one; by_turn() asks for many at once.
-CREATE OR REPLACE FUNCTION key_has_room(p_queue text, p_key text) RETURNS boolean
-LANGUAGE sql STABLE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
+CREATE OR REPLACE FUNCTION key_has_room(p_queue text, p_key text, p_now timestamptz) RETURNS boolean
+LANGUAGE sql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
     SELECT p_key IS NULL OR coalesce((
         SELECT a.room > 0
         FROM queues q, key_allowance(q, p_key, (SELECT count(*) FROM jobs j WHERE j.status = 'running' AND j.queue = p_queue
-                                                AND j.limit_key = p_key)::int, 0) a
+                                                AND j.limit_key = p_key)::int, 0, p_now) a
         WHERE q.name = p_queue), true)
 $$;
 
 -- Notes the start of these jobs, which the caller is about to take under the queue's lock, against the queue's rates.
 -- What a start costs is rounded up to the microsecond. Locks the rows of `rates`.
-CREATE OR REPLACE FUNCTION spend(p_queue text, p_rows tid[]) RETURNS void
+CREATE OR REPLACE FUNCTION spend(p_queue text, p_rows tid[], p_now timestamptz) RETURNS void
 LANGUAGE sql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
     INSERT INTO rates AS r (queue, limit_key, spent_until)
-    SELECT p_queue, s.key, clock() + make_interval(secs => ceil(s.starts * s.period_s::float8 / s.rate * 1e6) / 1e6)
+    SELECT p_queue, s.key, p_now + make_interval(secs => ceil(s.starts * s.period_s::float8 / s.rate * 1e6) / 1e6)
     FROM (SELECT '' AS key, cardinality(p_rows) AS starts, q.rate_period_s AS period_s, q.rate
           FROM queues q WHERE q.name = p_queue AND q.rate IS NOT NULL AND cardinality(p_rows) > 0
           UNION ALL
@@ -966,7 +998,7 @@ LANGUAGE sql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
           GROUP BY j.limit_key, q.rate_per_key_period_s, q.rate_per_key) s
     ORDER BY s.key  -- as in rates_follow()
     ON CONFLICT (queue, limit_key) DO UPDATE
-    SET spent_until = greatest(r.spent_until, clock()) + (excluded.spent_until - clock())
+    SET spent_until = greatest(r.spent_until, p_now) + (excluded.spent_until - p_now)
 $$;
 
 -- A new rate counts from now on: no more is spent ahead than its own burst can be. What an old, slow one held back
@@ -1000,7 +1032,7 @@ END $$;
 -- order of (priority, run_at, id), or by turns where limits per key or fairness ask for it. A job whose serialize_key
 -- is not free is parked as `blocked`, out of the claim's way, until promote(). `again_s`: see allowance(). The caller
 -- holds the queue's lock; rows are locked with SKIP LOCKED.
-CREATE OR REPLACE FUNCTION pick(p_queue text, p_room int, p_taken tid[], OUT picked tid[], OUT again_s float8)
+CREATE OR REPLACE FUNCTION pick(p_queue text, p_room int, p_taken tid[], p_now timestamptz, OUT picked tid[], OUT again_s float8)
 LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET jit = off
 SET plan_cache_mode = force_generic_plan AS $$
@@ -1025,7 +1057,7 @@ BEGIN
         v_room := p_room - cardinality(picked);
         IF v_turns THEN
             SELECT t.met, t.round, t.again_s INTO v_met, v_round, v_wait_s
-            FROM by_turn(v_queue, v_room, p_taken || picked, v_seen) t;
+            FROM by_turn(v_queue, v_room, p_taken || picked, v_seen, p_now) t;
             again_s := least(again_s, v_wait_s);
         ELSE  -- where one had to be parked there are more
             v_met := in_order(p_queue, greatest(v_room, least(v_room * 4 ^ v_rounds, 2000))::int, v_seen,
@@ -1146,7 +1178,7 @@ END $$;
 -- one served last, each within its own limits, against which p_taken count. Jobs without a limit_key count as one
 -- key more. `round`: no key was left out; `again_s`: when a rate will let the next start. Remembers the turn: locks
 -- the queue's row in `rates`. The caller holds the queue's lock.
-CREATE OR REPLACE FUNCTION by_turn(p_queue queues, p_room int, p_taken tid[], p_seen tid[],
+CREATE OR REPLACE FUNCTION by_turn(p_queue queues, p_room int, p_taken tid[], p_seen tid[], p_now timestamptz,
                                    OUT met tid[], OUT round boolean, OUT again_s float8)
 LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET jit = off
@@ -1190,7 +1222,7 @@ BEGIN
     v_share := ceil(p_room::float8 / cardinality(v_keys));
     FOREACH v_key IN ARRAY v_keys LOOP
         SELECT * INTO v_allowed
-        FROM key_allowance(p_queue, v_key, coalesce((v_running ->> v_key)::int, 0), coalesce((v_taken ->> v_key)::int, 0));
+        FROM key_allowance(p_queue, v_key, coalesce((v_running ->> v_key)::int, 0), coalesce((v_taken ->> v_key)::int, 0), p_now);
         v_before := cardinality(met);
         v_room := least(v_share, v_allowed.room, p_room - v_before);
         IF v_key = '' THEN

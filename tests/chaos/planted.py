@@ -204,6 +204,18 @@ BUGS = (
         "            failures",
         kinds="kill",
     ),
+    sql(
+        "a claim that waited for its queue is charged to when it began to wait",
+        "        v_now := clock_after_waiting();",
+        "        -- v_now := clock_after_waiting();",
+        tests="tests/sql/test_rates.py",
+    ),
+    sql(
+        "a clock set back stops a rate",
+        "    IF v_spent > v_most + interval '1 s' THEN",
+        "    IF false THEN",
+        tests="tests/sql/test_rates.py",
+    ),
 )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import anyio
 import pytest
 
+from .conftest import Connect
 from .flow import line, most_in_window, settings, take, take_ids
 from .verbs import (
     Db,
@@ -190,3 +191,45 @@ async def test_a_rate_beyond_all_measure_is_as_good_as_none(db: Db) -> None:
     assert await take_ids(db, worker_id, 7) == ids[:7]
     await clock(0.001, db)
     assert await take_ids(db, worker_id, 100) == ids[7:]
+
+
+@pytest.mark.parametrize("scope", ["", "_per_key"])
+async def test_a_clock_that_is_set_back_does_not_stop_a_rate(db: Db, scope: str) -> None:
+    """What was spent in a time that has not come yet counts as a full burst, and no more."""
+    worker_id = await worker(db, 3600)
+    await settings(db, **{f"rate{scope}": 1, f"rate{scope}_period_s": 5.0, f"rate{scope}_burst": 3})
+    ids = await insert(db, 30, limit_key="a")
+    await clock(600, db)
+    assert await take_ids(db, worker_id) == ids[:3]
+    await clock(0, db)
+    taken = await take(db, worker_id)
+    assert taken.ids == []
+    assert taken.again_s is not None
+    assert taken.again_s <= 5.0 + 1e-3
+    now, starts = 0.0, []
+    while now < 100:
+        await clock(now, db)
+        starts += [at(now)] * len((await take(db, worker_id)).ids)
+        now += 1.0
+    assert most_in_window(starts, 30) <= 3 + 30 / 5
+    assert len(starts) >= 100 / 5 - 1, "the rate is used to the full"
+
+
+async def test_claims_that_have_waited_for_each_other_are_charged_to_when_they_start(connect: Connect, db: Db) -> None:
+    """Here time is real: the second claim begins a second after the first, and both go on at the same instant."""
+    await db.execute("RESET pgworkd.clock")
+    worker_id = await worker(db, 3600)
+    await settings(db, rate=1, rate_period_s=1.0, rate_burst=1)
+    await insert(db, 10)
+    first, second = await connect(), await connect()
+    await db.execute("BEGIN")
+    await db.execute("SELECT pgworkd.lock_queue('q')")
+    async with anyio.create_task_group() as tasks:
+        claims = [Later(tasks, take(first, worker_id, 5))]
+        await anyio.sleep(1.05)
+        claims.append(Later(tasks, take(second, worker_id, 5)))
+        for session in (first, second):
+            await waits_for_lock(db, session)
+        await db.execute("COMMIT")
+        taken = [await claim.answer() for claim in claims]
+    assert sorted(len(each.ids) for each in taken) == [0, 1]
