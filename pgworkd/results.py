@@ -27,6 +27,8 @@ from .bounds import identity
 from .errors import DatabaseUnavailable, JobFailed, JobUnknown, PgworkdError, UsageError
 from .link import Link, LinkOptions, Listener
 
+__all__ = ["Found", "JobFailed", "JobUnknown", "Results"]
+
 WAITERS_MAX = 10_000
 """Jobs waited for at once."""
 _ROWS_MAX = 1000

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-COPIED = ("pgworkd", "tests", "schema.sql", "pyproject.toml")
+COPIED = ("pgworkd", "tests", "systemd", "schema.sql", "pyproject.toml", "README.md", "LICENSE")
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,58 +10,21 @@ import re
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
-from tests.planting import Planted, mutated_tree, run_module, verdicts
+from tests.chaos.bug import Bug, python, sql
+from tests.chaos.planted_window import BUGS as WINDOW
+from tests.planting import mutated_tree, run_module, verdicts
 
 LIMIT_S = 420.0
 TRIES_MAX = 3
 _VERDICT = re.compile(r" *[\d,]+ +(?P<violations>[\d,]+)  (?P<check>.+)")  # of a run's table
 
 
-@dataclass(frozen=True)
-class Bug:
-    """A bug, and what is to find it: a chaos run with these kinds of faults, or tests."""
-
-    planted: Planted
-    kinds: str = ""
-    tests: str = ""
-
-    @property
-    def command(self) -> tuple[str, ...]:
-        """For `python -m`."""
-        if self.tests:
-            return ("pytest", "-q", "-x", "-p", "no:cacheprovider", *self.tests.split())
-        faults = str(max(6, 2 * len(self.kinds.split(","))))
-        return (
-            "tests.chaos",
-            "--minutes",
-            "0.5",
-            "--jobs",
-            "900",
-            "--faults",
-            faults,
-            "--seed",
-            "7",
-            "--only",
-            self.kinds,
-        )
-
-
-def sql(name: str, old: str, new: str, kinds: str = "", tests: str = "") -> Bug:
-    """One in schema.sql."""
-    return Bug(Planted(name, "schema.sql", old, new), kinds, tests)
-
-
-def python(name: str, module: str, old: str, new: str, kinds: str = "", tests: str = "") -> Bug:
-    """One in the package."""
-    return Bug(Planted(name, f"pgworkd/{module}.py", old, new), kinds, tests)
-
-
 _FENCE = "WHERE j.id = ANY (p_ids) AND j.id = s.id AND j.attempts = s.attempt AND j.worker_id IS NOT NULL\n"
 _OF_COMPLETED = "        RETURNING j.*, s.result"
 BUGS = (
+    *WINDOW,
     sql(
         "no fence",
         _FENCE + _OF_COMPLETED,
