@@ -1725,8 +1725,10 @@ CREATE OR REPLACE TRIGGER schedules_notify AFTER INSERT OR DELETE OR UPDATE OF
 
 -- Takes back the jobs of lost workers, at most p_limit: a loss and a failure on each, `failed` and due
 -- at once, or `dead` at the third loss or a spent budget. Answers with what it took.
--- Does nothing unless the caller itself has renewed its lease without a gap for a whole lease, and the
--- server has been up for as long: after an outage or a clock jump all healthy workers look lost.
+-- After an outage or a clock jump all healthy workers look lost, so each is presumed dead only when it has had the time
+-- of its own lease to renew: the caller has renewed its lease without a gap for as long (and for a whole lease of its own),
+-- and the server has been up for as long. An outage too short for a caller with a long lease to notice may have cost a
+-- short lease: such a one gets the time that the outage may have taken on top.
 -- Locks: the rescue lock, lost workers' rows in order of id, their jobs with SKIP LOCKED (a job that is
 -- being settled right now is left to its settle; the worker's row stays until no job is left).
 CREATE OR REPLACE FUNCTION rescue(p_worker int, p_limit int DEFAULT 1000)
@@ -1735,13 +1737,16 @@ LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
     v_now   timestamptz := clock();
+    v_lease_s  real;                             -- the caller's
+    v_steady_s float8;                           -- for how long there has been no outage, as far as it knows
     v_lost  int[];
     v_ids   uuid[];
 BEGIN
     IF NOT pg_try_advisory_xact_lock(1886873445, 1) THEN
         RETURN;
     END IF;
-    PERFORM FROM workers w
+    SELECT w.lease_s, extract(epoch FROM v_now - greatest(w.steady_since, pg_postmaster_start_time()))
+    INTO v_lease_s, v_steady_s FROM workers w
     WHERE w.id = p_worker AND w.lost_at IS NULL AND w.lease_until > v_now
       AND w.seen_at <= v_now AND w.seen_at > v_now - make_interval(secs => w.lease_s / 2)
       AND w.steady_since <= v_now - make_interval(secs => w.lease_s)
@@ -1754,12 +1759,12 @@ BEGIN
     UPDATE workers w SET lease_until = v_now + make_interval(secs => w.lease_s)
     WHERE w.lease_until > v_now + make_interval(secs => 2 * w.lease_s);
 
-    -- Running jobs whose worker has no row (someone deleted it): the row is restored with one lease, in
-    -- which a living worker finds itself again and a dead one is rescued.
+    -- Running jobs whose worker has no row (someone deleted it): the row is restored with one lease, as long as
+    -- the longest of the others, in which a living worker finds itself again and a dead one is rescued.
     INSERT INTO workers (id, name, pid, version, state, lease_s, lease_until)
     OVERRIDING SYSTEM VALUE
-    SELECT r.worker_id, 'unknown', 0, '', 'vanished', 30, v_now + interval '30 s'
-    FROM (WITH RECURSIVE seen AS (
+    SELECT r.worker_id, 'unknown', 0, '', 'vanished', l.lease_s, v_now + make_interval(secs => l.lease_s)
+    FROM (SELECT greatest(max(w.lease_s), 30) AS lease_s FROM workers w) l, (WITH RECURSIVE seen AS (
               SELECT (SELECT min(j.worker_id) FROM jobs j WHERE j.status = 'running') AS worker_id
               UNION ALL
               SELECT (SELECT min(j.worker_id) FROM jobs j WHERE j.status = 'running' AND j.worker_id > s.worker_id)
@@ -1773,7 +1778,11 @@ BEGIN
     END IF;
 
     SELECT array_agg(l.id) INTO v_lost
-    FROM (SELECT w.id FROM workers w WHERE w.lost_at IS NOT NULL OR w.lease_until < v_now
+    FROM (SELECT w.id FROM workers w
+          WHERE w.lost_at IS NOT NULL
+             OR w.lease_s <= v_steady_s
+                AND w.lease_until < v_now - CASE WHEN w.lease_s < v_lease_s THEN make_interval(secs => v_lease_s / 2 + w.lease_s / 3)
+                                                 ELSE interval '0' END
           ORDER BY w.id FOR UPDATE SKIP LOCKED) l;
     IF v_lost IS NULL THEN
         RETURN;

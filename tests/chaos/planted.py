@@ -162,6 +162,18 @@ BUGS = (
         tests="tests/engine/test_lease_claims.py",
     ),
     sql(
+        "workers are judged by the rescuer's lease",
+        "             OR w.lease_s <= v_steady_s\n                AND w.lease_until",
+        "             OR w.lease_until",
+        tests="tests/sql/test_rescue_guard.py",
+    ),
+    sql(
+        "an outage that the rescuer's lease is too long to notice",
+        "CASE WHEN w.lease_s < v_lease_s THEN",
+        "CASE WHEN false THEN",
+        tests="tests/sql/test_rescue_guard.py",
+    ),
+    sql(
         "losses are not counted",
         "            losses = least(j.losses, 2147483646) + 1, failures",
         "            failures",

@@ -119,3 +119,75 @@ async def test_two_rescues_at_once_do_the_work_once_and_neither_waits(db: Db, ot
     assert await rescue(other, second) == {}
     await db.execute("COMMIT")
     assert await rescue(other, second) == {}
+
+
+async def _fleet(db: Db, *leases_s: float) -> list[int]:
+    """A worker for each lease, with a running job."""
+    workers = [await worker(db, lease_s) for lease_s in leases_s]
+    for worker_id in workers:
+        await one(db)
+        await claim(db, worker_id, 1)
+    return workers
+
+
+LEASES_S = (6.0, 30.0, 60.0)
+
+
+@pytest.mark.parametrize("own_s", LEASES_S)
+@pytest.mark.parametrize("others_s", LEASES_S)
+@pytest.mark.parametrize("outage", [0.6, 1.3])
+async def test_after_an_outage_each_worker_is_judged_by_its_own_lease(
+    db: Db, own_s: float, others_s: float, outage: float
+) -> None:
+    """Of two healthy workers one is back at once, the other as late as its lease permits: it is not presumed dead.
+
+    The outage lasts `outage` times either lease, and begins when the rescuer's last heartbeat has just come through.
+    """
+    for began_s in (60.0, 60.0 + own_s / 6):
+        for lasts_s in (outage * own_s, outage * others_s):
+            await db.execute("TRUNCATE pgworkd.jobs, pgworkd.workers, pgworkd.pools")
+            await clock(0, db)
+            rescuer, late, dead = await _fleet(db, own_s, others_s, others_s)
+            ends_s = began_s + lasts_s
+            renews = {float(began_s - others_s / 3 * n) for n in range(1, 100) if others_s / 3 * n < began_s}
+            renews.add(ends_s + (others_s - 0.01 if lasts_s > others_s * 0.5 else 0.01))
+            beats = {own_s / 3 * n for n in range(int(3 * (ends_s + others_s) / own_s) + 2)}
+            beats = {s for s in beats if not began_s < s < ends_s} | {ends_s}
+            polls = {s + 0.005 for s in beats if s >= began_s - own_s} | {max(renews) - 0.001}
+            polls -= {s for s in polls if began_s < s < ends_s}
+            for seconds in sorted(s for s in beats | renews | polls if s <= max(renews)):
+                await clock(seconds, db)
+                if seconds in beats:
+                    assert await heartbeat(db, rescuer) is not None
+                if seconds in renews:
+                    assert await heartbeat(db, late) is not None, (began_s, lasts_s, seconds)
+                if seconds in polls:
+                    await rescue(db, rescuer)
+            if lasts_s <= others_s * 0.5:
+                continue
+            # The dead one is found all the same, and no later than this.
+            for seconds in range(int(max(renews)) + 1, int(max(renews) + own_s * 2 + others_s * 2) + 2):
+                await clock(seconds, db)
+                assert await heartbeat(db, rescuer) is not None
+                assert await heartbeat(db, late) is not None
+                await rescue(db, rescuer)
+            assert await db.fetch("SELECT id FROM pgworkd.workers WHERE id = $1", dead) == []
+
+
+async def test_a_short_lease_rescues_a_long_one_only_when_that_had_its_time(db: Db) -> None:
+    long, rescuer, same = await _fleet(db, 60, 6, 6)
+    for seconds in range(0, 20, 2):
+        await clock(seconds, db)
+        await heartbeat(db, rescuer)
+    # The database is away for two minutes; both leases are over.
+    for seconds in range(140, 200, 2):
+        await clock(seconds, db)
+        assert await heartbeat(db, rescuer) is not None
+        await rescue(db, rescuer)
+        left = {row["id"] for row in await db.fetch("SELECT id FROM pgworkd.workers")}
+        assert long in left, f"taken {seconds - 140} s after the outage, with a lease of 60 s"
+        assert (same in left) == (seconds < 146)
+    await clock(200, db)
+    assert await heartbeat(db, rescuer) is not None
+    assert len(await rescue(db, rescuer)) == 1
+    assert await db.fetch("SELECT id FROM pgworkd.workers") == [(rescuer,)]
