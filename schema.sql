@@ -178,15 +178,22 @@ CREATE TABLE IF NOT EXISTS queues (
     rate_per_key_period_s period_s,
     rate_per_key_burst limit_count,
     fair         boolean NOT NULL DEFAULT false,                  -- limit_keys take turns
-    ageing_s     period_s,                                        -- waiting so long is worth one priority
     limited      boolean GENERATED ALWAYS AS
-                 (num_nonnulls(max_running, limit_per_key, rate, rate_per_key, ageing_s) > 0 OR fair) STORED,
+                 (num_nonnulls(max_running, limit_per_key, rate, rate_per_key) > 0 OR fair) STORED,
     updated_at   timestamptz NOT NULL DEFAULT clock(),
     CONSTRAINT rate_needs_a_period CHECK ((rate IS NULL) = (rate_period_s IS NULL)),
     CONSTRAINT rate_burst_needs_a_rate CHECK (rate_burst IS NULL OR rate IS NOT NULL),
     CONSTRAINT rate_per_key_needs_a_period CHECK ((rate_per_key IS NULL) = (rate_per_key_period_s IS NULL)),
     CONSTRAINT rate_per_key_burst_needs_a_rate CHECK (rate_per_key_burst IS NULL OR rate_per_key IS NOT NULL)
 );
+DO $$
+BEGIN  -- priority ageing is retired
+    IF EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = 'pgworkd.queues'::regclass AND a.attname = 'ageing_s' AND NOT a.attisdropped) THEN
+        ALTER TABLE queues DROP COLUMN limited, DROP COLUMN ageing_s,
+            ADD COLUMN limited boolean GENERATED ALWAYS AS
+                (num_nonnulls(max_running, limit_per_key, rate, rate_per_key) > 0 OR fair) STORED;
+    END IF;
+END $$;
 
 -- What the rates and turns of queues remember: one row per queue (limit_key '') and per key with a rate.
 -- `spent_until`: all starts so far are paid for then (GCRA's theoretical arrival time). `turn`: the key served last.
@@ -542,18 +549,17 @@ BEGIN
         v_new.fair := coalesce(v_new.fair, false);
         IF num_nonnulls(v_new.concurrency, v_new.paused_until, v_new.keep_s, v_new.backoff_s, v_new.backoff_factor,
                         v_new.backoff_cap_s, v_new.max_running, v_new.limit_per_key, v_new.rate, v_new.rate_period_s,
-                        v_new.rate_burst, v_new.rate_per_key, v_new.rate_per_key_period_s, v_new.rate_per_key_burst,
-                        v_new.ageing_s) = 0 AND NOT v_new.fair THEN
+                        v_new.rate_burst, v_new.rate_per_key, v_new.rate_per_key_period_s, v_new.rate_per_key_burst) = 0 AND NOT v_new.fair THEN
             DELETE FROM queues q WHERE q.name = p_queue;
             RETURN;
         ELSIF v_is_new THEN
             INSERT INTO queues (name, concurrency, paused_until, keep_s, backoff_s, backoff_factor, backoff_cap_s,
                                 max_running, limit_per_key, rate, rate_period_s, rate_burst, rate_per_key,
-                                rate_per_key_period_s, rate_per_key_burst, fair, ageing_s)
+                                rate_per_key_period_s, rate_per_key_burst, fair)
             VALUES (p_queue, v_new.concurrency, v_new.paused_until, v_new.keep_s, v_new.backoff_s,
                     v_new.backoff_factor, v_new.backoff_cap_s, v_new.max_running, v_new.limit_per_key, v_new.rate,
                     v_new.rate_period_s, v_new.rate_burst, v_new.rate_per_key, v_new.rate_per_key_period_s,
-                    v_new.rate_per_key_burst, v_new.fair, v_new.ageing_s)
+                    v_new.rate_per_key_burst, v_new.fair)
             ON CONFLICT DO NOTHING;
             EXIT WHEN FOUND;  -- else someone has made the row meanwhile
         ELSE
@@ -564,7 +570,7 @@ BEGIN
                 limit_per_key = v_new.limit_per_key, rate = v_new.rate, rate_period_s = v_new.rate_period_s,
                 rate_burst = v_new.rate_burst, rate_per_key = v_new.rate_per_key,
                 rate_per_key_period_s = v_new.rate_per_key_period_s, rate_per_key_burst = v_new.rate_per_key_burst,
-                fair = v_new.fair, ageing_s = v_new.ageing_s
+                fair = v_new.fair
             WHERE q.name = p_queue;
             RETURN;
         END IF;
@@ -669,7 +675,7 @@ DECLARE
     v_limited  boolean;
     v_counted  boolean;                          -- of the limits there is only max_running
     v_rated    boolean;
-    v_chosen   boolean;                          -- pick() chooses: some waiting job has a key, or age counts
+    v_chosen   boolean;                          -- pick() chooses: some waiting job has a key
     v_allowed  int;                              -- by the queue's own limits
     v_again_s  float8;                           -- when a rate of the queue, ...
     v_turn_s   float8;                           -- ... or of a key, will let the next start
@@ -681,9 +687,9 @@ BEGIN
     END IF;
     -- One statement for all questions, because with few jobs these cost more than the claim itself.
     SELECT coalesce(q.paused_until > v_now, false), coalesce(q.limited, false),
-           num_nonnulls(q.limit_per_key, q.rate, q.rate_per_key, q.ageing_s) = 0 AND NOT q.fair,
-           q.rate IS NOT NULL OR q.rate_per_key IS NOT NULL, q.ageing_s IS NOT NULL
-           OR EXISTS (SELECT FROM jobs j WHERE j.queue = p_queue AND waits_keyed(j)),
+           num_nonnulls(q.limit_per_key, q.rate, q.rate_per_key) = 0 AND NOT q.fair,
+           q.rate IS NOT NULL OR q.rate_per_key IS NOT NULL,
+           EXISTS (SELECT FROM jobs j WHERE j.queue = p_queue AND waits_keyed(j)),
            (SELECT j.serialize_key IS NOT NULL FROM jobs j
             WHERE j.queue = p_queue AND waits_suspect(j) AND j.run_at <= v_now
             ORDER BY j.priority DESC, j.run_at, j.id LIMIT 1),
@@ -862,6 +868,7 @@ DROP FUNCTION IF EXISTS key_allowance(queues, text, int, int);
 DROP FUNCTION IF EXISTS key_has_room(text, text);
 DROP FUNCTION IF EXISTS spend(text, tid[]);
 DROP FUNCTION IF EXISTS pick(text, int, tid[]);
+DROP FUNCTION IF EXISTS in_order(text, int, tid[], real, boolean);
 DROP FUNCTION IF EXISTS by_turn(queues, int, tid[], tid[]);
 
 -- Locks a queue to the end of the transaction. Locks of different queues may coincide; that only costs time.
@@ -1060,8 +1067,7 @@ BEGIN
             FROM by_turn(v_queue, v_room, p_taken || picked, v_seen, p_now) t;
             again_s := least(again_s, v_wait_s);
         ELSE  -- where one had to be parked there are more
-            v_met := in_order(p_queue, greatest(v_room, least(v_room * 4 ^ v_rounds, 2000))::int, v_seen,
-                              v_queue.ageing_s, true);
+            v_met := in_order(p_queue, greatest(v_room, least(v_room * 4 ^ v_rounds, 2000))::int, v_seen, true);
         END IF;
         SELECT (array_agg(y.ctid ORDER BY y.place) FILTER (WHERE y.free))[:v_room],
                array_agg(y.ctid) FILTER (WHERE NOT y.free)
@@ -1097,16 +1103,15 @@ BEGIN
     END LOOP;
 END $$;
 
--- Up to p_room due jobs in order of (priority, run_at, id), besides p_seen; those with keys only if p_keyed. With
--- p_ageing_s a job that waits counts as one priority higher for each such time. Locks nothing.
-CREATE OR REPLACE FUNCTION in_order(p_queue text, p_room int, p_seen tid[], p_ageing_s real, p_keyed boolean) RETURNS tid[]
+-- Up to p_room due jobs in order of (priority, run_at, id), besides p_seen; those with keys only if p_keyed.
+-- Locks nothing.
+CREATE OR REPLACE FUNCTION in_order(p_queue text, p_room int, p_seen tid[], p_keyed boolean) RETURNS tid[]
 LANGUAGE plpgsql STABLE SET search_path = pgworkd, pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET jit = off
 SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     v_now      timestamptz := clock();
     v_rows     tid[] := '{}';
-    v_ages     float8[] := '{}';
     v_above    bigint := 2147483648;
     v_priority int;
     v_room     int := p_room;
@@ -1119,10 +1124,8 @@ BEGIN
             (SELECT max(j.priority) FROM jobs j
              WHERE p_keyed AND j.queue = p_queue AND waits_keyed(j) AND j.priority < v_above));
         EXIT WHEN v_priority IS NULL;
-        SELECT v_rows || coalesce(array_agg(u.ctid), '{}'),
-               v_ages || coalesce(array_agg(extract(epoch FROM u.run_at)::float8 - v_priority * p_ageing_s), '{}')
-        INTO v_rows, v_ages
-        FROM (SELECT * FROM (
+        v_rows := v_rows || ARRAY(
+              SELECT both_lines.ctid FROM (
                   (SELECT j.ctid, j.run_at, j.id FROM jobs j
                    WHERE j.queue = p_queue AND j.priority = v_priority AND waits_plain(j) AND j.run_at <= v_now
                      AND j.ctid <> ALL (p_seen) AND in_time(j, v_now)
@@ -1132,16 +1135,11 @@ BEGIN
                    WHERE p_keyed AND j.queue = p_queue AND j.priority = v_priority AND waits_keyed(j) AND j.run_at <= v_now
                      AND j.ctid <> ALL (p_seen) AND in_time(j, v_now)
                    ORDER BY j.run_at, j.id LIMIT v_room)) both_lines
-              ORDER BY both_lines.run_at, both_lines.id LIMIT v_room) u;
+              ORDER BY both_lines.run_at, both_lines.id LIMIT v_room);
         v_above := v_priority;
         v_probes := v_probes + 1;
-        IF p_ageing_s IS NULL THEN
-            v_room := p_room - cardinality(v_rows);
-        END IF;
+        v_room := p_room - cardinality(v_rows);
     END LOOP;
-    IF p_ageing_s IS NOT NULL THEN
-        v_rows := ARRAY(SELECT u.ctid FROM unnest(v_rows, v_ages) AS u (ctid, age) ORDER BY u.age LIMIT p_room);
-    END IF;
     RETURN v_rows;
 END $$;
 
@@ -1226,7 +1224,7 @@ BEGIN
         v_before := cardinality(met);
         v_room := least(v_share, v_allowed.room, p_room - v_before);
         IF v_key = '' THEN
-            met := met || in_order(p_queue.name, v_room, p_seen, NULL, false);
+            met := met || in_order(p_queue.name, v_room, p_seen, false);
         END IF;
         IF v_room > cardinality(met) - v_before THEN
             met := met || of_key(p_queue.name, v_key, v_room + v_before - cardinality(met), p_seen);

@@ -41,7 +41,6 @@ BOUNDS = {
     "rate_per_key": _LIMIT,
     "rate_per_key_period_s": _PERIOD,
     "rate_per_key_burst": _LIMIT,
-    "ageing_s": _PERIOD,
     "keep_s": Bounds(0, _INT4_MAX, whole=True),
     "backoff_s": Bounds(0, DELAY_S_MAX, whole=False),
     "backoff_factor": Bounds(1, 1000, whole=False),
@@ -50,7 +49,7 @@ BOUNDS = {
 """Every setting that is a number, as the columns are named."""
 NAMES = (
     *("concurrency", "max_running", "limit_per_key", "rate", "rate_burst", "rate_per_key", "rate_per_key_burst"),
-    *("fair", "ageing_s", "keep_s", "backoff_s", "backoff_factor", "backoff_cap_s"),
+    *("fair", "keep_s", "backoff_s", "backoff_factor", "backoff_cap_s"),
 )
 """Every setting as people name it: a rate includes its period."""
 _COLUMNS = {

@@ -62,7 +62,7 @@ def test_every_setting_can_be_set_and_taken_back(shell: Shell) -> None:
     shell("enqueue", "q")
     given = {
         "--concurrency": "3", "--max-running": "9", "--limit-per-key": "2", "--rate": "5/30s", "--rate-burst": "4",
-        "--rate-per-key": "1/s", "--rate-per-key-burst": "2", "--ageing-s": "60", "--keep-s": "0",
+        "--rate-per-key": "1/s", "--rate-per-key-burst": "2", "--keep-s": "0",
         "--backoff-s": "0.5", "--backoff-factor": "1.5", "--backoff-cap-s": "90",
     }  # fmt: skip
     flags = [text for pair in given.items() for text in pair]
@@ -70,7 +70,7 @@ def test_every_setting_can_be_set_and_taken_back(shell: Shell) -> None:
     assert told.startswith("queue q: concurrency 3 (row), max_running 9 (row), ")
     assert row(shell) == {
         "concurrency": 3, "max_running": 9, "limit_per_key": 2, "rate": 5, "rate_period_s": 30, "rate_burst": 4,
-        "rate_per_key": 1, "rate_per_key_period_s": 1, "rate_per_key_burst": 2, "fair": True, "ageing_s": 60,
+        "rate_per_key": 1, "rate_per_key_period_s": 1, "rate_per_key_burst": 2, "fair": True,
         "keep_s": 0, "backoff_s": 0.5, "backoff_factor": 1.5, "backoff_cap_s": 90,
     }  # fmt: skip
     shell("queues", "set", "q", "--unset", "rate", "--unset", "keep-s", "--no-fair", "--concurrency", "4")
@@ -97,7 +97,7 @@ def test_every_setting_can_be_set_and_taken_back(shell: Shell) -> None:
         (("--rate-per-key", "x"), "--rate-per-key 'x' is no rate"),
         (("--rate-burst", "0"), "--rate-burst '0': give"),
         (("--rate-burst", "5"), "the queue has no rate that rate_burst could belong to: give rate as well"),
-        (("--ageing-s", "nan"), "--ageing-s 'nan': give a number from 0.001 to 31622400"),
+        (("--backoff-s", "nan"), "--backoff-s 'nan': give a number from 0 to 31622400"),
         (("--keep-s", "-1"), "--keep-s '-1': give a whole number from 0"),
         (("--backoff-s", "inf"), "--backoff-s 'inf': give a number from 0 to 31622400"),
         (("--backoff-factor", "0.9"), "--backoff-factor '0.9': give a number from 1 to 1000"),

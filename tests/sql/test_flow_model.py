@@ -62,6 +62,6 @@ def test_limits_hold_in_every_snapshot_while_they_change(server_dsn: str) -> Non
     _holds(server_dsn, [*PLAIN, *SETTLES, "limits"], ["-x", "-y", "--", "ax", "ay"], LIMITS)
 
 
-@pytest.mark.parametrize("more", [{}, LIMITS, {"ageing_s": 1.0}, {"fair": True}])
+@pytest.mark.parametrize("more", [{}, LIMITS, {"fair": True}])
 def test_rates_hold_in_every_window(server_dsn: str, more: dict[str, Any]) -> None:
     _holds(server_dsn, PLAIN + SETTLES, ["-x", "-y", "--", "ax", "ay"], RATES | more)

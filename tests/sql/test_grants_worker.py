@@ -95,7 +95,7 @@ async def test_a_daemon_as_worker_runs_all_that_an_enqueuer_inserts(db: Db, role
 async def test_queues_with_limits_and_keys_under_a_worker(db: Db, roles: Roles) -> None:
     app = flow()
     options = LinkOptions(roles.dsn("worker"), by="someone")
-    limits = {"max_running": 2, "limit_per_key": 1, "rate": 1000, "rate_period_s": 1, "fair": True, "ageing_s": 60}
+    limits = {"max_running": 2, "limit_per_key": 1, "rate": 1000, "rate_period_s": 1, "fair": True}
     async with roles.session("enqueuer") as conn, Admin(options) as admin:
         await admin.set_queue("ok", limits)
         await conn.execute(

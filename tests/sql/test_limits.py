@@ -123,7 +123,6 @@ async def test_who_takes_no_more_than_it_has_ended_waits_for_nobody(db: Db, othe
 LIMITS_BESIDE: list[dict[str, Any]] = [
     {"rate": 100, "rate_period_s": 1.0},
     {"limit_per_key": 9},
-    {"ageing_s": 9.0},
     {"fair": True},
 ]
 
@@ -131,7 +130,7 @@ LIMITS_BESIDE: list[dict[str, Any]] = [
 @pytest.mark.parametrize(
     ("limit", "ended", "more"),
     [(3, 2, {}), (2, 0, {}), *((2, 2, more) for more in LIMITS_BESIDE)],
-    ids=["it wants more", "it has ended others", "rate", "limit_per_key", "ageing_s", "fair"],
+    ids=["it wants more", "it has ended others", "rate", "limit_per_key", "fair"],
 )
 async def test_whoever_else_claims_waits_for_the_one_who_counts(
     db: Db, other: Db, third: Db, limit: int, ended: int, more: dict[str, Any]

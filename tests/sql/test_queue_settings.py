@@ -57,7 +57,6 @@ async def set_pool(db: Db, worker_id: int, code: int | None, queue: str = "q") -
         ("rate_burst = 5", "rate_burst_needs_a_rate"),
         ("rate_per_key = 5", "rate_per_key_needs_a_period"),
         ("rate_per_key_burst = 5", "rate_per_key_burst_needs_a_rate"),
-        ("ageing_s = 0", "period_must_be_above_0_and_at_most_366_days"),
         ("keep_s = -1", "keep_must_not_be_negative"),
         ("backoff_s = -1", "backoff_must_be_0_to_366_days"),
         ("backoff_s = 'NaN'", "backoff_must_be_0_to_366_days"),

@@ -166,6 +166,19 @@ async def test_it_runs_again_on_live_data_and_changes_nothing(db: Db) -> None:
     assert [tuple(row) for row in settings] == [('"$user", public', "notice")], "it leaves the session as it was"
 
 
+async def test_priority_ageing_goes_and_the_other_limits_stay(db: Db) -> None:
+    await db.execute(
+        "ALTER TABLE pgworkd.queues DROP COLUMN limited, ADD COLUMN ageing_s pgworkd.period_s;"
+        " ALTER TABLE pgworkd.queues ADD COLUMN limited boolean GENERATED ALWAYS AS"
+        " (num_nonnulls(max_running, limit_per_key, rate, rate_per_key, ageing_s) > 0 OR fair) STORED;"
+        " INSERT INTO pgworkd.queues (name, ageing_s, max_running) VALUES ('q', 60, NULL), ('r', 60, 5)"
+    )
+    await db.execute(schema.text())
+    assert await db.fetch("SELECT name, limited FROM pgworkd.queues ORDER BY name") == [("q", False), ("r", True)]
+    await insert(db, 1)
+    assert len(await claim(db, await worker(db))) == 1
+
+
 async def test_it_runs_again_statement_by_statement_as_psql_does(db: Db) -> None:
     before = await _contents(db)
     for statement in _statements(schema.text()):

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from .flow import line, run_all, settings, take, take_ids
-from .verbs import Db, at, blocks, clock, complete, insert, one, worker
+from .verbs import Db, at, clock, complete, insert, one, worker
 
 pytestmark = pytest.mark.usefixtures("t0")
 
@@ -162,58 +162,9 @@ async def test_many_keys_whose_jobs_are_not_due_hide_nobody(db: Db) -> None:
     assert taken.ids == [last]
 
 
-# Ageing
-
-
-async def test_a_job_that_waits_for_long_comes_before_a_more_urgent_one(db: Db) -> None:
+async def test_in_a_limited_queue_nothing_overtakes(db: Db) -> None:
     worker_id = await worker(db)
-    await settings(db, ageing_s=10.0)
-    old = await one(db, run_at=at(-31))
-    urgent = await one(db, priority=3, run_at=at(0))
-    middle = await one(db, priority=1, run_at=at(-11))
-    recent = await one(db, run_at=at(-5))
-    # run_at - priority * 10: -31, -30, -21, -5
-    assert [await take_ids(db, worker_id, 1) for _ in range(4)] == [[old], [urgent], [middle], [recent]]
-
-
-async def test_a_claim_of_some_takes_those_that_are_first_by_age(db: Db) -> None:
-    worker_id = await worker(db)
-    await settings(db, ageing_s=1.0)
-    ids = {}
-    for priority in (-4, 0, 3, 7):
-        for seconds in range(-10, 0):
-            ids[seconds - priority, priority] = await one(db, priority=priority, run_at=at(seconds + 0.01 * priority))
-    expected = [ids[place] for place in sorted(ids, key=lambda place: place[0] + 0.01 * place[1])]
-    taken: list[uuid.UUID] = []
-    while some := await take_ids(db, worker_id, 7):
-        assert set(some) == set(expected[len(taken) : len(taken) + 7])
-        taken += some
-    assert len(taken) == 40
-
-
-async def test_ageing_never_breaks_the_order_of_a_serialize_key(db: Db) -> None:
-    worker_id = await worker(db)
-    await settings(db, ageing_s=1.0)
-    ids = [*await line(db, "s", run_at=at(-3), priority=-9), *await line(db, "s", run_at=at(-2), priority=9)]
-    plain = await one(db, run_at=at(-1))
-    assert await run_all(db, worker_id) == [plain, *ids]
-
-
-async def test_without_ageing_nothing_overtakes(db: Db) -> None:
-    worker_id = await worker(db)
-    await settings(db, ageing_s=None, max_running=100)
+    await settings(db, max_running=100)
     old = await one(db, run_at=at(-3600))
     urgent = await one(db, priority=1)
     assert [await take_ids(db, worker_id, 1) for _ in range(2)] == [[urgent], [old]]
-
-
-async def test_ageing_costs_by_the_claim_and_not_by_the_table(db: Db) -> None:
-    worker_id = await worker(db)
-    await settings(db, ageing_s=1.0)
-    for priority in range(5):
-        await insert(db, 10, priority=priority)
-    sql = "SELECT * FROM pgworkd.claim($1, 'q', 5)"
-    few = await blocks(db, sql, worker_id)
-    for priority in range(5):
-        await insert(db, 2000, priority=priority)
-    assert await blocks(db, sql, worker_id) <= few + 40

@@ -129,23 +129,3 @@ async def test_a_big_tenant_does_not_starve_a_small_one(dsn: str, db: asyncpg.Co
     last_of_small = max(place for place, tenant in enumerate(done) if tenant == "small")
     assert len(done) == 1010
     assert last_of_small < 100
-
-
-async def test_who_waits_long_enough_comes_before_what_is_urgent(dsn: str, db: asyncpg.Connection[Any]) -> None:
-    """A minute of waiting is worth a priority here: the report of an hour ago is ahead of the urgent ones of today."""
-    await db.execute("INSERT INTO pgworkd.queues (name, ageing_s) VALUES ('reports', 60)")
-    app, done = App(), []
-
-    @app.handler("reports", concurrency=1)
-    async def report(payload: dict[str, Any]) -> None:
-        done.append(payload["name"])
-
-    jobs = """INSERT INTO pgworkd.jobs (queue, priority, run_at, payload)
-        SELECT 'reports', $1::int, now() - make_interval(mins => $2::int), jsonb_build_object('name', $3::text)
-        FROM generate_series(1, $4::int)"""
-    await db.execute(jobs, 10, 0, "urgent", 50)
-    await db.execute(jobs, 0, 60, "of an hour ago", 1)
-    await db.execute(jobs, 0, 5, "of five minutes ago", 1)
-    async with running(app, dsn):
-        await until(lambda: db.fetchval(ALL_OVER))
-    assert done == ["of an hour ago", *["urgent"] * 50, "of five minutes ago"]
