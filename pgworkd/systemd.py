@@ -2,7 +2,8 @@
 
 A watchdog ping says that the loop turns (it is sent from there), that the database answers and that the
 lease is fresh. While the database is away the pings go on as long as the heartbeat keeps asking for it: the
-daemon waits, and a restart would not bring the database back. They stop when the heartbeat is stuck.
+daemon waits, and a restart would not bring the database back. They stop when the heartbeat is stuck. For the same
+reason a start that waits for the database asks systemd for more time, again and again, until it is ready.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ STATUS_BYTES_MAX = 1000
 """Of the status line: systemd drops a message of more than 4,096 bytes, READY and WATCHDOG with it."""
 STATUS_S = 5.0
 """How often the status line is renewed when no watchdog asks for more."""
+EXTENDED_START_S = 60.0
+"""While the database is away, systemd's limit for a start (TimeoutStartSec=, 90 s) is moved so far ahead each time."""
 
 
 class Vitals(Protocol):
@@ -68,8 +71,11 @@ class SystemdNotifier:
                 if daemon.ready.is_set() and not told_ready:
                     told_ready = True
                     lines.append("READY=1")
-                if self.watchdog_s and daemon.healthy():
-                    lines.append("WATCHDOG=1")
+                if daemon.healthy():
+                    if not told_ready:
+                        lines.append(f"EXTEND_TIMEOUT_USEC={EXTENDED_START_S * 1e6:.0f}")
+                    if self.watchdog_s:
+                        lines.append("WATCHDOG=1")
                 self._send("\n".join(lines))
                 with anyio.move_on_after(every_s):
                     await (anyio.sleep_forever() if told_ready else daemon.ready.wait())

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from tests.chaos.bug import Bug
+from tests.chaos.bug import Bug, python
 from tests.planting import Planted
 
 BUGS = (
     Bug(
         Planted("README's tour names a queue that the app lacks", "README.md", "thumbnail=4", "ocr=4"),
         tests="tests/stories/test_12_readme.py",
+    ),
+    python(
+        "systemd ends a start that waits for the database",
+        "systemd",
+        "                    if not told_ready:\n",
+        "                    if False:\n",
+        tests="tests/engine/test_systemd.py",
+    ),
+    Bug(
+        Planted("the unit keeps its capabilities", "systemd/pgworkd.service", "CapabilityBoundingSet=\n", "\n"),
+        tests="tests/unit/test_units.py",
     ),
 )

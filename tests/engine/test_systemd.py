@@ -14,7 +14,7 @@ import pytest
 
 from pgworkd.app import App
 from pgworkd.daemon import Daemon
-from pgworkd.systemd import STATUS_BYTES_MAX, SystemdNotifier
+from pgworkd.systemd import EXTENDED_START_S, STATUS_BYTES_MAX, STATUS_S, SystemdNotifier
 from tests.kit import LIMIT_S, quick_options
 
 NOBODY = "postgresql://nobody@127.0.0.1:1/nothing"
@@ -87,7 +87,52 @@ async def test_without_a_database_it_is_alive_but_not_ready(systemd: Systemd) ->
         for _ in range(3):
             await systemd.hears("WATCHDOG=1", after=len(systemd.heard))
         assert "READY=1" not in systemd.heard
-        assert systemd.heard[-2] == "STATUS=waiting for the database"
+        assert systemd.heard[-3] == "STATUS=waiting for the database"
+
+
+async def test_a_start_that_waits_for_the_database_is_given_more_time_until_it_is_ready(
+    dsn: str, systemd: Systemd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without that systemd kills it when TimeoutStartSec= is over, and again, for as long as the database is away."""
+    assert EXTENDED_START_S > 3 * STATUS_S  # the promise is renewed before it is over
+    monkeypatch.setattr("pgworkd.systemd.STATUS_S", 0.02)
+    more = f"EXTEND_TIMEOUT_USEC={EXTENDED_START_S * 1e6:.0f}"
+    async with reporting(NOBODY, systemd.environ):
+        for _ in range(3):
+            await systemd.hears(more, after=len(systemd.heard))
+        assert "READY=1" not in systemd.heard
+    before = len(systemd.heard)
+    async with reporting(dsn, systemd.environ):
+        await systemd.hears("READY=1")
+        after_ready = len(systemd.heard)
+        for _ in range(3):
+            await systemd.hears("STATUS=working", after=len(systemd.heard))
+    assert before < after_ready
+    assert more not in systemd.heard[after_ready:]
+
+
+class Late:
+    """A supervisor whose processes hang before they are ready."""
+
+    def __init__(self) -> None:
+        self.ready = anyio.Event()
+        self.stop_requested = anyio.Event()
+
+    def healthy(self) -> bool:
+        return False
+
+    def status(self) -> str:
+        return "late"
+
+
+async def test_a_start_that_hangs_is_given_no_more_time(systemd: Systemd, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pgworkd.systemd.STATUS_S", 0.02)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(SystemdNotifier(systemd.environ).run, Late())
+        for _ in range(3):
+            await systemd.hears("STATUS=late", after=len(systemd.heard))
+        tasks.cancel_scope.cancel()
+    assert not [line for line in systemd.heard if line.startswith("EXTEND")]
 
 
 class Stuck:
