@@ -353,9 +353,19 @@ CREATE TABLE IF NOT EXISTS finished_jobs (
     serialize_key text,
     limit_key    text,
     schedule     text,
+    keep_until   timestamptz,                       -- finished_at + the queue's keep_s, as it was then; NULL: keep_days
     PRIMARY KEY (id, finished_at)
 ) PARTITION BY RANGE (finished_at);
+DO $$
+BEGIN
+    IF NOT EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = 'finished_jobs'::regclass AND a.attname = 'keep_until') THEN
+        ALTER TABLE finished_jobs ADD COLUMN keep_until timestamptz;
+    END IF;
+END $$;
 CREATE TABLE IF NOT EXISTS finished_jobs_other PARTITION OF finished_jobs DEFAULT;
+CREATE INDEX IF NOT EXISTS finished_jobs_kept ON finished_jobs (keep_until) WHERE keep_until IS NOT NULL;
+-- Only here does retention go by rows: each other partition is dropped as a whole.
+CREATE INDEX IF NOT EXISTS finished_jobs_other_finished ON finished_jobs_other (finished_at);
 CREATE INDEX IF NOT EXISTS finished_jobs_batch ON finished_jobs (batch_id, id) WHERE batch_id IS NOT NULL;
 
 -- Containers of jobs, in trees; who has no parent is the root. A batch takes jobs until it is sealed; sealed, and without
@@ -1288,12 +1298,14 @@ DECLARE
     v_keys      text[];
     v_wake      text[];
     v_forget    text[];
+    v_keeps     boolean;                         -- some queue has a retention of its own
     v_limited   text[];
     v_kept_keys jsonb;
     v_batched   ended_job[];
 BEGIN
-    SELECT coalesce(array_agg(q.name) FILTER (WHERE q.keep_s = 0), '{}'), coalesce(array_agg(q.name) FILTER (WHERE q.limited), '{}')
-    INTO v_forget, v_limited FROM queues q;
+    SELECT coalesce(array_agg(q.name) FILTER (WHERE q.keep_s = 0), '{}'), bool_or(q.keep_s > 0),
+           coalesce(array_agg(q.name) FILTER (WHERE q.limited), '{}')
+    INTO v_forget, v_keeps, v_limited FROM queues q;
     WITH done AS (
         DELETE FROM jobs j
         USING (SELECT * FROM unnest(p_ids, p_attempts, p_results) AS u (id, attempt, result) ORDER BY u.id) s
@@ -1302,10 +1314,11 @@ BEGIN
     ), kept AS (
         INSERT INTO finished_jobs (id, finished_at, run_at, created_at, started_at, failed_at, occurrence, batch_id,
             status, priority, attempts, failures, max_attempts, worker_id, queue, kind, payload, result, meta,
-            error, errors, dedupe_key, serialize_key, limit_key, schedule)
+            error, errors, dedupe_key, serialize_key, limit_key, schedule, keep_until)
         SELECT d.id, clock(), d.run_at, d.created_at, d.started_at, d.failed_at, d.occurrence, d.batch_id,
             'completed', d.priority, d.attempts, d.failures, d.max_attempts, d.worker_id, d.queue, d.kind, d.payload,
-            d.result::jsonb, d.meta, d.error, d.errors, d.dedupe_key, d.serialize_key, d.limit_key, d.schedule
+            d.result::jsonb, d.meta, d.error, d.errors, d.dedupe_key, d.serialize_key, d.limit_key, d.schedule,
+            CASE WHEN v_keeps THEN (SELECT clock() + make_interval(secs => q.keep_s) FROM queues q WHERE q.name = d.queue) END
         FROM done d WHERE d.queue <> ALL (v_forget)
     )
     SELECT array_agg(d.id), array_agg(d.schedule) FILTER (WHERE d.schedule IS NOT NULL),
@@ -1572,10 +1585,11 @@ BEGIN
     ), kept AS (
         INSERT INTO finished_jobs (id, finished_at, run_at, created_at, started_at, failed_at, occurrence, batch_id,
             status, priority, attempts, failures, max_attempts, worker_id, queue, kind, payload, meta,
-            error, errors, dedupe_key, serialize_key, limit_key, schedule)
+            error, errors, dedupe_key, serialize_key, limit_key, schedule, keep_until)
         SELECT g.id, clock(), g.run_at, g.created_at, g.started_at, g.failed_at, g.occurrence, g.batch_id,
             p_status::job_status, g.priority, g.attempts, g.failures, g.max_attempts, g.worker_id, g.queue, g.kind,
-            g.payload, g.meta, coalesce(p_message, g.error), g.errors, g.dedupe_key, g.serialize_key, g.limit_key, g.schedule
+            g.payload, g.meta, coalesce(p_message, g.error), g.errors, g.dedupe_key, g.serialize_key, g.limit_key, g.schedule,
+            clock() + make_interval(secs => q.keep_s)
         FROM gone g LEFT JOIN queues q ON q.name = g.queue
         WHERE q.keep_s IS DISTINCT FROM 0
     )
@@ -1947,63 +1961,94 @@ BEGIN
     RETURN v_made;
 END $$;
 
--- Forgets what only ever grows: drops day partitions older than p_keep_days, deletes as old rows of finished_jobs_other and
--- of the audit, and rows of queues that keep less (at most p_limit each). For prune(); runs as the owner of the tables, so
--- that nobody else need be able to change the history. Locks: as in ensure_partitions for the drop; rows with SKIP LOCKED.
-CREATE OR REPLACE FUNCTION forget(p_keep_days int, p_limit int, OUT partitions int, OUT rows_deleted int)
+-- What these were before answered otherwise.
+DO $$
+BEGIN
+    IF to_regprocedure('forget(int, int)') IS NOT NULL THEN
+        DROP FUNCTION forget(int, int);
+        DROP FUNCTION prune(int, int, int);
+    END IF;
+END $$;
+
+-- Drops the oldest day partition of finished_jobs that is wholly older than p_keep_days; its name, or NULL: there is none,
+-- or somebody reads it. One per call, each in a transaction of its own: the history's lock is held for that one commit.
+-- Locks: the partition, for which it does not wait (a long reader, such as pg_dump, has locked it, too), then finished_jobs,
+-- for 200 ms at most, so that no settle waits for longer. Runs as the owner of the tables.
+CREATE OR REPLACE FUNCTION drop_partition(p_keep_days int) RETURNS text
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pgworkd, pg_temp SET lock_timeout = '200ms'
 SET timezone = 'UTC' AS $$
 DECLARE
     v_name text;
-    v_rows int;
 BEGIN
-    partitions := 0;
-    FOR v_name IN
-        SELECT c.relname FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
-        WHERE i.inhparent = 'pgworkd.finished_jobs'::regclass AND c.relnamespace = 'pgworkd'::regnamespace
-          AND c.relname ~ '^finished_jobs_\d{8}$' AND to_date(right(c.relname, 8), 'YYYYMMDD') < clock()::date - p_keep_days
-        ORDER BY c.relname
-    LOOP
-        BEGIN
-            EXECUTE format('DROP TABLE pgworkd.%I', v_name);
-            partitions := partitions + 1;
-        EXCEPTION WHEN lock_not_available THEN
-            NULL;  -- a reader is in the way: next time
-        END;
-    END LOOP;
-    DELETE FROM finished_jobs_other o WHERE o.ctid = ANY (ARRAY(
-        SELECT f.ctid FROM finished_jobs_other f
-        WHERE f.finished_at < clock() - make_interval(days => p_keep_days) LIMIT p_limit FOR UPDATE SKIP LOCKED));
-    GET DIAGNOSTICS rows_deleted = ROW_COUNT;
-    DELETE FROM finished_jobs d USING (
-        SELECT f.id, f.finished_at FROM queues q JOIN finished_jobs f ON f.queue = q.name
-        WHERE q.keep_s < p_keep_days * 86400 AND f.finished_at < clock() - make_interval(secs => q.keep_s)
-        LIMIT p_limit FOR UPDATE OF f SKIP LOCKED) old
-    WHERE d.id = old.id AND d.finished_at = old.finished_at;
-    GET DIAGNOSTICS v_rows = ROW_COUNT;
-    rows_deleted := rows_deleted + v_rows;
-    DELETE FROM audit a WHERE a.ctid = ANY (ARRAY(
-        SELECT o.ctid FROM audit o WHERE o.at < clock() - make_interval(days => p_keep_days)
-        LIMIT p_limit FOR UPDATE SKIP LOCKED));
+    IF p_keep_days IS NULL OR p_keep_days < 1 THEN
+        RAISE EXCEPTION 'keep_days must be 1 or more, not %', p_keep_days USING ERRCODE = '22023';
+    END IF;
+    IF NOT pg_try_advisory_xact_lock(1886873445, 3) THEN  -- not while ensure_partitions() makes some
+        RETURN NULL;
+    END IF;
+    SELECT c.relname INTO v_name FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
+    WHERE i.inhparent = 'pgworkd.finished_jobs'::regclass AND c.relnamespace = 'pgworkd'::regnamespace
+      AND c.relname ~ '^finished_jobs_\d{8}$' AND to_date(right(c.relname, 8), 'YYYYMMDD') < clock()::date - p_keep_days
+    ORDER BY c.relname LIMIT 1;
+    IF v_name IS NULL THEN
+        RETURN NULL;
+    END IF;
+    BEGIN  -- the name comes from the catalog, and has the form of those that ensure_partitions() gives
+        EXECUTE format('LOCK TABLE ONLY pgworkd.%I IN ACCESS EXCLUSIVE MODE NOWAIT', v_name);
+        EXECUTE format('DROP TABLE pgworkd.%I', v_name);
+    EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
+        RETURN NULL;  -- another time; of the others, too: who reads the history has mostly locked all of it
+    END;
+    RETURN v_name;
 END $$;
 
--- Forgets: see forget(); and moves jobs dead for p_keep_dead_days to finished_jobs (at most p_limit, as of all else). What was
--- said of the progress of attempts that are over goes, too. Finished trees of batches are kept for p_keep_days. Locks: as
--- forget(), then rows with SKIP LOCKED.
+-- Deletes old rows of what only ever grows: of finished_jobs_other and of the audit (which is kept for 7 days at least) by
+-- p_keep_days, of finished_jobs by keep_until, at most p_limit of each, by their indexes. Answers how many of the history.
+-- For prune(); runs as the owner of the tables, so that nobody else need be able to change the history. Locks rows with
+-- SKIP LOCKED.
+CREATE OR REPLACE FUNCTION forget_rows(p_keep_days int, p_limit int) RETURNS int
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pgworkd, pg_temp SET lock_timeout = '200ms'
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off AS $$
+DECLARE
+    v_rows  int;
+    v_other int;
+BEGIN
+    IF p_keep_days IS NULL OR p_keep_days < 1 THEN
+        RAISE EXCEPTION 'keep_days must be 1 or more, not %', p_keep_days USING ERRCODE = '22023';
+    END IF;
+    DELETE FROM finished_jobs_other o WHERE o.ctid = ANY (ARRAY(
+        SELECT f.ctid FROM finished_jobs_other f
+        WHERE f.finished_at < clock() - make_interval(days => p_keep_days)
+        ORDER BY f.finished_at LIMIT p_limit FOR UPDATE SKIP LOCKED));
+    GET DIAGNOSTICS v_other = ROW_COUNT;
+    DELETE FROM finished_jobs d USING (
+        SELECT f.id, f.finished_at FROM finished_jobs f WHERE f.keep_until < clock()
+        ORDER BY f.keep_until LIMIT p_limit FOR UPDATE SKIP LOCKED) old
+    WHERE d.id = old.id AND d.finished_at = old.finished_at;
+    GET DIAGNOSTICS v_rows = ROW_COUNT;
+    DELETE FROM audit a WHERE a.ctid = ANY (ARRAY(
+        SELECT o.ctid FROM audit o WHERE o.at < clock() - make_interval(days => greatest(p_keep_days, 7))
+        ORDER BY o.at LIMIT p_limit FOR UPDATE SKIP LOCKED));
+    RETURN v_other + v_rows;
+END $$;
+
+-- Forgets: see forget_rows(), and drop_partition() for the rest of the history; and moves jobs dead for p_keep_dead_days to
+-- finished_jobs (at most p_limit, as of all else). What was said of the progress of attempts that are over goes, too.
+-- Finished trees of batches are kept for p_keep_days. Locks: rows with SKIP LOCKED.
 CREATE OR REPLACE FUNCTION prune(p_keep_days int, p_keep_dead_days int, p_limit int DEFAULT 5000)
-RETURNS TABLE (partitions int, rows_deleted int, dead_moved int)
+RETURNS TABLE (rows_deleted int, dead_moved int)
 LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp SET lock_timeout = '200ms'
 SET timezone = 'UTC' AS $$
 DECLARE
     v_ids  uuid[];
     v_rows int;
 BEGIN
-    partitions := 0; rows_deleted := 0; dead_moved := 0;
+    rows_deleted := 0; dead_moved := 0;
     IF NOT pg_try_advisory_xact_lock(1886873445, 4) THEN
         RETURN NEXT;
         RETURN;
     END IF;
-    SELECT f.partitions, f.rows_deleted INTO partitions, rows_deleted FROM forget(p_keep_days, p_limit) f;
+    rows_deleted := forget_rows(p_keep_days, p_limit);
     DELETE FROM batches b WHERE b.root_id = ANY (ARRAY(
         SELECT r.id FROM batches r WHERE r.tree_finished_at < clock() - make_interval(days => p_keep_days)
         LIMIT p_limit FOR UPDATE SKIP LOCKED));
@@ -3553,7 +3598,7 @@ SELECT w.id, w.name, w.pid, w.version, w.state, w.started_at, w.seen_at, w.lease
 FROM workers w;
 
 -- What runs with the rights of its owner, who inserts having fewer: nobody else's to call until `pgworkd grants`, or you, say so.
-REVOKE EXECUTE ON FUNCTION ensure_partitions, forget, jobs_inserted, jobs_key_wanted, enqueue, create_batch, job_added, add_jobs,
+REVOKE EXECUTE ON FUNCTION ensure_partitions, drop_partition, forget_rows, jobs_inserted, jobs_key_wanted, enqueue, create_batch, job_added, add_jobs,
     seal_batch, batch_sealed, stream_created, depend, dependencies_added, await_results FROM PUBLIC;
 
 SELECT ensure_partitions();

@@ -22,6 +22,8 @@ from .store import Rescued, Store
 
 RESCUE_MAX = EXPIRE_MAX = 1_000
 STRAY_AGE_FACTOR = 3
+DROP_PAUSE_S = 0.1
+"""Between two partitions of the history: each drop holds up all settles until its commit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,7 @@ class Chores:
         # A claim whose answer was lost has ended on the server by then, one way or the other.
         self._stray_age_s = STRAY_AGE_FACTOR * command_timeout_s
         self._schedules_changed = anyio.Event()
+        self._cuts: set[tuple[str, int]] = set()
 
     def schedules_changed(self) -> None:
         """Look at the schedules now."""
@@ -159,5 +162,16 @@ class Chores:
         return self._periods.partitions_s
 
     async def _prune(self) -> float:
-        _, rows, dead = await self._store.prune(self._periods.keep_days, self._periods.keep_dead_days)
+        keep_days = self._periods.keep_days
+        await self._warn_of_cuts(keep_days)
+        while await self._store.drop_partition(keep_days):
+            await anyio.sleep(DROP_PAUSE_S)
+        rows, dead = await self._store.prune(keep_days, self._periods.keep_dead_days)
         return 1.0 if rows + dead >= 5_000 else self._periods.prune_s
+
+    async def _warn_of_cuts(self, keep_days: int) -> None:
+        """Once for each value: a queue's keep_s shortens what the history keeps, it cannot lengthen it."""
+        cuts = set(await self._store.kept_longer(keep_days))
+        for queue, keep_s in sorted(cuts - self._cuts):
+            self._events.emit(events.RETENTION_CUT, queue=queue, keep_s=keep_s, keep_days=keep_days)
+        self._cuts = cuts

@@ -85,7 +85,9 @@ def set_(
     ] = None,
     rate_per_key_burst: Annotated[Text, _number("--rate-per-key-burst", "The same for each limit_key.")] = None,
     fair: Annotated[bool | None, typer.Option("--fair/--no-fair", help="limit_keys take turns.")] = None,
-    keep_s: Annotated[Text, _number("--keep-s", "Finished jobs are kept for so long; 0: no history.")] = None,
+    keep_s: Annotated[
+        Text, _number("--keep-s", "Keep jobs that finish from now on this long, up to keep_days; 0: no history.")
+    ] = None,
     backoff_s: Annotated[Text, _number("--backoff-s", "Before the first retry; wins over the handlers'.")] = None,
     backoff_factor: Annotated[
         Text, _number("--backoff-factor", "Each further retry waits so many times longer.")

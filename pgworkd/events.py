@@ -44,6 +44,9 @@ QUEUE_REMOVED: Final = "queue.removed"  # queue: nothing of it is left here
 SCHEDULE_FAILED: Final = "schedule.failed"  # schedule, error
 SCHEDULE_RESTORED: Final = "schedule.restored"  # schedule, occurrence
 STRAYS_RELEASED: Final = "strays.released"  # count
+RETENTION_CUT: Final = (
+    "retention.cut"  # queue, keep_s, keep_days: the queue's own setting is more than keep_days allows
+)
 CHORE_FAILED: Final = "chore.failed"  # chore, error
 HOOK_FAILED: Final = "hook.failed"  # hook, error
 

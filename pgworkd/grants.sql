@@ -90,8 +90,8 @@ GRANT EXECUTE ON FUNCTION pgworkd.new_id, pgworkd.enqueue, pgworkd.depend, pgwor
     pgworkd.seal_batch, pgworkd.await_results
     TO {worker}, {enqueuer};
 
--- Working. To lock a row (FOR UPDATE) takes UPDATE. The history and the audit are only added to; forget() alone makes them
--- shorter. What waiting jobs wait for, and batches, come by depend() and create_batch().
+-- Working. To lock a row (FOR UPDATE) takes UPDATE. The history and the audit are only added to; forget_rows() and
+-- drop_partition() alone make them shorter, and leave the last days. What waiting jobs wait for, and batches, come by depend() and create_batch().
 GRANT INSERT, UPDATE, DELETE ON pgworkd.jobs, pgworkd.workers, pgworkd.pools, pgworkd.queues, pgworkd.rates, pgworkd.schedules,
     pgworkd.progress
     TO {worker};
@@ -109,7 +109,7 @@ GRANT EXECUTE ON FUNCTION
     pgworkd.keep_keys, pgworkd.freed, pgworkd.bury, pgworkd.add_error,
     pgworkd.put_schedule, pgworkd.ensure_schedules, pgworkd.add_occurrences, pgworkd.follow, pgworkd.fail_schedule,
     pgworkd.rescue, pgworkd.running_of, pgworkd.expire, pgworkd.free_keys, pgworkd.unblock, pgworkd.ensure_partitions,
-    pgworkd.forget, pgworkd.prune,
+    pgworkd.drop_partition, pgworkd.forget_rows, pgworkd.prune,
     pgworkd.set_queue, pgworkd.who, pgworkd.differing, pgworkd.matching, pgworkd.cancel, pgworkd.retry, pgworkd.discard,
     pgworkd.edit, pgworkd.undepend, pgworkd.cancel_batch, pgworkd.delete_batch,
     pgworkd.lock_trees, pgworkd.lock_trees_of, pgworkd.batch_ended, pgworkd.stream, pgworkd.fold, pgworkd.advance,

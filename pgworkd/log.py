@@ -35,6 +35,7 @@ _LEVELS: dict[str, int] = {
     events.LEASE_FENCED: logging.ERROR,
     events.LEASE_LOST: logging.ERROR,
     events.QUEUE_DIFFERS: logging.WARNING,
+    events.RETENTION_CUT: logging.WARNING,
     events.SCHEDULE_FAILED: logging.ERROR,
     events.STRAYS_RELEASED: logging.WARNING,
     events.CHORE_FAILED: logging.ERROR,

@@ -137,6 +137,7 @@ _SETTLED = """SELECT a.id, a.status::text FROM unnest($1::uuid[], $2::int[]) AS 
     WHERE a.id = ANY ($1)
       AND NOT coalesce(a.errors -> -1 @> jsonb_build_object('type', 'lost', 'attempt', s.attempt), false)"""
 _RESCUE = "SELECT id, queue, kind, attempt, status, worker_id, worker, error FROM pgworkd.rescue($1, $2)"
+_KEPT_LONGER = "SELECT name, keep_s FROM pgworkd.queues WHERE keep_s > $1"
 _SCHEDULES = """SELECT name, cron, every_s, timezone, missed, revision, last_occurrence, at, broken
     FROM pgworkd.ensure_schedules()"""
 
@@ -282,11 +283,19 @@ class Store:
         """Makes the coming days' partitions of the history."""
         return int(await self._rest.value("SELECT pgworkd.ensure_partitions($1)", days_ahead))
 
-    async def prune(self, keep_days: int, keep_dead_days: int, limit: int = 5000) -> tuple[int, int, int]:
-        """Forgets old history: partitions dropped, rows deleted, dead jobs moved."""
-        sql = "SELECT partitions, rows_deleted, dead_moved FROM pgworkd.prune($1, $2, $3)"
-        partitions, rows, dead = (await self._rest.fetch(sql, keep_days, keep_dead_days, limit))[0]
-        return partitions, rows, dead
+    async def prune(self, keep_days: int, keep_dead_days: int, limit: int = 5000) -> tuple[int, int]:
+        """Forgets old history, except its partitions: rows deleted, dead jobs moved."""
+        sql = "SELECT rows_deleted, dead_moved FROM pgworkd.prune($1, $2, $3)"
+        rows, dead = (await self._rest.fetch(sql, keep_days, keep_dead_days, limit))[0]
+        return rows, dead
+
+    async def drop_partition(self, keep_days: int) -> bool:
+        """Drops the oldest day of the history that is older; False: there is none, or somebody reads it."""
+        return await self._rest.value("SELECT pgworkd.drop_partition($1)", keep_days) is not None
+
+    async def kept_longer(self, keep_days: int) -> list[tuple[str, int]]:
+        """Queues whose keep_s is more than the whole history is kept, and that keep_s."""
+        return [(queue, keep_s) for queue, keep_s in await self._rest.fetch(_KEPT_LONGER, keep_days * 86_400)]
 
     async def report_progress(
         self, ids: Sequence[UUID], attempts: Sequence[int], done: Sequence[float], messages: Sequence[str]

@@ -140,6 +140,18 @@ BUGS = (
         "        RETURNING b.id, b.dead > b.max_failures AS failed\n",
         kinds="kill",
     ),
+    sql(
+        "drops of the history queue behind its readers",
+        "        EXECUTE format('LOCK TABLE ONLY pgworkd.%I IN ACCESS EXCLUSIVE MODE NOWAIT', v_name);\n",
+        "        SET LOCAL lock_timeout = '8s';\n",
+        tests="tests/engine/test_retention.py",
+    ),
+    sql(
+        "a queue's retention reads all history",
+        "CREATE INDEX IF NOT EXISTS finished_jobs_kept ON finished_jobs (keep_until) WHERE keep_until IS NOT NULL;\n",
+        "\n",
+        tests="tests/sql/test_retention.py",
+    ),
     python(
         "the worker's own clock",
         "recurring",

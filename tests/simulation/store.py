@@ -301,8 +301,14 @@ class SimulatedStore:
     async def ensure_partitions(self, days_ahead: int = 7) -> int:
         return await self._rest.call("ensure_partitions", lambda: 0)
 
-    async def prune(self, keep_days: int, keep_dead_days: int, limit: int = 5000) -> tuple[int, int, int]:
-        return 0, 0, 0
+    async def prune(self, keep_days: int, keep_dead_days: int, limit: int = 5000) -> tuple[int, int]:
+        return 0, 0
+
+    async def drop_partition(self, keep_days: int) -> bool:
+        return False
+
+    async def kept_longer(self, keep_days: int) -> list[tuple[str, int]]:
+        return []
 
 
 class SimulatedLeaseStore:

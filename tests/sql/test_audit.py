@@ -151,7 +151,7 @@ async def test_the_engine_notes_nothing_of_its_own(db: Db) -> None:
     await fail(db, ids[1:3], permanent=[True, False])
     await release(db, ids[3:4])
     await end(db, ids[4:], status="expired")
-    await db.execute("SELECT * FROM pgworkd.prune(0, 0)")
+    await db.execute("SELECT * FROM pgworkd.prune(1, 0)")
     assert await notes(db) == []
 
 
@@ -211,16 +211,16 @@ async def test_a_row_without_settings_is_not_worth_a_note(db: Db) -> None:
     assert await notes(db) == []
 
 
-# Kept as long as the history
+# Kept as long as the history, and for 7 days at least
 
 
 async def test_prune_forgets_old_notes_some_at_a_time(db: Db) -> None:
     for day in (0, 1, 2, 9):
         await clock(day * 86_400, db)
         await cancel(db, await one(db))
-    await clock(9 * 86_400, db)
-    for left in (3, 2, 1, 1):
-        await db.execute("SELECT * FROM pgworkd.prune(6, 30, 1)")
+    await clock(9.5 * 86_400, db)
+    for keep_days, left in ((9, 3), (9, 3), (1, 2), (1, 1), (1, 1)):
+        await db.execute("SELECT * FROM pgworkd.prune($1, 30, 1)", keep_days)
         assert len(await notes(db)) == left
 
 

@@ -27,8 +27,8 @@ FUNCTIONS = {
     "worker": """
         add_error add_occurrences advance allowance batch_ended burst bury by_turn call_back cancel cancel_batch
         cancel_below claim clock_after_waiting
-        delete_batch differing discard drop_pool edit ensure_partitions ensure_schedules expire
-        fail_schedule fold follow forget free_keys freed heartbeat in_order in_time is_awaited keep_keys
+        delete_batch differing discard drop_partition drop_pool edit ensure_partitions ensure_schedules expire
+        fail_schedule fold follow forget_rows free_keys freed heartbeat in_order in_time is_awaited keep_keys
         key_allowance key_has_room key_is_free lock_queue lock_queues lock_trees lock_trees_of matching mend_batches
         mend_dependencies next_due notify_pools of_key pass_on pick promote prune put_schedule rate_allowance
         register reopened report_progress rescue retry running_of set_pool set_queue settle_and_claim
@@ -38,8 +38,8 @@ FUNCTIONS = {
     "": NOBODY,
 }
 OWNERS_RIGHTS = """
-add_jobs await_results batch_sealed create_batch depend dependencies_added enqueue ensure_partitions forget job_added
-jobs_inserted jobs_key_wanted seal_batch stream_created
+add_jobs await_results batch_sealed create_batch depend dependencies_added drop_partition enqueue ensure_partitions
+forget_rows job_added jobs_inserted jobs_key_wanted seal_batch stream_created
 """
 """SECURITY DEFINER: one more of them wants a reason."""
 S, SI, SD, SUD, SIUD = "SELECT", "SELECT INSERT", "SELECT DELETE", "SELECT UPDATE DELETE", "SELECT INSERT UPDATE DELETE"
@@ -155,10 +155,12 @@ async def test_what_is_executed_as_text_is_put_together_by_format(db: Db) -> Non
     executes = re.compile(r"\bEXECUTE\b(?!\s+FUNCTION)\s*(.{0,60})", re.S | re.I)
     found = {row["name"]: executes.findall(row["body"]) for row in await _functions(db)}
     found = {name: texts for name, texts in found.items() if texts}
-    assert found.keys() == {"ensure_partitions", "forget"}
+    assert found.keys() == {"ensure_partitions", "drop_partition"}
     for texts in found.values():
         for text in texts:
-            assert re.match(r"format\('(CREATE|DROP) TABLE pgworkd\.%I[^%]*(%L[^%]*)*'", text + "'"), text
+            assert re.match(
+                r"format\('(CREATE TABLE|DROP TABLE|LOCK TABLE ONLY) pgworkd\.%I[^%]*(%L[^%]*)*'", text + "'"
+            ), text
 
 
 async def test_the_file_may_run_again_and_says_all_there_is(db: Db, roles: Roles) -> None:

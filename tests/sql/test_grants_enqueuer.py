@@ -183,8 +183,9 @@ FORBIDDEN = [
     "SELECT pgworkd.discard('{}')",
     "SELECT pgworkd.edit(gen_random_uuid(), '{}')",
     "SELECT pgworkd.set_queue('q', '{}')",
-    "SELECT * FROM pgworkd.prune(0, 0)",
-    "SELECT pgworkd.forget(0, 1)",
+    "SELECT * FROM pgworkd.prune(1, 0)",
+    "SELECT pgworkd.forget_rows(1, 1)",
+    "SELECT pgworkd.drop_partition(1)",
     "SELECT pgworkd.ensure_partitions(1)",
     "SELECT pgworkd.bury('{}', 'dead', NULL)",
     "SELECT * FROM pgworkd.result_of('{}')",
@@ -246,7 +247,13 @@ async def test_without_the_grants_a_role_that_may_use_the_schema_gains_nothing(d
     try:
         await db.execute(f"SET ROLE {name}")
         await db.execute("INSERT INTO pgworkd.jobs (queue, dedupe_key) VALUES ('q', 'k')")
-        for call in ("forget(0, 1)", "ensure_partitions(1)", "enqueue('q')", "seal_batch(gen_random_uuid())"):
+        for call in (
+            "forget_rows(1, 1)",
+            "drop_partition(1)",
+            "ensure_partitions(1)",
+            "enqueue('q')",
+            "seal_batch(gen_random_uuid())",
+        ):
             await refused(db, f"SELECT pgworkd.{call}")
     finally:
         await db.execute(f"RESET ROLE; DROP OWNED BY {name}; DROP ROLE {name}")

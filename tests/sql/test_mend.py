@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from datetime import UTC, datetime, timedelta
 
+import asyncpg
 import pytest
 
 from .verbs import (
@@ -41,9 +42,17 @@ async def ensure(db: Db, days: int = 7) -> int:
     return int(await db.fetchval("SELECT pgworkd.ensure_partitions($1)", days))
 
 
-async def prune(db: Db, keep_days: int = 7, keep_dead_days: int = 30, limit: int = 5000) -> tuple[int, int, int]:
-    """prune(); partitions dropped, rows deleted, dead moved."""
+async def prune(db: Db, keep_days: int = 7, keep_dead_days: int = 30, limit: int = 5000) -> tuple[int, int]:
+    """prune(); rows deleted, dead moved."""
     return tuple(await db.fetchrow("SELECT * FROM pgworkd.prune($1, $2, $3)", keep_days, keep_dead_days, limit))  # type: ignore[return-value]
+
+
+async def drop_all(db: Db, keep_days: int = 7) -> int:
+    """drop_partition() until there is none; how many it dropped."""
+    dropped = 0
+    while await db.fetchval("SELECT pgworkd.drop_partition($1)", keep_days) is not None:
+        dropped += 1
+    return dropped
 
 
 async def partitions(db: Db) -> list[str]:
@@ -180,12 +189,13 @@ async def test_prune_drops_the_partitions_that_are_older(db: Db) -> None:
     await ensure(db, 3)
     await finished(db, 0, 3)
     await finished(db, 1, 2)
-    await prune(db, 100)  # those that schema.sql made, for the days of the real clock
+    await drop_all(db, 100)  # those that schema.sql made, for the days of the real clock
     assert await partitions(db) == [day(n) for n in range(4)]
     await clock(7 * DAY, db)
-    assert await prune(db) == (0, 0, 0), "the day is over, but a row of its last minute is not 7 days old"
+    assert await drop_all(db) == 0, "the day is over, but a row of its last minute is not 7 days old"
     await clock(8 * DAY, db)
-    assert await prune(db) == (1, 0, 0)
+    assert await drop_all(db) == 1
+    assert await prune(db) == (0, 0)
     assert await partitions(db) == [day(n) for n in range(1, 4)]
     assert await db.fetchval("SELECT count(*) FROM pgworkd.finished_jobs") == 2
 
@@ -193,8 +203,7 @@ async def test_prune_drops_the_partitions_that_are_older(db: Db) -> None:
 async def test_prune_deletes_old_rows_without_a_partition_in_batches(db: Db) -> None:
     await finished(db, -20, 5)
     await finished(db, -6.99, 2)
-    await prune(db, 10_000)
-    assert [(await prune(db, 7, 30, 3))[1] for _ in range(3)] == [3, 2, 0]
+    assert [(await prune(db, 7, 30, 3))[0] for _ in range(3)] == [3, 2, 0]
     assert await db.fetchval("SELECT count(*) FROM pgworkd.finished_jobs") == 2
 
 
@@ -205,9 +214,9 @@ async def test_a_queue_may_keep_less_but_not_more_than_all(db: Db) -> None:
     for queue in ("less", "more", "default", "q"):
         await finished(db, -61 / DAY, 2, queue)
     await finished(db, -60 / DAY, 2, "less")
-    assert await prune(db, 7, 30, 1) == (8, 1, 0)
-    assert await prune(db) == (0, 1, 0)
-    assert await prune(db) == (0, 0, 0)
+    assert await prune(db, 7, 30, 1) == (1, 0)
+    assert await prune(db) == (1, 0)
+    assert await prune(db) == (0, 0)
     rows = await db.fetch("SELECT queue, count(*) FROM pgworkd.finished_jobs GROUP BY 1 ORDER BY 1")
     assert [tuple(row) for row in rows] == [("default", 2), ("less", 2), ("more", 2), ("q", 2)]
 
@@ -221,36 +230,45 @@ async def test_prune_moves_what_has_been_dead_for_long(db: Db) -> None:
     await clock(-29 * DAY, db)
     await fail(db, [recent], permanent=True)
     await clock(0, db)
-    assert (await prune(db))[2] == 1
+    assert (await prune(db))[1] == 1
     row = await over(db, old)
     assert (row["status"], row["error"], row["finished_at"], row["failures"]) == ("dead", "why", T0, 1)
     assert await db.fetchval("SELECT count(*) FROM pgworkd.jobs") == 2
     await clock(3 * DAY, db)
-    assert (await prune(db, 7, 30, 0))[2] == 0
-    assert (await prune(db))[2] == 1
+    assert (await prune(db, 7, 30, 0))[1] == 0
+    assert (await prune(db))[1] == 1
 
 
-async def test_prune_waits_for_no_reader_of_an_old_partition_and_does_the_rest(db: Db, other: Db) -> None:
-    await prune(db, 0)
+async def test_the_drop_of_a_partition_gives_up_at_its_first_reader_and_rows_are_deleted_all_the_same(
+    db: Db, other: Db
+) -> None:
+    await drop_all(db, 1)
     await ensure(db, 1)
     await finished(db, -20)
     await clock(10 * DAY, db)
     await other.execute("BEGIN")
     await other.fetch(f"SELECT FROM pgworkd.finished_jobs_{day(0)}")
-    dropped, deleted, _ = await prune(db)
-    assert deleted == 1
+    assert await drop_all(db) == 0
+    assert (await prune(db))[0] == 1
     assert day(0) in await partitions(db)
     await other.execute("COMMIT")
-    assert (await prune(db))[0] == 2 - dropped
+    assert await drop_all(db) == 2
     assert await partitions(db) == []
+
+
+@pytest.mark.parametrize("days", [0, -10, None])
+async def test_nobody_can_ask_for_the_history_of_today_to_be_forgotten(db: Db, days: int | None) -> None:
+    for verb in ("drop_partition($1)", "forget_rows($1, 10)", "prune($1, 30)"):
+        with pytest.raises(asyncpg.InvalidParameterValueError, match="keep_days must be 1 or more"):
+            await db.execute(f"SELECT pgworkd.{verb}", days)
 
 
 async def test_two_prunes_at_once_do_not_wait_for_each_other(db: Db, other: Db) -> None:
     await finished(db, -20)
     await db.execute("BEGIN")
-    assert (await prune(db))[1] == 1
+    assert (await prune(db))[0] == 1
     await other.execute("SET statement_timeout = '2s'")
-    assert await prune(other) == (0, 0, 0)
+    assert await prune(other) == (0, 0)
     await db.execute("COMMIT")
 
 
@@ -259,9 +277,9 @@ async def test_a_dead_job_that_is_being_looked_at_is_left_for_the_next_time(db: 
     await db.execute("SET statement_timeout = '2s'")
     await other.execute("BEGIN")
     await other.execute("SELECT FROM pgworkd.jobs FOR UPDATE")
-    assert (await prune(db))[2] == 0
+    assert (await prune(db))[1] == 0
     await other.execute("COMMIT")
-    assert (await prune(db))[2] == 1
+    assert (await prune(db))[1] == 1
     assert await statuses(db, [job_id]) == ["dead"]
 
 
@@ -302,13 +320,12 @@ async def test_a_long_reader_holds_ensure_partitions_up_once_and_not_for_each_da
 async def test_a_locked_row_of_the_history_does_not_stop_prune(db: Db, other: Db) -> None:
     """A DELETE that waited for it would run into lock_timeout (55P03), which undoes the whole call, partitions too."""
     await db.execute("INSERT INTO pgworkd.queues (name, keep_s) VALUES ('q', 60)")
-    await prune(db, 0)  # the partitions that schema.sql made, for the days of the real clock
     await finished(db, -1, 3)
     await other.execute("BEGIN")
     await other.execute("SELECT FROM pgworkd.finished_jobs LIMIT 1 FOR UPDATE")
-    assert (await prune(db))[1] == 2
+    assert (await prune(db))[0] == 2
     await other.execute("COMMIT")
-    assert (await prune(db))[1] == 1
+    assert (await prune(db))[0] == 1
 
 
 async def test_expire_counts_the_jobs_of_a_queue_that_keeps_nothing(db: Db) -> None:

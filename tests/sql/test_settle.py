@@ -167,6 +167,7 @@ async def test_completed_leaves_a_complete_row_in_the_history(db: Db) -> None:
         "status": "completed",
         "finished_at": at(5),
         "result": '{"r": [1, 2]}',
+        "keep_until": None,
     }
     assert (row["attempts"], row["failures"], row["started_at"], row["worker_id"]) == (2, 1, at(3), worker_id)
     assert len(json.loads(row["errors"])) == 1
