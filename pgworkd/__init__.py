@@ -16,7 +16,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .app import App, DeadJob
     from .backoff import Backoff
-    from .errors import LeaseLost, OutcomeUnknown, PermanentError, PgworkdError, RetryAfter, Snooze, UsageError
+    from .errors import (
+        JobStopped,
+        LeaseLost,
+        OutcomeUnknown,
+        PermanentError,
+        PgworkdError,
+        RetryAfter,
+        Snooze,
+        UsageError,
+    )
     from .job import Job
 
 # Imported when first asked for: the daemon's signal handlers stand before anything slow is loaded.
@@ -25,6 +34,7 @@ _HOMES = {
     "Backoff": "backoff",
     "DeadJob": "app",
     "Job": "job",
+    "JobStopped": "errors",
     "LeaseLost": "errors",
     "OutcomeUnknown": "errors",
     "PermanentError": "errors",
@@ -39,6 +49,7 @@ __all__ = [
     "Backoff",
     "DeadJob",
     "Job",
+    "JobStopped",
     "LeaseLost",
     "OutcomeUnknown",
     "PermanentError",

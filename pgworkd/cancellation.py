@@ -2,6 +2,9 @@
 
 A cancel scope per job would cost as much as all the rest of its dispatch, so the jobs of a task share one. It is clean
 again as long as nothing was cancelled and nothing left behind; after that the task ends, and another takes its place.
+
+A handler is cancelled as asyncio does it: one CancelledError, where it waits. anyio's own scopes raise at every await
+from then on, which cuts off what `finally` and `__aexit__` await, and spins where a handler swallows it.
 """
 
 from __future__ import annotations
@@ -10,11 +13,88 @@ import asyncio
 import contextlib
 import contextvars
 import math
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self, cast
 
 import anyio
-from anyio._backends._asyncio import _task_states
+from anyio._backends._asyncio import CancelScope, _task_states
+
+AGAIN_S = 0.1
+"""A handler that is still there after its grace is cancelled again this often."""
+SHIELDED_S = 0.01
+"""A handler in a shielded scope (a COMMIT) is asked this often whether it has left it."""
+
+
+class RunScope(CancelScope):
+    """The scope of the runs of one task; `end` cancels the run, once, and again when its clean-up has had its time."""
+
+    __slots__ = ("_cut_at", "_next", "asked", "on_deadline", "told")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = False
+        """`end` was called."""
+        self.told = False
+        """A CancelledError was raised in the handler: what it returns after that, it returns in spite of it."""
+        self.on_deadline: Callable[[], None] = _nothing
+        self._cut_at = math.inf
+        self._next: asyncio.TimerHandle | None = None
+
+    def cancel(self, reason: str | None = None) -> None:
+        """The run is over its time."""
+        self.on_deadline()
+
+    def end(self, grace_s: float) -> None:
+        """Cancels the run: at once, and after `grace_s` again and again until it is out; the shortest grace holds."""
+        cut_at = asyncio.get_running_loop().time() + grace_s
+        if self.asked and cut_at >= self._cut_at:
+            return
+        self.asked, self._cut_at = True, min(cut_at, self._cut_at)
+        self._deliver()
+
+    def over(self) -> None:
+        """The handler has come back: nothing more is raised in its task."""
+        self.on_deadline = _nothing
+        if self._next is not None:
+            self._next.cancel()
+            self._next = None
+
+    def _deliver(self) -> None:
+        if self._next is not None:
+            self._next.cancel()
+        loop, task = asyncio.get_running_loop(), self._host_task
+        if task is None:
+            return
+        left_s = self._cut_at - loop.time()
+        if self.told and left_s > 0:
+            wait_s = left_s
+        elif self._shielded(task):
+            wait_s = SHIELDED_S
+        elif _is_about_to_go_on(task):
+            wait_s = 0.0  # what it waited for has come: it may return without ever having been told
+        else:
+            task.cancel()
+            self.told = True
+            wait_s = max(left_s, AGAIN_S)
+        self._next = loop.call_later(wait_s, self._deliver)
+
+    def _shielded(self, task: asyncio.Task[Any]) -> bool:
+        scope = _task_states[task].cancel_scope
+        while scope is not None and scope is not self:
+            if scope.shield:
+                return True
+            scope = scope._parent_scope  # noqa: SLF001 - as above
+        return False
+
+
+def _nothing() -> None:
+    return None
+
+
+def _is_about_to_go_on(task: asyncio.Task[Any]) -> bool:
+    waiter = task._fut_waiter  # type: ignore[attr-defined] # noqa: SLF001 - as anyio looks
+    return task is asyncio.current_task() or (isinstance(waiter, asyncio.Future) and waiter.done())
 
 
 class RunnerTask:
@@ -29,7 +109,7 @@ class RunnerTask:
         self._context = contextvars.copy_context()
         self._cancelling = self._task.cancelling()
         self._left = False
-        self.scope = anyio.CancelScope()
+        self.scope = RunScope()
 
     async def __aenter__(self) -> Self:
         self.scope.__enter__()
@@ -50,7 +130,7 @@ class RunnerTask:
         if (
             self._left
             or self._state.cancel_scope is not self.scope
-            or self.scope.cancel_called
+            or self.scope.asked
             or self._task.cancelling() > self._cancelling
         ):
             return False
@@ -66,6 +146,7 @@ class RunnerTask:
         """
         if not self._left:
             self._left = True
+            self.scope.over()
             shown = error if isinstance(error, asyncio.CancelledError) else None
             while (scope := self._state.cancel_scope) is not None:
                 scope.__exit__(type(shown) if shown else None, shown, None)

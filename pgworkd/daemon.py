@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import anyio
 from anyio.abc import TaskGroup
 
 from . import events, schema
 from .app import App, DeadJob
-from .chores import Chores, Periods
+from .chores import Chores
 from .errors import DatabaseUnavailable, InvalidPayload, PgworkdError, UsageError
 from .events import Events
 from .hearing import Hearing
@@ -25,9 +24,9 @@ from .held import Held, Holdings
 from .hooks import Hooks
 from .job import Ending, Outcome, Reason
 from .lease import end_process
-from .link import LinkOptions
 from .look import Look
 from .membership import Membership
+from .options import Options, Part
 from .outage import Outage
 from .payload import decode
 from .pool import Pool
@@ -41,31 +40,11 @@ from .wake import Wake
 
 FLUSH_GRACE_S = 10.0
 """How long a stop waits for the database to take the last outcomes."""
+CUT_S = 0.5
+"""How long it waits for handlers whose clean-up has been cut off."""
 
 
-class Part(Protocol):
-    """An optional companion that lives as long as the daemon (metrics, HTTP, sd_notify)."""
-
-    async def run(self, daemon: Any) -> None:
-        """Runs from before the first contact with the database until cancelled; must not raise."""
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """What a daemon needs to know. Times in seconds."""
-
-    link: LinkOptions
-    worker_name: str = "worker"
-    lease_s: float = 30.0
-    heartbeat_s: float = 10.0
-    poll_s: float = 2.0
-    shutdown_s: float = 30.0
-    cancel_grace_s: float = 5.0
-    """How long a cancelled handler may take to come out at a stop."""
-    transactions_max: int = 10
-    slow_min_s: float = 1.0
-    slow_factor: float = 5.0
-    periods: Periods = field(default_factory=Periods)
+__all__ = ["CUT_S", "FLUSH_GRACE_S", "Daemon", "Options", "Part"]
 
 
 class Daemon:
@@ -113,7 +92,9 @@ class Daemon:
         self._serving = Serving(app, live, self._holdings, self.events, make=self._pool, drop=self._drop_pool)
         self.pools = live.pools = self._serving.pools
         self._settler = self._make_settler()
-        self._runner = Runner(app, store, self._recurring, self.events, options.worker_name, live.backoffs)
+        self._runner = Runner(
+            app, store, self._recurring, self.events, options.worker_name, live.backoffs, options.grace_s
+        )
         self._chores = Chores(
             store,
             self._recurring,
@@ -291,7 +272,7 @@ class Daemon:
             with anyio.move_on_after(self.options.shutdown_s):
                 await self._come_out(hurry=True)
         self._holdings.stop_all(Reason.SHUTDOWN)
-        with anyio.move_on_after(self.options.cancel_grace_s):
+        with anyio.move_on_after(self.options.cancel_grace_s + CUT_S):
             await self._come_out(hurry=False)
         until = anyio.current_time() + FLUSH_GRACE_S
         with anyio.CancelScope(deadline=until):

@@ -129,6 +129,10 @@ class RetryAfter(Exception):  # noqa: N818
         return self.message or f"retry after {self.delay_s:g} s"
 
 
+class JobStopped(BaseException):
+    """Raised by `job.check()` when the run was asked to end: let it pass, the attempt ends by that reason."""
+
+
 def delay_seconds(value: float | timedelta, what: str) -> float:
     """`value` as seconds between 0 and 366 days; UsageError naming `what` for all else (bool, NaN)."""
     if isinstance(value, timedelta):

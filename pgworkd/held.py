@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from uuid import UUID
 
 import anyio
 
+from .cancellation import RunScope
 from .job import Job, Reason
 from .link import CUT_AFTER_S
 from .store import Claimed
@@ -21,8 +22,12 @@ class Held:
 
     job: Job | None = None
     """What the handler was given, if it asked for it."""
-    scope: anyio.CancelScope | None = None
-    """Set while the handler runs: cancelling it ends this run, and only this."""
+    scope: RunScope | None = None
+    """Set while the handler runs: ending it ends this run, and only this."""
+    in_thread = False
+    """It runs in a thread, which can only be asked to end."""
+    grace_s: Callable[[Reason], float]
+    """How long its clean-up may take until it is cancelled again; set with `scope`."""
     reason: Reason | None = None
     commit: anyio.CancelScope | None = None
     """Set once its transaction commits, by whoever commits: a stop leaves the answer CUT_AFTER_S to come."""
@@ -32,6 +37,8 @@ class Held:
     """On the monotonic clock, when the handler was called; None: still waits for a slot."""
     ended: float = 0.0
     """On the same clock, when it came back."""
+    told = False
+    """Of a thread: it had been asked to end when it came back."""
     settled = False
     """The handler has completed the job itself, in its own transaction."""
     unheard = False
@@ -56,8 +63,8 @@ class Held:
                 self.job.stopping.set()
             if self.commit is not None:
                 self.commit.deadline = anyio.current_time() + CUT_AFTER_S
-            if self.scope is not None:
-                self.scope.cancel()
+        if self.scope is not None and not self.in_thread:
+            self.scope.end(self.grace_s(reason))
 
     def committing(self) -> anyio.CancelScope:
         """The scope to commit in: shielded, without limit until the run is to end."""

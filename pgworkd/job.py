@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from .errors import UsageError
+from .errors import JobStopped, UsageError
 
 PROGRESS_CHARS_MAX = 200
 """Of its word; the rest is cut."""
@@ -45,10 +45,32 @@ class Job:
     result: Any = None
     """What to store with a completion by `transaction()`; set it inside the block."""
     stopping: threading.Event = field(default_factory=threading.Event, repr=False)
-    """Set when this run should end: timed out, cancelled or the daemon stops. For handlers in threads,
-    which cannot be interrupted: look at it now and then and return."""
+    """Set when this run should end: timed out, cancelled or the daemon stops. A handler in a thread cannot be
+    interrupted: it calls `check()` now and then, or waits on this. Never set in a process, which is killed."""
+    is_done: bool = field(default=False, repr=False)
+    """`done()` was called."""
     opener: Callable[[Job], AbstractAsyncContextManager[Any]] | None = field(default=None, repr=False)
     noter: Callable[[float, str], None] | None = field(default=None, repr=False)
+
+    def check(self) -> None:
+        """Raises `JobStopped` if this run should end; else does nothing. It costs a microsecond: call it in each turn.
+
+        Let it pass: the run then ends by the reason for which it was asked to (a time-out counts as a failure, a
+        cancellation cancels, a stop of the daemon gives the job back). In a process, which is killed, it never raises.
+        """
+        if self.stopping.is_set():
+            raise JobStopped("this run was asked to end: let this pass")
+
+    def done(self, result: Any = None) -> None:
+        """Says that the work is done: this run is completed, also if it is, or was, asked to end.
+
+        A run that was asked to end (`stopping`, a cancellation) and returns without having said so has stopped
+        half-way: it ends by the reason for which it was asked. `result` is stored unless the handler returns one.
+        What the handler raises of its own accord still fails it. In a process it changes nothing.
+        """
+        if result is not None:
+            self.result = result
+        self.is_done = True
 
     def progress(self, done: float, message: str = "") -> None:
         """Says how far this run has come: `done` from 0 to 1, and a word about it, for `pgworkd job` and the like.

@@ -119,9 +119,7 @@ class Reporter:
             return
         timeout_s = held.claimed.timeout_s or handler.timeout_s
         if timeout_s is not None and now - held.started > timeout_s:
-            held.reason = Reason.TIMEOUT
-            if held.job is not None:
-                held.job.stopping.set()
+            held.stop(Reason.TIMEOUT)
             self._events.emit(events.JOB_OVERDUE, **held.facts(), timeout_s=timeout_s)
 
     def _flag_slow(self, held: Held, now: float) -> None:

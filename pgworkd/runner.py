@@ -26,7 +26,7 @@ from . import events
 from .app import App, Handler
 from .cancellation import RunnerTask
 from .child import Request
-from .errors import LeaseLost, OutcomeUnknown, PermanentError, RetryAfter, Snooze
+from .errors import InvalidPayload, LeaseLost, OutcomeUnknown, PermanentError, RetryAfter, Snooze
 from .events import Events
 from .failure import ErrorFacts, describe_error
 from .held import Held
@@ -52,8 +52,13 @@ class Runner:
         events_: Events,
         worker_name: str,
         backoffs: Mapping[str, Mapping[str, float]],
+        grace_s: Callable[[Reason], float],
     ) -> None:
-        """`backoffs`: by queue, what wins over the handlers' own (`Backoff.but`)."""
+        """`backoffs`: by queue, what wins over the handlers' own (`Backoff.but`).
+
+        `grace_s`: how long the clean-up of a cancelled run may take until it is cancelled again.
+        """
+        self._grace_s = grace_s
         self._handlers = app.handlers
         self._backoffs = backoffs
         self._events = events_
@@ -78,33 +83,46 @@ class Runner:
         timeout_s = held.claimed.timeout_s or handler.timeout_s
         # A thread cannot be interrupted: its time-out is told to it, and waited out.
         limited = timeout_s is not None and handler.mode != "thread"
+        scope = task.scope
         if limited:
-            task.scope.deadline = anyio.current_time() + (timeout_s or 0.0)
-        held.scope = task.scope
+            scope.on_deadline = functools.partial(held.stop, Reason.TIMEOUT)
+            scope.deadline = anyio.current_time() + (timeout_s or 0.0)
+        held.grace_s, held.scope = self._grace_s, scope
         held.started = time.monotonic()
         try:
             if handler.mode == "loop":
-                outcome = _completed(await handler.function(**arguments))
+                outcome = _completed(await handler.function(**arguments), held.job)
             else:
                 outcome = await self._elsewhere(handler, held, arguments)
+            if held.reason is not None and (held.told or scope.told) and not _is_done(held):
+                outcome = self._ended(held.reason, held, handler)
         except BaseException as error:
             held.scope = None  # whoever wants to stop this run comes too late
-            cancelled = task.scope.cancel_called
-            if (cancelled or isinstance(error, asyncio.CancelledError) or not task.clean) and await task.leave(error):
+            told = held.told or scope.told
+            if (scope.asked or isinstance(error, asyncio.CancelledError) or not task.clean) and await task.leave(error):
                 raise  # the daemon itself is being torn down
-            if held.reason is Reason.TIMEOUT or (
-                held.reason is None and cancelled
-            ):  # by the deadline: nobody else does
-                outcome = self._timed_out(timeout_s, held, handler)
-            elif held.reason is not None:
-                outcome = stopped(held.reason)
+            if held.reason is not None and told:
+                outcome = self._ended(held.reason, held, handler)
             else:
                 outcome = self._raised(error, held, handler)
         held.ended = time.monotonic()
         held.scope = None
         if limited:
-            task.scope.deadline = math.inf
+            scope.deadline = math.inf
+        if scope.asked:
+            scope.over()
         return _SETTLED if held.settled else outcome
+
+    def _ended(self, reason: Reason, held: Held, handler: Handler) -> Outcome:
+        """The outcome of a run that was asked to end: by that reason, unless it has said that it is done."""
+        if _is_done(held):
+            try:
+                return _completed(None, held.job)
+            except InvalidPayload as error:
+                return self._failed(error, held, handler)
+        if reason is Reason.TIMEOUT:
+            return self._timed_out(held.claimed.timeout_s or handler.timeout_s, held, handler)
+        return stopped(reason)
 
     def _arguments(self, handler: Handler, held: Held) -> dict[str, Any]:
         payload = decode(held.claimed.payload)
@@ -139,11 +157,13 @@ class Runner:
 
     async def _elsewhere(self, handler: Handler, held: Held, arguments: dict[str, Any]) -> Outcome:
         if handler.mode == "thread":
-            call = functools.partial(_in_thread, handler.function, arguments)
-            result, error = await anyio.to_thread.run_sync(call, limiter=self._threads)
+            held.in_thread = True
+            call = functools.partial(_in_thread, handler.function, arguments, held.job)
+            result, error, told = await anyio.to_thread.run_sync(call, limiter=self._threads)
+            held.told = told or held.reason is Reason.TIMEOUT
             if error is not None:
                 raise error
-            return _completed(result)
+            return _completed(result, held.job)
         job = cast("Job", held.job)  # set before every call
         request = Request(
             handler.function.__module__,
@@ -228,13 +248,27 @@ def _unknown(kind: str) -> Outcome:
     return Outcome(Ending.RELEASED, delay_s=UNKNOWN_KIND_DELAY_S, message=message, reason=message)
 
 
-def _completed(result: object) -> Outcome:
+def _is_done(held: Held) -> bool:
+    return held.job is not None and held.job.is_done
+
+
+def _completed(result: object, job: Job | None) -> Outcome:
+    if result is None and job is not None and job.is_done:
+        result = job.result
     return _DONE if result is None else Outcome(Ending.COMPLETED, result=encode(result, "result", object_only=False))
 
 
-def _in_thread(function: Callable[..., Any], arguments: dict[str, Any]) -> tuple[Any, BaseException | None]:
-    """Calls a handler; what it raises is returned, because a GeneratorExit thrown into the loop closes coroutines."""
+def _in_thread(
+    function: Callable[..., Any], arguments: dict[str, Any], job: Job | None
+) -> tuple[Any, BaseException | None, bool]:
+    """Calls a handler: its result, what it raised, and whether it had been asked to end by then.
+
+    One that takes no `Job` cannot know. What it raises is returned, because a GeneratorExit thrown into the loop closes
+    coroutines.
+    """
+    result, error = None, None
     try:
-        return function(**arguments), None
-    except BaseException as error:  # noqa: BLE001 - raised again in the loop
-        return None, error
+        result = function(**arguments)
+    except BaseException as raised:  # noqa: BLE001 - raised again in the loop
+        error = raised
+    return result, error, job is not None and job.stopping.is_set()

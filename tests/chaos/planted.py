@@ -115,9 +115,23 @@ BUGS = (
     python(
         "a swallowed cancellation",
         "held",
-        "                self.scope.cancel()\n",
-        "                pass\n",
+        "            self.scope.end(self.grace_s(reason))\n",
+        "            pass\n",
         kinds="terminate",
+    ),
+    python(
+        "whatever a stopped handler returns is a completion",
+        "runner",
+        "            if held.reason is not None and (held.told or scope.told) and not _is_done(held):\n",
+        "            if False and held.reason is not None and not _is_done(held):\n",
+        tests="tests/stories/test_05_stop.py",
+    ),
+    python(
+        "clean-up is cut off",
+        "cancellation",
+        "        cut_at = asyncio.get_running_loop().time() + grace_s\n",
+        "        cut_at = asyncio.get_running_loop().time()\n",
+        tests="tests/engine/test_stopping.py",
     ),
     python(
         "no end of runs when the lease cannot be renewed",

@@ -79,7 +79,7 @@ async def outlived(
     **columns: Any,
 ) -> str | None:
     """One odd job, then many ordinary ones; the error of the odd one. `kept`: whether its task runs them as well."""
-    async with running(ordinary.app, dsn, shutdown_s=0.5) as (daemon, seen):
+    async with running(ordinary.app, dsn, shutdown_s=0.5, cancel_grace_s=0.2) as (daemon, seen):
         await run_ordinary(db, 2)
         before = tasks_now()
         odd = await insert(db, "q", kind="odd", **columns)

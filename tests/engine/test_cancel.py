@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import anyio
@@ -68,7 +69,8 @@ async def test_a_running_handler_is_cancelled_within_a_second(dsn: str, db: asyn
 @pytest.mark.parametrize(
     ("ending", "final"),
     [
-        ("returns", "completed"),
+        ("returns", "cancelled"),
+        ("is done", "completed"),
         ("raises", "cancelled"),
         ("snoozes", "cancelled"),
         ("gives up", "cancelled"),
@@ -80,10 +82,12 @@ async def test_a_handler_that_takes_its_cancellation_its_own_way(
     app = App()
 
     @app.handler("q")
-    async def handle() -> str:
+    async def handle(job: Job) -> str:
         try:
             await anyio.sleep_forever()
         except anyio.get_cancelled_exc_class():
+            if ending == "is done":
+                job.done()
             if ending == "raises":
                 raise ValueError("in the clean-up") from None
             if ending == "snoozes":
@@ -99,7 +103,7 @@ async def test_a_handler_that_takes_its_cancellation_its_own_way(
         await until(waits_for_status(db, job_id, final), limit_s=4)
 
 
-async def test_a_thread_that_was_told_is_cancelled_when_it_raises_or_completed_when_it_returns(
+async def test_a_thread_that_was_told_is_cancelled_whether_it_raises_or_returns_unless_it_says_that_it_is_done(
     dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
     app = App()
@@ -107,16 +111,21 @@ async def test_a_thread_that_was_told_is_cancelled_when_it_raises_or_completed_w
     @app.handler("q")
     def handle(payload: dict[str, Any], job: Job) -> str:
         assert job.stopping.wait(10)
-        if payload["raise"]:
+        if payload["how"] == "raises":
             raise RuntimeError("stopped")
+        if payload["how"] == "checks":
+            job.check()
+        if payload["how"] == "is done":
+            job.done()
         return "came home"
 
     async with running(app, dsn) as (_, seen):
-        raises, returns = await insert(db, "q", '{"raise": true}'), await insert(db, "q", '{"raise": false}')
-        await seen.wait(events.JOB_STARTED, count=2)
-        await cancel(db, raises, returns)
-        await until(waits_for_status(db, raises, "cancelled"), limit_s=4)
-        await until(waits_for_status(db, returns, "completed"), limit_s=4)
+        hows = ("raises", "checks", "returns", "is done")
+        ids = [await insert(db, "q", json.dumps({"how": how})) for how in hows]
+        await seen.wait(events.JOB_STARTED, count=4)
+        await cancel(db, *ids)
+        for job_id, ending in zip(ids, ["cancelled"] * 3 + ["completed"], strict=True):
+            await until(waits_for_status(db, job_id, ending), limit_s=4)
 
 
 async def test_a_cancel_whose_notification_was_lost_comes_with_the_next_heartbeat(

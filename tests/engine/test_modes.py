@@ -47,7 +47,13 @@ async def test_a_plain_function_runs_in_a_thread_of_its_own(dsn: str, db: asyncp
 
 @pytest.mark.parametrize(
     ("ending", "final", "failures"),
-    [("return", "completed", 0), ("raise", "dead", 1), ("permanent", "dead", 1), ("snooze", "dead", 1)],
+    [
+        ("return", "dead", 1),
+        ("is done", "completed", 0),
+        ("raise", "dead", 1),
+        ("permanent", "dead", 1),
+        ("snooze", "dead", 1),
+    ],
 )
 async def test_a_thread_past_its_timeout_is_told_reported_and_never_run_twice(
     dsn: str, db: asyncpg.Connection[Any], ending: str, final: str, failures: int
@@ -66,6 +72,8 @@ async def test_a_thread_past_its_timeout_is_told_reported_and_never_run_twice(
         assert go_on.wait(10)
         if ending in ends:
             raise ends[ending]
+        if ending == "is done":
+            job.done()
         return "late, but done"
 
     async with running(app, dsn, heartbeat_s=0.1) as (_, seen):
@@ -80,7 +88,7 @@ async def test_a_thread_past_its_timeout_is_told_reported_and_never_run_twice(
         assert len(seen.all(events.JOB_OVERDUE)) == 1
     assert runs == [1]
     assert await db.fetchval("SELECT failures FROM pgworkd.all_jobs") == failures
-    if ending == "return":
+    if ending == "is done":
         assert await db.fetchval("SELECT result::text FROM pgworkd.finished_jobs") == '"late, but done"'
 
 

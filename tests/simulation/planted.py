@@ -75,8 +75,8 @@ BUGS: dict[Planted, str] = {
     Planted(
         "a stop that tells nobody",
         "pgworkd/held.py",
-        "                self.scope.cancel()",
-        "                self.scope = None",
+        "            self.scope.end(self.grace_s(reason))",
+        "            self.scope = None",
     ): "stop",
     Planted(
         "what stalls here is kept",

@@ -36,6 +36,10 @@ AFTER_ALL = Doing("ok", 0.001)
 odd: ContextVar[int] = ContextVar("odd", default=0)
 
 
+IN_SPITE = object()
+"""Returned after a cancellation: no completion."""
+
+
 class ProcessEnded(SimulationFailed):
     """The daemon has ended its process, because handlers would not stop: a proper end of a schedule."""
 
@@ -125,8 +129,8 @@ class World:
         except BaseException:
             self.watch.ended(key, "raised")
             raise
-        self.watch.ended(key, "returned")
-        return answer
+        self.watch.ended(key, "cancelled" if answer is IN_SPITE else "returned")
+        return None if answer is IN_SPITE else answer
 
     async def _do(self, doing: Doing) -> Any:
         if doing.kind == "burn":
@@ -142,7 +146,7 @@ class World:
             await anyio.sleep(doing.takes_s)
         except asyncio.CancelledError:
             if doing.kind == "swallow":
-                return None
+                return IN_SPITE
             if doing.kind == "stubborn":
                 self._refuses += 1
                 with anyio.CancelScope(shield=True):

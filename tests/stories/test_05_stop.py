@@ -103,13 +103,25 @@ async def test_a_stop_in_the_middle_of_a_backlog_leaves_no_job_running(dsn: str,
     assert await db.fetchval("SELECT max(failures) FROM pgworkd.all_jobs") == 0
 
 
-async def test_a_thread_is_told_to_stop_and_its_result_counts(dsn: str, db: asyncpg.Connection[Any]) -> None:
-    app, entered = App(), threading.Event()
+@pytest.mark.parametrize("says", ["nothing", "it checks", "it is done"])
+async def test_a_thread_that_obeys_its_stop_has_not_completed_unless_it_says_so(
+    dsn: str, db: asyncpg.Connection[Any], says: str
+) -> None:
+    """One of 200 pages: the job goes back, and the next daemon does the rest."""
+    app, entered, pages = App(), threading.Event(), []
 
     @app.handler("q")
     def handle(job: Job) -> str:
-        entered.set()
-        assert job.stopping.wait(10)
+        for page in range(200):
+            if says == "it checks":
+                job.check()
+            elif job.stopping.is_set():
+                break
+            pages.append(page)
+            entered.set()
+            job.stopping.wait(10)
+        if says == "it is done":
+            job.done()
         return "came home"
 
     async with running(app, dsn, shutdown_s=0.05) as (daemon, seen):
@@ -117,7 +129,9 @@ async def test_a_thread_is_told_to_stop_and_its_result_counts(dsn: str, db: asyn
         await until(entered.is_set)
         daemon.request_stop()
         await seen.wait(events.DAEMON_STOPPED, exit_code=0)
-    assert await status(db, job_id) == "completed"
+    assert pages == [0]
+    assert await status(db, job_id) == ("completed" if says == "it is done" else "pending")
+    assert await db.fetchval("SELECT failures FROM pgworkd.all_jobs") == 0
 
 
 async def test_a_stop_before_the_database_was_ever_there() -> None:

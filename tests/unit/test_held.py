@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from datetime import UTC, datetime
 from uuid import UUID, uuid4
@@ -9,6 +10,7 @@ from uuid import UUID, uuid4
 import anyio
 import pytest
 
+from pgworkd.cancellation import RunnerTask, RunScope
 from pgworkd.held import Held, Holdings
 from pgworkd.job import Job, Reason
 from pgworkd.link import CUT_AFTER_S
@@ -78,15 +80,16 @@ async def test_a_stop_cancels_the_run_and_tells_the_job() -> None:
     held = held_of()
     held.job = job_of(held)
     came_out: list[bool] = []
-    with anyio.CancelScope() as scope:
-        held.scope = scope
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_stop, held)
-            assert not held.job.stopping.is_set()
+    async with anyio.create_task_group() as tasks, RunnerTask() as task:
+        held.scope, held.grace_s = task.scope, lambda _: 1.0
+        tasks.start_soon(_stop, held)
+        assert not held.job.stopping.is_set()
+        with pytest.raises(asyncio.CancelledError):
             await anyio.sleep(5)
-            came_out.append(True)
-    assert scope.cancelled_caught
-    assert came_out == []
+        await anyio.sleep(0.01)  # once is enough: what cleans up may wait
+        came_out.append(True)
+    assert task.scope.told
+    assert came_out == [True]
     assert held.job.stopping.is_set()
 
 
@@ -106,21 +109,30 @@ async def test_a_stop_limits_how_long_a_commit_is_awaited_whichever_comes_first(
 
 
 async def test_a_second_stop_does_not_cancel_the_clean_up_of_the_first() -> None:
-    """The handler has left its scope; whatever comes next on this task is another job's."""
     held = held_of()
-    with anyio.CancelScope() as scope:
-        held.scope = scope
-        held.stop(Reason.CANCEL)
+    async with anyio.create_task_group() as tasks, RunnerTask() as task:
+        held.scope, held.grace_s = task.scope, lambda _: 1.0
+        tasks.start_soon(_stop, held)
         try:
-            await anyio.lowlevel.checkpoint()
-        finally:
-            held.scope = None  # as the runner does
-    assert scope.cancelled_caught
-    with anyio.CancelScope() as next_scope:
-        held.scope = next_scope
-        held.stop(Reason.SHUTDOWN)
-        await anyio.lowlevel.checkpoint()
-    assert not next_scope.cancelled_caught
+            await anyio.sleep(5)
+        except asyncio.CancelledError:
+            held.stop(Reason.SHUTDOWN)
+            await anyio.sleep(0.01)
+    assert held.reason is Reason.CANCEL
+
+
+async def test_a_fence_shortens_the_clean_up_of_another_stop() -> None:
+    held, cuts = held_of(), 0
+    async with anyio.create_task_group() as tasks, RunnerTask() as task:
+        held.scope, held.grace_s = task.scope, lambda reason: 0.02 if reason is Reason.FENCE else 60.0
+        tasks.start_soon(_stop, held)
+        for _ in range(2):
+            try:
+                await anyio.sleep(5)
+            except asyncio.CancelledError:
+                cuts += 1
+                held.stop(Reason.FENCE)
+    assert cuts == 2
 
 
 def test_holdings_know_what_was_added_until_it_is_removed() -> None:
@@ -166,7 +178,7 @@ def test_a_newer_attempt_of_the_same_job_ends_the_older_one() -> None:
 async def test_running_are_those_whose_handler_was_called_and_has_not_come_back() -> None:
     holdings = Holdings()
     waiting, runs, over = held_of(), held_of(), held_of()
-    runs.started, runs.scope = 1.0, anyio.CancelScope()
+    runs.started, runs.scope = 1.0, RunScope()
     over.started = 1.0
     for held in (waiting, runs, over):
         holdings.add(held)
