@@ -122,6 +122,9 @@ class Runner:
                 return self._failed(error, held, handler)
         if reason is Reason.TIMEOUT:
             return self._timed_out(held.claimed.timeout_s or handler.timeout_s, held, handler)
+        if reason is not Reason.CANCEL and held.claimed.max_attempts == 1:
+            text = f"{reason.value}; the job has begun and may run only once (max_attempts is 1)"
+            return self._failure(ErrorFacts("Stopped", text, ""), 0.0, permanent=True)
         return stopped(reason)
 
     def _arguments(self, handler: Handler, held: Held) -> dict[str, Any]:

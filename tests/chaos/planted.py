@@ -127,6 +127,13 @@ BUGS = (
         tests="tests/stories/test_05_stop.py",
     ),
     python(
+        "what may run only once goes back at a stop",
+        "runner",
+        "        if reason is not Reason.CANCEL and held.claimed.max_attempts == 1:\n",
+        "        if False and held.claimed.max_attempts == 1:\n",
+        tests="tests/engine/test_stopping.py",
+    ),
+    python(
         "clean-up is cut off",
         "cancellation",
         "        cut_at = asyncio.get_running_loop().time() + grace_s\n",

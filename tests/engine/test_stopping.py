@@ -98,7 +98,7 @@ async def test_a_clean_up_beyond_its_grace_is_cut_off(dsn: str, db: asyncpg.Conn
         job_id = await insert(db, "q", **({"timeout_s": 0.05} if reason == "timeout" else {}))
         await seen.wait(events.JOB_STARTED)
         await end_by(reason, daemon, db, job_id)
-        await until(waits_for_status(db, job_id, ENDINGS[reason]), limit_s=3)
+        await until(waits_for_status(db, job_id, {**ENDINGS, "stop": "dead"}[reason]), limit_s=3)
     assert cut == ["cut"]
 
 
@@ -244,3 +244,46 @@ async def test_a_check_costs_nothing_before_the_run_is_asked_to_end(dsn: str, db
 
     async with running(app, dsn):
         await until(waits_for_status(db, await insert(db, "q"), "completed"))
+
+
+# At most once.
+
+
+@pytest.mark.parametrize("how", ["loop", "thread", "process"])
+@pytest.mark.parametrize("reason", ["stop", "fence"])
+async def test_what_has_begun_and_may_run_only_once_ends_dead_and_what_has_not_begun_goes_back(
+    dsn: str, db: asyncpg.Connection[Any], reason: str, how: str
+) -> None:
+    app, began = App(), list[Any]()
+
+    async def charge(job: Job) -> None:
+        began.append(job.id)
+        await anyio.sleep_forever()
+
+    def charge_in_thread(job: Job) -> None:
+        began.append(job.id)
+        assert job.stopping.wait(10)
+
+    options: dict[str, Any] = {"run_in": "process"} if how == "process" else {}
+    handle = {"loop": charge, "thread": charge_in_thread, "process": sleep_in_process}[how]
+    app.handler("q", concurrency=1, max_attempts=1, **options)(handle)
+    async with running(app, dsn) as (daemon, seen):
+        await db.execute("INSERT INTO pgworkd.jobs (queue) SELECT 'q' FROM generate_series(1, 3)")
+        started = await seen.wait(events.JOB_STARTED)
+        await until(lambda: daemon.running == 1)
+        if how != "process":
+            await until(lambda: began)
+        await end_by(reason, daemon, db, None)
+        await until(lambda: db.fetchval("SELECT NOT EXISTS (SELECT FROM pgworkd.jobs WHERE status = 'running')"))
+        dead = await seen.wait(events.JOB_DEAD)
+    rows = await db.fetch("SELECT id::text, status::text, failures, error FROM pgworkd.jobs ORDER BY status <> 'dead'")
+    text = {"stop": "the daemon stops", "fence": "the worker could not renew its lease"}[reason]
+    error = f"Stopped: {text}; the job has begun and may run only once (max_attempts is 1)"
+    assert tuple(rows[0]) == (started["job_id"], "dead", 1, error)
+    assert dead["job_id"] == started["job_id"]
+    assert [tuple(row)[1:] for row in rows[1:]] == [("pending", 0, None)] * 2
+    assert len(seen.all(events.JOB_STARTED)) == 1
+
+
+def sleep_in_process() -> None:
+    time.sleep(30)
