@@ -1,0 +1,56 @@
+"""python -m tests.sweeps: plays situations of arrivals, drawn from a seed, until the minutes are over.
+
+A failure prints the situation, which `--only` plays again. Exit code 1 if there was any.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+from pgworkd import schema
+from tests.server import create_database, create_template, drop_database, start_test_server
+
+from .arrivals import Situation, draw, play
+
+
+async def sweep(dsn: str, minutes: float, seed: int, only: Situation | None) -> int:
+    """Plays situations until the time is over; how many did not hold."""
+    rng, ends, played, failed = random.Random(seed), time.monotonic() + 60 * minutes, 0, 0  # noqa: S311 - repeatable
+    while time.monotonic() < ends and (only is None or not played):
+        s = only or draw(rng)
+        name = f"arrivals_{played}"
+        found = await play(s, await create_database(dsn, name))
+        await drop_database(dsn, name)
+        played += 1
+        if found:
+            failed += 1
+            print(f"FAILED --only '{json.dumps(asdict(s))}': {'; '.join(found)}", flush=True)  # noqa: T201
+    print(f"{played} situations, {failed} failed (seed {seed})")  # noqa: T201
+    return failed
+
+
+def main() -> int:
+    """Exit code 1 if anything did not hold."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minutes", type=float, default=10)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--only", type=lambda text: Situation(**json.loads(text)), default=None)
+    parser.add_argument("--pg-bin", type=Path, default=None)
+    options = parser.parse_args()
+    server = start_test_server(options.pg_bin)
+    try:
+        asyncio.run(create_template(server.dsn(), schema.text()))
+        return 1 if asyncio.run(sweep(server.dsn(), options.minutes, options.seed, options.only)) else 0
+    finally:
+        server.stop("immediate")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
