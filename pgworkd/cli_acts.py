@@ -11,7 +11,7 @@ import typer
 from . import cli_bulk
 from .cli_ask import Dsn, Json, KindOption, QueueOption, Status, Yes, ask, instant_of, stdin_text
 from .cli_bulk import CHUNK, Bulk
-from .cli_text import as_json, is_terminal, note, out, parsed, table
+from .cli_text import as_json, note, out, parsed, table
 from .errors import UsageError
 
 if TYPE_CHECKING:
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from .admin import Admin
     from .admin_sql import AuditRow
 
-CHANGE_CHARS_MAX = 300
-"""On a terminal: a payload may be a MiB."""
 _INT4 = 2**31
 
 Ids = Annotated[list[UUID] | None, typer.Argument(metavar="ID", show_default=False, help="Job ids.")]
@@ -185,8 +183,7 @@ def _change(row: AuditRow) -> str:
     before, after = parsed(row.before), parsed(row.after)
     if not isinstance(before, dict) or not isinstance(after, dict):
         return f"{row.before} -> {row.after}"  # a number that Python cannot read
-    told = ", ".join(f"{name}: {_plain(before.get(name))} -> {_plain(after[name])}" for name in after)
-    return told if len(told) <= CHANGE_CHARS_MAX or not is_terminal() else told[: CHANGE_CHARS_MAX - 3] + "..."
+    return ", ".join(f"{name}: {_plain(before.get(name))} -> {_plain(after[name])}" for name in after)
 
 
 def _plain(value: Any) -> str:

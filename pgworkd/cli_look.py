@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from .cli_ask import Dsn, Json, QueueOption, ask
-from .cli_text import as_json, note, out, table
+from .cli_text import as_json, is_terminal, note, out, table
 
 
 class Metric(StrEnum):
@@ -26,6 +26,19 @@ class Metric(StrEnum):
 def workers(*, json: Json = False, dsn: Dsn = None) -> None:
     """List the workers and how fresh their leases are."""
     columns = ("id", "name", "pid", "version", "state", "started_at", "silent_s", "lease_left_s", "running", "queues")
+    if is_terminal():  # where it is narrow, the rightmost are left out first
+        columns = (
+            "id",
+            "name",
+            "state",
+            "running",
+            "silent_s",
+            "lease_left_s",
+            "pid",
+            "started_at",
+            "version",
+            "queues",
+        )
     _show(ask(dsn, lambda admin: admin.workers()), columns, json=json)
 
 
@@ -76,7 +89,7 @@ def config_show() -> None:
     from .config import describe, load
 
     settings = load()
-    table(("setting", "value", "from"), describe(settings))
+    table(("setting", "value", "from"), describe(settings), whole=True)
     for line in settings.notes:
         note(line)
 

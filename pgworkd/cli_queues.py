@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .cli_ask import Dsn, Json, QueueArgument, ask, instant_of, known
-from .cli_text import as_json, out, table
+from .cli_text import as_json, is_terminal, out, table
 from .errors import UsageError
 from .safe_text import escaped
 
@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 _COLUMNS = (
     *("queue", "due", "scheduled", "running", "failed", "blocked", "dead", "oldest_due_s", "workers", "slots"),
     *("paused", "paused_until"),
+)
+_COLUMNS_TERMINAL = (  # where it is narrow, the rightmost are left out first
+    *("queue", "paused", "due", "running", "failed", "dead", "oldest_due_s", "workers", "slots", "blocked"),
+    *("scheduled", "paused_until"),
 )
 
 ForS = Annotated[float | None, typer.Option("--for", "--for-s", metavar="SECONDS", help="Without it until resumed.")]
@@ -52,8 +56,9 @@ def queues(context: typer.Context, *, json: Json = False, dsn: Dsn = None) -> No
     if json:
         as_json([row._asdict() | {"settings": _plain(settings.get(row.queue))} for row in rows])
         return
-    shown = [[*(getattr(row, name) for name in _COLUMNS), _brief(settings.get(row.queue))] for row in rows]
-    table((*_COLUMNS, "settings"), shown)
+    columns = _COLUMNS_TERMINAL if is_terminal() else _COLUMNS
+    shown = [[*(getattr(row, name) for name in columns), _brief(settings.get(row.queue))] for row in rows]
+    table((*columns, "settings"), shown)
 
 
 @group.command()
@@ -68,7 +73,7 @@ def show(queue: QueueArgument, *, json: Json = False, dsn: Dsn = None) -> None:
     if json:
         as_json(_plain(found))
     else:
-        table(("setting", "holds"), [(each.name, str(each)) for each in found])
+        table(("setting", "holds"), [(each.name, str(each)) for each in found], whole=True)
 
 
 @group.command("set")

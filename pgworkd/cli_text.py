@@ -14,7 +14,8 @@ import typer
 from .errors import PgworkdError
 from .safe_text import escaped, redact
 
-LAST_COLUMN_CHARS_MIN, LAST_COLUMN_CHARS_MAX = 16, 60
+CELL_CHARS_MAX = 200
+"""Of a text in a list, where that goes into a pipe; --json has the whole of it."""
 
 
 def out(text: str) -> None:
@@ -65,40 +66,29 @@ def is_terminal() -> bool:
     return sys.stdout is not None and sys.stdout.isatty()
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Prints rows under their headings: as wide as they are into a pipe, fitted to a terminal."""
+def shortened(text: str, chars: int) -> str:
+    """`text`, or its first characters and an ellipsis where it is longer than `chars`."""
+    return text if len(text) <= chars else text[: max(0, chars - 1)] + "\u2026"
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, whole: bool = False) -> None:
+    """Prints rows under their headings, a line each: fitted to a terminal, as wide as needed into a pipe.
+
+    Long texts are shortened, in a pipe to CELL_CHARS_MAX; `whole` shows all of them, on a terminal in several lines.
+    """
     rows = list(rows)
     if is_terminal():
-        out(_terminal_table(columns, rows) if rows else "nothing")
+        from .cli_table import terminal_table
+
+        text, left_out = terminal_table(columns, rows, cell, whole=whole) if rows else ("nothing", [])
+        out(text)
+        if left_out:
+            note(f"too narrow for {', '.join(left_out)}: a wider terminal or --json shows all")
         return
-    lines = [[name.upper() for name in columns], *([cell(value) for value in row] for row in rows)]
+    cells = [[cell(value) if whole else shortened(cell(value), CELL_CHARS_MAX) for value in row] for row in rows]
+    lines = [[name.upper() for name in columns], *cells]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     out("\n".join("  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in lines))
-
-
-def _terminal_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """The last column takes what the others leave; where that is too little, the terminal wraps the lines."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    # Text, not str: a name in square brackets is no markup.
-    cells = [[Text(cell(value)) for value in row] for row in rows]
-    by_column = zip(*cells, strict=True)
-    widths = [max(len(n), *(t.cell_len for t in texts)) for n, texts in zip(columns, by_column, strict=True)]
-    console = Console()
-    rest = console.width - sum(widths[:-1]) - 2 * len(widths[:-1])
-    widths[-1] = min(widths[-1], rest if rest >= LAST_COLUMN_CHARS_MIN else LAST_COLUMN_CHARS_MAX)
-    shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for index, (name, width) in enumerate(zip(columns, widths, strict=True)):
-        numeric = all(isinstance(row[index], (int, float)) or row[index] is None for row in rows)
-        shown.add_column(name, justify="right" if numeric else "left", width=width, overflow="fold")
-    for texts in cells:
-        shown.add_row(*texts)
-    console.width = max(console.width, sum(widths) + 2 * len(widths))
-    with console.capture() as captured:
-        console.print(shown)
-    return "\n".join(line.rstrip() for line in captured.get().splitlines())
 
 
 def as_json(value: Any) -> None:

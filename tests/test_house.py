@@ -25,8 +25,8 @@ FLOORS = {
     ),
     3: (
         "__init__ loader demo demo_jobs demo_downstream demo_view cli cli_acts cli_app cli_ask cli_batches cli_bulk "
-        "cli_doctor cli_jobs cli_look cli_queues cli_run cli_serve cli_signals cli_text supervisor leash crew "
-        "autoscale cli_autoscale"
+        "cli_doctor cli_jobs cli_look cli_queues cli_run cli_serve cli_signals cli_table cli_text supervisor leash "
+        "crew autoscale cli_autoscale"
     ),
 }
 PARTS = "client results embedded systemd admin"

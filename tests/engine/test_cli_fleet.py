@@ -1,10 +1,8 @@
-"""Commands on queues and the fleet; and what is printed where."""
+"""Commands on queues and the fleet."""
 
 from __future__ import annotations
 
-import io
 import json
-import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from pgworkd import cli_text
 from pgworkd.admin_sql import Server
 from pgworkd.cli_doctor import _judge_clock, _judge_notifications, _judge_server
 from tests.engine.test_cli import Shell, clean, run_bare, shell
@@ -139,39 +136,6 @@ def test_servers_and_notifications_are_judged() -> None:
     assert _judge_server(Server("19.0", 190000, read_only=False, clock_s=0))[0].level == "warn"
     assert _judge_server(Server("17.0", 170000, read_only=True, clock_s=0))[1].level == "bad"
     assert [_judge_notifications(filled).level for filled in (0.0, 0.2, 0.9)] == ["ok", "warn", "bad"]
-
-
-# What is printed
-
-
-def test_a_pipe_gets_columns_as_wide_as_they_are(shell: Shell) -> None:
-    shell.die("q", error="x" * 3000)
-    assert len(shell("jobs").stdout.splitlines()[1]) > 3000
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def on_terminal(columns: int, rows: Any, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    terminal = Terminal()
-    monkeypatch.setattr(sys, "stdout", terminal)
-    monkeypatch.setenv("COLUMNS", str(columns))
-    monkeypatch.setenv("TERM", "xterm")
-    cli_text.table(("id", "count", "error"), rows)
-    return [line.rstrip() for line in re.sub(r"\x1b\[[0-9;]*m", "", terminal.getvalue()).splitlines()]
-
-
-def test_a_terminal_gets_a_table_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = [("[red]a", 3, "x" * 100), ("b", None, "short")]
-    assert on_terminal(40, rows, monkeypatch) == [
-        "id      count  error",
-        *["[red]a      3  " + "x" * 25, *["               " + "x" * 25] * 3],
-        "b           -  short",
-    ]
-    assert max(map(len, on_terminal(20, rows, monkeypatch))) == 75, "too narrow: the terminal wraps"
-    assert on_terminal(80, [], monkeypatch) == ["nothing"]
 
 
 # The demo
