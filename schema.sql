@@ -16,9 +16,9 @@
 --   settle_ended       the row moves to finished_jobs as cancelled or expired
 --
 -- A worker that stops renewing its lease is lost: rescue() takes its jobs back and counts a loss on
--- each. Any of them may be the one that killed it, so jobs with a loss run one at a time per worker;
--- the third loss makes a job dead. rescue() does nothing for one lease after an outage or a clock
--- jump, because then every healthy worker looks lost.
+-- each. A crash takes many innocent jobs along: the first loss is retried at once, like any job; who was lost
+-- twice is a suspect, of which a worker runs one at a time, so that the third loss, which is death, names the
+-- culprit. After an outage or a clock jump all look lost: rescue() gives each the time of its own lease.
 --
 -- A schedule has at most one live occurrence. The transaction that settles it inserts the next one;
 -- ensure_schedules lists the chains that have no live occurrence, so that any daemon restores them.
@@ -181,6 +181,7 @@ CREATE TABLE IF NOT EXISTS queues (
     limited      boolean GENERATED ALWAYS AS
                  (num_nonnulls(max_running, limit_per_key, rate, rate_per_key) > 0 OR fair) STORED,
     updated_at   timestamptz NOT NULL DEFAULT clock(),
+    max_losses   integer CONSTRAINT max_losses_must_be_1_to_1000 CHECK (max_losses BETWEEN 1 AND 1000),  -- then dead; NULL: 3
     CONSTRAINT rate_needs_a_period CHECK ((rate IS NULL) = (rate_period_s IS NULL)),
     CONSTRAINT rate_burst_needs_a_rate CHECK (rate_burst IS NULL OR rate IS NOT NULL),
     CONSTRAINT rate_per_key_needs_a_period CHECK ((rate_per_key IS NULL) = (rate_per_key_period_s IS NULL)),
@@ -192,6 +193,14 @@ BEGIN  -- priority ageing is retired
         ALTER TABLE queues DROP COLUMN limited, DROP COLUMN ageing_s,
             ADD COLUMN limited boolean GENERATED ALWAYS AS
                 (num_nonnulls(max_running, limit_per_key, rate, rate_per_key) > 0 OR fair) STORED;
+    END IF;
+END $$;
+
+DO $$
+BEGIN
+    IF NOT EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = 'pgworkd.queues'::regclass AND a.attname = 'max_losses') THEN
+        ALTER TABLE queues ADD COLUMN max_losses integer
+            CONSTRAINT max_losses_must_be_1_to_1000 CHECK (max_losses BETWEEN 1 AND 1000);
     END IF;
 END $$;
 
@@ -246,7 +255,7 @@ CREATE TABLE IF NOT EXISTS jobs (
     priority     integer NOT NULL DEFAULT 0,        -- higher first
     attempts     integer NOT NULL DEFAULT 0,        -- claims so far; with id, the fence
     failures     integer NOT NULL DEFAULT 0,        -- budget spent
-    losses       integer NOT NULL DEFAULT 0,        -- failures that took the worker along
+    losses       integer NOT NULL DEFAULT 0,        -- attempts that ended with their worker; counted apart from failures
     max_attempts attempts_limit,                    -- NULL: 3, or as the handler says at the first claim
     worker_id    integer,
     waiting_on   integer NOT NULL DEFAULT 0,        -- > 0: waits for so many other jobs; see depend()
@@ -284,13 +293,24 @@ CREATE TABLE IF NOT EXISTS jobs (
     autovacuum_vacuum_insert_threshold = -1, autovacuum_vacuum_cost_delay = 0
 );
 
--- What claim() walks. A job with a loss is out of it, so that suspects never stand in others' way.
+-- What claim() walks. Suspects, jobs that were lost twice, are out of it, so that they never stand in others' way.
+DO $$
+DECLARE
+    v_index regclass;
+BEGIN
+    FOR v_index IN  -- of an older installation, where one loss made a suspect
+        SELECT i.indexrelid FROM pg_index i
+        WHERE i.indrelid = 'pgworkd.jobs'::regclass AND pg_get_expr(i.indpred, i.indrelid) ~ 'losses [=>] 0'
+    LOOP
+        EXECUTE format('DROP INDEX %s', v_index);
+    END LOOP;
+END $$;
 CREATE INDEX IF NOT EXISTS jobs_claimable ON jobs (queue, priority DESC, run_at, id)
-    WHERE status IN ('pending', 'failed') AND losses = 0 AND serialize_key IS NULL AND limit_key IS NULL;
+    WHERE status IN ('pending', 'failed') AND losses < 2 AND serialize_key IS NULL AND limit_key IS NULL;
 CREATE INDEX IF NOT EXISTS jobs_claimable_keyed ON jobs (queue, priority DESC, run_at, id)
-    WHERE status IN ('pending', 'failed') AND losses = 0 AND (serialize_key IS NOT NULL OR limit_key IS NOT NULL);
+    WHERE status IN ('pending', 'failed') AND losses < 2 AND (serialize_key IS NOT NULL OR limit_key IS NOT NULL);
 CREATE INDEX IF NOT EXISTS jobs_suspect ON jobs (queue, priority DESC, run_at, id)
-    WHERE status IN ('pending', 'failed') AND losses > 0;
+    WHERE status IN ('pending', 'failed') AND losses > 1;
 CREATE INDEX IF NOT EXISTS jobs_running ON jobs (worker_id) WHERE status = 'running';
 CREATE INDEX IF NOT EXISTS jobs_dead ON jobs (queue, failed_at) WHERE status = 'dead';
 CREATE INDEX IF NOT EXISTS jobs_expiring ON jobs (expires_at)
@@ -306,7 +326,7 @@ CREATE INDEX IF NOT EXISTS jobs_line ON jobs (queue, serialize_key, run_at, id)
 CREATE INDEX IF NOT EXISTS jobs_blocked ON jobs (queue, serialize_key, run_at, id) WHERE status = 'blocked' AND waiting_on = 0;
 CREATE INDEX IF NOT EXISTS jobs_waiting ON jobs (queue, id) WHERE waiting_on > 0;
 CREATE INDEX IF NOT EXISTS jobs_turns ON jobs (queue, (coalesce(limit_key::text, '')), priority DESC, run_at, id)
-    WHERE status IN ('pending', 'failed') AND losses = 0 AND (serialize_key IS NOT NULL OR limit_key IS NOT NULL);
+    WHERE status IN ('pending', 'failed') AND losses < 2 AND (serialize_key IS NOT NULL OR limit_key IS NOT NULL);
 CREATE UNIQUE INDEX IF NOT EXISTS jobs_occurrence ON jobs (schedule, occurrence) WHERE schedule IS NOT NULL;
 CREATE UNIQUE INDEX IF NOT EXISTS jobs_schedule_live ON jobs (schedule)
     WHERE schedule IS NOT NULL AND status <> 'dead';
@@ -315,13 +335,13 @@ CREATE INDEX IF NOT EXISTS jobs_batch ON jobs (batch_id, status) WHERE batch_id 
 -- The three lines in which jobs wait for a claim, as the indexes above have them; all inlined wherever they stand.
 -- Without a key: claims take such a job as it comes.
 CREATE OR REPLACE FUNCTION waits_plain(j jobs) RETURNS boolean LANGUAGE sql IMMUTABLE
-    RETURN j.status IN ('pending', 'failed') AND j.losses = 0 AND j.serialize_key IS NULL AND j.limit_key IS NULL;
+    RETURN j.status IN ('pending', 'failed') AND j.losses < 2 AND j.serialize_key IS NULL AND j.limit_key IS NULL;
 -- With a key that others may hold, or whose limits may be reached.
 CREATE OR REPLACE FUNCTION waits_keyed(j jobs) RETURNS boolean LANGUAGE sql IMMUTABLE
-    RETURN j.status IN ('pending', 'failed') AND j.losses = 0 AND (j.serialize_key IS NOT NULL OR j.limit_key IS NOT NULL);
--- Was lost with its worker before, and may be the reason.
+    RETURN j.status IN ('pending', 'failed') AND j.losses < 2 AND (j.serialize_key IS NOT NULL OR j.limit_key IS NOT NULL);
+-- Was lost with its worker twice, and may be the reason.
 CREATE OR REPLACE FUNCTION waits_suspect(j jobs) RETURNS boolean LANGUAGE sql IMMUTABLE
-    RETURN j.status IN ('pending', 'failed') AND j.losses > 0;
+    RETURN j.status IN ('pending', 'failed') AND j.losses > 1;
 -- True unless the job has expired: what was started once no longer can.
 CREATE OR REPLACE FUNCTION in_time(j jobs, p_at timestamptz) RETURNS boolean LANGUAGE sql IMMUTABLE
     RETURN j.expires_at IS NULL OR j.expires_at > p_at OR j.attempts > 0;
@@ -558,16 +578,16 @@ BEGIN
         v_new := jsonb_populate_record(v_now, p_changes - '{name,updated_at,limited}'::text[]);
         v_new.fair := coalesce(v_new.fair, false);
         IF num_nonnulls(v_new.concurrency, v_new.paused_until, v_new.keep_s, v_new.backoff_s, v_new.backoff_factor,
-                        v_new.backoff_cap_s, v_new.max_running, v_new.limit_per_key, v_new.rate, v_new.rate_period_s,
+                        v_new.backoff_cap_s, v_new.max_losses, v_new.max_running, v_new.limit_per_key, v_new.rate, v_new.rate_period_s,
                         v_new.rate_burst, v_new.rate_per_key, v_new.rate_per_key_period_s, v_new.rate_per_key_burst) = 0 AND NOT v_new.fair THEN
             DELETE FROM queues q WHERE q.name = p_queue;
             RETURN;
         ELSIF v_is_new THEN
-            INSERT INTO queues (name, concurrency, paused_until, keep_s, backoff_s, backoff_factor, backoff_cap_s,
+            INSERT INTO queues (name, concurrency, paused_until, keep_s, backoff_s, backoff_factor, backoff_cap_s, max_losses,
                                 max_running, limit_per_key, rate, rate_period_s, rate_burst, rate_per_key,
                                 rate_per_key_period_s, rate_per_key_burst, fair)
             VALUES (p_queue, v_new.concurrency, v_new.paused_until, v_new.keep_s, v_new.backoff_s,
-                    v_new.backoff_factor, v_new.backoff_cap_s, v_new.max_running, v_new.limit_per_key, v_new.rate,
+                    v_new.backoff_factor, v_new.backoff_cap_s, v_new.max_losses, v_new.max_running, v_new.limit_per_key, v_new.rate,
                     v_new.rate_period_s, v_new.rate_burst, v_new.rate_per_key, v_new.rate_per_key_period_s,
                     v_new.rate_per_key_burst, v_new.fair)
             ON CONFLICT DO NOTHING;
@@ -576,7 +596,7 @@ BEGIN
             UPDATE queues q
             SET concurrency = v_new.concurrency, paused_until = v_new.paused_until, keep_s = v_new.keep_s,
                 backoff_s = v_new.backoff_s, backoff_factor = v_new.backoff_factor,
-                backoff_cap_s = v_new.backoff_cap_s, max_running = v_new.max_running,
+                backoff_cap_s = v_new.backoff_cap_s, max_losses = v_new.max_losses, max_running = v_new.max_running,
                 limit_per_key = v_new.limit_per_key, rate = v_new.rate, rate_period_s = v_new.rate_period_s,
                 rate_burst = v_new.rate_burst, rate_per_key = v_new.rate_per_key,
                 rate_per_key_period_s = v_new.rate_per_key_period_s, rate_per_key_burst = v_new.rate_per_key_burst,
@@ -728,7 +748,7 @@ BEGIN
     -- and the look is a statement of its own, so it sees what the other has committed.
     IF v_room > 0 AND v_suspect IS NOT NULL THEN
         IF pg_try_advisory_xact_lock(1886873444, p_worker) THEN
-            IF NOT EXISTS (SELECT FROM jobs j WHERE j.worker_id = p_worker AND j.status = 'running' AND j.losses > 0) THEN
+            IF NOT EXISTS (SELECT FROM jobs j WHERE j.worker_id = p_worker AND j.status = 'running' AND j.losses > 1) THEN
                 v_rows := ARRAY(
                     SELECT j.ctid FROM jobs j
                     WHERE j.queue = p_queue AND waits_suspect(j)
@@ -1735,8 +1755,8 @@ CREATE OR REPLACE TRIGGER schedules_notify AFTER INSERT OR DELETE OR UPDATE OF
 -- 8 Mend: idempotent, each under its own advisory try-lock, so any daemon may call at any time.
 -- ------------------------------------------------------------------------------------------------
 
--- Takes back the jobs of lost workers, at most p_limit: a loss and a failure on each, `failed` and due
--- at once, or `dead` at the third loss or a spent budget. Answers with what it took.
+-- Takes back the jobs of lost workers, at most p_limit: a loss on each, `failed` and due at once, or `dead`
+-- at the third loss (max_losses of its queue), or at the first if it may run only once. Answers with what it took.
 -- After an outage or a clock jump all healthy workers look lost, so each is presumed dead only when it has had the time
 -- of its own lease to renew: the caller has renewed its lease without a gap for as long (and for a whole lease of its own),
 -- and the server has been up for as long. An outage too short for a caller with a long lease to notice may have cost a
@@ -1808,13 +1828,13 @@ BEGIN
     WITH before AS MATERIALIZED (
         SELECT j.id, j.worker_id AS lost_worker_id, w.name AS lost_worker,
                'lost: worker ' || w.name || ' (id ' || w.id || ', pid ' || w.pid
-               || ') did not renew its lease' AS message
-        FROM jobs j JOIN workers w ON w.id = j.worker_id WHERE j.id = ANY (v_ids)
+               || ') did not renew its lease' AS message, coalesce(q.max_losses, 3) AS max_losses
+        FROM jobs j JOIN workers w ON w.id = j.worker_id LEFT JOIN queues q ON q.name = j.queue WHERE j.id = ANY (v_ids)
     ), taken AS (
         UPDATE jobs j
-        SET status = CASE WHEN j.losses >= 2 OR j.failures >= coalesce(j.max_attempts, 3) - 1
+        SET status = CASE WHEN j.losses >= b.max_losses - 1 OR j.max_attempts = 1
                           THEN 'dead' ELSE 'failed' END::job_status,
-            losses = least(j.losses, 2147483646) + 1, failures = least(j.failures, 2147483646) + 1, failed_at = v_now, worker_id = NULL,
+            losses = least(j.losses, 2147483646) + 1, failed_at = v_now, worker_id = NULL,
             error = b.message,
             errors = add_error(j.errors, jsonb_build_object('attempt', j.attempts, 'at', v_now, 'type', 'lost',
                                                             'message', b.message, 'worker', b.lost_worker))
@@ -1837,7 +1857,8 @@ BEGIN
     FROM jobs j WHERE j.id = ANY (v_ids) AND j.serialize_key IS NOT NULL
       AND (j.status = 'dead' OR j.yields OR j.cancel_requested_at IS NOT NULL)  -- those are cancelled below
     HAVING count(*) > 0;
-    PERFORM wake(ARRAY(SELECT DISTINCT j.queue FROM jobs j WHERE j.id = ANY (v_ids)));
+    PERFORM wake(array_agg(j.queue::text), min(j.run_at), true)  -- claims are past their places by now
+    FROM jobs j WHERE j.id = ANY (v_ids) AND j.status = 'failed';
     PERFORM cancel(ARRAY(SELECT j.id FROM jobs j WHERE j.id = ANY (v_ids) AND j.cancel_requested_at IS NOT NULL
                          AND j.status = 'failed'));
     DELETE FROM workers w WHERE w.id = ANY (v_lost)

@@ -98,6 +98,9 @@ def set_(
         Text, _number("--backoff-factor", "Each further retry waits so many times longer.")
     ] = None,
     backoff_cap_s: Annotated[Text, _number("--backoff-cap-s", "But no longer than that.")] = None,
+    max_losses: Annotated[
+        Text, _number("--max-losses", "A job is dead when it was lost with its worker this many times (3).")
+    ] = None,
     unset: Annotated[
         list[str] | None, typer.Option("--unset", metavar="NAME", help="Back to code, or none; repeat it; or all.")
     ] = None,

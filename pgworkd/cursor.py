@@ -72,7 +72,7 @@ class Cursor:
         level, self._level = self._level, None
         last: dict[int, Position] = {}
         for row in reversed(rows):
-            if not row.losses:  # suspects stand in a line of their own
+            if not row.is_suspect:  # those stand in a line of their own
                 last.setdefault(row.priority, Position(row.run_at, row.id))
         for priority, position in last.items():
             # What stopped for want of room, or began at the head, goes on from there, even if that is further back.

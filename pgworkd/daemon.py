@@ -299,7 +299,7 @@ class Daemon:
 
     def _completed(self, batch: list[Held]) -> None:
         self._reporter.completed(batch)
-        if any(held.claimed.losses or held.claimed.serialize_key for held in batch):
+        if any(held.claimed.is_suspect or held.claimed.serialize_key for held in batch):
             self._serving.look()  # the next suspect, or the next in line, may run
 
     def _settled(self, held: Held, outcome: Outcome, status: str | None) -> None:
@@ -307,7 +307,7 @@ class Daemon:
             self._completed([held])
             return
         self._reporter.settled(held, outcome, status)
-        if held.claimed.losses or held.claimed.serialize_key:
+        if held.claimed.is_suspect or held.claimed.serialize_key:
             self._serving.look()  # as above
         if status == "dead":
             payload: Mapping[str, Any] | None = None

@@ -45,11 +45,12 @@ BOUNDS = {
     "backoff_s": Bounds(0, DELAY_S_MAX, whole=False),
     "backoff_factor": Bounds(1, 1000, whole=False),
     "backoff_cap_s": Bounds(0, DELAY_S_MAX, whole=False),
+    "max_losses": Bounds(1, 1000, whole=True),
 }
 """Every setting that is a number, as the columns are named."""
 NAMES = (
     *("concurrency", "max_running", "limit_per_key", "rate", "rate_burst", "rate_per_key", "rate_per_key_burst"),
-    *("fair", "keep_s", "backoff_s", "backoff_factor", "backoff_cap_s"),
+    *("fair", "keep_s", "backoff_s", "backoff_factor", "backoff_cap_s", "max_losses"),
 )
 """Every setting as people name it: a rate includes its period."""
 _COLUMNS = {

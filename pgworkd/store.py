@@ -38,6 +38,11 @@ class Claimed(NamedTuple):
     meta: str | None
     serialize_key: str | None = None
 
+    @property
+    def is_suspect(self) -> bool:
+        """True if it was lost twice: of these, a worker runs one at a time."""
+        return self.losses > 1
+
 
 class Claims(list[Claimed]):
     """What a claim took, in its order."""

@@ -208,9 +208,27 @@ BUGS = (
     ),
     sql(
         "losses are not counted",
-        "            losses = least(j.losses, 2147483646) + 1, failures",
-        "            failures",
+        "            losses = least(j.losses, 2147483646) + 1, failed_at",
+        "            failed_at",
         kinds="kill",
+    ),
+    sql(
+        "losses spend the budget of failures",
+        "+ 1, failed_at = v_now, worker_id = NULL,",
+        "+ 1, failures = j.failures + 1, failed_at = v_now, worker_id = NULL,",
+        tests="tests/sql/test_rescue.py",
+    ),
+    sql(
+        "one loss keeps jobs out of the claims' way",
+        "RETURN j.status IN ('pending', 'failed') AND j.losses < 2 AND j.serialize_key IS NULL",
+        "RETURN j.status IN ('pending', 'failed') AND j.losses < 1 AND j.serialize_key IS NULL",
+        tests="tests/sql/test_rescue.py",
+    ),
+    sql(
+        "a rescue does not say where claims must go back to",
+        "    PERFORM wake(array_agg(j.queue::text), min(j.run_at), true)",
+        "    PERFORM wake(array_agg(j.queue::text))",
+        tests="tests/sql/test_rescue.py",
     ),
     sql(
         "a claim that waited for its queue is charged to when it began to wait",

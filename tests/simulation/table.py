@@ -1,7 +1,7 @@
 """A model of the schema for simulation only: what its verbs promise to a daemon, in memory, and nothing more.
 
 It is no second implementation: no keys, batches, dependencies, rates or history. What it has, it has as `schema.sql`
-says: (id, attempt) is the fence, attempts rise at each claim, losses make suspects, sleepers are notified, the rest
+says: (id, attempt) is the fence, attempts rise at each claim, two losses make suspects, sleepers are notified, the rest
 polls. The tests of `schema.sql` are elsewhere and need Postgres.
 """
 
@@ -167,11 +167,16 @@ class Table:
             worker.lost = True
             self.pools = {key: asleep for key, asleep in self.pools.items() if key[0] != worker_id}
             for row in self.running_of(worker_id):
-                is_spent = row.losses >= LOSSES_MAX - 1 or row.failures >= row.max_attempts - 1
+                is_spent = row.losses >= LOSSES_MAX - 1 or row.max_attempts == 1
                 row.losses += 1
-                row.failures += 1
                 row.status, row.worker_id = "dead" if is_spent else "failed", None
                 rescued.append(row)
+        first: dict[str, float] = {}
+        for row in rescued:
+            if row.status == "failed":  # claims are past its place by now
+                first[row.queue] = min(first.get(row.queue, row.run_at), row.run_at)
+        for queue, run_at in first.items():
+            self._wake(queue, run_at, also_awake=True)
         return rescued
 
     # Claim
@@ -198,12 +203,12 @@ class Table:
         if queue.max_running is not None:
             running = sum(row.status == "running" and row.queue == order.queue for row in self.rows.values())
             room = max(0, min(room, queue.max_running - running))
-        due = [row for row in self.due(order.queue) if not row.losses]
+        due = [row for row in self.due(order.queue) if row.losses <= 1]
         known = {p: (at, place) for p, at, place in zip(*order[5:8], strict=True)}
         seen = [row for row in due if (row.run_at, row.id) > known.get(row.priority, _NOWHERE)]
         taken: list[Row] = []
-        if not any(row.losses for row in self.running_of(order.worker_id)):
-            taken = self._in_order(row for row in self.due(order.queue) if row.losses)[: min(1, room)]
+        if not any(row.losses > 1 for row in self.running_of(order.worker_id)):
+            taken = self._in_order(row for row in self.due(order.queue) if row.losses > 1)[: min(1, room)]
         return self._in_order(taken + self._in_order(seen)[: room - len(taken)])
 
     def due(self, queue: str) -> list[Row]:

@@ -207,7 +207,7 @@ class Watch(Watcher):
                 waits |= {("hoarded", *key) for key in waiting}
             if pool.concurrency > self.running(queue) and answers and self._may_claim(pool):
                 waits |= {("idle", key[0], 0) for key in waiting}
-                waits |= {("idle", row.id, 0) for row in self.table.due(queue) if not row.losses}
+                waits |= {("idle", row.id, 0) for row in self.table.due(queue) if row.losses <= 1}
         self._since = {each: self._since.get(each, now) for each in sorted(waits)}
         for (kind, job_id, attempt), since in self._since.items():
             sweep_s = HEAD_S if self.table.rows[job_id].late else 0.0

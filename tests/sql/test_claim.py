@@ -102,7 +102,7 @@ async def test_the_limit_is_exact(db: Db, limit: int) -> None:
 async def test_the_limit_is_exact_over_several_priorities_and_a_suspect(db: Db) -> None:
     for priority in range(5):
         await insert(db, 3, priority=priority)
-    suspect = await one(db, losses=1)
+    suspect = await one(db, losses=2)
     rows = await claim(db, await worker(db), 8)
     assert [row["priority"] for row in rows] == [4, 4, 4, 3, 3, 3, 2, 0]
     assert rows[-1]["id"] == suspect

@@ -50,11 +50,11 @@ async def test_many_waiting_jobs_of_the_queue_or_of_others_cost_nothing(db: Db, 
 async def test_many_suspects_cost_those_who_may_not_take_them_nothing(db: Db, other: Db) -> None:
     worker_id = await worker(db)
     await _primed(db, worker_id)
-    await insert(db, 10, losses=1)
+    await insert(db, 10, losses=2)
     await claim(db, worker_id, 1)
     await insert(db, 10)
     before = await blocks(db, CLAIM, worker_id, "q", 10)
-    await insert(db, 10_000, losses=1, priority=5)
+    await insert(db, 10_000, losses=2, priority=5)
     for session in (db, other):
         assert await blocks(session, CLAIM, worker_id, "q", 10) <= before + 20
 

@@ -167,11 +167,11 @@ async def test_another_queues_rows_are_not_touched(db: Db) -> None:
 async def test_suspects_have_no_place(db: Db) -> None:
     """They stand in a line of their own, which is short: it is walked from its head."""
     worker_id = await worker(db)
-    old = await one(db, run_at=at(-60), losses=1)
+    old = await one(db, run_at=at(-60), losses=2)
     new = await one(db, run_at=at(-1))
     places: Places = {0: (at(-5), NIL)}
     assert await claim_behind(db, worker_id, places) == [old, new]
-    await one(db, run_at=at(-60), losses=1)
+    await one(db, run_at=at(-60), losses=2)
     assert await claim_behind(db, worker_id, places) == [], "one suspect at a time, with places or without"
 
 

@@ -205,7 +205,7 @@ async def test_a_limit_may_change_while_jobs_run(db: Db) -> None:
 async def test_suspects_count_like_all_others(db: Db) -> None:
     worker_id, another = await worker(db), await worker(db)
     await settings(db, max_running=2, limit_per_key=1)
-    suspects = await insert(db, 2, losses=1, limit_key="a")
+    suspects = await insert(db, 2, losses=2, limit_key="a")
     (plain,) = await insert(db, 1)
     assert await take_ids(db, worker_id) == [suspects[0], plain]
     assert await take_ids(db, another) == []

@@ -47,7 +47,7 @@ async def every_kind_of_job(db: Db) -> dict[str, list[uuid.UUID]]:
     failed = await one(db, kind="special", priority=9)
     await claim(db, worker_id, 1)
     await fail(db, [failed], delay_s=60)
-    suspect = await one(db, losses=1, limit_key="t")
+    suspect = await one(db, losses=2, limit_key="t")
     pending, future, limited = await one(db), await one(db, run_at=at(60)), await one(db, limit_key="t")
     parked = await one(db, serialize_key="k", limit_key="t", status="blocked")
     named = await one(db, dedupe_key="d")

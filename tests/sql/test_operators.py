@@ -162,7 +162,7 @@ async def test_retry_gives_a_dead_job_a_fresh_budget(db: Db) -> None:
 async def test_retry_frees_a_job_that_killed_three_workers_from_suspicion(db: Db) -> None:
     job_id = await one(db, status="dead", losses=3, failures=3)
     await retry(db, job_id)
-    await one(db, losses=1, priority=1)
+    await one(db, losses=2, priority=1)
     assert job_id in await claim_ids(db, await worker(db))
 
 
@@ -265,7 +265,7 @@ async def test_next_due_is_the_earliest_waiting_job_of_each_queue(db: Db) -> Non
     await one(db, "past", run_at=at(50), priority=9)
     await one(db, "future", run_at=at(7.25), priority=-5)
     await one(db, "future", run_at=at(9), priority=5)
-    await one(db, "suspect", run_at=at(4), losses=1)
+    await one(db, "suspect", run_at=at(4), losses=2)
     await one(db, "suspect", run_at=at(5))
     await one(db, "dead", status="dead")
     await one(db, "running")

@@ -95,7 +95,7 @@ async def test_a_rate_of_each_key_holds_back_that_key_only(db: Db) -> None:
 async def test_suspects_are_paid_for(db: Db) -> None:
     worker_id = await worker(db)
     await settings(db, rate=1, rate_period_s=10.0, rate_per_key=1, rate_per_key_period_s=20.0)
-    suspect = await one(db, losses=1, limit_key="a")
+    suspect = await one(db, losses=2, limit_key="a")
     behind = await one(db, limit_key="a")
     (plain,) = await insert(db, 1)
     assert await take_ids(db, worker_id) == [suspect]

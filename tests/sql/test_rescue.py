@@ -55,7 +55,7 @@ async def test_the_jobs_of_a_lost_worker_wait_again_with_a_loss(db: Db) -> None:
         "error": message,
     }
     job = await live(db, job_id)
-    assert (job["status"], job["losses"], job["failures"], job["attempts"]) == ("failed", 1, 1, 1)
+    assert (job["status"], job["losses"], job["failures"], job["attempts"]) == ("failed", 1, 0, 1)
     assert (job["worker_id"], job["run_at"], job["failed_at"], job["error"]) == (None, at(-7), at(60), message)
     (entry,) = json.loads(job["errors"])
     assert await db.fetchval("SELECT $1::text::timestamptz", entry.pop("at")) == at(60)
@@ -101,7 +101,7 @@ async def test_the_third_loss_is_dead_whatever_the_budget(db: Db) -> None:
         outcomes += (await rescue(db, rescuer)).values()
     assert outcomes == ["failed", "failed", "dead"]
     job = await live(db, job_id)
-    assert (job["losses"], job["failures"], job["attempts"]) == (3, 3, 3)
+    assert (job["losses"], job["failures"], job["attempts"]) == (3, 0, 3)
     assert [entry["type"] for entry in json.loads(job["errors"])] == ["lost"] * 3
     assert job["error"].startswith("lost: ")
 
@@ -111,27 +111,65 @@ async def test_at_most_once_a_job_with_one_attempt_is_dead(db: Db) -> None:
     single, spent, fresh = await one(db, max_attempts=1), await one(db, max_attempts=2, failures=1), await one(db)
     await claim(db, victim)
     await steady(db, rescuer)
-    assert await rescue(db, rescuer) == {single: "dead", spent: "dead", fresh: "failed"}
+    assert await rescue(db, rescuer) == {single: "dead", spent: "failed", fresh: "failed"}
+    assert (await live(db, spent))["failures"] == 1, "losses are counted on their own"
+
+
+@pytest.mark.parametrize("max_losses", [1, 2, 5])
+async def test_how_many_losses_make_a_job_dead_is_a_setting_of_its_queue(db: Db, max_losses: int) -> None:
+    rescuer = await worker(db)
+    await db.execute("SELECT pgworkd.set_queue('q', $1)", json.dumps({"max_losses": max_losses}))
+    job_id, elsewhere = await one(db), await one(db, "r")
+    outcomes = []
+    for turn in range(max_losses):
+        victim = await worker(db, 5)
+        assert await claim_ids(db, victim) == [job_id]
+        if turn == 0:
+            assert await claim_ids(db, victim, 1, "r") == [elsewhere]
+        await steady(db, rescuer, since=turn * 60, until=turn * 60 + 60)
+        outcomes.append(await rescue(db, rescuer))
+    assert [each[job_id] for each in outcomes] == ["failed"] * (max_losses - 1) + ["dead"]
+    assert outcomes[0][elsewhere] == "failed"
+    await db.execute("SELECT pgworkd.set_queue('q', $1)", json.dumps({"max_losses": None}))
+    assert await db.fetch("SELECT FROM pgworkd.queues") == []
+
+
+async def test_after_one_crash_the_innocent_run_again_at_once_and_all_together(db: Db) -> None:
+    victim, rescuer = await worker(db, 5), await worker(db)
+    ids = await insert(db, 500, run_at=at(-1))
+    assert len(await claim(db, victim, 500)) == 500
+    await steady(db, rescuer)
+    assert set((await rescue(db, rescuer)).values()) == {"failed"}
+    assert await claim_ids(db, rescuer, 500) == ids
+
+
+async def test_what_a_fenced_worker_gives_back_counts_nothing_until_it_was_rescued(db: Db) -> None:
+    victim, rescuer = await worker(db, 5), await worker(db)
+    early, late = await insert(db, 2)
+    await claim(db, victim)
+    await steady(db, rescuer)
+    assert await release(db, [early]) == {early}
+    assert await rescue(db, rescuer) == {late: "failed"}
+    assert await release(db, [late]) == set()
+    assert [(await live(db, job_id))["losses"] for job_id in (early, late)] == [0, 1]
 
 
 async def test_those_that_merely_ran_beside_the_killer_survive(db: Db) -> None:
     """Suspects run apart from each other, so the killer is lost alone."""
     rescuer = await worker(db)
     killer, *innocent = await insert(db, 4)
-    victim = await worker(db, 5)
-    await claim(db, victim)
-    await steady(db, rescuer)
-    assert len(await rescue(db, rescuer)) == 4
-    outcomes = []
-    for turn in (1, 2):
+    for turn in (0, 1):
         victim = await worker(db, 5)
-        assert await claim_ids(db, victim) == [killer]
+        assert len(await claim(db, victim)) == 4, "one loss says nothing"
         await steady(db, rescuer, since=turn * 60, until=turn * 60 + 60)
-        outcomes.append(await rescue(db, rescuer))
-    assert outcomes == [{killer: "failed"}, {killer: "dead"}]
+        assert len(await rescue(db, rescuer)) == 4
+    victim = await worker(db, 5)
+    assert await claim_ids(db, victim) == [killer]
+    await steady(db, rescuer, since=120, until=180)
+    assert await rescue(db, rescuer) == {killer: "dead"}
     for job_id in innocent:
         assert await claim_ids(db, rescuer) == [job_id]
-        assert await complete(db, [job_id], 2) == {job_id}
+        assert await complete(db, [job_id], 3) == {job_id}
 
 
 async def test_a_cancelled_job_is_not_tried_again(db: Db) -> None:
@@ -143,7 +181,7 @@ async def test_a_cancelled_job_is_not_tried_again(db: Db) -> None:
     assert set(await rescue(db, rescuer)) == {asked, dead, plain}
     assert await statuses(db, [asked, dead, plain]) == ["cancelled", "dead", "failed"]
     row = await over(db, asked)
-    assert (row["failures"], len(json.loads(row["errors"]))) == (1, 1)
+    assert (row["failures"], len(json.loads(row["errors"]))) == (0, 1)
 
 
 async def test_the_pools_of_the_lost_go_and_sleepers_of_the_queue_are_woken(db: Db, notices: Notices) -> None:
@@ -158,7 +196,8 @@ async def test_the_pools_of_the_lost_go_and_sleepers_of_the_queue_are_woken(db: 
     await notices.heard()
     await rescue(db, rescuer)
     assert await db.fetch("SELECT DISTINCT worker_id FROM pgworkd.pools") == [(rescuer,)]
-    assert await notices.heard() == [{"queue": "q"}]
+    run_at = at(0).timestamp()
+    assert await notices.heard() == [{"queue": "q", "run_at": run_at}]
 
 
 async def test_the_answer_of_a_rescue_tells_what_became_of_a_cancelled_job(db: Db) -> None:

@@ -236,8 +236,8 @@ async def test_suspects_with_keys_wait_for_them_and_hold_them(db: Db) -> None:
     worker_id, another = await worker(db), await worker(db)
     first, second = await line(db, "k", "k")
     assert await take_ids(db, worker_id) == [first]
-    (suspect,) = await line(db, "k", losses=1, run_at=at(-1))
-    plain = await one(db, losses=1)
+    (suspect,) = await line(db, "k", losses=2, run_at=at(-1))
+    plain = await one(db, losses=2)
     assert await take_ids(db, worker_id) == [plain], "one suspect whose key is not free must not hold up the next"
     assert await take_ids(db, another) == []
     await complete(db, [first])

@@ -181,7 +181,7 @@ async def test_in_a_queue_that_keeps_nothing_the_job_is_simply_gone(db: Db) -> N
 async def test_a_suspect_that_is_settled_makes_way_for_the_next(db: Db) -> None:
     """The claim looks after the settle: one suspect at a time still goes on without a pause."""
     worker_id = await worker(db)
-    first, second = await insert(db, 2, losses=1)
+    first, second = await insert(db, 2, losses=2)
     assert await claim_ids(db, worker_id) == [first]
     won, rows = await settle_and_claim(db, worker_id, [first])
     assert won == [first]

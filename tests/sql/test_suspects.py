@@ -12,7 +12,7 @@ pytestmark = pytest.mark.usefixtures("t0")
 
 async def test_suspects_run_one_at_a_time_per_worker_and_beside_other_jobs(db: Db) -> None:
     one_worker, another = await worker(db), await worker(db)
-    suspects = await insert(db, 3, losses=1, priority=9)
+    suspects = await insert(db, 3, losses=2, priority=9)
     plain = await insert(db, 2)
     assert await claim_ids(db, one_worker) == [suspects[0], *plain]
     assert await claim_ids(db, one_worker) == []
@@ -23,11 +23,11 @@ async def test_suspects_run_one_at_a_time_per_worker_and_beside_other_jobs(db: D
 
 async def test_the_suspect_with_the_highest_priority_comes_first_and_only_when_due(db: Db) -> None:
     worker_id = await worker(db)
-    low = await one(db, losses=2)
-    high = await one(db, losses=1, priority=1)
-    await one(db, losses=1, priority=2, run_at=at(1))
-    await one(db, losses=1, priority=2, expires_at=T0)
-    await one(db, "another queue", losses=1)
+    low = await one(db, losses=3)
+    high = await one(db, losses=2, priority=1)
+    await one(db, losses=2, priority=2, run_at=at(1))
+    await one(db, losses=2, priority=2, expires_at=T0)
+    await one(db, "another queue", losses=2)
     for suspect in (high, low):
         assert await claim_ids(db, worker_id, 1) == [suspect]
         await complete(db, [suspect])
@@ -35,15 +35,15 @@ async def test_the_suspect_with_the_highest_priority_comes_first_and_only_when_d
 
 async def test_a_worker_runs_one_suspect_whatever_the_queue(db: Db) -> None:
     worker_id = await worker(db)
-    await one(db, "a", losses=1)
-    await one(db, "b", losses=1)
+    await one(db, "a", losses=2)
+    await one(db, "b", losses=2)
     assert len(await claim(db, worker_id, queue="a")) == 1
     assert await claim(db, worker_id, queue="b") == []
 
 
 async def test_two_overlapping_claims_of_one_worker_take_one_suspect(db: Db, other: Db) -> None:
     worker_id = await worker(db)
-    suspects = await insert(db, 2, losses=1)
+    suspects = await insert(db, 2, losses=2)
     plain = await one(db)
     await db.execute("BEGIN")
     assert await claim_ids(db, worker_id, 1) == suspects[:1]
@@ -54,7 +54,7 @@ async def test_two_overlapping_claims_of_one_worker_take_one_suspect(db: Db, oth
 
 async def test_two_overlapping_claims_of_two_workers_take_one_suspect_each(db: Db, other: Db) -> None:
     one_worker, another = await worker(db), await worker(db)
-    suspects = await insert(db, 2, losses=1)
+    suspects = await insert(db, 2, losses=2)
     await db.execute("BEGIN")
     assert await claim_ids(db, one_worker) == suspects[:1]
     assert await claim_ids(other, another) == suspects[1:]
@@ -63,7 +63,7 @@ async def test_two_overlapping_claims_of_two_workers_take_one_suspect_each(db: D
 
 async def test_a_rolled_back_claim_of_a_suspect_leaves_it_for_the_next(db: Db, other: Db) -> None:
     worker_id = await worker(db)
-    suspect = await one(db, losses=1)
+    suspect = await one(db, losses=2)
     await db.execute("BEGIN")
     assert await claim_ids(db, worker_id) == [suspect]
     await db.execute("ROLLBACK")
@@ -89,7 +89,7 @@ async def test_a_claim_that_gets_the_suspects_lock_sees_what_the_one_before_it_t
 ) -> None:
     """Were look and lock one statement, they would share a snapshot taken before the lock: two suspects at once."""
     worker_id = await worker(db)
-    suspects = await insert(db, 2, losses=1)
+    suspects = await insert(db, 2, losses=2)
     await db.execute("BEGIN")
     assert await claim_ids(db, worker_id) == suspects[:1]
     await _gate(third)

@@ -96,9 +96,9 @@ def test_a_claim_from_the_head_sets_every_place_even_further_back() -> None:
 
 @pytest.mark.parametrize("full", [False, True])
 def test_suspects_do_not_move_places(*, full: bool) -> None:
-    cursor = swept(row(T + 9, 9, priority=7, losses=1), row(T, 5), row(T + 5, 6, losses=1))
+    cursor = swept(row(T + 9, 9, priority=7, losses=2), row(T, 5), row(T + 5, 6, losses=2))
     assert place(cursor) == {0: (T, 5)}
-    claim(cursor, 0.005, row(T - 1, 7, losses=1), row(T + 1, 8), row(T + 5, 6, priority=-1, losses=2), full=full)
+    claim(cursor, 0.005, row(T - 1, 7, losses=2), row(T + 1, 8), row(T + 5, 6, priority=-1, losses=2), full=full)
     assert place(cursor, 0.008) == {0: (T + 1, 8)}
 
 
