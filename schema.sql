@@ -211,8 +211,10 @@ CREATE TABLE IF NOT EXISTS rates (
     limit_key    text NOT NULL DEFAULT '',
     spent_until  timestamptz NOT NULL DEFAULT '-infinity',
     turn         text,
+    searched     text,                              -- how far claims have looked for keys with due jobs; see by_turn()
     PRIMARY KEY (queue, limit_key)
 );
+ALTER TABLE rates ADD COLUMN IF NOT EXISTS searched text;
 
 -- A recurring rule. `cron` is computed by daemons in `timezone`; `every_s` counts from the Unix epoch.
 CREATE TABLE IF NOT EXISTS schedules (
@@ -311,7 +313,10 @@ CREATE INDEX IF NOT EXISTS jobs_claimable_keyed ON jobs (queue, priority DESC, r
     WHERE status IN ('pending', 'failed') AND losses < 2 AND (serialize_key IS NOT NULL OR limit_key IS NOT NULL);
 CREATE INDEX IF NOT EXISTS jobs_suspect ON jobs (queue, priority DESC, run_at, id)
     WHERE status IN ('pending', 'failed') AND losses > 1;
-CREATE INDEX IF NOT EXISTS jobs_running ON jobs (worker_id) WHERE status = 'running';
+CREATE INDEX IF NOT EXISTS jobs_running_of ON jobs (worker_id, queue) WHERE status = 'running';
+DROP INDEX IF EXISTS jobs_running;  -- as it was called without the queue
+-- What limits per key count.
+CREATE INDEX IF NOT EXISTS jobs_running_limited ON jobs (queue, limit_key) WHERE status = 'running' AND limit_key IS NOT NULL;
 CREATE INDEX IF NOT EXISTS jobs_dead ON jobs (queue, failed_at) WHERE status = 'dead';
 CREATE INDEX IF NOT EXISTS jobs_expiring ON jobs (expires_at)
     WHERE expires_at IS NOT NULL AND attempts = 0 AND status IN ('blocked', 'pending', 'failed');
@@ -900,6 +905,7 @@ DROP FUNCTION IF EXISTS spend(text, tid[]);
 DROP FUNCTION IF EXISTS pick(text, int, tid[]);
 DROP FUNCTION IF EXISTS in_order(text, int, tid[], real, boolean);
 DROP FUNCTION IF EXISTS by_turn(queues, int, tid[], tid[]);
+DROP FUNCTION IF EXISTS by_turn(queues, int, tid[], tid[], timestamptz);
 
 -- Locks a queue to the end of the transaction. Locks of different queues may coincide; that only costs time.
 CREATE OR REPLACE FUNCTION lock_queue(p_queue text) RETURNS void LANGUAGE sql VOLATILE
@@ -958,8 +964,25 @@ LANGUAGE sql STABLE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
          LATERAL (SELECT greatest(floor(r.burst - r.ahead_s / r.cost_s), 0)::int AS room) n
 $$;
 
+-- How many jobs of a queue run: for each worker that runs any, those of the queue. Locks nothing.
+CREATE OR REPLACE FUNCTION running_in(p_queue text) RETURNS int
+LANGUAGE plpgsql STABLE SET search_path = pgworkd, pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    v_running int := 0;
+    v_worker  int := 0;
+BEGIN
+    LOOP
+        v_worker := (SELECT min(j.worker_id) FROM jobs j WHERE j.status = 'running' AND j.worker_id > v_worker);
+        EXIT WHEN v_worker IS NULL;
+        v_running := v_running + (SELECT count(*) FROM jobs j
+                                  WHERE j.status = 'running' AND j.worker_id = v_worker AND j.queue = p_queue);
+    END LOOP;
+    RETURN v_running;
+END $$;
+
 -- How many of p_limit jobs the queue's own limits let a claim take, and, when a rate says less, when to ask again.
--- The caller holds the queue's lock, or has ended as many runs as it will take. Reads all running rows; locks nothing.
+-- The caller holds the queue's lock, or has ended as many runs as it will take.
 CREATE OR REPLACE FUNCTION allowance(p_queue text, p_limit int, p_now timestamptz) RETURNS TABLE (room int, again_s float8)
 LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off AS $$
@@ -971,8 +994,7 @@ BEGIN
     SELECT * INTO v_queue FROM queues q WHERE q.name = p_queue;
     room := p_limit;
     IF v_queue.max_running IS NOT NULL THEN
-        room := least(room, v_queue.max_running
-                      - (SELECT count(*) FROM jobs j WHERE j.status = 'running' AND j.queue = p_queue)::int);
+        room := least(room, v_queue.max_running - running_in(p_queue));
     END IF;
     IF room > 0 AND v_queue.rate IS NOT NULL THEN
         SELECT a.room, a.again_s INTO v_rate
@@ -1081,6 +1103,7 @@ DECLARE
     v_parked tid[];
     v_turns  boolean;
     v_round  boolean;
+    v_further boolean := false;                  -- there are more keys than the first look has seen
     v_wait_s float8;
     v_room   int;
     v_now    timestamptz := clock();
@@ -1094,8 +1117,9 @@ BEGIN
         v_room := p_room - cardinality(picked);
         IF v_turns THEN
             SELECT t.met, t.round, t.again_s INTO v_met, v_round, v_wait_s
-            FROM by_turn(v_queue, v_room, p_taken || picked, v_seen, p_now) t;
+            FROM by_turn(v_queue, v_room, p_taken || picked, v_seen, p_now, v_further) t;
             again_s := least(again_s, v_wait_s);
+            v_further := v_further OR NOT v_round;
         ELSE  -- where one had to be parked there are more
             v_met := in_order(p_queue, greatest(v_room, least(v_room * 4 ^ v_rounds, 2000))::int, v_seen, true);
         END IF;
@@ -1202,55 +1226,129 @@ BEGIN
     RETURN v_rows;
 END $$;
 
+-- Of the limit_keys after p_after, in rotation, those that have a due job; '' stands for the jobs without a limit_key and
+-- is always among them. Looks at up to p_looks keys, and `reached` the last of them; `round`: it has seen all there are.
+-- Locks nothing.
+CREATE OR REPLACE FUNCTION next_keys(p_queue text, p_after text, p_looks int, p_now timestamptz,
+                                     OUT keys text[], OUT reached text, OUT round boolean)
+LANGUAGE plpgsql STABLE SET search_path = pgworkd, pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET jit = off
+SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    v_key      text := p_after;
+    v_priority int;                              -- of the first job of that key, due or not
+    v_run_at   timestamptz;
+    v_due      boolean;
+    v_wrapped  boolean := false;
+BEGIN
+    keys := '{}';
+    reached := p_after;
+    FOR i IN 1..p_looks LOOP
+        SELECT coalesce(j.limit_key::text, ''), j.priority, j.run_at INTO v_key, v_priority, v_run_at FROM jobs j
+        WHERE j.queue = p_queue AND waits_keyed(j) AND coalesce(j.limit_key::text, '') > v_key
+        ORDER BY j.queue, coalesce(j.limit_key::text, ''), j.priority DESC, j.run_at LIMIT 1;
+        IF v_key IS NULL AND NOT v_wrapped THEN  -- behind the last key comes '', then the first
+            v_wrapped := true;
+            v_key := '';
+        END IF;
+        round := v_key IS NULL OR v_wrapped AND v_key > p_after;
+        EXIT WHEN round;
+        reached := v_key;
+        v_due := v_key = '' OR v_run_at <= p_now
+            OR EXISTS (SELECT FROM jobs j WHERE j.queue = p_queue AND waits_keyed(j)
+                       AND coalesce(j.limit_key::text, '') = v_key AND j.priority < v_priority)
+               AND cardinality(of_key(p_queue, v_key, 1, '{}')) > 0;
+        IF v_due THEN
+            keys := keys || v_key;
+        END IF;
+    END LOOP;
+END $$;
+
+-- The limit_keys of the first p_most due jobs with keys, in order of (priority, run_at, id), and ''. `complete`: no other
+-- key has a due job. Locks nothing.
+CREATE OR REPLACE FUNCTION due_keys(p_queue text, p_most int, p_now timestamptz, OUT keys text[], OUT complete boolean)
+LANGUAGE plpgsql STABLE SET search_path = pgworkd, pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET jit = off
+SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    v_found    text[] := '{}';
+    v_above    bigint := 2147483648;
+    v_priority int;
+    v_probes   int := 0;
+BEGIN
+    LOOP
+        v_priority := (SELECT max(j.priority) FROM jobs j
+                       WHERE j.queue = p_queue AND waits_keyed(j) AND j.priority < v_above);
+        complete := v_priority IS NULL;
+        EXIT WHEN complete OR v_probes >= 100 OR cardinality(v_found) >= p_most;
+        v_found := v_found || ARRAY(
+            SELECT coalesce(j.limit_key::text, '') FROM jobs j
+            WHERE j.queue = p_queue AND j.priority = v_priority AND waits_keyed(j) AND j.run_at <= p_now
+            ORDER BY j.run_at, j.id LIMIT p_most - cardinality(v_found));
+        v_above := v_priority;
+        v_probes := v_probes + 1;
+    END LOOP;
+    complete := complete AND cardinality(v_found) < p_most;
+    keys := ARRAY(SELECT DISTINCT u.key FROM unnest(v_found || ''::text) AS u (key));
+END $$;
+
 -- Up to p_room due jobs besides p_seen such that limit_keys take turns: equal shares for the next keys after the
 -- one served last, each within its own limits, against which p_taken count. Jobs without a limit_key count as one
--- key more. `round`: no key was left out; `again_s`: when a rate will let the next start. Remembers the turn: locks
--- the queue's row in `rates`. The caller holds the queue's lock.
-CREATE OR REPLACE FUNCTION by_turn(p_queue queues, p_room int, p_taken tid[], p_seen tid[], p_now timestamptz,
+-- key more. It looks at the next few keys; p_further, when those did not give enough: at the keys of the jobs that have
+-- been due for longest, which are all that are due unless those are many. Then it also looks, from where the claim
+-- before has got to (`searched`), for keys that have a due job behind those, and serves them first: none waits for ever.
+-- `round`: no key was left out; `again_s`: when a rate will let the next start. Remembers the turn: locks the queue's
+-- row in `rates`. The caller holds the queue's lock.
+CREATE OR REPLACE FUNCTION by_turn(p_queue queues, p_room int, p_taken tid[], p_seen tid[], p_now timestamptz, p_further boolean,
                                    OUT met tid[], OUT round boolean, OUT again_s float8)
 LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET jit = off
 SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
-    v_turn    text := coalesce((SELECT r.turn FROM rates r WHERE r.queue = p_queue.name AND r.limit_key = ''), '');
-    v_keys    text[] := '{}';                    -- the next in turn; '' stands for the jobs without a limit_key
-    v_key     text := v_turn;
-    v_running jsonb := '{}';                     -- how many run, by key
-    v_taken   jsonb := '{}';                     -- how many this claim has taken before
-    v_wrapped boolean := false;
-    v_allowed record;
-    v_room    int;
-    v_share   int;
-    v_before  int;
+    v_turn     text;
+    v_searched text;
+    v_most     int := least(greatest(p_room, 16), 1000);
+    v_found    record;
+    v_first    text[] := '{}';                   -- to be served before all others
+    v_keys     text[];                           -- the next in turn; '' stands for the jobs without a limit_key
+    v_key      text;
+    v_running  int := 0;
+    v_taken    jsonb := '{}';                    -- how many this claim has taken before, by key
+    v_allowed  record;
+    v_room     int;
+    v_share    int;
+    v_before   int;
 BEGIN
-    met := '{}';
-    round := false;
-    FOR i IN 1..least(greatest(p_room, 16), 1000) LOOP
-        v_key := (SELECT min(coalesce(j.limit_key::text, '')) FROM jobs j
-                  WHERE j.queue = p_queue.name AND waits_keyed(j)
-                    AND coalesce(j.limit_key::text, '') > v_key);
-        IF v_key IS NULL AND NOT v_wrapped THEN  -- behind the last key comes '', then the first
-            v_wrapped := true;
-            v_key := '';
+    SELECT r.turn, r.searched INTO v_turn, v_searched FROM rates r WHERE r.queue = p_queue.name AND r.limit_key = '';
+    v_turn := coalesce(v_turn, '');
+    IF NOT p_further THEN
+        SELECT n.keys, n.round INTO v_keys, round FROM next_keys(p_queue.name, v_turn, v_most, p_now) n;
+    ELSE
+        SELECT d.keys, d.complete INTO v_keys, round FROM due_keys(p_queue.name, 500 + cardinality(p_seen), p_now) d;
+        IF NOT round THEN
+            SELECT * INTO v_found FROM next_keys(p_queue.name, coalesce(v_searched, v_turn), 100, p_now);
+            v_first := v_found.keys[:(p_room + 1) / 2];
+            v_searched := CASE WHEN v_first = v_found.keys THEN v_found.reached ELSE v_first[cardinality(v_first)] END;
         END IF;
-        round := v_key IS NULL OR v_wrapped AND v_key > v_turn;
-        EXIT WHEN round;
-        v_keys := v_keys || v_key;
-    END LOOP;
-    IF p_queue.limit_per_key IS NOT NULL THEN
-        v_running := (SELECT coalesce(jsonb_object_agg(r.key, r.n), '{}')
-                      FROM (SELECT j.limit_key::text AS key, count(*) AS n FROM jobs j
-                            WHERE j.status = 'running' AND j.queue = p_queue.name AND j.limit_key IS NOT NULL GROUP BY 1) r);
+        v_keys := ARRAY(SELECT u.key FROM unnest(v_keys) AS u (key) WHERE u.key <> ALL (v_first)
+                        ORDER BY u.key <= v_turn, u.key LIMIT v_most + 1);
+        round := round AND cardinality(v_keys) <= v_most;
+        v_keys := v_keys[:v_most];
     END IF;
     IF cardinality(p_taken) > 0 THEN
         v_taken := (SELECT coalesce(jsonb_object_agg(t.key, t.n), '{}')
                     FROM (SELECT j.limit_key::text AS key, count(*) AS n FROM jobs j
                           WHERE j.ctid = ANY (p_taken) AND j.limit_key IS NOT NULL GROUP BY 1) t);
     END IF;
-    v_share := ceil(p_room::float8 / cardinality(v_keys));
-    FOREACH v_key IN ARRAY v_keys LOOP
+    met := '{}';
+    v_share := ceil(p_room::float8 / nullif(cardinality(v_first || v_keys), 0));
+    FOREACH v_key IN ARRAY v_first || v_keys LOOP
+        IF p_queue.limit_per_key IS NOT NULL AND v_key <> '' THEN
+            v_running := (SELECT count(*) FROM jobs j
+                          WHERE j.queue = p_queue.name AND j.limit_key = v_key AND j.status = 'running');
+        END IF;
         SELECT * INTO v_allowed
-        FROM key_allowance(p_queue, v_key, coalesce((v_running ->> v_key)::int, 0), coalesce((v_taken ->> v_key)::int, 0), p_now);
+        FROM key_allowance(p_queue, v_key, v_running, coalesce((v_taken ->> v_key)::int, 0), p_now);
         v_before := cardinality(met);
         v_room := least(v_share, v_allowed.room, p_room - v_before);
         IF v_key = '' THEN
@@ -1262,11 +1360,14 @@ BEGIN
         IF cardinality(met) - v_before >= v_allowed.room THEN  -- it is the rate that holds the next one back
             again_s := least(again_s, v_allowed.again_s);
         END IF;
-        v_turn := v_key;
+        IF v_key <> ALL (v_first) THEN
+            v_turn := v_key;
+        END IF;
         EXIT WHEN cardinality(met) >= p_room;
     END LOOP;
-    INSERT INTO rates AS r (queue, turn) VALUES (p_queue.name, v_turn)
-    ON CONFLICT (queue, limit_key) DO UPDATE SET turn = excluded.turn WHERE r.turn IS DISTINCT FROM excluded.turn;
+    INSERT INTO rates AS r (queue, turn, searched) VALUES (p_queue.name, v_turn, v_searched)
+    ON CONFLICT (queue, limit_key) DO UPDATE SET turn = excluded.turn, searched = excluded.searched
+    WHERE (r.turn, r.searched) IS DISTINCT FROM (excluded.turn, excluded.searched);
 END $$;
 
 -- Puts the first of those who wait for each of these keys back in the claim's way, unless someone holds the key.

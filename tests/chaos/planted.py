@@ -242,6 +242,24 @@ BUGS = (
         "    IF false THEN",
         tests="tests/sql/test_rates.py",
     ),
+    sql(
+        "claims of a fair queue look at keys that have no due job",
+        "            v_further := v_further OR NOT v_round;\n",
+        "",
+        tests="tests/sql/test_turns.py",
+    ),
+    sql(
+        "a backlog hides the keys behind it",
+        "            v_first := v_found.keys[:(p_room + 1) / 2];\n",
+        "            v_first := '{}';\n",
+        tests="tests/sql/test_turns.py",
+    ),
+    sql(
+        "max_running counts what runs elsewhere, too",
+        "AND j.worker_id = v_worker AND j.queue = p_queue);",
+        "AND j.worker_id = v_worker AND j.queue || '' = p_queue);",
+        tests="tests/sql/test_keyed_plans.py",
+    ),
 )
 
 

@@ -25,6 +25,7 @@ FUNCTIONS = {
     "worker enqueuer": "add_jobs await_results create_batch depend enqueue new_id seal_batch",
     "worker reader": "batch_results batch_tree became result_of with_below",
     "worker": """
+        due_keys next_keys running_in
         add_error add_occurrences advance allowance batch_ended burst bury by_turn call_back cancel cancel_batch
         cancel_below claim clock_after_waiting
         delete_batch differing discard drop_partition drop_pool edit ensure_partitions ensure_schedules expire

@@ -1,10 +1,11 @@
-"""Whose turn it is: limit_keys one after the other, and jobs that have waited for long before more urgent ones."""
+"""Whose turn it is: limit_keys one after the other."""
 
 from __future__ import annotations
 
 import uuid
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -107,6 +108,41 @@ async def test_within_a_key_the_order_is_as_ever(db: Db) -> None:
     urgent = await one(db, limit_key="a", priority=2, run_at=at(-1))
     await one(db, limit_key="a", priority=9, run_at=at(1))
     assert [await take_ids(db, worker_id, 1) for _ in range(3)] == [[urgent], [early], [late]]
+
+
+CROWD = """INSERT INTO pgworkd.jobs (queue, limit_key, run_at)
+    SELECT 'q', 'k' || lpad(n::text, 6, '0'), $2 FROM generate_series(1, $1::int) n"""
+"""One job each of so many keys."""
+
+
+@pytest.mark.parametrize("limits", [{"fair": True}, {"limit_per_key": 5}])
+async def test_due_jobs_are_found_in_a_crowd_of_keys_that_have_none(db: Db, limits: dict[str, Any]) -> None:
+    worker_id = await worker(db)
+    await settings(db, **limits)
+    await db.execute(CROWD, 20_000, at(3600))
+    due = set()
+    for number in range(0, 20_000, 200):
+        due |= set(await insert(db, 1, limit_key=f"k{number:06}"))
+    taken: list[uuid.UUID] = []
+    for _ in range(6):
+        taken += await take_ids(db, worker_id, 25)
+    assert set(taken) == due
+
+
+async def test_a_crowd_of_keys_does_not_hide_a_due_job_behind_a_long_backlog(db: Db) -> None:
+    """The jobs that have been due for longest are of two keys; the third's is behind them, and behind idle keys."""
+    worker_id = await worker(db)
+    await settings(db, fair=True)
+    await db.execute(CROWD, 2000, at(3600))
+    for key in ("k000300", "k000301"):
+        await insert(db, 1000, limit_key=key, run_at=at(-60))
+    last = await one(db, limit_key="k001700")
+    taken: list[uuid.UUID] = []
+    while last not in taken:
+        assert len(taken) < 2 * 2000 / 100
+        taken += await take_ids(db, worker_id, 1)
+    keys = Counter(await _keys(db, taken))
+    assert abs(keys["k000300"] - keys["k000301"]) <= 2, "those two share alike, whatever lies between them"
 
 
 async def test_a_turn_that_was_rolled_back_is_taken_again(db: Db) -> None:
