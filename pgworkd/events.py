@@ -18,6 +18,9 @@ JOB_STARTED: Final = "job.started"
 JOB_COMPLETED: Final = "job.completed"  # duration_s
 JOB_FAILED: Final = "job.failed"  # duration_s, error, retry_in_s
 JOB_DEAD: Final = "job.dead"  # duration_s, error
+JOB_RAISED: Final = (
+    "job.raised"  # error, exception (its traceback): came when the job was completed, and changes nothing
+)
 JOB_RELEASED: Final = "job.released"  # reason, delay_s
 JOB_CANCELLED: Final = "job.cancelled"  # reason
 JOB_STALE: Final = "job.stale"  # outcome: the settle came after the attempt had ended otherwise

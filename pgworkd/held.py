@@ -39,6 +39,8 @@ class Held:
     """On the same clock, when it came back."""
     told = False
     """Of a thread: it had been asked to end when it came back."""
+    in_transaction = False
+    """The handler is inside its `job.transaction()`."""
     settled = False
     """The handler has completed the job itself, in its own transaction."""
     unheard = False

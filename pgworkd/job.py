@@ -17,6 +17,12 @@ from .errors import JobStopped, UsageError
 PROGRESS_CHARS_MAX = 200
 """Of its word; the rest is cut."""
 
+NOT_IN_THREADS = (
+    "it works only in handlers that are `async def`, in the loop that runs them. A `def` handler writes on a "
+    "connection of its own, in a way that may happen twice (job.id is the same in each run), or is made an `async def`"
+)
+"""What who asks for a transaction elsewhere is told."""
+
 
 @dataclass(slots=True, kw_only=True)
 class Job:
@@ -92,10 +98,12 @@ class Job:
         not stored. An exception rolls everything back, and the attempt ends by it as usual.
         Raises `LeaseLost` at the end of the block, with nothing written, when the attempt is no longer ours, and
         `OutcomeUnknown` when the answer to the COMMIT is lost: all is written, or nothing; let the exception pass.
-        Only for handlers that run in the loop (`async def`).
+        One per run: UsageError for a second, once the first has ended well, and for one inside another. Only for
+        handlers that run in the loop (`async def`); UsageError, before anything is touched, elsewhere. What is raised
+        after the block changes nothing of the completion, and is logged.
         """
         if self.opener is None:
-            raise UsageError("job.transaction() works only in handlers that are `async def` and run in the loop")
+            raise UsageError(f"job.transaction() of job {self.id}: {NOT_IN_THREADS}")
         async with self.opener(self) as connection:
             yield connection
 

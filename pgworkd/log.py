@@ -29,6 +29,7 @@ _LEVELS: dict[str, int] = {
     events.JOB_SLOW: logging.WARNING,
     events.JOB_OVERDUE: logging.WARNING,
     events.JOB_DEAD: logging.ERROR,
+    events.JOB_RAISED: logging.ERROR,
     events.SETTLE_REFUSED: logging.ERROR,
     events.DATABASE_AWAY: logging.WARNING,
     events.DAEMON_UNCLEAN: logging.ERROR,

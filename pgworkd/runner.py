@@ -26,11 +26,20 @@ from . import events
 from .app import App, Handler
 from .cancellation import RunnerTask
 from .child import Request
-from .errors import InvalidPayload, LeaseLost, OutcomeUnknown, PermanentError, RetryAfter, Snooze
+from .errors import (
+    InvalidPayload,
+    JobStopped,
+    LeaseLost,
+    OutcomeUnknown,
+    PermanentError,
+    RetryAfter,
+    Snooze,
+    UsageError,
+)
 from .events import Events
 from .failure import ErrorFacts, describe_error
 from .held import Held
-from .job import Ending, Job, Outcome, Reason, stopped
+from .job import NOT_IN_THREADS, Ending, Job, Outcome, Reason, stopped
 from .payload import decode, encode
 from .processes import ChildDied, Processes
 from .settler import Planner
@@ -101,10 +110,7 @@ class Runner:
             told = held.told or scope.told
             if (scope.asked or isinstance(error, asyncio.CancelledError) or not task.clean) and await task.leave(error):
                 raise  # the daemon itself is being torn down
-            if held.reason is not None and told:
-                outcome = self._ended(held.reason, held, handler)
-            else:
-                outcome = self._raised(error, held, handler)
+            outcome = self._came_out(error, held, handler, told=told)
         held.ended = time.monotonic()
         held.scope = None
         if limited:
@@ -112,6 +118,14 @@ class Runner:
         if scope.asked:
             scope.over()
         return _SETTLED if held.settled else outcome
+
+    def _came_out(self, error: BaseException, held: Held, handler: Handler, *, told: bool) -> Outcome:
+        """The outcome of a run that ended by an exception; `told`: after it was asked to end."""
+        if held.settled or (told and _is_done(held)):
+            self._report_late(error, held)
+        if held.reason is not None and told:
+            return self._ended(held.reason, held, handler)
+        return self._raised(error, held, handler)
 
     def _ended(self, reason: Reason, held: Held, handler: Handler) -> Outcome:
         """The outcome of a run that was asked to end: by that reason, unless it has said that it is done."""
@@ -134,12 +148,12 @@ class Runner:
             adapter = handler.adapter
             arguments[handler.payload_parameter] = payload if adapter is None else adapter.validate_python(payload)
         if handler.job_parameter is not None or handler.mode == "process":
-            held.job = self._context(held, payload)
+            held.job = self._context(held, payload, in_loop=handler.mode == "loop")
             if handler.job_parameter is not None:
                 arguments[handler.job_parameter] = held.job
         return arguments
 
-    def _context(self, held: Held, payload: dict[str, Any]) -> Job:
+    def _context(self, held: Held, payload: dict[str, Any], *, in_loop: bool) -> Job:
         claimed = held.claimed
         return Job(
             id=claimed.id,
@@ -154,7 +168,7 @@ class Runner:
             schedule=claimed.schedule,
             occurrence=None if claimed.occurrence is None else datetime.fromtimestamp(claimed.occurrence, UTC),
             meta={} if claimed.meta is None else json.loads(claimed.meta),
-            opener=functools.partial(self._transaction, held),
+            opener=functools.partial(self._transaction, held, asyncio.get_running_loop()) if in_loop else None,
             noter=functools.partial(_note, held),
         )
 
@@ -222,7 +236,15 @@ class Runner:
         return self._failure(facts, self._backoff_s(held, handler), permanent=False)
 
     @contextlib.asynccontextmanager
-    async def _transaction(self, held: Held, job: Job) -> AsyncIterator[Any]:
+    async def _transaction(self, held: Held, loop: asyncio.AbstractEventLoop, job: Job) -> AsyncIterator[Any]:
+        if asyncio.get_running_loop() is not loop:
+            raise UsageError(f"job.transaction() of job {job.id} in another event loop than its own: {NOT_IN_THREADS}")
+        if held.settled or held.in_transaction:
+            state = "is completed by its job.transaction() already" if held.settled else "is in a job.transaction()"
+            raise UsageError(
+                f"job {job.id} {state}: a run has one, whose end completes the job; put all writes into one block"
+            )
+        held.in_transaction = True
         try:
             async with self._store.transactions.begin(held.committing) as connection:
                 yield connection
@@ -233,7 +255,15 @@ class Runner:
         except OutcomeUnknown:
             held.unheard = True
             raise
+        finally:
+            held.in_transaction = False
         held.settled = True
+
+    def _report_late(self, error: BaseException, held: Held) -> None:
+        """What was raised once the job was completed changes nothing of that, but is not kept secret."""
+        if not isinstance(error, (asyncio.CancelledError, JobStopped)):
+            facts = describe_error(error)
+            self._events.emit(events.JOB_RAISED, **held.facts(), error=facts.summary, exception=facts.traceback)
 
 
 _CHILD_FIELDS = (

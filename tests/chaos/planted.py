@@ -134,6 +134,27 @@ BUGS = (
         tests="tests/engine/test_stopping.py",
     ),
     python(
+        "a second transaction is opened",
+        "runner",
+        "        if held.settled or held.in_transaction:\n",
+        "        if False:\n",
+        tests="tests/engine/test_transactions.py",
+    ),
+    python(
+        "what a settled run raises is kept secret",
+        "runner",
+        "        if held.settled or (told and _is_done(held)):\n",
+        "        if False:\n",
+        tests="tests/engine/test_transactions.py",
+    ),
+    python(
+        "a thread may open a transaction",
+        "runner",
+        "        if asyncio.get_running_loop() is not loop:\n",
+        "        if False:\n",
+        tests="tests/engine/test_transactions.py",
+    ),
+    python(
         "clean-up is cut off",
         "cancellation",
         "        cut_at = asyncio.get_running_loop().time() + grace_s\n",

@@ -1,0 +1,150 @@
+"""job.transaction(): one per run, in the loop of its handler; what is refused is refused at once, and said."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import asyncpg
+import pytest
+
+from pgworkd import events
+from pgworkd.app import App
+from pgworkd.errors import UsageError
+from pgworkd.job import Job
+from tests.kit import insert, running, until, waits_for_status
+
+
+@pytest.fixture
+async def notes(db: asyncpg.Connection[Any]) -> asyncpg.Connection[Any]:
+    await db.execute("CREATE TABLE notes (n int)")
+    return db
+
+
+async def _second(job: Job) -> None:
+    for n in range(3):
+        async with job.transaction() as connection:
+            await connection.execute("INSERT INTO notes VALUES ($1)", n)
+
+
+async def _nested(job: Job) -> None:
+    async with job.transaction() as connection:
+        await connection.execute("INSERT INTO notes VALUES (0)")
+        async with job.transaction() as other:
+            await other.execute("INSERT INTO notes VALUES (1)")
+
+
+async def _side_by_side(job: Job) -> None:
+    async def write(n: int) -> None:
+        async with job.transaction() as connection:
+            await connection.execute("INSERT INTO notes VALUES ($1)", n)
+            await anyio.sleep(0.05)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(write, 0)
+        tasks.start_soon(write, 1)
+
+
+async def _fails_afterwards(job: Job) -> None:
+    async with job.transaction() as connection:
+        await connection.execute("INSERT INTO notes VALUES (0)")
+    raise ValueError("after the block")
+
+
+@pytest.mark.parametrize(
+    ("handle", "ending", "written", "said"),
+    [
+        (_second, "completed", [0], "is completed by its job.transaction() already"),
+        (_nested, "dead", [], "is in a job.transaction()"),
+        (_side_by_side, "dead", [], "is in a job.transaction()"),
+        (_fails_afterwards, "completed", [0], "ValueError: after the block"),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+async def test_a_second_transaction_and_what_comes_after_the_first_are_not_silent(
+    dsn: str, notes: asyncpg.Connection[Any], handle: Any, ending: str, written: list[int], said: str
+) -> None:
+    app = App()
+    app.handler("q", max_attempts=1)(handle)
+    async with running(app, dsn) as (_, seen):
+        job_id = await insert(notes, "q")
+        await until(waits_for_status(notes, job_id, ending))
+        if ending == "completed":
+            facts = await seen.wait(events.JOB_RAISED, job_id=str(job_id))
+            assert said in facts["error"]
+            assert f"in {handle.__name__}" in facts["exception"]
+        else:
+            assert said in await notes.fetchval("SELECT errors::text FROM pgworkd.jobs")
+            assert seen.all(events.JOB_RAISED) == []
+    assert [row[0] for row in await notes.fetch("SELECT n FROM notes ORDER BY n")] == written
+
+
+async def test_after_one_that_was_rolled_back_there_may_be_another(dsn: str, notes: asyncpg.Connection[Any]) -> None:
+    app = App()
+
+    @app.handler("q", max_attempts=1)
+    async def handle(job: Job) -> None:
+        try:
+            async with job.transaction() as connection:
+                await connection.execute("INSERT INTO notes VALUES (0)")
+                raise ValueError("no")
+        except ValueError:
+            async with job.transaction() as connection:
+                await connection.execute("INSERT INTO notes VALUES (1)")
+
+    async with running(app, dsn) as (_, seen):
+        await until(waits_for_status(notes, await insert(notes, "q"), "completed"))
+        assert seen.all(events.JOB_RAISED) == []
+    assert [row[0] for row in await notes.fetch("SELECT n FROM notes")] == [1]
+
+
+# Elsewhere than in the loop.
+
+
+async def _open(job: Job) -> None:
+    async with job.transaction() as connection:
+        await connection.execute("INSERT INTO notes VALUES (0)")
+
+
+def _in_a_thread(job: Job) -> None:
+    asyncio.run(_open(job))
+
+
+async def _in_a_loop_of_a_thread(job: Job) -> None:
+    await anyio.to_thread.run_sync(_in_a_thread, job)
+
+
+def in_a_process(job: Job) -> None:
+    asyncio.run(_open(job))
+
+
+@pytest.mark.parametrize("handle", [_in_a_thread, _in_a_loop_of_a_thread, in_a_process])
+async def test_a_transaction_outside_the_loop_is_refused_before_anything_is_touched(
+    dsn: str, notes: asyncpg.Connection[Any], handle: Any
+) -> None:
+    """It stopped all slots of other queues, whose transactions wait for the same connections."""
+    app = App()
+    options: dict[str, Any] = {"run_in": "process"} if handle is in_a_process else {}
+    app.handler("odd", max_attempts=1, **options)(handle)
+    app.handler("other", concurrency=20)(_open)
+    async with running(app, dsn, transactions_max=2) as (_, _):
+        odd = [await insert(notes, "odd") for _ in range(5)]
+        await notes.execute("INSERT INTO pgworkd.jobs (queue) SELECT 'other' FROM generate_series(1, 40)")
+        for job_id in odd:
+            await until(waits_for_status(notes, job_id, "dead"))
+        await until(lambda: notes.fetchval("SELECT count(*) = 40 FROM notes"))
+    errors = [row[0] for row in await notes.fetch("SELECT DISTINCT split_part(error, ' ', 1) FROM pgworkd.jobs")]
+    assert errors == ["pgworkd.errors.UsageError:"]
+    text = await notes.fetchval("SELECT error FROM pgworkd.jobs LIMIT 1")
+    assert "A `def` handler writes on a connection of its own" in text
+
+
+async def test_a_job_that_no_daemon_runs_has_no_transaction() -> None:
+    job = Job(
+        id=None, queue="q", kind="q", attempt=1, failures=0, max_attempts=3, payload={}, created_at=None, run_at=None
+    )  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="async def"):
+        async with job.transaction():
+            pass
