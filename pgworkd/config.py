@@ -68,7 +68,7 @@ class Settings(BaseSettings):
     shutdown_s: float = Field(30, ge=0, le=86_400, description="Running jobs may finish within this at a stop")
     connect_timeout_s: float = Field(10, ge=1, le=60, description="For a new connection to the database")
     command_timeout_s: float = Field(10, ge=1, le=60, description="For one statement; below lease_s / 2")
-    transactions_max: int = Field(10, ge=1, le=500, description="Connections for job.transaction()")
+    transactions_max: int = Field(20, ge=1, le=500, description="Most connections for job.transaction()")
     keep_days: int = Field(7, ge=1, le=3650, description="Finished jobs are kept for so long")
     keep_dead_days: int = Field(30, ge=1, le=3650, description="Dead jobs are kept for so long")
     log_level: LogLevel = Field("info", description="The least level that is logged")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterator
 from uuid import UUID
@@ -73,6 +74,19 @@ class Held:
         deadline = math.inf if self.reason is None else anyio.current_time() + CUT_AFTER_S
         self.commit = anyio.CancelScope(shield=True, deadline=deadline)
         return self.commit
+
+    @contextlib.contextmanager
+    def untimed(self) -> Iterator[None]:
+        """The time that is spent in here is not the handler's: its time-out comes that much later."""
+        scope = self.scope
+        if scope is None or scope.deadline == math.inf:
+            yield
+            return
+        left_s, scope.deadline = scope.deadline - anyio.current_time(), math.inf
+        try:
+            yield
+        finally:
+            scope.deadline = anyio.current_time() + left_s
 
 
 class Holdings:

@@ -212,24 +212,46 @@ class _Line(asyncpg.Connection):
 
 
 class Transactions:
-    """A small pool of connections for handlers that write in the transaction that completes their job."""
+    """A small pool of connections for handlers that write in the transaction that completes their job.
+
+    They are made as they are needed, so there are as many as handlers are in a transaction at once, and
+    `connections_max` at most; a handler that finds none free waits for one.
+    """
 
     def __init__(self, options: LinkOptions, connections_max: int) -> None:
         self._options = options
         self._max = connections_max
+        self._free = anyio.Semaphore(connections_max, fast_acquire=True)
         self._pool: asyncpg.Pool[Any] | None = None
         self._lock = anyio.Lock()
         self._suspect_s = 0.0
         """Connections made before may be dead, as one of them was; on the monotonic clock."""
 
     @contextlib.asynccontextmanager
-    async def begin(self, committing: Callable[[], anyio.CancelScope] = _shielded) -> AsyncIterator[Any]:
+    async def begin(
+        self,
+        committing: Callable[[], anyio.CancelScope] = _shielded,
+        waiting: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+    ) -> AsyncIterator[Any]:
         """A connection inside a transaction: committed at the end of the block, rolled back on an exception.
 
-        Raises `DatabaseUnavailable` when none is free or can be made within `connect_timeout_s`, and at the end
-        `OutcomeUnknown` when the answer to the COMMIT is lost. What the driver raises in between passes through.
-        `committing` makes the shielded scope in which that answer is awaited.
+        Waits, within `waiting()`, until one is free. Raises `DatabaseUnavailable` when none can be made within
+        `connect_timeout_s`, and at the end `OutcomeUnknown` when the answer to the COMMIT is lost. What the driver
+        raises in between passes through. `committing` makes the shielded scope in which that answer is awaited.
         """
+        try:
+            self._free.acquire_nowait()
+        except anyio.WouldBlock:
+            with waiting():
+                await self._free.acquire()
+        try:
+            async with self._transaction(committing) as connection:
+                yield connection
+        finally:
+            self._free.release()
+
+    @contextlib.asynccontextmanager
+    async def _transaction(self, committing: Callable[[], anyio.CancelScope]) -> AsyncIterator[Any]:
         connection, transaction = await self._begun()
         try:
             try:

@@ -29,7 +29,8 @@ class Options:
     shutdown_s: float = 30.0
     cancel_grace_s: float = 5.0
     """How long the clean-up of a cancelled handler may take; then it is cancelled again, and at a stop given up."""
-    transactions_max: int = 10
+    transactions_max: int = 20
+    """The most connections for `job.transaction()`; they are made as slots need them. A run waits for a free one."""
     slow_min_s: float = 1.0
     slow_factor: float = 5.0
     periods: Periods = field(default_factory=Periods)

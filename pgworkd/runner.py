@@ -246,7 +246,7 @@ class Runner:
             )
         held.in_transaction = True
         try:
-            async with self._store.transactions.begin(held.committing) as connection:
+            async with self._store.transactions.begin(held.committing, held.untimed) as connection:
                 yield connection
                 result = None if job.result is None else encode(job.result, "result", object_only=False)
                 following = self._planner.following(held)

@@ -155,7 +155,7 @@ def columns(occurrences: Sequence[Occurrence]) -> tuple[list[str], list[datetime
 class Store:
     """The daemon's way to the database."""
 
-    def __init__(self, options: LinkOptions, *, transactions_max: int = 10) -> None:
+    def __init__(self, options: LinkOptions, *, transactions_max: int = 20) -> None:
         self.options = options
         self._claims = Link(options, "claim")
         self._settles = Link(options, "settle")

@@ -155,6 +155,13 @@ BUGS = (
         tests="tests/engine/test_transactions.py",
     ),
     python(
+        "to wait for a connection is the handler's time",
+        "runner",
+        "begin(held.committing, held.untimed) as",
+        "begin(held.committing) as",
+        tests="tests/engine/test_transactions.py",
+    ),
+    python(
         "clean-up is cut off",
         "cancellation",
         "        cut_at = asyncio.get_running_loop().time() + grace_s\n",

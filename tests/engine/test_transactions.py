@@ -14,6 +14,8 @@ from pgworkd import events
 from pgworkd.app import App
 from pgworkd.errors import UsageError
 from pgworkd.job import Job
+from pgworkd.link import LinkOptions
+from tests.engine.test_cancel import cancel
 from tests.kit import insert, running, until, waits_for_status
 
 
@@ -98,6 +100,57 @@ async def test_after_one_that_was_rolled_back_there_may_be_another(dsn: str, not
         await until(waits_for_status(notes, await insert(notes, "q"), "completed"))
         assert seen.all(events.JOB_RAISED) == []
     assert [row[0] for row in await notes.fetch("SELECT n FROM notes")] == [1]
+
+
+# Fewer connections than slots.
+
+
+async def test_to_wait_for_a_connection_is_no_failure_and_not_the_handlers_time(
+    dsn: str, notes: asyncpg.Connection[Any]
+) -> None:
+    """20 slots, 2 connections: the last waits longer than a connection may take, and than its time-out."""
+    app, most, now = App(), 0, 0
+
+    @app.handler("q", concurrency=20, max_attempts=1, timeout_s=1.5)
+    async def handle(job: Job) -> None:
+        nonlocal most, now
+        async with job.transaction() as connection:
+            now += 1
+            most = max(most, now)
+            await connection.execute("INSERT INTO notes VALUES (1)")
+            await anyio.sleep(0.25)
+            now -= 1
+
+    link = LinkOptions(dsn, connect_timeout_s=1, command_timeout_s=5)
+    async with running(app, dsn, transactions_max=2, link=link) as (_, seen):
+        await notes.execute("INSERT INTO pgworkd.jobs (queue) SELECT 'q' FROM generate_series(1, 20)")
+        await until(lambda: notes.fetchval("SELECT NOT EXISTS (SELECT FROM pgworkd.jobs WHERE status <> 'dead')"))
+        assert seen.all(events.JOB_DEAD) == []
+    assert await notes.fetchval("SELECT count(*) FROM notes") == 20
+    assert most == 2
+
+
+async def test_who_is_cancelled_while_it_waits_for_a_connection_goes_and_takes_none_along(
+    dsn: str, notes: asyncpg.Connection[Any]
+) -> None:
+    app, go_on = App(), anyio.Event()
+
+    @app.handler("q", concurrency=10)
+    async def handle(job: Job) -> None:
+        async with job.transaction() as connection:
+            await go_on.wait()
+            await connection.execute("INSERT INTO notes VALUES (1)")
+
+    async with running(app, dsn, transactions_max=1) as (daemon, seen):
+        ids = [await insert(notes, "q") for _ in range(4)]
+        await seen.wait(events.JOB_STARTED, count=4)
+        await until(lambda: any(held.in_transaction for held in daemon._holdings))
+        await cancel(notes, *ids[1:])
+        for job_id in ids[1:]:
+            await until(waits_for_status(notes, job_id, "cancelled"))
+        go_on.set()
+        await until(waits_for_status(notes, ids[0], "completed"))
+        await until(waits_for_status(notes, await insert(notes, "q"), "completed"))
 
 
 # Elsewhere than in the loop.

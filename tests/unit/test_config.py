@@ -43,7 +43,7 @@ def refused(**overrides: object) -> str:
 def test_defaults():
     settings = load()
     assert (settings.lease_s, settings.heartbeat_s, settings.poll_s, settings.shutdown_s) == (30, 10, 2, 30)
-    assert (settings.connect_timeout_s, settings.command_timeout_s, settings.transactions_max) == (10, 10, 10)
+    assert (settings.connect_timeout_s, settings.command_timeout_s, settings.transactions_max) == (10, 10, 20)
     assert (settings.keep_days, settings.keep_dead_days, settings.slow_min_s, settings.slow_factor) == (
         7,
         30,
