@@ -41,6 +41,11 @@
 
 DO $$
 BEGIN
+    IF to_regclass('pgworkd.schema_version') IS NOT NULL THEN
+        IF EXISTS (SELECT FROM pgworkd.schema_version v WHERE v.version > 1) THEN
+            RAISE EXCEPTION 'the schema pgworkd is newer than this script: use that of the newer pgworkd' USING ERRCODE = '55000';
+        END IF;
+    END IF;
     IF to_regnamespace('pgworkd') IS NULL THEN  -- IF NOT EXISTS asks for rights on the database, also where it exists
         CREATE SCHEMA pgworkd;
     END IF;
@@ -129,8 +134,16 @@ END $$;
 CREATE TABLE IF NOT EXISTS schema_version (
     version      integer NOT NULL,
     installed_at timestamptz NOT NULL DEFAULT clock(),
+    script       text,                              -- what `pgworkd migrate` has run: it need not do so again
     only_row     boolean PRIMARY KEY DEFAULT true CHECK (only_row)
 );
+
+DO $$
+BEGIN
+    IF NOT EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = 'schema_version'::regclass AND a.attname = 'script') THEN
+        ALTER TABLE schema_version ADD COLUMN script text;
+    END IF;
+END $$;
 
 -- One process that claims. Its lease protects every job it runs. Ids are never used twice.
 CREATE TABLE IF NOT EXISTS workers (
@@ -3724,6 +3737,10 @@ REVOKE EXECUTE ON FUNCTION ensure_partitions, drop_partition, forget_rows, jobs_
     seal_batch, batch_sealed, stream_created, depend, dependencies_added, await_results FROM PUBLIC;
 
 SELECT ensure_partitions();
-INSERT INTO schema_version (version) VALUES (1) ON CONFLICT (only_row) DO NOTHING;
+INSERT INTO schema_version AS v (version) VALUES (1)
+ON CONFLICT (only_row) DO UPDATE SET version = excluded.version, installed_at = excluded.installed_at
+WHERE v.version < excluded.version;
+UPDATE schema_version SET script = NULL WHERE script IS NOT NULL;
+SELECT pg_notify('pgworkd', '{"queues": true}');  -- daemons ask at once what has changed
 RESET search_path;
 RESET client_min_messages;

@@ -11,7 +11,7 @@ import typer
 
 from . import cli_signals
 from .cli_ask import Dsn, hinted, settings_of
-from .cli_text import out
+from .cli_text import note, out
 from .errors import DatabaseError, DatabaseUnavailable, PgworkdError, UsageError
 
 Data = Annotated[
@@ -82,14 +82,17 @@ def run(
 def migrate(
     *,
     only_print: Annotated[bool, typer.Option("--print", help="Print the schema's SQL and touch nothing.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Run the script also where it has been run.")] = False,
     dsn: Dsn = None,
 ) -> None:
-    """Install the schema, or bring it up to this version."""
+    """Install the schema, or bring it up to this version; does nothing, and locks nothing, where it is."""
     from . import schema
 
     if only_print:
         out(schema.text().rstrip("\n"))
         return
+    from functools import partial
+
     import anyio
 
     from .link import LinkOptions
@@ -97,7 +100,7 @@ def migrate(
     settings = settings_of(dsn)
     options = LinkOptions(settings.dsn_required(), settings.connect_timeout_s, settings.command_timeout_s)
     try:
-        before, after = anyio.run(schema.migrate, options)
+        before, after = anyio.run(partial(schema.migrate, options, force=force, say=note))
     except (DatabaseUnavailable, DatabaseError) as error:
         raise hinted(error, settings) from None
     out(f"schema version: {'none' if before is None else before} before, {after} now")

@@ -14,10 +14,11 @@ from typing import Any
 import anyio
 from anyio.abc import TaskGroup
 
-from . import events, schema
+from . import events
 from .app import App, DeadJob
 from .chores import Chores
-from .errors import DatabaseUnavailable, InvalidPayload, PgworkdError, UsageError
+from .contact import Contact
+from .errors import InvalidPayload, PgworkdError, UsageError
 from .events import Events
 from .hearing import Hearing
 from .held import Held, Holdings
@@ -27,7 +28,6 @@ from .lease import end_process
 from .look import Look
 from .membership import Membership
 from .options import Options, Part
-from .outage import Outage
 from .payload import decode
 from .pool import Pool
 from .recurring import Recurring
@@ -73,7 +73,7 @@ class Daemon:
         self._parts = parts
         self._end_process = end_process
         self._tasks: TaskGroup | None = None
-        self._away = Outage("start", self.events)
+        self._contact = Contact(options.link, self.events)
         self._holdings = Holdings()
         self._store = store = Store(options.link, transactions_max=options.transactions_max)
         self.membership = Membership(
@@ -147,8 +147,11 @@ class Daemon:
         if self.stop_requested.is_set():
             return f"stopping, {self.running} running"
         if not self.ready.is_set():
-            return "waiting for the database"
-        state = "working" if self.membership.may_claim else "fenced: no lease"
+            return f"waiting for {self._contact.waits_for}"
+        if self.membership.outdated:
+            state = "claims nothing: the schema is newer, upgrade pgworkd"
+        else:
+            state = "working" if self.membership.may_claim else "fenced: no lease"
         return f"{state}, {self.running} running, queues: {', '.join(self.pools)}"
 
     def request_stop(self, *, now: bool = False) -> None:
@@ -188,8 +191,8 @@ class Daemon:
     async def run(self) -> int:
         """Works until asked to stop; the exit code: 0 when nothing was left behind, else 1.
 
-        Raises SchemaError or UsageError when the database can never work as it is (no or newer schema, refused
-        login); waits for one that is merely away.
+        Raises SchemaError or UsageError when the database can never work as it is (a newer schema, refused
+        login); waits for one that is merely away, and for `pgworkd migrate`.
         """
         self.events.emit(events.DAEMON_STARTING, queues=self._serving.slots, worker=self.options.worker_name)
         exit_code, problem = 1, None
@@ -215,7 +218,7 @@ class Daemon:
         began_s: float | None = None
         with anyio.CancelScope() as contact:
             tasks.start_soon(self._give_up, contact)
-            began_s = await self._first_contact()
+            began_s = await self._contact.made(self._enter, self.stop_requested)
         if began_s is None:
             return 0
         self._tasks = tasks
@@ -228,21 +231,11 @@ class Daemon:
         await self.stop_requested.wait()
         contact.cancel()
 
-    async def _first_contact(self) -> float | None:
-        """Checks the schema, declares schedules, registers: when the lease began. None if asked to stop before."""
-        while not self.stop_requested.is_set():
-            try:
-                await schema.verify(self.options.link)
-                await self._store.ensure_partitions()
-                await self._recurring.declare(self.app)
-                began_s = await self.membership.register()
-            except DatabaseUnavailable as error:
-                with anyio.move_on_after(self._away.failed(error)):
-                    await self.stop_requested.wait()
-            else:
-                self._away.passed()
-                return began_s
-        return None
+    async def _enter(self) -> float:
+        """Declares schedules, registers: when the lease began."""
+        await self._store.ensure_partitions()
+        await self._recurring.declare(self.app)
+        return await self.membership.register()
 
     async def _start(self, tasks: TaskGroup, began_s: float) -> None:
         self.membership.start(began_s)

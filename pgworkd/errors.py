@@ -43,6 +43,10 @@ class SchemaError(PgworkdError):
     """The database's schema is missing, older or newer than this program, or not as it was installed."""
 
 
+class SchemaAwaited(SchemaError):  # noqa: N818
+    """The schema is missing or older than this program: `pgworkd migrate` mends that."""
+
+
 class DatabaseUnavailable(PgworkdError):  # noqa: N818
     """No answer from the database: nothing was done, unless it is an OutcomeUnknown."""
 

@@ -30,6 +30,8 @@ JOB_SLOW: Final = "job.slow"  # running_s, usual_s
 JOB_OVERDUE: Final = "job.overdue"  # timeout_s: a thread that has passed its timeout cannot be stopped
 
 # Of the daemon.
+SCHEMA_AWAITED: Final = "schema.awaited"  # error: there is none yet, or an older one; the daemon waits for a migration
+SCHEMA_NEWER: Final = "schema.newer"  # found, ours, remedy: nothing more is claimed, what runs is settled
 DAEMON_STARTING: Final = "daemon.starting"
 DAEMON_READY: Final = "daemon.ready"  # worker_id, queues
 DAEMON_STOPPING: Final = "daemon.stopping"  # running, shutdown_s

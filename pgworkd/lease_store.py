@@ -9,6 +9,10 @@ from typing import Any
 from uuid import UUID
 
 from .link import Link, LinkOptions
+from .schema import VERSION
+
+_WANTED = """SELECT cancel_ids, cancel_attempts, settings, differing, (SELECT version FROM pgworkd.schema_version)
+    FROM pgworkd.wanted($1)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +24,8 @@ class Wanted:
     """Rows of `queues` by name, without what is NULL; always `paused`, and `pause_s` if the pause has an end."""
     differing: dict[str, list[tuple[str, int]]] = field(default_factory=dict)
     """By queue: other workers, and the concurrency that their code gives it, where that is not ours."""
+    schema_version: int = VERSION
+    """Of the database."""
 
 
 class LeaseStore:
@@ -34,11 +40,10 @@ class LeaseStore:
 
     async def wanted(self, worker_id: int) -> Wanted:
         """What the worker should know."""
-        rows = await self._link.fetch(
-            "SELECT cancel_ids, cancel_attempts, settings, differing FROM pgworkd.wanted($1)", worker_id
-        )
-        ids, attempts, settings, differing = rows[0]
-        return Wanted(tuple(zip(ids, attempts, strict=True)), json.loads(settings), json.loads(differing))
+        rows = await self._link.fetch(_WANTED, worker_id)
+        ids, attempts, settings, differing, version = rows[0]
+        cancels = tuple(zip(ids, attempts, strict=True))
+        return Wanted(cancels, json.loads(settings), json.loads(differing), VERSION if version is None else version)
 
     async def close(self) -> None:
         """Closes the link."""

@@ -37,6 +37,8 @@ _LEVELS: dict[str, int] = {
     events.LEASE_LOST: logging.ERROR,
     events.QUEUE_DIFFERS: logging.WARNING,
     events.RETENTION_CUT: logging.WARNING,
+    events.SCHEMA_AWAITED: logging.WARNING,
+    events.SCHEMA_NEWER: logging.ERROR,
     events.SCHEDULE_FAILED: logging.ERROR,
     events.STRAYS_RELEASED: logging.WARNING,
     events.CHORE_FAILED: logging.ERROR,

@@ -23,6 +23,7 @@ from .lease_store import Wanted
 from .live import LiveSettings
 from .outage import Outage
 from .pool import Pool
+from .schema import VERSION
 from .store import Store
 
 
@@ -44,6 +45,8 @@ class Membership:
         self.lease: Lease | None = None
         self.live = LiveSettings(events_, self.poke)
         self.stopping = False
+        self.outdated = False
+        """The schema is newer than this program."""
         self._store = store
         self._holdings = holdings
         self._events = events_
@@ -59,7 +62,7 @@ class Membership:
     @property
     def may_claim(self) -> bool:
         """True while the lease is sound, the daemon is not stopping, and it is known what holds in its queues."""
-        if self._fenced or self.stopping or not self.live.known:
+        if self._fenced or self.stopping or self.outdated or not self.live.known:
             return False
         return self.lease is not None and self.lease.fresh
 
@@ -162,7 +165,19 @@ class Membership:
         for job_id, attempt in wanted.cancels:
             if (held := self._holdings.find(job_id, attempt)) is not None:
                 held.stop(Reason.CANCEL)
+        self._compare(wanted.schema_version)
         self.live.follow(wanted)
+
+    def _compare(self, found: int) -> None:
+        """Under a newer schema nothing is claimed; what runs is settled, as a migration keeps what that needs."""
+        was, self.outdated = self.outdated, found > VERSION
+        if self.outdated and not was:
+            self._events.emit(events.SCHEMA_NEWER, found=found, ours=VERSION, remedy="upgrade pgworkd and restart it")
+            for pool in self.pools.values():
+                pool.give_back(Reason.ELSEWHERE)
+        elif was and not self.outdated:
+            for pool in self.pools.values():
+                pool.look()
 
     def lease_trouble(self, error: Exception) -> None:
         """The heartbeat failed; the thread goes on trying."""

@@ -2,14 +2,49 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Callable
 from pathlib import Path
 
-from .errors import DatabaseUnavailable, SchemaError
+import anyio
+
+from .driver_errors import sqlstate_of
+from .errors import DatabaseUnavailable, PgworkdError, SchemaAwaited, SchemaError
 from .link import Link, LinkOptions
 
 VERSION = 1
 """The schema this program speaks: `schema_version.version` as written by `schema.sql`."""
+PATIENCE_S = 300.0
+"""How long `migrate` tries to get its locks, beside transactions that hold them."""
+_PAUSE_S, _PAUSE_S_MAX = 0.5, 5.0
 _LOCK = (1886873445, 0)
+"""The advisory lock of a migration."""
+_IN_THE_WAY = {"55P03", "40P01"}
+# All that the script locks where it has been run before, at once and before it does any work: who writes to these
+# tables waits behind it for 200 ms at most, and then for the script. In the lock order; day partitions are not touched.
+_BEGIN = """
+BEGIN;
+SET LOCAL statement_timeout = 0;
+SET LOCAL lock_timeout = '60s';
+SELECT pg_catalog.pg_advisory_xact_lock(1886873445, 0);
+SET LOCAL lock_timeout = '200ms';
+DO $$
+BEGIN
+    IF to_regclass('pgworkd.audit') IS NOT NULL THEN
+        LOCK TABLE ONLY pgworkd.jobs, ONLY pgworkd.job_dependencies, ONLY pgworkd.result_waiters, ONLY pgworkd.batches,
+            ONLY pgworkd.batch_additions, ONLY pgworkd.schedules, ONLY pgworkd.queues, ONLY pgworkd.finished_jobs,
+            ONLY pgworkd.audit IN SHARE ROW EXCLUSIVE MODE;
+    END IF;
+END $$;
+"""
+_END = "UPDATE pgworkd.schema_version SET script = 'MARK'; COMMIT;"
+_HOLDERS = """
+    SELECT a.pid, a.application_name, extract(epoch FROM clock_timestamp() - a.xact_start)::int
+    FROM pg_catalog.pg_stat_activity a
+    WHERE a.datname = current_database() AND a.pid <> pg_catalog.pg_backend_pid() AND a.xact_start IS NOT NULL
+      AND EXISTS (SELECT FROM pg_catalog.pg_locks l JOIN pg_catalog.pg_class c ON c.oid = l.relation
+                  WHERE l.pid = a.pid AND l.granted AND c.relnamespace = 'pgworkd'::regnamespace)
+    ORDER BY a.xact_start LIMIT 1"""
 
 
 def text() -> str:
@@ -30,24 +65,36 @@ async def installed_version(link: Link) -> int | None:
 
 
 async def verify(options: LinkOptions) -> None:
-    """Raises SchemaError, with the remedy, unless the database has exactly our schema; DatabaseUnavailable if away."""
+    """Raises SchemaError, with the remedy, unless the database has exactly our schema; DatabaseUnavailable if away.
+
+    A SchemaAwaited if the schema is missing or older: `pgworkd migrate` mends that.
+    """
     link = Link(options, "verify")
     try:
         found = await installed_version(link)
     finally:
         await link.close()
     if found is None:
-        raise SchemaError("this database has no pgworkd schema: run pgworkd migrate")
+        raise SchemaAwaited("this database has no pgworkd schema: run pgworkd migrate")
     if found < VERSION:
-        raise SchemaError(f"the schema is at version {found}, this program needs {VERSION}: run pgworkd migrate")
+        raise SchemaAwaited(f"the schema is at version {found}, this program needs {VERSION}: run pgworkd migrate")
     _refuse_newer(found)
 
 
-async def migrate(options: LinkOptions) -> tuple[int | None, int]:
+async def migrate(
+    options: LinkOptions,
+    *,
+    force: bool = False,
+    patience_s: float = PATIENCE_S,
+    say: Callable[[str], None] = lambda _: None,
+) -> tuple[int | None, int]:
     """Installs or refreshes the schema; the version before (None: none) and after.
 
-    One transaction; a second migration at the same time waits for the first. Raises SchemaError for a schema
-    newer than this program, and DatabaseUnavailable for a server that is away or only reads.
+    Where this very script has been run, nothing is done and nothing locked, unless `force`. Otherwise it is one
+    transaction, which tries for `patience_s` seconds to get its locks, and holds up no writer for longer than 200 ms
+    while it does not; a second migration at the same time waits for the first. `say` is told what it waits for. Raises
+    SchemaError for a schema newer than this program, and DatabaseUnavailable for a server that is away, only reads, or
+    whose transactions stay in the way.
     """
     link = Link(options, "migrate")
     try:
@@ -56,14 +103,66 @@ async def migrate(options: LinkOptions) -> tuple[int | None, int]:
         before = await installed_version(link)
         if before is not None:
             _refuse_newer(before)
-        lock = f"SELECT pg_catalog.pg_advisory_xact_lock({_LOCK[0]}, {_LOCK[1]});"
-        await link.script(
-            f"BEGIN; SET LOCAL statement_timeout = 0; SET LOCAL lock_timeout = '60s'; {lock}\n{text()}\nCOMMIT;"
-        )
+        script = text()
+        mark = await _mark(link, script)
+        if before == VERSION and not force and await _last_run(link) == mark:
+            say("this schema is installed: nothing to do")
+            return before, VERSION
+        await _run(link, "\n".join((_BEGIN, script, _END.replace("MARK", mark))), patience_s, say)
         after = await installed_version(link)
     finally:
         await link.close()
     return before, after or VERSION
+
+
+async def _run(link: Link, script: str, patience_s: float, say: Callable[[str], None]) -> None:
+    """The script in one transaction, tried until it gets its locks."""
+    until, pause_s, told = anyio.current_time() + patience_s, _PAUSE_S, None
+    while True:
+        try:
+            await link.script(script)
+        except PgworkdError as error:
+            if sqlstate_of(error.__cause__ or error) not in _IN_THE_WAY:
+                raise
+            await link.close()  # the transaction has failed
+            holder, reason = await _in_the_way(link)
+            if anyio.current_time() + pause_s > until:
+                raise DatabaseUnavailable(
+                    f"tables of the schema were locked for {patience_s:g} s, nothing was changed; {reason}: end that "
+                    "transaction and run pgworkd migrate again"
+                ) from error
+            if holder not in (told, None):
+                told = holder
+                say(f"waiting for locks: {reason}")
+        else:
+            return
+        await anyio.sleep(pause_s)
+        pause_s = min(_PAUSE_S_MAX, pause_s * 2)
+
+
+async def _in_the_way(link: Link) -> tuple[int | None, str]:
+    """The oldest transaction that holds locks of ours: its pid, and all in words."""
+    rows = await link.fetch(_HOLDERS)
+    if not rows:
+        return None, "what held them has ended by now"
+    pid, name, age_s = rows[0]
+    return pid, f"pid {pid} ({name or 'no application_name'}), in a transaction for {age_s} s"
+
+
+async def _mark(link: Link, script: str) -> str:
+    """What the script comes to on this server: it defines some things otherwise on newer ones."""
+    major = await link.value("SELECT current_setting('server_version_num')::int / 10000")
+    return hashlib.sha256(f"{major}\n{script}".encode()).hexdigest()
+
+
+async def _last_run(link: Link) -> str | None:
+    """The mark of the script that was run last; None where it was not `migrate` that ran it."""
+    known = """SELECT 1 FROM pg_catalog.pg_attribute
+        WHERE attrelid = 'pgworkd.schema_version'::regclass AND attname = 'script' AND NOT attisdropped"""
+    if await link.value(known) is None:
+        return None
+    found = await link.value("SELECT script FROM pgworkd.schema_version")
+    return None if found is None else str(found)
 
 
 def _refuse_newer(found: int) -> None:

@@ -21,7 +21,7 @@ FLOORS = {
     1: "driver_errors link store lease_store drivers batches workflow schema wake admin_sql queue_acts batch_acts acts",
     2: (
         "streams app cancellation child processes held runner cursor pace attention slots pool settler lease "
-        "membership chores recurring reporter hooks look live serving hearing options daemon"
+        "membership chores recurring reporter hooks look live serving hearing contact options daemon"
     ),
     3: (
         "__init__ loader demo demo_jobs demo_downstream demo_view cli cli_acts cli_app cli_ask cli_batches cli_bulk "

@@ -202,6 +202,20 @@ BUGS = (
         tests="tests/sql/test_retention.py",
     ),
     python(
+        "a migration waits for its locks with all writers behind it",
+        "schema",
+        "SET LOCAL lock_timeout = '200ms';\n",
+        "",
+        tests="tests/engine/test_migrate_live.py",
+    ),
+    python(
+        "a newer schema is claimed from",
+        "membership",
+        "self.stopping or self.outdated or not",
+        "self.stopping or not",
+        tests="tests/engine/test_migrate_live.py",
+    ),
+    python(
         "the worker's own clock",
         "recurring",
         "        now = self._database_now + timedelta(seconds=anyio.current_time() - self._read_at)\n",

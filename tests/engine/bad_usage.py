@@ -168,11 +168,11 @@ def mistyped_queue_of_a_daemon(usage: Usage) -> None:
 def other_schema(version: int, remedy: str) -> UsageCheck:
     def check(usage: Usage) -> None:
         usage.shell.sql("UPDATE pgworkd.schema_version SET version = %s", version)
-        run = usage.start("run", "--app", "notes:app", PGWORKD_DSN=usage.shell.dsn)
-        assert run.ends() == 2
-        told = [usage.shell.refused(command) for command in ("jobs", "stats", "queues")] + [run.lines[-1]]
-        if version > schema.VERSION:
-            told.append(usage.shell.refused("migrate"))
+        told = [usage.shell.refused(command) for command in ("jobs", "stats", "queues")]
+        if version > schema.VERSION:  # an older one is waited for
+            run = usage.start("run", "--app", "notes:app", PGWORKD_DSN=usage.shell.dsn)
+            assert run.ends() == 2
+            told += [run.lines[-1], usage.shell.refused("migrate")]
         for line in told:
             assert f"the schema is at version {version}, " in line
             assert line.endswith(f": {remedy}")
@@ -184,9 +184,6 @@ def other_schema(version: int, remedy: str) -> UsageCheck:
 
 def no_schema(usage: Usage) -> None:
     assert "run pgworkd migrate" in usage.shell.refused("jobs", "--dsn", usage.empty_dsn)
-    run = usage.start("run", "--app", "notes:app", PGWORKD_DSN=usage.empty_dsn)
-    assert run.ends() == 2
-    assert run.lines[-1] == "pgworkd: this database has no pgworkd schema: run pgworkd migrate"
 
 
 def two_migrations(usage: Usage) -> None:

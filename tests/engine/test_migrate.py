@@ -67,7 +67,7 @@ async def test_migrate_under_a_working_daemon_harms_no_job(dsn: str, db: asyncpg
     async with running(app_of_one(), dsn) as (_, seen):
         for round_ in range(1, 4):
             await db.execute("INSERT INTO pgworkd.jobs (queue) SELECT 'q' FROM generate_series(1, 50)")
-            await schema.migrate(link(dsn))
+            await schema.migrate(link(dsn), force=True)
             await seen.wait(events.JOB_COMPLETED, count=50 * round_)
         assert seen.all(events.JOB_FAILED) == []
     assert await db.fetchval("SELECT count(*) FROM pgworkd.finished_jobs WHERE attempts = 1") == 150

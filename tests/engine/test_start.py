@@ -13,7 +13,7 @@ import asyncpg
 import pytest
 from anyio.abc import SocketAttribute
 
-from pgworkd import events, schema
+from pgworkd import events
 from pgworkd.app import App
 from pgworkd.daemon import Daemon
 from pgworkd.errors import PgworkdError, SchemaError, UsageError
@@ -189,26 +189,11 @@ async def test_an_unknown_database_is_refused(dsn: str) -> None:
     assert '"no_such_database" does not exist' in str(error)
 
 
-async def test_a_database_without_the_schema_is_refused(empty_dsn: str) -> None:
-    error = await refusal(empty_dsn)
-    assert isinstance(error, SchemaError)
-    assert str(error) == "this database has no pgworkd schema: run pgworkd migrate"
-
-
-@pytest.mark.parametrize(
-    ("version", "remedy"),
-    [
-        (schema.VERSION - 1, "the schema is at version 0, this program needs 1: run pgworkd migrate"),
-        (schema.VERSION + 1, "the schema is at version 2, newer than this program (1): upgrade pgworkd on this host"),
-    ],
-)
-async def test_another_version_of_the_schema_is_refused(
-    dsn: str, db: asyncpg.Connection[Any], version: int, remedy: str
-) -> None:
-    await db.execute("UPDATE pgworkd.schema_version SET version = $1", version)
+async def test_a_newer_schema_is_refused(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    await db.execute("UPDATE pgworkd.schema_version SET version = version + 1")
     error = await refusal(dsn)
     assert isinstance(error, SchemaError)
-    assert str(error) == remedy
+    assert str(error) == "the schema is at version 2, newer than this program (1): upgrade pgworkd on this host"
     assert await db.fetchval("SELECT count(*) FROM pgworkd.workers") == 0
 
 

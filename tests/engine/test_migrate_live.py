@@ -1,0 +1,197 @@
+"""`migrate` beside those who use the schema: nothing to do locks nothing; what must be locked holds up nobody for long.
+
+What daemons make of a schema that is not theirs: they wait for one that is to come, and claim nothing under a newer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import anyio
+import asyncpg
+import pytest
+
+from pgworkd import events, schema
+from pgworkd.app import App
+from pgworkd.daemon import Daemon
+from pgworkd.errors import DatabaseUnavailable
+from pgworkd.link import LinkOptions
+from tests.engine.test_start import app_of_one, plain_user
+from tests.kit import Recorder, insert, quick_options, running, until, waits_for_status
+
+INSERT_S = 1.0
+"""Five times what an INSERT may wait behind a migration that does not get its locks."""
+TABLES = "jobs finished_jobs batches batch_additions job_dependencies result_waiters schedules queues audit workers"
+
+
+@pytest.fixture
+async def session(dsn: str) -> AsyncIterator[asyncpg.Connection[Any]]:
+    """One more, whose open transaction ends with the test."""
+    opened = await asyncpg.connect(dsn)
+    yield opened
+    opened.terminate()
+
+
+async def migrated(dsn: str, **how: Any) -> list[str]:
+    """What `migrate` says."""
+    said: list[str] = []
+    await schema.migrate(LinkOptions(dsn), say=said.append, **how)
+    return said
+
+
+async def test_what_is_current_takes_no_lock(dsn: str, session: asyncpg.Connection[Any]) -> None:
+    await migrated(dsn)
+    await session.execute("BEGIN; LOCK TABLE pgworkd.jobs, pgworkd.finished_jobs, pgworkd.queues IN EXCLUSIVE MODE")
+    with anyio.fail_after(5):
+        assert await migrated(dsn) == ["this schema is installed: nothing to do"]
+
+
+async def test_a_script_that_differs_runs_and_so_does_one_that_psql_ran(
+    dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await migrated(dsn)
+    await db.execute("DROP VIEW pgworkd.job_progress")
+    whole = schema.text()
+    monkeypatch.setattr(schema, "text", lambda: whole + "\n-- another build")
+    assert await migrated(dsn) == []
+    assert await db.fetchval("SELECT to_regclass('pgworkd.job_progress')") is not None
+    assert await migrated(dsn) != []
+    await db.execute(whole)
+    assert await migrated(dsn) == []
+    assert await migrated(dsn, force=True) == []
+
+
+@pytest.mark.parametrize("table", TABLES.split())
+async def test_an_open_transaction_is_waited_for_and_no_insert_waits_meanwhile(
+    dsn: str, db: asyncpg.Connection[Any], session: asyncpg.Connection[Any], table: str
+) -> None:
+    """Whichever table it has written to."""
+    await session.execute(f"BEGIN; LOCK TABLE pgworkd.{table} IN ROW EXCLUSIVE MODE")
+    said: list[str] = []
+    longest_s = 0.0
+
+    async def migrate() -> None:
+        said.extend(await migrated(dsn))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(migrate)
+        began = time.monotonic()
+        while time.monotonic() - began < 1.0:
+            started = time.monotonic()
+            await insert(db, "q")
+            longest_s = max(longest_s, time.monotonic() - started)
+            await anyio.sleep(0.005)
+        await session.execute("COMMIT")
+    if table != "workers":  # nothing to do there
+        assert len(said) == 1
+        assert "waiting for locks: pid" in said[0]
+        assert longest_s < INSERT_S
+
+
+async def test_patience_ends_and_names_who_is_in_the_way(
+    dsn: str, db: asyncpg.Connection[Any], session: asyncpg.Connection[Any]
+) -> None:
+    await session.execute("SET application_name = 'report'; BEGIN")
+    await insert(session, "q")
+    with pytest.raises(DatabaseUnavailable, match=r"pid \d+ \(report\), in a transaction for \d+ s: end that"):
+        await migrated(dsn, patience_s=0.4)
+    with anyio.fail_after(2):
+        await insert(db, "q")
+
+
+async def test_a_migration_from_version_0_raises_the_version(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    await migrated(dsn)
+    await db.execute("UPDATE pgworkd.schema_version SET version = 0")
+    assert await schema.migrate(LinkOptions(dsn)) == (0, schema.VERSION)
+    await schema.verify(LinkOptions(dsn))
+
+
+async def test_the_script_alone_does_not_touch_a_newer_schema(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    await db.execute("UPDATE pgworkd.schema_version SET version = 2; DROP VIEW pgworkd.job_progress")
+    with pytest.raises(asyncpg.PostgresError, match="newer than this script"):
+        await db.execute(schema.text())
+    assert await db.fetchval("SELECT to_regclass('pgworkd.job_progress')") is None
+
+
+# Daemons
+
+
+async def test_a_daemon_claims_nothing_under_a_newer_schema_and_settles_what_runs(
+    dsn: str, db: asyncpg.Connection[Any]
+) -> None:
+    app, gate, began = App(), anyio.Event(), anyio.Event()
+
+    @app.handler("q", concurrency=2)
+    async def handle() -> None:
+        began.set()
+        await gate.wait()
+
+    async with running(app, dsn) as (daemon, seen):
+        job_id = await insert(db, "q")
+        await began.wait()
+        await db.execute("UPDATE pgworkd.schema_version SET version = 2")
+        told = await seen.wait(events.SCHEMA_NEWER)
+        assert (told["found"], told["ours"]) == (2, schema.VERSION)
+        assert "upgrade" in daemon.status()
+        waiting_id = await insert(db, "q")
+        gate.set()
+        await until(waits_for_status(db, job_id, "completed"))
+        await anyio.sleep(0.3)  # three polls
+        assert await waits_for_status(db, waiting_id, "pending")()
+        await db.execute("UPDATE pgworkd.schema_version SET version = $1", schema.VERSION)  # taken back
+        await until(waits_for_status(db, waiting_id, "completed"))
+        assert len(seen.all(events.SCHEMA_NEWER)) == 1
+
+
+@contextlib.asynccontextmanager
+async def starting(dsn: str) -> AsyncIterator[tuple[Daemon, Recorder]]:
+    """A daemon that cannot begin yet; stopped at the end."""
+    seen = Recorder()
+    daemon = Daemon(app_of_one(), quick_options(dsn))
+    daemon.events.listen(seen)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(daemon.run)
+        try:
+            yield daemon, seen
+        finally:
+            daemon.request_stop()
+
+
+async def test_a_daemon_without_a_schema_waits_for_migrate_and_says_so(empty_dsn: str) -> None:
+    async with starting(empty_dsn) as (daemon, seen):
+        told = await seen.wait(events.SCHEMA_AWAITED)
+        assert told["error"] == "this database has no pgworkd schema: run pgworkd migrate"
+        assert daemon.status() == "waiting for pgworkd migrate"
+        await schema.migrate(LinkOptions(empty_dsn))
+        await seen.wait(events.DAEMON_READY)
+    assert len(seen.all(events.SCHEMA_AWAITED)) == 1
+    assert seen.all(events.DAEMON_STOPPED, exit_code=0) != []
+
+
+async def test_a_daemon_with_an_older_schema_waits_for_migrate_and_may_be_stopped(
+    dsn: str, db: asyncpg.Connection[Any]
+) -> None:
+    await db.execute("UPDATE pgworkd.schema_version SET version = 0")
+    async with starting(dsn) as (daemon, seen):
+        told = await seen.wait(events.SCHEMA_AWAITED)
+        assert told["error"] == "the schema is at version 0, this program needs 1: run pgworkd migrate"
+        daemon.request_stop()
+        with anyio.fail_after(2):
+            await seen.wait(events.DAEMON_STOPPED, exit_code=0)
+
+
+async def test_a_daemon_that_waited_for_the_schema_waits_for_its_rights_too(
+    dsn: str, db: asyncpg.Connection[Any]
+) -> None:
+    """They are granted after the migration; whoever has none from the start is refused."""
+    await db.execute("UPDATE pgworkd.schema_version SET version = 0")
+    async with plain_user(dsn, db, granted=False) as user_dsn, starting(user_dsn) as (daemon, seen):
+        await seen.wait(events.SCHEMA_AWAITED)
+        await db.execute("UPDATE pgworkd.schema_version SET version = $1", schema.VERSION)
+        await seen.wait(events.SCHEMA_AWAITED, 2)
+        assert daemon.status() == "waiting for pgworkd grants"
+        daemon.request_stop()
+        await seen.wait(events.DAEMON_STOPPED)
