@@ -12,10 +12,16 @@ ROWS_MAX = 1000
 _FIRST, _END = datetime(1970, 1, 1, tzinfo=UTC), datetime(2200, 1, 1, tzinfo=UTC)
 
 
+def counted(count: int, noun: str) -> str:
+    """'1 job', '2 jobs', '1,000 batches'."""
+    plural = noun + ("es" if noun.endswith(("s", "x", "ch", "sh")) else "s")
+    return f"{count:,} {noun if count == 1 else plural}"
+
+
 def bounded(count: int) -> None:
     """Refuses to handle none, or more than ROWS_MAX, at once."""
     if not 1 <= count <= ROWS_MAX:
-        raise UsageError(f"{count:,} jobs at once: 1 to {ROWS_MAX:,} are allowed")
+        raise UsageError(f"{counted(count, 'job')} at once: 1 to {ROWS_MAX:,} are allowed")
 
 
 def name(value: str | None) -> str | None:

@@ -9,6 +9,7 @@ from uuid import UUID
 import typer
 
 from . import cli_bulk
+from .bounds import counted
 from .cli_ask import Dsn, Json, KindOption, QueueOption, Status, Yes, ask, instant_of, stdin_text
 from .cli_bulk import CHUNK, Bulk
 from .cli_text import as_json, note, out, parsed, table
@@ -70,7 +71,7 @@ def retry(
         answer = await admin.retry(some)
         return {"retried": len(answer.changed), "held_back": len(answer.held_back)}
 
-    told = {"retried": "will run again", "held_back": "stay dead: live ones hold their dedupe keys"}
+    told = {"retried": "will run again", "held_back": "left dead: a live job holds the dedupe key"}
     return cli_bulk.through(dsn, Bulk("retry", act, told, ["held_back"]), which, limit=limit, yes=yes, json=json)
 
 
@@ -97,7 +98,7 @@ def cancel(
         outcomes = list((await admin.cancel(some)).values())
         return {outcome: outcomes.count(outcome) for outcome in ("cancelled", "requested")}
 
-    told = {"cancelled": "cancelled", "requested": "run: their workers are told to end them"}
+    told = {"cancelled": "cancelled", "requested": "running, and told to end"}
     return cli_bulk.through(dsn, Bulk("cancel", act, told), which, limit=limit, yes=yes, json=json)
 
 
@@ -285,7 +286,7 @@ def _discard_ids(dsn: str | None, ids: Sequence[UUID], *, json: bool) -> int:
     else:
         for one in left:
             note(f"{one.id} {one.told}")
-        out(f"{count} jobs discarded")
+        out(f"{counted(count, 'job')} discarded")
     return 0 if count == len(set(ids)) else 1
 
 

@@ -8,6 +8,7 @@ from uuid import UUID
 
 import typer
 
+from .bounds import counted
 from .cli_ask import Dsn, Json, ask
 from .cli_text import as_json, is_terminal, out, table
 from .errors import UsageError
@@ -91,13 +92,14 @@ def seal(batch_id: IdArgument, *, dsn: Dsn = None) -> None:
 def cancel(batch_id: IdArgument, *, dsn: Dsn = None) -> None:
     """End a batch and all below it: waiting jobs now, running ones are told to."""
     done = ask(dsn, lambda admin: _cancel(admin, batch_id))
-    out(f"batch {batch_id} is cancelled: {done.cancelled:,} jobs ended, {done.requested:,} running ones told to end")
+    ended, told = counted(done.cancelled, "job"), counted(done.requested, "running job")
+    out(f"batch {batch_id} is cancelled: {ended} ended, {told} told to end")
 
 
 @group.command()
 def delete(batch_id: IdArgument, *, dsn: Dsn = None) -> None:
     """Delete a batch and all below it, of a tree that is finished; the history of its jobs stays."""
-    out(f"{ask(dsn, lambda admin: admin.delete_batch(batch_id)):,} batches deleted")
+    out(f"{counted(ask(dsn, lambda admin: admin.delete_batch(batch_id)), 'batch')} deleted")
 
 
 def drawn(rows: Sequence[Progress]) -> str:

@@ -17,6 +17,7 @@ from uuid import UUID
 
 import typer
 
+from .bounds import counted
 from .cli_ask import ask, confirm, known
 from .cli_text import as_json, note, out
 from .errors import PgworkdError
@@ -87,7 +88,7 @@ def through(dsn: str | None, bulk: Bulk, which: Which, *, limit: int | None, yes
             raise PgworkdError("interrupted; what was under way then may have been done as well") from None
     _tell(bulk, counts, json=json, stopped=stopped)
     if stopped:
-        note(f"stopped; {counts['matched']} jobs were looked at" + (f", of {total}" if total is not None else ""))
+        note(f"stopped after {counted(counts['matched'], 'job')}" + (f" of {total:,}" if total is not None else ""))
     return 1 if stopped or any(counts[outcome] for outcome in bulk.left) else 0
 
 
@@ -154,9 +155,9 @@ def _tell(bulk: Bulk, counts: Counter[str], *, json: bool, stopped: bool) -> Non
     for number, (outcome, told_as) in enumerate(bulk.outcomes.items()):
         if outcome in bulk.left:
             if counts[outcome]:
-                note(f"{counts[outcome]} jobs {told_as}")
+                note(f"{counted(counts[outcome], 'job')} {told_as}")
         elif counts[outcome] or number == 0:
-            out(f"{counts[outcome]} jobs {told_as}")
+            out(f"{counted(counts[outcome], 'job')} {told_as}")
 
 
 def _of(which: Which) -> str:

@@ -57,7 +57,7 @@ def queues(context: typer.Context, *, json: Json = False, dsn: Dsn = None) -> No
         as_json([row._asdict() | {"settings": _plain(settings.get(row.queue))} for row in rows])
         return
     columns = _COLUMNS_TERMINAL if is_terminal() else _COLUMNS
-    shown = [[*(getattr(row, name) for name in columns), _brief(settings.get(row.queue))] for row in rows]
+    shown = [[*(getattr(row, name) for name in columns), _brief(settings.get(row.queue), but="paused")] for row in rows]
     table((*columns, "settings"), shown)
 
 
@@ -177,11 +177,10 @@ def _all(found: list[InForce] | None) -> list[InForce]:
     return found if found is not None else in_force({}, ())
 
 
-def _brief(found: list[InForce] | None) -> str:
-    """The concurrency, and what a row says."""
-    return ", ".join(
-        f"{each.name} {each}" for each in _all(found) if each.name == "concurrency" or each.source == "row"
-    )
+def _brief(found: list[InForce] | None, but: str = "") -> str:
+    """The concurrency, and what a row says, except about `but`."""
+    told = [each for each in _all(found) if each.name == "concurrency" or (each.source == "row" and each.name != but)]
+    return ", ".join(f"{each.name} {each}" for each in told)
 
 
 def _plain(found: list[InForce] | None) -> dict[str, dict[str, Any]]:

@@ -16,6 +16,7 @@ from anyio.abc import TaskGroup
 
 from . import events
 from .app import App, DeadJob
+from .bounds import counted
 from .chores import Chores
 from .contact import Contact
 from .errors import InvalidPayload, PgworkdError, UsageError
@@ -270,10 +271,10 @@ class Daemon:
         until = anyio.current_time() + FLUSH_GRACE_S
         with anyio.CancelScope(deadline=until):
             await self._settler.drained()
-        reason = f"{len(self._holdings)} outcomes are not stored" if len(self._holdings) else None
+        reason = f"{counted(len(self._holdings), 'outcome')} not stored" if len(self._holdings) else None
         if self.running:
             # Threads, and handlers that swallow their cancellation: they must not outlive the lease of their jobs.
-            reason = f"{self.running} handlers would not stop"
+            reason = f"{counted(self.running, 'handler')} would not stop"
             self.events.emit(events.DAEMON_UNCLEAN, reason=reason)
             self.events.emit(events.DAEMON_STOPPED, exit_code=1, still_running=self.running)
             self._end_process(reason)

@@ -25,6 +25,7 @@ from rich.console import Console
 from rich.live import Live
 
 from . import schema
+from .bounds import counted
 from .daemon import Daemon, Options
 from .demo_downstream import Downstream
 from .demo_jobs import LOOP_BYTES_MAX, TABLES, UNKNOWN_KIND, demo_app, text_files
@@ -153,7 +154,7 @@ class Demo:
         self._carried = int(await self._link.value("SELECT count(*) FROM demo.ledger"))
         self._files = await anyio.to_thread.run_sync(text_files, self._root)
         version = str(await self._link.value("SHOW server_version")).split(" ")[0]
-        self._say(f"pgworkd demo: Postgres {version}, {len(self._files)} text files in {self._root}")
+        self._say(f"pgworkd demo: Postgres {version}, {counted(len(self._files), 'text file')} in {self._root}")
         port = await tasks.start(self._downstream.serve)
         self._daemon = daemon = Daemon(demo_app(port), self._options)
         daemon.events.listen(self._tally)
@@ -273,7 +274,7 @@ class Demo:
             f"ocr         {names} names drawn and read back, {wrong or 0} of {characters or 0} characters wrong",
             f"downstream  {len(self._downstream.accepted)} notices taken; refused: {refused}",
             f"throughput  {tally.completed.total() / elapsed_s:.1f} jobs/s over {elapsed_s:.1f} s"
-            + (f"; {self._carried} jobs were carried over from an earlier run" if self._carried else ""),
+            + (f"; {counted(self._carried, 'job')} carried over from an earlier run" if self._carried else ""),
             verdict(balance),
         ]
         for line in lines:

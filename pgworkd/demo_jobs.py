@@ -30,6 +30,7 @@ import anyio.to_thread
 
 from .app import App
 from .backoff import Backoff
+from .bounds import counted
 from .demo_downstream import post
 from .errors import PermanentError, RetryAfter, Snooze
 from .job import Job
@@ -294,7 +295,7 @@ async def gather(work: Survey, job: Job) -> None:
                SELECT 'inference', payload FROM pgworkd.finished_jobs WHERE id = ANY ($1) AND status = 'completed'
                UNION ALL SELECT 'notification', jsonb_build_object('text', $2::text)""",
             work.jobs,
-            f"surveyed {Path(work.path).name}: {len(work.jobs)} files",
+            f"surveyed {Path(work.path).name}: {counted(len(work.jobs), 'file')}",
         )
         job.result = {"large": len(rows)}
 

@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from . import events
+from .bounds import counted
 from .demo_jobs import QUEUES
 
 RUNS_MAX = 10_000
@@ -117,11 +118,11 @@ class Balance:
             if total != inserted:
                 wrong.append(f"queue {queue}: {inserted} inserted, {total} found")
         pairs = {"completed": self.of("completed"), "dead": self.of("dead"), "failures": self.failures}
-        for what, counted in pairs.items():
-            if counted != self.reported.get(what, 0):
-                wrong.append(f"{what}: {counted} in the tables, {self.reported.get(what, 0)} reported by the daemon")
+        for what, found in pairs.items():
+            if found != self.reported.get(what, 0):
+                wrong.append(f"{what}: {found} in the tables, {self.reported.get(what, 0)} reported by the daemon")
         if self.without_vector:
-            wrong.append(f"{self.without_vector} completed embeddings without a stored vector")
+            wrong.append(f"{counted(self.without_vector, 'completed embedding')} without a stored vector")
         if self.exit_code:
             wrong.append(f"the daemon ended with exit code {self.exit_code}")
         return wrong

@@ -8,6 +8,8 @@ from __future__ import annotations
 from datetime import timedelta
 from uuid import UUID
 
+SHOWN_MAX = 10**15
+"""Integers up to that are repeated in errors: Python refuses to write one of thousands of digits."""
 DELAY_S_MAX = 366 * 86_400.0
 """The longest delay anywhere, in seconds: 366 days."""
 
@@ -144,6 +146,6 @@ def delay_seconds(value: float | timedelta, what: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise UsageError(f"{what} is a {type(value).__name__}: give seconds as a number, or a timedelta")
     if not 0 <= value <= DELAY_S_MAX:  # NaN compares false and lands here too
-        shown = value if isinstance(value, float) else "an integer"
+        shown = value if isinstance(value, float) or -SHOWN_MAX < value < SHOWN_MAX else "out of bounds"
         raise UsageError(f"{what} is {shown}: give 0 to {DELAY_S_MAX:.0f} seconds (366 days)")
     return float(value)

@@ -23,6 +23,7 @@ from typing import Protocol
 
 import anyio
 
+from .bounds import counted
 from .errors import PgworkdError
 from .lease_store import LeaseStore, Wanted
 from .link import LinkOptions
@@ -184,7 +185,9 @@ class Lease:
             # After a freeze the lease is long over when the fence comes: the loop gets its moment all the same.
             fenced_s = now_s - fenced_at_s
             if since_s >= self._end_s and fenced_s >= self._grace_s and self._lessee.still_running():
-                self._end_process(f"the lease ends and {self._lessee.still_running()} handlers would not stop")
+                self._end_process(
+                    f"the lease ends and {counted(self._lessee.still_running(), 'handler')} would not stop"
+                )
             await anyio.sleep(min(0.25, self._lease_s / 60))
 
     def _call_home(self, function: Callable[..., None], *args: object) -> None:

@@ -21,7 +21,8 @@ _PAUSE = """SELECT pgworkd.set_queue($1::text, jsonb_build_object('paused_until'
     WHERE u.at > pgworkd.clock()"""
 _RESUME = """SELECT pgworkd.set_queue(q.name, '{"paused_until": null}') FROM pgworkd.queues q
     WHERE q.name = $1::text AND q.paused_until > pgworkd.clock()"""
-_SETTINGS = """SELECT n.queue, coalesce(to_jsonb(q), '{}')::text,
+_SETTINGS = """SELECT n.queue,
+        coalesce(to_jsonb(q) || jsonb_build_object('paused', q.paused_until > pgworkd.clock()), '{}')::text,
         (SELECT coalesce(jsonb_agg(DISTINCT jsonb_build_array(p.code_concurrency, p.code_source)), '[]')
          FROM pgworkd.pools p WHERE p.queue = n.queue AND p.code_concurrency IS NOT NULL)::text
     FROM (SELECT queue::text FROM pgworkd.pools UNION SELECT name::text FROM pgworkd.queues) n

@@ -147,7 +147,7 @@ class InForce(NamedTuple):
 
 def in_force(row: Mapping[str, Any], code: Sequence[tuple[int, str]]) -> list[InForce]:
     """Every setting of a queue, given its row of `queues` ({}: none) and the concurrencies that daemons' code says."""
-    found = [_concurrency(row, code)]
+    found = [_concurrency(row, code), _paused(row)]
     for name in NAMES[1:]:
         value = row.get(name)
         if value is not None and f"{name}_period_s" in BOUNDS:
@@ -159,6 +159,13 @@ def in_force(row: Mapping[str, Any], code: Sequence[tuple[int, str]]) -> list[In
             source = "code" if name.startswith("backoff") else "default"
             found.append(InForce(name, value, source if value is None else "row"))
     return found
+
+
+def _paused(row: Mapping[str, Any]) -> InForce:
+    if not row.get("paused"):
+        return InForce("paused", value=False, source="default")
+    end = str(row["paused_until"])
+    return InForce("paused", "until resumed" if end == "infinity" else f"until {end}", "row")
 
 
 def _concurrency(row: Mapping[str, Any], code: Sequence[tuple[int, str]]) -> InForce:

@@ -21,4 +21,18 @@ BUGS = (
         Planted("the unit keeps its capabilities", "systemd/pgworkd.service", "CapabilityBoundingSet=\n", "\n"),
         tests="tests/unit/test_units.py",
     ),
+    python(
+        "a paused queue is not called paused where its settings are shown",
+        "queue_acts",
+        " || jsonb_build_object('paused', q.paused_until > pgworkd.clock())",
+        "",
+        tests="tests/engine/test_settings_cli.py",
+    ),
+    python(
+        "one job is called jobs",
+        "bounds",
+        "noun if count == 1 else plural",
+        "plural",
+        tests="tests/unit/test_words.py",
+    ),
 )

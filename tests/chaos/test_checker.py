@@ -226,13 +226,13 @@ def test_a_stop_that_leaves_something_behind_is_found_with_its_reason() -> None:
     for code, wrong in ((0, False), (1, True)):
         evidence = with_notes(told, note(9, "driver", "exit", name="d2", code=code, expected=None))
         assert ("ends" in found(evidence)) is wrong
-    unclean = note(8.5, "d2", "daemon.unclean", reason="2 outcomes are not stored")
+    unclean = note(8.5, "d2", "daemon.unclean", reason="2 outcomes not stored")
     evidence = with_notes(told, unclean, note(9, "driver", "exit", name="d2", code=1, expected=None))
-    assert found(evidence)["ends"] == ["d2 was told to end, and ended with 1: 2 outcomes are not stored"]
+    assert found(evidence)["ends"] == ["d2 was told to end, and ended with 1: 2 outcomes not stored"]
 
 
 def test_who_says_last_that_its_lease_is_over_may_end_by_itself() -> None:
-    last = "pgworkd: the lease ends and 1 handlers would not stop; ending the process\n"
+    last = "pgworkd: the lease ends and 1 handler would not stop; ending the process\n"
     for text, wrong in ((last, False), ("Killed\n", True)):
         evidence = with_notes(note(9, "driver", "exit", name="d2", code=1, expected=None))
         assert ("ends" in found(replace(evidence, logs={"d2": text}))) is wrong

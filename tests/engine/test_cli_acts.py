@@ -46,7 +46,7 @@ def test_cancel_ends_what_waits_and_asks_for_what_runs(shell: Shell) -> None:
 def test_discard_moves_dead_jobs_to_the_history(shell: Shell) -> None:
     dead, waiting = shell.die(), enqueue(shell)
     result = shell("discard", dead, waiting, dead, code=1)
-    assert result.stdout == "1 jobs discarded\n"
+    assert result.stdout == "1 job discarded\n"
     assert f"{waiting} is pending: only dead jobs can be discarded" in result.stderr
     assert shell.status(dead) == "dead"
     assert shell.sql("SELECT count(*) FROM pgworkd.finished_jobs WHERE status = 'dead'") == 1

@@ -111,7 +111,7 @@ def test_batches_are_sealed_cancelled_and_deleted(shell: Shell) -> None:
     assert shell("batches", "seal", name).stdout == f"batch {name} is sealed\n"
     assert shell("batches", "seal", name).stdout == f"batch {name} was sealed, cancelled or finished before\n"
     assert "belongs to a tree that is not finished" in shell.refused("batches", "delete", name, code=1)
-    assert "5 jobs ended, 0 running ones told to end" in shell("batches", "cancel", name).stdout
+    assert "5 jobs ended, 0 running jobs told to end" in shell("batches", "cancel", name).stdout
     assert shell("batches", "delete", name).stdout == "4 batches deleted\n"
     assert shell.sql("SELECT count(*) FROM pgworkd.audit WHERE what LIKE %s", "%_batch") == 2
 

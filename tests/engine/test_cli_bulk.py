@@ -24,7 +24,7 @@ __all__ = ["clean", "shell"]  # fixtures
 def test_retry_of_a_queues_dead_takes_the_oldest_up_to_the_limit(shell: Shell) -> None:
     ids = [shell.die() for _ in range(4)]
     other, kind = shell.die("other"), shell.die("q", kind="k")
-    assert shell("retry", "--dead", "--queue", "q", "--kind", "k").stdout == "1 jobs will run again\n"
+    assert shell("retry", "--dead", "--queue", "q", "--kind", "k").stdout == "1 job will run again\n"
     assert shell("retry", "--queue", "q", "--limit", "2").stdout == "2 jobs will run again\n"
     found = [shell.status(job_id) for job_id in (*ids, other, kind)]
     assert found == ["pending", "pending", "dead", "dead", "dead", "pending"]
@@ -36,8 +36,8 @@ def test_retry_all_wants_yes_and_leaves_out_only_what_a_key_holds_back(shell: Sh
     assert "add --yes" in shell.refused("retry", "--all")
     assert count(shell, "dead") == 1202
     result = shell("retry", "--all", "--yes", code=1)
-    assert result.stdout == "1201 jobs will run again\n"
-    assert "1 jobs stay dead: live ones hold their dedupe keys" in result.stderr
+    assert result.stdout == "1201 job will run again\n"
+    assert "1 job left dead: a live job holds the dedupe key" in result.stderr
     assert [shell.status(job_id) for job_id in held] == ["pending", "dead"]
     assert shell.sql("SELECT count(*) FROM pgworkd.audit WHERE what = 'retry'") == 1201
 
@@ -46,7 +46,7 @@ def test_retry_by_status_runs_waiting_retries_now(shell: Shell) -> None:
     job_id = enqueue(shell, "q", "--delay-s", "600")
     shell.sql("UPDATE pgworkd.jobs SET status = 'failed'")
     assert shell("retry", "--queue", "q").stdout == "0 jobs will run again\n"
-    assert shell("retry", "--queue", "q", "--status", "failed").stdout == "1 jobs will run again\n"
+    assert shell("retry", "--queue", "q", "--status", "failed").stdout == "1 job will run again\n"
     assert shell.sql("SELECT run_at <= now() FROM pgworkd.jobs WHERE id = %s", job_id)
 
 
@@ -54,10 +54,10 @@ def test_cancel_by_filter_ends_what_waits_or_runs_and_spares_the_dead(shell: She
     many(shell, 2500)
     running, dead, kind = enqueue(shell), shell.die(), enqueue(shell, "q", "--kind", "k")
     run(shell, running)
-    assert shell("cancel", "--queue", "q", "--kind", "k").stdout == "1 jobs cancelled\n"
+    assert shell("cancel", "--queue", "q", "--kind", "k").stdout == "1 job cancelled\n"
     assert shell.status(kind) == "cancelled"
     result = shell("cancel", "--queue", "q")
-    assert result.stdout == "2500 jobs cancelled\n1 jobs run: their workers are told to end them\n"
+    assert result.stdout == "2,500 jobs cancelled\n1 job running, and told to end\n"
     assert [shell.status(job_id) for job_id in (running, dead)] == ["running", "dead"]
     told = json.loads(shell("cancel", "--queue", "q", "--status", "dead", "--json").stdout)
     assert told == {"act": "cancel", "matched": 1, "cancelled": 1, "requested": 0, "stopped": False}
@@ -67,7 +67,7 @@ def test_cancel_by_filter_ends_what_waits_or_runs_and_spares_the_dead(shell: She
 def test_discard_by_filter(shell: Shell) -> None:
     shell.die(), shell.die(), shell.die("other")
     assert shell("discard", "--queue", "q").stdout == "2 jobs discarded\n"
-    assert shell("discard", "--all", "--yes").stdout == "1 jobs discarded\n"
+    assert shell("discard", "--all", "--yes").stdout == "1 job discarded\n"
 
 
 def test_by_key(shell: Shell) -> None:
@@ -125,7 +125,7 @@ def test_more_than_a_hundred_are_asked_about_with_their_number(shell: Shell, mon
     assert "nothing done" in shell("cancel", "--queue", "q", code=1).stderr
     assert asked == ["cancel 101 jobs of queue 'q'?"]
     assert count(shell, "pending") == 101
-    assert shell("cancel", "--queue", "q", "--limit", "1").stdout == "1 jobs cancelled\n"
+    assert shell("cancel", "--queue", "q", "--limit", "1").stdout == "1 job cancelled\n"
     assert shell("cancel", "--queue", "q").stdout == "100 jobs cancelled\n"
     many(shell, 150, "dead")
     assert shell("retry", "--all", "--yes").stdout == "150 jobs will run again\n"
@@ -155,7 +155,7 @@ def test_a_bar_shows_how_far_it_is(shell: Shell, monkeypatch: pytest.MonkeyPatch
             shown.append((count, self.total))
 
     monkeypatch.setattr("rich.progress.Progress", Progress)
-    assert shell("cancel", "--queue", "q").stdout == "2100 jobs cancelled\n"
+    assert shell("cancel", "--queue", "q").stdout == "2,100 jobs cancelled\n"
     assert shown == [(1000, 2100), (1000, 2100), (100, 2100)]
 
 
@@ -178,8 +178,8 @@ def test_ctrl_c_stops_between_two_chunks_and_says_how_far_it_was(shell: Shell, m
     monkeypatch.setattr(Admin, "cancel", cancel_and_be_interrupted)
     before = signal.getsignal(signal.SIGINT)
     result = shell("cancel", "--queue", "q", code=1)
-    assert result.stdout == "1000 jobs cancelled\n"
-    assert "stopped; 1000 jobs were looked at" in result.stderr
+    assert result.stdout == "1,000 jobs cancelled\n"
+    assert "stopped after 1,000 jobs" in result.stderr
     assert (calls, count(shell, "pending"), count(shell, "cancelled")) == ([1000], 2000, 1000)
     assert signal.getsignal(signal.SIGINT) is before
 

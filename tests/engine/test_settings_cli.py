@@ -58,6 +58,25 @@ def test_show_lists_every_setting(shell: Shell) -> None:
     assert "no queue 'qq' is known" in shell.refused("queues", "show", "qq")
 
 
+def test_a_paused_queue_is_called_so_wherever_its_settings_are_shown(shell: Shell) -> None:
+    def shown() -> str:
+        lines = dict(line.split(None, 1) for line in shell("queues", "show", "q").stdout.splitlines()[1:])
+        return str(lines["paused"])
+
+    serve(shell, 4)
+    assert shown() == "no (default)"
+    shell("queues", "pause", "q")
+    assert shown() == "until resumed (row)"
+    assert "paused until resumed (row)" in shell("queues", "set", "q", "--max-running", "7").stdout
+    assert holds(shell)["paused"] == {"value": "until resumed", "from": "row", "code": []}
+    shell("queues", "pause", "q", "--until", "2127-01-31T07:00:00Z")
+    assert shown().startswith("until 2127-01-31T07:00:00")
+    shell("queues", "resume", "q")
+    assert shown() == "no (default)"
+    shell.sql("UPDATE pgworkd.queues SET paused_until = now() - interval '1 s'")
+    assert shown() == "no (default)", "a pause that is over is none"
+
+
 def test_every_setting_can_be_set_and_taken_back(shell: Shell) -> None:
     shell("enqueue", "q")
     given = {

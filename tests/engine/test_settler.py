@@ -325,7 +325,7 @@ async def test_a_stop_flushes_what_waits_and_says_so_when_it_cannot(
             await seen.wait(events.JOB_STARTED, count=3)
             daemon.request_stop()
             await seen.wait(events.DAEMON_STOPPED, exit_code=1)
-            assert seen.all(events.DAEMON_UNCLEAN) == [{"reason": "3 outcomes are not stored"}]
+            assert seen.all(events.DAEMON_UNCLEAN) == [{"reason": "3 outcomes not stored"}]
         # They are still protected, by a lease that runs out.
         assert await other.fetchval("SELECT count(*) FROM pgworkd.jobs WHERE status = 'running'") == 3
         assert await other.fetchval("SELECT count(*) FROM pgworkd.workers") == 1

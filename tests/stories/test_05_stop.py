@@ -175,8 +175,8 @@ async def test_a_handler_that_will_not_stop_takes_the_process_down_with_an_hones
         await seen.wait(events.JOB_STARTED, job_id=str(job_id))
         daemon.request_stop()
         await seen.wait(events.DAEMON_STOPPED, exit_code=1, still_running=1)
-        assert seen.all(events.DAEMON_UNCLEAN) == [{"reason": "1 handlers would not stop"}]
-    assert ended == ["1 handlers would not stop"]
+        assert seen.all(events.DAEMON_UNCLEAN) == [{"reason": "1 handler would not stop"}]
+    assert ended == ["1 handler would not stop"]
 
 
 async def test_a_heartbeat_beside_the_sign_off_is_no_loss_and_enters_no_worker_anew(
