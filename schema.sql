@@ -328,6 +328,9 @@ CREATE INDEX IF NOT EXISTS jobs_suspect ON jobs (queue, priority DESC, run_at, i
     WHERE status IN ('pending', 'failed') AND losses > 1;
 CREATE INDEX IF NOT EXISTS jobs_running_of ON jobs (worker_id, queue) WHERE status = 'running';
 DROP INDEX IF EXISTS jobs_running;  -- as it was called without the queue
+-- For wanted(). Its predicate does not name the status, so that wanted() cannot be planned with the index above: whatever
+-- holds back vacuum fills that with entries of jobs that are over.
+CREATE INDEX IF NOT EXISTS jobs_cancelling ON jobs (worker_id) WHERE worker_id IS NOT NULL AND cancel_requested_at IS NOT NULL;
 -- What limits per key count.
 CREATE INDEX IF NOT EXISTS jobs_running_limited ON jobs (queue, limit_key) WHERE status = 'running' AND limit_key IS NOT NULL;
 CREATE INDEX IF NOT EXISTS jobs_dead ON jobs (queue, failed_at) WHERE status = 'dead';
@@ -541,24 +544,34 @@ END $$;
 
 -- What a worker that has renewed its lease should know: the jobs to cancel, the rows of `queues` (without what is NULL;
 -- `pause_s`: so long until a pause ends by itself), and what the code of other workers says of its queues, where that
--- differs, by queue and worker. Always one row. Locks nothing.
-CREATE OR REPLACE FUNCTION wanted(p_worker int)
-RETURNS TABLE (cancel_ids uuid[], cancel_attempts int[], settings text, differing text)
+-- differs, by queue and worker. `settings_version` stands for what the rows of `queues` say now: to who passes the one he was given
+-- last, `settings` are NULL as long as they are the same. Always one row. Locks nothing.
+DROP FUNCTION IF EXISTS wanted(int);
+CREATE OR REPLACE FUNCTION wanted(p_worker int, p_settings_version text DEFAULT NULL)
+RETURNS TABLE (cancel_ids uuid[], cancel_attempts int[], settings text, differing text, settings_version text)
 LANGUAGE sql STABLE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
-    SELECT coalesce(array_agg(j.id), '{}'), coalesce(array_agg(j.attempts), '{}'),
+    SELECT c.ids, c.attempts,
+           CASE WHEN v.version IS DISTINCT FROM p_settings_version OR v.counts_down THEN
            (SELECT coalesce(jsonb_object_agg(q.name, jsonb_strip_nulls(
                        to_jsonb(q) - '{name,updated_at,paused_until}'::text[] || jsonb_build_object(
                            'paused', coalesce(q.paused_until > clock(), false),
                            'paused_until', CASE WHEN q.paused_until > clock() THEN q.paused_until END,
                            'pause_s', CASE WHEN q.paused_until > clock() AND q.paused_until < 'infinity'
                                            THEN extract(epoch FROM q.paused_until - clock()) END))), '{}')
-            FROM queues q)::text,
+            FROM queues q)::text END,
            (SELECT coalesce(jsonb_object_agg(d.queue, d.said), '{}')
             FROM (SELECT o.queue, jsonb_agg(DISTINCT jsonb_build_array(w.name, o.code_concurrency)) AS said
                   FROM pools mine JOIN pools o ON o.queue = mine.queue AND o.code_concurrency <> mine.code_concurrency
                   JOIN workers w ON w.id = o.worker_id AND w.lost_at IS NULL
-                  WHERE mine.worker_id = p_worker GROUP BY o.queue) d)::text
-    FROM jobs j WHERE j.worker_id = p_worker AND j.status = 'running' AND j.cancel_requested_at IS NOT NULL
+                  WHERE mine.worker_id = p_worker GROUP BY o.queue) d)::text,
+           v.version
+    FROM (SELECT coalesce(array_agg(j.id), '{}') AS ids, coalesce(array_agg(j.attempts), '{}') AS attempts
+          FROM jobs j  -- not `status = 'running'`, which says the same: see the index
+          WHERE j.worker_id = p_worker AND j.worker_id IS NOT NULL AND j.cancel_requested_at IS NOT NULL) c,
+         (SELECT concat_ws(' ', count(*), max(q.xmin::text::bigint), sum(q.xmin::text::bigint),
+                           count(*) FILTER (WHERE q.paused_until > clock())) AS version,
+                 coalesce(bool_or(q.paused_until > clock() AND q.paused_until < 'infinity'), false) AS counts_down
+          FROM queues q) v
 $$;
 
 -- Tells every daemon to ask for the settings of its queues: a plain UPDATE takes effect at once. Locks nothing.

@@ -22,6 +22,9 @@ from .store import Rescued, Store
 
 RESCUE_MAX = EXPIRE_MAX = 1_000
 STRAY_AGE_FACTOR = 3
+STRAYS_COST_SHARE = 0.001
+"""Of the time at most: while vacuum is held back, the entries of all jobs that we have ever run are read."""
+STRAYS_PAUSE_S_MAX = 300.0
 DROP_PAUSE_S = 0.1
 """Between two partitions of the history: each drop holds up all settles until its commit."""
 
@@ -76,6 +79,7 @@ class Chores:
         self._on_dead = on_dead
         # A claim whose answer was lost has ended on the server by then, one way or the other.
         self._stray_age_s = STRAY_AGE_FACTOR * command_timeout_s
+        self._strays_took_s = 0.0  # the last time
         self._schedules_changed = anyio.Event()
         self._cuts: set[tuple[str, int]] = set()
 
@@ -153,9 +157,13 @@ class Chores:
         return self._periods.schedules_s
 
     async def _strays(self) -> float:
+        began = anyio.current_time()
         if self._owner.may_claim:
             await self.give_back_strays(self._stray_age_s)
-        return self._periods.strays_s
+        # One that took long may have waited behind another chore: only two in a row say that it is expensive.
+        last_s, self._strays_took_s = self._strays_took_s, anyio.current_time() - began
+        cost_s = min(last_s, self._strays_took_s, STRAYS_PAUSE_S_MAX * STRAYS_COST_SHARE)
+        return max(self._periods.strays_s, cost_s / STRAYS_COST_SHARE)
 
     async def _partitions(self) -> float:
         await self._store.ensure_partitions()

@@ -11,8 +11,8 @@ from uuid import UUID
 from .link import Link, LinkOptions
 from .schema import VERSION
 
-_WANTED = """SELECT cancel_ids, cancel_attempts, settings, differing, (SELECT version FROM pgworkd.schema_version)
-    FROM pgworkd.wanted($1)"""
+_WANTED = """SELECT cancel_ids, cancel_attempts, settings, settings_version, differing,
+    (SELECT version FROM pgworkd.schema_version) FROM pgworkd.wanted($1, $2)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,8 @@ class LeaseStore:
 
     def __init__(self, options: LinkOptions) -> None:
         self._link = Link(options, "lease")
+        self._settings_version: str | None = None  # of the rows of `queues` that we have
+        self._queues: dict[str, dict[str, Any]] = {}
 
     async def heartbeat(self, worker_id: int, state: str) -> bool:
         """Renews the lease; False if the worker is lost."""
@@ -40,10 +42,12 @@ class LeaseStore:
 
     async def wanted(self, worker_id: int) -> Wanted:
         """What the worker should know."""
-        rows = await self._link.fetch(_WANTED, worker_id)
-        ids, attempts, settings, differing, version = rows[0]
+        rows = await self._link.fetch(_WANTED, worker_id, self._settings_version)
+        ids, attempts, settings, settings_version, differing, version = rows[0]
+        if settings is not None:  # else they are as they were
+            self._queues, self._settings_version = json.loads(settings), settings_version
         cancels = tuple(zip(ids, attempts, strict=True))
-        return Wanted(cancels, json.loads(settings), json.loads(differing), VERSION if version is None else version)
+        return Wanted(cancels, self._queues, json.loads(differing), VERSION if version is None else version)
 
     async def close(self) -> None:
         """Closes the link."""

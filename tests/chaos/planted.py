@@ -302,6 +302,18 @@ BUGS = (
         "AND j.worker_id = v_worker AND j.queue || '' = p_queue);",
         tests="tests/sql/test_keyed_plans.py",
     ),
+    sql(
+        "a heartbeat reads all that the worker has run",
+        "WHERE j.worker_id = p_worker AND j.worker_id IS NOT NULL AND j.cancel_requested_at IS NOT NULL) c,",
+        "WHERE j.worker_id = p_worker AND j.status = 'running' AND j.cancel_requested_at >= '1970-01-02') c,",
+        tests="tests/sql/test_heartbeat_cost.py",
+    ),
+    sql(
+        "a heartbeat misses settings that were changed by who began earlier",
+        "max(q.xmin::text::bigint), sum(q.xmin::text::bigint),",
+        "max(q.xmin::text::bigint),",
+        tests="tests/sql/test_heartbeat_cost.py",
+    ),
 )
 
 

