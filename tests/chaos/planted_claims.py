@@ -1,0 +1,50 @@
+"""Bugs planted into claims, keys, limits, rates, and what heartbeats ask."""
+
+from __future__ import annotations
+
+from tests.chaos.bug import sql
+
+BUGS = (
+    sql(
+        "a claim that waited for its queue is charged to when it began to wait",
+        "        v_now := clock_after_waiting();",
+        "        -- v_now := clock_after_waiting();",
+        tests="tests/sql/test_rates.py",
+    ),
+    sql(
+        "a clock set back stops a rate",
+        "    IF v_spent > v_most + interval '1 s' THEN",
+        "    IF false THEN",
+        tests="tests/sql/test_rates.py",
+    ),
+    sql(
+        "claims of a fair queue look at keys that have no due job",
+        "            v_further := v_further OR NOT v_round;\n",
+        "",
+        tests="tests/sql/test_turns.py",
+    ),
+    sql(
+        "a backlog hides the keys behind it",
+        "            v_first := v_found.keys[:(p_room + 1) / 2];\n",
+        "            v_first := '{}';\n",
+        tests="tests/sql/test_turns.py",
+    ),
+    sql(
+        "max_running counts what runs elsewhere, too",
+        "AND j.worker_id = v_worker AND j.queue = p_queue);",
+        "AND j.worker_id = v_worker AND j.queue || '' = p_queue);",
+        tests="tests/sql/test_keyed_plans.py",
+    ),
+    sql(
+        "a heartbeat reads all that the worker has run",
+        "WHERE j.worker_id = p_worker AND j.worker_id IS NOT NULL AND j.cancel_requested_at IS NOT NULL) c,",
+        "WHERE j.worker_id = p_worker AND j.status = 'running' AND j.cancel_requested_at >= '1970-01-02') c,",
+        tests="tests/sql/test_heartbeat_cost.py",
+    ),
+    sql(
+        "a heartbeat misses settings that were changed by who began earlier",
+        "max(q.xmin::text::bigint), sum(q.xmin::text::bigint),",
+        "max(q.xmin::text::bigint),",
+        tests="tests/sql/test_heartbeat_cost.py",
+    ),
+)
