@@ -542,11 +542,11 @@ BEGIN
     RETURN FOUND;
 END $$;
 
+DROP FUNCTION IF EXISTS wanted(int);
 -- What a worker that has renewed its lease should know: the jobs to cancel, the rows of `queues` (without what is NULL;
 -- `pause_s`: so long until a pause ends by itself), and what the code of other workers says of its queues, where that
 -- differs, by queue and worker. `settings_version` stands for what the rows of `queues` say now: to who passes the one he was given
 -- last, `settings` are NULL as long as they are the same. Always one row. Locks nothing.
-DROP FUNCTION IF EXISTS wanted(int);
 CREATE OR REPLACE FUNCTION wanted(p_worker int, p_settings_version text DEFAULT NULL)
 RETURNS TABLE (cancel_ids uuid[], cancel_attempts int[], settings text, differing text, settings_version text)
 LANGUAGE sql STABLE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
