@@ -1,0 +1,162 @@
+"""Every statement of a daemon is answered with an error, once or for a while, and nothing is lost, stuck or hammered.
+
+The errors are the server's own: each function that the daemon calls is put behind one of the same signature, which
+raises what the table `fault` says, and counts its calls in a sequence, which no rollback takes back.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import anyio
+import asyncpg
+
+import pgworkd
+from pgworkd import events
+from pgworkd.app import App
+from pgworkd.errors import PermanentError, Snooze
+from pgworkd.job import Job
+from tests.kit import running
+
+PACKAGE = Path(pgworkd.__file__).parent
+CODES = ("57014", "55P03", "40001", "40P01", "53200", "55000", "22P05", "P0001")
+"""Cancelled by a time-out, locked, serialization, deadlock, out of memory, wrong state, bad text, a trigger's RAISE."""
+AT_START = {"register"}
+"""Called before the daemon is ready: their errors are the start's."""
+ABOUT_THE_LEASE = {"heartbeat"}
+"""Without these a daemon must end what it runs; which is another story."""
+CALLS_PER_S_MAX = 60
+"""Of one statement that always fails: with 40 jobs and a second each, halves and single rows included."""
+FAULTY_S = 2.0
+_SETUP = """
+    CREATE SCHEMA fault;
+    CREATE TABLE fault.plan (name text PRIMARY KEY, code text NOT NULL, times int NOT NULL);
+    CREATE FUNCTION fault.strike(p_name text) RETURNS void LANGUAGE plpgsql AS $$
+    DECLARE
+        v_code text := (SELECT code FROM fault.plan WHERE name = p_name);
+    BEGIN
+        IF v_code IS NOT NULL AND nextval('fault.calls') <= (SELECT times FROM fault.plan WHERE name = p_name) THEN
+            RAISE EXCEPTION 'planted: %', v_code USING ERRCODE = v_code;
+        END IF;
+    END $$;
+    CREATE SEQUENCE fault.calls;
+    GRANT USAGE ON SCHEMA fault TO PUBLIC;
+    GRANT SELECT ON fault.plan TO PUBLIC;
+    GRANT USAGE ON SEQUENCE fault.calls TO PUBLIC"""
+_WRAP = r"""
+    DO $do$
+    DECLARE
+        f record;
+        v_call text;
+    BEGIN
+        FOR f IN SELECT p.oid, p.pronargs, pg_get_function_arguments(p.oid) AS arguments,
+                        pg_get_function_result(p.oid) AS result, pg_get_function_identity_arguments(p.oid) AS signature
+                 FROM pg_proc p WHERE p.pronamespace = 'pgworkd'::regnamespace AND p.proname = '{f}' LOOP
+            EXECUTE format('ALTER FUNCTION pgworkd.{f}(%s) RENAME TO {f}_behind', f.signature);
+            v_call := (SELECT coalesce(string_agg('$' || i, ', '), '') FROM generate_series(1, f.pronargs) i);
+            EXECUTE format('CREATE FUNCTION pgworkd.{f}(%s) RETURNS %s LANGUAGE sql VOLATILE AS '
+                           '$f$ SELECT fault.strike(''{f}''); SELECT * FROM pgworkd.{f}_behind(%s) $f$',
+                           f.arguments, f.result, v_call);
+        END LOOP;
+    END $do$"""
+
+
+def statements() -> list[str]:
+    """The functions that the daemon calls."""
+    text = "".join((PACKAGE / name).read_text(encoding="utf-8") for name in ("store.py", "lease_store.py"))
+    return sorted(set(re.findall(r"pgworkd\.([a-z_]+)\(", text)) - AT_START - ABOUT_THE_LEASE)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """That code for the first so many calls of that function."""
+
+    function: str
+    code: str
+    always: bool
+
+    def __repr__(self) -> str:
+        return f"{self.function} {self.code} {'always' if self.always else 'once'}"
+
+
+def faults() -> list[Fault]:
+    """All of them; codes in another order for each statement, so that any part of the list has every code."""
+    found = []
+    for turn in range(len(CODES)):
+        for number, function in enumerate(statements()):
+            code = CODES[(number + turn) % len(CODES)]
+            found.append(Fault(function, code, always=(number + turn) % 2 == 0))
+    return found
+
+
+def app_for(ran: Counter[Any]) -> App:
+    app = App()
+
+    @app.handler("ok", concurrency=20)
+    async def ok(job: Job) -> None:
+        ran[job.id, job.attempt] += 1
+
+    @app.handler("told", concurrency=5)
+    async def told(job: Job) -> None:
+        ran[job.id, job.attempt] += 1
+        job.progress(0.5, "half")
+        await anyio.sleep(0.3)
+
+    @app.handler("bad", concurrency=20)
+    async def bad(job: Job) -> None:
+        ran[job.id, job.attempt] += 1
+        raise PermanentError("no use")
+
+    @app.handler("later", concurrency=20)
+    async def later(job: Job) -> None:
+        ran[job.id, job.attempt] += 1
+        if job.attempt == 1:
+            raise Snooze(0.1)
+
+    @app.handler("tick", every=1)
+    async def tick(job: Job) -> None:
+        ran[job.id, job.attempt] += 1
+
+    return app
+
+
+_JOBS = """
+    INSERT INTO pgworkd.jobs (queue, serialize_key, max_attempts)
+    SELECT queue, key, 3 FROM unnest(ARRAY['ok', 'ok', 'bad', 'later', 'told']) queue,
+                              unnest(ARRAY[NULL, 'a', 'b']) key, generate_series(1, 4)"""
+_LEFT = """
+    SELECT queue::text, status::text, count(*) FROM pgworkd.jobs
+    WHERE schedule IS NULL AND status <> 'dead' GROUP BY 1, 2 ORDER BY 1, 2"""
+
+
+async def play(fault: Fault, db: asyncpg.Connection[Any], dsn: str) -> list[str]:
+    """Plays one on an empty database; what did not hold."""
+    ran: Counter[Any] = Counter()
+    found: list[str] = []
+    await db.execute(_SETUP)
+    await db.execute(_WRAP.replace("{f}", fault.function))
+    async with running(app_for(ran), dsn, lease_s=30.0, heartbeat_s=0.5) as (_, seen):
+        times = 1 << 30 if fault.always else 1
+        await db.execute("INSERT INTO fault.plan VALUES ($1, $2, $3)", fault.function, fault.code, times)
+        await db.execute(_JOBS)
+        if fault.always:
+            await anyio.sleep(FAULTY_S)
+            calls = await db.fetchval("SELECT last_value FROM fault.calls")
+            if calls > CALLS_PER_S_MAX * FAULTY_S:
+                found.append(f"{calls} calls of {fault.function} in {FAULTY_S} s, all refused")
+            await db.execute("DELETE FROM fault.plan")
+        left: list[Any] = []
+        with anyio.move_on_after(20):
+            while left := await db.fetch(_LEFT):
+                await anyio.sleep(0.05)
+        if left:
+            found.append(f"left 20 s after the last refusal: {[tuple(row) for row in left]}")
+        found += [f"taken for an outage: {dict(facts)}" for facts in seen.all(events.DATABASE_AWAY)]
+    twice = [run for run, count in ran.items() if count > 1]
+    if twice:
+        found.append(f"{len(twice)} attempts ran twice")
+    return found
