@@ -20,6 +20,8 @@ from typing import Any, Self, cast
 import anyio
 from anyio._backends._asyncio import CancelScope, _task_states
 
+from . import log
+
 AGAIN_S = 0.1
 """A handler that is still there after its grace is cancelled again this often."""
 SHIELDED_S = 0.01
@@ -100,9 +102,12 @@ def _is_about_to_go_on(task: asyncio.Task[Any]) -> bool:
 class RunnerTask:
     """The current task, entered with its scope: `async with RunnerTask() as task`."""
 
-    __slots__ = ("_cancelling", "_context", "_left", "_state", "_task", "scope")
+    __slots__ = ("_cancelling", "_context", "_left", "_state", "_task", "held", "scope")
 
     def __init__(self) -> None:
+        self.held: log.Told | None = None
+        """What it runs: lines that are logged meanwhile, also by what a handler starts, name it."""
+        log.RUNNING.set(self)
         self._task = cast("asyncio.Task[Any]", asyncio.current_task())
         # anyio has no public way to see the innermost scope of a task.
         self._state = _task_states[self._task]

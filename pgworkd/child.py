@@ -22,13 +22,16 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from typing import Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
 
 from .errors import PermanentError, RetryAfter, Snooze
 from .failure import describe_error
 from .job import Job
 from .payload import encode
 from .safe_text import hide
+
+if TYPE_CHECKING:
+    from . import log
 
 LENGTH = struct.Struct("!I")
 NOTE_EVERY_S = 0.2
@@ -60,6 +63,26 @@ class Noted(NamedTuple):
 
     done: float
     message: str
+
+
+class _Speaker:
+    """The call that runs, for what is logged meanwhile."""
+
+    def __init__(self) -> None:
+        self.held: log.Told | None = None
+        self.fields: Mapping[str, Any] = {}
+
+    def facts(self) -> dict[str, object]:
+        """As those of an attempt."""
+        return {"job_id": str(self.fields["id"])} | {name: self.fields[name] for name in ("queue", "kind", "attempt")}
+
+
+def _log_as(speaker: _Speaker, level: str, form: str, worker: str) -> None:
+    """What is logged here looks as in the daemon."""
+    from . import log  # a fifth of a second, for those who need it
+
+    log.configure(level, cast("log.Form", form), worker)
+    log.RUNNING.set(speaker)
 
 
 class _Pipe:
@@ -130,9 +153,15 @@ def main() -> None:
     requests, pipe = os.fdopen(os.dup(0), "rb"), _Pipe(os.fdopen(os.dup(1), "wb"))
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
+    speaker = _Speaker()
+    if len(sys.argv) > 3:
+        _log_as(speaker, *sys.argv[3:6])
     while (frame := _read(requests)) is not None:
         pipe.begin()
-        pipe.answer(call(Request(*pickle.loads(frame)), pipe.note))  # noqa: S301 # nosec B301 # from our own parent
+        request = Request(*pickle.loads(frame))  # noqa: S301 # nosec B301 # from our own parent
+        speaker.fields, speaker.held = request.job_fields, speaker
+        pipe.answer(call(request, pipe.note))
+        speaker.held = None
 
 
 def _read(stream: BinaryIO) -> bytes | None:

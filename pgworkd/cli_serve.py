@@ -140,7 +140,8 @@ class _Service:
         _logger().info("settings.reloaded", applied=applied, after_restart=waiting)
 
     def _log_with(self, settings: Settings) -> None:
-        log.configure(settings.log_level, settings.log_format)
+        # A supervisor is no worker; its daemons are, and each has a name of its own.
+        log.configure(settings.log_level, settings.log_format, settings.worker_name if settings.processes == 1 else "")
         fresh = log.listener(settings.log_level)
         if self._events is not None:
             self._events.unlisten(self._listener)

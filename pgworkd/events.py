@@ -16,8 +16,8 @@ Listener: TypeAlias = Callable[[str, Mapping[str, Any]], None]
 # Of one attempt. Facts: job_id, queue, kind, attempt, and what the comment says.
 JOB_STARTED: Final = "job.started"
 JOB_COMPLETED: Final = "job.completed"  # duration_s
-JOB_FAILED: Final = "job.failed"  # duration_s, error, retry_in_s
-JOB_DEAD: Final = "job.dead"  # duration_s, error
+JOB_FAILED: Final = "job.failed"  # duration_s, error, retry_in_s, exception: the traceback, if there is one
+JOB_DEAD: Final = "job.dead"  # duration_s, error, exception as above
 JOB_RAISED: Final = (
     "job.raised"  # error, exception (its traceback): came when the job was completed, and changes nothing
 )

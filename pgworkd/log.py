@@ -1,16 +1,21 @@
 """Logging: a listener that turns events into structlog lines; JSON off a terminal, colours on one.
 
+What handlers log, by structlog or by `logging`, becomes a line like ours, with the job it is about and the worker's
+name. An app that sets either up by itself has `add_job` for structlog's processors, and `JobFilter` for its handlers.
+
 What a line says comes from rows, handlers and libraries: it holds no password of ours, cannot steer a terminal
 (CWE-150) and cannot pass for another line (CWE-117).
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import sys
 from collections.abc import Mapping, MutableMapping
-from typing import Any, Literal
+from contextvars import ContextVar
+from typing import Any, Literal, Protocol
 
 import structlog
 
@@ -48,8 +53,35 @@ _TRACES = ("exception", "stack")
 """The only values that take lines of their own; indented, none looks like the beginning of another event."""
 
 
-def configure(level: str = "info", form: Literal["auto", "json", "console"] = "auto") -> None:
-    """Sets structlog up for this process: lines go to standard error, one per event, from `level` on."""
+Form = Literal["auto", "json", "console"]
+
+
+class Told(Protocol):
+    """An attempt, as far as lines name it."""
+
+    def facts(self) -> dict[str, object]:
+        """job_id, queue, kind, attempt."""
+
+
+class Running(Protocol):
+    """What runs one attempt after another; `held` is the one that runs now."""
+
+    held: Told | None
+
+
+RUNNING: ContextVar[Running | None] = ContextVar("pgworkd_running", default=None)
+"""Set in the tasks that run handlers, and in the threads and tasks that these start."""
+configured: tuple[str, Form, str] | None = None
+"""How `configure` was called last, for processes that we start."""
+
+
+def configure(level: str = "info", form: Form = "auto", worker: str = "") -> None:
+    """Sets structlog up for this process: lines go to standard error, one per event, from `level` on.
+
+    `worker`: a name that stands in every line. What is logged by `logging` comes out as well, where the app has set up
+    no handler for it.
+    """
+    global configured  # noqa: PLW0603 - as structlog's own, there is one per process
     console = form == "console" or (form == "auto" and sys.stderr.isatty())
     renderer: Any = (
         structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback)
@@ -59,6 +91,8 @@ def configure(level: str = "info", form: Literal["auto", "json", "console"] = "a
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
+            add_job,
+            *([functools.partial(_add_worker, worker)] if worker else []),
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
@@ -72,7 +106,32 @@ def configure(level: str = "info", form: Literal["auto", "json", "console"] = "a
     )
     # The driver reports each failed try of its own upkeep with a traceback: in an outage that is all one reads.
     logging.getLogger("asyncpg").setLevel(logging.ERROR)
-    logging.lastResort = _Foreign(logging.WARNING)
+    if logging.root.level in (logging.WARNING, *([_level(configured[0])] if configured else [])):  # not the app's own
+        logging.root.setLevel(_level(level))
+    logging.lastResort = _Foreign(_level(level))
+    configured = (level, form, worker)
+
+
+def add_job(_logger: Any, _method: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """A processor of structlog: adds job_id, queue, kind and attempt to what is logged while a handler runs."""
+    if (running := RUNNING.get()) is not None and (held := running.held) is not None:
+        for name, value in held.facts().items():
+            line.setdefault(name, value)
+    return line
+
+
+def _add_worker(worker: str, _logger: Any, _method: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    line.setdefault("worker", worker)
+    return line
+
+
+class JobFilter(logging.Filter):
+    """For handlers of `logging`: gives each record job_id, queue, kind and attempt; "" while no handler runs."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Passes every record."""
+        vars(record).update({"job_id": "", "queue": "", "kind": "", "attempt": ""} | dict(add_job(None, "", {})))
+        return True
 
 
 def listener(level: str = "info") -> Listener:

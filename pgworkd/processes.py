@@ -16,11 +16,13 @@ import anyio
 from anyio.abc import ByteReceiveStream, ByteSendStream, Process
 from anyio.streams.buffered import BufferedByteReceiveStream
 
+from . import log
 from .child import LENGTH, Answer, Noted, Request
 
 IDLE_S_MAX = 300.0
 """A process that has had nothing to do for so long is ended when the next call comes."""
 ANSWER_BYTES_MAX = 8 * 1024 * 1024
+_PROGRAM = (sys.executable, "-m", "pgworkd.child")
 Progress = Callable[[float, str], None]
 
 
@@ -102,7 +104,14 @@ class Processes:
             await child.kill()
         process = await anyio.open_process(
             # The daemon's import path is the app's: it holds the directory the app was found in.
-            [sys.executable, "-m", "pgworkd.child", str(os.getpid()), os.pathsep.join(sys.path)],
+            [
+                sys.executable,
+                "-m",
+                "pgworkd.child",
+                str(os.getpid()),
+                os.pathsep.join(sys.path),
+                *(log.configured or ()),
+            ],
             stdin=PIPE,
             stdout=PIPE,
             stderr=None,

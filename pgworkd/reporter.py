@@ -61,9 +61,10 @@ class Reporter:
         elif status == "cancelled":
             self._events.emit(events.JOB_CANCELLED, **facts, reason=outcome.reason)
         elif status == "dead":
-            self._events.emit(events.JOB_DEAD, **facts, error=outcome.message)
+            self._events.emit(events.JOB_DEAD, **facts, error=outcome.message, **_trace(outcome))
         else:
-            self._events.emit(events.JOB_FAILED, **facts, error=outcome.message, retry_in_s=outcome.delay_s)
+            retry = {"retry_in_s": outcome.delay_s}
+            self._events.emit(events.JOB_FAILED, **facts, error=outcome.message, **retry, **_trace(outcome))
 
     def died(self, rescued: Rescued) -> None:
         """Reports a job that died with its worker."""
@@ -130,3 +131,8 @@ class Reporter:
         if running_s > max(self._slow_min_s, self._slow_factor * usual_s):
             held.flagged = True
             self._events.emit(events.JOB_SLOW, **held.facts(), running_s=round(running_s, 3), usual_s=round(usual_s, 3))
+
+
+def _trace(outcome: Outcome) -> dict[str, object]:
+    traceback = (outcome.error or {}).get("traceback")
+    return {"exception": traceback} if traceback else {}

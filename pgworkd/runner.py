@@ -96,7 +96,7 @@ class Runner:
         if limited:
             scope.on_deadline = functools.partial(held.stop, Reason.TIMEOUT)
             scope.deadline = anyio.current_time() + (timeout_s or 0.0)
-        held.grace_s, held.scope = self._grace_s, scope
+        held.grace_s, held.scope, task.held = self._grace_s, scope, held
         held.started = time.monotonic()
         try:
             if handler.mode == "loop":
@@ -112,7 +112,7 @@ class Runner:
                 raise  # the daemon itself is being torn down
             outcome = self._came_out(error, held, handler, told=told)
         held.ended = time.monotonic()
-        held.scope = None
+        held.scope = task.held = None
         if limited:
             scope.deadline = math.inf
         if scope.asked:

@@ -164,6 +164,20 @@ BUGS = (
         tests="tests/engine/test_transactions.py",
     ),
     python(
+        "what a handler logs names no job",
+        "runner",
+        "scope, task.held = self._grace_s, scope, held\n",
+        "scope, task.held = self._grace_s, scope, None\n",
+        tests="tests/engine/test_handler_log.py",
+    ),
+    python(
+        "progress said once in an outage is dropped",
+        "reporter",
+        "            self._outage.failed(error)\n            return\n",
+        "            self._outage.failed(error)\n",
+        tests="tests/engine/test_progress.py",
+    ),
+    python(
         "clean-up is cut off",
         "cancellation",
         "        cut_at = asyncio.get_running_loop().time() + grace_s\n",

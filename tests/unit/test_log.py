@@ -26,10 +26,12 @@ class Terminal(io.StringIO):
 
 
 @pytest.fixture(autouse=True)
-def structlog_as_before() -> Iterator[None]:
-    level, last = logging.getLogger("asyncpg").level, logging.lastResort
+def structlog_as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    level, last, root = logging.getLogger("asyncpg").level, logging.lastResort, logging.root.level
+    monkeypatch.setattr(log, "configured", None)
     yield
     logging.lastResort = last
+    logging.root.setLevel(root)
     structlog.reset_defaults()
     logging.getLogger("asyncpg").setLevel(level)
 
