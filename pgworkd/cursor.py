@@ -24,8 +24,8 @@ REACH_PERIODS = 2
 committed behind it."""
 COST_SHARE = 0.01
 """Of the time, for one level's sweeps at most."""
-PRIORITIES_MAX = 32
-"""More than that are not remembered: each costs every claim a look."""
+PRIORITIES_MAX = 90
+"""Of more than that those used last are remembered: each costs every claim a probe, and a claim makes 100 at most."""
 _FIRST_ID = UUID(int=0)
 
 
@@ -48,7 +48,7 @@ class Cursor:
     """One pool's places. Times are on the loop's clock, in seconds."""
 
     def __init__(self) -> None:
-        self._positions: dict[int, Position] = {}
+        self._positions: dict[int, Position] = {}  # by priority, the one used last comes last
         self._due_at = [0.0] * LEVELS
         self._cost_s = [0.0] * LEVELS
         self._usual_s: float | None = None  # what a claim takes that is no sweep
@@ -77,12 +77,12 @@ class Cursor:
         for priority, position in last.items():
             # What stopped for want of room, or began at the head, goes on from there, even if that is further back.
             exact = level == LEVELS - 1 or (full and priority == min(last))
-            known = self._positions.get(priority)
+            known = self._positions.pop(priority, None)
             self._positions[priority] = position if exact or known is None else max(known, position)
         if self._rewound is not None:
             self.rewind(self._rewound)  # the claim may have been past it already
-        if len(self._positions) > PRIORITIES_MAX:
-            self._positions.clear()
+        while len(self._positions) > PRIORITIES_MAX:
+            del self._positions[next(iter(self._positions))]
         if level is None:
             self._usual_s = took_s if self._usual_s is None else self._usual_s + 0.2 * (took_s - self._usual_s)
             return

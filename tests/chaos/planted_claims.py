@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.chaos.bug import sql
+from tests.chaos.bug import python, sql
 
 BUGS = (
     sql(
@@ -46,5 +46,12 @@ BUGS = (
         "max(q.xmin::text::bigint), sum(q.xmin::text::bigint),",
         "max(q.xmin::text::bigint),",
         tests="tests/sql/test_heartbeat_cost.py",
+    ),
+    python(
+        "one priority too many, and where claims begin is forgotten",
+        "cursor",
+        "            del self._positions[next(iter(self._positions))]\n",
+        "            self._positions.clear()\n",
+        tests="tests/unit/test_cursor.py",
     ),
 )

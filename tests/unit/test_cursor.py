@@ -102,13 +102,17 @@ def test_suspects_do_not_move_places(*, full: bool) -> None:
     assert place(cursor, 0.008) == {0: (T + 1, 8)}
 
 
-def test_as_many_priorities_as_allowed_are_remembered_and_with_one_more_all_are_forgotten() -> None:
+def test_of_more_priorities_than_allowed_those_used_last_are_remembered() -> None:
     cursor = swept(*(row(T, n + 1, priority=-n) for n in range(PRIORITIES_MAX)))
-    assert cursor.start(0.005).priorities == [-n for n in range(PRIORITIES_MAX)]
-    claim(cursor, 0.006, row(T, 99, priority=-PRIORITIES_MAX))
-    assert cursor.start(0.008) == HEAD
-    claim(cursor, 0.009, row(T, 100))
-    assert place(cursor, 0.011) == {0: (T, 100)}
+    known = [-n for n in range(PRIORITIES_MAX)]
+    assert cursor.start(0.005).priorities == known
+    claim(cursor, 0.006, *(row(T, 99, priority=priority) for priority in known if priority != -7))
+    claim(cursor, 0.007, row(T, 99, priority=-PRIORITIES_MAX))
+    known.remove(-7)
+    assert cursor.start(0.008).priorities == [*known, -PRIORITIES_MAX]
+    cursor.rewind(T - 1)  # also when all places have moved back in between
+    claim(cursor, 0.009, *(row(T, 99, priority=priority) for priority in [*known[1:], 5]))
+    assert cursor.start(0.011).priorities == [5, *known[1:], -PRIORITIES_MAX]
 
 
 # Sweeps
