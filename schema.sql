@@ -30,7 +30,7 @@
 -- by day and forgets by dropping partitions.
 --
 -- RULES
--- All instants are the database's, read through clock(); tests turn it with SET pgworkd.clock.
+-- All instants are the database's, read through clock(); tests of the schema's owner turn it with SET pgworkd.clock.
 -- Functions run with their caller's rights, but for what who inserts needs of them: see pgworkd/grants.sql.
 -- Locks are taken in this order: advisory, workers, jobs, batches, schedules, queues (see chapter 5); several
 -- rows of one table in the order of their key, or with SKIP LOCKED. Claims go by ctid = ANY(ARRAY(SELECT .. LIMIT n FOR
@@ -97,14 +97,17 @@ BEGIN
     END IF;
 END $$;
 
--- The database's time. SET pgworkd.clock = '2027-03-28 00:59:59+00' stands it still for one session.
+-- The database's time. SET pgworkd.clock = '2027-03-28 00:59:59+00' stands it still for one session of whoever may CREATE
+-- in the schema; of anybody else it is only a text, since no session variable is a right.
 -- (The bodies of clock and new_id are parsed here, not in the caller's search_path, and clock is inlined.)
 CREATE OR REPLACE FUNCTION clock() RETURNS timestamptz LANGUAGE sql STABLE PARALLEL SAFE
-    RETURN coalesce(nullif(current_setting('pgworkd.clock', true), '')::timestamptz, statement_timestamp());
+    RETURN coalesce(CASE WHEN nullif(current_setting('pgworkd.clock', true), '') IS NOT NULL AND has_schema_privilege(session_user, 'pgworkd', 'CREATE')
+                         THEN current_setting('pgworkd.clock', true)::timestamptz END, statement_timestamp());
 
 -- The same at this very instant: for a statement that has waited for a lock, and began long before it got it.
 CREATE OR REPLACE FUNCTION clock_after_waiting() RETURNS timestamptz LANGUAGE sql VOLATILE PARALLEL SAFE
-    RETURN coalesce(nullif(current_setting('pgworkd.clock', true), '')::timestamptz, clock_timestamp());
+    RETURN coalesce(CASE WHEN nullif(current_setting('pgworkd.clock', true), '') IS NOT NULL AND has_schema_privilege(session_user, 'pgworkd', 'CREATE')
+                         THEN current_setting('pgworkd.clock', true)::timestamptz END, clock_timestamp());
 
 -- A job id: uuid version 7 (RFC 9562), so ids sort by time. Before Postgres 18 we build it ourselves,
 -- with the microseconds in the 12 bits after the version, so that order holds within a millisecond too.
@@ -285,6 +288,7 @@ CREATE TABLE IF NOT EXISTS jobs (
     serialize_key key_text,                         -- one at a time, in the order in which they are due
     limit_key    key_text,                          -- what the queue's limits per key and turns count by
     yields       boolean NOT NULL DEFAULT false,    -- while it waits for its retry, others of its serialize_key may pass
+    counted      boolean,                           -- true: whoever inserted it has counted it into its batch; not for enqueuers
     schedule     name_text,
     -- `completed`, whatever became of it, is what stays of a job that is over and keeps its dedupe_key: its id, no more.
     CONSTRAINT status_must_be_one_of_a_live_job
@@ -307,6 +311,13 @@ CREATE TABLE IF NOT EXISTS jobs (
     autovacuum_analyze_scale_factor = 0.0, autovacuum_analyze_threshold = 50000,
     autovacuum_vacuum_insert_threshold = -1, autovacuum_vacuum_cost_delay = 0
 );
+
+DO $$
+BEGIN
+    IF NOT EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = 'jobs'::regclass AND a.attname = 'counted') THEN
+        ALTER TABLE jobs ADD COLUMN counted boolean;
+    END IF;
+END $$;
 
 -- What claim() walks. Suspects, jobs that were lost twice, are out of it, so that they never stand in others' way.
 DO $$
@@ -2793,19 +2804,17 @@ BEGIN
 END $$;
 
 -- Counts a job into its batch, when it is really there: ON CONFLICT may have passed it over. Raises PW003 if the batch takes
--- no more. Locks the batch FOR KEY SHARE. (Who counts by itself says so by pgworkd.counted; not in a SET clause, with which
--- only a superuser could make the function. The condition of the trigger is what jobs without a batch pay.)
+-- no more. Locks the batch FOR KEY SHARE. (What is inserted as `counted` passes by: enqueuers have no right to that column.
+-- The condition of the trigger is what jobs without a batch pay.)
 CREATE OR REPLACE FUNCTION job_added() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pgworkd, pg_temp AS $$
 BEGIN
-    IF current_setting('pgworkd.counted', true) IS DISTINCT FROM 'on' THEN
-        PERFORM enter_batch(NEW.batch_id, 'jobs');
-        INSERT INTO batch_additions (batch_id, added) VALUES (NEW.batch_id, 1);
-    END IF;
+    PERFORM enter_batch(NEW.batch_id, 'jobs');
+    INSERT INTO batch_additions (batch_id, added) VALUES (NEW.batch_id, 1);
     RETURN NULL;
 END $$;
 CREATE OR REPLACE TRIGGER jobs_batched AFTER INSERT ON jobs
-    FOR EACH ROW WHEN (NEW.batch_id IS NOT NULL) EXECUTE FUNCTION job_added();
+    FOR EACH ROW WHEN (NEW.batch_id IS NOT NULL AND NEW.counted IS NOT TRUE) EXECUTE FUNCTION job_added();
 
 -- Adds a job for each payload, counted at once; their ids, in that order (p_ids: drawn by the caller). What is not given is the
 -- batch's. Raises PW003 if the batch takes no more. Locks the batch FOR KEY SHARE.
@@ -2819,16 +2828,14 @@ DECLARE
     v_batch batches := enter_batch(p_batch, 'jobs');
     v_ids   uuid[];
 BEGIN
-    PERFORM set_config('pgworkd.counted', 'on', true);
     WITH added AS (
-        INSERT INTO jobs (id, batch_id, queue, kind, payload, priority, run_at, max_attempts, timeout_s, meta)
-        SELECT coalesce(p.id, new_id()), p_batch, coalesce(p_queue, v_batch.queue), coalesce(p_kind, v_batch.kind), p.payload,
+        INSERT INTO jobs (id, batch_id, counted, queue, kind, payload, priority, run_at, max_attempts, timeout_s, meta)
+        SELECT coalesce(p.id, new_id()), p_batch, true, coalesce(p_queue, v_batch.queue), coalesce(p_kind, v_batch.kind), p.payload,
                coalesce(p_priority, 0), coalesce(p_run_at, clock()), p_max_attempts, p_timeout_s, p_meta
         FROM unnest(p_payloads, p_ids) WITH ORDINALITY AS p (payload, id, place) ORDER BY p.place
         RETURNING id
     )
     SELECT coalesce(array_agg(a.id), '{}') INTO v_ids FROM added a;
-    PERFORM set_config('pgworkd.counted', '', true);
     IF cardinality(v_ids) > 0 THEN
         INSERT INTO batch_additions (batch_id, added) VALUES (p_batch, cardinality(v_ids));
     END IF;
@@ -2975,7 +2982,6 @@ SET jit = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     v_failed uuid[];
 BEGIN
-    PERFORM set_config('pgworkd.counted', 'on', true);
     WITH made AS MATERIALIZED (
         SELECT c.id AS batch_id, c.queue, coalesce(c.stream_kind, c.kind) AS kind, e.id AS source, e.meta,
                jsonb_build_object('input', e.payload, 'result', e.result) AS payload
@@ -2987,8 +2993,8 @@ BEGIN
                pg_column_size(m.payload) <= 2000 OR octet_length(m.payload::text) <= 2097152 AS fits
         FROM made m
     ), added AS (
-        INSERT INTO jobs (batch_id, queue, kind, meta, payload, status, failures, failed_at, error, errors)
-        SELECT s.batch_id, s.queue, s.kind, s.meta,
+        INSERT INTO jobs (batch_id, counted, queue, kind, meta, payload, status, failures, failed_at, error, errors)
+        SELECT s.batch_id, true, s.queue, s.kind, s.meta,
                CASE WHEN s.fits THEN s.payload ELSE jsonb_build_object('source', s.source) END,
                CASE WHEN s.fits THEN 'pending' ELSE 'dead' END::job_status, CASE WHEN s.fits THEN 0 ELSE 1 END,
                CASE WHEN NOT s.fits THEN clock() END, CASE WHEN NOT s.fits THEN s.error END,
@@ -3003,7 +3009,6 @@ BEGIN
         RETURNING b.id, b.dead > b.max_failures AS failed
     )
     SELECT array_agg(c.id) INTO v_failed FROM counted c WHERE c.failed;
-    PERFORM set_config('pgworkd.counted', '', true);
     RETURN v_failed;
 END $$;
 

@@ -24,6 +24,10 @@ _VERDICT = re.compile(r" *[\d,]+ +(?P<violations>[\d,]+)  (?P<check>.+)")  # of 
 
 _FENCE = "WHERE j.id = ANY (p_ids) AND j.id = s.id AND j.attempts = s.attempt AND j.worker_id IS NOT NULL\n"
 _OF_COMPLETED = "        RETURNING j.*, s.result"
+_TURNED = (
+    "IS NOT NULL{}\n                         THEN current_setting('pgworkd.clock', true)::timestamptz END, "
+    "statement_timestamp());\n"
+)
 BUGS = (
     *WINDOW,
     *CLAIMS,
@@ -230,6 +234,12 @@ BUGS = (
         "self.stopping or self.outdated or not",
         "self.stopping or not",
         tests="tests/engine/test_migrate_live.py",
+    ),
+    sql(
+        "a session variable turns anybody's clock",
+        _TURNED.format(" AND has_schema_privilege(session_user, 'pgworkd', 'CREATE')"),
+        _TURNED.format(""),
+        tests="tests/sql/test_grants_enqueuer.py tests/sql/test_grants_worker.py",
     ),
     python(
         "the worker's own clock",

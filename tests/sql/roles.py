@@ -48,6 +48,16 @@ class Roles:
         finally:
             connection.terminate()
 
+    @contextlib.asynccontextmanager
+    async def acting(self, role: str) -> AsyncIterator[Db]:
+        """The same rights, but the session is a superuser's: it may turn the clock."""
+        connection = await asyncpg.connect(self._dsn)
+        try:
+            await connection.execute(f"SET ROLE {self.name(role)}")
+            yield connection
+        finally:
+            connection.terminate()
+
 
 @contextlib.asynccontextmanager
 async def granted(dsn: str, db: Db) -> AsyncIterator[Roles]:

@@ -18,11 +18,9 @@ MANY = """
     INSERT INTO pgworkd.batches (name, parent_id, stream, sealed_at)
     SELECT 'child', b.id, n % 2 = 0, CASE WHEN n % 3 = 0 THEN now() END
     FROM (SELECT id, row_number() OVER () AS n FROM pgworkd.batches) b;
-    SELECT set_config('pgworkd.counted', 'on', false);
-    INSERT INTO pgworkd.jobs (queue, batch_id, status)
-    SELECT 'r', b.id, CASE WHEN n = 5 THEN 'dead' ELSE 'pending' END::pgworkd.job_status
+    INSERT INTO pgworkd.jobs (queue, batch_id, counted, status)
+    SELECT 'r', b.id, true, CASE WHEN n = 5 THEN 'dead' ELSE 'pending' END::pgworkd.job_status
     FROM pgworkd.batches b, generate_series(1, 5) n;
-    SELECT set_config('pgworkd.counted', '', false);
     INSERT INTO pgworkd.batch_additions (batch_id, added) SELECT b.id, 5 FROM pgworkd.batches b;
 """
 STATISTICS = ["none", "empty", "full"]

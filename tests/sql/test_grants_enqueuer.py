@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
 from uuid import UUID, uuid4
 
 import asyncpg
@@ -68,15 +69,33 @@ async def test_where_the_dedupe_key_is_taken(db: Db, conn: Db) -> None:
     assert json.loads((await live(db, job_id))["payload"]) == {"way": "replace"}
 
 
-async def test_a_key_that_was_kept_long_enough_is_free_at_once(db: Db, conn: Db, roles: Roles) -> None:
-    await clock(0, db, conn)
-    first = await conn.fetchval(f"{KEYED} RETURNING id", at(60))
+async def test_a_key_that_was_kept_long_enough_is_free_at_once(db: Db, roles: Roles) -> None:
+    async with roles.acting("enqueuer") as conn:
+        await clock(0, db, conn)
+        first = await conn.fetchval(f"{KEYED} RETURNING id", at(60))
+        assert await claim_ids(db, await worker(db)) == [first]
+        await complete(db, [first])
+        with pytest.raises(asyncpg.UniqueViolationError):
+            await conn.execute(KEYED, at(90))
+        await clock(60, conn)
+        assert await conn.fetchval(f"{KEYED} RETURNING id", at(90)) != first
+
+
+async def test_no_session_variable_is_a_right(db: Db, conn: Db) -> None:
+    """A turned clock would free a kept key; to say that one has counted would add to a sealed batch."""
+    first = await conn.fetchval(f"{KEYED} RETURNING id", datetime.now(UTC) + timedelta(minutes=1))
     assert await claim_ids(db, await worker(db)) == [first]
     await complete(db, [first])
+    await clock(0, conn)
     with pytest.raises(asyncpg.UniqueViolationError):
         await conn.execute(KEYED, at(90))
-    await clock(60, conn)
-    assert await conn.fetchval(f"{KEYED} RETURNING id", at(90)) != first
+    assert await conn.fetchval("SELECT pgworkd.clock() = statement_timestamp()")
+    root = await batch(conn, "root", queue="q")
+    await root.seal()
+    for name in ("counted", "sealed", "trusted"):
+        await conn.execute(f"SET pgworkd.{name} = 'on'")
+    with pytest.raises(asyncpg.PostgresError, match="it takes no more jobs"):
+        await conn.execute("INSERT INTO pgworkd.jobs (queue, batch_id) VALUES ('q', $1)", root.id)
 
 
 async def test_an_insert_wakes_a_pool_that_sleeps(db: Db, conn: Db, notices: Notices) -> None:
@@ -136,8 +155,8 @@ async def test_who_waits_is_told_that_a_job_is_over_but_not_how(db: Db, conn: Db
 
 
 NOT_COLUMNS = """
-created_at started_at failed_at lease_until cancel_requested_at occurrence assignment_id status attempts failures losses
-worker_id waiting_on error errors schedule
+counted created_at started_at failed_at lease_until cancel_requested_at occurrence assignment_id status attempts
+failures losses worker_id waiting_on error errors schedule
 """
 READ = "payload meta error serialize_key limit_key xmin *"
 TABLES = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from pgworkd.results import Results
 from tests.kit import running, status, until, waits_for_status
 
 from .roles import Roles, refused
-from .verbs import Db, at, claim_ids, clock, heartbeat, rescue, worker
+from .verbs import T0, Db, at, claim_ids, clock, complete, heartbeat, one, rescue, worker
 
 
 def flow() -> App:
@@ -109,7 +110,7 @@ async def test_queues_with_limits_and_keys_under_a_worker(db: Db, roles: Roles) 
 
 
 async def test_rescue_expire_and_forget_under_a_worker(db: Db, roles: Roles) -> None:
-    async with roles.session("worker") as ours, roles.session("enqueuer") as conn:
+    async with roles.acting("worker") as ours, roles.acting("enqueuer") as conn:
         await clock(0, ours, conn)
         lost, rescuer = await worker(ours), await worker(ours)
         insert = (
@@ -136,6 +137,25 @@ async def test_rescue_expire_and_forget_under_a_worker(db: Db, roles: Roles) -> 
         assert await ours.fetchval("SELECT rows_deleted > 0 FROM pgworkd.prune(1, 1)")
         assert await ours.fetchval("SELECT pgworkd.drop_partition(1)") is not None
     assert await status(db, late) is None
+
+
+async def test_a_worker_cannot_make_the_history_forget_its_last_days(db: Db, roles: Roles) -> None:
+    """By no argument, and by no clock of its own."""
+    async with roles.session("worker") as ours:
+        job_id = await one(db)
+        assert await claim_ids(ours, await worker(ours)) == [job_id]
+        await complete(ours, [job_id])
+        await ours.execute("SELECT pgworkd.set_queue('q', '{\"keep_s\": 60}')")
+        before = await db.fetch("SELECT relname FROM pg_class WHERE relname ~ '^finished_jobs_2' ORDER BY 1")
+        for instant in (T0, T0.replace(year=2199), datetime(1971, 1, 1, tzinfo=UTC)):
+            await ours.execute("SELECT set_config('pgworkd.clock', $1, false)", str(instant))
+            await ours.fetch("SELECT * FROM pgworkd.prune(1, 1)")
+            assert await ours.fetchval("SELECT pgworkd.drop_partition(1)") is None
+            await ours.fetchval("SELECT pgworkd.ensure_partitions(3)")
+    assert await status(db, job_id) == "completed"
+    assert await db.fetchval("SELECT count(*) FROM pgworkd.audit") == 1
+    after = await db.fetch("SELECT relname FROM pg_class WHERE relname ~ '^finished_jobs_2' ORDER BY 1")
+    assert after == before
 
 
 async def test_a_worker_makes_no_more_partitions_than_a_year_can_use(roles: Roles) -> None:

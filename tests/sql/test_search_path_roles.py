@@ -82,7 +82,7 @@ async def set_trap(db: Db, session: Db) -> None:
 
 
 async def test_a_worker_runs_nothing_of_anothers(db: Db, roles: Roles) -> None:
-    async with roles.session("worker") as ours:
+    async with roles.acting("worker") as ours:
         await set_trap(db, ours)
         await clock(0, ours)
         ended = await every_verb(ours)
