@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
 from .errors import PermanentError, RetryAfter, Snooze
 from .failure import describe_error
 from .job import Job
-from .payload import encode
+from .payload import encode_result
 from .safe_text import hide
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def call(request: Request, note: Callable[[float, str], None] | None = None) -> 
             arguments[request.payload_parameter] = pickle.loads(request.payload)  # noqa: S301 # nosec B301 # as below
         if request.job_parameter is not None:
             arguments[request.job_parameter] = Job(**request.job_fields, noter=note)
-        return Answer("result", result=encode(function(**arguments), "result", object_only=False))
+        return Answer("result", result=encode_result(function(**arguments)))
     except Snooze as error:
         return Answer("snooze", delay_s=error.delay_s)
     except RetryAfter as error:

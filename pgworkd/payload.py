@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from pydantic_core import from_json, to_json, to_jsonable_python
@@ -36,7 +36,17 @@ _REMEDIES = {
 }
 
 
-def encode(value: object, what: str = "payload", *, object_only: bool = True) -> str:
+def encode_result(value: object) -> str:
+    """What a handler has returned as compact JSON text: the work is done, so what JSON does not know is converted.
+
+    As pydantic writes it: datetime, date, time and timedelta in ISO 8601; UUID, Decimal and Path as text; enums as
+    their value, sets as arrays, bytes as UTF-8 text, models and dataclasses as objects; keys as text. For the rest see
+    `encode`: NaN, NUL, what is too large or too deep, or of a type that pydantic does not know raises InvalidPayload.
+    """
+    return encode(value, "result", object_only=False, convert=True)
+
+
+def encode(value: object, what: str = "payload", *, object_only: bool = True, convert: bool = False) -> str:
     """`value` as compact JSON text for a jsonb column.
 
     Takes what JSON knows (tuples become arrays), pydantic models and dataclasses at any level (written as
@@ -48,6 +58,9 @@ def encode(value: object, what: str = "payload", *, object_only: bool = True) ->
     """
     try:
         plain = value if type(value) is dict else _plain(value)
+        if convert and not _is_plain(plain, what):
+            _refuse(_inconvertible(plain, what, ()))
+            plain = _jsonable(plain)
         if not _is_plain(plain, what):
             _refuse(_fault(plain, what, ()))
             plain = _jsonable(plain)
@@ -158,6 +171,25 @@ def _is_suspicious(text: str) -> bool:
         return True
     block = DIGITS_MAX // 2  # so many digits in a row fill at least one aligned block of half the length
     return len(text) > DIGITS_MAX and any(text[at : at + block].isdigit() for at in range(0, len(text), block))
+
+
+def _inconvertible(node: object, path: str, above: tuple[int, ...]) -> tuple[str, str] | None:
+    """The first value that pydantic cannot write, as (path, reason); plain ones are not its business."""
+    if type(node) in _LEAVES or id(node) in above or len(above) > DEPTH_MAX:
+        return None
+    if isinstance(node, (dict, list, tuple)):
+        children = node.items() if isinstance(node, dict) else enumerate(node)
+        found = (_inconvertible(inner, _shorter(f"{path}[{key!r}]"), (*above, id(node))) for key, inner in children)
+        return next(filter(None, found), None)
+    name = type(node).__name__
+    remedy = _REMEDIES.get(name, "return plain JSON types, a dataclass or a pydantic model")
+    if isinstance(node, Iterator):  # it would run here, perhaps without end
+        return path, f"is of type {name}, whose values are not taken: return a list of them"
+    try:
+        _jsonable(node)
+    except (TypeError, ValueError, RecursionError):
+        return path, f"is of type {name}, which cannot be written as JSON: {remedy}"
+    return None
 
 
 def _refuse(fault: tuple[str, str] | None) -> None:

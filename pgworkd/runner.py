@@ -40,7 +40,7 @@ from .events import Events
 from .failure import ErrorFacts, describe_error
 from .held import Held
 from .job import NOT_IN_THREADS, Ending, Job, Outcome, Reason, stopped
-from .payload import decode, encode
+from .payload import decode, encode_result
 from .processes import ChildDied, Processes
 from .settler import Planner
 from .store import Store
@@ -248,7 +248,7 @@ class Runner:
         try:
             async with self._store.transactions.begin(held.committing, held.untimed) as connection:
                 yield connection
-                result = None if job.result is None else encode(job.result, "result", object_only=False)
+                result = None if job.result is None else encode_result(job.result)
                 following = self._planner.following(held)
                 if not await self._store.complete_on(connection, job.id, job.attempt, result, following):
                     raise LeaseLost(f"attempt {job.attempt} of job {job.id} is no longer ours; nothing was written")
@@ -288,7 +288,7 @@ def _is_done(held: Held) -> bool:
 def _completed(result: object, job: Job | None) -> Outcome:
     if result is None and job is not None and job.is_done:
         result = job.result
-    return _DONE if result is None else Outcome(Ending.COMPLETED, result=encode(result, "result", object_only=False))
+    return _DONE if result is None else Outcome(Ending.COMPLETED, result=encode_result(result))
 
 
 def _in_thread(

@@ -131,12 +131,11 @@ async def test_a_cancel_scope_left_open_harms_no_later_job(dsn: str, db: asyncpg
 @pytest.mark.parametrize(
     ("result", "error"),
     [
-        (object(), "result is of type object, which JSON does not know"),
+        (object(), "result is of type object, which cannot be written as JSON"),
         (float("inf"), "result is inf, which JSON does not know"),
-        ({1: 2}, "result has a key of type int"),
         (10**5000, "result is an integer of more than 4300 digits"),
     ],
-    ids=["object", "infinity", "key", "integer"],
+    ids=["object", "infinity", "integer"],
 )
 @pytest.mark.parametrize("mode", ["loop", "thread"])
 async def test_a_result_that_cannot_be_stored_fails_the_attempt(

@@ -126,7 +126,7 @@ async def test_a_time_out_inside_the_transaction_rolls_it_back(dsn: str, db: asy
     assert await db.fetchval("SELECT count(*) FROM payments") == 0
 
 
-@pytest.mark.parametrize("result", [{1, 2}, "x" * (2 << 20)], ids=["set", "too large"])
+@pytest.mark.parametrize("result", [object(), "x" * (2 << 20)], ids=["no type of JSON", "too large"])
 async def test_a_result_that_cannot_be_stored_rolls_the_transaction_back(
     dsn: str, db: asyncpg.Connection[Any], result: object
 ) -> None:

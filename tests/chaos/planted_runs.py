@@ -1,0 +1,78 @@
+"""Bugs in what runs a handler, and in what its end means."""
+
+from __future__ import annotations
+
+from tests.chaos.bug import python
+
+BUGS = (
+    python(
+        "whatever a stopped handler returns is a completion",
+        "runner",
+        "            if held.reason is not None and (held.told or scope.told) and not _is_done(held):\n",
+        "            if False and held.reason is not None and not _is_done(held):\n",
+        tests="tests/stories/test_05_stop.py",
+    ),
+    python(
+        "what may run only once goes back at a stop",
+        "runner",
+        "        if reason is not Reason.CANCEL and held.claimed.max_attempts == 1:\n",
+        "        if False and held.claimed.max_attempts == 1:\n",
+        tests="tests/engine/test_stopping.py",
+    ),
+    python(
+        "a second transaction is opened",
+        "runner",
+        "        if held.settled or held.in_transaction:\n",
+        "        if False:\n",
+        tests="tests/engine/test_transactions.py",
+    ),
+    python(
+        "what a settled run raises is kept secret",
+        "runner",
+        "        if held.settled or (told and _is_done(held)):\n",
+        "        if False:\n",
+        tests="tests/engine/test_transactions.py",
+    ),
+    python(
+        "a thread may open a transaction",
+        "runner",
+        "        if asyncio.get_running_loop() is not loop:\n",
+        "        if False:\n",
+        tests="tests/engine/test_transactions.py",
+    ),
+    python(
+        "to wait for a connection is the handler's time",
+        "runner",
+        "begin(held.committing, held.untimed) as",
+        "begin(held.committing) as",
+        tests="tests/engine/test_transactions.py",
+    ),
+    python(
+        "what a handler logs names no job",
+        "runner",
+        "scope, task.held = self._grace_s, scope, held\n",
+        "scope, task.held = self._grace_s, scope, None\n",
+        tests="tests/engine/test_handler_log.py",
+    ),
+    python(
+        "progress said once in an outage is dropped",
+        "reporter",
+        "            self._outage.failed(error)\n            return\n",
+        "            self._outage.failed(error)\n",
+        tests="tests/engine/test_progress.py",
+    ),
+    python(
+        "clean-up is cut off",
+        "cancellation",
+        "        cut_at = asyncio.get_running_loop().time() + grace_s\n",
+        "        cut_at = asyncio.get_running_loop().time()\n",
+        tests="tests/engine/test_stopping.py",
+    ),
+    python(
+        "results are of JSON's own types only",
+        "payload",
+        'return encode(value, "result", object_only=False, convert=True)',
+        'return encode(value, "result", object_only=False)',
+        tests="tests/unit/test_result_types.py",
+    ),
+)
