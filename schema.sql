@@ -20,8 +20,8 @@
 -- twice is a suspect, of which a worker runs one at a time, so that the third loss, which is death, names the
 -- culprit. After an outage or a clock jump all look lost: rescue() gives each the time of its own lease.
 --
--- A schedule has at most one live occurrence. The transaction that settles it inserts the next one;
--- ensure_schedules lists the chains that have no live occurrence, so that any daemon restores them.
+-- A schedule has at most one occurrence that has not failed yet. The transaction that settles it inserts the next one;
+-- ensure_schedules lists the chains that have no such occurrence, so that any daemon restores them.
 --
 -- Batches of jobs form trees; whoever ends jobs keeps their counters, and the last one calls back. Jobs may wait
 -- for others; whoever completes those counts down.
@@ -160,8 +160,15 @@ CREATE TABLE IF NOT EXISTS workers (
     seen_at     timestamptz NOT NULL DEFAULT clock(),             -- last heartbeat
     steady_since timestamptz NOT NULL DEFAULT clock(),            -- heartbeats without a gap since then
     lease_until timestamptz NOT NULL,
-    lost_at     timestamptz                                       -- set by rescue(); never cleared
+    lost_at     timestamptz,                                      -- set by rescue(); never cleared
+    schedules   text[]                                            -- those that stand in its code; NULL: it has not said
 );
+DO $$
+BEGIN
+    IF NOT EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = 'pgworkd.workers'::regclass AND a.attname = 'schedules') THEN
+        ALTER TABLE workers ADD COLUMN schedules text[];
+    END IF;
+END $$;
 
 -- One worker's slots for one queue. Unlogged: a crash of Postgres cuts all listeners off, and each
 -- announces itself again when it is back.
@@ -252,8 +259,22 @@ CREATE TABLE IF NOT EXISTS schedules (
     last_occurrence timestamptz,                    -- the newest one ever inserted; only rises
     error        text,                              -- why no next occurrence can be computed
     created_at   timestamptz NOT NULL DEFAULT clock(),
+    missed_grace_s real NOT NULL DEFAULT 60         -- with missed = 'skip': how long before its workers it may have been due
+                 CONSTRAINT missed_grace_s_must_be_0_to_366_days CHECK (missed_grace_s BETWEEN 0 AND 31622400),
+    waits_for_retries boolean NOT NULL DEFAULT false,  -- no next occurrence while one waits for its retry
+    retired_at   timestamptz,                       -- disabled because it left the code; enabled again when it comes back
     CONSTRAINT exactly_one_of_cron_and_every_s_must_be_set CHECK (num_nonnulls(cron, every_s) = 1)
 );
+DO $$
+BEGIN
+    IF NOT EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = 'pgworkd.schedules'::regclass AND a.attname = 'retired_at') THEN
+        ALTER TABLE schedules
+            ADD COLUMN missed_grace_s real NOT NULL DEFAULT 60
+                CONSTRAINT missed_grace_s_must_be_0_to_366_days CHECK (missed_grace_s BETWEEN 0 AND 31622400),
+            ADD COLUMN waits_for_retries boolean NOT NULL DEFAULT false,
+            ADD COLUMN retired_at timestamptz;
+    END IF;
+END $$;
 
 -- Live work. Columns in the order of their width; see `all_jobs` for the order people read.
 CREATE TABLE IF NOT EXISTS jobs (
@@ -360,8 +381,10 @@ CREATE INDEX IF NOT EXISTS jobs_waiting ON jobs (queue, id) WHERE waiting_on > 0
 CREATE INDEX IF NOT EXISTS jobs_turns ON jobs (queue, (coalesce(limit_key::text, '')), priority DESC, run_at, id)
     WHERE status IN ('pending', 'failed') AND losses < 2 AND (serialize_key IS NOT NULL OR limit_key IS NOT NULL);
 CREATE UNIQUE INDEX IF NOT EXISTS jobs_occurrence ON jobs (schedule, occurrence) WHERE schedule IS NOT NULL;
-CREATE UNIQUE INDEX IF NOT EXISTS jobs_schedule_live ON jobs (schedule)
-    WHERE schedule IS NOT NULL AND status <> 'dead';
+-- The chain of a schedule: its one occurrence that waits, or runs, and has not failed. One that has failed leaves it.
+CREATE UNIQUE INDEX IF NOT EXISTS jobs_schedule_chain ON jobs (schedule)
+    WHERE schedule IS NOT NULL AND status <> 'dead' AND failures = 0;
+DROP INDEX IF EXISTS jobs_schedule_live;  -- as it was when a retry held up the chain
 CREATE INDEX IF NOT EXISTS jobs_batch ON jobs (batch_id, status) WHERE batch_id IS NOT NULL;
 
 -- The three lines in which jobs wait for a claim, as the indexes above have them; all inlined wherever they stand.
@@ -515,12 +538,21 @@ CREATE TABLE IF NOT EXISTS audit (
     at           timestamptz NOT NULL DEFAULT clock(),
     who          text NOT NULL CHECK (char_length(who) BETWEEN 1 AND 200),
     what         text NOT NULL CHECK (what IN ('cancel', 'retry', 'discard', 'edit', 'queue', 'cancel_batch', 'delete_batch',
-                                                             'undepend')),
+                                                             'undepend', 'schedule', 'free_key')),
     queue        text NOT NULL,
     job_id       uuid,                              -- NULL: settings of the queue, or a batch
     before       jsonb NOT NULL,                    -- of what changed
     after        jsonb NOT NULL
 );
+DO $$
+BEGIN
+    IF NOT EXISTS (SELECT FROM pg_constraint c WHERE c.conrelid = 'pgworkd.audit'::regclass
+                   AND pg_get_constraintdef(c.oid) LIKE '%free_key%') THEN
+        ALTER TABLE audit DROP CONSTRAINT audit_what_check;
+        ALTER TABLE audit ADD CONSTRAINT audit_what_check CHECK (what IN ('cancel', 'retry', 'discard', 'edit', 'queue', 'cancel_batch',
+                                                                          'delete_batch', 'undepend', 'schedule', 'free_key'));
+    END IF;
+END $$;
 CREATE INDEX IF NOT EXISTS audit_at ON audit (at);
 CREATE INDEX IF NOT EXISTS audit_queue ON audit (queue, id);
 CREATE INDEX IF NOT EXISTS audit_job ON audit (job_id, id) WHERE job_id IS NOT NULL;
@@ -1604,7 +1636,7 @@ BEGIN
     )
     SELECT array_agg(e.id), array_agg(e.status::text),
            array_agg(e.id) FILTER (WHERE e.status = 'failed' AND e.cancel_requested_at IS NOT NULL),
-           array_agg(e.schedule) FILTER (WHERE e.status = 'dead' AND e.schedule IS NOT NULL),
+           array_agg(e.schedule) FILTER (WHERE e.schedule IS NOT NULL),
            array_agg(e.queue::text) FILTER (WHERE e.freed_key IS NOT NULL),
            array_agg(e.freed_key::text) FILTER (WHERE e.freed_key IS NOT NULL),
            array_agg(e.queue::text) FILTER (WHERE e.queue = ANY (v_limited)),
@@ -1785,34 +1817,87 @@ $$;
 -- 7 Schedules
 -- ------------------------------------------------------------------------------------------------
 
--- Enters or changes a schedule that stands in code. A row that someone has put in by SQL under the same
--- name is left alone. Locks the schedule's row.
+-- What this was before knew neither grace nor retries.
+DROP FUNCTION IF EXISTS put_schedule(text, text, text, text, int, text, text, text);
+
+-- Enters or changes a schedule that stands in code; one that had left the code is enabled again. A row that someone has
+-- put in by SQL under the same name is left alone, and so is that someone has disabled it. Locks the schedule's row.
 CREATE OR REPLACE FUNCTION put_schedule(p_name text, p_queue text, p_kind text, p_cron text, p_every_s int, p_timezone text,
-                             p_missed text, p_payload text) RETURNS void
+                             p_missed text, p_payload text, p_missed_grace_s real DEFAULT 60,
+                             p_waits_for_retries boolean DEFAULT false) RETURNS void
 LANGUAGE sql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
-    INSERT INTO schedules AS s (name, queue, kind, cron, every_s, timezone, missed, payload, source)
-    VALUES (p_name, p_queue, p_kind, p_cron, p_every_s, p_timezone, p_missed, p_payload::jsonb, 'code')
+    INSERT INTO schedules AS s (name, queue, kind, cron, every_s, timezone, missed, payload, missed_grace_s, waits_for_retries, source)
+    VALUES (p_name, p_queue, p_kind, p_cron, p_every_s, p_timezone, p_missed, p_payload::jsonb, p_missed_grace_s, p_waits_for_retries,
+            'code')
     ON CONFLICT (name) DO UPDATE
     SET queue = excluded.queue, kind = excluded.kind, cron = excluded.cron, every_s = excluded.every_s,
-        timezone = excluded.timezone, missed = excluded.missed, payload = excluded.payload
+        timezone = excluded.timezone, missed = excluded.missed, payload = excluded.payload, missed_grace_s = excluded.missed_grace_s,
+        waits_for_retries = excluded.waits_for_retries, enabled = s.enabled OR s.retired_at IS NOT NULL, retired_at = NULL
     WHERE s.source = 'code'
-      AND (s.queue, s.kind, s.cron, s.every_s, s.timezone, s.missed, s.payload)
-          IS DISTINCT FROM (excluded.queue, excluded.kind, excluded.cron, excluded.every_s, excluded.timezone,
-                            excluded.missed, excluded.payload)
+      AND (s.retired_at IS NOT NULL
+           OR (s.queue, s.kind, s.cron, s.every_s, s.timezone, s.missed, s.payload, s.missed_grace_s, s.waits_for_retries)
+              IS DISTINCT FROM (excluded.queue, excluded.kind, excluded.cron, excluded.every_s, excluded.timezone,
+                                excluded.missed, excluded.payload, excluded.missed_grace_s, excluded.waits_for_retries))
 $$;
 
--- All enabled schedules, and whether each lacks a live occurrence. The caller computes the next instants
+-- All enabled schedules, and whether each lacks an occurrence in its chain. The caller computes the next instants
 -- and hands them to add_occurrences. Locks nothing.
 CREATE OR REPLACE FUNCTION ensure_schedules()
 RETURNS TABLE (name text, cron text, every_s int, timezone text, missed text, revision int,
                last_occurrence timestamptz, at timestamptz, broken boolean)
 LANGUAGE sql STABLE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
     SELECT s.name, s.cron, s.every_s, s.timezone, s.missed, s.revision, s.last_occurrence, clock(),
-           NOT EXISTS (SELECT FROM jobs j WHERE j.schedule = s.name AND j.status <> 'dead')
+           NOT EXISTS (SELECT FROM jobs j WHERE j.schedule = s.name AND j.status <> 'dead' AND (j.failures = 0 OR s.waits_for_retries))
     FROM schedules s WHERE s.enabled ORDER BY s.name
 $$;
 
--- Inserts one occurrence per schedule, unless the schedule has a live one, has moved past that instant,
+-- Notes which schedules stand in the code of a worker, and answers with what is amiss: `retired`, those of its own that
+-- were disabled because no worker had them (put_schedule() enables them), else those enabled ones that came from code and
+-- stand in the code of no worker now. Nothing is amiss while some worker has not said. Locks the worker's row if it changes.
+CREATE OR REPLACE FUNCTION declare_schedules(p_worker int, p_names text[]) RETURNS TABLE (name text, retired boolean)
+LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
+BEGIN
+    UPDATE workers w SET schedules = p_names WHERE w.id = p_worker AND w.schedules IS DISTINCT FROM p_names;
+    RETURN QUERY
+    SELECT s.name::text, s.retired_at IS NOT NULL FROM schedules s
+    WHERE s.source = 'code'
+      AND CASE WHEN s.retired_at IS NOT NULL THEN s.name = ANY (p_names)
+               ELSE s.enabled AND NOT EXISTS (SELECT FROM workers w WHERE w.lost_at IS NULL AND (w.schedules IS NULL OR s.name = ANY (w.schedules)))
+               END
+    ORDER BY s.name;
+END $$;
+
+-- Disables those of these schedules that stand in the code of no worker (see declare_schedules()); their names. The
+-- trigger of the table notes it in the audit. Locks their rows in order of name.
+CREATE OR REPLACE FUNCTION retire_schedules(p_names text[]) RETURNS text[]
+LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
+DECLARE
+    v_names text[] := ARRAY(
+        SELECT s.name FROM schedules s
+        WHERE s.name = ANY (p_names) AND s.source = 'code' AND s.enabled
+          AND NOT EXISTS (SELECT FROM workers w WHERE w.lost_at IS NULL AND (w.schedules IS NULL OR s.name = ANY (w.schedules)))
+        ORDER BY s.name FOR UPDATE);
+BEGIN
+    UPDATE schedules s SET enabled = false, retired_at = clock() WHERE s.name = ANY (v_names) AND s.enabled;
+    RETURN v_names;
+END $$;
+
+-- Whether an occurrence that has just been claimed for the first time was missed, and is to be skipped: since when workers
+-- serve its queue without a gap, if it was due longer before that than its schedule's grace; else NULL. What waited for a
+-- worker that was there (a backlog, a pause, a limit), and what was claimed before, was not missed. Locks nothing.
+CREATE OR REPLACE FUNCTION missed_since(p_job uuid, p_attempt int) RETURNS timestamptz
+LANGUAGE sql STABLE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
+    SELECT f.since
+    FROM jobs j JOIN schedules s ON s.name = j.schedule
+    CROSS JOIN LATERAL (
+        SELECT min(w.steady_since) AS since FROM workers w
+        WHERE w.lost_at IS NULL AND w.lease_until > clock()
+          AND (w.id = j.worker_id OR EXISTS (SELECT FROM pools p WHERE p.queue = j.queue AND p.worker_id = w.id))) f
+    WHERE j.id = p_job AND j.attempts = p_attempt AND j.attempts = 1 AND j.status = 'running' AND s.missed = 'skip'
+      AND greatest(j.run_at, j.occurrence) + make_interval(secs => s.missed_grace_s) < f.since
+$$;
+
+-- Inserts one occurrence per schedule, unless its chain has one (see jobs_schedule_chain), it has moved past that instant,
 -- or has changed since the caller computed it (revision). Answers with the names that got one.
 -- Locks the schedules' rows in order of name, then looks: so two callers never both insert.
 CREATE OR REPLACE FUNCTION add_occurrences(p_names text[], p_at timestamptz[], p_revisions int[]) RETURNS text[]
@@ -1826,7 +1911,8 @@ BEGIN
         FROM unnest(p_names, p_at, p_revisions) AS n (name, at, revision)
         WHERE s.name = n.name AND s.enabled AND s.revision = n.revision
           AND (s.last_occurrence IS NULL OR s.last_occurrence < n.at)
-          AND NOT EXISTS (SELECT FROM jobs j WHERE j.schedule = s.name AND j.status <> 'dead')
+          AND NOT EXISTS (SELECT FROM jobs j WHERE j.schedule = s.name AND j.status <> 'dead'
+                          AND (j.failures = 0 OR s.waits_for_retries))
         RETURNING s.*
     ), added AS (
         INSERT INTO jobs (queue, kind, payload, run_at, priority, max_attempts, timeout_s, schedule, occurrence)
@@ -1873,7 +1959,7 @@ BEGIN
     RETURN NEW;
 END $$;
 CREATE OR REPLACE TRIGGER schedule_changed BEFORE UPDATE OF
-    queue, kind, payload, cron, every_s, timezone, missed, priority, max_attempts, timeout_s, enabled
+    queue, kind, payload, cron, every_s, timezone, missed, priority, max_attempts, timeout_s, enabled, missed_grace_s, waits_for_retries
     ON schedules FOR EACH ROW EXECUTE FUNCTION schedule_changed();
 CREATE OR REPLACE TRIGGER schedule_deleted BEFORE DELETE ON schedules
     FOR EACH ROW EXECUTE FUNCTION schedule_changed();
@@ -1886,8 +1972,78 @@ BEGIN
     RETURN NULL;
 END $$;
 CREATE OR REPLACE TRIGGER schedules_notify AFTER INSERT OR DELETE OR UPDATE OF
-    queue, kind, payload, cron, every_s, timezone, missed, priority, max_attempts, timeout_s, enabled
+    queue, kind, payload, cron, every_s, timezone, missed, priority, max_attempts, timeout_s, enabled, missed_grace_s, waits_for_retries
     ON schedules FOR EACH ROW EXECUTE FUNCTION schedules_notify();
+
+-- Notes every change of a schedule's rule, and that it was deleted, whoever does it; which occurrence came last, and what is
+-- wrong with the rule, is no change of it.
+CREATE OR REPLACE FUNCTION schedules_audit() RETURNS trigger
+LANGUAGE plpgsql SET search_path = pgworkd, pg_catalog, pg_temp AS $$
+DECLARE
+    v_before jsonb := to_jsonb(OLD) - '{revision,last_occurrence,error}'::text[];
+    v_after  jsonb := CASE TG_OP WHEN 'DELETE' THEN '{}' ELSE to_jsonb(NEW) - '{revision,last_occurrence,error}'::text[] END;
+BEGIN
+    INSERT INTO audit (who, what, queue, before, after)
+    SELECT who(), 'schedule', OLD.queue, jsonb_build_object('schedule', OLD.name) || differing(v_before, v_after),
+           jsonb_build_object('schedule', CASE TG_OP WHEN 'DELETE' THEN NULL ELSE NEW.name END) || differing(v_after, v_before)
+    WHERE v_before <> v_after;
+    RETURN NULL;
+END $$;
+CREATE OR REPLACE TRIGGER schedules_audit AFTER DELETE OR UPDATE OF
+    name, queue, kind, payload, cron, every_s, timezone, missed, priority, max_attempts, timeout_s, enabled, missed_grace_s,
+    waits_for_retries ON schedules FOR EACH ROW EXECUTE FUNCTION schedules_audit();
+
+-- Enables or disables a schedule; false if it was so before. Raises 22023 where there is none. Locks the row.
+CREATE OR REPLACE FUNCTION enable_schedule(p_name text, p_enabled boolean) RETURNS boolean
+LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
+DECLARE
+    v_schedule schedules;
+BEGIN
+    SELECT s.* INTO v_schedule FROM schedules s WHERE s.name = p_name FOR UPDATE;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'schedule "%" does not exist', p_name USING ERRCODE = '22023', HINT = 'pgworkd schedules lists them all.';
+    END IF;
+    UPDATE schedules s SET enabled = p_enabled WHERE s.name = p_name AND s.enabled <> p_enabled;
+    UPDATE schedules s SET retired_at = NULL WHERE s.name = p_name AND s.retired_at IS NOT NULL;  -- now someone has said so
+    RETURN v_schedule.enabled <> p_enabled;
+END $$;
+
+-- Removes a schedule; an occurrence that is due, or runs, stays. Raises 22023 where there is none, or where it stands in the
+-- code of a living worker, which would enter it again. Locks the row.
+CREATE OR REPLACE FUNCTION remove_schedule(p_name text) RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
+DECLARE
+    v_worker text := (SELECT w.name || ' (id ' || w.id || ')' FROM workers w WHERE w.lost_at IS NULL AND p_name = ANY (w.schedules)
+                      ORDER BY w.id LIMIT 1);
+BEGIN
+    IF v_worker IS NOT NULL AND EXISTS (SELECT FROM schedules s WHERE s.name = p_name AND s.source = 'code') THEN
+        RAISE EXCEPTION 'schedule "%" stands in the code of worker %', p_name, v_worker USING ERRCODE = '22023',
+            HINT = 'It would be entered again: disable it, or take it out of the code first.';
+    END IF;
+    DELETE FROM schedules s WHERE s.name = p_name;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'schedule "%" does not exist', p_name USING ERRCODE = '22023', HINT = 'pgworkd schedules lists them all.';
+    END IF;
+END $$;
+
+-- Inserts a job as the schedule would, due now, apart from its occurrences; its id. Also of a disabled schedule. Raises 22023
+-- where there is none. Locks nothing.
+CREATE OR REPLACE FUNCTION run_schedule(p_name text, p_by text DEFAULT NULL) RETURNS uuid
+LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
+DECLARE
+    v_job jobs;
+BEGIN
+    INSERT INTO jobs AS j (queue, kind, payload, priority, max_attempts, timeout_s)
+    SELECT s.queue, s.kind, s.payload, s.priority, s.max_attempts, s.timeout_s FROM schedules s WHERE s.name = p_name
+    RETURNING j.* INTO v_job;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'schedule "%" does not exist', p_name USING ERRCODE = '22023', HINT = 'pgworkd schedules lists them all.';
+    END IF;
+    INSERT INTO audit (who, what, queue, job_id, before, after)
+    VALUES (who(p_by), 'schedule', v_job.queue, v_job.id, jsonb_build_object('schedule', p_name, 'run_now', NULL),
+            jsonb_build_object('schedule', p_name, 'run_now', v_job.run_at));
+    RETURN v_job.id;
+END $$;
 
 -- ------------------------------------------------------------------------------------------------
 -- 8 Mend: idempotent, each under its own advisory try-lock, so any daemon may call at any time.

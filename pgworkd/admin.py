@@ -18,13 +18,14 @@ from .batch_acts import BatchActs
 from .errors import SchemaError, UsageError, delay_seconds
 from .link import Link, LinkOptions
 from .queue_acts import QueueActs
+from .schedule_acts import ScheduleActs
 
 STATUSES = ("pending", "running", "failed", "dead", "completed", "cancelled", "expired", "blocked")
 _FINISHED = ("completed", "cancelled", "expired", "dead")
 ON_DUPLICATE = ("raise", "skip", "replace", "reschedule")
 
 
-class Admin(Acts, BatchActs, QueueActs):
+class Admin(Acts, BatchActs, QueueActs, ScheduleActs):
     """The operator's way to the database, on one connection that is made when first needed.
 
     All methods raise DatabaseUnavailable (away, too slow), SchemaError (not installed), UsageError (a bad

@@ -245,7 +245,9 @@ ONE_JOB = """SELECT j.id, j.queue, j.kind, j.status::text, j.priority, extract(e
 SCHEDULES = """SELECT s.name::text, s.queue::text, coalesce(s.kind, s.queue)::text, s.cron, s.every_s, s.timezone,
         s.missed, s.enabled, s.source, extract(epoch FROM s.last_occurrence)::float8,
         extract(epoch FROM j.run_at)::float8, j.status::text, s.error
-    FROM pgworkd.schedules s LEFT JOIN pgworkd.jobs j ON j.schedule = s.name AND j.status <> 'dead'
+    FROM pgworkd.schedules s
+    LEFT JOIN LATERAL (SELECT o.run_at, o.status FROM pgworkd.jobs o WHERE o.schedule = s.name AND o.status <> 'dead'
+                       ORDER BY o.failures > 0, o.run_at LIMIT 1) j ON true
     ORDER BY s.name"""
 STATS = """SELECT count(*) FILTER (WHERE status IN ('pending', 'failed') AND run_at <= pgworkd.clock()),
     count(*) FILTER (WHERE status = 'pending' AND run_at > pgworkd.clock()),

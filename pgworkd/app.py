@@ -20,7 +20,7 @@ from .backoff import Backoff
 from .batches import batch
 from .errors import UsageError
 from .job import Job
-from .schedule import Recurrence
+from .schedule import MISSED_GRACE_S, Recurrence
 from .streams import stream_handler, stream_kind
 
 Mode = Literal["loop", "thread", "process"]
@@ -68,6 +68,7 @@ class Handler:
     backoff: Backoff = field(default_factory=Backoff)
     recurrence: Recurrence | None = None
     schedule_payload: Mapping[str, Any] = field(default_factory=dict)
+    wait_for_retries: bool = False
 
 
 class App:
@@ -90,6 +91,8 @@ class App:
         every: str | float | timedelta | None = None,
         timezone: str = "UTC",
         missed: Literal["skip", "once", "all"] = "skip",
+        missed_grace_s: float = MISSED_GRACE_S,
+        wait_for_retries: bool = False,
         payload: Mapping[str, Any] | None = None,
     ) -> Callable[[Function], Function]:
         """Registers a function for a kind of job, in the queue of the same name unless `queue` is given.
@@ -100,7 +103,8 @@ class App:
         run_in: "loop" (`async def`), "thread" (`def`; the default for it) or "process" (`def`, for what is CPU-bound or
         apt to crash or hang: the only mode in which a run can be stopped; it is no sandbox).
         every: makes it recurring: a cron expression in `timezone`, or seconds between runs; `payload` is what
-        each run gets; `missed` says what becomes of occurrences that passed while no daemon ran.
+        each run gets; `missed` says what becomes of occurrences that passed while no daemon ran: "skip" (a start up to
+        missed_grace_s late is none), or one run for them, or all. wait_for_retries: none while one waits for a retry.
 
         Raises UsageError for bounds, a second handler of a kind, or a signature that cannot be called.
         """
@@ -118,21 +122,15 @@ class App:
             mode = _mode(function, run_in, kind)
             # Annotations may name classes of the function that encloses the handler, as tests do.
             scope = dict(sys._getframe(1).f_locals)  # noqa: SLF001
-            payload_parameter, job_parameter, adapter = _signature(function, kind, scope)
             self.handlers[kind] = Handler(
-                kind=kind,
-                queue=queue or kind,
-                function=function,
-                mode=mode,
-                payload_parameter=payload_parameter,
-                job_parameter=job_parameter,
-                adapter=adapter,
+                *(kind, queue or kind, function, mode, *_signature(function, kind, scope)),
                 concurrency=concurrency,
                 max_attempts=max_attempts,
                 timeout_s=timeout_s,
                 backoff=Backoff() if backoff is None else Backoff.parse(backoff),
-                recurrence=None if every is None else Recurrence.parse(every, timezone, missed),
+                recurrence=None if every is None else Recurrence.parse(every, timezone, missed, missed_grace_s),
                 schedule_payload=payload or {},
+                wait_for_retries=wait_for_retries,
             )
             return function
 

@@ -153,7 +153,7 @@ class Chores:
 
     async def _schedules(self) -> float:
         self._schedules_changed = anyio.Event()
-        await self._recurring.look()
+        await self._recurring.look(self._owner.worker_id)
         return self._periods.schedules_s
 
     async def _strays(self) -> float:

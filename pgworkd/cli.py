@@ -8,7 +8,8 @@ cli_jobs   enqueue, jobs, job
 cli_acts   retry, cancel, discard, undepend, edit, audit         cli_bulk    the same on all jobs that match
 cli_queues  queues (list, show, set, pause, resume)
 cli_batches  batches (list, show, seal, cancel, delete)
-cli_look   workers, schedules, stats, config show                  cli_doctor   doctor
+cli_schedules  schedules (list, enable, disable, remove, run-now)
+cli_look   workers, stats, config show                  cli_doctor   doctor
 cli_ask    what commands share: settings, database, ids          cli_text    tables, JSON, escaping
 """
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from . import cli_acts, cli_autoscale, cli_batches, cli_doctor, cli_jobs, cli_look, cli_queues, cli_run
+from . import cli_acts, cli_autoscale, cli_batches, cli_doctor, cli_jobs, cli_look, cli_queues, cli_run, cli_schedules
 from .cli_signals import StopAsked
 from .cli_text import note, out
 from .errors import PgworkdError, SchemaError, UsageError
@@ -136,7 +136,7 @@ _PANELS: dict[str, tuple[Callable[..., Any], ...]] = {
         *(cli_acts.retry, cli_acts.cancel, cli_acts.discard, cli_acts.undepend, cli_acts.edit, cli_acts.audit),
     ),
     "Fleet": (
-        *(cli_queues.pause, cli_queues.resume, cli_look.workers, cli_look.schedules, cli_look.stats),
+        *(cli_queues.pause, cli_queues.resume, cli_look.workers, cli_look.stats),
         cli_doctor.doctor,
     ),
 }
@@ -146,6 +146,7 @@ for _panel, _commands in _PANELS.items():
 # What follows the command that it is to run belongs to that, with or without -- in between.
 app.command(rich_help_panel="Run", context_settings={"allow_interspersed_args": False})(cli_autoscale.autoscale)
 app.add_typer(cli_queues.group, name="queues", rich_help_panel="Fleet")
+app.add_typer(cli_schedules.group, name="schedules", rich_help_panel="Fleet")
 app.add_typer(cli_batches.group, name="batches", rich_help_panel="Jobs")
 config_app.command("show")(cli_look.config_show)
 app.add_typer(config_app, name="config", rich_help_panel="Run")

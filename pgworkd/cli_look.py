@@ -1,4 +1,4 @@
-"""Commands on the fleet: workers, schedules, numbers, settings."""
+"""Commands on the fleet: workers, numbers, settings."""
 
 from __future__ import annotations
 
@@ -40,28 +40,6 @@ def workers(*, json: Json = False, dsn: Dsn = None) -> None:
             "queues",
         )
     _show(ask(dsn, lambda admin: admin.workers()), columns, json=json)
-
-
-def schedules(*, json: Json = False, dsn: Dsn = None) -> None:
-    """List the recurring jobs: the rule, the next occurrence, and why there is none."""
-    rows = ask(dsn, lambda admin: admin.schedules())
-    if json:
-        as_json([row._asdict() for row in rows])
-        return
-    shown = [
-        (
-            row.name,
-            row.queue,
-            row.cron if row.cron is not None else f"every {row.every_s} s",
-            row.timezone,
-            row.next_at if row.enabled else "disabled",
-            row.status,
-            row.last_at,
-            row.error,
-        )
-        for row in rows
-    ]
-    table(("name", "queue", "rule", "timezone", "next", "status", "last", "error"), shown)
 
 
 def stats(

@@ -301,6 +301,8 @@ class Daemon:
             self._completed([held])
             return
         self._reporter.settled(held, outcome, status)
+        if status == "expired":
+            self._chores.schedules_changed()  # it was skipped: the next one of its schedule is wanted now
         if held.claimed.is_suspect or held.claimed.serialize_key:
             self._serving.look()  # as above
         if status == "dead":

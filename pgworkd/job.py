@@ -115,6 +115,7 @@ class Ending(enum.Enum):
     FAILED = "failed"
     RELEASED = "released"
     CANCELLED = "cancelled"
+    EXPIRED = "expired"  # an occurrence that was missed while no worker served its queue
     SETTLED = "settled"  # by the handler itself, in job.transaction()
 
 

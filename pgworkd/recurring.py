@@ -6,6 +6,7 @@ with the database's time.
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import cast
@@ -13,13 +14,17 @@ from typing import cast
 import anyio
 
 from . import events
-from .app import App
+from .app import App, Handler
 from .errors import BadSchedule
 from .events import Events
 from .held import Held
 from .payload import encode
 from .schedule import Missed, Recurrence
-from .store import Occurrence, ScheduleRow, Store
+from .schedule_store import Occurrence, ScheduleRow
+from .store import Store
+
+RETIRE_AFTER_S = 300.0
+"""A schedule that stands in no living worker's code for as long has left the code; a restart takes less."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -31,27 +36,38 @@ class _Rule:
 class Recurring:
     """Knows the schedules as of the last look; a daemon looks every few seconds and when it hears of a change."""
 
-    def __init__(self, store: Store, events_: Events) -> None:
+    def __init__(self, store: Store, events_: Events, *, retire_after_s: float = RETIRE_AFTER_S) -> None:
         self._store = store
         self._events = events_
+        self._retire_after_s = retire_after_s
+        self._declared: dict[str, Handler] = {}
+        self._nobodys: dict[str, float] = {}
+        """Schedules that no worker has in its code, and when that was first seen."""
         self._rules: dict[str, _Rule] = {}
         self._database_now = datetime.fromtimestamp(0, UTC)
         self._read_at = 0.0
 
     async def declare(self, app: App) -> None:
         """Enters the schedules that stand in code. One that SQL has put under the same name stays as it is."""
-        for handler in app.handlers.values():
-            if (rule := handler.recurrence) is not None:
-                await self._store.put_schedule(
-                    handler.kind,
-                    handler.queue,
-                    handler.kind,
-                    cron=rule.cron,
-                    every_s=rule.every_s,
-                    timezone=rule.timezone,
-                    missed=rule.missed,
-                    payload=encode(dict(handler.schedule_payload), f"payload of schedule {handler.kind!r}"),
-                )
+        self._declared = {h.kind: h for h in app.handlers.values() if h.recurrence is not None}
+        for name in self._declared:
+            await self._put(name)
+
+    async def _put(self, name: str) -> None:
+        handler = self._declared[name]
+        if (rule := handler.recurrence) is not None:
+            await self._store.put_schedule(
+                name,
+                handler.queue,
+                name,
+                cron=rule.cron,
+                every_s=rule.every_s,
+                timezone=rule.timezone,
+                missed=rule.missed,
+                payload=encode(dict(handler.schedule_payload), f"payload of schedule {name!r}"),
+                missed_grace_s=rule.missed_grace_s,
+                waits_for_retries=handler.wait_for_retries,
+            )
 
     def following(self, held: Held) -> Occurrence | None:
         """The occurrence after the given one; None if its schedule is unknown here (a look will restore the chain)."""
@@ -60,14 +76,33 @@ class Recurring:
         if name is None or rule is None or occurrence is None:
             return None
         now = self._database_now + timedelta(seconds=anyio.current_time() - self._read_at)
+        previous = datetime.fromtimestamp(occurrence, UTC)
+        if rule.recurrence.missed == "once":  # it stands for all that were missed until it started
+            ran_s = 0.0 if held.started is None else time.monotonic() - held.started
+            previous = max(previous, now - timedelta(seconds=ran_s))
         try:
-            at = rule.recurrence.follow(datetime.fromtimestamp(occurrence, UTC), now)
+            at = rule.recurrence.follow(previous, now)
         except BadSchedule:
             return None  # the next look will find the chain broken and say why
         return Occurrence(name, at, rule.revision)
 
-    async def look(self) -> None:
-        """Reads all schedules and inserts an occurrence where there is none. Raises PgworkdError."""
+    async def missed(self, held: Held) -> str | None:
+        """Why this occurrence is not to run but to be skipped; None: it is to run. Raises PgworkdError."""
+        claimed = held.claimed
+        if claimed.schedule is None or claimed.attempt > 1:
+            return None  # what has been claimed before is not skipped
+        since = await self._store.missed_since(claimed.id, claimed.attempt)
+        if since is None:
+            return None
+        return f"skipped: missed before {since.isoformat(timespec='seconds')}, when workers began to serve its queue"
+
+    async def look(self, worker_id: int | None = None) -> None:
+        """Reads all schedules and inserts an occurrence where there is none. Raises PgworkdError.
+
+        For a worker, it also says what stands in its code, and disables what has left the code of all.
+        """
+        if worker_id is not None:
+            await self._declare_and_retire(worker_id)
         rows = await self._store.schedules()
         if rows:
             self._database_now, self._read_at = rows[0].at, anyio.current_time()
@@ -88,6 +123,18 @@ class Recurring:
             at = {o.schedule: o.at.isoformat() for o in missing}
             for name in await self._store.add_occurrences(missing):
                 self._events.emit(events.SCHEDULE_RESTORED, schedule=name, occurrence=at[name])
+
+    async def _declare_and_retire(self, worker_id: int) -> None:
+        amiss = await self._store.declare_schedules(worker_id, sorted(self._declared))
+        for name, retired in amiss.items():
+            if retired:
+                await self._put(name)
+        now = anyio.current_time()
+        self._nobodys = {name: self._nobodys.get(name, now) for name, retired in amiss.items() if not retired}
+        left = [name for name, since in self._nobodys.items() if now - since >= self._retire_after_s]
+        if left:
+            for name in await self._store.retire_schedules(left):
+                self._events.emit(events.SCHEDULE_RETIRED, schedule=name)
 
     def _rule(self, row: ScheduleRow) -> _Rule:
         known = self._rules.get(row.name)

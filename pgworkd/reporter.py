@@ -58,6 +58,10 @@ class Reporter:
         facts = held.facts() | {"duration_s": round(duration_s, 6)}
         if outcome.ending is Ending.RELEASED:
             self._events.emit(events.JOB_RELEASED, **facts, reason=outcome.reason, delay_s=outcome.delay_s)
+        elif status == "expired":
+            self._events.emit(
+                events.SCHEDULE_SKIPPED, **held.facts(), schedule=held.claimed.schedule, reason=outcome.message
+            )
         elif status == "cancelled":
             self._events.emit(events.JOB_CANCELLED, **facts, reason=outcome.reason)
         elif status == "dead":

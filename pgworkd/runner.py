@@ -32,6 +32,7 @@ from .errors import (
     LeaseLost,
     OutcomeUnknown,
     PermanentError,
+    PgworkdError,
     RetryAfter,
     Snooze,
     UsageError,
@@ -80,6 +81,8 @@ class Runner:
 
     async def run(self, held: Held, task: RunnerTask) -> Outcome:
         """The outcome of this attempt, run in `task`. Raises only when the daemon itself is being torn down."""
+        if held.claimed.schedule is not None and (ended := await self._missed(held)) is not None:
+            return ended
         if held.reason is not None:
             return stopped(held.reason)
         handler = self._handlers.get(held.claimed.kind)
@@ -126,6 +129,14 @@ class Runner:
         if held.reason is not None and told:
             return self._ended(held.reason, held, handler)
         return self._raised(error, held, handler)
+
+    async def _missed(self, held: Held) -> Outcome | None:
+        """The outcome of an occurrence that is not to run; None: it is."""
+        try:
+            why = await self._planner.missed(held)
+        except PgworkdError as error:
+            return Outcome(Ending.RELEASED, reason=f"whether it was missed is not known: {error}")
+        return None if why is None else Outcome(Ending.EXPIRED, message=why)
 
     def _ended(self, reason: Reason, held: Held, handler: Handler) -> Outcome:
         """The outcome of a run that was asked to end: by that reason, unless it has said that it is done."""

@@ -33,6 +33,8 @@ ALIASES = {
     "@yearly": "0 0 1 1 *",
 }
 EVERY_S_MAX = 366 * 86_400
+MISSED_GRACE_S = 60.0
+"""An occurrence that was due no longer than this before its workers came is late, not missed."""
 _CRON_TEXT = re.compile(r"[ -~]{0,200}")
 # Neither what the host calls its own zone, nor the zones that count leap seconds.
 _ZONE_NAME = re.compile(r"(?!(posix|right)/|(localtime|posixrules)$)[A-Za-z0-9_+-]+(/[A-Za-z0-9_+-]+)*")
@@ -47,7 +49,8 @@ class Recurrence:
 
     `cron` has 5 fields (minute, hour, day of month, month, day of week) or 6 with seconds first.
     `every_s` is 1 second to 366 days, counted from the Unix epoch: 7 means the multiples of 7 s.
-    `timezone` is an IANA name. `missed` says what `follow` does about occurrences that an outage ate.
+    `timezone` is an IANA name. `missed` says what `follow` does about occurrences that an outage ate; with 'skip', one
+    that waits is skipped, too, if it was due more than `missed_grace_s` before the workers came that serve its queue.
     Occurrences are whole seconds from 1970 up to the end of 2199. Raises BadSchedule when it makes no sense.
     """
 
@@ -55,12 +58,16 @@ class Recurrence:
     every_s: int | None
     timezone: str = "UTC"
     missed: Missed = "skip"
+    missed_grace_s: float = MISSED_GRACE_S
 
     def __post_init__(self) -> None:
         if (self.cron is None) == (self.every_s is None):
             raise BadSchedule("cron, every_s: set exactly one of the two")
         if self.missed not in get_args(Missed):
             raise BadSchedule("missed: must be 'skip', 'once' or 'all'")
+        grace = self.missed_grace_s
+        if isinstance(grace, bool) or not isinstance(grace, int | float) or not 0 <= grace <= EVERY_S_MAX:
+            raise BadSchedule(f"missed_grace_s: give seconds from 0 to {EVERY_S_MAX} (366 days)")
         _check_timezone(self.timezone)
         if self.cron is not None:
             _check_cron(self.cron)
@@ -70,17 +77,23 @@ class Recurrence:
             raise BadSchedule(f"every_s: give whole seconds from 1 to {EVERY_S_MAX} (366 days)")
 
     @classmethod
-    def parse(cls, every: str | float | timedelta, timezone: str = "UTC", missed: Missed = "skip") -> Self:
+    def parse(
+        cls,
+        every: str | float | timedelta,
+        timezone: str = "UTC",
+        missed: Missed = "skip",
+        missed_grace_s: float = MISSED_GRACE_S,
+    ) -> Self:
         """Reads a cron (or @hourly to @yearly, kept as cron), seconds or a timedelta. Raises BadSchedule."""
         if isinstance(every, str):
             cron = " ".join(every.split())
-            return cls(ALIASES.get(cron.lower(), cron), None, timezone, missed)
+            return cls(ALIASES.get(cron.lower(), cron), None, timezone, missed, missed_grace_s)
         every = every / _SECOND if isinstance(every, timedelta) else every
         if isinstance(every, bool) or not isinstance(every, int | float):
             raise BadSchedule("cron, every_s: give a cron expression, or seconds as a number or timedelta")
         # What is not whole or out of bounds goes on as 0, for __post_init__ to refuse in its own words.
         every_s = int(every) if 1 <= every <= EVERY_S_MAX and every == int(every) else 0
-        return cls(None, every_s, timezone, missed)
+        return cls(None, every_s, timezone, missed, missed_grace_s)
 
     def next_after(self, instant: datetime) -> datetime:
         """Returns the first occurrence strictly after an aware datetime, in UTC.

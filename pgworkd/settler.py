@@ -20,7 +20,8 @@ from .events import Events
 from .held import Held, Holdings
 from .job import Ending, Outcome
 from .outage import Outage
-from .store import Claims, FailedAttempt, Occurrence, Store
+from .schedule_store import Occurrence
+from .store import Claims, FailedAttempt, Store
 
 FLUSH_MAX = 1_000
 CAPACITY = 10_000
@@ -38,7 +39,10 @@ class Planner(Protocol):
     """Knows the next occurrence of a recurring job."""
 
     def following(self, held: Held) -> Occurrence | None:
-        """The occurrence to insert when this one is settled for good."""
+        """The occurrence to insert when this one is settled."""
+
+    async def missed(self, held: Held) -> str | None:
+        """Why this occurrence is not to run but to be skipped; None: it is to run. Raises PgworkdError."""
 
 
 class Claimer(Protocol):
@@ -261,13 +265,15 @@ class Settler:
         ids, attempts = _keys(items)
         statuses = [o.ending.value for _, o in items]
         won = await self._store.settle_ended(ids, attempts, statuses, [o.message for _, o in items])
-        return dict.fromkeys(won, "cancelled")
+        ended = {held.claimed.id: outcome.ending.value for held, outcome in items}
+        return {job_id: ended[job_id] for job_id in won}
 
     _verbs: ClassVar[dict[Ending, Verb]] = {
         Ending.COMPLETED: _complete,
         Ending.FAILED: _fail,
         Ending.RELEASED: _release,
         Ending.CANCELLED: _cancel,
+        Ending.EXPIRED: _cancel,
     }
 
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
 
 from .errors import PgworkdError
 from .link import Link, LinkOptions, Listener, Transactions
+from .schedule_store import Occurrence, ScheduleStore, columns
 
 CHANNEL = "pgworkd"
 
@@ -95,28 +95,6 @@ class Rescued(NamedTuple):
     error: str
 
 
-class ScheduleRow(NamedTuple):
-    """An enabled schedule; `broken`: it has no live occurrence. `at` is the database's time."""
-
-    name: str
-    cron: str | None
-    every_s: int | None
-    timezone: str
-    missed: str
-    revision: int
-    last_occurrence: datetime | None
-    at: datetime
-    broken: bool
-
-
-class Occurrence(NamedTuple):
-    """The next instant of a schedule, computed under the given revision of its rule."""
-
-    schedule: str
-    at: datetime
-    revision: int
-
-
 class FailedAttempt(NamedTuple):
     """What `settle_failed` needs of one attempt. `error` is the history entry, a JSON object as text."""
 
@@ -143,16 +121,9 @@ _SETTLED = """SELECT a.id, a.status::text FROM unnest($1::uuid[], $2::int[]) AS 
       AND NOT coalesce(a.errors -> -1 @> jsonb_build_object('type', 'lost', 'attempt', s.attempt), false)"""
 _RESCUE = "SELECT id, queue, kind, attempt, status, worker_id, worker, error FROM pgworkd.rescue($1, $2)"
 _KEPT_LONGER = "SELECT name, keep_s FROM pgworkd.queues WHERE keep_s > $1"
-_SCHEDULES = """SELECT name, cron, every_s, timezone, missed, revision, last_occurrence, at, broken
-    FROM pgworkd.ensure_schedules()"""
 
 
-def columns(occurrences: Sequence[Occurrence]) -> tuple[list[str], list[datetime], list[int]]:
-    """Occurrences as the three parallel arrays that the settle functions take."""
-    return [o.schedule for o in occurrences], [o.at for o in occurrences], [o.revision for o in occurrences]
-
-
-class Store:
+class Store(ScheduleStore):
     """The daemon's way to the database."""
 
     def __init__(self, options: LinkOptions, *, transactions_max: int = 20) -> None:
@@ -307,35 +278,3 @@ class Store:
     ) -> None:
         """Notes how far these attempts have come (0 to 1), where they are still running."""
         await self._rest.value("SELECT pgworkd.report_progress($1, $2, $3, $4)", ids, attempts, done, messages)
-
-    # Schedules
-
-    async def put_schedule(
-        self,
-        name: str,
-        queue: str,
-        kind: str,
-        *,
-        cron: str | None,
-        every_s: int | None,
-        timezone: str,
-        missed: str,
-        payload: str,
-    ) -> None:
-        """Enters or changes a schedule that stands in code."""
-        await self._rest.value(
-            "SELECT pgworkd.put_schedule($1, $2, $3, $4, $5, $6, $7, $8)",
-            *(name, queue, kind, cron, every_s, timezone, missed, payload),
-        )
-
-    async def schedules(self) -> list[ScheduleRow]:
-        """All enabled schedules."""
-        return [ScheduleRow(*row) for row in await self._rest.fetch(_SCHEDULES)]
-
-    async def add_occurrences(self, occurrences: Sequence[Occurrence]) -> list[str]:
-        """Inserts occurrences where the schedule has no live one; the names that got one."""
-        return list(await self._rest.value("SELECT pgworkd.add_occurrences($1, $2, $3)", *columns(occurrences)))
-
-    async def fail_schedule(self, name: str, revision: int, error: str) -> bool:
-        """Notes why a schedule has no next occurrence; True if that is news."""
-        return bool(await self._rest.value("SELECT pgworkd.fail_schedule($1, $2, $3)", name, revision, error))

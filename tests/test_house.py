@@ -17,15 +17,18 @@ FLOORS = {
         "bounds errors events failure payload backoff schedule config sources dsn grants job new_job outage log "
         "queue_settings safe_text tls"
     ),
-    1: "driver_errors link store lease_store drivers batches workflow schema wake admin_sql queue_acts batch_acts acts",
+    1: (
+        "driver_errors link store lease_store schedule_store drivers batches workflow schema wake admin_sql queue_acts "
+        "batch_acts schedule_acts acts"
+    ),
     2: (
         "streams app cancellation child processes held runner cursor pace attention slots pool settler lease "
         "membership chores recurring reporter hooks look live serving hearing contact options daemon"
     ),
     3: (
         "__init__ loader demo demo_jobs demo_downstream demo_view cli cli_acts cli_app cli_ask cli_batches cli_bulk "
-        "cli_doctor cli_jobs cli_look cli_queues cli_run cli_serve cli_signals cli_table cli_text supervisor leash "
-        "crew autoscale cli_autoscale"
+        "cli_doctor cli_jobs cli_look cli_queues cli_run cli_schedules cli_serve cli_signals cli_table cli_text "
+        "supervisor leash crew autoscale cli_autoscale"
     ),
 }
 PARTS = "client results embedded systemd admin"

@@ -73,6 +73,25 @@ BUGS = (
         "",
         tests="tests/sql/test_occurrences.py",
     ),
+    sql(
+        "an occurrence is never missed",
+        "      AND greatest(j.run_at, j.occurrence) + make_interval(secs => s.missed_grace_s) < f.since\n",
+        "      AND false\n",
+        tests="tests/sql/test_schedule_missed.py",
+    ),
+    sql(
+        "a retry holds up its schedule",
+        "                          AND (j.failures = 0 OR s.waits_for_retries))\n        RETURNING s.*",
+        "                          )\n        RETURNING s.*",
+        tests="tests/sql/test_schedule_missed.py",
+    ),
+    python(
+        "once makes up for a gap twice",
+        "recurring",
+        "            previous = max(previous, now - timedelta(seconds=ran_s))\n",
+        "            previous = min(previous, now - timedelta(seconds=ran_s))\n",
+        tests="tests/stories/test_04_recurring.py",
+    ),
     python(
         "heartbeat on the loop",
         "lease",

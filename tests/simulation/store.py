@@ -22,7 +22,8 @@ import anyio
 from pgworkd.errors import DatabaseUnavailable
 from pgworkd.lease_store import Wanted
 from pgworkd.link import LinkOptions
-from pgworkd.store import ClaimOrder, Claims, FailedAttempt, Occurrence
+from pgworkd.schedule_store import Occurrence
+from pgworkd.store import ClaimOrder, Claims, FailedAttempt
 
 from .table import Row, Table
 

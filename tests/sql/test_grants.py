@@ -17,7 +17,7 @@ from .verbs import Db
 NOBODY = """
 batch_created batch_moved batch_sealed check_callback check_dependencies dependencies_added enter_batch is_ours
 job_added jobs_inserted jobs_key_wanted move queue_dated queues_audit queues_changed rates_follow schedule_changed
-schedules_notify stream_created
+schedules_audit schedules_notify stream_created
 """
 """Called by triggers and by functions that run as the owner."""
 FUNCTIONS = {
@@ -26,6 +26,7 @@ FUNCTIONS = {
     "worker reader": "batch_results batch_tree became result_of with_below",
     "worker": """
         due_keys next_keys running_in
+        declare_schedules enable_schedule missed_since remove_schedule retire_schedules run_schedule
         add_error add_occurrences advance allowance batch_ended burst bury by_turn call_back cancel cancel_batch
         cancel_below claim clock_after_waiting
         delete_batch differing discard drop_partition drop_pool edit ensure_partitions ensure_schedules expire

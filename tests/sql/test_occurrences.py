@@ -47,14 +47,12 @@ async def test_an_occurrence_is_a_job_as_the_rule_says(db: Db) -> None:
     assert (row["schedule"], row["occurrence"]) == ("s", at(60).timestamp())
 
 
-@pytest.mark.parametrize("status", ["pending", "failed", "running"])
+@pytest.mark.parametrize("status", ["pending", "running"])
 async def test_no_occurrence_is_added_while_one_is_live(db: Db, status: str) -> None:
     await put(db)
     worker_id = await worker(db)
     job_id = await due_occurrence(db, worker_id)
-    if status == "failed":
-        await fail(db, [job_id])
-    elif status == "pending":
+    if status == "pending":
         await release(db, [job_id])
     assert await add(db, ("s", at(60), 1)) == []
     assert await occurrences(db) == [(T0, status)]
@@ -167,12 +165,12 @@ async def test_completed_adds_the_next_occurrence_in_the_same_transaction(db: Db
     assert (row["schedule"], row["occurrence"], row["status"]) == ("s", T0, "completed")
 
 
-async def test_dead_adds_the_next_occurrence_and_a_retry_does_not(db: Db) -> None:
+async def test_failed_adds_the_next_occurrence_and_its_death_adds_none_beside_it(db: Db) -> None:
     await put(db)
     worker_id = await worker(db)
     job_id = await due_occurrence(db, worker_id)
     assert await fail(db, [job_id], delay_s=0, following=("s", at(60), 1)) == {job_id: "failed"}
-    assert await occurrences(db) == [(T0, "failed")]
+    assert await occurrences(db) == [(T0, "failed"), (at(60), "pending")]
     await claim(db, worker_id)
     assert await fail(db, [job_id], 2, permanent=True, following=("s", at(60), 1)) == {job_id: "dead"}
     assert await occurrences(db) == [(T0, "dead"), (at(60), "pending")]

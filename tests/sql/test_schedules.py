@@ -34,6 +34,9 @@ async def test_put_schedule_enters_a_rule_of_code(db: Db) -> None:
         "last_occurrence": None,
         "error": None,
         "created_at": T0,
+        "missed_grace_s": 60.0,
+        "waits_for_retries": False,
+        "retired_at": None,
     }
 
 

@@ -67,7 +67,7 @@ FUNCTIONS = {
     "next_due(text[])": "TABLE(queue text, due_in_s double precision)",
     "drop_partition(integer)": "text",
     "prune(integer, integer, integer)": "TABLE(rows_deleted integer, dead_moved integer)",
-    "put_schedule(text, text, text, text, integer, text, text, text)": "void",
+    "put_schedule(text, text, text, text, integer, text, text, text, real, boolean)": "void",
     "register(text, integer, text, real)": "integer",
     "report_progress(uuid[], integer[], real[], text[])": "uuid[]",
     "result_of(uuid[])": (

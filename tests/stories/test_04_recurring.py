@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
@@ -18,6 +19,7 @@ from pgworkd.held import Held
 from pgworkd.job import Job
 from pgworkd.link import LinkOptions
 from pgworkd.recurring import Recurring
+from pgworkd.schedule import Recurrence
 from pgworkd.store import ClaimOrder, Store
 from tests.kit import running, until
 
@@ -98,6 +100,81 @@ async def test_a_dead_occurrence_and_a_deleted_one_do_not_end_the_chain(dsn: str
         await until(lambda: db.fetchval("SELECT count(*) >= 3 FROM pgworkd.jobs WHERE status = 'dead'"))
     rows = await db.fetch("SELECT occurrence, count(*) AS n FROM pgworkd.jobs GROUP BY 1")
     assert {row["n"] for row in rows} == {1}
+
+
+async def _after_an_outage(dsn: str, db: asyncpg.Connection[Any], missed: Any) -> tuple[list[datetime], Any]:
+    """An occurrence waited for hours, nobody being there; what a daemon then ran at once, and its events."""
+    ran: list[datetime] = []
+    app = App()
+
+    @app.handler("hourly", every="0 0 1 1 *", missed=missed)
+    async def hourly(job: Job) -> None:
+        assert job.occurrence is not None
+        ran.append(job.occurrence)
+
+    async with running(app, dsn):
+        await until(lambda: db.fetchval("SELECT count(*) = 1 FROM pgworkd.jobs"))
+    await db.execute("ALTER TABLE pgworkd.schedules DISABLE TRIGGER USER")  # as if it had been so all the time
+    await db.execute("UPDATE pgworkd.schedules SET cron = '0 * * * *', last_occurrence = now() - interval '300 min'")
+    await db.execute("ALTER TABLE pgworkd.schedules ENABLE TRIGGER USER")
+    await db.execute(
+        "UPDATE pgworkd.jobs SET run_at = now() - interval '300 min', occurrence = now() - interval '300 min'"
+    )
+    app.handlers["hourly"] = dataclasses.replace(
+        app.handlers["hourly"], recurrence=Recurrence.parse("0 * * * *", missed=missed)
+    )
+    async with running(app, dsn) as (_, seen):
+        await until(lambda: db.fetchval("SELECT count(*) = 1 FROM pgworkd.jobs WHERE run_at > now()"))
+    return ran, seen
+
+
+async def test_a_missed_occurrence_is_skipped_and_seen_to_be(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    ran, seen = await _after_an_outage(dsn, db, "skip")
+    assert ran == []
+    (skipped,) = seen.all(events.SCHEDULE_SKIPPED)
+    assert (skipped["schedule"], skipped["kind"]) == ("hourly", "hourly")
+    row = await db.fetchrow("SELECT status::text, error FROM pgworkd.finished_jobs")
+    assert row is not None
+    assert row["status"] == "expired"
+    assert row["error"] == skipped["reason"]
+    assert "skipped: missed before" in row["error"]
+
+
+async def test_once_makes_up_for_a_gap_by_one_run(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    ran, seen = await _after_an_outage(dsn, db, "once")
+    assert len(ran) == 1
+    assert not seen.all(events.SCHEDULE_SKIPPED)
+
+
+async def test_all_makes_up_for_each(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    ran, _ = await _after_an_outage(dsn, db, "all")
+    assert len(ran) in (5, 6)
+
+
+async def test_a_schedule_that_left_the_code_is_disabled_until_it_comes_back(
+    dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new = App(), App()
+    for app in (old, new):
+
+        @app.handler("kept", every=3600)
+        async def kept() -> None: ...
+
+    @old.handler("left", every=3600)
+    async def left() -> None: ...
+
+    monkeypatch.setattr(Recurring.__init__, "__kwdefaults__", {"retire_after_s": 0.0})
+    enabled = "SELECT array_agg(name::text ORDER BY name) FROM pgworkd.schedules WHERE enabled"
+    async with running(old, dsn), running(new, dsn) as (_, seen):
+        await until(lambda: db.fetchval("SELECT count(*) = 2 FROM pgworkd.workers WHERE schedules IS NOT NULL"))
+        assert not seen.all(events.SCHEDULE_RETIRED)
+    assert await db.fetchval(enabled) == ["kept", "left"]
+    async with running(new, dsn) as (_, seen):
+        assert (await seen.wait(events.SCHEDULE_RETIRED))["schedule"] == "left"
+        assert await db.fetchval(enabled) == ["kept"]
+        assert await db.fetchval("SELECT after ->> 'enabled' FROM pgworkd.audit WHERE what = 'schedule'") == "false"
+        async with running(old, dsn):
+            await until(lambda: db.fetchval(f"{enabled[:-7]}name = 'left' AND enabled"))
 
 
 ZONES = {

@@ -1,0 +1,95 @@
+"""Schedules and their occurrences, as a daemon reads and writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import NamedTuple
+from uuid import UUID
+
+from .link import Link
+
+_SCHEDULES = """SELECT name, cron, every_s, timezone, missed, revision, last_occurrence, at, broken
+    FROM pgworkd.ensure_schedules()"""
+
+
+class ScheduleRow(NamedTuple):
+    """An enabled schedule; `broken`: it has no live occurrence. `at` is the database's time."""
+
+    name: str
+    cron: str | None
+    every_s: int | None
+    timezone: str
+    missed: str
+    revision: int
+    last_occurrence: datetime | None
+    at: datetime
+    broken: bool
+
+
+class Occurrence(NamedTuple):
+    """The next instant of a schedule, computed under the given revision of its rule."""
+
+    schedule: str
+    at: datetime
+    revision: int
+
+
+def columns(occurrences: Sequence[Occurrence]) -> tuple[list[str], list[datetime], list[int]]:
+    """Occurrences as the three parallel arrays that the settle functions take."""
+    return [o.schedule for o in occurrences], [o.at for o in occurrences], [o.revision for o in occurrences]
+
+
+class ScheduleStore:
+    """The part of `Store` that is about schedules. Raises PgworkdError."""
+
+    _rest: Link
+
+    async def put_schedule(
+        self,
+        name: str,
+        queue: str,
+        kind: str,
+        *,
+        cron: str | None,
+        every_s: int | None,
+        timezone: str,
+        missed: str,
+        payload: str,
+        missed_grace_s: float = 60.0,
+        waits_for_retries: bool = False,
+    ) -> None:
+        """Enters or changes a schedule that stands in code; one that had left the code is enabled again."""
+        await self._rest.value(
+            "SELECT pgworkd.put_schedule($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)",
+            *(name, queue, kind, cron, every_s, timezone, missed, payload, missed_grace_s, waits_for_retries),
+        )
+
+    async def schedules(self) -> list[ScheduleRow]:
+        """All enabled schedules."""
+        return [ScheduleRow(*row) for row in await self._rest.fetch(_SCHEDULES)]
+
+    async def add_occurrences(self, occurrences: Sequence[Occurrence]) -> list[str]:
+        """Inserts occurrences where the schedule's chain has none; the names that got one."""
+        return list(await self._rest.value("SELECT pgworkd.add_occurrences($1, $2, $3)", *columns(occurrences)))
+
+    async def fail_schedule(self, name: str, revision: int, error: str) -> bool:
+        """Notes why a schedule has no next occurrence; True if that is news."""
+        return bool(await self._rest.value("SELECT pgworkd.fail_schedule($1, $2, $3)", name, revision, error))
+
+    async def declare_schedules(self, worker_id: int, names: Sequence[str]) -> dict[str, bool]:
+        """Says which schedules stand in this worker's code; what is amiss.
+
+        True: one of them was disabled when no worker had it; False: one that no worker has is still enabled.
+        """
+        sql = "SELECT name, retired FROM pgworkd.declare_schedules($1, $2)"
+        return {row[0]: row[1] for row in await self._rest.fetch(sql, worker_id, names)}
+
+    async def retire_schedules(self, names: Sequence[str]) -> list[str]:
+        """Disables those of them that stand in no worker's code; their names."""
+        return list(await self._rest.value("SELECT pgworkd.retire_schedules($1)", names))
+
+    async def missed_since(self, job_id: UUID, attempt: int) -> datetime | None:
+        """Since when workers serve its queue, if this occurrence was missed and is to be skipped; else None."""
+        found: datetime | None = await self._rest.value("SELECT pgworkd.missed_since($1, $2)", job_id, attempt)
+        return found

@@ -1,0 +1,199 @@
+"""What becomes of occurrences that nobody was there to run, and of schedules that nobody's code has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import asyncpg
+import pytest
+
+from .chain import add, due_occurrence, occurrences, put, schedule
+from .verbs import T0, Db, at, claim_ids, clock, fail, release, set_pool, worker
+
+pytestmark = pytest.mark.usefixtures("t0")
+
+
+async def _missed(db: Db, job_id: Any, attempt: int = 1) -> Any:
+    return await db.fetchval("SELECT pgworkd.missed_since($1, $2)", job_id, attempt)
+
+
+async def _waiting(db: Db, **rule: Any) -> None:
+    """An occurrence at T0 that waits, planned before."""
+    await put(db, **rule)
+    await clock(-60, db)
+    assert await add(db, ("s", T0, 1)) == ["s"]
+
+
+@pytest.mark.parametrize(
+    ("came_s", "since_s"), [(60.0, None), (61.0, 61.0), (3600.0, 3600.0)], ids=["within its grace", "late", "very late"]
+)
+async def test_an_occurrence_is_missed_if_its_workers_came_later_than_its_grace(
+    db: Db, came_s: float, since_s: float | None
+) -> None:
+    await _waiting(db)
+    await clock(came_s, db)
+    (job_id,) = await claim_ids(db, await worker(db))
+    assert await _missed(db, job_id) == (None if since_s is None else at(since_s))
+
+
+@pytest.mark.parametrize(("grace_s", "is_missed"), [(0.0, True), (299.0, True), (300.0, False)])
+async def test_the_grace_is_the_schedules_own(db: Db, grace_s: float, is_missed: bool) -> None:
+    await _waiting(db)
+    await clock(0, db)
+    await db.execute("UPDATE pgworkd.schedules SET missed_grace_s = $1", grace_s)
+    await clock(300, db)
+    (job_id,) = await claim_ids(db, await worker(db))
+    assert (await _missed(db, job_id) is not None) is is_missed
+
+
+async def test_a_backlog_a_pause_and_a_limit_miss_nothing(db: Db) -> None:
+    """Some worker of the queue was there when it was due; that another came later changes nothing."""
+    early = await worker(db)
+    await set_pool(db, early)
+    await _waiting(db)
+    await clock(3600, db)
+    await db.execute("UPDATE pgworkd.workers SET lease_until = $1, seen_at = $2", at(3630), at(3600))
+    late = await worker(db)
+    (job_id,) = await claim_ids(db, late)
+    assert await _missed(db, job_id) is None
+    # Once the early one is lost, only the late one counts.
+    await db.execute("UPDATE pgworkd.workers SET lost_at = $2 WHERE id = $1", early, at(3600))
+    assert await _missed(db, job_id) == at(3600)
+
+
+async def test_workers_of_other_queues_do_not_count(db: Db) -> None:
+    await set_pool(db, await worker(db), "other")
+    await _waiting(db)
+    await clock(3600, db)
+    await db.execute("UPDATE pgworkd.workers SET lease_until = $1", at(3630))
+    (job_id,) = await claim_ids(db, await worker(db))
+    assert await _missed(db, job_id) == at(3600)
+
+
+async def test_what_was_claimed_before_is_not_missed(db: Db) -> None:
+    await _waiting(db)
+    await clock(3600, db)
+    worker_id = await worker(db)
+    (job_id,) = await claim_ids(db, worker_id)
+    assert await _missed(db, job_id) is not None
+    await release(db, [job_id])
+    assert await claim_ids(db, worker_id) == [job_id]
+    assert await _missed(db, job_id, 2) is None
+
+
+@pytest.mark.parametrize("missed", ["once", "all"])
+async def test_what_is_to_be_made_up_for_is_not_skipped(db: Db, missed: str) -> None:
+    await _waiting(db, missed=missed)
+    await clock(3600, db)
+    (job_id,) = await claim_ids(db, await worker(db))
+    assert await _missed(db, job_id) is None
+
+
+# A failing occurrence
+
+
+async def test_a_failing_occurrence_does_not_hold_up_the_next(db: Db) -> None:
+    await put(db)
+    worker_id = await worker(db)
+    job_id = await due_occurrence(db, worker_id)
+    assert await fail(db, [job_id], following=("s", at(60), 1)) == {job_id: "failed"}
+    assert await occurrences(db) == [(T0, "failed"), (at(60), "pending")]
+    # Whatever becomes of its retries, the chain has one.
+    await db.execute("UPDATE pgworkd.jobs SET run_at = $1 WHERE status = 'failed'", T0)
+    assert await claim_ids(db, worker_id) == [job_id]
+    settle = "SELECT pgworkd.settle_completed($1, '{2}', '{null}', '{s}', $2, '{1}')"
+    assert await db.fetchval(settle, [job_id], [at(120)]) == [job_id]
+    assert await occurrences(db) == [(at(60), "pending")]
+
+
+async def test_unless_it_is_asked_for(db: Db) -> None:
+    await put(db)
+    worker_id = await worker(db)
+    job_id = await due_occurrence(db, worker_id)
+    await db.execute("UPDATE pgworkd.schedules SET waits_for_retries = true")
+    assert await fail(db, [job_id], delay_s=0, following=("s", at(60), 2)) == {job_id: "failed"}
+    assert await add(db, ("s", at(60), 2)) == []
+    assert not await db.fetchval("SELECT broken FROM pgworkd.ensure_schedules()")
+    assert await claim_ids(db, worker_id) == [job_id]
+    assert await fail(db, [job_id], 2, permanent=True, following=("s", at(60), 2)) == {job_id: "dead"}
+    assert await occurrences(db) == [(T0, "dead"), (at(60), "pending")]
+
+
+# Code that has gone
+
+
+async def _declare(db: Db, worker_id: int, *names: str) -> dict[str, bool]:
+    rows = await db.fetch("SELECT * FROM pgworkd.declare_schedules($1, $2)", worker_id, list(names))
+    return {row["name"]: row["retired"] for row in rows}
+
+
+async def _retire(db: Db, *names: str) -> list[str]:
+    return list(await db.fetchval("SELECT pgworkd.retire_schedules($1)", list(names)))
+
+
+async def test_a_schedule_in_nobodys_code_is_disabled_noted_and_enabled_when_it_comes_back(db: Db) -> None:
+    for name in ("gone", "kept"):
+        await put(db, name)
+    await db.execute("INSERT INTO pgworkd.schedules (name, queue, every_s) VALUES ('by hand', 'q', 5)")
+    old, new = await worker(db), await worker(db)
+    assert await _declare(db, old, "gone", "kept") == {}
+    assert await _retire(db, "gone") == [], "one worker has not said what it has"
+    assert await _declare(db, new, "kept") == {}
+    assert await _retire(db, "gone") == [], "the old one has it"
+    await db.execute("SELECT pgworkd.sign_off($1)", old)
+    assert await _declare(db, new, "kept") == {"gone": False}
+    assert await _retire(db, "gone", "kept", "by hand") == ["gone"]
+    (note,) = await db.fetch("SELECT what, queue, before::jsonb, after::jsonb FROM pgworkd.audit")
+    assert (note["what"], note["queue"]) == ("schedule", "q")
+    assert '"enabled": true' in note["before"]
+    assert '"enabled": false' in note["after"]
+    assert '"schedule": "gone"' in note["after"]
+    back = await worker(db)
+    assert await _declare(db, back, "gone", "kept") == {"gone": True}
+    await put(db, "gone")
+    assert (await schedule(db, "gone"))["enabled"]
+    assert await _declare(db, back, "gone", "kept") == {}
+
+
+async def test_what_an_operator_disabled_stays_so(db: Db) -> None:
+    await put(db)
+    await db.execute("SELECT pgworkd.enable_schedule('s', false)")
+    worker_id = await worker(db)
+    assert await _declare(db, worker_id, "s") == {}
+    assert await _declare(db, worker_id) == {}
+    await put(db, every_s=61)
+    assert not (await schedule(db))["enabled"]
+
+
+async def test_an_operator_enables_disables_and_removes(db: Db) -> None:
+    await put(db)
+    assert await db.fetchval("SELECT pgworkd.enable_schedule('s', true)") is False
+    assert await db.fetchval("SELECT pgworkd.enable_schedule('s', false)") is True
+    assert await db.fetchval("SELECT pgworkd.enable_schedule('s', true)") is True
+    worker_id = await worker(db)
+    await _declare(db, worker_id, "s")
+    with pytest.raises(asyncpg.PostgresError, match="stands in the code of worker"):
+        await db.execute("SELECT pgworkd.remove_schedule('s')")
+    await _declare(db, worker_id)
+    await db.execute("SELECT pgworkd.remove_schedule('s')")
+    for verb in ("remove_schedule('s')", "enable_schedule('s', true)", "run_schedule('s')"):
+        with pytest.raises(asyncpg.PostgresError, match='schedule "s" does not exist'):
+            await db.execute(f"SELECT pgworkd.{verb}")
+    assert await db.fetchval("SELECT array_agg(what ORDER BY id) FROM pgworkd.audit") == ["schedule"] * 3
+
+
+async def test_run_now_is_a_job_besides_the_occurrences(db: Db) -> None:
+    await put(db, payload='{"n": 1}', kind="k")
+    await add(db, ("s", at(60), 1))
+    job_id = await db.fetchval("SELECT pgworkd.run_schedule('s', 'ann')")
+    job = await db.fetchrow("SELECT * FROM pgworkd.jobs WHERE id = $1", job_id)
+    assert job is not None
+    assert (job["queue"], job["kind"], job["payload"], job["schedule"], job["run_at"]) == (
+        "q",
+        "k",
+        '{"n": 1}',
+        None,
+        T0,
+    )
+    assert await occurrences(db) == [(at(60), "pending")]
+    assert await db.fetchval("SELECT (who, job_id) = ('ann', $1) FROM pgworkd.audit", job_id)
