@@ -1158,7 +1158,8 @@ END $$;
 
 -- Chooses up to p_room due jobs of a queue where keys or limits count, besides p_taken, and locks them. They come in
 -- order of (priority, run_at, id), or by turns where limits per key or fairness ask for it. A job whose serialize_key
--- is not free is parked as `blocked`, out of the claim's way, until promote(). `again_s`: see allowance(). The caller
+-- is not free is parked as `blocked`, out of the claim's way, until promote(). Where very many are to be parked, one claim
+-- does some of it, and jobs without a key pass the rest. `again_s`: see allowance(). The caller
 -- holds the queue's lock; rows are locked with SKIP LOCKED.
 CREATE OR REPLACE FUNCTION pick(p_queue text, p_room int, p_taken tid[], p_now timestamptz, OUT picked tid[], OUT again_s float8)
 LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp
@@ -1171,8 +1172,9 @@ DECLARE
     v_park   tid[];
     v_parked tid[];
     v_turns  boolean;
-    v_round  boolean;
+    v_round  boolean;                            -- this one has left out nothing
     v_further boolean := false;                  -- there are more keys than the first look has seen
+    v_park_max int[] := '{0,64,2000}';           -- how many jobs each round may park
     v_wait_s float8;
     v_room   int;
     v_now    timestamptz := clock();
@@ -1189,8 +1191,9 @@ BEGIN
             FROM by_turn(v_queue, v_room, p_taken || picked, v_seen, p_now, v_further) t;
             again_s := least(again_s, v_wait_s);
             v_further := v_further OR NOT v_round;
-        ELSE  -- where one had to be parked there are more
-            v_met := in_order(p_queue, greatest(v_room, least(v_room * 4 ^ v_rounds, 2000))::int, v_seen, true);
+        ELSE  -- where one had to be parked there are more; but those without a key need not wait for all that
+            v_round := v_rounds < cardinality(v_park_max);
+            v_met := in_order(p_queue, greatest(v_room, v_park_max[v_rounds + 1]), v_seen, v_round);
         END IF;
         SELECT (array_agg(y.ctid ORDER BY y.place) FILTER (WHERE y.free))[:v_room],
                array_agg(y.ctid) FILTER (WHERE NOT y.free)
@@ -1217,9 +1220,9 @@ BEGIN
         -- Besides what was taken, what someone else holds must not be met again. (What is parked is not: each row met
         -- is compared with all of these.)
         v_seen := v_seen || v_take || ARRAY(SELECT unnest(v_park) EXCEPT SELECT unnest(v_parked));
-        EXIT WHEN cardinality(picked) >= p_room OR cardinality(v_met) = 0 AND (NOT v_turns OR v_round);
+        EXIT WHEN cardinality(picked) >= p_room OR cardinality(v_met) = 0 AND v_round;
         v_rounds := v_rounds + 1;
-        IF v_rounds >= 10 THEN  -- enough for one claim
+        IF v_rounds >= 10 OR NOT v_turns AND v_rounds > cardinality(v_park_max) THEN  -- enough for one claim
             again_s := least(again_s, 0.02);
             EXIT;
         END IF;

@@ -54,4 +54,10 @@ BUGS = (
         "            self._positions.clear()\n",
         tests="tests/unit/test_cursor.py",
     ),
+    sql(
+        "jobs without a key wait for all that is being parked",
+        "            v_round := v_rounds < cardinality(v_park_max);\n",
+        "            v_round := true;\n",
+        tests="tests/sql/test_serialize.py",
+    ),
 )

@@ -7,7 +7,7 @@ import uuid
 
 import pytest
 
-from .flow import complete_and_take, expire, line, run_all, settings, take_ids, unblock
+from .flow import complete_and_take, expire, line, run_all, settings, take, take_ids, unblock
 from .verbs import (
     Db,
     at,
@@ -263,6 +263,30 @@ async def test_a_claim_is_not_held_up_by_many_that_it_must_park(db: Db) -> None:
     assert await db.fetchval(COUNT, "blocked") == 300
     await complete(db, ids[:1])
     assert await db.fetchval(COUNT, "blocked") == 299, "one key, one that may run"
+
+
+async def test_jobs_without_a_key_pass_those_that_are_being_parked(db: Db) -> None:
+    """A long line comes in at once: each claim parks a part of it, and takes what is behind all the same."""
+    worker_id = await worker(db)
+    await line(db, "s", run_at=at(-9))
+    assert len(await take_ids(db, worker_id)) == 1
+    await insert(db, 20_000, serialize_key="s", run_at=at(-8))
+    plain = await insert(db, 20, run_at=at(-1))
+    other = await one(db, serialize_key="t", run_at=at(-1))
+    parked = "SELECT count(*) FROM pgworkd.jobs WHERE status = 'blocked'"
+    taken = await take(db, worker_id, 10)
+    assert taken.ids == plain[:10]
+    assert (await take(db, worker_id, 5)).ids == plain[10:15]
+    assert await db.fetchval(parked) <= 2 * 2500
+    ids: list[uuid.UUID] = []
+    for _ in range(12):
+        taken = await take(db, worker_id, 10)
+        ids += taken.ids
+        if other in ids:
+            break
+        assert taken.again_s == pytest.approx(0.02), "there is more to come"
+    assert set(ids) == {*plain[15:], other}
+    assert await db.fetchval(parked) == 20_000
 
 
 async def test_unblock_mends_what_was_changed_by_hand_and_leaves_the_rest(db: Db) -> None:
