@@ -91,7 +91,9 @@ class _Service:
 
     def _daemon(self, app: App) -> Daemon:
         queues = self._settings.queues or None
-        daemon = Daemon(app, options(self._settings), queues=queues, parts=(SystemdNotifier(),))
+        daemon = Daemon(
+            app, options(self._settings), queues=queues, parts=(SystemdNotifier(),), end_process=end_process
+        )
         self._events = daemon.events
         self._events.listen(self._listener, but=log.silent(self._settings.log_level))
         return daemon

@@ -7,7 +7,9 @@ rest, settle everything, sign off.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,13 +21,12 @@ from .app import App, DeadJob
 from .bounds import counted
 from .chores import Chores
 from .contact import Contact
-from .errors import InvalidPayload, PgworkdError, UsageError
+from .errors import InvalidPayload, PgworkdError, SchemaError, UsageError
 from .events import Events
 from .hearing import Hearing
 from .held import Held, Holdings
 from .hooks import Hooks
 from .job import Ending, Outcome, Reason
-from .lease import end_process
 from .look import Look
 from .membership import Membership
 from .options import Options, Part
@@ -49,7 +50,13 @@ __all__ = ["CUT_S", "FLUSH_GRACE_S", "Daemon", "Options", "Part"]
 
 
 class Daemon:
-    """One worker process: an app's handlers, run for some queues of one database."""
+    """One worker process: an app's handlers, run for some queues of one database.
+
+    `end_process` ends the process, with a reason, where handlers would outlive the lease of their jobs
+    (`lease.end_process`). Without it the daemon stops instead, and `run` returns 1: the process is its host's.
+    Threads that do not end are then left behind, and others may run their jobs at the same time; an `async def` that
+    swallows its cancellation for ever keeps `run` from returning.
+    """
 
     def __init__(
         self,
@@ -59,7 +66,7 @@ class Daemon:
         queues: Mapping[str, int | None] | None = None,
         parts: tuple[Part, ...] = (),
         events_: Events | None = None,
-        end_process: Callable[[str], None] = end_process,
+        end_process: Callable[[str], None] | None = None,
     ) -> None:
         """`queues`: which, with how many slots (None: as the app says); None: all of the app's.
 
@@ -74,6 +81,7 @@ class Daemon:
         self._parts = parts
         self._end_process = end_process
         self._tasks: TaskGroup | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._contact = Contact(options.link, self.events)
         self._holdings = Holdings()
         self._store = store = Store(options.link, transactions_max=options.transactions_max)
@@ -84,7 +92,7 @@ class Daemon:
             name=options.worker_name,
             lease_s=options.lease_s,
             heartbeat_s=options.heartbeat_s,
-            end_process=end_process,
+            end_process=end_process or self._give_up_lease,
         )
         self._recurring = Recurring(store, self.events)
         self._reporter = Reporter(store, self.events, self._holdings, app, options.slow_min_s, options.slow_factor)
@@ -195,6 +203,7 @@ class Daemon:
         Raises SchemaError or UsageError when the database can never work as it is (a newer schema, refused
         login); waits for one that is merely away, and for `pgworkd migrate`.
         """
+        self._loop = asyncio.get_running_loop()
         self.events.emit(events.DAEMON_STARTING, queues=self._serving.slots, worker=self.options.worker_name)
         exit_code, problem = 1, None
         try:
@@ -210,6 +219,8 @@ class Daemon:
             with anyio.CancelScope(shield=True):
                 await self.membership.stop()
                 await self._store.close()
+            if isinstance(problem, (SchemaError, UsageError)):
+                exit_code = 2  # as the process ends by it
             self.events.emit(events.DAEMON_STOPPED, exit_code=exit_code)
         if problem is not None:
             raise problem
@@ -275,14 +286,25 @@ class Daemon:
         if self.running:
             # Threads, and handlers that swallow their cancellation: they must not outlive the lease of their jobs.
             reason = f"{counted(self.running, 'handler')} would not stop"
-            self.events.emit(events.DAEMON_UNCLEAN, reason=reason)
-            self.events.emit(events.DAEMON_STOPPED, exit_code=1, still_running=self.running)
-            self._end_process(reason)
+            if self._end_process is not None:
+                self.events.emit(events.DAEMON_UNCLEAN, reason=reason)
+                self.events.emit(events.DAEMON_STOPPED, exit_code=1, still_running=self.running)
+                self._end_process(reason)
         await self.membership.stop()  # first: a heartbeat that finds the worker signed off takes it for lost
         left = await self.membership.sign_off(until, self._chores.give_back_strays)
         if reason := reason or left:
             self.events.emit(events.DAEMON_UNCLEAN, reason=reason)
         return 1 if reason else 0
+
+    def _give_up_lease(self, reason: str) -> None:
+        """In place of ending the process, which is not ours. Called from the lease's thread, perhaps more than once."""
+        if not self.stop_requested.is_set() and self._loop is not None:
+            self._loop.call_soon_threadsafe(functools.partial(self._stop_because, reason))
+
+    def _stop_because(self, reason: str) -> None:
+        if not self.stop_requested.is_set():
+            self.events.emit(events.DAEMON_UNCLEAN, reason=reason)
+            self.request_stop(now=True)
 
     async def _come_out(self, *, hurry: bool) -> None:
         """Waits until no handler runs and no claim is on its way, or, if `hurry`, until a stop at once is asked for."""

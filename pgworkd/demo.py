@@ -32,6 +32,7 @@ from .demo_jobs import LOOP_BYTES_MAX, TABLES, UNKNOWN_KIND, demo_app, text_file
 from .demo_view import Balance, QueueRow, Tally, live_view, plain_line, say, summary_table, verdict
 from .embedded import EmbeddedPostgres, EmbeddedUnavailable
 from .errors import PgworkdError, UsageError
+from .lease import end_process
 from .link import Link, LinkOptions
 
 TICK_S = 0.25
@@ -156,7 +157,7 @@ class Demo:
         version = str(await self._link.value("SHOW server_version")).split(" ")[0]
         self._say(f"pgworkd demo: Postgres {version}, {counted(len(self._files), 'text file')} in {self._root}")
         port = await tasks.start(self._downstream.serve)
-        self._daemon = daemon = Daemon(demo_app(port), self._options)
+        self._daemon = daemon = Daemon(demo_app(port), self._options, end_process=end_process)
         daemon.events.listen(self._tally)
         tasks.start_soon(self._work, daemon)
         while not (daemon.ready.is_set() or self._ended.is_set()):

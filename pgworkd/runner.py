@@ -185,9 +185,9 @@ class Runner:
 
     async def _elsewhere(self, handler: Handler, held: Held, arguments: dict[str, Any]) -> Outcome:
         if handler.mode == "thread":
-            held.in_thread = True
+            held.in_thread = True  # so that nothing but the end of the daemon cancels it
             call = functools.partial(_in_thread, handler.function, arguments, held.job)
-            result, error, told = await anyio.to_thread.run_sync(call, limiter=self._threads)
+            result, error, told = await anyio.to_thread.run_sync(call, limiter=self._threads, abandon_on_cancel=True)
             held.told = told or held.reason is Reason.TIMEOUT
             if error is not None:
                 raise error

@@ -92,7 +92,7 @@ async def running(
     *,
     queues: Mapping[str, int | None] | None = None,
     parts: tuple[Any, ...] = (),
-    end_process: Callable[[str], None] = end_process,
+    end_process: Callable[[str], None] | None = end_process,
     **changes: Any,
 ) -> AsyncIterator[tuple[Daemon, Recorder]]:
     """A daemon in this process, ready; stopped gracefully at the end."""

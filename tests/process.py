@@ -22,6 +22,7 @@ import asyncpg
 from pgworkd.app import App
 from pgworkd.daemon import Daemon
 from pgworkd.job import Job
+from pgworkd.lease import end_process
 from tests.kit import quick_options
 
 TABLES = """
@@ -112,7 +113,7 @@ async def main(dsn: str, changes: dict[str, float]) -> int:
     """Runs the daemon until SIGTERM."""
     global _pool
     _pool = await asyncpg.create_pool(dsn, min_size=1, max_size=5)
-    daemon = Daemon(app, quick_options(dsn, **changes))
+    daemon = Daemon(app, quick_options(dsn, **changes), end_process=end_process)
     daemon.events.listen(lambda name, facts: print(name, dict(facts), file=sys.stderr, flush=True))  # noqa: T201
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, daemon.request_stop)
     return await daemon.run()

@@ -75,4 +75,11 @@ BUGS = (
         'return encode(value, "result", object_only=False)',
         tests="tests/unit/test_result_types.py",
     ),
+    python(
+        "a daemon ends the process of its host",
+        "daemon",
+        "            end_process=end_process or self._give_up_lease,\n",
+        "            end_process=end_process or __import__('pgworkd.lease').lease.end_process,\n",
+        tests="tests/engine/test_host.py",
+    ),
 )

@@ -19,6 +19,7 @@ import anyio
 
 from pgworkd import events, log
 from pgworkd.daemon import Daemon
+from pgworkd.lease import end_process
 from pgworkd.lease_store import LeaseStore
 from pgworkd.link import LinkOptions
 from pgworkd.store import Store
@@ -99,7 +100,7 @@ async def main(dsn: str, changes: dict[str, float]) -> int:
     limit_s = changes["lease_s"] / 2.2  # as settings must be, too
     link = LinkOptions(dsn, connect_timeout_s=limit_s, command_timeout_s=limit_s)
     options = quick_options(dsn, link=link, worker_name=os.environ["CHAOS_NAME"], **changes)
-    daemon = Daemon(app, options, parts=(Vitals(),))
+    daemon = Daemon(app, options, parts=(Vitals(),), end_process=end_process)
     daemon.events.listen(_noted)
     daemon.events.listen(log.listener("warning"), but=log.silent("warning"))
     asyncio.get_running_loop().add_signal_handler(

@@ -95,8 +95,8 @@ def killed() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def return_a_set() -> set[int]:
-    return {1}
+def return_an_object() -> object:
+    return object()
 
 
 def return_too_much() -> str:
@@ -152,7 +152,7 @@ async def test_a_process_gets_its_payload_and_job_and_its_result_comes_back(
 
 
 async def test_what_a_process_raises_is_what_it_means(dsn: str, db: asyncpg.Connection[Any]) -> None:
-    functions = (snooze, retry_after, permanent, raise_unpicklable, raise_exit, return_a_set, return_too_much)
+    functions = (snooze, retry_after, permanent, raise_unpicklable, raise_exit, return_an_object, return_too_much)
     async with running(process_app(*functions, max_attempts=2, backoff=0.01), dsn):
         ids = {f.__name__: await insert(db, "q", kind=f.__name__) for f in functions}
         for name, job_id in ids.items():
@@ -168,7 +168,7 @@ async def test_what_a_process_raises_is_what_it_means(dsn: str, db: asyncpg.Conn
     assert found["raise_unpicklable"]["error"] == f"{__name__}.Unpicklable: cannot travel"
     assert "in raise_unpicklable" in json.loads(found["raise_unpicklable"]["errors"])[0]["traceback"]
     assert found["raise_exit"]["error"] == "SystemExit: 7"
-    assert "result is of type set" in found["return_a_set"]["error"]
+    assert "result is of type object" in found["return_an_object"]["error"]
     assert "1,048,576 bytes are allowed" in found["return_too_much"]["error"]
 
 
