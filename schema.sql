@@ -737,6 +737,12 @@ $$;
 -- 4 Claim
 -- ------------------------------------------------------------------------------------------------
 
+-- True if both take about p_bytes as text, or less: told from their heads, without unpacking them. What is compressed may
+-- be many times larger. Inlined.
+CREATE OR REPLACE FUNCTION is_within(p_payload jsonb, p_meta jsonb, p_bytes int) RETURNS boolean LANGUAGE sql STABLE
+    RETURN pg_column_size(p_payload) + coalesce(pg_column_size(p_meta), 0) <= CASE
+        WHEN pg_column_compression(p_payload) IS NULL AND pg_column_compression(p_meta) IS NULL THEN p_bytes ELSE p_bytes / 16 END;
+
 -- Takes up to p_limit due jobs of a queue for a worker, in order of priority (higher first), run_at, id.
 -- Each priority is its own range of the index, entered at its first row and left at the first that is
 -- not due: a million future rows cost nothing. While some transaction holds back vacuum, the entries of
@@ -744,6 +750,9 @@ $$;
 -- p_priorities[i] (descending) begin behind (p_run_ats[i], p_positions[i]), run_at in seconds since the
 -- epoch; other priorities are found in the gaps between those. p_kinds and p_budgets give the attempts of
 -- kinds that differ from 3, for jobs that do not say. Where jobs have keys or the queue has limits, pick() chooses.
+-- The answer must fit into the buffers between server and client (208 KiB for a Unix socket): until it has gone out the
+-- locks are held, and a client that is frozen takes nothing in. So each job has an equal share of 180 kB; payload and meta
+-- of one that needs more are NULL, and payloads() gives them.
 -- A row without id comes last when a rate holds jobs back: `created_at` is then in how many seconds to ask again.
 -- p_ended: so many runs of this queue the caller has ended in this very transaction. Where only max_running counts, to
 -- take no more than that needs no lock: whatever others count meanwhile, they count one or the other.
@@ -781,6 +790,7 @@ DECLARE
     v_rated    boolean;
     v_chosen   boolean;                          -- pick() chooses: some waiting job has a key
     v_allowed  int;                              -- by the queue's own limits
+    v_share    int;                              -- bytes of payload and meta that each job may answer with
     v_again_s  float8;                           -- when a rate of the queue, ...
     v_turn_s   float8;                           -- ... or of a key, will let the next start
 BEGIN
@@ -880,6 +890,7 @@ BEGIN
     IF v_rated THEN
         PERFORM spend(p_queue, v_rows, v_now);
     END IF;
+    v_share := 180000 / greatest(cardinality(v_rows), 1) - 140;  -- that for the other columns
     RETURN QUERY
     WITH taken AS (
         UPDATE jobs j
@@ -888,16 +899,42 @@ BEGIN
             max_attempts = CASE WHEN v_special THEN coalesce(j.max_attempts,
                 p_budgets[array_position(p_kinds, coalesce(j.kind, j.queue)::text)], 3) ELSE j.max_attempts END
         WHERE j.ctid = ANY (v_rows)
-        RETURNING j.id, coalesce(j.kind, j.queue)::text, j.payload::text, j.attempts, j.failures,
-                  coalesce(j.max_attempts::int, 3), j.timeout_s::real, j.priority, j.losses,
+        RETURNING j.id, coalesce(j.kind, j.queue)::text, CASE WHEN is_within(j.payload, j.meta, v_share) THEN j.payload::text END,
+                  j.attempts, j.failures, coalesce(j.max_attempts::int, 3), j.timeout_s::real, j.priority, j.losses,
                   date_part('epoch', j.run_at) AS run_at, date_part('epoch', j.created_at), j.schedule::text,
-                  date_part('epoch', j.occurrence), j.meta::text, j.serialize_key::text
+                  date_part('epoch', j.occurrence), CASE WHEN is_within(j.payload, j.meta, v_share) THEN j.meta::text END,
+                  j.serialize_key::text
     )
     SELECT * FROM taken t ORDER BY t.priority DESC, t.run_at, t.id;
     created_at := least(v_turn_s, CASE WHEN cardinality(v_rows) >= v_allowed THEN v_again_s END);
     IF created_at IS NOT NULL THEN
         RETURN NEXT;
     END IF;
+END $$;
+
+-- Payload and meta of running attempts whose claim did not carry them, in the order given, until they come to p_bytes of
+-- text. An attempt that is no longer the running one comes without a payload. Locks nothing.
+CREATE OR REPLACE FUNCTION payloads(p_ids uuid[], p_attempts int[], p_bytes int) RETURNS TABLE (id uuid, payload text, meta text)
+LANGUAGE plpgsql STABLE
+SET search_path = pgworkd, pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
+#variable_conflict use_column
+DECLARE
+    v_payload jsonb;
+    v_meta    jsonb;
+    v_bytes   bigint;
+BEGIN
+    FOR id, v_payload, v_meta IN
+        SELECT u.id, j.payload, j.meta FROM unnest(p_ids, p_attempts) WITH ORDINALITY u (id, attempt, place)
+        LEFT JOIN jobs j ON j.id = u.id AND j.attempts = u.attempt AND j.worker_id IS NOT NULL
+        ORDER BY u.place
+    LOOP
+        payload := v_payload::text;  -- here, not above: it unpacks no more than is given
+        meta := v_meta::text;
+        v_bytes := coalesce(v_bytes, 0) + coalesce(octet_length(payload), 0) + coalesce(octet_length(meta), 0);
+        RETURN NEXT;
+        EXIT WHEN v_bytes >= p_bytes;
+    END LOOP;
 END $$;
 
 -- Seconds until the next job of each queue is due (0 or less: due now); queues with no waiting job are

@@ -330,7 +330,7 @@ class Daemon:
         if status == "dead":
             payload: Mapping[str, Any] | None = None
             with contextlib.suppress(InvalidPayload):
-                payload = decode(held.claimed.payload)
+                payload = decode(held.claimed.payload or "")
             job = held.claimed
             dead = DeadJob(str(job.id), held.queue, job.kind, job.attempt, outcome.message or "", payload)
             self._died(dead)

@@ -101,7 +101,7 @@ GRANT DELETE ON pgworkd.batch_additions, pgworkd.job_dependencies TO {worker};
 GRANT SELECT, UPDATE ON SEQUENCE pgworkd.workers_id_seq TO {worker};  -- rescue() moves it past ids it did not give
 GRANT EXECUTE ON FUNCTION
     pgworkd.register, pgworkd.heartbeat, pgworkd.wanted, pgworkd.sign_off, pgworkd.set_pool, pgworkd.drop_pool, pgworkd.notify_pools, pgworkd.wake,
-    pgworkd.claim, pgworkd.clock_after_waiting, pgworkd.next_due, pgworkd.waits_plain, pgworkd.waits_keyed, pgworkd.waits_suspect, pgworkd.in_time,
+    pgworkd.claim, pgworkd.is_within, pgworkd.payloads, pgworkd.clock_after_waiting, pgworkd.next_due, pgworkd.waits_plain, pgworkd.waits_keyed, pgworkd.waits_suspect, pgworkd.in_time,
     pgworkd.lock_queue, pgworkd.lock_queues, pgworkd.key_is_free, pgworkd.burst, pgworkd.spent_until, pgworkd.rate_allowance, pgworkd.allowance,
     pgworkd.key_allowance, pgworkd.key_has_room, pgworkd.spend, pgworkd.pick, pgworkd.in_order, pgworkd.of_key, pgworkd.next_keys,
     pgworkd.due_keys, pgworkd.running_in, pgworkd.by_turn,

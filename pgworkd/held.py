@@ -46,6 +46,8 @@ class Held:
     """The handler has completed the job itself, in its own transaction."""
     unheard = False
     """It may have: the answer to its COMMIT was lost."""
+    unreadable: Exception | None = None
+    """The database cannot give its payload."""
     flagged = False
     """Has been reported as slow."""
 

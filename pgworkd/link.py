@@ -27,6 +27,11 @@ Row = Sequence[Any]
 
 PROBE_LIMIT_S = 4.0
 """A line that was idle and has not answered by then is replaced: cheap, and on a dead one every job waits."""
+USER_TIMEOUT_MS = "10000"
+"""The server ends a session whose client has taken nothing in for this long while an answer is on its way: a frozen
+client cannot hold locks. Only over TCP; over a Unix socket claims rely on answers that fit into its buffer."""
+TRANSACTION_USER_TIMEOUT_MS = "60000"
+"""The same for sessions of handlers, which may fetch much and be slow to take it in."""
 CUT_AFTER_S = 0.5
 """So long a transaction that ends early waits for a line that may be dead, then cuts it: that rolls back, too, and who
 was told to stop must be out before the lease is over."""
@@ -65,6 +70,7 @@ class LinkOptions:
             "tcp_keepalives_idle": "10",
             "tcp_keepalives_interval": "5",
             "tcp_keepalives_count": "3",
+            "tcp_user_timeout": USER_TIMEOUT_MS,
             **({"pgworkd.by": self.by} if self.by else {}),
         }
 
@@ -324,7 +330,8 @@ class Transactions:
                     max_size=self._max,
                     timeout=self._options.connect_timeout_s,
                     command_timeout=self._options.command_timeout_s * 6,
-                    server_settings=self._options.settings("transaction") | {"statement_timeout": "0"},
+                    server_settings=self._options.settings("transaction")
+                    | {"statement_timeout": "0", "tcp_user_timeout": TRANSACTION_USER_TIMEOUT_MS},
                     ssl=tls.verification(self._options.dsn),
                     target_session_attrs=asyncpg.connect_utils.SessionAttribute.read_write,
                     connection_class=_Line,

@@ -22,12 +22,13 @@ from .held import Held, Holdings
 from .job import Reason, stopped
 from .outage import Outage
 from .pace import Pace
+from .payloads import Payloads
 from .runner import Runner
 from .settler import Settler
 from .slots import Slots
 from .store import ClaimOrder, Claims, Store
 
-CLAIM_MAX = 1_000
+CLAIM_MAX = 500  # with payloads of 200 bytes the answer of a claim is as large as it may be
 ALONG_MAX = 4
 QUICK_S = 0.02
 """Jobs that take no longer: their settle is near, and where a limit is reached it can take the next claim along."""
@@ -78,28 +79,24 @@ class Pool:
         events_: Events,
     ) -> None:
         self.queue = queue
-        self.paused = False
+        self.paused = self.closed = False
         self.limited = False
         """The queue has limits over the fleet: where one is reached, what is claimed ahead would count and not run."""
-        self.closed = False
         self.rests_until = 0.0
         """On the loop's clock: the next iteration at the latest. Finite unless inserts notify us."""
         self.code_concurrency, self.code_source = concurrency, "default"
         """What holds where no row of `queues` says otherwise, and who says it: code, settings or default."""
-        self._slots = Slots(queue, concurrency, runner, settler, events_, self.look)
+        self._slots = Slots(queue, concurrency, runner, settler, events_, self.look, Payloads(store, queue, events_))
         self._cursor, self._pace, self._attention = Cursor(), Pace(), Attention()
         self._forgotten = 0
         self._due_at: float | None = None  # on the loop's clock: when the next waiting job is due, as far as we know
-        self._fleet, self._store = fleet, store
-        self._settler, self._holdings = settler, holdings
+        self._fleet, self._store, self._settler, self._holdings = fleet, store, settler, holdings
         self._outage = Outage(f"claim {queue}", events_)
         special = {h.kind: h.max_attempts for h in app.handlers.values() if h.max_attempts != MAX_ATTEMPTS_DEFAULT}
         self._kinds, self._budgets = list(special), list(special.values())
         self._begun, self._begun_at = 0, 0.0  # so many runs had begun then; since then jobs have been waiting here
         self._tasks: TaskGroup | None = None
-        self._wanted = False
-        self._woken = anyio.Event()
-        self._claiming = False
+        self._wanted, self._woken, self._claiming = False, anyio.Event(), False
         self._along: Asked | None = None  # under way with a settle
         self._ride_ends: float | None = None
         self._bound_until = -math.inf  # a limit was reached; what it leaves to us we take with our settles
@@ -172,7 +169,9 @@ class Pool:
         self.look()
 
     def give_back(self, reason: Reason, *, but: int = 0) -> None:
-        """Releases what was claimed and has not been started, but for so many that come first."""
+        """Releases what was claimed and has not begun, but for so many that come first; in a stop also what is read."""
+        if self.closed or reason is not Reason.ELSEWHERE:
+            self._slots.payloads.stop(reason)
         while len(self._slots.work) > but:
             held = self._slots.work.pop()
             held.reason = held.reason or reason

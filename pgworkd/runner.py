@@ -153,7 +153,9 @@ class Runner:
         return stopped(reason)
 
     def _arguments(self, handler: Handler, held: Held) -> dict[str, Any]:
-        payload = decode(held.claimed.payload)
+        if held.unreadable is not None:
+            raise held.unreadable
+        payload = decode(held.claimed.payload or "")  # with a payload: Slots have seen to it
         arguments: dict[str, Any] = {}
         if handler.payload_parameter is not None:
             adapter = handler.adapter

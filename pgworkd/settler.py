@@ -25,6 +25,11 @@ from .store import Claims, FailedAttempt, Store
 
 FLUSH_MAX = 1_000
 CAPACITY = 10_000
+FLUSH_BYTES = 1024 * 1024
+"""A flush of more than one job has no more to store: a slow connection, or a server that compresses each result and
+copies each payload to the history, would need longer for it than a statement may take."""
+CAPACITY_BYTES = 32 * 1024 * 1024
+"""When so much waits, no handler is called and no job claimed. What runs comes on top: slots x size."""
 ABOUT_THE_DATA = ("22", "23", "54", "P0")
 """Classes of SQLSTATE that speak of what is stored, not of the server: data, constraint, limit, a trigger's RAISE."""
 
@@ -91,6 +96,7 @@ class Settler:
         self._on_settled = on_settled
         self._on_room = on_room
         self._waiting: deque[Item] = deque()
+        self._waiting_bytes = 0
         self._arrived = anyio.Event()
         self._empty = anyio.Event()
         self._empty.set()
@@ -102,17 +108,19 @@ class Settler:
             self._arrived.set()
             if self._empty.is_set():
                 self._empty = anyio.Event()
-        self._waiting.append((held, outcome))
+        item = (held, outcome)
+        self._waiting.append(item)
+        self._waiting_bytes += _size(item)
 
     @property
     def room(self) -> int:
         """How many more may be put here; beyond that, claiming would only make the pile higher."""
-        return max(0, CAPACITY - len(self._waiting))
+        return 0 if self.full else CAPACITY - len(self._waiting)
 
     @property
     def full(self) -> bool:
         """True when there is no room."""
-        return len(self._waiting) >= CAPACITY
+        return len(self._waiting) >= CAPACITY or self._waiting_bytes >= CAPACITY_BYTES
 
     @property
     def idle(self) -> bool:
@@ -128,13 +136,24 @@ class Settler:
         while True:
             await self._arrived.wait()
             was_full = self.full
-            batch = [self._waiting.popleft() for _ in range(min(FLUSH_MAX, len(self._waiting)))]
-            await self._flush(batch)
+            await self._flush(self._next_batch())
             if not self._waiting:
                 self._arrived = anyio.Event()
                 self._empty.set()
             if was_full and not self.full:
                 self._on_room()
+
+    def _next_batch(self) -> list[Item]:
+        """What comes first, bounded in jobs and bytes, but at least one."""
+        batch, batch_bytes = list[Item](), 0
+        while self._waiting and len(batch) < FLUSH_MAX:
+            size = _size(self._waiting[0])
+            if batch and batch_bytes + size > FLUSH_BYTES:
+                break
+            batch.append(self._waiting.popleft())
+            batch_bytes += size
+        self._waiting_bytes -= batch_bytes
+        return batch
 
     async def _flush(self, batch: Sequence[Item]) -> None:
         groups: dict[Ending, list[Item]] = {}
@@ -275,6 +294,13 @@ class Settler:
         Ending.CANCELLED: _cancel,
         Ending.EXPIRED: _cancel,
     }
+
+
+def _size(item: Item) -> int:
+    """About how many bytes travel or are copied when it is settled, most of which have been kept here since it ran."""
+    held, outcome = item
+    size = len(held.claimed.payload or "") + len(outcome.result or "")
+    return size if outcome.error is None else size + len(str(outcome.error.get("traceback", "")))
 
 
 def _keys(items: Sequence[Item]) -> tuple[list[Any], list[int]]:

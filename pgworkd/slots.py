@@ -13,6 +13,7 @@ from . import events
 from .cancellation import RunnerTask
 from .events import Events
 from .held import Held
+from .payloads import Payloads
 from .runner import Runner
 from .settler import Settler
 
@@ -31,6 +32,7 @@ class Slots:
         settler: Settler,
         events_: Events,
         on_low: Callable[[], None],
+        payloads: Payloads,
     ) -> None:
         """`on_low` is called, once for each time `ask_below` is set, when no more than so many jobs wait."""
         self.concurrency = concurrency
@@ -47,6 +49,7 @@ class Slots:
         self._settler = settler
         self._events = events_
         self._on_low = on_low
+        self.payloads = payloads
         self._idle: list[asyncio.Future[None]] = []
         self._runners = 0
         self._tasks: TaskGroup | None = None
@@ -92,7 +95,7 @@ class Slots:
 
     async def _go_on(self, task: RunnerTask) -> None:
         while task.clean:
-            if self.work and self.busy < self.concurrency and not self._yielding:
+            if self.work and self.busy < self.concurrency and not self._yielding and not self._settler.full:
                 await self._run_in_turn(task)
             elif self._runners > self.concurrency:
                 return
@@ -122,6 +125,8 @@ class Slots:
                 self._call(2)
                 started_is_heard = self._events.heard(events.JOB_STARTED)
             try:
+                if held.claimed.payload is None:
+                    await self.payloads.read(held, self.work)
                 if started_is_heard:
                     self._events.emit(events.JOB_STARTED, **held.facts())
                 outcome = await run(held, task)
@@ -144,5 +149,5 @@ class Slots:
                     await asyncio.sleep(0)
                 finally:
                     self._yielding = False
-            if not work or self.busy >= self.concurrency or self._yielding:
+            if not work or self.busy >= self.concurrency or self._yielding or self._settler.full:
                 return

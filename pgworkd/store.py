@@ -1,6 +1,6 @@
 """The verbs of `schema.sql`, one method each, with Python's types on both sides.
 
-The store holds three links, so that a slow chore never stands before a claim, nor a claim before a settle.
+The store holds four links, so that no slow chore or large payload stands before a claim, nor a claim before a settle.
 Every method raises `DatabaseUnavailable` when the call may be tried again, and nothing was decided or its
 outcome is unknown: all verbs may be repeated.
 """
@@ -17,14 +17,15 @@ from .link import Link, LinkOptions, Listener, Transactions
 from .schedule_store import Occurrence, ScheduleStore, columns
 
 CHANNEL = "pgworkd"
+Payload = tuple[UUID, str | None, str | None]
 
 
 class Claimed(NamedTuple):
-    """One claimed attempt, as `claim()` returns it. Instants are seconds since the epoch."""
+    """One claimed attempt, as `claim()` returns it. Instants in s since the epoch. No payload: ask `payloads()`."""
 
     id: UUID
     kind: str
-    payload: str
+    payload: str | None
     attempt: int
     failures: int
     max_attempts: int
@@ -111,6 +112,7 @@ _CLAIM = """SELECT id, kind, payload, attempt, failures, max_attempts, timeout_s
 _SETTLE_AND_CLAIM = """SELECT won, id, kind, payload, attempt, failures, max_attempts, timeout_s, priority, losses,
     run_at, created_at, schedule, occurrence, meta, serialize_key
     FROM pgworkd.settle_and_claim($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)"""
+_PAYLOADS = "SELECT id, payload, meta FROM pgworkd.payloads($1, $2, $3)"
 _COMPLETED = "SELECT pgworkd.settle_completed($1, $2, $3, $4, $5, $6)"
 _FAILED = "SELECT id, status FROM pgworkd.settle_failed($1, $2, $3, $4, $5, $6, $7, $8, $9)"
 _RELEASED = "SELECT pgworkd.settle_released($1, $2, $3, $4)"
@@ -128,16 +130,16 @@ class Store(ScheduleStore):
 
     def __init__(self, options: LinkOptions, *, transactions_max: int = 20) -> None:
         self.options = options
-        self._claims = Link(options, "claim")
-        self._settles = Link(options, "settle")
+        self._claims, self._settles = Link(options, "claim"), Link(options, "settle")
         self._rest = Link(options, "chores")
+        self._reads = Link(options, "payloads")  # connects only where there are large ones
         self.listener = Listener(options)
         self.transactions = Transactions(options, transactions_max)
 
     async def close(self) -> None:
         """Closes all links."""
         await self.transactions.close()
-        for link in (self._claims, self._settles, self._rest):
+        for link in (self._claims, self._settles, self._rest, self._reads):
             await link.close()
 
     # Worker life
@@ -179,6 +181,13 @@ class Store(ScheduleStore):
         """`settle_completed` and `claim` in one transaction: either both happen or neither."""
         rows = await self._settles.fetch(_SETTLE_AND_CLAIM, ids, attempts, results, *order)
         return rows[0][0], Claims.read([tuple(row)[1:] for row in rows[1:]])
+
+    async def payloads(self, ids: Sequence[UUID], attempts: Sequence[int], bytes_max: int) -> list[Payload]:
+        """(id, payload, meta) of running attempts, in this order: until they come to `bytes_max`.
+
+        Without a payload: the attempt is not the running one any more.
+        """
+        return list(map(tuple, await self._reads.fetch(_PAYLOADS, ids, attempts, bytes_max)))
 
     async def next_due(self, queues: Sequence[str]) -> dict[str, float]:
         """Seconds until the next job is due, by queue; queues with no waiting job are missing."""

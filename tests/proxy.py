@@ -1,4 +1,4 @@
-"""A TCP proxy in front of a Postgres, in the test's own process, that delays, swallows, refuses and cuts.
+"""A TCP proxy in front of a Postgres, in the test's own process, that delays, slows down, swallows, refuses and cuts.
 
     async with Proxy(dsn) as proxy:
         connection = await asyncpg.connect(proxy.dsn)
@@ -11,6 +11,7 @@ To cut at an exact place of the protocol, set `on_message` before the connection
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 import struct
 from collections.abc import Callable, Iterator
@@ -58,6 +59,9 @@ class Proxy:
     def __init__(self, dsn: str, *, port: int = 0) -> None:
         """`dsn` must name a host; `port` to listen on, 0: a free one."""
         self.delay_s = 0.0
+        self.bytes_per_s = math.inf
+        """What all connections together may carry, in each direction; may be set at any time."""
+        self._free_at = {"client": 0.0, "server": 0.0}  # on the loop's clock: what was sent so far has passed then
         self.on_message: Callable[[Message], bool] | None = None
         """Asked about each message; False cuts its connection before it is forwarded.
 
@@ -168,6 +172,7 @@ class Proxy:
                     return
                 if side not in connection.lost and sink is not None:
                     passed, cut = self._ask(connection, side, data)
+                    await self._let_pass(side, len(passed))
                     await loop.sock_sendall(sink, passed)
                     if cut:
                         connection.reset()
@@ -179,6 +184,13 @@ class Proxy:
         if side == "client" and side in connection.lost:
             await anyio.sleep(KEEPALIVE_S)
             connection.reset()
+
+    async def _let_pass(self, side: Side, count: int) -> None:
+        if self.bytes_per_s == math.inf:
+            return
+        now = asyncio.get_running_loop().time()
+        self._free_at[side] = max(now, self._free_at[side]) + count / self.bytes_per_s
+        await anyio.sleep(self._free_at[side] - now)
 
     def _ask(self, connection: _Connection, side: Side, data: bytes) -> tuple[bytes, bool]:
         """What of the data may pass, and whether the connection is to be cut after that."""

@@ -22,8 +22,8 @@ FLOORS = {
         "batch_acts schedule_acts acts"
     ),
     2: (
-        "streams app cancellation child processes held runner cursor pace attention slots pool settler lease "
-        "membership chores recurring reporter hooks look live serving hearing contact options daemon"
+        "streams app cancellation child processes held payloads runner cursor pace attention slots pool settler "
+        "lease membership chores recurring reporter hooks look live serving hearing contact options daemon"
     ),
     3: (
         "__init__ loader demo demo_jobs demo_downstream demo_view cli cli_acts cli_app cli_ask cli_batches cli_bulk "

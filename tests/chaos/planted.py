@@ -15,6 +15,7 @@ from pathlib import Path
 from tests.chaos.bug import Bug, python, sql
 from tests.chaos.planted_claims import BUGS as CLAIMS
 from tests.chaos.planted_runs import BUGS as RUNS
+from tests.chaos.planted_sizes import BUGS as SIZES
 from tests.chaos.planted_window import BUGS as WINDOW
 from tests.planting import mutated_tree, run_module, verdicts
 
@@ -30,6 +31,7 @@ _TURNED = (
     "statement_timestamp());\n"
 )
 BUGS = (
+    *SIZES,
     *WINDOW,
     *CLAIMS,
     *RUNS,

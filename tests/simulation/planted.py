@@ -20,8 +20,8 @@ BUGS: dict[Planted, str] = {
     Planted(
         "slots not counted when a task goes on",
         "pgworkd/slots.py",
-        "if self.work and self.busy < self.concurrency and not self._yielding:",
-        "if self.work and not self._yielding:",
+        "if self.work and self.busy < self.concurrency and not self._yielding and",
+        "if self.work and not self._yielding and",
     ): "slots",
     Planted(
         "lost wake-up: a task is called and does not hear",
@@ -63,7 +63,7 @@ BUGS: dict[Planted, str] = {
     Planted(
         "the settler is never full",
         "pgworkd/settler.py",
-        "return max(0, CAPACITY - len(self._waiting))",
+        "return 0 if self.full else CAPACITY - len(self._waiting)",
         "return CAPACITY",
     ): "backlog",
     Planted(

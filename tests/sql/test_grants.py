@@ -25,14 +25,14 @@ FUNCTIONS = {
     "worker enqueuer": "add_jobs await_results create_batch depend enqueue new_id seal_batch",
     "worker reader": "batch_results batch_tree became result_of with_below",
     "worker": """
-        due_keys next_keys running_in
+        due_keys is_within next_keys running_in
         declare_schedules enable_schedule missed_since remove_schedule retire_schedules run_schedule
         add_error add_occurrences advance allowance batch_ended burst bury by_turn call_back cancel cancel_batch
         cancel_below claim clock_after_waiting
         delete_batch differing discard drop_partition drop_pool edit ensure_partitions ensure_schedules expire
         fail_schedule fold follow forget_rows free_keys freed heartbeat in_order in_time is_awaited keep_keys
         key_allowance key_has_room key_is_free lock_queue lock_queues lock_trees lock_trees_of matching mend_batches
-        mend_dependencies next_due notify_pools of_key pass_on pick promote prune put_schedule rate_allowance
+        mend_dependencies next_due notify_pools of_key pass_on payloads pick promote prune put_schedule rate_allowance
         register reopened report_progress rescue retry running_of set_pool set_queue settle_and_claim
         settle_completed settle_ended settle_failed settle_released sign_off spend spent_until stop_jobs stream
         tell_waiters unblock undepend wait_less wanted waits_keyed waits_plain waits_suspect wake who

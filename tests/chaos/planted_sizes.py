@@ -1,0 +1,50 @@
+"""Bugs that only large payloads and results, many jobs at once, or a frozen client bring to light."""
+
+from __future__ import annotations
+
+from tests.chaos.bug import python, sql
+
+_LARGE = "tests/engine/test_large_work.py"
+_FROZEN = "tests/engine/test_frozen_client.py"
+BUGS = (
+    sql(
+        "a claim answers with all that it has claimed",
+        "    v_share := 180000 / greatest(cardinality(v_rows), 1) - 140;",
+        "    v_share := 2000000000;",
+        tests=_FROZEN,
+    ),
+    sql(
+        "a read answers with all that it is asked for",
+        "        EXIT WHEN v_bytes >= p_bytes;\n",
+        "",
+        tests=f"{_LARGE} -k brings_what_comes_next",
+    ),
+    python(
+        "a session lasts however long its client takes nothing in",
+        "link",
+        '            "tcp_user_timeout": USER_TIMEOUT_MS,\n',
+        "",
+        tests=f"{_FROZEN} -k session",
+    ),
+    python(
+        "a flush is bounded in jobs only",
+        "settler",
+        "FLUSH_BYTES = 1024 * 1024\n",
+        "FLUSH_BYTES = 1 << 40\n",
+        tests=f"{_LARGE} -k results",
+    ),
+    python(
+        "outcomes wait without a bound in bytes",
+        "settler",
+        "        self._waiting_bytes += _size(item)\n",
+        "",
+        tests=f"{_LARGE} -k bounded_in_bytes",
+    ),
+    python(
+        "what is read at a stop is waited for",
+        "pool",
+        "            self._slots.payloads.stop(reason)\n",
+        "            pass\n",
+        tests=f"{_LARGE} -k at_a_stop",
+    ),
+)

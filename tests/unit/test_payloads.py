@@ -1,0 +1,92 @@
+"""Reading large payloads, on a stand-in of the store."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+from uuid import UUID
+
+import anyio
+import anyio.lowlevel
+
+from pgworkd.errors import DatabaseError, DatabaseUnavailable
+from pgworkd.events import Events
+from pgworkd.held import Held
+from pgworkd.job import Reason
+from pgworkd.payloads import Payloads
+from tests.unit.test_held import held_of
+
+DAMAGED, GONE = UUID(int=3), UUID(int=4)
+
+
+class Store:
+    """Fails first as often as it is told, then gives what it has."""
+
+    def __init__(self, *fails: Exception) -> None:
+        self.fails, self.asked = deque(fails), list[int]()
+
+    async def payloads(self, ids: Any, attempts: Any, bytes_max: int) -> list[tuple[UUID, str | None, str | None]]:
+        self.asked.append(len(ids))
+        await anyio.lowlevel.checkpoint()
+        if self.fails:
+            raise self.fails.popleft()
+        if DAMAGED in ids:
+            raise DatabaseError("missing chunk number 0 for toast value")
+        return [(each, None if each == GONE else "{}", '{"trace": 1}') for each in ids]
+
+
+def unread(count: int) -> list[Held]:
+    found = [held_of(1, UUID(int=number)) for number in range(count)]
+    for held in found:
+        held.claimed = held.claimed._replace(payload=None)
+    return found
+
+
+async def read_all(store: Store, jobs: list[Held], slots: int) -> None:
+    """As many at once as there are slots, in order."""
+    payloads, work = Payloads(store, "q", Events()), deque(jobs)
+
+    async def slot() -> None:
+        while work:
+            held = work.popleft()
+            if held.claimed.payload is None:
+                await payloads.read(held, work)
+
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            for _ in range(slots):
+                tasks.start_soon(slot)
+
+
+async def test_one_read_serves_all_slots_and_what_comes_next() -> None:
+    store, jobs = Store(), unread(3)
+    await read_all(store, jobs, slots=2)
+    assert [(held.claimed.payload, held.claimed.meta) for held in jobs] == [("{}", '{"trace": 1}')] * 3
+    assert len(store.asked) == 1
+
+
+async def test_a_damaged_row_fails_alone_and_one_that_was_taken_back_is_not_run() -> None:
+    store, jobs = Store(), unread(9)
+    await read_all(store, jobs, slots=2)
+    for held in jobs:
+        assert (held.unreadable is not None) == (held.claimed.id == DAMAGED)
+        assert (held.reason is Reason.FENCE) == (held.claimed.id == GONE)
+        assert (held.claimed.payload is None) == (held.claimed.id in (DAMAGED, GONE))
+
+
+async def test_an_outage_is_waited_for() -> None:
+    store, jobs = Store(DatabaseUnavailable("away"), DatabaseUnavailable("away")), unread(2)
+    await read_all(store, jobs, slots=1)
+    assert [held.claimed.payload for held in jobs] == ["{}"] * 2
+
+
+async def test_a_stop_ends_the_waiting() -> None:
+    store, jobs = Store(), unread(5)
+    payloads = Payloads(store, "q", Events())
+    async with anyio.create_task_group() as tasks:
+        for held in jobs:
+            tasks.start_soon(payloads.read, held, [])
+        await anyio.lowlevel.checkpoint()
+        payloads.stop(Reason.SHUTDOWN)
+    assert all(held.reason is Reason.SHUTDOWN for held in jobs)
+    assert len(store.asked) == 1
