@@ -12,9 +12,11 @@ from uuid import UUID
 
 from . import admin_sql as sql
 from . import bounds, schema
+from . import doctor_sql as health
 from .acts import Acts, check_payload
 from .admin_sql import Doctor, Enqueued, Job, JobRow, Jobs, QueueRow, ScheduleRow, Server, Stats, WorkerRow
 from .batch_acts import BatchActs
+from .doctor_sql import Health
 from .errors import SchemaError, UsageError, delay_seconds
 from .link import Link, LinkOptions
 from .queue_acts import QueueActs
@@ -181,8 +183,21 @@ class Admin(Acts, BatchActs, QueueActs, ScheduleActs):
             raise SchemaError(f"the schema is at version {found}, this program needs {schema.VERSION}: {remedy}")
 
     async def doctor(self) -> Doctor:
-        """Facts that need the schema."""
-        return Doctor(*(await self._link.fetch(sql.DOCTOR))[0])
+        """Facts that need the schema. Dead jobs are counted up to health.DEAD_MAX."""
+        return Doctor(*(await self._link.fetch(sql.DOCTOR, health.DEAD_MAX))[0])
+
+    async def health(self) -> Health:
+        """What keeps jobs from running, of at most health.QUEUES_MAX queues: at a cost that does not grow with jobs."""
+        fetch = self._link.fetch
+        names = [row[0] for row in await fetch(health.QUEUES, health.QUEUES_MAX)]
+        queues = await fetch(health.HEALTH, names, health.PRIORITIES_MAX)
+        kinds = await fetch(health.UNKNOWN_KINDS, names, health.KINDS_ROWS)
+        return Health(
+            [health.QueueHealth(*row) for row in queues],
+            [health.UnknownKind(*row) for row in kinds],
+            [health.BrokenSchedule(*row) for row in await fetch(health.SCHEDULES)],
+            [health.Behind(*row) for row in await fetch(health.BEHIND, health.DEAD_MAX)],
+        )
 
 
 def _check_together(

@@ -178,8 +178,6 @@ class Doctor(NamedTuple):
     """The history has a partition for tomorrow."""
     notify_queue: float
     """Part of the server's notification queue that is filled, 0 to 1."""
-    unserved: Sequence[str]
-    """Queues whose due jobs have waited for a minute and that no worker serves."""
 
 
 class Server(NamedTuple):
@@ -297,9 +295,7 @@ DOCTOR = """WITH oldest AS (
            pg_has_role(current_user, 'pg_read_all_stats', 'USAGE'),
            (SELECT count(*) FROM pgworkd.workers WHERE lost_at IS NULL AND lease_until >= pgworkd.clock()),
            (SELECT count(*) FROM pgworkd.workers WHERE lost_at IS NOT NULL OR lease_until < pgworkd.clock()),
-           (SELECT count(*) FROM pgworkd.jobs WHERE status = 'dead'),
+           (SELECT count(*) FROM (SELECT FROM pgworkd.jobs WHERE status = 'dead' LIMIT $1) d),
            to_regclass('pgworkd.finished_jobs_' || to_char((pgworkd.clock() AT TIME ZONE 'UTC') + interval '1 day',
                                                            'YYYYMMDD')) IS NOT NULL,
-           pg_notification_queue_usage(),
-           ARRAY(SELECT queue FROM pgworkd.queue_stats WHERE oldest_due_s > 60 AND workers = 0
-                 AND coalesce(paused_until <= pgworkd.clock(), true) ORDER BY oldest_due_s DESC LIMIT 10)"""
+           pg_notification_queue_usage()"""

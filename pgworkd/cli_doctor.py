@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
 from .cli_ask import Dsn, Json, ask, settings_of
+from .cli_health import Finding, judged
 from .cli_text import as_json, out
+from .doctor_sql import DEAD_MAX
 from .errors import PgworkdError, SchemaError, UsageError
 from .safe_text import escaped
 from .tls import weakness
@@ -19,15 +21,6 @@ SKEW_WARN_S, SKEW_BAD_S = 2.0, 60.0
 TRANSACTION_WARN_S, TRANSACTION_BAD_S = 300.0, 3600.0
 NOTIFY_QUEUE_WARN, NOTIFY_QUEUE_BAD = 0.1, 0.5
 SERVER_OLDEST, SERVER_NEWEST = 14, 18
-
-
-class Finding(NamedTuple):
-    """One line of the report."""
-
-    level: Literal["ok", "warn", "bad"]
-    subject: str
-    finding: str
-    remedy: str = ""
 
 
 def doctor(*, json: Json = False, dsn: Dsn = None) -> int:
@@ -64,6 +57,7 @@ def _examine(dsn: str | None) -> list[Finding]:
             return
         findings.append(Finding("ok", "schema", "installed and current"))
         findings.extend(_judge(await admin.doctor()))
+        findings.extend(judged(await admin.health()))
 
     try:
         ask(dsn, question, verify=False)
@@ -104,7 +98,7 @@ def _judge(facts: Doctor) -> list[Finding]:
         ),
         _judge_transactions(facts),
         *_judge_workers(facts),
-        Finding("warn", "dead jobs", str(facts.dead), "see pgworkd jobs --status dead, then pgworkd retry or discard")
+        Finding("warn", "dead jobs", _up_to(facts.dead), "pgworkd jobs --status dead, then pgworkd retry or discard")
         if facts.dead
         else Finding("ok", "dead jobs", "none"),
         Finding("ok", "history", "has a partition for tomorrow")
@@ -114,6 +108,10 @@ def _judge(facts: Doctor) -> list[Finding]:
         ),
         _judge_notifications(facts.notify_queue),
     ]
+
+
+def _up_to(count: int) -> str:
+    return f"{count:,}" if count < DEAD_MAX else f"{count:,} or more"
 
 
 def _judge_transactions(facts: Doctor) -> Finding:
@@ -136,9 +134,6 @@ def _judge_workers(facts: Doctor) -> list[Finding]:
     if facts.workers_lost:
         remedy = "the others take their jobs back within a minute; see pgworkd workers"
         findings.append(Finding("warn", "workers", f"{facts.workers_lost} lost", remedy))
-    if facts.unserved:
-        names = ", ".join(map(repr, facts.unserved))
-        findings.append(Finding("bad", "queues", f"due jobs, but no worker: {names}", "run one with --queue"))
     return findings
 
 

@@ -78,7 +78,8 @@ GRANT SELECT ON pgworkd.schema_version, pgworkd.workers, pgworkd.pools, pgworkd.
     pgworkd.all_jobs, pgworkd.queue_stats, pgworkd.batch_progress, pgworkd.batch_trees, pgworkd.blocked_jobs,
     pgworkd.job_progress, pgworkd.worker_stats
     TO {worker}, {reader};
-GRANT EXECUTE ON FUNCTION pgworkd.became, pgworkd.result_of, pgworkd.with_below, pgworkd.batch_results, pgworkd.batch_tree
+GRANT EXECUTE ON FUNCTION pgworkd.became, pgworkd.result_of, pgworkd.with_below, pgworkd.batch_results, pgworkd.batch_tree,
+    pgworkd.waits_plain, pgworkd.waits_keyed, pgworkd.waits_suspect
     TO {worker}, {reader};
 
 -- Inserting: the columns that are an application's to say. All else goes by functions that say what they do.
@@ -101,7 +102,7 @@ GRANT DELETE ON pgworkd.batch_additions, pgworkd.job_dependencies TO {worker};
 GRANT SELECT, UPDATE ON SEQUENCE pgworkd.workers_id_seq TO {worker};  -- rescue() moves it past ids it did not give
 GRANT EXECUTE ON FUNCTION
     pgworkd.register, pgworkd.heartbeat, pgworkd.wanted, pgworkd.sign_off, pgworkd.set_pool, pgworkd.drop_pool, pgworkd.notify_pools, pgworkd.wake,
-    pgworkd.claim, pgworkd.is_within, pgworkd.payloads, pgworkd.clock_after_waiting, pgworkd.next_due, pgworkd.waits_plain, pgworkd.waits_keyed, pgworkd.waits_suspect, pgworkd.in_time,
+    pgworkd.claim, pgworkd.is_within, pgworkd.payloads, pgworkd.clock_after_waiting, pgworkd.next_due, pgworkd.in_time,
     pgworkd.lock_queue, pgworkd.lock_queues, pgworkd.key_is_free, pgworkd.burst, pgworkd.spent_until, pgworkd.rate_allowance, pgworkd.allowance,
     pgworkd.key_allowance, pgworkd.key_has_room, pgworkd.spend, pgworkd.pick, pgworkd.in_order, pgworkd.of_key, pgworkd.next_keys,
     pgworkd.due_keys, pgworkd.running_in, pgworkd.by_turn,

@@ -19,7 +19,7 @@ FLOORS = {
     ),
     1: (
         "driver_errors link store lease_store schedule_store drivers batches workflow schema wake admin_sql queue_acts "
-        "batch_acts schedule_acts acts"
+        "batch_acts schedule_acts doctor_sql acts"
     ),
     2: (
         "streams app cancellation child processes held payloads runner cursor pace attention slots pool settler "
@@ -28,7 +28,7 @@ FLOORS = {
     3: (
         "__init__ loader demo demo_jobs demo_downstream demo_view cli cli_acts cli_app cli_ask cli_batches cli_bulk "
         "cli_doctor cli_jobs cli_look cli_queues cli_run cli_schedules cli_serve cli_signals cli_table cli_text "
-        "supervisor leash crew autoscale cli_autoscale"
+        "cli_health supervisor leash crew autoscale cli_autoscale"
     ),
 }
 PARTS = "client results embedded systemd admin"

@@ -35,4 +35,18 @@ BUGS = (
         "plural",
         tests="tests/unit/test_words.py",
     ),
+    python(
+        "doctor takes dead workers for live ones",
+        "doctor_sql",
+        " AND w.lost_at IS NULL AND w.lease_until >= pgworkd.clock()) fleet",
+        ") fleet",
+        tests="tests/engine/test_cli_health.py",
+    ),
+    python(
+        "doctor does not see jobs behind dead ones",
+        "cli_health",
+        "_behind(health), ",
+        "[], ",
+        tests="tests/engine/test_cli_health.py",
+    ),
 )

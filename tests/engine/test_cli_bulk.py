@@ -36,7 +36,7 @@ def test_retry_all_wants_yes_and_leaves_out_only_what_a_key_holds_back(shell: Sh
     assert "add --yes" in shell.refused("retry", "--all")
     assert count(shell, "dead") == 1202
     result = shell("retry", "--all", "--yes", code=1)
-    assert result.stdout == "1201 job will run again\n"
+    assert result.stdout == "1,201 jobs will run again\n"
     assert "1 job left dead: a live job holds the dedupe key" in result.stderr
     assert [shell.status(job_id) for job_id in held] == ["pending", "dead"]
     assert shell.sql("SELECT count(*) FROM pgworkd.audit WHERE what = 'retry'") == 1201

@@ -23,7 +23,7 @@ schedules_audit schedules_notify stream_created
 FUNCTIONS = {
     "worker enqueuer reader": "clock",
     "worker enqueuer": "add_jobs await_results create_batch depend enqueue new_id seal_batch",
-    "worker reader": "batch_results batch_tree became result_of with_below",
+    "worker reader": "batch_results batch_tree became result_of waits_keyed waits_plain waits_suspect with_below",
     "worker": """
         due_keys is_within next_keys running_in
         declare_schedules enable_schedule missed_since remove_schedule retire_schedules run_schedule
@@ -35,7 +35,7 @@ FUNCTIONS = {
         mend_dependencies next_due notify_pools of_key pass_on payloads pick promote prune put_schedule rate_allowance
         register reopened report_progress rescue retry running_of set_pool set_queue settle_and_claim
         settle_completed settle_ended settle_failed settle_released sign_off spend spent_until stop_jobs stream
-        tell_waiters unblock undepend wait_less wanted waits_keyed waits_plain waits_suspect wake who
+        tell_waiters unblock undepend wait_less wanted wake who
     """,
     "": NOBODY,
 }

@@ -46,6 +46,7 @@ async def test_the_commands_that_only_look(db: Db, roles: Roles) -> None:
         assert len(await admin.batch_tree(batch_id)) == 1
         assert await admin.settings() == {}
         assert (await admin.doctor()).dead == 0
+        assert await admin.health()
         with pytest.raises(UsageError, match=r"refused us.*42501"):
             await admin.cancel([job_id])
 

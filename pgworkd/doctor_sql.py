@@ -1,0 +1,136 @@
+"""What `pgworkd doctor` asks about queues, and the rows it is answered with: bounded, however many jobs there are.
+
+Queues are found by leaping from one to the next in an index, and of each only the first job of each priority is read.
+Kinds without a handler are looked for among the first KINDS_ROWS waiting jobs of a queue, those that are due now or
+soonest. Dead jobs are counted up to DEAD_MAX. Nothing is locked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+QUEUES_MAX = 200
+"""Queues that are looked at."""
+PRIORITIES_MAX = 100
+KINDS_ROWS = 1000
+DEAD_MAX = 10_000
+
+
+class QueueHealth(NamedTuple):
+    """A queue that has waiting jobs."""
+
+    queue: str
+    overdue_s: float
+    """How long its oldest due job has been due; 0 or less: none is."""
+    plain_overdue_s: float
+    """The same of jobs without keys that were not lost before: nothing but slots keeps those from running."""
+    workers: int
+    """Live ones that serve it."""
+    slots: int
+    """Of all of these."""
+    running: int
+    paused: bool
+    limited: bool
+
+
+class UnknownKind(NamedTuple):
+    """A kind that a worker gave back for want of a handler; `jobs` of it among those that were looked at."""
+
+    queue: str
+    kind: str
+    jobs: int
+
+
+class BrokenSchedule(NamedTuple):
+    """A schedule that has no next occurrence, and why."""
+
+    name: str
+    error: str
+
+
+class Behind(NamedTuple):
+    """A dead job, and how many jobs wait for it to complete."""
+
+    dead: str
+    waiting: int
+    example: str
+
+
+# The leaps go by min(), which an index answers with its first entry; the walks down the priorities likewise.
+QUEUES = """WITH RECURSIVE leap (queue) AS (
+        SELECT least((SELECT min(j.queue) FROM pgworkd.jobs j WHERE pgworkd.waits_plain(j)),
+                     (SELECT min(j.queue) FROM pgworkd.jobs j WHERE pgworkd.waits_keyed(j)),
+                     (SELECT min(j.queue) FROM pgworkd.jobs j WHERE pgworkd.waits_suspect(j)))
+        UNION ALL
+        SELECT least((SELECT min(j.queue) FROM pgworkd.jobs j WHERE pgworkd.waits_plain(j) AND j.queue > l.queue),
+                     (SELECT min(j.queue) FROM pgworkd.jobs j WHERE pgworkd.waits_keyed(j) AND j.queue > l.queue),
+                     (SELECT min(j.queue) FROM pgworkd.jobs j WHERE pgworkd.waits_suspect(j) AND j.queue > l.queue))
+        FROM leap l WHERE l.queue IS NOT NULL
+    ) SELECT l.queue::text FROM leap l WHERE l.queue IS NOT NULL LIMIT $1"""
+HEALTH = """SELECT q.queue, extract(epoch FROM pgworkd.clock() - least(plain.at, keyed.at, suspect.at))::float8,
+        coalesce(extract(epoch FROM pgworkd.clock() - plain.at), 0)::float8,
+        fleet.workers, fleet.slots, fleet.running,
+        coalesce(s.paused_until > pgworkd.clock(), false), coalesce(s.limited, false)
+    FROM unnest($1::text[]) q (queue) LEFT JOIN pgworkd.queues s ON s.name = q.queue
+    CROSS JOIN LATERAL (
+        WITH RECURSIVE walk AS (
+            (SELECT j.priority, j.run_at FROM pgworkd.jobs j WHERE j.queue = q.queue AND pgworkd.waits_plain(j)
+             ORDER BY j.priority DESC, j.run_at LIMIT 1)
+            UNION ALL
+            SELECT n.priority, n.run_at FROM walk w CROSS JOIN LATERAL (
+                SELECT j.priority, j.run_at FROM pgworkd.jobs j
+                WHERE j.queue = q.queue AND pgworkd.waits_plain(j) AND j.priority < w.priority
+                ORDER BY j.priority DESC, j.run_at LIMIT 1) n)
+        SELECT min(f.run_at) AS at FROM (SELECT w.run_at FROM walk w LIMIT $2) f) plain
+    CROSS JOIN LATERAL (
+        WITH RECURSIVE walk AS (
+            (SELECT j.priority, j.run_at FROM pgworkd.jobs j WHERE j.queue = q.queue AND pgworkd.waits_keyed(j)
+             ORDER BY j.priority DESC, j.run_at LIMIT 1)
+            UNION ALL
+            SELECT n.priority, n.run_at FROM walk w CROSS JOIN LATERAL (
+                SELECT j.priority, j.run_at FROM pgworkd.jobs j
+                WHERE j.queue = q.queue AND pgworkd.waits_keyed(j) AND j.priority < w.priority
+                ORDER BY j.priority DESC, j.run_at LIMIT 1) n)
+        SELECT min(f.run_at) AS at FROM (SELECT w.run_at FROM walk w LIMIT $2) f) keyed
+    CROSS JOIN LATERAL (
+        SELECT min(j.run_at) AS at FROM pgworkd.jobs j WHERE j.queue = q.queue AND pgworkd.waits_suspect(j)) suspect
+    CROSS JOIN LATERAL (
+        SELECT count(*)::int AS workers, coalesce(sum(p.concurrency), 0)::int AS slots,
+            coalesce(sum((SELECT count(*) FROM pgworkd.jobs j
+                          WHERE j.worker_id = w.id AND j.queue = q.queue AND j.status = 'running')), 0)::int AS running
+        FROM pgworkd.pools p JOIN pgworkd.workers w ON w.id = p.worker_id
+        WHERE p.queue = q.queue AND w.lost_at IS NULL AND w.lease_until >= pgworkd.clock()) fleet
+    ORDER BY 2 DESC"""
+UNKNOWN_KINDS = """SELECT q.queue, r.kind, count(*)::int FROM unnest($1::text[]) q (queue) CROSS JOIN LATERAL (
+        SELECT DISTINCT ON (j.id) coalesce(j.kind, j.queue)::text AS kind, j.error FROM (
+            (SELECT i.id, i.kind, i.queue, i.error FROM pgworkd.jobs i
+             WHERE i.queue = q.queue AND pgworkd.waits_plain(i) AND i.priority = 0
+             AND i.run_at > pgworkd.clock() - interval '1 min' ORDER BY i.run_at LIMIT $2)
+            UNION ALL
+            (SELECT i.id, i.kind, i.queue, i.error FROM pgworkd.jobs i
+             WHERE i.queue = q.queue AND pgworkd.waits_plain(i)
+             ORDER BY i.priority DESC, i.run_at LIMIT $2)
+            UNION ALL
+            (SELECT i.id, i.kind, i.queue, i.error FROM pgworkd.jobs i
+             WHERE i.queue = q.queue AND pgworkd.waits_keyed(i)
+             ORDER BY i.priority DESC, i.run_at LIMIT $2)) j
+        WHERE j.error LIKE 'no handler for kind %') r
+    GROUP BY 1, 2 ORDER BY 3 DESC, 1, 2 LIMIT 10"""
+SCHEDULES = """SELECT name::text, error FROM pgworkd.schedules WHERE enabled AND error IS NOT NULL
+    ORDER BY name LIMIT 10"""
+BEHIND = """SELECT d.depends_on::text, count(*)::int, min(d.job_id::text) FROM (
+        SELECT w.depends_on, w.job_id
+        FROM (SELECT j.id FROM pgworkd.jobs j WHERE j.status = 'dead' LIMIT $1) x
+        JOIN pgworkd.job_dependencies w ON w.depends_on = x.id
+        WHERE w.unless = 'wait' LIMIT $1) d
+    GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT 10"""
+
+
+class Health(NamedTuple):
+    """What was found."""
+
+    queues: Sequence[QueueHealth]
+    unknown_kinds: Sequence[UnknownKind]
+    schedules: Sequence[BrokenSchedule]
+    behind: Sequence[Behind]

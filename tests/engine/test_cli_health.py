@@ -1,0 +1,127 @@
+"""`pgworkd doctor` on queues: what keeps due jobs from running is found, each with its remedy and exit code 1."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+from anyio.to_thread import run_sync
+
+from pgworkd.app import App
+from tests.engine.test_cli import Shell, clean, shell
+from tests.engine.test_cli_fleet import WORKER
+from tests.kit import insert, running, until
+
+__all__ = ["clean", "shell"]  # fixtures
+
+OLD = "now() - interval '2 min'"
+
+
+def found(shell: Shell, code: int = 1) -> dict[str, tuple[str, str]]:
+    """By subject, the finding and the remedy of all that is not well."""
+    lines = json.loads(shell("doctor", "--json", code=code).stdout)
+    bad = {each["subject"]: (each["finding"], each["remedy"]) for each in lines if each["level"] == "bad"}
+    assert bool(bad) == (code == 1)
+    assert all(remedy for _, remedy in bad.values())
+    return bad
+
+
+def serve(shell: Shell, queue: str, lease: str = "1 min", slots: int = 3) -> int:
+    worker = shell.sql(WORKER, "w", lease)
+    shell.sql("INSERT INTO pgworkd.pools (worker_id, queue, concurrency) VALUES (%s, %s, %s)", worker, queue, slots)
+    return int(worker)
+
+
+@pytest.mark.parametrize("columns", ["", "serialize_key", "limit_key"])
+def test_a_due_queue_without_a_live_worker(shell: Shell, columns: str) -> None:
+    shell.sql(
+        f"INSERT INTO pgworkd.jobs (queue, run_at, serialize_key, limit_key) VALUES ('late', {OLD}, %s, %s)",  # noqa: S608
+        "k" if columns == "serialize_key" else None,
+        "k" if columns == "limit_key" else None,
+    )
+    assert found(shell)["queues"] == ("due jobs, but no worker: 'late'", "start one: pgworkd run --queue NAME")
+    serve(shell, "late", lease="-1 min")  # one that is dead serves nobody
+    assert "'late'" in found(shell)["queues"][0]
+    shell("queues", "pause", "late")
+    assert found(shell, code=0) == {}
+
+
+def test_a_due_job_beside_idle_slots(shell: Shell) -> None:
+    worker = serve(shell, "q")
+    shell.sql("INSERT INTO pgworkd.jobs (queue, run_at, priority) VALUES ('q', now(), 9)")
+    shell.sql(f"INSERT INTO pgworkd.jobs (queue, run_at) VALUES ('q', {OLD})")  # noqa: S608
+    finding, remedy = found(shell)["queues"]
+    assert finding.startswith("'q': a job is due for 12")
+    assert finding.endswith("s beside 3 idle slots of 1 worker")
+    assert "logs" in remedy
+    shell.sql(
+        "INSERT INTO pgworkd.jobs (queue, status, worker_id, attempts)"
+        " SELECT 'q', 'running', %s, 1 FROM generate_series(1, 3)",
+        worker,
+    )
+    assert found(shell, code=0) == {}, "no slot is idle"
+
+
+def test_what_limits_and_keys_hold_back_is_nobodys_fault(shell: Shell) -> None:
+    serve(shell, "limited"), serve(shell, "keyed")
+    shell("queues", "set", "limited", "--max-running", "1")
+    shell.sql(f"INSERT INTO pgworkd.jobs (queue, run_at) VALUES ('limited', {OLD})")  # noqa: S608
+    shell.sql(f"INSERT INTO pgworkd.jobs (queue, run_at, serialize_key) VALUES ('keyed', {OLD}, 'k')")  # noqa: S608
+    assert found(shell, code=0) == {}
+
+
+def test_a_schedule_in_error(shell: Shell) -> None:
+    shell.sql("INSERT INTO pgworkd.schedules (name, queue, cron, error) VALUES ('s', 'q', '0 0 30 2 *', 'never due')")
+    assert found(shell)["schedules"] == ("'s' has no next occurrence: never due", "mend its rule")
+    shell.sql("UPDATE pgworkd.schedules SET enabled = false")
+    assert found(shell, code=0) == {}
+
+
+def test_jobs_behind_a_dead_one(shell: Shell) -> None:
+    dead = shell.die("q")
+    with shell.db.transaction():
+        waiting = shell.sql("INSERT INTO pgworkd.jobs (queue) VALUES ('q') RETURNING id")
+        shell.sql("SELECT pgworkd.depend(%s, ARRAY[%s]::uuid[], 'wait')", waiting, dead)
+    finding, remedy = found(shell)["dependencies"]
+    assert finding == f"1 job waiting for the dead job {dead} (see pgworkd job {waiting})"
+    assert remedy.startswith(f"pgworkd retry {dead}")
+    shell("undepend", str(waiting))
+    assert "dependencies" not in found(shell, code=0)
+
+
+async def test_a_kind_without_a_handler_is_found_beside_the_daemon_that_gave_it_back(dsn: str, db: Any) -> None:
+    app = App()
+
+    @app.handler("q")
+    async def handle() -> None: ...
+
+    shell = Shell(dsn)
+    async with running(app, dsn):
+        await insert(db, "q", kind="new")
+        await until(lambda: db.fetchval("SELECT error IS NOT NULL FROM pgworkd.jobs"))
+        kinds = (await run_sync(found, shell))["kinds"]
+    assert kinds[0] == "'new' in queue 'q' has no handler where it was claimed: 1 job at least"
+    assert "deploy" in kinds[1]
+
+
+def test_it_stays_cheap_beside_many_jobs(shell: Shell) -> None:
+    """100,000 future jobs in a queue, and 20,000 dead."""
+    serve(shell, "q")
+    shell.sql(
+        "INSERT INTO pgworkd.jobs (queue, run_at, priority) SELECT 'q', now() + interval '1 h', mod(i, 3)"
+        " FROM generate_series(1, 100000) i"
+    )
+    shell.sql(
+        "INSERT INTO pgworkd.jobs (queue, status, failures, failed_at, max_attempts)"
+        " SELECT 'q', 'dead', 1, now(), 1 FROM generate_series(1, 20000)"
+    )
+    shell.sql("ANALYZE pgworkd.jobs")
+    took_s = []
+    for _ in range(3):
+        began_s = time.monotonic()
+        assert found(shell, code=0) == {}
+        took_s.append(time.monotonic() - began_s)
+    assert "10,000 or more" in shell("doctor").stdout
+    assert min(took_s) < 2.0
