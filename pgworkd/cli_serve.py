@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -35,6 +36,7 @@ RELOADED = ("log_level", "log_format", "queues")
 STUCK_S = 5.0
 """How much longer than its own limits a stop may take before the process is ended."""
 GC_DEFAULTS = ((700, 10, 10), (2000, 10, 10), (2000, 10, 0))  # of Python 3.11 and 3.12, 3.13, 3.14
+CONTAINER_MARKS = (Path("/.dockerenv"), Path("/run/.containerenv"))
 THREADS_S = 0.5
 """How long idle threads may take to end once the loop is gone."""
 
@@ -49,7 +51,7 @@ def serve(flags: Mapping[str, object]) -> int:
     _check_queues(settings, app)
     _spare_collector()
     cli_signals.hold()
-    service = _Service(settings, flags, notes=() if is_child else settings.notes)
+    service = _Service(settings, flags, notes=() if is_child else [*settings.notes, *_stop_notes(settings)])
     code = anyio.run(service.run, app, backend_options={"use_uvloop": _has_uvloop()})
     cli_signals.ignore()
     return _left(code)
@@ -170,6 +172,21 @@ def options(settings: Settings) -> Options:
 def _stop_s(options: Options, *, now: bool = False) -> float:
     """How long a stop may take by the daemon's own limits."""
     return (0.0 if now else options.shutdown_s) + options.cancel_grace_s + FLUSH_GRACE_S
+
+
+def _stop_notes(settings: Settings) -> list[str]:
+    """A warning where a container's stop is shorter than ours, unless shutdown_s was chosen: that we cannot see."""
+    if settings.origin("shutdown_s") != "default":
+        return []
+    took_s, shutdown_s = _stop_s(options(settings)), settings.shutdown_s
+    if "KUBERNETES_SERVICE_HOST" in os.environ:
+        killed, remedy = "Kubernetes kills after 30 s", f"set terminationGracePeriodSeconds to {took_s + STUCK_S:.0f}"
+    elif any(path.exists() for path in CONTAINER_MARKS):
+        killed, remedy = "docker stop kills after 10 s", f"pass --stop-timeout {took_s + STUCK_S:.0f} to docker run"
+    else:
+        return []
+    finding = f"a stop may take {took_s:.0f} s (shutdown_s is {shutdown_s:g}), and {killed} unless told otherwise"
+    return [f"{finding}: {remedy}, or set shutdown_s, which also says that they fit"]
 
 
 def _check_queues(settings: Settings, app: App) -> None:

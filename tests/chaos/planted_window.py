@@ -49,4 +49,11 @@ BUGS = (
         "[], ",
         tests="tests/engine/test_cli_health.py",
     ),
+    python(
+        "nobody is warned of a stop that its container cuts short",
+        "cli_serve",
+        '    if settings.origin("shutdown_s") != "default":',
+        "    if True:",
+        tests="tests/engine/test_cli_serve.py",
+    ),
 )

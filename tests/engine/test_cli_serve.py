@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,7 @@ import structlog
 
 from pgworkd import cli_serve, cli_signals
 from pgworkd.app import App
-from pgworkd.config import Settings
+from pgworkd.config import Settings, load
 
 NOBODY = "postgresql://nobody@127.0.0.1:1/nothing"
 
@@ -53,3 +54,30 @@ async def test_a_stop_that_takes_too_long_ends_the_process(service: Any, monkeyp
         await service._obey(signals(), daemon)
     assert asked == [False]
     assert ended == ["the stop takes too long"]
+
+
+@pytest.mark.parametrize(
+    ("place", "chosen", "told"),
+    [
+        (
+            "kubernetes",
+            {},
+            "30 s unless told otherwise: set terminationGracePeriodSeconds to 50",
+        ),
+        ("docker", {}, "10 s unless told otherwise: pass --stop-timeout 50"),
+        ("kubernetes", {"shutdown_s": "10"}, None),
+        ("host", {}, None),
+    ],
+)
+def test_a_stop_longer_than_its_container_allows_is_warned_of_at_the_start(
+    place: str, chosen: dict[str, str], told: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    monkeypatch.setattr(cli_serve, "CONTAINER_MARKS", (tmp_path / "mark",))
+    if place == "kubernetes":
+        monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    if place == "docker":
+        (tmp_path / "mark").touch()
+    notes = cli_serve._stop_notes(load(dsn=NOBODY, **chosen))
+    assert (told is None and notes == []) or (told is not None and len(notes) == 1 and told in notes[0])
