@@ -11,8 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
+from pydantic_core import ValidationError
+
 from .payload import clean_text
-from .safe_text import redact
+from .safe_text import escaped, redact
 
 TYPE_CHARS_MAX = 200
 MESSAGE_BYTES_MAX = 4 * 1024
@@ -21,6 +23,8 @@ FRAMES_MAX = 100
 """Innermost frames read per exception."""
 CHAIN_MAX = 4
 """Exceptions shown of a chain of causes."""
+FAULTS_MAX = 10
+"""Faults shown of a value that does not validate."""
 PARTS_MAX = 8
 """Exceptions shown of the chain and its groups together; they share the bytes of the traceback."""
 
@@ -43,8 +47,9 @@ class ErrorFacts:
 
     @property
     def summary(self) -> str:
-        """`type: message` in at most 4 KiB: what `jobs.error` shows."""
-        return clean_text(f"{self.type}: {self.message}" if self.message else self.type, MESSAGE_BYTES_MAX)
+        """`type: message` in one line of at most 4 KiB, without what steers a terminal: what `jobs.error` shows."""
+        message = " ".join(self.message.split())
+        return clean_text(escaped(f"{self.type}: {message}" if message else self.type), MESSAGE_BYTES_MAX)
 
 
 def describe_error(exc: BaseException) -> ErrorFacts:
@@ -68,9 +73,20 @@ def _type_name(exc: BaseException) -> str:
 
 def _text(exc: BaseException) -> str:
     try:
-        return _kept(str(exc), MESSAGE_BYTES_MAX)
+        return _kept(_faults(exc) if isinstance(exc, ValidationError) else str(exc), MESSAGE_BYTES_MAX)
     except BaseException as error:  # noqa: BLE001 - user code, but synchronous: no cancellation passes here
         return f"(its str() raised {type(error).__name__})"
+
+
+def _faults(exc: ValidationError) -> str:
+    """What pydantic says of a value, without the value: payloads hold what is nobody's business in a log."""
+    faults = [
+        f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" if fault["loc"] else fault["msg"]
+        for fault in exc.errors(include_url=False, include_context=False, include_input=False)[:FAULTS_MAX]
+    ]
+    count = exc.error_count()
+    more = "; ..." if count > FAULTS_MAX else ""
+    return f"{count} validation error{'s'[: count != 1]} for {exc.title}: {'; '.join(faults)}{more}"
 
 
 def _kept(text: str, bytes_max: int) -> str:

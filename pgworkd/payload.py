@@ -179,7 +179,7 @@ def _inconvertible(node: object, path: str, above: tuple[int, ...]) -> tuple[str
         return None
     if isinstance(node, (dict, list, tuple)):
         children = node.items() if isinstance(node, dict) else enumerate(node)
-        found = (_inconvertible(inner, _shorter(f"{path}[{key!r}]"), (*above, id(node))) for key, inner in children)
+        found = (_inconvertible(inner, _below(path, key), (*above, id(node))) for key, inner in children)
         return next(filter(None, found), None)
     name = type(node).__name__
     remedy = _REMEDIES.get(name, "return plain JSON types, a dataclass or a pydantic model")
@@ -229,8 +229,7 @@ def _inner_fault(node: object, path: str, above: tuple[int, ...]) -> tuple[str, 
     for key, child in node.items():
         if not isinstance(key, str):
             return path, f"has a key of type {type(key).__name__}: JSON keys are text, pass str(key)"
-        named = key.isidentifier() and key.isascii() and len(key) <= KEY_SHOWN_MAX
-        inner_path = _shorter(f"{path}.{key}" if named else f"{path}[{json.dumps(key[:KEY_SHOWN_MAX])}]")
+        inner_path = _below(path, key)
         if reason := _text_fault(key):
             return inner_path, f"is a key that {reason}: rename it"
         if fault := _fault(child, inner_path, above):
@@ -266,6 +265,13 @@ def _conversion_fault(error: Exception) -> str:
 def _too_large(what: str, finding: str) -> InvalidPayload:
     remedy = "store the data elsewhere and pass a reference"
     return InvalidPayload(what, f"{finding}, {BYTES_MAX:,} bytes are allowed: {remedy}")
+
+
+def _below(path: str, key: object) -> str:
+    if not isinstance(key, str):
+        return _shorter(f"{path}[{repr(key)[:KEY_SHOWN_MAX]}]")
+    named = key.isidentifier() and key.isascii() and len(key) <= KEY_SHOWN_MAX
+    return _shorter(f"{path}.{key}" if named else f"{path}[{json.dumps(key[:KEY_SHOWN_MAX])}]")
 
 
 def _shorter(path: str) -> str:

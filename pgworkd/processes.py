@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import pickle  # nosec B403 # between a daemon and its children only
@@ -23,6 +24,8 @@ IDLE_S_MAX = 300.0
 """A process that has had nothing to do for so long is ended when the next call comes."""
 ANSWER_BYTES_MAX = 8 * 1024 * 1024
 _PROGRAM = (sys.executable, "-m", "pgworkd.child")
+LOOK_S = 0.2
+_BROKEN = (anyio.EndOfStream, anyio.IncompleteRead, anyio.BrokenResourceError, anyio.ClosedResourceError)
 Progress = Callable[[float, str], None]
 
 
@@ -42,24 +45,36 @@ class _Child:
     async def ask(self, request: Request, progress: Progress) -> Answer:
         """Sends one request and waits for its answer; passes on what comes before. Raises ChildDied."""
         frame = pickle.dumps(tuple(request))
-        try:
-            await self._requests.send(LENGTH.pack(len(frame)) + frame)
-            while isinstance(answer := await self._receive(), Noted):
-                progress(answer.done, answer.message)
-        except (anyio.EndOfStream, anyio.IncompleteRead, anyio.BrokenResourceError, anyio.ClosedResourceError):
-            raise ChildDied(await self._fate()) from None
+        answer: Answer | Noted | None = None
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._watch, tasks.cancel_scope)
+            with contextlib.suppress(*_BROKEN):
+                await self._requests.send(LENGTH.pack(len(frame)) + frame)
+                while isinstance(answer := await self._receive(), Noted):
+                    progress(answer.done, answer.message)
+            tasks.cancel_scope.cancel()
+        if answer is None or isinstance(answer, Noted):
+            raise ChildDied(await self._fate())
         return answer
+
+    async def _watch(self, call: anyio.CancelScope) -> None:
+        """Ends a call whose process has ended: a process that it has forked may hold the pipe open."""
+        while self.process.returncode is None:
+            await anyio.sleep(LOOK_S)
+        await anyio.sleep(LOOK_S)  # what it wrote before is read meanwhile
+        call.cancel()
 
     async def _receive(self) -> Answer | Noted:
         size = LENGTH.unpack(await self._answers.receive_exactly(LENGTH.size))[0]
         if size > ANSWER_BYTES_MAX:
-            raise ChildDied("the process wrote something else than an answer to its pipe")
+            raise anyio.BrokenResourceError  # it wrote something else than an answer to its pipe
         fields = pickle.loads(await self._answers.receive_exactly(size))  # noqa: S301 # nosec B301 # our own child
         return Noted(*fields) if len(fields) == len(Noted._fields) else Answer(*fields)
 
     async def _fate(self) -> str:
         with anyio.move_on_after(2):
-            code = await self.process.wait()
+            while (code := self.process.returncode) is None:
+                await anyio.sleep(0.01)
             if code >= 0:
                 return f"the process that ran the handler ended with exit code {code}"
             name = signal.Signals(-code).name if -code in signal.valid_signals() else str(-code)

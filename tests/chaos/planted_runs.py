@@ -82,4 +82,25 @@ BUGS = (
         "            end_process=end_process or __import__('pgworkd.lease').lease.end_process,\n",
         tests="tests/engine/test_host.py",
     ),
+    python(
+        "an error has many lines",
+        "failure",
+        '        message = " ".join(self.message.split())\n',
+        "        message = self.message\n",
+        tests="tests/unit/test_failure.py",
+    ),
+    python(
+        "payload values stand in errors",
+        "failure",
+        "_faults(exc) if isinstance(exc, ValidationError) else str(exc)",
+        "str(exc)",
+        tests="tests/unit/test_failure.py",
+    ),
+    python(
+        "a process that has ended is waited for",
+        "processes",
+        "            tasks.start_soon(self._watch, tasks.cancel_scope)\n",
+        "",
+        tests="tests/engine/test_process_ends.py",
+    ),
 )

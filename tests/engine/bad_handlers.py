@@ -19,8 +19,8 @@ from tests.engine.bad_kit import Case, Db, among_good_ones, dead_handler
 # Handlers in processes are functions at the top of a module: the child imports them from here.
 
 
-def return_a_set() -> Any:
-    return {"found": {1}}
+def return_an_object() -> Any:
+    return {"found": object()}
 
 
 def return_too_much() -> Any:
@@ -81,9 +81,10 @@ def raise_cancelled() -> None:
     raise asyncio.CancelledError
 
 
+PLAIN = "return plain JSON types, a dataclass or a pydantic model"
 INVALID = "pgworkd.errors.InvalidPayload: result"
 RETURNED: list[tuple[Callable[[], Any], str]] = [
-    (return_a_set, f"{INVALID}.found is of type set, which JSON does not know: pass a list"),
+    (return_an_object, f"{INVALID}.found is of type object, which cannot be written as JSON: {PLAIN}"),
     (
         return_too_much,
         f"{INVALID} takes 1,048,578 bytes, 1,048,576 bytes are allowed: store the data elsewhere and pass a reference",

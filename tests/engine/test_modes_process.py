@@ -218,7 +218,7 @@ def _children(pid: int) -> list[int]:
 
 async def test_a_timeout_kills_the_process(dsn: str, db: asyncpg.Connection[Any], tmp_path: Path) -> None:
     path = tmp_path / "pid"
-    async with running(process_app(spin, add_nothing, timeout_s=1, max_attempts=1, concurrency=1), dsn):
+    async with running(process_app(spin, add_nothing, timeout_s=3, max_attempts=1, concurrency=1), dsn):
         # The time counts from the call, and the first one has a process to start and modules to import.
         await until(waits_for_status(db, await insert(db, "q", kind="add_nothing"), "completed"))
         job_id = await insert(db, "q", json.dumps({"path": str(path)}), kind="spin")
@@ -227,7 +227,7 @@ async def test_a_timeout_kills_the_process(dsn: str, db: asyncpg.Connection[Any]
         await until(waits_for_status(db, job_id, "dead"))
         assert not _lives(pid), "killed before it was settled"
         await until(waits_for_status(db, await insert(db, "q", kind="add_nothing"), "completed"))
-    assert await db.fetchval("SELECT error FROM pgworkd.jobs") == "Timeout: no result within 1 s"
+    assert await db.fetchval("SELECT error FROM pgworkd.jobs") == "Timeout: no result within 3 s"
 
 
 async def test_a_cancellation_kills_the_process(dsn: str, db: asyncpg.Connection[Any], tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import runpy
 
 import pytest
+from pydantic import BaseModel, ValidationError
 
 from pgworkd.failure import (
     FRAMES_MAX,
@@ -150,3 +151,29 @@ def test_a_huge_nested_group_stays_bounded():
     for depth in range(300):
         group = BaseExceptionGroup(f"level {depth} " + "g" * 5000, [group, *[OSError("o" * 5000)] * 20])
     assert_bounded(describe_error(group))
+
+
+def test_the_summary_is_one_line_that_steers_no_terminal():
+    facts = describe_error(ValueError("no\r\n  such\x1b[2Jnote\u2028 in\x85the\tbook\u202e"))
+    assert facts.summary == "ValueError: no such\\x1b[2Jnote in the book\\u202e"
+    assert facts.message.startswith("no\r\n  such"), "the history keeps what was said"
+    assert describe_error(ValueError("\n\n")).summary == "ValueError"
+    assert len(describe_error(ValueError("\x1b" * 4000)).summary.encode()) <= MESSAGE_BYTES_MAX
+
+
+class _Card(BaseModel):
+    number: int
+    names: list[int]
+
+
+def test_what_does_not_validate_is_not_shown():
+    card = {"number": "4111-secret", "names": ["hunter2"] * 20}
+    with pytest.raises(ValidationError) as caught:
+        _Card.model_validate(card)
+    facts = describe_error(caught.value)
+    assert facts.message.startswith("21 validation errors for _Card: number: Input should be a valid integer")
+    assert "; names.0: Input should be" in facts.message
+    assert facts.message.endswith("; ...")
+    kept = facts.message + facts.traceback + facts.summary
+    assert "secret" not in kept
+    assert "hunter2" not in kept

@@ -62,10 +62,10 @@ class _Odd:
     ("value", "said"),
     [
         (_Odd(), "result is of type _Odd, which cannot be written as JSON: return plain JSON types"),
-        ({"at": _AT, "odd": [_Odd()]}, "result['odd'][0] is of type _Odd"),
+        ({"at": _AT, "odd": [_Odd()]}, "result.odd[0] is of type _Odd"),
         (
             {"at": _AT, "raw": b"\xff"},
-            "result['raw'] is of type bytes, which cannot be written as JSON: encode it",
+            "result.raw is of type bytes, which cannot be written as JSON: encode it",
         ),
         ((n for n in range(3)), "result is of type generator, whose values are not taken: return a list"),
         ([_AT, float("nan")], "result[1] is nan"),

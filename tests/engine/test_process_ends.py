@@ -1,0 +1,53 @@
+"""A worker process that ends in the middle of a call is noticed, whatever it leaves behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import anyio
+import asyncpg
+import pytest
+
+from pgworkd.app import App
+from tests.kit import insert, running, until, waits_for_status
+
+
+def fork_and_die(payload: dict[str, Any]) -> None:
+    pid = os.fork()
+    if pid == 0:
+        time.sleep(60)
+        os._exit(0)
+    Path(payload["path"]).write_text(str(pid), encoding="ascii")
+    os._exit(3)
+
+
+def fork_and_answer(payload: dict[str, Any]) -> str:
+    pid = os.fork()
+    if pid == 0:
+        time.sleep(60)
+        os._exit(0)
+    Path(payload["path"]).write_text(str(pid), encoding="ascii")
+    return "answered"
+
+
+@pytest.mark.parametrize("handle", [fork_and_die, fork_and_answer])
+async def test_a_process_that_ends_is_noticed_while_one_that_it_forked_lives(
+    dsn: str, db: asyncpg.Connection[Any], tmp_path: Path, handle: Any
+) -> None:
+    app, path = App(), tmp_path / "pid"
+    app.handler("q", run_in="process", max_attempts=1)(handle)
+    try:
+        with anyio.fail_after(30):
+            async with running(app, dsn):
+                job_id = await insert(db, "q", '{"path": "' + str(path) + '"}')
+                await until(waits_for_status(db, job_id, "dead" if handle is fork_and_die else "completed"))
+    finally:
+        if path.exists():
+            os.kill(int(path.read_text(encoding="ascii")), signal.SIGKILL)
+    if handle is fork_and_die:
+        error = await db.fetchval("SELECT error FROM pgworkd.jobs")
+        assert error == "ChildDied: the process that ran the handler ended with exit code 3"
