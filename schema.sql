@@ -4,8 +4,8 @@
 -- An application inserts a row into `jobs`, in its own transaction. A trigger sends one NOTIFY per
 -- queue, and only if a pool of that queue is asleep. A daemon, registered in `workers`, calls claim():
 -- it takes the due rows in order of (priority, run_at, id), skipping what others hold, and marks them
--- `running` with its worker id; `attempts` rises by one and never falls, so (id, attempt) names this
--- very run for ever: the fence. The daemon proves that it lives by heartbeat(), one row for all its jobs.
+-- `running` with its worker id; `attempts` rises by one and never falls, so (id, attempt, worker)
+-- names this very run for ever: the fence. The daemon proves that it lives by heartbeat(), one row for all its jobs.
 --
 -- Each run ends in exactly one settle_...() call, which changes the row only if it is still `running`
 -- under the same attempt; whoever comes late changes nothing and is told so:
@@ -148,9 +148,10 @@ BEGIN
     END IF;
 END $$;
 
--- One process that claims. Its lease protects every job it runs. Ids are never used twice.
+-- One process that claims. Its lease protects every job it runs. `token` names the registration: when an id comes twice
+-- (a dump restored beside live workers, a failover that lost commits), whoever has it under another token is a stranger.
 CREATE TABLE IF NOT EXISTS workers (
-    id          integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    id          integer GENERATED ALWAYS AS IDENTITY (MAXVALUE 1000000000 CYCLE) PRIMARY KEY,
     name        text NOT NULL CHECK (char_length(name) <= 200),   -- host name unless set
     pid         integer NOT NULL,
     version     text NOT NULL,
@@ -161,12 +162,19 @@ CREATE TABLE IF NOT EXISTS workers (
     steady_since timestamptz NOT NULL DEFAULT clock(),            -- heartbeats without a gap since then
     lease_until timestamptz NOT NULL,
     lost_at     timestamptz,                                      -- set by rescue(); never cleared
-    schedules   text[]                                            -- those that stand in its code; NULL: it has not said
+    schedules   text[],                                           -- those that stand in its code; NULL: it has not said
+    token       uuid                                              -- NULL: restored by rescue(); such a row is never renewed
 );
 DO $$
 BEGIN
     IF NOT EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = 'pgworkd.workers'::regclass AND a.attname = 'schedules') THEN
         ALTER TABLE workers ADD COLUMN schedules text[];
+    END IF;
+    IF NOT EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = 'pgworkd.workers'::regclass AND a.attname = 'token') THEN
+        ALTER TABLE workers ADD COLUMN token uuid;
+        PERFORM setval('pgworkd.workers_id_seq', coalesce((SELECT max(w.id) FROM workers w WHERE w.id < 1000000000), 1))
+        FROM workers_id_seq q WHERE q.last_value >= 1000000000;
+        ALTER TABLE workers ALTER COLUMN id SET MAXVALUE 1000000000 SET CYCLE;
     END IF;
 END $$;
 
@@ -318,7 +326,7 @@ CREATE TABLE IF NOT EXISTS jobs (
     CONSTRAINT dedupe_until_needs_a_dedupe_key CHECK (dedupe_until IS NULL OR dedupe_key IS NOT NULL),
     CONSTRAINT running_jobs_and_only_they_have_a_worker
         CHECK ((status = 'running') = (worker_id IS NOT NULL)),
-    -- rescue() restores an unknown worker and moves the sequence past it: an absurd id would use up all others.
+    -- rescue() restores an unknown worker; the sequence of ids comes round at this bound.
     CONSTRAINT worker_id_must_be_1_to_a_billion CHECK (worker_id BETWEEN 1 AND 1000000000),
     CONSTRAINT counters_must_not_be_negative CHECK (attempts >= 0 AND failures >= 0 AND losses >= 0 AND waiting_on >= 0),
     CONSTRAINT blocked_jobs_need_a_serialize_key_or_depend
@@ -561,18 +569,41 @@ CREATE INDEX IF NOT EXISTS audit_job ON audit (job_id, id) WHERE job_id IS NOT N
 -- 3 Worker life
 -- ------------------------------------------------------------------------------------------------
 
--- Enters a worker with its first lease. Locks nothing.
-CREATE OR REPLACE FUNCTION register(p_name text, p_pid int, p_version text, p_lease_s real) RETURNS int
-LANGUAGE sql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
-    INSERT INTO workers (name, pid, version, lease_s, lease_until)
-    VALUES (left(p_name, 200), p_pid, p_version, p_lease_s, clock() + make_interval(secs => p_lease_s))
-    RETURNING id
-$$;
+-- What has another signature since it was installed: without the token of the worker.
+DROP FUNCTION IF EXISTS register(text, int, text, real);
+DROP FUNCTION IF EXISTS heartbeat(int, text);
+DROP FUNCTION IF EXISTS sign_off(int);
+DROP FUNCTION IF EXISTS claim(int, text, int, text[], int[], int[], float8[], uuid[], int);
+DROP FUNCTION IF EXISTS settle_completed(uuid[], int[], text[], text[], timestamptz[], int[], text);
+DROP FUNCTION IF EXISTS settle_and_claim(uuid[], int[], text[], int, text, int, text[], int[], int[], float8[], uuid[], int);
+DROP FUNCTION IF EXISTS settle_failed(uuid[], int[], float8[], boolean[], text[], text[], text[], timestamptz[], int[]);
+DROP FUNCTION IF EXISTS settle_released(uuid[], int[], float8[], text[]);
+DROP FUNCTION IF EXISTS settle_ended(uuid[], int[], text[], text[]);
+DROP FUNCTION IF EXISTS running_of(int, float8);
 
--- Renews the lease; false: the worker is lost, its jobs belong to others. A gap of more than half a lease since the last
+-- Enters a worker with its first lease, under a token that it has drawn itself; its id. Ids that are taken, by a row or by
+-- running jobs, are passed over: a sequence may be behind (logical replication does not carry it) or come round. Locks nothing.
+CREATE OR REPLACE FUNCTION register(p_name text, p_pid int, p_version text, p_lease_s real,
+                                    p_token uuid DEFAULT gen_random_uuid()) RETURNS int
+LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
+DECLARE
+    v_id int;
+BEGIN
+    LOOP
+        INSERT INTO workers AS w (name, pid, version, lease_s, lease_until, token)
+        VALUES (left(p_name, 200), p_pid, p_version, p_lease_s, clock() + make_interval(secs => p_lease_s), p_token)
+        ON CONFLICT (id) DO NOTHING RETURNING w.id INTO v_id;
+        CONTINUE WHEN NOT FOUND;
+        EXIT WHEN NOT EXISTS (SELECT FROM jobs j WHERE j.worker_id = v_id AND j.status = 'running');
+        DELETE FROM workers w WHERE w.id = v_id;  -- rescue() restores it for those jobs
+    END LOOP;
+    RETURN v_id;
+END $$;
+
+-- Renews the lease; false: the worker is lost, or its id is somebody else's, and its jobs belong to others. A gap of more than half a lease since the last
 -- heartbeat (an outage, a freeze, a clock jump) makes the worker unsteady: it must not rescue others for one lease.
 -- Touches no other table, so that whoever locks the jobs costs no lease. Locks the worker's row.
-CREATE OR REPLACE FUNCTION heartbeat(p_worker int, p_state text) RETURNS boolean
+CREATE OR REPLACE FUNCTION heartbeat(p_worker int, p_token uuid, p_state text) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
 BEGIN
     UPDATE workers w
@@ -581,7 +612,7 @@ BEGIN
         steady_since = CASE WHEN w.seen_at > clock() OR w.steady_since > clock()
                               OR w.seen_at < clock() - make_interval(secs => w.lease_s / 2)
                             THEN clock() ELSE w.steady_since END
-    WHERE w.id = p_worker AND w.lost_at IS NULL;
+    WHERE w.id = p_worker AND w.token = p_token AND w.lost_at IS NULL;
     RETURN FOUND;
 END $$;
 
@@ -705,17 +736,20 @@ LANGUAGE sql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
 $$;
 
 -- Ends a worker that runs nothing any more; false if it still has running jobs, whose protection its
--- row is (rescue() will take them). The row of one that was taken for lost is rescue()'s to delete. Locks the worker's
--- row, which also stops a claim under way.
-CREATE OR REPLACE FUNCTION sign_off(p_worker int) RETURNS boolean
+-- row is (rescue() will take them). The row of one that was taken for lost is rescue()'s to delete, and what stands under
+-- another token is somebody else's. Locks the worker's row, which also stops a claim under way.
+CREATE OR REPLACE FUNCTION sign_off(p_worker int, p_token uuid) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
 BEGIN
+    IF EXISTS (SELECT FROM workers WHERE id = p_worker AND token <> p_token) THEN
+        RETURN true;
+    END IF;
     DELETE FROM pools WHERE worker_id = p_worker;
     PERFORM FROM workers WHERE id = p_worker FOR UPDATE;
     IF EXISTS (SELECT FROM jobs WHERE worker_id = p_worker AND status = 'running') THEN
         RETURN false;
     END IF;
-    DELETE FROM workers WHERE id = p_worker AND lost_at IS NULL;
+    DELETE FROM workers WHERE id = p_worker AND token = p_token AND lost_at IS NULL;
     RETURN true;
 END $$;
 
@@ -760,7 +794,7 @@ CREATE OR REPLACE FUNCTION is_within(p_payload jsonb, p_meta jsonb, p_bytes int)
 -- queue where keys or limits count, then due rows with SKIP LOCKED. Raises PW001 when the worker's lease is gone.
 CREATE OR REPLACE FUNCTION claim(p_worker int, p_queue text, p_limit int, p_kinds text[] DEFAULT '{}', p_budgets int[] DEFAULT '{}',
                                  p_priorities int[] DEFAULT '{}', p_run_ats float8[] DEFAULT '{}', p_positions uuid[] DEFAULT '{}',
-                                 p_ended int DEFAULT 0)
+                                 p_ended int DEFAULT 0, p_token uuid DEFAULT NULL)
 RETURNS TABLE (id uuid, kind text, payload text, attempt int, failures int, max_attempts int, timeout_s real,
                priority int, losses int, run_at float8, created_at float8, schedule text, occurrence float8, meta text,
                serialize_key text)
@@ -794,7 +828,8 @@ DECLARE
     v_again_s  float8;                           -- when a rate of the queue, ...
     v_turn_s   float8;                           -- ... or of a key, will let the next start
 BEGIN
-    PERFORM FROM workers w WHERE w.id = p_worker AND w.lost_at IS NULL AND w.lease_until > v_now FOR KEY SHARE;
+    PERFORM FROM workers w
+    WHERE w.id = p_worker AND (p_token IS NULL OR w.token = p_token) AND w.lost_at IS NULL AND w.lease_until > v_now FOR KEY SHARE;
     IF NOT FOUND THEN
         RAISE EXCEPTION 'worker % has no lease', p_worker USING ERRCODE = 'PW001',
             HINT = 'Its lease ran out and its jobs were taken back: register again.';
@@ -1504,6 +1539,8 @@ END $$;
 -- 6 Settle: all ways out of `running`. Arrays are parallel, one element per attempt. Each function
 -- locks the rows it changes and answers with those it changed; an id that is missing from the answer
 -- was settled before, or its attempt is no longer the running one.
+-- The fence is (id, attempt, worker): the attempts must run under p_worker (NULL, for people who act by hand: whoever's), and
+-- that id must not be somebody else's by now, under another token than p_token. That is looked up once per call, without a lock.
 -- The plan is the same whatever the statistics say: the primary key at these ids, hashed against the
 -- arrays; both come in order of id, so rows are locked in that order (work_mem: a hash that is split into
 -- parts would lose it). `worker_id IS NOT NULL` means running (a CHECK says so) and keeps the planner off the index on
@@ -1515,7 +1552,8 @@ END $$;
 -- for them, and batches (with payload and result only where a batch streams), frees keys, and wakes pools whose queue's
 -- limits have room again, but for p_quiet, whose caller does so.
 CREATE OR REPLACE FUNCTION settle_completed(p_ids uuid[], p_attempts int[], p_results text[], p_schedules text[] DEFAULT NULL,
-                                 p_next timestamptz[] DEFAULT NULL, p_revisions int[] DEFAULT NULL, p_quiet text DEFAULT NULL)
+                                 p_next timestamptz[] DEFAULT NULL, p_revisions int[] DEFAULT NULL, p_quiet text DEFAULT NULL,
+                                 p_worker int DEFAULT NULL, p_token uuid DEFAULT NULL)
 RETURNS uuid[]
 LANGUAGE plpgsql VOLATILE
 SET search_path = pgworkd, pg_catalog, pg_temp
@@ -1540,6 +1578,7 @@ BEGIN
         DELETE FROM jobs j
         USING (SELECT * FROM unnest(p_ids, p_attempts, p_results) AS u (id, attempt, result) ORDER BY u.id) s
         WHERE j.id = ANY (p_ids) AND j.id = s.id AND j.attempts = s.attempt AND j.worker_id IS NOT NULL
+          AND (p_worker IS NULL OR j.worker_id = p_worker AND NOT EXISTS (SELECT FROM workers w WHERE w.id = p_worker AND w.token <> p_token))
         RETURNING j.*, s.result
     ), kept AS (
         INSERT INTO finished_jobs (id, finished_at, run_at, created_at, started_at, failed_at, occurrence, batch_id,
@@ -1614,7 +1653,7 @@ END $$;
 -- as settle_completed, then as claim. Raises PW001.
 CREATE OR REPLACE FUNCTION settle_and_claim(p_ids uuid[], p_attempts int[], p_results text[], p_worker int, p_queue text, p_limit int,
                                  p_kinds text[], p_budgets int[], p_priorities int[], p_run_ats float8[], p_positions uuid[],
-                                 p_ended int DEFAULT 0)
+                                 p_ended int DEFAULT 0, p_token uuid DEFAULT NULL)
 RETURNS TABLE (won uuid[], id uuid, kind text, payload text, attempt int, failures int, max_attempts int, timeout_s real,
                priority int, losses int, run_at float8, created_at float8, schedule text, occurrence float8, meta text,
                serialize_key text)
@@ -1624,11 +1663,11 @@ DECLARE
     v_claimed int;
 BEGIN
     PERFORM FROM workers w WHERE w.id = p_worker FOR KEY SHARE;
-    won := settle_completed(p_ids, p_attempts, p_results, p_quiet => p_queue);
+    won := settle_completed(p_ids, p_attempts, p_results, p_quiet => p_queue, p_worker => p_worker, p_token => p_token);
     RETURN NEXT;
     RETURN QUERY SELECT NULL::uuid[], c.*
                  FROM claim(p_worker, p_queue, p_limit, p_kinds, p_budgets, p_priorities, p_run_ats, p_positions,
-                            CASE WHEN cardinality(won) = cardinality(p_ids) THEN p_ended ELSE 0 END) c;
+                            CASE WHEN cardinality(won) = cardinality(p_ids) THEN p_ended ELSE 0 END, p_token) c;
     GET DIAGNOSTICS v_claimed = ROW_COUNT;
     IF v_claimed < cardinality(p_ids) AND EXISTS (SELECT FROM queues q WHERE q.name = p_queue AND q.limited) THEN
         PERFORM wake(ARRAY[p_queue]);  -- the limit has room for others
@@ -1640,7 +1679,8 @@ END $$;
 -- type, message, traceback, worker). A job whose cancellation was asked for is cancelled instead of waiting.
 CREATE OR REPLACE FUNCTION settle_failed(p_ids uuid[], p_attempts int[], p_delays_s float8[], p_permanent boolean[],
                               p_messages text[], p_errors text[], p_schedules text[] DEFAULT NULL,
-                              p_next timestamptz[] DEFAULT NULL, p_revisions int[] DEFAULT NULL)
+                              p_next timestamptz[] DEFAULT NULL, p_revisions int[] DEFAULT NULL,
+                                 p_worker int DEFAULT NULL, p_token uuid DEFAULT NULL)
 RETURNS TABLE (id uuid, status text)
 LANGUAGE plpgsql VOLATILE
 SET search_path = pgworkd, pg_catalog, pg_temp
@@ -1670,6 +1710,7 @@ BEGIN
         FROM (SELECT * FROM unnest(p_ids, p_attempts, p_delays_s, p_permanent, p_messages, p_errors)
                   AS u (id, attempt, delay_s, permanent, message, error) ORDER BY u.id) s
         WHERE j.id = ANY (p_ids) AND j.id = s.id AND j.attempts = s.attempt AND j.worker_id IS NOT NULL
+          AND (p_worker IS NULL OR j.worker_id = p_worker AND NOT EXISTS (SELECT FROM workers w WHERE w.id = p_worker AND w.token <> p_token))
         RETURNING j.id, j.status, j.schedule, j.cancel_requested_at, j.queue, j.batch_id,
                   CASE WHEN j.status = 'dead' OR j.yields OR j.cancel_requested_at IS NOT NULL
                        THEN j.serialize_key END AS freed_key  -- now or when it is cancelled below: see lock_queues()
@@ -1709,7 +1750,7 @@ END $$;
 
 -- Released: the job goes back, no budget spent. p_delays_s NULL keeps its due time and so its place in
 -- line; p_messages, where not NULL, says why. Other daemons are woken.
-CREATE OR REPLACE FUNCTION settle_released(p_ids uuid[], p_attempts int[], p_delays_s float8[], p_messages text[])
+CREATE OR REPLACE FUNCTION settle_released(p_ids uuid[], p_attempts int[], p_delays_s float8[], p_messages text[], p_worker int DEFAULT NULL, p_token uuid DEFAULT NULL)
 RETURNS uuid[]
 LANGUAGE plpgsql VOLATILE
 SET search_path = pgworkd, pg_catalog, pg_temp
@@ -1733,6 +1774,7 @@ BEGIN
         FROM (SELECT * FROM unnest(p_ids, p_attempts, p_delays_s, p_messages)
                   AS u (id, attempt, delay_s, message) ORDER BY u.id) s
         WHERE j.id = ANY (p_ids) AND j.id = s.id AND j.attempts = s.attempt AND j.worker_id IS NOT NULL
+          AND (p_worker IS NULL OR j.worker_id = p_worker AND NOT EXISTS (SELECT FROM workers w WHERE w.id = p_worker AND w.token <> p_token))
         RETURNING j.id, j.queue, j.run_at, s.delay_s, j.cancel_requested_at, j.serialize_key
     )
     SELECT array_agg(e.id), array_agg(e.id) FILTER (WHERE e.cancel_requested_at IS NOT NULL),
@@ -1757,7 +1799,7 @@ BEGIN
 END $$;
 
 -- Ended without success and for good: p_statuses is 'cancelled' or 'expired' per job.
-CREATE OR REPLACE FUNCTION settle_ended(p_ids uuid[], p_attempts int[], p_statuses text[], p_messages text[])
+CREATE OR REPLACE FUNCTION settle_ended(p_ids uuid[], p_attempts int[], p_statuses text[], p_messages text[], p_worker int DEFAULT NULL, p_token uuid DEFAULT NULL)
 RETURNS uuid[]
 LANGUAGE plpgsql VOLATILE
 SET search_path = pgworkd, pg_catalog, pg_temp
@@ -1778,6 +1820,7 @@ BEGIN
           FROM jobs j JOIN unnest(p_ids, p_attempts, p_statuses, p_messages) AS s (id, attempt, status, message)
             ON j.id = s.id
           WHERE j.id = ANY (p_ids) AND j.attempts = s.attempt AND j.worker_id IS NOT NULL
+            AND (p_worker IS NULL OR j.worker_id = p_worker AND NOT EXISTS (SELECT FROM workers w WHERE w.id = p_worker AND w.token <> p_token))
           ORDER BY j.id FOR UPDATE OF j) x;
     IF v_batches IS NOT NULL THEN
         PERFORM lock_trees(v_batches);  -- there may be several burials
@@ -2126,7 +2169,7 @@ BEGIN
     WHERE w.lease_until > v_now + make_interval(secs => 2 * w.lease_s);
 
     -- Running jobs whose worker has no row (someone deleted it): the row is restored with one lease, as long as
-    -- the longest of the others, in which a living worker finds itself again and a dead one is rescued.
+    -- the longest of the others, in which a living worker finds out that it has lost them. The row has no token, so nobody renews it.
     INSERT INTO workers (id, name, pid, version, state, lease_s, lease_until)
     OVERRIDING SYSTEM VALUE
     SELECT r.worker_id, 'unknown', 0, '', 'vanished', l.lease_s, v_now + make_interval(secs => l.lease_s)
@@ -2138,10 +2181,6 @@ BEGIN
           SELECT s.worker_id FROM seen s WHERE s.worker_id IS NOT NULL) r
     WHERE NOT EXISTS (SELECT FROM workers w WHERE w.id = r.worker_id)
     ON CONFLICT DO NOTHING;
-    IF FOUND THEN  -- an id that no sequence gave must not be given again
-        PERFORM setval('pgworkd.workers_id_seq', m.id) FROM (SELECT max(w.id) AS id FROM workers w) m
-        WHERE m.id > (SELECT q.last_value FROM workers_id_seq q);
-    END IF;
 
     SELECT array_agg(l.id) INTO v_lost
     FROM (SELECT w.id FROM workers w
@@ -2201,12 +2240,25 @@ END $$;
 
 -- The running attempts of a worker that began more than p_age_s ago. The worker compares them with what
 -- it holds: one that it does not hold is a stray, claimed by a call whose answer was lost, and is given
--- back by settle_released. Locks nothing.
-CREATE OR REPLACE FUNCTION running_of(p_worker int, p_age_s float8) RETURNS TABLE (id uuid, attempt int)
+-- back by settle_released. None under another token than the worker's own: those are somebody else's. Locks nothing.
+CREATE OR REPLACE FUNCTION running_of(p_worker int, p_token uuid, p_age_s float8) RETURNS TABLE (id uuid, attempt int)
 LANGUAGE sql STABLE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
     SELECT j.id, j.attempts FROM jobs j
     WHERE j.worker_id = p_worker AND j.status = 'running' AND j.started_at < clock() - make_interval(secs => p_age_s)
+      AND NOT EXISTS (SELECT FROM workers w WHERE w.id = p_worker AND w.token <> p_token)
 $$;
+
+-- Moves each sequence that is behind the ids in its table up to them: logical replication carries rows, but not sequences.
+-- For `migrate`. Locks nothing.
+CREATE OR REPLACE FUNCTION mend_sequences() RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM setval('pgworkd.workers_id_seq', m.id)
+    FROM (SELECT max(w.id) AS id FROM workers w WHERE w.token IS NOT NULL) m, workers_id_seq q
+    WHERE m.id > q.last_value;
+    PERFORM setval('pgworkd.audit_id_seq', m.id) FROM (SELECT max(a.id) AS id FROM audit a) m, audit_id_seq q
+    WHERE m.id > q.last_value;
+END $$;
 
 -- Ends jobs that were never started and whose expires_at has passed, and frees dedupe_keys that were kept long enough,
 -- at most p_limit of each. Answers how many of what was more. Locks them with SKIP LOCKED.
@@ -3950,6 +4002,7 @@ FROM workers w;
 REVOKE EXECUTE ON FUNCTION ensure_partitions, drop_partition, forget_rows, jobs_inserted, jobs_key_wanted, enqueue, create_batch, job_added, add_jobs,
     seal_batch, batch_sealed, stream_created, depend, dependencies_added, await_results FROM PUBLIC;
 
+SELECT mend_sequences();
 SELECT ensure_partitions();
 INSERT INTO schema_version AS v (version) VALUES (1)
 ON CONFLICT (only_row) DO UPDATE SET version = excluded.version, installed_at = excluded.installed_at

@@ -99,11 +99,13 @@ class Chores:
 
         `age_s`: since they were claimed, so that no answer is on its way. Raises PgworkdError.
         """
-        running = await self._store.running_of(self._owner.worker_id, age_s)
+        worker_id = self._owner.worker_id
+        running = await self._store.running_of(worker_id, age_s)
         strays = [(i, a) for i, a in running if self._holdings.find(i, a) is None]
         if strays:
             ids, attempts = [i for i, _ in strays], [a for _, a in strays]
-            released = await self._store.settle_released(ids, attempts, [None] * len(ids), [None] * len(ids))
+            none = [None] * len(ids)
+            released = await self._store.settle_released(ids, attempts, none, none, worker_id)
             self._events.emit(events.STRAYS_RELEASED, count=len(released))
 
     async def _repeat(self, chore: Callable[[], Awaitable[float]]) -> None:

@@ -99,7 +99,6 @@ GRANT INSERT, UPDATE, DELETE ON pgworkd.jobs, pgworkd.workers, pgworkd.pools, pg
 GRANT INSERT ON pgworkd.finished_jobs, pgworkd.audit TO {worker};
 GRANT UPDATE, DELETE ON pgworkd.batches, pgworkd.result_waiters TO {worker};
 GRANT DELETE ON pgworkd.batch_additions, pgworkd.job_dependencies TO {worker};
-GRANT SELECT, UPDATE ON SEQUENCE pgworkd.workers_id_seq TO {worker};  -- rescue() moves it past ids it did not give
 GRANT EXECUTE ON FUNCTION
     pgworkd.register, pgworkd.heartbeat, pgworkd.wanted, pgworkd.sign_off, pgworkd.set_pool, pgworkd.drop_pool, pgworkd.notify_pools, pgworkd.wake,
     pgworkd.claim, pgworkd.is_within, pgworkd.payloads, pgworkd.clock_after_waiting, pgworkd.next_due, pgworkd.in_time,

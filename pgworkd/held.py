@@ -12,6 +12,7 @@ import anyio
 from .cancellation import RunScope
 from .job import Job, Reason
 from .link import CUT_AFTER_S
+from .registration import token_of
 from .store import Claimed
 
 
@@ -51,9 +52,11 @@ class Held:
     flagged = False
     """Has been reported as slow."""
 
-    def __init__(self, claimed: Claimed, queue: str) -> None:
+    def __init__(self, claimed: Claimed, queue: str, worker_id: int | None = None) -> None:
+        """`worker_id`: under which it was claimed, which a daemon may have lost since."""
         self.claimed = claimed
         self.queue = queue
+        self.worker_id = worker_id
 
     def facts(self) -> dict[str, object]:
         """What every event about this attempt says."""
@@ -103,12 +106,19 @@ class Holdings:
     def __iter__(self) -> Iterator[Held]:
         return iter(list(self._by_id.values()))
 
-    def add(self, held: Held) -> None:
-        """Notes a claimed attempt. An older attempt of the same job, if we still hold one, is ours no more."""
+    def add(self, held: Held) -> bool:
+        """Notes a claimed attempt; False: it is in flight here already, and must not be started again.
+
+        That happens when the database has lost the commit of a claim (a failover). An older attempt of the same job,
+        or the same under a worker id that was lost, is ours no more.
+        """
         older = self._by_id.setdefault(held.claimed.id, held)
         if older is not held:
+            if older.claimed.attempt == held.claimed.attempt and token_of(older.worker_id) == token_of(held.worker_id):
+                return False
             older.stop(Reason.FENCE)
             self._by_id[held.claimed.id] = held
+        return True
 
     def remove(self, held: Held) -> None:
         """Forgets a settled attempt."""

@@ -154,7 +154,7 @@ class Lease:
             self._call_home(self._lessee.lease_trouble, error)
             share = random.uniform(0.2, 1.0)  # noqa: S311 # nosec B311 # jitter, no secret
             return share * min(1.0, self._heartbeat_s)
-        return self._heartbeat_s if worker_id == self.worker_id else 0.0
+        return self._heartbeat_s if worker_id is self.worker_id else 0.0
 
     async def _renew(self, store: LeaseStore, worker_id: int) -> bool:
         """Whether the lease of that worker was renewed, and it is still ours."""
@@ -163,7 +163,7 @@ class Lease:
             renewed = await store.heartbeat(worker_id, self.state)
         finally:
             self.tried_at_s = boot_time_s()
-        if worker_id != self.worker_id:
+        if worker_id is not self.worker_id:  # the same number may come twice, under another token
             return False
         if renewed:
             self.renewed_at_s = sent_at_s

@@ -9,6 +9,7 @@ from typing import Any
 from uuid import UUID
 
 from .link import Link, LinkOptions
+from .registration import token_of
 from .schema import VERSION
 
 _WANTED = """SELECT cancel_ids, cancel_attempts, settings, settings_version, differing,
@@ -38,7 +39,9 @@ class LeaseStore:
 
     async def heartbeat(self, worker_id: int, state: str) -> bool:
         """Renews the lease; False if the worker is lost."""
-        return bool(await self._link.value("SELECT pgworkd.heartbeat($1, $2)", worker_id, state))
+        return bool(
+            await self._link.value("SELECT pgworkd.heartbeat($1, $2, $3)", worker_id, token_of(worker_id), state)
+        )
 
     async def wanted(self, worker_id: int) -> Wanted:
         """What the worker should know."""

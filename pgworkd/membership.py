@@ -41,7 +41,7 @@ class Membership:
         heartbeat_s: float,
         end_process: Callable[[str], None],
     ) -> None:
-        self.worker_id = 0
+        self.worker_id = 0  # a Registration, once there is one
         self.lease: Lease | None = None
         self.live = LiveSettings(events_, self.poke)
         self.stopping = False
@@ -127,7 +127,7 @@ class Membership:
                     return f"could not sign off: {error}"
                 await outage.wait(error)
             else:
-                if worker_id == self.worker_id:  # else a new one was being registered
+                if worker_id is self.worker_id:  # else a new one was being registered
                     return None
 
     async def run(self) -> None:

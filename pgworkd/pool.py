@@ -237,7 +237,7 @@ class Pool:
             asked = self._ask()
             claimed = await self._store.claim(asked.order)
             took_s, dry = anyio.current_time() - asked.at, not self._slots.work
-            self._give(claimed)
+            self._give(asked, claimed)
             if dry and len(claimed) < asked.order.limit:
                 await asyncio.sleep(0)  # who waits for work goes first; but for the next claim, where there is more
             self._learn(asked, claimed, took_s, dry=dry)
@@ -283,13 +283,11 @@ class Pool:
         fixed = (self._fleet.worker_id, self.queue, min(self._room(), at_most), self._kinds, self._budgets)
         return Asked(ClaimOrder(*fixed, *self._cursor.start(now), ended), now)
 
-    def _give(self, claimed: Claims) -> None:
+    def _give(self, asked: Asked, claimed: Claims) -> None:
         if not self._slots.work:
             self._begun, self._begun_at = self._slots.begun, anyio.current_time()
-        for row in claimed:
-            held = Held(row, self.queue)
-            self._holdings.add(held)
-            self._slots.work.append(held)
+        new = (held for row in claimed if self._holdings.add(held := Held(row, self.queue, asked.order.worker_id)))
+        self._slots.work.extend(new)
         if not self._fleet.may_claim:
             # The daemon began to stop, or was fenced, while the claim was on its way.
             self.give_back(Reason.SHUTDOWN if self._fleet.stopping else Reason.FENCE)
@@ -335,7 +333,7 @@ class Pool:
         self._along = None
         if claimed is not None:
             took_s, dry = anyio.current_time() - asked.at, not self._slots.work
-            self._give(claimed)
+            self._give(asked, claimed)
             self._learn(asked, claimed, took_s, dry=dry)
         if claimed is None or self._more or not self.limited:
             self.look()  # more slots may have become free meanwhile

@@ -263,7 +263,8 @@ class Runner:
                 yield connection
                 result = None if job.result is None else encode_result(job.result)
                 following = self._planner.following(held)
-                if not await self._store.complete_on(connection, job.id, job.attempt, result, following):
+                ended = (job.id, job.attempt, result, following, held.worker_id)
+                if not await self._store.complete_on(connection, *ended):
                     raise LeaseLost(f"attempt {job.attempt} of job {job.id} is no longer ours; nothing was written")
         except OutcomeUnknown:
             held.unheard = True

@@ -20,6 +20,7 @@ from .events import Events
 from .held import Held, Holdings
 from .job import Ending, Outcome
 from .outage import Outage
+from .registration import token_of
 from .schedule_store import Occurrence
 from .store import Claims, FailedAttempt, Store
 
@@ -156,10 +157,10 @@ class Settler:
         return batch
 
     async def _flush(self, batch: Sequence[Item]) -> None:
-        groups: dict[Ending, list[Item]] = {}
+        groups: dict[tuple[Ending, UUID | None], list[Item]] = {}
         for item in batch:
-            groups.setdefault(item[1].ending, []).append(item)
-        for ending, items in groups.items():
+            groups.setdefault((item[1].ending, token_of(item[0].worker_id)), []).append(item)
+        for (ending, _), items in groups.items():
             if ending is Ending.SETTLED:
                 self._report(items, "completed")
                 continue
@@ -178,6 +179,9 @@ class Settler:
         ended = sum(held.queue == items[0][0].queue for held, _ in items)
         asked = claimer.ask_along(ended, next_in_line=any(held.claimed.serialize_key for held, _ in items))
         if asked is None:
+            return False
+        if token_of(asked.order.worker_id) != token_of(_worker(items)):  # registered anew since these were claimed
+            claimer.answered(asked, None)
             return False
         claimed = None
         try:
@@ -201,7 +205,7 @@ class Settler:
                 statuses = await verb(self, items)
                 if unheard and not isinstance(statuses, str):
                     # What is missing may be ours all the same: hooks that wait for a death must hear of it.
-                    statuses = await self._store.settled(*_keys(items)) | statuses
+                    statuses = await self._store.settled(*_keys(items), _worker(items)) | statuses
             except PgworkdError as error:
                 unheard = unheard or isinstance(error, OutcomeUnknown)
                 if isinstance(error, DatabaseError) and error.sqlstate[:2] in ABOUT_THE_DATA:
@@ -257,7 +261,8 @@ class Settler:
 
     async def _complete(self, items: Sequence[Item]) -> Statuses:
         ids, attempts = _keys(items)
-        won = await self._store.settle_completed(ids, attempts, [o.result for _, o in items], self._following(items))
+        results, following = [o.result for _, o in items], self._following(items)
+        won = await self._store.settle_completed(ids, attempts, results, following, _worker(items))
         return "completed" if len(won) == len(items) else dict.fromkeys(won, "completed")
 
     async def _fail(self, items: Sequence[Item]) -> Statuses:
@@ -272,18 +277,18 @@ class Settler:
             )
             for held, outcome in items
         ]
-        return await self._store.settle_failed(failed, self._following(items))
+        return await self._store.settle_failed(failed, self._following(items), _worker(items))
 
     async def _release(self, items: Sequence[Item]) -> Statuses:
         ids, attempts = _keys(items)
-        delays = [o.delay_s for _, o in items]
-        won = await self._store.settle_released(ids, attempts, delays, [o.message for _, o in items])
+        delays, messages = [o.delay_s for _, o in items], [o.message for _, o in items]
+        won = await self._store.settle_released(ids, attempts, delays, messages, _worker(items))
         return dict.fromkeys(won, "pending")
 
     async def _cancel(self, items: Sequence[Item]) -> Statuses:
         ids, attempts = _keys(items)
-        statuses = [o.ending.value for _, o in items]
-        won = await self._store.settle_ended(ids, attempts, statuses, [o.message for _, o in items])
+        statuses, messages = [o.ending.value for _, o in items], [o.message for _, o in items]
+        won = await self._store.settle_ended(ids, attempts, statuses, messages, _worker(items))
         ended = {held.claimed.id: outcome.ending.value for held, outcome in items}
         return {job_id: ended[job_id] for job_id in won}
 
@@ -305,3 +310,8 @@ def _size(item: Item) -> int:
 
 def _keys(items: Sequence[Item]) -> tuple[list[Any], list[int]]:
     return [held.claimed.id for held, _ in items], [held.claimed.attempt for held, _ in items]
+
+
+def _worker(items: Sequence[Item]) -> int | None:
+    """Under whose id these were claimed: those of a flush have one in common."""
+    return items[0][0].worker_id

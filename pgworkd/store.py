@@ -10,10 +10,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from .errors import PgworkdError
 from .link import Link, LinkOptions, Listener, Transactions
+from .registration import Registration, token_of
 from .schedule_store import Occurrence, ScheduleStore, columns
 
 CHANNEL = "pgworkd"
@@ -108,21 +109,25 @@ class FailedAttempt(NamedTuple):
 
 
 _CLAIM = """SELECT id, kind, payload, attempt, failures, max_attempts, timeout_s, priority, losses, run_at,
-    created_at, schedule, occurrence, meta, serialize_key FROM pgworkd.claim($1, $2, $3, $4, $5, $6, $7, $8, $9)"""
+    created_at, schedule, occurrence, meta, serialize_key FROM pgworkd.claim($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)"""
 _SETTLE_AND_CLAIM = """SELECT won, id, kind, payload, attempt, failures, max_attempts, timeout_s, priority, losses,
     run_at, created_at, schedule, occurrence, meta, serialize_key
-    FROM pgworkd.settle_and_claim($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)"""
+    FROM pgworkd.settle_and_claim($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)"""
 _PAYLOADS = "SELECT id, payload, meta FROM pgworkd.payloads($1, $2, $3)"
-_COMPLETED = "SELECT pgworkd.settle_completed($1, $2, $3, $4, $5, $6)"
-_FAILED = "SELECT id, status FROM pgworkd.settle_failed($1, $2, $3, $4, $5, $6, $7, $8, $9)"
-_RELEASED = "SELECT pgworkd.settle_released($1, $2, $3, $4)"
-_ENDED = "SELECT pgworkd.settle_ended($1, $2, $3, $4)"
+_COMPLETED = "SELECT pgworkd.settle_completed($1, $2, $3, $4, $5, $6, NULL, $7, $8)"
+_FAILED = "SELECT id, status FROM pgworkd.settle_failed($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)"
+_RELEASED = "SELECT pgworkd.settle_released($1, $2, $3, $4, $5, $6)"
+_ENDED = "SELECT pgworkd.settle_ended($1, $2, $3, $4, $5, $6)"
 _SETTLED = """SELECT a.id, a.status::text FROM unnest($1::uuid[], $2::int[]) AS s (id, attempt)
     JOIN pgworkd.all_jobs a ON a.id = s.id AND a.attempts = s.attempt AND a.status <> 'running'
-    WHERE a.id = ANY ($1)
+    WHERE a.id = ANY ($1) AND ($3::int IS NULL OR coalesce(a.worker_id, $3) = $3)
       AND NOT coalesce(a.errors -> -1 @> jsonb_build_object('type', 'lost', 'attempt', s.attempt), false)"""
 _RESCUE = "SELECT id, queue, kind, attempt, status, worker_id, worker, error FROM pgworkd.rescue($1, $2)"
 _KEPT_LONGER = "SELECT name, keep_s FROM pgworkd.queues WHERE keep_s > $1"
+
+
+def _fence(worker_id: int | None) -> tuple[int | None, UUID | None]:
+    return worker_id, token_of(worker_id)
 
 
 class Store(ScheduleStore):
@@ -144,9 +149,11 @@ class Store(ScheduleStore):
 
     # Worker life
 
-    async def register(self, name: str, pid: int, version: str, lease_s: float) -> int:
-        """Enters a worker; its id, never used before."""
-        return int(await self._rest.value("SELECT pgworkd.register($1, $2, $3, $4)", name, pid, version, lease_s))
+    async def register(self, name: str, pid: int, version: str, lease_s: float) -> Registration:
+        """Enters a worker under an id and a token that no other has."""
+        args = (name, pid, version, lease_s, token := uuid4())
+        worker_id = await self._rest.value("SELECT pgworkd.register($1, $2, $3, $4, $5)", *args)
+        return Registration.of(worker_id, token)
 
     async def set_pool(
         self, worker_id: int, queue: str, concurrency: int, *, asleep: bool, code: tuple[int, str]
@@ -161,7 +168,7 @@ class Store(ScheduleStore):
 
     async def sign_off(self, worker_id: int) -> bool:
         """Ends a worker; False if it still has running jobs or is lost."""
-        return bool(await self._rest.value("SELECT pgworkd.sign_off($1)", worker_id))
+        return bool(await self._rest.value("SELECT pgworkd.sign_off($1, $2)", worker_id, token_of(worker_id)))
 
     async def warm_up(self, worker_id: int) -> None:
         """Lets both hot connections plan their statements, which takes tens of milliseconds, before there is a job."""
@@ -173,13 +180,14 @@ class Store(ScheduleStore):
 
     async def claim(self, order: ClaimOrder) -> Claims:
         """What was ordered, now running under this worker; raises `WorkerLost` without a lease."""
-        return Claims.read(await self._claims.fetch(_CLAIM, *order))
+        return Claims.read(await self._claims.fetch(_CLAIM, *order, token_of(order.worker_id)))
 
     async def settle_and_claim(
         self, ids: Sequence[UUID], attempts: Sequence[int], results: Sequence[str | None], order: ClaimOrder
     ) -> tuple[list[UUID], Claims]:
         """`settle_completed` and `claim` in one transaction: either both happen or neither."""
-        rows = await self._settles.fetch(_SETTLE_AND_CLAIM, ids, attempts, results, *order)
+        args = (ids, attempts, results, *order, token_of(order.worker_id))
+        rows = await self._settles.fetch(_SETTLE_AND_CLAIM, *args)
         return rows[0][0], Claims.read([tuple(row)[1:] for row in rows[1:]])
 
     async def payloads(self, ids: Sequence[UUID], attempts: Sequence[int], bytes_max: int) -> list[Payload]:
@@ -194,7 +202,7 @@ class Store(ScheduleStore):
         rows = await self._claims.fetch("SELECT queue, due_in_s FROM pgworkd.next_due($1)", queues)
         return {row[0]: row[1] for row in rows}
 
-    # Settle: each returns the ids that were still running under the given attempt.
+    # Settle: each returns the ids that were still running under the given attempt, and worker (None: whoever's).
 
     async def settle_completed(
         self,
@@ -202,26 +210,35 @@ class Store(ScheduleStore):
         attempts: Sequence[int],
         results: Sequence[str | None],
         following: Sequence[Occurrence] = (),
+        worker_id: int | None = None,
     ) -> list[UUID]:
         """Moves jobs to the history with their results (JSON text)."""
         names, at, revisions = columns(following) if following else (None, None, None)
-        won: list[UUID] = await self._settles.value(_COMPLETED, ids, attempts, results, names, at, revisions)
+        args = (ids, attempts, results, names, at, revisions, *_fence(worker_id))
+        won: list[UUID] = await self._settles.value(_COMPLETED, *args)
         return won
 
     async def complete_on(
-        self, connection: Any, job_id: UUID, attempt: int, result: str | None, following: Occurrence | None
+        self,
+        connection: Any,
+        job_id: UUID,
+        attempt: int,
+        result: str | None,
+        following: Occurrence | None,
+        worker_id: int | None = None,
     ) -> bool:
         """Completes a job on a handler's own connection, inside its transaction; False if it is not ours any more."""
         names, at, revisions = columns([following]) if following else (None, None, None)
-        return bool(await connection.fetchval(_COMPLETED, [job_id], [attempt], [result], names, at, revisions))
+        args = ([job_id], [attempt], [result], names, at, revisions, *_fence(worker_id))
+        return bool(await connection.fetchval(_COMPLETED, *args))
 
     async def settle_failed(
-        self, failed: Sequence[FailedAttempt], following: Sequence[Occurrence] = ()
+        self, failed: Sequence[FailedAttempt], following: Sequence[Occurrence] = (), worker_id: int | None = None
     ) -> dict[UUID, str]:
         """Spends one failure each; by id, what became of it: failed, dead or cancelled."""
         names, at, revisions = columns(following) if following else (None, None, None)
         args = [list(column) for column in zip(*failed, strict=True)]
-        rows = await self._settles.fetch(_FAILED, *args, names, at, revisions)
+        rows = await self._settles.fetch(_FAILED, *args, names, at, revisions, *_fence(worker_id))
         return {row[0]: row[1] for row in rows}
 
     async def settle_released(
@@ -230,19 +247,29 @@ class Store(ScheduleStore):
         attempts: Sequence[int],
         delays_s: Sequence[float | None],
         messages: Sequence[str | None],
+        worker_id: int | None = None,
     ) -> set[UUID]:
         """Gives jobs back unspent; a delay of None keeps their place in line."""
-        return set(await self._settles.value(_RELEASED, ids, attempts, delays_s, messages))
+        args = (ids, attempts, delays_s, messages, *_fence(worker_id))
+        return set(await self._settles.value(_RELEASED, *args))
 
     async def settle_ended(
-        self, ids: Sequence[UUID], attempts: Sequence[int], statuses: Sequence[str], messages: Sequence[str | None]
+        self,
+        ids: Sequence[UUID],
+        attempts: Sequence[int],
+        statuses: Sequence[str],
+        messages: Sequence[str | None],
+        worker_id: int | None = None,
     ) -> set[UUID]:
         """Ends jobs as `cancelled` or `expired`."""
-        return set(await self._settles.value(_ENDED, ids, attempts, statuses, messages))
+        args = (ids, attempts, statuses, messages, *_fence(worker_id))
+        return set(await self._settles.value(_ENDED, *args))
 
-    async def settled(self, ids: Sequence[UUID], attempts: Sequence[int]) -> dict[UUID, str]:
+    async def settled(
+        self, ids: Sequence[UUID], attempts: Sequence[int], worker_id: int | None = None
+    ) -> dict[UUID, str]:
         """What these attempts were settled as; those that still run, were rescued or are forgotten are missing."""
-        return {row[0]: row[1] for row in await self._settles.fetch(_SETTLED, ids, attempts)}
+        return {row[0]: row[1] for row in await self._settles.fetch(_SETTLED, ids, attempts, worker_id)}
 
     # Mend
 
@@ -252,7 +279,8 @@ class Store(ScheduleStore):
 
     async def running_of(self, worker_id: int, age_s: float) -> list[tuple[UUID, int]]:
         """Attempts the database holds for this worker that began more than `age_s` ago."""
-        rows = await self._rest.fetch("SELECT id, attempt FROM pgworkd.running_of($1, $2)", worker_id, age_s)
+        args = (worker_id, token_of(worker_id), age_s)
+        rows = await self._rest.fetch("SELECT id, attempt FROM pgworkd.running_of($1, $2, $3)", *args)
         return [(row[0], row[1]) for row in rows]
 
     async def expire(self, limit: int = 1000) -> int:

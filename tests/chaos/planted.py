@@ -14,6 +14,7 @@ from pathlib import Path
 
 from tests.chaos.bug import Bug, python, sql
 from tests.chaos.planted_claims import BUGS as CLAIMS
+from tests.chaos.planted_fleet import BUGS as FLEET
 from tests.chaos.planted_runs import BUGS as RUNS
 from tests.chaos.planted_sizes import BUGS as SIZES
 from tests.chaos.planted_window import BUGS as WINDOW
@@ -25,7 +26,11 @@ _VERDICT = re.compile(r" *[\d,]+ +(?P<violations>[\d,]+)  (?P<check>.+)")  # of 
 
 
 _FENCE = "WHERE j.id = ANY (p_ids) AND j.id = s.id AND j.attempts = s.attempt AND j.worker_id IS NOT NULL\n"
-_OF_COMPLETED = "        RETURNING j.*, s.result"
+_OF_COMPLETED = (
+    "          AND (p_worker IS NULL OR j.worker_id = p_worker"
+    " AND NOT EXISTS (SELECT FROM workers w WHERE w.id = p_worker AND w.token <> p_token))\n"
+    "        RETURNING j.*, s.result"
+)
 _TURNED = (
     "IS NOT NULL{}\n                         THEN current_setting('pgworkd.clock', true)::timestamptz END, "
     "statement_timestamp());\n"
@@ -35,6 +40,7 @@ BUGS = (
     *WINDOW,
     *CLAIMS,
     *RUNS,
+    *FLEET,
     sql(
         "no fence",
         _FENCE + _OF_COMPLETED,
@@ -223,40 +229,10 @@ BUGS = (
         tests="tests/engine/test_lease_claims.py",
     ),
     sql(
-        "workers are judged by the rescuer's lease",
-        "             OR w.lease_s <= v_steady_s\n                AND w.lease_until",
-        "             OR w.lease_until",
-        tests="tests/sql/test_rescue_guard.py",
-    ),
-    sql(
-        "an outage that the rescuer's lease is too long to notice",
-        "CASE WHEN w.lease_s < v_lease_s THEN",
-        "CASE WHEN false THEN",
-        tests="tests/sql/test_rescue_guard.py",
-    ),
-    sql(
         "losses are not counted",
         "            losses = least(j.losses, 2147483646) + 1, failed_at",
         "            failed_at",
         kinds="kill",
-    ),
-    sql(
-        "losses spend the budget of failures",
-        "+ 1, failed_at = v_now, worker_id = NULL,",
-        "+ 1, failures = j.failures + 1, failed_at = v_now, worker_id = NULL,",
-        tests="tests/sql/test_rescue.py",
-    ),
-    sql(
-        "one loss keeps jobs out of the claims' way",
-        "RETURN j.status IN ('pending', 'failed') AND j.losses < 2 AND j.serialize_key IS NULL",
-        "RETURN j.status IN ('pending', 'failed') AND j.losses < 1 AND j.serialize_key IS NULL",
-        tests="tests/sql/test_rescue.py",
-    ),
-    sql(
-        "a rescue does not say where claims must go back to",
-        "    PERFORM wake(array_agg(j.queue::text), min(j.run_at), true)",
-        "    PERFORM wake(array_agg(j.queue::text))",
-        tests="tests/sql/test_rescue.py",
     ),
 )
 

@@ -7,12 +7,14 @@ import threading
 import time
 from collections.abc import AsyncIterator
 from typing import Any
+from uuid import uuid4
 
 import asyncpg
 
 from pgworkd.lease import Lease, boot_time_s
 from pgworkd.lease_store import Wanted
 from pgworkd.link import LinkOptions
+from pgworkd.registration import Registration
 from tests.kit import until
 from tests.proxy import Proxy
 
@@ -51,11 +53,17 @@ class Lessee:
         return self.running
 
 
+async def registered(db: asyncpg.Connection[Any]) -> Registration:
+    """A worker with a lease of 2 s."""
+    token = uuid4()
+    return Registration.of(await db.fetchval("SELECT pgworkd.register('alone', 1, 't', 2, $1)", token), token)
+
+
 @contextlib.asynccontextmanager
 async def lease_of(
     lessee: Lessee, dsn: str, db: asyncpg.Connection[Any], ended: list[str], **changes: float
 ) -> AsyncIterator[Lease]:
-    worker_id = await db.fetchval("SELECT pgworkd.register('alone', 1, 't', 2)")
+    worker_id = await registered(db)
     options = LinkOptions(dsn, connect_timeout_s=0.2, command_timeout_s=0.2)
     times = {"lease_s": 1.2, "heartbeat_s": 0.05} | changes
     lease = Lease(options, worker_id, lessee, end_process=ended.append, **times)
@@ -127,7 +135,7 @@ async def test_a_lost_lease_is_told_once_and_a_new_id_makes_it_fresh(dsn: str, d
         await until(lambda: lease.tried_at_s > tried)
         assert lessee.lost == 1
         began = boot_time_s()
-        lease.adopt(await db.fetchval("SELECT pgworkd.register('alone', 1, 't', 2)"), began)
+        lease.adopt(await registered(db), began)
         answers = len(lessee.answers)
         await until(lambda: len(lessee.answers) > answers)
         assert lease.fresh

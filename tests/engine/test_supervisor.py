@@ -137,12 +137,12 @@ async def test_one_that_is_killed_is_replaced_and_its_jobs_run(
     # Its lease is over, and we are the worker with a second of good standing that rescues.
     await db.execute("UPDATE pgworkd.workers SET lease_until = now() WHERE id = $1", victim["id"])
     us = await db.fetchval(
-        "INSERT INTO pgworkd.workers (name, pid, version, lease_s, lease_until, steady_since)"
-        " VALUES ('test', 0, '', 1, now() + interval '1 s', now() - interval '1 s') RETURNING id"
+        "INSERT INTO pgworkd.workers (name, pid, version, lease_s, lease_until, steady_since, token)"
+        " VALUES ('test', 0, '', 1, now() + interval '1 s', now() - interval '1 s', gen_random_uuid()) RETURNING id"
     )
 
     async def rescued() -> bool:
-        await db.execute("SELECT pgworkd.heartbeat($1, 'running')", us)
+        await db.execute("SELECT pgworkd.heartbeat(id, token, 'running') FROM pgworkd.workers WHERE id = $1", us)
         return await db.fetchval("SELECT count(*) = 1 FROM pgworkd.rescue($1)", us)
 
     await until(rescued)

@@ -249,11 +249,12 @@ class SimulatedStore:
         attempts: Sequence[int],
         _: Sequence[str | None],
         following: Sequence[Occurrence] = (),
+        worker_id: int | None = None,
     ) -> list[UUID]:
         return await self._settle("completed", len(ids), lambda: self._table.completed(ids, attempts))
 
     async def settle_failed(
-        self, failed: Sequence[FailedAttempt], following: Sequence[Occurrence] = ()
+        self, failed: Sequence[FailedAttempt], following: Sequence[Occurrence] = (), worker_id: int | None = None
     ) -> dict[UUID, str]:
         return await self._settle("failed", len(failed), lambda: self._table.failed(failed))
 
@@ -263,12 +264,18 @@ class SimulatedStore:
         attempts: Sequence[int],
         delays_s: Sequence[float | None],
         _: Sequence[str | None],
+        worker_id: int | None = None,
     ) -> set[UUID]:
         released = await self._settle("released", len(ids), lambda: self._table.released(ids, attempts, delays_s))
         return set(released)
 
     async def settle_ended(
-        self, ids: Sequence[UUID], attempts: Sequence[int], statuses: Sequence[str], _: Sequence[str | None]
+        self,
+        ids: Sequence[UUID],
+        attempts: Sequence[int],
+        statuses: Sequence[str],
+        _: Sequence[str | None],
+        worker_id: int | None = None,
     ) -> set[UUID]:
         return set(await self._settle("ended", len(ids), lambda: self._table.ended(ids, attempts, statuses)))
 

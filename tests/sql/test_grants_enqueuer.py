@@ -191,7 +191,7 @@ FORBIDDEN = [
     "CREATE TRIGGER mine BEFORE INSERT ON pgworkd.jobs FOR EACH ROW EXECUTE FUNCTION pgworkd.jobs_key_wanted()",
     "SELECT * FROM pgworkd.claim(1, 'q', 1)",
     "SELECT pgworkd.register('w', 1, '1', 30)",
-    "SELECT * FROM pgworkd.heartbeat(1, 'running')",
+    "SELECT * FROM pgworkd.heartbeat(1, NULL, 'running')",
     "SELECT pgworkd.settle_completed('{}', '{}', '{}')",
     "SELECT * FROM pgworkd.settle_failed('{}', '{}', '{}', '{}', '{}', '{}')",
     "SELECT pgworkd.settle_released('{}', '{}', '{}', '{}')",

@@ -126,10 +126,9 @@ async def test_rescue_expire_and_forget_under_a_worker(db: Db, roles: Roles) -> 
             assert await heartbeat(ours, rescuer) is not None
             await rescue(ours, rescuer)
         assert await status(db, running_id) == "failed"
-        assert await ours.fetchval("SELECT last_value FROM pgworkd.workers_id_seq") == 999
         assert await ours.fetchval("SELECT pgworkd.expire()") == 1
         assert await status(db, late) == "expired"
-        for verb in ("unblock()", "mend_dependencies()", "ensure_partitions(2)", "sign_off(1)"):
+        for verb in ("unblock()", "mend_dependencies()", "ensure_partitions(2)", "sign_off(1, NULL)"):
             await ours.fetchval(f"SELECT pgworkd.{verb}")
         owners = "SELECT DISTINCT pg_get_userbyid(relowner) FROM pg_class WHERE relname ~ '^finished_jobs_2100'"
         assert [row[0] for row in await db.fetch(owners)] == [roles.names["owner"]]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import uuid
 
 import anyio
 import asyncpg
 import pytest
 
+from .registration import sign_off
 from .verbs import (
     LEASE_GONE,
     T0,
@@ -40,7 +42,8 @@ async def _row(db: Db, worker_id: int) -> asyncpg.Record:
 
 
 async def test_register_gives_the_first_lease(db: Db) -> None:
-    worker_id = await db.fetchval("SELECT pgworkd.register('host-1', 4711, '0.1.0', 30)")
+    token = uuid.uuid4()
+    worker_id = await db.fetchval("SELECT pgworkd.register('host-1', 4711, '0.1.0', 30, $1)", token)
     assert dict(await _row(db, worker_id)) == {
         "id": worker_id,
         "name": "host-1",
@@ -53,6 +56,7 @@ async def test_register_gives_the_first_lease(db: Db) -> None:
         "steady_since": T0,
         "lease_until": at(30),
         "lost_at": None,
+        "token": token,
     }
 
 
@@ -69,7 +73,7 @@ async def test_a_long_name_is_cut_and_a_silly_lease_refused(db: Db) -> None:
 async def test_ids_are_never_used_twice(db: Db) -> None:
     first, last = await worker(db), await worker(db)
     assert last > first
-    assert await db.fetchval("SELECT pgworkd.sign_off($1)", last) is True
+    assert await sign_off(db, last) is True
     await db.execute("DELETE FROM pgworkd.workers")
     assert await worker(db) > last
     with pytest.raises(asyncpg.PostgresError):
@@ -210,11 +214,11 @@ async def test_sign_off_removes_the_worker_and_its_pools(db: Db) -> None:
     for queue in ("q", "r"):
         await set_pool(db, worker_id, queue)
     await set_pool(db, stays)
-    assert await db.fetchval("SELECT pgworkd.sign_off($1)", worker_id) is True
+    assert await sign_off(db, worker_id) is True
     assert await db.fetch("SELECT id FROM pgworkd.workers") == [(stays,)]
     assert await db.fetch("SELECT worker_id FROM pgworkd.pools") == [(stays,)]
     assert await heartbeat(db, worker_id) is None
-    assert await db.fetchval("SELECT pgworkd.sign_off($1)", worker_id) is True, "asked again: the answer was lost"
+    assert await sign_off(db, worker_id) is True, "asked again: the answer was lost"
 
 
 async def test_sign_off_keeps_the_row_while_jobs_run(db: Db) -> None:
@@ -222,11 +226,11 @@ async def test_sign_off_keeps_the_row_while_jobs_run(db: Db) -> None:
     job_id = await one(db)
     await claim(db, worker_id)
     await set_pool(db, worker_id)
-    assert await db.fetchval("SELECT pgworkd.sign_off($1)", worker_id) is False
+    assert await sign_off(db, worker_id) is False
     assert (await _row(db, worker_id))["lease_until"] == at(30)
     assert await db.fetchval("SELECT count(*) FROM pgworkd.pools") == 0
     await complete(db, [job_id])
-    assert await db.fetchval("SELECT pgworkd.sign_off($1)", worker_id) is True
+    assert await sign_off(db, worker_id) is True
 
 
 async def test_sign_off_waits_for_a_claim_under_way_and_sees_its_jobs(db: Db, other: Db, third: Db) -> None:
@@ -235,7 +239,7 @@ async def test_sign_off_waits_for_a_claim_under_way_and_sees_its_jobs(db: Db, ot
     async with anyio.create_task_group() as tasks:
         await db.execute("BEGIN")
         await claim(db, worker_id)
-        signing = Later(tasks, other.fetchval("SELECT pgworkd.sign_off($1)", worker_id))
+        signing = Later(tasks, sign_off(other, worker_id))
         await waits_for_lock(third, other)
         await db.execute("COMMIT")
         assert await signing.answer() is False
@@ -247,7 +251,7 @@ async def test_a_claim_that_waited_for_a_sign_off_gets_nothing(db: Db, other: Db
     job_id = await one(db)
     async with anyio.create_task_group() as tasks:
         await db.execute("BEGIN")
-        assert await db.fetchval("SELECT pgworkd.sign_off($1)", worker_id) is True
+        assert await sign_off(db, worker_id) is True
         claiming = Later(tasks, claim_ids(other, worker_id))
         await waits_for_lock(third, other)
         await db.execute("COMMIT")
@@ -262,7 +266,7 @@ async def test_a_lost_worker_signs_off_without_its_row_which_is_the_rescuers(db:
     await one(db)
     await claim(db, worker_id)
     await db.execute("UPDATE pgworkd.workers SET lost_at = pgworkd.clock()")
-    assert await db.fetchval("SELECT pgworkd.sign_off($1)", worker_id) is False
+    assert await sign_off(db, worker_id) is False
     await db.execute("UPDATE pgworkd.jobs SET status = 'pending', worker_id = NULL, started_at = NULL")
-    assert await db.fetchval("SELECT pgworkd.sign_off($1)", worker_id) is True
+    assert await sign_off(db, worker_id) is True
     assert (await _row(db, worker_id))["lost_at"] == T0

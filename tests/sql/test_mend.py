@@ -295,7 +295,7 @@ async def test_running_of_lists_a_workers_attempts_of_some_age(db: Db) -> None:
     await cancel(db, old)  # it runs on until its worker hears of it
     await release(db, [ended])
     await clock(20, db)
-    sql = "SELECT id, attempt FROM pgworkd.running_of($1, $2)"
+    sql = "SELECT id, attempt FROM pgworkd.running_of($1, (SELECT token FROM pgworkd.workers WHERE id = $1), $2)"
     assert [tuple(row) for row in await db.fetch(sql, mine, 10.0)] == [(old, 1)]
     assert sorted(tuple(row) for row in await db.fetch(sql, mine, 0.0)) == sorted([(old, 1), (fresh, 1)])
     assert await db.fetch(sql, 4711, 0.0) == []

@@ -68,22 +68,23 @@ FUNCTIONS = {
     "drop_partition(integer)": "text",
     "prune(integer, integer, integer)": "TABLE(rows_deleted integer, dead_moved integer)",
     "put_schedule(text, text, text, text, integer, text, text, text, real, boolean)": "void",
-    "register(text, integer, text, real)": "integer",
+    "register(text, integer, text, real, uuid)": "integer",
     "report_progress(uuid[], integer[], real[], text[])": "uuid[]",
     "result_of(uuid[])": (
         "TABLE(id uuid, status text, result jsonb, error text, finished_at timestamp with time zone)"
     ),
     "retry(uuid[], text)": "uuid[]",
-    "running_of(integer, double precision)": "TABLE(id uuid, attempt integer)",
+    "running_of(integer, uuid, double precision)": "TABLE(id uuid, attempt integer)",
     "seal_batch(uuid)": "boolean",
     "set_pool(integer, text, integer, boolean, integer, text)": "void",
     "set_queue(text, jsonb)": "void",
-    "settle_completed(uuid[], integer[], text[], text[], timestamp with time zone[], integer[], text)": "uuid[]",
-    "settle_ended(uuid[], integer[], text[], text[])": "uuid[]",
+    "settle_completed(uuid[], integer[], text[], text[], timestamp with time zone[], integer[],"
+    " text, integer, uuid)": "uuid[]",
+    "settle_ended(uuid[], integer[], text[], text[], integer, uuid)": "uuid[]",
     "settle_failed(uuid[], integer[], double precision[], boolean[], text[], text[], text[],"
-    " timestamp with time zone[], integer[])": "TABLE(id uuid, status text)",
-    "settle_released(uuid[], integer[], double precision[], text[])": "uuid[]",
-    "sign_off(integer)": "boolean",
+    " timestamp with time zone[], integer[], integer, uuid)": "TABLE(id uuid, status text)",
+    "settle_released(uuid[], integer[], double precision[], text[], integer, uuid)": "uuid[]",
+    "sign_off(integer, uuid)": "boolean",
     "undepend(uuid[], text)": "uuid[]",
     "wake(text[], timestamp with time zone, boolean)": "void",
 }

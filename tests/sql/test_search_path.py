@@ -8,6 +8,7 @@ import asyncpg
 import pytest
 
 from .conftest import Connect
+from .registration import sign_off, token
 from .verbs import (
     TABLES,
     Db,
@@ -101,7 +102,12 @@ async def every_verb(db: Db) -> tuple[uuid.UUID, uuid.UUID, uuid.UUID]:
     assert len(await db.fetch("SELECT * FROM pgworkd.ensure_schedules()")) == 1
     assert await db.fetchval("SELECT pgworkd.fail_schedule('s', 1, 'why')") is True
     await db.execute("UPDATE pgworkd.schedules SET every_s = 61")
-    assert {row[0] for row in await db.fetch("SELECT id FROM pgworkd.running_of($1, -1)", worker_id)} == {asked, lost}
+    assert {
+        row[0]
+        for row in await db.fetch(
+            "SELECT id FROM pgworkd.running_of($1, $2, -1)", worker_id, await token(db, worker_id)
+        )
+    } == {asked, lost}
     batch = await db.fetchval("SELECT id FROM pgworkd.create_batch('b', 'another')")
     assert len(await db.fetchval("SELECT pgworkd.add_jobs($1, ARRAY[$2::jsonb])", batch, "{}")) == 1
     assert await db.fetchval("SELECT pgworkd.seal_batch($1)", batch) is True
@@ -123,7 +129,7 @@ async def every_verb(db: Db) -> tuple[uuid.UUID, uuid.UUID, uuid.UUID]:
         await clock(seconds, db)
         assert await heartbeat(db, rescuer) is not None
     assert len(await rescue(db, rescuer)) == 2
-    assert await db.fetchval("SELECT pgworkd.sign_off($1)", rescuer) is True
+    assert await sign_off(db, rescuer) is True
     return completed, asked, lost
 
 

@@ -7,25 +7,44 @@ import contextlib
 import asyncpg
 import pytest
 
-from .verbs import Db, at, claim, complete, heartbeat, insert, one, rescue, steady, worker
+from .registration import token
+from .verbs import Db, at, claim, claim_ids, insert, one, rescue, steady, worker
 
 pytestmark = pytest.mark.usefixtures("t0")
 
 
-async def test_a_vanished_workers_row_is_restored_and_a_living_worker_finds_itself_again(db: Db) -> None:
+async def test_a_vanished_workers_row_is_restored_for_its_jobs_and_nobody_renews_it(db: Db) -> None:
+    """Who lives under that id may be somebody else: it had no lease for a while, and others may have one."""
     rescuer, alive = await worker(db), await worker(db)
-    job_id = await one(db)
+    job_id, its_token = await one(db), await token(db, alive)
     await claim(db, alive)
     await steady(db, rescuer)
     await db.execute("DELETE FROM pgworkd.workers WHERE id = $1", alive)
-    assert await heartbeat(db, alive) is None
+    renew = "SELECT pgworkd.heartbeat($1, $2, 'running')"
+    assert await db.fetchval(renew, alive, its_token) is False
     assert await rescue(db, rescuer) == {}
-    row = await db.fetchrow("SELECT state, lease_until, lost_at FROM pgworkd.workers WHERE id = $1", alive)
-    assert row == ("vanished", at(90), None)
-    assert await heartbeat(db, alive) is not None
-    await steady(db, rescuer, alive, since=60, until=120)
-    assert await rescue(db, rescuer) == {}
-    assert await complete(db, [job_id]) == {job_id}
+    row = await db.fetchrow("SELECT state, lease_until, lost_at, token FROM pgworkd.workers WHERE id = $1", alive)
+    assert row == ("vanished", at(90), None, None)
+    for each in (its_token, None):
+        assert await db.fetchval(renew, alive, each) is False
+    sql = "SELECT pgworkd.settle_completed($1, '{1}', '{NULL}', p_worker => $2, p_token => $3)"
+    await db.execute("BEGIN")
+    assert await db.fetchval(sql, [job_id], alive, its_token) == [job_id], "what it gives back or has done counts"
+    await db.execute("ROLLBACK")
+    await steady(db, rescuer, since=60, until=91)
+    assert await rescue(db, rescuer) == {job_id: "failed"}
+    assert await db.fetchval(sql, [job_id], alive, its_token) == []
+
+
+async def test_a_restored_row_lasts_as_long_as_the_longest_lease(db: Db) -> None:
+    """Nobody knows how long the worker's own was: it may yet be running what it has."""
+    rescuer, gone, _ = await worker(db), await worker(db, 120), await worker(db, 120)
+    await one(db)
+    await claim(db, gone)
+    await steady(db, rescuer)
+    await db.execute("DELETE FROM pgworkd.workers WHERE id = $1", gone)
+    await rescue(db, rescuer)
+    assert await db.fetchval("SELECT lease_until FROM pgworkd.workers WHERE id = $1", gone) == at(180)
 
 
 async def test_a_vanished_worker_that_is_dead_is_rescued_after_one_lease(db: Db) -> None:
@@ -54,6 +73,7 @@ async def test_register_never_meets_an_id_that_rescue_restored(db: Db) -> None:
     """A hand-made running row names an id ahead of the sequence: it is restored, and register must not raise 23505."""
     rescuer = await worker(db)
     await insert(db, 1, status="running", worker_id=rescuer + 1)
+    assert await worker(db) > rescuer + 1, "nor one that has jobs and no row"
     await steady(db, rescuer)
     await rescue(db, rescuer)
     assert await worker(db) > rescuer + 1
@@ -64,6 +84,11 @@ async def test_an_absurd_worker_id_does_not_use_up_all_ids(db: Db) -> None:
     rescuer = await worker(db)
     with contextlib.suppress(asyncpg.CheckViolationError):  # refused at the insert is as good
         await insert(db, 1, status="running", worker_id=2**31 - 1)
+    await insert(db, 1, status="running", worker_id=10**9)
     await steady(db, rescuer)
     await rescue(db, rescuer)
-    assert await worker(db) > rescuer
+    assert await worker(db) == rescuer + 1
+    await db.execute("SELECT setval('pgworkd.workers_id_seq', 1000000000)")  # as rescue() once did
+    job_id, later = await one(db), await worker(db)
+    assert 0 < later < 10**9
+    assert await claim_ids(db, later) == [job_id]

@@ -14,6 +14,7 @@ from pgworkd.cancellation import RunnerTask, RunScope
 from pgworkd.held import Held, Holdings
 from pgworkd.job import Job, Reason
 from pgworkd.link import CUT_AFTER_S
+from pgworkd.registration import Registration
 from pgworkd.store import Claimed
 
 
@@ -173,6 +174,20 @@ def test_a_newer_attempt_of_the_same_job_ends_the_older_one() -> None:
     # The older one, when it is settled, must not take the newer one along.
     holdings.remove(older)
     assert holdings.find(newer.claimed.id, 2) is newer
+
+
+def test_an_attempt_in_flight_is_not_started_again_unless_it_came_under_another_registration() -> None:
+    holdings, first = Holdings(), held_of(1)
+    again = Held(first.claimed, "q", Registration.of(7, uuid4()))
+    first.worker_id = again.worker_id
+    assert holdings.add(first)
+    assert not holdings.add(again)
+    assert holdings.find(first.claimed.id, 1) is first
+    assert first.reason is None
+    anew = Held(first.claimed, "q", Registration.of(7, uuid4()))  # the number came again, the token does not
+    assert holdings.add(anew)
+    assert first.reason is Reason.FENCE
+    assert holdings.find(first.claimed.id, 1) is anew
 
 
 async def test_running_are_those_whose_handler_was_called_and_has_not_come_back() -> None:

@@ -25,7 +25,7 @@ class Store:
     async def settle_completed(self, ids: Any, attempts: Any, *_: Any) -> list[UUID]:
         return [JOB] if 2 in attempts else []
 
-    async def settle_failed(self, failed: Any, _: Any) -> dict[UUID, str]:
+    async def settle_failed(self, failed: Any, *_: Any) -> dict[UUID, str]:
         return {JOB: "dead"} if 2 in [each.attempt for each in failed] else {}
 
 

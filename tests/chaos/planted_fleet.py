@@ -1,0 +1,70 @@
+"""Bugs planted into leases, the fence, rescue and losses."""
+
+from __future__ import annotations
+
+from tests.chaos.bug import python, sql
+
+BUGS = (
+    sql(
+        "workers are judged by the rescuer's lease",
+        "             OR w.lease_s <= v_steady_s\n                AND w.lease_until",
+        "             OR w.lease_until",
+        tests="tests/sql/test_rescue_guard.py",
+    ),
+    sql(
+        "an outage that the rescuer's lease is too long to notice",
+        "CASE WHEN w.lease_s < v_lease_s THEN",
+        "CASE WHEN false THEN",
+        tests="tests/sql/test_rescue_guard.py",
+    ),
+    sql(
+        "a heartbeat renews whatever has the id",
+        "    WHERE w.id = p_worker AND w.token = p_token AND w.lost_at IS NULL;",
+        "    WHERE w.id = p_worker AND w.lost_at IS NULL;",
+        tests="tests/sql/test_fence.py tests/engine/test_failover.py",
+    ),
+    sql(
+        "a claim asks for no token",
+        "WHERE w.id = p_worker AND (p_token IS NULL OR w.token = p_token) AND",
+        "WHERE w.id = p_worker AND",
+        tests="tests/sql/test_fence.py",
+    ),
+    sql(
+        "a sequence that is behind gives ids twice",
+        "        ON CONFLICT (id) DO NOTHING RETURNING w.id",
+        "        RETURNING w.id",
+        tests="tests/sql/test_fence.py",
+    ),
+    python(
+        "a claim that was lost and came again starts the job again",
+        "held",
+        "                return False\n",
+        "                return True\n",
+        tests="tests/unit/test_held.py tests/engine/test_failover.py",
+    ),
+    python(
+        "settles do not say whose they are",
+        "store",
+        "    return worker_id, token_of(worker_id)\n",
+        "    return None, None\n",
+        tests="tests/engine/test_failover.py",
+    ),
+    sql(
+        "losses spend the budget of failures",
+        "+ 1, failed_at = v_now, worker_id = NULL,",
+        "+ 1, failures = j.failures + 1, failed_at = v_now, worker_id = NULL,",
+        tests="tests/sql/test_rescue.py",
+    ),
+    sql(
+        "one loss keeps jobs out of the claims' way",
+        "RETURN j.status IN ('pending', 'failed') AND j.losses < 2 AND j.serialize_key IS NULL",
+        "RETURN j.status IN ('pending', 'failed') AND j.losses < 1 AND j.serialize_key IS NULL",
+        tests="tests/sql/test_rescue.py",
+    ),
+    sql(
+        "a rescue does not say where claims must go back to",
+        "    PERFORM wake(array_agg(j.queue::text), min(j.run_at), true)",
+        "    PERFORM wake(array_agg(j.queue::text))",
+        tests="tests/sql/test_rescue.py",
+    ),
+)

@@ -1,0 +1,134 @@
+"""The fence is (id, attempt, worker): who has lost its registration, or its commits, changes nothing."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from typing import Any
+
+import asyncpg
+import pytest
+
+from pgworkd import schema
+from pgworkd.link import LinkOptions
+
+from .registration import token
+from .verbs import LEASE_GONE, Db, claim, claim_ids, clock, one, over, statuses, worker
+
+pytestmark = pytest.mark.usefixtures("t0")
+
+SETTLES = {
+    "completed": "SELECT cardinality(pgworkd.settle_completed($1, $2, '{NULL}', p_worker => $4, p_token => $3))",
+    "failed": "SELECT count(*) FROM pgworkd.settle_failed($1, $2, '{0}', '{t}', '{m}', ARRAY['{}'], "
+    "p_worker => $4, p_token => $3)",
+    "released": "SELECT cardinality(pgworkd.settle_released($1, $2, '{NULL}', '{NULL}', $4, $3))",
+    "ended": "SELECT cardinality(pgworkd.settle_ended($1, $2, '{cancelled}', '{NULL}', $4, $3))",
+}
+ALONG = """SELECT count(*) FROM pgworkd.settle_and_claim(
+    $1, $2, '{NULL}', $4, 'q', 0, '{}', '{}', '{}', '{}', '{}', 0, $3) WHERE cardinality(won) > 0"""
+
+
+async def settle(
+    db: Db, how: str, job_id: uuid.UUID, worker_id: int, its_token: uuid.UUID | None = None, attempt: int = 1
+) -> int:
+    """Settles it as that worker (None: with the token that it has); how many that were."""
+    its_token = its_token or await token(db, worker_id)
+    return int(await db.fetchval(SETTLES[how], [job_id], [attempt], its_token, worker_id))
+
+
+@pytest.mark.parametrize("how", SETTLES)
+async def test_a_settle_counts_only_under_the_registration_that_claimed(db: Db, how: str) -> None:
+    mine, others = await worker(db), await worker(db)
+    job_id = await one(db)
+    await claim(db, mine)
+    for worker_id, its_token in ((others, None), (mine, await token(db, others)), (mine, uuid.uuid4())):
+        assert await settle(db, how, job_id, worker_id, its_token) == 0
+    assert await statuses(db, [job_id]) == ["running"]
+    assert await settle(db, how, job_id, mine, attempt=2) == 0
+    assert await settle(db, how, job_id, mine) == 1
+
+
+async def test_a_settle_with_a_claim_along_is_fenced_the_same(db: Db) -> None:
+    mine, others = await worker(db), await worker(db)
+    job_id = await one(db)
+    await claim(db, mine)
+    assert await db.fetchval(ALONG, [job_id], [1], await token(db, others), others) == 0
+    with pytest.raises(asyncpg.PostgresError) as refused:
+        await db.fetchval(ALONG, [job_id], [1], await token(db, others), mine)
+    assert refused.value.sqlstate == LEASE_GONE
+    assert await db.fetchval(ALONG, [job_id], [1], await token(db, mine), mine) == 1
+
+
+@pytest.mark.parametrize("how", SETTLES)
+async def test_a_settle_waits_for_nobody_who_holds_the_workers_row(db: Db, other: Db, how: str) -> None:
+    mine = await worker(db)
+    job_id = await one(db)
+    await claim(db, mine)
+    await other.execute("BEGIN")
+    await other.execute("SELECT FROM pgworkd.workers FOR UPDATE")
+    await db.execute("SET statement_timeout = '2s'")
+    assert await settle(db, how, job_id, mine) == 1
+    await other.execute("COMMIT")
+
+
+async def test_after_a_failover_that_lost_a_claim_the_good_completion_counts_and_the_stale_failure_does_not(
+    db: Db,
+) -> None:
+    stale, good = await worker(db), await worker(db)
+    job_id = await one(db)
+    await claim(db, stale)
+    # The standby that was promoted had not heard of that claim.
+    await db.execute("UPDATE pgworkd.jobs SET status = 'pending', worker_id = NULL, started_at = NULL, attempts = 0")
+    assert [row["attempt"] for row in await claim(db, good)] == [1]
+    assert await settle(db, "failed", job_id, stale) == 0
+    assert await settle(db, "completed", job_id, good) == 1
+    assert (await over(db, job_id))["worker_id"] == good
+
+
+async def test_two_daemons_with_one_id_do_not_touch_each_others_jobs(db: Db) -> None:
+    """A dump was restored beside live daemons: a new one has got the id under which another still lives."""
+    worker_id = await worker(db)
+    old = await token(db, worker_id)
+    await db.execute("DELETE FROM pgworkd.workers")
+    await db.execute("SELECT setval('pgworkd.workers_id_seq', $1, false)", worker_id)
+    assert await worker(db) == worker_id
+    new = await token(db, worker_id)
+    job_id = await one(db)
+    claimed = "SELECT id FROM pgworkd.claim($1, 'q', 1, p_token => $2)"
+    with pytest.raises(asyncpg.PostgresError) as refused:
+        await db.fetch(claimed, worker_id, old)
+    assert refused.value.sqlstate == LEASE_GONE
+    assert await db.fetchval(claimed, worker_id, new) == job_id
+    await clock(5, db)
+    running = "SELECT id FROM pgworkd.running_of($1, $2, 1)"
+    assert await db.fetch(running, worker_id, old) == []
+    assert await db.fetchval(running, worker_id, new) == job_id
+    before = await db.fetch("SELECT * FROM pgworkd.workers")
+    assert await db.fetchval("SELECT pgworkd.heartbeat($1, $2, 'stopping')", worker_id, old) is False
+    assert await db.fetchval("SELECT pgworkd.sign_off($1, $2)", worker_id, old) is True, "nothing of ours is left"
+    assert await db.fetch("SELECT * FROM pgworkd.workers") == before
+    for how in SETTLES:
+        assert await settle(db, how, job_id, worker_id, old) == 0
+    assert await db.fetchval("SELECT pgworkd.heartbeat($1, $2, 'running')", worker_id, new) is True
+
+
+async def test_a_sequence_that_is_behind_gives_no_id_twice(db: Db) -> None:
+    """Logical replication carries rows, not sequences."""
+    first, second = await worker(db), await worker(db)
+    await db.execute("SELECT setval('pgworkd.workers_id_seq', $1, false)", first)
+    assert await worker(db) == second + 1
+
+
+async def test_migrate_moves_sequences_up_to_the_ids_that_are_there(dsn: str, db: Db) -> None:
+    ids = [await worker(db) for _ in range(3)]
+    for number in range(3):
+        await db.execute("SELECT pgworkd.set_queue('q', $1)", json.dumps({"concurrency": number + 1}))
+    for sequence in ("workers_id_seq", "audit_id_seq"):
+        await db.execute(f"SELECT setval('pgworkd.{sequence}', 1, false)")
+    with pytest.raises(asyncpg.UniqueViolationError):
+        await db.execute("SELECT pgworkd.set_queue('q', '{\"concurrency\": 9}')")
+    await schema.migrate(LinkOptions(dsn))
+    last: list[Any] = [await db.fetchval(f"SELECT last_value FROM pgworkd.{s}_id_seq") for s in ("workers", "audit")]  # noqa: S608
+    assert last == [ids[-1], await db.fetchval("SELECT max(id) FROM pgworkd.audit")]
+    await db.execute("SELECT pgworkd.set_queue('q', '{\"concurrency\": 9}')")
+    assert await claim_ids(db, await worker(db)) == []
