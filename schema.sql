@@ -2395,7 +2395,7 @@ BEGIN
     END IF;
     SELECT c.relname INTO v_name FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
     WHERE i.inhparent = 'pgworkd.finished_jobs'::regclass AND c.relnamespace = 'pgworkd'::regnamespace
-      AND c.relname ~ '^finished_jobs_\d{8}$' AND to_date(right(c.relname, 8), 'YYYYMMDD') < clock()::date - p_keep_days
+      AND c.relname ~ '^finished_jobs_[0-9]{8}$' AND to_date(right(c.relname, 8), 'YYYYMMDD') < clock()::date - p_keep_days
     ORDER BY c.relname LIMIT 1;
     IF v_name IS NULL THEN
         RETURN NULL;
@@ -2971,6 +2971,10 @@ LANGUAGE plpgsql SET search_path = pgworkd, pg_catalog, pg_temp AS $$
 DECLARE
     v_parent batches;
 BEGIN
+    IF NEW.added + NEW.completed + NEW.dead + NEW.cancelled > 0 OR NEW.finished_at IS NOT NULL THEN
+        RAISE EXCEPTION 'batch "%" comes with counters, as from a dump of data only: its jobs would be counted twice', NEW.name
+            USING ERRCODE = '55000', HINT = 'Restore with --disable-triggers; a new batch begins without counters.';
+    END IF;
     IF NEW.parent_id IS NOT NULL THEN
         v_parent := enter_batch(NEW.parent_id, 'children');
         NEW.queue := coalesce(NEW.queue, v_parent.queue);

@@ -17,7 +17,7 @@ from typing import Any
 import anyio
 import asyncpg
 
-from . import tls
+from . import session, tls
 from .driver_errors import BROKEN, DROP_SESSION, is_answer, sqlstate_of, translate, unanswered
 from .dsn import dsn_fault
 from .errors import DatabaseUnavailable, UsageError
@@ -58,20 +58,8 @@ class LinkOptions:
     def settings(self, name: str) -> dict[str, str]:
         """Session settings: whatever the database's defaults are, the engine runs under these."""
         # The server gives up a little before we do, so that a call that timed out has not gone on unseen.
-        statement_ms = int(self.command_timeout_s * 800)
-        return {
-            "application_name": f"pgworkd {name}"[:63],
-            "statement_timeout": str(statement_ms),
-            "lock_timeout": str(statement_ms),
-            "idle_in_transaction_session_timeout": "0",
-            "default_transaction_isolation": "read committed",
-            "synchronous_commit": "on",
-            "timezone": "UTC",
-            "tcp_keepalives_idle": "10",
-            "tcp_keepalives_interval": "5",
-            "tcp_keepalives_count": "3",
+        return session.settings(name, self.command_timeout_s * 0.8, self.by) | {
             "tcp_user_timeout": USER_TIMEOUT_MS,
-            **({"pgworkd.by": self.by} if self.by else {}),
         }
 
 
@@ -82,7 +70,7 @@ async def connect(options: LinkOptions, name: str) -> asyncpg.Connection[Any]:
     """
     with anyio.fail_after(options.connect_timeout_s + 1):
         try:
-            return await asyncpg.connect(
+            connection = await asyncpg.connect(
                 options.dsn,
                 timeout=options.connect_timeout_s,
                 command_timeout=options.command_timeout_s,
@@ -94,6 +82,12 @@ async def connect(options: LinkOptions, name: str) -> asyncpg.Connection[Any]:
             raise  # it may be a ValueError, too: a certificate is not what it should be
         except ValueError as error:  # of the driver's parser: of PGPORT=x it tells only what int() says
             raise asyncpg.ClientConfigurationError(str(error)) from None
+        try:
+            await session.lift_limits(connection)
+        except BaseException:
+            connection.terminate()
+            raise
+        return connection
 
 
 class Link:
@@ -216,6 +210,9 @@ class _Line(asyncpg.Connection):
         super().__init__(*args, **settings)
         self.made_at_s = time.monotonic()
 
+    def get_reset_query(self) -> str:
+        return session.reset_query(self, super().get_reset_query())
+
 
 class Transactions:
     """A small pool of connections for handlers that write in the transaction that completes their job.
@@ -335,6 +332,7 @@ class Transactions:
                     ssl=tls.verification(self._options.dsn),
                     target_session_attrs=asyncpg.connect_utils.SessionAttribute.read_write,
                     connection_class=_Line,
+                    init=session.lift_limits,
                 )
                 await self._pool
             return self._pool

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from tests.chaos.bug import Bug, python, sql
 from tests.chaos.planted_claims import BUGS as CLAIMS
+from tests.chaos.planted_dba import BUGS as DBA
 from tests.chaos.planted_fleet import BUGS as FLEET
 from tests.chaos.planted_runs import BUGS as RUNS
 from tests.chaos.planted_sizes import BUGS as SIZES
@@ -31,14 +32,11 @@ _OF_COMPLETED = (
     " AND NOT EXISTS (SELECT FROM workers w WHERE w.id = p_worker AND w.token <> p_token))\n"
     "        RETURNING j.*, s.result"
 )
-_TURNED = (
-    "IS NOT NULL{}\n                         THEN current_setting('pgworkd.clock', true)::timestamptz END, "
-    "statement_timestamp());\n"
-)
 BUGS = (
     *SIZES,
     *WINDOW,
     *CLAIMS,
+    *DBA,
     *RUNS,
     *FLEET,
     sql(
@@ -174,38 +172,6 @@ BUGS = (
         "        WHERE b.id = (SELECT c.parent_id FROM batches c WHERE c.id = n.batch_id)\n"
         "        RETURNING b.id, b.dead > b.max_failures AS failed\n",
         kinds="kill",
-    ),
-    sql(
-        "drops of the history queue behind its readers",
-        "        EXECUTE format('LOCK TABLE ONLY pgworkd.%I IN ACCESS EXCLUSIVE MODE NOWAIT', v_name);\n",
-        "        SET LOCAL lock_timeout = '8s';\n",
-        tests="tests/engine/test_retention.py",
-    ),
-    sql(
-        "a queue's retention reads all history",
-        "CREATE INDEX IF NOT EXISTS finished_jobs_kept ON finished_jobs (keep_until) WHERE keep_until IS NOT NULL;\n",
-        "\n",
-        tests="tests/sql/test_retention.py",
-    ),
-    python(
-        "a migration waits for its locks with all writers behind it",
-        "schema",
-        "SET LOCAL lock_timeout = '200ms';\n",
-        "",
-        tests="tests/engine/test_migrate_live.py",
-    ),
-    python(
-        "a newer schema is claimed from",
-        "membership",
-        "self.stopping or self.outdated or not",
-        "self.stopping or not",
-        tests="tests/engine/test_migrate_live.py",
-    ),
-    sql(
-        "a session variable turns anybody's clock",
-        _TURNED.format(" AND has_schema_privilege(session_user, 'pgworkd', 'CREATE')"),
-        _TURNED.format(""),
-        tests="tests/sql/test_grants_enqueuer.py tests/sql/test_grants_worker.py",
     ),
     python(
         "the worker's own clock",

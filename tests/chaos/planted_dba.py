@@ -1,0 +1,58 @@
+"""Bugs in what a DBA meets: retention, migration, rights, settings of the database."""
+
+from __future__ import annotations
+
+from tests.chaos.bug import python, sql
+
+_TURNED = (
+    "IS NOT NULL{}\n                         THEN current_setting('pgworkd.clock', true)::timestamptz END, "
+    "statement_timestamp());\n"
+)
+BUGS = (
+    sql(
+        "drops of the history queue behind its readers",
+        "        EXECUTE format('LOCK TABLE ONLY pgworkd.%I IN ACCESS EXCLUSIVE MODE NOWAIT', v_name);\n",
+        "        SET LOCAL lock_timeout = '8s';\n",
+        tests="tests/engine/test_retention.py",
+    ),
+    sql(
+        "a queue's retention reads all history",
+        "CREATE INDEX IF NOT EXISTS finished_jobs_kept ON finished_jobs (keep_until) WHERE keep_until IS NOT NULL;\n",
+        "\n",
+        tests="tests/sql/test_retention.py",
+    ),
+    python(
+        "a migration waits for its locks with all writers behind it",
+        "schema",
+        "SET LOCAL lock_timeout = '200ms';\n",
+        "",
+        tests="tests/engine/test_migrate_live.py",
+    ),
+    python(
+        "a newer schema is claimed from",
+        "membership",
+        "self.stopping or self.outdated or not",
+        "self.stopping or not",
+        tests="tests/engine/test_migrate_live.py",
+    ),
+    sql(
+        "a session variable turns anybody's clock",
+        _TURNED.format(" AND has_schema_privilege(session_user, 'pgworkd', 'CREATE')"),
+        _TURNED.format(""),
+        tests="tests/sql/test_grants_enqueuer.py tests/sql/test_grants_worker.py",
+    ),
+    python(
+        "idle sessions end as the role says",
+        "session",
+        '        "idle_session_timeout": "0",\n',
+        "",
+        tests="tests/sweeps/test_hostile_settings.py",
+    ),
+    python(
+        "transactions end as the role says",
+        "session",
+        "    return query + _NO_LIMIT if connection",
+        "    return query if connection",
+        tests="tests/sweeps/test_hostile_settings.py",
+    ),
+)

