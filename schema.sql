@@ -972,6 +972,38 @@ BEGIN
     END LOOP;
 END $$;
 
+-- How many jobs of a queue could run now if there were a slot; p_most stands for that many or more. Reads what is due,
+-- p_most entries of an index at most, and one per priority of what is not. Locks nothing.
+CREATE OR REPLACE FUNCTION depth(p_queue text, p_most int DEFAULT 100000) RETURNS int
+LANGUAGE plpgsql STABLE SET search_path = pgworkd, pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET jit = off
+SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    v_now      timestamptz := clock();
+    v_found    int := 0;
+    v_above    bigint := 2147483648;
+    v_priority int;
+BEGIN
+    FOR i IN 1..1000 LOOP
+        v_priority := greatest(
+            (SELECT max(j.priority) FROM jobs j WHERE j.queue = p_queue AND waits_plain(j) AND j.priority < v_above),
+            (SELECT max(j.priority) FROM jobs j WHERE j.queue = p_queue AND waits_keyed(j) AND j.priority < v_above),
+            (SELECT max(j.priority) FROM jobs j WHERE j.queue = p_queue AND waits_suspect(j) AND j.priority < v_above));
+        EXIT WHEN v_priority IS NULL OR v_found >= p_most;
+        v_found := v_found + (SELECT count(*) FROM (
+            (SELECT FROM jobs j WHERE j.queue = p_queue AND j.priority = v_priority AND waits_plain(j) AND j.run_at <= v_now
+             ORDER BY j.run_at LIMIT p_most - v_found)
+            UNION ALL
+            (SELECT FROM jobs j WHERE j.queue = p_queue AND j.priority = v_priority AND waits_keyed(j) AND j.run_at <= v_now
+             ORDER BY j.run_at LIMIT p_most - v_found)
+            UNION ALL
+            (SELECT FROM jobs j WHERE j.queue = p_queue AND j.priority = v_priority AND waits_suspect(j) AND j.run_at <= v_now
+             ORDER BY j.run_at LIMIT p_most - v_found)) due);
+        v_above := v_priority;
+    END LOOP;
+    RETURN least(v_found, p_most);
+END $$;
+
 -- Seconds until the next job of each queue is due (0 or less: due now); queues with no waiting job are
 -- left out. Walks one index entry per priority. Locks nothing.
 CREATE OR REPLACE FUNCTION next_due(p_queues text[]) RETURNS TABLE (queue text, due_in_s float8)

@@ -106,6 +106,10 @@ class Admin(Acts, BatchActs, QueueActs, ScheduleActs):
         """Counts over one queue or all; zeros for a queue that nobody knows."""
         return Stats(*(await self._link.fetch(sql.STATS, bounds.name(queue)))[0])
 
+    async def depth(self, queue: str, most: int = 100_000) -> int:
+        """How many jobs of the queue could run now; `most` stands for that many or more. Reads no others."""
+        return int(await self._link.value(sql.DEPTH, bounds.name(queue), most))
+
     # Do
 
     async def enqueue(

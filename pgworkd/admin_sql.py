@@ -254,6 +254,7 @@ STATS = """SELECT count(*) FILTER (WHERE status IN ('pending', 'failed') AND run
     coalesce(extract(epoch FROM pgworkd.clock() - min(run_at)
         FILTER (WHERE status IN ('pending', 'failed') AND run_at <= pgworkd.clock())), 0)::float8
     FROM pgworkd.jobs WHERE $1::text IS NULL OR queue = $1"""
+DEPTH = "SELECT pgworkd.depth($1, $2)"
 STATUSES = "SELECT id, status::text FROM pgworkd.all_jobs WHERE id = ANY ($1::uuid[])"
 MATCHING = "SELECT ids, last FROM pgworkd.matching($1, $2, $3, $4, $5, $6, $7, $8, $9)"
 EDIT = """SELECT coalesce(array_agg(k.name ORDER BY k.name), '{}') FROM jsonb_object_keys(pgworkd.edit($1,

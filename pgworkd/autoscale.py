@@ -22,6 +22,8 @@ from .errors import DatabaseUnavailable, PgworkdError
 from .outage import Outage
 from .supervisor import STEADY_S, restart_delay_s
 
+DEPTH_MOST = 10_000
+"""A deeper queue is not counted to its end, unless up_at lies further."""
 NOW_S = 20.0
 """A worker that is to stop at once gets so long: what `pgworkd run` allows itself to give its jobs back."""
 _CLEAN = (0, -signal.SIGTERM, -signal.SIGINT)
@@ -166,7 +168,7 @@ class Autoscaler:
         while True:
             depth, wait_s = None, self._every_s
             try:
-                depth = (await self._admin.stats(self._queue)).depth
+                depth = await self._admin.depth(self._queue, max(self._policy.rules.up_at, DEPTH_MOST))
             except PgworkdError as error:
                 if self._stopping():
                     return

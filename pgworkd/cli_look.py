@@ -51,7 +51,10 @@ def stats(
     json: Json = False,
     dsn: Dsn = None,
 ) -> None:
-    """Count live jobs, of one queue or all; depth is what could run now."""
+    """Count live jobs, of one queue or all; depth is what could run now (asked for alone: 100000 is that or more)."""
+    if metric is Metric.DEPTH and queue is not None:
+        out(str(ask(dsn, lambda admin: admin.depth(queue))))
+        return
     found = ask(dsn, lambda admin: admin.stats(queue))
     if metric is not None:
         value = getattr(found, metric.value)

@@ -60,4 +60,10 @@ BUGS = (
         "            v_round := true;\n",
         tests="tests/sql/test_serialize.py",
     ),
+    sql(
+        "the depth of a queue is read from all that waits",
+        "AND waits_plain(j) AND j.run_at <= v_now\n             ORDER BY j.run_at LIMIT p_most - v_found)",
+        "AND waits_plain(j) AND (j.run_at <= v_now) IS TRUE\n             ORDER BY j.run_at LIMIT p_most - v_found)",
+        tests="tests/sql/test_depth.py",
+    ),
 )

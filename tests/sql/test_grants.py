@@ -23,7 +23,7 @@ schedules_audit schedules_notify stream_created mend_sequences
 FUNCTIONS = {
     "worker enqueuer reader": "clock",
     "worker enqueuer": "add_jobs await_results create_batch depend enqueue new_id seal_batch",
-    "worker reader": "batch_results batch_tree became result_of waits_keyed waits_plain waits_suspect with_below",
+    "worker reader": "batch_results batch_tree became depth result_of waits_keyed waits_plain waits_suspect with_below",
     "worker": """
         due_keys is_within next_keys running_in
         declare_schedules enable_schedule missed_since remove_schedule retire_schedules run_schedule

@@ -41,7 +41,7 @@ async def test_the_commands_that_only_look(db: Db, roles: Roles) -> None:
         assert [row.id for row in (await admin.jobs()).rows] == [job_id]
         assert (await admin.job(job_id)) is not None
         assert (await admin.workers(), await admin.schedules(), await admin.audit()) == ([], [], [])
-        assert (await admin.stats("q")).depth == 1
+        assert (await admin.stats("q")).depth == await admin.depth("q") == 1
         assert [row.id for row in await admin.batch_trees()] == [batch_id]
         assert len(await admin.batch_tree(batch_id)) == 1
         assert await admin.settings() == {}

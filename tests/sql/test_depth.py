@@ -1,0 +1,41 @@
+"""depth(): what could run now, at the price of that alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from .verbs import NO_STATISTICS, Db, at, blocks, claim_ids, clock, insert, one, worker
+
+pytestmark = pytest.mark.usefixtures("t0")
+
+DEPTH = "SELECT pgworkd.depth('q')"
+COUNT = """SELECT count(*) FROM pgworkd.jobs
+    WHERE queue = 'q' AND status IN ('pending', 'failed') AND run_at <= pgworkd.clock()"""
+
+
+async def test_it_is_the_number_of_jobs_that_could_run_now(db: Db) -> None:
+    assert await db.fetchval(DEPTH) == 0
+    for priority in (-(2**31), -1, 0, 7, 2**31 - 1):
+        for columns in ({}, {"serialize_key": "s"}, {"limit_key": "l"}, {"losses": 2}, {"losses": 2, "limit_key": "l"}):
+            await insert(db, 2, priority=priority, **columns)
+            await insert(db, 3, priority=priority, run_at=at(5), **columns)
+            await one(db, "r", priority=priority, **columns)
+    assert await db.fetchval(DEPTH) == await db.fetchval(COUNT) == 50
+    await claim_ids(db, await worker(db), 9)
+    assert await db.fetchval(DEPTH) == await db.fetchval(COUNT) < 50
+    await clock(5, db)
+    assert await db.fetchval(DEPTH) == await db.fetchval(COUNT) > 100
+    assert [await db.fetchval("SELECT pgworkd.depth('q', $1)", most) for most in (1, 7, 50)] == [1, 7, 50]
+
+
+async def test_jobs_that_are_not_due_or_beyond_the_bound_cost_nothing(db: Db, other: Db) -> None:
+    await db.execute(NO_STATISTICS)
+    await insert(db, 10)
+    alone = await blocks(db, DEPTH)
+    await insert(db, 10_000, run_at=at(60))
+    await insert(db, 5_000, run_at=at(60), limit_key="l", priority=1)
+    await insert(db, 5_000, "r")
+    for session in (db, other):
+        assert await blocks(session, DEPTH) <= 1.5 * alone + 10
+    await insert(db, 10_000)
+    assert await blocks(db, "SELECT pgworkd.depth('q', 10)") <= 3 * alone  # the indexes are one level deeper
