@@ -3941,7 +3941,7 @@ SELECT id, queue, coalesce(kind, queue), status, payload, result, priority,
        batch_id, meta, limit_key
 FROM finished_jobs;
 
--- One row per queue that has live jobs, a pool or settings.
+-- One row per queue that has live jobs, a worker or settings. Workers and slots: of those whose lease is not over.
 CREATE OR REPLACE VIEW queue_stats AS
 WITH counts AS (
     SELECT j.queue::text AS queue,
@@ -3954,7 +3954,8 @@ WITH counts AS (
            min(j.run_at) FILTER (WHERE j.status IN ('pending', 'failed') AND j.run_at <= clock()) AS oldest_due_at
     FROM jobs j WHERE j.status <> 'completed' GROUP BY j.queue
 ), fleet AS (
-    SELECT p.queue::text AS queue, count(*) AS workers, sum(p.concurrency) AS slots FROM pools p GROUP BY p.queue
+    SELECT p.queue::text AS queue, count(*) AS workers, sum(p.concurrency) AS slots
+    FROM pools p JOIN workers w ON w.id = p.worker_id AND w.lost_at IS NULL AND w.lease_until > clock() GROUP BY p.queue
 )
 SELECT n.queue, coalesce(c.due, 0) AS due, coalesce(c.scheduled, 0) AS scheduled, coalesce(c.running, 0) AS running,
        coalesce(c.failed, 0) AS failed, coalesce(c.blocked, 0) AS blocked, coalesce(c.dead, 0) AS dead,
@@ -4027,9 +4028,10 @@ SELECT p.job_id AS id, j.queue::text, coalesce(j.kind, j.queue)::text AS kind, j
        j.started_at::timestamptz
 FROM progress p JOIN jobs j ON j.id = p.job_id AND j.attempts = p.attempt AND j.status = 'running';
 
--- One row per worker.
+-- One row per worker. The state of one whose lease is over is `lost`, also when nobody is left to take its jobs back.
 CREATE OR REPLACE VIEW worker_stats AS
-SELECT w.id, w.name, w.pid, w.version, w.state, w.started_at, w.seen_at, w.lease_until, w.lost_at,
+SELECT w.id, w.name, w.pid, w.version,
+       CASE WHEN w.lost_at IS NOT NULL OR w.lease_until <= clock() THEN 'lost' ELSE w.state END AS state, w.started_at, w.seen_at, w.lease_until, w.lost_at,
        (SELECT count(*) FROM jobs j WHERE j.worker_id = w.id AND j.status = 'running') AS running,
        (SELECT array_agg(p.queue::text ORDER BY p.queue) FROM pools p WHERE p.worker_id = w.id) AS queues
 FROM workers w;

@@ -271,7 +271,10 @@ ENQUEUE = """SELECT id, created, changed FROM pgworkd.enqueue($1::text, p_kind =
 KNOWN = """SELECT queue::text FROM pgworkd.pools UNION SELECT name::text FROM pgworkd.queues
     UNION SELECT queue::text FROM pgworkd.schedules
     UNION SELECT queue::text FROM pgworkd.jobs WHERE status <> 'completed'"""
-IS_SERVED = "SELECT EXISTS (SELECT FROM pgworkd.pools WHERE queue = $1::text)"
+IS_SERVED = """SELECT EXISTS (
+    SELECT FROM pgworkd.pools p
+    JOIN pgworkd.workers w ON w.id = p.worker_id AND w.lost_at IS NULL AND w.lease_until > pgworkd.clock()
+    WHERE p.queue = $1::text)"""
 IS_KNOWN = """SELECT EXISTS (SELECT FROM pgworkd.jobs WHERE queue = $1::text AND status <> 'completed')
     OR EXISTS (SELECT FROM pgworkd.pools WHERE queue = $1::text)
     OR EXISTS (SELECT FROM pgworkd.queues WHERE name = $1::text)

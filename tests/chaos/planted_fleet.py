@@ -6,6 +6,18 @@ from tests.chaos.bug import python, sql
 
 BUGS = (
     sql(
+        "slots of the dead count",
+        " AND w.lost_at IS NULL AND w.lease_until > clock() GROUP BY p.queue",
+        " GROUP BY p.queue",
+        tests="tests/sql/test_views.py",
+    ),
+    sql(
+        "the dead look alive",
+        "CASE WHEN w.lost_at IS NOT NULL OR w.lease_until <= clock() THEN 'lost' ELSE w.state END AS state",
+        "w.state",
+        tests="tests/sql/test_views.py",
+    ),
+    sql(
         "workers are judged by the rescuer's lease",
         "             OR w.lease_s <= v_steady_s\n                AND w.lease_until",
         "             OR w.lease_until",
