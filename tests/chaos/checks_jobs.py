@@ -9,7 +9,7 @@ from itertools import pairwise
 from tests.chaos.evidence import Change, Evidence, Run
 from tests.chaos.fleet import BEARABLE_S
 from tests.chaos.verdict import check, kept_away_s
-from tests.chaos.workload import CLOCK_STEP_S, MAX_RUNNING, TICK_S
+from tests.chaos.workload import CLOCK_STEP_S, TICK_S
 
 FINAL = {"completed", "cancelled", "expired", "dead"}
 SLACK_S = 0.05
@@ -196,15 +196,16 @@ def deaths(evidence: Evidence) -> Iterable[str | None]:
 @check
 def limits(evidence: Evidence) -> Iterable[str | None]:
     """A limit is never exceeded, in any snapshot of the table."""
-    running: set[str] = set()
+    running: dict[str, set[str]] = {queue: set() for queue in evidence.limits}
     for change in evidence.changes:
-        if change.queue != "limited":
+        if change.queue not in running:
             continue
         if change.became == "running":
-            running.add(change.job)
-            yield f"{change}: {len(running)} run" if len(running) > MAX_RUNNING else None
+            running[change.queue].add(change.job)
+            count = len(running[change.queue])
+            yield f"{change}: {count} run" if count > evidence.limits[change.queue] else None
         else:
-            running.discard(change.job)
+            running[change.queue].discard(change.job)
 
 
 @check
@@ -216,11 +217,12 @@ def occurrences(evidence: Evidence) -> Iterable[str | None]:
             late = change.due_in_s > 2 * TICK_S + CLOCK_STEP_S
             yield f"{change} is there twice" if change.occurrence in seen else f"{change} is far away" if late else None
             seen.add(change.occurrence)
-    live: set[str] = set()
+    live: dict[str, set[str]] = defaultdict(set)
     for change in evidence.changes:
         if change.occurrence is not None:
-            (live.discard if change.became in (None, "dead") else live.add)(change.job)
-            yield f"{change}: {len(live)} are live" if len(live) > 1 else None
+            of_schedule = live[change.occurrence.split(" ")[0]]
+            (of_schedule.discard if change.became in (None, "dead") else of_schedule.add)(change.job)
+            yield f"{change}: {len(of_schedule)} are live" if len(of_schedule) > 1 else None
 
 
 @check

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable
 
@@ -14,6 +15,8 @@ RESUMED_S_MAX = 5.0
 WAITED_S_MAX = TIMES["poll_s"] + 1.0
 LAST_WORDS = "ending the process"
 """Of a daemon whose lease is over while something runs that would not end."""
+OF_A_JOB = re.compile(r'.*"event": "job\.(failed|dead|raised|lost)"').match
+"""What a handler raised, as it was told to, is logged with its traceback."""
 STEADY = {"memory_mb": 24, "files": 12, "threads": 25, "tasks": 130}
 """How much more of each a daemon may have at its end than in its first seconds: pools and threads fill up."""
 
@@ -75,18 +78,23 @@ def ends(evidence: Evidence) -> Iterable[str | None]:
 def steady(evidence: Evidence) -> Iterable[str | None]:
     """Memory, files, threads and tasks of a daemon stay flat."""
     beats = defaultdict(list)
+    slots, processes = (sum(note.facts[name] for note in evidence.of("application")) for name in ("slots", "processes"))
+    more_of = {"memory_mb": slots, "files": 4 * processes, "threads": slots, "tasks": 4 * slots}
     for note in evidence.of("beat"):
         beats[note.by].append(note.facts)
     for name, taken in beats.items():
         if len(taken) >= 20:
             for what, more in STEADY.items():
                 first, last = (sorted(beat[what] for beat in part)[2] for part in (taken[2:7], taken[-5:]))
-                yield None if last <= first + more else f"{name}: {what} from {first} to {last}"
+                yield None if last <= first + more + more_of[what] else f"{name}: {what} from {first} to {last}"
 
 
 @check
 def quiet(evidence: Evidence) -> Iterable[str | None]:
     """No unexpected traceback, no refused settle, no chore that failed."""
     for name, text in evidence.logs.items():
-        yield f"{name}: {text[-2000:]}" if "Traceback (most recent call last)" in text else None
+        wrong = [
+            line for line in text.splitlines() if "Traceback (most recent call last)" in line and not OF_A_JOB(line)
+        ]
+        yield f"{name}: {wrong[0][:2000]}; {text[-1000:]}" if wrong else None
     yield from (f"{note}" for note in evidence.of("settle.refused", "chore.failed", "hook.failed"))

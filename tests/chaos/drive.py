@@ -14,7 +14,7 @@ from pathlib import Path
 import anyio
 from anyio.abc import TaskGroup
 
-from tests.chaos import faults_database
+from tests.chaos import anyapp, faults_database
 from tests.chaos.checks_workers import RESUMED_S_MAX
 from tests.chaos.clocks import inherited
 from tests.chaos.disk import mounted, unmount
@@ -44,6 +44,8 @@ class Plan:
     seed: int = 0
     kinds: Sequence[str] = ()
     pg_bin: Path | None = None
+    application: int | None = None
+    """The seed of an application that is made up; None: that of `workload`."""
 
     def sequence(self, dice: random.Random, without: Container[str]) -> list[str]:
         """Each kind as often as any other, in an order left to chance; those `without` cannot be done here."""
@@ -77,6 +79,13 @@ async def run(plan: Plan, directory: Path, say: Callable[[str], None]) -> Eviden
         (directory / "clock.json").write_text(json.dumps(time.time() - now_s()))
         async with anyio.create_task_group() as tasks:
             fleet = Fleet(server, dsn, directory, tasks, dice)
+            if plan.application is not None:
+                fleet.environment[anyapp.SEED] = str(plan.application)
+                queues = anyapp.application(plan.application)
+                processes = sum(queue.concurrency for queue in queues if "process" in queue.roles)
+                fleet.note("application", slots=sum(queue.concurrency for queue in queues), processes=processes)
+                async with fleet.connection() as db:
+                    await anyapp.set_limits(db, queues)
             try:
                 await _live(fleet, plan, plan.sequence(dice, without), tasks, say)
             finally:
@@ -98,6 +107,9 @@ async def _live(fleet: Fleet, plan: Plan, faults: Sequence[str], tasks: TaskGrou
     for _ in range(PRODUCERS):
         await fleet.start_producer(plan.jobs // PRODUCERS, plan.for_s)
     tasks.start_soon(look, fleet)
+    for queue in () if plan.application is None else anyapp.application(plan.application):
+        if not queue.limits:
+            tasks.start_soon(look, fleet, queue.name)
     began_s = now_s()
     for number, name in enumerate(faults):
         await anyio.sleep(max(0.1, began_s + number * plan.for_s / len(faults) - now_s()))

@@ -13,6 +13,12 @@ import asyncpg
 from anyio.to_thread import run_sync
 
 from tests.chaos.history import Note, load
+from tests.chaos.workload import MAX_RUNNING
+
+
+def role(kind: str) -> str:
+    """What a kind does: those of a made-up application are called "role-queue-number"."""
+    return kind.split("-")[0]
 
 
 class Change(NamedTuple):
@@ -93,6 +99,7 @@ class Evidence:
     effects: Mapping[str, int] = field(default_factory=dict)
     trees: Mapping[str, Tree] = field(default_factory=dict)
     logs: Mapping[str, str] = field(default_factory=dict)
+    limits: Mapping[str, int] = field(default_factory=lambda: {"limited": MAX_RUNNING})
 
     def of(self, *events: str) -> list[Note]:
         """The notes of these events."""
@@ -114,7 +121,7 @@ class Evidence:
                 end_s, how = end.at_s, end.facts["how"]
             else:  # a child that takes its own life does so at once
                 end_s, how = self.exits.get(n.by, n.at_s if "." in n.by else float("inf")), None
-            job, attempt, kind = n.facts["job"], n.facts["attempt"], n.facts["kind"]
+            job, attempt, kind = n.facts["job"], n.facts["attempt"], role(n.facts["kind"])
             runs.append(Run(job, attempt, n.by.split(".")[0], kind, n.at_s, end_s, how, n.facts.get("key")))
         return runs
 
@@ -181,10 +188,11 @@ async def gather(db: asyncpg.Connection[Any], directory: Path) -> Evidence:
     return Evidence(
         notes,
         [change._replace(at_s=change.at_s - offset_s) for change in changes],
-        [Row(*row) for row in await db.fetch(_ROWS)],
+        [row._replace(kind=role(row.kind)) for row in (Row(*each) for each in await db.fetch(_ROWS))],
         dict(await db.fetch("SELECT job::text, count(*)::int FROM chaos.effects GROUP BY job")),
         {row[0]: Tree(*tuple(row)[1:]) for row in await db.fetch(_TREES)},
         logs,
+        dict(await db.fetch("SELECT name::text, max_running::int FROM pgworkd.queues WHERE max_running IS NOT NULL")),
     )
 
 

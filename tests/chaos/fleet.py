@@ -88,6 +88,8 @@ class Fleet:
         self.too_many = 0
         """So many that end are not to be followed by another."""
         self.ending = False
+        self.environment: dict[str, str] = {}
+        """More of it for daemons and producers."""
         self.note = History(directory, "driver").note
         self._named = 0
         self._spawned: list[subprocess.Popen[bytes]] = []
@@ -96,7 +98,7 @@ class Fleet:
 
     def _environment(self, name: str) -> dict[str, str]:
         clock = clocks.environment(self.directory / f"{name}.clock")
-        return {**os.environ, **clock, "CHAOS_DIR": str(self.directory), "CHAOS_NAME": name}
+        return {**os.environ, **clock, **self.environment, "CHAOS_DIR": str(self.directory), "CHAOS_NAME": name}
 
     def _spawn(self, name: str, module: str, *arguments: object) -> subprocess.Popen[bytes]:
         with (self.directory / f"{name}.log").open("wb") as log:

@@ -135,15 +135,22 @@ class Producer:
         return self._dice.choices(list(self.plans), list(self.plans.values()))[0]
 
 
+def _producer(name: str, seed: int) -> Producer:
+    from tests.chaos import anyapp  # which knows this module
+
+    made_up = os.environ.get(anyapp.SEED)
+    return Producer(name, seed) if made_up is None else anyapp.AnyProducer(name, seed, anyapp.application(int(made_up)))
+
+
 async def main(dsn: str, jobs_left: int, for_s: float, seed: int) -> None:
     """Inserts `jobs_left` jobs, spread over `for_s` seconds."""
     note = of_this_process()
-    producer = Producer(os.environ["CHAOS_NAME"], seed)
+    producer = _producer(os.environ["CHAOS_NAME"], seed)
     began_s, pace_s, done, call = now_s(), for_s / max(jobs_left, 1), 0, 0
     connection: asyncpg.Connection[Any] | None = None
     plan, jobs = None, []
     while done < jobs_left:
-        if plan != producer.once or not jobs:
+        if plan is None or plan != producer.once or not jobs:
             plan = producer.choose()
             jobs = plan()
         call += 1

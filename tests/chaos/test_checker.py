@@ -172,7 +172,13 @@ BREACHES: dict[str, Callable[[], Evidence]] = {
     "waits": lambda: with_notes(note(9, "driver", "looked", waited_s=1.6)),
     "ends": lambda: with_notes(note(9, "driver", "exit", name="d2", code=-9, expected=None)),
     "steady": lambda: with_notes(*BEATS[:25], *(n._replace(facts={**n.facts, "files": 60}) for n in BEATS[25:])),
-    "quiet": lambda: replace(clean(), logs={"d1": "Traceback (most recent call last):\n  boom"}),
+    "quiet": lambda: replace(
+        clean(),
+        logs={
+            "d1": "Traceback (most recent call last):\n  boom",
+            "d2": '{"exception": "Traceback (most recent call last):", "event": "job.failed"}',
+        },
+    ),
 }
 SOUND: dict[str, Callable[[], Evidence]] = {
     "a clean run": clean,

@@ -15,12 +15,12 @@ CALM_S = 4.0
 """So long after a fault nothing is held against anybody: a daemon that is gone is not yet seen to be."""
 
 _WAITING = """
-    SELECT array(SELECT id::text FROM pgworkd.jobs WHERE queue = 'mixed' AND status = 'pending' AND losses = 0
+    SELECT array(SELECT id::text FROM pgworkd.jobs WHERE queue = $2 AND status = 'pending' AND losses = 0
                  AND serialize_key IS NULL AND run_at <= pgworkd.clock() ORDER BY run_at LIMIT 100) AS ids,
            (SELECT coalesce(sum(concurrency), 0) FROM pgworkd.pools p JOIN pgworkd.workers w ON w.id = p.worker_id
-            WHERE queue = 'mixed' AND name = ANY ($1)) AS slots,
+            WHERE queue = $2 AND name = ANY ($1)) AS slots,
            (SELECT count(*) FROM pgworkd.jobs j JOIN pgworkd.workers w ON w.id = j.worker_id
-            WHERE queue = 'mixed' AND j.status = 'running' AND name = ANY ($1)) AS running"""
+            WHERE queue = $2 AND j.status = 'running' AND name = ANY ($1)) AS running"""
 
 
 async def probe(fleet: Fleet, fault: str, since_s: float) -> None:
@@ -39,20 +39,20 @@ async def probe(fleet: Fleet, fault: str, since_s: float) -> None:
         fleet.note("resumed", fault=fault, after_s=now_s() - since_s)
 
 
-async def look(fleet: Fleet) -> None:
+async def look(fleet: Fleet, queue: str = "mixed") -> None:
     """Notes, every so often, for how long a due job has been seen to wait beside an idle slot; until cancelled."""
     while True:
         try:
             async with fleet.connection(600) as db:
-                await _look(fleet, db)
+                await _look(fleet, db, queue)
         except AWAY:
             await anyio.sleep(LOOK_S)
 
 
-async def _look(fleet: Fleet, db: asyncpg.Connection[Any]) -> None:
+async def _look(fleet: Fleet, db: asyncpg.Connection[Any], queue: str) -> None:
     first_seen_s: dict[str, float] = {}
     while True:
-        row = await db.fetchrow(_WAITING, [member.name for member in fleet.members if member.alive])
+        row = await db.fetchrow(_WAITING, [member.name for member in fleet.members if member.alive], queue)
         assert row is not None
         calm = now_s() - fleet.calm_since_s > CALM_S
         if not calm or row["running"] >= row["slots"]:
@@ -60,5 +60,12 @@ async def _look(fleet: Fleet, db: asyncpg.Connection[Any]) -> None:
         else:
             first_seen_s = {job: first_seen_s.get(job, now_s()) for job in row["ids"]}
             waited_s = max((now_s() - each for each in first_seen_s.values()), default=0.0)
-            fleet.note("looked", waited_s=waited_s, waiting=len(row["ids"]), slots=row["slots"], running=row["running"])
+            fleet.note(
+                "looked",
+                queue=queue,
+                waited_s=waited_s,
+                waiting=len(row["ids"]),
+                slots=row["slots"],
+                running=row["running"],
+            )
         await anyio.sleep(LOOK_S)

@@ -23,8 +23,8 @@ from pgworkd.lease import end_process
 from pgworkd.lease_store import LeaseStore
 from pgworkd.link import LinkOptions
 from pgworkd.store import Store
+from tests.chaos.anyapp import app_of_run
 from tests.chaos.history import of_this_process
-from tests.chaos.workload import app
 from tests.kit import quick_options
 
 POINTS = ("claim", "settle_and_claim", "settle_completed", "settle_failed", "rescue", "heartbeat")
@@ -100,7 +100,7 @@ async def main(dsn: str, changes: dict[str, float]) -> int:
     limit_s = changes["lease_s"] / 2.2  # as settings must be, too
     link = LinkOptions(dsn, connect_timeout_s=limit_s, command_timeout_s=limit_s)
     options = quick_options(dsn, link=link, worker_name=os.environ["CHAOS_NAME"], **changes)
-    daemon = Daemon(app, options, parts=(Vitals(),), end_process=end_process)
+    daemon = Daemon(app_of_run(), options, parts=(Vitals(),), end_process=end_process)
     daemon.events.listen(_noted)
     daemon.events.listen(log.listener("warning"), but=log.silent("warning"))
     asyncio.get_running_loop().add_signal_handler(
