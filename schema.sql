@@ -476,6 +476,7 @@ CREATE TABLE IF NOT EXISTS batches (
     kind         name_text,                         -- the same; NULL: the queue's own handler
     stream_kind  name_text,                         -- a job of this kind, here, makes the real ones of what is streamed
     dedupe_key   key_text,                          -- of a root: one unfinished tree of the name has it
+    dedupe_until timestamptz,                       -- a tree that finished and was not cancelled keeps it until then; NULL: freed
     on_complete  payload_object,                    -- of a root: the job to insert when the tree is finished; see call_back()
     on_failure   payload_object,                    -- the same if anything died or was cancelled; NULL: on_complete
     CONSTRAINT batches_must_not_be_deeper_than_32 CHECK (depth BETWEEN 0 AND 32),
@@ -484,6 +485,7 @@ CREATE TABLE IF NOT EXISTS batches (
     CONSTRAINT stream_kind_must_differ_from_kind CHECK (stream_kind IS NULL OR stream_kind <> coalesce(kind::text, queue)),
     CONSTRAINT only_a_root_can_call_back CHECK (parent_id IS NULL OR on_complete IS NULL AND on_failure IS NULL),
     CONSTRAINT only_a_root_can_have_a_dedupe_key CHECK (parent_id IS NULL OR dedupe_key IS NULL),
+    CONSTRAINT dedupe_until_needs_a_dedupe_key CHECK (dedupe_until IS NULL OR dedupe_key IS NOT NULL),
     CONSTRAINT batch_name_must_be_unique_in_its_parent UNIQUE (parent_id, name)
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.0, autovacuum_vacuum_threshold = 1000);
 CREATE INDEX IF NOT EXISTS batches_tree ON batches (root_id);
@@ -492,8 +494,17 @@ CREATE INDEX IF NOT EXISTS batches_sealed ON batches (id) WHERE sealed_at IS NOT
 CREATE INDEX IF NOT EXISTS batches_uncalled ON batches (id)
     WHERE parent_id IS NULL AND finished_at IS NOT NULL AND tree_finished_at IS NULL;
 CREATE INDEX IF NOT EXISTS batches_over ON batches (tree_finished_at) WHERE tree_finished_at IS NOT NULL;
-CREATE UNIQUE INDEX IF NOT EXISTS batches_dedupe ON batches (name, dedupe_key)
-    WHERE parent_id IS NULL AND dedupe_key IS NOT NULL AND tree_finished_at IS NULL;
+DO $$
+BEGIN
+    IF NOT EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = 'pgworkd.batches'::regclass AND a.attname = 'dedupe_until') THEN
+        ALTER TABLE batches ADD COLUMN dedupe_until timestamptz
+            CONSTRAINT dedupe_until_needs_a_dedupe_key CHECK (dedupe_until IS NULL OR dedupe_key IS NOT NULL);
+    END IF;
+END $$;
+CREATE UNIQUE INDEX IF NOT EXISTS batches_key ON batches (name, dedupe_key)
+    WHERE parent_id IS NULL AND dedupe_key IS NOT NULL AND (tree_finished_at IS NULL OR dedupe_until IS NOT NULL);
+DROP INDEX IF EXISTS batches_dedupe;  -- as it was when every key was free at the end of its tree
+CREATE INDEX IF NOT EXISTS batches_kept_keys ON batches (dedupe_until) WHERE tree_finished_at IS NOT NULL AND dedupe_until IS NOT NULL;
 -- It makes finished_at part of a key: to finish is then a change that FOR KEY SHARE conflicts with, also for a transaction
 -- (REPEATABLE READ) that still sees the batch as it was before; such a one gets 40001.
 CREATE UNIQUE INDEX IF NOT EXISTS batches_finished ON batches (id, finished_at);
@@ -2473,7 +2484,7 @@ END $$;
 
 -- Forgets: see forget_rows(), and drop_partition() for the rest of the history; and moves jobs dead for p_keep_dead_days to
 -- finished_jobs (at most p_limit, as of all else). What was said of the progress of attempts that are over goes, too.
--- Finished trees of batches are kept for p_keep_days. Locks: rows with SKIP LOCKED.
+-- Finished trees of batches are kept for p_keep_days, and as long as they keep a dedupe_key. Locks: rows with SKIP LOCKED.
 CREATE OR REPLACE FUNCTION prune(p_keep_days int, p_keep_dead_days int, p_limit int DEFAULT 5000)
 RETURNS TABLE (rows_deleted int, dead_moved int)
 LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp SET lock_timeout = '200ms'
@@ -2490,6 +2501,7 @@ BEGIN
     rows_deleted := forget_rows(p_keep_days, p_limit);
     DELETE FROM batches b WHERE b.root_id = ANY (ARRAY(
         SELECT r.id FROM batches r WHERE r.tree_finished_at < clock() - make_interval(days => p_keep_days)
+          AND (r.dedupe_until IS NULL OR r.dedupe_until <= clock())
         LIMIT p_limit FOR UPDATE SKIP LOCKED));
     GET DIAGNOSTICS v_rows = ROW_COUNT;
     rows_deleted := rows_deleted + v_rows;
@@ -2938,27 +2950,42 @@ END $$;
 -- longer. Counters say when it is worth while to look. Who adds and then rolls back does not look: mend_batches() does.
 -- ------------------------------------------------------------------------------------------------
 
--- Makes a batch: a root, or with p_parent a child. Where p_dedupe_key is held by an unfinished root of that name, or the
--- parent has a child of that name, answers with that one. p_queue: NULL: the parent's. For the rest see `batches`.
+-- What this was before knew no dedupe_until.
+DROP FUNCTION IF EXISTS create_batch(text, text, text, uuid, boolean, text, boolean, int, jsonb, jsonb, text);
+
+-- Makes a batch: a root, or with p_parent a child. Where p_dedupe_key is held by an unfinished root of that name (or by one
+-- that finished, until its dedupe_until), or the parent has a child of that name, answers with that one. p_dedupe_until, or
+-- p_dedupe_for_s from now: how long the key stays taken when the tree has finished. p_queue: NULL: the parent's. For the rest see `batches`.
 -- Raises PW003 where the parent takes no more. Locks the parent FOR KEY SHARE.
 CREATE OR REPLACE FUNCTION create_batch(
     p_name text, p_queue text DEFAULT NULL, p_kind text DEFAULT NULL, p_parent uuid DEFAULT NULL,
     p_stream boolean DEFAULT false, p_stream_kind text DEFAULT NULL, p_final boolean DEFAULT false,
     p_max_failures int DEFAULT NULL, p_on_complete jsonb DEFAULT NULL, p_on_failure jsonb DEFAULT NULL,
-    p_dedupe_key text DEFAULT NULL)
+    p_dedupe_key text DEFAULT NULL, p_dedupe_until timestamptz DEFAULT NULL, p_dedupe_for_s float8 DEFAULT NULL)
 RETURNS TABLE (id uuid, created boolean)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pgworkd, pg_temp SET enable_seqscan = off AS $$
 #variable_conflict use_column
+DECLARE
+    v_wrong text := CASE
+        WHEN num_nonnulls(p_dedupe_until, p_dedupe_for_s) > 1
+            THEN 'p_dedupe_until and p_dedupe_for_s are both given: pass one of them'
+        WHEN p_dedupe_for_s <= 0 THEN 'p_dedupe_for_s must be above 0'
+        WHEN num_nonnulls(p_dedupe_until, p_dedupe_for_s) > 0 AND p_dedupe_key IS NULL
+            THEN 'p_dedupe_until and p_dedupe_for_s need a p_dedupe_key' END;
 BEGIN
+    IF v_wrong IS NOT NULL THEN
+        RAISE EXCEPTION '%', v_wrong USING ERRCODE = 'invalid_parameter_value';
+    END IF;
     LOOP
         SELECT b.id, false INTO id, created FROM batches b
-        WHERE b.parent_id IS NULL AND p_parent IS NULL AND b.name = p_name AND b.dedupe_key = p_dedupe_key AND b.tree_finished_at IS NULL
+        WHERE b.parent_id IS NULL AND p_parent IS NULL AND b.name = p_name AND b.dedupe_key = p_dedupe_key
+              AND (b.tree_finished_at IS NULL OR b.dedupe_until IS NOT NULL) AND (b.tree_finished_at IS NULL OR b.dedupe_until > clock())
            OR b.parent_id = p_parent AND b.name = p_name;
         EXIT WHEN FOUND;
         INSERT INTO batches AS b (name, queue, kind, parent_id, stream, stream_kind, final, max_failures, on_complete,
-                                  on_failure, dedupe_key)
+                                  on_failure, dedupe_key, dedupe_until)
         VALUES (p_name, p_queue, p_kind, p_parent, p_stream, p_stream_kind, p_final, p_max_failures, p_on_complete,
-                p_on_failure, p_dedupe_key)
+                p_on_failure, p_dedupe_key, coalesce(p_dedupe_until, clock() + make_interval(secs => p_dedupe_for_s)))
         ON CONFLICT DO NOTHING
         RETURNING b.id, true INTO id, created;
         EXIT WHEN FOUND;
@@ -2996,8 +3023,8 @@ BEGIN
     RETURN v_batch;
 END $$;
 
--- Places a new batch in its tree, and refuses what could not be carried out later: at a callback it would be too late.
--- Locks the parent FOR KEY SHARE.
+-- Places a new batch in its tree, and refuses what could not be carried out later: at a callback it would be too late. Frees
+-- its dedupe_key if a tree that is over has kept it for long enough. Locks the parent FOR KEY SHARE, or that root.
 CREATE OR REPLACE FUNCTION batch_created() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pgworkd, pg_catalog, pg_temp AS $$
 DECLARE
@@ -3020,6 +3047,12 @@ BEGIN
         NEW.depth := v_parent.depth + 1;
     ELSE
         NEW.depth := 0;
+        IF NEW.dedupe_key IS NOT NULL THEN  -- a key is free at the very instant
+            UPDATE batches b SET dedupe_until = NULL
+            WHERE b.parent_id IS NULL AND b.name = NEW.name AND b.dedupe_key = NEW.dedupe_key
+              AND (b.tree_finished_at IS NULL OR b.dedupe_until IS NOT NULL)
+              AND b.tree_finished_at IS NOT NULL AND b.dedupe_until <= clock();
+        END IF;
     END IF;
     IF NEW.root_id <> coalesce(v_parent.root_id, NEW.id) THEN
         RAISE EXCEPTION 'batch "%" cannot belong to root %', NEW.name, NEW.root_id USING ERRCODE = '22023',
@@ -3370,7 +3403,9 @@ SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off S
 SET jit = off SET plan_cache_mode = force_generic_plan AS $$
 BEGIN
     WITH finished AS (
-        UPDATE batches r SET tree_finished_at = clock()
+        UPDATE batches r
+        SET tree_finished_at = clock(),
+            dedupe_until = CASE WHEN r.cancelled_at IS NULL AND r.dedupe_until > clock() THEN r.dedupe_until END
         WHERE r.id = ANY (p_roots) AND r.finished_at IS NOT NULL AND r.tree_finished_at IS NULL
           AND (SELECT true FROM batches b WHERE b.root_id = r.id AND b.finished_at IS NULL LIMIT 1) IS NULL
         RETURNING r.id, r.name, r.on_complete, r.on_failure
@@ -3977,7 +4012,7 @@ SELECT b.id, b.root_id, b.parent_id, b.name::text, b.depth, b.queue::text, b.kin
             ELSE 'completed' END AS state,
        b.added + coalesce(a.added, 0)::bigint AS total, b.completed + b.dead + b.cancelled AS done,
        b.completed, b.dead, b.cancelled, b.max_failures, b.stream, b.final, b.dedupe_key::text,
-       b.created_at, b.sealed_at, b.cancelled_at, b.finished_at, b.tree_finished_at
+       b.created_at, b.sealed_at, b.cancelled_at, b.finished_at, b.tree_finished_at, b.dedupe_until
 FROM batches b
 LEFT JOIN LATERAL (SELECT sum(x.added) AS added, bool_or(x.seals) AS seals FROM batch_additions x WHERE x.batch_id = b.id) a ON true;
 

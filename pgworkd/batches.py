@@ -4,6 +4,8 @@
         await payroll.child("cheques", kind="send_cheque", stream=True, final=True)
         await payroll.add({"employee": n} for n in range(100))
 
+With a dedupe_key the tree may be there already: then ask `if payroll.created:` before adding.
+
 At the end of the block the batch is sealed: it takes no more. Each job that completes in "payroll" adds one to
 "cheques", with {"input": its payload, "result": its result}; when all is over the job of on_complete is inserted, once.
 `conn` is what `pgworkd.client.enqueue` takes. What the driver raises passes through: SQLSTATE PW003 where a batch is
@@ -23,7 +25,7 @@ from uuid import UUID
 from .bounds import identity
 from .drivers import answered, parts, styles, way
 from .errors import UsageError
-from .new_job import NAME_CHARS_MAX, NewJob, new_ids, new_job, row, text, whole
+from .new_job import NAME_CHARS_MAX, NEW_JOB_FIELDS, NewJob, new_ids, new_job, row, text, whole
 from .payload import encode
 
 FAILURES_MAX = 2**31 - 1
@@ -34,7 +36,8 @@ FROM pgworkd.create_batch(
     p_name => CAST($1 AS text), p_parent => CAST(CAST($2 AS text) AS uuid), p_queue => CAST($3 AS text),
     p_kind => CAST($4 AS text), p_stream => CAST($5 AS boolean), p_stream_kind => CAST($6 AS text),
     p_final => CAST($7 AS boolean), p_max_failures => CAST($8 AS int), p_dedupe_key => CAST($9 AS text),
-    p_on_complete => CAST(CAST($10 AS text) AS jsonb), p_on_failure => CAST(CAST($11 AS text) AS jsonb))""")
+    p_dedupe_until => CAST(CAST($10 AS text) AS timestamptz), p_dedupe_for_s => CAST($11 AS float8),
+    p_on_complete => CAST(CAST($12 AS text) AS jsonb), p_on_failure => CAST(CAST($13 AS text) AS jsonb))""")
 _ADD = styles("""
 SELECT cardinality(pgworkd.add_jobs(
     CAST(CAST($1 AS text) AS uuid), p_ids => CAST(CAST($2 AS text[]) AS uuid[]),
@@ -56,6 +59,8 @@ class _Options(NamedTuple):
     final: bool = False
     max_failures: int | None = None
     dedupe_key: str | None = None
+    dedupe_until: str | None = None
+    dedupe_for_s: float | None = None
     on_complete: str | None = None
     on_failure: str | None = None
 
@@ -225,25 +230,33 @@ def batch(
     kind: str | None = None,
     queue: str | None = None,
     dedupe_key: str | None = None,
+    dedupe_until: datetime | None = None,
+    dedupe_for: float | timedelta | None = None,
     max_failures: int | None = None,
     on_complete: NewJob | Mapping[str, Any] | None = None,
     on_failure: NewJob | Mapping[str, Any] | None = None,
     kinds: Kinds | None = None,
 ) -> Any:
-    """Makes the root of a tree, or finds the unfinished one of that name and dedupe_key: a Batch.
+    """Makes the root of a tree, or finds the one of that name that has the dedupe_key: a Batch; `created` tells which.
 
     To be awaited, or entered, if `conn` is async. Entered, it is sealed at the end of the block; an exception
     leaves it open, if it does not roll back the transaction.
 
+    dedupe_key: an unfinished tree has it, and one that finished, until `dedupe_until`, or for `dedupe_for` seconds from
+    now on; cancelled or deleted, a tree frees its key. One that is sealed takes no more (PW003).
     kind, queue: of its jobs, and of its children's, unless told otherwise; without a queue that of the kind's handler
     where `kinds` (an app) knows it, else the queue named like the kind, or the batch. max_failures: more dead jobs
     cancel the batch. on_complete: the job to insert when all of the tree is over; on_failure: the one to insert
     instead if anything died or was cancelled. Their payload gets a "batch" with id, name, state and counts.
     Raises at the call UsageError for a value out of bounds or a connection of unknown type.
     """
+    keys = row(NewJob("-", kind=kind, dedupe_key=dedupe_key, dedupe_until=dedupe_until, dedupe_for=dedupe_for))
+    until, for_s = keys[-2:] if len(keys) > NEW_JOB_FIELDS else (None, None)
     options = _Options(
         max_failures=max_failures,
         dedupe_key=dedupe_key,
+        dedupe_until=until,
+        dedupe_for_s=for_s,
         on_complete=_callback(on_complete, "on_complete"),
         on_failure=_callback(on_failure, "on_failure"),
     )
@@ -260,7 +273,7 @@ def _open(
     kinds: Kinds | None,
 ) -> Any:
     text(name, "name", NAME_CHARS_MAX)
-    row(NewJob("-", kind=kind, dedupe_key=options.dedupe_key))  # for its refusals
+    row(NewJob("-", kind=kind))  # for its refusals
     if queue is not None:
         text(queue, "queue", NAME_CHARS_MAX)
     if options.max_failures is not None:

@@ -98,6 +98,12 @@ BUGS = (
         "            previous = min(previous, now - timedelta(seconds=ran_s))\n",
         tests="tests/stories/test_04_recurring.py",
     ),
+    sql(
+        "a batch's key is free when its tree ends",
+        "CASE WHEN r.cancelled_at IS NULL AND r.dedupe_until > clock() THEN r.dedupe_until END",
+        "NULL",
+        tests="tests/stories/test_12_readme.py",
+    ),
     python(
         "heartbeat on the loop",
         "lease",

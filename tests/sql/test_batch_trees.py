@@ -15,6 +15,7 @@ from .verbs import (
     BATCH_CLOSED,
     Db,
     Notices,
+    at,
     cancel,
     claim,
     claim_ids,
@@ -100,6 +101,71 @@ async def test_one_unfinished_root_has_a_name_and_dedupe_key(db: Db) -> None:
     assert (await create(db))["created"]
     await seal(db, first["id"])
     assert (await create(db, dedupe_key="july"))["created"]
+
+
+@pytest.mark.parametrize("way", ["for_s", "until"])
+async def test_a_tree_that_finished_keeps_its_key_until_then(db: Db, way: str) -> None:
+    keep = {"dedupe_for_s": 60.0} if way == "for_s" else {"dedupe_until": at(60)}
+    first = await create(db, dedupe_key="july", **keep)
+    await seal(db, first["id"])
+    assert await db.fetchval("SELECT tree_finished_at IS NOT NULL FROM pgworkd.batches")
+    assert tuple(await create(db, dedupe_key="july", **keep)) == (first["id"], False)
+    await clock(59.9, db)
+    assert tuple(await create(db, dedupe_key="july")) == (first["id"], False)
+    await clock(60, db)
+    assert (await create(db, dedupe_key="july", dedupe_for_s=60.0))["created"]
+    assert await db.fetchval("SELECT count(*) FROM pgworkd.batches WHERE dedupe_until IS NOT NULL") == 1
+
+
+async def test_a_key_is_kept_until_an_instant_that_came_before_the_end_no_longer(db: Db) -> None:
+    first = await create(db, dedupe_key="july", dedupe_for_s=60.0)
+    await clock(61, db)
+    assert not (await create(db, dedupe_key="july"))["created"], "it is not over"
+    await seal(db, first["id"])
+    assert (await create(db, dedupe_key="july"))["created"]
+
+
+@pytest.mark.parametrize("how", ["cancel", "max_failures", "delete"])
+async def test_a_tree_that_is_cancelled_or_deleted_frees_its_key(db: Db, how: str) -> None:
+    first = await create(db, dedupe_key="july", dedupe_for_s=60.0, max_failures=0)
+    (job_id,) = await add(db, first["id"])
+    await seal(db, first["id"])
+    if how == "cancel":
+        await db.fetchrow("SELECT * FROM pgworkd.cancel_batch($1)", first["id"])
+    else:
+        await claim(db, await worker(db))
+        if how == "delete":
+            await complete(db, [job_id])
+            assert not (await create(db, dedupe_key="july"))["created"]
+            await db.execute("SELECT pgworkd.delete_batch($1)", first["id"])
+        else:
+            await fail(db, [job_id], permanent=True)
+    assert (await create(db, dedupe_key="july"))["created"]
+
+
+async def test_prune_leaves_a_tree_that_keeps_its_key(db: Db) -> None:
+    day_s = 86_400
+    for key, days in (("short", 1), ("long", 30)):
+        await seal(db, (await create(db, dedupe_key=key, dedupe_for_s=days * day_s))["id"])
+    await clock(8 * day_s, db)
+    await db.execute("SELECT pgworkd.prune(7, 30)")
+    assert await db.fetchval("SELECT array_agg(dedupe_key::text) FROM pgworkd.batches") == ["long"]
+    await clock(30 * day_s, db)
+    await db.execute("SELECT pgworkd.prune(7, 30)")
+    assert await db.fetchval("SELECT count(*) FROM pgworkd.batches") == 0
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"dedupe_for_s": 1.0},
+        {"dedupe_key": "k", "dedupe_for_s": 0.0},
+        {"dedupe_key": "k", "dedupe_for_s": 1.0, "dedupe_until": at(1)},
+    ],
+)
+async def test_how_long_a_key_is_kept_has_to_make_sense(db: Db, wrong: dict[str, Any]) -> None:
+    with pytest.raises(asyncpg.InvalidParameterValueError, match="p_dedupe_for_s"):
+        await create(db, **wrong)
 
 
 async def test_a_child_that_is_there_is_answered_and_not_made_again(db: Db) -> None:

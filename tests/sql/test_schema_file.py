@@ -47,9 +47,8 @@ FUNCTIONS = {
     "cancel(uuid[], text)": "TABLE(id uuid, outcome text)",
     "cancel_batch(uuid, integer, text)": "record",
     "clock()": "timestamp with time zone",
-    "create_batch(text, text, text, uuid, boolean, text, boolean, integer, jsonb, jsonb, text)": (
-        "TABLE(id uuid, created boolean)"
-    ),
+    "create_batch(text, text, text, uuid, boolean, text, boolean, integer, jsonb, jsonb, text, "
+    "timestamp with time zone, double precision)": ("TABLE(id uuid, created boolean)"),
     "delete_batch(uuid, text)": "integer",
     "depend(uuid, uuid[], text)": "integer",
     "discard(uuid[], text)": "integer",
@@ -94,7 +93,8 @@ VIEWS = {
     " attempts failures max_attempts error errors worker_id schedule occurrence dedupe_key serialize_key batch_id meta"
     " limit_key",
     "batch_progress": "id root_id parent_id name depth queue kind state total done completed dead cancelled"
-    " max_failures stream final dedupe_key created_at sealed_at cancelled_at finished_at tree_finished_at",
+    " max_failures stream final dedupe_key created_at sealed_at cancelled_at finished_at tree_finished_at"
+    " dedupe_until",
     "blocked_jobs": "id queue kind batch_id created_at waiting_on reason stuck_on",
     "job_progress": "id queue kind batch_id attempt done message at started_at",
     "queue_stats": "queue due scheduled running failed blocked dead oldest_due_s workers slots paused_until",

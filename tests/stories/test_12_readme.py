@@ -131,7 +131,13 @@ async def test_batches_dependencies_and_results_run_as_they_stand(dsn: str, db: 
             names[name] = await db.fetchval("INSERT INTO pgworkd.jobs (queue) VALUES ('etl') RETURNING id")
         job_id = (await play(flow, names | {"payroll": payroll}))["job_id"]
         await until(waits_for_status(db, job_id, "completed"), LIMIT_S)
-        await until(lambda: db.fetchval("SELECT done = 6 FROM pgworkd.batch_trees WHERE id = $1", payroll.id))
+        over = "SELECT done = 6 AND finished_at IS NOT NULL FROM pgworkd.batch_trees WHERE id = $1"
+        await until(lambda: db.fetchval(over, payroll.id))
+        again = (await play(batch, names))["payroll"]  # the month is paid once
+        assert (again.id, again.created) == (payroll.id, False)
+    paid = await db.fetchval("SELECT count(*) FROM pgworkd.all_jobs WHERE kind IN ('calculate', 'send_cheque')")
+    assert paid == 6
+    assert await db.fetchval("SELECT count(*) FROM pgworkd.all_jobs WHERE queue = 'report'") == 1
 
 
 async def handle(job: Job) -> dict[str, int]:
