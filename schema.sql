@@ -2333,9 +2333,63 @@ BEGIN
     RETURN v_freed;
 END $$;
 
+-- Of the next p_most serialize_keys after (p_queue, p_key) for which jobs are blocked: those that nobody holds, although
+-- the first in line is blocked. `last_queue` and `last_key`: where to go on; NULL: there are no more. Looks at one blocked
+-- job per key. Locks nothing.
+CREATE OR REPLACE FUNCTION stuck_lines(p_queue text, p_key text, p_most int,
+                                       OUT queues text[], OUT keys text[], OUT last_queue text, OUT last_key text)
+LANGUAGE plpgsql STABLE SET search_path = pgworkd, pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
+BEGIN
+    WITH RECURSIVE lines AS (
+        (SELECT j.queue::text AS queue, j.serialize_key::text AS key, 1 AS place FROM jobs j
+         WHERE j.status = 'blocked' AND j.waiting_on = 0 AND (j.queue, j.serialize_key) > (p_queue, p_key)
+         ORDER BY j.queue, j.serialize_key LIMIT 1)
+        UNION ALL
+        SELECT n.queue, n.key, l.place + 1 FROM lines l CROSS JOIN LATERAL (
+            SELECT j.queue::text AS queue, j.serialize_key::text AS key FROM jobs j
+            WHERE j.status = 'blocked' AND j.waiting_on = 0 AND (j.queue, j.serialize_key) > (l.queue, l.key)
+            ORDER BY j.queue, j.serialize_key LIMIT 1) n
+        WHERE l.place < p_most
+    ), looked AS (
+        SELECT l.queue, l.key, l.place,
+               (SELECT j.status FROM jobs j WHERE j.queue = l.queue AND j.serialize_key = l.key
+                AND j.status IN ('blocked', 'pending', 'failed') AND j.waiting_on = 0
+                AND in_time(j, clock())
+                ORDER BY j.run_at, j.id LIMIT 1) = 'blocked'
+               AND NOT EXISTS (SELECT FROM jobs h WHERE h.queue = l.queue AND h.serialize_key = l.key
+                               AND (h.status = 'running' OR h.status = 'failed' AND NOT h.yields)) AS stuck
+        FROM lines l
+    )
+    SELECT array_agg(l.queue) FILTER (WHERE l.stuck), array_agg(l.key) FILTER (WHERE l.stuck),
+           max(l.queue) FILTER (WHERE l.place = p_most), max(l.key) FILTER (WHERE l.place = p_most)
+    INTO queues, keys, last_queue, last_key FROM looked l;
+END $$;
+
+-- One step of unblock() for the lines behind (p_queue, p_key). Locks as promote().
+CREATE OR REPLACE FUNCTION unblock_lines(p_queue text, p_key text, p_most int,
+                                         OUT promoted int, OUT last_queue text, OUT last_key text)
+LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp SET enable_seqscan = off AS $$
+DECLARE
+    v_queues text[];
+    v_keys   text[];
+BEGIN
+    promoted := 0;
+    IF NOT pg_try_advisory_xact_lock(1886873445, 5) THEN
+        RETURN;
+    END IF;
+    SELECT l.queues, l.keys, l.last_queue, l.last_key INTO v_queues, v_keys, last_queue, last_key
+    FROM stuck_lines(p_queue, p_key, p_most) l;
+    IF v_keys IS NOT NULL THEN
+        PERFORM promote(v_queues, v_keys);
+        promoted := cardinality(v_keys);
+    END IF;
+END $$;
+
 -- Promotes what still waits for a key that nobody holds: those who free keys do so themselves, unless someone had the
 -- next in line locked or changed rows by hand. Forgets rates that no longer hold anything back, and who waited for results.
--- Answers how many keys it looked after. Looks at one blocked job per key. The same for batches that nobody came by to
+-- Answers how many keys it looked after. Looks at one blocked job
+-- of each of the first thousand keys; unblock_lines() goes on from there, a step each. The same for batches that nobody came by to
 -- finish; see mend_batches(). Locks as that does, then as promote().
 CREATE OR REPLACE FUNCTION unblock() RETURNS int
 LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp SET enable_seqscan = off AS $$
@@ -2348,23 +2402,7 @@ BEGIN
         RETURN 0;
     END IF;
     v_ended := mend_batches();
-    WITH RECURSIVE lines AS (
-        (SELECT j.queue::text AS queue, j.serialize_key::text AS key FROM jobs j
-         WHERE j.status = 'blocked' AND j.waiting_on = 0 ORDER BY j.queue, j.serialize_key LIMIT 1)
-        UNION ALL
-        SELECT n.queue, n.key FROM lines l CROSS JOIN LATERAL (
-            SELECT j.queue::text AS queue, j.serialize_key::text AS key FROM jobs j
-            WHERE j.status = 'blocked' AND j.waiting_on = 0 AND (j.queue, j.serialize_key) > (l.queue, l.key)
-            ORDER BY j.queue, j.serialize_key LIMIT 1) n
-    )
-    SELECT array_agg(l.queue), array_agg(l.key) INTO v_queues, v_keys
-    FROM lines l
-    WHERE (SELECT j.status FROM jobs j WHERE j.queue = l.queue AND j.serialize_key = l.key
-           AND j.status IN ('blocked', 'pending', 'failed') AND j.waiting_on = 0
-           AND in_time(j, clock())
-           ORDER BY j.run_at, j.id LIMIT 1) = 'blocked'
-      AND NOT EXISTS (SELECT FROM jobs h WHERE h.queue = l.queue AND h.serialize_key = l.key
-                      AND (h.status = 'running' OR h.status = 'failed' AND NOT h.yields));
+    SELECT l.queues, l.keys INTO v_queues, v_keys FROM stuck_lines('', '', 1000) l;
     IF cardinality(v_ended) > 0 THEN
         PERFORM lock_queues(v_queues || ARRAY(SELECT j.queue::text FROM jobs j
                                               WHERE j.id = ANY (v_ended) AND j.serialize_key IS NOT NULL));

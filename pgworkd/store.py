@@ -18,6 +18,7 @@ from .registration import Registration, token_of
 from .schedule_store import Occurrence, ScheduleStore, columns
 
 CHANNEL = "pgworkd"
+UNBLOCK_STEP = 1_000
 Payload = tuple[UUID, str | None, str | None]
 
 
@@ -290,6 +291,14 @@ class Store(ScheduleStore):
     async def unblock(self) -> int:
         """Lets go on what waits for a key or jobs in vain, or goes with a dead one; how many keys and jobs."""
         keys = int(await self._rest.value("SELECT pgworkd.unblock()"))
+        queue, key = "", ""
+        while queue is not None:  # in steps: there may be a million busy keys
+            step = await self._rest.fetch(
+                "SELECT promoted, last_queue, last_key FROM pgworkd.unblock_lines($1, $2, $3)",
+                *(queue, key, UNBLOCK_STEP),
+            )
+            promoted, queue, key = step[0]
+            keys += promoted
         return keys + int(await self._rest.value("SELECT pgworkd.mend_dependencies()"))
 
     async def ensure_partitions(self, days_ahead: int = 7) -> int:

@@ -66,4 +66,10 @@ BUGS = (
         "AND waits_plain(j) AND (j.run_at <= v_now) IS TRUE\n             ORDER BY j.run_at LIMIT p_most - v_found)",
         tests="tests/sql/test_depth.py",
     ),
+    sql(
+        "unblock looks after the first thousand keys only",
+        "           max(l.queue) FILTER (WHERE l.place = p_most), max(l.key) FILTER (WHERE l.place = p_most)\n",
+        "           NULL, NULL\n",
+        tests="tests/sql/test_serialize.py",
+    ),
 )

@@ -25,7 +25,7 @@ FUNCTIONS = {
     "worker enqueuer": "add_jobs await_results create_batch depend enqueue new_id seal_batch",
     "worker reader": "batch_results batch_tree became depth result_of waits_keyed waits_plain waits_suspect with_below",
     "worker": """
-        due_keys is_within next_keys running_in
+        due_keys is_within next_keys running_in stuck_lines unblock_lines
         declare_schedules enable_schedule missed_since remove_schedule retire_schedules run_schedule
         add_error add_occurrences advance allowance batch_ended burst bury by_turn call_back cancel cancel_batch
         cancel_below claim clock_after_waiting

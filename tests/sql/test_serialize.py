@@ -300,3 +300,27 @@ async def test_unblock_mends_what_was_changed_by_hand_and_leaves_the_rest(db: Db
     assert await statuses(db, [behind_held, behind_moved]) == ["blocked", "pending"]
     assert await take_ids(db, worker_id) == [behind_moved]
     assert await statuses(db, [held, moved]) == ["running", "running"]
+
+
+async def test_lines_are_looked_after_in_steps(db: Db) -> None:
+    """As many of them as there are: each step goes on where the one before has stopped."""
+    ids = {}
+    for queue, key in itertools.product(("q", "r"), ("a", "b", "c", "d", "e")):
+        (ids[queue, key],) = await insert(db, 1, queue, serialize_key=key, status="blocked")
+    held = [("q", "b"), ("r", "e")]
+    worker_id = await worker(db)
+    for queue, key in held:
+        await one(db, queue, serialize_key=key, status="running", worker_id=worker_id, run_at=at(-1), attempts=1)
+    step: tuple[int, str | None, str | None] = (0, "", "")
+    seen = []
+    while step[1] is not None:
+        row = await db.fetchrow(
+            "SELECT promoted, last_queue, last_key FROM pgworkd.unblock_lines($1, $2, 3)", *step[1:]
+        )
+        assert row is not None
+        step = tuple(row)
+        seen.append(step)
+    assert [last for _, *last in seen] == [["q", "c"], ["r", "a"], ["r", "d"], [None, None]]
+    assert [promoted for promoted, *_ in seen] == [2, 3, 3, 0]
+    pending = await db.fetch("SELECT queue, serialize_key FROM pgworkd.jobs WHERE status = 'blocked' ORDER BY 1, 2")
+    assert [tuple(row) for row in pending] == held
