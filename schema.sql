@@ -3691,6 +3691,41 @@ CREATE OR REPLACE FUNCTION became(p_id uuid) RETURNS text LANGUAGE sql STABLE
                     (SELECT CASE f.status WHEN 'dead' THEN 'discarded' ELSE f.status::text END
                      FROM finished_jobs f WHERE f.id = p_id LIMIT 1), 'gone');
 
+-- The day before the oldest of these jobs was made, by the time in their ids: what became of them is not in older partitions
+-- of the history, unless a client's clock was wrong. NULL unless all are uuids of version 7.
+CREATE OR REPLACE FUNCTION made_since(p_ids uuid[]) RETURNS timestamptz
+LANGUAGE sql IMMUTABLE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
+    SELECT CASE WHEN bool_and(substr(i::text, 15, 1) = '7')
+                THEN to_timestamp(('x' || substr(replace(min(i::text), '-', ''), 1, 12))::bit(48)::bigint / 1000.0) - interval '1 day' END
+    FROM unnest(p_ids) i
+$$;
+
+-- As became(), for many: reads the partitions in which they can be, and all others only for those that are not found there.
+-- Planned anew each time, so that only those partitions are locked.
+CREATE OR REPLACE FUNCTION became_all(p_ids uuid[]) RETURNS TABLE (id uuid, status text)
+LANGUAGE plpgsql STABLE SET search_path = pgworkd, pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_custom_plan AS $$
+#variable_conflict use_column
+DECLARE
+    v_since timestamptz := made_since(p_ids);
+    v_rest  uuid[];
+BEGIN
+    RETURN QUERY SELECT j.id, j.status::text FROM jobs j WHERE j.id = ANY (p_ids) AND j.status <> 'completed';
+    v_rest := ARRAY(SELECT i FROM unnest(p_ids) i
+                    EXCEPT SELECT j.id FROM jobs j WHERE j.id = ANY (p_ids) AND j.status <> 'completed');
+    IF v_since IS NOT NULL AND cardinality(v_rest) > 0 THEN
+        RETURN QUERY SELECT f.id, CASE f.status WHEN 'dead' THEN 'discarded' ELSE f.status::text END
+                     FROM finished_jobs f WHERE f.id = ANY (v_rest) AND f.finished_at >= v_since;
+        v_rest := ARRAY(SELECT i FROM unnest(v_rest) i
+                        EXCEPT SELECT f.id FROM finished_jobs f WHERE f.id = ANY (v_rest) AND f.finished_at >= v_since);
+    END IF;
+    IF cardinality(v_rest) > 0 THEN
+        RETURN QUERY SELECT i, coalesce((SELECT CASE f.status WHEN 'dead' THEN 'discarded' ELSE f.status::text END
+                                         FROM finished_jobs f WHERE f.id = i LIMIT 1), 'gone')
+                     FROM unnest(v_rest) i;
+    END IF;
+END $$;
+
 -- True if the row was written by this transaction, in a savepoint or not: it is to be seen, yet its transaction is in
 -- progress. (xmin has 32 bits: the nearest of all such numbers is meant.)
 CREATE OR REPLACE FUNCTION is_ours(p_xmin xid) RETURNS boolean LANGUAGE sql VOLATILE
@@ -3734,7 +3769,7 @@ BEGIN
             HINT = 'Jobs that wait for each other in a circle would never run: leave one of them out of p_after.';
     END IF;
     WITH a AS MATERIALIZED (
-        SELECT u.id, became(u.id) AS status FROM (SELECT DISTINCT unnest(p_after) AS id) u
+        SELECT b.id, b.status FROM became_all(ARRAY(SELECT DISTINCT unnest(p_after))) b
     )
     SELECT array_agg(a.id) FILTER (WHERE a.status IN ('blocked', 'pending', 'running', 'failed')
                                          OR a.status = 'dead' AND p_unless = 'wait'),

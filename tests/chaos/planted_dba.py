@@ -55,4 +55,10 @@ BUGS = (
         "    return query if connection",
         tests="tests/sweeps/test_hostile_settings.py",
     ),
+    sql(
+        "what is over is looked for in all history",
+        "    v_since timestamptz := made_since(p_ids);\n",
+        "    v_since timestamptz;\n",
+        tests="tests/sql/test_dependency_history.py",
+    ),
 )

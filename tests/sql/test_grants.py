@@ -17,7 +17,7 @@ from .verbs import Db
 NOBODY = """
 batch_created batch_moved batch_sealed check_callback check_dependencies dependencies_added enter_batch is_ours
 job_added jobs_inserted jobs_key_wanted move queue_dated queues_audit queues_changed rates_follow schedule_changed
-schedules_audit schedules_notify stream_created mend_sequences
+schedules_audit schedules_notify stream_created mend_sequences became_all made_since
 """
 """Called by triggers and by functions that run as the owner."""
 FUNCTIONS = {

@@ -1,0 +1,75 @@
+"""To wait for jobs that are over reads the days on which they can have ended, and finds them wherever they are."""
+
+from __future__ import annotations
+
+import uuid
+
+import asyncpg
+import pytest
+
+from .verbs import Db, claim_ids, complete, insert, one, worker
+from .waits import depend
+
+DAYS = 60
+LOCKED = """SELECT count(DISTINCT c.oid) FROM pg_locks l JOIN pg_class c ON c.oid = l.relation
+            WHERE l.pid = pg_backend_pid() AND c.relname ~ '^finished_jobs_2.......$'"""
+
+
+async def old_days(db: Db) -> None:
+    """Makes partitions of days long ago."""
+    await db.execute("SELECT set_config('pgworkd.clock', (now() - interval '90 days')::text, false)")
+    await db.execute("SELECT pgworkd.ensure_partitions($1)", DAYS - 1)
+    await db.execute("RESET pgworkd.clock")
+
+
+async def finish(db: Db, ids: list[uuid.UUID]) -> None:
+    assert set(await claim_ids(db, await worker(db), len(ids))) == set(ids)
+    await complete(db, ids)
+
+
+async def test_to_wait_for_what_is_over_locks_the_days_since_it_was_made(db: Db) -> None:
+    await old_days(db)
+    ids = await insert(db, 100)
+    await finish(db, ids)
+    async with db.transaction():
+        assert await depend(db, await one(db), *ids) == 0
+        assert await db.fetchval(LOCKED) <= 10, "yesterday, today, the week to come"
+
+
+@pytest.mark.parametrize(
+    "job_id",
+    [
+        uuid.UUID("01000000-0000-7000-8000-000000000000"),  # made in 2004, as its clock says
+        uuid.UUID("ff000000-0000-7000-8000-000000000000"),  # made in a time to come
+        uuid.UUID("00000000-0000-4000-8000-000000000000"),  # says nothing of its time
+    ],
+)
+async def test_whatever_the_id_says_a_job_is_found(db: Db, job_id: uuid.UUID) -> None:
+    await old_days(db)
+    await one(db, id=job_id)
+    await finish(db, [job_id])
+    others = await insert(db, 2)
+    await finish(db, others)
+    async with db.transaction():
+        assert await depend(db, await one(db), job_id, *others) == 0
+
+
+async def test_what_became_of_many_is_what_became_of_each(db: Db) -> None:
+    done, cancelled, discarded, waiting = await insert(db, 4)
+    await db.execute("SELECT pgworkd.cancel(ARRAY[$1::uuid])", cancelled)
+    await db.execute("UPDATE pgworkd.jobs SET status = 'dead', failed_at = now() WHERE id = $1", discarded)
+    await db.execute("SELECT pgworkd.discard(ARRAY[$1::uuid])", discarded)
+    worker_id = await worker(db)
+    await claim_ids(db, worker_id, 1)
+    await complete(db, [done])
+    ids = [done, cancelled, discarded, waiting, uuid.uuid4(), await db.fetchval("SELECT pgworkd.new_id()")]
+    for some in (ids, ids[:4], ids[3:4], []):
+        all_ = await db.fetch("SELECT id, status FROM pgworkd.became_all($1) ORDER BY 1", some)
+        each = await db.fetch("SELECT i AS id, pgworkd.became(i) AS status FROM unnest($1::uuid[]) i ORDER BY 1", some)
+        assert all_ == each
+
+
+async def test_who_is_not_there_is_still_refused(db: Db) -> None:
+    with pytest.raises(asyncpg.PostgresError, match="does not exist"):
+        async with db.transaction():
+            await depend(db, await one(db), uuid.uuid4())
