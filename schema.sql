@@ -2830,21 +2830,23 @@ CREATE OR REPLACE TRIGGER queues_audit AFTER INSERT OR UPDATE OR DELETE ON queue
 -- One NOTIFY per queue and statement, only where a pool sleeps, only for jobs due within ten seconds:
 -- sleepers look for the next due time at least as often. STABLE spares it a snapshot of its own; a pool that
 -- falls asleep during the statement looks again for as long as such a statement takes. The first question
--- is all that most inserts pay for while daemons are busy.
+-- is all that most inserts pay for while daemons are busy. After it the rows are read once, and pools once per queue:
+-- nothing is known of the rows when it is planned, so a join of the two may be one of each row with each pool.
 CREATE OR REPLACE FUNCTION jobs_inserted() RETURNS trigger
 LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pgworkd, pg_temp AS $$
+DECLARE
+    v_soon timestamptz;
 BEGIN
     IF NOT EXISTS (SELECT FROM pools p WHERE p.asleep) THEN
         RETURN NULL;
     END IF;
-    IF EXISTS (SELECT FROM pools p JOIN inserted i ON i.queue = p.queue WHERE p.asleep) THEN
-        -- Whoever hears this may be past jobs that were due when the transaction began. (One instant for all its
-        -- statements: Postgres sends equal notices of a transaction once.)
-        PERFORM notify_pools(q.queue, least(q.run_at, clock() - (statement_timestamp() - transaction_timestamp())))
-        FROM (SELECT i.queue::text AS queue, min(i.run_at) AS run_at FROM inserted i
-              WHERE i.status = 'pending' AND i.run_at <= clock() + interval '10 s' GROUP BY i.queue) q
-        WHERE EXISTS (SELECT FROM pools p WHERE p.queue = q.queue AND p.asleep);
-    END IF;
+    v_soon := clock() + interval '10 s';
+    -- Whoever hears this may be past jobs that were due when the transaction began. (One instant for all its
+    -- statements: Postgres sends equal notices of a transaction once.)
+    PERFORM notify_pools(q.queue, least(q.run_at, clock() - (statement_timestamp() - transaction_timestamp())))
+    FROM (SELECT i.queue::text AS queue, min(i.run_at) AS run_at FROM inserted i
+          WHERE i.status = 'pending' AND i.run_at <= v_soon GROUP BY i.queue) q
+    WHERE (SELECT true FROM pools p WHERE p.queue = q.queue AND p.asleep LIMIT 1);
     RETURN NULL;
 END $$;
 CREATE OR REPLACE TRIGGER jobs_inserted AFTER INSERT ON jobs

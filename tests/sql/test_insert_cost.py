@@ -1,0 +1,26 @@
+"""What an insert costs does not grow with the pools that are awake."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, TypeAlias
+
+import asyncpg
+
+Db: TypeAlias = "asyncpg.Connection[Any]"
+
+
+async def took_s(db: Db) -> float:
+    began = time.perf_counter()
+    await db.execute("INSERT INTO pgworkd.jobs (queue) SELECT 'q' FROM generate_series(1, 20000)")
+    return time.perf_counter() - began
+
+
+async def test_a_large_insert_beside_many_awake_pools_and_without_statistics(db: Db) -> None:
+    """Each row was compared with each pool: five times as long, and more the more pools there are."""
+    alone = max(await took_s(db), await took_s(db))
+    await db.execute(
+        """INSERT INTO pgworkd.pools (worker_id, queue, concurrency, asleep)
+           SELECT n, 'q', 1, false FROM generate_series(1, 2000) n UNION ALL SELECT 1, 'other', 1, true"""
+    )
+    assert min(await took_s(db), await took_s(db)) < 2 * alone
