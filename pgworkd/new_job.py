@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import secrets
+import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
@@ -178,8 +180,33 @@ def _instant(value: object, what: str) -> str:
     return value.astimezone(UTC).isoformat()
 
 
+class _Ids:
+    """Version 7 UUIDs (RFC 9562) as integers, each above all that this process has drawn before, in whatever thread."""
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """For a child that was forked: else it would go on where its parent does, or wait for a lock of its threads."""
+        self._lock = threading.Lock()
+        self._next = 0
+
+    def draw(self, count: int) -> range:
+        """This millisecond, 12 random bits, and on from a random start; in one that is not later: on from the last."""
+        low = 0b10 << 62 | secrets.randbits(61)  # the variant; room above for the counts of all calls
+        fresh = time.time_ns() // 1_000_000 << 80 | 7 << 76 | secrets.randbits(12) << 64 | low
+        with self._lock:
+            first = fresh if fresh >> 80 > self._next >> 80 else self._next + secrets.randbits(30)
+            self._next = first + count
+        return range(first, first + count)
+
+
+_ids = _Ids()
+
+
+os.register_at_fork(after_in_child=_ids.forget)
+
+
 def new_ids(count: int) -> range:
-    """Version 7 UUIDs (RFC 9562) as integers: this millisecond, 12 random bits, and on from a random start."""
-    low = 0b10 << 62 | secrets.randbits(61)  # the variant; room above for the count
-    first = time.time_ns() // 1_000_000 << 80 | 7 << 76 | secrets.randbits(12) << 64 | low
-    return range(first, first + count)
+    """Ids for jobs, as integers. They rise within a process; those of several hosts are ordered by their clocks."""
+    return _ids.draw(count)

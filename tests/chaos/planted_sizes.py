@@ -47,4 +47,19 @@ BUGS = (
         "            pass\n",
         tests=f"{_LARGE} -k at_a_stop",
     ),
+    python(
+        "ids of one millisecond in any order",
+        "new_job",
+        "first = fresh if fresh >> 80 > self._next >> 80 else self._next + secrets.randbits(30)",
+        "first = fresh",
+        tests="tests/unit/test_ids.py",
+    ),
+    sql(
+        "each inserted row is compared with each pool",
+        "    v_soon := clock() + interval '10 s';\n",
+        "    v_soon := clock() + interval '10 s';\n"
+        "    IF NOT EXISTS (SELECT FROM pools p JOIN inserted i ON i.queue = p.queue WHERE p.asleep) THEN\n"
+        "        RETURN NULL;\n    END IF;\n",
+        tests="tests/sql/test_insert_cost.py",
+    ),
 )
