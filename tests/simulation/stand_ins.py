@@ -11,6 +11,7 @@ from typing import Any
 
 import anyio
 
+import pgworkd.contact
 import pgworkd.daemon
 import pgworkd.lease
 import pgworkd.membership
@@ -74,7 +75,7 @@ def stand_ins(loop: SimulationLoop, network: Network, watcher: Watcher, **bounds
         put(pgworkd.membership, "Lease", SimulatedLease)
         put(pgworkd.lease, "LeaseStore", lambda _: SimulatedLeaseStore(network))
         put(pgworkd.daemon, "Store", lambda *_, **__: SimulatedStore(network, watcher))
-        put(pgworkd.daemon, "schema", SimpleNamespace(verify=_verified))
+        put(pgworkd.contact, "schema", SimpleNamespace(verify=_verified))
         for name, bound in bounds.items():
             put(pgworkd.settler, name, bound)
         yield
