@@ -22,6 +22,8 @@ from tests.chaos.producer import Producer
 
 SEED = "CHAOS_APP"
 ROLES = {"plain": 5, "transact": 2, "thread": 2, "stubborn": 1, "process": 1}
+LONGEST_S_PER_SLOT = 0.1
+"""Of a job's time: so that what is inserted can be worked off."""
 PAD_CHARS = (0, 0, 0, 100, 5_000, 60_000)
 
 
@@ -60,16 +62,15 @@ def application(seed: int) -> list[Queue]:
     queues = []
     for number in range(dice.randint(2, 6)):
         roles = dice.choices(list(ROLES), list(ROLES.values()), k=dice.randint(1, 3))
-        queues.append(
-            Queue(
-                f"q{number}",
-                dice.choice((1, 2, 5) if "process" in roles else (1, 2, 5, 10, 40)),
-                tuple(["plain", *roles] if number == 0 else roles),
-                dice.choice((0.0, 0.02, 0.2, 1.0)),
-                dice.choice((None, None, 1, 2, 5)),
-                () if number == 0 else tuple(_limits(dice).items()),
-            )
-        )
+        limits = {} if number == 0 else _limits(dice)
+        if "process" in roles:  # processes that end are slow to replace
+            limits.pop("max_running", None)
+        concurrency = dice.choice((2, 5) if "process" in roles else (1, 2, 5, 10, 40))
+        at_once = min(2 * concurrency, limits.get("max_running", 80), 3 * limits.get("limit_per_key", 80))
+        longest_s = min(dice.choice((0.0, 0.02, 0.2, 1.0)), LONGEST_S_PER_SLOT * at_once)
+        roles = ["plain", *roles] if number == 0 else roles
+        every_s = dice.choice((None, None, 1, 2, 5))
+        queues.append(Queue(f"q{number}", concurrency, tuple(roles), longest_s, every_s, tuple(limits.items())))
     return queues
 
 
