@@ -479,6 +479,8 @@ CREATE TABLE IF NOT EXISTS batches (
     dedupe_until timestamptz,                       -- a tree that finished and was not cancelled keeps it until then; NULL: freed
     on_complete  payload_object,                    -- of a root: the job to insert when the tree is finished; see call_back()
     on_failure   payload_object,                    -- the same if anything died or was cancelled; NULL: on_complete
+    completed_called boolean NOT NULL DEFAULT false,  -- of a root: the job of on_complete has been inserted, ...
+    failure_called boolean NOT NULL DEFAULT false,  -- ... that of on_failure; a tree that was reopened inserts neither again
     CONSTRAINT batches_must_not_be_deeper_than_32 CHECK (depth BETWEEN 0 AND 32),
     CONSTRAINT only_a_child_can_stream CHECK (NOT stream OR parent_id IS NOT NULL),
     CONSTRAINT stream_kind_needs_stream CHECK (stream_kind IS NULL OR stream),
@@ -501,6 +503,8 @@ BEGIN
             CONSTRAINT dedupe_until_needs_a_dedupe_key CHECK (dedupe_until IS NULL OR dedupe_key IS NOT NULL);
     END IF;
 END $$;
+ALTER TABLE batches ADD COLUMN IF NOT EXISTS completed_called boolean NOT NULL DEFAULT false;
+ALTER TABLE batches ADD COLUMN IF NOT EXISTS failure_called boolean NOT NULL DEFAULT false;
 CREATE UNIQUE INDEX IF NOT EXISTS batches_key ON batches (name, dedupe_key)
     WHERE parent_id IS NULL AND dedupe_key IS NOT NULL AND (tree_finished_at IS NULL OR dedupe_until IS NOT NULL);
 DROP INDEX IF EXISTS batches_dedupe;  -- as it was when every key was free at the end of its tree
@@ -2701,11 +2705,17 @@ BEGIN
                  UNION ALL SELECT u.id, 'requested' FROM unnest(v_running) AS u (id);
 END $$;
 
+-- What these were before could not reopen a tree.
+DROP FUNCTION IF EXISTS retry(uuid[], text);
+DROP FUNCTION IF EXISTS reopened(uuid[]);
+
 -- Runs jobs again: a dead one gets a fresh budget, one that waits for its retry runs now. Answers with
 -- the ids it changed. A replayed occurrence leaves its schedule's chain, which has gone on without it. A dead job of a
--- batch that is finished or cancelled stays as it is: its tree has called back, or will without it.
+-- finished batch opens it and its tree again; when that is over again, the one of on_complete and on_failure that fits is
+-- inserted, unless it was before; p_call_back: also if it was. A dead job of a cancelled batch stays as it is: delete the
+-- batch first, or enqueue another.
 -- Raises 23505 when another job holds the dedupe key. Locks the jobs in order of id, then the roots of their batches.
-CREATE OR REPLACE FUNCTION retry(p_ids uuid[], p_by text DEFAULT NULL) RETURNS uuid[]
+CREATE OR REPLACE FUNCTION retry(p_ids uuid[], p_by text DEFAULT NULL, p_call_back boolean DEFAULT false) RETURNS uuid[]
 LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
 DECLARE
     v_who    text := who(p_by);
@@ -2714,7 +2724,7 @@ DECLARE
 BEGIN
     v_ids := ARRAY(SELECT j.id FROM jobs j WHERE j.id = ANY (p_ids) AND j.status IN ('dead', 'failed') ORDER BY j.id FOR UPDATE);
     IF EXISTS (SELECT FROM jobs j WHERE j.id = ANY (v_ids) AND j.batch_id IS NOT NULL AND j.status = 'dead') THEN
-        v_ids := reopened(v_ids);
+        v_ids := reopened(v_ids, p_call_back);
     END IF;
     DELETE FROM jobs d WHERE d.ctid = ANY (ARRAY(  -- what has held their keys for jobs that are over, and need not any longer
         SELECT k.ctid FROM jobs j JOIN jobs k ON k.queue = j.queue AND k.dedupe_key = j.dedupe_key
@@ -3436,11 +3446,13 @@ END $$;
 
 -- Marks those of these trees in which every batch is finished, and inserts the job of each root's on_complete; or of its
 -- on_failure, if it has one and anything of the tree is dead, expired or was cancelled. The job's payload gets a "batch" that
--- tells what became of the tree. The caller holds the roots.
+-- tells what became of the tree. A tree that was reopened inserts neither of the two again. The caller holds the roots.
 CREATE OR REPLACE FUNCTION call_back(p_roots uuid[]) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_nestloop = on
 SET jit = off SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    v_over uuid[];
 BEGIN
     WITH finished AS (
         UPDATE batches r
@@ -3448,22 +3460,34 @@ BEGIN
             dedupe_until = CASE WHEN r.cancelled_at IS NULL AND r.dedupe_until > clock() THEN r.dedupe_until END
         WHERE r.id = ANY (p_roots) AND r.finished_at IS NOT NULL AND r.tree_finished_at IS NULL
           AND (SELECT true FROM batches b WHERE b.root_id = r.id AND b.finished_at IS NULL LIMIT 1) IS NULL
-        RETURNING r.id, r.name, r.on_complete, r.on_failure
+        RETURNING r.id
+    )
+    SELECT array_agg(f.id) INTO v_over FROM finished f;
+    IF v_over IS NULL THEN
+        RETURN;
+    END IF;
+    WITH over AS MATERIALIZED (
+        SELECT r.id, r.name, t.completed, t.dead, t.cancelled, t.stopped, t.failed, t.failed AND r.on_failure IS NOT NULL AS fails,
+               CASE WHEN t.failed AND r.on_failure IS NOT NULL THEN r.on_failure ELSE r.on_complete END AS job,
+               CASE WHEN t.failed AND r.on_failure IS NOT NULL THEN r.failure_called ELSE r.completed_called END AS called
+        FROM batches r,
+             LATERAL (SELECT sum(b.completed) AS completed, sum(b.dead) AS dead, sum(b.cancelled) AS cancelled,
+                             bool_or(b.parent_id IS NULL AND b.cancelled_at IS NOT NULL) AS stopped,
+                             bool_or(b.dead > 0 OR b.cancelled > 0 OR b.cancelled_at IS NOT NULL) AS failed
+                      FROM batches b WHERE b.root_id = r.id) t
+        WHERE r.id = ANY (v_over)
+    ), noted AS (
+        UPDATE batches r SET completed_called = r.completed_called OR NOT o.fails, failure_called = r.failure_called OR o.fails
+        FROM over o WHERE r.id = o.id AND o.job IS NOT NULL AND NOT o.called
     )
     INSERT INTO jobs (queue, kind, payload, priority, max_attempts, timeout_s, meta, serialize_key, limit_key)
     SELECT j.queue, j.kind,
            coalesce(j.payload, '{}') || jsonb_build_object('batch', jsonb_build_object(
-               'id', f.id, 'name', f.name, 'completed', t.completed, 'dead', t.dead, 'cancelled', t.cancelled,
+               'id', t.id, 'name', t.name, 'completed', t.completed, 'dead', t.dead, 'cancelled', t.cancelled,
                'state', CASE WHEN t.stopped THEN 'cancelled' WHEN t.failed THEN 'completed with failures' ELSE 'completed' END)),
            coalesce(j.priority, 0), j.max_attempts, j.timeout_s, j.meta, j.serialize_key, j.limit_key
-    FROM finished f,
-         LATERAL (SELECT sum(b.completed) AS completed, sum(b.dead) AS dead, sum(b.cancelled) AS cancelled,
-                         bool_or(b.parent_id IS NULL AND b.cancelled_at IS NOT NULL) AS stopped,
-                         bool_or(b.dead > 0 OR b.cancelled > 0 OR b.cancelled_at IS NOT NULL) AS failed
-                  FROM batches b WHERE b.root_id = f.id) t,
-         LATERAL (SELECT CASE WHEN t.failed THEN coalesce(f.on_failure, f.on_complete) ELSE f.on_complete END AS job) c,
-         LATERAL jsonb_populate_record(NULL::jobs, c.job) j
-    WHERE c.job IS NOT NULL;
+    FROM over t, LATERAL jsonb_populate_record(NULL::jobs, t.job) j
+    WHERE t.job IS NOT NULL AND NOT t.called;
 END $$;
 
 -- Marks these batches and all below them as cancelled, where they are not finished; their ids. The caller holds the roots.
@@ -3518,22 +3542,42 @@ BEGIN
     FROM (SELECT DISTINCT j.worker_id FROM jobs j WHERE j.id = ANY (running)) w;
 END $$;
 
--- Dead jobs that are to run again: counts them as live again, and answers with p_jobs without those whose batch is finished
--- or cancelled. The caller holds the jobs. Locks the roots.
-CREATE OR REPLACE FUNCTION reopened(p_jobs uuid[]) RETURNS uuid[]
+-- Dead jobs that are to run again: counts them as live again, opens those of their batches that are finished, with what
+-- streams from these, and their trees, and answers with p_jobs without those whose batch is cancelled. p_call_back: what a
+-- tree has called back already it shall call again. A tree whose dedupe_key another one has by now goes on without it. The
+-- caller holds the jobs. Locks the roots.
+CREATE OR REPLACE FUNCTION reopened(p_jobs uuid[], p_call_back boolean) RETURNS uuid[]
 LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp SET enable_seqscan = off AS $$
 DECLARE
-    v_jobs uuid[];
+    v_jobs  uuid[];
+    v_level uuid[];
 BEGIN
     PERFORM lock_trees_of(p_jobs);
     v_jobs := ARRAY(
         SELECT j.id FROM jobs j LEFT JOIN batches b ON b.id = j.batch_id
-        WHERE j.id = ANY (p_jobs) AND (j.status <> 'dead' OR b.finished_at IS NULL AND b.cancelled_at IS NULL)
+        WHERE j.id = ANY (p_jobs) AND (j.status <> 'dead' OR b.cancelled_at IS NULL)
         ORDER BY j.id);
     UPDATE batches b SET dead = greatest(b.dead - n.dead, 0)
     FROM (SELECT j.batch_id, count(*) AS dead FROM jobs j
           WHERE j.id = ANY (v_jobs) AND j.status = 'dead' AND j.batch_id IS NOT NULL GROUP BY j.batch_id) n
     WHERE b.id = n.batch_id;
+    v_level := ARRAY(SELECT b.id FROM batches b WHERE b.finished_at IS NOT NULL AND b.id = ANY (ARRAY(
+        SELECT j.batch_id FROM jobs j WHERE j.id = ANY (v_jobs) AND j.status = 'dead' AND j.batch_id IS NOT NULL)));
+    UPDATE batches r
+    SET tree_finished_at = NULL,
+        completed_called = r.completed_called AND NOT p_call_back, failure_called = r.failure_called AND NOT p_call_back,
+        dedupe_key = CASE WHEN o.taken THEN NULL ELSE r.dedupe_key END, dedupe_until = CASE WHEN o.taken THEN NULL ELSE r.dedupe_until END
+    FROM batches s, LATERAL (SELECT EXISTS (
+        SELECT FROM batches t WHERE t.parent_id IS NULL AND t.name = s.name AND t.dedupe_key = s.dedupe_key AND t.id <> s.id
+          AND (t.tree_finished_at IS NULL OR t.dedupe_until IS NOT NULL)) AS taken) o
+    WHERE r.id = ANY (ARRAY(SELECT DISTINCT b.root_id FROM batches b WHERE b.id = ANY (v_level))) AND s.id = r.id
+      AND r.tree_finished_at IS NOT NULL;
+    UPDATE batches b SET finished_at = NULL WHERE b.id = ANY (v_level);
+    FOR i IN 1..32 LOOP  -- what completes now has to be streamed on
+        v_level := ARRAY(SELECT c.id FROM batches c WHERE c.parent_id = ANY (v_level) AND c.stream AND c.cancelled_at IS NULL);
+        EXIT WHEN cardinality(v_level) = 0;
+        UPDATE batches b SET finished_at = NULL, sealed_at = NULL WHERE b.id = ANY (v_level);
+    END LOOP;
     RETURN v_jobs;
 END $$;
 

@@ -22,8 +22,8 @@ from .link import Link, LinkOptions
 from .queue_acts import QueueActs
 from .schedule_acts import ScheduleActs
 
-STATUSES = ("pending", "running", "failed", "dead", "completed", "cancelled", "expired", "blocked")
-_FINISHED = ("completed", "cancelled", "expired", "dead")
+STATUSES = ("pending", "running", "failed", "dead", "completed", "cancelled", "expired", "discarded", "blocked")
+_FINISHED = ("completed", "cancelled", "expired", "discarded")
 ON_DUPLICATE = ("raise", "skip", "replace", "reschedule")
 
 
@@ -72,7 +72,8 @@ class Admin(Acts, BatchActs, QueueActs, ScheduleActs):
         if status is not None and status not in STATUSES:
             raise UsageError(f"status {status!r}: give one of {', '.join(STATUSES)}")
         wanted = (bounds.name(queue), bounds.name(kind), status, limit)
-        live = [sql.read(JobRow, row) for row in await self._link.fetch(sql.LIVE_JOBS, *wanted)]
+        found = () if status == "discarded" else await self._link.fetch(sql.LIVE_JOBS, *wanted)
+        live = [sql.read(JobRow, row) for row in found]
         if status not in (None, *_FINISHED):
             return Jobs(live, complete=True)
         old = [

@@ -223,12 +223,13 @@ LIVE_JOBS = """SELECT id, queue::text, coalesce(kind, queue)::text, status::text
       AND ($1::text IS NULL OR queue = $1) AND ($2::text IS NULL OR coalesce(kind, queue) = $2)
       AND ($3::text IS NULL OR status = $3::text::pgworkd.job_status)
     ORDER BY id DESC LIMIT $4"""
-FINISHED_JOBS = """SELECT id, queue, coalesce(kind, queue), status::text, priority,
+FINISHED_JOBS = """SELECT id, queue, coalesce(kind, queue),
+        CASE status WHEN 'dead' THEN 'discarded' ELSE status::text END, priority,
         extract(epoch FROM run_at)::float8, extract(epoch FROM created_at)::float8,
         extract(epoch FROM finished_at)::float8, attempts, failures, max_attempts, error
     FROM (SELECT * FROM pgworkd.finished_jobs ORDER BY id DESC LIMIT $5) newest
     WHERE ($1::text IS NULL OR queue = $1) AND ($2::text IS NULL OR coalesce(kind, queue) = $2)
-      AND ($3::text IS NULL OR status = $3::text::pgworkd.job_status)
+      AND ($3::text IS NULL OR CASE status WHEN 'dead' THEN 'discarded' ELSE status::text END = $3)
     ORDER BY id DESC LIMIT $4"""
 MORE_FINISHED_JOBS = "SELECT EXISTS (SELECT FROM pgworkd.finished_jobs ORDER BY id DESC OFFSET $1 LIMIT 1)"
 ONE_JOB = """SELECT j.id, j.queue, j.kind, j.status::text, j.priority, extract(epoch FROM j.run_at)::float8,
@@ -255,7 +256,8 @@ STATS = """SELECT count(*) FILTER (WHERE status IN ('pending', 'failed') AND run
         FILTER (WHERE status IN ('pending', 'failed') AND run_at <= pgworkd.clock())), 0)::float8
     FROM pgworkd.jobs WHERE $1::text IS NULL OR queue = $1"""
 DEPTH = "SELECT pgworkd.depth($1, $2)"
-STATUSES = "SELECT id, status::text FROM pgworkd.all_jobs WHERE id = ANY ($1::uuid[])"
+STATUSES = """SELECT id, CASE WHEN status = 'dead' AND finished_at IS NOT NULL THEN 'discarded' ELSE status::text END
+    FROM pgworkd.all_jobs WHERE id = ANY ($1::uuid[])"""
 MATCHING = "SELECT ids, last FROM pgworkd.matching($1, $2, $3, $4, $5, $6, $7, $8, $9)"
 EDIT = """SELECT coalesce(array_agg(k.name ORDER BY k.name), '{}') FROM jsonb_object_keys(pgworkd.edit($1,
     $2::text::jsonb, coalesce($3::text::timestamptz, pgworkd.clock() + make_interval(secs => $4::float8)), $5)

@@ -242,7 +242,10 @@ async def _retry_ids(admin: Admin, ids: list[UUID]) -> list[_Outcome]:
             return _Outcome(job_id, "retried", "will run again")
         if job_id in held_back:
             return _Outcome(job_id, "held_back", "stays dead: a live job holds its dedupe key", done=False)
-        return _left(job_id, others.get(job_id), ": only dead and failed jobs can run again")
+        status = others.get(job_id)
+        if status == Status.DEAD:
+            return _left(job_id, status, ": its batch was cancelled; delete that first, and it can run again by itself")
+        return _left(job_id, status, ": only dead and failed jobs can run again")
 
     return [of(job_id) for job_id in ids]
 

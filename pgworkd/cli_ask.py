@@ -40,6 +40,7 @@ class Status(StrEnum):
     COMPLETED = "completed"
     CANCELLED = "cancelled"
     EXPIRED = "expired"
+    DISCARDED = "discarded"
     BLOCKED = "blocked"
 
 

@@ -11,7 +11,7 @@ import typer
 from .bounds import counted
 from .cli_ask import Dsn, Json, ask
 from .cli_text import as_json, is_terminal, out, table
-from .errors import UsageError
+from .errors import BatchClosed, UsageError
 from .safe_text import escaped
 
 if TYPE_CHECKING:
@@ -92,6 +92,8 @@ def seal(batch_id: IdArgument, *, dsn: Dsn = None) -> None:
 def cancel(batch_id: IdArgument, *, dsn: Dsn = None) -> None:
     """End a batch and all below it: waiting jobs now, running ones are told to."""
     done = ask(dsn, lambda admin: _cancel(admin, batch_id))
+    if done is None:
+        raise BatchClosed(f"batch {batch_id} and all below it are finished already: there is nothing to cancel")
     ended, told = counted(done.cancelled, "job"), counted(done.requested, "running job")
     out(f"batch {batch_id} is cancelled: {ended} ended, {told} told to end")
 
@@ -151,7 +153,10 @@ async def _follow(admin: Admin, batch_id: UUID) -> None:
         await anyio.sleep(LOOK_S)
 
 
-async def _cancel(admin: Admin, batch_id: UUID) -> Cancelled:
+async def _cancel(admin: Admin, batch_id: UUID) -> Cancelled | None:
+    """None: it was over before."""
+    if all(row.state.startswith("completed") or row.state == "cancelled" for row in await admin.batch_tree(batch_id)):
+        return None
     done = await admin.cancel_batch(batch_id)
     while done.more:
         step = await admin.cancel_batch(batch_id)

@@ -104,6 +104,12 @@ BUGS = (
         "NULL",
         tests="tests/stories/test_12_readme.py",
     ),
+    sql(
+        "a tree that is opened again stays finished",
+        "    UPDATE batches b SET finished_at = NULL WHERE b.id = ANY (v_level);\n",
+        "",
+        tests="tests/sql/test_batch_reopened.py",
+    ),
     python(
         "heartbeat on the loop",
         "lease",

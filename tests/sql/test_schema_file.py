@@ -72,7 +72,7 @@ FUNCTIONS = {
     "result_of(uuid[])": (
         "TABLE(id uuid, status text, result jsonb, error text, finished_at timestamp with time zone)"
     ),
-    "retry(uuid[], text)": "uuid[]",
+    "retry(uuid[], text, boolean)": "uuid[]",
     "running_of(integer, uuid, double precision)": "TABLE(id uuid, attempt integer)",
     "seal_batch(uuid)": "boolean",
     "set_pool(integer, text, integer, boolean, integer, text)": "void",
