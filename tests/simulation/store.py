@@ -300,14 +300,13 @@ class SimulatedStore:
     async def schedules(self) -> list[Any]:
         return []
 
+    async def declare_schedules(self, worker_id: int, names: list[str]) -> dict[str, bool]:
+        return {}
+
     async def expire(self, limit: int = 1000) -> int:
         return 0
 
-    async def unblock(self) -> int:
-        return 0
-
-    async def ensure_partitions(self, days_ahead: int = 7) -> int:
-        return await self._rest.call("ensure_partitions", lambda: 0)
+    unblock = ensure_partitions = expire
 
     async def prune(self, keep_days: int, keep_dead_days: int, limit: int = 5000) -> tuple[int, int]:
         return 0, 0
