@@ -520,6 +520,12 @@ CREATE TABLE IF NOT EXISTS batch_additions (
     added        bigint NOT NULL DEFAULT 0 CHECK (added >= 0),
     seals        boolean NOT NULL DEFAULT false
 ) WITH (autovacuum_vacuum_scale_factor = 0.0, autovacuum_vacuum_threshold = 10000);
+DO $$
+BEGIN  -- it has no key: under a publication of all tables each DELETE would be refused
+    IF (SELECT c.relreplident FROM pg_class c WHERE c.oid = 'pgworkd.batch_additions'::regclass) <> 'f' THEN
+        ALTER TABLE batch_additions REPLICA IDENTITY FULL;
+    END IF;
+END $$;
 CREATE INDEX IF NOT EXISTS batch_additions_batch ON batch_additions (batch_id);
 CREATE INDEX IF NOT EXISTS batch_additions_seals ON batch_additions (batch_id) WHERE seals;
 
@@ -534,6 +540,20 @@ CREATE TABLE IF NOT EXISTS job_dependencies (
 ) WITH (autovacuum_vacuum_scale_factor = 0.0, autovacuum_vacuum_threshold = 10000);
 CREATE INDEX IF NOT EXISTS job_dependencies_job ON job_dependencies (job_id);
 CREATE INDEX IF NOT EXISTS job_dependencies_unchecked ON job_dependencies (job_id) WHERE unchecked;
+
+-- What follows from the end of a job and could not be done at once, because another transaction had locked what it changes.
+-- Only added to; apply_effects() does it soon after and deletes the row, and so does who next holds a batch's tree. A row is
+-- one of: the end of a job for its batch, the end of a job for those that depend on it, a serialize_key that is free.
+CREATE TABLE IF NOT EXISTS pending_effects (
+    id           bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    batch_id     uuid,
+    ended        ended_job,
+    job_id       uuid,
+    completed    boolean,                           -- so has the job, else it is dead, cancelled or expired
+    queue        text,
+    serialize_key text
+) WITH (autovacuum_vacuum_scale_factor = 0.0, autovacuum_vacuum_threshold = 1000);
+CREATE INDEX IF NOT EXISTS pending_effects_batch ON pending_effects (batch_id) WHERE batch_id IS NOT NULL;
 
 -- Who wants to hear at once when a job is over: NOTIFY on `channel` names it. Unlogged: it is a hint, who waits also asks.
 CREATE UNLOGGED TABLE IF NOT EXISTS result_waiters (
@@ -792,6 +812,9 @@ CREATE OR REPLACE FUNCTION is_within(p_payload jsonb, p_meta jsonb, p_bytes int)
     RETURN pg_column_size(p_payload) + coalesce(pg_column_size(p_meta), 0) <= CASE
         WHEN pg_column_compression(p_payload) IS NULL AND pg_column_compression(p_meta) IS NULL THEN p_bytes ELSE p_bytes / 16 END;
 
+DROP FUNCTION IF EXISTS claim(int, text, int, text[], int[], int[], float8[], uuid[], int, uuid);
+DROP FUNCTION IF EXISTS settle_completed(uuid[], int[], text[], text[], timestamptz[], int[], text, int, uuid);
+DROP FUNCTION IF EXISTS settle_and_claim(uuid[], int[], text[], int, text, int, text[], int[], int[], float8[], uuid[], int, uuid);
 -- Takes up to p_limit due jobs of a queue for a worker, in order of priority (higher first), run_at, id.
 -- Each priority is its own range of the index, entered at its first row and left at the first that is
 -- not due: a million future rows cost nothing. While some transaction holds back vacuum, the entries of
@@ -803,13 +826,11 @@ CREATE OR REPLACE FUNCTION is_within(p_payload jsonb, p_meta jsonb, p_bytes int)
 -- locks are held, and a client that is frozen takes nothing in. So each job has an equal share of 180 kB; payload and meta
 -- of one that needs more are NULL, and payloads() gives them.
 -- A row without id comes last when a rate holds jobs back: `created_at` is then in how many seconds to ask again.
--- p_ended: so many runs of this queue the caller has ended in this very transaction. Where only max_running counts, to
--- take no more than that needs no lock: whatever others count meanwhile, they count one or the other.
 -- Locks: the worker's row FOR KEY SHARE (so that rescue() and a claim never cross; heartbeats pass), the
 -- queue where keys or limits count, then due rows with SKIP LOCKED. Raises PW001 when the worker's lease is gone.
 CREATE OR REPLACE FUNCTION claim(p_worker int, p_queue text, p_limit int, p_kinds text[] DEFAULT '{}', p_budgets int[] DEFAULT '{}',
                                  p_priorities int[] DEFAULT '{}', p_run_ats float8[] DEFAULT '{}', p_positions uuid[] DEFAULT '{}',
-                                 p_ended int DEFAULT 0, p_token uuid DEFAULT NULL)
+                                 p_token uuid DEFAULT NULL)
 RETURNS TABLE (id uuid, kind text, payload text, attempt int, failures int, max_attempts int, timeout_s real,
                priority int, losses int, run_at float8, created_at float8, schedule text, occurrence float8, meta text,
                serialize_key text)
@@ -835,7 +856,6 @@ DECLARE
     v_locked   boolean;
     v_gaps     boolean;                          -- there may be priorities that the caller does not know
     v_limited  boolean;
-    v_counted  boolean;                          -- of the limits there is only max_running
     v_rated    boolean;
     v_chosen   boolean;                          -- pick() chooses: some waiting job has a key
     v_allowed  int;                              -- by the queue's own limits
@@ -851,7 +871,6 @@ BEGIN
     END IF;
     -- One statement for all questions, because with few jobs these cost more than the claim itself.
     SELECT coalesce(q.paused_until > v_now, false), coalesce(q.limited, false),
-           num_nonnulls(q.limit_per_key, q.rate, q.rate_per_key) = 0 AND NOT q.fair,
            q.rate IS NOT NULL OR q.rate_per_key IS NOT NULL,
            EXISTS (SELECT FROM jobs j WHERE j.queue = p_queue AND waits_keyed(j)),
            (SELECT j.serialize_key IS NOT NULL FROM jobs j
@@ -862,13 +881,13 @@ BEGIN
                       AND j.priority > p_priorities[1])
            OR EXISTS (SELECT FROM jobs j WHERE j.queue = p_queue AND waits_plain(j)
                       AND j.priority < p_priorities[1])
-    INTO v_paused, v_limited, v_counted, v_rated, v_chosen, v_suspect, v_gaps
+    INTO v_paused, v_limited, v_rated, v_chosen, v_suspect, v_gaps
     FROM (SELECT) one LEFT JOIN queues q ON q.name = p_queue;
     IF v_paused THEN
         RETURN;
     END IF;
     v_room := p_limit;
-    v_locked := v_limited AND NOT (v_counted AND p_limit <= p_ended AND v_suspect IS NULL) OR v_chosen OR coalesce(v_suspect, false);
+    v_locked := v_limited OR v_chosen OR coalesce(v_suspect, false);
     IF v_locked THEN
         PERFORM lock_queue(p_queue);  -- what follows are statements of their own, so they see what its last holder did
         v_now := clock_after_waiting();  -- else all who waited would be charged to the time at which they began to wait
@@ -1095,16 +1114,48 @@ DROP FUNCTION IF EXISTS in_order(text, int, tid[], real, boolean);
 DROP FUNCTION IF EXISTS by_turn(queues, int, tid[], tid[]);
 DROP FUNCTION IF EXISTS by_turn(queues, int, tid[], tid[], timestamptz);
 
+-- True while nothing may be waited for, nor a lock be held that others wait for: in a settle that skips what is locked, in
+-- maintenance, and in verbs that an application may call in a transaction that lasts. What cannot be done then is put off.
+CREATE OR REPLACE FUNCTION no_wait() RETURNS boolean LANGUAGE sql STABLE
+    RETURN coalesce(current_setting('pgworkd.no_wait', true), '') <> '';
+
+-- Says so from now on, to the end of the transaction or until the answer, what held before, is given here. 'apply': by
+-- apply_effects() itself.
+CREATE OR REPLACE FUNCTION say_no_wait(p_say text) RETURNS text LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
+DECLARE
+    v_was text := coalesce(current_setting('pgworkd.no_wait', true), '');
+BEGIN
+    PERFORM set_config('pgworkd.no_wait', p_say, true);
+    RETURN v_was;
+END $$;
+
+-- Writes down what is left for apply_effects(), and tells daemons. p_queues and p_keys are parallel. Locks nothing.
+CREATE OR REPLACE FUNCTION put_off(p_ended ended_job[], p_jobs uuid[] DEFAULT NULL, p_completed boolean DEFAULT NULL,
+                                   p_queues text[] DEFAULT NULL, p_keys text[] DEFAULT NULL) RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
+BEGIN
+    INSERT INTO pending_effects (batch_id, ended, job_id, completed, queue, serialize_key)
+    SELECT e.batch_id, e, NULL::uuid, NULL::boolean, NULL::text, NULL::text FROM unnest(p_ended) e
+    UNION ALL
+    SELECT NULL, NULL, u.id, p_completed, NULL, NULL FROM unnest(p_jobs) AS u (id)
+    UNION ALL
+    SELECT NULL, NULL, NULL, NULL, k.queue, k.key FROM (SELECT DISTINCT u.queue, u.key FROM unnest(p_queues, p_keys) AS u (queue, key)) k;
+    IF FOUND AND current_setting('pgworkd.no_wait', true) IS DISTINCT FROM 'apply' THEN
+        PERFORM pg_notify('pgworkd', '{"effects": true}');
+    END IF;
+END $$;
+
 -- Locks a queue to the end of the transaction. Locks of different queues may coincide; that only costs time.
 CREATE OR REPLACE FUNCTION lock_queue(p_queue text) RETURNS void LANGUAGE sql VOLATILE
     RETURN pg_advisory_xact_lock(1886873446, hashtext(p_queue));
 
 -- Locks these queues, all in the same order whoever does so. Who frees keys of several queues needs all of them at
 -- once: to lock one more later would be out of order.
+-- Does nothing for who may not wait: see promote().
 CREATE OR REPLACE FUNCTION lock_queues(p_queues text[]) RETURNS void LANGUAGE sql VOLATILE
 SET search_path = pgworkd, pg_catalog, pg_temp AS $$
     SELECT lock_queue(q.queue)
-    FROM (SELECT u.queue FROM unnest(p_queues) AS u (queue) GROUP BY u.queue ORDER BY hashtext(u.queue)) q
+    FROM (SELECT u.queue FROM unnest(p_queues) AS u (queue) WHERE NOT no_wait() GROUP BY u.queue ORDER BY hashtext(u.queue)) q
 $$;
 
 -- True if p_holds, or no other job holds the serialize_key and none that is due stands before (p_run_at, p_id) in its
@@ -1170,7 +1221,7 @@ BEGIN
 END $$;
 
 -- How many of p_limit jobs the queue's own limits let a claim take, and, when a rate says less, when to ask again.
--- The caller holds the queue's lock, or has ended as many runs as it will take.
+-- The caller holds the queue's lock.
 CREATE OR REPLACE FUNCTION allowance(p_queue text, p_limit int, p_now timestamptz) RETURNS TABLE (room int, again_s float8)
 LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off AS $$
@@ -1563,13 +1614,17 @@ END $$;
 
 -- Puts the first of those who wait for each of these keys back in the claim's way, unless someone holds the key.
 -- For whoever has freed keys, or taken a job out of a line. p_queues and p_keys are parallel. Locks the queues, in
--- order, then one blocked job per key with SKIP LOCKED.
+-- order, then one blocked job per key with SKIP LOCKED. Who may not wait locks no queue; whom a claim parks in this very
+-- moment apply_effects() finds.
 -- (Who holds a key is asked once for each, inside: as a join it would read all holders there are.)
 CREATE OR REPLACE FUNCTION promote(p_queues text[], p_keys text[]) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
 BEGIN
     PERFORM lock_queues(p_queues);
+    IF no_wait() THEN
+        PERFORM put_off(NULL, p_queues => p_queues, p_keys => p_keys);
+    END IF;
     UPDATE jobs j SET status = 'pending'
     WHERE j.ctid = ANY (ARRAY(
         SELECT (SELECT b.ctid FROM jobs b
@@ -1594,12 +1649,27 @@ END $$;
 -- running rows, which it likes as long as it believes that few run.
 -- ------------------------------------------------------------------------------------------------
 
+-- For a settle that waits for nobody: locks those of these running jobs that nobody else has locked, and answers with
+-- p_attempts, in which the others have an attempt that there is not. What the settle then finds locked is put off.
+CREATE OR REPLACE FUNCTION unlocked(p_ids uuid[], p_attempts int[]) RETURNS int[]
+LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    v_ids uuid[];
+BEGIN
+    PERFORM say_no_wait('on');
+    v_ids := ARRAY(SELECT j.id FROM jobs j WHERE j.id = ANY (p_ids) AND j.worker_id IS NOT NULL ORDER BY j.id FOR UPDATE SKIP LOCKED);
+    RETURN ARRAY(SELECT CASE WHEN l.id IS NULL THEN -1 ELSE u.attempt END
+                 FROM unnest(p_ids, p_attempts) WITH ORDINALITY AS u (id, attempt, place) LEFT JOIN unnest(v_ids) AS l (id) ON l.id = u.id
+                 ORDER BY u.place);
+END $$;
+
 -- Completed: moves the rows to finished_jobs (or only deletes them where the queue keeps nothing) and
 -- inserts the next occurrence of recurring ones (p_schedules, p_next, p_revisions; see add_occurrences). Tells who waits
 -- for them, and batches (with payload and result only where a batch streams), frees keys, and wakes pools whose queue's
--- limits have room again, but for p_quiet, whose caller does so.
+-- limits have room again.
 CREATE OR REPLACE FUNCTION settle_completed(p_ids uuid[], p_attempts int[], p_results text[], p_schedules text[] DEFAULT NULL,
-                                 p_next timestamptz[] DEFAULT NULL, p_revisions int[] DEFAULT NULL, p_quiet text DEFAULT NULL,
+                                 p_next timestamptz[] DEFAULT NULL, p_revisions int[] DEFAULT NULL,
                                  p_worker int DEFAULT NULL, p_token uuid DEFAULT NULL)
 RETURNS uuid[]
 LANGUAGE plpgsql VOLATILE
@@ -1640,11 +1710,11 @@ BEGIN
     SELECT array_agg(d.id), array_agg(d.schedule) FILTER (WHERE d.schedule IS NOT NULL),
            array_agg(d.queue::text) FILTER (WHERE d.serialize_key IS NOT NULL),
            array_agg(d.serialize_key::text) FILTER (WHERE d.serialize_key IS NOT NULL),
-           array_agg(d.queue::text) FILTER (WHERE d.queue = ANY (v_limited) AND d.queue IS DISTINCT FROM p_quiet),
+           array_agg(d.queue::text) FILTER (WHERE d.queue = ANY (v_limited)),
            jsonb_agg(to_jsonb(ROW(d.id, d.queue, d.dedupe_key, d.dedupe_until))) FILTER (WHERE d.dedupe_until IS NOT NULL),
            array_agg(CASE WHEN (SELECT true FROM batches c WHERE c.parent_id = d.batch_id AND c.stream LIMIT 1)
                           THEN ROW(d.batch_id, 'completed', false, d.id, d.kind, d.payload, d.result::jsonb, d.meta)::ended_job
-                          ELSE ROW(d.batch_id, 'completed', false, NULL, NULL, NULL, NULL, NULL)::ended_job END)
+                          ELSE ROW(d.batch_id, 'completed', false, d.id, NULL, NULL, NULL, NULL)::ended_job END)
                FILTER (WHERE d.batch_id IS NOT NULL)
     INTO v_won, v_schedules, v_queues, v_keys, v_wake, v_kept_keys, v_batched
     FROM done d;
@@ -1658,9 +1728,6 @@ BEGIN
     END IF;
     IF v_batched IS NOT NULL THEN
         PERFORM batch_ended(v_batched);
-    END IF;
-    IF v_keys IS NOT NULL AND p_quiet IS NOT NULL THEN
-        PERFORM lock_queues(v_queues || p_quiet);  -- the claim that follows may need that one, too
     END IF;
     IF v_keys IS NOT NULL OR v_wake IS NOT NULL THEN
         PERFORM freed(v_queues, v_keys, v_wake);
@@ -1691,33 +1758,6 @@ BEGIN
     END IF;
     IF p_limited IS NOT NULL THEN
         PERFORM wake(p_limited);
-    END IF;
-END $$;
-
--- settle_completed, then claim, in one round trip and one commit: for small batches, whose cost those are.
--- The first row holds what was settled (`won`), the others what was claimed. p_ended: how many of p_ids are of p_queue; it
--- counts only if all of them are settled. Recurring jobs take the other way. Locks: the worker's row as a claim does, then
--- as settle_completed, then as claim. Raises PW001.
-CREATE OR REPLACE FUNCTION settle_and_claim(p_ids uuid[], p_attempts int[], p_results text[], p_worker int, p_queue text, p_limit int,
-                                 p_kinds text[], p_budgets int[], p_priorities int[], p_run_ats float8[], p_positions uuid[],
-                                 p_ended int DEFAULT 0, p_token uuid DEFAULT NULL)
-RETURNS TABLE (won uuid[], id uuid, kind text, payload text, attempt int, failures int, max_attempts int, timeout_s real,
-               priority int, losses int, run_at float8, created_at float8, schedule text, occurrence float8, meta text,
-               serialize_key text)
-LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
-#variable_conflict use_column
-DECLARE
-    v_claimed int;
-BEGIN
-    PERFORM FROM workers w WHERE w.id = p_worker FOR KEY SHARE;
-    won := settle_completed(p_ids, p_attempts, p_results, p_quiet => p_queue, p_worker => p_worker, p_token => p_token);
-    RETURN NEXT;
-    RETURN QUERY SELECT NULL::uuid[], c.*
-                 FROM claim(p_worker, p_queue, p_limit, p_kinds, p_budgets, p_priorities, p_run_ats, p_positions,
-                            CASE WHEN cardinality(won) = cardinality(p_ids) THEN p_ended ELSE 0 END, p_token) c;
-    GET DIAGNOSTICS v_claimed = ROW_COUNT;
-    IF v_claimed < cardinality(p_ids) AND EXISTS (SELECT FROM queues q WHERE q.name = p_queue AND q.limited) THEN
-        PERFORM wake(ARRAY[p_queue]);  -- the limit has room for others
     END IF;
 END $$;
 
@@ -2029,17 +2069,21 @@ $$;
 
 -- Inserts one occurrence per schedule, unless its chain has one (see jobs_schedule_chain), it has moved past that instant,
 -- or has changed since the caller computed it (revision). Answers with the names that got one.
--- Locks the schedules' rows in order of name, then looks: so two callers never both insert.
+-- Locks the schedules' rows in order of name with SKIP LOCKED, then looks: so two callers never both insert. One that is
+-- locked is left to the daemons' next look at the schedules.
 CREATE OR REPLACE FUNCTION add_occurrences(p_names text[], p_at timestamptz[], p_revisions int[]) RETURNS text[]
 LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
 DECLARE
+    v_free  text[] := ARRAY(SELECT s.name FROM schedules s WHERE s.name = ANY (p_names) ORDER BY s.name FOR UPDATE SKIP LOCKED);
     v_added text[];
 BEGIN
-    PERFORM FROM schedules s WHERE s.name = ANY (p_names) ORDER BY s.name FOR UPDATE;
+    IF no_wait() AND cardinality(v_free) < cardinality(p_names) THEN
+        PERFORM pg_notify('pgworkd', '{"schedules": true}');
+    END IF;
     WITH moved AS (
         UPDATE schedules s SET last_occurrence = n.at, error = NULL
         FROM unnest(p_names, p_at, p_revisions) AS n (name, at, revision)
-        WHERE s.name = n.name AND s.enabled AND s.revision = n.revision
+        WHERE s.name = n.name AND s.name = ANY (v_free) AND s.enabled AND s.revision = n.revision
           AND (s.last_occurrence IS NULL OR s.last_occurrence < n.at)
           AND NOT EXISTS (SELECT FROM jobs j WHERE j.schedule = s.name AND j.status <> 'dead'
                           AND (j.failures = 0 OR s.waits_for_retries))
@@ -2201,6 +2245,7 @@ BEGIN
     IF NOT pg_try_advisory_xact_lock(1886873445, 1) THEN
         RETURN;
     END IF;
+    PERFORM say_no_wait('on');
     SELECT w.lease_s, extract(epoch FROM v_now - greatest(w.steady_since, pg_postmaster_start_time()))
     INTO v_lease_s, v_steady_s FROM workers w
     WHERE w.id = p_worker AND w.lost_at IS NULL AND w.lease_until > v_now
@@ -2317,6 +2362,7 @@ BEGIN
     IF NOT pg_try_advisory_xact_lock(1886873445, 2) THEN
         RETURN 0;
     END IF;
+    PERFORM say_no_wait('on');
     v_ids := ARRAY(SELECT j.id FROM jobs j
                    WHERE j.expires_at <= clock() AND j.attempts = 0 AND j.status IN ('blocked', 'pending', 'failed')
                    ORDER BY j.expires_at LIMIT p_limit FOR UPDATE SKIP LOCKED);
@@ -2405,6 +2451,7 @@ BEGIN
     IF NOT pg_try_advisory_xact_lock(1886873445, 5) THEN
         RETURN 0;
     END IF;
+    PERFORM say_no_wait('on');
     v_ended := mend_batches();
     SELECT l.queues, l.keys INTO v_queues, v_keys FROM stuck_lines('', '', 1000) l;
     IF cardinality(v_ended) > 0 THEN
@@ -2683,6 +2730,7 @@ CREATE OR REPLACE FUNCTION cancel(p_ids uuid[], p_by text DEFAULT NULL) RETURNS 
 LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
+    v_was     text;
     v_who     text := who(p_by);
     v_waiting uuid[];
     v_running uuid[];
@@ -2691,6 +2739,7 @@ BEGIN
     INTO v_waiting, v_running
     FROM (SELECT j.id, j.status FROM jobs j
           WHERE j.id = ANY (p_ids) AND j.status <> 'completed' ORDER BY j.id FOR UPDATE) x;
+    v_was := say_no_wait('on');  -- the caller's transaction may last
     INSERT INTO audit (who, what, queue, job_id, before, after)
     SELECT v_who, 'cancel', j.queue, j.id,
            CASE WHEN j.status = 'running' THEN '{"cancel_requested_at": null}' ELSE jsonb_build_object('status', j.status) END,
@@ -2698,7 +2747,7 @@ BEGIN
     FROM jobs j WHERE j.id = ANY (v_waiting || v_running) AND (j.cancel_requested_at IS NULL OR j.status = 'dead')
     ORDER BY j.id;
     UPDATE jobs j SET cancel_requested_at = coalesce(j.cancel_requested_at, clock()) WHERE j.id = ANY (v_running);
-    PERFORM bury(v_waiting, 'cancelled', NULL);
+    PERFORM bury(v_waiting, 'cancelled', NULL), say_no_wait(v_was);
     PERFORM pg_notify('pgworkd', jsonb_build_object('worker', w.worker_id)::text)
     FROM (SELECT DISTINCT j.worker_id FROM jobs j WHERE j.id = ANY (v_running)) w;
     RETURN QUERY SELECT u.id, 'cancelled' FROM unnest(v_waiting) AS u (id)
@@ -2763,13 +2812,18 @@ END $$;
 CREATE OR REPLACE FUNCTION discard(p_ids uuid[], p_by text DEFAULT NULL) RETURNS int
 LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
 DECLARE
+    v_was   text;
+    v_count int;
     v_who text := who(p_by);
     v_ids uuid[] := ARRAY(SELECT j.id FROM jobs j WHERE j.id = ANY (p_ids) AND j.status = 'dead' ORDER BY j.id FOR UPDATE);
 BEGIN
     INSERT INTO audit (who, what, queue, job_id, before, after)
     SELECT v_who, 'discard', j.queue, j.id, '{"finished_at": null}', jsonb_build_object('finished_at', clock())
     FROM jobs j WHERE j.id = ANY (v_ids) ORDER BY j.id;
-    RETURN bury(v_ids, 'dead', NULL);
+    v_was := say_no_wait('on');  -- as in cancel()
+    v_count := bury(v_ids, 'dead', NULL);
+    PERFORM say_no_wait(v_was);
+    RETURN v_count;
 END $$;
 
 -- Changes what is given of a waiting job. Answers with what is different now, an empty object if nothing is. A job
@@ -2779,6 +2833,7 @@ CREATE OR REPLACE FUNCTION edit(p_id uuid, p_payload jsonb DEFAULT NULL, p_run_a
                      p_priority int DEFAULT NULL, p_by text DEFAULT NULL) RETURNS jsonb
 LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
 DECLARE
+    v_was    text;
     v_old    jobs;
     v_new    jobs;
     v_status text;
@@ -2812,7 +2867,8 @@ BEGIN
         PERFORM wake(ARRAY[v_new.queue::text], v_new.run_at, true);  -- claims may be past its new place
     END IF;
     IF v_new.run_at <> v_old.run_at AND v_new.serialize_key IS NOT NULL THEN
-        PERFORM promote(ARRAY[v_new.queue::text], ARRAY[v_new.serialize_key::text]);
+        v_was := say_no_wait('on');  -- as in cancel()
+        PERFORM promote(ARRAY[v_new.queue::text], ARRAY[v_new.serialize_key::text]), say_no_wait(v_was);
     END IF;
     RETURN differing(v_after, v_before);
 END $$;
@@ -3135,6 +3191,7 @@ DECLARE
     v_parent text;
 BEGIN
     PERFORM check_dependencies(), lock_trees(ARRAY[NEW.id]);
+    PERFORM fold(ARRAY[NEW.parent_id]);
     SELECT p.name INTO v_parent
     FROM batches c JOIN batches p ON p.id = c.parent_id WHERE c.id = NEW.id AND p.completed > c.added;
     IF FOUND THEN
@@ -3262,6 +3319,18 @@ BEGIN
     END IF;
 END $$;
 
+-- For who may not wait: locks the roots of these batches, and the batches, with SKIP LOCKED; those whose root it has, too.
+CREATE OR REPLACE FUNCTION free_batches(p_batches uuid[]) RETURNS uuid[]
+LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    v_roots uuid[] := ARRAY(SELECT DISTINCT b.root_id FROM batches b WHERE b.id = ANY (p_batches));
+BEGIN
+    v_roots := ARRAY(SELECT r.id FROM batches r WHERE r.id = ANY (v_roots) ORDER BY r.id FOR NO KEY UPDATE SKIP LOCKED);
+    RETURN ARRAY(SELECT b.id FROM batches b WHERE b.id = ANY (p_batches) AND b.root_id = ANY (v_roots)
+                 ORDER BY b.id FOR NO KEY UPDATE SKIP LOCKED);
+END $$;
+
 -- Locks the roots of these batches, in order of id, whoever does so. Who ends jobs of several batches needs all of them at
 -- once. Answers with those of the roots that may be finished: one that waits here can hide a root from who is to finish it.
 CREATE OR REPLACE FUNCTION lock_trees(p_batches uuid[]) RETURNS uuid[]
@@ -3271,6 +3340,9 @@ DECLARE
     v_roots uuid[] := ARRAY(SELECT DISTINCT b.root_id FROM batches b WHERE b.id = ANY (p_batches));
     v_maybe uuid[];
 BEGIN
+    IF no_wait() THEN
+        v_roots := free_batches(v_roots);
+    END IF;
     SELECT array_agg(x.id) FILTER (WHERE x.sealed_at IS NOT NULL AND x.finished_at IS NULL AND x.completed + x.dead + x.cancelled >= x.added)
     INTO v_maybe
     FROM (SELECT r.id, r.sealed_at, r.finished_at, r.completed, r.dead, r.cancelled, r.added
@@ -3294,11 +3366,21 @@ LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_nestloop = on
 SET jit = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
-    v_roots     uuid[] := lock_trees(ARRAY(SELECT e.batch_id FROM unnest(p_ended) e));
+    v_roots     uuid[];
     v_maybe     uuid[];                          -- may be finished
     v_failed    uuid[];                          -- have too many dead
     v_cancelled uuid[];
 BEGIN
+    IF no_wait() THEN
+        v_maybe := free_batches(ARRAY(SELECT DISTINCT e.batch_id FROM unnest(p_ended) e));
+        PERFORM put_off(array_agg(e)) FROM unnest(p_ended) e
+        WHERE e.batch_id <> ALL (v_maybe) AND EXISTS (SELECT FROM batches b WHERE b.id = e.batch_id) HAVING count(*) > 0;
+        p_ended := ARRAY(SELECT e FROM unnest(p_ended) e WHERE e.batch_id = ANY (v_maybe));
+        IF cardinality(p_ended) = 0 THEN
+            RETURN;
+        END IF;
+    END IF;
+    v_roots := lock_trees(ARRAY(SELECT e.batch_id FROM unnest(p_ended) e));
     IF EXISTS (SELECT FROM batches c
                WHERE c.parent_id = ANY (ARRAY(SELECT DISTINCT e.batch_id FROM unnest(p_ended) e WHERE e.status = 'completed' AND e.payload IS NULL))
                  AND c.stream) THEN
@@ -3379,12 +3461,28 @@ BEGIN
     RETURN v_failed;
 END $$;
 
--- Takes what was added to these batches, and that they were sealed, into their rows. The caller holds the roots.
+-- Takes what was added to these batches, that they were sealed, and what was put off for them into their rows. The caller
+-- holds the roots: nobody else touches what was put off for their trees.
 CREATE OR REPLACE FUNCTION fold(p_batches uuid[]) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_nestloop = on
 SET jit = off SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    v_ended ended_job[];
 BEGIN
+    IF EXISTS (SELECT FROM pending_effects p WHERE p.batch_id = ANY (p_batches)) THEN
+        WITH gone AS (
+            DELETE FROM pending_effects p WHERE p.batch_id = ANY (p_batches) RETURNING p.batch_id, p.ended
+        )
+        -- A child that streams may have been created since: it gets what the history knows.
+        SELECT array_agg(CASE WHEN (g.ended).status = 'completed' AND (g.ended).payload IS NULL
+                                   AND (SELECT true FROM batches c WHERE c.parent_id = g.batch_id AND c.stream LIMIT 1)
+                              THEN (SELECT ROW(g.batch_id, 'completed', false, (g.ended).id, f.kind, coalesce(f.payload, '{}'), f.result, f.meta)::ended_job
+                                    FROM (SELECT) one LEFT JOIN finished_jobs f ON f.id = (g.ended).id LIMIT 1)
+                              ELSE g.ended END)
+        INTO v_ended FROM gone g;
+        PERFORM batch_ended(v_ended, false);
+    END IF;
     WITH gone AS (
         DELETE FROM batch_additions a WHERE a.batch_id = ANY (p_batches) RETURNING a.batch_id, a.added, a.seals
     )
@@ -3424,6 +3522,7 @@ BEGIN
             UPDATE batches b SET finished_at = clock()
             WHERE b.id = ANY (v_ready)
               AND (SELECT true FROM jobs j WHERE j.batch_id = b.id AND j.status IN ('blocked', 'pending', 'running', 'failed') LIMIT 1) IS NULL
+              AND (SELECT true FROM pending_effects p WHERE p.batch_id = b.id LIMIT 1) IS NULL  -- its counters lack something
             RETURNING b.id
         )
         SELECT coalesce(array_agg(f.id), '{}') INTO v_done FROM finished f;
@@ -3588,6 +3687,7 @@ CREATE OR REPLACE FUNCTION cancel_batch(p_batch uuid, p_limit int DEFAULT 1000, 
                                         OUT cancelled int, OUT requested int, OUT more boolean)
 LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp SET enable_seqscan = off AS $$
 DECLARE
+    v_was   text;
     v_batch batches;
     v_below uuid[];
     v_jobs  record;
@@ -3603,10 +3703,12 @@ BEGIN
     WHERE v_batch.cancelled_at IS NULL AND v_batch.finished_at IS NULL;
     v_below := cancel_below(ARRAY[p_batch]);
     SELECT s.waiting, s.running INTO v_jobs FROM stop_jobs(v_below, least(greatest(p_limit, 1), 10000), true) s;
+    v_was := say_no_wait('on');  -- as in cancel()
     cancelled := bury(v_jobs.waiting, 'cancelled', 'its batch was cancelled', false);
     requested := cardinality(v_jobs.running);
     PERFORM fold(v_below);
     PERFORM advance(v_below, true);
+    PERFORM say_no_wait(v_was);
     more := EXISTS (SELECT FROM jobs j WHERE j.batch_id = ANY (v_below) AND (j.status IN ('blocked', 'pending', 'failed')
                                              OR j.status = 'running' AND j.cancel_requested_at IS NULL));
 END $$;
@@ -3637,7 +3739,7 @@ END $$;
 
 -- Finishes batches that nobody came by to finish: someone was adding when the last job ended and rolled back, or rows were
 -- deleted by hand. Answers with waiting jobs of cancelled batches, up to 10,000, for the caller to bury; it has locked
--- them. Locks roots, in order, then those jobs with SKIP LOCKED.
+-- them. Locks roots, in order, then those jobs, all with SKIP LOCKED.
 CREATE OR REPLACE FUNCTION mend_batches() RETURNS uuid[]
 LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_nestloop = on
@@ -3656,8 +3758,8 @@ DECLARE
           AND (SELECT true FROM batches b WHERE b.root_id = r.id AND b.finished_at IS NULL LIMIT 1) IS NULL);
     v_jobs    uuid[] := '{}';
 BEGIN
+    v_batches := free_batches(v_batches);
     IF cardinality(v_batches) > 0 THEN
-        PERFORM lock_trees(v_batches);
         PERFORM fold(v_batches);
         SELECT s.waiting INTO v_jobs
         FROM stop_jobs(ARRAY(SELECT b.id FROM batches b WHERE b.id = ANY (v_batches) AND b.cancelled_at IS NOT NULL), 10000, true) s;
@@ -3695,14 +3797,63 @@ DECLARE
                            WHERE d.depends_on = ANY (p_ids) AND (p_completed OR d.unless = 'run'));
 BEGIN
     IF cardinality(v_jobs) > 0 THEN
-        IF p_completed THEN
+        IF p_completed AND NOT no_wait() THEN
             v_jobs := ARRAY(SELECT j.id FROM jobs j WHERE j.id = ANY (v_jobs) ORDER BY j.id FOR UPDATE);
         ELSE
             v_jobs := ARRAY(SELECT j.id FROM jobs j WHERE j.id = ANY (v_jobs) FOR UPDATE SKIP LOCKED);
         END IF;
         PERFORM wait_less(v_jobs, p_ids, p_completed);
+        IF no_wait() THEN
+            PERFORM put_off(NULL, array_agg(x.id), p_completed)
+            FROM (SELECT DISTINCT d.depends_on AS id FROM job_dependencies d
+                  WHERE d.depends_on = ANY (p_ids) AND (p_completed OR d.unless = 'run')) x HAVING count(*) > 0;
+        END IF;
     END IF;
     PERFORM tell_waiters(p_ids);
+END $$;
+
+-- Does what was put off, up to p_limit of each kind, where nobody has locked it by now; how much is left, or NULL if another
+-- does it right now. Waits for nobody. Locks queues by try-lock, roots and dependents with SKIP LOCKED.
+CREATE OR REPLACE FUNCTION apply_effects(p_limit int DEFAULT 1000) RETURNS bigint
+LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp SET enable_seqscan = off AS $$
+DECLARE
+    v_rows    bigint[];
+    v_jobs    uuid[];
+    v_queues  text[];
+    v_keys    text[];
+    v_batches uuid[];
+BEGIN
+    IF NOT EXISTS (SELECT FROM pending_effects) THEN
+        RETURN 0;
+    ELSIF NOT pg_try_advisory_xact_lock(1886873445, 7) THEN
+        RETURN NULL;
+    END IF;
+    PERFORM say_no_wait('apply');
+    v_batches := free_batches(ARRAY(SELECT DISTINCT x.batch_id FROM (
+        SELECT p.batch_id FROM pending_effects p WHERE p.batch_id IS NOT NULL ORDER BY p.id LIMIT p_limit) x));
+    PERFORM fold(v_batches);
+    FOR i IN 0..1 LOOP  -- those that have not completed, and those that have
+        WITH gone AS (
+            DELETE FROM pending_effects p WHERE p.id = ANY (ARRAY(
+                SELECT e.id FROM pending_effects e WHERE e.job_id IS NOT NULL AND e.completed = (i = 1) ORDER BY e.id LIMIT p_limit))
+            RETURNING p.job_id
+        )
+        SELECT array_agg(DISTINCT g.job_id) INTO v_jobs FROM gone g;
+        IF v_jobs IS NOT NULL THEN
+            PERFORM pass_on(v_jobs, i = 1);
+        END IF;
+    END LOOP;
+    -- Last, so that no queue is held for longer than this takes.
+    SELECT array_agg(q.queue) FILTER (WHERE pg_try_advisory_xact_lock(1886873446, hashtext(q.queue))) INTO v_queues
+    FROM (SELECT DISTINCT p.queue FROM pending_effects p WHERE p.queue IS NOT NULL) q;
+    SELECT array_agg(x.id), array_agg(x.queue), array_agg(x.serialize_key) INTO v_rows, v_queues, v_keys
+    FROM (SELECT p.* FROM pending_effects p WHERE p.queue = ANY (v_queues) ORDER BY p.id LIMIT p_limit) x;
+    IF v_rows IS NOT NULL THEN
+        PERFORM say_no_wait('');  -- the queues are locked
+        PERFORM promote(v_queues, v_keys);
+        DELETE FROM pending_effects p WHERE p.id = ANY (v_rows);
+    END IF;
+    RETURN (SELECT count(*) FROM (SELECT FROM pending_effects LIMIT 10000) x);
 END $$;
 
 -- Deletes what these jobs, which the caller holds, wait for among p_ids (unless p_completed: where that does not matter), counts
@@ -3904,6 +4055,7 @@ BEGIN
     IF NOT pg_try_advisory_xact_lock(1886873445, 6) THEN
         RETURN 0;
     END IF;
+    PERFORM say_no_wait('on');
     SELECT array_agg(a.id) FILTER (WHERE a.status = 'completed') AS well,
            array_agg(a.id) FILTER (WHERE a.status <> 'completed') AS badly
     INTO v_ended

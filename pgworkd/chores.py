@@ -13,18 +13,21 @@ from typing import Protocol
 import anyio
 
 from . import events
-from .errors import DatabaseUnavailable, PgworkdError
+from .errors import DatabaseBusy, DatabaseUnavailable, PgworkdError
 from .events import Events
 from .held import Holdings
 from .outage import Outage
 from .recurring import Recurring
 from .store import Rescued, Store
 
-RESCUE_MAX = EXPIRE_MAX = 1_000
+RESCUE_MAX = EXPIRE_MAX = EFFECTS_MAX = 1_000
+PRUNE_MAX = 5_000
 STRAY_AGE_FACTOR = 3
 STRAYS_COST_SHARE = 0.001
 """Of the time at most: while vacuum is held back, the entries of all jobs that we have ever run are read."""
 STRAYS_PAUSE_S_MAX = 300.0
+AGAIN_FIRST_S, AGAIN_CAP_S = 0.2, 2.0
+"""What is locked is tried again after the first; that doubles up to the cap."""
 DROP_PAUSE_S = 0.1
 """Between two partitions of the history: each drop holds up all settles until its commit."""
 
@@ -41,6 +44,16 @@ class Periods:
     prune_s: float = 600.0
     keep_days: int = 7
     keep_dead_days: int = 30
+
+    def of(self, name: str) -> float:
+        """The period of a task, in seconds."""
+        return {
+            "rescue": self.rescue_s,
+            "schedules": self.schedules_s,
+            "strays": self.strays_s,
+            "partitions": self.partitions_s,
+            "prune": self.prune_s,
+        }.get(name, self.expire_s)
 
 
 class Owner(Protocol):
@@ -80,8 +93,15 @@ class Chores:
         # A claim whose answer was lost has ended on the server by then, one way or the other.
         self._stray_age_s = STRAY_AGE_FACTOR * command_timeout_s
         self._strays_took_s = 0.0  # the last time
-        self._schedules_changed = anyio.Event()
+        self._schedules_changed, self._effects_put_off = anyio.Event(), anyio.Event()
+        self._effects_again_s = self._schedules_again_s = AGAIN_FIRST_S
+        self._shares: dict[str, float] = {}  # of the usual step, by task: less after a step that failed
         self._cuts: set[tuple[str, int]] = set()
+
+    def effects_put_off(self) -> None:
+        """There is something to apply."""
+        self._effects_again_s = AGAIN_FIRST_S
+        self._effects_put_off.set()
 
     def schedules_changed(self) -> None:
         """Look at the schedules now."""
@@ -91,7 +111,7 @@ class Chores:
         """Until cancelled."""
         async with anyio.create_task_group() as tasks:
             cleaning = (self._expire, self._unblock, self._strays, self._partitions, self._prune)
-            for chore in (self._rescue, self._schedules, *cleaning):
+            for chore in (self._rescue, self._schedules, self._effects, *cleaning):
                 tasks.start_soon(self._repeat, chore, name=f"chore {chore.__name__.strip('_')}")
 
     async def give_back_strays(self, age_s: float) -> None:
@@ -109,27 +129,47 @@ class Chores:
             self._events.emit(events.STRAYS_RELEASED, count=len(released))
 
     async def _repeat(self, chore: Callable[[], Awaitable[float]]) -> None:
-        outage = Outage(chore.__name__.strip("_"), self._events)
+        name = chore.__name__.strip("_")
+        outage = Outage(name, self._events)
         while True:
             try:
                 delay_s = await chore()
                 outage.passed()
+                self._shares[name] = min(1.0, 2 * self._shares.get(name, 1.0))
             except DatabaseUnavailable as error:
-                await outage.wait(error)
-                continue
+                if not isinstance(error, DatabaseBusy):
+                    await outage.wait(error)
+                    continue
+                delay_s = self._failed(name, error, self._periods.of(name))
             except PgworkdError as error:
-                self._events.emit(events.CHORE_FAILED, chore=chore.__name__.strip("_"), error=str(error))
-                delay_s = 10.0
-            if chore == self._schedules:
-                with anyio.move_on_after(delay_s):
-                    await self._schedules_changed.wait()
-            else:
-                await anyio.sleep(delay_s)
+                delay_s = self._failed(name, error, 10.0)
+            woken = {"schedules": self._schedules_changed, "effects": self._effects_put_off}.get(name)
+            with anyio.move_on_after(delay_s):
+                await (woken.wait() if woken is not None else anyio.sleep_forever())
+
+    def _failed(self, name: str, error: PgworkdError, delay_s: float) -> float:
+        """The database is there and answers: the next try comes after the task's period, with half the step."""
+        self._shares[name] = self._shares.get(name, 1.0) / 2
+        self._events.emit(events.CHORE_FAILED, chore=name, error=str(error))
+        return delay_s
+
+    def _step(self, name: str, most: int) -> int:
+        return max(1, int(most * self._shares.get(name, 1.0)))
+
+    async def _effects(self) -> float:
+        """What was put off because others had locked it: again and again until nothing is left."""
+        self._effects_put_off = anyio.Event()
+        if await self._store.apply_effects(self._step("effects", EFFECTS_MAX)) == 0:
+            self._effects_again_s = AGAIN_FIRST_S
+            return self._periods.expire_s
+        delay_s, self._effects_again_s = self._effects_again_s, min(AGAIN_CAP_S, 2 * self._effects_again_s)
+        return delay_s
 
     async def _rescue(self) -> float:
         if not self._owner.may_claim:
             return self._periods.rescue_s
-        rescued = await self._store.rescue(self._owner.worker_id, RESCUE_MAX)
+        limit = self._step("rescue", RESCUE_MAX)
+        rescued = await self._store.rescue(self._owner.worker_id, limit)
         for job in rescued:
             self._events.emit(
                 events.JOB_LOST,
@@ -143,10 +183,11 @@ class Chores:
             )
             if job.status == "dead":
                 self._on_dead(job)
-        return 0.0 if len(rescued) == RESCUE_MAX else self._periods.rescue_s
+        return 0.0 if len(rescued) == limit else self._periods.rescue_s
 
     async def _expire(self) -> float:
-        return 0.0 if await self._store.expire(EXPIRE_MAX) == EXPIRE_MAX else self._periods.expire_s
+        limit = self._step("expire", EXPIRE_MAX)
+        return 0.0 if await self._store.expire(limit) == limit else self._periods.expire_s
 
     async def _unblock(self) -> float:
         """Who frees a serialize_key promotes the next in line; this is for rows that were locked or changed by hand."""
@@ -155,8 +196,11 @@ class Chores:
 
     async def _schedules(self) -> float:
         self._schedules_changed = anyio.Event()
-        await self._recurring.look(self._owner.worker_id)
-        return self._periods.schedules_s
+        if await self._recurring.look(self._owner.worker_id):
+            self._schedules_again_s = AGAIN_FIRST_S
+            return self._periods.schedules_s
+        self._schedules_again_s = min(self._periods.schedules_s, 2 * self._schedules_again_s)
+        return self._schedules_again_s
 
     async def _strays(self) -> float:
         began = anyio.current_time()
@@ -176,8 +220,9 @@ class Chores:
         await self._warn_of_cuts(keep_days)
         while await self._store.drop_partition(keep_days):
             await anyio.sleep(DROP_PAUSE_S)
-        rows, dead = await self._store.prune(keep_days, self._periods.keep_dead_days)
-        return 1.0 if rows + dead >= 5_000 else self._periods.prune_s
+        limit = self._step("prune", PRUNE_MAX)
+        rows, dead = await self._store.prune(keep_days, self._periods.keep_dead_days, limit)
+        return 1.0 if rows + dead >= limit else self._periods.prune_s
 
     async def _warn_of_cuts(self, keep_days: int) -> None:
         """Once for each value: a queue's keep_s shortens what the history keeps, it cannot lengthen it."""

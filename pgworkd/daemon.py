@@ -122,7 +122,6 @@ class Daemon:
             self._holdings,
             self.events,
             self._recurring,
-            claimers=self.pools,
             on_completed=self._completed,
             on_settled=self._settled,
             on_room=self._serving.look,
@@ -317,6 +316,8 @@ class Daemon:
         self._reporter.completed(batch)
         if any(held.claimed.is_suspect or held.claimed.serialize_key for held in batch):
             self._serving.look()  # the next suspect, or the next in line, may run
+        else:
+            self._serving.ended({held.queue for held in batch})
 
     def _settled(self, held: Held, outcome: Outcome, status: str | None) -> None:
         if status == "completed":

@@ -1,7 +1,7 @@
 """What the driver's errors mean, as the project's own.
 
-`DatabaseUnavailable` (try again; `OutcomeUnknown`: it may have been done), `WorkerLost`, `SchemaError`, `DatabaseError`
-(do not), `UsageError`; with the remedy in the text and no password.
+`DatabaseUnavailable` (try again; `OutcomeUnknown`: it may have been done; `DatabaseBusy`: the server answered that it
+was not), `WorkerLost`, `SchemaError`, `DatabaseError` (do not), `UsageError`; with the remedy and no password.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import asyncpg
 from . import tls
 from .errors import (
     BatchClosed,
+    DatabaseBusy,
     DatabaseError,
     DatabaseUnavailable,
     NotWaiting,
@@ -23,10 +24,13 @@ from .errors import (
     WorkerLost,
 )
 
-# SQLSTATEs (https://www.postgresql.org/docs/current/errcodes-appendix.html) after which the same call may
-# succeed: connection lost, resources short, operator intervention, deadlock, lock or statement time-out.
-_TRANSIENT_CLASSES = ("08", "53", "57", "58", "40")
-_TRANSIENT = {"55P03", "25006", "25P03", "XX000"}
+# SQLSTATEs (https://www.postgresql.org/docs/current/errcodes-appendix.html) by which the server says that it or the
+# session is gone, or does not take us: another connection is needed.
+_AWAY = {"25006", "25P03", "53300", "57P01", "57P02", "57P03", "57P04", "57P05"}
+# Those after which the same call may succeed, on the same connection: deadlock, serialization, resources short, a lock
+# or statement time-out, an error of the system.
+_BUSY_CLASSES = ("40", "53", "57", "58")
+_BUSY = {"55P03", "XX000"}
 _SCHEMA_MISSING = {"42P01", "42883", "3F000", "42703"}
 BROKEN = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
 """What a connection raises that cannot be used any more."""
@@ -113,8 +117,10 @@ def _translate_server_error(error: asyncpg.PostgresError) -> Exception:
         )
     if code in _SCHEMA_MISSING:
         return SchemaError(f"{text}: is the schema installed and current? Run: pgworkd migrate")
-    if code[:2] in _TRANSIENT_CLASSES or code in _TRANSIENT:
+    if code in _AWAY or code[:2] == "08":
         return DatabaseUnavailable(f"{text} ({code})")
+    if code in _BUSY or code[:2] in _BUSY_CLASSES:
+        return DatabaseBusy(f"{text} ({code})", sqlstate=code)
     if code in _CREDENTIALS:
         return UsageError(f"the database refused us: {text} ({code}); check user, password, database and grants")
     return DatabaseError(text, sqlstate=code, constraint=getattr(error, "constraint_name", None))

@@ -53,6 +53,34 @@ class DatabaseUnavailable(PgworkdError):  # noqa: N818
     """No answer from the database: nothing was done, unless it is an OutcomeUnknown."""
 
 
+class DatabaseBusy(DatabaseUnavailable):
+    """The server answered that it cannot do it now: nothing was done, and the connection stands.
+
+    A lock or statement time-out, a deadlock, a serialization failure, resources short. `sqlstate` says which.
+    """
+
+    def __init__(self, message: str, *, sqlstate: str = "") -> None:
+        super().__init__(message)
+        self.sqlstate = sqlstate
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _busy, (str(self), self.sqlstate)
+
+    @property
+    def locked(self) -> bool:
+        """True if it did not get a lock in time."""
+        return self.sqlstate == "55P03"
+
+    @property
+    def timed_out(self) -> bool:
+        """True if the statement took too long."""
+        return self.sqlstate == "57014"
+
+
+def _busy(message: str, sqlstate: str) -> DatabaseBusy:
+    return DatabaseBusy(message, sqlstate=sqlstate)
+
+
 class OutcomeUnknown(DatabaseUnavailable):
     """The connection was lost, or the time was up, before the answer: what was asked for may have been done or not."""
 

@@ -74,7 +74,7 @@ GRANT EXECUTE ON FUNCTION pgworkd.clock TO {worker}, {enqueuer}, {reader};
 -- Reading. A view shows what its owner may see, but its functions are called by who asks.
 GRANT SELECT ON pgworkd.schema_version, pgworkd.workers, pgworkd.pools, pgworkd.queues, pgworkd.rates, pgworkd.schedules,
     pgworkd.jobs, pgworkd.finished_jobs, pgworkd.finished_jobs_other, pgworkd.batches, pgworkd.batch_additions,
-    pgworkd.job_dependencies, pgworkd.result_waiters, pgworkd.progress, pgworkd.audit,
+    pgworkd.job_dependencies, pgworkd.pending_effects, pgworkd.result_waiters, pgworkd.progress, pgworkd.audit,
     pgworkd.all_jobs, pgworkd.queue_stats, pgworkd.batch_progress, pgworkd.batch_trees, pgworkd.blocked_jobs,
     pgworkd.job_progress, pgworkd.worker_stats
     TO {worker}, {reader};
@@ -96,17 +96,18 @@ GRANT EXECUTE ON FUNCTION pgworkd.new_id, pgworkd.enqueue, pgworkd.depend, pgwor
 GRANT INSERT, UPDATE, DELETE ON pgworkd.jobs, pgworkd.workers, pgworkd.pools, pgworkd.queues, pgworkd.rates, pgworkd.schedules,
     pgworkd.progress
     TO {worker};
-GRANT INSERT ON pgworkd.finished_jobs, pgworkd.audit TO {worker};
+GRANT INSERT ON pgworkd.finished_jobs, pgworkd.audit, pgworkd.pending_effects TO {worker};
 GRANT UPDATE, DELETE ON pgworkd.batches, pgworkd.result_waiters TO {worker};
-GRANT DELETE ON pgworkd.batch_additions, pgworkd.job_dependencies TO {worker};
+GRANT DELETE ON pgworkd.batch_additions, pgworkd.job_dependencies, pgworkd.pending_effects TO {worker};
 GRANT EXECUTE ON FUNCTION
     pgworkd.register, pgworkd.heartbeat, pgworkd.wanted, pgworkd.sign_off, pgworkd.set_pool, pgworkd.drop_pool, pgworkd.notify_pools, pgworkd.wake,
     pgworkd.claim, pgworkd.is_within, pgworkd.payloads, pgworkd.clock_after_waiting, pgworkd.next_due, pgworkd.in_time,
+    pgworkd.no_wait, pgworkd.say_no_wait, pgworkd.put_off, pgworkd.apply_effects, pgworkd.unlocked, pgworkd.free_batches,
     pgworkd.lock_queue, pgworkd.lock_queues, pgworkd.key_is_free, pgworkd.burst, pgworkd.spent_until, pgworkd.rate_allowance, pgworkd.allowance,
     pgworkd.key_allowance, pgworkd.key_has_room, pgworkd.spend, pgworkd.pick, pgworkd.in_order, pgworkd.of_key, pgworkd.next_keys,
     pgworkd.due_keys, pgworkd.running_in, pgworkd.by_turn,
     pgworkd.promote,
-    pgworkd.settle_completed, pgworkd.settle_and_claim, pgworkd.settle_failed, pgworkd.settle_released, pgworkd.settle_ended,
+    pgworkd.settle_completed, pgworkd.settle_failed, pgworkd.settle_released, pgworkd.settle_ended,
     pgworkd.keep_keys, pgworkd.freed, pgworkd.bury, pgworkd.add_error,
     pgworkd.put_schedule, pgworkd.ensure_schedules, pgworkd.add_occurrences, pgworkd.follow, pgworkd.fail_schedule,
     pgworkd.declare_schedules, pgworkd.retire_schedules, pgworkd.missed_since, pgworkd.enable_schedule, pgworkd.remove_schedule,

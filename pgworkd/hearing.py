@@ -26,6 +26,10 @@ class Hearing:
         """A schedule was entered, changed or deleted."""
         self._chores.schedules_changed()
 
+    def heard_effects(self) -> None:
+        """Something was put off because it was locked."""
+        self._chores.effects_put_off()
+
     def heard_settings(self) -> None:
         """A row of `queues` was entered, changed or deleted."""
         self._membership.poke()
@@ -40,4 +44,5 @@ class Hearing:
         for pool in self._pools.values():
             pool.forget_announcement()
         self._chores.schedules_changed()
+        self._chores.effects_put_off()
         self._membership.poke()

@@ -49,6 +49,8 @@ class Held:
     """It may have: the answer to its COMMIT was lost."""
     unreadable: Exception | None = None
     """The database cannot give its payload."""
+    delays = 0
+    """How often its settle was put off, because the row was locked or the database refused it."""
     flagged = False
     """Has been reported as slow."""
 

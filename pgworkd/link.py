@@ -41,12 +41,14 @@ was told to stop must be out before the lease is over."""
 class LinkOptions:
     """How to connect. All times in seconds; `command_timeout_s` bounds every single call.
 
+    `lock_timeout_s`: how long a statement waits for each lock; without it, as long as it may take at all.
     `by`: in whose name the audit of operators' acts is written; without it, the database's user.
     """
 
     dsn: str = field(repr=False)
     connect_timeout_s: float = 10.0
     command_timeout_s: float = 10.0
+    lock_timeout_s: float | None = None
     by: str = ""
 
     def __post_init__(self) -> None:
@@ -58,9 +60,13 @@ class LinkOptions:
     def settings(self, name: str) -> dict[str, str]:
         """Session settings: whatever the database's defaults are, the engine runs under these."""
         # The server gives up a little before we do, so that a call that timed out has not gone on unseen.
-        return session.settings(name, self.command_timeout_s * 0.8, self.by) | {
-            "tcp_user_timeout": USER_TIMEOUT_MS,
-        }
+        return (
+            session.settings(name, self.command_timeout_s * 0.8, self.by)
+            | ({} if self.lock_timeout_s is None else {"lock_timeout": str(int(self.lock_timeout_s * 1000))})
+            | {
+                "tcp_user_timeout": USER_TIMEOUT_MS,
+            }
+        )
 
 
 async def connect(options: LinkOptions, name: str) -> asyncpg.Connection[Any]:

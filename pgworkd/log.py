@@ -36,6 +36,8 @@ _LEVELS: dict[str, int] = {
     events.JOB_DEAD: logging.ERROR,
     events.JOB_RAISED: logging.ERROR,
     events.SETTLE_REFUSED: logging.ERROR,
+    events.SETTLE_DELAYED: logging.WARNING,
+    events.STATEMENT_FAILED: logging.WARNING,
     events.DATABASE_AWAY: logging.WARNING,
     events.DAEMON_UNCLEAN: logging.ERROR,
     events.LEASE_FENCED: logging.ERROR,

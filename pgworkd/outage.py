@@ -1,6 +1,7 @@
 """How long to wait before the database is asked again, and who hears of it.
 
-One `Outage` per part of the daemon. It says once that the database is away and once that it is back; between
+One `Outage` per part of the daemon. It says once that the database is away and once that it is back, or once that a
+statement failed, where the database is there and answers (a time-out, a lock, a refusal); between
 the two it only answers delays, so that an hour without a database is not an hour of log lines. Who waits here
 tries again at once when any other part says that it is back.
 """
@@ -12,6 +13,7 @@ import random
 import anyio
 
 from . import events
+from .errors import DatabaseBusy, DatabaseError
 from .events import Events
 
 FIRST_S = 0.1
@@ -26,6 +28,7 @@ class Outage:
         self._part = part
         self._events = events_
         self._since: float | None = None
+        self._failing = False  # calls are answered with errors, which is no outage
         self._delay_s = FIRST_S
 
     @property
@@ -36,7 +39,12 @@ class Outage:
     def failed(self, error: Exception) -> float:
         """Notes a failed call; seconds to wait before the next."""
         delay_s = self._delay_s * random.uniform(0.5, 1.5)  # noqa: S311 # nosec B311 # jitter, no secret
-        if self._since is None:
+        if isinstance(error, (DatabaseBusy, DatabaseError)):
+            if not self._failing:
+                facts = {"part": self._part, "error": str(error), "retry_in_s": round(delay_s, 3)}
+                self._events.emit(events.STATEMENT_FAILED, **facts)
+            self._failing = True
+        elif self._since is None:
             self._since = anyio.current_time()
             self._events.emit(events.DATABASE_AWAY, part=self._part, error=str(error), retry_in_s=round(delay_s, 3))
         self._delay_s = min(CAP_S, self._delay_s * 2)
@@ -59,6 +67,8 @@ class Outage:
 
     def passed(self) -> None:
         """Notes a call that was answered."""
+        if self._failing:
+            self._failing, self._delay_s = False, FIRST_S
         if self._since is not None:
             away_s = anyio.current_time() - self._since
             self._since = None

@@ -29,13 +29,8 @@ from .slots import Slots
 from .store import ClaimOrder, Claims, Store
 
 CLAIM_MAX = 500  # with payloads of 200 bytes the answer of a claim is as large as it may be
-ALONG_MAX = 4
-QUICK_S = 0.02
-"""Jobs that take no longer: their settle is near, and where a limit is reached it can take the next claim along."""
 BOUND_S = 0.1
 """So long after a limit was reached, nothing is claimed ahead."""
-ALONG_S = 0.25
-"""A claim that went along with a settle is waited for so long: settles may hang where claims do not."""
 STALL_S = 0.05
 """So often, while jobs wait here for a slot, it is asked how many have begun."""
 STALLS_MAX = 20
@@ -97,9 +92,7 @@ class Pool:
         self._begun, self._begun_at = 0, 0.0  # so many runs had begun then; since then jobs have been waiting here
         self._tasks: TaskGroup | None = None
         self._wanted, self._woken, self._claiming = False, anyio.Event(), False
-        self._along: Asked | None = None  # under way with a settle
-        self._ride_ends: float | None = None
-        self._bound_until = -math.inf  # a limit was reached; what it leaves to us we take with our settles
+        self._bound_until = -math.inf  # a limit was reached; until then nothing is claimed ahead
         self._more = False  # the last claim was answered in full: there may be more
 
     # What others call, in the daemon's loop.
@@ -160,7 +153,7 @@ class Pool:
     @property
     def quiet(self) -> bool:
         """True when no handler runs and no claim is on its way."""
-        return self._slots.busy == 0 and not self._claiming and self._along is None
+        return self._slots.busy == 0 and not self._claiming
 
     def close(self) -> None:
         """Claims no more and gives back what has not begun; `run` ends. What runs goes on."""
@@ -217,8 +210,6 @@ class Pool:
         return min(CLAIM_MAX, self._slots.free + self._ahead, self._settler.room - len(self._slots.work))
 
     def _may_claim(self) -> bool:
-        if self._along is not None and anyio.current_time() < self._along.at + ALONG_S:
-            return False
         return (self._slots.free > 0 or len(self._slots.work) <= self._low) and self._room() > 0
 
     async def _turn(self) -> float:
@@ -226,10 +217,7 @@ class Pool:
         self._fill()
         if not self._may_claim():
             self._slots.ask_below = self._low
-            return math.inf if self._along is None else ALONG_S
-        self._forget_due()  # else `_rest` would not rest through the ride, but keep everyone from settling
-        if (ride_s := self._ride_s()) > 0:
-            return ride_s
+            return math.inf
         try:
             if self._attention.announced is None:
                 await self._announce(asleep=True)
@@ -254,14 +242,6 @@ class Pool:
             self._claiming = False
         return self._attention.next_claim_s(anyio.current_time())
 
-    def _ride_s(self) -> float:
-        """How long to leave the claim to the settle of jobs that are about to end: where a limit is reached."""
-        ending = self._slots.busy > 0 or not self._settler.idle
-        if not (self.limited and not self._more and ending and self._slots.run_s < QUICK_S):
-            return 0.0
-        self._ride_ends = self._ride_ends or anyio.current_time() + QUICK_S
-        return self._ride_ends - anyio.current_time()
-
     def _forget_due(self) -> None:
         """What is due by now, the claim that comes takes: no one need be woken for it."""
         if self._due_at is not None and self._due_at <= anyio.current_time():
@@ -276,12 +256,11 @@ class Pool:
     def _ahead(self) -> int:
         return 0 if self.limited and not self._more else self._pace.ahead
 
-    def _ask(self, ended: int = 0, at_most: int = CLAIM_MAX) -> Asked:
+    def _ask(self) -> Asked:
         now = anyio.current_time()
-        self._ride_ends = None
         self._forget_due()
-        fixed = (self._fleet.worker_id, self.queue, min(self._room(), at_most), self._kinds, self._budgets)
-        return Asked(ClaimOrder(*fixed, *self._cursor.start(now), ended), now)
+        fixed = (self._fleet.worker_id, self.queue, self._room(), self._kinds, self._budgets)
+        return Asked(ClaimOrder(*fixed, *self._cursor.start(now)), now)
 
     def _give(self, asked: Asked, claimed: Claims) -> None:
         if not self._slots.work:
@@ -316,32 +295,3 @@ class Pool:
         await self._store.set_pool(self._fleet.worker_id, self.queue, self.concurrency, asleep=asleep, code=code)
         if forgotten == self._forgotten:  # else there is something else to say by now
             self._attention.told(anyio.current_time(), asleep=asleep)
-
-    # A claim that goes along with a settle. See `Claimer`.
-
-    def ask_along(self, ended: int, *, next_in_line: bool) -> Asked | None:
-        """What to claim with the settle of so many jobs; None: nothing, or a claim is already on its way."""
-        expected = self._more or next_in_line
-        if self._claiming or self._along is not None or not (expected or self.limited) or not self._may_claim():
-            return None
-        # Where a limit binds there is no more than that, and to ask for no more needs no lock.
-        self._along = self._ask(ended, ended if anyio.current_time() < self._bound_until else CLAIM_MAX)
-        return self._along
-
-    def answered(self, asked: Asked, claimed: Claims | None) -> None:
-        """The answer to that; None: there is none, both go their own ways."""
-        self._along = None
-        if claimed is not None:
-            took_s, dry = anyio.current_time() - asked.at, not self._slots.work
-            self._give(asked, claimed)
-            self._learn(asked, claimed, took_s, dry=dry)
-        if claimed is None or self._more or not self.limited:
-            self.look()  # more slots may have become free meanwhile
-
-    @property
-    def along_max(self) -> int:
-        """Settles of more jobs than that gain nothing from taking a claim along: then the two go side by side.
-
-        Where a limit is reached there is nothing to claim before the settle.
-        """
-        return CLAIM_MAX if self.limited else ALONG_MAX

@@ -96,8 +96,8 @@ class Recurring:
             return None
         return f"skipped: missed before {since.isoformat(timespec='seconds')}, when workers began to serve its queue"
 
-    async def look(self, worker_id: int | None = None) -> None:
-        """Reads all schedules and inserts an occurrence where there is none. Raises PgworkdError.
+    async def look(self, worker_id: int | None = None) -> bool:
+        """Inserts an occurrence wherever a schedule has none; False if one was locked. Raises PgworkdError.
 
         For a worker, it also says what stands in its code, and disables what has left the code of all.
         """
@@ -121,8 +121,11 @@ class Recurring:
         self._rules = rules
         if missing:
             at = {o.schedule: o.at.isoformat() for o in missing}
-            for name in await self._store.add_occurrences(missing):
+            added = await self._store.add_occurrences(missing)
+            for name in added:
                 self._events.emit(events.SCHEDULE_RESTORED, schedule=name, occurrence=at[name])
+            return len(added) == len(missing)
+        return True
 
     async def _declare_and_retire(self, worker_id: int) -> None:
         amiss = await self._store.declare_schedules(worker_id, sorted(self._declared))

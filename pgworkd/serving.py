@@ -64,6 +64,12 @@ class Serving:
         for pool in self.pools.values():
             pool.look()
 
+    def ended(self, queues: set[str]) -> None:
+        """Jobs of these queues have ended: those with limits have capacity again."""
+        for queue in queues:
+            if (pool := self.pools.get(queue)) is not None and pool.limited:
+                pool.look()
+
     def start(self, tasks: TaskGroup) -> None:
         """Lets all pools claim."""
         self._tasks = tasks

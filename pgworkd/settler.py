@@ -2,27 +2,33 @@
 
 A quiet daemon settles each job at once; a busy one by the thousand, without a timer. What was put here is
 kept until the database has taken it, through any outage; when too much waits, pools stop claiming.
+
+A lost connection is waited for. A flush that the database answers with an error is halved, and its halves again, until
+what cannot be stored is alone: the data of one job must not hold up the others. A flush that met a lock is tried again
+with SKIP LOCKED. What is locked, or cannot be settled for now, stays in flight and comes back after a delay of its own.
 """
 
 from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 from uuid import UUID
 
 import anyio
 
 from . import events
-from .errors import DatabaseError, OutcomeUnknown, PgworkdError
+from .delayed import Delayed, Item, is_least, lesser, size_of
+from .errors import DatabaseBusy, DatabaseError, DatabaseUnavailable, OutcomeUnknown, PgworkdError
 from .events import Events
 from .held import Held, Holdings
 from .job import Ending, Outcome
 from .outage import Outage
 from .registration import token_of
 from .schedule_store import Occurrence
-from .store import Claims, FailedAttempt, Store
+from .store import FailedAttempt, Store
 
 FLUSH_MAX = 1_000
 CAPACITY = 10_000
@@ -31,10 +37,13 @@ FLUSH_BYTES = 1024 * 1024
 copies each payload to the history, would need longer for it than a statement may take."""
 CAPACITY_BYTES = 32 * 1024 * 1024
 """When so much waits, no handler is called and no job claimed. What runs comes on top: slots x size."""
-ABOUT_THE_DATA = ("22", "23", "54", "P0")
-"""Classes of SQLSTATE that speak of what is stored, not of the server: data, constraint, limit, a trigger's RAISE."""
+SKIP_S = 1.0
+"""After a lock was met, this long flushes skip what is locked at once."""
+FAILURES_MAX = 12
+"""After this many failures in a row the rest of a flush is delayed; to isolate one job of FLUSH_MAX takes fewer."""
+LOST_MAX = 3
+"""A flush during which the connection was lost so often may itself be the cause: then it is halved."""
 
-Item = tuple[Held, Outcome]
 Statuses = dict[UUID, str] | str
 """What became of the items of a flush: one status for all, or each by job id; a missing one is not ours any more."""
 
@@ -51,21 +60,9 @@ class Planner(Protocol):
         """Why this occurrence is not to run but to be skipped; None: it is to run. Raises PgworkdError."""
 
 
-class Claimer(Protocol):
-    """A pool, as far as a settle can take its next claim along. An `Asked` is its own affair, but for the order."""
-
-    def ask_along(self, ended: int, *, next_in_line: bool) -> Any:
-        """An `Asked`, whose `answered` must follow; None: nothing to claim now.
-
-        `ended`: so many of its queue are settled. `next_in_line`: that frees a serialize_key.
-        """
-
-    def answered(self, asked: Any, claimed: Claims | None) -> None:
-        """What was claimed; None: the call failed, and nothing was."""
-
-    @property
-    def along_max(self) -> int:
-        """A settle of more jobs than that goes alone."""
+@dataclass(slots=True)
+class _Flush:
+    failures: int = 0  # in a row, since part of it was settled
 
 
 class Settler:
@@ -78,26 +75,27 @@ class Settler:
         events_: Events,
         planner: Planner,
         *,
-        claimers: Mapping[str, Claimer],
         on_completed: Callable[[list[Held]], None],
         on_settled: Callable[[Held, Outcome, str | None], None],
         on_room: Callable[[], None],
     ) -> None:
-        """`claimers`: by queue, whose claims may go along.
+        """`on_completed` gets flushes that went as nearly all do, `on_settled` every other item.
 
-        `on_completed` hears of flushes that went as nearly all do, `on_settled` of every other item with the job's
-        new status, or None when the attempt was not ours any more.
+        The latter with the job's new status, or None when the attempt was not ours any more.
         """
         self._store = store
         self._holdings = holdings
         self._events = events_
         self._planner = planner
-        self._claimers = claimers
         self._on_completed = on_completed
         self._on_settled = on_settled
         self._on_room = on_room
         self._waiting: deque[Item] = deque()
         self._waiting_bytes = 0
+        self._delayed = Delayed()
+        self._flush_max = FLUSH_MAX
+        self._how: dict[str, bool] = {}
+        self._skip_until = 0.0
         self._arrived = anyio.Event()
         self._empty = anyio.Event()
         self._empty.set()
@@ -111,22 +109,17 @@ class Settler:
                 self._empty = anyio.Event()
         item = (held, outcome)
         self._waiting.append(item)
-        self._waiting_bytes += _size(item)
+        self._waiting_bytes += size_of(item)
 
     @property
     def room(self) -> int:
         """How many more may be put here; beyond that, claiming would only make the pile higher."""
-        return 0 if self.full else CAPACITY - len(self._waiting)
+        return 0 if self.full else CAPACITY - len(self._waiting) - len(self._delayed)
 
     @property
     def full(self) -> bool:
         """True when there is no room."""
-        return len(self._waiting) >= CAPACITY or self._waiting_bytes >= CAPACITY_BYTES
-
-    @property
-    def idle(self) -> bool:
-        """True when everything put so far is settled."""
-        return self._empty.is_set()
+        return len(self._waiting) + len(self._delayed) >= CAPACITY or self._waiting_bytes >= CAPACITY_BYTES
 
     async def drained(self) -> None:
         """Waits until everything put so far is settled."""
@@ -135,26 +128,63 @@ class Settler:
     async def run(self) -> None:
         """Flushes until cancelled."""
         while True:
-            await self._arrived.wait()
+            await self._something()
             was_full = self.full
             await self._flush(self._next_batch())
+            await self._flush(self._due())  # apart: they failed before, and others must not fail with them
             if not self._waiting:
                 self._arrived = anyio.Event()
-                self._empty.set()
+                if not len(self._delayed):
+                    self._empty.set()
             if was_full and not self.full:
                 self._on_room()
 
     def _next_batch(self) -> list[Item]:
         """What comes first, bounded in jobs and bytes, but at least one."""
         batch, batch_bytes = list[Item](), 0
-        while self._waiting and len(batch) < FLUSH_MAX:
-            size = _size(self._waiting[0])
+        while self._waiting and len(batch) < self._flush_max:
+            size = size_of(self._waiting[0])
             if batch and batch_bytes + size > FLUSH_BYTES:
                 break
             batch.append(self._waiting.popleft())
             batch_bytes += size
         self._waiting_bytes -= batch_bytes
         return batch
+
+    async def _something(self) -> None:
+        """Waits until there is something to flush."""
+        while not self._waiting:
+            if not len(self._delayed):
+                await self._arrived.wait()
+            elif (wait_s := self._delayed.wait_s) > 0:
+                with anyio.move_on_after(wait_s):
+                    await self._arrived.wait()
+            else:
+                return
+
+    def _due(self) -> list[Item]:
+        """What was delayed and is to be tried again, up to a flush."""
+        due, due_bytes = list[Item](), 0
+        while len(due) < self._flush_max and (item := self._delayed.due()) is not None:
+            size = size_of(item)
+            if due and due_bytes + size > FLUSH_BYTES:
+                break
+            due.append(self._delayed.pop())
+            due_bytes += size
+        self._waiting_bytes -= due_bytes
+        return due
+
+    def _delay(self, items: Sequence[Item], error: PgworkdError | None) -> None:
+        """Tries these again later; None: they are locked, each by itself. They stay in flight."""
+        if not items:
+            return
+        told = len(self._delayed) > 0
+        locked = error is None or (isinstance(error, DatabaseBusy) and error.locked)
+        self._waiting_bytes += sum(map(size_of, items))
+        delay_s = min([self._delayed.put(item, locked=locked) for item in items])
+        if not told:
+            text = "locked by another transaction" if error is None else str(error)
+            self._events.emit(events.SETTLE_DELAYED, count=len(items), error=text, retry_in_s=round(delay_s, 3))
 
     async def _flush(self, batch: Sequence[Item]) -> None:
         groups: dict[tuple[Ending, UUID | None], list[Item]] = {}
@@ -163,79 +193,87 @@ class Settler:
         for (ending, _), items in groups.items():
             if ending is Ending.SETTLED:
                 self._report(items, "completed")
-                continue
-            done = await self._complete_and_claim(items) if ending is Ending.COMPLETED else False
-            if not done:
-                unheard = done is None or any(held.unheard for held, _ in items)
-                await self._settle(self._verbs[ending], items, unheard=unheard)
+            else:
+                await self._settle(ending, items, _Flush())
 
-    async def _complete_and_claim(self, items: Sequence[Item]) -> bool | None:
-        """Settles with a claim along, for a pool that wants one; False: not done, None: perhaps."""
-        claimer = self._claimers.get(items[0][0].queue)
-        if claimer is None or len(items) > claimer.along_max:
-            return False
-        if any(held.claimed.schedule is not None for held, _ in items):
-            return False
-        ended = sum(held.queue == items[0][0].queue for held, _ in items)
-        asked = claimer.ask_along(ended, next_in_line=any(held.claimed.serialize_key for held, _ in items))
-        if asked is None:
-            return False
-        if token_of(asked.order.worker_id) != token_of(_worker(items)):  # registered anew since these were claimed
-            claimer.answered(asked, None)
-            return False
-        claimed = None
+    async def _settle(self, ending: Ending, items: Sequence[Item], flush: _Flush) -> None:
+        """Settles items of one ending: all of them, or each half, or delays what is left when too much has failed."""
         try:
-            won, claimed = await self._store.settle_and_claim(*_keys(items), [o.result for _, o in items], asked.order)
-        except OutcomeUnknown:
-            return None
-        except PgworkdError:
-            return False  # whatever it was, the two go on by themselves, and know what to do about it
-        finally:
-            claimer.answered(asked, claimed)
-        self._report(items, "completed" if len(won) == len(items) else dict.fromkeys(won, "completed"))
-        return True
+            statuses, locked = await self._ask(ending, items)
+        except PgworkdError as error:
+            flush.failures += 1
+            if isinstance(error, DatabaseBusy) and error.timed_out:
+                self._flush_max = max(1, min(self._flush_max, len(items) // 2))
+            if len(items) == 1 and isinstance(error, DatabaseError):
+                await self._refused(items[0], error, flush)
+            elif len(items) == 1 or flush.failures > FAILURES_MAX:
+                self._delay(items, error)
+            else:
+                half = len(items) // 2
+                await self._settle(ending, items[:half], flush)
+                await self._settle(ending, items[half:], flush)
+        else:
+            flush.failures = 0
+            if len(items) >= self._flush_max:
+                self._flush_max = min(FLUSH_MAX, 2 * self._flush_max)
+            self._report([item for item in items if item[0].claimed.id not in locked] if locked else items, statuses)
+            self._delay([item for item in items if item[0].claimed.id in locked], None)
 
-    async def _settle(self, verb: Verb, items: Sequence[Item], *, unheard: bool = False) -> None:
-        """Settles items of one ending, again and again until the database has answered.
-
-        `unheard`: an earlier try, whose answer was lost, may have done it.
-        """
+    async def _ask(self, ending: Ending, items: Sequence[Item]) -> tuple[Statuses, set[UUID]]:
+        """What became of them, and which are locked. Waits for a lost connection; raises what the database answers."""
+        verb, lost = self._verbs[ending], 0
         while True:
+            skip = anyio.current_time() < self._skip_until
+            self._how = {"skip_locked": True} if skip else {}
             try:
                 statuses = await verb(self, items)
-                if unheard and not isinstance(statuses, str):
-                    # What is missing may be ours all the same: hooks that wait for a death must hear of it.
-                    statuses = await self._store.settled(*_keys(items), _worker(items)) | statuses
-            except PgworkdError as error:
-                unheard = unheard or isinstance(error, OutcomeUnknown)
-                if isinstance(error, DatabaseError) and error.sqlstate[:2] in ABOUT_THE_DATA:
-                    await self._isolate(verb, items, error)
-                    return
-                # The schema is missing or the login refused, for now: nothing is thrown away for that.
+                locked: set[UUID] = set()
+                if not isinstance(statuses, str):
+                    locked = await self._locked(items, statuses)
+                    if any(held.unheard for held, _ in items):
+                        # What is missing may be ours all the same: hooks that wait for a death must hear of it.
+                        statuses = await self._store.settled(*_keys(items), _worker(items)) | statuses
+            except (DatabaseBusy, DatabaseError) as error:
+                self._outage.passed()
+                if skip or not (isinstance(error, DatabaseBusy) and error.locked):
+                    raise
+                self._skip_until = anyio.current_time() + SKIP_S
+            except DatabaseUnavailable as error:
+                if isinstance(error, OutcomeUnknown):
+                    lost += 1
+                    for held, _ in items:
+                        held.unheard = True
                 await self._outage.wait(error)
+                if lost >= LOST_MAX and len(items) > 1:
+                    raise
             else:
                 self._outage.passed()
-                self._report(items, statuses)
-                return
+                return statuses, locked
 
-    async def _isolate(self, verb: Verb, items: Sequence[Item], error: DatabaseError) -> None:
-        """One item that the database refuses must not hold up the others: each is tried alone, the bad one fails."""
-        if len(items) > 1:
-            for item in items:
-                await self._settle(verb, [item])
-            return
-        held, outcome = items[0]
-        if outcome.ending is Ending.FAILED:
-            # Even a plain failure is refused: someone has changed the table. The job stays running under our lease
-            # and is given back as a stray; everything else goes on.
-            self._holdings.remove(held)
-            self._events.emit(events.SETTLE_REFUSED, **held.facts(), error=str(error))
-            return
-        message = f"the outcome {outcome.ending.value!r} could not be stored: {error.sqlstate or type(error).__name__}"
-        refused = Outcome(
-            Ending.FAILED, delay_s=60.0, message=message, error={"type": "unstorable", "message": message}
+    async def _locked(self, items: Sequence[Item], statuses: dict[UUID, str]) -> set[UUID]:
+        """Those that were skipped: missing in the answer, and yet still running as these attempts."""
+        missing = [held.claimed for held, _ in items if held.claimed.id not in statuses]
+        if not missing or not self._how:
+            return set()
+        locked = await self._store.still_running(
+            [job.id for job in missing], [job.attempt for job in missing], _worker(items)
         )
-        await self._settle(Settler._fail, [(held, refused)])
+        if locked:
+            self._skip_until = anyio.current_time() + SKIP_S
+        return locked
+
+    async def _refused(self, item: Item, error: DatabaseError, flush: _Flush) -> None:
+        """One item that the database refuses for what it says: it fails, with a plain text if need be, or is dead.
+
+        Where even that is refused, someone has changed the table: it stays in flight, so that it runs no second time.
+        """
+        held, outcome = item
+        if is_least(outcome):
+            if held.delays == 0:
+                self._events.emit(events.SETTLE_REFUSED, **held.facts(), error=str(error))
+            self._delay([item], error)
+            return
+        await self._settle(Ending.FAILED, [(held, lesser(outcome, error.sqlstate))], flush)
 
     def _report(self, items: Sequence[Item], statuses: Statuses) -> None:
         for held, _ in items:
@@ -262,7 +300,7 @@ class Settler:
     async def _complete(self, items: Sequence[Item]) -> Statuses:
         ids, attempts = _keys(items)
         results, following = [o.result for _, o in items], self._following(items)
-        won = await self._store.settle_completed(ids, attempts, results, following, _worker(items))
+        won = await self._store.settle_completed(ids, attempts, results, following, _worker(items), **self._how)
         return "completed" if len(won) == len(items) else dict.fromkeys(won, "completed")
 
     async def _fail(self, items: Sequence[Item]) -> Statuses:
@@ -277,18 +315,20 @@ class Settler:
             )
             for held, outcome in items
         ]
-        return await self._store.settle_failed(failed, self._following(items), _worker(items))
+        return await self._store.settle_failed(failed, self._following(items), _worker(items), **self._how)
 
     async def _release(self, items: Sequence[Item]) -> Statuses:
         ids, attempts = _keys(items)
-        delays, messages = [o.delay_s for _, o in items], [o.message for _, o in items]
-        won = await self._store.settle_released(ids, attempts, delays, messages, _worker(items))
+        delays = [o.delay_s for _, o in items]
+        messages = [o.message for _, o in items]
+        won = await self._store.settle_released(ids, attempts, delays, messages, _worker(items), **self._how)
         return dict.fromkeys(won, "pending")
 
     async def _cancel(self, items: Sequence[Item]) -> Statuses:
         ids, attempts = _keys(items)
-        statuses, messages = [o.ending.value for _, o in items], [o.message for _, o in items]
-        won = await self._store.settle_ended(ids, attempts, statuses, messages, _worker(items))
+        statuses = [o.ending.value for _, o in items]
+        messages = [o.message for _, o in items]
+        won = await self._store.settle_ended(ids, attempts, statuses, messages, _worker(items), **self._how)
         ended = {held.claimed.id: outcome.ending.value for held, outcome in items}
         return {job_id: ended[job_id] for job_id in won}
 
@@ -299,13 +339,6 @@ class Settler:
         Ending.CANCELLED: _cancel,
         Ending.EXPIRED: _cancel,
     }
-
-
-def _size(item: Item) -> int:
-    """About how many bytes travel or are copied when it is settled, most of which have been kept here since it ran."""
-    held, outcome = item
-    size = len(held.claimed.payload or "") + len(outcome.result or "")
-    return size if outcome.error is None else size + len(str(outcome.error.get("traceback", "")))
 
 
 def _keys(items: Sequence[Item]) -> tuple[list[Any], list[int]]:

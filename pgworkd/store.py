@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple, cast
 from uuid import UUID, uuid4
 
+from . import settle_sql
 from .errors import PgworkdError
 from .link import Link, LinkOptions, Listener, Transactions
 from .registration import Registration, token_of
@@ -20,6 +22,8 @@ from .schedule_store import Occurrence, ScheduleStore, columns
 CHANNEL = "pgworkd"
 UNBLOCK_STEP = 1_000
 Payload = tuple[UUID, str | None, str | None]
+LOCK_TIMEOUT_S = 0.2
+"""A settle that waits longer for a lock is made again without what is locked; maintenance comes back."""
 
 
 class Claimed(NamedTuple):
@@ -70,8 +74,7 @@ class ClaimOrder(NamedTuple):
     """What to claim: up to `limit` due jobs of a queue.
 
     `kinds` and `budgets`: max_attempts of the kinds that differ from 3, for jobs that do not say. At `priorities`
-    (descending) the claim begins behind the place (run_at, id) given for each; see `Cursor`. `ended`: so many jobs of
-    the queue are settled with it.
+    (descending) the claim begins behind the place (run_at, id) given for each; see `Cursor`.
     """
 
     worker_id: int
@@ -82,7 +85,6 @@ class ClaimOrder(NamedTuple):
     priorities: Sequence[int] = ()
     run_ats: Sequence[float] = ()
     positions: Sequence[UUID] = ()
-    ended: int = 0
 
 
 class Rescued(NamedTuple):
@@ -110,19 +112,8 @@ class FailedAttempt(NamedTuple):
 
 
 _CLAIM = """SELECT id, kind, payload, attempt, failures, max_attempts, timeout_s, priority, losses, run_at,
-    created_at, schedule, occurrence, meta, serialize_key FROM pgworkd.claim($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)"""
-_SETTLE_AND_CLAIM = """SELECT won, id, kind, payload, attempt, failures, max_attempts, timeout_s, priority, losses,
-    run_at, created_at, schedule, occurrence, meta, serialize_key
-    FROM pgworkd.settle_and_claim($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)"""
+    created_at, schedule, occurrence, meta, serialize_key FROM pgworkd.claim($1, $2, $3, $4, $5, $6, $7, $8, $9)"""
 _PAYLOADS = "SELECT id, payload, meta FROM pgworkd.payloads($1, $2, $3)"
-_COMPLETED = "SELECT pgworkd.settle_completed($1, $2, $3, $4, $5, $6, NULL, $7, $8)"
-_FAILED = "SELECT id, status FROM pgworkd.settle_failed($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)"
-_RELEASED = "SELECT pgworkd.settle_released($1, $2, $3, $4, $5, $6)"
-_ENDED = "SELECT pgworkd.settle_ended($1, $2, $3, $4, $5, $6)"
-_SETTLED = """SELECT a.id, a.status::text FROM unnest($1::uuid[], $2::int[]) AS s (id, attempt)
-    JOIN pgworkd.all_jobs a ON a.id = s.id AND a.attempts = s.attempt AND a.status <> 'running'
-    WHERE a.id = ANY ($1) AND ($3::int IS NULL OR coalesce(a.worker_id, $3) = $3)
-      AND NOT coalesce(a.errors -> -1 @> jsonb_build_object('type', 'lost', 'attempt', s.attempt), false)"""
 _RESCUE = "SELECT id, queue, kind, attempt, status, worker_id, worker, error FROM pgworkd.rescue($1, $2)"
 _KEPT_LONGER = "SELECT name, keep_s FROM pgworkd.queues WHERE keep_s > $1"
 
@@ -136,17 +127,17 @@ class Store(ScheduleStore):
 
     def __init__(self, options: LinkOptions, *, transactions_max: int = 20) -> None:
         self.options = options
-        self._claims, self._settles = Link(options, "claim"), Link(options, "settle")
-        self._rest = Link(options, "chores")
+        self._claims = Link(options, "claim")
+        self._settles = Link(replace(options, lock_timeout_s=LOCK_TIMEOUT_S), "settle")
+        self._rest = Link(replace(options, lock_timeout_s=LOCK_TIMEOUT_S), "chores")
         self._reads = Link(options, "payloads")  # connects only where there are large ones
         self.listener = Listener(options)
         self.transactions = Transactions(options, transactions_max)
 
     async def close(self) -> None:
-        """Closes all links."""
-        await self.transactions.close()
-        for link in (self._claims, self._settles, self._rest, self._reads):
-            await link.close()
+        """Closes all connections."""
+        for part in (self.transactions, self._claims, self._settles, self._rest, self._reads):
+            await part.close()
 
     # Worker life
 
@@ -183,14 +174,6 @@ class Store(ScheduleStore):
         """What was ordered, now running under this worker; raises `WorkerLost` without a lease."""
         return Claims.read(await self._claims.fetch(_CLAIM, *order, token_of(order.worker_id)))
 
-    async def settle_and_claim(
-        self, ids: Sequence[UUID], attempts: Sequence[int], results: Sequence[str | None], order: ClaimOrder
-    ) -> tuple[list[UUID], Claims]:
-        """`settle_completed` and `claim` in one transaction: either both happen or neither."""
-        args = (ids, attempts, results, *order, token_of(order.worker_id))
-        rows = await self._settles.fetch(_SETTLE_AND_CLAIM, *args)
-        return rows[0][0], Claims.read([tuple(row)[1:] for row in rows[1:]])
-
     async def payloads(self, ids: Sequence[UUID], attempts: Sequence[int], bytes_max: int) -> list[Payload]:
         """(id, payload, meta) of running attempts, in this order: until they come to `bytes_max`.
 
@@ -203,7 +186,8 @@ class Store(ScheduleStore):
         rows = await self._claims.fetch("SELECT queue, due_in_s FROM pgworkd.next_due($1)", queues)
         return {row[0]: row[1] for row in rows}
 
-    # Settle: each returns the ids that were still running under the given attempt, and worker (None: whoever's).
+    # Settle: each returns the ids that were still running under the given attempt, and worker (None: whoever's). With
+    # `skip_locked` it waits for no row: those that are locked are missing, too (see `still_running`).
 
     async def settle_completed(
         self,
@@ -212,11 +196,14 @@ class Store(ScheduleStore):
         results: Sequence[str | None],
         following: Sequence[Occurrence] = (),
         worker_id: int | None = None,
+        *,
+        skip_locked: bool = False,
     ) -> list[UUID]:
         """Moves jobs to the history with their results (JSON text)."""
         names, at, revisions = columns(following) if following else (None, None, None)
         args = (ids, attempts, results, names, at, revisions, *_fence(worker_id))
-        won: list[UUID] = await self._settles.value(_COMPLETED, *args)
+        sql = settle_sql.SKIPPING[settle_sql.COMPLETED] if skip_locked else settle_sql.COMPLETED
+        won: list[UUID] = await self._settles.value(sql, *args)
         return won
 
     async def complete_on(
@@ -231,15 +218,27 @@ class Store(ScheduleStore):
         """Completes a job on a handler's own connection, inside its transaction; False if it is not ours any more."""
         names, at, revisions = columns([following]) if following else (None, None, None)
         args = ([job_id], [attempt], [result], names, at, revisions, *_fence(worker_id))
-        return bool(await connection.fetchval(_COMPLETED, *args))
+        return bool(await connection.fetchval(settle_sql.COMPLETED, *args))
 
     async def settle_failed(
-        self, failed: Sequence[FailedAttempt], following: Sequence[Occurrence] = (), worker_id: int | None = None
+        self,
+        failed: Sequence[FailedAttempt],
+        following: Sequence[Occurrence] = (),
+        worker_id: int | None = None,
+        *,
+        skip_locked: bool = False,
     ) -> dict[UUID, str]:
         """Spends one failure each; by id, what became of it: failed, dead or cancelled."""
         names, at, revisions = columns(following) if following else (None, None, None)
         args = [list(column) for column in zip(*failed, strict=True)]
-        rows = await self._settles.fetch(_FAILED, *args, names, at, revisions, *_fence(worker_id))
+        rows = await self._settles.fetch(
+            settle_sql.SKIPPING[settle_sql.FAILED] if skip_locked else settle_sql.FAILED,
+            *args,
+            names,
+            at,
+            revisions,
+            *_fence(worker_id),
+        )
         return {row[0]: row[1] for row in rows}
 
     async def settle_released(
@@ -249,10 +248,12 @@ class Store(ScheduleStore):
         delays_s: Sequence[float | None],
         messages: Sequence[str | None],
         worker_id: int | None = None,
+        *,
+        skip_locked: bool = False,
     ) -> set[UUID]:
         """Gives jobs back unspent; a delay of None keeps their place in line."""
-        args = (ids, attempts, delays_s, messages, *_fence(worker_id))
-        return set(await self._settles.value(_RELEASED, *args))
+        sql = settle_sql.SKIPPING[settle_sql.RELEASED] if skip_locked else settle_sql.RELEASED
+        return set(await self._settles.value(sql, ids, attempts, delays_s, messages, *_fence(worker_id)))
 
     async def settle_ended(
         self,
@@ -261,16 +262,26 @@ class Store(ScheduleStore):
         statuses: Sequence[str],
         messages: Sequence[str | None],
         worker_id: int | None = None,
+        *,
+        skip_locked: bool = False,
     ) -> set[UUID]:
         """Ends jobs as `cancelled` or `expired`."""
-        args = (ids, attempts, statuses, messages, *_fence(worker_id))
-        return set(await self._settles.value(_ENDED, *args))
+        sql = settle_sql.SKIPPING[settle_sql.ENDED] if skip_locked else settle_sql.ENDED
+        return set(await self._settles.value(sql, ids, attempts, statuses, messages, *_fence(worker_id)))
+
+    async def still_running(
+        self, ids: Sequence[UUID], attempts: Sequence[int], worker_id: int | None = None
+    ) -> set[UUID]:
+        """Those of these attempts that have not ended: a settle that skips what is locked has left them."""
+        return {
+            row[0] for row in await self._settles.fetch(settle_sql.STILL_RUNNING, ids, attempts, *_fence(worker_id))
+        }
 
     async def settled(
         self, ids: Sequence[UUID], attempts: Sequence[int], worker_id: int | None = None
     ) -> dict[UUID, str]:
         """What these attempts were settled as; those that still run, were rescued or are forgotten are missing."""
-        return {row[0]: row[1] for row in await self._settles.fetch(_SETTLED, ids, attempts, worker_id)}
+        return {row[0]: row[1] for row in await self._settles.fetch(settle_sql.SETTLED, ids, attempts, worker_id)}
 
     # Mend
 
@@ -300,6 +311,10 @@ class Store(ScheduleStore):
             promoted, queue, key = step[0]
             keys += promoted
         return keys + int(await self._rest.value("SELECT pgworkd.mend_dependencies()"))
+
+    async def apply_effects(self, limit: int = 1000) -> int | None:
+        """Does what was put off because it was locked; how much is left, None if another daemon does it right now."""
+        return cast("int | None", await self._rest.value("SELECT pgworkd.apply_effects($1)", limit))
 
     async def ensure_partitions(self, days_ahead: int = 7) -> int:
         """Makes the coming days' partitions of the history."""

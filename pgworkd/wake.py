@@ -29,6 +29,9 @@ class Hearer(Protocol):
     def heard_schedules(self) -> None:
         """A schedule was entered, changed or deleted."""
 
+    def heard_effects(self) -> None:
+        """Something was put off because it was locked: it can be applied soon."""
+
     def heard_settings(self) -> None:
         """A row of `queues` was entered, changed or deleted."""
 
@@ -77,6 +80,8 @@ class Wake:
             self._hearer.heard_queue(queue, run_at if isinstance(run_at, float | int) else None)
         if message.get("schedules"):
             self._hearer.heard_schedules()
+        if message.get("effects"):
+            self._hearer.heard_effects()
         if message.get("queues"):
             self._hearer.heard_settings()
         if isinstance(worker_id := message.get("worker"), int):

@@ -15,15 +15,15 @@ PACKAGE = ROOT / "pgworkd"
 FLOORS = {
     0: (
         "bounds errors events failure payload backoff schedule config sources dsn grants job new_job outage log "
-        "queue_settings registration safe_text session tls"
+        "queue_settings registration safe_text session settle_sql tls"
     ),
     1: (
         "driver_errors link store lease_store schedule_store drivers batches workflow schema wake admin_sql queue_acts "
         "batch_acts schedule_acts doctor_sql acts"
     ),
     2: (
-        "streams app cancellation child processes held payloads runner cursor pace attention slots pool settler "
-        "lease membership chores recurring reporter hooks look live serving hearing contact options daemon"
+        "streams app cancellation child processes held delayed payloads runner cursor pace attention slots pool "
+        "settler lease membership chores recurring reporter hooks look live serving hearing contact options daemon"
     ),
     3: (
         "__init__ loader demo demo_jobs demo_downstream demo_view cli cli_acts cli_app cli_ask cli_batches cli_bulk "

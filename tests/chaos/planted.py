@@ -196,7 +196,7 @@ BUGS = (
         "outcomes dropped when the database is away",
         "settler",
         "                await self._outage.wait(error)\n",
-        "                self._report(items, 'completed')\n                return\n",
+        "                return 'completed', set()\n",
         kinds="postgres_down,cut",
     ),
     python(

@@ -36,7 +36,7 @@ BUGS = (
     python(
         "outcomes wait without a bound in bytes",
         "settler",
-        "        self._waiting_bytes += _size(item)\n",
+        "        self._waiting_bytes += size_of(item)\n",
         "",
         tests=f"{_LARGE} -k bounded_in_bytes",
     ),

@@ -112,6 +112,8 @@ class Hearing:
 
     def heard_worker(self, worker_id: int) -> None: ...
 
+    def heard_effects(self) -> None: ...
+
     def heard_anything(self) -> None:
         self.lines += 1
 

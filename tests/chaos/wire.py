@@ -27,7 +27,6 @@ OPERATIONS: list[type[Operation]] = [
     wire_engine.Heartbeat,
     wire_settle.SettleCold,
     wire_settle.Settle,
-    wire_settle.SettleAndClaim,
     wire_settle.Fail,
     wire_settle.Die,
     wire_settle.Release,

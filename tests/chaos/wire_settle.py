@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import anyio
 
 from pgworkd.job import Ending, Outcome
-from pgworkd.pool import Asked
 from pgworkd.recurring import Recurring
 from pgworkd.settler import Settler
-from pgworkd.store import Claims
 from tests.chaos.wire_engine import Engine, drop_schedule, occurrences_differ, put_schedule
 from tests.chaos.wire_kit import Told, differs, rows_of
-from tests.kit import insert
 
 FAILURE = {"type": "ValueError", "message": "no", "traceback": "", "worker": "w"}
 
@@ -28,7 +25,6 @@ class Settle(Engine):
     failures: ClassVar[int] = 0
     cold: ClassVar[bool] = False
     """Whether the connection is still to be made."""
-    claimer: Any = None
 
     async def prepare(self) -> None:
         await super().prepare()
@@ -41,7 +37,6 @@ class Settle(Engine):
         self.said: list[str | None] = []
         settler = Settler(
             *(self.store, self.holdings, self.events, self.recurring),
-            claimers={} if self.claimer is None else {self.queue: self.claimer},
             on_completed=lambda batch: self.said.extend("completed" for _ in batch),
             on_settled=lambda _held, _outcome, status: self.said.append(status),
             on_room=lambda: None,
@@ -132,34 +127,3 @@ class SettleOccurrence(Settle):
     async def close(self) -> None:
         await super().close()
         await drop_schedule(self)
-
-
-class SettleAndClaim(Settle):
-    """A settle that takes a claim along: neither is lost for the other."""
-
-    name = "settle with a claim along"
-
-    async def prepare(self) -> None:
-        await super().prepare()
-        self.next = await insert(self.db, self.queue)
-        self.came: Claims | None = None
-        self.claimer = self
-
-    along_max = 4
-
-    def ask_along(self, ended: int, *, next_in_line: bool) -> Asked:
-        """What a pool does: one job more, please."""
-        return Asked(self.order()._replace(ended=ended), 0.0)
-
-    def answered(self, asked: Asked, claimed: Claims | None) -> None:
-        """The pool's part."""
-        self.came = claimed
-
-    async def carry_on(self) -> None:
-        self.missed = not self.came and (await rows_of(self.db, self.next))[0][0] == "running"
-        claimed = self.came[0] if self.came else await self.claim_until_it_comes()
-        await self.store.settle_completed([claimed.id], [claimed.attempt], [None])
-
-    async def faults(self) -> list[str]:
-        wanted = [("completed", 1 + self.missed, 0)]
-        return [*await super().faults(), *differs("rows of the next", await rows_of(self.db, self.next), wanted)]

@@ -27,7 +27,7 @@ from tests.chaos.anyapp import app_of_run
 from tests.chaos.history import of_this_process
 from tests.kit import quick_options
 
-POINTS = ("claim", "settle_and_claim", "settle_completed", "settle_failed", "rescue", "heartbeat")
+POINTS = ("claim", "settle_completed", "settle_failed", "rescue", "heartbeat")
 VITALS_S = 1.0
 _NOTED = {
     events.DAEMON_READY,

@@ -72,10 +72,10 @@ async def settled_in(db: asyncpg.Connection[Any], daemon: Daemon) -> int:
     queue, rows = daemon.pools["q"], list[int]()
 
     async def steady() -> bool:
-        if queue._claiming or queue._along is not None:
+        if queue._claiming:
             rows.clear()
         rows.append(await db.fetchval(RUNNING))
-        if queue._claiming or queue._along is not None:
+        if queue._claiming:
             rows.clear()
         return len(rows) > 3 and len(set(rows[-4:])) == 1
 

@@ -73,20 +73,14 @@ def surplus_of(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """By how much the answer of each claim from now on exceeds the slots that are free."""
     surplus = [0]
     store, slots = daemon._store, daemon.pools["q"]._slots
-    claim, settle_and_claim = store.claim, store.settle_and_claim
+    claim = store.claim
 
     async def claiming(*args: Any) -> Any:
         claimed = await claim(*args)
         surplus.append(len(claimed) - slots.free)
         return claimed
 
-    async def claiming_along(*args: Any) -> Any:
-        won, claimed = await settle_and_claim(*args)
-        surplus.append(len(claimed) - slots.free)
-        return won, claimed
-
     monkeypatch.setattr(store, "claim", claiming)
-    monkeypatch.setattr(store, "settle_and_claim", claiming_along)
     return surplus
 
 
@@ -94,12 +88,10 @@ def surplus_of(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize("slots", IN_SLOTS)
-@pytest.mark.parametrize("quick_s", [None, 0.001], ids=["claimed by itself", "claimed along"])
+@pytest.mark.parametrize("quick_s", [None, 0.001], ids=["quick", "of a millisecond"])
 async def test_what_stalls_is_given_back_unspent_within_a_moment_and_runs_elsewhere(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch, slots: int, quick_s: float | None
 ) -> None:
-    """Whichever way it was claimed: with jobs of a millisecond most claims go along with a settle."""
-
     def some_ahead(pace: Pace, *_: Any, **__: Any) -> None:
         pace.ahead = 8
 

@@ -9,13 +9,12 @@ import anyio
 import asyncpg
 import pytest
 
-from pgworkd import events, settler
+from pgworkd import events, settler, store
 from pgworkd.app import App
 from pgworkd.daemon import Daemon
 from pgworkd.errors import OutcomeUnknown, Snooze
 from pgworkd.job import Job
 from pgworkd.link import LinkOptions
-from pgworkd.pool import Pool
 from tests.kit import insert, running, status, until, waits_for_status
 from tests.proxy import Proxy
 
@@ -25,21 +24,22 @@ BACKLOG = "INSERT INTO pgworkd.jobs (queue) SELECT 'q' FROM generate_series(1, $
 def counted(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The size of each flush of completions, from now on."""
     sizes: list[int] = []
-    store = daemon._store
-    settle = store.settle_completed
+    kept = daemon._store
+    settle = kept.settle_completed
 
     async def counting(ids: Any, *rest: Any) -> Any:
         if ids:  # the warm-up settles nothing
             sizes.append(len(ids))
         return await settle(ids, *rest)
 
-    monkeypatch.setattr(store, "settle_completed", counting)
+    monkeypatch.setattr(kept, "settle_completed", counting)
     return sizes
 
 
 async def test_while_one_flush_is_on_its_way_the_next_gathers(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(store, "LOCK_TIMEOUT_S", 8.0)
     app = App()
 
     @app.handler("q", concurrency=1000)
@@ -91,7 +91,6 @@ async def test_jobs_go_on_being_claimed_while_nothing_can_be_settled(dsn: str, d
 
 async def test_a_batch_has_a_size_limit(dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settler, "FLUSH_MAX", 7)
-    monkeypatch.setattr(Pool, "ask_along", lambda *_, **__: None)  # a small one would go with a claim, uncounted
     app = App()
 
     @app.handler("q", concurrency=100)
@@ -153,8 +152,8 @@ async def test_an_outage_during_a_settle_loses_nothing(
         return None
 
     async with running(app, dsn) as (daemon, seen):
-        store, calls = daemon._store, 0
-        settle = store.settle_completed
+        kept, calls = daemon._store, 0
+        settle = kept.settle_completed
 
         async def unreliable(*args: Any) -> Any:
             nonlocal calls
@@ -165,7 +164,7 @@ async def test_an_outage_during_a_settle_loses_nothing(
                 await settle(*args)
             raise OutcomeUnknown("no answer")
 
-        monkeypatch.setattr(store, "settle_completed", unreliable)
+        monkeypatch.setattr(kept, "settle_completed", unreliable)
         monkeypatch.setattr("pgworkd.outage.CAP_S", 0.1)
         await db.execute(BACKLOG, 200)
         await until(lambda: db.fetchval("SELECT NOT EXISTS (SELECT FROM pgworkd.jobs)"))

@@ -41,7 +41,6 @@ async def test_a_slot_whose_task_took_what_was_claimed_for_another_is_not_forgot
         return claims
 
     monkeypatch.setattr(Store, "claim", claim_while_the_second_ends)
-    monkeypatch.setattr(Pool, "ask_along", lambda *_, **__: None)  # that claim is to go by itself
     monkeypatch.setattr(Pool, "_ahead", 0)  # as of jobs that take long
     monkeypatch.setattr(Attention, "after_claim", _announces_nothing)
     monkeypatch.setattr(Attention, "next_claim_s", lambda self, _: 0.0 if self._full_claims else math.inf)

@@ -16,10 +16,10 @@ STORMS = (
     Weather(slow_share=0.1),
     Weather(refused_share=0.1, lost_share=0.1),
     Weather(hung_share=0.05, slow_share=0.1, slow_s=0.8),
-    Weather(lost_share=0.3, verbs=("completed", "failed", "released", "ended", "settle_and_claim")),
-    Weather(lost_share=0.3, refused_share=0.2, verbs=("claim", "settle_and_claim")),
-    Weather(hung_share=0.5, verbs=("completed", "failed", "released", "settle_and_claim")),
-    Weather(slow_share=0.5, slow_s=0.9, verbs=("completed", "settle_and_claim")),
+    Weather(lost_share=0.3, verbs=("completed", "failed", "released", "ended")),
+    Weather(lost_share=0.3, refused_share=0.2, verbs=("claim",)),
+    Weather(hung_share=0.5, verbs=("completed", "failed", "released")),
+    Weather(slow_share=0.5, slow_s=0.9, verbs=("completed",)),
     Weather(slow_share=0.5, slow_s=0.9, verbs=("claim",)),
 )
 DEAF = (Weather(notice_lost_share=1.0), Weather(notice_lost_share=0.5, notice_twice_share=0.5))

@@ -51,19 +51,19 @@ BUGS: dict[Planted, str] = {
     Planted(
         "the settler drops its batch on an error",
         "pgworkd/settler.py",
-        "await self._outage.wait(error)",
-        "return self._report(items, {})",
+        "                await self._outage.wait(error)\n",
+        "                return {}, set()\n",
     ): "settled_once",
     Planted(
         "a settle reports what it has not settled",
         "pgworkd/settler.py",
-        "        except PgworkdError:\n            return False",
-        "        except PgworkdError:\n            self._report(items, 'completed')\n            return True",
+        "                await self._outage.wait(error)\n",
+        "                self._report(items, 'completed')\n                await self._outage.wait(error)\n",
     ): "reported_once",
     Planted(
         "the settler is never full",
         "pgworkd/settler.py",
-        "return 0 if self.full else CAPACITY - len(self._waiting)",
+        "return 0 if self.full else CAPACITY - len(self._waiting) - len(self._delayed)",
         "return CAPACITY",
     ): "backlog",
     Planted(

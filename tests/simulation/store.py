@@ -233,16 +233,6 @@ class SimulatedStore:
     async def next_due(self, queues: Sequence[str]) -> dict[str, float]:
         return await self._claims.call("next_due", lambda: self._table.next_due(queues))
 
-    async def settle_and_claim(
-        self, ids: Sequence[UUID], attempts: Sequence[int], _: Sequence[str | None], order: ClaimOrder
-    ) -> tuple[list[UUID], Claims]:
-        def act() -> tuple[list[UUID], Claims]:
-            won, claims = self._table.settle_and_claim(ids, attempts, order)
-            return won, self._seen(claims)
-
-        self._watcher.ordered(order)
-        return await self._settle("settle_and_claim", len(ids), act)
-
     async def settle_completed(
         self,
         ids: Sequence[UUID],
@@ -250,11 +240,16 @@ class SimulatedStore:
         _: Sequence[str | None],
         following: Sequence[Occurrence] = (),
         worker_id: int | None = None,
+        **_skip: bool,
     ) -> list[UUID]:
         return await self._settle("completed", len(ids), lambda: self._table.completed(ids, attempts))
 
     async def settle_failed(
-        self, failed: Sequence[FailedAttempt], following: Sequence[Occurrence] = (), worker_id: int | None = None
+        self,
+        failed: Sequence[FailedAttempt],
+        following: Sequence[Occurrence] = (),
+        worker_id: int | None = None,
+        **_skip: bool,
     ) -> dict[UUID, str]:
         return await self._settle("failed", len(failed), lambda: self._table.failed(failed))
 
@@ -265,6 +260,7 @@ class SimulatedStore:
         delays_s: Sequence[float | None],
         _: Sequence[str | None],
         worker_id: int | None = None,
+        **_skip: bool,
     ) -> set[UUID]:
         released = await self._settle("released", len(ids), lambda: self._table.released(ids, attempts, delays_s))
         return set(released)
@@ -276,6 +272,7 @@ class SimulatedStore:
         statuses: Sequence[str],
         _: Sequence[str | None],
         worker_id: int | None = None,
+        **_skip: bool,
     ) -> set[UUID]:
         return set(await self._settle("ended", len(ids), lambda: self._table.ended(ids, attempts, statuses)))
 
@@ -306,7 +303,7 @@ class SimulatedStore:
     async def expire(self, limit: int = 1000) -> int:
         return 0
 
-    unblock = ensure_partitions = expire
+    unblock = ensure_partitions = apply_effects = expire
 
     async def prune(self, keep_days: int, keep_dead_days: int, limit: int = 5000) -> tuple[int, int]:
         return 0, 0

@@ -229,25 +229,13 @@ class Table:
 
     # Settle
 
-    def completed(self, ids: Sequence[UUID], attempts: Sequence[int], *, quiet: str | None = None) -> list[UUID]:
+    def completed(self, ids: Sequence[UUID], attempts: Sequence[int]) -> list[UUID]:
         rows = self._ours(ids, attempts)
         for row in rows:
             self._end(row, "completed")
-        for queue in sorted({row.queue for row in rows} - {quiet}):
+        for queue in sorted({row.queue for row in rows}):
             self._freed(queue)
         return [row.id for row in rows]
-
-    def settle_and_claim(
-        self, ids: Sequence[UUID], attempts: Sequence[int], order: ClaimOrder
-    ) -> tuple[list[UUID], Claims]:
-        worker = self.workers.get(order.worker_id)
-        if worker is None or worker.lost or worker.lease_until <= self.now:
-            raise WorkerLost(f"worker {order.worker_id} has no lease")  # before anything is settled
-        won = self.completed(ids, attempts, quiet=order.queue)
-        claims = self.claim(order)
-        if len(claims) < len(ids):
-            self._freed(order.queue)
-        return won, claims
 
     def failed(self, failed: Sequence[FailedAttempt]) -> dict[UUID, str]:
         rows = {row.id: row for row in self._ours([f.id for f in failed], [f.attempt for f in failed])}

@@ -10,7 +10,7 @@ from tests.simulation.plans import Act, Doing, Profile, draw
 from tests.simulation.store import CALM, Weather
 from tests.simulation.world import World
 
-NO_SETTLES = Weather(refused_share=1.0, verbs=("completed", "settle_and_claim"))
+NO_SETTLES = Weather(refused_share=1.0, verbs=("completed",))
 
 
 def burst(at_s: float, count: int, *, takes_s: float = 0.001) -> Act:

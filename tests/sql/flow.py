@@ -55,16 +55,6 @@ async def take_ids(db: Db, worker_id: int, limit: int = 10, queue: str = "q") ->
     return (await take(db, worker_id, limit, queue)).ids
 
 
-async def complete_and_take(
-    db: Db, worker_id: int, done: Sequence[uuid.UUID], limit: int = 10, queue: str = "q", ended: int = 0
-) -> list[uuid.UUID]:
-    """settle_and_claim of first attempts, all of which it must have settled; the ids it claimed."""
-    sql = "SELECT won, id FROM pgworkd.settle_and_claim($1, $2, $3, $4, $5, $6, '{}', '{}', '{}', '{}', '{}', $7)"
-    first, *rows = await db.fetch(sql, done, [1] * len(done), [None] * len(done), worker_id, queue, limit, ended)
-    assert set(first["won"]) == set(done)
-    return [row["id"] for row in rows if row["id"] is not None]
-
-
 async def settings(db: Db, queue: str = "q", **values: Any) -> None:
     """Sets these columns of the queue's row; the others stay."""
     names = list(values)

@@ -118,10 +118,6 @@ class FlowWorld(World):
             "fail": lambda: fail(db, ids, attempts, delay_s=step.which * 2, permanent=step.which < 0.2),
             "release": lambda: release(db, ids, attempts, delay_s=step.which if step.which > 0.5 else None),
             "end": lambda: end(db, ids, attempts, status="expired" if step.which > 0.5 else "cancelled"),
-            "both": lambda: db.fetch(
-                "SELECT * FROM pgworkd.settle_and_claim($1, $2, $3, $4, 'q', $5, '{}', '{}', '{}', '{}', '{}', $6)",
-                *(ids, attempts, [None] * len(ids), worker_id, 1 + int(step.which * 3), len(ids)),
-            ),
         }
         return calls.get(step.what)
 

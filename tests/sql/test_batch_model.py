@@ -10,7 +10,7 @@ from .tree_world import TreeWorld
 from .worlds import QUICK, Step, playing
 
 ADDS = ["add", "add", "insert", "insert", "child", "seal", "seal"]
-RUNS = ["claim", "claim", "claim", "complete", "complete", "both", "both", "fail", "release", "end"]
+RUNS = ["claim", "claim", "claim", "complete", "complete", "complete", "complete", "fail", "release", "end"]
 ENDS = ["commit", "rollback", "rollback", "tick", "crash", "expire", "unblock"]
 STOPS = ["cancel", "retry", "retry", "cancel_batch"]
 

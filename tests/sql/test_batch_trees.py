@@ -9,7 +9,6 @@ from typing import Any
 import asyncpg
 import pytest
 
-from .conftest import Connect
 from .trees import add, batch, calls, cancel_batch, counted, create, progress, run, seal, sealed, state
 from .verbs import (
     BATCH_CLOSED,
@@ -18,12 +17,10 @@ from .verbs import (
     at,
     cancel,
     claim,
-    claim_ids,
     clock,
     complete,
     end,
     fail,
-    one,
     retry,
     set_pool,
     statuses,
@@ -283,17 +280,6 @@ async def test_a_settle_of_many_trees_finishes_them_all(db: Db) -> None:
     await run(db, await worker(db), 100)
     assert await state(db, *[batch_id for batch_id, _ in trees]) == ["completed"] * 20
     assert len(await calls(db)) == 20
-
-
-async def test_settle_and_claim_counts_too(db: Db, connect: Connect) -> None:
-    batch_id, ids = await sealed(db, 1)
-    following = await one(db)
-    worker_id = await worker(db)
-    assert await claim_ids(db, worker_id, 1) == ids
-    sql = "SELECT won, id FROM pgworkd.settle_and_claim($1, '{1}', '{NULL}', $2, 'q', 5, '{}', '{}', '{}', '{}', '{}')"
-    rows: list[Any] = await db.fetch(sql, ids, worker_id)
-    assert [row["id"] for row in rows] == [None, following]
-    assert await state(db, batch_id) == ["completed"]
 
 
 async def test_cancel_batch_of_what_does_not_exist(db: Db) -> None:

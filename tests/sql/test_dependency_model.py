@@ -10,7 +10,7 @@ from .wait_world import WaitWorld
 from .worlds import QUICK, playing
 
 ADDS = ["insert", "after", "after", "after"]
-RUNS = ["claim", "claim", "claim", "complete", "complete", "complete", "both", "fail", "release", "end"]
+RUNS = ["claim", "claim", "claim", "complete", "complete", "complete", "complete", "fail", "release", "end"]
 ENDS = ["commit", "rollback", "rollback", "tick", "crash", "expire"]
 MORE = ["old", "old", "cancel", "retry", "retry", "undepend", "edit", "mend"]
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from .flow_world import FlowWorld
 from .worlds import QUICK, Step, playing
 
-SETTLES = ["complete", "fail", "fail", "release", "release", "end", "both", "both"]
+SETTLES = ["complete", "fail", "fail", "release", "release", "end", "complete", "complete"]
 PLAIN = ["insert", "insert", "claim", "claim", "claim", "tick", "commit", "rollback", "cancel", "retry", "crash"]
 LIMITS = {"max_running": 2, "limit_per_key": 1}
 RATES: dict[str, Any] = {

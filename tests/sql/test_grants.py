@@ -25,7 +25,8 @@ FUNCTIONS = {
     "worker enqueuer": "add_jobs await_results create_batch depend enqueue new_id seal_batch",
     "worker reader": "batch_results batch_tree became depth result_of waits_keyed waits_plain waits_suspect with_below",
     "worker": """
-        due_keys is_within next_keys running_in stuck_lines unblock_lines
+        due_keys next_keys running_in apply_effects free_batches no_wait put_off say_no_wait unlocked
+        is_within stuck_lines unblock_lines
         declare_schedules enable_schedule missed_since remove_schedule retire_schedules run_schedule
         add_error add_occurrences advance allowance batch_ended burst bury by_turn call_back cancel cancel_batch
         cancel_below claim clock_after_waiting
@@ -33,7 +34,7 @@ FUNCTIONS = {
         fail_schedule fold follow forget_rows free_keys freed heartbeat in_order in_time is_awaited keep_keys
         key_allowance key_has_room key_is_free lock_queue lock_queues lock_trees lock_trees_of matching mend_batches
         mend_dependencies next_due notify_pools of_key pass_on payloads pick promote prune put_schedule rate_allowance
-        register reopened report_progress rescue retry running_of set_pool set_queue settle_and_claim
+        register reopened report_progress rescue retry running_of set_pool set_queue
         settle_completed settle_ended settle_failed settle_released sign_off spend spent_until stop_jobs stream
         tell_waiters unblock undepend wait_less wanted wake who
     """,
@@ -44,12 +45,20 @@ add_jobs await_results batch_sealed create_batch depend dependencies_added drop_
 forget_rows job_added jobs_inserted jobs_key_wanted seal_batch stream_created
 """
 """SECURITY DEFINER: one more of them wants a reason."""
-S, SI, SD, SUD, SIUD = "SELECT", "SELECT INSERT", "SELECT DELETE", "SELECT UPDATE DELETE", "SELECT INSERT UPDATE DELETE"
+S, SI, SID, SD, SUD, SIUD = (
+    "SELECT",
+    "SELECT INSERT",
+    "SELECT INSERT DELETE",
+    "SELECT DELETE",
+    "SELECT UPDATE DELETE",
+    "SELECT INSERT UPDATE DELETE",
+)
 TABLES = {  # the worker's; readers have SELECT on them, enqueuers nothing
     **dict.fromkeys(("jobs", "workers", "pools", "queues", "rates", "schedules", "progress"), SIUD),
     **dict.fromkeys(("finished_jobs", "audit"), SI),
     **dict.fromkeys(("batches", "result_waiters"), SUD),
     **dict.fromkeys(("batch_additions", "job_dependencies"), SD),
+    "pending_effects": SID,
     **dict.fromkeys(("schema_version", "finished_jobs_other"), S),
     **dict.fromkeys(("all_jobs", "queue_stats", "batch_progress", "batch_trees", "blocked_jobs"), S),
     **dict.fromkeys(("job_progress", "worker_stats"), S),

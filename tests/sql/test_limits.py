@@ -8,7 +8,7 @@ import anyio
 import asyncpg
 import pytest
 
-from .flow import complete_and_take, line, run_all, settings, take_ids
+from .flow import line, run_all, settings, take_ids
 from .verbs import (
     Db,
     Later,
@@ -106,20 +106,6 @@ async def test_two_claims_at_once_share_what_is_left(db: Db, other: Db, third: D
         assert await claimed.answer() == (ids[2:3] if end_with == "COMMIT" else ids[:3])
 
 
-@pytest.mark.parametrize("end_with", ["COMMIT", "ROLLBACK"])
-async def test_who_takes_no_more_than_it_has_ended_waits_for_nobody(db: Db, other: Db, end_with: str) -> None:
-    one_worker, another = await worker(db), await worker(db)
-    await settings(db, max_running=3)
-    ids = await insert(db, 9)
-    assert await take_ids(other, another, 2) == ids[:2]
-    await db.execute("BEGIN")
-    assert await take_ids(db, one_worker) == ids[2:3]
-    assert await complete_and_take(other, another, ids[:2], 2, ended=2) == ids[3:5]
-    await db.execute(end_with)
-    left = [] if end_with == "COMMIT" else ids[2:3]
-    assert await take_ids(db, one_worker) == left, "three run, or two"
-
-
 LIMITS_BESIDE: list[dict[str, Any]] = [
     {"rate": 100, "rate_period_s": 1.0},
     {"limit_per_key": 9},
@@ -127,13 +113,9 @@ LIMITS_BESIDE: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("limit", "ended", "more"),
-    [(3, 2, {}), (2, 0, {}), *((2, 2, more) for more in LIMITS_BESIDE)],
-    ids=["it wants more", "it has ended others", "rate", "limit_per_key", "fair"],
-)
+@pytest.mark.parametrize("more", [{}, *LIMITS_BESIDE], ids=["no other limit", "rate", "limit_per_key", "fair"])
 async def test_whoever_else_claims_waits_for_the_one_who_counts(
-    db: Db, other: Db, third: Db, limit: int, ended: int, more: dict[str, Any]
+    db: Db, other: Db, third: Db, more: dict[str, Any]
 ) -> None:
     one_worker, another = await worker(db), await worker(db)
     await settings(db, max_running=3, **more)
@@ -141,40 +123,12 @@ async def test_whoever_else_claims_waits_for_the_one_who_counts(
     assert await take_ids(other, another, 2) == ids[:2]
     await db.execute("BEGIN")
     assert await take_ids(db, one_worker) == ids[2:3]
+    await complete(other, ids[:2])
     async with anyio.create_task_group() as tasks:
-        claimed = Later(tasks, complete_and_take(other, another, ids[:2], limit, ended=ended))
+        claimed = Later(tasks, take_ids(other, another, 2))
         await waits_for_lock(third, other)
         await db.execute("COMMIT")
         assert await claimed.answer() == ids[3:5]
-
-
-async def test_what_it_has_not_ended_itself_makes_no_room(db: Db, other: Db, third: Db) -> None:
-    """It says that it has ended one, but that one was settled before: its place may be taken already."""
-    one_worker, another = await worker(db), await worker(db)
-    await settings(db, max_running=1)
-    ids = await insert(db, 3)
-    assert await take_ids(other, another) == ids[:1]
-    await complete(db, ids[:1])
-    await db.execute("BEGIN")
-    assert await take_ids(db, one_worker) == ids[1:2]
-    sql = (
-        "SELECT won, id FROM pgworkd.settle_and_claim($1, '{1}', '{NULL}', $2, 'q', 1, '{}', '{}', '{}', '{}', '{}', 1)"
-    )
-    async with anyio.create_task_group() as tasks:
-        claimed = Later(tasks, other.fetch(sql, ids[:1], another))
-        await waits_for_lock(third, other)
-        await db.execute("COMMIT")
-        assert [tuple(row) for row in await claimed.answer()] == [([], None)]
-
-
-async def test_a_lowered_limit_is_kept_also_by_who_only_replaces_what_it_has_ended(db: Db) -> None:
-    worker_id = await worker(db)
-    await settings(db, max_running=4)
-    ids = await insert(db, 9)
-    assert await take_ids(db, worker_id) == ids[:4]
-    await settings(db, max_running=2)
-    assert await complete_and_take(db, worker_id, ids[:1], 1, ended=1) == []
-    assert await complete_and_take(db, worker_id, ids[1:3], 2, ended=2) == ids[4:5]
 
 
 @pytest.mark.parametrize("end_with", ["COMMIT", "ROLLBACK"])

@@ -78,7 +78,7 @@ FUNCTIONS = {
     "set_pool(integer, text, integer, boolean, integer, text)": "void",
     "set_queue(text, jsonb)": "void",
     "settle_completed(uuid[], integer[], text[], text[], timestamp with time zone[], integer[],"
-    " text, integer, uuid)": "uuid[]",
+    " integer, uuid)": "uuid[]",
     "settle_ended(uuid[], integer[], text[], text[], integer, uuid)": "uuid[]",
     "settle_failed(uuid[], integer[], double precision[], boolean[], text[], text[], text[],"
     " timestamp with time zone[], integer[], integer, uuid)": "TABLE(id uuid, status text)",

@@ -7,7 +7,7 @@ import uuid
 
 import pytest
 
-from .flow import complete_and_take, expire, line, run_all, settings, take, take_ids, unblock
+from .flow import expire, line, run_all, settings, take, take_ids, unblock
 from .verbs import (
     Db,
     at,
@@ -245,14 +245,6 @@ async def test_suspects_with_keys_wait_for_them_and_hold_them(db: Db) -> None:
     assert await take_ids(db, worker_id) == []
     await complete(db, [suspect])
     assert await take_ids(db, worker_id) == [second]
-
-
-async def test_a_settle_may_take_the_next_of_the_same_key_along(db: Db) -> None:
-    worker_id = await worker(db)
-    ids = await line(db, *["k"] * 5)
-    assert await take_ids(db, worker_id) == ids[:1]
-    for done, following in itertools.pairwise(ids):
-        assert await complete_and_take(db, worker_id, [done]) == [following]
 
 
 async def test_a_claim_is_not_held_up_by_many_that_it_must_park(db: Db) -> None:

@@ -89,10 +89,6 @@ class TreeWorld(World):
             "fail": lambda: fail(db, ids, attempts, delay_s=step.which, permanent=step.which < 0.3),
             "release": lambda: release(db, ids, attempts),
             "end": lambda: end(db, ids, attempts, status="expired" if step.which > 0.5 else "cancelled"),
-            "both": lambda: db.fetch(
-                "SELECT * FROM pgworkd.settle_and_claim($1, $2, $3, $4, 'q', 3, '{}', '{}', '{}', '{}', '{}')",
-                *(ids, attempts, [None] * len(ids), worker_id),
-            ),
         }
         self.now += 0.01
         if step.what == "tick":

@@ -69,7 +69,7 @@ HOPELESS = """
 LIVE = "SELECT count(*) FROM pgworkd.jobs WHERE status <> 'completed' AND queue = 'q'"
 MAKES_WAIT = {"insert", "after", "old"}
 OPERATES = {"cancel", "retry", "undepend", "edit"}
-COMPLETES = {"complete", "both"}
+COMPLETES = {"complete"}
 DEADLOCK, OLD_SNAPSHOT = "40P01", "40001"
 REFUSALS = (NEVER, "23505", DEADLOCK, OLD_SNAPSHOT)
 
@@ -120,10 +120,6 @@ class WaitWorld(World):
                 "fail": lambda: fail(db, ids, attempts, delay_s=step.which, permanent=step.which < 0.7),
                 "release": lambda: release(db, ids, attempts),
                 "end": lambda: end(db, ids, attempts, status="expired" if step.which > 0.5 else "cancelled"),
-                "both": lambda: db.fetch(
-                    "SELECT * FROM pgworkd.settle_and_claim($1, $2, $3, $4, 'q', 3, '{}', '{}', '{}', '{}', '{}')",
-                    *(ids, attempts, [None] * len(ids), worker_id),
-                ),
             }
         self.now += 0.01
         if step.what == "tick":

@@ -22,10 +22,10 @@ JOB = UUID(int=7)
 class Store:
     """Settles attempt 2, which is the one that runs."""
 
-    async def settle_completed(self, ids: Any, attempts: Any, *_: Any) -> list[UUID]:
+    async def settle_completed(self, ids: Any, attempts: Any, *_: Any, **__: bool) -> list[UUID]:
         return [JOB] if 2 in attempts else []
 
-    async def settle_failed(self, failed: Any, *_: Any) -> dict[UUID, str]:
+    async def settle_failed(self, failed: Any, *_: Any, **__: bool) -> dict[UUID, str]:
         return {JOB: "dead"} if 2 in [each.attempt for each in failed] else {}
 
 
@@ -55,7 +55,6 @@ async def test_two_attempts_of_one_job_in_one_flush_are_reported_each_for_itself
         Holdings(),
         events_,
         planner,
-        claimers={},
         on_completed=lambda _: None,
         on_settled=settled,
         on_room=lambda: None,

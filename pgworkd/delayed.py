@@ -1,0 +1,81 @@
+"""Outcomes that cannot be stored: those that come back after a delay of their own, and what to store instead."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+
+import anyio
+
+from .held import Held
+from .job import Ending, Outcome
+
+FIRST_S, LOCKED_CAP_S, CAP_S = 0.05, 0.5, 30.0
+"""The first delay; it doubles up to a cap, the lower one for what is locked."""
+
+Item = tuple[Held, Outcome]
+
+
+class Delayed:
+    """A heap by the time on the loop's clock at which to try again."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, Item]] = []
+        self._number = itertools.count()
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def put(self, item: Item, *, locked: bool) -> float:
+        """Takes one in; in how many seconds it comes back."""
+        held = item[0]
+        delay_s = min(LOCKED_CAP_S if locked else CAP_S, FIRST_S * 2.0 ** min(held.delays, 20))
+        delay_s *= random.uniform(0.5, 1.0)  # noqa: S311 # nosec B311 # jitter, no secret
+        held.delays += 1
+        heapq.heappush(self._heap, (anyio.current_time() + delay_s, next(self._number), item))
+        return delay_s
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds until the first comes back. There must be one."""
+        return self._heap[0][0] - anyio.current_time()
+
+    def due(self) -> Item | None:
+        """The first, if it is to be tried now."""
+        return self._heap[0][2] if self._heap and self.wait_s <= 0 else None
+
+    def pop(self) -> Item:
+        """Takes the first out."""
+        return heapq.heappop(self._heap)[2]
+
+
+_UNSTORABLE = "unstorable"
+
+
+def is_least(outcome: Outcome) -> bool:
+    """True if there is nothing simpler to store: it is dead, with a plain text."""
+    return outcome.permanent and (outcome.error or {}).get("type") == _UNSTORABLE
+
+
+def lesser(outcome: Outcome, code: str) -> Outcome:
+    """What to store in place of an outcome that the database refuses: a failure with a plain text, then a dead job."""
+    failed = outcome.ending is Ending.FAILED
+    ours = failed and (outcome.error or {}).get("type") == _UNSTORABLE
+    message = f"the outcome {outcome.ending.value!r} could not be stored: {code}"
+    if ours and outcome.message:
+        message = outcome.message
+    return Outcome(
+        Ending.FAILED,
+        delay_s=outcome.delay_s if failed else 60.0,
+        message=message,
+        error={"type": _UNSTORABLE, "message": message},
+        permanent=ours or outcome.permanent,
+    )
+
+
+def size_of(item: Item) -> int:
+    """About how many bytes travel or are copied when it is settled, most of which have been kept here since it ran."""
+    held, outcome = item
+    size = len(held.claimed.payload or "") + len(outcome.result or "")
+    return size if outcome.error is None else size + len(str(outcome.error.get("traceback", "")))

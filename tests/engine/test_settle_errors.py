@@ -1,0 +1,107 @@
+"""Each error that a settle can be answered with, once and always: what is split, what is isolated, what is told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import asyncpg
+import pytest
+
+from pgworkd import events
+from pgworkd.app import App
+from tests.kit import insert, running, until
+
+CODES = ["57014", "55P03", "40001", "40P01", "53200", "55000", "22P05", "P0001", "XX000", "42501"]
+_RAISES = """
+CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF {condition} THEN
+        PERFORM nextval('public.refused');
+        RAISE EXCEPTION 'refused' USING ERRCODE = '{code}';
+    END IF;
+    RETURN coalesce(NEW, OLD);
+END $$;
+CREATE SEQUENCE public.refused;
+CREATE TRIGGER refuse BEFORE DELETE OR UPDATE ON pgworkd.jobs FOR EACH ROW WHEN (OLD.status = 'running')
+    EXECUTE FUNCTION public.refuse()"""
+BAD = "OLD.payload ? 'bad'"
+LASTING = {"55000", "22P05", "P0001"}
+"""The same row would be refused for ever: it ends. The others may pass, and stay in flight until they do."""
+
+
+def raises(code: str, condition: str) -> str:
+    """A trigger of the user's that does so when a job ends."""
+    return _RAISES.format(code=code, condition=condition)
+
+
+async def _refused(db: asyncpg.Connection[Any]) -> int:
+    found: int = await db.fetchval("SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM public.refused")
+    return found
+
+
+def _app() -> App:
+    app = App()
+
+    @app.handler("q", concurrency=300)
+    async def handle() -> None:
+        return None
+
+    return app
+
+
+@pytest.mark.parametrize("code", CODES)
+async def test_one_bad_job_is_isolated_and_the_others_are_settled(
+    dsn: str, db: asyncpg.Connection[Any], code: str
+) -> None:
+    await db.execute(raises(code, BAD + " AND TG_OP = 'DELETE'"))
+    bad = await insert(db, "q", '{"bad": 1}', max_attempts=1)
+    await db.execute("INSERT INTO pgworkd.jobs (queue) SELECT 'q' FROM generate_series(1, 400)")
+    async with running(_app(), dsn) as (_, seen):
+        await until(lambda: db.fetchval("SELECT count(*) = 1 FROM pgworkd.jobs"), limit_s=9)
+        if code in LASTING:
+            await until(lambda: db.fetchval("SELECT status = 'dead' FROM pgworkd.jobs WHERE id = $1", bad))
+        else:
+            assert await db.fetchval("SELECT status::text FROM pgworkd.jobs") == "running"
+            await db.execute("DROP TRIGGER refuse ON pgworkd.jobs")
+            await until(lambda: db.fetchval("SELECT NOT EXISTS (SELECT FROM pgworkd.jobs)"), limit_s=8)
+        assert seen.all(events.DATABASE_AWAY) == []
+        assert await _refused(db) < 100, "the same batch again and again"
+        assert len(seen.all(events.JOB_STARTED)) == 401
+    assert seen.all(events.JOB_STALE) == []
+
+
+@pytest.mark.parametrize("code", CODES)
+async def test_what_is_always_refused_stays_in_flight_is_told_and_runs_once(
+    dsn: str, db: asyncpg.Connection[Any], code: str
+) -> None:
+    await db.execute(raises(code, "OLD.queue = 'q'"))
+    await db.execute("INSERT INTO pgworkd.jobs (queue) SELECT 'q' FROM generate_series(1, 30)")
+    app = _app()
+
+    @app.handler("fine")
+    async def fine() -> None:
+        return None
+
+    async with running(app, dsn) as (_, seen):
+        await seen.wait(events.SETTLE_DELAYED)
+        await insert(db, "fine")
+        await seen.wait(events.JOB_COMPLETED)
+        before = await _refused(db)
+        await until(lambda: len(seen.all(events.JOB_STARTED)) == 31)
+        assert seen.all(events.DATABASE_AWAY) == []
+        assert before < 2_000
+        await db.execute("DROP TRIGGER refuse ON pgworkd.jobs")
+        await until(
+            lambda: db.fetchval("SELECT NOT EXISTS (SELECT FROM pgworkd.jobs WHERE status = 'running')"), limit_s=9
+        )
+        assert len(seen.all(events.JOB_STARTED)) == 31, "nothing ran a second time"
+
+
+async def test_every_table_can_be_published(db: asyncpg.Connection[Any]) -> None:
+    """CREATE PUBLICATION FOR ALL TABLES refuses UPDATE and DELETE (55000) where a table has no replica identity."""
+    without = await db.fetch(
+        "SELECT c.relname FROM pg_class c WHERE c.relnamespace = 'pgworkd'::regnamespace AND c.relkind IN ('r', 'p') "
+        "AND c.relpersistence = 'p' AND c.relreplident = 'd' "
+        "AND NOT EXISTS (SELECT FROM pg_index i WHERE i.indrelid = c.oid AND i.indisprimary) ORDER BY 1"
+    )
+    assert [row["relname"] for row in without] == []
