@@ -72,9 +72,9 @@ class _Service:
     async def run(self, app: App) -> int:
         """The daemon's exit code. Raises what it raises."""
         self._app = app
-        for line in self._notes:
-            _logger().warning("settings.note", note=line)
         daemon = self._supervisor(app) if self._settings.processes > 1 else self._daemon(app)
+        for line in self._notes:  # not beside the error of what cannot start: that is the one line to read
+            _logger().warning("settings.note", note=line)
         code, problem = 1, None
         # Before the first await: a stop that comes while we wait for the database must be heard.
         with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:

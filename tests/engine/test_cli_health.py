@@ -91,13 +91,14 @@ def test_jobs_behind_a_dead_one(shell: Shell) -> None:
     assert "dependencies" not in found(shell, code=0)
 
 
-async def test_a_kind_without_a_handler_is_found_beside_the_daemon_that_gave_it_back(dsn: str, db: Any) -> None:
+async def test_a_kind_without_a_handler_is_found_beside_the_daemon_that_gave_it_back(
+    dsn: str, db: Any, shell: Shell
+) -> None:
     app = App()
 
     @app.handler("q")
     async def handle() -> None: ...
 
-    shell = Shell(dsn)
     async with running(app, dsn):
         await insert(db, "q", kind="new")
         await until(lambda: db.fetchval("SELECT error IS NOT NULL FROM pgworkd.jobs"))

@@ -235,7 +235,8 @@ def test_threads_of_the_app_do_not_keep_the_process(start: Start, dsn: str, tmp_
 def test_sighup_reloads_what_can_change_and_names_the_rest(start: Start, dsn: str, tmp_path: Path) -> None:
     file = tmp_path / "pgworkd.toml"
     file.write_text('log_level = "warning"\nlog_format = "json"\n')
-    run = start("run", "--app", "notes:app", PGWORKD_DSN=dsn, NOTIFY_SOCKET="")
+    # shutdown_s is chosen: in a container the default is warned of.
+    run = start("run", "--app", "notes:app", PGWORKD_DSN=dsn, PGWORKD_SHUTDOWN_S="30", NOTIFY_SOCKET="")
     with database(dsn) as db:
         until(lambda: db.execute("SELECT 1 FROM pgworkd.pools").fetchone())
     assert run.lines == []

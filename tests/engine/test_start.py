@@ -40,7 +40,8 @@ async def refusal(dsn: str, **changes: Any) -> PgworkdError:
         with pytest.raises(PgworkdError) as caught:
             await daemon.run()
     assert not daemon.ready.is_set()
-    assert seen.all(events.DAEMON_STOPPED, exit_code=1) != []
+    code = 2 if isinstance(caught.value, SchemaError | UsageError) else 1  # the log's is the process's
+    assert seen.all(events.DAEMON_STOPPED, exit_code=code) != []
     return caught.value
 
 

@@ -134,8 +134,8 @@ async def test_one_that_is_killed_is_replaced_and_its_jobs_run(
     assert (await said(run, "process.started", 3))[2]["worker"] == victim["name"]
     await until(lambda: db.fetchval("SELECT count(*) = 2 FROM pgworkd.workers WHERE id <> $1", victim["id"]))
 
-    # Its lease is over, and we are the worker with a second of good standing that rescues.
-    await db.execute("UPDATE pgworkd.workers SET lease_until = now() WHERE id = $1", victim["id"])
+    # Its lease, of a second, is over, and we are the worker with a second of good standing that rescues.
+    await db.execute("UPDATE pgworkd.workers SET lease_s = 1, lease_until = now() WHERE id = $1", victim["id"])
     us = await db.fetchval(
         "INSERT INTO pgworkd.workers (name, pid, version, lease_s, lease_until, steady_since, token)"
         " VALUES ('test', 0, '', 1, now() + interval '1 s', now() - interval '1 s', gen_random_uuid()) RETURNING id"
@@ -219,10 +219,11 @@ async def test_one_that_keeps_dying_is_restarted_ever_later(play: Any, dsn: str)
     assert await ended(run) == 0, "nothing was left behind"
 
 
-async def test_what_none_can_work_with_is_said_once(play: Any, empty_dsn: str) -> None:
-    run = play(empty_dsn)
+async def test_what_none_can_work_with_is_said_once(play: Any, dsn: str, db: asyncpg.Connection[Any]) -> None:
+    await db.execute("UPDATE pgworkd.schema_version SET version = version + 1")
+    run = play(dsn)
     assert await ended(run) == 2
-    assert run.lines.count("pgworkd: this database has no pgworkd schema: run pgworkd migrate") == 1
+    assert len([line for line in run.lines if line.startswith("pgworkd: the schema is at version 2, newer")]) == 1
     assert len(events(run, "process.started")) == 1
 
 
