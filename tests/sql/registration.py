@@ -9,7 +9,9 @@ from .verbs import Db
 
 async def token(db: Db, worker_id: int) -> uuid.UUID | None:
     """Of the worker's registration; None: it has none."""
-    found: uuid.UUID | None = await db.fetchval("SELECT token FROM pgworkd.workers WHERE id = $1", worker_id)
+    # The operator by its full name: some callers have a hostile search_path.
+    sql = "SELECT token FROM pgworkd.workers WHERE id OPERATOR(pg_catalog.=) $1"
+    found: uuid.UUID | None = await db.fetchval(sql, worker_id)
     return found
 
 

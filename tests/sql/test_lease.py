@@ -57,6 +57,7 @@ async def test_register_gives_the_first_lease(db: Db) -> None:
         "lease_until": at(30),
         "lost_at": None,
         "token": token,
+        "schedules": None,
     }
 
 

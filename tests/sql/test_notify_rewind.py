@@ -195,12 +195,15 @@ async def test_retry_wakes_sleepers_only_and_does_not_say_when(db: Db, notices: 
     assert await notices.heard() == []
 
 
-async def test_a_rescue_wakes_sleepers_and_does_not_say_when(db: Db, notices: Notices) -> None:
-    """What it takes back keeps its run_at, but stands in the suspects' line, where nobody has a place."""
+@pytest.mark.parametrize("asleep", [True, False], ids=["idle", "polling"])
+async def test_a_rescue_notifies_all_pools_and_says_since_when(db: Db, notices: Notices, asleep: bool) -> None:
+    """What it takes back keeps its run_at, in the line of all others: claims that are past it must go back."""
     victim, rescuer = await worker(db, 5), await worker(db)
-    await one(db, run_at=at(-60))
-    await claim(db, victim)
-    await set_pool(db, rescuer)
+    for back_s in (30, 60):
+        await one(db, run_at=at(-back_s))
+    assert len(await claim_ids(db, victim)) == 2
+    await set_pool(db, rescuer, asleep=asleep)
     await steady(db, rescuer)
     assert set((await rescue(db, rescuer)).values()) == {"failed"}
-    assert await notices.heard() == [{"queue": "q"}]
+    assert await notices.heard() == [{"queue": "q", "run_at": at(-60).timestamp()}]
+    assert len(await claim_ids(db, rescuer)) == 2

@@ -8,6 +8,7 @@ import asyncpg
 import pytest
 
 from .chain import add, due_occurrence, occurrences, put, schedule
+from .registration import sign_off
 from .verbs import T0, Db, at, claim_ids, clock, fail, release, set_pool, worker
 
 pytestmark = pytest.mark.usefixtures("t0")
@@ -140,7 +141,7 @@ async def test_a_schedule_in_nobodys_code_is_disabled_noted_and_enabled_when_it_
     assert await _retire(db, "gone") == [], "one worker has not said what it has"
     assert await _declare(db, new, "kept") == {}
     assert await _retire(db, "gone") == [], "the old one has it"
-    await db.execute("SELECT pgworkd.sign_off($1)", old)
+    assert await sign_off(db, old) is True
     assert await _declare(db, new, "kept") == {"gone": False}
     assert await _retire(db, "gone", "kept", "by hand") == ["gone"]
     (note,) = await db.fetch("SELECT what, queue, before::jsonb, after::jsonb FROM pgworkd.audit")

@@ -64,7 +64,9 @@ async def worker(db: Db, lease_s: float = 30, name: str = "w") -> int:
 
 async def heartbeat(db: Db, worker_id: int, state: str = "running") -> asyncpg.Record | None:
     """One heartbeat, and what is wanted of the worker; None: it is lost."""
-    sql = "SELECT pgworkd.heartbeat($1, (SELECT w.token FROM pgworkd.workers w WHERE w.id = $1), $2)"
+    # The operator by its full name: some callers have a hostile search_path.
+    token = "SELECT w.token FROM pgworkd.workers w WHERE w.id OPERATOR(pg_catalog.=) $1"
+    sql = f"SELECT pgworkd.heartbeat($1, ({token}), $2)"
     if not await db.fetchval(sql, worker_id, state):
         return None
     return await db.fetchrow("SELECT * FROM pgworkd.wanted($1)", worker_id)
