@@ -24,8 +24,6 @@ SETTLES = {
     "released": "SELECT cardinality(pgworkd.settle_released($1, $2, '{NULL}', '{NULL}', $4, $3))",
     "ended": "SELECT cardinality(pgworkd.settle_ended($1, $2, '{cancelled}', '{NULL}', $4, $3))",
 }
-ALONG = """SELECT count(*) FROM pgworkd.settle_and_claim(
-    $1, $2, '{NULL}', $4, 'q', 0, '{}', '{}', '{}', '{}', '{}', 0, $3) WHERE cardinality(won) > 0"""
 
 
 async def settle(
@@ -46,17 +44,6 @@ async def test_a_settle_counts_only_under_the_registration_that_claimed(db: Db, 
     assert await statuses(db, [job_id]) == ["running"]
     assert await settle(db, how, job_id, mine, attempt=2) == 0
     assert await settle(db, how, job_id, mine) == 1
-
-
-async def test_a_settle_with_a_claim_along_is_fenced_the_same(db: Db) -> None:
-    mine, others = await worker(db), await worker(db)
-    job_id = await one(db)
-    await claim(db, mine)
-    assert await db.fetchval(ALONG, [job_id], [1], await token(db, others), others) == 0
-    with pytest.raises(asyncpg.PostgresError) as refused:
-        await db.fetchval(ALONG, [job_id], [1], await token(db, others), mine)
-    assert refused.value.sqlstate == LEASE_GONE
-    assert await db.fetchval(ALONG, [job_id], [1], await token(db, mine), mine) == 1
 
 
 @pytest.mark.parametrize("how", SETTLES)

@@ -161,8 +161,8 @@ failures losses worker_id waiting_on error errors schedule
 READ = "payload meta error serialize_key limit_key xmin *"
 TABLES = """
 schema_version workers pools queues rates schedules finished_jobs finished_jobs_other batches batch_additions
-job_dependencies result_waiters progress audit all_jobs queue_stats batch_progress batch_trees blocked_jobs job_progress
-worker_stats
+job_dependencies pending_effects result_waiters progress audit all_jobs queue_stats batch_progress batch_trees
+blocked_jobs job_progress worker_stats
 """
 FORBIDDEN = [
     *(f"INSERT INTO pgworkd.jobs (queue, {name}) VALUES ('q', NULL)" for name in NOT_COLUMNS.split()),  # noqa: S608

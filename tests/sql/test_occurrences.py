@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import anyio
 import pytest
 
 from .chain import add, due_occurrence, occurrences, put, schedule
 from .verbs import (
     T0,
     Db,
-    Later,
     Notices,
     at,
     claim,
@@ -25,7 +23,6 @@ from .verbs import (
     retry,
     set_pool,
     statuses,
-    waits_for_lock,
     worker,
 )
 
@@ -92,45 +89,39 @@ async def test_several_schedules_in_one_call(db: Db) -> None:
     assert await add(db, ("c", at(120), 1), ("b", at(60), 1), ("a", at(60), 1)) == ["a", "b"]
 
 
-async def test_two_sessions_at_once_add_one_occurrence(db: Db, other: Db, third: Db) -> None:
+async def test_two_sessions_at_once_add_one_occurrence(db: Db, other: Db) -> None:
     """oban#1488: a stale leader doubled the cron jobs for 19 days."""
     await put(db)
-    async with anyio.create_task_group() as tasks:
-        await db.execute("BEGIN")
-        assert await add(db, ("s", at(60), 1)) == ["s"]
-        # The second has computed the same instant, or thinks it is later already.
-        adding = Later(tasks, add(other, ("s", at(120), 1)))
-        await waits_for_lock(third, other)
-        await db.execute("COMMIT")
-        assert await adding.answer() == []
+    await db.execute("BEGIN")
+    assert await add(db, ("s", at(60), 1)) == ["s"]
+    # The second has computed the same instant, or thinks it is later already. It waits for nobody.
+    assert await add(other, ("s", at(120), 1)) == []
+    await db.execute("COMMIT")
+    assert await add(other, ("s", at(120), 1)) == []
     assert await occurrences(db) == [(at(60), "pending")]
 
 
-async def test_a_rolled_back_addition_leaves_the_instant_to_the_next(db: Db, other: Db, third: Db) -> None:
+async def test_a_rolled_back_addition_leaves_the_instant_to_the_next(db: Db, other: Db) -> None:
     await put(db)
-    async with anyio.create_task_group() as tasks:
-        await db.execute("BEGIN")
-        await add(db, ("s", at(60), 1))
-        adding = Later(tasks, add(other, ("s", at(60), 1)))
-        await waits_for_lock(third, other)
-        await db.execute("ROLLBACK")
-        assert await adding.answer() == ["s"]
+    await db.execute("BEGIN")
+    await add(db, ("s", at(60), 1))
+    assert await add(other, ("s", at(60), 1)) == []
+    await db.execute("ROLLBACK")
+    assert await db.fetchval("SELECT broken FROM pgworkd.ensure_schedules()"), "the next check finds it"
+    assert await add(other, ("s", at(60), 1)) == ["s"]
 
 
-async def test_two_sessions_with_many_schedules_in_opposite_order_do_not_deadlock(db: Db, other: Db, third: Db) -> None:
+async def test_a_locked_schedule_is_left_out_and_the_others_of_the_call_are_not(db: Db, other: Db, third: Db) -> None:
+    """In whatever order two sessions name them: who waits for nobody is in no deadlock."""
     for name in ("a", "b", "c"):
         await put(db, name)
-    async with anyio.create_task_group() as tasks:
-        await third.execute("BEGIN")
-        await third.execute("SELECT FROM pgworkd.schedules WHERE name = 'a' FOR UPDATE")
-        forth = Later(tasks, add(db, ("c", at(60), 1), ("b", at(60), 1), ("a", at(60), 1)))
-        back = Later(tasks, add(other, ("a", at(60), 1), ("b", at(60), 1), ("c", at(60), 1)))
-        await waits_for_lock(third, db)
-        await waits_for_lock(third, other)
-        # Both wait for the first by name; neither holds a later one.
-        assert len(await third.fetch("SELECT FROM pgworkd.schedules WHERE name > 'a' FOR UPDATE NOWAIT")) == 2
-        await third.execute("COMMIT")
-        assert sorted([*await forth.answer(), *await back.answer()]) == ["a", "b", "c"]
+    await third.execute("BEGIN")
+    await third.execute("SELECT FROM pgworkd.schedules WHERE name = 'a' FOR UPDATE")
+    async with db.transaction():
+        assert await add(db, ("c", at(60), 1), ("a", at(60), 1)) == ["c"]
+        assert await add(other, ("a", at(60), 1), ("b", at(60), 1), ("c", at(60), 1)) == ["b"]
+    await third.execute("COMMIT")
+    assert await add(other, ("a", at(60), 1), ("b", at(60), 1), ("c", at(60), 1)) == ["a"]
 
 
 async def test_one_schedule_in_trouble_does_not_harm_the_others_of_the_call(db: Db) -> None:
@@ -231,16 +222,14 @@ async def test_a_queue_without_history_has_a_next_occurrence_all_the_same(db: Db
     assert await statuses(db, [job_id]) == [None]
 
 
-async def test_a_settle_and_a_look_at_once_add_one(db: Db, other: Db, third: Db) -> None:
+async def test_a_settle_and_a_look_at_once_add_one(db: Db, other: Db) -> None:
     await put(db)
     job_id = await due_occurrence(db, await worker(db))
-    async with anyio.create_task_group() as tasks:
-        await db.execute("BEGIN")
-        await complete_occurrence(db, job_id, "s", at(60))
-        adding = Later(tasks, add(other, ("s", at(60), 1)))
-        await waits_for_lock(third, other)
-        await db.execute("COMMIT")
-        assert await adding.answer() == []
+    await db.execute("BEGIN")
+    await complete_occurrence(db, job_id, "s", at(60))
+    assert await add(other, ("s", at(60), 1)) == []
+    await db.execute("COMMIT")
+    assert await add(other, ("s", at(60), 1)) == []
     assert await occurrences(db) == [(at(60), "pending")]
 
 

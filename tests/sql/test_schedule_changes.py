@@ -105,14 +105,13 @@ async def test_a_rule_that_changes_while_its_occurrence_is_settled_has_the_last_
     assert await add(db, ("s", at(7), 2)) == ["s"]
 
 
-async def test_a_settle_that_waited_for_a_change_of_the_rule_adds_nothing(db: Db, other: Db, third: Db) -> None:
+async def test_a_settle_beside_a_change_of_the_rule_waits_for_nobody_and_adds_nothing(db: Db, other: Db) -> None:
     await put(db)
     job_id = await due_occurrence(db, await worker(db))
-    async with anyio.create_task_group() as tasks:
-        await db.execute("BEGIN")
-        await put(db, every_s=7)
-        settling = Later(tasks, complete_occurrence(other, job_id, "s", at(60)))
-        await waits_for_lock(third, other)
-        await db.execute("COMMIT")
-        assert await settling.answer(), "completed it is"
+    await db.execute("BEGIN")
+    await put(db, every_s=7)
+    assert await complete_occurrence(other, job_id, "s", at(60)), "completed it is"
+    await db.execute("COMMIT")
     assert await occurrences(db) == []
+    assert await add(db, ("s", at(60), 1)) == [], "the old rule's"
+    assert await add(db, ("s", at(7), 2)) == ["s"]
