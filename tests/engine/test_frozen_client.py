@@ -65,7 +65,7 @@ async def test_a_claim_ends_although_nobody_takes_its_answer_in(
         return await db.fetchval("SELECT count(*) FROM pgworkd.jobs WHERE status = 'running'") == min(jobs, CLAIM_MAX)
 
     address = dsn if kind == "tcp" else await over_unix_socket(dsn, db)
-    async with frozen(address, _CLAIM, *order) as (connection, call):
+    async with frozen(address, _CLAIM, *order, None) as (connection, call):
         await until(all_claimed, limit_s=5)
         assert not call.done()
         connection._transport.resume_reading()
