@@ -23,7 +23,7 @@ from .store import Rescued, Store
 RESCUE_MAX = EXPIRE_MAX = EFFECTS_MAX = 1_000
 PRUNE_MAX = 5_000
 STRAY_AGE_FACTOR = 3
-STRAYS_COST_SHARE = 0.001
+STRAYS_COST_SHARE = 0.02
 """Of the time at most: while vacuum is held back, the entries of all jobs that we have ever run are read."""
 STRAYS_PAUSE_S_MAX = 300.0
 AGAIN_FIRST_S, AGAIN_CAP_S = 0.2, 2.0
