@@ -28,6 +28,8 @@ STRAYS_COST_SHARE = 0.02
 STRAYS_PAUSE_S_MAX = 300.0
 AGAIN_FIRST_S, AGAIN_CAP_S = 0.2, 2.0
 """What is locked is tried again after the first; that doubles up to the cap."""
+REFUSED_PAUSE_S = 10.0
+"""After an error that is no time-out."""
 DROP_PAUSE_S = 0.1
 """Between two partitions of the history: each drop holds up all settles until its commit."""
 
@@ -140,18 +142,28 @@ class Chores:
                 if not isinstance(error, DatabaseBusy):
                     await outage.wait(error)
                     continue
-                delay_s = self._failed(name, error, self._periods.of(name))
+                delay_s = self._put_off(name, error)
             except PgworkdError as error:
-                delay_s = self._failed(name, error, 10.0)
+                self._lessen(name)
+                self._events.emit(events.CHORE_FAILED, chore=name, error=str(error))
+                delay_s = REFUSED_PAUSE_S
             woken = {"schedules": self._schedules_changed, "effects": self._effects_put_off}.get(name)
             with anyio.move_on_after(delay_s):
                 await (woken.wait() if woken is not None else anyio.sleep_forever())
 
-    def _failed(self, name: str, error: PgworkdError, delay_s: float) -> float:
-        """The database is there and answers: the next try comes after the task's period, with half the step."""
-        self._shares[name] = self._shares.get(name, 1.0) / 2
-        self._events.emit(events.CHORE_FAILED, chore=name, error=str(error))
+    def _put_off(self, name: str, error: DatabaseBusy) -> float:
+        """The database answers: what is locked is tried again soon, what took too long after its period."""
+        delay_s = self._periods.of(name)
+        if error.locked:
+            delay_s = min(delay_s, AGAIN_CAP_S)
+        else:
+            self._lessen(name)
+        self._events.emit(events.STATEMENT_FAILED, part=name, error=str(error), retry_in_s=delay_s)
         return delay_s
+
+    def _lessen(self, name: str) -> None:
+        """The next try takes half the step."""
+        self._shares[name] = self._shares.get(name, 1.0) / 2
 
     def _step(self, name: str, most: int) -> int:
         return max(1, int(most * self._shares.get(name, 1.0)))

@@ -218,8 +218,10 @@ async def told_by(call: Awaitable[object]) -> Told:
 
 
 async def rows_of(db: asyncpg.Connection[Any], job_id: UUID) -> list[tuple[str, int, int]]:
-    """Status, attempts and failures of each row that there is of a job: in the end, one."""
-    sql = "SELECT status::text, attempts, failures FROM pgworkd.all_jobs WHERE id = $1"
+    """Status, attempts, and failures with losses, of each row that there is of a job: in the end, one."""
+    sql = """SELECT status::text, attempts, failures + jsonb_array_length(
+        jsonb_path_query_array(coalesce(errors, '[]'), '$[*] ? (@.type == "lost")'))
+        FROM pgworkd.all_jobs WHERE id = $1"""
     return [tuple(row) for row in await db.fetch(sql, job_id)]
 
 

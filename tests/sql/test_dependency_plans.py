@@ -135,7 +135,8 @@ async def test_a_fan_in_costs_the_same_for_the_first_and_the_last(db: Db, size: 
     sql = f"SELECT pgworkd.settle_completed($1, array_fill(1, '{{{size}}}'), array_fill('1'::text, '{{{size}}}'))"
     first = await blocks(db, sql, ids[:size])
     await complete(db, ids[2 * size : -2 * size])
-    assert await blocks(db, sql, ids[-size:]) <= first + 30 + 2 * size
+    # By then some of the indexes have a level more.
+    assert await blocks(db, sql, ids[-size:]) <= first + 30 + 4 * size
     await complete(db, ids[: 2 * size])
     assert (await live(db, last))["status"] == "blocked"
     await complete(db, ids[-2 * size :])
