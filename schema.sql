@@ -1682,21 +1682,17 @@ DECLARE
     v_queues    text[];
     v_keys      text[];
     v_wake      text[];
-    v_forget    text[];
-    v_keeps     boolean;                         -- some queue has a retention of its own
-    v_limited   text[];
     v_kept_keys jsonb;
     v_batched   ended_job[];
 BEGIN
-    SELECT coalesce(array_agg(q.name) FILTER (WHERE q.keep_s = 0), '{}'), bool_or(q.keep_s > 0),
-           coalesce(array_agg(q.name) FILTER (WHERE q.limited), '{}')
-    INTO v_forget, v_keeps, v_limited FROM queues q;
     WITH done AS (
         DELETE FROM jobs j
         USING (SELECT * FROM unnest(p_ids, p_attempts, p_results) AS u (id, attempt, result) ORDER BY u.id) s
         WHERE j.id = ANY (p_ids) AND j.id = s.id AND j.attempts = s.attempt AND j.worker_id IS NOT NULL
           AND (p_worker IS NULL OR j.worker_id = p_worker AND NOT EXISTS (SELECT FROM workers w WHERE w.id = p_worker AND w.token <> p_token))
         RETURNING j.*, s.result
+    ), settings AS MATERIALIZED (  -- of their queues, of which there may be thousands
+        SELECT q.name::text, q.keep_s, q.limited FROM queues q WHERE q.name = ANY (ARRAY(SELECT DISTINCT d.queue::text FROM done d))
     ), kept AS (
         INSERT INTO finished_jobs (id, finished_at, run_at, created_at, started_at, failed_at, occurrence, batch_id,
             status, priority, attempts, failures, max_attempts, worker_id, queue, kind, payload, result, meta,
@@ -1704,13 +1700,14 @@ BEGIN
         SELECT d.id, clock(), d.run_at, d.created_at, d.started_at, d.failed_at, d.occurrence, d.batch_id,
             'completed', d.priority, d.attempts, d.failures, d.max_attempts, d.worker_id, d.queue, d.kind, d.payload,
             d.result::jsonb, d.meta, d.error, d.errors, d.dedupe_key, d.serialize_key, d.limit_key, d.schedule,
-            CASE WHEN v_keeps THEN (SELECT clock() + make_interval(secs => q.keep_s) FROM queues q WHERE q.name = d.queue) END
-        FROM done d WHERE d.queue <> ALL (v_forget)
+            CASE WHEN (SELECT bool_or(q.keep_s > 0) FROM settings q)
+                 THEN (SELECT clock() + make_interval(secs => q.keep_s) FROM settings q WHERE q.name = d.queue) END
+        FROM done d WHERE d.queue <> ALL (ARRAY(SELECT q.name FROM settings q WHERE q.keep_s = 0))
     )
     SELECT array_agg(d.id), array_agg(d.schedule) FILTER (WHERE d.schedule IS NOT NULL),
            array_agg(d.queue::text) FILTER (WHERE d.serialize_key IS NOT NULL),
            array_agg(d.serialize_key::text) FILTER (WHERE d.serialize_key IS NOT NULL),
-           array_agg(d.queue::text) FILTER (WHERE d.queue = ANY (v_limited)),
+           array_agg(d.queue::text) FILTER (WHERE d.queue = ANY (ARRAY(SELECT q.name FROM settings q WHERE q.limited))),
            jsonb_agg(to_jsonb(ROW(d.id, d.queue, d.dedupe_key, d.dedupe_until))) FILTER (WHERE d.dedupe_until IS NOT NULL),
            array_agg(CASE WHEN (SELECT true FROM batches c WHERE c.parent_id = d.batch_id AND c.stream LIMIT 1)
                           THEN ROW(d.batch_id, 'completed', false, d.id, d.kind, d.payload, d.result::jsonb, d.meta)::ended_job
@@ -1784,7 +1781,6 @@ DECLARE
     v_wake      text[];
     v_batched   ended_job[];
     v_dead      uuid[];
-    v_limited   text[] := ARRAY(SELECT q.name FROM queues q WHERE q.limited);
 BEGIN
     WITH ended AS (
         UPDATE jobs j
@@ -1807,7 +1803,8 @@ BEGIN
            array_agg(e.schedule) FILTER (WHERE e.schedule IS NOT NULL),
            array_agg(e.queue::text) FILTER (WHERE e.freed_key IS NOT NULL),
            array_agg(e.freed_key::text) FILTER (WHERE e.freed_key IS NOT NULL),
-           array_agg(e.queue::text) FILTER (WHERE e.queue = ANY (v_limited)),
+           array_agg(e.queue::text) FILTER (WHERE e.queue = ANY (ARRAY(
+               SELECT q.name::text FROM queues q WHERE q.limited AND q.name = ANY (ARRAY(SELECT DISTINCT x.queue::text FROM ended x))))),
            array_agg(ROW(e.batch_id, 'dead', false, NULL, NULL, NULL, NULL, NULL)::ended_job)
                FILTER (WHERE e.batch_id IS NOT NULL AND e.status = 'dead'),
            array_agg(e.id) FILTER (WHERE e.status = 'dead')
@@ -1851,7 +1848,6 @@ DECLARE
     v_queues    text[];
     v_keys      text[];
     v_wake      text[];
-    v_limited   text[] := ARRAY(SELECT q.name FROM queues q WHERE q.limited);
 BEGIN
     WITH ended AS (
         UPDATE jobs j
@@ -1869,7 +1865,8 @@ BEGIN
            min(e.run_at) FILTER (WHERE e.delay_s IS NULL),
            array_agg(e.queue::text) FILTER (WHERE e.serialize_key IS NOT NULL),
            array_agg(e.serialize_key::text) FILTER (WHERE e.serialize_key IS NOT NULL),
-           array_agg(e.queue::text) FILTER (WHERE e.queue = ANY (v_limited))
+           array_agg(e.queue::text) FILTER (WHERE e.queue = ANY (ARRAY(
+               SELECT q.name::text FROM queues q WHERE q.limited AND q.name = ANY (ARRAY(SELECT DISTINCT x.queue::text FROM ended x)))))
     INTO v_won, v_cancelled, v_due, v_run_at, v_queues, v_keys, v_wake
     FROM ended e;
     IF v_cancelled IS NOT NULL THEN
@@ -1932,16 +1929,16 @@ DECLARE
     v_queues  text[];
     v_keys    text[];
     v_wake    text[];
-    v_limited text[];
     v_kept_keys jsonb;
     v_batched ended_job[];
 BEGIN
     IF coalesce(cardinality(p_ids), 0) = 0 THEN
         RETURN 0;  -- without even looking at finished_jobs, which someone may have locked
     END IF;
-    v_limited := ARRAY(SELECT q.name FROM queues q WHERE q.limited);
     WITH gone AS (
         DELETE FROM jobs j WHERE j.id = ANY (p_ids) RETURNING j.*
+    ), settings AS MATERIALIZED (
+        SELECT q.name::text, q.keep_s, q.limited FROM queues q WHERE q.name = ANY (ARRAY(SELECT DISTINCT g.queue::text FROM gone g))
     ), kept AS (
         INSERT INTO finished_jobs (id, finished_at, run_at, created_at, started_at, failed_at, occurrence, batch_id,
             status, priority, attempts, failures, max_attempts, worker_id, queue, kind, payload, meta,
@@ -1950,13 +1947,13 @@ BEGIN
             p_status::job_status, g.priority, g.attempts, g.failures, g.max_attempts, g.worker_id, g.queue, g.kind,
             g.payload, g.meta, coalesce(p_message, g.error), g.errors, g.dedupe_key, g.serialize_key, g.limit_key, g.schedule,
             clock() + make_interval(secs => q.keep_s)
-        FROM gone g LEFT JOIN queues q ON q.name = g.queue
+        FROM gone g LEFT JOIN settings q ON q.name = g.queue
         WHERE q.keep_s IS DISTINCT FROM 0
     )
     SELECT array_agg(g.id),
            array_agg(g.queue::text) FILTER (WHERE g.serialize_key IS NOT NULL AND g.waiting_on = 0),
            array_agg(g.serialize_key::text) FILTER (WHERE g.serialize_key IS NOT NULL AND g.waiting_on = 0),
-           array_agg(g.queue::text) FILTER (WHERE g.status = 'running' AND g.queue = ANY (v_limited)),
+           array_agg(g.queue::text) FILTER (WHERE g.status = 'running' AND g.queue = ANY (ARRAY(SELECT q.name FROM settings q WHERE q.limited))),
            jsonb_agg(to_jsonb(ROW(g.id, g.queue, g.dedupe_key, g.dedupe_until)))
                FILTER (WHERE g.dedupe_until IS NOT NULL AND g.status <> 'dead'),  -- the dead hold no key
            array_agg(ROW(g.batch_id, p_status, g.status = 'dead', NULL, NULL, NULL, NULL, NULL)::ended_job)

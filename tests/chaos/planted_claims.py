@@ -47,6 +47,12 @@ BUGS = (
         "max(q.xmin::text::bigint),",
         tests="tests/sql/test_heartbeat_cost.py",
     ),
+    sql(
+        "a settle reads the settings of all queues",
+        " FROM queues q WHERE q.name = ANY (ARRAY(SELECT DISTINCT d.queue::text FROM done d))",
+        " FROM queues q",
+        tests="tests/sql/test_settle_cost.py",
+    ),
     python(
         "one priority too many, and where claims begin is forgotten",
         "cursor",
