@@ -677,9 +677,11 @@ LANGUAGE sql STABLE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
     FROM (SELECT coalesce(array_agg(j.id), '{}') AS ids, coalesce(array_agg(j.attempts), '{}') AS attempts
           FROM jobs j  -- not `status = 'running'`, which says the same: see the index
           WHERE j.worker_id = p_worker AND j.worker_id IS NOT NULL AND j.cancel_requested_at IS NOT NULL) c,
-         (SELECT concat_ws(' ', count(*), max(q.xmin::text::bigint), sum(q.xmin::text::bigint),
-                           count(*) FILTER (WHERE q.paused_until > clock())) AS version,
-                 coalesce(bool_or(q.paused_until > clock() AND q.paused_until < 'infinity'), false) AS counts_down
+         -- Of the same number of rows each change makes the sum larger. `age` counts back from now, as it does for 3: the
+         -- difference stays, and comes at a tenth of the price of xmin::text.
+         (SELECT concat_ws(' ', count(*), sum(((SELECT age('3'::xid)::bigint) - age(q.xmin)) & 4294967295),
+                           count(*) FILTER (WHERE q.paused_until > (SELECT clock()))) AS version,
+                 coalesce(bool_or(q.paused_until > (SELECT clock()) AND q.paused_until < 'infinity'), false) AS counts_down
           FROM queues q) v
 $$;
 

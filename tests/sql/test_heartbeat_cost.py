@@ -64,3 +64,16 @@ async def test_settings_come_again_only_when_they_have_changed(db: Db, other: Db
         settings, version = await asked(version)
         assert settings is not None, change
     assert (await asked(version))[0] is not None, "while a pause counts down, each answer says how long it lasts"
+
+
+async def test_the_version_of_settings_stays_while_transaction_ids_go_on(db: Db, other: Db) -> None:
+    """It is told by what age() says of rows, which grows with each transaction of the server."""
+    worker_id = await worker(db)
+    await db.execute("INSERT INTO pgworkd.queues (name, concurrency) SELECT 'q' || n, 5 FROM generate_series(1, 3) n")
+    await db.execute("VACUUM (FREEZE) pgworkd.queues")
+    await db.execute("UPDATE pgworkd.queues SET concurrency = 6 WHERE name = 'q1'")
+    version = "SELECT settings_version FROM pgworkd.wanted($1)"
+    before = await db.fetchval(version, worker_id)
+    for _ in range(20):
+        await other.execute("SELECT pg_current_xact_id()")
+    assert await db.fetchval(version, worker_id) == before
