@@ -163,7 +163,8 @@ CREATE TABLE IF NOT EXISTS workers (
     lease_until timestamptz NOT NULL,
     lost_at     timestamptz,                                      -- set by rescue(); never cleared
     schedules   text[],                                           -- those that stand in its code; NULL: it has not said
-    token       uuid                                              -- NULL: restored by rescue(); such a row is never renewed
+    token       uuid,                                             -- NULL: restored by rescue(); such a row is never renewed
+    kinds       text[]                                            -- of its code's handlers; NULL: it has not said
 );
 DO $$
 BEGIN
@@ -175,6 +176,9 @@ BEGIN
         PERFORM setval('pgworkd.workers_id_seq', coalesce((SELECT max(w.id) FROM workers w WHERE w.id < 1000000000), 1))
         FROM workers_id_seq q WHERE q.last_value >= 1000000000;
         ALTER TABLE workers ALTER COLUMN id SET MAXVALUE 1000000000 SET CYCLE;
+    END IF;
+    IF NOT EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = 'pgworkd.workers'::regclass AND a.attname = 'kinds') THEN
+        ALTER TABLE workers ADD COLUMN kinds text[];
     END IF;
 END $$;
 
@@ -615,18 +619,20 @@ DROP FUNCTION IF EXISTS settle_failed(uuid[], int[], float8[], boolean[], text[]
 DROP FUNCTION IF EXISTS settle_released(uuid[], int[], float8[], text[]);
 DROP FUNCTION IF EXISTS settle_ended(uuid[], int[], text[], text[]);
 DROP FUNCTION IF EXISTS running_of(int, float8);
+DROP FUNCTION IF EXISTS register(text, int, text, real, uuid);
 
 -- Enters a worker with its first lease, under a token that it has drawn itself; its id. Ids that are taken, by a row or by
--- running jobs, are passed over: a sequence may be behind (logical replication does not carry it) or come round. Locks nothing.
+-- running jobs, are passed over: a sequence may be behind (logical replication does not carry it) or come round. p_kinds:
+-- what its code has handlers for. Locks nothing.
 CREATE OR REPLACE FUNCTION register(p_name text, p_pid int, p_version text, p_lease_s real,
-                                    p_token uuid DEFAULT gen_random_uuid()) RETURNS int
+                                    p_token uuid DEFAULT gen_random_uuid(), p_kinds text[] DEFAULT NULL) RETURNS int
 LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
 DECLARE
     v_id int;
 BEGIN
     LOOP
-        INSERT INTO workers AS w (name, pid, version, lease_s, lease_until, token)
-        VALUES (left(p_name, 200), p_pid, p_version, p_lease_s, clock() + make_interval(secs => p_lease_s), p_token)
+        INSERT INTO workers AS w (name, pid, version, lease_s, lease_until, token, kinds)
+        VALUES (left(p_name, 200), p_pid, p_version, p_lease_s, clock() + make_interval(secs => p_lease_s), p_token, p_kinds)
         ON CONFLICT (id) DO NOTHING RETURNING w.id INTO v_id;
         CONTINUE WHEN NOT FOUND;
         EXIT WHEN NOT EXISTS (SELECT FROM jobs j WHERE j.worker_id = v_id AND j.status = 'running');
@@ -772,6 +778,17 @@ LANGUAGE sql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
     DELETE FROM pools p WHERE p.worker_id = p_worker AND p.queue = p_queue
 $$;
 
+-- Those of these kinds for which another worker that serves the queue, lives and is not about to stop has a handler.
+-- Locks nothing.
+CREATE OR REPLACE FUNCTION kinds_elsewhere(p_worker int, p_queue text, p_kinds text[]) RETURNS text[]
+LANGUAGE sql STABLE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
+    SELECT ARRAY(
+        SELECT u.kind FROM unnest(p_kinds) AS u (kind)
+        WHERE EXISTS (SELECT FROM pools p JOIN workers w ON w.id = p.worker_id
+                      WHERE p.queue = p_queue AND w.id <> p_worker AND w.state = 'running' AND w.lost_at IS NULL
+                        AND w.lease_until > clock() AND u.kind = ANY (w.kinds)))
+$$;
+
 -- Ends a worker that runs nothing any more; false if it still has running jobs, whose protection its
 -- row is (rescue() will take them). The row of one that was taken for lost is rescue()'s to delete, and what stands under
 -- another token is somebody else's. Locks the worker's row, which also stops a claim under way.
@@ -815,6 +832,11 @@ CREATE OR REPLACE FUNCTION is_within(p_payload jsonb, p_meta jsonb, p_bytes int)
         WHEN pg_column_compression(p_payload) IS NULL AND pg_column_compression(p_meta) IS NULL THEN p_bytes ELSE p_bytes / 16 END;
 
 DROP FUNCTION IF EXISTS claim(int, text, int, text[], int[], int[], float8[], uuid[], int, uuid);
+DROP FUNCTION IF EXISTS claim(int, text, int, text[], int[], int[], float8[], uuid[], uuid);
+DROP FUNCTION IF EXISTS pick(text, int, tid[], timestamptz);
+DROP FUNCTION IF EXISTS in_order(text, int, tid[], boolean);
+DROP FUNCTION IF EXISTS of_key(text, text, int, tid[]);
+DROP FUNCTION IF EXISTS by_turn(queues, int, tid[], tid[], timestamptz, boolean);
 DROP FUNCTION IF EXISTS settle_completed(uuid[], int[], text[], text[], timestamptz[], int[], text, int, uuid);
 DROP FUNCTION IF EXISTS settle_and_claim(uuid[], int[], text[], int, text, int, text[], int[], int[], float8[], uuid[], int, uuid);
 -- Takes up to p_limit due jobs of a queue for a worker, in order of priority (higher first), run_at, id.
@@ -827,12 +849,15 @@ DROP FUNCTION IF EXISTS settle_and_claim(uuid[], int[], text[], int, text, int, 
 -- The answer must fit into the buffers between server and client (208 KiB for a Unix socket): until it has gone out the
 -- locks are held, and a client that is frozen takes nothing in. So each job has an equal share of 180 kB; payload and meta
 -- of one that needs more are NULL, and payloads() gives them.
--- A row without id comes last when a rate holds jobs back: `created_at` is then in how many seconds to ask again.
+-- Jobs of the kinds in p_without stay where they are, for other workers.
+-- Rows without id come last. When a rate holds jobs back: `created_at` is then in how many seconds to ask again. With
+-- p_without, one for each `priority` in which nothing is left up to `run_at` but what others have locked and jobs of those
+-- kinds: the next claim may begin behind them. (Up to a second ago: what was due since then may not be committed yet.)
 -- Locks: the worker's row FOR KEY SHARE (so that rescue() and a claim never cross; heartbeats pass), the
 -- queue where keys or limits count, then due rows with SKIP LOCKED. Raises PW001 when the worker's lease is gone.
 CREATE OR REPLACE FUNCTION claim(p_worker int, p_queue text, p_limit int, p_kinds text[] DEFAULT '{}', p_budgets int[] DEFAULT '{}',
                                  p_priorities int[] DEFAULT '{}', p_run_ats float8[] DEFAULT '{}', p_positions uuid[] DEFAULT '{}',
-                                 p_token uuid DEFAULT NULL)
+                                 p_token uuid DEFAULT NULL, p_without text[] DEFAULT '{}')
 RETURNS TABLE (id uuid, kind text, payload text, attempt int, failures int, max_attempts int, timeout_s real,
                priority int, losses int, run_at float8, created_at float8, schedule text, occurrence float8, meta text,
                serialize_key text)
@@ -864,6 +889,7 @@ DECLARE
     v_share    int;                              -- bytes of payload and meta that each job may answer with
     v_again_s  float8;                           -- when a rate of the queue, ...
     v_turn_s   float8;                           -- ... or of a key, will let the next start
+    v_passed   int[] := '{}';                    -- priorities in which only what is left to others is left
 BEGIN
     PERFORM FROM workers w
     WHERE w.id = p_worker AND (p_token IS NULL OR w.token = p_token) AND w.lost_at IS NULL AND w.lease_until > v_now FOR KEY SHARE;
@@ -907,7 +933,7 @@ BEGIN
                 v_rows := ARRAY(
                     SELECT j.ctid FROM jobs j
                     WHERE j.queue = p_queue AND waits_suspect(j)
-                      AND j.run_at <= v_now AND in_time(j, v_now)
+                      AND j.run_at <= v_now AND in_time(j, v_now) AND coalesce(j.kind, j.queue)::text <> ALL (p_without)
                       AND (j.serialize_key IS NULL OR v_locked AND key_is_free(j.queue, j.serialize_key, j.status = 'failed' AND NOT j.yields, j.run_at, j.id))
                       AND (NOT v_limited OR key_has_room(j.queue, j.limit_key, v_now))
                     ORDER BY j.priority DESC, j.run_at, j.id LIMIT 1 FOR UPDATE SKIP LOCKED);
@@ -917,7 +943,7 @@ BEGIN
 
     v_room := v_room - cardinality(v_rows);
     IF v_chosen AND v_room > 0 THEN
-        SELECT v_rows || p.picked, p.again_s INTO v_rows, v_turn_s FROM pick(p_queue, v_room, v_rows, v_now) p;
+        SELECT v_rows || p.picked, p.again_s INTO v_rows, v_turn_s FROM pick(p_queue, v_room, v_rows, v_now, p_without) p;
         v_room := 0;
     END IF;
     WHILE v_room > 0 AND v_probes < 100 LOOP
@@ -943,9 +969,12 @@ BEGIN
             SELECT j.ctid FROM jobs j
             WHERE j.queue = p_queue AND j.priority = v_priority AND waits_plain(j)
               AND j.run_at <= v_now AND (j.run_at, j.id) > (v_from, v_id)
-              AND in_time(j, v_now)
+              AND in_time(j, v_now) AND coalesce(j.kind, j.queue)::text <> ALL (p_without)
             ORDER BY j.run_at, j.id LIMIT v_room FOR UPDATE SKIP LOCKED);
         v_room := v_allowed - cardinality(v_rows);
+        IF v_room > 0 AND cardinality(p_without) > 0 THEN
+            v_passed := v_passed || v_priority;
+        END IF;
         v_above := v_priority;
         v_probes := v_probes + 1;
     END LOOP;
@@ -954,7 +983,7 @@ BEGIN
         v_rows := v_rows || ARRAY(
             SELECT j.ctid FROM jobs j
             WHERE j.queue = p_queue AND j.priority < v_above AND waits_plain(j)
-              AND j.run_at <= v_now AND in_time(j, v_now)
+              AND j.run_at <= v_now AND in_time(j, v_now) AND coalesce(j.kind, j.queue)::text <> ALL (p_without)
             ORDER BY j.priority DESC, j.run_at, j.id LIMIT v_room FOR UPDATE SKIP LOCKED);
     END IF;
 
@@ -981,6 +1010,11 @@ BEGIN
     IF created_at IS NOT NULL THEN
         RETURN NEXT;
     END IF;
+    created_at := NULL;
+    run_at := date_part('epoch', v_now) - 1;
+    FOREACH priority IN ARRAY v_passed LOOP
+        RETURN NEXT;
+    END LOOP;
 END $$;
 
 -- Payload and meta of running attempts whose claim did not carry them, in the order given, until they come to p_bytes of
@@ -1330,10 +1364,11 @@ END $$;
 
 -- Chooses up to p_room due jobs of a queue where keys or limits count, besides p_taken, and locks them. They come in
 -- order of (priority, run_at, id), or by turns where limits per key or fairness ask for it. A job whose serialize_key
--- is not free is parked as `blocked`, out of the claim's way, until promote(). Where very many are to be parked, one claim
+-- is not free is parked as `blocked`, out of the claim's way, until promote(). Jobs of the kinds p_without are not met. Where very many are to be parked, one claim
 -- does some of it, and jobs without a key pass the rest. `again_s`: see allowance(). The caller
 -- holds the queue's lock; rows are locked with SKIP LOCKED.
-CREATE OR REPLACE FUNCTION pick(p_queue text, p_room int, p_taken tid[], p_now timestamptz, OUT picked tid[], OUT again_s float8)
+CREATE OR REPLACE FUNCTION pick(p_queue text, p_room int, p_taken tid[], p_now timestamptz, p_without text[],
+                                OUT picked tid[], OUT again_s float8)
 LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET jit = off
 SET plan_cache_mode = force_generic_plan AS $$
@@ -1360,12 +1395,12 @@ BEGIN
         v_room := p_room - cardinality(picked);
         IF v_turns THEN
             SELECT t.met, t.round, t.again_s INTO v_met, v_round, v_wait_s
-            FROM by_turn(v_queue, v_room, p_taken || picked, v_seen, p_now, v_further) t;
+            FROM by_turn(v_queue, v_room, p_taken || picked, v_seen, p_now, v_further, p_without) t;
             again_s := least(again_s, v_wait_s);
             v_further := v_further OR NOT v_round;
         ELSE  -- where one had to be parked there are more; but those without a key need not wait for all that
             v_round := v_rounds < cardinality(v_park_max);
-            v_met := in_order(p_queue, greatest(v_room, v_park_max[v_rounds + 1]), v_seen, v_round);
+            v_met := in_order(p_queue, greatest(v_room, v_park_max[v_rounds + 1]), v_seen, v_round, p_without);
         END IF;
         SELECT (array_agg(y.ctid ORDER BY y.place) FILTER (WHERE y.free))[:v_room],
                array_agg(y.ctid) FILTER (WHERE NOT y.free)
@@ -1401,9 +1436,9 @@ BEGIN
     END LOOP;
 END $$;
 
--- Up to p_room due jobs in order of (priority, run_at, id), besides p_seen; those with keys only if p_keyed.
--- Locks nothing.
-CREATE OR REPLACE FUNCTION in_order(p_queue text, p_room int, p_seen tid[], p_keyed boolean) RETURNS tid[]
+-- Up to p_room due jobs in order of (priority, run_at, id), besides p_seen and the kinds p_without; those with keys only if
+-- p_keyed. Locks nothing.
+CREATE OR REPLACE FUNCTION in_order(p_queue text, p_room int, p_seen tid[], p_keyed boolean, p_without text[]) RETURNS tid[]
 LANGUAGE plpgsql STABLE SET search_path = pgworkd, pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET jit = off
 SET plan_cache_mode = force_generic_plan AS $$
@@ -1426,12 +1461,12 @@ BEGIN
               SELECT both_lines.ctid FROM (
                   (SELECT j.ctid, j.run_at, j.id FROM jobs j
                    WHERE j.queue = p_queue AND j.priority = v_priority AND waits_plain(j) AND j.run_at <= v_now
-                     AND j.ctid <> ALL (p_seen) AND in_time(j, v_now)
+                     AND j.ctid <> ALL (p_seen) AND in_time(j, v_now) AND coalesce(j.kind, j.queue)::text <> ALL (p_without)
                    ORDER BY j.run_at, j.id LIMIT v_room)
                   UNION ALL
                   (SELECT j.ctid, j.run_at, j.id FROM jobs j
                    WHERE p_keyed AND j.queue = p_queue AND j.priority = v_priority AND waits_keyed(j) AND j.run_at <= v_now
-                     AND j.ctid <> ALL (p_seen) AND in_time(j, v_now)
+                     AND j.ctid <> ALL (p_seen) AND in_time(j, v_now) AND coalesce(j.kind, j.queue)::text <> ALL (p_without)
                    ORDER BY j.run_at, j.id LIMIT v_room)) both_lines
               ORDER BY both_lines.run_at, both_lines.id LIMIT v_room);
         v_above := v_priority;
@@ -1441,9 +1476,9 @@ BEGIN
     RETURN v_rows;
 END $$;
 
--- Up to p_room due jobs of one limit_key ('': those that have only a serialize_key), besides p_seen, in order of
--- (priority, run_at, id). Locks nothing.
-CREATE OR REPLACE FUNCTION of_key(p_queue text, p_key text, p_room int, p_seen tid[]) RETURNS tid[]
+-- Up to p_room due jobs of one limit_key ('': those that have only a serialize_key), besides p_seen and the kinds p_without,
+-- in order of (priority, run_at, id). Locks nothing.
+CREATE OR REPLACE FUNCTION of_key(p_queue text, p_key text, p_room int, p_seen tid[], p_without text[] DEFAULT '{}') RETURNS tid[]
 LANGUAGE plpgsql STABLE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
 DECLARE
     v_now      timestamptz := clock();
@@ -1462,7 +1497,7 @@ BEGIN
             SELECT j.ctid FROM jobs j
             WHERE j.queue = p_queue AND waits_keyed(j) AND coalesce(j.limit_key::text, '') = p_key
               AND j.priority = v_priority AND j.run_at <= v_now AND j.ctid <> ALL (p_seen)
-              AND in_time(j, v_now)
+              AND in_time(j, v_now) AND coalesce(j.kind, j.queue)::text <> ALL (p_without)
             ORDER BY j.run_at, j.id LIMIT p_room - cardinality(v_rows));
         v_above := v_priority;
         v_probes := v_probes + 1;
@@ -1543,7 +1578,7 @@ END $$;
 -- before has got to (`searched`), for keys that have a due job behind those, and serves them first: none waits for ever.
 -- `round`: no key was left out; `again_s`: when a rate will let the next start. Remembers the turn: locks the queue's
 -- row in `rates`. The caller holds the queue's lock.
-CREATE OR REPLACE FUNCTION by_turn(p_queue queues, p_room int, p_taken tid[], p_seen tid[], p_now timestamptz, p_further boolean,
+CREATE OR REPLACE FUNCTION by_turn(p_queue queues, p_room int, p_taken tid[], p_seen tid[], p_now timestamptz, p_further boolean, p_without text[],
                                    OUT met tid[], OUT round boolean, OUT again_s float8)
 LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET jit = off
@@ -1596,10 +1631,10 @@ BEGIN
         v_before := cardinality(met);
         v_room := least(v_share, v_allowed.room, p_room - v_before);
         IF v_key = '' THEN
-            met := met || in_order(p_queue.name, v_room, p_seen, false);
+            met := met || in_order(p_queue.name, v_room, p_seen, false, p_without);
         END IF;
         IF v_room > cardinality(met) - v_before THEN
-            met := met || of_key(p_queue.name, v_key, v_room + v_before - cardinality(met), p_seen);
+            met := met || of_key(p_queue.name, v_key, v_room + v_before - cardinality(met), p_seen, p_without);
         END IF;
         IF cardinality(met) - v_before >= v_allowed.room THEN  -- it is the rate that holds the next one back
             again_s := least(again_s, v_allowed.again_s);

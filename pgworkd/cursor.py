@@ -81,8 +81,7 @@ class Cursor:
             self._positions[priority] = position if exact or known is None else max(known, position)
         if self._rewound is not None:
             self.rewind(self._rewound)  # the claim may have been past it already
-        while len(self._positions) > PRIORITIES_MAX:
-            del self._positions[next(iter(self._positions))]
+        self._forget_most()
         if level is None:
             self._usual_s = took_s if self._usual_s is None else self._usual_s + 0.2 * (took_s - self._usual_s)
             return
@@ -91,6 +90,20 @@ class Cursor:
         for each in range(level + 1):  # it has done what the nearer ones do, and those take no longer
             pause_s = max(PERIOD_FIRST_S * 2**each, min(cost_s, self._cost_s[each]) / COST_SHARE)
             self._due_at[each] = max(self._due_at[each], now + pause_s)
+
+    def passed(self, places: Sequence[tuple[int, float]]) -> None:
+        """That claim found nothing of these priorities up to that run_at but what is left to others: goes on there."""
+        for priority, run_at in places:
+            known = self._positions.pop(priority, None)
+            place = Position(run_at, _FIRST_ID)
+            self._positions[priority] = place if known is None else max(known, place)
+        self._forget_most()
+        if self._rewound is not None:
+            self.rewind(self._rewound)
+
+    def _forget_most(self) -> None:
+        while len(self._positions) > PRIORITIES_MAX:
+            del self._positions[next(iter(self._positions))]
 
     def rewind(self, run_at: float) -> None:
         """A row that was due then has become claimable again."""

@@ -90,6 +90,7 @@ class Daemon:
             self._holdings,
             self.events,
             name=options.worker_name,
+            kinds=app.handlers,
             lease_s=options.lease_s,
             heartbeat_s=options.heartbeat_s,
             end_process=end_process or self._give_up_lease,

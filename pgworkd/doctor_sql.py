@@ -35,7 +35,10 @@ class QueueHealth(NamedTuple):
 
 
 class UnknownKind(NamedTuple):
-    """A kind that a worker gave back for want of a handler; `jobs` of it among those that were looked at."""
+    """A kind that no live worker of the queue has a handler for; `jobs` of it among those that were looked at.
+
+    Where no worker says what it has handlers for: one that a worker gave back for want of one.
+    """
 
     queue: str
     kind: str
@@ -103,6 +106,13 @@ HEALTH = """SELECT q.queue, extract(epoch FROM pgworkd.clock() - least(plain.at,
         WHERE p.queue = q.queue AND w.lost_at IS NULL AND w.lease_until >= pgworkd.clock()) fleet
     ORDER BY 2 DESC"""
 UNKNOWN_KINDS = """SELECT q.queue, r.kind, count(*)::int FROM unnest($1::text[]) q (queue) CROSS JOIN LATERAL (
+        SELECT coalesce(bool_and(w.kinds IS NOT NULL), false) AS knows,
+               ARRAY(SELECT DISTINCT k.kind FROM pgworkd.pools p JOIN pgworkd.workers o ON o.id = p.worker_id,
+                            unnest(o.kinds) AS k (kind)
+                     WHERE p.queue = q.queue AND o.lost_at IS NULL AND o.lease_until >= pgworkd.clock()) AS kinds
+        FROM pgworkd.pools p JOIN pgworkd.workers w ON w.id = p.worker_id
+        WHERE p.queue = q.queue AND w.lost_at IS NULL AND w.lease_until >= pgworkd.clock()) said
+    CROSS JOIN LATERAL (
         SELECT DISTINCT ON (j.id) coalesce(j.kind, j.queue)::text AS kind, j.error FROM (
             (SELECT i.id, i.kind, i.queue, i.error FROM pgworkd.jobs i
              WHERE i.queue = q.queue AND pgworkd.waits_plain(i) AND i.priority = 0
@@ -115,7 +125,8 @@ UNKNOWN_KINDS = """SELECT q.queue, r.kind, count(*)::int FROM unnest($1::text[])
             (SELECT i.id, i.kind, i.queue, i.error FROM pgworkd.jobs i
              WHERE i.queue = q.queue AND pgworkd.waits_keyed(i)
              ORDER BY i.priority DESC, i.run_at LIMIT $2)) j
-        WHERE j.error LIKE 'no handler for kind %') r
+        WHERE CASE WHEN said.knows THEN coalesce(j.kind, j.queue)::text <> ALL (said.kinds)
+                   ELSE j.error LIKE 'no handler for kind %' END) r
     GROUP BY 1, 2 ORDER BY 3 DESC, 1, 2 LIMIT 10"""
 SCHEDULES = """SELECT name::text, error FROM pgworkd.schedules WHERE enabled AND error IS NOT NULL
     ORDER BY name LIMIT 10"""

@@ -46,6 +46,7 @@ LEASE_LOST: Final = "lease.lost"  # worker_id
 LEASE_RENEWED: Final = "lease.renewed"  # worker_id: again, after a fence
 QUEUE_SETTINGS: Final = "queue.settings"  # queue, concurrency, paused, changed, was: what holds now, and what is new
 QUEUE_DIFFERS: Final = "queue.differs"  # queue, ours, theirs, workers, row: daemons whose code says otherwise
+KIND_UNKNOWN: Final = "kind.unknown"  # queue, kind, elsewhere: no handler here; has another worker of the queue one?
 QUEUE_ADDED: Final = "queue.added"  # queue, concurrency: while the daemon runs
 QUEUE_REMOVED: Final = "queue.removed"  # queue: nothing of it is left here
 SCHEDULE_FAILED: Final = "schedule.failed"  # schedule, error

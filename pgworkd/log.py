@@ -42,6 +42,7 @@ _LEVELS: dict[str, int] = {
     events.DAEMON_UNCLEAN: logging.ERROR,
     events.LEASE_FENCED: logging.ERROR,
     events.LEASE_LOST: logging.ERROR,
+    events.KIND_UNKNOWN: logging.WARNING,
     events.QUEUE_DIFFERS: logging.WARNING,
     events.RETENTION_CUT: logging.WARNING,
     events.SCHEMA_AWAITED: logging.WARNING,

@@ -8,7 +8,7 @@ only after everything that ran under the old id has come out.
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from importlib.metadata import version
 
 import anyio
@@ -37,6 +37,7 @@ class Membership:
         events_: Events,
         *,
         name: str,
+        kinds: Collection[str] = (),
         lease_s: float,
         heartbeat_s: float,
         end_process: Callable[[str], None],
@@ -51,6 +52,7 @@ class Membership:
         self._holdings = holdings
         self._events = events_
         self._name = name
+        self._kinds = kinds
         self._lease_s = lease_s
         self._heartbeat_s = heartbeat_s
         self._end_process = end_process
@@ -82,7 +84,8 @@ class Membership:
     async def register(self) -> float:
         """Enters this worker under a new id; when its lease began, on the boot clock. Raises PgworkdError."""
         began_s = boot_time_s()
-        self.worker_id = await self._store.register(self._name, os.getpid(), version("pgworkd"), self._lease_s)
+        who = (self._name, os.getpid(), version("pgworkd"))
+        self.worker_id = await self._store.register(*who, self._lease_s, sorted(self._kinds))
         return began_s
 
     def start(self, began_s: float) -> None:

@@ -89,6 +89,7 @@ class Pool:
         self._outage = Outage(f"claim {queue}", events_)
         special = {h.kind: h.max_attempts for h in app.handlers.values() if h.max_attempts != MAX_ATTEMPTS_DEFAULT}
         self._kinds, self._budgets = list(special), list(special.values())
+        self._unknown, self._left_out = runner.unknown, list[str]()
         self._begun, self._begun_at = 0, 0.0  # so many runs had begun then; since then jobs have been waiting here
         self._tasks: TaskGroup | None = None
         self._wanted, self._woken, self._claiming = False, anyio.Event(), False
@@ -222,6 +223,7 @@ class Pool:
             if self._attention.announced is None:
                 await self._announce(asleep=True)
             self._claiming = True
+            await self._unknown.refresh(self.queue, self._fleet.worker_id)
             asked = self._ask()
             claimed = await self._store.claim(asked.order)
             took_s, dry = anyio.current_time() - asked.at, not self._slots.work
@@ -260,7 +262,10 @@ class Pool:
         now = anyio.current_time()
         self._forget_due()
         fixed = (self._fleet.worker_id, self.queue, self._room(), self._kinds, self._budgets)
-        return Asked(ClaimOrder(*fixed, *self._cursor.start(now)), now)
+        was, self._left_out = self._left_out, self._unknown.left_out(self.queue)
+        if set(was) - set(self._left_out):
+            self._cursor.rewind(0.0)  # we have passed over jobs that may be ours now
+        return Asked(ClaimOrder(*fixed, *self._cursor.start(now), self._left_out), now)
 
     def _give(self, asked: Asked, claimed: Claims) -> None:
         if not self._slots.work:
@@ -284,6 +289,7 @@ class Pool:
             self.expect_also(claimed.again_s)
         # Under a limit a claim may stop short of the last due job whatever it was asked for.
         self._cursor.claimed(claimed, now, took_s, full=full or self.limited)
+        self._cursor.passed(claimed.passed)
         self._pace.claimed(took_s, self._slots.finished, self._slots.run_s, self.concurrency, dry=dry)
 
     def _fill(self) -> None:

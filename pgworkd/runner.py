@@ -45,8 +45,8 @@ from .payload import decode, encode_result
 from .processes import ChildDied, Processes
 from .settler import Planner
 from .store import Store
+from .unknown_kinds import UnknownKinds
 
-UNKNOWN_KIND_DELAY_S = 30.0
 _DONE = Outcome(Ending.COMPLETED)
 _SETTLED = Outcome(Ending.SETTLED)
 
@@ -76,6 +76,7 @@ class Runner:
         self._planner = planner
         self._worker = worker_name
         self.processes = Processes()
+        self.unknown = UnknownKinds(store, events_)
         # Slots are counted by the pools; this only has to stay out of the way.
         self._threads = anyio.CapacityLimiter(math.inf)
 
@@ -87,7 +88,7 @@ class Runner:
             return stopped(held.reason)
         handler = self._handlers.get(held.claimed.kind)
         if handler is None:
-            return _unknown(held.claimed.kind)
+            return await self.unknown.met(held)
         try:
             arguments = self._arguments(handler, held)
         except BaseException as error:  # noqa: BLE001 - also what a validator of the user's, or a row odd in any way, raises
@@ -288,11 +289,6 @@ _CHILD_FIELDS = (
 
 def _note(held: Held, done: float, message: str) -> None:
     held.progress = (done, message)
-
-
-def _unknown(kind: str) -> Outcome:
-    message = f"no handler for kind {kind!r}"
-    return Outcome(Ending.RELEASED, delay_s=UNKNOWN_KIND_DELAY_S, message=message, reason=message)
 
 
 def _is_done(held: Held) -> bool:

@@ -56,18 +56,19 @@ class Claims(list[Claimed]):
 
     again_s: float | None = None
     """A rate holds more back, for so long."""
+    passed: Sequence[tuple[int, float]] = ()
+    """Priorities of which, up to that run_at, only jobs of the kinds left out are left."""
 
     @classmethod
     def read(cls, rows: Sequence[Sequence[Any]]) -> Claims:
-        """The rows of an answer; one without an id comes last and carries `again_s` where jobs have `created_at`."""
+        """The rows of an answer; those without an id come last: `again_s` (as `created_at`) and `passed`."""
         if not rows or rows[-1][0] is not None:
             return cls(map(Claimed._make, rows))
-        claims = cls(map(Claimed._make, rows[:-1]))
-        claims.again_s = rows[-1][_CREATED_AT]
+        said = [Claimed._make(row) for row in rows if row[0] is None]
+        claims = cls(map(Claimed._make, rows[: -len(said)]))
+        claims.again_s = said[0].created_at
+        claims.passed = [(row.priority, row.run_at) for row in said if row.run_at is not None]
         return claims
-
-
-_CREATED_AT = Claimed._fields.index("created_at")
 
 
 class ClaimOrder(NamedTuple):
@@ -85,6 +86,8 @@ class ClaimOrder(NamedTuple):
     priorities: Sequence[int] = ()
     run_ats: Sequence[float] = ()
     positions: Sequence[UUID] = ()
+    left_out: Sequence[str] = ()
+    """Kinds that are left to other workers."""
 
 
 class Rescued(NamedTuple):
@@ -112,7 +115,7 @@ class FailedAttempt(NamedTuple):
 
 
 _CLAIM = """SELECT id, kind, payload, attempt, failures, max_attempts, timeout_s, priority, losses, run_at,
-    created_at, schedule, occurrence, meta, serialize_key FROM pgworkd.claim($1, $2, $3, $4, $5, $6, $7, $8, $9)"""
+    created_at, schedule, occurrence, meta, serialize_key FROM pgworkd.claim($1, $2, $3, $4, $5, $6, $7, $8, $10, $9)"""
 _PAYLOADS = "SELECT id, payload, meta FROM pgworkd.payloads($1, $2, $3)"
 _RESCUE = "SELECT id, queue, kind, attempt, status, worker_id, worker, error FROM pgworkd.rescue($1, $2)"
 _KEPT_LONGER = "SELECT name, keep_s FROM pgworkd.queues WHERE keep_s > $1"
@@ -141,10 +144,12 @@ class Store(ScheduleStore):
 
     # Worker life
 
-    async def register(self, name: str, pid: int, version: str, lease_s: float) -> Registration:
-        """Enters a worker under an id and a token that no other has."""
-        args = (name, pid, version, lease_s, token := uuid4())
-        worker_id = await self._rest.value("SELECT pgworkd.register($1, $2, $3, $4, $5)", *args)
+    async def register(
+        self, name: str, pid: int, version: str, lease_s: float, kinds: Sequence[str] | None = None
+    ) -> Registration:
+        """Enters a worker under an id and a token that no other has; `kinds`: what it has handlers for."""
+        args = (name, pid, version, lease_s, token := uuid4(), kinds)
+        worker_id = await self._rest.value("SELECT pgworkd.register($1, $2, $3, $4, $5, $6)", *args)
         return Registration.of(worker_id, token)
 
     async def set_pool(
@@ -180,6 +185,10 @@ class Store(ScheduleStore):
         Without a payload: the attempt is not the running one any more.
         """
         return list(map(tuple, await self._reads.fetch(_PAYLOADS, ids, attempts, bytes_max)))
+
+    async def kinds_elsewhere(self, worker_id: int, queue: str, kinds: Sequence[str]) -> set[str]:
+        """Those of these kinds for which another live worker of the queue has a handler."""
+        return set(await self._claims.value("SELECT pgworkd.kinds_elsewhere($1, $2, $3)", worker_id, queue, kinds))
 
     async def next_due(self, queues: Sequence[str]) -> dict[str, float]:
         """Seconds until the next job is due, by queue; queues with no waiting job are missing."""

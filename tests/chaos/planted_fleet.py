@@ -79,4 +79,37 @@ BUGS = (
         "    PERFORM wake(array_agg(j.queue::text))",
         tests="tests/sql/test_rescue.py",
     ),
+    python(
+        "claims take again what only others know",
+        "unknown_kinds",
+        "if known.elsewhere or (",
+        "if (",
+        tests="tests/engine/test_mixed_kinds.py",
+    ),
+    python(
+        "whom nobody knows is claimed without end",
+        "unknown_kinds",
+        "known.met >= DOSE and",
+        "False and",
+        tests="tests/engine/test_mixed_kinds.py",
+    ),
+    python(
+        "jobs that another worker knows wait as if nobody did",
+        "unknown_kinds",
+        "        if not known.elsewhere:\n",
+        "        if True:\n",
+        tests="tests/engine/test_mixed_kinds.py",
+    ),
+    sql(
+        "claims walk over what is left to others each time",
+        "        IF v_room > 0 AND cardinality(p_without) > 0 THEN",
+        "        IF false THEN",
+        tests="tests/sql/test_claim_left_out.py",
+    ),
+    sql(
+        "who has a handler is asked of dead workers, too",
+        "                        AND w.lease_until > clock() AND u.kind",
+        "                        AND u.kind",
+        tests="tests/sql/test_claim_left_out.py",
+    ),
 )

@@ -14,7 +14,7 @@ from pgworkd import events, log
 from pgworkd.app import App
 from pgworkd.errors import RetryAfter
 from pgworkd.job import Job
-from pgworkd.runner import UNKNOWN_KIND_DELAY_S
+from pgworkd.unknown_kinds import DELAY_S
 from tests.engine.bad_kit import Case, Check, Db, among_good_ones, column, dead_payload, refused
 from tests.kit import insert, status, until, waits_for_status
 from tests.sql.verbs import clock, rescue, steady, worker
@@ -46,7 +46,7 @@ def unknown_kind(kind: str, module: str) -> Check:
             released = await seen.wait(events.JOB_RELEASED)
             await until(waits_for_status(db, odd, "pending"))
         assert (released["job_id"], released["reason"]) == (str(odd), message)
-        assert released["delay_s"] == UNKNOWN_KIND_DELAY_S
+        assert released["delay_s"] == DELAY_S
         assert len(seen.all(events.JOB_RELEASED)) == 1, "each time is one event to count"
         assert events.JOB_RELEASED not in log.silent(logging.getLevelName(logging.INFO))
         row = await db.fetchrow(

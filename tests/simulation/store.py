@@ -205,7 +205,7 @@ class SimulatedStore:
     async def close(self) -> None:
         pass
 
-    async def register(self, _name: str, _pid: int, _version: str, lease_s: float) -> int:
+    async def register(self, _name: str, _pid: int, _version: str, lease_s: float, _kinds: Sequence[str]) -> int:
         return await self._rest.call("register", lambda: self._table.register(lease_s))
 
     async def set_pool(

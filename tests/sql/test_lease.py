@@ -58,6 +58,7 @@ async def test_register_gives_the_first_lease(db: Db) -> None:
         "lost_at": None,
         "token": token,
         "schedules": None,
+        "kinds": None,
     }
 
 

@@ -67,7 +67,7 @@ FUNCTIONS = {
     "drop_partition(integer)": "text",
     "prune(integer, integer, integer)": "TABLE(rows_deleted integer, dead_moved integer)",
     "put_schedule(text, text, text, text, integer, text, text, text, real, boolean)": "void",
-    "register(text, integer, text, real, uuid)": "integer",
+    "register(text, integer, text, real, uuid, text[])": "integer",
     "report_progress(uuid[], integer[], real[], text[])": "uuid[]",
     "result_of(uuid[])": (
         "TABLE(id uuid, status text, result jsonb, error text, finished_at timestamp with time zone)"

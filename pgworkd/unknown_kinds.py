@@ -1,0 +1,96 @@
+"""Kinds that wait in a queue of ours and for which this app has no handler: as in a rolling deploy, in the old daemon.
+
+Where another worker that serves the queue has a handler, the job goes back to its place at once, and claims leave the
+kind to that worker. Otherwise it goes back with a delay and an error that says what is missing; a flood of such jobs is
+claimed in doses, so that it does not stand in the way of the others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import anyio
+
+from . import events
+from .errors import PgworkdError
+from .events import Events
+from .held import Held
+from .job import Ending, Outcome
+from .store import Store
+
+DELAY_S = 30.0
+RECHECK_S = 10.0
+"""So often it is asked whether the worker that had a handler is still there."""
+ASK_S = 1.0
+"""So often at most whether there is one by now, as jobs of the kind are met."""
+DOSE = 1_000
+"""Of a kind that nobody knows, so many jobs at least are given back with their error in `RECHECK_S` before claims pass
+over the rest."""
+
+
+@dataclass(slots=True)
+class _Kind:
+    elsewhere: bool
+    asked_at: float
+    since: float
+    met: int = 0
+    """So many jobs, since then."""
+
+
+class UnknownKinds:
+    """Of all queues of one daemon. Times are on the loop's clock."""
+
+    def __init__(self, store: Store, events_: Events) -> None:
+        self._store = store
+        self._events = events_
+        self._queues: dict[str, dict[str, _Kind]] = {}
+        self._asking = anyio.Lock()
+
+    async def met(self, held: Held) -> Outcome:
+        """How a job ends that was claimed and has no handler here."""
+        kind = held.claimed.kind
+        try:
+            await self._ask(held.queue, held.worker_id or 0, kind)
+        except PgworkdError:
+            return _given_back(kind)
+        known = self._queues[held.queue][kind]
+        known.met += 1
+        if not known.elsewhere:
+            return _given_back(kind)
+        return Outcome(Ending.RELEASED, reason=f"another worker has a handler for kind {kind!r}")
+
+    def left_out(self, queue: str) -> list[str]:
+        """The kinds that a claim of this queue is to pass over now."""
+        if not (kinds := self._queues.get(queue)):
+            return []
+        fresh = anyio.current_time() - RECHECK_S
+        return [k for k, known in kinds.items() if known.elsewhere or (known.met >= DOSE and known.since > fresh)]
+
+    async def refresh(self, queue: str, worker_id: int) -> None:
+        """Asks again about what is left out, when it is time. Raises PgworkdError."""
+        if left_out := self.left_out(queue):
+            await self._ask(queue, worker_id, *left_out)
+
+    async def _ask(self, queue: str, worker_id: int, *about: str) -> None:
+        async with self._asking:  # jobs of one kind come together: one asks for all
+            kinds, now = self._queues.setdefault(queue, {}), anyio.current_time()
+            wanted = [kind for kind in about if kind not in kinds or now >= _ask_at(kinds[kind])]
+            if not wanted:
+                return
+            elsewhere = await self._store.kinds_elsewhere(worker_id, queue, wanted)
+            for kind in wanted:
+                if (known := kinds.get(kind)) is None:
+                    known = kinds[kind] = _Kind(elsewhere=False, asked_at=now, since=now)
+                    self._events.emit(events.KIND_UNKNOWN, queue=queue, kind=kind, elsewhere=kind in elsewhere)
+                known.elsewhere, known.asked_at = kind in elsewhere, now
+                if now >= known.since + RECHECK_S:
+                    known.since, known.met = now, 0
+
+
+def _ask_at(known: _Kind) -> float:
+    return known.asked_at + (RECHECK_S if known.elsewhere else ASK_S)
+
+
+def _given_back(kind: str) -> Outcome:
+    message = f"no handler for kind {kind!r}"
+    return Outcome(Ending.RELEASED, delay_s=DELAY_S, message=message, reason=message)

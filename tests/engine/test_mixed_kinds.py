@@ -1,0 +1,99 @@
+"""A rolling deploy: the old daemon leaves to the new one what it does not know; nothing stands still without that."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import asyncpg
+import pytest
+
+from pgworkd import events
+from pgworkd.app import App
+from tests.kit import Recorder, insert, running, status, until, waits_for_status
+
+pytestmark = pytest.mark.usefixtures("soon_asked")
+SERVED = "SELECT count(*) = 2 FROM pgworkd.pools"
+LEFT = "SELECT count(*) = 0 FROM pgworkd.jobs"
+
+
+@pytest.fixture
+def soon_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who knows a kind is asked every 10 s in production."""
+    monkeypatch.setattr("pgworkd.unknown_kinds.RECHECK_S", 0.3)
+
+
+def app_of(*kinds: str) -> App:
+    """Handlers of one queue that do nothing."""
+    app = App()
+    for kind in kinds:
+
+        @app.handler(kind, queue="q", concurrency=5)
+        async def handle() -> None: ...
+
+    return app
+
+
+async def many(db: asyncpg.Connection[Any], kind: str, jobs: int, *, key: str | None = None) -> None:
+    """So many jobs, in one statement."""
+    sql = "INSERT INTO pgworkd.jobs (queue, kind, limit_key) SELECT 'q', $1, $2 FROM generate_series(1, $3)"
+    await db.execute(sql, kind, key, jobs)
+
+
+def given_back(seen: Recorder, kind: str) -> int:
+    """How many runs of that kind have come back."""
+    return len(seen.all(events.JOB_RELEASED, kind=kind))
+
+
+@pytest.mark.parametrize("key", [None, "tenant"])
+async def test_the_new_daemon_does_what_the_old_one_does_not_know(
+    dsn: str, db: asyncpg.Connection[Any], key: str | None
+) -> None:
+    async with running(app_of("old"), dsn) as (_, old), running(app_of("old", "new"), dsn) as (_, new):
+        await until(lambda: db.fetchval(SERVED))
+        await many(db, "new", 40, key=key)
+        await until(lambda: db.fetchval(LEFT), limit_s=5)  # 30 s is what a job of an unknown kind waits
+        met = given_back(old, "new")
+        assert old.all(events.KIND_UNKNOWN) == ([{"queue": "q", "kind": "new", "elsewhere": True}] if met else [])
+        await many(db, "new", 200, key=key)
+        await many(db, "old", 200, key=key)
+        await until(lambda: db.fetchval(LEFT), limit_s=5)
+        if met:
+            assert given_back(old, "new") == met
+            assert len(old.all(events.KIND_UNKNOWN)) == 1
+        assert len(new.all(events.JOB_COMPLETED, kind="new")) == 240
+    async with running(app_of("old", "new"), dsn):  # the old one, restarted with the new code
+        await many(db, "new", 10, key=key)
+        await until(lambda: db.fetchval(LEFT), limit_s=5)
+
+
+async def test_without_the_new_daemon_the_job_goes_back_with_its_error(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    async with running(app_of("old"), dsn) as (_, old):
+        async with running(app_of("old", "new"), dsn):
+            await until(lambda: db.fetchval(SERVED))
+            while not given_back(old, "new"):
+                await many(db, "new", 10)
+                await until(lambda: db.fetchval(LEFT))
+        job_id = await insert(db, "q", kind="new")
+        error = "SELECT error FROM pgworkd.jobs WHERE id = $1 AND run_at > pgworkd.clock() + interval '25 s'"
+        await until(lambda: db.fetchval(error, job_id))
+        assert await db.fetchval(error, job_id) == "no handler for kind 'new'"
+        done = await insert(db, "q", kind="old")
+        await until(waits_for_status(db, done, "completed"))
+        assert await status(db, job_id) == "pending"
+
+
+async def test_a_flood_of_a_kind_that_nobody_knows_is_claimed_in_doses(
+    dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pgworkd.unknown_kinds.DOSE", 20)
+    monkeypatch.setattr("pgworkd.unknown_kinds.RECHECK_S", 1000)
+    async with running(app_of("old"), dsn) as (_, old):
+        await many(db, "new", 5_000)
+        done = await insert(db, "q", kind="old")
+        await until(waits_for_status(db, done, "completed"))
+        met = given_back(old, "new")
+        assert 20 <= met < 5_000
+        assert await db.fetchval("SELECT count(*) FROM pgworkd.jobs WHERE error IS NOT NULL") == met
+        async with running(app_of("new"), dsn):
+            await until(lambda: db.fetchval("SELECT count(*) = $1 FROM pgworkd.jobs", met))
+        assert old.all(events.KIND_UNKNOWN) == [{"queue": "q", "kind": "new", "elsewhere": False}]
