@@ -846,9 +846,10 @@ DROP FUNCTION IF EXISTS settle_and_claim(uuid[], int[], text[], int, text, int, 
 -- p_priorities[i] (descending) begin behind (p_run_ats[i], p_positions[i]), run_at in seconds since the
 -- epoch; other priorities are found in the gaps between those. p_kinds and p_budgets give the attempts of
 -- kinds that differ from 3, for jobs that do not say. Where jobs have keys or the queue has limits, pick() chooses.
--- The answer must fit into the buffers between server and client (208 KiB for a Unix socket): until it has gone out the
--- locks are held, and a client that is frozen takes nothing in. So each job has an equal share of 180 kB; payload and meta
--- of one that needs more are NULL, and payloads() gives them.
+-- The answer must fit into the buffers between server and client (208 KiB for a Unix socket, far more for TCP): until it
+-- has gone out the locks are held, and a client that is frozen takes nothing in. So each job has an equal share of 360 kB,
+-- of 180 kB over a Unix socket, where 500 jobs are the most; payload and meta of one that needs more are NULL, and
+-- payloads() gives them.
 -- Jobs of the kinds in p_without stay where they are, for other workers.
 -- Rows without id come last. When a rate holds jobs back: `created_at` is then in how many seconds to ask again. With
 -- p_without, one for each `priority` in which nothing is left up to `run_at` but what others have locked and jobs of those
@@ -886,6 +887,7 @@ DECLARE
     v_rated    boolean;
     v_chosen   boolean;                          -- pick() chooses: some waiting job has a key
     v_allowed  int;                              -- by the queue's own limits
+    v_tcp      boolean := inet_client_addr() IS NOT NULL;
     v_share    int;                              -- bytes of payload and meta that each job may answer with
     v_again_s  float8;                           -- when a rate of the queue, ...
     v_turn_s   float8;                           -- ... or of a key, will let the next start
@@ -914,7 +916,7 @@ BEGIN
     IF v_paused THEN
         RETURN;
     END IF;
-    v_room := p_limit;
+    v_room := CASE WHEN v_tcp THEN p_limit ELSE least(p_limit, 500) END;
     v_locked := v_limited OR v_chosen OR coalesce(v_suspect, false);
     IF v_locked THEN
         PERFORM lock_queue(p_queue);  -- what follows are statements of their own, so they see what its last holder did
@@ -990,7 +992,7 @@ BEGIN
     IF v_rated THEN
         PERFORM spend(p_queue, v_rows, v_now);
     END IF;
-    v_share := 180000 / greatest(cardinality(v_rows), 1) - 140;  -- that for the other columns
+    v_share := CASE WHEN v_tcp THEN 360000 ELSE 180000 END / greatest(cardinality(v_rows), 1) - 140;  -- that for the other columns
     RETURN QUERY
     WITH taken AS (
         UPDATE jobs j
@@ -1002,7 +1004,7 @@ BEGIN
         RETURNING j.id, coalesce(j.kind, j.queue)::text, CASE WHEN is_within(j.payload, j.meta, v_share) THEN j.payload::text END,
                   j.attempts, j.failures, coalesce(j.max_attempts::int, 3), j.timeout_s::real, j.priority, j.losses,
                   date_part('epoch', j.run_at) AS run_at, date_part('epoch', j.created_at), j.schedule::text,
-                  date_part('epoch', j.occurrence), CASE WHEN is_within(j.payload, j.meta, v_share) THEN j.meta::text END,
+                  date_part('epoch', j.occurrence), CASE WHEN j.meta IS NOT NULL AND is_within(j.payload, j.meta, v_share) THEN j.meta::text END,
                   j.serialize_key::text
     )
     SELECT * FROM taken t ORDER BY t.priority DESC, t.run_at, t.id;

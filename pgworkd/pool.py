@@ -28,7 +28,9 @@ from .settler import Settler
 from .slots import Slots
 from .store import ClaimOrder, Claims, Store
 
-CLAIM_MAX = 500  # with payloads of 200 bytes the answer of a claim is as large as it may be
+CLAIM_MAX = 1_000
+CLAIM_SOCKET_MAX = 500
+"""With so many a claim may be answered in full: over a Unix socket, whose buffer holds no more, it gives no more."""
 BOUND_S = 0.1
 """So long after a limit was reached, nothing is claimed ahead."""
 STALL_S = 0.05
@@ -228,7 +230,7 @@ class Pool:
             claimed = await self._store.claim(asked.order)
             took_s, dry = anyio.current_time() - asked.at, not self._slots.work
             self._give(asked, claimed)
-            if dry and len(claimed) < asked.order.limit:
+            if dry and len(claimed) < min(asked.order.limit, CLAIM_SOCKET_MAX):
                 await asyncio.sleep(0)  # who waits for work goes first; but for the next claim, where there is more
             self._learn(asked, claimed, took_s, dry=dry)
             announce = self._attention.after_claim(len(claimed), anyio.current_time(), full=self._more)
@@ -281,7 +283,7 @@ class Pool:
 
     def _learn(self, asked: Asked, claimed: Claims, took_s: float, *, dry: bool) -> None:
         now = anyio.current_time()
-        full = len(claimed) == asked.order.limit
+        full = len(claimed) >= min(asked.order.limit, CLAIM_SOCKET_MAX)
         if self.limited and not full:
             self._bound_until = now + BOUND_S
         self._more = full and (now >= self._bound_until or asked.order.limit == CLAIM_MAX)

@@ -11,7 +11,6 @@ with SKIP LOCKED. What is locked, or cannot be settled for now, stays in flight 
 from __future__ import annotations
 
 import json
-from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
@@ -23,6 +22,7 @@ from . import events
 from .delayed import Delayed, Item, is_least, lesser, size_of
 from .errors import DatabaseBusy, DatabaseError, DatabaseUnavailable, OutcomeUnknown, PgworkdError
 from .events import Events
+from .flushes import FLUSH_BYTES, FLUSH_MAX, Flushes
 from .held import Held, Holdings
 from .job import Ending, Outcome
 from .outage import Outage
@@ -30,11 +30,7 @@ from .registration import token_of
 from .schedule_store import Occurrence
 from .store import FailedAttempt, Store
 
-FLUSH_MAX = 1_000
 CAPACITY = 10_000
-FLUSH_BYTES = 1024 * 1024
-"""A flush of more than one job has no more to store: a slow connection, or a server that compresses each result and
-copies each payload to the history, would need longer for it than a statement may take."""
 CAPACITY_BYTES = 32 * 1024 * 1024
 """When so much waits, no handler is called and no job claimed. What runs comes on top: slots x size."""
 SKIP_S = 1.0
@@ -90,9 +86,11 @@ class Settler:
         self._on_completed = on_completed
         self._on_settled = on_settled
         self._on_room = on_room
-        self._waiting: deque[Item] = deque()
-        self._waiting_bytes = 0
+        self.full = False
+        """No handler is to be called and no job claimed."""
+        self._waiting = Flushes()
         self._delayed = Delayed()
+        self._delayed_bytes = 0
         self._flush_max = FLUSH_MAX
         self._how: dict[str, bool] = {}
         self._skip_until = 0.0
@@ -103,23 +101,26 @@ class Settler:
 
     def put(self, held: Held, outcome: Outcome) -> None:
         """Takes over an ended attempt. Never blocks."""
-        if not self._waiting:
+        waiting = self._waiting
+        if not waiting:
             self._arrived.set()
             if self._empty.is_set():
                 self._empty = anyio.Event()
-        item = (held, outcome)
-        self._waiting.append(item)
-        self._waiting_bytes += size_of(item)
+        waiting.put((held, outcome))
+        if len(waiting) >= CAPACITY or waiting.bytes >= CAPACITY_BYTES:
+            self.full = True
 
     @property
     def room(self) -> int:
         """How many more may be put here; beyond that, claiming would only make the pile higher."""
         return 0 if self.full else CAPACITY - len(self._waiting) - len(self._delayed)
 
-    @property
-    def full(self) -> bool:
-        """True when there is no room."""
-        return len(self._waiting) + len(self._delayed) >= CAPACITY or self._waiting_bytes >= CAPACITY_BYTES
+    def _look_if_full(self) -> None:
+        was_full = self.full
+        size = self._waiting.bytes + self._delayed_bytes
+        self.full = len(self._waiting) + len(self._delayed) >= CAPACITY or size >= CAPACITY_BYTES
+        if was_full and not self.full:
+            self._on_room()
 
     async def drained(self) -> None:
         """Waits until everything put so far is settled."""
@@ -129,27 +130,13 @@ class Settler:
         """Flushes until cancelled."""
         while True:
             await self._something()
-            was_full = self.full
-            await self._flush(self._next_batch())
+            await self._flush(self._waiting.take(self._flush_max))
             await self._flush(self._due())  # apart: they failed before, and others must not fail with them
             if not self._waiting:
                 self._arrived = anyio.Event()
                 if not len(self._delayed):
                     self._empty.set()
-            if was_full and not self.full:
-                self._on_room()
-
-    def _next_batch(self) -> list[Item]:
-        """What comes first, bounded in jobs and bytes, but at least one."""
-        batch, batch_bytes = list[Item](), 0
-        while self._waiting and len(batch) < self._flush_max:
-            size = size_of(self._waiting[0])
-            if batch and batch_bytes + size > FLUSH_BYTES:
-                break
-            batch.append(self._waiting.popleft())
-            batch_bytes += size
-        self._waiting_bytes -= batch_bytes
-        return batch
+            self._look_if_full()
 
     async def _something(self) -> None:
         """Waits until there is something to flush."""
@@ -171,7 +158,7 @@ class Settler:
                 break
             due.append(self._delayed.pop())
             due_bytes += size
-        self._waiting_bytes -= due_bytes
+        self._delayed_bytes -= due_bytes
         return due
 
     def _delay(self, items: Sequence[Item], error: PgworkdError | None) -> None:
@@ -180,16 +167,22 @@ class Settler:
             return
         told = len(self._delayed) > 0
         locked = error is None or (isinstance(error, DatabaseBusy) and error.locked)
-        self._waiting_bytes += sum(map(size_of, items))
+        self._delayed_bytes += sum(map(size_of, items))
         delay_s = min([self._delayed.put(item, locked=locked) for item in items])
         if not told:
             text = "locked by another transaction" if error is None else str(error)
             self._events.emit(events.SETTLE_DELAYED, count=len(items), error=text, retry_in_s=round(delay_s, 3))
 
     async def _flush(self, batch: Sequence[Item]) -> None:
+        """Settles them, ending by ending, and those of a worker's registration that was lost by themselves."""
         groups: dict[tuple[Ending, UUID | None], list[Item]] = {}
+        last_ending, last_worker, group = None, None, list[Item]()
         for item in batch:
-            groups.setdefault((item[1].ending, token_of(item[0].worker_id)), []).append(item)
+            ending, worker_id = item[1].ending, item[0].worker_id
+            if ending is not last_ending or worker_id is not last_worker:
+                last_ending, last_worker = ending, worker_id
+                group = groups.setdefault((ending, token_of(worker_id)), [])
+            group.append(item)
         for (ending, _), items in groups.items():
             if ending is Ending.SETTLED:
                 self._report(items, "completed")

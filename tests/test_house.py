@@ -23,8 +23,8 @@ FLOORS = {
     ),
     2: (
         "streams app cancellation child processes held delayed payloads unknown_kinds runner cursor pace attention "
-        "slots pool settler lease membership chores recurring reporter hooks look live serving hearing contact "
-        "options daemon"
+        "slots pool flushes settler lease membership chores recurring reporter hooks look live serving hearing "
+        "contact options daemon"
     ),
     3: (
         "__init__ loader demo demo_jobs demo_downstream demo_view cli cli_acts cli_app cli_ask cli_batches cli_bulk "

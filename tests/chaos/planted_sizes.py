@@ -9,7 +9,7 @@ _FROZEN = "tests/engine/test_frozen_client.py"
 BUGS = (
     sql(
         "a claim answers with all that it has claimed",
-        "    v_share := 180000 / greatest(cardinality(v_rows), 1) - 140;",
+        "    v_share := CASE WHEN v_tcp THEN 360000 ELSE 180000 END / greatest(cardinality(v_rows), 1) - 140;",
         "    v_share := 2000000000;",
         tests=_FROZEN,
     ),
@@ -28,15 +28,15 @@ BUGS = (
     ),
     python(
         "a flush is bounded in jobs only",
-        "settler",
+        "flushes",
         "FLUSH_BYTES = 1024 * 1024\n",
         "FLUSH_BYTES = 1 << 40\n",
         tests=f"{_LARGE} -k results",
     ),
     python(
         "outcomes wait without a bound in bytes",
-        "settler",
-        "        self._waiting_bytes += size_of(item)\n",
+        "flushes",
+        "        self.bytes += size\n",
         "",
         tests=f"{_LARGE} -k bounded_in_bytes",
     ),
