@@ -923,7 +923,7 @@ BEGIN
         v_now := clock_after_waiting();  -- else all who waited would be charged to the time at which they began to wait
     END IF;
     IF v_limited THEN
-        SELECT a.room, a.again_s INTO v_room, v_again_s FROM allowance(p_queue, p_limit, v_now) a;
+        SELECT a.room, a.again_s INTO v_room, v_again_s FROM allowance(p_queue, v_room, v_now) a;
     END IF;
     v_allowed := v_room;
 
@@ -3402,22 +3402,28 @@ LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_nestloop = on
 SET jit = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
+    v_batches   uuid[] := ARRAY(SELECT DISTINCT e.batch_id FROM unnest(p_ended) e);
+    v_streams   boolean;                         -- some of them have a child that streams
     v_roots     uuid[];
     v_maybe     uuid[];                          -- may be finished
     v_failed    uuid[];                          -- have too many dead
     v_cancelled uuid[];
 BEGIN
     IF no_wait() THEN
-        v_maybe := free_batches(ARRAY(SELECT DISTINCT e.batch_id FROM unnest(p_ended) e));
-        PERFORM put_off(array_agg(e)) FROM unnest(p_ended) e
-        WHERE e.batch_id <> ALL (v_maybe) AND EXISTS (SELECT FROM batches b WHERE b.id = e.batch_id) HAVING count(*) > 0;
-        p_ended := ARRAY(SELECT e FROM unnest(p_ended) e WHERE e.batch_id = ANY (v_maybe));
-        IF cardinality(p_ended) = 0 THEN
-            RETURN;
+        v_maybe := free_batches(v_batches);
+        IF cardinality(v_maybe) < cardinality(v_batches) THEN
+            PERFORM put_off(array_agg(e)) FROM unnest(p_ended) e
+            WHERE e.batch_id <> ALL (v_maybe) AND EXISTS (SELECT FROM batches b WHERE b.id = e.batch_id) HAVING count(*) > 0;
+            IF cardinality(v_maybe) = 0 THEN
+                RETURN;
+            END IF;
+            p_ended := ARRAY(SELECT e FROM unnest(p_ended) e WHERE e.batch_id = ANY (v_maybe));
+            v_batches := v_maybe;
         END IF;
     END IF;
-    v_roots := lock_trees(ARRAY(SELECT e.batch_id FROM unnest(p_ended) e));
-    IF EXISTS (SELECT FROM batches c
+    v_roots := lock_trees(v_batches);
+    v_streams := EXISTS (SELECT FROM batches c WHERE c.parent_id = ANY (v_batches) AND c.stream);
+    IF v_streams AND EXISTS (SELECT FROM batches c
                WHERE c.parent_id = ANY (ARRAY(SELECT DISTINCT e.batch_id FROM unnest(p_ended) e WHERE e.status = 'completed' AND e.payload IS NULL))
                  AND c.stream) THEN
         RAISE EXCEPTION 'a batch that streams was created beside the end of jobs that it must not miss'
@@ -3438,7 +3444,7 @@ BEGIN
            array_agg(m.id) FILTER (WHERE m.cancelled_at IS NOT NULL)
     INTO v_maybe, v_failed, v_cancelled
     FROM moved m WHERE m.finished_at IS NULL;
-    IF EXISTS (SELECT FROM unnest(p_ended) e WHERE e.payload IS NOT NULL) THEN
+    IF v_streams AND EXISTS (SELECT FROM unnest(p_ended) e WHERE e.payload IS NOT NULL) THEN
         v_failed := v_failed || stream(p_ended);
     END IF;
     IF v_failed IS NOT NULL THEN
