@@ -807,6 +807,18 @@ BEGIN
     RETURN true;
 END $$;
 
+-- Says that the process of a worker has ended, and each that ran handlers for it, which only who has started it can know:
+-- its jobs need not wait for the end of its lease. Tells all daemons; rescue() counts a loss as ever. Locks the worker's row.
+CREATE OR REPLACE FUNCTION worker_ended(p_worker int, p_token uuid) RETURNS boolean
+LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
+BEGIN
+    UPDATE workers w SET lost_at = clock() WHERE w.id = p_worker AND w.token = p_token AND w.lost_at IS NULL;
+    IF FOUND THEN
+        PERFORM pg_notify('pgworkd', '{"ended": true}');
+    END IF;
+    RETURN FOUND;
+END $$;
+
 -- Tells the pools of a queue that there is work. p_run_at: some of it was due from then on, so claims that
 -- are past that must go back. Inlined.
 CREATE OR REPLACE FUNCTION notify_pools(p_queue text, p_run_at timestamptz) RETURNS void LANGUAGE sql VOLATILE
@@ -2264,7 +2276,8 @@ END $$;
 -- After an outage or a clock jump all healthy workers look lost, so each is presumed dead only when it has had the time
 -- of its own lease to renew: the caller has renewed its lease without a gap for as long (and for a whole lease of its own),
 -- and the server has been up for as long. An outage too short for a caller with a long lease to notice may have cost a
--- short lease: such a one gets the time that the outage may have taken on top.
+-- short lease: such a one gets the time that the outage may have taken on top. Who is known to be lost (see worker_ended())
+-- needs no such caller.
 -- Locks: the rescue lock, lost workers' rows in order of id, their jobs with SKIP LOCKED (a job that is
 -- being settled right now is left to its settle; the worker's row stays until no job is left).
 CREATE OR REPLACE FUNCTION rescue(p_worker int, p_limit int DEFAULT 1000)
@@ -2275,6 +2288,7 @@ DECLARE
     v_now   timestamptz := clock();
     v_lease_s  real;                             -- the caller's
     v_steady_s float8;                           -- for how long there has been no outage, as far as it knows
+    v_judges   boolean;                          -- it may say who is lost
     v_lost  int[];
     v_ids   uuid[];
 BEGIN
@@ -2288,13 +2302,14 @@ BEGIN
       AND w.seen_at <= v_now AND w.seen_at > v_now - make_interval(secs => w.lease_s / 2)
       AND w.steady_since <= v_now - make_interval(secs => w.lease_s)
       AND pg_postmaster_start_time() <= v_now - make_interval(secs => w.lease_s);
-    IF NOT FOUND THEN
+    v_judges := FOUND;
+    IF NOT v_judges AND NOT EXISTS (SELECT FROM workers w WHERE w.lost_at IS NOT NULL AND w.id <> p_worker) THEN
         RETURN;
     END IF;
 
     -- A lease from before the clock was set back would last too long.
     UPDATE workers w SET lease_until = v_now + make_interval(secs => w.lease_s)
-    WHERE w.lease_until > v_now + make_interval(secs => 2 * w.lease_s);
+    WHERE v_judges AND w.lease_until > v_now + make_interval(secs => 2 * w.lease_s);
 
     -- Running jobs whose worker has no row (someone deleted it): the row is restored with one lease, as long as
     -- the longest of the others, in which a living worker finds out that it has lost them. The row has no token, so nobody renews it.
@@ -2307,13 +2322,13 @@ BEGIN
               SELECT (SELECT min(j.worker_id) FROM jobs j WHERE j.status = 'running' AND j.worker_id > s.worker_id)
               FROM seen s WHERE s.worker_id IS NOT NULL)
           SELECT s.worker_id FROM seen s WHERE s.worker_id IS NOT NULL) r
-    WHERE NOT EXISTS (SELECT FROM workers w WHERE w.id = r.worker_id)
+    WHERE v_judges AND NOT EXISTS (SELECT FROM workers w WHERE w.id = r.worker_id)
     ON CONFLICT DO NOTHING;
 
     SELECT array_agg(l.id) INTO v_lost
     FROM (SELECT w.id FROM workers w
           WHERE w.lost_at IS NOT NULL
-             OR w.lease_s <= v_steady_s
+             OR v_judges AND w.lease_s <= v_steady_s
                 AND w.lease_until < v_now - CASE WHEN w.lease_s < v_lease_s THEN make_interval(secs => v_lease_s / 2 + w.lease_s / 3)
                                                  ELSE interval '0' END
           ORDER BY w.id FOR UPDATE SKIP LOCKED) l;
@@ -2329,7 +2344,7 @@ BEGIN
     WITH before AS MATERIALIZED (
         SELECT j.id, j.worker_id AS lost_worker_id, w.name AS lost_worker,
                'lost: worker ' || w.name || ' (id ' || w.id || ', pid ' || w.pid
-               || ') did not renew its lease' AS message, coalesce(q.max_losses, 3) AS max_losses
+               || CASE WHEN w.lease_until >= w.lost_at THEN ') has ended' ELSE ') did not renew its lease' END AS message, coalesce(q.max_losses, 3) AS max_losses
         FROM jobs j JOIN workers w ON w.id = j.worker_id LEFT JOIN queues q ON q.name = j.queue WHERE j.id = ANY (v_ids)
     ), taken AS (
         UPDATE jobs j

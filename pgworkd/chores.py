@@ -96,6 +96,7 @@ class Chores:
         self._stray_age_s = STRAY_AGE_FACTOR * command_timeout_s
         self._strays_took_s = 0.0  # the last time
         self._schedules_changed, self._effects_put_off = anyio.Event(), anyio.Event()
+        self._worker_ended = anyio.Event()
         self._effects_again_s = self._schedules_again_s = AGAIN_FIRST_S
         self._shares: dict[str, float] = {}  # of the usual step, by task: less after a step that failed
         self._cuts: set[tuple[str, int]] = set()
@@ -104,6 +105,10 @@ class Chores:
         """There is something to apply."""
         self._effects_again_s = AGAIN_FIRST_S
         self._effects_put_off.set()
+
+    def worker_ended(self) -> None:
+        """There are jobs to take back, before the lease of their worker is over."""
+        self._worker_ended.set()
 
     def schedules_changed(self) -> None:
         """Look at the schedules now."""
@@ -147,7 +152,11 @@ class Chores:
                 self._lessen(name)
                 self._events.emit(events.CHORE_FAILED, chore=name, error=str(error))
                 delay_s = REFUSED_PAUSE_S
-            woken = {"schedules": self._schedules_changed, "effects": self._effects_put_off}.get(name)
+            woken = {
+                "schedules": self._schedules_changed,
+                "effects": self._effects_put_off,
+                "rescue": self._worker_ended,
+            }.get(name)
             with anyio.move_on_after(delay_s):
                 await (woken.wait() if woken is not None else anyio.sleep_forever())
 
@@ -178,6 +187,7 @@ class Chores:
         return delay_s
 
     async def _rescue(self) -> float:
+        self._worker_ended = anyio.Event()
         if not self._owner.may_claim:
             return self._periods.rescue_s
         limit = self._step("rescue", RESCUE_MAX)

@@ -18,7 +18,7 @@ from typing import Any
 import anyio
 import structlog
 
-from . import cli_signals, log
+from . import cli_signals, log, remains
 from .app import App
 from .chores import Periods
 from .config import Settings, load
@@ -28,7 +28,7 @@ from .events import Events, Listener
 from .lease import end_process
 from .link import LinkOptions
 from .loader import load_app
-from .supervisor import SUPERVISED, Supervisor
+from .supervisor import SUPERVISED, Introduction, Supervisor
 from .systemd import SystemdNotifier
 
 RELOADED = ("log_level", "log_format", "queues")
@@ -51,7 +51,8 @@ def serve(flags: Mapping[str, object]) -> int:
     _check_queues(settings, app)
     _spare_collector()
     cli_signals.hold()
-    service = _Service(settings, flags, notes=() if is_child else [*settings.notes, *_stop_notes(settings)])
+    notes = () if is_child else [*settings.notes, *_stop_notes(settings)]
+    service = _Service(settings, flags, notes, is_child=is_child)
     code = anyio.run(service.run, app, backend_options={"use_uvloop": _has_uvloop()})
     cli_signals.ignore()
     return _left(code)
@@ -60,10 +61,13 @@ def serve(flags: Mapping[str, object]) -> int:
 class _Service:
     """One daemon, or the supervisor of several, under its signals."""
 
-    def __init__(self, settings: Settings, flags: Mapping[str, object], notes: Sequence[str] = ()) -> None:
+    def __init__(
+        self, settings: Settings, flags: Mapping[str, object], notes: Sequence[str] = (), *, is_child: bool = False
+    ) -> None:
         self._settings = settings
         self._flags = flags
         self._notes = notes
+        self._parts = (SystemdNotifier(), Introduction()) if is_child else (SystemdNotifier(),)
         self._events: Events | None = None
         self._listener: Listener
         self._app = App()
@@ -93,9 +97,7 @@ class _Service:
 
     def _daemon(self, app: App) -> Daemon:
         queues = self._settings.queues or None
-        daemon = Daemon(
-            app, options(self._settings), queues=queues, parts=(SystemdNotifier(),), end_process=end_process
-        )
+        daemon = Daemon(app, options(self._settings), queues=queues, parts=self._parts, end_process=end_process)
         self._events = daemon.events
         self._events.listen(self._listener, but=log.silent(self._settings.log_level))
         return daemon
@@ -202,6 +204,7 @@ def _follow_parent(limit_s: float) -> bool:
     """True in a process that a supervisor has started: it stops when that is gone, within `limit_s` at the latest."""
     if os.environ.pop(SUPERVISED, None) is None:
         return False
+    remains.hold()
     line, nothing = os.dup(0), os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)  # handlers, and what they start, must not wait for input here
     os.close(nothing)

@@ -100,7 +100,7 @@ GRANT INSERT ON pgworkd.finished_jobs, pgworkd.audit, pgworkd.pending_effects TO
 GRANT UPDATE, DELETE ON pgworkd.batches, pgworkd.result_waiters TO {worker};
 GRANT DELETE ON pgworkd.batch_additions, pgworkd.job_dependencies, pgworkd.pending_effects TO {worker};
 GRANT EXECUTE ON FUNCTION
-    pgworkd.register, pgworkd.heartbeat, pgworkd.wanted, pgworkd.sign_off, pgworkd.set_pool, pgworkd.drop_pool, pgworkd.kinds_elsewhere, pgworkd.notify_pools, pgworkd.wake,
+    pgworkd.register, pgworkd.heartbeat, pgworkd.wanted, pgworkd.sign_off, pgworkd.set_pool, pgworkd.drop_pool, pgworkd.kinds_elsewhere, pgworkd.worker_ended, pgworkd.notify_pools, pgworkd.wake,
     pgworkd.claim, pgworkd.is_within, pgworkd.payloads, pgworkd.clock_after_waiting, pgworkd.next_due, pgworkd.in_time,
     pgworkd.no_wait, pgworkd.say_no_wait, pgworkd.put_off, pgworkd.apply_effects, pgworkd.unlocked, pgworkd.free_batches,
     pgworkd.lock_queue, pgworkd.lock_queues, pgworkd.key_is_free, pgworkd.burst, pgworkd.spent_until, pgworkd.rate_allowance, pgworkd.allowance,

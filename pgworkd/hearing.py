@@ -30,6 +30,10 @@ class Hearing:
         """Something was put off because it was locked."""
         self._chores.effects_put_off()
 
+    def heard_worker_ended(self) -> None:
+        """The process of some worker has ended."""
+        self._chores.worker_ended()
+
     def heard_settings(self) -> None:
         """A row of `queues` was entered, changed or deleted."""
         self._membership.poke()

@@ -17,7 +17,7 @@ import anyio
 from anyio.abc import ByteReceiveStream, ByteSendStream, Process
 from anyio.streams.buffered import BufferedByteReceiveStream
 
-from . import log
+from . import log, remains
 from .child import LENGTH, Answer, Noted, Request
 
 IDLE_S_MAX = 300.0
@@ -130,6 +130,7 @@ class Processes:
             stdin=PIPE,
             stdout=PIPE,
             stderr=None,
+            pass_fds=remains.held(),
             start_new_session=True,  # Ctrl-C in a terminal is for the daemon alone
         )
         return _Child(process)

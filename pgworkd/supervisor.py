@@ -18,19 +18,28 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from subprocess import PIPE  # nosec B404 # a constant
+from typing import cast
+from uuid import UUID
 
 import anyio
 import structlog
-from anyio.abc import Process
+from anyio.abc import Process, TaskGroup
 
+from . import remains
 from .backoff import Backoff
-from .daemon import Options
+from .daemon import Daemon, Options
+from .errors import PgworkdError
+from .link import Link
+from .registration import Registration, token_of
 from .sources import NAME_CHARS_MAX
 from .systemd import SystemdNotifier
 
 STEADY_S = 60.0  # one that ends after so long is restarted at once; one that keeps dying waits longer and longer
 STRIKES = 4  # looks, each a tenth of the watchdog's limit after the last, that must find a process late
 START_S = 90.0  # until its first ping, which comes after the app's import, a process may be silent for so long
+LOOK_S = 0.5  # so often a daemon looks whether it has registered anew
+HURRY_S = 5.0  # how long a stop may wait for what is left of a process that has died
+_WORKER = "X_PGWORKD_WORKER"  # systemd would pass over it
 SUPERVISED = "PGWORKD_SUPERVISED"  # tells a daemon that its standard input is the pipe to us
 _ENVIRON, _CWD = dict(os.environ), Path.cwd()  # as we were started: importing the app may change both
 _BACKOFF = Backoff(base_s=1, factor=2, cap_s=24, jitter=0.25)  # at most 30 s
@@ -68,11 +77,26 @@ class _Child:
     spoke: bool = False  # only then do its handlers of signals stand
     must_reload: bool = False
     strikes: int = 0  # looks at it that found it hung
+    worker_id: Registration | None = None
 
     def send(self, number: signal.Signals) -> None:
         """Signals it, if it still lives."""
         with contextlib.suppress(ProcessLookupError):
             self.process.send_signal(number)
+
+
+class Introduction:
+    """Tells the supervisor of a daemon under which registration that works. A part of the daemon."""
+
+    async def run(self, daemon: Daemon) -> None:
+        """Until cancelled."""
+        line, told = SystemdNotifier(), None
+        await daemon.ready.wait()  # before, it claims nothing
+        while True:
+            if (worker_id := daemon.worker_id) is not told:
+                line.send(f"{_WORKER}={worker_id} {token_of(worker_id)}")
+                told = worker_id
+            await anyio.sleep(LOOK_S)
 
 
 class Supervisor:
@@ -86,6 +110,7 @@ class Supervisor:
         self._living: dict[str, _Child] = {}
         self._go = anyio.Event()
         self._exit_code = 0
+        self._tasks: TaskGroup | None = None
         self._watchdog_s = SystemdNotifier().watchdog_s
         self._environ = _ENVIRON | {SUPERVISED: "1", "WATCHDOG_USEC": str(round(self._watchdog_s * 1e6))}
         self._environ.pop("WATCHDOG_PID", None)
@@ -100,6 +125,7 @@ class Supervisor:
                 watch.start_soon(SystemdNotifier().run, self)
                 watch.start_soon(self._watch)
                 async with anyio.create_task_group() as tasks:
+                    self._tasks = tasks
                     for number, name in enumerate(self._names):
                         tasks.start_soon(self._keep, name, Path(directory, str(number)), name=name)
                 watch.cancel_scope.cancel()
@@ -166,12 +192,11 @@ class Supervisor:
         """One process, from start to end: its exit code (minus the signal that ended it), and the facts of its end."""
         # As we were started ourselves, so that it finds what we found; the last of two flags counts.
         command = [sys.executable, *self._argv, "--processes=1", f"--worker-name={name}"]
-        start = partial(anyio.open_process, cwd=_CWD, stdin=PIPE, stdout=None, stderr=None, start_new_session=True)
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as line:
             try:
                 address.unlink(missing_ok=True)  # noqa: ASYNC240 - it takes no time
                 line.bind(str(address))
-                process = await start(command, env=self._environ | {"NOTIFY_SOCKET": str(address)})
+                process, end = await self._start(command, {"NOTIFY_SOCKET": str(address)})
             except OSError as error:  # no memory, too many processes, a full disk
                 return 1, {"worker": name, "error": str(error)}
             async with process, anyio.create_task_group() as tasks:
@@ -184,8 +209,62 @@ class Supervisor:
                 code = await process.wait()
                 del self._living[name]
                 tasks.cancel_scope.cancel()
+        cast("TaskGroup", self._tasks).start_soon(self._take_back, child.worker_id if code else None, end)
         how = {"signal": signal.Signals(-code).name} if -code in set(signal.Signals) else {"exit_code": code}
         return code, {"worker": name, "pid": process.pid, **how}
+
+    async def _start(self, command: Sequence[str], environ: dict[str, str]) -> tuple[Process, int]:
+        """The process, and where to read that it and all in which it runs handlers are gone. Raises OSError."""
+        end, theirs = os.pipe()
+        try:
+            process = await anyio.open_process(
+                command,
+                cwd=_CWD,
+                stdin=PIPE,
+                stdout=None,
+                stderr=None,
+                env=self._environ | environ | {remains.VARIABLE: str(theirs)},
+                pass_fds=(theirs,),
+                start_new_session=True,
+            )
+        except BaseException:
+            os.close(end)
+            raise
+        finally:
+            os.close(theirs)
+        return process, end
+
+    async def _take_back(self, worker_id: Registration | None, end: int) -> None:
+        """Lets the jobs of a daemon that has died run again, as soon as nothing of it is left that may run them."""
+        try:
+            if worker_id is None:
+                return
+            with anyio.move_on_after(self.options.lease_s) as limit:  # then the others do so by themselves
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(self._hurry, limit)
+                    await remains.gone(end)
+                    await self._say_ended(worker_id)
+                    tasks.cancel_scope.cancel()
+        finally:
+            os.close(end)
+
+    async def _hurry(self, limit: anyio.CancelScope) -> None:
+        await self.stop_requested.wait()
+        limit.deadline = min(limit.deadline, anyio.current_time() + HURRY_S)
+
+    async def _say_ended(self, worker_id: Registration) -> None:
+        link = Link(self.options.link, "supervisor")
+        try:
+            while True:
+                try:
+                    await link.value("SELECT pgworkd.worker_ended($1, $2)", worker_id, token_of(worker_id))
+                    return
+                except PgworkdError as error:
+                    _logger().warning("process.jobs_kept", worker_id=int(worker_id), error=str(error))
+                await anyio.sleep(LOOK_S)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await link.close()
 
     async def _hear(self, child: _Child, line: socket.socket) -> None:
         """What a daemon would tell systemd."""
@@ -197,6 +276,10 @@ class Supervisor:
             child.spoke, child.must_reload = True, False
             if b"WATCHDOG=1" in said:
                 child.due_s, child.strikes = anyio.current_time() + self._watchdog_s, 0
+            for name, _, value in (each.decode(errors="replace").partition("=") for each in said):
+                if name == _WORKER:
+                    worker_id, token = value.split()
+                    child.worker_id = Registration.of(int(worker_id), UUID(token))
             if b"READY=1" in said:
                 child.ready = True
                 self._go.set()

@@ -61,7 +61,7 @@ class SystemdNotifier:
             return
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._announce_stop, daemon)
-            self._send("STATUS=waiting for the database")
+            self.send("STATUS=waiting for the database")
             # sd_watchdog_enabled(3) recommends half the limit; but pings are left out for half of it while a supervisor
             # makes sure that one of its processes hangs, and those around must still be in time.
             every_s = min(STATUS_S, self.watchdog_s / 8) if self.watchdog_s else STATUS_S
@@ -76,15 +76,16 @@ class SystemdNotifier:
                         lines.append(f"EXTEND_TIMEOUT_USEC={EXTENDED_START_S * 1e6:.0f}")
                     if self.watchdog_s:
                         lines.append("WATCHDOG=1")
-                self._send("\n".join(lines))
+                self.send("\n".join(lines))
                 with anyio.move_on_after(every_s):
                     await (anyio.sleep_forever() if told_ready else daemon.ready.wait())
 
     async def _announce_stop(self, daemon: Vitals) -> None:
         await daemon.stop_requested.wait()
-        self._send("STOPPING=1")
+        self.send("STOPPING=1")
 
-    def _send(self, message: str) -> None:
+    def send(self, message: str) -> None:
+        """Sends lines of NAME=value; whether anybody reads them is not known."""
         address = "\0" + self._address[1:] if self._address.startswith("@") else self._address
         # systemd not listening is systemd's business; the daemon works on.
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as line:

@@ -32,6 +32,9 @@ class Hearer(Protocol):
     def heard_effects(self) -> None:
         """Something was put off because it was locked: it can be applied soon."""
 
+    def heard_worker_ended(self) -> None:
+        """The process of some worker has ended: its jobs can be taken back now."""
+
     def heard_settings(self) -> None:
         """A row of `queues` was entered, changed or deleted."""
 
@@ -82,6 +85,8 @@ class Wake:
             self._hearer.heard_schedules()
         if message.get("effects"):
             self._hearer.heard_effects()
+        if message.get("ended"):
+            self._hearer.heard_worker_ended()
         if message.get("queues"):
             self._hearer.heard_settings()
         if isinstance(worker_id := message.get("worker"), int):

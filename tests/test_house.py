@@ -15,7 +15,7 @@ PACKAGE = ROOT / "pgworkd"
 FLOORS = {
     0: (
         "bounds errors events failure payload backoff schedule config sources dsn grants job new_job outage log "
-        "queue_settings registration safe_text session settle_sql tls"
+        "queue_settings registration remains safe_text session settle_sql tls"
     ),
     1: (
         "driver_errors link store lease_store schedule_store drivers batches workflow schema wake admin_sql queue_acts "

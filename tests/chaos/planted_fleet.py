@@ -19,8 +19,8 @@ BUGS = (
     ),
     sql(
         "workers are judged by the rescuer's lease",
-        "             OR w.lease_s <= v_steady_s\n                AND w.lease_until",
-        "             OR w.lease_until",
+        "             OR v_judges AND w.lease_s <= v_steady_s\n                AND w.lease_until",
+        "             OR v_judges AND w.lease_until",
         tests="tests/sql/test_rescue_guard.py",
     ),
     sql(
@@ -111,5 +111,25 @@ BUGS = (
         "                        AND w.lease_until > clock() AND u.kind",
         "                        AND u.kind",
         tests="tests/sql/test_claim_left_out.py",
+    ),
+    python(
+        "a supervisor does not say that a process has ended",
+        "supervisor",
+        "                    await self._say_ended(worker_id)\n",
+        "",
+        tests="tests/engine/test_supervisor_deaths.py",
+    ),
+    python(
+        "jobs are taken back beside the processes that run them",
+        "supervisor",
+        "                    await remains.gone(end)\n",
+        "",
+        tests="tests/engine/test_supervisor_deaths.py",
+    ),
+    sql(
+        "whose process has ended is found when somebody may judge",
+        "    IF NOT v_judges AND NOT EXISTS (",
+        "    IF NOT v_judges OR NOT EXISTS (",
+        tests="tests/engine/test_supervisor_deaths.py",
     ),
 )

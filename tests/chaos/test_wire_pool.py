@@ -114,6 +114,8 @@ class Hearing:
 
     def heard_effects(self) -> None: ...
 
+    def heard_worker_ended(self) -> None: ...
+
     def heard_anything(self) -> None:
         self.lines += 1
 

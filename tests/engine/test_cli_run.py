@@ -90,7 +90,8 @@ class Command:
         """The exit code; waits for it."""
         code = self.process.wait(LIMIT_S)
         self._reader.join(LIMIT_S)
-        assert not any(line.startswith("Traceback") for line in self.lines), self.lines  # those of jobs are indented
+        said = "\n".join(self.lines)
+        assert not any(line.startswith("Traceback") for line in self.lines), said  # those of jobs are indented
         assert not any("c4n4ry" in line for line in self.lines), self.lines
         return code
 

@@ -134,19 +134,6 @@ async def test_one_that_is_killed_is_replaced_and_its_jobs_run(
     assert (await said(run, "process.started", 3))[2]["worker"] == victim["name"]
     await until(lambda: db.fetchval("SELECT count(*) = 2 FROM pgworkd.workers WHERE id <> $1", victim["id"]))
 
-    # Its lease, of a second, is over, and we are the worker with a second of good standing that rescues.
-    await db.execute("UPDATE pgworkd.workers SET lease_s = 1, lease_until = now() WHERE id = $1", victim["id"])
-    us = await db.fetchval(
-        "INSERT INTO pgworkd.workers (name, pid, version, lease_s, lease_until, steady_since, token)"
-        " VALUES ('test', 0, '', 1, now() + interval '1 s', now() - interval '1 s', gen_random_uuid()) RETURNING id"
-    )
-
-    async def rescued() -> bool:
-        await db.execute("SELECT pgworkd.heartbeat(id, token, 'running') FROM pgworkd.workers WHERE id = $1", us)
-        return await db.fetchval("SELECT count(*) = 1 FROM pgworkd.rescue($1)", us)
-
-    await until(rescued)
-    await db.execute("DELETE FROM pgworkd.workers WHERE id = $1", us)
     await db.execute("INSERT INTO pgworkd.jobs (queue) SELECT 'once' FROM generate_series(1, 20)")
     await until(lambda: db.fetchval("SELECT count(*) = 21 FROM pgworkd.finished_jobs WHERE status = 'completed'"))
     assert await db.fetchval("SELECT count(*) FROM pgworkd.jobs") == 0

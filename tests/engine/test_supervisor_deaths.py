@@ -1,0 +1,88 @@
+"""`pgworkd run --processes N`: the jobs of one that dies run again at once, but never beside what is left of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+
+from tests.engine.test_cli_run import start
+from tests.engine.test_supervisor import ended, events, play, said
+from tests.kit import until
+
+__all__ = ["play", "start"]  # fixtures
+APP = """
+@app.handler("forks", run_in="process", concurrency=2)
+def forks(payload: dict, job: Job):
+    if job.attempt > 1:
+        return Path("left").exists()
+    if os.fork() == 0:
+        while not Path("go").exists():
+            time.sleep(0.01)
+        Path("left").touch()
+        os._exit(0)
+    Path(f"forked.{job.id}").touch()
+    while True:
+        time.sleep(1)
+
+@app.handler("many", concurrency=20)
+async def many(job: Job):
+    if job.attempt == 1:
+        await anyio.sleep_forever()
+"""
+LONG = {"PGWORKD_LEASE_S": "60", "PGWORKD_HEARTBEAT_S": "20"}
+DONE = "SELECT count(*) = $1 FROM pgworkd.finished_jobs WHERE status = 'completed'"
+OWNER = "SELECT DISTINCT w.id, w.pid FROM pgworkd.workers w JOIN pgworkd.jobs j ON j.worker_id = w.id"
+
+
+async def kill_owner(db: asyncpg.Connection[Any]) -> None:
+    """Kills a process that runs jobs."""
+    victim = (await db.fetch(OWNER))[0]
+    os.kill(victim["pid"], signal.SIGKILL)
+
+
+async def test_jobs_of_one_that_is_killed_run_again_at_once(play: Any, dsn: str, db: asyncpg.Connection[Any]) -> None:
+    run = play(dsn, more=APP, **LONG)
+    await said(run, "daemon.ready", 2)
+    await db.execute("INSERT INTO pgworkd.jobs (queue) SELECT 'many' FROM generate_series(1, 10)")
+    await until(lambda: db.fetchval("SELECT count(*) = 10 FROM pgworkd.jobs WHERE status = 'running'"))
+    for left in await db.fetch(OWNER):
+        os.kill(left["pid"], signal.SIGKILL)
+    await until(lambda: db.fetchval(DONE, 10), limit_s=10)
+    rows = await db.fetch("SELECT attempts, failures, error FROM pgworkd.finished_jobs")
+    assert {(row["attempts"], row["failures"]) for row in rows} == {(2, 0)}
+    assert all(row["error"].endswith("has ended") for row in rows)
+    assert len(events(run, "job.lost")) == 10
+    run.stop()
+    assert await ended(run) == 0
+    assert await db.fetchval("SELECT count(*) FROM pgworkd.workers") == 0
+
+
+async def test_they_do_not_run_beside_what_is_left_of_it(
+    play: Any, dsn: str, db: asyncpg.Connection[Any], tmp_path: Path
+) -> None:
+    run = play(dsn, more=APP, **LONG)
+    await said(run, "daemon.ready", 2)
+    await db.execute("INSERT INTO pgworkd.jobs (queue) VALUES ('forks')")
+    await until(lambda: bool(list(tmp_path.glob("forked.*"))))
+    await kill_owner(db)
+    await said(run, "process.ended")
+    await said(run, "daemon.ready", 3)
+    assert await db.fetchval("SELECT count(*) = 1 FROM pgworkd.jobs WHERE status = 'running' AND attempts = 1")
+    (tmp_path / "go").touch()
+    await until(lambda: db.fetchval(DONE, 1), limit_s=10)
+    assert json.loads(await db.fetchval("SELECT result FROM pgworkd.finished_jobs")) is True
+    run.stop()
+    assert await ended(run) == 0
+
+
+@pytest.mark.parametrize("token", ["gen_random_uuid()", "NULL"])
+async def test_another_registration_of_its_id_is_left_alone(db: asyncpg.Connection[Any], token: str) -> None:
+    worker_id = await db.fetchval("SELECT pgworkd.register('w', 1, 'v', 60)")
+    assert not await db.fetchval(f"SELECT pgworkd.worker_ended($1, {token})", worker_id)
+    assert await db.fetchval("SELECT lost_at IS NULL FROM pgworkd.workers")
