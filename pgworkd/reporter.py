@@ -42,13 +42,18 @@ class Reporter:
     def completed(self, batch: list[Held]) -> None:
         """Reports completed attempts."""
         heard = self._events.heard(events.JOB_COMPLETED)
+        kind, runs, usual_s = "", 0, 0.0
         for held in batch:
             duration_s = 0.0 if held.started is None else held.ended - held.started
-            runs, usual_s = self._usual.get(held.claimed.kind, (0, duration_s))
-            weight = WEIGHT if runs > SAMPLES_LEAST else 1 / (runs + 1)
-            self._usual[held.claimed.kind] = (runs + 1, usual_s + weight * (duration_s - usual_s))
+            if held.claimed.kind != kind:  # nearly all have the same: what is known of it is kept at hand
+                self._usual[kind] = runs, usual_s
+                kind = held.claimed.kind
+                runs, usual_s = self._usual.get(kind, (0, duration_s))
+            usual_s += (WEIGHT if runs > SAMPLES_LEAST else 1 / (runs + 1)) * (duration_s - usual_s)
+            runs += 1
             if heard:
                 self._events.emit(events.JOB_COMPLETED, **held.facts(), duration_s=round(duration_s, 6))
+        self._usual[kind] = runs, usual_s
 
     def settled(self, held: Held, outcome: Outcome, status: str | None) -> None:
         """Reports one attempt that was settled otherwise; `status` None was reported as stale."""

@@ -269,8 +269,9 @@ class Settler:
         await self._settle(Ending.FAILED, [(held, lesser(outcome, error.sqlstate))], flush)
 
     def _report(self, items: Sequence[Item], statuses: Statuses) -> None:
+        remove = self._holdings.remove
         for held, _ in items:
-            self._holdings.remove(held)
+            remove(held)
         if statuses == "completed":
             self._on_completed([held for held, _ in items])
             return

@@ -210,7 +210,7 @@ class Store(ScheduleStore):
     ) -> list[UUID]:
         """Moves jobs to the history with their results (JSON text)."""
         names, at, revisions = columns(following) if following else (None, None, None)
-        args = (ids, attempts, results, names, at, revisions, *_fence(worker_id))
+        args = (ids, attempts, results if any(results) else None, names, at, revisions, *_fence(worker_id))
         sql = settle_sql.SKIPPING[settle_sql.COMPLETED] if skip_locked else settle_sql.COMPLETED
         won: list[UUID] = await self._settles.value(sql, *args)
         return won
