@@ -41,6 +41,10 @@
 
 DO $$
 BEGIN
+    IF current_setting('server_encoding') <> 'UTF8' THEN
+        RAISE EXCEPTION 'the encoding of this database is %, pgworkd needs UTF8', current_setting('server_encoding')
+            USING ERRCODE = '55000', HINT = 'CREATE DATABASE ... ENCODING ''UTF8'' TEMPLATE template0';
+    END IF;
     IF to_regclass('pgworkd.schema_version') IS NOT NULL THEN
         IF EXISTS (SELECT FROM pgworkd.schema_version v WHERE v.version > 1) THEN
             RAISE EXCEPTION 'the schema pgworkd is newer than this script: use that of the newer pgworkd' USING ERRCODE = '55000';

@@ -65,12 +65,14 @@ async def installed_version(link: Link) -> int | None:
 
 
 async def verify(options: LinkOptions) -> None:
-    """Raises SchemaError, with the remedy, unless the database has exactly our schema; DatabaseUnavailable if away.
+    """Raises SchemaError, with the remedy, unless the database has exactly our schema and the encoding UTF8.
 
+    DatabaseUnavailable if it is away.
     A SchemaAwaited if the schema is missing or older: `pgworkd migrate` mends that.
     """
     link = Link(options, "verify")
     try:
+        await _refuse_encoding(link)
         found = await installed_version(link)
     finally:
         await link.close()
@@ -93,13 +95,14 @@ async def migrate(
     Where this very script has been run, nothing is done and nothing locked, unless `force`. Otherwise it is one
     transaction, which tries for `patience_s` seconds to get its locks, and holds up no writer for longer than 200 ms
     while it does not; a second migration at the same time waits for the first. `say` is told what it waits for. Raises
-    SchemaError for a schema newer than this program, and DatabaseUnavailable for a server that is away, only reads, or
-    whose transactions stay in the way.
+    SchemaError for a schema newer than this program or a database whose encoding is not UTF8, and DatabaseUnavailable
+    for a server that is away, only reads, or whose transactions stay in the way.
     """
     link = Link(options, "migrate")
     try:
         if await link.value("SELECT pg_is_in_recovery() OR current_setting('transaction_read_only')::boolean"):
             raise DatabaseUnavailable("this server only reads (a standby?): connect to the primary")
+        await _refuse_encoding(link)
         before = await installed_version(link)
         if before is not None:
             _refuse_newer(before)
@@ -164,6 +167,16 @@ async def _last_run(link: Link) -> str | None:
         return None
     found = await link.value("SELECT script FROM pgworkd.schema_version")
     return None if found is None else str(found)
+
+
+async def _refuse_encoding(link: Link) -> None:
+    """In others not every error and result can be stored, and SQL_ASCII keeps bytes, not texts."""
+    database, encoding = (await link.fetch("SELECT current_database(), current_setting('server_encoding')"))[0]
+    if encoding != "UTF8":
+        raise SchemaError(
+            f"the database {database!r} has the encoding {encoding}, pgworkd needs UTF8: make one with CREATE DATABASE "
+            "... ENCODING 'UTF8' TEMPLATE template0, and name it in the dsn (PGWORKD_DSN)"
+        )
 
 
 def _refuse_newer(found: int) -> None:

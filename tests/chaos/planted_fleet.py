@@ -132,4 +132,11 @@ BUGS = (
         "    IF NOT v_judges OR NOT EXISTS (",
         tests="tests/engine/test_supervisor_deaths.py",
     ),
+    python(
+        "a database in another encoding is taken",
+        "schema",
+        '    if encoding != "UTF8":\n',
+        '    if encoding == "":\n',
+        tests="tests/engine/test_encodings.py",
+    ),
 )
