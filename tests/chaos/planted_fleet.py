@@ -84,7 +84,7 @@ BUGS = (
         "unknown_kinds",
         "if known.elsewhere or (",
         "if (",
-        tests="tests/engine/test_mixed_kinds.py",
+        tests="tests/engine/test_mixed_kinds.py tests/sweeps/test_mixed_fleets.py",
     ),
     python(
         "whom nobody knows is claimed without end",

@@ -1,0 +1,23 @@
+"""Two versions of an application and of settings beside each other: each job runs, once, and soon."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import asyncpg
+import pytest
+
+from .mixed_fleets import Situation
+
+SEEDS = 60 if os.environ.get("PGWORKD_TEST_SWEEPS") == "all" else 8
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+async def test_each_job_runs_once_and_soon(
+    dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    # A restart leaves a moment in which nobody has some kinds.
+    monkeypatch.setattr("pgworkd.unknown_kinds.DELAY_S", 1.0)
+    monkeypatch.setattr("pgworkd.unknown_kinds.RECHECK_S", 1.0)
+    await Situation.of(seed).play(dsn, db)
