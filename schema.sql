@@ -623,6 +623,8 @@ DROP FUNCTION IF EXISTS settle_failed(uuid[], int[], float8[], boolean[], text[]
 DROP FUNCTION IF EXISTS settle_released(uuid[], int[], float8[], text[]);
 DROP FUNCTION IF EXISTS settle_ended(uuid[], int[], text[], text[]);
 DROP FUNCTION IF EXISTS running_of(int, float8);
+DROP FUNCTION IF EXISTS set_pool(int, text, int, boolean, int, text);
+DROP FUNCTION IF EXISTS drop_pool(int, text);
 DROP FUNCTION IF EXISTS register(text, int, text, real, uuid);
 
 -- Enters a worker with its first lease, under a token that it has drawn itself; its id. Ids that are taken, by a row or by
@@ -761,14 +763,16 @@ END $$;
 
 -- Says that a pool sleeps (inserts must NOTIFY) or is awake. A sleeper must claim once more after this,
 -- before it waits: a row inserted just before found it awake and sent nothing. p_code_concurrency is what the
--- worker's own code or settings (p_code_source) give the queue. Nothing is entered for a worker that is gone.
+-- worker's own code or settings (p_code_source) give the queue. Nothing is entered for a worker that is gone, or whose id is
+-- somebody else's by now (p_token).
 -- Locks the pool's row.
 CREATE OR REPLACE FUNCTION set_pool(p_worker int, p_queue text, p_concurrency int, p_asleep boolean,
-                                    p_code_concurrency int DEFAULT NULL, p_code_source text DEFAULT NULL) RETURNS void
+                                    p_code_concurrency int DEFAULT NULL, p_code_source text DEFAULT NULL,
+                                    p_token uuid DEFAULT NULL) RETURNS void
 LANGUAGE sql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
     INSERT INTO pools AS p (worker_id, queue, concurrency, asleep, code_concurrency, code_source)
     SELECT w.id, p_queue, p_concurrency, p_asleep, p_code_concurrency, p_code_source
-    FROM workers w WHERE w.id = p_worker AND w.lost_at IS NULL
+    FROM workers w WHERE w.id = p_worker AND w.lost_at IS NULL AND (p_token IS NULL OR w.token = p_token)
     ON CONFLICT (queue, worker_id) DO UPDATE
     SET asleep = excluded.asleep, concurrency = excluded.concurrency,
         code_concurrency = excluded.code_concurrency, code_source = excluded.code_source
@@ -777,9 +781,10 @@ LANGUAGE sql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
 $$;
 
 -- Takes a pool out that its worker has closed. Locks the pool's row.
-CREATE OR REPLACE FUNCTION drop_pool(p_worker int, p_queue text) RETURNS void
+CREATE OR REPLACE FUNCTION drop_pool(p_worker int, p_queue text, p_token uuid DEFAULT NULL) RETURNS void
 LANGUAGE sql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
     DELETE FROM pools p WHERE p.worker_id = p_worker AND p.queue = p_queue
+       AND NOT EXISTS (SELECT FROM workers w WHERE w.id = p_worker AND w.token <> p_token)
 $$;
 
 -- Those of these kinds for which another worker that serves the queue, lives and is not about to stop has a handler.
@@ -851,6 +856,7 @@ DROP FUNCTION IF EXISTS claim(int, text, int, text[], int[], int[], float8[], uu
 DROP FUNCTION IF EXISTS claim(int, text, int, text[], int[], int[], float8[], uuid[], uuid);
 DROP FUNCTION IF EXISTS pick(text, int, tid[], timestamptz);
 DROP FUNCTION IF EXISTS in_order(text, int, tid[], boolean);
+DROP FUNCTION IF EXISTS payloads(uuid[], int[], int);
 DROP FUNCTION IF EXISTS of_key(text, text, int, tid[]);
 DROP FUNCTION IF EXISTS by_turn(queues, int, tid[], tid[], timestamptz, boolean);
 DROP FUNCTION IF EXISTS settle_completed(uuid[], int[], text[], text[], timestamptz[], int[], text, int, uuid);
@@ -1036,8 +1042,9 @@ BEGIN
 END $$;
 
 -- Payload and meta of running attempts whose claim did not carry them, in the order given, until they come to p_bytes of
--- text. An attempt that is no longer the running one comes without a payload. Locks nothing.
-CREATE OR REPLACE FUNCTION payloads(p_ids uuid[], p_attempts int[], p_bytes int) RETURNS TABLE (id uuid, payload text, meta text)
+-- text. An attempt that is no longer the running one, by the fence of the settles, comes without a payload. Locks nothing.
+CREATE OR REPLACE FUNCTION payloads(p_ids uuid[], p_attempts int[], p_bytes int, p_worker int DEFAULT NULL, p_token uuid DEFAULT NULL)
+RETURNS TABLE (id uuid, payload text, meta text)
 LANGUAGE plpgsql STABLE
 SET search_path = pgworkd, pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
@@ -1050,6 +1057,7 @@ BEGIN
     FOR id, v_payload, v_meta IN
         SELECT u.id, j.payload, j.meta FROM unnest(p_ids, p_attempts) WITH ORDINALITY u (id, attempt, place)
         LEFT JOIN jobs j ON j.id = u.id AND j.attempts = u.attempt AND j.worker_id IS NOT NULL
+            AND (p_worker IS NULL OR j.worker_id = p_worker AND NOT EXISTS (SELECT FROM workers w WHERE w.id = p_worker AND w.token <> p_token))
         ORDER BY u.place
     LOOP
         payload := v_payload::text;  -- here, not above: it unpacks no more than is given
@@ -4266,9 +4274,12 @@ BEGIN
     END LOOP;
 END $$;
 
+DROP FUNCTION IF EXISTS report_progress(uuid[], int[], real[], text[]);
 -- Notes how far running jobs are: `done` from 0 to 1, and a message, of which 500 characters are kept. Answers with those
--- whose attempt is still the running one; of others nothing is noted. Locks rows of `progress` in order of job_id.
-CREATE OR REPLACE FUNCTION report_progress(p_ids uuid[], p_attempts int[], p_done real[], p_messages text[]) RETURNS uuid[]
+-- whose attempt is still the running one, by the fence of the settles; of others nothing is noted. Locks rows of `progress`
+-- in order of job_id.
+CREATE OR REPLACE FUNCTION report_progress(p_ids uuid[], p_attempts int[], p_done real[], p_messages text[],
+                                           p_worker int DEFAULT NULL, p_token uuid DEFAULT NULL) RETURNS uuid[]
 LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_nestloop = on
 SET jit = off SET plan_cache_mode = force_generic_plan AS $$
@@ -4280,6 +4291,7 @@ BEGIN
         SELECT j.id, clock(), j.attempts, u.done, left(u.message, 500)
         FROM unnest(p_ids, p_attempts, p_done, p_messages) AS u (id, attempt, done, message)
         JOIN jobs j ON j.id = u.id AND j.attempts = u.attempt AND j.status = 'running'
+        WHERE p_worker IS NULL OR j.worker_id = p_worker AND NOT EXISTS (SELECT FROM workers w WHERE w.id = p_worker AND w.token <> p_token)
         ORDER BY j.id
         ON CONFLICT (job_id) DO UPDATE
         SET at = excluded.at, attempt = excluded.attempt, done = excluded.done, message = excluded.message

@@ -28,7 +28,7 @@ class Reads(Protocol):
     """The store, as far as it is needed here."""
 
     async def payloads(
-        self, ids: list[UUID], attempts: list[int], bytes_max: int
+        self, ids: list[UUID], attempts: list[int], bytes_max: int, worker_id: int | None = None
     ) -> list[tuple[UUID, str | None, str | None]]:
         """(id, payload, meta), in this order, until they come to `bytes_max`; without a payload: it is not ours."""
 
@@ -71,11 +71,12 @@ class Payloads:
     async def _read(self, following: Iterable[Held]) -> None:
         ahead = (held for held in following if held.claimed.payload is None)
         wanted = [h for h in chain(self._wanted.values(), ahead) if h.reason is None and h.unreadable is None]
-        wanted = list(islice(wanted, 1 if self._singly else READ_MAX))
+        worker_id = wanted[0].worker_id if wanted else None
+        wanted = [h for h in islice(wanted, 1 if self._singly else READ_MAX) if h.worker_id == worker_id]
         self._reading = True
         try:
             ids, attempts = [h.claimed.id for h in wanted], [h.claimed.attempt for h in wanted]
-            rows = await self._store.payloads(ids, attempts, READ_BYTES)
+            rows = await self._store.payloads(ids, attempts, READ_BYTES, worker_id)
         except DatabaseError as error:
             if len(wanted) == 1:
                 wanted[0].unreadable = error  # its row is damaged: the run fails, as it would with a bad payload

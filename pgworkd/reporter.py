@@ -104,16 +104,18 @@ class Reporter:
     async def _pass_on(self) -> None:
         while True:
             speaking = [held for held in self._holdings.running() if held.progress is not None]
-            for at in range(0, len(speaking), PROGRESS_ROWS_MAX):
-                await self._write(speaking[at : at + PROGRESS_ROWS_MAX])
+            for worker_id in {held.worker_id for held in speaking}:  # two, while a lost registration is replaced
+                ours = [held for held in speaking if held.worker_id == worker_id]
+                for at in range(0, len(ours), PROGRESS_ROWS_MAX):
+                    await self._write(ours[at : at + PROGRESS_ROWS_MAX])
             await anyio.sleep(LOOK_S)
 
     async def _write(self, speaking: list[Held]) -> None:
         """Writes what handlers have said since the last time; what cannot be written now is kept for the next."""
         said = [held.progress or (0.0, "") for held in speaking]
-        ids, attempts = [held.claimed.id for held in speaking], [held.claimed.attempt for held in speaking]
+        rows = [(held.claimed.id, held.claimed.attempt, *noted) for held, noted in zip(speaking, said, strict=True)]
         try:
-            await self._store.report_progress(ids, attempts, [done for done, _ in said], [text for _, text in said])
+            await self._store.report_progress(rows, speaking[0].worker_id)
         except PgworkdError as error:
             self._outage.failed(error)
             return

@@ -116,7 +116,7 @@ class FailedAttempt(NamedTuple):
 
 _CLAIM = """SELECT id, kind, payload, attempt, failures, max_attempts, timeout_s, priority, losses, run_at,
     created_at, schedule, occurrence, meta, serialize_key FROM pgworkd.claim($1, $2, $3, $4, $5, $6, $7, $8, $10, $9)"""
-_PAYLOADS = "SELECT id, payload, meta FROM pgworkd.payloads($1, $2, $3)"
+_PAYLOADS = "SELECT id, payload, meta FROM pgworkd.payloads($1, $2, $3, $4, $5)"
 _RESCUE = "SELECT id, queue, kind, attempt, status, worker_id, worker, error FROM pgworkd.rescue($1, $2)"
 _KEPT_LONGER = "SELECT name, keep_s FROM pgworkd.queues WHERE keep_s > $1"
 
@@ -156,12 +156,12 @@ class Store(ScheduleStore):
         self, worker_id: int, queue: str, concurrency: int, *, asleep: bool, code: tuple[int, str]
     ) -> None:
         """Says whether inserts into the queue must NOTIFY for this worker; `code`: its own concurrency, and whence."""
-        args = (worker_id, queue, concurrency, asleep, *code)
-        await self._claims.value("SELECT pgworkd.set_pool($1, $2, $3, $4, $5, $6)", *args)
+        args = (worker_id, queue, concurrency, asleep, *code, token_of(worker_id))
+        await self._claims.value("SELECT pgworkd.set_pool($1, $2, $3, $4, $5, $6, $7)", *args)
 
     async def drop_pool(self, worker_id: int, queue: str) -> None:
         """This worker does not serve the queue any more."""
-        await self._claims.value("SELECT pgworkd.drop_pool($1, $2)", worker_id, queue)
+        await self._claims.value("SELECT pgworkd.drop_pool($1, $2, $3)", worker_id, queue, token_of(worker_id))
 
     async def sign_off(self, worker_id: int) -> bool:
         """Ends a worker; False if it still has running jobs or is lost."""
@@ -179,12 +179,11 @@ class Store(ScheduleStore):
         """What was ordered, now running under this worker; raises `WorkerLost` without a lease."""
         return Claims.read(await self._claims.fetch(_CLAIM, *order, token_of(order.worker_id)))
 
-    async def payloads(self, ids: Sequence[UUID], attempts: Sequence[int], bytes_max: int) -> list[Payload]:
-        """(id, payload, meta) of running attempts, in this order: until they come to `bytes_max`.
-
-        Without a payload: the attempt is not the running one any more.
-        """
-        return list(map(tuple, await self._reads.fetch(_PAYLOADS, ids, attempts, bytes_max)))
+    async def payloads(
+        self, ids: Sequence[UUID], attempts: Sequence[int], bytes_max: int, worker_id: int | None = None
+    ) -> list[Payload]:
+        """(id, payload, meta) of attempts, in order, up to `bytes_max`; without a payload: it runs no more."""
+        return list(map(tuple, await self._reads.fetch(_PAYLOADS, ids, attempts, bytes_max, *_fence(worker_id))))
 
     async def kinds_elsewhere(self, worker_id: int, queue: str, kinds: Sequence[str]) -> set[str]:
         """Those of these kinds for which another live worker of the queue has a handler."""
@@ -343,8 +342,7 @@ class Store(ScheduleStore):
         """Queues whose keep_s is more than the whole history is kept, and that keep_s."""
         return [(queue, keep_s) for queue, keep_s in await self._rest.fetch(_KEPT_LONGER, keep_days * 86_400)]
 
-    async def report_progress(
-        self, ids: Sequence[UUID], attempts: Sequence[int], done: Sequence[float], messages: Sequence[str]
-    ) -> None:
-        """Notes how far these attempts have come (0 to 1), where they are still running."""
-        await self._rest.value("SELECT pgworkd.report_progress($1, $2, $3, $4)", ids, attempts, done, messages)
+    async def report_progress(self, said: Sequence[tuple[UUID, int, float, str]], worker_id: int | None = None) -> None:
+        """Notes how far attempts have come, where they are still running: (id, attempt, 0 to 1, message) of each."""
+        args = [list(column) for column in zip(*said, strict=True)]
+        await self._rest.value("SELECT pgworkd.report_progress($1, $2, $3, $4, $5, $6)", *args, *_fence(worker_id))

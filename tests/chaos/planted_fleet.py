@@ -139,4 +139,22 @@ BUGS = (
         '    if encoding == "":\n',
         tests="tests/engine/test_encodings.py",
     ),
+    sql(
+        "progress is noted for whoever has the id",
+        "        WHERE p_worker IS NULL OR j.worker_id = p_worker AND",
+        "        WHERE true OR",
+        tests="tests/sql/test_fence.py",
+    ),
+    sql(
+        "payloads are read for whoever has the id",
+        "= u.attempt AND j.worker_id IS NOT NULL\n            AND (p_worker IS NULL OR",
+        "= u.attempt AND j.worker_id IS NOT NULL\n            AND (true OR",
+        tests="tests/sql/test_fence.py",
+    ),
+    sql(
+        "a pool is entered for whoever has the id",
+        "WHERE w.id = p_worker AND w.lost_at IS NULL AND (p_token IS NULL OR w.token = p_token)",
+        "WHERE w.id = p_worker AND w.lost_at IS NULL",
+        tests="tests/sql/test_fence.py",
+    ),
 )

@@ -63,9 +63,9 @@ async def test_who_says_much_is_written_seldom(
     written: list[float] = []
     report = Store.report_progress
 
-    async def counted(self: Store, ids: Any, attempts: Any, done: list[float], messages: Any) -> None:
-        written.extend(done)
-        await report(self, ids, attempts, done, messages)
+    async def counted(self: Store, said: Any, worker_id: int | None = None) -> None:
+        written.extend(done for _, _, done, _ in said)
+        await report(self, said, worker_id)
 
     monkeypatch.setattr(Store, "report_progress", counted)
     app, go_on = App(), anyio.Event()

@@ -58,6 +58,39 @@ async def test_a_settle_waits_for_nobody_who_holds_the_workers_row(db: Db, other
     await other.execute("COMMIT")
 
 
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT cardinality(pgworkd.report_progress($1, '{1}', '{0.5}', '{m}', $2, $3)) = 1",
+        "SELECT bool_and(payload IS NOT NULL) FROM pgworkd.payloads($1, '{1}', 1000, $2, $3)",
+    ],
+    ids=["progress", "payloads"],
+)
+async def test_what_runs_is_asked_and_told_only_under_the_registration_that_claimed(db: Db, sql: str) -> None:
+    mine, others = await worker(db), await worker(db)
+    job_id = await one(db)
+    await claim(db, mine)
+    for worker_id, its_token in ((others, await token(db, others)), (mine, await token(db, others))):
+        assert await db.fetchval(sql, [job_id], worker_id, its_token) is False
+    for worker_id, known in ((mine, await token(db, mine)), (None, None)):
+        assert await db.fetchval(sql, [job_id], worker_id, known) is True
+
+
+async def test_a_pool_is_entered_and_dropped_only_under_the_registration(db: Db) -> None:
+    mine = await worker(db)
+    sets = "SELECT pgworkd.set_pool($1, 'q', $3, true, p_token => $2)"
+    pools = "SELECT coalesce(array_agg(concurrency), '{}') FROM pgworkd.pools"
+    stranger, its = uuid.uuid4(), await token(db, mine)
+    await db.execute(sets, mine, stranger, 1)
+    assert await db.fetchval(pools) == []
+    await db.execute(sets, mine, its, 2)
+    await db.execute(sets, mine, stranger, 3)
+    await db.execute("SELECT pgworkd.drop_pool($1, 'q', $2)", mine, stranger)
+    assert await db.fetchval(pools) == [2]
+    await db.execute("SELECT pgworkd.drop_pool($1, 'q', $2)", mine, its)
+    assert await db.fetchval(pools) == []
+
+
 async def test_after_a_failover_that_lost_a_claim_the_good_completion_counts_and_the_stale_failure_does_not(
     db: Db,
 ) -> None:

@@ -52,7 +52,7 @@ FUNCTIONS = {
     "delete_batch(uuid, text)": "integer",
     "depend(uuid, uuid[], text)": "integer",
     "discard(uuid[], text)": "integer",
-    "drop_pool(integer, text)": "void",
+    "drop_pool(integer, text, uuid)": "void",
     "edit(uuid, jsonb, timestamp with time zone, integer, text)": "jsonb",
     "enqueue(text, jsonb, text, integer, timestamp with time zone, double precision, timestamp with time zone, integer,"
     " double precision, jsonb, text, timestamp with time zone, double precision, text, text, text, text)": (
@@ -68,14 +68,14 @@ FUNCTIONS = {
     "prune(integer, integer, integer)": "TABLE(rows_deleted integer, dead_moved integer)",
     "put_schedule(text, text, text, text, integer, text, text, text, real, boolean)": "void",
     "register(text, integer, text, real, uuid, text[])": "integer",
-    "report_progress(uuid[], integer[], real[], text[])": "uuid[]",
+    "report_progress(uuid[], integer[], real[], text[], integer, uuid)": "uuid[]",
     "result_of(uuid[])": (
         "TABLE(id uuid, status text, result jsonb, error text, finished_at timestamp with time zone)"
     ),
     "retry(uuid[], text, boolean)": "uuid[]",
     "running_of(integer, uuid, double precision)": "TABLE(id uuid, attempt integer)",
     "seal_batch(uuid)": "boolean",
-    "set_pool(integer, text, integer, boolean, integer, text)": "void",
+    "set_pool(integer, text, integer, boolean, integer, text, uuid)": "void",
     "set_queue(text, jsonb)": "void",
     "settle_completed(uuid[], integer[], text[], text[], timestamp with time zone[], integer[],"
     " integer, uuid)": "uuid[]",

@@ -25,7 +25,9 @@ class Store:
     def __init__(self, *fails: Exception) -> None:
         self.fails, self.asked = deque(fails), list[int]()
 
-    async def payloads(self, ids: Any, attempts: Any, bytes_max: int) -> list[tuple[UUID, str | None, str | None]]:
+    async def payloads(
+        self, ids: Any, attempts: Any, bytes_max: int, worker_id: int | None = None
+    ) -> list[tuple[UUID, str | None, str | None]]:
         self.asked.append(len(ids))
         await anyio.lowlevel.checkpoint()
         if self.fails:
