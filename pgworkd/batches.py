@@ -23,8 +23,10 @@ from typing import Any, NamedTuple, Protocol, Self
 from uuid import UUID
 
 from .bounds import identity
-from .drivers import answered, parts, styles, way
+from .columns import parts
+from .drivers import Step, answered, way
 from .errors import UsageError
+from .insert_sql import styles
 from .new_job import NAME_CHARS_MAX, NEW_JOB_FIELDS, NewJob, new_ids, new_job, row, text, whole
 from .payload import encode
 
@@ -179,7 +181,7 @@ class Batch:
         encoded = [encode(payload, f"payloads[{i}]") for i, payload in enumerate(payloads)]
         ids = new_ids(len(encoded))
         rows = zip((f"{i:032x}" for i in ids), encoded, strict=True)
-        steps = [partial(_added, self.id, part, options) for part in parts(rows, lambda r: len(r[1]))]
+        steps: list[Step] = [partial(_added, self.id, part, options) for part in parts(rows, lambda r: len(r[1]))]
         return answered(self._way(self._conn, steps), lambda _: [UUID(int=i) for i in ids])
 
     def seal(self) -> Any:

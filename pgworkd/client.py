@@ -21,9 +21,10 @@ from typing import Any, Literal, NamedTuple, Protocol, TypedDict, Unpack, get_ar
 from uuid import UUID
 
 from .batches import Batch, Progress, batch
-from .drivers import answered, depends, enqueues, inserts, way
+from .columns import ManyJobs
+from .drivers import answered, depends, enqueues, inserts, inserts_many, way
 from .errors import UsageError
-from .new_job import NewJob, Unless, new_ids, row, rows, waits
+from .new_job import NewJob, Unless, new_ids, row, waits
 from .workflow import Workflow
 
 __all__ = ["Batch", "Enqueued", "NewJob", "OnDuplicate", "Progress", "Workflow", "batch", "enqueue", "enqueue_many"]
@@ -142,12 +143,14 @@ def enqueue_many(conn: Any, jobs: _Jobs) -> Any:
     """Inserts all jobs or none; their ids in the order of the jobs, to be awaited if `conn` is async.
 
     A mapping has NewJob's arguments as keys. Errors as of `enqueue`, with the index: "jobs[17].payload.items[3] ...".
-    All jobs are checked and encoded in the call itself, some 5 us each. More than 5,000 (or 8 MiB) take several
-    statements, in a savepoint or, in autocommit, a transaction of their own. So it depends on their number whether the
-    caller's transaction could go on after an error of the driver: roll it back. Cancelled or cut off in autocommit, the
-    jobs are there all or none; give them a dedupe_key to call again.
+    Up to 5,000 jobs (or 8 MiB) are checked in the call itself and take one statement. More take several, in a
+    savepoint or, in autocommit, a transaction of their own; they are drawn from `jobs` as it goes on (also while the
+    database stores those before, if `conn` is async), so that a generator is never held as a whole: only the ids are,
+    100 bytes each. A job that is wrong, or an error in the generator, undoes those before it. It depends on the number
+    of jobs whether the caller's transaction could go on after an error of the driver: roll it back. Cancelled or cut
+    off in autocommit, the jobs are there all or none; give them a dedupe_key to call again.
     """
     run = way(conn)
-    new, waiting = rows(jobs)
-    ids = new_ids(len(new))
-    return answered(run(conn, inserts(ids, new) + depends(ids, waiting)), lambda _: [UUID(int=i) for i in ids])
+    many = ManyJobs(jobs)
+    steps = inserts_many(many)
+    return answered(run(conn, steps), lambda _: many.ids)

@@ -7,105 +7,59 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from functools import cache, partial
-from re import sub
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from itertools import accumulate, chain
+from typing import Any, TypeAlias
 
 import anyio
+import anyio.lowlevel
 
+from .columns import Columns, ManyJobs, of_rows, parts, with_keys
 from .errors import UsageError
-from .new_job import KEYED_JOB_FIELDS, NEW_JOB_FIELDS, Waits
+from .insert_sql import DEPEND, ENQUEUE, INSERT, INSERT_ONE, Statement
+from .new_job import Waits
 
-_STATEMENT_ROWS, _STATEMENT_CHARS = 5_000, 8 * 1024 * 1024  # more is no faster, but costs the server memory
 _ROLLBACK_S = 5.0
-_WITH_KEYS = 1 + NEW_JOB_FIELDS  # fields of a row and its id from which on it has keys
-
-
-Item = TypeVar("Item")
-
-
-class Statement(NamedTuple):
-    """A statement in each style of parameters; each of them occurs once, in order."""
-
-    numbered: str
-    format: str
-    named: str
 
 
 Step: TypeAlias = Callable[[], tuple[Statement, Sequence[Any]]]
 """A statement to run with its parameters, which are made when its turn has come."""
 
 
+Steps: TypeAlias = list[Step] | Iterator[Step | None]
+"""To be run all or none: a list; or several, each of which is made when it is drawn (None: not yet, draw again)."""
+
 AFTER_MAX = 10_000
 """Dependencies in one call of depend()."""
 
 
-def styles(sql: str) -> Statement:
-    """A statement whose parameters $1, $2, ... occur once each, in order."""
-    return Statement(sql, sub(r"\$\d+", "%s", sql), sub(r"\$(\d+)", r":p\1", sql))
-
-
-# Ids are drawn by the client: RETURNING promises no order, and a server without OpenSSL opens /dev/urandom for each.
-# Everything travels as text or number, so that no codec or adapter that the caller has set for jsonb or uuid comes
-# between. Columns that few jobs have make up a statement of their own: each array costs, full of NULLs or not.
-_INSERT = styles("""
-WITH stored AS (
-    INSERT INTO pgworkd.jobs
-           (id, queue, kind, payload, priority, run_at, expires_at, max_attempts, timeout_s, dedupe_key, meta)
-    SELECT CAST(id AS uuid), queue, kind, CAST(payload AS jsonb), priority,
-           coalesce(CAST(run_at AS timestamptz), pgworkd.clock() + make_interval(secs => coalesce(delay_s, 0))),
-           CAST(expires_at AS timestamptz), max_attempts, timeout_s, dedupe_key, CAST(meta AS jsonb)
-    FROM unnest(CAST($1 AS text[]), CAST($2 AS text[]), CAST($3 AS text[]), CAST($4 AS text[]), CAST($5 AS int[]),
-                CAST($6 AS text[]), CAST($7 AS float8[]), CAST($8 AS text[]), CAST($9 AS int[]), CAST($10 AS float8[]),
-                CAST($11 AS text[]), CAST($12 AS text[])) AS new
-        (id, queue, kind, payload, priority, run_at, delay_s, expires_at, max_attempts, timeout_s, dedupe_key, meta)
-    RETURNING 1
-)
-SELECT count(*) FROM stored""")
-_INSERT_WITH_KEYS = styles("""
-WITH stored AS (
-    INSERT INTO pgworkd.jobs
-           (id, queue, kind, payload, priority, run_at, expires_at, max_attempts, timeout_s, dedupe_key, meta,
-            serialize_key, limit_key, yields, dedupe_until)
-    SELECT CAST(id AS uuid), queue, kind, CAST(payload AS jsonb), priority,
-           coalesce(CAST(run_at AS timestamptz), pgworkd.clock() + make_interval(secs => coalesce(delay_s, 0))),
-           CAST(expires_at AS timestamptz), max_attempts, timeout_s, dedupe_key, CAST(meta AS jsonb),
-           serialize_key, limit_key, coalesce(on_retry = 'yield', false),
-           coalesce(CAST(dedupe_until AS timestamptz), pgworkd.clock() + make_interval(secs => dedupe_for_s))
-    FROM unnest(CAST($1 AS text[]), CAST($2 AS text[]), CAST($3 AS text[]), CAST($4 AS text[]), CAST($5 AS int[]),
-                CAST($6 AS text[]), CAST($7 AS float8[]), CAST($8 AS text[]), CAST($9 AS int[]), CAST($10 AS float8[]),
-                CAST($11 AS text[]), CAST($12 AS text[]), CAST($13 AS text[]), CAST($14 AS text[]),
-                CAST($15 AS text[]), CAST($16 AS text[]), CAST($17 AS float8[])) AS new
-        (id, queue, kind, payload, priority, run_at, delay_s, expires_at, max_attempts, timeout_s, dedupe_key, meta,
-         serialize_key, limit_key, on_retry, dedupe_until, dedupe_for_s)
-    RETURNING 1
-)
-SELECT count(*) FROM stored""")
-_ENQUEUE = styles("""
-SELECT CAST(id AS text), created, changed
-FROM pgworkd.enqueue(
-    CAST($1 AS text), p_kind => CAST($2 AS text), p_payload => CAST(CAST($3 AS text) AS jsonb),
-    p_priority => CAST($4 AS int), p_run_at => CAST(CAST($5 AS text) AS timestamptz), p_delay_s => CAST($6 AS float8),
-    p_expires_at => CAST(CAST($7 AS text) AS timestamptz), p_max_attempts => CAST($8 AS int),
-    p_timeout_s => CAST($9 AS float8), p_dedupe_key => CAST($10 AS text), p_meta => CAST(CAST($11 AS text) AS jsonb),
-    p_serialize_key => CAST($12 AS text), p_limit_key => CAST($13 AS text),
-    p_on_retry => coalesce(CAST($14 AS text), 'hold'), p_dedupe_until => CAST(CAST($15 AS text) AS timestamptz),
-    p_dedupe_for_s => CAST($16 AS float8), p_on_duplicate => CAST($17 AS text))""")
-
-_DEPEND = styles("""
-SELECT sum(pgworkd.depend(CAST(job AS uuid), CAST(after AS uuid[]), unless))
-FROM unnest(CAST($1 AS text[]), CAST($2 AS text[]), CAST($3 AS text[])) AS new (job, after, unless)""")
-
-
-def inserts(ids: Iterable[int], rows: Sequence[Any]) -> list[Step]:
+def inserts(ids: range, rows: Sequence[tuple[Any, ...]]) -> list[Step]:
     """The statements that store these rows of `new_job` under these ids; without rows, none."""
-    all_rows = ((f"{job_id:032x}", *fields) for job_id, fields in zip(ids, rows, strict=True))
-    return [partial(_insert, part) for part in parts(all_rows, lambda row: len(row[3]) + len(row[11] or ""))]
+    lists = parts(rows, lambda row: len(row[2]) + len(row[10] or ""))
+    ends = accumulate(map(len, lists))
+    return [partial(_insert, of_rows(ids[end - len(part) : end], part)) for end, part in zip(ends, lists, strict=True)]
 
 
-def depends(ids: Sequence[int], waits: Iterable[Waits]) -> list[Step]:
+def inserts_many(many: ManyJobs) -> Steps:
+    """The same for jobs that are drawn as it goes on: a list, if one statement is enough for all of them."""
+    if not many:
+        return []
+    steps = _going_on(many)
+    while (first := next(steps)) is None:
+        pass
+    return chain([first], steps) if many else [first, *filter(None, steps)]
+
+
+def _going_on(many: ManyJobs) -> Iterator[Step | None]:
+    while many:
+        columns = yield from many.columns()
+        yield partial(_insert, columns)
+    yield from depends(many.waiting_ids, many.waiting)
+
+
+def depends(ids: Sequence[int] | Mapping[int, int], waits: Iterable[Waits]) -> list[Step]:
     """The statements that let those of the new jobs wait for others."""
     edges = (
         (f"{ids[number]:032x}", "{" + ",".join(map(str, after[at : at + AFTER_MAX])) + "}", unless)
@@ -116,20 +70,7 @@ def depends(ids: Sequence[int], waits: Iterable[Waits]) -> list[Step]:
 
 
 def _depend(part: Sequence[tuple[str, str, str]]) -> tuple[Statement, Sequence[Any]]:
-    return _DEPEND, [*map(list, zip(*part, strict=True))]
-
-
-def parts(items: Iterable[Item], chars: Callable[[Item], int]) -> list[list[Item]]:
-    """The items, in lists that are each fit for one statement."""
-    lists, sum_chars = list[list[Item]](), 0
-    for item in items:
-        size = chars(item)
-        if not lists or len(lists[-1]) == _STATEMENT_ROWS or sum_chars + size > _STATEMENT_CHARS:
-            lists.append([])
-            sum_chars = 0
-        lists[-1].append(item)
-        sum_chars += size
-    return lists
+    return DEPEND, [*map(list, zip(*part, strict=True))]
 
 
 def answered(found: Any, answer: Callable[[list[Any]], Any]) -> Any:
@@ -143,10 +84,10 @@ async def _answered_async(found: Coroutine[Any, Any, list[Any]], answer: Callabl
 
 def enqueues(row: tuple[Any, ...], on_duplicate: str) -> list[Step]:
     """The statement that stores this row or does with the holder of its key what is said: (id, created, changed)."""
-    return [lambda: (_ENQUEUE, [*_with_keys(row, KEYED_JOB_FIELDS), on_duplicate])]
+    return [lambda: (ENQUEUE, [*with_keys(row), on_duplicate])]
 
 
-def way(conn: object) -> Callable[[Any, Sequence[Step]], Any]:
+def way(conn: object) -> Callable[[Any, Steps], Any]:
     """How to run steps on a connection of this type, all or none: the rows of the last, to be awaited if it is async.
 
     UsageError for a type that we do not know.
@@ -157,37 +98,82 @@ def way(conn: object) -> Callable[[Any, Sequence[Step]], Any]:
     raise UsageError(f"cannot enqueue on a {type(conn).__qualname__}: pass one of {', '.join(_WAYS)}")
 
 
-def _insert(part: list[Any]) -> tuple[Statement, Sequence[Any]]:
-    statement = _INSERT
-    if max(map(len, part)) > _WITH_KEYS:
-        statement, part = _INSERT_WITH_KEYS, [_with_keys(row, 1 + KEYED_JOB_FIELDS) for row in part]
-    return statement, [*map(list, zip(*part, strict=True))]
+def _insert(columns: Columns) -> tuple[Statement, Sequence[Any]]:
+    if len(columns.ids) == 1:
+        return INSERT_ONE, [f"{columns.ids[0]:032x}", columns.payloads[0], *columns.alike]
+    return INSERT, columns.values
 
 
-def _with_keys(row: tuple[Any, ...], fields: int) -> tuple[Any, ...]:
-    return row + (None,) * (fields - len(row))
-
-
-def _run(driver: Any, conn: Any, steps: Sequence[Step]) -> list[Any]:
-    run, block = driver(conn, len(steps))
+def _run(driver: Any, conn: Any, steps: Steps) -> list[Any]:
+    statements = len(steps) if isinstance(steps, list) else 2  # or more
+    freed = [*steps] if _is_busy(conn) else _freed(conn, steps)
+    run, block = driver(conn, statements)
     rows: list[Any] = []
-    with block() if len(steps) > 1 else nullcontext():
-        for step in steps:
+    with block() if statements > 1 else nullcontext():
+        for step in filter(None, freed):
             rows = run(*step())
     return rows
 
 
-async def _run_async(driver: Any, conn: Any, steps: Sequence[Step]) -> list[Any]:
-    run, block = await driver(conn, len(steps))
+def _is_busy(conn: Any) -> bool:
+    """Whether someone holds the connection's lock, such as psycopg's Cursor.stream() for as long as it is read."""
+    return bool(getattr(getattr(conn, "lock", None), "locked", bool)())
+
+
+def _freed(conn: Any, steps: Iterable[Step | None]) -> Iterator[Step | None]:
+    """The steps; all are made first where they are made of what is read from this connection: it would wait for us."""
+    rest = iter(steps)
+    for step in rest:
+        yield from [step, *rest] if _is_busy(conn) else [step]
+
+
+async def _run_async(driver: Any, conn: Any, steps: Steps) -> list[Any]:
+    statements = len(steps) if isinstance(steps, list) else 2  # or more
+    run, block = await driver(conn, statements)
     rows: list[Any] = []
     try:
-        async with _whole(block()) if len(steps) > 1 else nullcontext():
-            for step in steps:
-                rows = await run(*step())
+        async with _whole(block()) if statements > 1 else nullcontext():
+            if isinstance(steps, list):
+                for step in steps:
+                    rows = await run(*step())
+            else:
+                await _overlapping(run, steps)
     except asyncio.CancelledError as error:
         error.add_note("pgworkd was cancelled in a statement: unless in your transaction, it may have taken effect")
         raise
     return rows
+
+
+async def _overlapping(run: Callable[..., Any], steps: Iterator[Step | None]) -> None:
+    """Runs the steps one after the other, and makes each while the one before runs."""
+    errors = list[BaseException]()
+
+    async def ran(statement: Statement, values: Sequence[Any]) -> None:
+        try:
+            await run(statement, values)
+        except BaseException as error:  # noqa: BLE001 - raised below, as the caller of any other call would get it
+            errors.append(error)
+
+    step, error = await _next(steps)
+    while step is not None and not errors:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ran, *step())
+            await anyio.lowlevel.checkpoint()  # for it to be sent
+            step, error = await _next(steps)
+    for failed in [*errors, *filter(None, [error])]:
+        raise failed
+
+
+async def _next(steps: Iterator[Step | None]) -> tuple[Step | None, Exception | None]:
+    """The next one; or what is wrong with it, which is no reason to cut off the statement that runs."""
+    try:
+        for step in steps:
+            if step is not None:
+                return step, None
+            await anyio.lowlevel.checkpoint()
+    except Exception as error:  # noqa: BLE001 - of the caller's jobs, or of what they come from
+        return None, error
+    return None, None
 
 
 @asynccontextmanager
@@ -212,7 +198,7 @@ async def _asyncpg(conn: Any, _: int) -> Any:
     return lambda statement, values: conn.fetch(statement.numbered, *values), conn.transaction
 
 
-async def _asyncpg_pool(pool: Any, steps: Sequence[Step]) -> list[Any]:
+async def _asyncpg_pool(pool: Any, steps: Steps) -> list[Any]:
     _refuse_foreign_loop(pool)
     async with pool.acquire() as conn:
         return await _run_async(_asyncpg, conn, steps)
@@ -277,7 +263,7 @@ def _sqlalchemy(conn: Any, _: int) -> Any:
     return run, partial(_out_of_autocommit, conn, dbapi) if dbapi.autocommit else conn.begin_nested
 
 
-async def _sqlalchemy_async(conn: Any, steps: Sequence[Step]) -> Any:
+async def _sqlalchemy_async(conn: Any, steps: Steps) -> Any:
     conn = await conn.connection() if callable(type(conn).connection) else conn
     return await conn.run_sync(partial(_run, _sqlalchemy), steps)
 
@@ -291,7 +277,7 @@ def _django(conn: Any, statements: int) -> Any:
 
 _SQLALCHEMY = ("sqlalchemy.Connection", "sqlalchemy.Session", "sqlalchemy.scoped_session")
 _SQLALCHEMY_ASYNC = ("sqlalchemy.AsyncConnection", "sqlalchemy.AsyncSession", "sqlalchemy.async_scoped_session")
-_WAYS: dict[str, Callable[[Any, Sequence[Step]], Any]] = {
+_WAYS: dict[str, Callable[[Any, Steps], Any]] = {
     **dict.fromkeys(("asyncpg.Connection", "asyncpg.PoolConnectionProxy"), partial(_run_async, _asyncpg)),
     "asyncpg.Pool": _asyncpg_pool,
     "psycopg.Connection": partial(_run, _psycopg),

@@ -6,7 +6,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, NamedTuple, get_args
@@ -75,17 +75,6 @@ NEW_JOB_FIELDS, KEYED_JOB_FIELDS = 11, 16
 """How many fields a row has: without and with what only jobs with keys have."""
 
 
-def rows(jobs: Iterable[NewJob | Mapping[str, Any]]) -> tuple[list[tuple[Any, ...]], list[Waits]]:
-    """The jobs as rows, and those that wait for others; UsageError names what is wrong as "jobs[17].queue"."""
-    found, waiting = list[tuple[Any, ...]](), list[Waits]()
-    for i, job in enumerate(jobs):
-        known = job if type(job) is NewJob else new_job(job, f"jobs[{i}]")
-        found.append(_checked(known, i))
-        if known.after:
-            waiting.append(waits(known, i, f"jobs[{i}]."))
-    return found, waiting
-
-
 def waits(job: NewJob, index: int = 0, at: str = "") -> Waits:
     """What the job waits for."""
     after = list(job.after) if isinstance(job.after, Iterable) else [None]
@@ -96,8 +85,11 @@ def waits(job: NewJob, index: int = 0, at: str = "") -> Waits:
     return Waits(index, after, job.unless)
 
 
-def row(job: NewJob, at: str = "") -> tuple[Any, ...]:
-    """The job as text and numbers: NEW_JOB_FIELDS of them, or KEYED_JOB_FIELDS if it has any of the last five."""
+def row(job: NewJob, at: str = "", payload: str | None = None) -> tuple[Any, ...]:
+    """The job as text and numbers: NEW_JOB_FIELDS of them, or KEYED_JOB_FIELDS if it has any of the last five.
+
+    `payload`: as text, if it has been encoded already.
+    """
     if job.run_at is not None and job.delay is not None:
         raise UsageError(f"{at}run_at and delay are both given: pass one of them")
     if job.timeout_s is not None and job.timeout_s in (0, timedelta(0)):
@@ -105,7 +97,7 @@ def row(job: NewJob, at: str = "") -> tuple[Any, ...]:
     fields = (
         text(job.queue, f"{at}queue", NAME_CHARS_MAX),
         None if job.kind is None else text(job.kind, f"{at}kind", NAME_CHARS_MAX),
-        "{}" if job.payload is None else encode(job.payload, f"{at}payload"),
+        _payload(job, at) if payload is None else payload,
         whole(job.priority, f"{at}priority", -PRIORITY_MAX - 1, PRIORITY_MAX),
         None if job.run_at is None else _instant(job.run_at, f"{at}run_at"),
         None if job.delay is None else delay_seconds(job.delay, f"{at}delay"),
@@ -117,6 +109,10 @@ def row(job: NewJob, at: str = "") -> tuple[Any, ...]:
     )
     last = (job.serialize_key, job.limit_key, job.on_retry, job.dedupe_until, job.dedupe_for)
     return fields if last == _NO_KEYS else fields + _keys(job, at)
+
+
+def _payload(job: NewJob, at: str) -> str:
+    return "{}" if job.payload is None else encode(job.payload, f"{at}payload")
 
 
 _NO_KEYS = (None, None, "hold", None, None)
@@ -141,13 +137,6 @@ def _keys(job: NewJob, at: str) -> tuple[Any, ...]:
         None if job.dedupe_until is None else _instant(job.dedupe_until, f"{at}dedupe_until"),
         None if job.dedupe_for is None else delay_seconds(job.dedupe_for, f"{at}dedupe_for"),
     )
-
-
-def _checked(job: NewJob, index: int) -> tuple[Any, ...]:
-    try:
-        return row(job)
-    except UsageError:  # once more, for the message to say which
-        return row(job, f"jobs[{index}].")
 
 
 def new_job(job: Any, what: str) -> NewJob:

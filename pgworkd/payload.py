@@ -10,7 +10,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 from pydantic_core import from_json, to_json, to_jsonable_python
@@ -78,6 +79,42 @@ def encode(value: object, what: str = "payload", *, object_only: bool = True, co
     if _is_suspicious(text):
         _refuse(_fault(plain, what, ()))
     return text
+
+
+def encode_plain(values: Sequence[object]) -> list[str] | None:
+    """Payloads as `encode` writes them, all at once and at a fraction of the cost; None: some need a look of their own.
+
+    Raises nothing for what is wrong: to find out which it is, and what, is for `encode`.
+    """
+    if not values or not _are_plain(values):
+        return None
+    try:
+        texts = [to_json(value).decode() for value in values]
+    except (TypeError, ValueError, RecursionError):
+        return None
+    if max(map(len, texts)) > BYTES_MAX // 4 or _is_suspicious("\n".join(texts)):  # // 4: characters are no bytes
+        return None
+    return texts
+
+
+def _are_plain(values: Sequence[object]) -> bool:
+    """Whether all are dicts of JSON's own types only, not too deep and together not too large. False: a suspicion."""
+    level: Sequence[Any] = values
+    elements_max = BYTES_MAX // 2
+    for depth in range(DEPTH_MAX):
+        kinds = set(map(type, level))
+        if not kinds <= ({dict, list, tuple} if depth else {dict}):
+            return False
+        dicts = [node for node in level if type(node) is dict]
+        lists: list[Any] = [] if len(dicts) == len(level) else [node for node in level if type(node) is not dict]
+        elements_max -= sum(map(len, dicts)) + sum(map(len, lists))
+        if elements_max < 0 or not {str}.issuperset(map(type, chain.from_iterable(dicts))):
+            return False
+        children = list(chain(chain.from_iterable(map(dict.values, dicts)), chain.from_iterable(lists)))
+        if _LEAVES.issuperset(map(type, children)):
+            return True
+        level = [child for child in children if type(child) not in _LEAVES]
+    return False
 
 
 def decode(text: str) -> dict[str, Any]:

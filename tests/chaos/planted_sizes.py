@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.chaos.bug import python, sql
 
 _LARGE = "tests/engine/test_large_work.py"
+_STREAM = "tests/engine/test_client_stream.py"
 _FROZEN = "tests/engine/test_frozen_client.py"
 BUGS = (
     sql(
@@ -61,5 +62,26 @@ BUGS = (
         "    IF NOT EXISTS (SELECT FROM pools p JOIN inserted i ON i.queue = p.queue WHERE p.asleep) THEN\n"
         "        RETURN NULL;\n    END IF;\n",
         tests="tests/sql/test_insert_cost.py",
+    ),
+    python(
+        "all jobs of a call are drawn before the first is stored",
+        "drivers",
+        "    return chain([first], steps) if many else [first, *filter(None, steps)]",
+        "    return [first, *filter(None, steps)]",
+        tests=f"{_STREAM} -k held_as_a_whole",
+    ),
+    python(
+        "a column that looks alike is taken for one value",
+        "columns",
+        "if len(set(map(id, column))) == 1:",
+        "if len(set(map(repr, column[:2]))) == 1:",
+        tests=f"{_STREAM} -k columns_are",
+    ),
+    python(
+        "an error in a later job of a call cuts nothing off",
+        "drivers",
+        "    for failed in [*errors, *filter(None, [error])]:",
+        "    for failed in errors:",
+        tests=f"{_STREAM} -k undoes_all",
     ),
 )

@@ -10,7 +10,7 @@ from uuid import UUID
 import asyncpg
 import pytest
 
-from pgworkd import drivers
+from pgworkd import columns
 from pgworkd.app import App
 from pgworkd.client import Batch, NewJob, Progress, batch
 from pgworkd.errors import InvalidPayload, UsageError
@@ -28,7 +28,7 @@ async def jobs_of(db: Db, batch_id: UUID) -> list[asyncpg.Record]:
 async def test_a_tree_by_each_driver(
     opener: Any, dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(drivers, "_STATEMENT_ROWS", 2)
+    monkeypatch.setattr(columns, "STATEMENT_ROWS", 2)
     async with opener(dsn, autocommit=True) as caller:
         root = await settled(
             batch(caller.conn, "payroll", kind="calculate", dedupe_key="11", on_complete={"queue": "r"})

@@ -16,7 +16,7 @@ import pytest
 import sqlalchemy
 from sqlalchemy import orm
 
-from pgworkd import drivers
+from pgworkd import columns
 from pgworkd.client import NewJob, enqueue, enqueue_many
 from tests.engine.client_kit import (
     asyncpg_connection,
@@ -40,13 +40,13 @@ if TYPE_CHECKING:
 
 @pytest.fixture(params=[5_000, 2], ids=["one-statement", "several-statements"])
 def statement_rows(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr(drivers, "_STATEMENT_ROWS", request.param)
+    monkeypatch.setattr(columns, "STATEMENT_ROWS", request.param)
     return int(request.param)
 
 
 @pytest.fixture
 def several_statements(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drivers, "_STATEMENT_ROWS", 2)
+    monkeypatch.setattr(columns, "STATEMENT_ROWS", 2)
 
 
 def sqlstate(error: BaseException) -> str | None:

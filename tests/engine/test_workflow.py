@@ -8,7 +8,7 @@ from uuid import UUID
 import asyncpg
 import pytest
 
-from pgworkd import drivers
+from pgworkd import columns, drivers
 from pgworkd.app import App
 from pgworkd.client import NewJob, Workflow, enqueue, enqueue_many
 from pgworkd.errors import UsageError
@@ -42,7 +42,7 @@ async def test_all_of_it_goes_with_the_callers_transaction(opener: Any, dsn: str
 
 async def test_more_than_one_call_takes(db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drivers, "AFTER_MAX", 3)
-    monkeypatch.setattr(drivers, "_STATEMENT_ROWS", 2)
+    monkeypatch.setattr(columns, "STATEMENT_ROWS", 2)
     ids = await enqueue_many(db, [NewJob("q")] * 10)
     last = await enqueue(db, "q", after=ids)
     assert await db.fetchval("SELECT waiting_on FROM pgworkd.jobs WHERE id = $1", last) == 10

@@ -1,0 +1,194 @@
+"""Many jobs in one call are drawn as they are needed, checked in columns, and stored while the next are made."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import anyio
+import asyncpg
+import psycopg
+import pytest
+
+from pgworkd import columns
+from pgworkd.client import NewJob, enqueue_many
+from pgworkd.errors import UsageError
+from pgworkd.new_job import row
+from pgworkd.payload import encode, encode_plain
+from tests.engine.client_kit import in_autocommit, settled, stored
+
+
+@in_autocommit
+async def test_a_generator_is_not_held_as_a_whole(
+    opener: Any, dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(columns, "STATEMENT_ROWS", 50)
+    alive, most = 0, 0
+
+    class Payload(dict[str, Any]):
+        def __init__(self, n: int) -> None:
+            nonlocal alive, most
+            super().__init__(n=n)
+            alive += 1
+            most = max(most, alive)
+
+        def __del__(self) -> None:
+            nonlocal alive
+            alive -= 1
+
+    async with opener(dsn, autocommit=True) as caller:
+        ids = await settled(enqueue_many(caller.conn, (NewJob("q", Payload(n)) for n in range(1000))))
+    assert await stored(db) == {job_id: {"n": n} for n, job_id in enumerate(ids)}
+    assert ids == sorted(ids)
+    assert most <= 3 * 50
+
+
+@in_autocommit
+@pytest.mark.parametrize("fault", ["job", "generator"])
+async def test_what_goes_wrong_late_undoes_all_and_spares_the_callers_transaction(
+    fault: str, opener: Any, dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(columns, "STATEMENT_ROWS", 50)
+
+    def jobs() -> Iterator[NewJob]:
+        for n in range(333):
+            yield NewJob("q", {"n": n})
+        if fault == "generator":
+            raise KeyError("source")
+        yield NewJob("q", {"a": [1, {1, 2}]})
+
+    async with opener(dsn, autocommit=True) as caller:
+        wanted = (UsageError, r"^jobs\[333\]\.payload\.a\[1\] ") if fault == "job" else (KeyError, "source")
+        with pytest.raises(wanted[0], match=wanted[1]):
+            await settled(enqueue_many(caller.conn, jobs()))
+        assert await stored(db) == {}
+        await settled(enqueue_many(caller.conn, [NewJob("q")] * 60))
+    assert len(await stored(db)) == 60
+
+
+async def test_a_late_fault_leaves_the_callers_transaction_usable(
+    db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(columns, "STATEMENT_ROWS", 5)
+    async with db.transaction():
+        with pytest.raises(UsageError, match=r"^jobs\[17\]\.priority"):
+            await enqueue_many(db, [NewJob("q", priority=2**31 if n == 17 else n) for n in range(30)])
+        (kept,) = await enqueue_many(db, [NewJob("q")])
+    assert list(await stored(db)) == [kept]
+
+
+@pytest.mark.parametrize("before", [0, 7])
+async def test_jobs_may_come_from_a_stream_of_the_same_connection(
+    before: int, dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(columns, "STATEMENT_ROWS", 5)
+
+    def jobs() -> Iterator[NewJob]:
+        yield from [NewJob("q")] * before
+        for (n,) in conn.cursor().stream("SELECT generate_series(1, 40)"):
+            yield NewJob("q", {"n": n})
+
+    def call() -> int:
+        return len(enqueue_many(conn, jobs()))
+
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        assert await anyio.to_thread.run_sync(call) == before + 40
+    assert len(await stored(db)) == before + 40
+
+
+_AT = datetime(2031, 1, 1, tzinfo=UTC)
+_CHOICES: dict[str, list[Any]] = {
+    "queue": ["q", "q2", "", "x\ny", "a\0", 7, None, "q" * 201],
+    "kind": [None, "k", "k2", "", 5],
+    "priority": [0, 1, True, 1.0, 2**31],
+    "run_at": [None, None, _AT, datetime(2031, 1, 1)],
+    "delay": [None, None, 5, -1],
+    "max_attempts": [None, 3, True, 0],
+    "timeout_s": [None, 1, 1.5, 0],
+    "dedupe_key": [None, "a", "b", ""],
+    "meta": [None, {"m": 1}, {"m": {1}}],
+    "serialize_key": [None, "s", "t", "\ud800"],
+    "on_retry": ["hold", "hold", "yield"],
+    "dedupe_for": [None, None, 5, 0],
+    "payload": [
+        None,
+        {"n": 1},
+        {"n": "a\nb"},
+        {"n": [[1.5], {"x": None}]},
+        {"n": "\0"},
+        {1: 2},
+        [1],
+        {"n": float("nan")},
+    ],
+}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_columns_are_what_the_rows_are_and_refuse_what_they_refuse(seed: int) -> None:
+    chance = random.Random(seed)  # noqa: S311
+    seen = {"stored": 0, "refused": 0}
+    for _ in range(400):
+        varied = chance.sample(sorted(_CHOICES), 3)
+        fixed: dict[str, Any] = {"queue": "q"} | {name: chance.choice(_CHOICES[name][:3]) for name in varied}
+        jobs = [
+            NewJob(**fixed | {name: chance.choice(_CHOICES[name]) for name in varied if chance.random() < 0.1})
+            for _ in range(chance.randrange(1, 9))
+        ]
+        wanted: Any = None
+        try:
+            wanted = [columns.with_keys(row(job, f"jobs[{n}].")) for n, job in enumerate(jobs)]
+        except UsageError as error:
+            wanted = str(error)
+        try:
+            many = columns.ManyJobs(jobs)
+            found: Any = [each for part in _parts(many) for each in _rows(part)]
+        except UsageError as error:
+            found = str(error)
+        assert found == [*map(_without_default, wanted)] if isinstance(wanted, list) else found == wanted
+        seen["stored" if isinstance(wanted, list) else "refused"] += 1
+    assert min(seen.values()) > 30
+
+
+def _parts(many: columns.ManyJobs) -> Iterator[columns.Columns]:
+    while many:
+        steps = many.columns()
+        try:
+            while True:
+                next(steps)
+        except StopIteration as end:
+            yield end.value
+
+
+def _rows(part: columns.Columns) -> list[tuple[Any, ...]]:
+    """As the server reads them: an empty list is the value that all have."""
+    count = len(part.ids)
+    assert part.values[16].split("\n") == list(part.payloads)
+    fields = [list(v) if v else [a] * count for a, v in zip(part.alike, part.varying, strict=True)]
+    return [_without_default(each) for each in zip(*fields[:2], part.payloads, *fields[2:], strict=True)]
+
+
+def _without_default(fields: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(None if field == "hold" else field for field in fields)
+
+
+def test_payloads_encoded_together_are_the_same_texts() -> None:
+    good: list[object] = [
+        {"a": [1, (2.5, None), {"b": 'ü\n\t"\\'}]},
+        {},
+        {"d": {"e": [True, -1, 1e300]}},
+        {"x": "\x7f\u2028"},
+    ]
+    assert encode_plain(good) == [encode(value) for value in good]
+    for bad in ([], {1: 2}, {"a": {1}}, {"a": float("inf")}, {"a": "\0"}, {"a": "\ud800"}, {"a": 10**4400}, _deep(65)):
+        assert encode_plain([*good, bad]) is None
+    assert encode_plain([_deep(64)]) == [json.dumps(_deep(64), separators=(",", ":"))]
+
+
+def _deep(levels: int) -> dict[str, Any]:
+    value: dict[str, Any] = {}
+    for _ in range(levels - 1):
+        value = {"a": value}
+    return value
