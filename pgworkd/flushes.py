@@ -1,4 +1,4 @@
-"""Outcomes that wait to be settled, in the order in which they came, gathered to flushes of a bounded size."""
+"""Outcomes that wait to be settled, gathered to flushes of a bounded size; where much waits, queues take turns."""
 
 from __future__ import annotations
 
@@ -12,16 +12,58 @@ FLUSH_BYTES = 1024 * 1024
 copies each payload to the history, would need longer for it than a statement may take."""
 
 
-class Flushes:
-    """Each is bounded in jobs and bytes, but has at least one job. What each job costs here, all jobs pay."""
+class _Lane:
+    """Flushes in the order of their outcomes."""
 
     def __init__(self) -> None:
+        self._last: list[Item] = []
+        self._last_bytes = 0
+        self._before: deque[tuple[list[Item], int]] = deque()  # each with its bytes; those before the last
+
+    def add(self, item: Item, size: int) -> None:
+        if self._last and (self._last_bytes + size > FLUSH_BYTES or len(self._last) >= FLUSH_MAX):
+            self._begin()
+        self._last.append(item)
+        self._last_bytes += size
+
+    def _begin(self) -> None:
+        self._before.append((self._last, self._last_bytes))
+        self._last, self._last_bytes = [], 0
+
+    def first(self, most: int) -> tuple[list[Item], int]:
+        """The first flush, or the first so many of it, and its bytes; empty if nothing waits."""
+        if self._before:
+            items, size = self._before.popleft()
+        else:
+            (items, size), self._last, self._last_bytes = (self._last, self._last_bytes), [], 0
+        if len(items) > most:
+            left = items[most:]
+            left_bytes = sum(map(size_of, left))
+            self._before.appendleft((left, left_bytes))
+            items, size = items[:most], size - left_bytes
+        return items, size
+
+    @property
+    def waits(self) -> bool:
+        """Whether anything does."""
+        return bool(self._last or self._before)
+
+
+class Flushes(_Lane):
+    """Each is bounded in jobs and bytes, but has at least one job. What each job costs here, all jobs pay.
+
+    What is small waits together, whatever its queue. Once a flush's bytes wait, each queue has a lane of its own, and
+    the lanes take turns: a queue with large results, or a great many, does not hold up the others.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
         self.bytes = 0
         """Of all that waits here."""
         self._count = 0
-        self._last: list[Item] = []
-        self._last_bytes = 0
-        self._flushes: deque[tuple[list[Item], int]] = deque()  # each with its bytes; those before the last
+        self._of_queue: dict[str, _Lane] = {}
+        self._turns: deque[_Lane] = deque()  # the lanes of queues, none of them empty; the first comes next
+        self._small_next = True
 
     def __len__(self) -> int:
         return self._count
@@ -29,25 +71,33 @@ class Flushes:
     def put(self, item: Item) -> None:
         """Adds one to the last flush, or begins another."""
         size = size_of(item)
-        if self._last and (self._last_bytes + size > FLUSH_BYTES or len(self._last) >= FLUSH_MAX):
-            self._flushes.append((self._last, self._last_bytes))
-            self._last, self._last_bytes = [], 0
-        self._last.append(item)
-        self._last_bytes += size
         self.bytes += size
         self._count += 1
+        if self.bytes > FLUSH_BYTES:
+            self._lane(item[0].queue).add(item, size)
+            return
+        if len(self._last) >= FLUSH_MAX:
+            self._begin()
+        self._last.append(item)
+        self._last_bytes += size
 
     def take(self, most: int) -> list[Item]:
-        """The first flush, or the first so many of it; empty if nothing waits."""
-        if self._flushes:
-            items, size = self._flushes.popleft()
+        """The next flush, or the first so many of it; empty if nothing waits."""
+        if not self._turns or (self._small_next and self.waits):
+            items, size = self.first(most)
+            self._small_next = False
         else:
-            (items, size), self._last, self._last_bytes = (self._last, self._last_bytes), [], 0
-        if len(items) > most:
-            left = items[most:]
-            left_bytes = sum(map(size_of, left))
-            self._flushes.appendleft((left, left_bytes))
-            items, size = items[:most], size - left_bytes
+            lane = self._turns.popleft()
+            items, size = lane.first(most)
+            if lane.waits:
+                self._turns.append(lane)
+            self._small_next = True
         self._count -= len(items)
         self.bytes -= size
         return items
+
+    def _lane(self, queue: str) -> _Lane:
+        lane = self._of_queue.setdefault(queue, _Lane())
+        if not lane.waits:
+            self._turns.append(lane)
+        return lane

@@ -37,9 +37,16 @@ BUGS = (
     python(
         "outcomes wait without a bound in bytes",
         "flushes",
-        "        self.bytes += size\n",
-        "",
+        "        self.bytes += size\n        self._count",
+        "        self._count",
         tests=f"{_LARGE} -k bounded_in_bytes",
+    ),
+    python(
+        "outcomes of all queues wait in one line",
+        "flushes",
+        "        if self.bytes > FLUSH_BYTES:\n",
+        "        if False:\n",
+        tests="tests/unit/test_flushes.py",
     ),
     python(
         "what is read at a stop is waited for",

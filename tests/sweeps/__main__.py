@@ -1,4 +1,4 @@
-"""python -m tests.sweeps: plays situations of arrivals, drawn from a seed, until the minutes are over.
+"""python -m tests.sweeps: plays situations of arrivals, or --sizes, drawn from a seed, until the minutes are over.
 
 A failure prints the situation, which `--only` plays again. Exit code 1 if there was any.
 """
@@ -13,20 +13,21 @@ import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
+from types import ModuleType
 
 from pgworkd import schema
 from tests.server import create_database, create_template, drop_database, start_test_server
 
-from .arrivals import Situation, draw, play
+from . import arrivals, sizes
 
 
-async def sweep(dsn: str, minutes: float, seed: int, only: Situation | None) -> int:
+async def sweep(kind: ModuleType, dsn: str, minutes: float, seed: int, only: str | None) -> int:
     """Plays situations until the time is over; how many did not hold."""
     rng, ends, played, failed = random.Random(seed), time.monotonic() + 60 * minutes, 0, 0  # noqa: S311 - repeatable
     while time.monotonic() < ends and (only is None or not played):
-        s = only or draw(rng)
-        name = f"arrivals_{played}"
-        found = await play(s, await create_database(dsn, name))
+        s = kind.Situation(**json.loads(only)) if only else kind.draw(rng)
+        name = f"situation_{played}"
+        found = await kind.play(s, await create_database(dsn, name))
         await drop_database(dsn, name)
         played += 1
         if found:
@@ -41,13 +42,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--only", type=lambda text: Situation(**json.loads(text)), default=None)
+    parser.add_argument("--sizes", action="store_true", help="sizes of payloads and results instead of arrivals")
+    parser.add_argument("--only", default=None, help="the one situation that a failure has printed")
     parser.add_argument("--pg-bin", type=Path, default=None)
     options = parser.parse_args()
     server = start_test_server(options.pg_bin)
     try:
         asyncio.run(create_template(server.dsn(), schema.text()))
-        return 1 if asyncio.run(sweep(server.dsn(), options.minutes, options.seed, options.only)) else 0
+        kind = sizes if options.sizes else arrivals
+        return 1 if asyncio.run(sweep(kind, server.dsn(), options.minutes, options.seed, options.only)) else 0
     finally:
         server.stop("immediate")
 

@@ -1,0 +1,62 @@
+"""Outcomes that wait: none is lost or taken twice, no flush is too large, and no queue waits for all of another."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pgworkd.delayed import Item, size_of
+from pgworkd.flushes import FLUSH_BYTES, FLUSH_MAX, Flushes
+from pgworkd.held import Held
+from pgworkd.job import Ending, Outcome
+from tests.kit import examples
+from tests.unit.test_held import held_of
+
+SIZES = st.sampled_from((0, 10, 1_000, 100_000, FLUSH_BYTES // 2, FLUSH_BYTES, FLUSH_BYTES + 1))
+
+
+def item(number: int, queue: str, size: int) -> Item:
+    held = held_of(number)
+    return Held(held.claimed._replace(payload=""), queue), Outcome(Ending.COMPLETED, result="x" * size)
+
+
+@examples(200)
+@given(
+    st.lists(st.tuples(st.sampled_from("abc"), SIZES, st.booleans(), st.sampled_from((1, 3, FLUSH_MAX))), max_size=60)
+)
+def test_each_outcome_is_taken_once_in_flushes_of_a_bounded_size(steps: list[tuple[str, int, bool, int]]) -> None:
+    flushes, put, taken = Flushes(), list[Item](), list[Item]()
+    for number, (queue, size, takes, most) in enumerate(steps):
+        put.append(item(number, queue, size))
+        flushes.put(put[-1])
+        takes_left = 1 if takes else 0
+        if number == len(steps) - 1:
+            takes_left = len(put)
+        while takes_left and flushes:
+            flush, takes_left = flushes.take(most), takes_left - 1
+            assert 0 < len(flush) <= most
+            assert len(flush) == 1 or sum(map(size_of, flush)) <= FLUSH_BYTES
+            taken += flush
+            assert (len(flushes), flushes.bytes) == (
+                len(put) - len(taken),
+                sum(map(size_of, put)) - sum(map(size_of, taken)),
+            )
+    assert sorted(map(id, taken)) == sorted(map(id, put))
+    assert flushes.take(FLUSH_MAX) == []
+
+
+def test_a_small_outcome_waits_for_one_flush_of_each_queue_with_large_ones() -> None:
+    flushes = Flushes()
+    for number in range(60):
+        flushes.put(item(number, "ab"[number % 2], FLUSH_BYTES // 2))
+    small = item(60, "small", 10)
+    flushes.put(small)
+    flushes.take(FLUSH_MAX)  # what was small when it came: before there was much
+    assert small in flushes.take(FLUSH_MAX) + flushes.take(FLUSH_MAX) + flushes.take(FLUSH_MAX)
+
+
+def test_small_outcomes_are_settled_together_whatever_their_queues() -> None:
+    flushes = Flushes()
+    for number in range(FLUSH_MAX):
+        flushes.put(item(number, f"q{number}", 100))
+    assert len(flushes.take(FLUSH_MAX)) == FLUSH_MAX
