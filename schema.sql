@@ -99,6 +99,11 @@ BEGIN
         CREATE TYPE ended_job AS (batch_id uuid, status job_status, was_dead boolean,
                                   id uuid, kind text, payload jsonb, result jsonb, meta jsonb);
     END IF;
+    IF to_regtype('pgworkd.claim_place') IS NULL THEN
+        -- How far claims of one pool have come in one priority, of the jobs with keys or of those without: see pick(). Instants
+        -- are in microseconds since the epoch, so that the text is exact whatever the session's settings.
+        CREATE TYPE claim_place AS (keyed boolean, priority int, run_at bigint, id uuid, promoted bigint);
+    END IF;
 END $$;
 
 -- The database's time. SET pgworkd.clock = '2027-03-28 00:59:59+00' stands it still for one session of whoever may CREATE
@@ -304,6 +309,7 @@ CREATE TABLE IF NOT EXISTS jobs (
     lease_until  timestamptz,                       -- remote claims only; a daemon leases by its worker row
     cancel_requested_at instant,
     occurrence   instant,                           -- of `schedule`: the instant this run stands for
+    promoted     timestamptz,                       -- when its serialize_key became free, after it had been parked; see pick()
     assignment_id uuid,                             -- remote claims only
     batch_id     uuid,                              -- no foreign key: it would cost every insert; see jobs_batched
     status       job_status NOT NULL DEFAULT 'pending',
@@ -354,6 +360,9 @@ BEGIN
     IF NOT EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = 'jobs'::regclass AND a.attname = 'counted') THEN
         ALTER TABLE jobs ADD COLUMN counted boolean;
     END IF;
+    IF NOT EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = 'jobs'::regclass AND a.attname = 'promoted') THEN
+        ALTER TABLE jobs ADD COLUMN promoted timestamptz;
+    END IF;
 END $$;
 
 -- What claim() walks. Suspects, jobs that were lost twice, are out of it, so that they never stand in others' way.
@@ -372,6 +381,9 @@ CREATE INDEX IF NOT EXISTS jobs_claimable ON jobs (queue, priority DESC, run_at,
     WHERE status IN ('pending', 'failed') AND losses < 2 AND serialize_key IS NULL AND limit_key IS NULL;
 CREATE INDEX IF NOT EXISTS jobs_claimable_keyed ON jobs (queue, priority DESC, run_at, id)
     WHERE status IN ('pending', 'failed') AND losses < 2 AND (serialize_key IS NOT NULL OR limit_key IS NOT NULL);
+-- Those that claims had been past when they became claimable: in the order in which they did.
+CREATE INDEX IF NOT EXISTS jobs_promoted ON jobs (queue, priority, promoted, run_at, id)
+    WHERE promoted IS NOT NULL AND status IN ('pending', 'failed') AND losses < 2 AND (serialize_key IS NOT NULL OR limit_key IS NOT NULL);
 CREATE INDEX IF NOT EXISTS jobs_suspect ON jobs (queue, priority DESC, run_at, id)
     WHERE status IN ('pending', 'failed') AND losses > 1;
 CREATE INDEX IF NOT EXISTS jobs_running_of ON jobs (worker_id, queue) WHERE status = 'running';
@@ -854,6 +866,9 @@ CREATE OR REPLACE FUNCTION is_within(p_payload jsonb, p_meta jsonb, p_bytes int)
 
 DROP FUNCTION IF EXISTS claim(int, text, int, text[], int[], int[], float8[], uuid[], int, uuid);
 DROP FUNCTION IF EXISTS claim(int, text, int, text[], int[], int[], float8[], uuid[], uuid);
+DROP FUNCTION IF EXISTS claim(int, text, int, text[], int[], int[], float8[], uuid[], uuid, text[]);
+DROP FUNCTION IF EXISTS pick(text, int, tid[], timestamptz, text[]);
+DROP FUNCTION IF EXISTS in_order(text, int, tid[], boolean, text[]);
 DROP FUNCTION IF EXISTS pick(text, int, tid[], timestamptz);
 DROP FUNCTION IF EXISTS in_order(text, int, tid[], boolean);
 DROP FUNCTION IF EXISTS payloads(uuid[], int[], int);
@@ -876,11 +891,16 @@ DROP FUNCTION IF EXISTS settle_and_claim(uuid[], int[], text[], int, text, int, 
 -- Rows without id come last. When a rate holds jobs back: `created_at` is then in how many seconds to ask again. With
 -- p_without, one for each `priority` in which nothing is left up to `run_at` but what others have locked and jobs of those
 -- kinds: the next claim may begin behind them. (Up to a second ago: what was due since then may not be committed yet.)
+-- Where pick() chooses, callers that give p_places ('{}' at first) get a row whose `payload` is what to give the next
+-- time. p_reach_s: begin so much before those places (NULL: at every head), p_since: and at that run_at at the latest. To find
+-- new places has its price: with p_renew = false they may come back as they were.
 -- Locks: the worker's row FOR KEY SHARE (so that rescue() and a claim never cross; heartbeats pass), the
 -- queue where keys or limits count, then due rows with SKIP LOCKED. Raises PW001 when the worker's lease is gone.
 CREATE OR REPLACE FUNCTION claim(p_worker int, p_queue text, p_limit int, p_kinds text[] DEFAULT '{}', p_budgets int[] DEFAULT '{}',
                                  p_priorities int[] DEFAULT '{}', p_run_ats float8[] DEFAULT '{}', p_positions uuid[] DEFAULT '{}',
-                                 p_token uuid DEFAULT NULL, p_without text[] DEFAULT '{}')
+                                 p_token uuid DEFAULT NULL, p_without text[] DEFAULT '{}',
+                                 p_places text DEFAULT NULL, p_reach_s float8 DEFAULT 0, p_since float8 DEFAULT NULL,
+                                 p_renew boolean DEFAULT true)
 RETURNS TABLE (id uuid, kind text, payload text, attempt int, failures int, max_attempts int, timeout_s real,
                priority int, losses int, run_at float8, created_at float8, schedule text, occurrence float8, meta text,
                serialize_key text)
@@ -914,6 +934,7 @@ DECLARE
     v_again_s  float8;                           -- when a rate of the queue, ...
     v_turn_s   float8;                           -- ... or of a key, will let the next start
     v_passed   int[] := '{}';                    -- priorities in which only what is left to others is left
+    v_places   claim_place[];                    -- as p_places, and after this claim
 BEGIN
     PERFORM FROM workers w
     WHERE w.id = p_worker AND (p_token IS NULL OR w.token = p_token) AND w.lost_at IS NULL AND w.lease_until > v_now FOR KEY SHARE;
@@ -924,7 +945,9 @@ BEGIN
     -- One statement for all questions, because with few jobs these cost more than the claim itself.
     SELECT coalesce(q.paused_until > v_now, false), coalesce(q.limited, false),
            q.rate IS NOT NULL OR q.rate_per_key IS NOT NULL,
-           EXISTS (SELECT FROM jobs j WHERE j.queue = p_queue AND waits_keyed(j)),
+           CASE WHEN coalesce(p_places, '{}') = '{}' THEN EXISTS (SELECT FROM jobs j WHERE j.queue = p_queue AND waits_keyed(j))
+                WHEN p_reach_s = 0 AND p_since IS NULL THEN keyed_behind(p_queue, p_places::claim_place[])
+                ELSE keyed_behind(p_queue, starts(p_places::claim_place[], p_reach_s, p_since)) END,
            (SELECT j.serialize_key IS NOT NULL FROM jobs j
             WHERE j.queue = p_queue AND waits_suspect(j) AND j.run_at <= v_now
             ORDER BY j.priority DESC, j.run_at, j.id LIMIT 1),
@@ -967,7 +990,8 @@ BEGIN
 
     v_room := v_room - cardinality(v_rows);
     IF v_chosen AND v_room > 0 THEN
-        SELECT v_rows || p.picked, p.again_s INTO v_rows, v_turn_s FROM pick(p_queue, v_room, v_rows, v_now, p_without) p;
+        SELECT v_rows || p.picked, p.again_s, p.places INTO v_rows, v_turn_s, v_places
+        FROM pick(p_queue, v_room, v_rows, v_now, p_without, p_places::claim_place[], p_reach_s, p_since, p_renew) p;
         v_room := 0;
     END IF;
     WHILE v_room > 0 AND v_probes < 100 LOOP
@@ -1031,10 +1055,12 @@ BEGIN
     )
     SELECT * FROM taken t ORDER BY t.priority DESC, t.run_at, t.id;
     created_at := least(v_turn_s, CASE WHEN cardinality(v_rows) >= v_allowed THEN v_again_s END);
-    IF created_at IS NOT NULL THEN
+    payload := v_places::text;
+    IF created_at IS NOT NULL OR payload IS NOT NULL THEN
         RETURN NEXT;
     END IF;
     created_at := NULL;
+    payload := NULL;
     run_at := date_part('epoch', v_now) - 1;
     FOREACH priority IN ARRAY v_passed LOOP
         RETURN NEXT;
@@ -1391,10 +1417,16 @@ END $$;
 -- Chooses up to p_room due jobs of a queue where keys or limits count, besides p_taken, and locks them. They come in
 -- order of (priority, run_at, id), or by turns where limits per key or fairness ask for it. A job whose serialize_key
 -- is not free is parked as `blocked`, out of the claim's way, until promote(). Jobs of the kinds p_without are not met. Where very many are to be parked, one claim
--- does some of it, and jobs without a key pass the rest. `again_s`: see allowance(). The caller
--- holds the queue's lock; rows are locked with SKIP LOCKED.
+-- does some of it, and jobs without a key pass the rest. `again_s`: see allowance().
+-- p_places, p_reach_s, p_since: where to begin, see claim(); `places`: where the next claim may begin (by turns: as given;
+-- and without p_renew, unless many are parked).
+-- Whatever waits, is due and stands at its place or before was taken or parked, or has become claimable since then: when
+-- promote() or move() did that, `promoted` says when, and is at or behind the place's own; of all else callers are told a
+-- run_at, or find it by reaching back. The caller holds the queue's lock, and so does who promotes and may wait for it:
+-- what this claim does not see is promoted later than p_now. Rows are locked with SKIP LOCKED.
 CREATE OR REPLACE FUNCTION pick(p_queue text, p_room int, p_taken tid[], p_now timestamptz, p_without text[],
-                                OUT picked tid[], OUT again_s float8)
+                                p_places claim_place[], p_reach_s float8, p_since float8, p_renew boolean,
+                                OUT picked tid[], OUT again_s float8, OUT places claim_place[])
 LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET jit = off
 SET plan_cache_mode = force_generic_plan AS $$
@@ -1413,6 +1445,13 @@ DECLARE
     v_now    timestamptz := clock();
     v_seen   tid[] := p_taken;                   -- met before: taken, or locked by someone else
     v_rounds int := 0;
+    v_starts claim_place[] := CASE WHEN p_reach_s = 0 AND p_since IS NULL THEN coalesce(p_places, '{}')
+                                   ELSE starts(p_places, p_reach_s, p_since) END;
+    v_done   claim_place[] := '{}';              -- the last ones that are taken or parked
+    v_asked  int;
+    v_renew  boolean;                            -- this round says how far it has come
+    v_stop   int;                                -- the first one met, of v_met, that could run and is not taken
+    v_cut    int := -2147483648;                 -- the priority that was not walked to its end; none: the last there is
 BEGIN
     SELECT * INTO v_queue FROM queues q WHERE q.name = p_queue;
     v_turns := coalesce(v_queue.fair, false) OR v_queue.limit_per_key IS NOT NULL OR v_queue.rate_per_key IS NOT NULL;
@@ -1426,11 +1465,13 @@ BEGIN
             v_further := v_further OR NOT v_round;
         ELSE  -- where one had to be parked there are more; but those without a key need not wait for all that
             v_round := v_rounds < cardinality(v_park_max);
-            v_met := in_order(p_queue, greatest(v_room, v_park_max[v_rounds + 1]), v_seen, v_round, p_without);
+            v_asked := greatest(v_room, v_park_max[v_rounds + 1]);
+            v_met := in_order(p_queue, v_asked, v_seen, v_round, p_without, v_starts);
         END IF;
         SELECT (array_agg(y.ctid ORDER BY y.place) FILTER (WHERE y.free))[:v_room],
-               array_agg(y.ctid) FILTER (WHERE NOT y.free)
-        INTO v_take, v_park
+               array_agg(y.ctid) FILTER (WHERE NOT y.free),
+               (array_agg(y.place ORDER BY y.place) FILTER (WHERE y.free))[v_room + 1]
+        INTO v_take, v_park, v_stop
         FROM (SELECT x.ctid, x.place, CASE  -- of several with one key only the first is asked for
                   WHEN x.serialize_key IS NULL OR x.status = 'failed' AND NOT x.yields THEN true
                   WHEN row_number() OVER (PARTITION BY x.serialize_key ORDER BY x.run_at, x.id) > 1 THEN false
@@ -1443,6 +1484,13 @@ BEGIN
               FROM (SELECT j.ctid, m.place, j.serialize_key, j.run_at, j.id, j.status, j.yields
                     FROM unnest(v_met) WITH ORDINALITY AS m (ctid, place) JOIN jobs j ON j.ctid = m.ctid
                     WHERE j.status IN ('pending', 'failed')) x) y;
+        v_renew := v_round AND NOT v_turns AND p_places IS NOT NULL AND (p_renew OR v_rounds > 0) OR v_renew;
+        IF v_round AND v_renew THEN
+            v_done := v_done || done_of(v_met[:coalesce(v_stop - 1, cardinality(v_met))]);
+            v_cut := CASE WHEN v_stop IS NOT NULL OR cardinality(v_met) >= v_asked
+                          THEN coalesce((SELECT j.priority FROM jobs j WHERE j.ctid = v_met[coalesce(v_stop, v_asked)]), 2147483647)
+                          ELSE -2147483648 END;
+        END IF;
         picked := picked || ARRAY(
             SELECT j.ctid FROM unnest(v_take) WITH ORDINALITY AS m (ctid, place) JOIN jobs j ON j.ctid = m.ctid
             WHERE j.status IN ('pending', 'failed') ORDER BY m.place FOR UPDATE OF j SKIP LOCKED);
@@ -1460,11 +1508,124 @@ BEGIN
             EXIT;
         END IF;
     END LOOP;
+    places := CASE WHEN v_renew IS NOT TRUE THEN p_places
+                   ELSE places_after(p_queue, p_places, v_starts, v_done, v_cut, picked, p_now, p_without, p_since IS NOT NULL) END;
+END $$;
+
+-- Where a claim begins that reaches p_reach_s before these places, NULL: to every head; and goes back to p_since, if that
+-- is before them. Without `promoted` all that was promoted is met by its run_at. Locks nothing.
+CREATE OR REPLACE FUNCTION starts(p_places claim_place[], p_reach_s float8, p_since float8) RETURNS claim_place[]
+LANGUAGE sql IMMUTABLE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
+    SELECT ARRAY(
+        SELECT ROW(p.keyed, p.priority, b.run_at,
+                   CASE WHEN b.run_at < p.run_at OR p_since IS NOT NULL THEN '00000000-0000-0000-0000-000000000000'::uuid ELSE p.id END,
+                   p.promoted - (p_reach_s * 1e6)::bigint)::claim_place
+        FROM unnest(p_places) p,
+             LATERAL (SELECT greatest(least(p.run_at - (coalesce(p_reach_s, 1e10) * 1e6)::bigint, (p_since * 1e6)::bigint), 0) AS run_at) b)
+$$;
+
+-- True if a job with keys waits that pick() may meet from these places on. Locks nothing.
+CREATE OR REPLACE FUNCTION keyed_behind(p_queue text, p_starts claim_place[]) RETURNS boolean
+LANGUAGE plpgsql STABLE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
+DECLARE
+    v_above bigint := 2147483648;
+    v_place claim_place;
+    v_found boolean := false;
+BEGIN
+    FOREACH v_place IN ARRAY p_starts LOOP  -- in order of priority: see places_after()
+        CONTINUE WHEN NOT v_place.keyed;
+        v_found := EXISTS (SELECT FROM jobs j WHERE j.queue = p_queue AND waits_keyed(j) AND j.priority < v_above AND j.priority > v_place.priority)
+           OR EXISTS (SELECT FROM jobs j WHERE j.queue = p_queue AND waits_keyed(j) AND j.priority = v_place.priority
+                      AND (j.run_at, j.id) > (to_timestamp(v_place.run_at / 1e6), v_place.id))
+           OR EXISTS (SELECT FROM jobs j WHERE j.queue = p_queue AND waits_keyed(j) AND j.priority = v_place.priority
+                      AND j.promoted >= to_timestamp(v_place.promoted / 1e6));
+        EXIT WHEN v_found;
+        v_above := v_place.priority;
+    END LOOP;
+    IF NOT v_found THEN
+        v_found := EXISTS (SELECT FROM jobs j WHERE j.queue = p_queue AND waits_keyed(j) AND j.priority < v_above);
+    END IF;
+    RETURN v_found;
+END $$;
+
+-- Of these rows, which come in order, the last of each priority, with keys and without. Locks nothing.
+CREATE OR REPLACE FUNCTION done_of(p_rows tid[]) RETURNS claim_place[]
+LANGUAGE sql STABLE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
+    SELECT ARRAY(
+        SELECT ROW(g.keyed, g.priority, (extract(epoch FROM j.run_at) * 1000000)::bigint, j.id, NULL)::claim_place
+        FROM (SELECT j.serialize_key IS NOT NULL OR j.limit_key IS NOT NULL AS keyed, j.priority, max(m.place) AS place
+              FROM unnest(p_rows) WITH ORDINALITY AS m (ctid, place) JOIN jobs j ON j.ctid = m.ctid GROUP BY 1, 2) g
+        JOIN jobs j ON j.ctid = p_rows[g.place])
+$$;
+
+-- Where the next claim may begin. p_places are the places before, p_starts where this one began, p_done its last rows that
+-- are taken or parked. Priorities above p_cut it has walked to the end, that one up to there, those below it has not seen.
+-- p_back: p_starts went back because something had become claimable. Keeps 180 places, those of what was taken or parked first.
+-- They come in descending order of priority. Locks nothing.
+CREATE OR REPLACE FUNCTION places_after(p_queue text, p_places claim_place[], p_starts claim_place[], p_done claim_place[], p_cut int,
+                                        p_picked tid[], p_now timestamptz, p_without text[], p_back boolean) RETURNS claim_place[]
+LANGUAGE plpgsql STABLE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
+DECLARE
+    v_now      bigint := extract(epoch FROM p_now) * 1000000;
+    v_row      record;
+    v_at       bigint;
+    v_id       uuid;
+    v_promoted bigint;
+    v_from     timestamptz;
+    v_until    timestamptz;
+    v_places   claim_place[] := '{}';
+BEGIN
+    FOR v_row IN
+        SELECT coalesce(o.keyed, d.keyed) AS keyed, coalesce(o.priority, d.priority) AS priority,
+               o.run_at, o.id, o.promoted, s.run_at AS start_at, s.id AS start_id, s.promoted AS start_promoted,
+               d.run_at AS done_at, d.id AS done_id
+        FROM unnest(p_places) WITH ORDINALITY AS o (keyed, priority, run_at, id, promoted, place)
+        LEFT JOIN unnest(p_starts) s ON s.keyed = o.keyed AND s.priority = o.priority
+        FULL JOIN (SELECT DISTINCT ON (x.keyed, x.priority) x.* FROM unnest(p_done) x
+                   ORDER BY x.keyed, x.priority, x.run_at DESC, x.id DESC) d ON d.keyed = o.keyed AND d.priority = o.priority
+        ORDER BY d.priority IS NULL, o.place
+    LOOP
+        IF v_row.priority = p_cut OR v_row.priority < p_cut AND p_back THEN
+            v_at := v_row.start_at;
+            v_id := v_row.start_id;
+        ELSE
+            v_at := v_row.run_at;
+            v_id := v_row.id;
+        END IF;
+        IF v_at > v_now THEN  -- the clock was set back
+            v_at := v_now;
+            v_id := '00000000-0000-0000-0000-000000000000';
+        END IF;
+        IF v_row.priority >= p_cut AND v_row.done_at IS NOT NULL
+           AND (v_at IS NULL OR (v_row.done_at, v_row.done_id) > (v_at, v_id)) THEN
+            v_at := v_row.done_at;
+            v_id := v_row.done_id;
+        END IF;
+        CONTINUE WHEN v_at IS NULL;
+        v_from := to_timestamp(v_row.start_promoted / 1e6);
+        v_until := to_timestamp(v_at / 1e6);
+        v_promoted := CASE WHEN v_row.keyed THEN v_now END;
+        IF v_row.keyed AND v_row.priority < p_cut THEN
+            v_promoted := least(v_row.promoted, v_now);
+        ELSIF v_row.keyed AND v_from IS NOT NULL THEN  -- there may be some that are not taken
+            v_promoted := least(v_now, (
+                SELECT (extract(epoch FROM j.promoted) * 1000000)::bigint FROM jobs j
+                WHERE j.queue = p_queue AND waits_keyed(j) AND j.priority = v_row.priority
+                  AND j.promoted >= v_from AND (j.run_at, j.id) <= (v_until, v_id)
+                  AND j.ctid <> ALL (p_picked) AND coalesce(j.kind, j.queue)::text <> ALL (p_without)
+                ORDER BY j.promoted LIMIT 1));
+        END IF;
+        v_places := v_places || ROW(v_row.keyed, v_row.priority, v_at, v_id, v_promoted)::claim_place;
+        EXIT WHEN cardinality(v_places) >= 180;
+    END LOOP;
+    RETURN ARRAY(SELECT p::claim_place FROM unnest(v_places) p ORDER BY p.keyed, p.priority DESC);  -- as in_order() reads them
 END $$;
 
 -- Up to p_room due jobs in order of (priority, run_at, id), besides p_seen and the kinds p_without; those with keys only if
--- p_keyed. Locks nothing.
-CREATE OR REPLACE FUNCTION in_order(p_queue text, p_room int, p_seen tid[], p_keyed boolean, p_without text[]) RETURNS tid[]
+-- p_keyed. Begins behind p_starts, of which each priority that is not among them begins at its head, and takes what was
+-- promoted before those in along; where more than 64 of a priority were, in the order in which they were. Locks nothing.
+CREATE OR REPLACE FUNCTION in_order(p_queue text, p_room int, p_seen tid[], p_keyed boolean, p_without text[],
+                                    p_starts claim_place[] DEFAULT '{}') RETURNS tid[]
 LANGUAGE plpgsql STABLE SET search_path = pgworkd, pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET jit = off
 SET plan_cache_mode = force_generic_plan AS $$
@@ -1475,26 +1636,79 @@ DECLARE
     v_priority int;
     v_room     int := p_room;
     v_probes   int := 0;
+    v_plain    int;                              -- the next known priority of jobs without keys, ...
+    v_keyed    int;                              -- ... and with them
+    v_start    claim_place;
+    v_plain_at claim_place;
+    v_keyed_at claim_place;
+    v_plain_from timestamptz;
+    v_plain_id uuid;
+    v_from     timestamptz;
+    v_id       uuid;
+    v_promoted timestamptz;
+    v_first    tid[];                            -- before that place, promoted since
 BEGIN
     WHILE v_room > 0 AND v_probes < 1000 LOOP
-        v_priority := greatest(
+        v_plain := NULL;
+        v_keyed := NULL;
+        FOREACH v_start IN ARRAY p_starts LOOP  -- a loop is much quicker than a query here
+            IF v_start.priority >= v_above THEN
+                CONTINUE;
+            ELSIF v_start.keyed THEN
+                v_keyed := v_start.priority;
+                v_keyed_at := v_start;
+                EXIT;  -- those without keys come first
+            ELSIF v_plain IS NULL THEN
+                v_plain := v_start.priority;
+                v_plain_at := v_start;
+            END IF;
+        END LOOP;
+        v_priority := greatest(v_plain, CASE WHEN p_keyed THEN v_keyed END,
             (SELECT max(j.priority) FROM jobs j
-             WHERE j.queue = p_queue AND waits_plain(j) AND j.priority < v_above),
+             WHERE j.queue = p_queue AND waits_plain(j) AND j.priority < v_above AND j.priority > coalesce(v_plain, -2147483649)),
             (SELECT max(j.priority) FROM jobs j
-             WHERE p_keyed AND j.queue = p_queue AND waits_keyed(j) AND j.priority < v_above));
+             WHERE p_keyed AND j.queue = p_queue AND waits_keyed(j) AND j.priority < v_above
+               AND j.priority > coalesce(v_keyed, -2147483649)));
         EXIT WHEN v_priority IS NULL;
+        v_plain_from := '-infinity';
+        v_plain_id := '00000000-0000-0000-0000-000000000000';
+        IF v_priority = v_plain THEN
+            v_plain_from := to_timestamp(v_plain_at.run_at / 1e6);
+            v_plain_id := v_plain_at.id;
+        END IF;
+        v_from := '-infinity';
+        v_id := '00000000-0000-0000-0000-000000000000';
+        v_promoted := NULL;
+        v_first := '{}';
+        IF v_priority = v_keyed THEN
+            v_from := to_timestamp(v_keyed_at.run_at / 1e6);
+            v_id := v_keyed_at.id;
+            v_promoted := to_timestamp(v_keyed_at.promoted / 1e6);
+        END IF;
+        IF p_keyed AND v_promoted IS NOT NULL THEN
+            v_first := ARRAY(
+                SELECT j.ctid FROM jobs j
+                WHERE j.queue = p_queue AND j.priority = v_priority AND waits_keyed(j) AND j.run_at <= v_now
+                  AND j.promoted >= v_promoted AND (j.run_at, j.id) <= (v_from, v_id)
+                  AND j.ctid <> ALL (p_seen) AND in_time(j, v_now) AND coalesce(j.kind, j.queue)::text <> ALL (p_without)
+                ORDER BY j.promoted, j.run_at, j.id LIMIT greatest(v_room, 64));
+        END IF;
         v_rows := v_rows || ARRAY(
-              SELECT both_lines.ctid FROM (
+              SELECT all_lines.ctid FROM (
                   (SELECT j.ctid, j.run_at, j.id FROM jobs j
                    WHERE j.queue = p_queue AND j.priority = v_priority AND waits_plain(j) AND j.run_at <= v_now
+                     AND (j.run_at, j.id) > (v_plain_from, v_plain_id)
                      AND j.ctid <> ALL (p_seen) AND in_time(j, v_now) AND coalesce(j.kind, j.queue)::text <> ALL (p_without)
                    ORDER BY j.run_at, j.id LIMIT v_room)
                   UNION ALL
                   (SELECT j.ctid, j.run_at, j.id FROM jobs j
                    WHERE p_keyed AND j.queue = p_queue AND j.priority = v_priority AND waits_keyed(j) AND j.run_at <= v_now
+                     AND (j.run_at, j.id) > (v_from, v_id)
                      AND j.ctid <> ALL (p_seen) AND in_time(j, v_now) AND coalesce(j.kind, j.queue)::text <> ALL (p_without)
-                   ORDER BY j.run_at, j.id LIMIT v_room)) both_lines
-              ORDER BY both_lines.run_at, both_lines.id LIMIT v_room);
+                   ORDER BY j.run_at, j.id LIMIT v_room)
+                  UNION ALL
+                  (SELECT j.ctid, j.run_at, j.id FROM jobs j WHERE j.ctid = ANY (v_first) ORDER BY j.run_at, j.id)) all_lines
+              ORDER BY all_lines.run_at, all_lines.id LIMIT v_room);
         v_above := v_priority;
         v_probes := v_probes + 1;
         v_room := p_room - cardinality(v_rows);
@@ -1688,7 +1902,7 @@ BEGIN
     IF no_wait() THEN
         PERFORM put_off(NULL, p_queues => p_queues, p_keys => p_keys);
     END IF;
-    UPDATE jobs j SET status = 'pending'
+    UPDATE jobs j SET status = 'pending', promoted = clock_after_waiting()  -- for the queue: see pick()
     WHERE j.ctid = ANY (ARRAY(
         SELECT (SELECT b.ctid FROM jobs b
                 WHERE b.queue = k.queue AND b.serialize_key = k.key AND b.status = 'blocked' AND b.waiting_on = 0
@@ -3016,7 +3230,7 @@ BEGIN
                      least(p_run_at, clock() - (statement_timestamp() - transaction_timestamp())), true);
     END IF;
     IF p_job.serialize_key IS NOT NULL AND p_job.waiting_on = 0 AND p_run_at > p_job.run_at THEN
-        UPDATE jobs j SET status = 'pending'
+        UPDATE jobs j SET status = 'pending', promoted = clock_after_waiting()
         WHERE j.ctid = ANY (ARRAY(
             SELECT b.ctid FROM jobs b
             WHERE b.queue = p_job.queue AND b.serialize_key = p_job.serialize_key AND b.status = 'blocked' AND b.waiting_on = 0

@@ -6,6 +6,9 @@ still turn up behind it: committed late, backdated, retried, given back. They ar
 every 20 ms a claim begins 40 ms (of `run_at`) further back, every 40 ms 80 ms, and so on up to 10 s, and every 10 s
 at the head. A straggler thus waits about as long as its own transaction took, and each reach costs the same. Sweeps
 that prove expensive are made more rarely: each reach takes a hundredth of the time at most.
+
+Where jobs have keys, the database says how far a claim has come, in a text that is given back to it the next time; how
+far to reach back is ours to say there, too.
 """
 
 from __future__ import annotations
@@ -26,6 +29,8 @@ COST_SHARE = 0.01
 """Of the time, for one level's sweeps at most."""
 PRIORITIES_MAX = 90
 """Of more than that those used last are remembered: each costs every claim a probe, and a claim makes 100 at most."""
+RENEW_EVERY = 256
+"""Jobs with keys: the next claim walks over so many that are over, rather than have each claim work out its places."""
 _FIRST_ID = UUID(int=0)
 
 
@@ -44,6 +49,15 @@ class Start(NamedTuple):
     ids: list[UUID]
 
 
+class Keyed(NamedTuple):
+    """The same where jobs have keys: behind `places`, or `reach_s` before them (None: at the head), or from `since`."""
+
+    places: str
+    reach_s: float | None
+    since: float | None
+    renew: bool
+
+
 class Cursor:
     """One pool's places. Times are on the loop's clock, in seconds."""
 
@@ -54,6 +68,10 @@ class Cursor:
         self._usual_s: float | None = None  # what a claim takes that is no sweep
         self._level: int | None = None  # of the claim under way; None: no sweep
         self._rewound: float | None = None  # to which run_at, since that claim began
+        self._places = "{}"  # of jobs with keys, as the database has said
+        self._passed = 0  # jobs claimed since it has said that
+        self._renews = True  # it is asked to
+        self._since: float | None = None  # where the next claim of those begins at the latest
 
     def start(self, now: float) -> Start:
         """Where the claim that is made now begins."""
@@ -67,10 +85,27 @@ class Cursor:
         reach_s = REACH_PERIODS * PERIOD_FIRST_S * 2**self._level
         return Start([p for p, _ in places], [at.run_at - reach_s for _, at in places], [_FIRST_ID] * len(places))
 
-    def claimed(self, rows: Sequence[Claimed], now: float, took_s: float, *, full: bool) -> None:
-        """Takes the answer of that claim: its rows in order; `full`: there may be more, behind the last."""
+    def keyed(self) -> Keyed:
+        """Where the claim that `start` was asked for begins among jobs with keys."""
+        self._renews = self._places == "{}" or self._passed >= RENEW_EVERY or self._since is not None
+        if self._level == LEVELS - 1:
+            return Keyed(self._places, None, self._since, self._renews)
+        reach_s = 0.0 if self._level is None else REACH_PERIODS * PERIOD_FIRST_S * 2**self._level
+        return Keyed(self._places, reach_s, self._since, self._renews)
+
+    def claimed(
+        self, rows: Sequence[Claimed], now: float, took_s: float, *, full: bool, places: str | None = None
+    ) -> None:
+        """Takes the answer of that claim: its rows in order; `full`: there may be more, behind the last.
+
+        `places`: how far it has come among jobs with keys; its rows then say nothing about the others.
+        """
         level, self._level = self._level, None
         last: dict[int, Position] = {}
+        if places is not None:
+            self._passed = len(rows) if self._renews else self._passed + len(rows)
+            self._places, self._since = places, self._rewound
+            rows = ()
         for row in reversed(rows):
             if not row.is_suspect:  # those stand in a line of their own
                 last.setdefault(row.priority, Position(row.run_at, row.id))
@@ -108,6 +143,7 @@ class Cursor:
     def rewind(self, run_at: float) -> None:
         """A row that was due then has become claimable again."""
         self._rewound = run_at if self._rewound is None else min(run_at, self._rewound)
+        self._since = run_at if self._since is None else min(run_at, self._since)
         back = Position(run_at, _FIRST_ID)
         self._positions = {priority: min(known, back) for priority, known in self._positions.items()}
 

@@ -267,7 +267,11 @@ class Pool:
         was, self._left_out = self._left_out, self._unknown.left_out(self.queue)
         if set(was) - set(self._left_out):
             self._cursor.rewind(0.0)  # we have passed over jobs that may be ours now
-        return Asked(ClaimOrder(*fixed, *self._cursor.start(now), self._left_out), now)
+        start, keyed = self._cursor.start(now), self._cursor.keyed()
+        order = ClaimOrder(*fixed, *start, self._left_out)
+        return Asked(
+            order._replace(places=keyed.places, reach_s=keyed.reach_s, since=keyed.since, renew=keyed.renew), now
+        )
 
     def _give(self, asked: Asked, claimed: Claims) -> None:
         if not self._slots.work:
@@ -290,7 +294,7 @@ class Pool:
         if claimed.again_s is not None:
             self.expect_also(claimed.again_s)
         # Under a limit a claim may stop short of the last due job whatever it was asked for.
-        self._cursor.claimed(claimed, now, took_s, full=full or self.limited)
+        self._cursor.claimed(claimed, now, took_s, full=full or self.limited, places=claimed.places)
         self._cursor.passed(claimed.passed)
         self._pace.claimed(took_s, self._slots.finished, self._slots.run_s, self.concurrency, dry=dry)
 

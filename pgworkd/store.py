@@ -14,6 +14,10 @@ from typing import Any, NamedTuple, cast
 from uuid import UUID, uuid4
 
 from . import settle_sql
+from .claims import CLAIM
+from .claims import Claimed as Claimed
+from .claims import ClaimOrder as ClaimOrder
+from .claims import Claims as Claims
 from .errors import PgworkdError
 from .link import Link, LinkOptions, Listener, Transactions
 from .registration import Registration, token_of
@@ -24,70 +28,6 @@ UNBLOCK_STEP = 1_000
 Payload = tuple[UUID, str | None, str | None]
 LOCK_TIMEOUT_S = 0.2
 """A settle that waits longer for a lock is made again without what is locked; maintenance comes back."""
-
-
-class Claimed(NamedTuple):
-    """One claimed attempt, as `claim()` returns it. Instants in s since the epoch. No payload: ask `payloads()`."""
-
-    id: UUID
-    kind: str
-    payload: str | None
-    attempt: int
-    failures: int
-    max_attempts: int
-    timeout_s: float | None
-    priority: int
-    losses: int
-    run_at: float
-    created_at: float
-    schedule: str | None
-    occurrence: float | None
-    meta: str | None
-    serialize_key: str | None = None
-
-    @property
-    def is_suspect(self) -> bool:
-        """True if it was lost twice: of these, a worker runs one at a time."""
-        return self.losses > 1
-
-
-class Claims(list[Claimed]):
-    """What a claim took, in its order."""
-
-    again_s: float | None = None
-    """A rate holds more back, for so long."""
-    passed: Sequence[tuple[int, float]] = ()
-    """Priorities of which, up to that run_at, only jobs of the kinds left out are left."""
-
-    @classmethod
-    def read(cls, rows: Sequence[Sequence[Any]]) -> Claims:
-        """The rows of an answer; those without an id come last: `again_s` (as `created_at`) and `passed`."""
-        if not rows or rows[-1][0] is not None:
-            return cls(map(Claimed._make, rows))
-        said = [Claimed._make(row) for row in rows if row[0] is None]
-        claims = cls(map(Claimed._make, rows[: -len(said)]))
-        claims.again_s = said[0].created_at
-        claims.passed = [(row.priority, row.run_at) for row in said if row.run_at is not None]
-        return claims
-
-
-class ClaimOrder(NamedTuple):
-    """What to claim: up to `limit` due jobs of a queue.
-
-    `kinds` and `budgets`: max_attempts of the kinds that differ from 3, for jobs that do not say. At `priorities`
-    (descending) the claim begins behind the place (run_at, id) given for each; see `Cursor`.
-    """
-
-    worker_id: int
-    queue: str
-    limit: int
-    kinds: Sequence[str] = ()
-    budgets: Sequence[int] = ()
-    priorities: Sequence[int] = ()
-    run_ats: Sequence[float] = ()
-    positions: Sequence[UUID] = ()
-    left_out: Sequence[str] = ()
-    """Kinds that are left to other workers."""
 
 
 class Rescued(NamedTuple):
@@ -114,8 +54,6 @@ class FailedAttempt(NamedTuple):
     error: str
 
 
-_CLAIM = """SELECT id, kind, payload, attempt, failures, max_attempts, timeout_s, priority, losses, run_at,
-    created_at, schedule, occurrence, meta, serialize_key FROM pgworkd.claim($1, $2, $3, $4, $5, $6, $7, $8, $10, $9)"""
 _PAYLOADS = "SELECT id, payload, meta FROM pgworkd.payloads($1, $2, $3, $4, $5)"
 _RESCUE = "SELECT id, queue, kind, attempt, status, worker_id, worker, error FROM pgworkd.rescue($1, $2)"
 _KEPT_LONGER = "SELECT name, keep_s FROM pgworkd.queues WHERE keep_s > $1"
@@ -177,7 +115,7 @@ class Store(ScheduleStore):
 
     async def claim(self, order: ClaimOrder) -> Claims:
         """What was ordered, now running under this worker; raises `WorkerLost` without a lease."""
-        return Claims.read(await self._claims.fetch(_CLAIM, *order, token_of(order.worker_id)))
+        return Claims.read(await self._claims.fetch(CLAIM, *order, token_of(order.worker_id)))
 
     async def payloads(
         self, ids: Sequence[UUID], attempts: Sequence[int], bytes_max: int, worker_id: int | None = None

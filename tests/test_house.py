@@ -15,7 +15,7 @@ PACKAGE = ROOT / "pgworkd"
 FLOORS = {
     0: (
         "bounds errors events failure payload backoff schedule config sources dsn grants job new_job outage log "
-        "queue_settings registration remains safe_text session settle_sql tls"
+        "claims queue_settings registration remains safe_text session settle_sql tls"
     ),
     1: (
         "driver_errors link store lease_store schedule_store insert_sql columns drivers batches workflow schema wake "

@@ -173,7 +173,7 @@ BUGS = (
     ),
     python(
         "whole-batch decoding",
-        "store",
+        "claims",
         "            return cls(map(Claimed._make, rows))\n",
         "            return cls([Claimed._make(row) for row in rows if __import__('json').loads(row[2]) != 0])\n",
         kinds="kill",

@@ -48,6 +48,31 @@ BUGS = (
         tests="tests/sql/test_heartbeat_cost.py",
     ),
     sql(
+        "whoever is promoted is not seen by claims that are past it",
+        "    UPDATE jobs j SET status = 'pending', promoted = clock_after_waiting()  -- for the queue: see pick()",
+        "    UPDATE jobs j SET status = 'pending'",
+        tests="tests/sql/test_claim_places.py",
+    ),
+    sql(
+        "a claim with keys begins behind what it could not take",
+        "            v_done := v_done || done_of(v_met[:coalesce(v_stop - 1, cardinality(v_met))]);",
+        "            v_done := v_done || done_of(v_met);",
+        tests="tests/sql/test_claim_places.py",
+    ),
+    sql(
+        "claims with keys walk over what is over to ask whether there is work",
+        "CASE WHEN coalesce(p_places, '{}') = '{}' THEN EXISTS",
+        "CASE WHEN true THEN EXISTS",
+        tests="tests/sql/test_claim_places.py",
+    ),
+    python(
+        "a rewind of claims with keys is forgotten by a claim that could not go back",
+        "cursor",
+        "        if places is not None:\n            self._passed",
+        "        self._since = self._rewound\n        if places is not None:\n            self._passed",
+        tests="tests/unit/test_cursor.py",
+    ),
+    sql(
         "a settle reads the settings of all queues",
         " FROM queues q WHERE q.name = ANY (ARRAY(SELECT DISTINCT d.queue::text FROM done d))",
         " FROM queues q",

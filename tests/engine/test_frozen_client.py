@@ -13,9 +13,9 @@ import asyncpg
 import pytest
 
 from pgworkd import link
+from pgworkd.claims import CLAIM, ClaimOrder
 from pgworkd.link import LinkOptions
 from pgworkd.pool import CLAIM_MAX, CLAIM_SOCKET_MAX
-from pgworkd.store import _CLAIM, ClaimOrder
 from tests.engine.test_large_work import insert_large
 from tests.kit import until
 
@@ -66,7 +66,7 @@ async def test_a_claim_ends_although_nobody_takes_its_answer_in(
         return await db.fetchval("SELECT count(*) FROM pgworkd.jobs WHERE status = 'running'") == most
 
     address = dsn if kind == "tcp" else await over_unix_socket(dsn, db)
-    async with frozen(address, _CLAIM, *order, None) as (connection, call):
+    async with frozen(address, CLAIM, *order, None) as (connection, call):
         await until(all_claimed, limit_s=5)
         assert not call.done()
         connection._transport.resume_reading()

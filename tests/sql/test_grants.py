@@ -31,11 +31,12 @@ FUNCTIONS = {
         add_error add_occurrences advance allowance batch_ended burst bury by_turn call_back cancel cancel_batch
         cancel_below claim clock_after_waiting
         delete_batch differing discard drop_partition drop_pool edit ensure_partitions ensure_schedules expire
-        fail_schedule fold follow forget_rows free_keys freed heartbeat in_order in_time is_awaited keep_keys
-        key_allowance key_has_room key_is_free lock_queue lock_queues lock_trees lock_trees_of matching mend_batches
-        mend_dependencies next_due notify_pools of_key pass_on payloads pick promote prune put_schedule rate_allowance
-        register reopened report_progress rescue retry running_of set_pool set_queue
-        settle_completed settle_ended settle_failed settle_released sign_off spend spent_until stop_jobs stream
+        done_of fail_schedule fold follow forget_rows free_keys freed heartbeat in_order in_time is_awaited keep_keys
+        keyed_behind key_allowance key_has_room key_is_free lock_queue lock_queues lock_trees lock_trees_of matching
+        mend_batches
+        mend_dependencies next_due notify_pools of_key pass_on payloads pick places_after promote prune put_schedule
+        rate_allowance register reopened report_progress rescue retry running_of set_pool set_queue
+        settle_completed settle_ended settle_failed settle_released sign_off spend spent_until starts stop_jobs stream
         tell_waiters unblock undepend wait_less wanted wake who
     """,
     "": NOBODY,

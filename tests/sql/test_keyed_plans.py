@@ -15,7 +15,8 @@ from .verbs import NO_STATISTICS, Db, at, blocks, complete, insert, one, rows_re
 pytestmark = pytest.mark.usefixtures("t0")
 
 FUNCTIONS = ["claim", "pick", "in_order", "of_key", "next_keys", "due_keys", "by_turn", "running_in", "promote"]
-CALLERS = {"of_key": "by_turn", "promote": "settle_completed"}
+FUNCTIONS += ["keyed_behind", "places_after"]
+CALLERS = {"of_key": "by_turn", "keyed_behind": "claim", "places_after": "pick", "promote": "settle_completed"}
 """Under whose settings a function runs, apart from its own."""
 STATEMENT = re.compile(r"^\s*(?:IF EXISTS \()?(SELECT|UPDATE|WITH|PERFORM|RETURN QUERY|\w+ := )", re.M)
 SCANS = {"Index Scan", "Index Only Scan", "Tid Scan"}

@@ -8,7 +8,17 @@ from uuid import UUID
 
 import pytest
 
-from pgworkd.cursor import COST_SHARE, LEVELS, PERIOD_FIRST_S, PRIORITIES_MAX, Cursor, Start
+from pgworkd.cursor import (
+    COST_SHARE,
+    LEVELS,
+    PERIOD_FIRST_S,
+    PRIORITIES_MAX,
+    REACH_PERIODS,
+    RENEW_EVERY,
+    Cursor,
+    Keyed,
+    Start,
+)
 from pgworkd.store import Claimed
 
 HEAD_S = PERIOD_FIRST_S * 2 ** (LEVELS - 1)
@@ -282,3 +292,38 @@ def test_expensive_sweeps_take_a_bounded_share_of_the_time(cost_s: Callable[[flo
         now += 0.01
     assert spent_s <= share * now
     assert heads >= now / (1.3 * max(HEAD_S, cost_s(math.inf) / COST_SHARE)), "rarely, but not never"
+
+
+# Jobs with keys
+
+
+def test_what_the_database_says_of_jobs_with_keys_is_given_back_to_it() -> None:
+    cursor = Cursor()
+    cursor.start(0.0)
+    assert cursor.keyed() == Keyed("{}", None, None, renew=True)
+    cursor.claimed([row(T)], QUICK_S, QUICK_S, full=False, places="A")
+    assert cursor.start(0.005) == HEAD, "its rows say nothing of the jobs without keys"
+    assert cursor.keyed() == Keyed("A", 0.0, None, renew=False)
+    cursor.claimed([row(T)] * RENEW_EVERY, 0.005, QUICK_S, full=False, places="A")
+    cursor.start(0.03)
+    assert cursor.keyed() == Keyed("A", REACH_PERIODS * PERIOD_FIRST_S, None, renew=True)
+
+
+def test_a_rewind_of_jobs_with_keys_lasts_until_the_database_has_gone_back() -> None:
+    cursor = Cursor()
+    cursor.start(0.0)
+    cursor.claimed([row(T)], QUICK_S, QUICK_S, full=False, places="A")
+    cursor.rewind(T - 5)
+    cursor.rewind(T - 3)
+    cursor.start(0.005)
+    assert cursor.keyed() == Keyed("A", 0.0, T - 5, renew=True)
+    cursor.claimed([], 0.005, QUICK_S, full=False)  # the queue was paused, or its limits reached
+    cursor.start(0.006)
+    assert cursor.keyed().since == T - 5
+    cursor.rewind(T - 1)  # while that claim is made
+    cursor.claimed([], 0.006, QUICK_S, full=False, places="B")
+    cursor.start(0.007)
+    assert cursor.keyed() == Keyed("B", 0.0, T - 1, renew=True)
+    cursor.claimed([], 0.007, QUICK_S, full=False, places="C")
+    cursor.start(0.008)
+    assert cursor.keyed().since is None
