@@ -70,11 +70,13 @@ async def test_they_do_not_run_beside_what_is_left_of_it(
     await said(run, "daemon.ready", 2)
     await db.execute("INSERT INTO pgworkd.jobs (queue) VALUES ('forks')")
     await until(lambda: bool(list(tmp_path.glob("forked.*"))))
-    await kill_owner(db)
-    await said(run, "process.ended")
-    await said(run, "daemon.ready", 3)
-    assert await db.fetchval("SELECT count(*) = 1 FROM pgworkd.jobs WHERE status = 'running' AND attempts = 1")
-    (tmp_path / "go").touch()
+    try:
+        await kill_owner(db)
+        await said(run, "process.ended")
+        await said(run, "daemon.ready", 3)
+        assert await db.fetchval("SELECT count(*) = 1 FROM pgworkd.jobs WHERE status = 'running' AND attempts = 1")
+    finally:
+        (tmp_path / "go").touch()  # what it has forked must not outlive the test
     await until(lambda: db.fetchval(DONE, 1), limit_s=10)
     assert json.loads(await db.fetchval("SELECT result FROM pgworkd.finished_jobs")) is True
     run.stop()
