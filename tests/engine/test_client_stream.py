@@ -13,7 +13,7 @@ import asyncpg
 import psycopg
 import pytest
 
-from pgworkd import columns
+from pgworkd import columns, drivers
 from pgworkd.client import NewJob, enqueue_many
 from pgworkd.errors import UsageError
 from pgworkd.new_job import row
@@ -26,24 +26,23 @@ async def test_a_generator_is_not_held_as_a_whole(
     opener: Any, dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(columns, "STATEMENT_ROWS", 50)
-    alive, most = 0, 0
+    drawn, insert, drawn_when_sent = 0, drivers._insert, list[int]()
 
-    class Payload(dict[str, Any]):
-        def __init__(self, n: int) -> None:
-            nonlocal alive, most
-            super().__init__(n=n)
-            alive += 1
-            most = max(most, alive)
+    def jobs() -> Iterator[NewJob]:
+        nonlocal drawn
+        for drawn in range(1, 1001):
+            yield NewJob("q", {"n": drawn - 1})
 
-        def __del__(self) -> None:
-            nonlocal alive
-            alive -= 1
+    def sent(part: columns.Columns) -> Any:
+        drawn_when_sent.append(drawn)
+        return insert(part)
 
+    monkeypatch.setattr(drivers, "_insert", sent)
     async with opener(dsn, autocommit=True) as caller:
-        ids = await settled(enqueue_many(caller.conn, (NewJob("q", Payload(n)) for n in range(1000))))
+        ids = await settled(enqueue_many(caller.conn, jobs()))
     assert await stored(db) == {job_id: {"n": n} for n, job_id in enumerate(ids)}
     assert ids == sorted(ids)
-    assert most <= 3 * 50
+    assert all(when <= 50 * (number + 2) for number, when in enumerate(drawn_when_sent))
 
 
 @in_autocommit
