@@ -90,9 +90,7 @@ async def terminate_newborn(fleet: Fleet) -> None:
 
 
 async def _ends(fleet: Fleet, member: Member, *, signals: int, after_s: float = 0.0) -> None:
-    with anyio.move_on_after(10):
-        while not fleet.has_noted(member.name):  # before, Python itself has no handler, and dies of it
-            await anyio.sleep(0.01)
+    await fleet.is_born(member)
     await anyio.sleep(after_s)
     fleet.note("terminated", name=member.name, signals=signals)
     for _ in range(signals):

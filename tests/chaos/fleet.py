@@ -140,7 +140,8 @@ class Fleet:
         elif not self.ending:
             await anyio.sleep(self.dice.uniform(0, 0.5))
             member.proxy.mode = "pass"
-            await self.start_member(member.proxy)
+            if not self.ending:
+                await self.start_member(member.proxy)
 
     async def start_producer(self, jobs: int, for_s: float) -> None:
         """One more application."""
@@ -189,6 +190,8 @@ class Fleet:
         self.ending = True
         for member in self.members:
             member.expected = 0
+        for member in list(self.members):
+            await self.is_born(member)
             member.process.terminate()
         with anyio.move_on_after(EXIT_S_MAX):
             while self.members:
@@ -196,6 +199,12 @@ class Fleet:
         for member in self.members:
             self.note("hangs", name=member.name)
             member.process.kill()
+
+    async def is_born(self, member: Member) -> None:
+        """Waits until it has a handler for SIGTERM: before, Python itself has none, and dies of it."""
+        with anyio.move_on_after(10):
+            while member.alive and not self.has_noted(member.name):
+                await anyio.sleep(0.01)
 
     def end_all(self) -> None:
         """Leaves nothing behind, whatever happened."""

@@ -1,0 +1,32 @@
+"""What drives a run does not itself break what it checks."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import anyio
+import asyncpg
+
+from tests.chaos import workload
+from tests.chaos.fleet import Fleet
+from tests.chaos.history import load
+
+
+async def test_a_daemon_told_to_end_while_python_starts_ends_with_0(
+    dsn: str, db: asyncpg.Connection[Any], tmp_path: Path
+) -> None:
+    """A run may end just after one daemon was replaced by another."""
+    await db.execute(workload.AUDIT)
+    server: Any = None  # is not touched here
+    async with anyio.create_task_group() as tasks:
+        fleet = Fleet(server, dsn, tmp_path, tasks, random.Random(1))  # noqa: S311 - repeatable
+        try:
+            await fleet.start_member()
+            await fleet.stop()
+        finally:
+            fleet.end_all()
+            tasks.cancel_scope.cancel()
+    exits = [note.facts["code"] for note in load(tmp_path, "driver") if note.event == "exit"]
+    assert exits == [0]
