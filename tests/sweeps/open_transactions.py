@@ -235,9 +235,11 @@ async def hold(
         before = anyio.current_time()
         await anyio.sleep(SAMPLE_S)
         lag_s = max(lag_s, anyio.current_time() - before - SAMPLE_S)  # of this machine, not of the engine
-        bound_s = DONE_S_MAX + 3 * lag_s
+        bound_s = DONE_S_MAX + 5 * lag_s
         ending = [] if anyio.current_time() > began + bound_s else [world.ids[name] for name in ENDED_LATER]
+        before = anyio.current_time()
         late = await eyes.fetch(_LATE, exempt + ending, bound_s, schedule)
+        lag_s = max(lag_s, anyio.current_time() - before)
         found = [f"{row['queue']} {row['status']} for {row['age_s']:.1f} s" for row in late[:5]]
     await transaction.commit()
     return found
@@ -267,14 +269,14 @@ async def play(act: Act, dsn: str, hold_s: float) -> list[str]:
         world = World(dsn)
         seen: list[Recorder] = []
         for _ in range(2):
-            daemon = running(world.app(), dsn, lease_s=1.5, heartbeat_s=0.2)
+            daemon = running(world.app(), dsn, lease_s=2.5, heartbeat_s=0.2)
             seen.append((await stack.enter_async_context(daemon))[1])
         db, eyes, prober = [await stack.enter_async_context(_connected(dsn)) for _ in range(3)]
         await prepare(world, eyes)
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(probe, prober)
-                await anyio.sleep(1.6)  # rescue waits until its worker has been steady for a lease
+                await anyio.sleep(2.6)  # rescue waits until its worker has been steady for a lease
                 found = await hold(act, world, db, eyes, hold_s)
                 tasks.cancel_scope.cancel()
             outages = [str(facts) for each in seen for facts in each.all(events.DATABASE_AWAY)]
