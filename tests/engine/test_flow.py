@@ -29,7 +29,7 @@ async def test_four_daemons_never_run_six_where_five_are_allowed(dsn: str, db: a
     assert len(log.runs) == 300
     assert (observer.most, log.most) == (5, 5)
     assert observer.looks > 50
-    assert log.took() < 3
+    assert log.took() < 8  # 60 turns: alone 1.5 s, and a minute if each waited for a poll
 
 
 @pytest.mark.parametrize("bound_s", [0.0, 60.0], ids=["for no time", "for a minute"])
