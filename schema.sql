@@ -302,7 +302,7 @@ CREATE TABLE IF NOT EXISTS jobs (
     id           uuid DEFAULT new_id() PRIMARY KEY WITH (fillfactor = 50),  -- see below
     run_at       instant NOT NULL DEFAULT clock(),  -- due from then on
     created_at   instant NOT NULL DEFAULT clock(),
-    started_at   instant,                           -- of the last attempt
+    started_at   instant,                           -- when the last attempt was claimed; its handler may start later
     failed_at    instant,
     expires_at   instant,                           -- not started (attempts = 0) by then: expired
     dedupe_until instant,                           -- the dedupe_key stays taken until then, also when the job is over
@@ -457,6 +457,7 @@ CREATE TABLE IF NOT EXISTS finished_jobs (
     limit_key    text,
     schedule     text,
     keep_until   timestamptz,                       -- finished_at + the queue's keep_s, as it was then; NULL: keep_days
+    expires_at   timestamptz,
     PRIMARY KEY (id, finished_at)
 ) PARTITION BY RANGE (finished_at);
 DO $$
@@ -465,6 +466,7 @@ BEGIN
         ALTER TABLE finished_jobs ADD COLUMN keep_until timestamptz;
     END IF;
 END $$;
+ALTER TABLE finished_jobs ADD COLUMN IF NOT EXISTS expires_at timestamptz;
 CREATE TABLE IF NOT EXISTS finished_jobs_other PARTITION OF finished_jobs DEFAULT;
 CREATE INDEX IF NOT EXISTS finished_jobs_kept ON finished_jobs (keep_until) WHERE keep_until IS NOT NULL;
 -- Only here does retention go by rows: each other partition is dropped as a whole.
@@ -1973,12 +1975,12 @@ BEGIN
     ), kept AS (
         INSERT INTO finished_jobs (id, finished_at, run_at, created_at, started_at, failed_at, occurrence, batch_id,
             status, priority, attempts, failures, max_attempts, worker_id, queue, kind, payload, result, meta,
-            error, errors, dedupe_key, serialize_key, limit_key, schedule, keep_until)
+            error, errors, dedupe_key, serialize_key, limit_key, schedule, keep_until, expires_at)
         SELECT d.id, clock(), d.run_at, d.created_at, d.started_at, d.failed_at, d.occurrence, d.batch_id,
             'completed', d.priority, d.attempts, d.failures, d.max_attempts, d.worker_id, d.queue, d.kind, d.payload,
             d.result::jsonb, d.meta, d.error, d.errors, d.dedupe_key, d.serialize_key, d.limit_key, d.schedule,
             CASE WHEN (SELECT bool_or(q.keep_s > 0) FROM settings q)
-                 THEN (SELECT clock() + make_interval(secs => q.keep_s) FROM settings q WHERE q.name = d.queue) END
+                 THEN (SELECT clock() + make_interval(secs => q.keep_s) FROM settings q WHERE q.name = d.queue) END, d.expires_at
         FROM done d WHERE d.queue <> ALL (ARRAY(SELECT q.name FROM settings q WHERE q.keep_s = 0))
     )
     SELECT array_agg(d.id), array_agg(d.schedule) FILTER (WHERE d.schedule IS NOT NULL),
@@ -2219,11 +2221,11 @@ BEGIN
     ), kept AS (
         INSERT INTO finished_jobs (id, finished_at, run_at, created_at, started_at, failed_at, occurrence, batch_id,
             status, priority, attempts, failures, max_attempts, worker_id, queue, kind, payload, meta,
-            error, errors, dedupe_key, serialize_key, limit_key, schedule, keep_until)
+            error, errors, dedupe_key, serialize_key, limit_key, schedule, keep_until, expires_at)
         SELECT g.id, clock(), g.run_at, g.created_at, g.started_at, g.failed_at, g.occurrence, g.batch_id,
             p_status::job_status, g.priority, g.attempts, g.failures, g.max_attempts, g.worker_id, g.queue, g.kind,
             g.payload, g.meta, coalesce(p_message, g.error), g.errors, g.dedupe_key, g.serialize_key, g.limit_key, g.schedule,
-            clock() + make_interval(secs => q.keep_s)
+            clock() + make_interval(secs => q.keep_s), g.expires_at
         FROM gone g LEFT JOIN settings q ON q.name = g.queue
         WHERE q.keep_s IS DISTINCT FROM 0
     )
@@ -2461,7 +2463,8 @@ END $$;
 CREATE OR REPLACE FUNCTION remove_schedule(p_name text) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
 DECLARE
-    v_worker text := (SELECT w.name || ' (id ' || w.id || ')' FROM workers w WHERE w.lost_at IS NULL AND p_name = ANY (w.schedules)
+    v_worker text := (SELECT w.name || ' (id ' || w.id || ')' FROM workers w
+                      WHERE w.lost_at IS NULL AND w.lease_until > clock() AND p_name = ANY (w.schedules)
                       ORDER BY w.id LIMIT 1);
 BEGIN
     IF v_worker IS NOT NULL AND EXISTS (SELECT FROM schedules s WHERE s.name = p_name AND s.source = 'code') THEN
@@ -2630,21 +2633,33 @@ BEGIN
 END $$;
 
 -- Ends jobs that were never started and whose expires_at has passed, and frees dedupe_keys that were kept long enough,
--- at most p_limit of each. Answers how many of what was more. Locks them with SKIP LOCKED.
-CREATE OR REPLACE FUNCTION expire(p_limit int DEFAULT 1000) RETURNS int
+-- at most p_limit of each. Answers with a row per queue and kind of jobs that ended, and one without a queue for the keys.
+-- Locks them with SKIP LOCKED.
+CREATE OR REPLACE FUNCTION expire_jobs(p_limit int DEFAULT 1000) RETURNS TABLE (queue text, kind text, jobs int, example uuid)
 LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
+#variable_conflict use_column
 DECLARE
     v_ids uuid[];
 BEGIN
     IF NOT pg_try_advisory_xact_lock(1886873445, 2) THEN
-        RETURN 0;
+        RETURN;
     END IF;
     PERFORM say_no_wait('on');
     v_ids := ARRAY(SELECT j.id FROM jobs j
                    WHERE j.expires_at <= clock() AND j.attempts = 0 AND j.status IN ('blocked', 'pending', 'failed')
                    ORDER BY j.expires_at LIMIT p_limit FOR UPDATE SKIP LOCKED);
-    RETURN greatest(bury(v_ids, 'expired', 'expired before it could start'), free_keys(p_limit));
+    RETURN QUERY SELECT j.queue::text, coalesce(j.kind, j.queue)::text, count(*)::int, (array_agg(j.id ORDER BY j.expires_at, j.id))[1]
+                 FROM jobs j WHERE j.id = ANY (v_ids) GROUP BY 1, 2 ORDER BY 1, 2;
+    PERFORM bury(v_ids, 'expired', 'expired before it could start');
+    RETURN QUERY SELECT NULL::text, NULL::text, f.freed, NULL::uuid FROM free_keys(p_limit) AS f (freed) WHERE f.freed > 0;
 END $$;
+
+-- The same as a number, of what was more; also for daemons of the version before.
+CREATE OR REPLACE FUNCTION expire(p_limit int DEFAULT 1000) RETURNS int
+LANGUAGE sql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
+    SELECT coalesce(greatest(sum(e.jobs) FILTER (WHERE e.queue IS NOT NULL), sum(e.jobs) FILTER (WHERE e.queue IS NULL)), 0)::int
+    FROM expire_jobs(p_limit) e
+$$;
 
 -- Removes, of what holds the dedupe_key of a job that is over, what need not do so any longer, at most p_limit. Answers
 -- how many. An insert of such a key does not wait for this. Locks them with SKIP LOCKED.
@@ -2914,7 +2929,7 @@ CREATE OR REPLACE FUNCTION matching(p_what text, p_queue text DEFAULT NULL, p_ki
 LANGUAGE plpgsql STABLE SET search_path = pgworkd, pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_custom_plan AS $$
 DECLARE
-    v_allowed  text[] := CASE p_what WHEN 'cancel' THEN '{blocked,pending,failed,running,dead}'
+    v_allowed  text[] := CASE p_what WHEN 'cancel' THEN '{blocked,pending,failed,running}'
                                      WHEN 'retry' THEN '{dead,failed}' WHEN 'discard' THEN '{dead}' END;
     v_statuses job_status[];
     v_from     uuid := coalesce(p_after, '00000000-0000-0000-0000-000000000000');
@@ -2925,12 +2940,13 @@ BEGIN
         RAISE EXCEPTION 'p_what is %', quote_nullable(p_what) USING ERRCODE = '22023', HINT = 'Give cancel, retry or discard.';
     ELSIF p_status <> ALL (v_allowed) THEN
         RAISE EXCEPTION 'jobs that are % are not there to %', p_status, p_what USING ERRCODE = '22023',
-            HINT = 'p_status is one of ' || array_to_string(v_allowed, ', ') || ', or NULL.';
+            HINT = 'p_status is one of ' || array_to_string(v_allowed, ', ') || ', or NULL.'
+                || CASE WHEN p_what = 'cancel' AND p_status = 'dead' THEN ' Dead jobs have ended: discard() them.' ELSE '' END;
     ELSIF NOT p_all AND num_nonnulls(p_queue, p_kind, p_key, p_batch) = 0 THEN
         RAISE EXCEPTION 'nothing says which jobs to %', p_what USING ERRCODE = '22023',
             HINT = 'Give a queue, kind, key or batch, or p_all => true for the jobs of all queues.';
     END IF;
-    v_statuses := CASE WHEN p_status IS NOT NULL THEN ARRAY[p_status] WHEN p_what = 'cancel' THEN array_remove(v_allowed, 'dead')
+    v_statuses := CASE WHEN p_status IS NOT NULL THEN ARRAY[p_status] WHEN p_what = 'cancel' THEN v_allowed
                        ELSE '{dead}' END;
     IF p_batch IS NOT NULL THEN
         v_few := ARRAY(SELECT j.id FROM jobs j WHERE j.batch_id = p_batch LIMIT 10001);
@@ -2999,9 +3015,9 @@ BEGIN
     END IF;
 END $$;
 
--- Cancels: a waiting or dead job ends now; a running one is marked, and its worker told, which cancels
+-- Cancels: a waiting job ends now; a running one is marked, and its worker told, which cancels
 -- the handler and settles it. Answers with 'cancelled' or 'requested' per job found; others are over or
--- unknown. What was asked for before is in the audit already, also when the engine carries it out here.
+-- unknown. A dead one has ended: retry() or discard() it. What was asked for before is in the audit already, also when the engine carries it out here.
 -- Locks the jobs in order of id.
 CREATE OR REPLACE FUNCTION cancel(p_ids uuid[], p_by text DEFAULT NULL) RETURNS TABLE (id uuid, outcome text)
 LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
@@ -3015,13 +3031,13 @@ BEGIN
     SELECT array_agg(x.id) FILTER (WHERE x.status <> 'running'), array_agg(x.id) FILTER (WHERE x.status = 'running')
     INTO v_waiting, v_running
     FROM (SELECT j.id, j.status FROM jobs j
-          WHERE j.id = ANY (p_ids) AND j.status <> 'completed' ORDER BY j.id FOR UPDATE) x;
+          WHERE j.id = ANY (p_ids) AND j.status NOT IN ('completed', 'dead') ORDER BY j.id FOR UPDATE) x;
     v_was := say_no_wait('on');  -- the caller's transaction may last
     INSERT INTO audit (who, what, queue, job_id, before, after)
     SELECT v_who, 'cancel', j.queue, j.id,
            CASE WHEN j.status = 'running' THEN '{"cancel_requested_at": null}' ELSE jsonb_build_object('status', j.status) END,
            CASE WHEN j.status = 'running' THEN jsonb_build_object('cancel_requested_at', clock()) ELSE '{"status": "cancelled"}' END
-    FROM jobs j WHERE j.id = ANY (v_waiting || v_running) AND (j.cancel_requested_at IS NULL OR j.status = 'dead')
+    FROM jobs j WHERE j.id = ANY (v_waiting || v_running) AND j.cancel_requested_at IS NULL
     ORDER BY j.id;
     UPDATE jobs j SET cancel_requested_at = coalesce(j.cancel_requested_at, clock()) WHERE j.id = ANY (v_running);
     PERFORM bury(v_waiting, 'cancelled', NULL), say_no_wait(v_was);
@@ -4520,18 +4536,29 @@ END $$;
 -- 14 Views
 -- ------------------------------------------------------------------------------------------------
 
--- Every job there is, live or over, in the order people read.
+DO $$  -- as they were when a claim was called a start, and a discarded job dead; only here are rights on them lost
+BEGIN
+    IF EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = to_regclass('pgworkd.all_jobs') AND a.attname = 'started_at') THEN
+        DROP VIEW all_jobs;
+    END IF;
+    IF EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = to_regclass('pgworkd.job_progress') AND a.attname = 'started_at') THEN
+        DROP VIEW job_progress;
+    END IF;
+END $$;
+
+-- Every job there is, live or over, in the order people read. A dead one is `dead`; one that was discarded, by someone or by
+-- its age, is `discarded`. `claimed_at`: when a worker took the last attempt; its handler starts when there is a slot for it.
 CREATE OR REPLACE VIEW all_jobs AS
-SELECT id, queue::text, coalesce(kind, queue)::text AS kind, status, payload::jsonb, NULL::jsonb AS result, priority,
-       run_at::timestamptz, created_at::timestamptz, started_at::timestamptz, failed_at::timestamptz, NULL::timestamptz AS finished_at, attempts, failures,
+SELECT id, queue::text, coalesce(kind, queue)::text AS kind, status::text, payload::jsonb, NULL::jsonb AS result, priority,
+       run_at::timestamptz, created_at::timestamptz, started_at::timestamptz AS claimed_at, failed_at::timestamptz, NULL::timestamptz AS finished_at, attempts, failures,
        max_attempts::int, error, errors::jsonb, worker_id, schedule::text, occurrence::timestamptz, dedupe_key::text, serialize_key::text,
-       batch_id, meta::jsonb, limit_key::text
+       batch_id, meta::jsonb, limit_key::text, expires_at::timestamptz
 FROM jobs WHERE status <> 'completed'
 UNION ALL
-SELECT id, queue, coalesce(kind, queue), status, payload, result, priority,
+SELECT id, queue, coalesce(kind, queue), CASE status WHEN 'dead' THEN 'discarded' ELSE status::text END, payload, result, priority,
        run_at, created_at, started_at, failed_at, finished_at, attempts, failures,
        max_attempts, error, errors, worker_id, schedule, occurrence, dedupe_key, serialize_key,
-       batch_id, meta, limit_key
+       batch_id, meta, limit_key, expires_at
 FROM finished_jobs;
 
 -- One row per queue that has live jobs, a worker or settings. Workers and slots: of those whose lease is not over.
@@ -4618,7 +4645,7 @@ WHERE j.status = 'blocked';
 -- How far running jobs say they are; what an earlier attempt said is not shown.
 CREATE OR REPLACE VIEW job_progress AS
 SELECT p.job_id AS id, j.queue::text, coalesce(j.kind, j.queue)::text AS kind, j.batch_id, p.attempt, p.done, p.message, p.at,
-       j.started_at::timestamptz
+       j.started_at::timestamptz AS claimed_at
 FROM progress p JOIN jobs j ON j.id = p.job_id AND j.attempts = p.attempt AND j.status = 'running';
 
 -- One row per worker. The state of one whose lease is over is `lost`, also when nobody is left to take its jobs back.

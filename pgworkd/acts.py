@@ -12,16 +12,17 @@ from typing import NamedTuple
 from uuid import UUID
 
 from . import admin_sql as sql
-from . import bounds
+from . import bounds, refusals
 from .bounds import ROWS_MAX
 from .errors import DatabaseError, InvalidPayload, UsageError, delay_seconds
 from .link import Link
 from .payload import BYTES_MAX, decode, encode
+from .refusals import Refused
 
 LOOK_MAX = 10_000
 """Ids per answer of `matching`."""
 ACTS = {
-    "cancel": ("pending", "blocked", "failed", "running", "dead"),
+    "cancel": ("pending", "blocked", "failed", "running"),
     "retry": ("dead", "failed"),
     "discard": ("dead",),
 }
@@ -90,11 +91,15 @@ class Acts:
             total += len(found.ids)
         return total
 
-    async def retry(self, ids: Sequence[UUID]) -> Retried:
-        """Runs dead jobs again with a fresh budget and waiting retries now; at most ROWS_MAX, others are left alone."""
+    async def retry(self, ids: Sequence[UUID], *, call_back: bool = False) -> Retried:
+        """Runs dead jobs again with a fresh budget and waiting retries now; at most ROWS_MAX, others are left alone.
+
+        A finished batch opens again with its dead jobs. When it is over again, it inserts the job of `on_complete` or
+        `on_failure`, unless it did so before; `call_back`: also if it did.
+        """
         bounds.bounded(len(ids))
         try:
-            changed = await self._link.value("SELECT pgworkd.retry($1)", ids)
+            changed = await self._link.value("SELECT pgworkd.retry($1, NULL, $2)", ids, call_back)
             return Retried(list(changed), [])
         except DatabaseError as error:
             if error.sqlstate != _UNIQUE_VIOLATION:
@@ -102,13 +107,14 @@ class Acts:
             if len(ids) == 1:
                 return Retried([], list(ids))
         # One of them cannot be: find out which, half by half.
-        halves = [await self.retry(ids[: len(ids) // 2]), await self.retry(ids[len(ids) // 2 :])]
+        middle = len(ids) // 2
+        halves = [await self.retry(some, call_back=call_back) for some in (ids[:middle], ids[middle:])]
         return Retried([i for half in halves for i in half.changed], [i for half in halves for i in half.held_back])
 
     async def cancel(self, ids: Sequence[UUID]) -> Mapping[UUID, str]:
-        """Ends waiting and dead jobs ('cancelled') and has running ones ended ('requested'); at most ROWS_MAX.
+        """Ends waiting jobs ('cancelled') and has running ones ended ('requested'); at most ROWS_MAX.
 
-        Jobs that are over or unknown are missing from the answer.
+        Jobs that are dead, over or unknown are missing from the answer; `refusals` says why.
         """
         bounds.bounded(len(ids))
         rows = await self._link.fetch("SELECT id, outcome FROM pgworkd.cancel($1)", ids)
@@ -118,6 +124,16 @@ class Acts:
         """Moves dead jobs to the history; how many. At most ROWS_MAX, others are left alone."""
         bounds.bounded(len(ids))
         return int(await self._link.value("SELECT pgworkd.discard($1)", ids))
+
+    async def refusals(self, act: str, ids: Sequence[UUID]) -> dict[UUID, Refused]:
+        """Why `act`, one of ACTS, leaves each of these jobs alone, as they are now: for those that it did not change.
+
+        At most ROWS_MAX; `refusals.grouped` counts the reasons of many.
+        """
+        if act not in ACTS:
+            raise UsageError(f"act {act!r}: give {_either(tuple(ACTS))}")
+        bounds.bounded(len(ids))
+        return refusals.reasons(act, await self._link.fetch(refusals.SQL, ids))
 
     async def undepend(self, ids: Sequence[UUID]) -> set[UUID]:
         """Lets jobs that wait for others run all the same; those that did. At most ROWS_MAX, others are left alone."""

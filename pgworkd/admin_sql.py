@@ -15,7 +15,8 @@ Row = TypeVar("Row", bound=tuple[Any, ...])
 HISTORY_ROWS_MAX = 100_000
 """How many of the newest finished jobs a filter looks at: the history itself has no bound."""
 _INSTANTS = {
-    *("run_at", "created_at", "started_at", "failed_at", "finished_at", "occurrence", "last_at", "next_at"),
+    *("run_at", "created_at", "started_at", "claimed_at", "failed_at", "finished_at", "occurrence"),
+    *("last_at", "next_at", "expires_at", "until"),
     "paused_until",
     "at",
 }
@@ -88,7 +89,9 @@ class Job(NamedTuple):
     priority: int
     run_at: datetime | None
     created_at: datetime | None
-    started_at: datetime | None
+    expires_at: datetime | None
+    claimed_at: datetime | None
+    """When a worker took the last attempt; its handler starts when there is a slot for it."""
     failed_at: datetime | None
     finished_at: datetime | None
     attempts: int
@@ -233,7 +236,8 @@ FINISHED_JOBS = """SELECT id, queue, coalesce(kind, queue),
     ORDER BY id DESC LIMIT $4"""
 MORE_FINISHED_JOBS = "SELECT EXISTS (SELECT FROM pgworkd.finished_jobs ORDER BY id DESC OFFSET $1 LIMIT 1)"
 ONE_JOB = """SELECT j.id, j.queue, j.kind, j.status::text, j.priority, extract(epoch FROM j.run_at)::float8,
-        extract(epoch FROM j.created_at)::float8, extract(epoch FROM j.started_at)::float8,
+        extract(epoch FROM j.created_at)::float8, extract(epoch FROM j.expires_at)::float8,
+        extract(epoch FROM j.claimed_at)::float8,
         extract(epoch FROM j.failed_at)::float8, extract(epoch FROM j.finished_at)::float8,
         j.attempts, j.failures, j.max_attempts, j.worker_id,
         (SELECT w.name FROM pgworkd.workers w WHERE w.id = j.worker_id), j.schedule,
@@ -256,8 +260,7 @@ STATS = """SELECT count(*) FILTER (WHERE status IN ('pending', 'failed') AND run
         FILTER (WHERE status IN ('pending', 'failed') AND run_at <= pgworkd.clock())), 0)::float8
     FROM pgworkd.jobs WHERE $1::text IS NULL OR queue = $1"""
 DEPTH = "SELECT pgworkd.depth($1, $2)"
-STATUSES = """SELECT id, CASE WHEN status = 'dead' AND finished_at IS NOT NULL THEN 'discarded' ELSE status::text END
-    FROM pgworkd.all_jobs WHERE id = ANY ($1::uuid[])"""
+STATUSES = """SELECT id, status FROM pgworkd.all_jobs WHERE id = ANY ($1::uuid[])"""
 MATCHING = "SELECT ids, last FROM pgworkd.matching($1, $2, $3, $4, $5, $6, $7, $8, $9)"
 EDIT = """SELECT coalesce(array_agg(k.name ORDER BY k.name), '{}') FROM jsonb_object_keys(pgworkd.edit($1,
     $2::text::jsonb, coalesce($3::text::timestamptz, pgworkd.clock() + make_interval(secs => $4::float8)), $5)

@@ -209,7 +209,14 @@ class Chores:
 
     async def _expire(self) -> float:
         limit = self._step("expire", EXPIRE_MAX)
-        return 0.0 if await self._store.expire(limit) == limit else self._periods.expire_s
+        jobs = keys = 0
+        for queue, kind, count, example in await self._store.expire(limit):
+            if queue is None:
+                keys = count
+                continue
+            jobs += count
+            self._events.emit(events.JOBS_EXPIRED, queue=queue, kind=kind, count=count, job_id=str(example))
+        return 0.0 if max(jobs, keys) >= limit else self._periods.expire_s
 
     async def _unblock(self) -> float:
         """Who frees a serialize_key promotes the next in line; this is for rows that were locked or changed by hand."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from uuid import UUID
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .acts import Which
     from .admin import Admin
     from .admin_sql import AuditRow
+    from .refusals import Refused
 
 _INT4 = 2**31
 
@@ -29,6 +30,9 @@ Key = Annotated[
 Batch = Annotated[UUID | None, typer.Option("--batch", metavar="ID", help="Only jobs of this batch.")]
 StatusOption = Annotated[Status | None, typer.Option("--status", "-s", help="Only in this state.")]
 Every = Annotated[bool, typer.Option("--all", help="Of all queues, where nothing else says which.")]
+CallBack = Annotated[
+    bool, typer.Option("--call-back", help="Have a finished batch that opens again make its on_complete job once more.")
+]
 Limit = Annotated[int | None, typer.Option("--limit", "-n", min=1, help="At most so many, the oldest first.")]
 
 
@@ -39,6 +43,7 @@ class _Outcome(NamedTuple):
     outcome: str
     told: str
     done: bool = True
+    reason: str | None = None
 
 
 _OfIds = Callable[["Admin", list[UUID]], Awaitable[list[_Outcome]]]
@@ -55,6 +60,7 @@ def retry(
     status: StatusOption = None,
     every: Every = False,
     limit: Limit = None,
+    call_back: CallBack = False,
     yes: Yes = False,
     json: Json = False,
     dsn: Dsn = None,
@@ -65,14 +71,14 @@ def retry(
     wanted = Status.DEAD if dead else status
     which = _which(ids, queue, kind, key, batch, wanted or (None if ids else Status.DEAD), every)
     if which is None:
-        return _ids(dsn, ids, _retry_ids, json=json)
+        return _ids(dsn, ids, lambda admin, some: _retry_ids(admin, some, call_back=call_back), json=json)
 
-    async def act(admin: Admin, some: Sequence[UUID]) -> Mapping[str, int]:
-        answer = await admin.retry(some)
-        return {"retried": len(answer.changed), "held_back": len(answer.held_back)}
+    async def act(admin: Admin, some: Sequence[UUID]) -> tuple[Mapping[str, int], list[Refused]]:
+        answer = await admin.retry(some, call_back=call_back)
+        return {"retried": len(answer.changed)}, await _refused(admin, "retry", some, answer.changed)
 
-    told = {"retried": "will run again", "held_back": "left dead: a live job holds the dedupe key"}
-    return cli_bulk.through(dsn, Bulk("retry", act, told, ["held_back"]), which, limit=limit, yes=yes, json=json)
+    told = {"retried": "will run again"}
+    return cli_bulk.through(dsn, Bulk("retry", act, told), which, limit=limit, yes=yes, json=json)
 
 
 def cancel(
@@ -89,14 +95,16 @@ def cancel(
     json: Json = False,
     dsn: Dsn = None,
 ) -> int:
-    """End waiting jobs now, and have running ones ended by their workers. Dead ones only with --status dead."""
+    """End waiting jobs now, and have running ones ended by their workers. Dead ones have ended: discard them."""
     which = _which(ids, queue, kind, key, batch, status, every)
     if which is None:
         return _ids(dsn, ids, _cancel_ids, json=json)
 
-    async def act(admin: Admin, some: Sequence[UUID]) -> Mapping[str, int]:
-        outcomes = list((await admin.cancel(some)).values())
-        return {outcome: outcomes.count(outcome) for outcome in ("cancelled", "requested")}
+    async def act(admin: Admin, some: Sequence[UUID]) -> tuple[Mapping[str, int], list[Refused]]:
+        done = await admin.cancel(some)
+        outcomes = list(done.values())
+        counts = {outcome: outcomes.count(outcome) for outcome in ("cancelled", "requested")}
+        return counts, await _refused(admin, "cancel", some, done)
 
     told = {"cancelled": "cancelled", "requested": "running, and told to end"}
     return cli_bulk.through(dsn, Bulk("cancel", act, told), which, limit=limit, yes=yes, json=json)
@@ -121,8 +129,8 @@ def discard(
     if which is None:
         return _discard_ids(dsn, ids or [], json=json)
 
-    async def act(admin: Admin, some: Sequence[UUID]) -> Mapping[str, int]:
-        return {"discarded": await admin.discard(some)}
+    async def act(admin: Admin, some: Sequence[UUID]) -> tuple[Mapping[str, int], list[Refused]]:
+        return await _discard(admin, some)
 
     told = {"discarded": "discarded"}
     return cli_bulk.through(dsn, Bulk("discard", act, told), which, limit=limit, yes=yes, json=json)
@@ -229,36 +237,45 @@ def _ids(dsn: str | None, ids: Sequence[UUID] | None, act: _OfIds, *, json: bool
 
     outcomes = ask(dsn, question)
     if json:
-        as_json([{"id": one.id, "outcome": one.outcome, "done": one.done} for one in outcomes])
+        as_json([_plain_outcome(one) for one in outcomes])
     return 0 if all(one.done for one in outcomes) else 1
 
 
-async def _retry_ids(admin: Admin, ids: list[UUID]) -> list[_Outcome]:
-    answer = await admin.retry(ids)
-    changed, held_back, others = set(answer.changed), set(answer.held_back), await admin.statuses(ids)
-
-    def of(job_id: UUID) -> _Outcome:
-        if job_id in changed:
-            return _Outcome(job_id, "retried", "will run again")
-        if job_id in held_back:
-            return _Outcome(job_id, "held_back", "stays dead: a live job holds its dedupe key", done=False)
-        status = others.get(job_id)
-        if status == Status.DEAD:
-            return _left(job_id, status, ": its batch was cancelled; delete that first, and it can run again by itself")
-        return _left(job_id, status, ": only dead and failed jobs can run again")
-
-    return [of(job_id) for job_id in ids]
+async def _retry_ids(admin: Admin, ids: list[UUID], *, call_back: bool) -> list[_Outcome]:
+    changed = set((await admin.retry(ids, call_back=call_back)).changed)
+    left = {one.id: one for one in await _refused(admin, "retry", ids, changed)}
+    return [
+        _Outcome(job_id, "retried", "will run again") if job_id in changed else _why(left[job_id]) for job_id in ids
+    ]
 
 
 async def _cancel_ids(admin: Admin, ids: list[UUID]) -> list[_Outcome]:
-    outcomes, others = await admin.cancel(ids), await admin.statuses(ids)
+    outcomes = await admin.cancel(ids)
+    left = {one.id: one for one in await _refused(admin, "cancel", ids, outcomes)}
     told = {"cancelled": "cancelled", "requested": "runs: its worker is told to end it"}
     return [
-        _Outcome(job_id, outcomes[job_id], told[outcomes[job_id]])
-        if job_id in outcomes
-        else _left(job_id, others.get(job_id), ": only live jobs can be cancelled" if job_id in others else "")
+        _Outcome(job_id, outcomes[job_id], told[outcomes[job_id]]) if job_id in outcomes else _why(left[job_id])
         for job_id in ids
     ]
+
+
+async def _discard(admin: Admin, ids: Sequence[UUID]) -> tuple[dict[str, int], list[Refused]]:
+    """The database says only how many: those that were not dead before were left alone."""
+    before = await admin.refusals("discard", ids)
+    count = await admin.discard(ids)
+    return {"discarded": count}, [one for one in before.values() if one.status != Status.DEAD]
+
+
+async def _refused(admin: Admin, act: str, ids: Sequence[UUID], done: Container[UUID]) -> list[Refused]:
+    """Those that are not done, and why: asked only if there are any."""
+    rest = [job_id for job_id in ids if job_id not in done]
+    return list((await admin.refusals(act, rest)).values()) if rest else []
+
+
+def _why(one: Refused) -> _Outcome:
+    outcome = "held_back" if one.holder is not None else one.status
+    holder = f" (job {one.holder})" if one.holder is not None else ""
+    return _Outcome(one.id, outcome, f"is {one.status}: {one.reason}{holder}", done=False, reason=one.reason)
 
 
 async def _undepend_ids(admin: Admin, ids: list[UUID]) -> list[_Outcome]:
@@ -277,15 +294,14 @@ def _discard_ids(dsn: str | None, ids: Sequence[UUID], *, json: bool) -> int:
     async def question(admin: Admin) -> tuple[int, list[_Outcome]]:
         count, left = 0, []
         for some in _chunks(ids):
-            before = await admin.statuses(some)
-            count += await admin.discard(some)
-            others = [job_id for job_id in some if before.get(job_id) != Status.DEAD]
-            left += [_left(i, before.get(i), ": only dead jobs can be discarded") for i in others]
+            done, refused = await _discard(admin, some)
+            count += done["discarded"]
+            left += [_why(one) for one in refused]
         return count, left
 
     count, left = ask(dsn, question)
     if json:
-        as_json({"act": "discard", "discarded": count, "left": [{"id": o.id, "outcome": o.outcome} for o in left]})
+        as_json({"act": "discard", "discarded": count, "left": [_plain_outcome(one) for one in left]})
     else:
         for one in left:
             note(f"{one.id} {one.told}")
@@ -297,6 +313,11 @@ def _left(job_id: UUID, status: str | None, why: str) -> _Outcome:
     if status is None:
         return _Outcome(job_id, "unknown", f"is unknown (or its history is forgotten){why}", done=False)
     return _Outcome(job_id, status, f"is {status}{why}", done=False)
+
+
+def _plain_outcome(one: _Outcome) -> dict[str, Any]:
+    facts = {"id": one.id, "outcome": one.outcome, "done": one.done}
+    return facts | ({} if one.reason is None else {"reason": one.reason})
 
 
 def _chunks(ids: Sequence[UUID]) -> list[list[UUID]]:

@@ -25,25 +25,22 @@ from .errors import PgworkdError
 if TYPE_CHECKING:
     from .acts import Which
     from .admin import Admin
+    from .refusals import Refused
 
 CHUNK = 1000
 """Jobs per transaction: what Admin takes at most."""
 ASKED_FROM = 100
 
-Act = Callable[["Admin", Sequence[UUID]], Awaitable[Mapping[str, int]]]
-"""Acts on these jobs; how many came to which outcome."""
+Act = Callable[["Admin", Sequence[UUID]], Awaitable[tuple[Mapping[str, int], Sequence["Refused"]]]]
+"""Acts on these jobs; how many came to which outcome, and which were left alone, and why."""
 
 
 class Bulk(NamedTuple):
-    """What is to be done: `name` is the act's, `outcomes` how people are told of each kind of outcome.
-
-    Those that are in `left` count as not done.
-    """
+    """What is to be done: `name` is the act's, `outcomes` how people are told of each kind of outcome."""
 
     name: str
     act: Act
     outcomes: Mapping[str, str]
-    left: Sequence[str] = ()
 
 
 class _Stop:
@@ -71,25 +68,26 @@ def through(dsn: str | None, bulk: Bulk, which: Which, *, limit: int | None, yes
     """Acts on the jobs that match, the oldest first, at most `limit`; tells the counts; the exit code."""
     total = _total(dsn, bulk, which, limit, yes=yes)
     counts: Counter[str] = Counter()
+    left: Counter[tuple[str, str]] = Counter()
     stopped = False
     with _Stop() as stop, _bar(bulk.name, total) as shown:
 
         async def question(admin: Admin) -> bool:
-            return await _each_chunk(admin, bulk, which, limit, counts, stop, shown)
+            return await _each_chunk(admin, bulk, which, limit, counts, left, stop, shown)
 
         try:
             stopped = ask(dsn, question)
         except (PgworkdError, KeyboardInterrupt) as error:
             if not counts:
                 raise
-            _tell(bulk, counts, json=json, stopped=True)
+            _tell(bulk, counts, left, json=json, stopped=True)
             if isinstance(error, PgworkdError):
                 raise
             raise PgworkdError("interrupted; what was under way then may have been done as well") from None
-    _tell(bulk, counts, json=json, stopped=stopped)
+    _tell(bulk, counts, left, json=json, stopped=stopped)
     if stopped:
         note(f"stopped after {counted(counts['matched'], 'job')}" + (f" of {total:,}" if total is not None else ""))
-    return 1 if stopped or any(counts[outcome] for outcome in bulk.left) else 0
+    return 1 if stopped or left else 0
 
 
 async def _each_chunk(
@@ -98,16 +96,19 @@ async def _each_chunk(
     which: Which,
     limit: int | None,
     counts: Counter[str],
+    left: Counter[tuple[str, str]],
     stop: _Stop,
     shown: Callable[[int], None],
 ) -> bool:
-    """Fills `counts`; True if it was asked to stop before the end."""
+    """Fills `counts` and `left` (by status and reason); True if it was asked to stop before the end."""
     after: UUID | None = None
     while True:
         room = CHUNK if limit is None else min(CHUNK, limit - counts["matched"])
         found = await admin.matching(bulk.name, which, after, room)
         if found.ids:
-            counts.update(await bulk.act(admin, found.ids))
+            done, refused = await bulk.act(admin, found.ids)
+            counts.update(done)
+            left.update((one.status, one.reason) for one in refused)
             counts["matched"] += len(found.ids)
             shown(len(found.ids))
         after = found.last
@@ -147,16 +148,16 @@ def _bar(name: str, total: int | None) -> Iterator[Callable[[int], None]]:
         yield lambda count: progress.advance(task, count)
 
 
-def _tell(bulk: Bulk, counts: Counter[str], *, json: bool, stopped: bool) -> None:
+def _tell(bulk: Bulk, counts: Counter[str], left: Counter[tuple[str, str]], *, json: bool, stopped: bool) -> None:
     if json:
         told = {outcome: counts[outcome] for outcome in ("matched", *bulk.outcomes)}
-        as_json({"act": bulk.name, **told, "stopped": stopped})
+        refused = [{"jobs": jobs, "status": status, "reason": why} for (status, why), jobs in left.most_common()]
+        as_json({"act": bulk.name, **told, "refused": refused, "stopped": stopped})
         return
+    for (status, why), jobs in left.most_common():
+        note(f"{counted(jobs, 'job')} left {status}: {why}")
     for number, (outcome, told_as) in enumerate(bulk.outcomes.items()):
-        if outcome in bulk.left:
-            if counts[outcome]:
-                note(f"{counted(counts[outcome], 'job')} {told_as}")
-        elif counts[outcome] or number == 0:
+        if counts[outcome] or number == 0:
             out(f"{counted(counts[outcome], 'job')} {told_as}")
 
 

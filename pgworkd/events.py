@@ -26,6 +26,9 @@ JOB_CANCELLED: Final = "job.cancelled"  # reason
 JOB_STALE: Final = "job.stale"  # outcome: the settle came after the attempt had ended otherwise
 SETTLE_REFUSED: Final = "settle.refused"  # error: not even a failure can be stored; it stays in flight
 SETTLE_DELAYED: Final = "settle.delayed"  # count, error, retry_in_s: outcomes that stay in flight and are tried again
+JOBS_EXPIRED: Final = (
+    "jobs.expired"  # queue, kind, count, job_id (of one of them): past expires_at before they could start
+)
 JOB_LOST: Final = "job.lost"  # worker, status: taken back from a worker that is gone
 JOB_SLOW: Final = "job.slow"  # running_s, usual_s
 JOB_OVERDUE: Final = "job.overdue"  # timeout_s: a thread that has passed its timeout cannot be stopped

@@ -113,7 +113,7 @@ GRANT EXECUTE ON FUNCTION
     pgworkd.put_schedule, pgworkd.ensure_schedules, pgworkd.add_occurrences, pgworkd.follow, pgworkd.fail_schedule,
     pgworkd.declare_schedules, pgworkd.retire_schedules, pgworkd.missed_since, pgworkd.enable_schedule, pgworkd.remove_schedule,
     pgworkd.run_schedule,
-    pgworkd.rescue, pgworkd.running_of, pgworkd.expire, pgworkd.free_keys, pgworkd.unblock, pgworkd.stuck_lines, pgworkd.unblock_lines, pgworkd.ensure_partitions,
+    pgworkd.rescue, pgworkd.running_of, pgworkd.expire_jobs, pgworkd.expire, pgworkd.free_keys, pgworkd.unblock, pgworkd.stuck_lines, pgworkd.unblock_lines, pgworkd.ensure_partitions,
     pgworkd.drop_partition, pgworkd.forget_rows, pgworkd.prune,
     pgworkd.set_queue, pgworkd.who, pgworkd.differing, pgworkd.matching, pgworkd.cancel, pgworkd.retry, pgworkd.discard,
     pgworkd.edit, pgworkd.undepend, pgworkd.cancel_batch, pgworkd.delete_batch,

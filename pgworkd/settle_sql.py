@@ -6,7 +6,8 @@ COMPLETED = "SELECT pgworkd.settle_completed($1, $2, $3, $4, $5, $6, $7, $8)"
 FAILED = "SELECT id, status FROM pgworkd.settle_failed($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)"
 RELEASED = "SELECT pgworkd.settle_released($1, $2, $3, $4, $5, $6)"
 ENDED = "SELECT pgworkd.settle_ended($1, $2, $3, $4, $5, $6)"
-SETTLED = """SELECT a.id, a.status::text FROM unnest($1::uuid[], $2::int[]) AS s (id, attempt)
+SETTLED = """SELECT a.id, CASE a.status WHEN 'discarded' THEN 'dead' ELSE a.status END
+    FROM unnest($1::uuid[], $2::int[]) AS s (id, attempt)
     JOIN pgworkd.all_jobs a ON a.id = s.id AND a.attempts = s.attempt AND a.status <> 'running'
     WHERE a.id = ANY ($1) AND ($3::int IS NULL OR coalesce(a.worker_id, $3) = $3)
       AND NOT coalesce(a.errors -> -1 @> jsonb_build_object('type', 'lost', 'attempt', s.attempt), false)"""

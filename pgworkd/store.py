@@ -241,9 +241,9 @@ class Store(ScheduleStore):
         rows = await self._rest.fetch("SELECT id, attempt FROM pgworkd.running_of($1, $2, $3)", *args)
         return [(row[0], row[1]) for row in rows]
 
-    async def expire(self, limit: int = 1000) -> int:
-        """Ends waiting jobs that are past their `expires_at`."""
-        return int(await self._rest.value("SELECT pgworkd.expire($1)", limit))
+    async def expire(self, limit: int = 1000) -> list[Sequence[Any]]:
+        """Ends late waiting jobs: (queue, kind, jobs, the id of one). Frees keys: (None, None, keys, None)."""
+        return await self._rest.fetch("SELECT queue, kind, jobs, example FROM pgworkd.expire_jobs($1)", limit)
 
     async def unblock(self) -> int:
         """Lets go on what waits for a key or jobs in vain, or goes with a dead one; how many keys and jobs."""

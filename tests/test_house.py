@@ -19,7 +19,7 @@ FLOORS = {
     ),
     1: (
         "driver_errors link store lease_store schedule_store insert_sql columns drivers batches workflow schema wake "
-        "admin_sql queue_acts batch_acts schedule_acts doctor_sql acts"
+        "admin_sql queue_acts batch_acts schedule_acts doctor_sql acts refusals"
     ),
     2: (
         "streams app cancellation child processes held delayed payloads unknown_kinds runner cursor pace attention "

@@ -56,4 +56,43 @@ BUGS = (
         "    if True:",
         tests="tests/engine/test_cli_serve.py",
     ),
+    python(
+        "a verb that left jobs alone does not say why",
+        "cli_acts",
+        "return list((await admin.refusals(act, rest)).values()) if rest else []",
+        "return []",
+        tests="tests/engine/test_cli_refusals.py",
+    ),
+    python(
+        "--call-back is dropped",
+        "acts",
+        '"SELECT pgworkd.retry($1, NULL, $2)", ids, call_back)',
+        '"SELECT pgworkd.retry($1, NULL, $2)", ids, False)',
+        tests="tests/engine/test_cli_refusals.py",
+    ),
+    python(
+        "expiry is not logged",
+        "chores",
+        "            self._events.emit(events.JOBS_EXPIRED,",
+        "            dict(",
+        tests="tests/engine/test_expiry.py",
+    ),
+    Bug(
+        Planted(
+            "a discarded job is shown as dead",
+            "schema.sql",
+            "SELECT id, queue, coalesce(kind, queue), CASE status WHEN 'dead' THEN 'discarded' ELSE status::text END,",
+            "SELECT id, queue, coalesce(kind, queue), status::text,",
+        ),
+        tests="tests/engine/test_cli_acts.py",
+    ),
+    Bug(
+        Planted(
+            "a schedule of a worker whose lease is over cannot be removed",
+            "schema.sql",
+            "WHERE w.lost_at IS NULL AND w.lease_until > clock() AND p_name = ANY (w.schedules)",
+            "WHERE w.lost_at IS NULL AND p_name = ANY (w.schedules)",
+        ),
+        tests="tests/engine/test_cli_schedules.py",
+    ),
 )

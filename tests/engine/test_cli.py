@@ -284,5 +284,5 @@ def test_instants_that_no_datetime_holds_spoil_nothing(shell: Shell) -> None:
     )
     job_id = json.loads(shell("jobs", "--json").stdout)[0]["id"]
     whole = json.loads(shell("job", job_id, "--json").stdout)
-    assert (whole["failed_at"], whole["started_at"]) == (None, None)
+    assert (whole["failed_at"], whole["claimed_at"]) == (None, None)
     assert whole["created_at"].startswith("20")

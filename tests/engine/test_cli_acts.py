@@ -23,9 +23,12 @@ def test_retry_by_id_tells_what_became_of_each(shell: Shell) -> None:
     run(shell, running)
     result = shell("retry", dead, held, waiting, running, NOBODY, code=1)
     assert result.stdout == f"{dead} will run again\n"
-    assert f"{held} stays dead: a live job holds its dedupe key" in result.stderr
-    assert f"{waiting} is pending: only dead and failed jobs can run again" in result.stderr
-    assert f"{running} is running: only dead and failed jobs can run again" in result.stderr
+    assert (
+        f"{held} is dead: a live job holds its dedupe key: wait until that has ended, or cancel it (job {waiting})"
+        in (result.stderr)
+    )
+    assert f"{waiting} is pending: it waits to run already" in result.stderr
+    assert f"{running} is running: it runs now" in result.stderr
     assert f"{NOBODY} is unknown" in result.stderr
     assert [shell.status(job_id) for job_id in (dead, held, waiting)] == ["pending", "dead", "pending"]
     assert shell("retry", shell.die()).exit_code == 0
@@ -39,7 +42,7 @@ def test_cancel_ends_what_waits_and_asks_for_what_runs(shell: Shell) -> None:
     assert shell.status(waiting) == "cancelled"
     assert shell.sql("SELECT cancel_requested_at IS NOT NULL FROM pgworkd.jobs WHERE id = %s", running)
     over = shell("cancel", waiting, NOBODY, code=1).stderr
-    assert f"{waiting} is cancelled: only live jobs can be cancelled" in over
+    assert f"{waiting} is cancelled: it is over: only waiting and running jobs can be cancelled" in over
     assert f"{NOBODY} is unknown" in over
 
 
@@ -48,25 +51,27 @@ def test_discard_moves_dead_jobs_to_the_history(shell: Shell) -> None:
     result = shell("discard", dead, waiting, dead, code=1)
     assert result.stdout == "1 job discarded\n"
     assert f"{waiting} is pending: only dead jobs can be discarded" in result.stderr
-    assert shell.status(dead) == "dead"
+    assert shell.status(dead) == "discarded"
+    assert json.loads(shell("job", dead, "--json").stdout)["status"] == "discarded"
     assert shell.sql("SELECT count(*) FROM pgworkd.finished_jobs WHERE status = 'dead'") == 1
 
 
 def test_programs_get_json_of_each_id(shell: Shell) -> None:
     waiting, dead = enqueue(shell), shell.die()
+    unknown = "check the id; its history may be forgotten"
     assert json.loads(shell("cancel", waiting, NOBODY, "--json", code=1).stdout) == [
         {"id": waiting, "outcome": "cancelled", "done": True},
-        {"id": NOBODY, "outcome": "unknown", "done": False},
+        {"id": NOBODY, "outcome": "unknown", "done": False, "reason": unknown},
     ]
+    over = "it is over: only dead and failed jobs can run again, so enqueue a new one"
     assert json.loads(shell("retry", waiting, dead, "--json", code=1).stdout) == [
-        {"id": waiting, "outcome": "cancelled", "done": False},
+        {"id": waiting, "outcome": "cancelled", "done": False, "reason": over},
         {"id": dead, "outcome": "retried", "done": True},
     ]
-    assert json.loads(shell("discard", dead, "--json", code=1).stdout) == {
-        "act": "discard",
-        "discarded": 0,
-        "left": [{"id": dead, "outcome": "pending"}],
-    }
+    told = json.loads(shell("discard", dead, "--json", code=1).stdout)
+    waits = "only dead jobs can be discarded: cancel it"
+    assert told["left"] == [{"id": dead, "outcome": "pending", "done": False, "reason": waits}]
+    assert (told["act"], told["discarded"]) == ("discard", 0)
 
 
 # Edit

@@ -37,7 +37,7 @@ def test_retry_all_wants_yes_and_leaves_out_only_what_a_key_holds_back(shell: Sh
     assert count(shell, "dead") == 1202
     result = shell("retry", "--all", "--yes", code=1)
     assert result.stdout == "1,201 jobs will run again\n"
-    assert "1 job left dead: a live job holds the dedupe key" in result.stderr
+    assert "1 job left dead: a live job holds its dedupe key" in result.stderr
     assert [shell.status(job_id) for job_id in held] == ["pending", "dead"]
     assert shell.sql("SELECT count(*) FROM pgworkd.audit WHERE what = 'retry'") == 1201
 
@@ -59,8 +59,9 @@ def test_cancel_by_filter_ends_what_waits_or_runs_and_spares_the_dead(shell: She
     result = shell("cancel", "--queue", "q")
     assert result.stdout == "2,500 jobs cancelled\n1 job running, and told to end\n"
     assert [shell.status(job_id) for job_id in (running, dead)] == ["running", "dead"]
-    told = json.loads(shell("cancel", "--queue", "q", "--status", "dead", "--json").stdout)
-    assert told == {"act": "cancel", "matched": 1, "cancelled": 1, "requested": 0, "stopped": False}
+    assert "only jobs that are pending" in shell.refused("cancel", "--queue", "q", "--status", "dead")
+    told = json.loads(shell("discard", "--queue", "q", "--json").stdout)
+    assert told == {"act": "discard", "matched": 1, "discarded": 1, "refused": [], "stopped": False}
     assert shell.sql("SELECT count(*) FROM pgworkd.audit WHERE who = %s", ME) == 2503
 
 
@@ -196,6 +197,7 @@ def test_a_database_that_goes_away_half_way_leaves_a_true_count(shell: Shell, mo
 
     monkeypatch.setattr(Admin, "discard", discard_and_lose_the_line)
     result = shell("discard", "--queue", "q", "--json", code=1)
-    assert json.loads(result.stdout) == {"act": "discard", "matched": 2000, "discarded": 2000, "stopped": True}
+    told = {"matched": 2000, "discarded": 2000, "refused": []}
+    assert json.loads(result.stdout) == {"act": "discard", **told, "stopped": True}
     assert "gone" in result.stderr
     assert shell.sql("SELECT count(*) FROM pgworkd.finished_jobs") == 2000

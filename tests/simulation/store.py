@@ -300,10 +300,13 @@ class SimulatedStore:
     async def declare_schedules(self, worker_id: int, names: list[str]) -> dict[str, bool]:
         return {}
 
-    async def expire(self, limit: int = 1000) -> int:
+    async def expire(self, limit: int = 1000) -> list[Any]:
+        return []
+
+    async def apply_effects(self, limit: int = 1000) -> int:
         return 0
 
-    unblock = ensure_partitions = apply_effects = expire
+    unblock = ensure_partitions = apply_effects
 
     async def prune(self, keep_days: int, keep_dead_days: int, limit: int = 5000) -> tuple[int, int]:
         return 0, 0

@@ -188,10 +188,8 @@ class World:
         if job_id is None:
             return nothing
         job = self.jobs[job_id]
-        over = job.status in ("completed", "cancelled")
+        over = job.status in ("completed", "cancelled", "dead")
         assert await cancel(self.db, job_id) == ({} if over else {job_id: "cancelled"})
-        if job.status == "dead":  # it held no key, and gets none by this
-            return lambda: (setattr(job, "until", None), self.become(job_id, "cancelled", job.run_at))[1]
         return nothing if over else lambda: self.become(job_id, "cancelled", job.run_at)
 
     async def replay(self, step: Step) -> Callable[[], None]:

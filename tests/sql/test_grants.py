@@ -31,6 +31,7 @@ FUNCTIONS = {
         add_error add_occurrences advance allowance batch_ended burst bury by_turn call_back cancel cancel_batch
         cancel_below claim clock_after_waiting
         delete_batch differing discard drop_partition drop_pool edit ensure_partitions ensure_schedules expire
+        expire_jobs
         done_of fail_schedule fold follow forget_rows free_keys freed heartbeat in_order in_time is_awaited keep_keys
         keyed_behind key_allowance key_has_room key_is_free lock_queue lock_queues lock_trees lock_trees_of matching
         mend_batches

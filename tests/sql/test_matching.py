@@ -71,12 +71,12 @@ async def test_every_filter_finds_what_it_says_and_nothing_else(db: Db) -> None:
     alive = sorted(jobs["running"] + jobs["failed"] + jobs["pending"] + jobs["blocked"])
     assert await found(db, queue="q") == alive, "to cancel: what waits or runs"
     assert len(await found(db, all=True)) == len(alive) + 1
-    for status in ("running", "failed", "pending", "blocked", "dead"):
+    for status in ("running", "failed", "pending", "blocked"):
         assert await found(db, queue="q", status=status) == sorted(jobs[status]), status
     for key in ("k", "t", "d"):
         assert await found(db, queue="q", key=key) == sorted(jobs[key]), key
         assert await found(db, key=key) == sorted(jobs[key]), "in all queues"
-        assert await found(db, queue="q", key=key, status="dead") == jobs["dead"][1:]
+        assert await found(db, "discard", queue="q", key=key) == jobs["dead"][1:]
     assert await found(db, queue="q", kind="special") == jobs["special"]
     assert await found(db, kind="q") == [job_id for job_id in alive if job_id not in jobs["special"]]
     assert await found(db, queue="q", key="k", kind="special") == []
@@ -98,7 +98,8 @@ async def test_to_retry_and_discard_it_finds_the_dead(db: Db) -> None:
     [
         ("cancel", {}, "p_all => true"),
         ("cancel", {"status": "pending"}, "p_all => true"),
-        ("cancel", {"queue": "q", "status": "completed"}, "blocked, pending, failed, running, dead"),
+        ("cancel", {"queue": "q", "status": "completed"}, "blocked, pending, failed, running, or NULL."),
+        ("cancel", {"queue": "q", "status": "dead"}, "Dead jobs have ended: discard() them."),
         ("retry", {"queue": "q", "status": "running"}, "dead, failed"),
         ("discard", {"queue": "q", "status": "failed"}, "dead"),
         ("edit", {"queue": "q"}, "cancel, retry or discard"),
@@ -148,7 +149,7 @@ async def test_many_candidates_are_walked_in_the_order_of_ids(db: Db) -> None:
     died = await dead(db)
     assert await found(db, queue="q", limit=4000) == sorted(ids + rare)
     assert await found(db, queue="q", kind="rare", limit=2) == rare
-    assert await found(db, queue="q", status="dead") == died
+    assert await found(db, "discard", queue="q", status="dead") == died
 
 
 async def test_one_call_looks_at_so_many_rows_and_says_where_to_go_on(db: Db) -> None:

@@ -280,7 +280,7 @@ async def test_a_dead_job_that_is_being_looked_at_is_left_for_the_next_time(db: 
     assert (await prune(db))[1] == 0
     await other.execute("COMMIT")
     assert (await prune(db))[1] == 1
-    assert await statuses(db, [job_id]) == ["dead"]
+    assert await statuses(db, [job_id]) == ["discarded"]
 
 
 # running_of

@@ -39,7 +39,7 @@ async def test_it_shows_the_last_word_and_leaves_the_job_alone(db: Db) -> None:
     assert dict(await live(db, job_id)) == before
     assert await db.fetchval("SELECT ctid FROM pgworkd.jobs") == place
     (row,) = await db.fetch("SELECT * FROM pgworkd.job_progress")
-    assert (row["at"], row["queue"], row["kind"], row["started_at"]) == (at(5), "q", "q", at(0))
+    assert (row["at"], row["queue"], row["kind"], row["claimed_at"]) == (at(5), "q", "q", at(0))
 
 
 async def test_many_at_once_and_long_messages_are_cut(db: Db) -> None:

@@ -89,14 +89,14 @@ FUNCTIONS = {
 }
 
 VIEWS = {
-    "all_jobs": "id queue kind status payload result priority run_at created_at started_at failed_at finished_at"
+    "all_jobs": "id queue kind status payload result priority run_at created_at claimed_at failed_at finished_at"
     " attempts failures max_attempts error errors worker_id schedule occurrence dedupe_key serialize_key batch_id meta"
-    " limit_key",
+    " limit_key expires_at",
     "batch_progress": "id root_id parent_id name depth queue kind state total done completed dead cancelled"
     " max_failures stream final dedupe_key created_at sealed_at cancelled_at finished_at tree_finished_at"
     " dedupe_until",
     "blocked_jobs": "id queue kind batch_id created_at waiting_on reason stuck_on",
-    "job_progress": "id queue kind batch_id attempt done message at started_at",
+    "job_progress": "id queue kind batch_id attempt done message at claimed_at",
     "queue_stats": "queue due scheduled running failed blocked dead oldest_due_s workers slots paused_until",
     "worker_stats": "id name pid version state started_at seen_at lease_until lost_at running queues",
 }

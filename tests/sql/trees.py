@@ -14,7 +14,8 @@ COUNTED = """
     SELECT b.id, b.name::text, p.total, p.completed, p.dead, p.cancelled,
            (SELECT count(*) FROM pgworkd.all_jobs j WHERE j.batch_id = b.id) AS rows,
            (SELECT count(*) FROM pgworkd.all_jobs j WHERE j.batch_id = b.id AND j.status = 'completed') AS n_completed,
-           (SELECT count(*) FROM pgworkd.all_jobs j WHERE j.batch_id = b.id AND j.status = 'dead') AS n_dead,
+           (SELECT count(*) FROM pgworkd.all_jobs j
+            WHERE j.batch_id = b.id AND j.status IN ('dead', 'discarded')) AS n_dead,
            (SELECT count(*) FROM pgworkd.all_jobs j
             WHERE j.batch_id = b.id AND j.status IN ('cancelled', 'expired')) AS n_cancelled
     FROM pgworkd.batches b JOIN pgworkd.batch_progress p ON p.id = b.id

@@ -59,7 +59,7 @@ OVERDUE = """
     SELECT d.job_id, d.depends_on, d.unless, f.status::text
     FROM pgworkd.job_dependencies d JOIN pgworkd.jobs j ON j.id = d.job_id AND j.waiting_on > 0
     JOIN pgworkd.all_jobs f ON f.id = d.depends_on
-    WHERE f.status = 'completed' OR d.unless <> 'wait' AND f.status IN ('cancelled', 'expired', 'dead')
+    WHERE f.status = 'completed' OR d.unless <> 'wait' AND f.status IN ('cancelled', 'expired', 'dead', 'discarded')
 """
 # Who still waits must be one whose rule is 'wait', behind something that has ended for good, or behind another such.
 HOPELESS = """

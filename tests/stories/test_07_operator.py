@@ -81,13 +81,14 @@ async def test_after_a_bad_deploy(dsn: str, db: asyncpg.Connection[Any]) -> None
         assert sorted(mail["n"] for mail in sent) == list(range(1, BILLS + 1))
 
         # The reminders come too late now.
-        rest = await ann.matching("cancel", dead("reminder"))
-        assert Counter((await ann.cancel(list(rest.ids))).values()) == {"cancelled": REMINDERS}
+        rest = await ann.matching("discard", dead("reminder"))
+        assert await ann.cancel(list(rest.ids)) == {}, "they have ended"
+        assert await ann.discard(list(rest.ids)) == REMINDERS
         assert await db.fetchval("SELECT NOT EXISTS (SELECT FROM pgworkd.jobs)")
 
         # Who was that?
         told = await ann.audit(queue="mail", limit=1000)
-    assert Counter(note.what for note in told) == {"retry": BILLS, "edit": 1, "cancel": REMINDERS, "queue": 2}
+    assert Counter(note.what for note in told) == {"retry": BILLS, "edit": 1, "discard": REMINDERS, "queue": 2}
     by_hand = {note.who for note in told if note.what == "queue"}
     assert {note.who for note in told} - by_hand == {"ann@desk"}, "what psql did stands under the database's user"
     assert [note.what for note in told if note.job_id == wrong] == ["edit", "retry"]
