@@ -566,6 +566,9 @@ CREATE INDEX IF NOT EXISTS job_dependencies_unchecked ON job_dependencies (job_i
 -- What follows from the end of a job and could not be done at once, because another transaction had locked what it changes.
 -- Only added to; apply_effects() does it soon after and deletes the row, and so does who next holds a batch's tree. A row is
 -- one of: the end of a job for its batch, the end of a job for those that depend on it, a serialize_key that is free.
+-- `ended` has the payload and the result of the job where its batch needs them. There are no more rows than jobs ended while
+-- what they change was locked, and nothing else deletes any: each is part of a counter or of a wait. `pgworkd doctor` tells
+-- when one is old.
 CREATE TABLE IF NOT EXISTS pending_effects (
     id           bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     batch_id     uuid,
@@ -573,8 +576,10 @@ CREATE TABLE IF NOT EXISTS pending_effects (
     job_id       uuid,
     completed    boolean,                           -- so has the job, else it is dead, cancelled or expired
     queue        text,
-    serialize_key text
+    serialize_key text,
+    put_off_at   timestamptz NOT NULL DEFAULT clock()
 ) WITH (autovacuum_vacuum_scale_factor = 0.0, autovacuum_vacuum_threshold = 1000);
+ALTER TABLE pending_effects ADD COLUMN IF NOT EXISTS put_off_at timestamptz NOT NULL DEFAULT clock();
 CREATE INDEX IF NOT EXISTS pending_effects_batch ON pending_effects (batch_id) WHERE batch_id IS NOT NULL;
 
 -- Who wants to hear at once when a job is over: NOTIFY on `channel` names it. Unlogged: it is a hint, who waits also asks.
@@ -2629,6 +2634,9 @@ BEGIN
     FROM (SELECT max(w.id) AS id FROM workers w WHERE w.token IS NOT NULL) m, workers_id_seq q
     WHERE m.id > q.last_value;
     PERFORM setval('pgworkd.audit_id_seq', m.id) FROM (SELECT max(a.id) AS id FROM audit a) m, audit_id_seq q
+    WHERE m.id > q.last_value;
+    PERFORM setval('pgworkd.pending_effects_id_seq', m.id)
+    FROM (SELECT max(e.id) AS id FROM pending_effects e) m, pending_effects_id_seq q
     WHERE m.id > q.last_value;
 END $$;
 

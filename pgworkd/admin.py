@@ -202,6 +202,7 @@ class Admin(Acts, BatchActs, QueueActs, ScheduleActs):
             [health.UnknownKind(*row) for row in kinds],
             [health.BrokenSchedule(*row) for row in await fetch(health.SCHEDULES)],
             [health.Behind(*row) for row in await fetch(health.BEHIND, health.DEAD_MAX)],
+            health.PendingEffects(*(await fetch(health.EFFECTS, health.DEAD_MAX))[0]),
         )
 
 

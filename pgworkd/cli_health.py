@@ -30,6 +30,7 @@ def judged(health: Health) -> list[Finding]:
         *_or_ok("kinds", _kinds(health), "none found without a handler"),
         *_or_ok("schedules", _schedules(health), "none is in error"),
         *_or_ok("dependencies", _behind(health), "no job waits for a dead one"),
+        *_or_ok("effects", _effects(health), "of jobs that ended, none waits for long to be applied"),
     ]
 
 
@@ -88,4 +89,19 @@ def _behind(health: Health) -> list[Finding]:
             f"pgworkd retry {dead}, or pgworkd undepend ID for those that may run without it",
         )
         for dead, waiting, example in health.behind
+    ]
+
+
+def _effects(health: Health) -> list[Finding]:
+    waiting, oldest_s = health.effects
+    if oldest_s <= OVERDUE_S:
+        return []
+    return [
+        Finding(
+            "bad",
+            "effects",
+            f"{counted(waiting, 'effect')} of jobs that ended wait to be applied, the oldest for {oldest_s:.0f} s: "
+            "counters of batches, dependents and serialize keys lag behind",
+            "end the transaction that locks them (pg_stat_activity, pg_locks); a running daemon then applies them",
+        )
     ]

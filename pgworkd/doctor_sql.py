@@ -45,6 +45,13 @@ class UnknownKind(NamedTuple):
     jobs: int
 
 
+class PendingEffects(NamedTuple):
+    """What follows from jobs that ended and was put off, being locked: how many, up to DEAD_MAX; age of the first."""
+
+    waiting: int
+    oldest_s: float
+
+
 class BrokenSchedule(NamedTuple):
     """A schedule that has no next occurrence, and why."""
 
@@ -138,6 +145,11 @@ BEHIND = """SELECT d.depends_on::text, count(*)::int, min(d.job_id::text) FROM (
     GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT 10"""
 
 
+EFFECTS = """SELECT (SELECT count(*)::int FROM (SELECT FROM pgworkd.pending_effects LIMIT $1) x),
+        coalesce((SELECT extract(epoch FROM pgworkd.clock() - e.put_off_at)
+                  FROM pgworkd.pending_effects e ORDER BY e.id LIMIT 1), 0)::float8"""
+
+
 class Health(NamedTuple):
     """What was found."""
 
@@ -145,3 +157,4 @@ class Health(NamedTuple):
     unknown_kinds: Sequence[UnknownKind]
     schedules: Sequence[BrokenSchedule]
     behind: Sequence[Behind]
+    effects: PendingEffects

@@ -56,6 +56,12 @@ BUGS = (
         tests="tests/sweeps/test_hostile_settings.py",
     ),
     sql(
+        "effects put off after a logical switch-over have the ids of others",
+        "    PERFORM setval('pgworkd.pending_effects_id_seq', m.id)\n",
+        "    PERFORM m.id\n",
+        tests="tests/sql/test_fence.py tests/engine/test_dba.py",
+    ),
+    sql(
         "what is over is looked for in all history",
         "    v_since timestamptz := made_since(p_ids);\n",
         "    v_since timestamptz;\n",

@@ -126,3 +126,14 @@ def test_it_stays_cheap_beside_many_jobs(shell: Shell) -> None:
         took_s.append(time.monotonic() - began_s)
     assert "10,000 or more" in shell("doctor").stdout
     assert min(took_s) < 2.0
+
+
+def test_effects_that_stay_put_off(shell: Shell) -> None:
+    shell.sql("SELECT pgworkd.put_off(NULL, ARRAY[pgworkd.new_id(), pgworkd.new_id()], true)")
+    assert found(shell, code=0) == {}, "they have just been put off"
+    shell.sql(f"UPDATE pgworkd.pending_effects SET put_off_at = {OLD}")  # noqa: S608
+    finding, remedy = found(shell)["effects"]
+    assert finding.startswith("2 effects of jobs that ended wait to be applied, the oldest for 12")
+    assert "pg_stat_activity" in remedy
+    shell.sql("SELECT pgworkd.apply_effects()")
+    assert found(shell, code=0) == {}

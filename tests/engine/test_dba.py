@@ -63,6 +63,7 @@ async def some_work(dsn: str, db: asyncpg.Connection[Any]) -> None:
 
 async def everything(db: asyncpg.Connection[Any]) -> list[Any]:
     tables = ["jobs", "finished_jobs", "batches", "batch_additions", "job_dependencies", "queues", "schedules", "audit"]
+    tables.append("pending_effects")
     return [await db.fetch(f"SELECT t::text FROM pgworkd.{table} t ORDER BY 1") for table in tables]  # noqa: S608
 
 
@@ -88,6 +89,51 @@ async def test_data_alone_is_restored_without_triggers_or_refused(
         async with running(app_of_one(), empty_dsn):
             await until(lambda: none_left(other))
     finally:
+        other.terminate()
+
+
+async def test_what_was_put_off_outlives_a_dump_and_a_moved_sequence(
+    dsn: str, db: asyncpg.Connection[Any], empty_dsn: str, tool: Any
+) -> None:
+    """As data alone the rows come without what has counted their ids, like by logical replication."""
+    await db.execute(
+        "INSERT INTO pgworkd.workers (name, pid, version, state, lease_s, lease_until)"
+        " VALUES ('w', 1, '', 'running', 60, now() + interval '1 min')"
+    )
+    half = await batch(db, "half", queue="q")
+    (first,) = await half.add([{}])
+    second = await enqueue(db, "q", after=[first])
+    take = "UPDATE pgworkd.jobs SET status = 'running', attempts = 1, worker_id = (SELECT min(id) FROM pgworkd.workers)"
+    await db.execute(take + " WHERE id = $1", first)
+    holder = await asyncpg.connect(dsn)
+    other = await asyncpg.connect(empty_dsn)
+    try:
+        await holder.execute("BEGIN")
+        await holder.execute("SELECT FROM pgworkd.batches FOR UPDATE")
+        await holder.execute("SELECT FROM pgworkd.jobs WHERE id = $1 FOR UPDATE", second)
+        async with db.transaction():
+            await db.execute("SELECT pgworkd.say_no_wait('on')")
+            assert await db.fetchval("SELECT pgworkd.settle_completed($1, '{1}', '{NULL}')", [first]) == [first]
+        assert await db.fetchval("SELECT count(*) FROM pgworkd.pending_effects") == 2
+        await other.execute(schema.text())
+        tool(
+            "psql",
+            "-X",
+            "-v",
+            "ON_ERROR_STOP=1",
+            "-1",
+            empty_dsn,
+            data=tool("pg_dump", *DATA, "--disable-triggers", dsn),
+        )
+        assert await everything(other) == await everything(db)
+        await other.execute("SELECT setval('pgworkd.pending_effects_id_seq', 1, false)")
+        await other.execute("SELECT pgworkd.mend_sequences()")  # as migrate does
+        await other.execute("SELECT pgworkd.put_off(NULL, ARRAY[pgworkd.new_id()], true)")
+        assert await other.fetchval("SELECT pgworkd.apply_effects()") == 0
+        assert await other.fetchval("SELECT completed FROM pgworkd.batches") == 1
+        assert await other.fetchval("SELECT status::text FROM pgworkd.jobs WHERE id = $1", second) == "pending"
+    finally:
+        holder.terminate()
         other.terminate()
 
 

@@ -143,7 +143,9 @@ async def test_migrate_moves_sequences_up_to_the_ids_that_are_there(dsn: str, db
     ids = [await worker(db) for _ in range(3)]
     for number in range(3):
         await db.execute("SELECT pgworkd.set_queue('q', $1)", json.dumps({"concurrency": number + 1}))
-    for sequence in ("workers_id_seq", "audit_id_seq"):
+    for _ in range(2):
+        await db.execute("SELECT pgworkd.put_off(NULL, ARRAY[pgworkd.new_id()], true)")
+    for sequence in ("workers_id_seq", "audit_id_seq", "pending_effects_id_seq"):
         await db.execute(f"SELECT setval('pgworkd.{sequence}', 1, false)")
     with pytest.raises(asyncpg.UniqueViolationError):
         await db.execute("SELECT pgworkd.set_queue('q', '{\"concurrency\": 9}')")
@@ -151,4 +153,5 @@ async def test_migrate_moves_sequences_up_to_the_ids_that_are_there(dsn: str, db
     last: list[Any] = [await db.fetchval(f"SELECT last_value FROM pgworkd.{s}_id_seq") for s in ("workers", "audit")]  # noqa: S608
     assert last == [ids[-1], await db.fetchval("SELECT max(id) FROM pgworkd.audit")]
     await db.execute("SELECT pgworkd.set_queue('q', '{\"concurrency\": 9}')")
+    await db.execute("SELECT pgworkd.put_off(NULL, ARRAY[pgworkd.new_id()], true)")
     assert await claim_ids(db, await worker(db)) == []
