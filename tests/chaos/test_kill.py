@@ -59,7 +59,7 @@ async def test_kill_minus_nine_with_a_thousand_jobs_in_flight_twice(dsn: str, db
     by_job = Counter(row["job"] for row in runs)
     for row in finished:
         # Each start beyond the first is explained by a lost attempt, and by nothing else.
-        assert row["failures"] == row["lost"]
+        assert row["failures"] == 0  # a loss is none
         assert row["attempts"] == 1 + row["lost"] + row["given_back"]
         assert by_job[row["id"]] <= 1 + row["lost"]
     # What the killed daemons had begun never ended; everything ended exactly once, elsewhere.

@@ -82,7 +82,7 @@ async def test_kill_minus_nine_at_full_speed_twice(
     assert len(began) == len(set(began)), "an attempt ran twice"
     starts = Counter(UUID(bytes=begun[:16]) for begun in began)
     for row in finished:
-        assert row["failures"] == row["lost"]
+        assert row["failures"] == 0  # a loss is none
         assert row["attempts"] == 1 + row["lost"] + row["given_back"]
         assert 1 <= starts[UUID(bytes=row["id"].bytes)] <= 1 + row["lost"], "what was given back had begun"
     told = {row["id"].bytes for row in finished if row["lost"] + row["given_back"]}

@@ -9,7 +9,7 @@ import anyio
 import asyncpg
 import pytest
 
-from pgworkd import events, store
+from pgworkd import events, settle_sql
 from pgworkd.admin import Admin
 from pgworkd.app import App, DeadJob
 from pgworkd.chores import Periods
@@ -116,11 +116,11 @@ async def test_to_look_up_what_was_not_heard_reads_no_history(db: asyncpg.Connec
     """Else it would not be answered in time, either, where the history is long; and again, and again."""
     await db.execute(f"{HISTORY}; ANALYZE pgworkd.finished_jobs")
     ids = [row[0] for row in await db.fetch("SELECT id FROM pgworkd.finished_jobs LIMIT 20")]
-    plan = await db.fetch(f"EXPLAIN (COSTS OFF) {store._SETTLED}", ids, [1] * 20)
+    plan = await db.fetch(f"EXPLAIN (COSTS OFF) {settle_sql.SETTLED}", ids, [1] * 20, None)
     text = "\n".join(row[0] for row in plan)
     assert "Seq Scan on finished_jobs_other" not in text
     assert "finished_jobs_other_pkey" in text
-    assert {row[1] for row in await db.fetch(store._SETTLED, ids, [1] * 20)} == {"completed"}
+    assert {row[1] for row in await db.fetch(settle_sql.SETTLED, ids, [1] * 20, None)} == {"completed"}
 
 
 @pytest.mark.parametrize("cut", ["before the COMMIT", "before its answer", "after it"])
