@@ -4189,12 +4189,6 @@ BEGIN
     PERFORM wake(v_wake);
 END $$;
 
--- What has become of a job: its status, `discarded` if it is over because it was dead, or `gone`. Locks nothing.
-CREATE OR REPLACE FUNCTION became(p_id uuid) RETURNS text LANGUAGE sql STABLE
-    RETURN coalesce((SELECT j.status::text FROM jobs j WHERE j.id = p_id AND j.status <> 'completed'),
-                    (SELECT CASE f.status WHEN 'dead' THEN 'discarded' ELSE f.status::text END
-                     FROM finished_jobs f WHERE f.id = p_id LIMIT 1), 'gone');
-
 -- The day before the oldest of these jobs was made, by the time in their ids: what became of them is not in older partitions
 -- of the history, unless a client's clock was wrong. NULL unless all are uuids of version 7.
 CREATE OR REPLACE FUNCTION made_since(p_ids uuid[]) RETURNS timestamptz
@@ -4204,7 +4198,7 @@ LANGUAGE sql IMMUTABLE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
     FROM unnest(p_ids) i
 $$;
 
--- As became(), for many: reads the partitions in which they can be, and all others only for those that are not found there.
+-- What has become of jobs: their status, `discarded` if it is over because it was dead, or `gone`. Locks nothing. Reads the partitions in which they can be, and all others only for those that are not found there.
 -- Planned anew each time, so that only those partitions are locked.
 CREATE OR REPLACE FUNCTION became_all(p_ids uuid[]) RETURNS TABLE (id uuid, status text)
 LANGUAGE plpgsql STABLE SET search_path = pgworkd, pg_catalog, pg_temp
@@ -4229,6 +4223,11 @@ BEGIN
                      FROM unnest(v_rest) i;
     END IF;
 END $$;
+
+-- The same of one. Asks became_all() only for what is over, so that of a live one no partition of the history is locked.
+CREATE OR REPLACE FUNCTION became(p_id uuid) RETURNS text LANGUAGE sql STABLE
+    RETURN coalesce((SELECT j.status::text FROM jobs j WHERE j.id = p_id AND j.status <> 'completed'),
+                    (SELECT b.status FROM became_all(ARRAY[p_id]) b));
 
 -- True if the row was written by this transaction, in a savepoint or not: it is to be seen, yet its transaction is in
 -- progress. (xmin has 32 bits: the nearest of all such numbers is meant.)
@@ -4321,7 +4320,7 @@ BEGIN
            array_agg(a.id) FILTER (WHERE a.status NOT IN ('completed', 'blocked', 'pending', 'running', 'failed')) AS badly,
            array_agg(a.id) FILTER (WHERE a.status = 'gone') AS gone
     INTO v_ended
-    FROM (SELECT u.id, became(u.id) AS status FROM unnest(v_after) AS u (id)) a;
+    FROM became_all(v_after) a;
     IF EXISTS (SELECT FROM job_dependencies d WHERE d.job_id = ANY (v_jobs) AND d.depends_on = ANY (v_ended.gone) AND d.unless <> 'run') THEN
         RAISE EXCEPTION 'job % has ended before this transaction committed, and nothing says how', v_ended.gone[1]
             USING ERRCODE = 'PW004', HINT = 'Its queue keeps no history. Run the transaction again.';
@@ -4366,9 +4365,8 @@ BEGIN
     SELECT array_agg(a.id) FILTER (WHERE a.status = 'completed') AS well,
            array_agg(a.id) FILTER (WHERE a.status <> 'completed') AS badly
     INTO v_ended
-    FROM (SELECT e.id, became(e.id) AS status
-          FROM (SELECT DISTINCT d.depends_on AS id FROM job_dependencies d LEFT JOIN jobs p ON p.id = d.depends_on
-                WHERE (p.id IS NULL OR p.status IN ('dead', 'completed'))) e) a;
+    FROM became_all(ARRAY(SELECT DISTINCT d.depends_on FROM job_dependencies d LEFT JOIN jobs p ON p.id = d.depends_on
+                          WHERE (p.id IS NULL OR p.status IN ('dead', 'completed')))) a;
     v_jobs := ARRAY(
         SELECT j.id FROM jobs j
         WHERE j.id = ANY (ARRAY(SELECT d.job_id FROM job_dependencies d
@@ -4450,22 +4448,36 @@ BEGIN
     SELECT array_agg(a.id) FILTER (WHERE a.status NOT IN ('blocked', 'pending', 'running', 'failed')),
            array_agg(a.status) FILTER (WHERE a.status NOT IN ('blocked', 'pending', 'running', 'failed'))
     INTO v_over, v_became
-    FROM (SELECT u.id, became(u.id) AS status FROM (SELECT DISTINCT unnest(p_jobs) AS id) u) a;
+    FROM became_all(ARRAY(SELECT DISTINCT unnest(p_jobs))) a;
     DELETE FROM result_waiters r WHERE r.channel = p_channel AND r.job_id = ANY (v_over);
     RETURN QUERY SELECT o.id, o.status FROM unnest(v_over, v_became) AS o (id, status);
 END $$;
 
 -- What has become of jobs, wherever they are; without a row: unknown, or forgotten (a queue with keep_s = 0 keeps no result).
--- Locks nothing.
+-- Reads partitions of the history as became_all(). Locks nothing.
 CREATE OR REPLACE FUNCTION result_of(p_jobs uuid[])
 RETURNS TABLE (id uuid, status text, result jsonb, error text, finished_at timestamptz)
-LANGUAGE sql STABLE SET search_path = pgworkd, pg_catalog, pg_temp
-SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
-    SELECT j.id, j.status::text, NULL::jsonb, j.error, NULL::timestamptz FROM jobs j
-    WHERE j.id = ANY (p_jobs) AND j.status <> 'completed'
-    UNION ALL
-    SELECT f.id, f.status::text, f.result, f.error, f.finished_at FROM finished_jobs f WHERE f.id = ANY (p_jobs)
-$$;
+LANGUAGE plpgsql STABLE SET search_path = pgworkd, pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_custom_plan AS $$
+#variable_conflict use_column
+DECLARE
+    v_since timestamptz := made_since(p_jobs);
+    v_rest  uuid[];
+BEGIN
+    RETURN QUERY SELECT j.id, j.status::text, NULL::jsonb, j.error::text, NULL::timestamptz FROM jobs j
+                 WHERE j.id = ANY (p_jobs) AND j.status <> 'completed';
+    v_rest := ARRAY(SELECT i FROM unnest(p_jobs) i
+                    EXCEPT SELECT j.id FROM jobs j WHERE j.id = ANY (p_jobs) AND j.status <> 'completed');
+    IF v_since IS NOT NULL AND cardinality(v_rest) > 0 THEN
+        RETURN QUERY SELECT f.id, f.status::text, f.result::jsonb, f.error::text, f.finished_at::timestamptz
+                     FROM finished_jobs f WHERE f.id = ANY (v_rest) AND f.finished_at >= v_since;
+        v_rest := ARRAY(SELECT i FROM unnest(v_rest) i
+                        EXCEPT SELECT f.id FROM finished_jobs f WHERE f.id = ANY (v_rest) AND f.finished_at >= v_since);
+    END IF;
+    IF cardinality(v_rest) > 0 THEN
+        RETURN QUERY SELECT f.id, f.status::text, f.result::jsonb, f.error::text, f.finished_at::timestamptz FROM finished_jobs f WHERE f.id = ANY (v_rest);
+    END IF;
+END $$;
 
 -- A page of the results of a batch and all below it: of its final batches; if none is final, of those without children; of
 -- all of them if p_all. Completed jobs only, without those that only made others of what was streamed. In order of batch and

@@ -78,7 +78,7 @@ GRANT SELECT ON pgworkd.schema_version, pgworkd.workers, pgworkd.pools, pgworkd.
     pgworkd.all_jobs, pgworkd.queue_stats, pgworkd.batch_progress, pgworkd.batch_trees, pgworkd.blocked_jobs,
     pgworkd.job_progress, pgworkd.worker_stats
     TO {worker}, {reader};
-GRANT EXECUTE ON FUNCTION pgworkd.became, pgworkd.result_of, pgworkd.with_below, pgworkd.batch_results, pgworkd.batch_tree, pgworkd.depth,
+GRANT EXECUTE ON FUNCTION pgworkd.became, pgworkd.became_all, pgworkd.made_since, pgworkd.result_of, pgworkd.with_below, pgworkd.batch_results, pgworkd.batch_tree, pgworkd.depth,
     pgworkd.waits_plain, pgworkd.waits_keyed, pgworkd.waits_suspect
     TO {worker}, {reader};
 

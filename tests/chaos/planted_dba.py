@@ -62,6 +62,12 @@ BUGS = (
         tests="tests/sql/test_fence.py tests/engine/test_dba.py",
     ),
     sql(
+        "results are looked for in all history",
+        "    v_since timestamptz := made_since(p_jobs);\n",
+        "    v_since timestamptz;\n",
+        tests="tests/sql/test_dependency_history.py",
+    ),
+    sql(
         "what is over is looked for in all history",
         "    v_since timestamptz := made_since(p_ids);\n",
         "    v_since timestamptz;\n",

@@ -37,6 +37,35 @@ async def test_to_wait_for_what_is_over_locks_the_days_since_it_was_made(db: Db)
 
 
 @pytest.mark.parametrize(
+    "question",
+    [
+        "SELECT pgworkd.became(($1::uuid[])[1])",
+        "SELECT pgworkd.became(($1::uuid[])[101])",
+        "SELECT * FROM pgworkd.result_of($1)",
+        "SELECT * FROM pgworkd.await_results($1, 'c', 60)",
+        "SELECT * FROM pgworkd.await_results(($1::uuid[])[101:], 'c', 60)",
+    ],
+)
+async def test_to_ask_for_what_is_over_locks_the_days_since_it_was_made(db: Db, question: str) -> None:
+    await old_days(db)
+    ids = await insert(db, 100)
+    await finish(db, ids)
+    waiting = await one(db)
+    async with db.transaction():
+        await db.fetch(question, [*ids, waiting])
+        assert await db.fetchval(LOCKED) <= 10, "yesterday, today, the week to come"
+
+
+async def test_to_commit_a_wait_locks_the_days_since_what_it_waits_for_was_made(db: Db) -> None:
+    await old_days(db)
+    live = await insert(db, 3)
+    async with db.transaction():
+        assert await depend(db, await one(db), *live) == 3
+        await db.execute("SET CONSTRAINTS ALL IMMEDIATE")
+        assert await db.fetchval(LOCKED) <= 10
+
+
+@pytest.mark.parametrize(
     "job_id",
     [
         uuid.UUID("01000000-0000-7000-8000-000000000000"),  # made in 2004, as its clock says
@@ -52,6 +81,10 @@ async def test_whatever_the_id_says_a_job_is_found(db: Db, job_id: uuid.UUID) ->
     await finish(db, others)
     async with db.transaction():
         assert await depend(db, await one(db), job_id, *others) == 0
+    ids = [job_id, *others, await one(db)]
+    rows = await db.fetch("SELECT id, status FROM pgworkd.result_of($1)", ids)
+    assert sorted(map(tuple, rows)) == sorted([*((each, "completed") for each in ids[:3]), (ids[3], "pending")])
+    assert await db.fetchval("SELECT pgworkd.became($1)", job_id) == "completed"
 
 
 async def test_what_became_of_many_is_what_became_of_each(db: Db) -> None:

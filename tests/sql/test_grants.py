@@ -17,13 +17,16 @@ from .verbs import Db
 NOBODY = """
 batch_created batch_moved batch_sealed check_callback check_dependencies dependencies_added enter_batch is_ours
 job_added jobs_inserted jobs_key_wanted move queue_dated queues_audit queues_changed rates_follow schedule_changed
-schedules_audit schedules_notify stream_created mend_sequences became_all made_since
+schedules_audit schedules_notify stream_created mend_sequences
 """
 """Called by triggers and by functions that run as the owner."""
 FUNCTIONS = {
     "worker enqueuer reader": "clock",
     "worker enqueuer": "add_jobs await_results create_batch depend enqueue new_id seal_batch",
-    "worker reader": "batch_results batch_tree became depth result_of waits_keyed waits_plain waits_suspect with_below",
+    "worker reader": """
+        batch_results batch_tree became became_all depth made_since result_of waits_keyed waits_plain waits_suspect
+        with_below
+    """,
     "worker": """
         due_keys next_keys running_in apply_effects free_batches no_wait put_off say_no_wait unlocked
         is_within stuck_lines unblock_lines kinds_elsewhere worker_ended
