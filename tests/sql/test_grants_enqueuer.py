@@ -156,7 +156,7 @@ async def test_who_waits_is_told_that_a_job_is_over_but_not_how(db: Db, conn: Db
 
 NOT_COLUMNS = """
 counted created_at started_at failed_at lease_until cancel_requested_at occurrence assignment_id status attempts
-failures losses worker_id waiting_on error errors schedule
+failures losses promoted worker_id waiting_on error errors schedule
 """
 READ = "payload meta error serialize_key limit_key xmin *"
 TABLES = """
