@@ -122,9 +122,10 @@ async def stubborn(payload: dict[str, Any], job: Job) -> dict[str, int]:
 
 @app.handler("thread", queue="mixed", concurrency=QUEUES["mixed"], max_attempts=ATTEMPTS_MAX, backoff=0.2)
 def thread(payload: dict[str, Any], job: Job) -> dict[str, int]:
-    """Works in a thread."""
+    """Works in a thread, to its end also when it is told to stop, and then says so."""
     with recorded(job):
         time.sleep(payload["seconds"])
+        job.done(result(job))
     return result(job)
 
 
