@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -37,6 +38,10 @@ class Claimed(NamedTuple):
         return self.losses > 1
 
 
+_claimed: Callable[[Iterable[Any]], Claimed] = functools.partial(tuple.__new__, Claimed)
+"""`Claimed._make` without its look at the length, which each job would pay."""
+
+
 class Claims(list[Claimed]):
     """What a claim took, in its order."""
 
@@ -51,9 +56,9 @@ class Claims(list[Claimed]):
     def read(cls, rows: Sequence[Sequence[Any]]) -> Claims:
         """The rows of an answer; those without an id come last: `again_s` and `places` (as `payload`), and `passed`."""
         if not rows or rows[-1][0] is not None:
-            return cls(map(Claimed._make, rows))
+            return cls(map(_claimed, rows))
         said = [Claimed._make(row) for row in rows if row[0] is None]
-        claims = cls(map(Claimed._make, rows[: -len(said)]))
+        claims = cls(map(_claimed, rows[: -len(said)]))
         claims.again_s, claims.places = said[0].created_at, said[0].payload
         claims.passed = [(row.priority, row.run_at) for row in said if row.run_at is not None]
         return claims

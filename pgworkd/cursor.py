@@ -107,8 +107,8 @@ class Cursor:
             self._places, self._since = places, self._rewound
             rows = ()
         for row in reversed(rows):
-            if not row.is_suspect:  # those stand in a line of their own
-                last.setdefault(row.priority, Position(row.run_at, row.id))
+            if row.priority not in last and not row.is_suspect:  # those stand in a line of their own
+                last[row.priority] = Position(row.run_at, row.id)
         for priority, position in last.items():
             # What stopped for want of room, or began at the head, goes on from there, even if that is further back.
             exact = level == LEVELS - 1 or (full and priority == min(last))

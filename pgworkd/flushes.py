@@ -60,19 +60,17 @@ class Flushes(_Lane):
         super().__init__()
         self.bytes = 0
         """Of all that waits here."""
-        self._count = 0
+        self.count = 0
+        """The jobs that wait here."""
         self._of_queue: dict[str, _Lane] = {}
         self._turns: deque[_Lane] = deque()  # the lanes of queues, none of them empty; the first comes next
         self._small_next = True
-
-    def __len__(self) -> int:
-        return self._count
 
     def put(self, item: Item) -> None:
         """Adds one to the last flush, or begins another."""
         size = size_of(item)
         self.bytes += size
-        self._count += 1
+        self.count += 1
         if self.bytes > FLUSH_BYTES:
             self._lane(item[0].queue).add(item, size)
             return
@@ -92,7 +90,7 @@ class Flushes(_Lane):
             if lane.waits:
                 self._turns.append(lane)
             self._small_next = True
-        self._count -= len(items)
+        self.count -= len(items)
         self.bytes -= size
         return items
 

@@ -102,23 +102,23 @@ class Settler:
     def put(self, held: Held, outcome: Outcome) -> None:
         """Takes over an ended attempt. Never blocks."""
         waiting = self._waiting
-        if not waiting:
+        if not waiting.count:
             self._arrived.set()
             if self._empty.is_set():
                 self._empty = anyio.Event()
         waiting.put((held, outcome))
-        if len(waiting) >= CAPACITY or waiting.bytes >= CAPACITY_BYTES:
+        if waiting.count >= CAPACITY or waiting.bytes >= CAPACITY_BYTES:
             self.full = True
 
     @property
     def room(self) -> int:
         """How many more may be put here; beyond that, claiming would only make the pile higher."""
-        return 0 if self.full else CAPACITY - len(self._waiting) - len(self._delayed)
+        return 0 if self.full else CAPACITY - self._waiting.count - len(self._delayed)
 
     def _look_if_full(self) -> None:
         was_full = self.full
         size = self._waiting.bytes + self._delayed_bytes
-        self.full = len(self._waiting) + len(self._delayed) >= CAPACITY or size >= CAPACITY_BYTES
+        self.full = self._waiting.count + len(self._delayed) >= CAPACITY or size >= CAPACITY_BYTES
         if was_full and not self.full:
             self._on_room()
 
@@ -132,7 +132,7 @@ class Settler:
             await self._something()
             await self._flush(self._waiting.take(self._flush_max))
             await self._flush(self._due())  # apart: they failed before, and others must not fail with them
-            if not self._waiting:
+            if not self._waiting.count:
                 self._arrived = anyio.Event()
                 if not len(self._delayed):
                     self._empty.set()
@@ -140,7 +140,7 @@ class Settler:
 
     async def _something(self) -> None:
         """Waits until there is something to flush."""
-        while not self._waiting:
+        while not self._waiting.count:
             if not len(self._delayed):
                 await self._arrived.wait()
             elif (wait_s := self._delayed.wait_s) > 0:

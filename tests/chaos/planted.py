@@ -174,7 +174,7 @@ BUGS = (
     python(
         "whole-batch decoding",
         "claims",
-        "            return cls(map(Claimed._make, rows))\n",
+        "            return cls(map(_claimed, rows))\n",
         "            return cls([Claimed._make(row) for row in rows if __import__('json').loads(row[2]) != 0])\n",
         kinds="kill",
     ),

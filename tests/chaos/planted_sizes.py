@@ -37,8 +37,8 @@ BUGS = (
     python(
         "outcomes wait without a bound in bytes",
         "flushes",
-        "        self.bytes += size\n        self._count",
-        "        self._count",
+        "        self.bytes += size\n        self.count",
+        "        self.count",
         tests=f"{_LARGE} -k bounded_in_bytes",
     ),
     python(

@@ -63,7 +63,7 @@ BUGS: dict[Planted, str] = {
     Planted(
         "the settler is never full",
         "pgworkd/settler.py",
-        "return 0 if self.full else CAPACITY - len(self._waiting) - len(self._delayed)",
+        "return 0 if self.full else CAPACITY - self._waiting.count - len(self._delayed)",
         "return CAPACITY",
     ): "backlog",
     Planted(

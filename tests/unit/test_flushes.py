@@ -32,12 +32,12 @@ def test_each_outcome_is_taken_once_in_flushes_of_a_bounded_size(steps: list[tup
         takes_left = 1 if takes else 0
         if number == len(steps) - 1:
             takes_left = len(put)
-        while takes_left and flushes:
+        while takes_left and flushes.count:
             flush, takes_left = flushes.take(most), takes_left - 1
             assert 0 < len(flush) <= most
             assert len(flush) == 1 or sum(map(size_of, flush)) <= FLUSH_BYTES
             taken += flush
-            assert (len(flushes), flushes.bytes) == (
+            assert (flushes.count, flushes.bytes) == (
                 len(put) - len(taken),
                 sum(map(size_of, put)) - sum(map(size_of, taken)),
             )
