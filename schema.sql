@@ -2019,6 +2019,27 @@ BEGIN
     RETURN coalesce(v_won, '{}');
 END $$;
 
+-- settle_completed() in the transaction of the handler itself, which commits next. It waits for the job's row as long as the
+-- session waits for locks, for anything else (its tree, its dependents, its line) 0.2 s at most: what is locked then is put
+-- off. Locks as settle_completed().
+CREATE OR REPLACE FUNCTION complete_own(p_ids uuid[], p_attempts int[], p_results text[], p_schedules text[], p_next timestamptz[],
+                                        p_revisions int[], p_worker int, p_token uuid) RETURNS uuid[]
+LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
+DECLARE
+    v_limit text := current_setting('lock_timeout');
+    v_won   uuid[];
+BEGIN
+    BEGIN
+        PERFORM set_config('lock_timeout', '200ms', true);
+        v_won := settle_completed(p_ids, p_attempts, p_results, p_schedules, p_next, p_revisions, p_worker, p_token);
+        PERFORM set_config('lock_timeout', v_limit, true);
+        RETURN v_won;
+    EXCEPTION WHEN lock_not_available THEN  -- which takes the setting back, too
+        PERFORM say_no_wait('on');
+        RETURN settle_completed(p_ids, p_attempts, p_results, p_schedules, p_next, p_revisions, p_worker, p_token);
+    END;
+END $$;
+
 -- For whoever has ended jobs: those whose dedupe_until lies ahead leave a row that holds their key until then, so that
 -- an insert meets it as it meets a live job. p_keys: (id, queue, dedupe_key, dedupe_until) of each.
 CREATE OR REPLACE FUNCTION keep_keys(p_keys jsonb) RETURNS void

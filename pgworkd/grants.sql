@@ -108,7 +108,7 @@ GRANT EXECUTE ON FUNCTION
     pgworkd.done_of, pgworkd.places_after, pgworkd.in_order, pgworkd.of_key, pgworkd.next_keys,
     pgworkd.due_keys, pgworkd.running_in, pgworkd.by_turn,
     pgworkd.promote,
-    pgworkd.settle_completed, pgworkd.settle_failed, pgworkd.settle_released, pgworkd.settle_ended,
+    pgworkd.settle_completed, pgworkd.complete_own, pgworkd.settle_failed, pgworkd.settle_released, pgworkd.settle_ended,
     pgworkd.keep_keys, pgworkd.freed, pgworkd.bury, pgworkd.add_error,
     pgworkd.put_schedule, pgworkd.ensure_schedules, pgworkd.add_occurrences, pgworkd.follow, pgworkd.fail_schedule,
     pgworkd.declare_schedules, pgworkd.retire_schedules, pgworkd.missed_since, pgworkd.enable_schedule, pgworkd.remove_schedule,

@@ -164,7 +164,7 @@ class Store(ScheduleStore):
         """Completes a job on a handler's own connection, inside its transaction; False if it is not ours any more."""
         names, at, revisions = columns([following]) if following else (None, None, None)
         args = ([job_id], [attempt], [result], names, at, revisions, *_fence(worker_id))
-        return bool(await connection.fetchval(settle_sql.COMPLETED, *args))
+        return bool(await connection.fetchval(settle_sql.COMPLETED_BY_HANDLER, *args))
 
     async def settle_failed(
         self,

@@ -16,6 +16,7 @@ from tests.chaos.bug import Bug, python, sql
 from tests.chaos.planted_claims import BUGS as CLAIMS
 from tests.chaos.planted_dba import BUGS as DBA
 from tests.chaos.planted_fleet import BUGS as FLEET
+from tests.chaos.planted_locks import BUGS as LOCKS
 from tests.chaos.planted_runs import BUGS as RUNS
 from tests.chaos.planted_sizes import BUGS as SIZES
 from tests.chaos.planted_window import BUGS as WINDOW
@@ -39,6 +40,7 @@ BUGS = (
     *DBA,
     *RUNS,
     *FLEET,
+    *LOCKS,
     sql(
         "no fence",
         _FENCE + _OF_COMPLETED,

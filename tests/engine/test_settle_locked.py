@@ -11,6 +11,7 @@ import pytest
 
 from pgworkd import events
 from pgworkd.app import App
+from pgworkd.job import Job
 from tests.kit import insert, running, status, until, waits_for_status
 
 WITHIN_S = 1.5
@@ -114,3 +115,36 @@ async def test_the_schedule_of_an_occurrence_that_is_locked_goes_on_when_it_is_f
         await seen.wait(events.JOB_COMPLETED, count=before + 3)
         await holder.close()
         assert seen.all(events.DATABASE_AWAY) == []
+
+
+@pytest.mark.parametrize("held", sorted(set(HELD) - TAKES_THE_JOB))
+async def test_a_job_that_is_completed_in_its_handlers_transaction_waits_for_none_of_it(
+    dsn: str, db: asyncpg.Connection[Any], held: str
+) -> None:
+    app, go_on = App(), anyio.Event()
+
+    @app.handler("q")
+    async def handle(payload: dict[str, Any], job: Job) -> None:
+        if payload.get("wait"):
+            await go_on.wait()
+        async with job.transaction() as connection:
+            await connection.execute("INSERT INTO notes VALUES ($1)", job.id)
+
+    await db.execute("CREATE TABLE notes (job uuid)")
+    job = await _scene(db)
+    async with running(app, dsn) as (_, seen):
+        await seen.wait(events.JOB_STARTED)
+        await db.execute("INSERT INTO pgworkd.jobs (queue, serialize_key) VALUES ('q', 'k')")
+        holder = await asyncpg.connect(dsn)
+        await holder.execute("BEGIN")
+        await holder.fetch(HELD[held], job)
+        go_on.set()
+        with anyio.fail_after(2 * WITHIN_S):
+            await until(waits_for_status(db, job, "completed"))
+        await holder.execute("ROLLBACK")
+        await until(lambda: db.fetchval("SELECT NOT EXISTS (SELECT FROM pgworkd.jobs)"), limit_s=5)
+        await until(lambda: db.fetchval("SELECT NOT EXISTS (SELECT FROM pgworkd.pending_effects)"), limit_s=5)
+        await holder.close()
+    assert seen.all(events.DATABASE_AWAY) == []
+    assert await db.fetchval("SELECT count(*) = 3 AND count(DISTINCT job) = 3 FROM notes")
+    assert await db.fetchval("SELECT completed FROM pgworkd.batches") == 1

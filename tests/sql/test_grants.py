@@ -32,7 +32,7 @@ FUNCTIONS = {
         is_within stuck_lines unblock_lines kinds_elsewhere worker_ended
         declare_schedules enable_schedule missed_since remove_schedule retire_schedules run_schedule
         add_error add_occurrences advance allowance batch_ended burst bury by_turn call_back cancel cancel_batch
-        cancel_below claim clock_after_waiting
+        cancel_below claim clock_after_waiting complete_own
         delete_batch differing discard drop_partition drop_pool edit ensure_partitions ensure_schedules expire
         expire_jobs
         done_of fail_schedule fold follow forget_rows free_keys freed heartbeat in_order in_time is_awaited keep_keys

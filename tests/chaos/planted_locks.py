@@ -1,0 +1,103 @@
+"""Bugs planted into what is done where others hold locks, and where the database refuses or takes too long."""
+
+from __future__ import annotations
+
+from tests.chaos.bug import python, sql
+
+_LOCKED = "tests/engine/test_settle_locked.py"
+_OPEN = "tests/sweeps/test_open_transactions.py"
+_ERRORS = "tests/engine/test_settle_errors.py"
+
+BUGS = (
+    python(
+        "a settle waits for a lock as long as a statement may take",
+        "store",
+        'Link(replace(options, lock_timeout_s=LOCK_TIMEOUT_S), "settle")',
+        'Link(options, "settle")',
+        tests=f"{_LOCKED} {_OPEN}",
+    ),
+    python(
+        "what met a lock is not tried again without what is locked",
+        "settler",
+        "if skip or not (isinstance(error, DatabaseBusy) and error.locked):\n",
+        "if error is not None:\n",
+        tests=f"{_LOCKED} {_OPEN}",
+    ),
+    python(
+        "what is locked is taken for stale",
+        "settler",
+        "        if not missing or not self._how:\n",
+        "        if missing is not None:\n",
+        tests=_LOCKED,
+    ),
+    sql(
+        "a settle that skips what is locked waits for it",
+        "j.worker_id IS NOT NULL ORDER BY j.id FOR UPDATE SKIP LOCKED);\n    RETURN ARRAY(SELECT CASE WHEN l.id",
+        "j.worker_id IS NOT NULL ORDER BY j.id FOR UPDATE);\n    RETURN ARRAY(SELECT CASE WHEN l.id",
+        tests=_OPEN,
+    ),
+    sql(
+        "an ending waits for its tree",
+        "WHERE r.id = ANY (v_roots) ORDER BY r.id FOR NO KEY UPDATE SKIP LOCKED);",
+        "WHERE r.id = ANY (v_roots) ORDER BY r.id FOR NO KEY UPDATE);",
+        tests=_LOCKED,
+    ),
+    sql(
+        "an ending waits for its dependents",
+        "        IF p_completed AND NOT no_wait() THEN\n            v_jobs",
+        "        IF p_completed THEN\n            v_jobs",
+        tests=_LOCKED,
+    ),
+    sql(
+        "an ending waits for the lines of its queue",
+        " WHERE NOT no_wait() GROUP BY u.queue ORDER BY hashtext(u.queue)) q",
+        " GROUP BY u.queue ORDER BY hashtext(u.queue)) q",
+        tests=f"{_LOCKED} {_OPEN}",
+    ),
+    sql(
+        "a handler's own transaction waits for whatever its job belongs to",
+        "set_config('lock_timeout', '200ms', true);\n        v_won",
+        "set_config('lock_timeout', v_limit, true);\n        v_won",
+        tests=_LOCKED,
+    ),
+    sql(
+        "an occurrence waits for its schedule",
+        "WHERE s.name = ANY (p_names) ORDER BY s.name FOR UPDATE SKIP LOCKED);",
+        "WHERE s.name = ANY (p_names) ORDER BY s.name FOR UPDATE);",
+        tests=f"tests/sql/test_occurrences.py {_LOCKED}",
+    ),
+    sql(
+        "rescue waits for what is locked",
+        "                   LIMIT p_limit FOR UPDATE SKIP LOCKED);\n    RETURN QUERY\n",
+        "                   LIMIT p_limit FOR UPDATE);\n    RETURN QUERY\n",
+        tests=f"tests/sql/test_rescue.py {_OPEN}",
+    ),
+    python(
+        "a time-out is an outage",
+        "driver_errors",
+        '        return DatabaseBusy(f"{text} ({code})", sqlstate=code)\n',
+        '        return DatabaseUnavailable(f"{text} ({code})")\n',
+        tests=f"{_ERRORS} tests/sweeps/test_errors.py",
+    ),
+    python(
+        "one job that is refused refuses all of its flush",
+        "settler",
+        "            elif len(items) == 1 or flush.failures > FAILURES_MAX:\n",
+        "            elif items:\n",
+        tests=_ERRORS,
+    ),
+    python(
+        "an outcome that is refused is sent again for ever",
+        "settler",
+        "        if is_least(outcome):\n",
+        "        if outcome is not None:\n",
+        tests=_ERRORS,
+    ),
+    python(
+        "maintenance that takes too long is tried again at once",
+        "chores",
+        "                delay_s = self._put_off(name, error)\n",
+        "                delay_s = 0.0 * self._put_off(name, error)\n",
+        tests="tests/sweeps/test_errors.py",
+    ),
+)
