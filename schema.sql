@@ -2372,16 +2372,13 @@ $$;
 -- Inserts one occurrence per schedule, unless its chain has one (see jobs_schedule_chain), it has moved past that instant,
 -- or has changed since the caller computed it (revision). Answers with the names that got one.
 -- Locks the schedules' rows in order of name with SKIP LOCKED, then looks: so two callers never both insert. One that is
--- locked is left to the daemons' next look at the schedules.
+-- locked is left to the daemons' next look at the schedules (see follow()).
 CREATE OR REPLACE FUNCTION add_occurrences(p_names text[], p_at timestamptz[], p_revisions int[]) RETURNS text[]
 LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
 DECLARE
     v_free  text[] := ARRAY(SELECT s.name FROM schedules s WHERE s.name = ANY (p_names) ORDER BY s.name FOR UPDATE SKIP LOCKED);
     v_added text[];
 BEGIN
-    IF no_wait() AND cardinality(v_free) < cardinality(p_names) THEN
-        PERFORM pg_notify('pgworkd', '{"schedules": true}');
-    END IF;
     WITH moved AS (
         UPDATE schedules s SET last_occurrence = n.at, error = NULL
         FROM unnest(p_names, p_at, p_revisions) AS n (name, at, revision)
@@ -2402,14 +2399,27 @@ BEGIN
     RETURN coalesce(v_added, '{}');
 END $$;
 
--- Of the schedules whose occurrence was just settled, adds those next ones that the caller computed.
+-- Of the schedules whose occurrence was just settled, adds those next ones that the caller computed. Where a schedule is
+-- locked, daemons are told to look at them all, again and again until it is free. Locks as add_occurrences().
 CREATE OR REPLACE FUNCTION follow(p_settled text[], p_names text[], p_at timestamptz[], p_revisions int[]) RETURNS void
-LANGUAGE sql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
-    SELECT add_occurrences(array_agg(n.name), array_agg(n.at), array_agg(n.revision))
+LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
+DECLARE
+    v_names text[];
+    v_at    timestamptz[];
+    v_revisions int[];
+BEGIN
+    SELECT array_agg(n.name), array_agg(n.at), array_agg(n.revision) INTO v_names, v_at, v_revisions
     FROM unnest(p_names, p_at, p_revisions) AS n (name, at, revision)
-    WHERE n.name = ANY (p_settled) AND n.at IS NOT NULL
-    HAVING count(*) > 0
-$$;
+    WHERE n.name = ANY (p_settled) AND n.at IS NOT NULL;
+    IF v_names IS NULL THEN
+        RETURN;
+    END IF;
+    PERFORM add_occurrences(v_names, v_at, v_revisions);
+    IF (SELECT count(*) FROM schedules s WHERE s.name = ANY (v_names))
+       > cardinality(ARRAY(SELECT s.name FROM schedules s WHERE s.name = ANY (v_names) FOR UPDATE SKIP LOCKED)) THEN
+        PERFORM pg_notify('pgworkd', '{"schedules": true}');
+    END IF;
+END $$;
 
 -- Notes why no occurrence can be computed; the chain rests until the rule is changed. Locks the row.
 CREATE OR REPLACE FUNCTION fail_schedule(p_name text, p_revision int, p_error text) RETURNS boolean

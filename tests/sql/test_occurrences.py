@@ -156,6 +156,19 @@ async def test_completed_adds_the_next_occurrence_in_the_same_transaction(db: Db
     assert (row["schedule"], row["occurrence"], row["status"]) == ("s", T0, "completed")
 
 
+async def test_a_settle_whose_schedule_is_locked_tells_daemons_to_look(db: Db, other: Db, notices: Notices) -> None:
+    """Else the next occurrence would wait for their usual look, half a minute later."""
+    await put(db)
+    job_id = await due_occurrence(db, await worker(db))
+    await other.execute("BEGIN")
+    await other.execute("SELECT FROM pgworkd.schedules FOR UPDATE")
+    await notices.heard()
+    assert await complete_occurrence(db, job_id, "s", at(60))
+    assert {"schedules": True} in await notices.heard()
+    await other.execute("ROLLBACK")
+    assert await add(db, ("s", at(60), 1)) == ["s"]
+
+
 async def test_failed_adds_the_next_occurrence_and_its_death_adds_none_beside_it(db: Db) -> None:
     await put(db)
     worker_id = await worker(db)
