@@ -26,6 +26,8 @@ ASK_S = 1.0
 DOSE = 1_000
 """Of a kind that nobody knows, so many jobs at least are given back with their error in `RECHECK_S` before claims pass
 over the rest."""
+KINDS_MAX = 1_000
+"""Of a queue. Of more than that those are forgotten that were asked about longest ago: they go back one by one."""
 
 
 @dataclass(slots=True)
@@ -83,8 +85,11 @@ class UnknownKinds:
                     known = kinds[kind] = _Kind(elsewhere=False, asked_at=now, since=now)
                     self._events.emit(events.KIND_UNKNOWN, queue=queue, kind=kind, elsewhere=kind in elsewhere)
                 known.elsewhere, known.asked_at = kind in elsewhere, now
+                kinds[kind] = kinds.pop(kind)
                 if now >= known.since + RECHECK_S:
                     known.since, known.met = now, 0
+            for kind in list(kinds)[: max(0, len(kinds) - max(KINDS_MAX, len(wanted)))]:
+                del kinds[kind]
 
 
 def _ask_at(known: _Kind) -> float:
