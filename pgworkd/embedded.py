@@ -116,7 +116,7 @@ class EmbeddedPostgres:
         give_up = time.monotonic() + 120  # there may be WAL to replay
         while True:
             with suppress(FileNotFoundError):
-                if re.match(rf"{server.pid}\n(.*\n)+ready", pid_file.read_text()):
+                if re.match(rf"{server.pid}\n(.*\n)+(ready|standby)", pid_file.read_text()):
                     return
             if server.poll() is not None or time.monotonic() > give_up:
                 tail = "\n".join(log.read_text(errors="replace").splitlines()[-20:])

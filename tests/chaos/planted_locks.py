@@ -64,7 +64,7 @@ BUGS = (
         "an occurrence waits for its schedule",
         "WHERE s.name = ANY (p_names) ORDER BY s.name FOR UPDATE SKIP LOCKED);",
         "WHERE s.name = ANY (p_names) ORDER BY s.name FOR UPDATE);",
-        tests=f"tests/sql/test_occurrences.py {_LOCKED}",
+        tests=_LOCKED,
     ),
     sql(
         "rescue waits for what is locked",
@@ -78,13 +78,6 @@ BUGS = (
         '        return DatabaseBusy(f"{text} ({code})", sqlstate=code)\n',
         '        return DatabaseUnavailable(f"{text} ({code})")\n',
         tests=f"{_ERRORS} tests/sweeps/test_errors.py",
-    ),
-    python(
-        "one job that is refused refuses all of its flush",
-        "settler",
-        "            elif len(items) == 1 or flush.failures > FAILURES_MAX:\n",
-        "            elif items:\n",
-        tests=_ERRORS,
     ),
     python(
         "an outcome that is refused is sent again for ever",

