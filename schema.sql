@@ -386,8 +386,9 @@ CREATE INDEX IF NOT EXISTS jobs_promoted ON jobs (queue, priority, promoted, run
     WHERE promoted IS NOT NULL AND status IN ('pending', 'failed') AND losses < 2 AND (serialize_key IS NOT NULL OR limit_key IS NOT NULL);
 CREATE INDEX IF NOT EXISTS jobs_suspect ON jobs (queue, priority DESC, run_at, id)
     WHERE status IN ('pending', 'failed') AND losses > 1;
-CREATE INDEX IF NOT EXISTS jobs_running_of ON jobs (worker_id, queue) WHERE status = 'running';
+CREATE INDEX IF NOT EXISTS jobs_running_since ON jobs (worker_id, queue, started_at) WHERE status = 'running';
 DROP INDEX IF EXISTS jobs_running;  -- as it was called without the queue
+DROP INDEX IF EXISTS jobs_running_of;  -- and without the time
 -- For wanted(). Its predicate does not name the status, so that wanted() cannot be planned with the index above: whatever
 -- holds back vacuum fills that with entries of jobs that are over.
 CREATE INDEX IF NOT EXISTS jobs_cancelling ON jobs (worker_id) WHERE worker_id IS NOT NULL AND cancel_requested_at IS NOT NULL;
@@ -2646,15 +2647,36 @@ BEGIN
        AND NOT EXISTS (SELECT FROM jobs j WHERE j.worker_id = w.id AND j.status = 'running');
 END $$;
 
+DROP FUNCTION IF EXISTS running_of(int, uuid, float8);
 -- The running attempts of a worker that began more than p_age_s ago. The worker compares them with what
 -- it holds: one that it does not hold is a stray, claimed by a call whose answer was lost, and is given
--- back by settle_released. None under another token than the worker's own: those are somebody else's. Locks nothing.
-CREATE OR REPLACE FUNCTION running_of(p_worker int, p_token uuid, p_age_s float8) RETURNS TABLE (id uuid, attempt int)
-LANGUAGE sql STABLE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
-    SELECT j.id, j.attempts FROM jobs j
-    WHERE j.worker_id = p_worker AND j.status = 'running' AND j.started_at < clock() - make_interval(secs => p_age_s)
-      AND NOT EXISTS (SELECT FROM workers w WHERE w.id = p_worker AND w.token <> p_token)
-$$;
+-- back by settle_released. None under another token than the worker's own: those are somebody else's.
+-- While vacuum is held back this reads the index entries of all that the worker has ever run. With p_queues, only what
+-- began at most p_age_max_s ago in those queues is looked for, and no entry of what began before is read. Locks nothing.
+CREATE OR REPLACE FUNCTION running_of(p_worker int, p_token uuid, p_age_s float8, p_age_max_s float8 DEFAULT NULL,
+                                      p_queues text[] DEFAULT NULL) RETURNS TABLE (id uuid, attempt int)
+LANGUAGE plpgsql STABLE SET search_path = pgworkd, pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
+#variable_conflict use_column
+DECLARE
+    v_until timestamptz := clock() - make_interval(secs => p_age_s);
+    v_from  timestamptz := clock() - make_interval(secs => p_age_max_s);
+    v_queue text;
+BEGIN
+    IF EXISTS (SELECT FROM workers w WHERE w.id = p_worker AND w.token <> p_token) THEN
+        RETURN;
+    END IF;
+    IF p_queues IS NULL THEN
+        RETURN QUERY SELECT j.id, j.attempts FROM jobs j
+                     WHERE j.worker_id = p_worker AND j.status = 'running' AND j.started_at < v_until;
+        RETURN;
+    END IF;
+    FOREACH v_queue IN ARRAY p_queues LOOP
+        RETURN QUERY SELECT j.id, j.attempts FROM jobs j
+                     WHERE j.worker_id = p_worker AND j.status = 'running' AND j.queue = v_queue
+                       AND j.started_at >= v_from AND j.started_at < v_until;
+    END LOOP;
+END $$;
 
 -- Moves each sequence that is behind the ids in its table up to them: logical replication carries rows, but not sequences.
 -- For `migrate`. Locks nothing.

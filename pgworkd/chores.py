@@ -6,7 +6,7 @@ chore's body returns when it is next due.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -23,9 +23,12 @@ from .store import Rescued, Store
 RESCUE_MAX = EXPIRE_MAX = EFFECTS_MAX = 1_000
 PRUNE_MAX = 5_000
 STRAY_AGE_FACTOR = 3
-STRAYS_COST_SHARE = 0.02
-"""Of the time at most: while vacuum is held back, the entries of all jobs that we have ever run are read."""
-STRAYS_PAUSE_S_MAX = 300.0
+STRAYS_COST_SHARE = 0.0002
+"""Of the time, for searches of everything: while vacuum is held back they read the entries of all that we have run."""
+STRAYS_PAUSE_S_MAX = 600.0
+"""Between two of those; what a failover has brought back may be older than any other search goes."""
+STRAYS_OVERLAP_S = 10.0
+"""The others go back so far behind the last one: a claim's time is that of its begin, and clocks are set."""
 AGAIN_FIRST_S, AGAIN_CAP_S = 0.2, 2.0
 """What is locked is tried again after the first; that doubles up to the cap."""
 REFUSED_PAUSE_S = 10.0
@@ -84,6 +87,7 @@ class Chores:
         *,
         on_dead: Callable[[Rescued], None],
         command_timeout_s: float,
+        queues: Callable[[], Sequence[str]],
     ) -> None:
         self._store = store
         self._recurring = recurring
@@ -94,7 +98,10 @@ class Chores:
         self._on_dead = on_dead
         # A claim whose answer was lost has ended on the server by then, one way or the other.
         self._stray_age_s = STRAY_AGE_FACTOR * command_timeout_s
-        self._strays_took_s = 0.0  # the last time
+        self._queues = queues
+        self._strays_at: float | None = None  # the last search
+        self._strays_all_at = 0.0  # the next one of everything
+        self._strays_took_s = 0.0  # the last one of everything
         self._schedules_changed, self._effects_put_off = anyio.Event(), anyio.Event()
         self._worker_ended = anyio.Event()
         self._effects_again_s = self._schedules_again_s = AGAIN_FIRST_S
@@ -121,13 +128,15 @@ class Chores:
             for chore in (self._rescue, self._schedules, self._effects, *cleaning):
                 tasks.start_soon(self._repeat, chore, name=f"chore {chore.__name__.strip('_')}")
 
-    async def give_back_strays(self, age_s: float) -> None:
+    async def give_back_strays(self, age_s: float, age_max_s: float | None = None) -> None:
         """Gives back attempts that the database holds for us and we do not: the claim's answer was lost.
 
-        `age_s`: since they were claimed, so that no answer is on its way. Raises PgworkdError.
+        `age_s`: since they were claimed, so that no answer is on its way. `age_max_s`: older ones of our queues have
+        been looked at. Raises PgworkdError.
         """
         worker_id = self._owner.worker_id
-        running = await self._store.running_of(worker_id, age_s)
+        queues = None if age_max_s is None else self._queues()
+        running = await self._store.running_of(worker_id, age_s, age_max_s, queues)
         strays = [(i, a) for i, a in running if self._holdings.find(i, a) is None]
         if strays:
             ids, attempts = [i for i, _ in strays], [a for _, a in strays]
@@ -232,13 +241,23 @@ class Chores:
         return self._schedules_again_s
 
     async def _strays(self) -> float:
+        if not self._owner.may_claim:
+            return self._periods.strays_s
         began = anyio.current_time()
-        if self._owner.may_claim:
-            await self.give_back_strays(self._stray_age_s)
-        # One that took long may have waited behind another chore: only two in a row say that it is expensive.
-        last_s, self._strays_took_s = self._strays_took_s, anyio.current_time() - began
-        cost_s = min(last_s, self._strays_took_s, STRAYS_PAUSE_S_MAX * STRAYS_COST_SHARE)
-        return max(self._periods.strays_s, cost_s / STRAYS_COST_SHARE)
+        # What was of age at the last search was looked at then.
+        if self._strays_at is not None and began < self._strays_all_at:
+            since_s = began - self._strays_at + STRAYS_OVERLAP_S
+            await self.give_back_strays(self._stray_age_s, self._stray_age_s + since_s)
+        else:
+            try:
+                await self.give_back_strays(self._stray_age_s)
+            finally:
+                # One that took long may have waited behind another chore: only two in a row say that it is expensive.
+                last_s, self._strays_took_s = self._strays_took_s, anyio.current_time() - began
+                pause_s = min(last_s, self._strays_took_s) / STRAYS_COST_SHARE
+                self._strays_all_at = began + min(pause_s, STRAYS_PAUSE_S_MAX)
+        self._strays_at = began
+        return self._periods.strays_s
 
     async def _partitions(self) -> float:
         await self._store.ensure_partitions()

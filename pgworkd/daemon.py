@@ -106,14 +106,10 @@ class Daemon:
             app, store, self._recurring, self.events, options.worker_name, live.backoffs, options.grace_s
         )
         self._chores = Chores(
-            store,
-            self._recurring,
-            self._holdings,
-            self.membership,
-            self.events,
-            options.periods,
+            *(store, self._recurring, self._holdings, self.membership, self.events, options.periods),
             on_dead=self._died_elsewhere,
             command_timeout_s=options.link.command_timeout_s,
+            queues=lambda: list(self.pools),
         )
         self._serving.serve(queues)
 

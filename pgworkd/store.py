@@ -235,10 +235,15 @@ class Store(ScheduleStore):
         """Takes back the jobs of lost workers."""
         return [Rescued(*row) for row in await self._rest.fetch(_RESCUE, worker_id, limit)]
 
-    async def running_of(self, worker_id: int, age_s: float) -> list[tuple[UUID, int]]:
-        """Attempts the database holds for this worker that began more than `age_s` ago."""
-        args = (worker_id, token_of(worker_id), age_s)
-        rows = await self._rest.fetch("SELECT id, attempt FROM pgworkd.running_of($1, $2, $3)", *args)
+    async def running_of(
+        self, worker_id: int, age_s: float, age_max_s: float | None = None, queues: Sequence[str] | None = None
+    ) -> list[tuple[UUID, int]]:
+        """Attempts the database holds for this worker that began more than `age_s` ago.
+
+        With `queues`: of those only, and at most `age_max_s` ago, which costs the same whatever has run before.
+        """
+        args = (worker_id, token_of(worker_id), age_s, age_max_s, queues)
+        rows = await self._rest.fetch("SELECT id, attempt FROM pgworkd.running_of($1, $2, $3, $4, $5)", *args)
         return [(row[0], row[1]) for row in rows]
 
     async def expire(self, limit: int = 1000) -> list[Sequence[Any]]:

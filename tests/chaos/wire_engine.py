@@ -49,6 +49,7 @@ class Engine(Operation):
             *(self.store, Recurring(self.store, self.events), self.holdings, self, self.events, Periods()),
             on_dead=lambda _: None,
             command_timeout_s=0.0,
+            queues=lambda: [self.queue],
         )
         while not (claims := await self.store.claim(self.order())):
             await chores._strays()

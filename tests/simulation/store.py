@@ -285,7 +285,7 @@ class SimulatedStore:
 
     # Chores
 
-    async def running_of(self, worker_id: int, age_s: float) -> list[tuple[UUID, int]]:
+    async def running_of(self, worker_id: int, age_s: float, *_: object) -> list[tuple[UUID, int]]:
         def old() -> list[Row]:
             return [row for row in self._table.running_of(worker_id) if row.started_at < self._table.now - age_s]
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from .conftest import Connect
-from .verbs import NO_STATISTICS, Db, blocks, cancel, claim_ids, complete, insert, worker
+from .verbs import NO_STATISTICS, Db, blocks, cancel, claim_ids, clock, complete, insert, worker
 
 pytestmark = pytest.mark.usefixtures("t0")
 
@@ -77,3 +77,31 @@ async def test_the_version_of_settings_stays_while_transaction_ids_go_on(db: Db,
     for _ in range(20):
         await other.execute("SELECT pg_current_xact_id()")
     assert await db.fetchval(version, worker_id) == before
+
+
+async def test_a_search_for_strays_reads_nothing_of_what_was_looked_at_before(db: Db, connect: Connect) -> None:
+    """Each worker makes one in half a minute; the index entries of what it has run stay, in each of its queues."""
+    worker_id = await worker(db, 3600)
+    await db.execute(NO_STATISTICS)
+    running_of = "SELECT id FROM pgworkd.running_of($1, (SELECT token FROM pgworkd.workers WHERE id = $1), 60, $2, $3)"
+    window = (worker_id, 100.0, ["q", "r"])
+    old = await insert(db, 1)
+    assert await claim_ids(db, worker_id, 1) == old
+    await clock(500, db)
+    stray = await insert(db, 1)
+    assert await claim_ids(db, worker_id, 1) == stray
+    await clock(580, db)
+    alone = await blocks(db, running_of, *window)
+    await clock(10, db)
+    holder = await connect()
+    await holder.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+    await holder.fetchval("SELECT count(*) FROM pgworkd.jobs")
+    for queue in "qrqrs":
+        await insert(db, 1000, queue)
+        await complete(db, await claim_ids(db, worker_id, 1000, queue))
+    fresh = await connect()
+    await clock(580, db, fresh)
+    for session in (db, fresh):
+        assert await blocks(session, running_of, *window) <= 1.5 * alone
+    assert [row["id"] for row in await db.fetch(running_of, *window)] == stray
+    assert {row["id"] for row in await db.fetch(running_of, worker_id, None, None)} == {*old, *stray}

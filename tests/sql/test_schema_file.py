@@ -73,7 +73,7 @@ FUNCTIONS = {
         "TABLE(id uuid, status text, result jsonb, error text, finished_at timestamp with time zone)"
     ),
     "retry(uuid[], text, boolean)": "uuid[]",
-    "running_of(integer, uuid, double precision)": "TABLE(id uuid, attempt integer)",
+    "running_of(integer, uuid, double precision, double precision, text[])": "TABLE(id uuid, attempt integer)",
     "seal_batch(uuid)": "boolean",
     "set_pool(integer, text, integer, boolean, integer, text, uuid)": "void",
     "set_queue(text, jsonb)": "void",

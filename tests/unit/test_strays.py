@@ -1,0 +1,81 @@
+"""How far back a daemon looks for strays: to the last search, and everything as often as that is cheap."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
+import anyio
+import pytest
+
+from pgworkd.chores import STRAYS_COST_SHARE, STRAYS_OVERLAP_S, STRAYS_PAUSE_S_MAX, Chores, Periods
+from pgworkd.errors import DatabaseBusy
+from pgworkd.events import Events
+from pgworkd.held import Holdings
+from tests.simulation.loop import SimulationLoop, simulate
+
+PERIOD_S, AGE_S = 30.0, 90.0
+
+
+def searches(
+    took_s: Callable[[int], float], fails: Sequence[int] = (), seconds: float = 3000
+) -> list[tuple[float, Any]]:
+    """When each search of some time began, and how far it went back; a search of everything takes so long."""
+    made: list[tuple[float, Any]] = []
+
+    async def running_of(worker_id: int, age_s: float, age_max_s: float | None, queues: Any) -> list[Any]:
+        assert (worker_id, age_s) == (1, AGE_S)
+        assert queues == (None if age_max_s is None else ["q"])
+        made.append((anyio.current_time(), age_max_s))
+        if age_max_s is None:
+            await anyio.sleep(took_s(len(made)))
+        if len(made) in fails:
+            raise DatabaseBusy("it took too long")
+        return []
+
+    async def run(_: SimulationLoop) -> None:
+        store: Any = SimpleNamespace(running_of=running_of)
+        owner: Any = SimpleNamespace(worker_id=1, may_claim=True)
+        nobody: Any = None
+        chores = Chores(
+            *(store, nobody, Holdings(), owner, Events(), Periods(strays_s=PERIOD_S)),
+            on_dead=lambda _: None,
+            command_timeout_s=AGE_S / 3,
+            queues=lambda: ["q"],
+        )
+        with anyio.move_on_after(seconds):
+            await chores._repeat(chores._strays)
+
+    simulate(0, run)
+    return made
+
+
+def test_everything_is_searched_each_time_where_that_is_cheap() -> None:
+    assert {age_max_s for _, age_max_s in searches(lambda _: 0.002)} == {None}
+
+
+def test_a_search_goes_back_to_the_last_one() -> None:
+    made = searches(lambda _: 0.05)
+    assert sum(age_max_s is None for _, age_max_s in made) == pytest.approx(3000 * STRAYS_COST_SHARE / 0.05, abs=3)
+    for (before, _), (began, age_max_s) in pairwise(made):
+        assert began - before < PERIOD_S + 0.1
+        assert age_max_s is None or age_max_s == pytest.approx(began - before + AGE_S + STRAYS_OVERLAP_S)
+
+
+def test_everything_is_searched_now_and_then_whatever_it_costs() -> None:
+    whole = [began for began, age_max_s in searches(lambda _: 9.0) if age_max_s is None]
+    assert max(later - earlier for earlier, later in pairwise(whole)) < STRAYS_PAUSE_S_MAX + 2 * PERIOD_S
+
+
+def test_one_search_that_had_to_wait_does_not_put_off_the_next_of_everything() -> None:
+    assert {age_max_s for _, age_max_s in searches(lambda number: 9.0 if number == 5 else 0.002)} == {None}
+
+
+def test_what_a_search_has_not_seen_the_next_one_sees() -> None:
+    """A search that failed counts for nothing; until one has come to its end, each is of everything."""
+    made = searches(lambda _: 30.0, fails=(1, 2, 3, 5), seconds=400)
+    assert [age_max_s is None for _, age_max_s in made][:4] == [True] * 4
+    assert made[4][1] is not None
+    assert made[5][1] == pytest.approx(made[5][0] - made[3][0] + AGE_S + STRAYS_OVERLAP_S)
