@@ -593,6 +593,21 @@ CREATE UNLOGGED TABLE IF NOT EXISTS result_waiters (
 );
 CREATE INDEX IF NOT EXISTS result_waiters_until ON result_waiters (until);
 
+-- Rows that maintenance could not change because something refuses it, such as a trigger or a foreign key that others have
+-- added to these tables. in_parts() writes them and passes them by until `until`, so that they hold up no other rows; they are
+-- tried again after 10 s, then after twice as long each time, up to 10 min. Unlogged: whatever is lost is found again.
+CREATE UNLOGGED TABLE IF NOT EXISTS refused_rows (
+    what         text NOT NULL,                     -- the function that tried
+    key          text NOT NULL,                     -- mostly the id of a job or batch
+    sqlstate     text NOT NULL,
+    error        text NOT NULL,
+    times        integer NOT NULL DEFAULT 1,
+    first_at     timestamptz NOT NULL DEFAULT clock(),
+    until        timestamptz NOT NULL,
+    reported     boolean NOT NULL DEFAULT false,    -- in the log of a daemon: see report_refused()
+    PRIMARY KEY (what, key)
+);
+
 -- How far a running job says it is. Unlogged, and apart from `jobs`: to note it must cost little and touch nothing.
 CREATE UNLOGGED TABLE IF NOT EXISTS progress (
     job_id       uuid PRIMARY KEY,
@@ -2400,6 +2415,16 @@ BEGIN
     RETURN coalesce(v_added, '{}');
 END $$;
 
+-- The same for daemons that find chains broken: an occurrence that is refused holds up no others.
+CREATE OR REPLACE FUNCTION restore_occurrences(p_names text[], p_at timestamptz[], p_revisions int[]) RETURNS text[]
+LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
+BEGIN
+    RETURN ARRAY(SELECT jsonb_array_elements_text(p.added) FROM in_parts('restore_occurrences', p_names, $step$
+                     SELECT to_jsonb(pgworkd.add_occurrences(array_agg(n.name), array_agg(n.at), array_agg(n.revision)))
+                     FROM jsonb_to_recordset($2) AS n (name text, at timestamptz, revision int) WHERE n.name = ANY ($1) $step$,
+                     (SELECT jsonb_agg(to_jsonb(n)) FROM unnest(p_names, p_at, p_revisions) AS n (name, at, revision))) AS p (added));
+END $$;
+
 -- Of the schedules whose occurrence was just settled, adds those next ones that the caller computed. Where a schedule is
 -- locked, daemons are told to look at them all, again and again until it is free. Locks as add_occurrences().
 CREATE OR REPLACE FUNCTION follow(p_settled text[], p_names text[], p_at timestamptz[], p_revisions int[]) RETURNS void
@@ -2535,7 +2560,117 @@ END $$;
 
 -- ------------------------------------------------------------------------------------------------
 -- 8 Mend: idempotent, each under its own advisory try-lock, so any daemon may call at any time.
+-- One row that refuses to be changed holds up no others: see in_parts().
 -- ------------------------------------------------------------------------------------------------
+
+-- Runs p_step, one statement that answers with one jsonb, for these keys, which it gets as $1 (and p_with as $2): for all of
+-- them, and where that raises for half as many, and so on, until what is refused is found. Answers with a row for each part
+-- that was done. What is refused is noted in refused_rows, and passed by until its time has come. What is no row's fault is
+-- raised: locks, deadlocks, time-outs, resources that are short, a server that only reads. Deferred constraints are checked
+-- in each part. Locks what the step locks, of refused parts nothing, and rows of refused_rows in order of the keys.
+CREATE OR REPLACE FUNCTION in_parts(p_what text, p_keys text[], p_step text, p_with jsonb DEFAULT NULL) RETURNS SETOF jsonb
+LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
+DECLARE
+    v_keys   text[] := ARRAY(SELECT u.key FROM unnest(p_keys) WITH ORDINALITY AS u (key, place)
+                             WHERE NOT EXISTS (SELECT FROM refused_rows r
+                                               WHERE r.what = p_what AND r.key = u.key AND r.until > clock())
+                             ORDER BY u.place);
+    v_from   int := 1;
+    v_size   int := cardinality(v_keys);
+    v_part   text[];
+    v_answer jsonb;
+    v_done   boolean;
+BEGIN
+    WHILE v_from <= cardinality(v_keys) LOOP
+        v_part := v_keys[v_from : v_from + v_size - 1];
+        BEGIN
+            EXECUTE p_step INTO v_answer USING v_part, p_with;
+            SET CONSTRAINTS ALL IMMEDIATE;
+            DELETE FROM refused_rows r WHERE r.what = p_what AND r.key = ANY (v_part);
+            v_done := true;
+        EXCEPTION WHEN OTHERS THEN
+            IF left(SQLSTATE, 2) IN ('40', '53', '57', '58') OR SQLSTATE IN ('55P03', '25006', 'XX000') THEN
+                RAISE;
+            END IF;
+            v_done := false;
+            IF cardinality(v_part) = 1 THEN
+                INSERT INTO refused_rows AS r (what, key, sqlstate, error, until)
+                VALUES (p_what, v_part[1], SQLSTATE, left(SQLERRM, 1000), clock() + interval '10 s')
+                ON CONFLICT (what, key) DO UPDATE SET
+                    sqlstate = excluded.sqlstate, error = excluded.error, times = r.times + 1,
+                    until = clock() + least(600, 10 * 2 ^ least(r.times, 10)) * interval '1 s';
+            END IF;
+        END;
+        IF v_done THEN
+            RETURN NEXT v_answer;
+        END IF;
+        IF v_done OR cardinality(v_part) = 1 THEN
+            v_from := v_from + cardinality(v_part);
+            v_size := 2 * v_size;
+        ELSE
+            v_size := cardinality(v_part) / 2;
+        END IF;
+    END LOOP;
+END $$;
+
+-- What was refused and has not been reported yet, for the log of the daemon that asks: how many rows of each function and
+-- SQLSTATE, and one of them. Locks them with SKIP LOCKED.
+CREATE OR REPLACE FUNCTION report_refused() RETURNS TABLE (what text, sqlstate text, count int, key text, error text)
+LANGUAGE sql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
+    WITH news AS (
+        UPDATE refused_rows r SET reported = true
+        WHERE r.ctid = ANY (ARRAY(SELECT n.ctid FROM refused_rows n WHERE NOT n.reported LIMIT 10000 FOR UPDATE SKIP LOCKED))
+        RETURNING r.*
+    )
+    SELECT n.what, n.sqlstate, count(*)::int, min(n.key), (array_agg(n.error ORDER BY n.key))[1]
+    FROM news n GROUP BY n.what, n.sqlstate ORDER BY n.what, n.sqlstate
+$$;
+
+-- One part of rescue(): takes back these jobs of lost workers, and answers with them. The caller has locked them and says
+-- no_wait(). Locks what batch_ended(), pass_on(), promote() and cancel() do, for none of which it waits.
+CREATE OR REPLACE FUNCTION rescue_jobs(p_ids uuid[]) RETURNS jsonb
+LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
+DECLARE
+    v_taken jsonb;
+BEGIN
+    WITH before AS MATERIALIZED (
+        SELECT j.id, j.worker_id AS lost_worker_id, w.name AS lost_worker,
+               'lost: worker ' || w.name || ' (id ' || w.id || ', pid ' || w.pid
+               || CASE WHEN w.lease_until >= w.lost_at THEN ') has ended' ELSE ') did not renew its lease' END AS message, coalesce(q.max_losses, 3) AS max_losses
+        FROM jobs j JOIN workers w ON w.id = j.worker_id LEFT JOIN queues q ON q.name = j.queue WHERE j.id = ANY (p_ids)
+    ), taken AS (
+        UPDATE jobs j
+        SET status = CASE WHEN j.losses >= b.max_losses - 1 OR j.max_attempts = 1
+                          THEN 'dead' ELSE 'failed' END::job_status,
+            losses = least(j.losses, 2147483646) + 1, failed_at = clock(), worker_id = NULL,
+            error = b.message,
+            errors = add_error(j.errors, jsonb_build_object('attempt', j.attempts, 'at', clock(), 'type', 'lost',
+                                                            'message', b.message, 'worker', b.lost_worker))
+        FROM before b WHERE b.id = j.id
+        RETURNING j.id, j.queue::text, coalesce(j.kind, j.queue)::text, j.attempts,
+                  CASE WHEN j.status = 'failed' AND j.cancel_requested_at IS NOT NULL THEN 'cancelled'
+                       ELSE j.status::text END,
+                  b.lost_worker_id, b.lost_worker, b.message
+    )
+    SELECT jsonb_agg(to_jsonb(t)) INTO v_taken FROM taken AS t (id, queue, kind, attempt, status, worker_id, worker, error);
+    IF EXISTS (SELECT FROM jobs j WHERE j.id = ANY (p_ids) AND j.batch_id IS NOT NULL
+               AND (j.status = 'dead' OR j.cancel_requested_at IS NOT NULL)) THEN
+        PERFORM lock_trees_of(p_ids);
+        PERFORM batch_ended(array_agg(ROW(j.batch_id, 'dead', false, NULL, NULL, NULL, NULL, NULL)::ended_job))
+        FROM jobs j WHERE j.id = ANY (p_ids) AND j.batch_id IS NOT NULL AND j.status = 'dead' HAVING count(*) > 0;
+    END IF;
+    PERFORM pass_on(d.ids, false)
+    FROM (SELECT array_agg(j.id) AS ids FROM jobs j WHERE j.id = ANY (p_ids) AND j.status = 'dead') d WHERE is_awaited(d.ids);
+    PERFORM promote(array_agg(j.queue::text), array_agg(j.serialize_key::text))
+    FROM jobs j WHERE j.id = ANY (p_ids) AND j.serialize_key IS NOT NULL
+      AND (j.status = 'dead' OR j.yields OR j.cancel_requested_at IS NOT NULL)  -- those are cancelled below
+    HAVING count(*) > 0;
+    PERFORM wake(array_agg(j.queue::text), min(j.run_at), true)  -- claims are past their places by now
+    FROM jobs j WHERE j.id = ANY (p_ids) AND j.status = 'failed';
+    PERFORM cancel(ARRAY(SELECT j.id FROM jobs j WHERE j.id = ANY (p_ids) AND j.cancel_requested_at IS NOT NULL
+                         AND j.status = 'failed'));
+    RETURN v_taken;
+END $$;
 
 -- Takes back the jobs of lost workers, at most p_limit: a loss on each, `failed` and due at once, or `dead`
 -- at the third loss (max_losses of its queue), or at the first if it may run only once. Answers with what it took.
@@ -2604,45 +2739,15 @@ BEGIN
     UPDATE workers w SET lost_at = v_now WHERE w.id = ANY (v_lost) AND w.lost_at IS NULL;
     DELETE FROM pools p WHERE p.worker_id = ANY (v_lost);
 
-    v_ids := ARRAY(SELECT j.id FROM jobs j WHERE j.worker_id = ANY (v_lost) AND j.status = 'running'
-                   LIMIT p_limit FOR UPDATE SKIP LOCKED);
+    v_ids := ARRAY(SELECT j.id FROM jobs j
+                   WHERE j.worker_id = ANY (v_lost) AND j.status = 'running'
+                     AND NOT EXISTS (SELECT FROM refused_rows r WHERE r.what = 'rescue' AND r.key = j.id::text AND r.until > v_now)
+                   LIMIT p_limit FOR UPDATE OF j SKIP LOCKED);
     RETURN QUERY
-    WITH before AS MATERIALIZED (
-        SELECT j.id, j.worker_id AS lost_worker_id, w.name AS lost_worker,
-               'lost: worker ' || w.name || ' (id ' || w.id || ', pid ' || w.pid
-               || CASE WHEN w.lease_until >= w.lost_at THEN ') has ended' ELSE ') did not renew its lease' END AS message, coalesce(q.max_losses, 3) AS max_losses
-        FROM jobs j JOIN workers w ON w.id = j.worker_id LEFT JOIN queues q ON q.name = j.queue WHERE j.id = ANY (v_ids)
-    ), taken AS (
-        UPDATE jobs j
-        SET status = CASE WHEN j.losses >= b.max_losses - 1 OR j.max_attempts = 1
-                          THEN 'dead' ELSE 'failed' END::job_status,
-            losses = least(j.losses, 2147483646) + 1, failed_at = v_now, worker_id = NULL,
-            error = b.message,
-            errors = add_error(j.errors, jsonb_build_object('attempt', j.attempts, 'at', v_now, 'type', 'lost',
-                                                            'message', b.message, 'worker', b.lost_worker))
-        FROM before b WHERE b.id = j.id
-        RETURNING j.id, j.queue::text, coalesce(j.kind, j.queue)::text, j.attempts,
-                  CASE WHEN j.status = 'failed' AND j.cancel_requested_at IS NOT NULL THEN 'cancelled'
-                       ELSE j.status::text END,
-                  b.lost_worker_id, b.lost_worker, b.message
-    )
-    SELECT * FROM taken;
-    IF EXISTS (SELECT FROM jobs j WHERE j.id = ANY (v_ids) AND j.batch_id IS NOT NULL
-               AND (j.status = 'dead' OR j.cancel_requested_at IS NOT NULL)) THEN
-        PERFORM lock_trees_of(v_ids);
-        PERFORM batch_ended(array_agg(ROW(j.batch_id, 'dead', false, NULL, NULL, NULL, NULL, NULL)::ended_job))
-        FROM jobs j WHERE j.id = ANY (v_ids) AND j.batch_id IS NOT NULL AND j.status = 'dead' HAVING count(*) > 0;
-    END IF;
-    PERFORM pass_on(d.ids, false)
-    FROM (SELECT array_agg(j.id) AS ids FROM jobs j WHERE j.id = ANY (v_ids) AND j.status = 'dead') d WHERE is_awaited(d.ids);
-    PERFORM promote(array_agg(j.queue::text), array_agg(j.serialize_key::text))
-    FROM jobs j WHERE j.id = ANY (v_ids) AND j.serialize_key IS NOT NULL
-      AND (j.status = 'dead' OR j.yields OR j.cancel_requested_at IS NOT NULL)  -- those are cancelled below
-    HAVING count(*) > 0;
-    PERFORM wake(array_agg(j.queue::text), min(j.run_at), true)  -- claims are past their places by now
-    FROM jobs j WHERE j.id = ANY (v_ids) AND j.status = 'failed';
-    PERFORM cancel(ARRAY(SELECT j.id FROM jobs j WHERE j.id = ANY (v_ids) AND j.cancel_requested_at IS NOT NULL
-                         AND j.status = 'failed'));
+    SELECT t.id, t.queue, t.kind, t.attempt, t.status, t.worker_id, t.worker, t.error
+    FROM in_parts('rescue', v_ids::text[], 'SELECT pgworkd.rescue_jobs($1::uuid[])') AS p (taken)
+    CROSS JOIN LATERAL jsonb_to_recordset(p.taken) AS t (id uuid, queue text, kind text, attempt int, status text,
+                                                         worker_id int, worker text, error text);
     DELETE FROM workers w WHERE w.id = ANY (v_lost)
        AND NOT EXISTS (SELECT FROM jobs j WHERE j.worker_id = w.id AND j.status = 'running');
 END $$;
@@ -2693,6 +2798,19 @@ BEGIN
     WHERE m.id > q.last_value;
 END $$;
 
+-- One part of expire_jobs(): ends these jobs, which the caller has locked; how many of which queue and kind. Locks as bury().
+CREATE OR REPLACE FUNCTION expire_these(p_ids uuid[]) RETURNS jsonb
+LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
+DECLARE
+    v_counts jsonb := (SELECT jsonb_agg(to_jsonb(c))
+                       FROM (SELECT j.queue, coalesce(j.kind, j.queue) AS kind, count(*) AS jobs,
+                                    (array_agg(j.id ORDER BY j.expires_at, j.id))[1] AS example
+                             FROM jobs j WHERE j.id = ANY (p_ids) GROUP BY 1, 2) c);
+BEGIN
+    PERFORM bury(p_ids, 'expired', 'expired before it could start');
+    RETURN v_counts;
+END $$;
+
 -- Ends jobs that were never started and whose expires_at has passed, and frees dedupe_keys that were kept long enough,
 -- at most p_limit of each. Answers with a row per queue and kind of jobs that ended, and one without a queue for the keys.
 -- Locks them with SKIP LOCKED.
@@ -2708,10 +2826,13 @@ BEGIN
     PERFORM say_no_wait('on');
     v_ids := ARRAY(SELECT j.id FROM jobs j
                    WHERE j.expires_at <= clock() AND j.attempts = 0 AND j.status IN ('blocked', 'pending', 'failed')
-                   ORDER BY j.expires_at LIMIT p_limit FOR UPDATE SKIP LOCKED);
-    RETURN QUERY SELECT j.queue::text, coalesce(j.kind, j.queue)::text, count(*)::int, (array_agg(j.id ORDER BY j.expires_at, j.id))[1]
-                 FROM jobs j WHERE j.id = ANY (v_ids) GROUP BY 1, 2 ORDER BY 1, 2;
-    PERFORM bury(v_ids, 'expired', 'expired before it could start');
+                     AND NOT EXISTS (SELECT FROM refused_rows r WHERE r.what = 'expire_jobs' AND r.key = j.id::text AND r.until > clock())
+                   ORDER BY j.expires_at LIMIT p_limit FOR UPDATE OF j SKIP LOCKED);
+    RETURN QUERY
+    SELECT t.queue, t.kind, sum(t.jobs)::int, (array_agg(t.example ORDER BY p.part))[1]
+    FROM in_parts('expire_jobs', v_ids::text[], 'SELECT pgworkd.expire_these($1::uuid[])') WITH ORDINALITY AS p (ended, part)
+    CROSS JOIN LATERAL jsonb_to_recordset(p.ended) AS t (queue text, kind text, jobs int, example uuid)
+    GROUP BY 1, 2 ORDER BY 1, 2;
     RETURN QUERY SELECT NULL::text, NULL::text, f.freed, NULL::uuid FROM free_keys(p_limit) AS f (freed) WHERE f.freed > 0;
 END $$;
 
@@ -2727,13 +2848,15 @@ $$;
 CREATE OR REPLACE FUNCTION free_keys(p_limit int) RETURNS int
 LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp SET enable_seqscan = off AS $$
 DECLARE
-    v_freed int;
+    v_ids uuid[] := ARRAY(
+        SELECT j.id FROM jobs j
+        WHERE j.status = 'completed' AND j.dedupe_until <= clock()
+          AND NOT EXISTS (SELECT FROM refused_rows r WHERE r.what = 'free_keys' AND r.key = j.id::text AND r.until > clock())
+        ORDER BY j.dedupe_until LIMIT p_limit FOR UPDATE OF j SKIP LOCKED);
 BEGIN
-    DELETE FROM jobs d WHERE d.ctid = ANY (ARRAY(
-        SELECT j.ctid FROM jobs j WHERE j.status = 'completed' AND j.dedupe_until <= clock()
-        ORDER BY j.dedupe_until LIMIT p_limit FOR UPDATE SKIP LOCKED));
-    GET DIAGNOSTICS v_freed = ROW_COUNT;
-    RETURN v_freed;
+    RETURN (SELECT coalesce(sum(p.freed::int), 0) FROM in_parts('free_keys', v_ids::text[], $step$
+                WITH gone AS (DELETE FROM pgworkd.jobs j WHERE j.id = ANY ($1::uuid[]) RETURNING 1)
+                SELECT to_jsonb(count(*)) FROM gone $step$) AS p (freed));
 END $$;
 
 -- Of the next p_most serialize_keys after (p_queue, p_key) for which jobs are blocked: those that nobody holds, although
@@ -2769,6 +2892,14 @@ BEGIN
     INTO queues, keys, last_queue, last_key FROM looked l;
 END $$;
 
+-- promote() for maintenance: a line whose first job refuses holds up no others. p_what: the function that asks. Locks as that.
+CREATE OR REPLACE FUNCTION promote_lines(p_what text, p_queues text[], p_keys text[]) RETURNS void
+LANGUAGE sql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
+    SELECT in_parts(p_what, (SELECT array_agg(jsonb_build_array(u.queue, u.key)::text) FROM unnest(p_queues, p_keys) AS u (queue, key)), $step$
+        SELECT to_jsonb(count(pgworkd.promote(l.queues, l.keys)))
+        FROM (SELECT array_agg(k::jsonb ->> 0) AS queues, array_agg(k::jsonb ->> 1) AS keys FROM unnest($1) k) l $step$)
+$$;
+
 -- One step of unblock() for the lines behind (p_queue, p_key). Locks as promote().
 CREATE OR REPLACE FUNCTION unblock_lines(p_queue text, p_key text, p_most int,
                                          OUT promoted int, OUT last_queue text, OUT last_key text)
@@ -2783,10 +2914,8 @@ BEGIN
     END IF;
     SELECT l.queues, l.keys, l.last_queue, l.last_key INTO v_queues, v_keys, last_queue, last_key
     FROM stuck_lines(p_queue, p_key, p_most) l;
-    IF v_keys IS NOT NULL THEN
-        PERFORM promote(v_queues, v_keys);
-        promoted := cardinality(v_keys);
-    END IF;
+    PERFORM promote_lines('unblock', v_queues, v_keys);
+    promoted := coalesce(cardinality(v_keys), 0);
 END $$;
 
 -- Promotes what still waits for a key that nobody holds: those who free keys do so themselves, unless someone had the
@@ -2807,14 +2936,9 @@ BEGIN
     PERFORM say_no_wait('on');
     v_ended := mend_batches();
     SELECT l.queues, l.keys INTO v_queues, v_keys FROM stuck_lines('', '', 1000) l;
-    IF cardinality(v_ended) > 0 THEN
-        PERFORM lock_queues(v_queues || ARRAY(SELECT j.queue::text FROM jobs j
-                                              WHERE j.id = ANY (v_ended) AND j.serialize_key IS NOT NULL));
-        PERFORM bury(v_ended, 'cancelled', 'its batch was cancelled', false);
-    END IF;
-    IF v_keys IS NOT NULL THEN
-        PERFORM promote(v_queues, v_keys);
-    END IF;
+    PERFORM in_parts('unblock', v_ended::text[], $step$
+        SELECT to_jsonb(pgworkd.bury($1::uuid[], 'cancelled', 'its batch was cancelled', false)) $step$);
+    PERFORM promote_lines('unblock', v_queues, v_keys);
     -- Last: claims move rates under the queue's lock, so who has locked a rate must not wait for that.
     DELETE FROM rates r WHERE r.ctid = ANY (ARRAY(
         SELECT s.ctid FROM rates s WHERE s.limit_key <> '' AND s.spent_until < clock() FOR UPDATE SKIP LOCKED));
@@ -2902,26 +3026,44 @@ CREATE OR REPLACE FUNCTION forget_rows(p_keep_days int, p_limit int) RETURNS int
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pgworkd, pg_temp SET lock_timeout = '200ms'
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off AS $$
 DECLARE
-    v_rows  int;
-    v_other int;
+    v_other uuid[];
+    v_kept  text[];
+    v_audit bigint[];
 BEGIN
     IF p_keep_days IS NULL OR p_keep_days < 1 THEN
         RAISE EXCEPTION 'keep_days must be 1 or more, not %', p_keep_days USING ERRCODE = '22023';
     END IF;
-    DELETE FROM finished_jobs_other o WHERE o.ctid = ANY (ARRAY(
-        SELECT f.ctid FROM finished_jobs_other f
+    v_other := ARRAY(
+        SELECT f.id FROM finished_jobs_other f
         WHERE f.finished_at < clock() - make_interval(days => p_keep_days)
-        ORDER BY f.finished_at LIMIT p_limit FOR UPDATE SKIP LOCKED));
-    GET DIAGNOSTICS v_other = ROW_COUNT;
-    DELETE FROM finished_jobs d USING (
-        SELECT f.id, f.finished_at FROM finished_jobs f WHERE f.keep_until < clock()
-        ORDER BY f.keep_until LIMIT p_limit FOR UPDATE SKIP LOCKED) old
-    WHERE d.id = old.id AND d.finished_at = old.finished_at;
-    GET DIAGNOSTICS v_rows = ROW_COUNT;
-    DELETE FROM audit a WHERE a.ctid = ANY (ARRAY(
-        SELECT o.ctid FROM audit o WHERE o.at < clock() - make_interval(days => greatest(p_keep_days, 7))
-        ORDER BY o.at LIMIT p_limit FOR UPDATE SKIP LOCKED));
-    RETURN v_other + v_rows;
+          AND NOT EXISTS (SELECT FROM refused_rows r WHERE r.what = 'forget_rows' AND r.key = f.id::text AND r.until > clock())
+        ORDER BY f.finished_at LIMIT p_limit FOR UPDATE OF f SKIP LOCKED);
+    v_kept := ARRAY(  -- with the instant, as the key of the history has it: else each id is looked for in every partition
+        SELECT f.id || ' ' || to_char(f.finished_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')
+        FROM finished_jobs f
+        WHERE f.keep_until < clock()
+          AND NOT EXISTS (SELECT FROM refused_rows r
+                          WHERE r.what = 'forget_rows' AND r.until > clock()
+                            AND r.key = f.id || ' ' || to_char(f.finished_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'))
+        ORDER BY f.keep_until LIMIT p_limit FOR UPDATE OF f SKIP LOCKED);
+    v_audit := ARRAY(
+        SELECT o.id FROM audit o
+        WHERE o.at < clock() - make_interval(days => greatest(p_keep_days, 7))
+          AND NOT EXISTS (SELECT FROM refused_rows r WHERE r.what = 'forget_rows' AND r.key = o.id::text AND r.until > clock())
+        ORDER BY o.at LIMIT p_limit FOR UPDATE OF o SKIP LOCKED);
+    PERFORM in_parts('forget_rows', v_audit::text[], $step$
+        WITH gone AS (DELETE FROM pgworkd.audit a WHERE a.id = ANY ($1::bigint[]) RETURNING 1)
+        SELECT to_jsonb(count(*)) FROM gone $step$);
+    RETURN (SELECT coalesce(sum(p.gone::int), 0) FROM (
+        SELECT in_parts('forget_rows', v_other::text[], $step$
+            WITH gone AS (DELETE FROM pgworkd.finished_jobs_other o WHERE o.id = ANY ($1::uuid[]) RETURNING 1)
+            SELECT to_jsonb(count(*)) FROM gone $step$)
+        UNION ALL
+        SELECT in_parts('forget_rows', v_kept, $step$
+            WITH gone AS (DELETE FROM pgworkd.finished_jobs f
+                          USING (SELECT split_part(k, ' ', 1)::uuid AS id, split_part(k, ' ', 2)::timestamptz AS at FROM unnest($1) k) o
+                          WHERE f.id = o.id AND f.finished_at = o.at RETURNING 1)
+            SELECT to_jsonb(count(*)) FROM gone $step$)) AS p (gone));
 END $$;
 
 -- Forgets: see forget_rows(), and drop_partition() for the rest of the history; and moves jobs dead for p_keep_dead_days to
@@ -2941,12 +3083,15 @@ BEGIN
         RETURN;
     END IF;
     rows_deleted := forget_rows(p_keep_days, p_limit);
-    DELETE FROM batches b WHERE b.root_id = ANY (ARRAY(
-        SELECT r.id FROM batches r WHERE r.tree_finished_at < clock() - make_interval(days => p_keep_days)
-          AND (r.dedupe_until IS NULL OR r.dedupe_until <= clock())
-        LIMIT p_limit FOR UPDATE SKIP LOCKED));
-    GET DIAGNOSTICS v_rows = ROW_COUNT;
-    rows_deleted := rows_deleted + v_rows;
+    v_ids := ARRAY(
+        SELECT b.id FROM batches b
+        WHERE b.tree_finished_at < clock() - make_interval(days => p_keep_days)
+          AND (b.dedupe_until IS NULL OR b.dedupe_until <= clock())
+          AND NOT EXISTS (SELECT FROM refused_rows r WHERE r.what = 'prune' AND r.key = b.id::text AND r.until > clock())
+        LIMIT p_limit FOR UPDATE OF b SKIP LOCKED);
+    SELECT rows_deleted + coalesce(sum(p.gone::int), 0) INTO rows_deleted FROM in_parts('prune', v_ids::text[], $step$
+        WITH gone AS (DELETE FROM pgworkd.batches b WHERE b.root_id = ANY ($1::uuid[]) RETURNING 1)
+        SELECT to_jsonb(count(*)) FROM gone $step$) AS p (gone);
     DELETE FROM progress p WHERE p.ctid = ANY (ARRAY(
         SELECT o.ctid FROM progress o
         WHERE (SELECT j.attempts FROM jobs j WHERE j.id = o.job_id AND j.status = 'running') IS DISTINCT FROM o.attempt
@@ -2955,8 +3100,12 @@ BEGIN
     rows_deleted := rows_deleted + v_rows;
     v_ids := ARRAY(SELECT j.id FROM jobs j
                    WHERE j.status = 'dead' AND j.failed_at < clock() - make_interval(days => p_keep_dead_days)
-                   LIMIT p_limit FOR UPDATE SKIP LOCKED);
-    dead_moved := bury(v_ids, 'dead', NULL);
+                     AND NOT EXISTS (SELECT FROM refused_rows r WHERE r.what = 'prune' AND r.key = j.id::text AND r.until > clock())
+                   LIMIT p_limit FOR UPDATE OF j SKIP LOCKED);
+    SELECT coalesce(sum(p.moved::int), 0) INTO dead_moved
+    FROM in_parts('prune', v_ids::text[], $step$SELECT to_jsonb(pgworkd.bury($1::uuid[], 'dead', NULL))$step$) AS p (moved);
+    DELETE FROM refused_rows r WHERE r.ctid = ANY (ARRAY(  -- what was tried no more since then is there no more
+        SELECT o.ctid FROM refused_rows o WHERE o.until < clock() - interval '1 day' LIMIT p_limit FOR UPDATE SKIP LOCKED));
     RETURN NEXT;
 END $$;
 
@@ -4097,6 +4246,21 @@ BEGIN
     RETURN v_gone;
 END $$;
 
+-- One part of mend_batches(), which has locked the roots: these batches. Locks those jobs with SKIP LOCKED.
+CREATE OR REPLACE FUNCTION mend_these(p_batches uuid[]) RETURNS uuid[]
+LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_nestloop = on
+SET jit = off SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    v_jobs uuid[];
+BEGIN
+    PERFORM fold(p_batches);
+    SELECT s.waiting INTO v_jobs
+    FROM stop_jobs(ARRAY(SELECT b.id FROM batches b WHERE b.id = ANY (p_batches) AND b.cancelled_at IS NOT NULL), 10000, true) s;
+    PERFORM advance(p_batches, true);
+    RETURN v_jobs;
+END $$;
+
 -- Finishes batches that nobody came by to finish: someone was adding when the last job ended and rolled back, or rows were
 -- deleted by hand. Answers with waiting jobs of cancelled batches, up to 10,000, for the caller to bury; it has locked
 -- them. Locks roots, in order, then those jobs, all with SKIP LOCKED.
@@ -4105,7 +4269,7 @@ LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_nestloop = on
 SET jit = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
-    v_batches uuid[] := ARRAY(
+    v_batches uuid[] := free_batches(ARRAY(
         SELECT a.batch_id FROM batch_additions a WHERE a.seals
         UNION
         SELECT b.id FROM batches b
@@ -4115,17 +4279,10 @@ DECLARE
         UNION
         SELECT r.id FROM batches r
         WHERE r.parent_id IS NULL AND r.finished_at IS NOT NULL AND r.tree_finished_at IS NULL
-          AND (SELECT true FROM batches b WHERE b.root_id = r.id AND b.finished_at IS NULL LIMIT 1) IS NULL);
-    v_jobs    uuid[] := '{}';
+          AND (SELECT true FROM batches b WHERE b.root_id = r.id AND b.finished_at IS NULL LIMIT 1) IS NULL));
 BEGIN
-    v_batches := free_batches(v_batches);
-    IF cardinality(v_batches) > 0 THEN
-        PERFORM fold(v_batches);
-        SELECT s.waiting INTO v_jobs
-        FROM stop_jobs(ARRAY(SELECT b.id FROM batches b WHERE b.id = ANY (v_batches) AND b.cancelled_at IS NOT NULL), 10000, true) s;
-        PERFORM advance(v_batches, true);
-    END IF;
-    RETURN v_jobs;
+    RETURN ARRAY(SELECT jsonb_array_elements_text(p.jobs)
+                 FROM in_parts('mend_batches', v_batches::text[], 'SELECT to_jsonb(pgworkd.mend_these($1::uuid[]))') AS p (jobs));
 END $$;
 
 -- ------------------------------------------------------------------------------------------------
@@ -4172,15 +4329,31 @@ BEGIN
     PERFORM tell_waiters(p_ids);
 END $$;
 
+-- One part of apply_effects(): the ends of jobs for those that depend on them. Locks as pass_on().
+CREATE OR REPLACE FUNCTION apply_ends(p_effects bigint[]) RETURNS void
+LANGUAGE sql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
+    WITH gone AS (
+        DELETE FROM pending_effects p WHERE p.id = ANY (p_effects) RETURNING p.job_id, p.completed
+    )
+    SELECT pass_on(array_agg(DISTINCT g.job_id), g.completed) FROM gone g GROUP BY g.completed ORDER BY g.completed
+$$;
+
+-- The same: serialize_keys that are free. The caller has locked the queues. Locks as promote().
+CREATE OR REPLACE FUNCTION apply_frees(p_effects bigint[]) RETURNS void
+LANGUAGE sql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
+    WITH gone AS (
+        DELETE FROM pending_effects p WHERE p.id = ANY (p_effects) RETURNING p.queue, p.serialize_key
+    )
+    SELECT promote(array_agg(g.queue), array_agg(g.serialize_key)) FROM gone g HAVING count(*) > 0
+$$;
+
 -- Does what was put off, up to p_limit of each kind, where nobody has locked it by now; how much is left, or NULL if another
 -- does it right now. Waits for nobody. Locks queues by try-lock, roots and dependents with SKIP LOCKED.
 CREATE OR REPLACE FUNCTION apply_effects(p_limit int DEFAULT 1000) RETURNS bigint
 LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp SET enable_seqscan = off AS $$
 DECLARE
     v_rows    bigint[];
-    v_jobs    uuid[];
     v_queues  text[];
-    v_keys    text[];
     v_batches uuid[];
 BEGIN
     IF NOT EXISTS (SELECT FROM pending_effects) THEN
@@ -4190,29 +4363,27 @@ BEGIN
     END IF;
     PERFORM say_no_wait('apply');
     v_batches := free_batches(ARRAY(SELECT DISTINCT x.batch_id FROM (
-        SELECT p.batch_id FROM pending_effects p WHERE p.batch_id IS NOT NULL ORDER BY p.id LIMIT p_limit) x));
-    PERFORM fold(v_batches);
-    FOR i IN 0..1 LOOP  -- those that have not completed, and those that have
-        WITH gone AS (
-            DELETE FROM pending_effects p WHERE p.id = ANY (ARRAY(
-                SELECT e.id FROM pending_effects e WHERE e.job_id IS NOT NULL AND e.completed = (i = 1) ORDER BY e.id LIMIT p_limit))
-            RETURNING p.job_id
-        )
-        SELECT array_agg(DISTINCT g.job_id) INTO v_jobs FROM gone g;
-        IF v_jobs IS NOT NULL THEN
-            PERFORM pass_on(v_jobs, i = 1);
-        END IF;
-    END LOOP;
+        SELECT p.batch_id FROM pending_effects p
+        WHERE p.batch_id IS NOT NULL
+          AND NOT EXISTS (SELECT FROM refused_rows r WHERE r.what = 'apply_effects' AND r.key = p.batch_id::text AND r.until > clock())
+        ORDER BY p.id LIMIT p_limit) x));
+    PERFORM in_parts('apply_effects', v_batches::text[], 'SELECT to_jsonb(count(f)) FROM pgworkd.fold($1::uuid[]) f');
+    v_rows := ARRAY(
+        SELECT p.id FROM pending_effects p
+        WHERE p.job_id IS NOT NULL
+          AND NOT EXISTS (SELECT FROM refused_rows r WHERE r.what = 'apply_effects' AND r.key = p.id::text AND r.until > clock())
+        ORDER BY p.id LIMIT p_limit);
+    PERFORM in_parts('apply_effects', v_rows::text[], 'SELECT to_jsonb(count(e)) FROM pgworkd.apply_ends($1::bigint[]) e');
     -- Last, so that no queue is held for longer than this takes.
     SELECT array_agg(q.queue) FILTER (WHERE pg_try_advisory_xact_lock(1886873446, hashtext(q.queue))) INTO v_queues
     FROM (SELECT DISTINCT p.queue FROM pending_effects p WHERE p.queue IS NOT NULL) q;
-    SELECT array_agg(x.id), array_agg(x.queue), array_agg(x.serialize_key) INTO v_rows, v_queues, v_keys
-    FROM (SELECT p.* FROM pending_effects p WHERE p.queue = ANY (v_queues) ORDER BY p.id LIMIT p_limit) x;
-    IF v_rows IS NOT NULL THEN
-        PERFORM say_no_wait('');  -- the queues are locked
-        PERFORM promote(v_queues, v_keys);
-        DELETE FROM pending_effects p WHERE p.id = ANY (v_rows);
-    END IF;
+    v_rows := ARRAY(
+        SELECT p.id FROM pending_effects p
+        WHERE p.queue = ANY (v_queues)
+          AND NOT EXISTS (SELECT FROM refused_rows r WHERE r.what = 'apply_effects' AND r.key = p.id::text AND r.until > clock())
+        ORDER BY p.id LIMIT p_limit);
+    PERFORM say_no_wait('');  -- the queues are locked
+    PERFORM in_parts('apply_effects', v_rows::text[], 'SELECT to_jsonb(count(e)) FROM pgworkd.apply_frees($1::bigint[]) e');
     RETURN (SELECT count(*) FROM (SELECT FROM pending_effects LIMIT 10000) x);
 END $$;
 
@@ -4425,8 +4596,11 @@ BEGIN
         WHERE j.id = ANY (ARRAY(SELECT d.job_id FROM job_dependencies d
                                 WHERE d.depends_on = ANY (v_ended.well) OR d.depends_on = ANY (v_ended.badly) AND d.unless = 'run'))
         FOR UPDATE SKIP LOCKED);
-    PERFORM wait_less(v_jobs, v_ended.well, true), wait_less(v_jobs, v_ended.badly, false);
-    v_count := cardinality(v_jobs) + bury(ARRAY(
+    PERFORM in_parts('mend_dependencies', v_jobs::text[], $step$
+        SELECT to_jsonb(count(pgworkd.wait_less($1::uuid[], e.well, true)) + count(pgworkd.wait_less($1::uuid[], e.badly, false)))
+        FROM jsonb_to_record($2) AS e (well uuid[], badly uuid[]) $step$, to_jsonb(v_ended));
+    v_count := cardinality(v_jobs);
+    v_jobs := ARRAY(
         SELECT j.id FROM jobs j
         WHERE j.waiting_on > 0 AND j.id = ANY (ARRAY(
             WITH RECURSIVE doomed AS (
@@ -4435,7 +4609,9 @@ BEGIN
                 SELECT d.job_id FROM doomed a JOIN job_dependencies d ON d.depends_on = a.id WHERE d.unless = 'cancel'
             )
             SELECT a.id FROM doomed a))
-        ORDER BY j.id FOR UPDATE SKIP LOCKED), 'cancelled', 'a job that it depends on did not complete');
+        ORDER BY j.id FOR UPDATE SKIP LOCKED);
+    SELECT v_count + coalesce(sum(p.buried::int), 0) INTO v_count FROM in_parts('mend_dependencies', v_jobs::text[], $step$
+        SELECT to_jsonb(pgworkd.bury($1::uuid[], 'cancelled', 'a job that it depends on did not complete')) $step$) AS p (buried);
     DELETE FROM job_dependencies d WHERE NOT EXISTS (SELECT FROM jobs j WHERE j.id = d.job_id AND j.waiting_on > 0);
     RETURN v_count;
 END $$;

@@ -124,7 +124,7 @@ class Chores:
     async def run(self) -> None:
         """Until cancelled."""
         async with anyio.create_task_group() as tasks:
-            cleaning = (self._expire, self._unblock, self._strays, self._partitions, self._prune)
+            cleaning = (self._expire, self._unblock, self._strays, self._partitions, self._prune, self._refused)
             for chore in (self._rescue, self._schedules, self._effects, *cleaning):
                 tasks.start_soon(self._repeat, chore, name=f"chore {chore.__name__.strip('_')}")
 
@@ -214,7 +214,7 @@ class Chores:
             )
             if job.status == "dead":
                 self._on_dead(job)
-        return 0.0 if len(rescued) == limit else self._periods.rescue_s
+        return 0.0 if rescued else self._periods.rescue_s  # a step is short, too, when it passes by what is refused
 
     async def _expire(self) -> float:
         limit = self._step("expire", EXPIRE_MAX)
@@ -258,6 +258,11 @@ class Chores:
                 self._strays_all_at = began + min(pause_s, STRAYS_PAUSE_S_MAX)
         self._strays_at = began
         return self._periods.strays_s
+
+    async def _refused(self) -> float:
+        for what, sqlstate, count, key, error in await self._store.report_refused():
+            self._events.emit(events.ROWS_REFUSED, what=what, sqlstate=sqlstate, count=count, key=key, error=error)
+        return self._periods.expire_s
 
     async def _partitions(self) -> float:
         await self._store.ensure_partitions()

@@ -60,6 +60,9 @@ STRAYS_RELEASED: Final = "strays.released"  # count
 RETENTION_CUT: Final = (
     "retention.cut"  # queue, keep_s, keep_days: the queue's own setting is more than keep_days allows
 )
+ROWS_REFUSED: Final = (
+    "rows.refused"  # what, sqlstate, count, key, error: maintenance passes these rows by; see the table refused_rows
+)
 CHORE_FAILED: Final = "chore.failed"  # chore, error
 HOOK_FAILED: Final = "hook.failed"  # hook, error
 

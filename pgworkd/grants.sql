@@ -75,7 +75,7 @@ GRANT EXECUTE ON FUNCTION pgworkd.clock TO {worker}, {enqueuer}, {reader};
 GRANT SELECT ON pgworkd.schema_version, pgworkd.workers, pgworkd.pools, pgworkd.queues, pgworkd.rates, pgworkd.schedules,
     pgworkd.jobs, pgworkd.finished_jobs, pgworkd.finished_jobs_other, pgworkd.batches, pgworkd.batch_additions,
     pgworkd.job_dependencies, pgworkd.pending_effects, pgworkd.result_waiters, pgworkd.progress, pgworkd.audit,
-    pgworkd.all_jobs, pgworkd.queue_stats, pgworkd.batch_progress, pgworkd.batch_trees, pgworkd.blocked_jobs,
+    pgworkd.refused_rows, pgworkd.all_jobs, pgworkd.queue_stats, pgworkd.batch_progress, pgworkd.batch_trees, pgworkd.blocked_jobs,
     pgworkd.job_progress, pgworkd.worker_stats
     TO {worker}, {reader};
 GRANT EXECUTE ON FUNCTION pgworkd.became, pgworkd.became_all, pgworkd.made_since, pgworkd.result_of, pgworkd.with_below, pgworkd.batch_results, pgworkd.batch_tree, pgworkd.depth,
@@ -94,7 +94,7 @@ GRANT EXECUTE ON FUNCTION pgworkd.new_id, pgworkd.enqueue, pgworkd.depend, pgwor
 -- Working. To lock a row (FOR UPDATE) takes UPDATE. The history and the audit are only added to; forget_rows() and
 -- drop_partition() alone make them shorter, and leave the last days. What waiting jobs wait for, and batches, come by depend() and create_batch().
 GRANT INSERT, UPDATE, DELETE ON pgworkd.jobs, pgworkd.workers, pgworkd.pools, pgworkd.queues, pgworkd.rates, pgworkd.schedules,
-    pgworkd.progress
+    pgworkd.progress, pgworkd.refused_rows
     TO {worker};
 GRANT INSERT ON pgworkd.finished_jobs, pgworkd.audit, pgworkd.pending_effects TO {worker};
 GRANT UPDATE, DELETE ON pgworkd.batches, pgworkd.result_waiters TO {worker};
@@ -113,6 +113,8 @@ GRANT EXECUTE ON FUNCTION
     pgworkd.put_schedule, pgworkd.ensure_schedules, pgworkd.add_occurrences, pgworkd.follow, pgworkd.fail_schedule,
     pgworkd.declare_schedules, pgworkd.retire_schedules, pgworkd.missed_since, pgworkd.enable_schedule, pgworkd.remove_schedule,
     pgworkd.run_schedule,
+    pgworkd.in_parts, pgworkd.report_refused, pgworkd.rescue_jobs, pgworkd.expire_these, pgworkd.promote_lines,
+    pgworkd.mend_these, pgworkd.apply_ends, pgworkd.apply_frees, pgworkd.restore_occurrences,
     pgworkd.rescue, pgworkd.running_of, pgworkd.expire_jobs, pgworkd.expire, pgworkd.free_keys, pgworkd.unblock, pgworkd.stuck_lines, pgworkd.unblock_lines, pgworkd.ensure_partitions,
     pgworkd.drop_partition, pgworkd.forget_rows, pgworkd.prune,
     pgworkd.set_queue, pgworkd.who, pgworkd.differing, pgworkd.matching, pgworkd.cancel, pgworkd.retry, pgworkd.discard,

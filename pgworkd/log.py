@@ -45,6 +45,7 @@ _LEVELS: dict[str, int] = {
     events.KIND_UNKNOWN: logging.WARNING,
     events.QUEUE_DIFFERS: logging.WARNING,
     events.RETENTION_CUT: logging.WARNING,
+    events.ROWS_REFUSED: logging.WARNING,
     events.SCHEMA_AWAITED: logging.WARNING,
     events.SCHEMA_NEWER: logging.ERROR,
     events.SCHEDULE_FAILED: logging.ERROR,

@@ -71,7 +71,7 @@ class ScheduleStore:
 
     async def add_occurrences(self, occurrences: Sequence[Occurrence]) -> list[str]:
         """Inserts occurrences where the schedule's chain has none; the names that got one."""
-        return list(await self._rest.value("SELECT pgworkd.add_occurrences($1, $2, $3)", *columns(occurrences)))
+        return list(await self._rest.value("SELECT pgworkd.restore_occurrences($1, $2, $3)", *columns(occurrences)))
 
     async def fail_schedule(self, name: str, revision: int, error: str) -> bool:
         """Notes why a schedule has no next occurrence; True if that is news."""

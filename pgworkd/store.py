@@ -267,6 +267,10 @@ class Store(ScheduleStore):
         """Does what was put off because it was locked; how much is left, None if another daemon does it right now."""
         return cast("int | None", await self._rest.value("SELECT pgworkd.apply_effects($1)", limit))
 
+    async def report_refused(self) -> list[Sequence[Any]]:
+        """What maintenance passed by, being refused, and nobody has logged: (what, sqlstate, count, key, error)."""
+        return await self._rest.fetch("SELECT what, sqlstate, count, key, error FROM pgworkd.report_refused()")
+
     async def ensure_partitions(self, days_ahead: int = 7) -> int:
         """Makes the coming days' partitions of the history."""
         return int(await self._rest.value("SELECT pgworkd.ensure_partitions($1)", days_ahead))

@@ -63,8 +63,8 @@ BUGS = (
     ),
     sql(
         "losses spend the budget of failures",
-        "+ 1, failed_at = v_now, worker_id = NULL,",
-        "+ 1, failures = j.failures + 1, failed_at = v_now, worker_id = NULL,",
+        "losses, 2147483646) + 1, failed_at = clock(), worker_id = NULL,",
+        "losses, 2147483646) + 1, failures = j.failures + 1, failed_at = clock(), worker_id = NULL,",
         tests="tests/sql/test_rescue.py",
     ),
     sql(

@@ -294,8 +294,10 @@ class SimulatedStore:
     async def rescue(self, worker_id: int, limit: int = 1000) -> list[Any]:
         return []  # in the simulation another daemon does that
 
-    async def schedules(self) -> list[Any]:
+    async def schedules(self, *_: object) -> list[Any]:
         return []
+
+    report_refused = kept_longer = schedules
 
     async def declare_schedules(self, worker_id: int, names: list[str]) -> dict[str, bool]:
         return {}
@@ -313,9 +315,6 @@ class SimulatedStore:
 
     async def drop_partition(self, keep_days: int) -> bool:
         return False
-
-    async def kept_longer(self, keep_days: int) -> list[tuple[str, int]]:
-        return []
 
 
 class SimulatedLeaseStore:

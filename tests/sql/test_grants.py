@@ -35,6 +35,8 @@ FUNCTIONS = {
         cancel_below claim clock_after_waiting complete_own
         delete_batch differing discard drop_partition drop_pool edit ensure_partitions ensure_schedules expire
         expire_jobs
+        in_parts report_refused rescue_jobs expire_these promote_lines mend_these apply_ends apply_frees
+        restore_occurrences
         done_of fail_schedule fold follow forget_rows free_keys freed heartbeat in_order in_time is_awaited keep_keys
         keyed_behind key_allowance key_has_room key_is_free lock_queue lock_queues lock_trees lock_trees_of matching
         mend_batches
@@ -59,7 +61,7 @@ S, SI, SID, SD, SUD, SIUD = (
     "SELECT INSERT UPDATE DELETE",
 )
 TABLES = {  # the worker's; readers have SELECT on them, enqueuers nothing
-    **dict.fromkeys(("jobs", "workers", "pools", "queues", "rates", "schedules", "progress"), SIUD),
+    **dict.fromkeys(("jobs", "workers", "pools", "queues", "rates", "schedules", "progress", "refused_rows"), SIUD),
     **dict.fromkeys(("finished_jobs", "audit"), SI),
     **dict.fromkeys(("batches", "result_waiters"), SUD),
     **dict.fromkeys(("batch_additions", "job_dependencies"), SD),
@@ -166,16 +168,28 @@ async def test_functions_with_the_owners_rights_are_few_and_nobody_can_lead_them
 
 
 async def test_what_is_executed_as_text_is_put_together_by_format(db: Db) -> None:
-    """Names by %I, values by %L, and from the calendar or the catalog at that."""
+    """Names by %I, values by %L, and from the calendar or the catalog at that; or a literal, see below."""
     executes = re.compile(r"\bEXECUTE\b(?!\s+FUNCTION)\s*(.{0,60})", re.S | re.I)
     found = {row["name"]: executes.findall(row["body"]) for row in await _functions(db)}
     found = {name: texts for name, texts in found.items() if texts}
+    (step,) = found.pop("in_parts")
+    assert step.startswith("p_step INTO v_answer USING v_part, p_with;")
     assert found.keys() == {"ensure_partitions", "drop_partition"}
     for texts in found.values():
         for text in texts:
             assert re.match(
                 r"format\('(CREATE TABLE|DROP TABLE|LOCK TABLE ONLY) pgworkd\.%I[^%]*(%L[^%]*)*'", text + "'"
             ), text
+
+
+async def test_what_is_done_in_parts_is_a_literal(db: Db) -> None:
+    """in_parts() executes what it is given: with its caller's rights, so with the owner's in forget_rows()."""
+    step = re.compile(r"(?:(\$step\$)(?:(?!\$step\$).)*\$step\$|'SELECT (?:[^']|'')*')\s*[,)]", re.S)
+    bodies = {row["name"]: row["body"] for row in await _functions(db) if "in_parts(" in row["body"]}
+    assert "forget_rows" in bodies
+    for name, body in bodies.items():
+        assert len(step.findall(body)) == body.count("in_parts("), name
+        assert not re.search(r"\|\|\s*(\$step\$|'SELECT )", body), name
 
 
 async def test_the_file_may_run_again_and_says_all_there_is(db: Db, roles: Roles) -> None:

@@ -162,7 +162,7 @@ READ = "payload meta error serialize_key limit_key xmin *"
 TABLES = """
 schema_version workers pools queues rates schedules finished_jobs finished_jobs_other batches batch_additions
 job_dependencies pending_effects result_waiters progress audit all_jobs queue_stats batch_progress batch_trees
-blocked_jobs job_progress worker_stats
+blocked_jobs job_progress worker_stats refused_rows
 """
 FORBIDDEN = [
     *(f"INSERT INTO pgworkd.jobs (queue, {name}) VALUES ('q', NULL)" for name in NOT_COLUMNS.split()),  # noqa: S608

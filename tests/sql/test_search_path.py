@@ -41,6 +41,7 @@ CREATE TABLE evil.finished_jobs (LIKE pgworkd.finished_jobs);
 CREATE TABLE evil.finished_jobs_other (LIKE pgworkd.finished_jobs);
 CREATE TABLE evil.job_dependencies (LIKE pgworkd.job_dependencies);
 CREATE TABLE evil.progress (LIKE pgworkd.progress);
+CREATE TABLE evil.refused_rows (LIKE pgworkd.refused_rows);
 CREATE TABLE evil.result_waiters (LIKE pgworkd.result_waiters);
 CREATE TABLE evil.workers (LIKE pgworkd.workers);
 CREATE TABLE evil.pools (LIKE pgworkd.pools);

@@ -35,7 +35,7 @@ _TYPES = {
 
 TABLES = [
     *("audit", "batch_additions", "batches", "finished_jobs", "job_dependencies"),
-    *("jobs", "pools", "progress", "queues", "result_waiters", "schedules", "workers"),
+    *("jobs", "pools", "progress", "queues", "refused_rows", "result_waiters", "schedules", "workers"),
 ]
 LEASE_GONE = "PW001"
 BATCH_CLOSED = "PW003"

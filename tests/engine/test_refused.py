@@ -1,0 +1,45 @@
+"""A row that refuses what maintenance does to it is in the log, once; the daemon goes on with the others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import asyncpg
+
+from pgworkd import events
+from pgworkd.app import App
+from pgworkd.chores import Periods
+from tests.kit import running
+from tests.sql.refuse import refuse
+from tests.sql.verbs import insert_running, statuses
+
+PERIODS = Periods(rescue_s=0.1, expire_s=0.1)
+
+
+async def test_jobs_of_a_lost_worker_run_although_one_of_them_cannot_be_rescued(
+    dsn: str, db: asyncpg.Connection[Any]
+) -> None:
+    app = App()
+
+    @app.handler("q")
+    async def handle() -> None:
+        """Has nothing to do."""
+
+    ids = await insert_running(db, 20)
+    await db.execute("UPDATE pgworkd.workers SET lost_at = now()")
+    await refuse(db, ids[0])
+    async with running(app, dsn, periods=PERIODS) as (_, seen):
+        await seen.wait(events.JOB_COMPLETED, 19)
+        assert await seen.wait(events.ROWS_REFUSED) == {
+            "what": "rescue",
+            "sqlstate": "P0001",
+            "count": 1,
+            "key": str(ids[0]),
+            "error": "this one stays as it is",
+        }
+        await db.execute("TRUNCATE public.kept")
+        await db.execute("UPDATE pgworkd.refused_rows SET until = now()")  # it is tried again at once
+        await seen.wait(events.JOB_COMPLETED, 20)
+    assert len(seen.all(events.ROWS_REFUSED)) == 1
+    assert seen.all(events.CHORE_FAILED) == []
+    assert await statuses(db, ids) == ["completed"] * 20

@@ -1,0 +1,35 @@
+"""Rows that refuse to be changed, as they do by a trigger of others, and what is noted of them."""
+
+from __future__ import annotations
+
+from .verbs import Db
+
+REFUSE = """
+    CREATE TABLE public.kept (id text PRIMARY KEY);
+    CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS $$
+    DECLARE
+        v_id text := to_jsonb(CASE TG_OP WHEN 'INSERT' THEN NEW ELSE OLD END) ->> TG_ARGV[0];
+    BEGIN
+        IF EXISTS (SELECT FROM public.kept k WHERE k.id = v_id) THEN
+            RAISE EXCEPTION 'this one stays as it is';
+        END IF;
+        RETURN CASE TG_OP WHEN 'DELETE' THEN OLD ELSE NEW END;
+    END $$
+"""
+
+
+async def refuse(db: Db, *ids: object, table: str = "jobs", column: str = "id", when: str = "UPDATE OR DELETE") -> None:
+    """From now on these rows cannot be changed."""
+    if await db.fetchval("SELECT to_regproc('public.refuse') IS NULL"):
+        await db.execute(REFUSE)
+    await db.execute(
+        f"CREATE OR REPLACE TRIGGER a_refuse BEFORE {when} ON pgworkd.{table} "
+        f"FOR EACH ROW EXECUTE FUNCTION public.refuse('{column}')"
+    )
+    await db.executemany("INSERT INTO public.kept VALUES ($1)", [(str(each),) for each in ids])
+
+
+async def refused(db: Db) -> dict[str, set[str]]:
+    """What is noted as refused: keys by function."""
+    rows = await db.fetch("SELECT what, array_agg(key) FROM pgworkd.refused_rows GROUP BY what")
+    return {row[0]: set(row[1]) for row in rows}
