@@ -2900,7 +2900,8 @@ LANGUAGE sql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
         FROM (SELECT array_agg(k::jsonb ->> 0) AS queues, array_agg(k::jsonb ->> 1) AS keys FROM unnest($1) k) l $step$)
 $$;
 
--- One step of unblock() for the lines behind (p_queue, p_key). Locks as promote().
+-- One step of unblock() for the lines behind (p_queue, p_key). Locks one blocked job per key with SKIP LOCKED, and waits for no
+-- queue: see promote().
 CREATE OR REPLACE FUNCTION unblock_lines(p_queue text, p_key text, p_most int,
                                          OUT promoted int, OUT last_queue text, OUT last_key text)
 LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp SET enable_seqscan = off AS $$
@@ -2912,14 +2913,36 @@ BEGIN
     IF NOT pg_try_advisory_xact_lock(1886873445, 5) THEN
         RETURN;
     END IF;
+    PERFORM say_no_wait('on');
     SELECT l.queues, l.keys, l.last_queue, l.last_key INTO v_queues, v_keys, last_queue, last_key
     FROM stuck_lines(p_queue, p_key, p_most) l;
     PERFORM promote_lines('unblock', v_queues, v_keys);
     promoted := coalesce(cardinality(v_keys), 0);
 END $$;
 
+-- Forgets rates that no longer hold anything back, of the next p_most keys behind (p_queue, p_key). `last_queue` and `last_key`:
+-- where to go on; NULL: there are no more. Locks them with SKIP LOCKED, and nothing else: claims move rates under the queue's
+-- lock, so who has locked a rate must not wait for that.
+CREATE OR REPLACE FUNCTION forget_rates(p_queue text, p_key text, p_most int,
+                                        OUT forgotten int, OUT last_queue text, OUT last_key text)
+LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    v_over tid[];
+BEGIN
+    SELECT array_agg(l.ctid) FILTER (WHERE l.limit_key <> '' AND l.spent_until < clock()),
+           max(l.queue) FILTER (WHERE l.place = p_most), max(l.limit_key) FILTER (WHERE l.place = p_most)
+    INTO v_over, last_queue, last_key
+    FROM (SELECT r.ctid, r.queue::text, r.limit_key, r.spent_until, row_number() OVER (ORDER BY r.queue, r.limit_key) AS place
+          FROM rates r WHERE (r.queue, r.limit_key) > (p_queue, p_key) ORDER BY r.queue, r.limit_key LIMIT p_most) l;
+    DELETE FROM rates r WHERE r.ctid = ANY (ARRAY(
+        SELECT s.ctid FROM rates s WHERE s.ctid = ANY (v_over) AND s.limit_key <> '' AND s.spent_until < clock()
+        FOR UPDATE SKIP LOCKED));
+    GET DIAGNOSTICS forgotten = ROW_COUNT;
+END $$;
+
 -- Promotes what still waits for a key that nobody holds: those who free keys do so themselves, unless someone had the
--- next in line locked or changed rows by hand. Forgets rates that no longer hold anything back, and who waited for results.
+-- next in line locked or changed rows by hand. Forgets who waited for results.
 -- Answers how many keys it looked after. Looks at one blocked job
 -- of each of the first thousand keys; unblock_lines() goes on from there, a step each. The same for batches that nobody came by to
 -- finish; see mend_batches(). Locks as that does, then as promote().
@@ -2939,9 +2962,6 @@ BEGIN
     PERFORM in_parts('unblock', v_ended::text[], $step$
         SELECT to_jsonb(pgworkd.bury($1::uuid[], 'cancelled', 'its batch was cancelled', false)) $step$);
     PERFORM promote_lines('unblock', v_queues, v_keys);
-    -- Last: claims move rates under the queue's lock, so who has locked a rate must not wait for that.
-    DELETE FROM rates r WHERE r.ctid = ANY (ARRAY(
-        SELECT s.ctid FROM rates s WHERE s.limit_key <> '' AND s.spent_until < clock() FOR UPDATE SKIP LOCKED));
     DELETE FROM result_waiters r WHERE r.ctid = ANY (ARRAY(
         SELECT s.ctid FROM result_waiters s WHERE s.until < clock() ORDER BY s.until LIMIT 10000 FOR UPDATE SKIP LOCKED));
     RETURN coalesce(cardinality(v_keys), 0);

@@ -115,7 +115,7 @@ GRANT EXECUTE ON FUNCTION
     pgworkd.run_schedule,
     pgworkd.in_parts, pgworkd.report_refused, pgworkd.rescue_jobs, pgworkd.expire_these, pgworkd.promote_lines,
     pgworkd.mend_these, pgworkd.apply_ends, pgworkd.apply_frees, pgworkd.restore_occurrences,
-    pgworkd.rescue, pgworkd.running_of, pgworkd.expire_jobs, pgworkd.expire, pgworkd.free_keys, pgworkd.unblock, pgworkd.stuck_lines, pgworkd.unblock_lines, pgworkd.ensure_partitions,
+    pgworkd.rescue, pgworkd.running_of, pgworkd.expire_jobs, pgworkd.expire, pgworkd.free_keys, pgworkd.unblock, pgworkd.stuck_lines, pgworkd.unblock_lines, pgworkd.forget_rates, pgworkd.ensure_partitions,
     pgworkd.drop_partition, pgworkd.forget_rows, pgworkd.prune,
     pgworkd.set_queue, pgworkd.who, pgworkd.differing, pgworkd.matching, pgworkd.cancel, pgworkd.retry, pgworkd.discard,
     pgworkd.edit, pgworkd.undepend, pgworkd.cancel_batch, pgworkd.delete_batch,

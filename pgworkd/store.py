@@ -25,6 +25,7 @@ from .schedule_store import Occurrence, ScheduleStore, columns
 
 CHANNEL = "pgworkd"
 UNBLOCK_STEP = 1_000
+RATES_STEP = 10_000
 Payload = tuple[UUID, str | None, str | None]
 LOCK_TIMEOUT_S = 0.2
 """A settle that waits longer for a lock is made again without what is locked; maintenance comes back."""
@@ -261,7 +262,12 @@ class Store(ScheduleStore):
             )
             promoted, queue, key = step[0]
             keys += promoted
-        return keys + int(await self._rest.value("SELECT pgworkd.mend_dependencies()"))
+        keys += int(await self._rest.value("SELECT pgworkd.mend_dependencies()"))
+        queue, key = "", ""
+        while queue is not None:
+            sql = "SELECT last_queue, last_key FROM pgworkd.forget_rates($1, $2, $3)"
+            queue, key = (await self._rest.fetch(sql, queue, key, RATES_STEP))[0]
+        return keys
 
     async def apply_effects(self, limit: int = 1000) -> int | None:
         """Does what was put off because it was locked; how much is left, None if another daemon does it right now."""

@@ -29,7 +29,7 @@ FUNCTIONS = {
     """,
     "worker": """
         due_keys next_keys running_in apply_effects free_batches no_wait put_off say_no_wait unlocked
-        is_within stuck_lines unblock_lines kinds_elsewhere worker_ended
+        is_within stuck_lines unblock_lines forget_rates kinds_elsewhere worker_ended
         declare_schedules enable_schedule missed_since remove_schedule retire_schedules run_schedule
         add_error add_occurrences advance allowance batch_ended burst bury by_turn call_back cancel cancel_batch
         cancel_below claim clock_after_waiting complete_own

@@ -233,3 +233,23 @@ async def test_claims_that_have_waited_for_each_other_are_charged_to_when_they_s
         await db.execute("COMMIT")
         taken = [await claim.answer() for claim in claims]
     assert sorted(len(each.ids) for each in taken) == [0, 1]
+
+
+async def test_rates_that_hold_nothing_back_are_forgotten_in_steps(db: Db, other: Db) -> None:
+    """Each step reads no more than it may; what a claim has locked, what still holds and the queue's own row stay."""
+    await db.execute(
+        "INSERT INTO pgworkd.rates (queue, limit_key, spent_until) SELECT q, k, $1 FROM unnest('{q,r}'::text[]) q,"
+        " unnest('{a,b,c,d,e,\"\"}'::text[]) k",
+        at(-1),
+    )
+    await db.execute("UPDATE pgworkd.rates SET spent_until = $1 WHERE (queue, limit_key) = ('r', 'b')", at(1))
+    await other.execute("BEGIN")
+    await other.execute("SELECT FROM pgworkd.rates WHERE (queue, limit_key) = ('q', 'd') FOR UPDATE")
+    await db.execute("SET statement_timeout = '2s'")
+    steps, last = [], ("", "")
+    while last[0] is not None:
+        forgotten, *last = await db.fetchrow("SELECT * FROM pgworkd.forget_rates($1, $2, 5)", *last)
+        steps.append((forgotten, *last))
+    assert steps == [(3, "q", "d"), (3, "r", "c"), (2, None, None)]
+    left = await db.fetch("SELECT queue, limit_key FROM pgworkd.rates ORDER BY 1, 2")
+    assert [tuple(row) for row in left] == [("q", ""), ("q", "d"), ("r", ""), ("r", "b")]

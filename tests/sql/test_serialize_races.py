@@ -217,7 +217,22 @@ async def test_unblock_waits_for_no_queue(db: Db, other: Db, third: Db) -> None:
     await third.execute("COMMIT")
     await clock(20, db)
     assert await unblock(db) == 0
-    assert await db.fetch("SELECT FROM pgworkd.rates WHERE limit_key <> ''") == [], "it forgets what holds nothing back"
+
+
+async def test_a_step_of_unblock_waits_for_no_queue_and_what_it_met_is_put_off(db: Db, third: Db) -> None:
+    """An application may hold the lock of a queue in a transaction that lasts: the lines of all others go on."""
+    ids = [await one(db, queue, serialize_key="k", status="blocked") for queue in QUEUES]
+    await third.execute("BEGIN")
+    await third.execute(LOCK, QUEUES[0])
+    await db.execute("SET statement_timeout = '2s'")
+    assert await db.fetchval("SELECT promoted FROM pgworkd.unblock_lines('', '', 1000)") == len(QUEUES)
+    assert await statuses(db, ids) == ["pending"] * len(QUEUES)
+    left = "SELECT array_agg(queue) FROM pgworkd.pending_effects"
+    await db.execute("SELECT pgworkd.apply_effects()")
+    assert await db.fetchval(left) == [QUEUES[0]], "a claim that holds the lock may be parking one more"
+    await third.execute("COMMIT")
+    await db.execute("SELECT pgworkd.apply_effects()")
+    assert await db.fetchval(left) is None
 
 
 async def test_a_claim_locks_only_what_it_takes_or_parks(db: Db, other: Db, third: Db) -> None:
