@@ -3396,6 +3396,50 @@ BEGIN
     RETURN differing(v_after, v_before);
 END $$;
 
+-- Frees the dedupe_key that a job which is over keeps: see kept_keys. False: no job that is over keeps it; the key of a live
+-- job is not freed. Locks the row that keeps the key.
+CREATE OR REPLACE FUNCTION free_key(p_queue text, p_key text, p_by text DEFAULT NULL) RETURNS boolean
+LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp SET enable_seqscan = off AS $$
+DECLARE
+    v_kept jobs;
+BEGIN
+    DELETE FROM jobs j  -- CASE: as in jobs_key_wanted()
+    WHERE j.queue = p_queue AND j.dedupe_key = p_key AND j.status <> 'dead'
+      AND CASE WHEN j.status = 'completed' THEN j.dedupe_until > clock() ELSE false END
+    RETURNING j.* INTO v_kept;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    INSERT INTO audit (who, what, queue, job_id, before, after)
+    VALUES (who(p_by), 'free_key', v_kept.queue, v_kept.id,
+            jsonb_build_object('dedupe_key', v_kept.dedupe_key, 'dedupe_until', v_kept.dedupe_until),
+            '{"dedupe_key": null, "dedupe_until": null}');
+    RETURN true;
+END $$;
+
+-- The same of the key of a tree of batches that has finished; p_name: the root's. False: no such tree keeps it; the key of
+-- one that has not finished is not freed. Locks the root.
+CREATE OR REPLACE FUNCTION free_batch_key(p_name text, p_key text, p_by text DEFAULT NULL) RETURNS boolean
+LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp SET enable_seqscan = off AS $$
+DECLARE
+    v_kept batches;
+BEGIN
+    SELECT b.* INTO v_kept FROM batches b
+    WHERE b.parent_id IS NULL AND b.name = p_name AND b.dedupe_key = p_key
+      AND (b.tree_finished_at IS NULL OR b.dedupe_until IS NOT NULL)
+      AND b.tree_finished_at IS NOT NULL AND b.dedupe_until > clock()
+    FOR NO KEY UPDATE;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    UPDATE batches b SET dedupe_until = NULL WHERE b.id = v_kept.id;
+    INSERT INTO audit (who, what, queue, before, after)
+    VALUES (who(p_by), 'free_key', v_kept.queue,
+            jsonb_build_object('batch', v_kept.id, 'dedupe_key', v_kept.dedupe_key, 'dedupe_until', v_kept.dedupe_until),
+            jsonb_build_object('batch', v_kept.id, 'dedupe_key', NULL, 'dedupe_until', NULL));
+    RETURN true;
+END $$;
+
 -- Notes every change of a queue's settings, pauses too, whoever makes it. A queue without a row has no settings.
 CREATE OR REPLACE FUNCTION queues_audit() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pgworkd, pg_catalog, pg_temp AS $$
@@ -4894,6 +4938,19 @@ FROM batches r, LATERAL (
            sum(p.dead)::bigint AS dead, sum(p.cancelled)::bigint AS cancelled
     FROM batch_progress p WHERE p.root_id = r.id) t
 WHERE r.parent_id IS NULL;
+
+-- Dedupe keys that are still taken although what had them is over: a job (the key is its queue's), or a tree of batches
+-- (the key belongs to the name of its root, `batch`). `id`: the job's, or the root's; `became`: how that ended, `gone` where
+-- the history has forgotten it. free_key() and free_batch_key() free one before its time.
+CREATE OR REPLACE VIEW kept_keys AS
+SELECT j.queue::text, j.dedupe_key::text, j.dedupe_until::timestamptz AS until, j.id, NULL::text AS batch,
+       coalesce((SELECT f.status::text FROM finished_jobs f  -- the row that keeps a key is as old as the end of its job
+                 WHERE f.id = j.id AND f.finished_at >= j.created_at LIMIT 1), 'gone') AS became
+FROM jobs j WHERE j.status = 'completed' AND j.dedupe_until > clock()
+UNION ALL
+SELECT b.queue::text, b.dedupe_key::text, b.dedupe_until, b.id, b.name::text, (SELECT t.state FROM batch_trees t WHERE t.id = b.id)
+FROM batches b
+WHERE b.parent_id IS NULL AND b.tree_finished_at IS NOT NULL AND b.dedupe_until IS NOT NULL AND b.dedupe_until > clock();
 
 -- One row per blocked job, and why it is. `stuck_on`: the first of those it waits for that will not complete by itself.
 CREATE OR REPLACE VIEW blocked_jobs AS

@@ -18,6 +18,7 @@ from .admin_sql import Doctor, Enqueued, Job, JobRow, Jobs, QueueRow, ScheduleRo
 from .batch_acts import BatchActs
 from .doctor_sql import Health
 from .errors import SchemaError, UsageError, delay_seconds
+from .key_acts import KeyActs
 from .link import Link, LinkOptions
 from .queue_acts import QueueActs
 from .schedule_acts import ScheduleActs
@@ -27,7 +28,7 @@ _FINISHED = ("completed", "cancelled", "expired", "discarded")
 ON_DUPLICATE = ("raise", "skip", "replace", "reschedule")
 
 
-class Admin(Acts, BatchActs, QueueActs, ScheduleActs):
+class Admin(Acts, BatchActs, KeyActs, QueueActs, ScheduleActs):
     """The operator's way to the database, on one connection that is made when first needed.
 
     All methods raise DatabaseUnavailable (away, too slow), SchemaError (not installed), UsageError (a bad

@@ -13,7 +13,18 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from . import cli_acts, cli_autoscale, cli_batches, cli_doctor, cli_jobs, cli_look, cli_queues, cli_run, cli_schedules
+from . import (
+    cli_acts,
+    cli_autoscale,
+    cli_batches,
+    cli_doctor,
+    cli_jobs,
+    cli_keys,
+    cli_look,
+    cli_queues,
+    cli_run,
+    cli_schedules,
+)
 from .cli_signals import StopAsked
 from .cli_text import note, out
 from .errors import PgworkdError, SchemaError, UsageError
@@ -148,5 +159,6 @@ app.command(rich_help_panel="Run", context_settings={"allow_interspersed_args": 
 app.add_typer(cli_queues.group, name="queues", rich_help_panel="Fleet")
 app.add_typer(cli_schedules.group, name="schedules", rich_help_panel="Fleet")
 app.add_typer(cli_batches.group, name="batches", rich_help_panel="Jobs")
+app.add_typer(cli_keys.group, name="keys", rich_help_panel="Jobs")
 config_app.command("show")(cli_look.config_show)
 app.add_typer(config_app, name="config", rich_help_panel="Run")

@@ -76,7 +76,7 @@ GRANT SELECT ON pgworkd.schema_version, pgworkd.workers, pgworkd.pools, pgworkd.
     pgworkd.jobs, pgworkd.finished_jobs, pgworkd.finished_jobs_other, pgworkd.batches, pgworkd.batch_additions,
     pgworkd.job_dependencies, pgworkd.pending_effects, pgworkd.result_waiters, pgworkd.progress, pgworkd.audit,
     pgworkd.refused_rows, pgworkd.all_jobs, pgworkd.queue_stats, pgworkd.batch_progress, pgworkd.batch_trees, pgworkd.blocked_jobs,
-    pgworkd.job_progress, pgworkd.worker_stats
+    pgworkd.kept_keys, pgworkd.job_progress, pgworkd.worker_stats
     TO {worker}, {reader};
 GRANT EXECUTE ON FUNCTION pgworkd.became, pgworkd.became_all, pgworkd.made_since, pgworkd.result_of, pgworkd.with_below, pgworkd.batch_results, pgworkd.batch_tree, pgworkd.depth,
     pgworkd.waits_plain, pgworkd.waits_keyed, pgworkd.waits_suspect
@@ -118,7 +118,7 @@ GRANT EXECUTE ON FUNCTION
     pgworkd.rescue, pgworkd.running_of, pgworkd.expire_jobs, pgworkd.expire, pgworkd.free_keys, pgworkd.unblock, pgworkd.stuck_lines, pgworkd.unblock_lines, pgworkd.forget_rates, pgworkd.ensure_partitions,
     pgworkd.drop_partition, pgworkd.forget_rows, pgworkd.prune,
     pgworkd.set_queue, pgworkd.who, pgworkd.differing, pgworkd.matching, pgworkd.cancel, pgworkd.retry, pgworkd.discard,
-    pgworkd.edit, pgworkd.undepend, pgworkd.cancel_batch, pgworkd.delete_batch,
+    pgworkd.edit, pgworkd.free_key, pgworkd.free_batch_key, pgworkd.undepend, pgworkd.cancel_batch, pgworkd.delete_batch,
     pgworkd.lock_trees, pgworkd.lock_trees_of, pgworkd.batch_ended, pgworkd.stream, pgworkd.fold, pgworkd.advance,
     pgworkd.call_back, pgworkd.cancel_below, pgworkd.stop_jobs, pgworkd.reopened, pgworkd.mend_batches,
     pgworkd.is_awaited, pgworkd.pass_on, pgworkd.wait_less, pgworkd.mend_dependencies, pgworkd.tell_waiters, pgworkd.report_progress

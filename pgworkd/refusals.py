@@ -77,7 +77,8 @@ def _refused(act: str, facts: _Facts) -> Refused:
     elif act == "retry" and facts.status == "dead" and facts.holder is not None:
         holder = facts.holder
         why = (
-            "its dedupe key is kept by a job that has ended, until its dedupe_until: try again then"
+            "its dedupe key is kept by a job that has ended, until its dedupe_until: try again then, or free the key "
+            "with pgworkd keys free"
             if facts.kept
             else "a live job holds its dedupe key: wait until that has ended, or cancel it"
         )

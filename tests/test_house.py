@@ -19,7 +19,7 @@ FLOORS = {
     ),
     1: (
         "driver_errors link store lease_store schedule_store insert_sql columns drivers batches workflow schema wake "
-        "admin_sql queue_acts batch_acts schedule_acts doctor_sql acts refusals"
+        "admin_sql queue_acts batch_acts key_acts schedule_acts doctor_sql acts refusals"
     ),
     2: (
         "streams app cancellation child processes held delayed payloads unknown_kinds runner cursor pace attention "
@@ -28,8 +28,8 @@ FLOORS = {
     ),
     3: (
         "__init__ loader demo demo_jobs demo_downstream demo_view cli cli_acts cli_app cli_ask cli_batches cli_bulk "
-        "cli_doctor cli_jobs cli_look cli_queues cli_run cli_schedules cli_serve cli_signals cli_table cli_text "
-        "cli_health supervisor leash crew autoscale cli_autoscale"
+        "cli_doctor cli_jobs cli_keys cli_look cli_queues cli_run cli_schedules cli_serve cli_signals cli_table "
+        "cli_text cli_health supervisor leash crew autoscale cli_autoscale"
     ),
 }
 PARTS = "client results embedded systemd admin"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import uuid
 
+from pgworkd import cli_ask
 from tests.engine.test_cli import Shell, clean, shell
 
 __all__ = ["clean", "shell"]  # fixtures
@@ -34,3 +35,91 @@ def test_a_queue_that_only_keeps_keys_is_unknown(shell: Shell) -> None:
     assert json.loads(shell("jobs", "--json").stdout) == []
     assert shell.refused("pause", "mail").startswith("no queue 'mail' is known;")
     assert shell.refused("pause", "maill").startswith("no queue 'maill' is known;"), "and mail is not what was meant"
+
+
+def keep(shell: Shell, key: str = "k", queue: str = "mail", for_s: int = 3600) -> str:
+    """A job that is cancelled and keeps its key."""
+    kept = shell("enqueue", queue, "--dedupe-key", key, "--dedupe-for-s", str(for_s)).stdout.strip()
+    shell("cancel", kept)
+    return kept
+
+
+def keep_by_batch(shell: Shell, name: str, key: str) -> str:
+    """An empty tree that has finished and keeps its key."""
+    made = "SELECT id FROM pgworkd.create_batch(%s, 'mail', p_dedupe_key => %s, p_dedupe_for_s => 600)"
+    batch = str(shell.sql(made, name, key))
+    shell("batches", "seal", batch)
+    return batch
+
+
+def test_kept_keys_are_listed_with_the_longest_kept_first(shell: Shell) -> None:
+    first, other, longest = keep(shell), keep(shell, "k", "other"), keep(shell, "k2", for_s=7200)
+    batch = keep_by_batch(shell, "month", "2026-11")
+    shell("enqueue", "mail", "--dedupe-key", "live", "--dedupe-for-s", "3600")
+
+    def listed(*args: str) -> list[str]:
+        return [row["id"] for row in json.loads(shell("keys", "--json", *args).stdout)]
+
+    assert listed() == [longest, other, first, batch]
+    assert listed("--limit", "2") == [longest, other]
+    assert listed("--queue", "mail") == [longest, first, batch]
+    assert listed("--key", "k") == [other, first]
+    assert listed("--key", "2026-11") == [batch]
+    rows = {row["id"]: row for row in json.loads(shell("keys", "--json").stdout)}
+    assert [rows[first][name] for name in ("queue", "dedupe_key", "batch", "became")] == [
+        "mail",
+        "k",
+        None,
+        "cancelled",
+    ]
+    assert (rows[batch]["batch"], rows[batch]["became"]) == ("month", "completed")
+    lines = shell("keys").stdout.splitlines()
+    assert lines[0].split() == ["DEDUPE_KEY", "QUEUE", "BATCH", "UNTIL", "BECAME", "ID"]
+    assert lines[1].startswith("k2 ")
+    assert lines[1].endswith(f"cancelled  {longest}")
+
+
+def test_a_kept_key_is_freed_and_the_next_job_is_inserted(shell: Shell) -> None:
+    kept = keep(shell)
+    assert shell("keys", "free", "mail", "k").stdout == "key k of queue mail is free\n"
+    assert json.loads(shell("keys", "--json").stdout) == []
+    (note,) = [row for row in json.loads(shell("audit", "--json").stdout) if row["what"] == "free_key"]
+    assert (note["who"], note["queue"], note["job_id"]) == (cli_ask.operator(), "mail", kept)
+    assert "dedupe_key: k -> -" in shell("audit").stdout
+    assert shell("enqueue", "mail", "--dedupe-key", "k").stdout.strip() != kept
+
+
+def test_the_key_of_a_finished_batch_is_freed(shell: Shell) -> None:
+    keep_by_batch(shell, "month", "k")
+    assert "no job has it: it is free" in shell.refused("keys", "free", "month", "k", code=1)
+    assert shell("keys", "free", "--batch", "month", "k").stdout == "key k of batch month is free\n"
+    assert json.loads(shell("keys", "--json").stdout) == []
+    assert "no batch has it: it is free" in shell.refused("keys", "free", "--batch", "month", "k", code=1)
+
+
+def test_a_key_that_is_held_is_not_freed_and_the_refusal_says_by_whom(shell: Shell) -> None:
+    live = shell("enqueue", "mail", "--dedupe-key", "k", "--dedupe-for-s", "3600").stdout.strip()
+    assert shell.refused("keys", "free", "mail", "k", code=1) == (
+        f"key k of queue mail is not freed: job {live} is pending and holds it: wait until that has ended, or cancel it"
+    )
+    assert shell.status(live) == "pending"
+    batch = shell.sql("SELECT id FROM pgworkd.create_batch('month', 'mail', p_dedupe_key => 'k')")
+    told = f"batch {batch} is not finished and holds it: wait until it is, or cancel it, which frees the key"
+    assert shell.refused("keys", "free", "--batch", "month", "k", code=1).endswith(told)
+    assert "no job has it: it is free" in shell.refused("keys", "free", "mail", "\x1b[31mK", code=1)
+    assert shell.sql("SELECT count(*) FROM pgworkd.audit") == 0
+
+
+def test_a_dead_job_whose_key_is_kept_says_how_to_free_it(shell: Shell) -> None:
+    dead = shell.die("mail", dedupe_key="k")
+    keep(shell)
+    assert "free the key with pgworkd keys free" in shell("retry", dead, code=1).stderr
+    shell("keys", "free", "mail", "k")
+    shell("retry", dead)
+    assert shell.status(dead) == "pending"
+
+
+def test_options_stand_behind_the_command(shell: Shell) -> None:
+    assert "put options behind: pgworkd keys free" in shell.refused("keys", "--key", "k", "free", "mail", "k")
+    for words in (("", "k"), ("mail", ""), ("mail", "k" * 513), ("q" * 201, "k")):
+        assert "characters: 1 to" in shell.refused("keys", "free", *words)

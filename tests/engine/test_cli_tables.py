@@ -96,7 +96,7 @@ def test_every_list_fits_a_terminal(shell: Shell, monkeypatch: pytest.MonkeyPatc
     shell("queues", "pause", "embedding-of-the-notes")
     shell("retry", "--queue", "embedding-of-the-notes", "--yes")
     monkeypatch.setenv("PGWORKD_DSN", shell.dsn)
-    for words in ("queues", "jobs", "workers", "schedules", "audit", "batches", "stats"):
+    for words in ("queues", "jobs", "workers", "schedules", "audit", "batches", "keys", "stats"):
         command = typer.main.get_command(app)
         lines = on_terminal(width, lambda: command.main([words], standalone_mode=False), monkeypatch)  # noqa: B023
         assert lines

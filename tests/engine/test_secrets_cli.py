@@ -52,6 +52,8 @@ COMMANDS = {
     "batches seal": [ID],
     "batches cancel": [ID],
     "batches delete": [ID],
+    "keys": [],
+    "keys free": ["q", "k"],
 }
 """Each with words that let it reach the database."""
 OFFLINE = {"config show", "grants"}

@@ -49,7 +49,9 @@ OFTEN = ["enqueue", "claim", "claim", "settle", "settle", "replay", "turn"]
 STEPS = st.lists(
     st.builds(
         Step,
-        act=st.sampled_from(["insert", "enqueue", "claim", "settle", "cancel", "replay", "turn", "mend", *OFTEN]),
+        act=st.sampled_from(
+            ["insert", "enqueue", "claim", "settle", "cancel", "replay", "free", "turn", "mend", *OFTEN]
+        ),
         key=st.sampled_from(["a", "a", "a", "b"]),
         word=st.sampled_from(["skip", "replace", "reschedule", "raise"]),
         seconds=st.sampled_from([0.0, 5.0, 30.0]),
@@ -199,6 +201,12 @@ class World:
         taken = self.holder(self.jobs[job_id].key) is not None
         assert await refusable(self.db, retry(self.db, job_id)) == (TAKEN if taken else {job_id})
         return nothing if taken else lambda: self.become(job_id, "pending", self.now)
+
+    async def free(self, step: Step) -> Callable[[], None]:
+        holder = self.holder(step.key)
+        kept = holder is not None and self.jobs[holder].status in ("completed", "cancelled")
+        assert await self.db.fetchval("SELECT pgworkd.free_key('q', $1)", step.key) == kept
+        return (lambda: setattr(self.jobs[holder], "until", None)) if holder and kept else nothing
 
     async def turn(self, step: Step) -> Callable[[], None]:
         self.now += step.seconds

@@ -37,7 +37,8 @@ FUNCTIONS = {
         expire_jobs
         in_parts report_refused rescue_jobs expire_these promote_lines mend_these apply_ends apply_frees
         restore_occurrences
-        done_of fail_schedule fold follow forget_rows free_keys freed heartbeat in_order in_time is_awaited keep_keys
+        done_of fail_schedule fold follow forget_rows free_batch_key free_key free_keys freed heartbeat
+        in_order in_time is_awaited keep_keys
         keyed_behind key_allowance key_has_room key_is_free lock_queue lock_queues lock_trees lock_trees_of matching
         mend_batches
         mend_dependencies next_due notify_pools of_key pass_on payloads pick places_after promote prune put_schedule
@@ -68,7 +69,7 @@ TABLES = {  # the worker's; readers have SELECT on them, enqueuers nothing
     "pending_effects": SID,
     **dict.fromkeys(("schema_version", "finished_jobs_other"), S),
     **dict.fromkeys(("all_jobs", "queue_stats", "batch_progress", "batch_trees", "blocked_jobs"), S),
-    **dict.fromkeys(("job_progress", "worker_stats"), S),
+    **dict.fromkeys(("kept_keys", "job_progress", "worker_stats"), S),
 }
 PRIVILEGES = ("SELECT", "INSERT", "UPDATE", "DELETE", "TRUNCATE", "REFERENCES", "TRIGGER")
 COLUMNS = {  # of jobs: the enqueuer's

@@ -162,7 +162,7 @@ READ = "payload meta error serialize_key limit_key xmin *"
 TABLES = """
 schema_version workers pools queues rates schedules finished_jobs finished_jobs_other batches batch_additions
 job_dependencies pending_effects result_waiters progress audit all_jobs queue_stats batch_progress batch_trees
-blocked_jobs job_progress worker_stats refused_rows
+blocked_jobs kept_keys job_progress worker_stats refused_rows
 """
 FORBIDDEN = [
     *(f"INSERT INTO pgworkd.jobs (queue, {name}) VALUES ('q', NULL)" for name in NOT_COLUMNS.split()),  # noqa: S608
@@ -212,6 +212,8 @@ FORBIDDEN = [
     "SELECT * FROM pgworkd.cancel_batch(gen_random_uuid())",
     "SELECT pgworkd.enter_batch(gen_random_uuid(), 'jobs')",
     "SELECT pgworkd.undepend('{}')",
+    "SELECT pgworkd.free_key('q', 'k')",
+    "SELECT pgworkd.free_batch_key('b', 'k')",
     "SELECT pgworkd.put_schedule('s', 'q', NULL, NULL, 60, 'UTC', 'skip', '{}')",
 ]
 

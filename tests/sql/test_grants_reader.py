@@ -45,6 +45,7 @@ async def test_the_commands_that_only_look(db: Db, roles: Roles) -> None:
         assert [row.id for row in await admin.batch_trees()] == [batch_id]
         assert len(await admin.batch_tree(batch_id)) == 1
         assert await admin.settings() == {}
+        assert await admin.kept_keys() == []
         assert (await admin.doctor()).dead == 0
         assert await admin.health()
         with pytest.raises(UsageError, match=r"refused us.*42501"):

@@ -218,7 +218,12 @@ async def test_an_operator_acts_as_worker(db: Db, roles: Roles) -> None:
         assert await admin.seal_batch(root.id)
         assert (await admin.cancel_batch(root.id)).cancelled == 1
         assert await admin.delete_batch(root.id) == 1
-        assert len(await admin.audit()) == 9
+        kept = await enqueue(conn, "q", dedupe_key="k", dedupe_for=3600)
+        assert await admin.cancel([kept]) == {kept: "cancelled"}
+        assert [row.id for row in await admin.kept_keys()] == [kept]
+        assert await admin.free_key("q", "k")
+        assert not await admin.free_batch_key("b", "k")
+        assert len(await admin.audit()) == 11
         assert await admin.queues()
         assert await admin.doctor()
         await admin._link.fetch("DELETE FROM pgworkd.schedules")

@@ -61,6 +61,8 @@ FUNCTIONS = {
     "ensure_partitions(integer)": "integer",
     "expire(integer)": "integer",
     "fail_schedule(text, integer, text)": "boolean",
+    "free_batch_key(text, text, text)": "boolean",
+    "free_key(text, text, text)": "boolean",
     "matching(text, text, text, text, uuid, text, uuid, integer, boolean)": "record",
     "new_id()": "uuid",
     "next_due(text[])": "TABLE(queue text, due_in_s double precision)",
@@ -97,6 +99,7 @@ VIEWS = {
     " dedupe_until",
     "blocked_jobs": "id queue kind batch_id created_at waiting_on reason stuck_on",
     "job_progress": "id queue kind batch_id attempt done message at claimed_at",
+    "kept_keys": "queue dedupe_key until id batch became",
     "queue_stats": "queue due scheduled running failed blocked dead oldest_due_s workers slots paused_until",
     "worker_stats": "id name pid version state started_at seen_at lease_until lost_at running queues",
 }

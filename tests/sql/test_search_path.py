@@ -115,6 +115,9 @@ async def every_verb(db: Db) -> tuple[uuid.UUID, uuid.UUID, uuid.UUID]:
     assert await db.fetchrow("SELECT * FROM pgworkd.cancel_batch($1)", batch) == (1, 0, False)
     assert await db.fetchval("SELECT state FROM pgworkd.batch_progress") == "cancelled"
     assert await db.fetchval("SELECT pgworkd.delete_batch($1)", batch) == 1
+    await db.execute(KEPT)
+    assert await db.fetchval("SELECT pgworkd.free_key('q', 'kept')") is True
+    assert await db.fetchval("SELECT pgworkd.free_batch_key('b', 'kept')") is False
     async with db.transaction():
         first, second = await _insert(db, 2)
         assert await db.fetchval("SELECT pgworkd.depend($1, $2)", second, [first]) == 1
@@ -132,6 +135,11 @@ async def every_verb(db: Db) -> tuple[uuid.UUID, uuid.UUID, uuid.UUID]:
     assert len(await rescue(db, rescuer)) == 2
     assert await sign_off(db, rescuer) is True
     return completed, asked, lost
+
+
+KEPT = """
+INSERT INTO pgworkd.jobs (queue, dedupe_key, dedupe_until, status) VALUES ('q', 'kept', '2150-01-01', 'completed')
+"""
 
 
 async def test_every_function_that_runs_a_statement_pins_its_search_path(db: Db) -> None:

@@ -1,0 +1,67 @@
+"""Commands on dedupe keys that are kept after the end of what had them: which there are, and freeing one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from .cli_ask import Dsn, Json, QueueOption, ask
+from .cli_text import as_json, note, out, table
+from .errors import UsageError
+from .safe_text import escaped
+
+if TYPE_CHECKING:
+    from .admin import Admin
+
+group = typer.Typer(help="List the dedupe keys that are kept after the end of their jobs; free one.")
+
+
+@group.callback(invoke_without_command=True)
+def keys(
+    context: typer.Context,
+    *,
+    queue: QueueOption = None,
+    key: Annotated[str | None, typer.Option("--key", metavar="KEY", help="Only this key.")] = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="At most N.", metavar="N")] = 20,
+    json: Json = False,
+    dsn: Dsn = None,
+) -> None:
+    """List the dedupe keys that are still taken although their job or batch is over; the longest kept come first."""
+    if context.invoked_subcommand is not None:
+        if json or (queue, key, dsn) != (None,) * 3:
+            raise UsageError(f"put options behind: pgworkd keys {context.invoked_subcommand} ...")
+        return
+    rows = ask(dsn, lambda admin: admin.kept_keys(queue, key, limit))
+    if json:
+        as_json([row._asdict() for row in rows])
+        return
+    columns = ("dedupe_key", "queue", "batch", "until", "became", "id")
+    table(columns, [[getattr(row, name) for name in columns] for row in rows])
+
+
+@group.command()
+def free(
+    name: Annotated[str, typer.Argument(metavar="QUEUE", show_default=False, help="The queue, or the batch's name.")],
+    key: Annotated[str, typer.Argument(metavar="KEY", show_default=False, help="The dedupe key.")],
+    *,
+    batch: Annotated[bool, typer.Option("--batch", help="The key of batches of this name, not of a queue's jobs.")] = (
+        False
+    ),
+    dsn: Dsn = None,
+) -> int:
+    """Free a key before its time: the next job with it is inserted. A key that a live job holds is not freed."""
+
+    async def act(admin: Admin) -> str | None:
+        if batch:
+            freed = await admin.free_batch_key(name, key)
+            return None if freed else await admin.batch_key_refusal(name, key)
+        return None if await admin.free_key(name, key) else await admin.key_refusal(name, key)
+
+    what = f"key {escaped(key)} of {'batch' if batch else 'queue'} {escaped(name)}"
+    why_not = ask(dsn, act)
+    if why_not is None:
+        out(f"{what} is free")
+        return 0
+    note(f"{what} is not freed: {why_not}")
+    return 1
