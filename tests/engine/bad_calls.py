@@ -72,9 +72,11 @@ async def none_at_all(dsn: str, db: Db) -> None:
         assert enqueue_many(connection, []) == []
 
 
-async def one_bad_of_many_in_python(_: str, __: Db) -> None:
+async def one_bad_of_many_in_python(_: str, db: Db) -> None:
+    """Found while those before are stored: they are undone."""
     with pytest.raises(UsageError, match=r"^jobs\[99999\]\.payload\.n is nan"):
-        enqueue_many(Untouchable(), numbered(100_000, payload={"n": float("nan")}))
+        await enqueue_many(db, numbered(100_000, payload={"n": float("nan")}))
+    assert not await stored(db)
 
 
 async def one_bad_of_many_in_the_database(_: str, db: Db) -> None:
@@ -152,6 +154,6 @@ CASES = [
     Case(33, "2^70 as the job of a result", id_of_a_result),
     Case(33, "2^70 as a batch", id_of_a_batch),
     Case(34, "an empty list", none_at_all),
-    Case(35, "the last of 100,000 is refused at the call", one_bad_of_many_in_python),
+    Case(35, "the last of 100,000 is refused, and none is stored", one_bad_of_many_in_python),
     Case(35, "the last of 25,000 is refused by the database", one_bad_of_many_in_the_database),
 ]

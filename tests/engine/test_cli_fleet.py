@@ -104,7 +104,7 @@ def test_doctor_finds_what_is_wrong_and_says_what_to_do(shell: Shell) -> None:
     findings = {f["subject"]: f for f in json.loads(shell("doctor", "--json", code=1).stdout)}
     levels = {subject: finding["level"] for subject, finding in findings.items()}
     ok = dict.fromkeys(("connection", "server", "clock", "schema", "transactions", "notifications"), "ok")
-    ok |= dict.fromkeys(("kinds", "schedules", "dependencies"), "ok")
+    ok |= dict.fromkeys(("kinds", "schedules", "dependencies", "effects"), "ok")
     warn = dict.fromkeys(("workers", "dead jobs", "history"), "warn")
     assert levels == {**ok, **warn, "autovacuum": "bad", "queues": "bad"}
     assert "'late'" in findings["queues"]["finding"]
