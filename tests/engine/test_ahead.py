@@ -10,6 +10,7 @@ import pytest
 
 from pgworkd import events
 from pgworkd.app import App
+from pgworkd.chores import Periods
 from pgworkd.daemon import Daemon
 from pgworkd.job import Reason
 from pgworkd.pace import Pace
@@ -252,7 +253,10 @@ async def test_what_waits_for_a_slot_of_a_worker_that_is_lost_runs_under_the_nex
 ) -> None:
     never_stalls(monkeypatch)
     waiters = Waiters(4)
-    async with claimed_ahead(waiters, dsn, db) as (daemon, seen, ahead):
+    periods = Periods(
+        rescue_s=3600, strays_s=0.1
+    )  # or its next registration takes them back before they are given back
+    async with claimed_ahead(waiters, dsn, db, periods=periods) as (daemon, seen, ahead):
         worker_id = daemon.worker_id
         ids, begun = await _ids_ahead(db, waiters), set(waiters.began)
         held = [each for each in daemon._holdings if each.claimed.id in set(ids)]
