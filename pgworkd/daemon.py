@@ -84,7 +84,7 @@ class Daemon:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._contact = Contact(options.link, self.events)
         self._holdings = Holdings()
-        self._store = store = Store(options.link, transactions_max=options.transactions_max)
+        self._store = store = Store(options.link, lambda: len(self.pools), transactions_max=options.transactions_max)
         self.membership = Membership(
             store,
             self._holdings,
@@ -255,7 +255,7 @@ class Daemon:
         with anyio.move_on_after(self.options.link.connect_timeout_s):
             await listening.wait()  # a hint only: without it the pools poll
             await self.membership.live.first.wait()  # until then they may not claim
-        tasks.start_soon(self._store.warm_up, self.worker_id, name="warm-up")
+        tasks.start_soon(self._store.tend_connections, self.worker_id, name="connections")
         tasks.start_soon(self._chores.run, name="chores")
         look = Look(self._store, self.pools, self.membership, self.events, self.options.poll_s)
         tasks.start_soon(look.run, name="look")

@@ -1,6 +1,7 @@
 """The verbs of `schema.sql`, one method each, with Python's types on both sides.
 
-The store holds four links, so that no slow chore or large payload stands before a claim, nor a claim before a settle.
+The store holds connections for claims, settles, maintenance and large payloads, so that none of these stands before
+another.
 Every method raises `DatabaseUnavailable` when the call may be tried again, and nothing was decided or its
 outcome is unknown: all verbs may be repeated.
 """
@@ -8,12 +9,13 @@ outcome is unknown: all verbs may be repeated.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, cast
 from uuid import UUID, uuid4
 
 from . import settle_sql
+from .claim_connections import ClaimConnections
 from .claims import CLAIM
 from .claims import Claimed as Claimed
 from .claims import ClaimOrder as ClaimOrder
@@ -67,9 +69,12 @@ def _fence(worker_id: int | None) -> tuple[int | None, UUID | None]:
 class Store(ScheduleStore):
     """The daemon's way to the database."""
 
-    def __init__(self, options: LinkOptions, *, transactions_max: int = 20) -> None:
+    def __init__(
+        self, options: LinkOptions, queues: Callable[[], int] = lambda: 1, *, transactions_max: int = 20
+    ) -> None:
+        """`queues`: how many there are to claim from."""
         self.options = options
-        self._claims = Link(options, "claim")
+        self._claims = ClaimConnections(options, queues)
         self._settles = Link(replace(options, lock_timeout_s=LOCK_TIMEOUT_S), "settle")
         self._rest = Link(replace(options, lock_timeout_s=LOCK_TIMEOUT_S), "chores")
         self._reads = Link(options, "payloads")  # connects only where there are large ones
@@ -106,11 +111,15 @@ class Store(ScheduleStore):
         """Ends a worker; False if it still has running jobs or is lost."""
         return bool(await self._rest.value("SELECT pgworkd.sign_off($1, $2)", worker_id, token_of(worker_id)))
 
-    async def warm_up(self, worker_id: int) -> None:
-        """Lets both hot connections plan their statements, which takes tens of milliseconds, before there is a job."""
+    async def tend_connections(self, worker_id: int) -> None:
+        """Lets both hot connections plan their statements, which takes tens of milliseconds, before there is a job.
+
+        Then, until cancelled, closes those that are not needed any more.
+        """
         with contextlib.suppress(PgworkdError):  # whoever needs them will say what is wrong
             await self.claim(ClaimOrder(worker_id, "", 0))
             await self.settle_completed([], [], [])
+        await self._claims.close_idle()
 
     # Claim
 

@@ -18,8 +18,8 @@ FLOORS = {
         "claims queue_settings registration remains safe_text session settle_sql tls"
     ),
     1: (
-        "driver_errors link store lease_store schedule_store insert_sql columns drivers batches workflow schema wake "
-        "admin_sql queue_acts batch_acts key_acts schedule_acts doctor_sql acts refusals"
+        "driver_errors link claim_connections store lease_store schedule_store insert_sql columns drivers batches "
+        "workflow schema wake admin_sql queue_acts batch_acts key_acts schedule_acts doctor_sql acts refusals"
     ),
     2: (
         "streams app cancellation child processes held delayed payloads unknown_kinds runner cursor pace attention "

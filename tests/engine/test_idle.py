@@ -118,7 +118,7 @@ async def test_ten_idle_queues_cost_less_than_a_query_per_second(
         regular = {name for name, _ in loops.asked} | {"wake"}
         daemon.request_stop()
     assert not set(asked) & set(pools), "a pool asks without having been called"
-    once = {name for name in regular if name not in periods_s} | {_starter(loops)}
+    once = {name for name in regular if name not in periods_s} | {_starter(loops), "connections"}
     assert not set(asked) & once, "who asks and waits for no time asks once, at the start"
     regular -= {*pools, *once}
     assert len(regular) == 12, regular

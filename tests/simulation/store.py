@@ -1,13 +1,14 @@
 """What stands between a simulated daemon and the table: links, with everything that goes wrong on them.
 
 Of `Store`, `LeaseStore` and `Listener` it has the methods that a daemon calls, with their contracts: one call at a
-time on each of three links, never cancelled half-way; `DatabaseUnavailable` before the call took effect or after it;
+time on each link, never cancelled half-way; `DatabaseUnavailable` before the call took effect or after it;
 answers that take their time, at most until the call's time is over.
 """
 
 from __future__ import annotations
 
 import asyncio
+import collections
 import json
 import math
 import random
@@ -199,7 +200,8 @@ class SimulatedStore:
         self._network = network
         self._table = network.table
         self._watcher = watcher
-        self._claims, self._settles, self._rest = (SimulatedLink(network) for _ in range(3))
+        self._settles, self._rest, self._looks = (SimulatedLink(network) for _ in range(3))
+        self._claims = collections.defaultdict[str, SimulatedLink](lambda: SimulatedLink(network))  # each may be slow
         self.listener = SimulatedListener(network)
 
     async def close(self) -> None:
@@ -211,27 +213,27 @@ class SimulatedStore:
     async def set_pool(
         self, worker_id: int, queue: str, concurrency: int, *, asleep: bool, code: tuple[int, str]
     ) -> None:
-        await self._claims.call("set_pool", lambda: self._table.set_pool(worker_id, queue, asleep=asleep))
+        await self._claims[queue].call("set_pool", lambda: self._table.set_pool(worker_id, queue, asleep=asleep))
 
     async def drop_pool(self, worker_id: int, queue: str) -> None:
-        await self._claims.call("drop_pool", lambda: self._table.pools.pop((worker_id, queue), None))
+        await self._claims[queue].call("drop_pool", lambda: self._table.pools.pop((worker_id, queue), None))
 
     async def sign_off(self, worker_id: int) -> bool:
         return await self._rest.call("sign_off", lambda: self._table.sign_off(worker_id))
 
-    async def warm_up(self, worker_id: int) -> None:
-        """The simulation has no plans to make."""
+    async def tend_connections(self, worker_id: int) -> None:
+        """The simulation has no plans to make, and nothing that idles."""
 
     async def claim(self, order: ClaimOrder) -> Claims:
         self._watcher.ordered(order)
-        return await self._claims.call("claim", lambda: self._seen(self._table.claim(order)))
+        return await self._claims[order.queue].call("claim", lambda: self._seen(self._table.claim(order)))
 
     def _seen(self, claims: Claims) -> Claims:
         self._watcher.claimed(claims)
         return claims
 
     async def next_due(self, queues: Sequence[str]) -> dict[str, float]:
-        return await self._claims.call("next_due", lambda: self._table.next_due(queues))
+        return await self._looks.call("next_due", lambda: self._table.next_due(queues))
 
     async def settle_completed(
         self,

@@ -1,0 +1,116 @@
+"""The connections on which a daemon claims: one, and further ones while a claim of another queue is slow.
+
+Most claims take a few milliseconds and follow each other on one connection. A claim may also wait for a lock that an
+application holds, or go over very many keys: then those of other queues pass it by on another connection.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+
+from .link import Link, LinkOptions, Row
+
+CONNECTIONS_MAX = 4
+"""Of one daemon. So many slow claims at once, and the others wait for the first of them to end."""
+SLOW_S = 0.05
+"""A call that has been with the server for longer is not waited for."""
+IDLE_S = 60.0
+"""A further connection that was not needed for so long is closed."""
+
+
+class ClaimConnections:
+    """Calls wait for each other in order, except for those that have become slow.
+
+    At most one connection for each queue, however many calls there are: what waits for a claim of its own queue has
+    nothing to gain from another.
+    """
+
+    def __init__(self, options: LinkOptions, queues: Callable[[], int]) -> None:
+        """`queues`: how many there are to claim from; asked at each call."""
+        self._options = options
+        self._queues = queues
+        self._all = [_Connection(options) for _ in range(CONNECTIONS_MAX)]
+        self._turn = anyio.Lock(fast_acquire=True)  # whoever has it is the next to get a connection
+        self._freed = anyio.Event()
+
+    async def fetch(self, sql: str, *args: object) -> list[Row]:
+        """All rows of one statement, which is a transaction of its own."""
+        connection = self._at_once() or await self._take()
+        try:
+            return await connection.fetch(sql, *args)
+        finally:
+            self._give_back(connection)
+
+    async def value(self, sql: str, *args: object) -> Any:
+        """The first column of the first row; None if there is no row."""
+        connection = self._at_once() or await self._take()
+        try:
+            return await connection.value(sql, *args)
+        finally:
+            self._give_back(connection)
+
+    async def close_idle(self) -> None:
+        """Closes further connections that are not needed any more, until cancelled."""
+        while True:
+            await anyio.sleep(IDLE_S / 4)
+            for place, connection in enumerate(self._all):
+                if place > 0 and not connection.taken and time.monotonic() - connection.used_at > IDLE_S:
+                    self._all[place] = _Connection(self._options)  # at once: to close one may take a while
+                    await connection.close()
+
+    async def close(self) -> None:
+        """Closes all of them."""
+        for connection in self._all:
+            await connection.close()
+
+    def _at_once(self) -> _Connection | None:
+        """The first connection, where nobody needs to wait: every claim of a daemon that is not busy comes by here."""
+        first = self._all[0]
+        if first.taken or self._turn.locked():
+            return None
+        first.taken = True
+        return first
+
+    async def _take(self) -> _Connection:
+        async with self._turn:
+            while (connection := self._free()) is None:
+                self._freed = anyio.Event()
+                with anyio.move_on_after(SLOW_S):
+                    await self._freed.wait()
+            connection.taken = True
+            return connection
+
+    def _free(self) -> _Connection | None:
+        for connection in self._all[: max(1, self._queues())]:
+            if not connection.taken:
+                return connection
+            if time.monotonic() - connection.sent_at < SLOW_S:
+                return None  # it will be free soon
+        return None
+
+    def _give_back(self, connection: _Connection) -> None:
+        connection.taken, connection.sent_at, connection.used_at = False, math.inf, time.monotonic()
+        if self._turn.locked():
+            self._freed.set()
+
+
+class _Connection(Link):
+    """One of them, and what it is doing. All times on the monotonic clock."""
+
+    def __init__(self, options: LinkOptions) -> None:
+        super().__init__(options, "claim")
+        self.taken = False
+        self.sent_at = math.inf
+        """When the call under way was sent. One that still connects is not slow: another connection would not help."""
+        self.used_at = math.inf
+        """When the last call ended; never: there is nothing to close."""
+
+    async def _ready(self) -> Any:
+        connection = await super()._ready()
+        self.sent_at = time.monotonic()
+        return connection

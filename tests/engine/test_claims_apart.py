@@ -1,0 +1,173 @@
+"""A claim that is slow, or waits for a lock, delays its own queue only."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import anyio
+import asyncpg
+import pytest
+
+from pgworkd import claim_connections, events
+from pgworkd.app import App
+from pgworkd.claim_connections import CONNECTIONS_MAX, ClaimConnections
+from pgworkd.errors import OutcomeUnknown
+from pgworkd.link import LinkOptions
+from tests.kit import Recorder, insert, running, until, waits_for_status
+
+WITHIN_S = 1.0
+JOBS = 10
+"""Of the queue that is not slow, one after the other."""
+_CLAIMING = """SELECT count(*) FROM pg_stat_activity
+    WHERE application_name = 'pgworkd claim' AND datname = current_database()"""
+_WAITING = f"{_CLAIMING} AND wait_event_type = 'Lock'"
+_CUT = _CLAIMING.replace("count(*)", "count(pg_terminate_backend(pid))")
+LIMITED = "INSERT INTO pgworkd.queues (name, max_running) VALUES ($1, 5)"
+RATED = "INSERT INTO pgworkd.queues (name, rate, rate_period_s) VALUES ($1, 1000, 1)"
+HELD = {
+    "the lock of a limited queue": (LIMITED, "SELECT pgworkd.lock_queue($1)"),
+    "the row of its rate": (RATED, "SELECT FROM pgworkd.rates WHERE queue = $1 FOR UPDATE"),
+}
+
+
+def app_of(*queues: str) -> App:
+    app = App()
+
+    async def handle() -> None:
+        return None
+
+    for queue in queues:
+        app.handler(queue, concurrency=3)(handle)
+    return app
+
+
+@contextlib.asynccontextmanager
+async def holding(dsn: str, sql: str, *queues: str) -> AsyncIterator[None]:
+    """Another session's open transaction in which that has been done for each of these queues."""
+    holder = await asyncpg.connect(dsn)
+    await holder.execute("BEGIN")
+    try:
+        for queue in queues:
+            await holder.execute(sql, queue)
+        yield
+    finally:
+        await holder.execute("ROLLBACK")
+        await holder.close()
+
+
+async def run_one_by_one(db: asyncpg.Connection[Any], seen: Recorder, queue: str) -> None:
+    for _ in range(JOBS):
+        job = await insert(db, queue)
+        with anyio.fail_after(WITHIN_S):
+            await seen.wait(events.JOB_STARTED, job_id=str(job))
+
+
+@pytest.mark.parametrize("held", HELD)
+async def test_a_claim_that_waits_for_a_lock_delays_no_other_queue(
+    dsn: str, db: asyncpg.Connection[Any], held: str
+) -> None:
+    prepare, lock = HELD[held]
+    await db.execute(prepare, "slow")
+    async with running(app_of("slow", "other"), dsn) as (_, seen):
+        await until(waits_for_status(db, await insert(db, "slow"), "completed"))
+        async with holding(dsn, lock, "slow"):
+            late = await insert(db, "slow")
+            await until(lambda: db.fetchval(_WAITING))
+            await run_one_by_one(db, seen, "other")
+            assert await db.fetchval(_WAITING) == 1, "all of them have run while the claim was waiting"
+            due = await insert(db, "other", run_at=await db.fetchval("SELECT now() + interval '0.3 s'"))
+            with anyio.fail_after(0.3 + WITHIN_S):
+                await seen.wait(events.JOB_STARTED, job_id=str(due))
+        await until(waits_for_status(db, late, "completed"))
+    assert seen.all(events.DATABASE_AWAY) == []
+    assert await db.fetchval("SELECT max(attempts) FROM pgworkd.all_jobs") == 1
+
+
+async def test_several_slow_claims_have_a_connection_each_and_those_are_closed_when_they_idle(
+    dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claim_connections, "IDLE_S", 0.5)
+    slow = [f"slow {n}" for n in range(CONNECTIONS_MAX - 1)]
+    await db.executemany(LIMITED, [(queue,) for queue in slow])
+    async with running(app_of("other", *slow), dsn) as (_, seen):
+        async with holding(dsn, "SELECT pgworkd.lock_queue($1)", *slow):
+            late = [await insert(db, queue) for queue in slow]
+            await until(lambda: db.fetchval(f"SELECT ({_WAITING}) = $1", len(slow)))
+            await run_one_by_one(db, seen, "other")
+            assert await db.fetchval(_CLAIMING) == CONNECTIONS_MAX
+        for job in late:
+            await until(waits_for_status(db, job, "completed"))
+        await until(lambda: db.fetchval(f"SELECT ({_CLAIMING}) = 1"))
+        await run_one_by_one(db, seen, "other")
+        async with holding(dsn, "SELECT pgworkd.lock_queue($1)", slow[0]):
+            await insert(db, slow[0])
+            await until(lambda: db.fetchval(_WAITING))
+            await run_one_by_one(db, seen, "other")
+    assert seen.all(events.DATABASE_AWAY) == []
+
+
+async def test_a_daemon_of_one_queue_keeps_to_one_connection_for_claims(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    await db.execute(LIMITED, "q")
+    async with running(app_of("q"), dsn) as (daemon, seen):
+        async with holding(dsn, "SELECT pgworkd.lock_queue($1)", "q"):
+            late = await insert(db, "q")
+            await until(lambda: db.fetchval(_WAITING))
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(daemon._store.next_due, ["q"])
+                with anyio.move_on_after(5 * claim_connections.SLOW_S):  # in which a second one would be made
+                    await until(lambda: db.fetchval(f"SELECT ({_CLAIMING}) > 1"))
+                    raise AssertionError("a second connection")
+                tasks.cancel_scope.cancel()
+        await seen.wait(events.JOB_COMPLETED, job_id=str(late))
+
+
+async def test_slow_claims_that_are_cut_cost_no_job_and_no_second_run(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    slow = ["slow 1", "slow 2"]
+    await db.executemany(LIMITED, [(queue,) for queue in slow])
+    async with running(app_of("other", *slow), dsn) as (_, seen):
+        async with holding(dsn, "SELECT pgworkd.lock_queue($1)", *slow):
+            late = [await insert(db, queue) for queue in slow]
+            for _ in range(2):
+                await until(lambda: db.fetchval(f"SELECT ({_WAITING}) = 2"))
+                await db.execute(_CUT)
+                await run_one_by_one(db, seen, "other")
+        for job in late:
+            await until(waits_for_status(db, job, "completed"))
+    assert await db.fetchval("SELECT max(attempts) FROM pgworkd.all_jobs") == 1
+
+
+async def test_what_a_further_connection_claimed_unheard_is_given_back(
+    dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost: list[str] = []
+    take = ClaimConnections._take
+
+    async def take_and_lose_an_answer(self: ClaimConnections) -> Any:
+        connection = await take(self)
+        if connection is not self._all[0]:
+
+            async def fetch(sql: str, *args: object) -> Any:
+                rows = await type(connection).fetch(connection, sql, *args)
+                if lost or not any(row[0] for row in rows) or "claim" not in sql:
+                    return rows
+                lost.extend(str(row[0]) for row in rows)
+                raise OutcomeUnknown("cut")
+
+            monkeypatch.setattr(connection, "fetch", fetch)
+        return connection
+
+    monkeypatch.setattr(ClaimConnections, "_take", take_and_lose_an_answer)
+    await db.execute(LIMITED, "slow")
+    link = LinkOptions(dsn, command_timeout_s=0.5)
+    async with running(app_of("slow", "other"), dsn, link=link) as (_, seen):
+        async with holding(dsn, "SELECT pgworkd.lock_queue($1)", "slow"):
+            await insert(db, "slow")
+            while not lost:
+                await until(lambda: db.fetchval(_WAITING))
+                await until(waits_for_status(db, await insert(db, "other"), "completed"))
+        await seen.wait(events.STRAYS_RELEASED)
+        await until(lambda: db.fetchval("SELECT NOT EXISTS (SELECT FROM pgworkd.jobs)"))
+    rows = await db.fetch("SELECT id, attempts, failures FROM pgworkd.all_jobs WHERE attempts > 1")
+    assert [(str(row["id"]), row["attempts"], row["failures"]) for row in rows] == [(job, 2, 0) for job in lost]
