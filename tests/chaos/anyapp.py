@@ -21,7 +21,8 @@ from tests.chaos import workload
 from tests.chaos.producer import Producer
 
 SEED = "CHAOS_APP"
-ROLES = {"plain": 5, "transact": 2, "thread": 2, "stubborn": 1, "process": 1}
+ROLES = {"plain": 5, "transact": 2, "charge": 1, "thread": 2, "stubborn": 1, "process": 1}
+HOW: dict[str, dict[str, Any]] = {"process": {"run_in": "process", "timeout_s": 20}, "charge": {"max_attempts": 1}}
 LONGEST_S_PER_SLOT = 0.1
 """Of a job's time: so that what is inserted can be worked off."""
 PAD_CHARS = (0, 0, 0, 100, 5_000, 60_000)
@@ -80,8 +81,7 @@ def register(app: App, queues: list[Queue]) -> App:
         more: dict[str, Any] = {"queue": queue.name, "concurrency": queue.concurrency, "backoff": 0.2}
         more["max_attempts"] = workload.ATTEMPTS_MAX
         for role, kind in queue.kinds():
-            how = {"run_in": "process", "timeout_s": 20} if role == "process" else {}
-            app.handler(kind, **more, **how)(getattr(workload, role))
+            app.handler(kind, **more | HOW.get(role, {}))(getattr(workload, role))
         if queue.every_s is not None:
             app.handler(f"tick-{queue.name}", every=queue.every_s, **more)(workload.tick)
     return app

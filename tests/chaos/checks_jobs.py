@@ -112,6 +112,13 @@ def one_end(evidence: Evidence) -> Iterable[str | None]:
 
 
 @check
+def at_most_once(evidence: Evidence) -> Iterable[str | None]:
+    """What may run only once begins once at most."""
+    begun = Counter(run.job for run in evidence.runs if run.kind == "charge")
+    yield from (None if count == 1 else f"{job} began {count} times" for job, count in begun.items())
+
+
+@check
 def fenced(evidence: Evidence) -> Iterable[str | None]:
     """Only its own run ends an attempt: nothing is settled before, and what ended well is not run again."""
     stale = {(n.facts["job_id"], n.facts["attempt"]) for n in evidence.of("job.stale")}
@@ -173,6 +180,8 @@ def failures(evidence: Evidence) -> Iterable[str | None]:
             yield None if change.job in unreadable else f"{change} failed without a run"
         elif run.kind == "process":
             yield None if how in (None, "MemoryError") and run.attempt == 1 else f"{run} failed"
+        elif run.kind == "charge":
+            yield None if how in (None, "CancelledError") else f"{run} failed"
         elif run.kind == "transact":
             yield f"{run} failed" if how in (None, "ok", "CancelledError") else None  # whatever the driver raises
         else:
@@ -181,12 +190,13 @@ def failures(evidence: Evidence) -> Iterable[str | None]:
 
 @check
 def deaths(evidence: Evidence) -> Iterable[str | None]:
-    """What is dead was hopeless, unreadable, or lost three times."""
+    """What is dead was hopeless, unreadable, lost three times, or cut short in its only run."""
     for row in evidence.rows:
         if row.status == "dead":
             plan = evidence.tokens.get(row.token or "", ("",))[0]
             run = evidence.run_of.get((row.job, row.attempts))
             hopeless = run is not None and run.how == "PermanentError"
+            hopeless = hopeless or (row.kind == "charge" and (row.losses > 0 or (run is not None and run.how != "ok")))
             yield None if row.losses >= 3 or hopeless or plan == "unreadable" else f"{row} is dead"
     for row in evidence.rows:
         if evidence.tokens.get(row.token or "", ("",))[0] == "unreadable" and row.status != "dead":

@@ -60,6 +60,7 @@ class Producer:
                 lambda: [NewJob("mixed", self.quick(snoozes=True), kind="plain", priority=dice.randint(-1, 1))],
                 lambda: [NewJob("mixed", self.quick(hopeless=dice.random() < 0.2), kind="plain")],
                 lambda: [NewJob("mixed", self.payload(seconds=dice.uniform(0, 1)), kind="transact")],
+                lambda: [NewJob("mixed", self.payload(seconds=dice.uniform(0, 1.5)), kind="charge")],
                 lambda: [NewJob("mixed", self.payload(seconds=dice.uniform(0.3, 1.5)), kind="stubborn")],
                 lambda: [NewJob("mixed", self.payload(seconds=dice.uniform(0.1, 1.2)), kind="thread")],
                 lambda: [NewJob("mixed", self.payload(seconds=dice.uniform(3, 6)), kind="plain")],

@@ -30,7 +30,14 @@ def test_a_seed_says_all_about_an_application_and_its_traffic() -> None:
 
 def test_applications_differ_in_all_that_is_drawn() -> None:
     queues = [queue for seed in range(100) for queue in application(seed)]
-    assert {role for queue in queues for role in queue.roles} >= {"plain", "transact", "thread", "stubborn", "process"}
+    assert {role for queue in queues for role in queue.roles} >= {
+        "plain",
+        "transact",
+        "charge",
+        "thread",
+        "stubborn",
+        "process",
+    }
     limits = {name for queue in queues for name, _ in queue.limits}
     assert limits == {"max_running", "limit_per_key", "rate", "rate_period_s", "rate_burst", "fair"}
     assert {queue.every_s for queue in queues} == {None, 1, 2, 5}

@@ -118,6 +118,17 @@ def failed(how: str, kind: str = "plain") -> Evidence:
     )
 
 
+def cut_short(kind: str) -> Evidence:
+    """A stop cancels its only run."""
+    good = clean()
+    return replace(
+        good,
+        notes=[*good.notes[:2], *run(JOB, 1, "d1", 2.1, 2.9, "CancelledError", kind=kind)],
+        changes=[*good.changes[:2], change(3, "running", "dead", 1, failures=1)],
+        rows=[row(kind=kind, status="dead", made_by=None, failures=1)],
+    )
+
+
 def flow(claimed: int) -> Evidence:
     """p-1 and b, and c that waits for them and was claimed at `claimed`."""
     jobs = [row(job=job, token=token) for job, token in (("b", "p-2"), ("c", "p-3"))]
@@ -155,6 +166,7 @@ BREACHES: dict[str, Callable[[], Evidence]] = {
     "acknowledged": lambda: replace(clean(), rows=[]),
     "attempted": lambda: with_notes(*run(JOB, 2, "d2", 4, 5)),
     "one_end": lambda: replace(clean(), rows=[row(attempts=2, made_by=1)]),
+    "at_most_once": lambda: failed("RuntimeError", "charge"),
     "fenced": lambda: replace(clean(), notes=[*clean().notes[:2], *run(JOB, 1, "d1", 2.1, 8)]),
     "alone": lambda: taken_over(second_start_s=9.6, first_end_s=10),
     "serialized": lambda: with_notes(*run("x", 1, "d1", 1, 3, **KEYED), *run("y", 1, "d1", 2, 4, **KEYED)),
@@ -192,6 +204,7 @@ SOUND: dict[str, Callable[[], Evidence]] = {
         notes=[*taken_over(second_start_s=9.6, first_end_s=10).notes,
                note(9.9, "driver", "paused", name="d1", since_s=3.0, until_s=9.9)],
     ),
+    "a run that was cut short and may not be repeated": lambda: cut_short("charge"),
     "a failure": lambda: failed("RuntimeError"),
     "a flow": lambda: flow(5),
     "a tree": tree,

@@ -108,6 +108,14 @@ async def transact(payload: dict[str, Any], job: Job) -> None:
             job.result = result(job)
 
 
+@app.handler("charge", queue="mixed", concurrency=QUEUES["mixed"], max_attempts=1)
+async def charge(payload: dict[str, Any], job: Job) -> dict[str, int]:
+    """May run only once."""
+    with recorded(job):
+        await anyio.sleep(payload["seconds"])
+    return result(job)
+
+
 @app.handler("stubborn", queue="mixed", concurrency=QUEUES["mixed"], max_attempts=ATTEMPTS_MAX, backoff=0.2)
 async def stubborn(payload: dict[str, Any], job: Job) -> dict[str, int]:
     """Does not come out for a while when it is told to."""
