@@ -1149,9 +1149,13 @@ BEGIN
     RETURN least(v_found, p_most);
 END $$;
 
+DROP FUNCTION IF EXISTS next_due(text[]);
 -- Seconds until the next job of each queue is due (0 or less: due now); queues with no waiting job are
--- left out. Walks one index entry per priority. Locks nothing.
-CREATE OR REPLACE FUNCTION next_due(p_queues text[]) RETURNS TABLE (queue text, due_in_s float8)
+-- left out. Walks one index entry per priority, and, while vacuum is held back, those of all jobs that are over before it.
+-- So callers may say what they know of p_queues[i]: nothing waits that was due more than p_ages_s[i] ago (NULL: nothing
+-- is known), which spares the entries of jobs that are over in the priorities p_known[i] ('{5,0}', descending). Locks nothing.
+CREATE OR REPLACE FUNCTION next_due(p_queues text[], p_ages_s float8[] DEFAULT '{}', p_known text[] DEFAULT '{}')
+RETURNS TABLE (queue text, due_in_s float8)
 LANGUAGE plpgsql STABLE
 SET search_path = pgworkd, pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
@@ -1159,46 +1163,62 @@ SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cach
 DECLARE
     v_now      timestamptz := clock();
     v_queue    text;
+    v_from     timestamptz;
     v_next     timestamptz;
     v_row      record;
     v_probes   int;
+    v_top      bigint;
     v_above    bigint;
+    v_known    bigint;
 BEGIN
-    FOREACH v_queue IN ARRAY p_queues LOOP
-        v_above := 2147483648;
+    FOR v_place IN 1..coalesce(cardinality(p_queues), 0) LOOP
+        v_queue := p_queues[v_place];
+        v_from := coalesce(v_now - make_interval(secs => p_ages_s[v_place]), '-infinity');
+        v_top := 2147483648;
         SELECT min(j.run_at) INTO v_next FROM jobs j
         WHERE j.queue = v_queue AND waits_suspect(j);
-        FOR i IN 1..100 LOOP
-            SELECT j.priority, j.run_at INTO v_row FROM jobs j
-            WHERE j.queue = v_queue AND waits_keyed(j) AND j.priority < v_above
-            ORDER BY j.priority DESC, j.run_at LIMIT 1;
-            EXIT WHEN NOT FOUND;
-            v_next := least(v_next, v_row.run_at);
-            v_above := v_row.priority;
+        FOREACH v_known IN ARRAY coalesce(p_known[v_place]::bigint[], '{}') || -2147483649 LOOP
+            v_above := v_top;  -- priorities between two that the caller knows
+            v_probes := 0;
+            LOOP
+                SELECT j.priority, j.run_at INTO v_row FROM jobs j
+                WHERE j.queue = v_queue AND waits_keyed(j) AND j.priority < v_above AND j.priority > v_known
+                ORDER BY j.priority DESC, j.run_at LIMIT 1;
+                EXIT WHEN NOT FOUND OR v_probes >= 100;
+                v_next := least(v_next, v_row.run_at);
+                v_above := v_row.priority;
+                v_probes := v_probes + 1;
+            END LOOP;
+            IF v_row.priority IS NOT NULL THEN
+                v_next := least(v_next, (
+                    SELECT min(j.run_at) FROM jobs j
+                    WHERE j.queue = v_queue AND waits_keyed(j) AND j.priority < v_above AND j.priority > v_known));
+            END IF;
+            v_above := v_top;
+            v_probes := 0;
+            LOOP
+                SELECT j.priority, j.run_at INTO v_row FROM jobs j
+                WHERE j.queue = v_queue AND waits_plain(j) AND j.priority < v_above AND j.priority > v_known
+                ORDER BY j.priority DESC, j.run_at LIMIT 1;
+                EXIT WHEN NOT FOUND OR v_probes >= 100;
+                v_next := least(v_next, v_row.run_at);
+                v_above := v_row.priority;
+                v_probes := v_probes + 1;
+            END LOOP;
+            IF v_row.priority IS NOT NULL THEN
+                v_next := least(v_next, (
+                    SELECT min(j.run_at) FROM jobs j
+                    WHERE j.queue = v_queue AND waits_plain(j) AND j.priority < v_above AND j.priority > v_known));
+            END IF;
+            IF v_known >= -2147483648 THEN
+                v_next := least(v_next,
+                    (SELECT min(j.run_at) FROM jobs j
+                     WHERE j.queue = v_queue AND waits_keyed(j) AND j.priority = v_known AND j.run_at >= v_from),
+                    (SELECT min(j.run_at) FROM jobs j
+                     WHERE j.queue = v_queue AND waits_plain(j) AND j.priority = v_known AND j.run_at >= v_from));
+            END IF;
+            v_top := v_known;
         END LOOP;
-        IF v_row.priority IS NOT NULL THEN
-            v_next := least(v_next, (
-                SELECT min(j.run_at) FROM jobs j
-                WHERE j.queue = v_queue AND waits_keyed(j) AND j.priority < v_above));
-        END IF;
-        SELECT j.priority, j.run_at INTO v_row FROM jobs j
-        WHERE j.queue = v_queue AND waits_plain(j)
-        ORDER BY j.priority DESC, j.run_at LIMIT 1;
-        v_probes := 0;
-        WHILE v_row.priority IS NOT NULL AND v_probes < 100 LOOP
-            v_next := least(v_next, v_row.run_at);
-            v_probes := v_probes + 1;
-            SELECT j.priority, j.run_at INTO v_row FROM jobs j
-            WHERE j.queue = v_queue AND waits_plain(j)
-              AND j.priority < v_row.priority
-            ORDER BY j.priority DESC, j.run_at LIMIT 1;
-        END LOOP;
-        IF v_row.priority IS NOT NULL THEN
-            v_next := least(v_next, (
-                SELECT min(j.run_at) FROM jobs j
-                WHERE j.queue = v_queue AND waits_plain(j)
-                  AND j.priority <= v_row.priority));
-        END IF;
         IF v_next IS NOT NULL THEN
             queue := v_queue;
             due_in_s := extract(epoch FROM v_next - v_now);

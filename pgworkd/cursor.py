@@ -13,6 +13,7 @@ far to reach back is ours to say there, too.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 from uuid import UUID
@@ -32,6 +33,7 @@ PRIORITIES_MAX = 90
 RENEW_EVERY = 256
 """Jobs with keys: the next claim walks over so many that are over, rather than have each claim work out its places."""
 _FIRST_ID = UUID(int=0)
+_PRIORITY = re.compile(r"\([tf],(-?\d+),")  # of a `claim_place`
 
 
 class Position(NamedTuple):
@@ -139,6 +141,10 @@ class Cursor:
     def _forget_most(self) -> None:
         while len(self._positions) > PRIORITIES_MAX:
             del self._positions[next(iter(self._positions))]
+
+    def priorities(self) -> list[int]:
+        """Those in which jobs have been claimed, descending, and the usual one."""
+        return sorted({0, *self._positions, *map(int, _PRIORITY.findall(self._places))}, reverse=True)
 
     def rewind(self, run_at: float) -> None:
         """A row that was due then has become claimable again."""

@@ -79,6 +79,8 @@ class Pool:
         self.paused = self.closed = False
         self.limited = False
         """The queue has limits over the fleet: where one is reached, what is claimed ahead would count and not run."""
+        self.rewound = True
+        """What became due long ago may wait: so the next look begins at the head, and says False."""
         self.rests_until = 0.0
         """On the loop's clock: the next iteration at the latest. Finite unless inserts notify us."""
         self.code_concurrency, self.code_source = concurrency, "default"
@@ -120,6 +122,7 @@ class Pool:
         self._attention.heard(anyio.current_time())
         if run_at is not None:
             self._cursor.rewind(run_at)
+            self.rewound = True
         self.look()
 
     def expect(self, due_in_s: float | None) -> None:
@@ -140,8 +143,13 @@ class Pool:
         """The database may have forgotten us (it crashed, or our worker id is new): announce again."""
         self._attention.announced = None
         self._forgotten += 1
-        self._cursor = Cursor()
+        self._cursor, self.rewound = Cursor(), True
         self.look()
+
+    @property
+    def priorities(self) -> list[int]:
+        """Those in which there may be jobs that are over, descending."""
+        return self._cursor.priorities()
 
     @property
     def asleep(self) -> bool:

@@ -137,9 +137,17 @@ class Store(ScheduleStore):
         """Those of these kinds for which another live worker of the queue has a handler."""
         return set(await self._claims.value("SELECT pgworkd.kinds_elsewhere($1, $2, $3)", worker_id, queue, kinds))
 
-    async def next_due(self, queues: Sequence[str]) -> dict[str, float]:
-        """Seconds until the next job is due, by queue; queues with no waiting job are missing."""
-        rows = await self._claims.fetch("SELECT queue, due_in_s FROM pgworkd.next_due($1)", queues)
+    async def next_due(
+        self, queues: Sequence[str], ages_s: Sequence[float | None], priorities: Sequence[Sequence[int]]
+    ) -> dict[str, float]:
+        """Seconds until the next job is due, by queue; queues with no waiting job are missing.
+
+        `ages_s`: so long ago at most, None: anything; `priorities`: descending, those with jobs that are over.
+        """
+        known = [f"{{{','.join(map(str, each))}}}" for each in priorities]
+        rows = await self._claims.fetch(
+            "SELECT queue, due_in_s FROM pgworkd.next_due($1, $2, $3)", queues, ages_s, known
+        )
         return {row[0]: row[1] for row in rows}
 
     # Settle: each returns the ids that were still running under the given attempt, and worker (None: whoever's). With

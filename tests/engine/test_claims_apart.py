@@ -115,7 +115,7 @@ async def test_a_daemon_of_one_queue_keeps_to_one_connection_for_claims(dsn: str
             late = await insert(db, "q")
             await until(lambda: db.fetchval(_WAITING))
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(daemon._store.next_due, ["q"])
+                tasks.start_soon(daemon._store.next_due, ["q"], [None], [[0]])
                 with anyio.move_on_after(5 * claim_connections.SLOW_S):  # in which a second one would be made
                     await until(lambda: db.fetchval(f"SELECT ({_CLAIMING}) > 1"))
                     raise AssertionError("a second connection")

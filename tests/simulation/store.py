@@ -232,7 +232,7 @@ class SimulatedStore:
         self._watcher.claimed(claims)
         return claims
 
-    async def next_due(self, queues: Sequence[str]) -> dict[str, float]:
+    async def next_due(self, queues: Sequence[str], *_: object) -> dict[str, float]:
         return await self._looks.call("next_due", lambda: self._table.next_due(queues))
 
     async def settle_completed(

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from .conftest import Connect
-from .verbs import NO_STATISTICS, Db, blocks, cancel, claim_ids, clock, complete, insert, worker
+from .verbs import NO_STATISTICS, Db, at, blocks, cancel, claim_ids, clock, complete, insert, one, worker
 
 pytestmark = pytest.mark.usefixtures("t0")
 
@@ -33,6 +33,35 @@ async def test_jobs_that_are_over_cost_a_heartbeat_nothing_while_vacuum_is_held_
     row = await db.fetchrow(WANTED, worker_id)
     assert row is not None
     assert (row["cancel_ids"], row["cancel_attempts"]) == (running[1:], [1])
+
+
+async def test_idle_pools_ask_for_what_is_due_at_one_price(db: Db, connect: Connect) -> None:
+    """Each second or two; the index entries of jobs that are over stay in front of what waits."""
+    worker_id = await worker(db, 3600)
+    await db.execute(NO_STATISTICS)
+    next_due = "SELECT * FROM pgworkd.next_due($1, $2, $3)"
+    known = (["q", "r"], [12.0, 12.0], ["{5,0}", "{5,0}"])
+    await clock(600, db)
+    await one(db, run_at=at(650), priority=5)
+    await one(db, run_at=at(595))
+    alone = await blocks(db, next_due, *known)
+    await clock(0, db)
+    holder = await connect()
+    await holder.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+    await holder.fetchval("SELECT count(*) FROM pgworkd.jobs")
+    for columns in ({}, {"priority": 5}, {"limit_key": "l"}, {"limit_key": "l", "priority": 5}):
+        for queue in "qr":
+            await insert(db, 1000, queue, run_at=at(0), **columns)
+            await complete(db, await claim_ids(db, worker_id, 1000, queue))
+    fresh = await connect()
+    await clock(600, db, fresh)
+    for session in (db, fresh):
+        assert await blocks(session, next_due, *known) <= 1.5 * alone
+    assert await db.fetch(next_due, *known) == [("q", -5.0)]
+    await one(db, "r", run_at=at(604), priority=3)
+    await one(db, "r", run_at=at(603), limit_key="l", priority=9)
+    await one(db, "r", run_at=at(602), limit_key="l", priority=-9)
+    assert await db.fetch(next_due, *known) == [("q", -5.0), ("r", 2.0)]
 
 
 async def test_settings_come_again_only_when_they_have_changed(db: Db, other: Db) -> None:

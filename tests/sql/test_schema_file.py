@@ -65,7 +65,7 @@ FUNCTIONS = {
     "free_key(text, text, text)": "boolean",
     "matching(text, text, text, text, uuid, text, uuid, integer, boolean)": "record",
     "new_id()": "uuid",
-    "next_due(text[])": "TABLE(queue text, due_in_s double precision)",
+    "next_due(text[], double precision[], text[])": "TABLE(queue text, due_in_s double precision)",
     "drop_partition(integer)": "text",
     "prune(integer, integer, integer)": "TABLE(rows_deleted integer, dead_moved integer)",
     "put_schedule(text, text, text, text, integer, text, text, text, real, boolean)": "void",

@@ -11,10 +11,17 @@ import anyio
 import pytest
 
 from pgworkd.events import Events
-from pgworkd.look import COST_SHARE, PAUSE_S_MAX, Look
+from pgworkd.look import COST_SHARE, HEAD_COST_SHARE, HEAD_PAUSE_S_MAX, OVERLAP_S, PAUSE_S_MAX, Look
 from tests.simulation.loop import SimulationLoop, simulate
 
 POLL_S = 2.0
+
+
+def sleeper() -> Any:
+    """A pool whose handlers wait for a notification."""
+    return SimpleNamespace(
+        queue="q", asleep=True, paused=False, rewound=False, priorities=[5, 0], expect=lambda _: None
+    )
 
 
 def pauses(took_s: Callable[[int], float]) -> list[float]:
@@ -22,14 +29,14 @@ def pauses(took_s: Callable[[int], float]) -> list[float]:
     begun: list[float] = []
     ended: list[float] = []
 
-    async def next_due(_: Sequence[str]) -> dict[str, float]:
+    async def next_due(*_: Sequence[object]) -> dict[str, float]:
         begun.append(anyio.current_time())
         await anyio.sleep(took_s(len(begun)))
         ended.append(anyio.current_time())
         return {}
 
     async def run(_: SimulationLoop) -> None:
-        pool: Any = SimpleNamespace(queue="q", asleep=True, paused=False, expect=lambda _: None)
+        pool = sleeper()
         store: Any = SimpleNamespace(next_due=next_due)
         fleet: Any = SimpleNamespace(may_claim=True)
         with anyio.move_on_after(200):
@@ -61,3 +68,57 @@ def test_sleepers_are_told_every_ten_seconds_whatever_it_costs() -> None:
     assert PAUSE_S_MAX == 10
     assert max(found) < PAUSE_S_MAX + 0.01
     assert all(pause_s > POLL_S for pause_s, _ in pairwise(found[1:]))
+
+
+def ages(
+    took_s: float, due: Callable[[int], dict[str, float]] = lambda _: {}, rewound: int = 0
+) -> list[tuple[float, float | None]]:
+    """When each look of some minutes began, and how far it went back; one from the head takes so long."""
+    made: list[tuple[float, float | None]] = []
+    pool = sleeper()
+
+    async def next_due(queues: Sequence[str], ages_s: Sequence[float | None], known: Any) -> dict[str, float]:
+        assert (queues, known) == (["q"], [[5, 0]])
+        made.append((anyio.current_time(), ages_s[0]))
+        if ages_s[0] is None:
+            await anyio.sleep(took_s)
+        pool.rewound = len(made) == rewound
+        return due(len(made))
+
+    async def run(_: SimulationLoop) -> None:
+        store: Any = SimpleNamespace(next_due=next_due)
+        fleet: Any = SimpleNamespace(may_claim=True)
+        with anyio.move_on_after(300):
+            await Look(store, {"q": pool}, fleet, Events(), POLL_S).run()
+
+    simulate(0, run)
+    return made
+
+
+def test_a_look_begins_at_the_head_each_time_where_that_is_cheap() -> None:
+    assert {age_s for _, age_s in ages(0.01)} == {None}
+
+
+def test_a_look_goes_back_to_the_last_one_and_now_and_then_to_the_head() -> None:
+    for took_s, pause_s in ((0.1, 0.1 / HEAD_COST_SHARE), (9.0, HEAD_PAUSE_S_MAX)):
+        made = ages(took_s)
+        heads = [began for began, age_s in made if age_s is None][2:]
+        assert len(heads) > 2
+        assert all(pause_s <= later - earlier < pause_s + 2 * POLL_S for earlier, later in pairwise(heads))
+        for (before, _), (began, age_s) in pairwise(made):
+            assert age_s is None or age_s == pytest.approx(began - before + OVERLAP_S)
+
+
+def test_a_look_goes_back_to_what_was_due_and_left() -> None:
+    """By a limit, perhaps: nobody sends word when it can run."""
+    made = ages(1.0, lambda number: {"q": -30.0} if number < 6 else {"q": 5.0})
+    assert made[4][1] is not None
+    assert made[5][1] == pytest.approx(made[5][0] - made[4][0] + 30 + OVERLAP_S)
+    assert made[7][1] == pytest.approx(made[7][0] - made[6][0] + OVERLAP_S)
+
+
+def test_a_look_after_a_rewind_begins_at_the_head() -> None:
+    made = ages(1.0, rewound=5)
+    assert made[4][1] is not None
+    assert made[5][1] is None
+    assert made[6][1] is not None
