@@ -91,8 +91,12 @@ class Admin(Acts, BatchActs, KeyActs, QueueActs, ScheduleActs):
         return Jobs(rows, complete=not cut)
 
     async def job(self, job_id: UUID) -> Job | None:
-        """One job whole, live or finished; None when there is none (or its history is forgotten)."""
-        rows = await self._link.fetch(sql.ONE_JOB, job_id)
+        """One job whole, live or finished; None when there is none (or its history is forgotten).
+
+        On a standby without its progress.
+        """
+        standby = await self._link.value(sql.IS_STANDBY)
+        rows = await self._link.fetch(sql.ONE_JOB_ON_STANDBY if standby else sql.ONE_JOB, job_id)
         return sql.read(Job, rows[0]) if rows else None
 
     async def statuses(self, ids: Sequence[UUID]) -> dict[UUID, str]:
@@ -166,7 +170,9 @@ class Admin(Acts, BatchActs, KeyActs, QueueActs, ScheduleActs):
         return [row[0] for row in await self._link.fetch(sql.KNOWN)]
 
     async def is_known(self, queue: str) -> bool:
-        """True if the queue has a live job, a worker, settings or a schedule."""
+        """True if the queue has a live job, a worker, settings or a schedule; a standby cannot tell: True."""
+        if await self._link.value(sql.IS_STANDBY):
+            return True
         return bool(await self._link.value(sql.IS_KNOWN, bounds.name(queue)))
 
     async def is_served(self, queue: str) -> bool:
@@ -192,12 +198,17 @@ class Admin(Acts, BatchActs, KeyActs, QueueActs, ScheduleActs):
         """Facts that need the schema. Dead jobs are counted up to health.DEAD_MAX."""
         return Doctor(*(await self._link.fetch(sql.DOCTOR, health.DEAD_MAX))[0])
 
-    async def health(self) -> Health:
-        """What keeps jobs from running, of at most health.QUEUES_MAX queues: at a cost that does not grow with jobs."""
+    async def health(self, *, standby: bool = False) -> Health:
+        """What keeps jobs from running, of at most health.QUEUES_MAX queues: at a cost that does not grow with jobs.
+
+        Nothing of queues and kinds on a `standby`: it does not know who serves them.
+        """
         fetch = self._link.fetch
-        names = [row[0] for row in await fetch(health.QUEUES, health.QUEUES_MAX)]
-        queues = await fetch(health.HEALTH, names, health.PRIORITIES_MAX)
-        kinds = await fetch(health.UNKNOWN_KINDS, names, health.KINDS_ROWS)
+        queues, kinds = [], []
+        if not standby:
+            names = [row[0] for row in await fetch(health.QUEUES, health.QUEUES_MAX)]
+            queues = await fetch(health.HEALTH, names, health.PRIORITIES_MAX)
+            kinds = await fetch(health.UNKNOWN_KINDS, names, health.KINDS_ROWS)
         return Health(
             [health.QueueHealth(*row) for row in queues],
             [health.UnknownKind(*row) for row in kinds],

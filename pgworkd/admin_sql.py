@@ -190,6 +190,7 @@ class Server(NamedTuple):
     version_num: int
     read_only: bool
     clock_s: float
+    standby: bool = False
 
 
 def read(row_type: Callable[..., Row], row: Sequence[Any]) -> Row:
@@ -245,6 +246,11 @@ ONE_JOB = """SELECT j.id, j.queue, j.kind, j.status::text, j.priority, extract(e
         (SELECT b.reason FROM pgworkd.blocked_jobs b WHERE b.id = j.id), p.done::float8, nullif(p.message, ''), j.error,
         j.payload::text, j.result::text, j.meta::text, j.errors::text
     FROM pgworkd.all_jobs j LEFT JOIN pgworkd.job_progress p ON p.id = j.id WHERE j.id = $1"""
+# Progress is not logged, so a standby has none.
+ONE_JOB_ON_STANDBY = ONE_JOB.replace(
+    "pgworkd.job_progress p", "(SELECT NULL::uuid AS id, NULL::float8 AS done, NULL::text AS message) p"
+)
+IS_STANDBY = "SELECT pg_is_in_recovery()"
 SCHEDULES = """SELECT s.name::text, s.queue::text, coalesce(s.kind, s.queue)::text, s.cron, s.every_s, s.timezone,
         s.missed, s.enabled, s.source, extract(epoch FROM s.last_occurrence)::float8,
         extract(epoch FROM j.run_at)::float8, j.status::text, s.error
@@ -286,7 +292,7 @@ IS_KNOWN = """SELECT EXISTS (SELECT FROM pgworkd.jobs WHERE queue = $1::text AND
     OR EXISTS (SELECT FROM pgworkd.schedules WHERE queue = $1::text)"""
 SERVER = """SELECT current_setting('server_version'), current_setting('server_version_num')::int,
     pg_is_in_recovery() OR current_setting('transaction_read_only')::boolean,
-    extract(epoch FROM clock_timestamp())::float8"""
+    extract(epoch FROM clock_timestamp())::float8, pg_is_in_recovery()"""
 DOCTOR = """WITH oldest AS (
         SELECT extract(epoch FROM clock_timestamp() - a.xact_start)::float8 AS age_s,
                format('pid %s (%s, %s)', a.pid, coalesce(nullif(a.application_name, ''), a.usename), a.state) AS who

@@ -10,7 +10,7 @@ import typer
 
 from . import cli_bulk
 from .bounds import counted
-from .cli_ask import Dsn, Json, KindOption, QueueOption, Status, Yes, ask, instant_of, stdin_text
+from .cli_ask import Dsn, Json, KindOption, QueueOption, Status, Yes, ask, instant_of, look, stdin_text
 from .cli_bulk import CHUNK, Bulk
 from .cli_text import as_json, note, out, parsed, table
 from .errors import UsageError
@@ -179,7 +179,7 @@ def audit(
     dsn: Dsn = None,
 ) -> None:
     """List what operators did, the newest first: who, when, what, before and after."""
-    rows = ask(dsn, lambda admin: admin.audit(job_id, queue, limit))
+    rows = look(dsn, lambda admin: admin.audit(job_id, queue, limit))
     if json:
         as_json([row._asdict() | {"before": parsed(row.before), "after": parsed(row.after)} for row in rows])
         return

@@ -63,19 +63,41 @@ def settings_of(dsn: str | None) -> Settings:
     return settings
 
 
-def ask(dsn: str | None, question: Callable[[Admin], Awaitable[Answer]], *, verify: bool = True) -> Answer:
-    """The answer to one question; unless `verify` is off, SchemaError when the schema is not ours."""
+def ask(dsn: str | None, question: Callable[[Admin], Awaitable[Answer]]) -> Answer:
+    """The answer to a question that may write; SchemaError when the schema is not ours."""
+    return _answer(settings_of(dsn), question, verify=True, any_server=False)
+
+
+def look(dsn: str | None, question: Callable[[Admin], Awaitable[Answer]], *, verify: bool = True) -> Answer:
+    """As `ask`, for a question that only reads: a standby may answer it. `verify` off: whatever the schema is.
+
+    Not for what the unlogged tables hold (pools, progress): a standby has none of it.
+    """
+    return _answer(settings_of(dsn), question, verify=verify, any_server=True)
+
+
+def _answer(
+    settings: Settings, question: Callable[[Admin], Awaitable[Answer]], *, verify: bool, any_server: bool
+) -> Answer:
+    from functools import partial
+
     import anyio
 
-    return anyio.run(_ask, settings_of(dsn), question, verify)
+    return anyio.run(partial(_ask, settings, question, verify=verify, any_server=any_server))
 
 
-async def _ask(settings: Settings, question: Callable[[Admin], Awaitable[Answer]], verify: bool) -> Answer:  # noqa: FBT001
+async def _ask(
+    settings: Settings, question: Callable[[Admin], Awaitable[Answer]], *, verify: bool, any_server: bool
+) -> Answer:
     from .admin import Admin
     from .link import LinkOptions
 
     options = LinkOptions(
-        settings.dsn_required(), settings.connect_timeout_s, settings.command_timeout_s, by=operator()
+        settings.dsn_required(),
+        settings.connect_timeout_s,
+        settings.command_timeout_s,
+        by=operator(),
+        any_server=any_server,
     )
     async with Admin(options) as admin:
         try:

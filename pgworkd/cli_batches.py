@@ -9,7 +9,7 @@ from uuid import UUID
 import typer
 
 from .bounds import counted
-from .cli_ask import Dsn, Json, ask
+from .cli_ask import Dsn, Json, ask, look
 from .cli_text import as_json, is_terminal, out, table
 from .errors import BatchClosed, UsageError
 from .safe_text import escaped
@@ -53,7 +53,7 @@ def batches(
         if json or name is not None or dsn is not None:
             raise UsageError(f"put options behind: pgworkd batches {context.invoked_subcommand} ...")
         return
-    rows = ask(dsn, lambda admin: admin.batch_trees(name, limit))
+    rows = look(dsn, lambda admin: admin.batch_trees(name, limit))
     if json:
         as_json([row._asdict() for row in rows])
     else:
@@ -72,9 +72,9 @@ def show(
     if follow and json:
         raise UsageError("--follow draws: leave out --json")
     if follow:
-        ask(dsn, lambda admin: _follow(admin, batch_id))
+        look(dsn, lambda admin: _follow(admin, batch_id))
         return
-    rows = ask(dsn, lambda admin: admin.batch_tree(batch_id))
+    rows = look(dsn, lambda admin: admin.batch_tree(batch_id))
     if json:
         as_json([row._asdict() for row in rows])
     else:

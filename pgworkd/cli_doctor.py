@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Literal
 
-from .cli_ask import Dsn, Json, ask, settings_of
+from .cli_ask import Dsn, Json, look, settings_of
 from .cli_health import Finding, judged
 from .cli_text import as_json, out
 from .doctor_sql import DEAD_MAX
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 SKEW_WARN_S, SKEW_BAD_S = 2.0, 60.0
 TRANSACTION_WARN_S, TRANSACTION_BAD_S = 300.0, 3600.0
 NOTIFY_QUEUE_WARN, NOTIFY_QUEUE_BAD = 0.1, 0.5
+_OF_WORKERS = ("queues", "kinds")
+"""What cannot be judged without knowing who serves which queue, as on a standby."""
 SERVER_OLDEST, SERVER_NEWEST = 14, 18
 
 
@@ -57,10 +59,11 @@ def _examine(dsn: str | None) -> list[Finding]:
             return
         findings.append(Finding("ok", "schema", "installed and current"))
         findings.extend(_judge(await admin.doctor()))
-        findings.extend(judged(await admin.health()))
+        found = judged(await admin.health(standby=server.standby))
+        findings.extend(each for each in found if not (server.standby and each.subject in _OF_WORKERS))
 
     try:
-        ask(dsn, question, verify=False)
+        look(dsn, question, verify=False)
     except PgworkdError as error:
         reached = any(finding.subject == "connection" for finding in findings)
         if isinstance(error, UsageError) and not reached and "refused us" not in str(error):
@@ -76,8 +79,12 @@ def _judge_server(server: Server) -> list[Finding]:
         findings = [Finding("bad", "server", f"Postgres {server.version}", f"upgrade it to {SERVER_OLDEST} or later")]
     elif major > SERVER_NEWEST:
         findings = [Finding("warn", "server", f"Postgres {server.version}", "newer than pgworkd was tested with")]
-    if server.read_only:
-        findings.append(Finding("bad", "writes", "this server only reads (a standby?)", "connect to the primary"))
+    if server.standby:
+        finding = "this is a standby, which only reads and does not know who serves which queue"
+        findings.append(Finding("bad", "writes", finding, "give workers, and commands that act, the primary's address"))
+    elif server.read_only:
+        remedy = "set default_transaction_read_only = off for the database and the role"
+        findings.append(Finding("bad", "writes", "transactions only read here by default", remedy))
     return findings
 
 

@@ -9,7 +9,7 @@ from uuid import UUID
 
 import typer
 
-from .cli_ask import Dsn, Json, KindOption, QueueArgument, QueueOption, Status, ask, instant_of, known, stdin_text
+from .cli_ask import Dsn, Json, KindOption, QueueArgument, QueueOption, Status, ask, instant_of, known, look, stdin_text
 from .cli_text import as_json, cell, is_terminal, note, out, parsed, table
 from .errors import PgworkdError, UsageError
 from .safe_text import escaped
@@ -127,7 +127,7 @@ def jobs(
             await known(admin, queue)
         return found
 
-    found = ask(dsn, question)
+    found = look(dsn, question)
     if json:
         as_json([row._asdict() for row in found.rows])
     else:
@@ -144,7 +144,7 @@ def job(
     dsn: Dsn = None,
 ) -> None:
     """Show one job whole, with its payload, result and errors."""
-    found = ask(dsn, lambda admin: admin.job(job_id))
+    found = look(dsn, lambda admin: admin.job(job_id))
     if found is None:
         raise PgworkdError(f"no job has the id {job_id}: unknown, or its history is forgotten")
     facts = found._asdict() | {name: parsed(getattr(found, name)) for name in ("payload", "result", "meta", "errors")}

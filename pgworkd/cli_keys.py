@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .cli_ask import Dsn, Json, QueueOption, ask
+from .cli_ask import Dsn, Json, QueueOption, ask, look
 from .cli_text import as_json, note, out, table
 from .errors import UsageError
 from .safe_text import escaped
@@ -32,7 +32,7 @@ def keys(
         if json or (queue, key, dsn) != (None,) * 3:
             raise UsageError(f"put options behind: pgworkd keys {context.invoked_subcommand} ...")
         return
-    rows = ask(dsn, lambda admin: admin.kept_keys(queue, key, limit))
+    rows = look(dsn, lambda admin: admin.kept_keys(queue, key, limit))
     if json:
         as_json([row._asdict() for row in rows])
         return

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .cli_ask import Dsn, Json, QueueOption, ask
+from .cli_ask import Dsn, Json, QueueOption, ask, look
 from .cli_text import as_json, is_terminal, note, out, table
 
 
@@ -53,9 +53,9 @@ def stats(
 ) -> None:
     """Count live jobs, of one queue or all; depth is what could run now (asked for alone: 100000 is that or more)."""
     if metric is Metric.DEPTH and queue is not None:
-        out(str(ask(dsn, lambda admin: admin.depth(queue))))
+        out(str(look(dsn, lambda admin: admin.depth(queue))))
         return
-    found = ask(dsn, lambda admin: admin.stats(queue))
+    found = look(dsn, lambda admin: admin.stats(queue))
     if metric is not None:
         value = getattr(found, metric.value)
         out(f"{value:.3f}" if isinstance(value, float) else str(value))

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from .cli_ask import Dsn, Json, ask
+from .cli_ask import Dsn, Json, ask, look
 from .cli_text import as_json, out, table
 from .errors import UsageError
 from .safe_text import escaped
@@ -22,7 +22,7 @@ def schedules(context: typer.Context, *, json: Json = False, dsn: Dsn = None) ->
         if json or dsn is not None:
             raise UsageError(f"put --json and --dsn behind: pgworkd schedules {context.invoked_subcommand} ...")
         return
-    rows = ask(dsn, lambda admin: admin.schedules())
+    rows = look(dsn, lambda admin: admin.schedules())
     if json:
         as_json([row._asdict() for row in rows])
         return

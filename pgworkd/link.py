@@ -24,14 +24,10 @@ from .errors import DatabaseUnavailable, UsageError
 from .safe_text import hide
 
 Row = Sequence[Any]
+_Wanted = asyncpg.connect_utils.SessionAttribute
 
 PROBE_LIMIT_S = 4.0
 """A line that was idle and has not answered by then is replaced: cheap, and on a dead one every job waits."""
-USER_TIMEOUT_MS = "10000"
-"""The server ends a session whose client has taken nothing in for this long while an answer is on its way: a frozen
-client cannot hold locks. Only over TCP; over a Unix socket claims rely on answers that fit into its buffer."""
-TRANSACTION_USER_TIMEOUT_MS = "60000"
-"""The same for sessions of handlers, which may fetch much and be slow to take it in."""
 CUT_AFTER_S = 0.5
 """So long a transaction that ends early waits for a line that may be dead, then cuts it: that rolls back, too, and who
 was told to stop must be out before the lease is over."""
@@ -43,6 +39,7 @@ class LinkOptions:
 
     `lock_timeout_s`: how long a statement waits for each lock; without it, as long as it may take at all.
     `by`: in whose name the audit of operators' acts is written; without it, the database's user.
+    `any_server`: a server that only reads will do where none of the DSN's hosts can write.
     """
 
     dsn: str = field(repr=False)
@@ -50,6 +47,7 @@ class LinkOptions:
     command_timeout_s: float = 10.0
     lock_timeout_s: float | None = None
     by: str = ""
+    any_server: bool = False
 
     def __post_init__(self) -> None:
         """Raises UsageError for a DSN that makes no sense: the driver would quote it, password and all."""
@@ -60,20 +58,25 @@ class LinkOptions:
     def settings(self, name: str) -> dict[str, str]:
         """Session settings: whatever the database's defaults are, the engine runs under these."""
         # The server gives up a little before we do, so that a call that timed out has not gone on unseen.
-        return (
-            session.settings(name, self.command_timeout_s * 0.8, self.by)
-            | ({} if self.lock_timeout_s is None else {"lock_timeout": str(int(self.lock_timeout_s * 1000))})
-            | {
-                "tcp_user_timeout": USER_TIMEOUT_MS,
-            }
-        )
+        return session.settings(name, self.command_timeout_s * 0.8, self.by, self.lock_timeout_s)
 
 
 async def connect(options: LinkOptions, name: str) -> asyncpg.Connection[Any]:
     """Opens a connection to a server that can write, within `connect_timeout_s`.
 
-    Raises asyncpg's errors; callers go through `translate`.
+    With `any_server` to one that only reads, if no host of the DSN can write: what it shows may be behind, so it comes
+    last. Raises asyncpg's errors; callers go through `translate`.
     """
+    try:
+        return await _connect(options, name, _Wanted.read_write)
+    except (asyncpg.TargetServerAttributeNotMatched, OSError) as error:
+        # Of a host that is down the driver tells even where another one answered, which only reads.
+        if not options.any_server or isinstance(error, TimeoutError):
+            raise
+    return await _connect(options, name, _Wanted.any)
+
+
+async def _connect(options: LinkOptions, name: str, wanted: _Wanted) -> asyncpg.Connection[Any]:
     with anyio.fail_after(options.connect_timeout_s + 1):
         try:
             connection = await asyncpg.connect(
@@ -82,7 +85,7 @@ async def connect(options: LinkOptions, name: str) -> asyncpg.Connection[Any]:
                 command_timeout=options.command_timeout_s,
                 server_settings=options.settings(name),
                 ssl=tls.verification(options.dsn),
-                target_session_attrs=asyncpg.connect_utils.SessionAttribute.read_write,
+                target_session_attrs=wanted,
             )
         except ssl.SSLError:
             raise  # it may be a ValueError, too: a certificate is not what it should be
@@ -205,10 +208,6 @@ def _cut(connection: Any) -> None:
         connection.terminate()
 
 
-def _shielded() -> anyio.CancelScope:
-    return anyio.CancelScope(shield=True)
-
-
 class _Line(asyncpg.Connection):
     """A connection that knows its age."""
 
@@ -239,7 +238,7 @@ class Transactions:
     @contextlib.asynccontextmanager
     async def begin(
         self,
-        committing: Callable[[], anyio.CancelScope] = _shielded,
+        committing: Callable[[], anyio.CancelScope] = lambda: anyio.CancelScope(shield=True),
         waiting: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> AsyncIterator[Any]:
         """A connection inside a transaction: committed at the end of the block, rolled back on an exception.
@@ -334,9 +333,9 @@ class Transactions:
                     timeout=self._options.connect_timeout_s,
                     command_timeout=self._options.command_timeout_s * 6,
                     server_settings=self._options.settings("transaction")
-                    | {"statement_timeout": "0", "tcp_user_timeout": TRANSACTION_USER_TIMEOUT_MS},
+                    | {"statement_timeout": "0", "tcp_user_timeout": session.TRANSACTION_USER_TIMEOUT_MS},
                     ssl=tls.verification(self._options.dsn),
-                    target_session_attrs=asyncpg.connect_utils.SessionAttribute.read_write,
+                    target_session_attrs=_Wanted.read_write,
                     connection_class=_Line,
                     init=session.lift_limits,
                 )

@@ -9,16 +9,23 @@ from typing import Any
 
 TRANSACTION_TIMEOUT_SINCE = 17
 """The version of Postgres that knows transaction_timeout: older ones refuse a connection that names it."""
+USER_TIMEOUT_MS = "10000"
+"""The server ends a session whose client has taken nothing in for this long while an answer is on its way: a frozen
+client cannot hold locks. Only over TCP; over a Unix socket claims rely on answers that fit into its buffer."""
+TRANSACTION_USER_TIMEOUT_MS = "60000"
+"""The same for sessions of handlers, which may fetch much and be slow to take it in."""
 _NO_LIMIT = "SET transaction_timeout = 0;"
 
 
-def settings(name: str, statement_timeout_s: float, by: str = "") -> dict[str, str]:
+def settings(
+    name: str, statement_timeout_s: float, by: str = "", lock_timeout_s: float | None = None
+) -> dict[str, str]:
     """For the start of a session of part `name`; `by`: in whose name the audit is written."""
     statement_ms = str(int(statement_timeout_s * 1000))
     return {
         "application_name": f"pgworkd {name}"[:63],
         "statement_timeout": statement_ms,
-        "lock_timeout": statement_ms,
+        "lock_timeout": statement_ms if lock_timeout_s is None else str(int(lock_timeout_s * 1000)),
         "idle_in_transaction_session_timeout": "0",
         "idle_session_timeout": "0",
         "default_transaction_isolation": "read committed",
@@ -27,6 +34,7 @@ def settings(name: str, statement_timeout_s: float, by: str = "") -> dict[str, s
         "tcp_keepalives_idle": "10",
         "tcp_keepalives_interval": "5",
         "tcp_keepalives_count": "3",
+        "tcp_user_timeout": USER_TIMEOUT_MS,
         **({"pgworkd.by": by} if by else {}),
     }
 

@@ -22,8 +22,8 @@ BUGS = (
     ),
     python(
         "a session lasts however long its client takes nothing in",
-        "link",
-        '            "tcp_user_timeout": USER_TIMEOUT_MS,\n',
+        "session",
+        '        "tcp_user_timeout": USER_TIMEOUT_MS,\n',
         "",
         tests=f"{_FROZEN} -k session",
     ),

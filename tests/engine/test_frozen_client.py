@@ -12,7 +12,7 @@ import anyio
 import asyncpg
 import pytest
 
-from pgworkd import link
+from pgworkd import link, session
 from pgworkd.claims import CLAIM, ClaimOrder
 from pgworkd.link import LinkOptions
 from pgworkd.pool import CLAIM_MAX, CLAIM_SOCKET_MAX
@@ -76,7 +76,7 @@ async def test_a_claim_ends_although_nobody_takes_its_answer_in(
 async def test_the_server_ends_a_session_whose_client_takes_nothing_in(
     dsn: str, db: Db, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(link, "USER_TIMEOUT_MS", "1000")
+    monkeypatch.setattr(session, "USER_TIMEOUT_MS", "1000")
     sql = "SELECT pg_advisory_xact_lock(7), repeat('x', 1000000) FROM generate_series(1, 100)"
 
     async def locked() -> bool:

@@ -1,0 +1,214 @@
+"""Every command on a hot standby: those that look print what they print on the primary, others refuse."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+import psycopg
+import pytest
+import typer
+
+from pgworkd import schema
+from pgworkd.cli_app import app
+from pgworkd.embedded import EmbeddedPostgres
+from tests.engine.test_cli import NOBODY, Shell, clean
+from tests.engine.test_cli_fleet import WORKER
+from tests.engine.test_dba import binaries
+from tests.server import create_database, create_template, start_test_server
+from tests.standby import standby_of
+
+__all__ = ["clean"]  # a fixture
+
+LOOKS: dict[str, list[str]] = {
+    "audit": ["", "--queue mail", "--job {dead}"],
+    "batches": ["", "--name month"],
+    "batches show": ["{batch}", "{finished} --follow"],
+    "doctor": [""],
+    "job": ["{dead}", "{running}", "{done}"],
+    "jobs": ["", "--queue mail", "--status dead", "--status completed", "--limit 1"],
+    "keys": ["", "--queue mail", "--key k"],
+    "schedules": [""],
+    "stats": ["", "--queue mail", "--metric depth --queue mail", "--metric dead"],
+}
+REFUSE = {  # what acts, and what shows unlogged tables, which a standby does not have
+    "batches cancel": "{batch}",
+    "batches delete": "{batch}",
+    "batches seal": "{batch}",
+    "cancel": "{dead}",
+    "discard": "--queue mail --yes",
+    "edit": "{dead} --priority 7",
+    "enqueue": "mail",
+    "keys free": "mail k",
+    "migrate": "",
+    "pause": "mail",
+    "queues pause": "mail",
+    "queues resume": "mail",
+    "queues set": "mail --concurrency 3",
+    "resume": "mail",
+    "queues": "",
+    "queues show": "mail",
+    "retry": "{dead}",
+    "schedules disable": "nightly",
+    "schedules enable": "nightly",
+    "schedules remove": "nightly",
+    "schedules run-now": "nightly",
+    "undepend": "{dead}",
+    "workers": "",
+}
+SERVICES = {"autoscale", "demo", "dev", "run"}
+"""They run until they are stopped, and wait for a server that can write."""
+WITHOUT_A_DATABASE = {"config show", "grants"}
+REFUSED = "this server only reads (a standby?): connect to the primary"
+OWN = ("connection", "server", "writes", "clock", "queues", "kinds")
+"""What doctor says of the server that it asks, or of who serves the queues, and not of what is replicated."""
+
+
+class Pair(NamedTuple):
+    """A primary with something of everything, its standby, and ids by what they are the ids of."""
+
+    primary: EmbeddedPostgres
+    first: str
+    second: str
+    ids: dict[str, str]
+
+
+def fill(shell: Shell) -> dict[str, str]:
+    worker = shell.sql(WORKER, "w", "1 min")
+    shell.sql("INSERT INTO pgworkd.pools (worker_id, queue, concurrency) VALUES (%s, 'mail', 4)", worker)
+    run = "UPDATE pgworkd.jobs SET status = 'running', attempts = attempts + 1, worker_id = %s WHERE id = %s"
+    ids = {"dead": shell.die("mail"), "running": shell("enqueue", "mail", '{"n": 1}').stdout.strip()}
+    shell("retry", ids["dead"])
+    shell.sql("UPDATE pgworkd.jobs SET status = 'dead', failures = 3, failed_at = now() WHERE id = %s", ids["dead"])
+    shell.sql(run, worker, ids["running"])
+    ids["done"] = shell("enqueue", "mail", "--dedupe-key", "k", "--dedupe-for-s", "3600").stdout.strip()
+    for name in ("batch", "finished"):
+        ids[name] = str(shell.sql("SELECT id FROM pgworkd.create_batch('month', 'mail')"))
+        ids[f"of {name}"] = str(shell.sql("SELECT unnest(pgworkd.add_jobs(%s, ARRAY['{}'::jsonb]))", ids[name]))
+    for job in ("done", "of finished"):
+        shell.sql(run, worker, ids[job])
+        shell.sql("SELECT pgworkd.settle_completed(ARRAY[%s]::uuid[], '{1}', '{NULL}')", ids[job])
+    shell("batches", "seal", ids["finished"])
+    assert shell.sql("SELECT finished_at IS NOT NULL FROM pgworkd.batches WHERE id = %s", ids["finished"])
+    shell.sql("INSERT INTO pgworkd.schedules (name, queue, every_s) VALUES ('nightly', 'mail', 3600)")
+    shell("queues", "set", "mail", "--max-running", "5")
+    shell("pause", "mail", "--for", "900")
+    return ids
+
+
+@contextmanager
+def typed(dsn: str) -> Iterator[Shell]:
+    """A shell at a database, whose connection is closed in the end."""
+    shell = Shell(dsn)
+    with shell.db:
+        yield shell
+
+
+@pytest.fixture(scope="module")
+def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
+    pg_bin = request.config.getoption("--pg-bin")
+    if not (binaries(pg_bin) / "pg_basebackup").exists():
+        pytest.skip("these binaries have no pg_basebackup")
+    primary = start_test_server(pg_bin)
+    try:
+        asyncio.run(create_template(primary.dsn(), schema.text()))
+        first = asyncio.run(create_database(primary.dsn(), "fleet"))
+        with typed(first) as shell:
+            ids = fill(shell)
+        with standby_of(primary, binaries(pg_bin)) as standby:
+            second = urlsplit(standby.dsn())._replace(path="/fleet").geturl()
+            yield Pair(primary, first, second, ids)
+    finally:
+        primary.stop("immediate")
+
+
+def commands() -> dict[str, Any]:
+    """All commands there are, by what is typed; groups that do something without a command count as one."""
+    found: dict[str, Any] = {}
+
+    def walk(command: Any, path: str) -> None:
+        if not hasattr(command, "commands") or command.invoke_without_command:
+            found[path] = command
+        for name, each in getattr(command, "commands", {}).items():
+            walk(each, f"{path} {name}".strip())
+
+    walk(typer.main.get_command(app), "")
+    return found
+
+
+def test_every_command_is_known_to_look_or_to_refuse() -> None:
+    assert set(commands()) - SERVICES - WITHOUT_A_DATABASE == set(LOOKS) | set(REFUSE)
+
+
+def caught_up(pair: Pair) -> None:
+    with psycopg.connect(pair.first, autocommit=True) as primary, psycopg.connect(pair.second) as standby:
+        (written,) = primary.execute("SELECT pg_current_wal_lsn()").fetchone() or ("",)
+        until = time.monotonic() + 20
+        while standby.execute("SELECT pg_last_wal_replay_lsn() < %s::pg_lsn", [written]).fetchone() != (False,):
+            assert time.monotonic() < until, "the standby does not follow"
+            time.sleep(0.01)
+
+
+def told(text: str, *, own: tuple[str, ...] = ()) -> str:
+    """Without what moves with time, and what is true of the server alone."""
+    lines = [line for line in text.splitlines() if not any(f" {subject} " in f" {line} " for subject in own)]
+    return "\n".join(" ".join(re.sub(r"\d+\.\d+", "N", line).split()) for line in lines)
+
+
+@pytest.fixture
+def here(pair: Pair) -> Iterator[Shell]:
+    with typed(pair.first) as shell:
+        yield shell
+
+
+@pytest.fixture
+def there(pair: Pair) -> Iterator[Shell]:
+    with typed(pair.second) as shell:
+        yield shell
+
+
+@pytest.mark.parametrize("name", [name for name in LOOKS if name != "doctor"])
+def test_a_command_that_looks_prints_the_same(pair: Pair, here: Shell, there: Shell, name: str) -> None:
+    caught_up(pair)
+    json = "json" in {each.name for each in commands()[name].params}
+    for args in LOOKS[name]:
+        for more in ([], ["--json"]) if json and "--follow" not in args else ([],):
+            words = [*name.split(), *args.format(**pair.ids).split(), *more]
+            first, second = here(*words), there(*words)
+            assert told(second.stdout) == told(first.stdout), words
+            assert second.stderr == first.stderr == ""
+            assert first.stdout not in ("", "0\n", "[]\n"), "there is something to see"
+
+
+def test_doctor_says_that_it_is_a_standby_and_the_rest_as_on_the_primary(pair: Pair, here: Shell, there: Shell) -> None:
+    caught_up(pair)
+    first, second = here("doctor"), there("doctor", code=1)
+    assert told(second.stdout, own=OWN) == told(first.stdout, own=OWN)
+    assert not {"queues", "kinds"} & {line.split()[1] for line in second.stdout.splitlines()}
+    (bad,) = [line for line in second.stdout.splitlines() if line.startswith("bad")]
+    assert bad.startswith("bad   writes         this is a standby, which only reads")
+    assert "standby" not in first.stdout
+
+
+@pytest.mark.parametrize("name", REFUSE)
+def test_any_other_command_refuses_in_one_line(pair: Pair, there: Shell, name: str) -> None:
+    line = there.refused(*name.split(), *REFUSE[name].format(**pair.ids).split(), code=1)
+    assert line.startswith(f"{REFUSED}; tried ")
+
+
+def test_of_several_hosts_one_that_writes_is_looked_at_while_there_is_one(pair: Pair, here: Shell) -> None:
+    hosts = ",".join(urlsplit(each).netloc.rpartition("@")[2] for each in (pair.second, pair.first))
+    url = urlsplit(pair.first)
+    here.dsn = url._replace(netloc=f"{url.netloc.rpartition('@')[0]}@{hosts}").geturl()
+    assert "standby" not in here("doctor").stdout
+    enqueued = here("enqueue", "other").stdout.strip()
+    caught_up(pair)
+    pair.primary.kill()
+    assert "standby" in here("doctor", code=1).stdout
+    assert f'"id": "{enqueued}"' in here("job", enqueued, "--json").stdout
+    assert "connect" in here.refused("cancel", NOBODY, code=1)
