@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import signal
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -16,7 +14,7 @@ import uvloop
 from . import batches, chart, drain, enqueue, fleet, footprint, keyed, latency, pressure, report, rivals
 from .bench import Bench
 from .measure import Line
-from .processes import BenchmarkError
+from .processes import BenchmarkError, until_told
 from .server import Server, default_scratch, embedded
 
 Row = Callable[[Bench], Awaitable[list[Line]]]
@@ -93,18 +91,6 @@ def _report(
         wanted.svg.write_text(chart.svg(title, f"{found['date'][:10]}, {subtitle}", lines, bench.rates))
 
 
-async def _until_told(dsn: str, wanted: Wanted) -> int:
-    """`measure`, but SIGTERM and Ctrl-C end it in order: workers and databases are gone afterwards. The exit code."""
-    task = asyncio.current_task()
-    assert task is not None
-    for each in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(each, task.cancel)
-    try:
-        return 1 if await measure(dsn, wanted) else 0
-    except asyncio.CancelledError:
-        return 130
-
-
 def _names(only: str) -> list[str]:
     names = [name.strip() for name in only.split(",") if name.strip()] or list(ROWS)
     if unknown := [name for name in names if name not in ROWS]:
@@ -126,7 +112,7 @@ def main(
     """Measure pgworkd against its references. A missed bar is reported and no error; a lost job is."""
     wanted = Wanted(_names(only), rounds, scale, peers, scratch or default_scratch(), json, svg)
     with ExitStack() as stack:
-        code = uvloop.run(_until_told(dsn or stack.enter_context(embedded(wanted.scratch, pg_bin)), wanted))
+        code = uvloop.run(until_told(measure(dsn or stack.enter_context(embedded(wanted.scratch, pg_bin)), wanted)))
     raise typer.Exit(code)
 
 

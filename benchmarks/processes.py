@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import anyio
 
@@ -111,6 +113,18 @@ async def until(
             said = "\n".join(program.tail() for program in programs)
             raise BenchmarkError(f"not within {limit_s:g} s: {what}\n{said}")
         await anyio.sleep(every_s)
+
+
+async def until_told(failures: Coroutine[Any, Any, int]) -> int:
+    """Runs what counts failures; SIGTERM and Ctrl-C end it in order, workers and databases gone. The exit code."""
+    task = asyncio.current_task()
+    assert task is not None
+    for each in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(each, task.cancel)
+    try:
+        return 1 if await failures else 0
+    except asyncio.CancelledError:
+        return 130
 
 
 def tree(pid: int) -> list[int]:

