@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 
 from .delayed import Item, size_of
@@ -10,6 +11,8 @@ FLUSH_MAX = 1_000
 FLUSH_BYTES = 1024 * 1024
 """A flush of more than one job has no more to store: a slow connection, or a server that compresses each result and
 copies each payload to the history, would need longer for it than a statement may take."""
+BURST_TURNS_MAX = 8
+"""Turns of the loop for which a flush waits while each brings more: what a claim has brought ends in a few."""
 
 
 class _Lane:
@@ -78,6 +81,15 @@ class Flushes(_Lane):
             self._begin()
         self._last.append(item)
         self._last_bytes += size
+
+    async def rest_of_burst(self, most: int) -> None:
+        """Lets the loop turn while that brings more, up to so many: two flushes cost more than one."""
+        count = 0
+        for _ in range(BURST_TURNS_MAX):
+            if not count < self.count < most:
+                return
+            count = self.count
+            await asyncio.sleep(0)
 
     def take(self, most: int) -> list[Item]:
         """The next flush, or the first so many of it; empty if nothing waits."""

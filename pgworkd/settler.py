@@ -130,6 +130,7 @@ class Settler:
         """Flushes until cancelled."""
         while True:
             await self._something()
+            await self._waiting.rest_of_burst(self._flush_max)
             await self._flush(self._waiting.take(self._flush_max))
             await self._flush(self._due())  # apart: they failed before, and others must not fail with them
             if not self._waiting.count:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+
+import anyio
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pgworkd.delayed import Item, size_of
-from pgworkd.flushes import FLUSH_BYTES, FLUSH_MAX, Flushes
+from pgworkd.flushes import BURST_TURNS_MAX, FLUSH_BYTES, FLUSH_MAX, Flushes
 from pgworkd.held import Held
 from pgworkd.job import Ending, Outcome
 from tests.kit import examples
@@ -60,3 +64,38 @@ def test_small_outcomes_are_settled_together_whatever_their_queues() -> None:
     for number in range(FLUSH_MAX):
         flushes.put(item(number, f"q{number}", 100))
     assert len(flushes.take(FLUSH_MAX)) == FLUSH_MAX
+
+
+@pytest.mark.parametrize(("each", "most", "gathered"), [(1, FLUSH_MAX, 4), (3, 6, 6), (1, 1, 1)])
+async def test_a_flush_waits_while_a_burst_lasts_and_not_until_it_is_more_than_full(
+    each: int, most: int, gathered: int
+) -> None:
+    flushes = Flushes()
+
+    async def burst() -> None:
+        for _ in range(4):
+            for _ in range(each):
+                flushes.put(item(0, "q", 10))
+            await asyncio.sleep(0)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(burst)
+        await asyncio.sleep(0)
+        await flushes.rest_of_burst(most)
+        assert len(flushes.take(most)) == gathered
+
+
+async def test_a_burst_without_end_is_flushed_all_the_same() -> None:
+    flushes = Flushes()
+
+    async def endless() -> None:
+        while True:
+            flushes.put(item(0, "q", 10))
+            await asyncio.sleep(0)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(endless)
+        await asyncio.sleep(0)
+        await flushes.rest_of_burst(FLUSH_MAX)
+        assert flushes.count <= BURST_TURNS_MAX + 2
+        tasks.cancel_scope.cancel()
