@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 from collections.abc import Collection, Iterator, Sequence
 from itertools import chain
 from typing import Any
@@ -24,9 +25,14 @@ DEPTH_MAX = 64
 """Levels of nesting; an object that holds only plain values has depth 1."""
 DIGITS_MAX = 4300
 """Digits of an integer: what Python reads and prints by default."""
+PRINTED_BYTES_MAX = 2 * BYTES_MAX
+"""What the schema allows: Postgres prints a space after each comma and colon, and numbers without an exponent."""
 KEY_SHOWN_MAX = 40
 PATH_SHOWN_MAX = 200
 
+_EXPONENTS_FROM = PRINTED_BYTES_MAX // 64
+"""In a text of no more than that, numbers cannot take too much when printed: 1e+308 takes 45 times as much."""
+_EXPONENT = re.compile(r'"(?:[^"\\]|\\.)*"|[0-9]e[+-]([0-9]{2,3})')
 _LEAVES = frozenset({str, int, float, bool, type(None)})
 _REMEDIES = {
     **dict.fromkeys(("bytes", "bytearray"), "encode it as text, for example base64"),
@@ -76,6 +82,9 @@ def encode(value: object, what: str = "payload", *, object_only: bool = True, co
         raise InvalidPayload(what, f"is of type {type(value).__name__}: an object is needed, pass a dict")
     if len(data) > BYTES_MAX:
         raise _too_large(what, f"takes {len(data):,} bytes")
+    if len(data) > _EXPONENTS_FROM and (more := _exponents(text)) and len(data) + more > PRINTED_BYTES_MAX:
+        finding = f"takes {len(data) + more:,} bytes as Postgres prints numbers such as 1e300"
+        raise InvalidPayload(what, f"{finding}, {PRINTED_BYTES_MAX:,} are allowed: pass such numbers as text")
     if _is_suspicious(text):
         _refuse(_fault(plain, what, ()))
     return text
@@ -92,7 +101,8 @@ def encode_plain(values: Sequence[object]) -> list[str] | None:
         texts = [to_json(value).decode() for value in values]
     except (TypeError, ValueError, RecursionError):
         return None
-    if max(map(len, texts)) > BYTES_MAX // 4 or _is_suspicious("\n".join(texts)):  # // 4: characters are no bytes
+    # A character may take 4 bytes; numbers are looked at one payload at a time.
+    if max(map(len, texts)) > min(BYTES_MAX // 4, _EXPONENTS_FROM) or _is_suspicious("\n".join(texts)):
         return None
     return texts
 
@@ -208,6 +218,13 @@ def _is_suspicious(text: str) -> bool:
         return True
     block = DIGITS_MAX // 2  # so many digits in a row fill at least one aligned block of half the length
     return len(text) > DIGITS_MAX and any(text[at : at + block].isdigit() for at in range(0, len(text), block))
+
+
+def _exponents(text: str) -> int:
+    """At least how many bytes more Postgres prints for the numbers in JSON `text`, if that can be too many; else 0."""
+    if (text.count("e+") + text.count("e-")) * 324 <= PRINTED_BYTES_MAX - len(text):
+        return 0
+    return sum(max(int(exponent) - 23, 0) for exponent in _EXPONENT.findall(text) if exponent)  # -1.23...e+45 has 24
 
 
 def _inconvertible(node: object, path: str, above: tuple[int, ...]) -> tuple[str, str] | None:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, Field, computed_field
 
 from pgworkd.errors import InvalidPayload, UsageError
-from pgworkd.payload import BYTES_MAX, DEPTH_MAX, DIGITS_MAX, clean_text, decode, encode
+from pgworkd.payload import BYTES_MAX, DEPTH_MAX, DIGITS_MAX, clean_text, decode, encode, encode_plain
 
 
 class Color(enum.Enum):
@@ -315,3 +315,15 @@ def test_cleaned_text_always_fits_and_can_be_stored(text, bytes_max):
     assert "\0" not in cleaned
     if storable(text) and len(text.encode()) <= bytes_max:
         assert cleaned == text
+
+
+@pytest.mark.parametrize("number", [1e308, -1e-300, 1.7976931348623157e308])
+def test_numbers_with_exponents_count_as_postgres_prints_them(number: float) -> None:
+    fits = 2 * BYTES_MAX // len(f"{Decimal(repr(number)):f}")
+    too_many, allowed = {"a": [number] * (fits * 5 // 4)}, {"a": [number] * (fits * 9 // 10)}
+    with pytest.raises(InvalidPayload, match=r"takes 2,\d+,\d+ bytes as Postgres prints .* 2,097,152 are allowed"):
+        encode(too_many)
+    assert encode_plain([too_many]) is None
+    as_text = {"a": f'"{number!r}"' * 20_000}
+    for value in (allowed, as_text, {"a": [1e16] * 100_000}):
+        assert json.loads(encode(value)) == value
