@@ -76,13 +76,13 @@ BEGIN
             CONSTRAINT key_must_not_exceed_1536_bytes CHECK (octet_length(VALUE) <= 1536);  -- else no index takes it
         CREATE DOMAIN payload_object AS jsonb
             CONSTRAINT value_must_be_a_json_object CHECK (jsonb_typeof(VALUE) = 'object')
-            -- 1 MiB of compact text; Postgres prints a space after each comma and colon. What is stored in
-            -- 2,000 bytes is small enough even when it comes compressed from another table.
+            -- 1 MiB of compact text; Postgres prints a space after each comma and colon. What is stored in 200 bytes is small
+            -- enough even when it comes compressed from another table, or holds numbers like 1e131071, which are printed in full.
             CONSTRAINT value_must_not_exceed_1_mib
-                CHECK (pg_column_size(VALUE) <= 2000 OR octet_length(VALUE::text) <= 2097152);
+                CHECK (pg_column_size(VALUE) <= 200 OR octet_length(VALUE::text) <= 2097152);
         CREATE DOMAIN json_result AS jsonb
             CONSTRAINT result_must_not_exceed_1_mib
-                CHECK (pg_column_size(VALUE) <= 2000 OR octet_length(VALUE::text) <= 2097152);
+                CHECK (pg_column_size(VALUE) <= 200 OR octet_length(VALUE::text) <= 2097152);
         CREATE DOMAIN error_list AS jsonb
             CONSTRAINT errors_must_be_a_json_array CHECK (jsonb_typeof(VALUE) = 'array');
         CREATE DOMAIN instant AS timestamptz
@@ -98,6 +98,15 @@ BEGIN
         -- What its batch must know of a job that ended: `status` is what it has become. The rest is for streaming.
         CREATE TYPE ended_job AS (batch_id uuid, status job_status, was_dead boolean,
                                   id uuid, kind text, payload jsonb, result jsonb, meta jsonb);
+    END IF;
+    IF EXISTS (SELECT FROM pg_constraint c WHERE c.contypid = 'pgworkd.json_result'::regtype
+               AND pg_get_constraintdef(c.oid) LIKE '%<= 2000)%') THEN  -- what is stored already is not looked at
+        ALTER DOMAIN payload_object DROP CONSTRAINT value_must_not_exceed_1_mib;
+        ALTER DOMAIN payload_object ADD CONSTRAINT value_must_not_exceed_1_mib
+            CHECK (pg_column_size(VALUE) <= 200 OR octet_length(VALUE::text) <= 2097152) NOT VALID;
+        ALTER DOMAIN json_result DROP CONSTRAINT result_must_not_exceed_1_mib;
+        ALTER DOMAIN json_result ADD CONSTRAINT result_must_not_exceed_1_mib
+            CHECK (pg_column_size(VALUE) <= 200 OR octet_length(VALUE::text) <= 2097152) NOT VALID;
     END IF;
     IF to_regtype('pgworkd.claim_place') IS NULL THEN
         -- How far claims of one pool have come in one priority, of the jobs with keys or of those without: see pick(). Instants
@@ -409,6 +418,12 @@ CREATE INDEX IF NOT EXISTS jobs_blocked ON jobs (queue, serialize_key, run_at, i
 CREATE INDEX IF NOT EXISTS jobs_waiting ON jobs (queue, id) WHERE waiting_on > 0;
 CREATE INDEX IF NOT EXISTS jobs_turns ON jobs (queue, (coalesce(limit_key::text, '')), priority DESC, run_at, id)
     WHERE status IN ('pending', 'failed') AND losses < 2 AND (serialize_key IS NOT NULL OR limit_key IS NOT NULL);
+-- The same of those with a limit_key, for workers that leave kinds to others. (A kind by its hash, of 64 bits: three long texts
+-- fit into no index. The priority is an expression, so that no other index has the order that is asked for: whatever the
+-- statistics say, this one is taken.)
+CREATE INDEX IF NOT EXISTS jobs_turns_of_kind
+    ON jobs (queue, hashtextextended(coalesce(kind, queue)::text, 0), limit_key, (- priority::bigint), run_at, id)
+    WHERE status IN ('pending', 'failed') AND losses < 2 AND limit_key IS NOT NULL;
 CREATE UNIQUE INDEX IF NOT EXISTS jobs_occurrence ON jobs (schedule, occurrence) WHERE schedule IS NOT NULL;
 -- The chain of a schedule: its one occurrence that waits, or runs, and has not failed. One that has failed leaves it.
 CREATE UNIQUE INDEX IF NOT EXISTS jobs_schedule_chain ON jobs (schedule)
@@ -564,9 +579,10 @@ CREATE TABLE IF NOT EXISTS job_dependencies (
 CREATE INDEX IF NOT EXISTS job_dependencies_job ON job_dependencies (job_id);
 CREATE INDEX IF NOT EXISTS job_dependencies_unchecked ON job_dependencies (job_id) WHERE unchecked;
 
--- What follows from the end of a job and could not be done at once, because another transaction had locked what it changes.
--- Only added to; apply_effects() does it soon after and deletes the row, and so does who next holds a batch's tree. A row is
--- one of: the end of a job for its batch, the end of a job for those that depend on it, a serialize_key that is free.
+-- What follows from the end of a job and could not be done at once, because another transaction had locked what it changes,
+-- or because too many jobs depend on it. Only added to; apply_effects() does it soon after and deletes the row, and so does
+-- who next holds a batch's tree. A row is one of: the end of a job for its batch, the end of a job for those that depend on
+-- it, a serialize_key that is free.
 -- `ended` has the payload and the result of the job where its batch needs them. There are no more rows than jobs ended while
 -- what they change was locked, and nothing else deletes any: each is part of a counter or of a wait. `pgworkd doctor` tells
 -- when one is old.
@@ -578,9 +594,13 @@ CREATE TABLE IF NOT EXISTS pending_effects (
     completed    boolean,                           -- so has the job, else it is dead, cancelled or expired
     queue        text,
     serialize_key text,
-    put_off_at   timestamptz NOT NULL DEFAULT clock()
+    put_off_at   timestamptz NOT NULL DEFAULT clock(),
+    done_to      uuid,                              -- the dependents of job_id up to this one have had their turn
+    left_behind  boolean NOT NULL DEFAULT false     -- some of those were locked, or refused: there is another round
 ) WITH (autovacuum_vacuum_scale_factor = 0.0, autovacuum_vacuum_threshold = 1000);
 ALTER TABLE pending_effects ADD COLUMN IF NOT EXISTS put_off_at timestamptz NOT NULL DEFAULT clock();
+ALTER TABLE pending_effects ADD COLUMN IF NOT EXISTS done_to uuid;
+ALTER TABLE pending_effects ADD COLUMN IF NOT EXISTS left_behind boolean NOT NULL DEFAULT false;
 CREATE INDEX IF NOT EXISTS pending_effects_batch ON pending_effects (batch_id) WHERE batch_id IS NOT NULL;
 
 -- Who wants to hear at once when a job is over: NOTIFY on `channel` names it. Unlogged: it is a hint, who waits also asks.
@@ -699,22 +719,31 @@ BEGIN
 END $$;
 
 DROP FUNCTION IF EXISTS wanted(int);
+DROP FUNCTION IF EXISTS wanted(int, text);
 -- What a worker that has renewed its lease should know: the jobs to cancel, the rows of `queues` (without what is NULL;
 -- `pause_s`: so long until a pause ends by itself), and what the code of other workers says of its queues, where that
 -- differs, by queue and worker. `settings_version` stands for what the rows of `queues` say now: to who passes the one he was given
--- last, `settings` are NULL as long as they are the same. Always one row. Locks nothing.
-CREATE OR REPLACE FUNCTION wanted(p_worker int, p_settings_version text DEFAULT NULL)
+-- last, `settings` are NULL as long as they are the same. p_queues: of these queues alone (NULL: of all), by index, so that
+-- it costs nothing how many others have settings; whoever asks for others than before has no version of them. Always one row.
+-- Locks nothing.
+CREATE OR REPLACE FUNCTION wanted(p_worker int, p_settings_version text DEFAULT NULL, p_queues text[] DEFAULT NULL)
 RETURNS TABLE (cancel_ids uuid[], cancel_attempts int[], settings text, differing text, settings_version text)
-LANGUAGE sql STABLE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
+LANGUAGE sql STABLE SET search_path = pgworkd, pg_catalog, pg_temp
+SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
+    WITH own AS MATERIALIZED (
+        SELECT q AS row, q.name, q.paused_until, q.xmin AS written FROM queues q WHERE q.name = ANY (p_queues)
+        UNION ALL
+        SELECT q, q.name, q.paused_until, q.xmin FROM queues q WHERE p_queues IS NULL
+    )
     SELECT c.ids, c.attempts,
            CASE WHEN v.version IS DISTINCT FROM p_settings_version OR v.counts_down THEN
            (SELECT coalesce(jsonb_object_agg(q.name, jsonb_strip_nulls(
-                       to_jsonb(q) - '{name,updated_at,paused_until}'::text[] || jsonb_build_object(
+                       to_jsonb(q.row) - '{name,updated_at,paused_until}'::text[] || jsonb_build_object(
                            'paused', coalesce(q.paused_until > clock(), false),
                            'paused_until', CASE WHEN q.paused_until > clock() THEN q.paused_until END,
                            'pause_s', CASE WHEN q.paused_until > clock() AND q.paused_until < 'infinity'
                                            THEN extract(epoch FROM q.paused_until - clock()) END))), '{}')
-            FROM queues q)::text END,
+            FROM own q)::text END,
            (SELECT coalesce(jsonb_object_agg(d.queue, d.said), '{}')
             FROM (SELECT o.queue, jsonb_agg(DISTINCT jsonb_build_array(w.name, o.code_concurrency)) AS said
                   FROM pools mine JOIN pools o ON o.queue = mine.queue AND o.code_concurrency <> mine.code_concurrency
@@ -726,10 +755,10 @@ LANGUAGE sql STABLE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
           WHERE j.worker_id = p_worker AND j.worker_id IS NOT NULL AND j.cancel_requested_at IS NOT NULL) c,
          -- Of the same number of rows each change makes the sum larger. `age` counts back from now, as it does for 3: the
          -- difference stays, and comes at a tenth of the price of xmin::text.
-         (SELECT concat_ws(' ', count(*), sum(((SELECT age('3'::xid)::bigint) - age(q.xmin)) & 4294967295),
+         (SELECT concat_ws(' ', count(*), sum(((SELECT age('3'::xid)::bigint) - age(q.written)) & 4294967295),
                            count(*) FILTER (WHERE q.paused_until > (SELECT clock()))) AS version,
                  coalesce(bool_or(q.paused_until > (SELECT clock()) AND q.paused_until < 'infinity'), false) AS counts_down
-          FROM queues q) v
+          FROM own q) v
 $$;
 
 -- Tells every daemon to ask for the settings of its queues: a plain UPDATE takes effect at once. Locks nothing.
@@ -892,11 +921,16 @@ DROP FUNCTION IF EXISTS claim(int, text, int, text[], int[], int[], float8[], uu
 DROP FUNCTION IF EXISTS claim(int, text, int, text[], int[], int[], float8[], uuid[], uuid, text[]);
 DROP FUNCTION IF EXISTS pick(text, int, tid[], timestamptz, text[]);
 DROP FUNCTION IF EXISTS in_order(text, int, tid[], boolean, text[]);
+DROP FUNCTION IF EXISTS in_order(text, int, tid[], boolean, text[], claim_place[]);
 DROP FUNCTION IF EXISTS pick(text, int, tid[], timestamptz);
 DROP FUNCTION IF EXISTS in_order(text, int, tid[], boolean);
 DROP FUNCTION IF EXISTS payloads(uuid[], int[], int);
 DROP FUNCTION IF EXISTS of_key(text, text, int, tid[]);
 DROP FUNCTION IF EXISTS by_turn(queues, int, tid[], tid[], timestamptz, boolean);
+DROP FUNCTION IF EXISTS by_turn(queues, int, tid[], tid[], timestamptz, boolean, text[]);
+DROP FUNCTION IF EXISTS of_key(text, text, int, tid[], text[]);
+DROP FUNCTION IF EXISTS next_keys(text, text, int, timestamptz);
+DROP FUNCTION IF EXISTS due_keys(text, int, timestamptz);
 DROP FUNCTION IF EXISTS settle_completed(uuid[], int[], text[], text[], timestamptz[], int[], text, int, uuid);
 DROP FUNCTION IF EXISTS settle_and_claim(uuid[], int[], text[], int, text, int, text[], int[], int[], float8[], uuid[], int, uuid);
 -- Takes up to p_limit due jobs of a queue for a worker, in order of priority (higher first), run_at, id.
@@ -1017,7 +1051,7 @@ BEGIN
         FROM pick(p_queue, v_room, v_rows, v_now, p_without, p_places::claim_place[], p_reach_s, p_since, p_renew) p;
         v_room := 0;
     END IF;
-    WHILE v_room > 0 AND v_probes < 100 LOOP
+    WHILE v_room > 0 AND v_probes < 200 LOOP
         v_next := coalesce(p_priorities[v_known], -2147483649);
         v_priority := NULL;
         IF v_gaps AND v_above > v_next + 1 THEN  -- is there a priority that the caller does not know?
@@ -1050,7 +1084,7 @@ BEGIN
         v_probes := v_probes + 1;
     END LOOP;
     -- More priorities than anyone should use: the rest in one walk, which is slower but still in order.
-    IF v_room > 0 AND v_probes >= 100 THEN
+    IF v_room > 0 AND v_probes >= 200 THEN
         v_rows := v_rows || ARRAY(
             SELECT j.ctid FROM jobs j
             WHERE j.queue = p_queue AND j.priority < v_above AND waits_plain(j)
@@ -1118,7 +1152,9 @@ BEGIN
 END $$;
 
 -- How many jobs of a queue could run now if there were a slot; p_most stands for that many or more. Reads what is due,
--- p_most entries of an index at most, and one per priority of what is not. Locks nothing.
+-- p_most entries of an index at most, and one per priority of what is not. While a transaction holds back vacuum, the entries of
+-- jobs of the queue that are over stay, and are read each time: some 0.5 ms for a thousand. (Claims need not, because each pool
+-- remembers its place; who asks here has none.) Locks nothing.
 CREATE OR REPLACE FUNCTION depth(p_queue text, p_most int DEFAULT 100000) RETURNS int
 LANGUAGE plpgsql STABLE SET search_path = pgworkd, pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET jit = off
@@ -1461,9 +1497,9 @@ END $$;
 -- order of (priority, run_at, id), or by turns where limits per key or fairness ask for it. A job whose serialize_key
 -- is not free is parked as `blocked`, out of the claim's way, until promote(). Jobs of the kinds p_without are not met. Where very many are to be parked, one claim
 -- does some of it, and jobs without a key pass the rest. `again_s`: see allowance().
--- p_places, p_reach_s, p_since: where to begin, see claim(); `places`: where the next claim may begin (by turns: as given;
--- and without p_renew, unless many are parked).
--- Whatever waits, is due and stands at its place or before was taken or parked, or has become claimable since then: when
+-- p_places, p_reach_s, p_since: where to begin, see claim(); `places`: where the next claim may begin (by turns: only
+-- behind jobs without keys that are left out; without p_renew as given, unless some are left out or many parked).
+-- Whatever waits, is due and stands at its place or before was taken or parked, is of a kind that was left out, or has become claimable since then: when
 -- promote() or move() did that, `promoted` says when, and is at or behind the place's own; of all else callers are told a
 -- run_at, or find it by reaching back. The caller holds the queue's lock, and so does who promotes and may wait for it:
 -- what this claim does not see is promoted later than p_now. Rows are locked with SKIP LOCKED.
@@ -1493,23 +1529,32 @@ DECLARE
     v_done   claim_place[] := '{}';              -- the last ones that are taken or parked
     v_asked  int;
     v_renew  boolean;                            -- this round says how far it has come
+    v_ended  int[];                              -- priorities that this round has walked to their end
+    v_passed claim_place[] := '{}';              -- where that leaves only kinds that are left to others
     v_stop   int;                                -- the first one met, of v_met, that could run and is not taken
+    v_kinds  bigint[];                           -- of the jobs that turns go by, if some are left out
+    v_below  int;
     v_cut    int := -2147483648;                 -- the priority that was not walked to its end; none: the last there is
 BEGIN
     SELECT * INTO v_queue FROM queues q WHERE q.name = p_queue;
     v_turns := coalesce(v_queue.fair, false) OR v_queue.limit_per_key IS NOT NULL OR v_queue.rate_per_key IS NOT NULL;
     picked := '{}';
+    IF v_turns THEN
+        v_cut := 2147483647;
+        v_kinds := CASE WHEN p_without <> '{}' THEN kinds_waiting(p_queue, p_without) END;
+        v_starts := CASE WHEN p_without <> '{}' THEN v_starts ELSE '{}' END;
+    END IF;
     LOOP
         v_room := p_room - cardinality(picked);
         IF v_turns THEN
-            SELECT t.met, t.round, t.again_s INTO v_met, v_round, v_wait_s
-            FROM by_turn(v_queue, v_room, p_taken || picked, v_seen, p_now, v_further, p_without) t;
+            SELECT t.met, t.round, t.again_s, t.ended, t.cut INTO v_met, v_round, v_wait_s, v_ended, v_below
+            FROM by_turn(v_queue, v_room, p_taken || picked, v_seen, p_now, v_further, p_without, v_kinds, v_starts) t;
             again_s := least(again_s, v_wait_s);
             v_further := v_further OR NOT v_round;
         ELSE  -- where one had to be parked there are more; but those without a key need not wait for all that
             v_round := v_rounds < cardinality(v_park_max);
             v_asked := greatest(v_room, v_park_max[v_rounds + 1]);
-            v_met := in_order(p_queue, v_asked, v_seen, v_round, p_without, v_starts);
+            SELECT o.met, o.ended INTO v_met, v_ended FROM in_order(p_queue, v_asked, v_round, v_seen, p_without, v_starts) o;
         END IF;
         SELECT (array_agg(y.ctid ORDER BY y.place) FILTER (WHERE y.free))[:v_room],
                array_agg(y.ctid) FILTER (WHERE NOT y.free),
@@ -1527,12 +1572,27 @@ BEGIN
               FROM (SELECT j.ctid, m.place, j.serialize_key, j.run_at, j.id, j.status, j.yields
                     FROM unnest(v_met) WITH ORDINALITY AS m (ctid, place) JOIN jobs j ON j.ctid = m.ctid
                     WHERE j.status IN ('pending', 'failed')) x) y;
-        v_renew := v_round AND NOT v_turns AND p_places IS NOT NULL AND (p_renew OR v_rounds > 0) OR v_renew;
+        IF v_turns AND p_without <> '{}' AND p_places IS NOT NULL AND v_ended IS NOT NULL THEN
+            v_cut := v_below;
+            v_passed := ARRAY(
+                SELECT ROW(false, e.priority, (extract(epoch FROM p_now) * 1000000)::bigint - 1000000, '00000000-0000-0000-0000-000000000000', NULL)::claim_place
+                FROM unnest(v_ended) AS e (priority));
+        END IF;
+        v_renew := v_round AND NOT v_turns AND p_places IS NOT NULL AND (p_renew OR v_rounds > 0 OR p_without <> '{}') OR v_renew;
         IF v_round AND v_renew THEN
             v_done := v_done || done_of(v_met[:coalesce(v_stop - 1, cardinality(v_met))]);
             v_cut := CASE WHEN v_stop IS NOT NULL OR cardinality(v_met) >= v_asked
                           THEN coalesce((SELECT j.priority FROM jobs j WHERE j.ctid = v_met[coalesce(v_stop, v_asked)]), 2147483647)
                           ELSE -2147483648 END;
+            IF p_without <> '{}' THEN  -- with keys or without: up to a second ago, for what is due since then may not be committed yet
+                v_passed := ARRAY(
+                    SELECT ROW(k.keyed, p.priority, p.run_at, p.id, NULL)::claim_place
+                    FROM (SELECT d.priority, d.run_at, d.id FROM unnest(v_done) d
+                          UNION ALL
+                          SELECT e.priority, (extract(epoch FROM p_now) * 1000000)::bigint - 1000000, '00000000-0000-0000-0000-000000000000'
+                          FROM unnest(v_ended) AS e (priority) WHERE e.priority > v_cut) p,
+                         (VALUES (false), (true)) AS k (keyed));
+            END IF;
         END IF;
         picked := picked || ARRAY(
             SELECT j.ctid FROM unnest(v_take) WITH ORDINALITY AS m (ctid, place) JOIN jobs j ON j.ctid = m.ctid
@@ -1551,8 +1611,12 @@ BEGIN
             EXIT;
         END IF;
     END LOOP;
+    IF v_turns AND p_places IS NOT NULL THEN  -- places of those without keys only, and of what is left to others
+        p_places := CASE WHEN p_without <> '{}' THEN ARRAY(SELECT p::claim_place FROM unnest(p_places) p WHERE NOT p.keyed) ELSE '{}' END;
+        v_renew := p_without <> '{}';
+    END IF;
     places := CASE WHEN v_renew IS NOT TRUE THEN p_places
-                   ELSE places_after(p_queue, p_places, v_starts, v_done, v_cut, picked, p_now, p_without, p_since IS NOT NULL) END;
+                   ELSE places_after(p_queue, p_places, v_starts, v_done || v_passed, v_cut, picked, p_now, p_without, p_since IS NOT NULL) END;
 END $$;
 
 -- Where a claim begins that reaches p_reach_s before these places, NULL: to every head; and goes back to p_since, if that
@@ -1567,7 +1631,8 @@ LANGUAGE sql IMMUTABLE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
              LATERAL (SELECT greatest(least(p.run_at - (coalesce(p_reach_s, 1e10) * 1e6)::bigint, (p_since * 1e6)::bigint), 0) AS run_at) b)
 $$;
 
--- True if a job with keys waits that pick() may meet from these places on. Locks nothing.
+-- True if a job with keys waits that pick() may meet from these places on. Locks nothing. (The first ones in an order
+-- are asked for, because the index must have that order: in another one, EXISTS would look at each limit_key.)
 CREATE OR REPLACE FUNCTION keyed_behind(p_queue text, p_starts claim_place[]) RETURNS boolean
 LANGUAGE plpgsql STABLE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
 DECLARE
@@ -1577,16 +1642,17 @@ DECLARE
 BEGIN
     FOREACH v_place IN ARRAY p_starts LOOP  -- in order of priority: see places_after()
         CONTINUE WHEN NOT v_place.keyed;
-        v_found := EXISTS (SELECT FROM jobs j WHERE j.queue = p_queue AND waits_keyed(j) AND j.priority < v_above AND j.priority > v_place.priority)
-           OR EXISTS (SELECT FROM jobs j WHERE j.queue = p_queue AND waits_keyed(j) AND j.priority = v_place.priority
-                      AND (j.run_at, j.id) > (to_timestamp(v_place.run_at / 1e6), v_place.id))
-           OR EXISTS (SELECT FROM jobs j WHERE j.queue = p_queue AND waits_keyed(j) AND j.priority = v_place.priority
-                      AND j.promoted >= to_timestamp(v_place.promoted / 1e6));
+        v_found := (SELECT max(j.priority) FROM jobs j
+                    WHERE j.queue = p_queue AND waits_keyed(j) AND j.priority < v_above AND j.priority > v_place.priority) IS NOT NULL
+           OR (SELECT j.id FROM jobs j WHERE j.queue = p_queue AND waits_keyed(j) AND j.priority = v_place.priority
+               AND (j.run_at, j.id) > (to_timestamp(v_place.run_at / 1e6), v_place.id) ORDER BY j.run_at, j.id LIMIT 1) IS NOT NULL
+           OR (SELECT j.id FROM jobs j WHERE j.queue = p_queue AND waits_keyed(j) AND j.priority = v_place.priority
+               AND j.promoted >= to_timestamp(v_place.promoted / 1e6) ORDER BY j.promoted LIMIT 1) IS NOT NULL;
         EXIT WHEN v_found;
         v_above := v_place.priority;
     END LOOP;
     IF NOT v_found THEN
-        v_found := EXISTS (SELECT FROM jobs j WHERE j.queue = p_queue AND waits_keyed(j) AND j.priority < v_above);
+        v_found := (SELECT max(j.priority) FROM jobs j WHERE j.queue = p_queue AND waits_keyed(j) AND j.priority < v_above) IS NOT NULL;
     END IF;
     RETURN v_found;
 END $$;
@@ -1602,7 +1668,7 @@ LANGUAGE sql STABLE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
 $$;
 
 -- Where the next claim may begin. p_places are the places before, p_starts where this one began, p_done its last rows that
--- are taken or parked. Priorities above p_cut it has walked to the end, that one up to there, those below it has not seen.
+-- are taken or parked, and what it has passed. Priorities above p_cut it has walked to the end, that one up to there, those below it has not seen.
 -- p_back: p_starts went back because something had become claimable. Keeps 180 places, those of what was taken or parked first.
 -- They come in descending order of priority. Locks nothing.
 CREATE OR REPLACE FUNCTION places_after(p_queue text, p_places claim_place[], p_starts claim_place[], p_done claim_place[], p_cut int,
@@ -1666,15 +1732,15 @@ END $$;
 
 -- Up to p_room due jobs in order of (priority, run_at, id), besides p_seen and the kinds p_without; those with keys only if
 -- p_keyed. Begins behind p_starts, of which each priority that is not among them begins at its head, and takes what was
--- promoted before those in along; where more than 64 of a priority were, in the order in which they were. Locks nothing.
-CREATE OR REPLACE FUNCTION in_order(p_queue text, p_room int, p_seen tid[], p_keyed boolean, p_without text[],
-                                    p_starts claim_place[] DEFAULT '{}') RETURNS tid[]
+-- promoted before those in along; where more than 64 of a priority were, in the order in which they were. `ended`: the
+-- priorities of which there are no more. Locks nothing.
+CREATE OR REPLACE FUNCTION in_order(p_queue text, p_room int, p_keyed boolean, p_seen tid[], p_without text[],
+                                    p_starts claim_place[], OUT met tid[], OUT ended int[])
 LANGUAGE plpgsql STABLE SET search_path = pgworkd, pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET jit = off
 SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     v_now      timestamptz := clock();
-    v_rows     tid[] := '{}';
     v_above    bigint := 2147483648;
     v_priority int;
     v_room     int := p_room;
@@ -1691,6 +1757,8 @@ DECLARE
     v_promoted timestamptz;
     v_first    tid[];                            -- before that place, promoted since
 BEGIN
+    met := '{}';
+    ended := '{}';
     WHILE v_room > 0 AND v_probes < 1000 LOOP
         v_plain := NULL;
         v_keyed := NULL;
@@ -1736,7 +1804,7 @@ BEGIN
                   AND j.ctid <> ALL (p_seen) AND in_time(j, v_now) AND coalesce(j.kind, j.queue)::text <> ALL (p_without)
                 ORDER BY j.promoted, j.run_at, j.id LIMIT greatest(v_room, 64));
         END IF;
-        v_rows := v_rows || ARRAY(
+        met := met || ARRAY(
               SELECT all_lines.ctid FROM (
                   (SELECT j.ctid, j.run_at, j.id FROM jobs j
                    WHERE j.queue = p_queue AND j.priority = v_priority AND waits_plain(j) AND j.run_at <= v_now
@@ -1754,14 +1822,42 @@ BEGIN
               ORDER BY all_lines.run_at, all_lines.id LIMIT v_room);
         v_above := v_priority;
         v_probes := v_probes + 1;
-        v_room := p_room - cardinality(v_rows);
+        v_room := p_room - cardinality(met);
+        IF v_room > 0 THEN
+            ended := ended || v_priority;
+        END IF;
     END LOOP;
-    RETURN v_rows;
+END $$;
+
+-- The kinds of the jobs with a limit_key that wait, but for p_without, by their hashes; NULL: there are too many to go by.
+-- Locks nothing.
+CREATE OR REPLACE FUNCTION kinds_waiting(p_queue text, p_without text[]) RETURNS bigint[]
+LANGUAGE plpgsql STABLE SET search_path = pgworkd, pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET jit = off
+SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    v_without bigint[] := ARRAY(SELECT hashtextextended(u.kind, 0) FROM unnest(p_without) AS u (kind));
+    v_kind    bigint;
+    v_kinds   bigint[] := '{}';
+BEGIN
+    FOR i IN 1..200 LOOP
+        v_kind := (SELECT min(hashtextextended(coalesce(j.kind, j.queue)::text, 0)) FROM jobs j
+                   WHERE j.queue = p_queue AND waits_keyed(j) AND j.limit_key IS NOT NULL
+                     AND hashtextextended(coalesce(j.kind, j.queue)::text, 0) > coalesce(v_kind, -9223372036854775808));
+        IF v_kind IS NULL THEN
+            RETURN v_kinds;
+        END IF;
+        IF v_kind <> ALL (v_without) THEN
+            v_kinds := v_kinds || v_kind;
+        END IF;
+    END LOOP;
+    RETURN NULL;
 END $$;
 
 -- Up to p_room due jobs of one limit_key ('': those that have only a serialize_key), besides p_seen and the kinds p_without,
--- in order of (priority, run_at, id). Locks nothing.
-CREATE OR REPLACE FUNCTION of_key(p_queue text, p_key text, p_room int, p_seen tid[], p_without text[] DEFAULT '{}') RETURNS tid[]
+-- in order of (priority, run_at, id). p_kinds: as kinds_waiting() says. Locks nothing.
+CREATE OR REPLACE FUNCTION of_key(p_queue text, p_key text, p_room int, p_seen tid[], p_without text[], p_kinds bigint[])
+RETURNS tid[]
 LANGUAGE plpgsql STABLE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
 DECLARE
     v_now      timestamptz := clock();
@@ -1769,19 +1865,42 @@ DECLARE
     v_above    bigint := 2147483648;
     v_priority int;
     v_probes   int := 0;
+    v_each     tid[];                            -- of each kind, the first ones
 BEGIN
     WHILE cardinality(v_rows) < p_room AND v_probes < 100 LOOP
-        v_priority := (
-            SELECT max(j.priority) FROM jobs j
-            WHERE j.queue = p_queue AND waits_keyed(j) AND coalesce(j.limit_key::text, '') = p_key
-              AND j.priority < v_above);
-        EXIT WHEN v_priority IS NULL;
-        v_rows := v_rows || ARRAY(
-            SELECT j.ctid FROM jobs j
-            WHERE j.queue = p_queue AND waits_keyed(j) AND coalesce(j.limit_key::text, '') = p_key
-              AND j.priority = v_priority AND j.run_at <= v_now AND j.ctid <> ALL (p_seen)
-              AND in_time(j, v_now) AND coalesce(j.kind, j.queue)::text <> ALL (p_without)
-            ORDER BY j.run_at, j.id LIMIT p_room - cardinality(v_rows));
+        IF p_kinds IS NULL OR p_key = '' THEN
+            v_priority := (
+                SELECT max(j.priority) FROM jobs j
+                WHERE j.queue = p_queue AND waits_keyed(j) AND coalesce(j.limit_key::text, '') = p_key
+                  AND j.priority < v_above);
+            EXIT WHEN v_priority IS NULL;
+            v_rows := v_rows || ARRAY(
+                SELECT j.ctid FROM jobs j
+                WHERE j.queue = p_queue AND waits_keyed(j) AND coalesce(j.limit_key::text, '') = p_key
+                  AND j.priority = v_priority AND j.run_at <= v_now AND j.ctid <> ALL (p_seen)
+                  AND in_time(j, v_now) AND coalesce(j.kind, j.queue)::text <> ALL (p_without)
+                ORDER BY j.run_at, j.id LIMIT p_room - cardinality(v_rows));
+        ELSE
+            v_priority := (
+                SELECT max(k.priority)
+                FROM unnest(p_kinds) AS u (kind),
+                     LATERAL (SELECT j.priority FROM jobs j
+                              WHERE j.queue = p_queue AND waits_keyed(j) AND hashtextextended(coalesce(j.kind, j.queue)::text, 0) = u.kind
+                                AND j.limit_key = p_key AND - j.priority::bigint > - v_above
+                              ORDER BY - j.priority::bigint LIMIT 1) k);
+            EXIT WHEN v_priority IS NULL;
+            v_each := ARRAY(
+                SELECT k.ctid
+                FROM unnest(p_kinds) AS u (kind),
+                     LATERAL (SELECT j.ctid FROM jobs j
+                              WHERE j.queue = p_queue AND waits_keyed(j) AND hashtextextended(coalesce(j.kind, j.queue)::text, 0) = u.kind
+                                AND j.limit_key = p_key AND - j.priority::bigint = - v_priority::bigint
+                                AND j.run_at <= v_now AND j.ctid <> ALL (p_seen) AND in_time(j, v_now)
+                              ORDER BY j.run_at, j.id LIMIT p_room - cardinality(v_rows)) k);
+            v_rows := v_rows || ARRAY(
+                SELECT j.ctid FROM jobs j WHERE j.ctid = ANY (v_each)
+                ORDER BY j.run_at, j.id LIMIT p_room - cardinality(v_rows));
+        END IF;
         v_above := v_priority;
         v_probes := v_probes + 1;
     END LOOP;
@@ -1790,8 +1909,9 @@ END $$;
 
 -- Of the limit_keys after p_after, in rotation, those that have a due job; '' stands for the jobs without a limit_key and
 -- is always among them. Looks at up to p_looks keys, and `reached` the last of them; `round`: it has seen all there are.
+-- Jobs of the kinds p_without do not count; with p_kinds, as kinds_waiting() says, keys that have only such ones are not met.
 -- Locks nothing.
-CREATE OR REPLACE FUNCTION next_keys(p_queue text, p_after text, p_looks int, p_now timestamptz,
+CREATE OR REPLACE FUNCTION next_keys(p_queue text, p_after text, p_looks int, p_now timestamptz, p_without text[], p_kinds bigint[],
                                      OUT keys text[], OUT reached text, OUT round boolean)
 LANGUAGE plpgsql STABLE SET search_path = pgworkd, pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET jit = off
@@ -1806,9 +1926,19 @@ BEGIN
     keys := '{}';
     reached := p_after;
     FOR i IN 1..p_looks LOOP
-        SELECT coalesce(j.limit_key::text, ''), j.priority, j.run_at INTO v_key, v_priority, v_run_at FROM jobs j
-        WHERE j.queue = p_queue AND waits_keyed(j) AND coalesce(j.limit_key::text, '') > v_key
-        ORDER BY j.queue, coalesce(j.limit_key::text, ''), j.priority DESC, j.run_at LIMIT 1;
+        IF p_kinds IS NULL THEN
+            SELECT coalesce(j.limit_key::text, ''), j.priority, j.run_at INTO v_key, v_priority, v_run_at FROM jobs j
+            WHERE j.queue = p_queue AND waits_keyed(j) AND coalesce(j.limit_key::text, '') > v_key
+            ORDER BY j.queue, coalesce(j.limit_key::text, ''), j.priority DESC, j.run_at LIMIT 1;
+        ELSE
+            v_key := (
+                SELECT min(k.key)
+                FROM unnest(p_kinds) AS u (kind),
+                     LATERAL (SELECT j.limit_key::text AS key FROM jobs j
+                              WHERE j.queue = p_queue AND waits_keyed(j) AND hashtextextended(coalesce(j.kind, j.queue)::text, 0) = u.kind
+                                AND j.limit_key > v_key
+                              ORDER BY j.limit_key LIMIT 1) k);
+        END IF;
         IF v_key IS NULL AND NOT v_wrapped THEN  -- behind the last key comes '', then the first
             v_wrapped := true;
             v_key := '';
@@ -1816,10 +1946,10 @@ BEGIN
         round := v_key IS NULL OR v_wrapped AND v_key > p_after;
         EXIT WHEN round;
         reached := v_key;
-        v_due := v_key = '' OR v_run_at <= p_now
-            OR EXISTS (SELECT FROM jobs j WHERE j.queue = p_queue AND waits_keyed(j)
-                       AND coalesce(j.limit_key::text, '') = v_key AND j.priority < v_priority)
-               AND cardinality(of_key(p_queue, v_key, 1, '{}')) > 0;
+        v_due := v_key = '' OR p_without = '{}' AND v_run_at <= p_now
+            OR (p_without <> '{}' OR EXISTS (SELECT FROM jobs j WHERE j.queue = p_queue AND waits_keyed(j)
+                                             AND coalesce(j.limit_key::text, '') = v_key AND j.priority < v_priority))
+               AND cardinality(of_key(p_queue, v_key, 1, '{}', p_without, p_kinds)) > 0;
         IF v_due THEN
             keys := keys || v_key;
         END IF;
@@ -1827,8 +1957,8 @@ BEGIN
 END $$;
 
 -- The limit_keys of the first p_most due jobs with keys, in order of (priority, run_at, id), and ''. `complete`: no other
--- key has a due job. Locks nothing.
-CREATE OR REPLACE FUNCTION due_keys(p_queue text, p_most int, p_now timestamptz, OUT keys text[], OUT complete boolean)
+-- key has a due job. Those of the kinds p_without are left out afterwards, so that they cost no more. Locks nothing.
+CREATE OR REPLACE FUNCTION due_keys(p_queue text, p_most int, p_now timestamptz, p_without text[], OUT keys text[], OUT complete boolean)
 LANGUAGE plpgsql STABLE SET search_path = pgworkd, pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET jit = off
 SET plan_cache_mode = force_generic_plan AS $$
@@ -1844,14 +1974,14 @@ BEGIN
         complete := v_priority IS NULL;
         EXIT WHEN complete OR v_probes >= 100 OR cardinality(v_found) >= p_most;
         v_found := v_found || ARRAY(
-            SELECT coalesce(j.limit_key::text, '') FROM jobs j
+            SELECT CASE WHEN coalesce(j.kind, j.queue)::text <> ALL (p_without) THEN coalesce(j.limit_key::text, '') END FROM jobs j
             WHERE j.queue = p_queue AND j.priority = v_priority AND waits_keyed(j) AND j.run_at <= p_now
             ORDER BY j.run_at, j.id LIMIT p_most - cardinality(v_found));
         v_above := v_priority;
         v_probes := v_probes + 1;
     END LOOP;
     complete := complete AND cardinality(v_found) < p_most;
-    keys := ARRAY(SELECT DISTINCT u.key FROM unnest(v_found || ''::text) AS u (key));
+    keys := ARRAY(SELECT DISTINCT u.key FROM unnest(v_found || ''::text) AS u (key) WHERE u.key IS NOT NULL);
 END $$;
 
 -- Up to p_room due jobs besides p_seen such that limit_keys take turns: equal shares for the next keys after the
@@ -1859,10 +1989,12 @@ END $$;
 -- key more. It looks at the next few keys; p_further, when those did not give enough: at the keys of the jobs that have
 -- been due for longest, which are all that are due unless those are many. Then it also looks, from where the claim
 -- before has got to (`searched`), for keys that have a due job behind those, and serves them first: none waits for ever.
--- `round`: no key was left out; `again_s`: when a rate will let the next start. Remembers the turn: locks the queue's
--- row in `rates`. The caller holds the queue's lock.
-CREATE OR REPLACE FUNCTION by_turn(p_queue queues, p_room int, p_taken tid[], p_seen tid[], p_now timestamptz, p_further boolean, p_without text[],
-                                   OUT met tid[], OUT round boolean, OUT again_s float8)
+-- `round`: no key was left out; `again_s`: when a rate will let the next start. Among the jobs without keys it begins behind
+-- p_starts; `ended` and `cut`: what it has walked of their priorities, see in_order() and places_after(); NULL: nothing.
+-- Remembers the turn: locks the queue's row in `rates`. The caller holds the queue's lock.
+CREATE OR REPLACE FUNCTION by_turn(p_queue queues, p_room int, p_taken tid[], p_seen tid[], p_now timestamptz, p_further boolean,
+                                   p_without text[], p_kinds bigint[], p_starts claim_place[],
+                                   OUT met tid[], OUT round boolean, OUT again_s float8, OUT ended int[], OUT cut int)
 LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET jit = off
 SET plan_cache_mode = force_generic_plan AS $$
@@ -1880,15 +2012,16 @@ DECLARE
     v_room     int;
     v_share    int;
     v_before   int;
+    v_plain    tid[];
 BEGIN
     SELECT r.turn, r.searched INTO v_turn, v_searched FROM rates r WHERE r.queue = p_queue.name AND r.limit_key = '';
     v_turn := coalesce(v_turn, '');
     IF NOT p_further THEN
-        SELECT n.keys, n.round INTO v_keys, round FROM next_keys(p_queue.name, v_turn, v_most, p_now) n;
+        SELECT n.keys, n.round INTO v_keys, round FROM next_keys(p_queue.name, v_turn, v_most, p_now, p_without, p_kinds) n;
     ELSE
-        SELECT d.keys, d.complete INTO v_keys, round FROM due_keys(p_queue.name, 500 + cardinality(p_seen), p_now) d;
+        SELECT d.keys, d.complete INTO v_keys, round FROM due_keys(p_queue.name, 500 + cardinality(p_seen), p_now, p_without) d;
         IF NOT round THEN
-            SELECT * INTO v_found FROM next_keys(p_queue.name, coalesce(v_searched, v_turn), 100, p_now);
+            SELECT * INTO v_found FROM next_keys(p_queue.name, coalesce(v_searched, v_turn), 100, p_now, p_without, p_kinds);
             v_first := v_found.keys[:(p_room + 1) / 2];
             v_searched := CASE WHEN v_first = v_found.keys THEN v_found.reached ELSE v_first[cardinality(v_first)] END;
         END IF;
@@ -1914,10 +2047,14 @@ BEGIN
         v_before := cardinality(met);
         v_room := least(v_share, v_allowed.room, p_room - v_before);
         IF v_key = '' THEN
-            met := met || in_order(p_queue.name, v_room, p_seen, false, p_without);
+            SELECT o.met, o.ended INTO v_plain, ended FROM in_order(p_queue.name, v_room, false, p_seen, p_without, p_starts) o;
+            cut := CASE WHEN cardinality(v_plain) >= v_room
+                        THEN coalesce((SELECT j.priority FROM jobs j WHERE j.ctid = v_plain[v_room]), 2147483647)
+                        ELSE -2147483648 END;
+            met := met || v_plain;
         END IF;
         IF v_room > cardinality(met) - v_before THEN
-            met := met || of_key(p_queue.name, v_key, v_room + v_before - cardinality(met), p_seen, p_without);
+            met := met || of_key(p_queue.name, v_key, v_room + v_before - cardinality(met), p_seen, p_without, p_kinds);
         END IF;
         IF cardinality(met) - v_before >= v_allowed.room THEN  -- it is the rate that holds the next one back
             again_s := least(again_s, v_allowed.again_s);
@@ -2055,25 +2192,15 @@ BEGIN
     RETURN coalesce(v_won, '{}');
 END $$;
 
--- settle_completed() in the transaction of the handler itself, which commits next. It waits for the job's row as long as the
--- session waits for locks, for anything else (its tree, its dependents, its line) 0.2 s at most: what is locked then is put
--- off. Locks as settle_completed().
+-- settle_completed() in the transaction of the handler itself, which commits next, unless its connection dies first: then it
+-- stays open until the server notices. So it locks the job's row, for which it waits, and nothing that claims or other settles
+-- need: what its tree, its dependents and its line are owed is put off, and done when it has committed.
 CREATE OR REPLACE FUNCTION complete_own(p_ids uuid[], p_attempts int[], p_results text[], p_schedules text[], p_next timestamptz[],
                                         p_revisions int[], p_worker int, p_token uuid) RETURNS uuid[]
 LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
-DECLARE
-    v_limit text := current_setting('lock_timeout');
-    v_won   uuid[];
 BEGIN
-    BEGIN
-        PERFORM set_config('lock_timeout', '200ms', true);
-        v_won := settle_completed(p_ids, p_attempts, p_results, p_schedules, p_next, p_revisions, p_worker, p_token);
-        PERFORM set_config('lock_timeout', v_limit, true);
-        RETURN v_won;
-    EXCEPTION WHEN lock_not_available THEN  -- which takes the setting back, too
-        PERFORM say_no_wait('on');
-        RETURN settle_completed(p_ids, p_attempts, p_results, p_schedules, p_next, p_revisions, p_worker, p_token);
-    END;
+    PERFORM say_no_wait('on');
+    RETURN settle_completed(p_ids, p_attempts, p_results, p_schedules, p_next, p_revisions, p_worker, p_token);
 END $$;
 
 -- For whoever has ended jobs: those whose dedupe_until lies ahead leave a row that holds their key until then, so that
@@ -2193,7 +2320,7 @@ BEGIN
     WITH ended AS (
         UPDATE jobs j
         SET status = 'pending', worker_id = NULL,
-            run_at = coalesce(clock() + make_interval(secs => s.delay_s), j.run_at),
+            run_at = coalesce(clock() + make_interval(secs => s.delay_s), least(j.run_at, clock())),  -- as in rescue_jobs()
             error = coalesce(s.message, j.error)
         FROM (SELECT * FROM unnest(p_ids, p_attempts, p_delays_s, p_messages)
                   AS u (id, attempt, delay_s, message) ORDER BY u.id) s
@@ -2439,9 +2566,7 @@ END $$;
 CREATE OR REPLACE FUNCTION restore_occurrences(p_names text[], p_at timestamptz[], p_revisions int[]) RETURNS text[]
 LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
 BEGIN
-    RETURN ARRAY(SELECT jsonb_array_elements_text(p.added) FROM in_parts('restore_occurrences', p_names, $step$
-                     SELECT to_jsonb(pgworkd.add_occurrences(array_agg(n.name), array_agg(n.at), array_agg(n.revision)))
-                     FROM jsonb_to_recordset($2) AS n (name text, at timestamptz, revision int) WHERE n.name = ANY ($1) $step$,
+    RETURN ARRAY(SELECT jsonb_array_elements_text(p.added) FROM in_parts('restore_occurrences', p_names, 'restore occurrences',
                      (SELECT jsonb_agg(to_jsonb(n)) FROM unnest(p_names, p_at, p_revisions) AS n (name, at, revision))) AS p (added));
 END $$;
 
@@ -2583,9 +2708,65 @@ END $$;
 -- One row that refuses to be changed holds up no others: see in_parts().
 -- ------------------------------------------------------------------------------------------------
 
--- Runs p_step, one statement that answers with one jsonb, for these keys, which it gets as $1 (and p_with as $2): for all of
--- them, and where that raises for half as many, and so on, until what is refused is found. Answers with a row for each part
--- that was done. What is refused is noted in refused_rows, and passed by until its time has come. What is no row's fault is
+-- One step of maintenance for these rows: p_keys are their ids, or what else names them. Its answer is for who asked for it. Locks
+-- what the step says.
+CREATE OR REPLACE FUNCTION do_part(p_step text, p_keys text[], p_with jsonb) RETURNS jsonb
+LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
+DECLARE
+    v_rows int := 0;
+BEGIN
+    CASE p_step
+    WHEN 'rescue jobs' THEN
+        RETURN rescue_jobs(p_keys::uuid[]);
+    WHEN 'expire jobs' THEN
+        RETURN expire_these(p_keys::uuid[]);
+    WHEN 'free keys' THEN
+        DELETE FROM jobs j WHERE j.id = ANY (p_keys::uuid[]);
+        GET DIAGNOSTICS v_rows = ROW_COUNT;
+    WHEN 'restore occurrences' THEN
+        RETURN (SELECT to_jsonb(add_occurrences(array_agg(n.name), array_agg(n.at), array_agg(n.revision)))
+                FROM jsonb_to_recordset(p_with) AS n (name text, at timestamptz, revision int) WHERE n.name = ANY (p_keys));
+    WHEN 'promote lines' THEN
+        PERFORM promote(l.queues, l.keys)
+        FROM (SELECT array_agg(k::jsonb ->> 0) AS queues, array_agg(k::jsonb ->> 1) AS keys FROM unnest(p_keys) k) l;
+    WHEN 'cancel jobs of batches' THEN
+        v_rows := bury(p_keys::uuid[], 'cancelled', 'its batch was cancelled', false);
+    WHEN 'cancel dependents' THEN
+        v_rows := bury(p_keys::uuid[], 'cancelled', 'a job that it depends on did not complete');
+    WHEN 'wait less' THEN
+        PERFORM wait_less(p_keys::uuid[], e.well, true), wait_less(p_keys::uuid[], e.badly, false)
+        FROM jsonb_to_record(p_with) AS e (well uuid[], badly uuid[]);
+        v_rows := cardinality(p_keys);
+    WHEN 'bury the dead' THEN
+        v_rows := bury(p_keys::uuid[], 'dead', NULL);
+    WHEN 'forget batches' THEN
+        DELETE FROM batches b WHERE b.root_id = ANY (p_keys::uuid[]);
+        GET DIAGNOSTICS v_rows = ROW_COUNT;
+    WHEN 'forget audit' THEN
+        DELETE FROM audit a WHERE a.id = ANY (p_keys::bigint[]);
+        GET DIAGNOSTICS v_rows = ROW_COUNT;
+    WHEN 'forget history of no day' THEN
+        DELETE FROM finished_jobs_other o WHERE o.id = ANY (p_keys::uuid[]);
+        GET DIAGNOSTICS v_rows = ROW_COUNT;
+    WHEN 'forget kept history' THEN
+        DELETE FROM finished_jobs f
+        USING (SELECT split_part(k, ' ', 1)::uuid AS id, split_part(k, ' ', 2)::timestamptz AS at FROM unnest(p_keys) k) o
+        WHERE f.id = o.id AND f.finished_at = o.at;
+        GET DIAGNOSTICS v_rows = ROW_COUNT;
+    WHEN 'mend batches' THEN
+        RETURN to_jsonb(mend_these(p_keys::uuid[]));
+    WHEN 'fold batches' THEN
+        PERFORM fold(p_keys::uuid[]);
+    WHEN 'apply frees' THEN
+        PERFORM apply_frees(p_keys::bigint[]);
+    ELSE
+        RAISE EXCEPTION 'maintenance has no step %', p_step USING ERRCODE = 'XX000';  -- which is no row's fault
+    END CASE;
+    RETURN to_jsonb(v_rows);
+END $$;
+
+-- Does p_step (see do_part()) for these keys: for all of them, and where that raises for half as many, and so on, until what
+-- is refused is found. Answers with a row for each part that was done. What is refused is noted in refused_rows, and passed by until its time has come. What is no row's fault is
 -- raised: locks, deadlocks, time-outs, resources that are short, a server that only reads. Deferred constraints are checked
 -- in each part. Locks what the step locks, of refused parts nothing, and rows of refused_rows in order of the keys.
 CREATE OR REPLACE FUNCTION in_parts(p_what text, p_keys text[], p_step text, p_with jsonb DEFAULT NULL) RETURNS SETOF jsonb
@@ -2604,7 +2785,7 @@ BEGIN
     WHILE v_from <= cardinality(v_keys) LOOP
         v_part := v_keys[v_from : v_from + v_size - 1];
         BEGIN
-            EXECUTE p_step INTO v_answer USING v_part, p_with;
+            v_answer := do_part(p_step, v_part, p_with);
             SET CONSTRAINTS ALL IMMEDIATE;
             DELETE FROM refused_rows r WHERE r.what = p_what AND r.key = ANY (v_part);
             v_done := true;
@@ -2663,6 +2844,7 @@ BEGIN
         SET status = CASE WHEN j.losses >= b.max_losses - 1 OR j.max_attempts = 1
                           THEN 'dead' ELSE 'failed' END::job_status,
             losses = least(j.losses, 2147483646) + 1, failed_at = clock(), worker_id = NULL,
+            run_at = least(j.run_at, clock()),  -- it was due: the clock may have been set back since
             error = b.message,
             errors = add_error(j.errors, jsonb_build_object('attempt', j.attempts, 'at', clock(), 'type', 'lost',
                                                             'message', b.message, 'worker', b.lost_worker))
@@ -2707,6 +2889,8 @@ LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
     v_now   timestamptz := clock();
+    -- A start that lies ahead was before the clock was set back, and since that the caller has not been steady for long.
+    v_up_since timestamptz := CASE WHEN pg_postmaster_start_time() > v_now THEN '-infinity' ELSE pg_postmaster_start_time() END;
     v_lease_s  real;                             -- the caller's
     v_steady_s float8;                           -- for how long there has been no outage, as far as it knows
     v_judges   boolean;                          -- it may say who is lost
@@ -2717,12 +2901,12 @@ BEGIN
         RETURN;
     END IF;
     PERFORM say_no_wait('on');
-    SELECT w.lease_s, extract(epoch FROM v_now - greatest(w.steady_since, pg_postmaster_start_time()))
+    SELECT w.lease_s, extract(epoch FROM v_now - greatest(w.steady_since, v_up_since))
     INTO v_lease_s, v_steady_s FROM workers w
     WHERE w.id = p_worker AND w.lost_at IS NULL AND w.lease_until > v_now
       AND w.seen_at <= v_now AND w.seen_at > v_now - make_interval(secs => w.lease_s / 2)
       AND w.steady_since <= v_now - make_interval(secs => w.lease_s)
-      AND pg_postmaster_start_time() <= v_now - make_interval(secs => w.lease_s);
+      AND v_up_since <= v_now - make_interval(secs => w.lease_s);
     v_judges := FOUND;
     IF NOT v_judges AND NOT EXISTS (SELECT FROM workers w WHERE w.lost_at IS NOT NULL AND w.id <> p_worker) THEN
         RETURN;
@@ -2765,7 +2949,7 @@ BEGIN
                    LIMIT p_limit FOR UPDATE OF j SKIP LOCKED);
     RETURN QUERY
     SELECT t.id, t.queue, t.kind, t.attempt, t.status, t.worker_id, t.worker, t.error
-    FROM in_parts('rescue', v_ids::text[], 'SELECT pgworkd.rescue_jobs($1::uuid[])') AS p (taken)
+    FROM in_parts('rescue', v_ids::text[], 'rescue jobs') AS p (taken)
     CROSS JOIN LATERAL jsonb_to_recordset(p.taken) AS t (id uuid, queue text, kind text, attempt int, status text,
                                                          worker_id int, worker text, error text);
     DELETE FROM workers w WHERE w.id = ANY (v_lost)
@@ -2850,7 +3034,7 @@ BEGIN
                    ORDER BY j.expires_at LIMIT p_limit FOR UPDATE OF j SKIP LOCKED);
     RETURN QUERY
     SELECT t.queue, t.kind, sum(t.jobs)::int, (array_agg(t.example ORDER BY p.part))[1]
-    FROM in_parts('expire_jobs', v_ids::text[], 'SELECT pgworkd.expire_these($1::uuid[])') WITH ORDINALITY AS p (ended, part)
+    FROM in_parts('expire_jobs', v_ids::text[], 'expire jobs') WITH ORDINALITY AS p (ended, part)
     CROSS JOIN LATERAL jsonb_to_recordset(p.ended) AS t (queue text, kind text, jobs int, example uuid)
     GROUP BY 1, 2 ORDER BY 1, 2;
     RETURN QUERY SELECT NULL::text, NULL::text, f.freed, NULL::uuid FROM free_keys(p_limit) AS f (freed) WHERE f.freed > 0;
@@ -2874,9 +3058,7 @@ DECLARE
           AND NOT EXISTS (SELECT FROM refused_rows r WHERE r.what = 'free_keys' AND r.key = j.id::text AND r.until > clock())
         ORDER BY j.dedupe_until LIMIT p_limit FOR UPDATE OF j SKIP LOCKED);
 BEGIN
-    RETURN (SELECT coalesce(sum(p.freed::int), 0) FROM in_parts('free_keys', v_ids::text[], $step$
-                WITH gone AS (DELETE FROM pgworkd.jobs j WHERE j.id = ANY ($1::uuid[]) RETURNING 1)
-                SELECT to_jsonb(count(*)) FROM gone $step$) AS p (freed));
+    RETURN (SELECT coalesce(sum(p.freed::int), 0) FROM in_parts('free_keys', v_ids::text[], 'free keys') AS p (freed));
 END $$;
 
 -- Of the next p_most serialize_keys after (p_queue, p_key) for which jobs are blocked: those that nobody holds, although
@@ -2915,9 +3097,8 @@ END $$;
 -- promote() for maintenance: a line whose first job refuses holds up no others. p_what: the function that asks. Locks as that.
 CREATE OR REPLACE FUNCTION promote_lines(p_what text, p_queues text[], p_keys text[]) RETURNS void
 LANGUAGE sql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
-    SELECT in_parts(p_what, (SELECT array_agg(jsonb_build_array(u.queue, u.key)::text) FROM unnest(p_queues, p_keys) AS u (queue, key)), $step$
-        SELECT to_jsonb(count(pgworkd.promote(l.queues, l.keys)))
-        FROM (SELECT array_agg(k::jsonb ->> 0) AS queues, array_agg(k::jsonb ->> 1) AS keys FROM unnest($1) k) l $step$)
+    SELECT in_parts(p_what, (SELECT array_agg(jsonb_build_array(u.queue, u.key)::text) FROM unnest(p_queues, p_keys) AS u (queue, key)),
+                    'promote lines')
 $$;
 
 -- One step of unblock() for the lines behind (p_queue, p_key). Locks one blocked job per key with SKIP LOCKED, and waits for no
@@ -2979,8 +3160,7 @@ BEGIN
     PERFORM say_no_wait('on');
     v_ended := mend_batches();
     SELECT l.queues, l.keys INTO v_queues, v_keys FROM stuck_lines('', '', 1000) l;
-    PERFORM in_parts('unblock', v_ended::text[], $step$
-        SELECT to_jsonb(pgworkd.bury($1::uuid[], 'cancelled', 'its batch was cancelled', false)) $step$);
+    PERFORM in_parts('unblock', v_ended::text[], 'cancel jobs of batches');
     PERFORM promote_lines('unblock', v_queues, v_keys);
     DELETE FROM result_waiters r WHERE r.ctid = ANY (ARRAY(
         SELECT s.ctid FROM result_waiters s WHERE s.until < clock() ORDER BY s.until LIMIT 10000 FOR UPDATE SKIP LOCKED));
@@ -3091,19 +3271,11 @@ BEGIN
         WHERE o.at < clock() - make_interval(days => greatest(p_keep_days, 7))
           AND NOT EXISTS (SELECT FROM refused_rows r WHERE r.what = 'forget_rows' AND r.key = o.id::text AND r.until > clock())
         ORDER BY o.at LIMIT p_limit FOR UPDATE OF o SKIP LOCKED);
-    PERFORM in_parts('forget_rows', v_audit::text[], $step$
-        WITH gone AS (DELETE FROM pgworkd.audit a WHERE a.id = ANY ($1::bigint[]) RETURNING 1)
-        SELECT to_jsonb(count(*)) FROM gone $step$);
+    PERFORM in_parts('forget_rows', v_audit::text[], 'forget audit');
     RETURN (SELECT coalesce(sum(p.gone::int), 0) FROM (
-        SELECT in_parts('forget_rows', v_other::text[], $step$
-            WITH gone AS (DELETE FROM pgworkd.finished_jobs_other o WHERE o.id = ANY ($1::uuid[]) RETURNING 1)
-            SELECT to_jsonb(count(*)) FROM gone $step$)
+        SELECT in_parts('forget_rows', v_other::text[], 'forget history of no day')
         UNION ALL
-        SELECT in_parts('forget_rows', v_kept, $step$
-            WITH gone AS (DELETE FROM pgworkd.finished_jobs f
-                          USING (SELECT split_part(k, ' ', 1)::uuid AS id, split_part(k, ' ', 2)::timestamptz AS at FROM unnest($1) k) o
-                          WHERE f.id = o.id AND f.finished_at = o.at RETURNING 1)
-            SELECT to_jsonb(count(*)) FROM gone $step$)) AS p (gone));
+        SELECT in_parts('forget_rows', v_kept, 'forget kept history')) AS p (gone));
 END $$;
 
 -- Forgets: see forget_rows(), and drop_partition() for the rest of the history; and moves jobs dead for p_keep_dead_days to
@@ -3129,9 +3301,7 @@ BEGIN
           AND (b.dedupe_until IS NULL OR b.dedupe_until <= clock())
           AND NOT EXISTS (SELECT FROM refused_rows r WHERE r.what = 'prune' AND r.key = b.id::text AND r.until > clock())
         LIMIT p_limit FOR UPDATE OF b SKIP LOCKED);
-    SELECT rows_deleted + coalesce(sum(p.gone::int), 0) INTO rows_deleted FROM in_parts('prune', v_ids::text[], $step$
-        WITH gone AS (DELETE FROM pgworkd.batches b WHERE b.root_id = ANY ($1::uuid[]) RETURNING 1)
-        SELECT to_jsonb(count(*)) FROM gone $step$) AS p (gone);
+    SELECT rows_deleted + coalesce(sum(p.gone::int), 0) INTO rows_deleted FROM in_parts('prune', v_ids::text[], 'forget batches') AS p (gone);
     DELETE FROM progress p WHERE p.ctid = ANY (ARRAY(
         SELECT o.ctid FROM progress o
         WHERE (SELECT j.attempts FROM jobs j WHERE j.id = o.job_id AND j.status = 'running') IS DISTINCT FROM o.attempt
@@ -3143,7 +3313,7 @@ BEGIN
                      AND NOT EXISTS (SELECT FROM refused_rows r WHERE r.what = 'prune' AND r.key = j.id::text AND r.until > clock())
                    LIMIT p_limit FOR UPDATE OF j SKIP LOCKED);
     SELECT coalesce(sum(p.moved::int), 0) INTO dead_moved
-    FROM in_parts('prune', v_ids::text[], $step$SELECT to_jsonb(pgworkd.bury($1::uuid[], 'dead', NULL))$step$) AS p (moved);
+    FROM in_parts('prune', v_ids::text[], 'bury the dead') AS p (moved);
     DELETE FROM refused_rows r WHERE r.ctid = ANY (ARRAY(  -- what was tried no more since then is there no more
         SELECT o.ctid FROM refused_rows o WHERE o.until < clock() - interval '1 day' LIMIT p_limit FOR UPDATE SKIP LOCKED));
     RETURN NEXT;
@@ -4032,7 +4202,7 @@ BEGIN
           AND (b.stream_kind IS NULL OR e.kind IS DISTINCT FROM b.stream_kind)
     ), sized AS MATERIALIZED (
         SELECT m.*, 'input and result of job ' || m.source || ' are larger than 1 MiB together: let it return less' AS error,
-               pg_column_size(m.payload) <= 2000 OR octet_length(m.payload::text) <= 2097152 AS fits
+               pg_column_size(m.payload) <= 200 OR octet_length(m.payload::text) <= 2097152 AS fits
         FROM made m
     ), added AS (
         INSERT INTO jobs (batch_id, counted, queue, kind, meta, payload, status, failures, failed_at, error, errors)
@@ -4366,7 +4536,7 @@ DECLARE
           AND (SELECT true FROM batches b WHERE b.root_id = r.id AND b.finished_at IS NULL LIMIT 1) IS NULL));
 BEGIN
     RETURN ARRAY(SELECT jsonb_array_elements_text(p.jobs)
-                 FROM in_parts('mend_batches', v_batches::text[], 'SELECT to_jsonb(pgworkd.mend_these($1::uuid[]))') AS p (jobs));
+                 FROM in_parts('mend_batches', v_batches::text[], 'mend batches') AS p (jobs));
 END $$;
 
 -- ------------------------------------------------------------------------------------------------
@@ -4386,41 +4556,124 @@ CREATE OR REPLACE FUNCTION is_awaited(p_ids uuid[]) RETURNS boolean LANGUAGE sql
     RETURN EXISTS (SELECT FROM job_dependencies d WHERE d.depends_on = ANY (p_ids))
         OR EXISTS (SELECT FROM result_waiters r WHERE r.job_id = ANY (p_ids));
 
--- Tells those who wait for these jobs that they have ended. p_completed: else they are dead, cancelled or expired. Locks the
--- dependents in order of id, which counts down a fan-in one settle at a time; where the jobs have not completed, with SKIP
--- LOCKED, because the caller may hold trees. (Who cancels or retries a job together with one that was inserted before it may
--- meet a settle of that in the other order. Postgres ends one of the two: 40P01. Daemons then try again.)
+-- Tells those who wait for these jobs that they have ended. p_completed: else they are dead, cancelled or expired. Sees to
+-- 1,000 of their dependents, and 4 more for each of the jobs, at most: the others are put off, so that no end takes long,
+-- however many wait for it.
+-- Locks the dependents in order of id, which counts down a fan-in one settle at a time; where the jobs have not completed,
+-- with SKIP LOCKED, because the caller may hold trees. (Who cancels or retries a job together with one that was inserted
+-- before it may meet a settle of that in the other order. Postgres ends one of the two: 40P01. Daemons then try again.)
 CREATE OR REPLACE FUNCTION pass_on(p_ids uuid[], p_completed boolean) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
-    v_jobs uuid[] := ARRAY(SELECT DISTINCT d.job_id FROM job_dependencies d
-                           WHERE d.depends_on = ANY (p_ids) AND (p_completed OR d.unless = 'run'));
+    v_most constant int := 1000 + 4 * cardinality(p_ids);
+    v_ids  uuid[];                               -- those of p_ids that v_jobs wait for
+    v_jobs uuid[];
+    v_full boolean;                              -- there may be more
 BEGIN
-    IF cardinality(v_jobs) > 0 THEN
+    SELECT array_agg(DISTINCT d.depends_on), array_agg(DISTINCT d.job_id) FILTER (WHERE p_completed OR d.unless = 'run'),
+           count(*) = v_most
+    INTO v_ids, v_jobs, v_full
+    FROM (SELECT w.depends_on, w.job_id, w.unless FROM job_dependencies w WHERE w.depends_on = ANY (p_ids)
+          ORDER BY w.depends_on, w.job_id LIMIT v_most) d;
+    IF v_jobs IS NOT NULL THEN
         IF p_completed AND NOT no_wait() THEN
             v_jobs := ARRAY(SELECT j.id FROM jobs j WHERE j.id = ANY (v_jobs) ORDER BY j.id FOR UPDATE);
         ELSE
             v_jobs := ARRAY(SELECT j.id FROM jobs j WHERE j.id = ANY (v_jobs) FOR UPDATE SKIP LOCKED);
         END IF;
-        PERFORM wait_less(v_jobs, p_ids, p_completed);
-        IF no_wait() THEN
-            PERFORM put_off(NULL, array_agg(x.id), p_completed)
-            FROM (SELECT DISTINCT d.depends_on AS id FROM job_dependencies d
-                  WHERE d.depends_on = ANY (p_ids) AND (p_completed OR d.unless = 'run')) x HAVING count(*) > 0;
-        END IF;
+        PERFORM wait_less(v_jobs, v_ids, p_completed);
+    END IF;
+    IF v_full OR v_jobs IS NOT NULL AND no_wait() THEN
+        PERFORM put_off(NULL, array_agg(u.id), p_completed)
+        FROM (SELECT DISTINCT unnest(p_ids) AS id) u
+        WHERE EXISTS (SELECT FROM job_dependencies d WHERE d.depends_on = u.id AND (p_completed OR v_full OR d.unless = 'run'))
+        HAVING count(*) > 0;
     END IF;
     PERFORM tell_waiters(p_ids);
 END $$;
 
--- One part of apply_effects(): the ends of jobs for those that depend on them. Locks as pass_on().
-CREATE OR REPLACE FUNCTION apply_ends(p_effects bigint[]) RETURNS void
-LANGUAGE sql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
-    WITH gone AS (
-        DELETE FROM pending_effects p WHERE p.id = ANY (p_effects) RETURNING p.job_id, p.completed
+DROP FUNCTION IF EXISTS apply_ends(bigint[]);
+-- One part of apply_effects(): the ends of jobs for up to p_limit of those that depend on them, in order of id from where
+-- the last call left off; true if the next call can go on at once. Releases them, or cancels them where that is their rule.
+-- What is locked, or refused, has its turn in another round, which is not begun at once unless something was done. A job that
+-- is dead no longer, but retried, has not ended so: who still waits for it goes on doing so. Each effect that was begun goes
+-- to the end of the line, so that none waits for a large one. The caller says no_wait(). Locks dependents with SKIP LOCKED,
+-- then as bury().
+CREATE OR REPLACE FUNCTION apply_ends(p_limit int) RETURNS boolean
+LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_nestloop = on
+SET jit = off SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    v_effect  pending_effects;
+    v_page    record;
+    v_one     uuid[];                            -- its job
+    v_room    int := p_limit;
+    v_effects bigint[] := '{}';                  -- begun here, and up to which dependent: NULL if to the last
+    v_to      uuid[] := '{}';
+    v_of      bigint[] := '{}';                  -- what there is to do: parallel
+    v_ids     uuid[] := '{}';
+    v_jobs    uuid[] := '{}';
+    v_well    uuid[] := '{}';
+    v_badly   uuid[] := '{}';
+    v_doomed  uuid[] := '{}';                    -- of v_jobs
+    v_free    uuid[];
+    v_done    boolean;
+    v_rounds  boolean;                           -- another one is to begin
+BEGIN
+    FOR v_effect IN SELECT p.* FROM pending_effects p WHERE p.job_id IS NOT NULL ORDER BY p.id LIMIT p_limit LOOP
+        EXIT WHEN v_room = 0;
+        v_one := ARRAY[v_effect.job_id];  -- as an array it keeps the planner off the index on job_id alone
+        -- That it is not retried is looked up in the same statement: who can wait for its next end is not seen then.
+        SELECT coalesce(array_agg(d.job_id) FILTER (WHERE v_effect.completed OR d.unless <> 'wait'), '{}') AS jobs,
+               coalesce(array_agg(d.job_id) FILTER (WHERE NOT v_effect.completed AND d.unless = 'cancel'), '{}') AS doomed,
+               (array_agg(d.job_id ORDER BY d.job_id DESC))[1] AS last, count(*)::int AS count
+        INTO v_page
+        FROM (SELECT w.job_id, w.unless FROM job_dependencies w
+              WHERE w.depends_on = ANY (v_one)
+                AND w.job_id > coalesce(v_effect.done_to, '00000000-0000-0000-0000-000000000000')
+                AND (v_effect.completed
+                     OR NOT EXISTS (SELECT FROM jobs j WHERE j.id = v_effect.job_id AND j.status IN ('blocked', 'pending', 'running', 'failed'))
+                        AND NOT EXISTS (SELECT FROM pending_effects p WHERE p.job_id = v_effect.job_id AND p.completed))
+              ORDER BY w.depends_on, w.job_id LIMIT v_room) d;
+        v_effects := v_effects || v_effect.id;
+        v_to := array_append(v_to, CASE WHEN v_page.count = v_room THEN v_page.last END);
+        v_of := v_of || array_fill(v_effect.id, ARRAY[cardinality(v_page.jobs)]);
+        v_ids := v_ids || array_fill(v_effect.job_id, ARRAY[cardinality(v_page.jobs)]);
+        v_jobs := v_jobs || v_page.jobs;
+        v_doomed := v_doomed || v_page.doomed;
+        IF v_effect.completed THEN
+            v_well := v_well || v_effect.job_id;
+        ELSIF v_page.count > 0 THEN  -- else it may be one that was retried, for which others of v_jobs wait, too
+            v_badly := v_badly || v_effect.job_id;
+        END IF;
+        v_room := v_room - v_page.count;
+    END LOOP;
+    v_free := ARRAY(SELECT u FROM unnest(v_jobs) u EXCEPT SELECT u FROM unnest(v_doomed) u);
+    v_free := ARRAY(SELECT j.id FROM jobs j WHERE j.id = ANY (v_free) AND j.waiting_on > 0 FOR UPDATE SKIP LOCKED);
+    v_done := EXISTS (SELECT FROM in_parts('apply_effects', v_free::text[], 'wait less',
+                                                jsonb_build_object('well', v_well, 'badly', v_badly)));
+    IF cardinality(v_doomed) > 0 THEN
+        v_free := ARRAY(SELECT j.id FROM jobs j WHERE j.id = ANY (v_doomed) AND j.waiting_on > 0 FOR UPDATE SKIP LOCKED);
+        v_done := EXISTS (SELECT FROM in_parts('apply_effects', v_free::text[], 'cancel dependents')) OR v_done;
+    END IF;
+    WITH waits AS MATERIALIZED (
+        SELECT DISTINCT u.effect FROM unnest(v_of, v_ids, v_jobs) AS u (effect, id, job)
+        WHERE EXISTS (SELECT FROM job_dependencies d WHERE d.depends_on = u.id AND d.job_id = u.job)
+          AND EXISTS (SELECT FROM jobs j WHERE j.id = u.job AND j.waiting_on > 0)
+    ), begun AS (
+        DELETE FROM pending_effects p WHERE p.id = ANY (v_effects) RETURNING p.*
+    ), again AS (
+        INSERT INTO pending_effects (job_id, completed, put_off_at, done_to, left_behind)
+        SELECT b.job_id, b.completed, b.put_off_at, u.done_to, u.done_to IS NOT NULL AND (b.left_behind OR w.effect IS NOT NULL)
+        FROM begun b JOIN unnest(v_effects, v_to) AS u (id, done_to) ON u.id = b.id LEFT JOIN waits w ON w.effect = b.id
+        WHERE u.done_to IS NOT NULL OR b.left_behind OR w.effect IS NOT NULL
+        ORDER BY b.id
+        RETURNING done_to
     )
-    SELECT pass_on(array_agg(DISTINCT g.job_id), g.completed) FROM gone g GROUP BY g.completed ORDER BY g.completed
-$$;
+    SELECT coalesce(bool_or(a.done_to IS NULL), false) INTO v_rounds FROM again a;
+    RETURN v_room = 0 AND (v_done OR NOT v_rounds);
+END $$;
 
 -- The same: serialize_keys that are free. The caller has locked the queues. Locks as promote().
 CREATE OR REPLACE FUNCTION apply_frees(p_effects bigint[]) RETURNS void
@@ -4431,14 +4684,15 @@ LANGUAGE sql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
     SELECT promote(array_agg(g.queue), array_agg(g.serialize_key)) FROM gone g HAVING count(*) > 0
 $$;
 
--- Does what was put off, up to p_limit of each kind, where nobody has locked it by now; how much is left, or NULL if another
--- does it right now. Waits for nobody. Locks queues by try-lock, roots and dependents with SKIP LOCKED.
+-- Does what was put off, up to p_limit of each kind, where nobody has locked it by now; how much is left, less than 0 if the
+-- next call can go on at once, or NULL if another does it right now. Waits for nobody. Locks queues by try-lock, roots and dependents with SKIP LOCKED.
 CREATE OR REPLACE FUNCTION apply_effects(p_limit int DEFAULT 1000) RETURNS bigint
-LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp SET enable_seqscan = off AS $$
+LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     v_rows    bigint[];
     v_queues  text[];
     v_batches uuid[];
+    v_more    boolean;
 BEGIN
     IF NOT EXISTS (SELECT FROM pending_effects) THEN
         RETURN 0;
@@ -4451,13 +4705,8 @@ BEGIN
         WHERE p.batch_id IS NOT NULL
           AND NOT EXISTS (SELECT FROM refused_rows r WHERE r.what = 'apply_effects' AND r.key = p.batch_id::text AND r.until > clock())
         ORDER BY p.id LIMIT p_limit) x));
-    PERFORM in_parts('apply_effects', v_batches::text[], 'SELECT to_jsonb(count(f)) FROM pgworkd.fold($1::uuid[]) f');
-    v_rows := ARRAY(
-        SELECT p.id FROM pending_effects p
-        WHERE p.job_id IS NOT NULL
-          AND NOT EXISTS (SELECT FROM refused_rows r WHERE r.what = 'apply_effects' AND r.key = p.id::text AND r.until > clock())
-        ORDER BY p.id LIMIT p_limit);
-    PERFORM in_parts('apply_effects', v_rows::text[], 'SELECT to_jsonb(count(e)) FROM pgworkd.apply_ends($1::bigint[]) e');
+    PERFORM in_parts('apply_effects', v_batches::text[], 'fold batches');
+    v_more := apply_ends(p_limit);
     -- Last, so that no queue is held for longer than this takes.
     SELECT array_agg(q.queue) FILTER (WHERE pg_try_advisory_xact_lock(1886873446, hashtext(q.queue))) INTO v_queues
     FROM (SELECT DISTINCT p.queue FROM pending_effects p WHERE p.queue IS NOT NULL) q;
@@ -4467,8 +4716,8 @@ BEGIN
           AND NOT EXISTS (SELECT FROM refused_rows r WHERE r.what = 'apply_effects' AND r.key = p.id::text AND r.until > clock())
         ORDER BY p.id LIMIT p_limit);
     PERFORM say_no_wait('');  -- the queues are locked
-    PERFORM in_parts('apply_effects', v_rows::text[], 'SELECT to_jsonb(count(e)) FROM pgworkd.apply_frees($1::bigint[]) e');
-    RETURN (SELECT count(*) FROM (SELECT FROM pending_effects LIMIT 10000) x);
+    PERFORM in_parts('apply_effects', v_rows::text[], 'apply frees');
+    RETURN (SELECT count(*) FROM (SELECT FROM pending_effects LIMIT 10000) x) * CASE WHEN v_more THEN -1 ELSE 1 END;
 END $$;
 
 -- Deletes what these jobs, which the caller holds, wait for among p_ids (unless p_completed: where that does not matter), counts
@@ -4480,6 +4729,9 @@ SET jit = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     v_wake text[];
 BEGIN
+    IF coalesce(cardinality(p_ids), 0) = 0 THEN
+        RETURN;
+    END IF;
     WITH gone AS (
         DELETE FROM job_dependencies d
         WHERE d.depends_on = ANY (p_ids) AND d.job_id = ANY (p_jobs) AND (p_completed OR d.unless = 'run')
@@ -4656,10 +4908,13 @@ BEGIN
     END IF;
 END $$;
 
+DROP FUNCTION IF EXISTS mend_dependencies();
 -- Sees to dependents that nobody came by to release, and cancels those that go with a job that did not complete, and with them
--- those that go with these, and so on down. Forgets what jobs waited for that have ended themselves. Answers how many it
--- changed. Reads all rows of job_dependencies. Locks dependents with SKIP LOCKED, then as bury().
-CREATE OR REPLACE FUNCTION mend_dependencies() RETURNS int
+-- those that go with these, and so on down: up to p_limit of each. Forgets what jobs waited for that have ended themselves.
+-- Answers how many it changed: p_limit or more if there may be more. A job whose dependents are put off is left to
+-- apply_effects(): its queue may keep no history, and then only the effect says whether it has completed. Reads all rows of
+-- job_dependencies. Locks dependents with SKIP LOCKED, then as bury().
+CREATE OR REPLACE FUNCTION mend_dependencies(p_limit int DEFAULT 1000) RETURNS int
 LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp SET jit = off AS $$
 DECLARE
     v_ended record;
@@ -4674,29 +4929,30 @@ BEGIN
            array_agg(a.id) FILTER (WHERE a.status <> 'completed') AS badly
     INTO v_ended
     FROM became_all(ARRAY(SELECT DISTINCT d.depends_on FROM job_dependencies d LEFT JOIN jobs p ON p.id = d.depends_on
-                          WHERE (p.id IS NULL OR p.status IN ('dead', 'completed')))) a;
+                          WHERE (p.id IS NULL OR p.status IN ('dead', 'completed'))
+                            AND NOT EXISTS (SELECT FROM pending_effects e WHERE e.job_id = d.depends_on))) a;
+    v_jobs := ARRAY(SELECT DISTINCT x.id FROM (
+        SELECT j.id FROM job_dependencies d JOIN jobs j ON j.id = d.job_id
+        WHERE (d.depends_on = ANY (v_ended.well) OR d.depends_on = ANY (v_ended.badly) AND d.unless = 'run') AND j.waiting_on > 0
+          AND NOT EXISTS (SELECT FROM refused_rows r WHERE r.what = 'mend_dependencies' AND r.key = j.id::text AND r.until > clock())
+        LIMIT p_limit FOR UPDATE OF j SKIP LOCKED) x);
+    SELECT coalesce(sum(p.released::int), 0) INTO v_count
+    FROM in_parts('mend_dependencies', v_jobs::text[], 'wait less', to_jsonb(v_ended)) AS p (released);
     v_jobs := ARRAY(
-        SELECT j.id FROM jobs j
-        WHERE j.id = ANY (ARRAY(SELECT d.job_id FROM job_dependencies d
-                                WHERE d.depends_on = ANY (v_ended.well) OR d.depends_on = ANY (v_ended.badly) AND d.unless = 'run'))
-        FOR UPDATE SKIP LOCKED);
-    PERFORM in_parts('mend_dependencies', v_jobs::text[], $step$
-        SELECT to_jsonb(count(pgworkd.wait_less($1::uuid[], e.well, true)) + count(pgworkd.wait_less($1::uuid[], e.badly, false)))
-        FROM jsonb_to_record($2) AS e (well uuid[], badly uuid[]) $step$, to_jsonb(v_ended));
-    v_count := cardinality(v_jobs);
-    v_jobs := ARRAY(
-        SELECT j.id FROM jobs j
-        WHERE j.waiting_on > 0 AND j.id = ANY (ARRAY(
+        SELECT j.id FROM (
             WITH RECURSIVE doomed AS (
                 SELECT d.job_id AS id FROM job_dependencies d WHERE d.depends_on = ANY (v_ended.badly) AND d.unless = 'cancel'
                 UNION
                 SELECT d.job_id FROM doomed a JOIN job_dependencies d ON d.depends_on = a.id WHERE d.unless = 'cancel'
             )
-            SELECT a.id FROM doomed a))
-        ORDER BY j.id FOR UPDATE SKIP LOCKED);
-    SELECT v_count + coalesce(sum(p.buried::int), 0) INTO v_count FROM in_parts('mend_dependencies', v_jobs::text[], $step$
-        SELECT to_jsonb(pgworkd.bury($1::uuid[], 'cancelled', 'a job that it depends on did not complete')) $step$) AS p (buried);
-    DELETE FROM job_dependencies d WHERE NOT EXISTS (SELECT FROM jobs j WHERE j.id = d.job_id AND j.waiting_on > 0);
+            SELECT a.id FROM doomed a) x JOIN jobs j ON j.id = x.id
+        WHERE j.waiting_on > 0
+          AND NOT EXISTS (SELECT FROM refused_rows r WHERE r.what = 'mend_dependencies' AND r.key = j.id::text AND r.until > clock())
+        LIMIT p_limit FOR UPDATE OF j SKIP LOCKED);
+    SELECT v_count + coalesce(sum(p.buried::int), 0) INTO v_count FROM in_parts('mend_dependencies', v_jobs::text[], 'cancel dependents') AS p (buried);
+    DELETE FROM job_dependencies d
+    WHERE d.ctid = ANY (ARRAY(SELECT o.ctid FROM job_dependencies o
+                              WHERE NOT EXISTS (SELECT FROM jobs j WHERE j.id = o.job_id AND j.waiting_on > 0) LIMIT 100 * p_limit));
     RETURN v_count;
 END $$;
 
@@ -4894,6 +5150,16 @@ SELECT id, queue, coalesce(kind, queue), CASE status WHEN 'dead' THEN 'discarded
        batch_id, meta, limit_key, expires_at
 FROM finished_jobs;
 
+-- The pools, as far as this server knows them: a standby does not have what is unlogged, and would refuse to look. It answers
+-- with none. For whoever only reads. Locks nothing.
+CREATE OR REPLACE FUNCTION known_pools() RETURNS SETOF pools
+LANGUAGE plpgsql STABLE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
+BEGIN
+    IF NOT pg_is_in_recovery() THEN
+        RETURN QUERY SELECT * FROM pools;
+    END IF;
+END $$;
+
 -- One row per queue that has live jobs, a worker or settings. Workers and slots: of those whose lease is not over.
 CREATE OR REPLACE VIEW queue_stats AS
 WITH counts AS (
@@ -4908,7 +5174,7 @@ WITH counts AS (
     FROM jobs j WHERE j.status <> 'completed' GROUP BY j.queue
 ), fleet AS (
     SELECT p.queue::text AS queue, count(*) AS workers, sum(p.concurrency) AS slots
-    FROM pools p JOIN workers w ON w.id = p.worker_id AND w.lost_at IS NULL AND w.lease_until > clock() GROUP BY p.queue
+    FROM known_pools() p JOIN workers w ON w.id = p.worker_id AND w.lost_at IS NULL AND w.lease_until > clock() GROUP BY p.queue
 )
 SELECT n.queue, coalesce(c.due, 0) AS due, coalesce(c.scheduled, 0) AS scheduled, coalesce(c.running, 0) AS running,
        coalesce(c.failed, 0) AS failed, coalesce(c.blocked, 0) AS blocked, coalesce(c.dead, 0) AS dead,
@@ -4985,7 +5251,9 @@ SELECT j.id, j.queue::text, coalesce(j.kind, j.queue)::text AS kind, j.batch_id,
 FROM jobs j
 LEFT JOIN LATERAL (
     SELECT e.id, e.status FROM (SELECT d.depends_on AS id, became(d.depends_on) AS status FROM job_dependencies d WHERE d.job_id = j.id) e
-    WHERE e.status IN ('dead', 'discarded', 'cancelled', 'expired', 'gone') ORDER BY e.id LIMIT 1) s ON j.waiting_on > 0
+    WHERE e.status IN ('dead', 'discarded', 'cancelled', 'expired', 'gone')
+      AND e.id <> ALL (ARRAY(SELECT p.job_id FROM pending_effects p WHERE p.completed))  -- apply_effects() comes to this one
+    ORDER BY e.id LIMIT 1) s ON j.waiting_on > 0
 WHERE j.status = 'blocked';
 
 -- How far running jobs say they are; what an earlier attempt said is not shown.
@@ -4999,8 +5267,8 @@ CREATE OR REPLACE VIEW worker_stats AS
 SELECT w.id, w.name, w.pid, w.version,
        CASE WHEN w.lost_at IS NOT NULL OR w.lease_until <= clock() THEN 'lost' ELSE w.state END AS state, w.started_at, w.seen_at, w.lease_until, w.lost_at,
        (SELECT count(*) FROM jobs j WHERE j.worker_id = w.id AND j.status = 'running') AS running,
-       (SELECT array_agg(p.queue::text ORDER BY p.queue) FROM pools p WHERE p.worker_id = w.id) AS queues
-FROM workers w;
+       p.queues
+FROM workers w LEFT JOIN (SELECT k.worker_id, array_agg(k.queue::text ORDER BY k.queue) AS queues FROM known_pools() k GROUP BY 1) p ON p.worker_id = w.id;
 
 -- What runs with the rights of its owner, who inserts having fewer: nobody else's to call until `pgworkd grants`, or you, say so.
 REVOKE EXECUTE ON FUNCTION ensure_partitions, drop_partition, forget_rows, jobs_inserted, jobs_key_wanted, enqueue, create_batch, job_added, add_jobs,

@@ -279,7 +279,7 @@ ENQUEUE = """SELECT id, created, changed FROM pgworkd.enqueue($1::text, p_kind =
     p_expires_at => $7::text::timestamptz, p_max_attempts => $8::int, p_timeout_s => $9::float8,
     p_dedupe_key => $10::text, p_dedupe_for_s => $11::float8, p_serialize_key => $12::text, p_limit_key => $13::text,
     p_on_retry => $14::text, p_on_duplicate => $15::text)"""
-KNOWN = """SELECT queue::text FROM pgworkd.pools UNION SELECT name::text FROM pgworkd.queues
+KNOWN = """SELECT queue::text FROM pgworkd.known_pools() UNION SELECT name::text FROM pgworkd.queues
     UNION SELECT queue::text FROM pgworkd.schedules
     UNION SELECT queue::text FROM pgworkd.jobs WHERE status <> 'completed'"""
 IS_SERVED = """SELECT EXISTS (

@@ -187,11 +187,14 @@ class Chores:
         return max(1, int(most * self._shares.get(name, 1.0)))
 
     async def _effects(self) -> float:
-        """What was put off because others had locked it: again and again until nothing is left."""
+        """What was put off, being locked, or too much for one transaction: again and again until nothing is left."""
         self._effects_put_off = anyio.Event()
-        if await self._store.apply_effects(self._step("effects", EFFECTS_MAX)) == 0:
+        left = await self._store.apply_effects(self._step("effects", EFFECTS_MAX))
+        if left == 0:
             self._effects_again_s = AGAIN_FIRST_S
             return self._periods.expire_s
+        if left is not None and left < 0:
+            return 0.0  # the next page
         delay_s, self._effects_again_s = self._effects_again_s, min(AGAIN_CAP_S, 2 * self._effects_again_s)
         return delay_s
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
+from .cli_text import note
 from .errors import DatabaseError, DatabaseUnavailable, OutcomeUnknown, PgworkdError, UsageError
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def ask(dsn: str | None, question: Callable[[Admin], Awaitable[Answer]]) -> Answ
 def look(dsn: str | None, question: Callable[[Admin], Awaitable[Answer]], *, verify: bool = True) -> Answer:
     """As `ask`, for a question that only reads: a standby may answer it. `verify` off: whatever the schema is.
 
-    Not for what the unlogged tables hold (pools, progress): a standby has none of it.
+    A standby has nothing of what the unlogged tables hold (pools, progress).
     """
     return _answer(settings_of(dsn), question, verify=verify, any_server=True)
 
@@ -118,6 +119,12 @@ async def known(admin: Admin, queue: str, *, create: bool | None = None) -> None
     hint = f": did you mean {close[0]!r}?" if close else ""
     early = "" if create is None else "; --create is for one that is yet to come"
     raise UsageError(f"no queue {queue!r} is known{hint or early}")
+
+
+async def unserved(admin: Admin) -> None:
+    """Says what is missing where a standby answers."""
+    if (await admin.server()).standby:
+        note("this is a standby: which worker serves which queue, with how many slots, only the primary knows")
 
 
 def operator() -> str:

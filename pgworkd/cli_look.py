@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .cli_ask import Dsn, Json, QueueOption, ask, look
+from .cli_ask import Dsn, Json, QueueOption, look, unserved
 from .cli_text import as_json, is_terminal, note, out, table
+
+if TYPE_CHECKING:
+    from .admin import Admin
+    from .admin_sql import WorkerRow
 
 
 class Metric(StrEnum):
@@ -39,7 +43,12 @@ def workers(*, json: Json = False, dsn: Dsn = None) -> None:
             "version",
             "queues",
         )
-    _show(ask(dsn, lambda admin: admin.workers()), columns, json=json)
+
+    async def question(admin: Admin) -> list[WorkerRow]:
+        await unserved(admin)
+        return await admin.workers()
+
+    _show(look(dsn, question), columns, json=json)
 
 
 def stats(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .cli_ask import Dsn, Json, QueueArgument, ask, instant_of, known
+from .cli_ask import Dsn, Json, QueueArgument, ask, instant_of, known, look, unserved
 from .cli_text import as_json, is_terminal, out, table
 from .errors import UsageError
 from .safe_text import escaped
@@ -50,9 +50,10 @@ def queues(context: typer.Context, *, json: Json = False, dsn: Dsn = None) -> No
         return
 
     async def question(admin: Admin) -> tuple[Sequence[Any], Mapping[str, list[InForce]]]:
+        await unserved(admin)
         return await admin.queues(), await admin.settings()
 
-    rows, settings = ask(dsn, question)
+    rows, settings = look(dsn, question)
     if json:
         as_json([row._asdict() | {"settings": _plain(settings.get(row.queue))} for row in rows])
         return
@@ -67,9 +68,10 @@ def show(queue: QueueArgument, *, json: Json = False, dsn: Dsn = None) -> None:
 
     async def question(admin: Admin) -> list[InForce] | None:
         await known(admin, queue)
+        await unserved(admin)
         return (await admin.settings()).get(queue)
 
-    found = _all(ask(dsn, question))
+    found = _all(look(dsn, question))
     if json:
         as_json(_plain(found))
     else:

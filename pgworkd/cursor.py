@@ -28,8 +28,8 @@ REACH_PERIODS = 2
 committed behind it."""
 COST_SHARE = 0.01
 """Of the time, for one level's sweeps at most."""
-PRIORITIES_MAX = 90
-"""Of more than that those used last are remembered: each costs every claim a probe, and a claim makes 100 at most."""
+PRIORITIES_MAX = 180
+"""Of more than that those used last are remembered: each costs every claim a probe, and a claim makes 200 at most."""
 RENEW_EVERY = 256
 """Jobs with keys: the next claim walks over so many that are over, rather than have each claim work out its places."""
 _FIRST_ID = UUID(int=0)

@@ -91,6 +91,7 @@ class Daemon:
             self.events,
             name=options.worker_name,
             kinds=app.handlers,
+            queues={handler.queue for handler in app.handlers.values()},
             lease_s=options.lease_s,
             heartbeat_s=options.heartbeat_s,
             end_process=end_process or self._give_up_lease,

@@ -267,13 +267,14 @@ class Demo:
         for state, kind, attempts, error in await link.fetch(_STAYING):
             lines.append(f"{state:11} {kind}, attempt {attempts}: {error}")
         vectors, neighbours, counts = (await link.fetch(_STORED))[0]
+        maintained = f"{counted(counts, 'count')} by maintenance"
         names, characters, wrong = (await link.fetch(_READ))[0]
         answered = self._downstream.answered
         refused = f"{answered['busy']} x 429, {answered['broken']} x 500, {answered['slow']} x too slow"
         lines += [
-            f"stored      {vectors} vectors, {neighbours} lists of neighbours, {counts} counts by maintenance",
-            f"ocr         {names} names drawn and read back, {wrong or 0} of {characters or 0} characters wrong",
-            f"downstream  {len(self._downstream.accepted)} notices taken; refused: {refused}",
+            f"stored      {counted(vectors, 'vector')}, {counted(neighbours, 'list')} of neighbours, {maintained}",
+            f"ocr         {counted(names, 'name')} read back, {wrong or 0} of {characters or 0} characters wrong",
+            f"downstream  {counted(len(self._downstream.accepted), 'notice')} taken; refused: {refused}",
             f"throughput  {tally.completed.total() / elapsed_s:.1f} jobs/s over {elapsed_s:.1f} s"
             + (f"; {counted(self._carried, 'job')} carried over from an earlier run" if self._carried else ""),
             verdict(balance),

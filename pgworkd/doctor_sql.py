@@ -146,8 +146,8 @@ BEHIND = """SELECT d.depends_on::text, count(*)::int, min(d.job_id::text) FROM (
 
 
 EFFECTS = """SELECT (SELECT count(*)::int FROM (SELECT FROM pgworkd.pending_effects LIMIT $1) x),
-        coalesce((SELECT extract(epoch FROM pgworkd.clock() - e.put_off_at)
-                  FROM pgworkd.pending_effects e ORDER BY e.id LIMIT 1), 0)::float8"""
+        coalesce((SELECT extract(epoch FROM pgworkd.clock() - min(e.put_off_at))
+                  FROM (SELECT put_off_at FROM pgworkd.pending_effects LIMIT $1) e), 0)::float8"""
 
 
 class Health(NamedTuple):

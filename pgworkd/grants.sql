@@ -78,7 +78,7 @@ GRANT SELECT ON pgworkd.schema_version, pgworkd.workers, pgworkd.pools, pgworkd.
     pgworkd.refused_rows, pgworkd.all_jobs, pgworkd.queue_stats, pgworkd.batch_progress, pgworkd.batch_trees, pgworkd.blocked_jobs,
     pgworkd.kept_keys, pgworkd.job_progress, pgworkd.worker_stats
     TO {worker}, {reader};
-GRANT EXECUTE ON FUNCTION pgworkd.became, pgworkd.became_all, pgworkd.made_since, pgworkd.result_of, pgworkd.with_below, pgworkd.batch_results, pgworkd.batch_tree, pgworkd.depth,
+GRANT EXECUTE ON FUNCTION pgworkd.became, pgworkd.became_all, pgworkd.made_since, pgworkd.result_of, pgworkd.with_below, pgworkd.batch_results, pgworkd.batch_tree, pgworkd.depth, pgworkd.known_pools,
     pgworkd.waits_plain, pgworkd.waits_keyed, pgworkd.waits_suspect
     TO {worker}, {reader};
 
@@ -105,7 +105,7 @@ GRANT EXECUTE ON FUNCTION
     pgworkd.no_wait, pgworkd.say_no_wait, pgworkd.put_off, pgworkd.apply_effects, pgworkd.unlocked, pgworkd.free_batches,
     pgworkd.lock_queue, pgworkd.lock_queues, pgworkd.key_is_free, pgworkd.burst, pgworkd.spent_until, pgworkd.rate_allowance, pgworkd.allowance,
     pgworkd.key_allowance, pgworkd.key_has_room, pgworkd.spend, pgworkd.pick, pgworkd.starts, pgworkd.keyed_behind,
-    pgworkd.done_of, pgworkd.places_after, pgworkd.in_order, pgworkd.of_key, pgworkd.next_keys,
+    pgworkd.done_of, pgworkd.places_after, pgworkd.in_order, pgworkd.of_key, pgworkd.next_keys, pgworkd.kinds_waiting,
     pgworkd.due_keys, pgworkd.running_in, pgworkd.by_turn,
     pgworkd.promote,
     pgworkd.settle_completed, pgworkd.complete_own, pgworkd.settle_failed, pgworkd.settle_released, pgworkd.settle_ended,
@@ -113,7 +113,7 @@ GRANT EXECUTE ON FUNCTION
     pgworkd.put_schedule, pgworkd.ensure_schedules, pgworkd.add_occurrences, pgworkd.follow, pgworkd.fail_schedule,
     pgworkd.declare_schedules, pgworkd.retire_schedules, pgworkd.missed_since, pgworkd.enable_schedule, pgworkd.remove_schedule,
     pgworkd.run_schedule,
-    pgworkd.in_parts, pgworkd.report_refused, pgworkd.rescue_jobs, pgworkd.expire_these, pgworkd.promote_lines,
+    pgworkd.in_parts, pgworkd.do_part, pgworkd.report_refused, pgworkd.rescue_jobs, pgworkd.expire_these, pgworkd.promote_lines,
     pgworkd.mend_these, pgworkd.apply_ends, pgworkd.apply_frees, pgworkd.restore_occurrences,
     pgworkd.rescue, pgworkd.running_of, pgworkd.expire_jobs, pgworkd.expire, pgworkd.free_keys, pgworkd.unblock, pgworkd.stuck_lines, pgworkd.unblock_lines, pgworkd.forget_rates, pgworkd.ensure_partitions,
     pgworkd.drop_partition, pgworkd.forget_rows, pgworkd.prune,

@@ -18,7 +18,7 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Protocol
 
 import anyio
@@ -72,8 +72,12 @@ class Lease:
         lease_s: float,
         heartbeat_s: float,
         end_process: Callable[[str], None],
+        queues: Callable[[], Collection[str]] | None = None,
     ) -> None:
-        """`end_process` is called from the thread with a reason and must not return before everything has ended."""
+        """`end_process` is called from the thread with a reason and must not return before everything has ended.
+
+        `queues`: whose settings to ask for, called from the thread, too; None: those of all.
+        """
         self.worker_id = worker_id
         self.state = "running"
         self.renewed_at_s = self.tried_at_s = boot_time_s()
@@ -87,6 +91,7 @@ class Lease:
         self._end_s = lease_s - lease_s / 30
         self._grace_s = min(2.0, lease_s / 10)
         self._end_process = end_process
+        self._queues = queues
         self._home = asyncio.get_running_loop()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._poked: asyncio.Event | None = None
@@ -149,7 +154,8 @@ class Lease:
         worker_id = self.worker_id
         try:
             if await self._renew(store, worker_id):
-                self._call_home(self._lessee.wanted, await store.wanted(worker_id))
+                queues = None if self._queues is None else self._queues()
+                self._call_home(self._lessee.wanted, await store.wanted(worker_id, queues))
         except PgworkdError as error:
             self._call_home(self._lessee.lease_trouble, error)
             share = random.uniform(0.2, 1.0)  # noqa: S311 # nosec B311 # jitter, no secret

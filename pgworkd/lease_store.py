@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
@@ -13,7 +13,7 @@ from .registration import token_of
 from .schema import VERSION
 
 _WANTED = """SELECT cancel_ids, cancel_attempts, settings, settings_version, differing,
-    (SELECT version FROM pgworkd.schema_version) FROM pgworkd.wanted($1, $2)"""
+    (SELECT version FROM pgworkd.schema_version) FROM pgworkd.wanted($1, $2, $3)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,8 @@ class Wanted:
     """By queue: other workers, and the concurrency that their code gives it, where that is not ours."""
     schema_version: int = VERSION
     """Of the database."""
+    asked: frozenset[str] | None = None
+    """Of which queues `queues` says everything; None: of all."""
 
 
 class LeaseStore:
@@ -35,6 +37,7 @@ class LeaseStore:
     def __init__(self, options: LinkOptions) -> None:
         self._link = Link(options, "lease")
         self._settings_version: str | None = None  # of the rows of `queues` that we have
+        self._asked: frozenset[str] | None = None  # of these
         self._queues: dict[str, dict[str, Any]] = {}
 
     async def heartbeat(self, worker_id: int, state: str) -> bool:
@@ -43,14 +46,16 @@ class LeaseStore:
             await self._link.value("SELECT pgworkd.heartbeat($1, $2, $3)", worker_id, token_of(worker_id), state)
         )
 
-    async def wanted(self, worker_id: int) -> Wanted:
-        """What the worker should know."""
-        rows = await self._link.fetch(_WANTED, worker_id, self._settings_version)
+    async def wanted(self, worker_id: int, queues: Collection[str] | None = None) -> Wanted:
+        """What the worker should know, of these queues (None: of all)."""
+        asked = None if queues is None else frozenset(queues)
+        known = self._settings_version if asked == self._asked else None
+        rows = await self._link.fetch(_WANTED, worker_id, known, None if asked is None else sorted(asked))
         ids, attempts, settings, settings_version, differing, version = rows[0]
         if settings is not None:  # else they are as they were
-            self._queues, self._settings_version = json.loads(settings), settings_version
+            self._queues, self._settings_version, self._asked = json.loads(settings), settings_version, asked
         cancels = tuple(zip(ids, attempts, strict=True))
-        return Wanted(cancels, self._queues, json.loads(differing), VERSION if version is None else version)
+        return Wanted(cancels, self._queues, json.loads(differing), VERSION if version is None else version, asked)
 
     async def close(self) -> None:
         """Closes the link."""

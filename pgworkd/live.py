@@ -34,30 +34,35 @@ class LiveSettings:
         self.backoffs: dict[str, dict[str, float]] = {}
         """By queue, what its row says of `BACKOFF`."""
         self.known = False
-        """Before the first answer nothing must be claimed: a row may say that less is to run than the code says."""
+        """Before an answer for each queue nothing must be claimed: a row may say that less is to run than code says."""
         self.first = anyio.Event()
-        """Comes with that answer."""
+        """Comes with the first that leaves none out."""
         self._events = events_
         self._ask = ask
         self._rows: Mapping[str, Mapping[str, Any]] = {}
+        self._asked: frozenset[str] | None = None  # the queues of which those are all the rows; None: any queue
         self._in_force: dict[str, dict[str, Any]] = {}
         self._told: set[tuple[str, int, int]] = set()
         self._pause_ends: asyncio.TimerHandle | None = None
 
     def follow(self, wanted: Wanted) -> None:
         """Takes over what the database says."""
-        is_first, self.known = not self.known, True
-        self._rows = wanted.queues
+        was_known, self.known = self.known, True
+        self._rows, self._asked = wanted.queues, wanted.asked
         for queue, pool in self.pools.items():
             self.apply(pool)
             self._compare(pool, wanted.differing.get(queue, ()))
-            if is_first:
-                pool.look()
         self._expect_end()
-        self.first.set()
+        if self.known:
+            self.first.set()
+            for pool in self.pools.values() if not was_known else ():
+                pool.look()
 
     def apply(self, pool: Pool) -> None:
         """Brings a pool, that is perhaps new, to what is known of its queue, and states what that changes."""
+        if self._asked is not None and pool.queue not in self._asked:
+            self.known = False
+            self._ask()
         row = self._rows.get(pool.queue, _NOTHING)
         now = {name: value for name, value in row.items() if name not in ("limited", "pause_s") and value is not False}
         now |= {"concurrency": row.get("concurrency") or pool.code_concurrency, "paused": bool(row.get("paused"))}

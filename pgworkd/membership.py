@@ -28,7 +28,7 @@ from .store import Store
 
 
 class Membership:
-    """Written in the daemon's loop only; `still_running` is also read by the lease's thread."""
+    """Written in the daemon's loop only; the lease's thread also reads `pools` and calls `still_running`."""
 
     def __init__(
         self,
@@ -38,10 +38,12 @@ class Membership:
         *,
         name: str,
         kinds: Collection[str] = (),
+        queues: Collection[str] = (),
         lease_s: float,
         heartbeat_s: float,
         end_process: Callable[[str], None],
     ) -> None:
+        """`kinds` and `queues`: those that the code has handlers for. It may come to serve others."""
         self.worker_id = 0  # a Registration, once there is one
         self.lease: Lease | None = None
         self.live = LiveSettings(events_, self.poke)
@@ -53,6 +55,7 @@ class Membership:
         self._events = events_
         self._name = name
         self._kinds = kinds
+        self._queues = queues
         self._lease_s = lease_s
         self._heartbeat_s = heartbeat_s
         self._end_process = end_process
@@ -97,6 +100,7 @@ class Membership:
             lease_s=self._lease_s,
             heartbeat_s=self._heartbeat_s,
             end_process=self._end_process,
+            queues=lambda: {*self._queues, *list(self.pools)},
         )
         self.lease.renewed_at_s = began_s
         self.lease.start()

@@ -24,10 +24,10 @@ _RESUME = """SELECT pgworkd.set_queue(q.name, '{"paused_until": null}') FROM pgw
 _SETTINGS = """SELECT n.queue,
         coalesce(to_jsonb(q) || jsonb_build_object('paused', q.paused_until > pgworkd.clock()), '{}')::text,
         (SELECT coalesce(jsonb_agg(DISTINCT jsonb_build_array(p.code_concurrency, p.code_source)), '[]')
-         FROM pgworkd.pools p
+         FROM pgworkd.known_pools() p
          JOIN pgworkd.workers w ON w.id = p.worker_id AND w.lost_at IS NULL AND w.lease_until > pgworkd.clock()
          WHERE p.queue = n.queue AND p.code_concurrency IS NOT NULL)::text
-    FROM (SELECT queue::text FROM pgworkd.pools UNION SELECT name::text FROM pgworkd.queues) n
+    FROM (SELECT queue::text FROM pgworkd.known_pools() UNION SELECT name::text FROM pgworkd.queues) n
     LEFT JOIN pgworkd.queues q ON q.name = n.queue ORDER BY n.queue"""
 
 

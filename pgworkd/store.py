@@ -26,7 +26,7 @@ from .registration import Registration, token_of
 from .schedule_store import Occurrence, ScheduleStore, columns
 
 CHANNEL = "pgworkd"
-UNBLOCK_STEP = 1_000
+UNBLOCK_STEP = MEND_STEP = 1_000
 RATES_STEP = 10_000
 Payload = tuple[UUID, str | None, str | None]
 LOCK_TIMEOUT_S = 0.2
@@ -279,7 +279,10 @@ class Store(ScheduleStore):
             )
             promoted, queue, key = step[0]
             keys += promoted
-        keys += int(await self._rest.value("SELECT pgworkd.mend_dependencies()"))
+        mended = MEND_STEP
+        while mended >= MEND_STEP:  # the same: a job may have any number of dependents
+            mended = int(await self._rest.value("SELECT pgworkd.mend_dependencies($1)", MEND_STEP))
+            keys += mended
         queue, key = "", ""
         while queue is not None:
             sql = "SELECT last_queue, last_key FROM pgworkd.forget_rates($1, $2, $3)"
@@ -287,7 +290,10 @@ class Store(ScheduleStore):
         return keys
 
     async def apply_effects(self, limit: int = 1000) -> int | None:
-        """Does what was put off because it was locked; how much is left, None if another daemon does it right now."""
+        """Does what was put off because it was locked, or too much at once.
+
+        How much is left, less than 0 if there is more to do right now; None if another daemon does it.
+        """
         return cast("int | None", await self._rest.value("SELECT pgworkd.apply_effects($1)", limit))
 
     async def report_refused(self) -> list[Sequence[Any]]:

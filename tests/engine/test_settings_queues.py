@@ -94,6 +94,25 @@ async def test_a_queue_that_is_added_with_a_row_goes_by_the_row_at_once(dsn: str
         await gauge.shows(4)
 
 
+async def test_a_queue_that_came_into_the_code_later_is_not_worked_on_before_its_row_is_known(
+    dsn: str, db: asyncpg.Connection[Any]
+) -> None:
+    """A heartbeat asks for the settings of the queues that the daemon knew of; the new one is not among them."""
+    gauge = Gauge()
+    app = app_of()
+    await db.execute("INSERT INTO pgworkd.queues (name, concurrency) VALUES ('later', 1)")
+    await db.execute("INSERT INTO pgworkd.jobs (queue) SELECT 'later' FROM generate_series(1, 9)")
+    async with running(app, dsn, queues={"one": None}, shutdown_s=0) as (daemon, _):
+        app.handler("later", concurrency=5)(gauge.__call__)
+        daemon.add_queue("later", 5)
+        assert not daemon.membership.may_claim
+        await gauge.shows(1)
+        assert (daemon.pools["later"].concurrency, gauge.most) == (1, 1)
+        await until(waits_for_status(db, await insert(db, "one"), "completed"), limit_s=2)
+        await db.execute("UPDATE pgworkd.queues SET concurrency = 3")
+        await gauge.shows(3)
+
+
 async def test_other_slots_for_a_queue_that_is_served(dsn: str, db: asyncpg.Connection[Any]) -> None:
     gauge = Gauge()
     await db.execute("INSERT INTO pgworkd.jobs (queue) SELECT 'held' FROM generate_series(1, 9)")

@@ -12,7 +12,7 @@ import collections
 import json
 import math
 import random
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -328,13 +328,13 @@ class SimulatedLeaseStore:
     async def heartbeat(self, worker_id: int, _state: str) -> bool:
         return await self._network.call("heartbeat", lambda: self._network.table.renew(worker_id) is not None)
 
-    async def wanted(self, worker_id: int) -> Wanted:
-        return await self._network.call("wanted", lambda: self._wanted(worker_id))
+    async def wanted(self, worker_id: int, queues: Collection[str]) -> Wanted:
+        return await self._network.call("wanted", lambda: self._wanted(worker_id, frozenset(queues)))
 
-    def _wanted(self, worker_id: int) -> Wanted:
+    def _wanted(self, worker_id: int, queues: frozenset[str]) -> Wanted:
         table = self._network.table
         cancels = [(row.id, row.attempt) for row in table.running_of(worker_id) if row.cancel_requested]
-        return Wanted(cancels, {name: row.told() for name, row in table.queues.items()})
+        return Wanted(cancels, {name: row.told() for name, row in table.queues.items() if name in queues}, asked=queues)
 
     async def close(self) -> None:
         pass

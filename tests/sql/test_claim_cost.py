@@ -59,18 +59,18 @@ async def test_many_suspects_cost_those_who_may_not_take_them_nothing(db: Db, ot
         assert await blocks(session, CLAIM, worker_id, "q", 10) <= before + 20
 
 
-async def test_more_than_a_hundred_priorities_are_walked_in_order(db: Db) -> None:
+async def test_more_than_two_hundred_priorities_are_walked_in_order(db: Db) -> None:
     worker_id = await worker(db)
     expected = []
-    for priority in range(130, 0, -1):
+    for priority in range(230, 0, -1):
         # Every second has nothing that is due: the way there must go on all the same.
         if priority % 2:
             expected += await insert(db, 2, priority=priority)
         await one(db, priority=priority, run_at=at(10))
     assert await claim_ids(db, worker_id, 3) == expected[:3]
-    assert await claim_ids(db, worker_id, 125) == expected[3:128]
-    assert await claim_ids(db, worker_id, 10) == expected[128:]
+    assert await claim_ids(db, worker_id, 225) == expected[3:228]
+    assert await claim_ids(db, worker_id, 10) == expected[228:]
     assert await claim_ids(db, worker_id, 10) == []
     await clock(10, db)
     rows = await claim(db, worker_id, 1000)
-    assert [row["priority"] for row in rows] == list(range(130, 0, -1))
+    assert [row["priority"] for row in rows] == list(range(230, 0, -1))

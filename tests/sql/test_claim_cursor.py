@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 
+from pgworkd.claims import Claims
+from pgworkd.cursor import Cursor
+
 from .conftest import Connect
 from .verbs import NO_STATISTICS, T0, Db, at, blocks, claim, claim_ids, clock, complete, fail, insert, live, one, worker
 
@@ -149,12 +152,12 @@ async def test_an_unknown_priority_with_nothing_due_does_not_hide_what_lies_belo
     assert await claim_behind(db, await worker(db), places) == [high, low]
 
 
-async def test_more_than_a_hundred_unknown_priorities_beside_known_ones(db: Db) -> None:
+async def test_more_than_two_hundred_unknown_priorities_beside_known_ones(db: Db) -> None:
     expected = []
-    for priority in range(130, 0, -1):
+    for priority in range(230, 0, -1):
         old, new = await one(db, priority=priority, run_at=at(-9)), await one(db, priority=priority)
-        expected += [new] if priority > 120 else [old, new]
-    places: Places = {p: (at(-5), NIL) for p in range(130, 120, -1)}
+        expected += [new] if priority > 220 else [old, new]
+    places: Places = {p: (at(-5), NIL) for p in range(230, 220, -1)}
     assert await claim_behind(db, await worker(db), places, 1000) == expected
 
 
@@ -208,6 +211,36 @@ async def test_a_claim_behind_its_place_does_not_walk_over_what_is_finished(db: 
     assert begun_behind < at_the_head / 3, (begun_behind, at_the_head)
     assert begun_behind < 1000
     assert len(await claim_behind(db, worker_id, places)) == 20
+
+
+async def test_120_priorities_cost_the_same_while_vacuum_is_held_back(db: Db, connect: Connect) -> None:
+    await db.execute(NO_STATISTICS)
+    worker_id, held, cursor = await worker(db, 3600), await connect(), Cursor()
+    sql = """INSERT INTO pgworkd.jobs (queue, priority, run_at)
+             SELECT 'q', 3 * (n % 120), $1 FROM generate_series(1, 120 * $2::int) n"""
+
+    async def run_all(second: int, each: int) -> int:
+        """Claims and completes so many of each priority; the pages that a claim of one more job then touches."""
+        await clock(second, db)
+        await db.execute(sql, at(second), each)
+        while rows := await claimed(1000):
+            await complete(db, [row.id for row in rows])
+        await one(db, run_at=at(second))
+        return await blocks(db, CLAIM, *(worker_id, "q", 10, [], [], *cursor.start(0.001)))
+
+    async def claimed(limit: int) -> Claims:
+        order = (worker_id, "q", limit, [], [], *cursor.start(0.001))
+        rows = Claims.read([tuple(row) for row in await db.fetch(CLAIM, *order)])
+        cursor.claimed(rows, 0.001, 0.0, full=len(rows) == limit)
+        return rows
+
+    cursor.start(0.0)
+    cursor.claimed([], 0.0, 0.0, full=False)  # the next sweeps come later
+    alone = await run_all(1, 100)
+    await held.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+    await held.fetchval("SELECT count(*) FROM pgworkd.jobs")
+    await run_all(2, 50)
+    assert await run_all(3, 50) <= 1.5 * alone + 100
 
 
 # max_attempts

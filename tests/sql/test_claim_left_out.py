@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import random
 import uuid
 from typing import Any
 
 import pytest
 
+from pgworkd.claims import CLAIM as FULL_CLAIM
+from pgworkd.claims import ClaimOrder, Claims
 from pgworkd.cursor import Cursor
 
-from .verbs import NO_STATISTICS, Db, at, blocks, clock, insert, one, set_pool, worker
+from .flow import settings
+from .verbs import NO_STATISTICS, Db, at, blocks, clock, complete, insert, one, set_pool, worker
 
 pytestmark = pytest.mark.usefixtures("t0")
 CLAIM = "SELECT * FROM pgworkd.claim($1, 'q', $2, '{}', '{}', $3, $4, $5, NULL, $6)"
@@ -70,6 +75,178 @@ async def test_a_crowd_that_is_left_out_costs_own_kinds_nothing(db: Db) -> None:
     beside, rows = await cost(0.003)
     assert {row["id"] for row in rows if row["id"]} == set(own)
     assert beside <= 1.5 * alone + 20
+
+
+class Pool:
+    """Claims of one pool that leaves out the kind `new`, as a daemon makes them; between them are no sweeps."""
+
+    def __init__(self, db: Db, worker_id: int) -> None:
+        self.db, self.worker_id, self.cursor, self.now = db, worker_id, Cursor(), 0.0
+        self.cursor.start(0.0)
+        self.cursor.claimed([], 0.0, 0.0, full=False)
+
+    async def claim(self, limit: int = 20) -> tuple[int, set[uuid.UUID]]:
+        """The pages that it touches, and the ids."""
+        self.now += 0.001
+        start, keyed = self.cursor.start(self.now), self.cursor.keyed()
+        order = ClaimOrder(self.worker_id, "q", limit, (), (), *start, ["new"], *keyed)
+        pages = await blocks(self.db, FULL_CLAIM, *order, None)
+        claims = Claims.read([tuple(row) for row in await self.db.fetch(FULL_CLAIM, *order, None)])
+        self.cursor.claimed(claims, self.now, 0.0, full=len(claims) == limit, places=claims.places)
+        self.cursor.passed(claims.passed)
+        return pages, {row.id for row in claims}
+
+
+MANY = """INSERT INTO pgworkd.jobs (queue, kind, run_at, priority, {column})
+    SELECT 'q', $1, $2, $3, {value} FROM generate_series(1, $4::int) n RETURNING id"""
+
+
+async def many(db: Db, kind: str, jobs: int, at_s: float, key: tuple[str, str], priority: int = 0) -> set[uuid.UUID]:
+    """So many jobs of that kind, with `key`: a column and an expression of n."""
+    rows = await db.fetch(MANY.format(column=key[0], value=key[1]), kind, at(at_s), priority, jobs)
+    return {row["id"] for row in rows}
+
+
+LIMITED: dict[str, Any] = {"max_running": 1_000_000}
+KEYS = {
+    "a serialize_key each": ({}, ("serialize_key", "'k' || n")),
+    "five serialize_keys": ({}, ("serialize_key", "'k' || n % 5")),
+    "no key": ({}, ("serialize_key", "NULL")),
+    "a thousand limit_keys": ({}, ("limit_key", "'k' || n % 1000")),
+    "limit_keys in a limited queue": (LIMITED, ("limit_key", "'k' || n % 1000")),
+    "no key in a limited queue": (LIMITED, ("limit_key", "NULL")),
+}
+"""Of the crowd that is left out; and the queue's settings."""
+
+
+@pytest.mark.parametrize("crowd", KEYS)
+@pytest.mark.parametrize("room", [10, 20], ids=["all the room there is", "more room"])
+async def test_a_crowd_that_is_left_out_costs_jobs_with_keys_little(db: Db, crowd: str, room: int) -> None:
+    await db.execute(NO_STATISTICS)
+    limits, key = KEYS[crowd]
+    if limits:
+        await settings(db, **limits)
+    pool = Pool(db, await worker(db))
+    alone, beside = 0, 0
+    for second in range(1, 9):
+        await clock(second, db)
+        own = await many(db, "old", 10, second, (key[0], f"'own {second}' || n"))
+        pages, taken = await pool.claim(room)
+        assert taken == own
+        if second < 5:
+            alone = pages
+            continue
+        beside = pages
+        if second == 5:
+            for priority in (3, 0):
+                await many(db, "new", 10_000, second, key, priority)
+    assert beside <= 1.5 * alone + 60
+
+
+TURNS: dict[str, dict[str, Any]] = {
+    "fair": {"fair": True},
+    "a limit per key": {"limit_per_key": 100},
+    "a rate per key": {"rate_per_key": 1000, "rate_per_key_period_s": 1, "rate_per_key_burst": 1000},
+}
+CROWDS = {
+    "a thousand keys": ("limit_key", "'k' || n % 1000"),
+    "our key": ("limit_key", "'own 1'"),
+    "no key": ("limit_key", "NULL"),
+}
+
+
+@pytest.mark.parametrize("turns", TURNS)
+@pytest.mark.parametrize("crowd", CROWDS)
+@pytest.mark.parametrize("room", [10, 20], ids=["all the room there is", "more room"])
+async def test_a_crowd_that_is_left_out_costs_turns_little(db: Db, crowd: str, turns: str, room: int) -> None:
+    await db.execute(NO_STATISTICS)
+    await settings(db, **TURNS[turns])
+    pool = Pool(db, await worker(db))
+    alone, beside = 0, 0
+    for second in range(1, 10):
+        await clock(second, db)
+        own = await many(db, "old", 8, second, ("limit_key", "'own ' || n"))
+        own |= await many(db, "old", 1, second, ("limit_key", "NULL"))
+        own |= await many(db, "old", 1, second, ("serialize_key", f"'{second}'"))
+        pages, taken = await pool.claim(room)
+        assert taken == own
+        if second < 5:
+            alone = pages
+            continue
+        beside = pages
+        if second == 5:
+            for priority in (3, 0):
+                await many(db, "new", 4_000, second, CROWDS[crowd], priority)
+    assert beside <= 1.5 * alone + 100
+
+
+@pytest.mark.parametrize("turns", [{"fair": True}, {"limit_per_key": 2}])
+@pytest.mark.parametrize("seed", range(4))
+async def test_turns_are_as_if_those_that_are_left_out_were_not_there(db: Db, turns: dict[str, Any], seed: int) -> None:
+    """Two queues with the same jobs; in one there are others as well, of kinds that are left out."""
+    draw, worker_id = random.Random(seed), await worker(db, 3600)  # noqa: S311 - replayed by its seed
+    for queue in ("q", "r"):
+        await settings(db, queue, **turns)
+    sql = "SELECT id, payload FROM pgworkd.claim($1, $2, $3, p_without => '{new,newer}', p_places => $4)"
+    places = {"q": "{}", "r": "{}"}
+    orders: dict[str, list[str]] = {"q": [], "r": []}
+    for step in range(60):
+        await clock(step, db)
+        for n in range(draw.choice([0, 1, 5])):
+            what = {
+                "kind": draw.choice(["old", "older", None]),
+                "limit_key": draw.choice([None, "a", "b", "c", "d"]),
+                "serialize_key": draw.choice([None, None, "s"]),
+                "priority": draw.choice([0, 0, -(2**31), 2**31 - 1]),
+                "run_at": at(step + draw.choice([0, 0, 7])),
+                "payload": json.dumps({"n": f"{step}-{n}"}),
+            }
+            for queue in ("q", "r"):
+                await one(db, queue, **what)
+            key = draw.choice(["a", "c", "e", None])
+            await one(db, kind="new", limit_key=key, priority=what["priority"], run_at=at(step))
+            await one(db, kind="newer", limit_key=f"x{step}", run_at=at(step))
+        limit = draw.choice([1, 2, 3, 10])
+        for queue in ("q", "r"):
+            ids = []
+            for row in await db.fetch(sql, worker_id, queue, limit, places[queue]):
+                if row["id"] is not None:
+                    ids.append(row["id"])
+                    orders[queue].append(json.loads(row["payload"])["n"])
+                elif row["payload"] is not None:
+                    places[queue] = row["payload"]
+            await complete(db, ids)
+        assert orders["q"] == orders["r"]
+    assert len(orders["q"]) > 40
+
+
+@pytest.mark.parametrize("kinds", [1, 150, 1000])
+async def test_turns_find_each_key_however_many_are_left_out(db: Db, kinds: int) -> None:
+    """Also where there are too many kinds to go by: then it takes more claims, each from where the last one was."""
+    await settings(db, fair=True)
+    worker_id = await worker(db)
+    await many(db, "new", 4000, -5, ("limit_key", "'k' || lpad(n::text, 5, '0')"))
+    await db.execute("UPDATE pgworkd.jobs SET kind = 'new ' || right(limit_key, 5)::int % $1", kinds)
+    own = set()
+    for key in ("k00777x", "k02222x", "k03333x", "z"):
+        own |= await many(db, "old", 1, -1, ("limit_key", f"'{key}'"))
+    without = [f"new {n}" for n in range(kinds)]
+    taken: set[uuid.UUID] = set()
+    for _ in range(len(own) if kinds < 1000 else 10):
+        rows = await db.fetch("SELECT id FROM pgworkd.claim($1, 'q', 1, p_without => $2)", worker_id, without)
+        taken |= {row["id"] for row in rows if row["id"] is not None}
+    assert taken == own
+
+
+async def test_jobs_with_keys_that_were_left_out_are_claimed_when_they_no_longer_are(db: Db) -> None:
+    pool = Pool(db, await worker(db))
+    left = await many(db, "new", 30, -5, ("serialize_key", "'k' || n"))
+    own = await many(db, "old", 1, -3, ("serialize_key", "'own'"))
+    assert (await pool.claim())[1] == own
+    assert (await pool.claim())[1] == set()
+    await db.execute("UPDATE pgworkd.jobs SET kind = 'old'")
+    pool.cursor.rewind(0.0)  # as a pool does whose left-out kinds become fewer
+    assert (await pool.claim(50))[1] == left
 
 
 async def test_who_has_a_handler_is_told_of_living_workers_of_the_queue(db: Db) -> None:

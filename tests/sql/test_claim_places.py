@@ -34,13 +34,13 @@ from .verbs import (
 pytestmark = pytest.mark.usefixtures("t0")
 
 CLAIM = """SELECT id, attempt, serialize_key, payload
-           FROM pgworkd.claim($1, 'q', $2, p_places => $3, p_reach_s => $4, p_since => $5)"""
+           FROM pgworkd.claim($1, 'q', $2, p_places => $3, p_reach_s => $4, p_since => $5, p_without => $6)"""
 LINES = {
     "a key for each job": "'k' || n",
     "five keys": "'k' || n % 5",
     "plain jobs beside": "CASE WHEN n % 2 = 1 THEN 'k' || n END",
 }
-HEAD = "SELECT id, attempt FROM pgworkd.claim($1, 'q', $2)"
+HEAD = "SELECT id, attempt FROM pgworkd.claim($1, 'q', $2, p_without => $3) WHERE id IS NOT NULL"
 
 
 class Claimer:
@@ -50,17 +50,23 @@ class Claimer:
         self.db, self.worker_id = db, worker_id
         self.places = "{}"
         self.since: float | None = None
+        self.without: list[str] = []
 
     def arguments(self, limit: int, reach_s: float | None = 0.0) -> list[Any]:
-        return [self.worker_id, limit, self.places, reach_s, self.since]
+        return [self.worker_id, limit, self.places, reach_s, self.since, self.without]
+
+    def leave_out(self, *kinds: str) -> None:
+        """From now on; what has been left out before may be ours now."""
+        if set(self.without) - set(kinds):
+            self.since = 0.0
+        self.without = list(kinds)
 
     async def claim(self, limit: int = 10, reach_s: float | None = 0.0) -> list[tuple[uuid.UUID, int]]:
         rows = await self.db.fetch(CLAIM, *self.arguments(limit, reach_s))
-        if rows and rows[-1]["id"] is None:
-            last = rows.pop()
-            if last["payload"] is not None:
-                self.places, self.since = last["payload"], None
-        return [(row["id"], row["attempt"]) for row in rows]
+        for row in rows:
+            if row["id"] is None and row["payload"] is not None:
+                self.places, self.since = row["payload"], None
+        return [(row["id"], row["attempt"]) for row in rows if row["id"] is not None]
 
     def heard(self, *args: Any) -> None:
         """A notification: something has become claimable that was due then."""
@@ -72,7 +78,8 @@ class Claimer:
 class World:
     """Jobs with keys and without, in one queue; one session, so that nothing is committed late."""
 
-    def __init__(self, db: Db, worker_id: int, seed: int) -> None:
+    def __init__(self, db: Db, worker_id: int, seed: int, kinds: list[str | None]) -> None:
+        self.kinds = kinds
         self.db, self.random, self.now = db, random.Random(seed), 0.0  # noqa: S311 - replayed by its seed
         self.claimer = Claimer(db, worker_id)
         self.running: list[tuple[uuid.UUID, int]] = []
@@ -96,6 +103,7 @@ class World:
                 self.db,
                 serialize_key=draw.choice([None, "k1", "k1", "k2", "k3", "k4"]),
                 limit_key=draw.choice([None, None, None, "l"]),
+                kind=draw.choice(self.kinds),
                 priority=draw.choice([0, 0, 0, 5, -3]),
                 run_at=at(self.now + draw.choice([0, 0, 0.5, 3])),
                 yields=draw.random() < 0.2,
@@ -106,9 +114,12 @@ class World:
     async def claim(self) -> None:
         """The same jobs, in the same order, as a claim from the head takes."""
         limit = self.random.choice([1, 1, 2, 5, 30])
+        if self.random.random() < 0.2:
+            self.claimer.leave_out(*self.random.sample(self.kinds[1:], self.random.randrange(len(self.kinds))))
+        head = (HEAD, self.claimer.worker_id, limit, self.claimer.without)
         transaction = self.db.transaction()
         await transaction.start()
-        expected = [(row["id"], row["attempt"]) for row in await self.db.fetch(HEAD, self.claimer.worker_id, limit)]
+        expected = [(row["id"], row["attempt"]) for row in await self.db.fetch(*head)]
         await transaction.rollback()
         reach_s = self.random.choice([0.0, 0.0, 0.0, 0.0, 0.04, 1.0, None])
         taken = await self.claimer.claim(limit, reach_s)
@@ -152,10 +163,13 @@ class World:
 
 
 @pytest.mark.parametrize("seed", range(5))
-async def test_claims_from_their_places_take_what_claims_from_the_head_take(db: Db, seed: int) -> None:
+@pytest.mark.parametrize("kinds", [[None], [None, "a", "b"]], ids=["one kind", "some left out"])
+async def test_claims_from_their_places_take_what_claims_from_the_head_take(
+    db: Db, kinds: list[str | None], seed: int
+) -> None:
     worker_id = await worker(db, 3600)
     await set_pool(db, worker_id, asleep=False)
-    world = World(db, worker_id, seed)
+    world = World(db, worker_id, seed, kinds)
     await db.add_listener("pgworkd", world.claimer.heard)
     for _ in range(150):
         await world.step()
@@ -246,7 +260,7 @@ async def test_jobs_that_are_over_cost_a_claim_nothing_while_vacuum_is_held_back
     await insert(db, 3, serialize_key=None, run_at=at(now))
     await db.execute(sql, at(now), 3)
     await clock(now + 1, db)
-    from_the_head = await blocks(db, HEAD, worker_id, 1)
+    from_the_head = await blocks(db, HEAD, worker_id, 1, [])
     now_s = [await blocks(db, CLAIM, *claimer.arguments(1)) for _ in range(2)]
     assert max(now_s) <= 3 * alone + 60, (alone, now_s, from_the_head)
     assert from_the_head > 2 * max(now_s), "nothing was held back"

@@ -24,18 +24,18 @@ FUNCTIONS = {
     "worker enqueuer reader": "clock",
     "worker enqueuer": "add_jobs await_results create_batch depend enqueue new_id seal_batch",
     "worker reader": """
-        batch_results batch_tree became became_all depth made_since result_of waits_keyed waits_plain waits_suspect
-        with_below
+        batch_results batch_tree became became_all depth known_pools made_since result_of waits_keyed waits_plain
+        waits_suspect with_below
     """,
     "worker": """
-        due_keys next_keys running_in apply_effects free_batches no_wait put_off say_no_wait unlocked
+        due_keys kinds_waiting next_keys running_in apply_effects free_batches no_wait put_off say_no_wait unlocked
         is_within stuck_lines unblock_lines forget_rates kinds_elsewhere worker_ended
         declare_schedules enable_schedule missed_since remove_schedule retire_schedules run_schedule
         add_error add_occurrences advance allowance batch_ended burst bury by_turn call_back cancel cancel_batch
         cancel_below claim clock_after_waiting complete_own
         delete_batch differing discard drop_partition drop_pool edit ensure_partitions ensure_schedules expire
         expire_jobs
-        in_parts report_refused rescue_jobs expire_these promote_lines mend_these apply_ends apply_frees
+        in_parts do_part report_refused rescue_jobs expire_these promote_lines mend_these apply_ends apply_frees
         restore_occurrences
         done_of fail_schedule fold follow forget_rows free_batch_key free_key free_keys freed heartbeat
         in_order in_time is_awaited keep_keys
@@ -169,12 +169,10 @@ async def test_functions_with_the_owners_rights_are_few_and_nobody_can_lead_them
 
 
 async def test_what_is_executed_as_text_is_put_together_by_format(db: Db) -> None:
-    """Names by %I, values by %L, and from the calendar or the catalog at that; or a literal, see below."""
+    """Names by %I, values by %L, and from the calendar or the catalog at that."""
     executes = re.compile(r"\bEXECUTE\b(?!\s+FUNCTION)\s*(.{0,60})", re.S | re.I)
     found = {row["name"]: executes.findall(row["body"]) for row in await _functions(db)}
     found = {name: texts for name, texts in found.items() if texts}
-    (step,) = found.pop("in_parts")
-    assert step.startswith("p_step INTO v_answer USING v_part, p_with;")
     assert found.keys() == {"ensure_partitions", "drop_partition"}
     for texts in found.values():
         for text in texts:
@@ -183,14 +181,17 @@ async def test_what_is_executed_as_text_is_put_together_by_format(db: Db) -> Non
             ), text
 
 
-async def test_what_is_done_in_parts_is_a_literal(db: Db) -> None:
-    """in_parts() executes what it is given: with its caller's rights, so with the owner's in forget_rows()."""
-    step = re.compile(r"(?:(\$step\$)(?:(?!\$step\$).)*\$step\$|'SELECT (?:[^']|'')*')\s*[,)]", re.S)
-    bodies = {row["name"]: row["body"] for row in await _functions(db) if "in_parts(" in row["body"]}
-    assert "forget_rows" in bodies
-    for name, body in bodies.items():
-        assert len(step.findall(body)) == body.count("in_parts("), name
-        assert not re.search(r"\|\|\s*(\$step\$|'SELECT )", body), name
+_STEP = re.compile(r"in_parts\((?:p_what|'\w+'),.*?'([a-z ]+)'[,)]", re.S)
+
+
+async def test_there_is_a_step_for_all_that_is_done_in_parts(db: Db) -> None:
+    bodies = {row["name"]: row["body"] for row in await _functions(db)}
+    steps = re.findall(r"^    WHEN '([a-z ]+)' THEN$", bodies["do_part"], re.M)
+    calls = [call for body in bodies.values() for call in _STEP.findall(body)]
+    assert len(calls) == sum(body.count("in_parts('") + body.count("in_parts(p_") for body in bodies.values())
+    assert sorted(set(calls)) == sorted(steps)
+    with pytest.raises(asyncpg.InternalServerError, match="maintenance has no step magic"):  # and no row is to blame
+        await db.execute("SELECT pgworkd.in_parts('rescue', ARRAY['a', 'b'], 'magic')")
 
 
 async def test_the_file_may_run_again_and_says_all_there_is(db: Db, roles: Roles) -> None:

@@ -64,6 +64,41 @@ async def test_idle_pools_ask_for_what_is_due_at_one_price(db: Db, connect: Conn
     assert await db.fetch(next_due, *known) == [("q", -5.0), ("r", 2.0)]
 
 
+async def test_settings_of_other_queues_cost_a_heartbeat_nothing(db: Db, other: Db) -> None:
+    """5,000 of them; of its own it hears all the same. Who names no queues hears of all."""
+    worker_id = await worker(db)
+    sql, queues = "SELECT * FROM pgworkd.wanted($1, $2, $3)", ["q", "r"]
+    settings = "INSERT INTO pgworkd.queues (name, concurrency) SELECT $1 || n, 5 FROM generate_series($2::int, $3) n"
+    for name in queues:
+        await db.execute("INSERT INTO pgworkd.queues (name, concurrency) VALUES ($1, 7)", name)
+    row = await db.fetchrow(sql, worker_id, None, queues)
+    assert row is not None
+    version, settings_then = row["settings_version"], row["settings"]
+
+    async def cost(session: Db, known: str | None) -> int:
+        """The least of several: now and then it is planned anew, which reads catalogs."""
+        return min([await blocks(session, sql, worker_id, known, queues) for _ in range(4)])
+
+    alone = [await cost(db, known) for known in (version, None)]
+    await db.execute(settings, "other", 1, 5000)
+    for session in (db, other):
+        found = [await cost(session, known) for known in (version, None)]
+        assert all(beside <= 1.5 * before + 2 for beside, before in zip(found, alone, strict=True))
+    row = await db.fetchrow(sql, worker_id, version, queues)
+    assert row is not None
+    assert (row["settings"], row["settings_version"]) == (None, version), "what others have is no news"
+    row = await db.fetchrow(sql, worker_id, None, queues)
+    assert row is not None
+    assert row["settings"] == settings_then
+    await db.execute("UPDATE pgworkd.queues SET concurrency = 8 WHERE name = 'r'")
+    row = await db.fetchrow(sql, worker_id, version, queues)
+    assert row is not None
+    assert json.loads(row["settings"])["r"]["concurrency"] == 8
+    row = await db.fetchrow("SELECT * FROM pgworkd.wanted($1)", worker_id)
+    assert row is not None
+    assert len(json.loads(row["settings"])) == 5002
+
+
 async def test_settings_come_again_only_when_they_have_changed(db: Db, other: Db) -> None:
     """By whoever they were changed, also when a transaction that began earlier commits later, at one instant."""
     worker_id = await worker(db)

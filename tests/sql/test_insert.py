@@ -8,6 +8,8 @@ from typing import Any
 import asyncpg
 import pytest
 
+from pgworkd import schema
+
 from .verbs import T0, Db, Notices, claim_ids, clock, fail, insert, live, one, release, set_pool, worker
 
 MIB = 1024 * 1024
@@ -60,6 +62,7 @@ COUNTERS = "counters_must_not_be_negative"
 REFUSED = [
     ("payload", f"jsonb_build_object('x', repeat('a', {2 * MIB}))", SIZE),
     ("meta", f"jsonb_build_object('x', repeat('a', {2 * MIB}))", SIZE),
+    ("payload", "('{\"x\": [1e131071' || repeat(',1e131071', 16) || ']}')::jsonb", SIZE),
     ("meta", "'[1]'", OBJECT),
     ("run_at", "'1969-12-31 23:59:59.999999+00'", INSTANT),
     ("run_at", "'2200-01-01 00:00:00+00'", INSTANT),
@@ -228,3 +231,17 @@ async def test_the_longest_names_and_keys_fit_into_the_indexes(db: Db) -> None:
     with pytest.raises(asyncpg.CheckViolationError) as caught:
         await one(db, queue, dedupe_key=key[:385])
     assert caught.value.constraint_name == KEY_BYTES
+
+
+async def test_the_schema_from_before_gets_the_bound_of_numbers_too(db: Db) -> None:
+    for domain, check in (("payload_object", SIZE), ("json_result", "result_must_not_exceed_1_mib")):
+        await db.execute(f"ALTER DOMAIN pgworkd.{domain} DROP CONSTRAINT {check}")
+        text = "pg_column_size(VALUE) <= 2000 OR octet_length(VALUE::text) <= 2097152"
+        await db.execute(f"ALTER DOMAIN pgworkd.{domain} ADD CONSTRAINT {check} CHECK ({text})")
+    large = "('{\"x\": [1e131071' || repeat(',1e131071', 16) || ']}')::jsonb"
+    await db.execute(f"INSERT INTO pgworkd.jobs (queue, payload) VALUES ('q', {large})")  # noqa: S608
+    await db.execute(schema.text())
+    for domain, check in (("payload_object", SIZE), ("json_result", "result_must_not_exceed_1_mib")):
+        with pytest.raises(asyncpg.CheckViolationError, match=check):
+            await db.execute(f"SELECT {large}::pgworkd.{domain}")
+    assert await db.fetchval("SELECT count(*) FROM pgworkd.jobs") == 1, "what is stored already stays"

@@ -151,19 +151,15 @@ async def _unblock_lines(db: Db) -> Scene:
 async def _effects_of_ends(db: Db) -> Scene:
     parents = await insert(db, MOST)
     ids = [await waits.after(db, parent) for parent in parents]
-    effects = [
-        await db.fetchval(
-            "INSERT INTO pgworkd.pending_effects (job_id, completed) VALUES ($1, true) RETURNING id", parent
-        )
-        for parent in parents
-    ]
+    for parent in parents:
+        await db.execute("INSERT INTO pgworkd.pending_effects (job_id, completed) VALUES ($1, true)", parent)
     await refuse(db, ids[0])
 
     async def ended() -> list[str | None]:
         await db.execute("SELECT pgworkd.apply_effects(1)")
         return await statuses(db, ids)
 
-    return ended, ["blocked", "pending", "pending"], ("apply_effects", effects[0])
+    return ended, ["blocked", "pending", "pending"], ("apply_effects", ids[0])
 
 
 async def _effects_of_keys(db: Db) -> Scene:

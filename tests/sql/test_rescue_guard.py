@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from .verbs import Db, at, claim, claim_ids, clock, heartbeat, insert, one, rescue, statuses, steady, worker
+from .verbs import Db, at, claim, claim_ids, clock, heartbeat, insert, one, release, rescue, statuses, steady, worker
 
 pytestmark = pytest.mark.usefixtures("t0")
 
@@ -99,12 +99,45 @@ async def test_nobody_is_rescued_before_the_server_has_been_up_for_a_lease(db: D
     for seconds in range(-90, 30, 10):
         await stand(seconds)
         await heartbeat(db, rescuer)
-        assert await rescue(db, rescuer) == {}
+        assert seconds < 0 or await rescue(db, rescuer) == {}
     await stand(29.999)
     assert await rescue(db, rescuer) == {}
     await stand(30)
     await heartbeat(db, rescuer)
     assert len(await rescue(db, rescuer)) == 1
+
+
+async def test_a_start_of_the_server_that_lies_ahead_as_its_clock_was_set_back_keeps_nobody_from_rescuing(
+    db: Db,
+) -> None:
+    started = await db.fetchval("SELECT pg_postmaster_start_time()")
+    back = (started - timedelta(seconds=600) - at(0)).total_seconds()
+    await clock(back + 700, db)
+    rescuer = await worker(db)
+    await clock(back, db)
+    await _lost_job(db)
+    await steady(db, rescuer, since=back, until=back + 39)
+    assert await rescue(db, rescuer) == {}
+    await steady(db, rescuer, since=back + 39, until=back + 41)
+    assert len(await rescue(db, rescuer)) == 1
+
+
+@pytest.mark.parametrize("given_back", [False, True])
+async def test_what_began_before_the_clock_was_set_back_is_due_at_once_when_it_comes_back(
+    db: Db, *, given_back: bool
+) -> None:
+    victim, rescuer = await worker(db, 5), await worker(db)
+    job_id = await one(db)
+    await claim(db, victim)
+    await clock(-600, db)
+    if given_back:
+        assert await release(db, [job_id]) == {job_id}
+    else:
+        await steady(db, rescuer, since=-600, until=-560)
+        await rescue(db, rescuer)  # cuts the lease, which was of the old clock
+        await steady(db, rescuer, since=-560, until=-500)
+        assert await rescue(db, rescuer) == {job_id: "failed"}
+    assert await claim_ids(db, rescuer) == [job_id]
 
 
 async def test_two_rescues_at_once_do_the_work_once_and_neither_waits(db: Db, other: Db) -> None:

@@ -1,0 +1,69 @@
+"""Jobs for which many others wait, as SQL, and maintenance page by page."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+import anyio
+
+from .verbs import Db
+
+MANY, PAGE = 5_000, 500
+DEPENDENTS = """
+    WITH made AS (
+        INSERT INTO pgworkd.jobs (queue, status, waiting_on)
+        SELECT $3, 'blocked', cardinality($1::uuid[]) FROM generate_series(1, $2::int) RETURNING id
+    ), waits AS (
+        INSERT INTO pgworkd.job_dependencies (job_id, depends_on, unless)
+        SELECT m.id, u.id, $4 FROM made m, unnest($1::uuid[]) AS u (id)
+    )
+    SELECT id FROM made
+"""
+COUNTS = "SELECT status::text, count(*) FROM pgworkd.all_jobs WHERE queue = $1 GROUP BY 1"
+WAITERS = "SELECT job_id FROM pgworkd.job_dependencies WHERE depends_on = $1 ORDER BY job_id"
+# A start that came twice, or too early, would leave a job that is not blocked and waits, or the other way round.
+TORN = "SELECT id FROM pgworkd.jobs WHERE (status = 'blocked') <> (waiting_on > 0)"
+
+
+async def crowd(db: Db, *parents: uuid.UUID, count: int = MANY, queue: str = "then", unless: str = "wait") -> list[Any]:
+    """Jobs that wait for all of `parents`, written at once; their ids in order."""
+    return sorted(row["id"] for row in await db.fetch(DEPENDENTS, list(parents), count, queue, unless))
+
+
+async def page(db: Db, limit: int = PAGE) -> int | None:
+    """One call of maintenance; what it answers."""
+    return await db.fetchval("SELECT pgworkd.apply_effects($1)", limit)  # type: ignore[no-any-return]
+
+
+async def pages(db: Db, limit: int = PAGE, most: int = 3 * MANY // PAGE) -> int:
+    """Maintenance until nothing is left, or what is left cannot be done now; how many calls."""
+    for number in range(1, most):
+        left = await page(db, limit)
+        assert left is not None, "nobody else is there"
+        assert await db.fetch(TORN) == []
+        if left >= 0:
+            return number
+    raise AssertionError("it goes on and on")
+
+
+async def counts(db: Db, queue: str = "then") -> dict[str, int]:
+    """How many jobs of a queue there are by status."""
+    return {row[0]: row[1] for row in await db.fetch(COUNTS, queue)}
+
+
+async def effects(db: Db) -> int:
+    """How many are put off."""
+    return int(await db.fetchval("SELECT count(*) FROM pgworkd.pending_effects"))
+
+
+async def keeps_nothing(db: Db, queue: str = "q") -> None:
+    """The history of a queue is not kept."""
+    await db.execute("INSERT INTO pgworkd.queues (name, keep_s) VALUES ($1, 0)", queue)
+
+
+async def alone(db: Db) -> None:
+    """Returns when no other session holds the lock of this part of maintenance."""
+    with anyio.fail_after(10):
+        while not await db.fetchval("SELECT pg_try_advisory_xact_lock(1886873445, 7)"):
+            await anyio.sleep(0.01)

@@ -1,0 +1,154 @@
+"""Dependents in pages beside others: locked ones, such as refuse, small and large effects, those that are cancelled."""
+
+from __future__ import annotations
+
+import pytest
+
+from .crowds import MANY, PAGE, WAITERS, counts, crowd, effects, page, pages
+from .refuse import refuse, refused
+from .trees import batch, counted, seal, state
+from .verbs import (
+    Db,
+    Notices,
+    claim_ids,
+    complete,
+    fail,
+    insert_running,
+    worker,
+)
+from .waits import exact, mend
+
+pytestmark = pytest.mark.usefixtures("t0")
+
+
+async def test_dependents_that_are_locked_have_their_turn_later_and_hold_up_no_others(db: Db, other: Db) -> None:
+    (first,) = await insert_running(db)
+    await crowd(db, first)
+    await complete(db, [first])
+    waiting = [row[0] for row in await db.fetch(WAITERS, first)]
+    async with other.transaction():
+        await other.execute("SELECT FROM pgworkd.jobs WHERE id = ANY ($1) FOR UPDATE", waiting[: 2 * PAGE])
+        await pages(db)
+        assert await counts(db) == {"pending": MANY - 2 * PAGE, "blocked": 2 * PAGE}
+        for _ in range(5):  # round after round, each with its pause
+            assert (await page(db) or 0) != 0
+        assert await mend(db) == 0
+        oldest = await db.fetchval("SELECT min(put_off_at) FROM pgworkd.pending_effects")
+        assert oldest == await db.fetchval("SELECT pgworkd.clock()"), "the time of the end, not of the last try"
+    while await effects(db):
+        await pages(db)
+    assert await counts(db) == {"pending": MANY}
+    await exact(db)
+
+
+async def test_two_crowds_that_are_locked_are_not_asked_for_without_a_pause(db: Db, other: Db) -> None:
+    firsts = await insert_running(db, 2)
+    for first in firsts:
+        await crowd(db, first, count=1_500)
+        await complete(db, [first])
+    async with other.transaction():
+        await other.execute("SELECT FROM pgworkd.jobs WHERE status = 'blocked' FOR UPDATE")
+        answers = [await page(db, 100) or 0 for _ in range(40)]
+    assert max(answers) > 0, "at the end of each round"
+    for _ in range(3):
+        await pages(db)
+    assert await counts(db) == {"pending": 3_000}
+
+
+async def test_one_dependent_that_refuses_holds_up_none_of_the_others(db: Db) -> None:
+    (first,) = await insert_running(db)
+    await crowd(db, first)
+    await complete(db, [first])
+    waiting = [row[0] for row in await db.fetch(WAITERS, first)]
+    for bad in (waiting[3], waiting[PAGE - 1], waiting[-1]):
+        await refuse(db, bad)
+    await pages(db)
+    assert await counts(db) == {"pending": MANY - 3, "blocked": 3}
+    assert await refused(db) == {"apply_effects": {str(bad) for bad in (waiting[3], waiting[PAGE - 1], waiting[-1])}}
+    assert await effects(db) == 1
+    assert await mend(db) == 0, "still not taken for one that has vanished"
+
+
+async def test_a_small_one_does_not_wait_for_a_large_one(db: Db) -> None:
+    firsts = await insert_running(db, 3)
+    await crowd(db, firsts[0], queue="large")
+    for first in firsts[1:]:
+        await crowd(db, first, count=1_010, queue="small")
+    for first in firsts:
+        await complete(db, [first])
+    for _ in range(3):
+        await page(db)
+    assert await counts(db, "small") == {"pending": 2_020}
+    assert (await counts(db, "large"))["blocked"] > 0
+    await pages(db)
+    assert await counts(db, "large") == {"pending": MANY}
+
+
+async def test_a_crowd_that_goes_with_a_dead_job_is_cancelled_in_steps_and_all_below_it(db: Db) -> None:
+    (first,) = await insert_running(db)
+    ids = await crowd(db, first, count=2_500, queue="one", unless="cancel")
+    for parent in ids[:2]:
+        await crowd(db, parent, count=1_200, queue="two", unless="cancel")
+        await crowd(db, parent, count=1_200, queue="run", unless="run")
+    await fail(db, [first], permanent=True)
+    assert await mend(db) == 0, "it is left to the pages"
+    await pages(db)
+    assert await counts(db, "one") == {"cancelled": 2_500}
+    while await mend(db) or await effects(db):
+        await pages(db)
+    assert await counts(db, "one") == {"cancelled": 2_500}
+    assert await counts(db, "two") == {"cancelled": 2_400}
+    assert await counts(db, "run") == {"pending": 2_400}
+    await exact(db)
+
+
+async def test_the_mender_passes_by_what_is_locked_or_refuses_step_by_step(db: Db, other: Db) -> None:
+    (first,) = await insert_running(db)
+    ids = await crowd(db, first, count=300, unless="cancel")
+    await fail(db, [first], permanent=True)
+    await refuse(db, ids[0])
+    async with other.transaction():
+        await other.execute("SELECT FROM pgworkd.jobs WHERE id = ANY ($1) FOR UPDATE", ids[1:100])
+        assert sum([await db.fetchval("SELECT pgworkd.mend_dependencies(50)") for _ in range(6)]) == 200
+    assert sum([await db.fetchval("SELECT pgworkd.mend_dependencies(50)") for _ in range(3)]) == 99
+    assert await counts(db) == {"cancelled": 299, "blocked": 1}
+    assert await refused(db) == {"mend_dependencies": {str(ids[0])}}
+
+
+async def test_a_batch_whose_jobs_wait_in_a_crowd_is_counted_right(db: Db) -> None:
+    root = await batch(db)
+    (first,) = await insert_running(db)
+    ids = await crowd(db, first, count=2_000)
+    await db.execute("UPDATE pgworkd.jobs SET batch_id = $1 WHERE id = ANY ($2)", root, ids)
+    await db.execute("UPDATE pgworkd.batches SET added = 2000 WHERE id = $1", root)
+    await seal(db, root)
+    await complete(db, [first])
+    await pages(db)
+    claimed = await claim_ids(db, await worker(db), 2_000, "then")
+    assert sorted(claimed) == ids
+    await complete(db, claimed)
+    assert await state(db, root) == ["completed"]
+    await counted(db)
+
+
+async def test_the_daemons_hear_of_it_once(db: Db, notices: Notices) -> None:
+    (first,) = await insert_running(db)
+    await crowd(db, first)
+    await complete(db, [first])
+    assert {"effects": True} in await notices.heard()
+    await pages(db)
+    assert {"effects": True} not in await notices.heard()
+
+
+async def test_what_few_wait_for_leaves_nothing_behind(db: Db) -> None:
+    firsts = await insert_running(db, 300)
+    await crowd(db, *firsts[:100], count=14)
+    for first in firsts[100:200]:
+        await crowd(db, first, count=3, queue="each")
+    await crowd(db, firsts[200], count=900, queue="wait")
+    await complete(db, firsts[:200])
+    assert await counts(db) == {"pending": 14}
+    assert await counts(db, "each") == {"pending": 300}
+    assert await fail(db, firsts[200:], permanent=True)
+    assert await effects(db) == 0
+    await exact(db)

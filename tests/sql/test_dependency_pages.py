@@ -1,0 +1,265 @@
+"""A job with many dependents: its end sees to some of them, the others have their turn page by page, each once."""
+
+from __future__ import annotations
+
+import random
+import uuid
+from collections.abc import Awaitable, Callable
+
+import asyncpg
+import pytest
+
+from .conftest import Connect
+from .crowds import MANY, PAGE, TORN, WAITERS, alone, counts, crowd, effects, keeps_nothing, page, pages
+from .verbs import (
+    NEVER,
+    Db,
+    cancel,
+    claim_ids,
+    clock,
+    complete,
+    end,
+    fail,
+    insert_running,
+    rescue,
+    retry,
+    worker,
+)
+from .waits import after, exact, mend, undepend
+
+pytestmark = pytest.mark.usefixtures("t0")
+
+RULES = ("wait", "cancel", "run")
+
+
+# What ends a job
+
+
+async def _dies(db: Db, job_id: uuid.UUID) -> None:
+    assert await fail(db, [job_id], permanent=True) == {job_id: "dead"}
+
+
+async def _is_lost(db: Db, job_id: uuid.UUID) -> None:
+    await db.execute("UPDATE pgworkd.jobs SET max_attempts = 1 WHERE id = $1", job_id)
+    await db.execute("UPDATE pgworkd.workers SET lost_at = pgworkd.clock()")
+    assert await rescue(db, await worker(db)) == {job_id: "dead"}
+
+
+async def _is_cancelled(db: Db, job_id: uuid.UUID) -> None:
+    await end(db, [job_id])
+
+
+async def _expires(db: Db, job_id: uuid.UUID) -> None:
+    await end(db, [job_id], status="expired")
+
+
+async def _completes(db: Db, job_id: uuid.UUID) -> None:
+    assert await complete(db, [job_id]) == {job_id}
+
+
+async def _completes_beside_locks(db: Db, job_id: uuid.UUID) -> None:
+    """As a settle that runs again because it met a lock."""
+    sql = "SELECT pgworkd.settle_completed($1, pgworkd.unlocked($1, '{1}'), '{NULL}')"
+    async with db.transaction():
+        assert await db.fetchval(sql, [job_id]) == [job_id]
+
+
+async def _is_discarded(db: Db, job_id: uuid.UUID) -> None:
+    await _dies(db, job_id)
+    await db.execute("SELECT pgworkd.discard($1)", [job_id])
+
+
+WELL = [_completes, _completes_beside_locks]
+BADLY = [_dies, _is_lost, _is_cancelled, _expires, _is_discarded]
+
+
+@pytest.mark.parametrize("keep_s", [None, 0])
+@pytest.mark.parametrize("ends", [*WELL, *BADLY])
+async def test_each_way_to_end_reaches_every_dependent_by_its_rule(
+    db: Db, ends: Callable[[Db, uuid.UUID], Awaitable[None]], keep_s: int | None
+) -> None:
+    """Each call a part, the mender in between."""
+    if keep_s is not None:
+        await keeps_nothing(db)
+    (first,) = await insert_running(db)
+    for rule in RULES:
+        await crowd(db, first, count=MANY // 3, queue=rule, unless=rule)
+    await ends(db, first)
+    reached = [rule for rule in RULES if ends in WELL or rule == "run"]
+    assert sum([(await counts(db, rule)).get("pending", 0) for rule in reached]) < MANY / 3
+    assert await effects(db) >= 1
+    for _ in range(3):
+        left = await page(db)
+        assert left is not None
+        assert left < 0, "there is more"
+        if ends in WELL:
+            assert await mend(db) == 0, "it is left alone: this has completed"
+    await pages(db)
+    assert await effects(db) == 0
+    while await mend(db):
+        assert await db.fetch(TORN) == []
+    await pages(db)
+    bad = {"wait": "blocked", "cancel": "cancelled", "run": "pending"}
+    for rule in RULES:
+        assert await counts(db, rule) == {"pending" if ends in WELL else bad[rule]: MANY // 3}
+    await exact(db)
+
+
+async def test_the_end_of_a_job_does_the_same_however_many_wait(db: Db) -> None:
+    """So many rows are read and written, whatever there is more."""
+    (first,) = await insert_running(db)
+    await crowd(db, first)
+    async with db.transaction():
+        sql = "SELECT n_tup_upd + n_tup_del FROM pg_stat_xact_user_tables WHERE relid = $1::regclass"
+        before = [await db.fetchval(sql, f"pgworkd.{table}") for table in ("jobs", "job_dependencies")]
+        await complete(db, [first])
+        done = [await db.fetchval(sql, f"pgworkd.{table}") for table in ("jobs", "job_dependencies")]
+    for was, is_ in zip(before, done, strict=True):
+        assert 1_000 <= is_ - was < 1_100
+    assert await effects(db) == 1
+    assert (await counts(db))["pending"] < 1_100
+
+
+async def test_a_daemon_that_is_killed_between_and_within_pages_loses_nothing(db: Db, connect: Connect) -> None:
+    (first,) = await insert_running(db)
+    others = await insert_running(db, 2)
+    await crowd(db, first, *others)
+    await complete(db, [first, others[0]])
+    for number in range(4):
+        dying = await connect()
+        await clock(0, dying)
+        await page(dying)
+        await dying.execute("BEGIN")
+        await page(dying)  # this one is undone
+        dying.terminate()
+        await alone(db)
+        waits = "SELECT count(*) FROM pgworkd.jobs WHERE queue = 'then' AND waiting_on = 3"
+        assert await db.fetchval(waits) < MANY - number * PAGE / 2
+        await exact(db)
+    await pages(db, most=6 * MANY // PAGE)
+    assert await effects(db) == 0
+    assert await counts(db) == {"blocked": MANY}
+    assert await db.fetchval("SELECT bool_and(waiting_on = 1) FROM pgworkd.jobs WHERE queue = 'then'")
+    await complete(db, others[1:])
+    await pages(db)
+    assert await counts(db) == {"pending": MANY}
+    await exact(db)
+
+
+async def test_dependents_that_come_go_and_change_between_pages(db: Db) -> None:
+    """Cancelled, let go, deleted by hand; new ones find that it has completed."""
+    (first, other) = await insert_running(db, 2)
+    ids = await crowd(db, first, other)
+    await complete(db, [first])
+    shuffled = [row[0] for row in await db.fetch(WAITERS, first)]
+    random.Random(7).shuffle(shuffled)  # noqa: S311 - a test
+    cancelled, freed, deleted = shuffled[:50], shuffled[50:100], shuffled[100:150]
+    for part in range(5):
+        await page(db)
+        await cancel(db, *cancelled[part::5])
+        await undepend(db, *freed[part::5])
+        await db.execute("DELETE FROM pgworkd.jobs WHERE id = ANY ($1)", deleted[part::5])
+        late = await after(db, first, queue="late")
+        assert await db.fetchval("SELECT status FROM pgworkd.jobs WHERE id = $1", late) == "pending"
+        await after(db, first, other, queue="then")
+    await pages(db)
+    assert await effects(db) == 0
+    assert await counts(db) == {"blocked": MANY - 150 + 5, "cancelled": 50, "pending": 50}
+    await exact(db)
+    await complete(db, [other])
+    await pages(db)
+    assert await counts(db) == {"pending": MANY - 150 + 5 + 50, "cancelled": 50}
+    assert set(ids) >= set(deleted)
+    await exact(db)
+
+
+async def test_nobody_can_begin_to_wait_for_what_has_ended_and_is_gone(db: Db) -> None:
+    await keeps_nothing(db)
+    (first,) = await insert_running(db)
+    await crowd(db, first)
+    await complete(db, [first])
+    reasons = await db.fetch("SELECT DISTINCT reason FROM pgworkd.blocked_jobs")
+    assert [row[0] for row in reasons] == ["waits for 1 job"], "no reason to do anything"
+    with pytest.raises(asyncpg.PostgresError, match="does not exist") as caught:
+        await after(db, first)
+    assert caught.value.sqlstate == NEVER
+    await db.execute("ROLLBACK")
+    await pages(db)
+    assert await counts(db) == {"pending": MANY}
+
+
+async def test_who_begins_to_wait_as_the_job_ends_is_counted_once(db: Db, other: Db) -> None:
+    """Committed between two pages; when it was said, the end was not to be seen."""
+    (first,) = await insert_running(db)
+    await crowd(db, first)
+    await other.execute("BEGIN")
+    late = [await after(other, first, queue="late") for _ in range(3)]
+    await complete(db, [first])
+    await page(db)
+    await other.execute("COMMIT")
+    assert await counts(db, "late") == {"pending": len(late)}
+    await pages(db)
+    assert await counts(db) == {"pending": MANY}
+    assert await counts(db, "late") == {"pending": len(late)}
+    await exact(db)
+
+
+async def test_who_is_retried_has_not_ended_for_those_who_have_not_had_their_turn(db: Db) -> None:
+    """A job that died is retried between pages: who begins to wait now waits for how it ends then."""
+    (first,) = await insert_running(db)
+    await crowd(db, first, unless="run")
+    await _dies(db, first)
+    await page(db)
+    before = (await counts(db))["pending"]
+    await retry(db, first)
+    await after(db, first, unless="run", queue="late")
+    await pages(db)
+    assert await effects(db) == 0
+    assert (await counts(db))["pending"] == before
+    assert await counts(db, "late") == {"blocked": 1}
+    await exact(db)
+    assert await claim_ids(db, await worker(db)) == [first]
+    await complete(db, [first], 2)
+    await pages(db)
+    assert await counts(db) == {"pending": MANY}
+    assert await counts(db, "late") == {"pending": 1}
+    await exact(db)
+
+
+@pytest.mark.parametrize("unless", ["run", "cancel"])
+async def test_a_death_a_retry_and_a_second_end_count_each_dependent_once(db: Db, unless: str) -> None:
+    await keeps_nothing(db)
+    (first, other) = await insert_running(db, 2)
+    await crowd(db, first, other, unless=unless)
+    await _dies(db, first)
+    await page(db)
+    await retry(db, first)
+    gone = (await counts(db)).get("cancelled", 0)
+    assert (gone > 0) == (unless == "cancel")
+    assert await claim_ids(db, await worker(db)) == [first]
+    await complete(db, [first], 2)
+    assert await effects(db) == 2
+    await page(db)
+    assert await mend(db) == 0
+    await pages(db)
+    assert await db.fetchval("SELECT bool_and(waiting_on = 1) FROM pgworkd.jobs WHERE queue = 'then'")
+    await complete(db, [other])
+    await pages(db)
+    assert await counts(db) == {"pending": MANY - gone} | ({"cancelled": gone} if gone else {})
+    await exact(db)
+
+
+async def test_who_waits_for_a_dead_job_and_a_retried_one_goes_on_waiting_for_that(db: Db) -> None:
+    """Both are put off, and have their turn in one page."""
+    (first, other) = await insert_running(db, 2)
+    await crowd(db, first, other, unless="run")
+    await _dies(db, first)
+    await _dies(db, other)
+    await retry(db, other)
+    assert await effects(db) == 2
+    before = await db.fetchval("SELECT count(*) FROM pgworkd.job_dependencies WHERE depends_on = $1", other)
+    await pages(db)
+    assert await effects(db) == 0
+    assert await db.fetchval("SELECT count(*) FROM pgworkd.job_dependencies WHERE depends_on = $1", first) == 0
+    assert await db.fetchval("SELECT count(*) FROM pgworkd.job_dependencies WHERE depends_on = $1", other) == before
+    await exact(db)
