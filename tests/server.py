@@ -27,12 +27,12 @@ TEST_SETTINGS = {
 """Fast and forgetful; but synchronous_commit stays on, as in production: without fsync it costs little."""
 
 
-def start_test_server(pg_bin: Path | None = None) -> EmbeddedPostgres:
+def start_test_server(pg_bin: Path | None = None, **settings: str) -> EmbeddedPostgres:
     """Starts a server in a temporary directory, from `pg_bin` or from the embedded binaries; stop() it.
 
     The directory is in memory if that has 4 GiB to spare: a database then takes 8 ms, on a slow disk 250 ms.
     """
-    server = EmbeddedPostgres(settings=TEST_SETTINGS, bin_dir=pg_bin)
+    server = EmbeddedPostgres(settings=TEST_SETTINGS | settings, bin_dir=pg_bin)
     roomy = MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 4 << 30
     with mock.patch.object(tempfile, "tempdir", str(MEMORY) if roomy else tempfile.tempdir):
         server.start()

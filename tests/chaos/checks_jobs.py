@@ -14,6 +14,8 @@ from tests.chaos.workload import CLOCK_STEP_S, TICK_S
 FINAL = {"completed", "cancelled", "expired", "dead"}
 SLACK_S = 0.05
 """Between the database's clock and ours, and between an event and its note."""
+TOLD_S = 1.0
+"""So long after its daemon was told to end, a process may begin with what it had been sent."""
 
 
 def _is_loss(change: Change, before: Change) -> bool:
@@ -39,13 +41,16 @@ def _frozen_at(evidence: Evidence, name: str, at_s: float) -> bool:
 
 
 def _given_up(evidence: Evidence, run: Run) -> bool:
-    """Whether its daemon had already given it up, and its process said that all was well before it was killed."""
+    """Whether its daemon had already given it up, and its process said that all was well before it was killed.
+
+    What had been sent to that process may even have begun there a little later.
+    """
     if run.kind != "process":
         return False
     stopped = [note.at_s for note in evidence.of("lease.fenced") if note.by == run.by]
     at_once = [note for note in evidence.of("terminated") if note.facts["signals"] > 1]
     stopped += [note.at_s for note in at_once if note.facts["name"] == run.by]
-    return any(run.start_s <= at_s <= run.end_s for at_s in stopped)
+    return any(run.start_s - TOLD_S <= at_s <= run.end_s for at_s in stopped)
 
 
 def _overlap(evidence: Evidence, runs: Iterable[Run]) -> Iterable[str | None]:

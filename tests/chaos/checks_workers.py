@@ -17,8 +17,10 @@ LAST_WORDS = "ending the process"
 """Of a daemon whose lease is over while something runs that would not end."""
 OF_A_JOB = re.compile(r'.*"event": "job\.(failed|dead|raised|lost)"').match
 """What a handler raised, as it was told to, is logged with its traceback."""
-STEADY = {"memory_mb": 24, "files": 12, "threads": 25, "tasks": 130}
+STEADY = {"memory_mb": 24, "files": 15, "threads": 25, "tasks": 130}
 """How much more of each a daemon may have at its end than in its first seconds: pools and threads fill up."""
+TRANSACTIONS_MAX = 20
+"""Connections for job.transaction(), by default."""
 
 
 @check
@@ -79,7 +81,12 @@ def steady(evidence: Evidence) -> Iterable[str | None]:
     """Memory, files, threads and tasks of a daemon stay flat."""
     beats = defaultdict(list)
     slots, processes = (sum(note.facts[name] for note in evidence.of("application")) for name in ("slots", "processes"))
-    more_of = {"memory_mb": slots, "files": 4 * processes, "threads": slots, "tasks": 4 * slots}
+    more_of = {
+        "memory_mb": slots,
+        "files": 4 * processes + min(slots, TRANSACTIONS_MAX),
+        "threads": slots,
+        "tasks": 4 * slots,
+    }
     for note in evidence.of("beat"):
         beats[note.by].append(note.facts)
     for name, taken in beats.items():

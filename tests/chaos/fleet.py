@@ -37,6 +37,8 @@ MARGIN_S = TIMES["lease_s"] / 6
 """So long before its lease ends a daemon that cannot renew it stops."""
 BEARABLE_S = TIMES["lease_s"] - TIMES["heartbeat_s"] - MARGIN_S
 """A pause or an outage shorter than this costs nobody its lease."""
+GIVEN_UP_S_MAX = 30.0
+"""So long after the end of a daemon its server may know nothing of it: keepalives, and then the proxy, take 25 s."""
 EXIT_S_MAX = TIMES["shutdown_s"] + TIMES["cancel_grace_s"] + 10.0 + 5.0
 """From SIGTERM to the end, with FLUSH_GRACE_S for a database that does not answer, and some for a busy machine."""
 
@@ -264,14 +266,18 @@ class Fleet:
 
     async def _see_taken_back(self, name: str, since_s: float) -> None:
         """How long the jobs of a daemon that is gone stayed with it; if for long, what the others' leases are like."""
-        said = False
+        said, began_s = False, since_s
         while True:
             try:
                 async with self.connection(600) as db:
                     while await db.fetchval(_HELD_BY, name):
-                        if not said and now_s() - max(since_s, self.disturbed_s) > TIMES["lease_s"] + 1.0:
-                            self.note("still_held", name=name, workers=json.loads(await db.fetchval(_LEASES)))
+                        if now_s() - max(since_s, self.disturbed_s) > TIMES["lease_s"] + 1.0:
+                            if not said:
+                                self.note("still_held", name=name, workers=json.loads(await db.fetchval(_LEASES)))
                             said = True
+                            if now_s() < began_s + GIVEN_UP_S_MAX and await db.fetchval(_ALL_LOCKED, name):
+                                # A job.transaction() whose line went dead may commit until its server gives it up.
+                                since_s = now_s() - TIMES["lease_s"]
                         await anyio.sleep(0.05)
                 break
             except AWAY:
@@ -282,6 +288,9 @@ class Fleet:
 
 _HELD_BY = """SELECT EXISTS (SELECT FROM pgworkd.jobs j JOIN chaos.workers w ON w.id = j.worker_id
                              WHERE w.name = $1 AND j.status = 'running')"""
+_ALL_LOCKED = """WITH free AS (SELECT FROM pgworkd.jobs j WHERE j.status = 'running' AND j.worker_id IN (
+                     SELECT w.id FROM chaos.workers w WHERE w.name = $1) FOR UPDATE SKIP LOCKED)
+                 SELECT NOT EXISTS (SELECT FROM free)"""
 _LEASES = """SELECT jsonb_agg(to_jsonb(w) || jsonb_build_object(
                         'now', clock_timestamp(), 'up_since', pg_postmaster_start_time()))
              FROM pgworkd.workers w"""

@@ -43,8 +43,8 @@ BUGS = (
     ),
     sql(
         "a heartbeat misses settings that were changed by who began earlier",
-        "sum(((SELECT age('3'::xid)::bigint) - age(q.xmin)) & 4294967295),",
-        "max(((SELECT age('3'::xid)::bigint) - age(q.xmin)) & 4294967295),",
+        "sum(((SELECT age('3'::xid)::bigint) - age(q.written)) & 4294967295),",
+        "max(((SELECT age('3'::xid)::bigint) - age(q.written)) & 4294967295),",
         tests="tests/sql/test_heartbeat_cost.py",
     ),
     sql(

@@ -24,6 +24,18 @@ BUGS = (
         tests="tests/sql/test_rescue_guard.py",
     ),
     sql(
+        "nobody is rescued before a clock that was set back has passed the server's start",
+        "CASE WHEN pg_postmaster_start_time() > v_now THEN '-infinity' ELSE pg_postmaster_start_time() END",
+        "pg_postmaster_start_time()",
+        tests="tests/sql/test_rescue_guard.py",
+    ),
+    sql(
+        "what is taken back waits until a clock that was set back has passed its time",
+        "            run_at = least(j.run_at, clock()),",
+        "\n",
+        tests="tests/sql/test_rescue_guard.py",
+    ),
+    sql(
         "an outage that the rescuer's lease is too long to notice",
         "CASE WHEN w.lease_s < v_lease_s THEN",
         "CASE WHEN false THEN",

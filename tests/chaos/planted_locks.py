@@ -55,10 +55,10 @@ BUGS = (
         tests=f"{_LOCKED} {_OPEN}",
     ),
     sql(
-        "a handler's own transaction waits for whatever its job belongs to",
-        "set_config('lock_timeout', '200ms', true);\n        v_won",
-        "set_config('lock_timeout', v_limit, true);\n        v_won",
-        tests=_LOCKED,
+        "a handler's own transaction waits for whatever its job belongs to, and holds it",
+        "    PERFORM say_no_wait('on');\n    RETURN settle_completed(",
+        "    RETURN settle_completed(",
+        tests=f"tests/sql/test_complete_own.py {_LOCKED}",
     ),
     sql(
         "an occurrence waits for its schedule",

@@ -64,11 +64,11 @@ class Log:
 
 @contextlib.asynccontextmanager
 async def fleet(
-    log: Log, dsn: str, names: Sequence[str], concurrency: int = 10
+    log: Log, dsn: str, names: Sequence[str], concurrency: int = 10, **changes: Any
 ) -> AsyncIterator[list[tuple[Daemon, Recorder]]]:
-    """Daemons by these names, all ready."""
+    """Daemons by these names, all ready; `changes`: of their options."""
     async with contextlib.AsyncExitStack() as stack:
-        yield [await stack.enter_async_context(running(log.app(name, concurrency), dsn)) for name in names]
+        yield [await stack.enter_async_context(running(log.app(name, concurrency), dsn, **changes)) for name in names]
 
 
 async def fill(db: asyncpg.Connection[Any], count: int, column: str, *keys: str) -> None:

@@ -23,13 +23,13 @@ STARTS = "SELECT started_at FROM pgworkd.finished_jobs"
 async def test_four_daemons_never_run_six_where_five_are_allowed(dsn: str, db: asyncpg.Connection[Any]) -> None:
     log = Log(took_s=0.003)
     await settings(db, max_running=5)
-    async with observed(dsn) as observer, fleet(log, dsn, "abcd"):
+    async with observed(dsn) as observer, fleet(log, dsn, "abcd", poll_s=5.0):
         await fill(db, 300, "limit_key", "")
-        await all_over(db)
+        await all_over(db, 20)
     assert len(log.runs) == 300
     assert (observer.most, log.most) == (5, 5)
     assert observer.looks > 50
-    assert log.took() < 8  # 60 turns: alone 1.5 s, and a minute if each waited for a poll
+    assert log.took() < 15  # 60 turns: alone 1.5 s, and five minutes if each waited for a poll
 
 
 @pytest.mark.parametrize("bound_s", [0.0, 60.0], ids=["for no time", "for a minute"])
@@ -87,12 +87,12 @@ async def _bound(daemon: Daemon) -> bool:
 async def test_a_limit_of_one_goes_from_daemon_to_daemon_without_waiting(dsn: str, db: asyncpg.Connection[Any]) -> None:
     log = Log()
     await settings(db, max_running=1)
-    async with fleet(log, dsn, "ab", concurrency=4):
+    async with fleet(log, dsn, "ab", concurrency=4, poll_s=6.0):
         await fill(db, 60, "limit_key", "")
         await all_over(db)
     assert len(log.runs) == 60
     assert log.most == 1
-    assert log.took() < 2
+    assert log.took() < 6, "one poll would take as long"
 
 
 async def test_each_key_has_its_limit_over_all_daemons(dsn: str, db: asyncpg.Connection[Any]) -> None:
@@ -122,7 +122,7 @@ async def test_a_rate_is_kept_and_used_to_the_full(dsn: str, db: asyncpg.Connect
     starts = [row["started_at"] for row in await db.fetch(STARTS)]
     for window_s in (0.1, 0.5, 1.0):
         assert most_in_window(starts, window_s) <= 5 + 50 * window_s
-    assert log.took() < (120 - 5) / 50 * 1.2
+    assert log.took() < (120 - 5) / 50 * 2
 
 
 async def test_a_rate_of_each_key_does_not_slow_the_others(dsn: str, db: asyncpg.Connection[Any]) -> None:
@@ -135,7 +135,7 @@ async def test_a_rate_of_each_key_does_not_slow_the_others(dsn: str, db: asyncpg
         starts = [run.began for run in log.of(key)]
         assert len(starts) == 22
         assert starts[-1] - starts[0] > 0.9
-    assert log.took() < 1.6
+    assert log.took() < 3  # one after the other: 6
 
 
 async def test_a_faster_rate_is_used_at_once(dsn: str, db: asyncpg.Connection[Any]) -> None:

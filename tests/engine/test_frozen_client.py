@@ -25,7 +25,7 @@ Db: TypeAlias = "asyncpg.Connection[Any]"
 @contextlib.asynccontextmanager
 async def frozen(dsn: str, sql: str, *args: object) -> AsyncIterator[tuple[Db, asyncio.Task[Any]]]:
     """A connection that sends a statement and takes nothing in."""
-    connection = await link.connect(LinkOptions(dsn), "frozen")
+    connection = await link.connect(LinkOptions(dsn, command_timeout_s=120), "frozen")  # nothing but the server ends it
     statement = await connection.prepare(sql)
     connection._transport.pause_reading()
     call = asyncio.get_running_loop().create_task(statement.fetch(*args))

@@ -13,8 +13,9 @@ import pytest
 
 from pgworkd import events
 from pgworkd.app import App
-from pgworkd.errors import UsageError
+from pgworkd.errors import PgworkdError, UsageError
 from pgworkd.job import PROGRESS_CHARS_MAX, Job
+from pgworkd.link import LinkOptions
 from pgworkd.store import Store
 from tests.kit import insert, running, until, waits_for_status
 
@@ -117,8 +118,18 @@ def test_what_is_no_share_is_refused(done: Any) -> None:
 
 
 async def test_progress_that_cannot_be_written_holds_nothing_up_and_is_written_later(
-    dsn: str, db: asyncpg.Connection[Any]
+    dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    report, refused = Store.report_progress, list[PgworkdError]()
+
+    async def noted(self: Store, said: Any, worker_id: int | None = None) -> None:
+        try:
+            await report(self, said, worker_id)
+        except PgworkdError as error:
+            refused.append(error)
+            raise
+
+    monkeypatch.setattr(Store, "report_progress", noted)
     app, go_on = App(), threading.Event()
 
     @app.handler("q", timeout_s=0.2)
@@ -126,12 +137,14 @@ async def test_progress_that_cannot_be_written_holds_nothing_up_and_is_written_l
         job.progress(0.5, "said once")
         go_on.wait(20)
 
-    async with running(app, dsn) as (_, seen):
+    link = LinkOptions(dsn, command_timeout_s=8)
+    async with running(app, dsn, link=link) as (_, seen):
         async with db.transaction():
             await db.execute("LOCK TABLE pgworkd.progress IN ACCESS EXCLUSIVE MODE")
             other = await asyncpg.connect(dsn)
             job_id = await insert(other, "q")
             await other.close()
-            await until(lambda: seen.all(events.JOB_OVERDUE), limit_s=2)
+            await until(lambda: seen.all(events.JOB_OVERDUE), limit_s=5)
+            await until(lambda: refused)
         await until(lambda: db.fetchrow(SAID, job_id))
         go_on.set()

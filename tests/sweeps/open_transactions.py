@@ -99,6 +99,7 @@ def _duplicate(key: str, how: str) -> str:
     return _verb(f"enqueue('q', p_dedupe_key => '{key}', p_delay_s => 3600, p_on_duplicate => '{how}')")
 
 
+_COMPLETE = "SELECT pgworkd.complete_own(ARRAY[:{}], '{{1}}', '{{NULL}}', NULL, NULL, NULL, NULL, NULL)"
 _KEYS = "INSERT INTO pgworkd.jobs (queue, serialize_key, limit_key, dedupe_key)"
 _ON_CONFLICT = "ON CONFLICT (queue, dedupe_key) WHERE dedupe_key IS NOT NULL AND status <> 'dead' DO NOTHING"
 OFTEN = "often"
@@ -151,6 +152,8 @@ ACTS = (
     Act("delete who holds a key", "DELETE FROM pgworkd.jobs WHERE id = :holder", ["holder", "behind"]),
     Act("lock a running job", "SELECT FROM pgworkd.jobs WHERE id = :running FOR UPDATE", ["running"]),
     Act("lock a lost job", "SELECT FROM pgworkd.jobs WHERE id = :lost FOR UPDATE", ["lost"]),
+    Act("complete who holds a key, as its handler", _COMPLETE.format("holder"), ["holder", "behind"]),
+    Act("complete a running job, as its handler", _COMPLETE.format("upstream"), ["upstream", "dependent"]),
     Act("await results", _verb("await_results(ARRAY[:running], 'someone', 60)")),
     Act("delete history", "DELETE FROM pgworkd.finished_jobs"),
     Act("read everything", "SELECT count(*) FROM pgworkd.all_jobs, pgworkd.queue_stats"),
@@ -205,10 +208,10 @@ async def probe(db: asyncpg.Connection[Any]) -> None:
     while True:
         n += 1
         await db.execute(
-            "INSERT INTO pgworkd.jobs (queue, serialize_key)"
-            " SELECT u.queue, u.key FROM unnest($1::text[], $2::text[]) u (queue, key)",
-            ["q", "other", "limited", "q", "q"],
-            [None, None, None, f"own {n}", "shared"],
+            "INSERT INTO pgworkd.jobs (queue, serialize_key, payload)"
+            ' SELECT u.queue, u.key, \'{"gate": "behind"}\' FROM unnest($1::text[], $2::text[]) u (queue, key)',
+            ["q", "other", "limited", "q", "q", "gated"],
+            [None, None, None, f"own {n}", "shared", f"own {n}"],
         )
         await anyio.sleep(0.1)
 

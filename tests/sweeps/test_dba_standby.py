@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import time
 from collections.abc import Iterator
@@ -36,7 +37,9 @@ LOOKS: dict[str, list[str]] = {
     "schedules": [""],
     "stats": ["", "--queue mail", "--metric depth --queue mail", "--metric dead"],
 }
-REFUSE = {  # what acts, and what shows unlogged tables, which a standby does not have
+LOOKS_AT_WORKERS = {"queues": "", "queues show": "mail", "workers": ""}
+"""They also show unlogged tables, which a standby does not have."""
+REFUSE = {
     "batches cancel": "{batch}",
     "batches delete": "{batch}",
     "batches seal": "{batch}",
@@ -51,15 +54,12 @@ REFUSE = {  # what acts, and what shows unlogged tables, which a standby does no
     "queues resume": "mail",
     "queues set": "mail --concurrency 3",
     "resume": "mail",
-    "queues": "",
-    "queues show": "mail",
     "retry": "{dead}",
     "schedules disable": "nightly",
     "schedules enable": "nightly",
     "schedules remove": "nightly",
     "schedules run-now": "nightly",
     "undepend": "{dead}",
-    "workers": "",
 }
 SERVICES = {"autoscale", "demo", "dev", "run"}
 """They run until they are stopped, and wait for a server that can write."""
@@ -142,7 +142,7 @@ def commands() -> dict[str, Any]:
 
 
 def test_every_command_is_known_to_look_or_to_refuse() -> None:
-    assert set(commands()) - SERVICES - WITHOUT_A_DATABASE == set(LOOKS) | set(REFUSE)
+    assert set(commands()) - SERVICES - WITHOUT_A_DATABASE == set(LOOKS) | set(LOOKS_AT_WORKERS) | set(REFUSE)
 
 
 def caught_up(pair: Pair) -> None:
@@ -175,14 +175,37 @@ def there(pair: Pair) -> Iterator[Shell]:
 @pytest.mark.parametrize("name", [name for name in LOOKS if name != "doctor"])
 def test_a_command_that_looks_prints_the_same(pair: Pair, here: Shell, there: Shell, name: str) -> None:
     caught_up(pair)
-    json = "json" in {each.name for each in commands()[name].params}
+    as_json = "json" in {each.name for each in commands()[name].params}
     for args in LOOKS[name]:
-        for more in ([], ["--json"]) if json and "--follow" not in args else ([],):
+        for more in ([], ["--json"]) if as_json and "--follow" not in args else ([],):
             words = [*name.split(), *args.format(**pair.ids).split(), *more]
             first, second = here(*words), there(*words)
             assert told(second.stdout) == told(first.stdout), words
             assert second.stderr == first.stderr == ""
             assert first.stdout not in ("", "0\n", "[]\n"), "there is something to see"
+
+
+@pytest.mark.parametrize("name", LOOKS_AT_WORKERS)
+def test_a_command_that_looks_at_workers_says_that_a_standby_does_not_know_their_queues(
+    pair: Pair, here: Shell, there: Shell, name: str
+) -> None:
+    caught_up(pair)
+    words = [*name.split(), *LOOKS_AT_WORKERS[name].split(), "--json"]
+    first, second = here(*words), there(*words)
+    assert first.stderr == ""
+    assert second.stderr.startswith("pgworkd: this is a standby: ")
+    own = {"workers", "slots", "queues", "silent_s", "lease_left_s", "oldest_due_s", "concurrency"}
+
+    def shared(text: str) -> Any:
+        found = json.loads(text)
+        rows = found if isinstance(found, list) else [found]
+        assert rows
+        for row in rows:
+            row.get("settings", {}).pop("concurrency", None)
+        return [{key: value for key, value in row.items() if key not in own} for row in rows]
+
+    assert shared(second.stdout) == shared(first.stdout)
+    assert there(*words[:-1]).stdout
 
 
 def test_doctor_says_that_it_is_a_standby_and_the_rest_as_on_the_primary(pair: Pair, here: Shell, there: Shell) -> None:

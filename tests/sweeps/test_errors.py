@@ -18,8 +18,9 @@ TOGETHER = 5
 
 
 def test_any_part_of_the_list_has_every_code() -> None:
-    assert {fault.code for fault in FAULTS} == set(CODES)
+    assert {(fault.code, fault.always) for fault in FAULTS} == {(code, always) for code in CODES for always in (0, 1)}
     assert {fault.function for fault in FAULTS} == set(statements())
+    assert {"claim", "settle_completed", "settle_failed", "rescue", "ensure_schedules", "wanted"} <= set(statements())
 
 
 @pytest.mark.parametrize("first", range(0, len(FAULTS), TOGETHER))

@@ -1,0 +1,85 @@
+"""A job for which many others wait, through running daemons: its end takes no time, the others follow page by page."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import anyio
+import asyncpg
+import pytest
+
+from pgworkd import chores, events
+from pgworkd.app import App
+from pgworkd.errors import PermanentError
+from tests.kit import insert, running, until, waits_for_status
+from tests.sql.crowds import counts, crowd, effects
+from tests.sql.waits import exact
+
+MANY = 5_000
+
+
+def _app(go_on: anyio.Event) -> App:
+    app = App()
+
+    @app.handler("q")
+    async def handle(payload: dict[str, Any]) -> None:
+        await go_on.wait()
+        if payload.get("dies"):
+            raise PermanentError("as asked")
+
+    @app.handler("other")
+    async def other() -> None:
+        return None
+
+    return app
+
+
+@pytest.mark.parametrize("daemons", [1, 2])
+@pytest.mark.parametrize(("payload", "reached"), [("{}", ("wait", "cancel", "run")), ('{"dies": true}', ("run",))])
+async def test_all_who_wait_for_a_job_follow_by_their_rule(
+    dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch, payload: str, reached: Any, daemons: int
+) -> None:
+    """The queue keeps no history, and the mender comes by all the time."""
+    monkeypatch.setattr(chores, "EFFECTS_MAX", 100)
+    await db.execute("INSERT INTO pgworkd.queues (name, keep_s) VALUES ('q', 0)")
+    first = await insert(db, "q", payload)
+    for rule in ("wait", "cancel", "run"):
+        await crowd(db, first, count=MANY // 3, queue=rule, unless=rule)
+    go_on = anyio.Event()
+    async with contextlib.AsyncExitStack() as stack:
+        seen = [(await stack.enter_async_context(running(_app(go_on), dsn)))[1] for _ in range(daemons)]
+        go_on.set()
+        for rule, at_last in (("wait", "blocked"), ("cancel", "cancelled"), ("run", "pending")):
+            expected = {"pending" if rule in reached else at_last: MANY // 3}
+            await until(lambda rule=rule, expected=expected: _are(db, rule, expected))
+        await until(lambda: _nothing_put_off(db))
+        await until(waits_for_status(db, await insert(db, "other"), "completed"))
+        for recorder in seen:
+            assert recorder.all(events.DATABASE_AWAY) + recorder.all(events.CHORE_FAILED) == []
+    await exact(db)
+
+
+async def test_the_next_page_is_taken_at_once(
+    dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What waits for a lock waits for a minute here, and for an hour who is not told."""
+    monkeypatch.setattr(chores, "EFFECTS_MAX", 100)
+    monkeypatch.setattr(chores, "AGAIN_FIRST_S", 60.0)
+    monkeypatch.setattr(chores, "AGAIN_CAP_S", 60.0)
+    first = await insert(db, "q")
+    await crowd(db, first, count=MANY)
+    go_on = anyio.Event()
+    go_on.set()
+    async with running(_app(go_on), dsn, periods=chores.Periods(expire_s=3600)):
+        await until(lambda: _are(db, "then", {"pending": MANY}))
+        await until(lambda: _nothing_put_off(db))
+    await exact(db)
+
+
+async def _are(db: asyncpg.Connection[Any], queue: str, expected: dict[str, int]) -> bool:
+    return await counts(db, queue) == expected
+
+
+async def _nothing_put_off(db: asyncpg.Connection[Any]) -> bool:
+    return await effects(db) == 0
