@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 import random
 
 import anyio
@@ -13,6 +14,8 @@ from .job import Ending, Outcome
 
 FIRST_S, LOCKED_CAP_S, CAP_S = 0.05, 0.5, 30.0
 """The first delay; it doubles up to a cap, the lower one for what is locked."""
+TICK_S = 0.1
+"""They come back on the ticks of a clock, so that a thousand locked jobs make one flush each time, not a thousand."""
 
 Item = tuple[Held, Outcome]
 
@@ -33,8 +36,10 @@ class Delayed:
         delay_s = min(LOCKED_CAP_S if locked else CAP_S, FIRST_S * 2.0 ** min(held.delays, 20))
         delay_s *= random.uniform(0.5, 1.0)  # noqa: S311 # nosec B311 # jitter, no secret
         held.delays += 1
-        heapq.heappush(self._heap, (anyio.current_time() + delay_s, next(self._number), item))
-        return delay_s
+        now = anyio.current_time()
+        at = math.ceil((now + delay_s) / TICK_S) * TICK_S
+        heapq.heappush(self._heap, (at, next(self._number), item))
+        return at - now
 
     @property
     def wait_s(self) -> float:

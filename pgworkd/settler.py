@@ -35,8 +35,8 @@ CAPACITY_BYTES = 32 * 1024 * 1024
 """When so much waits, no handler is called and no job claimed. What runs comes on top: slots x size."""
 SKIP_S = 1.0
 """After a lock was met, this long flushes skip what is locked at once."""
-FAILURES_MAX = 12
-"""After this many failures in a row the rest of a flush is delayed; to isolate one job of FLUSH_MAX takes fewer."""
+FAILURES_SPARE = 2
+"""After so many failures in a row beyond what it takes to isolate one job the rest of a flush is delayed."""
 LOST_MAX = 3
 """A flush during which the connection was lost so often may itself be the cause: then it is halved."""
 
@@ -58,7 +58,9 @@ class Planner(Protocol):
 
 @dataclass(slots=True)
 class _Flush:
+    failures_max: int
     failures: int = 0  # in a row, since part of it was settled
+    error: PgworkdError | None = None
 
 
 class Settler:
@@ -188,19 +190,23 @@ class Settler:
             if ending is Ending.SETTLED:
                 self._report(items, "completed")
             else:
-                await self._settle(ending, items, _Flush())
+                await self._settle(ending, items, _Flush(len(items).bit_length() + FAILURES_SPARE))
 
     async def _settle(self, ending: Ending, items: Sequence[Item], flush: _Flush) -> None:
         """Settles items of one ending: all of them, or each half, or delays what is left when too much has failed."""
+        if flush.error is not None and flush.failures > flush.failures_max:
+            self._delay(items, flush.error)
+            return
         try:
             statuses, locked = await self._ask(ending, items)
         except PgworkdError as error:
             flush.failures += 1
+            flush.error = error
             if isinstance(error, DatabaseBusy) and error.timed_out:
                 self._flush_max = max(1, min(self._flush_max, len(items) // 2))
             if len(items) == 1 and isinstance(error, DatabaseError):
                 await self._refused(items[0], error, flush)
-            elif len(items) == 1 or flush.failures > FAILURES_MAX:
+            elif len(items) == 1:
                 self._delay(items, error)
             else:
                 half = len(items) // 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import anyio
 import asyncpg
 import pytest
 
@@ -105,3 +106,19 @@ async def test_every_table_can_be_published(db: asyncpg.Connection[Any]) -> None
         "AND NOT EXISTS (SELECT FROM pg_index i WHERE i.indrelid = c.oid AND i.indisprimary) ORDER BY 1"
     )
     assert [row["relname"] for row in without] == []
+
+
+async def test_a_crowd_that_is_locked_comes_back_together(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    """Each has a delay of its own; what they ask for must not grow with how many they are."""
+    await db.execute(raises("55P03", "OLD.queue = 'q'"))
+    await db.execute("INSERT INTO pgworkd.jobs (queue) SELECT 'q' FROM generate_series(1, 300)")
+    async with running(_app(), dsn) as (_, seen):
+        await until(lambda: len(seen.all(events.JOB_STARTED)) == 300)
+        await until(lambda: _refused(db))
+        before, began = await _refused(db), anyio.current_time()
+        await anyio.sleep(2)
+        asked_per_s = (await _refused(db) - before) / (anyio.current_time() - began)
+        await db.execute("DROP TRIGGER refuse ON pgworkd.jobs")
+        await until(lambda: db.fetchval("SELECT NOT EXISTS (SELECT FROM pgworkd.jobs)"))
+        assert len(seen.all(events.JOB_STARTED)) == 300
+    assert asked_per_s < 150, "ten times a second, each time down to one of them"

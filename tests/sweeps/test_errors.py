@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 
-import anyio
 import asyncpg
 import pytest
 
-from tests.server import create_database, drop_database
-
 from .errors import CODES, Fault, faults, play, statements
+from .together import play_together
 
 FAULTS = faults() if os.environ.get("PGWORKD_TEST_SWEEPS") == "all" else faults()[: 2 * len(statements())]
 """All of them in the release run: each statement with each code."""
@@ -25,17 +23,11 @@ def test_any_part_of_the_list_has_every_code() -> None:
 
 @pytest.mark.parametrize("first", range(0, len(FAULTS), TOGETHER))
 async def test_no_error_loses_jobs_stops_a_queue_or_is_met_again_at_once(first: int, server_dsn: str) -> None:
-    found: dict[str, list[str]] = {}
-
-    async def one(number: int, fault: Fault) -> None:
-        name = f"errors_{number}"
-        dsn = await create_database(server_dsn, name)
+    async def one(fault: Fault, dsn: str) -> list[str]:
         db = await asyncpg.connect(dsn)
-        found[repr(fault)] = await play(fault, db, dsn)
-        await db.close()
-        await drop_database(server_dsn, name)
+        try:
+            return await play(fault, db, dsn)
+        finally:
+            await db.close()
 
-    async with anyio.create_task_group() as tasks:
-        for number, fault in enumerate(FAULTS[first : first + TOGETHER], start=first):
-            tasks.start_soon(one, number, fault)
-    assert not {name: what for name, what in found.items() if what}
+    assert not await play_together(one, FAULTS[first : first + TOGETHER], server_dsn, f"errors_{first}")

@@ -1,0 +1,34 @@
+"""Cases of a sweep that are about time, played some at once; what is found must be found again by the case alone."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+import anyio
+
+from tests.server import create_database, drop_database
+
+Case = TypeVar("Case")
+Play = Callable[[Case, str], Awaitable[list[str]]]
+"""Plays a case in the database of that address: what did not hold. What must hold however slow all is, it raises."""
+
+
+async def play_together(play: Play[Case], cases: Sequence[Case], server_dsn: str, name: str) -> dict[str, list[str]]:
+    """What did not hold, by case: beside the others, and again alone, so that a busy machine is not taken for it."""
+    found: dict[str, list[str]] = {}
+
+    async def one(case: Case, database: str) -> None:
+        dsn = await create_database(server_dsn, database)
+        if what := await play(case, dsn):
+            found[repr(case)] = what
+        await drop_database(server_dsn, database)
+
+    async with anyio.create_task_group() as tasks:
+        for number, case in enumerate(cases):
+            tasks.start_soon(one, case, f"{name}_{number}")
+    suspects, found = found, {}
+    for case in cases:
+        if repr(case) in suspects:
+            await one(case, f"{name}_alone")
+    return {case: [*suspects[case], "and alone:", *what] for case, what in found.items()}
