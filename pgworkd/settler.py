@@ -200,8 +200,7 @@ class Settler:
         try:
             statuses, locked = await self._ask(ending, items)
         except PgworkdError as error:
-            flush.failures += 1
-            flush.error = error
+            flush.failures, flush.error = flush.failures + 1, error
             if isinstance(error, DatabaseBusy) and error.timed_out:
                 self._flush_max = max(1, min(self._flush_max, len(items) // 2))
             if len(items) == 1 and isinstance(error, DatabaseError):
