@@ -87,6 +87,20 @@ BUGS = (
         tests=_ERRORS,
     ),
     python(
+        "what cannot be settled for now comes back one by one",
+        "delayed",
+        "        at = math.ceil((now + delay_s) / TICK_S) * TICK_S\n",
+        "        at = now + delay_s\n",
+        tests=f"{_ERRORS} -k crowd",
+    ),
+    python(
+        "a flush that is refused as a whole is asked for to its last job",
+        "settler",
+        "        if flush.error is not None and flush.failures > flush.failures_max:\n",
+        "        if flush.error is not None and flush.failures > 10_000:\n",
+        tests=f"{_ERRORS} -k crowd",
+    ),
+    python(
         "maintenance that takes too long is tried again at once",
         "chores",
         "                delay_s = self._put_off(name, error)\n",
