@@ -451,7 +451,7 @@ CREATE TABLE IF NOT EXISTS finished_jobs (
     finished_at  timestamptz NOT NULL,
     run_at       timestamptz NOT NULL,
     created_at   timestamptz NOT NULL,
-    started_at   timestamptz,
+    started_at   timestamptz,                       -- when the last attempt was claimed
     failed_at    timestamptz,
     occurrence   timestamptz,
     batch_id     uuid,
@@ -474,6 +474,7 @@ CREATE TABLE IF NOT EXISTS finished_jobs (
     schedule     text,
     keep_until   timestamptz,                       -- finished_at + the queue's keep_s, as it was then; NULL: keep_days
     expires_at   timestamptz,
+    began_at     timestamptz,                       -- when its handler began, if it completed
     PRIMARY KEY (id, finished_at)
 ) PARTITION BY RANGE (finished_at);
 DO $$
@@ -483,6 +484,7 @@ BEGIN
     END IF;
 END $$;
 ALTER TABLE finished_jobs ADD COLUMN IF NOT EXISTS expires_at timestamptz;
+ALTER TABLE finished_jobs ADD COLUMN IF NOT EXISTS began_at timestamptz;
 CREATE TABLE IF NOT EXISTS finished_jobs_other PARTITION OF finished_jobs DEFAULT;
 CREATE INDEX IF NOT EXISTS finished_jobs_kept ON finished_jobs (keep_until) WHERE keep_until IS NOT NULL;
 -- Only here does retention go by rows: each other partition is dropped as a whole.
@@ -932,6 +934,8 @@ DROP FUNCTION IF EXISTS of_key(text, text, int, tid[], text[]);
 DROP FUNCTION IF EXISTS next_keys(text, text, int, timestamptz);
 DROP FUNCTION IF EXISTS due_keys(text, int, timestamptz);
 DROP FUNCTION IF EXISTS settle_completed(uuid[], int[], text[], text[], timestamptz[], int[], text, int, uuid);
+DROP FUNCTION IF EXISTS settle_completed(uuid[], int[], text[], text[], timestamptz[], int[], int, uuid);
+DROP FUNCTION IF EXISTS complete_own(uuid[], int[], text[], text[], timestamptz[], int[], int, uuid);
 DROP FUNCTION IF EXISTS settle_and_claim(uuid[], int[], text[], int, text, int, text[], int[], int[], float8[], uuid[], int, uuid);
 -- Takes up to p_limit due jobs of a queue for a worker, in order of priority (higher first), run_at, id.
 -- Each priority is its own range of the index, entered at its first row and left at the first that is
@@ -2121,13 +2125,13 @@ BEGIN
                  ORDER BY u.place);
 END $$;
 
--- Completed: moves the rows to finished_jobs (or only deletes them where the queue keeps nothing) and
--- inserts the next occurrence of recurring ones (p_schedules, p_next, p_revisions; see add_occurrences). Tells who waits
+-- Completed: moves the rows to finished_jobs (or only deletes them where the queue keeps nothing; p_began_ago_s: so many
+-- seconds ago the handler of each began) and inserts the next occurrence of recurring ones (p_schedules, p_next, p_revisions; see add_occurrences). Tells who waits
 -- for them, and batches (with payload and result only where a batch streams), frees keys, and wakes pools whose queue's
 -- limits have room again.
 CREATE OR REPLACE FUNCTION settle_completed(p_ids uuid[], p_attempts int[], p_results text[], p_schedules text[] DEFAULT NULL,
                                  p_next timestamptz[] DEFAULT NULL, p_revisions int[] DEFAULT NULL,
-                                 p_worker int DEFAULT NULL, p_token uuid DEFAULT NULL)
+                                 p_worker int DEFAULT NULL, p_token uuid DEFAULT NULL, p_began_ago_s real[] DEFAULT NULL)
 RETURNS uuid[]
 LANGUAGE plpgsql VOLATILE
 SET search_path = pgworkd, pg_catalog, pg_temp
@@ -2144,21 +2148,22 @@ DECLARE
 BEGIN
     WITH done AS (
         DELETE FROM jobs j
-        USING (SELECT * FROM unnest(p_ids, p_attempts, p_results) AS u (id, attempt, result) ORDER BY u.id) s
+        USING (SELECT * FROM unnest(p_ids, p_attempts, p_results, p_began_ago_s) AS u (id, attempt, result, began_ago_s) ORDER BY u.id) s
         WHERE j.id = ANY (p_ids) AND j.id = s.id AND j.attempts = s.attempt AND j.worker_id IS NOT NULL
           AND (p_worker IS NULL OR j.worker_id = p_worker AND NOT EXISTS (SELECT FROM workers w WHERE w.id = p_worker AND w.token <> p_token))
-        RETURNING j.*, s.result
+        RETURNING j.*, s.result, s.began_ago_s
     ), settings AS MATERIALIZED (  -- of their queues, of which there may be thousands
         SELECT q.name::text, q.keep_s, q.limited FROM queues q WHERE q.name = ANY (ARRAY(SELECT DISTINCT d.queue::text FROM done d))
     ), kept AS (
         INSERT INTO finished_jobs (id, finished_at, run_at, created_at, started_at, failed_at, occurrence, batch_id,
             status, priority, attempts, failures, max_attempts, worker_id, queue, kind, payload, result, meta,
-            error, errors, dedupe_key, serialize_key, limit_key, schedule, keep_until, expires_at)
+            error, errors, dedupe_key, serialize_key, limit_key, schedule, keep_until, expires_at, began_at)
         SELECT d.id, clock(), d.run_at, d.created_at, d.started_at, d.failed_at, d.occurrence, d.batch_id,
             'completed', d.priority, d.attempts, d.failures, d.max_attempts, d.worker_id, d.queue, d.kind, d.payload,
             d.result::jsonb, d.meta, d.error, d.errors, d.dedupe_key, d.serialize_key, d.limit_key, d.schedule,
             CASE WHEN (SELECT bool_or(q.keep_s > 0) FROM settings q)
-                 THEN (SELECT clock() + make_interval(secs => q.keep_s) FROM settings q WHERE q.name = d.queue) END, d.expires_at
+                 THEN (SELECT clock() + make_interval(secs => q.keep_s) FROM settings q WHERE q.name = d.queue) END, d.expires_at,
+            clock() - make_interval(secs => d.began_ago_s)
         FROM done d WHERE d.queue <> ALL (ARRAY(SELECT q.name FROM settings q WHERE q.keep_s = 0))
     )
     SELECT array_agg(d.id), array_agg(d.schedule) FILTER (WHERE d.schedule IS NOT NULL),
@@ -2196,11 +2201,11 @@ END $$;
 -- stays open until the server notices. So it locks the job's row, for which it waits, and nothing that claims or other settles
 -- need: what its tree, its dependents and its line are owed is put off, and done when it has committed.
 CREATE OR REPLACE FUNCTION complete_own(p_ids uuid[], p_attempts int[], p_results text[], p_schedules text[], p_next timestamptz[],
-                                        p_revisions int[], p_worker int, p_token uuid) RETURNS uuid[]
+                                        p_revisions int[], p_worker int, p_token uuid, p_began_ago_s real[] DEFAULT NULL) RETURNS uuid[]
 LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
 BEGIN
     PERFORM say_no_wait('on');
-    RETURN settle_completed(p_ids, p_attempts, p_results, p_schedules, p_next, p_revisions, p_worker, p_token);
+    RETURN settle_completed(p_ids, p_attempts, p_results, p_schedules, p_next, p_revisions, p_worker, p_token, p_began_ago_s);
 END $$;
 
 -- For whoever has ended jobs: those whose dedupe_until lies ahead leave a row that holds their key until then, so that
@@ -5127,7 +5132,7 @@ END $$;
 
 DO $$  -- as they were when a claim was called a start, and a discarded job dead; only here are rights on them lost
 BEGIN
-    IF EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = to_regclass('pgworkd.all_jobs') AND a.attname = 'started_at') THEN
+    IF EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = to_regclass('pgworkd.all_jobs') AND a.attname = 'started_at' AND a.attnum < 13) THEN
         DROP VIEW all_jobs;
     END IF;
     IF EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = to_regclass('pgworkd.job_progress') AND a.attname = 'started_at') THEN
@@ -5136,18 +5141,19 @@ BEGIN
 END $$;
 
 -- Every job there is, live or over, in the order people read. A dead one is `dead`; one that was discarded, by someone or by
--- its age, is `discarded`. `claimed_at`: when a worker took the last attempt; its handler starts when there is a slot for it.
+-- its age, is `discarded`. `claimed_at`: when a worker took the last attempt; its handler starts when there is a slot for it:
+-- `started_at`, of what has completed. Each entry of `errors` has `at`, when an attempt failed, and how long it `ran_s`.
 CREATE OR REPLACE VIEW all_jobs AS
 SELECT id, queue::text, coalesce(kind, queue)::text AS kind, status::text, payload::jsonb, NULL::jsonb AS result, priority,
        run_at::timestamptz, created_at::timestamptz, started_at::timestamptz AS claimed_at, failed_at::timestamptz, NULL::timestamptz AS finished_at, attempts, failures,
        max_attempts::int, error, errors::jsonb, worker_id, schedule::text, occurrence::timestamptz, dedupe_key::text, serialize_key::text,
-       batch_id, meta::jsonb, limit_key::text, expires_at::timestamptz
+       batch_id, meta::jsonb, limit_key::text, expires_at::timestamptz, NULL::timestamptz AS started_at
 FROM jobs WHERE status <> 'completed'
 UNION ALL
 SELECT id, queue, coalesce(kind, queue), CASE status WHEN 'dead' THEN 'discarded' ELSE status::text END, payload, result, priority,
        run_at, created_at, started_at, failed_at, finished_at, attempts, failures,
        max_attempts, error, errors, worker_id, schedule, occurrence, dedupe_key, serialize_key,
-       batch_id, meta, limit_key, expires_at
+       batch_id, meta, limit_key, expires_at, began_at
 FROM finished_jobs;
 
 -- The pools, as far as this server knows them: a standby does not have what is unlogged, and would refuse to look. It answers

@@ -92,6 +92,8 @@ class Job(NamedTuple):
     expires_at: datetime | None
     claimed_at: datetime | None
     """When a worker took the last attempt; its handler starts when there is a slot for it."""
+    started_at: datetime | None
+    """When its handler started; of a completed job."""
     failed_at: datetime | None
     finished_at: datetime | None
     attempts: int
@@ -238,7 +240,7 @@ FINISHED_JOBS = """SELECT id, queue, coalesce(kind, queue),
 MORE_FINISHED_JOBS = "SELECT EXISTS (SELECT FROM pgworkd.finished_jobs ORDER BY id DESC OFFSET $1 LIMIT 1)"
 ONE_JOB = """SELECT j.id, j.queue, j.kind, j.status::text, j.priority, extract(epoch FROM j.run_at)::float8,
         extract(epoch FROM j.created_at)::float8, extract(epoch FROM j.expires_at)::float8,
-        extract(epoch FROM j.claimed_at)::float8,
+        extract(epoch FROM j.claimed_at)::float8, extract(epoch FROM j.started_at)::float8,
         extract(epoch FROM j.failed_at)::float8, extract(epoch FROM j.finished_at)::float8,
         j.attempts, j.failures, j.max_attempts, j.worker_id,
         (SELECT w.name FROM pgworkd.workers w WHERE w.id = j.worker_id), j.schedule,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from uuid import UUID
 
 import anyio
@@ -142,3 +143,9 @@ class Holdings:
         """Asks every run to end."""
         for held in self:
             held.stop(reason)
+
+
+def began_ago_s(attempts: Sequence[Held]) -> list[float | None]:
+    """So many seconds ago the handler of each was called; None: it was not."""
+    now = time.monotonic()
+    return [None if held.started is None else now - held.started for held in attempts]

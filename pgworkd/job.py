@@ -142,7 +142,7 @@ class Outcome(NamedTuple):
     message: str | None = None
     """The job's new `error`, one line; None leaves it as it is."""
     error: Mapping[str, Any] | None = None
-    """Of a failure: the entry for the job's history (type, message, traceback, worker)."""
+    """Of a failure: the entry for the job's history (type, message, traceback, worker, how long it ran)."""
     reason: str = ""
     """Why it was released or cancelled, for the log."""
 

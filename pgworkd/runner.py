@@ -39,7 +39,7 @@ from .errors import (
 )
 from .events import Events
 from .failure import ErrorFacts, describe_error
-from .held import Held
+from .held import Held, began_ago_s
 from .job import NOT_IN_THREADS, Ending, Job, Outcome, Reason, stopped
 from .payload import decode, encode_result
 from .processes import ChildDied, Processes
@@ -121,7 +121,7 @@ class Runner:
             scope.deadline = math.inf
         if scope.asked:
             scope.over()
-        return _SETTLED if held.settled else outcome
+        return _SETTLED if held.settled else _timed(outcome, held.ended - held.started)
 
     def _came_out(self, error: BaseException, held: Held, handler: Handler, *, told: bool) -> Outcome:
         """The outcome of a run that ended by an exception; `told`: after it was asked to end."""
@@ -264,7 +264,7 @@ class Runner:
                 yield connection
                 result = None if job.result is None else encode_result(job.result)
                 following = self._planner.following(held)
-                ended = (job.id, job.attempt, result, following, held.worker_id)
+                ended = (job.id, job.attempt, result, following, held.worker_id, began_ago_s([held])[0])
                 if not await self._store.complete_on(connection, *ended):
                     raise LeaseLost(f"attempt {job.attempt} of job {job.id} is no longer ours; nothing was written")
         except OutcomeUnknown:
@@ -289,6 +289,10 @@ _CHILD_FIELDS = (
 
 def _note(held: Held, done: float, message: str) -> None:
     held.progress = (done, message)
+
+
+def _timed(outcome: Outcome, ran_s: float) -> Outcome:
+    return outcome if outcome.error is None else outcome._replace(error={**outcome.error, "ran_s": round(ran_s, 6)})
 
 
 def _is_done(held: Held) -> bool:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-COMPLETED = "SELECT pgworkd.settle_completed($1, $2, $3, $4, $5, $6, $7, $8)"
-COMPLETED_BY_HANDLER = "SELECT pgworkd.complete_own($1, $2, $3, $4, $5, $6, $7, $8)"
+COMPLETED = "SELECT pgworkd.settle_completed($1, $2, $3, $4, $5, $6, $7, $8, $9)"
+COMPLETED_BY_HANDLER = "SELECT pgworkd.complete_own($1, $2, $3, $4, $5, $6, $7, $8, $9)"
 FAILED = "SELECT id, status FROM pgworkd.settle_failed($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)"
 RELEASED = "SELECT pgworkd.settle_released($1, $2, $3, $4, $5, $6)"
 ENDED = "SELECT pgworkd.settle_ended($1, $2, $3, $4, $5, $6)"

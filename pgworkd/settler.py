@@ -23,7 +23,7 @@ from .delayed import Delayed, Item, is_least, lesser, size_of
 from .errors import DatabaseBusy, DatabaseError, DatabaseUnavailable, OutcomeUnknown, PgworkdError
 from .events import Events
 from .flushes import FLUSH_BYTES, FLUSH_MAX, Flushes
-from .held import Held, Holdings
+from .held import Held, Holdings, began_ago_s
 from .job import Ending, Outcome
 from .outage import Outage
 from .registration import token_of
@@ -195,8 +195,7 @@ class Settler:
     async def _settle(self, ending: Ending, items: Sequence[Item], flush: _Flush) -> None:
         """Settles items of one ending: all of them, or each half, or delays what is left when too much has failed."""
         if flush.error is not None and flush.failures > flush.failures_max:
-            self._delay(items, flush.error)
-            return
+            return self._delay(items, flush.error)
         try:
             statuses, locked = await self._ask(ending, items)
         except PgworkdError as error:
@@ -300,7 +299,8 @@ class Settler:
     async def _complete(self, items: Sequence[Item]) -> Statuses:
         ids, attempts = _keys(items)
         results, following = [o.result for _, o in items], self._following(items)
-        won = await self._store.settle_completed(ids, attempts, results, following, _worker(items), **self._how)
+        began = began_ago_s([held for held, _ in items])
+        won = await self._store.settle_completed(ids, attempts, results, following, _worker(items), began, **self._how)
         return "completed" if len(won) == len(items) else dict.fromkeys(won, "completed")
 
     async def _fail(self, items: Sequence[Item]) -> Statuses:

@@ -160,12 +160,13 @@ class Store(ScheduleStore):
         results: Sequence[str | None],
         following: Sequence[Occurrence] = (),
         worker_id: int | None = None,
+        began_ago_s: Sequence[float | None] | None = None,
         *,
         skip_locked: bool = False,
     ) -> list[UUID]:
-        """Moves jobs to the history with their results (JSON text)."""
+        """Moves jobs to the history with their results (JSON text), and when their handlers began (None: unknown)."""
         names, at, revisions = columns(following) if following else (None, None, None)
-        args = (ids, attempts, results if any(results) else None, names, at, revisions, *_fence(worker_id))
+        args = (ids, attempts, results if any(results) else None, names, at, revisions, *_fence(worker_id), began_ago_s)
         sql = settle_sql.SKIPPING[settle_sql.COMPLETED] if skip_locked else settle_sql.COMPLETED
         won: list[UUID] = await self._settles.value(sql, *args)
         return won
@@ -178,10 +179,11 @@ class Store(ScheduleStore):
         result: str | None,
         following: Occurrence | None,
         worker_id: int | None = None,
+        began_ago_s: float | None = None,
     ) -> bool:
         """Completes a job on a handler's own connection, inside its transaction; False if it is not ours any more."""
         names, at, revisions = columns([following]) if following else (None, None, None)
-        args = ([job_id], [attempt], [result], names, at, revisions, *_fence(worker_id))
+        args = ([job_id], [attempt], [result], names, at, revisions, *_fence(worker_id), [began_ago_s])
         return bool(await connection.fetchval(settle_sql.COMPLETED_BY_HANDLER, *args))
 
     async def settle_failed(

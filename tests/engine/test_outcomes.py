@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
+from datetime import timedelta
 from typing import Any
 
 import anyio
@@ -13,6 +14,8 @@ import asyncpg
 import pytest
 
 from pgworkd.app import App
+from pgworkd.errors import PermanentError
+from pgworkd.job import Job
 from tests.engine.outcome_kit import cancel_this_task, dead_end
 from tests.kit import insert, running, until, waits_for_status
 
@@ -185,3 +188,38 @@ async def test_the_loop_stays_quick_while_the_history_of_an_error_is_written(
 
     row = await dead_end(dsn, db, handle)
     assert row["error"].startswith("ValueError: yyy")
+
+
+async def test_the_history_tells_when_a_job_was_claimed_and_when_its_handler_began(
+    dsn: str, db: asyncpg.Connection[Any]
+) -> None:
+    """Two jobs are claimed together for one slot; one ends by a return, one by its own transaction, one fails."""
+    app, began = App(), dict[str, float]()
+
+    @app.handler("q", concurrency=1)
+    async def handle(payload: dict[str, Any], job: Job) -> None:
+        began[payload["end"]] = time.monotonic()
+        await anyio.sleep(0.2)
+        if payload["end"] == "raise":
+            raise PermanentError("no use")
+        if payload["end"] == "commit":
+            async with job.transaction():
+                pass
+
+    payloads = [{"end": "raise"}, {"end": "return"}, {"end": "commit"}]
+    insert_all = "INSERT INTO pgworkd.jobs (queue, payload) SELECT 'q', unnest($1::text[])::jsonb"
+    await db.execute(insert_all, [json.dumps(payload) for payload in payloads])
+    async with running(app, dsn):
+        await until(lambda: db.fetchval("SELECT count(*) = 2 FROM pgworkd.finished_jobs"))
+        await until(lambda: db.fetchval("SELECT status = 'dead' FROM pgworkd.jobs"))
+    rows = await db.fetch(
+        "SELECT payload ->> 'end' AS ended, claimed_at, started_at, finished_at, errors FROM pgworkd.all_jobs"
+    )
+    by_end = {row["ended"]: row for row in rows}
+    for end in ("return", "commit"):
+        row = by_end[end]
+        assert row["claimed_at"] <= row["started_at"] <= row["finished_at"] - timedelta(seconds=0.19)
+    between_s = (by_end["commit"]["started_at"] - by_end["return"]["started_at"]).total_seconds()
+    assert between_s == pytest.approx(began["commit"] - began["return"], abs=0.1)
+    assert 0.19 < json.loads(by_end["raise"]["errors"])[-1]["ran_s"] < 5
+    assert by_end["raise"]["started_at"] is None

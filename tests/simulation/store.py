@@ -239,9 +239,7 @@ class SimulatedStore:
         self,
         ids: Sequence[UUID],
         attempts: Sequence[int],
-        _: Sequence[str | None],
-        following: Sequence[Occurrence] = (),
-        worker_id: int | None = None,
+        *_: object,
         **_skip: bool,
     ) -> list[UUID]:
         return await self._settle("completed", len(ids), lambda: self._table.completed(ids, attempts))

@@ -80,7 +80,7 @@ FUNCTIONS = {
     "set_pool(integer, text, integer, boolean, integer, text, uuid)": "void",
     "set_queue(text, jsonb)": "void",
     "settle_completed(uuid[], integer[], text[], text[], timestamp with time zone[], integer[],"
-    " integer, uuid)": "uuid[]",
+    " integer, uuid, real[])": "uuid[]",
     "settle_ended(uuid[], integer[], text[], text[], integer, uuid)": "uuid[]",
     "settle_failed(uuid[], integer[], double precision[], boolean[], text[], text[], text[],"
     " timestamp with time zone[], integer[], integer, uuid)": "TABLE(id uuid, status text)",
@@ -93,7 +93,7 @@ FUNCTIONS = {
 VIEWS = {
     "all_jobs": "id queue kind status payload result priority run_at created_at claimed_at failed_at finished_at"
     " attempts failures max_attempts error errors worker_id schedule occurrence dedupe_key serialize_key batch_id meta"
-    " limit_key expires_at",
+    " limit_key expires_at started_at",
     "batch_progress": "id root_id parent_id name depth queue kind state total done completed dead cancelled"
     " max_failures stream final dedupe_key created_at sealed_at cancelled_at finished_at tree_finished_at"
     " dedupe_until",

@@ -168,9 +168,19 @@ async def test_completed_leaves_a_complete_row_in_the_history(db: Db) -> None:
         "finished_at": at(5),
         "result": '{"r": [1, 2]}',
         "keep_until": None,
+        "began_at": None,
     }
     assert (row["attempts"], row["failures"], row["started_at"], row["worker_id"]) == (2, 1, at(3), worker_id)
     assert len(json.loads(row["errors"])) == 1
+
+
+async def test_the_history_tells_when_handlers_began(db: Db) -> None:
+    ids = await insert_running(db, 3)
+    await clock(9, db)
+    sql = "SELECT pgworkd.settle_completed($1, '{1,1,1}', NULL, p_began_ago_s => '{2,NULL,0.5}')"
+    assert sorted(await db.fetchval(sql, ids)) == sorted(ids)
+    began = [await db.fetchval("SELECT started_at FROM pgworkd.all_jobs WHERE id = $1", each) for each in ids]
+    assert began == [at(7), None, at(8.5)]
 
 
 async def test_a_result_may_be_any_json_or_missing(db: Db) -> None:
