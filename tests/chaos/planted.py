@@ -28,11 +28,11 @@ _VERDICT = re.compile(r" *[\d,]+ +(?P<violations>[\d,]+)  (?P<check>.+)")  # of 
 
 
 _FENCE = "WHERE j.id = ANY (p_ids) AND j.id = s.id AND j.attempts = s.attempt AND j.worker_id IS NOT NULL\n"
-_OF_COMPLETED = (
+_OF_THE_WORKER = (
     "          AND (p_worker IS NULL OR j.worker_id = p_worker"
     " AND NOT EXISTS (SELECT FROM workers w WHERE w.id = p_worker AND w.token <> p_token))\n"
-    "        RETURNING j.*, s.result"
 )
+_OF_COMPLETED = "        RETURNING j.*, s.result"
 BUGS = (
     *SIZES,
     *WINDOW,
@@ -43,20 +43,20 @@ BUGS = (
     *LOCKS,
     sql(
         "no fence",
-        _FENCE + _OF_COMPLETED,
+        _FENCE + _OF_THE_WORKER + _OF_COMPLETED,
         "WHERE j.id = ANY (p_ids) AND j.id = s.id AND j.worker_id IS NOT NULL\n" + _OF_COMPLETED,
         kinds="freeze_long",
     ),
     sql(
         "fence by worker: any with a lease will do",
-        _FENCE + _OF_COMPLETED,
+        _FENCE + _OF_THE_WORKER + _OF_COMPLETED,
         "WHERE j.id = ANY (p_ids) AND j.id = s.id AND EXISTS (SELECT FROM workers w WHERE w.id = j.worker_id"
         " AND w.lost_at IS NULL)\n" + _OF_COMPLETED,
         kinds="freeze_long",
     ),
     sql(
         "settle without a look at the status",
-        _FENCE + _OF_COMPLETED,
+        _FENCE + _OF_THE_WORKER + _OF_COMPLETED,
         "WHERE j.id = ANY (p_ids) AND j.id = s.id AND j.attempts = s.attempt\n" + _OF_COMPLETED,
         kinds="freeze_long",
     ),
