@@ -1288,10 +1288,10 @@ DROP FUNCTION IF EXISTS by_turn(queues, int, tid[], tid[], timestamptz);
 -- True while nothing may be waited for, nor a lock be held that others wait for: in a settle that skips what is locked, in
 -- maintenance, and in verbs that an application may call in a transaction that lasts. What cannot be done then is put off.
 CREATE OR REPLACE FUNCTION no_wait() RETURNS boolean LANGUAGE sql STABLE
-    RETURN coalesce(current_setting('pgworkd.no_wait', true), '') <> '';
+    RETURN coalesce(current_setting('pgworkd.no_wait', true), '') NOT IN ('', 'frees');
 
 -- Says so from now on, to the end of the transaction or until the answer, what held before, is given here. 'apply': by
--- apply_effects() itself.
+-- apply_effects() itself; 'frees': by it, too, once it has locked the queues, so that it may wait for what they guard.
 CREATE OR REPLACE FUNCTION say_no_wait(p_say text) RETURNS text LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp AS $$
 DECLARE
     v_was text := coalesce(current_setting('pgworkd.no_wait', true), '');
@@ -1311,7 +1311,7 @@ BEGIN
     SELECT NULL, NULL, u.id, p_completed, NULL, NULL FROM unnest(p_jobs) AS u (id)
     UNION ALL
     SELECT NULL, NULL, NULL, NULL, k.queue, k.key FROM (SELECT DISTINCT u.queue, u.key FROM unnest(p_queues, p_keys) AS u (queue, key)) k;
-    IF FOUND AND current_setting('pgworkd.no_wait', true) IS DISTINCT FROM 'apply' THEN
+    IF FOUND AND coalesce(current_setting('pgworkd.no_wait', true), '') NOT IN ('apply', 'frees') THEN
         PERFORM pg_notify('pgworkd', '{"effects": true}');
     END IF;
 END $$;
@@ -2075,26 +2075,42 @@ END $$;
 
 -- Puts the first of those who wait for each of these keys back in the claim's way, unless someone holds the key.
 -- For whoever has freed keys, or taken a job out of a line. p_queues and p_keys are parallel. Locks the queues, in
--- order, then one blocked job per key with SKIP LOCKED. Who may not wait locks no queue; whom a claim parks in this very
--- moment apply_effects() finds.
+-- order, then one blocked job per key with SKIP LOCKED: where the first is locked, no other goes before it, and the key is left
+-- to apply_effects(). Who may not wait locks no queue; whom a claim parks in this very moment apply_effects() finds.
 -- (Who holds a key is asked once for each, inside: as a join it would read all holders there are.)
 CREATE OR REPLACE FUNCTION promote(p_queues text[], p_keys text[]) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pgworkd, pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    v_queues text[];
+    v_keys   text[];
 BEGIN
     PERFORM lock_queues(p_queues);
     IF no_wait() THEN
         PERFORM put_off(NULL, p_queues => p_queues, p_keys => p_keys);
     END IF;
-    UPDATE jobs j SET status = 'pending', promoted = clock_after_waiting()  -- for the queue: see pick()
-    WHERE j.ctid = ANY (ARRAY(
-        SELECT (SELECT b.ctid FROM jobs b
+    WITH first AS MATERIALIZED (
+        SELECT k.queue, k.key,
+               (SELECT b.ctid FROM jobs b
                 WHERE b.queue = k.queue AND b.serialize_key = k.key AND b.status = 'blocked' AND b.waiting_on = 0
                   AND in_time(b, clock())
                   AND NOT EXISTS (SELECT FROM jobs h WHERE h.queue = k.queue AND h.serialize_key = k.key
                                   AND (h.status = 'running' OR h.status = 'failed' AND NOT h.yields))
-                ORDER BY b.run_at, b.id LIMIT 1 FOR UPDATE OF b SKIP LOCKED)
-        FROM (SELECT DISTINCT u.queue, u.key FROM unnest(p_queues, p_keys) AS u (queue, key)) k));
+                ORDER BY b.run_at, b.id LIMIT 1) AS row
+        FROM (SELECT DISTINCT u.queue, u.key FROM unnest(p_queues, p_keys) AS u (queue, key)) k
+    ), ours AS MATERIALIZED (
+        SELECT b.ctid AS row FROM jobs b
+        WHERE b.ctid = ANY (ARRAY(SELECT f.row FROM first f)) AND b.status = 'blocked' AND b.waiting_on = 0
+        FOR UPDATE SKIP LOCKED
+    ), moved AS (
+        UPDATE jobs j SET status = 'pending', promoted = clock_after_waiting()  -- for the queue: see pick()
+        WHERE j.ctid = ANY (ARRAY(SELECT o.row FROM ours o))
+    )
+    SELECT array_agg(f.queue), array_agg(f.key) INTO v_queues, v_keys
+    FROM first f WHERE f.row IS NOT NULL AND f.row <> ALL (ARRAY(SELECT o.row FROM ours o));
+    IF v_keys IS NOT NULL AND NOT no_wait() THEN
+        PERFORM put_off(NULL, p_queues => v_queues, p_keys => v_keys);
+    END IF;
     PERFORM wake(p_queues);
 END $$;
 
@@ -2393,7 +2409,7 @@ END $$;
 -- Moves rows, which the caller has locked, to finished_jobs under a final status; p_message, where not NULL,
 -- becomes their error. A queue that keeps nothing loses them. Answers how many there were. Tells who waits for them, and
 -- their batches (p_mop: see batch_ended), frees their keys, except those that are kept longer (see keep_keys). The chains
--- of schedules among them are left to ensure_schedules.
+-- of schedules among them are left to daemons, which are told to look (see ensure_schedules).
 CREATE OR REPLACE FUNCTION bury(p_ids uuid[], p_status text, p_message text, p_mop boolean DEFAULT true) RETURNS int
 LANGUAGE plpgsql VOLATILE
 SET search_path = pgworkd, pg_catalog, pg_temp SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $$
@@ -2404,6 +2420,7 @@ DECLARE
     v_wake    text[];
     v_kept_keys jsonb;
     v_batched ended_job[];
+    v_chain   boolean;
 BEGIN
     IF coalesce(cardinality(p_ids), 0) = 0 THEN
         RETURN 0;  -- without even looking at finished_jobs, which someone may have locked
@@ -2430,8 +2447,12 @@ BEGIN
            jsonb_agg(to_jsonb(ROW(g.id, g.queue, g.dedupe_key, g.dedupe_until)))
                FILTER (WHERE g.dedupe_until IS NOT NULL AND g.status <> 'dead'),  -- the dead hold no key
            array_agg(ROW(g.batch_id, p_status, g.status = 'dead', NULL, NULL, NULL, NULL, NULL)::ended_job)
-               FILTER (WHERE g.batch_id IS NOT NULL AND (g.status <> 'dead' OR p_status <> 'dead'))
-    INTO v_gone, v_queues, v_keys, v_wake, v_kept_keys, v_batched FROM gone g;
+               FILTER (WHERE g.batch_id IS NOT NULL AND (g.status <> 'dead' OR p_status <> 'dead')),
+           bool_or(g.schedule IS NOT NULL AND g.status <> 'dead')
+    INTO v_gone, v_queues, v_keys, v_wake, v_kept_keys, v_batched, v_chain FROM gone g;
+    IF v_chain THEN
+        PERFORM pg_notify('pgworkd', '{"schedules": true}');
+    END IF;
     IF is_awaited(v_gone) THEN
         PERFORM pass_on(v_gone, false);
     END IF;
@@ -2860,6 +2881,9 @@ BEGIN
                   b.lost_worker_id, b.lost_worker, b.message
     )
     SELECT jsonb_agg(to_jsonb(t)) INTO v_taken FROM taken AS t (id, queue, kind, attempt, status, worker_id, worker, error);
+    IF EXISTS (SELECT FROM jobs j WHERE j.id = ANY (p_ids) AND j.status = 'dead' AND j.schedule IS NOT NULL) THEN
+        PERFORM pg_notify('pgworkd', '{"schedules": true}');
+    END IF;
     IF EXISTS (SELECT FROM jobs j WHERE j.id = ANY (p_ids) AND j.batch_id IS NOT NULL
                AND (j.status = 'dead' OR j.cancel_requested_at IS NOT NULL)) THEN
         PERFORM lock_trees_of(p_ids);
@@ -4720,8 +4744,9 @@ BEGIN
         WHERE p.queue = ANY (v_queues)
           AND NOT EXISTS (SELECT FROM refused_rows r WHERE r.what = 'apply_effects' AND r.key = p.id::text AND r.until > clock())
         ORDER BY p.id LIMIT p_limit);
-    PERFORM say_no_wait('');  -- the queues are locked
+    PERFORM say_no_wait('frees');  -- the queues are locked
     PERFORM in_parts('apply_effects', v_rows::text[], 'apply frees');
+    PERFORM say_no_wait('');
     RETURN (SELECT count(*) FROM (SELECT FROM pending_effects LIMIT 10000) x) * CASE WHEN v_more THEN -1 ELSE 1 END;
 END $$;
 

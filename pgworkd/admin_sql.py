@@ -105,6 +105,7 @@ class Job(NamedTuple):
     occurrence: datetime | None
     dedupe_key: str | None
     serialize_key: str | None
+    limit_key: str | None
     batch_id: UUID | None
     waits: str | None
     """Of a blocked job: for what."""
@@ -244,7 +245,7 @@ ONE_JOB = """SELECT j.id, j.queue, j.kind, j.status::text, j.priority, extract(e
         extract(epoch FROM j.failed_at)::float8, extract(epoch FROM j.finished_at)::float8,
         j.attempts, j.failures, j.max_attempts, j.worker_id,
         (SELECT w.name FROM pgworkd.workers w WHERE w.id = j.worker_id), j.schedule,
-        extract(epoch FROM j.occurrence)::float8, j.dedupe_key, j.serialize_key, j.batch_id,
+        extract(epoch FROM j.occurrence)::float8, j.dedupe_key, j.serialize_key, j.limit_key, j.batch_id,
         (SELECT b.reason FROM pgworkd.blocked_jobs b WHERE b.id = j.id), p.done::float8, nullif(p.message, ''), j.error,
         j.payload::text, j.result::text, j.meta::text, j.errors::text
     FROM pgworkd.all_jobs j LEFT JOIN pgworkd.job_progress p ON p.id = j.id WHERE j.id = $1"""

@@ -85,10 +85,11 @@ def _behind(health: Health) -> list[Finding]:
         Finding(
             "bad",
             "dependencies",
-            f"{counted(waiting, 'job')} waiting for the dead job {dead} (see pgworkd job {example})",
-            f"pgworkd retry {dead}, or pgworkd undepend ID for those that may run without it",
+            f"{counted(waiting, 'job')} waiting for the {status} job {job} (see pgworkd job {example})",
+            (f"pgworkd retry {job}, or " if status == "dead" else "")
+            + "pgworkd undepend ID for those that may run without it, pgworkd cancel ID for the others",
         )
-        for dead, waiting, example in health.behind
+        for job, waiting, example, status in health.behind
     ]
 
 

@@ -60,11 +60,13 @@ class BrokenSchedule(NamedTuple):
 
 
 class Behind(NamedTuple):
-    """A dead job, and how many jobs wait for it to complete."""
+    """A job that will not complete by itself, what it is, and how many jobs wait for it."""
 
-    dead: str
+    job: str
     waiting: int
     example: str
+    status: str
+    """dead, or, so that nobody can retry it, cancelled, expired or discarded."""
 
 
 # The leaps go by min(), which an index answers with its first entry; the walks down the priorities likewise.
@@ -137,12 +139,18 @@ UNKNOWN_KINDS = """SELECT q.queue, r.kind, count(*)::int FROM unnest($1::text[])
     GROUP BY 1, 2 ORDER BY 3 DESC, 1, 2 LIMIT 10"""
 SCHEDULES = """SELECT name::text, error FROM pgworkd.schedules WHERE enabled AND error IS NOT NULL
     ORDER BY name LIMIT 10"""
-BEHIND = """SELECT d.depends_on::text, count(*)::int, min(d.job_id::text) FROM (
-        SELECT w.depends_on, w.job_id
-        FROM (SELECT j.id FROM pgworkd.jobs j WHERE j.status = 'dead' LIMIT $1) x
-        JOIN pgworkd.job_dependencies w ON w.depends_on = x.id
-        WHERE w.unless = 'wait' LIMIT $1) d
-    GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT 10"""
+BEHIND = """SELECT d.depends_on::text, count(*)::int, min(d.job_id::text), pgworkd.became(d.depends_on) FROM (
+        (SELECT w.depends_on, w.job_id
+         FROM (SELECT j.id FROM pgworkd.jobs j WHERE j.status = 'dead' LIMIT $1) x
+         JOIN pgworkd.job_dependencies w ON w.depends_on = x.id
+         WHERE w.unless = 'wait' LIMIT $1)
+        UNION ALL
+        (SELECT w.depends_on, w.job_id
+         FROM (SELECT i.depends_on, i.job_id FROM pgworkd.job_dependencies i WHERE i.unless = 'wait' LIMIT $1) w
+         WHERE NOT EXISTS (SELECT FROM pgworkd.jobs j WHERE j.id = w.depends_on AND j.status <> 'completed')
+           AND pgworkd.became(w.depends_on) IN ('cancelled', 'expired', 'discarded'))) d
+    WHERE EXISTS (SELECT FROM pgworkd.jobs j WHERE j.id = d.job_id AND j.status = 'blocked')
+    GROUP BY d.depends_on ORDER BY 2 DESC, 1 LIMIT 10"""
 
 
 EFFECTS = """SELECT (SELECT count(*)::int FROM (SELECT FROM pgworkd.pending_effects LIMIT $1) x),

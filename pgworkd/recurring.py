@@ -152,4 +152,6 @@ class Recurring:
 def _next(recurrence: Recurrence, row: ScheduleRow) -> datetime:
     if row.last_occurrence is None:
         return recurrence.next_after(row.at)
-    return recurrence.follow(row.last_occurrence, row.at)
+    # What came due while the chain was broken, by a loss or by someone, is late, not missed: missed_since() says.
+    grace = timedelta(seconds=row.missed_grace_s if recurrence.missed == "skip" else 0)
+    return recurrence.follow(row.last_occurrence, row.at - grace)

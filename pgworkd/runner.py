@@ -216,8 +216,6 @@ class Runner:
     def _raised(self, error: BaseException, held: Held, handler: Handler) -> Outcome:
         if isinstance(error, Snooze):
             return Outcome(Ending.RELEASED, delay_s=error.delay_s, reason="snoozed")
-        if isinstance(error, LeaseLost):
-            return Outcome(Ending.RELEASED, reason="another worker has taken over")
         if isinstance(error, RetryAfter):
             return self._failed(error, held, handler, delay_s=error.delay_s)
         return self._failed(error, held, handler, permanent=isinstance(error, PermanentError))
@@ -262,6 +260,8 @@ class Runner:
         try:
             async with self._store.transactions.begin(held.committing, held.untimed) as connection:
                 yield connection
+                if not connection.is_in_transaction():
+                    raise UsageError(f"job {job.id}: COMMIT or ROLLBACK inside job.transaction(), whose end does that")
                 result = None if job.result is None else encode_result(job.result)
                 following = self._planner.following(held)
                 ended = (job.id, job.attempt, result, following, held.worker_id, began_ago_s([held])[0])

@@ -9,8 +9,9 @@ from uuid import UUID
 
 from .link import Link
 
-_SCHEDULES = """SELECT name, cron, every_s, timezone, missed, revision, last_occurrence, at, broken
-    FROM pgworkd.ensure_schedules()"""
+_SCHEDULES = """SELECT e.name, e.cron, e.every_s, e.timezone, e.missed, e.revision, e.last_occurrence, e.at, e.broken,
+        s.missed_grace_s
+    FROM pgworkd.ensure_schedules() e JOIN pgworkd.schedules s ON s.name = e.name"""
 
 
 class ScheduleRow(NamedTuple):
@@ -25,6 +26,7 @@ class ScheduleRow(NamedTuple):
     last_occurrence: datetime | None
     at: datetime
     broken: bool
+    missed_grace_s: float = 60.0
 
 
 class Occurrence(NamedTuple):

@@ -123,7 +123,7 @@ BUGS = (
         "rescue without the outage guard",
         "      AND w.steady_since <= v_now - make_interval(secs => w.lease_s)\n",
         "",
-        kinds="lock_workers",
+        tests="tests/sql/test_rescue_guard.py",
     ),
     sql(
         "rescue before the lease has run out",
@@ -212,7 +212,7 @@ BUGS = (
         "losses are not counted",
         "            losses = least(j.losses, 2147483646) + 1, failed_at",
         "            failed_at",
-        kinds="kill",
+        tests="tests/sql/test_rescue.py",
     ),
 )
 

@@ -100,6 +100,12 @@ BUGS = (
         "        if flush.error is not None and flush.failures > 10_000:\n",
         tests=f"{_ERRORS} -k crowd",
     ),
+    sql(
+        "who is next but one goes first where the next is locked",
+        "                ORDER BY b.run_at, b.id LIMIT 1) AS row\n",
+        "                ORDER BY b.run_at, b.id LIMIT 1 FOR UPDATE OF b SKIP LOCKED) AS row\n",
+        tests="tests/sql/test_serialize_locked.py",
+    ),
     python(
         "maintenance that takes too long is tried again at once",
         "chores",

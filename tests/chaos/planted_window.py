@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.chaos.bug import Bug, python
+from tests.chaos.bug import Bug, python, sql
 from tests.planting import Planted
 
 BUGS = (
@@ -85,6 +85,27 @@ BUGS = (
             "SELECT id, queue, coalesce(kind, queue), status::text,",
         ),
         tests="tests/engine/test_cli_acts.py",
+    ),
+    sql(
+        "a chain whose occurrence was lost is restored some time",
+        "AND j.status = 'dead' AND j.schedule IS NOT NULL) THEN",
+        "AND j.status = 'dead' AND false) THEN",
+        tests="tests/engine/test_schedule_chains.py",
+    ),
+    python(
+        "what came due while a chain was broken is skipped",
+        "recurring",
+        "row.at - grace)",
+        "row.at)",
+        tests="tests/engine/test_schedule_chains.py",
+    ),
+    python(
+        "whoever raises LeaseLost runs again for ever",
+        "runner",
+        "        if isinstance(error, RetryAfter):\n",
+        "        if isinstance(error, LeaseLost):\n            return Outcome(Ending.RELEASED)\n"
+        "        if isinstance(error, RetryAfter):\n",
+        tests="tests/engine/test_transactions.py",
     ),
     Bug(
         Planted(

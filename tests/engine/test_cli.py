@@ -272,6 +272,7 @@ def test_a_job_is_shown_whole_with_its_error_history(shell: Shell) -> None:
     assert "attempt 3 at 2026-01-01 worker w\n  ValueError: no\\x1b[31m\n" in shown
     whole = json.loads(shell("job", job_id, "--json").stdout)
     assert whole["payload"] == {"deep": {"n": [1, 2]}}
+    assert whole["limit_key"] is None
     assert whole["errors"][0]["message"] == "no\x1b[31m"
     assert "no job has the id" in shell.refused("job", NOBODY, code=1)
 

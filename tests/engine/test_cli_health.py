@@ -91,6 +91,22 @@ def test_jobs_behind_a_dead_one(shell: Shell) -> None:
     assert "dependencies" not in found(shell, code=0)
 
 
+@pytest.mark.parametrize("status", ["cancelled", "discarded"])
+def test_jobs_behind_one_that_nobody_can_retry(shell: Shell, status: str) -> None:
+    first = shell.sql("INSERT INTO pgworkd.jobs (queue, run_at) VALUES ('q', now() + interval '1 h') RETURNING id")
+    with shell.db.transaction():
+        waiting = shell.sql("INSERT INTO pgworkd.jobs (queue) VALUES ('q') RETURNING id")
+        shell.sql("SELECT pgworkd.depend(%s, ARRAY[%s]::uuid[], 'wait')", waiting, first)
+    if status == "discarded":
+        shell.sql("UPDATE pgworkd.jobs SET status = 'dead' WHERE id = %s", first)
+    shell("cancel" if status == "cancelled" else "discard", str(first))
+    finding, remedy = found(shell)["dependencies"]
+    assert finding == f"1 job waiting for the {status} job {first} (see pgworkd job {waiting})"
+    assert remedy.startswith("pgworkd undepend ID")
+    shell("cancel", str(waiting))
+    assert "dependencies" not in found(shell, code=0)
+
+
 async def test_a_kind_without_a_handler_is_found_beside_the_daemon_that_gave_it_back(
     dsn: str, db: Any, shell: Shell
 ) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from pgworkd import events
 from pgworkd.app import App
-from pgworkd.errors import UsageError
+from pgworkd.errors import LeaseLost, UsageError
 from pgworkd.job import Job
 from pgworkd.link import LinkOptions
 from tests.engine.test_cancel import cancel
@@ -201,3 +201,42 @@ async def test_a_job_that_no_daemon_runs_has_no_transaction() -> None:
     with pytest.raises(UsageError, match="async def"):
         async with job.transaction():
             pass
+
+
+@pytest.mark.parametrize("command", ["COMMIT", "ROLLBACK"])
+async def test_a_transaction_that_its_handler_has_ended_itself_completes_nothing(
+    dsn: str, notes: asyncpg.Connection[Any], command: str
+) -> None:
+    app = App()
+
+    @app.handler("q", max_attempts=1)
+    async def handle(job: Job) -> None:
+        async with job.transaction() as connection:
+            await connection.execute("INSERT INTO notes VALUES (1)")
+            await connection.execute(command)
+
+    async with running(app, dsn):
+        job_id = await insert(notes, "q")
+        await until(waits_for_status(notes, job_id, "dead"))
+    assert "COMMIT or ROLLBACK" in await notes.fetchval("SELECT error FROM pgworkd.jobs")
+
+
+@pytest.mark.parametrize("deletes", [False, True])
+async def test_a_lease_that_only_the_handler_has_given_up_is_a_failure(
+    dsn: str, notes: asyncpg.Connection[Any], deletes: bool
+) -> None:
+    """It raises LeaseLost, or deletes its own row and makes us raise it, which undoes the deletion."""
+    app, runs = App(), list[int]()
+
+    @app.handler("q", max_attempts=1)
+    async def handle(job: Job) -> None:
+        runs.append(job.attempt)
+        async with job.transaction() as connection:
+            if not deletes:
+                raise LeaseLost("says the handler")
+            await connection.execute("DELETE FROM pgworkd.jobs WHERE id = $1", job.id)
+
+    async with running(app, dsn):
+        job_id = await insert(notes, "q")
+        await until(waits_for_status(notes, job_id, "dead"))
+    assert runs == [1]

@@ -151,6 +151,8 @@ ACTS = (
     Act("delete a running job", "DELETE FROM pgworkd.jobs WHERE id = :running", ["running"]),
     Act("delete who holds a key", "DELETE FROM pgworkd.jobs WHERE id = :holder", ["holder", "behind"]),
     Act("lock a running job", "SELECT FROM pgworkd.jobs WHERE id = :running FOR UPDATE", ["running"]),
+    Act("lock the next of a line", "SELECT FROM pgworkd.jobs WHERE id = :behind FOR UPDATE", ["behind"]),
+    Act("refer to the next of a line", "SELECT FROM pgworkd.jobs WHERE id = :behind FOR KEY SHARE", ["behind"]),
     Act("lock a lost job", "SELECT FROM pgworkd.jobs WHERE id = :lost FOR UPDATE", ["lost"]),
     Act("complete who holds a key, as its handler", _COMPLETE.format("holder"), ["holder", "behind"]),
     Act("complete a running job, as its handler", _COMPLETE.format("upstream"), ["upstream", "dependent"]),

@@ -1,0 +1,65 @@
+"""The chain of a schedule that loses its occurrence goes on at once; what came due meanwhile is late, not lost."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any
+
+import asyncpg
+import pytest
+
+from pgworkd import events
+from pgworkd.app import App
+from pgworkd.chores import Periods
+from tests.kit import running, until
+
+SELDOM = Periods(rescue_s=0.1, schedules_s=3600)
+LOST = """
+    WITH lost AS (
+        INSERT INTO pgworkd.workers (name, pid, version, lease_s, started_at, seen_at, steady_since, lease_until)
+        SELECT 'lost', 1, '0', 1, t, t, t, t FROM (SELECT clock_timestamp() - interval '1 hour' AS t) x RETURNING id
+    )
+    UPDATE pgworkd.jobs SET status = 'running', worker_id = lost.id, started_at = now(), attempts = 1, max_attempts = 1
+    FROM lost WHERE schedule = 's'"""
+CANCELLED = "SELECT pgworkd.cancel(ARRAY(SELECT id FROM pgworkd.jobs WHERE schedule = 's'))"
+EXPIRED = "UPDATE pgworkd.jobs SET expires_at = now() - interval '1 s' WHERE schedule = 's'"
+
+
+def _app() -> App:
+    app = App()
+
+    @app.handler("q")
+    async def handle() -> None: ...
+
+    return app
+
+
+@pytest.mark.parametrize("how", [LOST, CANCELLED, EXPIRED], ids=["lost", "cancelled", "expired"])
+async def test_a_chain_whose_occurrence_is_gone_is_restored_at_once(
+    dsn: str, db: asyncpg.Connection[Any], how: str
+) -> None:
+    await db.execute("INSERT INTO pgworkd.schedules (name, queue, every_s) VALUES ('s', 'q', 3600)")
+    async with running(_app(), dsn, periods=SELDOM, lease_s=1.0) as (_, seen):
+        await seen.wait(events.SCHEDULE_RESTORED, schedule="s")
+        await db.execute(how)
+        if how == EXPIRED:
+            await db.execute("SELECT pgworkd.expire(100)")
+        await seen.wait(events.SCHEDULE_RESTORED, count=2, schedule="s")
+
+
+@pytest.mark.parametrize(("missed", "late_s"), [("skip", 60), ("once", 0)])
+async def test_what_came_due_while_a_chain_was_broken_is_late_within_the_grace(
+    dsn: str, db: asyncpg.Connection[Any], missed: str, late_s: int
+) -> None:
+    """Its last occurrence was 100 s ago; it has one each 10 s."""
+    await db.execute(
+        "INSERT INTO pgworkd.schedules (name, queue, every_s, missed, last_occurrence)"
+        " SELECT 's', 'q', 10, $1, to_timestamp(floor(extract(epoch FROM now() - interval '100 s') / 10) * 10)",
+        missed,
+    )
+    now: datetime = await db.fetchval("SELECT now()")
+    async with running(_app(), dsn, periods=SELDOM) as (_, seen):
+        restored = await seen.wait(events.SCHEDULE_RESTORED, schedule="s")
+        late = now - datetime.fromisoformat(restored["occurrence"])
+        assert timedelta(seconds=late_s - 12) < late <= timedelta(seconds=late_s + 10)
+        await until(lambda: db.fetchval("SELECT count(*) > 0 FROM pgworkd.finished_jobs WHERE status = 'completed'"))
