@@ -293,6 +293,7 @@ CREATE TABLE IF NOT EXISTS schedules (
                  CONSTRAINT missed_grace_s_must_be_0_to_366_days CHECK (missed_grace_s BETWEEN 0 AND 31622400),
     waits_for_retries boolean NOT NULL DEFAULT false,  -- no next occurrence while one waits for its retry
     retired_at   timestamptz,                       -- disabled because it left the code; enabled again when it comes back
+    in_force_since timestamptz NOT NULL DEFAULT clock(),  -- the rule as it is: what it names before that was never due
     CONSTRAINT exactly_one_of_cron_and_every_s_must_be_set CHECK (num_nonnulls(cron, every_s) = 1)
 );
 DO $$
@@ -305,6 +306,7 @@ BEGIN
             ADD COLUMN retired_at timestamptz;
     END IF;
 END $$;
+ALTER TABLE schedules ADD COLUMN IF NOT EXISTS in_force_since timestamptz NOT NULL DEFAULT clock();
 
 -- Live work. Columns in the order of their width; see `all_jobs` for the order people read.
 CREATE TABLE IF NOT EXISTS jobs (
@@ -2639,6 +2641,7 @@ BEGIN
     NEW.revision := OLD.revision + 1;
     NEW.error := NULL;
     NEW.last_occurrence := least(OLD.last_occurrence, clock());
+    NEW.in_force_since := clock();
     RETURN NEW;
 END $$;
 CREATE OR REPLACE TRIGGER schedule_changed BEFORE UPDATE OF
@@ -2663,8 +2666,8 @@ CREATE OR REPLACE TRIGGER schedules_notify AFTER INSERT OR DELETE OR UPDATE OF
 CREATE OR REPLACE FUNCTION schedules_audit() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pgworkd, pg_catalog, pg_temp AS $$
 DECLARE
-    v_before jsonb := to_jsonb(OLD) - '{revision,last_occurrence,error}'::text[];
-    v_after  jsonb := CASE TG_OP WHEN 'DELETE' THEN '{}' ELSE to_jsonb(NEW) - '{revision,last_occurrence,error}'::text[] END;
+    v_before jsonb := to_jsonb(OLD) - '{revision,last_occurrence,error,in_force_since}'::text[];
+    v_after  jsonb := CASE TG_OP WHEN 'DELETE' THEN '{}' ELSE to_jsonb(NEW) - '{revision,last_occurrence,error,in_force_since}'::text[] END;
 BEGIN
     INSERT INTO audit (who, what, queue, before, after)
     SELECT who(), 'schedule', OLD.queue, jsonb_build_object('schedule', OLD.name) || differing(v_before, v_after),

@@ -152,6 +152,8 @@ class Recurring:
 def _next(recurrence: Recurrence, row: ScheduleRow) -> datetime:
     if row.last_occurrence is None:
         return recurrence.next_after(row.at)
-    # What came due while the chain was broken, by a loss or by someone, is late, not missed: missed_since() says.
-    grace = timedelta(seconds=row.missed_grace_s if recurrence.missed == "skip" else 0)
-    return recurrence.follow(row.last_occurrence, row.at - grace)
+    if recurrence.missed != "skip" or row.in_force_since is None:
+        return recurrence.follow(row.last_occurrence, row.at)
+    # What came due while the chain was broken, by a loss or by someone, is late, not missed: see missed_since().
+    late_from = max(row.in_force_since, row.at - timedelta(seconds=row.missed_grace_s))
+    return recurrence.follow(row.last_occurrence, min(late_from, row.at))

@@ -10,7 +10,7 @@ from uuid import UUID
 from .link import Link
 
 _SCHEDULES = """SELECT e.name, e.cron, e.every_s, e.timezone, e.missed, e.revision, e.last_occurrence, e.at, e.broken,
-        s.missed_grace_s
+        s.missed_grace_s, s.in_force_since
     FROM pgworkd.ensure_schedules() e JOIN pgworkd.schedules s ON s.name = e.name"""
 
 
@@ -27,6 +27,7 @@ class ScheduleRow(NamedTuple):
     at: datetime
     broken: bool
     missed_grace_s: float = 60.0
+    in_force_since: datetime | None = None
 
 
 class Occurrence(NamedTuple):

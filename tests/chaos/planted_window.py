@@ -95,7 +95,7 @@ BUGS = (
     python(
         "what came due while a chain was broken is skipped",
         "recurring",
-        "row.at - grace)",
+        "min(late_from, row.at))",
         "row.at)",
         tests="tests/engine/test_schedule_chains.py",
     ),

@@ -47,16 +47,21 @@ async def test_a_chain_whose_occurrence_is_gone_is_restored_at_once(
         await seen.wait(events.SCHEDULE_RESTORED, count=2, schedule="s")
 
 
-@pytest.mark.parametrize(("missed", "late_s"), [("skip", 60), ("once", 0)])
+@pytest.mark.parametrize(
+    ("missed", "changed", "late_s"), [("skip", False, 60), ("skip", True, -10), ("once", False, 0)]
+)
 async def test_what_came_due_while_a_chain_was_broken_is_late_within_the_grace(
-    dsn: str, db: asyncpg.Connection[Any], missed: str, late_s: int
+    dsn: str, db: asyncpg.Connection[Any], missed: str, *, changed: bool, late_s: int
 ) -> None:
-    """Its last occurrence was 100 s ago; it has one each 10 s."""
+    """Its last occurrence was 100 s ago; it has one each 10 s, as it was a day ago, or is since now."""
     await db.execute(
-        "INSERT INTO pgworkd.schedules (name, queue, every_s, missed, last_occurrence)"
-        " SELECT 's', 'q', 10, $1, to_timestamp(floor(extract(epoch FROM now() - interval '100 s') / 10) * 10)",
+        "INSERT INTO pgworkd.schedules (name, queue, every_s, missed, in_force_since, last_occurrence)"
+        " SELECT 's', 'q', 10, $1, now() - interval '1 day',"
+        " to_timestamp(floor(extract(epoch FROM now() - interval '100 s') / 10) * 10)",
         missed,
     )
+    if changed:
+        await db.execute("UPDATE pgworkd.schedules SET enabled = false; UPDATE pgworkd.schedules SET enabled = true")
     now: datetime = await db.fetchval("SELECT now()")
     async with running(_app(), dsn, periods=SELDOM) as (_, seen):
         restored = await seen.wait(events.SCHEDULE_RESTORED, schedule="s")

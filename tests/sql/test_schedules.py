@@ -37,6 +37,7 @@ async def test_put_schedule_enters_a_rule_of_code(db: Db) -> None:
         "missed_grace_s": 60.0,
         "waits_for_retries": False,
         "retired_at": None,
+        "in_force_since": T0,
     }
 
 
