@@ -2101,9 +2101,7 @@ BEGIN
                 ORDER BY b.run_at, b.id LIMIT 1) AS row
         FROM (SELECT DISTINCT u.queue, u.key FROM unnest(p_queues, p_keys) AS u (queue, key)) k
     ), ours AS MATERIALIZED (
-        SELECT b.ctid AS row FROM jobs b
-        WHERE b.ctid = ANY (ARRAY(SELECT f.row FROM first f)) AND b.status = 'blocked' AND b.waiting_on = 0
-        FOR UPDATE SKIP LOCKED
+        SELECT b.ctid AS row FROM jobs b WHERE b.ctid = ANY (ARRAY(SELECT f.row FROM first f)) FOR UPDATE SKIP LOCKED
     ), moved AS (
         UPDATE jobs j SET status = 'pending', promoted = clock_after_waiting()  -- for the queue: see pick()
         WHERE j.ctid = ANY (ARRAY(SELECT o.row FROM ours o))
