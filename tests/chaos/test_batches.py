@@ -31,7 +31,7 @@ _COUNTED = """
            count(DISTINCT (j.result ->> 'n')::int) AS results,
            min((j.result ->> 'n')::int) AS least, max((j.result ->> 'n')::int) AS most
     FROM pgworkd.batches b LEFT JOIN pgworkd.finished_jobs j ON j.batch_id = b.id GROUP BY b.id ORDER BY b.id"""
-_UNFINISHED = "SELECT EXISTS (SELECT FROM pgworkd.batches WHERE tree_finished_at IS NULL)"
+_UNFINISHED = "SELECT EXISTS (SELECT FROM pgworkd.batches WHERE parent_id IS NULL AND tree_finished_at IS NULL)"
 _TOLD = """
     SELECT b.id, count(j.*) AS jobs, min(j.payload -> 'batch' ->> 'state') AS state,
            min((j.payload -> 'batch' ->> 'completed')::int) AS completed
