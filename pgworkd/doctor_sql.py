@@ -139,18 +139,17 @@ UNKNOWN_KINDS = """SELECT q.queue, r.kind, count(*)::int FROM unnest($1::text[])
     GROUP BY 1, 2 ORDER BY 3 DESC, 1, 2 LIMIT 10"""
 SCHEDULES = """SELECT name::text, error FROM pgworkd.schedules WHERE enabled AND error IS NOT NULL
     ORDER BY name LIMIT 10"""
-BEHIND = """SELECT d.depends_on::text, count(*)::int, min(d.job_id::text), pgworkd.became(d.depends_on) FROM (
-        (SELECT w.depends_on, w.job_id
-         FROM (SELECT j.id FROM pgworkd.jobs j WHERE j.status = 'dead' LIMIT $1) x
-         JOIN pgworkd.job_dependencies w ON w.depends_on = x.id
-         WHERE w.unless = 'wait' LIMIT $1)
-        UNION ALL
-        (SELECT w.depends_on, w.job_id
-         FROM (SELECT i.depends_on, i.job_id FROM pgworkd.job_dependencies i WHERE i.unless = 'wait' LIMIT $1) w
-         WHERE NOT EXISTS (SELECT FROM pgworkd.jobs j WHERE j.id = w.depends_on AND j.status <> 'completed')
-           AND pgworkd.became(w.depends_on) IN ('cancelled', 'expired', 'discarded'))) d
-    WHERE EXISTS (SELECT FROM pgworkd.jobs j WHERE j.id = d.job_id AND j.status = 'blocked')
-    GROUP BY d.depends_on ORDER BY 2 DESC, 1 LIMIT 10"""
+BEHIND = """WITH waits AS MATERIALIZED (
+        SELECT w.depends_on, w.job_id FROM pgworkd.job_dependencies w
+        WHERE w.unless = 'wait' AND NOT EXISTS (
+            SELECT FROM pgworkd.jobs j WHERE j.id = w.depends_on AND j.status NOT IN ('completed', 'dead'))
+        LIMIT $1
+    )
+    SELECT w.depends_on::text, count(*)::int, min(w.job_id::text), b.status
+    FROM waits w JOIN pgworkd.became_all(ARRAY(SELECT DISTINCT i.depends_on FROM waits i)) b ON b.id = w.depends_on
+    WHERE b.status IN ('dead', 'cancelled', 'expired', 'discarded')
+      AND EXISTS (SELECT FROM pgworkd.jobs j WHERE j.id = w.job_id AND j.status = 'blocked')
+    GROUP BY w.depends_on, b.status ORDER BY 2 DESC, 1 LIMIT 10"""
 
 
 EFFECTS = """SELECT (SELECT count(*)::int FROM (SELECT FROM pgworkd.pending_effects LIMIT $1) x),
