@@ -4027,6 +4027,36 @@ END $$;
 CREATE OR REPLACE TRIGGER jobs_batched AFTER INSERT ON jobs
     FOR EACH ROW WHEN (NEW.batch_id IS NOT NULL AND NEW.counted IS NOT TRUE) EXECUTE FUNCTION job_added();
 
+-- At the end of a transaction that has added jobs to a batch: cancels them where the batch was cancelled meanwhile, which
+-- cancel_batch() could not do, as it did not see them yet. What was cancelled since the transaction's snapshot (REPEATABLE
+-- READ), or at the same instant, is left to mend_batches(). Waits for nothing. Locks as cancel_batch(), all with SKIP LOCKED.
+CREATE OR REPLACE FUNCTION additions_checked() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pgworkd, pg_temp SET enable_seqscan = off AS $$
+DECLARE
+    v_was  text;
+    v_jobs record;
+BEGIN
+    IF (SELECT b.cancelled_at FROM batches b WHERE b.id = NEW.batch_id) IS NULL
+       OR current_setting('pgworkd.additions_checked', true) = NEW.batch_id::text THEN  -- one row of many has done it
+        RETURN NULL;
+    END IF;
+    v_was := say_no_wait('on');
+    LOOP
+        SELECT s.waiting, s.running INTO v_jobs FROM stop_jobs(ARRAY[NEW.batch_id], 10000, true) s;
+        EXIT WHEN cardinality(v_jobs.waiting || v_jobs.running) = 0;
+        PERFORM bury(v_jobs.waiting, 'cancelled', 'its batch was cancelled', false);
+    END LOOP;
+    PERFORM say_no_wait(v_was), set_config('pgworkd.additions_checked', NEW.batch_id::text, true);
+    RETURN NULL;
+END $$;
+DO $$
+BEGIN
+    IF NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = 'pgworkd.batch_additions'::regclass AND t.tgname = 'additions_checked') THEN
+        CREATE CONSTRAINT TRIGGER additions_checked AFTER INSERT ON batch_additions
+            DEFERRABLE INITIALLY DEFERRED FOR EACH ROW WHEN (NOT NEW.seals) EXECUTE FUNCTION additions_checked();
+    END IF;
+END $$;
+
 -- Adds a job for each payload, counted at once; their ids, in that order (p_ids: drawn by the caller). What is not given is the
 -- batch's. Raises PW003 if the batch takes no more. Locks the batch FOR KEY SHARE.
 CREATE OR REPLACE FUNCTION add_jobs(
@@ -5303,7 +5333,7 @@ SELECT w.id, w.name, w.pid, w.version,
 FROM workers w LEFT JOIN (SELECT k.worker_id, array_agg(k.queue::text ORDER BY k.queue) AS queues FROM known_pools() k GROUP BY 1) p ON p.worker_id = w.id;
 
 -- What runs with the rights of its owner, who inserts having fewer: nobody else's to call until `pgworkd grants`, or you, say so.
-REVOKE EXECUTE ON FUNCTION ensure_partitions, drop_partition, forget_rows, jobs_inserted, jobs_key_wanted, enqueue, create_batch, job_added, add_jobs,
+REVOKE EXECUTE ON FUNCTION ensure_partitions, drop_partition, forget_rows, jobs_inserted, jobs_key_wanted, enqueue, create_batch, job_added, additions_checked, add_jobs,
     seal_batch, batch_sealed, stream_created, depend, dependencies_added, await_results FROM PUBLIC;
 
 SELECT mend_sequences();

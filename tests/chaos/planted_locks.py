@@ -113,4 +113,10 @@ BUGS = (
         "                delay_s = 0.0 * self._put_off(name, error)\n",
         tests="tests/sweeps/test_errors.py",
     ),
+    sql(
+        "jobs that are committed after their batch was cancelled run",
+        "    IF (SELECT b.cancelled_at FROM batches b WHERE b.id = NEW.batch_id) IS NULL\n",
+        "    IF (SELECT b.cancelled_at FROM batches b WHERE b.id = NEW.batch_id) IS NULL OR true\n",
+        tests="tests/sql/test_batch_adders.py -k after_the_cancel",
+    ),
 )

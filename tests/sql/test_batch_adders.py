@@ -80,6 +80,50 @@ async def test_who_adds_when_a_batch_is_sealed_is_still_let_in(db: Db, other: Db
     await counted(db)
 
 
+@pytest.mark.parametrize("how", ["add_jobs", "insert"])
+@pytest.mark.parametrize("isolation", ["READ COMMITTED", "REPEATABLE READ"])
+async def test_jobs_added_by_a_transaction_that_commits_after_the_cancel_never_run(
+    db: Db, other: Db, how: str, isolation: str
+) -> None:
+    worker_id = await worker(db)
+    batch_id = await batch(db, **CALLBACK)
+    plain = await one(db)
+    await other.execute(f"BEGIN ISOLATION LEVEL {isolation}")
+    for _ in range(3):
+        await ADDS[how](other, batch_id)
+    await ADDS[how](other, another := await batch(other, "another"))
+    await cancel_batch(db, batch_id)
+    await other.execute("COMMIT")
+    if isolation == "REPEATABLE READ":  # its snapshot is older than the cancel
+        await unblock(db)
+    assert len(await run(db, worker_id)) == 2, "the plain job and that of the other batch"
+    await unblock(db)
+    assert await state(db, batch_id, another) == ["cancelled", "open"]
+    assert await counts(db, batch_id) == (3, 0, 0, 3)
+    assert len(await calls(db)) == 1
+    assert await db.fetchval("SELECT status FROM pgworkd.all_jobs WHERE id = $1", plain) == "completed"
+    await counted(db)
+
+
+async def test_a_commit_after_the_cancel_waits_for_no_lock_and_costs_the_same_per_job(
+    db: Db, other: Db, third: Db
+) -> None:
+    batch_id = await batch(db)
+    await other.execute("BEGIN")
+    sql = "INSERT INTO pgworkd.jobs (queue, batch_id, payload) SELECT 'q', $1, '{}' FROM generate_series(1, 20000)"
+    await other.execute(sql, batch_id)
+    await cancel_batch(db, batch_id)
+    await third.execute("BEGIN")
+    await third.execute("SELECT pgworkd.lock_trees($1)", [batch_id])
+    with anyio.fail_after(20):  # squared it would take minutes
+        await other.execute("COMMIT")
+    await third.execute("ROLLBACK")
+    assert await claim(db, await worker(db)) == []
+    await unblock(db)
+    assert await state(db, batch_id) == ["cancelled"]
+    assert await counts(db, batch_id) == (20000, 0, 0, 20000)
+
+
 @pytest.mark.parametrize("end_with", ["COMMIT", "ROLLBACK"])
 @pytest.mark.parametrize("deep", [False, True])
 async def test_who_makes_a_child_when_its_parent_could_be_finished(

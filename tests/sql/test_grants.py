@@ -15,9 +15,9 @@ from .roles import Roles, refused
 from .verbs import Db
 
 NOBODY = """
-batch_created batch_moved batch_sealed check_callback check_dependencies dependencies_added enter_batch is_ours
-job_added jobs_inserted jobs_key_wanted move queue_dated queues_audit queues_changed rates_follow schedule_changed
-schedules_audit schedules_notify stream_created mend_sequences
+additions_checked batch_created batch_moved batch_sealed check_callback check_dependencies dependencies_added
+enter_batch is_ours job_added jobs_inserted jobs_key_wanted move queue_dated queues_audit queues_changed rates_follow
+schedule_changed schedules_audit schedules_notify stream_created mend_sequences
 """
 """Called by triggers and by functions that run as the owner."""
 FUNCTIONS = {
@@ -49,8 +49,8 @@ FUNCTIONS = {
     "": NOBODY,
 }
 OWNERS_RIGHTS = """
-add_jobs await_results batch_sealed create_batch depend dependencies_added drop_partition enqueue ensure_partitions
-forget_rows job_added jobs_inserted jobs_key_wanted seal_batch stream_created
+add_jobs additions_checked await_results batch_sealed create_batch depend dependencies_added drop_partition enqueue
+ensure_partitions forget_rows job_added jobs_inserted jobs_key_wanted seal_batch stream_created
 """
 """SECURITY DEFINER: one more of them wants a reason."""
 S, SI, SID, SD, SUD, SIUD = (

@@ -251,6 +251,7 @@ async def test_a_trigger_of_our_own_cannot_borrow_the_rights_of_the_schemas(db: 
         "jobs_key_wanted",
         "jobs_inserted",
         "batch_sealed",
+        "additions_checked",
         "stream_created",
         "dependencies_added",
     ):
