@@ -14,9 +14,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .app import App, DeadJob
-    from .backoff import Backoff
-    from .errors import (
+    from pgworkd.app import App, DeadJob
+    from pgworkd.backoff import Backoff
+    from pgworkd.errors import (
         JobStopped,
         LeaseLost,
         OutcomeUnknown,
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
         Snooze,
         UsageError,
     )
-    from .job import Job
+    from pgworkd.job import Job
 
 # Imported when first asked for: the daemon's signal handlers stand before anything slow is loaded.
 _HOMES = {

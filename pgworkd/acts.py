@@ -11,13 +11,13 @@ from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
 
-from . import admin_sql as sql
-from . import bounds, refusals
-from .bounds import ROWS_MAX
-from .errors import DatabaseError, InvalidPayload, UsageError, delay_seconds
-from .link import Link
-from .payload import BYTES_MAX, decode, encode
-from .refusals import Refused
+from pgworkd import admin_sql as sql
+from pgworkd import bounds, refusals
+from pgworkd.bounds import ROWS_MAX
+from pgworkd.errors import DatabaseError, InvalidPayload, UsageError, delay_seconds
+from pgworkd.link import Link
+from pgworkd.payload import BYTES_MAX, decode, encode
+from pgworkd.refusals import Refused
 
 LOOK_MAX = 10_000
 """Ids per answer of `matching`."""

@@ -10,18 +10,18 @@ from datetime import datetime
 from typing import Self
 from uuid import UUID
 
-from . import admin_sql as sql
-from . import bounds, schema
-from . import doctor_sql as health
-from .acts import Acts, check_payload
-from .admin_sql import Doctor, Enqueued, Job, JobRow, Jobs, QueueRow, ScheduleRow, Server, Stats, WorkerRow
-from .batch_acts import BatchActs
-from .doctor_sql import Health
-from .errors import SchemaError, UsageError, delay_seconds
-from .key_acts import KeyActs
-from .link import Link, LinkOptions
-from .queue_acts import QueueActs
-from .schedule_acts import ScheduleActs
+from pgworkd import admin_sql as sql
+from pgworkd import bounds, schema
+from pgworkd import doctor_sql as health
+from pgworkd.acts import Acts, check_payload
+from pgworkd.admin_sql import Doctor, Enqueued, Job, JobRow, Jobs, QueueRow, ScheduleRow, Server, Stats, WorkerRow
+from pgworkd.batch_acts import BatchActs
+from pgworkd.doctor_sql import Health
+from pgworkd.errors import SchemaError, UsageError, delay_seconds
+from pgworkd.key_acts import KeyActs
+from pgworkd.link import Link, LinkOptions
+from pgworkd.queue_acts import QueueActs
+from pgworkd.schedule_acts import ScheduleActs
 
 STATUSES = ("pending", "running", "failed", "dead", "completed", "cancelled", "expired", "discarded", "blocked")
 _FINISHED = ("completed", "cancelled", "expired", "discarded")

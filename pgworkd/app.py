@@ -16,12 +16,12 @@ from typing import Any, Literal, TypeVar, get_type_hints
 
 from pydantic import PydanticSchemaGenerationError, PydanticUserError, TypeAdapter
 
-from .backoff import Backoff
-from .batches import batch
-from .errors import UsageError
-from .job import Job
-from .schedule import MISSED_GRACE_S, Recurrence
-from .streams import stream_handler, stream_kind
+from pgworkd.backoff import Backoff
+from pgworkd.batches import batch
+from pgworkd.errors import UsageError
+from pgworkd.job import Job
+from pgworkd.schedule import MISSED_GRACE_S, Recurrence
+from pgworkd.streams import stream_handler, stream_kind
 
 Mode = Literal["loop", "thread", "process"]
 Function = TypeVar("Function", bound=Callable[..., Any])

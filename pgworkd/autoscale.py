@@ -16,11 +16,11 @@ from typing import NamedTuple
 import anyio
 import structlog
 
-from .admin import Admin
-from .crew import Crew, Worker
-from .errors import DatabaseUnavailable, PgworkdError
-from .outage import Outage
-from .supervisor import STEADY_S, restart_delay_s
+from pgworkd.admin import Admin
+from pgworkd.crew import Crew, Worker
+from pgworkd.errors import DatabaseUnavailable, PgworkdError
+from pgworkd.outage import Outage
+from pgworkd.supervisor import STEADY_S, restart_delay_s
 
 DEPTH_MOST = 10_000
 """A deeper queue is not counted to its end, unless up_at lies further."""

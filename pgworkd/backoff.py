@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields, replace
 from datetime import timedelta
 from typing import Any
 
-from .errors import DELAY_S_MAX, UsageError, delay_seconds
+from pgworkd.errors import DELAY_S_MAX, UsageError, delay_seconds
 
 STEPS_MAX = 1000
 

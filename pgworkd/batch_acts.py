@@ -6,11 +6,11 @@ from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
 
-from . import bounds
-from .admin_sql import read
-from .batches import Cancelled, Progress
-from .errors import BatchClosed
-from .link import Link
+from pgworkd import bounds
+from pgworkd.admin_sql import read
+from pgworkd.batches import Cancelled, Progress
+from pgworkd.errors import BatchClosed
+from pgworkd.link import Link
 
 _TREES = """SELECT id, name, queue, state, batches, total, done, dead, cancelled,
         extract(epoch FROM created_at)::float8, extract(epoch FROM finished_at)::float8

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from uuid import UUID
 
-from .errors import UsageError
+from pgworkd.errors import UsageError
 
 ROWS_MAX = 1000
 """Jobs per call: so many are one short transaction."""

@@ -24,14 +24,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
 
-from .errors import PermanentError, RetryAfter, Snooze
-from .failure import describe_error
-from .job import Job
-from .payload import encode_result
-from .safe_text import hide
+from pgworkd.errors import PermanentError, RetryAfter, Snooze
+from pgworkd.failure import describe_error
+from pgworkd.job import Job
+from pgworkd.payload import encode_result
+from pgworkd.safe_text import hide
 
 if TYPE_CHECKING:
-    from . import log
+    from pgworkd import log
 
 LENGTH = struct.Struct("!I")
 NOTE_EVERY_S = 0.2
@@ -79,7 +79,7 @@ class _Speaker:
 
 def _log_as(speaker: _Speaker, level: str, form: str, worker: str) -> None:
     """What is logged here looks as in the daemon."""
-    from . import log  # a fifth of a second, for those who need it
+    from pgworkd import log  # a fifth of a second, for those who need it
 
     log.configure(level, cast("log.Form", form), worker)
     log.RUNNING.set(speaker)

@@ -8,18 +8,18 @@ from uuid import UUID
 
 import typer
 
-from . import cli_bulk
-from .bounds import counted
-from .cli_ask import Dsn, Json, KindOption, QueueOption, Status, Yes, ask, instant_of, look, stdin_text
-from .cli_bulk import CHUNK, Bulk
-from .cli_text import as_json, note, out, parsed, table
-from .errors import UsageError
+from pgworkd import cli_bulk
+from pgworkd.bounds import counted
+from pgworkd.cli_ask import Dsn, Json, KindOption, QueueOption, Status, Yes, ask, instant_of, look, stdin_text
+from pgworkd.cli_bulk import CHUNK, Bulk
+from pgworkd.cli_text import as_json, note, out, parsed, table
+from pgworkd.errors import UsageError
 
 if TYPE_CHECKING:
-    from .acts import Which
-    from .admin import Admin
-    from .admin_sql import AuditRow
-    from .refusals import Refused
+    from pgworkd.acts import Which
+    from pgworkd.admin import Admin
+    from pgworkd.admin_sql import AuditRow
+    from pgworkd.refusals import Refused
 
 _INT4 = 2**31
 
@@ -211,7 +211,7 @@ def _which(
     every: bool,  # noqa: FBT001
 ) -> Which | None:
     """Which jobs are meant where no ids are given; None where they are. UsageError for both or neither."""
-    from .acts import Which
+    from pgworkd.acts import Which
 
     which = Which(queue, kind, key, batch, None if status is None else status.value, every)
     if ids:

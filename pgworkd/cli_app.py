@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from . import (
+from pgworkd import (
     cli_acts,
     cli_autoscale,
     cli_batches,
@@ -25,9 +25,9 @@ from . import (
     cli_run,
     cli_schedules,
 )
-from .cli_signals import StopAsked
-from .cli_text import note, out
-from .errors import PgworkdError, SchemaError, UsageError
+from pgworkd.cli_signals import StopAsked
+from pgworkd.cli_text import note, out
+from pgworkd.errors import PgworkdError, SchemaError, UsageError
 
 # typer raises subclasses of this for a wrong command line; only BadParameter has had a public name in all versions.
 _WRONG_USAGE: type[Any] = typer.BadParameter.__mro__[1]

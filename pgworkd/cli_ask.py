@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from .cli_text import note
-from .errors import DatabaseError, DatabaseUnavailable, OutcomeUnknown, PgworkdError, UsageError
+from pgworkd.cli_text import note
+from pgworkd.errors import DatabaseError, DatabaseUnavailable, OutcomeUnknown, PgworkdError, UsageError
 
 if TYPE_CHECKING:
-    from .admin import Admin
-    from .config import Settings
+    from pgworkd.admin import Admin
+    from pgworkd.config import Settings
 
 Answer = TypeVar("Answer")
 
@@ -57,7 +57,7 @@ _HINTS = {
 
 def settings_of(dsn: str | None) -> Settings:
     """The settings, with the flag --dsn; UsageError when they name no database."""
-    from .config import load
+    from pgworkd.config import load
 
     settings = load(dsn=dsn)
     settings.dsn_required()
@@ -90,8 +90,8 @@ def _answer(
 async def _ask(
     settings: Settings, question: Callable[[Admin], Awaitable[Answer]], *, verify: bool, any_server: bool
 ) -> Answer:
-    from .admin import Admin
-    from .link import LinkOptions
+    from pgworkd.admin import Admin
+    from pgworkd.link import LinkOptions
 
     options = LinkOptions(
         settings.dsn_required(),

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from . import cli_signals
-from .cli_ask import Dsn, hinted, settings_of
-from .errors import PgworkdError, UsageError
-from .sources import NAME_CHARS_MAX
+from pgworkd import cli_signals
+from pgworkd.cli_ask import Dsn, hinted, settings_of
+from pgworkd.errors import PgworkdError, UsageError
+from pgworkd.sources import NAME_CHARS_MAX
 
 if TYPE_CHECKING:
-    from .autoscale import Autoscaler, Rules
-    from .config import Settings
-    from .crew import Crew
+    from pgworkd.autoscale import Autoscaler, Rules
+    from pgworkd.config import Settings
+    from pgworkd.crew import Crew
 
 WORKERS_MAX = 256
 DEPTH_MAX = 1_000_000_000
@@ -65,8 +65,8 @@ def autoscale(
     """
     import anyio
 
-    from . import log
-    from .autoscale import Rules
+    from pgworkd import log
+    from pgworkd.autoscale import Rules
 
     rules = Rules(least, most, up_at, down_at, step, cooldown_s)
     _check(queue, rules, every_s, stop_timeout_s)
@@ -89,12 +89,12 @@ async def _run(
 ) -> int:
     import anyio
 
-    from . import log
-    from .admin import Admin
-    from .autoscale import Autoscaler
-    from .events import Events
-    from .link import LinkOptions
-    from .outage import Outage
+    from pgworkd import log
+    from pgworkd.admin import Admin
+    from pgworkd.autoscale import Autoscaler
+    from pgworkd.events import Events
+    from pgworkd.link import LinkOptions
+    from pgworkd.outage import Outage
 
     events = Events()
     events.listen(log.listener(settings.log_level))
@@ -128,7 +128,7 @@ async def _obey(signals: AsyncIterator[signal.Signals], scaler: Autoscaler) -> N
 
 
 def _crew(settings: Settings, every_s: float, unit: str | None, command: list[str], dsn: str | None) -> Crew:
-    from .crew import Processes, Units
+    from pgworkd.crew import Processes, Units
 
     if unit is not None:
         return Units(unit, every_s)

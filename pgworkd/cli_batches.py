@@ -8,15 +8,15 @@ from uuid import UUID
 
 import typer
 
-from .bounds import counted
-from .cli_ask import Dsn, Json, ask, look
-from .cli_text import as_json, is_terminal, out, table
-from .errors import BatchClosed, UsageError
-from .safe_text import escaped
+from pgworkd.bounds import counted
+from pgworkd.cli_ask import Dsn, Json, ask, look
+from pgworkd.cli_text import as_json, is_terminal, out, table
+from pgworkd.errors import BatchClosed, UsageError
+from pgworkd.safe_text import escaped
 
 if TYPE_CHECKING:
-    from .admin import Admin
-    from .batches import Cancelled, Progress
+    from pgworkd.admin import Admin
+    from pgworkd.batches import Cancelled, Progress
 
 BAR_CHARS = 20
 LOOK_S = 0.5

@@ -17,15 +17,15 @@ from uuid import UUID
 
 import typer
 
-from .bounds import counted
-from .cli_ask import ask, confirm, known
-from .cli_text import as_json, note, out
-from .errors import PgworkdError
+from pgworkd.bounds import counted
+from pgworkd.cli_ask import ask, confirm, known
+from pgworkd.cli_text import as_json, note, out
+from pgworkd.errors import PgworkdError
 
 if TYPE_CHECKING:
-    from .acts import Which
-    from .admin import Admin
-    from .refusals import Refused
+    from pgworkd.acts import Which
+    from pgworkd.admin import Admin
+    from pgworkd.refusals import Refused
 
 CHUNK = 1000
 """Jobs per transaction: what Admin takes at most."""

@@ -5,17 +5,17 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Literal
 
-from .cli_ask import Dsn, Json, look, settings_of
-from .cli_health import Finding, judged
-from .cli_text import as_json, out
-from .doctor_sql import DEAD_MAX
-from .errors import PgworkdError, SchemaError, UsageError
-from .safe_text import escaped
-from .tls import weakness
+from pgworkd.cli_ask import Dsn, Json, look, settings_of
+from pgworkd.cli_health import Finding, judged
+from pgworkd.cli_text import as_json, out
+from pgworkd.doctor_sql import DEAD_MAX
+from pgworkd.errors import PgworkdError, SchemaError, UsageError
+from pgworkd.safe_text import escaped
+from pgworkd.tls import weakness
 
 if TYPE_CHECKING:
-    from .admin import Admin
-    from .admin_sql import Doctor, Server
+    from pgworkd.admin import Admin
+    from pgworkd.admin_sql import Doctor, Server
 
 SKEW_WARN_S, SKEW_BAD_S = 2.0, 60.0
 TRANSACTION_WARN_S, TRANSACTION_BAD_S = 300.0, 3600.0

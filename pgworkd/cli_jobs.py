@@ -9,14 +9,26 @@ from uuid import UUID
 
 import typer
 
-from .cli_ask import Dsn, Json, KindOption, QueueArgument, QueueOption, Status, ask, instant_of, known, look, stdin_text
-from .cli_text import as_json, cell, is_terminal, note, out, parsed, table
-from .errors import PgworkdError, UsageError
-from .safe_text import escaped
+from pgworkd.cli_ask import (
+    Dsn,
+    Json,
+    KindOption,
+    QueueArgument,
+    QueueOption,
+    Status,
+    ask,
+    instant_of,
+    known,
+    look,
+    stdin_text,
+)
+from pgworkd.cli_text import as_json, cell, is_terminal, note, out, parsed, table
+from pgworkd.errors import PgworkdError, UsageError
+from pgworkd.safe_text import escaped
 
 if TYPE_CHECKING:
-    from .admin import Admin
-    from .admin_sql import Job, Jobs
+    from pgworkd.admin import Admin
+    from pgworkd.admin_sql import Job, Jobs
 
 _INT4 = 2**31
 
@@ -119,7 +131,7 @@ def jobs(
     dsn: Dsn = None,
 ) -> None:
     """List the newest jobs, live and finished."""
-    from .admin_sql import HISTORY_ROWS_MAX
+    from pgworkd.admin_sql import HISTORY_ROWS_MAX
 
     async def question(admin: Admin) -> Jobs:
         found = await admin.jobs(queue, kind, None if status is None else status.value, limit)

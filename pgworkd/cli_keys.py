@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .cli_ask import Dsn, Json, QueueOption, ask, look
-from .cli_text import as_json, note, out, table
-from .errors import UsageError
-from .safe_text import escaped
+from pgworkd.cli_ask import Dsn, Json, QueueOption, ask, look
+from pgworkd.cli_text import as_json, note, out, table
+from pgworkd.errors import UsageError
+from pgworkd.safe_text import escaped
 
 if TYPE_CHECKING:
-    from .admin import Admin
+    from pgworkd.admin import Admin
 
 group = typer.Typer(help="List the dedupe keys that are kept after the end of their jobs; free one.")
 

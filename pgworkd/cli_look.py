@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .cli_ask import Dsn, Json, QueueOption, look, unserved
-from .cli_text import as_json, is_terminal, note, out, table
+from pgworkd.cli_ask import Dsn, Json, QueueOption, look, unserved
+from pgworkd.cli_text import as_json, is_terminal, note, out, table
 
 if TYPE_CHECKING:
-    from .admin import Admin
-    from .admin_sql import WorkerRow
+    from pgworkd.admin import Admin
+    from pgworkd.admin_sql import WorkerRow
 
 
 class Metric(StrEnum):
@@ -76,7 +76,7 @@ def stats(
 
 def config_show() -> None:
     """Show every setting, and where its value comes from."""
-    from .config import describe, load
+    from pgworkd.config import describe, load
 
     settings = load()
     table(("setting", "value", "from"), describe(settings), whole=True)

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .cli_ask import Dsn, Json, QueueArgument, ask, instant_of, known, look, unserved
-from .cli_text import as_json, is_terminal, out, table
-from .errors import UsageError
-from .safe_text import escaped
+from pgworkd.cli_ask import Dsn, Json, QueueArgument, ask, instant_of, known, look, unserved
+from pgworkd.cli_text import as_json, is_terminal, out, table
+from pgworkd.errors import UsageError
+from pgworkd.safe_text import escaped
 
 if TYPE_CHECKING:
-    from .admin import Admin
-    from .queue_settings import InForce
+    from pgworkd.admin import Admin
+    from pgworkd.queue_settings import InForce
 
 _COLUMNS = (
     *("queue", "due", "scheduled", "running", "failed", "blocked", "dead", "oldest_due_s", "workers", "slots"),
@@ -111,7 +111,7 @@ def set_(
     dsn: Dsn = None,
 ) -> None:
     """Change settings of a queue; every daemon follows at once, and after a restart, too."""
-    from . import queue_settings as words
+    from pgworkd import queue_settings as words
 
     given = {name: value for name, value in locals().items() if name in words.NAMES and value is not None}
     changes: dict[str, object] = {}
@@ -174,7 +174,7 @@ def resume(queue: QueueArgument, *, dsn: Dsn = None) -> None:
 
 
 def _all(found: list[InForce] | None) -> list[InForce]:
-    from .queue_settings import in_force
+    from pgworkd.queue_settings import in_force
 
     return found if found is not None else in_force({}, ())
 

@@ -9,10 +9,10 @@ from typing import Annotated
 
 import typer
 
-from . import cli_signals
-from .cli_ask import Dsn, hinted, settings_of
-from .cli_text import note, out
-from .errors import DatabaseError, DatabaseUnavailable, PgworkdError, UsageError
+from pgworkd import cli_signals
+from pgworkd.cli_ask import Dsn, hinted, settings_of
+from pgworkd.cli_text import note, out
+from pgworkd.errors import DatabaseError, DatabaseUnavailable, PgworkdError, UsageError
 
 Data = Annotated[
     Path | None, typer.Option("--data", metavar="DIR", help="Keep the data there; without it, it is temporary.")
@@ -61,7 +61,7 @@ def run(
 
     All settings can also be given as PGWORKD_... or in pgworkd.toml: see pgworkd config show.
     """
-    from .cli_serve import serve
+    from pgworkd.cli_serve import serve
 
     flags: dict[str, object] = {
         "app": app,
@@ -86,7 +86,7 @@ def migrate(
     dsn: Dsn = None,
 ) -> None:
     """Install the schema, or bring it up to this version; does nothing, and locks nothing, where it is."""
-    from . import schema
+    from pgworkd import schema
 
     if only_print:
         out(schema.text().rstrip("\n"))
@@ -95,7 +95,7 @@ def migrate(
 
     import anyio
 
-    from .link import LinkOptions
+    from pgworkd.link import LinkOptions
 
     settings = settings_of(dsn)
     options = LinkOptions(settings.dsn_required(), settings.connect_timeout_s, settings.command_timeout_s)
@@ -119,7 +119,7 @@ def grants(
 
     For a superuser, after migrate, and again after each upgrade: pgworkd grants | psql -v ON_ERROR_STOP=1
     """
-    from . import grants as sql
+    from pgworkd import grants as sql
 
     names = {"owner": owner, "worker": worker, "enqueuer": enqueuer, "reader": reader}
     out(sql.text(names).rstrip("\n"))
@@ -129,9 +129,9 @@ def dev(*, data: Data = None) -> None:
     """Run a Postgres to develop on, with the schema installed, until SIGINT or SIGTERM."""
     import anyio
 
-    from . import schema
-    from .embedded import EmbeddedPostgres, EmbeddedUnavailable
-    from .link import LinkOptions
+    from pgworkd import schema
+    from pgworkd.embedded import EmbeddedPostgres, EmbeddedUnavailable
+    from pgworkd.link import LinkOptions
 
     server = EmbeddedPostgres(data)
     try:

@@ -18,18 +18,18 @@ from typing import Any
 import anyio
 import structlog
 
-from . import cli_signals, log, remains
-from .app import App
-from .chores import Periods
-from .config import Settings, load
-from .daemon import FLUSH_GRACE_S, Daemon, Options
-from .errors import PgworkdError, UsageError
-from .events import Events, Listener
-from .lease import end_process
-from .link import LinkOptions
-from .loader import load_app
-from .supervisor import SUPERVISED, Introduction, Supervisor
-from .systemd import SystemdNotifier
+from pgworkd import cli_signals, log, remains
+from pgworkd.app import App
+from pgworkd.chores import Periods
+from pgworkd.config import Settings, load
+from pgworkd.daemon import FLUSH_GRACE_S, Daemon, Options
+from pgworkd.errors import PgworkdError, UsageError
+from pgworkd.events import Events, Listener
+from pgworkd.lease import end_process
+from pgworkd.link import LinkOptions
+from pgworkd.loader import load_app
+from pgworkd.supervisor import SUPERVISED, Introduction, Supervisor
+from pgworkd.systemd import SystemdNotifier
 
 RELOADED = ("log_level", "log_format", "queues")
 """What a running daemon takes over; the rest waits for its restart."""

@@ -11,8 +11,8 @@ from typing import Any
 
 import typer
 
-from .errors import PgworkdError
-from .safe_text import escaped, redact
+from pgworkd.errors import PgworkdError
+from pgworkd.safe_text import escaped, redact
 
 CELL_CHARS_MAX = 200
 """Of a text in a list, where that goes into a pipe; --json has the whole of it."""
@@ -78,7 +78,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, whole: bo
     """
     rows = list(rows)
     if is_terminal():
-        from .cli_table import terminal_table
+        from pgworkd.cli_table import terminal_table
 
         text, left_out = terminal_table(columns, rows, cell, whole=whole) if rows else ("nothing", [])
         out(text)

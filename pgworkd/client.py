@@ -20,12 +20,12 @@ from datetime import datetime, timedelta
 from typing import Any, Literal, NamedTuple, Protocol, TypedDict, Unpack, get_args, overload
 from uuid import UUID
 
-from .batches import Batch, Progress, batch
-from .columns import ManyJobs
-from .drivers import answered, depends, enqueues, inserts, inserts_many, way
-from .errors import UsageError
-from .new_job import NewJob, Unless, new_ids, row, waits
-from .workflow import Workflow
+from pgworkd.batches import Batch, Progress, batch
+from pgworkd.columns import ManyJobs
+from pgworkd.drivers import answered, depends, enqueues, inserts, inserts_many, way
+from pgworkd.errors import UsageError
+from pgworkd.new_job import NewJob, Unless, new_ids, row, waits
+from pgworkd.workflow import Workflow
 
 __all__ = ["Batch", "Enqueued", "NewJob", "OnDuplicate", "Progress", "Workflow", "batch", "enqueue", "enqueue_many"]
 

@@ -14,8 +14,8 @@ from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
 from uuid import UUID, SafeUUID
 
-from .errors import UsageError
-from .new_job import (
+from pgworkd.errors import UsageError
+from pgworkd.new_job import (
     KEY_CHARS_MAX,
     KEYED_JOB_FIELDS,
     NAME_CHARS_MAX,
@@ -27,7 +27,7 @@ from .new_job import (
     row,
     waits,
 )
-from .payload import encode, encode_plain
+from pgworkd.payload import encode, encode_plain
 
 STATEMENT_ROWS, STATEMENT_CHARS = 5_000, 8 * 1024 * 1024  # more is no faster, but costs the server memory
 _STEP_ROWS = 100

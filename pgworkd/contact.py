@@ -10,12 +10,12 @@ from typing import TypeVar
 
 import anyio
 
-from . import events, schema
-from .driver_errors import sqlstate_of
-from .errors import DatabaseUnavailable, PgworkdError, SchemaAwaited, UsageError
-from .events import Events
-from .link import LinkOptions
-from .outage import Outage
+from pgworkd import events, schema
+from pgworkd.driver_errors import sqlstate_of
+from pgworkd.errors import DatabaseUnavailable, PgworkdError, SchemaAwaited, UsageError
+from pgworkd.events import Events
+from pgworkd.link import LinkOptions
+from pgworkd.outage import Outage
 
 SCHEMA_POLL_S = 2.0
 _FORBIDDEN = "42501"

@@ -13,9 +13,9 @@ from typing import Protocol
 import anyio
 from anyio.abc import Process
 
-from . import leash
-from .errors import UsageError
-from .sources import NAME_CHARS_MAX
+from pgworkd import leash
+from pgworkd.errors import UsageError
+from pgworkd.sources import NAME_CHARS_MAX
 
 STOPPING_LOOK_S = 0.5
 """Between looks at a unit that is to stop."""

@@ -16,29 +16,29 @@ from typing import Any
 import anyio
 from anyio.abc import TaskGroup
 
-from . import events
-from .app import App, DeadJob
-from .bounds import counted
-from .chores import Chores
-from .contact import Contact
-from .errors import InvalidPayload, PgworkdError, SchemaError, UsageError
-from .events import Events
-from .hearing import Hearing
-from .held import Held, Holdings
-from .hooks import Hooks
-from .job import Ending, Outcome, Reason
-from .look import Look
-from .membership import Membership
-from .options import Options, Part
-from .payload import decode
-from .pool import Pool
-from .recurring import Recurring
-from .reporter import Reporter
-from .runner import Runner
-from .serving import Serving
-from .settler import Settler
-from .store import Rescued, Store
-from .wake import Wake
+from pgworkd import events
+from pgworkd.app import App, DeadJob
+from pgworkd.bounds import counted
+from pgworkd.chores import Chores
+from pgworkd.contact import Contact
+from pgworkd.errors import InvalidPayload, PgworkdError, SchemaError, UsageError
+from pgworkd.events import Events
+from pgworkd.hearing import Hearing
+from pgworkd.held import Held, Holdings
+from pgworkd.hooks import Hooks
+from pgworkd.job import Ending, Outcome, Reason
+from pgworkd.look import Look
+from pgworkd.membership import Membership
+from pgworkd.options import Options, Part
+from pgworkd.payload import decode
+from pgworkd.pool import Pool
+from pgworkd.recurring import Recurring
+from pgworkd.reporter import Reporter
+from pgworkd.runner import Runner
+from pgworkd.serving import Serving
+from pgworkd.settler import Settler
+from pgworkd.store import Rescued, Store
+from pgworkd.wake import Wake
 
 FLUSH_GRACE_S = 10.0
 """How long a stop waits for the database to take the last outcomes."""

@@ -24,16 +24,16 @@ from anyio.abc import TaskGroup
 from rich.console import Console
 from rich.live import Live
 
-from . import schema
-from .bounds import counted
-from .daemon import Daemon, Options
-from .demo_downstream import Downstream
-from .demo_jobs import LOOP_BYTES_MAX, TABLES, UNKNOWN_KIND, demo_app, text_files
-from .demo_view import Balance, QueueRow, Tally, live_view, plain_line, say, summary_table, verdict
-from .embedded import EmbeddedPostgres, EmbeddedUnavailable
-from .errors import PgworkdError, UsageError
-from .lease import end_process
-from .link import Link, LinkOptions
+from pgworkd import schema
+from pgworkd.bounds import counted
+from pgworkd.daemon import Daemon, Options
+from pgworkd.demo_downstream import Downstream
+from pgworkd.demo_jobs import LOOP_BYTES_MAX, TABLES, UNKNOWN_KIND, demo_app, text_files
+from pgworkd.demo_view import Balance, QueueRow, Tally, live_view, plain_line, say, summary_table, verdict
+from pgworkd.embedded import EmbeddedPostgres, EmbeddedUnavailable
+from pgworkd.errors import PgworkdError, UsageError
+from pgworkd.lease import end_process
+from pgworkd.link import Link, LinkOptions
 
 TICK_S = 0.25
 TICKS_PER_SURVEY = 12

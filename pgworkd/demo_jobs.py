@@ -28,12 +28,12 @@ from typing import Any
 
 import anyio.to_thread
 
-from .app import App
-from .backoff import Backoff
-from .bounds import counted
-from .demo_downstream import post
-from .errors import PermanentError, RetryAfter, Snooze
-from .job import Job
+from pgworkd.app import App
+from pgworkd.backoff import Backoff
+from pgworkd.bounds import counted
+from pgworkd.demo_downstream import post
+from pgworkd.errors import PermanentError, RetryAfter, Snooze
+from pgworkd.job import Job
 
 DIMENSIONS = 256
 FILE_BYTES_MAX = 1024 * 1024

@@ -16,9 +16,9 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from . import events
-from .bounds import counted
-from .demo_jobs import QUEUES
+from pgworkd import events
+from pgworkd.bounds import counted
+from pgworkd.demo_jobs import QUEUES
 
 RUNS_MAX = 10_000
 RATE_WINDOW_S = 5.0

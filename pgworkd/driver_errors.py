@@ -10,8 +10,8 @@ import os
 
 import asyncpg
 
-from . import tls
-from .errors import (
+from pgworkd import tls
+from pgworkd.errors import (
     BatchClosed,
     DatabaseBusy,
     DatabaseError,

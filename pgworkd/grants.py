@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from .errors import UsageError
+from pgworkd.errors import UsageError
 
 ROLES = ("owner", "worker", "enqueuer", "reader")
 ROLE_BYTES_MAX = 63

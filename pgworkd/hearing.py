@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from .chores import Chores
-from .membership import Membership
-from .pool import Pool
+from pgworkd.chores import Chores
+from pgworkd.membership import Membership
+from pgworkd.pool import Pool
 
 
 class Hearing:

@@ -10,11 +10,11 @@ from uuid import UUID
 
 import anyio
 
-from .cancellation import RunScope
-from .job import Job, Reason
-from .link import CUT_AFTER_S
-from .registration import token_of
-from .store import Claimed
+from pgworkd.cancellation import RunScope
+from pgworkd.job import Job, Reason
+from pgworkd.link import CUT_AFTER_S
+from pgworkd.registration import token_of
+from pgworkd.store import Claimed
 
 
 class Held:

@@ -11,11 +11,11 @@ from typing import Any
 import anyio
 from anyio.abc import TaskGroup
 
-from . import events
-from .app import App, DeadJob
-from .cancellation import forget_stray_cancellation
-from .events import Events
-from .failure import describe_error
+from pgworkd import events
+from pgworkd.app import App, DeadJob
+from pgworkd.cancellation import forget_stray_cancellation
+from pgworkd.events import Events
+from pgworkd.failure import describe_error
 
 LIMIT_S = 30.0
 """How long one hook may take for one job."""

@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from .errors import JobStopped, UsageError
+from pgworkd.errors import JobStopped, UsageError
 
 PROGRESS_CHARS_MAX = 200
 """Of its word; the rest is cut."""

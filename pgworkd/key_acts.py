@@ -6,9 +6,9 @@ from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
 
-from . import bounds
-from .admin_sql import read
-from .link import Link
+from pgworkd import bounds
+from pgworkd.admin_sql import read
+from pgworkd.link import Link
 
 # Each table is walked from the key that is kept longest: the view alone would find out of every row how its job ended.
 KEPT = """WITH ids AS (

@@ -23,10 +23,10 @@ from typing import Protocol
 
 import anyio
 
-from .bounds import counted
-from .errors import PgworkdError
-from .lease_store import LeaseStore, Wanted
-from .link import LinkOptions
+from pgworkd.bounds import counted
+from pgworkd.errors import PgworkdError
+from pgworkd.lease_store import LeaseStore, Wanted
+from pgworkd.link import LinkOptions
 
 
 def boot_time_s() -> float:

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
-from .link import Link, LinkOptions
-from .registration import token_of
-from .schema import VERSION
+from pgworkd.link import Link, LinkOptions
+from pgworkd.registration import token_of
+from pgworkd.schema import VERSION
 
 _WANTED = """SELECT cancel_ids, cancel_attempts, settings, settings_version, differing,
     (SELECT version FROM pgworkd.schema_version) FROM pgworkd.wanted($1, $2, $3)"""

@@ -17,11 +17,11 @@ from typing import Any
 import anyio
 import asyncpg
 
-from . import session, tls
-from .driver_errors import BROKEN, DROP_SESSION, is_answer, sqlstate_of, translate, unanswered
-from .dsn import dsn_fault
-from .errors import DatabaseUnavailable, UsageError
-from .safe_text import hide
+from pgworkd import session, tls
+from pgworkd.driver_errors import BROKEN, DROP_SESSION, is_answer, sqlstate_of, translate, unanswered
+from pgworkd.dsn import dsn_fault
+from pgworkd.errors import DatabaseUnavailable, UsageError
+from pgworkd.safe_text import hide
 
 Row = Sequence[Any]
 _Wanted = asyncpg.connect_utils.SessionAttribute

@@ -12,11 +12,11 @@ from typing import Any
 
 import anyio
 
-from . import events
-from .events import Events
-from .job import Reason
-from .lease_store import Wanted
-from .pool import Pool
+from pgworkd import events
+from pgworkd.events import Events
+from pgworkd.job import Reason
+from pgworkd.lease_store import Wanted
+from pgworkd.pool import Pool
 
 BACKOFF = ("backoff_s", "backoff_factor", "backoff_cap_s")
 _END_S_MAX = 3600.0

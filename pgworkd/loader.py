@@ -17,8 +17,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from .app import App
-from .errors import UsageError
+from pgworkd.app import App
+from pgworkd.errors import UsageError
 
 REASON_CHARS_MAX = 300
 _OURS = str(Path(__file__).parent) + os.sep

@@ -19,9 +19,9 @@ from typing import Any, Literal, Protocol
 
 import structlog
 
-from . import events
-from .events import Listener
-from .safe_text import escaped, redact
+from pgworkd import events
+from pgworkd.events import Listener
+from pgworkd.safe_text import escaped, redact
 
 _LEVELS: dict[str, int] = {
     events.JOB_STARTED: logging.DEBUG,

@@ -11,11 +11,11 @@ from collections.abc import Mapping
 
 import anyio
 
-from .errors import PgworkdError
-from .events import Events
-from .outage import Outage
-from .pool import Fleet, Pool
-from .store import Store
+from pgworkd.errors import PgworkdError
+from pgworkd.events import Events
+from pgworkd.outage import Outage
+from pgworkd.pool import Fleet, Pool
+from pgworkd.store import Store
 
 COST_SHARE = 0.1
 """Of the time at most."""

@@ -13,18 +13,18 @@ from importlib.metadata import version
 
 import anyio
 
-from . import events
-from .errors import DatabaseUnavailable, PgworkdError
-from .events import Events
-from .held import Holdings
-from .job import Reason
-from .lease import Lease, boot_time_s
-from .lease_store import Wanted
-from .live import LiveSettings
-from .outage import Outage
-from .pool import Pool
-from .schema import VERSION
-from .store import Store
+from pgworkd import events
+from pgworkd.errors import DatabaseUnavailable, PgworkdError
+from pgworkd.events import Events
+from pgworkd.held import Holdings
+from pgworkd.job import Reason
+from pgworkd.lease import Lease, boot_time_s
+from pgworkd.lease_store import Wanted
+from pgworkd.live import LiveSettings
+from pgworkd.outage import Outage
+from pgworkd.pool import Pool
+from pgworkd.schema import VERSION
+from pgworkd.store import Store
 
 
 class Membership:

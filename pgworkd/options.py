@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from .chores import Periods
-from .job import Reason
-from .link import LinkOptions
+from pgworkd.chores import Periods
+from pgworkd.job import Reason
+from pgworkd.link import LinkOptions
 
 
 class Part(Protocol):

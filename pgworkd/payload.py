@@ -17,7 +17,7 @@ from typing import Any
 
 from pydantic_core import from_json, to_json, to_jsonable_python
 
-from .errors import InvalidPayload
+from pgworkd.errors import InvalidPayload
 
 BYTES_MAX = 1024 * 1024
 """Size limit of a payload or result, in bytes of compact UTF-8."""

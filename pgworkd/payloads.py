@@ -13,11 +13,11 @@ from uuid import UUID
 
 import anyio
 
-from .errors import DatabaseError, PgworkdError
-from .events import Events
-from .held import Held
-from .job import Reason
-from .outage import Outage
+from pgworkd.errors import DatabaseError, PgworkdError
+from pgworkd.events import Events
+from pgworkd.held import Held
+from pgworkd.job import Reason
+from pgworkd.outage import Outage
 
 READ_MAX = 500
 READ_BYTES = 1024 * 1024

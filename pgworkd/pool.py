@@ -13,20 +13,20 @@ from typing import NamedTuple, Protocol
 import anyio
 from anyio.abc import TaskGroup
 
-from .app import MAX_ATTEMPTS_DEFAULT, App
-from .attention import Attention
-from .cursor import Cursor
-from .errors import PgworkdError, WorkerLost
-from .events import Events
-from .held import Held, Holdings
-from .job import Reason, stopped
-from .outage import Outage
-from .pace import Pace
-from .payloads import Payloads
-from .runner import Runner
-from .settler import Settler
-from .slots import Slots
-from .store import ClaimOrder, Claims, Store
+from pgworkd.app import MAX_ATTEMPTS_DEFAULT, App
+from pgworkd.attention import Attention
+from pgworkd.cursor import Cursor
+from pgworkd.errors import PgworkdError, WorkerLost
+from pgworkd.events import Events
+from pgworkd.held import Held, Holdings
+from pgworkd.job import Reason, stopped
+from pgworkd.outage import Outage
+from pgworkd.pace import Pace
+from pgworkd.payloads import Payloads
+from pgworkd.runner import Runner
+from pgworkd.settler import Settler
+from pgworkd.slots import Slots
+from pgworkd.store import ClaimOrder, Claims, Store
 
 CLAIM_MAX = 1_000
 CLAIM_SOCKET_MAX = 500

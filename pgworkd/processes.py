@@ -17,8 +17,8 @@ import anyio
 from anyio.abc import ByteReceiveStream, ByteSendStream, Process
 from anyio.streams.buffered import BufferedByteReceiveStream
 
-from . import log, remains
-from .child import LENGTH, Answer, Noted, Request
+from pgworkd import log, remains
+from pgworkd.child import LENGTH, Answer, Noted, Request
 
 IDLE_S_MAX = 300.0
 """A process that has had nothing to do for so long is ended when the next call comes."""

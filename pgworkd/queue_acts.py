@@ -9,10 +9,10 @@ import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
-from . import bounds
-from .errors import DatabaseError, UsageError, delay_seconds
-from .link import Link
-from .queue_settings import REMEDIES, InForce, checked, in_force
+from pgworkd import bounds
+from pgworkd.errors import DatabaseError, UsageError, delay_seconds
+from pgworkd.link import Link
+from pgworkd.queue_settings import REMEDIES, InForce, checked, in_force
 
 _SET = "SELECT pgworkd.set_queue($1::text, $2::text::jsonb)"
 _PAUSE = """SELECT pgworkd.set_queue($1::text, jsonb_build_object('paused_until', u.at))

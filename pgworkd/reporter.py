@@ -6,14 +6,14 @@ import time
 
 import anyio
 
-from . import events
-from .app import App
-from .errors import PgworkdError
-from .events import Events
-from .held import Held, Holdings
-from .job import Ending, Outcome, Reason
-from .outage import Outage
-from .store import Rescued, Store
+from pgworkd import events
+from pgworkd.app import App
+from pgworkd.errors import PgworkdError
+from pgworkd.events import Events
+from pgworkd.held import Held, Holdings
+from pgworkd.job import Ending, Outcome, Reason
+from pgworkd.outage import Outage
+from pgworkd.store import Rescued, Store
 
 LOOK_S = 0.5
 SAMPLES_LEAST = 20

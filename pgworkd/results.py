@@ -23,9 +23,9 @@ from uuid import UUID
 import anyio
 from anyio.abc import TaskGroup
 
-from .bounds import identity
-from .errors import DatabaseUnavailable, JobFailed, JobUnknown, PgworkdError, UsageError
-from .link import Link, LinkOptions, Listener
+from pgworkd.bounds import identity
+from pgworkd.errors import DatabaseUnavailable, JobFailed, JobUnknown, PgworkdError, UsageError
+from pgworkd.link import Link, LinkOptions, Listener
 
 __all__ = ["Found", "JobFailed", "JobUnknown", "Results"]
 

@@ -22,11 +22,11 @@ from uuid import UUID
 import anyio
 import anyio.to_thread
 
-from . import events
-from .app import App, Handler
-from .cancellation import RunnerTask
-from .child import Request
-from .errors import (
+from pgworkd import events
+from pgworkd.app import App, Handler
+from pgworkd.cancellation import RunnerTask
+from pgworkd.child import Request
+from pgworkd.errors import (
     InvalidPayload,
     JobStopped,
     LeaseLost,
@@ -37,15 +37,15 @@ from .errors import (
     Snooze,
     UsageError,
 )
-from .events import Events
-from .failure import ErrorFacts, describe_error
-from .held import Held, began_ago_s
-from .job import NOT_IN_THREADS, Ending, Job, Outcome, Reason, stopped
-from .payload import decode, encode_result
-from .processes import ChildDied, Processes
-from .settler import Planner
-from .store import Store
-from .unknown_kinds import UnknownKinds
+from pgworkd.events import Events
+from pgworkd.failure import ErrorFacts, describe_error
+from pgworkd.held import Held, began_ago_s
+from pgworkd.job import NOT_IN_THREADS, Ending, Job, Outcome, Reason, stopped
+from pgworkd.payload import decode, encode_result
+from pgworkd.processes import ChildDied, Processes
+from pgworkd.settler import Planner
+from pgworkd.store import Store
+from pgworkd.unknown_kinds import UnknownKinds
 
 _DONE = Outcome(Ending.COMPLETED)
 _SETTLED = Outcome(Ending.SETTLED)

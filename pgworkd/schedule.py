@@ -21,7 +21,7 @@ from zoneinfo import ZoneInfo
 
 from cronsim import CronSim, CronSimError
 
-from .errors import BadSchedule as BadSchedule
+from pgworkd.errors import BadSchedule as BadSchedule
 
 Missed = Literal["skip", "once", "all"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from uuid import UUID
 
-from . import bounds
-from .link import Link
+from pgworkd import bounds
+from pgworkd.link import Link
 
 
 class ScheduleActs:

@@ -11,15 +11,15 @@ from collections.abc import Awaitable, Callable, Mapping
 import anyio
 from anyio.abc import TaskGroup
 
-from . import events
-from .app import App
-from .errors import PgworkdError, UsageError
-from .events import Events
-from .held import Holdings
-from .live import LiveSettings
-from .outage import Outage
-from .pool import Pool
-from .queue_settings import number
+from pgworkd import events
+from pgworkd.app import App
+from pgworkd.errors import PgworkdError, UsageError
+from pgworkd.events import Events
+from pgworkd.held import Holdings
+from pgworkd.live import LiveSettings
+from pgworkd.outage import Outage
+from pgworkd.pool import Pool
+from pgworkd.queue_settings import number
 
 LOOK_S = 0.02
 

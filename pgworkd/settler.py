@@ -18,17 +18,17 @@ from uuid import UUID
 
 import anyio
 
-from . import events
-from .delayed import Delayed, Item, is_least, lesser, size_of
-from .errors import DatabaseBusy, DatabaseError, DatabaseUnavailable, OutcomeUnknown, PgworkdError
-from .events import Events
-from .flushes import FLUSH_BYTES, FLUSH_MAX, Flushes
-from .held import Held, Holdings, began_ago_s
-from .job import Ending, Outcome
-from .outage import Outage
-from .registration import token_of
-from .schedule_store import Occurrence
-from .store import FailedAttempt, Store
+from pgworkd import events
+from pgworkd.delayed import Delayed, Item, is_least, lesser, size_of
+from pgworkd.errors import DatabaseBusy, DatabaseError, DatabaseUnavailable, OutcomeUnknown, PgworkdError
+from pgworkd.events import Events
+from pgworkd.flushes import FLUSH_BYTES, FLUSH_MAX, Flushes
+from pgworkd.held import Held, Holdings, began_ago_s
+from pgworkd.job import Ending, Outcome
+from pgworkd.outage import Outage
+from pgworkd.registration import token_of
+from pgworkd.schedule_store import Occurrence
+from pgworkd.store import FailedAttempt, Store
 
 CAPACITY = 10_000
 CAPACITY_BYTES = 32 * 1024 * 1024

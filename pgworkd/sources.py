@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .errors import UsageError
+from pgworkd.errors import UsageError
 
 PREFIX = "PGWORKD_"
 FILE_DEFAULT = "pgworkd.toml"

@@ -14,16 +14,16 @@ from dataclasses import replace
 from typing import Any, NamedTuple, cast
 from uuid import UUID, uuid4
 
-from . import settle_sql
-from .claim_connections import ClaimConnections
-from .claims import CLAIM
-from .claims import Claimed as Claimed
-from .claims import ClaimOrder as ClaimOrder
-from .claims import Claims as Claims
-from .errors import PgworkdError
-from .link import Link, LinkOptions, Listener, Transactions
-from .registration import Registration, token_of
-from .schedule_store import Occurrence, ScheduleStore, columns
+from pgworkd import settle_sql
+from pgworkd.claim_connections import ClaimConnections
+from pgworkd.claims import CLAIM
+from pgworkd.claims import Claimed as Claimed
+from pgworkd.claims import ClaimOrder as ClaimOrder
+from pgworkd.claims import Claims as Claims
+from pgworkd.errors import PgworkdError
+from pgworkd.link import Link, LinkOptions, Listener, Transactions
+from pgworkd.registration import Registration, token_of
+from pgworkd.schedule_store import Occurrence, ScheduleStore, columns
 
 CHANNEL = "pgworkd"
 UNBLOCK_STEP = MEND_STEP = 1_000

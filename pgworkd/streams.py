@@ -12,8 +12,8 @@ from typing import Any
 
 import anyio.to_thread
 
-from .batches import Batch
-from .job import Job
+from pgworkd.batches import Batch
+from pgworkd.job import Job
 
 StreamFunction = Callable[[Any, Any], Any]
 

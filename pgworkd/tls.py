@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final, Literal, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from .errors import UsageError
+from pgworkd.errors import UsageError
 
 _FULL: Final = "verify-full"
 _VERIFYING = ("verify-ca", _FULL)

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 import anyio
 
-from . import events
-from .errors import PgworkdError
-from .events import Events
-from .held import Held
-from .job import Ending, Outcome
-from .store import Store
+from pgworkd import events
+from pgworkd.errors import PgworkdError
+from pgworkd.events import Events
+from pgworkd.held import Held
+from pgworkd.job import Ending, Outcome
+from pgworkd.store import Store
 
 DELAY_S = 30.0
 RECHECK_S = 10.0

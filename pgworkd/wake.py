@@ -13,11 +13,11 @@ from typing import Any, Protocol
 
 import anyio
 
-from .errors import PgworkdError
-from .events import Events
-from .link import Listener
-from .outage import Outage
-from .store import CHANNEL
+from pgworkd.errors import PgworkdError
+from pgworkd.events import Events
+from pgworkd.link import Listener
+from pgworkd.outage import Outage
+from pgworkd.store import CHANNEL
 
 
 class Hearer(Protocol):
