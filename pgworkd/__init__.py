@@ -26,7 +26,7 @@ if TYPE_CHECKING:
         Snooze,
         UsageError,
     )
-    from pgworkd.job import Job
+    from pgworkd.words.job import Job
 
 # Imported when first asked for: the daemon's signal handlers stand before anything slow is loaded.
 _HOMES = {

@@ -19,9 +19,9 @@ from pydantic import PydanticSchemaGenerationError, PydanticUserError, TypeAdapt
 from pgworkd.backoff import Backoff
 from pgworkd.batches import batch
 from pgworkd.errors import UsageError
-from pgworkd.job import Job
 from pgworkd.schedule import MISSED_GRACE_S, Recurrence
 from pgworkd.streams import stream_handler, stream_kind
+from pgworkd.words.job import Job
 
 Mode = Literal["loop", "thread", "process"]
 Function = TypeVar("Function", bound=Callable[..., Any])

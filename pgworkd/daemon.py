@@ -26,7 +26,6 @@ from pgworkd.events import Events
 from pgworkd.hearing import Hearing
 from pgworkd.held import Held, Holdings
 from pgworkd.hooks import Hooks
-from pgworkd.job import Ending, Outcome, Reason
 from pgworkd.look import Look
 from pgworkd.membership import Membership
 from pgworkd.options import Options, Part
@@ -39,6 +38,7 @@ from pgworkd.serving import Serving
 from pgworkd.settler import Settler
 from pgworkd.store import Rescued, Store
 from pgworkd.wake import Wake
+from pgworkd.words.job import Ending, Outcome, Reason
 
 FLUSH_GRACE_S = 10.0
 """How long a stop waits for the database to take the last outcomes."""

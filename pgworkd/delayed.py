@@ -10,7 +10,7 @@ import random
 import anyio
 
 from pgworkd.held import Held
-from pgworkd.job import Ending, Outcome
+from pgworkd.words.job import Ending, Outcome
 
 FIRST_S, LOCKED_CAP_S, CAP_S = 0.05, 0.5, 30.0
 """The first delay; it doubles up to a cap, the lower one for what is locked."""

@@ -33,7 +33,7 @@ from pgworkd.backoff import Backoff
 from pgworkd.bounds import counted
 from pgworkd.demo_downstream import post
 from pgworkd.errors import PermanentError, RetryAfter, Snooze
-from pgworkd.job import Job
+from pgworkd.words.job import Job
 
 DIMENSIONS = 256
 FILE_BYTES_MAX = 1024 * 1024

@@ -11,10 +11,10 @@ from uuid import UUID
 import anyio
 
 from pgworkd.cancellation import RunScope
-from pgworkd.job import Job, Reason
 from pgworkd.link import CUT_AFTER_S
 from pgworkd.registration import token_of
 from pgworkd.store import Claimed
+from pgworkd.words.job import Job, Reason
 
 
 class Held:

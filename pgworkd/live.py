@@ -14,9 +14,9 @@ import anyio
 
 from pgworkd import events
 from pgworkd.events import Events
-from pgworkd.job import Reason
 from pgworkd.lease_store import Wanted
 from pgworkd.pool import Pool
+from pgworkd.words.job import Reason
 
 BACKOFF = ("backoff_s", "backoff_factor", "backoff_cap_s")
 _END_S_MAX = 3600.0

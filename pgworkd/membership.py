@@ -17,7 +17,6 @@ from pgworkd import events
 from pgworkd.errors import DatabaseUnavailable, PgworkdError
 from pgworkd.events import Events
 from pgworkd.held import Holdings
-from pgworkd.job import Reason
 from pgworkd.lease import Lease, boot_time_s
 from pgworkd.lease_store import Wanted
 from pgworkd.live import LiveSettings
@@ -25,6 +24,7 @@ from pgworkd.outage import Outage
 from pgworkd.pool import Pool
 from pgworkd.schema import VERSION
 from pgworkd.store import Store
+from pgworkd.words.job import Reason
 
 
 class Membership:

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from pgworkd.chores import Periods
-from pgworkd.job import Reason
 from pgworkd.link import LinkOptions
+from pgworkd.words.job import Reason
 
 
 class Part(Protocol):

@@ -16,8 +16,8 @@ import anyio
 from pgworkd.errors import DatabaseError, PgworkdError
 from pgworkd.events import Events
 from pgworkd.held import Held
-from pgworkd.job import Reason
 from pgworkd.outage import Outage
+from pgworkd.words.job import Reason
 
 READ_MAX = 500
 READ_BYTES = 1024 * 1024

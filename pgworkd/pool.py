@@ -19,7 +19,6 @@ from pgworkd.cursor import Cursor
 from pgworkd.errors import PgworkdError, WorkerLost
 from pgworkd.events import Events
 from pgworkd.held import Held, Holdings
-from pgworkd.job import Reason, stopped
 from pgworkd.outage import Outage
 from pgworkd.pace import Pace
 from pgworkd.payloads import Payloads
@@ -27,6 +26,7 @@ from pgworkd.runner import Runner
 from pgworkd.settler import Settler
 from pgworkd.slots import Slots
 from pgworkd.store import ClaimOrder, Claims, Store
+from pgworkd.words.job import Reason, stopped
 
 CLAIM_MAX = 1_000
 CLAIM_SOCKET_MAX = 500

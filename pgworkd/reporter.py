@@ -11,9 +11,9 @@ from pgworkd.app import App
 from pgworkd.errors import PgworkdError
 from pgworkd.events import Events
 from pgworkd.held import Held, Holdings
-from pgworkd.job import Ending, Outcome, Reason
 from pgworkd.outage import Outage
 from pgworkd.store import Rescued, Store
+from pgworkd.words.job import Ending, Outcome, Reason
 
 LOOK_S = 0.5
 SAMPLES_LEAST = 20

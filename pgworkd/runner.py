@@ -40,12 +40,12 @@ from pgworkd.errors import (
 from pgworkd.events import Events
 from pgworkd.failure import ErrorFacts, describe_error
 from pgworkd.held import Held, began_ago_s
-from pgworkd.job import NOT_IN_THREADS, Ending, Job, Outcome, Reason, stopped
 from pgworkd.payload import decode, encode_result
 from pgworkd.processes import ChildDied, Processes
 from pgworkd.settler import Planner
 from pgworkd.store import Store
 from pgworkd.unknown_kinds import UnknownKinds
+from pgworkd.words.job import NOT_IN_THREADS, Ending, Job, Outcome, Reason, stopped
 
 _DONE = Outcome(Ending.COMPLETED)
 _SETTLED = Outcome(Ending.SETTLED)

@@ -13,7 +13,7 @@ from typing import Any
 import anyio.to_thread
 
 from pgworkd.batches import Batch
-from pgworkd.job import Job
+from pgworkd.words.job import Job
 
 StreamFunction = Callable[[Any, Any], Any]
 

@@ -15,8 +15,8 @@ from pgworkd import events
 from pgworkd.errors import PgworkdError
 from pgworkd.events import Events
 from pgworkd.held import Held
-from pgworkd.job import Ending, Outcome
 from pgworkd.store import Store
+from pgworkd.words.job import Ending, Outcome
 
 DELAY_S = 30.0
 RECHECK_S = 10.0

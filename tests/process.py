@@ -21,8 +21,8 @@ import asyncpg
 
 from pgworkd.app import App
 from pgworkd.daemon import Daemon
-from pgworkd.job import Job
 from pgworkd.lease import end_process
+from pgworkd.words.job import Job
 from tests.kit import quick_options
 
 TABLES = """

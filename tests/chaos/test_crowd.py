@@ -13,7 +13,7 @@ import pytest
 from pgworkd import schema
 from pgworkd.app import App
 from pgworkd.embedded import EmbeddedPostgres
-from pgworkd.job import Job
+from pgworkd.words.job import Job
 from tests.kit import insert, running, until, waits_for_status
 from tests.server import TEST_SETTINGS, create_database, create_template
 

@@ -13,7 +13,7 @@ import asyncpg
 from pgworkd import schema
 from pgworkd.app import App
 from pgworkd.embedded import EmbeddedPostgres
-from pgworkd.job import Job
+from pgworkd.words.job import Job
 from tests import process
 from tests.kit import running, until
 from tests.server import create_database, create_template, start_test_server

@@ -16,8 +16,8 @@ from pgworkd.chores import Periods
 from pgworkd.cli_ask import hinted
 from pgworkd.config import Settings
 from pgworkd.errors import DatabaseUnavailable, OutcomeUnknown, PermanentError
-from pgworkd.job import Job
 from pgworkd.link import LinkOptions
+from pgworkd.words.job import Job
 from tests.kit import insert, running, until
 from tests.proxy import Message, Proxy
 

@@ -12,8 +12,8 @@ import pytest
 from pgworkd import events, link
 from pgworkd.app import App
 from pgworkd.errors import DatabaseUnavailable
-from pgworkd.job import Job
 from pgworkd.link import LinkOptions, Transactions
+from pgworkd.words.job import Job
 from tests.engine.test_start import set_read_only
 from tests.kit import insert, running, status, until, waits_for_status
 from tests.proxy import Message, Proxy

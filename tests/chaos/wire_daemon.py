@@ -7,8 +7,8 @@ from typing import ClassVar
 from pgworkd import events
 from pgworkd.app import App
 from pgworkd.chores import Periods
-from pgworkd.job import Job
 from pgworkd.link import LinkOptions
+from pgworkd.words.job import Job
 from tests.chaos.wire_kit import Operation, Told, differs, rows_of
 from tests.kit import Recorder, insert, running, until
 from tests.process import TABLES

@@ -6,9 +6,9 @@ from typing import ClassVar
 
 import anyio
 
-from pgworkd.job import Ending, Outcome
 from pgworkd.recurring import Recurring
 from pgworkd.settler import Settler
+from pgworkd.words.job import Ending, Outcome
 from tests.chaos.wire_engine import Engine, drop_schedule, occurrences_differ, put_schedule
 from tests.chaos.wire_kit import Told, differs, rows_of
 

@@ -14,7 +14,7 @@ import pytest
 from pgworkd import pool
 from pgworkd.app import App
 from pgworkd.daemon import Daemon
-from pgworkd.job import Job
+from pgworkd.words.job import Job
 from tests.engine.test_control import Gauge
 from tests.kit import Recorder, running, until
 

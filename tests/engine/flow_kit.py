@@ -12,7 +12,7 @@ import asyncpg
 
 from pgworkd.app import App
 from pgworkd.daemon import Daemon
-from pgworkd.job import Job
+from pgworkd.words.job import Job
 from tests.kit import Recorder, running, until
 
 NOTHING_LEFT = "SELECT NOT EXISTS (SELECT FROM pgworkd.jobs WHERE status <> 'dead')"

@@ -13,8 +13,8 @@ import anyio
 
 from pgworkd.app import App
 from pgworkd.daemon import Daemon
-from pgworkd.job import Job
 from pgworkd.link import LinkOptions
+from pgworkd.words.job import Job
 from tests.kit import LIMIT_S, Recorder, quick_options
 
 LEASE_S = 1.5

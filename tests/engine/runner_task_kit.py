@@ -13,7 +13,7 @@ import asyncpg
 
 from pgworkd import events
 from pgworkd.app import App
-from pgworkd.job import Job
+from pgworkd.words.job import Job
 from tests.engine.test_cancel import cancel
 from tests.kit import insert, running, until, waits_for_status
 

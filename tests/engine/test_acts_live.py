@@ -14,8 +14,8 @@ import asyncpg
 from pgworkd.acts import Which
 from pgworkd.admin import Admin
 from pgworkd.app import App
-from pgworkd.job import Job
 from pgworkd.link import LinkOptions
+from pgworkd.words.job import Job
 from tests.kit import insert, running, until, waits_for_status
 
 JOBS = 3000

@@ -12,8 +12,8 @@ from pgworkd import events
 from pgworkd.app import App
 from pgworkd.chores import Periods
 from pgworkd.daemon import Daemon
-from pgworkd.job import Reason
 from pgworkd.pace import Pace
+from pgworkd.words.job import Reason
 from tests.engine.ahead_kit import (
     QUICK,
     RUNNING,

@@ -12,7 +12,7 @@ import pytest
 from pgworkd import events
 from pgworkd.app import App
 from pgworkd.errors import PermanentError, Snooze
-from pgworkd.job import Job
+from pgworkd.words.job import Job
 from tests.engine.test_control import Gauge
 from tests.kit import insert, running, status, until, waits_for_status
 

@@ -12,7 +12,7 @@ import pytest
 
 from pgworkd import events
 from pgworkd.app import App
-from pgworkd.job import Job
+from pgworkd.words.job import Job
 from tests import process
 from tests.engine.flow_kit import Log, all_over, fill, fleet
 from tests.kit import insert, running, until, waits_for_status

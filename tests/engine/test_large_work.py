@@ -10,7 +10,7 @@ import pytest
 
 from pgworkd import events, payloads, settler
 from pgworkd.app import App
-from pgworkd.job import Job
+from pgworkd.words.job import Job
 from tests.kit import insert, running, until, waits_for_status
 from tests.proxy import Proxy
 

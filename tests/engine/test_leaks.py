@@ -18,7 +18,7 @@ import asyncpg
 from pgworkd.app import App
 from pgworkd.daemon import Daemon
 from pgworkd.errors import PermanentError, Snooze
-from pgworkd.job import Job
+from pgworkd.words.job import Job
 from tests.kit import insert, running, until, waits_for_status
 
 JOBS = 1_000

@@ -15,7 +15,7 @@ from pgworkd import events
 from pgworkd.app import App
 from pgworkd.daemon import Daemon
 from pgworkd.errors import PermanentError, Snooze
-from pgworkd.job import Job
+from pgworkd.words.job import Job
 from tests.kit import Recorder, insert, quick_options, running, status, until, waits_for_status
 
 

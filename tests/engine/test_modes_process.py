@@ -21,7 +21,7 @@ from pydantic import BaseModel
 from pgworkd import events
 from pgworkd.app import App
 from pgworkd.errors import PermanentError, RetryAfter, Snooze
-from pgworkd.job import Job
+from pgworkd.words.job import Job
 from tests.kit import insert, running, status, until, waits_for_status
 
 

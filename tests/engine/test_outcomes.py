@@ -15,7 +15,7 @@ import pytest
 
 from pgworkd.app import App
 from pgworkd.errors import PermanentError
-from pgworkd.job import Job
+from pgworkd.words.job import Job
 from tests.engine.outcome_kit import cancel_this_task, dead_end
 from tests.kit import insert, running, until, waits_for_status
 

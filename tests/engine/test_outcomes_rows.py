@@ -13,7 +13,7 @@ from pydantic import BaseModel, field_validator
 from pgworkd import events
 from pgworkd.app import App
 from pgworkd.errors import PermanentError
-from pgworkd.job import Job
+from pgworkd.words.job import Job
 from tests.kit import insert, running, until, waits_for_status
 
 

@@ -11,7 +11,7 @@ import pytest
 from pgworkd import events
 from pgworkd.app import App
 from pgworkd.errors import LeaseLost, Snooze
-from pgworkd.job import Job
+from pgworkd.words.job import Job
 from tests.engine.outcome_kit import dead_end
 from tests.kit import insert, running, until, waits_for_status
 

@@ -14,9 +14,9 @@ import pytest
 from pgworkd import events
 from pgworkd.app import App
 from pgworkd.errors import PgworkdError, UsageError
-from pgworkd.job import PROGRESS_CHARS_MAX, Job
 from pgworkd.link import LinkOptions
 from pgworkd.store import Store
+from pgworkd.words.job import PROGRESS_CHARS_MAX, Job
 from tests.kit import insert, running, until, waits_for_status
 
 SAID = "SELECT done, message FROM pgworkd.job_progress WHERE id = $1"

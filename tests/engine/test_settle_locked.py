@@ -11,7 +11,7 @@ import pytest
 
 from pgworkd import events
 from pgworkd.app import App
-from pgworkd.job import Job
+from pgworkd.words.job import Job
 from tests.kit import insert, running, status, until, waits_for_status
 
 WITHIN_S = 1.5

@@ -13,8 +13,8 @@ from pgworkd import events, settler, store
 from pgworkd.app import App
 from pgworkd.daemon import Daemon
 from pgworkd.errors import OutcomeUnknown, Snooze
-from pgworkd.job import Job
 from pgworkd.link import LinkOptions
+from pgworkd.words.job import Job
 from tests.kit import insert, running, status, until, waits_for_status
 from tests.proxy import Proxy
 

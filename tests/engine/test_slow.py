@@ -10,8 +10,8 @@ import pytest
 
 from pgworkd import events
 from pgworkd.app import App
-from pgworkd.job import Job
 from pgworkd.reporter import SAMPLES_LEAST
+from pgworkd.words.job import Job
 from tests.kit import Recorder, insert, running, status, until, waits_for_status
 
 

@@ -16,7 +16,7 @@ import pytest
 from pgworkd import events
 from pgworkd.app import App
 from pgworkd.daemon import Daemon
-from pgworkd.job import Job, Reason
+from pgworkd.words.job import Job, Reason
 from tests.engine.test_cancel import cancel
 from tests.kit import insert, running, status, until, waits_for_status
 

@@ -13,8 +13,8 @@ import pytest
 from pgworkd import events
 from pgworkd.app import App
 from pgworkd.errors import LeaseLost, UsageError
-from pgworkd.job import Job
 from pgworkd.link import LinkOptions
+from pgworkd.words.job import Job
 from tests.engine.test_cancel import cancel
 from tests.kit import insert, running, until, waits_for_status
 

@@ -13,7 +13,7 @@ import pytest
 from pgworkd import events
 from pgworkd.app import App
 from pgworkd.errors import Snooze
-from pgworkd.job import Job
+from pgworkd.words.job import Job
 from tests.engine.ahead_kit import never_stalls
 from tests.kit import insert, running, until, waits_for_status
 

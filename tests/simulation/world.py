@@ -17,7 +17,7 @@ from pgworkd.chores import Periods
 from pgworkd.daemon import FLUSH_GRACE_S, Daemon, Options
 from pgworkd.errors import PermanentError, RetryAfter, Snooze
 from pgworkd.events import Events
-from pgworkd.job import Job
+from pgworkd.words.job import Job
 
 from .loop import BEGAN_S, SimulationFailed, SimulationLoop, simulate
 from .plans import QUEUES, Doing, Plan, Profile, draw

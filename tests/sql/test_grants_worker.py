@@ -13,9 +13,9 @@ from pgworkd.app import App
 from pgworkd.chores import Periods
 from pgworkd.client import batch, enqueue
 from pgworkd.errors import JobFailed, PermanentError, UsageError
-from pgworkd.job import Job
 from pgworkd.link import LinkOptions
 from pgworkd.results import Results
+from pgworkd.words.job import Job
 from tests.kit import running, status, until, waits_for_status
 
 from .roles import Roles, refused

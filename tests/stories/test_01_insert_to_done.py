@@ -11,7 +11,7 @@ import asyncpg
 from pgworkd import events
 from pgworkd.app import App, DeadJob
 from pgworkd.errors import PermanentError, RetryAfter, Snooze
-from pgworkd.job import Job
+from pgworkd.words.job import Job
 from tests.kit import insert, running, until, waits_for_status
 
 

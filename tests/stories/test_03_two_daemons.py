@@ -8,7 +8,7 @@ from typing import Any
 import asyncpg
 
 from pgworkd.app import App
-from pgworkd.job import Job
+from pgworkd.words.job import Job
 from tests.kit import running, until
 
 JOBS = 20_000

@@ -16,11 +16,11 @@ from pgworkd import events
 from pgworkd.app import App
 from pgworkd.events import Events
 from pgworkd.held import Held
-from pgworkd.job import Job
 from pgworkd.link import LinkOptions
 from pgworkd.recurring import Recurring
 from pgworkd.schedule import Recurrence
 from pgworkd.store import ClaimOrder, Store
+from pgworkd.words.job import Job
 from tests.kit import running, until
 
 

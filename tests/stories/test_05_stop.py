@@ -13,8 +13,8 @@ import pytest
 from pgworkd import events
 from pgworkd.app import App
 from pgworkd.daemon import Daemon
-from pgworkd.job import Job
 from pgworkd.store import Store
+from pgworkd.words.job import Job
 from tests.kit import Recorder, insert, quick_options, running, status, until
 
 

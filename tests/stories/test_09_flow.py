@@ -11,7 +11,7 @@ import asyncpg
 
 from pgworkd.app import App
 from pgworkd.client import enqueue
-from pgworkd.job import Job
+from pgworkd.words.job import Job
 from tests.kit import running, until
 from tests.sql.flow import most_in_window
 

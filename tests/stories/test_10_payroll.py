@@ -13,7 +13,7 @@ import pytest
 from pgworkd import events
 from pgworkd.app import App
 from pgworkd.client import Batch, Progress
-from pgworkd.job import Job
+from pgworkd.words.job import Job
 from tests.kit import running
 
 EMPLOYEES = 25

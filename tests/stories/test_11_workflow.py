@@ -12,8 +12,8 @@ from pgworkd import events
 from pgworkd.app import App
 from pgworkd.client import Workflow, enqueue
 from pgworkd.errors import JobFailed
-from pgworkd.job import Job
 from pgworkd.results import Results
+from pgworkd.words.job import Job
 from tests.kit import running, status, until, waits_for_status
 
 SHARDS = ("a", "b", "c")

@@ -21,7 +21,7 @@ import pytest
 
 from pgworkd import cli_app
 from pgworkd.app import App
-from pgworkd.job import Job
+from pgworkd.words.job import Job
 from tests.kit import LIMIT_S, running, until, waits_for_status
 
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")

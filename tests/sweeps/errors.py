@@ -19,7 +19,7 @@ import pgworkd
 from pgworkd import events
 from pgworkd.app import App
 from pgworkd.errors import PermanentError, Snooze
-from pgworkd.job import Job
+from pgworkd.words.job import Job
 from tests.kit import running, until
 
 PACKAGE = Path(pgworkd.__file__).parent

@@ -17,7 +17,7 @@ import asyncpg
 
 from pgworkd import events
 from pgworkd.app import App
-from pgworkd.job import Job
+from pgworkd.words.job import Job
 from tests.kit import Recorder, running, until
 
 KINDS = ("a", "b", "c")

@@ -18,7 +18,7 @@ import asyncpg
 from pgworkd import events
 from pgworkd.app import App
 from pgworkd.errors import PermanentError, RetryAfter
-from pgworkd.job import Job
+from pgworkd.words.job import Job
 from tests.kit import Recorder, insert, running, until
 
 # ruff: noqa: S608 - all SQL is written here

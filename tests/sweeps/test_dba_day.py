@@ -10,8 +10,8 @@ import pytest
 
 from pgworkd import events, schema
 from pgworkd.app import App
-from pgworkd.job import Job
 from pgworkd.link import LinkOptions
+from pgworkd.words.job import Job
 from tests.kit import running, until
 
 JOBS = 150

@@ -18,8 +18,8 @@ import pytest
 
 from pgworkd import schema
 from pgworkd.app import App
-from pgworkd.job import Job
 from pgworkd.link import LinkOptions
+from pgworkd.words.job import Job
 from tests.engine.test_dba import binaries
 from tests.kit import running, until
 from tests.server import create_database, create_template, start_test_server

@@ -17,8 +17,8 @@ from pgworkd import events, schema
 from pgworkd.app import App
 from pgworkd.client import batch, enqueue
 from pgworkd.embedded import EmbeddedPostgres
-from pgworkd.job import Job
 from pgworkd.link import LinkOptions
+from pgworkd.words.job import Job
 from tests.chaos import clocks
 from tests.engine.test_dba import everything
 from tests.kit import Recorder, running, until

@@ -16,7 +16,7 @@ from pgworkd import events
 from pgworkd.app import App
 from pgworkd.chores import Periods
 from pgworkd.client import batch, enqueue
-from pgworkd.job import Job
+from pgworkd.words.job import Job
 from tests.kit import running, until, waits_for_status
 
 PERIODS = Periods(rescue_s=0.1, expire_s=0.1, schedules_s=0.1, strays_s=0.1, partitions_s=0.1, prune_s=0.1, keep_days=1)

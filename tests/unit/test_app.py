@@ -13,7 +13,7 @@ from typing_extensions import TypedDict
 
 from pgworkd.app import App
 from pgworkd.errors import UsageError
-from pgworkd.job import Job
+from pgworkd.words.job import Job
 from tests.unit.app_kit import registered
 
 

@@ -12,10 +12,10 @@ import pytest
 
 from pgworkd.cancellation import RunnerTask, RunScope
 from pgworkd.held import Held, Holdings
-from pgworkd.job import Job, Reason
 from pgworkd.link import CUT_AFTER_S
 from pgworkd.registration import Registration
 from pgworkd.store import Claimed
+from pgworkd.words.job import Job, Reason
 
 
 def claimed(job_id: UUID, attempt: int = 1) -> Claimed:

@@ -12,8 +12,8 @@ import anyio.lowlevel
 from pgworkd.errors import DatabaseError, DatabaseUnavailable
 from pgworkd.events import Events
 from pgworkd.held import Held
-from pgworkd.job import Reason
 from pgworkd.payloads import Payloads
+from pgworkd.words.job import Reason
 from tests.unit.test_held import held_of
 
 DAMAGED, GONE = UUID(int=3), UUID(int=4)

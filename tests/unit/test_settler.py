@@ -12,8 +12,8 @@ import pytest
 from pgworkd import events
 from pgworkd.events import Events
 from pgworkd.held import Held, Holdings
-from pgworkd.job import Ending, Outcome
 from pgworkd.settler import Settler
+from pgworkd.words.job import Ending, Outcome
 from tests.unit.test_held import held_of
 
 JOB = UUID(int=7)
