@@ -12,13 +12,13 @@ from typing import Protocol
 
 import anyio
 
-from pgworkd import events
 from pgworkd.errors import DatabaseBusy, DatabaseUnavailable, PgworkdError
-from pgworkd.events import Events
 from pgworkd.held import Holdings
 from pgworkd.outage import Outage
 from pgworkd.recurring import Recurring
 from pgworkd.store import Rescued, Store
+from pgworkd.words import events
+from pgworkd.words.events import Events
 
 RESCUE_MAX = EXPIRE_MAX = EFFECTS_MAX = 1_000
 PRUNE_MAX = 5_000

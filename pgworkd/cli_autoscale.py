@@ -92,9 +92,9 @@ async def _run(
     from pgworkd import log
     from pgworkd.admin import Admin
     from pgworkd.autoscale import Autoscaler
-    from pgworkd.events import Events
     from pgworkd.link import LinkOptions
     from pgworkd.outage import Outage
+    from pgworkd.words.events import Events
 
     events = Events()
     events.listen(log.listener(settings.log_level))

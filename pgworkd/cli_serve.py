@@ -24,12 +24,12 @@ from pgworkd.chores import Periods
 from pgworkd.config import Settings, load
 from pgworkd.daemon import FLUSH_GRACE_S, Daemon, Options
 from pgworkd.errors import PgworkdError, UsageError
-from pgworkd.events import Events, Listener
 from pgworkd.lease import end_process
 from pgworkd.link import LinkOptions
 from pgworkd.loader import load_app
 from pgworkd.supervisor import SUPERVISED, Introduction, Supervisor
 from pgworkd.systemd import SystemdNotifier
+from pgworkd.words.events import Events, Listener
 
 RELOADED = ("log_level", "log_format", "queues")
 """What a running daemon takes over; the rest waits for its restart."""

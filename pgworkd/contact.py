@@ -10,12 +10,13 @@ from typing import TypeVar
 
 import anyio
 
-from pgworkd import events, schema
+from pgworkd import schema
 from pgworkd.driver_errors import sqlstate_of
 from pgworkd.errors import DatabaseUnavailable, PgworkdError, SchemaAwaited, UsageError
-from pgworkd.events import Events
 from pgworkd.link import LinkOptions
 from pgworkd.outage import Outage
+from pgworkd.words import events
+from pgworkd.words.events import Events
 
 SCHEMA_POLL_S = 2.0
 _FORBIDDEN = "42501"

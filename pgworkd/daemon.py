@@ -16,13 +16,11 @@ from typing import Any
 import anyio
 from anyio.abc import TaskGroup
 
-from pgworkd import events
 from pgworkd.app import App, DeadJob
 from pgworkd.bounds import counted
 from pgworkd.chores import Chores
 from pgworkd.contact import Contact
 from pgworkd.errors import InvalidPayload, PgworkdError, SchemaError, UsageError
-from pgworkd.events import Events
 from pgworkd.hearing import Hearing
 from pgworkd.held import Held, Holdings
 from pgworkd.hooks import Hooks
@@ -38,6 +36,8 @@ from pgworkd.serving import Serving
 from pgworkd.settler import Settler
 from pgworkd.store import Rescued, Store
 from pgworkd.wake import Wake
+from pgworkd.words import events
+from pgworkd.words.events import Events
 from pgworkd.words.job import Ending, Outcome, Reason
 
 FLUSH_GRACE_S = 10.0

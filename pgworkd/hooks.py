@@ -11,11 +11,11 @@ from typing import Any
 import anyio
 from anyio.abc import TaskGroup
 
-from pgworkd import events
 from pgworkd.app import App, DeadJob
 from pgworkd.cancellation import forget_stray_cancellation
-from pgworkd.events import Events
 from pgworkd.failure import describe_error
+from pgworkd.words import events
+from pgworkd.words.events import Events
 
 LIMIT_S = 30.0
 """How long one hook may take for one job."""

@@ -12,10 +12,10 @@ from typing import Any
 
 import anyio
 
-from pgworkd import events
-from pgworkd.events import Events
 from pgworkd.lease_store import Wanted
 from pgworkd.pool import Pool
+from pgworkd.words import events
+from pgworkd.words.events import Events
 from pgworkd.words.job import Reason
 
 BACKOFF = ("backoff_s", "backoff_factor", "backoff_cap_s")

@@ -19,9 +19,9 @@ from typing import Any, Literal, Protocol
 
 import structlog
 
-from pgworkd import events
-from pgworkd.events import Listener
 from pgworkd.safe_text import escaped, redact
+from pgworkd.words import events
+from pgworkd.words.events import Listener
 
 _LEVELS: dict[str, int] = {
     events.JOB_STARTED: logging.DEBUG,

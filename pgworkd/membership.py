@@ -13,9 +13,7 @@ from importlib.metadata import version
 
 import anyio
 
-from pgworkd import events
 from pgworkd.errors import DatabaseUnavailable, PgworkdError
-from pgworkd.events import Events
 from pgworkd.held import Holdings
 from pgworkd.lease import Lease, boot_time_s
 from pgworkd.lease_store import Wanted
@@ -24,6 +22,8 @@ from pgworkd.outage import Outage
 from pgworkd.pool import Pool
 from pgworkd.schema import VERSION
 from pgworkd.store import Store
+from pgworkd.words import events
+from pgworkd.words.events import Events
 from pgworkd.words.job import Reason
 
 

@@ -12,9 +12,9 @@ import random
 
 import anyio
 
-from pgworkd import events
 from pgworkd.errors import DatabaseBusy, DatabaseError
-from pgworkd.events import Events
+from pgworkd.words import events
+from pgworkd.words.events import Events
 
 FIRST_S = 0.1
 CAP_S = 2.0

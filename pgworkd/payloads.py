@@ -14,9 +14,9 @@ from uuid import UUID
 import anyio
 
 from pgworkd.errors import DatabaseError, PgworkdError
-from pgworkd.events import Events
 from pgworkd.held import Held
 from pgworkd.outage import Outage
+from pgworkd.words.events import Events
 from pgworkd.words.job import Reason
 
 READ_MAX = 500

@@ -17,7 +17,6 @@ from pgworkd.app import MAX_ATTEMPTS_DEFAULT, App
 from pgworkd.attention import Attention
 from pgworkd.cursor import Cursor
 from pgworkd.errors import PgworkdError, WorkerLost
-from pgworkd.events import Events
 from pgworkd.held import Held, Holdings
 from pgworkd.outage import Outage
 from pgworkd.pace import Pace
@@ -26,6 +25,7 @@ from pgworkd.runner import Runner
 from pgworkd.settler import Settler
 from pgworkd.slots import Slots
 from pgworkd.store import ClaimOrder, Claims, Store
+from pgworkd.words.events import Events
 from pgworkd.words.job import Reason, stopped
 
 CLAIM_MAX = 1_000

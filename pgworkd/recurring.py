@@ -13,15 +13,15 @@ from typing import cast
 
 import anyio
 
-from pgworkd import events
 from pgworkd.app import App, Handler
 from pgworkd.errors import BadSchedule
-from pgworkd.events import Events
 from pgworkd.held import Held
 from pgworkd.payload import encode
 from pgworkd.schedule import Missed, Recurrence
 from pgworkd.schedule_store import Occurrence, ScheduleRow
 from pgworkd.store import Store
+from pgworkd.words import events
+from pgworkd.words.events import Events
 
 RETIRE_AFTER_S = 300.0
 """A schedule that stands in no living worker's code for as long has left the code; a restart takes less."""

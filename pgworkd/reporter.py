@@ -6,13 +6,13 @@ import time
 
 import anyio
 
-from pgworkd import events
 from pgworkd.app import App
 from pgworkd.errors import PgworkdError
-from pgworkd.events import Events
 from pgworkd.held import Held, Holdings
 from pgworkd.outage import Outage
 from pgworkd.store import Rescued, Store
+from pgworkd.words import events
+from pgworkd.words.events import Events
 from pgworkd.words.job import Ending, Outcome, Reason
 
 LOOK_S = 0.5

@@ -22,7 +22,6 @@ from uuid import UUID
 import anyio
 import anyio.to_thread
 
-from pgworkd import events
 from pgworkd.app import App, Handler
 from pgworkd.cancellation import RunnerTask
 from pgworkd.child import Request
@@ -37,7 +36,6 @@ from pgworkd.errors import (
     Snooze,
     UsageError,
 )
-from pgworkd.events import Events
 from pgworkd.failure import ErrorFacts, describe_error
 from pgworkd.held import Held, began_ago_s
 from pgworkd.payload import decode, encode_result
@@ -45,6 +43,8 @@ from pgworkd.processes import ChildDied, Processes
 from pgworkd.settler import Planner
 from pgworkd.store import Store
 from pgworkd.unknown_kinds import UnknownKinds
+from pgworkd.words import events
+from pgworkd.words.events import Events
 from pgworkd.words.job import NOT_IN_THREADS, Ending, Job, Outcome, Reason, stopped
 
 _DONE = Outcome(Ending.COMPLETED)

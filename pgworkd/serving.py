@@ -11,15 +11,15 @@ from collections.abc import Awaitable, Callable, Mapping
 import anyio
 from anyio.abc import TaskGroup
 
-from pgworkd import events
 from pgworkd.app import App
 from pgworkd.errors import PgworkdError, UsageError
-from pgworkd.events import Events
 from pgworkd.held import Holdings
 from pgworkd.live import LiveSettings
 from pgworkd.outage import Outage
 from pgworkd.pool import Pool
 from pgworkd.queue_settings import number
+from pgworkd.words import events
+from pgworkd.words.events import Events
 
 LOOK_S = 0.02
 

@@ -9,13 +9,13 @@ from collections.abc import Callable
 
 from anyio.abc import TaskGroup
 
-from pgworkd import events
 from pgworkd.cancellation import RunnerTask
-from pgworkd.events import Events
 from pgworkd.held import Held
 from pgworkd.payloads import Payloads
 from pgworkd.runner import Runner
 from pgworkd.settler import Settler
+from pgworkd.words import events
+from pgworkd.words.events import Events
 
 SLICE_S = 0.002
 """How long jobs that never wait for anything may follow each other before all other tasks get their turn."""

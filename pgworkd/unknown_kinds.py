@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 import anyio
 
-from pgworkd import events
 from pgworkd.errors import PgworkdError
-from pgworkd.events import Events
 from pgworkd.held import Held
 from pgworkd.store import Store
+from pgworkd.words import events
+from pgworkd.words.events import Events
 from pgworkd.words.job import Ending, Outcome
 
 DELAY_S = 30.0

@@ -14,10 +14,10 @@ from typing import Any, Protocol
 import anyio
 
 from pgworkd.errors import PgworkdError
-from pgworkd.events import Events
 from pgworkd.link import Listener
 from pgworkd.outage import Outage
 from pgworkd.store import CHANNEL
+from pgworkd.words.events import Events
 
 
 class Hearer(Protocol):

@@ -9,7 +9,7 @@ import anyio
 import asyncpg
 import pytest
 
-from pgworkd import events, settle_sql
+from pgworkd import settle_sql
 from pgworkd.admin import Admin
 from pgworkd.app import App, DeadJob
 from pgworkd.chores import Periods
@@ -17,6 +17,7 @@ from pgworkd.cli_ask import hinted
 from pgworkd.config import Settings
 from pgworkd.errors import DatabaseUnavailable, OutcomeUnknown, PermanentError
 from pgworkd.link import LinkOptions
+from pgworkd.words import events
 from pgworkd.words.job import Job
 from tests.kit import insert, running, until
 from tests.proxy import Message, Proxy

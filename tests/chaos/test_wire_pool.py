@@ -14,10 +14,10 @@ import anyio
 import asyncpg
 
 from pgworkd.errors import DatabaseUnavailable
-from pgworkd.events import Events
 from pgworkd.link import LinkOptions
 from pgworkd.store import CHANNEL, Store
 from pgworkd.wake import Wake
+from pgworkd.words.events import Events
 from tests.engine.test_leaks import CONNECTIONS, open_files
 from tests.kit import until
 from tests.proxy import Proxy

@@ -9,10 +9,11 @@ import anyio
 import asyncpg
 import pytest
 
-from pgworkd import events, link
+from pgworkd import link
 from pgworkd.app import App
 from pgworkd.errors import DatabaseUnavailable
 from pgworkd.link import LinkOptions, Transactions
+from pgworkd.words import events
 from pgworkd.words.job import Job
 from tests.engine.test_start import set_read_only
 from tests.kit import insert, running, status, until, waits_for_status

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from pgworkd import events
 from pgworkd.app import App
 from pgworkd.chores import Periods
 from pgworkd.link import LinkOptions
+from pgworkd.words import events
 from pgworkd.words.job import Job
 from tests.chaos.wire_kit import Operation, Told, differs, rows_of
 from tests.kit import Recorder, insert, running, until

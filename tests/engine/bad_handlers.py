@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from pgworkd import events
 from pgworkd.app import App
 from pgworkd.errors import UsageError
 from pgworkd.failure import MESSAGE_BYTES_MAX, TRACEBACK_BYTES_MAX
+from pgworkd.words import events
 from tests.engine.bad_kit import Case, Db, among_good_ones, dead_handler
 
 # Handlers in processes are functions at the top of a module: the child imports them from here.

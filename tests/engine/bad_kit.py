@@ -10,10 +10,10 @@ from uuid import UUID
 import asyncpg
 import pytest
 
-from pgworkd import events
 from pgworkd.app import App
 from pgworkd.daemon import Daemon
 from pgworkd.errors import InvalidPayload, UsageError
+from pgworkd.words import events
 from tests.engine.client_kit import refused_at_the_call
 from tests.engine.outcome_kit import dead_end
 from tests.kit import Recorder, insert, running, until, waits_for_status

@@ -12,7 +12,7 @@ from urllib.parse import quote, urlsplit
 
 import psycopg
 
-from pgworkd import events
+from pgworkd.words import events
 from tests.engine.bad_kit import Case
 from tests.engine.test_cli import CANARY
 from tests.engine.test_cli_run import NOBODY

@@ -10,8 +10,8 @@ from typing import Any
 import anyio
 import asyncpg
 
-from pgworkd import events
 from pgworkd.app import App
+from pgworkd.words import events
 from tests.kit import insert, running, until, waits_for_status
 
 

@@ -8,11 +8,11 @@ import anyio
 import asyncpg
 import pytest
 
-from pgworkd import events
 from pgworkd.app import App
 from pgworkd.chores import Periods
 from pgworkd.daemon import Daemon
 from pgworkd.pace import Pace
+from pgworkd.words import events
 from pgworkd.words.job import Reason
 from tests.engine.ahead_kit import (
     QUICK,

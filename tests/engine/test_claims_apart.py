@@ -10,11 +10,12 @@ import anyio
 import asyncpg
 import pytest
 
-from pgworkd import claim_connections, events
+from pgworkd import claim_connections
 from pgworkd.app import App
 from pgworkd.claim_connections import CONNECTIONS_MAX, ClaimConnections
 from pgworkd.errors import OutcomeUnknown
 from pgworkd.link import LinkOptions
+from pgworkd.words import events
 from tests.kit import Recorder, insert, running, until, waits_for_status
 
 WITHIN_S = 1.0

@@ -9,9 +9,9 @@ import anyio
 import asyncpg
 import pytest
 
-from pgworkd import events
 from pgworkd.app import App
 from pgworkd.daemon import Daemon
+from pgworkd.words import events
 from tests.kit import Recorder, insert, running, status, until, waits_for_status
 
 

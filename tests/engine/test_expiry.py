@@ -7,9 +7,9 @@ from typing import Any
 
 import asyncpg
 
-from pgworkd import events
 from pgworkd.app import App
 from pgworkd.chores import Periods
+from pgworkd.words import events
 from tests.engine.test_cli import Shell, clean, shell
 from tests.kit import running
 

@@ -8,7 +8,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from pgworkd import events
+from pgworkd.words import events
 from tests.engine.lease_kit import Sleepers, daemon_of
 from tests.kit import insert, until, waits_for_status
 

@@ -9,9 +9,10 @@ import anyio
 import asyncpg
 import pytest
 
-from pgworkd import chores, events
+from pgworkd import chores
 from pgworkd.app import App
 from pgworkd.errors import PermanentError
+from pgworkd.words import events
 from tests.kit import insert, running, until, waits_for_status
 from tests.sql.crowds import counts, crowd, effects
 from tests.sql.waits import exact

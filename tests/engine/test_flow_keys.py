@@ -10,8 +10,8 @@ import anyio
 import asyncpg
 import pytest
 
-from pgworkd import events
 from pgworkd.app import App
+from pgworkd.words import events
 from pgworkd.words.job import Job
 from tests import process
 from tests.engine.flow_kit import Log, all_over, fill, fleet

@@ -10,10 +10,10 @@ import anyio.to_thread
 import asyncpg
 import pytest
 
-from pgworkd import events
 from pgworkd.app import App
 from pgworkd.daemon import Daemon
 from pgworkd.errors import UsageError
+from pgworkd.words import events
 from tests.kit import Recorder, insert, quick_options, status, until
 
 

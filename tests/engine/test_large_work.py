@@ -8,8 +8,9 @@ import anyio
 import asyncpg
 import pytest
 
-from pgworkd import events, payloads, settler
+from pgworkd import payloads, settler
 from pgworkd.app import App
+from pgworkd.words import events
 from pgworkd.words.job import Job
 from tests.kit import insert, running, until, waits_for_status
 from tests.proxy import Proxy

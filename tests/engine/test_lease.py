@@ -12,9 +12,9 @@ import anyio
 import asyncpg
 import pytest
 
-from pgworkd import events
 from pgworkd.app import App
 from pgworkd.lease import boot_time_s
+from pgworkd.words import events
 from pgworkd.words.job import Job
 from tests.engine.lease_kit import LEFT_S, Sleepers, daemon_of
 from tests.kit import insert, running, until, waits_for_status

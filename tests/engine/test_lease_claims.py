@@ -6,10 +6,10 @@ from typing import Any
 
 import asyncpg
 
-from pgworkd import events
 from pgworkd.chores import Periods
 from pgworkd.daemon import Daemon
 from pgworkd.link import LinkOptions
+from pgworkd.words import events
 from tests.engine.lease_kit import Sleepers, daemon_of
 from tests.kit import Recorder, insert, running, until, waits_for_status
 from tests.proxy import Proxy

@@ -6,8 +6,8 @@ from typing import Any
 
 import asyncpg
 
-from pgworkd import events
 from pgworkd.app import App
+from pgworkd.words import events
 from tests.engine.lease_kit import Sleepers, daemon_of
 from tests.kit import insert, until, waits_for_status
 

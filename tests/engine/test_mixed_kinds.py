@@ -7,8 +7,8 @@ from typing import Any
 import asyncpg
 import pytest
 
-from pgworkd import events
 from pgworkd.app import App
+from pgworkd.words import events
 from tests.kit import Recorder, insert, running, status, until, waits_for_status
 
 pytestmark = pytest.mark.usefixtures("soon_asked")

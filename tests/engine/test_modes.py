@@ -11,10 +11,10 @@ import anyio
 import asyncpg
 import pytest
 
-from pgworkd import events
 from pgworkd.app import App
 from pgworkd.daemon import Daemon
 from pgworkd.errors import PermanentError, Snooze
+from pgworkd.words import events
 from pgworkd.words.job import Job
 from tests.kit import Recorder, insert, quick_options, running, status, until, waits_for_status
 

@@ -18,9 +18,9 @@ import asyncpg
 import pytest
 from pydantic import BaseModel
 
-from pgworkd import events
 from pgworkd.app import App
 from pgworkd.errors import PermanentError, RetryAfter, Snooze
+from pgworkd.words import events
 from pgworkd.words.job import Job
 from tests.kit import insert, running, status, until, waits_for_status
 

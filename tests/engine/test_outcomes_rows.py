@@ -10,9 +10,9 @@ import asyncpg
 import pytest
 from pydantic import BaseModel, field_validator
 
-from pgworkd import events
 from pgworkd.app import App
 from pgworkd.errors import PermanentError
+from pgworkd.words import events
 from pgworkd.words.job import Job
 from tests.kit import insert, running, until, waits_for_status
 

@@ -11,11 +11,11 @@ import anyio
 import asyncpg
 import pytest
 
-from pgworkd import events
 from pgworkd.app import App
 from pgworkd.errors import PgworkdError, UsageError
 from pgworkd.link import LinkOptions
 from pgworkd.store import Store
+from pgworkd.words import events
 from pgworkd.words.job import PROGRESS_CHARS_MAX, Job
 from tests.kit import insert, running, until, waits_for_status
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import asyncpg
 
-from pgworkd import events
 from pgworkd.app import App
 from pgworkd.chores import Periods
+from pgworkd.words import events
 from tests.kit import running
 from tests.sql.refuse import refuse
 from tests.sql.verbs import insert_running, statuses

@@ -9,9 +9,9 @@ import anyio
 import anyio.lowlevel
 import asyncpg
 
-from pgworkd import events
 from pgworkd.app import App
 from pgworkd.chores import Periods
+from pgworkd.words import events
 from tests.kit import insert, running, until, waits_for_status
 
 DAYS = 30

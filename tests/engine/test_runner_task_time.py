@@ -14,9 +14,9 @@ import asyncpg
 import pytest
 from pydantic import BaseModel, field_validator
 
-from pgworkd import events
 from pgworkd.app import App
 from pgworkd.errors import Snooze
+from pgworkd.words import events
 from tests.engine.outcome_kit import cancel_this_task
 from tests.engine.runner_task_kit import Ordinary, outlived, run_ordinary, tasks_now, tenant, this_task
 from tests.kit import insert, running, until, waits_for_status

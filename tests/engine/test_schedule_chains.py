@@ -8,9 +8,9 @@ from typing import Any
 import asyncpg
 import pytest
 
-from pgworkd import events
 from pgworkd.app import App
 from pgworkd.chores import Periods
+from pgworkd.words import events
 from tests.kit import running, until
 
 SELDOM = Periods(rescue_s=0.1, schedules_s=3600)

@@ -10,9 +10,9 @@ import anyio
 import asyncpg
 import pytest
 
-from pgworkd import events
 from pgworkd.app import App
 from pgworkd.daemon import Daemon
+from pgworkd.words import events
 from tests.engine.test_control import Gauge
 from tests.kit import insert, running, until, waits_for_status
 

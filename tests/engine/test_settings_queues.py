@@ -14,9 +14,9 @@ import anyio
 import asyncpg
 import pytest
 
-from pgworkd import events
 from pgworkd.app import App
 from pgworkd.errors import UsageError
+from pgworkd.words import events
 from tests.engine.test_cli_run import Start, database, start
 from tests.engine.test_cli_run import until as until_now
 from tests.engine.test_control import Gauge

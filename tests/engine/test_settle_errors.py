@@ -8,8 +8,8 @@ import anyio
 import asyncpg
 import pytest
 
-from pgworkd import events
 from pgworkd.app import App
+from pgworkd.words import events
 from tests.kit import insert, running, until
 
 CODES = ["57014", "55P03", "40001", "40P01", "53200", "55000", "22P05", "P0001", "XX000", "42501"]

@@ -8,12 +8,12 @@ import anyio
 import asyncpg
 import pytest
 
-from pgworkd import events
 from pgworkd.app import App
 from pgworkd.errors import OutcomeUnknown
 from pgworkd.lease_store import LeaseStore
 from pgworkd.link import LinkOptions
 from pgworkd.store import Store
+from pgworkd.words import events
 from tests.kit import insert, running, status, until
 from tests.proxy import Proxy
 

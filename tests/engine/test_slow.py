@@ -8,9 +8,9 @@ import anyio
 import asyncpg
 import pytest
 
-from pgworkd import events
 from pgworkd.app import App
 from pgworkd.reporter import SAMPLES_LEAST
+from pgworkd.words import events
 from pgworkd.words.job import Job
 from tests.kit import Recorder, insert, running, status, until, waits_for_status
 

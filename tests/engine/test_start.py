@@ -13,11 +13,11 @@ import asyncpg
 import pytest
 from anyio.abc import SocketAttribute
 
-from pgworkd import events
 from pgworkd.app import App
 from pgworkd.daemon import Daemon
 from pgworkd.errors import PgworkdError, SchemaError, UsageError
 from pgworkd.link import LinkOptions
+from pgworkd.words import events
 from tests.kit import Recorder, insert, quick_options, running, until, waits_for_status
 
 

@@ -13,9 +13,9 @@ import anyio.to_thread
 import asyncpg
 import pytest
 
-from pgworkd import events
 from pgworkd.app import App
 from pgworkd.daemon import Daemon
+from pgworkd.words import events
 from pgworkd.words.job import Job, Reason
 from tests.engine.test_cancel import cancel
 from tests.kit import insert, running, status, until, waits_for_status

@@ -8,8 +8,8 @@ from typing import Any
 import asyncpg
 import pytest
 
-from pgworkd import events
 from pgworkd.app import App
+from pgworkd.words import events
 from pgworkd.words.job import Job
 from tests.kit import insert, running, until, waits_for_status
 

@@ -10,10 +10,10 @@ import anyio.to_thread
 import asyncpg
 import pytest
 
-from pgworkd import events
 from pgworkd.app import App
 from pgworkd.errors import LeaseLost, UsageError
 from pgworkd.link import LinkOptions
+from pgworkd.words import events
 from pgworkd.words.job import Job
 from tests.engine.test_cancel import cancel
 from tests.kit import insert, running, until, waits_for_status

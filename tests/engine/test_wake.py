@@ -10,9 +10,9 @@ import anyio
 import asyncpg
 import pytest
 
-from pgworkd import events
 from pgworkd.app import App
 from pgworkd.errors import Snooze
+from pgworkd.words import events
 from pgworkd.words.job import Job
 from tests.engine.ahead_kit import never_stalls
 from tests.kit import insert, running, until, waits_for_status

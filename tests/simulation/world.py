@@ -16,7 +16,7 @@ from pgworkd.app import App
 from pgworkd.chores import Periods
 from pgworkd.daemon import FLUSH_GRACE_S, Daemon, Options
 from pgworkd.errors import PermanentError, RetryAfter, Snooze
-from pgworkd.events import Events
+from pgworkd.words.events import Events
 from pgworkd.words.job import Job
 
 from .loop import BEGAN_S, SimulationFailed, SimulationLoop, simulate

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pgworkd import events, schema
+from pgworkd import schema
 from pgworkd.admin import Admin
 from pgworkd.app import App
 from pgworkd.chores import Periods
@@ -15,6 +15,7 @@ from pgworkd.client import batch, enqueue
 from pgworkd.errors import JobFailed, PermanentError, UsageError
 from pgworkd.link import LinkOptions
 from pgworkd.results import Results
+from pgworkd.words import events
 from pgworkd.words.job import Job
 from tests.kit import running, status, until, waits_for_status
 

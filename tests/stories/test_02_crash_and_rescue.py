@@ -9,8 +9,8 @@ from typing import Any
 
 import asyncpg
 
-from pgworkd import events
 from pgworkd.app import App
+from pgworkd.words import events
 from tests import process
 from tests.kit import insert, running, until, waits_for_status
 

@@ -12,14 +12,14 @@ from zoneinfo import ZoneInfo
 import asyncpg
 import pytest
 
-from pgworkd import events
 from pgworkd.app import App
-from pgworkd.events import Events
 from pgworkd.held import Held
 from pgworkd.link import LinkOptions
 from pgworkd.recurring import Recurring
 from pgworkd.schedule import Recurrence
 from pgworkd.store import ClaimOrder, Store
+from pgworkd.words import events
+from pgworkd.words.events import Events
 from pgworkd.words.job import Job
 from tests.kit import running, until
 

@@ -10,10 +10,10 @@ import anyio.lowlevel
 import asyncpg
 import pytest
 
-from pgworkd import events
 from pgworkd.app import App
 from pgworkd.daemon import Daemon
 from pgworkd.store import Store
+from pgworkd.words import events
 from pgworkd.words.job import Job
 from tests.kit import Recorder, insert, quick_options, running, status, until
 

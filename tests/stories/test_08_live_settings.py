@@ -9,10 +9,10 @@ from typing import Any
 import anyio
 import asyncpg
 
-from pgworkd import events
 from pgworkd.admin import Admin
 from pgworkd.app import App
 from pgworkd.link import LinkOptions
+from pgworkd.words import events
 from tests.kit import insert, running, status, until, waits_for_status
 
 RUNNING = "SELECT count(*) FROM pgworkd.jobs WHERE status = 'running'"

@@ -10,9 +10,9 @@ from uuid import UUID
 import asyncpg
 import pytest
 
-from pgworkd import events
 from pgworkd.app import App
 from pgworkd.client import Batch, Progress
+from pgworkd.words import events
 from pgworkd.words.job import Job
 from tests.kit import running
 

@@ -8,11 +8,11 @@ import anyio
 import asyncpg
 import pytest
 
-from pgworkd import events
 from pgworkd.app import App
 from pgworkd.client import Workflow, enqueue
 from pgworkd.errors import JobFailed
 from pgworkd.results import Results
+from pgworkd.words import events
 from pgworkd.words.job import Job
 from tests.kit import running, status, until, waits_for_status
 

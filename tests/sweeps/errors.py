@@ -16,9 +16,9 @@ import anyio
 import asyncpg
 
 import pgworkd
-from pgworkd import events
 from pgworkd.app import App
 from pgworkd.errors import PermanentError, Snooze
+from pgworkd.words import events
 from pgworkd.words.job import Job
 from tests.kit import running, until
 

@@ -15,8 +15,8 @@ from typing import Any
 import anyio
 import asyncpg
 
-from pgworkd import events
 from pgworkd.app import App
+from pgworkd.words import events
 from pgworkd.words.job import Job
 from tests.kit import Recorder, running, until
 

@@ -15,9 +15,9 @@ from uuid import UUID
 import anyio
 import asyncpg
 
-from pgworkd import events
 from pgworkd.app import App
 from pgworkd.errors import PermanentError, RetryAfter
+from pgworkd.words import events
 from pgworkd.words.job import Job
 from tests.kit import Recorder, insert, running, until
 

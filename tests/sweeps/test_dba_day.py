@@ -8,9 +8,10 @@ from typing import Any
 import asyncpg
 import pytest
 
-from pgworkd import events, schema
+from pgworkd import schema
 from pgworkd.app import App
 from pgworkd.link import LinkOptions
+from pgworkd.words import events
 from pgworkd.words.job import Job
 from tests.kit import running, until
 

@@ -13,11 +13,12 @@ import anyio
 import asyncpg
 import pytest
 
-from pgworkd import events, schema
+from pgworkd import schema
 from pgworkd.app import App
 from pgworkd.client import batch, enqueue
 from pgworkd.embedded import EmbeddedPostgres
 from pgworkd.link import LinkOptions
+from pgworkd.words import events
 from pgworkd.words.job import Job
 from tests.chaos import clocks
 from tests.engine.test_dba import everything

@@ -12,10 +12,10 @@ import anyio
 import asyncpg
 import pytest
 
-from pgworkd import events
 from pgworkd.app import App
 from pgworkd.chores import Periods
 from pgworkd.client import batch, enqueue
+from pgworkd.words import events
 from pgworkd.words.job import Job
 from tests.kit import running, until, waits_for_status
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from pgworkd import events
-from pgworkd.events import Events
+from pgworkd.words import events
+from pgworkd.words.events import Events
 
 Said = list[tuple[str, dict[str, Any]]]
 

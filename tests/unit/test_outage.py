@@ -7,9 +7,10 @@ from typing import Any
 import anyio
 import pytest
 
-from pgworkd import events, outage
-from pgworkd.events import Events
+from pgworkd import outage
 from pgworkd.outage import CAP_S, FIRST_S, Outage
+from pgworkd.words import events
+from pgworkd.words.events import Events
 
 
 class Heard(Events):

@@ -10,9 +10,9 @@ import anyio
 import anyio.lowlevel
 
 from pgworkd.errors import DatabaseError, DatabaseUnavailable
-from pgworkd.events import Events
 from pgworkd.held import Held
 from pgworkd.payloads import Payloads
+from pgworkd.words.events import Events
 from pgworkd.words.job import Reason
 from tests.unit.test_held import held_of
 

@@ -9,10 +9,10 @@ from uuid import UUID
 import anyio
 import pytest
 
-from pgworkd import events
-from pgworkd.events import Events
 from pgworkd.held import Held, Holdings
 from pgworkd.settler import Settler
+from pgworkd.words import events
+from pgworkd.words.events import Events
 from pgworkd.words.job import Ending, Outcome
 from tests.unit.test_held import held_of
 

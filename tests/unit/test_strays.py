@@ -12,8 +12,8 @@ import pytest
 
 from pgworkd.chores import STRAYS_COST_SHARE, STRAYS_OVERLAP_S, STRAYS_PAUSE_S_MAX, Chores, Periods
 from pgworkd.errors import DatabaseBusy
-from pgworkd.events import Events
 from pgworkd.held import Holdings
+from pgworkd.words.events import Events
 from tests.simulation.loop import SimulationLoop, simulate
 
 PERIOD_S, AGE_S = 30.0, 90.0
