@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pgworkd.app import App, DeadJob
-    from pgworkd.backoff import Backoff
     from pgworkd.errors import (
         JobStopped,
         LeaseLost,
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
         Snooze,
         UsageError,
     )
+    from pgworkd.words.backoff import Backoff
     from pgworkd.words.job import Job
 
 # Imported when first asked for: the daemon's signal handlers stand before anything slow is loaded.

@@ -16,11 +16,11 @@ from typing import Any, Literal, TypeVar, get_type_hints
 
 from pydantic import PydanticSchemaGenerationError, PydanticUserError, TypeAdapter
 
-from pgworkd.backoff import Backoff
 from pgworkd.batches import batch
 from pgworkd.errors import UsageError
 from pgworkd.schedule import MISSED_GRACE_S, Recurrence
 from pgworkd.streams import stream_handler, stream_kind
+from pgworkd.words.backoff import Backoff
 from pgworkd.words.job import Job
 
 Mode = Literal["loop", "thread", "process"]

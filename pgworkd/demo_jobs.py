@@ -29,10 +29,10 @@ from typing import Any
 import anyio.to_thread
 
 from pgworkd.app import App
-from pgworkd.backoff import Backoff
 from pgworkd.bounds import counted
 from pgworkd.demo_downstream import post
 from pgworkd.errors import PermanentError, RetryAfter, Snooze
+from pgworkd.words.backoff import Backoff
 from pgworkd.words.job import Job
 
 DIMENSIONS = 256

@@ -104,7 +104,7 @@ BUGS: dict[Planted, str] = {
     ): "cursor",
     Planted(
         "backoff without a cap",
-        "pgworkd/backoff.py",
+        "pgworkd/words/backoff.py",
         "return min(self.base_s * self.factor ** (failures - 1), self.cap_s)",
         "return self.base_s * self.factor ** (failures - 1)",
     ): "backoff",

@@ -41,7 +41,7 @@ def test_invariant_holds(name: str) -> None:
 
 
 def test_a_failure_says_how_to_see_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pgworkd.backoff.DELAY_S_MAX", 1.0)
+    monkeypatch.setattr("pgworkd.words.backoff.DELAY_S_MAX", 1.0)
     with pytest.raises(pytest.fail.Exception, match=r"python -m tests.simulation --invariant backoff --seed \d+"):
         hold("backoff")
 

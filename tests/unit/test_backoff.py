@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pgworkd.backoff import STEPS_MAX, Backoff
 from pgworkd.errors import DELAY_S_MAX, UsageError
+from pgworkd.words.backoff import STEPS_MAX, Backoff
 
 
 def middle() -> float:
