@@ -18,10 +18,10 @@ from pydantic import PydanticSchemaGenerationError, PydanticUserError, TypeAdapt
 
 from pgworkd.batches import batch
 from pgworkd.errors import UsageError
-from pgworkd.schedule import MISSED_GRACE_S, Recurrence
 from pgworkd.streams import stream_handler, stream_kind
 from pgworkd.words.backoff import Backoff
 from pgworkd.words.job import Job
+from pgworkd.words.recurrence import MISSED_GRACE_S, Recurrence
 
 Mode = Literal["loop", "thread", "process"]
 Function = TypeVar("Function", bound=Callable[..., Any])

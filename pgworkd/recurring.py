@@ -17,11 +17,11 @@ from pgworkd.app import App, Handler
 from pgworkd.errors import BadSchedule
 from pgworkd.held import Held
 from pgworkd.payload import encode
-from pgworkd.schedule import Missed, Recurrence
 from pgworkd.schedule_store import Occurrence, ScheduleRow
 from pgworkd.store import Store
 from pgworkd.words import events
 from pgworkd.words.events import Events
+from pgworkd.words.recurrence import Missed, Recurrence
 
 RETIRE_AFTER_S = 300.0
 """A schedule that stands in no living worker's code for as long has left the code; a restart takes less."""

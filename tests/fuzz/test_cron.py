@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pgworkd.errors import BadSchedule
-from pgworkd.schedule import ALIASES, Recurrence
+from pgworkd.words.recurrence import ALIASES, Recurrence
 from tests.fuzz.kit import FUZZ, in_time, nowhere
 
 __all__ = ["nowhere"]  # a fixture

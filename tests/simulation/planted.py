@@ -110,7 +110,7 @@ BUGS: dict[Planted, str] = {
     ): "backoff",
     Planted(
         "an occurrence that is not later",
-        "pgworkd/schedule.py",
+        "pgworkd/words/recurrence.py",
         "first = instant if backwards else instant + step",
         "first = instant",
     ): "schedule",

@@ -16,11 +16,11 @@ from pgworkd.app import App
 from pgworkd.held import Held
 from pgworkd.link import LinkOptions
 from pgworkd.recurring import Recurring
-from pgworkd.schedule import Recurrence
 from pgworkd.store import ClaimOrder, Store
 from pgworkd.words import events
 from pgworkd.words.events import Events
 from pgworkd.words.job import Job
+from pgworkd.words.recurrence import Recurrence
 from tests.kit import running, until
 
 

@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pgworkd.errors import UsageError
-from pgworkd.schedule import ALIASES, BadSchedule, Missed, Recurrence
+from pgworkd.words.recurrence import ALIASES, BadSchedule, Missed, Recurrence
 from tests.unit.test_schedule_dst import (
     FOLLOW_REAL_TIME,
     FOLLOW_WALL_CLOCK,
