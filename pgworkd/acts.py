@@ -16,8 +16,8 @@ from pgworkd import bounds, refusals
 from pgworkd.bounds import ROWS_MAX
 from pgworkd.errors import DatabaseError, InvalidPayload, UsageError, delay_seconds
 from pgworkd.link import Link
-from pgworkd.payload import BYTES_MAX, decode, encode
 from pgworkd.refusals import Refused
+from pgworkd.words.payload import BYTES_MAX, decode, encode
 
 LOOK_MAX = 10_000
 """Ids per answer of `matching`."""

@@ -28,7 +28,7 @@ from pgworkd.drivers import Step, answered, way
 from pgworkd.errors import UsageError
 from pgworkd.insert_sql import styles
 from pgworkd.new_job import NAME_CHARS_MAX, NEW_JOB_FIELDS, NewJob, new_ids, new_job, row, text, whole
-from pgworkd.payload import encode
+from pgworkd.words.payload import encode
 
 FAILURES_MAX = 2**31 - 1
 

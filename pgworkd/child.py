@@ -26,9 +26,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
 
 from pgworkd.errors import PermanentError, RetryAfter, Snooze
 from pgworkd.failure import describe_error
-from pgworkd.payload import encode_result
 from pgworkd.safe_text import hide
 from pgworkd.words.job import Job
+from pgworkd.words.payload import encode_result
 
 if TYPE_CHECKING:
     from pgworkd import log

@@ -27,7 +27,7 @@ from pgworkd.new_job import (
     row,
     waits,
 )
-from pgworkd.payload import encode, encode_plain
+from pgworkd.words.payload import encode, encode_plain
 
 STATEMENT_ROWS, STATEMENT_CHARS = 5_000, 8 * 1024 * 1024  # more is no faster, but costs the server memory
 _STEP_ROWS = 100

@@ -27,7 +27,6 @@ from pgworkd.hooks import Hooks
 from pgworkd.look import Look
 from pgworkd.membership import Membership
 from pgworkd.options import Options, Part
-from pgworkd.payload import decode
 from pgworkd.pool import Pool
 from pgworkd.recurring import Recurring
 from pgworkd.reporter import Reporter
@@ -39,6 +38,7 @@ from pgworkd.wake import Wake
 from pgworkd.words import events
 from pgworkd.words.events import Events
 from pgworkd.words.job import Ending, Outcome, Reason
+from pgworkd.words.payload import decode
 
 FLUSH_GRACE_S = 10.0
 """How long a stop waits for the database to take the last outcomes."""

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, get_args
 from uuid import UUID
 
 from pgworkd.errors import UsageError, delay_seconds
-from pgworkd.payload import encode
+from pgworkd.words.payload import encode
 
 NAME_CHARS_MAX, KEY_CHARS_MAX, ATTEMPTS_MAX, PRIORITY_MAX = 200, 512, 1000, 2**31 - 1
 FIRST_INSTANT, END_OF_INSTANTS = datetime(1970, 1, 1, tzinfo=UTC), datetime(2200, 1, 1, tzinfo=UTC)

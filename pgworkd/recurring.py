@@ -16,11 +16,11 @@ import anyio
 from pgworkd.app import App, Handler
 from pgworkd.errors import BadSchedule
 from pgworkd.held import Held
-from pgworkd.payload import encode
 from pgworkd.schedule_store import Occurrence, ScheduleRow
 from pgworkd.store import Store
 from pgworkd.words import events
 from pgworkd.words.events import Events
+from pgworkd.words.payload import encode
 from pgworkd.words.recurrence import Missed, Recurrence
 
 RETIRE_AFTER_S = 300.0

@@ -38,7 +38,6 @@ from pgworkd.errors import (
 )
 from pgworkd.failure import ErrorFacts, describe_error
 from pgworkd.held import Held, began_ago_s
-from pgworkd.payload import decode, encode_result
 from pgworkd.processes import ChildDied, Processes
 from pgworkd.settler import Planner
 from pgworkd.store import Store
@@ -46,6 +45,7 @@ from pgworkd.unknown_kinds import UnknownKinds
 from pgworkd.words import events
 from pgworkd.words.events import Events
 from pgworkd.words.job import NOT_IN_THREADS, Ending, Job, Outcome, Reason, stopped
+from pgworkd.words.payload import decode, encode_result
 
 _DONE = Outcome(Ending.COMPLETED)
 _SETTLED = Outcome(Ending.SETTLED)

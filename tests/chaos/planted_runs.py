@@ -70,7 +70,7 @@ BUGS = (
     ),
     python(
         "results are of JSON's own types only",
-        "payload",
+        "words/payload",
         'return encode(value, "result", object_only=False, convert=True)',
         'return encode(value, "result", object_only=False)',
         tests="tests/unit/test_result_types.py",

@@ -17,7 +17,7 @@ from pgworkd import columns, drivers
 from pgworkd.client import NewJob, enqueue_many
 from pgworkd.errors import UsageError
 from pgworkd.new_job import row
-from pgworkd.payload import encode, encode_plain
+from pgworkd.words.payload import encode, encode_plain
 from tests.engine.client_kit import in_autocommit, settled, stored
 
 

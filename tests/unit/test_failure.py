@@ -13,7 +13,7 @@ from pgworkd.failure import (
     ErrorFacts,
     describe_error,
 )
-from pgworkd.payload import encode
+from pgworkd.words.payload import encode
 
 
 class Rude(Exception):  # noqa: N818

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, Field, computed_field
 
 from pgworkd.errors import InvalidPayload, UsageError
-from pgworkd.payload import BYTES_MAX, DEPTH_MAX, DIGITS_MAX, clean_text, decode, encode, encode_plain
+from pgworkd.words.payload import BYTES_MAX, DEPTH_MAX, DIGITS_MAX, clean_text, decode, encode, encode_plain
 
 
 class Color(enum.Enum):

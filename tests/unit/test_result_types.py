@@ -13,7 +13,7 @@ import uuid
 import pytest
 
 from pgworkd.errors import InvalidPayload
-from pgworkd.payload import encode, encode_result
+from pgworkd.words.payload import encode, encode_result
 
 
 @dataclasses.dataclass
