@@ -25,8 +25,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
 
 from pgworkd.errors import PermanentError, RetryAfter, Snooze
-from pgworkd.failure import describe_error
 from pgworkd.safe_text import hide
+from pgworkd.words.error_report import describe_error
 from pgworkd.words.job import Job
 from pgworkd.words.payload import encode_result
 

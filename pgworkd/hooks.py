@@ -13,8 +13,8 @@ from anyio.abc import TaskGroup
 
 from pgworkd.app import App, DeadJob
 from pgworkd.cancellation import forget_stray_cancellation
-from pgworkd.failure import describe_error
 from pgworkd.words import events
+from pgworkd.words.error_report import describe_error
 from pgworkd.words.events import Events
 
 LIMIT_S = 30.0

@@ -36,13 +36,13 @@ from pgworkd.errors import (
     Snooze,
     UsageError,
 )
-from pgworkd.failure import ErrorFacts, describe_error
 from pgworkd.held import Held, began_ago_s
 from pgworkd.processes import ChildDied, Processes
 from pgworkd.settler import Planner
 from pgworkd.store import Store
 from pgworkd.unknown_kinds import UnknownKinds
 from pgworkd.words import events
+from pgworkd.words.error_report import ErrorFacts, describe_error
 from pgworkd.words.events import Events
 from pgworkd.words.job import NOT_IN_THREADS, Ending, Job, Outcome, Reason, stopped
 from pgworkd.words.payload import decode, encode_result

@@ -84,14 +84,14 @@ BUGS = (
     ),
     python(
         "an error has many lines",
-        "failure",
+        "words/error_report",
         '        message = " ".join(self.message.split())\n',
         "        message = self.message\n",
         tests="tests/unit/test_failure.py",
     ),
     python(
         "payload values stand in errors",
-        "failure",
+        "words/error_report",
         "_faults(exc) if isinstance(exc, ValidationError) else str(exc)",
         "str(exc)",
         tests="tests/unit/test_failure.py",

@@ -12,8 +12,8 @@ import pytest
 
 from pgworkd.app import App
 from pgworkd.errors import UsageError
-from pgworkd.failure import MESSAGE_BYTES_MAX, TRACEBACK_BYTES_MAX
 from pgworkd.words import events
+from pgworkd.words.error_report import MESSAGE_BYTES_MAX, TRACEBACK_BYTES_MAX
 from tests.engine.bad_kit import Case, Db, among_good_ones, dead_handler
 
 # Handlers in processes are functions at the top of a module: the child imports them from here.

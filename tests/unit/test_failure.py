@@ -5,7 +5,7 @@ import runpy
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from pgworkd.failure import (
+from pgworkd.words.error_report import (
     FRAMES_MAX,
     MESSAGE_BYTES_MAX,
     TRACEBACK_BYTES_MAX,
