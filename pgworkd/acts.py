@@ -12,12 +12,13 @@ from typing import NamedTuple
 from uuid import UUID
 
 from pgworkd import admin_sql as sql
-from pgworkd import bounds, refusals
-from pgworkd.bounds import ROWS_MAX
+from pgworkd import refusals
 from pgworkd.errors import DatabaseError, InvalidPayload, UsageError, delay_seconds
 from pgworkd.link import Link
 from pgworkd.refusals import Refused
+from pgworkd.words import validation
 from pgworkd.words.payload import BYTES_MAX, decode, encode
+from pgworkd.words.validation import ROWS_MAX
 
 LOOK_MAX = 10_000
 """Ids per answer of `matching`."""
@@ -72,13 +73,13 @@ class Acts:
 
     async def matching(self, act: str, which: Which, after: UUID | None = None, limit: int = ROWS_MAX) -> Matched:
         """The next jobs, at most `limit` (1 to LOOK_MAX), that match and to which `act`, one of ACTS, can be done."""
-        bounds.whole(limit, "limit", 1, LOOK_MAX)
+        validation.whole(limit, "limit", 1, LOOK_MAX)
         if which.status not in (None, *ACTS[act]):
             raise UsageError(f"status {which.status!r}: only jobs that are {_either(ACTS[act])} are there to {act}")
         if not (which.narrow or which.every):
             raise UsageError(f"nothing says which jobs to {act}: give a queue, kind, key or batch, or ask for all")
-        key = None if which.key is None else bounds.text(which.key, "key", 512)
-        wanted = (bounds.name(which.queue), bounds.name(which.kind), key, which.batch, which.status)
+        key = None if which.key is None else validation.text(which.key, "key", 512)
+        wanted = (validation.name(which.queue), validation.name(which.kind), key, which.batch, which.status)
         ids, last = (await self._link.fetch(sql.MATCHING, act, *wanted, after, limit, which.every))[0]
         return Matched(ids, last)
 
@@ -97,7 +98,7 @@ class Acts:
         A finished batch opens again with its dead jobs. When it is over again, it inserts the job of `on_complete` or
         `on_failure`, unless it did so before; `call_back`: also if it did.
         """
-        bounds.bounded(len(ids))
+        validation.bounded(len(ids))
         try:
             changed = await self._link.value("SELECT pgworkd.retry($1, NULL, $2)", ids, call_back)
             return Retried(list(changed), [])
@@ -116,13 +117,13 @@ class Acts:
 
         Jobs that are dead, over or unknown are missing from the answer; `refusals` says why.
         """
-        bounds.bounded(len(ids))
+        validation.bounded(len(ids))
         rows = await self._link.fetch("SELECT id, outcome FROM pgworkd.cancel($1)", ids)
         return {row[0]: row[1] for row in rows}
 
     async def discard(self, ids: Sequence[UUID]) -> int:
         """Moves dead jobs to the history; how many. At most ROWS_MAX, others are left alone."""
-        bounds.bounded(len(ids))
+        validation.bounded(len(ids))
         return int(await self._link.value("SELECT pgworkd.discard($1)", ids))
 
     async def refusals(self, act: str, ids: Sequence[UUID]) -> dict[UUID, Refused]:
@@ -132,12 +133,12 @@ class Acts:
         """
         if act not in ACTS:
             raise UsageError(f"act {act!r}: give {_either(tuple(ACTS))}")
-        bounds.bounded(len(ids))
+        validation.bounded(len(ids))
         return refusals.reasons(act, await self._link.fetch(refusals.SQL, ids))
 
     async def undepend(self, ids: Sequence[UUID]) -> set[UUID]:
         """Lets jobs that wait for others run all the same; those that did. At most ROWS_MAX, others are left alone."""
-        bounds.bounded(len(ids))
+        validation.bounded(len(ids))
         return set(await self._link.value("SELECT pgworkd.undepend($1)", ids))
 
     async def edit(
@@ -164,16 +165,16 @@ class Acts:
             sql.EDIT,
             job_id,
             payload_text,
-            None if run_at is None else bounds.instant(run_at, "run_at"),
+            None if run_at is None else validation.instant(run_at, "run_at"),
             None if delay_s is None else delay_seconds(delay_s, "delay_s"),
-            None if priority is None else bounds.whole(priority, "priority", -(2**31), 2**31 - 1),
+            None if priority is None else validation.whole(priority, "priority", -(2**31), 2**31 - 1),
         )
         return list(answer)
 
     async def audit(self, job_id: UUID | None = None, queue: str | None = None, limit: int = 20) -> list[sql.AuditRow]:
         """The newest acts, at most `limit` (1 to ROWS_MAX), of one job, one queue or all."""
-        bounds.bounded(limit)
-        rows = await self._link.fetch(sql.AUDIT, job_id, bounds.name(queue), limit)
+        validation.bounded(limit)
+        rows = await self._link.fetch(sql.AUDIT, job_id, validation.name(queue), limit)
         return [sql.read(sql.AuditRow, row) for row in rows]
 
 

@@ -11,8 +11,8 @@ from typing import Self
 from uuid import UUID
 
 from pgworkd import admin_sql as sql
-from pgworkd import bounds, schema
 from pgworkd import doctor_sql as health
+from pgworkd import schema
 from pgworkd.acts import Acts, check_payload
 from pgworkd.admin_sql import Doctor, Enqueued, Job, JobRow, Jobs, QueueRow, ScheduleRow, Server, Stats, WorkerRow
 from pgworkd.batch_acts import BatchActs
@@ -22,6 +22,7 @@ from pgworkd.key_acts import KeyActs
 from pgworkd.link import Link, LinkOptions
 from pgworkd.queue_acts import QueueActs
 from pgworkd.schedule_acts import ScheduleActs
+from pgworkd.words import validation
 
 STATUSES = ("pending", "running", "failed", "dead", "completed", "cancelled", "expired", "discarded", "blocked")
 _FINISHED = ("completed", "cancelled", "expired", "discarded")
@@ -69,10 +70,10 @@ class Admin(Acts, BatchActs, KeyActs, QueueActs, ScheduleActs):
 
         Live jobs are all looked at, finished ones back to the newest sql.HISTORY_ROWS_MAX.
         """
-        bounds.bounded(limit)
+        validation.bounded(limit)
         if status is not None and status not in STATUSES:
             raise UsageError(f"status {status!r}: give one of {', '.join(STATUSES)}")
-        wanted = (bounds.name(queue), bounds.name(kind), status, limit)
+        wanted = (validation.name(queue), validation.name(kind), status, limit)
         found = () if status == "discarded" else await self._link.fetch(sql.LIVE_JOBS, *wanted)
         live = [sql.read(JobRow, row) for row in found]
         if status not in (None, *_FINISHED):
@@ -101,7 +102,7 @@ class Admin(Acts, BatchActs, KeyActs, QueueActs, ScheduleActs):
 
     async def statuses(self, ids: Sequence[UUID]) -> dict[UUID, str]:
         """The status of each of these jobs (at most ROWS_MAX) that exists."""
-        bounds.bounded(len(ids))
+        validation.bounded(len(ids))
         return {row[0]: row[1] for row in await self._link.fetch(sql.STATUSES, ids)}
 
     async def schedules(self) -> list[ScheduleRow]:
@@ -110,11 +111,11 @@ class Admin(Acts, BatchActs, KeyActs, QueueActs, ScheduleActs):
 
     async def stats(self, queue: str | None = None) -> Stats:
         """Counts over one queue or all; zeros for a queue that nobody knows."""
-        return Stats(*(await self._link.fetch(sql.STATS, bounds.name(queue)))[0])
+        return Stats(*(await self._link.fetch(sql.STATS, validation.name(queue)))[0])
 
     async def depth(self, queue: str, most: int = 100_000) -> int:
         """How many jobs of the queue could run now; `most` stands for that many or more. Reads no others."""
-        return int(await self._link.value(sql.DEPTH, bounds.name(queue), most))
+        return int(await self._link.value(sql.DEPTH, validation.name(queue), most))
 
     # Do
 
@@ -146,20 +147,20 @@ class Admin(Acts, BatchActs, KeyActs, QueueActs, ScheduleActs):
         check_payload(payload_text)
         _check_together(run_at, delay_s, dedupe_key, dedupe_for_s, serialize_key, on_retry, on_duplicate)
         args = (
-            bounds.text(queue, "queue", 200),
-            None if kind is None else bounds.text(kind, "kind", 200),
+            validation.text(queue, "queue", 200),
+            None if kind is None else validation.text(kind, "kind", 200),
             payload_text,
-            None if priority is None else bounds.whole(priority, "priority", -(2**31), 2**31 - 1),
-            None if run_at is None else bounds.instant(run_at, "run_at"),
+            None if priority is None else validation.whole(priority, "priority", -(2**31), 2**31 - 1),
+            None if run_at is None else validation.instant(run_at, "run_at"),
             None if delay_s is None else delay_seconds(delay_s, "delay_s"),
-            None if expires_at is None else bounds.instant(expires_at, "expires_at"),
-            None if max_attempts is None else bounds.whole(max_attempts, "max_attempts", 1, 1000),
+            None if expires_at is None else validation.instant(expires_at, "expires_at"),
+            None if max_attempts is None else validation.whole(max_attempts, "max_attempts", 1, 1000),
             # The column is a real, which takes what is too small for 0.
             None if timeout_s is None else max(delay_seconds(timeout_s, "timeout_s"), 1e-6),
-            None if dedupe_key is None else bounds.text(dedupe_key, "dedupe_key", 512),
+            None if dedupe_key is None else validation.text(dedupe_key, "dedupe_key", 512),
             None if dedupe_for_s is None else delay_seconds(dedupe_for_s, "dedupe_for_s"),
-            None if serialize_key is None else bounds.text(serialize_key, "serialize_key", 512),
-            None if limit_key is None else bounds.text(limit_key, "limit_key", 512),
+            None if serialize_key is None else validation.text(serialize_key, "serialize_key", 512),
+            None if limit_key is None else validation.text(limit_key, "limit_key", 512),
             on_retry,
             "raise" if dedupe_key is None else on_duplicate,
         )
@@ -173,11 +174,11 @@ class Admin(Acts, BatchActs, KeyActs, QueueActs, ScheduleActs):
         """True if the queue has a live job, a worker, settings or a schedule; a standby cannot tell: True."""
         if await self._link.value(sql.IS_STANDBY):
             return True
-        return bool(await self._link.value(sql.IS_KNOWN, bounds.name(queue)))
+        return bool(await self._link.value(sql.IS_KNOWN, validation.name(queue)))
 
     async def is_served(self, queue: str) -> bool:
         """True if some worker serves the queue now."""
-        return bool(await self._link.value(sql.IS_SERVED, bounds.name(queue)))
+        return bool(await self._link.value(sql.IS_SERVED, validation.name(queue)))
 
     # Examine
 

@@ -6,11 +6,11 @@ from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
 
-from pgworkd import bounds
 from pgworkd.admin_sql import read
 from pgworkd.batches import Cancelled, Progress
 from pgworkd.errors import BatchClosed
 from pgworkd.link import Link
+from pgworkd.words import validation
 
 _TREES = """SELECT id, name, queue, state, batches, total, done, dead, cancelled,
         extract(epoch FROM created_at)::float8, extract(epoch FROM finished_at)::float8
@@ -42,8 +42,8 @@ class BatchActs:
 
     async def batch_trees(self, name: str | None = None, limit: int = 20) -> list[TreeRow]:
         """The newest trees, at most `limit` (1 to ROWS_MAX), of those whose root has the name."""
-        bounds.bounded(limit)
-        return [read(TreeRow, row) for row in await self._link.fetch(_TREES, bounds.name(name), limit)]
+        validation.bounded(limit)
+        return [read(TreeRow, row) for row in await self._link.fetch(_TREES, validation.name(name), limit)]
 
     async def batch_tree(self, batch_id: UUID) -> list[Progress]:
         """The progress of a batch and of the first 10,000 below it, each before its children; no job is counted."""
@@ -59,7 +59,7 @@ class BatchActs:
     async def cancel_batch(self, batch_id: UUID) -> Cancelled:
         """Ends it and all below it: up to ROWS_MAX waiting jobs now, running ones are asked. `more`: call again."""
         rows = await self._link.fetch(
-            "SELECT cancelled, requested, more FROM pgworkd.cancel_batch($1, $2)", batch_id, bounds.ROWS_MAX
+            "SELECT cancelled, requested, more FROM pgworkd.cancel_batch($1, $2)", batch_id, validation.ROWS_MAX
         )
         return Cancelled(*rows[0])
 

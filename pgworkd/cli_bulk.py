@@ -17,10 +17,10 @@ from uuid import UUID
 
 import typer
 
-from pgworkd.bounds import counted
 from pgworkd.cli_ask import ask, confirm, known
 from pgworkd.cli_text import as_json, note, out
 from pgworkd.errors import PgworkdError
+from pgworkd.words.validation import counted
 
 if TYPE_CHECKING:
     from pgworkd.acts import Which

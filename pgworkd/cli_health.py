@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
-from pgworkd.bounds import counted
 from pgworkd.doctor_sql import Health, QueueHealth
+from pgworkd.words.validation import counted
 
 OVERDUE_S = 60.0
 """A job that is due for longer than that, and could run, should have: polls and leases are shorter."""

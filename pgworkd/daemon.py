@@ -17,7 +17,6 @@ import anyio
 from anyio.abc import TaskGroup
 
 from pgworkd.app import App, DeadJob
-from pgworkd.bounds import counted
 from pgworkd.chores import Chores
 from pgworkd.contact import Contact
 from pgworkd.errors import InvalidPayload, PgworkdError, SchemaError, UsageError
@@ -39,6 +38,7 @@ from pgworkd.words import events
 from pgworkd.words.events import Events
 from pgworkd.words.job import Ending, Outcome, Reason
 from pgworkd.words.payload import decode
+from pgworkd.words.validation import counted
 
 FLUSH_GRACE_S = 10.0
 """How long a stop waits for the database to take the last outcomes."""

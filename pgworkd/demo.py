@@ -25,7 +25,6 @@ from rich.console import Console
 from rich.live import Live
 
 from pgworkd import schema
-from pgworkd.bounds import counted
 from pgworkd.daemon import Daemon, Options
 from pgworkd.demo_downstream import Downstream
 from pgworkd.demo_jobs import LOOP_BYTES_MAX, TABLES, UNKNOWN_KIND, demo_app, text_files
@@ -34,6 +33,7 @@ from pgworkd.embedded import EmbeddedPostgres, EmbeddedUnavailable
 from pgworkd.errors import PgworkdError, UsageError
 from pgworkd.lease import end_process
 from pgworkd.link import Link, LinkOptions
+from pgworkd.words.validation import counted
 
 TICK_S = 0.25
 TICKS_PER_SURVEY = 12

@@ -29,11 +29,11 @@ from typing import Any
 import anyio.to_thread
 
 from pgworkd.app import App
-from pgworkd.bounds import counted
 from pgworkd.demo_downstream import post
 from pgworkd.errors import PermanentError, RetryAfter, Snooze
 from pgworkd.words.backoff import Backoff
 from pgworkd.words.job import Job
+from pgworkd.words.validation import counted
 
 DIMENSIONS = 256
 FILE_BYTES_MAX = 1024 * 1024

@@ -16,9 +16,9 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from pgworkd.bounds import counted
 from pgworkd.demo_jobs import QUEUES
 from pgworkd.words import events
+from pgworkd.words.validation import counted
 
 RUNS_MAX = 10_000
 RATE_WINDOW_S = 5.0

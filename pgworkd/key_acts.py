@@ -6,9 +6,9 @@ from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
 
-from pgworkd import bounds
 from pgworkd.admin_sql import read
 from pgworkd.link import Link
+from pgworkd.words import validation
 
 # Each table is walked from the key that is kept longest: the view alone would find out of every row how its job ended.
 KEPT = """WITH ids AS (
@@ -55,18 +55,18 @@ class KeyActs:
 
     async def kept_keys(self, queue: str | None = None, key: str | None = None, limit: int = 20) -> list[KeptKey]:
         """The kept keys that match, at most `limit` (1 to ROWS_MAX): first those that are kept longest from now."""
-        bounds.bounded(limit)
-        rows = await self._link.fetch(KEPT, bounds.name(queue), bounds.name(key), limit)
+        validation.bounded(limit)
+        rows = await self._link.fetch(KEPT, validation.name(queue), validation.name(key), limit)
         return [read(KeptKey, row) for row in rows]
 
     async def free_key(self, queue: str, key: str) -> bool:
         """Frees a key that a job which is over keeps; False if none does: a live job's is not freed."""
-        wanted = (bounds.text(queue, "the queue's name", 200), bounds.text(key, "the key", 512))
+        wanted = (validation.text(queue, "the queue's name", 200), validation.text(key, "the key", 512))
         return bool(await self._link.value("SELECT pgworkd.free_key($1, $2)", *wanted))
 
     async def free_batch_key(self, name: str, key: str) -> bool:
         """The same of a tree of batches, by the name of its root."""
-        wanted = (bounds.text(name, "the batch's name", 200), bounds.text(key, "the key", 512))
+        wanted = (validation.text(name, "the batch's name", 200), validation.text(key, "the key", 512))
         return bool(await self._link.value("SELECT pgworkd.free_batch_key($1, $2)", *wanted))
 
     async def key_refusal(self, queue: str, key: str) -> str:

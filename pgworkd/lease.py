@@ -23,10 +23,10 @@ from typing import Protocol
 
 import anyio
 
-from pgworkd.bounds import counted
 from pgworkd.errors import PgworkdError
 from pgworkd.lease_store import LeaseStore, Wanted
 from pgworkd.link import LinkOptions
+from pgworkd.words.validation import counted
 
 
 def boot_time_s() -> float:

@@ -9,10 +9,10 @@ import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
-from pgworkd import bounds
 from pgworkd.errors import DatabaseError, UsageError, delay_seconds
 from pgworkd.link import Link
 from pgworkd.queue_settings import REMEDIES, InForce, checked, in_force
+from pgworkd.words import validation
 
 _SET = "SELECT pgworkd.set_queue($1::text, $2::text::jsonb)"
 _PAUSE = """SELECT pgworkd.set_queue($1::text, jsonb_build_object('paused_until', u.at))
@@ -43,7 +43,7 @@ class QueueActs:
         """
         wanted = json.dumps(checked(changes))
         try:
-            await self._link.fetch(_SET, bounds.text(queue, "the queue's name", 200), wanted)
+            await self._link.fetch(_SET, validation.text(queue, "the queue's name", 200), wanted)
         except DatabaseError as error:
             if (remedy := REMEDIES.get(error.constraint or "")) is not None:
                 raise UsageError(remedy) from None
@@ -57,12 +57,12 @@ class QueueActs:
         if until is not None and until.utcoffset() is None:
             raise UsageError("until has no time zone: which instant it means would be a guess")
         at = None if until is None else until.astimezone(UTC).isoformat()
-        if not await self._link.fetch(_PAUSE, bounds.text(queue, "the queue's name", 200), for_s, at):
+        if not await self._link.fetch(_PAUSE, validation.text(queue, "the queue's name", 200), for_s, at):
             raise UsageError("by the database's clock this pause would be over already: give a later end")
 
     async def resume(self, queue: str) -> bool:
         """Ends a pause; False if there was none."""
-        return bool(await self._link.fetch(_RESUME, bounds.name(queue)))
+        return bool(await self._link.fetch(_RESUME, validation.name(queue)))
 
     async def settings(self) -> dict[str, list[InForce]]:
         """What holds in each queue that has settings or a worker, and where it comes from."""

@@ -23,9 +23,9 @@ from uuid import UUID
 import anyio
 from anyio.abc import TaskGroup
 
-from pgworkd.bounds import identity
 from pgworkd.errors import DatabaseUnavailable, JobFailed, JobUnknown, PgworkdError, UsageError
 from pgworkd.link import Link, LinkOptions, Listener
+from pgworkd.words.validation import identity
 
 __all__ = ["Found", "JobFailed", "JobUnknown", "Results"]
 

@@ -30,7 +30,7 @@ BUGS = (
     ),
     python(
         "one job is called jobs",
-        "bounds",
+        "words/validation",
         "noun if count == 1 else plural",
         "plural",
         tests="tests/unit/test_words.py",

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from pgworkd.bounds import counted
 from pgworkd.errors import UsageError, delay_seconds
+from pgworkd.words.validation import counted
 from tests.planting import ROOT
 
 COUNTED = (
