@@ -25,10 +25,10 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
 
 from pgworkd.errors import PermanentError, RetryAfter, Snooze
-from pgworkd.safe_text import hide
 from pgworkd.words.error_report import describe_error
 from pgworkd.words.job import Job
 from pgworkd.words.payload import encode_result
+from pgworkd.words.redaction import hide
 
 if TYPE_CHECKING:
     from pgworkd import log

@@ -11,7 +11,7 @@ import typer
 from pgworkd.cli_ask import Dsn, Json, ask, look
 from pgworkd.cli_text import as_json, is_terminal, out, table
 from pgworkd.errors import BatchClosed, UsageError
-from pgworkd.safe_text import escaped
+from pgworkd.words.redaction import escaped
 from pgworkd.words.validation import counted
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from pgworkd.cli_health import Finding, judged
 from pgworkd.cli_text import as_json, out
 from pgworkd.doctor_sql import DEAD_MAX
 from pgworkd.errors import PgworkdError, SchemaError, UsageError
-from pgworkd.safe_text import escaped
 from pgworkd.tls import weakness
+from pgworkd.words.redaction import escaped
 
 if TYPE_CHECKING:
     from pgworkd.admin import Admin

@@ -24,7 +24,7 @@ from pgworkd.cli_ask import (
 )
 from pgworkd.cli_text import as_json, cell, is_terminal, note, out, parsed, table
 from pgworkd.errors import PgworkdError, UsageError
-from pgworkd.safe_text import escaped
+from pgworkd.words.redaction import escaped
 
 if TYPE_CHECKING:
     from pgworkd.admin import Admin

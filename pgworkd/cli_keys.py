@@ -9,7 +9,7 @@ import typer
 from pgworkd.cli_ask import Dsn, Json, QueueOption, ask, look
 from pgworkd.cli_text import as_json, note, out, table
 from pgworkd.errors import UsageError
-from pgworkd.safe_text import escaped
+from pgworkd.words.redaction import escaped
 
 if TYPE_CHECKING:
     from pgworkd.admin import Admin

@@ -10,7 +10,7 @@ import typer
 from pgworkd.cli_ask import Dsn, Json, QueueArgument, ask, instant_of, known, look, unserved
 from pgworkd.cli_text import as_json, is_terminal, out, table
 from pgworkd.errors import UsageError
-from pgworkd.safe_text import escaped
+from pgworkd.words.redaction import escaped
 
 if TYPE_CHECKING:
     from pgworkd.admin import Admin

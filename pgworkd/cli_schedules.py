@@ -9,7 +9,7 @@ import typer
 from pgworkd.cli_ask import Dsn, Json, ask, look
 from pgworkd.cli_text import as_json, out, table
 from pgworkd.errors import UsageError
-from pgworkd.safe_text import escaped
+from pgworkd.words.redaction import escaped
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Of the schedule.", show_default=False)]
 group = typer.Typer(help="List the recurring jobs; enable, disable or remove one, or run it now.")

@@ -12,7 +12,7 @@ from typing import Any
 import typer
 
 from pgworkd.errors import PgworkdError
-from pgworkd.safe_text import escaped, redact
+from pgworkd.words.redaction import escaped, redact
 
 CELL_CHARS_MAX = 200
 """Of a text in a list, where that goes into a pipe; --json has the whole of it."""

@@ -22,9 +22,9 @@ from pydantic_settings import (
 
 from pgworkd.dsn import dsn_fault, redacted
 from pgworkd.errors import UsageError
-from pgworkd.safe_text import redact
 from pgworkd.sources import NAME_CHARS_MAX, PREFIX, misspelt_environment, parse_queues, quoted, read_file, unknown_names
 from pgworkd.tls import weakness
+from pgworkd.words.redaction import redact
 
 _APP = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 _WITH_UNIT = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)\s*(ms|s|sec|m|min|h|d)")

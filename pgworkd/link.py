@@ -21,7 +21,7 @@ from pgworkd import session, tls
 from pgworkd.driver_errors import BROKEN, DROP_SESSION, is_answer, sqlstate_of, translate, unanswered
 from pgworkd.dsn import dsn_fault
 from pgworkd.errors import DatabaseUnavailable, UsageError
-from pgworkd.safe_text import hide
+from pgworkd.words.redaction import hide
 
 Row = Sequence[Any]
 _Wanted = asyncpg.connect_utils.SessionAttribute

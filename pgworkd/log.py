@@ -19,9 +19,9 @@ from typing import Any, Literal, Protocol
 
 import structlog
 
-from pgworkd.safe_text import escaped, redact
 from pgworkd.words import events
 from pgworkd.words.events import Listener
+from pgworkd.words.redaction import escaped, redact
 
 _LEVELS: dict[str, int] = {
     events.JOB_STARTED: logging.DEBUG,

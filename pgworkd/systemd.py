@@ -15,8 +15,8 @@ from typing import Protocol
 
 import anyio
 
-from pgworkd.safe_text import escaped
 from pgworkd.words.payload import clean_text
+from pgworkd.words.redaction import escaped
 
 STATUS_BYTES_MAX = 1000
 """Of the status line: systemd drops a message of more than 4,096 bytes, READY and WATCHDOG with it."""

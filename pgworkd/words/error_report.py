@@ -13,8 +13,8 @@ from itertools import islice
 
 from pydantic_core import ValidationError
 
-from pgworkd.safe_text import escaped, redact
 from pgworkd.words.payload import clean_text
+from pgworkd.words.redaction import escaped, redact
 
 TYPE_CHARS_MAX = 200
 MESSAGE_BYTES_MAX = 4 * 1024

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pgworkd import safe_text
 from pgworkd.dsn import dsn_fault, redacted
 from pgworkd.errors import PgworkdError, UsageError
 from pgworkd.link import Link, LinkOptions
+from pgworkd.words import redaction
 from tests.fuzz.kit import FUZZ, in_time, nowhere
 
 __all__ = ["nowhere"]  # a fixture
@@ -30,7 +30,7 @@ QUERY = st.lists(st.tuples(st.one_of(st.sampled_from(NAMES), PIECE), PIECE).map(
 def nothing_kept() -> Iterator[None]:
     """Secrets of a hundred thousand addresses would make each later one slower; no process has so many."""
     yield
-    safe_text._secrets = ()
+    redaction._secrets = ()
 
 
 @FUZZ
@@ -39,7 +39,7 @@ def test_any_text_as_an_address(text: str) -> None:
     with in_time():
         fault = dsn_fault(text)
         shown = redacted(text)
-        safe_text._secrets = ()
+        redaction._secrets = ()
         try:
             options = LinkOptions(text)
         except UsageError as error:
@@ -60,7 +60,7 @@ def test_an_address_that_is_tried_shows_its_password_nowhere(
     login = f"{quote(user, safe='')}:{quote(password, safe='')}" if encoded else f"{user}:{password}"
     password = password if encoded else login.partition(":")[2]  # a user with a colon ends there
     dsn = f"postgresql://{login}@127.0.0.1:1/{database}" + (f"?{query}" if query else "")
-    safe_text._secrets = ()
+    redaction._secrets = ()
     try:
         options = LinkOptions(dsn, connect_timeout_s=1, command_timeout_s=1)
     except UsageError as error:
@@ -73,12 +73,12 @@ def test_an_address_that_is_tried_shows_its_password_nowhere(
         asyncio.run(Link(options, "fuzz").value("SELECT 1"))
     assert CANARY not in "".join(traceback.format_exception(caught.value))
     for text in (dsn, repr(dsn), password, repr(password), ascii(password), f"<{dsn}>"):
-        assert CANARY not in safe_text.redact(f"before {text} after")
+        assert CANARY not in redaction.redact(f"before {text} after")
 
 
 @FUZZ
 @given(st.text(), st.text())
 def test_any_text_is_redacted_in_time_and_only_once(text: str, more: str) -> None:
     with in_time():
-        once = safe_text.redact(f"{text}://{more}:{text}@{more}")
-    assert safe_text.redact(once) == once
+        once = redaction.redact(f"{text}://{more}:{text}@{more}")
+    assert redaction.redact(once) == once

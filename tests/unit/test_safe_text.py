@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pgworkd import safe_text
 from pgworkd.dsn import dsn_fault
-from pgworkd.safe_text import escaped, hide, redact
+from pgworkd.words import redaction
+from pgworkd.words.redaction import escaped, hide, redact
 
 ODD = "c4n4ry@a:b/c?d#e%f g'h\"i\\jß"
 """A password with everything that an address, JSON, repr() or a URL writes otherwise."""
