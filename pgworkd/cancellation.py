@@ -20,7 +20,7 @@ from typing import Any, Self, cast
 import anyio
 from anyio._backends._asyncio import CancelScope, _task_states
 
-from pgworkd import log
+from pgworkd.words import log
 
 AGAIN_S = 0.1
 """A handler that is still there after its grace is cancelled again this often."""

@@ -31,7 +31,7 @@ from pgworkd.words.payload import encode_result
 from pgworkd.words.redaction import hide
 
 if TYPE_CHECKING:
-    from pgworkd import log
+    from pgworkd.words import log
 
 LENGTH = struct.Struct("!I")
 NOTE_EVERY_S = 0.2
@@ -79,7 +79,7 @@ class _Speaker:
 
 def _log_as(speaker: _Speaker, level: str, form: str, worker: str) -> None:
     """What is logged here looks as in the daemon."""
-    from pgworkd import log  # a fifth of a second, for those who need it
+    from pgworkd.words import log  # a fifth of a second, for those who need it
 
     log.configure(level, cast("log.Form", form), worker)
     log.RUNNING.set(speaker)

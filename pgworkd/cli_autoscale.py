@@ -65,8 +65,8 @@ def autoscale(
     """
     import anyio
 
-    from pgworkd import log
     from pgworkd.autoscale import Rules
+    from pgworkd.words import log
 
     rules = Rules(least, most, up_at, down_at, step, cooldown_s)
     _check(queue, rules, every_s, stop_timeout_s)
@@ -89,11 +89,11 @@ async def _run(
 ) -> int:
     import anyio
 
-    from pgworkd import log
     from pgworkd.admin import Admin
     from pgworkd.autoscale import Autoscaler
     from pgworkd.link import LinkOptions
     from pgworkd.outage import Outage
+    from pgworkd.words import log
     from pgworkd.words.events import Events
 
     events = Events()

@@ -18,7 +18,7 @@ from typing import Any
 import anyio
 import structlog
 
-from pgworkd import cli_signals, log, remains
+from pgworkd import cli_signals, remains
 from pgworkd.app import App
 from pgworkd.chores import Periods
 from pgworkd.config import Settings, load
@@ -29,6 +29,7 @@ from pgworkd.link import LinkOptions
 from pgworkd.loader import load_app
 from pgworkd.supervisor import SUPERVISED, Introduction, Supervisor
 from pgworkd.systemd import SystemdNotifier
+from pgworkd.words import log
 from pgworkd.words.events import Events, Listener
 
 RELOADED = ("log_level", "log_format", "queues")

@@ -17,8 +17,9 @@ import anyio
 from anyio.abc import ByteReceiveStream, ByteSendStream, Process
 from anyio.streams.buffered import BufferedByteReceiveStream
 
-from pgworkd import log, remains
+from pgworkd import remains
 from pgworkd.child import LENGTH, Answer, Noted, Request
+from pgworkd.words import log
 
 IDLE_S_MAX = 300.0
 """A process that has had nothing to do for so long is ended when the next call comes."""

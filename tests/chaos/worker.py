@@ -17,13 +17,12 @@ from typing import Any
 
 import anyio
 
-from pgworkd import log
 from pgworkd.daemon import Daemon
 from pgworkd.lease import end_process
 from pgworkd.lease_store import LeaseStore
 from pgworkd.link import LinkOptions
 from pgworkd.store import Store
-from pgworkd.words import events
+from pgworkd.words import events, log
 from tests.chaos.anyapp import app_of_run
 from tests.chaos.history import of_this_process
 from tests.kit import quick_options

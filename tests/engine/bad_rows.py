@@ -10,11 +10,10 @@ import anyio
 import asyncpg
 import pytest
 
-from pgworkd import log
 from pgworkd.app import App
 from pgworkd.errors import RetryAfter
 from pgworkd.unknown_kinds import DELAY_S
-from pgworkd.words import events
+from pgworkd.words import events, log
 from pgworkd.words.job import Job
 from tests.engine.bad_kit import Case, Check, Db, among_good_ones, column, dead_payload, refused
 from tests.kit import insert, status, until, waits_for_status

@@ -17,13 +17,13 @@ import asyncpg
 import pytest
 import structlog
 
-from pgworkd import cli_serve, log
+from pgworkd import cli_serve
 from pgworkd.app import App
 from pgworkd.config import load
 from pgworkd.daemon import Daemon
 from pgworkd.held import Held
 from pgworkd.pace import Pace
-from pgworkd.words import events
+from pgworkd.words import events, log
 from pgworkd.words.events import Events
 from tests.kit import LIMIT_S, insert, quick_options, until, waits_for_status
 

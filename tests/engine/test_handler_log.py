@@ -14,8 +14,8 @@ import asyncpg
 import pytest
 import structlog
 
-from pgworkd import log
 from pgworkd.app import App
+from pgworkd.words import log
 from tests.kit import insert, running, until, waits_for_status
 
 

@@ -14,8 +14,7 @@ import structlog
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pgworkd import log
-from pgworkd.words import events
+from pgworkd.words import events, log
 
 NASTY = "\u202etfel\u2066\u2028\u200fa\nb\rc\0d\x1b[31me\x1b]0;title\x07f\x9b2Jg\x7fh\u0085i"
 CONTROLS = set("".join(map(chr, (*range(32), *range(127, 160)))))
