@@ -12,9 +12,9 @@ import anyio
 
 from pgworkd.cancellation import RunScope
 from pgworkd.link import CUT_AFTER_S
-from pgworkd.registration import token_of
 from pgworkd.store import Claimed
 from pgworkd.words.job import Job, Reason
+from pgworkd.words.registration import token_of
 
 
 class Held:

@@ -9,8 +9,8 @@ from typing import Any
 from uuid import UUID
 
 from pgworkd.link import Link, LinkOptions
-from pgworkd.registration import token_of
 from pgworkd.schema import VERSION
+from pgworkd.words.registration import token_of
 
 _WANTED = """SELECT cancel_ids, cancel_attempts, settings, settings_version, differing,
     (SELECT version FROM pgworkd.schema_version) FROM pgworkd.wanted($1, $2, $3)"""

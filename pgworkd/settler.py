@@ -23,12 +23,12 @@ from pgworkd.errors import DatabaseBusy, DatabaseError, DatabaseUnavailable, Out
 from pgworkd.flushes import FLUSH_BYTES, FLUSH_MAX, Flushes
 from pgworkd.held import Held, Holdings, began_ago_s
 from pgworkd.outage import Outage
-from pgworkd.registration import token_of
 from pgworkd.schedule_store import Occurrence
 from pgworkd.store import FailedAttempt, Store
 from pgworkd.words import events
 from pgworkd.words.events import Events
 from pgworkd.words.job import Ending, Outcome
+from pgworkd.words.registration import token_of
 
 CAPACITY = 10_000
 CAPACITY_BYTES = 32 * 1024 * 1024

@@ -22,8 +22,8 @@ from pgworkd.claims import ClaimOrder as ClaimOrder
 from pgworkd.claims import Claims as Claims
 from pgworkd.errors import PgworkdError
 from pgworkd.link import Link, LinkOptions, Listener, Transactions
-from pgworkd.registration import Registration, token_of
 from pgworkd.schedule_store import Occurrence, ScheduleStore, columns
+from pgworkd.words.registration import Registration, token_of
 
 CHANNEL = "pgworkd"
 UNBLOCK_STEP = MEND_STEP = 1_000

@@ -29,10 +29,10 @@ from pgworkd import remains
 from pgworkd.daemon import Daemon, Options
 from pgworkd.errors import PgworkdError
 from pgworkd.link import Link
-from pgworkd.registration import Registration, token_of
 from pgworkd.sources import NAME_CHARS_MAX
 from pgworkd.systemd import SystemdNotifier
 from pgworkd.words.backoff import Backoff
+from pgworkd.words.registration import Registration, token_of
 
 STEADY_S = 60.0  # one that ends after so long is restarted at once; one that keeps dying waits longer and longer
 STRIKES = 4  # looks, each a tenth of the watchdog's limit after the last, that must find a process late

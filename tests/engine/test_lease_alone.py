@@ -14,7 +14,7 @@ import asyncpg
 from pgworkd.lease import Lease, boot_time_s
 from pgworkd.lease_store import Wanted
 from pgworkd.link import LinkOptions
-from pgworkd.registration import Registration
+from pgworkd.words.registration import Registration
 from tests.kit import until
 from tests.proxy import Proxy
 

@@ -13,9 +13,9 @@ import pytest
 from pgworkd.cancellation import RunnerTask, RunScope
 from pgworkd.held import Held, Holdings
 from pgworkd.link import CUT_AFTER_S
-from pgworkd.registration import Registration
 from pgworkd.store import Claimed
 from pgworkd.words.job import Job, Reason
+from pgworkd.words.registration import Registration
 
 
 def claimed(job_id: UUID, attempt: int = 1) -> Claimed:
