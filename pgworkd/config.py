@@ -20,10 +20,10 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from pgworkd.dsn import dsn_fault, redacted
 from pgworkd.errors import UsageError
 from pgworkd.sources import NAME_CHARS_MAX, PREFIX, misspelt_environment, parse_queues, quoted, read_file, unknown_names
 from pgworkd.tls import weakness
+from pgworkd.words.dsn import dsn_fault, redacted
 from pgworkd.words.redaction import redact
 
 _APP = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")

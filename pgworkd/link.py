@@ -19,8 +19,8 @@ import asyncpg
 
 from pgworkd import session, tls
 from pgworkd.driver_errors import BROKEN, DROP_SESSION, is_answer, sqlstate_of, translate, unanswered
-from pgworkd.dsn import dsn_fault
 from pgworkd.errors import DatabaseUnavailable, UsageError
+from pgworkd.words.dsn import dsn_fault
 from pgworkd.words.redaction import hide
 
 Row = Sequence[Any]

@@ -13,7 +13,7 @@ import re
 import unicodedata
 from urllib.parse import quote, quote_plus, unquote, unquote_plus
 
-from pgworkd.dsn import passwords, redacted
+from pgworkd.words.dsn import passwords, redacted
 
 SECRET_CHARS_MIN = 6
 # The categories: control, surrogate, unassigned, private and "format", which turns the direction of text around.

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pgworkd.dsn import dsn_fault
 from pgworkd.words import redaction
+from pgworkd.words.dsn import dsn_fault
 from pgworkd.words.redaction import escaped, hide, redact
 
 ODD = "c4n4ry@a:b/c?d#e%f g'h\"i\\jß"
