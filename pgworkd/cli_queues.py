@@ -14,7 +14,7 @@ from pgworkd.words.redaction import escaped
 
 if TYPE_CHECKING:
     from pgworkd.admin import Admin
-    from pgworkd.queue_settings import InForce
+    from pgworkd.settings.queue import InForce
 
 _COLUMNS = (
     *("queue", "due", "scheduled", "running", "failed", "blocked", "dead", "oldest_due_s", "workers", "slots"),
@@ -111,7 +111,7 @@ def set_(
     dsn: Dsn = None,
 ) -> None:
     """Change settings of a queue; every daemon follows at once, and after a restart, too."""
-    from pgworkd import queue_settings as words
+    from pgworkd.settings import queue as words
 
     given = {name: value for name, value in locals().items() if name in words.NAMES and value is not None}
     changes: dict[str, object] = {}
@@ -174,7 +174,7 @@ def resume(queue: QueueArgument, *, dsn: Dsn = None) -> None:
 
 
 def _all(found: list[InForce] | None) -> list[InForce]:
-    from pgworkd.queue_settings import in_force
+    from pgworkd.settings.queue import in_force
 
     return found if found is not None else in_force({}, ())
 

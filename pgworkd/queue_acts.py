@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 
 from pgworkd.errors import DatabaseError, UsageError, delay_seconds
 from pgworkd.link import Link
-from pgworkd.queue_settings import REMEDIES, InForce, checked, in_force
+from pgworkd.settings.queue import REMEDIES, InForce, checked, in_force
 from pgworkd.words import validation
 
 _SET = "SELECT pgworkd.set_queue($1::text, $2::text::jsonb)"

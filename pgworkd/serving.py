@@ -17,7 +17,7 @@ from pgworkd.held import Holdings
 from pgworkd.live import LiveSettings
 from pgworkd.outage import Outage
 from pgworkd.pool import Pool
-from pgworkd.queue_settings import number
+from pgworkd.settings.queue import number
 from pgworkd.words import events
 from pgworkd.words.events import Events
 

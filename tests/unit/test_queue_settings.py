@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pgworkd.errors import UsageError
-from pgworkd.queue_settings import BOUNDS, NAMES, checked, in_force, number, rate, rate_text, unset
+from pgworkd.settings.queue import BOUNDS, NAMES, checked, in_force, number, rate, rate_text, unset
 
 
 @pytest.mark.parametrize("name", BOUNDS)
