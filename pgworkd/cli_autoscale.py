@@ -15,7 +15,7 @@ import typer
 from pgworkd import cli_signals
 from pgworkd.cli_ask import Dsn, hinted, settings_of
 from pgworkd.errors import PgworkdError, UsageError
-from pgworkd.sources import NAME_CHARS_MAX
+from pgworkd.settings.file import NAME_CHARS_MAX
 
 if TYPE_CHECKING:
     from pgworkd.autoscale import Autoscaler, Rules

@@ -21,7 +21,15 @@ from pydantic_settings import (
 )
 
 from pgworkd.errors import UsageError
-from pgworkd.sources import NAME_CHARS_MAX, PREFIX, misspelt_environment, parse_queues, quoted, read_file, unknown_names
+from pgworkd.settings.file import (
+    NAME_CHARS_MAX,
+    PREFIX,
+    misspelt_environment,
+    parse_queues,
+    quoted,
+    read_file,
+    unknown_names,
+)
 from pgworkd.tls import weakness
 from pgworkd.words.dsn import dsn_fault, redacted
 from pgworkd.words.redaction import redact

@@ -15,7 +15,7 @@ from anyio.abc import Process
 
 from pgworkd import leash
 from pgworkd.errors import UsageError
-from pgworkd.sources import NAME_CHARS_MAX
+from pgworkd.settings.file import NAME_CHARS_MAX
 
 STOPPING_LOOK_S = 0.5
 """Between looks at a unit that is to stop."""

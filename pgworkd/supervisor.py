@@ -29,7 +29,7 @@ from pgworkd import remains
 from pgworkd.daemon import Daemon, Options
 from pgworkd.errors import PgworkdError
 from pgworkd.link import Link
-from pgworkd.sources import NAME_CHARS_MAX
+from pgworkd.settings.file import NAME_CHARS_MAX
 from pgworkd.systemd import SystemdNotifier
 from pgworkd.words.backoff import Backoff
 from pgworkd.words.registration import Registration, token_of

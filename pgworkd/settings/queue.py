@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pgworkd.errors import DELAY_S_MAX, UsageError
-from pgworkd.sources import CONCURRENCY_MAX, quoted
+from pgworkd.settings.file import CONCURRENCY_MAX, quoted
 
 LIMIT_MAX = 1_000_000
 PERIOD_S_MIN = 0.001

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from pgworkd.config import Settings, describe, load
 from pgworkd.errors import UsageError
-from pgworkd.sources import parse_queues
+from pgworkd.settings.file import parse_queues
 from tests.fuzz.kit import FUZZ, in_time, nowhere
 
 __all__ = ["nowhere"]  # a fixture

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from pgworkd.config import Settings, describe, load
 from pgworkd.errors import UsageError
-from pgworkd.sources import parse_queues
+from pgworkd.settings.file import parse_queues
 
 CANARY = "c4n4ry"
 
