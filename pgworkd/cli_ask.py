@@ -14,7 +14,7 @@ from pgworkd.errors import DatabaseError, DatabaseUnavailable, OutcomeUnknown, P
 
 if TYPE_CHECKING:
     from pgworkd.admin import Admin
-    from pgworkd.config import Settings
+    from pgworkd.settings.config import Settings
 
 Answer = TypeVar("Answer")
 
@@ -57,7 +57,7 @@ _HINTS = {
 
 def settings_of(dsn: str | None) -> Settings:
     """The settings, with the flag --dsn; UsageError when they name no database."""
-    from pgworkd.config import load
+    from pgworkd.settings.config import load
 
     settings = load(dsn=dsn)
     settings.dsn_required()

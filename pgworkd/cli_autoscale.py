@@ -19,8 +19,8 @@ from pgworkd.settings.file import NAME_CHARS_MAX
 
 if TYPE_CHECKING:
     from pgworkd.autoscale import Autoscaler, Rules
-    from pgworkd.config import Settings
     from pgworkd.crew import Crew
+    from pgworkd.settings.config import Settings
 
 WORKERS_MAX = 256
 DEPTH_MAX = 1_000_000_000

@@ -76,7 +76,7 @@ def stats(
 
 def config_show() -> None:
     """Show every setting, and where its value comes from."""
-    from pgworkd.config import describe, load
+    from pgworkd.settings.config import describe, load
 
     settings = load()
     table(("setting", "value", "from"), describe(settings), whole=True)

@@ -21,12 +21,12 @@ import structlog
 from pgworkd import cli_signals, remains
 from pgworkd.app import App
 from pgworkd.chores import Periods
-from pgworkd.config import Settings, load
 from pgworkd.daemon import FLUSH_GRACE_S, Daemon, Options
 from pgworkd.errors import PgworkdError, UsageError
 from pgworkd.lease import end_process
 from pgworkd.link import LinkOptions
 from pgworkd.loader import load_app
+from pgworkd.settings.config import Settings, load
 from pgworkd.supervisor import SUPERVISED, Introduction, Supervisor
 from pgworkd.systemd import SystemdNotifier
 from pgworkd.words import log

@@ -14,7 +14,7 @@ import structlog
 
 from pgworkd import cli_serve, cli_signals
 from pgworkd.app import App
-from pgworkd.config import Settings, load
+from pgworkd.settings.config import Settings, load
 
 NOBODY = "postgresql://nobody@127.0.0.1:1/nothing"
 

@@ -19,10 +19,10 @@ import structlog
 
 from pgworkd import cli_serve
 from pgworkd.app import App
-from pgworkd.config import load
 from pgworkd.daemon import Daemon
 from pgworkd.held import Held
 from pgworkd.pace import Pace
+from pgworkd.settings.config import load
 from pgworkd.words import events, log
 from pgworkd.words.events import Events
 from tests.kit import LIMIT_S, insert, quick_options, until, waits_for_status

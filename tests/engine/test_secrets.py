@@ -16,12 +16,12 @@ import pytest
 from pgworkd import cli_serve, processes
 from pgworkd.admin import Admin
 from pgworkd.app import App
-from pgworkd.config import Settings
 from pgworkd.daemon import Daemon
 from pgworkd.embedded import EmbeddedPostgres
 from pgworkd.errors import PgworkdError
 from pgworkd.link import Link, LinkOptions, Listener, Transactions
 from pgworkd.results import Results
+from pgworkd.settings.config import Settings
 from pgworkd.supervisor import Supervisor, without_dsn
 from tests.engine.secrets_kit import PASSWORDS, leaks, secret_dsn, with_login
 from tests.engine.test_cli_run import Start, start

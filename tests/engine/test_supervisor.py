@@ -17,7 +17,7 @@ import asyncpg
 import pytest
 
 from pgworkd import cli_serve, supervisor
-from pgworkd.config import Settings
+from pgworkd.settings.config import Settings
 from tests.engine.test_cli_run import NOBODY, Command, Start, start
 from tests.engine.test_systemd import Systemd, systemd
 from tests.kit import until

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pgworkd.config import Settings, describe, load
 from pgworkd.errors import UsageError
+from pgworkd.settings.config import Settings, describe, load
 from pgworkd.settings.file import parse_queues
 from tests.fuzz.kit import FUZZ, in_time, nowhere
 

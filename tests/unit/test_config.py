@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from pgworkd.config import Settings, describe, load
 from pgworkd.errors import UsageError
+from pgworkd.settings.config import Settings, describe, load
 from pgworkd.settings.file import parse_queues
 
 CANARY = "c4n4ry"

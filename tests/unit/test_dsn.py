@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from pgworkd.config import Settings, describe, load
 from pgworkd.errors import UsageError
+from pgworkd.settings.config import Settings, describe, load
 from pgworkd.words.dsn import dsn_fault, redacted
 from tests.unit.test_config import CANARY, clean, refused, write  # noqa: F401 - `clean` is an autouse fixture
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from pgworkd import tls
-from pgworkd.config import load
 from pgworkd.errors import UsageError
+from pgworkd.settings.config import load
 
 LOCAL = [
     "postgresql://u:p@localhost/d",

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from pgworkd.config import Settings
 from pgworkd.daemon import FLUSH_GRACE_S, Options
 from pgworkd.link import LinkOptions
+from pgworkd.settings.config import Settings
 from tests.planting import ROOT
 
 EXPOSURE_MAX = 1.5
