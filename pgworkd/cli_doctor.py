@@ -10,7 +10,7 @@ from pgworkd.cli_health import Finding, judged
 from pgworkd.cli_text import as_json, out
 from pgworkd.doctor_sql import DEAD_MAX
 from pgworkd.errors import PgworkdError, SchemaError, UsageError
-from pgworkd.tls import weakness
+from pgworkd.settings.tls import weakness
 from pgworkd.words.redaction import escaped
 
 if TYPE_CHECKING:

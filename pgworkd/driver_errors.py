@@ -10,7 +10,6 @@ import os
 
 import asyncpg
 
-from pgworkd import tls
 from pgworkd.errors import (
     BatchClosed,
     DatabaseBusy,
@@ -23,6 +22,7 @@ from pgworkd.errors import (
     UsageError,
     WorkerLost,
 )
+from pgworkd.settings import tls
 
 # SQLSTATEs (https://www.postgresql.org/docs/current/errcodes-appendix.html) by which the server says that it or the
 # session is gone, or does not take us: another connection is needed.

@@ -17,9 +17,10 @@ from typing import Any
 import anyio
 import asyncpg
 
-from pgworkd import session, tls
+from pgworkd import session
 from pgworkd.driver_errors import BROKEN, DROP_SESSION, is_answer, sqlstate_of, translate, unanswered
 from pgworkd.errors import DatabaseUnavailable, UsageError
+from pgworkd.settings import tls
 from pgworkd.words.dsn import dsn_fault
 from pgworkd.words.redaction import hide
 

@@ -30,7 +30,7 @@ from pgworkd.settings.file import (
     read_file,
     unknown_names,
 )
-from pgworkd.tls import weakness
+from pgworkd.settings.tls import weakness
 from pgworkd.words.dsn import dsn_fault, redacted
 from pgworkd.words.redaction import redact
 

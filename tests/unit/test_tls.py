@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from pgworkd import tls
 from pgworkd.errors import UsageError
+from pgworkd.settings import tls
 from pgworkd.settings.config import load
 
 LOCAL = [
