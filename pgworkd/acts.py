@@ -13,8 +13,8 @@ from uuid import UUID
 
 from pgworkd import admin_sql as sql
 from pgworkd import refusals
+from pgworkd.database.connection import Link
 from pgworkd.errors import DatabaseError, InvalidPayload, UsageError, delay_seconds
-from pgworkd.link import Link
 from pgworkd.refusals import Refused
 from pgworkd.words import validation
 from pgworkd.words.payload import BYTES_MAX, decode, encode

@@ -16,10 +16,10 @@ from pgworkd import schema
 from pgworkd.acts import Acts, check_payload
 from pgworkd.admin_sql import Doctor, Enqueued, Job, JobRow, Jobs, QueueRow, ScheduleRow, Server, Stats, WorkerRow
 from pgworkd.batch_acts import BatchActs
+from pgworkd.database.connection import Link, LinkOptions
 from pgworkd.doctor_sql import Health
 from pgworkd.errors import SchemaError, UsageError, delay_seconds
 from pgworkd.key_acts import KeyActs
-from pgworkd.link import Link, LinkOptions
 from pgworkd.queue_acts import QueueActs
 from pgworkd.schedule_acts import ScheduleActs
 from pgworkd.words import validation

@@ -8,8 +8,8 @@ from uuid import UUID
 
 from pgworkd.admin_sql import read
 from pgworkd.batches import Cancelled, Progress
+from pgworkd.database.connection import Link
 from pgworkd.errors import BatchClosed
-from pgworkd.link import Link
 from pgworkd.words import validation
 
 _TREES = """SELECT id, name, queue, state, batches, total, done, dead, cancelled,

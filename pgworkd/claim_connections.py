@@ -13,7 +13,7 @@ from typing import Any
 
 import anyio
 
-from pgworkd.link import Link, LinkOptions, Row
+from pgworkd.database.connection import Link, LinkOptions, Row
 
 CONNECTIONS_MAX = 4
 """Of one daemon. So many slow claims at once, and the others wait for the first of them to end."""

@@ -91,7 +91,7 @@ async def _ask(
     settings: Settings, question: Callable[[Admin], Awaitable[Answer]], *, verify: bool, any_server: bool
 ) -> Answer:
     from pgworkd.admin import Admin
-    from pgworkd.link import LinkOptions
+    from pgworkd.database.connection import LinkOptions
 
     options = LinkOptions(
         settings.dsn_required(),

@@ -95,7 +95,7 @@ def migrate(
 
     import anyio
 
-    from pgworkd.link import LinkOptions
+    from pgworkd.database.connection import LinkOptions
 
     settings = settings_of(dsn)
     options = LinkOptions(settings.dsn_required(), settings.connect_timeout_s, settings.command_timeout_s)
@@ -130,8 +130,8 @@ def dev(*, data: Data = None) -> None:
     import anyio
 
     from pgworkd import schema
+    from pgworkd.database.connection import LinkOptions
     from pgworkd.embedded import EmbeddedPostgres, EmbeddedUnavailable
-    from pgworkd.link import LinkOptions
 
     server = EmbeddedPostgres(data)
     try:

@@ -22,9 +22,9 @@ from pgworkd import cli_signals, remains
 from pgworkd.app import App
 from pgworkd.chores import Periods
 from pgworkd.daemon import FLUSH_GRACE_S, Daemon, Options
+from pgworkd.database.connection import LinkOptions
 from pgworkd.errors import PgworkdError, UsageError
 from pgworkd.lease import end_process
-from pgworkd.link import LinkOptions
 from pgworkd.loader import load_app
 from pgworkd.settings.config import Settings, load
 from pgworkd.supervisor import SUPERVISED, Introduction, Supervisor

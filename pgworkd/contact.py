@@ -11,9 +11,9 @@ from typing import TypeVar
 import anyio
 
 from pgworkd import schema
+from pgworkd.database.connection import LinkOptions
 from pgworkd.driver_errors import sqlstate_of
 from pgworkd.errors import DatabaseUnavailable, PgworkdError, SchemaAwaited, UsageError
-from pgworkd.link import LinkOptions
 from pgworkd.outage import Outage
 from pgworkd.words import events
 from pgworkd.words.events import Events

@@ -11,7 +11,7 @@ from uuid import UUID
 import anyio
 
 from pgworkd.cancellation import RunScope
-from pgworkd.link import CUT_AFTER_S
+from pgworkd.database.connection import CUT_AFTER_S
 from pgworkd.store import Claimed
 from pgworkd.words.job import Job, Reason
 from pgworkd.words.registration import token_of

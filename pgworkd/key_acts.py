@@ -7,7 +7,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from pgworkd.admin_sql import read
-from pgworkd.link import Link
+from pgworkd.database.connection import Link
 from pgworkd.words import validation
 
 # Each table is walked from the key that is kept longest: the view alone would find out of every row how its job ended.

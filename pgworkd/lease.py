@@ -23,9 +23,9 @@ from typing import Protocol
 
 import anyio
 
+from pgworkd.database.connection import LinkOptions
 from pgworkd.errors import PgworkdError
 from pgworkd.lease_store import LeaseStore, Wanted
-from pgworkd.link import LinkOptions
 from pgworkd.words.validation import counted
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
-from pgworkd.link import Link, LinkOptions
+from pgworkd.database.connection import Link, LinkOptions
 from pgworkd.schema import VERSION
 from pgworkd.words.registration import token_of
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from pgworkd.chores import Periods
-from pgworkd.link import LinkOptions
+from pgworkd.database.connection import LinkOptions
 from pgworkd.words.job import Reason
 
 

@@ -9,8 +9,8 @@ import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
+from pgworkd.database.connection import Link
 from pgworkd.errors import DatabaseError, UsageError, delay_seconds
-from pgworkd.link import Link
 from pgworkd.settings.queue import REMEDIES, InForce, checked, in_force
 from pgworkd.words import validation
 

@@ -23,8 +23,8 @@ from uuid import UUID
 import anyio
 from anyio.abc import TaskGroup
 
+from pgworkd.database.connection import Link, LinkOptions, Listener
 from pgworkd.errors import DatabaseUnavailable, JobFailed, JobUnknown, PgworkdError, UsageError
-from pgworkd.link import Link, LinkOptions, Listener
 from pgworkd.words.validation import identity
 
 __all__ = ["Found", "JobFailed", "JobUnknown", "Results"]

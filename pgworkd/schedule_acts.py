@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from uuid import UUID
 
-from pgworkd.link import Link
+from pgworkd.database.connection import Link
 from pgworkd.words import validation
 
 

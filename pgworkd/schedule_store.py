@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
 
-from pgworkd.link import Link
+from pgworkd.database.connection import Link
 
 _SCHEDULES = """SELECT e.name, e.cron, e.every_s, e.timezone, e.missed, e.revision, e.last_occurrence, e.at, e.broken,
         s.missed_grace_s, s.in_force_since

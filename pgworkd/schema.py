@@ -8,9 +8,9 @@ from pathlib import Path
 
 import anyio
 
+from pgworkd.database.connection import Link, LinkOptions
 from pgworkd.driver_errors import sqlstate_of
 from pgworkd.errors import DatabaseUnavailable, PgworkdError, SchemaAwaited, SchemaError
-from pgworkd.link import Link, LinkOptions
 
 VERSION = 1
 """The schema this program speaks: `schema_version.version` as written by `schema.sql`."""

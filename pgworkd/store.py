@@ -20,8 +20,8 @@ from pgworkd.claims import CLAIM
 from pgworkd.claims import Claimed as Claimed
 from pgworkd.claims import ClaimOrder as ClaimOrder
 from pgworkd.claims import Claims as Claims
+from pgworkd.database.connection import Link, LinkOptions, Listener, Transactions
 from pgworkd.errors import PgworkdError
-from pgworkd.link import Link, LinkOptions, Listener, Transactions
 from pgworkd.schedule_store import Occurrence, ScheduleStore, columns
 from pgworkd.words.registration import Registration, token_of
 

@@ -27,8 +27,8 @@ from anyio.abc import Process, TaskGroup
 
 from pgworkd import remains
 from pgworkd.daemon import Daemon, Options
+from pgworkd.database.connection import Link
 from pgworkd.errors import PgworkdError
-from pgworkd.link import Link
 from pgworkd.settings.file import NAME_CHARS_MAX
 from pgworkd.systemd import SystemdNotifier
 from pgworkd.words.backoff import Backoff

@@ -13,8 +13,8 @@ from typing import Any, Protocol
 
 import anyio
 
+from pgworkd.database.connection import Listener
 from pgworkd.errors import PgworkdError
-from pgworkd.link import Listener
 from pgworkd.outage import Outage
 from pgworkd.store import CHANNEL
 from pgworkd.words.events import Events

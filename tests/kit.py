@@ -16,8 +16,8 @@ from hypothesis import HealthCheck, settings
 from pgworkd.app import App
 from pgworkd.chores import Periods
 from pgworkd.daemon import Daemon, Options
+from pgworkd.database.connection import LinkOptions
 from pgworkd.lease import end_process
-from pgworkd.link import LinkOptions
 
 EXAMPLES = os.environ.get("PGWORKD_TEST_EXAMPLES")
 """So many in each model and fuzz test, and others each time. Without it the tests are the same each time."""

@@ -19,8 +19,8 @@ import pytest
 
 from pgworkd import schema
 from pgworkd.client import NewJob, batch, enqueue, enqueue_many
+from pgworkd.database.connection import LinkOptions
 from pgworkd.errors import UsageError
-from pgworkd.link import LinkOptions
 from tests.kit import running, until
 from tests.process import app
 

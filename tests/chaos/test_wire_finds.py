@@ -14,8 +14,8 @@ from pgworkd.admin import Admin
 from pgworkd.app import App, DeadJob
 from pgworkd.chores import Periods
 from pgworkd.cli_ask import hinted
+from pgworkd.database.connection import LinkOptions
 from pgworkd.errors import DatabaseUnavailable, OutcomeUnknown, PermanentError
-from pgworkd.link import LinkOptions
 from pgworkd.settings.config import Settings
 from pgworkd.words import events
 from pgworkd.words.job import Job

@@ -13,8 +13,8 @@ from typing import Any
 import anyio
 import asyncpg
 
+from pgworkd.database.connection import LinkOptions
 from pgworkd.errors import DatabaseUnavailable
-from pgworkd.link import LinkOptions
 from pgworkd.store import CHANNEL, Store
 from pgworkd.wake import Wake
 from pgworkd.words.events import Events

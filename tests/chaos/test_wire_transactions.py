@@ -9,10 +9,10 @@ import anyio
 import asyncpg
 import pytest
 
-from pgworkd import link
 from pgworkd.app import App
+from pgworkd.database import connection
+from pgworkd.database.connection import LinkOptions, Transactions
 from pgworkd.errors import DatabaseUnavailable
-from pgworkd.link import LinkOptions, Transactions
 from pgworkd.words import events
 from pgworkd.words.job import Job
 from tests.engine.test_start import set_read_only

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from pgworkd.app import App
 from pgworkd.chores import Periods
-from pgworkd.link import LinkOptions
+from pgworkd.database.connection import LinkOptions
 from pgworkd.words import events
 from pgworkd.words.job import Job
 from tests.chaos.wire_kit import Operation, Told, differs, rows_of

@@ -21,8 +21,8 @@ import anyio
 import asyncpg
 
 from pgworkd import outage
+from pgworkd.database.connection import LinkOptions
 from pgworkd.errors import DatabaseUnavailable, OutcomeUnknown
-from pgworkd.link import LinkOptions
 from pgworkd.store import Store
 from tests.kit import until
 from tests.proxy import Message, Proxy

@@ -18,9 +18,9 @@ from typing import Any
 import anyio
 
 from pgworkd.daemon import Daemon
+from pgworkd.database.connection import LinkOptions
 from pgworkd.lease import end_process
 from pgworkd.lease_store import LeaseStore
-from pgworkd.link import LinkOptions
 from pgworkd.store import Store
 from pgworkd.words import events, log
 from tests.chaos.anyapp import app_of_run

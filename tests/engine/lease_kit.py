@@ -13,7 +13,7 @@ import anyio
 
 from pgworkd.app import App
 from pgworkd.daemon import Daemon
-from pgworkd.link import LinkOptions
+from pgworkd.database.connection import LinkOptions
 from pgworkd.words.job import Job
 from tests.kit import LIMIT_S, Recorder, quick_options
 

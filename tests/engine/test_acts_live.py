@@ -14,7 +14,7 @@ import asyncpg
 from pgworkd.acts import Which
 from pgworkd.admin import Admin
 from pgworkd.app import App
-from pgworkd.link import LinkOptions
+from pgworkd.database.connection import LinkOptions
 from pgworkd.words.job import Job
 from tests.kit import insert, running, until, waits_for_status
 

@@ -13,8 +13,8 @@ import pytest
 from pgworkd import claim_connections
 from pgworkd.app import App
 from pgworkd.claim_connections import CONNECTIONS_MAX, ClaimConnections
+from pgworkd.database.connection import LinkOptions
 from pgworkd.errors import OutcomeUnknown
-from pgworkd.link import LinkOptions
 from pgworkd.words import events
 from tests.kit import Recorder, insert, running, until, waits_for_status
 

@@ -10,8 +10,8 @@ import anyio
 import pytest
 
 from pgworkd.admin import Admin
+from pgworkd.database.connection import LinkOptions
 from pgworkd.errors import UsageError
-from pgworkd.link import LinkOptions
 from pgworkd.refusals import grouped
 from tests.engine.acts_kit import enqueue, run
 from tests.engine.test_cli import NOBODY, Shell, clean, shell

@@ -10,8 +10,8 @@ import pytest
 
 from pgworkd import schema
 from pgworkd.daemon import Daemon
+from pgworkd.database.connection import LinkOptions
 from pgworkd.errors import SchemaError
-from pgworkd.link import LinkOptions
 from tests.engine.test_start import app_of_one
 from tests.kit import quick_options
 from tests.server import drop_database

@@ -12,9 +12,10 @@ import anyio
 import asyncpg
 import pytest
 
-from pgworkd import link, session
+from pgworkd import session
 from pgworkd.claims import CLAIM, ClaimOrder
-from pgworkd.link import LinkOptions
+from pgworkd.database import connection
+from pgworkd.database.connection import LinkOptions
 from pgworkd.pool import CLAIM_MAX, CLAIM_SOCKET_MAX
 from tests.engine.test_large_work import insert_large
 from tests.kit import until
@@ -25,7 +26,9 @@ Db: TypeAlias = "asyncpg.Connection[Any]"
 @contextlib.asynccontextmanager
 async def frozen(dsn: str, sql: str, *args: object) -> AsyncIterator[tuple[Db, asyncio.Task[Any]]]:
     """A connection that sends a statement and takes nothing in."""
-    connection = await link.connect(LinkOptions(dsn, command_timeout_s=120), "frozen")  # nothing but the server ends it
+    connection = await connection.connect(
+        LinkOptions(dsn, command_timeout_s=120), "frozen"
+    )  # nothing but the server ends it
     statement = await connection.prepare(sql)
     connection._transport.pause_reading()
     call = asyncio.get_running_loop().create_task(statement.fetch(*args))

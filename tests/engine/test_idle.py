@@ -15,7 +15,7 @@ import pytest
 
 from pgworkd.app import App
 from pgworkd.daemon import Daemon, Options
-from pgworkd.link import Link, LinkOptions, Listener
+from pgworkd.database.connection import Link, LinkOptions, Listener
 from tests.kit import LIMIT_S, until
 
 QUEUES = [f"q{n}" for n in range(10)]

@@ -11,9 +11,9 @@ from uuid import uuid4
 
 import asyncpg
 
+from pgworkd.database.connection import LinkOptions
 from pgworkd.lease import Lease, boot_time_s
 from pgworkd.lease_store import Wanted
-from pgworkd.link import LinkOptions
 from pgworkd.words.registration import Registration
 from tests.kit import until
 from tests.proxy import Proxy

@@ -8,7 +8,7 @@ import asyncpg
 
 from pgworkd.chores import Periods
 from pgworkd.daemon import Daemon
-from pgworkd.link import LinkOptions
+from pgworkd.database.connection import LinkOptions
 from pgworkd.words import events
 from tests.engine.lease_kit import Sleepers, daemon_of
 from tests.kit import Recorder, insert, running, until, waits_for_status

@@ -9,8 +9,8 @@ import asyncpg
 import pytest
 
 from pgworkd import schema
+from pgworkd.database.connection import LinkOptions
 from pgworkd.errors import DatabaseUnavailable, PgworkdError, SchemaError
-from pgworkd.link import LinkOptions
 from pgworkd.words import events
 from tests.engine.test_start import app_of_one, set_read_only
 from tests.kit import insert, running, until, waits_for_status

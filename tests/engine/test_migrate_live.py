@@ -17,8 +17,8 @@ import pytest
 from pgworkd import schema
 from pgworkd.app import App
 from pgworkd.daemon import Daemon
+from pgworkd.database.connection import LinkOptions
 from pgworkd.errors import DatabaseUnavailable
-from pgworkd.link import LinkOptions
 from pgworkd.words import events
 from tests.engine.test_start import app_of_one, plain_user
 from tests.kit import Recorder, insert, quick_options, running, until, waits_for_status

@@ -12,8 +12,8 @@ import asyncpg
 import pytest
 
 from pgworkd.app import App
+from pgworkd.database.connection import LinkOptions
 from pgworkd.errors import PgworkdError, UsageError
-from pgworkd.link import LinkOptions
 from pgworkd.store import Store
 from pgworkd.words import events
 from pgworkd.words.job import PROGRESS_CHARS_MAX, Job

@@ -17,9 +17,9 @@ from pgworkd import cli_serve, processes
 from pgworkd.admin import Admin
 from pgworkd.app import App
 from pgworkd.daemon import Daemon
+from pgworkd.database.connection import Link, LinkOptions, Listener, Transactions
 from pgworkd.embedded import EmbeddedPostgres
 from pgworkd.errors import PgworkdError
-from pgworkd.link import Link, LinkOptions, Listener, Transactions
 from pgworkd.results import Results
 from pgworkd.settings.config import Settings
 from pgworkd.supervisor import Supervisor, without_dsn

@@ -12,8 +12,8 @@ import pytest
 from pgworkd import settler, store
 from pgworkd.app import App
 from pgworkd.daemon import Daemon
+from pgworkd.database.connection import LinkOptions
 from pgworkd.errors import OutcomeUnknown, Snooze
-from pgworkd.link import LinkOptions
 from pgworkd.words import events
 from pgworkd.words.job import Job
 from tests.kit import insert, running, status, until, waits_for_status

@@ -9,9 +9,9 @@ import asyncpg
 import pytest
 
 from pgworkd.app import App
+from pgworkd.database.connection import LinkOptions
 from pgworkd.errors import OutcomeUnknown
 from pgworkd.lease_store import LeaseStore
-from pgworkd.link import LinkOptions
 from pgworkd.store import Store
 from pgworkd.words import events
 from tests.kit import insert, running, status, until

@@ -15,8 +15,8 @@ from anyio.abc import SocketAttribute
 
 from pgworkd.app import App
 from pgworkd.daemon import Daemon
+from pgworkd.database.connection import LinkOptions
 from pgworkd.errors import PgworkdError, SchemaError, UsageError
-from pgworkd.link import LinkOptions
 from pgworkd.words import events
 from tests.kit import Recorder, insert, quick_options, running, until, waits_for_status
 

@@ -21,8 +21,8 @@ import pytest
 import trustme
 
 from pgworkd.client import enqueue
+from pgworkd.database.connection import Link, LinkOptions, Listener, Transactions
 from pgworkd.errors import DatabaseUnavailable
-from pgworkd.link import Link, LinkOptions, Listener, Transactions
 from pgworkd.results import Results
 from tests.engine.test_cli import CANARY, run_bare
 from tests.engine.test_results import doubles

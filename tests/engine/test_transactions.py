@@ -11,8 +11,8 @@ import asyncpg
 import pytest
 
 from pgworkd.app import App
+from pgworkd.database.connection import LinkOptions
 from pgworkd.errors import LeaseLost, UsageError
-from pgworkd.link import LinkOptions
 from pgworkd.words import events
 from pgworkd.words.job import Job
 from tests.engine.test_cancel import cancel

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pgworkd.database.connection import Link, LinkOptions
 from pgworkd.errors import PgworkdError, UsageError
-from pgworkd.link import Link, LinkOptions
 from pgworkd.words import redaction
 from pgworkd.words.dsn import dsn_fault, redacted
 from tests.fuzz.kit import FUZZ, in_time, nowhere

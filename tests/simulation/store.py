@@ -20,9 +20,9 @@ from uuid import UUID
 
 import anyio
 
+from pgworkd.database.connection import LinkOptions
 from pgworkd.errors import DatabaseUnavailable
 from pgworkd.lease_store import Wanted
-from pgworkd.link import LinkOptions
 from pgworkd.schedule_store import Occurrence
 from pgworkd.store import ClaimOrder, Claims, FailedAttempt
 

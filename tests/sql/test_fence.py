@@ -10,7 +10,7 @@ import asyncpg
 import pytest
 
 from pgworkd import schema
-from pgworkd.link import LinkOptions
+from pgworkd.database.connection import LinkOptions
 
 from .registration import token
 from .verbs import LEASE_GONE, Db, claim, claim_ids, clock, one, over, statuses, worker

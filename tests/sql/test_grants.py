@@ -8,8 +8,8 @@ import asyncpg
 import pytest
 
 from pgworkd import grants, schema
+from pgworkd.database.connection import LinkOptions
 from pgworkd.errors import UsageError
-from pgworkd.link import LinkOptions
 
 from .roles import Roles, refused
 from .verbs import Db

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pgworkd.admin import Admin
+from pgworkd.database.connection import LinkOptions
 from pgworkd.errors import UsageError
-from pgworkd.link import LinkOptions
 
 from .roles import Roles, refused
 from .test_grants import FUNCTIONS, TABLES

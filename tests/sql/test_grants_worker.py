@@ -12,8 +12,8 @@ from pgworkd.admin import Admin
 from pgworkd.app import App
 from pgworkd.chores import Periods
 from pgworkd.client import batch, enqueue
+from pgworkd.database.connection import LinkOptions
 from pgworkd.errors import JobFailed, PermanentError, UsageError
-from pgworkd.link import LinkOptions
 from pgworkd.results import Results
 from pgworkd.words import events
 from pgworkd.words.job import Job

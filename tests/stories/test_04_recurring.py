@@ -13,8 +13,8 @@ import asyncpg
 import pytest
 
 from pgworkd.app import App
+from pgworkd.database.connection import LinkOptions
 from pgworkd.held import Held
-from pgworkd.link import LinkOptions
 from pgworkd.recurring import Recurring
 from pgworkd.store import ClaimOrder, Store
 from pgworkd.words import events

@@ -12,8 +12,8 @@ import pytest
 from pgworkd.acts import Which
 from pgworkd.admin import Admin
 from pgworkd.app import App
+from pgworkd.database.connection import LinkOptions
 from pgworkd.errors import NotWaiting, PermanentError
-from pgworkd.link import LinkOptions
 from tests.kit import running, until
 
 BILLS, REMINDERS = 200, 100

@@ -11,7 +11,7 @@ import asyncpg
 
 from pgworkd.admin import Admin
 from pgworkd.app import App
-from pgworkd.link import LinkOptions
+from pgworkd.database.connection import LinkOptions
 from pgworkd.words import events
 from tests.kit import insert, running, status, until, waits_for_status
 

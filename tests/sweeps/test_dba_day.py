@@ -10,7 +10,7 @@ import pytest
 
 from pgworkd import schema
 from pgworkd.app import App
-from pgworkd.link import LinkOptions
+from pgworkd.database.connection import LinkOptions
 from pgworkd.words import events
 from pgworkd.words.job import Job
 from tests.kit import running, until

@@ -18,7 +18,7 @@ import pytest
 
 from pgworkd import schema
 from pgworkd.app import App
-from pgworkd.link import LinkOptions
+from pgworkd.database.connection import LinkOptions
 from pgworkd.words.job import Job
 from tests.engine.test_dba import binaries
 from tests.kit import running, until

@@ -16,8 +16,8 @@ import pytest
 from pgworkd import schema
 from pgworkd.app import App
 from pgworkd.client import batch, enqueue
+from pgworkd.database.connection import LinkOptions
 from pgworkd.embedded import EmbeddedPostgres
-from pgworkd.link import LinkOptions
 from pgworkd.words import events
 from pgworkd.words.job import Job
 from tests.chaos import clocks

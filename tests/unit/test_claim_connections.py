@@ -11,7 +11,7 @@ from anyio.abc import TaskGroup
 
 from pgworkd import claim_connections
 from pgworkd.claim_connections import CONNECTIONS_MAX, ClaimConnections
-from pgworkd.link import Link, LinkOptions
+from pgworkd.database.connection import Link, LinkOptions
 from tests.kit import until
 
 

@@ -11,8 +11,8 @@ import anyio
 import pytest
 
 from pgworkd.cancellation import RunnerTask, RunScope
+from pgworkd.database.connection import CUT_AFTER_S
 from pgworkd.held import Held, Holdings
-from pgworkd.link import CUT_AFTER_S
 from pgworkd.store import Claimed
 from pgworkd.words.job import Job, Reason
 from pgworkd.words.registration import Registration

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pgworkd.daemon import FLUSH_GRACE_S, Options
-from pgworkd.link import LinkOptions
+from pgworkd.database.connection import LinkOptions
 from pgworkd.settings.config import Settings
 from tests.planting import ROOT
 
