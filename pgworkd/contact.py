@@ -12,7 +12,7 @@ import anyio
 
 from pgworkd import schema
 from pgworkd.database.connection import LinkOptions
-from pgworkd.driver_errors import sqlstate_of
+from pgworkd.database.driver_errors import sqlstate_of
 from pgworkd.errors import DatabaseUnavailable, PgworkdError, SchemaAwaited, UsageError
 from pgworkd.outage import Outage
 from pgworkd.words import events

@@ -9,7 +9,7 @@ from pathlib import Path
 import anyio
 
 from pgworkd.database.connection import Link, LinkOptions
-from pgworkd.driver_errors import sqlstate_of
+from pgworkd.database.driver_errors import sqlstate_of
 from pgworkd.errors import DatabaseUnavailable, PgworkdError, SchemaAwaited, SchemaError
 
 VERSION = 1

@@ -18,7 +18,7 @@ import anyio
 import asyncpg
 
 from pgworkd import session
-from pgworkd.driver_errors import BROKEN, DROP_SESSION, is_answer, sqlstate_of, translate, unanswered
+from pgworkd.database.driver_errors import BROKEN, DROP_SESSION, is_answer, sqlstate_of, translate, unanswered
 from pgworkd.errors import DatabaseUnavailable, UsageError
 from pgworkd.settings import tls
 from pgworkd.words.dsn import dsn_fault

@@ -74,7 +74,7 @@ BUGS = (
     ),
     python(
         "a time-out is an outage",
-        "driver_errors",
+        "database/driver_errors",
         '        return DatabaseBusy(f"{text} ({code})", sqlstate=code)\n',
         '        return DatabaseUnavailable(f"{text} ({code})")\n',
         tests=f"{_ERRORS} tests/sweeps/test_errors.py",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncpg
 import pytest
 
-from pgworkd.driver_errors import translate
+from pgworkd.database.driver_errors import translate
 from pgworkd.errors import UsageError
 
 
