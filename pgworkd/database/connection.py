@@ -17,7 +17,7 @@ from typing import Any
 import anyio
 import asyncpg
 
-from pgworkd import session
+from pgworkd.database import session
 from pgworkd.database.driver_errors import BROKEN, DROP_SESSION, is_answer, sqlstate_of, translate, unanswered
 from pgworkd.errors import DatabaseUnavailable, UsageError
 from pgworkd.settings import tls

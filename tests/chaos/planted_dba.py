@@ -43,14 +43,14 @@ BUGS = (
     ),
     python(
         "idle sessions end as the role says",
-        "session",
+        "database/session",
         '        "idle_session_timeout": "0",\n',
         "",
         tests="tests/sweeps/test_hostile_settings.py",
     ),
     python(
         "transactions end as the role says",
-        "session",
+        "database/session",
         "    return query + _NO_LIMIT if connection",
         "    return query if connection",
         tests="tests/sweeps/test_hostile_settings.py",

@@ -22,7 +22,7 @@ BUGS = (
     ),
     python(
         "a session lasts however long its client takes nothing in",
-        "session",
+        "database/session",
         '        "tcp_user_timeout": USER_TIMEOUT_MS,\n',
         "",
         tests=f"{_FROZEN} -k session",

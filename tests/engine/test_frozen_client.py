@@ -12,9 +12,8 @@ import anyio
 import asyncpg
 import pytest
 
-from pgworkd import session
 from pgworkd.claims import CLAIM, ClaimOrder
-from pgworkd.database import connection
+from pgworkd.database import connection, session
 from pgworkd.database.connection import LinkOptions
 from pgworkd.pool import CLAIM_MAX, CLAIM_SOCKET_MAX
 from tests.engine.test_large_work import insert_large
