@@ -12,11 +12,11 @@ from typing import Protocol
 
 import anyio
 
+from pgworkd.database.store import Rescued, Store
 from pgworkd.errors import DatabaseBusy, DatabaseUnavailable, PgworkdError
 from pgworkd.held import Holdings
 from pgworkd.outage import Outage
 from pgworkd.recurring import Recurring
-from pgworkd.store import Rescued, Store
 from pgworkd.words import events
 from pgworkd.words.events import Events
 

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 from uuid import UUID
 
-from pgworkd.store import Claimed
+from pgworkd.database.store import Claimed
 
 PERIOD_FIRST_S = 0.02
 LEVELS = 10

@@ -12,7 +12,7 @@ import anyio
 
 from pgworkd.cancellation import RunScope
 from pgworkd.database.connection import CUT_AFTER_S
-from pgworkd.store import Claimed
+from pgworkd.database.store import Claimed
 from pgworkd.words.job import Job, Reason
 from pgworkd.words.registration import token_of
 

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 
 import anyio
 
+from pgworkd.database.store import Store
 from pgworkd.errors import PgworkdError
 from pgworkd.outage import Outage
 from pgworkd.pool import Fleet, Pool
-from pgworkd.store import Store
 from pgworkd.words.events import Events
 
 COST_SHARE = 0.1

@@ -13,6 +13,7 @@ from importlib.metadata import version
 
 import anyio
 
+from pgworkd.database.store import Store
 from pgworkd.errors import DatabaseUnavailable, PgworkdError
 from pgworkd.held import Holdings
 from pgworkd.lease import Lease, boot_time_s
@@ -21,7 +22,6 @@ from pgworkd.live import LiveSettings
 from pgworkd.outage import Outage
 from pgworkd.pool import Pool
 from pgworkd.schema import VERSION
-from pgworkd.store import Store
 from pgworkd.words import events
 from pgworkd.words.events import Events
 from pgworkd.words.job import Reason

@@ -16,6 +16,7 @@ from anyio.abc import TaskGroup
 from pgworkd.app import MAX_ATTEMPTS_DEFAULT, App
 from pgworkd.attention import Attention
 from pgworkd.cursor import Cursor
+from pgworkd.database.store import ClaimOrder, Claims, Store
 from pgworkd.errors import PgworkdError, WorkerLost
 from pgworkd.held import Held, Holdings
 from pgworkd.outage import Outage
@@ -24,7 +25,6 @@ from pgworkd.payloads import Payloads
 from pgworkd.runner import Runner
 from pgworkd.settler import Settler
 from pgworkd.slots import Slots
-from pgworkd.store import ClaimOrder, Claims, Store
 from pgworkd.words.events import Events
 from pgworkd.words.job import Reason, stopped
 

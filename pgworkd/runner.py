@@ -25,6 +25,7 @@ import anyio.to_thread
 from pgworkd.app import App, Handler
 from pgworkd.cancellation import RunnerTask
 from pgworkd.child import Request
+from pgworkd.database.store import Store
 from pgworkd.errors import (
     InvalidPayload,
     JobStopped,
@@ -39,7 +40,6 @@ from pgworkd.errors import (
 from pgworkd.held import Held, began_ago_s
 from pgworkd.processes import ChildDied, Processes
 from pgworkd.settler import Planner
-from pgworkd.store import Store
 from pgworkd.unknown_kinds import UnknownKinds
 from pgworkd.words import events
 from pgworkd.words.error_report import ErrorFacts, describe_error

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import anyio
 
+from pgworkd.database.store import Store
 from pgworkd.errors import PgworkdError
 from pgworkd.held import Held
-from pgworkd.store import Store
 from pgworkd.words import events
 from pgworkd.words.events import Events
 from pgworkd.words.job import Ending, Outcome

@@ -11,7 +11,7 @@ _ERRORS = "tests/engine/test_settle_errors.py"
 BUGS = (
     python(
         "a settle waits for a lock as long as a statement may take",
-        "store",
+        "database/store",
         'Link(replace(options, lock_timeout_s=LOCK_TIMEOUT_S), "settle")',
         'Link(options, "settle")',
         tests=f"{_LOCKED} {_OPEN}",

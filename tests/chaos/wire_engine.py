@@ -8,11 +8,11 @@ from uuid import UUID
 import anyio
 
 from pgworkd.chores import Chores, Periods
+from pgworkd.database.store import Claimed, ClaimOrder, Store
 from pgworkd.held import Held, Holdings
 from pgworkd.lease import Lease
 from pgworkd.lease_store import Wanted
 from pgworkd.recurring import Recurring
-from pgworkd.store import Claimed, ClaimOrder, Store
 from pgworkd.words.events import Events
 from tests.chaos.wire_kit import Operation, Scene, Told, differs, rows_of, told_by
 from tests.kit import insert, until

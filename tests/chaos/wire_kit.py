@@ -22,8 +22,8 @@ import asyncpg
 
 from pgworkd import outage
 from pgworkd.database.connection import LinkOptions
+from pgworkd.database.store import Store
 from pgworkd.errors import DatabaseUnavailable, OutcomeUnknown
-from pgworkd.store import Store
 from tests.kit import until
 from tests.proxy import Message, Proxy
 

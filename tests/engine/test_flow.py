@@ -10,7 +10,7 @@ import pytest
 from pgworkd import attention, pool
 from pgworkd.app import App
 from pgworkd.daemon import Daemon
-from pgworkd.store import ClaimOrder, Claims, Store
+from pgworkd.database.store import ClaimOrder, Claims, Store
 from tests.engine.flow_kit import Log, all_over, fill, fleet, observed
 from tests.engine.test_control import Gauge
 from tests.kit import running, until

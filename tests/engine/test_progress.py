@@ -13,8 +13,8 @@ import pytest
 
 from pgworkd.app import App
 from pgworkd.database.connection import LinkOptions
+from pgworkd.database.store import Store
 from pgworkd.errors import PgworkdError, UsageError
-from pgworkd.store import Store
 from pgworkd.words import events
 from pgworkd.words.job import PROGRESS_CHARS_MAX, Job
 from tests.kit import insert, running, until, waits_for_status

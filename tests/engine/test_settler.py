@@ -9,9 +9,10 @@ import anyio
 import asyncpg
 import pytest
 
-from pgworkd import settler, store
+from pgworkd import settler
 from pgworkd.app import App
 from pgworkd.daemon import Daemon
+from pgworkd.database import store
 from pgworkd.database.connection import LinkOptions
 from pgworkd.errors import OutcomeUnknown, Snooze
 from pgworkd.words import events

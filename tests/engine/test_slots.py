@@ -11,8 +11,8 @@ import pytest
 
 from pgworkd.app import App
 from pgworkd.attention import Attention
+from pgworkd.database.store import Claims, Store
 from pgworkd.pool import Pool
-from pgworkd.store import Claims, Store
 from tests.kit import insert, running, until
 
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from uuid import UUID
 
+from pgworkd.database.store import Claimed, ClaimOrder, Claims, FailedAttempt
 from pgworkd.errors import WorkerLost
-from pgworkd.store import Claimed, ClaimOrder, Claims, FailedAttempt
 
 EPOCH_S = 1_700_000_000.0
 """The database's clock when the loop's says 0."""

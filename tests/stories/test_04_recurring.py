@@ -14,9 +14,9 @@ import pytest
 
 from pgworkd.app import App
 from pgworkd.database.connection import LinkOptions
+from pgworkd.database.store import ClaimOrder, Store
 from pgworkd.held import Held
 from pgworkd.recurring import Recurring
-from pgworkd.store import ClaimOrder, Store
 from pgworkd.words import events
 from pgworkd.words.events import Events
 from pgworkd.words.job import Job

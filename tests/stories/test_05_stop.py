@@ -12,7 +12,7 @@ import pytest
 
 from pgworkd.app import App
 from pgworkd.daemon import Daemon
-from pgworkd.store import Store
+from pgworkd.database.store import Store
 from pgworkd.words import events
 from pgworkd.words.job import Job
 from tests.kit import Recorder, insert, quick_options, running, status, until

@@ -19,7 +19,7 @@ from pgworkd.cursor import (
     Keyed,
     Start,
 )
-from pgworkd.store import Claimed
+from pgworkd.database.store import Claimed
 
 HEAD_S = PERIOD_FIRST_S * 2 ** (LEVELS - 1)
 HEAD = Start([], [], [])

@@ -13,7 +13,7 @@ from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 from pgworkd.cursor import COST_SHARE, LEVELS, PERIOD_FIRST_S, PRIORITIES_MAX, Cursor, Start
-from pgworkd.store import Claimed
+from pgworkd.database.store import Claimed
 
 HEAD_S = PERIOD_FIRST_S * 2 ** (LEVELS - 1)
 EPOCH = 1_700_000_000.0

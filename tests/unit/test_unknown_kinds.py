@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from pgworkd.store import Store
+from pgworkd.database.store import Store
 from pgworkd.unknown_kinds import KINDS_MAX, UnknownKinds
 from pgworkd.words.events import Events
 
