@@ -16,8 +16,8 @@ from benchmarks.measure import Bar, Line, interleave, middle
 from benchmarks.processes import BenchmarkError
 from benchmarks.systems import executed
 from pgworkd import schema
-from pgworkd.claims import CLAIM, ClaimOrder, Claims
 from pgworkd.cursor import Cursor
+from pgworkd.database.claims import CLAIM, ClaimOrder, Claims
 
 Db: TypeAlias = "asyncpg.Connection[Any]"
 Cost: TypeAlias = Callable[[], Awaitable[float]]

@@ -16,10 +16,10 @@ from uuid import UUID, uuid4
 
 from pgworkd import settle_sql
 from pgworkd.claim_connections import ClaimConnections
-from pgworkd.claims import CLAIM
-from pgworkd.claims import Claimed as Claimed
-from pgworkd.claims import ClaimOrder as ClaimOrder
-from pgworkd.claims import Claims as Claims
+from pgworkd.database.claims import CLAIM
+from pgworkd.database.claims import Claimed as Claimed
+from pgworkd.database.claims import ClaimOrder as ClaimOrder
+from pgworkd.database.claims import Claims as Claims
 from pgworkd.database.connection import Link, LinkOptions, Listener, Transactions
 from pgworkd.errors import PgworkdError
 from pgworkd.schedule_store import Occurrence, ScheduleStore, columns

@@ -175,7 +175,7 @@ BUGS = (
     ),
     python(
         "whole-batch decoding",
-        "claims",
+        "database/claims",
         "            return cls(map(_claimed, rows))\n",
         "            return cls([Claimed._make(row) for row in rows if __import__('json').loads(row[2]) != 0])\n",
         kinds="kill",

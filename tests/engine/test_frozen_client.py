@@ -12,8 +12,8 @@ import anyio
 import asyncpg
 import pytest
 
-from pgworkd.claims import CLAIM, ClaimOrder
 from pgworkd.database import connection, session
+from pgworkd.database.claims import CLAIM, ClaimOrder
 from pgworkd.database.connection import LinkOptions
 from pgworkd.pool import CLAIM_MAX, CLAIM_SOCKET_MAX
 from tests.engine.test_large_work import insert_large
