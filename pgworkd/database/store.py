@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, cast
 from uuid import UUID, uuid4
 
 from pgworkd import settle_sql
-from pgworkd.claim_connections import ClaimConnections
+from pgworkd.database.claim_connections import ClaimConnections
 from pgworkd.database.claims import CLAIM
 from pgworkd.database.claims import Claimed as Claimed
 from pgworkd.database.claims import ClaimOrder as ClaimOrder

@@ -10,9 +10,9 @@ import anyio
 import asyncpg
 import pytest
 
-from pgworkd import claim_connections
 from pgworkd.app import App
-from pgworkd.claim_connections import CONNECTIONS_MAX, ClaimConnections
+from pgworkd.database import claim_connections
+from pgworkd.database.claim_connections import CONNECTIONS_MAX, ClaimConnections
 from pgworkd.database.connection import LinkOptions
 from pgworkd.errors import OutcomeUnknown
 from pgworkd.words import events

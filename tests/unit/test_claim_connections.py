@@ -9,8 +9,8 @@ import anyio
 import pytest
 from anyio.abc import TaskGroup
 
-from pgworkd import claim_connections
-from pgworkd.claim_connections import CONNECTIONS_MAX, ClaimConnections
+from pgworkd.database import claim_connections
+from pgworkd.database.claim_connections import CONNECTIONS_MAX, ClaimConnections
 from pgworkd.database.connection import Link, LinkOptions
 from tests.kit import until
 
