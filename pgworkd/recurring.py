@@ -14,10 +14,10 @@ from typing import cast
 import anyio
 
 from pgworkd.app import App, Handler
+from pgworkd.database.schedule_store import Occurrence, ScheduleRow
 from pgworkd.database.store import Store
 from pgworkd.errors import BadSchedule
 from pgworkd.held import Held
-from pgworkd.schedule_store import Occurrence, ScheduleRow
 from pgworkd.words import events
 from pgworkd.words.events import Events
 from pgworkd.words.payload import encode

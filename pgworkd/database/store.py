@@ -21,8 +21,8 @@ from pgworkd.database.claims import Claimed as Claimed
 from pgworkd.database.claims import ClaimOrder as ClaimOrder
 from pgworkd.database.claims import Claims as Claims
 from pgworkd.database.connection import Link, LinkOptions, Listener, Transactions
+from pgworkd.database.schedule_store import Occurrence, ScheduleStore, columns
 from pgworkd.errors import PgworkdError
-from pgworkd.schedule_store import Occurrence, ScheduleStore, columns
 from pgworkd.words.registration import Registration, token_of
 
 CHANNEL = "pgworkd"
