@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple, cast
 from uuid import UUID, uuid4
 
-from pgworkd import settle_sql
+from pgworkd.database import settle_statements
 from pgworkd.database.claim_connections import ClaimConnections
 from pgworkd.database.claims import CLAIM
 from pgworkd.database.claims import Claimed as Claimed
@@ -167,7 +167,7 @@ class Store(ScheduleStore):
         """Moves jobs to the history with their results (JSON text), and when their handlers began (None: unknown)."""
         names, at, revisions = columns(following) if following else (None, None, None)
         args = (ids, attempts, results if any(results) else None, names, at, revisions, *_fence(worker_id), began_ago_s)
-        sql = settle_sql.SKIPPING[settle_sql.COMPLETED] if skip_locked else settle_sql.COMPLETED
+        sql = settle_statements.SKIPPING[settle_statements.COMPLETED] if skip_locked else settle_statements.COMPLETED
         won: list[UUID] = await self._settles.value(sql, *args)
         return won
 
@@ -184,7 +184,7 @@ class Store(ScheduleStore):
         """Completes a job on a handler's own connection, inside its transaction; False if it is not ours any more."""
         names, at, revisions = columns([following]) if following else (None, None, None)
         args = ([job_id], [attempt], [result], names, at, revisions, *_fence(worker_id), [began_ago_s])
-        return bool(await connection.fetchval(settle_sql.COMPLETED_BY_HANDLER, *args))
+        return bool(await connection.fetchval(settle_statements.COMPLETED_BY_HANDLER, *args))
 
     async def settle_failed(
         self,
@@ -198,7 +198,7 @@ class Store(ScheduleStore):
         names, at, revisions = columns(following) if following else (None, None, None)
         args = [list(column) for column in zip(*failed, strict=True)]
         rows = await self._settles.fetch(
-            settle_sql.SKIPPING[settle_sql.FAILED] if skip_locked else settle_sql.FAILED,
+            settle_statements.SKIPPING[settle_statements.FAILED] if skip_locked else settle_statements.FAILED,
             *args,
             names,
             at,
@@ -218,7 +218,7 @@ class Store(ScheduleStore):
         skip_locked: bool = False,
     ) -> set[UUID]:
         """Gives jobs back unspent; a delay of None keeps their place in line."""
-        sql = settle_sql.SKIPPING[settle_sql.RELEASED] if skip_locked else settle_sql.RELEASED
+        sql = settle_statements.SKIPPING[settle_statements.RELEASED] if skip_locked else settle_statements.RELEASED
         return set(await self._settles.value(sql, ids, attempts, delays_s, messages, *_fence(worker_id)))
 
     async def settle_ended(
@@ -232,7 +232,7 @@ class Store(ScheduleStore):
         skip_locked: bool = False,
     ) -> set[UUID]:
         """Ends jobs as `cancelled` or `expired`."""
-        sql = settle_sql.SKIPPING[settle_sql.ENDED] if skip_locked else settle_sql.ENDED
+        sql = settle_statements.SKIPPING[settle_statements.ENDED] if skip_locked else settle_statements.ENDED
         return set(await self._settles.value(sql, ids, attempts, statuses, messages, *_fence(worker_id)))
 
     async def still_running(
@@ -240,14 +240,17 @@ class Store(ScheduleStore):
     ) -> set[UUID]:
         """Those of these attempts that have not ended: a settle that skips what is locked has left them."""
         return {
-            row[0] for row in await self._settles.fetch(settle_sql.STILL_RUNNING, ids, attempts, *_fence(worker_id))
+            row[0]
+            for row in await self._settles.fetch(settle_statements.STILL_RUNNING, ids, attempts, *_fence(worker_id))
         }
 
     async def settled(
         self, ids: Sequence[UUID], attempts: Sequence[int], worker_id: int | None = None
     ) -> dict[UUID, str]:
         """What these attempts were settled as; those that still run, were rescued or are forgotten are missing."""
-        return {row[0]: row[1] for row in await self._settles.fetch(settle_sql.SETTLED, ids, attempts, worker_id)}
+        return {
+            row[0]: row[1] for row in await self._settles.fetch(settle_statements.SETTLED, ids, attempts, worker_id)
+        }
 
     # Mend
 

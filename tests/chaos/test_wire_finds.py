@@ -9,11 +9,11 @@ import anyio
 import asyncpg
 import pytest
 
-from pgworkd import settle_sql
 from pgworkd.admin import Admin
 from pgworkd.app import App, DeadJob
 from pgworkd.chores import Periods
 from pgworkd.cli_ask import hinted
+from pgworkd.database import settle_statements
 from pgworkd.database.connection import LinkOptions
 from pgworkd.errors import DatabaseUnavailable, OutcomeUnknown, PermanentError
 from pgworkd.settings.config import Settings
@@ -121,7 +121,7 @@ async def test_to_look_up_what_was_not_heard_reads_no_history(db: asyncpg.Connec
     text = "\n".join(row[0] for row in plan)
     assert "Seq Scan on finished_jobs_other" not in text
     assert "finished_jobs_other_pkey" in text
-    assert {row[1] for row in await db.fetch(settle_sql.SETTLED, ids, [1] * 20, None)} == {"completed"}
+    assert {row[1] for row in await db.fetch(settle_statements.SETTLED, ids, [1] * 20, None)} == {"completed"}
 
 
 @pytest.mark.parametrize("cut", ["before the COMMIT", "before its answer", "after it"])
