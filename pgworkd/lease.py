@@ -24,8 +24,8 @@ from typing import Protocol
 import anyio
 
 from pgworkd.database.connection import LinkOptions
+from pgworkd.database.heartbeat_store import LeaseStore, Wanted
 from pgworkd.errors import PgworkdError
-from pgworkd.lease_store import LeaseStore, Wanted
 from pgworkd.words.validation import counted
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import anyio
 
-from pgworkd.lease_store import Wanted
+from pgworkd.database.heartbeat_store import Wanted
 from pgworkd.pool import Pool
 from pgworkd.words import events
 from pgworkd.words.events import Events

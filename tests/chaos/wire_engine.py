@@ -8,10 +8,10 @@ from uuid import UUID
 import anyio
 
 from pgworkd.chores import Chores, Periods
+from pgworkd.database.heartbeat_store import Wanted
 from pgworkd.database.store import Claimed, ClaimOrder, Store
 from pgworkd.held import Held, Holdings
 from pgworkd.lease import Lease
-from pgworkd.lease_store import Wanted
 from pgworkd.recurring import Recurring
 from pgworkd.words.events import Events
 from tests.chaos.wire_kit import Operation, Scene, Told, differs, rows_of, told_by

@@ -19,9 +19,9 @@ import anyio
 
 from pgworkd.daemon import Daemon
 from pgworkd.database.connection import LinkOptions
+from pgworkd.database.heartbeat_store import LeaseStore
 from pgworkd.database.store import Store
 from pgworkd.lease import end_process
-from pgworkd.lease_store import LeaseStore
 from pgworkd.words import events, log
 from tests.chaos.anyapp import app_of_run
 from tests.chaos.history import of_this_process

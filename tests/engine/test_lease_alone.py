@@ -12,8 +12,8 @@ from uuid import uuid4
 import asyncpg
 
 from pgworkd.database.connection import LinkOptions
+from pgworkd.database.heartbeat_store import Wanted
 from pgworkd.lease import Lease, boot_time_s
-from pgworkd.lease_store import Wanted
 from pgworkd.words.registration import Registration
 from tests.kit import until
 from tests.proxy import Proxy

@@ -10,9 +10,9 @@ import pytest
 
 from pgworkd.app import App
 from pgworkd.database.connection import LinkOptions
+from pgworkd.database.heartbeat_store import LeaseStore
 from pgworkd.database.store import Store
 from pgworkd.errors import OutcomeUnknown
-from pgworkd.lease_store import LeaseStore
 from pgworkd.words import events
 from tests.kit import insert, running, status, until
 from tests.proxy import Proxy

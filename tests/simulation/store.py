@@ -21,10 +21,10 @@ from uuid import UUID
 import anyio
 
 from pgworkd.database.connection import LinkOptions
+from pgworkd.database.heartbeat_store import Wanted
 from pgworkd.database.schedule_store import Occurrence
 from pgworkd.database.store import ClaimOrder, Claims, FailedAttempt
 from pgworkd.errors import DatabaseUnavailable
-from pgworkd.lease_store import Wanted
 
 from .table import Row, Table
 
