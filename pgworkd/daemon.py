@@ -19,6 +19,7 @@ from anyio.abc import TaskGroup
 from pgworkd.app import App, DeadJob
 from pgworkd.chores import Chores
 from pgworkd.contact import Contact
+from pgworkd.database.listener import Wake
 from pgworkd.database.store import Rescued, Store
 from pgworkd.errors import InvalidPayload, PgworkdError, SchemaError, UsageError
 from pgworkd.hearing import Hearing
@@ -33,7 +34,6 @@ from pgworkd.reporter import Reporter
 from pgworkd.runner import Runner
 from pgworkd.serving import Serving
 from pgworkd.settler import Settler
-from pgworkd.wake import Wake
 from pgworkd.words import events
 from pgworkd.words.events import Events
 from pgworkd.words.job import Ending, Outcome, Reason

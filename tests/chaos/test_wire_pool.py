@@ -14,9 +14,9 @@ import anyio
 import asyncpg
 
 from pgworkd.database.connection import LinkOptions
+from pgworkd.database.listener import Wake
 from pgworkd.database.store import CHANNEL, Store
 from pgworkd.errors import DatabaseUnavailable
-from pgworkd.wake import Wake
 from pgworkd.words.events import Events
 from tests.engine.test_leaks import CONNECTIONS, open_files
 from tests.kit import until
