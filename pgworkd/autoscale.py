@@ -18,8 +18,8 @@ import structlog
 
 from pgworkd.admin import Admin
 from pgworkd.crew import Crew, Worker
+from pgworkd.database.reconnect import Outage
 from pgworkd.errors import DatabaseUnavailable, PgworkdError
-from pgworkd.outage import Outage
 from pgworkd.supervisor import STEADY_S, restart_delay_s
 
 DEPTH_MOST = 10_000

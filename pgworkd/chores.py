@@ -12,10 +12,10 @@ from typing import Protocol
 
 import anyio
 
+from pgworkd.database.reconnect import Outage
 from pgworkd.database.store import Rescued, Store
 from pgworkd.errors import DatabaseBusy, DatabaseUnavailable, PgworkdError
 from pgworkd.held import Holdings
-from pgworkd.outage import Outage
 from pgworkd.recurring import Recurring
 from pgworkd.words import events
 from pgworkd.words.events import Events

@@ -92,7 +92,7 @@ async def _run(
     from pgworkd.admin import Admin
     from pgworkd.autoscale import Autoscaler
     from pgworkd.database.connection import LinkOptions
-    from pgworkd.outage import Outage
+    from pgworkd.database.reconnect import Outage
     from pgworkd.words import log
     from pgworkd.words.events import Events
 

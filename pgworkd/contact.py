@@ -13,8 +13,8 @@ import anyio
 from pgworkd import schema
 from pgworkd.database.connection import LinkOptions
 from pgworkd.database.driver_errors import sqlstate_of
+from pgworkd.database.reconnect import Outage
 from pgworkd.errors import DatabaseUnavailable, PgworkdError, SchemaAwaited, UsageError
-from pgworkd.outage import Outage
 from pgworkd.words import events
 from pgworkd.words.events import Events
 

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 
 import anyio
 
+from pgworkd.database.reconnect import Outage
 from pgworkd.database.store import Store
 from pgworkd.errors import PgworkdError
-from pgworkd.outage import Outage
 from pgworkd.pool import Fleet, Pool
 from pgworkd.words.events import Events
 

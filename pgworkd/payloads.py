@@ -13,9 +13,9 @@ from uuid import UUID
 
 import anyio
 
+from pgworkd.database.reconnect import Outage
 from pgworkd.errors import DatabaseError, PgworkdError
 from pgworkd.held import Held
-from pgworkd.outage import Outage
 from pgworkd.words.events import Events
 from pgworkd.words.job import Reason
 

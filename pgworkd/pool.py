@@ -16,10 +16,10 @@ from anyio.abc import TaskGroup
 from pgworkd.app import MAX_ATTEMPTS_DEFAULT, App
 from pgworkd.attention import Attention
 from pgworkd.cursor import Cursor
+from pgworkd.database.reconnect import Outage
 from pgworkd.database.store import ClaimOrder, Claims, Store
 from pgworkd.errors import PgworkdError, WorkerLost
 from pgworkd.held import Held, Holdings
-from pgworkd.outage import Outage
 from pgworkd.pace import Pace
 from pgworkd.payloads import Payloads
 from pgworkd.runner import Runner

@@ -7,10 +7,10 @@ import time
 import anyio
 
 from pgworkd.app import App
+from pgworkd.database.reconnect import Outage
 from pgworkd.database.store import Rescued, Store
 from pgworkd.errors import PgworkdError
 from pgworkd.held import Held, Holdings
-from pgworkd.outage import Outage
 from pgworkd.words import events
 from pgworkd.words.events import Events
 from pgworkd.words.job import Ending, Outcome, Reason

@@ -12,10 +12,10 @@ import anyio
 from anyio.abc import TaskGroup
 
 from pgworkd.app import App
+from pgworkd.database.reconnect import Outage
 from pgworkd.errors import PgworkdError, UsageError
 from pgworkd.held import Holdings
 from pgworkd.live import LiveSettings
-from pgworkd.outage import Outage
 from pgworkd.pool import Pool
 from pgworkd.settings.queue import number
 from pgworkd.words import events

@@ -14,9 +14,9 @@ from typing import Any, Protocol
 import anyio
 
 from pgworkd.database.connection import Listener
+from pgworkd.database.reconnect import Outage
 from pgworkd.database.store import CHANNEL
 from pgworkd.errors import PgworkdError
-from pgworkd.outage import Outage
 from pgworkd.words.events import Events
 
 

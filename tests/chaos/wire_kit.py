@@ -20,7 +20,7 @@ from uuid import UUID
 import anyio
 import asyncpg
 
-from pgworkd import outage
+from pgworkd.database import reconnect
 from pgworkd.database.connection import LinkOptions
 from pgworkd.database.store import Store
 from pgworkd.errors import DatabaseUnavailable, OutcomeUnknown

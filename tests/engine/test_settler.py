@@ -167,7 +167,7 @@ async def test_an_outage_during_a_settle_loses_nothing(
             raise OutcomeUnknown("no answer")
 
         monkeypatch.setattr(kept, "settle_completed", unreliable)
-        monkeypatch.setattr("pgworkd.outage.CAP_S", 0.1)
+        monkeypatch.setattr("pgworkd.database.reconnect.CAP_S", 0.1)
         await db.execute(BACKLOG, 200)
         await until(lambda: db.fetchval("SELECT NOT EXISTS (SELECT FROM pgworkd.jobs)"))
         await until(lambda: len(daemon._holdings) == 0)
@@ -191,8 +191,8 @@ async def test_when_another_part_was_answered_it_does_not_wait_any_longer(
     async def handle() -> None:
         await go_on.wait()
 
-    monkeypatch.setattr("pgworkd.outage.FIRST_S", 60.0)  # only the heartbeat tries again before
-    monkeypatch.setattr("pgworkd.outage.CAP_S", 60.0)
+    monkeypatch.setattr("pgworkd.database.reconnect.FIRST_S", 60.0)  # only the heartbeat tries again before
+    monkeypatch.setattr("pgworkd.database.reconnect.CAP_S", 60.0)
     async with Proxy(dsn) as proxy, running(app, proxy.dsn, heartbeat_s=0.1) as (_, seen):
         job_id = await insert(db, "q")
         await seen.wait(events.JOB_STARTED)

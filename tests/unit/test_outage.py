@@ -7,8 +7,8 @@ from typing import Any
 import anyio
 import pytest
 
-from pgworkd import outage
-from pgworkd.outage import CAP_S, FIRST_S, Outage
+from pgworkd.database import reconnect
+from pgworkd.database.reconnect import CAP_S, FIRST_S, Outage
 from pgworkd.words import events
 from pgworkd.words.events import Events
 
@@ -29,7 +29,7 @@ def heard() -> Heard:
 
 @pytest.fixture
 def no_jitter(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outage.random, "uniform", lambda low, high: (low + high) / 2)
+    monkeypatch.setattr(reconnect.random, "uniform", lambda low, high: (low + high) / 2)
 
 
 @pytest.mark.usefixtures("no_jitter")
@@ -81,7 +81,7 @@ async def test_how_long_it_was_away_counts_from_the_first_failure(
     heard: Heard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 1000.0
-    monkeypatch.setattr(outage.anyio, "current_time", lambda: now)
+    monkeypatch.setattr(reconnect.anyio, "current_time", lambda: now)
     state = Outage("lease", heard)
     for now in (1000.0, 1007.5, 1100.25):  # noqa: B007 - read by the clock above
         state.failed(OSError("down"))

@@ -10,7 +10,7 @@ from tests.chaos import planted as chaos
 from tests.planting import ROOT, Planted, mutated_tree, run_module, verdicts
 from tests.simulation import planted as simulation
 
-BUG = Planted("no cap", "pgworkd/outage.py", "CAP_S = 2.0", "CAP_S = 9.0")
+BUG = Planted("no cap", "pgworkd/database/reconnect.py", "CAP_S = 2.0", "CAP_S = 9.0")
 
 
 def test_the_copy_has_the_bug_and_runs_with_it(tmp_path: Path) -> None:
