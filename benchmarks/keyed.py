@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from pgworkd import schema
+from pgworkd.database import schema
 
 from .bench import Bench, calm
 from .drain import JOBS, Drain, drain, race, rates

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import Any
 
-from pgworkd import schema
+from pgworkd.database import schema
 
 from .bench import Bench, calm
 from .drain import JOBS, Drain, race, rates

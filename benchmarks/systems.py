@@ -10,7 +10,7 @@ from zlib import crc32
 
 import asyncpg
 
-from pgworkd import schema
+from pgworkd.database import schema
 
 from . import bare
 from .bench import Bench, daemon

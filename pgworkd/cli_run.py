@@ -86,7 +86,7 @@ def migrate(
     dsn: Dsn = None,
 ) -> None:
     """Install the schema, or bring it up to this version; does nothing, and locks nothing, where it is."""
-    from pgworkd import schema
+    from pgworkd.database import schema
 
     if only_print:
         out(schema.text().rstrip("\n"))
@@ -129,7 +129,7 @@ def dev(*, data: Data = None) -> None:
     """Run a Postgres to develop on, with the schema installed, until SIGINT or SIGTERM."""
     import anyio
 
-    from pgworkd import schema
+    from pgworkd.database import schema
     from pgworkd.database.connection import LinkOptions
     from pgworkd.embedded import EmbeddedPostgres, EmbeddedUnavailable
 

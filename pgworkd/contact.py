@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import anyio
 
-from pgworkd import schema
+from pgworkd.database import schema
 from pgworkd.database.connection import LinkOptions
 from pgworkd.database.driver_errors import sqlstate_of
 from pgworkd.database.reconnect import Outage

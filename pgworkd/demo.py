@@ -24,8 +24,8 @@ from anyio.abc import TaskGroup
 from rich.console import Console
 from rich.live import Live
 
-from pgworkd import schema
 from pgworkd.daemon import Daemon, Options
+from pgworkd.database import schema
 from pgworkd.database.connection import Link, LinkOptions
 from pgworkd.demo_downstream import Downstream
 from pgworkd.demo_jobs import LOOP_BYTES_MAX, TABLES, UNKNOWN_KIND, demo_app, text_files

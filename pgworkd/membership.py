@@ -15,13 +15,13 @@ import anyio
 
 from pgworkd.database.heartbeat_store import Wanted
 from pgworkd.database.reconnect import Outage
+from pgworkd.database.schema import VERSION
 from pgworkd.database.store import Store
 from pgworkd.errors import DatabaseUnavailable, PgworkdError
 from pgworkd.held import Holdings
 from pgworkd.lease import Lease, boot_time_s
 from pgworkd.live import LiveSettings
 from pgworkd.pool import Pool
-from pgworkd.schema import VERSION
 from pgworkd.words import events
 from pgworkd.words.events import Events
 from pgworkd.words.job import Reason

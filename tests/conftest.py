@@ -16,7 +16,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from pgworkd import schema
+from pgworkd.database import schema
 from pgworkd.embedded import EmbeddedPostgres
 from tests.server import create_database, create_template, drop_database, start_test_server
 

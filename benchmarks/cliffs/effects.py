@@ -15,7 +15,7 @@ from benchmarks.latency import ready
 from benchmarks.measure import Bar, Line, interleave, percentile
 from benchmarks.processes import until
 from benchmarks.systems import executed
-from pgworkd import schema
+from pgworkd.database import schema
 
 from .stage import BAR, SLOW_ROUNDS, TEMPLATE, Cost, Pool, Stage, compare
 

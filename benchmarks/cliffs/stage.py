@@ -15,8 +15,8 @@ from benchmarks.bench import Bench
 from benchmarks.measure import Bar, Line, interleave, middle
 from benchmarks.processes import BenchmarkError
 from benchmarks.systems import executed
-from pgworkd import schema
 from pgworkd.cursor import Cursor
+from pgworkd.database import schema
 from pgworkd.database.claims import CLAIM, ClaimOrder, Claims
 
 Db: TypeAlias = "asyncpg.Connection[Any]"

@@ -9,7 +9,7 @@ from typing import Any
 from uuid import UUID
 
 from pgworkd.database.connection import Link, LinkOptions
-from pgworkd.schema import VERSION
+from pgworkd.database.schema import VERSION
 from pgworkd.words.registration import token_of
 
 _WANTED = """SELECT cancel_ids, cancel_attempts, settings, settings_version, differing,

@@ -22,8 +22,8 @@ import asyncpg
 from anyio.abc import TaskGroup
 from anyio.to_thread import run_sync
 
-from pgworkd import schema
 from pgworkd.client import NewJob, enqueue_many
+from pgworkd.database import schema
 from pgworkd.embedded import EmbeddedPostgres
 from tests.chaos import clocks, workload
 from tests.chaos.history import AWAY, History, load, now_s

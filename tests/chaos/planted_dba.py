@@ -23,7 +23,7 @@ BUGS = (
     ),
     python(
         "a migration waits for its locks with all writers behind it",
-        "schema",
+        "database/schema",
         "SET LOCAL lock_timeout = '200ms';\n",
         "",
         tests="tests/engine/test_migrate_live.py",

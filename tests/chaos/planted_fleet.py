@@ -146,7 +146,7 @@ BUGS = (
     ),
     python(
         "a database in another encoding is taken",
-        "schema",
+        "database/schema",
         '    if encoding != "UTF8":\n',
         '    if encoding == "":\n',
         tests="tests/engine/test_encodings.py",

@@ -10,8 +10,8 @@ from uuid import UUID
 import asyncpg
 import pytest
 
-from pgworkd import schema
 from pgworkd.app import App
+from pgworkd.database import schema
 from pgworkd.embedded import EmbeddedPostgres
 from pgworkd.words.job import Job
 from tests.kit import insert, running, until, waits_for_status

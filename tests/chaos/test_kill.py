@@ -10,8 +10,8 @@ from typing import Any
 import anyio
 import asyncpg
 
-from pgworkd import schema
 from pgworkd.app import App
+from pgworkd.database import schema
 from pgworkd.embedded import EmbeddedPostgres
 from pgworkd.words.job import Job
 from tests import process

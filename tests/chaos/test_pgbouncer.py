@@ -17,8 +17,8 @@ import asyncpg
 import psycopg
 import pytest
 
-from pgworkd import schema
 from pgworkd.client import NewJob, batch, enqueue, enqueue_many
+from pgworkd.database import schema
 from pgworkd.database.connection import LinkOptions
 from pgworkd.errors import UsageError
 from tests.kit import running, until

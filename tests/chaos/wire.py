@@ -10,7 +10,7 @@ import asyncio
 import sys
 from pathlib import Path
 
-from pgworkd import schema
+from pgworkd.database import schema
 from tests.chaos import wire_client, wire_daemon, wire_engine, wire_settle
 from tests.chaos.wire_kit import HEAD, Figures, Operation, sweep
 from tests.server import create_database, create_template, start_test_server

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import psycopg
 
-from pgworkd import schema
+from pgworkd.database import schema
 from tests.engine.bad_kit import Case
 from tests.engine.test_cli import CANARY, NOBODY
 from tests.engine.test_cli_fleet import WORKER

@@ -14,8 +14,8 @@ import psycopg
 import pytest
 from typer.testing import CliRunner, Result
 
-from pgworkd import schema
 from pgworkd.cli_app import app
+from pgworkd.database import schema
 
 UUID_LINE = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\n")
 NOBODY = str(uuid.UUID(int=7))

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 import asyncpg
 import pytest
 
-from pgworkd import schema
 from pgworkd.daemon import Daemon
+from pgworkd.database import schema
 from pgworkd.database.connection import LinkOptions
 from pgworkd.errors import SchemaError
 from tests.engine.test_start import app_of_one

@@ -8,7 +8,7 @@ import anyio
 import asyncpg
 import pytest
 
-from pgworkd import schema
+from pgworkd.database import schema
 from pgworkd.database.connection import LinkOptions
 from pgworkd.errors import DatabaseUnavailable, PgworkdError, SchemaError
 from pgworkd.words import events

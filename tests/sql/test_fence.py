@@ -9,7 +9,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from pgworkd import schema
+from pgworkd.database import schema
 from pgworkd.database.connection import LinkOptions
 
 from .registration import token

@@ -8,7 +8,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from pgworkd import schema
+from pgworkd.database import schema
 
 from .verbs import T0, Db, Notices, claim_ids, clock, fail, insert, live, one, release, set_pool, worker
 

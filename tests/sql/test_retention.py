@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pgworkd import schema
+from pgworkd.database import schema
 
 from .verbs import Db, clock, complete, insert, one, worker
 

@@ -11,7 +11,7 @@ import anyio
 import asyncpg
 import pytest
 
-from pgworkd import schema
+from pgworkd.database import schema
 
 from .verbs import (
     TABLES,

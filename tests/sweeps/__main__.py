@@ -15,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
 
-from pgworkd import schema
+from pgworkd.database import schema
 from tests.server import create_database, create_template, drop_database, start_test_server
 
 from . import arrivals, sizes

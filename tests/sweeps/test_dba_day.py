@@ -8,8 +8,8 @@ from typing import Any
 import asyncpg
 import pytest
 
-from pgworkd import schema
 from pgworkd.app import App
+from pgworkd.database import schema
 from pgworkd.database.connection import LinkOptions
 from pgworkd.words import events
 from pgworkd.words.job import Job

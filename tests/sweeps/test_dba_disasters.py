@@ -16,8 +16,8 @@ import anyio
 import asyncpg
 import pytest
 
-from pgworkd import schema
 from pgworkd.app import App
+from pgworkd.database import schema
 from pgworkd.database.connection import LinkOptions
 from pgworkd.words.job import Job
 from tests.engine.test_dba import binaries

@@ -13,9 +13,9 @@ import anyio
 import asyncpg
 import pytest
 
-from pgworkd import schema
 from pgworkd.app import App
 from pgworkd.client import batch, enqueue
+from pgworkd.database import schema
 from pgworkd.database.connection import LinkOptions
 from pgworkd.embedded import EmbeddedPostgres
 from pgworkd.words import events

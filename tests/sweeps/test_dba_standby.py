@@ -15,8 +15,8 @@ import psycopg
 import pytest
 import typer
 
-from pgworkd import schema
 from pgworkd.cli_app import app
+from pgworkd.database import schema
 from pgworkd.embedded import EmbeddedPostgres
 from tests.engine.test_cli import NOBODY, Shell, clean
 from tests.engine.test_cli_fleet import WORKER
