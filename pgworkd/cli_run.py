@@ -119,7 +119,7 @@ def grants(
 
     For a superuser, after migrate, and again after each upgrade: pgworkd grants | psql -v ON_ERROR_STOP=1
     """
-    from pgworkd import grants as sql
+    from pgworkd.database import grants as sql
 
     names = {"owner": owner, "worker": worker, "enqueuer": enqueuer, "reader": reader}
     out(sql.text(names).rstrip("\n"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pgworkd import grants
+from pgworkd.database import grants
 from tests.engine.test_cli import clean, run_bare
 
 __all__ = ["clean"]  # a fixture

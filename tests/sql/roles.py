@@ -9,7 +9,7 @@ from urllib.parse import urlsplit, urlunsplit
 import asyncpg
 import pytest
 
-from pgworkd import grants
+from pgworkd.database import grants
 
 from .verbs import Db
 

@@ -7,8 +7,7 @@ import re
 import asyncpg
 import pytest
 
-from pgworkd import grants
-from pgworkd.database import schema
+from pgworkd.database import grants, schema
 from pgworkd.database.connection import LinkOptions
 from pgworkd.errors import UsageError
 

@@ -10,8 +10,8 @@ from uuid import UUID, uuid4
 import asyncpg
 import pytest
 
-from pgworkd import grants
 from pgworkd.client import NewJob, Workflow, batch, enqueue, enqueue_many
+from pgworkd.database import grants
 
 from .roles import Roles, refused
 from .verbs import Db, Notices, at, claim_ids, clock, complete, live, set_pool, worker
