@@ -14,7 +14,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pgworkd.app import App, DeadJob
+    from pgworkd.engine.registry import App, DeadJob
     from pgworkd.errors import (
         JobStopped,
         LeaseLost,

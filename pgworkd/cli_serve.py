@@ -19,10 +19,10 @@ import anyio
 import structlog
 
 from pgworkd import cli_signals, remains
-from pgworkd.app import App
 from pgworkd.chores import Periods
 from pgworkd.daemon import FLUSH_GRACE_S, Daemon, Options
 from pgworkd.database.connection import LinkOptions
+from pgworkd.engine.registry import App
 from pgworkd.errors import PgworkdError, UsageError
 from pgworkd.lease import end_process
 from pgworkd.loader import load_app

@@ -16,11 +16,11 @@ from typing import Any
 import anyio
 from anyio.abc import TaskGroup
 
-from pgworkd.app import App, DeadJob
 from pgworkd.chores import Chores
 from pgworkd.contact import Contact
 from pgworkd.database.listener import Wake
 from pgworkd.database.store import Rescued, Store
+from pgworkd.engine.registry import App, DeadJob
 from pgworkd.errors import InvalidPayload, PgworkdError, SchemaError, UsageError
 from pgworkd.hearing import Hearing
 from pgworkd.held import Held, Holdings

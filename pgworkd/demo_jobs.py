@@ -28,8 +28,8 @@ from typing import Any
 
 import anyio.to_thread
 
-from pgworkd.app import App
 from pgworkd.demo_downstream import post
+from pgworkd.engine.registry import App
 from pgworkd.errors import PermanentError, RetryAfter, Snooze
 from pgworkd.words.backoff import Backoff
 from pgworkd.words.job import Job

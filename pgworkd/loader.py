@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from pgworkd.app import App
+from pgworkd.engine.registry import App
 from pgworkd.errors import UsageError
 
 REASON_CHARS_MAX = 300

@@ -13,11 +13,11 @@ from typing import NamedTuple, Protocol
 import anyio
 from anyio.abc import TaskGroup
 
-from pgworkd.app import MAX_ATTEMPTS_DEFAULT, App
 from pgworkd.attention import Attention
 from pgworkd.cursor import Cursor
 from pgworkd.database.reconnect import Outage
 from pgworkd.database.store import ClaimOrder, Claims, Store
+from pgworkd.engine.registry import MAX_ATTEMPTS_DEFAULT, App
 from pgworkd.errors import PgworkdError, WorkerLost
 from pgworkd.held import Held, Holdings
 from pgworkd.pace import Pace

@@ -13,9 +13,9 @@ from typing import cast
 
 import anyio
 
-from pgworkd.app import App, Handler
 from pgworkd.database.schedule_store import Occurrence, ScheduleRow
 from pgworkd.database.store import Store
+from pgworkd.engine.registry import App, Handler
 from pgworkd.errors import BadSchedule
 from pgworkd.held import Held
 from pgworkd.words import events

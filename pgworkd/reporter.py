@@ -6,9 +6,9 @@ import time
 
 import anyio
 
-from pgworkd.app import App
 from pgworkd.database.reconnect import Outage
 from pgworkd.database.store import Rescued, Store
+from pgworkd.engine.registry import App
 from pgworkd.errors import PgworkdError
 from pgworkd.held import Held, Holdings
 from pgworkd.words import events

@@ -22,10 +22,10 @@ from uuid import UUID
 import anyio
 import anyio.to_thread
 
-from pgworkd.app import App, Handler
 from pgworkd.cancellation import RunnerTask
 from pgworkd.child import Request
 from pgworkd.database.store import Store
+from pgworkd.engine.registry import App, Handler
 from pgworkd.errors import (
     InvalidPayload,
     JobStopped,

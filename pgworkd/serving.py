@@ -11,8 +11,8 @@ from collections.abc import Awaitable, Callable, Mapping
 import anyio
 from anyio.abc import TaskGroup
 
-from pgworkd.app import App
 from pgworkd.database.reconnect import Outage
+from pgworkd.engine.registry import App
 from pgworkd.errors import PgworkdError, UsageError
 from pgworkd.held import Holdings
 from pgworkd.live import LiveSettings

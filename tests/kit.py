@@ -13,10 +13,10 @@ import anyio
 import asyncpg
 from hypothesis import HealthCheck, settings
 
-from pgworkd.app import App
 from pgworkd.chores import Periods
 from pgworkd.daemon import Daemon, Options
 from pgworkd.database.connection import LinkOptions
+from pgworkd.engine.registry import App
 from pgworkd.lease import end_process
 
 EXAMPLES = os.environ.get("PGWORKD_TEST_EXAMPLES")

@@ -19,8 +19,8 @@ from typing import Any
 import anyio
 import asyncpg
 
-from pgworkd.app import App
 from pgworkd.daemon import Daemon
+from pgworkd.engine.registry import App
 from pgworkd.lease import end_process
 from pgworkd.words.job import Job
 from tests.kit import quick_options

@@ -9,9 +9,9 @@ import anyio
 import asyncpg
 import pytest
 
-from pgworkd.app import App
 from pgworkd.database import connection
 from pgworkd.database.connection import LinkOptions, Transactions
+from pgworkd.engine.registry import App
 from pgworkd.errors import DatabaseUnavailable
 from pgworkd.words import events
 from pgworkd.words.job import Job

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from pgworkd.app import App
 from pgworkd.chores import Periods
 from pgworkd.database.connection import LinkOptions
+from pgworkd.engine.registry import App
 from pgworkd.words import events
 from pgworkd.words.job import Job
 from tests.chaos.wire_kit import Operation, Told, differs, rows_of

@@ -12,8 +12,8 @@ import asyncpg
 import pytest
 
 from pgworkd import pool
-from pgworkd.app import App
 from pgworkd.daemon import Daemon
+from pgworkd.engine.registry import App
 from pgworkd.words.job import Job
 from tests.engine.test_control import Gauge
 from tests.kit import Recorder, running, until

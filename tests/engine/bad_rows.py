@@ -10,7 +10,7 @@ import anyio
 import asyncpg
 import pytest
 
-from pgworkd.app import App
+from pgworkd.engine.registry import App
 from pgworkd.errors import RetryAfter
 from pgworkd.unknown_kinds import DELAY_S
 from pgworkd.words import events, log

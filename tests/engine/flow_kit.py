@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import anyio
 import asyncpg
 
-from pgworkd.app import App
 from pgworkd.daemon import Daemon
+from pgworkd.engine.registry import App
 from pgworkd.words.job import Job
 from tests.kit import Recorder, running, until
 

@@ -11,9 +11,9 @@ from uuid import UUID
 
 import anyio
 
-from pgworkd.app import App
 from pgworkd.daemon import Daemon
 from pgworkd.database.connection import LinkOptions
+from pgworkd.engine.registry import App
 from pgworkd.words.job import Job
 from tests.kit import LIMIT_S, Recorder, quick_options
 

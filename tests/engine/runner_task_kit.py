@@ -11,7 +11,7 @@ from typing import Any
 import anyio
 import asyncpg
 
-from pgworkd.app import App
+from pgworkd.engine.registry import App
 from pgworkd.words import events
 from pgworkd.words.job import Job
 from tests.engine.test_cancel import cancel

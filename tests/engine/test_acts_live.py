@@ -13,8 +13,8 @@ import asyncpg
 
 from pgworkd.acts import Which
 from pgworkd.admin import Admin
-from pgworkd.app import App
 from pgworkd.database.connection import LinkOptions
+from pgworkd.engine.registry import App
 from pgworkd.words.job import Job
 from tests.kit import insert, running, until, waits_for_status
 

@@ -8,9 +8,9 @@ import anyio
 import asyncpg
 import pytest
 
-from pgworkd.app import App
 from pgworkd.chores import Periods
 from pgworkd.daemon import Daemon
+from pgworkd.engine.registry import App
 from pgworkd.pace import Pace
 from pgworkd.words import events
 from pgworkd.words.job import Reason

@@ -11,8 +11,8 @@ import asyncpg
 import pytest
 
 from pgworkd import columns
-from pgworkd.app import App
 from pgworkd.client import Batch, NewJob, Progress, batch
+from pgworkd.engine.registry import App
 from pgworkd.errors import InvalidPayload, UsageError
 from tests.engine.client_kit import in_a_transaction, in_autocommit, psycopg_sync, settled
 from tests.sql.verbs import Db

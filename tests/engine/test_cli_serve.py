@@ -13,7 +13,7 @@ import pytest
 import structlog
 
 from pgworkd import cli_serve, cli_signals
-from pgworkd.app import App
+from pgworkd.engine.registry import App
 from pgworkd.settings.config import Settings, load
 
 NOBODY = "postgresql://nobody@127.0.0.1:1/nothing"

@@ -8,9 +8,9 @@ import asyncpg
 import pytest
 
 from pgworkd import attention, pool
-from pgworkd.app import App
 from pgworkd.daemon import Daemon
 from pgworkd.database.store import ClaimOrder, Claims, Store
+from pgworkd.engine.registry import App
 from tests.engine.flow_kit import Log, all_over, fill, fleet, observed
 from tests.engine.test_control import Gauge
 from tests.kit import running, until

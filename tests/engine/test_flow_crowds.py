@@ -10,7 +10,7 @@ import asyncpg
 import pytest
 
 from pgworkd import chores
-from pgworkd.app import App
+from pgworkd.engine.registry import App
 from pgworkd.errors import PermanentError
 from pgworkd.words import events
 from tests.kit import insert, running, until, waits_for_status

@@ -18,8 +18,8 @@ import pytest
 import structlog
 
 from pgworkd import cli_serve
-from pgworkd.app import App
 from pgworkd.daemon import Daemon
+from pgworkd.engine.registry import App
 from pgworkd.held import Held
 from pgworkd.pace import Pace
 from pgworkd.settings.config import load

@@ -15,8 +15,8 @@ from typing import Any
 import anyio
 import asyncpg
 
-from pgworkd.app import App
 from pgworkd.daemon import Daemon
+from pgworkd.engine.registry import App
 from pgworkd.errors import PermanentError, Snooze
 from pgworkd.words.job import Job
 from tests.kit import insert, running, until, waits_for_status

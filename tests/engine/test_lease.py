@@ -12,7 +12,7 @@ import anyio
 import asyncpg
 import pytest
 
-from pgworkd.app import App
+from pgworkd.engine.registry import App
 from pgworkd.lease import boot_time_s
 from pgworkd.words import events
 from pgworkd.words.job import Job

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pgworkd.app import App
+from pgworkd.engine.registry import App
 from pgworkd.errors import UsageError
 from pgworkd.loader import load_app
 

@@ -18,7 +18,7 @@ import asyncpg
 import pytest
 from pydantic import BaseModel
 
-from pgworkd.app import App
+from pgworkd.engine.registry import App
 from pgworkd.errors import PermanentError, RetryAfter, Snooze
 from pgworkd.words import events
 from pgworkd.words.job import Job

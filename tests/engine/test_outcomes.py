@@ -13,7 +13,7 @@ import anyio
 import asyncpg
 import pytest
 
-from pgworkd.app import App
+from pgworkd.engine.registry import App
 from pgworkd.errors import PermanentError
 from pgworkd.words.job import Job
 from tests.engine.outcome_kit import cancel_this_task, dead_end

@@ -10,7 +10,7 @@ import asyncpg
 import pytest
 from pydantic import BaseModel, field_validator
 
-from pgworkd.app import App
+from pgworkd.engine.registry import App
 from pgworkd.errors import PermanentError
 from pgworkd.words import events
 from pgworkd.words.job import Job

@@ -11,9 +11,9 @@ import anyio
 import asyncpg
 import pytest
 
-from pgworkd.app import App
 from pgworkd.database.connection import LinkOptions
 from pgworkd.database.store import Store
+from pgworkd.engine.registry import App
 from pgworkd.errors import PgworkdError, UsageError
 from pgworkd.words import events
 from pgworkd.words.job import PROGRESS_CHARS_MAX, Job

@@ -6,8 +6,8 @@ from typing import Any
 
 import asyncpg
 
-from pgworkd.app import App
 from pgworkd.chores import Periods
+from pgworkd.engine.registry import App
 from pgworkd.words import events
 from tests.kit import running
 from tests.sql.refuse import refuse

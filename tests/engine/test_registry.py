@@ -14,7 +14,7 @@ import asyncpg
 import pytest
 
 import pgworkd
-from pgworkd.app import App
+from pgworkd.engine.registry import App
 from tests.kit import insert, running, status, until
 
 NAMES = [

@@ -9,8 +9,8 @@ import anyio
 import asyncpg
 import pytest
 
-from pgworkd.app import App
 from pgworkd.client import batch, enqueue
+from pgworkd.engine.registry import App
 from pgworkd.errors import BatchClosed, JobFailed, JobUnknown, PermanentError, SchemaError, UsageError
 from pgworkd.results import Found, Results
 from tests.kit import insert, running, until

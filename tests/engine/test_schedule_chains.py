@@ -8,8 +8,8 @@ from typing import Any
 import asyncpg
 import pytest
 
-from pgworkd.app import App
 from pgworkd.chores import Periods
+from pgworkd.engine.registry import App
 from pgworkd.words import events
 from tests.kit import running, until
 

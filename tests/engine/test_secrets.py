@@ -15,10 +15,10 @@ import pytest
 
 from pgworkd import cli_serve, processes
 from pgworkd.admin import Admin
-from pgworkd.app import App
 from pgworkd.daemon import Daemon
 from pgworkd.database.connection import Link, LinkOptions, Listener, Transactions
 from pgworkd.embedded import EmbeddedPostgres
+from pgworkd.engine.registry import App
 from pgworkd.errors import PgworkdError
 from pgworkd.results import Results
 from pgworkd.settings.config import Settings

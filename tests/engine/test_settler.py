@@ -10,10 +10,10 @@ import asyncpg
 import pytest
 
 from pgworkd import settler
-from pgworkd.app import App
 from pgworkd.daemon import Daemon
 from pgworkd.database import store
 from pgworkd.database.connection import LinkOptions
+from pgworkd.engine.registry import App
 from pgworkd.errors import OutcomeUnknown, Snooze
 from pgworkd.words import events
 from pgworkd.words.job import Job

@@ -9,9 +9,9 @@ import anyio
 import asyncpg
 import pytest
 
-from pgworkd.app import App
 from pgworkd.attention import Attention
 from pgworkd.database.store import Claims, Store
+from pgworkd.engine.registry import App
 from pgworkd.pool import Pool
 from tests.kit import insert, running, until
 

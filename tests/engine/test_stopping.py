@@ -13,8 +13,8 @@ import anyio.to_thread
 import asyncpg
 import pytest
 
-from pgworkd.app import App
 from pgworkd.daemon import Daemon
+from pgworkd.engine.registry import App
 from pgworkd.words import events
 from pgworkd.words.job import Job, Reason
 from tests.engine.test_cancel import cancel

@@ -8,7 +8,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from pgworkd.app import App
+from pgworkd.engine.registry import App
 from pgworkd.words import events
 from pgworkd.words.job import Job
 from tests.kit import insert, running, until, waits_for_status

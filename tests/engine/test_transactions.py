@@ -10,8 +10,8 @@ import anyio.to_thread
 import asyncpg
 import pytest
 
-from pgworkd.app import App
 from pgworkd.database.connection import LinkOptions
+from pgworkd.engine.registry import App
 from pgworkd.errors import LeaseLost, UsageError
 from pgworkd.words import events
 from pgworkd.words.job import Job

@@ -10,7 +10,7 @@ import anyio
 import asyncpg
 import pytest
 
-from pgworkd.app import App
+from pgworkd.engine.registry import App
 from pgworkd.errors import Snooze
 from pgworkd.words import events
 from pgworkd.words.job import Job

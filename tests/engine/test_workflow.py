@@ -9,8 +9,8 @@ import asyncpg
 import pytest
 
 from pgworkd import columns, drivers
-from pgworkd.app import App
 from pgworkd.client import NewJob, Workflow, enqueue, enqueue_many
+from pgworkd.engine.registry import App
 from pgworkd.errors import UsageError
 from tests.engine.client_kit import in_a_transaction, in_autocommit, settled
 from tests.kit import running, status, until, waits_for_status

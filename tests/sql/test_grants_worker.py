@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from pgworkd.admin import Admin
-from pgworkd.app import App
 from pgworkd.chores import Periods
 from pgworkd.client import batch, enqueue
 from pgworkd.database import schema
 from pgworkd.database.connection import LinkOptions
+from pgworkd.engine.registry import App
 from pgworkd.errors import JobFailed, PermanentError, UsageError
 from pgworkd.results import Results
 from pgworkd.words import events

@@ -8,7 +8,7 @@ from typing import Any
 
 import asyncpg
 
-from pgworkd.app import App, DeadJob
+from pgworkd.engine.registry import App, DeadJob
 from pgworkd.errors import PermanentError, RetryAfter, Snooze
 from pgworkd.words import events
 from pgworkd.words.job import Job

@@ -7,7 +7,7 @@ from typing import Any
 
 import asyncpg
 
-from pgworkd.app import App
+from pgworkd.engine.registry import App
 from pgworkd.words.job import Job
 from tests.kit import running, until
 

@@ -12,9 +12,9 @@ from zoneinfo import ZoneInfo
 import asyncpg
 import pytest
 
-from pgworkd.app import App
 from pgworkd.database.connection import LinkOptions
 from pgworkd.database.store import ClaimOrder, Store
+from pgworkd.engine.registry import App
 from pgworkd.held import Held
 from pgworkd.recurring import Recurring
 from pgworkd.words import events

@@ -10,9 +10,9 @@ import anyio.lowlevel
 import asyncpg
 import pytest
 
-from pgworkd.app import App
 from pgworkd.daemon import Daemon
 from pgworkd.database.store import Store
+from pgworkd.engine.registry import App
 from pgworkd.words import events
 from pgworkd.words.job import Job
 from tests.kit import Recorder, insert, quick_options, running, status, until

@@ -11,8 +11,8 @@ import pytest
 
 from pgworkd.acts import Which
 from pgworkd.admin import Admin
-from pgworkd.app import App
 from pgworkd.database.connection import LinkOptions
+from pgworkd.engine.registry import App
 from pgworkd.errors import NotWaiting, PermanentError
 from tests.kit import running, until
 

@@ -10,8 +10,8 @@ import anyio
 import asyncpg
 
 from pgworkd.admin import Admin
-from pgworkd.app import App
 from pgworkd.database.connection import LinkOptions
+from pgworkd.engine.registry import App
 from pgworkd.words import events
 from tests.kit import insert, running, status, until, waits_for_status
 

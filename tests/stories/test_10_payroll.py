@@ -10,8 +10,8 @@ from uuid import UUID
 import asyncpg
 import pytest
 
-from pgworkd.app import App
 from pgworkd.client import Batch, Progress
+from pgworkd.engine.registry import App
 from pgworkd.words import events
 from pgworkd.words.job import Job
 from tests.kit import running

@@ -8,8 +8,8 @@ import anyio
 import asyncpg
 import pytest
 
-from pgworkd.app import App
 from pgworkd.client import Workflow, enqueue
+from pgworkd.engine.registry import App
 from pgworkd.errors import JobFailed
 from pgworkd.results import Results
 from pgworkd.words import events

@@ -20,7 +20,7 @@ import asyncpg
 import pytest
 
 from pgworkd import cli_app
-from pgworkd.app import App
+from pgworkd.engine.registry import App
 from pgworkd.words.job import Job
 from tests.kit import LIMIT_S, running, until, waits_for_status
 

@@ -15,7 +15,7 @@ from typing import Any
 import anyio
 import asyncpg
 
-from pgworkd.app import App
+from pgworkd.engine.registry import App
 from pgworkd.words import events
 from pgworkd.words.job import Job
 from tests.kit import Recorder, running, until

@@ -15,7 +15,7 @@ from uuid import UUID
 import anyio
 import asyncpg
 
-from pgworkd.app import App
+from pgworkd.engine.registry import App
 from pgworkd.errors import PermanentError, RetryAfter
 from pgworkd.words import events
 from pgworkd.words.job import Job

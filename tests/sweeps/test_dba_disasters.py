@@ -16,9 +16,9 @@ import anyio
 import asyncpg
 import pytest
 
-from pgworkd.app import App
 from pgworkd.database import schema
 from pgworkd.database.connection import LinkOptions
+from pgworkd.engine.registry import App
 from pgworkd.words.job import Job
 from tests.engine.test_dba import binaries
 from tests.kit import running, until

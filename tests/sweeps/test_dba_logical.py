@@ -13,11 +13,11 @@ import anyio
 import asyncpg
 import pytest
 
-from pgworkd.app import App
 from pgworkd.client import batch, enqueue
 from pgworkd.database import schema
 from pgworkd.database.connection import LinkOptions
 from pgworkd.embedded import EmbeddedPostgres
+from pgworkd.engine.registry import App
 from pgworkd.words import events
 from pgworkd.words.job import Job
 from tests.chaos import clocks

@@ -12,9 +12,9 @@ import anyio
 import asyncpg
 import pytest
 
-from pgworkd.app import App
 from pgworkd.chores import Periods
 from pgworkd.client import batch, enqueue
+from pgworkd.engine.registry import App
 from pgworkd.words import events
 from pgworkd.words.job import Job
 from tests.kit import running, until, waits_for_status

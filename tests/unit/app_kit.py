@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from pgworkd.app import App, Handler
+from pgworkd.engine.registry import App, Handler
 
 
 def registered(function: Callable[..., Any], **options: Any) -> Handler:

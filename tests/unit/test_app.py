@@ -11,7 +11,7 @@ import pytest
 from pydantic import BaseModel, ValidationError
 from typing_extensions import TypedDict
 
-from pgworkd.app import App
+from pgworkd.engine.registry import App
 from pgworkd.errors import UsageError
 from pgworkd.words.job import Job
 from tests.unit.app_kit import registered

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pgworkd.app import CONCURRENCY_DEFAULT, App, DeadJob
+from pgworkd.engine.registry import CONCURRENCY_DEFAULT, App, DeadJob
 from pgworkd.errors import BadSchedule, UsageError
 from pgworkd.words.backoff import Backoff
 from tests.unit.app_kit import registered
