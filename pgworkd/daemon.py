@@ -20,10 +20,10 @@ from pgworkd.chores import Chores
 from pgworkd.contact import Contact
 from pgworkd.database.listener import Wake
 from pgworkd.database.store import Rescued, Store
+from pgworkd.engine.attempts import Held, Holdings
 from pgworkd.engine.registry import App, DeadJob
 from pgworkd.errors import InvalidPayload, PgworkdError, SchemaError, UsageError
 from pgworkd.hearing import Hearing
-from pgworkd.held import Held, Holdings
 from pgworkd.hooks import Hooks
 from pgworkd.look import Look
 from pgworkd.membership import Membership

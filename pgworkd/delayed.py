@@ -9,7 +9,7 @@ import random
 
 import anyio
 
-from pgworkd.held import Held
+from pgworkd.engine.attempts import Held
 from pgworkd.words.job import Ending, Outcome
 
 FIRST_S, LOCKED_CAP_S, CAP_S = 0.05, 0.5, 30.0

@@ -17,8 +17,8 @@ from pgworkd.database.heartbeat_store import Wanted
 from pgworkd.database.reconnect import Outage
 from pgworkd.database.schema import VERSION
 from pgworkd.database.store import Store
+from pgworkd.engine.attempts import Holdings
 from pgworkd.errors import DatabaseUnavailable, PgworkdError
-from pgworkd.held import Holdings
 from pgworkd.lease import Lease, boot_time_s
 from pgworkd.live import LiveSettings
 from pgworkd.pool import Pool

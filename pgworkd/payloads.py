@@ -14,8 +14,8 @@ from uuid import UUID
 import anyio
 
 from pgworkd.database.reconnect import Outage
+from pgworkd.engine.attempts import Held
 from pgworkd.errors import DatabaseError, PgworkdError
-from pgworkd.held import Held
 from pgworkd.words.events import Events
 from pgworkd.words.job import Reason
 

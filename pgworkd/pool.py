@@ -17,9 +17,9 @@ from pgworkd.attention import Attention
 from pgworkd.cursor import Cursor
 from pgworkd.database.reconnect import Outage
 from pgworkd.database.store import ClaimOrder, Claims, Store
+from pgworkd.engine.attempts import Held, Holdings
 from pgworkd.engine.registry import MAX_ATTEMPTS_DEFAULT, App
 from pgworkd.errors import PgworkdError, WorkerLost
-from pgworkd.held import Held, Holdings
 from pgworkd.pace import Pace
 from pgworkd.payloads import Payloads
 from pgworkd.runner import Runner

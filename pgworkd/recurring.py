@@ -15,9 +15,9 @@ import anyio
 
 from pgworkd.database.schedule_store import Occurrence, ScheduleRow
 from pgworkd.database.store import Store
+from pgworkd.engine.attempts import Held
 from pgworkd.engine.registry import App, Handler
 from pgworkd.errors import BadSchedule
-from pgworkd.held import Held
 from pgworkd.words import events
 from pgworkd.words.events import Events
 from pgworkd.words.payload import encode

@@ -8,9 +8,9 @@ import anyio
 
 from pgworkd.database.reconnect import Outage
 from pgworkd.database.store import Rescued, Store
+from pgworkd.engine.attempts import Held, Holdings
 from pgworkd.engine.registry import App
 from pgworkd.errors import PgworkdError
-from pgworkd.held import Held, Holdings
 from pgworkd.words import events
 from pgworkd.words.events import Events
 from pgworkd.words.job import Ending, Outcome, Reason

@@ -25,6 +25,7 @@ import anyio.to_thread
 from pgworkd.cancellation import RunnerTask
 from pgworkd.child import Request
 from pgworkd.database.store import Store
+from pgworkd.engine.attempts import Held, began_ago_s
 from pgworkd.engine.registry import App, Handler
 from pgworkd.errors import (
     InvalidPayload,
@@ -37,7 +38,6 @@ from pgworkd.errors import (
     Snooze,
     UsageError,
 )
-from pgworkd.held import Held, began_ago_s
 from pgworkd.processes import ChildDied, Processes
 from pgworkd.settler import Planner
 from pgworkd.unknown_kinds import UnknownKinds

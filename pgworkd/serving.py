@@ -12,9 +12,9 @@ import anyio
 from anyio.abc import TaskGroup
 
 from pgworkd.database.reconnect import Outage
+from pgworkd.engine.attempts import Holdings
 from pgworkd.engine.registry import App
 from pgworkd.errors import PgworkdError, UsageError
-from pgworkd.held import Holdings
 from pgworkd.live import LiveSettings
 from pgworkd.pool import Pool
 from pgworkd.settings.queue import number

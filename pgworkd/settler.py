@@ -22,9 +22,9 @@ from pgworkd.database.reconnect import Outage
 from pgworkd.database.schedule_store import Occurrence
 from pgworkd.database.store import FailedAttempt, Store
 from pgworkd.delayed import Delayed, Item, is_least, lesser, size_of
+from pgworkd.engine.attempts import Held, Holdings, began_ago_s
 from pgworkd.errors import DatabaseBusy, DatabaseError, DatabaseUnavailable, OutcomeUnknown, PgworkdError
 from pgworkd.flushes import FLUSH_BYTES, FLUSH_MAX, Flushes
-from pgworkd.held import Held, Holdings, began_ago_s
 from pgworkd.words import events
 from pgworkd.words.events import Events
 from pgworkd.words.job import Ending, Outcome

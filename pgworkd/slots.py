@@ -10,7 +10,7 @@ from collections.abc import Callable
 from anyio.abc import TaskGroup
 
 from pgworkd.cancellation import RunnerTask
-from pgworkd.held import Held
+from pgworkd.engine.attempts import Held
 from pgworkd.payloads import Payloads
 from pgworkd.runner import Runner
 from pgworkd.settler import Settler

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import anyio
 
 from pgworkd.database.store import Store
+from pgworkd.engine.attempts import Held
 from pgworkd.errors import PgworkdError
-from pgworkd.held import Held
 from pgworkd.words import events
 from pgworkd.words.events import Events
 from pgworkd.words.job import Ending, Outcome

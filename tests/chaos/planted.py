@@ -161,7 +161,7 @@ BUGS = (
     ),
     python(
         "a swallowed cancellation",
-        "held",
+        "engine/attempts",
         "            self.scope.end(self.grace_s(reason))\n",
         "            pass\n",
         kinds="terminate",

@@ -61,7 +61,7 @@ BUGS = (
     ),
     python(
         "a claim that was lost and came again starts the job again",
-        "held",
+        "engine/attempts",
         "                return False\n",
         "                return True\n",
         tests="tests/unit/test_held.py tests/engine/test_failover.py",

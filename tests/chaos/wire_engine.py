@@ -10,7 +10,7 @@ import anyio
 from pgworkd.chores import Chores, Periods
 from pgworkd.database.heartbeat_store import Wanted
 from pgworkd.database.store import Claimed, ClaimOrder, Store
-from pgworkd.held import Held, Holdings
+from pgworkd.engine.attempts import Held, Holdings
 from pgworkd.lease import Lease
 from pgworkd.recurring import Recurring
 from pgworkd.words.events import Events

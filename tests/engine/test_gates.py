@@ -19,8 +19,8 @@ import structlog
 
 from pgworkd import cli_serve
 from pgworkd.daemon import Daemon
+from pgworkd.engine.attempts import Held
 from pgworkd.engine.registry import App
-from pgworkd.held import Held
 from pgworkd.pace import Pace
 from pgworkd.settings.config import load
 from pgworkd.words import events, log

@@ -74,7 +74,7 @@ BUGS: dict[Planted, str] = {
     ): "stop",
     Planted(
         "a stop that tells nobody",
-        "pgworkd/held.py",
+        "pgworkd/engine/attempts.py",
         "            self.scope.end(self.grace_s(reason))",
         "            self.scope = None",
     ): "stop",

@@ -14,8 +14,8 @@ import pytest
 
 from pgworkd.database.connection import LinkOptions
 from pgworkd.database.store import ClaimOrder, Store
+from pgworkd.engine.attempts import Held
 from pgworkd.engine.registry import App
-from pgworkd.held import Held
 from pgworkd.recurring import Recurring
 from pgworkd.words import events
 from pgworkd.words.events import Events

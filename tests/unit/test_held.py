@@ -13,7 +13,7 @@ import pytest
 from pgworkd.cancellation import RunnerTask, RunScope
 from pgworkd.database.connection import CUT_AFTER_S
 from pgworkd.database.store import Claimed
-from pgworkd.held import Held, Holdings
+from pgworkd.engine.attempts import Held, Holdings
 from pgworkd.words.job import Job, Reason
 from pgworkd.words.registration import Registration
 

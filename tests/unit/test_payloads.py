@@ -9,8 +9,8 @@ from uuid import UUID
 import anyio
 import anyio.lowlevel
 
+from pgworkd.engine.attempts import Held
 from pgworkd.errors import DatabaseError, DatabaseUnavailable
-from pgworkd.held import Held
 from pgworkd.payloads import Payloads
 from pgworkd.words.events import Events
 from pgworkd.words.job import Reason

@@ -9,7 +9,7 @@ from uuid import UUID
 import anyio
 import pytest
 
-from pgworkd.held import Held, Holdings
+from pgworkd.engine.attempts import Held, Holdings
 from pgworkd.settler import Settler
 from pgworkd.words import events
 from pgworkd.words.events import Events
