@@ -21,13 +21,13 @@ from pgworkd.contact import Contact
 from pgworkd.database.listener import Wake
 from pgworkd.database.store import Rescued, Store
 from pgworkd.engine.attempts import Held, Holdings
+from pgworkd.engine.life.options import Options, Part
 from pgworkd.engine.registry import App, DeadJob
 from pgworkd.errors import InvalidPayload, PgworkdError, SchemaError, UsageError
 from pgworkd.hearing import Hearing
 from pgworkd.hooks import Hooks
 from pgworkd.look import Look
 from pgworkd.membership import Membership
-from pgworkd.options import Options, Part
 from pgworkd.pool import Pool
 from pgworkd.recurring import Recurring
 from pgworkd.reporter import Reporter
