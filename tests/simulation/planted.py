@@ -31,7 +31,7 @@ BUGS: dict[Planted, str] = {
     ): "idle_slot",
     Planted(
         "lost wake-up: a look is not passed on",
-        "pgworkd/look.py",
+        "pgworkd/engine/wake/poller.py",
         "pool.expect(due.get(pool.queue))",
         "pool.expect(None)",
     ): "idle_slot",

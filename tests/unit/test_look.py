@@ -10,7 +10,7 @@ from typing import Any
 import anyio
 import pytest
 
-from pgworkd.look import COST_SHARE, HEAD_COST_SHARE, HEAD_PAUSE_S_MAX, OVERLAP_S, PAUSE_S_MAX, Look
+from pgworkd.engine.wake.poller import COST_SHARE, HEAD_COST_SHARE, HEAD_PAUSE_S_MAX, OVERLAP_S, PAUSE_S_MAX, Look
 from pgworkd.words.events import Events
 from tests.simulation.loop import SimulationLoop, simulate
 
