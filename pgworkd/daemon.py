@@ -21,11 +21,11 @@ from pgworkd.contact import Contact
 from pgworkd.database.listener import Wake
 from pgworkd.database.store import Rescued, Store
 from pgworkd.engine.attempts import Held, Holdings
+from pgworkd.engine.life.notifications import Hearing
 from pgworkd.engine.life.options import Options, Part
 from pgworkd.engine.registry import App, DeadJob
 from pgworkd.engine.wake.poller import Look
 from pgworkd.errors import InvalidPayload, PgworkdError, SchemaError, UsageError
-from pgworkd.hearing import Hearing
 from pgworkd.hooks import Hooks
 from pgworkd.membership import Membership
 from pgworkd.pool import Pool
