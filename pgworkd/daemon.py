@@ -21,6 +21,7 @@ from pgworkd.contact import Contact
 from pgworkd.database.listener import Wake
 from pgworkd.database.store import Rescued, Store
 from pgworkd.engine.attempts import Held, Holdings
+from pgworkd.engine.claim.pool import Pool
 from pgworkd.engine.life.notifications import Hearing
 from pgworkd.engine.life.options import Options, Part
 from pgworkd.engine.registry import App, DeadJob
@@ -28,7 +29,6 @@ from pgworkd.engine.wake.poller import Look
 from pgworkd.errors import InvalidPayload, PgworkdError, SchemaError, UsageError
 from pgworkd.hooks import Hooks
 from pgworkd.membership import Membership
-from pgworkd.pool import Pool
 from pgworkd.recurring import Recurring
 from pgworkd.reporter import Reporter
 from pgworkd.runner import Runner

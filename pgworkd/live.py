@@ -13,7 +13,7 @@ from typing import Any
 import anyio
 
 from pgworkd.database.heartbeat_store import Wanted
-from pgworkd.pool import Pool
+from pgworkd.engine.claim.pool import Pool
 from pgworkd.words import events
 from pgworkd.words.events import Events
 from pgworkd.words.job import Reason

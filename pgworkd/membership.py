@@ -18,10 +18,10 @@ from pgworkd.database.reconnect import Outage
 from pgworkd.database.schema import VERSION
 from pgworkd.database.store import Store
 from pgworkd.engine.attempts import Holdings
+from pgworkd.engine.claim.pool import Pool
 from pgworkd.errors import DatabaseUnavailable, PgworkdError
 from pgworkd.lease import Lease, boot_time_s
 from pgworkd.live import LiveSettings
-from pgworkd.pool import Pool
 from pgworkd.words import events
 from pgworkd.words.events import Events
 from pgworkd.words.job import Reason

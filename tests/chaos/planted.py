@@ -133,7 +133,7 @@ BUGS = (
     ),
     python(
         "a lost wake-up",
-        "pool",
+        "engine/claim/pool",
         "            self._wanted, self.rests_until = True, 0.0\n            self._woken.set()\n",
         "            self._wanted, self.rests_until = True, 0.0\n",
         tests="tests/engine/test_wake.py",

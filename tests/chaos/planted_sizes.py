@@ -50,7 +50,7 @@ BUGS = (
     ),
     python(
         "what is read at a stop is waited for",
-        "pool",
+        "engine/claim/pool",
         "            self._slots.payloads.stop(reason)\n",
         "            pass\n",
         tests=f"{_LARGE} -k at_a_stop",

@@ -15,7 +15,7 @@ import pytest
 from pgworkd.database import connection, session
 from pgworkd.database.claims import CLAIM, ClaimOrder
 from pgworkd.database.connection import LinkOptions
-from pgworkd.pool import CLAIM_MAX, CLAIM_SOCKET_MAX
+from pgworkd.engine.claim.pool import CLAIM_MAX, CLAIM_SOCKET_MAX
 from tests.engine.test_large_work import insert_large
 from tests.kit import until
 

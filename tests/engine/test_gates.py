@@ -223,7 +223,9 @@ async def test_who_begins_to_listen_in_the_middle_of_a_long_run_of_jobs_hears_of
         pace.ahead = 1000
 
     monkeypatch.setattr(Pace, "claimed", far_ahead)
-    monkeypatch.setattr("pgworkd.pool.CLAIM_MAX", 1000)  # a real claim takes less than these jobs wait here
+    monkeypatch.setattr(
+        "pgworkd.engine.claim.pool.CLAIM_MAX", 1000
+    )  # a real claim takes less than these jobs wait here
     said, ran, from_job, app = Said(), 0, 0, App()
 
     @app.handler("q", concurrency=1)

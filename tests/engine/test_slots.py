@@ -11,8 +11,8 @@ import pytest
 
 from pgworkd.attention import Attention
 from pgworkd.database.store import Claims, Store
+from pgworkd.engine.claim.pool import Pool
 from pgworkd.engine.registry import App
-from pgworkd.pool import Pool
 from tests.kit import insert, running, until
 
 

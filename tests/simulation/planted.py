@@ -15,7 +15,10 @@ TIMEOUT_S = 600
 # The invariants whose schedules are played for each bug; any may catch it.
 BUGS: dict[Planted, str] = {
     Planted(
-        "over-claim by one", "pgworkd/pool.py", "self._slots.free + self._ahead,", "self._slots.free + self._ahead + 1,"
+        "over-claim by one",
+        "pgworkd/engine/claim/pool.py",
+        "self._slots.free + self._ahead,",
+        "self._slots.free + self._ahead + 1,",
     ): "claims_bounded",
     Planted(
         "slots not counted when a task goes on",
@@ -80,7 +83,7 @@ BUGS: dict[Planted, str] = {
     ): "stop",
     Planted(
         "what stalls here is kept",
-        "pgworkd/pool.py",
+        "pgworkd/engine/claim/pool.py",
         "if len(self._slots.work) > STALLS_MAX * begun:",
         "if len(self._slots.work) > 10 * CLAIM_MAX:",
     ): "hoarding",

@@ -16,8 +16,8 @@ from pgworkd.attention import REST_S_MAX
 from pgworkd.cursor import LEVELS, PERIOD_FIRST_S
 from pgworkd.daemon import Daemon
 from pgworkd.database.store import ClaimOrder, Claims
+from pgworkd.engine.claim.pool import Pool
 from pgworkd.pace import AHEAD_MAX
-from pgworkd.pool import Pool
 from pgworkd.words import events
 
 from .loop import SimulationFailed, SimulationLoop

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pgworkd.chores import Chores
+from pgworkd.engine.claim.pool import Pool
 from pgworkd.membership import Membership
-from pgworkd.pool import Pool
 
 
 class Hearing:

@@ -13,8 +13,8 @@ import anyio
 
 from pgworkd.database.reconnect import Outage
 from pgworkd.database.store import Store
+from pgworkd.engine.claim.pool import Fleet, Pool
 from pgworkd.errors import PgworkdError
-from pgworkd.pool import Fleet, Pool
 from pgworkd.words.events import Events
 
 COST_SHARE = 0.1
