@@ -15,9 +15,9 @@ from benchmarks.bench import Bench
 from benchmarks.measure import Bar, Line, interleave, middle
 from benchmarks.processes import BenchmarkError
 from benchmarks.systems import executed
-from pgworkd.cursor import Cursor
 from pgworkd.database import schema
 from pgworkd.database.claims import CLAIM, ClaimOrder, Claims
+from pgworkd.engine.claim.claim_cursor import Cursor
 
 Db: TypeAlias = "asyncpg.Connection[Any]"
 Cost: TypeAlias = Callable[[], Awaitable[float]]

@@ -154,7 +154,7 @@ BUGS = (
     ),
     python(
         "a cursor without sweeps",
-        "cursor",
+        "engine/claim/claim_cursor",
         "if now >= self._due_at[level]), None)",
         "if now >= self._due_at[level] + 1e9), None)",
         tests="tests/unit/test_cursor_model.py",

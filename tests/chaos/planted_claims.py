@@ -67,7 +67,7 @@ BUGS = (
     ),
     python(
         "a rewind of claims with keys is forgotten by a claim that could not go back",
-        "cursor",
+        "engine/claim/claim_cursor",
         "        if places is not None:\n            self._passed",
         "        self._since = self._rewound\n        if places is not None:\n            self._passed",
         tests="tests/unit/test_cursor.py",
@@ -80,7 +80,7 @@ BUGS = (
     ),
     python(
         "one priority too many, and where claims begin is forgotten",
-        "cursor",
+        "engine/claim/claim_cursor",
         "            del self._positions[next(iter(self._positions))]\n",
         "            self._positions.clear()\n",
         tests="tests/unit/test_cursor.py",

@@ -101,7 +101,7 @@ BUGS: dict[Planted, str] = {
     ): "removal",
     Planted(
         "a cursor without sweeps",
-        "pgworkd/cursor.py",
+        "pgworkd/engine/claim/claim_cursor.py",
         "self._level = next((level for level in reversed(range(LEVELS)) if now >= self._due_at[level]), None)",
         "self._level = None",
     ): "cursor",

@@ -13,9 +13,9 @@ import anyio
 
 from pgworkd import settler
 from pgworkd.attention import REST_S_MAX
-from pgworkd.cursor import LEVELS, PERIOD_FIRST_S
 from pgworkd.daemon import Daemon
 from pgworkd.database.store import ClaimOrder, Claims
+from pgworkd.engine.claim.claim_cursor import LEVELS, PERIOD_FIRST_S
 from pgworkd.engine.claim.pool import Pool
 from pgworkd.pace import AHEAD_MAX
 from pgworkd.words import events

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from pgworkd.cursor import Cursor
 from pgworkd.database.claims import Claims
+from pgworkd.engine.claim.claim_cursor import Cursor
 
 from .conftest import Connect
 from .verbs import NO_STATISTICS, T0, Db, at, blocks, claim, claim_ids, clock, complete, fail, insert, live, one, worker

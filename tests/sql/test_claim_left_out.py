@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from pgworkd.cursor import Cursor
 from pgworkd.database.claims import CLAIM as FULL_CLAIM
 from pgworkd.database.claims import ClaimOrder, Claims
+from pgworkd.engine.claim.claim_cursor import Cursor
 
 from .flow import settings
 from .verbs import NO_STATISTICS, Db, at, blocks, clock, complete, insert, one, set_pool, worker

@@ -8,7 +8,8 @@ from uuid import UUID
 
 import pytest
 
-from pgworkd.cursor import (
+from pgworkd.database.store import Claimed
+from pgworkd.engine.claim.claim_cursor import (
     COST_SHARE,
     LEVELS,
     PERIOD_FIRST_S,
@@ -19,7 +20,6 @@ from pgworkd.cursor import (
     Keyed,
     Start,
 )
-from pgworkd.database.store import Claimed
 
 HEAD_S = PERIOD_FIRST_S * 2 ** (LEVELS - 1)
 HEAD = Start([], [], [])

@@ -14,10 +14,10 @@ import anyio
 from anyio.abc import TaskGroup
 
 from pgworkd.attention import Attention
-from pgworkd.cursor import Cursor
 from pgworkd.database.reconnect import Outage
 from pgworkd.database.store import ClaimOrder, Claims, Store
 from pgworkd.engine.attempts import Held, Holdings
+from pgworkd.engine.claim.claim_cursor import Cursor
 from pgworkd.engine.registry import MAX_ATTEMPTS_DEFAULT, App
 from pgworkd.errors import PgworkdError, WorkerLost
 from pgworkd.pace import Pace
