@@ -10,8 +10,8 @@ import pytest
 
 from pgworkd.chores import Periods
 from pgworkd.daemon import Daemon
+from pgworkd.engine.claim.prefetch import Pace
 from pgworkd.engine.registry import App
-from pgworkd.pace import Pace
 from pgworkd.words import events
 from pgworkd.words.job import Reason
 from tests.engine.ahead_kit import (

@@ -20,8 +20,8 @@ import structlog
 from pgworkd import cli_serve
 from pgworkd.daemon import Daemon
 from pgworkd.engine.attempts import Held
+from pgworkd.engine.claim.prefetch import Pace
 from pgworkd.engine.registry import App
-from pgworkd.pace import Pace
 from pgworkd.settings.config import load
 from pgworkd.words import events, log
 from pgworkd.words.events import Events

@@ -13,9 +13,9 @@ import anyio
 
 import pgworkd.contact
 import pgworkd.daemon
+import pgworkd.engine.claim.prefetch
 import pgworkd.lease
 import pgworkd.membership
-import pgworkd.pace
 import pgworkd.reporter
 import pgworkd.runner
 import pgworkd.settler
@@ -25,7 +25,7 @@ from pgworkd.lease import Lease
 from .loop import SimulationLoop
 from .store import Network, SimulatedLeaseStore, SimulatedStore, Watcher
 
-USERS_OF_TIME = (pgworkd.pace, pgworkd.reporter, pgworkd.runner, pgworkd.slots)
+USERS_OF_TIME = (pgworkd.engine.claim.prefetch, pgworkd.reporter, pgworkd.runner, pgworkd.slots)
 
 
 class SimulatedLease(Lease):

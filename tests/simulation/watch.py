@@ -17,7 +17,7 @@ from pgworkd.daemon import Daemon
 from pgworkd.database.store import ClaimOrder, Claims
 from pgworkd.engine.claim.claim_cursor import LEVELS, PERIOD_FIRST_S
 from pgworkd.engine.claim.pool import Pool
-from pgworkd.pace import AHEAD_MAX
+from pgworkd.engine.claim.prefetch import AHEAD_MAX
 from pgworkd.words import events
 
 from .loop import SimulationFailed, SimulationLoop

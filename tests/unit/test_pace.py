@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from pgworkd import pace
-from pgworkd.pace import AHEAD_MAX, Pace
+from pgworkd.engine.claim import prefetch
+from pgworkd.engine.claim.prefetch import AHEAD_MAX, Pace
 
 
 class Rig:

@@ -18,9 +18,9 @@ from pgworkd.database.reconnect import Outage
 from pgworkd.database.store import ClaimOrder, Claims, Store
 from pgworkd.engine.attempts import Held, Holdings
 from pgworkd.engine.claim.claim_cursor import Cursor
+from pgworkd.engine.claim.prefetch import Pace
 from pgworkd.engine.registry import MAX_ATTEMPTS_DEFAULT, App
 from pgworkd.errors import PgworkdError, WorkerLost
-from pgworkd.pace import Pace
 from pgworkd.payloads import Payloads
 from pgworkd.runner import Runner
 from pgworkd.settler import Settler
