@@ -140,7 +140,7 @@ BUGS = (
     ),
     python(
         "a pool that polls waits to be notified",
-        "attention",
+        "engine/claim/poll_mode",
         """        return min(POLL_CAP_S, POLL_FIRST_S * 2.0 ** min(self._empty_claims, 10))
 
     def rest_s(self, delay_s: float) -> float:

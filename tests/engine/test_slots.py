@@ -9,8 +9,8 @@ import anyio
 import asyncpg
 import pytest
 
-from pgworkd.attention import Attention
 from pgworkd.database.store import Claims, Store
+from pgworkd.engine.claim.poll_mode import Attention
 from pgworkd.engine.claim.pool import Pool
 from pgworkd.engine.registry import App
 from tests.kit import insert, running, until

@@ -173,9 +173,11 @@ async def test_no_job_is_left_when_a_pool_falls_asleep_under_a_hail_of_inserts(
     """With a poll a minute away only the protocol can find a job that is inserted during the transition."""
     if commit.startswith("slow"):
         await db.execute(SLOW_COMMIT)
-    monkeypatch.setattr("pgworkd.attention.AWAKE_LEAST_S", 0.002)
-    monkeypatch.setattr("pgworkd.attention.FOUND_PER_S_LEAST", 1e9)  # always calm: falls asleep whenever it may
-    monkeypatch.setattr("pgworkd.attention.NOTIFIED_PER_S_MAX", 8)  # and wakes up in each burst
+    monkeypatch.setattr("pgworkd.engine.claim.poll_mode.AWAKE_LEAST_S", 0.002)
+    monkeypatch.setattr(
+        "pgworkd.engine.claim.poll_mode.FOUND_PER_S_LEAST", 1e9
+    )  # always calm: falls asleep whenever it may
+    monkeypatch.setattr("pgworkd.engine.claim.poll_mode.NOTIFIED_PER_S_MAX", 8)  # and wakes up in each burst
     ran: Counter[Any] = Counter()
     changes: list[bool] = []
     bursts = 40
@@ -259,7 +261,7 @@ _LISTENING = """SELECT pid FROM pg_stat_activity
 async def test_a_cut_listening_line_is_back_within_two_seconds(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pgworkd.attention.DROWSY_S", 0.0)  # it would find the job by looking, for a while
+    monkeypatch.setattr("pgworkd.engine.claim.poll_mode.DROWSY_S", 0.0)  # it would find the job by looking, for a while
     ran: Counter[Any] = Counter()
     async with running(app_that_counts(ran), dsn, **SLOW_POLL):
         await until(is_asleep(db))

@@ -40,7 +40,7 @@ BUGS: dict[Planted, str] = {
     ): "idle_slot",
     Planted(
         "a pool that polls waits to be notified",
-        "pgworkd/attention.py",
+        "pgworkd/engine/claim/poll_mode.py",
         """        return min(POLL_CAP_S, POLL_FIRST_S * 2.0 ** min(self._empty_claims, 10))
 
     def rest_s(self, delay_s: float) -> float:

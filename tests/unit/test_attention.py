@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pgworkd.attention import (
+from pgworkd.engine.claim.poll_mode import (
     AWAKE_LEAST_S,
     DROWSY_S,
     FOUND_PER_S_LEAST,

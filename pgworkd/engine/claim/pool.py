@@ -13,11 +13,11 @@ from typing import NamedTuple, Protocol
 import anyio
 from anyio.abc import TaskGroup
 
-from pgworkd.attention import Attention
 from pgworkd.database.reconnect import Outage
 from pgworkd.database.store import ClaimOrder, Claims, Store
 from pgworkd.engine.attempts import Held, Holdings
 from pgworkd.engine.claim.claim_cursor import Cursor
+from pgworkd.engine.claim.poll_mode import Attention
 from pgworkd.engine.claim.prefetch import Pace
 from pgworkd.engine.registry import MAX_ATTEMPTS_DEFAULT, App
 from pgworkd.errors import PgworkdError, WorkerLost
