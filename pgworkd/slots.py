@@ -11,7 +11,7 @@ from anyio.abc import TaskGroup
 
 from pgworkd.cancellation import RunnerTask
 from pgworkd.engine.attempts import Held
-from pgworkd.payloads import Payloads
+from pgworkd.engine.run.large_payloads import Payloads
 from pgworkd.runner import Runner
 from pgworkd.settler import Settler
 from pgworkd.words import events

@@ -8,8 +8,9 @@ import anyio
 import asyncpg
 import pytest
 
-from pgworkd import payloads, settler
+from pgworkd import settler
 from pgworkd.engine.registry import App
+from pgworkd.engine.run import large_payloads
 from pgworkd.words import events
 from pgworkd.words.job import Job
 from tests.kit import insert, running, until, waits_for_status
@@ -127,7 +128,7 @@ async def test_a_read_brings_what_comes_next_and_no_more_than_fits(
 
         async def counted(*args: Any) -> Any:
             rows = await read(*args)
-            assert sum(len(row[1] or "") + len(row[2] or "") for row in rows[:-1]) < payloads.READ_BYTES
+            assert sum(len(row[1] or "") + len(row[2] or "") for row in rows[:-1]) < large_payloads.READ_BYTES
             reads.append(len(rows))
             return rows
 

@@ -10,8 +10,8 @@ import anyio
 import anyio.lowlevel
 
 from pgworkd.engine.attempts import Held
+from pgworkd.engine.run.large_payloads import Payloads
 from pgworkd.errors import DatabaseError, DatabaseUnavailable
-from pgworkd.payloads import Payloads
 from pgworkd.words.events import Events
 from pgworkd.words.job import Reason
 from tests.unit.test_held import held_of

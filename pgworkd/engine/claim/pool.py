@@ -20,8 +20,8 @@ from pgworkd.engine.claim.claim_cursor import Cursor
 from pgworkd.engine.claim.poll_mode import Attention
 from pgworkd.engine.claim.prefetch import Pace
 from pgworkd.engine.registry import MAX_ATTEMPTS_DEFAULT, App
+from pgworkd.engine.run.large_payloads import Payloads
 from pgworkd.errors import PgworkdError, WorkerLost
-from pgworkd.payloads import Payloads
 from pgworkd.runner import Runner
 from pgworkd.settler import Settler
 from pgworkd.slots import Slots
