@@ -22,13 +22,13 @@ BUGS: dict[Planted, str] = {
     ): "claims_bounded",
     Planted(
         "slots not counted when a task goes on",
-        "pgworkd/slots.py",
+        "pgworkd/engine/run/executor.py",
         "if self.work and self.busy < self.concurrency and not self._yielding and",
         "if self.work and not self._yielding and",
     ): "slots",
     Planted(
         "lost wake-up: a task is called and does not hear",
-        "pgworkd/slots.py",
+        "pgworkd/engine/run/executor.py",
         "called.set_result(None)",
         "called.done()",
     ): "idle_slot",
