@@ -25,13 +25,13 @@ from pgworkd.engine.claim.pool import Pool
 from pgworkd.engine.life.notifications import Hearing
 from pgworkd.engine.life.options import Options, Part
 from pgworkd.engine.registry import App, DeadJob
+from pgworkd.engine.run.runner import Runner
 from pgworkd.engine.wake.poller import Look
 from pgworkd.errors import InvalidPayload, PgworkdError, SchemaError, UsageError
 from pgworkd.hooks import Hooks
 from pgworkd.membership import Membership
 from pgworkd.recurring import Recurring
 from pgworkd.reporter import Reporter
-from pgworkd.runner import Runner
 from pgworkd.serving import Serving
 from pgworkd.settler import Settler
 from pgworkd.words import events

@@ -101,7 +101,7 @@ BUGS = (
     ),
     python(
         "whoever raises LeaseLost runs again for ever",
-        "runner",
+        "engine/run/runner",
         "        if isinstance(error, RetryAfter):\n",
         "        if isinstance(error, LeaseLost):\n            return Outcome(Ending.RELEASED)\n"
         "        if isinstance(error, RetryAfter):\n",

@@ -15,17 +15,22 @@ import pgworkd.contact
 import pgworkd.daemon
 import pgworkd.engine.claim.prefetch
 import pgworkd.engine.run.executor
+import pgworkd.engine.run.runner
 import pgworkd.lease
 import pgworkd.membership
 import pgworkd.reporter
-import pgworkd.runner
 import pgworkd.settler
 from pgworkd.lease import Lease
 
 from .loop import SimulationLoop
 from .store import Network, SimulatedLeaseStore, SimulatedStore, Watcher
 
-USERS_OF_TIME = (pgworkd.engine.claim.prefetch, pgworkd.reporter, pgworkd.runner, pgworkd.engine.run.executor)
+USERS_OF_TIME = (
+    pgworkd.engine.claim.prefetch,
+    pgworkd.reporter,
+    pgworkd.engine.run.runner,
+    pgworkd.engine.run.executor,
+)
 
 
 class SimulatedLease(Lease):
