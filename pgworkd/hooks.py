@@ -11,8 +11,8 @@ from typing import Any
 import anyio
 from anyio.abc import TaskGroup
 
-from pgworkd.cancellation import forget_stray_cancellation
 from pgworkd.engine.registry import App, DeadJob
+from pgworkd.engine.runner_task import forget_stray_cancellation
 from pgworkd.words import events
 from pgworkd.words.error_report import describe_error
 from pgworkd.words.events import Events

@@ -10,9 +10,9 @@ from uuid import UUID
 
 import anyio
 
-from pgworkd.cancellation import RunScope
 from pgworkd.database.connection import CUT_AFTER_S
 from pgworkd.database.store import Claimed
+from pgworkd.engine.runner_task import RunScope
 from pgworkd.words.job import Job, Reason
 from pgworkd.words.registration import token_of
 

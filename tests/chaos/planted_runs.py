@@ -63,7 +63,7 @@ BUGS = (
     ),
     python(
         "clean-up is cut off",
-        "cancellation",
+        "engine/runner_task",
         "        cut_at = asyncio.get_running_loop().time() + grace_s\n",
         "        cut_at = asyncio.get_running_loop().time()\n",
         tests="tests/engine/test_stopping.py",

@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 from anyio.abc import TaskGroup
 
-from pgworkd.cancellation import RunnerTask
 from pgworkd.engine.attempts import Held
 from pgworkd.engine.run.large_payloads import Payloads
 from pgworkd.engine.run.runner import Runner
+from pgworkd.engine.runner_task import RunnerTask
 from pgworkd.settler import Settler
 from pgworkd.words import events
 from pgworkd.words.events import Events
