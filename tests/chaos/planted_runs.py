@@ -98,7 +98,7 @@ BUGS = (
     ),
     python(
         "a process that has ended is waited for",
-        "processes",
+        "engine/run/process_pool",
         "            tasks.start_soon(self._watch, tasks.cancel_scope)\n",
         "",
         tests="tests/engine/test_process_ends.py",

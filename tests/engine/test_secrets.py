@@ -13,12 +13,13 @@ from typing import Any
 import asyncpg
 import pytest
 
-from pgworkd import cli_serve, processes
+from pgworkd import cli_serve
 from pgworkd.admin import Admin
 from pgworkd.daemon import Daemon
 from pgworkd.database.connection import Link, LinkOptions, Listener, Transactions
 from pgworkd.embedded import EmbeddedPostgres
 from pgworkd.engine.registry import App
+from pgworkd.engine.run import process_pool
 from pgworkd.errors import PgworkdError
 from pgworkd.results import Results
 from pgworkd.settings.config import Settings

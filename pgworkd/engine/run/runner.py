@@ -26,6 +26,7 @@ from pgworkd.child import Request
 from pgworkd.database.store import Store
 from pgworkd.engine.attempts import Held, began_ago_s
 from pgworkd.engine.registry import App, Handler
+from pgworkd.engine.run.process_pool import ChildDied, Processes
 from pgworkd.engine.runner_task import RunnerTask
 from pgworkd.errors import (
     InvalidPayload,
@@ -38,7 +39,6 @@ from pgworkd.errors import (
     Snooze,
     UsageError,
 )
-from pgworkd.processes import ChildDied, Processes
 from pgworkd.settler import Planner
 from pgworkd.unknown_kinds import UnknownKinds
 from pgworkd.words import events
