@@ -18,7 +18,7 @@ from anyio.abc import ByteReceiveStream, ByteSendStream, Process
 from anyio.streams.buffered import BufferedByteReceiveStream
 
 from pgworkd import remains
-from pgworkd.child import LENGTH, Answer, Noted, Request
+from pgworkd.engine.run.process_child import LENGTH, Answer, Noted, Request
 from pgworkd.words import log
 
 IDLE_S_MAX = 300.0

@@ -22,10 +22,10 @@ from uuid import UUID
 import anyio
 import anyio.to_thread
 
-from pgworkd.child import Request
 from pgworkd.database.store import Store
 from pgworkd.engine.attempts import Held, began_ago_s
 from pgworkd.engine.registry import App, Handler
+from pgworkd.engine.run.process_child import Request
 from pgworkd.engine.run.process_pool import ChildDied, Processes
 from pgworkd.engine.runner_task import RunnerTask
 from pgworkd.errors import (
