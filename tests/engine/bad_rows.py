@@ -11,8 +11,8 @@ import asyncpg
 import pytest
 
 from pgworkd.engine.registry import App
+from pgworkd.engine.run.unknown_kinds import DELAY_S
 from pgworkd.errors import RetryAfter
-from pgworkd.unknown_kinds import DELAY_S
 from pgworkd.words import events, log
 from pgworkd.words.job import Job
 from tests.engine.bad_kit import Case, Check, Db, among_good_ones, column, dead_payload, refused

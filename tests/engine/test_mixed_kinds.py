@@ -19,7 +19,7 @@ LEFT = "SELECT count(*) = 0 FROM pgworkd.jobs"
 @pytest.fixture
 def soon_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who knows a kind is asked every 10 s in production."""
-    monkeypatch.setattr("pgworkd.unknown_kinds.RECHECK_S", 0.3)
+    monkeypatch.setattr("pgworkd.engine.run.unknown_kinds.RECHECK_S", 0.3)
 
 
 def app_of(*kinds: str) -> App:
@@ -85,8 +85,8 @@ async def test_without_the_new_daemon_the_job_goes_back_with_its_error(dsn: str,
 async def test_a_flood_of_a_kind_that_nobody_knows_is_claimed_in_doses(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pgworkd.unknown_kinds.DOSE", 20)
-    monkeypatch.setattr("pgworkd.unknown_kinds.RECHECK_S", 1000)
+    monkeypatch.setattr("pgworkd.engine.run.unknown_kinds.DOSE", 20)
+    monkeypatch.setattr("pgworkd.engine.run.unknown_kinds.RECHECK_S", 1000)
     async with running(app_of("old"), dsn) as (_, old):
         await many(db, "new", 5_000)
         done = await insert(db, "q", kind="old")

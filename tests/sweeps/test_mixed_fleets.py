@@ -18,6 +18,6 @@ async def test_each_job_runs_once_and_soon(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     # A restart leaves a moment in which nobody has some kinds.
-    monkeypatch.setattr("pgworkd.unknown_kinds.DELAY_S", 1.0)
-    monkeypatch.setattr("pgworkd.unknown_kinds.RECHECK_S", 1.0)
+    monkeypatch.setattr("pgworkd.engine.run.unknown_kinds.DELAY_S", 1.0)
+    monkeypatch.setattr("pgworkd.engine.run.unknown_kinds.RECHECK_S", 1.0)
     await Situation.of(seed).play(dsn, db)

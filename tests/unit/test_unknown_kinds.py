@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 from pgworkd.database.store import Store
-from pgworkd.unknown_kinds import KINDS_MAX, UnknownKinds
+from pgworkd.engine.run.unknown_kinds import KINDS_MAX, UnknownKinds
 from pgworkd.words.events import Events
 
 

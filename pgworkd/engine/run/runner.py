@@ -27,6 +27,7 @@ from pgworkd.engine.attempts import Held, began_ago_s
 from pgworkd.engine.registry import App, Handler
 from pgworkd.engine.run.process_child import Request
 from pgworkd.engine.run.process_pool import ChildDied, Processes
+from pgworkd.engine.run.unknown_kinds import UnknownKinds
 from pgworkd.engine.runner_task import RunnerTask
 from pgworkd.errors import (
     InvalidPayload,
@@ -40,7 +41,6 @@ from pgworkd.errors import (
     UsageError,
 )
 from pgworkd.settler import Planner
-from pgworkd.unknown_kinds import UnknownKinds
 from pgworkd.words import events
 from pgworkd.words.error_report import ErrorFacts, describe_error
 from pgworkd.words.events import Events
