@@ -26,6 +26,7 @@ from pgworkd.engine.life.notifications import Hearing
 from pgworkd.engine.life.options import Options, Part
 from pgworkd.engine.registry import App, DeadJob
 from pgworkd.engine.run.runner import Runner
+from pgworkd.engine.settle.settler import Settler
 from pgworkd.engine.wake.poller import Look
 from pgworkd.errors import InvalidPayload, PgworkdError, SchemaError, UsageError
 from pgworkd.hooks import Hooks
@@ -33,7 +34,6 @@ from pgworkd.membership import Membership
 from pgworkd.recurring import Recurring
 from pgworkd.reporter import Reporter
 from pgworkd.serving import Serving
-from pgworkd.settler import Settler
 from pgworkd.words import events
 from pgworkd.words.events import Events
 from pgworkd.words.job import Ending, Outcome, Reason

@@ -196,7 +196,7 @@ BUGS = (
     ),
     python(
         "outcomes dropped when the database is away",
-        "settler",
+        "engine/settle/settler",
         "                await self._outage.wait(error)\n",
         "                return 'completed', set()\n",
         kinds="postgres_down,cut",

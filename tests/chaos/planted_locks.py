@@ -18,14 +18,14 @@ BUGS = (
     ),
     python(
         "what met a lock is not tried again without what is locked",
-        "settler",
+        "engine/settle/settler",
         "if skip or not (isinstance(error, DatabaseBusy) and error.locked):\n",
         "if error is not None:\n",
         tests=f"{_LOCKED} {_OPEN}",
     ),
     python(
         "what is locked is taken for stale",
-        "settler",
+        "engine/settle/settler",
         "        if not missing or not self._how:\n",
         "        if missing is not None:\n",
         tests=_LOCKED,
@@ -81,7 +81,7 @@ BUGS = (
     ),
     python(
         "an outcome that is refused is sent again for ever",
-        "settler",
+        "engine/settle/settler",
         "        if is_least(outcome):\n",
         "        if outcome is not None:\n",
         tests=_ERRORS,
@@ -95,7 +95,7 @@ BUGS = (
     ),
     python(
         "a flush that is refused as a whole is asked for to its last job",
-        "settler",
+        "engine/settle/settler",
         "        if flush.error is not None and flush.failures > flush.failures_max:\n",
         "        if flush.error is not None and flush.failures > 10_000:\n",
         tests=f"{_ERRORS} -k crowd",

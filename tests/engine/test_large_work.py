@@ -8,9 +8,9 @@ import anyio
 import asyncpg
 import pytest
 
-from pgworkd import settler
 from pgworkd.engine.registry import App
 from pgworkd.engine.run import large_payloads
+from pgworkd.engine.settle import settler
 from pgworkd.words import events
 from pgworkd.words.job import Job
 from tests.kit import insert, running, until, waits_for_status

@@ -9,11 +9,11 @@ import anyio
 import asyncpg
 import pytest
 
-from pgworkd import settler
 from pgworkd.daemon import Daemon
 from pgworkd.database import store
 from pgworkd.database.connection import LinkOptions
 from pgworkd.engine.registry import App
+from pgworkd.engine.settle import settler
 from pgworkd.errors import OutcomeUnknown, Snooze
 from pgworkd.words import events
 from pgworkd.words.job import Job

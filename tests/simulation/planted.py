@@ -53,19 +53,19 @@ BUGS: dict[Planted, str] = {
     ): "comes_back",
     Planted(
         "the settler drops its batch on an error",
-        "pgworkd/settler.py",
+        "pgworkd/engine/settle/settler.py",
         "                await self._outage.wait(error)\n",
         "                return {}, set()\n",
     ): "settled_once",
     Planted(
         "a settle reports what it has not settled",
-        "pgworkd/settler.py",
+        "pgworkd/engine/settle/settler.py",
         "                await self._outage.wait(error)\n",
         "                self._report(items, 'completed')\n                await self._outage.wait(error)\n",
     ): "reported_once",
     Planted(
         "the settler is never full",
-        "pgworkd/settler.py",
+        "pgworkd/engine/settle/settler.py",
         "return 0 if self.full else CAPACITY - self._waiting.count - len(self._delayed)",
         "return CAPACITY",
     ): "backlog",

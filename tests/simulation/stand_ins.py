@@ -16,10 +16,10 @@ import pgworkd.daemon
 import pgworkd.engine.claim.prefetch
 import pgworkd.engine.run.executor
 import pgworkd.engine.run.runner
+import pgworkd.engine.settle.settler
 import pgworkd.lease
 import pgworkd.membership
 import pgworkd.reporter
-import pgworkd.settler
 from pgworkd.lease import Lease
 
 from .loop import SimulationLoop
@@ -82,7 +82,7 @@ def stand_ins(loop: SimulationLoop, network: Network, watcher: Watcher, **bounds
         put(pgworkd.daemon, "Store", lambda *_, **__: SimulatedStore(network, watcher))
         put(pgworkd.contact, "schema", SimpleNamespace(verify=_verified))
         for name, bound in bounds.items():
-            put(pgworkd.settler, name, bound)
+            put(pgworkd.engine.settle.settler, name, bound)
         yield
     finally:
         for module, name, value in reversed(changed):

@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from pgworkd.engine.attempts import Held, Holdings
-from pgworkd.settler import Settler
+from pgworkd.engine.settle.settler import Settler
 from pgworkd.words import events
 from pgworkd.words.events import Events
 from pgworkd.words.job import Ending, Outcome

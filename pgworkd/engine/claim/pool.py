@@ -23,8 +23,8 @@ from pgworkd.engine.registry import MAX_ATTEMPTS_DEFAULT, App
 from pgworkd.engine.run.executor import Slots
 from pgworkd.engine.run.large_payloads import Payloads
 from pgworkd.engine.run.runner import Runner
+from pgworkd.engine.settle.settler import Settler
 from pgworkd.errors import PgworkdError, WorkerLost
-from pgworkd.settler import Settler
 from pgworkd.words.events import Events
 from pgworkd.words.job import Reason, stopped
 

@@ -13,7 +13,7 @@ from pgworkd.engine.attempts import Held
 from pgworkd.engine.run.large_payloads import Payloads
 from pgworkd.engine.run.runner import Runner
 from pgworkd.engine.runner_task import RunnerTask
-from pgworkd.settler import Settler
+from pgworkd.engine.settle.settler import Settler
 from pgworkd.words import events
 from pgworkd.words.events import Events
 

@@ -29,6 +29,7 @@ from pgworkd.engine.run.process_child import Request
 from pgworkd.engine.run.process_pool import ChildDied, Processes
 from pgworkd.engine.run.unknown_kinds import UnknownKinds
 from pgworkd.engine.runner_task import RunnerTask
+from pgworkd.engine.settle.settler import Planner
 from pgworkd.errors import (
     InvalidPayload,
     JobStopped,
@@ -40,7 +41,6 @@ from pgworkd.errors import (
     Snooze,
     UsageError,
 )
-from pgworkd.settler import Planner
 from pgworkd.words import events
 from pgworkd.words.error_report import ErrorFacts, describe_error
 from pgworkd.words.events import Events
