@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pgworkd.delayed import Item, size_of
 from pgworkd.engine.attempts import Held
-from pgworkd.flushes import BURST_TURNS_MAX, FLUSH_BYTES, FLUSH_MAX, Flushes
+from pgworkd.engine.settle.flushes import BURST_TURNS_MAX, FLUSH_BYTES, FLUSH_MAX, Flushes
 from pgworkd.words.job import Ending, Outcome
 from tests.kit import examples
 from tests.unit.test_held import held_of

@@ -23,8 +23,8 @@ from pgworkd.database.schedule_store import Occurrence
 from pgworkd.database.store import FailedAttempt, Store
 from pgworkd.delayed import Delayed, Item, is_least, lesser, size_of
 from pgworkd.engine.attempts import Held, Holdings, began_ago_s
+from pgworkd.engine.settle.flushes import FLUSH_BYTES, FLUSH_MAX, Flushes
 from pgworkd.errors import DatabaseBusy, DatabaseError, DatabaseUnavailable, OutcomeUnknown, PgworkdError
-from pgworkd.flushes import FLUSH_BYTES, FLUSH_MAX, Flushes
 from pgworkd.words import events
 from pgworkd.words.events import Events
 from pgworkd.words.job import Ending, Outcome
