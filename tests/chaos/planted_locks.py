@@ -88,7 +88,7 @@ BUGS = (
     ),
     python(
         "what cannot be settled for now comes back one by one",
-        "delayed",
+        "engine/settle/delayed",
         "        at = math.ceil((now + delay_s) / TICK_S) * TICK_S\n",
         "        at = now + delay_s\n",
         tests=f"{_ERRORS} -k crowd",

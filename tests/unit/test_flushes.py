@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pgworkd.delayed import Item, size_of
 from pgworkd.engine.attempts import Held
+from pgworkd.engine.settle.delayed import Item, size_of
 from pgworkd.engine.settle.flushes import BURST_TURNS_MAX, FLUSH_BYTES, FLUSH_MAX, Flushes
 from pgworkd.words.job import Ending, Outcome
 from tests.kit import examples

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
-from pgworkd.delayed import Item, size_of
+from pgworkd.engine.settle.delayed import Item, size_of
 
 FLUSH_MAX = 1_000
 FLUSH_BYTES = 1024 * 1024

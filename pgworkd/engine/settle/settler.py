@@ -21,8 +21,8 @@ import anyio
 from pgworkd.database.reconnect import Outage
 from pgworkd.database.schedule_store import Occurrence
 from pgworkd.database.store import FailedAttempt, Store
-from pgworkd.delayed import Delayed, Item, is_least, lesser, size_of
 from pgworkd.engine.attempts import Held, Holdings, began_ago_s
+from pgworkd.engine.settle.delayed import Delayed, Item, is_least, lesser, size_of
 from pgworkd.engine.settle.flushes import FLUSH_BYTES, FLUSH_MAX, Flushes
 from pgworkd.errors import DatabaseBusy, DatabaseError, DatabaseUnavailable, OutcomeUnknown, PgworkdError
 from pgworkd.words import events
