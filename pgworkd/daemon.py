@@ -27,12 +27,12 @@ from pgworkd.engine.life.options import Options, Part
 from pgworkd.engine.registry import App, DeadJob
 from pgworkd.engine.run.runner import Runner
 from pgworkd.engine.settle.hooks import Hooks
+from pgworkd.engine.settle.reporter import Reporter
 from pgworkd.engine.settle.settler import Settler
 from pgworkd.engine.wake.poller import Look
 from pgworkd.errors import InvalidPayload, PgworkdError, SchemaError, UsageError
 from pgworkd.membership import Membership
 from pgworkd.recurring import Recurring
-from pgworkd.reporter import Reporter
 from pgworkd.serving import Serving
 from pgworkd.words import events
 from pgworkd.words.events import Events

@@ -56,7 +56,7 @@ BUGS = (
     ),
     python(
         "progress said once in an outage is dropped",
-        "reporter",
+        "engine/settle/reporter",
         "            self._outage.failed(error)\n            return\n",
         "            self._outage.failed(error)\n",
         tests="tests/engine/test_progress.py",

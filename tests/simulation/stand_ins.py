@@ -16,10 +16,10 @@ import pgworkd.daemon
 import pgworkd.engine.claim.prefetch
 import pgworkd.engine.run.executor
 import pgworkd.engine.run.runner
+import pgworkd.engine.settle.reporter
 import pgworkd.engine.settle.settler
 import pgworkd.lease
 import pgworkd.membership
-import pgworkd.reporter
 from pgworkd.lease import Lease
 
 from .loop import SimulationLoop
@@ -27,7 +27,7 @@ from .store import Network, SimulatedLeaseStore, SimulatedStore, Watcher
 
 USERS_OF_TIME = (
     pgworkd.engine.claim.prefetch,
-    pgworkd.reporter,
+    pgworkd.engine.settle.reporter,
     pgworkd.engine.run.runner,
     pgworkd.engine.run.executor,
 )
