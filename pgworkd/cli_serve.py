@@ -20,8 +20,8 @@ import structlog
 
 from pgworkd import cli_signals, remains
 from pgworkd.chores import Periods
-from pgworkd.daemon import FLUSH_GRACE_S, Daemon, Options
 from pgworkd.database.connection import LinkOptions
+from pgworkd.engine.life.daemon import FLUSH_GRACE_S, Daemon, Options
 from pgworkd.engine.registry import App
 from pgworkd.errors import PgworkdError, UsageError
 from pgworkd.lease import end_process

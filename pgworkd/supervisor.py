@@ -26,8 +26,8 @@ import structlog
 from anyio.abc import Process, TaskGroup
 
 from pgworkd import remains
-from pgworkd.daemon import Daemon, Options
 from pgworkd.database.connection import Link
+from pgworkd.engine.life.daemon import Daemon, Options
 from pgworkd.errors import PgworkdError
 from pgworkd.settings.file import NAME_CHARS_MAX
 from pgworkd.systemd import SystemdNotifier

@@ -14,8 +14,8 @@ import asyncpg
 from hypothesis import HealthCheck, settings
 
 from pgworkd.chores import Periods
-from pgworkd.daemon import Daemon, Options
 from pgworkd.database.connection import LinkOptions
+from pgworkd.engine.life.daemon import Daemon, Options
 from pgworkd.engine.registry import App
 from pgworkd.lease import end_process
 

@@ -19,7 +19,7 @@ from typing import Any
 import anyio
 import asyncpg
 
-from pgworkd.daemon import Daemon
+from pgworkd.engine.life.daemon import Daemon
 from pgworkd.engine.registry import App
 from pgworkd.lease import end_process
 from pgworkd.words.job import Job

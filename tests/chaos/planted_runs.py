@@ -77,7 +77,7 @@ BUGS = (
     ),
     python(
         "a daemon ends the process of its host",
-        "daemon",
+        "engine/life/daemon",
         "            end_process=end_process or self._give_up_lease,\n",
         "            end_process=end_process or __import__('pgworkd.lease').lease.end_process,\n",
         tests="tests/engine/test_host.py",

@@ -17,10 +17,10 @@ from typing import Any
 
 import anyio
 
-from pgworkd.daemon import Daemon
 from pgworkd.database.connection import LinkOptions
 from pgworkd.database.heartbeat_store import LeaseStore
 from pgworkd.database.store import Store
+from pgworkd.engine.life.daemon import Daemon
 from pgworkd.lease import end_process
 from pgworkd.words import events, log
 from tests.chaos.anyapp import app_of_run

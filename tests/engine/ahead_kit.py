@@ -11,8 +11,8 @@ import anyio
 import asyncpg
 import pytest
 
-from pgworkd.daemon import Daemon
 from pgworkd.engine.claim import pool
+from pgworkd.engine.life.daemon import Daemon
 from pgworkd.engine.registry import App
 from pgworkd.words.job import Job
 from tests.engine.test_control import Gauge

@@ -10,7 +10,7 @@ from uuid import UUID
 import asyncpg
 import pytest
 
-from pgworkd.daemon import Daemon
+from pgworkd.engine.life.daemon import Daemon
 from pgworkd.engine.registry import App
 from pgworkd.errors import InvalidPayload, UsageError
 from pgworkd.words import events

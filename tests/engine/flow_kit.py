@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import anyio
 import asyncpg
 
-from pgworkd.daemon import Daemon
+from pgworkd.engine.life.daemon import Daemon
 from pgworkd.engine.registry import App
 from pgworkd.words.job import Job
 from tests.kit import Recorder, running, until

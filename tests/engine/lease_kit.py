@@ -11,8 +11,8 @@ from uuid import UUID
 
 import anyio
 
-from pgworkd.daemon import Daemon
 from pgworkd.database.connection import LinkOptions
+from pgworkd.engine.life.daemon import Daemon
 from pgworkd.engine.registry import App
 from pgworkd.words.job import Job
 from tests.kit import LIMIT_S, Recorder, quick_options

@@ -9,8 +9,8 @@ import asyncpg
 import pytest
 
 from pgworkd.chores import Periods
-from pgworkd.daemon import Daemon
 from pgworkd.engine.claim.prefetch import Pace
+from pgworkd.engine.life.daemon import Daemon
 from pgworkd.engine.registry import App
 from pgworkd.words import events
 from pgworkd.words.job import Reason

@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator
 import asyncpg
 import pytest
 
-from pgworkd.daemon import Daemon
 from pgworkd.database import schema
 from pgworkd.database.connection import LinkOptions
+from pgworkd.engine.life.daemon import Daemon
 from pgworkd.errors import SchemaError
 from tests.engine.test_start import app_of_one
 from tests.kit import quick_options

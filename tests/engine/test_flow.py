@@ -7,9 +7,9 @@ from typing import Any
 import asyncpg
 import pytest
 
-from pgworkd.daemon import Daemon
 from pgworkd.database.store import ClaimOrder, Claims, Store
 from pgworkd.engine.claim import poll_mode, pool
+from pgworkd.engine.life.daemon import Daemon
 from pgworkd.engine.registry import App
 from tests.engine.flow_kit import Log, all_over, fill, fleet, observed
 from tests.engine.test_control import Gauge

@@ -18,9 +18,9 @@ import pytest
 import structlog
 
 from pgworkd import cli_serve
-from pgworkd.daemon import Daemon
 from pgworkd.engine.attempts import Held
 from pgworkd.engine.claim.prefetch import Pace
+from pgworkd.engine.life.daemon import Daemon
 from pgworkd.engine.registry import App
 from pgworkd.settings.config import load
 from pgworkd.words import events, log

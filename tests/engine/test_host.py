@@ -10,7 +10,7 @@ import anyio.to_thread
 import asyncpg
 import pytest
 
-from pgworkd.daemon import Daemon
+from pgworkd.engine.life.daemon import Daemon
 from pgworkd.engine.registry import App
 from pgworkd.errors import UsageError
 from pgworkd.words import events

@@ -13,8 +13,8 @@ import anyio
 import asyncpg
 import pytest
 
-from pgworkd.daemon import Daemon, Options
 from pgworkd.database.connection import Link, LinkOptions, Listener
+from pgworkd.engine.life.daemon import Daemon, Options
 from pgworkd.engine.registry import App
 from tests.kit import LIMIT_S, until
 

@@ -15,7 +15,7 @@ from typing import Any
 import anyio
 import asyncpg
 
-from pgworkd.daemon import Daemon
+from pgworkd.engine.life.daemon import Daemon
 from pgworkd.engine.registry import App
 from pgworkd.errors import PermanentError, Snooze
 from pgworkd.words.job import Job

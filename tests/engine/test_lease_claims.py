@@ -7,8 +7,8 @@ from typing import Any
 import asyncpg
 
 from pgworkd.chores import Periods
-from pgworkd.daemon import Daemon
 from pgworkd.database.connection import LinkOptions
+from pgworkd.engine.life.daemon import Daemon
 from pgworkd.words import events
 from tests.engine.lease_kit import Sleepers, daemon_of
 from tests.kit import Recorder, insert, running, until, waits_for_status

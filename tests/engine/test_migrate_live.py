@@ -14,9 +14,9 @@ import anyio
 import asyncpg
 import pytest
 
-from pgworkd.daemon import Daemon
 from pgworkd.database import schema
 from pgworkd.database.connection import LinkOptions
+from pgworkd.engine.life.daemon import Daemon
 from pgworkd.engine.registry import App
 from pgworkd.errors import DatabaseUnavailable
 from pgworkd.words import events

@@ -11,7 +11,7 @@ import anyio
 import asyncpg
 import pytest
 
-from pgworkd.daemon import Daemon
+from pgworkd.engine.life.daemon import Daemon
 from pgworkd.engine.registry import App
 from pgworkd.errors import PermanentError, Snooze
 from pgworkd.words import events

@@ -15,9 +15,9 @@ import pytest
 
 from pgworkd import cli_serve
 from pgworkd.admin import Admin
-from pgworkd.daemon import Daemon
 from pgworkd.database.connection import Link, LinkOptions, Listener, Transactions
 from pgworkd.embedded import EmbeddedPostgres
+from pgworkd.engine.life.daemon import Daemon
 from pgworkd.engine.registry import App
 from pgworkd.engine.run import process_pool
 from pgworkd.errors import PgworkdError

@@ -10,7 +10,7 @@ import anyio
 import asyncpg
 import pytest
 
-from pgworkd.daemon import Daemon
+from pgworkd.engine.life.daemon import Daemon
 from pgworkd.engine.registry import App
 from pgworkd.words import events
 from tests.engine.test_control import Gauge

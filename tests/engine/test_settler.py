@@ -9,9 +9,9 @@ import anyio
 import asyncpg
 import pytest
 
-from pgworkd.daemon import Daemon
 from pgworkd.database import store
 from pgworkd.database.connection import LinkOptions
+from pgworkd.engine.life.daemon import Daemon
 from pgworkd.engine.registry import App
 from pgworkd.engine.settle import settler
 from pgworkd.errors import OutcomeUnknown, Snooze
@@ -309,7 +309,7 @@ async def test_a_full_settler_stops_claims_until_there_is_room(
 async def test_a_stop_flushes_what_waits_and_says_so_when_it_cannot(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pgworkd.daemon.FLUSH_GRACE_S", 0.3)
+    monkeypatch.setattr("pgworkd.engine.life.daemon.FLUSH_GRACE_S", 0.3)
     app = App()
 
     @app.handler("q")

@@ -111,7 +111,7 @@ async def test_a_daemon_that_stops_registers_no_more(dsn: str, db: asyncpg.Conne
 async def test_a_stop_that_the_database_does_not_answer_says_so_and_ends_with_1(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pgworkd.daemon.FLUSH_GRACE_S", 0.3)
+    monkeypatch.setattr("pgworkd.engine.life.daemon.FLUSH_GRACE_S", 0.3)
     async with Proxy(dsn) as proxy:
         link = LinkOptions(proxy.dsn, connect_timeout_s=0.2, command_timeout_s=0.2)
         async with running(app_of_one(), proxy.dsn, link=link) as (daemon, seen):

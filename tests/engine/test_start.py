@@ -13,8 +13,8 @@ import asyncpg
 import pytest
 from anyio.abc import SocketAttribute
 
-from pgworkd.daemon import Daemon
 from pgworkd.database.connection import LinkOptions
+from pgworkd.engine.life.daemon import Daemon
 from pgworkd.engine.registry import App
 from pgworkd.errors import PgworkdError, SchemaError, UsageError
 from pgworkd.words import events

@@ -13,7 +13,7 @@ import anyio.to_thread
 import asyncpg
 import pytest
 
-from pgworkd.daemon import Daemon
+from pgworkd.engine.life.daemon import Daemon
 from pgworkd.engine.registry import App
 from pgworkd.words import events
 from pgworkd.words.job import Job, Reason

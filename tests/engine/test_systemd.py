@@ -12,7 +12,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from pgworkd.daemon import Daemon
+from pgworkd.engine.life.daemon import Daemon
 from pgworkd.engine.registry import App
 from pgworkd.systemd import EXTENDED_START_S, STATUS_BYTES_MAX, STATUS_S, SystemdNotifier
 from tests.kit import LIMIT_S, quick_options

@@ -71,7 +71,7 @@ BUGS: dict[Planted, str] = {
     ): "backlog",
     Planted(
         "nothing is given back at a stop",
-        "pgworkd/daemon.py",
+        "pgworkd/engine/life/daemon.py",
         "            pool.give_back(Reason.SHUTDOWN)\n        if not self._stop_now",
         "            pool.look()\n        if not self._stop_now",
     ): "stop",

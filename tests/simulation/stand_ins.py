@@ -12,8 +12,8 @@ from typing import Any
 import anyio
 
 import pgworkd.contact
-import pgworkd.daemon
 import pgworkd.engine.claim.prefetch
+import pgworkd.engine.life.daemon
 import pgworkd.engine.run.executor
 import pgworkd.engine.run.runner
 import pgworkd.engine.settle.reporter
@@ -79,7 +79,7 @@ def stand_ins(loop: SimulationLoop, network: Network, watcher: Watcher, **bounds
         put(pgworkd.membership, "version", lambda _: "simulated")
         put(pgworkd.membership, "Lease", SimulatedLease)
         put(pgworkd.lease, "LeaseStore", lambda _: SimulatedLeaseStore(network))
-        put(pgworkd.daemon, "Store", lambda *_, **__: SimulatedStore(network, watcher))
+        put(pgworkd.engine.life.daemon, "Store", lambda *_, **__: SimulatedStore(network, watcher))
         put(pgworkd.contact, "schema", SimpleNamespace(verify=_verified))
         for name, bound in bounds.items():
             put(pgworkd.engine.settle.settler, name, bound)

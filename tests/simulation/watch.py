@@ -11,12 +11,12 @@ from uuid import UUID
 
 import anyio
 
-from pgworkd.daemon import Daemon
 from pgworkd.database.store import ClaimOrder, Claims
 from pgworkd.engine.claim.claim_cursor import LEVELS, PERIOD_FIRST_S
 from pgworkd.engine.claim.poll_mode import REST_S_MAX
 from pgworkd.engine.claim.pool import Pool
 from pgworkd.engine.claim.prefetch import AHEAD_MAX
+from pgworkd.engine.life.daemon import Daemon
 from pgworkd.engine.settle import settler
 from pgworkd.words import events
 

@@ -10,8 +10,8 @@ import anyio.lowlevel
 import asyncpg
 import pytest
 
-from pgworkd.daemon import Daemon
 from pgworkd.database.store import Store
+from pgworkd.engine.life.daemon import Daemon
 from pgworkd.engine.registry import App
 from pgworkd.words import events
 from pgworkd.words.job import Job

@@ -16,7 +16,7 @@ from typing import Any
 import anyio
 import asyncpg
 
-from pgworkd.daemon import Daemon
+from pgworkd.engine.life.daemon import Daemon
 from pgworkd.engine.registry import App
 from tests.kit import running, until
 

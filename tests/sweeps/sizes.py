@@ -27,7 +27,7 @@ from typing import Any
 import anyio
 import asyncpg
 
-from pgworkd.daemon import Daemon
+from pgworkd.engine.life.daemon import Daemon
 from pgworkd.engine.registry import App
 from tests.kit import insert, quick_options, status, until
 from tests.proxy import Proxy

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from pgworkd.daemon import FLUSH_GRACE_S, Options
 from pgworkd.database.connection import LinkOptions
+from pgworkd.engine.life.daemon import FLUSH_GRACE_S, Options
 from pgworkd.settings.config import Settings
 from tests.planting import ROOT
 
