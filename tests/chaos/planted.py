@@ -168,7 +168,7 @@ BUGS = (
     ),
     python(
         "no end of runs when the lease cannot be renewed",
-        "membership",
+        "engine/life/worker",
         "            self._holdings.stop_all(Reason.FENCE)\n",
         "",
         tests="tests/engine/test_lease.py",

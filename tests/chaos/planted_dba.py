@@ -30,7 +30,7 @@ BUGS = (
     ),
     python(
         "a newer schema is claimed from",
-        "membership",
+        "engine/life/worker",
         "self.stopping or self.outdated or not",
         "self.stopping or not",
         tests="tests/engine/test_migrate_live.py",

@@ -14,12 +14,12 @@ import anyio
 import pgworkd.contact
 import pgworkd.engine.claim.prefetch
 import pgworkd.engine.life.daemon
+import pgworkd.engine.life.worker
 import pgworkd.engine.run.executor
 import pgworkd.engine.run.runner
 import pgworkd.engine.settle.reporter
 import pgworkd.engine.settle.settler
 import pgworkd.lease
-import pgworkd.membership
 from pgworkd.lease import Lease
 
 from .loop import SimulationLoop
@@ -74,10 +74,10 @@ def stand_ins(loop: SimulationLoop, network: Network, watcher: Watcher, **bounds
     try:
         for module in USERS_OF_TIME:
             put(module, "time", SimpleNamespace(monotonic=loop.time))
-        for module in (pgworkd.lease, pgworkd.membership):
+        for module in (pgworkd.lease, pgworkd.engine.life.worker):
             put(module, "boot_time_s", loop.time)
-        put(pgworkd.membership, "version", lambda _: "simulated")
-        put(pgworkd.membership, "Lease", SimulatedLease)
+        put(pgworkd.engine.life.worker, "version", lambda _: "simulated")
+        put(pgworkd.engine.life.worker, "Lease", SimulatedLease)
         put(pgworkd.lease, "LeaseStore", lambda _: SimulatedLeaseStore(network))
         put(pgworkd.engine.life.daemon, "Store", lambda *_, **__: SimulatedStore(network, watcher))
         put(pgworkd.contact, "schema", SimpleNamespace(verify=_verified))

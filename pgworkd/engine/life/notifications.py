@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from pgworkd.chores import Chores
 from pgworkd.engine.claim.pool import Pool
-from pgworkd.membership import Membership
+from pgworkd.engine.life.worker import Membership
 
 
 class Hearing:
