@@ -22,9 +22,9 @@ from pgworkd import cli_signals, remains
 from pgworkd.chores import Periods
 from pgworkd.database.connection import LinkOptions
 from pgworkd.engine.life.daemon import FLUSH_GRACE_S, Daemon, Options
+from pgworkd.engine.life.heartbeat import end_process
 from pgworkd.engine.registry import App
 from pgworkd.errors import PgworkdError, UsageError
-from pgworkd.lease import end_process
 from pgworkd.loader import load_app
 from pgworkd.settings.config import Settings, load
 from pgworkd.supervisor import SUPERVISED, Introduction, Supervisor

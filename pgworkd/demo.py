@@ -31,8 +31,8 @@ from pgworkd.demo_jobs import LOOP_BYTES_MAX, TABLES, UNKNOWN_KIND, demo_app, te
 from pgworkd.demo_view import Balance, QueueRow, Tally, live_view, plain_line, say, summary_table, verdict
 from pgworkd.embedded import EmbeddedPostgres, EmbeddedUnavailable
 from pgworkd.engine.life.daemon import Daemon, Options
+from pgworkd.engine.life.heartbeat import end_process
 from pgworkd.errors import PgworkdError, UsageError
-from pgworkd.lease import end_process
 from pgworkd.words.validation import counted
 
 TICK_S = 0.25

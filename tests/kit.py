@@ -16,8 +16,8 @@ from hypothesis import HealthCheck, settings
 from pgworkd.chores import Periods
 from pgworkd.database.connection import LinkOptions
 from pgworkd.engine.life.daemon import Daemon, Options
+from pgworkd.engine.life.heartbeat import end_process
 from pgworkd.engine.registry import App
-from pgworkd.lease import end_process
 
 EXAMPLES = os.environ.get("PGWORKD_TEST_EXAMPLES")
 """So many in each model and fuzz test, and others each time. Without it the tests are the same each time."""

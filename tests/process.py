@@ -20,8 +20,8 @@ import anyio
 import asyncpg
 
 from pgworkd.engine.life.daemon import Daemon
+from pgworkd.engine.life.heartbeat import end_process
 from pgworkd.engine.registry import App
-from pgworkd.lease import end_process
 from pgworkd.words.job import Job
 from tests.kit import quick_options
 

@@ -114,7 +114,7 @@ BUGS = (
     ),
     python(
         "heartbeat on the loop",
-        "lease",
+        "engine/life/heartbeat",
         "        self._thread.start()\n",
         "        self._home.create_task(self._main())\n",
         kinds="block_loop",

@@ -21,7 +21,7 @@ from pgworkd.database.connection import LinkOptions
 from pgworkd.database.heartbeat_store import LeaseStore
 from pgworkd.database.store import Store
 from pgworkd.engine.life.daemon import Daemon
-from pgworkd.lease import end_process
+from pgworkd.engine.life.heartbeat import end_process
 from pgworkd.words import events, log
 from tests.chaos.anyapp import app_of_run
 from tests.chaos.history import of_this_process

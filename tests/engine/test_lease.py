@@ -12,8 +12,8 @@ import anyio
 import asyncpg
 import pytest
 
+from pgworkd.engine.life.heartbeat import boot_time_s
 from pgworkd.engine.registry import App
-from pgworkd.lease import boot_time_s
 from pgworkd.words import events
 from pgworkd.words.job import Job
 from tests.engine.lease_kit import LEFT_S, Sleepers, daemon_of

@@ -13,7 +13,7 @@ import asyncpg
 
 from pgworkd.database.connection import LinkOptions
 from pgworkd.database.heartbeat_store import Wanted
-from pgworkd.lease import Lease, boot_time_s
+from pgworkd.engine.life.heartbeat import Lease, boot_time_s
 from pgworkd.words.registration import Registration
 from tests.kit import until
 from tests.proxy import Proxy

@@ -89,7 +89,7 @@ BUGS: dict[Planted, str] = {
     ): "hoarding",
     Planted(
         "the process outlives its lease",
-        "pgworkd/lease.py",
+        "pgworkd/engine/life/heartbeat.py",
         "self._end_s = lease_s - lease_s / 30",
         "self._end_s = lease_s + lease_s / 3",
     ): "lease",

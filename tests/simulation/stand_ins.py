@@ -14,13 +14,13 @@ import anyio
 import pgworkd.contact
 import pgworkd.engine.claim.prefetch
 import pgworkd.engine.life.daemon
+import pgworkd.engine.life.heartbeat
 import pgworkd.engine.life.worker
 import pgworkd.engine.run.executor
 import pgworkd.engine.run.runner
 import pgworkd.engine.settle.reporter
 import pgworkd.engine.settle.settler
-import pgworkd.lease
-from pgworkd.lease import Lease
+from pgworkd.engine.life.heartbeat import Lease
 
 from .loop import SimulationLoop
 from .store import Network, SimulatedLeaseStore, SimulatedStore, Watcher
@@ -74,11 +74,11 @@ def stand_ins(loop: SimulationLoop, network: Network, watcher: Watcher, **bounds
     try:
         for module in USERS_OF_TIME:
             put(module, "time", SimpleNamespace(monotonic=loop.time))
-        for module in (pgworkd.lease, pgworkd.engine.life.worker):
+        for module in (pgworkd.engine.life.heartbeat, pgworkd.engine.life.worker):
             put(module, "boot_time_s", loop.time)
         put(pgworkd.engine.life.worker, "version", lambda _: "simulated")
         put(pgworkd.engine.life.worker, "Lease", SimulatedLease)
-        put(pgworkd.lease, "LeaseStore", lambda _: SimulatedLeaseStore(network))
+        put(pgworkd.engine.life.heartbeat, "LeaseStore", lambda _: SimulatedLeaseStore(network))
         put(pgworkd.engine.life.daemon, "Store", lambda *_, **__: SimulatedStore(network, watcher))
         put(pgworkd.contact, "schema", SimpleNamespace(verify=_verified))
         for name, bound in bounds.items():

@@ -19,8 +19,8 @@ from pgworkd.database.schema import VERSION
 from pgworkd.database.store import Store
 from pgworkd.engine.attempts import Holdings
 from pgworkd.engine.claim.pool import Pool
+from pgworkd.engine.life.heartbeat import Lease, boot_time_s
 from pgworkd.errors import DatabaseUnavailable, PgworkdError
-from pgworkd.lease import Lease, boot_time_s
 from pgworkd.live import LiveSettings
 from pgworkd.words import events
 from pgworkd.words.events import Events
