@@ -95,7 +95,7 @@ BUGS: dict[Planted, str] = {
     ): "lease",
     Planted(
         "a removed queue is gone before its jobs",
-        "pgworkd/serving.py",
+        "pgworkd/engine/life/queues.py",
         "if pool.quiet and all(held.queue != pool.queue for held in self._holdings):",
         "if pool.quiet:",
     ): "removal",

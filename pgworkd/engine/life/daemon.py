@@ -24,6 +24,7 @@ from pgworkd.engine.attempts import Held, Holdings
 from pgworkd.engine.claim.pool import Pool
 from pgworkd.engine.life.notifications import Hearing
 from pgworkd.engine.life.options import Options, Part
+from pgworkd.engine.life.queues import Serving
 from pgworkd.engine.life.worker import Membership
 from pgworkd.engine.registry import App, DeadJob
 from pgworkd.engine.run.runner import Runner
@@ -33,7 +34,6 @@ from pgworkd.engine.settle.settler import Settler
 from pgworkd.engine.wake.poller import Look
 from pgworkd.errors import InvalidPayload, PgworkdError, SchemaError, UsageError
 from pgworkd.recurring import Recurring
-from pgworkd.serving import Serving
 from pgworkd.words import events
 from pgworkd.words.events import Events
 from pgworkd.words.job import Ending, Outcome, Reason
