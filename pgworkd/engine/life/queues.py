@@ -14,9 +14,9 @@ from anyio.abc import TaskGroup
 from pgworkd.database.reconnect import Outage
 from pgworkd.engine.attempts import Holdings
 from pgworkd.engine.claim.pool import Pool
+from pgworkd.engine.life.queue_overrides import LiveSettings
 from pgworkd.engine.registry import App
 from pgworkd.errors import PgworkdError, UsageError
-from pgworkd.live import LiveSettings
 from pgworkd.settings.queue import number
 from pgworkd.words import events
 from pgworkd.words.events import Events

@@ -20,8 +20,8 @@ from pgworkd.database.store import Store
 from pgworkd.engine.attempts import Holdings
 from pgworkd.engine.claim.pool import Pool
 from pgworkd.engine.life.heartbeat import Lease, boot_time_s
+from pgworkd.engine.life.queue_overrides import LiveSettings
 from pgworkd.errors import DatabaseUnavailable, PgworkdError
-from pgworkd.live import LiveSettings
 from pgworkd.words import events
 from pgworkd.words.events import Events
 from pgworkd.words.job import Reason
