@@ -19,10 +19,10 @@ import anyio
 import structlog
 
 from pgworkd import cli_signals, remains
-from pgworkd.chores import Periods
 from pgworkd.database.connection import LinkOptions
 from pgworkd.engine.life.daemon import FLUSH_GRACE_S, Daemon, Options
 from pgworkd.engine.life.heartbeat import end_process
+from pgworkd.engine.life.maintenance import Periods
 from pgworkd.engine.registry import App
 from pgworkd.errors import PgworkdError, UsageError
 from pgworkd.loader import load_app

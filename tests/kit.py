@@ -13,10 +13,10 @@ import anyio
 import asyncpg
 from hypothesis import HealthCheck, settings
 
-from pgworkd.chores import Periods
 from pgworkd.database.connection import LinkOptions
 from pgworkd.engine.life.daemon import Daemon, Options
 from pgworkd.engine.life.heartbeat import end_process
+from pgworkd.engine.life.maintenance import Periods
 from pgworkd.engine.registry import App
 
 EXAMPLES = os.environ.get("PGWORKD_TEST_EXAMPLES")

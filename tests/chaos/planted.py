@@ -203,7 +203,7 @@ BUGS = (
     ),
     python(
         "strays are kept",
-        "chores",
+        "engine/life/maintenance",
         "        if strays:\n",
         "        if strays and False:\n",
         tests="tests/engine/test_lease_claims.py",

@@ -108,7 +108,7 @@ BUGS = (
     ),
     python(
         "maintenance that takes too long is tried again at once",
-        "chores",
+        "engine/life/maintenance",
         "                delay_s = self._put_off(name, error)\n",
         "                delay_s = 0.0 * self._put_off(name, error)\n",
         tests="tests/sweeps/test_errors.py",

@@ -72,7 +72,7 @@ BUGS = (
     ),
     python(
         "expiry is not logged",
-        "chores",
+        "engine/life/maintenance",
         "            self._events.emit(events.JOBS_EXPIRED,",
         "            dict(",
         tests="tests/engine/test_expiry.py",

@@ -10,10 +10,10 @@ import asyncpg
 import pytest
 
 from pgworkd.admin import Admin
-from pgworkd.chores import Periods
 from pgworkd.cli_ask import hinted
 from pgworkd.database import settle_statements
 from pgworkd.database.connection import LinkOptions
+from pgworkd.engine.life.maintenance import Periods
 from pgworkd.engine.registry import App, DeadJob
 from pgworkd.errors import DatabaseUnavailable, OutcomeUnknown, PermanentError
 from pgworkd.settings.config import Settings

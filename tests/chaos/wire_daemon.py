@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from pgworkd.chores import Periods
 from pgworkd.database.connection import LinkOptions
+from pgworkd.engine.life.maintenance import Periods
 from pgworkd.engine.registry import App
 from pgworkd.words import events
 from pgworkd.words.job import Job

@@ -7,11 +7,11 @@ from uuid import UUID
 
 import anyio
 
-from pgworkd.chores import Chores, Periods
 from pgworkd.database.heartbeat_store import Wanted
 from pgworkd.database.store import Claimed, ClaimOrder, Store
 from pgworkd.engine.attempts import Held, Holdings
 from pgworkd.engine.life.heartbeat import Lease
+from pgworkd.engine.life.maintenance import Chores, Periods
 from pgworkd.recurring import Recurring
 from pgworkd.words.events import Events
 from tests.chaos.wire_kit import Operation, Scene, Told, differs, rows_of, told_by

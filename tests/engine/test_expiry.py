@@ -7,7 +7,7 @@ from typing import Any
 
 import asyncpg
 
-from pgworkd.chores import Periods
+from pgworkd.engine.life.maintenance import Periods
 from pgworkd.engine.registry import App
 from pgworkd.words import events
 from tests.engine.test_cli import Shell, clean, shell

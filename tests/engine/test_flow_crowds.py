@@ -9,7 +9,7 @@ import anyio
 import asyncpg
 import pytest
 
-from pgworkd import chores
+from pgworkd.engine.life import maintenance
 from pgworkd.engine.registry import App
 from pgworkd.errors import PermanentError
 from pgworkd.words import events
@@ -72,7 +72,7 @@ async def test_the_next_page_is_taken_at_once(
     await crowd(db, first, count=MANY)
     go_on = anyio.Event()
     go_on.set()
-    async with running(_app(go_on), dsn, periods=chores.Periods(expire_s=3600)):
+    async with running(_app(go_on), dsn, periods=maintenance.Periods(expire_s=3600)):
         await until(lambda: _are(db, "then", {"pending": MANY}))
         await until(lambda: _nothing_put_off(db))
     await exact(db)

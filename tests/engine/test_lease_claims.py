@@ -6,9 +6,9 @@ from typing import Any
 
 import asyncpg
 
-from pgworkd.chores import Periods
 from pgworkd.database.connection import LinkOptions
 from pgworkd.engine.life.daemon import Daemon
+from pgworkd.engine.life.maintenance import Periods
 from pgworkd.words import events
 from tests.engine.lease_kit import Sleepers, daemon_of
 from tests.kit import Recorder, insert, running, until, waits_for_status

@@ -8,7 +8,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from pgworkd.chores import Periods
+from pgworkd.engine.life.maintenance import Periods
 from pgworkd.engine.registry import App
 from pgworkd.words import events
 from tests.kit import running, until

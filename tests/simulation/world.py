@@ -12,8 +12,8 @@ from uuid import UUID
 
 import anyio
 
-from pgworkd.chores import Periods
 from pgworkd.engine.life.daemon import FLUSH_GRACE_S, Daemon, Options
+from pgworkd.engine.life.maintenance import Periods
 from pgworkd.engine.registry import App
 from pgworkd.errors import PermanentError, RetryAfter, Snooze
 from pgworkd.words.events import Events

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from pgworkd.admin import Admin
-from pgworkd.chores import Periods
 from pgworkd.client import batch, enqueue
 from pgworkd.database import schema
 from pgworkd.database.connection import LinkOptions
+from pgworkd.engine.life.maintenance import Periods
 from pgworkd.engine.registry import App
 from pgworkd.errors import JobFailed, PermanentError, UsageError
 from pgworkd.results import Results

@@ -12,8 +12,8 @@ import anyio
 import asyncpg
 import pytest
 
-from pgworkd.chores import Periods
 from pgworkd.client import batch, enqueue
+from pgworkd.engine.life.maintenance import Periods
 from pgworkd.engine.registry import App
 from pgworkd.words import events
 from pgworkd.words.job import Job

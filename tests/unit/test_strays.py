@@ -10,8 +10,8 @@ from typing import Any
 import anyio
 import pytest
 
-from pgworkd.chores import STRAYS_COST_SHARE, STRAYS_OVERLAP_S, STRAYS_PAUSE_S_MAX, Chores, Periods
 from pgworkd.engine.attempts import Holdings
+from pgworkd.engine.life.maintenance import STRAYS_COST_SHARE, STRAYS_OVERLAP_S, STRAYS_PAUSE_S_MAX, Chores, Periods
 from pgworkd.errors import DatabaseBusy
 from pgworkd.words.events import Events
 from tests.simulation.loop import SimulationLoop, simulate

@@ -16,12 +16,12 @@ from typing import Any
 import anyio
 from anyio.abc import TaskGroup
 
-from pgworkd.chores import Chores
 from pgworkd.contact import Contact
 from pgworkd.database.listener import Wake
 from pgworkd.database.store import Rescued, Store
 from pgworkd.engine.attempts import Held, Holdings
 from pgworkd.engine.claim.pool import Pool
+from pgworkd.engine.life.maintenance import Chores
 from pgworkd.engine.life.notifications import Hearing
 from pgworkd.engine.life.options import Options, Part
 from pgworkd.engine.life.queues import Serving

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pgworkd.chores import Chores
 from pgworkd.engine.claim.pool import Pool
+from pgworkd.engine.life.maintenance import Chores
 from pgworkd.engine.life.worker import Membership
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from pgworkd.chores import Periods
 from pgworkd.database.connection import LinkOptions
+from pgworkd.engine.life.maintenance import Periods
 from pgworkd.words.job import Reason
 
 
