@@ -95,7 +95,7 @@ BUGS = (
     ),
     python(
         "once makes up for a gap twice",
-        "recurring",
+        "engine/life/recurring",
         "            previous = max(previous, now - timedelta(seconds=ran_s))\n",
         "            previous = min(previous, now - timedelta(seconds=ran_s))\n",
         tests="tests/stories/test_04_recurring.py",
@@ -189,7 +189,7 @@ BUGS = (
     ),
     python(
         "the worker's own clock",
-        "recurring",
+        "engine/life/recurring",
         "        now = self._database_now + timedelta(seconds=anyio.current_time() - self._read_at)\n",
         "        now = datetime.now(UTC)\n",
         kinds="worker_clock",

@@ -94,7 +94,7 @@ BUGS = (
     ),
     python(
         "what came due while a chain was broken is skipped",
-        "recurring",
+        "engine/life/recurring",
         "min(late_from, row.at))",
         "row.at)",
         tests="tests/engine/test_schedule_chains.py",

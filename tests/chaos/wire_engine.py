@@ -12,7 +12,7 @@ from pgworkd.database.store import Claimed, ClaimOrder, Store
 from pgworkd.engine.attempts import Held, Holdings
 from pgworkd.engine.life.heartbeat import Lease
 from pgworkd.engine.life.maintenance import Chores, Periods
-from pgworkd.recurring import Recurring
+from pgworkd.engine.life.recurring import Recurring
 from pgworkd.words.events import Events
 from tests.chaos.wire_kit import Operation, Scene, Told, differs, rows_of, told_by
 from tests.kit import insert, until

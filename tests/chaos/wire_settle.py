@@ -6,8 +6,8 @@ from typing import ClassVar
 
 import anyio
 
+from pgworkd.engine.life.recurring import Recurring
 from pgworkd.engine.settle.settler import Settler
-from pgworkd.recurring import Recurring
 from pgworkd.words.job import Ending, Outcome
 from tests.chaos.wire_engine import Engine, drop_schedule, occurrences_differ, put_schedule
 from tests.chaos.wire_kit import Told, differs, rows_of

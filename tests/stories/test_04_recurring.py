@@ -15,8 +15,8 @@ import pytest
 from pgworkd.database.connection import LinkOptions
 from pgworkd.database.store import ClaimOrder, Store
 from pgworkd.engine.attempts import Held
+from pgworkd.engine.life.recurring import Recurring
 from pgworkd.engine.registry import App
-from pgworkd.recurring import Recurring
 from pgworkd.words import events
 from pgworkd.words.events import Events
 from pgworkd.words.job import Job

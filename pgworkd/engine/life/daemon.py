@@ -25,6 +25,7 @@ from pgworkd.engine.life.maintenance import Chores
 from pgworkd.engine.life.notifications import Hearing
 from pgworkd.engine.life.options import Options, Part
 from pgworkd.engine.life.queues import Serving
+from pgworkd.engine.life.recurring import Recurring
 from pgworkd.engine.life.worker import Membership
 from pgworkd.engine.registry import App, DeadJob
 from pgworkd.engine.run.runner import Runner
@@ -33,7 +34,6 @@ from pgworkd.engine.settle.reporter import Reporter
 from pgworkd.engine.settle.settler import Settler
 from pgworkd.engine.wake.poller import Look
 from pgworkd.errors import InvalidPayload, PgworkdError, SchemaError, UsageError
-from pgworkd.recurring import Recurring
 from pgworkd.words import events
 from pgworkd.words.events import Events
 from pgworkd.words.job import Ending, Outcome, Reason

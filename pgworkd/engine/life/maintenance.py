@@ -15,8 +15,8 @@ import anyio
 from pgworkd.database.reconnect import Outage
 from pgworkd.database.store import Rescued, Store
 from pgworkd.engine.attempts import Holdings
+from pgworkd.engine.life.recurring import Recurring
 from pgworkd.errors import DatabaseBusy, DatabaseUnavailable, PgworkdError
-from pgworkd.recurring import Recurring
 from pgworkd.words import events
 from pgworkd.words.events import Events
 
