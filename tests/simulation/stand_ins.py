@@ -11,10 +11,10 @@ from typing import Any
 
 import anyio
 
-import pgworkd.contact
 import pgworkd.engine.claim.prefetch
 import pgworkd.engine.life.daemon
 import pgworkd.engine.life.heartbeat
+import pgworkd.engine.life.startup
 import pgworkd.engine.life.worker
 import pgworkd.engine.run.executor
 import pgworkd.engine.run.runner
@@ -80,7 +80,7 @@ def stand_ins(loop: SimulationLoop, network: Network, watcher: Watcher, **bounds
         put(pgworkd.engine.life.worker, "Lease", SimulatedLease)
         put(pgworkd.engine.life.heartbeat, "LeaseStore", lambda _: SimulatedLeaseStore(network))
         put(pgworkd.engine.life.daemon, "Store", lambda *_, **__: SimulatedStore(network, watcher))
-        put(pgworkd.contact, "schema", SimpleNamespace(verify=_verified))
+        put(pgworkd.engine.life.startup, "schema", SimpleNamespace(verify=_verified))
         for name, bound in bounds.items():
             put(pgworkd.engine.settle.settler, name, bound)
         yield

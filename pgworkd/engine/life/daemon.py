@@ -16,7 +16,6 @@ from typing import Any
 import anyio
 from anyio.abc import TaskGroup
 
-from pgworkd.contact import Contact
 from pgworkd.database.listener import Wake
 from pgworkd.database.store import Rescued, Store
 from pgworkd.engine.attempts import Held, Holdings
@@ -26,6 +25,7 @@ from pgworkd.engine.life.notifications import Hearing
 from pgworkd.engine.life.options import Options, Part
 from pgworkd.engine.life.queues import Serving
 from pgworkd.engine.life.recurring import Recurring
+from pgworkd.engine.life.startup import Contact
 from pgworkd.engine.life.worker import Membership
 from pgworkd.engine.registry import App, DeadJob
 from pgworkd.engine.run.runner import Runner
