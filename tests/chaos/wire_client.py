@@ -10,7 +10,7 @@ import asyncpg
 import psycopg
 
 from pgworkd.admin import Admin
-from pgworkd.client import NewJob, enqueue, enqueue_many
+from pgworkd.client.enqueueing import NewJob, enqueue, enqueue_many
 from pgworkd.database import schema
 from tests.chaos.wire_kit import Operation, Told, differs, told_by
 from tests.kit import insert

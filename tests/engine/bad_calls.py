@@ -12,7 +12,7 @@ import asyncpg
 import psycopg
 import pytest
 
-from pgworkd.client import Batch, enqueue_many
+from pgworkd.client.enqueueing import Batch, enqueue_many
 from pgworkd.errors import UsageError
 from pgworkd.results import Results
 from tests.engine.bad_kit import Case, Db, arguments

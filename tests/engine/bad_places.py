@@ -16,7 +16,7 @@ import asyncpg
 import psycopg
 import pytest
 
-from pgworkd.client import enqueue, enqueue_many
+from pgworkd.client.enqueueing import enqueue, enqueue_many
 from pgworkd.errors import UsageError
 from pgworkd.results import Results
 from tests.engine.bad_kit import Case, Check, Db

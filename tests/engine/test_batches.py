@@ -11,7 +11,7 @@ import asyncpg
 import pytest
 
 from pgworkd import columns
-from pgworkd.client import Batch, NewJob, Progress, batch
+from pgworkd.client.enqueueing import Batch, NewJob, Progress, batch
 from pgworkd.engine.registry import App
 from pgworkd.errors import InvalidPayload, UsageError
 from tests.engine.client_kit import in_a_transaction, in_autocommit, psycopg_sync, settled

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from pgworkd import cli_batches
-from pgworkd.client import batch
+from pgworkd.client.enqueueing import batch
 from tests.engine.test_cli import NOBODY, Shell, clean, shell
 
 __all__ = ["clean", "shell"]  # fixtures

@@ -17,7 +17,7 @@ import sqlalchemy
 from sqlalchemy import orm
 
 from pgworkd import columns
-from pgworkd.client import NewJob, enqueue, enqueue_many
+from pgworkd.client.enqueueing import NewJob, enqueue, enqueue_many
 from tests.engine.client_kit import (
     asyncpg_connection,
     django_proxy,

@@ -14,7 +14,7 @@ import psycopg
 import pytest
 
 from pgworkd import columns, drivers
-from pgworkd.client import NewJob, enqueue_many
+from pgworkd.client.enqueueing import NewJob, enqueue_many
 from pgworkd.errors import UsageError
 from pgworkd.new_job import row
 from pgworkd.words.payload import encode, encode_plain

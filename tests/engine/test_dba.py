@@ -11,7 +11,7 @@ from uuid import uuid4
 import asyncpg
 import pytest
 
-from pgworkd.client import batch, enqueue
+from pgworkd.client.enqueueing import batch, enqueue
 from pgworkd.database import schema
 from pgworkd.engine.registry import App
 from tests.engine.test_start import app_of_one

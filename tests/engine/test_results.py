@@ -9,7 +9,7 @@ import anyio
 import asyncpg
 import pytest
 
-from pgworkd.client import batch, enqueue
+from pgworkd.client.enqueueing import batch, enqueue
 from pgworkd.engine.registry import App
 from pgworkd.errors import BatchClosed, JobFailed, JobUnknown, PermanentError, SchemaError, UsageError
 from pgworkd.results import Found, Results

@@ -20,7 +20,7 @@ import asyncpg
 import pytest
 import trustme
 
-from pgworkd.client import enqueue
+from pgworkd.client.enqueueing import enqueue
 from pgworkd.database.connection import Link, LinkOptions, Listener, Transactions
 from pgworkd.errors import DatabaseUnavailable
 from pgworkd.results import Results

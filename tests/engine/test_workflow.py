@@ -9,7 +9,7 @@ import asyncpg
 import pytest
 
 from pgworkd import columns, drivers
-from pgworkd.client import NewJob, Workflow, enqueue, enqueue_many
+from pgworkd.client.enqueueing import NewJob, Workflow, enqueue, enqueue_many
 from pgworkd.engine.registry import App
 from pgworkd.errors import UsageError
 from tests.engine.client_kit import in_a_transaction, in_autocommit, settled

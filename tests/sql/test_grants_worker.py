@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pgworkd.admin import Admin
-from pgworkd.client import batch, enqueue
+from pgworkd.client.enqueueing import batch, enqueue
 from pgworkd.database import schema
 from pgworkd.database.connection import LinkOptions
 from pgworkd.engine.life.maintenance import Periods

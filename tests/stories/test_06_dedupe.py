@@ -8,7 +8,7 @@ import anyio
 import asyncpg
 import pytest
 
-from pgworkd.client import Enqueued, enqueue
+from pgworkd.client.enqueueing import Enqueued, enqueue
 from pgworkd.engine.registry import App
 from pgworkd.errors import PermanentError
 from tests.kit import running, status, until, waits_for_status

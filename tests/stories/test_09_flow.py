@@ -9,7 +9,7 @@ from typing import Any
 import anyio
 import asyncpg
 
-from pgworkd.client import enqueue
+from pgworkd.client.enqueueing import enqueue
 from pgworkd.engine.registry import App
 from pgworkd.words.job import Job
 from tests.kit import running, until

@@ -10,7 +10,7 @@ from uuid import UUID
 import asyncpg
 import pytest
 
-from pgworkd.client import Batch, Progress
+from pgworkd.client.enqueueing import Batch, Progress
 from pgworkd.engine.registry import App
 from pgworkd.words import events
 from pgworkd.words.job import Job

@@ -8,7 +8,7 @@ import anyio
 import asyncpg
 import pytest
 
-from pgworkd.client import Workflow, enqueue
+from pgworkd.client.enqueueing import Workflow, enqueue
 from pgworkd.engine.registry import App
 from pgworkd.errors import JobFailed
 from pgworkd.results import Results

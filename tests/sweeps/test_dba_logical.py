@@ -13,7 +13,7 @@ import anyio
 import asyncpg
 import pytest
 
-from pgworkd.client import batch, enqueue
+from pgworkd.client.enqueueing import batch, enqueue
 from pgworkd.database import schema
 from pgworkd.database.connection import LinkOptions
 from pgworkd.embedded import EmbeddedPostgres

@@ -12,7 +12,7 @@ import anyio
 import asyncpg
 import pytest
 
-from pgworkd.client import batch, enqueue
+from pgworkd.client.enqueueing import batch, enqueue
 from pgworkd.engine.life.maintenance import Periods
 from pgworkd.engine.registry import App
 from pgworkd.words import events
