@@ -14,8 +14,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
 from uuid import UUID, SafeUUID
 
-from pgworkd.errors import UsageError
-from pgworkd.new_job import (
+from pgworkd.client.new_job import (
     KEY_CHARS_MAX,
     KEYED_JOB_FIELDS,
     NAME_CHARS_MAX,
@@ -27,6 +26,7 @@ from pgworkd.new_job import (
     row,
     waits,
 )
+from pgworkd.errors import UsageError
 from pgworkd.words.payload import encode, encode_plain
 
 STATEMENT_ROWS, STATEMENT_CHARS = 5_000, 8 * 1024 * 1024  # more is no faster, but costs the server memory

@@ -21,10 +21,10 @@ from typing import Any, Literal, NamedTuple, Protocol, TypedDict, Unpack, get_ar
 from uuid import UUID
 
 from pgworkd.batches import Batch, Progress, batch
+from pgworkd.client.new_job import NewJob, Unless, new_ids, row, waits
 from pgworkd.columns import ManyJobs
 from pgworkd.drivers import answered, depends, enqueues, inserts, inserts_many, way
 from pgworkd.errors import UsageError
-from pgworkd.new_job import NewJob, Unless, new_ids, row, waits
 from pgworkd.workflow import Workflow
 
 __all__ = ["Batch", "Enqueued", "NewJob", "OnDuplicate", "Progress", "Workflow", "batch", "enqueue", "enqueue_many"]

@@ -57,7 +57,7 @@ BUGS = (
     ),
     python(
         "ids of one millisecond in any order",
-        "new_job",
+        "client/new_job",
         "first = fresh if fresh >> 80 > self._next >> 80 else self._next + secrets.randbits(30)",
         "first = fresh",
         tests="tests/unit/test_ids.py",

@@ -13,7 +13,8 @@ import asyncpg
 import pytest
 from pydantic import BaseModel
 
-from pgworkd import drivers, new_job
+from pgworkd import drivers
+from pgworkd.client import new_job
 from pgworkd.client.enqueueing import NewJob, enqueue, enqueue_many
 from pgworkd.errors import DELAY_S_MAX, InvalidPayload
 from tests.engine.client_kit import in_autocommit, numbered, settled, sqlalchemy_engine, stored

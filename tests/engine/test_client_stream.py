@@ -15,8 +15,8 @@ import pytest
 
 from pgworkd import columns, drivers
 from pgworkd.client.enqueueing import NewJob, enqueue_many
+from pgworkd.client.new_job import row
 from pgworkd.errors import UsageError
-from pgworkd.new_job import row
 from pgworkd.words.payload import encode, encode_plain
 from tests.engine.client_kit import in_autocommit, settled, stored
 

@@ -10,7 +10,7 @@ from uuid import UUID
 
 import pytest
 
-from pgworkd.new_job import new_ids
+from pgworkd.client.new_job import new_ids
 
 
 def test_ids_rise_from_call_to_call_also_when_the_clock_is_set_back(monkeypatch: pytest.MonkeyPatch) -> None:
