@@ -15,8 +15,8 @@ from graphlib import CycleError, TopologicalSorter
 from typing import Any
 from uuid import UUID
 
+from pgworkd.client.connections import answered, depends, inserts, way
 from pgworkd.client.new_job import NewJob, Unless, Waits, new_ids, row, text, waits
-from pgworkd.drivers import answered, depends, inserts, way
 from pgworkd.errors import UsageError
 
 STEP_CHARS_MAX = 200

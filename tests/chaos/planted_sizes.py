@@ -72,7 +72,7 @@ BUGS = (
     ),
     python(
         "all jobs of a call are drawn before the first is stored",
-        "drivers",
+        "client/connections",
         "    return chain([first], steps) if many else [first, *filter(None, steps)]",
         "    return [first, *filter(None, steps)]",
         tests=f"{_STREAM} -k held_as_a_whole",
@@ -86,7 +86,7 @@ BUGS = (
     ),
     python(
         "an error in a later job of a call cuts nothing off",
-        "drivers",
+        "client/connections",
         "    for failed in [*errors, *filter(None, [error])]:",
         "    for failed in errors:",
         tests=f"{_STREAM} -k undoes_all",

@@ -13,8 +13,7 @@ import asyncpg
 import pytest
 from pydantic import BaseModel
 
-from pgworkd import drivers
-from pgworkd.client import new_job
+from pgworkd.client import connections, new_job
 from pgworkd.client.enqueueing import NewJob, enqueue, enqueue_many
 from pgworkd.errors import DELAY_S_MAX, InvalidPayload
 from tests.engine.client_kit import in_autocommit, numbered, settled, sqlalchemy_engine, stored
@@ -46,7 +45,7 @@ async def test_of_a_hundred_thousand_jobs_with_a_conflict_in_the_last_nothing_is
 async def test_large_payloads_are_spread_over_statements(db: asyncpg.Connection[Any]) -> None:
     jobs = [NewJob("q", {"text": "x" * 1_000_000}, meta={"n": n}) for n in range(20)]
     rows = [new_job.row(job) for job in jobs]
-    statements = [step() for step in drivers.inserts(range(20), rows)]
+    statements = [step() for step in connections.inserts(range(20), rows)]
     assert [values[15].count("\n") + 1 for _, values in statements] == [8, 8, 4]  # its ids, line by line
     ids = await enqueue_many(db, jobs)
     found = await db.fetch("SELECT id FROM pgworkd.jobs ORDER BY (meta ->> 'n')::int")

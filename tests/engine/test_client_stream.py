@@ -13,7 +13,8 @@ import asyncpg
 import psycopg
 import pytest
 
-from pgworkd import columns, drivers
+from pgworkd import columns
+from pgworkd.client import connections
 from pgworkd.client.enqueueing import NewJob, enqueue_many
 from pgworkd.client.new_job import row
 from pgworkd.errors import UsageError
@@ -26,7 +27,7 @@ async def test_a_generator_is_not_held_as_a_whole(
     opener: Any, dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(columns, "STATEMENT_ROWS", 50)
-    drawn, insert, drawn_when_sent = 0, drivers._insert, list[int]()
+    drawn, insert, drawn_when_sent = 0, connections._insert, list[int]()
 
     def jobs() -> Iterator[NewJob]:
         nonlocal drawn
