@@ -22,9 +22,9 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol, Self
 from uuid import UUID
 
+from pgworkd.client.columns import parts
 from pgworkd.client.connections import Step, answered, way
 from pgworkd.client.new_job import NAME_CHARS_MAX, NEW_JOB_FIELDS, NewJob, new_ids, new_job, row, text, whole
-from pgworkd.columns import parts
 from pgworkd.errors import UsageError
 from pgworkd.insert_sql import styles
 from pgworkd.words.payload import encode

@@ -16,8 +16,8 @@ from typing import Any, TypeAlias
 import anyio
 import anyio.lowlevel
 
+from pgworkd.client.columns import Columns, ManyJobs, of_rows, parts, with_keys
 from pgworkd.client.new_job import Waits
-from pgworkd.columns import Columns, ManyJobs, of_rows, parts, with_keys
 from pgworkd.errors import UsageError
 from pgworkd.insert_sql import DEPEND, ENQUEUE, INSERT, INSERT_ONE, Statement
 

@@ -21,9 +21,9 @@ from typing import Any, Literal, NamedTuple, Protocol, TypedDict, Unpack, get_ar
 from uuid import UUID
 
 from pgworkd.batches import Batch, Progress, batch
+from pgworkd.client.columns import ManyJobs
 from pgworkd.client.connections import answered, depends, enqueues, inserts, inserts_many, way
 from pgworkd.client.new_job import NewJob, Unless, new_ids, row, waits
-from pgworkd.columns import ManyJobs
 from pgworkd.errors import UsageError
 from pgworkd.workflow import Workflow
 

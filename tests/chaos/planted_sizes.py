@@ -79,7 +79,7 @@ BUGS = (
     ),
     python(
         "a column that looks alike is taken for one value",
-        "columns",
+        "client/columns",
         "if len(set(map(id, column))) == 1:",
         "if len(set(map(repr, column[:2]))) == 1:",
         tests=f"{_STREAM} -k columns_are",

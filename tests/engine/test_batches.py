@@ -10,7 +10,7 @@ from uuid import UUID
 import asyncpg
 import pytest
 
-from pgworkd import columns
+from pgworkd.client import columns
 from pgworkd.client.enqueueing import Batch, NewJob, Progress, batch
 from pgworkd.engine.registry import App
 from pgworkd.errors import InvalidPayload, UsageError

@@ -16,7 +16,7 @@ import pytest
 import sqlalchemy
 from sqlalchemy import orm
 
-from pgworkd import columns
+from pgworkd.client import columns
 from pgworkd.client.enqueueing import NewJob, enqueue, enqueue_many
 from tests.engine.client_kit import (
     asyncpg_connection,

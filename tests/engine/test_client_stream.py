@@ -13,8 +13,7 @@ import asyncpg
 import psycopg
 import pytest
 
-from pgworkd import columns
-from pgworkd.client import connections
+from pgworkd.client import columns, connections
 from pgworkd.client.enqueueing import NewJob, enqueue_many
 from pgworkd.client.new_job import row
 from pgworkd.errors import UsageError

@@ -8,8 +8,7 @@ from uuid import UUID
 import asyncpg
 import pytest
 
-from pgworkd import columns
-from pgworkd.client import connections
+from pgworkd.client import columns, connections
 from pgworkd.client.enqueueing import NewJob, Workflow, enqueue, enqueue_many
 from pgworkd.engine.registry import App
 from pgworkd.errors import UsageError
