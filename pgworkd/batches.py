@@ -25,8 +25,8 @@ from uuid import UUID
 from pgworkd.client.columns import parts
 from pgworkd.client.connections import Step, answered, way
 from pgworkd.client.new_job import NAME_CHARS_MAX, NEW_JOB_FIELDS, NewJob, new_ids, new_job, row, text, whole
+from pgworkd.client.statements import styles
 from pgworkd.errors import UsageError
-from pgworkd.insert_sql import styles
 from pgworkd.words.payload import encode
 from pgworkd.words.validation import identity
 

@@ -18,8 +18,8 @@ import anyio.lowlevel
 
 from pgworkd.client.columns import Columns, ManyJobs, of_rows, parts, with_keys
 from pgworkd.client.new_job import Waits
+from pgworkd.client.statements import DEPEND, ENQUEUE, INSERT, INSERT_ONE, Statement
 from pgworkd.errors import UsageError
-from pgworkd.insert_sql import DEPEND, ENQUEUE, INSERT, INSERT_ONE, Statement
 
 _ROLLBACK_S = 5.0
 
