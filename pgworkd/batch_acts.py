@@ -7,7 +7,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from pgworkd.admin_sql import read
-from pgworkd.batches import Cancelled, Progress
+from pgworkd.client.batches import Cancelled, Progress
 from pgworkd.database.connection import Link
 from pgworkd.errors import BatchClosed
 from pgworkd.words import validation

@@ -16,7 +16,7 @@ from pgworkd.words.validation import counted
 
 if TYPE_CHECKING:
     from pgworkd.admin import Admin
-    from pgworkd.batches import Cancelled, Progress
+    from pgworkd.client.batches import Cancelled, Progress
 
 BAR_CHARS = 20
 LOOK_S = 0.5

@@ -12,7 +12,7 @@ from typing import Any
 
 import anyio.to_thread
 
-from pgworkd.batches import Batch
+from pgworkd.client.batches import Batch
 from pgworkd.words.job import Job
 
 StreamFunction = Callable[[Any, Any], Any]

@@ -20,7 +20,7 @@ from datetime import datetime, timedelta
 from typing import Any, Literal, NamedTuple, Protocol, TypedDict, Unpack, get_args, overload
 from uuid import UUID
 
-from pgworkd.batches import Batch, Progress, batch
+from pgworkd.client.batches import Batch, Progress, batch
 from pgworkd.client.columns import ManyJobs
 from pgworkd.client.connections import answered, depends, enqueues, inserts, inserts_many, way
 from pgworkd.client.new_job import NewJob, Unless, new_ids, row, waits

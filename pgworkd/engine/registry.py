@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar, get_type_hints
 
 from pydantic import PydanticSchemaGenerationError, PydanticUserError, TypeAdapter
 
-from pgworkd.batches import batch
+from pgworkd.client.batches import batch
 from pgworkd.errors import UsageError
 from pgworkd.streams import stream_handler, stream_kind
 from pgworkd.words.backoff import Backoff
