@@ -17,8 +17,8 @@ from typing import Any, Literal, TypeVar, get_type_hints
 from pydantic import PydanticSchemaGenerationError, PydanticUserError, TypeAdapter
 
 from pgworkd.client.batches import batch
+from pgworkd.client.streams import stream_handler, stream_kind
 from pgworkd.errors import UsageError
-from pgworkd.streams import stream_handler, stream_kind
 from pgworkd.words.backoff import Backoff
 from pgworkd.words.job import Job
 from pgworkd.words.recurrence import MISSED_GRACE_S, Recurrence
