@@ -24,8 +24,8 @@ from pgworkd.client.batches import Batch, Progress, batch
 from pgworkd.client.columns import ManyJobs
 from pgworkd.client.connections import answered, depends, enqueues, inserts, inserts_many, way
 from pgworkd.client.new_job import NewJob, Unless, new_ids, row, waits
+from pgworkd.client.workflow import Workflow
 from pgworkd.errors import UsageError
-from pgworkd.workflow import Workflow
 
 __all__ = ["Batch", "Enqueued", "NewJob", "OnDuplicate", "Progress", "Workflow", "batch", "enqueue", "enqueue_many"]
 
