@@ -17,8 +17,8 @@ import psycopg
 import pytest
 
 from pgworkd.client.enqueueing import enqueue, enqueue_many
+from pgworkd.client.results import Results
 from pgworkd.errors import UsageError
-from pgworkd.results import Results
 from tests.engine.bad_kit import Case, Check, Db
 from tests.engine.client_kit import numbered, settled, stored
 from tests.kit import insert, until

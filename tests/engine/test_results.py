@@ -10,9 +10,9 @@ import asyncpg
 import pytest
 
 from pgworkd.client.enqueueing import batch, enqueue
+from pgworkd.client.results import Found, Results
 from pgworkd.engine.registry import App
 from pgworkd.errors import BatchClosed, JobFailed, JobUnknown, PermanentError, SchemaError, UsageError
-from pgworkd.results import Found, Results
 from tests.kit import insert, running, until
 
 NOBODY = UUID(int=7)
@@ -138,7 +138,7 @@ async def test_a_database_that_can_never_answer_is_told(empty_dsn: str) -> None:
 
 
 async def test_waiting_is_bounded(dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pgworkd.results.WAITERS_MAX", 0)
+    monkeypatch.setattr("pgworkd.client.results.WAITERS_MAX", 0)
     async with Results(dsn) as results:
         with pytest.raises(UsageError, match="0 jobs are waited for already"):
             await results.result(NOBODY)
@@ -147,7 +147,7 @@ async def test_waiting_is_bounded(dsn: str, db: asyncpg.Connection[Any], monkeyp
 async def test_results_of_a_tree_come_by_pages_from_its_final_stage(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pgworkd.results._PAGE_ROWS", 3)
+    monkeypatch.setattr("pgworkd.client.results._PAGE_ROWS", 3)
     app, told = doubles(), anyio.Event()
 
     @app.handler("again", concurrency=10)

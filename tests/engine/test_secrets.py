@@ -15,13 +15,13 @@ import pytest
 
 from pgworkd import cli_serve
 from pgworkd.admin import Admin
+from pgworkd.client.results import Results
 from pgworkd.database.connection import Link, LinkOptions, Listener, Transactions
 from pgworkd.embedded import EmbeddedPostgres
 from pgworkd.engine.life.daemon import Daemon
 from pgworkd.engine.registry import App
 from pgworkd.engine.run import process_pool
 from pgworkd.errors import PgworkdError
-from pgworkd.results import Results
 from pgworkd.settings.config import Settings
 from pgworkd.supervisor import Supervisor, without_dsn
 from tests.engine.secrets_kit import PASSWORDS, leaks, secret_dsn, with_login

@@ -9,9 +9,9 @@ import asyncpg
 import pytest
 
 from pgworkd.client.enqueueing import Workflow, enqueue
+from pgworkd.client.results import Results
 from pgworkd.engine.registry import App
 from pgworkd.errors import JobFailed
-from pgworkd.results import Results
 from pgworkd.words import events
 from pgworkd.words.job import Job
 from tests.kit import running, status, until, waits_for_status
