@@ -16,7 +16,7 @@ from typing import NamedTuple
 import anyio
 import structlog
 
-from pgworkd.admin import Admin
+from pgworkd.admin.admin import Admin
 from pgworkd.crew import Crew, Worker
 from pgworkd.database.reconnect import Outage
 from pgworkd.errors import DatabaseUnavailable, PgworkdError

@@ -13,7 +13,7 @@ from pgworkd.cli_text import note
 from pgworkd.errors import DatabaseError, DatabaseUnavailable, OutcomeUnknown, PgworkdError, UsageError
 
 if TYPE_CHECKING:
-    from pgworkd.admin import Admin
+    from pgworkd.admin.admin import Admin
     from pgworkd.settings.config import Settings
 
 Answer = TypeVar("Answer")
@@ -90,7 +90,7 @@ def _answer(
 async def _ask(
     settings: Settings, question: Callable[[Admin], Awaitable[Answer]], *, verify: bool, any_server: bool
 ) -> Answer:
-    from pgworkd.admin import Admin
+    from pgworkd.admin.admin import Admin
     from pgworkd.database.connection import LinkOptions
 
     options = LinkOptions(

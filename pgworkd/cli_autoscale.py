@@ -89,7 +89,7 @@ async def _run(
 ) -> int:
     import anyio
 
-    from pgworkd.admin import Admin
+    from pgworkd.admin.admin import Admin
     from pgworkd.autoscale import Autoscaler
     from pgworkd.database.connection import LinkOptions
     from pgworkd.database.reconnect import Outage

@@ -15,7 +15,7 @@ from pgworkd.words.redaction import escaped
 from pgworkd.words.validation import counted
 
 if TYPE_CHECKING:
-    from pgworkd.admin import Admin
+    from pgworkd.admin.admin import Admin
     from pgworkd.client.batches import Cancelled, Progress
 
 BAR_CHARS = 20

@@ -24,7 +24,7 @@ from pgworkd.words.validation import counted
 
 if TYPE_CHECKING:
     from pgworkd.acts import Which
-    from pgworkd.admin import Admin
+    from pgworkd.admin.admin import Admin
     from pgworkd.refusals import Refused
 
 CHUNK = 1000

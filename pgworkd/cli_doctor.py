@@ -14,7 +14,7 @@ from pgworkd.settings.tls import weakness
 from pgworkd.words.redaction import escaped
 
 if TYPE_CHECKING:
-    from pgworkd.admin import Admin
+    from pgworkd.admin.admin import Admin
     from pgworkd.admin_sql import Doctor, Server
 
 SKEW_WARN_S, SKEW_BAD_S = 2.0, 60.0

@@ -27,7 +27,7 @@ from pgworkd.errors import PgworkdError, UsageError
 from pgworkd.words.redaction import escaped
 
 if TYPE_CHECKING:
-    from pgworkd.admin import Admin
+    from pgworkd.admin.admin import Admin
     from pgworkd.admin_sql import Job, Jobs
 
 _INT4 = 2**31

@@ -12,7 +12,7 @@ from pgworkd.errors import UsageError
 from pgworkd.words.redaction import escaped
 
 if TYPE_CHECKING:
-    from pgworkd.admin import Admin
+    from pgworkd.admin.admin import Admin
 
 group = typer.Typer(help="List the dedupe keys that are kept after the end of their jobs; free one.")
 

@@ -12,7 +12,7 @@ from pgworkd.cli_ask import Dsn, Json, QueueOption, look, unserved
 from pgworkd.cli_text import as_json, is_terminal, note, out, table
 
 if TYPE_CHECKING:
-    from pgworkd.admin import Admin
+    from pgworkd.admin.admin import Admin
     from pgworkd.admin_sql import WorkerRow
 
 

@@ -13,7 +13,7 @@ from pgworkd.errors import UsageError
 from pgworkd.words.redaction import escaped
 
 if TYPE_CHECKING:
-    from pgworkd.admin import Admin
+    from pgworkd.admin.admin import Admin
     from pgworkd.settings.queue import InForce
 
 _COLUMNS = (

@@ -9,7 +9,7 @@ import anyio
 import asyncpg
 import pytest
 
-from pgworkd.admin import Admin
+from pgworkd.admin.admin import Admin
 from pgworkd.cli_ask import hinted
 from pgworkd.database import settle_statements
 from pgworkd.database.connection import LinkOptions

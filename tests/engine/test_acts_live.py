@@ -12,7 +12,7 @@ import anyio.lowlevel
 import asyncpg
 
 from pgworkd.acts import Which
-from pgworkd.admin import Admin
+from pgworkd.admin.admin import Admin
 from pgworkd.database.connection import LinkOptions
 from pgworkd.engine.registry import App
 from pgworkd.words.job import Job

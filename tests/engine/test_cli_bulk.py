@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pgworkd import cli_bulk
-from pgworkd.admin import Admin
+from pgworkd.admin.admin import Admin
 from pgworkd.errors import DatabaseUnavailable
 from tests.engine.acts_kit import ME, count, enqueue, many, run
 from tests.engine.test_cli import Shell, clean, shell

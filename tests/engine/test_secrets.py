@@ -14,7 +14,7 @@ import asyncpg
 import pytest
 
 from pgworkd import cli_serve
-from pgworkd.admin import Admin
+from pgworkd.admin.admin import Admin
 from pgworkd.client.results import Results
 from pgworkd.database.connection import Link, LinkOptions, Listener, Transactions
 from pgworkd.embedded import EmbeddedPostgres

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pgworkd.admin import Admin
+from pgworkd.admin.admin import Admin
 from pgworkd.client.enqueueing import batch, enqueue
 from pgworkd.client.results import Results
 from pgworkd.database import schema

@@ -10,7 +10,7 @@ import asyncpg
 import pytest
 
 from pgworkd.acts import Which
-from pgworkd.admin import Admin
+from pgworkd.admin.admin import Admin
 from pgworkd.database.connection import LinkOptions
 from pgworkd.engine.registry import App
 from pgworkd.errors import NotWaiting, PermanentError

@@ -9,7 +9,7 @@ from typing import Any
 import anyio
 import asyncpg
 
-from pgworkd.admin import Admin
+from pgworkd.admin.admin import Admin
 from pgworkd.database.connection import LinkOptions
 from pgworkd.engine.registry import App
 from pgworkd.words import events
