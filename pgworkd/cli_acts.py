@@ -16,8 +16,8 @@ from pgworkd.errors import UsageError
 from pgworkd.words.validation import counted
 
 if TYPE_CHECKING:
-    from pgworkd.acts import Which
     from pgworkd.admin.admin import Admin
+    from pgworkd.admin.jobs import Which
     from pgworkd.admin_sql import AuditRow
     from pgworkd.refusals import Refused
 
@@ -211,7 +211,7 @@ def _which(
     every: bool,  # noqa: FBT001
 ) -> Which | None:
     """Which jobs are meant where no ids are given; None where they are. UsageError for both or neither."""
-    from pgworkd.acts import Which
+    from pgworkd.admin.jobs import Which
 
     which = Which(queue, kind, key, batch, None if status is None else status.value, every)
     if ids:

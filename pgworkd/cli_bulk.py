@@ -23,8 +23,8 @@ from pgworkd.errors import PgworkdError
 from pgworkd.words.validation import counted
 
 if TYPE_CHECKING:
-    from pgworkd.acts import Which
     from pgworkd.admin.admin import Admin
+    from pgworkd.admin.jobs import Which
     from pgworkd.refusals import Refused
 
 CHUNK = 1000

@@ -12,7 +12,7 @@ from uuid import UUID
 
 from pgworkd import admin_sql as sql
 from pgworkd import doctor_sql as health
-from pgworkd.acts import Acts, check_payload
+from pgworkd.admin.jobs import Acts, check_payload
 from pgworkd.admin_sql import Doctor, Enqueued, Job, JobRow, Jobs, QueueRow, ScheduleRow, Server, Stats, WorkerRow
 from pgworkd.batch_acts import BatchActs
 from pgworkd.database import schema

@@ -65,7 +65,7 @@ BUGS = (
     ),
     python(
         "--call-back is dropped",
-        "acts",
+        "admin/jobs",
         '"SELECT pgworkd.retry($1, NULL, $2)", ids, call_back)',
         '"SELECT pgworkd.retry($1, NULL, $2)", ids, False)',
         tests="tests/engine/test_cli_refusals.py",

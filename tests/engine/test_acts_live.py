@@ -11,8 +11,8 @@ import anyio
 import anyio.lowlevel
 import asyncpg
 
-from pgworkd.acts import Which
 from pgworkd.admin.admin import Admin
+from pgworkd.admin.jobs import Which
 from pgworkd.database.connection import LinkOptions
 from pgworkd.engine.registry import App
 from pgworkd.words.job import Job

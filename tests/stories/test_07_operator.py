@@ -9,8 +9,8 @@ from typing import Any
 import asyncpg
 import pytest
 
-from pgworkd.acts import Which
 from pgworkd.admin.admin import Admin
+from pgworkd.admin.jobs import Which
 from pgworkd.database.connection import LinkOptions
 from pgworkd.engine.registry import App
 from pgworkd.errors import NotWaiting, PermanentError
