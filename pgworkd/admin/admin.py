@@ -13,6 +13,7 @@ from uuid import UUID
 from pgworkd import admin_sql as sql
 from pgworkd import doctor_sql as health
 from pgworkd.admin.jobs import Acts, check_payload
+from pgworkd.admin.queues import QueueActs
 from pgworkd.admin_sql import Doctor, Enqueued, Job, JobRow, Jobs, QueueRow, ScheduleRow, Server, Stats, WorkerRow
 from pgworkd.batch_acts import BatchActs
 from pgworkd.database import schema
@@ -20,7 +21,6 @@ from pgworkd.database.connection import Link, LinkOptions
 from pgworkd.doctor_sql import Health
 from pgworkd.errors import SchemaError, UsageError, delay_seconds
 from pgworkd.key_acts import KeyActs
-from pgworkd.queue_acts import QueueActs
 from pgworkd.schedule_acts import ScheduleActs
 from pgworkd.words import validation
 

@@ -23,7 +23,7 @@ BUGS = (
     ),
     python(
         "a paused queue is not called paused where its settings are shown",
-        "queue_acts",
+        "admin/queues",
         " || jsonb_build_object('paused', q.paused_until > pgworkd.clock())",
         "",
         tests="tests/engine/test_settings_cli.py",
