@@ -12,10 +12,10 @@ from uuid import UUID
 
 from pgworkd import admin_sql as sql
 from pgworkd import doctor_sql as health
+from pgworkd.admin.batches import BatchActs
 from pgworkd.admin.jobs import Acts, check_payload
 from pgworkd.admin.queues import QueueActs
 from pgworkd.admin_sql import Doctor, Enqueued, Job, JobRow, Jobs, QueueRow, ScheduleRow, Server, Stats, WorkerRow
-from pgworkd.batch_acts import BatchActs
 from pgworkd.database import schema
 from pgworkd.database.connection import Link, LinkOptions
 from pgworkd.doctor_sql import Health
