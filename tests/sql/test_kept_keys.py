@@ -10,7 +10,7 @@ import anyio
 import asyncpg
 import pytest
 
-from pgworkd.key_acts import KEPT
+from pgworkd.admin.keys import KEPT
 
 from .test_dedupe import ENDS, UNTIL, dead, ended, is_free, kept, keyed
 from .test_enqueue import enqueue
