@@ -16,12 +16,12 @@ from pgworkd.admin.batches import BatchActs
 from pgworkd.admin.jobs import Acts, check_payload
 from pgworkd.admin.keys import KeyActs
 from pgworkd.admin.queues import QueueActs
+from pgworkd.admin.schedules import ScheduleActs
 from pgworkd.admin_sql import Doctor, Enqueued, Job, JobRow, Jobs, QueueRow, ScheduleRow, Server, Stats, WorkerRow
 from pgworkd.database import schema
 from pgworkd.database.connection import Link, LinkOptions
 from pgworkd.doctor_sql import Health
 from pgworkd.errors import SchemaError, UsageError, delay_seconds
-from pgworkd.schedule_acts import ScheduleActs
 from pgworkd.words import validation
 
 STATUSES = ("pending", "running", "failed", "dead", "completed", "cancelled", "expired", "discarded", "blocked")
