@@ -18,7 +18,7 @@ from pgworkd.words.validation import counted
 if TYPE_CHECKING:
     from pgworkd.admin.admin import Admin
     from pgworkd.admin.jobs import Which
-    from pgworkd.admin_sql import AuditRow
+    from pgworkd.admin.queries import AuditRow
     from pgworkd.refusals import Refused
 
 _INT4 = 2**31

@@ -15,7 +15,7 @@ from pgworkd.words.redaction import escaped
 
 if TYPE_CHECKING:
     from pgworkd.admin.admin import Admin
-    from pgworkd.admin_sql import Doctor, Server
+    from pgworkd.admin.queries import Doctor, Server
 
 SKEW_WARN_S, SKEW_BAD_S = 2.0, 60.0
 TRANSACTION_WARN_S, TRANSACTION_BAD_S = 300.0, 3600.0

@@ -28,7 +28,7 @@ from pgworkd.words.redaction import escaped
 
 if TYPE_CHECKING:
     from pgworkd.admin.admin import Admin
-    from pgworkd.admin_sql import Job, Jobs
+    from pgworkd.admin.queries import Job, Jobs
 
 _INT4 = 2**31
 
@@ -131,7 +131,7 @@ def jobs(
     dsn: Dsn = None,
 ) -> None:
     """List the newest jobs, live and finished."""
-    from pgworkd.admin_sql import HISTORY_ROWS_MAX
+    from pgworkd.admin.queries import HISTORY_ROWS_MAX
 
     async def question(admin: Admin) -> Jobs:
         found = await admin.jobs(queue, kind, None if status is None else status.value, limit)

@@ -13,7 +13,7 @@ from pgworkd.cli_text import as_json, is_terminal, note, out, table
 
 if TYPE_CHECKING:
     from pgworkd.admin.admin import Admin
-    from pgworkd.admin_sql import WorkerRow
+    from pgworkd.admin.queries import WorkerRow
 
 
 class Metric(StrEnum):

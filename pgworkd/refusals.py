@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 from uuid import UUID
 
-from pgworkd.admin_sql import read
+from pgworkd.admin.queries import read
 
 SQL = """SELECT u.id, coalesce(s.status, 'unknown'), coalesce(s.cancelled, false), k.id,
         coalesce(k.status = 'completed', false)

@@ -10,14 +10,14 @@ from datetime import datetime
 from typing import Self
 from uuid import UUID
 
-from pgworkd import admin_sql as sql
 from pgworkd import doctor_sql as health
+from pgworkd.admin import queries as sql
 from pgworkd.admin.batches import BatchActs
 from pgworkd.admin.jobs import Acts, check_payload
 from pgworkd.admin.keys import KeyActs
+from pgworkd.admin.queries import Doctor, Enqueued, Job, JobRow, Jobs, QueueRow, ScheduleRow, Server, Stats, WorkerRow
 from pgworkd.admin.queues import QueueActs
 from pgworkd.admin.schedules import ScheduleActs
-from pgworkd.admin_sql import Doctor, Enqueued, Job, JobRow, Jobs, QueueRow, ScheduleRow, Server, Stats, WorkerRow
 from pgworkd.database import schema
 from pgworkd.database.connection import Link, LinkOptions
 from pgworkd.doctor_sql import Health

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
 
-from pgworkd.admin_sql import read
+from pgworkd.admin.queries import read
 from pgworkd.client.batches import Cancelled, Progress
 from pgworkd.database.connection import Link
 from pgworkd.errors import BatchClosed

@@ -11,8 +11,8 @@ from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
 
-from pgworkd import admin_sql as sql
 from pgworkd import refusals
+from pgworkd.admin import queries as sql
 from pgworkd.database.connection import Link
 from pgworkd.errors import DatabaseError, InvalidPayload, UsageError, delay_seconds
 from pgworkd.refusals import Refused

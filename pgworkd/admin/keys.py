@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
 
-from pgworkd.admin_sql import read
+from pgworkd.admin.queries import read
 from pgworkd.database.connection import Link
 from pgworkd.words import validation
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pgworkd.admin_sql import Server
+from pgworkd.admin.queries import Server
 from pgworkd.cli_doctor import _judge_clock, _judge_notifications, _judge_server
 from tests.engine.test_cli import Shell, clean, run_bare, shell
 

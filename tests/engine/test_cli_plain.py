@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from pgworkd import cli_text
-from pgworkd.admin_sql import Job
+from pgworkd.admin.queries import Job
 from pgworkd.cli_app import app
 from pgworkd.cli_jobs import _print_job
 from tests.engine.test_cli import Shell, clean, shell
