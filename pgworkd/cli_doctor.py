@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Literal
 
+from pgworkd.admin.doctor_queries import DEAD_MAX
 from pgworkd.cli_ask import Dsn, Json, look, settings_of
 from pgworkd.cli_health import Finding, judged
 from pgworkd.cli_text import as_json, out
-from pgworkd.doctor_sql import DEAD_MAX
 from pgworkd.errors import PgworkdError, SchemaError, UsageError
 from pgworkd.settings.tls import weakness
 from pgworkd.words.redaction import escaped

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
-from pgworkd.doctor_sql import Health, QueueHealth
+from pgworkd.admin.doctor_queries import Health, QueueHealth
 from pgworkd.words.validation import counted
 
 OVERDUE_S = 60.0

@@ -10,9 +10,10 @@ from datetime import datetime
 from typing import Self
 from uuid import UUID
 
-from pgworkd import doctor_sql as health
+from pgworkd.admin import doctor_queries as health
 from pgworkd.admin import queries as sql
 from pgworkd.admin.batches import BatchActs
+from pgworkd.admin.doctor_queries import Health
 from pgworkd.admin.jobs import Acts, check_payload
 from pgworkd.admin.keys import KeyActs
 from pgworkd.admin.queries import Doctor, Enqueued, Job, JobRow, Jobs, QueueRow, ScheduleRow, Server, Stats, WorkerRow
@@ -20,7 +21,6 @@ from pgworkd.admin.queues import QueueActs
 from pgworkd.admin.schedules import ScheduleActs
 from pgworkd.database import schema
 from pgworkd.database.connection import Link, LinkOptions
-from pgworkd.doctor_sql import Health
 from pgworkd.errors import SchemaError, UsageError, delay_seconds
 from pgworkd.words import validation
 

@@ -37,7 +37,7 @@ BUGS = (
     ),
     python(
         "doctor takes dead workers for live ones",
-        "doctor_sql",
+        "admin/doctor_queries",
         " AND w.lost_at IS NULL AND w.lease_until >= pgworkd.clock()) fleet",
         ") fleet",
         tests="tests/engine/test_cli_health.py",
