@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pgworkd.admin.admin import Admin
     from pgworkd.admin.jobs import Which
     from pgworkd.admin.queries import AuditRow
-    from pgworkd.refusals import Refused
+    from pgworkd.admin.refusals import Refused
 
 _INT4 = 2**31
 

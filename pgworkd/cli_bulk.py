@@ -25,7 +25,7 @@ from pgworkd.words.validation import counted
 if TYPE_CHECKING:
     from pgworkd.admin.admin import Admin
     from pgworkd.admin.jobs import Which
-    from pgworkd.refusals import Refused
+    from pgworkd.admin.refusals import Refused
 
 CHUNK = 1000
 """Jobs per transaction: what Admin takes at most."""

@@ -11,11 +11,11 @@ from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
 
-from pgworkd import refusals
 from pgworkd.admin import queries as sql
+from pgworkd.admin import refusals
+from pgworkd.admin.refusals import Refused
 from pgworkd.database.connection import Link
 from pgworkd.errors import DatabaseError, InvalidPayload, UsageError, delay_seconds
-from pgworkd.refusals import Refused
 from pgworkd.words import validation
 from pgworkd.words.payload import BYTES_MAX, decode, encode
 from pgworkd.words.validation import ROWS_MAX

@@ -10,9 +10,9 @@ import anyio
 import pytest
 
 from pgworkd.admin.admin import Admin
+from pgworkd.admin.refusals import grouped
 from pgworkd.database.connection import LinkOptions
 from pgworkd.errors import UsageError
-from pgworkd.refusals import grouped
 from tests.engine.acts_kit import enqueue, run
 from tests.engine.test_cli import NOBODY, Shell, clean, shell
 
