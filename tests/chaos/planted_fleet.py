@@ -126,14 +126,14 @@ BUGS = (
     ),
     python(
         "a supervisor does not say that a process has ended",
-        "supervisor",
+        "fleet/supervisor",
         "                    await self._say_ended(worker_id)\n",
         "",
         tests="tests/engine/test_supervisor_deaths.py",
     ),
     python(
         "jobs are taken back beside the processes that run them",
-        "supervisor",
+        "fleet/supervisor",
         "                    await remains.gone(end)\n",
         "",
         tests="tests/engine/test_supervisor_deaths.py",

@@ -22,8 +22,8 @@ from pgworkd.engine.life.daemon import Daemon
 from pgworkd.engine.registry import App
 from pgworkd.engine.run import process_pool
 from pgworkd.errors import PgworkdError
+from pgworkd.fleet.supervisor import Supervisor, without_dsn
 from pgworkd.settings.config import Settings
-from pgworkd.supervisor import Supervisor, without_dsn
 from tests.engine.secrets_kit import PASSWORDS, leaks, secret_dsn, with_login
 from tests.engine.test_cli_run import Start, start
 from tests.kit import insert, running, until, waits_for_status

@@ -16,7 +16,8 @@ import anyio
 import asyncpg
 import pytest
 
-from pgworkd import cli_serve, supervisor
+from pgworkd import cli_serve
+from pgworkd.fleet import supervisor
 from pgworkd.settings.config import Settings
 from tests.engine.test_cli_run import NOBODY, Command, Start, start
 from tests.engine.test_systemd import Systemd, systemd

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pgworkd.autoscale import Decision, Policy, Rules
-from pgworkd.supervisor import STEADY_S
+from pgworkd.fleet.supervisor import STEADY_S
 
 RESTART_S_MAX = 30.0
 
