@@ -18,8 +18,8 @@ from pgworkd.errors import PgworkdError, UsageError
 from pgworkd.settings.file import NAME_CHARS_MAX
 
 if TYPE_CHECKING:
-    from pgworkd.autoscale import Autoscaler, Rules
     from pgworkd.crew import Crew
+    from pgworkd.fleet.autoscaler import Autoscaler, Rules
     from pgworkd.settings.config import Settings
 
 WORKERS_MAX = 256
@@ -65,7 +65,7 @@ def autoscale(
     """
     import anyio
 
-    from pgworkd.autoscale import Rules
+    from pgworkd.fleet.autoscaler import Rules
     from pgworkd.words import log
 
     rules = Rules(least, most, up_at, down_at, step, cooldown_s)
@@ -90,9 +90,9 @@ async def _run(
     import anyio
 
     from pgworkd.admin.admin import Admin
-    from pgworkd.autoscale import Autoscaler
     from pgworkd.database.connection import LinkOptions
     from pgworkd.database.reconnect import Outage
+    from pgworkd.fleet.autoscaler import Autoscaler
     from pgworkd.words import log
     from pgworkd.words.events import Events
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pgworkd.autoscale import Decision, Policy, Rules
+from pgworkd.fleet.autoscaler import Decision, Policy, Rules
 from pgworkd.fleet.supervisor import STEADY_S
 
 RESTART_S_MAX = 30.0
