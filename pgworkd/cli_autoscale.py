@@ -18,8 +18,8 @@ from pgworkd.errors import PgworkdError, UsageError
 from pgworkd.settings.file import NAME_CHARS_MAX
 
 if TYPE_CHECKING:
-    from pgworkd.crew import Crew
     from pgworkd.fleet.autoscaler import Autoscaler, Rules
+    from pgworkd.fleet.workers import Crew
     from pgworkd.settings.config import Settings
 
 WORKERS_MAX = 256
@@ -128,7 +128,7 @@ async def _obey(signals: AsyncIterator[signal.Signals], scaler: Autoscaler) -> N
 
 
 def _crew(settings: Settings, every_s: float, unit: str | None, command: list[str], dsn: str | None) -> Crew:
-    from pgworkd.crew import Processes, Units
+    from pgworkd.fleet.workers import Processes, Units
 
     if unit is not None:
         return Units(unit, every_s)

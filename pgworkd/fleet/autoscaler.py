@@ -17,10 +17,10 @@ import anyio
 import structlog
 
 from pgworkd.admin.admin import Admin
-from pgworkd.crew import Crew, Worker
 from pgworkd.database.reconnect import Outage
 from pgworkd.errors import DatabaseUnavailable, PgworkdError
 from pgworkd.fleet.supervisor import STEADY_S, restart_delay_s
+from pgworkd.fleet.workers import Crew, Worker
 
 DEPTH_MOST = 10_000
 """A deeper queue is not counted to its end, unless up_at lies further."""
