@@ -13,8 +13,8 @@ from typing import Protocol
 import anyio
 from anyio.abc import Process
 
-from pgworkd import leash
 from pgworkd.errors import UsageError
+from pgworkd.fleet import parent_guard
 from pgworkd.settings.file import NAME_CHARS_MAX
 
 STOPPING_LOOK_S = 0.5
@@ -54,7 +54,7 @@ class Processes:
     """Each worker runs `command`, which must end on SIGTERM, on a leash: it ends when we end, whatever ends us."""
 
     def __init__(self, command: Sequence[str], worker_name: str, environ: Mapping[str, str]) -> None:
-        self._command = [sys.executable, "-I", "-S", leash.__file__, str(os.getpid()), *command]
+        self._command = [sys.executable, "-I", "-S", parent_guard.__file__, str(os.getpid()), *command]
         self._environ = dict(environ)
         for name in ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"):  # systemd knows us, not them
             self._environ.pop(name, None)

@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 import pytest
 
-from pgworkd import leash
+from pgworkd.fleet import parent_guard
 from tests.kit import until
 
-LEASH = [sys.executable, "-I", "-S", leash.__file__]
+LEASH = [sys.executable, "-I", "-S", parent_guard.__file__]
 SCALE = """
 import os, subprocess, sys, threading, time
 for _ in range(128):
