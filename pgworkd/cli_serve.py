@@ -25,10 +25,10 @@ from pgworkd.engine.life.heartbeat import end_process
 from pgworkd.engine.life.maintenance import Periods
 from pgworkd.engine.registry import App
 from pgworkd.errors import PgworkdError, UsageError
+from pgworkd.fleet.sd_notify import SystemdNotifier
 from pgworkd.fleet.supervisor import SUPERVISED, Introduction, Supervisor
 from pgworkd.loader import load_app
 from pgworkd.settings.config import Settings, load
-from pgworkd.systemd import SystemdNotifier
 from pgworkd.words import log
 from pgworkd.words.events import Events, Listener
 

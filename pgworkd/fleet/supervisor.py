@@ -29,8 +29,8 @@ from pgworkd import remains
 from pgworkd.database.connection import Link
 from pgworkd.engine.life.daemon import Daemon, Options
 from pgworkd.errors import PgworkdError
+from pgworkd.fleet.sd_notify import SystemdNotifier
 from pgworkd.settings.file import NAME_CHARS_MAX
-from pgworkd.systemd import SystemdNotifier
 from pgworkd.words.backoff import Backoff
 from pgworkd.words.registration import Registration, token_of
 

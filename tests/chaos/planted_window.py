@@ -12,7 +12,7 @@ BUGS = (
     ),
     python(
         "systemd ends a start that waits for the database",
-        "systemd",
+        "fleet/sd_notify",
         "                    if not told_ready:\n",
         "                    if False:\n",
         tests="tests/engine/test_systemd.py",

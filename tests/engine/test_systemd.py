@@ -14,7 +14,7 @@ import pytest
 
 from pgworkd.engine.life.daemon import Daemon
 from pgworkd.engine.registry import App
-from pgworkd.systemd import EXTENDED_START_S, STATUS_BYTES_MAX, STATUS_S, SystemdNotifier
+from pgworkd.fleet.sd_notify import EXTENDED_START_S, STATUS_BYTES_MAX, STATUS_S, SystemdNotifier
 from tests.kit import LIMIT_S, quick_options
 
 NOBODY = "postgresql://nobody@127.0.0.1:1/nothing"
@@ -95,7 +95,7 @@ async def test_a_start_that_waits_for_the_database_is_given_more_time_until_it_i
 ) -> None:
     """Without that systemd kills it when TimeoutStartSec= is over, and again, for as long as the database is away."""
     assert EXTENDED_START_S > 3 * STATUS_S  # the promise is renewed before it is over
-    monkeypatch.setattr("pgworkd.systemd.STATUS_S", 0.02)
+    monkeypatch.setattr("pgworkd.fleet.sd_notify.STATUS_S", 0.02)
     more = f"EXTEND_TIMEOUT_USEC={EXTENDED_START_S * 1e6:.0f}"
     async with reporting(NOBODY, systemd.environ):
         for _ in range(3):
@@ -126,7 +126,7 @@ class Late:
 
 
 async def test_a_start_that_hangs_is_given_no_more_time(systemd: Systemd, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pgworkd.systemd.STATUS_S", 0.02)
+    monkeypatch.setattr("pgworkd.fleet.sd_notify.STATUS_S", 0.02)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(SystemdNotifier(systemd.environ).run, Late())
         for _ in range(3):
