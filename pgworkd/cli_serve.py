@@ -18,12 +18,13 @@ from typing import Any
 import anyio
 import structlog
 
-from pgworkd import cli_signals, remains
+from pgworkd import cli_signals
 from pgworkd.database.connection import LinkOptions
 from pgworkd.engine.life.daemon import FLUSH_GRACE_S, Daemon, Options
 from pgworkd.engine.life.heartbeat import end_process
 from pgworkd.engine.life.maintenance import Periods
 from pgworkd.engine.registry import App
+from pgworkd.engine.run import liveness_pipe
 from pgworkd.errors import PgworkdError, UsageError
 from pgworkd.fleet.sd_notify import SystemdNotifier
 from pgworkd.fleet.supervisor import SUPERVISED, Introduction, Supervisor
@@ -205,7 +206,7 @@ def _follow_parent(limit_s: float) -> bool:
     """True in a process that a supervisor has started: it stops when that is gone, within `limit_s` at the latest."""
     if os.environ.pop(SUPERVISED, None) is None:
         return False
-    remains.hold()
+    liveness_pipe.hold()
     line, nothing = os.dup(0), os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)  # handlers, and what they start, must not wait for input here
     os.close(nothing)

@@ -25,9 +25,9 @@ import anyio
 import structlog
 from anyio.abc import Process, TaskGroup
 
-from pgworkd import remains
 from pgworkd.database.connection import Link
 from pgworkd.engine.life.daemon import Daemon, Options
+from pgworkd.engine.run import liveness_pipe
 from pgworkd.errors import PgworkdError
 from pgworkd.fleet.sd_notify import SystemdNotifier
 from pgworkd.settings.file import NAME_CHARS_MAX
@@ -223,7 +223,7 @@ class Supervisor:
                 stdin=PIPE,
                 stdout=None,
                 stderr=None,
-                env=self._environ | environ | {remains.VARIABLE: str(theirs)},
+                env=self._environ | environ | {liveness_pipe.VARIABLE: str(theirs)},
                 pass_fds=(theirs,),
                 start_new_session=True,
             )
@@ -242,7 +242,7 @@ class Supervisor:
             with anyio.move_on_after(self.options.lease_s) as limit:  # then the others do so by themselves
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(self._hurry, limit)
-                    await remains.gone(end)
+                    await liveness_pipe.gone(end)
                     await self._say_ended(worker_id)
                     tasks.cancel_scope.cancel()
         finally:

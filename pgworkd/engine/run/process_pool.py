@@ -17,7 +17,7 @@ import anyio
 from anyio.abc import ByteReceiveStream, ByteSendStream, Process
 from anyio.streams.buffered import BufferedByteReceiveStream
 
-from pgworkd import remains
+from pgworkd.engine.run import liveness_pipe
 from pgworkd.engine.run.process_child import LENGTH, Answer, Noted, Request
 from pgworkd.words import log
 
@@ -131,7 +131,7 @@ class Processes:
             stdin=PIPE,
             stdout=PIPE,
             stderr=None,
-            pass_fds=remains.held(),
+            pass_fds=liveness_pipe.held(),
             start_new_session=True,  # Ctrl-C in a terminal is for the daemon alone
         )
         return _Child(process)
