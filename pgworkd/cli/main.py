@@ -27,7 +27,7 @@ def main() -> None:
     try:
         if _SERVICES.intersection(sys.argv[1:2]):
             cli_signals.stand_by()
-        from pgworkd.cli_app import app  # takes long enough to be hit by a signal
+        from pgworkd.cli.app import app  # takes long enough to be hit by a signal
 
         app()
     except cli_signals.StopAsked:

@@ -14,7 +14,7 @@ import psycopg
 import pytest
 from typer.testing import CliRunner, Result
 
-from pgworkd.cli_app import app
+from pgworkd.cli.app import app
 from pgworkd.database import schema
 
 UUID_LINE = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\n")

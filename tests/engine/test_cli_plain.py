@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from pgworkd import cli_text
 from pgworkd.admin.queries import Job
-from pgworkd.cli_app import app
+from pgworkd.cli.app import app
 from pgworkd.cli_jobs import _print_job
 from tests.engine.test_cli import Shell, clean, shell
 from tests.kit import examples

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from pgworkd import cli_text
-from pgworkd.cli_app import app
+from pgworkd.cli.app import app
 from pgworkd.cli_table import terminal_table
 from tests.engine.test_cli import Shell, clean, shell
 from tests.kit import examples

@@ -11,7 +11,7 @@ import typer
 from typer.testing import CliRunner
 
 from pgworkd import cli_look
-from pgworkd.cli_app import app
+from pgworkd.cli.app import app
 from tests.engine.secrets_kit import PASSWORDS, leaks, secret_dsn
 from tests.engine.test_cli import clean
 from tests.engine.test_secrets import broken

@@ -10,7 +10,7 @@ from typing import TypeAlias
 import pytest
 from typer.testing import CliRunner
 
-from pgworkd.cli_app import app
+from pgworkd.cli.app import app
 from tests.engine.test_cli import Shell
 from tests.engine.test_cli_run import Start
 

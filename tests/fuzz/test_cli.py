@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from pgworkd.cli_app import app
+from pgworkd.cli.app import app
 from tests.fuzz.kit import in_time, nowhere
 from tests.kit import examples
 

@@ -19,7 +19,7 @@ from uuid import uuid4
 import asyncpg
 import pytest
 
-from pgworkd import cli_app
+from pgworkd.cli import app
 from pgworkd.engine.registry import App
 from pgworkd.words.job import Job
 from tests.kit import LIMIT_S, running, until, waits_for_status
@@ -157,7 +157,7 @@ async def test_a_batch_in_sql_runs_as_it_stands(db: asyncpg.Connection[Any]) -> 
 def test_every_command_of_readme_exists(line: str) -> None:
     import typer
 
-    command = typer.main.get_command(cli_app.app)
+    command = typer.main.get_command(app.app)
     first, _, second = line.partition(" ")
     assert first in command.commands  # type: ignore[attr-defined]
     group = getattr(command.commands[first], "commands", None)  # type: ignore[attr-defined]

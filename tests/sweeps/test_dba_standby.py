@@ -15,7 +15,7 @@ import psycopg
 import pytest
 import typer
 
-from pgworkd.cli_app import app
+from pgworkd.cli.app import app
 from pgworkd.database import schema
 from pgworkd.embedded import EmbeddedPostgres
 from tests.engine.test_cli import NOBODY, Shell, clean
