@@ -9,7 +9,7 @@ from uuid import UUID
 import typer
 
 from pgworkd import cli_bulk
-from pgworkd.cli_ask import Dsn, Json, KindOption, QueueOption, Status, Yes, ask, instant_of, look, stdin_text
+from pgworkd.cli.common import Dsn, Json, KindOption, QueueOption, Status, Yes, ask, instant_of, look, stdin_text
 from pgworkd.cli_bulk import CHUNK, Bulk
 from pgworkd.cli_text import as_json, note, out, parsed, table
 from pgworkd.errors import UsageError

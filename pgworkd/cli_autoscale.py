@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pgworkd import cli_signals
-from pgworkd.cli_ask import Dsn, hinted, settings_of
+from pgworkd.cli.common import Dsn, hinted, settings_of
 from pgworkd.errors import PgworkdError, UsageError
 from pgworkd.settings.file import NAME_CHARS_MAX
 

@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, Literal
 
 from pgworkd.admin.doctor_queries import DEAD_MAX
-from pgworkd.cli_ask import Dsn, Json, look, settings_of
+from pgworkd.cli.common import Dsn, Json, look, settings_of
 from pgworkd.cli_health import Finding, judged
 from pgworkd.cli_text import as_json, out
 from pgworkd.errors import PgworkdError, SchemaError, UsageError

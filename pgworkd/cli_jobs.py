@@ -9,7 +9,7 @@ from uuid import UUID
 
 import typer
 
-from pgworkd.cli_ask import (
+from pgworkd.cli.common import (
     Dsn,
     Json,
     KindOption,

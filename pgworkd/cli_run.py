@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from pgworkd import cli_signals
-from pgworkd.cli_ask import Dsn, hinted, settings_of
+from pgworkd.cli.common import Dsn, hinted, settings_of
 from pgworkd.cli_text import note, out
 from pgworkd.errors import DatabaseError, DatabaseUnavailable, PgworkdError, UsageError
 

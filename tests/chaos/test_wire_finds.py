@@ -10,7 +10,7 @@ import asyncpg
 import pytest
 
 from pgworkd.admin.admin import Admin
-from pgworkd.cli_ask import hinted
+from pgworkd.cli.common import hinted
 from pgworkd.database import settle_statements
 from pgworkd.database.connection import LinkOptions
 from pgworkd.engine.life.maintenance import Periods

@@ -7,7 +7,7 @@ from uuid import UUID
 
 import pytest
 
-from pgworkd import cli_ask
+from pgworkd.cli import common
 from pgworkd.client.enqueueing import enqueue as drivers_enqueue
 from tests.engine.acts_kit import ME, enqueue, run
 from tests.engine.test_cli import NOBODY, Shell, clean, shell
@@ -169,7 +169,7 @@ def test_any_login_name_can_be_noted(shell: Shell, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("getpass.getuser", getuser)
     shell("cancel", enqueue(shell))
     who = shell.sql("SELECT who FROM pgworkd.audit")
-    assert who == cli_ask.operator()
+    assert who == common.operator()
     assert who.isascii()
     assert who.split("@")[0] == (login or "unknown").encode("ascii", "backslashreplace").decode()
     assert "\x1b" not in shell("audit").stdout

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import uuid
 
-from pgworkd import cli_ask
+from pgworkd.cli import common
 from tests.engine.test_cli import Shell, clean, shell
 
 __all__ = ["clean", "shell"]  # fixtures
@@ -84,7 +84,7 @@ def test_a_kept_key_is_freed_and_the_next_job_is_inserted(shell: Shell) -> None:
     assert shell("keys", "free", "mail", "k").stdout == "key k of queue mail is free\n"
     assert json.loads(shell("keys", "--json").stdout) == []
     (note,) = [row for row in json.loads(shell("audit", "--json").stdout) if row["what"] == "free_key"]
-    assert (note["who"], note["queue"], note["job_id"]) == (cli_ask.operator(), "mail", kept)
+    assert (note["who"], note["queue"], note["job_id"]) == (common.operator(), "mail", kept)
     assert "dedupe_key: k -> -" in shell("audit").stdout
     assert shell("enqueue", "mail", "--dedupe-key", "k").stdout.strip() != kept
 
