@@ -10,8 +10,8 @@ import typer
 
 from pgworkd import cli_bulk
 from pgworkd.cli.common import Dsn, Json, KindOption, QueueOption, Status, Yes, ask, instant_of, look, stdin_text
+from pgworkd.cli.output import as_json, note, out, parsed, table
 from pgworkd.cli_bulk import CHUNK, Bulk
-from pgworkd.cli_text import as_json, note, out, parsed, table
 from pgworkd.errors import UsageError
 from pgworkd.words.validation import counted
 

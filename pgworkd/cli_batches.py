@@ -9,7 +9,7 @@ from uuid import UUID
 import typer
 
 from pgworkd.cli.common import Dsn, Json, ask, look
-from pgworkd.cli_text import as_json, is_terminal, out, table
+from pgworkd.cli.output import as_json, is_terminal, out, table
 from pgworkd.errors import BatchClosed, UsageError
 from pgworkd.words.redaction import escaped
 from pgworkd.words.validation import counted

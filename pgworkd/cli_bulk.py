@@ -18,7 +18,7 @@ from uuid import UUID
 import typer
 
 from pgworkd.cli.common import ask, confirm, known
-from pgworkd.cli_text import as_json, note, out
+from pgworkd.cli.output import as_json, note, out
 from pgworkd.errors import PgworkdError
 from pgworkd.words.validation import counted
 

@@ -22,7 +22,7 @@ from pgworkd.cli.common import (
     look,
     stdin_text,
 )
-from pgworkd.cli_text import as_json, cell, is_terminal, note, out, parsed, table
+from pgworkd.cli.output import as_json, cell, is_terminal, note, out, parsed, table
 from pgworkd.errors import PgworkdError, UsageError
 from pgworkd.words.redaction import escaped
 

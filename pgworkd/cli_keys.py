@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pgworkd.cli.common import Dsn, Json, QueueOption, ask, look
-from pgworkd.cli_text import as_json, note, out, table
+from pgworkd.cli.output import as_json, note, out, table
 from pgworkd.errors import UsageError
 from pgworkd.words.redaction import escaped
 

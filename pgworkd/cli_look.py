@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pgworkd.cli.common import Dsn, Json, QueueOption, look, unserved
-from pgworkd.cli_text import as_json, is_terminal, note, out, table
+from pgworkd.cli.output import as_json, is_terminal, note, out, table
 
 if TYPE_CHECKING:
     from pgworkd.admin.admin import Admin

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pgworkd.cli.common import Dsn, Json, QueueArgument, ask, instant_of, known, look, unserved
-from pgworkd.cli_text import as_json, is_terminal, out, table
+from pgworkd.cli.output import as_json, is_terminal, out, table
 from pgworkd.errors import UsageError
 from pgworkd.words.redaction import escaped
 

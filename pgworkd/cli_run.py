@@ -11,7 +11,7 @@ import typer
 
 from pgworkd import cli_signals
 from pgworkd.cli.common import Dsn, hinted, settings_of
-from pgworkd.cli_text import note, out
+from pgworkd.cli.output import note, out
 from pgworkd.errors import DatabaseError, DatabaseUnavailable, PgworkdError, UsageError
 
 Data = Annotated[

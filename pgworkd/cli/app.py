@@ -25,8 +25,8 @@ from pgworkd import (
     cli_run,
     cli_schedules,
 )
+from pgworkd.cli.output import note, out
 from pgworkd.cli_signals import StopAsked
-from pgworkd.cli_text import note, out
 from pgworkd.errors import PgworkdError, SchemaError, UsageError
 
 # typer raises subclasses of this for a wrong command line; only BadParameter has had a public name in all versions.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from pgworkd.cli_text import note
+from pgworkd.cli.output import note
 from pgworkd.errors import DatabaseError, DatabaseUnavailable, OutcomeUnknown, PgworkdError, UsageError
 
 if TYPE_CHECKING:

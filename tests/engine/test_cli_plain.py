@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from pgworkd import cli_text
 from pgworkd.admin.queries import Job
+from pgworkd.cli import output
 from pgworkd.cli.app import app
 from pgworkd.cli_jobs import _print_job
 from tests.engine.test_cli import Shell, clean, shell
@@ -107,7 +107,7 @@ def printed(monkeypatch: pytest.MonkeyPatch) -> Any:
 @examples(50)
 @given(texts=st.lists(st.text(max_size=30), min_size=2, max_size=2), names=st.lists(st.text(max_size=9), max_size=3))
 def test_any_text_in_a_table_is_one_row(printed: Any, terminal: bool, texts: list[str], names: list[str]) -> None:
-    said = printed(cli_text.table, ("a", "b", "c"), [(*texts, names)], terminal=terminal)
+    said = printed(output.table, ("a", "b", "c"), [(*texts, names)], terminal=terminal)
     assert FORBIDDEN.isdisjoint(said)
     assert said.count("\n") == 2
     said.encode()
@@ -121,5 +121,5 @@ def test_any_text_in_a_job_stays_in_its_place(printed: Any, text: str) -> None:
     said = printed(_print_job, Job(**fields), fields | {"errors": errors})
     assert FORBIDDEN.isdisjoint(said)
     said.encode()
-    assert json.loads(printed(cli_text.as_json, fields)) == fields
-    assert FORBIDDEN.isdisjoint(printed(cli_text.as_json, fields))
+    assert json.loads(printed(output.as_json, fields)) == fields
+    assert FORBIDDEN.isdisjoint(printed(output.as_json, fields))

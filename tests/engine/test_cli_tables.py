@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from pgworkd import cli_text
+from pgworkd.cli import output
 from pgworkd.cli.app import app
 from pgworkd.cli_table import terminal_table
 from tests.engine.test_cli import Shell, clean, shell
@@ -27,7 +27,7 @@ __all__ = ["clean", "shell"]  # fixtures
 def test_a_pipe_gets_columns_as_wide_as_they_are_and_texts_that_are_cut(shell: Shell) -> None:
     shell.die("q", error="x" * 3000)
     line = shell("jobs").stdout.splitlines()[1]
-    assert line.endswith(" " + "x" * (cli_text.CELL_CHARS_MAX - 1) + "\u2026")
+    assert line.endswith(" " + "x" * (output.CELL_CHARS_MAX - 1) + "\u2026")
     assert json.loads(shell("jobs", "--json").stdout)[0]["error"] == "x" * 3000
 
 
@@ -50,7 +50,7 @@ def test_a_terminal_gets_a_table_that_fits(monkeypatch: pytest.MonkeyPatch, caps
     rows = [("[red]a", 3, 0, "x" * 100), ("b", None, None, "short")]
 
     def shown(columns: int, rows: Any = rows, **how: bool) -> list[str]:
-        return on_terminal(columns, lambda: cli_text.table(("id", "count", "none", "error"), rows, **how), monkeypatch)
+        return on_terminal(columns, lambda: output.table(("id", "count", "none", "error"), rows, **how), monkeypatch)
 
     line = "[red]a      3     0  "
     assert shown(60) == ["id      count  none  error", line + "x" * 38 + "\u2026", "b           -     -  short"]
@@ -71,7 +71,7 @@ def test_any_table_fits_any_terminal(data: st.DataObject, width: int) -> None:
     rows = data.draw(st.lists(st.tuples(*(value for _ in columns)), min_size=1, max_size=4))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("COLUMNS", str(width))
-        text, left_out = terminal_table(columns, rows, cli_text.cell)
+        text, left_out = terminal_table(columns, rows, output.cell)
     lines = text.split("\n")
     assert len(lines) == 1 + len(rows)
     assert max(map(cell_len, lines)) <= width
