@@ -78,7 +78,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, whole: bo
     """
     rows = list(rows)
     if is_terminal():
-        from pgworkd.cli_table import terminal_table
+        from pgworkd.cli.table import terminal_table
 
         text, left_out = terminal_table(columns, rows, cell, whole=whole) if rows else ("nothing", [])
         out(text)

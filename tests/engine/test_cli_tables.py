@@ -17,7 +17,7 @@ from rich.cells import cell_len
 
 from pgworkd.cli import output
 from pgworkd.cli.app import app
-from pgworkd.cli_table import terminal_table
+from pgworkd.cli.table import terminal_table
 from tests.engine.test_cli import Shell, clean, shell
 from tests.kit import examples
 
