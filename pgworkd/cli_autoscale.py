@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pgworkd import cli_signals
+from pgworkd.cli import signals
 from pgworkd.cli.common import Dsn, hinted, settings_of
 from pgworkd.errors import PgworkdError, UsageError
 from pgworkd.settings.file import NAME_CHARS_MAX
@@ -73,9 +73,9 @@ def autoscale(
     _check_crew(unit, command or [])
     settings = settings_of(dsn)
     log.configure(settings.log_level, settings.log_format)
-    cli_signals.hold()
+    signals.hold()
     code = anyio.run(_run, settings, queue, rules, (unit, command or [], dsn), every_s, stop_timeout_s)
-    cli_signals.ignore()
+    signals.ignore()
     return code
 
 
@@ -106,7 +106,7 @@ async def _run(
             every_s=every_s,
             stop_timeout_s=stop_timeout_s,
         )
-        if cli_signals.asked():
+        if signals.asked():
             scaler.request_stop()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_obey, signals, scaler)
@@ -121,7 +121,7 @@ async def _run(
 
 
 async def _obey(signals: AsyncIterator[signal.Signals], scaler: Autoscaler) -> None:
-    urgency = int(cli_signals.asked())
+    urgency = int(signals.asked())
     async for _ in signals:
         urgency += 1
         scaler.request_stop(urgency)

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from pgworkd import cli_signals
+from pgworkd.cli import signals
 from pgworkd.cli.common import Dsn, hinted, settings_of
 from pgworkd.cli.output import note, out
 from pgworkd.errors import DatabaseError, DatabaseUnavailable, PgworkdError, UsageError
@@ -146,7 +146,7 @@ def dev(*, data: Data = None) -> None:
             time.sleep(0.5)
         raise PgworkdError("Postgres has ended by itself" + ("" if data is None else f": see {data}/server.log"))
     finally:
-        cli_signals.ignore()
+        signals.ignore()
         server.stop()
 
 

@@ -26,7 +26,7 @@ from pgworkd import (
     cli_schedules,
 )
 from pgworkd.cli.output import note, out
-from pgworkd.cli_signals import StopAsked
+from pgworkd.cli.signals import StopAsked
 from pgworkd.errors import PgworkdError, SchemaError, UsageError
 
 # typer raises subclasses of this for a wrong command line; only BadParameter has had a public name in all versions.

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import sys
 
-from pgworkd import cli_signals
+from pgworkd.cli import signals
 
 _SERVICES = {"run", "dev", "autoscale"}
 
@@ -26,11 +26,11 @@ def main() -> None:
     """Runs the command line and ends the process with its exit code."""
     try:
         if _SERVICES.intersection(sys.argv[1:2]):
-            cli_signals.stand_by()
+            signals.stand_by()
         from pgworkd.cli.app import app  # takes long enough to be hit by a signal
 
         app()
-    except cli_signals.StopAsked:
+    except signals.StopAsked:
         sys.exit(0)
 
 

@@ -12,7 +12,8 @@ import anyio
 import pytest
 import structlog
 
-from pgworkd import cli_serve, cli_signals
+from pgworkd import cli_serve
+from pgworkd.cli import signals
 from pgworkd.engine.registry import App
 from pgworkd.settings.config import Settings, load
 
