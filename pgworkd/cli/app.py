@@ -22,9 +22,9 @@ from pgworkd import (
     cli_keys,
     cli_look,
     cli_queues,
-    cli_run,
     cli_schedules,
 )
+from pgworkd.cli import run
 from pgworkd.cli.output import note, out
 from pgworkd.cli.signals import StopAsked
 from pgworkd.errors import PgworkdError, SchemaError, UsageError
@@ -141,7 +141,7 @@ def _root(
 
 
 _PANELS: dict[str, tuple[Callable[..., Any], ...]] = {
-    "Run": (cli_run.run, cli_run.migrate, cli_run.grants, cli_run.dev, cli_run.demo),
+    "Run": (run.run, run.migrate, run.grants, run.dev, run.demo),
     "Jobs": (
         *(cli_jobs.enqueue, cli_jobs.jobs, cli_jobs.job),
         *(cli_acts.retry, cli_acts.cancel, cli_acts.discard, cli_acts.undepend, cli_acts.edit, cli_acts.audit),
