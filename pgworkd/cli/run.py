@@ -61,7 +61,7 @@ def run(
 
     All settings can also be given as PGWORKD_... or in pgworkd.toml: see pgworkd config show.
     """
-    from pgworkd.cli_serve import serve
+    from pgworkd.cli.serve import serve
 
     flags: dict[str, object] = {
         "app": app,

@@ -51,7 +51,7 @@ BUGS = (
     ),
     python(
         "nobody is warned of a stop that its container cuts short",
-        "cli_serve",
+        "cli/serve",
         '    if settings.origin("shutdown_s") != "default":',
         "    if True:",
         tests="tests/engine/test_cli_serve.py",

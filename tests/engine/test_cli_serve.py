@@ -12,8 +12,7 @@ import anyio
 import pytest
 import structlog
 
-from pgworkd import cli_serve
-from pgworkd.cli import signals
+from pgworkd.cli import serve, signals
 from pgworkd.engine.registry import App
 from pgworkd.settings.config import Settings, load
 
@@ -22,7 +21,7 @@ NOBODY = "postgresql://nobody@127.0.0.1:1/nothing"
 
 @pytest.fixture
 def service() -> Iterator[Any]:
-    yield cli_serve._Service(Settings(dsn=NOBODY, shutdown_s=0, log_format="json"), {})
+    yield serve._Service(Settings(dsn=NOBODY, shutdown_s=0, log_format="json"), {})
     structlog.reset_defaults()
 
 
@@ -80,5 +79,5 @@ def test_a_stop_longer_than_its_container_allows_is_warned_of_at_the_start(
         monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
     if place == "docker":
         (tmp_path / "mark").touch()
-    notes = cli_serve._stop_notes(load(dsn=NOBODY, **chosen))
+    notes = serve._stop_notes(load(dsn=NOBODY, **chosen))
     assert (told is None and notes == []) or (told is not None and len(notes) == 1 and told in notes[0])

@@ -17,7 +17,7 @@ import asyncpg
 import pytest
 import structlog
 
-from pgworkd import cli_serve
+from pgworkd.cli import serve
 from pgworkd.engine.attempts import Held
 from pgworkd.engine.claim.prefetch import Pace
 from pgworkd.engine.life.daemon import Daemon
@@ -260,7 +260,7 @@ async def test_a_level_that_is_lowered_by_a_signal_is_heard_at_once_and_raised_a
     monkeypatch.setattr(sys, "stderr", lines)
     monkeypatch.setenv("PGWORKD_LOG_LEVEL", "warning")
     flags = {"dsn": dsn, "log_format": "json"}
-    service = cli_serve._Service(load(**flags), flags)
+    service = serve._Service(load(**flags), flags)
     make, made = service._daemon, list[Daemon]()
 
     def daemon_of(app: App) -> Daemon:

@@ -13,8 +13,8 @@ from typing import Any
 import asyncpg
 import pytest
 
-from pgworkd import cli_serve
 from pgworkd.admin.admin import Admin
+from pgworkd.cli import serve
 from pgworkd.client.results import Results
 from pgworkd.database.connection import Link, LinkOptions, Listener, Transactions
 from pgworkd.embedded import EmbeddedPostgres
@@ -210,7 +210,7 @@ async def test_no_object_shows_it(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = Settings(dsn=dsn)
     app = App()
     app.handler("q")(handle)
-    options = cli_serve.options(settings)
+    options = serve.options(settings)
     daemon = Daemon(app, options)
     server = EmbeddedPostgres()
     monkeypatch.setattr(server, "_password", PASSWORDS["raw"])

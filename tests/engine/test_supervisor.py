@@ -16,7 +16,7 @@ import anyio
 import asyncpg
 import pytest
 
-from pgworkd import cli_serve
+from pgworkd.cli import serve
 from pgworkd.fleet import supervisor
 from pgworkd.settings.config import Settings
 from tests.engine.test_cli_run import NOBODY, Command, Start, start
@@ -192,7 +192,7 @@ def test_one_that_cannot_stop_when_the_supervisor_is_gone_ends(monkeypatch: pyte
     monkeypatch.setattr(cli_serve, "end_process", did.append)
     ours, theirs = os.pipe()
     os.close(theirs)
-    cli_serve._follow(ours, 0.001)
+    serve._follow(ours, 0.001)
     os.close(ours)
     assert did == [signal.SIGTERM, "the supervisor is gone, and the stop takes too long"]
 
@@ -307,7 +307,7 @@ async def test_when_all_hang_systemd_is_told_and_none_is_killed(play: Any, dsn: 
 
 
 def test_names_stay_within_what_a_worker_may_be_called() -> None:
-    options = cli_serve.options(Settings(dsn=NOBODY, worker_name="n" * 200))
+    options = serve.options(Settings(dsn=NOBODY, worker_name="n" * 200))
     names = supervisor.Supervisor(options, 64)._names
     assert len(set(names)) == 64
     assert {len(Settings(worker_name=name).worker_name) for name in names} == {199, 200}

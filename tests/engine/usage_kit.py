@@ -38,7 +38,7 @@ UsageCheck: TypeAlias = Callable[[Usage], None]
 def bare(*args: str) -> str:
     """The one line that says what is wrong with this command; of settings it sees files and environment only."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pgworkd.cli_serve._Service", None)  # a daemon that starts all the same would run here for ever
+        patch.setattr("pgworkd.cli.serve._Service", None)  # a daemon that starts all the same would run here for ever
         result = CliRunner().invoke(app, args, catch_exceptions=False)
     assert result.exit_code == 2, result.output
     assert not result.stdout
