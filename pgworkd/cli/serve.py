@@ -19,6 +19,7 @@ import anyio
 import structlog
 
 from pgworkd.cli import signals
+from pgworkd.cli.load_app import load_app
 from pgworkd.database.connection import LinkOptions
 from pgworkd.engine.life.daemon import FLUSH_GRACE_S, Daemon, Options
 from pgworkd.engine.life.heartbeat import end_process
@@ -28,7 +29,6 @@ from pgworkd.engine.run import liveness_pipe
 from pgworkd.errors import PgworkdError, UsageError
 from pgworkd.fleet.sd_notify import SystemdNotifier
 from pgworkd.fleet.supervisor import SUPERVISED, Introduction, Supervisor
-from pgworkd.loader import load_app
 from pgworkd.settings.config import Settings, load
 from pgworkd.words import log
 from pgworkd.words.events import Events, Listener

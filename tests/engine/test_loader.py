@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from pgworkd.cli.load_app import load_app
 from pgworkd.engine.registry import App
 from pgworkd.errors import UsageError
-from pgworkd.loader import load_app
 
 Write = Callable[[str, str], Path]
 
