@@ -13,18 +13,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from pgworkd import (
-    cli_acts,
-    cli_autoscale,
-    cli_batches,
-    cli_doctor,
-    cli_jobs,
-    cli_keys,
-    cli_look,
-    cli_queues,
-    cli_schedules,
-)
-from pgworkd.cli import run
+from pgworkd import cli_acts, cli_autoscale, cli_batches, cli_doctor, cli_keys, cli_look, cli_queues, cli_schedules
+from pgworkd.cli import jobs, run
 from pgworkd.cli.output import note, out
 from pgworkd.cli.signals import StopAsked
 from pgworkd.errors import PgworkdError, SchemaError, UsageError
@@ -143,7 +133,7 @@ def _root(
 _PANELS: dict[str, tuple[Callable[..., Any], ...]] = {
     "Run": (run.run, run.migrate, run.grants, run.dev, run.demo),
     "Jobs": (
-        *(cli_jobs.enqueue, cli_jobs.jobs, cli_jobs.job),
+        *(jobs.enqueue, jobs.jobs, jobs.job),
         *(cli_acts.retry, cli_acts.cancel, cli_acts.discard, cli_acts.undepend, cli_acts.edit, cli_acts.audit),
     ),
     "Fleet": (

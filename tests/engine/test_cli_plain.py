@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from pgworkd.admin.queries import Job
 from pgworkd.cli import output
 from pgworkd.cli.app import app
-from pgworkd.cli_jobs import _print_job
+from pgworkd.cli.jobs import _print_job
 from tests.engine.test_cli import Shell, clean, shell
 from tests.kit import examples
 
