@@ -13,8 +13,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from pgworkd import cli_acts, cli_autoscale, cli_batches, cli_doctor, cli_keys, cli_look, cli_queues, cli_schedules
-from pgworkd.cli import jobs, run
+from pgworkd import cli_autoscale, cli_batches, cli_doctor, cli_keys, cli_look, cli_queues, cli_schedules
+from pgworkd.cli import job_operations, jobs, run
 from pgworkd.cli.output import note, out
 from pgworkd.cli.signals import StopAsked
 from pgworkd.errors import PgworkdError, SchemaError, UsageError
@@ -134,7 +134,14 @@ _PANELS: dict[str, tuple[Callable[..., Any], ...]] = {
     "Run": (run.run, run.migrate, run.grants, run.dev, run.demo),
     "Jobs": (
         *(jobs.enqueue, jobs.jobs, jobs.job),
-        *(cli_acts.retry, cli_acts.cancel, cli_acts.discard, cli_acts.undepend, cli_acts.edit, cli_acts.audit),
+        *(
+            job_operations.retry,
+            job_operations.cancel,
+            job_operations.discard,
+            job_operations.undepend,
+            job_operations.edit,
+            job_operations.audit,
+        ),
     ),
     "Fleet": (
         *(cli_queues.pause, cli_queues.resume, cli_look.workers, cli_look.stats),

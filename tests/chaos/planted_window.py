@@ -58,7 +58,7 @@ BUGS = (
     ),
     python(
         "a verb that left jobs alone does not say why",
-        "cli_acts",
+        "cli/job_operations",
         "return list((await admin.refusals(act, rest)).values()) if rest else []",
         "return []",
         tests="tests/engine/test_cli_refusals.py",
