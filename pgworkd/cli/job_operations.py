@@ -8,10 +8,10 @@ from uuid import UUID
 
 import typer
 
-from pgworkd import cli_bulk
+from pgworkd.cli import bulk
+from pgworkd.cli.bulk import CHUNK, Bulk
 from pgworkd.cli.common import Dsn, Json, KindOption, QueueOption, Status, Yes, ask, instant_of, look, stdin_text
 from pgworkd.cli.output import as_json, note, out, parsed, table
-from pgworkd.cli_bulk import CHUNK, Bulk
 from pgworkd.errors import UsageError
 from pgworkd.words.validation import counted
 
@@ -78,7 +78,7 @@ def retry(
         return {"retried": len(answer.changed)}, await _refused(admin, "retry", some, answer.changed)
 
     told = {"retried": "will run again"}
-    return cli_bulk.through(dsn, Bulk("retry", act, told), which, limit=limit, yes=yes, json=json)
+    return bulk.through(dsn, Bulk("retry", act, told), which, limit=limit, yes=yes, json=json)
 
 
 def cancel(
@@ -107,7 +107,7 @@ def cancel(
         return counts, await _refused(admin, "cancel", some, done)
 
     told = {"cancelled": "cancelled", "requested": "running, and told to end"}
-    return cli_bulk.through(dsn, Bulk("cancel", act, told), which, limit=limit, yes=yes, json=json)
+    return bulk.through(dsn, Bulk("cancel", act, told), which, limit=limit, yes=yes, json=json)
 
 
 def discard(
@@ -133,7 +133,7 @@ def discard(
         return await _discard(admin, some)
 
     told = {"discarded": "discarded"}
-    return cli_bulk.through(dsn, Bulk("discard", act, told), which, limit=limit, yes=yes, json=json)
+    return bulk.through(dsn, Bulk("discard", act, told), which, limit=limit, yes=yes, json=json)
 
 
 def undepend(

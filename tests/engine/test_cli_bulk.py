@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from pgworkd import cli_bulk
 from pgworkd.admin.admin import Admin
+from pgworkd.cli import bulk
 from pgworkd.errors import DatabaseUnavailable
 from tests.engine.acts_kit import ME, count, enqueue, many, run
 from tests.engine.test_cli import Shell, clean, shell
@@ -112,10 +112,10 @@ def on_terminal(monkeypatch: pytest.MonkeyPatch, answer: bool) -> list[str]:
     def confirm(text: str, **_: Any) -> bool:
         asked.append(text)
         if not answer:
-            raise cli_bulk.typer.Abort
+            raise bulk.typer.Abort
         return True
 
-    monkeypatch.setattr(cli_bulk.typer, "confirm", confirm)
+    monkeypatch.setattr(bulk.typer, "confirm", confirm)
     monkeypatch.setattr(cli_bulk, "sys", type("", (), {"stdin": Terminal(), "stderr": Terminal()}))
     return asked
 
