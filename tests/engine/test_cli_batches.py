@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from pgworkd import cli_batches
+from pgworkd.cli import batches
 from pgworkd.client.enqueueing import batch
 from tests.engine.test_cli import NOBODY, Shell, clean, shell
 
