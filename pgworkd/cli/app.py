@@ -13,8 +13,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from pgworkd import cli_autoscale, cli_doctor, cli_keys, cli_look, cli_schedules
-from pgworkd.cli import batches, job_operations, jobs, queues, run
+from pgworkd import cli_autoscale, cli_doctor, cli_keys, cli_look
+from pgworkd.cli import batches, job_operations, jobs, queues, run, schedules
 from pgworkd.cli.output import note, out
 from pgworkd.cli.signals import StopAsked
 from pgworkd.errors import PgworkdError, SchemaError, UsageError
@@ -154,7 +154,7 @@ for _panel, _commands in _PANELS.items():
 # What follows the command that it is to run belongs to that, with or without -- in between.
 app.command(rich_help_panel="Run", context_settings={"allow_interspersed_args": False})(cli_autoscale.autoscale)
 app.add_typer(queues.group, name="queues", rich_help_panel="Fleet")
-app.add_typer(cli_schedules.group, name="schedules", rich_help_panel="Fleet")
+app.add_typer(schedules.group, name="schedules", rich_help_panel="Fleet")
 app.add_typer(batches.group, name="batches", rich_help_panel="Jobs")
 app.add_typer(cli_keys.group, name="keys", rich_help_panel="Jobs")
 config_app.command("show")(cli_look.config_show)
