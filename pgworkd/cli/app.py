@@ -13,8 +13,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from pgworkd import cli_autoscale, cli_doctor, cli_look
-from pgworkd.cli import batches, job_operations, jobs, keys, queues, run, schedules
+from pgworkd import cli_autoscale, cli_doctor
+from pgworkd.cli import batches, fleet, job_operations, jobs, keys, queues, run, schedules
 from pgworkd.cli.output import note, out
 from pgworkd.cli.signals import StopAsked
 from pgworkd.errors import PgworkdError, SchemaError, UsageError
@@ -144,7 +144,7 @@ _PANELS: dict[str, tuple[Callable[..., Any], ...]] = {
         ),
     ),
     "Fleet": (
-        *(queues.pause, queues.resume, cli_look.workers, cli_look.stats),
+        *(queues.pause, queues.resume, fleet.workers, fleet.stats),
         cli_doctor.doctor,
     ),
 }
@@ -157,5 +157,5 @@ app.add_typer(queues.group, name="queues", rich_help_panel="Fleet")
 app.add_typer(schedules.group, name="schedules", rich_help_panel="Fleet")
 app.add_typer(batches.group, name="batches", rich_help_panel="Jobs")
 app.add_typer(keys.group, name="keys", rich_help_panel="Jobs")
-config_app.command("show")(cli_look.config_show)
+config_app.command("show")(fleet.config_show)
 app.add_typer(config_app, name="config", rich_help_panel="Run")

@@ -10,7 +10,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from pgworkd import cli_look
+from pgworkd.cli import fleet
 from pgworkd.cli.app import app
 from tests.engine.secrets_kit import PASSWORDS, leaks, secret_dsn
 from tests.engine.test_cli import clean
