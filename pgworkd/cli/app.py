@@ -13,8 +13,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from pgworkd import cli_autoscale, cli_doctor
-from pgworkd.cli import batches, fleet, job_operations, jobs, keys, queues, run, schedules
+from pgworkd import cli_autoscale
+from pgworkd.cli import batches, doctor, fleet, job_operations, jobs, keys, queues, run, schedules
 from pgworkd.cli.output import note, out
 from pgworkd.cli.signals import StopAsked
 from pgworkd.errors import PgworkdError, SchemaError, UsageError
@@ -145,7 +145,7 @@ _PANELS: dict[str, tuple[Callable[..., Any], ...]] = {
     ),
     "Fleet": (
         *(queues.pause, queues.resume, fleet.workers, fleet.stats),
-        cli_doctor.doctor,
+        doctor.doctor,
     ),
 }
 for _panel, _commands in _PANELS.items():

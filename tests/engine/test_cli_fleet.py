@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pgworkd.admin.queries import Server
-from pgworkd.cli_doctor import _judge_clock, _judge_notifications, _judge_server
+from pgworkd.cli.doctor import _judge_clock, _judge_notifications, _judge_server
 from tests.engine.test_cli import Shell, clean, run_bare, shell
 
 __all__ = ["clean", "shell"]  # fixtures
@@ -121,7 +121,7 @@ def test_doctor_reports_a_database_it_cannot_reach(shell: Shell, empty_dsn: str)
 
 
 def test_an_old_transaction_is_named(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pgworkd.cli_doctor.TRANSACTION_WARN_S", 0.0)
+    monkeypatch.setattr("pgworkd.cli.doctor.TRANSACTION_WARN_S", 0.0)
     with shell.db.transaction():
         shell.sql("SELECT 1")
         assert f"pid {shell.db.info.backend_pid} (" in shell("doctor").stdout
