@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Literal
 
 from pgworkd.admin.doctor_queries import DEAD_MAX
 from pgworkd.cli.common import Dsn, Json, look, settings_of
+from pgworkd.cli.health import Finding, judged
 from pgworkd.cli.output import as_json, out
-from pgworkd.cli_health import Finding, judged
 from pgworkd.errors import PgworkdError, SchemaError, UsageError
 from pgworkd.settings.tls import weakness
 from pgworkd.words.redaction import escaped

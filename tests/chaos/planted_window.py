@@ -44,7 +44,7 @@ BUGS = (
     ),
     python(
         "doctor does not see jobs behind dead ones",
-        "cli_health",
+        "cli/health",
         "_behind(health), ",
         "[], ",
         tests="tests/engine/test_cli_health.py",
