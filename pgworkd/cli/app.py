@@ -13,8 +13,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from pgworkd import cli_autoscale
-from pgworkd.cli import batches, doctor, fleet, job_operations, jobs, keys, queues, run, schedules
+from pgworkd.cli import autoscale, batches, doctor, fleet, job_operations, jobs, keys, queues, run, schedules
 from pgworkd.cli.output import note, out
 from pgworkd.cli.signals import StopAsked
 from pgworkd.errors import PgworkdError, SchemaError, UsageError
@@ -152,7 +151,7 @@ for _panel, _commands in _PANELS.items():
     for _command in _commands:
         app.command(rich_help_panel=_panel)(_command)
 # What follows the command that it is to run belongs to that, with or without -- in between.
-app.command(rich_help_panel="Run", context_settings={"allow_interspersed_args": False})(cli_autoscale.autoscale)
+app.command(rich_help_panel="Run", context_settings={"allow_interspersed_args": False})(autoscale.autoscale)
 app.add_typer(queues.group, name="queues", rich_help_panel="Fleet")
 app.add_typer(schedules.group, name="schedules", rich_help_panel="Fleet")
 app.add_typer(batches.group, name="batches", rich_help_panel="Jobs")

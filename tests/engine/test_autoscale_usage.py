@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from pgworkd import cli_autoscale
+from pgworkd.cli import autoscale
 from tests.engine.test_cli import clean, run_bare
 
 __all__ = ["clean"]  # a fixture
