@@ -20,7 +20,8 @@ from typing import Any
 import asyncpg
 import pytest
 
-from pgworkd import demo, demo_jobs
+from pgworkd import demo_jobs
+from pgworkd.demo import demo
 from pgworkd.demo_view import Balance, Tally, verdict
 from pgworkd.embedded import EmbeddedPostgres, EmbeddedUnavailable
 from pgworkd.errors import PgworkdError, UsageError
