@@ -16,7 +16,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from pgworkd.demo_jobs import QUEUES
+from pgworkd.demo.jobs import QUEUES
 from pgworkd.words import events
 from pgworkd.words.validation import counted
 

@@ -20,8 +20,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from pgworkd import demo_jobs
-from pgworkd.demo import demo
+from pgworkd.demo import demo, jobs
 from pgworkd.demo_view import Balance, Tally, verdict
 from pgworkd.embedded import EmbeddedPostgres, EmbeddedUnavailable
 from pgworkd.errors import PgworkdError, UsageError
@@ -95,9 +94,9 @@ def test_the_demo_ends_well_and_its_numbers_add_up(outcome: Outcome) -> None:
         lines = output.splitlines()
         table = lines[next(n for n, line in enumerate(lines) if line.startswith("queue ")) :]
         rows = {cells[0]: [int(c) for c in cells[1:7]] for cells in map(str.split, table[1 : table.index("")])}
-        assert set(rows) == {*demo_jobs.QUEUES, "all"}
+        assert set(rows) == {*jobs.QUEUES, "all"}
         assert all(inserted == sum(states) for inserted, *states in rows.values())
-        assert [sum(column) for column in zip(*(rows[q] for q in demo_jobs.QUEUES), strict=True)] == rows["all"]
+        assert [sum(column) for column in zip(*(rows[q] for q in jobs.QUEUES), strict=True)] == rows["all"]
         assert all(len(line) <= 80 for line in table[: table.index("")])
     assert "carried over from an earlier run" in outcome.outputs[1]
 
@@ -137,7 +136,7 @@ async def test_the_poisoned_job_is_dead_and_the_unknown_kind_waits_unspent(left:
     poisoned = (await left.fetch(query, "inference_crash"))[0]
     assert tuple(poisoned)[:3] == ("dead", 3, 3)
     assert "ended with exit code" in poisoned["error"]
-    unknown = (await left.fetch(query, demo_jobs.UNKNOWN_KIND))[0]
+    unknown = (await left.fetch(query, jobs.UNKNOWN_KIND))[0]
     assert tuple(unknown) == ("pending", 1, 0, f"no handler for kind '{demo_jobs.UNKNOWN_KIND}'")
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from pgworkd import demo_jobs
+from pgworkd.demo import jobs
 from pgworkd.demo_downstream import Answer, Downstream, post
 from pgworkd.demo_view import Tally, printable
 from pgworkd.errors import PermanentError
@@ -25,33 +25,33 @@ def test_only_readable_text_is_taken(tmp_path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("" if path.name == "zero" else "some text")
     (tmp_path / "binary").write_bytes(b"a\0b")
-    (tmp_path / "huge").write_bytes(b"x" * (demo_jobs.FILE_BYTES_MAX + 1))
+    (tmp_path / "huge").write_bytes(b"x" * (jobs.FILE_BYTES_MAX + 1))
     (tmp_path / "link").symlink_to(wanted[0])
     (tmp_path / "name-\udcff").write_text("its name is not UTF-8")
     os.mkfifo(tmp_path / "fifo")
-    assert [path for path, _ in demo_jobs.text_files(tmp_path)] == wanted
-    assert demo_jobs.text_files(tmp_path, deep=False) == [(wanted[0], 9)]
-    assert demo_jobs.text_files(tmp_path / "gone") == []
+    assert [path for path, _ in jobs.text_files(tmp_path)] == wanted
+    assert jobs.text_files(tmp_path, deep=False) == [(wanted[0], 9)]
+    assert jobs.text_files(tmp_path / "gone") == []
 
 
 def test_a_file_that_is_gone_is_a_permanent_error_and_odd_bytes_are_not(tmp_path: Path) -> None:
     with pytest.raises(PermanentError, match="No such file"):
-        demo_jobs.read_text(str(tmp_path / "gone"))
+        jobs.read_text(str(tmp_path / "gone"))
     (tmp_path / "odd").write_bytes(b"caf\xe9 \xff\xfe bar")
-    assert demo_jobs.embedding_of(demo_jobs.read_text(str(tmp_path / "odd")))[0] == 2
+    assert jobs.embedding_of(jobs.read_text(str(tmp_path / "odd")))[0] == 2
 
 
 def test_text_without_words_has_the_vector_of_zeros() -> None:
-    assert demo_jobs.embedding_of("-- !!") == (0, [0.0] * 256)
+    assert jobs.embedding_of("-- !!") == (0, [0.0] * 256)
 
 
 def test_every_drawn_text_is_recognised_without_noise() -> None:
     rng = random.Random(1)  # noqa: S311
-    for mark in demo_jobs.FONT:
-        assert demo_jobs.recognise(demo_jobs.draw(mark * 3, rng, noise=0), 3) == mark * 3
+    for mark in jobs.FONT:
+        assert jobs.recognise(jobs.draw(mark * 3, rng, noise=0), 3) == mark * 3
     for _ in range(50):
-        text = "".join(rng.choices(list(demo_jobs.FONT), k=rng.randint(1, 24)))
-        assert demo_jobs.recognise(demo_jobs.draw(text, rng, noise=0), len(text)) == text
+        text = "".join(rng.choices(list(jobs.FONT), k=rng.randint(1, 24)))
+        assert jobs.recognise(jobs.draw(text, rng, noise=0), len(text)) == text
 
 
 def test_noise_is_mostly_seen_through_and_too_much_is_not() -> None:
@@ -59,18 +59,18 @@ def test_noise_is_mostly_seen_through_and_too_much_is_not() -> None:
         rng = random.Random(2)  # noqa: S311
         wrong = 0
         for _ in range(40):
-            text = "".join(rng.choices(list(demo_jobs.FONT), k=10))
-            read = demo_jobs.recognise(demo_jobs.draw(text, rng, noise), 10)
+            text = "".join(rng.choices(list(jobs.FONT), k=10))
+            read = jobs.recognise(jobs.draw(text, rng, noise), 10)
             wrong += sum(a != b for a, b in zip(text, read, strict=True))
         return wrong / 400
 
-    assert share_wrong(demo_jobs.NOISE) < 0.05
+    assert share_wrong(jobs.NOISE) < 0.05
     assert share_wrong(0.5) > 0.8  # it recognises; it does not know
 
 
 def test_the_glyphs_differ() -> None:
-    shapes = [tuple(rows) for rows in demo_jobs.FONT.values()]
-    assert all(len(rows) == demo_jobs.HEIGHT and max(rows) < 32 for rows in shapes)
+    shapes = [tuple(rows) for rows in jobs.FONT.values()]
+    assert all(len(rows) == jobs.HEIGHT and max(rows) < 32 for rows in shapes)
     for one, other in combinations(shapes, 2):
         assert sum((a ^ b).bit_count() for a, b in zip(one, other, strict=True)) >= 2
 
