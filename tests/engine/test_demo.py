@@ -21,7 +21,7 @@ import asyncpg
 import pytest
 
 from pgworkd.demo import demo, jobs
-from pgworkd.demo_view import Balance, Tally, verdict
+from pgworkd.demo.view import Balance, Tally, verdict
 from pgworkd.embedded import EmbeddedPostgres, EmbeddedUnavailable
 from pgworkd.errors import PgworkdError, UsageError
 
