@@ -26,9 +26,9 @@ from rich.live import Live
 
 from pgworkd.database import schema
 from pgworkd.database.connection import Link, LinkOptions
+from pgworkd.demo.downstream import Downstream
 from pgworkd.demo.jobs import LOOP_BYTES_MAX, TABLES, UNKNOWN_KIND, demo_app, text_files
 from pgworkd.demo.view import Balance, QueueRow, Tally, live_view, plain_line, say, summary_table, verdict
-from pgworkd.demo_downstream import Downstream
 from pgworkd.embedded import EmbeddedPostgres, EmbeddedUnavailable
 from pgworkd.engine.life.daemon import Daemon, Options
 from pgworkd.engine.life.heartbeat import end_process

@@ -28,7 +28,7 @@ from typing import Any
 
 import anyio.to_thread
 
-from pgworkd.demo_downstream import post
+from pgworkd.demo.downstream import post
 from pgworkd.engine.registry import App
 from pgworkd.errors import PermanentError, RetryAfter, Snooze
 from pgworkd.words.backoff import Backoff

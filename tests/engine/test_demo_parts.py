@@ -13,8 +13,8 @@ import anyio
 import pytest
 
 from pgworkd.demo import jobs
+from pgworkd.demo.downstream import Answer, Downstream, post
 from pgworkd.demo.view import Tally, printable
-from pgworkd.demo_downstream import Answer, Downstream, post
 from pgworkd.errors import PermanentError
 
 
