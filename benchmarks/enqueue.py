@@ -11,7 +11,7 @@ from typing import Any
 
 import asyncpg
 
-from pgworkd.client.enqueueing import NewJob, enqueue_many
+from pgworkd.client import NewJob, enqueue_many
 
 from .bare import DSN
 from .bench import Bench, calm, daemon

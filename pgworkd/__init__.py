@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
 # Imported when first asked for: the daemon's signal handlers stand before anything slow is loaded.
 _HOMES = {
-    "App": "app",
-    "Backoff": "backoff",
-    "DeadJob": "app",
-    "Job": "job",
+    "App": "engine.registry",
+    "Backoff": "words.backoff",
+    "DeadJob": "engine.registry",
+    "Job": "words.job",
     "JobStopped": "errors",
     "LeaseLost": "errors",
     "OutcomeUnknown": "errors",

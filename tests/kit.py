@@ -13,11 +13,11 @@ import anyio
 import asyncpg
 from hypothesis import HealthCheck, settings
 
+from pgworkd import App
 from pgworkd.database.connection import LinkOptions
 from pgworkd.engine.life.daemon import Daemon, Options
 from pgworkd.engine.life.heartbeat import end_process
 from pgworkd.engine.life.maintenance import Periods
-from pgworkd.engine.registry import App
 
 EXAMPLES = os.environ.get("PGWORKD_TEST_EXAMPLES")
 """So many in each model and fuzz test, and others each time. Without it the tests are the same each time."""

@@ -19,10 +19,9 @@ from typing import Any
 import anyio
 import asyncpg
 
+from pgworkd import App, Job
 from pgworkd.engine.life.daemon import Daemon
 from pgworkd.engine.life.heartbeat import end_process
-from pgworkd.engine.registry import App
-from pgworkd.words.job import Job
 from tests.kit import quick_options
 
 TABLES = """

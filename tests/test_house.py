@@ -12,35 +12,32 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "pgworkd"
 
-FLOORS = {
-    0: (
-        "bounds errors events failure payload backoff schedule config sources dsn grants job new_job outage log "
-        "claims queue_settings registration remains safe_text session settle_sql tls"
-    ),
-    1: (
-        "driver_errors link claim_connections store lease_store schedule_store insert_sql columns drivers batches "
-        "workflow schema wake admin_sql queue_acts batch_acts key_acts schedule_acts doctor_sql acts refusals"
-    ),
-    2: (
-        "streams app cancellation child processes held delayed payloads unknown_kinds runner cursor pace attention "
-        "slots pool flushes settler lease membership chores recurring reporter hooks look live serving hearing "
-        "contact options daemon"
-    ),
-    3: (
-        "__init__ loader demo demo_jobs demo_downstream demo_view cli cli_acts cli_app cli_ask cli_batches cli_bulk "
-        "cli_doctor cli_jobs cli_keys cli_look cli_queues cli_run cli_schedules cli_serve cli_signals cli_table "
-        "cli_text cli_health supervisor leash crew autoscale cli_autoscale"
-    ),
+BELOW = {
+    "errors": "",
+    "words": "errors",
+    "settings": "errors words",
+    "database": "errors words settings",
+    "embedded": "",
+    "client": "errors words database",
+    "results": "client",
+    "engine": "errors words database client",
+    "engine/settle": "errors words database engine",
+    "engine/run": "errors words database engine engine/settle",
+    "engine/claim": "errors words database engine engine/settle engine/run",
+    "engine/wake": "errors words database engine engine/claim",
+    "engine/life": "errors words settings database engine engine/settle engine/run engine/claim engine/wake",
+    "admin": "errors words settings database client",
+    "fleet": "errors words settings database admin engine/run engine/life",
+    "cli": "errors words settings database embedded client admin engine engine/run engine/life fleet",
+    "demo": "errors words database embedded engine engine/life",
+    "__init__": "errors words engine",
 }
-PARTS = "client results embedded systemd admin"
-"""Optional companions: they know the words and the database, never the engine nor each other."""
+"""What each folder, and each file beside them, may import: what stands above it, never the other way round."""
 
-FLOOR_OF = {module: floor for floor, modules in FLOORS.items() for module in modules.split()}
-PART_NAMES = set(PARTS.split())
 FILE_LINES_MAX = 350
 FUNCTION_LINES_MAX = 60
 
-MODULES = sorted(PACKAGE.glob("*.py"))
+MODULES = sorted(PACKAGE.rglob("*.py"))
 SOURCES = [*MODULES, *sorted((ROOT / "tests").rglob("*.py")), *sorted((ROOT / "benchmarks").rglob("*.py"))]
 
 
@@ -49,16 +46,26 @@ def _tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
+def _folder(module: str) -> str:
+    """The folder that a dotted name below `pgworkd` belongs to, or the file beside the folders."""
+    path = PACKAGE.joinpath(*module.split("."))
+    while path != PACKAGE and not path.is_dir():
+        if path.parent == PACKAGE:
+            return path.name
+        path = path.parent
+    return path.relative_to(PACKAGE).as_posix() if path != PACKAGE else "__init__"
+
+
 def _imports(path: Path) -> set[str]:
-    """Modules of the package that this one imports, wherever in the file; lazy imports count too."""
-    found: set[str] = set()
+    """Folders of the package that this file imports from, wherever in the file; lazy imports count too."""
+    modules: set[str] = set()
     for node in ast.walk(_tree(path)):
-        if isinstance(node, ast.ImportFrom) and (node.level == 1 or (node.module or "").split(".")[0] == "pgworkd"):
-            module = (node.module or "").removeprefix("pgworkd").strip(".")
-            found |= {module.split(".")[0]} if module else {alias.name for alias in node.names}
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are absolute"
+            modules |= {f"{node.module}.{alias.name}" for alias in node.names}
         elif isinstance(node, ast.Import):
-            found |= {a.name.split(".")[1] for a in node.names if a.name.startswith("pgworkd.")}
-    return found
+            modules |= {alias.name for alias in node.names}
+    return {_folder(module.removeprefix("pgworkd.")) for module in modules if module.startswith("pgworkd.")}
 
 
 def _foreign(path: Path) -> set[str]:
@@ -71,25 +78,23 @@ def _foreign(path: Path) -> set[str]:
     return found
 
 
-def _wrong_import(name: str, imported: str) -> str | None:
-    if name in PART_NAMES:
-        return f"the part {name} imports {imported}" if FLOOR_OF.get(imported, 9) > 1 else None
-    if imported in PART_NAMES:
-        return f"{name} imports the part {imported}: only doors open parts" if FLOOR_OF[name] != 3 else None
-    return f"{name} imports {imported} from a floor above" if FLOOR_OF[imported] > FLOOR_OF[name] else None
-
-
 def test_imports_go_down_only() -> None:
-    known = FLOOR_OF.keys() | PART_NAMES
-    homeless = [path.stem for path in MODULES if path.stem not in known]
-    assert not homeless, "give them a floor above"
-    pairs = [(path.stem, imported) for path in MODULES for imported in sorted(_imports(path) & known)]
-    assert not [wrong for pair in pairs if (wrong := _wrong_import(*pair))]
+    wrong = []
+    for path in MODULES:
+        here = _folder(".".join(path.relative_to(PACKAGE).with_suffix("").parts))
+        allowed = {here, *BELOW.get(here, "").split()}
+        wrong += [f"{path.relative_to(ROOT)} imports from {each}" for each in sorted(_imports(path) - allowed)]
+    assert not wrong
 
 
-def test_every_floor_is_inhabited() -> None:
-    named = set(FLOOR_OF) | PART_NAMES
-    assert {path.stem for path in MODULES} == named, "the table of floors and the package differ"
+def test_the_table_of_folders_is_in_order_and_complete() -> None:
+    found = {path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*") if (path / "__init__.py").exists()}
+    found |= {path.stem for path in PACKAGE.glob("*.py")}
+    assert set(BELOW) == found
+    seen: set[str] = set()
+    for folder, below in BELOW.items():
+        assert set(below.split()) <= seen, f"{folder} may import only what stands above it"
+        seen.add(folder)
 
 
 def test_files_and_functions_stay_small() -> None:
@@ -104,9 +109,9 @@ def test_files_and_functions_stay_small() -> None:
     assert not large
 
 
-def test_only_the_link_speaks_to_the_driver() -> None:
+def test_only_database_imports_a_driver() -> None:
     drivers = {"asyncpg", "psycopg", "sqlalchemy", "django"}
-    others = [path for path in MODULES if path.stem not in ("link", "driver_errors")]
+    others = [path for path in MODULES if path.parent.name != "database"]
     assert not [path.stem for path in others if _foreign(path) & drivers]
 
 

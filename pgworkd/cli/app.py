@@ -15,7 +15,7 @@ from typer.core import TyperGroup
 
 from pgworkd.cli import autoscale, batches, doctor, fleet, job_operations, jobs, keys, queues, run, schedules
 from pgworkd.cli.output import note, out
-from pgworkd.cli.signals import StopAsked
+from pgworkd.cli.stop_signals import StopAsked
 from pgworkd.errors import PgworkdError, SchemaError, UsageError
 
 # typer raises subclasses of this for a wrong command line; only BadParameter has had a public name in all versions.
@@ -92,7 +92,7 @@ def _meant(text: str, context: Any) -> str:
 
 def _tell_bug(error: BaseException) -> None:
     frames = traceback.extract_tb(error.__traceback__)
-    ours = [f for f in frames if Path(f.filename).parent == Path(__file__).parent] or frames
+    ours = [f for f in frames if Path(__file__).parents[1] in Path(f.filename).parents] or frames
     place = f" ({Path(ours[-1].filename).name}:{ours[-1].lineno})" if ours else ""
     note(f"internal error, please report it: {type(error).__name__}: {error}{place}")
     if os.environ.get("PGWORKD_LOG_LEVEL", "").lower() == "debug":

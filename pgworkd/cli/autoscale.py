@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pgworkd.cli import signals
+from pgworkd.cli import stop_signals
 from pgworkd.cli.common import Dsn, hinted, settings_of
 from pgworkd.errors import PgworkdError, UsageError
 from pgworkd.settings.file import NAME_CHARS_MAX
@@ -73,9 +73,9 @@ def autoscale(
     _check_crew(unit, command or [])
     settings = settings_of(dsn)
     log.configure(settings.log_level, settings.log_format)
-    signals.hold()
+    stop_signals.hold()
     code = anyio.run(_run, settings, queue, rules, (unit, command or [], dsn), every_s, stop_timeout_s)
-    signals.ignore()
+    stop_signals.ignore()
     return code
 
 
@@ -106,7 +106,7 @@ async def _run(
             every_s=every_s,
             stop_timeout_s=stop_timeout_s,
         )
-        if signals.asked():
+        if stop_signals.asked():
             scaler.request_stop()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_obey, signals, scaler)
@@ -121,7 +121,7 @@ async def _run(
 
 
 async def _obey(signals: AsyncIterator[signal.Signals], scaler: Autoscaler) -> None:
-    urgency = int(signals.asked())
+    urgency = int(stop_signals.asked())
     async for _ in signals:
         urgency += 1
         scaler.request_stop(urgency)

@@ -21,7 +21,7 @@ from pgworkd.engine.registry import App
 from pgworkd.errors import UsageError
 
 REASON_CHARS_MAX = 300
-_OURS = str(Path(__file__).parent) + os.sep
+_OURS = str(Path(__file__).parents[1]) + os.sep
 
 
 def load_app(reference: str) -> App:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from pgworkd.cli import signals
+from pgworkd.cli import stop_signals
 from pgworkd.cli.common import Dsn, hinted, settings_of
 from pgworkd.cli.output import note, out
 from pgworkd.errors import DatabaseError, DatabaseUnavailable, PgworkdError, UsageError
@@ -146,7 +146,7 @@ def dev(*, data: Data = None) -> None:
             time.sleep(0.5)
         raise PgworkdError("Postgres has ended by itself" + ("" if data is None else f": see {data}/server.log"))
     finally:
-        signals.ignore()
+        stop_signals.ignore()
         server.stop()
 
 
@@ -162,7 +162,7 @@ def demo(
 ) -> int:
     """Watch real work being done on your files, on an embedded Postgres."""
     try:
-        scene = importlib.import_module("pgworkd.demo")
+        scene = importlib.import_module("pgworkd.demo.demo")
     except ModuleNotFoundError as error:
         raise UsageError(f"this installation has no demo: {error.msg}") from None
     return int(scene.main(seconds=seconds, data_dir=data, path=path))

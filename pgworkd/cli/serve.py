@@ -18,7 +18,7 @@ from typing import Any
 import anyio
 import structlog
 
-from pgworkd.cli import signals
+from pgworkd.cli import stop_signals
 from pgworkd.cli.load_app import load_app
 from pgworkd.database.connection import LinkOptions
 from pgworkd.engine.life.daemon import FLUSH_GRACE_S, Daemon, Options
@@ -52,11 +52,11 @@ def serve(flags: Mapping[str, object]) -> int:
     app = load_app(settings.app)
     _check_queues(settings, app)
     _spare_collector()
-    signals.hold()
+    stop_signals.hold()
     notes = () if is_child else [*settings.notes, *_stop_notes(settings)]
     service = _Service(settings, flags, notes, is_child=is_child)
     code = anyio.run(service.run, app, backend_options={"use_uvloop": _has_uvloop()})
-    signals.ignore()
+    stop_signals.ignore()
     return _left(code)
 
 
@@ -84,7 +84,7 @@ class _Service:
         code, problem = 1, None
         # Before the first await: a stop that comes while we wait for the database must be heard.
         with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
-            if signals.asked():
+            if stop_signals.asked():
                 daemon.request_stop()
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._obey, signals, daemon)
@@ -110,7 +110,7 @@ class _Service:
 
     async def _obey(self, signals: AsyncIterator[signal.Signals], daemon: Daemon | Supervisor) -> None:
         """First stop signal: gracefully; second: at once; third, or a stop that takes too long: the process ends."""
-        requests, patience = int(signals.asked()), math.inf
+        requests, patience = int(stop_signals.asked()), math.inf
         while True:
             with anyio.CancelScope(deadline=patience):
                 if await anext(signals) is signal.SIGHUP:

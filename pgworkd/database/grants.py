@@ -20,7 +20,7 @@ def text(names: Mapping[str, str]) -> str:
     if len(set(names.values())) < len(names):
         raise UsageError("two of the roles have the same name: each needs its own")
     quoted = {role: '"' + name.replace('"', '""') + '"' for role, name in names.items()}
-    return (Path(__file__).parent / "grants.sql").read_text(encoding="utf-8").format(**quoted)
+    return (Path(__file__).parents[1] / "sql" / "grants.sql").read_text(encoding="utf-8").format(**quoted)
 
 
 def _fault(name: str) -> str | None:

@@ -48,9 +48,9 @@ _HOLDERS = """
 
 
 def text() -> str:
-    """The text of `schema.sql`: beside this file in an installed package, beside the package in a checkout."""
-    here = Path(__file__).parent
-    for path in (here / "schema.sql", here.parent / "schema.sql"):
+    """The text of `schema.sql`: in an installed package, or beside it in a checkout."""
+    package = Path(__file__).parents[1]
+    for path in (package / "schema.sql", package.parent / "schema.sql"):
         if path.is_file():
             return path.read_text(encoding="utf-8")
     raise SchemaError("schema.sql is missing from this installation: reinstall pgworkd")

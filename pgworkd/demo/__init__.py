@@ -1,0 +1,1 @@
+"""`pgworkd demo`: an embedded Postgres, a daemon and real work, in one command."""

@@ -111,7 +111,7 @@ def _start(server: EmbeddedPostgres, data_dir: Path | None) -> None:
 
 def _own_folder() -> Path:
     """The checkout; of an installed package, whose parent holds everyone's packages, the package alone."""
-    package = Path(__file__).resolve().parent
+    package = Path(__file__).resolve().parents[1]
     if (package.parent / "pyproject.toml").is_file():
         return package.parent
     return package if package.is_dir() else Path.cwd()

@@ -15,7 +15,7 @@ import anyio
 import asyncpg
 
 from pgworkd import App
-from pgworkd.client.enqueueing import NewJob, batch, enqueue, enqueue_many
+from pgworkd.client import NewJob, batch, enqueue, enqueue_many
 from pgworkd.words.payload import encode
 from tests.chaos import workload
 from tests.chaos.producer import Producer

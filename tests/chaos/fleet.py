@@ -22,7 +22,7 @@ import asyncpg
 from anyio.abc import TaskGroup
 from anyio.to_thread import run_sync
 
-from pgworkd.client.enqueueing import NewJob, enqueue_many
+from pgworkd.client import NewJob, enqueue_many
 from pgworkd.database import schema
 from pgworkd.embedded import EmbeddedPostgres
 from tests.chaos import clocks, workload

@@ -134,7 +134,7 @@ BUGS = (
     python(
         "jobs are taken back beside the processes that run them",
         "fleet/supervisor",
-        "                    await remains.gone(end)\n",
+        "                    await liveness_pipe.gone(end)\n",
         "",
         tests="tests/engine/test_supervisor_deaths.py",
     ),

@@ -79,7 +79,7 @@ BUGS = (
         "a daemon ends the process of its host",
         "engine/life/daemon",
         "            end_process=end_process or self._give_up_lease,\n",
-        "            end_process=end_process or __import__('pgworkd.lease').lease.end_process,\n",
+        "            end_process=end_process or __import__('pgworkd.engine.life').engine.life.heartbeat.end_process,\n",
         tests="tests/engine/test_host.py",
     ),
     python(

@@ -15,7 +15,7 @@ from typing import Any
 import anyio
 import asyncpg
 
-from pgworkd.client.enqueueing import NewJob, batch, enqueue, enqueue_many
+from pgworkd.client import NewJob, batch, enqueue, enqueue_many
 from tests.chaos.history import AWAY, now_s, of_this_process
 from tests.chaos.workload import DEADLY
 

@@ -14,7 +14,7 @@ from uuid import UUID
 
 import asyncpg
 
-from pgworkd.client.enqueueing import batch
+from pgworkd.client import batch
 from tests import process
 from tests.chaos.test_kill_at_full_speed import HELD, freeze
 from tests.kit import until

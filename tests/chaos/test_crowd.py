@@ -10,10 +10,9 @@ from uuid import UUID
 import asyncpg
 import pytest
 
+from pgworkd import App, Job
 from pgworkd.database import schema
 from pgworkd.embedded import EmbeddedPostgres
-from pgworkd.engine.registry import App
-from pgworkd.words.job import Job
 from tests.kit import insert, running, until, waits_for_status
 from tests.server import TEST_SETTINGS, create_database, create_template
 

@@ -10,10 +10,9 @@ from typing import Any
 import anyio
 import asyncpg
 
+from pgworkd import App, Job
 from pgworkd.database import schema
 from pgworkd.embedded import EmbeddedPostgres
-from pgworkd.engine.registry import App
-from pgworkd.words.job import Job
 from tests import process
 from tests.kit import running, until
 from tests.server import create_database, create_template, start_test_server

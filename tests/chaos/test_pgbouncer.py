@@ -17,7 +17,7 @@ import asyncpg
 import psycopg
 import pytest
 
-from pgworkd.client.enqueueing import NewJob, batch, enqueue, enqueue_many
+from pgworkd.client import NewJob, batch, enqueue, enqueue_many
 from pgworkd.database import schema
 from pgworkd.database.connection import LinkOptions
 from pgworkd.errors import UsageError

@@ -9,16 +9,15 @@ import anyio
 import asyncpg
 import pytest
 
-from pgworkd.admin.admin import Admin
+from pgworkd import App, DeadJob, Job
+from pgworkd.admin import Admin
 from pgworkd.cli.common import hinted
 from pgworkd.database import settle_statements
 from pgworkd.database.connection import LinkOptions
 from pgworkd.engine.life.maintenance import Periods
-from pgworkd.engine.registry import App, DeadJob
 from pgworkd.errors import DatabaseUnavailable, OutcomeUnknown, PermanentError
 from pgworkd.settings.config import Settings
 from pgworkd.words import events
-from pgworkd.words.job import Job
 from tests.kit import insert, running, until
 from tests.proxy import Message, Proxy
 
@@ -117,7 +116,7 @@ async def test_to_look_up_what_was_not_heard_reads_no_history(db: asyncpg.Connec
     """Else it would not be answered in time, either, where the history is long; and again, and again."""
     await db.execute(f"{HISTORY}; ANALYZE pgworkd.finished_jobs")
     ids = [row[0] for row in await db.fetch("SELECT id FROM pgworkd.finished_jobs LIMIT 20")]
-    plan = await db.fetch(f"EXPLAIN (COSTS OFF) {settle_sql.SETTLED}", ids, [1] * 20, None)
+    plan = await db.fetch(f"EXPLAIN (COSTS OFF) {settle_statements.SETTLED}", ids, [1] * 20, None)
     text = "\n".join(row[0] for row in plan)
     assert "Seq Scan on finished_jobs_other" not in text
     assert "finished_jobs_other_pkey" in text

@@ -9,12 +9,10 @@ import anyio
 import asyncpg
 import pytest
 
-from pgworkd.database import connection
+from pgworkd import App, Job
 from pgworkd.database.connection import LinkOptions, Transactions
-from pgworkd.engine.registry import App
 from pgworkd.errors import DatabaseUnavailable
 from pgworkd.words import events
-from pgworkd.words.job import Job
 from tests.engine.test_start import set_read_only
 from tests.kit import insert, running, status, until, waits_for_status
 from tests.proxy import Message, Proxy
@@ -39,14 +37,14 @@ async def _dead_lines(proxy: Proxy, transactions: Transactions) -> None:
 async def test_lines_that_died_while_idle_are_all_replaced_for_the_price_of_one(
     dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(link, "PROBE_LIMIT_S", 0.3)
+    monkeypatch.setattr("pgworkd.database.connection.PROBE_LIMIT_S", 0.3)
     async with Proxy(dsn) as proxy:
         transactions = Transactions(LinkOptions(proxy.dsn), SLOTS)
         await _dead_lines(proxy, transactions)
         with anyio.fail_after(OUT_S_MAX):
             async with transactions.begin() as one:
                 assert await one.fetchval("SELECT 1") == 1
-        monkeypatch.setattr(link, "PROBE_LIMIT_S", 60.0)
+        monkeypatch.setattr("pgworkd.database.connection.PROBE_LIMIT_S", 60.0)
         with anyio.fail_after(OUT_S_MAX):  # none of these asks a dead one again
             async with transactions.begin() as one, transactions.begin() as two, transactions.begin() as three:
                 assert [await each.fetchval("SELECT 1") for each in (one, two, three)] == [1, 1, 1]
@@ -58,7 +56,7 @@ async def test_lines_that_died_while_idle_are_all_replaced_for_the_price_of_one(
 async def test_where_new_lines_are_dead_too_the_handler_hears_that_the_database_is_away(
     dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(link, "PROBE_LIMIT_S", 0.3)
+    monkeypatch.setattr("pgworkd.database.connection.PROBE_LIMIT_S", 0.3)
     async with Proxy(dsn) as proxy:
         transactions = Transactions(LinkOptions(proxy.dsn, connect_timeout_s=0.5), SLOTS)
         await _dead_lines(proxy, transactions)
@@ -73,8 +71,8 @@ async def test_where_new_lines_are_dead_too_the_handler_hears_that_the_database_
 async def test_who_is_cancelled_on_a_dead_line_is_out_at_once(
     dsn: str, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(link, "PROBE_LIMIT_S", 1.0)
-    monkeypatch.setattr(link, "CUT_AFTER_S", 0.1)
+    monkeypatch.setattr("pgworkd.database.connection.PROBE_LIMIT_S", 1.0)
+    monkeypatch.setattr("pgworkd.database.connection.CUT_AFTER_S", 0.1)
     async with Proxy(dsn) as proxy:
         transactions = Transactions(LinkOptions(proxy.dsn), SLOTS)
         if where == "at the BEGIN":

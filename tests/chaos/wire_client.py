@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import asyncpg
 import psycopg
 
-from pgworkd.admin.admin import Admin
-from pgworkd.client.enqueueing import NewJob, enqueue, enqueue_many
+from pgworkd.admin import Admin
+from pgworkd.client import NewJob, enqueue, enqueue_many
 from pgworkd.database import schema
 from tests.chaos.wire_kit import Operation, Told, differs, told_by
 from tests.kit import insert

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from pgworkd import App, Job
 from pgworkd.database.connection import LinkOptions
 from pgworkd.engine.life.maintenance import Periods
-from pgworkd.engine.registry import App
 from pgworkd.words import events
-from pgworkd.words.job import Job
 from tests.chaos.wire_kit import Operation, Told, differs, rows_of
 from tests.kit import Recorder, insert, running, until
 from tests.process import TABLES

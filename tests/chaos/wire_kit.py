@@ -147,7 +147,7 @@ HEAD = _row("operation, cut before each", "request", "reply", "known done", "kno
 async def scene_of(dsn: str) -> AsyncIterator[Scene]:
     """A scene in that database."""
     async with contextlib.AsyncExitStack() as stack:
-        stack.enter_context(mock.patch.object(outage, "FIRST_S", 0.01))  # of a second: there are a thousand waits
+        stack.enter_context(mock.patch.object(reconnect, "FIRST_S", 0.01))  # of a second: there are a thousand waits
         db = await asyncpg.connect(dsn)
         stack.callback(db.terminate)
         aside = Store(LinkOptions(dsn))

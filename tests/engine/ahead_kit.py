@@ -11,10 +11,9 @@ import anyio
 import asyncpg
 import pytest
 
+from pgworkd import App, Job
 from pgworkd.engine.claim import pool
 from pgworkd.engine.life.daemon import Daemon
-from pgworkd.engine.registry import App
-from pgworkd.words.job import Job
 from tests.engine.test_control import Gauge
 from tests.kit import Recorder, running, until
 

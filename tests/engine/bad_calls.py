@@ -12,9 +12,9 @@ import asyncpg
 import psycopg
 import pytest
 
-from pgworkd.client.enqueueing import Batch, enqueue_many
-from pgworkd.client.results import Results
+from pgworkd.client import Batch, enqueue_many
 from pgworkd.errors import UsageError
+from pgworkd.results import Results
 from tests.engine.bad_kit import Case, Db, arguments
 from tests.engine.client_kit import Untouchable, numbered, stored
 from tests.kit import insert, until

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pgworkd.engine.registry import App
+from pgworkd import App
 from pgworkd.errors import UsageError
 from pgworkd.words import events
 from pgworkd.words.error_report import MESSAGE_BYTES_MAX, TRACEBACK_BYTES_MAX

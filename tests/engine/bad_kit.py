@@ -10,8 +10,8 @@ from uuid import UUID
 import asyncpg
 import pytest
 
+from pgworkd import App
 from pgworkd.engine.life.daemon import Daemon
-from pgworkd.engine.registry import App
 from pgworkd.errors import InvalidPayload, UsageError
 from pgworkd.words import events
 from tests.engine.client_kit import refused_at_the_call

@@ -16,9 +16,9 @@ import asyncpg
 import psycopg
 import pytest
 
-from pgworkd.client.enqueueing import enqueue, enqueue_many
-from pgworkd.client.results import Results
+from pgworkd.client import enqueue, enqueue_many
 from pgworkd.errors import UsageError
+from pgworkd.results import Results
 from tests.engine.bad_kit import Case, Check, Db
 from tests.engine.client_kit import numbered, settled, stored
 from tests.kit import insert, until

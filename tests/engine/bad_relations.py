@@ -10,7 +10,7 @@ import anyio
 import asyncpg
 import pytest
 
-from pgworkd.engine.registry import App
+from pgworkd import App
 from pgworkd.words import events
 from tests.engine.bad_kit import Case, Check, Db, among_good_ones, column, refused
 from tests.kit import insert, running, status, until, waits_for_status

@@ -10,11 +10,10 @@ import anyio
 import asyncpg
 import pytest
 
-from pgworkd.engine.registry import App
+from pgworkd import App, Job
 from pgworkd.engine.run.unknown_kinds import DELAY_S
 from pgworkd.errors import RetryAfter
 from pgworkd.words import events, log
-from pgworkd.words.job import Job
 from tests.engine.bad_kit import Case, Check, Db, among_good_ones, column, dead_payload, refused
 from tests.kit import insert, status, until, waits_for_status
 from tests.sql.verbs import clock, rescue, steady, worker

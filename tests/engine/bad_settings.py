@@ -96,7 +96,7 @@ def no_queue_setting(*flags: str, told: str) -> UsageCheck:
 
 # 78, 81: apps
 
-APP = "from pgworkd.app import App\napp = App()\n"
+APP = "from pgworkd import App\napp = App()\n"
 
 
 def app_is(text: str | None, told: str, reference: str = "bad_app:app") -> UsageCheck:

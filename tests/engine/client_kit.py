@@ -21,7 +21,7 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import dict_row
 from sqlalchemy import orm
 
-from pgworkd.client.enqueueing import NewJob, enqueue, enqueue_many
+from pgworkd.client import NewJob, enqueue, enqueue_many
 from pgworkd.errors import UsageError
 
 

@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 import anyio
 import asyncpg
 
+from pgworkd import App, Job
 from pgworkd.engine.life.daemon import Daemon
-from pgworkd.engine.registry import App
-from pgworkd.words.job import Job
 from tests.kit import Recorder, running, until
 
 NOTHING_LEFT = "SELECT NOT EXISTS (SELECT FROM pgworkd.jobs WHERE status <> 'dead')"

@@ -11,10 +11,9 @@ from uuid import UUID
 
 import anyio
 
+from pgworkd import App, Job
 from pgworkd.database.connection import LinkOptions
 from pgworkd.engine.life.daemon import Daemon
-from pgworkd.engine.registry import App
-from pgworkd.words.job import Job
 from tests.kit import LIMIT_S, Recorder, quick_options
 
 LEASE_S = 1.5

@@ -10,7 +10,7 @@ from typing import Any
 import anyio
 import asyncpg
 
-from pgworkd.engine.registry import App
+from pgworkd import App
 from pgworkd.words import events
 from tests.kit import insert, running, until, waits_for_status
 

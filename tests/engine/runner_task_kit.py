@@ -11,9 +11,8 @@ from typing import Any
 import anyio
 import asyncpg
 
-from pgworkd.engine.registry import App
+from pgworkd import App, Job
 from pgworkd.words import events
-from pgworkd.words.job import Job
 from tests.engine.test_cancel import cancel
 from tests.kit import insert, running, until, waits_for_status
 

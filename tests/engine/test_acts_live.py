@@ -11,11 +11,10 @@ import anyio
 import anyio.lowlevel
 import asyncpg
 
-from pgworkd.admin.admin import Admin
+from pgworkd import App, Job
+from pgworkd.admin import Admin
 from pgworkd.admin.jobs import Which
 from pgworkd.database.connection import LinkOptions
-from pgworkd.engine.registry import App
-from pgworkd.words.job import Job
 from tests.kit import insert, running, until, waits_for_status
 
 JOBS = 3000

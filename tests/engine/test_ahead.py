@@ -8,10 +8,10 @@ import anyio
 import asyncpg
 import pytest
 
+from pgworkd import App
 from pgworkd.engine.claim.prefetch import Pace
 from pgworkd.engine.life.daemon import Daemon
 from pgworkd.engine.life.maintenance import Periods
-from pgworkd.engine.registry import App
 from pgworkd.words import events
 from pgworkd.words.job import Reason
 from tests.engine.ahead_kit import (

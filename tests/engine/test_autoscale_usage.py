@@ -55,7 +55,7 @@ def flags(**changes: str) -> list[str]:
 def test_what_makes_no_sense_is_refused(
     args: list[str], line: str, clean: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cli_autoscale, "_run", None)  # whoever comes so far has not been refused
+    monkeypatch.setattr(autoscale, "_run", None)  # whoever comes so far has not been refused
     result = run_bare("autoscale", *args)
     assert result.exit_code == 2
     assert result.stdout == ""

@@ -20,7 +20,7 @@ __all__ = ["clean", "shell", "start"]  # fixtures
 APP = """
 from pathlib import Path
 import anyio
-from pgworkd.app import App
+from pgworkd import App
 
 app = App()
 

@@ -10,9 +10,8 @@ from uuid import UUID
 import asyncpg
 import pytest
 
-from pgworkd.client import columns
-from pgworkd.client.enqueueing import Batch, NewJob, Progress, batch
-from pgworkd.engine.registry import App
+from pgworkd import App
+from pgworkd.client import Batch, NewJob, Progress, batch, columns
 from pgworkd.errors import InvalidPayload, UsageError
 from tests.engine.client_kit import in_a_transaction, in_autocommit, psycopg_sync, settled
 from tests.sql.verbs import Db

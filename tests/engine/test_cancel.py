@@ -9,10 +9,9 @@ import anyio
 import asyncpg
 import pytest
 
-from pgworkd.engine.registry import App
+from pgworkd import App, Job
 from pgworkd.errors import PermanentError, Snooze
 from pgworkd.words import events
-from pgworkd.words.job import Job
 from tests.engine.test_control import Gauge
 from tests.kit import insert, running, status, until, waits_for_status
 

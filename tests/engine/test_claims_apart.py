@@ -10,10 +10,10 @@ import anyio
 import asyncpg
 import pytest
 
+from pgworkd import App
 from pgworkd.database import claim_connections
 from pgworkd.database.claim_connections import CONNECTIONS_MAX, ClaimConnections
 from pgworkd.database.connection import LinkOptions
-from pgworkd.engine.registry import App
 from pgworkd.errors import OutcomeUnknown
 from pgworkd.words import events
 from tests.kit import Recorder, insert, running, until, waits_for_status

@@ -8,7 +8,7 @@ from uuid import UUID
 import pytest
 
 from pgworkd.cli import common
-from pgworkd.client.enqueueing import enqueue as drivers_enqueue
+from pgworkd.client import enqueue as drivers_enqueue
 from tests.engine.acts_kit import ME, enqueue, run
 from tests.engine.test_cli import NOBODY, Shell, clean, shell
 

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from pgworkd.cli import batches
-from pgworkd.client.enqueueing import batch
+from pgworkd.client import batch
 from tests.engine.test_cli import NOBODY, Shell, clean, shell
 
 __all__ = ["clean", "shell"]  # fixtures
@@ -83,13 +83,13 @@ def test_trees_are_listed_newest_first(shell: Shell) -> None:
 
 
 def test_a_tree_is_followed_to_its_end(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli_batches, "LOOK_S", 0.01)
+    monkeypatch.setattr(batches, "LOOK_S", 0.01)
     root = batch(shell.db, "payroll", kind="calculate")
     root.add([{}, {}])
     root.seal()
     drawn: list[str] = []
     first = threading.Event()
-    monkeypatch.setattr(cli_batches, "out", lambda text: (drawn.append(text), first.set()))
+    monkeypatch.setattr(batches, "out", lambda text: (drawn.append(text), first.set()))
 
     def work() -> None:
         assert first.wait(5)

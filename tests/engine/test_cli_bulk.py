@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pgworkd.admin.admin import Admin
+from pgworkd.admin import Admin
 from pgworkd.cli import bulk
 from pgworkd.errors import DatabaseUnavailable
 from tests.engine.acts_kit import ME, count, enqueue, many, run
@@ -116,7 +116,7 @@ def on_terminal(monkeypatch: pytest.MonkeyPatch, answer: bool) -> list[str]:
         return True
 
     monkeypatch.setattr(bulk.typer, "confirm", confirm)
-    monkeypatch.setattr(cli_bulk, "sys", type("", (), {"stdin": Terminal(), "stderr": Terminal()}))
+    monkeypatch.setattr(bulk, "sys", type("", (), {"stdin": Terminal(), "stderr": Terminal()}))
     return asked
 
 

@@ -149,7 +149,7 @@ def test_demo_is_handed_its_arguments_and_answers_with_the_exit_code(monkeypatch
         calls.append(arguments)
         return 3
 
-    monkeypatch.setitem(sys.modules, "pgworkd.demo", SimpleNamespace(main=main))
+    monkeypatch.setitem(sys.modules, "pgworkd.demo.demo", SimpleNamespace(main=main))
     assert run_bare("demo", "--seconds", "5", "--path", "x").exit_code == 3
     assert run_bare("demo", "--data", "d").exit_code == 3
     assert calls == [

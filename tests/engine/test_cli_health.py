@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from anyio.to_thread import run_sync
 
-from pgworkd.engine.registry import App
+from pgworkd import App
 from tests.engine.test_cli import Shell, clean, shell
 from tests.engine.test_cli_fleet import WORKER
 from tests.kit import insert, running, until

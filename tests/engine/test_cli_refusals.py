@@ -9,7 +9,7 @@ from typing import Any
 import anyio
 import pytest
 
-from pgworkd.admin.admin import Admin
+from pgworkd.admin import Admin
 from pgworkd.admin.refusals import grouped
 from pgworkd.database.connection import LinkOptions
 from pgworkd.errors import UsageError

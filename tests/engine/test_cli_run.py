@@ -24,7 +24,7 @@ NOBODY = "postgresql://nobody:c4n4ry@127.0.0.1:1/nothing"
 APP = """
 import threading, time
 import anyio
-from pgworkd.app import App
+from pgworkd import App
 
 app = App()
 

@@ -12,8 +12,8 @@ import anyio
 import pytest
 import structlog
 
-from pgworkd.cli import serve, signals
-from pgworkd.engine.registry import App
+from pgworkd import App
+from pgworkd.cli import serve, stop_signals
 from pgworkd.settings.config import Settings, load
 
 NOBODY = "postgresql://nobody@127.0.0.1:1/nothing"
@@ -26,7 +26,7 @@ def service() -> Iterator[Any]:
 
 
 def test_a_stop_between_the_import_and_the_loop_is_heard(service: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli_signals, "asked", lambda: True)
+    monkeypatch.setattr(stop_signals, "asked", lambda: True)
     app = App()
     app.handler("q")(lambda: None)
     assert anyio.run(service.run, app) == 0
@@ -44,9 +44,9 @@ async def test_a_stop_that_takes_too_long_ends_the_process(service: Any, monkeyp
         ended.append(reason)
         raise SystemExit
 
-    monkeypatch.setattr(cli_serve, "end_process", end_process)
-    monkeypatch.setattr(cli_serve, "FLUSH_GRACE_S", 0.01)
-    monkeypatch.setattr(cli_serve, "STUCK_S", 0.01)
+    monkeypatch.setattr(serve, "end_process", end_process)
+    monkeypatch.setattr(serve, "FLUSH_GRACE_S", 0.01)
+    monkeypatch.setattr(serve, "STUCK_S", 0.01)
     daemon = SimpleNamespace(
         request_stop=lambda *, now: asked.append(now), options=SimpleNamespace(shutdown_s=0, cancel_grace_s=0.01)
     )
@@ -74,7 +74,7 @@ def test_a_stop_longer_than_its_container_allows_is_warned_of_at_the_start(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-    monkeypatch.setattr(cli_serve, "CONTAINER_MARKS", (tmp_path / "mark",))
+    monkeypatch.setattr(serve, "CONTAINER_MARKS", (tmp_path / "mark",))
     if place == "kubernetes":
         monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
     if place == "docker":

@@ -16,8 +16,7 @@ import pytest
 import sqlalchemy
 from sqlalchemy import orm
 
-from pgworkd.client import columns
-from pgworkd.client.enqueueing import NewJob, enqueue, enqueue_many
+from pgworkd.client import NewJob, columns, enqueue, enqueue_many
 from tests.engine.client_kit import (
     asyncpg_connection,
     django_proxy,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, assert_type
 import asyncpg
 import pytest
 
-from pgworkd.client.enqueueing import Enqueued, enqueue
+from pgworkd.client import Enqueued, enqueue
 from tests.engine.client_kit import in_a_transaction, in_autocommit, settled, stored
 from tests.engine.test_client import sqlstate
 

@@ -13,8 +13,7 @@ import asyncpg
 import pytest
 from pydantic import BaseModel
 
-from pgworkd.client import connections, new_job
-from pgworkd.client.enqueueing import NewJob, enqueue, enqueue_many
+from pgworkd.client import NewJob, connections, enqueue, enqueue_many, new_job
 from pgworkd.errors import DELAY_S_MAX, InvalidPayload
 from tests.engine.client_kit import in_autocommit, numbered, settled, sqlalchemy_engine, stored
 

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 import sqlalchemy
 
-from pgworkd.client.enqueueing import NewJob, enqueue, enqueue_many
+from pgworkd.client import NewJob, enqueue, enqueue_many
 from pgworkd.errors import DELAY_S_MAX, InvalidPayload, UsageError
 from tests.engine.client_kit import Untouchable, refused_at_the_call
 

@@ -13,8 +13,7 @@ import asyncpg
 import psycopg
 import pytest
 
-from pgworkd.client import columns, connections
-from pgworkd.client.enqueueing import NewJob, enqueue_many
+from pgworkd.client import NewJob, columns, connections, enqueue_many
 from pgworkd.client.new_job import row
 from pgworkd.errors import UsageError
 from pgworkd.words.payload import encode, encode_plain
@@ -37,7 +36,7 @@ async def test_a_generator_is_not_held_as_a_whole(
         drawn_when_sent.append(drawn)
         return insert(part)
 
-    monkeypatch.setattr(drivers, "_insert", sent)
+    monkeypatch.setattr(connections, "_insert", sent)
     async with opener(dsn, autocommit=True) as caller:
         ids = await settled(enqueue_many(caller.conn, jobs()))
     assert await stored(db) == {job_id: {"n": n} for n, job_id in enumerate(ids)}

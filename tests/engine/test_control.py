@@ -9,8 +9,8 @@ import anyio
 import asyncpg
 import pytest
 
+from pgworkd import App
 from pgworkd.engine.life.daemon import Daemon
-from pgworkd.engine.registry import App
 from pgworkd.words import events
 from tests.kit import Recorder, insert, running, status, until, waits_for_status
 

@@ -11,9 +11,9 @@ from uuid import uuid4
 import asyncpg
 import pytest
 
-from pgworkd.client.enqueueing import batch, enqueue
+from pgworkd import App
+from pgworkd.client import batch, enqueue
 from pgworkd.database import schema
-from pgworkd.engine.registry import App
 from tests.engine.test_start import app_of_one
 from tests.kit import insert, running, until, waits_for_status
 

@@ -137,7 +137,7 @@ async def test_the_poisoned_job_is_dead_and_the_unknown_kind_waits_unspent(left:
     assert tuple(poisoned)[:3] == ("dead", 3, 3)
     assert "ended with exit code" in poisoned["error"]
     unknown = (await left.fetch(query, jobs.UNKNOWN_KIND))[0]
-    assert tuple(unknown) == ("pending", 1, 0, f"no handler for kind '{demo_jobs.UNKNOWN_KIND}'")
+    assert tuple(unknown) == ("pending", 1, 0, f"no handler for kind '{jobs.UNKNOWN_KIND}'")
 
 
 async def test_the_recurring_job_ran_and_files_were_surveyed(left: asyncpg.Connection[Any]) -> None:

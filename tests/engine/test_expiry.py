@@ -7,8 +7,8 @@ from typing import Any
 
 import asyncpg
 
+from pgworkd import App
 from pgworkd.engine.life.maintenance import Periods
-from pgworkd.engine.registry import App
 from pgworkd.words import events
 from tests.engine.test_cli import Shell, clean, shell
 from tests.kit import running

@@ -7,10 +7,10 @@ from typing import Any
 import asyncpg
 import pytest
 
+from pgworkd import App
 from pgworkd.database.store import ClaimOrder, Claims, Store
 from pgworkd.engine.claim import poll_mode, pool
 from pgworkd.engine.life.daemon import Daemon
-from pgworkd.engine.registry import App
 from tests.engine.flow_kit import Log, all_over, fill, fleet, observed
 from tests.engine.test_control import Gauge
 from tests.kit import running, until
@@ -63,7 +63,7 @@ async def test_what_a_limit_leaves_is_taken_claim_by_claim(
 ) -> None:
     """More than one claim can take has become free at once: the second does not wait for the poll."""
     monkeypatch.setattr(pool, "CLAIM_MAX", 2)
-    monkeypatch.setattr(attention, "POLL_CAP_S", 60.0)
+    monkeypatch.setattr(poll_mode, "POLL_CAP_S", 60.0)
     app, gauge = App(), Gauge()
 
     @app.handler("q", concurrency=20)

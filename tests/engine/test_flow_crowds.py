@@ -9,8 +9,8 @@ import anyio
 import asyncpg
 import pytest
 
+from pgworkd import App
 from pgworkd.engine.life import maintenance
-from pgworkd.engine.registry import App
 from pgworkd.errors import PermanentError
 from pgworkd.words import events
 from tests.kit import insert, running, until, waits_for_status
@@ -42,7 +42,7 @@ async def test_all_who_wait_for_a_job_follow_by_their_rule(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch, payload: str, reached: Any, daemons: int
 ) -> None:
     """The queue keeps no history, and the mender comes by all the time."""
-    monkeypatch.setattr(chores, "EFFECTS_MAX", 100)
+    monkeypatch.setattr(maintenance, "EFFECTS_MAX", 100)
     await db.execute("INSERT INTO pgworkd.queues (name, keep_s) VALUES ('q', 0)")
     first = await insert(db, "q", payload)
     for rule in ("wait", "cancel", "run"):
@@ -65,9 +65,9 @@ async def test_the_next_page_is_taken_at_once(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What waits for a lock waits for a minute here, and for an hour who is not told."""
-    monkeypatch.setattr(chores, "EFFECTS_MAX", 100)
-    monkeypatch.setattr(chores, "AGAIN_FIRST_S", 60.0)
-    monkeypatch.setattr(chores, "AGAIN_CAP_S", 60.0)
+    monkeypatch.setattr(maintenance, "EFFECTS_MAX", 100)
+    monkeypatch.setattr(maintenance, "AGAIN_FIRST_S", 60.0)
+    monkeypatch.setattr(maintenance, "AGAIN_CAP_S", 60.0)
     first = await insert(db, "q")
     await crowd(db, first, count=MANY)
     go_on = anyio.Event()

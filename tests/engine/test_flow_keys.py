@@ -10,9 +10,8 @@ import anyio
 import asyncpg
 import pytest
 
-from pgworkd.engine.registry import App
+from pgworkd import App, Job
 from pgworkd.words import events
-from pgworkd.words.job import Job
 from tests import process
 from tests.engine.flow_kit import Log, all_over, fill, fleet
 from tests.kit import insert, running, until, waits_for_status

@@ -17,11 +17,11 @@ import asyncpg
 import pytest
 import structlog
 
+from pgworkd import App
 from pgworkd.cli import serve
 from pgworkd.engine.attempts import Held
 from pgworkd.engine.claim.prefetch import Pace
 from pgworkd.engine.life.daemon import Daemon
-from pgworkd.engine.registry import App
 from pgworkd.settings.config import load
 from pgworkd.words import events, log
 from pgworkd.words.events import Events

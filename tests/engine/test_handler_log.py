@@ -14,7 +14,7 @@ import asyncpg
 import pytest
 import structlog
 
-from pgworkd.engine.registry import App
+from pgworkd import App
 from pgworkd.words import log
 from tests.kit import insert, running, until, waits_for_status
 

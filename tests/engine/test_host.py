@@ -10,8 +10,8 @@ import anyio.to_thread
 import asyncpg
 import pytest
 
+from pgworkd import App
 from pgworkd.engine.life.daemon import Daemon
-from pgworkd.engine.registry import App
 from pgworkd.errors import UsageError
 from pgworkd.words import events
 from tests.kit import Recorder, insert, quick_options, status, until

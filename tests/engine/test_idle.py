@@ -13,9 +13,9 @@ import anyio
 import asyncpg
 import pytest
 
+from pgworkd import App
 from pgworkd.database.connection import Link, LinkOptions, Listener
 from pgworkd.engine.life.daemon import Daemon, Options
-from pgworkd.engine.registry import App
 from tests.kit import LIMIT_S, until
 
 QUEUES = [f"q{n}" for n in range(10)]

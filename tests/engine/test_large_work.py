@@ -8,11 +8,10 @@ import anyio
 import asyncpg
 import pytest
 
-from pgworkd.engine.registry import App
+from pgworkd import App, Job
 from pgworkd.engine.run import large_payloads
 from pgworkd.engine.settle import settler
 from pgworkd.words import events
-from pgworkd.words.job import Job
 from tests.kit import insert, running, until, waits_for_status
 from tests.proxy import Proxy
 

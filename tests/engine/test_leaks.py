@@ -15,10 +15,9 @@ from typing import Any
 import anyio
 import asyncpg
 
+from pgworkd import App, Job
 from pgworkd.engine.life.daemon import Daemon
-from pgworkd.engine.registry import App
 from pgworkd.errors import PermanentError, Snooze
-from pgworkd.words.job import Job
 from tests.kit import insert, running, until, waits_for_status
 
 JOBS = 1_000

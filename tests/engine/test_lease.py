@@ -12,10 +12,9 @@ import anyio
 import asyncpg
 import pytest
 
+from pgworkd import App, Job
 from pgworkd.engine.life.heartbeat import boot_time_s
-from pgworkd.engine.registry import App
 from pgworkd.words import events
-from pgworkd.words.job import Job
 from tests.engine.lease_kit import LEFT_S, Sleepers, daemon_of
 from tests.kit import insert, running, until, waits_for_status
 from tests.proxy import Proxy

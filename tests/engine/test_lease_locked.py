@@ -6,7 +6,7 @@ from typing import Any
 
 import asyncpg
 
-from pgworkd.engine.registry import App
+from pgworkd import App
 from pgworkd.words import events
 from tests.engine.lease_kit import Sleepers, daemon_of
 from tests.kit import insert, until, waits_for_status

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from pgworkd import App
 from pgworkd.cli.load_app import load_app
-from pgworkd.engine.registry import App
 from pgworkd.errors import UsageError
 
 Write = Callable[[str, str], Path]
 
-GOOD = "from pgworkd.app import App\napp = App()\n"
+GOOD = "from pgworkd import App\napp = App()\n"
 
 
 @pytest.fixture(autouse=True)
@@ -68,7 +68,7 @@ def test_packages_and_dotted_attributes(write: Write) -> None:
 
 
 def test_a_function_that_makes_an_app_is_accepted(write: Write) -> None:
-    write("factory_a.py", "from pgworkd.app import App\ndef make(name='x'):\n    return App()\n")
+    write("factory_a.py", "from pgworkd import App\ndef make(name='x'):\n    return App()\n")
     assert isinstance(load_app("factory_a:make"), App)
 
 
@@ -144,7 +144,7 @@ def test_a_missing_attribute_is_named_with_the_likeliest_meant(write: Write) -> 
         ("app = None", "is None, not a pgworkd.App"),
         ("app = 3", "is of type int, not a pgworkd.App"),
         ("import os as app", "is the module 'os'"),
-        ("from pgworkd.app import App as app", "is the class App (name an instance)"),
+        ("from pgworkd import App as app", "is the class App (name an instance)"),
         ("async def app(): ...", "is an async function"),
         ("def app(): return 3", "returned of type int"),
         ("def app(x): ...", "cannot be called without arguments (TypeError: missing a required argument: 'x')"),

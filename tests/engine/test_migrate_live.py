@@ -14,10 +14,10 @@ import anyio
 import asyncpg
 import pytest
 
+from pgworkd import App
 from pgworkd.database import schema
 from pgworkd.database.connection import LinkOptions
 from pgworkd.engine.life.daemon import Daemon
-from pgworkd.engine.registry import App
 from pgworkd.errors import DatabaseUnavailable
 from pgworkd.words import events
 from tests.engine.test_start import app_of_one, plain_user

@@ -7,7 +7,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from pgworkd.engine.registry import App
+from pgworkd import App
 from pgworkd.words import events
 from tests.kit import Recorder, insert, running, status, until, waits_for_status
 

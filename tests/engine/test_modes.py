@@ -11,11 +11,10 @@ import anyio
 import asyncpg
 import pytest
 
+from pgworkd import App, Job
 from pgworkd.engine.life.daemon import Daemon
-from pgworkd.engine.registry import App
 from pgworkd.errors import PermanentError, Snooze
 from pgworkd.words import events
-from pgworkd.words.job import Job
 from tests.kit import Recorder, insert, quick_options, running, status, until, waits_for_status
 
 

@@ -18,10 +18,9 @@ import asyncpg
 import pytest
 from pydantic import BaseModel
 
-from pgworkd.engine.registry import App
+from pgworkd import App, Job
 from pgworkd.errors import PermanentError, RetryAfter, Snooze
 from pgworkd.words import events
-from pgworkd.words.job import Job
 from tests.kit import insert, running, status, until, waits_for_status
 
 

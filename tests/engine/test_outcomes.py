@@ -13,9 +13,8 @@ import anyio
 import asyncpg
 import pytest
 
-from pgworkd.engine.registry import App
+from pgworkd import App, Job
 from pgworkd.errors import PermanentError
-from pgworkd.words.job import Job
 from tests.engine.outcome_kit import cancel_this_task, dead_end
 from tests.kit import insert, running, until, waits_for_status
 

@@ -10,7 +10,7 @@ import anyio
 import asyncpg
 import pytest
 
-from pgworkd.engine.registry import App, DeadJob
+from pgworkd import App, DeadJob
 from pgworkd.words import events
 from tests.engine.outcome_kit import cancel_this_task
 from tests.kit import insert, running, until, waits_for_status

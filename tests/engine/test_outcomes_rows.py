@@ -10,10 +10,9 @@ import asyncpg
 import pytest
 from pydantic import BaseModel, field_validator
 
-from pgworkd.engine.registry import App
+from pgworkd import App, Job
 from pgworkd.errors import PermanentError
 from pgworkd.words import events
-from pgworkd.words.job import Job
 from tests.kit import insert, running, until, waits_for_status
 
 

@@ -8,10 +8,9 @@ import anyio
 import asyncpg
 import pytest
 
-from pgworkd.engine.registry import App
+from pgworkd import App, Job
 from pgworkd.errors import LeaseLost, Snooze
 from pgworkd.words import events
-from pgworkd.words.job import Job
 from tests.engine.outcome_kit import dead_end
 from tests.kit import insert, running, until, waits_for_status
 

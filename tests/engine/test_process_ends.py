@@ -12,7 +12,7 @@ import anyio
 import asyncpg
 import pytest
 
-from pgworkd.engine.registry import App
+from pgworkd import App
 from tests.kit import insert, running, until, waits_for_status
 
 

@@ -11,12 +11,12 @@ import anyio
 import asyncpg
 import pytest
 
+from pgworkd import App, Job
 from pgworkd.database.connection import LinkOptions
 from pgworkd.database.store import Store
-from pgworkd.engine.registry import App
 from pgworkd.errors import PgworkdError, UsageError
 from pgworkd.words import events
-from pgworkd.words.job import PROGRESS_CHARS_MAX, Job
+from pgworkd.words.job import PROGRESS_CHARS_MAX
 from tests.kit import insert, running, until, waits_for_status
 
 SAID = "SELECT done, message FROM pgworkd.job_progress WHERE id = $1"

@@ -6,8 +6,8 @@ from typing import Any
 
 import asyncpg
 
+from pgworkd import App
 from pgworkd.engine.life.maintenance import Periods
-from pgworkd.engine.registry import App
 from pgworkd.words import events
 from tests.kit import running
 from tests.sql.refuse import refuse

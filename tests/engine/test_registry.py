@@ -14,7 +14,7 @@ import asyncpg
 import pytest
 
 import pgworkd
-from pgworkd.engine.registry import App
+from pgworkd import App
 from tests.kit import insert, running, status, until
 
 NAMES = [
@@ -31,7 +31,7 @@ NAMES = [
     "builtins.exec",
     "../../../bin/sh",
     "/bin/true",
-    "pgworkd.demo:main",
+    "pgworkd.demo.demo:main",
     "tests.engine.test_registry:handle",
     "handle",
     "$(touch ran)",

@@ -9,10 +9,10 @@ import anyio
 import asyncpg
 import pytest
 
-from pgworkd.client.enqueueing import batch, enqueue
-from pgworkd.client.results import Found, Results
-from pgworkd.engine.registry import App
+from pgworkd import App
+from pgworkd.client import batch, enqueue
 from pgworkd.errors import BatchClosed, JobFailed, JobUnknown, PermanentError, SchemaError, UsageError
+from pgworkd.results import Found, Results
 from tests.kit import insert, running, until
 
 NOBODY = UUID(int=7)

@@ -9,8 +9,8 @@ import anyio
 import anyio.lowlevel
 import asyncpg
 
+from pgworkd import App
 from pgworkd.engine.life.maintenance import Periods
-from pgworkd.engine.registry import App
 from pgworkd.words import events
 from tests.kit import insert, running, until, waits_for_status
 

@@ -14,7 +14,7 @@ import asyncpg
 import pytest
 from pydantic import BaseModel, field_validator
 
-from pgworkd.engine.registry import App
+from pgworkd import App
 from pgworkd.errors import Snooze
 from pgworkd.words import events
 from tests.engine.outcome_kit import cancel_this_task

@@ -13,16 +13,16 @@ from typing import Any
 import asyncpg
 import pytest
 
-from pgworkd.admin.admin import Admin
+from pgworkd import App
+from pgworkd.admin import Admin
 from pgworkd.cli import serve
-from pgworkd.client.results import Results
 from pgworkd.database.connection import Link, LinkOptions, Listener, Transactions
 from pgworkd.embedded import EmbeddedPostgres
 from pgworkd.engine.life.daemon import Daemon
-from pgworkd.engine.registry import App
 from pgworkd.engine.run import process_pool
 from pgworkd.errors import PgworkdError
 from pgworkd.fleet.supervisor import Supervisor, without_dsn
+from pgworkd.results import Results
 from pgworkd.settings.config import Settings
 from tests.engine.secrets_kit import PASSWORDS, leaks, secret_dsn, with_login
 from tests.engine.test_cli_run import Start, start
@@ -35,7 +35,7 @@ import os, sys
 from pathlib import Path
 from urllib.parse import unquote
 import asyncpg
-from pgworkd.app import App
+from pgworkd import App
 
 app = App()
 DSN = os.environ.get("PGWORKD_DSN") or Path("dsn").read_text()
@@ -95,7 +95,7 @@ async def test_a_daemon_tells_nothing_of_it_from_start_to_end(
     stored = await everything_stored(db)
     assert not leaks(*run.lines, *stored)
     result = await db.fetchval("SELECT result FROM pgworkd.finished_jobs WHERE id = $1", looks)
-    assert "pgworkd.child" in result
+    assert "pgworkd.engine.run.process_child" in result
     assert json.loads(result)[1], "the app is imported in the child, too, and may need its environment"
     assert sum("RuntimeError" in row for row in stored) == 2
     assert sum("***@127.0.0.1" in row for row in stored) == 1, "the other is cut"
@@ -232,7 +232,7 @@ async def test_what_goes_to_a_child_holds_nothing_of_it(
         sent.append(real(value))
         return sent[-1]
 
-    monkeypatch.setattr(processes, "pickle", types.SimpleNamespace(dumps=dumps, loads=pickle.loads))
+    monkeypatch.setattr(process_pool, "pickle", types.SimpleNamespace(dumps=dumps, loads=pickle.loads))
     app = App()
     app.handler("q", run_in="process")(handle)
     async with running(app, secret_dsn):

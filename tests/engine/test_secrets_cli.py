@@ -151,7 +151,7 @@ def test_a_bug_is_told_without_it_even_with_its_traceback(secret_dsn: str, monke
     def broken_table(*_: object) -> None:
         raise RuntimeError(f"cannot draw {secret_dsn}\x1b[2J\nat all")
 
-    monkeypatch.setattr(cli_look, "table", broken_table)
+    monkeypatch.setattr(fleet, "table", broken_table)
     for level in ("info", "debug"):
         code, text = said("stats", PGWORKD_DSN=secret_dsn, PGWORKD_LOG_LEVEL=level)
         assert code == 1

@@ -10,8 +10,8 @@ import anyio
 import asyncpg
 import pytest
 
+from pgworkd import App
 from pgworkd.engine.life.daemon import Daemon
-from pgworkd.engine.registry import App
 from pgworkd.words import events
 from tests.engine.test_control import Gauge
 from tests.kit import insert, running, until, waits_for_status

@@ -14,7 +14,7 @@ import anyio
 import asyncpg
 import pytest
 
-from pgworkd.engine.registry import App
+from pgworkd import App
 from pgworkd.errors import UsageError
 from pgworkd.words import events
 from tests.engine.test_cli_run import Start, database, start

@@ -8,7 +8,7 @@ import anyio
 import asyncpg
 import pytest
 
-from pgworkd.engine.registry import App
+from pgworkd import App
 from pgworkd.words import events
 from tests.kit import insert, running, until
 

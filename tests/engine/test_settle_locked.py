@@ -9,9 +9,8 @@ import anyio
 import asyncpg
 import pytest
 
-from pgworkd.engine.registry import App
+from pgworkd import App, Job
 from pgworkd.words import events
-from pgworkd.words.job import Job
 from tests.kit import insert, running, status, until, waits_for_status
 
 WITHIN_S = 1.5

@@ -9,14 +9,13 @@ import anyio
 import asyncpg
 import pytest
 
+from pgworkd import App, Job
 from pgworkd.database import store
 from pgworkd.database.connection import LinkOptions
 from pgworkd.engine.life.daemon import Daemon
-from pgworkd.engine.registry import App
 from pgworkd.engine.settle import settler
 from pgworkd.errors import OutcomeUnknown, Snooze
 from pgworkd.words import events
-from pgworkd.words.job import Job
 from tests.kit import insert, running, status, until, waits_for_status
 from tests.proxy import Proxy
 

@@ -8,10 +8,10 @@ import anyio
 import asyncpg
 import pytest
 
+from pgworkd import App
 from pgworkd.database.connection import LinkOptions
 from pgworkd.database.heartbeat_store import LeaseStore
 from pgworkd.database.store import Store
-from pgworkd.engine.registry import App
 from pgworkd.errors import OutcomeUnknown
 from pgworkd.words import events
 from tests.kit import insert, running, status, until

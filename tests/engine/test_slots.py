@@ -9,10 +9,10 @@ import anyio
 import asyncpg
 import pytest
 
+from pgworkd import App
 from pgworkd.database.store import Claims, Store
 from pgworkd.engine.claim.poll_mode import Attention
 from pgworkd.engine.claim.pool import Pool
-from pgworkd.engine.registry import App
 from tests.kit import insert, running, until
 
 

@@ -8,10 +8,9 @@ import anyio
 import asyncpg
 import pytest
 
-from pgworkd.engine.registry import App
+from pgworkd import App, Job
 from pgworkd.engine.settle.reporter import SAMPLES_LEAST
 from pgworkd.words import events
-from pgworkd.words.job import Job
 from tests.kit import Recorder, insert, running, status, until, waits_for_status
 
 

@@ -13,9 +13,9 @@ import asyncpg
 import pytest
 from anyio.abc import SocketAttribute
 
+from pgworkd import App
 from pgworkd.database.connection import LinkOptions
 from pgworkd.engine.life.daemon import Daemon
-from pgworkd.engine.registry import App
 from pgworkd.errors import PgworkdError, SchemaError, UsageError
 from pgworkd.words import events
 from tests.kit import Recorder, insert, quick_options, running, until, waits_for_status

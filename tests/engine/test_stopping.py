@@ -13,10 +13,10 @@ import anyio.to_thread
 import asyncpg
 import pytest
 
+from pgworkd import App, Job
 from pgworkd.engine.life.daemon import Daemon
-from pgworkd.engine.registry import App
 from pgworkd.words import events
-from pgworkd.words.job import Job, Reason
+from pgworkd.words.job import Reason
 from tests.engine.test_cancel import cancel
 from tests.kit import insert, running, status, until, waits_for_status
 

@@ -8,9 +8,8 @@ from typing import Any
 import asyncpg
 import pytest
 
-from pgworkd.engine.registry import App
+from pgworkd import App, Job
 from pgworkd.words import events
-from pgworkd.words.job import Job
 from tests.kit import insert, running, until, waits_for_status
 
 SLOW_POLL = {"poll_s": 60.0, "heartbeat_s": 20.0, "lease_s": 60.0}

@@ -27,7 +27,7 @@ APP = """
 import os, signal, sys, time
 from pathlib import Path
 import anyio
-from pgworkd.app import App
+from pgworkd import App
 from pgworkd.job import Job
 
 app = App()
@@ -189,7 +189,7 @@ async def test_they_stop_when_the_supervisor_is_gone(play: Any, dsn: str, db: as
 def test_one_that_cannot_stop_when_the_supervisor_is_gone_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     did: list[Any] = []
     monkeypatch.setattr(signal, "pthread_kill", lambda _thread, number: did.append(number))
-    monkeypatch.setattr(cli_serve, "end_process", did.append)
+    monkeypatch.setattr(serve, "end_process", did.append)
     ours, theirs = os.pipe()
     os.close(theirs)
     serve._follow(ours, 0.001)
@@ -238,7 +238,7 @@ async def test_one_that_can_never_work_again_stops_all(
 def test_what_can_never_run_is_said_once_and_nothing_started(
     play: Any, tmp_path: Path, args: tuple[str, ...], line: str
 ) -> None:
-    (tmp_path / "empty.py").write_text("from pgworkd.app import App\napp = App()\n")
+    (tmp_path / "empty.py").write_text("from pgworkd import App\napp = App()\n")
     run = play(NOBODY, *args)
     assert run.ends() == 2
     assert len(run.lines) == 1

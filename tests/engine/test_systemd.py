@@ -12,8 +12,8 @@ from pathlib import Path
 import anyio
 import pytest
 
+from pgworkd import App
 from pgworkd.engine.life.daemon import Daemon
-from pgworkd.engine.registry import App
 from pgworkd.fleet.sd_notify import EXTENDED_START_S, STATUS_BYTES_MAX, STATUS_S, SystemdNotifier
 from tests.kit import LIMIT_S, quick_options
 

@@ -20,10 +20,10 @@ import asyncpg
 import pytest
 import trustme
 
-from pgworkd.client.enqueueing import enqueue
-from pgworkd.client.results import Results
+from pgworkd.client import enqueue
 from pgworkd.database.connection import Link, LinkOptions, Listener, Transactions
 from pgworkd.errors import DatabaseUnavailable
+from pgworkd.results import Results
 from tests.engine.test_cli import CANARY, run_bare
 from tests.engine.test_results import doubles
 from tests.kit import running

@@ -10,11 +10,10 @@ import anyio.to_thread
 import asyncpg
 import pytest
 
+from pgworkd import App, Job
 from pgworkd.database.connection import LinkOptions
-from pgworkd.engine.registry import App
 from pgworkd.errors import LeaseLost, UsageError
 from pgworkd.words import events
-from pgworkd.words.job import Job
 from tests.engine.test_cancel import cancel
 from tests.kit import insert, running, until, waits_for_status
 

@@ -10,10 +10,9 @@ import anyio
 import asyncpg
 import pytest
 
-from pgworkd.engine.registry import App
+from pgworkd import App, Job
 from pgworkd.errors import Snooze
 from pgworkd.words import events
-from pgworkd.words.job import Job
 from tests.engine.ahead_kit import never_stalls
 from tests.kit import insert, running, until, waits_for_status
 

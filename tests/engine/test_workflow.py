@@ -8,9 +8,8 @@ from uuid import UUID
 import asyncpg
 import pytest
 
-from pgworkd.client import columns, connections
-from pgworkd.client.enqueueing import NewJob, Workflow, enqueue, enqueue_many
-from pgworkd.engine.registry import App
+from pgworkd import App
+from pgworkd.client import NewJob, Workflow, columns, connections, enqueue, enqueue_many
 from pgworkd.errors import UsageError
 from tests.engine.client_kit import in_a_transaction, in_autocommit, settled
 from tests.kit import running, status, until, waits_for_status
@@ -41,7 +40,7 @@ async def test_all_of_it_goes_with_the_callers_transaction(opener: Any, dsn: str
 
 
 async def test_more_than_one_call_takes(db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drivers, "AFTER_MAX", 3)
+    monkeypatch.setattr(connections, "AFTER_MAX", 3)
     monkeypatch.setattr(columns, "STATEMENT_ROWS", 2)
     ids = await enqueue_many(db, [NewJob("q")] * 10)
     last = await enqueue(db, "q", after=ids)

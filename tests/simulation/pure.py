@@ -8,8 +8,8 @@ import random
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 
+from pgworkd import Backoff
 from pgworkd.errors import DELAY_S_MAX
-from pgworkd.words.backoff import Backoff
 from pgworkd.words.recurrence import Recurrence
 from tests.unit.test_cursor_model import HEAD_S, IN_BETWEEN, ROOM, UNDER_WAY, World, apply
 from tests.unit.test_schedule_dst import due_minutes, offset_changes

@@ -12,12 +12,11 @@ from uuid import UUID
 
 import anyio
 
+from pgworkd import App, Job
 from pgworkd.engine.life.daemon import FLUSH_GRACE_S, Daemon, Options
 from pgworkd.engine.life.maintenance import Periods
-from pgworkd.engine.registry import App
 from pgworkd.errors import PermanentError, RetryAfter, Snooze
 from pgworkd.words.events import Events
-from pgworkd.words.job import Job
 
 from .loop import BEGAN_S, SimulationFailed, SimulationLoop, simulate
 from .plans import QUEUES, Doing, Plan, Profile, draw

@@ -10,7 +10,7 @@ from uuid import UUID, uuid4
 import asyncpg
 import pytest
 
-from pgworkd.client.enqueueing import NewJob, Workflow, batch, enqueue, enqueue_many
+from pgworkd.client import NewJob, Workflow, batch, enqueue, enqueue_many
 from pgworkd.database import grants
 
 from .roles import Roles, refused

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pgworkd.admin.admin import Admin
+from pgworkd.admin import Admin
 from pgworkd.database.connection import LinkOptions
 from pgworkd.errors import UsageError
 

@@ -7,16 +7,15 @@ from typing import Any
 
 import pytest
 
-from pgworkd.admin.admin import Admin
-from pgworkd.client.enqueueing import batch, enqueue
-from pgworkd.client.results import Results
+from pgworkd import App, Job
+from pgworkd.admin import Admin
+from pgworkd.client import batch, enqueue
 from pgworkd.database import schema
 from pgworkd.database.connection import LinkOptions
 from pgworkd.engine.life.maintenance import Periods
-from pgworkd.engine.registry import App
 from pgworkd.errors import JobFailed, PermanentError, UsageError
+from pgworkd.results import Results
 from pgworkd.words import events
-from pgworkd.words.job import Job
 from tests.kit import running, status, until, waits_for_status
 
 from .roles import Roles, refused

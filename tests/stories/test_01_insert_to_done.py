@@ -8,10 +8,9 @@ from typing import Any
 
 import asyncpg
 
-from pgworkd.engine.registry import App, DeadJob
+from pgworkd import App, DeadJob, Job
 from pgworkd.errors import PermanentError, RetryAfter, Snooze
 from pgworkd.words import events
-from pgworkd.words.job import Job
 from tests.kit import insert, running, until, waits_for_status
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import asyncpg
 
-from pgworkd.engine.registry import App
+from pgworkd import App
 from pgworkd.words import events
 from tests import process
 from tests.kit import insert, running, until, waits_for_status

@@ -7,8 +7,7 @@ from typing import Any
 
 import asyncpg
 
-from pgworkd.engine.registry import App
-from pgworkd.words.job import Job
+from pgworkd import App, Job
 from tests.kit import running, until
 
 JOBS = 20_000

@@ -12,14 +12,13 @@ from zoneinfo import ZoneInfo
 import asyncpg
 import pytest
 
+from pgworkd import App, Job
 from pgworkd.database.connection import LinkOptions
 from pgworkd.database.store import ClaimOrder, Store
 from pgworkd.engine.attempts import Held
 from pgworkd.engine.life.recurring import Recurring
-from pgworkd.engine.registry import App
 from pgworkd.words import events
 from pgworkd.words.events import Events
-from pgworkd.words.job import Job
 from pgworkd.words.recurrence import Recurrence
 from tests.kit import running, until
 

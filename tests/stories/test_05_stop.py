@@ -10,11 +10,10 @@ import anyio.lowlevel
 import asyncpg
 import pytest
 
+from pgworkd import App, Job
 from pgworkd.database.store import Store
 from pgworkd.engine.life.daemon import Daemon
-from pgworkd.engine.registry import App
 from pgworkd.words import events
-from pgworkd.words.job import Job
 from tests.kit import Recorder, insert, quick_options, running, status, until
 
 

@@ -8,8 +8,8 @@ import anyio
 import asyncpg
 import pytest
 
-from pgworkd.client.enqueueing import Enqueued, enqueue
-from pgworkd.engine.registry import App
+from pgworkd import App
+from pgworkd.client import Enqueued, enqueue
 from pgworkd.errors import PermanentError
 from tests.kit import running, status, until, waits_for_status
 

@@ -9,10 +9,10 @@ from typing import Any
 import asyncpg
 import pytest
 
-from pgworkd.admin.admin import Admin
+from pgworkd import App
+from pgworkd.admin import Admin
 from pgworkd.admin.jobs import Which
 from pgworkd.database.connection import LinkOptions
-from pgworkd.engine.registry import App
 from pgworkd.errors import NotWaiting, PermanentError
 from tests.kit import running, until
 

@@ -9,9 +9,9 @@ from typing import Any
 import anyio
 import asyncpg
 
-from pgworkd.admin.admin import Admin
+from pgworkd import App
+from pgworkd.admin import Admin
 from pgworkd.database.connection import LinkOptions
-from pgworkd.engine.registry import App
 from pgworkd.words import events
 from tests.kit import insert, running, status, until, waits_for_status
 

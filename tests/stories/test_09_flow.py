@@ -9,9 +9,8 @@ from typing import Any
 import anyio
 import asyncpg
 
-from pgworkd.client.enqueueing import enqueue
-from pgworkd.engine.registry import App
-from pgworkd.words.job import Job
+from pgworkd import App, Job
+from pgworkd.client import enqueue
 from tests.kit import running, until
 from tests.sql.flow import most_in_window
 

@@ -10,10 +10,9 @@ from uuid import UUID
 import asyncpg
 import pytest
 
-from pgworkd.client.enqueueing import Batch, Progress
-from pgworkd.engine.registry import App
+from pgworkd import App, Job
+from pgworkd.client import Batch, Progress
 from pgworkd.words import events
-from pgworkd.words.job import Job
 from tests.kit import running
 
 EMPLOYEES = 25

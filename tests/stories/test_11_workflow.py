@@ -8,12 +8,11 @@ import anyio
 import asyncpg
 import pytest
 
-from pgworkd.client.enqueueing import Workflow, enqueue
-from pgworkd.client.results import Results
-from pgworkd.engine.registry import App
+from pgworkd import App, Job
+from pgworkd.client import Workflow, enqueue
 from pgworkd.errors import JobFailed
+from pgworkd.results import Results
 from pgworkd.words import events
-from pgworkd.words.job import Job
 from tests.kit import running, status, until, waits_for_status
 
 SHARDS = ("a", "b", "c")

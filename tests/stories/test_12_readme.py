@@ -19,9 +19,8 @@ from uuid import uuid4
 import asyncpg
 import pytest
 
+from pgworkd import App, Job
 from pgworkd.cli import app
-from pgworkd.engine.registry import App
-from pgworkd.words.job import Job
 from tests.kit import LIMIT_S, running, until, waits_for_status
 
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")

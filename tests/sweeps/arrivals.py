@@ -16,8 +16,8 @@ from typing import Any
 import anyio
 import asyncpg
 
+from pgworkd import App
 from pgworkd.engine.life.daemon import Daemon
-from pgworkd.engine.registry import App
 from tests.kit import running, until
 
 POLL_S = 1.0

@@ -16,14 +16,13 @@ import anyio
 import asyncpg
 
 import pgworkd
-from pgworkd.engine.registry import App
+from pgworkd import App, Job
 from pgworkd.errors import PermanentError, Snooze
 from pgworkd.words import events
-from pgworkd.words.job import Job
 from tests.kit import running, until
 
-PACKAGE = Path(pgworkd.__file__).parent
-SENT_BY = ("store.py", "lease_store.py", "schedule_store.py", "claims.py", "settle_sql.py")
+DATABASE = Path(pgworkd.__file__).parent / "database"
+SENT_BY = ("store.py", "heartbeat_store.py", "schedule_store.py", "claims.py", "settle_statements.py")
 CODES = ("57014", "55P03", "40001", "40P01", "53200", "55000", "22P05", "P0001")
 """Cancelled by a time-out, locked, serialization, deadlock, out of memory, wrong state, bad text, a trigger's RAISE."""
 AT_START = {"register"}
@@ -78,7 +77,7 @@ _WRAP = r"""
 
 def statements() -> list[str]:
     """The functions that the daemon calls."""
-    text = "".join((PACKAGE / name).read_text(encoding="utf-8") for name in SENT_BY)
+    text = "".join((DATABASE / name).read_text(encoding="utf-8") for name in SENT_BY)
     return sorted(set(re.findall(r"pgworkd\.([a-z_]+)\(", text)) - AT_START - ABOUT_THE_LEASE - OF_A_HANDLER)
 
 

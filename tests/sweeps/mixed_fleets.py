@@ -15,9 +15,8 @@ from typing import Any
 import anyio
 import asyncpg
 
-from pgworkd.engine.registry import App
+from pgworkd import App, Job
 from pgworkd.words import events
-from pgworkd.words.job import Job
 from tests.kit import Recorder, running, until
 
 KINDS = ("a", "b", "c")

@@ -15,10 +15,9 @@ from uuid import UUID
 import anyio
 import asyncpg
 
-from pgworkd.engine.registry import App
+from pgworkd import App, Job
 from pgworkd.errors import PermanentError, RetryAfter
 from pgworkd.words import events
-from pgworkd.words.job import Job
 from tests.kit import Recorder, insert, running, until
 
 # ruff: noqa: S608 - all SQL is written here

@@ -27,8 +27,8 @@ from typing import Any
 import anyio
 import asyncpg
 
+from pgworkd import App
 from pgworkd.engine.life.daemon import Daemon
-from pgworkd.engine.registry import App
 from tests.kit import insert, quick_options, status, until
 from tests.proxy import Proxy
 

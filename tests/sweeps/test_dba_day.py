@@ -8,11 +8,10 @@ from typing import Any
 import asyncpg
 import pytest
 
+from pgworkd import App, Job
 from pgworkd.database import schema
 from pgworkd.database.connection import LinkOptions
-from pgworkd.engine.registry import App
 from pgworkd.words import events
-from pgworkd.words.job import Job
 from tests.kit import running, until
 
 JOBS = 150

@@ -16,10 +16,9 @@ import anyio
 import asyncpg
 import pytest
 
+from pgworkd import App, Job
 from pgworkd.database import schema
 from pgworkd.database.connection import LinkOptions
-from pgworkd.engine.registry import App
-from pgworkd.words.job import Job
 from tests.engine.test_dba import binaries
 from tests.kit import running, until
 from tests.server import create_database, create_template, start_test_server

@@ -13,13 +13,12 @@ import anyio
 import asyncpg
 import pytest
 
-from pgworkd.client.enqueueing import batch, enqueue
+from pgworkd import App, Job
+from pgworkd.client import batch, enqueue
 from pgworkd.database import schema
 from pgworkd.database.connection import LinkOptions
 from pgworkd.embedded import EmbeddedPostgres
-from pgworkd.engine.registry import App
 from pgworkd.words import events
-from pgworkd.words.job import Job
 from tests.chaos import clocks
 from tests.engine.test_dba import everything
 from tests.kit import Recorder, running, until

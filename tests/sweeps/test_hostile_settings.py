@@ -12,11 +12,10 @@ import anyio
 import asyncpg
 import pytest
 
-from pgworkd.client.enqueueing import batch, enqueue
+from pgworkd import App, Job
+from pgworkd.client import batch, enqueue
 from pgworkd.engine.life.maintenance import Periods
-from pgworkd.engine.registry import App
 from pgworkd.words import events
-from pgworkd.words.job import Job
 from tests.kit import running, until, waits_for_status
 
 PERIODS = Periods(rescue_s=0.1, expire_s=0.1, schedules_s=0.1, strays_s=0.1, partitions_s=0.1, prune_s=0.1, keep_days=1)

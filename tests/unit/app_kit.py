@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from pgworkd.engine.registry import App, Handler
+from pgworkd import App
+from pgworkd.engine.registry import Handler
 
 
 def registered(function: Callable[..., Any], **options: Any) -> Handler:

@@ -11,9 +11,8 @@ import pytest
 from pydantic import BaseModel, ValidationError
 from typing_extensions import TypedDict
 
-from pgworkd.engine.registry import App
+from pgworkd import App, Job
 from pgworkd.errors import UsageError
-from pgworkd.words.job import Job
 from tests.unit.app_kit import registered
 
 

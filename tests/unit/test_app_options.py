@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from pgworkd.engine.registry import CONCURRENCY_DEFAULT, App, DeadJob
+from pgworkd import App, Backoff, DeadJob
+from pgworkd.engine.registry import CONCURRENCY_DEFAULT
 from pgworkd.errors import BadSchedule, UsageError
-from pgworkd.words.backoff import Backoff
 from tests.unit.app_kit import registered
 
 

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pgworkd import Backoff
 from pgworkd.errors import DELAY_S_MAX, UsageError
-from pgworkd.words.backoff import STEPS_MAX, Backoff
+from pgworkd.words.backoff import STEPS_MAX
 
 
 def middle() -> float:

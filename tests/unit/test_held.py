@@ -10,11 +10,12 @@ from uuid import UUID, uuid4
 import anyio
 import pytest
 
+from pgworkd import Job
 from pgworkd.database.connection import CUT_AFTER_S
 from pgworkd.database.store import Claimed
 from pgworkd.engine.attempts import Held, Holdings
 from pgworkd.engine.runner_task import RunnerTask, RunScope
-from pgworkd.words.job import Job, Reason
+from pgworkd.words.job import Reason
 from pgworkd.words.registration import Registration
 
 

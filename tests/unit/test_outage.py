@@ -102,7 +102,7 @@ async def test_two_parts_know_nothing_of_each_other(heard: Heard) -> None:
 async def test_who_waits_waits_no_longer_than_until_another_part_was_answered(
     heard: Heard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outage, "CAP_S", 3600.0)
+    monkeypatch.setattr(reconnect, "CAP_S", 3600.0)
     one, other = Outage("claim", heard), Outage("settle", heard)
     one.failed(OSError("down"))
     for _ in range(20):

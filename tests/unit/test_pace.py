@@ -39,7 +39,7 @@ class Rig:
 @pytest.fixture
 def rig(monkeypatch: pytest.MonkeyPatch) -> Rig:
     made = Rig()
-    monkeypatch.setattr(pace, "time", SimpleNamespace(monotonic=lambda: made.now))
+    monkeypatch.setattr(prefetch, "time", SimpleNamespace(monotonic=lambda: made.now))
     made.pace = Pace()
     return made
 

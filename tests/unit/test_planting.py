@@ -15,9 +15,9 @@ BUG = Planted("no cap", "pgworkd/database/reconnect.py", "CAP_S = 2.0", "CAP_S =
 
 def test_the_copy_has_the_bug_and_runs_with_it(tmp_path: Path) -> None:
     tree = mutated_tree(BUG, tmp_path)
-    (tree / "asked.py").write_text("from pgworkd import outage\nprint(outage.CAP_S, outage.__file__)\n")
+    (tree / "asked.py").write_text("from pgworkd.database import reconnect as r\nprint(r.CAP_S, r.__file__)\n")
     said = run_module(tree, "asked", timeout_s=30).stdout.split()
-    assert said == ["9.0", str(tree / "pgworkd" / "outage.py")]
+    assert said == ["9.0", str(tree / "pgworkd" / "database" / "reconnect.py")]
     assert BUG.old in (ROOT / BUG.file).read_text(encoding="utf-8")
 
 

@@ -20,7 +20,7 @@ ODD = "c4n4ry@a:b/c?d#e%f g'h\"i\\jß"
 
 @pytest.fixture(autouse=True)
 def nothing_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(safe_text, "_secrets", ())
+    monkeypatch.setattr(redaction, "_secrets", ())
     monkeypatch.delenv("PGPASSWORD", raising=False)
 
 

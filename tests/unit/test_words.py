@@ -30,7 +30,7 @@ def plural(noun: str) -> str:
 PLURALS = re.compile(rf"\s(?:running |dead |more |other )?({'|'.join(map(plural, COUNTED))})\b(?!/)")
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "pgworkd").glob("*.py")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted((ROOT / "pgworkd").rglob("*.py")), ids=lambda path: path.stem)
 def test_a_number_and_its_noun_agree(path: Path) -> None:
     """'1 jobs': a value directly before a plural must come from `counted`, or be a constant, which is never 1."""
     wrong = []

@@ -1,11 +1,10 @@
 """What runs in a worker process: one handler call after another, each answered by plain values.
 
-Run as `python -m pgworkd.child` by `processes`. Requests come on standard input, answers go to standard output,
-each as a length and that many bytes; what handlers print goes to standard error. A frame is read whole before
-anything in it is looked at, and each is answered by exactly one (and progress before it), so that no answer can meet
-another's job.
-Nothing that a handler raises crosses the pipe as an object: an exception that cannot be pickled, or whose class
-the parent cannot import, would look like a crash.
+Run as `python -m pgworkd.engine.run.process_child` by `process_pool`. Requests come on standard input, answers go to
+standard output, each as a length and that many bytes; what handlers print goes to standard error. A frame is read
+whole before anything in it is looked at, and each is answered by exactly one (and progress before it), so that no
+answer can meet another's job. Nothing that a handler raises crosses the pipe as an object: an exception that cannot be
+pickled, or whose class the parent cannot import, would look like a crash.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from pgworkd.words import log
 IDLE_S_MAX = 300.0
 """A process that has had nothing to do for so long is ended when the next call comes."""
 ANSWER_BYTES_MAX = 8 * 1024 * 1024
-_PROGRAM = (sys.executable, "-m", "pgworkd.child")
+_PROGRAM = (sys.executable, "-m", "pgworkd.engine.run.process_child")
 LOOK_S = 0.2
 _BROKEN = (anyio.EndOfStream, anyio.IncompleteRead, anyio.BrokenResourceError, anyio.ClosedResourceError)
 Progress = Callable[[float, str], None]
@@ -123,7 +123,7 @@ class Processes:
             [
                 sys.executable,
                 "-m",
-                "pgworkd.child",
+                "pgworkd.engine.run.process_child",
                 str(os.getpid()),
                 os.pathsep.join(sys.path),
                 *(log.configured or ()),

@@ -1,0 +1,1 @@
+"""Wake: finding out that jobs are due, for pools that are idle."""
