@@ -66,7 +66,7 @@ ROWS_REFUSED: Final = (
 CHORE_FAILED: Final = "chore.failed"  # chore, error
 HOOK_FAILED: Final = "hook.failed"  # hook, error
 
-_log = logging.getLogger("pgworkd.words.events")
+_log = logging.getLogger("pgworkd.events")
 
 
 class Events:
