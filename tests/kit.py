@@ -14,7 +14,7 @@ import asyncpg
 from hypothesis import HealthCheck, settings
 
 from pgworkd import App
-from pgworkd.database.connection import LinkOptions
+from pgworkd.database.connection import ConnectionOptions
 from pgworkd.engine.life.daemon import Daemon, Options
 from pgworkd.engine.life.heartbeat import end_process
 from pgworkd.engine.life.maintenance import Periods
@@ -77,10 +77,10 @@ async def until(fact: Callable[[], Any], limit_s: float = LIMIT_S) -> Any:
 
 def quick_options(dsn: str, **changes: Any) -> Options:
     """Options with periods short enough for a test; everything else as in production."""
-    link = LinkOptions(dsn, connect_timeout_s=5, command_timeout_s=5)
+    connection = ConnectionOptions(dsn, connect_timeout_s=5, command_timeout_s=5)
     periods = Periods(rescue_s=0.1, expire_s=0.1, schedules_s=0.1, strays_s=0.1)
     options = Options(
-        link, worker_name="test", lease_s=3.0, heartbeat_s=0.2, poll_s=0.1, shutdown_s=10, periods=periods
+        connection, worker_name="test", lease_s=3.0, heartbeat_s=0.2, poll_s=0.1, shutdown_s=10, periods=periods
     )
     return dataclasses.replace(options, **changes)
 

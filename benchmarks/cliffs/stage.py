@@ -17,7 +17,7 @@ from benchmarks.processes import BenchmarkError
 from benchmarks.systems import executed
 from pgworkd.database import schema
 from pgworkd.database.claims import CLAIM, ClaimOrder, Claims
-from pgworkd.engine.claim.claim_cursor import Cursor
+from pgworkd.engine.claim.claim_cursor import ClaimCursor
 
 Db: TypeAlias = "asyncpg.Connection[Any]"
 Cost: TypeAlias = Callable[[], Awaitable[float]]
@@ -98,7 +98,7 @@ class Pool:
     worker: int
     queue: str
     left_out: tuple[str, ...] = ()
-    _cursor: Cursor = field(default_factory=Cursor)
+    _cursor: ClaimCursor = field(default_factory=ClaimCursor)
     _now: float = 0.0
 
     async def claim(self, limit: int) -> Claims:

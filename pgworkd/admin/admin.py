@@ -20,7 +20,7 @@ from pgworkd.admin.queries import Doctor, Enqueued, Job, JobRow, Jobs, QueueRow,
 from pgworkd.admin.queues import QueueActs
 from pgworkd.admin.schedules import ScheduleActs
 from pgworkd.database import schema
-from pgworkd.database.connection import Link, LinkOptions
+from pgworkd.database.connection import Connection, ConnectionOptions
 from pgworkd.errors import SchemaError, UsageError, delay_seconds
 from pgworkd.words import validation
 
@@ -36,8 +36,8 @@ class Admin(Acts, BatchActs, KeyActs, QueueActs, ScheduleActs):
     argument, a refused login) and DatabaseError (the rest).
     """
 
-    def __init__(self, options: LinkOptions) -> None:
-        super().__init__(Link(options, "admin"))
+    def __init__(self, options: ConnectionOptions) -> None:
+        super().__init__(Connection(options, "admin"))
 
     async def __aenter__(self) -> Self:
         return self
@@ -47,17 +47,17 @@ class Admin(Acts, BatchActs, KeyActs, QueueActs, ScheduleActs):
 
     async def close(self) -> None:
         """Closes the connection."""
-        await self._link.close()
+        await self._connection.close()
 
     # Look
 
     async def queues(self) -> list[QueueRow]:
         """Every queue that has live jobs, a worker or settings. Reads all live jobs."""
-        return [sql.read(QueueRow, row) for row in await self._link.fetch(sql.QUEUES)]
+        return [sql.read(QueueRow, row) for row in await self._connection.fetch(sql.QUEUES)]
 
     async def workers(self) -> list[WorkerRow]:
         """Every worker that has not signed off."""
-        return [sql.read(WorkerRow, row) for row in await self._link.fetch(sql.WORKERS)]
+        return [sql.read(WorkerRow, row) for row in await self._connection.fetch(sql.WORKERS)]
 
     async def jobs(
         self,
@@ -74,12 +74,13 @@ class Admin(Acts, BatchActs, KeyActs, QueueActs, ScheduleActs):
         if status is not None and status not in STATUSES:
             raise UsageError(f"status {status!r}: give one of {', '.join(STATUSES)}")
         wanted = (validation.name(queue), validation.name(kind), status, limit)
-        found = () if status == "discarded" else await self._link.fetch(sql.LIVE_JOBS, *wanted)
+        found = () if status == "discarded" else await self._connection.fetch(sql.LIVE_JOBS, *wanted)
         live = [sql.read(JobRow, row) for row in found]
         if status not in (None, *_FINISHED):
             return Jobs(live, complete=True)
         old = [
-            sql.read(JobRow, row) for row in await self._link.fetch(sql.FINISHED_JOBS, *wanted, sql.HISTORY_ROWS_MAX)
+            sql.read(JobRow, row)
+            for row in await self._connection.fetch(sql.FINISHED_JOBS, *wanted, sql.HISTORY_ROWS_MAX)
         ]
         once = {row.id: row for row in [*live, *old]}  # one that ended between the two statements is in both
         rows = sorted(once.values(), key=lambda row: row.id, reverse=True)[:limit]
@@ -87,7 +88,7 @@ class Admin(Acts, BatchActs, KeyActs, QueueActs, ScheduleActs):
         cut = (
             len(rows) < limit
             and filtered
-            and bool(await self._link.value(sql.MORE_FINISHED_JOBS, sql.HISTORY_ROWS_MAX))
+            and bool(await self._connection.value(sql.MORE_FINISHED_JOBS, sql.HISTORY_ROWS_MAX))
         )
         return Jobs(rows, complete=not cut)
 
@@ -96,26 +97,26 @@ class Admin(Acts, BatchActs, KeyActs, QueueActs, ScheduleActs):
 
         On a standby without its progress.
         """
-        standby = await self._link.value(sql.IS_STANDBY)
-        rows = await self._link.fetch(sql.ONE_JOB_ON_STANDBY if standby else sql.ONE_JOB, job_id)
+        standby = await self._connection.value(sql.IS_STANDBY)
+        rows = await self._connection.fetch(sql.ONE_JOB_ON_STANDBY if standby else sql.ONE_JOB, job_id)
         return sql.read(Job, rows[0]) if rows else None
 
     async def statuses(self, ids: Sequence[UUID]) -> dict[UUID, str]:
         """The status of each of these jobs (at most ROWS_MAX) that exists."""
         validation.bounded(len(ids))
-        return {row[0]: row[1] for row in await self._link.fetch(sql.STATUSES, ids)}
+        return {row[0]: row[1] for row in await self._connection.fetch(sql.STATUSES, ids)}
 
     async def schedules(self) -> list[ScheduleRow]:
         """Every schedule."""
-        return [sql.read(ScheduleRow, row) for row in await self._link.fetch(sql.SCHEDULES)]
+        return [sql.read(ScheduleRow, row) for row in await self._connection.fetch(sql.SCHEDULES)]
 
     async def stats(self, queue: str | None = None) -> Stats:
         """Counts over one queue or all; zeros for a queue that nobody knows."""
-        return Stats(*(await self._link.fetch(sql.STATS, validation.name(queue)))[0])
+        return Stats(*(await self._connection.fetch(sql.STATS, validation.name(queue)))[0])
 
     async def depth(self, queue: str, most: int = 100_000) -> int:
         """How many jobs of the queue could run now; `most` stands for that many or more. Reads no others."""
-        return int(await self._link.value(sql.DEPTH, validation.name(queue), most))
+        return int(await self._connection.value(sql.DEPTH, validation.name(queue), most))
 
     # Do
 
@@ -164,31 +165,31 @@ class Admin(Acts, BatchActs, KeyActs, QueueActs, ScheduleActs):
             on_retry,
             "raise" if dedupe_key is None else on_duplicate,
         )
-        return Enqueued(*(await self._link.fetch(sql.ENQUEUE, *args))[0])
+        return Enqueued(*(await self._connection.fetch(sql.ENQUEUE, *args))[0])
 
     async def known_queues(self) -> list[str]:
         """The queues that have a live job, a worker, settings or a schedule. Reads all live jobs."""
-        return [row[0] for row in await self._link.fetch(sql.KNOWN)]
+        return [row[0] for row in await self._connection.fetch(sql.KNOWN)]
 
     async def is_known(self, queue: str) -> bool:
         """True if the queue has a live job, a worker, settings or a schedule; a standby cannot tell: True."""
-        if await self._link.value(sql.IS_STANDBY):
+        if await self._connection.value(sql.IS_STANDBY):
             return True
-        return bool(await self._link.value(sql.IS_KNOWN, validation.name(queue)))
+        return bool(await self._connection.value(sql.IS_KNOWN, validation.name(queue)))
 
     async def is_served(self, queue: str) -> bool:
         """True if some worker serves the queue now."""
-        return bool(await self._link.value(sql.IS_SERVED, validation.name(queue)))
+        return bool(await self._connection.value(sql.IS_SERVED, validation.name(queue)))
 
     # Examine
 
     async def server(self) -> Server:
         """Facts that need no schema."""
-        return Server(*(await self._link.fetch(sql.SERVER))[0])
+        return Server(*(await self._connection.fetch(sql.SERVER))[0])
 
     async def verify(self) -> None:
         """Raises SchemaError, with the remedy, unless the database has exactly our schema."""
-        found = await schema.installed_version(self._link)
+        found = await schema.installed_version(self._connection)
         if found is None:
             raise SchemaError("this database has no pgworkd schema: run pgworkd migrate")
         if found != schema.VERSION:
@@ -197,14 +198,14 @@ class Admin(Acts, BatchActs, KeyActs, QueueActs, ScheduleActs):
 
     async def doctor(self) -> Doctor:
         """Facts that need the schema. Dead jobs are counted up to health.DEAD_MAX."""
-        return Doctor(*(await self._link.fetch(sql.DOCTOR, health.DEAD_MAX))[0])
+        return Doctor(*(await self._connection.fetch(sql.DOCTOR, health.DEAD_MAX))[0])
 
     async def health(self, *, standby: bool = False) -> Health:
         """What keeps jobs from running, of at most health.QUEUES_MAX queues: at a cost that does not grow with jobs.
 
         Nothing of queues and kinds on a `standby`: it does not know who serves them.
         """
-        fetch = self._link.fetch
+        fetch = self._connection.fetch
         queues, kinds = [], []
         if not standby:
             names = [row[0] for row in await fetch(health.QUEUES, health.QUEUES_MAX)]

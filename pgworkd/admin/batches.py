@@ -8,7 +8,7 @@ from uuid import UUID
 
 from pgworkd.admin.queries import read
 from pgworkd.client.batches import Cancelled, Progress
-from pgworkd.database.connection import Link
+from pgworkd.database.connection import Connection
 from pgworkd.errors import BatchClosed
 from pgworkd.words import validation
 
@@ -38,31 +38,31 @@ class TreeRow(NamedTuple):
 class BatchActs:
     """The part of `Admin` that is about batches. Raises what that raises, and BatchClosed."""
 
-    _link: Link
+    _connection: Connection
 
     async def batch_trees(self, name: str | None = None, limit: int = 20) -> list[TreeRow]:
         """The newest trees, at most `limit` (1 to ROWS_MAX), of those whose root has the name."""
         validation.bounded(limit)
-        return [read(TreeRow, row) for row in await self._link.fetch(_TREES, validation.name(name), limit)]
+        return [read(TreeRow, row) for row in await self._connection.fetch(_TREES, validation.name(name), limit)]
 
     async def batch_tree(self, batch_id: UUID) -> list[Progress]:
         """The progress of a batch and of the first 10,000 below it, each before its children; no job is counted."""
-        rows = await self._link.fetch(_TREE, batch_id)
+        rows = await self._connection.fetch(_TREE, batch_id)
         if not rows:
             raise BatchClosed(f"batch {batch_id} does not exist. Check the id: the batch may have been deleted.")
         return [Progress(*row) for row in rows]
 
     async def seal_batch(self, batch_id: UUID) -> bool:
         """Lets it take no more; False if it was sealed, cancelled or finished before."""
-        return bool(await self._link.value("SELECT pgworkd.seal_batch($1)", batch_id))
+        return bool(await self._connection.value("SELECT pgworkd.seal_batch($1)", batch_id))
 
     async def cancel_batch(self, batch_id: UUID) -> Cancelled:
         """Ends it and all below it: up to ROWS_MAX waiting jobs now, running ones are asked. `more`: call again."""
-        rows = await self._link.fetch(
+        rows = await self._connection.fetch(
             "SELECT cancelled, requested, more FROM pgworkd.cancel_batch($1, $2)", batch_id, validation.ROWS_MAX
         )
         return Cancelled(*rows[0])
 
     async def delete_batch(self, batch_id: UUID) -> int:
         """Deletes it and all below it, of a tree that is finished; how many batches."""
-        return int(await self._link.value("SELECT pgworkd.delete_batch($1)", batch_id))
+        return int(await self._connection.value("SELECT pgworkd.delete_batch($1)", batch_id))

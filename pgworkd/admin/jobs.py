@@ -14,7 +14,7 @@ from uuid import UUID
 from pgworkd.admin import queries as sql
 from pgworkd.admin import refusals
 from pgworkd.admin.refusals import Refused
-from pgworkd.database.connection import Link
+from pgworkd.database.connection import Connection
 from pgworkd.errors import DatabaseError, InvalidPayload, UsageError, delay_seconds
 from pgworkd.words import validation
 from pgworkd.words.payload import BYTES_MAX, decode, encode
@@ -68,8 +68,8 @@ class Retried(NamedTuple):
 class Acts:
     """The verbs, on one link. All methods raise what Admin's raise."""
 
-    def __init__(self, link: Link) -> None:
-        self._link = link
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
 
     async def matching(self, act: str, which: Which, after: UUID | None = None, limit: int = ROWS_MAX) -> Matched:
         """The next jobs, at most `limit` (1 to LOOK_MAX), that match and to which `act`, one of ACTS, can be done."""
@@ -80,7 +80,7 @@ class Acts:
             raise UsageError(f"nothing says which jobs to {act}: give a queue, kind, key or batch, or ask for all")
         key = None if which.key is None else validation.text(which.key, "key", 512)
         wanted = (validation.name(which.queue), validation.name(which.kind), key, which.batch, which.status)
-        ids, last = (await self._link.fetch(sql.MATCHING, act, *wanted, after, limit, which.every))[0]
+        ids, last = (await self._connection.fetch(sql.MATCHING, act, *wanted, after, limit, which.every))[0]
         return Matched(ids, last)
 
     async def count(self, act: str, which: Which) -> int:
@@ -100,7 +100,7 @@ class Acts:
         """
         validation.bounded(len(ids))
         try:
-            changed = await self._link.value("SELECT pgworkd.retry($1, NULL, $2)", ids, call_back)
+            changed = await self._connection.value("SELECT pgworkd.retry($1, NULL, $2)", ids, call_back)
             return Retried(list(changed), [])
         except DatabaseError as error:
             if error.sqlstate != _UNIQUE_VIOLATION:
@@ -118,13 +118,13 @@ class Acts:
         Jobs that are dead, over or unknown are missing from the answer; `refusals` says why.
         """
         validation.bounded(len(ids))
-        rows = await self._link.fetch("SELECT id, outcome FROM pgworkd.cancel($1)", ids)
+        rows = await self._connection.fetch("SELECT id, outcome FROM pgworkd.cancel($1)", ids)
         return {row[0]: row[1] for row in rows}
 
     async def discard(self, ids: Sequence[UUID]) -> int:
         """Moves dead jobs to the history; how many. At most ROWS_MAX, others are left alone."""
         validation.bounded(len(ids))
-        return int(await self._link.value("SELECT pgworkd.discard($1)", ids))
+        return int(await self._connection.value("SELECT pgworkd.discard($1)", ids))
 
     async def refusals(self, act: str, ids: Sequence[UUID]) -> dict[UUID, Refused]:
         """Why `act`, one of ACTS, leaves each of these jobs alone, as they are now: for those that it did not change.
@@ -134,12 +134,12 @@ class Acts:
         if act not in ACTS:
             raise UsageError(f"act {act!r}: give {_either(tuple(ACTS))}")
         validation.bounded(len(ids))
-        return refusals.reasons(act, await self._link.fetch(refusals.SQL, ids))
+        return refusals.reasons(act, await self._connection.fetch(refusals.SQL, ids))
 
     async def undepend(self, ids: Sequence[UUID]) -> set[UUID]:
         """Lets jobs that wait for others run all the same; those that did. At most ROWS_MAX, others are left alone."""
         validation.bounded(len(ids))
-        return set(await self._link.value("SELECT pgworkd.undepend($1)", ids))
+        return set(await self._connection.value("SELECT pgworkd.undepend($1)", ids))
 
     async def edit(
         self,
@@ -161,7 +161,7 @@ class Acts:
             raise UsageError("nothing to edit: give a payload, run_at, delay_s or priority")
         if payload_text is not None:
             check_payload(payload_text)
-        answer = await self._link.value(
+        answer = await self._connection.value(
             sql.EDIT,
             job_id,
             payload_text,
@@ -174,7 +174,7 @@ class Acts:
     async def audit(self, job_id: UUID | None = None, queue: str | None = None, limit: int = 20) -> list[sql.AuditRow]:
         """The newest acts, at most `limit` (1 to ROWS_MAX), of one job, one queue or all."""
         validation.bounded(limit)
-        rows = await self._link.fetch(sql.AUDIT, job_id, validation.name(queue), limit)
+        rows = await self._connection.fetch(sql.AUDIT, job_id, validation.name(queue), limit)
         return [sql.read(sql.AuditRow, row) for row in rows]
 
 

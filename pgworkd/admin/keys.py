@@ -7,7 +7,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from pgworkd.admin.queries import read
-from pgworkd.database.connection import Link
+from pgworkd.database.connection import Connection
 from pgworkd.words import validation
 
 # Each table is walked from the key that is kept longest: the view alone would find out of every row how its job ended.
@@ -51,27 +51,27 @@ class KeptKey(NamedTuple):
 class KeyActs:
     """The part of `Admin` that is about dedupe keys. Raises what that raises."""
 
-    _link: Link
+    _connection: Connection
 
     async def kept_keys(self, queue: str | None = None, key: str | None = None, limit: int = 20) -> list[KeptKey]:
         """The kept keys that match, at most `limit` (1 to ROWS_MAX): first those that are kept longest from now."""
         validation.bounded(limit)
-        rows = await self._link.fetch(KEPT, validation.name(queue), validation.name(key), limit)
+        rows = await self._connection.fetch(KEPT, validation.name(queue), validation.name(key), limit)
         return [read(KeptKey, row) for row in rows]
 
     async def free_key(self, queue: str, key: str) -> bool:
         """Frees a key that a job which is over keeps; False if none does: a live job's is not freed."""
         wanted = (validation.text(queue, "the queue's name", 200), validation.text(key, "the key", 512))
-        return bool(await self._link.value("SELECT pgworkd.free_key($1, $2)", *wanted))
+        return bool(await self._connection.value("SELECT pgworkd.free_key($1, $2)", *wanted))
 
     async def free_batch_key(self, name: str, key: str) -> bool:
         """The same of a tree of batches, by the name of its root."""
         wanted = (validation.text(name, "the batch's name", 200), validation.text(key, "the key", 512))
-        return bool(await self._link.value("SELECT pgworkd.free_batch_key($1, $2)", *wanted))
+        return bool(await self._connection.value("SELECT pgworkd.free_batch_key($1, $2)", *wanted))
 
     async def key_refusal(self, queue: str, key: str) -> str:
         """Why `free_key` leaves this key alone, as it is now."""
-        found = await self._link.fetch(_HOLDER, queue, key)
+        found = await self._connection.fetch(_HOLDER, queue, key)
         if not found:
             return "no job has it: it is free"
         job_id, status = found[0]
@@ -81,7 +81,7 @@ class KeyActs:
 
     async def batch_key_refusal(self, name: str, key: str) -> str:
         """Why `free_batch_key` leaves this key alone, as it is now."""
-        found = await self._link.fetch(_BATCH_HOLDER, name, key)
+        found = await self._connection.fetch(_BATCH_HOLDER, name, key)
         if not found:
             return "no batch has it: it is free"
         batch_id, status = found[0]

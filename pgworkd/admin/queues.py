@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
-from pgworkd.database.connection import Link
+from pgworkd.database.connection import Connection
 from pgworkd.errors import DatabaseError, UsageError, delay_seconds
 from pgworkd.settings.queue import REMEDIES, InForce, checked, in_force
 from pgworkd.words import validation
@@ -34,7 +34,7 @@ _SETTINGS = """SELECT n.queue,
 class QueueActs:
     """The part of `Admin` that is about queues. Raises what that raises."""
 
-    _link: Link
+    _connection: Connection
 
     async def set_queue(self, queue: str, changes: Mapping[str, object]) -> None:
         """Changes settings of a queue, named as the columns of `queues`; None: back to code. The rest stays as it is.
@@ -43,7 +43,7 @@ class QueueActs:
         """
         wanted = json.dumps(checked(changes))
         try:
-            await self._link.fetch(_SET, validation.text(queue, "the queue's name", 200), wanted)
+            await self._connection.fetch(_SET, validation.text(queue, "the queue's name", 200), wanted)
         except DatabaseError as error:
             if (remedy := REMEDIES.get(error.constraint or "")) is not None:
                 raise UsageError(remedy) from None
@@ -57,14 +57,14 @@ class QueueActs:
         if until is not None and until.utcoffset() is None:
             raise UsageError("until has no time zone: which instant it means would be a guess")
         at = None if until is None else until.astimezone(UTC).isoformat()
-        if not await self._link.fetch(_PAUSE, validation.text(queue, "the queue's name", 200), for_s, at):
+        if not await self._connection.fetch(_PAUSE, validation.text(queue, "the queue's name", 200), for_s, at):
             raise UsageError("by the database's clock this pause would be over already: give a later end")
 
     async def resume(self, queue: str) -> bool:
         """Ends a pause; False if there was none."""
-        return bool(await self._link.fetch(_RESUME, validation.name(queue)))
+        return bool(await self._connection.fetch(_RESUME, validation.name(queue)))
 
     async def settings(self) -> dict[str, list[InForce]]:
         """What holds in each queue that has settings or a worker, and where it comes from."""
-        rows = await self._link.fetch(_SETTINGS)
+        rows = await self._connection.fetch(_SETTINGS)
         return {queue: in_force(json.loads(row), [tuple(c) for c in json.loads(code)]) for queue, row, code in rows}

@@ -19,7 +19,7 @@ from pgworkd.settings.file import NAME_CHARS_MAX
 
 if TYPE_CHECKING:
     from pgworkd.fleet.autoscaler import Autoscaler, Rules
-    from pgworkd.fleet.workers import Crew
+    from pgworkd.fleet.workers import WorkerBackend
     from pgworkd.settings.config import Settings
 
 WORKERS_MAX = 256
@@ -70,7 +70,7 @@ def autoscale(
 
     rules = Rules(least, most, up_at, down_at, step, cooldown_s)
     _check(queue, rules, every_s, stop_timeout_s)
-    _check_crew(unit, command or [])
+    _check_backend(unit, command or [])
     settings = settings_of(dsn)
     log.configure(settings.log_level, settings.log_format)
     stop_signals.hold()
@@ -90,7 +90,7 @@ async def _run(
     import anyio
 
     from pgworkd.admin.admin import Admin
-    from pgworkd.database.connection import LinkOptions
+    from pgworkd.database.connection import ConnectionOptions
     from pgworkd.database.reconnect import Outage
     from pgworkd.fleet.autoscaler import Autoscaler
     from pgworkd.words import log
@@ -98,11 +98,11 @@ async def _run(
 
     events = Events()
     events.listen(log.listener(settings.log_level))
-    options = LinkOptions(settings.dsn_required(), settings.connect_timeout_s, settings.command_timeout_s)
+    options = ConnectionOptions(settings.dsn_required(), settings.connect_timeout_s, settings.command_timeout_s)
     code, problem = 1, None
     with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         scaler = Autoscaler(
-            *(Admin(options), queue, rules, _crew(settings, every_s, *workers), Outage("autoscale", events)),
+            *(Admin(options), queue, rules, _backend(settings, every_s, *workers), Outage("autoscale", events)),
             every_s=every_s,
             stop_timeout_s=stop_timeout_s,
         )
@@ -127,11 +127,13 @@ async def _obey(signals: AsyncIterator[signal.Signals], scaler: Autoscaler) -> N
         scaler.request_stop(urgency)
 
 
-def _crew(settings: Settings, every_s: float, unit: str | None, command: list[str], dsn: str | None) -> Crew:
-    from pgworkd.fleet.workers import Processes, Units
+def _backend(
+    settings: Settings, every_s: float, unit: str | None, command: list[str], dsn: str | None
+) -> WorkerBackend:
+    from pgworkd.fleet.workers import Processes, SystemdBackend
 
     if unit is not None:
-        return Units(unit, every_s)
+        return SystemdBackend(unit, every_s)
     given = {} if dsn is None else {"PGWORKD_DSN": dsn}
     return Processes(command, settings.worker_name, os.environ | given)
 
@@ -162,7 +164,7 @@ def _check(queue: str, rules: Rules, every_s: float, stop_timeout_s: float) -> N
         )
 
 
-def _check_crew(unit: str | None, command: list[str]) -> None:
+def _check_backend(unit: str | None, command: list[str]) -> None:
     """UsageError unless there is either a unit or a command, and it can be what it must."""
     if unit is None and not command:
         raise UsageError("no command given: add one, as in -- pgworkd run --queue NAME, or --unit NAME-%d.service")

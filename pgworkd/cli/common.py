@@ -91,9 +91,9 @@ async def _ask(
     settings: Settings, question: Callable[[Admin], Awaitable[Answer]], *, verify: bool, any_server: bool
 ) -> Answer:
     from pgworkd.admin.admin import Admin
-    from pgworkd.database.connection import LinkOptions
+    from pgworkd.database.connection import ConnectionOptions
 
-    options = LinkOptions(
+    options = ConnectionOptions(
         settings.dsn_required(),
         settings.connect_timeout_s,
         settings.command_timeout_s,

@@ -55,7 +55,7 @@ def _idle(overdue: Iterable[QueueHealth]) -> Iterable[Finding]:
                 "queues",
                 f"{queue.queue!r}: a job is due for {queue.plain_overdue_s:.0f} s beside "
                 f"{counted(queue.slots - queue.running, 'idle slot')} of {counted(queue.workers, 'worker')}",
-                "see their logs (database.away? lease.fenced?) and restart them",
+                "see their logs (database.unavailable? lease.fenced?) and restart them",
             )
 
 

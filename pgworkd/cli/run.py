@@ -95,10 +95,10 @@ def migrate(
 
     import anyio
 
-    from pgworkd.database.connection import LinkOptions
+    from pgworkd.database.connection import ConnectionOptions
 
     settings = settings_of(dsn)
-    options = LinkOptions(settings.dsn_required(), settings.connect_timeout_s, settings.command_timeout_s)
+    options = ConnectionOptions(settings.dsn_required(), settings.connect_timeout_s, settings.command_timeout_s)
     try:
         before, after = anyio.run(partial(schema.migrate, options, force=force, say=note))
     except (DatabaseUnavailable, DatabaseError) as error:
@@ -130,7 +130,7 @@ def dev(*, data: Data = None) -> None:
     import anyio
 
     from pgworkd.database import schema
-    from pgworkd.database.connection import LinkOptions
+    from pgworkd.database.connection import ConnectionOptions
     from pgworkd.embedded import EmbeddedPostgres, EmbeddedUnavailable
 
     server = EmbeddedPostgres(data)
@@ -139,7 +139,7 @@ def dev(*, data: Data = None) -> None:
             server.start()
         except EmbeddedUnavailable as error:
             raise _in_one_line(error) from None
-        _, version = anyio.run(schema.migrate, LinkOptions(server.dsn()))
+        _, version = anyio.run(schema.migrate, ConnectionOptions(server.dsn()))
         out(f"Postgres is up with schema version {version}; Ctrl-C ends it. In another terminal:\n")
         out(f"export PGWORKD_DSN='{server.dsn()}'")
         while server.pid is not None:

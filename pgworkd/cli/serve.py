@@ -20,7 +20,7 @@ import structlog
 
 from pgworkd.cli import stop_signals
 from pgworkd.cli.load_app import load_app
-from pgworkd.database.connection import LinkOptions
+from pgworkd.database.connection import ConnectionOptions
 from pgworkd.engine.life.daemon import FLUSH_GRACE_S, Daemon, Options
 from pgworkd.engine.life.heartbeat import end_process
 from pgworkd.engine.life.maintenance import Periods
@@ -134,7 +134,7 @@ class _Service:
             fresh = load(**self._flags)
             _check_queues(fresh, self._app)
         except UsageError as error:
-            _logger().error("settings.kept", error=str(error))
+            _logger().error("reload.rejected", error=str(error))
             return
         now = self._settings
         changed = [name for name in Settings.model_fields if getattr(fresh, name) != getattr(now, name)]
@@ -160,7 +160,7 @@ class _Service:
 def options(settings: Settings) -> Options:
     """What the daemon needs of the settings."""
     return Options(
-        LinkOptions(settings.dsn_required(), settings.connect_timeout_s, settings.command_timeout_s),
+        ConnectionOptions(settings.dsn_required(), settings.connect_timeout_s, settings.command_timeout_s),
         worker_name=settings.worker_name,
         lease_s=settings.lease_s,
         heartbeat_s=settings.heartbeat_s,

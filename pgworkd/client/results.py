@@ -23,7 +23,7 @@ from uuid import UUID
 import anyio
 from anyio.abc import TaskGroup
 
-from pgworkd.database.connection import Link, LinkOptions, Listener
+from pgworkd.database.connection import Connection, ConnectionOptions, Listener
 from pgworkd.errors import DatabaseUnavailable, JobFailed, JobUnknown, PgworkdError, UsageError
 from pgworkd.words.validation import identity
 
@@ -69,8 +69,8 @@ class Results:
     def __init__(
         self, dsn: str, *, poll_s: float = 5.0, connect_timeout_s: float = 10.0, command_timeout_s: float = 10.0
     ) -> None:
-        options = LinkOptions(dsn, connect_timeout_s=connect_timeout_s, command_timeout_s=command_timeout_s)
-        self._link = Link(options, "results")
+        options = ConnectionOptions(dsn, connect_timeout_s=connect_timeout_s, command_timeout_s=command_timeout_s)
+        self._connection = Connection(options, "results")
         self._listener = Listener(options)
         self._poll_s = poll_s
         self._channel = f"pgworkd_results_{secrets.token_hex(8)}"
@@ -103,7 +103,7 @@ class Results:
             raise group.exceptions[0] from None  # as the caller of any other call would get it
         finally:
             with anyio.CancelScope(shield=True):
-                await self._link.close()
+                await self._connection.close()
 
     async def result(self, job_id: UUID, timeout_s: float | None = None) -> Any:
         """What the job's handler returned, once it has completed.
@@ -145,7 +145,7 @@ class Results:
         identity(batch_id, "batch_id")
         after: tuple[UUID | None, UUID | None] = (None, None)
         while True:
-            rows = await self._link.fetch(_PAGE, batch_id, every, *after, _PAGE_ROWS)
+            rows = await self._connection.fetch(_PAGE, batch_id, every, *after, _PAGE_ROWS)
             for _, batch, job_id, payload, result in rows:
                 yield Found(batch, job_id, json.loads(payload), None if result is None else json.loads(result))
             if len(rows) < _PAGE_ROWS:
@@ -205,9 +205,11 @@ class Results:
 
     async def _ask(self, ids: list[UUID]) -> None:
         now = anyio.current_time()
-        rows = await self._link.fetch(_AWAIT, ids, self._channel, max(3 * self._poll_s, _WAITS_S_LEAST))
+        rows = await self._connection.fetch(_AWAIT, ids, self._channel, max(3 * self._poll_s, _WAITS_S_LEAST))
         over = [row[0] for row in rows if row[1] in _OVER]
-        answers = {row[0]: (row[1], row[2], row[3]) for row in await self._link.fetch(_RESULT, over)} if over else {}
+        answers = (
+            {row[0]: (row[1], row[2], row[3]) for row in await self._connection.fetch(_RESULT, over)} if over else {}
+        )
         answers |= {row[0]: ("gone", None, None) for row in rows if row[1] == "gone"}
         for job_id in ids:
             if (waited := self._waited.get(job_id)) is None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import anyio
 
-from pgworkd.database.connection import Link, LinkOptions, Row
+from pgworkd.database.connection import Connection, ConnectionOptions, Row
 
 CONNECTIONS_MAX = 4
 """Of one daemon. So many slow claims at once, and the others wait for the first of them to end."""
@@ -30,7 +30,7 @@ class ClaimConnections:
     nothing to gain from another.
     """
 
-    def __init__(self, options: LinkOptions, queues: Callable[[], int]) -> None:
+    def __init__(self, options: ConnectionOptions, queues: Callable[[], int]) -> None:
         """`queues`: how many there are to claim from; asked at each call."""
         self._options = options
         self._queues = queues
@@ -99,10 +99,10 @@ class ClaimConnections:
             self._freed.set()
 
 
-class _Connection(Link):
+class _Connection(Connection):
     """One of them, and what it is doing. All times on the monotonic clock."""
 
-    def __init__(self, options: LinkOptions) -> None:
+    def __init__(self, options: ConnectionOptions) -> None:
         super().__init__(options, "claim")
         self.taken = False
         self.sent_at = math.inf

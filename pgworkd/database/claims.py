@@ -68,7 +68,7 @@ class ClaimOrder(NamedTuple):
     """What to claim: up to `limit` due jobs of a queue.
 
     `kinds` and `budgets`: max_attempts of the kinds that differ from 3, for jobs that do not say. At `priorities`
-    (descending) the claim begins behind the place (run_at, id) given for each; see `Cursor`.
+    (descending) the claim begins behind the place (run_at, id) given for each; see `ClaimCursor`.
     """
 
     worker_id: int

@@ -1,6 +1,6 @@
 """Connections to Postgres: with `driver_errors` the only module that imports asyncpg.
 
-A `Link` is one connection that is made when it is first needed and made anew after it broke. A call on it
+A `Connection` is one connection that is made when it is first needed and made anew after it broke. A call on it
 is never cancelled half-way: it runs shielded, to its answer or to its deadline. Errors leave here as the
 project's own; see `driver_errors`.
 """
@@ -35,7 +35,7 @@ was told to stop must be out before the lease is over."""
 
 
 @dataclass(frozen=True, slots=True)
-class LinkOptions:
+class ConnectionOptions:
     """How to connect. All times in seconds; `command_timeout_s` bounds every single call.
 
     `lock_timeout_s`: how long a statement waits for each lock; without it, as long as it may take at all.
@@ -62,7 +62,7 @@ class LinkOptions:
         return session.settings(name, self.command_timeout_s * 0.8, self.by, self.lock_timeout_s)
 
 
-async def connect(options: LinkOptions, name: str) -> asyncpg.Connection[Any]:
+async def connect(options: ConnectionOptions, name: str) -> asyncpg.Connection[Any]:
     """Opens a connection to a server that can write, within `connect_timeout_s`.
 
     With `any_server` to one that only reads, if no host of the DSN can write: what it shows may be behind, so it comes
@@ -77,7 +77,7 @@ async def connect(options: LinkOptions, name: str) -> asyncpg.Connection[Any]:
     return await _connect(options, name, _Wanted.any)
 
 
-async def _connect(options: LinkOptions, name: str, wanted: _Wanted) -> asyncpg.Connection[Any]:
+async def _connect(options: ConnectionOptions, name: str, wanted: _Wanted) -> asyncpg.Connection[Any]:
     with anyio.fail_after(options.connect_timeout_s + 1):
         try:
             connection = await asyncpg.connect(
@@ -100,10 +100,10 @@ async def _connect(options: LinkOptions, name: str, wanted: _Wanted) -> asyncpg.
         return connection
 
 
-class Link:
+class Connection:
     """One connection for one kind of call; calls wait for each other in order."""
 
-    def __init__(self, options: LinkOptions, name: str) -> None:
+    def __init__(self, options: ConnectionOptions, name: str) -> None:
         self._options = options
         self._name = name
         self._lock = anyio.Lock(fast_acquire=True)
@@ -168,7 +168,7 @@ class Link:
 class Listener:
     """A direct connection that listens on one channel and can prove that it still hears."""
 
-    def __init__(self, options: LinkOptions) -> None:
+    def __init__(self, options: ConnectionOptions) -> None:
         self._options = options
 
     @contextlib.asynccontextmanager
@@ -209,7 +209,7 @@ def _cut(connection: Any) -> None:
         connection.terminate()
 
 
-class _Line(asyncpg.Connection):
+class _AgedConnection(asyncpg.Connection):
     """A connection that knows its age."""
 
     def __init__(self, *args: Any, **settings: Any) -> None:
@@ -220,14 +220,14 @@ class _Line(asyncpg.Connection):
         return session.reset_query(self, super().get_reset_query())
 
 
-class Transactions:
+class TransactionPool:
     """A small pool of connections for handlers that write in the transaction that completes their job.
 
     They are made as they are needed, so there are as many as handlers are in a transaction at once, and
     `connections_max` at most; a handler that finds none free waits for one.
     """
 
-    def __init__(self, options: LinkOptions, connections_max: int) -> None:
+    def __init__(self, options: ConnectionOptions, connections_max: int) -> None:
         self._options = options
         self._max = connections_max
         self._free = anyio.Semaphore(connections_max, fast_acquire=True)
@@ -337,7 +337,7 @@ class Transactions:
                     | {"statement_timeout": "0", "tcp_user_timeout": session.TRANSACTION_USER_TIMEOUT_MS},
                     ssl=tls.verification(self._options.dsn),
                     target_session_attrs=_Wanted.read_write,
-                    connection_class=_Line,
+                    connection_class=_AgedConnection,
                     init=session.lift_limits,
                 )
                 await self._pool

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
-from pgworkd.database.connection import Link, LinkOptions
+from pgworkd.database.connection import Connection, ConnectionOptions
 from pgworkd.database.schema import VERSION
 from pgworkd.words.registration import token_of
 
@@ -31,11 +31,11 @@ class Wanted:
     """Of which queues `queues` says everything; None: of all."""
 
 
-class LeaseStore:
+class HeartbeatStore:
     """One link, two verbs."""
 
-    def __init__(self, options: LinkOptions) -> None:
-        self._link = Link(options, "lease")
+    def __init__(self, options: ConnectionOptions) -> None:
+        self._connection = Connection(options, "lease")
         self._settings_version: str | None = None  # of the rows of `queues` that we have
         self._asked: frozenset[str] | None = None  # of these
         self._queues: dict[str, dict[str, Any]] = {}
@@ -43,14 +43,14 @@ class LeaseStore:
     async def heartbeat(self, worker_id: int, state: str) -> bool:
         """Renews the lease; False if the worker is lost."""
         return bool(
-            await self._link.value("SELECT pgworkd.heartbeat($1, $2, $3)", worker_id, token_of(worker_id), state)
+            await self._connection.value("SELECT pgworkd.heartbeat($1, $2, $3)", worker_id, token_of(worker_id), state)
         )
 
     async def wanted(self, worker_id: int, queues: Collection[str] | None = None) -> Wanted:
         """What the worker should know, of these queues (None: of all)."""
         asked = None if queues is None else frozenset(queues)
         known = self._settings_version if asked == self._asked else None
-        rows = await self._link.fetch(_WANTED, worker_id, known, None if asked is None else sorted(asked))
+        rows = await self._connection.fetch(_WANTED, worker_id, known, None if asked is None else sorted(asked))
         ids, attempts, settings, settings_version, differing, version = rows[0]
         if settings is not None:  # else they are as they were
             self._queues, self._settings_version, self._asked = json.loads(settings), settings_version, asked
@@ -59,4 +59,4 @@ class LeaseStore:
 
     async def close(self) -> None:
         """Closes the link."""
-        await self._link.close()
+        await self._connection.close()

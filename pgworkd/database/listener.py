@@ -20,35 +20,37 @@ from pgworkd.errors import PgworkdError
 from pgworkd.words.events import Events
 
 
-class Hearer(Protocol):
+class NotificationHandler(Protocol):
     """Who is told. All are called in the daemon's loop and must return at once."""
 
-    def heard_queue(self, queue: str, run_at: float | None) -> None:
+    def on_queue(self, queue: str, run_at: float | None) -> None:
         """There may be work in this queue; `run_at`: some of it was due long ago, from then on."""
 
-    def heard_schedules(self) -> None:
+    def on_schedules(self) -> None:
         """A schedule was entered, changed or deleted."""
 
-    def heard_effects(self) -> None:
+    def on_effects(self) -> None:
         """Something was put off because it was locked: it can be applied soon."""
 
-    def heard_worker_ended(self) -> None:
+    def on_worker_ended(self) -> None:
         """The process of some worker has ended: its jobs can be taken back now."""
 
-    def heard_settings(self) -> None:
+    def on_settings(self) -> None:
         """A row of `queues` was entered, changed or deleted."""
 
-    def heard_worker(self, worker_id: int) -> None:
+    def on_worker(self, worker_id: int) -> None:
         """This worker should ask what is wanted of it: a heartbeat, now."""
 
-    def heard_anything(self) -> None:
+    def on_reconnect(self) -> None:
         """The line was down: anything may have happened."""
 
 
-class Wake:
+class NotificationListener:
     """Keeps one listening line and hands on what it says."""
 
-    def __init__(self, listener: Listener, hearer: Hearer, events_: Events, *, probe_s: float = 10.0) -> None:
+    def __init__(
+        self, listener: Listener, hearer: NotificationHandler, events_: Events, *, probe_s: float = 10.0
+    ) -> None:
         self._listener = listener
         self._hearer = hearer
         self._outage = Outage("wake", events_)
@@ -61,7 +63,7 @@ class Wake:
                 cut = anyio.Event()
                 async with self._listener.listen(CHANNEL, self._heard, cut.set) as probe:
                     self._outage.passed()
-                    self._hearer.heard_anything()
+                    self._hearer.on_reconnect()
                     started()
                     while True:
                         with anyio.move_on_after(self._probe_s):
@@ -80,14 +82,14 @@ class Wake:
             return  # someone else's NOTIFY on our channel
         if isinstance(queue := message.get("queue"), str):
             run_at = message.get("run_at")
-            self._hearer.heard_queue(queue, run_at if isinstance(run_at, float | int) else None)
+            self._hearer.on_queue(queue, run_at if isinstance(run_at, float | int) else None)
         if message.get("schedules"):
-            self._hearer.heard_schedules()
+            self._hearer.on_schedules()
         if message.get("effects"):
-            self._hearer.heard_effects()
+            self._hearer.on_effects()
         if message.get("ended"):
-            self._hearer.heard_worker_ended()
+            self._hearer.on_worker_ended()
         if message.get("queues"):
-            self._hearer.heard_settings()
+            self._hearer.on_settings()
         if isinstance(worker_id := message.get("worker"), int):
-            self._hearer.heard_worker(worker_id)
+            self._hearer.on_worker(worker_id)

@@ -46,7 +46,9 @@ class Outage:
             self._failing = True
         elif self._since is None:
             self._since = anyio.current_time()
-            self._events.emit(events.DATABASE_AWAY, part=self._part, error=str(error), retry_in_s=round(delay_s, 3))
+            self._events.emit(
+                events.DATABASE_UNAVAILABLE, part=self._part, error=str(error), retry_in_s=round(delay_s, 3)
+            )
         self._delay_s = min(CAP_S, self._delay_s * 2)
         return delay_s
 
@@ -55,7 +57,7 @@ class Outage:
         delay_s, back = self.failed(error), anyio.Event()
 
         def hear(name: str, _: object) -> None:
-            if name == events.DATABASE_BACK:
+            if name == events.DATABASE_RECOVERED:
                 back.set()
 
         self._events.listen(hear)
@@ -73,4 +75,4 @@ class Outage:
             away_s = anyio.current_time() - self._since
             self._since = None
             self._delay_s = FIRST_S
-            self._events.emit(events.DATABASE_BACK, part=self._part, away_s=round(away_s, 3))
+            self._events.emit(events.DATABASE_RECOVERED, part=self._part, away_s=round(away_s, 3))

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
 
-from pgworkd.database.connection import Link
+from pgworkd.database.connection import Connection
 
 _SCHEDULES = """SELECT e.name, e.cron, e.every_s, e.timezone, e.missed, e.revision, e.last_occurrence, e.at, e.broken,
         s.missed_grace_s, s.in_force_since
@@ -46,7 +46,7 @@ def columns(occurrences: Sequence[Occurrence]) -> tuple[list[str], list[datetime
 class ScheduleStore:
     """The part of `Store` that is about schedules. Raises PgworkdError."""
 
-    _rest: Link
+    _rest: Connection
 
     async def put_schedule(
         self,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import anyio
 
-from pgworkd.database.connection import Link, LinkOptions
+from pgworkd.database.connection import Connection, ConnectionOptions
 from pgworkd.database.driver_errors import sqlstate_of
 from pgworkd.errors import DatabaseUnavailable, PgworkdError, SchemaAwaited, SchemaError
 
@@ -56,26 +56,26 @@ def text() -> str:
     raise SchemaError("schema.sql is missing from this installation: reinstall pgworkd")
 
 
-async def installed_version(link: Link) -> int | None:
+async def installed_version(connection: Connection) -> int | None:
     """The version in the database; None if the schema is not there."""
-    if await link.value("SELECT to_regclass('pgworkd.schema_version')") is None:
+    if await connection.value("SELECT to_regclass('pgworkd.schema_version')") is None:
         return None
-    found = await link.value("SELECT version FROM pgworkd.schema_version")
+    found = await connection.value("SELECT version FROM pgworkd.schema_version")
     return None if found is None else int(found)
 
 
-async def verify(options: LinkOptions) -> None:
+async def verify(options: ConnectionOptions) -> None:
     """Raises SchemaError, with the remedy, unless the database has exactly our schema and the encoding UTF8.
 
     DatabaseUnavailable if it is away.
     A SchemaAwaited if the schema is missing or older: `pgworkd migrate` mends that.
     """
-    link = Link(options, "verify")
+    connection = Connection(options, "verify")
     try:
-        await _refuse_encoding(link)
-        found = await installed_version(link)
+        await _refuse_encoding(connection)
+        found = await installed_version(connection)
     finally:
-        await link.close()
+        await connection.close()
     if found is None:
         raise SchemaAwaited("this database has no pgworkd schema: run pgworkd migrate")
     if found < VERSION:
@@ -84,7 +84,7 @@ async def verify(options: LinkOptions) -> None:
 
 
 async def migrate(
-    options: LinkOptions,
+    options: ConnectionOptions,
     *,
     force: bool = False,
     patience_s: float = PATIENCE_S,
@@ -98,38 +98,40 @@ async def migrate(
     SchemaError for a schema newer than this program or a database whose encoding is not UTF8, and DatabaseUnavailable
     for a server that is away, only reads, or whose transactions stay in the way.
     """
-    link = Link(options, "migrate")
+    connection = Connection(options, "migrate")
     try:
-        if await link.value("SELECT pg_is_in_recovery() OR current_setting('transaction_read_only')::boolean"):
+        if await connection.value("SELECT pg_is_in_recovery() OR current_setting('transaction_read_only')::boolean"):
             raise DatabaseUnavailable("this server only reads (a standby?): connect to the primary")
-        await _refuse_encoding(link)
-        before = await installed_version(link)
+        await _refuse_encoding(connection)
+        before = await installed_version(connection)
         if before is not None:
             _refuse_newer(before)
         script = text()
-        mark = await _mark(link, script)
-        if before == VERSION and not force and await _last_run(link) == mark:
-            await link.value("SELECT pgworkd.mend_sequences()")  # the rows may have come by logical replication since
+        mark = await _mark(connection, script)
+        if before == VERSION and not force and await _last_run(connection) == mark:
+            await connection.value(
+                "SELECT pgworkd.mend_sequences()"
+            )  # the rows may have come by logical replication since
             say("this schema is installed: nothing to do")
             return before, VERSION
-        await _run(link, "\n".join((_BEGIN, script, _END.replace("MARK", mark))), patience_s, say)
-        after = await installed_version(link)
+        await _run(connection, "\n".join((_BEGIN, script, _END.replace("MARK", mark))), patience_s, say)
+        after = await installed_version(connection)
     finally:
-        await link.close()
+        await connection.close()
     return before, after or VERSION
 
 
-async def _run(link: Link, script: str, patience_s: float, say: Callable[[str], None]) -> None:
+async def _run(connection: Connection, script: str, patience_s: float, say: Callable[[str], None]) -> None:
     """The script in one transaction, tried until it gets its locks."""
     until, pause_s, told = anyio.current_time() + patience_s, _PAUSE_S, None
     while True:
         try:
-            await link.script(script)
+            await connection.script(script)
         except PgworkdError as error:
             if sqlstate_of(error.__cause__ or error) not in _IN_THE_WAY:
                 raise
-            await link.close()  # the transaction has failed
-            holder, reason = await _in_the_way(link)
+            await connection.close()  # the transaction has failed
+            holder, reason = await _in_the_way(connection)
             if anyio.current_time() + pause_s > until:
                 raise DatabaseUnavailable(
                     f"tables of the schema were locked for {patience_s:g} s, nothing was changed; {reason}: end that "
@@ -144,34 +146,34 @@ async def _run(link: Link, script: str, patience_s: float, say: Callable[[str], 
         pause_s = min(_PAUSE_S_MAX, pause_s * 2)
 
 
-async def _in_the_way(link: Link) -> tuple[int | None, str]:
+async def _in_the_way(connection: Connection) -> tuple[int | None, str]:
     """The oldest transaction that holds locks of ours: its pid, and all in words."""
-    rows = await link.fetch(_HOLDERS)
+    rows = await connection.fetch(_HOLDERS)
     if not rows:
         return None, "what held them has ended by now"
     pid, name, age_s = rows[0]
     return pid, f"pid {pid} ({name or 'no application_name'}), in a transaction for {age_s} s"
 
 
-async def _mark(link: Link, script: str) -> str:
+async def _mark(connection: Connection, script: str) -> str:
     """What the script comes to on this server: it defines some things otherwise on newer ones."""
-    major = await link.value("SELECT current_setting('server_version_num')::int / 10000")
+    major = await connection.value("SELECT current_setting('server_version_num')::int / 10000")
     return hashlib.sha256(f"{major}\n{script}".encode()).hexdigest()
 
 
-async def _last_run(link: Link) -> str | None:
+async def _last_run(connection: Connection) -> str | None:
     """The mark of the script that was run last; None where it was not `migrate` that ran it."""
     known = """SELECT 1 FROM pg_catalog.pg_attribute
         WHERE attrelid = 'pgworkd.schema_version'::regclass AND attname = 'script' AND NOT attisdropped"""
-    if await link.value(known) is None:
+    if await connection.value(known) is None:
         return None
-    found = await link.value("SELECT script FROM pgworkd.schema_version")
+    found = await connection.value("SELECT script FROM pgworkd.schema_version")
     return None if found is None else str(found)
 
 
-async def _refuse_encoding(link: Link) -> None:
+async def _refuse_encoding(connection: Connection) -> None:
     """In others not every error and result can be stored, and SQL_ASCII keeps bytes, not texts."""
-    database, encoding = (await link.fetch("SELECT current_database(), current_setting('server_encoding')"))[0]
+    database, encoding = (await connection.fetch("SELECT current_database(), current_setting('server_encoding')"))[0]
     if encoding != "UTF8":
         raise SchemaError(
             f"the database {database!r} has the encoding {encoding}, pgworkd needs UTF8: make one with CREATE DATABASE "

@@ -20,7 +20,7 @@ from pgworkd.database.claims import CLAIM
 from pgworkd.database.claims import Claimed as Claimed
 from pgworkd.database.claims import ClaimOrder as ClaimOrder
 from pgworkd.database.claims import Claims as Claims
-from pgworkd.database.connection import Link, LinkOptions, Listener, Transactions
+from pgworkd.database.connection import Connection, ConnectionOptions, Listener, TransactionPool
 from pgworkd.database.schedule_store import Occurrence, ScheduleStore, columns
 from pgworkd.errors import PgworkdError
 from pgworkd.words.registration import Registration, token_of
@@ -70,16 +70,16 @@ class Store(ScheduleStore):
     """The daemon's way to the database."""
 
     def __init__(
-        self, options: LinkOptions, queues: Callable[[], int] = lambda: 1, *, transactions_max: int = 20
+        self, options: ConnectionOptions, queues: Callable[[], int] = lambda: 1, *, transactions_max: int = 20
     ) -> None:
         """`queues`: how many there are to claim from."""
         self.options = options
         self._claims = ClaimConnections(options, queues)
-        self._settles = Link(replace(options, lock_timeout_s=LOCK_TIMEOUT_S), "settle")
-        self._rest = Link(replace(options, lock_timeout_s=LOCK_TIMEOUT_S), "chores")
-        self._reads = Link(options, "payloads")  # connects only where there are large ones
+        self._settles = Connection(replace(options, lock_timeout_s=LOCK_TIMEOUT_S), "settle")
+        self._rest = Connection(replace(options, lock_timeout_s=LOCK_TIMEOUT_S), "chores")
+        self._reads = Connection(options, "payloads")  # connects only where there are large ones
         self.listener = Listener(options)
-        self.transactions = Transactions(options, transactions_max)
+        self.transactions = TransactionPool(options, transactions_max)
 
     async def close(self) -> None:
         """Closes all connections."""

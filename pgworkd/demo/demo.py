@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.live import Live
 
 from pgworkd.database import schema
-from pgworkd.database.connection import Link, LinkOptions
+from pgworkd.database.connection import Connection, ConnectionOptions
 from pgworkd.demo.downstream import Downstream
 from pgworkd.demo.jobs import LOOP_BYTES_MAX, TABLES, UNKNOWN_KIND, demo_app, text_files
 from pgworkd.demo.view import Balance, QueueRow, Tally, live_view, plain_line, say, summary_table, verdict
@@ -123,8 +123,8 @@ class Demo:
     def __init__(self, dsn: str, root: Path, seconds: float | None) -> None:
         self._root = root
         self._seconds = math.inf if seconds is None else seconds
-        self._options = Options(LinkOptions(dsn), worker_name="demo", lease_s=10, heartbeat_s=3, shutdown_s=5)
-        self._link = Link(self._options.link, "demo")
+        self._options = Options(ConnectionOptions(dsn), worker_name="demo", lease_s=10, heartbeat_s=3, shutdown_s=5)
+        self._connection = Connection(self._options.connection, "demo")
         self._files: list[tuple[Path, int]] = []
         self._carried = 0
         self._daemon: Daemon | None = None
@@ -147,14 +147,14 @@ class Demo:
                 raise problem
             return await self._sum_up()
         finally:
-            await self._link.close()
+            await self._connection.close()
 
     async def _live(self, tasks: TaskGroup) -> None:
-        await schema.migrate(self._options.link)
-        await self._link.script(TABLES + _LEDGER)
-        self._carried = int(await self._link.value("SELECT count(*) FROM demo.ledger"))
+        await schema.migrate(self._options.connection)
+        await self._connection.script(TABLES + _LEDGER)
+        self._carried = int(await self._connection.value("SELECT count(*) FROM demo.ledger"))
         self._files = await anyio.to_thread.run_sync(text_files, self._root)
-        version = str(await self._link.value("SHOW server_version")).split(" ")[0]
+        version = str(await self._connection.value("SHOW server_version")).split(" ")[0]
         self._say(f"pgworkd demo: Postgres {version}, {counted(len(self._files), 'text file')} in {self._root}")
         port = await tasks.start(self._downstream.serve)
         self._daemon = daemon = Daemon(demo_app(port), self._options, end_process=end_process)
@@ -196,9 +196,9 @@ class Demo:
         inserted = 0
         for tick in count():
             jobs = self._jobs(tick)
-            waiting = await self._link.value(_UNFINISHED)
+            waiting = await self._connection.value(_UNFINISHED)
             if inserted + len(jobs) <= JOBS_MAX and waiting < WAITING_MAX:
-                await self._link.fetch(_INSERT, *map(list, zip(*jobs, strict=True)))
+                await self._connection.fetch(_INSERT, *map(list, zip(*jobs, strict=True)))
                 inserted += len(jobs)
             with anyio.move_on_after(TICK_S):
                 await self._over.wait()
@@ -227,7 +227,7 @@ class Demo:
     async def _drain(self) -> None:
         """Waits until nothing is due, runs or waits for its retry."""
         with anyio.move_on_after(DRAIN_S):
-            while not self._ended.is_set() and await self._link.value(_UNFINISHED):
+            while not self._ended.is_set() and await self._connection.value(_UNFINISHED):
                 await anyio.sleep(0.05)
 
     # What is seen of it.
@@ -248,7 +248,7 @@ class Demo:
 
     async def _rows(self) -> list[QueueRow]:
         try:
-            return [QueueRow(*row) for row in await self._link.fetch(_QUEUES)]
+            return [QueueRow(*row) for row in await self._connection.fetch(_QUEUES)]
         except PgworkdError:
             return []  # the application meets the same, and ends the demo
 
@@ -260,15 +260,15 @@ class Demo:
 
     async def _sum_up(self) -> int:
         """Counts, compares and prints; the exit code."""
-        link, tally = self._link, self._tally
+        connection, tally = self._connection, self._tally
         balance = await self._balance()
         elapsed_s = tally.elapsed_s
         lines = ["", *summary_table(balance, tally), ""]
-        for state, kind, attempts, error in await link.fetch(_STAYING):
+        for state, kind, attempts, error in await connection.fetch(_STAYING):
             lines.append(f"{state:11} {kind}, attempt {attempts}: {error}")
-        vectors, neighbours, counts = (await link.fetch(_STORED))[0]
+        vectors, neighbours, counts = (await connection.fetch(_STORED))[0]
         maintained = f"{counted(counts, 'count')} by maintenance"
-        names, characters, wrong = (await link.fetch(_READ))[0]
+        names, characters, wrong = (await connection.fetch(_READ))[0]
         answered = self._downstream.answered
         refused = f"{answered['busy']} x 429, {answered['broken']} x 500, {answered['slow']} x too slow"
         lines += [
@@ -284,8 +284,8 @@ class Demo:
         return 1 if balance.differences() else 0
 
     async def _balance(self) -> Balance:
-        inserted = await self._link.fetch("SELECT queue, count(*) FROM demo.ledger GROUP BY 1")
-        found = await self._link.fetch(_FOUND)
+        inserted = await self._connection.fetch("SELECT queue, count(*) FROM demo.ledger GROUP BY 1")
+        found = await self._connection.fetch(_FOUND)
         tally = self._tally
         retries, dead = tally.retries.total() + tally.lost, tally.dead.total()
         return Balance(
@@ -293,6 +293,6 @@ class Demo:
             found={(queue, status): n for queue, status, n, _ in found},
             failures=sum(int(row[3]) for row in found),
             reported={"completed": tally.completed.total(), "dead": dead, "failures": retries + dead},
-            without_vector=int(await self._link.value(_WITHOUT_VECTOR)),
+            without_vector=int(await self._connection.value(_WITHOUT_VECTOR)),
             exit_code=self._exit_code,
         )

@@ -17,7 +17,7 @@ from pgworkd.words.job import Job, Reason
 from pgworkd.words.registration import token_of
 
 
-class Held:
+class Attempt:
     """One attempt in our hands.
 
     Written by its runner, but for `reason`, which whoever ends the run early writes through `stop()`.
@@ -97,19 +97,19 @@ class Held:
             scope.deadline = anyio.current_time() + left_s
 
 
-class Holdings:
+class InFlight:
     """All attempts held by this daemon. Pools add, the settler removes, all in the daemon's loop."""
 
     def __init__(self) -> None:
-        self._by_id: dict[UUID, Held] = {}
+        self._by_id: dict[UUID, Attempt] = {}
 
     def __len__(self) -> int:
         return len(self._by_id)
 
-    def __iter__(self) -> Iterator[Held]:
+    def __iter__(self) -> Iterator[Attempt]:
         return iter(list(self._by_id.values()))
 
-    def add(self, held: Held) -> bool:
+    def add(self, held: Attempt) -> bool:
         """Notes a claimed attempt; False: it is in flight here already, and must not be started again.
 
         That happens when the database has lost the commit of a claim (a failover). An older attempt of the same job,
@@ -123,19 +123,19 @@ class Holdings:
             self._by_id[held.claimed.id] = held
         return True
 
-    def remove(self, held: Held) -> None:
+    def remove(self, held: Attempt) -> None:
         """Forgets a settled attempt."""
         job_id = held.claimed.id
         other = self._by_id.pop(job_id, held)
         if other is not held:
             self._by_id[job_id] = other
 
-    def find(self, job_id: UUID, attempt: int) -> Held | None:
+    def find(self, job_id: UUID, attempt: int) -> Attempt | None:
         """The attempt, if we hold it."""
         held = self._by_id.get(job_id)
         return held if held is not None and held.claimed.attempt == attempt else None
 
-    def running(self) -> list[Held]:
+    def running(self) -> list[Attempt]:
         """Those whose handler has been called and has not come back."""
         return [h for h in self._by_id.values() if h.started is not None and h.scope is not None]
 
@@ -145,7 +145,7 @@ class Holdings:
             held.stop(reason)
 
 
-def began_ago_s(attempts: Sequence[Held]) -> list[float | None]:
+def began_ago_s(attempts: Sequence[Attempt]) -> list[float | None]:
     """So many seconds ago the handler of each was called; None: it was not."""
     now = time.monotonic()
     return [None if held.started is None else now - held.started for held in attempts]

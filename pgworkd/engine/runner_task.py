@@ -157,11 +157,11 @@ class RunnerTask:
                 scope.__exit__(type(shown) if shown else None, shown, None)
                 if scope is self.scope:
                     break
-            await forget_stray_cancellation(self._task, self._cancelling)
+            await discard_late_cancellation(self._task, self._cancelling)
         return anyio.current_effective_deadline() == -math.inf
 
 
-async def forget_stray_cancellation(task: asyncio.Task[Any] | None, cancelling: int) -> None:
+async def discard_late_cancellation(task: asyncio.Task[Any] | None, cancelling: int) -> None:
     """A handler that cancelled its own task leaves a request on it, which would hit our next await: take it here."""
     if task is None or task.cancelling() <= cancelling:
         return

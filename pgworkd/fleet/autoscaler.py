@@ -20,7 +20,7 @@ from pgworkd.admin.admin import Admin
 from pgworkd.database.reconnect import Outage
 from pgworkd.errors import DatabaseUnavailable, PgworkdError
 from pgworkd.fleet.supervisor import STEADY_S, restart_delay_s
-from pgworkd.fleet.workers import Crew, Worker
+from pgworkd.fleet.workers import Worker, WorkerBackend
 
 DEPTH_MOST = 10_000
 """A deeper queue is not counted to its end, unless up_at lies further."""
@@ -113,7 +113,7 @@ class Autoscaler:
         admin: Admin,
         queue: str,
         rules: Rules,
-        crew: Crew,
+        backend: WorkerBackend,
         outage: Outage,
         *,
         every_s: float,
@@ -122,7 +122,7 @@ class Autoscaler:
         self._admin = admin
         self._queue = queue
         self._policy = Policy(rules)
-        self._crew = crew
+        self._backend = backend
         self._outage = outage
         self._every_s = every_s
         self._stop_timeout_s = stop_timeout_s
@@ -140,7 +140,7 @@ class Autoscaler:
                 except DatabaseUnavailable as error:
                     self._outage.failed(error)
                 rules = self._policy.rules
-                self._policy = Policy(rules, await self._crew.alive(rules.most))
+                self._policy = Policy(rules, await self._backend.alive(rules.most))
             if self._stopping():
                 return 0
             workers = len(self._policy.wanted)
@@ -206,9 +206,9 @@ class Autoscaler:
     async def _live(self, number: int) -> tuple[int, bool, dict[str, object]]:
         """One worker, from start to end: its exit code, whether it had been asked to end, and the facts."""
         asked = anyio.Event()
-        name = self._crew.name(number)
+        name = self._backend.name(number)
         try:
-            async with self._crew.start(number) as worker, anyio.create_task_group() as tasks:
+            async with self._backend.start(number) as worker, anyio.create_task_group() as tasks:
                 _logger().info("worker.started", worker=name, **worker.facts)
                 tasks.start_soon(self._end, number, worker, asked)
                 code = await worker.wait()
@@ -229,7 +229,7 @@ class Autoscaler:
             await worker.send(signal.SIGINT)  # a second SIGTERM might be heard as one with the first
             with anyio.move_on_after(NOW_S):
                 await kill.wait()
-        _logger().warning("worker.killed", worker=self._crew.name(number))
+        _logger().warning("worker.killed", worker=self._backend.name(number))
         await worker.send(signal.SIGKILL)
 
     def _wants(self, number: int) -> bool:

@@ -25,7 +25,7 @@ import anyio
 import structlog
 from anyio.abc import Process, TaskGroup
 
-from pgworkd.database.connection import Link
+from pgworkd.database.connection import Connection
 from pgworkd.engine.life.daemon import Daemon, Options
 from pgworkd.engine.run import liveness_pipe
 from pgworkd.errors import PgworkdError
@@ -253,18 +253,18 @@ class Supervisor:
         limit.deadline = min(limit.deadline, anyio.current_time() + HURRY_S)
 
     async def _say_ended(self, worker_id: Registration) -> None:
-        link = Link(self.options.link, "supervisor")
+        connection = Connection(self.options.connection, "supervisor")
         try:
             while True:
                 try:
-                    await link.value("SELECT pgworkd.worker_ended($1, $2)", worker_id, token_of(worker_id))
+                    await connection.value("SELECT pgworkd.worker_ended($1, $2)", worker_id, token_of(worker_id))
                     return
                 except PgworkdError as error:
                     _logger().warning("process.jobs_kept", worker_id=int(worker_id), error=str(error))
                 await anyio.sleep(LOOK_S)
         finally:
             with anyio.CancelScope(shield=True):
-                await link.close()
+                await connection.close()
 
     async def _hear(self, child: _Child, line: socket.socket) -> None:
         """What a daemon would tell systemd."""

@@ -37,7 +37,7 @@ class Worker(Protocol):
         """SIGTERM: stop gracefully; SIGINT: at once; SIGKILL: all that belongs to it."""
 
 
-class Crew(Protocol):
+class WorkerBackend(Protocol):
     """Where workers come from."""
 
     def name(self, number: int) -> str:
@@ -95,7 +95,7 @@ class _Child:
                 self._process.send_signal(number)
 
 
-class Units:
+class SystemdBackend:
     """Each worker is an instance of a unit; `pattern` holds %d for its number. They outlive us, and are found again."""
 
     def __init__(self, pattern: str, every_s: float) -> None:

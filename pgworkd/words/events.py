@@ -24,8 +24,10 @@ JOB_RAISED: Final = (
 JOB_RELEASED: Final = "job.released"  # reason, delay_s
 JOB_CANCELLED: Final = "job.cancelled"  # reason
 JOB_STALE: Final = "job.stale"  # outcome: the settle came after the attempt had ended otherwise
-SETTLE_REFUSED: Final = "settle.refused"  # error: not even a failure can be stored; it stays in flight
-SETTLE_DELAYED: Final = "settle.delayed"  # count, error, retry_in_s: outcomes that stay in flight and are tried again
+OUTCOME_REJECTED: Final = "outcome.rejected"  # error: not even a failure can be stored; it stays in flight
+OUTCOMES_DELAYED: Final = (
+    "outcomes.delayed"  # count, error, retry_in_s: outcomes that stay in flight and are tried again
+)
 JOBS_EXPIRED: Final = (
     "jobs.expired"  # queue, kind, count, job_id (of one of them): past expires_at before they could start
 )
@@ -39,10 +41,10 @@ SCHEMA_NEWER: Final = "schema.newer"  # found, ours, remedy: nothing more is cla
 DAEMON_STARTING: Final = "daemon.starting"
 DAEMON_READY: Final = "daemon.ready"  # worker_id, queues
 DAEMON_STOPPING: Final = "daemon.stopping"  # running, shutdown_s
-DAEMON_UNCLEAN: Final = "daemon.unclean"  # reason: what a stop leaves to others; the exit code is 1
+SHUTDOWN_INCOMPLETE: Final = "shutdown.incomplete"  # reason: what a stop leaves to others; the exit code is 1
 DAEMON_STOPPED: Final = "daemon.stopped"  # exit_code
-DATABASE_AWAY: Final = "database.away"  # part, error, retry_in_s
-DATABASE_BACK: Final = "database.back"  # part, away_s
+DATABASE_UNAVAILABLE: Final = "database.outage"  # part, error, retry_in_s
+DATABASE_RECOVERED: Final = "database.recovered"  # part, away_s
 STATEMENT_FAILED: Final = "statement.failed"  # part, error, retry_in_s: the database answered, but did not do it
 LEASE_FENCED: Final = "lease.fenced"  # since_s: everything that ran was cancelled
 LEASE_LOST: Final = "lease.lost"  # worker_id
@@ -56,14 +58,14 @@ SCHEDULE_FAILED: Final = "schedule.failed"  # schedule, error
 SCHEDULE_RETIRED: Final = "schedule.retired"  # schedule: disabled, because it stands in no worker's code any more
 SCHEDULE_SKIPPED: Final = "schedule.skipped"  # schedule, occurrence, reason: missed while no worker served its queue
 SCHEDULE_RESTORED: Final = "schedule.restored"  # schedule, occurrence
-STRAYS_RELEASED: Final = "strays.released"  # count
+ORPHANS_RELEASED: Final = "orphans.released"  # count
 RETENTION_CUT: Final = (
     "retention.cut"  # queue, keep_s, keep_days: the queue's own setting is more than keep_days allows
 )
-ROWS_REFUSED: Final = (
-    "rows.refused"  # what, sqlstate, count, key, error: maintenance passes these rows by; see the table refused_rows
+ROWS_REJECTED: Final = (
+    "rows.rejected"  # what, sqlstate, count, key, error: maintenance passes these rows by; see the table refused_rows
 )
-CHORE_FAILED: Final = "chore.failed"  # chore, error
+MAINTENANCE_FAILED: Final = "maintenance.failed"  # chore, error
 HOOK_FAILED: Final = "hook.failed"  # hook, error
 
 _log = logging.getLogger("pgworkd.events")

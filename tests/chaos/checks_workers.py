@@ -64,7 +64,7 @@ def ends(evidence: Evidence) -> Iterable[str | None]:
     }
     fell = {note.by for note in evidence.of("dies", "lease.fenced")}
     fell |= {name for name, text in evidence.logs.items() if LAST_WORDS in text}  # its loop may have had no moment more
-    left = {note.by: f": {note.facts['reason']}" for note in evidence.of("daemon.unclean")}
+    left = {note.by: f": {note.facts['reason']}" for note in evidence.of("shutdown.incomplete")}
     for note in evidence.of("exit"):
         name, code, expected = note.facts["name"], note.facts["code"], note.facts["expected"]
         if expected is not None:
@@ -104,4 +104,4 @@ def quiet(evidence: Evidence) -> Iterable[str | None]:
             line for line in text.splitlines() if "Traceback (most recent call last)" in line and not OF_A_JOB(line)
         ]
         yield f"{name}: {wrong[0][:2000]}; {text[-1000:]}" if wrong else None
-    yield from (f"{note}" for note in evidence.of("settle.refused", "chore.failed", "hook.failed"))
+    yield from (f"{note}" for note in evidence.of("outcome.rejected", "maintenance.failed", "hook.failed"))

@@ -169,7 +169,7 @@ BUGS = (
     python(
         "no end of runs when the lease cannot be renewed",
         "engine/life/worker",
-        "            self._holdings.stop_all(Reason.FENCE)\n",
+        "            self._in_flight.stop_all(Reason.FENCE)\n",
         "",
         tests="tests/engine/test_lease.py",
     ),
@@ -195,7 +195,7 @@ BUGS = (
         kinds="worker_clock",
     ),
     python(
-        "outcomes dropped when the database is away",
+        "outcomes dropped when the database is outage",
         "engine/settle/settler",
         "                await self._outage.wait(error)\n",
         "                return 'completed', set()\n",

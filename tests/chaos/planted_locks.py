@@ -12,8 +12,8 @@ BUGS = (
     python(
         "a settle waits for a lock as long as a statement may take",
         "database/store",
-        'Link(replace(options, lock_timeout_s=LOCK_TIMEOUT_S), "settle")',
-        'Link(options, "settle")',
+        'Connection(replace(options, lock_timeout_s=LOCK_TIMEOUT_S), "settle")',
+        'Connection(options, "settle")',
         tests=f"{_LOCKED} {_OPEN}",
     ),
     python(

@@ -245,7 +245,7 @@ def test_a_stop_that_leaves_something_behind_is_found_with_its_reason() -> None:
     for code, wrong in ((0, False), (1, True)):
         evidence = with_notes(told, note(9, "driver", "exit", name="d2", code=code, expected=None))
         assert ("ends" in found(evidence)) is wrong
-    unclean = note(8.5, "d2", "daemon.unclean", reason="2 outcomes not stored")
+    unclean = note(8.5, "d2", "shutdown.incomplete", reason="2 outcomes not stored")
     evidence = with_notes(told, unclean, note(9, "driver", "exit", name="d2", code=1, expected=None))
     assert found(evidence)["ends"] == ["d2 was told to end, and ended with 1: 2 outcomes not stored"]
 

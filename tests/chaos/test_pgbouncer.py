@@ -19,7 +19,7 @@ import pytest
 
 from pgworkd.client import NewJob, batch, enqueue, enqueue_many
 from pgworkd.database import schema
-from pgworkd.database.connection import LinkOptions
+from pgworkd.database.connection import ConnectionOptions
 from pgworkd.errors import UsageError
 from tests.kit import running, until
 from tests.process import app
@@ -76,7 +76,7 @@ def pooled(dsn: str) -> Iterator[str]:
 
 async def test_a_daemon_behind_it_says_so_and_does_not_wait_for_ever(pooled: str) -> None:
     with pytest.raises(UsageError, match=r"pooler.*the address of Postgres itself"):
-        await schema.verify(LinkOptions(pooled))
+        await schema.verify(ConnectionOptions(pooled))
 
 
 async def test_applications_insert_through_it(dsn: str, db: asyncpg.Connection[Any], pooled: str) -> None:

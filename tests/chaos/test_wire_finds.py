@@ -13,7 +13,7 @@ from pgworkd import App, DeadJob, Job
 from pgworkd.admin import Admin
 from pgworkd.cli.common import hinted
 from pgworkd.database import settle_statements
-from pgworkd.database.connection import LinkOptions
+from pgworkd.database.connection import ConnectionOptions
 from pgworkd.engine.life.maintenance import Periods
 from pgworkd.errors import DatabaseUnavailable, OutcomeUnknown, PermanentError
 from pgworkd.settings.config import Settings
@@ -165,7 +165,7 @@ async def test_a_handler_knows_whether_its_transaction_has_committed(
 async def test_an_operator_is_told_whether_what_he_asked_for_may_have_been_done(
     dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
-    async with Proxy(dsn) as proxy, Admin(LinkOptions(proxy.dsn)) as admin:
+    async with Proxy(dsn) as proxy, Admin(ConnectionOptions(proxy.dsn)) as admin:
         proxy.mode = "refuse"
         with pytest.raises(DatabaseUnavailable) as refused:
             await admin.enqueue("q")

@@ -13,8 +13,8 @@ from typing import Any
 import anyio
 import asyncpg
 
-from pgworkd.database.connection import LinkOptions
-from pgworkd.database.listener import Wake
+from pgworkd.database.connection import ConnectionOptions
+from pgworkd.database.listener import NotificationListener
 from pgworkd.database.store import CHANNEL, Store
 from pgworkd.errors import DatabaseUnavailable
 from pgworkd.words.events import Events
@@ -71,7 +71,7 @@ async def test_a_thousand_calls_cancelled_or_cut_leave_no_connection_task_or_fil
 ) -> None:
     async with Proxy(dsn) as proxy:
         tasks_before, files_before = len(asyncio.all_tasks()), open_files()
-        store = Store(LinkOptions(proxy.dsn), transactions_max=TRANSACTIONS_MAX)
+        store = Store(ConnectionOptions(proxy.dsn), transactions_max=TRANSACTIONS_MAX)
         await _in_all_slots(store)
         await store.schedules()
         connections = await db.fetchval(CONNECTIONS)
@@ -96,36 +96,36 @@ async def test_a_thousand_calls_cancelled_or_cut_leave_no_connection_task_or_fil
     await until(lambda: db.fetchval(f"SELECT ({CONNECTIONS}) = 1"))
 
 
-class Hearing:
+class Notifications:
     """Hears of queues, and of lines that stand anew."""
 
     def __init__(self) -> None:
         self.queues: list[str] = []
         self.lines = 0
 
-    def heard_queue(self, queue: str, run_at: float | None) -> None:
+    def on_queue(self, queue: str, run_at: float | None) -> None:
         self.queues.append(queue)
 
-    def heard_schedules(self) -> None: ...
+    def on_schedules(self) -> None: ...
 
-    def heard_settings(self) -> None: ...
+    def on_settings(self) -> None: ...
 
-    def heard_worker(self, worker_id: int) -> None: ...
+    def on_worker(self, worker_id: int) -> None: ...
 
-    def heard_effects(self) -> None: ...
+    def on_effects(self) -> None: ...
 
-    def heard_worker_ended(self) -> None: ...
+    def on_worker_ended(self) -> None: ...
 
-    def heard_anything(self) -> None:
+    def on_reconnect(self) -> None:
         self.lines += 1
 
 
 async def _line_is_replaced(dsn: str, db: asyncpg.Connection[Any], fault: str, limit_s: float) -> float:
     """Seconds from the fault until a new line stands, with the daemon's own settings; the new one hears."""
-    hearing = Hearing()
+    hearing = Notifications()
     async with Proxy(dsn) as proxy, anyio.create_task_group() as tasks:
-        store = Store(LinkOptions(proxy.dsn))
-        tasks.start_soon(Wake(store.listener, hearing, Events()).run)
+        store = Store(ConnectionOptions(proxy.dsn))
+        tasks.start_soon(NotificationListener(store.listener, hearing, Events()).run)
         await until(lambda: hearing.lines == 1)
         if fault == "cut":
             assert proxy.cut() == 1

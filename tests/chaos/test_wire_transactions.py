@@ -10,7 +10,7 @@ import asyncpg
 import pytest
 
 from pgworkd import App, Job
-from pgworkd.database.connection import LinkOptions, Transactions
+from pgworkd.database.connection import ConnectionOptions, TransactionPool
 from pgworkd.errors import DatabaseUnavailable
 from pgworkd.words import events
 from tests.engine.test_start import set_read_only
@@ -22,7 +22,7 @@ OUT_S_MAX = 2.5
 """A moment for the line and one for the machine; by their own limits, statements on it take a minute."""
 
 
-async def _dead_lines(proxy: Proxy, transactions: Transactions) -> None:
+async def _dead_lines(proxy: Proxy, transactions: TransactionPool) -> None:
     """Fills the pool, and all its lines die without a word; new ones work."""
     contexts = [transactions.begin() for _ in range(SLOTS)]
     for context in contexts:
@@ -39,7 +39,7 @@ async def test_lines_that_died_while_idle_are_all_replaced_for_the_price_of_one(
 ) -> None:
     monkeypatch.setattr("pgworkd.database.connection.PROBE_LIMIT_S", 0.3)
     async with Proxy(dsn) as proxy:
-        transactions = Transactions(LinkOptions(proxy.dsn), SLOTS)
+        transactions = TransactionPool(ConnectionOptions(proxy.dsn), SLOTS)
         await _dead_lines(proxy, transactions)
         with anyio.fail_after(OUT_S_MAX):
             async with transactions.begin() as one:
@@ -58,7 +58,7 @@ async def test_where_new_lines_are_dead_too_the_handler_hears_that_the_database_
 ) -> None:
     monkeypatch.setattr("pgworkd.database.connection.PROBE_LIMIT_S", 0.3)
     async with Proxy(dsn) as proxy:
-        transactions = Transactions(LinkOptions(proxy.dsn, connect_timeout_s=0.5), SLOTS)
+        transactions = TransactionPool(ConnectionOptions(proxy.dsn, connect_timeout_s=0.5), SLOTS)
         await _dead_lines(proxy, transactions)
         proxy.mode = "blackhole"
         with anyio.fail_after(OUT_S_MAX), pytest.raises(DatabaseUnavailable, match="did not answer in time"):
@@ -74,7 +74,7 @@ async def test_who_is_cancelled_on_a_dead_line_is_out_at_once(
     monkeypatch.setattr("pgworkd.database.connection.PROBE_LIMIT_S", 1.0)
     monkeypatch.setattr("pgworkd.database.connection.CUT_AFTER_S", 0.1)
     async with Proxy(dsn) as proxy:
-        transactions = Transactions(LinkOptions(proxy.dsn), SLOTS)
+        transactions = TransactionPool(ConnectionOptions(proxy.dsn), SLOTS)
         if where == "at the BEGIN":
             await _dead_lines(proxy, transactions)
         inside = anyio.Event()
@@ -118,7 +118,7 @@ async def test_a_stop_with_a_transaction_on_a_dead_line_gives_the_job_back_and_e
             await connection.execute("SELECT 1")
 
     async with Proxy(dsn) as proxy:
-        options = {"shutdown_s": 0.05, "cancel_grace_s": OUT_S_MAX, "link": LinkOptions(proxy.dsn, 1, 1)}
+        options = {"shutdown_s": 0.05, "cancel_grace_s": OUT_S_MAX, "connection": ConnectionOptions(proxy.dsn, 1, 1)}
         async with running(app, proxy.dsn, end_process=pytest.fail, **options) as (daemon, seen):
             job_id = await insert(db, "q")
             await seen.wait(events.JOB_STARTED, job_id=str(job_id))
@@ -150,7 +150,7 @@ async def test_a_stop_waits_a_moment_for_the_answer_to_a_commit_and_then_asks_th
         proxy.on_message = lose_the_answer_to_the_commit
         options = {"shutdown_s": 0.05, "cancel_grace_s": OUT_S_MAX}
         async with running(app, dsn, end_process=pytest.fail, **options) as (daemon, seen):
-            daemon._store.transactions = Transactions(LinkOptions(proxy.dsn), SLOTS)
+            daemon._store.transactions = TransactionPool(ConnectionOptions(proxy.dsn), SLOTS)
             job_id = await insert(db, "q")
             await written.wait()
             go_on.set()
@@ -163,7 +163,7 @@ async def test_a_stop_waits_a_moment_for_the_answer_to_a_commit_and_then_asks_th
 
 async def test_a_server_that_only_reads_is_no_place_for_a_transaction(dsn: str, db: asyncpg.Connection[Any]) -> None:
     await set_read_only(dsn, db, "on")
-    transactions = Transactions(LinkOptions(dsn), SLOTS)
+    transactions = TransactionPool(ConnectionOptions(dsn), SLOTS)
     with pytest.raises(DatabaseUnavailable, match="only reads"):
         async with transactions.begin():
             pass

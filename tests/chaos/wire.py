@@ -24,7 +24,7 @@ OPERATIONS: list[type[Operation]] = [
     wire_client.EnqueueByAdmin,
     wire_engine.Claim,
     wire_engine.ClaimOfLost,
-    wire_engine.Heartbeat,
+    wire_engine.Renewals,
     wire_settle.SettleCold,
     wire_settle.Settle,
     wire_settle.Fail,

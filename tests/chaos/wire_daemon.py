@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from pgworkd import App, Job
-from pgworkd.database.connection import LinkOptions
+from pgworkd.database.connection import ConnectionOptions
 from pgworkd.engine.life.maintenance import Periods
 from pgworkd.words import events
 from tests.chaos.wire_kit import Operation, Told, differs, rows_of
@@ -27,9 +27,11 @@ class OneJob(Operation):
     async def prepare(self) -> None:
         if "seen" not in self.scene.memory:
             await self.db.execute(f"{TABLES} CREATE TABLE written (job uuid, attempt int)")
-            link = LinkOptions(self.scene.proxy.dsn, connect_timeout_s=2, command_timeout_s=COMMAND_S)
+            connection = ConnectionOptions(self.scene.proxy.dsn, connect_timeout_s=2, command_timeout_s=COMMAND_S)
             periods = Periods(NEVER_S, NEVER_S, NEVER_S, strays_s=0.1)
-            daemon = running(app_of_two(), self.scene.proxy.dsn, link=link, heartbeat_s=1.0, periods=periods)
+            daemon = running(
+                app_of_two(), self.scene.proxy.dsn, connection=connection, heartbeat_s=1.0, periods=periods
+            )
             _, self.scene.memory["seen"] = await self.scene.stack.enter_async_context(daemon)
             self.scene.proxy.on_message = self.scene.cutter
         self.seen: Recorder = self.scene.memory["seen"]

@@ -9,9 +9,9 @@ import anyio
 
 from pgworkd.database.heartbeat_store import Wanted
 from pgworkd.database.store import Claimed, ClaimOrder, Store
-from pgworkd.engine.attempts import Held, Holdings
-from pgworkd.engine.life.heartbeat import Lease
-from pgworkd.engine.life.maintenance import Chores, Periods
+from pgworkd.engine.attempts import Attempt, InFlight
+from pgworkd.engine.life.heartbeat import Heartbeat
+from pgworkd.engine.life.maintenance import Maintenance, Periods
 from pgworkd.engine.life.recurring import Recurring
 from pgworkd.words.events import Events
 from tests.chaos.wire_kit import Operation, Scene, Told, differs, rows_of, told_by
@@ -26,7 +26,7 @@ class Engine(Operation):
     def __init__(self, scene: Scene, number: int) -> None:
         super().__init__(scene, number)
         self.store = Store(scene.options)
-        self.holdings = Holdings()
+        self.in_flight = InFlight()
         self.events = Events()
         self.worker_id = 0
 
@@ -37,22 +37,22 @@ class Engine(Operation):
     def order(self, worker_id: int | None = None) -> ClaimOrder:
         return ClaimOrder(worker_id or self.worker_id, self.queue, 1)
 
-    async def claim(self) -> Held:
+    async def claim(self) -> Attempt:
         """By a connection of its own, before the operation begins."""
-        held = Held((await self.scene.aside.claim(self.order()))[0], self.queue)
-        self.holdings.add(held)
+        held = Attempt((await self.scene.aside.claim(self.order()))[0], self.queue)
+        self.in_flight.add(held)
         return held
 
     async def claim_until_it_comes(self) -> Claimed:
         """As the pool does, while the chore gives back what the database holds for us and we do not."""
-        chores = Chores(
-            *(self.store, Recurring(self.store, self.events), self.holdings, self, self.events, Periods()),
+        maintenance = Maintenance(
+            *(self.store, Recurring(self.store, self.events), self.in_flight, self, self.events, Periods()),
             on_dead=lambda _: None,
             command_timeout_s=0.0,
             queues=lambda: [self.queue],
         )
         while not (claims := await self.store.claim(self.order())):
-            await chores._strays()
+            await maintenance._orphans()
         return claims[0]
 
     async def run_again(self) -> None:
@@ -207,7 +207,7 @@ async def occurrences_differ(operation: Operation) -> list[str]:
     return differs("live occurrences", await operation.db.fetchval(sql, operation.queue), 1)
 
 
-class Heartbeat(Operation):
+class Renewals(Operation):
     """The lease, in its thread."""
 
     name = "heartbeat"
@@ -215,7 +215,7 @@ class Heartbeat(Operation):
 
     async def prepare(self) -> None:
         self.worker_id = await self.scene.aside.register("w", 1, "v", 3)
-        self.lease = Lease(
+        self.lease = Heartbeat(
             self.scene.options, self.worker_id, self, lease_s=3, heartbeat_s=0.05, end_process=self.ended
         )
         self.said: list[str] = []

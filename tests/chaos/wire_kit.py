@@ -21,7 +21,7 @@ import anyio
 import asyncpg
 
 from pgworkd.database import reconnect
-from pgworkd.database.connection import LinkOptions
+from pgworkd.database.connection import ConnectionOptions
 from pgworkd.database.store import Store
 from pgworkd.errors import DatabaseUnavailable, OutcomeUnknown
 from tests.kit import until
@@ -72,9 +72,9 @@ class Scene:
     """What operations remember from one cut to the next."""
 
     @property
-    def options(self) -> LinkOptions:
+    def options(self) -> ConnectionOptions:
         """Of links through the proxy."""
-        return LinkOptions(self.proxy.dsn, connect_timeout_s=2, command_timeout_s=2)
+        return ConnectionOptions(self.proxy.dsn, connect_timeout_s=2, command_timeout_s=2)
 
     async def quiet(self) -> None:
         """Waits until the server, too, has seen the end of what is over, and has rolled back what it must."""
@@ -150,7 +150,7 @@ async def scene_of(dsn: str) -> AsyncIterator[Scene]:
         stack.enter_context(mock.patch.object(reconnect, "FIRST_S", 0.01))  # of a second: there are a thousand waits
         db = await asyncpg.connect(dsn)
         stack.callback(db.terminate)
-        aside = Store(LinkOptions(dsn))
+        aside = Store(ConnectionOptions(dsn))
         stack.push_async_callback(aside.close)
         proxy = await stack.enter_async_context(Proxy(dsn))
         proxy.on_message = cutter = Cutter()

@@ -36,7 +36,7 @@ class Settle(Engine):
     async def attempt(self) -> Told:
         self.said: list[str | None] = []
         settler = Settler(
-            *(self.store, self.holdings, self.events, self.recurring),
+            *(self.store, self.in_flight, self.events, self.recurring),
             on_completed=lambda batch: self.said.extend("completed" for _ in batch),
             on_settled=lambda _held, _outcome, status: self.said.append(status),
             on_room=lambda: None,
@@ -60,7 +60,7 @@ class Settle(Engine):
         return [
             *differs("what the daemon was told", self.said, [self.becomes]),
             *differs("rows", await rows_of(self.db, self.job), ends or [(self.becomes, 1, self.failures)]),
-            *differs("jobs in our hands", len(self.holdings), 0),
+            *differs("jobs in our hands", len(self.in_flight), 0),
         ]
 
 

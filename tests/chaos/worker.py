@@ -17,8 +17,8 @@ from typing import Any
 
 import anyio
 
-from pgworkd.database.connection import LinkOptions
-from pgworkd.database.heartbeat_store import LeaseStore
+from pgworkd.database.connection import ConnectionOptions
+from pgworkd.database.heartbeat_store import HeartbeatStore
 from pgworkd.database.store import Store
 from pgworkd.engine.life.daemon import Daemon
 from pgworkd.engine.life.heartbeat import end_process
@@ -32,15 +32,15 @@ VITALS_S = 1.0
 _NOTED = {
     events.DAEMON_READY,
     events.DAEMON_STOPPED,
-    events.DAEMON_UNCLEAN,
+    events.SHUTDOWN_INCOMPLETE,
     events.LEASE_FENCED,
     events.LEASE_LOST,
     events.LEASE_RENEWED,
     events.JOB_STALE,
     events.JOB_LOST,
-    events.SETTLE_REFUSED,
-    events.STRAYS_RELEASED,
-    events.CHORE_FAILED,
+    events.OUTCOME_REJECTED,
+    events.ORPHANS_RELEASED,
+    events.MAINTENANCE_FAILED,
     events.HOOK_FAILED,
 }
 _armed = ""
@@ -98,8 +98,8 @@ def _noted(name: str, facts: Mapping[str, Any]) -> None:
 async def main(dsn: str, changes: dict[str, float]) -> int:
     """Runs the daemon until SIGTERM; a second one: at once."""
     limit_s = changes["lease_s"] / 2.2  # as settings must be, too
-    link = LinkOptions(dsn, connect_timeout_s=limit_s, command_timeout_s=limit_s)
-    options = quick_options(dsn, link=link, worker_name=os.environ["CHAOS_NAME"], **changes)
+    connection = ConnectionOptions(dsn, connect_timeout_s=limit_s, command_timeout_s=limit_s)
+    options = quick_options(dsn, connection=connection, worker_name=os.environ["CHAOS_NAME"], **changes)
     daemon = Daemon(app_of_run(), options, parts=(Vitals(),), end_process=end_process)
     daemon.events.listen(_noted)
     daemon.events.listen(log.listener("warning"), but=log.silent("warning"))
@@ -114,7 +114,7 @@ if __name__ == "__main__":
     os.environ["CHAOS_PID"] = str(os.getpid())
     log.configure("warning", "json")
     for method in POINTS:
-        _deadly(LeaseStore if method == "heartbeat" else Store, method)
+        _deadly(HeartbeatStore if method == "heartbeat" else Store, method)
     threading.Thread(target=_arm, daemon=True).start()
     pairs = (argument.split("=") for argument in sys.argv[2:])
     sys.exit(asyncio.run(main(sys.argv[1], {key: float(value) for key, value in pairs})))

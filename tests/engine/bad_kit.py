@@ -84,7 +84,7 @@ async def among_good_ones(dsn: str, db: Db, app: App, **columns: Any) -> AsyncIt
         yield odd, daemon, seen
         await until(waits_for_status(db, await insert(db, "q", kind=good_kind), "completed"))
         assert daemon.membership.may_claim
-        assert seen.all(events.CHORE_FAILED) == []
+        assert seen.all(events.MAINTENANCE_FAILED) == []
 
 
 def dead_payload(payload: str, error: str) -> Check:

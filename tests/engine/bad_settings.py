@@ -229,7 +229,7 @@ def broken_reload(usage: Usage) -> None:
         said = len(run.lines)
         file.write_text(text)
         run.stop(signal.SIGHUP)
-        kept = run.event("settings.kept", after=said)
+        kept = run.event("reload.rejected", after=said)
         assert (kept["level"], told in kept["error"]) == ("error", True), kept
     usage.shell.sql("INSERT INTO pgworkd.jobs (queue) VALUES ('mail')")
     run.event(events.JOB_COMPLETED)

@@ -12,7 +12,7 @@ from uuid import UUID
 import anyio
 
 from pgworkd import App, Job
-from pgworkd.database.connection import LinkOptions
+from pgworkd.database.connection import ConnectionOptions
 from pgworkd.engine.life.daemon import Daemon
 from tests.kit import LIMIT_S, Recorder, quick_options
 
@@ -27,8 +27,8 @@ LEFT_S = "SELECT extract(epoch FROM min(lease_until) - clock_timestamp())::float
 async def daemon_of(app: App, dsn: str, ended: list[str], **changes: Any) -> AsyncIterator[tuple[Daemon, Recorder]]:
     """A daemon that only notes that it would end the process; like kit.running otherwise."""
     seen = Recorder()
-    link = LinkOptions(dsn, connect_timeout_s=0.2, command_timeout_s=0.2)
-    options = quick_options(dsn, **({"link": link, "shutdown_s": 0.1} | QUICK | changes))
+    connection = ConnectionOptions(dsn, connect_timeout_s=0.2, command_timeout_s=0.2)
+    options = quick_options(dsn, **({"connection": connection, "shutdown_s": 0.1} | QUICK | changes))
     daemon = Daemon(app, options, end_process=ended.append)
     daemon.events.listen(seen)
     async with anyio.create_task_group() as tasks:

@@ -14,7 +14,7 @@ import asyncpg
 from pgworkd import App, Job
 from pgworkd.admin import Admin
 from pgworkd.admin.jobs import Which
-from pgworkd.database.connection import LinkOptions
+from pgworkd.database.connection import ConnectionOptions
 from tests.kit import insert, running, until, waits_for_status
 
 JOBS = 3000
@@ -37,7 +37,7 @@ def an_app(returned: list[UUID]) -> App:
 async def cancel_all(dsn: str) -> dict[UUID, str]:
     """Cancels what matches until nothing is left; what became of each."""
     answers: dict[UUID, str] = {}
-    async with Admin(LinkOptions(dsn, by="ann@desk")) as admin:
+    async with Admin(ConnectionOptions(dsn, by="ann@desk")) as admin:
         last = None
         while True:
             found = await admin.matching("cancel", Which(queue="q"), last, 100)
@@ -95,7 +95,7 @@ async def test_a_job_that_is_edited_to_be_due_runs_at_once(dsn: str, db: asyncpg
         ran.append(payload)
 
     job_id = await insert(db, "q", run_at=datetime.now(UTC) + timedelta(days=1))
-    async with running(app, dsn, poll_s=600), Admin(LinkOptions(dsn)) as admin:
+    async with running(app, dsn, poll_s=600), Admin(ConnectionOptions(dsn)) as admin:
         await until(lambda: db.fetchval("SELECT asleep FROM pgworkd.pools"))
         assert await admin.edit(job_id, '{"now": true}', delay_s=0, priority=1) == ["payload", "priority", "run_at"]
         await until(waits_for_status(db, job_id, "completed"))

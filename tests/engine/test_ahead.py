@@ -9,7 +9,7 @@ import asyncpg
 import pytest
 
 from pgworkd import App
-from pgworkd.engine.claim.prefetch import Pace
+from pgworkd.engine.claim.prefetch import Prefetch
 from pgworkd.engine.life.daemon import Daemon
 from pgworkd.engine.life.maintenance import Periods
 from pgworkd.words import events
@@ -93,13 +93,13 @@ def surplus_of(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 async def test_what_stalls_is_given_back_unspent_within_a_moment_and_runs_elsewhere(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch, slots: int, quick_s: float | None
 ) -> None:
-    def some_ahead(pace: Pace, *_: Any, **__: Any) -> None:
+    def some_ahead(pace: Prefetch, *_: Any, **__: Any) -> None:
         pace.ahead = 8
 
     quick = QUICK
     if quick_s is not None:  # so few are claimed ahead of such jobs that there may just be none
         quick = 300
-        monkeypatch.setattr(Pace, "claimed", some_ahead)
+        monkeypatch.setattr(Prefetch, "claimed", some_ahead)
     one, other = Waiters(slots, quick_s), Waiters(500)
     await fill(db, quick, 100)
     async with running(one.app, dsn, shutdown_s=0.5) as (_, seen):
@@ -204,7 +204,7 @@ async def test_what_is_cancelled_while_it_waits_for_a_slot_never_runs(
         ids = await _ids_ahead(db, waiters)
         assert len(ids) == ahead
         assert set((await cancel(db, *ids)).values()) == {"requested"}
-        await until(lambda: all(held.reason for held in daemon._holdings if held.claimed.id in set(ids)))
+        await until(lambda: all(held.reason for held in daemon._in_flight if held.claimed.id in set(ids)))
         if stalls:
             stalls_now(daemon, monkeypatch)
         else:
@@ -259,7 +259,7 @@ async def test_what_waits_for_a_slot_of_a_worker_that_is_lost_runs_under_the_nex
     async with claimed_ahead(waiters, dsn, db, periods=periods) as (daemon, seen, ahead):
         worker_id = daemon.worker_id
         ids, begun = await _ids_ahead(db, waiters), set(waiters.began)
-        held = [each for each in daemon._holdings if each.claimed.id in set(ids)]
+        held = [each for each in daemon._in_flight if each.claimed.id in set(ids)]
         assert len(held) == ahead
         await db.execute(LOST[lost])
         await seen.wait(events.LEASE_LOST, worker_id=worker_id)

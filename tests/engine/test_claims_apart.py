@@ -13,7 +13,7 @@ import pytest
 from pgworkd import App
 from pgworkd.database import claim_connections
 from pgworkd.database.claim_connections import CONNECTIONS_MAX, ClaimConnections
-from pgworkd.database.connection import LinkOptions
+from pgworkd.database.connection import ConnectionOptions
 from pgworkd.errors import OutcomeUnknown
 from pgworkd.words import events
 from tests.kit import Recorder, insert, running, until, waits_for_status
@@ -82,7 +82,7 @@ async def test_a_claim_that_waits_for_a_lock_delays_no_other_queue(
             with anyio.fail_after(0.3 + WITHIN_S):
                 await seen.wait(events.JOB_STARTED, job_id=str(due))
         await until(waits_for_status(db, late, "completed"))
-    assert seen.all(events.DATABASE_AWAY) == []
+    assert seen.all(events.DATABASE_UNAVAILABLE) == []
     assert await db.fetchval("SELECT max(attempts) FROM pgworkd.all_jobs") == 1
 
 
@@ -106,7 +106,7 @@ async def test_several_slow_claims_have_a_connection_each_and_those_are_closed_w
             await insert(db, slow[0])
             await until(lambda: db.fetchval(_WAITING))
             await run_one_by_one(db, seen, "other")
-    assert seen.all(events.DATABASE_AWAY) == []
+    assert seen.all(events.DATABASE_UNAVAILABLE) == []
 
 
 async def test_a_daemon_of_one_queue_keeps_to_one_connection_for_claims(dsn: str, db: asyncpg.Connection[Any]) -> None:
@@ -161,14 +161,14 @@ async def test_what_a_further_connection_claimed_unheard_is_given_back(
 
     monkeypatch.setattr(ClaimConnections, "_take", take_and_lose_an_answer)
     await db.execute(LIMITED, "slow")
-    link = LinkOptions(dsn, command_timeout_s=0.5)
-    async with running(app_of("slow", "other"), dsn, link=link) as (_, seen):
+    connection = ConnectionOptions(dsn, command_timeout_s=0.5)
+    async with running(app_of("slow", "other"), dsn, connection=connection) as (_, seen):
         async with holding(dsn, "SELECT pgworkd.lock_queue($1)", "slow"):
             await insert(db, "slow")
             while not lost:
                 await until(lambda: db.fetchval(_WAITING))
                 await until(waits_for_status(db, await insert(db, "other"), "completed"))
-        await seen.wait(events.STRAYS_RELEASED)
+        await seen.wait(events.ORPHANS_RELEASED)
         await until(lambda: db.fetchval("SELECT NOT EXISTS (SELECT FROM pgworkd.jobs)"))
     rows = await db.fetch("SELECT id, attempts, failures FROM pgworkd.all_jobs WHERE attempts > 1")
     assert [(str(row["id"]), row["attempts"], row["failures"]) for row in rows] == [(job, 2, 0) for job in lost]

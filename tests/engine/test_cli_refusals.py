@@ -11,7 +11,7 @@ import pytest
 
 from pgworkd.admin import Admin
 from pgworkd.admin.refusals import grouped
-from pgworkd.database.connection import LinkOptions
+from pgworkd.database.connection import ConnectionOptions
 from pgworkd.errors import UsageError
 from tests.engine.acts_kit import enqueue, run
 from tests.engine.test_cli import NOBODY, Shell, clean, shell
@@ -87,7 +87,7 @@ def test_programs_ask_for_the_reasons(shell: Shell) -> None:
     dead, live = shell.die(dedupe_key="k"), enqueue(shell, "q", "--dedupe-key", "k")
 
     async def question() -> Any:
-        async with Admin(LinkOptions(shell.dsn)) as admin:
+        async with Admin(ConnectionOptions(shell.dsn)) as admin:
             with pytest.raises(UsageError, match="give cancel, retry or discard"):
                 await admin.refusals("edit", [])
             return await admin.refusals("retry", [uuid.UUID(dead), uuid.UUID(live), uuid.UUID(NOBODY)])

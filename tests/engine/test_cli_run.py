@@ -175,7 +175,7 @@ def test_a_stop_while_the_app_is_imported_is_clean(start: Start, tmp_path: Path)
 
 def test_a_stop_while_the_database_is_away_is_clean(start: Start) -> None:
     run = start("run", "--app", "notes:app", PGWORKD_DSN=NOBODY, PGWORKD_LOG_FORMAT="json")
-    assert "no connection to the database" in run.event("database.away")["error"]
+    assert "no connection to the database" in run.event("database.outage")["error"]
     run.stop()
     assert run.ends() == 0
 
@@ -250,7 +250,7 @@ def test_sighup_reloads_what_can_change_and_names_the_rest(start: Start, dsn: st
 
     file.write_text("log_level = 'loud'\n")
     run.stop(signal.SIGHUP)
-    kept = run.event("settings.kept")
+    kept = run.event("reload.rejected")
     assert "log_level (pgworkd.toml): must be one of debug" in kept["error"]
     assert kept["level"] == "error"
     run.stop()

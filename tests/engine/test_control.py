@@ -229,4 +229,8 @@ async def test_noise_on_the_channel_is_ignored(dsn: str, db: asyncpg.Connection[
 
 
 def _alarms(seen: Recorder) -> list[str]:
-    return [name for name, _ in seen.seen if name in (events.DATABASE_AWAY, events.LEASE_LOST, events.CHORE_FAILED)]
+    return [
+        name
+        for name, _ in seen.seen
+        if name in (events.DATABASE_UNAVAILABLE, events.LEASE_LOST, events.MAINTENANCE_FAILED)
+    ]

@@ -9,7 +9,7 @@ import asyncpg
 import pytest
 
 from pgworkd.database import schema
-from pgworkd.database.connection import LinkOptions
+from pgworkd.database.connection import ConnectionOptions
 from pgworkd.engine.life.daemon import Daemon
 from pgworkd.errors import SchemaError
 from tests.engine.test_start import app_of_one
@@ -41,7 +41,7 @@ async def test_migrate_refuses_it_and_leaves_nothing(odd: tuple[str, str]) -> No
     with pytest.raises(
         SchemaError, match=rf"has the encoding {encoding}, pgworkd needs UTF8: .*TEMPLATE template0.*dsn"
     ):
-        await schema.migrate(LinkOptions(dsn))
+        await schema.migrate(ConnectionOptions(dsn))
     connection = await asyncpg.connect(dsn)
     try:
         with pytest.raises(asyncpg.ObjectNotInPrerequisiteStateError, match=f"is {encoding}, pgworkd needs UTF8"):

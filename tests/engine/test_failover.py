@@ -61,7 +61,7 @@ async def test_a_daemon_whose_id_is_somebody_elses_by_now_leaves_their_jobs_alon
         await until(waits_for_status(db, again, "completed"))
         row = await db.fetchrow("SELECT status::text, worker_id, losses FROM pgworkd.jobs WHERE id = $1", job_id)
         assert row == (("pending", None, 0) if id_comes_again else ("running", old, 0))
-        assert seen.all(events.STRAYS_RELEASED) == []
+        assert seen.all(events.ORPHANS_RELEASED) == []
         assert len(seen.all(events.JOB_STALE, job_id=str(job_id))) == 1
         await db.execute("DELETE FROM pgworkd.jobs")
     assert ended == []

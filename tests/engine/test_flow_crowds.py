@@ -57,7 +57,7 @@ async def test_all_who_wait_for_a_job_follow_by_their_rule(
         await until(lambda: _nothing_put_off(db))
         await until(waits_for_status(db, await insert(db, "other"), "completed"))
         for recorder in seen:
-            assert recorder.all(events.DATABASE_AWAY) + recorder.all(events.CHORE_FAILED) == []
+            assert recorder.all(events.DATABASE_UNAVAILABLE) + recorder.all(events.MAINTENANCE_FAILED) == []
     await exact(db)
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from pgworkd.database import session
 from pgworkd.database.claims import CLAIM, ClaimOrder
-from pgworkd.database.connection import LinkOptions, connect
+from pgworkd.database.connection import ConnectionOptions, connect
 from pgworkd.engine.claim.pool import CLAIM_MAX, CLAIM_SOCKET_MAX
 from tests.engine.test_large_work import insert_large
 from tests.kit import until
@@ -25,7 +25,9 @@ Db: TypeAlias = "asyncpg.Connection[Any]"
 @contextlib.asynccontextmanager
 async def frozen(dsn: str, sql: str, *args: object) -> AsyncIterator[tuple[Db, asyncio.Task[Any]]]:
     """A connection that sends a statement and takes nothing in."""
-    connection = await connect(LinkOptions(dsn, command_timeout_s=120), "frozen")  # nothing but the server ends it
+    connection = await connect(
+        ConnectionOptions(dsn, command_timeout_s=120), "frozen"
+    )  # nothing but the server ends it
     statement = await connection.prepare(sql)
     connection._transport.pause_reading()
     call = asyncio.get_running_loop().create_task(statement.fetch(*args))

@@ -19,8 +19,8 @@ import structlog
 
 from pgworkd import App
 from pgworkd.cli import serve
-from pgworkd.engine.attempts import Held
-from pgworkd.engine.claim.prefetch import Pace
+from pgworkd.engine.attempts import Attempt
+from pgworkd.engine.claim.prefetch import Prefetch
 from pgworkd.engine.life.daemon import Daemon
 from pgworkd.settings.config import load
 from pgworkd.words import events, log
@@ -136,14 +136,14 @@ def test_silent_is_exactly_what_the_listener_of_that_level_does_not_log(
 def gathered(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """How often the facts of each job were gathered."""
     count: Counter[str] = Counter()
-    facts = Held.facts
+    facts = Attempt.facts
 
-    def counting(held: Held) -> dict[str, object]:
+    def counting(held: Attempt) -> dict[str, object]:
         found = facts(held)
         count[str(found["job_id"])] += 1
         return found
 
-    monkeypatch.setattr(Held, "facts", counting)
+    monkeypatch.setattr(Attempt, "facts", counting)
     return count
 
 
@@ -185,7 +185,7 @@ async def test_facts_are_gathered_for_who_wants_them(
         daemon.events.listen(ear(said), but=log.silent(level))
         ids = [str(await insert(db, "q")) for _ in range(10)]
         await completed(db, 10)
-        await until(lambda: len(daemon._holdings) == 0)
+        await until(lambda: len(daemon._in_flight) == 0)
         assert [gathered[job_id] for job_id in ids] == [per_job] * 10
         failing = await insert(db, "q", '{"fail": true}')
         await until(waits_for_status(db, failing, "dead"))
@@ -203,7 +203,7 @@ async def test_who_begins_to_listen_hears_at_once_and_who_stops_costs_nothing_mo
         for n in (1, 2, 3):
             await insert(db, "q")
             await completed(db, 2 * n - 1)
-            await until(lambda: len(daemon._holdings) == 0)
+            await until(lambda: len(daemon._in_flight) == 0)
             before = gathered.total()
             daemon.events.listen(listener)
             await insert(db, "q")
@@ -219,10 +219,10 @@ async def test_who_begins_to_listen_in_the_middle_of_a_long_run_of_jobs_hears_of
 ) -> None:
     """An operator turns the log up on a daemon whose slots have not run dry for hours."""
 
-    def far_ahead(pace: Pace, *_: Any, **__: Any) -> None:
+    def far_ahead(pace: Prefetch, *_: Any, **__: Any) -> None:
         pace.ahead = 1000
 
-    monkeypatch.setattr(Pace, "claimed", far_ahead)
+    monkeypatch.setattr(Prefetch, "claimed", far_ahead)
     monkeypatch.setattr(
         "pgworkd.engine.claim.pool.CLAIM_MAX", 1000
     )  # a real claim takes less than these jobs wait here
@@ -278,7 +278,7 @@ async def test_a_level_that_is_lowered_by_a_signal_is_heard_at_once_and_raised_a
     async def run_one() -> str:
         job_id = await insert(db, "q")
         await until(waits_for_status(db, job_id, "completed"))
-        await until(lambda: len(made[0]._holdings) == 0)  # and reported
+        await until(lambda: len(made[0]._in_flight) == 0)  # and reported
         return str(job_id)
 
     async with anyio.create_task_group() as tasks:

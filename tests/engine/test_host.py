@@ -52,7 +52,7 @@ async def test_a_thread_that_does_not_end_is_left_behind_and_run_returns_1(
         assert codes == [1]
         assert not let_go.is_set()
         assert await status(db, job_id) == "running", "others take it back when the lease is over"
-        reasons = [facts["reason"] for facts in seen.all(events.DAEMON_UNCLEAN)]
+        reasons = [facts["reason"] for facts in seen.all(events.SHUTDOWN_INCOMPLETE)]
         assert reasons[-1] == "1 handler would not stop"
         assert (reasons[0] == "the lease ends") is (how == "the end of the lease")
         assert [facts["exit_code"] for facts in seen.all(events.DAEMON_STOPPED)] == [1]

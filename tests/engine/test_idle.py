@@ -14,7 +14,7 @@ import asyncpg
 import pytest
 
 from pgworkd import App
-from pgworkd.database.connection import Link, LinkOptions, Listener
+from pgworkd.database.connection import Connection, ConnectionOptions, Listener
 from pgworkd.engine.life.daemon import Daemon, Options
 from tests.kit import LIMIT_S, until
 
@@ -53,11 +53,11 @@ class Loops:
 def loops(monkeypatch: pytest.MonkeyPatch) -> Loops:
     """Sees each call of every link, each probe of the listening line, and each wait for a time."""
     seen = Loops()
-    call, listen, sleep, move_on_after = Link._call, Listener.listen, anyio.sleep, anyio.move_on_after
+    call, listen, sleep, move_on_after = Connection._call, Listener.listen, anyio.sleep, anyio.move_on_after
 
-    async def calling(link: Link, *args: Any) -> Any:
+    async def calling(connection: Connection, *args: Any) -> Any:
         seen.asks()
-        return await call(link, *args)
+        return await call(connection, *args)
 
     @contextlib.asynccontextmanager
     async def listening(listener: Listener, *args: Any) -> AsyncIterator[Any]:
@@ -77,7 +77,7 @@ def loops(monkeypatch: pytest.MonkeyPatch) -> Loops:
         seen.waits(delay_s)
         return move_on_after(delay_s, *args, **options)
 
-    monkeypatch.setattr(Link, "_call", calling)
+    monkeypatch.setattr(Connection, "_call", calling)
     monkeypatch.setattr(Listener, "listen", listening)
     monkeypatch.setattr(anyio, "sleep", sleeping)
     monkeypatch.setattr(anyio, "move_on_after", moving_on_after)
@@ -102,7 +102,7 @@ async def test_ten_idle_queues_cost_less_than_a_query_per_second(
     """As in production. Loops that are slower than the window count with the time they say they will wait."""
     if jobs != "none":
         await db.execute(FUTURE)
-    daemon = Daemon(app_of_ten_queues(), Options(LinkOptions(dsn)))
+    daemon = Daemon(app_of_ten_queues(), Options(ConnectionOptions(dsn)))
     pools = [f"pool {queue}" for queue in QUEUES]
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(daemon.run)
@@ -136,7 +136,7 @@ def _starter(loops: Loops) -> str:
 async def test_a_job_for_one_of_ten_idle_queues_concerns_no_other(
     dsn: str, db: asyncpg.Connection[Any], loops: Loops
 ) -> None:
-    daemon = Daemon(app_of_ten_queues(), Options(LinkOptions(dsn)))
+    daemon = Daemon(app_of_ten_queues(), Options(ConnectionOptions(dsn)))
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(daemon.run)
         with anyio.fail_after(LIMIT_S):

@@ -80,7 +80,7 @@ async def test_large_results_are_stored_and_others_are_not_held_up(dsn: str, db:
             assert await completed(db) < 41, "not slow enough to prove anything"
             proxy.bytes_per_s = 1 << 40
             await until(lambda: _all(db, 41))
-    assert not recorder.all(events.DATABASE_AWAY)
+    assert not recorder.all(events.DATABASE_UNAVAILABLE)
 
 
 async def _all(db: Db, count: int) -> bool:

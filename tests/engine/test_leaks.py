@@ -138,7 +138,7 @@ async def test_a_thousand_jobs_of_all_fates_leave_nothing_behind(dsn: str, db: a
         statuses = dict(await db.fetch("SELECT status::text, count(*) FROM pgworkd.all_jobs GROUP BY 1"))
         assert statuses.keys() == {"completed", "cancelled", "dead"}
         assert min(statuses.values()) > 20
-        assert len(daemon._holdings) == 0
+        assert len(daemon._in_flight) == 0
 
         # Tasks of runners that ended and threads that idle may come and go; there must be no more than before.
         after = await _footprint(db)

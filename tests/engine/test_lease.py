@@ -34,10 +34,10 @@ async def test_an_outage_shorter_than_the_lease_spends_nothing_and_starts_nothin
         ids = [await insert(db, "q") for _ in range(3)]
         await seen.wait(events.JOB_STARTED, count=3)
         proxy.mode = "hold"
-        await seen.wait(events.DATABASE_AWAY, part="lease")
+        await seen.wait(events.DATABASE_UNAVAILABLE, part="lease")
         sleepers.go_on.set()  # they finish while nobody can be told
         await until(lambda: len(sleepers.returned) == 3)
-        await seen.wait(events.DATABASE_AWAY, part="settler")
+        await seen.wait(events.DATABASE_UNAVAILABLE, part="settler")
         proxy.mode = "pass"
         for job_id in ids:
             await until(waits_for_status(db, job_id, "completed"))
@@ -86,7 +86,7 @@ async def test_who_cannot_renew_cancels_everything_before_the_lease_ends_and_goe
     # A claim that was under way at the fence may become an attempt that never begins: see test_lease_claims.
     began = {(str(job_id), attempt) for job_id, attempt in sleepers.began}
     unbegun = [f for f in seen.all(events.JOB_RELEASED) if (f["job_id"], f["attempt"]) not in began]
-    strays = sum(facts["count"] for facts in seen.all(events.STRAYS_RELEASED))
+    strays = sum(facts["count"] for facts in seen.all(events.ORPHANS_RELEASED))
     assert sum(row["attempts"] for row in rows) == 3 * 2 + len(unbegun) + strays
 
 

@@ -11,15 +11,15 @@ from uuid import uuid4
 
 import asyncpg
 
-from pgworkd.database.connection import LinkOptions
+from pgworkd.database.connection import ConnectionOptions
 from pgworkd.database.heartbeat_store import Wanted
-from pgworkd.engine.life.heartbeat import Lease, boot_time_s
+from pgworkd.engine.life.heartbeat import Heartbeat, boot_time_s
 from pgworkd.words.registration import Registration
 from tests.kit import until
 from tests.proxy import Proxy
 
 
-class Lessee:
+class LeaseHolder:
     """Notes what the lease says. `running` is what it would not stop."""
 
     def __init__(self) -> None:
@@ -61,12 +61,12 @@ async def registered(db: asyncpg.Connection[Any]) -> Registration:
 
 @contextlib.asynccontextmanager
 async def lease_of(
-    lessee: Lessee, dsn: str, db: asyncpg.Connection[Any], ended: list[str], **changes: float
-) -> AsyncIterator[Lease]:
+    lessee: LeaseHolder, dsn: str, db: asyncpg.Connection[Any], ended: list[str], **changes: float
+) -> AsyncIterator[Heartbeat]:
     worker_id = await registered(db)
-    options = LinkOptions(dsn, connect_timeout_s=0.2, command_timeout_s=0.2)
+    options = ConnectionOptions(dsn, connect_timeout_s=0.2, command_timeout_s=0.2)
     times = {"lease_s": 1.2, "heartbeat_s": 0.05} | changes
-    lease = Lease(options, worker_id, lessee, end_process=ended.append, **times)
+    lease = Heartbeat(options, worker_id, lessee, end_process=ended.append, **times)
     lease.start()
     try:
         yield lease
@@ -78,7 +78,7 @@ async def lease_of(
 async def test_the_lease_is_renewed_again_and_again_and_hands_on_what_the_database_says(
     dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
-    lessee, ended = Lessee(), list[str]()
+    lessee, ended = LeaseHolder(), list[str]()
     await db.execute("INSERT INTO pgworkd.queues (name, concurrency, paused_until) VALUES ('q', 3, 'infinity')")
     await db.execute("INSERT INTO pgworkd.queues (name) VALUES ('p')")
     async with lease_of(lessee, dsn, db, ended) as lease:
@@ -96,7 +96,7 @@ async def test_the_lease_is_renewed_again_and_again_and_hands_on_what_the_databa
 
 
 async def test_a_poke_renews_at_once(dsn: str, db: asyncpg.Connection[Any]) -> None:
-    lessee = Lessee()
+    lessee = LeaseHolder()
     async with lease_of(lessee, dsn, db, [], lease_s=3600, heartbeat_s=900) as lease:
         for n in range(1, 6):
             await until(lambda n=n: len(lessee.answers) >= n, limit_s=2)  # type: ignore[misc]
@@ -106,7 +106,7 @@ async def test_a_poke_renews_at_once(dsn: str, db: asyncpg.Connection[Any]) -> N
 async def test_the_fence_comes_once_per_outage_and_the_end_only_for_what_still_runs(
     dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
-    lessee, ended = Lessee(), list[str]()
+    lessee, ended = LeaseHolder(), list[str]()
     async with Proxy(dsn) as proxy, lease_of(lessee, proxy.dsn, db, ended) as lease:
         for n in (1, 2):
             await until(lambda: lease.fresh)
@@ -125,7 +125,7 @@ async def test_the_fence_comes_once_per_outage_and_the_end_only_for_what_still_r
 
 
 async def test_a_lost_lease_is_told_once_and_a_new_id_makes_it_fresh(dsn: str, db: asyncpg.Connection[Any]) -> None:
-    lessee, ended = Lessee(), list[str]()
+    lessee, ended = LeaseHolder(), list[str]()
     async with lease_of(lessee, dsn, db, ended) as lease:
         await until(lambda: lessee.answers)
         await db.execute("DELETE FROM pgworkd.workers")
@@ -143,7 +143,7 @@ async def test_a_lost_lease_is_told_once_and_a_new_id_makes_it_fresh(dsn: str, d
 
 
 async def test_the_lease_is_renewed_while_the_loop_is_blocked(dsn: str, db: asyncpg.Connection[Any]) -> None:
-    lessee, ended = Lessee(), list[str]()
+    lessee, ended = LeaseHolder(), list[str]()
     async with lease_of(lessee, dsn, db, ended, lease_s=1.8):
         await until(lambda: lessee.answers)
         lessee.running = 1

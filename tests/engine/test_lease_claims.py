@@ -6,7 +6,7 @@ from typing import Any
 
 import asyncpg
 
-from pgworkd.database.connection import LinkOptions
+from pgworkd.database.connection import ConnectionOptions
 from pgworkd.engine.life.daemon import Daemon
 from pgworkd.engine.life.maintenance import Periods
 from pgworkd.words import events
@@ -22,10 +22,10 @@ async def test_a_claim_that_is_answered_behind_the_fence_is_given_back_unspent_a
     dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
     """Asked before the fence, answered after it: what sent the jobs back was the fence, not a stop."""
-    sleepers, ended, link = Sleepers(), list[str](), LinkOptions(dsn, command_timeout_s=5)
+    sleepers, ended, connection = Sleepers(), list[str](), ConnectionOptions(dsn, command_timeout_s=5)
     sleepers.go_on.set()
     locker, writer = await asyncpg.connect(dsn), await asyncpg.connect(dsn)
-    async with daemon_of(sleepers.app, dsn, ended, link=link, lease_s=2.0) as (daemon, seen):
+    async with daemon_of(sleepers.app, dsn, ended, connection=connection, lease_s=2.0) as (daemon, seen):
         await until(waits_for_status(db, await insert(db, "q"), "completed"))
         written = writer.transaction()
         await written.start()
@@ -54,8 +54,11 @@ async def test_jobs_that_were_claimed_in_our_name_unknown_to_us_are_given_back_u
     dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
     sleepers = Sleepers()
-    link = LinkOptions(dsn, connect_timeout_s=5, command_timeout_s=0.3)
-    async with running(sleepers.app, dsn, link=link, periods=Periods(rescue_s=0.1, strays_s=0.05)) as (daemon, seen):
+    connection = ConnectionOptions(dsn, connect_timeout_s=5, command_timeout_s=0.3)
+    async with running(sleepers.app, dsn, connection=connection, periods=Periods(rescue_s=0.1, strays_s=0.05)) as (
+        daemon,
+        seen,
+    ):
         held = await insert(db, "q")
         await seen.wait(events.JOB_STARTED)
         # The server has run this call; its answer went nowhere.
@@ -64,7 +67,7 @@ async def test_jobs_that_were_claimed_in_our_name_unknown_to_us_are_given_back_u
             await db.execute("INSERT INTO pgworkd.jobs (queue) SELECT 'q' FROM generate_series(1, 3)")
             lost = await db.fetch("SELECT id FROM pgworkd.claim($1, 'q', 10)", daemon.worker_id)
         assert len(lost) == 3
-        released = await seen.wait(events.STRAYS_RELEASED)
+        released = await seen.wait(events.ORPHANS_RELEASED)
         assert released["count"] == 3
         await seen.wait(events.JOB_STARTED, count=4)
         assert len(sleepers.ended) == 0, "what we do hold was not given back"
@@ -90,7 +93,7 @@ async def test_a_claim_that_the_network_delivers_after_its_daemon_gave_it_up_cos
         await _hold_claim(daemon, seen, proxy)
         ids = [await insert(db, "q") for _ in range(3)]
         proxy.mode = "pass"
-        released = await seen.wait(events.STRAYS_RELEASED)
+        released = await seen.wait(events.ORPHANS_RELEASED)
         assert released["count"] == 3
         for job_id in ids:
             await until(waits_for_status(db, job_id, "completed"))
@@ -108,21 +111,21 @@ async def _hold_claim(daemon: Daemon, seen: Recorder, proxy: Proxy) -> None:
         await until(lambda: pool.quiet)  # else it might be an answer that is held, of a claim that found nothing
         proxy.mode = "hold"
         pool.look()
-        away = await seen.wait(events.DATABASE_AWAY, count, part="claim q")
-        if "may have been done" in away["error"]:
+        outage = await seen.wait(events.DATABASE_UNAVAILABLE, count, part="claim q")
+        if "may have been done" in outage["error"]:
             return
         proxy.mode = "pass"  # its connection was being cut, so that it was never sent
-        await seen.wait(events.DATABASE_BACK, count, part="claim q")
+        await seen.wait(events.DATABASE_RECOVERED, count, part="claim q")
 
 
 async def test_what_is_held_for_long_is_no_stray(dsn: str, db: asyncpg.Connection[Any]) -> None:
     sleepers = Sleepers()
-    link = LinkOptions(dsn, connect_timeout_s=5, command_timeout_s=0.2)
-    async with running(sleepers.app, dsn, link=link, periods=Periods(strays_s=0.02)) as (_, seen):
+    connection = ConnectionOptions(dsn, connect_timeout_s=5, command_timeout_s=0.2)
+    async with running(sleepers.app, dsn, connection=connection, periods=Periods(strays_s=0.02)) as (_, seen):
         job_id = await insert(db, "q")
         await seen.wait(events.JOB_STARTED)
         old = "SELECT started_at < now() - interval '900 ms' FROM pgworkd.jobs"
         await until(lambda: db.fetchval(old))
         sleepers.go_on.set()
         await until(waits_for_status(db, job_id, "completed"))
-        assert seen.all(events.STRAYS_RELEASED) == []
+        assert seen.all(events.ORPHANS_RELEASED) == []

@@ -42,7 +42,7 @@ class Trio(NamedTuple):
     """A process of many threads that stands for autoscale, the leash that it has started, and the worker."""
 
     scale: subprocess.Popen[str]
-    leash: int
+    parent_guard: int
     kid: int
 
     async def heard(self, *alive: int) -> list[str]:
@@ -76,29 +76,29 @@ async def test_a_worker_is_told_once_that_autoscale_is_gone(trio: Trio, _round: 
     """The kernel says so for each thread that hands the child on to another; a second signal would mean: at once."""
     trio.scale.kill()
     trio.scale.wait()
-    assert await trio.heard(trio.leash) == ["SIGTERM"]
+    assert await trio.heard(trio.parent_guard) == ["SIGTERM"]
 
 
 async def test_a_stop_under_way_stays_graceful_when_autoscale_is_killed(trio: Trio) -> None:
-    os.kill(trio.leash, signal.SIGTERM)
-    await until(lambda: quiet(trio.leash))
+    os.kill(trio.parent_guard, signal.SIGTERM)
+    await until(lambda: quiet(trio.parent_guard))
     trio.scale.kill()
     trio.scale.wait()
-    assert await trio.heard(trio.leash) == ["SIGTERM"]
+    assert await trio.heard(trio.parent_guard) == ["SIGTERM"]
 
 
 async def test_a_worker_is_told_when_its_leash_is_killed(trio: Trio) -> None:
-    os.kill(trio.leash, signal.SIGKILL)
+    os.kill(trio.parent_guard, signal.SIGKILL)
     await until(lambda: Path(f"/proc/{trio.leash}/stat").read_text().rpartition(")")[2].split()[0] == "Z")
     assert await trio.heard() == ["SIGTERM"]
 
 
 async def test_other_signals_are_handed_down(trio: Trio) -> None:
     for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT):
-        os.kill(trio.leash, number)
-        await until(lambda: quiet(trio.leash))
+        os.kill(trio.parent_guard, number)
+        await until(lambda: quiet(trio.parent_guard))
         await until(lambda: quiet(trio.kid))
-    assert await trio.heard(trio.leash) == ["SIGHUP", "SIGTERM", "SIGINT"]
+    assert await trio.heard(trio.parent_guard) == ["SIGHUP", "SIGTERM", "SIGINT"]
 
 
 def leashed(parent: int, *command: str) -> subprocess.CompletedProcess[str]:

@@ -9,21 +9,21 @@ import asyncpg
 import pytest
 
 from pgworkd.database import schema
-from pgworkd.database.connection import LinkOptions
+from pgworkd.database.connection import ConnectionOptions
 from pgworkd.errors import DatabaseUnavailable, PgworkdError, SchemaError
 from pgworkd.words import events
 from tests.engine.test_start import app_of_one, set_read_only
 from tests.kit import insert, running, until, waits_for_status
 
 
-def link(dsn: str, **changes: float) -> LinkOptions:
-    return LinkOptions(dsn, **({"connect_timeout_s": 5, "command_timeout_s": 5} | changes))
+def connection(dsn: str, **changes: float) -> ConnectionOptions:
+    return ConnectionOptions(dsn, **({"connect_timeout_s": 5, "command_timeout_s": 5} | changes))
 
 
 async def test_migrate_installs_and_may_be_repeated(empty_dsn: str) -> None:
-    assert await schema.migrate(link(empty_dsn)) == (None, schema.VERSION)
-    assert await schema.migrate(link(empty_dsn)) == (schema.VERSION, schema.VERSION)
-    await schema.verify(link(empty_dsn))
+    assert await schema.migrate(connection(empty_dsn)) == (None, schema.VERSION)
+    assert await schema.migrate(connection(empty_dsn)) == (schema.VERSION, schema.VERSION)
+    await schema.verify(connection(empty_dsn))
 
 
 async def test_a_second_migrate_waits_for_the_first_longer_than_any_other_call(empty_dsn: str) -> None:
@@ -35,7 +35,7 @@ async def test_a_second_migrate_waits_for_the_first_longer_than_any_other_call(e
     done: list[tuple[int | None, int]] = []
 
     async def second() -> None:
-        done.append(await schema.migrate(link(empty_dsn, connect_timeout_s=1, command_timeout_s=0.2)))
+        done.append(await schema.migrate(connection(empty_dsn, connect_timeout_s=1, command_timeout_s=0.2)))
 
     watcher = await asyncpg.connect(empty_dsn)
     async with anyio.create_task_group() as tasks:
@@ -55,8 +55,8 @@ async def test_a_second_migrate_waits_for_the_first_longer_than_any_other_call(e
 async def test_many_migrations_at_once_install_one_schema(empty_dsn: str) -> None:
     async with anyio.create_task_group() as tasks:
         for _ in range(4):
-            tasks.start_soon(schema.migrate, link(empty_dsn))
-    await schema.verify(link(empty_dsn))
+            tasks.start_soon(schema.migrate, connection(empty_dsn))
+    await schema.verify(connection(empty_dsn))
     async with running(app_of_one(), empty_dsn):
         db = await asyncpg.connect(empty_dsn)
         await until(waits_for_status(db, await insert(db, "q"), "completed"))
@@ -68,7 +68,7 @@ async def test_migrate_under_a_working_daemon_harms_no_job(dsn: str, db: asyncpg
     async with running(app_of_one(), dsn) as (_, seen):
         for round_ in range(1, 4):
             await db.execute("INSERT INTO pgworkd.jobs (queue) SELECT 'q' FROM generate_series(1, 50)")
-            await schema.migrate(link(dsn), force=True)
+            await schema.migrate(connection(dsn), force=True)
             await seen.wait(events.JOB_COMPLETED, count=50 * round_)
         assert seen.all(events.JOB_FAILED) == []
     assert await db.fetchval("SELECT count(*) FROM pgworkd.finished_jobs WHERE attempts = 1") == 150
@@ -79,13 +79,13 @@ async def test_migrate_on_a_server_that_only_reads_says_so(empty_dsn: str) -> No
     await set_read_only(empty_dsn, db, "on")
     await db.close()
     with pytest.raises(DatabaseUnavailable, match=r"reads|standby"):
-        await schema.migrate(link(empty_dsn))
+        await schema.migrate(connection(empty_dsn))
 
 
 async def test_migrate_refuses_a_newer_schema_and_leaves_it_alone(dsn: str, db: asyncpg.Connection[Any]) -> None:
     await db.execute("UPDATE pgworkd.schema_version SET version = 2; DROP VIEW pgworkd.all_jobs")
     with pytest.raises(SchemaError, match="newer than this program"):
-        await schema.migrate(link(dsn))
+        await schema.migrate(connection(dsn))
     assert await db.fetchval("SELECT to_regclass('pgworkd.all_jobs')") is None
     assert await db.fetchval("SELECT version FROM pgworkd.schema_version") == 2
 
@@ -94,7 +94,7 @@ async def test_a_migration_that_fails_half_way_changes_nothing(empty_dsn: str, m
     whole = schema.text()
     monkeypatch.setattr(schema, "text", lambda: whole + "\nSELECT 1 / 0;")
     with pytest.raises(PgworkdError, match="division by zero"):
-        await schema.migrate(link(empty_dsn))
+        await schema.migrate(connection(empty_dsn))
     monkeypatch.undo()
     with pytest.raises(SchemaError, match="no pgworkd schema"):
-        await schema.verify(link(empty_dsn))
+        await schema.verify(connection(empty_dsn))

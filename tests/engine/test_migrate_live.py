@@ -16,7 +16,7 @@ import pytest
 
 from pgworkd import App
 from pgworkd.database import schema
-from pgworkd.database.connection import LinkOptions
+from pgworkd.database.connection import ConnectionOptions
 from pgworkd.engine.life.daemon import Daemon
 from pgworkd.errors import DatabaseUnavailable
 from pgworkd.words import events
@@ -39,7 +39,7 @@ async def session(dsn: str) -> AsyncIterator[asyncpg.Connection[Any]]:
 async def migrated(dsn: str, **how: Any) -> list[str]:
     """What `migrate` says."""
     said: list[str] = []
-    await schema.migrate(LinkOptions(dsn), say=said.append, **how)
+    await schema.migrate(ConnectionOptions(dsn), say=said.append, **how)
     return said
 
 
@@ -106,8 +106,8 @@ async def test_patience_ends_and_names_who_is_in_the_way(
 async def test_a_migration_from_version_0_raises_the_version(dsn: str, db: asyncpg.Connection[Any]) -> None:
     await migrated(dsn)
     await db.execute("UPDATE pgworkd.schema_version SET version = 0")
-    assert await schema.migrate(LinkOptions(dsn)) == (0, schema.VERSION)
-    await schema.verify(LinkOptions(dsn))
+    assert await schema.migrate(ConnectionOptions(dsn)) == (0, schema.VERSION)
+    await schema.verify(ConnectionOptions(dsn))
 
 
 async def test_the_script_alone_does_not_touch_a_newer_schema(dsn: str, db: asyncpg.Connection[Any]) -> None:
@@ -166,7 +166,7 @@ async def test_a_daemon_without_a_schema_waits_for_migrate_and_says_so(empty_dsn
         told = await seen.wait(events.SCHEMA_AWAITED)
         assert told["error"] == "this database has no pgworkd schema: run pgworkd migrate"
         assert daemon.status() == "waiting for pgworkd migrate"
-        await schema.migrate(LinkOptions(empty_dsn))
+        await schema.migrate(ConnectionOptions(empty_dsn))
         await seen.wait(events.DAEMON_READY)
     assert len(seen.all(events.SCHEMA_AWAITED)) == 1
     assert seen.all(events.DAEMON_STOPPED, exit_code=0) != []

@@ -120,7 +120,7 @@ async def test_an_odd_value_in_any_column_is_refused_or_harms_only_its_own_job(
             await until(lambda: db.fetchval(over), limit_s=4)
         assert daemon.membership.may_claim
         # Nor may it stand in the way of the chores: all of them see this row as well.
-        assert seen.all(events.CHORE_FAILED) == []
+        assert seen.all(events.MAINTENANCE_FAILED) == []
 
 
 async def test_a_job_that_expires_before_it_starts_never_runs(dsn: str, db: asyncpg.Connection[Any]) -> None:

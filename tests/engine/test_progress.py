@@ -12,7 +12,7 @@ import asyncpg
 import pytest
 
 from pgworkd import App, Job
-from pgworkd.database.connection import LinkOptions
+from pgworkd.database.connection import ConnectionOptions
 from pgworkd.database.store import Store
 from pgworkd.errors import PgworkdError, UsageError
 from pgworkd.words import events
@@ -137,8 +137,8 @@ async def test_progress_that_cannot_be_written_holds_nothing_up_and_is_written_l
         job.progress(0.5, "said once")
         go_on.wait(20)
 
-    link = LinkOptions(dsn, command_timeout_s=8)
-    async with running(app, dsn, link=link) as (_, seen):
+    connection = ConnectionOptions(dsn, command_timeout_s=8)
+    async with running(app, dsn, connection=connection) as (_, seen):
         async with db.transaction():
             await db.execute("LOCK TABLE pgworkd.progress IN ACCESS EXCLUSIVE MODE")
             other = await asyncpg.connect(dsn)

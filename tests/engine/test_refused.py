@@ -30,7 +30,7 @@ async def test_jobs_of_a_lost_worker_run_although_one_of_them_cannot_be_rescued(
     await refuse(db, ids[0])
     async with running(app, dsn, periods=PERIODS) as (_, seen):
         await seen.wait(events.JOB_COMPLETED, 19)
-        assert await seen.wait(events.ROWS_REFUSED) == {
+        assert await seen.wait(events.ROWS_REJECTED) == {
             "what": "rescue",
             "sqlstate": "P0001",
             "count": 1,
@@ -40,6 +40,6 @@ async def test_jobs_of_a_lost_worker_run_although_one_of_them_cannot_be_rescued(
         await db.execute("TRUNCATE public.kept")
         await db.execute("UPDATE pgworkd.refused_rows SET until = now()")  # it is tried again at once
         await seen.wait(events.JOB_COMPLETED, 20)
-    assert len(seen.all(events.ROWS_REFUSED)) == 1
-    assert seen.all(events.CHORE_FAILED) == []
+    assert len(seen.all(events.ROWS_REJECTED)) == 1
+    assert seen.all(events.MAINTENANCE_FAILED) == []
     assert await statuses(db, ids) == ["completed"] * 20

@@ -58,8 +58,8 @@ async def test_a_reader_of_the_history_with_many_droppable_days_slows_no_settle(
             assert await db.fetchval(OLD, first_kept) == DAYS
             await reader.execute("COMMIT")
             await until(lambda: _none_left(db, first_kept))
-            assert seen.all(events.CHORE_FAILED) == []
-            assert seen.all(events.DATABASE_AWAY) == []
+            assert seen.all(events.MAINTENANCE_FAILED) == []
+            assert seen.all(events.DATABASE_UNAVAILABLE) == []
     finally:
         reader.terminate()
 

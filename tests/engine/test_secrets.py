@@ -16,7 +16,7 @@ import pytest
 from pgworkd import App
 from pgworkd.admin import Admin
 from pgworkd.cli import serve
-from pgworkd.database.connection import Link, LinkOptions, Listener, Transactions
+from pgworkd.database.connection import Connection, ConnectionOptions, Listener, TransactionPool
 from pgworkd.embedded import EmbeddedPostgres
 from pgworkd.engine.life.daemon import Daemon
 from pgworkd.engine.run import process_pool
@@ -86,8 +86,8 @@ async def test_a_daemon_tells_nothing_of_it_from_start_to_end(
         assert await until(waits_for_status(db, await insert(db, queue), "dead"))
     cut = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name LIKE 'pgworkd %'"
     assert await db.fetchval(cut + " AND datname = current_database()")
-    run.says("database.away")
-    run.says("database.back")
+    run.says("database.outage")
+    run.says("database.recovered")
     looks = await insert(db, "looks")
     assert await until(waits_for_status(db, looks, "completed"))
     run.stop()
@@ -154,19 +154,19 @@ def broken(dsn: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("how", broken("postgresql://"))
-@pytest.mark.parametrize("part", ["link", "listener", "transactions"])
+@pytest.mark.parametrize("part", ["connection", "listener", "transactions"])
 async def test_errors_hold_it_neither_in_their_chain_nor_in_the_variables_of_their_frames(
     dsn: str, how: str, part: str
 ) -> None:
     async def fail(address: str) -> None:
-        options = LinkOptions(address, connect_timeout_s=1, command_timeout_s=1)
-        if part == "link":
-            await Link(options, "test").value("SELECT 1")
+        options = ConnectionOptions(address, connect_timeout_s=1, command_timeout_s=1)
+        if part == "connection":
+            await Connection(options, "test").value("SELECT 1")
         elif part == "listener":
             async with Listener(options).listen("x", print, lambda: None):
                 pass
         else:
-            async with Transactions(options, 1).begin():
+            async with TransactionPool(options, 1).begin():
                 pass
 
     with pytest.raises(PgworkdError) as caught:
@@ -214,9 +214,9 @@ async def test_no_object_shows_it(monkeypatch: pytest.MonkeyPatch) -> None:
     daemon = Daemon(app, options)
     server = EmbeddedPostgres()
     monkeypatch.setattr(server, "_password", PASSWORDS["raw"])
-    roots = [settings, daemon, Supervisor(options, 2), Admin(options.link), Results(dsn), server]
+    roots = [settings, daemon, Supervisor(options, 2), Admin(options.connection), Results(dsn), server]
     reached = [each for root in roots for each in ours_in(root, {}).values()]
-    assert {"Daemon", "Store", "Link", "LinkOptions", "Options", "Transactions", "Settings"} <= {
+    assert {"Daemon", "Store", "Connection", "ConnectionOptions", "Options", "TransactionPool", "Settings"} <= {
         type(each).__name__ for each in reached
     }
     assert not leaks(*(text for each in reached for text in (repr(each), str(each), f"{each}")))

@@ -268,7 +268,7 @@ def test_sighup_adds_changes_and_removes_queues(start: Start, dsn: str, tmp_path
         run.stop(signal.SIGHUP)
         assert (
             "queues (pgworkd.toml): no handler serves queue 'mial': did you mean 'mail'?"
-            in (run.event("settings.kept")["error"])
+            in (run.event("reload.rejected")["error"])
         )
         settings('["hang=4"]')
         run.stop(signal.SIGHUP)

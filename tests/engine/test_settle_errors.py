@@ -65,7 +65,7 @@ async def test_one_bad_job_is_isolated_and_the_others_are_settled(
             assert await db.fetchval("SELECT status::text FROM pgworkd.jobs") == "running"
             await db.execute("DROP TRIGGER refuse ON pgworkd.jobs")
             await until(lambda: db.fetchval("SELECT NOT EXISTS (SELECT FROM pgworkd.jobs)"), limit_s=8)
-        assert seen.all(events.DATABASE_AWAY) == []
+        assert seen.all(events.DATABASE_UNAVAILABLE) == []
         assert await _refused(db) < 100, "the same batch again and again"
         assert len(seen.all(events.JOB_STARTED)) == 401
     assert seen.all(events.JOB_STALE) == []
@@ -84,12 +84,12 @@ async def test_what_is_always_refused_stays_in_flight_is_told_and_runs_once(
         return None
 
     async with running(app, dsn) as (_, seen):
-        await seen.wait(events.SETTLE_DELAYED)
+        await seen.wait(events.OUTCOMES_DELAYED)
         await insert(db, "fine")
         await seen.wait(events.JOB_COMPLETED)
         before = await _refused(db)
         await until(lambda: len(seen.all(events.JOB_STARTED)) == 31)
-        assert seen.all(events.DATABASE_AWAY) == []
+        assert seen.all(events.DATABASE_UNAVAILABLE) == []
         assert before < 2_000
         await db.execute("DROP TRIGGER refuse ON pgworkd.jobs")
         await until(

@@ -79,7 +79,7 @@ async def test_what_an_open_transaction_has_locked_waits_alone(
             assert await status(db, job) == "running", "it stays in flight"
         elif held != "edit the next in line":
             assert await status(db, job) == "completed"
-        assert seen.all(events.DATABASE_AWAY) == []
+        assert seen.all(events.DATABASE_UNAVAILABLE) == []
         assert seen.all(events.JOB_STALE) == []
         await holder.execute(end)
         await until(lambda: db.fetchval("SELECT NOT EXISTS (SELECT FROM pgworkd.jobs)"), limit_s=5)
@@ -113,7 +113,7 @@ async def test_the_schedule_of_an_occurrence_that_is_locked_goes_on_when_it_is_f
         await holder.execute("COMMIT")
         await seen.wait(events.JOB_COMPLETED, count=before + 3)
         await holder.close()
-        assert seen.all(events.DATABASE_AWAY) == []
+        assert seen.all(events.DATABASE_UNAVAILABLE) == []
 
 
 @pytest.mark.parametrize("held", sorted(set(HELD) - TAKES_THE_JOB))
@@ -144,6 +144,6 @@ async def test_a_job_that_is_completed_in_its_handlers_transaction_waits_for_non
         await until(lambda: db.fetchval("SELECT NOT EXISTS (SELECT FROM pgworkd.jobs)"), limit_s=5)
         await until(lambda: db.fetchval("SELECT NOT EXISTS (SELECT FROM pgworkd.pending_effects)"), limit_s=5)
         await holder.close()
-    assert seen.all(events.DATABASE_AWAY) == []
+    assert seen.all(events.DATABASE_UNAVAILABLE) == []
     assert await db.fetchval("SELECT count(*) = 3 AND count(DISTINCT job) = 3 FROM notes")
     assert await db.fetchval("SELECT completed FROM pgworkd.batches") == 1

@@ -11,7 +11,7 @@ import pytest
 
 from pgworkd import App, Job
 from pgworkd.database import store
-from pgworkd.database.connection import LinkOptions
+from pgworkd.database.connection import ConnectionOptions
 from pgworkd.engine.life.daemon import Daemon
 from pgworkd.engine.settle import settler
 from pgworkd.errors import OutcomeUnknown, Snooze
@@ -169,13 +169,13 @@ async def test_an_outage_during_a_settle_loses_nothing(
         monkeypatch.setattr("pgworkd.database.reconnect.CAP_S", 0.1)
         await db.execute(BACKLOG, 200)
         await until(lambda: db.fetchval("SELECT NOT EXISTS (SELECT FROM pgworkd.jobs)"))
-        await until(lambda: len(daemon._holdings) == 0)
+        await until(lambda: len(daemon._in_flight) == 0)
         # What it was not told of, it has looked up.
         assert len(seen.all(events.JOB_COMPLETED)) == 200
         assert seen.all(events.JOB_STALE) == []
-        away = seen.all(events.DATABASE_AWAY, part="settler")
-        assert 1 <= len(away) <= heals_after * 2
-        await seen.wait(events.DATABASE_BACK, part="settler")
+        outage = seen.all(events.DATABASE_UNAVAILABLE, part="settler")
+        assert 1 <= len(outage) <= heals_after * 2
+        await seen.wait(events.DATABASE_RECOVERED, part="settler")
     rows = await db.fetch("SELECT attempts, failures, count(*) FROM pgworkd.finished_jobs GROUP BY 1, 2")
     assert [tuple(row) for row in rows] == [(1, 0, 200)]
 
@@ -197,9 +197,9 @@ async def test_when_another_part_was_answered_it_does_not_wait_any_longer(
         await seen.wait(events.JOB_STARTED)
         proxy.mode = "refuse"
         proxy.cut()
-        await seen.wait(events.DATABASE_AWAY, part="lease")
+        await seen.wait(events.DATABASE_UNAVAILABLE, part="lease")
         go_on.set()
-        await seen.wait(events.DATABASE_AWAY, part="settler")
+        await seen.wait(events.DATABASE_UNAVAILABLE, part="settler")
         proxy.mode = "pass"
         await until(waits_for_status(db, job_id, "completed"))
 
@@ -255,8 +255,8 @@ async def test_a_job_whose_every_outcome_is_refused_stops_nobody_else(dsn: str, 
         if payload:
             raise ValueError("and its failure cannot be stored either")
 
-    link = LinkOptions(dsn, connect_timeout_s=5, command_timeout_s=1)
-    async with running(app, dsn, link=link) as (daemon, _):
+    connection = ConnectionOptions(dsn, connect_timeout_s=5, command_timeout_s=1)
+    async with running(app, dsn, connection=connection) as (daemon, _):
         odd = await insert(db, "q", '{"refuse": true}', run_at=await db.fetchval("SELECT now() + interval '1 h'"))
         refusal = REFUSE.format(
             condition="NEW.status <> 'running'", using="", event="UPDATE ON pgworkd.jobs"
@@ -295,7 +295,7 @@ async def test_a_full_settler_stops_claims_until_there_is_room(
             other = await asyncpg.connect(dsn)
             await other.execute(BACKLOG, 500)
             await until(lambda: daemon._settler.full)
-            held = await _steady(lambda: len(daemon._holdings))
+            held = await _steady(lambda: len(daemon._in_flight))
             # At most the pile, one flush on its way, and what the slots held when it became full.
             assert 50 <= held <= 50 + 20 + 10
             assert await other.fetchval("SELECT count(*) FROM pgworkd.jobs WHERE status = 'running'") == held
@@ -318,14 +318,14 @@ async def test_a_stop_flushes_what_waits_and_says_so_when_it_cannot(
     async with db.transaction():
         await db.execute("LOCK TABLE pgworkd.finished_jobs IN SHARE MODE")
         other = await asyncpg.connect(dsn)
-        link = LinkOptions(dsn, connect_timeout_s=1, command_timeout_s=0.5)
-        async with running(app, dsn, link=link) as (daemon, seen):
+        connection = ConnectionOptions(dsn, connect_timeout_s=1, command_timeout_s=0.5)
+        async with running(app, dsn, connection=connection) as (daemon, seen):
             for _ in range(3):
                 await insert(other, "q")
             await seen.wait(events.JOB_STARTED, count=3)
             daemon.request_stop()
             await seen.wait(events.DAEMON_STOPPED, exit_code=1)
-            assert seen.all(events.DAEMON_UNCLEAN) == [{"reason": "3 outcomes not stored"}]
+            assert seen.all(events.SHUTDOWN_INCOMPLETE) == [{"reason": "3 outcomes not stored"}]
         # They are still protected, by a lease that runs out.
         assert await other.fetchval("SELECT count(*) FROM pgworkd.jobs WHERE status = 'running'") == 3
         assert await other.fetchval("SELECT count(*) FROM pgworkd.workers") == 1

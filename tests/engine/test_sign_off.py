@@ -9,8 +9,8 @@ import asyncpg
 import pytest
 
 from pgworkd import App
-from pgworkd.database.connection import LinkOptions
-from pgworkd.database.heartbeat_store import LeaseStore
+from pgworkd.database.connection import ConnectionOptions
+from pgworkd.database.heartbeat_store import HeartbeatStore
 from pgworkd.database.store import Store
 from pgworkd.errors import OutcomeUnknown
 from pgworkd.words import events
@@ -40,7 +40,7 @@ async def test_what_only_the_database_holds_for_us_is_given_back_at_a_stop(
         await db.execute(STRAY, daemon.worker_id)
         daemon.request_stop()
         await seen.wait(events.DAEMON_STOPPED, exit_code=0)
-        assert seen.all(events.STRAYS_RELEASED) == [{"count": 1}]
+        assert seen.all(events.ORPHANS_RELEASED) == [{"count": 1}]
     rows = await db.fetch("SELECT status, losses, failures FROM pgworkd.jobs")
     assert [tuple(row) for row in rows] == [("pending", 0, 0)]
     assert await db.fetchval("SELECT count(*) FROM pgworkd.workers") == 0
@@ -64,7 +64,7 @@ async def test_a_sign_off_whose_answer_is_lost_is_asked_again(
         daemon.request_stop()
         await seen.wait(events.DAEMON_STOPPED, exit_code=0)
     assert calls == 2
-    assert seen.all(events.DAEMON_UNCLEAN) == []
+    assert seen.all(events.SHUTDOWN_INCOMPLETE) == []
 
 
 async def test_a_worker_that_was_lost_and_holds_nothing_ends_with_0(
@@ -78,7 +78,7 @@ async def test_a_worker_that_was_lost_and_holds_nothing_ends_with_0(
     async with running(app_of_one(), dsn) as (daemon, seen):
         job_id = await insert(db, "q")
         await seen.wait(events.JOB_STARTED, job_id=str(job_id))
-        monkeypatch.setattr(LeaseStore, "heartbeat", unanswered)  # so that it does not hear of it
+        monkeypatch.setattr(HeartbeatStore, "heartbeat", unanswered)  # so that it does not hear of it
         await db.execute("UPDATE pgworkd.workers SET lost_at = pgworkd.clock()")
         await db.execute("UPDATE pgworkd.jobs SET status = 'pending', worker_id = NULL, started_at = NULL")
         daemon.request_stop(now=True)
@@ -113,13 +113,13 @@ async def test_a_stop_that_the_database_does_not_answer_says_so_and_ends_with_1(
 ) -> None:
     monkeypatch.setattr("pgworkd.engine.life.daemon.FLUSH_GRACE_S", 0.3)
     async with Proxy(dsn) as proxy:
-        link = LinkOptions(proxy.dsn, connect_timeout_s=0.2, command_timeout_s=0.2)
-        async with running(app_of_one(), proxy.dsn, link=link) as (daemon, seen):
+        connection = ConnectionOptions(proxy.dsn, connect_timeout_s=0.2, command_timeout_s=0.2)
+        async with running(app_of_one(), proxy.dsn, connection=connection) as (daemon, seen):
             proxy.mode = "refuse"
             proxy.cut()
             daemon.request_stop()
             await seen.wait(events.DAEMON_STOPPED, exit_code=1)
-            said = seen.all(events.DAEMON_UNCLEAN)
+            said = seen.all(events.SHUTDOWN_INCOMPLETE)
     assert len(said) == 1
     assert said[0]["reason"].startswith("could not sign off: no connection to the database")
     assert await db.fetchval("SELECT count(*) FROM pgworkd.workers") == 1
@@ -136,7 +136,7 @@ async def test_a_stop_that_finds_jobs_of_its_own_running_says_so_and_ends_with_1
         await db.execute(STRAY, daemon.worker_id)
         daemon.request_stop()
         await seen.wait(events.DAEMON_STOPPED, exit_code=1)
-        assert seen.all(events.DAEMON_UNCLEAN) == [
+        assert seen.all(events.SHUTDOWN_INCOMPLETE) == [
             {"reason": "jobs run under its name until its lease is over, and are taken back then"}
         ]
     await until(lambda: db.fetchval("SELECT count(*) = 1 FROM pgworkd.jobs WHERE status = 'running'"))

@@ -11,12 +11,12 @@ import pytest
 
 from pgworkd import App
 from pgworkd.database.store import Claims, Store
-from pgworkd.engine.claim.poll_mode import Attention
+from pgworkd.engine.claim.poll_mode import PollMode
 from pgworkd.engine.claim.pool import Pool
 from tests.kit import insert, running, until
 
 
-def _announces_nothing(self: Attention, claimed: int, now: float, *, full: bool) -> None:
+def _announces_nothing(self: PollMode, claimed: int, now: float, *, full: bool) -> None:
     self._full_claims = int(full)
 
 
@@ -42,8 +42,8 @@ async def test_a_slot_whose_task_took_what_was_claimed_for_another_is_not_forgot
 
     monkeypatch.setattr(Store, "claim", claim_while_the_second_ends)
     monkeypatch.setattr(Pool, "_ahead", 0)  # as of jobs that take long
-    monkeypatch.setattr(Attention, "after_claim", _announces_nothing)
-    monkeypatch.setattr(Attention, "next_claim_s", lambda self, _: 0.0 if self._full_claims else math.inf)
+    monkeypatch.setattr(PollMode, "after_claim", _announces_nothing)
+    monkeypatch.setattr(PollMode, "next_claim_s", lambda self, _: 0.0 if self._full_claims else math.inf)
     async with running(app, dsn, poll_s=60):
         for n in range(5):
             await insert(db, "q", f'{{"n": {n}}}')

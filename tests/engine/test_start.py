@@ -14,7 +14,7 @@ import pytest
 from anyio.abc import SocketAttribute
 
 from pgworkd import App
-from pgworkd.database.connection import LinkOptions
+from pgworkd.database.connection import ConnectionOptions
 from pgworkd.engine.life.daemon import Daemon
 from pgworkd.errors import PgworkdError, SchemaError, UsageError
 from pgworkd.words import events
@@ -61,7 +61,7 @@ async def outage(dsn: str) -> str:
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(run)
-        away = await seen.wait(events.DATABASE_AWAY)
+        outage = await seen.wait(events.DATABASE_UNAVAILABLE)
         await anyio.sleep(0.05)
         assert not daemon.ready.is_set()
         assert daemon.status() == "waiting for the database"
@@ -69,8 +69,8 @@ async def outage(dsn: str) -> str:
         with anyio.fail_after(2):
             await seen.wait(events.DAEMON_STOPPED, exit_code=0)
     assert codes == [0]
-    assert len(seen.all(events.DATABASE_AWAY)) == 1
-    return str(away["error"])
+    assert len(seen.all(events.DATABASE_UNAVAILABLE)) == 1
+    return str(outage["error"])
 
 
 @pytest.mark.parametrize(
@@ -92,14 +92,14 @@ async def test_a_server_that_accepts_and_never_answers_is_waited_for() -> None:
     listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
     port = listener.extra(SocketAttribute.local_port)  # noqa: S610 - no Django
     seen = Recorder()
-    deaf = LinkOptions(f"postgresql://a@127.0.0.1:{port}/b", connect_timeout_s=0.1, command_timeout_s=0.1)
-    daemon = Daemon(app_of_one(), quick_options(deaf.dsn, link=deaf))
+    deaf = ConnectionOptions(f"postgresql://a@127.0.0.1:{port}/b", connect_timeout_s=0.1, command_timeout_s=0.1)
+    daemon = Daemon(app_of_one(), quick_options(deaf.dsn, connection=deaf))
     daemon.events.listen(seen)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(listener.serve, _stay_silent)
         tasks.start_soon(daemon.run)
-        away = await seen.wait(events.DATABASE_AWAY)
-        assert away["error"] == "the database did not answer in time"
+        outage = await seen.wait(events.DATABASE_UNAVAILABLE)
+        assert outage["error"] == "the database did not answer in time"
         daemon.request_stop()
         await seen.wait(events.DAEMON_STOPPED, exit_code=0)
         tasks.cancel_scope.cancel()
@@ -119,11 +119,11 @@ async def test_it_starts_when_the_server_takes_connections_again(dsn: str, db: a
         daemon.events.listen(seen)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(daemon.run)
-            away = await seen.wait(events.DATABASE_AWAY)
-            assert "too many connections" in away["error"]
+            outage = await seen.wait(events.DATABASE_UNAVAILABLE)
+            assert "too many connections" in outage["error"]
             await db.execute(f"ALTER DATABASE {database(dsn)} CONNECTION LIMIT -1")
             await seen.wait(events.DAEMON_READY)
-            assert (await seen.wait(events.DATABASE_BACK, part="start"))["away_s"] > 0
+            assert (await seen.wait(events.DATABASE_RECOVERED, part="start"))["away_s"] > 0
             await until(waits_for_status(db, await insert(db, "q"), "completed"))
             daemon.request_stop()
 
@@ -237,7 +237,7 @@ async def test_a_server_that_only_reads_for_a_while_costs_no_job_and_no_attempt(
             "WHERE datname = current_database() AND application_name LIKE 'pgworkd %'"
         )
         go_on.set()
-        await seen.wait(events.DATABASE_AWAY, part="settler")
+        await seen.wait(events.DATABASE_UNAVAILABLE, part="settler")
         await anyio.sleep(0.05)
         await set_read_only(dsn, db, "off")
         await until(waits_for_status(db, completes, "completed"), limit_s=4)

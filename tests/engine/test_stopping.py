@@ -33,7 +33,7 @@ async def end_by(reason: str, daemon: Daemon, db: asyncpg.Connection[Any], job_i
         daemon.request_stop(now=True)
     elif reason == "fence":
         daemon.request_stop()  # else it would be claimed again
-        daemon._holdings.stop_all(Reason.FENCE)
+        daemon._in_flight.stop_all(Reason.FENCE)
 
 
 @pytest.fixture(autouse=True)
@@ -207,7 +207,7 @@ async def test_a_thread_that_takes_no_job_cannot_know_so_its_return_counts(
         job_id = await insert(db, "q")
         await until(entered.is_set)
         daemon.request_stop(now=True)
-        await until(lambda: all(held.reason for held in daemon._holdings))
+        await until(lambda: all(held.reason for held in daemon._in_flight))
         go_on.set()
         await seen.wait(events.DAEMON_STOPPED, exit_code=0)
     assert await status(db, job_id) == "completed"
@@ -229,7 +229,7 @@ async def test_a_loop_handler_that_returns_before_it_could_know_has_completed(
         await seen.wait(events.JOB_STARTED)
         await anyio.sleep(0.02)
         came.set()
-        daemon._holdings.stop_all(Reason.CANCEL)
+        daemon._in_flight.stop_all(Reason.CANCEL)
         await until(waits_for_status(db, job_id, "completed"), limit_s=3)
 
 

@@ -21,7 +21,7 @@ import pytest
 import trustme
 
 from pgworkd.client import enqueue
-from pgworkd.database.connection import Link, LinkOptions, Listener, Transactions
+from pgworkd.database.connection import Connection, ConnectionOptions, Listener, TransactionPool
 from pgworkd.errors import DatabaseUnavailable
 from pgworkd.results import Results
 from tests.engine.test_cli import CANARY, run_bare
@@ -137,11 +137,11 @@ def fronts(ca: trustme.CA, dsn: str) -> Opens:
 
 
 async def ask(dsn: str) -> Any:
-    link = Link(LinkOptions(dsn, connect_timeout_s=5, command_timeout_s=5), "test")
+    connection = Connection(ConnectionOptions(dsn, connect_timeout_s=5, command_timeout_s=5), "test")
     try:
-        return await link.value("SELECT 1")
+        return await connection.value("SELECT 1")
     finally:
-        await link.close()
+        await connection.close()
 
 
 async def refusal(dsn: str) -> str:
@@ -237,23 +237,23 @@ async def test_a_client_certificate_goes_with_the_systems_authorities(
 
 
 async def test_all_connections_are_made_by_the_same_rule(fronts: Opens, trusted: str) -> None:
-    async def transaction(options: LinkOptions) -> None:
-        transactions = Transactions(options, 1)
+    async def transaction(options: ConnectionOptions) -> None:
+        transactions = TransactionPool(options, 1)
         try:
             async with transactions.begin() as connection:
                 assert await connection.fetchval("SELECT 1") == 1
         finally:
             await transactions.close()
 
-    async def listen(options: LinkOptions) -> None:
+    async def listen(options: ConnectionOptions) -> None:
         async with Listener(options).listen("c", lambda _: None, lambda: None) as probe:
             await probe()
 
     async with fronts() as front:
         for use in (transaction, listen):
-            await use(LinkOptions(front.dsn(f"sslrootcert={trusted}")))
+            await use(ConnectionOptions(front.dsn(f"sslrootcert={trusted}")))
             with pytest.raises(DatabaseUnavailable, match="certificate"):
-                await use(LinkOptions(front.dsn()))
+                await use(ConnectionOptions(front.dsn()))
         assert front.let_in == 2
 
 

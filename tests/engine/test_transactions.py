@@ -11,7 +11,7 @@ import asyncpg
 import pytest
 
 from pgworkd import App, Job
-from pgworkd.database.connection import LinkOptions
+from pgworkd.database.connection import ConnectionOptions
 from pgworkd.errors import LeaseLost, UsageError
 from pgworkd.words import events
 from tests.engine.test_cancel import cancel
@@ -120,8 +120,8 @@ async def test_to_wait_for_a_connection_is_no_failure_and_not_the_handlers_time(
             await anyio.sleep(0.25)
             now -= 1
 
-    link = LinkOptions(dsn, connect_timeout_s=1, command_timeout_s=5)
-    async with running(app, dsn, transactions_max=2, link=link) as (_, seen):
+    connection = ConnectionOptions(dsn, connect_timeout_s=1, command_timeout_s=5)
+    async with running(app, dsn, transactions_max=2, connection=connection) as (_, seen):
         await notes.execute("INSERT INTO pgworkd.jobs (queue) SELECT 'q' FROM generate_series(1, 20)")
         await until(lambda: notes.fetchval("SELECT NOT EXISTS (SELECT FROM pgworkd.jobs WHERE status <> 'dead')"))
         assert seen.all(events.JOB_DEAD) == []
@@ -143,7 +143,7 @@ async def test_who_is_cancelled_while_it_waits_for_a_connection_goes_and_takes_n
     async with running(app, dsn, transactions_max=1) as (daemon, seen):
         ids = [await insert(notes, "q") for _ in range(4)]
         await seen.wait(events.JOB_STARTED, count=4)
-        await until(lambda: any(held.in_transaction for held in daemon._holdings))
+        await until(lambda: any(held.in_transaction for held in daemon._in_flight))
         await cancel(notes, *ids[1:])
         for job_id in ids[1:]:
             await until(waits_for_status(notes, job_id, "cancelled"))

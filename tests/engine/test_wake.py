@@ -317,16 +317,16 @@ async def test_all_connections_cut_at_once_again_and_again(dsn: str, db: asyncpg
             await until(lambda: db.fetchval(_CUT, "pgworkd %"), limit_s=4)
         await until(is_empty(db), limit_s=5)
         # It says so once per part and outage, not once per try.
-        assert len(seen.all(events.DATABASE_AWAY)) <= 5 * 12
+        assert len(seen.all(events.DATABASE_UNAVAILABLE)) <= 5 * 12
         await until(lambda: _still_away(seen.seen) == set(), limit_s=5)
     assert len(ran) == sum(ran.values()) == 500
 
 
 def _still_away(seen: Any) -> set[str]:
-    away: set[str] = set()
+    outage: set[str] = set()
     for name, facts in seen:
-        if name == events.DATABASE_AWAY:
-            away.add(facts["part"])
-        elif name == events.DATABASE_BACK:
-            away.discard(facts["part"])
-    return away
+        if name == events.DATABASE_UNAVAILABLE:
+            outage.add(facts["part"])
+        elif name == events.DATABASE_RECOVERED:
+            outage.discard(facts["part"])
+    return outage

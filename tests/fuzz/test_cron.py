@@ -42,7 +42,7 @@ INSTANT = st.datetimes(datetime(1960, 1, 1), datetime(2210, 1, 1), timezones=st.
 
 @FUZZ
 @given(CRON, ZONE, INSTANT, st.sampled_from(["skip", "once", "all"]), st.timedeltas(timedelta(0), timedelta(days=4000)))
-def test_any_cron(cron: str, zone: str, at: datetime, missed: str, away: timedelta) -> None:
+def test_any_cron(cron: str, zone: str, at: datetime, missed: str, outage: timedelta) -> None:
     with in_time():
         try:
             rule = Recurrence.parse(cron, zone, missed)  # type: ignore[arg-type]
@@ -53,7 +53,7 @@ def test_any_cron(cron: str, zone: str, at: datetime, missed: str, away: timedel
         try:
             first = rule.next_after(at)
             second = rule.next_after(first)
-            followed = rule.follow(first, first + away)
+            followed = rule.follow(first, first + outage)
         except BadSchedule as error:
             assert "never due between" in str(error)
             return

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pgworkd.database.connection import Link, LinkOptions
+from pgworkd.database.connection import Connection, ConnectionOptions
 from pgworkd.errors import PgworkdError, UsageError
 from pgworkd.words import redaction
 from pgworkd.words.dsn import dsn_fault, redacted
@@ -41,7 +41,7 @@ def test_any_text_as_an_address(text: str) -> None:
         shown = redacted(text)
         redaction._secrets = ()
         try:
-            options = LinkOptions(text)
+            options = ConnectionOptions(text)
         except UsageError as error:
             assert fault is not None
             assert CANARY not in str(error)
@@ -62,7 +62,7 @@ def test_an_address_that_is_tried_shows_its_password_nowhere(
     dsn = f"postgresql://{login}@127.0.0.1:1/{database}" + (f"?{query}" if query else "")
     redaction._secrets = ()
     try:
-        options = LinkOptions(dsn, connect_timeout_s=1, command_timeout_s=1)
+        options = ConnectionOptions(dsn, connect_timeout_s=1, command_timeout_s=1)
     except UsageError as error:
         assert CANARY not in str(error)
         return
@@ -70,7 +70,7 @@ def test_an_address_that_is_tried_shows_its_password_nowhere(
     assert CANARY not in shown
     assert "@127.0.0.1:1" in shown
     with in_time(), pytest.raises(PgworkdError) as caught:
-        asyncio.run(Link(options, "fuzz").value("SELECT 1"))
+        asyncio.run(Connection(options, "fuzz").value("SELECT 1"))
     assert CANARY not in "".join(traceback.format_exception(caught.value))
     for text in (dsn, repr(dsn), password, repr(password), ascii(password), f"<{dsn}>"):
         assert CANARY not in redaction.redact(f"before {text} after")

@@ -96,7 +96,7 @@ BUGS: dict[Planted, str] = {
     Planted(
         "a removed queue is gone before its jobs",
         "pgworkd/engine/life/queues.py",
-        "if pool.quiet and all(held.queue != pool.queue for held in self._holdings):",
+        "if pool.quiet and all(held.queue != pool.queue for held in self._in_flight):",
         "if pool.quiet:",
     ): "removal",
     Planted(

@@ -20,7 +20,7 @@ import pgworkd.engine.run.executor
 import pgworkd.engine.run.runner
 import pgworkd.engine.settle.reporter
 import pgworkd.engine.settle.settler
-from pgworkd.engine.life.heartbeat import Lease
+from pgworkd.engine.life.heartbeat import Heartbeat
 
 from .loop import SimulationLoop
 from .store import Network, SimulatedLeaseStore, SimulatedStore, Watcher
@@ -33,7 +33,7 @@ USERS_OF_TIME = (
 )
 
 
-class SimulatedLease(Lease):
+class SimulatedLease(Heartbeat):
     """The heartbeat as it is, as a task of the one loop there is in place of a thread."""
 
     _task: asyncio.Task[None] | None = None
@@ -77,8 +77,8 @@ def stand_ins(loop: SimulationLoop, network: Network, watcher: Watcher, **bounds
         for module in (pgworkd.engine.life.heartbeat, pgworkd.engine.life.worker):
             put(module, "boot_time_s", loop.time)
         put(pgworkd.engine.life.worker, "version", lambda _: "simulated")
-        put(pgworkd.engine.life.worker, "Lease", SimulatedLease)
-        put(pgworkd.engine.life.heartbeat, "LeaseStore", lambda _: SimulatedLeaseStore(network))
+        put(pgworkd.engine.life.worker, "Heartbeat", SimulatedLease)
+        put(pgworkd.engine.life.heartbeat, "HeartbeatStore", lambda _: SimulatedLeaseStore(network))
         put(pgworkd.engine.life.daemon, "Store", lambda *_, **__: SimulatedStore(network, watcher))
         put(pgworkd.engine.life.startup, "schema", SimpleNamespace(verify=_verified))
         for name, bound in bounds.items():

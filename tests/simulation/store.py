@@ -1,6 +1,6 @@
 """What stands between a simulated daemon and the table: links, with everything that goes wrong on them.
 
-Of `Store`, `LeaseStore` and `Listener` it has the methods that a daemon calls, with their contracts: one call at a
+Of `Store`, `HeartbeatStore` and `Listener` it has the methods that a daemon calls, with their contracts: one call at a
 time on each link, never cancelled half-way; `DatabaseUnavailable` before the call took effect or after it;
 answers that take their time, at most until the call's time is over.
 """
@@ -20,7 +20,7 @@ from uuid import UUID
 
 import anyio
 
-from pgworkd.database.connection import LinkOptions
+from pgworkd.database.connection import ConnectionOptions
 from pgworkd.database.heartbeat_store import Wanted
 from pgworkd.database.schedule_store import Occurrence
 from pgworkd.database.store import ClaimOrder, Claims, FailedAttempt
@@ -30,7 +30,7 @@ from .table import Row, Table
 
 CONNECT_S = COMMAND_S = 1.0
 """The links' time-outs."""
-LINK = LinkOptions("postgresql://simulation/none", CONNECT_S, COMMAND_S)
+LINK = ConnectionOptions("postgresql://simulation/none", CONNECT_S, COMMAND_S)
 T = TypeVar("T")
 
 
@@ -67,7 +67,7 @@ class Network:
     random: random.Random
     note: Callable[[str], None]
     weather: Weather = CALM
-    away: bool = False
+    outage: bool = False
     bad_at: float = -math.inf
     """When a call went wrong or took long the last time, on the loop's clock."""
     lines: dict[int, tuple[Callable[[str], None], Callable[[], None]]] = field(default_factory=dict)
@@ -85,14 +85,14 @@ class Network:
         if bad and chance() < weather.hung_share:
             await self._hang(verb, act)
         await anyio.sleep(before_s)
-        if self.away or (bad and chance() < weather.refused_share):
+        if self.outage or (bad and chance() < weather.refused_share):
             self._went_wrong()
             self.note(f"{verb} refused")
             raise DatabaseUnavailable("refused, for the simulation")
         answer = act()
         self.note(f"{verb} {_short(answer)}")
         await anyio.sleep(after_s)
-        if self.away or (bad and chance() < weather.lost_share):
+        if self.outage or (bad and chance() < weather.lost_share):
             self._went_wrong()
             self.note(f"{verb} answer lost")
             raise DatabaseUnavailable("the answer was lost, for the simulation")
@@ -102,7 +102,7 @@ class Network:
         self._went_wrong()
         before_s = self.random.random() * COMMAND_S
         await anyio.sleep(before_s)
-        if self.random.random() < 0.5 and not self.away:
+        if self.random.random() < 0.5 and not self.outage:
             act()
         await anyio.sleep(COMMAND_S - before_s)
         self._went_wrong()
@@ -318,7 +318,7 @@ class SimulatedStore:
 
 
 class SimulatedLeaseStore:
-    """As `LeaseStore`."""
+    """As `HeartbeatStore`."""
 
     def __init__(self, network: Network) -> None:
         self._network = network

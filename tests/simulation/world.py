@@ -173,7 +173,7 @@ class World:
 
     async def _drain(self) -> None:
         """Whatever is in the way of the jobs ends; then they do."""
-        self.network.weather, self.network.away = CALM, False
+        self.network.weather, self.network.outage = CALM, False
         for queue in self.plan.slots:
             self.table.change(queue, paused=False, max_running=None)
             self._add(queue)
@@ -200,12 +200,12 @@ class World:
         self.table.insert(rows)
 
     def _outage(self, for_s: float) -> None:
-        self.network.away = True
+        self.network.outage = True
         self.network.cut()
         self.loop.call_later(for_s, self._back)
 
     def _back(self) -> None:
-        self.network.away = False
+        self.network.outage = False
         self.network.bad_at = self.loop.time()
 
     def _set(self, queue: str, **settings: Any) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pgworkd.database.claims import Claims
-from pgworkd.engine.claim.claim_cursor import Cursor
+from pgworkd.engine.claim.claim_cursor import ClaimCursor
 
 from .conftest import Connect
 from .verbs import NO_STATISTICS, T0, Db, at, blocks, claim, claim_ids, clock, complete, fail, insert, live, one, worker
@@ -215,7 +215,7 @@ async def test_a_claim_behind_its_place_does_not_walk_over_what_is_finished(db: 
 
 async def test_120_priorities_cost_the_same_while_vacuum_is_held_back(db: Db, connect: Connect) -> None:
     await db.execute(NO_STATISTICS)
-    worker_id, held, cursor = await worker(db, 3600), await connect(), Cursor()
+    worker_id, held, cursor = await worker(db, 3600), await connect(), ClaimCursor()
     sql = """INSERT INTO pgworkd.jobs (queue, priority, run_at)
              SELECT 'q', 3 * (n % 120), $1 FROM generate_series(1, 120 * $2::int) n"""
 

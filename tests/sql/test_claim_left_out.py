@@ -11,7 +11,7 @@ import pytest
 
 from pgworkd.database.claims import CLAIM as FULL_CLAIM
 from pgworkd.database.claims import ClaimOrder, Claims
-from pgworkd.engine.claim.claim_cursor import Cursor
+from pgworkd.engine.claim.claim_cursor import ClaimCursor
 
 from .flow import settings
 from .verbs import NO_STATISTICS, Db, at, blocks, clock, complete, insert, one, set_pool, worker
@@ -51,7 +51,7 @@ async def test_kinds_that_are_left_out_are_not_claimed(db: Db, keys: dict[str, A
 
 
 async def test_a_crowd_that_is_left_out_costs_own_kinds_nothing(db: Db) -> None:
-    worker_id, cursor = await worker(db), Cursor()
+    worker_id, cursor = await worker(db), ClaimCursor()
     await db.execute(NO_STATISTICS)
     for kind in ("old", "new"):
         await insert(db, 1, kind=kind, priority=5)
@@ -81,7 +81,7 @@ class Pool:
     """Claims of one pool that leaves out the kind `new`, as a daemon makes them; between them are no sweeps."""
 
     def __init__(self, db: Db, worker_id: int) -> None:
-        self.db, self.worker_id, self.cursor, self.now = db, worker_id, Cursor(), 0.0
+        self.db, self.worker_id, self.cursor, self.now = db, worker_id, ClaimCursor(), 0.0
         self.cursor.start(0.0)
         self.cursor.claimed([], 0.0, 0.0, full=False)
 

@@ -10,7 +10,7 @@ import asyncpg
 import pytest
 
 from pgworkd.database import schema
-from pgworkd.database.connection import LinkOptions
+from pgworkd.database.connection import ConnectionOptions
 
 from .registration import token
 from .verbs import LEASE_GONE, Db, claim, claim_ids, clock, one, over, statuses, worker
@@ -149,7 +149,7 @@ async def test_migrate_moves_sequences_up_to_the_ids_that_are_there(dsn: str, db
         await db.execute(f"SELECT setval('pgworkd.{sequence}', 1, false)")
     with pytest.raises(asyncpg.UniqueViolationError):
         await db.execute("SELECT pgworkd.set_queue('q', '{\"concurrency\": 9}')")
-    await schema.migrate(LinkOptions(dsn))
+    await schema.migrate(ConnectionOptions(dsn))
     last: list[Any] = [await db.fetchval(f"SELECT last_value FROM pgworkd.{s}_id_seq") for s in ("workers", "audit")]  # noqa: S608
     assert last == [ids[-1], await db.fetchval("SELECT max(id) FROM pgworkd.audit")]
     await db.execute("SELECT pgworkd.set_queue('q', '{\"concurrency\": 9}')")

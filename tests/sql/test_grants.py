@@ -8,7 +8,7 @@ import asyncpg
 import pytest
 
 from pgworkd.database import grants, schema
-from pgworkd.database.connection import LinkOptions
+from pgworkd.database.connection import ConnectionOptions
 from pgworkd.errors import UsageError
 
 from .roles import Roles, refused
@@ -211,7 +211,7 @@ async def test_the_file_may_run_again_and_says_all_there_is(db: Db, roles: Roles
 
 async def test_an_upgrade_by_the_owner_who_is_no_superuser(db: Db, roles: Roles) -> None:
     """Migrates, with nothing on the database itself; what is new is nobody's until the grants have run again."""
-    options = LinkOptions(roles.dsn("owner"))
+    options = ConnectionOptions(roles.dsn("owner"))
     async with roles.session("owner") as owner:
         await owner.execute("DROP VIEW pgworkd.blocked_jobs; DROP FUNCTION pgworkd.undepend")
         assert await schema.migrate(options) == (schema.VERSION, schema.VERSION)
@@ -232,7 +232,7 @@ async def test_a_first_migration_by_one_who_is_no_superuser(empty_dsn: str) -> N
     try:
         database = await admin.fetchval("SELECT quote_ident(current_database())")
         await admin.execute(f"GRANT CREATE ON DATABASE {database} TO {owner}")
-        assert await schema.migrate(LinkOptions(roles.dsn("owner"))) == (None, schema.VERSION)
+        assert await schema.migrate(ConnectionOptions(roles.dsn("owner"))) == (None, schema.VERSION)
     finally:
         await admin.execute(f"DROP OWNED BY {owner} CASCADE; DROP ROLE {owner}")
         await admin.close()

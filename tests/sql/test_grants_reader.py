@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pgworkd.admin import Admin
-from pgworkd.database.connection import LinkOptions
+from pgworkd.database.connection import ConnectionOptions
 from pgworkd.errors import UsageError
 
 from .roles import Roles, refused
@@ -35,7 +35,7 @@ async def test_a_reader_sees_every_table_and_view(db: Db, roles: Roles) -> None:
 async def test_the_commands_that_only_look(db: Db, roles: Roles) -> None:
     job_id = await one(db)
     batch_id = await batch(db)
-    async with Admin(LinkOptions(roles.dsn("reader"))) as admin:
+    async with Admin(ConnectionOptions(roles.dsn("reader"))) as admin:
         await admin.verify()
         assert [row.queue for row in await admin.queues()] == ["q"]
         assert [row.id for row in (await admin.jobs()).rows] == [job_id]

@@ -11,7 +11,7 @@ from pgworkd import App, Job
 from pgworkd.admin import Admin
 from pgworkd.client import batch, enqueue
 from pgworkd.database import schema
-from pgworkd.database.connection import LinkOptions
+from pgworkd.database.connection import ConnectionOptions
 from pgworkd.engine.life.maintenance import Periods
 from pgworkd.errors import JobFailed, PermanentError, UsageError
 from pgworkd.results import Results
@@ -89,13 +89,13 @@ async def test_a_daemon_as_worker_runs_all_that_an_enqueuer_inserts(db: Db, role
         await enqueue(conn, "writes")
         await until(lambda: db.fetchval("SELECT count(*) FROM pgworkd.all_jobs WHERE dedupe_key = 'by a handler'"))
         await seen.wait(events.JOB_COMPLETED, count=2, kind="tick")
-        assert seen.all(events.CHORE_FAILED) == []
+        assert seen.all(events.MAINTENANCE_FAILED) == []
     assert await status(db, dead) == "dead"
 
 
 async def test_queues_with_limits_and_keys_under_a_worker(db: Db, roles: Roles) -> None:
     app = flow()
-    options = LinkOptions(roles.dsn("worker"), by="someone")
+    options = ConnectionOptions(roles.dsn("worker"), by="someone")
     limits = {"max_running": 2, "limit_per_key": 1, "rate": 1000, "rate_period_s": 1, "fair": True}
     async with roles.session("enqueuer") as conn, Admin(options) as admin:
         await admin.set_queue("ok", limits)
@@ -105,7 +105,7 @@ async def test_queues_with_limits_and_keys_under_a_worker(db: Db, roles: Roles) 
         )
         async with running(app, roles.dsn("worker"), periods=CHORES) as (_, seen):
             await seen.wait(events.JOB_COMPLETED, count=12, kind="ok")
-            assert seen.all(events.CHORE_FAILED) == []
+            assert seen.all(events.MAINTENANCE_FAILED) == []
     assert await db.fetch("SELECT DISTINCT who FROM pgworkd.audit") == [("someone",)]
 
 
@@ -197,11 +197,11 @@ async def test_a_worker_may_not(roles: Roles) -> None:
 
 async def test_a_worker_may_not_migrate(roles: Roles) -> None:
     with pytest.raises(UsageError, match="permission denied"):
-        await schema.migrate(LinkOptions(roles.dsn("worker")))
+        await schema.migrate(ConnectionOptions(roles.dsn("worker")))
 
 
 async def test_an_operator_acts_as_worker(db: Db, roles: Roles) -> None:
-    async with roles.session("enqueuer") as conn, Admin(LinkOptions(roles.dsn("worker"))) as admin:
+    async with roles.session("enqueuer") as conn, Admin(ConnectionOptions(roles.dsn("worker"))) as admin:
         ids = [await enqueue(conn, "q") for _ in range(4)]
         root = await batch(conn, "b", queue="q")
         await root.add([{}])
@@ -226,5 +226,5 @@ async def test_an_operator_acts_as_worker(db: Db, roles: Roles) -> None:
         assert len(await admin.audit()) == 11
         assert await admin.queues()
         assert await admin.doctor()
-        await admin._link.fetch("DELETE FROM pgworkd.schedules")
+        await admin._connection.fetch("DELETE FROM pgworkd.schedules")
     await until(waits_for_status(db, ids[3], "cancelled"))

@@ -13,9 +13,9 @@ import asyncpg
 import pytest
 
 from pgworkd import App, Job
-from pgworkd.database.connection import LinkOptions
+from pgworkd.database.connection import ConnectionOptions
 from pgworkd.database.store import ClaimOrder, Store
-from pgworkd.engine.attempts import Held
+from pgworkd.engine.attempts import Attempt
 from pgworkd.engine.life.recurring import Recurring
 from pgworkd.words import events
 from pgworkd.words.events import Events
@@ -188,7 +188,7 @@ async def test_the_chain_across_both_clock_changes_equals_the_wall_clock(
     dsn: str, db: asyncpg.Connection[Any], zone: str
 ) -> None:
     """The engine's own tables and functions, under a clock that the test turns, day by day across each change."""
-    store = Store(LinkOptions(dsn))
+    store = Store(ConnectionOptions(dsn))
     recurring = Recurring(store, Events())
     for n, day in enumerate(ZONES[zone]):
         start = datetime.fromisoformat(f"{day}T12:00:00+00:00") - timedelta(days=3)
@@ -205,8 +205,8 @@ async def test_the_chain_across_both_clock_changes_equals_the_wall_clock(
 
 
 async def _turn(store: Store, instant: datetime) -> None:
-    for link in (store._claims, store._settles, store._rest):
-        await link.value("SELECT set_config('pgworkd.clock', $1, false)", instant.isoformat())
+    for connection in (store._claims, store._settles, store._rest):
+        await connection.value("SELECT set_config('pgworkd.clock', $1, false)", instant.isoformat())
 
 
 async def _run_next(store: Store, recurring: Recurring, db: asyncpg.Connection[Any]) -> datetime:
@@ -218,7 +218,7 @@ async def _run_next(store: Store, recurring: Recurring, db: asyncpg.Connection[A
     await _turn(store, due)
     (claimed,) = await store.claim(ClaimOrder(worker, "q", 10))
     await recurring.look()
-    following = recurring.following(Held(claimed, "q"))
+    following = recurring.following(Attempt(claimed, "q"))
     assert following is not None
     assert await store.settle_completed([claimed.id], [claimed.attempt], ["null"], [following]) == [claimed.id]
     assert claimed.occurrence is not None

@@ -145,8 +145,8 @@ async def test_a_stop_before_the_database_was_ever_there() -> None:
     daemon.events.listen(seen)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(daemon.run)
-        away = await seen.wait(events.DATABASE_AWAY)
-        assert "no connection to the database" in away["error"]
+        outage = await seen.wait(events.DATABASE_UNAVAILABLE)
+        assert "no connection to the database" in outage["error"]
         daemon.request_stop()
         await seen.wait(events.DAEMON_STOPPED, exit_code=0)
 
@@ -174,7 +174,7 @@ async def test_a_handler_that_will_not_stop_takes_the_process_down_with_an_hones
         await seen.wait(events.JOB_STARTED, job_id=str(job_id))
         daemon.request_stop()
         await seen.wait(events.DAEMON_STOPPED, exit_code=1, still_running=1)
-        assert seen.all(events.DAEMON_UNCLEAN) == [{"reason": "1 handler would not stop"}]
+        assert seen.all(events.SHUTDOWN_INCOMPLETE) == [{"reason": "1 handler would not stop"}]
     assert ended == ["1 handler would not stop"]
 
 

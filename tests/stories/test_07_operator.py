@@ -12,7 +12,7 @@ import pytest
 from pgworkd import App
 from pgworkd.admin import Admin
 from pgworkd.admin.jobs import Which
-from pgworkd.database.connection import LinkOptions
+from pgworkd.database.connection import ConnectionOptions
 from pgworkd.errors import NotWaiting, PermanentError
 from tests.kit import running, until
 
@@ -52,7 +52,7 @@ async def test_after_a_bad_deploy(dsn: str, db: asyncpg.Connection[Any]) -> None
         await until(lambda: db.fetchval("SELECT count(*) = $1 FROM pgworkd.jobs WHERE status = 'dead'", 300))
 
     app, sent = deploy(good=True)
-    async with running(app, dsn), Admin(LinkOptions(dsn, by="ann@desk")) as ann:
+    async with running(app, dsn), Admin(ConnectionOptions(dsn, by="ann@desk")) as ann:
         # She looks: what is dead, and of what did it die?
         looked = await ann.jobs(queue="mail", status="dead", limit=1000)
         assert Counter(job.kind for job in looked.rows) == {"bill": BILLS, "reminder": REMINDERS}

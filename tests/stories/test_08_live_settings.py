@@ -11,7 +11,7 @@ import asyncpg
 
 from pgworkd import App
 from pgworkd.admin import Admin
-from pgworkd.database.connection import LinkOptions
+from pgworkd.database.connection import ConnectionOptions
 from pgworkd.words import events
 from tests.kit import insert, running, status, until, waits_for_status
 
@@ -44,7 +44,7 @@ async def test_a_queue_in_trouble_is_paused_lowered_and_resumed(dsn: str, db: as
         await service.call()
 
     async with contextlib.AsyncExitStack() as stack:
-        admin = await stack.enter_async_context(Admin(LinkOptions(dsn)))
+        admin = await stack.enter_async_context(Admin(ConnectionOptions(dsn)))
         both = [(await stack.enter_async_context(running(app, dsn, shutdown_s=0)))[1] for _ in range(2)]
         await db.execute("INSERT INTO pgworkd.jobs (queue) SELECT 'embedding' FROM generate_series(1, 60)")
         for seen in both:

@@ -175,6 +175,6 @@ async def play(fault: Fault, db: asyncpg.Connection[Any], dsn: str) -> list[str]
                 await anyio.sleep(0.05)
         if left:
             found.append(f"left 20 s after the last refusal: {[tuple(row) for row in left]}")
-        found += [f"taken for an outage: {dict(facts)}" for facts in seen.all(events.DATABASE_AWAY)]
+        found += [f"taken for an outage: {dict(facts)}" for facts in seen.all(events.DATABASE_UNAVAILABLE)]
     assert not [run for run, count in ran.items() if count > 1], "attempts that ran twice"
     return found

@@ -283,7 +283,7 @@ async def play(act: Act, dsn: str, hold_s: float) -> list[str]:
                 await anyio.sleep(2.6)  # rescue waits until its worker has been steady for a lease
                 found = await hold(act, world, db, eyes, hold_s)
                 tasks.cancel_scope.cancel()
-            outages = [str(facts) for each in seen for facts in each.all(events.DATABASE_AWAY)]
+            outages = [str(facts) for each in seen for facts in each.all(events.DATABASE_UNAVAILABLE)]
             return found + await settled(world, eyes) + outages
         finally:
             for gate in world.gates.values():

@@ -10,7 +10,7 @@ import pytest
 
 from pgworkd import App, Job
 from pgworkd.database import schema
-from pgworkd.database.connection import LinkOptions
+from pgworkd.database.connection import ConnectionOptions
 from pgworkd.words import events
 from tests.kit import running, until
 
@@ -41,7 +41,7 @@ async def test_every_job_runs_once_beside_what_a_dba_does(dsn: str, db: asyncpg.
         for round_ in range(1, 4):
             await db.execute(traffic, JOBS)
             if act == "migrate":
-                await schema.migrate(LinkOptions(dsn), force=True)
+                await schema.migrate(ConnectionOptions(dsn), force=True)
             elif round_ == 1 or "another" not in act:
                 # A plain REINDEX locks indexes in another order than those who use them: Postgres ends one of the two.
                 with contextlib.suppress(asyncpg.DeadlockDetectedError):

@@ -18,7 +18,7 @@ import pytest
 
 from pgworkd import App, Job
 from pgworkd.database import schema
-from pgworkd.database.connection import LinkOptions
+from pgworkd.database.connection import ConnectionOptions
 from tests.engine.test_dba import binaries
 from tests.kit import running, until
 from tests.server import create_database, create_template, start_test_server
@@ -47,7 +47,10 @@ class Fleet:
     async def at_work(self, dsn: str) -> Any:
         """Two daemons."""
         # What the database believes to run is given back when no claim's answer can be on its way any more.
-        options = {"link": LinkOptions(dsn, connect_timeout_s=5, command_timeout_s=2), "end_process": self.ended.append}
+        options = {
+            "connection": ConnectionOptions(dsn, connect_timeout_s=5, command_timeout_s=2),
+            "end_process": self.ended.append,
+        }
         async with running(self.app, dsn, **options), running(self.app, dsn, **options):
             yield
 

@@ -16,7 +16,7 @@ import pytest
 from pgworkd import App, Job
 from pgworkd.client import batch, enqueue
 from pgworkd.database import schema
-from pgworkd.database.connection import LinkOptions
+from pgworkd.database.connection import ConnectionOptions
 from pgworkd.embedded import EmbeddedPostgres
 from pgworkd.words import events
 from tests.chaos import clocks
@@ -144,7 +144,10 @@ async def test_a_publication_of_all_tables_refuses_nothing(publisher: EmbeddedPo
         await db.execute("SELECT pgworkd.prune(7, 30)")
         assert [await db.fetchval(DONE, part) for part in ("before", "after")] == [count, count]
         assert await db.fetchval(TREES) == 6
-    assert fleet.told(events.SETTLE_DELAYED, events.SETTLE_REFUSED, events.STATEMENT_FAILED, events.CHORE_FAILED) == []
+    assert (
+        fleet.told(events.OUTCOMES_DELAYED, events.OUTCOME_REJECTED, events.STATEMENT_FAILED, events.MAINTENANCE_FAILED)
+        == []
+    )
     assert set(fleet.runs.values()) == {1}
 
 
@@ -174,7 +177,7 @@ async def test_a_switch_over_by_logical_replication_loses_nothing_and_runs_nothi
             await until(lambda: old.fetchval(CAUGHT_UP, written))
             await new.execute("DROP SUBSCRIPTION moving")
             assert await everything(new) == await everything(old)
-            await schema.migrate(LinkOptions(new_dsn))
+            await schema.migrate(ConnectionOptions(new_dsn))
             before = set(fleet.runs)
             async with fleet.at_work(new_dsn):
                 await add(new, "new")
@@ -184,7 +187,9 @@ async def test_a_switch_over_by_logical_replication_loses_nothing_and_runs_nothi
                 assert await new.fetchval(TREES) == 8
             assert before
             assert set(fleet.runs.values()) == {1}
-            assert fleet.told(events.SETTLE_DELAYED, events.SETTLE_REFUSED, events.JOB_LOST, events.LEASE_LOST) == []
+            assert (
+                fleet.told(events.OUTCOMES_DELAYED, events.OUTCOME_REJECTED, events.JOB_LOST, events.LEASE_LOST) == []
+            )
     finally:
         subscriber.stop("immediate")
 
@@ -219,7 +224,9 @@ async def test_a_clock_that_is_set_back_and_forward_stops_nothing(request: pytes
         assert len(fleet.told(events.JOB_LOST)) == 3
         assert fleet.runs[begun] == 1
         assert set(fleet.runs.values()) == set(fleet.ticks.values()) == {1}
-        assert fleet.told(events.LEASE_LOST, events.LEASE_FENCED, events.SETTLE_DELAYED, events.CHORE_FAILED) == []
+        assert (
+            fleet.told(events.LEASE_LOST, events.LEASE_FENCED, events.OUTCOMES_DELAYED, events.MAINTENANCE_FAILED) == []
+        )
         assert fleet.ended == []
     finally:
         server.stop("immediate")

@@ -104,11 +104,11 @@ async def test_a_daemon_works_under_any_setting_of_the_database(
         await until(lambda: no_old_partition(db))
         assert await db.fetchval("SELECT count(*) FROM public.paid") == 2
     for fault in (
-        events.DATABASE_AWAY,
-        events.CHORE_FAILED,
+        events.DATABASE_UNAVAILABLE,
+        events.MAINTENANCE_FAILED,
         events.JOB_DEAD,
         events.LEASE_FENCED,
-        events.SETTLE_REFUSED,
+        events.OUTCOME_REJECTED,
     ):
         assert seen.all(fault) == []
     assert len(seen.all(events.JOB_FAILED)) == 2, "those that fail once"

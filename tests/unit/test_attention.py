@@ -16,27 +16,27 @@ from pgworkd.engine.claim.poll_mode import (
     POLL_CAP_S,
     POLL_FIRST_S,
     REST_S_MAX,
-    Attention,
+    PollMode,
 )
 from tests.kit import examples
 
 LONG_AFTER = 100.0
 
 
-def idle(now: float = 0.0) -> Attention:
-    attention = Attention()
+def idle(now: float = 0.0) -> PollMode:
+    attention = PollMode()
     attention.told(now, asleep=True)
     return attention
 
 
-def polling(now: float = 0.0) -> Attention:
+def polling(now: float = 0.0) -> PollMode:
     """A pool that was idle until then."""
     attention = idle(now)
     attention.told(now, asleep=False)
     return attention
 
 
-def turn(attention: Attention, claimed: int, now: float, *, full: bool = False) -> tuple[float, bool | None]:
+def turn(attention: PollMode, claimed: int, now: float, *, full: bool = False) -> tuple[float, bool | None]:
     """One iteration of a pool: seconds to the next, and what was announced."""
     announced = attention.after_claim(claimed, now, full=full)
     if announced is not None:
@@ -44,13 +44,13 @@ def turn(attention: Attention, claimed: int, now: float, *, full: bool = False) 
     return attention.rest_s(attention.next_claim_s(now)), announced
 
 
-def flood(attention: Attention, count: int, *, since: float, until: float) -> None:
+def flood(attention: PollMode, count: int, *, since: float, until: float) -> None:
     for n in range(count):
         attention.heard(since + (until - since) * n / (count - 1))
 
 
 def test_at_first_the_database_knows_nothing() -> None:
-    assert Attention().announced is None
+    assert PollMode().announced is None
     assert idle().announced is True
     assert polling().announced is False
 
@@ -66,7 +66,7 @@ steps = st.tuples(
 @given(st.lists(steps, max_size=40), st.sampled_from([0.0, 0.3, math.inf]))
 @examples(500)
 def test_who_is_not_announced_as_idle_comes_back_by_itself(history: list[tuple[str, float]], wish_s: float) -> None:
-    attention, now = Attention(), 0.0
+    attention, now = PollMode(), 0.0
     for step, after_s in history:
         now += after_s
         delay_s = wish_s
@@ -158,7 +158,7 @@ def test_when_calm_it_is_announced_as_idle_and_claims_once_more_at_once() -> Non
     assert turn(attention, 0, AWAKE_LEAST_S + 0.02) == (POLL_CAP_S, None)
 
 
-def find(attention: Attention, count: int, jobs: int, at: float) -> None:
+def find(attention: PollMode, count: int, jobs: int, at: float) -> None:
     """That many claims, each of which finds that many jobs."""
     for _ in range(count):
         turn(attention, jobs, at)

@@ -11,7 +11,7 @@ from anyio.abc import TaskGroup
 
 from pgworkd.database import claim_connections
 from pgworkd.database.claim_connections import CONNECTIONS_MAX, ClaimConnections
-from pgworkd.database.connection import Link, LinkOptions
+from pgworkd.database.connection import Connection, ConnectionOptions
 from tests.kit import until
 
 
@@ -19,7 +19,7 @@ class World:
     """Connections whose calls end when the test says so."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, queues: int) -> None:
-        self.connections = ClaimConnections(LinkOptions("postgresql://127.0.0.1:1/x"), lambda: queues)
+        self.connections = ClaimConnections(ConnectionOptions("postgresql://127.0.0.1:1/x"), lambda: queues)
         self.connected = anyio.Event()
         self.connected.set()
         self.under_way: dict[str, Any] = {}
@@ -28,25 +28,25 @@ class World:
         self.go_on: dict[str, anyio.Event] = {}
         world = self
 
-        async def ready(_: Link) -> None:
+        async def ready(_: Connection) -> None:
             await world.connected.wait()
 
-        async def fetch(link: Link, name: str) -> list[Any]:
+        async def fetch(connection: Connection, name: str) -> list[Any]:
             world.began.append(name)
-            world.under_way[name] = link
+            world.under_way[name] = connection
             try:
-                await link._ready()
+                await connection._ready()
                 await world.go_on[name].wait()
             finally:
                 del world.under_way[name]
             return [name]
 
-        async def close(link: Link) -> None:
-            world.closed.append(link)
+        async def close(connection: Connection) -> None:
+            world.closed.append(connection)
 
-        monkeypatch.setattr(Link, "_ready", ready)
-        monkeypatch.setattr(Link, "fetch", fetch)
-        monkeypatch.setattr(Link, "close", close)
+        monkeypatch.setattr(Connection, "_ready", ready)
+        monkeypatch.setattr(Connection, "fetch", fetch)
+        monkeypatch.setattr(Connection, "close", close)
 
     def call(self, tasks: TaskGroup, *names: str) -> None:
         for name in names:

@@ -16,7 +16,7 @@ from pgworkd.engine.claim.claim_cursor import (
     PRIORITIES_MAX,
     REACH_PERIODS,
     RENEW_EVERY,
-    Cursor,
+    ClaimCursor,
     Keyed,
     Start,
 )
@@ -32,35 +32,35 @@ def row(run_at: float, number: int = 1, *, priority: int = 0, losses: int = 0) -
     return Claimed(UUID(int=number), "k", "{}", 1, 0, 3, None, priority, losses, run_at, run_at, None, None, None)
 
 
-def claim(cursor: Cursor, now: float, *rows: Claimed, took_s: float = QUICK_S, full: bool = False) -> Start:
+def claim(cursor: ClaimCursor, now: float, *rows: Claimed, took_s: float = QUICK_S, full: bool = False) -> Start:
     """One claim made at that time with that answer; where it began."""
     start = cursor.start(now)
     cursor.claimed(rows, now + took_s, took_s, full=full)
     return start
 
 
-def swept(*rows: Claimed, now: float = 0.0) -> Cursor:
+def swept(*rows: Claimed, now: float = 0.0) -> ClaimCursor:
     """A cursor that has claimed these rows from the head at `now`: no sweep is due before 20 ms later."""
-    cursor = Cursor()
+    cursor = ClaimCursor()
     assert claim(cursor, now, *rows) == HEAD
     return cursor
 
 
-def place(cursor: Cursor, now: float = 0.005) -> dict[int, tuple[float, int]]:
+def place(cursor: ClaimCursor, now: float = 0.005) -> dict[int, tuple[float, int]]:
     """Where a claim at a time without a sweep begins: (run_at, id) by priority."""
     start = cursor.start(now)
     return {p: (run_at, at.int) for p, run_at, at in zip(*start, strict=True)}
 
 
-def reach(cursor: Cursor, now: float, took_s: float = QUICK_S) -> float | None:
+def reach(cursor: ClaimCursor, now: float, took_s: float = QUICK_S) -> float | None:
     """How far before T the claim of this very time begins, for a cursor whose place is T; None: at the head."""
     start = claim(cursor, now, took_s=took_s)
     return None if start == HEAD else T - start.run_ats[0]
 
 
 def test_the_first_claim_begins_at_the_head() -> None:
-    assert Cursor().start(0.0) == HEAD
-    assert Cursor().start(1e6) == HEAD
+    assert ClaimCursor().start(0.0) == HEAD
+    assert ClaimCursor().start(1e6) == HEAD
 
 
 def test_a_claim_begins_behind_the_last_row_of_each_priority_in_the_order_of_claims() -> None:
@@ -174,7 +174,7 @@ def test_a_straggler_is_found_soon_although_the_place_moves_on(level: int) -> No
 
 
 def test_a_claim_that_was_never_answered_is_made_again() -> None:
-    cursor = Cursor()
+    cursor = ClaimCursor()
     assert cursor.start(0.0) == cursor.start(0.001) == HEAD
     cursor.claimed([row(T)], 0.002, QUICK_S, full=False)
     assert cursor.start(0.003) != HEAD
@@ -195,7 +195,7 @@ def test_a_rewind_moves_back_what_lies_behind_it_and_nothing_else() -> None:
 
 
 def test_a_rewind_of_nothing_is_nothing() -> None:
-    cursor = Cursor()
+    cursor = ClaimCursor()
     cursor.rewind(T)
     assert cursor.start(0.0) == HEAD
     assert place(swept(row(T, 5))) == {0: (T, 5)}
@@ -205,7 +205,7 @@ def test_a_rewind_of_nothing_is_nothing() -> None:
 @pytest.mark.parametrize("known", [True, False])
 def test_a_rewind_while_a_claim_is_under_way_is_not_forgotten(*, known: bool, full: bool) -> None:
     """The claim may have looked before the row was there: two backdated inserts in a row do just that."""
-    cursor = swept(row(T, 5)) if known else Cursor()
+    cursor = swept(row(T, 5)) if known else ClaimCursor()
     cursor.start(0.005)
     cursor.rewind(T - 3600)
     cursor.rewind(T - 60)
@@ -225,7 +225,7 @@ def test_doubt_begins_at_the_head_at_once_but_once() -> None:
 
 
 def test_doubt_about_an_expensive_queue_has_to_wait() -> None:
-    cursor = Cursor()
+    cursor = ClaimCursor()
     claim(cursor, 0.0, row(T), took_s=0.2)
     again_s = 0.2 + 0.2 / COST_SHARE
     cursor.doubt(1.0)
@@ -235,7 +235,7 @@ def test_doubt_about_an_expensive_queue_has_to_wait() -> None:
 
 
 def test_doubt_never_puts_a_sweep_off() -> None:
-    cursor = Cursor()
+    cursor = ClaimCursor()
     claim(cursor, 0.0, row(T), took_s=1.0)
     cursor.doubt(19.0)
     assert claim(cursor, 1.001 + 1.0 / COST_SHARE, took_s=1.0) == HEAD
@@ -298,7 +298,7 @@ def test_expensive_sweeps_take_a_bounded_share_of_the_time(cost_s: Callable[[flo
 
 
 def test_what_the_database_says_of_jobs_with_keys_is_given_back_to_it() -> None:
-    cursor = Cursor()
+    cursor = ClaimCursor()
     cursor.start(0.0)
     assert cursor.keyed() == Keyed("{}", None, None, renew=True)
     cursor.claimed([row(T)], QUICK_S, QUICK_S, full=False, places="A")
@@ -310,7 +310,7 @@ def test_what_the_database_says_of_jobs_with_keys_is_given_back_to_it() -> None:
 
 
 def test_a_rewind_of_jobs_with_keys_lasts_until_the_database_has_gone_back() -> None:
-    cursor = Cursor()
+    cursor = ClaimCursor()
     cursor.start(0.0)
     cursor.claimed([row(T)], QUICK_S, QUICK_S, full=False, places="A")
     cursor.rewind(T - 5)

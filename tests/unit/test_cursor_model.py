@@ -13,7 +13,7 @@ from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 from pgworkd.database.store import Claimed
-from pgworkd.engine.claim.claim_cursor import COST_SHARE, LEVELS, PERIOD_FIRST_S, PRIORITIES_MAX, Cursor, Start
+from pgworkd.engine.claim.claim_cursor import COST_SHARE, LEVELS, PERIOD_FIRST_S, PRIORITIES_MAX, ClaimCursor, Start
 
 HEAD_S = PERIOD_FIRST_S * 2 ** (LEVELS - 1)
 EPOCH = 1_700_000_000.0
@@ -43,7 +43,7 @@ class World:
         self._busy = busy
         self._step_s = step_s
         self._behind_s = -EPOCH  # the database's clock behind the loop's
-        self._cursor = Cursor()
+        self._cursor = ClaimCursor()
         self._rng = random.Random(seed)  # noqa: S311 - repeatable
 
     @property
@@ -231,7 +231,7 @@ def test_every_row_that_is_due_is_claimed_soon(
 )
 def test_sweeps_of_any_price_take_a_bounded_share_of_the_time(costs: list[float], step_s: float) -> None:
     """Each reach its share at most, but for the time that the first of each took; the head is not forgotten."""
-    cursor, now, spent_s, sweeps, head_at = Cursor(), 100.0, 0.0, 0, 100.0
+    cursor, now, spent_s, sweeps, head_at = ClaimCursor(), 100.0, 0.0, 0, 100.0
     cursor.start(now)
     cursor.claimed([Claimed(UUID(int=7), "", "", 1, 0, 3, None, 0, 0, EPOCH, 0, None, None, None)], now, 0, full=False)
     while now < 200.0:

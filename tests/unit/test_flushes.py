@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pgworkd.engine.attempts import Held
+from pgworkd.engine.attempts import Attempt
 from pgworkd.engine.settle.delayed import Item, size_of
 from pgworkd.engine.settle.flushes import BURST_TURNS_MAX, FLUSH_BYTES, FLUSH_MAX, Flushes
 from pgworkd.words.job import Ending, Outcome
@@ -21,7 +21,7 @@ SIZES = st.sampled_from((0, 10, 1_000, 100_000, FLUSH_BYTES // 2, FLUSH_BYTES, F
 
 def item(number: int, queue: str, size: int) -> Item:
     held = held_of(number)
-    return Held(held.claimed._replace(payload=""), queue), Outcome(Ending.COMPLETED, result="x" * size)
+    return Attempt(held.claimed._replace(payload=""), queue), Outcome(Ending.COMPLETED, result="x" * size)
 
 
 @examples(200)

@@ -13,7 +13,7 @@ import pytest
 from pgworkd import Job
 from pgworkd.database.connection import CUT_AFTER_S
 from pgworkd.database.store import Claimed
-from pgworkd.engine.attempts import Held, Holdings
+from pgworkd.engine.attempts import Attempt, InFlight
 from pgworkd.engine.runner_task import RunnerTask, RunScope
 from pgworkd.words.job import Reason
 from pgworkd.words.registration import Registration
@@ -39,11 +39,11 @@ def claimed(job_id: UUID, attempt: int = 1) -> Claimed:
     )
 
 
-def held_of(attempt: int = 1, job_id: UUID | None = None) -> Held:
-    return Held(claimed(job_id or uuid4(), attempt), "q")
+def held_of(attempt: int = 1, job_id: UUID | None = None) -> Attempt:
+    return Attempt(claimed(job_id or uuid4(), attempt), "q")
 
 
-def job_of(held: Held) -> Job:
+def job_of(held: Attempt) -> Job:
     now = datetime.now(UTC)
     return Job(
         id=held.claimed.id,
@@ -95,7 +95,7 @@ async def test_a_stop_cancels_the_run_and_tells_the_job() -> None:
     assert held.job.stopping.is_set()
 
 
-async def _stop(held: Held) -> None:
+async def _stop(held: Attempt) -> None:
     held.stop(Reason.CANCEL)
 
 
@@ -138,77 +138,77 @@ async def test_a_fence_shortens_the_clean_up_of_another_stop() -> None:
 
 
 def test_holdings_know_what_was_added_until_it_is_removed() -> None:
-    holdings = Holdings()
+    in_flight = InFlight()
     one, other = held_of(), held_of(2)
-    assert (len(holdings), list(holdings)) == (0, [])
-    holdings.add(one)
-    holdings.add(other)
-    assert len(holdings) == 2
-    assert list(holdings) == [one, other]
-    assert holdings.find(one.claimed.id, 1) is one
-    assert holdings.find(other.claimed.id, 2) is other
-    holdings.remove(one)
-    assert list(holdings) == [other]
-    assert holdings.find(one.claimed.id, 1) is None
-    holdings.remove(one)
-    assert len(holdings) == 1
+    assert (len(in_flight), list(in_flight)) == (0, [])
+    in_flight.add(one)
+    in_flight.add(other)
+    assert len(in_flight) == 2
+    assert list(in_flight) == [one, other]
+    assert in_flight.find(one.claimed.id, 1) is one
+    assert in_flight.find(other.claimed.id, 2) is other
+    in_flight.remove(one)
+    assert list(in_flight) == [other]
+    assert in_flight.find(one.claimed.id, 1) is None
+    in_flight.remove(one)
+    assert len(in_flight) == 1
 
 
 def test_another_attempt_is_another_matter() -> None:
-    holdings, held = Holdings(), held_of(2)
-    holdings.add(held)
-    assert holdings.find(held.claimed.id, 1) is None
-    assert holdings.find(held.claimed.id, 3) is None
-    assert holdings.find(uuid4(), 2) is None
+    in_flight, held = InFlight(), held_of(2)
+    in_flight.add(held)
+    assert in_flight.find(held.claimed.id, 1) is None
+    assert in_flight.find(held.claimed.id, 3) is None
+    assert in_flight.find(uuid4(), 2) is None
 
 
 def test_a_newer_attempt_of_the_same_job_ends_the_older_one() -> None:
-    holdings, older = Holdings(), held_of(1)
+    in_flight, older = InFlight(), held_of(1)
     older.job = job_of(older)
     newer = held_of(2, older.claimed.id)
-    holdings.add(older)
-    holdings.add(newer)
+    in_flight.add(older)
+    in_flight.add(newer)
     assert older.reason is Reason.FENCE
     assert older.job.stopping.is_set()
     assert newer.reason is None
-    assert len(holdings) == 1
+    assert len(in_flight) == 1
     # The older one, when it is settled, must not take the newer one along.
-    holdings.remove(older)
-    assert holdings.find(newer.claimed.id, 2) is newer
+    in_flight.remove(older)
+    assert in_flight.find(newer.claimed.id, 2) is newer
 
 
 def test_an_attempt_in_flight_is_not_started_again_unless_it_came_under_another_registration() -> None:
-    holdings, first = Holdings(), held_of(1)
-    again = Held(first.claimed, "q", Registration.of(7, uuid4()))
+    in_flight, first = InFlight(), held_of(1)
+    again = Attempt(first.claimed, "q", Registration.of(7, uuid4()))
     first.worker_id = again.worker_id
-    assert holdings.add(first)
-    assert not holdings.add(again)
-    assert holdings.find(first.claimed.id, 1) is first
+    assert in_flight.add(first)
+    assert not in_flight.add(again)
+    assert in_flight.find(first.claimed.id, 1) is first
     assert first.reason is None
-    anew = Held(first.claimed, "q", Registration.of(7, uuid4()))  # the number came again, the token does not
-    assert holdings.add(anew)
+    anew = Attempt(first.claimed, "q", Registration.of(7, uuid4()))  # the number came again, the token does not
+    assert in_flight.add(anew)
     assert first.reason is Reason.FENCE
-    assert holdings.find(first.claimed.id, 1) is anew
+    assert in_flight.find(first.claimed.id, 1) is anew
 
 
 async def test_running_are_those_whose_handler_was_called_and_has_not_come_back() -> None:
-    holdings = Holdings()
+    in_flight = InFlight()
     waiting, runs, over = held_of(), held_of(), held_of()
     runs.started, runs.scope = 1.0, RunScope()
     over.started = 1.0
     for held in (waiting, runs, over):
-        holdings.add(held)
-    assert holdings.running() == [runs]
+        in_flight.add(held)
+    assert in_flight.running() == [runs]
 
 
 def test_stop_all_stops_all_and_may_meet_changes_on_its_way() -> None:
-    holdings = Holdings()
+    in_flight = InFlight()
     helds = [held_of() for _ in range(5)]
     for held in helds:
-        holdings.add(held)
+        in_flight.add(held)
     helds[2].stop(Reason.CANCEL)
-    for held in holdings:  # what a settle does meanwhile
-        holdings.remove(held)
-        holdings.add(held)
-    holdings.stop_all(Reason.SHUTDOWN)
+    for held in in_flight:  # what a settle does meanwhile
+        in_flight.remove(held)
+        in_flight.add(held)
+    in_flight.stop_all(Reason.SHUTDOWN)
     assert [held.reason for held in helds] == [Reason.SHUTDOWN] * 2 + [Reason.CANCEL] + [Reason.SHUTDOWN] * 2

@@ -10,7 +10,7 @@ from typing import Any
 import anyio
 import pytest
 
-from pgworkd.engine.wake.poller import COST_SHARE, HEAD_COST_SHARE, HEAD_PAUSE_S_MAX, OVERLAP_S, PAUSE_S_MAX, Look
+from pgworkd.engine.wake.poller import COST_SHARE, HEAD_COST_SHARE, HEAD_PAUSE_S_MAX, OVERLAP_S, PAUSE_S_MAX, Poller
 from pgworkd.words.events import Events
 from tests.simulation.loop import SimulationLoop, simulate
 
@@ -40,7 +40,7 @@ def pauses(took_s: Callable[[int], float]) -> list[float]:
         store: Any = SimpleNamespace(next_due=next_due)
         fleet: Any = SimpleNamespace(may_claim=True)
         with anyio.move_on_after(200):
-            await Look(store, {"q": pool}, fleet, Events(), POLL_S).run()
+            await Poller(store, {"q": pool}, fleet, Events(), POLL_S).run()
 
     simulate(0, run)
     return [later - earlier for earlier, later in zip(ended, begun[1:], strict=False)]
@@ -89,7 +89,7 @@ def ages(
         store: Any = SimpleNamespace(next_due=next_due)
         fleet: Any = SimpleNamespace(may_claim=True)
         with anyio.move_on_after(300):
-            await Look(store, {"q": pool}, fleet, Events(), POLL_S).run()
+            await Poller(store, {"q": pool}, fleet, Events(), POLL_S).run()
 
     simulate(0, run)
     return made

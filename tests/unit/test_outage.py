@@ -66,15 +66,19 @@ async def test_it_says_once_that_it_is_away_and_once_that_it_is_back(heard: Hear
     for _ in range(100):
         state.failed(OSError("another error"))
     assert heard.said == [
-        (events.DATABASE_AWAY, {"part": "claim q", "error": "no route", "retry_in_s": round(first, 3)})
+        (events.DATABASE_UNAVAILABLE, {"part": "claim q", "error": "no route", "retry_in_s": round(first, 3)})
     ]
     state.passed()
     assert not state.on
     state.passed()
-    assert [name for name, _ in heard.said] == [events.DATABASE_AWAY, events.DATABASE_BACK]
+    assert [name for name, _ in heard.said] == [events.DATABASE_UNAVAILABLE, events.DATABASE_RECOVERED]
     assert heard.said[1][1]["part"] == "claim q"
     state.failed(OSError("again"))
-    assert [name for name, _ in heard.said] == [events.DATABASE_AWAY, events.DATABASE_BACK, events.DATABASE_AWAY]
+    assert [name for name, _ in heard.said] == [
+        events.DATABASE_UNAVAILABLE,
+        events.DATABASE_RECOVERED,
+        events.DATABASE_UNAVAILABLE,
+    ]
 
 
 async def test_how_long_it_was_away_counts_from_the_first_failure(
@@ -87,7 +91,7 @@ async def test_how_long_it_was_away_counts_from_the_first_failure(
         state.failed(OSError("down"))
     now = 1200.125
     state.passed()
-    assert heard.said[-1] == (events.DATABASE_BACK, {"part": "lease", "away_s": 200.125})
+    assert heard.said[-1] == (events.DATABASE_RECOVERED, {"part": "lease", "away_s": 200.125})
 
 
 async def test_two_parts_know_nothing_of_each_other(heard: Heard) -> None:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from pgworkd.engine.claim import prefetch
-from pgworkd.engine.claim.prefetch import AHEAD_MAX, Pace
+from pgworkd.engine.claim.prefetch import AHEAD_MAX, Prefetch
 
 
 class Rig:
@@ -16,7 +16,7 @@ class Rig:
     def __init__(self) -> None:
         self.now = 1000.0
         self.finished = 0
-        self.pace: Pace
+        self.pace: Prefetch
 
     def claim(
         self, every_s: float, count: int, *, took_s: float, run_s: float, concurrency: int, dry: bool = False
@@ -40,7 +40,7 @@ class Rig:
 def rig(monkeypatch: pytest.MonkeyPatch) -> Rig:
     made = Rig()
     monkeypatch.setattr(prefetch, "time", SimpleNamespace(monotonic=lambda: made.now))
-    made.pace = Pace()
+    made.pace = Prefetch()
     return made
 
 

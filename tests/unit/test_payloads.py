@@ -9,7 +9,7 @@ from uuid import UUID
 import anyio
 import anyio.lowlevel
 
-from pgworkd.engine.attempts import Held
+from pgworkd.engine.attempts import Attempt
 from pgworkd.engine.run.large_payloads import Payloads
 from pgworkd.errors import DatabaseError, DatabaseUnavailable
 from pgworkd.words.events import Events
@@ -37,14 +37,14 @@ class Store:
         return [(each, None if each == GONE else "{}", '{"trace": 1}') for each in ids]
 
 
-def unread(count: int) -> list[Held]:
+def unread(count: int) -> list[Attempt]:
     found = [held_of(1, UUID(int=number)) for number in range(count)]
     for held in found:
         held.claimed = held.claimed._replace(payload=None)
     return found
 
 
-async def read_all(store: Store, jobs: list[Held], slots: int) -> None:
+async def read_all(store: Store, jobs: list[Attempt], slots: int) -> None:
     """As many at once as there are slots, in order."""
     payloads, work = Payloads(store, "q", Events()), deque(jobs)
 

@@ -9,7 +9,7 @@ from uuid import UUID
 import anyio
 import pytest
 
-from pgworkd.engine.attempts import Held, Holdings
+from pgworkd.engine.attempts import Attempt, InFlight
 from pgworkd.engine.settle.settler import Settler
 from pgworkd.words import events
 from pgworkd.words.events import Events
@@ -45,14 +45,14 @@ async def test_two_attempts_of_one_job_in_one_flush_are_reported_each_for_itself
         if name == events.JOB_STALE:
             stale.append(facts["attempt"])
 
-    def settled(held: Held, _: Outcome, became: str | None) -> None:
+    def settled(held: Attempt, _: Outcome, became: str | None) -> None:
         reports.append((held.claimed.attempt, became))
 
     events_, planner, store = Events(), SimpleNamespace(following=lambda _: None), Store()
     events_.listen(heard)
     settler = Settler(
         store,  # type: ignore[arg-type]
-        Holdings(),
+        InFlight(),
         events_,
         planner,
         on_completed=lambda _: None,

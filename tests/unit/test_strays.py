@@ -10,8 +10,14 @@ from typing import Any
 import anyio
 import pytest
 
-from pgworkd.engine.attempts import Holdings
-from pgworkd.engine.life.maintenance import STRAYS_COST_SHARE, STRAYS_OVERLAP_S, STRAYS_PAUSE_S_MAX, Chores, Periods
+from pgworkd.engine.attempts import InFlight
+from pgworkd.engine.life.maintenance import (
+    STRAYS_COST_SHARE,
+    STRAYS_OVERLAP_S,
+    STRAYS_PAUSE_S_MAX,
+    Maintenance,
+    Periods,
+)
 from pgworkd.errors import DatabaseBusy
 from pgworkd.words.events import Events
 from tests.simulation.loop import SimulationLoop, simulate
@@ -39,14 +45,14 @@ def searches(
         store: Any = SimpleNamespace(running_of=running_of)
         owner: Any = SimpleNamespace(worker_id=1, may_claim=True)
         nobody: Any = None
-        chores = Chores(
-            *(store, nobody, Holdings(), owner, Events(), Periods(strays_s=PERIOD_S)),
+        maintenance = Maintenance(
+            *(store, nobody, InFlight(), owner, Events(), Periods(strays_s=PERIOD_S)),
             on_dead=lambda _: None,
             command_timeout_s=AGE_S / 3,
             queues=lambda: ["q"],
         )
         with anyio.move_on_after(seconds):
-            await chores._repeat(chores._strays)
+            await maintenance._repeat(maintenance._orphans)
 
     simulate(0, run)
     return made

@@ -60,7 +60,7 @@ class Keyed(NamedTuple):
     renew: bool
 
 
-class Cursor:
+class ClaimCursor:
     """One pool's places. Times are on the loop's clock, in seconds."""
 
     def __init__(self) -> None:

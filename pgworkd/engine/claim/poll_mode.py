@@ -28,7 +28,7 @@ DROWSY_S = 1.0
 commits unheard. One that stays open for longer is found by the daemon's look."""
 
 
-class Attention:
+class PollMode:
     """One pool's state, as the database has been told, and what it has seen since."""
 
     def __init__(self) -> None:

@@ -15,12 +15,12 @@ from anyio.abc import TaskGroup
 
 from pgworkd.database.reconnect import Outage
 from pgworkd.database.store import ClaimOrder, Claims, Store
-from pgworkd.engine.attempts import Held, Holdings
-from pgworkd.engine.claim.claim_cursor import Cursor
-from pgworkd.engine.claim.poll_mode import Attention
-from pgworkd.engine.claim.prefetch import Pace
+from pgworkd.engine.attempts import Attempt, InFlight
+from pgworkd.engine.claim.claim_cursor import ClaimCursor
+from pgworkd.engine.claim.poll_mode import PollMode
+from pgworkd.engine.claim.prefetch import Prefetch
 from pgworkd.engine.registry import MAX_ATTEMPTS_DEFAULT, App
-from pgworkd.engine.run.executor import Slots
+from pgworkd.engine.run.executor import Executor
 from pgworkd.engine.run.large_payloads import Payloads
 from pgworkd.engine.run.runner import Runner
 from pgworkd.engine.settle.settler import Settler
@@ -72,7 +72,7 @@ class Pool:
         store: Store,
         runner: Runner,
         settler: Settler,
-        holdings: Holdings,
+        in_flight: InFlight,
         events_: Events,
     ) -> None:
         self.queue = queue
@@ -85,11 +85,11 @@ class Pool:
         """On the loop's clock: the next iteration at the latest. Finite unless inserts notify us."""
         self.code_concurrency, self.code_source = concurrency, "default"
         """What holds where no row of `queues` says otherwise, and who says it: code, settings or default."""
-        self._slots = Slots(queue, concurrency, runner, settler, events_, self.look, Payloads(store, queue, events_))
-        self._cursor, self._pace, self._attention = Cursor(), Pace(), Attention()
+        self._slots = Executor(queue, concurrency, runner, settler, events_, self.look, Payloads(store, queue, events_))
+        self._cursor, self._pace, self._attention = ClaimCursor(), Prefetch(), PollMode()
         self._forgotten = 0
         self._due_at: float | None = None  # on the loop's clock: when the next waiting job is due, as far as we know
-        self._fleet, self._store, self._settler, self._holdings = fleet, store, settler, holdings
+        self._fleet, self._store, self._settler, self._in_flight = fleet, store, settler, in_flight
         self._outage = Outage(f"claim {queue}", events_)
         special = {h.kind: h.max_attempts for h in app.handlers.values() if h.max_attempts != MAX_ATTEMPTS_DEFAULT}
         self._kinds, self._budgets = list(special), list(special.values())
@@ -143,7 +143,7 @@ class Pool:
         """The database may have forgotten us (it crashed, or our worker id is new): announce again."""
         self._attention.announced = None
         self._forgotten += 1
-        self._cursor, self.rewound = Cursor(), True
+        self._cursor, self.rewound = ClaimCursor(), True
         self.look()
 
     @property
@@ -284,7 +284,7 @@ class Pool:
     def _give(self, asked: Asked, claimed: Claims) -> None:
         if not self._slots.work:
             self._begun, self._begun_at = self._slots.begun, anyio.current_time()
-        new = (held for row in claimed if self._holdings.add(held := Held(row, self.queue, asked.order.worker_id)))
+        new = (held for row in claimed if self._in_flight.add(held := Attempt(row, self.queue, asked.order.worker_id)))
         self._slots.work.extend(new)
         if not self._fleet.may_claim:
             # The daemon began to stop, or was fenced, while the claim was on its way.

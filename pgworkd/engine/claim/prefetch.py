@@ -14,7 +14,7 @@ WEIGHT = 0.2
 """Of the newest measurement in each moving average."""
 
 
-class Pace:
+class Prefetch:
     """Little's law: what is finished while a claim is under way has to be there before it is back.
 
     Several times that is claimed ahead, of the rate that was measured or that the slots can reach at all, whichever is

@@ -16,23 +16,23 @@ from typing import Any
 import anyio
 from anyio.abc import TaskGroup
 
-from pgworkd.database.listener import Wake
+from pgworkd.database.listener import NotificationListener
 from pgworkd.database.store import Rescued, Store
-from pgworkd.engine.attempts import Held, Holdings
+from pgworkd.engine.attempts import Attempt, InFlight
 from pgworkd.engine.claim.pool import Pool
-from pgworkd.engine.life.maintenance import Chores
-from pgworkd.engine.life.notifications import Hearing
+from pgworkd.engine.life.maintenance import Maintenance
+from pgworkd.engine.life.notifications import Notifications
 from pgworkd.engine.life.options import Options, Part
-from pgworkd.engine.life.queues import Serving
+from pgworkd.engine.life.queues import QueueSet
 from pgworkd.engine.life.recurring import Recurring
-from pgworkd.engine.life.startup import Contact
-from pgworkd.engine.life.worker import Membership
+from pgworkd.engine.life.startup import Startup
+from pgworkd.engine.life.worker import WorkerLife
 from pgworkd.engine.registry import App, DeadJob
 from pgworkd.engine.run.runner import Runner
 from pgworkd.engine.settle.hooks import Hooks
 from pgworkd.engine.settle.reporter import Reporter
 from pgworkd.engine.settle.settler import Settler
-from pgworkd.engine.wake.poller import Look
+from pgworkd.engine.wake.poller import Poller
 from pgworkd.errors import InvalidPayload, PgworkdError, SchemaError, UsageError
 from pgworkd.words import events
 from pgworkd.words.events import Events
@@ -82,12 +82,14 @@ class Daemon:
         self._end_process = end_process
         self._tasks: TaskGroup | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._contact = Contact(options.link, self.events)
-        self._holdings = Holdings()
-        self._store = store = Store(options.link, lambda: len(self.pools), transactions_max=options.transactions_max)
-        self.membership = Membership(
+        self._contact = Startup(options.connection, self.events)
+        self._in_flight = InFlight()
+        self._store = store = Store(
+            options.connection, lambda: len(self.pools), transactions_max=options.transactions_max
+        )
+        self.membership = WorkerLife(
             store,
-            self._holdings,
+            self._in_flight,
             self.events,
             name=options.worker_name,
             kinds=app.handlers,
@@ -97,19 +99,19 @@ class Daemon:
             end_process=end_process or self._give_up_lease,
         )
         self._recurring = Recurring(store, self.events)
-        self._reporter = Reporter(store, self.events, self._holdings, app, options.slow_min_s, options.slow_factor)
+        self._reporter = Reporter(store, self.events, self._in_flight, app, options.slow_min_s, options.slow_factor)
         self._hooks = Hooks(app, self.events)
         live = self.membership.live
-        self._serving = Serving(app, live, self._holdings, self.events, make=self._pool, drop=self._drop_pool)
+        self._serving = QueueSet(app, live, self._in_flight, self.events, make=self._pool, drop=self._drop_pool)
         self.pools = live.pools = self._serving.pools
         self._settler = self._make_settler()
         self._runner = Runner(
             app, store, self._recurring, self.events, options.worker_name, live.backoffs, options.grace_s
         )
-        self._chores = Chores(
-            *(store, self._recurring, self._holdings, self.membership, self.events, options.periods),
+        self._maintenance = Maintenance(
+            *(store, self._recurring, self._in_flight, self.membership, self.events, options.periods),
             on_dead=self._died_elsewhere,
-            command_timeout_s=options.link.command_timeout_s,
+            command_timeout_s=options.connection.command_timeout_s,
             queues=lambda: list(self.pools),
         )
         self._serving.serve(queues)
@@ -117,7 +119,7 @@ class Daemon:
     def _make_settler(self) -> Settler:
         return Settler(
             self._store,
-            self._holdings,
+            self._in_flight,
             self.events,
             self._recurring,
             on_completed=self._completed,
@@ -126,7 +128,7 @@ class Daemon:
         )
 
     def _pool(self, queue: str, slots: int) -> Pool:
-        parts = (self._store, self._runner, self._settler, self._holdings, self.events)
+        parts = (self._store, self._runner, self._settler, self._in_flight, self.events)
         return Pool(queue, slots, self.app, self.membership, *parts)
 
     async def _drop_pool(self, queue: str) -> None:
@@ -251,14 +253,16 @@ class Daemon:
         for task in (self._settler.run, self._reporter.run, self.membership.run):
             tasks.start_soon(task)
         listening = anyio.Event()
-        hearing = Hearing(self.pools, self.membership, self._chores)
-        tasks.start_soon(Wake(self._store.listener, hearing, self.events).run, listening.set, name="wake")
-        with anyio.move_on_after(self.options.link.connect_timeout_s):
+        hearing = Notifications(self.pools, self.membership, self._maintenance)
+        tasks.start_soon(
+            NotificationListener(self._store.listener, hearing, self.events).run, listening.set, name="wake"
+        )
+        with anyio.move_on_after(self.options.connection.connect_timeout_s):
             await listening.wait()  # a hint only: without it the pools poll
             await self.membership.live.first.wait()  # until then they may not claim
         tasks.start_soon(self._store.tend_connections, self.worker_id, name="connections")
-        tasks.start_soon(self._chores.run, name="chores")
-        look = Look(self._store, self.pools, self.membership, self.events, self.options.poll_s)
+        tasks.start_soon(self._maintenance.run, name="chores")
+        look = Poller(self._store, self.pools, self.membership, self.events, self.options.poll_s)
         tasks.start_soon(look.run, name="look")
         self._serving.start(tasks)
         self.ready.set()
@@ -273,24 +277,24 @@ class Daemon:
         if not self._stop_now.is_set():
             with anyio.move_on_after(self.options.shutdown_s):
                 await self._come_out(hurry=True)
-        self._holdings.stop_all(Reason.SHUTDOWN)
+        self._in_flight.stop_all(Reason.SHUTDOWN)
         with anyio.move_on_after(self.options.cancel_grace_s + CUT_S):
             await self._come_out(hurry=False)
         until = anyio.current_time() + FLUSH_GRACE_S
         with anyio.CancelScope(deadline=until):
             await self._settler.drained()
-        reason = f"{counted(len(self._holdings), 'outcome')} not stored" if len(self._holdings) else None
+        reason = f"{counted(len(self._in_flight), 'outcome')} not stored" if len(self._in_flight) else None
         if self.running:
             # Threads, and handlers that swallow their cancellation: they must not outlive the lease of their jobs.
             reason = f"{counted(self.running, 'handler')} would not stop"
             if self._end_process is not None:
-                self.events.emit(events.DAEMON_UNCLEAN, reason=reason)
+                self.events.emit(events.SHUTDOWN_INCOMPLETE, reason=reason)
                 self.events.emit(events.DAEMON_STOPPED, exit_code=1, still_running=self.running)
                 self._end_process(reason)
         await self.membership.stop()  # first: a heartbeat that finds the worker signed off takes it for lost
-        left = await self.membership.sign_off(until, self._chores.give_back_strays)
+        left = await self.membership.sign_off(until, self._maintenance.release_orphans)
         if reason := reason or left:
-            self.events.emit(events.DAEMON_UNCLEAN, reason=reason)
+            self.events.emit(events.SHUTDOWN_INCOMPLETE, reason=reason)
         return 1 if reason else 0
 
     def _give_up_lease(self, reason: str) -> None:
@@ -300,7 +304,7 @@ class Daemon:
 
     def _stop_because(self, reason: str) -> None:
         if not self.stop_requested.is_set():
-            self.events.emit(events.DAEMON_UNCLEAN, reason=reason)
+            self.events.emit(events.SHUTDOWN_INCOMPLETE, reason=reason)
             self.request_stop(now=True)
 
     async def _come_out(self, *, hurry: bool) -> None:
@@ -310,20 +314,20 @@ class Daemon:
 
     # What became of jobs.
 
-    def _completed(self, batch: list[Held]) -> None:
+    def _completed(self, batch: list[Attempt]) -> None:
         self._reporter.completed(batch)
         if any(held.claimed.is_suspect or held.claimed.serialize_key for held in batch):
             self._serving.look()  # the next suspect, or the next in line, may run
         else:
             self._serving.ended({held.queue for held in batch})
 
-    def _settled(self, held: Held, outcome: Outcome, status: str | None) -> None:
+    def _settled(self, held: Attempt, outcome: Outcome, status: str | None) -> None:
         if status == "completed":
             self._completed([held])
             return
         self._reporter.settled(held, outcome, status)
         if status == "expired":
-            self._chores.schedules_changed()  # it was skipped: the next one of its schedule is wanted now
+            self._maintenance.schedules_changed()  # it was skipped: the next one of its schedule is wanted now
         if held.claimed.is_suspect or held.claimed.serialize_key:
             self._serving.look()  # as above
         if status == "dead":

@@ -23,8 +23,8 @@ from typing import Protocol
 
 import anyio
 
-from pgworkd.database.connection import LinkOptions
-from pgworkd.database.heartbeat_store import LeaseStore, Wanted
+from pgworkd.database.connection import ConnectionOptions
+from pgworkd.database.heartbeat_store import HeartbeatStore, Wanted
 from pgworkd.errors import PgworkdError
 from pgworkd.words.validation import counted
 
@@ -34,7 +34,7 @@ def boot_time_s() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME) if sys.platform == "linux" else time.monotonic()
 
 
-class Lessee(Protocol):
+class LeaseHolder(Protocol):
     """Who lives by the lease. All but `still_running` are called in the daemon's loop."""
 
     def lease_renewed(self) -> None:
@@ -56,7 +56,7 @@ class Lessee(Protocol):
         """Handlers that have not come back. Called from the lease's thread."""
 
 
-class Lease:
+class Heartbeat:
     """The heartbeat thread of one worker.
 
     Written by the thread, read by the loop: `renewed_at_s`, `tried_at_s`. Written by the loop, read by the
@@ -65,9 +65,9 @@ class Lease:
 
     def __init__(
         self,
-        options: LinkOptions,
+        options: ConnectionOptions,
         worker_id: int,
-        lessee: Lessee,
+        lessee: LeaseHolder,
         *,
         lease_s: float,
         heartbeat_s: float,
@@ -81,7 +81,7 @@ class Lease:
         self.worker_id = worker_id
         self.state = "running"
         self.renewed_at_s = self.tried_at_s = boot_time_s()
-        self._options = LinkOptions(
+        self._options = ConnectionOptions(
             options.dsn, min(options.connect_timeout_s, lease_s / 6), min(options.command_timeout_s, lease_s / 6)
         )
         self._lessee = lessee
@@ -138,7 +138,7 @@ class Lease:
     async def _main(self) -> None:
         self._poked = poked = asyncio.Event()
         self._loop = asyncio.get_running_loop()
-        store = LeaseStore(self._options)
+        store = HeartbeatStore(self._options)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._guard)
             while not self._stopping:
@@ -149,7 +149,7 @@ class Lease:
             tasks.cancel_scope.cancel()
         await store.close()
 
-    async def _beat(self, store: LeaseStore) -> float:
+    async def _beat(self, store: HeartbeatStore) -> float:
         """One renewal. Seconds until the next."""
         worker_id = self.worker_id
         try:
@@ -162,7 +162,7 @@ class Lease:
             return share * min(1.0, self._heartbeat_s)
         return self._heartbeat_s if worker_id is self.worker_id else 0.0
 
-    async def _renew(self, store: LeaseStore, worker_id: int) -> bool:
+    async def _renew(self, store: HeartbeatStore, worker_id: int) -> bool:
         """Whether the lease of that worker was renewed, and it is still ours."""
         sent_at_s = boot_time_s()
         try:

@@ -14,7 +14,7 @@ import anyio
 
 from pgworkd.database.reconnect import Outage
 from pgworkd.database.store import Rescued, Store
-from pgworkd.engine.attempts import Holdings
+from pgworkd.engine.attempts import InFlight
 from pgworkd.engine.life.recurring import Recurring
 from pgworkd.errors import DatabaseBusy, DatabaseUnavailable, PgworkdError
 from pgworkd.words import events
@@ -73,14 +73,14 @@ class Owner(Protocol):
         """False while the lease is in doubt."""
 
 
-class Chores:
+class Maintenance:
     """Runs each chore in its own task."""
 
     def __init__(
         self,
         store: Store,
         recurring: Recurring,
-        holdings: Holdings,
+        in_flight: InFlight,
         owner: Owner,
         events_: Events,
         periods: Periods,
@@ -91,7 +91,7 @@ class Chores:
     ) -> None:
         self._store = store
         self._recurring = recurring
-        self._holdings = holdings
+        self._in_flight = in_flight
         self._owner = owner
         self._events = events_
         self._periods = periods
@@ -124,11 +124,11 @@ class Chores:
     async def run(self) -> None:
         """Until cancelled."""
         async with anyio.create_task_group() as tasks:
-            cleaning = (self._expire, self._unblock, self._strays, self._partitions, self._prune, self._refused)
+            cleaning = (self._expire, self._unblock, self._orphans, self._partitions, self._prune, self._refused)
             for chore in (self._rescue, self._schedules, self._effects, *cleaning):
                 tasks.start_soon(self._repeat, chore, name=f"chore {chore.__name__.strip('_')}")
 
-    async def give_back_strays(self, age_s: float, age_max_s: float | None = None) -> None:
+    async def release_orphans(self, age_s: float, age_max_s: float | None = None) -> None:
         """Gives back attempts that the database holds for us and we do not: the claim's answer was lost.
 
         `age_s`: since they were claimed, so that no answer is on its way. `age_max_s`: older ones of our queues have
@@ -137,12 +137,12 @@ class Chores:
         worker_id = self._owner.worker_id
         queues = None if age_max_s is None else self._queues()
         running = await self._store.running_of(worker_id, age_s, age_max_s, queues)
-        strays = [(i, a) for i, a in running if self._holdings.find(i, a) is None]
+        strays = [(i, a) for i, a in running if self._in_flight.find(i, a) is None]
         if strays:
             ids, attempts = [i for i, _ in strays], [a for _, a in strays]
             none = [None] * len(ids)
             released = await self._store.settle_released(ids, attempts, none, none, worker_id)
-            self._events.emit(events.STRAYS_RELEASED, count=len(released))
+            self._events.emit(events.ORPHANS_RELEASED, count=len(released))
 
     async def _repeat(self, chore: Callable[[], Awaitable[float]]) -> None:
         name = chore.__name__.strip("_")
@@ -159,7 +159,7 @@ class Chores:
                 delay_s = self._put_off(name, error)
             except PgworkdError as error:
                 self._lessen(name)
-                self._events.emit(events.CHORE_FAILED, chore=name, error=str(error))
+                self._events.emit(events.MAINTENANCE_FAILED, chore=name, error=str(error))
                 delay_s = REFUSED_PAUSE_S
             woken = {
                 "schedules": self._schedules_changed,
@@ -243,17 +243,17 @@ class Chores:
         self._schedules_again_s = min(self._periods.schedules_s, 2 * self._schedules_again_s)
         return self._schedules_again_s
 
-    async def _strays(self) -> float:
+    async def _orphans(self) -> float:
         if not self._owner.may_claim:
             return self._periods.strays_s
         began = anyio.current_time()
         # What was of age at the last search was looked at then.
         if self._strays_at is not None and began < self._strays_all_at:
             since_s = began - self._strays_at + STRAYS_OVERLAP_S
-            await self.give_back_strays(self._stray_age_s, self._stray_age_s + since_s)
+            await self.release_orphans(self._stray_age_s, self._stray_age_s + since_s)
         else:
             try:
-                await self.give_back_strays(self._stray_age_s)
+                await self.release_orphans(self._stray_age_s)
             finally:
                 # One that took long may have waited behind another chore: only two in a row say that it is expensive.
                 last_s, self._strays_took_s = self._strays_took_s, anyio.current_time() - began
@@ -264,7 +264,7 @@ class Chores:
 
     async def _refused(self) -> float:
         for what, sqlstate, count, key, error in await self._store.report_refused():
-            self._events.emit(events.ROWS_REFUSED, what=what, sqlstate=sqlstate, count=count, key=key, error=error)
+            self._events.emit(events.ROWS_REJECTED, what=what, sqlstate=sqlstate, count=count, key=key, error=error)
         return self._periods.expire_s
 
     async def _partitions(self) -> float:

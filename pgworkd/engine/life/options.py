@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from pgworkd.database.connection import LinkOptions
+from pgworkd.database.connection import ConnectionOptions
 from pgworkd.engine.life.maintenance import Periods
 from pgworkd.words.job import Reason
 
@@ -21,7 +21,7 @@ class Part(Protocol):
 class Options:
     """What a daemon needs to know. Times in seconds."""
 
-    link: LinkOptions
+    connection: ConnectionOptions
     worker_name: str = "worker"
     lease_s: float = 30.0
     heartbeat_s: float = 10.0
@@ -38,6 +38,6 @@ class Options:
     def grace_s(self, reason: Reason) -> float:
         """How long the clean-up may take of a run that ends for this reason.
 
-        A fence leaves half of the time until the process would be ended: see `Lease`.
+        A fence leaves half of the time until the process would be ended: see `Heartbeat`.
         """
         return min(self.cancel_grace_s, self.lease_s / 15) if reason is Reason.FENCE else self.cancel_grace_s

@@ -25,7 +25,7 @@ _END_MARGIN_S = 0.005
 _NOTHING: Mapping[str, Any] = {}
 
 
-class LiveSettings:
+class QueueOverrides:
     """What is in force in each queue of this daemon. Lives in the daemon's loop."""
 
     def __init__(self, events_: Events, ask: Callable[[], None]) -> None:

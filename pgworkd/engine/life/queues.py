@@ -12,9 +12,9 @@ import anyio
 from anyio.abc import TaskGroup
 
 from pgworkd.database.reconnect import Outage
-from pgworkd.engine.attempts import Holdings
+from pgworkd.engine.attempts import InFlight
 from pgworkd.engine.claim.pool import Pool
-from pgworkd.engine.life.queue_overrides import LiveSettings
+from pgworkd.engine.life.queue_overrides import QueueOverrides
 from pgworkd.engine.registry import App
 from pgworkd.errors import PgworkdError, UsageError
 from pgworkd.settings.queue import number
@@ -24,14 +24,14 @@ from pgworkd.words.events import Events
 LOOK_S = 0.02
 
 
-class Serving:
+class QueueSet:
     """The pools of a daemon, by queue. Lives in the daemon's loop; the lease's thread may read `pools`."""
 
     def __init__(
         self,
         app: App,
-        live: LiveSettings,
-        holdings: Holdings,
+        live: QueueOverrides,
+        in_flight: InFlight,
         events_: Events,
         *,
         make: Callable[[str, int], Pool],
@@ -42,7 +42,7 @@ class Serving:
         """Those that drain are still among them."""
         self._app = app
         self._live = live
-        self._holdings = holdings
+        self._in_flight = in_flight
         self._events = events_
         self._make = make
         self._drop = drop
@@ -148,7 +148,7 @@ class Serving:
     async def _is_over(self, pool: Pool, outage: Outage) -> bool:
         """True when nothing of a closed pool is left, here and in the database; False if it was opened again."""
         while pool.closed:
-            if pool.quiet and all(held.queue != pool.queue for held in self._holdings):
+            if pool.quiet and all(held.queue != pool.queue for held in self._in_flight):
                 try:
                     await self._drop(pool.queue)
                 except PgworkdError as error:

@@ -15,7 +15,7 @@ import anyio
 
 from pgworkd.database.schedule_store import Occurrence, ScheduleRow
 from pgworkd.database.store import Store
-from pgworkd.engine.attempts import Held
+from pgworkd.engine.attempts import Attempt
 from pgworkd.engine.registry import App, Handler
 from pgworkd.errors import BadSchedule
 from pgworkd.words import events
@@ -69,7 +69,7 @@ class Recurring:
                 waits_for_retries=handler.wait_for_retries,
             )
 
-    def following(self, held: Held) -> Occurrence | None:
+    def following(self, held: Attempt) -> Occurrence | None:
         """The occurrence after the given one; None if its schedule is unknown here (a look will restore the chain)."""
         name, occurrence = held.claimed.schedule, held.claimed.occurrence
         rule = self._rules.get(name) if name is not None else None
@@ -86,7 +86,7 @@ class Recurring:
             return None  # the next look will find the chain broken and say why
         return Occurrence(name, at, rule.revision)
 
-    async def missed(self, held: Held) -> str | None:
+    async def missed(self, held: Attempt) -> str | None:
         """Why this occurrence is not to run but to be skipped; None: it is to run. Raises PgworkdError."""
         claimed = held.claimed
         if claimed.schedule is None or claimed.attempt > 1:

@@ -11,7 +11,7 @@ from typing import TypeVar
 import anyio
 
 from pgworkd.database import schema
-from pgworkd.database.connection import LinkOptions
+from pgworkd.database.connection import ConnectionOptions
 from pgworkd.database.driver_errors import sqlstate_of
 from pgworkd.database.reconnect import Outage
 from pgworkd.errors import DatabaseUnavailable, PgworkdError, SchemaAwaited, UsageError
@@ -24,15 +24,15 @@ _FORBIDDEN = "42501"
 Answer = TypeVar("Answer")
 
 
-class Contact:
+class Startup:
     """Tries until the database can be worked with."""
 
-    def __init__(self, options: LinkOptions, events_: Events) -> None:
+    def __init__(self, options: ConnectionOptions, events_: Events) -> None:
         self.waits_for = "the database"
         """What a start waits for, in a few words."""
         self._options = options
         self._events = events_
-        self._away = Outage("start", events_)
+        self._outage = Outage("start", events_)
         self._told = ""
 
     async def made(self, enter: Callable[[], Awaitable[Answer]], stop: anyio.Event) -> Answer | None:
@@ -45,7 +45,7 @@ class Contact:
                 with anyio.move_on_after(self._delay_s(error)):
                     await stop.wait()
             else:
-                self._away.passed()
+                self._outage.passed()
                 return answer
         return None
 
@@ -53,11 +53,11 @@ class Contact:
         """How long to wait before the next try; raises the error if waiting cannot help."""
         if isinstance(error, DatabaseUnavailable):
             self.waits_for = "the database"
-            return self._away.failed(error)
+            return self._outage.failed(error)
         # A schema that is being installed comes before the grants on it.
         if isinstance(error, UsageError) and not (self._told and sqlstate_of(error.__cause__ or error) == _FORBIDDEN):
             raise error
-        self._away.passed()
+        self._outage.passed()
         self.waits_for = "pgworkd migrate" if isinstance(error, SchemaAwaited) else "pgworkd grants"
         if (text := str(error)) != self._told:
             self._told = text

@@ -17,23 +17,23 @@ from pgworkd.database.heartbeat_store import Wanted
 from pgworkd.database.reconnect import Outage
 from pgworkd.database.schema import VERSION
 from pgworkd.database.store import Store
-from pgworkd.engine.attempts import Holdings
+from pgworkd.engine.attempts import InFlight
 from pgworkd.engine.claim.pool import Pool
-from pgworkd.engine.life.heartbeat import Lease, boot_time_s
-from pgworkd.engine.life.queue_overrides import LiveSettings
+from pgworkd.engine.life.heartbeat import Heartbeat, boot_time_s
+from pgworkd.engine.life.queue_overrides import QueueOverrides
 from pgworkd.errors import DatabaseUnavailable, PgworkdError
 from pgworkd.words import events
 from pgworkd.words.events import Events
 from pgworkd.words.job import Reason
 
 
-class Membership:
+class WorkerLife:
     """Written in the daemon's loop only; the lease's thread also reads `pools` and calls `still_running`."""
 
     def __init__(
         self,
         store: Store,
-        holdings: Holdings,
+        in_flight: InFlight,
         events_: Events,
         *,
         name: str,
@@ -45,13 +45,13 @@ class Membership:
     ) -> None:
         """`kinds` and `queues`: those that the code has handlers for. It may come to serve others."""
         self.worker_id = 0  # a Registration, once there is one
-        self.lease: Lease | None = None
-        self.live = LiveSettings(events_, self.poke)
+        self.lease: Heartbeat | None = None
+        self.live = QueueOverrides(events_, self.poke)
         self.stopping = False
         self.outdated = False
         """The schema is newer than this program."""
         self._store = store
-        self._holdings = holdings
+        self._in_flight = in_flight
         self._events = events_
         self._name = name
         self._kinds = kinds
@@ -93,7 +93,7 @@ class Membership:
 
     def start(self, began_s: float) -> None:
         """Begins to renew the lease that `register` began."""
-        self.lease = Lease(
+        self.lease = Heartbeat(
             self._store.options,
             self.worker_id,
             self,
@@ -117,7 +117,7 @@ class Membership:
         if self.lease is not None:
             await self.lease.stop()
 
-    async def sign_off(self, until: float, give_back_strays: Callable[[float], Awaitable[None]]) -> str | None:
+    async def sign_off(self, until: float, release_orphans: Callable[[float], Awaitable[None]]) -> str | None:
         """Leaves the fleet: None, or what is left of us in the database and why.
 
         Tries again until `until` (of `anyio.current_time()`) while the database does not answer.
@@ -126,7 +126,7 @@ class Membership:
         while True:
             worker_id = self.worker_id
             try:
-                await give_back_strays(0.0)
+                await release_orphans(0.0)
                 if not await self._store.sign_off(worker_id):
                     return "jobs run under its name until its lease is over, and are taken back then"
             except PgworkdError as error:
@@ -170,7 +170,7 @@ class Membership:
         if self._lost.is_set():
             return
         for job_id, attempt in wanted.cancels:
-            if (held := self._holdings.find(job_id, attempt)) is not None:
+            if (held := self._in_flight.find(job_id, attempt)) is not None:
                 held.stop(Reason.CANCEL)
         self._compare(wanted.schema_version)
         self.live.follow(wanted)
@@ -195,7 +195,7 @@ class Membership:
         if not self._fenced:
             self._fenced = True
             self._events.emit(events.LEASE_FENCED, since_s=round(since_s, 3), running=self.still_running())
-            self._holdings.stop_all(Reason.FENCE)
+            self._in_flight.stop_all(Reason.FENCE)
             for pool in self.pools.values():
                 pool.give_back(Reason.FENCE)
 

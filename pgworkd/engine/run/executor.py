@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from anyio.abc import TaskGroup
 
-from pgworkd.engine.attempts import Held
+from pgworkd.engine.attempts import Attempt
 from pgworkd.engine.run.large_payloads import Payloads
 from pgworkd.engine.run.runner import Runner
 from pgworkd.engine.runner_task import RunnerTask
@@ -21,7 +21,7 @@ SLICE_S = 0.002
 """How long jobs that never wait for anything may follow each other before all other tasks get their turn."""
 
 
-class Slots:
+class Executor:
     """Takes claimed jobs from `work`, in order, and hands each with its outcome to the settler."""
 
     def __init__(
@@ -36,7 +36,7 @@ class Slots:
     ) -> None:
         """`on_low` is called, once for each time `ask_below` is set, when no more than so many jobs wait."""
         self.concurrency = concurrency
-        self.work: deque[Held] = deque()
+        self.work: deque[Attempt] = deque()
         self.ask_below: int | None = None
         self.busy = 0
         """Handlers that have been called and have not come back."""

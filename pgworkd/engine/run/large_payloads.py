@@ -14,7 +14,7 @@ from uuid import UUID
 import anyio
 
 from pgworkd.database.reconnect import Outage
-from pgworkd.engine.attempts import Held
+from pgworkd.engine.attempts import Attempt
 from pgworkd.errors import DatabaseError, PgworkdError
 from pgworkd.words.events import Events
 from pgworkd.words.job import Reason
@@ -39,14 +39,14 @@ class Payloads:
     def __init__(self, store: Reads, queue: str, events_: Events) -> None:
         self._store = store
         self._outage = Outage(f"payloads {queue}", events_)
-        self._wanted: dict[UUID, Held] = {}
+        self._wanted: dict[UUID, Attempt] = {}
         """By id, in order: slots wait for these."""
         self._reading = False
         self._singly = False
         """The database could not give one of several: which, only reading each alone can tell."""
         self._changed = anyio.Event()
 
-    async def read(self, held: Held, following: Iterable[Held]) -> None:
+    async def read(self, held: Attempt, following: Iterable[Attempt]) -> None:
         """Returns when the attempt has its payload, or a reason not to be run, or is `unreadable`.
 
         `following`: what comes next, some of which may be read with it. Waits through outages.
@@ -68,7 +68,7 @@ class Payloads:
             held.stop(reason)
         self._tell()
 
-    async def _read(self, following: Iterable[Held]) -> None:
+    async def _read(self, following: Iterable[Attempt]) -> None:
         ahead = (held for held in following if held.claimed.payload is None)
         wanted = [h for h in chain(self._wanted.values(), ahead) if h.reason is None and h.unreadable is None]
         worker_id = wanted[0].worker_id if wanted else None

@@ -23,7 +23,7 @@ import anyio
 import anyio.to_thread
 
 from pgworkd.database.store import Store
-from pgworkd.engine.attempts import Held, began_ago_s
+from pgworkd.engine.attempts import Attempt, began_ago_s
 from pgworkd.engine.registry import App, Handler
 from pgworkd.engine.run.process_child import Request
 from pgworkd.engine.run.process_pool import ChildDied, Processes
@@ -80,7 +80,7 @@ class Runner:
         # Slots are counted by the pools; this only has to stay out of the way.
         self._threads = anyio.CapacityLimiter(math.inf)
 
-    async def run(self, held: Held, task: RunnerTask) -> Outcome:
+    async def run(self, held: Attempt, task: RunnerTask) -> Outcome:
         """The outcome of this attempt, run in `task`. Raises only when the daemon itself is being torn down."""
         if held.claimed.schedule is not None and (ended := await self._missed(held)) is not None:
             return ended
@@ -123,7 +123,7 @@ class Runner:
             scope.over()
         return _SETTLED if held.settled else _timed(outcome, held.ended - held.started)
 
-    def _came_out(self, error: BaseException, held: Held, handler: Handler, *, told: bool) -> Outcome:
+    def _came_out(self, error: BaseException, held: Attempt, handler: Handler, *, told: bool) -> Outcome:
         """The outcome of a run that ended by an exception; `told`: after it was asked to end."""
         if held.settled or (told and _is_done(held)):
             self._report_late(error, held)
@@ -131,7 +131,7 @@ class Runner:
             return self._ended(held.reason, held, handler)
         return self._raised(error, held, handler)
 
-    async def _missed(self, held: Held) -> Outcome | None:
+    async def _missed(self, held: Attempt) -> Outcome | None:
         """The outcome of an occurrence that is not to run; None: it is."""
         try:
             why = await self._planner.missed(held)
@@ -139,7 +139,7 @@ class Runner:
             return Outcome(Ending.RELEASED, reason=f"whether it was missed is not known: {error}")
         return None if why is None else Outcome(Ending.EXPIRED, message=why)
 
-    def _ended(self, reason: Reason, held: Held, handler: Handler) -> Outcome:
+    def _ended(self, reason: Reason, held: Attempt, handler: Handler) -> Outcome:
         """The outcome of a run that was asked to end: by that reason, unless it has said that it is done."""
         if _is_done(held):
             try:
@@ -153,7 +153,7 @@ class Runner:
             return self._failure(ErrorFacts("Stopped", text, ""), 0.0, permanent=True)
         return stopped(reason)
 
-    def _arguments(self, handler: Handler, held: Held) -> dict[str, Any]:
+    def _arguments(self, handler: Handler, held: Attempt) -> dict[str, Any]:
         if held.unreadable is not None:
             raise held.unreadable
         payload = decode(held.claimed.payload or "")  # with a payload: Slots have seen to it
@@ -167,7 +167,7 @@ class Runner:
                 arguments[handler.job_parameter] = held.job
         return arguments
 
-    def _context(self, held: Held, payload: dict[str, Any], *, in_loop: bool) -> Job:
+    def _context(self, held: Attempt, payload: dict[str, Any], *, in_loop: bool) -> Job:
         claimed = held.claimed
         return Job(
             id=claimed.id,
@@ -186,7 +186,7 @@ class Runner:
             noter=functools.partial(_note, held),
         )
 
-    async def _elsewhere(self, handler: Handler, held: Held, arguments: dict[str, Any]) -> Outcome:
+    async def _elsewhere(self, handler: Handler, held: Attempt, arguments: dict[str, Any]) -> Outcome:
         if handler.mode == "thread":
             held.in_thread = True  # so that nothing but the end of the daemon cancels it
             call = functools.partial(_in_thread, handler.function, arguments, held.job)
@@ -213,7 +213,7 @@ class Runner:
         facts = ErrorFacts(**(answer.error or {})).redacted()
         return self._failure(facts, delay_s, permanent=answer.ending == "permanent")
 
-    def _raised(self, error: BaseException, held: Held, handler: Handler) -> Outcome:
+    def _raised(self, error: BaseException, held: Attempt, handler: Handler) -> Outcome:
         if isinstance(error, Snooze):
             return Outcome(Ending.RELEASED, delay_s=error.delay_s, reason="snoozed")
         if isinstance(error, RetryAfter):
@@ -223,7 +223,7 @@ class Runner:
     def _failed(
         self,
         error: BaseException,
-        held: Held,
+        held: Attempt,
         handler: Handler,
         *,
         delay_s: float | None = None,
@@ -236,19 +236,19 @@ class Runner:
         error = {**asdict(facts), "worker": self._worker}
         return Outcome(Ending.FAILED, delay_s=delay_s, permanent=permanent, message=facts.summary, error=error)
 
-    def _backoff_s(self, held: Held, handler: Handler) -> float:
+    def _backoff_s(self, held: Attempt, handler: Handler) -> float:
         def warn(text: str) -> None:
             self._events.emit(events.HOOK_FAILED, hook=f"backoff of {handler.kind}", error=text)
 
         backoff = handler.backoff.but(self._backoffs.get(held.queue, {}))
         return backoff.delay_s(held.claimed.failures + 1, warn=warn)
 
-    def _timed_out(self, timeout_s: float | None, held: Held, handler: Handler) -> Outcome:
+    def _timed_out(self, timeout_s: float | None, held: Attempt, handler: Handler) -> Outcome:
         facts = ErrorFacts("Timeout", f"no result within {timeout_s:g} s", "")
         return self._failure(facts, self._backoff_s(held, handler), permanent=False)
 
     @contextlib.asynccontextmanager
-    async def _transaction(self, held: Held, loop: asyncio.AbstractEventLoop, job: Job) -> AsyncIterator[Any]:
+    async def _transaction(self, held: Attempt, loop: asyncio.AbstractEventLoop, job: Job) -> AsyncIterator[Any]:
         if asyncio.get_running_loop() is not loop:
             raise UsageError(f"job.transaction() of job {job.id} in another event loop than its own: {NOT_IN_THREADS}")
         if held.settled or held.in_transaction:
@@ -274,7 +274,7 @@ class Runner:
             held.in_transaction = False
         held.settled = True
 
-    def _report_late(self, error: BaseException, held: Held) -> None:
+    def _report_late(self, error: BaseException, held: Attempt) -> None:
         """What was raised once the job was completed changes nothing of that, but is not kept secret."""
         if not isinstance(error, (asyncio.CancelledError, JobStopped)):
             facts = describe_error(error)
@@ -287,7 +287,7 @@ _CHILD_FIELDS = (
 )
 
 
-def _note(held: Held, done: float, message: str) -> None:
+def _note(held: Attempt, done: float, message: str) -> None:
     held.progress = (done, message)
 
 
@@ -295,7 +295,7 @@ def _timed(outcome: Outcome, ran_s: float) -> Outcome:
     return outcome if outcome.error is None else outcome._replace(error={**outcome.error, "ran_s": round(ran_s, 6)})
 
 
-def _is_done(held: Held) -> bool:
+def _is_done(held: Attempt) -> bool:
     return held.job is not None and held.job.is_done
 
 

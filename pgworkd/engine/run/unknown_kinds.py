@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import anyio
 
 from pgworkd.database.store import Store
-from pgworkd.engine.attempts import Held
+from pgworkd.engine.attempts import Attempt
 from pgworkd.errors import PgworkdError
 from pgworkd.words import events
 from pgworkd.words.events import Events
@@ -48,7 +48,7 @@ class UnknownKinds:
         self._queues: dict[str, dict[str, _Kind]] = {}
         self._asking = anyio.Lock()
 
-    async def met(self, held: Held) -> Outcome:
+    async def met(self, held: Attempt) -> Outcome:
         """How a job ends that was claimed and has no handler here."""
         kind = held.claimed.kind
         try:

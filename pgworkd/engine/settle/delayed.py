@@ -9,7 +9,7 @@ import random
 
 import anyio
 
-from pgworkd.engine.attempts import Held
+from pgworkd.engine.attempts import Attempt
 from pgworkd.words.job import Ending, Outcome
 
 FIRST_S, LOCKED_CAP_S, CAP_S = 0.05, 0.5, 30.0
@@ -17,7 +17,7 @@ FIRST_S, LOCKED_CAP_S, CAP_S = 0.05, 0.5, 30.0
 TICK_S = 0.1
 """They come back on the ticks of a clock, so that a thousand locked jobs make one flush each time, not a thousand."""
 
-Item = tuple[Held, Outcome]
+Item = tuple[Attempt, Outcome]
 
 
 class Delayed:

@@ -12,7 +12,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from pgworkd.engine.registry import App, DeadJob
-from pgworkd.engine.runner_task import forget_stray_cancellation
+from pgworkd.engine.runner_task import discard_late_cancellation
 from pgworkd.words import events
 from pgworkd.words.error_report import describe_error
 from pgworkd.words.events import Events
@@ -53,7 +53,7 @@ class Hooks:
             self._failed(hook, describe_error(error).summary)
         finally:
             self._under_way -= 1
-            await forget_stray_cancellation(task, 0)
+            await discard_late_cancellation(task, 0)
 
     def _failed(self, hook: Callable[..., Any], error: str) -> None:
         self._events.emit(events.HOOK_FAILED, hook=getattr(hook, "__qualname__", repr(hook)), error=error)

@@ -8,7 +8,7 @@ import anyio
 
 from pgworkd.database.reconnect import Outage
 from pgworkd.database.store import Rescued, Store
-from pgworkd.engine.attempts import Held, Holdings
+from pgworkd.engine.attempts import Attempt, InFlight
 from pgworkd.engine.registry import App
 from pgworkd.errors import PgworkdError
 from pgworkd.words import events
@@ -27,19 +27,19 @@ class Reporter:
     """Turns settled attempts into events and watches the clock of those that run."""
 
     def __init__(
-        self, store: Store, events_: Events, holdings: Holdings, app: App, slow_min_s: float, slow_factor: float
+        self, store: Store, events_: Events, in_flight: InFlight, app: App, slow_min_s: float, slow_factor: float
     ) -> None:
         self._store = store
         self._outage = Outage("progress", events_)
         self._events = events_
-        self._holdings = holdings
+        self._in_flight = in_flight
         self._app = app
         self._slow_min_s = slow_min_s
         self._slow_factor = slow_factor
         self._usual: dict[str, tuple[int, float]] = {}
         """By kind: completed runs and their average duration in seconds."""
 
-    def completed(self, batch: list[Held]) -> None:
+    def completed(self, batch: list[Attempt]) -> None:
         """Reports completed attempts."""
         heard = self._events.heard(events.JOB_COMPLETED)
         kind, runs, usual_s = "", 0, 0.0
@@ -55,7 +55,7 @@ class Reporter:
                 self._events.emit(events.JOB_COMPLETED, **held.facts(), duration_s=round(duration_s, 6))
         self._usual[kind] = runs, usual_s
 
-    def settled(self, held: Held, outcome: Outcome, status: str | None) -> None:
+    def settled(self, held: Attempt, outcome: Outcome, status: str | None) -> None:
         """Reports one attempt that was settled otherwise; `status` None was reported as stale."""
         if status is None:
             return
@@ -96,21 +96,21 @@ class Reporter:
     async def _watch(self) -> None:
         while True:
             now = time.monotonic()
-            for held in self._holdings.running():
+            for held in self._in_flight.running():
                 self._tell_thread(held, now)
                 self._flag_slow(held, now)
             await anyio.sleep(LOOK_S)
 
     async def _pass_on(self) -> None:
         while True:
-            speaking = [held for held in self._holdings.running() if held.progress is not None]
+            speaking = [held for held in self._in_flight.running() if held.progress is not None]
             for worker_id in {held.worker_id for held in speaking}:  # two, while a lost registration is replaced
                 ours = [held for held in speaking if held.worker_id == worker_id]
                 for at in range(0, len(ours), PROGRESS_ROWS_MAX):
                     await self._write(ours[at : at + PROGRESS_ROWS_MAX])
             await anyio.sleep(LOOK_S)
 
-    async def _write(self, speaking: list[Held]) -> None:
+    async def _write(self, speaking: list[Attempt]) -> None:
         """Writes what handlers have said since the last time; what cannot be written now is kept for the next."""
         said = [held.progress or (0.0, "") for held in speaking]
         rows = [(held.claimed.id, held.claimed.attempt, *noted) for held, noted in zip(speaking, said, strict=True)]
@@ -124,7 +124,7 @@ class Reporter:
             if held.progress is noted:  # else it has said more meanwhile
                 held.progress = None
 
-    def _tell_thread(self, held: Held, now: float) -> None:
+    def _tell_thread(self, held: Attempt, now: float) -> None:
         """A thread past its time-out cannot be stopped: it is told, reported, and still ours until it returns."""
         handler = self._app.handlers.get(held.claimed.kind)
         if handler is None or handler.mode != "thread" or held.reason is not None or held.started is None:
@@ -134,7 +134,7 @@ class Reporter:
             held.stop(Reason.TIMEOUT)
             self._events.emit(events.JOB_OVERDUE, **held.facts(), timeout_s=timeout_s)
 
-    def _flag_slow(self, held: Held, now: float) -> None:
+    def _flag_slow(self, held: Attempt, now: float) -> None:
         runs, usual_s = self._usual.get(held.claimed.kind, (0, 0.0))
         if held.flagged or held.started is None or runs < SAMPLES_LEAST:
             return

@@ -21,7 +21,7 @@ import anyio
 from pgworkd.database.reconnect import Outage
 from pgworkd.database.schedule_store import Occurrence
 from pgworkd.database.store import FailedAttempt, Store
-from pgworkd.engine.attempts import Held, Holdings, began_ago_s
+from pgworkd.engine.attempts import Attempt, InFlight, began_ago_s
 from pgworkd.engine.settle.delayed import Delayed, Item, is_least, lesser, size_of
 from pgworkd.engine.settle.flushes import FLUSH_BYTES, FLUSH_MAX, Flushes
 from pgworkd.errors import DatabaseBusy, DatabaseError, DatabaseUnavailable, OutcomeUnknown, PgworkdError
@@ -49,10 +49,10 @@ Verb = Callable[["Settler", Sequence[Item]], Awaitable[Statuses]]
 class Planner(Protocol):
     """Knows the next occurrence of a recurring job."""
 
-    def following(self, held: Held) -> Occurrence | None:
+    def following(self, held: Attempt) -> Occurrence | None:
         """The occurrence to insert when this one is settled."""
 
-    async def missed(self, held: Held) -> str | None:
+    async def missed(self, held: Attempt) -> str | None:
         """Why this occurrence is not to run but to be skipped; None: it is to run. Raises PgworkdError."""
 
 
@@ -69,12 +69,12 @@ class Settler:
     def __init__(
         self,
         store: Store,
-        holdings: Holdings,
+        in_flight: InFlight,
         events_: Events,
         planner: Planner,
         *,
-        on_completed: Callable[[list[Held]], None],
-        on_settled: Callable[[Held, Outcome, str | None], None],
+        on_completed: Callable[[list[Attempt]], None],
+        on_settled: Callable[[Attempt, Outcome, str | None], None],
         on_room: Callable[[], None],
     ) -> None:
         """`on_completed` gets flushes that went as nearly all do, `on_settled` every other item.
@@ -82,7 +82,7 @@ class Settler:
         The latter with the job's new status, or None when the attempt was not ours any more.
         """
         self._store = store
-        self._holdings = holdings
+        self._in_flight = in_flight
         self._events = events_
         self._planner = planner
         self._on_completed = on_completed
@@ -101,7 +101,7 @@ class Settler:
         self._empty.set()
         self._outage = Outage("settler", events_)
 
-    def put(self, held: Held, outcome: Outcome) -> None:
+    def put(self, held: Attempt, outcome: Outcome) -> None:
         """Takes over an ended attempt. Never blocks."""
         waiting = self._waiting
         if not waiting.count:
@@ -174,7 +174,7 @@ class Settler:
         delay_s = min([self._delayed.put(item, locked=locked) for item in items])
         if not told:
             text = "locked by another transaction" if error is None else str(error)
-            self._events.emit(events.SETTLE_DELAYED, count=len(items), error=text, retry_in_s=round(delay_s, 3))
+            self._events.emit(events.OUTCOMES_DELAYED, count=len(items), error=text, retry_in_s=round(delay_s, 3))
 
     async def _flush(self, batch: Sequence[Item]) -> None:
         """Settles them, ending by ending, and those of a worker's registration that was lost by themselves."""
@@ -268,13 +268,13 @@ class Settler:
         held, outcome = item
         if is_least(outcome):
             if held.delays == 0:
-                self._events.emit(events.SETTLE_REFUSED, **held.facts(), error=str(error))
+                self._events.emit(events.OUTCOME_REJECTED, **held.facts(), error=str(error))
             self._delay([item], error)
             return
         await self._settle(Ending.FAILED, [(held, lesser(outcome, error.sqlstate))], flush)
 
     def _report(self, items: Sequence[Item], statuses: Statuses) -> None:
-        remove = self._holdings.remove
+        remove = self._in_flight.remove
         for held, _ in items:
             remove(held)
         if statuses == "completed":

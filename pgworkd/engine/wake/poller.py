@@ -29,7 +29,7 @@ HEAD_PAUSE_S_MAX = 60.0
 """Between two of those."""
 
 
-class Look:
+class Poller:
     """Tells each sleeping pool when its next job is due."""
 
     def __init__(self, store: Store, pools: Mapping[str, Pool], fleet: Fleet, events_: Events, poll_s: float) -> None:
