@@ -70,7 +70,7 @@ class Store(ScheduleStore):
     """The daemon's way to the database."""
 
     def __init__(
-        self, options: ConnectionOptions, queues: Callable[[], int] = lambda: 1, *, transactions_max: int = 20
+        self, options: ConnectionOptions, queues: Callable[[], int] = lambda: 1, transactions_max: int = 20
     ) -> None:
         """`queues`: how many there are to claim from."""
         self.options = options

@@ -84,9 +84,7 @@ class Daemon:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._contact = Startup(options.connection, self.events)
         self._in_flight = InFlight()
-        self._store = store = Store(
-            options.connection, lambda: len(self.pools), transactions_max=options.transactions_max
-        )
+        self._store = store = Store(options.connection, lambda: len(self.pools), options.transactions_max)
         self.membership = WorkerLife(
             store,
             self._in_flight,
