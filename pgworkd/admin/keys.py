@@ -37,7 +37,7 @@ _BATCH_HOLDER = """SELECT id, CASE WHEN tree_finished_at IS NULL THEN 'not finis
 class KeptKey(NamedTuple):
     """A dedupe key that is taken until `until`, although its job, or its tree of batches named `batch`, has finished.
 
-    `id` is the job's or the root batch's; `became` is how it ended, 'gone' if its history has been deleted.
+    `id` is the job's or the root batch's; `ended_as` is how it ended, 'gone' if its history has been deleted.
     """
 
     queue: str
@@ -45,7 +45,7 @@ class KeptKey(NamedTuple):
     until: datetime | None
     id: UUID
     batch: str | None
-    became: str
+    ended_as: str
 
 
 class KeyOperations:

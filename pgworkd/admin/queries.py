@@ -41,7 +41,7 @@ class QueueRow(NamedTuple):
 
 
 class WorkerRow(NamedTuple):
-    """A worker. `state`: running, stopping, vanished or lost. `silent_s`: seconds since its last heartbeat."""
+    """A worker. `state`: running, stopping, vanished or lost. `heartbeat_age_s`: seconds since its last heartbeat."""
 
     id: int
     name: str
@@ -49,7 +49,7 @@ class WorkerRow(NamedTuple):
     version: str
     state: str
     started_at: datetime | None
-    silent_s: float
+    heartbeat_age_s: float
     lease_left_s: float
     running: int
     queues: Sequence[str]

@@ -29,14 +29,25 @@ class Metric(StrEnum):
 
 def workers(*, json: Json = False, dsn: Dsn = None) -> None:
     """List the workers and the state of their leases."""
-    columns = ("id", "name", "pid", "version", "state", "started_at", "silent_s", "lease_left_s", "running", "queues")
+    columns = (
+        "id",
+        "name",
+        "pid",
+        "version",
+        "state",
+        "started_at",
+        "heartbeat_age_s",
+        "lease_left_s",
+        "running",
+        "queues",
+    )
     if is_terminal():  # a narrow one omits the rightmost first
         columns = (
             "id",
             "name",
             "state",
             "running",
-            "silent_s",
+            "heartbeat_age_s",
             "lease_left_s",
             "pid",
             "started_at",

@@ -92,7 +92,10 @@ def enqueue(
     ] = OnRetry.HOLD,
     limit_key: LimitKey = None,
     max_attempts: Annotated[
-        int | None, typer.Option("--max-attempts", min=1, max=1000, help="Attempts until it is dead.")
+        int | None,
+        typer.Option(
+            "--max-attempts", min=1, max=1000, help="Failures after which the job is dead; default: the handler's."
+        ),
     ] = None,
     dsn: Dsn = None,
 ) -> None:

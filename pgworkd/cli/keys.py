@@ -38,7 +38,7 @@ def keys(
     if json:
         as_json([row._asdict() for row in rows])
         return
-    columns = ("dedupe_key", "queue", "batch", "until", "became", "id")
+    columns = ("dedupe_key", "queue", "batch", "until", "ended_as", "id")
     table(columns, [[getattr(row, name) for name in columns] for row in rows])
 
 

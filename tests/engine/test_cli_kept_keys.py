@@ -66,15 +66,15 @@ def test_kept_keys_are_listed_with_the_longest_kept_first(shell: Shell) -> None:
     assert listed("--key", "k") == [other, first]
     assert listed("--key", "2026-11") == [batch]
     rows = {row["id"]: row for row in json.loads(shell("keys", "--json").stdout)}
-    assert [rows[first][name] for name in ("queue", "dedupe_key", "batch", "became")] == [
+    assert [rows[first][name] for name in ("queue", "dedupe_key", "batch", "ended_as")] == [
         "mail",
         "k",
         None,
         "cancelled",
     ]
-    assert (rows[batch]["batch"], rows[batch]["became"]) == ("month", "completed")
+    assert (rows[batch]["batch"], rows[batch]["ended_as"]) == ("month", "completed")
     lines = shell("keys").stdout.splitlines()
-    assert lines[0].split() == ["DEDUPE_KEY", "QUEUE", "BATCH", "UNTIL", "BECAME", "ID"]
+    assert lines[0].split() == ["DEDUPE_KEY", "QUEUE", "BATCH", "UNTIL", "ENDED_AS", "ID"]
     assert lines[1].startswith("k2 ")
     assert lines[1].endswith(f"cancelled  {longest}")
 
