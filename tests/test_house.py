@@ -166,6 +166,7 @@ def test_the_top_level_holds_only_what_was_agreed() -> None:
         "tests",
         "systemd",
         "benchmarks",
+        "docs",
         "LICENSE",
         "SECURITY.md",
         "CHANGELOG.md",
