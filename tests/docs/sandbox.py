@@ -207,7 +207,9 @@ class Sandbox:
             assert process.returncode == 0, path.read_text(encoding="utf-8", errors="replace")
 
     def kill(self) -> None:
-        """Ends what is still there, whatever has happened."""
+        """Ends what is still there, whatever has happened, and forgets the page's modules."""
+        for path in self.directory.rglob("*.py"):
+            sys.modules.pop(".".join(path.relative_to(self.directory).with_suffix("").parts), None)
         for process, _ in self._serving:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
