@@ -48,7 +48,7 @@ SETTINGS: dict[str, Setting] = {
     "README.md": Setting(
         tables="CREATE TABLE users (name text)",
         facts=(
-            "SELECT count(*) >= 2 FROM pgworkd.all_jobs WHERE queue = 'welcome' AND status = 'completed'",
+            "SELECT count(*) = 2 FROM pgworkd.finished_jobs WHERE payload->>'name' IN ('Ada', 'Grace')",
             "SELECT count(*) = 1 FROM pgworkd.all_jobs WHERE dedupe_key = 'welcome-barbara'",
         ),
     ),
