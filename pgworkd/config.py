@@ -73,7 +73,9 @@ class Settings(BaseSettings):
     heartbeat_s: float = Field(
         10, ge=1, le=1200, description="Seconds between renewals of the lease; at most lease_s / 3"
     )
-    poll_s: float = Field(2, ge=0.05, le=10, description="Seconds between polls of an idle queue that is not notified")
+    poll_s: float = Field(
+        2, ge=0.05, le=10, description="Seconds between polls of idle queues, in case a notification is lost"
+    )
     shutdown_s: float = Field(30, ge=0, le=86_400, description="Seconds that running jobs may take to finish at a stop")
     connect_timeout_s: float = Field(
         10, ge=1, le=60, description="Seconds to wait for a new connection to the database"

@@ -111,7 +111,7 @@ SETTINGS: dict[str, Setting] = {
 EXCEPTIONS: dict[tuple[str, str], str] = {
     ("README.md", INSTALL): "fetches packages; .ci/run installs the project, too",
     ("README.md", DEMO): "fetches packages; tests/engine/test_demo.py runs the demo, .ci/run the second line",
-    ("docs/operating.md", UNITS): "installs units; tests/engine/test_systemd.py runs them",
+    ("docs/operating.md", UNITS): "installs units; tests/unit/test_units.py checks them",
 }
 """(page, the first line of the block) -> why it is only parsed, by a shell."""
 

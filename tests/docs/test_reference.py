@@ -131,6 +131,13 @@ def test_figures_are_those_that_were_measured(what: str, line: tuple[str, str, s
     assert row[5] == {"holds": "met", "missed": "**missed**"}[found["verdict"]]
 
 
+def test_ratios_of_the_benchmarks_are_those_that_were_measured() -> None:
+    lines = json.loads((ROOT / "benchmarks" / "results.json").read_text(encoding="utf-8"))["lines"]
+    reached = {f"{each['reached']:{form}}" for each in lines if each["reached"] for form in (".2f", ".4f", ".0f")}
+    ratios = {row[3] for row in table("benchmarks/README.md", "Results")} - {""}
+    assert ratios <= reached
+
+
 def _number(cell: str) -> float:
     found = re.search(r"[\d.,]+", cell)
     assert found, cell
