@@ -159,7 +159,7 @@ DIALECT = re.compile(
 )
 
 
-@pytest.mark.parametrize("page", [*NAMES, "SECURITY.md"])
+@pytest.mark.parametrize("page", [*NAMES, "SECURITY.md", "CHANGELOG.md"])
 def test_the_field_s_english(page: str) -> None:
     """The words that docs/architecture.md explains, and none of a dialect of our own."""
     found = [f"{number}: {line}" for number, line in enumerate(text(page).splitlines(), 1) if DIALECT.search(line)]
