@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-COPIED = ("pgworkd", "tests", "systemd", "schema.sql", "pyproject.toml", "README.md", "LICENSE")
+COPIED = ("pgworkd", "tests", "systemd", "schema.sql", "pyproject.toml", "README.md", "docs", "LICENSE")
 
 
 @dataclass(frozen=True, slots=True)

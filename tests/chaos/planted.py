@@ -104,7 +104,7 @@ BUGS = (
         "a batch's key is free when its tree ends",
         "CASE WHEN r.cancelled_at IS NULL AND r.dedupe_until > clock() THEN r.dedupe_until END",
         "NULL",
-        tests="tests/stories/test_12_readme.py",
+        tests="tests/docs/test_blocks.py",
     ),
     sql(
         "a tree that is opened again stays finished",
