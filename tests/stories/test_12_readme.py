@@ -58,6 +58,7 @@ def shell(code: str, environ: Mapping[str, str], directory: Path) -> None:
 async def reader(server_dsn: str) -> Any:
     """The database that the tour's address names, on the tests' server, and an environment that finds its port."""
     admin = await asyncpg.connect(server_dsn)
+    await admin.execute("SELECT pg_advisory_lock(12)")  # one at a time, should several processes test on this server
     if await admin.fetchval("SELECT EXISTS (SELECT FROM pg_database WHERE datname = 'app')"):
         await admin.close()
         pytest.skip("there is a database `app` already")
