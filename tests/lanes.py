@@ -12,6 +12,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Iterator
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
@@ -23,22 +24,51 @@ FAST = "not slow"
 PROCESSES_PER_CPU = 2
 """Many tests wait most of the time: for a lease to end, a process to start, a lock."""
 
+_COMMANDS = "each starts a command or a daemon in a process of its own, some of them several"
+
 SLOW = {
-    "tests/chaos/": "fleets of daemons under faults, and sweeps over each message of a connection",
-    "tests/simulation/": "whole days of a fleet in simulated time",
-    "tests/sweeps/": "each operation under each fault, and servers of their own",
+    "tests/chaos/*": "fleets of daemons under faults, and sweeps over each message of a connection",
+    "tests/simulation/*": "whole days of a fleet in simulated time",
+    "tests/sweeps/*": "each operation under each fault, and servers of their own",
+    # Processes
+    "tests/engine/test_autoscale.py*": _COMMANDS,
+    "tests/engine/test_autoscale_units.py*": _COMMANDS,
+    "tests/engine/test_autoscale_whole.py*": _COMMANDS,
+    "tests/engine/test_bad_inputs.py*in a process]": _COMMANDS,
+    "tests/engine/test_bad_usage.py*": _COMMANDS,
+    "tests/engine/test_leash.py*": _COMMANDS,
+    "tests/engine/test_modes_process.py*": _COMMANDS,
+    "tests/engine/test_secrets_cli.py*": _COMMANDS,
+    "tests/engine/test_supervisor*": _COMMANDS,
+    "tests/engine/test_demo.py*the_demo_ends_well*": "the whole demo",
+    "tests/stories/test_10_autoscale.py*": _COMMANDS,
+    # Many jobs
+    "tests/engine/test_client_many.py*hundred_thousand*": "100,000 jobs each",
+    "tests/engine/test_large_work.py*": "payloads of megabytes over a slow connection",
+    "tests/engine/test_leaks.py*": "enough starts, stops and jobs to see whether something is left behind",
+    "tests/engine/test_wake.py*hail_of_inserts*": "inserts without a pause, for seconds",
+    "tests/unit/test_benchmarks.py*drain_row*": "a whole measurement, though a small one",
+    # Models: hundreds of examples, statement by statement
+    "tests/sql/test_batch_model.py*": "a model against the database",
+    "tests/sql/test_dedupe_model.py*": "a model against the database",
+    "tests/sql/test_dependency_model.py*": "a model against the database",
+    "tests/sql/test_flow_model.py*": "a model against the database",
+    "tests/unit/test_cursor_model.py*": "a model of claims in simulated time",
 }
-"""Why a test is slow, by the beginning of its id."""
+"""Why a test is slow, by a pattern (fnmatch) of its id."""
 
 ALONE = {
-    "tests/engine/test_lease": "leases of a second or two: who cannot renew in time must stop",
+    "tests/engine/test_lease*": "leases of a second or two: who cannot renew in time must stop",
+    "tests/engine/test_wake.py*on_time*": "a job due has to run within moments",
+    "tests/engine/test_wake.py*in_no_time*": "a new job has to run within moments",
+    "tests/sql/test_insert_cost.py*": "compares how long statements take",
 }
-"""Why no other test may run meanwhile, by the beginning of the test's id: time decides what it sees."""
+"""Why no other test may run meanwhile, by a pattern of the test's id: time decides what it sees."""
 
 
 def why(table: dict[str, str], item: pytest.Item) -> str | None:
     """The reason that the table has for a test; None: it is not in there."""
-    return next((reason for start, reason in table.items() if item.nodeid.startswith(start)), None)
+    return next((reason for pattern, reason in table.items() if fnmatchcase(item.nodeid, pattern)), None)
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest goes by the marks
