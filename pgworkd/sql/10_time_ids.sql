@@ -1,17 +1,16 @@
 -- Time and ids: clock() and new_id(), which the defaults of columns call.
 
--- The database's time. SET pgworkd.clock = '2027-03-28 00:59:59+00' stands it still for one session
--- of whoever may CREATE in the schema; of anybody else it is only a text, since no session variable
--- is a right. (The bodies of clock and new_id are parsed here, not in the caller's search_path, and
--- clock is inlined.)
+-- The database's time. SET pgworkd.clock = '2027-03-28 00:59:59+00' stops it for one session, if
+-- its user may CREATE in the schema; for anybody else the setting has no effect, since a session
+-- variable is no privilege. (The bodies of clock and new_id are parsed here, not in the caller's
+-- search_path, and clock is inlined.)
 CREATE OR REPLACE FUNCTION clock() RETURNS timestamptz LANGUAGE sql STABLE PARALLEL SAFE
     RETURN coalesce(CASE WHEN nullif(current_setting('pgworkd.clock', true), '') IS NOT NULL
                          AND has_schema_privilege(session_user, 'pgworkd', 'CREATE')
                          THEN current_setting('pgworkd.clock', true)::timestamptz END,
                              statement_timestamp());
 
--- The same at this very instant: for a statement that has waited for a lock, and began long before
--- it got it.
+-- The same at this instant, for a statement that has waited for a lock since it began.
 CREATE OR REPLACE FUNCTION clock_after_waiting()
 RETURNS timestamptz LANGUAGE sql VOLATILE PARALLEL SAFE
     RETURN coalesce(CASE WHEN nullif(current_setting('pgworkd.clock', true), '') IS NOT NULL

@@ -1,10 +1,10 @@
 -- Workers, their pools, and the settings of queues: registering, leases, what a heartbeat's caller
 -- should know, waking idle pools.
 
--- Enters a worker with its first lease, under a token that it has drawn itself; its id. Ids that
--- are taken, by a row or by running jobs, are passed over: a sequence may be behind (logical
--- replication does not carry it) or come round. p_kinds: what its code has handlers for. Locks
--- nothing.
+-- Registers a worker with its first lease, under a token that it has drawn itself; returns its id.
+-- Ids in use, by a row or by running jobs, are skipped: the sequence may lag behind (logical
+-- replication does not carry it) or wrap around. p_kinds: the kinds that its code has handlers
+-- for. Locks nothing.
 CREATE OR REPLACE FUNCTION register(p_name text, p_pid int, p_version text, p_lease_s real,
                                     p_token uuid DEFAULT gen_random_uuid(),
                                     p_kinds text[] DEFAULT NULL) RETURNS int
@@ -24,10 +24,10 @@ BEGIN
     RETURN v_id;
 END $$;
 
--- Renews the lease; false: the worker is lost, or its id is somebody else's, and its jobs belong to
--- others. A gap of more than half a lease since the last heartbeat (an outage, a freeze, a clock
--- jump) makes the worker unsteady: it must not rescue others for one lease. Touches no other table,
--- so that whoever locks the jobs costs no lease. Locks the worker's row.
+-- Renews the lease. False: the worker was presumed dead, or its id was registered again, and its
+-- jobs belong to others. A gap of more than half a lease since the last heartbeat (an outage, a
+-- freeze, a clock jump) makes the worker unsteady: for one lease it must not rescue others. Reads
+-- no other table, so that a lock on the jobs costs no lease. Locks the worker's row.
 CREATE OR REPLACE FUNCTION heartbeat(p_worker int, p_token uuid, p_state text) RETURNS boolean
 LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
@@ -41,13 +41,13 @@ BEGIN
     RETURN FOUND;
 END $$;
 
--- What a worker that has renewed its lease should know: the jobs to cancel, the rows of `queues`
--- (without what is NULL; `pause_s`: so long until a pause ends by itself), and what the code of
--- other workers says of its queues, where that differs, by queue and worker. `settings_version`
--- stands for what the rows of `queues` say now: to who passes the one he was given last, `settings`
--- are NULL as long as they are the same. p_queues: of these queues alone (NULL: of all), by index,
--- so that it costs nothing how many others have settings; whoever asks for others than before has
--- no version of them. Always one row. Locks nothing.
+-- What a worker needs to know after it has renewed its lease: jobs to cancel; the rows of `queues`
+-- (without NULLs; `pause_s`: seconds until a pause ends by itself); and the concurrency that the
+-- code of other workers gives its queues, where it differs, by queue and worker.
+-- `settings_version` identifies the contents of `queues`: for a caller that passes its last one,
+-- `settings` is NULL as long as they are unchanged. p_queues: these queues only (NULL: all), by
+-- index, so that other queues' settings cost nothing; a caller that asks for other queues than
+-- before passes no version. Always one row. Locks nothing.
 CREATE OR REPLACE FUNCTION wanted(p_worker int, p_settings_version text DEFAULT NULL,
                                   p_queues text[] DEFAULT NULL)
 RETURNS TABLE (cancel_ids uuid[], cancel_attempts int[], settings text, differing text,
@@ -95,11 +95,11 @@ LANGUAGE sql STABLE AS $$
           FROM own q) v
 $$;
 
--- Says that a pool sleeps (inserts must NOTIFY) or is awake. A sleeper must claim once more after
--- this, before it waits: a row inserted just before found it awake and sent nothing.
--- p_code_concurrency is what the worker's own code or settings (p_code_source) give the queue.
--- Nothing is entered for a worker that is gone, or whose id is somebody else's by now (p_token).
--- Locks the pool's row.
+-- Sets whether a pool is idle (inserts must NOTIFY) or polling. A pool that becomes idle must
+-- claim once more before it waits: a row inserted just before found it polling and sent nothing.
+-- p_code_concurrency is what the worker's own code or settings (p_code_source) give the queue. No
+-- effect for a worker that is gone, or whose id has been registered again (p_token). Locks the
+-- pool's row.
 CREATE OR REPLACE FUNCTION set_pool(p_worker int, p_queue text, p_concurrency int, p_asleep boolean,
                                     p_code_concurrency int DEFAULT NULL,
                                     p_code_source text DEFAULT NULL, p_token uuid DEFAULT NULL)
@@ -117,7 +117,7 @@ LANGUAGE sql VOLATILE AS $$
                           excluded.code_source)
 $$;
 
--- Takes a pool out that its worker has closed. Locks the pool's row.
+-- Removes a pool that its worker has closed. Locks the pool's row.
 CREATE OR REPLACE FUNCTION drop_pool(p_worker int, p_queue text, p_token uuid DEFAULT NULL)
 RETURNS void
 LANGUAGE sql VOLATILE AS $$
@@ -125,8 +125,8 @@ LANGUAGE sql VOLATILE AS $$
        AND NOT EXISTS (SELECT FROM workers w WHERE w.id = p_worker AND w.token <> p_token)
 $$;
 
--- Those of these kinds for which another worker that serves the queue, lives and is not about to
--- stop has a handler. Locks nothing.
+-- Of these kinds, those for which another worker has a handler that serves the queue, has a lease
+-- and is not stopping. Locks nothing.
 CREATE OR REPLACE FUNCTION kinds_elsewhere(p_worker int, p_queue text, p_kinds text[])
 RETURNS text[]
 LANGUAGE sql STABLE AS $$
@@ -138,10 +138,10 @@ LANGUAGE sql STABLE AS $$
                         AND w.lease_until > clock() AND u.kind = ANY (w.kinds)))
 $$;
 
--- Ends a worker that runs nothing any more; false if it still has running jobs, whose protection
--- its row is (rescue() will take them). The row of one that was taken for lost is rescue()'s to
--- delete, and what stands under another token is somebody else's. Locks the worker's row, which
--- also stops a claim under way.
+-- Removes a worker that runs nothing any more. False if it still has running jobs, which its row
+-- protects: rescue() will take them. The row of a worker presumed dead is left to rescue(), and
+-- one under another token is left alone. Locks the worker's row, which also stops a claim in
+-- progress.
 CREATE OR REPLACE FUNCTION sign_off(p_worker int, p_token uuid) RETURNS boolean
 LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
@@ -157,9 +157,9 @@ BEGIN
     RETURN true;
 END $$;
 
--- Says that the process of a worker has ended, and each that ran handlers for it, which only who
--- has started it can know: its jobs need not wait for the end of its lease. Tells all daemons;
--- rescue() counts a loss as ever. Locks the worker's row.
+-- Reports that the process of a worker has ended, with all that ran handlers for it, as only the
+-- process that started it can know: its jobs need not wait for the end of its lease. Notifies all
+-- daemons; rescue() counts a loss as always. Locks the worker's row.
 CREATE OR REPLACE FUNCTION worker_ended(p_worker int, p_token uuid) RETURNS boolean
 LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
@@ -171,16 +171,16 @@ BEGIN
     RETURN FOUND;
 END $$;
 
--- Tells the pools of a queue that there is work. p_run_at: some of it was due from then on, so
--- claims that are past that must go back. Inlined.
+-- Notifies the pools of a queue that there is work. p_run_at: some of it is due from then on, so
+-- that claims that have passed that place must go back. Inlined.
 CREATE OR REPLACE FUNCTION notify_pools(p_queue text, p_run_at timestamptz)
 RETURNS void LANGUAGE sql VOLATILE
     RETURN pg_notify('pgworkd', jsonb_strip_nulls(
         jsonb_build_object('queue', p_queue, 'run_at', date_part('epoch', p_run_at)))::text);
 
--- Tells the pools of each of these queues in which some pool sleeps (p_all: in which there is any
--- pool). Locks nothing, but a NOTIFY serialises commits over the whole cluster: that is why those
--- awake get none.
+-- Notifies the pools of each of these queues that has an idle pool (p_all: any pool). Locks
+-- nothing, but a NOTIFY serializes commits over the whole cluster: that is why polling pools get
+-- none.
 CREATE OR REPLACE FUNCTION wake(p_queues text[], p_run_at timestamptz DEFAULT NULL,
                                 p_all boolean DEFAULT false)
 RETURNS void LANGUAGE sql VOLATILE AS $$
@@ -188,8 +188,8 @@ RETURNS void LANGUAGE sql VOLATILE AS $$
     WHERE EXISTS (SELECT FROM pools p WHERE p.queue = q.queue AND (p.asleep OR p_all))
 $$;
 
--- The pools, as far as this server knows them: a standby does not have what is unlogged, and would
--- refuse to look. It answers with none. For whoever only reads. Locks nothing.
+-- The pools, as far as this server has them. A standby has no unlogged tables and refuses to read
+-- them: there the answer is empty. For readers. Locks nothing.
 CREATE OR REPLACE FUNCTION known_pools() RETURNS SETOF pools
 LANGUAGE plpgsql STABLE AS $$
 BEGIN
@@ -198,7 +198,7 @@ BEGIN
     END IF;
 END $$;
 
--- Tells every daemon to ask for the settings of its queues: a plain UPDATE takes effect at once.
+-- Notifies every daemon to read the settings of its queues: a plain UPDATE takes effect at once.
 -- Locks nothing.
 CREATE OR REPLACE FUNCTION queues_changed() RETURNS trigger
 LANGUAGE plpgsql AS $$
@@ -209,7 +209,7 @@ END $$;
 CREATE OR REPLACE TRIGGER queues_changed AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON queues
     FOR EACH STATEMENT EXECUTE FUNCTION queues_changed();
 
--- Dates each change of a row of `queues`, whoever makes it. Locks nothing.
+-- Sets updated_at at each change of a row of `queues`. Locks nothing.
 CREATE OR REPLACE FUNCTION queue_dated() RETURNS trigger
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -219,8 +219,8 @@ END $$;
 CREATE OR REPLACE TRIGGER queue_dated BEFORE UPDATE ON queues FOR EACH ROW
     EXECUTE FUNCTION queue_dated();
 
--- Changes some settings of a queue: p_changes names columns of `queues`, null takes a setting back.
--- The row is made when there is none, and goes when nothing is left in it. Locks the queue's row in
+-- Changes settings of a queue: p_changes names columns of `queues`, null resets one. The row is
+-- created if there is none, and deleted when it has no setting left. Locks the queue's row in
 -- `queues`.
 CREATE OR REPLACE FUNCTION set_queue(p_queue text, p_changes jsonb) RETURNS void
 LANGUAGE plpgsql VOLATILE AS $$

@@ -11,27 +11,27 @@ BEGIN
     END IF;
 END $$;
 
--- The three lines in which jobs wait for a claim, as the indexes above have them; all inlined
--- wherever they stand. Without a key: claims take such a job as it comes.
+-- The three classes of jobs that wait for a claim, as the indexes of `jobs` have them; all are
+-- inlined. Without a key: claims take such a job as it comes.
 CREATE OR REPLACE FUNCTION waits_plain(j jobs) RETURNS boolean LANGUAGE sql IMMUTABLE
     RETURN j.status IN ('pending', 'failed') AND j.losses < 2 AND j.serialize_key IS NULL
         AND j.limit_key IS NULL;
 
--- With a key that others may hold, or whose limits may be reached.
+-- With a key that another job may hold, or whose limits may be reached.
 CREATE OR REPLACE FUNCTION waits_keyed(j jobs) RETURNS boolean LANGUAGE sql IMMUTABLE
     RETURN j.status IN ('pending', 'failed') AND j.losses < 2
         AND (j.serialize_key IS NOT NULL OR j.limit_key IS NOT NULL);
 
--- Was lost with its worker twice, and may be the reason.
+-- Lost with its worker twice, and perhaps the cause.
 CREATE OR REPLACE FUNCTION waits_suspect(j jobs) RETURNS boolean LANGUAGE sql IMMUTABLE
     RETURN j.status IN ('pending', 'failed') AND j.losses > 1;
 
--- True unless the job has expired: what was started once no longer can.
+-- True unless the job has expired: a job that was started once cannot expire.
 CREATE OR REPLACE FUNCTION in_time(j jobs, p_at timestamptz) RETURNS boolean LANGUAGE sql IMMUTABLE
     RETURN j.expires_at IS NULL OR j.expires_at > p_at OR j.attempts > 0;
 
--- True if both take about p_bytes as text, or less: told from their heads, without unpacking them.
--- What is compressed may be many times larger. Inlined.
+-- True if both take about p_bytes as text, or less, judged by their headers without decompressing
+-- them. A compressed value may be many times larger. Inlined.
 CREATE OR REPLACE FUNCTION is_within(p_payload jsonb, p_meta jsonb, p_bytes int)
 RETURNS boolean LANGUAGE sql STABLE
     RETURN pg_column_size(p_payload) + coalesce(pg_column_size(p_meta), 0) <= CASE
@@ -39,27 +39,29 @@ RETURNS boolean LANGUAGE sql STABLE
             AND pg_column_compression(p_meta) IS NULL THEN p_bytes ELSE p_bytes / 16 END;
 
 -- Takes up to p_limit due jobs of a queue for a worker, in order of priority (higher first),
--- run_at, id. Each priority is its own range of the index, entered at its first row and left at the
--- first that is not due: a million future rows cost nothing. While some transaction holds back
--- vacuum, the entries of finished jobs pile up at the head of each range, so callers may say how
--- far they have come: at p_priorities[i] (descending) begin behind (p_run_ats[i], p_positions[i]),
--- run_at in seconds since the epoch; other priorities are found in the gaps between those. p_kinds
--- and p_budgets give the attempts of kinds that differ from 3, for jobs that do not say. Where jobs
--- have keys or the queue has limits, pick() chooses. The answer must fit into the buffers between
--- server and client (208 KiB for a Unix socket, far more for TCP): until it has gone out the locks
--- are held, and a client that is frozen takes nothing in. So each job has an equal share of 360 kB,
--- of 180 kB over a Unix socket, where 500 jobs are the most; payload and meta of one that needs
--- more are NULL, and payloads() gives them. Jobs of the kinds in p_without stay where they are, for
--- other workers. Rows without id come last. When a rate holds jobs back: `created_at` is then in
--- how many seconds to ask again. With p_without, one for each `priority` in which nothing is left
--- up to `run_at` but what others have locked and jobs of those kinds: the next claim may begin
--- behind them. (Up to a second ago: what was due since then may not be committed yet.) Where pick()
--- chooses, callers that give p_places ('{}' at first) get a row whose `payload` is what to give the
--- next time. p_reach_s: begin so much before those places (NULL: at every head), p_since: and at
--- that run_at at the latest. To find new places has its price: with p_renew = false they may come
--- back as they were. Locks: the worker's row FOR KEY SHARE (so that rescue() and a claim never
--- cross; heartbeats pass), the queue where keys or limits count, then due rows with SKIP LOCKED.
--- Raises PW001 when the worker's lease is gone.
+-- run_at, id.
+-- Each priority is a range of the index, entered at its first row and left at the first that is
+-- not due: a million future rows cost nothing. While a transaction holds back vacuum, index
+-- entries of ended jobs pile up at the head of each range, so callers may pass how far they have
+-- come: at p_priorities[i] (descending) the claim begins behind (p_run_ats[i], p_positions[i]),
+-- run_at in seconds since the epoch; other priorities are found in the gaps between those. Where
+-- jobs have keys or the queue has limits, pick() chooses.
+-- p_kinds and p_budgets give the max_attempts of kinds that differ from 3, for jobs that have
+-- none. Jobs of the kinds in p_without are left for other workers.
+-- The answer must fit into the buffers between server and client (208 KiB for a Unix socket, far
+-- more for TCP): until it is sent the locks are held, and a frozen client receives nothing. So
+-- each job gets an equal share of 360 kB, or over a Unix socket of 180 kB and at most 500 jobs; a
+-- larger payload and meta are NULL, and payloads() returns them.
+-- Rows without an id come last. If a rate holds jobs back: `created_at` is in how many seconds to
+-- ask again. With p_without, one for each `priority` in which only locked jobs and jobs of those
+-- kinds are left up to `run_at`: the next claim may begin behind them. (Up to a second ago: jobs
+-- due since then may not be committed yet.) If pick() chooses and the caller gives p_places ('{}'
+-- at first): a row whose `payload` is what to pass the next time. p_reach_s: begin this far before
+-- those places (NULL: at every head); p_since: and no later than that run_at. Finding new places
+-- has a cost: with p_renew = false the old ones may be returned.
+-- Locks the worker's row FOR KEY SHARE (so that rescue() and a claim exclude each other, and
+-- heartbeats do not wait), the queue where keys or limits count, then due rows with SKIP LOCKED.
+-- Raises PW001 if the worker's lease is gone.
 CREATE OR REPLACE FUNCTION claim(p_worker int, p_queue text, p_limit int,
                                  p_kinds text[] DEFAULT '{}', p_budgets int[] DEFAULT '{}',
                                  p_priorities int[] DEFAULT '{}', p_run_ats float8[] DEFAULT '{}',
@@ -85,7 +87,7 @@ DECLARE
     v_probes   int := 0;
     v_special  boolean := cardinality(p_kinds) > 0;
     v_paused   boolean;
-    -- there is one that is due: has the first a serialize_key?
+    -- one is due: whether the first has a serialize_key
     v_suspect  boolean;
     v_locked   boolean;
     -- there may be priorities that the caller does not know
@@ -98,8 +100,8 @@ DECLARE
     -- bytes of payload and meta that each job may answer with
     v_share    int;
     v_again_s  float8;                           -- when a rate of the queue, ...
-    v_turn_s   float8;                           -- ... or of a key, will let the next start
-    -- priorities in which only what is left to others is left
+    v_turn_s   float8;                           -- ... or of a key, will allow the next start
+    -- priorities with nothing left but jobs for other workers
     v_passed   int[] := '{}';
     v_places   claim_place[];                    -- as p_places, and after this claim
 BEGIN
@@ -110,7 +112,7 @@ BEGIN
         RAISE EXCEPTION 'worker % has no lease', p_worker USING ERRCODE = 'PW001',
             HINT = 'Its lease ran out and its jobs were taken back: register again.';
     END IF;
-    -- One statement for all questions, because with few jobs these cost more than the claim itself.
+    -- One statement for all checks, because with few jobs these cost more than the claim itself.
     SELECT coalesce(q.paused_until > v_now, false), coalesce(q.limited, false),
            q.rate IS NOT NULL OR q.rate_per_key IS NOT NULL,
            CASE WHEN coalesce(p_places, '{}') = '{}' THEN EXISTS (SELECT FROM jobs j
@@ -134,9 +136,9 @@ BEGIN
     v_room := CASE WHEN v_tcp THEN p_limit ELSE least(p_limit, 500) END;
     v_locked := v_limited OR v_chosen OR coalesce(v_suspect, false);
     IF v_locked THEN
-        -- what follows are statements of their own, so they see what its last holder did
+        -- the statements that follow see what its last holder has committed
         PERFORM lock_queue(p_queue);
-        -- else all who waited would be charged to the time at which they began to wait
+        -- otherwise all that waited would be charged to the time at which they began to wait
         v_now := clock_after_waiting();
     END IF;
     IF v_limited THEN
@@ -145,7 +147,7 @@ BEGIN
     v_allowed := v_room;
 
     -- One suspect at a time per worker. Two claims of one worker may overlap: the lock lets one
-    -- look, and the look is a statement of its own, so it sees what the other has committed.
+    -- check, in a statement of its own, so that it sees what the other has committed.
     IF v_room > 0 AND v_suspect IS NOT NULL THEN
         IF pg_try_advisory_xact_lock(1886873444, p_worker) THEN
             IF NOT EXISTS (SELECT FROM jobs j WHERE j.worker_id = p_worker AND j.status = 'running'
@@ -252,9 +254,9 @@ BEGIN
     END LOOP;
 END $$;
 
--- Payload and meta of running attempts whose claim did not carry them, in the order given, until
--- they come to p_bytes of text. An attempt that is no longer the running one, by the fence of the
--- settles, comes without a payload. Locks nothing.
+-- Payload and meta of running attempts whose claim did not return them, in the order given, up to
+-- p_bytes of text. For an attempt that no longer runs, by the fence of the settles, the payload is
+-- NULL. Locks nothing.
 CREATE OR REPLACE FUNCTION payloads(p_ids uuid[], p_attempts int[], p_bytes int,
                                     p_worker int DEFAULT NULL, p_token uuid DEFAULT NULL)
 RETURNS TABLE (id uuid, payload text, meta text)

@@ -1,10 +1,10 @@
 -- When there is something to claim: the depth of a queue, and when its next job is due.
 
--- How many jobs of a queue could run now if there were a slot; p_most stands for that many or more.
--- Reads what is due, p_most entries of an index at most, and one per priority of what is not. While
--- a transaction holds back vacuum, the entries of jobs of the queue that are over stay, and are
--- read each time: some 0.5 ms for a thousand. (Claims need not, because each pool remembers its
--- place; who asks here has none.) Locks nothing.
+-- How many jobs of a queue could run now if there were free slots; p_most stands for that many or
+-- more. Reads what is due, at most p_most entries of an index, and one entry per priority that is
+-- not. While a transaction holds back vacuum, the entries of ended jobs stay, and are read each
+-- time: some 0.5 ms per thousand. (Claims avoid that, because each pool keeps its place; a caller
+-- of this has none.) Locks nothing.
 CREATE OR REPLACE FUNCTION depth(p_queue text, p_most int DEFAULT 100000) RETURNS int
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
@@ -39,11 +39,11 @@ BEGIN
     RETURN least(v_found, p_most);
 END $$;
 
--- Seconds until the next job of each queue is due (0 or less: due now); queues with no waiting job
--- are left out. Walks one index entry per priority, and, while vacuum is held back, those of all
--- jobs that are over before it. So callers may say what they know of p_queues[i]: nothing waits
--- that was due more than p_ages_s[i] ago (NULL: nothing is known), which spares the entries of jobs
--- that are over in the priorities p_known[i] ('{5,0}', descending). Locks nothing.
+-- Seconds until the next job of each queue is due (0 or less: due now); queues without a waiting
+-- job are left out. Reads one index entry per priority and, while vacuum is held back, those of
+-- all ended jobs before it. So callers may pass what they know of p_queues[i]: no waiting job was
+-- due more than p_ages_s[i] ago (NULL: nothing is known), which skips the entries of ended jobs in
+-- the priorities p_known[i] ('{5,0}', descending). Locks nothing.
 CREATE OR REPLACE FUNCTION next_due(p_queues text[], p_ages_s float8[] DEFAULT '{}',
                                     p_known text[] DEFAULT '{}')
 RETURNS TABLE (queue text, due_in_s float8)

@@ -17,10 +17,10 @@ CREATE OR REPLACE FUNCTION burst(p_rate int, p_period_s real, p_burst int)
 RETURNS int LANGUAGE sql IMMUTABLE
     RETURN coalesce(p_burst, least(greatest(1, ceil(0.1 * p_rate / p_period_s)), 1000000)::int);
 
--- Until when the starts of a rate so far are paid for. More than a full burst ahead of p_now was
--- written before the clock was set back: it is pulled back to that, in its row, else nothing would
--- start until the clock is there again. The caller holds the queue's lock. Locks the row of `rates`
--- if it changes it.
+-- Until when the starts of a rate so far are paid for. A time more than a full burst ahead of
+-- p_now was written before the clock was set back: it is reset to that, in its row, or nothing
+-- would start until the clock is there again. The caller holds the queue's lock. Locks the row of
+-- `rates` if it changes it.
 CREATE OR REPLACE FUNCTION spent_until(p_queue text, p_key text, p_rate int, p_period_s real,
                                        p_burst int, p_now timestamptz)
 RETURNS timestamptz
@@ -39,7 +39,8 @@ BEGIN
 END $$;
 
 -- How many starts a rate allows at p_now, and in how many seconds the next one after those will be
--- free (GCRA: each start costs period / rate seconds; up to burst() starts may be ahead).
+-- free (GCRA: each start costs period / rate seconds; up to burst() starts may be ahead). Locks
+-- nothing.
 CREATE OR REPLACE FUNCTION rate_allowance(p_spent_until timestamptz, p_rate int, p_period_s real,
                                           p_burst int, p_now timestamptz)
 RETURNS TABLE (room int, again_s float8)
@@ -52,7 +53,7 @@ LANGUAGE sql STABLE AS $$
          LATERAL (SELECT greatest(floor(r.burst - r.ahead_s / r.cost_s), 0)::int AS room) n
 $$;
 
--- How many jobs of a queue run: for each worker that runs any, those of the queue. Locks nothing.
+-- How many jobs of a queue run, summed over the workers that run any. Locks nothing.
 CREATE OR REPLACE FUNCTION running_in(p_queue text) RETURNS int
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
@@ -70,8 +71,8 @@ BEGIN
     RETURN v_running;
 END $$;
 
--- How many of p_limit jobs the queue's own limits let a claim take, and, when a rate says less,
--- when to ask again. The caller holds the queue's lock.
+-- How many of p_limit jobs the queue's own limits let a claim take and, if a rate allows fewer,
+-- when to ask again. The caller holds the queue's lock. Locks at most the row of `rates`.
 CREATE OR REPLACE FUNCTION allowance(p_queue text, p_limit int, p_now timestamptz)
 RETURNS TABLE (room int, again_s float8)
 LANGUAGE plpgsql VOLATILE AS $$
@@ -99,9 +100,9 @@ BEGIN
     RETURN NEXT;
 END $$;
 
--- How many jobs of one limit_key, of which p_running run and p_taken are about to, may start now by
--- the queue's limits per key, and, when a rate says less, when to ask again. The caller holds the
--- queue's lock. Locks nothing.
+-- How many jobs of one limit_key, of which p_running run and p_taken are about to, may start now
+-- by the queue's limits per key and, if a rate allows fewer, when to ask again. The caller holds
+-- the queue's lock. Locks nothing.
 CREATE OR REPLACE FUNCTION key_allowance(p_queue queues, p_key text, p_running int, p_taken int,
                                          p_now timestamptz)
 RETURNS TABLE (room int, again_s float8)
@@ -126,7 +127,7 @@ BEGIN
     RETURN NEXT;
 END $$;
 
--- True if a job of this limit_key may start now. For the odd one; by_turn() asks for many at once.
+-- True if a job of this limit_key may start now. For a single one; by_turn() checks many at once.
 CREATE OR REPLACE FUNCTION key_has_room(p_queue text, p_key text, p_now timestamptz) RETURNS boolean
 LANGUAGE sql VOLATILE AS $$
     SELECT p_key IS NULL OR coalesce((
@@ -138,8 +139,8 @@ LANGUAGE sql VOLATILE AS $$
         WHERE q.name = p_queue), true)
 $$;
 
--- Notes the start of these jobs, which the caller is about to take under the queue's lock, against
--- the queue's rates. What a start costs is rounded up to the microsecond. Locks the rows of
+-- Charges the start of these jobs, which the caller is about to take under the queue's lock, to
+-- the queue's rates. The cost of a start is rounded up to the microsecond. Locks the rows of
 -- `rates`.
 CREATE OR REPLACE FUNCTION spend(p_queue text, p_rows tid[], p_now timestamptz) RETURNS void
 LANGUAGE sql VOLATILE AS $$
@@ -159,9 +160,9 @@ LANGUAGE sql VOLATILE AS $$
     SET spent_until = greatest(r.spent_until, p_now) + (excluded.spent_until - p_now)
 $$;
 
--- A new rate counts from now on: no more is spent ahead than its own burst can be. What an old,
--- slow one held back would else wait for its time. Runs when its transaction commits. Locks the
--- queue's rows of `rates`, in order of key.
+-- Applies a new rate from now on: no more is spent ahead than its own burst; otherwise jobs would
+-- wait for the time of an old, slow one. Runs when its transaction commits. Locks the queue's rows
+-- of `rates`, in order of key.
 CREATE OR REPLACE FUNCTION rates_follow() RETURNS trigger
 LANGUAGE plpgsql AS $$
 DECLARE

@@ -1,8 +1,8 @@
 -- Serialize keys: which job of a key may run, and who is next.
 
--- True if p_holds, or no other job holds the serialize_key and none that is due stands before
--- (p_run_at, p_id) in its line. A retry holds its key while it waits, unless it yields, whoever has
--- been due for longer. Locks nothing.
+-- True if p_holds, or if no other job holds the serialize_key and no due job stands before
+-- (p_run_at, p_id) in its line. A retry holds its key while it waits, unless it yields, even if
+-- others have been due for longer. Locks nothing.
 CREATE OR REPLACE FUNCTION key_is_free(p_queue text, p_key text, p_holds boolean,
                                        p_run_at timestamptz, p_id uuid)
 RETURNS boolean LANGUAGE sql STABLE
@@ -17,17 +17,18 @@ RETURNS boolean LANGUAGE sql STABLE
 
 -- Chooses up to p_room due jobs of a queue where keys or limits count, besides p_taken, and locks
 -- them. They come in order of (priority, run_at, id), or by turns where limits per key or fairness
--- ask for it. A job whose serialize_key is not free is parked as `blocked`, out of the claim's way,
--- until promote(). Jobs of the kinds p_without are not met. Where very many are to be parked, one
--- claim does some of it, and jobs without a key pass the rest. `again_s`: see allowance().
+-- require it. A job whose serialize_key is not free is parked as `blocked`, out of the claim's
+-- way, until promote(). Jobs of the kinds p_without are skipped. If very many are to be parked,
+-- one claim parks some of them, and jobs without a key pass the others. `again_s`: see
+-- allowance().
 -- p_places, p_reach_s, p_since: where to begin, see claim(); `places`: where the next claim may
 -- begin (by turns: only behind jobs without keys that are left out; without p_renew as given,
--- unless some are left out or many parked). Whatever waits, is due and stands at its place or
--- before was taken or parked, is of a kind that was left out, or has become claimable since then:
--- when promote() or move() did that, `promoted` says when, and is at or behind the place's own; of
--- all else callers are told a run_at, or find it by reaching back. The caller holds the queue's
--- lock, and so does who promotes and may wait for it: what this claim does not see is promoted
--- later than p_now. Rows are locked with SKIP LOCKED.
+-- unless some are left out or many parked). Every waiting, due job at its place or before was
+-- taken or parked, is of a kind that was left out, or has become claimable since: if by promote()
+-- or move(), `promoted` has the time, which is at or behind that of the place; otherwise callers
+-- are notified of a run_at, or find the job by reaching back.
+-- The caller holds the queue's lock, as does whoever promotes and may wait for it: what this claim
+-- does not see is promoted later than p_now. Rows are locked with SKIP LOCKED.
 CREATE OR REPLACE FUNCTION pick(p_queue text, p_room int, p_taken tid[], p_now timestamptz,
                                 p_without text[], p_places claim_place[], p_reach_s float8,
                                 p_since float8, p_renew boolean, OUT picked tid[],
@@ -41,22 +42,22 @@ DECLARE
     v_parked tid[];
     v_turns  boolean;
     v_round  boolean;                            -- this one has left out nothing
-    v_further boolean := false;                  -- there are more keys than the first look has seen
+    v_further boolean := false;                  -- there are more keys than were checked at first
     v_park_max int[] := '{0,64,2000}';           -- how many jobs each round may park
     v_wait_s float8;
     v_room   int;
     v_now    timestamptz := clock();
-    v_seen   tid[] := p_taken;                   -- met before: taken, or locked by someone else
+    v_seen   tid[] := p_taken;                   -- seen before: taken, or locked
     v_rounds int := 0;
     v_starts claim_place[] := CASE WHEN p_reach_s = 0
                                    AND p_since IS NULL THEN coalesce(p_places, '{}')
                                    ELSE starts(p_places, p_reach_s, p_since) END;
     v_done   claim_place[] := '{}';              -- the last ones that are taken or parked
     v_asked  int;
-    v_renew  boolean;                            -- this round says how far it has come
+    v_renew  boolean;                            -- this round determines new places
     -- priorities that this round has walked to their end
     v_ended  int[];
-    -- where that leaves only kinds that are left to others
+    -- where only kinds for other workers are left
     v_passed claim_place[] := '{}';
     -- the first one met, of v_met, that could run and is not taken
     v_stop   int;
@@ -151,8 +152,8 @@ BEGIN
             SELECT j.ctid FROM unnest(v_park) AS m (ctid) JOIN jobs j ON j.ctid = m.ctid
             WHERE j.status IN ('pending', 'failed') FOR UPDATE OF j SKIP LOCKED);
         UPDATE jobs j SET status = 'blocked' WHERE j.ctid = ANY (v_parked);
-        -- Besides what was taken, what someone else holds must not be met again. (What is parked is
-        -- not: each row met is compared with all of these.)
+        -- Neither taken nor locked rows must be read again. (Parked ones are not: each row read is
+        -- compared with all of these.)
         v_seen := v_seen || v_take || ARRAY(SELECT unnest(v_park) EXCEPT SELECT unnest(v_parked));
         EXIT WHEN cardinality(picked) >= p_room OR cardinality(v_met) = 0 AND v_round;
         v_rounds := v_rounds + 1;
@@ -162,7 +163,7 @@ BEGIN
             EXIT;
         END IF;
     END LOOP;
-    -- places of those without keys only, and of what is left to others
+    -- places of jobs without keys only, and of those for other workers
     IF v_turns AND p_places IS NOT NULL THEN
         p_places := CASE WHEN p_without <> '{}' THEN ARRAY(SELECT p::claim_place
                 FROM unnest(p_places) p WHERE NOT p.keyed) ELSE '{}' END;
@@ -173,12 +174,13 @@ BEGIN
                                      p_now, p_without, p_since IS NOT NULL) END;
 END $$;
 
--- Puts the first of those who wait for each of these keys back in the claim's way, unless someone
--- holds the key. For whoever has freed keys, or taken a job out of a line. p_queues and p_keys are
--- parallel. Locks the queues, in order, then one blocked job per key with SKIP LOCKED: where the
--- first is locked, no other goes before it, and the key is left to apply_effects(). Who may not
--- wait locks no queue; whom a claim parks in this very moment apply_effects() finds. (Who holds a
--- key is asked once for each, inside: as a join it would read all holders there are.)
+-- Makes the first of the jobs blocked by each of these keys claimable again, unless another job
+-- holds the key. Called by whoever has freed keys, or taken a job out of a line. p_queues and
+-- p_keys are parallel. Locks the queues, in order, then one blocked job per key with SKIP LOCKED:
+-- if the first is locked, no other passes it, and the key is left to apply_effects(). A caller
+-- that must not wait locks no queue; jobs that a claim parks at that moment are found by
+-- apply_effects(). (Whether a key is held is looked up once for each, inside: a join would read
+-- all holders there are.)
 CREATE OR REPLACE FUNCTION promote(p_queues text[], p_keys text[]) RETURNS void
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE

@@ -1,9 +1,8 @@
 -- How far the claims of a pool have come among jobs with keys, so that the next one need not begin
 -- at the head of the index.
 
--- Where a claim begins that reaches p_reach_s before these places, NULL: to every head; and goes
--- back to p_since, if that is before them. Without `promoted` all that was promoted is met by its
--- run_at. Locks nothing.
+-- Where a claim begins that reaches p_reach_s before these places, NULL: to every head; and no
+-- later than p_since. Without `promoted`, promoted jobs are found by their run_at. Locks nothing.
 CREATE OR REPLACE FUNCTION starts(p_places claim_place[], p_reach_s float8, p_since float8)
 RETURNS claim_place[]
 LANGUAGE sql IMMUTABLE AS $$
@@ -17,9 +16,9 @@ LANGUAGE sql IMMUTABLE AS $$
                                             (p_since * 1e6)::bigint), 0) AS run_at) b)
 $$;
 
--- True if a job with keys waits that pick() may meet from these places on. Locks nothing. (The
--- first ones in an order are asked for, because the index must have that order: in another one,
--- EXISTS would look at each limit_key.)
+-- True if a job with keys waits that pick() may find from these places on. (The first ones in an
+-- order are selected, because the index must have that order: in another one, EXISTS would visit
+-- each limit_key.) Locks nothing.
 CREATE OR REPLACE FUNCTION keyed_behind(p_queue text, p_starts claim_place[]) RETURNS boolean
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
@@ -66,10 +65,10 @@ LANGUAGE sql STABLE AS $$
 $$;
 
 -- Where the next claim may begin. p_places are the places before, p_starts where this one began,
--- p_done its last rows that are taken or parked, and what it has passed. Priorities above p_cut it
--- has walked to the end, that one up to there, those below it has not seen. p_back: p_starts went
--- back because something had become claimable. Keeps 180 places, those of what was taken or parked
--- first. They come in descending order of priority. Locks nothing.
+-- p_done its last rows that are taken or parked, and what it has passed. It has walked priorities
+-- above p_cut to the end, p_cut itself up to there, and none below. p_back: p_starts went back
+-- because something had become claimable. Keeps 180 places, those of taken or parked jobs first,
+-- in descending order of priority. Locks nothing.
 CREATE OR REPLACE FUNCTION places_after(p_queue text, p_places claim_place[],
                                         p_starts claim_place[], p_done claim_place[], p_cut int,
                                         p_picked tid[], p_now timestamptz, p_without text[],
@@ -135,11 +134,10 @@ BEGIN
     RETURN ARRAY(SELECT p::claim_place FROM unnest(v_places) p ORDER BY p.keyed, p.priority DESC);
 END $$;
 
--- Up to p_room due jobs in order of (priority, run_at, id), besides p_seen and the kinds p_without;
--- those with keys only if p_keyed. Begins behind p_starts, of which each priority that is not among
--- them begins at its head, and takes what was promoted before those in along; where more than 64 of
--- a priority were, in the order in which they were. `ended`: the priorities of which there are no
--- more. Locks nothing.
+-- Up to p_room due jobs in order of (priority, run_at, id), besides p_seen and the kinds
+-- p_without; those with keys only if p_keyed. Begins behind p_starts, or at the head of a priority
+-- that is not among them, and includes jobs that were promoted before those places; if more than
+-- 64 of a priority were, in that order. `ended`: the priorities that have no more. Locks nothing.
 CREATE OR REPLACE FUNCTION in_order(p_queue text, p_room int, p_keyed boolean, p_seen tid[],
                                     p_without text[], p_starts claim_place[], OUT met tid[],
                                     OUT ended int[])

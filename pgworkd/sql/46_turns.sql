@@ -1,7 +1,7 @@
 -- Turns: limit_keys of a queue with `fair`, or with limits per key, are served one after another.
 
--- The kinds of the jobs with a limit_key that wait, but for p_without, by their hashes; NULL: there
--- are too many to go by. Locks nothing.
+-- The kinds of the waiting jobs with a limit_key, except p_without, by their hashes; NULL: there
+-- are too many. Locks nothing.
 CREATE OR REPLACE FUNCTION kinds_waiting(p_queue text, p_without text[]) RETURNS bigint[]
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
@@ -25,9 +25,9 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- Up to p_room due jobs of one limit_key ('': those that have only a serialize_key), besides p_seen
--- and the kinds p_without, in order of (priority, run_at, id). p_kinds: as kinds_waiting() says.
--- Locks nothing.
+-- Up to p_room due jobs of one limit_key ('': those with only a serialize_key), besides p_seen and
+-- the kinds p_without, in order of (priority, run_at, id). p_kinds: as kinds_waiting() returns
+-- them. Locks nothing.
 CREATE OR REPLACE FUNCTION of_key(p_queue text, p_key text, p_room int, p_seen tid[],
                                   p_without text[], p_kinds bigint[])
 RETURNS tid[]
@@ -87,9 +87,9 @@ BEGIN
 END $$;
 
 -- Of the limit_keys after p_after, in rotation, those that have a due job; '' stands for the jobs
--- without a limit_key and is always among them. Looks at up to p_looks keys, and `reached` the last
--- of them; `round`: it has seen all there are. Jobs of the kinds p_without do not count; with
--- p_kinds, as kinds_waiting() says, keys that have only such ones are not met. Locks nothing.
+-- without a limit_key and is always among them. Checks up to p_looks keys, `reached` is the last
+-- of them; `round`: all have been checked. Jobs of the kinds p_without do not count; with p_kinds,
+-- as kinds_waiting() returns them, keys with only such jobs are not visited. Locks nothing.
 CREATE OR REPLACE FUNCTION next_keys(p_queue text, p_after text, p_looks int, p_now timestamptz,
                                      p_without text[], p_kinds bigint[], OUT keys text[],
                                      OUT reached text, OUT round boolean)
@@ -139,7 +139,7 @@ BEGIN
 END $$;
 
 -- The limit_keys of the first p_most due jobs with keys, in order of (priority, run_at, id), and
--- ''. `complete`: no other key has a due job. Those of the kinds p_without are left out afterwards,
+-- ''. `complete`: no other key has a due job. Jobs of the kinds p_without are left out afterwards,
 -- so that they cost no more. Locks nothing.
 CREATE OR REPLACE FUNCTION due_keys(p_queue text, p_most int, p_now timestamptz, p_without text[],
                                     OUT keys text[], OUT complete boolean)
@@ -171,14 +171,14 @@ END $$;
 
 -- Up to p_room due jobs besides p_seen such that limit_keys take turns: equal shares for the next
 -- keys after the one served last, each within its own limits, against which p_taken count. Jobs
--- without a limit_key count as one key more. It looks at the next few keys; p_further, when those
--- did not give enough: at the keys of the jobs that have been due for longest, which are all that
--- are due unless those are many. Then it also looks, from where the claim before has got to
--- (`searched`), for keys that have a due job behind those, and serves them first: none waits for
--- ever. `round`: no key was left out; `again_s`: when a rate will let the next start. Among the
--- jobs without keys it begins behind p_starts; `ended` and `cut`: what it has walked of their
--- priorities, see in_order() and places_after(); NULL: nothing. Remembers the turn: locks the
--- queue's row in `rates`. The caller holds the queue's lock.
+-- without a limit_key count as one more key. It checks the next few keys; p_further, if those did
+-- not give enough: the keys of the jobs that have been due for longest, which are all due jobs
+-- unless those are many. Then it also searches, from where the claim before has got to
+-- (`searched`), for keys that have a due job behind those, and serves them first: no key starves.
+-- `round`: no key was left out; `again_s`: when a rate will allow the next start. Among the jobs
+-- without keys it begins behind p_starts; `ended` and `cut`: what it has walked of their
+-- priorities, see in_order() and places_after(); NULL: nothing. The caller holds the queue's lock.
+-- Locks the queue's row in `rates`, which stores the turn.
 CREATE OR REPLACE FUNCTION by_turn(p_queue queues, p_room int, p_taken tid[], p_seen tid[],
                                    p_now timestamptz, p_further boolean, p_without text[],
                                    p_kinds bigint[], p_starts claim_place[], OUT met tid[],

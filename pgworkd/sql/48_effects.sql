@@ -1,8 +1,8 @@
 -- Effects of a job's end that are deferred: in a transaction that must not wait, what meets a lock
 -- is written into pending_effects and applied soon after.
 
--- Writes down what is left for apply_effects(), and tells daemons. p_queues and p_keys are
--- parallel. Locks nothing.
+-- Defers effects to apply_effects(), and notifies daemons. p_queues and p_keys are parallel. Locks
+-- nothing.
 CREATE OR REPLACE FUNCTION put_off(p_ended ended_job[], p_jobs uuid[] DEFAULT NULL,
                                    p_completed boolean DEFAULT NULL, p_queues text[] DEFAULT NULL,
                                    p_keys text[] DEFAULT NULL) RETURNS void
@@ -21,12 +21,12 @@ BEGIN
     END IF;
 END $$;
 
--- One part of apply_effects(): the ends of jobs for up to p_limit of those that depend on them, in
--- order of id from where the last call left off; true if the next call can go on at once. Releases
--- them, or cancels them where that is their rule. What is locked, or refused, has its turn in
--- another round, which is not begun at once unless something was done. A job that is dead no
--- longer, but retried, has not ended so: who still waits for it goes on doing so. Each effect that
--- was begun goes to the end of the line, so that none waits for a large one. The caller says
+-- One part of apply_effects(): passes ends of jobs on to up to p_limit of the jobs that depend on
+-- them, in order of id from where the last call stopped; true if the next call can go on at once.
+-- Releases them, or cancels them if that is their rule. Dependents that are locked, or refused,
+-- are retried in another round, which is not begun at once unless something was done. A dead job
+-- that was retried meanwhile has not ended: jobs that wait for it go on waiting. Each effect that
+-- was begun goes to the end of the line, so that none waits for a large one. The caller has set
 -- no_wait(). Locks dependents with SKIP LOCKED, then as bury().
 CREATE OR REPLACE FUNCTION apply_ends(p_limit int) RETURNS boolean
 LANGUAGE plpgsql VOLATILE AS $$
@@ -117,7 +117,8 @@ BEGIN
     RETURN v_room = 0 AND (v_done OR NOT v_rounds);
 END $$;
 
--- The same: serialize_keys that are free. The caller has locked the queues. Locks as promote().
+-- The same for serialize_keys that became free. The caller has locked the queues. Locks as
+-- promote().
 CREATE OR REPLACE FUNCTION apply_frees(p_effects bigint[]) RETURNS void
 LANGUAGE sql VOLATILE AS $$
     WITH gone AS (
@@ -127,9 +128,9 @@ LANGUAGE sql VOLATILE AS $$
     SELECT promote(array_agg(g.queue), array_agg(g.serialize_key)) FROM gone g HAVING count(*) > 0
 $$;
 
--- Does what was put off, up to p_limit of each kind, where nobody has locked it by now; how much is
--- left, less than 0 if the next call can go on at once, or NULL if another does it right now. Waits
--- for nobody. Locks queues by try-lock, roots and dependents with SKIP LOCKED.
+-- Applies what was deferred, up to p_limit of each kind, where it is no longer locked. Returns how
+-- much is left, less than 0 if the next call can go on at once, or NULL if another session is
+-- doing it. Never waits. Locks queues by try-lock, then roots and dependents with SKIP LOCKED.
 CREATE OR REPLACE FUNCTION apply_effects(p_limit int DEFAULT 1000) RETURNS bigint
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE

@@ -1,11 +1,11 @@
 -- Inserting: the triggers of `jobs`, and enqueue() for a dedupe_key that is taken.
 
--- One NOTIFY per queue and statement, only where a pool sleeps, only for jobs due within ten
--- seconds: sleepers look for the next due time at least as often. STABLE spares it a snapshot of
--- its own; a pool that falls asleep during the statement looks again for as long as such a
--- statement takes. The first question is all that most inserts pay for while daemons are busy.
--- After it the rows are read once, and pools once per queue: nothing is known of the rows when it
--- is planned, so a join of the two may be one of each row with each pool.
+-- One NOTIFY per queue and statement, only if a pool is idle, and only for jobs due within ten
+-- seconds: idle pools check for the next due time at least as often. STABLE saves a snapshot; a
+-- pool that becomes idle during the statement checks again for as long as such a statement takes.
+-- The first query is all that most inserts pay for while daemons are busy. After it the rows are
+-- read once, and pools once per queue: the planner knows nothing of the rows, and might join each
+-- row with each pool. Locks nothing.
 CREATE OR REPLACE FUNCTION jobs_inserted() RETURNS trigger
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
@@ -15,8 +15,8 @@ BEGIN
         RETURN NULL;
     END IF;
     v_soon := clock() + interval '10 s';
-    -- Whoever hears this may be past jobs that were due when the transaction began. (One instant
-    -- for all its statements: Postgres sends equal notices of a transaction once.)
+    -- Listeners may have passed jobs that were due when the transaction began. (One instant for
+    -- all its statements: Postgres sends equal notifications of a transaction once.)
     PERFORM notify_pools(q.queue, least(q.run_at,
                                         clock() - (statement_timestamp()
                                                    - transaction_timestamp())))
@@ -28,10 +28,9 @@ END $$;
 CREATE OR REPLACE TRIGGER jobs_inserted AFTER INSERT ON jobs
     REFERENCING NEW TABLE AS inserted FOR EACH STATEMENT EXECUTE FUNCTION jobs_inserted();
 
--- A dedupe_key is free at the very instant, not only when free_keys() has come by: removes what
--- holds NEW's for a job that is over, if it has done so for long enough. Locks that row. (CASE
--- keeps the planner off the index on all such rows.) The condition of the trigger costs every
--- insert of a row, and is therefore short.
+-- A dedupe_key is free at the very instant, not only after free_keys(): deletes the row that keeps
+-- NEW's key for an ended job, if its time is over. Locks that row. (CASE keeps the planner off the
+-- index on all such rows.) Every insert pays for the condition of the trigger, so that is short.
 CREATE OR REPLACE FUNCTION jobs_key_wanted() RETURNS trigger
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -45,12 +44,12 @@ END $$;
 CREATE OR REPLACE TRIGGER jobs_key_wanted BEFORE INSERT ON jobs
     FOR EACH ROW WHEN (NEW.dedupe_key IS NOT NULL) EXECUTE FUNCTION jobs_key_wanted();
 
--- Moves a waiting job, p_job as the caller has locked it, to another due time and priority, out of
--- a parking place (where it waits for other jobs it goes on doing so). Claims that are past its new
--- place, and pools that sleep, hear of it; if it left the head of a line, the next steps forward.
--- Locks that one with SKIP LOCKED. Not the queue, as promote() does: the caller's transaction may
--- last, and all claims would wait for it. What a claim parks in this very moment is left to
--- unblock().
+-- Moves a waiting job, p_job as the caller has locked it, to another due time and priority, and
+-- out of parking (a job that waits for other jobs goes on waiting). Claims that have passed its
+-- new place, and idle pools, are notified; if it was the first in its line, the next one is
+-- promoted. Locks that one with SKIP LOCKED, and not the queue, as promote() does: the caller's
+-- transaction may last, and all claims would wait for it. Jobs that a claim parks at that moment
+-- are left to unblock().
 CREATE OR REPLACE FUNCTION move(p_job jobs, p_run_at timestamptz, p_priority int) RETURNS void
 LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
@@ -83,13 +82,13 @@ BEGIN
     END IF;
 END $$;
 
--- Inserts a job, and says what to do where its dedupe_key is taken. p_on_duplicate: 'raise' 23505,
--- as a plain INSERT does; 'skip': answer with the id that holds the key; 'replace': give a job that
--- waits the new payload, kind, priority, times, limits and meta (its place in the lines of its keys
--- stays as it is, and so does what its failures have spent); 'reschedule': move it to the new
--- run_at, and priority if one is given. A job that runs, or is over and keeps its key, is left
--- alone. `created`: id is the new job; `changed`: the holder was given what was asked for. Locks
--- the holder if it is to change, then as move().
+-- Inserts a job, with a rule for a dedupe_key that is taken. p_on_duplicate: 'raise' 23505, as a
+-- plain INSERT does; 'skip': return the id that holds the key; 'replace': give a waiting job the
+-- new payload, kind, priority, times, limits and meta (it keeps its keys, its place in their
+-- lines, and its failures); 'reschedule': move it to the new run_at, and priority if one is given.
+-- A job that is running, or has ended and keeps its key, is not changed. `created`: id is the new
+-- job; `changed`: the holder was changed as requested. Locks the holder if it is to change, then
+-- as move().
 CREATE OR REPLACE FUNCTION enqueue(p_queue text, p_payload jsonb DEFAULT '{}',
                                    p_kind text DEFAULT NULL, p_priority int DEFAULT NULL,
                                    p_run_at timestamptz DEFAULT NULL, p_delay_s float8 DEFAULT NULL,

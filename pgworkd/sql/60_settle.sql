@@ -9,9 +9,9 @@
 -- into batches would lose it). `worker_id IS NOT NULL` means running (a CHECK says so) and keeps
 -- the planner off the index on running rows, which it prefers while it believes that few run.
 
--- For a settle that waits for nobody: locks those of these running jobs that nobody else has
--- locked, and answers with p_attempts, in which the others have an attempt that there is not. What
--- the settle then finds locked is put off.
+-- For a settle that must not wait: locks those of these running jobs that no other session has
+-- locked, and returns p_attempts with an impossible attempt for the others. What the settle then
+-- finds locked is deferred. Locks the jobs in order of id, with SKIP LOCKED.
 CREATE OR REPLACE FUNCTION unlocked(p_ids uuid[], p_attempts int[]) RETURNS int[]
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
@@ -26,11 +26,12 @@ BEGIN
                  ORDER BY u.place);
 END $$;
 
--- Completed: moves the rows to finished_jobs (or only deletes them where the queue keeps nothing;
--- p_began_ago_s: so many seconds ago the handler of each began) and inserts the next occurrence of
--- recurring ones (p_schedules, p_next, p_revisions; see add_occurrences). Tells who waits for them,
--- and batches (with payload and result only where a batch streams), frees keys, and wakes pools
--- whose queue's limits have room again.
+-- Moves the rows to finished_jobs (or only deletes them if the queue keeps no history) and inserts
+-- the next occurrence of recurring ones (p_schedules, p_next, p_revisions; see add_occurrences()).
+-- p_began_ago_s: seconds since the handler of each began. Notifies waiters and batches (with
+-- payload and result only if a batch streams), frees keys, and notifies pools whose queue's limits
+-- have capacity again. Locks the jobs in order of id, then as pass_on(), batch_ended(), promote(),
+-- add_occurrences().
 CREATE OR REPLACE FUNCTION settle_completed(p_ids uuid[], p_attempts int[], p_results text[],
                                             p_schedules text[] DEFAULT NULL,
                                             p_next timestamptz[] DEFAULT NULL,
@@ -93,7 +94,7 @@ BEGIN
                FILTER (WHERE d.batch_id IS NOT NULL)
     INTO v_won, v_schedules, v_queues, v_keys, v_wake, v_kept_keys, v_batched
     FROM done d;
-    -- As is_awaited(); a call of that costs each settle more than its two questions.
+    -- As is_awaited(); calling that costs each settle more than its two probes.
     IF EXISTS (SELECT FROM job_dependencies w WHERE w.depends_on = ANY (v_won))
        OR EXISTS (SELECT FROM result_waiters w WHERE w.job_id = ANY (v_won)) THEN
         PERFORM pass_on(v_won, true);
@@ -113,10 +114,10 @@ BEGIN
     RETURN coalesce(v_won, '{}');
 END $$;
 
--- settle_completed() in the transaction of the handler itself, which commits next, unless its
--- connection dies first: then it stays open until the server notices. So it locks the job's row,
--- for which it waits, and nothing that claims or other settles need: what its tree, its dependents
--- and its line are owed is put off, and done when it has committed.
+-- settle_completed() in the handler's own transaction, which commits next; if its connection dies
+-- first, it stays open until the server notices. So it waits for and locks the job's row only, and
+-- nothing that claims or other settles need: the effects on its tree, its dependents and its line
+-- are deferred, and applied after the commit.
 CREATE OR REPLACE FUNCTION complete_own(p_ids uuid[], p_attempts int[], p_results text[],
                                         p_schedules text[], p_next timestamptz[], p_revisions int[],
                                         p_worker int, p_token uuid,
@@ -128,10 +129,10 @@ BEGIN
                             p_worker, p_token, p_began_ago_s);
 END $$;
 
--- Failed: one failure is spent. With budget left the job waits for its retry (p_delays_s from now),
--- otherwise, or when p_permanent, it is dead. p_errors are history entries (JSON objects as text:
--- type, message, traceback, worker). A job whose cancellation was asked for is cancelled instead of
--- waiting.
+-- Counts a failure. With budget left the job waits for its retry (p_delays_s from now); otherwise,
+-- or with p_permanent, it is dead. p_errors are history entries (JSON objects as text: type,
+-- message, traceback, worker). A job whose cancellation was requested is cancelled instead of
+-- waiting. Locks as settle_completed().
 CREATE OR REPLACE FUNCTION settle_failed(p_ids uuid[], p_attempts int[], p_delays_s float8[],
                                          p_permanent boolean[], p_messages text[], p_errors text[],
                                          p_schedules text[] DEFAULT NULL,
@@ -208,8 +209,8 @@ BEGIN
                  FROM unnest(v_ids, v_statuses) AS e (id, status);
 END $$;
 
--- Released: the job goes back, no budget spent. p_delays_s NULL keeps its due time and so its place
--- in line; p_messages, where not NULL, says why. Other daemons are woken.
+-- Gives jobs back without a failure. p_delays_s NULL keeps the due time and so the place in line;
+-- p_messages, where not NULL, is the reason. Notifies other daemons. Locks as settle_completed().
 CREATE OR REPLACE FUNCTION settle_released(p_ids uuid[], p_attempts int[], p_delays_s float8[],
                                            p_messages text[], p_worker int DEFAULT NULL,
                                            p_token uuid DEFAULT NULL)
@@ -261,7 +262,8 @@ BEGIN
     RETURN coalesce(v_won, '{}');
 END $$;
 
--- Ended without success and for good: p_statuses is 'cancelled' or 'expired' per job.
+-- Ends jobs without success: p_statuses is 'cancelled' or 'expired' per job. Locks as
+-- settle_completed().
 CREATE OR REPLACE FUNCTION settle_ended(p_ids uuid[], p_attempts int[], p_statuses text[],
                                         p_messages text[], p_worker int DEFAULT NULL,
                                         p_token uuid DEFAULT NULL)
@@ -288,7 +290,7 @@ BEGIN
                                  WHERE w.id = p_worker AND w.token <> p_token))
           ORDER BY j.id FOR UPDATE OF j) x;
     IF v_batches IS NOT NULL THEN
-        PERFORM lock_trees(v_batches);  -- there may be several burials
+        PERFORM lock_trees(v_batches);  -- bury() may be called several times
     END IF;
     IF v_queues IS NOT NULL THEN
         PERFORM lock_queues(v_queues);

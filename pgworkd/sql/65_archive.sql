@@ -1,8 +1,8 @@
 -- The end of jobs: moving them to the history, their keys to the next in line.
 
--- For whoever has ended jobs: those whose dedupe_until lies ahead leave a row that holds their key
--- until then, so that an insert meets it as it meets a live job. p_keys: (id, queue, dedupe_key,
--- dedupe_until) of each.
+-- Called by whoever has ended jobs: those whose dedupe_until lies ahead leave a row that holds
+-- their key until then, so that an insert conflicts with it as with a live job. p_keys: (id,
+-- queue, dedupe_key, dedupe_until) of each.
 CREATE OR REPLACE FUNCTION keep_keys(p_keys jsonb) RETURNS void
 LANGUAGE sql VOLATILE AS $$
     INSERT INTO jobs (id, queue, dedupe_key, dedupe_until, status)
@@ -11,8 +11,8 @@ LANGUAGE sql VOLATILE AS $$
     WHERE k.f4 > clock()
 $$;
 
--- For whoever has ended runs: hands on their serialize_keys (p_queues and p_keys, parallel), and
--- tells the queues whose limits have room again.
+-- Called by whoever has ended attempts: passes their serialize_keys on (p_queues and p_keys,
+-- parallel), and notifies the queues whose limits have capacity again. Locks as promote().
 CREATE OR REPLACE FUNCTION freed(p_queues text[], p_keys text[], p_limited text[]) RETURNS void
 LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
@@ -24,11 +24,12 @@ BEGIN
     END IF;
 END $$;
 
--- Moves rows, which the caller has locked, to finished_jobs under a final status; p_message, where
--- not NULL, becomes their error. A queue that keeps nothing loses them. Answers how many there
--- were. Tells who waits for them, and their batches (p_mop: see batch_ended), frees their keys,
--- except those that are kept longer (see keep_keys). The chains of schedules among them are left to
--- daemons, which are told to look (see ensure_schedules).
+-- Archives jobs: moves rows, which the caller has locked, to finished_jobs under a final status;
+-- p_message, where not NULL, becomes their error. A queue without history loses them. Returns how
+-- many there were. Notifies waiters and their batches (p_mop: see batch_ended()), and frees their
+-- keys, except those that are kept longer (see keep_keys()). The chains of schedules among them
+-- are left to daemons, which are notified (see ensure_schedules()). Locks as pass_on(),
+-- batch_ended() and promote().
 CREATE OR REPLACE FUNCTION bury(p_ids uuid[], p_status text, p_message text,
                                 p_mop boolean DEFAULT true) RETURNS int
 LANGUAGE plpgsql VOLATILE AS $$
@@ -42,7 +43,7 @@ DECLARE
     v_chain   boolean;
 BEGIN
     IF coalesce(cardinality(p_ids), 0) = 0 THEN
-        RETURN 0;  -- without even looking at finished_jobs, which someone may have locked
+        RETURN 0;  -- without reading finished_jobs, which may be locked
     END IF;
     WITH gone AS (
         DELETE FROM jobs j WHERE j.id = ANY (p_ids) RETURNING j.*
@@ -95,7 +96,7 @@ BEGIN
     RETURN coalesce(cardinality(v_gone), 0);
 END $$;
 
--- Adds an entry to an error history and keeps the last 20.
+-- Adds an entry to an error history and keeps the last 20. Inlined.
 CREATE OR REPLACE FUNCTION add_error(p_errors jsonb, p_entry jsonb)
 RETURNS jsonb LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
     SELECT CASE WHEN jsonb_array_length(p_errors) >= 20 THEN p_errors - 0 ELSE p_errors END

@@ -1,8 +1,8 @@
 -- Schedules: declaring them, and the chain of their occurrences.
 
--- Enters or changes a schedule that stands in code; one that had left the code is enabled again. A
--- row that someone has put in by SQL under the same name is left alone, and so is that someone has
--- disabled it. Locks the schedule's row.
+-- Declares a schedule of code, or changes it; one that had left the code is enabled again. A row
+-- inserted by SQL under the same name is left alone, and one that an operator disabled stays
+-- disabled. Locks the schedule's row.
 CREATE OR REPLACE FUNCTION put_schedule(p_name text, p_queue text, p_kind text, p_cron text,
                                         p_every_s int, p_timezone text, p_missed text,
                                         p_payload text, p_missed_grace_s real DEFAULT 60,
@@ -27,8 +27,8 @@ LANGUAGE sql VOLATILE AS $$
                                 excluded.missed_grace_s, excluded.waits_for_retries))
 $$;
 
--- All enabled schedules, and whether each lacks an occurrence in its chain. The caller computes the
--- next instants and hands them to add_occurrences. Locks nothing.
+-- All enabled schedules, and whether each lacks an occurrence in its chain. The caller computes
+-- the next instants and passes them to restore_occurrences(). Locks nothing.
 CREATE OR REPLACE FUNCTION ensure_schedules()
 RETURNS TABLE (name text, cron text, every_s int, timezone text, missed text, revision int,
                last_occurrence timestamptz, at timestamptz, broken boolean)
@@ -39,10 +39,10 @@ LANGUAGE sql STABLE AS $$
     FROM schedules s WHERE s.enabled ORDER BY s.name
 $$;
 
--- Notes which schedules stand in the code of a worker, and answers with what is amiss: `retired`,
--- those of its own that were disabled because no worker had them (put_schedule() enables them),
--- else those enabled ones that came from code and stand in the code of no worker now. Nothing is
--- amiss while some worker has not said. Locks the worker's row if it changes.
+-- Stores which schedules are declared in the code of a worker, and returns what is wrong:
+-- `retired`, its own schedules that were disabled because no worker declared them (put_schedule()
+-- enables them), otherwise enabled schedules from code that no worker declares now. Nothing is
+-- wrong while some worker has not declared its own. Locks the worker's row if it changes.
 CREATE OR REPLACE FUNCTION declare_schedules(p_worker int, p_names text[])
 RETURNS TABLE (name text, retired boolean)
 LANGUAGE plpgsql VOLATILE AS $$
@@ -60,8 +60,8 @@ BEGIN
     ORDER BY s.name;
 END $$;
 
--- Disables those of these schedules that stand in the code of no worker (see declare_schedules());
--- their names. The trigger of the table notes it in the audit. Locks their rows in order of name.
+-- Disables those of these schedules that no worker declares (see declare_schedules()); returns
+-- their names. The trigger of the table writes the audit. Locks their rows in order of name.
 CREATE OR REPLACE FUNCTION retire_schedules(p_names text[]) RETURNS text[]
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
@@ -78,10 +78,10 @@ BEGIN
     RETURN v_names;
 END $$;
 
--- Whether an occurrence that has just been claimed for the first time was missed, and is to be
--- skipped: since when workers serve its queue without a gap, if it was due longer before that than
--- its schedule's grace; else NULL. What waited for a worker that was there (a backlog, a pause, a
--- limit), and what was claimed before, was not missed. Locks nothing.
+-- Whether an occurrence that was just claimed for the first time was missed, and is to be skipped:
+-- since when workers serve its queue without a gap, if it was due longer before that than its
+-- schedule's grace; else NULL. An occurrence that waited although a worker was there (a backlog, a
+-- pause, a limit), or was claimed before, was not missed. Locks nothing.
 CREATE OR REPLACE FUNCTION missed_since(p_job uuid, p_attempt int) RETURNS timestamptz
 LANGUAGE sql STABLE AS $$
     SELECT f.since
@@ -96,10 +96,10 @@ LANGUAGE sql STABLE AS $$
       AND greatest(j.run_at, j.occurrence) + make_interval(secs => s.missed_grace_s) < f.since
 $$;
 
--- Inserts one occurrence per schedule, unless its chain has one (see jobs_schedule_chain), it has
--- moved past that instant, or has changed since the caller computed it (revision). Answers with the
--- names that got one. Locks the schedules' rows in order of name with SKIP LOCKED, then looks: so
--- two callers never both insert. One that is locked is left to the daemons' next look at the
+-- Inserts one occurrence per schedule, unless its chain has one (see jobs_schedule_chain), has
+-- passed that instant, or the rule has changed since the caller computed it (revision). Returns
+-- the names that got one. Locks the schedules' rows in order of name with SKIP LOCKED, then
+-- checks: two callers never both insert. A locked one is left to the daemons' next check of the
 -- schedules (see follow()).
 CREATE OR REPLACE FUNCTION add_occurrences(p_names text[], p_at timestamptz[], p_revisions int[])
 RETURNS text[]
@@ -130,7 +130,8 @@ BEGIN
     RETURN coalesce(v_added, '{}');
 END $$;
 
--- The same for daemons that find chains broken: an occurrence that is refused holds up no others.
+-- The same for daemons that restore broken chains: an occurrence that is refused holds up no
+-- others. Locks as add_occurrences().
 CREATE OR REPLACE FUNCTION restore_occurrences(p_names text[], p_at timestamptz[],
                                                p_revisions int[]) RETURNS text[]
 LANGUAGE plpgsql VOLATILE AS $$
@@ -142,9 +143,9 @@ BEGIN
                           (added));
 END $$;
 
--- Of the schedules whose occurrence was just settled, adds those next ones that the caller
--- computed. Where a schedule is locked, daemons are told to look at them all, again and again until
--- it is free. Locks as add_occurrences().
+-- Adds the next occurrences, as the caller computed them, of the schedules whose occurrence was
+-- just settled. If a schedule is locked, daemons are notified to check them all, again until it is
+-- free. Locks as add_occurrences().
 CREATE OR REPLACE FUNCTION follow(p_settled text[], p_names text[], p_at timestamptz[],
                                   p_revisions int[]) RETURNS void
 LANGUAGE plpgsql VOLATILE AS $$
@@ -167,7 +168,7 @@ BEGIN
     END IF;
 END $$;
 
--- Notes why no occurrence can be computed; the chain rests until the rule is changed. Locks the
+-- Stores why no occurrence can be computed; the chain stops until the rule is changed. Locks the
 -- row.
 CREATE OR REPLACE FUNCTION fail_schedule(p_name text, p_revision int, p_error text) RETURNS boolean
 LANGUAGE plpgsql VOLATILE AS $$
@@ -177,7 +178,7 @@ BEGIN
     RETURN FOUND;
 END $$;
 
--- A changed rule gets a new revision; its waiting occurrence, if neither due nor begun, makes room
+-- A changed rule gets a new revision; its waiting occurrence, if neither due nor begun, is deleted
 -- for the new next one. Locks that job, which no claim can hold: it is not due.
 CREATE OR REPLACE FUNCTION schedule_changed() RETURNS trigger
 LANGUAGE plpgsql AS $$
@@ -200,7 +201,7 @@ CREATE OR REPLACE TRIGGER schedule_changed BEFORE UPDATE OF
 CREATE OR REPLACE TRIGGER schedule_deleted BEFORE DELETE ON schedules
     FOR EACH ROW EXECUTE FUNCTION schedule_changed();
 
--- Tells daemons at once that a schedule came, changed or went.
+-- Notifies daemons at once of a schedule that was inserted, changed or deleted. Locks nothing.
 CREATE OR REPLACE FUNCTION schedules_notify() RETURNS trigger
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -212,8 +213,8 @@ CREATE OR REPLACE TRIGGER schedules_notify AFTER INSERT OR DELETE OR UPDATE OF
     enabled, missed_grace_s, waits_for_retries
     ON schedules FOR EACH ROW EXECUTE FUNCTION schedules_notify();
 
--- Notes every change of a schedule's rule, and that it was deleted, whoever does it; which
--- occurrence came last, and what is wrong with the rule, is no change of it.
+-- Writes every change of a schedule's rule, and its deletion, into the audit, whoever makes it;
+-- its last occurrence and its error are no part of the rule. Locks nothing.
 CREATE OR REPLACE FUNCTION schedules_audit() RETURNS trigger
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -235,8 +236,8 @@ CREATE OR REPLACE TRIGGER schedules_audit AFTER DELETE OR UPDATE OF
     enabled, missed_grace_s, waits_for_retries ON schedules FOR EACH ROW
         EXECUTE FUNCTION schedules_audit();
 
--- Enables or disables a schedule; false if it was so before. Raises 22023 where there is none.
--- Locks the row.
+-- Enables or disables a schedule; false if it was so before. Raises 22023 if there is none. Locks
+-- the row.
 CREATE OR REPLACE FUNCTION enable_schedule(p_name text, p_enabled boolean) RETURNS boolean
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
@@ -248,13 +249,13 @@ BEGIN
             USING ERRCODE = '22023', HINT = 'pgworkd schedules lists them all.';
     END IF;
     UPDATE schedules s SET enabled = p_enabled WHERE s.name = p_name AND s.enabled <> p_enabled;
-    -- now someone has said so
+    -- an operator has decided it now
     UPDATE schedules s SET retired_at = NULL WHERE s.name = p_name AND s.retired_at IS NOT NULL;
     RETURN v_schedule.enabled <> p_enabled;
 END $$;
 
--- Removes a schedule; an occurrence that is due, or runs, stays. Raises 22023 where there is none,
--- or where it stands in the code of a living worker, which would enter it again. Locks the row.
+-- Removes a schedule; an occurrence that is due or running stays. Raises 22023 if there is none,
+-- or if the code of a live worker declares it, which would enter it again. Locks the row.
 CREATE OR REPLACE FUNCTION remove_schedule(p_name text) RETURNS void
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
@@ -276,8 +277,8 @@ BEGIN
     END IF;
 END $$;
 
--- Inserts a job as the schedule would, due now, apart from its occurrences; its id. Also of a
--- disabled schedule. Raises 22023 where there is none. Locks nothing.
+-- Inserts a job as the schedule would, due now, apart from its occurrences; returns its id. A
+-- disabled schedule may be run, too. Raises 22023 if there is none. Locks nothing.
 CREATE OR REPLACE FUNCTION run_schedule(p_name text, p_by text DEFAULT NULL) RETURNS uuid
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE

@@ -14,8 +14,8 @@ CREATE UNLOGGED TABLE IF NOT EXISTS refused_rows (
     PRIMARY KEY (what, key)
 );
 
--- One step of maintenance for these rows: p_keys are their ids, or what else names them. Its answer
--- is for who asked for it. Locks what the step says.
+-- One step of maintenance for these rows: p_keys are their ids, or what else identifies them. Its
+-- answer is for the function that requested it. Locks what the step locks.
 CREATE OR REPLACE FUNCTION do_part(p_step text, p_keys text[], p_with jsonb) RETURNS jsonb
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
@@ -76,12 +76,12 @@ BEGIN
     RETURN to_jsonb(v_rows);
 END $$;
 
--- Does p_step (see do_part()) for these keys: for all of them, and where that raises for half as
--- many, and so on, until what is refused is found. Answers with a row for each part that was done.
--- What is refused is noted in refused_rows, and passed by until its time has come. What is no row's
--- fault is raised: locks, deadlocks, time-outs, resources that are short, a server that only reads.
+-- Does p_step (see do_part()) for these keys: for all of them, and if that raises, for halves, and
+-- so on, until what is refused is found. Returns a row for each part that was done. What is
+-- refused is stored in refused_rows, and skipped until its time has come. Errors that are no row's
+-- fault are raised: locks, deadlocks, timeouts, insufficient resources, a read-only server.
 -- Deferred constraints are checked in each part. Locks what the step locks, of refused parts
--- nothing, and rows of refused_rows in order of the keys.
+-- nothing, then rows of refused_rows in order of key.
 CREATE OR REPLACE FUNCTION in_parts(p_what text, p_keys text[], p_step text,
                                     p_with jsonb DEFAULT NULL) RETURNS SETOF jsonb
 LANGUAGE plpgsql VOLATILE AS $$
@@ -130,8 +130,8 @@ BEGIN
     END LOOP;
 END $$;
 
--- What was refused and has not been reported yet, for the log of the daemon that asks: how many
--- rows of each function and SQLSTATE, and one of them. Locks them with SKIP LOCKED.
+-- What was refused and has not been reported yet, for the log of the calling daemon: how many rows
+-- of each function and SQLSTATE, and one of them. Locks them with SKIP LOCKED.
 CREATE OR REPLACE FUNCTION report_refused()
 RETURNS TABLE (what text, sqlstate text, count int, key text, error text)
 LANGUAGE sql VOLATILE AS $$
@@ -145,9 +145,9 @@ LANGUAGE sql VOLATILE AS $$
     FROM news n GROUP BY n.what, n.sqlstate ORDER BY n.what, n.sqlstate
 $$;
 
--- One part of rescue(): takes back these jobs of lost workers, and answers with them. The caller
--- has locked them and says no_wait(). Locks what batch_ended(), pass_on(), promote() and cancel()
--- do, for none of which it waits.
+-- One part of rescue(): takes back these jobs of dead workers, and returns them. The caller has
+-- locked them and set no_wait(). Locks what batch_ended(), pass_on(), promote() and cancel() lock,
+-- without waiting.
 CREATE OR REPLACE FUNCTION rescue_jobs(p_ids uuid[]) RETURNS jsonb
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
@@ -209,16 +209,17 @@ BEGIN
     RETURN v_taken;
 END $$;
 
--- Takes back the jobs of lost workers, at most p_limit: a loss on each, `failed` and due at once,
--- or `dead` at the third loss (max_losses of its queue), or at the first if it may run only once.
--- Answers with what it took. After an outage or a clock jump all healthy workers look lost, so each
--- is presumed dead only when it has had the time of its own lease to renew: the caller has renewed
--- its lease without a gap for as long (and for a whole lease of its own), and the server has been
--- up for as long. An outage too short for a caller with a long lease to notice may have cost a
--- short lease: such a one gets the time that the outage may have taken on top. Who is known to be
--- lost (see worker_ended()) needs no such caller. Locks: the rescue lock, lost workers' rows in
--- order of id, their jobs with SKIP LOCKED (a job that is being settled right now is left to its
--- settle; the worker's row stays until no job is left).
+-- Takes back the jobs of workers that are presumed dead, at most p_limit: counts a loss on each,
+-- which makes it `failed` and due at once, or `dead` at the third loss (max_losses of its queue),
+-- or at the first if it may run only once. Returns those jobs.
+-- After an outage or a clock jump all healthy workers look dead, so each is presumed dead only
+-- after it has had the time of its own lease to renew: the caller has renewed its lease without a
+-- gap for as long (and for a whole lease of its own), and the server has been up for as long. An
+-- outage too short for a caller with a long lease to notice may have cost a short lease: such a
+-- worker gets the time that the outage may have taken on top. A worker known to be dead (see
+-- worker_ended()) needs no such caller.
+-- Locks the rescue lock, dead workers' rows in order of id, then their jobs with SKIP LOCKED (a
+-- job that is being settled is left to its settle; the worker's row stays until no job is left).
 CREATE OR REPLACE FUNCTION rescue(p_worker int, p_limit int DEFAULT 1000)
 RETURNS TABLE (id uuid, queue text, kind text, attempt int, status text, worker_id int, worker text,
                error text)
@@ -233,7 +234,7 @@ DECLARE
     v_lease_s  real;                             -- the caller's
     -- for how long there has been no outage, as far as it knows
     v_steady_s float8;
-    v_judges   boolean;                          -- it may say who is lost
+    v_judges   boolean;                          -- it may presume others dead
     v_lost  int[];
     v_ids   uuid[];
 BEGIN
@@ -306,11 +307,11 @@ BEGIN
 END $$;
 
 -- The running attempts of a worker that began more than p_age_s ago. The worker compares them with
--- what it holds: one that it does not hold is a stray, claimed by a call whose answer was lost, and
--- is given back by settle_released. None under another token than the worker's own: those are
--- somebody else's. While vacuum is held back this reads the index entries of all that the worker
--- has ever run. With p_queues, only what began at most p_age_max_s ago in those queues is looked
--- for, and no entry of what began before is read. Locks nothing.
+-- what it has in flight: one that it does not have is an orphaned attempt, claimed by a call whose
+-- answer was lost, and is given back by settle_released(). None under another token than the
+-- worker's own. While vacuum is held back this reads the index entries of all that the worker has
+-- ever run. With p_queues, only attempts that began at most p_age_max_s ago in those queues are
+-- returned, and no older entry is read. Locks nothing.
 CREATE OR REPLACE FUNCTION running_of(p_worker int, p_token uuid, p_age_s float8,
                                       p_age_max_s float8 DEFAULT NULL, p_queues text[] DEFAULT NULL)
 RETURNS TABLE (id uuid, attempt int)
@@ -337,8 +338,8 @@ BEGIN
     END LOOP;
 END $$;
 
--- Moves each sequence that is behind the ids in its table up to them: logical replication carries
--- rows, but not sequences. For `migrate`. Locks nothing.
+-- Advances each sequence that is behind the ids in its table: logical replication carries rows,
+-- but not sequences. For `migrate`. Locks nothing.
 CREATE OR REPLACE FUNCTION mend_sequences() RETURNS void
 LANGUAGE plpgsql VOLATILE AS $$
 BEGIN

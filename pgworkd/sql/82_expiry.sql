@@ -1,8 +1,8 @@
 -- Maintenance: jobs that expired, keys and rates that nobody needs, lines whose next job was
 -- missed.
 
--- One part of expire_jobs(): ends these jobs, which the caller has locked; how many of which queue
--- and kind. Locks as bury().
+-- One part of expire_jobs(): ends these jobs, which the caller has locked; returns how many of
+-- which queue and kind. Locks as bury().
 CREATE OR REPLACE FUNCTION expire_these(p_ids uuid[]) RETURNS jsonb
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
@@ -15,9 +15,9 @@ BEGIN
     RETURN v_counts;
 END $$;
 
--- Ends jobs that were never started and whose expires_at has passed, and frees dedupe_keys that
--- were kept long enough, at most p_limit of each. Answers with a row per queue and kind of jobs
--- that ended, and one without a queue for the keys. Locks them with SKIP LOCKED.
+-- Ends jobs that were never started and whose expires_at has passed, and frees dedupe_keys whose
+-- time is over, at most p_limit of each. Returns a row per queue and kind of jobs that ended, and
+-- one without a queue for the keys. Locks them with SKIP LOCKED.
 CREATE OR REPLACE FUNCTION expire_jobs(p_limit int DEFAULT 1000)
 RETURNS TABLE (queue text, kind text, jobs int, example uuid)
 LANGUAGE plpgsql VOLATILE AS $$
@@ -46,7 +46,7 @@ BEGIN
         FROM free_keys(p_limit) AS f (freed) WHERE f.freed > 0;
 END $$;
 
--- The same as a number, of what was more; also for daemons of the version before.
+-- The same as one number, the larger of the two counts. Also for daemons of the version before.
 CREATE OR REPLACE FUNCTION expire(p_limit int DEFAULT 1000) RETURNS int
 LANGUAGE sql VOLATILE AS $$
     SELECT coalesce(greatest(sum(e.jobs) FILTER (WHERE e.queue IS NOT NULL), sum(e.jobs)
@@ -54,9 +54,8 @@ LANGUAGE sql VOLATILE AS $$
     FROM expire_jobs(p_limit) e
 $$;
 
--- Removes, of what holds the dedupe_key of a job that is over, what need not do so any longer, at
--- most p_limit. Answers how many. An insert of such a key does not wait for this. Locks them with
--- SKIP LOCKED.
+-- Deletes rows that keep the dedupe_key of an ended job and whose time is over, at most p_limit;
+-- returns how many. An insert of such a key does not wait for this. Locks them with SKIP LOCKED.
 CREATE OR REPLACE FUNCTION free_keys(p_limit int) RETURNS int
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
@@ -71,9 +70,9 @@ BEGIN
             FROM in_parts('free_keys', v_ids::text[], 'free keys') AS p (freed));
 END $$;
 
--- Of the next p_most serialize_keys after (p_queue, p_key) for which jobs are blocked: those that
--- nobody holds, although the first in line is blocked. `last_queue` and `last_key`: where to go on;
--- NULL: there are no more. Looks at one blocked job per key. Locks nothing.
+-- Of the next p_most serialize_keys after (p_queue, p_key) with blocked jobs: those that no job
+-- holds, although the first in line is blocked. `last_queue` and `last_key`: where to go on; NULL:
+-- there are no more. Reads one blocked job per key. Locks nothing.
 CREATE OR REPLACE FUNCTION stuck_lines(p_queue text, p_key text, p_most int, OUT queues text[],
                                        OUT keys text[], OUT last_queue text, OUT last_key text)
 LANGUAGE plpgsql STABLE AS $$
@@ -108,7 +107,7 @@ BEGIN
 END $$;
 
 -- promote() for maintenance: a line whose first job refuses holds up no others. p_what: the
--- function that asks. Locks as that.
+-- calling function. Locks as promote().
 CREATE OR REPLACE FUNCTION promote_lines(p_what text, p_queues text[], p_keys text[]) RETURNS void
 LANGUAGE sql VOLATILE AS $$
     SELECT in_parts(p_what, (SELECT array_agg(jsonb_build_array(u.queue, u.key)::text)
@@ -136,10 +135,10 @@ BEGIN
     promoted := coalesce(cardinality(v_keys), 0);
 END $$;
 
--- Forgets rates that no longer hold anything back, of the next p_most keys behind (p_queue, p_key).
--- `last_queue` and `last_key`: where to go on; NULL: there are no more. Locks them with SKIP
--- LOCKED, and nothing else: claims move rates under the queue's lock, so who has locked a rate must
--- not wait for that.
+-- Deletes rates that no longer hold anything back, of the next p_most keys behind (p_queue,
+-- p_key). `last_queue` and `last_key`: where to go on; NULL: there are no more. Locks them with
+-- SKIP LOCKED, and nothing else: claims update rates under the queue's lock, so a holder of a rate
+-- must not wait for that.
 CREATE OR REPLACE FUNCTION forget_rates(p_queue text, p_key text, p_most int,
                                         OUT forgotten int, OUT last_queue text, OUT last_key text)
 LANGUAGE plpgsql VOLATILE AS $$
@@ -161,11 +160,11 @@ BEGIN
     GET DIAGNOSTICS forgotten = ROW_COUNT;
 END $$;
 
--- Promotes what still waits for a key that nobody holds: those who free keys do so themselves,
--- unless someone had the next in line locked or changed rows by hand. Forgets who waited for
--- results. Answers how many keys it looked after. Looks at one blocked job of each of the first
--- thousand keys; unblock_lines() goes on from there, a step each. The same for batches that nobody
--- came by to finish; see mend_batches(). Locks as that does, then as promote().
+-- Promotes jobs that wait for a key that no job holds: whoever frees keys does so, unless the next
+-- in line was locked or rows were changed by hand. Deletes waiters for results whose time is over.
+-- Returns how many keys it checked. Reads one blocked job of each of the first thousand keys;
+-- unblock_lines() goes on from there, a step each. Also finishes batches, see mend_batches().
+-- Locks as that does, then as promote().
 CREATE OR REPLACE FUNCTION unblock() RETURNS int
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE

@@ -1,9 +1,9 @@
 -- Maintenance: the partitions of finished_jobs, and what retention removes.
 
--- Makes the day partitions of finished_jobs for today and p_days_ahead more. A new partition needs
--- a short exclusive lock: it is waited for 200 ms at most, so that no settle queues behind a long
--- reader; rows of a day without a partition go to finished_jobs_other, nothing is refused. Runs as
--- the owner of the table.
+-- Creates the day partitions of finished_jobs for today and p_days_ahead more. A new partition
+-- needs a short exclusive lock, for which it waits 200 ms at most, so that no settle queues behind
+-- a long reader; rows of a day without a partition go to finished_jobs_other, none is refused.
+-- Runs with the owner's rights.
 CREATE OR REPLACE FUNCTION ensure_partitions(p_days_ahead int DEFAULT 7) RETURNS int
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
@@ -35,11 +35,11 @@ BEGIN
     RETURN v_made;
 END $$;
 
--- Drops the oldest day partition of finished_jobs that is wholly older than p_keep_days; its name,
--- or NULL: there is none, or somebody reads it. One per call, each in a transaction of its own: the
--- history's lock is held for that one commit. Locks: the partition, for which it does not wait (a
+-- Drops the oldest day partition of finished_jobs that is wholly older than p_keep_days; returns
+-- its name, or NULL: there is none, or a session reads it. One per call, each in a transaction of
+-- its own: the history's lock is held for that one commit. Locks the partition without waiting (a
 -- long reader, such as pg_dump, has locked it, too), then finished_jobs, for 200 ms at most, so
--- that no settle waits for longer. Runs as the owner of the tables.
+-- that no settle waits longer. Runs with the owner's rights.
 CREATE OR REPLACE FUNCTION drop_partition(p_keep_days int) RETURNS text
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
@@ -72,10 +72,10 @@ BEGIN
     RETURN v_name;
 END $$;
 
--- Deletes old rows of what only ever grows: of finished_jobs_other and of the audit (which is kept
--- for 7 days at least) by p_keep_days, of finished_jobs by keep_until, at most p_limit of each, by
--- their indexes. Answers how many of the history. For prune(); runs as the owner of the tables, so
--- that nobody else need be able to change the history. Locks rows with SKIP LOCKED.
+-- Deletes old rows of tables that only grow: of finished_jobs_other and of the audit (kept for 7
+-- days at least) by p_keep_days, of finished_jobs by keep_until, at most p_limit of each, by their
+-- indexes. Returns how many of the history. For prune(); with the owner's rights, so that nobody
+-- else needs the right to change the history. Locks rows with SKIP LOCKED.
 CREATE OR REPLACE FUNCTION forget_rows(p_keep_days int, p_limit int) RETURNS int
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
@@ -117,10 +117,10 @@ BEGIN
         SELECT in_parts('forget_rows', v_kept, 'forget kept history')) AS p (gone));
 END $$;
 
--- Forgets: see forget_rows(), and drop_partition() for the rest of the history; and moves jobs dead
--- for p_keep_dead_days to finished_jobs (at most p_limit, as of all else). What was said of the
--- progress of attempts that are over goes, too. Finished trees of batches are kept for p_keep_days,
--- and as long as they keep a dedupe_key. Locks: rows with SKIP LOCKED.
+-- Retention: see forget_rows(), and drop_partition() for the rest of the history. Moves jobs dead
+-- for p_keep_dead_days to finished_jobs (at most p_limit, as of all else), and deletes the
+-- progress of ended attempts. Finished trees of batches are kept for p_keep_days, and as long as
+-- they keep a dedupe_key. Locks rows with SKIP LOCKED.
 CREATE OR REPLACE FUNCTION prune(p_keep_days int, p_keep_dead_days int, p_limit int DEFAULT 5000)
 RETURNS TABLE (rows_deleted int, dead_moved int)
 LANGUAGE plpgsql VOLATILE AS $$

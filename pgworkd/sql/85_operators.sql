@@ -1,7 +1,6 @@
 -- Operations on jobs and keys, each of which is written into `audit`, and the selection of jobs.
 
--- Who acts, for the audit: p_by, else what the session says (SET pgworkd.by), else its user and
--- program.
+-- The actor, for the audit: p_by, else the session's (SET pgworkd.by), else its user and program.
 CREATE OR REPLACE FUNCTION who(p_by text DEFAULT NULL) RETURNS text
 LANGUAGE sql STABLE AS $$
     SELECT left(coalesce(nullif(p_by, ''), nullif(current_setting('pgworkd.by', true), ''),
@@ -10,17 +9,17 @@ LANGUAGE sql STABLE AS $$
                                       || ')', '')), 200)
 $$;
 
--- Those members of p_object that differ from what p_from has under the same name.
+-- Those members of p_object that differ from those of p_from with the same name.
 CREATE OR REPLACE FUNCTION differing(p_object jsonb, p_from jsonb) RETURNS jsonb
 LANGUAGE sql IMMUTABLE AS $$
     SELECT coalesce(jsonb_object_agg(m.key, m.value), '{}')
     FROM jsonb_each(p_object) m WHERE m.value IS DISTINCT FROM p_from -> m.key
 $$;
 
--- Cancels: a waiting job ends now; a running one is marked, and its worker told, which cancels the
--- handler and settles it. Answers with 'cancelled' or 'requested' per job found; others are over or
--- unknown. A dead one has ended: retry() or discard() it. What was asked for before is in the audit
--- already, also when the engine carries it out here. Locks the jobs in order of id.
+-- Cancels: a waiting job ends now; a running one is marked, and its worker notified, which cancels
+-- the handler and settles it. Returns 'cancelled' or 'requested' per job found; others have ended
+-- or are unknown. A dead job has ended: retry() or discard() it. A request is in the audit already
+-- when the engine carries it out here. Locks the jobs in order of id.
 CREATE OR REPLACE FUNCTION cancel(p_ids uuid[], p_by text DEFAULT NULL)
 RETURNS TABLE (id uuid, outcome text)
 LANGUAGE plpgsql VOLATILE AS $$
@@ -55,13 +54,13 @@ BEGIN
                  UNION ALL SELECT u.id, 'requested' FROM unnest(v_running) AS u (id);
 END $$;
 
--- Runs jobs again: a dead one gets a fresh budget, one that waits for its retry runs now. Answers
--- with the ids it changed. A replayed occurrence leaves its schedule's chain, which has gone on
--- without it. A dead job of a finished batch opens it and its tree again; when that is over again,
--- the one of on_complete and on_failure that fits is inserted, unless it was before; p_call_back:
--- also if it was. A dead job of a cancelled batch stays as it is: delete the batch first, or
--- enqueue another. Raises 23505 when another job holds the dedupe key. Locks the jobs in order of
--- id, then the roots of their batches.
+-- Runs jobs again: a dead one gets a fresh budget, one that waits for its retry runs now. Returns
+-- the ids it changed. An occurrence that is run again leaves its schedule's chain, which has gone
+-- on without it. A dead job of a finished batch reopens it and its tree; when that is finished
+-- again, the matching one of on_complete and on_failure is inserted, unless it was before;
+-- p_call_back: even then. A dead job of a cancelled batch is not changed: delete the batch first,
+-- or enqueue another job. Raises 23505 if another job holds the dedupe key. Locks the jobs in
+-- order of id, then the roots of their batches.
 CREATE OR REPLACE FUNCTION retry(p_ids uuid[], p_by text DEFAULT NULL,
                                  p_call_back boolean DEFAULT false) RETURNS uuid[]
 LANGUAGE plpgsql VOLATILE AS $$
@@ -116,8 +115,8 @@ BEGIN
     RETURN v_ids;
 END $$;
 
--- Moves dead jobs to finished_jobs, where they end as `dead`. Answers how many. Locks them in order
--- of id.
+-- Moves dead jobs to finished_jobs, where they end as `dead`. Returns how many. Locks them in
+-- order of id.
 CREATE OR REPLACE FUNCTION discard(p_ids uuid[], p_by text DEFAULT NULL) RETURNS int
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
@@ -137,8 +136,8 @@ BEGIN
     RETURN v_count;
 END $$;
 
--- Changes what is given of a waiting job. Answers with what is different now, an empty object if
--- nothing is. A job that is blocked takes its new place in line when its run_at changes. Raises
+-- Changes payload, run_at or priority of a waiting job. Returns what is different now, an empty
+-- object if nothing is. A blocked job takes its new place in line when its run_at changes. Raises
 -- PW002 for a job that does not wait. Locks the job, then as promote().
 CREATE OR REPLACE FUNCTION edit(p_id uuid, p_payload jsonb DEFAULT NULL,
                                 p_run_at timestamptz DEFAULT NULL, p_priority int DEFAULT NULL,
@@ -201,8 +200,8 @@ BEGIN
     RETURN differing(v_after, v_before);
 END $$;
 
--- Frees the dedupe_key that a job which is over keeps: see kept_keys. False: no job that is over
--- keeps it; the key of a live job is not freed. Locks the row that keeps the key.
+-- Frees the dedupe_key that an ended job keeps: see kept_keys. False: no ended job keeps it; the
+-- key of a live job is not freed. Locks the row that keeps the key.
 CREATE OR REPLACE FUNCTION free_key(p_queue text, p_key text, p_by text DEFAULT NULL)
 RETURNS boolean
 LANGUAGE plpgsql VOLATILE AS $$
@@ -223,8 +222,8 @@ BEGIN
     RETURN true;
 END $$;
 
--- The same of the key of a tree of batches that has finished; p_name: the root's. False: no such
--- tree keeps it; the key of one that has not finished is not freed. Locks the root.
+-- The same for the key of a finished tree of batches; p_name: of its root. False: no such tree
+-- keeps it; the key of an unfinished one is not freed. Locks the root.
 CREATE OR REPLACE FUNCTION free_batch_key(p_name text, p_key text, p_by text DEFAULT NULL)
 RETURNS boolean
 LANGUAGE plpgsql VOLATILE AS $$
@@ -248,8 +247,8 @@ BEGIN
     RETURN true;
 END $$;
 
--- Notes every change of a queue's settings, pauses too, whoever makes it. A queue without a row has
--- no settings.
+-- Writes every change of a queue's settings, pauses too, into the audit, whoever makes it. A queue
+-- without a row has no settings. Locks nothing.
 CREATE OR REPLACE FUNCTION queues_audit() RETURNS trigger
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -268,13 +267,13 @@ END $$;
 CREATE OR REPLACE TRIGGER queues_audit AFTER INSERT OR UPDATE OR DELETE ON queues
     FOR EACH ROW EXECUTE FUNCTION queues_audit();
 
--- Finds the jobs that match all that is given, for acts on many in short transactions: up to
--- p_limit ids (10,000 at most) in their order, behind p_after. `last`: where to go on from; NULL:
--- that was all. There may be a `last` without any id: a call looks at 100,000 rows at most. p_what
--- says what the jobs are for: 'cancel' finds those that wait or run, 'retry' and 'discard' dead
--- ones, unless p_status says which. p_key is any of a job's three keys. Without queue, kind, key
--- and batch nothing is found unless p_all. Where an index knows at most 10,000 candidates it is
--- asked, else the primary key is walked. Locks nothing.
+-- Finds the jobs that match all that is given, for operations on many in short transactions: up to
+-- p_limit ids (10,000 at most) in their order, behind p_after. `last`: where to go on; NULL: that
+-- was all. There may be a `last` without any id: a call reads 100,000 rows at most. p_what is the
+-- operation: 'cancel' finds waiting and running jobs, 'retry' and 'discard' dead ones, unless
+-- p_status says which. p_key is any of a job's three keys. Without queue, kind, key and batch
+-- nothing is found unless p_all. If an index has at most 10,000 candidates it is used, else the
+-- primary key is walked. Locks nothing.
 CREATE OR REPLACE FUNCTION matching(p_what text, p_queue text DEFAULT NULL,
                                     p_kind text DEFAULT NULL, p_key text DEFAULT NULL,
                                     p_batch uuid DEFAULT NULL, p_status text DEFAULT NULL,

@@ -9,11 +9,11 @@ BEGIN  -- it has no key: a publication of all tables would refuse each DELETE
     END IF;
 END $$;
 
--- Makes a batch: a root, or with p_parent a child. Where p_dedupe_key is held by an unfinished root
--- of that name (or by one that finished, until its dedupe_until), or the parent has a child of that
--- name, answers with that one. p_dedupe_until, or p_dedupe_for_s from now: how long the key stays
--- taken when the tree has finished. p_queue: NULL: the parent's. For the rest see `batches`. Raises
--- PW003 where the parent takes no more. Locks the parent FOR KEY SHARE.
+-- Creates a batch: a root, or with p_parent a child. If p_dedupe_key is held by an unfinished root
+-- of that name (or by a finished one, until its dedupe_until), or the parent has a child of that
+-- name, returns that one. p_dedupe_until, or p_dedupe_for_s from now: how long a finished tree
+-- keeps the key. p_queue NULL: the parent's. For the other columns see `batches`. Raises PW003 if
+-- the parent takes no more. Locks the parent FOR KEY SHARE.
 CREATE OR REPLACE FUNCTION create_batch(p_name text, p_queue text DEFAULT NULL,
                                         p_kind text DEFAULT NULL, p_parent uuid DEFAULT NULL,
                                         p_stream boolean DEFAULT false,
@@ -60,8 +60,8 @@ BEGIN
 END $$;
 
 -- Locks a batch that is to take more FOR KEY SHARE; raises PW003 if it takes no more. p_what: what
--- is to be added, 'jobs' or 'children'. What was streamed in last may still have to be made into
--- jobs when the batch is sealed: a job of its stream_kind that runs holds it open.
+-- is to be added, 'jobs' or 'children'. Streamed jobs may still have to add the batch's own jobs
+-- when it is sealed: a running job of its stream_kind keeps it open.
 CREATE OR REPLACE FUNCTION enter_batch(p_batch uuid, p_what text) RETURNS batches
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
@@ -95,8 +95,8 @@ BEGIN
     RETURN v_batch;
 END $$;
 
--- Places a new batch in its tree, and refuses what could not be carried out later: at a callback it
--- would be too late. Frees its dedupe_key if a tree that is over has kept it for long enough. Locks
+-- Places a new batch in its tree, and refuses what could not be carried out later: at a callback
+-- it would be too late. Frees its dedupe_key if a finished tree has kept it for long enough. Locks
 -- the parent FOR KEY SHARE, or that root.
 CREATE OR REPLACE FUNCTION batch_created() RETURNS trigger
 LANGUAGE plpgsql AS $$
@@ -148,8 +148,8 @@ END $$;
 CREATE OR REPLACE TRIGGER batch_created BEFORE INSERT ON batches FOR EACH ROW
     EXECUTE FUNCTION batch_created();
 
--- A batch stays where it was made: locks and counters go by its root, and who is below itself has
--- none.
+-- A batch stays where it was created: locks and counters go by its root, and a batch below itself
+-- has none.
 CREATE OR REPLACE FUNCTION batch_moved() RETURNS trigger
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -162,10 +162,10 @@ CREATE OR REPLACE TRIGGER batch_moved BEFORE UPDATE OF id, parent_id, root_id, d
                        IS DISTINCT FROM (OLD.id, OLD.parent_id, OLD.root_id, OLD.depth))
     EXECUTE FUNCTION batch_moved();
 
--- At the end of a transaction that has made a child that streams: who has ended jobs of the parent
--- meanwhile could not see the child. (What its own transaction ended is in `added`.) Locks the
--- root, so that whoever is about to end jobs sees it; see batch_ended(); before that as
--- check_dependencies().
+-- At the end of a transaction that has created a child that streams: sessions that ended jobs of
+-- the parent meanwhile could not see the child. (What its own transaction ended is in `added`.)
+-- Locks as check_dependencies(), then the root, so that whoever is about to end jobs sees the
+-- child; see batch_ended().
 CREATE OR REPLACE FUNCTION stream_created() RETURNS trigger
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -218,10 +218,10 @@ BEGIN
     PERFORM jsonb_populate_record(NULL::jobs, p_job);  -- raises what is wrong with the values
 END $$;
 
--- Counts a job into its batch, when it is really there: ON CONFLICT may have passed it over. Raises
--- PW003 if the batch takes no more. Locks the batch FOR KEY SHARE. (What is inserted as `counted`
--- passes by: enqueuers have no right to that column. The condition of the trigger is what jobs
--- without a batch pay.)
+-- Counts a job into its batch, after it was really inserted: ON CONFLICT may have skipped it.
+-- Raises PW003 if the batch takes no more. (Jobs inserted as `counted` are skipped: enqueuers have
+-- no right to that column. The condition of the trigger is all that jobs without a batch pay.)
+-- Locks the batch FOR KEY SHARE.
 CREATE OR REPLACE FUNCTION job_added() RETURNS trigger
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -233,10 +233,10 @@ CREATE OR REPLACE TRIGGER jobs_batched AFTER INSERT ON jobs
     FOR EACH ROW WHEN (NEW.batch_id IS NOT NULL AND NEW.counted IS NOT TRUE)
         EXECUTE FUNCTION job_added();
 
--- At the end of a transaction that has added jobs to a batch: cancels them where the batch was
--- cancelled meanwhile, which cancel_batch() could not do, as it did not see them yet. What was
--- cancelled since the transaction's snapshot (REPEATABLE READ), or at the same instant, is left to
--- mend_batches(). Waits for nothing. Locks as cancel_batch(), all with SKIP LOCKED.
+-- At the end of a transaction that has added jobs to a batch: cancels them if the batch was
+-- cancelled meanwhile, by a cancel_batch() that did not see them yet. Cancellations since the
+-- transaction's snapshot (REPEATABLE READ), or at the same instant, are left to mend_batches().
+-- Never waits. Locks as cancel_batch(), all with SKIP LOCKED.
 CREATE OR REPLACE FUNCTION additions_checked() RETURNS trigger
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -268,9 +268,9 @@ BEGIN
     END IF;
 END $$;
 
--- Adds a job for each payload, counted at once; their ids, in that order (p_ids: drawn by the
--- caller). What is not given is the batch's. Raises PW003 if the batch takes no more. Locks the
--- batch FOR KEY SHARE.
+-- Adds a job for each payload, counted at once; returns their ids, in that order (p_ids: drawn by
+-- the caller). What is not given is the batch's. Raises PW003 if the batch takes no more. Locks
+-- the batch FOR KEY SHARE.
 CREATE OR REPLACE FUNCTION add_jobs(p_batch uuid, p_payloads jsonb[], p_kind text DEFAULT NULL,
                                     p_queue text DEFAULT NULL, p_priority int DEFAULT NULL,
                                     p_run_at timestamptz DEFAULT NULL,
@@ -302,8 +302,8 @@ END $$;
 
 -- Seals a batch: when the caller commits, nothing more can be added to it, and if nothing is left
 -- to do, it is finished. False if it was sealed, cancelled or finished before. Raises PW003 if
--- there is no such batch, or if its parent still streams into it: then it is sealed when the parent
--- is finished. Waits for nobody who adds. Locks the batch FOR KEY SHARE.
+-- there is no such batch, or if its parent still streams into it: then it is sealed when the
+-- parent is finished. Does not wait for transactions that add. Locks the batch FOR KEY SHARE.
 CREATE OR REPLACE FUNCTION seal_batch(p_batch uuid) RETURNS boolean
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
@@ -332,9 +332,8 @@ BEGIN
 END $$;
 
 -- At the end of a transaction that seals: carries it out, for all batches at once, so that trees
--- are locked in their order. What REPEATABLE READ has sealed is left to the next one, or to
--- mend_batches(): it might not see who else is done. Locks the roots, and before them as
--- check_dependencies().
+-- are locked in their order. Seals under REPEATABLE READ, which might not see other ends, are left
+-- to the next one, or to mend_batches(). Locks as check_dependencies(), then the roots.
 CREATE OR REPLACE FUNCTION batch_sealed() RETURNS trigger
 LANGUAGE plpgsql AS $$
 DECLARE

@@ -6,8 +6,8 @@
 -- longer. The counters say when to check. A transaction that added and rolled back checks nothing:
 -- mend_batches() does.
 
--- For who may not wait: locks the roots of these batches, and the batches, with SKIP LOCKED; those
--- whose root it has, too.
+-- For a caller that must not wait: locks the roots of these batches, and the batches, with SKIP
+-- LOCKED; returns those whose root it has locked.
 CREATE OR REPLACE FUNCTION free_batches(p_batches uuid[]) RETURNS uuid[]
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
@@ -20,9 +20,9 @@ BEGIN
                  ORDER BY b.id FOR NO KEY UPDATE SKIP LOCKED);
 END $$;
 
--- Locks the roots of these batches, in order of id, whoever does so. Who ends jobs of several
--- batches needs all of them at once. Answers with those of the roots that may be finished: one that
--- waits here can hide a root from who is to finish it.
+-- Locks the roots of these batches, always in order of id. A caller that ends jobs of several
+-- batches needs all of them at once. Returns those of the roots that may be finished: a session
+-- waiting here can hide a root from the one that is to finish it.
 CREATE OR REPLACE FUNCTION lock_trees(p_batches uuid[]) RETURNS uuid[]
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
@@ -47,11 +47,11 @@ LANGUAGE sql VOLATILE AS $$
     WHERE j.id = ANY (p_jobs) AND j.batch_id IS NOT NULL HAVING count(*) > 0
 $$;
 
--- For whoever has ended jobs of batches, and holds their rows but no queue yet: moves the counters,
--- inserts what is streamed, cancels a batch with too many dead, and finishes what is finished.
--- p_mop: ends up to 1,000 waiting jobs of a batch that is cancelled, of those that hold no key
--- (queues cannot be locked here); the others are left to the next one and to mend_batches(). Locks
--- the roots in order of id, those jobs with SKIP LOCKED.
+-- Called by whoever has ended jobs of batches, and holds their rows but no queue yet: updates the
+-- counters, inserts streamed jobs, cancels a batch with too many dead, and finishes what is
+-- finished. p_mop: ends up to 1,000 waiting jobs of a cancelled batch, of those that hold no key
+-- (queues cannot be locked here); the others are left to the next call and to mend_batches().
+-- Locks the roots in order of id, then those jobs with SKIP LOCKED.
 CREATE OR REPLACE FUNCTION batch_ended(p_ended ended_job[], p_mop boolean DEFAULT true) RETURNS void
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
@@ -122,10 +122,10 @@ BEGIN
     END IF;
 END $$;
 
--- Inserts a job into each batch that streams from that of a job which completed (those with a
--- payload here); a job that only made others of what was streamed is not streamed on. Answers with
--- batches that have too many dead now: input and result that are too large together make a job that
--- is dead, or the parent could never be settled. The caller holds the roots.
+-- Inserts a job into each batch that streams from the batch of a completed job (those with a
+-- payload here); a job that only added others from streamed ones is not streamed on. Returns
+-- batches that have too many dead now: input and result that are too large together make a dead
+-- job, or the parent could never be settled. The caller holds the roots.
 CREATE OR REPLACE FUNCTION stream(p_ended ended_job[]) RETURNS uuid[]
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
@@ -167,8 +167,9 @@ BEGIN
     RETURN v_failed;
 END $$;
 
--- Takes what was added to these batches, that they were sealed, and what was put off for them into
--- their rows. The caller holds the roots: nobody else touches what was put off for their trees.
+-- Applies the additions to these batches, their seals, and effects that were deferred for them to
+-- their rows. The caller holds the roots: no other session touches the deferred effects of their
+-- trees.
 CREATE OR REPLACE FUNCTION fold(p_batches uuid[]) RETURNS void
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
@@ -204,11 +205,11 @@ BEGIN
     WHERE b.id = n.batch_id;
 END $$;
 
--- Finishes those of these batches that are, seals what they streamed into, cancels what a cancelled
--- one still had below it, and so on down; then whole trees. p_exact: does not trust the counters,
--- which rows that were deleted by hand put wrong. The caller holds the roots. Locks batches FOR
--- UPDATE with SKIP LOCKED: a locked one is being added to. (Here and below CASE keeps the planner
--- off the indexes on all unfinished batches.)
+-- Finishes those of these batches that are done, seals what they streamed into, cancels what a
+-- cancelled one still had below it, and so on down; then whole trees. p_exact: does not trust the
+-- counters, which rows deleted by hand make wrong. The caller holds the roots. (Here and below
+-- CASE keeps the planner off the indexes on all unfinished batches.) Locks batches FOR UPDATE with
+-- SKIP LOCKED: a locked one is being added to.
 CREATE OR REPLACE FUNCTION advance(p_batches uuid[], p_exact boolean) RETURNS void
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
@@ -250,8 +251,8 @@ BEGIN
         WHERE p.id = ANY (v_done) AND c.parent_id = p.id
           AND CASE WHEN c.finished_at IS NULL THEN c.stream
                    OR p.cancelled_at IS NOT NULL ELSE false END;
-        -- Above: who was making a child when its parent could have been finished does not come by
-        -- again.
+        -- Those above, too: a transaction that was creating a child when its parent could have been
+        -- finished does not check again.
         v_todo := ARRAY(SELECT c.id FROM batches c WHERE c.parent_id = ANY (v_done))
                || ARRAY(SELECT b.parent_id FROM batches b
                         WHERE b.id = ANY (v_done) AND b.parent_id IS NOT NULL);
@@ -263,8 +264,8 @@ BEGIN
 END $$;
 
 -- Marks those of these trees in which every batch is finished, and inserts the job of each root's
--- on_complete; or of its on_failure, if it has one and anything of the tree is dead, expired or was
--- cancelled. The job's payload gets a "batch" that tells what became of the tree. A tree that was
+-- on_complete; or of its on_failure, if it has one and a job of the tree is dead, expired or was
+-- cancelled. The job's payload gets a "batch" with the outcome of the tree. A tree that was
 -- reopened inserts neither of the two again. The caller holds the roots.
 CREATE OR REPLACE FUNCTION call_back(p_roots uuid[]) RETURNS void
 LANGUAGE plpgsql VOLATILE AS $$

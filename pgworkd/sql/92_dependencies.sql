@@ -7,20 +7,20 @@
 -- transaction. What was locked, or ended under REPEATABLE READ, which does not see other commits,
 -- and what is to be cancelled, is left to mend_dependencies().
 
--- For whoever has ended jobs, in a statement of its own after its row locks: whether anyone waits
--- for one of them: all that jobs for which nobody waits pay are two probes of an index. Locks
--- nothing.
+-- Whether any session or job waits for one of these jobs: for whoever has ended them, in a
+-- statement of its own after its row locks. Jobs that nothing waits for pay two index probes.
+-- Locks nothing.
 CREATE OR REPLACE FUNCTION is_awaited(p_ids uuid[]) RETURNS boolean LANGUAGE sql STABLE
     RETURN EXISTS (SELECT FROM job_dependencies d WHERE d.depends_on = ANY (p_ids))
         OR EXISTS (SELECT FROM result_waiters r WHERE r.job_id = ANY (p_ids));
 
--- Tells those who wait for these jobs that they have ended. p_completed: else they are dead,
--- cancelled or expired. Sees to 1,000 of their dependents, and 4 more for each of the jobs, at
--- most: the others are put off, so that no end takes long, however many wait for it. Locks the
--- dependents in order of id, which counts down a fan-in one settle at a time; where the jobs have
--- not completed, with SKIP LOCKED, because the caller may hold trees. (Who cancels or retries a job
--- together with one that was inserted before it may meet a settle of that in the other order.
--- Postgres ends one of the two: 40P01. Daemons then try again.)
+-- Passes the end of these jobs on to those that wait for it. p_completed: else they are dead,
+-- cancelled or expired. Handles 1,000 of their dependents, and 4 more for each of the jobs, at
+-- most: the others are deferred, so that no end takes long, however many wait for it. Locks the
+-- dependents in order of id, so that a fan-in is counted down one settle at a time; if the jobs
+-- have not completed, with SKIP LOCKED, because the caller may hold trees. (Cancelling or retrying
+-- a job together with one that was inserted before it may meet a settle of that in the other
+-- order. Postgres ends one of the two: 40P01. Daemons then try again.)
 CREATE OR REPLACE FUNCTION pass_on(p_ids uuid[], p_completed boolean) RETURNS void
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
@@ -56,8 +56,8 @@ BEGIN
     PERFORM tell_waiters(p_ids);
 END $$;
 
--- Deletes what these jobs, which the caller holds, wait for among p_ids (unless p_completed: where
--- that does not matter), counts down, and releases those that wait for nothing more, due from now
+-- Deletes what these jobs, which the caller holds, wait for among p_ids (without p_completed: only
+-- under the rule `run`), counts down, and releases those that wait for nothing more, due from now
 -- on at the earliest.
 CREATE OR REPLACE FUNCTION wait_less(p_jobs uuid[], p_ids uuid[], p_completed boolean) RETURNS void
 LANGUAGE plpgsql VOLATILE AS $$
@@ -86,9 +86,9 @@ BEGIN
     PERFORM wake(v_wake);
 END $$;
 
--- The day before the oldest of these jobs was made, by the time in their ids: what became of them
--- is not in older partitions of the history, unless a client's clock was wrong. NULL unless all are
--- uuids of version 7.
+-- The day before the oldest of these jobs was created, by the time in their ids: what became of
+-- them is not in older partitions of the history, unless a client's clock was wrong. NULL unless
+-- all are uuids of version 7.
 CREATE OR REPLACE FUNCTION made_since(p_ids uuid[]) RETURNS timestamptz
 LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE WHEN bool_and(substr(i::text, 15, 1) = '7')
@@ -98,9 +98,9 @@ LANGUAGE sql IMMUTABLE AS $$
     FROM unnest(p_ids) i
 $$;
 
--- What has become of jobs: their status, `discarded` if it is over because it was dead, or `gone`.
--- Locks nothing. Reads the partitions in which they can be, and all others only for those that are
--- not found there. Planned anew each time, so that only those partitions are locked.
+-- What has become of jobs: their status, `discarded` for a dead one that ended, or `gone`. Reads
+-- the partitions in which they can be, and all others only for those not found there. Planned anew
+-- each time, so that only those partitions are locked. Locks nothing else.
 CREATE OR REPLACE FUNCTION became_all(p_ids uuid[]) RETURNS TABLE (id uuid, status text)
 LANGUAGE plpgsql STABLE AS $$
 #variable_conflict use_column
@@ -128,27 +128,28 @@ BEGIN
     END IF;
 END $$;
 
--- The same of one. Asks became_all() only for what is over, so that of a live one no partition of
--- the history is locked.
+-- The same of one. Calls became_all() only for a job that has ended, so that for a live one no
+-- partition of the history is locked.
 CREATE OR REPLACE FUNCTION became(p_id uuid) RETURNS text LANGUAGE sql STABLE
     RETURN coalesce((SELECT j.status::text FROM jobs j
                      WHERE j.id = p_id AND j.status <> 'completed'),
                     (SELECT b.status FROM became_all(ARRAY[p_id]) b));
 
--- True if the row was written by this transaction, in a savepoint or not: it is to be seen, yet its
+-- True if the row was written by this transaction, in a savepoint or not: it is visible, yet its
 -- transaction is in progress. (xmin has 32 bits: the nearest of all such numbers is meant.)
 CREATE OR REPLACE FUNCTION is_ours(p_xmin xid) RETURNS boolean LANGUAGE sql VOLATILE
     RETURN coalesce(pg_xact_status(((pg_current_xact_id()::text::bigint - 2147483648)
         + ((p_xmin::text::bigint - pg_current_xact_id()::text::bigint + 2147483648)
            & 4294967295))::text::xid8) = 'in progress', false);
 
--- Lets a job, which this very transaction has inserted, wait until all of p_after have completed;
--- what has completed already is passed over. p_unless: what to do if one of them dies, is cancelled
--- or expires: 'wait' (until it is retried and completes, or undepend()), 'cancel' this one, too,
--- within a minute or so, or 'run' it all the same. What is said first of a pair holds. Answers how
--- many jobs it waits for now that it did not before. Raises PW004 where that would never end: the
--- job itself, a circle, one that is not there, or, but for 'run', one that can no longer complete.
--- Locks p_after in order of id for the instant of the commit; see check_dependencies().
+-- Makes a job, which this very transaction has inserted, wait until all of p_after have completed;
+-- those that have completed already are skipped. p_unless: what to do if one of them dies, is
+-- cancelled or expires: 'wait' (until it is retried and completes, or undepend()), 'cancel' this
+-- one, too, within a minute or so, or 'run' it all the same. The first rule given for a pair
+-- holds. Returns how many jobs it waits for now that it did not before. Raises PW004 if that would
+-- never end: the job itself, a circle, one that does not exist, or, except with 'run', one that
+-- can no longer complete. Locks p_after in order of id for the instant of the commit; see
+-- check_dependencies().
 CREATE OR REPLACE FUNCTION depend(p_job uuid, p_after uuid[], p_unless text DEFAULT 'wait')
 RETURNS int
 LANGUAGE plpgsql VOLATILE AS $$
@@ -222,7 +223,7 @@ BEGIN
 END $$;
 
 -- Before a transaction commits that has made jobs wait: locks all that they wait for, in order of
--- id, FOR SHARE (what has changed since the snapshot of a REPEATABLE READ is then 40001), and looks
+-- id, FOR SHARE (changes since the snapshot of a REPEATABLE READ then raise 40001), and checks
 -- which of those have ended in between.
 CREATE OR REPLACE FUNCTION check_dependencies() RETURNS void
 LANGUAGE plpgsql VOLATILE AS $$
@@ -263,8 +264,8 @@ BEGIN
     END IF;
 END $$;
 
--- At the end of a transaction that has made jobs wait: the first call sees to all of them. Locks as
--- check_dependencies().
+-- At the end of a transaction that has made jobs wait: the first call handles all of them. Locks
+-- as check_dependencies().
 CREATE OR REPLACE FUNCTION dependencies_added() RETURNS trigger
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -282,12 +283,12 @@ BEGIN
     END IF;
 END $$;
 
--- Sees to dependents that nobody came by to release, and cancels those that go with a job that did
--- not complete, and with them those that go with these, and so on down: up to p_limit of each.
--- Forgets what jobs waited for that have ended themselves. Answers how many it changed: p_limit or
--- more if there may be more. A job whose dependents are put off is left to apply_effects(): its
--- queue may keep no history, and then only the effect says whether it has completed. Reads all rows
--- of job_dependencies. Locks dependents with SKIP LOCKED, then as bury().
+-- Releases dependents that were missed, and cancels those that go with a job that did not
+-- complete, and with them those that go with these, and so on down: up to p_limit of each. Deletes
+-- what ended jobs waited for. Returns how many it changed: p_limit or more if there may be more. A
+-- job whose dependents are deferred is left to apply_effects(): its queue may keep no history, and
+-- then only the effect says whether it has completed. Reads all rows of job_dependencies. Locks
+-- dependents with SKIP LOCKED, then as bury().
 CREATE OR REPLACE FUNCTION mend_dependencies(p_limit int DEFAULT 1000) RETURNS int
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
@@ -343,8 +344,8 @@ BEGIN
     RETURN v_count;
 END $$;
 
--- Lets jobs that wait for others run all the same, now; answers with those it changed. Locks the
--- jobs in order of id.
+-- Makes jobs that wait for others runnable now; returns those it changed. Locks the jobs in order
+-- of id.
 CREATE OR REPLACE FUNCTION undepend(p_jobs uuid[], p_by text DEFAULT NULL) RETURNS uuid[]
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE

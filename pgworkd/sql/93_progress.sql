@@ -8,9 +8,9 @@ CREATE UNLOGGED TABLE IF NOT EXISTS progress (
     message      text
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.0, autovacuum_vacuum_threshold = 1000);
 
--- Notes how far running jobs are: `done` from 0 to 1, and a message, of which 500 characters are
--- kept. Answers with those whose attempt is still the running one, by the fence of the settles; of
--- others nothing is noted. Locks rows of `progress` in order of job_id.
+-- Stores the progress of running jobs: `done` from 0 to 1, and a message, of which 500 characters
+-- are kept. Returns those whose attempt is still the running one, by the fence of the settles; for
+-- others nothing is stored. Locks rows of `progress` in order of job_id.
 CREATE OR REPLACE FUNCTION report_progress(p_ids uuid[], p_attempts int[], p_done real[],
                                            p_messages text[], p_worker int DEFAULT NULL,
                                            p_token uuid DEFAULT NULL) RETURNS uuid[]

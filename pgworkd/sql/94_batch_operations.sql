@@ -1,8 +1,8 @@
 -- Batches: cancelling, deleting, reopening, and the maintenance of those whose counters were
 -- missed.
 
--- Marks these batches and all below them as cancelled, where they are not finished; their ids. The
--- caller holds the roots.
+-- Marks these batches and all below them as cancelled, unless they are finished; returns their
+-- ids. The caller holds the roots.
 CREATE OR REPLACE FUNCTION cancel_below(p_batches uuid[]) RETURNS uuid[]
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
@@ -18,8 +18,8 @@ BEGIN
     RETURN v_below;
 END $$;
 
--- These batches and all below them. Level by level: of a recursive query the planner believes that
--- it finds a great many.
+-- These batches and all below them, level by level: for a recursive query the planner expects a
+-- great many rows.
 CREATE OR REPLACE FUNCTION with_below(p_batches uuid[]) RETURNS uuid[]
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
@@ -34,9 +34,9 @@ BEGIN
     RETURN v_all;
 END $$;
 
--- Asks running jobs of cancelled batches to stop, and locks waiting ones, which the caller is to
--- bury, up to p_limit in all; without p_keyed only such as have no serialize_key. The caller holds
--- the roots. Locks the jobs with SKIP LOCKED.
+-- Requests cancellation of running jobs of cancelled batches, and locks waiting ones, which the
+-- caller is to bury(), up to p_limit in all; without p_keyed only such as have no serialize_key.
+-- The caller holds the roots. Locks the jobs with SKIP LOCKED.
 CREATE OR REPLACE FUNCTION stop_jobs(p_batches uuid[], p_limit int, p_keyed boolean,
                                      OUT waiting uuid[], OUT running uuid[])
 LANGUAGE plpgsql VOLATILE AS $$
@@ -55,11 +55,11 @@ BEGIN
     FROM (SELECT DISTINCT j.worker_id FROM jobs j WHERE j.id = ANY (running)) w;
 END $$;
 
--- Dead jobs that are to run again: counts them as live again, opens those of their batches that are
--- finished, with what streams from these, and their trees, and answers with p_jobs without those
--- whose batch is cancelled. p_call_back: what a tree has called back already it shall call again. A
--- tree whose dedupe_key another one has by now goes on without it. The caller holds the jobs. Locks
--- the roots.
+-- Dead jobs that are to run again: counts them as live again, reopens those of their batches that
+-- are finished, with what streams from these, and their trees, and returns p_jobs without those
+-- whose batch is cancelled. p_call_back: a callback that was inserted before is inserted again. A
+-- tree whose dedupe_key another one has by now goes on without it. The caller holds the jobs.
+-- Locks the roots.
 CREATE OR REPLACE FUNCTION reopened(p_jobs uuid[], p_call_back boolean) RETURNS uuid[]
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
@@ -104,9 +104,9 @@ BEGIN
 END $$;
 
 -- Cancels a batch and all below it: they take nothing more; waiting jobs end now, up to p_limit,
--- and running ones are asked to stop. `more`: call again, or leave the rest to the chores. A batch
--- that is finished stays as it is. Raises PW003 if there is no such batch. Locks the root, then
--- jobs with SKIP LOCKED, then as promote().
+-- and running ones are requested to stop. `more`: call again, or leave the rest to maintenance. A
+-- finished batch is not changed. Raises PW003 if there is no such batch. Locks the root, then jobs
+-- with SKIP LOCKED, then as promote().
 CREATE OR REPLACE FUNCTION cancel_batch(p_batch uuid, p_limit int DEFAULT 1000,
                                         p_by text DEFAULT NULL, OUT cancelled int,
                                         OUT requested int, OUT more boolean)
@@ -143,7 +143,7 @@ BEGIN
                                                  IS NULL));
 END $$;
 
--- Deletes a batch and all below it from a tree that is finished; how many. Their dead jobs stay,
+-- Deletes a batch and all below it from a finished tree; returns how many. Their dead jobs stay,
 -- and can be retried: they belong to no tree any more. Raises PW003 if there is no such batch, or
 -- its tree is not finished. Locks the root.
 CREATE OR REPLACE FUNCTION delete_batch(p_batch uuid, p_by text DEFAULT NULL) RETURNS int
@@ -172,8 +172,8 @@ BEGIN
     RETURN v_gone;
 END $$;
 
--- One part of mend_batches(), which has locked the roots: these batches. Locks those jobs with SKIP
--- LOCKED.
+-- One part of mend_batches(), which has locked the roots of these batches. Locks those jobs with
+-- SKIP LOCKED.
 CREATE OR REPLACE FUNCTION mend_these(p_batches uuid[]) RETURNS uuid[]
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
@@ -188,10 +188,10 @@ BEGIN
     RETURN v_jobs;
 END $$;
 
--- Finishes batches that nobody came by to finish: someone was adding when the last job ended and
--- rolled back, or rows were deleted by hand. Answers with waiting jobs of cancelled batches, up to
--- 10,000, for the caller to bury; it has locked them. Locks roots, in order, then those jobs, all
--- with SKIP LOCKED.
+-- Finishes batches that were missed: a transaction that was adding when the last job ended rolled
+-- back, or rows were deleted by hand. Returns waiting jobs of cancelled batches, up to 10,000, for
+-- the caller to bury(); it has locked them. Locks roots, in order, then those jobs, all with SKIP
+-- LOCKED.
 CREATE OR REPLACE FUNCTION mend_batches() RETURNS uuid[]
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE

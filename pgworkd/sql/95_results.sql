@@ -1,7 +1,7 @@
 -- Results: waiting for them and reading them, of jobs and of trees of batches.
 
--- Tells who listens that some of these jobs are over: NOTIFY on their channels with a JSON array of
--- ids, up to 190 in each notice (8,000 bytes are the most). Locks nothing: that a job is over once
+-- Notifies sessions that wait for some of these jobs: NOTIFY on their channels with a JSON array
+-- of ids, up to 190 in each (8,000 bytes are the maximum). Locks nothing: a job that ended once
 -- does not end the waiting, a dead one may be retried.
 CREATE OR REPLACE FUNCTION tell_waiters(p_ids uuid[]) RETURNS void
 LANGUAGE plpgsql VOLATILE AS $$
@@ -14,11 +14,11 @@ BEGIN
           GROUP BY w.channel, w.part) g;
 END $$;
 
--- Says that whoever LISTENs on p_channel waits for these jobs for p_for_s, and answers with those
--- that are over: their status, `dead` and `gone` (unknown, or forgotten) included; those are no
--- longer waited for. A job that ends while this call commits may be missed by both: so ask again
--- soon, and from time to time as long as some are left. Locks rows of result_waiters in order,
--- which only others that wait on the same channel would meet.
+-- Registers that the listener of p_channel waits for these jobs for p_for_s, and returns those
+-- that have ended: their status, `dead` and `gone` (unknown, or no longer in the history)
+-- included; those are not waited for. A job that ends while this call commits may be missed by
+-- both: so call again soon, and from time to time as long as some are left. Locks rows of
+-- result_waiters in order, which only other sessions that wait on the same channel would meet.
 CREATE OR REPLACE FUNCTION await_results(p_jobs uuid[], p_channel text, p_for_s float8)
 RETURNS TABLE (id uuid, status text)
 LANGUAGE plpgsql VOLATILE AS $$
@@ -53,8 +53,9 @@ BEGIN
     RETURN QUERY SELECT o.id, o.status FROM unnest(v_over, v_became) AS o (id, status);
 END $$;
 
--- What has become of jobs, wherever they are; without a row: unknown, or forgotten (a queue with
--- keep_s = 0 keeps no result). Reads partitions of the history as became_all(). Locks nothing.
+-- What has become of jobs, wherever they are; without a row: unknown, or no longer in the history
+-- (a queue with keep_s = 0 keeps no result). Reads partitions of the history as became_all().
+-- Locks nothing.
 CREATE OR REPLACE FUNCTION result_of(p_jobs uuid[])
 RETURNS TABLE (id uuid, status text, result jsonb, error text, finished_at timestamptz)
 LANGUAGE plpgsql STABLE AS $$
@@ -85,10 +86,10 @@ END $$;
 
 -- A page of the results of a batch and all below it: of its final batches; if none is final, of
 -- those without children; of all of them if p_all. Completed jobs only, without those that only
--- made others of what was streamed. In order of batch and id; p_after_batch and p_after are those
--- of the last row of the page before. All there is to come is there when the tree is finished, as
--- long as the history keeps it: queues with keep_s = 0 leave no results. Raises PW003 if there is
--- no such batch. Locks nothing.
+-- added others from streamed ones. In order of batch and id; p_after_batch and p_after are those
+-- of the last row of the page before. The results are complete when the tree is finished, as long
+-- as the history keeps them: queues with keep_s = 0 leave none. Raises PW003 if there is no such
+-- batch. Locks nothing.
 CREATE OR REPLACE FUNCTION batch_results(p_batch uuid, p_all boolean DEFAULT false,
                                          p_after_batch uuid DEFAULT NULL, p_after uuid DEFAULT NULL,
                                          p_limit int DEFAULT 1000)
@@ -132,8 +133,8 @@ BEGIN
     END LOOP;
 END $$;
 
--- The same for a batch and all below it, each before its children, which come in the order in which
--- they were made.
+-- batch_progress of a batch and all below it, each before its children, which come in the order in
+-- which they were created. Locks nothing.
 CREATE OR REPLACE FUNCTION batch_tree(p_batch uuid) RETURNS SETOF batch_progress
 LANGUAGE sql STABLE AS $$
     WITH RECURSIVE tree AS (
