@@ -37,7 +37,7 @@ class Bug:
 
 
 def sql(name: str, old: str, new: str, kinds: str = "", tests: str = "") -> Bug:
-    """One in schema.sql."""
+    """One in schema.sql or a chapter of it."""
     return Bug(Planted(name, "schema.sql", old, new), kinds, tests)
 
 

@@ -70,8 +70,7 @@ BUGS = (
     ),
     sql(
         "counted concurrency without a lock",
-        "        PERFORM lock_queue(p_queue);  -- what follows are statements of their own, so they see what its last"
-        " holder did\n",
+        "        PERFORM lock_queue(p_queue);\n",
         "        NULL;\n",
         kinds="burst,cut",
     ),

@@ -104,6 +104,6 @@ def test_the_wheel_says_that_it_is_typed(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     (wheel,) = tmp_path.glob("*.whl")
-    assert {"pgworkd/py.typed", "pgworkd/schema.sql", "pgworkd/sql/grants.sql"} <= set(
-        zipfile.ZipFile(wheel).namelist()
-    )
+    held = set(zipfile.ZipFile(wheel).namelist())
+    chapters = {path.relative_to(ROOT).as_posix() for path in (ROOT / "pgworkd" / "sql").rglob("*.sql")}
+    assert {"pgworkd/py.typed", "pgworkd/schema.sql", "pgworkd/sql/grants.sql", *chapters} <= held
