@@ -17,7 +17,7 @@ _WANTED = """SELECT cancel_ids, cancel_attempts, settings, settings_version, dif
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class Instructions:
     """What the database tells a worker that has renewed its lease."""
 
     cancels: Sequence[tuple[UUID, int]]
@@ -46,7 +46,7 @@ class HeartbeatStore:
             await self._connection.value("SELECT pgworkd.heartbeat($1, $2, $3)", worker_id, token_of(worker_id), state)
         )
 
-    async def wanted(self, worker_id: int, queues: Collection[str] | None = None) -> Wanted:
+    async def wanted(self, worker_id: int, queues: Collection[str] | None = None) -> Instructions:
         """What the worker should know, of these queues (None: of all)."""
         asked = None if queues is None else frozenset(queues)
         known = self._settings_version if asked == self._asked else None
@@ -55,7 +55,9 @@ class HeartbeatStore:
         if settings is not None:  # else they are as they were
             self._queues, self._settings_version, self._asked = json.loads(settings), settings_version, asked
         cancels = tuple(zip(ids, attempts, strict=True))
-        return Wanted(cancels, self._queues, json.loads(differing), VERSION if version is None else version, asked)
+        return Instructions(
+            cancels, self._queues, json.loads(differing), VERSION if version is None else version, asked
+        )
 
     async def close(self) -> None:
         """Closes the link."""

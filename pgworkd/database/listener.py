@@ -49,10 +49,10 @@ class NotificationListener:
     """Keeps one listening line and hands on what it says."""
 
     def __init__(
-        self, listener: Listener, hearer: NotificationHandler, events_: Events, *, probe_s: float = 10.0
+        self, listener: Listener, handler: NotificationHandler, events_: Events, *, probe_s: float = 10.0
     ) -> None:
         self._listener = listener
-        self._hearer = hearer
+        self._handler = handler
         self._outage = Outage("wake", events_)
         self._probe_s = probe_s
 
@@ -60,20 +60,20 @@ class NotificationListener:
         """Listens until cancelled; calls `started` each time a line stands."""
         while True:
             try:
-                cut = anyio.Event()
-                async with self._listener.listen(CHANNEL, self._heard, cut.set) as probe:
+                lost = anyio.Event()
+                async with self._listener.listen(CHANNEL, self._received, lost.set) as probe:
                     self._outage.passed()
-                    self._hearer.on_reconnect()
+                    self._handler.on_reconnect()
                     started()
                     while True:
                         with anyio.move_on_after(self._probe_s):
-                            await cut.wait()
+                            await lost.wait()
                         await probe()
             except PgworkdError as error:
                 # Also a refusal (password changed, a restore under way) may pass: the daemon never exits for it.
                 await self._outage.wait(error)
 
-    def _heard(self, payload: str) -> None:
+    def _received(self, payload: str) -> None:
         try:
             message: Any = json.loads(payload)
         except (ValueError, RecursionError):
@@ -82,14 +82,14 @@ class NotificationListener:
             return  # someone else's NOTIFY on our channel
         if isinstance(queue := message.get("queue"), str):
             run_at = message.get("run_at")
-            self._hearer.on_queue(queue, run_at if isinstance(run_at, float | int) else None)
+            self._handler.on_queue(queue, run_at if isinstance(run_at, float | int) else None)
         if message.get("schedules"):
-            self._hearer.on_schedules()
+            self._handler.on_schedules()
         if message.get("effects"):
-            self._hearer.on_effects()
+            self._handler.on_effects()
         if message.get("ended"):
-            self._hearer.on_worker_ended()
+            self._handler.on_worker_ended()
         if message.get("queues"):
-            self._hearer.on_settings()
+            self._handler.on_settings()
         if isinstance(worker_id := message.get("worker"), int):
-            self._hearer.on_worker(worker_id)
+            self._handler.on_worker(worker_id)

@@ -40,19 +40,19 @@ class Attempt:
     """On the monotonic clock, when the handler was called; None: still waits for a slot."""
     ended: float = 0.0
     """On the same clock, when it came back."""
-    told = False
+    stop_seen = False
     """Of a thread: it had been asked to end when it came back."""
     in_transaction = False
     """The handler is inside its `job.transaction()`."""
     settled = False
     """The handler has completed the job itself, in its own transaction."""
-    unheard = False
+    outcome_unknown = False
     """It may have: the answer to its COMMIT was lost."""
     unreadable: Exception | None = None
     """The database cannot give its payload."""
     delays = 0
     """How often its settle was put off, because the row was locked or the database refused it."""
-    flagged = False
+    reported_slow = False
     """Has been reported as slow."""
 
     def __init__(self, claimed: Claimed, queue: str, worker_id: int | None = None) -> None:
@@ -109,31 +109,33 @@ class InFlight:
     def __iter__(self) -> Iterator[Attempt]:
         return iter(list(self._by_id.values()))
 
-    def add(self, held: Attempt) -> bool:
+    def add(self, attempt: Attempt) -> bool:
         """Notes a claimed attempt; False: it is in flight here already, and must not be started again.
 
         That happens when the database has lost the commit of a claim (a failover). An older attempt of the same job,
         or the same under a worker id that was lost, is ours no more.
         """
-        older = self._by_id.setdefault(held.claimed.id, held)
-        if older is not held:
-            if older.claimed.attempt == held.claimed.attempt and token_of(older.worker_id) == token_of(held.worker_id):
+        older = self._by_id.setdefault(attempt.claimed.id, attempt)
+        if older is not attempt:
+            if older.claimed.attempt == attempt.claimed.attempt and token_of(older.worker_id) == token_of(
+                attempt.worker_id
+            ):
                 return False
             older.stop(Reason.FENCE)
-            self._by_id[held.claimed.id] = held
+            self._by_id[attempt.claimed.id] = attempt
         return True
 
-    def remove(self, held: Attempt) -> None:
+    def remove(self, attempt: Attempt) -> None:
         """Forgets a settled attempt."""
-        job_id = held.claimed.id
-        other = self._by_id.pop(job_id, held)
-        if other is not held:
+        job_id = attempt.claimed.id
+        other = self._by_id.pop(job_id, attempt)
+        if other is not attempt:
             self._by_id[job_id] = other
 
     def find(self, job_id: UUID, attempt: int) -> Attempt | None:
         """The attempt, if we hold it."""
-        held = self._by_id.get(job_id)
-        return held if held is not None and held.claimed.attempt == attempt else None
+        found = self._by_id.get(job_id)
+        return found if found is not None and found.claimed.attempt == attempt else None
 
     def running(self) -> list[Attempt]:
         """Those whose handler has been called and has not come back."""
@@ -141,11 +143,11 @@ class InFlight:
 
     def stop_all(self, reason: Reason) -> None:
         """Asks every run to end."""
-        for held in self:
-            held.stop(reason)
+        for attempt in self:
+            attempt.stop(reason)
 
 
 def began_ago_s(attempts: Sequence[Attempt]) -> list[float | None]:
     """So many seconds ago the handler of each was called; None: it was not."""
     now = time.monotonic()
-    return [None if held.started is None else now - held.started for held in attempts]
+    return [None if attempt.started is None else now - attempt.started for attempt in attempts]

@@ -31,13 +31,13 @@ SHIELDED_S = 0.01
 class RunScope(CancelScope):
     """The scope of the runs of one task; `end` cancels the run, once, and again when its clean-up has had its time."""
 
-    __slots__ = ("_cut_at", "_next", "asked", "on_deadline", "told")
+    __slots__ = ("_cut_at", "_next", "asked", "on_deadline", "stop_seen")
 
     def __init__(self) -> None:
         super().__init__()
         self.asked = False
         """`end` was called."""
-        self.told = False
+        self.stop_seen = False
         """A CancelledError was raised in the handler: what it returns after that, it returns in spite of it."""
         self.on_deadline: Callable[[], None] = _nothing
         self._cut_at = math.inf
@@ -69,7 +69,7 @@ class RunScope(CancelScope):
         if task is None:
             return
         left_s = self._cut_at - loop.time()
-        if self.told and left_s > 0:
+        if self.stop_seen and left_s > 0:
             wait_s = left_s
         elif self._shielded(task):
             wait_s = SHIELDED_S
@@ -77,7 +77,7 @@ class RunScope(CancelScope):
             wait_s = 0.0  # what it waited for has come: it may return without ever having been told
         else:
             task.cancel()
-            self.told = True
+            self.stop_seen = True
             wait_s = max(left_s, AGAIN_S)
         self._next = loop.call_later(wait_s, self._deliver)
 
@@ -102,10 +102,10 @@ def _is_about_to_go_on(task: asyncio.Task[Any]) -> bool:
 class RunnerTask:
     """The current task, entered with its scope: `async with RunnerTask() as task`."""
 
-    __slots__ = ("_cancelling", "_context", "_left", "_state", "_task", "held", "scope")
+    __slots__ = ("_cancelling", "_context", "_left", "_state", "_task", "attempt", "scope")
 
     def __init__(self) -> None:
-        self.held: log.Told | None = None
+        self.attempt: log.LoggedAttempt | None = None
         """What it runs: lines that are logged meanwhile, also by what a handler starts, name it."""
         log.RUNNING.set(self)
         self._task = cast("asyncio.Task[Any]", asyncio.current_task())

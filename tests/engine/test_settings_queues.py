@@ -105,7 +105,7 @@ async def test_a_queue_that_came_into_the_code_later_is_not_worked_on_before_its
     async with running(app, dsn, queues={"one": None}, shutdown_s=0) as (daemon, _):
         app.handler("later", concurrency=5)(gauge.__call__)
         daemon.add_queue("later", 5)
-        assert not daemon.membership.may_claim
+        assert not daemon.worker.may_claim
         await gauge.shows(1)
         assert (daemon.pools["later"].concurrency, gauge.most) == (1, 1)
         await until(waits_for_status(db, await insert(db, "one"), "completed"), limit_s=2)

@@ -41,19 +41,19 @@ class SimulatedLease(Heartbeat):
     def start(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._main(), name="lease")
 
-    def poke(self) -> None:
-        if self._poked is not None:
-            self._poked.set()
+    def renew_now(self) -> None:
+        if self._renew_asked is not None:
+            self._renew_asked.set()
 
     async def stop(self) -> None:
         self._stopping = True
-        self.poke()
+        self.renew_now()
         with anyio.CancelScope(shield=True), anyio.move_on_after(2):
             while self._task is not None and not self._task.done():
                 await anyio.sleep(0.01)
 
-    def _call_home(self, function: Callable[..., None], *args: object) -> None:
-        self._home.call_soon(function, *args)
+    def _call_in_daemon(self, function: Callable[..., None], *args: object) -> None:
+        self._daemon_loop.call_soon(function, *args)
 
 
 async def _verified(_: object) -> None:

@@ -82,10 +82,10 @@ class Daemon:
         self._end_process = end_process
         self._tasks: TaskGroup | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._contact = Startup(options.connection, self.events)
+        self._startup = Startup(options.connection, self.events)
         self._in_flight = InFlight()
         self._store = store = Store(options.connection, lambda: len(self.pools), options.transactions_max)
-        self.membership = WorkerLife(
+        self.worker = WorkerLife(
             store,
             self._in_flight,
             self.events,
@@ -99,20 +99,20 @@ class Daemon:
         self._recurring = Recurring(store, self.events)
         self._reporter = Reporter(store, self.events, self._in_flight, app, options.slow_min_s, options.slow_factor)
         self._hooks = Hooks(app, self.events)
-        live = self.membership.live
-        self._serving = QueueSet(app, live, self._in_flight, self.events, make=self._pool, drop=self._drop_pool)
-        self.pools = live.pools = self._serving.pools
+        live = self.worker.live
+        self._queues = QueueSet(app, live, self._in_flight, self.events, make=self._pool, drop=self._drop_pool)
+        self.pools = live.pools = self._queues.pools
         self._settler = self._make_settler()
         self._runner = Runner(
             app, store, self._recurring, self.events, options.worker_name, live.backoffs, options.grace_s
         )
         self._maintenance = Maintenance(
-            *(store, self._recurring, self._in_flight, self.membership, self.events, options.periods),
+            *(store, self._recurring, self._in_flight, self.worker, self.events, options.periods),
             on_dead=self._died_elsewhere,
             command_timeout_s=options.connection.command_timeout_s,
             queues=lambda: list(self.pools),
         )
-        self._serving.serve(queues)
+        self._queues.serve(queues)
 
     def _make_settler(self) -> Settler:
         return Settler(
@@ -122,12 +122,12 @@ class Daemon:
             self._recurring,
             on_completed=self._completed,
             on_settled=self._settled,
-            on_room=self._serving.look,
+            on_capacity=self._queues.claim_soon,
         )
 
     def _pool(self, queue: str, slots: int) -> Pool:
         parts = (self._store, self._runner, self._settler, self._in_flight, self.events)
-        return Pool(queue, slots, self.app, self.membership, *parts)
+        return Pool(queue, slots, self.app, self.worker, *parts)
 
     async def _drop_pool(self, queue: str) -> None:
         await self._store.drop_pool(self.worker_id, queue)
@@ -137,33 +137,33 @@ class Daemon:
     @property
     def worker_id(self) -> int:
         """The id under which it claims now; it changes when the worker was lost."""
-        return self.membership.worker_id
+        return self.worker.worker_id
 
     @property
     def running(self) -> int:
         """Handlers that have been called and have not come back."""
-        return self.membership.still_running()
+        return self.worker.still_running()
 
     def healthy(self) -> bool:
         """False when a restart would help: the heartbeat is stuck."""
-        return self.membership.lease is None or self.membership.healthy()
+        return self.worker.lease is None or self.worker.healthy()
 
     def status(self) -> str:
         """One line for people."""
         if self.stop_requested.is_set():
             return f"stopping, {self.running} running"
         if not self.ready.is_set():
-            return f"waiting for {self._contact.waits_for}"
-        if self.membership.outdated:
+            return f"waiting for {self._startup.waits_for}"
+        if self.worker.outdated:
             state = "claims nothing: the schema is newer, upgrade pgworkd"
         else:
-            state = "working" if self.membership.may_claim else "fenced: no lease"
+            state = "working" if self.worker.may_claim else "fenced: no lease"
         return f"{state}, {self.running} running, queues: {', '.join(self.pools)}"
 
     def request_stop(self, *, now: bool = False) -> None:
         """Asks for a stop: gracefully, or at once. May be called again to change from the first to the second."""
         self.stop_requested.set()
-        self.membership.stopping = True
+        self.worker.stopping = True
         if now:
             self._stop_now.set()
 
@@ -174,7 +174,7 @@ class Daemon:
         """
         if self.stop_requested.is_set():
             raise UsageError(f"the daemon stops: it does not take on queue {queue!r}")
-        self._serving.add(queue, slots)
+        self._queues.add(queue, slots)
 
     async def remove_queue(self, queue: str) -> None:
         """Serves a queue no more: gives back what has not begun, and returns when what runs has come out.
@@ -182,7 +182,7 @@ class Daemon:
         Returns early if the queue is added again meanwhile, or the daemon ends. The last queue may go, too; then the
         daemon waits for another. Raises UsageError for a queue that is not served.
         """
-        await self._serving.close(queue).wait()
+        await self._queues.close(queue).wait()
 
     def serve(self, queues: Mapping[str, int | None] | None) -> None:
         """Serves exactly these queues from now on (None: all of the app's); the others drain by themselves.
@@ -190,7 +190,7 @@ class Daemon:
         Raises UsageError, and changes nothing, for a queue that no handler serves.
         """
         if not self.stop_requested.is_set():
-            self._serving.serve(queues)
+            self._queues.serve(queues)
 
     # Life.
 
@@ -201,7 +201,7 @@ class Daemon:
         login); waits for one that is merely away, and for `pgworkd migrate`.
         """
         self._loop = asyncio.get_running_loop()
-        self.events.emit(events.DAEMON_STARTING, queues=self._serving.slots, worker=self.options.worker_name)
+        self.events.emit(events.DAEMON_STARTING, queues=self._queues.slots, worker=self.options.worker_name)
         exit_code, problem = 1, None
         try:
             async with self._runner.processes, anyio.create_task_group() as tasks:
@@ -214,7 +214,7 @@ class Daemon:
                 tasks.cancel_scope.cancel()
         finally:
             with anyio.CancelScope(shield=True):
-                await self.membership.stop()
+                await self.worker.stop()
                 await self._store.close()
             if isinstance(problem, (SchemaError, UsageError)):
                 exit_code = 2  # as the process ends by it
@@ -226,58 +226,58 @@ class Daemon:
     async def _live(self, tasks: TaskGroup) -> int:
         began_s: float | None = None
         with anyio.CancelScope() as contact:
-            tasks.start_soon(self._give_up, contact)
-            began_s = await self._contact.made(self._enter, self.stop_requested)
+            tasks.start_soon(self._cancel_on_stop, contact)
+            began_s = await self._startup.made(self._register, self.stop_requested)
         if began_s is None:
             return 0
         self._tasks = tasks
         await self._start(tasks, began_s)
         await self.stop_requested.wait()
-        return await self._wind_down()
+        return await self._shut_down()
 
-    async def _give_up(self, contact: anyio.CancelScope) -> None:
+    async def _cancel_on_stop(self, contact: anyio.CancelScope) -> None:
         """A stop does not wait for a connection that hangs."""
         await self.stop_requested.wait()
         contact.cancel()
 
-    async def _enter(self) -> float:
+    async def _register(self) -> float:
         """Declares schedules, registers: when the lease began."""
         await self._store.ensure_partitions()
         await self._recurring.declare(self.app)
-        return await self.membership.register()
+        return await self.worker.register()
 
     async def _start(self, tasks: TaskGroup, began_s: float) -> None:
-        self.membership.start(began_s)
-        for task in (self._settler.run, self._reporter.run, self.membership.run):
+        self.worker.start(began_s)
+        for task in (self._settler.run, self._reporter.run, self.worker.run):
             tasks.start_soon(task)
         listening = anyio.Event()
-        hearing = Notifications(self.pools, self.membership, self._maintenance)
+        hearing = Notifications(self.pools, self.worker, self._maintenance)
         tasks.start_soon(
             NotificationListener(self._store.listener, hearing, self.events).run, listening.set, name="wake"
         )
         with anyio.move_on_after(self.options.connection.connect_timeout_s):
             await listening.wait()  # a hint only: without it the pools poll
-            await self.membership.live.first.wait()  # until then they may not claim
+            await self.worker.live.first.wait()  # until then they may not claim
         tasks.start_soon(self._store.tend_connections, self.worker_id, name="connections")
         tasks.start_soon(self._maintenance.run, name="chores")
-        look = Poller(self._store, self.pools, self.membership, self.events, self.options.poll_s)
+        look = Poller(self._store, self.pools, self.worker, self.events, self.options.poll_s)
         tasks.start_soon(look.run, name="look")
-        self._serving.start(tasks)
+        self._queues.start(tasks)
         self.ready.set()
-        self.events.emit(events.DAEMON_READY, worker_id=self.worker_id, queues=self._serving.slots)
+        self.events.emit(events.DAEMON_READY, worker_id=self.worker_id, queues=self._queues.slots)
 
-    async def _wind_down(self) -> int:
-        if self.membership.lease is not None:
-            self.membership.lease.state = "stopping"
+    async def _shut_down(self) -> int:
+        if self.worker.lease is not None:
+            self.worker.lease.state = "stopping"
         self.events.emit(events.DAEMON_STOPPING, running=self.running, shutdown_s=self.options.shutdown_s)
         for pool in self.pools.values():
-            pool.give_back(Reason.SHUTDOWN)
+            pool.release_unstarted(Reason.SHUTDOWN)
         if not self._stop_now.is_set():
             with anyio.move_on_after(self.options.shutdown_s):
-                await self._come_out(hurry=True)
+                await self._wait_for_handlers(hurry=True)
         self._in_flight.stop_all(Reason.SHUTDOWN)
         with anyio.move_on_after(self.options.cancel_grace_s + CUT_S):
-            await self._come_out(hurry=False)
+            await self._wait_for_handlers(hurry=False)
         until = anyio.current_time() + FLUSH_GRACE_S
         with anyio.CancelScope(deadline=until):
             await self._settler.drained()
@@ -289,8 +289,8 @@ class Daemon:
                 self.events.emit(events.SHUTDOWN_INCOMPLETE, reason=reason)
                 self.events.emit(events.DAEMON_STOPPED, exit_code=1, still_running=self.running)
                 self._end_process(reason)
-        await self.membership.stop()  # first: a heartbeat that finds the worker signed off takes it for lost
-        left = await self.membership.sign_off(until, self._maintenance.release_orphans)
+        await self.worker.stop()  # first: a heartbeat that finds the worker signed off takes it for lost
+        left = await self.worker.sign_off(until, self._maintenance.release_orphans)
         if reason := reason or left:
             self.events.emit(events.SHUTDOWN_INCOMPLETE, reason=reason)
         return 1 if reason else 0
@@ -305,38 +305,38 @@ class Daemon:
             self.events.emit(events.SHUTDOWN_INCOMPLETE, reason=reason)
             self.request_stop(now=True)
 
-    async def _come_out(self, *, hurry: bool) -> None:
+    async def _wait_for_handlers(self, *, hurry: bool) -> None:
         """Waits until no handler runs and no claim is on its way, or, if `hurry`, until a stop at once is asked for."""
-        while not self._serving.quiet and not (hurry and self._stop_now.is_set()):
+        while not self._queues.quiet and not (hurry and self._stop_now.is_set()):
             await anyio.sleep(0.02)
 
     # What became of jobs.
 
     def _completed(self, batch: list[Attempt]) -> None:
         self._reporter.completed(batch)
-        if any(held.claimed.is_suspect or held.claimed.serialize_key for held in batch):
-            self._serving.look()  # the next suspect, or the next in line, may run
+        if any(attempt.claimed.is_suspect or attempt.claimed.serialize_key for attempt in batch):
+            self._queues.claim_soon()  # the next suspect, or the next in line, may run
         else:
-            self._serving.ended({held.queue for held in batch})
+            self._queues.ended({attempt.queue for attempt in batch})
 
-    def _settled(self, held: Attempt, outcome: Outcome, status: str | None) -> None:
+    def _settled(self, attempt: Attempt, outcome: Outcome, status: str | None) -> None:
         if status == "completed":
-            self._completed([held])
+            self._completed([attempt])
             return
-        self._reporter.settled(held, outcome, status)
+        self._reporter.settled(attempt, outcome, status)
         if status == "expired":
             self._maintenance.schedules_changed()  # it was skipped: the next one of its schedule is wanted now
-        if held.claimed.is_suspect or held.claimed.serialize_key:
-            self._serving.look()  # as above
+        if attempt.claimed.is_suspect or attempt.claimed.serialize_key:
+            self._queues.claim_soon()  # as above
         if status == "dead":
             payload: Mapping[str, Any] | None = None
             with contextlib.suppress(InvalidPayload):
-                payload = decode(held.claimed.payload or "")
-            job = held.claimed
-            dead = DeadJob(str(job.id), held.queue, job.kind, job.attempt, outcome.message or "", payload)
+                payload = decode(attempt.claimed.payload or "")
+            job = attempt.claimed
+            dead = DeadJob(str(job.id), attempt.queue, job.kind, job.attempt, outcome.message or "", payload)
             self._died(dead)
         elif outcome.ending is Ending.RELEASED or status == "failed":
-            pool = self.pools.get(held.queue)
+            pool = self.pools.get(attempt.queue)
             if pool is not None and not self.stop_requested.is_set():
                 pool.expect_also(outcome.delay_s or 0.0)
 

@@ -24,7 +24,7 @@ from typing import Protocol
 import anyio
 
 from pgworkd.database.connection import ConnectionOptions
-from pgworkd.database.heartbeat_store import HeartbeatStore, Wanted
+from pgworkd.database.heartbeat_store import HeartbeatStore, Instructions
 from pgworkd.errors import PgworkdError
 from pgworkd.words.validation import counted
 
@@ -40,7 +40,7 @@ class LeaseHolder(Protocol):
     def lease_renewed(self) -> None:
         """The lease was renewed."""
 
-    def wanted(self, wanted: Wanted) -> None:
+    def wanted(self, wanted: Instructions) -> None:
         """What the database wants of us."""
 
     def lease_fenced(self, since_s: float) -> None:
@@ -49,7 +49,7 @@ class LeaseHolder(Protocol):
     def worker_lost(self) -> None:
         """The lease ran out and our jobs were taken back: the worker id is void."""
 
-    def lease_trouble(self, error: Exception) -> None:
+    def renewal_failed(self, error: Exception) -> None:
         """A renewal, or the question that follows it, failed; the next is tried at once."""
 
     def still_running(self) -> int:
@@ -67,7 +67,7 @@ class Heartbeat:
         self,
         options: ConnectionOptions,
         worker_id: int,
-        lessee: LeaseHolder,
+        holder: LeaseHolder,
         *,
         lease_s: float,
         heartbeat_s: float,
@@ -84,7 +84,7 @@ class Heartbeat:
         self._options = ConnectionOptions(
             options.dsn, min(options.connect_timeout_s, lease_s / 6), min(options.command_timeout_s, lease_s / 6)
         )
-        self._lessee = lessee
+        self._holder = holder
         self._lease_s = lease_s
         self._heartbeat_s = heartbeat_s
         self._fence_s = lease_s - lease_s / 6
@@ -92,9 +92,9 @@ class Heartbeat:
         self._grace_s = min(2.0, lease_s / 10)
         self._end_process = end_process
         self._queues = queues
-        self._home = asyncio.get_running_loop()
+        self._daemon_loop = asyncio.get_running_loop()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._poked: asyncio.Event | None = None
+        self._renew_asked: asyncio.Event | None = None
         self._stopping = False
         self._void = False
         self._thread = threading.Thread(target=self._live, name="pgworkd lease", daemon=True)
@@ -103,19 +103,19 @@ class Heartbeat:
         """Begins to renew."""
         self._thread.start()
 
-    def poke(self) -> None:
+    def renew_now(self) -> None:
         """Renew now: the database has something to say."""
-        loop, poked = self._loop, self._poked
-        if loop is not None and poked is not None:
+        loop, renew_asked = self._loop, self._renew_asked
+        if loop is not None and renew_asked is not None:
             with contextlib.suppress(RuntimeError):  # the thread has ended
-                loop.call_soon_threadsafe(poked.set)
+                loop.call_soon_threadsafe(renew_asked.set)
 
     def adopt(self, worker_id: int, registered_at_s: float) -> None:
         """Goes on under a new worker id, whose lease began at `registered_at_s` on `boot_time_s`."""
         self.worker_id = worker_id
         self.renewed_at_s = registered_at_s
         self._void = False
-        self.poke()
+        self.renew_now()
 
     @property
     def fresh(self) -> bool:
@@ -125,7 +125,7 @@ class Heartbeat:
     async def stop(self) -> None:
         """Ends the thread; the lease itself runs on in the database until it is signed off or expires."""
         self._stopping = True
-        self.poke()
+        self.renew_now()
         with anyio.CancelScope(shield=True), anyio.move_on_after(2):
             while self._thread.is_alive():
                 await anyio.sleep(0.01)
@@ -136,16 +136,16 @@ class Heartbeat:
         asyncio.run(self._main())
 
     async def _main(self) -> None:
-        self._poked = poked = asyncio.Event()
+        self._renew_asked = renew_asked = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         store = HeartbeatStore(self._options)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._guard)
             while not self._stopping:
-                poked.clear()
+                renew_asked.clear()
                 delay_s = await self._beat(store)
                 with anyio.move_on_after(delay_s):
-                    await poked.wait()
+                    await renew_asked.wait()
             tasks.cancel_scope.cancel()
         await store.close()
 
@@ -155,9 +155,9 @@ class Heartbeat:
         try:
             if await self._renew(store, worker_id):
                 queues = None if self._queues is None else self._queues()
-                self._call_home(self._lessee.wanted, await store.wanted(worker_id, queues))
+                self._call_in_daemon(self._holder.wanted, await store.wanted(worker_id, queues))
         except PgworkdError as error:
-            self._call_home(self._lessee.lease_trouble, error)
+            self._call_in_daemon(self._holder.renewal_failed, error)
             share = random.uniform(0.2, 1.0)  # noqa: S311 # nosec B311 # jitter, no secret
             return share * min(1.0, self._heartbeat_s)
         return self._heartbeat_s if worker_id is self.worker_id else 0.0
@@ -173,10 +173,10 @@ class Heartbeat:
             return False
         if renewed:
             self.renewed_at_s = sent_at_s
-            self._call_home(self._lessee.lease_renewed)
+            self._call_in_daemon(self._holder.lease_renewed)
         elif not self._void:
             self._void = True
-            self._call_home(self._lessee.worker_lost)
+            self._call_in_daemon(self._holder.worker_lost)
         return renewed
 
     async def _guard(self) -> None:
@@ -187,18 +187,18 @@ class Heartbeat:
             since_s = now_s - renewed_at_s
             if since_s >= self._fence_s and fenced_for != renewed_at_s:
                 fenced_for, fenced_at_s = renewed_at_s, now_s
-                self._call_home(self._lessee.lease_fenced, since_s)
+                self._call_in_daemon(self._holder.lease_fenced, since_s)
             # After a freeze the lease is long over when the fence comes: the loop gets its moment all the same.
             fenced_s = now_s - fenced_at_s
-            if since_s >= self._end_s and fenced_s >= self._grace_s and self._lessee.still_running():
+            if since_s >= self._end_s and fenced_s >= self._grace_s and self._holder.still_running():
                 self._end_process(
-                    f"the lease ends and {counted(self._lessee.still_running(), 'handler')} would not stop"
+                    f"the lease ends and {counted(self._holder.still_running(), 'handler')} would not stop"
                 )
             await anyio.sleep(min(0.25, self._lease_s / 60))
 
-    def _call_home(self, function: Callable[..., None], *args: object) -> None:
+    def _call_in_daemon(self, function: Callable[..., None], *args: object) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to tell
-            self._home.call_soon_threadsafe(function, *args)
+            self._daemon_loop.call_soon_threadsafe(function, *args)
 
 
 def end_process(reason: str) -> None:

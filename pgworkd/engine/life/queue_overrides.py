@@ -12,7 +12,7 @@ from typing import Any
 
 import anyio
 
-from pgworkd.database.heartbeat_store import Wanted
+from pgworkd.database.heartbeat_store import Instructions
 from pgworkd.engine.claim.pool import Pool
 from pgworkd.words import events
 from pgworkd.words.events import Events
@@ -42,10 +42,10 @@ class QueueOverrides:
         self._rows: Mapping[str, Mapping[str, Any]] = {}
         self._asked: frozenset[str] | None = None  # the queues of which those are all the rows; None: any queue
         self._in_force: dict[str, dict[str, Any]] = {}
-        self._told: set[tuple[str, int, int]] = set()
+        self._reported: set[tuple[str, int, int]] = set()
         self._pause_ends: asyncio.TimerHandle | None = None
 
-    def follow(self, wanted: Wanted) -> None:
+    def follow(self, wanted: Instructions) -> None:
         """Takes over what the database says."""
         was_known, self.known = self.known, True
         self._rows, self._asked = wanted.queues, wanted.asked
@@ -56,7 +56,7 @@ class QueueOverrides:
         if self.known:
             self.first.set()
             for pool in self.pools.values() if not was_known else ():
-                pool.look()
+                pool.claim_soon()
 
     def apply(self, pool: Pool) -> None:
         """Brings a pool, that is perhaps new, to what is known of its queue, and states what that changes."""
@@ -72,7 +72,7 @@ class QueueOverrides:
         self._in_force[pool.queue] = now
         pool.concurrency, pool.paused, pool.limited = now["concurrency"], now["paused"], bool(row.get("limited"))
         if pool.paused or pool.limited:
-            pool.give_back(Reason.ELSEWHERE)  # claimed ahead when that was allowed
+            pool.release_unstarted(Reason.ELSEWHERE)  # claimed ahead when that was allowed
         self.backoffs[pool.queue] = {name: row[name] for name in BACKOFF if name in row}
         pool.forget_announcement()
         names = [name for name in (*now, *(was.keys() - now.keys())) if now.get(name) != was.get(name)]
@@ -110,9 +110,9 @@ class QueueOverrides:
         for worker, theirs in others:
             workers.setdefault(theirs, []).append(worker)
         for theirs, names in workers.items():
-            if (told := (pool.queue, pool.code_concurrency, theirs)) in self._told:
+            if (key := (pool.queue, pool.code_concurrency, theirs)) in self._reported:
                 continue
-            self._told.add(told)
+            self._reported.add(key)
             self._events.emit(
                 events.QUEUE_DIFFERS,
                 queue=pool.queue,

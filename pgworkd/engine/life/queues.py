@@ -59,16 +59,16 @@ class QueueSet:
         """True when no handler runs and no claim is on its way."""
         return all(pool.quiet for pool in self.pools.values())
 
-    def look(self) -> None:
+    def claim_soon(self) -> None:
         """Something may have changed in any queue: all claim soon."""
         for pool in self.pools.values():
-            pool.look()
+            pool.claim_soon()
 
     def ended(self, queues: set[str]) -> None:
         """Jobs of these queues have ended: those with limits have capacity again."""
         for queue in queues:
             if (pool := self.pools.get(queue)) is not None and pool.limited:
-                pool.look()
+                pool.claim_soon()
 
     def start(self, tasks: TaskGroup) -> None:
         """Lets all pools claim."""
@@ -100,7 +100,7 @@ class QueueSet:
         drained = self._drained.setdefault(queue, anyio.Event())
         pool.close()
         if self._tasks is None:
-            self._gone(pool)
+            self._remove(pool)
         return drained
 
     def _checked(self, queues: Mapping[str, int | None] | None) -> dict[str, tuple[int, str]]:
@@ -137,18 +137,18 @@ class QueueSet:
         outage = Outage(f"remove {pool.queue}", self._events)
         try:
             async with anyio.create_task_group() as tasks:
-                while not pool.closed or not await self._is_over(pool, outage):
+                while not pool.closed or not await self._is_drained(pool, outage):
                     await pool.run(tasks)
-                self._gone(pool)
+                self._remove(pool)
                 tasks.cancel_scope.cancel()  # its runners, who wait for jobs
         finally:
             if (drained := self._drained.get(pool.queue)) is not None and self.pools.get(pool.queue) is pool:
                 drained.set()  # the daemon ends, and the pool with it
 
-    async def _is_over(self, pool: Pool, outage: Outage) -> bool:
+    async def _is_drained(self, pool: Pool, outage: Outage) -> bool:
         """True when nothing of a closed pool is left, here and in the database; False if it was opened again."""
         while pool.closed:
-            if pool.quiet and all(held.queue != pool.queue for held in self._in_flight):
+            if pool.quiet and all(attempt.queue != pool.queue for attempt in self._in_flight):
                 try:
                     await self._drop(pool.queue)
                 except PgworkdError as error:
@@ -160,7 +160,7 @@ class QueueSet:
                 await anyio.sleep(LOOK_S)
         return False
 
-    def _gone(self, pool: Pool) -> None:
+    def _remove(self, pool: Pool) -> None:
         del self.pools[pool.queue]
         self._live.forget(pool.queue)
         self._events.emit(events.QUEUE_REMOVED, queue=pool.queue)

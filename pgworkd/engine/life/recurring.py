@@ -41,7 +41,7 @@ class Recurring:
         self._events = events_
         self._retire_after_s = retire_after_s
         self._declared: dict[str, Handler] = {}
-        self._nobodys: dict[str, float] = {}
+        self._undeclared: dict[str, float] = {}
         """Schedules that no worker has in its code, and when that was first seen."""
         self._rules: dict[str, _Rule] = {}
         self._database_now = datetime.fromtimestamp(0, UTC)
@@ -69,16 +69,16 @@ class Recurring:
                 waits_for_retries=handler.wait_for_retries,
             )
 
-    def following(self, held: Attempt) -> Occurrence | None:
+    def following(self, attempt: Attempt) -> Occurrence | None:
         """The occurrence after the given one; None if its schedule is unknown here (a look will restore the chain)."""
-        name, occurrence = held.claimed.schedule, held.claimed.occurrence
+        name, occurrence = attempt.claimed.schedule, attempt.claimed.occurrence
         rule = self._rules.get(name) if name is not None else None
         if name is None or rule is None or occurrence is None:
             return None
         now = self._database_now + timedelta(seconds=anyio.current_time() - self._read_at)
         previous = datetime.fromtimestamp(occurrence, UTC)
         if rule.recurrence.missed == "once":  # it stands for all that were missed until it started
-            ran_s = 0.0 if held.started is None else time.monotonic() - held.started
+            ran_s = 0.0 if attempt.started is None else time.monotonic() - attempt.started
             previous = max(previous, now - timedelta(seconds=ran_s))
         try:
             at = rule.recurrence.follow(previous, now)
@@ -86,9 +86,9 @@ class Recurring:
             return None  # the next look will find the chain broken and say why
         return Occurrence(name, at, rule.revision)
 
-    async def missed(self, held: Attempt) -> str | None:
+    async def missed(self, attempt: Attempt) -> str | None:
         """Why this occurrence is not to run but to be skipped; None: it is to run. Raises PgworkdError."""
-        claimed = held.claimed
+        claimed = attempt.claimed
         if claimed.schedule is None or claimed.attempt > 1:
             return None  # what has been claimed before is not skipped
         since = await self._store.missed_since(claimed.id, claimed.attempt)
@@ -96,7 +96,7 @@ class Recurring:
             return None
         return f"skipped: missed before {since.isoformat(timespec='seconds')}, when workers began to serve its queue"
 
-    async def look(self, worker_id: int | None = None) -> bool:
+    async def refresh(self, worker_id: int | None = None) -> bool:
         """Inserts an occurrence wherever a schedule has none; False if one was locked. Raises PgworkdError.
 
         For a worker, it also says what stands in its code, and disables what has left the code of all.
@@ -133,8 +133,8 @@ class Recurring:
             if retired:
                 await self._put(name)
         now = anyio.current_time()
-        self._nobodys = {name: self._nobodys.get(name, now) for name, retired in amiss.items() if not retired}
-        left = [name for name, since in self._nobodys.items() if now - since >= self._retire_after_s]
+        self._undeclared = {name: self._undeclared.get(name, now) for name, retired in amiss.items() if not retired}
+        left = [name for name, since in self._undeclared.items() if now - since >= self._retire_after_s]
         if left:
             for name in await self._store.retire_schedules(left):
                 self._events.emit(events.SCHEDULE_RETIRED, schedule=name)

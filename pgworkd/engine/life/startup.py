@@ -33,7 +33,7 @@ class Startup:
         self._options = options
         self._events = events_
         self._outage = Outage("start", events_)
-        self._told = ""
+        self._reported = ""
 
     async def made(self, enter: Callable[[], Awaitable[Answer]], stop: anyio.Event) -> Answer | None:
         """What `enter` answers, once the schema is ours; None if `stop` comes before. Raises PgworkdError."""
@@ -55,11 +55,13 @@ class Startup:
             self.waits_for = "the database"
             return self._outage.failed(error)
         # A schema that is being installed comes before the grants on it.
-        if isinstance(error, UsageError) and not (self._told and sqlstate_of(error.__cause__ or error) == _FORBIDDEN):
+        if isinstance(error, UsageError) and not (
+            self._reported and sqlstate_of(error.__cause__ or error) == _FORBIDDEN
+        ):
             raise error
         self._outage.passed()
         self.waits_for = "pgworkd migrate" if isinstance(error, SchemaAwaited) else "pgworkd grants"
-        if (text := str(error)) != self._told:
-            self._told = text
+        if (text := str(error)) != self._reported:
+            self._reported = text
             self._events.emit(events.SCHEMA_AWAITED, error=text)
         return SCHEMA_POLL_S

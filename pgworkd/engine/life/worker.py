@@ -13,7 +13,7 @@ from importlib.metadata import version
 
 import anyio
 
-from pgworkd.database.heartbeat_store import Wanted
+from pgworkd.database.heartbeat_store import Instructions
 from pgworkd.database.reconnect import Outage
 from pgworkd.database.schema import VERSION
 from pgworkd.database.store import Store
@@ -46,7 +46,7 @@ class WorkerLife:
         """`kinds` and `queues`: those that the code has handlers for. It may come to serve others."""
         self.worker_id = 0  # a Registration, once there is one
         self.lease: Heartbeat | None = None
-        self.live = QueueOverrides(events_, self.poke)
+        self.live = QueueOverrides(events_, self.renew_now)
         self.stopping = False
         self.outdated = False
         """The schema is newer than this program."""
@@ -105,10 +105,10 @@ class WorkerLife:
         self.lease.renewed_at_s = began_s
         self.lease.start()
 
-    def poke(self) -> None:
+    def renew_now(self) -> None:
         """Asks what the database wants of us: a heartbeat, now."""
         if self.lease is not None:
-            self.lease.poke()
+            self.lease.renew_now()
 
     async def stop(self) -> None:
         """Ends the heartbeat; what it still has to say counts no more."""
@@ -164,14 +164,14 @@ class WorkerLife:
         if self._fenced and not self._lost.is_set():
             self._unfence()
 
-    def wanted(self, wanted: Wanted) -> None:
+    def wanted(self, wanted: Instructions) -> None:
         """Ends what is to be cancelled, follows the rows of `queues`."""
         self._outage.passed()
         if self._lost.is_set():
             return
         for job_id, attempt in wanted.cancels:
-            if (held := self._in_flight.find(job_id, attempt)) is not None:
-                held.stop(Reason.CANCEL)
+            if (found := self._in_flight.find(job_id, attempt)) is not None:
+                found.stop(Reason.CANCEL)
         self._compare(wanted.schema_version)
         self.live.follow(wanted)
 
@@ -181,12 +181,12 @@ class WorkerLife:
         if self.outdated and not was:
             self._events.emit(events.SCHEMA_NEWER, found=found, ours=VERSION, remedy="upgrade pgworkd and restart it")
             for pool in self.pools.values():
-                pool.give_back(Reason.ELSEWHERE)
+                pool.release_unstarted(Reason.ELSEWHERE)
         elif was and not self.outdated:
             for pool in self.pools.values():
-                pool.look()
+                pool.claim_soon()
 
-    def lease_trouble(self, error: Exception) -> None:
+    def renewal_failed(self, error: Exception) -> None:
         """The heartbeat failed; the thread goes on trying."""
         self._outage.failed(error)
 
@@ -197,7 +197,7 @@ class WorkerLife:
             self._events.emit(events.LEASE_FENCED, since_s=round(since_s, 3), running=self.still_running())
             self._in_flight.stop_all(Reason.FENCE)
             for pool in self.pools.values():
-                pool.give_back(Reason.FENCE)
+                pool.release_unstarted(Reason.FENCE)
 
     def worker_lost(self) -> None:
         """Our jobs belong to others: ends everything, then a new id."""

@@ -63,15 +63,15 @@ class Executor:
     def fill(self, tasks: TaskGroup) -> None:
         """There is work: calls the first tasks, which call others as they go."""
         self._tasks = tasks
-        self._call(2)
+        self._wake(2)
 
-    def _call(self, count: int) -> None:
+    def _wake(self, count: int) -> None:
         """Wakes or starts up to so many tasks, if there is work and are slots for them."""
         for _ in range(min(count, len(self.work), self.concurrency - self.busy)):
             if self._idle:
-                called = self._idle.pop()
-                if not called.done():
-                    called.set_result(None)
+                wakeup = self._idle.pop()
+                if not wakeup.done():
+                    wakeup.set_result(None)
             elif self._runners < self.concurrency and self._tasks is not None:
                 self._runners += 1
                 self._tasks.start_soon(self._keep_running, name=self._name)
@@ -84,7 +84,7 @@ class Executor:
         try:
             async with RunnerTask() as task:
                 try:
-                    await self._go_on(task)
+                    await self._run_jobs(task)
                 except asyncio.CancelledError as error:  # between two jobs: by a timer that some handler forgot
                     if await task.leave(error):
                         raise  # the daemon itself is being torn down
@@ -93,27 +93,27 @@ class Executor:
             if self.work:
                 self._on_low()
 
-    async def _go_on(self, task: RunnerTask) -> None:
+    async def _run_jobs(self, task: RunnerTask) -> None:
         while task.clean:
             if self.work and self.busy < self.concurrency and not self._yielding and not self._settler.full:
-                await self._run_in_turn(task)
+                await self._run_slice(task)
             elif self._runners > self.concurrency:
                 return
             else:
-                called: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-                self._idle.append(called)
-                await called
+                wakeup: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                self._idle.append(wakeup)
+                await wakeup
 
-    async def _run_in_turn(self, task: RunnerTask) -> None:
+    async def _run_slice(self, task: RunnerTask) -> None:
         """Runs jobs as long as there are any, in slices between which all other tasks get their turn.
 
         One task at a time does that with jobs that never wait for anything. When a job does wait, the next task goes
         on: each slice begins by calling two more, who find either that, or someone about to go on himself.
         """
         work, run, put = self.work, self._runner.run, self._settler.put
-        slice_ends, started_is_heard = 0.0, False
+        slice_ends, has_listener = 0.0, False
         while True:
-            held = work.popleft()
+            attempt = work.popleft()
             self.begun += 1
             self.busy += 1
             if not work and self.ask_below is not None and self.busy < self.concurrency:
@@ -122,27 +122,27 @@ class Executor:
                 self._on_low()
             if not slice_ends:
                 slice_ends = time.monotonic() + SLICE_S
-                self._call(2)
-                started_is_heard = self._events.heard(events.JOB_STARTED)
+                self._wake(2)
+                has_listener = self._events.has_listener(events.JOB_STARTED)
             try:
-                if held.claimed.payload is None:
-                    await self.payloads.read(held, self.work)
-                if started_is_heard:
-                    self._events.emit(events.JOB_STARTED, **held.facts())
-                outcome = await run(held, task)
+                if attempt.claimed.payload is None:
+                    await self.payloads.read(attempt, self.work)
+                if has_listener:
+                    self._events.emit(events.JOB_STARTED, **attempt.facts())
+                outcome = await run(attempt, task)
             finally:
                 self.busy -= 1
             self.finished += 1
-            if held.started is not None:
-                self.run_s = held.ended - held.started
-            put(held, outcome)
+            if attempt.started is not None:
+                self.run_s = attempt.ended - attempt.started
+            put(attempt, outcome)
             if self.ask_below is not None and len(work) <= self.ask_below:
                 self.ask_below = None
                 self._on_low()
                 slice_ends = 0.0  # the next claim should be on its way before we go on
             if not task.clean:
                 return
-            if held.ended > slice_ends and not self._yielding:
+            if attempt.ended > slice_ends and not self._yielding:
                 slice_ends = 0.0
                 self._yielding = True
                 try:

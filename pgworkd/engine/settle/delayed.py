@@ -32,10 +32,10 @@ class Delayed:
 
     def put(self, item: Item, *, locked: bool) -> float:
         """Takes one in; in how many seconds it comes back."""
-        held = item[0]
-        delay_s = min(LOCKED_CAP_S if locked else CAP_S, FIRST_S * 2.0 ** min(held.delays, 20))
+        attempt = item[0]
+        delay_s = min(LOCKED_CAP_S if locked else CAP_S, FIRST_S * 2.0 ** min(attempt.delays, 20))
         delay_s *= random.uniform(0.5, 1.0)  # noqa: S311 # nosec B311 # jitter, no secret
-        held.delays += 1
+        attempt.delays += 1
         now = anyio.current_time()
         at = math.ceil((now + delay_s) / TICK_S) * TICK_S
         heapq.heappush(self._heap, (at, next(self._number), item))
@@ -58,12 +58,12 @@ class Delayed:
 _UNSTORABLE = "unstorable"
 
 
-def is_least(outcome: Outcome) -> bool:
+def is_last_resort(outcome: Outcome) -> bool:
     """True if there is nothing simpler to store: it is dead, with a plain text."""
     return outcome.permanent and (outcome.error or {}).get("type") == _UNSTORABLE
 
 
-def lesser(outcome: Outcome, code: str) -> Outcome:
+def fallback(outcome: Outcome, code: str) -> Outcome:
     """What to store in place of an outcome that the database refuses: a failure with a plain text, then a dead job."""
     failed = outcome.ending is Ending.FAILED
     ours = failed and (outcome.error or {}).get("type") == _UNSTORABLE
@@ -81,6 +81,6 @@ def lesser(outcome: Outcome, code: str) -> Outcome:
 
 def size_of(item: Item) -> int:
     """About how many bytes travel or are copied when it is settled, most of which have been kept here since it ran."""
-    held, outcome = item
-    size = len(held.claimed.payload or "") + len(outcome.result or "")
+    attempt, outcome = item
+    size = len(attempt.claimed.payload or "") + len(outcome.result or "")
     return size if outcome.error is None else size + len(str(outcome.error.get("traceback", "")))

@@ -11,7 +11,7 @@ FLUSH_MAX = 1_000
 FLUSH_BYTES = 1024 * 1024
 """A flush of more than one job has no more to store: a slow connection, or a server that compresses each result and
 copies each payload to the history, would need longer for it than a statement may take."""
-BURST_TURNS_MAX = 8
+BURST_ITERATIONS_MAX = 8
 """Turns of the loop for which a flush waits while each brings more: what a claim has brought ends in a few."""
 
 
@@ -66,7 +66,7 @@ class Flushes(_Lane):
         self.count = 0
         """The jobs that wait here."""
         self._of_queue: dict[str, _Lane] = {}
-        self._turns: deque[_Lane] = deque()  # the lanes of queues, none of them empty; the first comes next
+        self._rotation: deque[_Lane] = deque()  # the lanes of queues, none of them empty; the first comes next
         self._small_next = True
 
     def put(self, item: Item) -> None:
@@ -85,7 +85,7 @@ class Flushes(_Lane):
     async def rest_of_burst(self, most: int) -> None:
         """Lets the loop turn while that brings more, up to so many: two flushes cost more than one."""
         count = 0
-        for _ in range(BURST_TURNS_MAX):
+        for _ in range(BURST_ITERATIONS_MAX):
             if not count < self.count < most:
                 return
             count = self.count
@@ -93,14 +93,14 @@ class Flushes(_Lane):
 
     def take(self, most: int) -> list[Item]:
         """The next flush, or the first so many of it; empty if nothing waits."""
-        if not self._turns or (self._small_next and self.waits):
+        if not self._rotation or (self._small_next and self.waits):
             items, size = self.first(most)
             self._small_next = False
         else:
-            lane = self._turns.popleft()
+            lane = self._rotation.popleft()
             items, size = lane.first(most)
             if lane.waits:
-                self._turns.append(lane)
+                self._rotation.append(lane)
             self._small_next = True
         self.count -= len(items)
         self.bytes -= size
@@ -109,5 +109,5 @@ class Flushes(_Lane):
     def _lane(self, queue: str) -> _Lane:
         lane = self._of_queue.setdefault(queue, _Lane())
         if not lane.waits:
-            self._turns.append(lane)
+            self._rotation.append(lane)
         return lane

@@ -41,31 +41,31 @@ class Reporter:
 
     def completed(self, batch: list[Attempt]) -> None:
         """Reports completed attempts."""
-        heard = self._events.heard(events.JOB_COMPLETED)
+        has_listener = self._events.has_listener(events.JOB_COMPLETED)
         kind, runs, usual_s = "", 0, 0.0
-        for held in batch:
-            duration_s = 0.0 if held.started is None else held.ended - held.started
-            if held.claimed.kind != kind:  # nearly all have the same: what is known of it is kept at hand
+        for attempt in batch:
+            duration_s = 0.0 if attempt.started is None else attempt.ended - attempt.started
+            if attempt.claimed.kind != kind:  # nearly all have the same: what is known of it is kept at hand
                 self._usual[kind] = runs, usual_s
-                kind = held.claimed.kind
+                kind = attempt.claimed.kind
                 runs, usual_s = self._usual.get(kind, (0, duration_s))
             usual_s += (WEIGHT if runs > SAMPLES_LEAST else 1 / (runs + 1)) * (duration_s - usual_s)
             runs += 1
-            if heard:
-                self._events.emit(events.JOB_COMPLETED, **held.facts(), duration_s=round(duration_s, 6))
+            if has_listener:
+                self._events.emit(events.JOB_COMPLETED, **attempt.facts(), duration_s=round(duration_s, 6))
         self._usual[kind] = runs, usual_s
 
-    def settled(self, held: Attempt, outcome: Outcome, status: str | None) -> None:
+    def settled(self, attempt: Attempt, outcome: Outcome, status: str | None) -> None:
         """Reports one attempt that was settled otherwise; `status` None was reported as stale."""
         if status is None:
             return
-        duration_s = 0.0 if held.started is None else held.ended - held.started
-        facts = held.facts() | {"duration_s": round(duration_s, 6)}
+        duration_s = 0.0 if attempt.started is None else attempt.ended - attempt.started
+        facts = attempt.facts() | {"duration_s": round(duration_s, 6)}
         if outcome.ending is Ending.RELEASED:
             self._events.emit(events.JOB_RELEASED, **facts, reason=outcome.reason, delay_s=outcome.delay_s)
         elif status == "expired":
             self._events.emit(
-                events.SCHEDULE_SKIPPED, **held.facts(), schedule=held.claimed.schedule, reason=outcome.message
+                events.SCHEDULE_SKIPPED, **attempt.facts(), schedule=attempt.claimed.schedule, reason=outcome.message
             )
         elif status == "cancelled":
             self._events.emit(events.JOB_CANCELLED, **facts, reason=outcome.reason)
@@ -91,57 +91,62 @@ class Reporter:
         """Until cancelled. What runs is watched in a task of its own: a slow database holds up only what is written."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._watch)
-            tasks.start_soon(self._pass_on)
+            tasks.start_soon(self._write_progress)
 
     async def _watch(self) -> None:
         while True:
             now = time.monotonic()
-            for held in self._in_flight.running():
-                self._tell_thread(held, now)
-                self._flag_slow(held, now)
+            for attempt in self._in_flight.running():
+                self._time_out_thread(attempt, now)
+                self._flag_slow(attempt, now)
             await anyio.sleep(LOOK_S)
 
-    async def _pass_on(self) -> None:
+    async def _write_progress(self) -> None:
         while True:
-            speaking = [held for held in self._in_flight.running() if held.progress is not None]
-            for worker_id in {held.worker_id for held in speaking}:  # two, while a lost registration is replaced
-                ours = [held for held in speaking if held.worker_id == worker_id]
+            reporting = [attempt for attempt in self._in_flight.running() if attempt.progress is not None]
+            for worker_id in {attempt.worker_id for attempt in reporting}:  # two, while a lost registration is replaced
+                ours = [attempt for attempt in reporting if attempt.worker_id == worker_id]
                 for at in range(0, len(ours), PROGRESS_ROWS_MAX):
                     await self._write(ours[at : at + PROGRESS_ROWS_MAX])
             await anyio.sleep(LOOK_S)
 
-    async def _write(self, speaking: list[Attempt]) -> None:
+    async def _write(self, reporting: list[Attempt]) -> None:
         """Writes what handlers have said since the last time; what cannot be written now is kept for the next."""
-        said = [held.progress or (0.0, "") for held in speaking]
-        rows = [(held.claimed.id, held.claimed.attempt, *noted) for held, noted in zip(speaking, said, strict=True)]
+        said = [attempt.progress or (0.0, "") for attempt in reporting]
+        rows = [
+            (attempt.claimed.id, attempt.claimed.attempt, *noted)
+            for attempt, noted in zip(reporting, said, strict=True)
+        ]
         try:
-            await self._store.report_progress(rows, speaking[0].worker_id)
+            await self._store.report_progress(rows, reporting[0].worker_id)
         except PgworkdError as error:
             self._outage.failed(error)
             return
         self._outage.passed()
-        for held, noted in zip(speaking, said, strict=True):
-            if held.progress is noted:  # else it has said more meanwhile
-                held.progress = None
+        for attempt, noted in zip(reporting, said, strict=True):
+            if attempt.progress is noted:  # else it has said more meanwhile
+                attempt.progress = None
 
-    def _tell_thread(self, held: Attempt, now: float) -> None:
+    def _time_out_thread(self, attempt: Attempt, now: float) -> None:
         """A thread past its time-out cannot be stopped: it is told, reported, and still ours until it returns."""
-        handler = self._app.handlers.get(held.claimed.kind)
-        if handler is None or handler.mode != "thread" or held.reason is not None or held.started is None:
+        handler = self._app.handlers.get(attempt.claimed.kind)
+        if handler is None or handler.mode != "thread" or attempt.reason is not None or attempt.started is None:
             return
-        timeout_s = held.claimed.timeout_s or handler.timeout_s
-        if timeout_s is not None and now - held.started > timeout_s:
-            held.stop(Reason.TIMEOUT)
-            self._events.emit(events.JOB_OVERDUE, **held.facts(), timeout_s=timeout_s)
+        timeout_s = attempt.claimed.timeout_s or handler.timeout_s
+        if timeout_s is not None and now - attempt.started > timeout_s:
+            attempt.stop(Reason.TIMEOUT)
+            self._events.emit(events.JOB_OVERDUE, **attempt.facts(), timeout_s=timeout_s)
 
-    def _flag_slow(self, held: Attempt, now: float) -> None:
-        runs, usual_s = self._usual.get(held.claimed.kind, (0, 0.0))
-        if held.flagged or held.started is None or runs < SAMPLES_LEAST:
+    def _flag_slow(self, attempt: Attempt, now: float) -> None:
+        runs, usual_s = self._usual.get(attempt.claimed.kind, (0, 0.0))
+        if attempt.reported_slow or attempt.started is None or runs < SAMPLES_LEAST:
             return
-        running_s = now - held.started
+        running_s = now - attempt.started
         if running_s > max(self._slow_min_s, self._slow_factor * usual_s):
-            held.flagged = True
-            self._events.emit(events.JOB_SLOW, **held.facts(), running_s=round(running_s, 3), usual_s=round(usual_s, 3))
+            attempt.reported_slow = True
+            self._events.emit(
+                events.JOB_SLOW, **attempt.facts(), running_s=round(running_s, 3), usual_s=round(usual_s, 3)
+            )
 
 
 def _trace(outcome: Outcome) -> dict[str, object]:

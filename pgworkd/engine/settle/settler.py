@@ -22,7 +22,7 @@ from pgworkd.database.reconnect import Outage
 from pgworkd.database.schedule_store import Occurrence
 from pgworkd.database.store import FailedAttempt, Store
 from pgworkd.engine.attempts import Attempt, InFlight, began_ago_s
-from pgworkd.engine.settle.delayed import Delayed, Item, is_least, lesser, size_of
+from pgworkd.engine.settle.delayed import Delayed, Item, fallback, is_last_resort, size_of
 from pgworkd.engine.settle.flushes import FLUSH_BYTES, FLUSH_MAX, Flushes
 from pgworkd.errors import DatabaseBusy, DatabaseError, DatabaseUnavailable, OutcomeUnknown, PgworkdError
 from pgworkd.words import events
@@ -49,10 +49,10 @@ Verb = Callable[["Settler", Sequence[Item]], Awaitable[Statuses]]
 class Planner(Protocol):
     """Knows the next occurrence of a recurring job."""
 
-    def following(self, held: Attempt) -> Occurrence | None:
+    def following(self, attempt: Attempt) -> Occurrence | None:
         """The occurrence to insert when this one is settled."""
 
-    async def missed(self, held: Attempt) -> str | None:
+    async def missed(self, attempt: Attempt) -> str | None:
         """Why this occurrence is not to run but to be skipped; None: it is to run. Raises PgworkdError."""
 
 
@@ -75,7 +75,7 @@ class Settler:
         *,
         on_completed: Callable[[list[Attempt]], None],
         on_settled: Callable[[Attempt, Outcome, str | None], None],
-        on_room: Callable[[], None],
+        on_capacity: Callable[[], None],
     ) -> None:
         """`on_completed` gets flushes that went as nearly all do, `on_settled` every other item.
 
@@ -87,7 +87,7 @@ class Settler:
         self._planner = planner
         self._on_completed = on_completed
         self._on_settled = on_settled
-        self._on_room = on_room
+        self._on_room = on_capacity
         self.full = False
         """No handler is to be called and no job claimed."""
         self._waiting = Flushes()
@@ -101,14 +101,14 @@ class Settler:
         self._empty.set()
         self._outage = Outage("settler", events_)
 
-    def put(self, held: Attempt, outcome: Outcome) -> None:
+    def put(self, attempt: Attempt, outcome: Outcome) -> None:
         """Takes over an ended attempt. Never blocks."""
         waiting = self._waiting
         if not waiting.count:
             self._arrived.set()
             if self._empty.is_set():
                 self._empty = anyio.Event()
-        waiting.put((held, outcome))
+        waiting.put((attempt, outcome))
         if waiting.count >= CAPACITY or waiting.bytes >= CAPACITY_BYTES:
             self.full = True
 
@@ -117,7 +117,7 @@ class Settler:
         """How many more may be put here; beyond that, claiming would only make the pile higher."""
         return 0 if self.full else CAPACITY - self._waiting.count - len(self._delayed)
 
-    def _look_if_full(self) -> None:
+    def _update_full(self) -> None:
         was_full = self.full
         size = self._waiting.bytes + self._delayed_bytes
         self.full = self._waiting.count + len(self._delayed) >= CAPACITY or size >= CAPACITY_BYTES
@@ -131,7 +131,7 @@ class Settler:
     async def run(self) -> None:
         """Flushes until cancelled."""
         while True:
-            await self._something()
+            await self._wait_for_items()
             await self._waiting.rest_of_burst(self._flush_max)
             await self._flush(self._waiting.take(self._flush_max))
             await self._flush(self._due())  # apart: they failed before, and others must not fail with them
@@ -139,9 +139,9 @@ class Settler:
                 self._arrived = anyio.Event()
                 if not len(self._delayed):
                     self._empty.set()
-            self._look_if_full()
+            self._update_full()
 
-    async def _something(self) -> None:
+    async def _wait_for_items(self) -> None:
         """Waits until there is something to flush."""
         while not self._waiting.count:
             if not len(self._delayed):
@@ -168,11 +168,11 @@ class Settler:
         """Tries these again later; None: they are locked, each by itself. They stay in flight."""
         if not items:
             return
-        told = len(self._delayed) > 0
+        reported = len(self._delayed) > 0
         locked = error is None or (isinstance(error, DatabaseBusy) and error.locked)
         self._delayed_bytes += sum(map(size_of, items))
         delay_s = min([self._delayed.put(item, locked=locked) for item in items])
-        if not told:
+        if not reported:
             text = "locked by another transaction" if error is None else str(error)
             self._events.emit(events.OUTCOMES_DELAYED, count=len(items), error=text, retry_in_s=round(delay_s, 3))
 
@@ -228,7 +228,7 @@ class Settler:
                 locked: set[UUID] = set()
                 if not isinstance(statuses, str):
                     locked = await self._locked(items, statuses)
-                    if any(held.unheard for held, _ in items):
+                    if any(attempt.outcome_unknown for attempt, _ in items):
                         # What is missing may be ours all the same: hooks that wait for a death must hear of it.
                         statuses = await self._store.settled(*_keys(items), _worker(items)) | statuses
             except (DatabaseBusy, DatabaseError) as error:
@@ -239,8 +239,8 @@ class Settler:
             except DatabaseUnavailable as error:
                 if isinstance(error, OutcomeUnknown):
                     lost += 1
-                    for held, _ in items:
-                        held.unheard = True
+                    for attempt, _ in items:
+                        attempt.outcome_unknown = True
                 await self._outage.wait(error)
                 if lost >= LOST_MAX and len(items) > 1:
                     raise
@@ -250,7 +250,7 @@ class Settler:
 
     async def _locked(self, items: Sequence[Item], statuses: dict[UUID, str]) -> set[UUID]:
         """Those that were skipped: missing in the answer, and yet still running as these attempts."""
-        missing = [held.claimed for held, _ in items if held.claimed.id not in statuses]
+        missing = [attempt.claimed for attempt, _ in items if attempt.claimed.id not in statuses]
         if not missing or not self._how:
             return set()
         locked = await self._store.still_running(
@@ -265,55 +265,55 @@ class Settler:
 
         Where even that is refused, someone has changed the table: it stays in flight, so that it runs no second time.
         """
-        held, outcome = item
-        if is_least(outcome):
-            if held.delays == 0:
-                self._events.emit(events.OUTCOME_REJECTED, **held.facts(), error=str(error))
+        attempt, outcome = item
+        if is_last_resort(outcome):
+            if attempt.delays == 0:
+                self._events.emit(events.OUTCOME_REJECTED, **attempt.facts(), error=str(error))
             self._delay([item], error)
             return
-        await self._settle(Ending.FAILED, [(held, lesser(outcome, error.sqlstate))], flush)
+        await self._settle(Ending.FAILED, [(attempt, fallback(outcome, error.sqlstate))], flush)
 
     def _report(self, items: Sequence[Item], statuses: Statuses) -> None:
         remove = self._in_flight.remove
-        for held, _ in items:
-            remove(held)
+        for attempt, _ in items:
+            remove(attempt)
         if statuses == "completed":
-            self._on_completed([held for held, _ in items])
+            self._on_completed([attempt for attempt, _ in items])
             return
         latest: dict[UUID, int] = {}  # of two attempts of one job only the later can have been the running one
-        for held, _ in items:
-            latest[held.claimed.id] = max(held.claimed.attempt, latest.get(held.claimed.id, 0))
-        for held, outcome in items:
-            is_latest = held.claimed.attempt == latest[held.claimed.id]
-            status = statuses if isinstance(statuses, str) else statuses.get(held.claimed.id) if is_latest else None
+        for attempt, _ in items:
+            latest[attempt.claimed.id] = max(attempt.claimed.attempt, latest.get(attempt.claimed.id, 0))
+        for attempt, outcome in items:
+            is_latest = attempt.claimed.attempt == latest[attempt.claimed.id]
+            status = statuses if isinstance(statuses, str) else statuses.get(attempt.claimed.id) if is_latest else None
             if status is None:
-                self._events.emit(events.JOB_STALE, **held.facts(), outcome=outcome.ending.value)
-            self._on_settled(held, outcome, status)
+                self._events.emit(events.JOB_STALE, **attempt.facts(), outcome=outcome.ending.value)
+            self._on_settled(attempt, outcome, status)
 
     def _following(self, items: Sequence[Item]) -> list[Occurrence]:
-        recurring = [held for held, _ in items if held.claimed.schedule is not None]
-        return [occurrence for held in recurring if (occurrence := self._planner.following(held)) is not None]
+        recurring = [attempt for attempt, _ in items if attempt.claimed.schedule is not None]
+        return [occurrence for attempt in recurring if (occurrence := self._planner.following(attempt)) is not None]
 
     # One method per ending: items in, what became of them out.
 
     async def _complete(self, items: Sequence[Item]) -> Statuses:
         ids, attempts = _keys(items)
         results, following = [o.result for _, o in items], self._following(items)
-        began = began_ago_s([held for held, _ in items])
+        began = began_ago_s([attempt for attempt, _ in items])
         won = await self._store.settle_completed(ids, attempts, results, following, _worker(items), began, **self._how)
         return "completed" if len(won) == len(items) else dict.fromkeys(won, "completed")
 
     async def _fail(self, items: Sequence[Item]) -> Statuses:
         failed = [
             FailedAttempt(
-                held.claimed.id,
-                held.claimed.attempt,
+                attempt.claimed.id,
+                attempt.claimed.attempt,
                 outcome.delay_s or 0.0,
                 outcome.permanent,
                 outcome.message or "",
                 json.dumps(outcome.error),
             )
-            for held, outcome in items
+            for attempt, outcome in items
         ]
         return await self._store.settle_failed(failed, self._following(items), _worker(items), **self._how)
 
@@ -329,7 +329,7 @@ class Settler:
         statuses = [o.ending.value for _, o in items]
         messages = [o.message for _, o in items]
         won = await self._store.settle_ended(ids, attempts, statuses, messages, _worker(items), **self._how)
-        ended = {held.claimed.id: outcome.ending.value for held, outcome in items}
+        ended = {attempt.claimed.id: outcome.ending.value for attempt, outcome in items}
         return {job_id: ended[job_id] for job_id in won}
 
     _verbs: ClassVar[dict[Ending, Verb]] = {
@@ -342,7 +342,7 @@ class Settler:
 
 
 def _keys(items: Sequence[Item]) -> tuple[list[Any], list[int]]:
-    return [held.claimed.id for held, _ in items], [held.claimed.attempt for held, _ in items]
+    return [attempt.claimed.id for attempt, _ in items], [attempt.claimed.attempt for attempt, _ in items]
 
 
 def _worker(items: Sequence[Item]) -> int | None:

@@ -13,7 +13,7 @@ import anyio
 
 from pgworkd.database.reconnect import Outage
 from pgworkd.database.store import Store
-from pgworkd.engine.claim.pool import Fleet, Pool
+from pgworkd.engine.claim.pool import ClaimingWorker, Pool
 from pgworkd.errors import PgworkdError
 from pgworkd.words.events import Events
 
@@ -32,10 +32,12 @@ HEAD_PAUSE_S_MAX = 60.0
 class Poller:
     """Tells each sleeping pool when its next job is due."""
 
-    def __init__(self, store: Store, pools: Mapping[str, Pool], fleet: Fleet, events_: Events, poll_s: float) -> None:
+    def __init__(
+        self, store: Store, pools: Mapping[str, Pool], worker: ClaimingWorker, events_: Events, poll_s: float
+    ) -> None:
         self._store = store
         self._pools = pools
-        self._fleet = fleet
+        self._worker = worker
         self._outage = Outage("look", events_)
         self._poll_s = poll_s
         self._took_s = 0.0  # the last look
@@ -46,11 +48,11 @@ class Poller:
     async def run(self) -> None:
         """Looks until cancelled."""
         while True:
-            await anyio.sleep(await self._turn())
+            await anyio.sleep(await self._iteration())
 
-    async def _turn(self) -> float:
-        sleepers = [pool for pool in self._pools.values() if pool.asleep and not pool.paused]
-        if not sleepers or not self._fleet.may_claim:
+    async def _iteration(self) -> float:
+        sleepers = [pool for pool in self._pools.values() if pool.is_idle and not pool.paused]
+        if not sleepers or not self._worker.may_claim:
             return self._poll_s
         began = anyio.current_time()
         from_head = began >= self._head_at
