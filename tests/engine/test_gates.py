@@ -232,7 +232,7 @@ async def test_who_begins_to_listen_in_the_middle_of_a_long_run_of_jobs_hears_of
     async def handle() -> None:
         nonlocal ran, from_job
         ran += 1
-        if not from_job and ran > 500 and len(daemon.pools["q"]._executor.work) > 600:
+        if not from_job and ran > 500 and daemon.pools["q"]._executor.waiting > 600:
             from_job = ran
             daemon.events.listen(ear(said))
 

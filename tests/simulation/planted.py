@@ -17,23 +17,23 @@ BUGS: dict[Planted, str] = {
     Planted(
         "over-claim by one",
         "pgworkd/engine/claim/pool.py",
-        "self._executor.free + self._ahead,",
-        "self._executor.free + self._ahead + 1,",
+        "executor.free + self._ahead,",
+        "executor.free + self._ahead + 1,",
     ): "claims_bounded",
     Planted(
         "slots not counted when a task goes on",
         "pgworkd/engine/run/executor.py",
-        "if self.work and self.busy < self.concurrency and not self._yielding and",
-        "if self.work and not self._yielding and",
+        "if self._waiting and self.busy < self.concurrency and not self._yielding and",
+        "if self._waiting and not self._yielding and",
     ): "slots",
     Planted(
-        "lost wake-up: a task is called and does not hear",
+        "lost wake-up: a task is not woken",
         "pgworkd/engine/run/executor.py",
         "wakeup.set_result(None)",
         "wakeup.done()",
     ): "idle_slot",
     Planted(
-        "lost wake-up: a look is not passed on",
+        "lost wake-up: the answer of a poll is not passed on",
         "pgworkd/engine/wake/poller.py",
         "pool.expect(due.get(pool.queue))",
         "pool.expect(None)",
@@ -84,8 +84,8 @@ BUGS: dict[Planted, str] = {
     Planted(
         "what stalls here is kept",
         "pgworkd/engine/claim/pool.py",
-        "if len(self._executor.work) > STALLS_MAX * begun:",
-        "if len(self._executor.work) > 10 * CLAIM_MAX:",
+        "if self._executor.waiting > STALLS_MAX * begun:",
+        "if self._executor.waiting > 10 * CLAIM_MAX:",
     ): "hoarding",
     Planted(
         "the process outlives its lease",

@@ -113,7 +113,7 @@ class Settler:
             self.full = True
 
     @property
-    def room(self) -> int:
+    def capacity(self) -> int:
         """How many more may be put here; beyond that, claiming would only make the pile higher."""
         return 0 if self.full else CAPACITY - self._waiting.count - len(self._delayed)
 
