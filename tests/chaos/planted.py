@@ -116,7 +116,7 @@ BUGS = (
         "heartbeat on the loop",
         "engine/life/heartbeat",
         "        self._thread.start()\n",
-        "        self._home.create_task(self._main())\n",
+        "        self._daemon_loop.create_task(self._main())\n",
         kinds="block_loop",
     ),
     sql(

@@ -56,7 +56,7 @@ BUGS = (
     ),
     python(
         "progress said once in an outage is dropped",
-        "engine/settle/reporter",
+        "engine/settle/job_events",
         "            self._outage.failed(error)\n            return\n",
         "            self._outage.failed(error)\n",
         tests="tests/engine/test_progress.py",
@@ -78,8 +78,8 @@ BUGS = (
     python(
         "a daemon ends the process of its host",
         "engine/life/daemon",
-        "            end_process=end_process or self._give_up_lease,\n",
-        "            end_process=end_process or __import__('pgworkd.engine.life').engine.life.heartbeat.end_process,\n",
+        "end_process=self._end_process or self._give_up_lease,\n",
+        "end_process=self._end_process or __import__('pgworkd.engine.life').engine.life.heartbeat.end_process,\n",
         tests="tests/engine/test_host.py",
     ),
     python(

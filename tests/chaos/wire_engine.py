@@ -242,7 +242,7 @@ class Renewals(Operation):
     def lease_renewed(self) -> None:
         """Then it asks what is wanted."""
 
-    def wanted(self, wanted: Instructions) -> None:
+    def on_instructions(self, instructions: Instructions) -> None:
         self.renewed.set()
 
     def lease_fenced(self, since_s: float) -> None:

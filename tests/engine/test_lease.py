@@ -132,7 +132,7 @@ async def test_who_runs_on_when_the_lease_ends_takes_the_process_along(
         proxy.mode = "pass"
         let_go.set()
         await seen.wait(events.LEASE_RENEWED)
-    assert ended[0] == "the lease ends and 1 handler would not stop"
+    assert ended[0] == "the lease expires and 1 handler would not stop"
 
 
 async def test_a_fence_while_nothing_runs_ends_no_process(dsn: str, db: asyncpg.Connection[Any]) -> None:

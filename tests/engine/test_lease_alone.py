@@ -33,9 +33,9 @@ class LeaseHolder:
     def lease_renewed(self) -> None:
         self.threads.add(threading.get_ident())
 
-    def wanted(self, wanted: Instructions) -> None:
+    def on_instructions(self, instructions: Instructions) -> None:
         self.threads.add(threading.get_ident())
-        self.answers.append(wanted)
+        self.answers.append(instructions)
 
     def lease_fenced(self, since_s: float) -> None:
         self.threads.add(threading.get_ident())
@@ -119,7 +119,7 @@ async def test_the_fence_comes_once_per_outage_and_the_end_only_for_what_still_r
             proxy.mode = "pass"
         holder.running = 0
     assert all(1.0 <= since_s < 1.16 for since_s in holder.fenced)
-    assert set(ended) == {"the lease ends and 2 handlers would not stop"}
+    assert set(ended) == {"the lease expires and 2 handlers would not stop"}
     assert holder.troubles
     assert holder.lost == 0
 

@@ -33,7 +33,7 @@ async def test_a_claim_that_is_answered_behind_the_fence_is_given_back_unspent_a
         async with locker.transaction():
             await locker.execute("SELECT FROM pgworkd.workers FOR NO KEY UPDATE")  # renewals wait for that row
             await locker.execute("SAVEPOINT claims; SELECT FROM pgworkd.workers FOR UPDATE")  # and claims, too
-            daemon.worker.pools["q"].claim_soon()
+            daemon.pools["q"].claim_soon()
             await until(lambda: db.fetchval(WAITING_CLAIM))
             await written.commit()  # the jobs are older than that claim, and there when it goes on
             await seen.wait(events.LEASE_FENCED, running=0)
@@ -105,7 +105,7 @@ async def test_a_claim_that_the_network_delivers_after_its_daemon_gave_it_up_cos
 
 async def _hold_claim(daemon: Daemon, seen: Recorder, proxy: Proxy) -> None:
     """Returns when a claim waits at the proxy and has been given up."""
-    pool, count = daemon.worker.pools["q"], 0
+    pool, count = daemon.pools["q"], 0
     while True:
         count += 1
         await until(lambda: pool.quiet)  # else it might be an answer that is held, of a claim that found nothing

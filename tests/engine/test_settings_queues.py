@@ -141,7 +141,7 @@ async def test_what_no_handler_serves_and_slots_out_of_bounds_are_refused(
         with pytest.raises(UsageError, match="queue 'two' is not served here; these are: one"):
             await daemon.remove_queue("two")
         assert list(daemon.pools) == ["one"]
-    with pytest.raises(UsageError, match="the daemon stops"):
+    with pytest.raises(UsageError, match="the daemon is stopping"):
         daemon.add_queue("two")
 
 

@@ -286,7 +286,7 @@ async def _keep_inserting(dsn: str, inserted: list[int], done: anyio.Event) -> N
     await connection.close()
 
 
-@pytest.mark.parametrize("part", ["claim", "settle", "chores", "lease", "listen"])
+@pytest.mark.parametrize("part", ["claim", "settle", "maintenance", "lease", "listen"])
 async def test_a_cut_connection_costs_no_job_and_no_second_run(
     dsn: str, db: asyncpg.Connection[Any], part: str
 ) -> None:

@@ -72,8 +72,8 @@ BUGS: dict[Planted, str] = {
     Planted(
         "nothing is given back at a stop",
         "pgworkd/engine/life/daemon.py",
-        "            pool.release_unstarted(Reason.SHUTDOWN)\n        if not self._stop_now",
-        "            pool.claim_soon()\n        if not self._stop_now",
+        "        self._queues.release_unstarted(Reason.SHUTDOWN)\n        if not self._stop_now",
+        "        self._queues.claim_soon()\n        if not self._stop_now",
     ): "stop",
     Planted(
         "a stop that tells nobody",

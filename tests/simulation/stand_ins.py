@@ -18,7 +18,7 @@ import pgworkd.engine.life.startup
 import pgworkd.engine.life.worker
 import pgworkd.engine.run.executor
 import pgworkd.engine.run.runner
-import pgworkd.engine.settle.reporter
+import pgworkd.engine.settle.job_events
 import pgworkd.engine.settle.settler
 from pgworkd.engine.life.heartbeat import Heartbeat
 
@@ -27,7 +27,7 @@ from .store import Network, SimulatedLeaseStore, SimulatedStore, Watcher
 
 USERS_OF_TIME = (
     pgworkd.engine.claim.prefetch,
-    pgworkd.engine.settle.reporter,
+    pgworkd.engine.settle.job_events,
     pgworkd.engine.run.runner,
     pgworkd.engine.run.executor,
 )

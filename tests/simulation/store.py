@@ -326,7 +326,7 @@ class SimulatedLeaseStore:
     async def heartbeat(self, worker_id: int, _state: str) -> bool:
         return await self._network.call("heartbeat", lambda: self._network.table.renew(worker_id) is not None)
 
-    async def wanted(self, worker_id: int, queues: Collection[str]) -> Instructions:
+    async def instructions(self, worker_id: int, queues: Collection[str]) -> Instructions:
         return await self._network.call("wanted", lambda: self._wanted(worker_id, frozenset(queues)))
 
     def _wanted(self, worker_id: int, queues: frozenset[str]) -> Instructions:
