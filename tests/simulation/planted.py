@@ -44,7 +44,7 @@ BUGS: dict[Planted, str] = {
         """        return min(POLL_CAP_S, POLL_FIRST_S * 2.0 ** min(self._empty_claims, 10))
 
     def sleep_s(self, delay_s: float) -> float:
-        \"\"\"How long a pool that would rest for that long may rest, whoever else might wake it.\"\"\"
+        \"\"\"How long a pool that wants to sleep for `delay_s` may sleep.\"\"\"
         return delay_s if self.announced else min(delay_s, SLEEP_S_MAX)""",
         """        return math.inf
 

@@ -120,7 +120,7 @@ class Runner:
         if limited:
             scope.deadline = math.inf
         if scope.asked:
-            scope.over()
+            scope.finished()
         return _SETTLED if attempt.settled else _timed(outcome, attempt.ended - attempt.started)
 
     def _outcome_of_error(
