@@ -82,7 +82,7 @@ async def until(fact: Callable[[], Any], limit_s: float = LIMIT_S) -> Any:
 def quick_options(dsn: str, **changes: Any) -> Options:
     """Options with periods short enough for a test; everything else as in production."""
     connection = ConnectionOptions(dsn, connect_timeout_s=5, command_timeout_s=5)
-    periods = Periods(rescue_s=0.1, expire_s=0.1, schedules_s=0.1, strays_s=0.1)
+    periods = Periods(rescue_s=0.1, expire_s=0.1, schedules_s=0.1, orphans_s=0.1)
     options = Options(
         connection, worker_name="test", lease_s=3.0, heartbeat_s=0.2, poll_s=0.1, shutdown_s=10, periods=periods
     )
