@@ -53,7 +53,7 @@ async def work(dsn: str) -> None:
     job_id: UUID = await enqueue(connection, "embedding", Note(note=7), delay=30)
     flow = Workflow()
     flow.add("extract", "etl", {"day": 7})
-    flow.add("load", "etl", after=["extract"], unless="run")
+    flow.add("load", "etl", after=["extract"], on_failed_dependency="run")
     ids = await flow.enqueue(connection)
     await Batch(connection, job_id).add({"employee": n} for n in range(3))
     try:
