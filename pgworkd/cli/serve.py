@@ -101,7 +101,7 @@ class _Service:
         queues = self._settings.queues or None
         daemon = Daemon(app, options(self._settings), queues=queues, parts=self._parts, end_process=end_process)
         self._events = daemon.events
-        self._events.listen(self._listener, but=log.silent(self._settings.log_level))
+        self._events.listen(self._listener, except_for=log.below_level(self._settings.log_level))
         return daemon
 
     def _supervisor(self, app: App) -> Supervisor:
@@ -153,7 +153,7 @@ class _Service:
         fresh = log.listener(settings.log_level)
         if self._events is not None:
             self._events.unlisten(self._listener)
-            self._events.listen(fresh, but=log.silent(settings.log_level))
+            self._events.listen(fresh, except_for=log.below_level(settings.log_level))
         self._listener = fresh
 
 

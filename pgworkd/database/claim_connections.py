@@ -35,7 +35,7 @@ class ClaimConnections:
         self._options = options
         self._queues = queues
         self._all = [_Connection(options) for _ in range(CONNECTIONS_MAX)]
-        self._turn = anyio.Lock(fast_acquire=True)  # whoever has it is the next to get a connection
+        self._iteration = anyio.Lock(fast_acquire=True)  # whoever has it is the next to get a connection
         self._freed = anyio.Event()
 
     async def fetch(self, sql: str, *args: object) -> list[Row]:
@@ -44,7 +44,7 @@ class ClaimConnections:
         try:
             return await connection.fetch(sql, *args)
         finally:
-            self._give_back(connection)
+            self._release(connection)
 
     async def value(self, sql: str, *args: object) -> Any:
         """The first column of the first row; None if there is no row."""
@@ -52,7 +52,7 @@ class ClaimConnections:
         try:
             return await connection.value(sql, *args)
         finally:
-            self._give_back(connection)
+            self._release(connection)
 
     async def close_idle(self) -> None:
         """Closes further connections that are not needed any more, until cancelled."""
@@ -71,13 +71,13 @@ class ClaimConnections:
     def _at_once(self) -> _Connection | None:
         """The first connection, where nobody needs to wait: every claim of a daemon that is not busy comes by here."""
         first = self._all[0]
-        if first.taken or self._turn.locked():
+        if first.taken or self._iteration.locked():
             return None
         first.taken = True
         return first
 
     async def _take(self) -> _Connection:
-        async with self._turn:
+        async with self._iteration:
             while (connection := self._free()) is None:
                 self._freed = anyio.Event()
                 with anyio.move_on_after(SLOW_S):
@@ -93,9 +93,9 @@ class ClaimConnections:
                 return None  # it will be free soon
         return None
 
-    def _give_back(self, connection: _Connection) -> None:
+    def _release(self, connection: _Connection) -> None:
         connection.taken, connection.sent_at, connection.used_at = False, math.inf, time.monotonic()
-        if self._turn.locked():
+        if self._iteration.locked():
             self._freed.set()
 
 

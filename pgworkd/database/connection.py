@@ -27,7 +27,7 @@ from pgworkd.words.redaction import hide
 Row = Sequence[Any]
 _Wanted = asyncpg.connect_utils.SessionAttribute
 
-PROBE_LIMIT_S = 4.0
+PROBE_TIMEOUT_S = 4.0
 """A line that was idle and has not answered by then is replaced: cheap, and on a dead one every job waits."""
 CUT_AFTER_S = 0.5
 """So long a transaction that ends early waits for a line that may be dead, then cuts it: that rolls back, too, and who
@@ -173,11 +173,11 @@ class Listener:
 
     @contextlib.asynccontextmanager
     async def listen(
-        self, channel: str, heard: Callable[[str], None], cut: Callable[[], None]
+        self, channel: str, received: Callable[[str], None], lost: Callable[[], None]
     ) -> AsyncIterator[Callable[[], Any]]:
         """Listens while the context lasts; yields an async probe that raises `DatabaseUnavailable` if the line is dead.
 
-        `heard` gets each payload, `cut` is called when the line is seen to break; both in the loop. The LISTEN has
+        `received` gets each payload, `lost` is called when the line is seen to break; both in the loop. The LISTEN has
         taken effect when the context is entered.
         """
         connection: asyncpg.Connection[Any] | None = None
@@ -186,15 +186,15 @@ class Listener:
             if connection is None or connection.is_closed():
                 raise DatabaseUnavailable("the listening connection was closed")
             try:
-                await connection.execute("SELECT 1", timeout=min(PROBE_LIMIT_S, self._options.command_timeout_s))
+                await connection.execute("SELECT 1", timeout=min(PROBE_TIMEOUT_S, self._options.command_timeout_s))
             except Exception as error:
                 raise translate(error) from error
 
         try:
             try:
                 connection = await connect(self._options, "listen")
-                connection.add_termination_listener(lambda _: cut())
-                await connection.add_listener(channel, lambda *a: heard(str(a[3])))
+                connection.add_termination_listener(lambda _: lost())
+                await connection.add_listener(channel, lambda *a: received(str(a[3])))
             except Exception as error:
                 raise translate(error) from error
             yield probe
@@ -279,12 +279,12 @@ class TransactionPool:
                 _cut(connection)
                 raise unanswered(TimeoutError())
         finally:
-            await self._give_back(connection)
+            await self._release(connection)
 
     async def _begun(self) -> tuple[Any, Any]:
         """A connection, and the transaction that has begun on it. The first may have died while it was idle."""
         pool = await self._ready()
-        for limit_s in (min(PROBE_LIMIT_S, self._options.command_timeout_s), self._options.command_timeout_s):
+        for limit_s in (min(PROBE_TIMEOUT_S, self._options.command_timeout_s), self._options.command_timeout_s):
             connection = await self._acquired(pool)
             transaction = connection.transaction(isolation="read_committed")
             begun = False
@@ -299,7 +299,7 @@ class TransactionPool:
             finally:
                 if not begun:
                     _cut(connection)
-                    await self._give_back(connection)
+                    await self._release(connection)
         raise problem
 
     async def _acquired(self, pool: asyncpg.Pool[Any]) -> Any:
@@ -318,7 +318,7 @@ class TransactionPool:
         if limit.cancelled_caught:
             _cut(connection)
 
-    async def _give_back(self, connection: Any) -> None:
+    async def _release(self, connection: Any) -> None:
         # It is over, one way or the other: a connection that cannot be used again is no news for the handler.
         with anyio.CancelScope(shield=True), contextlib.suppress(*BROKEN):
             if self._pool is not None:

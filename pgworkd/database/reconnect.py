@@ -72,7 +72,7 @@ class Outage:
         if self._failing:
             self._failing, self._delay_s = False, FIRST_S
         if self._since is not None:
-            away_s = anyio.current_time() - self._since
+            outage_s = anyio.current_time() - self._since
             self._since = None
             self._delay_s = FIRST_S
-            self._events.emit(events.DATABASE_RECOVERED, part=self._part, away_s=round(away_s, 3))
+            self._events.emit(events.DATABASE_RECOVERED, part=self._part, outage_s=round(outage_s, 3))

@@ -46,7 +46,7 @@ def columns(occurrences: Sequence[Occurrence]) -> tuple[list[str], list[datetime
 class ScheduleStore:
     """The part of `Store` that is about schedules. Raises PgworkdError."""
 
-    _rest: Connection
+    _maintenance: Connection
 
     async def put_schedule(
         self,
@@ -63,22 +63,24 @@ class ScheduleStore:
         waits_for_retries: bool = False,
     ) -> None:
         """Enters or changes a schedule that stands in code; one that had left the code is enabled again."""
-        await self._rest.value(
+        await self._maintenance.value(
             "SELECT pgworkd.put_schedule($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)",
             *(name, queue, kind, cron, every_s, timezone, missed, payload, missed_grace_s, waits_for_retries),
         )
 
     async def schedules(self) -> list[ScheduleRow]:
         """All enabled schedules."""
-        return [ScheduleRow(*row) for row in await self._rest.fetch(_SCHEDULES)]
+        return [ScheduleRow(*row) for row in await self._maintenance.fetch(_SCHEDULES)]
 
     async def add_occurrences(self, occurrences: Sequence[Occurrence]) -> list[str]:
         """Inserts occurrences where the schedule's chain has none; the names that got one."""
-        return list(await self._rest.value("SELECT pgworkd.restore_occurrences($1, $2, $3)", *columns(occurrences)))
+        return list(
+            await self._maintenance.value("SELECT pgworkd.restore_occurrences($1, $2, $3)", *columns(occurrences))
+        )
 
     async def fail_schedule(self, name: str, revision: int, error: str) -> bool:
         """Notes why a schedule has no next occurrence; True if that is news."""
-        return bool(await self._rest.value("SELECT pgworkd.fail_schedule($1, $2, $3)", name, revision, error))
+        return bool(await self._maintenance.value("SELECT pgworkd.fail_schedule($1, $2, $3)", name, revision, error))
 
     async def declare_schedules(self, worker_id: int, names: Sequence[str]) -> dict[str, bool]:
         """Says which schedules stand in this worker's code; what is amiss.
@@ -86,13 +88,13 @@ class ScheduleStore:
         True: one of them was disabled when no worker had it; False: one that no worker has is still enabled.
         """
         sql = "SELECT name, retired FROM pgworkd.declare_schedules($1, $2)"
-        return {row[0]: row[1] for row in await self._rest.fetch(sql, worker_id, names)}
+        return {row[0]: row[1] for row in await self._maintenance.fetch(sql, worker_id, names)}
 
     async def retire_schedules(self, names: Sequence[str]) -> list[str]:
         """Disables those of them that stand in no worker's code; their names."""
-        return list(await self._rest.value("SELECT pgworkd.retire_schedules($1)", names))
+        return list(await self._maintenance.value("SELECT pgworkd.retire_schedules($1)", names))
 
     async def missed_since(self, job_id: UUID, attempt: int) -> datetime | None:
         """Since when workers serve its queue, if this occurrence was missed and is to be skipped; else None."""
-        found: datetime | None = await self._rest.value("SELECT pgworkd.missed_since($1, $2)", job_id, attempt)
+        found: datetime | None = await self._maintenance.value("SELECT pgworkd.missed_since($1, $2)", job_id, attempt)
         return found

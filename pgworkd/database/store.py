@@ -76,14 +76,14 @@ class Store(ScheduleStore):
         self.options = options
         self._claims = ClaimConnections(options, queues)
         self._settles = Connection(replace(options, lock_timeout_s=LOCK_TIMEOUT_S), "settle")
-        self._rest = Connection(replace(options, lock_timeout_s=LOCK_TIMEOUT_S), "chores")
+        self._maintenance = Connection(replace(options, lock_timeout_s=LOCK_TIMEOUT_S), "chores")
         self._reads = Connection(options, "payloads")  # connects only where there are large ones
         self.listener = Listener(options)
         self.transactions = TransactionPool(options, transactions_max)
 
     async def close(self) -> None:
         """Closes all connections."""
-        for part in (self.transactions, self._claims, self._settles, self._rest, self._reads):
+        for part in (self.transactions, self._claims, self._settles, self._maintenance, self._reads):
             await part.close()
 
     # Worker life
@@ -93,14 +93,14 @@ class Store(ScheduleStore):
     ) -> Registration:
         """Enters a worker under an id and a token that no other has; `kinds`: what it has handlers for."""
         args = (name, pid, version, lease_s, token := uuid4(), kinds)
-        worker_id = await self._rest.value("SELECT pgworkd.register($1, $2, $3, $4, $5, $6)", *args)
+        worker_id = await self._maintenance.value("SELECT pgworkd.register($1, $2, $3, $4, $5, $6)", *args)
         return Registration.of(worker_id, token)
 
     async def set_pool(
-        self, worker_id: int, queue: str, concurrency: int, *, asleep: bool, code: tuple[int, str]
+        self, worker_id: int, queue: str, concurrency: int, *, idle: bool, code: tuple[int, str]
     ) -> None:
         """Says whether inserts into the queue must NOTIFY for this worker; `code`: its own concurrency, and whence."""
-        args = (worker_id, queue, concurrency, asleep, *code, token_of(worker_id))
+        args = (worker_id, queue, concurrency, idle, *code, token_of(worker_id))
         await self._claims.value("SELECT pgworkd.set_pool($1, $2, $3, $4, $5, $6, $7)", *args)
 
     async def drop_pool(self, worker_id: int, queue: str) -> None:
@@ -109,7 +109,7 @@ class Store(ScheduleStore):
 
     async def sign_off(self, worker_id: int) -> bool:
         """Ends a worker; False if it still has running jobs or is lost."""
-        return bool(await self._rest.value("SELECT pgworkd.sign_off($1, $2)", worker_id, token_of(worker_id)))
+        return bool(await self._maintenance.value("SELECT pgworkd.sign_off($1, $2)", worker_id, token_of(worker_id)))
 
     async def tend_connections(self, worker_id: int) -> None:
         """Lets both hot connections plan their statements, which takes tens of milliseconds, before there is a job.
@@ -256,7 +256,7 @@ class Store(ScheduleStore):
 
     async def rescue(self, worker_id: int, limit: int = 1000) -> list[Rescued]:
         """Takes back the jobs of lost workers."""
-        return [Rescued(*row) for row in await self._rest.fetch(_RESCUE, worker_id, limit)]
+        return [Rescued(*row) for row in await self._maintenance.fetch(_RESCUE, worker_id, limit)]
 
     async def running_of(
         self, worker_id: int, age_s: float, age_max_s: float | None = None, queues: Sequence[str] | None = None
@@ -266,19 +266,19 @@ class Store(ScheduleStore):
         With `queues`: of those only, and at most `age_max_s` ago, which costs the same whatever has run before.
         """
         args = (worker_id, token_of(worker_id), age_s, age_max_s, queues)
-        rows = await self._rest.fetch("SELECT id, attempt FROM pgworkd.running_of($1, $2, $3, $4, $5)", *args)
+        rows = await self._maintenance.fetch("SELECT id, attempt FROM pgworkd.running_of($1, $2, $3, $4, $5)", *args)
         return [(row[0], row[1]) for row in rows]
 
     async def expire(self, limit: int = 1000) -> list[Sequence[Any]]:
         """Ends late waiting jobs: (queue, kind, jobs, the id of one). Frees keys: (None, None, keys, None)."""
-        return await self._rest.fetch("SELECT queue, kind, jobs, example FROM pgworkd.expire_jobs($1)", limit)
+        return await self._maintenance.fetch("SELECT queue, kind, jobs, example FROM pgworkd.expire_jobs($1)", limit)
 
     async def unblock(self) -> int:
         """Lets go on what waits for a key or jobs in vain, or goes with a dead one; how many keys and jobs."""
-        keys = int(await self._rest.value("SELECT pgworkd.unblock()"))
+        keys = int(await self._maintenance.value("SELECT pgworkd.unblock()"))
         queue, key = "", ""
         while queue is not None:  # in steps: there may be a million busy keys
-            step = await self._rest.fetch(
+            step = await self._maintenance.fetch(
                 "SELECT promoted, last_queue, last_key FROM pgworkd.unblock_lines($1, $2, $3)",
                 *(queue, key, UNBLOCK_STEP),
             )
@@ -286,12 +286,12 @@ class Store(ScheduleStore):
             keys += promoted
         mended = MEND_STEP
         while mended >= MEND_STEP:  # the same: a job may have any number of dependents
-            mended = int(await self._rest.value("SELECT pgworkd.mend_dependencies($1)", MEND_STEP))
+            mended = int(await self._maintenance.value("SELECT pgworkd.mend_dependencies($1)", MEND_STEP))
             keys += mended
         queue, key = "", ""
         while queue is not None:
             sql = "SELECT last_queue, last_key FROM pgworkd.forget_rates($1, $2, $3)"
-            queue, key = (await self._rest.fetch(sql, queue, key, RATES_STEP))[0]
+            queue, key = (await self._maintenance.fetch(sql, queue, key, RATES_STEP))[0]
         return keys
 
     async def apply_effects(self, limit: int = 1000) -> int | None:
@@ -299,31 +299,33 @@ class Store(ScheduleStore):
 
         How much is left, less than 0 if there is more to do right now; None if another daemon does it.
         """
-        return cast("int | None", await self._rest.value("SELECT pgworkd.apply_effects($1)", limit))
+        return cast("int | None", await self._maintenance.value("SELECT pgworkd.apply_effects($1)", limit))
 
     async def report_refused(self) -> list[Sequence[Any]]:
         """What maintenance passed by, being refused, and nobody has logged: (what, sqlstate, count, key, error)."""
-        return await self._rest.fetch("SELECT what, sqlstate, count, key, error FROM pgworkd.report_refused()")
+        return await self._maintenance.fetch("SELECT what, sqlstate, count, key, error FROM pgworkd.report_refused()")
 
     async def ensure_partitions(self, days_ahead: int = 7) -> int:
         """Makes the coming days' partitions of the history."""
-        return int(await self._rest.value("SELECT pgworkd.ensure_partitions($1)", days_ahead))
+        return int(await self._maintenance.value("SELECT pgworkd.ensure_partitions($1)", days_ahead))
 
     async def prune(self, keep_days: int, keep_dead_days: int, limit: int = 5000) -> tuple[int, int]:
         """Forgets old history, except its partitions: rows deleted, dead jobs moved."""
         sql = "SELECT rows_deleted, dead_moved FROM pgworkd.prune($1, $2, $3)"
-        rows, dead = (await self._rest.fetch(sql, keep_days, keep_dead_days, limit))[0]
+        rows, dead = (await self._maintenance.fetch(sql, keep_days, keep_dead_days, limit))[0]
         return rows, dead
 
     async def drop_partition(self, keep_days: int) -> bool:
         """Drops the oldest day of the history that is older; False: there is none, or somebody reads it."""
-        return await self._rest.value("SELECT pgworkd.drop_partition($1)", keep_days) is not None
+        return await self._maintenance.value("SELECT pgworkd.drop_partition($1)", keep_days) is not None
 
     async def kept_longer(self, keep_days: int) -> list[tuple[str, int]]:
         """Queues whose keep_s is more than the whole history is kept, and that keep_s."""
-        return [(queue, keep_s) for queue, keep_s in await self._rest.fetch(_KEPT_LONGER, keep_days * 86_400)]
+        return [(queue, keep_s) for queue, keep_s in await self._maintenance.fetch(_KEPT_LONGER, keep_days * 86_400)]
 
     async def report_progress(self, said: Sequence[tuple[UUID, int, float, str]], worker_id: int | None = None) -> None:
         """Notes how far attempts have come, where they are still running: (id, attempt, 0 to 1, message) of each."""
         args = [list(column) for column in zip(*said, strict=True)]
-        await self._rest.value("SELECT pgworkd.report_progress($1, $2, $3, $4, $5, $6)", *args, *_fence(worker_id))
+        await self._maintenance.value(
+            "SELECT pgworkd.report_progress($1, $2, $3, $4, $5, $6)", *args, *_fence(worker_id)
+        )

@@ -1,4 +1,4 @@
-"""The attempts this daemon holds, from the claim to the settled row."""
+"""The attempts in flight in this daemon, from the claim to the settled row."""
 
 from __future__ import annotations
 
@@ -18,56 +18,56 @@ from pgworkd.words.registration import token_of
 
 
 class Attempt:
-    """One attempt in our hands.
+    """One attempt in flight.
 
-    Written by its runner, but for `reason`, which whoever ends the run early writes through `stop()`.
+    Written by its runner, except `reason`, which `stop()` sets for whoever ends the run early.
     """
 
     job: Job | None = None
-    """What the handler was given, if it asked for it."""
+    """The `Job` that the handler was given, if it takes one."""
     scope: RunScope | None = None
-    """Set while the handler runs: ending it ends this run, and only this."""
+    """Set while the handler runs; ending it cancels this run only."""
     in_thread = False
-    """It runs in a thread, which can only be asked to end."""
+    """The handler runs in a thread, which can only be asked to end."""
     grace_s: Callable[[Reason], float]
-    """How long its clean-up may take until it is cancelled again; set with `scope`."""
+    """Seconds for its clean-up until it is cancelled again; set with `scope`."""
     reason: Reason | None = None
     commit: anyio.CancelScope | None = None
-    """Set once its transaction commits, by whoever commits: a stop leaves the answer CUT_AFTER_S to come."""
+    """Set while `job.transaction()` commits: a stop waits CUT_AFTER_S for the answer."""
     progress: tuple[float, str] | None = None
-    """The latest word of the handler, in whatever thread, until the reporter has passed it on."""
+    """The latest progress that the handler reported, from any thread, until it has been written."""
     started: float | None = None
-    """On the monotonic clock, when the handler was called; None: still waits for a slot."""
+    """When the handler was called, on the monotonic clock; None: it waits for a slot."""
     ended: float = 0.0
-    """On the same clock, when it came back."""
-    told = False
-    """Of a thread: it had been asked to end when it came back."""
+    """When it returned, on the same clock."""
+    stop_seen = False
+    """Thread: the handler had been asked to end before it returned."""
     in_transaction = False
     """The handler is inside its `job.transaction()`."""
     settled = False
     """The handler has completed the job itself, in its own transaction."""
-    unheard = False
-    """It may have: the answer to its COMMIT was lost."""
+    outcome_unknown = False
+    """It may have been settled: the answer to a COMMIT, or to its settle, was lost."""
     unreadable: Exception | None = None
-    """The database cannot give its payload."""
+    """The error with which the database failed to return its payload."""
     delays = 0
-    """How often its settle was put off, because the row was locked or the database refused it."""
-    flagged = False
+    """How often its settle was delayed: the row was locked, or the database rejected it."""
+    reported_slow = False
     """Has been reported as slow."""
 
     def __init__(self, claimed: Claimed, queue: str, worker_id: int | None = None) -> None:
-        """`worker_id`: under which it was claimed, which a daemon may have lost since."""
+        """`worker_id`: the id under which it was claimed; the daemon may have another by now."""
         self.claimed = claimed
         self.queue = queue
         self.worker_id = worker_id
 
     def facts(self) -> dict[str, object]:
-        """What every event about this attempt says."""
+        """The facts that every event about this attempt carries."""
         claimed = self.claimed
         return {"job_id": str(claimed.id), "queue": self.queue, "kind": claimed.kind, "attempt": claimed.attempt}
 
     def stop(self, reason: Reason) -> None:
-        """Asks the run to end; the first reason stands. Loop and process runs are cancelled, threads told."""
+        """Ends the run; the first reason counts. Runs in the loop or a process are cancelled, threads asked to end."""
         if self.reason is None:
             self.reason = reason
             if self.job is not None:
@@ -78,14 +78,14 @@ class Attempt:
             self.scope.end(self.grace_s(reason))
 
     def committing(self) -> anyio.CancelScope:
-        """The scope to commit in: shielded, without limit until the run is to end."""
+        """The scope to commit in: shielded, and without a deadline until the run is stopped."""
         deadline = math.inf if self.reason is None else anyio.current_time() + CUT_AFTER_S
         self.commit = anyio.CancelScope(shield=True, deadline=deadline)
         return self.commit
 
     @contextlib.contextmanager
     def untimed(self) -> Iterator[None]:
-        """The time that is spent in here is not the handler's: its time-out comes that much later."""
+        """Time spent in this block does not count towards the handler's time-out."""
         scope = self.scope
         if scope is None or scope.deadline == math.inf:
             yield
@@ -98,7 +98,7 @@ class Attempt:
 
 
 class InFlight:
-    """All attempts held by this daemon. Pools add, the settler removes, all in the daemon's loop."""
+    """All attempts in flight. Pools add, the settler removes, all in the daemon's loop."""
 
     def __init__(self) -> None:
         self._by_id: dict[UUID, Attempt] = {}
@@ -109,43 +109,45 @@ class InFlight:
     def __iter__(self) -> Iterator[Attempt]:
         return iter(list(self._by_id.values()))
 
-    def add(self, held: Attempt) -> bool:
-        """Notes a claimed attempt; False: it is in flight here already, and must not be started again.
+    def add(self, attempt: Attempt) -> bool:
+        """Adds a claimed attempt; False: it is in flight here already, and must not be started again.
 
         That happens when the database has lost the commit of a claim (a failover). An older attempt of the same job,
-        or the same under a worker id that was lost, is ours no more.
+        or the same one under a lost worker id, is no longer ours: it is stopped.
         """
-        older = self._by_id.setdefault(held.claimed.id, held)
-        if older is not held:
-            if older.claimed.attempt == held.claimed.attempt and token_of(older.worker_id) == token_of(held.worker_id):
+        older = self._by_id.setdefault(attempt.claimed.id, attempt)
+        if older is not attempt:
+            if older.claimed.attempt == attempt.claimed.attempt and token_of(older.worker_id) == token_of(
+                attempt.worker_id
+            ):
                 return False
             older.stop(Reason.FENCE)
-            self._by_id[held.claimed.id] = held
+            self._by_id[attempt.claimed.id] = attempt
         return True
 
-    def remove(self, held: Attempt) -> None:
-        """Forgets a settled attempt."""
-        job_id = held.claimed.id
-        other = self._by_id.pop(job_id, held)
-        if other is not held:
+    def remove(self, attempt: Attempt) -> None:
+        """Removes a settled attempt."""
+        job_id = attempt.claimed.id
+        other = self._by_id.pop(job_id, attempt)
+        if other is not attempt:
             self._by_id[job_id] = other
 
     def find(self, job_id: UUID, attempt: int) -> Attempt | None:
-        """The attempt, if we hold it."""
-        held = self._by_id.get(job_id)
-        return held if held is not None and held.claimed.attempt == attempt else None
+        """This attempt, if it is in flight here."""
+        found = self._by_id.get(job_id)
+        return found if found is not None and found.claimed.attempt == attempt else None
 
     def running(self) -> list[Attempt]:
-        """Those whose handler has been called and has not come back."""
+        """Those whose handler has been called and has not returned."""
         return [h for h in self._by_id.values() if h.started is not None and h.scope is not None]
 
     def stop_all(self, reason: Reason) -> None:
-        """Asks every run to end."""
-        for held in self:
-            held.stop(reason)
+        """Stops every attempt."""
+        for attempt in self:
+            attempt.stop(reason)
 
 
 def began_ago_s(attempts: Sequence[Attempt]) -> list[float | None]:
-    """So many seconds ago the handler of each was called; None: it was not."""
+    """How many seconds ago the handler of each was called; None: it was not."""
     now = time.monotonic()
-    return [None if held.started is None else now - held.started for held in attempts]
+    return [None if attempt.started is None else now - attempt.started for attempt in attempts]

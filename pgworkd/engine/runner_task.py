@@ -1,10 +1,10 @@
-"""The task that runs one job after another, and what user code may do to it.
+"""The asyncio task that runs one job after another, and what handlers may do to it.
 
-A cancel scope per job would cost as much as all the rest of its dispatch, so the jobs of a task share one. It is clean
-again as long as nothing was cancelled and nothing left behind; after that the task ends, and another takes its place.
+A cancel scope per job would cost as much as all the rest of its dispatch, so the jobs of a task share one. The task is
+reused while it is clean: nothing was cancelled, and nothing left behind; else it ends, and another takes its place.
 
-A handler is cancelled as asyncio does it: one CancelledError, where it waits. anyio's own scopes raise at every await
-from then on, which cuts off what `finally` and `__aexit__` await, and spins where a handler swallows it.
+A handler is cancelled as asyncio does it: one CancelledError, at its current await. anyio's own scopes raise at every
+await from then on, which cuts off what `finally` and `__aexit__` await, and spins where a handler swallows it.
 """
 
 from __future__ import annotations
@@ -23,40 +23,40 @@ from anyio._backends._asyncio import CancelScope, _task_states
 from pgworkd.words import log
 
 AGAIN_S = 0.1
-"""A handler that is still there after its grace is cancelled again this often."""
+"""A handler that still runs after its grace period is cancelled again this often."""
 SHIELDED_S = 0.01
-"""A handler in a shielded scope (a COMMIT) is asked this often whether it has left it."""
+"""While a handler is in a shielded scope (a COMMIT), this is how often to check whether it has left it."""
 
 
 class RunScope(CancelScope):
-    """The scope of the runs of one task; `end` cancels the run, once, and again when its clean-up has had its time."""
+    """The scope of one task's runs; `end` cancels the run once, and again after its grace period."""
 
-    __slots__ = ("_cut_at", "_next", "asked", "on_deadline", "told")
+    __slots__ = ("_cut_at", "_next", "asked", "on_deadline", "stop_seen")
 
     def __init__(self) -> None:
         super().__init__()
         self.asked = False
         """`end` was called."""
-        self.told = False
-        """A CancelledError was raised in the handler: what it returns after that, it returns in spite of it."""
+        self.stop_seen = False
+        """A CancelledError was raised in the handler: if it returns after that, it returns in spite of it."""
         self.on_deadline: Callable[[], None] = _nothing
         self._cut_at = math.inf
         self._next: asyncio.TimerHandle | None = None
 
     def cancel(self, reason: str | None = None) -> None:
-        """The run is over its time."""
+        """The deadline of the run has passed."""
         self.on_deadline()
 
     def end(self, grace_s: float) -> None:
-        """Cancels the run: at once, and after `grace_s` again and again until it is out; the shortest grace holds."""
+        """Cancels the run: at once, and after `grace_s` repeatedly until it ends; the shortest grace counts."""
         cut_at = asyncio.get_running_loop().time() + grace_s
         if self.asked and cut_at >= self._cut_at:
             return
         self.asked, self._cut_at = True, min(cut_at, self._cut_at)
         self._deliver()
 
-    def over(self) -> None:
-        """The handler has come back: nothing more is raised in its task."""
+    def finished(self) -> None:
+        """The handler has returned: nothing more is raised in its task."""
         self.on_deadline = _nothing
         if self._next is not None:
             self._next.cancel()
@@ -69,15 +69,15 @@ class RunScope(CancelScope):
         if task is None:
             return
         left_s = self._cut_at - loop.time()
-        if self.told and left_s > 0:
+        if self.stop_seen and left_s > 0:
             wait_s = left_s
         elif self._shielded(task):
             wait_s = SHIELDED_S
         elif _is_about_to_go_on(task):
-            wait_s = 0.0  # what it waited for has come: it may return without ever having been told
+            wait_s = 0.0  # its await is about to return: it may end without ever having been cancelled
         else:
             task.cancel()
-            self.told = True
+            self.stop_seen = True
             wait_s = max(left_s, AGAIN_S)
         self._next = loop.call_later(wait_s, self._deliver)
 
@@ -102,11 +102,11 @@ def _is_about_to_go_on(task: asyncio.Task[Any]) -> bool:
 class RunnerTask:
     """The current task, entered with its scope: `async with RunnerTask() as task`."""
 
-    __slots__ = ("_cancelling", "_context", "_left", "_state", "_task", "held", "scope")
+    __slots__ = ("_cancelling", "_context", "_left", "_state", "_task", "attempt", "scope")
 
     def __init__(self) -> None:
-        self.held: log.Told | None = None
-        """What it runs: lines that are logged meanwhile, also by what a handler starts, name it."""
+        self.attempt: log.LoggedAttempt | None = None
+        """The attempt it runs; log lines written meanwhile, also by tasks of the handler, name it."""
         log.RUNNING.set(self)
         self._task = cast("asyncio.Task[Any]", asyncio.current_task())
         # anyio has no public way to see the innermost scope of a task.
@@ -129,8 +129,8 @@ class RunnerTask:
     def clean(self) -> bool:
         """True when the next job would find this task as the last one did.
 
-        Not so after a cancellation; when a handler has set context variables; and when it has entered a scope and never
-        left it (`break` out of an async generator is enough), which would then close on the next job.
+        False after a cancellation, when a handler has set context variables, and when it has entered a scope and never
+        left it (`break` out of an async generator is enough), which would then cancel the next job.
         """
         if (
             self._left
@@ -141,17 +141,17 @@ class RunnerTask:
             return False
         try:
             return contextvars.copy_context() == self._context
-        except Exception:  # noqa: BLE001 - some values do not like to be compared
+        except Exception:  # noqa: BLE001 - some values raise when compared
             return False
 
     async def leave(self, error: BaseException | None) -> bool:
-        """Leaves the scopes that are open, innermost first, ours last; `error` is what came out of the handler.
+        """Leaves the open scopes, innermost first, ours last; `error` is what the handler raised.
 
         True if the daemon itself is being torn down: then the error must go on.
         """
         if not self._left:
             self._left = True
-            self.scope.over()
+            self.scope.finished()
             shown = error if isinstance(error, asyncio.CancelledError) else None
             while (scope := self._state.cancel_scope) is not None:
                 scope.__exit__(type(shown) if shown else None, shown, None)
@@ -162,7 +162,7 @@ class RunnerTask:
 
 
 async def discard_late_cancellation(task: asyncio.Task[Any] | None, cancelling: int) -> None:
-    """A handler that cancelled its own task leaves a request on it, which would hit our next await: take it here."""
+    """Discards a cancellation that a handler requested of its own task: it would hit our next await."""
     if task is None or task.cancelling() <= cancelling:
         return
     with anyio.CancelScope(shield=True), contextlib.suppress(asyncio.CancelledError):

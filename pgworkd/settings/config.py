@@ -59,28 +59,42 @@ class Settings(BaseSettings):
     dsn: SecretStr | None = Field(None, description="Database: postgresql://user:password@host:5432/database")
     app: str | None = Field(None, description="The application, module:attribute")
     queues: Annotated[dict[str, int | None], NoDecode] = Field(
-        default_factory=dict, description="Queues to serve, each name or name=concurrency; default: all of the app"
+        default_factory=dict, description="Queues to serve, name or name=concurrency; all if none"
     )
-    processes: int = Field(1, ge=1, le=64, description="Number of daemon processes; concurrency is per process")
+    processes: int = Field(
+        1, ge=1, le=64, description="Number of daemons to run, one process each; concurrency is per process"
+    )
     lease_s: float = Field(
         30,
         ge=5,
         le=3600,
         description="Lease duration: jobs of a worker that stops renewing are taken over after this many seconds",
     )
-    heartbeat_s: float = Field(10, ge=1, le=1200, description="Time between lease renewals; at most lease_s / 3")
-    poll_s: float = Field(2, ge=0.05, le=10, description="Polling interval of an idle queue without notifications")
-    shutdown_s: float = Field(30, ge=0, le=86_400, description="How long running jobs may take to finish at a stop")
-    connect_timeout_s: float = Field(10, ge=1, le=60, description="Timeout of a new connection to the database")
-    command_timeout_s: float = Field(10, ge=1, le=60, description="Timeout of a statement; less than lease_s / 2")
-    transactions_max: int = Field(20, ge=1, le=500, description="Maximum connections for job.transaction()")
-    keep_days: int = Field(7, ge=1, le=3650, description="Retention of finished jobs")
-    keep_dead_days: int = Field(30, ge=1, le=3650, description="Retention of dead jobs")
-    log_level: LogLevel = Field("info", description="Minimum level that is logged: debug, info, warning or error")
-    log_format: LogFormat = Field("auto", description="json, console, or auto: console on a terminal, else json")
-    slow_min_s: float = Field(1, ge=0, le=86_400, description="Runs shorter than this are never reported as slow")
-    slow_factor: float = Field(5, ge=1, le=1000, description="A run is slow at this many times the usual duration")
-    worker_name: str = Field(default_factory=socket.gethostname, description="Name of this worker; default: host name")
+    heartbeat_s: float = Field(
+        10, ge=1, le=1200, description="Seconds between renewals of the lease; at most lease_s / 3"
+    )
+    poll_s: float = Field(
+        2, ge=0.05, le=10, description="Seconds between polls of idle queues, in case a notification is lost"
+    )
+    shutdown_s: float = Field(30, ge=0, le=86_400, description="Seconds that running jobs may take to finish at a stop")
+    connect_timeout_s: float = Field(
+        10, ge=1, le=60, description="Seconds to wait for a new connection to the database"
+    )
+    command_timeout_s: float = Field(
+        10, ge=1, le=60, description="Seconds that one statement may take; less than lease_s / 2"
+    )
+    transactions_max: int = Field(20, ge=1, le=500, description="Maximum number of connections for job.transaction()")
+    keep_days: int = Field(7, ge=1, le=3650, description="Days for which finished jobs are kept")
+    keep_dead_days: int = Field(30, ge=1, le=3650, description="Days for which dead jobs are kept")
+    log_level: LogLevel = Field("info", description="Least severe level that is logged")
+    log_format: LogFormat = Field("auto", description="auto: console on a terminal, else json")
+    slow_min_s: float = Field(
+        1, ge=0, le=86_400, description="No run shorter than this many seconds is reported as slow"
+    )
+    slow_factor: float = Field(
+        5, ge=1, le=1000, description="A run that takes this many times its usual length is reported as slow"
+    )
+    worker_name: str = Field(default_factory=socket.gethostname, description="Name of this worker in logs and lists")
 
     _origins: dict[str, str] = PrivateAttr(default_factory=dict)
     _notes: tuple[str, ...] = PrivateAttr(())

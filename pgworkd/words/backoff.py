@@ -69,7 +69,7 @@ class Backoff:
             return cls(rule=policy)
         return cls(steps_s=(delay_seconds(policy, "backoff"),))  # type: ignore[arg-type]  # it refuses the rest
 
-    def but(self, row: Mapping[str, float]) -> Backoff:
+    def overridden_by(self, row: Mapping[str, float]) -> Backoff:
         """This policy with what a row of `queues` says of it: backoff_s, backoff_factor, backoff_cap_s.
 
         The formula then counts, in place of a list or function; a number that the row leaves out is this policy's own.

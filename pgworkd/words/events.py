@@ -43,7 +43,7 @@ DAEMON_READY: Final = "daemon.ready"  # worker_id, queues
 DAEMON_STOPPING: Final = "daemon.stopping"  # running, shutdown_s
 SHUTDOWN_INCOMPLETE: Final = "shutdown.incomplete"  # reason: what a stop leaves to others; the exit code is 1
 DAEMON_STOPPED: Final = "daemon.stopped"  # exit_code
-DATABASE_UNAVAILABLE: Final = "database.outage"  # part, error, retry_in_s
+DATABASE_UNAVAILABLE: Final = "database.unavailable"  # part, error, retry_in_s
 DATABASE_RECOVERED: Final = "database.recovered"  # part, away_s
 STATEMENT_FAILED: Final = "statement.failed"  # part, error, retry_in_s: the database answered, but did not do it
 LEASE_FENCED: Final = "lease.fenced"  # since_s: everything that ran was cancelled
@@ -76,30 +76,30 @@ class Events:
 
     def __init__(self) -> None:
         self._listeners: list[tuple[Listener, frozenset[str]]] = []
-        self._heard: dict[str, bool] = {}
+        self._has_listener: dict[str, bool] = {}
         """By name, whether anyone hears it; worked out once, because the answer is wanted for every job."""
 
-    def listen(self, listener: Listener, *, but: frozenset[str] = frozenset()) -> None:
+    def listen(self, listener: Listener, *, except_for: frozenset[str] = frozenset()) -> None:
         """Adds a listener for all events to come, but for those of these names."""
-        self._listeners.append((listener, but))
-        self._heard.clear()
+        self._listeners.append((listener, except_for))
+        self._has_listener.clear()
 
     def unlisten(self, listener: Listener) -> None:
         """Removes a listener."""
-        self._listeners = [(each, but) for each, but in self._listeners if each is not listener]
-        self._heard.clear()
+        self._listeners = [(each, names) for each, names in self._listeners if each is not listener]
+        self._has_listener.clear()
 
-    def heard(self, name: str) -> bool:
+    def has_listener(self, name: str) -> bool:
         """Whether anyone would hear an event of this name: if not, its facts need not be gathered."""
-        known = self._heard.get(name)
+        known = self._has_listener.get(name)
         if known is None:
-            known = self._heard[name] = any(name not in but for _, but in self._listeners)
+            known = self._has_listener[name] = any(name not in names for _, names in self._listeners)
         return known
 
     def emit(self, name: str, /, **facts: Any) -> None:
         """States a fact. A listener that raises is reported to the standard log and otherwise ignored."""
-        for listener, but in self._listeners:
-            if name in but:
+        for listener, except_for in self._listeners:
+            if name in except_for:
                 continue
             try:
                 listener(name, facts)

@@ -56,7 +56,7 @@ class Job:
     is_done: bool = field(default=False, repr=False)
     """`done()` was called."""
     opener: Callable[[Job], AbstractAsyncContextManager[Any]] | None = field(default=None, repr=False)
-    noter: Callable[[float, str], None] | None = field(default=None, repr=False)
+    on_progress: Callable[[float, str], None] | None = field(default=None, repr=False)
 
     def check(self) -> None:
         """Raises `JobStopped` if this run should end; else does nothing. It costs a microsecond: call it in each turn.
@@ -86,9 +86,9 @@ class Job:
         """
         if isinstance(done, bool) or not isinstance(done, int | float) or not 0 <= done <= 1:
             raise UsageError(f"the progress of a job is {done!r}: give a number from 0 to 1")
-        if self.noter is not None:
+        if self.on_progress is not None:
             text = str(message).replace("\0", "").encode("utf-8", "replace").decode()
-            self.noter(float(done), text[:PROGRESS_CHARS_MAX])
+            self.on_progress(float(done), text[:PROGRESS_CHARS_MAX])
 
     @contextlib.asynccontextmanager
     async def transaction(self) -> AsyncIterator[Any]:

@@ -60,7 +60,7 @@ _TRACES = ("exception", "stack")
 Form = Literal["auto", "json", "console"]
 
 
-class Told(Protocol):
+class LoggedAttempt(Protocol):
     """An attempt, as far as lines name it."""
 
     def facts(self) -> dict[str, object]:
@@ -68,9 +68,9 @@ class Told(Protocol):
 
 
 class Running(Protocol):
-    """What runs one attempt after another; `held` is the one that runs now."""
+    """What runs one attempt after another; `attempt` is the one that runs now."""
 
-    held: Told | None
+    attempt: LoggedAttempt | None
 
 
 RUNNING: ContextVar[Running | None] = ContextVar("pgworkd_running", default=None)
@@ -118,8 +118,8 @@ def configure(level: str = "info", form: Form = "auto", worker: str = "") -> Non
 
 def add_job(_logger: Any, _method: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
     """A processor of structlog: adds job_id, queue, kind and attempt to what is logged while a handler runs."""
-    if (running := RUNNING.get()) is not None and (held := running.held) is not None:
-        for name, value in held.facts().items():
+    if (running := RUNNING.get()) is not None and (attempt := running.attempt) is not None:
+        for name, value in attempt.facts().items():
             line.setdefault(name, value)
     return line
 
@@ -151,7 +151,7 @@ def listener(level: str = "info") -> Listener:
     return log
 
 
-def silent(level: str) -> frozenset[str]:
+def below_level(level: str) -> frozenset[str]:
     """The events that do not pass `level`: nobody needs to tell such a listener of them."""
     return frozenset(name for name, at in _LEVELS.items() if at < _level(level))
 

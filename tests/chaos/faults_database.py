@@ -19,7 +19,7 @@ from tests.chaos.fleet import Fleet
 from tests.chaos.history import AWAY
 from tests.chaos.workload import CLOCK_STEP_S
 
-SESSIONS = ("claim", "settle", "chores", "lease", "listen", "transaction")
+SESSIONS = ("claim", "settle", "maintenance", "lease", "listen", "transaction")
 _SESSIONS = "SELECT pid FROM pg_stat_activity WHERE application_name = 'pgworkd ' || $1"
 
 
@@ -69,7 +69,7 @@ async def terminate_sessions(fleet: Fleet) -> None:
 async def freeze_session(fleet: Fleet) -> None:
     """One backend of the server stands still for a while, with whatever it holds."""
     async with fleet.connection() as db:
-        pids = await db.fetch(_SESSIONS, fleet.dice.choice(("claim", "settle", "chores", "listen")))
+        pids = await db.fetch(_SESSIONS, fleet.dice.choice(("claim", "settle", "maintenance", "listen")))
     for row in fleet.dice.sample(pids, min(1, len(pids))):
         with contextlib.suppress(ProcessLookupError):
             os.kill(row["pid"], signal.SIGSTOP)

@@ -70,8 +70,7 @@ BUGS = (
     ),
     sql(
         "counted concurrency without a lock",
-        "        PERFORM lock_queue(p_queue);  -- what follows are statements of their own, so they see what its last"
-        " holder did\n",
+        "        PERFORM lock_queue(p_queue);\n",
         "        NULL;\n",
         kinds="burst,cut",
     ),
@@ -104,7 +103,7 @@ BUGS = (
         "a batch's key is free when its tree ends",
         "CASE WHEN r.cancelled_at IS NULL AND r.dedupe_until > clock() THEN r.dedupe_until END",
         "NULL",
-        tests="tests/stories/test_12_readme.py",
+        tests="tests/docs/test_blocks.py",
     ),
     sql(
         "a tree that is opened again stays finished",
@@ -116,7 +115,7 @@ BUGS = (
         "heartbeat on the loop",
         "engine/life/heartbeat",
         "        self._thread.start()\n",
-        "        self._home.create_task(self._main())\n",
+        "        self._daemon_loop.create_task(self._main())\n",
         kinds="block_loop",
     ),
     sql(
@@ -134,8 +133,8 @@ BUGS = (
     python(
         "a lost wake-up",
         "engine/claim/pool",
-        "            self._wanted, self.rests_until = True, 0.0\n            self._woken.set()\n",
-        "            self._wanted, self.rests_until = True, 0.0\n",
+        "            self._wanted, self.sleeps_until = True, 0.0\n            self._woken.set()\n",
+        "            self._wanted, self.sleeps_until = True, 0.0\n",
         tests="tests/engine/test_wake.py",
     ),
     python(
@@ -143,12 +142,12 @@ BUGS = (
         "engine/claim/poll_mode",
         """        return min(POLL_CAP_S, POLL_FIRST_S * 2.0 ** min(self._empty_claims, 10))
 
-    def rest_s(self, delay_s: float) -> float:
-        \"\"\"How long a pool that would rest for that long may rest, whoever else might wake it.\"\"\"
-        return delay_s if self.announced else min(delay_s, REST_S_MAX)""",
+    def sleep_s(self, delay_s: float) -> float:
+        \"\"\"How long a pool that wants to sleep for `delay_s` may sleep.\"\"\"
+        return delay_s if self.announced else min(delay_s, SLEEP_S_MAX)""",
         """        return math.inf
 
-    def rest_s(self, delay_s: float) -> float:
+    def sleep_s(self, delay_s: float) -> float:
         return delay_s""",
         tests="tests/sweeps/test_arrivals.py",
     ),
@@ -204,8 +203,8 @@ BUGS = (
     python(
         "strays are kept",
         "engine/life/maintenance",
-        "        if strays:\n",
-        "        if strays and False:\n",
+        "        if orphans:\n",
+        "        if orphans and False:\n",
         tests="tests/engine/test_lease_claims.py",
     ),
     sql(

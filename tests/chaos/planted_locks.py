@@ -68,8 +68,8 @@ BUGS = (
     ),
     sql(
         "rescue waits for what is locked",
-        "                   LIMIT p_limit FOR UPDATE OF j SKIP LOCKED);\n    RETURN QUERY\n",
-        "                   LIMIT p_limit FOR UPDATE OF j);\n    RETURN QUERY\n",
+        "                   LIMIT p_limit FOR UPDATE OF j SKIP LOCKED);\n    RETURN QUERY\n    SELECT t.id, t.queue",
+        "                   LIMIT p_limit FOR UPDATE OF j);\n    RETURN QUERY\n    SELECT t.id, t.queue",
         tests=f"tests/sql/test_rescue.py {_OPEN}",
     ),
     python(
@@ -82,7 +82,7 @@ BUGS = (
     python(
         "an outcome that is refused is sent again for ever",
         "engine/settle/settler",
-        "        if is_least(outcome):\n",
+        "        if is_last_resort(outcome):\n",
         "        if outcome is not None:\n",
         tests=_ERRORS,
     ),
@@ -109,8 +109,8 @@ BUGS = (
     python(
         "maintenance that takes too long is tried again at once",
         "engine/life/maintenance",
-        "                delay_s = self._put_off(name, error)\n",
-        "                delay_s = 0.0 * self._put_off(name, error)\n",
+        "                delay_s = self._retry_delay_s(name, error)\n",
+        "                delay_s = 0.0 * self._retry_delay_s(name, error)\n",
         tests="tests/sweeps/test_errors.py",
     ),
     sql(

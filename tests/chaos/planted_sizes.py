@@ -51,7 +51,7 @@ BUGS = (
     python(
         "what is read at a stop is waited for",
         "engine/claim/pool",
-        "            self._slots.payloads.stop(reason)\n",
+        "            self._executor.stop_reading(reason)\n",
         "            pass\n",
         tests=f"{_LARGE} -k at_a_stop",
     ),

@@ -251,7 +251,7 @@ def test_a_stop_that_leaves_something_behind_is_found_with_its_reason() -> None:
 
 
 def test_who_says_last_that_its_lease_is_over_may_end_by_itself() -> None:
-    last = "pgworkd: the lease ends and 1 handler would not stop; ending the process\n"
+    last = "pgworkd: the lease expires and 1 handler would not stop; ending the process\n"
     for text, wrong in ((last, False), ("Killed\n", True)):
         evidence = with_notes(note(9, "driver", "exit", name="d2", code=1, expected=None))
         assert ("ends" in found(replace(evidence, logs={"d2": text}))) is wrong

@@ -119,7 +119,7 @@ async def _survive(server: EmbeddedPostgres, dsn: str) -> None:
             lambda: db.fetchval("SELECT NOT EXISTS (SELECT FROM pgworkd.jobs WHERE status = 'pending')"), limit_s=30
         )
         await until(lambda: db.fetchval("SELECT NOT EXISTS (SELECT FROM pgworkd.jobs)"), limit_s=60)
-        assert daemon.membership.may_claim
+        assert daemon.worker.may_claim
     rows = await db.fetch("SELECT id, status::text, attempts, failures FROM pgworkd.finished_jobs")
     finished = {row["id"]: row for row in rows}
     assert len(rows) == len(finished)

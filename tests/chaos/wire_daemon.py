@@ -28,7 +28,7 @@ class OneJob(Operation):
         if "seen" not in self.scene.memory:
             await self.db.execute(f"{TABLES} CREATE TABLE written (job uuid, attempt int)")
             connection = ConnectionOptions(self.scene.proxy.dsn, connect_timeout_s=2, command_timeout_s=COMMAND_S)
-            periods = Periods(NEVER_S, NEVER_S, NEVER_S, strays_s=0.1)
+            periods = Periods(NEVER_S, NEVER_S, NEVER_S, orphans_s=0.1)
             daemon = running(
                 app_of_two(), self.scene.proxy.dsn, connection=connection, heartbeat_s=1.0, periods=periods
             )

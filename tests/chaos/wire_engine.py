@@ -7,7 +7,7 @@ from uuid import UUID
 
 import anyio
 
-from pgworkd.database.heartbeat_store import Wanted
+from pgworkd.database.heartbeat_store import Instructions
 from pgworkd.database.store import Claimed, ClaimOrder, Store
 from pgworkd.engine.attempts import Attempt, InFlight
 from pgworkd.engine.life.heartbeat import Heartbeat
@@ -175,13 +175,13 @@ class RestoreSchedule(Engine):
         await put_schedule(self.scene.aside, self.queue)
 
     async def attempt(self) -> Told:
-        return await told_by(Recurring(self.store, self.events).look())
+        return await told_by(Recurring(self.store, self.events).refresh())
 
     async def done(self) -> bool:
         return await occurrences_differ(self) == []
 
     async def carry_on(self) -> None:
-        await Recurring(self.store, self.events).look()
+        await Recurring(self.store, self.events).refresh()
 
     async def faults(self) -> list[str]:
         return await occurrences_differ(self)
@@ -242,7 +242,7 @@ class Renewals(Operation):
     def lease_renewed(self) -> None:
         """Then it asks what is wanted."""
 
-    def wanted(self, wanted: Wanted) -> None:
+    def on_instructions(self, instructions: Instructions) -> None:
         self.renewed.set()
 
     def lease_fenced(self, since_s: float) -> None:
@@ -251,7 +251,7 @@ class Renewals(Operation):
     def worker_lost(self) -> None:
         self.said.append("lost")
 
-    def lease_trouble(self, error: Exception) -> None:
+    def renewal_failed(self, error: Exception) -> None:
         """The thread goes on trying."""
 
     def still_running(self) -> int:

@@ -39,7 +39,7 @@ class Settle(Engine):
             *(self.store, self.in_flight, self.events, self.recurring),
             on_completed=lambda batch: self.said.extend("completed" for _ in batch),
             on_settled=lambda _held, _outcome, status: self.said.append(status),
-            on_room=lambda: None,
+            on_capacity=lambda: None,
         )
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(settler.run)
@@ -115,7 +115,7 @@ class SettleOccurrence(Settle):
         self.worker_id = await self.scene.aside.register("w", 1, "v", 30)
         await put_schedule(self.scene.aside, self.queue)
         self.recurring = Recurring(self.scene.aside, self.events)
-        await self.recurring.look()
+        await self.recurring.refresh()
         sql = "UPDATE pgworkd.jobs SET run_at = pgworkd.clock() WHERE schedule = $1 RETURNING id"
         self.job = await self.db.fetchval(sql, self.queue)
         self.held = await self.claim()

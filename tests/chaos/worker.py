@@ -102,7 +102,7 @@ async def main(dsn: str, changes: dict[str, float]) -> int:
     options = quick_options(dsn, connection=connection, worker_name=os.environ["CHAOS_NAME"], **changes)
     daemon = Daemon(app_of_run(), options, parts=(Vitals(),), end_process=end_process)
     daemon.events.listen(_noted)
-    daemon.events.listen(log.listener("warning"), but=log.silent("warning"))
+    daemon.events.listen(log.listener("warning"), except_for=log.below_level("warning"))
     asyncio.get_running_loop().add_signal_handler(
         signal.SIGTERM, lambda: daemon.request_stop(now=daemon.stop_requested.is_set())
     )

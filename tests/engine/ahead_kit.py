@@ -56,8 +56,8 @@ def stalls_now(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was claimed ahead waits no longer than in production, from now on."""
     monkeypatch.setattr(pool, "STALL_S", 0.05)
     queue = daemon.pools["q"]
-    queue._begun, queue._begun_at = queue._slots.begun, anyio.current_time()
-    queue.look()
+    queue._begun, queue._begun_at = queue._executor.begun, anyio.current_time()
+    queue.claim_soon()
 
 
 async def fill(db: asyncpg.Connection[Any], quick: int, waiting: int) -> None:

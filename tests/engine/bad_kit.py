@@ -83,7 +83,7 @@ async def among_good_ones(dsn: str, db: Db, app: App, **columns: Any) -> AsyncIt
             await seen.wait(events.JOB_COMPLETED, job_id=str(job_id))
         yield odd, daemon, seen
         await until(waits_for_status(db, await insert(db, "q", kind=good_kind), "completed"))
-        assert daemon.membership.may_claim
+        assert daemon.worker.may_claim
         assert seen.all(events.MAINTENANCE_FAILED) == []
 
 

@@ -133,7 +133,7 @@ async def truncated(dsn: str, db: Db) -> None:
         stale = {facts["job_id"] for facts in seen.all(events.JOB_STALE)}
         assert stale <= {str(job_id) for job_id in held}
         assert len(stale) >= 2
-        assert daemon.membership.may_claim
+        assert daemon.worker.may_claim
 
 
 async def duplicate_keys(dsn: str, db: Db) -> None:

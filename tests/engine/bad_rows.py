@@ -47,7 +47,7 @@ def unknown_kind(kind: str, module: str) -> Check:
         assert (released["job_id"], released["reason"]) == (str(odd), message)
         assert released["delay_s"] == DELAY_S
         assert len(seen.all(events.JOB_RELEASED)) == 1, "each time is one event to count"
-        assert events.JOB_RELEASED not in log.silent(logging.getLevelName(logging.INFO))
+        assert events.JOB_RELEASED not in log.below_level(logging.getLevelName(logging.INFO))
         row = await db.fetchrow(
             "SELECT failures, error, errors, run_at > now() + interval '9 s' FROM pgworkd.jobs WHERE id = $1", odd
         )

@@ -29,7 +29,7 @@ async def dead_end(dsn: str, db: asyncpg.Connection[Any], handle: Callable[..., 
         odd, after = await insert(db, "q", kind="odd"), await insert(db, "q", kind="next")
         await until(waits_for_status(db, after, "completed"))
         await until(waits_for_status(db, odd, "dead"))
-        assert daemon.membership.may_claim
+        assert daemon.worker.may_claim
         assert len(seen.all(events.JOB_STARTED)) == 2
     row = await db.fetchrow("SELECT attempts, failures, error, errors FROM pgworkd.jobs WHERE id = $1", odd)
     assert row is not None

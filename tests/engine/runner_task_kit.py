@@ -88,7 +88,7 @@ async def outlived(
         await until(waits_for_status(db, odd, ending), limit_s=3)
         ordinary.tasks.clear()
         await run_ordinary(db, FOLLOWING)
-        assert daemon.membership.may_claim
+        assert daemon.worker.may_claim
         assert len(set(ordinary.tasks)) == 1, "ordinary jobs leave their task clean"
         assert kept is None or (ordinary.odd_tasks[0] in ordinary.tasks) is kept
         await until(lambda: tasks_now() <= before, limit_s=1)

@@ -73,7 +73,7 @@ async def test_slow_jobs_are_never_claimed_ahead(
 def surplus_of(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """By how much the answer of each claim from now on exceeds the slots that are free."""
     surplus = [0]
-    store, slots = daemon._store, daemon.pools["q"]._slots
+    store, slots = daemon._store, daemon.pools["q"]._executor
     claim = store.claim
 
     async def claiming(*args: Any) -> Any:
@@ -254,7 +254,7 @@ async def test_what_waits_for_a_slot_of_a_worker_that_is_lost_runs_under_the_nex
     never_stalls(monkeypatch)
     waiters = Waiters(4)
     periods = Periods(
-        rescue_s=3600, strays_s=0.1
+        rescue_s=3600, orphans_s=0.1
     )  # or its next registration takes them back before they are given back
     async with claimed_ahead(waiters, dsn, db, periods=periods) as (daemon, seen, ahead):
         worker_id = daemon.worker_id

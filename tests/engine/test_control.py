@@ -223,7 +223,7 @@ async def test_noise_on_the_channel_is_ignored(dsn: str, db: asyncpg.Connection[
         for payload in NOISE:
             await db.execute("SELECT pg_notify('pgworkd', $1)", payload)
         await until(waits_for_status(db, await insert(db, "q"), "completed"))
-        assert daemon.membership.may_claim
+        assert daemon.worker.may_claim
         assert _alarms(seen) == []
     assert raised == []
 

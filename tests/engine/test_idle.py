@@ -110,12 +110,12 @@ async def test_ten_idle_queues_cost_less_than_a_query_per_second(
             await daemon.ready.wait()
         # Having said that they sleep, pools poll for a second more, and then until someone calls them.
         await until(lambda: all(loops.waits_s.get(name) == math.inf for name in pools), limit_s=3)
-        assert all(pool.asleep for pool in daemon.pools.values())
+        assert all(pool.is_idle for pool in daemon.pools.values())
         quiet = anyio.current_time()
         while anyio.current_time() < quiet + WINDOW_S:
             await anyio.sleep(0.05)
         asked, periods_s = loops.since(quiet), dict(loops.waits_s)
-        regular = {name for name, _ in loops.asked} | {"wake"}
+        regular = {name for name, _ in loops.asked} | {"listener"}
         daemon.request_stop()
     assert not set(asked) & set(pools), "a pool asks without having been called"
     once = {name for name in regular if name not in periods_s} | {_starter(loops), "connections"}

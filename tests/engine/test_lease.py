@@ -67,7 +67,7 @@ async def test_who_cannot_renew_cancels_everything_before_the_lease_ends_and_goe
         fenced = await seen.wait(events.LEASE_FENCED)
         assert lease_s * 5 / 6 <= fenced["since_s"] < lease_s * 29 / 30
         assert fenced["running"] == 3
-        assert not daemon.membership.may_claim
+        assert not daemon.worker.may_claim
         await until(lambda: len(sleepers.ended) == 3)
         # Whatever the clocks say: their lease, as the database has it, was still running then.
         assert await db.fetchval(LEFT_S) > 0
@@ -77,7 +77,7 @@ async def test_who_cannot_renew_cancels_everything_before_the_lease_ends_and_goe
         await seen.wait(events.JOB_RELEASED, count=3, reason="the worker could not renew its lease")
         sleepers.go_on.set()
         await until(lambda: db.fetchval("SELECT NOT EXISTS (SELECT FROM pgworkd.jobs)"))
-        assert daemon.membership.may_claim
+        assert daemon.worker.may_claim
     assert ended == []
     assert sleepers.twice == 0
     assert len(sleepers.began) == 3 * 2, "each job began once before the fence and once after"
@@ -118,7 +118,7 @@ async def test_who_runs_on_when_the_lease_ends_takes_the_process_along(
 
     lease_s = 3.0  # of which a look of the guard is a sixtieth, and what it has left a thirtieth
     async with Proxy(dsn) as proxy, daemon_of(app, proxy.dsn, ended, lease_s=lease_s) as (daemon, seen):
-        lease = daemon.membership.lease
+        lease = daemon.worker.lease
         assert lease is not None
         lease._end_process = end
         await insert(db, "q")
@@ -132,7 +132,7 @@ async def test_who_runs_on_when_the_lease_ends_takes_the_process_along(
         proxy.mode = "pass"
         let_go.set()
         await seen.wait(events.LEASE_RENEWED)
-    assert ended[0] == "the lease ends and 1 handler would not stop"
+    assert ended[0] == "the lease expires and 1 handler would not stop"
 
 
 async def test_a_fence_while_nothing_runs_ends_no_process(dsn: str, db: asyncpg.Connection[Any]) -> None:
@@ -143,7 +143,7 @@ async def test_a_fence_while_nothing_runs_ends_no_process(dsn: str, db: asyncpg.
         daemon_of(sleepers.app, proxy.dsn, ended, lease_s=1.0) as (daemon, seen),
     ):
         await until(waits_for_status(db, await insert(db, "q"), "completed"))
-        lease = daemon.membership.lease
+        lease = daemon.worker.lease
         assert lease is not None
         proxy.mode = "hold"
         await seen.wait(events.LEASE_FENCED, running=0)
@@ -184,7 +184,7 @@ async def test_a_lost_worker_gets_a_new_id_only_after_all_its_handlers_have_come
         # The old attempt was not taken yet, so what it ended with still counts.
         await until(waits_for_status(db, job_id, "completed"))
         assert daemon.worker_id > old
-        assert daemon.membership.may_claim
+        assert daemon.worker.may_claim
     assert ended == []
 
 

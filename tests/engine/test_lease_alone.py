@@ -1,4 +1,4 @@
-"""The lease alone, with a lessee of the test's."""
+"""The lease alone, with a holder of the test's."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from uuid import uuid4
 import asyncpg
 
 from pgworkd.database.connection import ConnectionOptions
-from pgworkd.database.heartbeat_store import Wanted
+from pgworkd.database.heartbeat_store import Instructions
 from pgworkd.engine.life.heartbeat import Heartbeat, boot_time_s
 from pgworkd.words.registration import Registration
 from tests.kit import until
@@ -23,7 +23,7 @@ class LeaseHolder:
     """Notes what the lease says. `running` is what it would not stop."""
 
     def __init__(self) -> None:
-        self.answers: list[Wanted] = []
+        self.answers: list[Instructions] = []
         self.fenced: list[float] = []
         self.lost = 0
         self.troubles: list[Exception] = []
@@ -33,9 +33,9 @@ class LeaseHolder:
     def lease_renewed(self) -> None:
         self.threads.add(threading.get_ident())
 
-    def wanted(self, wanted: Wanted) -> None:
+    def on_instructions(self, instructions: Instructions) -> None:
         self.threads.add(threading.get_ident())
-        self.answers.append(wanted)
+        self.answers.append(instructions)
 
     def lease_fenced(self, since_s: float) -> None:
         self.threads.add(threading.get_ident())
@@ -45,7 +45,7 @@ class LeaseHolder:
         self.threads.add(threading.get_ident())
         self.lost += 1
 
-    def lease_trouble(self, error: Exception) -> None:
+    def renewal_failed(self, error: Exception) -> None:
         self.threads.add(threading.get_ident())
         self.troubles.append(error)
 
@@ -61,12 +61,12 @@ async def registered(db: asyncpg.Connection[Any]) -> Registration:
 
 @contextlib.asynccontextmanager
 async def lease_of(
-    lessee: LeaseHolder, dsn: str, db: asyncpg.Connection[Any], ended: list[str], **changes: float
+    holder: LeaseHolder, dsn: str, db: asyncpg.Connection[Any], ended: list[str], **changes: float
 ) -> AsyncIterator[Heartbeat]:
     worker_id = await registered(db)
     options = ConnectionOptions(dsn, connect_timeout_s=0.2, command_timeout_s=0.2)
     times = {"lease_s": 1.2, "heartbeat_s": 0.05} | changes
-    lease = Heartbeat(options, worker_id, lessee, end_process=ended.append, **times)
+    lease = Heartbeat(options, worker_id, holder, end_process=ended.append, **times)
     lease.start()
     try:
         yield lease
@@ -78,75 +78,75 @@ async def lease_of(
 async def test_the_lease_is_renewed_again_and_again_and_hands_on_what_the_database_says(
     dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
-    lessee, ended = LeaseHolder(), list[str]()
+    holder, ended = LeaseHolder(), list[str]()
     await db.execute("INSERT INTO pgworkd.queues (name, concurrency, paused_until) VALUES ('q', 3, 'infinity')")
     await db.execute("INSERT INTO pgworkd.queues (name) VALUES ('p')")
-    async with lease_of(lessee, dsn, db, ended) as lease:
-        await until(lambda: len(lessee.answers) >= 3)
+    async with lease_of(holder, dsn, db, ended) as lease:
+        await until(lambda: len(holder.answers) >= 3)
         assert lease.fresh
-        assert lessee.answers[-1].queues == {
+        assert holder.answers[-1].queues == {
             "q": {"concurrency": 3, "paused": True, "paused_until": "infinity", "fair": False, "limited": False},
             "p": {"paused": False, "fair": False, "limited": False},
         }
         assert await db.fetchval("SELECT state FROM pgworkd.workers") == "running"
         lease.state = "stopping"
         await until(lambda: db.fetchval("SELECT state = 'stopping' FROM pgworkd.workers"))
-    assert lessee.threads == {threading.get_ident()}, "it must speak in the loop's thread only"
-    assert (lessee.fenced, lessee.lost, ended) == ([], 0, [])
+    assert holder.threads == {threading.get_ident()}, "it must speak in the loop's thread only"
+    assert (holder.fenced, holder.lost, ended) == ([], 0, [])
 
 
 async def test_a_poke_renews_at_once(dsn: str, db: asyncpg.Connection[Any]) -> None:
-    lessee = LeaseHolder()
-    async with lease_of(lessee, dsn, db, [], lease_s=3600, heartbeat_s=900) as lease:
+    holder = LeaseHolder()
+    async with lease_of(holder, dsn, db, [], lease_s=3600, heartbeat_s=900) as lease:
         for n in range(1, 6):
-            await until(lambda n=n: len(lessee.answers) >= n, limit_s=2)  # type: ignore[misc]
-            lease.poke()
+            await until(lambda n=n: len(holder.answers) >= n, limit_s=2)  # type: ignore[misc]
+            lease.renew_now()
 
 
 async def test_the_fence_comes_once_per_outage_and_the_end_only_for_what_still_runs(
     dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
-    lessee, ended = LeaseHolder(), list[str]()
-    async with Proxy(dsn) as proxy, lease_of(lessee, proxy.dsn, db, ended) as lease:
+    holder, ended = LeaseHolder(), list[str]()
+    async with Proxy(dsn) as proxy, lease_of(holder, proxy.dsn, db, ended) as lease:
         for n in (1, 2):
             await until(lambda: lease.fresh)
             proxy.mode = "hold"
-            await until(lambda n=n: len(lessee.fenced) == n)  # type: ignore[misc]
+            await until(lambda n=n: len(holder.fenced) == n)  # type: ignore[misc]
             assert not lease.fresh
             if n == 2:
-                lessee.running = 2
+                holder.running = 2
                 await until(lambda: ended)
             proxy.mode = "pass"
-        lessee.running = 0
-    assert all(1.0 <= since_s < 1.16 for since_s in lessee.fenced)
-    assert set(ended) == {"the lease ends and 2 handlers would not stop"}
-    assert lessee.troubles
-    assert lessee.lost == 0
+        holder.running = 0
+    assert all(1.0 <= since_s < 1.16 for since_s in holder.fenced)
+    assert set(ended) == {"the lease expires and 2 handlers would not stop"}
+    assert holder.troubles
+    assert holder.lost == 0
 
 
 async def test_a_lost_lease_is_told_once_and_a_new_id_makes_it_fresh(dsn: str, db: asyncpg.Connection[Any]) -> None:
-    lessee, ended = LeaseHolder(), list[str]()
-    async with lease_of(lessee, dsn, db, ended) as lease:
-        await until(lambda: lessee.answers)
+    holder, ended = LeaseHolder(), list[str]()
+    async with lease_of(holder, dsn, db, ended) as lease:
+        await until(lambda: holder.answers)
         await db.execute("DELETE FROM pgworkd.workers")
-        await until(lambda: lessee.lost)
+        await until(lambda: holder.lost)
         assert not lease.fresh
         tried = lease.tried_at_s
         await until(lambda: lease.tried_at_s > tried)
-        assert lessee.lost == 1
+        assert holder.lost == 1
         began = boot_time_s()
         lease.adopt(await registered(db), began)
-        answers = len(lessee.answers)
-        await until(lambda: len(lessee.answers) > answers)
+        answers = len(holder.answers)
+        await until(lambda: len(holder.answers) > answers)
         assert lease.fresh
-    assert (lessee.lost, ended) == (1, [])
+    assert (holder.lost, ended) == (1, [])
 
 
 async def test_the_lease_is_renewed_while_the_loop_is_blocked(dsn: str, db: asyncpg.Connection[Any]) -> None:
-    lessee, ended = LeaseHolder(), list[str]()
-    async with lease_of(lessee, dsn, db, ended, lease_s=1.8):
-        await until(lambda: lessee.answers)
-        lessee.running = 1
+    holder, ended = LeaseHolder(), list[str]()
+    async with lease_of(holder, dsn, db, ended, lease_s=1.8):
+        await until(lambda: holder.answers)
+        holder.running = 1
         time.sleep(2.5)  # noqa: ASYNC251 - that is the point
         assert await db.fetchval("SELECT seen_at > now() - interval '900 ms' FROM pgworkd.workers")
-    assert (lessee.fenced, ended) == ([], [])
+    assert (holder.fenced, ended) == ([], [])

@@ -33,7 +33,7 @@ async def test_a_claim_that_is_answered_behind_the_fence_is_given_back_unspent_a
         async with locker.transaction():
             await locker.execute("SELECT FROM pgworkd.workers FOR NO KEY UPDATE")  # renewals wait for that row
             await locker.execute("SAVEPOINT claims; SELECT FROM pgworkd.workers FOR UPDATE")  # and claims, too
-            daemon.membership.pools["q"].look()
+            daemon.pools["q"].claim_soon()
             await until(lambda: db.fetchval(WAITING_CLAIM))
             await written.commit()  # the jobs are older than that claim, and there when it goes on
             await seen.wait(events.LEASE_FENCED, running=0)
@@ -55,7 +55,7 @@ async def test_jobs_that_were_claimed_in_our_name_unknown_to_us_are_given_back_u
 ) -> None:
     sleepers = Sleepers()
     connection = ConnectionOptions(dsn, connect_timeout_s=5, command_timeout_s=0.3)
-    async with running(sleepers.app, dsn, connection=connection, periods=Periods(rescue_s=0.1, strays_s=0.05)) as (
+    async with running(sleepers.app, dsn, connection=connection, periods=Periods(rescue_s=0.1, orphans_s=0.05)) as (
         daemon,
         seen,
     ):
@@ -105,12 +105,12 @@ async def test_a_claim_that_the_network_delivers_after_its_daemon_gave_it_up_cos
 
 async def _hold_claim(daemon: Daemon, seen: Recorder, proxy: Proxy) -> None:
     """Returns when a claim waits at the proxy and has been given up."""
-    pool, count = daemon.membership.pools["q"], 0
+    pool, count = daemon.pools["q"], 0
     while True:
         count += 1
         await until(lambda: pool.quiet)  # else it might be an answer that is held, of a claim that found nothing
         proxy.mode = "hold"
-        pool.look()
+        pool.claim_soon()
         outage = await seen.wait(events.DATABASE_UNAVAILABLE, count, part="claim q")
         if "may have been done" in outage["error"]:
             return
@@ -121,7 +121,7 @@ async def _hold_claim(daemon: Daemon, seen: Recorder, proxy: Proxy) -> None:
 async def test_what_is_held_for_long_is_no_stray(dsn: str, db: asyncpg.Connection[Any]) -> None:
     sleepers = Sleepers()
     connection = ConnectionOptions(dsn, connect_timeout_s=5, command_timeout_s=0.2)
-    async with running(sleepers.app, dsn, connection=connection, periods=Periods(strays_s=0.02)) as (_, seen):
+    async with running(sleepers.app, dsn, connection=connection, periods=Periods(orphans_s=0.02)) as (_, seen):
         job_id = await insert(db, "q")
         await seen.wait(events.JOB_STARTED)
         old = "SELECT started_at < now() - interval '900 ms' FROM pgworkd.jobs"

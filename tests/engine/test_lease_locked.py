@@ -53,7 +53,7 @@ async def test_claims_that_stood_in_line_while_their_lease_ran_out_give_up_no_wo
         async with other.transaction():
             await other.execute("LOCK TABLE pgworkd.workers IN ACCESS EXCLUSIVE MODE")
             for pool in daemon.pools.values():
-                pool.look()
+                pool.claim_soon()
             await seen.wait(events.LEASE_FENCED)
             await until(
                 lambda: other.fetchval(

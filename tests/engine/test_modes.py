@@ -21,7 +21,7 @@ from tests.kit import Recorder, insert, quick_options, running, status, until, w
 @pytest.fixture(autouse=True)
 def quick_look(monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads are looked at every 0.5 s in production."""
-    monkeypatch.setattr("pgworkd.engine.settle.reporter.LOOK_S", 0.02)
+    monkeypatch.setattr("pgworkd.engine.settle.job_events.CHECK_S", 0.02)
 
 
 async def test_a_plain_function_runs_in_a_thread_of_its_own(dsn: str, db: asyncpg.Connection[Any]) -> None:

@@ -27,7 +27,7 @@ from tests.kit import insert, running, status, until, waits_for_status
 @pytest.fixture(autouse=True)
 def quick_look(monkeypatch: pytest.MonkeyPatch) -> None:
     """Overdue runs are looked at every 0.5 s in production."""
-    monkeypatch.setattr("pgworkd.engine.settle.reporter.LOOK_S", 0.02)
+    monkeypatch.setattr("pgworkd.engine.settle.job_events.CHECK_S", 0.02)
 
 
 # Their handlers stand at the top of a module: the child imports them from here.

@@ -110,7 +110,7 @@ async def test_a_handler_that_cancels_its_own_task_and_returns_has_returned(
     async with running(app, dsn) as (daemon, _):
         for _ in range(3):
             await until(waits_for_status(db, await insert(db, "q"), "completed"))
-        assert daemon.membership.may_claim
+        assert daemon.worker.may_claim
 
 
 async def test_a_cancel_scope_left_open_harms_no_later_job(dsn: str, db: asyncpg.Connection[Any]) -> None:
@@ -127,7 +127,7 @@ async def test_a_cancel_scope_left_open_harms_no_later_job(dsn: str, db: asyncpg
     async with running(app, dsn) as (daemon, _):
         for kind in ("odd", "next", "odd", "next"):
             await until(waits_for_status(db, await insert(db, "q", kind=kind), "completed"))
-        assert daemon.membership.may_claim
+        assert daemon.worker.may_claim
 
 
 @pytest.mark.parametrize(

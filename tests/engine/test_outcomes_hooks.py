@@ -84,4 +84,4 @@ async def test_a_dead_hook_that_cancels_its_own_task_ends_only_itself(
         ids = [str(await insert(db, "q", '{"die": true}')) for _ in range(2)]
         await until(lambda: sorted(called) == ids, limit_s=4)
         await until(waits_for_status(db, await insert(db, "q"), "completed"), limit_s=4)
-        assert daemon.membership.may_claim
+        assert daemon.worker.may_claim

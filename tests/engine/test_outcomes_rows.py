@@ -118,7 +118,7 @@ async def test_an_odd_value_in_any_column_is_refused_or_harms_only_its_own_job(
             # It ran, as the odd job it is, and is no one's any more.
             over = "SELECT bool_and(status IN ('failed', 'dead')) FROM pgworkd.jobs"
             await until(lambda: db.fetchval(over), limit_s=4)
-        assert daemon.membership.may_claim
+        assert daemon.worker.may_claim
         # Nor may it stand in the way of the chores: all of them see this row as well.
         assert seen.all(events.MAINTENANCE_FAILED) == []
 

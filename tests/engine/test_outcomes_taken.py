@@ -51,7 +51,7 @@ async def test_an_attempt_that_was_taken_away_changes_nothing_and_is_reported_st
         assert (stale["job_id"], stale["attempt"]) == (str(job_id), 1)
         assert await db.fetch("SELECT * FROM pgworkd.all_jobs") == before
         await until(waits_for_status(db, await insert(db, "q"), "completed"))
-        assert daemon.membership.may_claim
+        assert daemon.worker.may_claim
         await db.execute("DELETE FROM pgworkd.jobs")  # lets the daemon sign off
 
 
@@ -81,7 +81,7 @@ async def test_a_transaction_of_an_attempt_that_was_taken_away_writes_nothing(
         go_on.set()
         await seen.wait(events.JOB_STALE, job_id=str(job_id))
         assert await db.fetch("SELECT * FROM pgworkd.all_jobs") == before
-        assert daemon.membership.may_claim
+        assert daemon.worker.may_claim
         await db.execute("DELETE FROM pgworkd.jobs")
     assert len(raised) == 1
     assert await db.fetchval("SELECT count(*) FROM payments") == 0

@@ -25,7 +25,7 @@ SAID = "SELECT done, message FROM pgworkd.job_progress WHERE id = $1"
 @pytest.fixture(autouse=True)
 def quick_look(monkeypatch: pytest.MonkeyPatch) -> None:
     """What handlers say is passed on every 0.5 s in production."""
-    monkeypatch.setattr("pgworkd.engine.settle.reporter.LOOK_S", 0.02)
+    monkeypatch.setattr("pgworkd.engine.settle.job_events.CHECK_S", 0.02)
 
 
 def half(payload: dict[str, Any], job: Job) -> None:  # at the top of a module, for the process

@@ -193,7 +193,7 @@ async def test_a_task_that_is_cancelled_late_ends_at_most_one_other_job(
         await run_ordinary(db, 20)
         await until(lambda: db.fetchval("SELECT NOT EXISTS (SELECT FROM pgworkd.jobs)"), limit_s=2)
         assert tasks_now() <= before
-        assert daemon.membership.may_claim
+        assert daemon.worker.may_claim
         assert not daemon.stop_requested.is_set()
 
 
@@ -219,7 +219,7 @@ async def test_a_variable_whose_value_cannot_be_compared_harms_nobody(dsn: str, 
         async with running(app.app, dsn, shutdown_s=0.5) as (daemon, _):
             for _ in range(2):
                 await until(waits_for_status(db, await insert(db, "q", kind="odd"), "completed"), limit_s=2)
-            assert daemon.membership.may_claim
+            assert daemon.worker.may_claim
     finally:
         tenant.reset(before)
 
@@ -266,4 +266,4 @@ async def test_a_validator_that_goes_too_far_harms_only_its_own_job(
         over = "SELECT status IN ('dead', 'completed') FROM pgworkd.all_jobs WHERE id = $1"
         await until(lambda: db.fetchval(over, job_id), limit_s=2)
         await run_ordinary(db, 20)
-        assert daemon.membership.may_claim
+        assert daemon.worker.may_claim

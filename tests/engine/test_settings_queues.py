@@ -105,7 +105,7 @@ async def test_a_queue_that_came_into_the_code_later_is_not_worked_on_before_its
     async with running(app, dsn, queues={"one": None}, shutdown_s=0) as (daemon, _):
         app.handler("later", concurrency=5)(gauge.__call__)
         daemon.add_queue("later", 5)
-        assert not daemon.membership.may_claim
+        assert not daemon.worker.may_claim
         await gauge.shows(1)
         assert (daemon.pools["later"].concurrency, gauge.most) == (1, 1)
         await until(waits_for_status(db, await insert(db, "one"), "completed"), limit_s=2)
@@ -141,7 +141,7 @@ async def test_what_no_handler_serves_and_slots_out_of_bounds_are_refused(
         with pytest.raises(UsageError, match="queue 'two' is not served here; these are: one"):
             await daemon.remove_queue("two")
         assert list(daemon.pools) == ["one"]
-    with pytest.raises(UsageError, match="the daemon stops"):
+    with pytest.raises(UsageError, match="the daemon is stopping"):
         daemon.add_queue("two")
 
 

@@ -239,7 +239,7 @@ async def test_an_outcome_that_the_database_refuses_fails_alone(
             await until(waits_for_status(db, job_id, "completed"))
         await seen.wait(events.JOB_COMPLETED, count=20)
         assert len(seen.all(events.JOB_COMPLETED)) == 20
-        assert daemon.membership.may_claim
+        assert daemon.worker.may_claim
         await until(waits_for_status(db, await insert(db, "q"), "completed"))
     row = await db.fetchrow("SELECT error, failures FROM pgworkd.jobs WHERE id = $1", odd)
     assert row is not None
@@ -271,7 +271,7 @@ async def test_a_job_whose_every_outcome_is_refused_stops_nobody_else(dsn: str, 
         await until(waits_for_status(db, odd, "running"))
         for _ in range(5):
             await until(waits_for_status(db, await insert(db, "q"), "completed"), limit_s=3)
-        assert daemon.membership.may_claim
+        assert daemon.worker.may_claim
         assert await status(db, odd) == "running"
         # Whoever mends the trigger gets the job back.
         await db.execute("DROP TRIGGER refuse ON pgworkd.jobs; DROP TRIGGER refuse2 ON pgworkd.finished_jobs")

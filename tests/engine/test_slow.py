@@ -9,7 +9,7 @@ import asyncpg
 import pytest
 
 from pgworkd import App, Job
-from pgworkd.engine.settle.reporter import SAMPLES_LEAST
+from pgworkd.engine.settle.job_events import SAMPLES_LEAST
 from pgworkd.words import events
 from tests.kit import Recorder, insert, running, status, until, waits_for_status
 
@@ -17,7 +17,7 @@ from tests.kit import Recorder, insert, running, status, until, waits_for_status
 @pytest.fixture(autouse=True)
 def quick_look(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs are looked at every 0.5 s in production."""
-    monkeypatch.setattr("pgworkd.engine.settle.reporter.LOOK_S", 0.01)
+    monkeypatch.setattr("pgworkd.engine.settle.job_events.CHECK_S", 0.01)
 
 
 def app_that_waits(go_on: anyio.Event, *kinds: str) -> App:

@@ -123,7 +123,7 @@ async def test_it_starts_when_the_server_takes_connections_again(dsn: str, db: a
             assert "too many connections" in outage["error"]
             await db.execute(f"ALTER DATABASE {database(dsn)} CONNECTION LIMIT -1")
             await seen.wait(events.DAEMON_READY)
-            assert (await seen.wait(events.DATABASE_RECOVERED, part="start"))["away_s"] > 0
+            assert (await seen.wait(events.DATABASE_RECOVERED, part="start"))["outage_s"] > 0
             await until(waits_for_status(db, await insert(db, "q"), "completed"))
             daemon.request_stop()
 

@@ -39,7 +39,7 @@ async def end_by(reason: str, daemon: Daemon, db: asyncpg.Connection[Any], job_i
 @pytest.fixture(autouse=True)
 def quick_look(monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads are looked at every 0.5 s in production."""
-    monkeypatch.setattr("pgworkd.engine.settle.reporter.LOOK_S", 0.02)
+    monkeypatch.setattr("pgworkd.engine.settle.job_events.CHECK_S", 0.02)
 
 
 class _Resource:

@@ -20,7 +20,9 @@ async def test_a_sleeper_finds_what_was_committed_late(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The commit sends its notice, but the row lies behind what the pool has claimed since."""
-    monkeypatch.setattr("pgworkd.engine.claim.poll_mode.DROWSY_S", 0.0)  # it would find the job by polling, for a while
+    monkeypatch.setattr(
+        "pgworkd.engine.claim.poll_mode.POLL_ON_S", 0.0
+    )  # it would find the job by polling, for a while
     app, ran = App(), Counter[Any]()
 
     @app.handler("q")

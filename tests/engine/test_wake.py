@@ -172,7 +172,7 @@ async def test_no_job_is_left_when_a_pool_falls_asleep_under_a_hail_of_inserts(
     """With a poll a minute away only the protocol can find a job that is inserted during the transition."""
     if commit.startswith("slow"):
         await db.execute(SLOW_COMMIT)
-    monkeypatch.setattr("pgworkd.engine.claim.poll_mode.AWAKE_LEAST_S", 0.002)
+    monkeypatch.setattr("pgworkd.engine.claim.poll_mode.POLLING_LEAST_S", 0.002)
     monkeypatch.setattr(
         "pgworkd.engine.claim.poll_mode.FOUND_PER_S_LEAST", 1e9
     )  # always calm: falls asleep whenever it may
@@ -185,9 +185,9 @@ async def test_no_job_is_left_when_a_pool_falls_asleep_under_a_hail_of_inserts(
         store = daemon.pools["q"]._store
         told = store.set_pool
 
-        async def tell(worker_id: int, queue: str, concurrency: int, *, asleep: bool, code: tuple[int, str]) -> None:
-            changes.append(asleep)
-            await told(worker_id, queue, concurrency, asleep=asleep, code=code)
+        async def tell(worker_id: int, queue: str, concurrency: int, *, idle: bool, code: tuple[int, str]) -> None:
+            changes.append(idle)
+            await told(worker_id, queue, concurrency, idle=idle, code=code)
 
         monkeypatch.setattr(store, "set_pool", tell)
         for _ in range(bursts):
@@ -211,12 +211,12 @@ async def test_a_job_whose_transaction_was_open_while_the_pool_fell_asleep_waits
     async with running(app_that_counts(ran), dsn) as (daemon, _):
         pool = daemon.pools["q"]
         await until(is_asleep(db))
-        await pool._announce(asleep=False)
+        await pool._announce(idle=False)
         assert await db.fetchval("SELECT NOT asleep FROM pgworkd.pools")
         transaction = db.transaction()
         await transaction.start()
         await insert(db, "q")
-        pool.look()  # awake and calm: it falls asleep
+        pool.claim_soon()  # awake and calm: it falls asleep
         other = await asyncpg.connect(dsn)
         await until(is_asleep(other))
         await anyio.sleep(0.05)
@@ -260,7 +260,9 @@ _LISTENING = """SELECT pid FROM pg_stat_activity
 async def test_a_cut_listening_line_is_back_within_two_seconds(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pgworkd.engine.claim.poll_mode.DROWSY_S", 0.0)  # it would find the job by looking, for a while
+    monkeypatch.setattr(
+        "pgworkd.engine.claim.poll_mode.POLL_ON_S", 0.0
+    )  # it would find the job by looking, for a while
     ran: Counter[Any] = Counter()
     async with running(app_that_counts(ran), dsn, **SLOW_POLL):
         await until(is_asleep(db))
@@ -284,7 +286,7 @@ async def _keep_inserting(dsn: str, inserted: list[int], done: anyio.Event) -> N
     await connection.close()
 
 
-@pytest.mark.parametrize("part", ["claim", "settle", "chores", "lease", "listen"])
+@pytest.mark.parametrize("part", ["claim", "settle", "maintenance", "lease", "listen"])
 async def test_a_cut_connection_costs_no_job_and_no_second_run(
     dsn: str, db: asyncpg.Connection[Any], part: str
 ) -> None:

@@ -17,23 +17,23 @@ BUGS: dict[Planted, str] = {
     Planted(
         "over-claim by one",
         "pgworkd/engine/claim/pool.py",
-        "self._slots.free + self._ahead,",
-        "self._slots.free + self._ahead + 1,",
+        "executor.free + self._ahead,",
+        "executor.free + self._ahead + 1,",
     ): "claims_bounded",
     Planted(
         "slots not counted when a task goes on",
         "pgworkd/engine/run/executor.py",
-        "if self.work and self.busy < self.concurrency and not self._yielding and",
-        "if self.work and not self._yielding and",
+        "if self._waiting and self.busy < self.concurrency and not self._yielding and",
+        "if self._waiting and not self._yielding and",
     ): "slots",
     Planted(
-        "lost wake-up: a task is called and does not hear",
+        "lost wake-up: a task is not woken",
         "pgworkd/engine/run/executor.py",
-        "called.set_result(None)",
-        "called.done()",
+        "wakeup.set_result(None)",
+        "wakeup.done()",
     ): "idle_slot",
     Planted(
-        "lost wake-up: a look is not passed on",
+        "lost wake-up: the answer of a poll is not passed on",
         "pgworkd/engine/wake/poller.py",
         "pool.expect(due.get(pool.queue))",
         "pool.expect(None)",
@@ -43,12 +43,12 @@ BUGS: dict[Planted, str] = {
         "pgworkd/engine/claim/poll_mode.py",
         """        return min(POLL_CAP_S, POLL_FIRST_S * 2.0 ** min(self._empty_claims, 10))
 
-    def rest_s(self, delay_s: float) -> float:
-        \"\"\"How long a pool that would rest for that long may rest, whoever else might wake it.\"\"\"
-        return delay_s if self.announced else min(delay_s, REST_S_MAX)""",
+    def sleep_s(self, delay_s: float) -> float:
+        \"\"\"How long a pool that wants to sleep for `delay_s` may sleep.\"\"\"
+        return delay_s if self.announced else min(delay_s, SLEEP_S_MAX)""",
         """        return math.inf
 
-    def rest_s(self, delay_s: float) -> float:
+    def sleep_s(self, delay_s: float) -> float:
         return delay_s""",
     ): "comes_back",
     Planted(
@@ -72,8 +72,8 @@ BUGS: dict[Planted, str] = {
     Planted(
         "nothing is given back at a stop",
         "pgworkd/engine/life/daemon.py",
-        "            pool.give_back(Reason.SHUTDOWN)\n        if not self._stop_now",
-        "            pool.look()\n        if not self._stop_now",
+        "        self._queues.release_unstarted(Reason.SHUTDOWN)\n        if not self._stop_now",
+        "        self._queues.claim_soon()\n        if not self._stop_now",
     ): "stop",
     Planted(
         "a stop that tells nobody",
@@ -84,8 +84,8 @@ BUGS: dict[Planted, str] = {
     Planted(
         "what stalls here is kept",
         "pgworkd/engine/claim/pool.py",
-        "if len(self._slots.work) > STALLS_MAX * begun:",
-        "if len(self._slots.work) > 10 * CLAIM_MAX:",
+        "if self._executor.waiting > STALLS_MAX * begun:",
+        "if self._executor.waiting > 10 * CLAIM_MAX:",
     ): "hoarding",
     Planted(
         "the process outlives its lease",
@@ -96,7 +96,7 @@ BUGS: dict[Planted, str] = {
     Planted(
         "a removed queue is gone before its jobs",
         "pgworkd/engine/life/queues.py",
-        "if pool.quiet and all(held.queue != pool.queue for held in self._in_flight):",
+        "if pool.quiet and all(attempt.queue != pool.queue for attempt in self._in_flight):",
         "if pool.quiet:",
     ): "removal",
     Planted(
@@ -130,7 +130,7 @@ def verdict(planted: Planted, invariant: str) -> tuple[str, bool, str]:
         raise RuntimeError(f"{planted.name}: the simulation itself failed:\n{run.stdout}{run.stderr}")
     failed = re.search(r"(\d+) failed\n(.*)", run.stdout)
     if run.returncode == 0 or failed is None:
-        return planted.name, False, f"{SCHEDULES} schedules of {invariant} held"
+        return planted.name, False, f"{SCHEDULES} schedules of {invariant} attempt"
     return planted.name, True, f"{failed[1]} of {SCHEDULES} schedules of {invariant}; {failed[2][:90]}"
 
 

@@ -75,7 +75,7 @@ def backoff(seed: int, *, keeps_trace: bool = False) -> Played:
     base_s, cap_s = _size(chance, DELAY_S_MAX), _size(chance, DELAY_S_MAX)
     policy = Backoff(base_s, 1 + _size(chance, 999.0), cap_s, chance.choice((0.0, 0.1, 1.0, chance.random())))
     if chance.random() < 0.3:
-        policy = policy.but({"backoff_s": base_s / 2, "backoff_cap_s": cap_s / 2})
+        policy = policy.overridden_by({"backoff_s": base_s / 2, "backoff_cap_s": cap_s / 2})
     steps_s = tuple(_size(chance, DELAY_S_MAX) for _ in range(chance.randint(1, 5)))
     listed = Backoff(jitter=policy.jitter, steps_s=steps_s)
     before_s = 0.0

@@ -18,7 +18,7 @@ import pgworkd.engine.life.startup
 import pgworkd.engine.life.worker
 import pgworkd.engine.run.executor
 import pgworkd.engine.run.runner
-import pgworkd.engine.settle.reporter
+import pgworkd.engine.settle.job_events
 import pgworkd.engine.settle.settler
 from pgworkd.engine.life.heartbeat import Heartbeat
 
@@ -27,7 +27,7 @@ from .store import Network, SimulatedLeaseStore, SimulatedStore, Watcher
 
 USERS_OF_TIME = (
     pgworkd.engine.claim.prefetch,
-    pgworkd.engine.settle.reporter,
+    pgworkd.engine.settle.job_events,
     pgworkd.engine.run.runner,
     pgworkd.engine.run.executor,
 )
@@ -41,19 +41,19 @@ class SimulatedLease(Heartbeat):
     def start(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._main(), name="lease")
 
-    def poke(self) -> None:
-        if self._poked is not None:
-            self._poked.set()
+    def renew_now(self) -> None:
+        if self._renew_asked is not None:
+            self._renew_asked.set()
 
     async def stop(self) -> None:
         self._stopping = True
-        self.poke()
+        self.renew_now()
         with anyio.CancelScope(shield=True), anyio.move_on_after(2):
             while self._task is not None and not self._task.done():
                 await anyio.sleep(0.01)
 
-    def _call_home(self, function: Callable[..., None], *args: object) -> None:
-        self._home.call_soon(function, *args)
+    def _call_in_daemon(self, function: Callable[..., None], *args: object) -> None:
+        self._daemon_loop.call_soon(function, *args)
 
 
 async def _verified(_: object) -> None:

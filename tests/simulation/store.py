@@ -21,7 +21,7 @@ from uuid import UUID
 import anyio
 
 from pgworkd.database.connection import ConnectionOptions
-from pgworkd.database.heartbeat_store import Wanted
+from pgworkd.database.heartbeat_store import Instructions
 from pgworkd.database.schedule_store import Occurrence
 from pgworkd.database.store import ClaimOrder, Claims, FailedAttempt
 from pgworkd.errors import DatabaseUnavailable
@@ -211,9 +211,9 @@ class SimulatedStore:
         return await self._rest.call("register", lambda: self._table.register(lease_s))
 
     async def set_pool(
-        self, worker_id: int, queue: str, concurrency: int, *, asleep: bool, code: tuple[int, str]
+        self, worker_id: int, queue: str, concurrency: int, *, idle: bool, code: tuple[int, str]
     ) -> None:
-        await self._claims[queue].call("set_pool", lambda: self._table.set_pool(worker_id, queue, asleep=asleep))
+        await self._claims[queue].call("set_pool", lambda: self._table.set_pool(worker_id, queue, asleep=idle))
 
     async def drop_pool(self, worker_id: int, queue: str) -> None:
         await self._claims[queue].call("drop_pool", lambda: self._table.pools.pop((worker_id, queue), None))
@@ -326,13 +326,15 @@ class SimulatedLeaseStore:
     async def heartbeat(self, worker_id: int, _state: str) -> bool:
         return await self._network.call("heartbeat", lambda: self._network.table.renew(worker_id) is not None)
 
-    async def wanted(self, worker_id: int, queues: Collection[str]) -> Wanted:
+    async def instructions(self, worker_id: int, queues: Collection[str]) -> Instructions:
         return await self._network.call("wanted", lambda: self._wanted(worker_id, frozenset(queues)))
 
-    def _wanted(self, worker_id: int, queues: frozenset[str]) -> Wanted:
+    def _wanted(self, worker_id: int, queues: frozenset[str]) -> Instructions:
         table = self._network.table
         cancels = [(row.id, row.attempt) for row in table.running_of(worker_id) if row.cancel_requested]
-        return Wanted(cancels, {name: row.told() for name, row in table.queues.items() if name in queues}, asked=queues)
+        return Instructions(
+            cancels, {name: row.told() for name, row in table.queues.items() if name in queues}, asked=queues
+        )
 
     async def close(self) -> None:
         pass

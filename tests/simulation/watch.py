@@ -13,7 +13,7 @@ import anyio
 
 from pgworkd.database.store import ClaimOrder, Claims
 from pgworkd.engine.claim.claim_cursor import LEVELS, PERIOD_FIRST_S
-from pgworkd.engine.claim.poll_mode import REST_S_MAX
+from pgworkd.engine.claim.poll_mode import SLEEP_S_MAX
 from pgworkd.engine.claim.pool import Pool
 from pgworkd.engine.claim.prefetch import AHEAD_MAX
 from pgworkd.engine.life.daemon import Daemon
@@ -109,7 +109,7 @@ class Watch(Watcher):
 
     def ordered(self, order: ClaimOrder) -> None:
         pool = self.daemon.pools[order.queue]
-        ahead, waiting = pool._pace.ahead, len(self._waiting(order.queue))
+        ahead, waiting = pool._prefetch.ahead, len(self._waiting(order.queue))
         free = pool.concurrency - self.running(order.queue) - waiting
         if order.limit > max(0, free + ahead) or ahead > AHEAD_MAX:
             text = f"a claim of {order.limit} for {free} free slots and {ahead} ahead"
@@ -120,7 +120,7 @@ class Watch(Watcher):
         if order.limit and unsettled + waiting + order.limit > settler.CAPACITY + settler.FLUSH_MAX:
             text = f"a claim of {order.limit} with {unsettled} to be settled and {waiting} not begun"
             self.broken("backlog", f"{text}; {settler.CAPACITY} at most, and {settler.FLUSH_MAX} under way")
-        if order.limit and (pool.paused or pool.closed or not self.daemon.membership.may_claim):
+        if order.limit and (pool.paused or pool.closed or not self.daemon.worker.may_claim):
             self.broken("claims_bounded", f"a claim of {order.limit} by a pool that may not")
 
     def _waiting(self, queue: str) -> list[Key]:
@@ -202,8 +202,8 @@ class Watch(Watcher):
         waits: set[tuple[str, UUID, int]] = set()
         for queue, pool in self.daemon.pools.items():
             waiting = self._waiting(queue)
-            if not pool.asleep and pool.rests_until > now + REST_S_MAX:
-                self.broken("comes_back", f"{queue} is not announced as idle and rests until {pool.rests_until:.3f}")
+            if not pool.is_idle and pool.sleeps_until > now + SLEEP_S_MAX:
+                self.broken("comes_back", f"{queue} is not announced as idle and rests until {pool.sleeps_until:.3f}")
             if answers:
                 waits |= {("hoarded", *key) for key in waiting}
             if pool.concurrency > self.running(queue) and answers and self._may_claim(pool):
@@ -221,7 +221,7 @@ class Watch(Watcher):
         row = self.table.queues.get(pool.queue)
         is_held = row is not None and (row.paused or row.max_running is not None)
         backlog = len(self.daemon._in_flight) >= settler.CAPACITY
-        return not (is_held or backlog or pool.paused or pool.closed) and self.daemon.membership.may_claim
+        return not (is_held or backlog or pool.paused or pool.closed) and self.daemon.worker.may_claim
 
     # At the end
 

@@ -95,7 +95,7 @@ class World:
         return self.plan.shutdown_s + CANCEL_GRACE_S + FLUSH_GRACE_S + STOP_MARGIN_S
 
     def _daemon(self, events: Events) -> Daemon:
-        periods = Periods(strays_s=1.0, rescue_s=60.0)
+        periods = Periods(orphans_s=1.0, rescue_s=60.0)
         options = Options(
             LINK,
             lease_s=self.plan.lease_s,
@@ -221,7 +221,7 @@ class World:
 
     def _remove(self, queue: str) -> None:
         if queue in self.daemon.pools:
-            self.daemon._serving.close(queue)
+            self.daemon._queues.close(queue)
 
     def _add(self, queue: str) -> None:
         if not self.daemon.stop_requested.is_set():

@@ -53,7 +53,7 @@ async def _ok(payload: dict[str, Any], job: Job) -> dict[str, Any]:
     return payload
 
 
-CHORES = Periods(rescue_s=0.1, expire_s=0.1, schedules_s=0.1, strays_s=0.1, partitions_s=0.1, prune_s=0.1)
+CHORES = Periods(rescue_s=0.1, expire_s=0.1, schedules_s=0.1, orphans_s=0.1, partitions_s=0.1, prune_s=0.1)
 
 
 async def test_a_daemon_as_worker_runs_all_that_an_enqueuer_inserts(db: Db, roles: Roles) -> None:

@@ -197,7 +197,7 @@ async def test_the_chain_across_both_clock_changes_equals_the_wall_clock(
             "INSERT INTO pgworkd.schedules (name, queue, cron, timezone) VALUES ($1, 'q', '15 2 * * *', $2)", name, zone
         )
         await _turn(store, start)
-        await recurring.look()
+        await recurring.refresh()
         happened = [await _run_next(store, recurring, db) for _ in range(6)]
         assert happened == _expected(zone, start, 6)
         await db.execute("DELETE FROM pgworkd.schedules")
@@ -205,7 +205,7 @@ async def test_the_chain_across_both_clock_changes_equals_the_wall_clock(
 
 
 async def _turn(store: Store, instant: datetime) -> None:
-    for connection in (store._claims, store._settles, store._rest):
+    for connection in (store._claims, store._settles, store._maintenance):
         await connection.value("SELECT set_config('pgworkd.clock', $1, false)", instant.isoformat())
 
 
@@ -217,7 +217,7 @@ async def _run_next(store: Store, recurring: Recurring, db: asyncpg.Connection[A
     assert await store.claim(ClaimOrder(worker, "q", 10)) == []
     await _turn(store, due)
     (claimed,) = await store.claim(ClaimOrder(worker, "q", 10))
-    await recurring.look()
+    await recurring.refresh()
     following = recurring.following(Attempt(claimed, "q"))
     assert following is not None
     assert await store.settle_completed([claimed.id], [claimed.attempt], ["null"], [following]) == [claimed.id]

@@ -129,7 +129,7 @@ class Watch:
             now, late = anyio.current_time(), anyio.current_time() - sampled > 0.5
             sampled = now
             idle = any(pool.running < pool.concurrency for pool in self._pools)
-            begun, before = sum(pool._slots.begun for pool in self._pools), begun
+            begun, before = sum(pool._executor.begun for pool in self._pools), begun
             # A slot is idle for a moment between two claims: while a backlog moves on, that is no fault.
             idle = idle and (begun == before or waiting <= sum(pool.concurrency for pool in self._pools))
             self._idle_since = None if not idle or late else self._idle_since or now
@@ -154,7 +154,7 @@ async def play(s: Situation, dsn: str) -> list[str]:
             (await stack.enter_async_context(running(app_for(s), dsn, poll_s=POLL_S)))[0] for _ in range(s.daemons)
         ]
         if not s.backlog:
-            await until(lambda: all(d.pools["q"].asleep for d in daemons))
+            await until(lambda: all(d.pools["q"].is_idle for d in daemons))
         watch = Watch(daemons)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(watch.run, eyes)

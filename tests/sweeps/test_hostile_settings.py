@@ -18,7 +18,9 @@ from pgworkd.engine.life.maintenance import Periods
 from pgworkd.words import events
 from tests.kit import running, until, waits_for_status
 
-PERIODS = Periods(rescue_s=0.1, expire_s=0.1, schedules_s=0.1, strays_s=0.1, partitions_s=0.1, prune_s=0.1, keep_days=1)
+PERIODS = Periods(
+    rescue_s=0.1, expire_s=0.1, schedules_s=0.1, orphans_s=0.1, partitions_s=0.1, prune_s=0.1, keep_days=1
+)
 HOSTILE = {
     "statement_timeout": "1",
     "lock_timeout": "1",

@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pgworkd.engine.claim.poll_mode import (
-    AWAKE_LEAST_S,
-    DROWSY_S,
     FOUND_PER_S_LEAST,
     NOTIFIED_PER_S_MAX,
     POLL_CAP_S,
     POLL_FIRST_S,
-    REST_S_MAX,
+    POLL_ON_S,
+    POLLING_LEAST_S,
+    SLEEP_S_MAX,
     PollMode,
 )
 from tests.kit import examples
@@ -25,14 +25,14 @@ LONG_AFTER = 100.0
 
 def idle(now: float = 0.0) -> PollMode:
     attention = PollMode()
-    attention.told(now, asleep=True)
+    attention.announce_done(now, idle=True)
     return attention
 
 
 def polling(now: float = 0.0) -> PollMode:
     """A pool that was idle until then."""
     attention = idle(now)
-    attention.told(now, asleep=False)
+    attention.announce_done(now, idle=False)
     return attention
 
 
@@ -40,13 +40,13 @@ def turn(attention: PollMode, claimed: int, now: float, *, full: bool = False) -
     """One iteration of a pool: seconds to the next, and what was announced."""
     announced = attention.after_claim(claimed, now, full=full)
     if announced is not None:
-        attention.told(now, asleep=announced)
-    return attention.rest_s(attention.next_claim_s(now)), announced
+        attention.announce_done(now, idle=announced)
+    return attention.sleep_s(attention.next_claim_s(now)), announced
 
 
 def flood(attention: PollMode, count: int, *, since: float, until: float) -> None:
     for n in range(count):
-        attention.heard(since + (until - since) * n / (count - 1))
+        attention.notified(since + (until - since) * n / (count - 1))
 
 
 def test_at_first_the_database_knows_nothing() -> None:
@@ -74,15 +74,15 @@ def test_who_is_not_announced_as_idle_comes_back_by_itself(history: list[tuple[s
             case "claim" | "full claim" | "empty claim":
                 delay_s, _ = turn(attention, int(step != "empty claim"), now, full=step == "full claim")
             case "notified":
-                attention.heard(now)
+                attention.notified(now)
             case "flood":
                 flood(attention, NOTIFIED_PER_S_MAX, since=now, until=now + 0.5)
                 delay_s, _ = turn(attention, 1, now + 0.6)
             case "forgotten":
                 attention.announced = None
             case "idle" | "polling":
-                attention.told(now, asleep=step == "idle")
-        assert attention.announced is True or attention.rest_s(delay_s) <= REST_S_MAX
+                attention.announce_done(now, idle=step == "idle")
+        assert attention.announced is True or attention.sleep_s(delay_s) <= SLEEP_S_MAX
 
 
 # Idle
@@ -124,9 +124,9 @@ def test_so_many_notifications_in_more_than_a_second_are_no_flood() -> None:
 def test_one_that_became_idle_just_now_polls_on_for_a_while() -> None:
     attention = idle(LONG_AFTER)
     for claimed in (0, 3, 0):
-        assert turn(attention, claimed, LONG_AFTER + DROWSY_S - 0.01) == (POLL_CAP_S, None)
-    assert turn(attention, 5, LONG_AFTER + DROWSY_S - 0.01, full=True) == (0.0, None)
-    assert turn(attention, 0, LONG_AFTER + DROWSY_S + 0.01) == (math.inf, None)
+        assert turn(attention, claimed, LONG_AFTER + POLL_ON_S - 0.01) == (POLL_CAP_S, None)
+    assert turn(attention, 5, LONG_AFTER + POLL_ON_S - 0.01, full=True) == (0.0, None)
+    assert turn(attention, 0, LONG_AFTER + POLL_ON_S + 0.01) == (math.inf, None)
 
 
 # Polling
@@ -153,9 +153,9 @@ def test_after_a_full_claim_it_goes_on_at_once_however_calm_it_was() -> None:
 
 def test_when_calm_it_is_announced_as_idle_and_claims_once_more_at_once() -> None:
     attention = polling()
-    assert turn(attention, 1, AWAKE_LEAST_S - 0.01)[1] is None
-    assert turn(attention, 1, AWAKE_LEAST_S + 0.01) == (0.0, True)
-    assert turn(attention, 0, AWAKE_LEAST_S + 0.02) == (POLL_CAP_S, None)
+    assert turn(attention, 1, POLLING_LEAST_S - 0.01)[1] is None
+    assert turn(attention, 1, POLLING_LEAST_S + 0.01) == (0.0, True)
+    assert turn(attention, 0, POLLING_LEAST_S + 0.02) == (POLL_CAP_S, None)
 
 
 def find(attention: PollMode, count: int, jobs: int, at: float) -> None:
@@ -188,7 +188,7 @@ def test_whether_it_polls_does_not_depend_on_what_came_before(rate: int) -> None
         for n in range(rate * 10):
             now = n / rate
             if attention.announced:
-                attention.heard(now)
+                attention.notified(now)
             turn(attention, 1, now)
             announced.append(attention.announced)
         half = announced[len(announced) // 2 :]
@@ -206,9 +206,9 @@ def test_busy_is_a_rate_not_a_number() -> None:
 def test_what_was_claimed_idle_does_not_keep_it_polling() -> None:
     attention = idle()
     find(attention, 1000, 1, 1.0)
-    attention.told(LONG_AFTER, asleep=False)
-    assert turn(attention, 0, LONG_AFTER + AWAKE_LEAST_S - 0.01)[1] is None
-    assert turn(attention, 0, LONG_AFTER + AWAKE_LEAST_S)[1] is True
+    attention.announce_done(LONG_AFTER, idle=False)
+    assert turn(attention, 0, LONG_AFTER + POLLING_LEAST_S - 0.01)[1] is None
+    assert turn(attention, 0, LONG_AFTER + POLLING_LEAST_S)[1] is True
 
 
 def test_notifications_from_before_do_not_make_it_poll_again() -> None:
@@ -221,5 +221,5 @@ def test_notifications_from_before_do_not_make_it_poll_again() -> None:
 def test_to_announce_the_same_again_is_not_to_begin_anew() -> None:
     """An announcement that is repeated (a new worker id) does not lengthen the time of polling."""
     attention = polling()
-    attention.told(0.9, asleep=False)
-    assert turn(attention, 0, AWAKE_LEAST_S + 0.01) == (0.0, True)
+    attention.announce_done(0.9, idle=False)
+    assert turn(attention, 0, POLLING_LEAST_S + 0.01) == (0.0, True)

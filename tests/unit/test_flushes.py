@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pgworkd.engine.attempts import Attempt
 from pgworkd.engine.settle.delayed import Item, size_of
-from pgworkd.engine.settle.flushes import BURST_TURNS_MAX, FLUSH_BYTES, FLUSH_MAX, Flushes
+from pgworkd.engine.settle.flushes import BURST_ITERATIONS_MAX, FLUSH_BYTES, FLUSH_MAX, Flushes
 from pgworkd.words.job import Ending, Outcome
 from tests.kit import examples
 from tests.unit.test_held import held_of
@@ -97,5 +97,5 @@ async def test_a_burst_without_end_is_flushed_all_the_same() -> None:
         tasks.start_soon(endless)
         await asyncio.sleep(0)
         await flushes.rest_of_burst(FLUSH_MAX)
-        assert flushes.count <= BURST_TURNS_MAX + 2
+        assert flushes.count <= BURST_ITERATIONS_MAX + 2
         tasks.cancel_scope.cancel()

@@ -60,7 +60,7 @@ def job_of(held: Attempt) -> Job:
 
 def test_what_is_claimed_has_not_started() -> None:
     held = held_of()
-    assert (held.started, held.reason, held.settled, held.flagged) == (None, None, False, False)
+    assert (held.started, held.reason, held.settled, held.reported_slow) == (None, None, False, False)
     assert held.facts() == {"job_id": str(held.claimed.id), "queue": "q", "kind": "k", "attempt": 1}
 
 
@@ -90,7 +90,7 @@ async def test_a_stop_cancels_the_run_and_tells_the_job() -> None:
             await anyio.sleep(5)
         await anyio.sleep(0.01)  # once is enough: what cleans up may wait
         came_out.append(True)
-    assert task.scope.told
+    assert task.scope.stop_seen
     assert came_out == [True]
     assert held.job.stopping.is_set()
 

@@ -20,7 +20,7 @@ POLL_S = 2.0
 def sleeper() -> Any:
     """A pool whose handlers wait for a notification."""
     return SimpleNamespace(
-        queue="q", asleep=True, paused=False, rewound=False, priorities=[5, 0], expect=lambda _: None
+        queue="q", is_idle=True, paused=False, rewound=False, priorities=[5, 0], expect=lambda _: None
     )
 
 

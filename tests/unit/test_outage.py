@@ -91,7 +91,7 @@ async def test_how_long_it_was_away_counts_from_the_first_failure(
         state.failed(OSError("down"))
     now = 1200.125
     state.passed()
-    assert heard.said[-1] == (events.DATABASE_RECOVERED, {"part": "lease", "away_s": 200.125})
+    assert heard.said[-1] == (events.DATABASE_RECOVERED, {"part": "lease", "outage_s": 200.125})
 
 
 async def test_two_parts_know_nothing_of_each_other(heard: Heard) -> None:

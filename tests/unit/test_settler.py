@@ -57,7 +57,7 @@ async def test_two_attempts_of_one_job_in_one_flush_are_reported_each_for_itself
         planner,
         on_completed=lambda _: None,
         on_settled=settled,
-        on_room=lambda: None,
+        on_capacity=lambda: None,
     )
     for attempt in attempts:
         settler.put(held_of(attempt, JOB), Outcome(ending))

@@ -12,9 +12,9 @@ import pytest
 
 from pgworkd.engine.attempts import InFlight
 from pgworkd.engine.life.maintenance import (
-    STRAYS_COST_SHARE,
-    STRAYS_OVERLAP_S,
-    STRAYS_PAUSE_S_MAX,
+    ORPHANS_COST_SHARE,
+    ORPHANS_OVERLAP_S,
+    ORPHANS_PAUSE_S_MAX,
     Maintenance,
     Periods,
 )
@@ -46,7 +46,7 @@ def searches(
         owner: Any = SimpleNamespace(worker_id=1, may_claim=True)
         nobody: Any = None
         maintenance = Maintenance(
-            *(store, nobody, InFlight(), owner, Events(), Periods(strays_s=PERIOD_S)),
+            *(store, nobody, InFlight(), owner, Events(), Periods(orphans_s=PERIOD_S)),
             on_dead=lambda _: None,
             command_timeout_s=AGE_S / 3,
             queues=lambda: ["q"],
@@ -64,15 +64,15 @@ def test_everything_is_searched_each_time_where_that_is_cheap() -> None:
 
 def test_a_search_goes_back_to_the_last_one() -> None:
     made = searches(lambda _: 0.05)
-    assert sum(age_max_s is None for _, age_max_s in made) == pytest.approx(3000 * STRAYS_COST_SHARE / 0.05, abs=3)
+    assert sum(age_max_s is None for _, age_max_s in made) == pytest.approx(3000 * ORPHANS_COST_SHARE / 0.05, abs=3)
     for (before, _), (began, age_max_s) in pairwise(made):
         assert began - before < PERIOD_S + 0.1
-        assert age_max_s is None or age_max_s == pytest.approx(began - before + AGE_S + STRAYS_OVERLAP_S)
+        assert age_max_s is None or age_max_s == pytest.approx(began - before + AGE_S + ORPHANS_OVERLAP_S)
 
 
 def test_everything_is_searched_now_and_then_whatever_it_costs() -> None:
     whole = [began for began, age_max_s in searches(lambda _: 9.0) if age_max_s is None]
-    assert max(later - earlier for earlier, later in pairwise(whole)) < STRAYS_PAUSE_S_MAX + 2 * PERIOD_S
+    assert max(later - earlier for earlier, later in pairwise(whole)) < ORPHANS_PAUSE_S_MAX + 2 * PERIOD_S
 
 
 def test_one_search_that_had_to_wait_does_not_put_off_the_next_of_everything() -> None:
@@ -84,4 +84,4 @@ def test_what_a_search_has_not_seen_the_next_one_sees() -> None:
     made = searches(lambda _: 30.0, fails=(1, 2, 3, 5), seconds=400)
     assert [age_max_s is None for _, age_max_s in made][:4] == [True] * 4
     assert made[4][1] is not None
-    assert made[5][1] == pytest.approx(made[5][0] - made[3][0] + AGE_S + STRAYS_OVERLAP_S)
+    assert made[5][1] == pytest.approx(made[5][0] - made[3][0] + AGE_S + ORPHANS_OVERLAP_S)

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.docs.markdown import NAMES, blocks
 from tests.planting import ROOT
-from tests.stories.test_12_readme import blocks
 
 PROGRAM = '''
 """What a user may write, with every name that the package offers at its top."""
@@ -160,8 +160,8 @@ def _installed(directory: Path) -> Path:
 
 
 def test_a_users_program_passes_mypy_strict(tmp_path: Path) -> None:
-    tour = blocks("A tour", "python")[0]
-    (tmp_path / "notes.py").write_text(tour, encoding="utf-8")
+    (tour,) = [block for block in blocks("docs/handlers.md") if block.module]
+    (tmp_path / "notes.py").write_text(tour.text, encoding="utf-8")
     (tmp_path / "program.py").write_text(PROGRAM.lstrip("\n"), encoding="utf-8")
     (tmp_path / "wrong.py").write_text(WRONG.lstrip("\n"), encoding="utf-8")
     found = strict(tmp_path, "notes.py", "program.py", "wrong.py")
@@ -169,6 +169,15 @@ def test_a_users_program_passes_mypy_strict(tmp_path: Path) -> None:
     assert {(file, line): code for file, line, code in errors} == {("wrong", n): code for n, code in ERRORS.items()}, (
         found.stdout + found.stderr
     )
+
+
+def test_the_modules_of_the_docs_pass_mypy_strict(tmp_path: Path) -> None:
+    modules = [block for page in NAMES for block in blocks(page) if block.module]
+    files = [tmp_path / f"module_{number}.py" for number in range(len(modules))]
+    for file, block in zip(files, modules, strict=True):
+        file.write_text(block.text, encoding="utf-8")
+    found = strict(tmp_path, *(file.name for file in files))
+    assert found.returncode == 0, [*map(str, zip(files, modules, strict=True)), found.stdout + found.stderr]
 
 
 def test_the_wheel_says_that_it_is_typed(tmp_path: Path) -> None:

@@ -1,14 +1,14 @@
-"""Where a pool's next claim begins: behind what it has claimed, so that it need not walk over what is finished.
+"""Where a pool's next claim begins: behind what it has claimed, so that it need not scan what is finished.
 
 While some transaction holds back vacuum, the index entries of finished jobs stay, and a claim that begins at the head
-of the queue walks over all of them. A pool therefore remembers, per priority, the last row it has claimed. Rows may
-still turn up behind it: committed late, backdated, retried, given back. They are found by sweeps whose reach doubles:
-every 20 ms a claim begins 40 ms (of `run_at`) further back, every 40 ms 80 ms, and so on up to 10 s, and every 10 s
-at the head. A straggler thus waits about as long as its own transaction took, and each reach costs the same. Sweeps
-that prove expensive are made more rarely: each reach takes a hundredth of the time at most.
+of the queue scans all of them. A pool therefore remembers, per priority, the last row it has claimed. Rows may still
+appear before it: committed late, backdated, retried, released. They are found by sweeps whose reach doubles: every
+20 ms a claim begins 40 ms (of `run_at`) further back, every 40 ms 80 ms, and so on up to 10 s, and every 10 s at the
+head. A straggler thus waits about as long as its own transaction took, and each reach costs the same. Sweeps that
+prove expensive are made more rarely: each reach takes a hundredth of the time at most.
 
-Where jobs have keys, the database says how far a claim has come, in a text that is given back to it the next time; how
-far to reach back is ours to say there, too.
+Where jobs have keys, the database returns how far a claim has come, as a text that is passed to the next claim; how
+far to reach back is decided here, too.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ PERIOD_FIRST_S = 0.02
 LEVELS = 10
 """Level k sweeps every 20 ms * 2**k; the last (every 10.24 s) begins at the head."""
 REACH_PERIODS = 2
-"""A sweep reaches so many of its periods back: when it comes, the place has moved on by one since the straggler was
-committed behind it."""
+"""A sweep reaches this many of its periods back: by then the place may have moved on by one period since the straggler
+was committed before it."""
 COST_SHARE = 0.01
-"""Of the time, for one level's sweeps at most."""
+"""Maximum share of the time for the sweeps of one level."""
 PRIORITIES_MAX = 180
-"""Of more than that those used last are remembered: each costs every claim a probe, and a claim makes 200 at most."""
+"""Priorities remembered, the last used ones: each costs every claim an index probe, of which it makes 200 at most."""
 RENEW_EVERY = 256
-"""Jobs with keys: the next claim walks over so many that are over, rather than have each claim work out its places."""
+"""Jobs with keys: new places are requested once per this many jobs; until then a claim scans those finished since."""
 _FIRST_ID = UUID(int=0)
 _PRIORITY = re.compile(r"\([tf],(-?\d+),")  # of a `claim_place`
 
 
 class Position(NamedTuple):
-    """A place in the claim order of one priority; `run_at` in seconds since the epoch."""
+    """A place in the claim order of one priority; `run_at` is in seconds since the epoch."""
 
     run_at: float
     id: UUID
 
 
 class Start(NamedTuple):
-    """Where a claim begins: three parallel columns, in the order of claims. A priority left out begins at its head."""
+    """Where a claim begins: three parallel columns, by descending priority. A missing priority begins at its head."""
 
     priorities: list[int]
     run_ats: list[float]
@@ -52,7 +52,7 @@ class Start(NamedTuple):
 
 
 class Keyed(NamedTuple):
-    """The same where jobs have keys: behind `places`, or `reach_s` before them (None: at the head), or from `since`."""
+    """The same for jobs with keys: behind `places`, or `reach_s` before them (None: at the head), or from `since`."""
 
     places: str
     reach_s: float | None
@@ -67,16 +67,16 @@ class ClaimCursor:
         self._positions: dict[int, Position] = {}  # by priority, the one used last comes last
         self._due_at = [0.0] * LEVELS
         self._cost_s = [0.0] * LEVELS
-        self._usual_s: float | None = None  # what a claim takes that is no sweep
+        self._usual_s: float | None = None  # duration of a claim that is no sweep
         self._level: int | None = None  # of the claim under way; None: no sweep
         self._rewound: float | None = None  # to which run_at, since that claim began
-        self._places = "{}"  # of jobs with keys, as the database has said
-        self._passed = 0  # jobs claimed since it has said that
-        self._renews = True  # it is asked to
-        self._since: float | None = None  # where the next claim of those begins at the latest
+        self._places = "{}"  # of jobs with keys, as returned by the database
+        self._passed = 0  # jobs claimed since then
+        self._renews = True  # whether the claim under way asks for new places
+        self._since: float | None = None  # the run_at at which the next claim of those begins at the latest
 
     def start(self, now: float) -> Start:
-        """Where the claim that is made now begins."""
+        """Where a claim made now begins."""
         self._rewound = None
         self._level = next((level for level in reversed(range(LEVELS)) if now >= self._due_at[level]), None)
         if self._level == LEVELS - 1:
@@ -88,7 +88,7 @@ class ClaimCursor:
         return Start([p for p, _ in places], [at.run_at - reach_s for _, at in places], [_FIRST_ID] * len(places))
 
     def keyed(self) -> Keyed:
-        """Where the claim that `start` was asked for begins among jobs with keys."""
+        """Where that same claim begins among jobs with keys. Call after `start`."""
         self._renews = self._places == "{}" or self._passed >= RENEW_EVERY or self._since is not None
         if self._level == LEVELS - 1:
             return Keyed(self._places, None, self._since, self._renews)
@@ -98,9 +98,9 @@ class ClaimCursor:
     def claimed(
         self, rows: Sequence[Claimed], now: float, took_s: float, *, full: bool, places: str | None = None
     ) -> None:
-        """Takes the answer of that claim: its rows in order; `full`: there may be more, behind the last.
+        """Moves on after that claim: `rows` are its rows in order; `full`: there may be more, behind the last.
 
-        `places`: how far it has come among jobs with keys; its rows then say nothing about the others.
+        `places`: how far it has come among jobs with keys; its rows then tell nothing about the others.
         """
         level, self._level = self._level, None
         last: dict[int, Position] = {}
@@ -109,10 +109,10 @@ class ClaimCursor:
             self._places, self._since = places, self._rewound
             rows = ()
         for row in reversed(rows):
-            if row.priority not in last and not row.is_suspect:  # those stand in a line of their own
+            if row.priority not in last and not row.is_suspect:  # suspects have an order of their own
                 last[row.priority] = Position(row.run_at, row.id)
         for priority, position in last.items():
-            # What stopped for want of room, or began at the head, goes on from there, even if that is further back.
+            # A claim that was full, or began at the head, continues from there, even if that is further back.
             exact = level == LEVELS - 1 or (full and priority == min(last))
             known = self._positions.pop(priority, None)
             self._positions[priority] = position if exact or known is None else max(known, position)
@@ -124,12 +124,12 @@ class ClaimCursor:
             return
         cost_s = self._cost_s[level] = max(0.0, took_s - (self._usual_s or 0.0))
         self._due_at[level] = now
-        for each in range(level + 1):  # it has done what the nearer ones do, and those take no longer
+        for each in range(level + 1):  # it has covered the shorter reaches, which take no longer
             pause_s = max(PERIOD_FIRST_S * 2**each, min(cost_s, self._cost_s[each]) / COST_SHARE)
             self._due_at[each] = max(self._due_at[each], now + pause_s)
 
     def passed(self, places: Sequence[tuple[int, float]]) -> None:
-        """That claim found nothing of these priorities up to that run_at but what is left to others: goes on there."""
+        """Up to that run_at, the claim found in these priorities only kinds left to other workers: continues there."""
         for priority, run_at in places:
             known = self._positions.pop(priority, None)
             place = Position(run_at, _FIRST_ID)
@@ -143,7 +143,7 @@ class ClaimCursor:
             del self._positions[next(iter(self._positions))]
 
     def priorities(self) -> list[int]:
-        """Those in which jobs have been claimed, descending, and the usual one."""
+        """The priorities in which jobs have been claimed, and the default one, descending."""
         return sorted({0, *self._positions, *map(int, _PRIORITY.findall(self._places))}, reverse=True)
 
     def rewind(self, run_at: float) -> None:
@@ -154,7 +154,7 @@ class ClaimCursor:
         self._positions = {priority: min(known, back) for priority, known in self._positions.items()}
 
     def doubt(self, now: float) -> None:
-        """Something is due that was not claimed: begins at the head as soon as that is not too expensive."""
+        """A job is due that no claim found: begins at the head as soon as that is not too expensive."""
         last = LEVELS - 1
         period_s = PERIOD_FIRST_S * 2**last
         made_at = self._due_at[last] - max(period_s, self._cost_s[last] / COST_SHARE)

@@ -1,7 +1,7 @@
-"""One daemon's slots for one queue: claims as many jobs as there is room for.
+"""One daemon's slots for one queue: claims as many jobs as it has capacity for.
 
-The loop's body (`_turn`) returns how long to sleep. Where a claim begins is the cursor's business, how many jobs to
-claim ahead the pace's, whether to poll or to wait for a notification the attention's, and running the slots'.
+The loop body (`_iteration`) returns how long to sleep. `ClaimCursor` says where a claim begins, `Prefetch` how many
+jobs to claim ahead, `PollMode` whether to poll or to wait for a notification; `Executor` runs what was claimed.
 """
 
 from __future__ import annotations
@@ -29,18 +29,19 @@ from pgworkd.words.events import Events
 from pgworkd.words.job import Reason, stopped
 
 CLAIM_MAX = 1_000
+"""Jobs per claim."""
 CLAIM_SOCKET_MAX = 500
-"""With so many a claim may be answered in full: over a Unix socket, whose buffer holds no more, it gives no more."""
+"""A claim that returns this many counts as full: over a Unix socket, whose buffer holds no more, none returns more."""
 BOUND_S = 0.1
-"""So long after a limit was reached, nothing is claimed ahead."""
+"""After a limit was reached, nothing is claimed ahead for this many seconds."""
 STALL_S = 0.05
-"""So often, while jobs wait here for a slot, it is asked how many have begun."""
+"""While attempts wait for a slot, the pool checks this often how many have begun."""
 STALLS_MAX = 20
-"""What would wait here for more than so many times that is given back: another daemon may have slots."""
+"""Attempts that would wait for more than this many such intervals are released: another daemon may have slots."""
 
 
-class Fleet(Protocol):
-    """What a pool asks of its daemon. `worker_id`: under which to claim."""
+class ClaimingWorker(Protocol):
+    """The worker that a pool claims for. `worker_id`: the id to claim under; `stopping`: the daemon stops."""
 
     worker_id: int
     stopping: bool
@@ -49,12 +50,12 @@ class Fleet(Protocol):
     def may_claim(self) -> bool:
         """False while the lease is in doubt or the daemon stops."""
 
-    def poke(self) -> None:
-        """The database says that our lease has run out: only a heartbeat can tell whether it is gone."""
+    def renew_now(self) -> None:
+        """Sends a heartbeat: the database says that our lease has run out, and only a heartbeat can confirm that."""
 
 
-class Asked(NamedTuple):
-    """A claim under way, and when it was made, on the loop's clock."""
+class SentClaim(NamedTuple):
+    """A claim under way, and when it was sent, on the loop's clock."""
 
     order: ClaimOrder
     at: float
@@ -68,7 +69,7 @@ class Pool:
         queue: str,
         concurrency: int,
         app: App,
-        fleet: Fleet,
+        worker: ClaimingWorker,
         store: Store,
         runner: Runner,
         settler: Settler,
@@ -78,240 +79,239 @@ class Pool:
         self.queue = queue
         self.paused = self.closed = False
         self.limited = False
-        """The queue has limits over the fleet: where one is reached, what is claimed ahead would count and not run."""
+        """The queue has fleet-wide limits: where one is reached, jobs claimed ahead would count and not run."""
         self.rewound = True
-        """What became due long ago may wait: so the next look begins at the head, and says False."""
-        self.rests_until = 0.0
-        """On the loop's clock: the next iteration at the latest. Finite unless inserts notify us."""
+        """Jobs that became due long ago may wait: the next poll begins at the head, and sets this to False."""
+        self.sleeps_until = 0.0
+        """When the next iteration begins at the latest, on the loop's clock. Infinite only while inserts notify us."""
         self.code_concurrency, self.code_source = concurrency, "default"
-        """What holds where no row of `queues` says otherwise, and who says it: code, settings or default."""
-        self._slots = Executor(queue, concurrency, runner, settler, events_, self.look, Payloads(store, queue, events_))
-        self._cursor, self._pace, self._attention = ClaimCursor(), Prefetch(), PollMode()
-        self._forgotten = 0
+        """Concurrency where no row of `queues` overrides it, and its source: code, settings or default."""
+        payloads = Payloads(store, queue, events_)
+        self._executor = Executor(queue, concurrency, runner, settler, events_, payloads, on_low=self.claim_soon)
+        self._cursor, self._prefetch, self._poll_mode = ClaimCursor(), Prefetch(), PollMode()
+        self._forgotten = 0  # how often the announcement was forgotten
         self._due_at: float | None = None  # on the loop's clock: when the next waiting job is due, as far as we know
-        self._fleet, self._store, self._settler, self._in_flight = fleet, store, settler, in_flight
+        self._worker, self._store, self._settler, self._in_flight = worker, store, settler, in_flight
         self._outage = Outage(f"claim {queue}", events_)
         special = {h.kind: h.max_attempts for h in app.handlers.values() if h.max_attempts != MAX_ATTEMPTS_DEFAULT}
         self._kinds, self._budgets = list(special), list(special.values())
         self._unknown, self._left_out = runner.unknown, list[str]()
-        self._begun, self._begun_at = 0, 0.0  # so many runs had begun then; since then jobs have been waiting here
-        self._tasks: TaskGroup | None = None
+        self._begun, self._begun_at = 0, 0.0  # runs begun at that time; attempts have been waiting here ever since
         self._wanted, self._woken, self._claiming = False, anyio.Event(), False
         self._bound_until = -math.inf  # a limit was reached; until then nothing is claimed ahead
-        self._more = False  # the last claim was answered in full: there may be more
+        self._more = False  # the last claim was full: there may be more
 
-    # What others call, in the daemon's loop.
+    # Called by others, in the daemon's loop.
 
     @property
     def concurrency(self) -> int:
         """How many jobs may run at once; may be set at any time."""
-        return self._slots.concurrency
+        return self._executor.concurrency
 
     @concurrency.setter
     def concurrency(self, slots: int) -> None:
-        self._slots.concurrency = slots
+        self._executor.concurrency = slots
 
-    def look(self) -> None:
-        """Something may have changed: claim soon."""
+    def claim_soon(self) -> None:
+        """Wakes the claim loop: something may have changed."""
         if not self._wanted:
-            self._wanted, self.rests_until = True, 0.0
+            self._wanted, self.sleeps_until = True, 0.0
             self._woken.set()
 
-    def heard(self, run_at: float | None) -> None:
-        """A notification named this queue; `run_at`: of a row, due long ago, that can be claimed again."""
-        self._attention.heard(anyio.current_time())
+    def notified(self, run_at: float | None) -> None:
+        """A notification named this queue; `run_at`: of a job, due long ago, that can be claimed again."""
+        self._poll_mode.notified(anyio.current_time())
         if run_at is not None:
             self._cursor.rewind(run_at)
             self.rewound = True
-        self.look()
+        self.claim_soon()
 
     def expect(self, due_in_s: float | None) -> None:
-        """The next waiting job is due then; None: there is none."""
+        """The next waiting job is due in this many seconds; None: no job waits."""
         if due_in_s is not None and due_in_s <= 0:
             self._cursor.doubt(anyio.current_time())
         self._due_at = None if due_in_s is None else anyio.current_time() + due_in_s
         self._woken.set()
 
     def expect_also(self, due_in_s: float) -> None:
-        """One more job will be due then."""
+        """One more job will be due in this many seconds."""
         due_at = anyio.current_time() + due_in_s
         if self._due_at is None or due_at < self._due_at:
             self._due_at = due_at
             self._woken.set()
 
     def forget_announcement(self) -> None:
-        """The database may have forgotten us (it crashed, or our worker id is new): announce again."""
-        self._attention.announced = None
+        """Announces again: the database may have lost the last one (it crashed, or our worker id is new)."""
+        self._poll_mode.announced = None
         self._forgotten += 1
         self._cursor, self.rewound = ClaimCursor(), True
-        self.look()
+        self.claim_soon()
 
     @property
     def priorities(self) -> list[int]:
-        """Those in which there may be jobs that are over, descending."""
+        """Priorities, descending, in which there may be index entries of finished jobs."""
         return self._cursor.priorities()
 
     @property
-    def asleep(self) -> bool:
-        """True when inserts notify us, so nobody needs to poll."""
-        return self._attention.announced is True
+    def is_idle(self) -> bool:
+        """True while the pool is announced as idle: inserts notify it, so it does not poll."""
+        return self._poll_mode.announced is True
 
     @property
     def running(self) -> int:
-        """Handlers that have been called and have not come back."""
-        return self._slots.busy
+        """Handlers that have been called and have not returned."""
+        return self._executor.busy
 
     @property
     def quiet(self) -> bool:
-        """True when no handler runs and no claim is on its way."""
-        return self._slots.busy == 0 and not self._claiming
+        """True when no handler runs and no claim is under way."""
+        return self._executor.busy == 0 and not self._claiming
 
     def close(self) -> None:
-        """Claims no more and gives back what has not begun; `run` ends. What runs goes on."""
+        """Stops claiming and releases what has not begun; `run` ends. Jobs that run go on."""
         self.closed = True
-        self.give_back(Reason.ELSEWHERE)
-        self.look()
+        self.release_unstarted(Reason.ELSEWHERE)
+        self.claim_soon()
 
-    def give_back(self, reason: Reason, *, but: int = 0) -> None:
-        """Releases what was claimed and has not begun, but for so many that come first; in a stop also what is read."""
+    def release_unstarted(self, reason: Reason, *, keep: int = 0) -> None:
+        """Releases what was claimed and has not begun, except the first `keep`; in a stop also those being read."""
         if self.closed or reason is not Reason.ELSEWHERE:
-            self._slots.payloads.stop(reason)
-        while len(self._slots.work) > but:
-            held = self._slots.work.pop()
-            held.reason = held.reason or reason
-            self._cursor.rewind(held.claimed.run_at)
-            self._settler.put(held, stopped(held.reason))
+            self._executor.stop_reading(reason)
+        for attempt in self._executor.withdraw(keep):
+            attempt.reason = attempt.reason or reason
+            self._cursor.rewind(attempt.claimed.run_at)
+            self._settler.put(attempt, stopped(attempt.reason))
 
     # The claim loop.
 
     async def run(self, tasks: TaskGroup) -> None:
         """Claims until cancelled or closed; runner tasks are started in `tasks`."""
-        self._tasks = tasks
+        self._executor.start(tasks)
         while not self.closed:
-            self._wanted, self.rests_until = False, 0.0
-            delay_s = self._attention.rest_s(await self._turn())
-            self.rests_until = anyio.current_time() + delay_s
-            await self._rest()
+            self._wanted, self.sleeps_until = False, 0.0
+            delay_s = self._poll_mode.sleep_s(await self._iteration())
+            self.sleeps_until = anyio.current_time() + delay_s
+            await self._sleep()
 
-    async def _rest(self) -> None:
-        """Sleeps until then, or a job is due, or someone wants a look."""
-        slots = self._slots
+    async def _sleep(self) -> None:
+        """Until `sleeps_until`, or a job is due, or `claim_soon`."""
+        executor = self._executor
         while not self._wanted:
             now = anyio.current_time()
-            if slots.work and now >= self._begun_at + STALL_S:
-                self._stop_hoarding(slots.begun - self._begun, now - self._begun_at)
-                self._begun, self._begun_at = slots.begun, now
+            if executor.waiting and now >= self._begun_at + STALL_S:
+                self._stop_hoarding(executor.begun - self._begun, now - self._begun_at)
+                self._begun, self._begun_at = executor.begun, now
             due_at = math.inf if self._due_at is None or not self._may_claim() else self._due_at
-            wait_s = min(self.rests_until, due_at) - now
+            wait_s = min(self.sleeps_until, due_at) - now
             if wait_s <= 0:
                 return
             self._woken = anyio.Event()
-            with anyio.move_on_after(min(wait_s, self._begun_at + STALL_S - now) if slots.work else wait_s):
+            with anyio.move_on_after(min(wait_s, self._begun_at + STALL_S - now) if executor.waiting else wait_s):
                 await self._woken.wait()
 
     def _stop_hoarding(self, begun: int, in_s: float) -> None:
-        """So many jobs have begun in that time, while others waited: not all of those may be ours for long."""
-        if len(self._slots.work) > STALLS_MAX * begun:
-            self._pace.stalled(in_s * self.concurrency / max(begun, 1))
-            self.give_back(Reason.ELSEWHERE, but=begun)
+        """`begun` attempts have begun in `in_s` seconds while others waited: releases those that would wait long."""
+        if self._executor.waiting > STALLS_MAX * begun:
+            self._prefetch.stalled(in_s * self.concurrency / max(begun, 1))
+            self.release_unstarted(Reason.ELSEWHERE, keep=begun)
 
-    def _room(self) -> int:
-        if self.paused or self.closed or not self._fleet.may_claim:
+    def _capacity(self) -> int:
+        """How many jobs the next claim may ask for."""
+        if self.paused or self.closed or not self._worker.may_claim:
             return 0
-        return min(CLAIM_MAX, self._slots.free + self._ahead, self._settler.room - len(self._slots.work))
+        executor = self._executor
+        return min(CLAIM_MAX, executor.free + self._ahead, self._settler.capacity - executor.waiting)
 
     def _may_claim(self) -> bool:
-        return (self._slots.free > 0 or len(self._slots.work) <= self._low) and self._room() > 0
+        return (self._executor.free > 0 or self._executor.waiting <= self._low) and self._capacity() > 0
 
-    async def _turn(self) -> float:
-        """One claim, if there is room. Seconds to sleep; infinite: until woken."""
-        self._fill()
+    async def _iteration(self) -> float:
+        """One claim, if there is capacity. Seconds to sleep; infinite: until woken."""
+        self._executor.wake()
         if not self._may_claim():
-            self._slots.ask_below = self._low
+            self._executor.call_when_low(self._low)
             return math.inf
         try:
-            if self._attention.announced is None:
-                await self._announce(asleep=True)
+            if self._poll_mode.announced is None:
+                await self._announce(idle=True)
             self._claiming = True
-            await self._unknown.refresh(self.queue, self._fleet.worker_id)
-            asked = self._ask()
-            claimed = await self._store.claim(asked.order)
-            took_s, dry = anyio.current_time() - asked.at, not self._slots.work
-            self._give(asked, claimed)
-            if dry and len(claimed) < min(asked.order.limit, CLAIM_SOCKET_MAX):
-                await asyncio.sleep(0)  # who waits for work goes first; but for the next claim, where there is more
-            self._learn(asked, claimed, took_s, dry=dry)
-            announce = self._attention.after_claim(len(claimed), anyio.current_time(), full=self._more)
+            await self._unknown.refresh(self.queue, self._worker.worker_id)
+            sent = self._prepare()
+            claimed = await self._store.claim(sent.order)
+            took_s, dry = anyio.current_time() - sent.at, not self._executor.waiting
+            self._take(sent, claimed)
+            if dry and len(claimed) < min(sent.order.limit, CLAIM_SOCKET_MAX):
+                await asyncio.sleep(0)  # runner tasks first, unless there is more: then the next claim comes first
+            self._learn(sent, claimed, took_s, dry=dry)
+            announce = self._poll_mode.after_claim(len(claimed), anyio.current_time(), full=self._more)
             if announce is not None:
-                await self._announce(asleep=announce)
+                await self._announce(idle=announce)
             self._outage.passed()
         except PgworkdError as error:
-            self._attention.announced = None  # what we wanted to announce may be done: announce again
+            self._poll_mode.announced = None  # the announcement may have been stored: announce again
             if isinstance(error, WorkerLost):
-                self._fleet.poke()
+                self._worker.renew_now()
             return self._outage.failed(error)
         finally:
             self._claiming = False
-        return self._attention.next_claim_s(anyio.current_time())
+        return self._poll_mode.next_claim_s(anyio.current_time())
 
     def _forget_due(self) -> None:
-        """What is due by now, the claim that comes takes: no one need be woken for it."""
+        """Jobs due by now are taken by this claim: no wake-up is needed for them."""
         if self._due_at is not None and self._due_at <= anyio.current_time():
             self._due_at = None
 
     @property
     def _low(self) -> int:
-        """With so many jobs waiting here it is time for the next claim: not for each single one of them."""
+        """When no more than this many attempts wait, it is time for the next claim: not after every single start."""
         return self._ahead * 3 // 4
 
     @property
     def _ahead(self) -> int:
-        return 0 if self.limited and not self._more else self._pace.ahead
+        return 0 if self.limited and not self._more else self._prefetch.ahead
 
-    def _ask(self) -> Asked:
+    def _prepare(self) -> SentClaim:
         now = anyio.current_time()
         self._forget_due()
-        fixed = (self._fleet.worker_id, self.queue, self._room(), self._kinds, self._budgets)
+        fixed = (self._worker.worker_id, self.queue, self._capacity(), self._kinds, self._budgets)
         was, self._left_out = self._left_out, self._unknown.left_out(self.queue)
         if set(was) - set(self._left_out):
-            self._cursor.rewind(0.0)  # we have passed over jobs that may be ours now
+            self._cursor.rewind(0.0)  # we have passed over jobs that we may claim now
         start, keyed = self._cursor.start(now), self._cursor.keyed()
         order = ClaimOrder(*fixed, *start, self._left_out)
-        return Asked(
+        return SentClaim(
             order._replace(places=keyed.places, reach_s=keyed.reach_s, since=keyed.since, renew=keyed.renew), now
         )
 
-    def _give(self, asked: Asked, claimed: Claims) -> None:
-        if not self._slots.work:
-            self._begun, self._begun_at = self._slots.begun, anyio.current_time()
-        new = (held for row in claimed if self._in_flight.add(held := Attempt(row, self.queue, asked.order.worker_id)))
-        self._slots.work.extend(new)
-        if not self._fleet.may_claim:
-            # The daemon began to stop, or was fenced, while the claim was on its way.
-            self.give_back(Reason.SHUTDOWN if self._fleet.stopping else Reason.FENCE)
+    def _take(self, sent: SentClaim, claimed: Claims) -> None:
+        """Submits the claimed attempts, or releases them where the pool may no longer run them."""
+        executor, worker_id = self._executor, sent.order.worker_id
+        if not executor.waiting:
+            self._begun, self._begun_at = executor.begun, anyio.current_time()
+        executor.submit(new for row in claimed if self._in_flight.add(new := Attempt(row, self.queue, worker_id)))
+        if not self._worker.may_claim:
+            # The daemon began to stop, or was fenced, while the claim was under way.
+            self.release_unstarted(Reason.SHUTDOWN if self._worker.stopping else Reason.FENCE)
         elif self.closed:
-            self.give_back(Reason.ELSEWHERE)
-        self._fill()
+            self.release_unstarted(Reason.ELSEWHERE)
+        executor.wake()
 
-    def _learn(self, asked: Asked, claimed: Claims, took_s: float, *, dry: bool) -> None:
+    def _learn(self, sent: SentClaim, claimed: Claims, took_s: float, *, dry: bool) -> None:
         now = anyio.current_time()
-        full = len(claimed) >= min(asked.order.limit, CLAIM_SOCKET_MAX)
+        full = len(claimed) >= min(sent.order.limit, CLAIM_SOCKET_MAX)
         if self.limited and not full:
             self._bound_until = now + BOUND_S
-        self._more = full and (now >= self._bound_until or asked.order.limit == CLAIM_MAX)
+        self._more = full and (now >= self._bound_until or sent.order.limit == CLAIM_MAX)
         if claimed.again_s is not None:
             self.expect_also(claimed.again_s)
-        # Under a limit a claim may stop short of the last due job whatever it was asked for.
+        # Under a limit a claim may stop short of the last due job, whatever number it was asked for.
         self._cursor.claimed(claimed, now, took_s, full=full or self.limited, places=claimed.places)
         self._cursor.passed(claimed.passed)
-        self._pace.claimed(took_s, self._slots.finished, self._slots.run_s, self.concurrency, dry=dry)
+        executor = self._executor
+        self._prefetch.claimed(took_s, executor.finished, executor.run_s, self.concurrency, dry=dry)
 
-    def _fill(self) -> None:
-        if self._tasks is not None:
-            self._slots.fill(self._tasks)
-
-    async def _announce(self, *, asleep: bool) -> None:
+    async def _announce(self, *, idle: bool) -> None:
         code, forgotten = (self.code_concurrency, self.code_source), self._forgotten
-        await self._store.set_pool(self._fleet.worker_id, self.queue, self.concurrency, asleep=asleep, code=code)
-        if forgotten == self._forgotten:  # else there is something else to say by now
-            self._attention.told(anyio.current_time(), asleep=asleep)
+        await self._store.set_pool(self._worker.worker_id, self.queue, self.concurrency, idle=idle, code=code)
+        if forgotten == self._forgotten:  # else it is outdated by now, and announced again
+            self._poll_mode.announce_done(anyio.current_time(), idle=idle)

@@ -1,4 +1,4 @@
-"""How many jobs to claim beyond the free slots, so that no slot waits for a claim and no daemon hoards."""
+"""How many jobs to claim beyond the free slots, so that no slot waits for a claim and no daemon hoards jobs."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import time
 
 AHEAD_MAX = 2_000
 CLAIMS_AHEAD = 4
-"""Claims' worth of jobs: with fewer, slots wait whenever a claim takes longer than usual."""
+"""Prefetch what finishes during this many claims: with less, slots wait whenever a claim takes longer than usual."""
 WORTHWHILE = 0.1
-"""Of the time of a run: claims that take less are not worth holding jobs back from others for."""
+"""Prefetch only if a claim takes at least this share of a run: else it is not worth keeping jobs from others."""
 WEIGHT = 0.2
-"""Of the newest measurement in each moving average."""
+"""Weight of the newest measurement in each moving average."""
 
 
 class Prefetch:
-    """Little's law: what is finished while a claim is under way has to be there before it is back.
+    """Little's law: as many jobs as finish while a claim is under way must be here before it returns.
 
-    Several times that is claimed ahead, of the rate that was measured or that the slots can reach at all, whichever is
-    lower. Jobs that take long come out at nothing: they would wait here while another daemon has slots. Slots that ran
-    dry could have done more than was measured: then what is claimed doubles, up to what they can reach.
+    The prefetch is several times that, at the measured rate or the maximum rate of the slots, whichever is lower.
+    For long jobs it is zero: they would wait here while another daemon has free slots. Slots that ran dry could have
+    done more than was measured: then the prefetch doubles, up to what they can reach.
     """
 
     def __init__(self) -> None:
@@ -32,15 +32,15 @@ class Prefetch:
         self._counted_at = time.monotonic()
 
     def claimed(self, took_s: float, finished: int, run_s: float, concurrency: int, *, dry: bool) -> None:
-        """After each claim: how long it took, how many jobs have finished so far and how long the last one ran.
+        """After each claim: its duration, how many jobs have finished so far, and how long the last one ran.
 
-        `dry`: no job was left here when it came back.
+        `dry`: no job was left here when it returned.
         """
         now = time.monotonic()
         count, elapsed_s = finished - self._counted, now - self._counted_at
         self._counted, self._counted_at = finished, now
         known_s = took_s if self._claim_s is None else self._claim_s
-        # One that took very long, like the first, is an exception: it counts little, and not for long.
+        # One that took very long, as the first one does, is an exception: it counts little, and not for long.
         self._claim_s = _average(known_s, min(took_s, 10 * known_s), WEIGHT if took_s > known_s else 0.5)
         if not count:
             return
@@ -52,7 +52,7 @@ class Prefetch:
         self.ahead = min(AHEAD_MAX, math.ceil(ahead)) if self._claim_s >= WORTHWHILE * self._run_s else 0
 
     def stalled(self, run_s: float) -> None:
-        """What was claimed ahead hardly moves: these jobs take longer than we thought, about so long each."""
+        """Jobs claimed ahead hardly start: they take longer than assumed, about `run_s` seconds each."""
         self._run_s = max(self._run_s or 0.0, run_s)
         self.ahead = 0
 

@@ -1,23 +1,21 @@
-"""The daemon: puts the engine's parts together, starts them in order and stops them in order.
+"""The daemon: builds the engine's parts, starts them in order and stops them in order.
 
-Start: reach the database (waiting for it as long as it takes), check the schema, register, renew the lease,
-listen, then claim. Stop: claim nothing more, give back what has not begun, wait for what runs, cancel the
-rest, settle everything, sign off.
+Start: connect to the database (waiting for it as long as it takes), check the schema, register, renew the lease,
+listen, then claim. Stop: claim nothing more, release what has not begun, wait for what runs, cancel the rest, settle
+everything, end the registration.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import anyio
 from anyio.abc import TaskGroup
 
 from pgworkd.database.listener import NotificationListener
-from pgworkd.database.store import Rescued, Store
+from pgworkd.database.store import Store
 from pgworkd.engine.attempts import Attempt, InFlight
 from pgworkd.engine.claim.pool import Pool
 from pgworkd.engine.life.maintenance import Maintenance
@@ -27,24 +25,21 @@ from pgworkd.engine.life.queues import QueueSet
 from pgworkd.engine.life.recurring import Recurring
 from pgworkd.engine.life.startup import Startup
 from pgworkd.engine.life.worker import WorkerLife
-from pgworkd.engine.registry import App, DeadJob
+from pgworkd.engine.registry import App
 from pgworkd.engine.run.runner import Runner
-from pgworkd.engine.settle.hooks import Hooks
-from pgworkd.engine.settle.reporter import Reporter
+from pgworkd.engine.settle.job_events import JobEvents
 from pgworkd.engine.settle.settler import Settler
 from pgworkd.engine.wake.poller import Poller
-from pgworkd.errors import InvalidPayload, PgworkdError, SchemaError, UsageError
+from pgworkd.errors import PgworkdError, SchemaError, UsageError
 from pgworkd.words import events
 from pgworkd.words.events import Events
 from pgworkd.words.job import Ending, Outcome, Reason
-from pgworkd.words.payload import decode
 from pgworkd.words.validation import counted
 
 FLUSH_GRACE_S = 10.0
 """How long a stop waits for the database to take the last outcomes."""
 CUT_S = 0.5
-"""How long it waits for handlers whose clean-up has been cut off."""
-
+"""How long it waits for handlers whose clean-up was cancelled."""
 
 __all__ = ["CUT_S", "FLUSH_GRACE_S", "Daemon", "Options", "Part"]
 
@@ -52,10 +47,10 @@ __all__ = ["CUT_S", "FLUSH_GRACE_S", "Daemon", "Options", "Part"]
 class Daemon:
     """One worker process: an app's handlers, run for some queues of one database.
 
-    `end_process` ends the process, with a reason, where handlers would outlive the lease of their jobs
-    (`lease.end_process`). Without it the daemon stops instead, and `run` returns 1: the process is its host's.
-    Threads that do not end are then left behind, and others may run their jobs at the same time; an `async def` that
-    swallows its cancellation for ever keeps `run` from returning.
+    `end_process` is called with a reason, and must end the process, where handlers would outlive the lease of their
+    jobs (`heartbeat.end_process`). Without it the daemon stops instead, and `run` returns 1, as the process belongs to
+    its host. Threads that do not end are then left behind, and other workers may run their jobs at the same time; an
+    `async def` handler that swallows its cancellation for ever keeps `run` from returning.
     """
 
     def __init__(
@@ -68,7 +63,7 @@ class Daemon:
         events_: Events | None = None,
         end_process: Callable[[str], None] | None = None,
     ) -> None:
-        """`queues`: which, with how many slots (None: as the app says); None: all of the app's.
+        """`queues`: which to serve, and how many slots each has (None: as the app says); None: all of the app's.
 
         Raises UsageError for an app without handlers or a queue that no handler serves.
         """
@@ -80,39 +75,30 @@ class Daemon:
         self._stop_now = anyio.Event()
         self._parts = parts
         self._end_process = end_process
-        self._tasks: TaskGroup | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._contact = Startup(options.connection, self.events)
         self._in_flight = InFlight()
-        self._store = store = Store(options.connection, lambda: len(self.pools), options.transactions_max)
-        self.membership = WorkerLife(
-            store,
+        self._store = Store(options.connection, lambda: len(self.pools), options.transactions_max)
+        self._startup = Startup(options.connection, self.events)
+        self._recurring = Recurring(self._store, self.events)
+        self._queues = self._make_queues()
+        self._job_events = JobEvents(
+            app, self._store, self._in_flight, self.events, options.slow_min_s, options.slow_factor
+        )
+        self._settler = self._make_settler()
+        self._runner = self._make_runner()
+        self.worker = self._make_worker()
+        self._maintenance = self._make_maintenance()
+        self._queues.serve(queues)  # makes the pools, which need all of the above
+
+    def _make_queues(self) -> QueueSet:
+        return QueueSet(
+            self.app,
             self._in_flight,
             self.events,
-            name=options.worker_name,
-            kinds=app.handlers,
-            queues={handler.queue for handler in app.handlers.values()},
-            lease_s=options.lease_s,
-            heartbeat_s=options.heartbeat_s,
-            end_process=end_process or self._give_up_lease,
+            make=self._make_pool,
+            drop=self._drop_pool,
+            refresh=self._fetch_settings,
         )
-        self._recurring = Recurring(store, self.events)
-        self._reporter = Reporter(store, self.events, self._in_flight, app, options.slow_min_s, options.slow_factor)
-        self._hooks = Hooks(app, self.events)
-        live = self.membership.live
-        self._serving = QueueSet(app, live, self._in_flight, self.events, make=self._pool, drop=self._drop_pool)
-        self.pools = live.pools = self._serving.pools
-        self._settler = self._make_settler()
-        self._runner = Runner(
-            app, store, self._recurring, self.events, options.worker_name, live.backoffs, options.grace_s
-        )
-        self._maintenance = Maintenance(
-            *(store, self._recurring, self._in_flight, self.membership, self.events, options.periods),
-            on_dead=self._died_elsewhere,
-            command_timeout_s=options.connection.command_timeout_s,
-            queues=lambda: list(self.pools),
-        )
-        self._serving.serve(queues)
 
     def _make_settler(self) -> Settler:
         return Settler(
@@ -122,162 +108,194 @@ class Daemon:
             self._recurring,
             on_completed=self._completed,
             on_settled=self._settled,
-            on_room=self._serving.look,
+            on_capacity=self._queues.claim_soon,
         )
 
-    def _pool(self, queue: str, slots: int) -> Pool:
+    def _make_runner(self) -> Runner:
+        backoffs, options = self._queues.overrides.backoffs, self.options
+        return Runner(
+            *(self.app, self._store, self._recurring, self.events, options.worker_name, backoffs, options.grace_s)
+        )
+
+    def _make_worker(self) -> WorkerLife:
+        return WorkerLife(
+            self._store,
+            self._queues,
+            self._in_flight,
+            self.events,
+            name=self.options.worker_name,
+            kinds=self.app.handlers,
+            handled_queues={handler.queue for handler in self.app.handlers.values()},
+            lease_s=self.options.lease_s,
+            heartbeat_s=self.options.heartbeat_s,
+            end_process=self._end_process or self._give_up_lease,
+        )
+
+    def _make_maintenance(self) -> Maintenance:
+        return Maintenance(
+            *(self._store, self._recurring, self._in_flight, self.worker, self.events, self.options.periods),
+            on_dead=self._job_events.died_with_worker,
+            command_timeout_s=self.options.connection.command_timeout_s,
+            queues=lambda: list(self.pools),
+        )
+
+    def _make_pool(self, queue: str, slots: int) -> Pool:
         parts = (self._store, self._runner, self._settler, self._in_flight, self.events)
-        return Pool(queue, slots, self.app, self.membership, *parts)
+        return Pool(queue, slots, self.app, self.worker, *parts)
 
     async def _drop_pool(self, queue: str) -> None:
         await self._store.drop_pool(self.worker_id, queue)
 
-    # What others see and ask.
+    def _fetch_settings(self) -> None:
+        self.worker.renew_now()
+
+    # State and commands, for its host.
+
+    @property
+    def pools(self) -> Mapping[str, Pool]:
+        """The pools by queue, including those that drain."""
+        return self._queues.pools
 
     @property
     def worker_id(self) -> int:
-        """The id under which it claims now; it changes when the worker was lost."""
-        return self.membership.worker_id
+        """The id under which it claims now; it changes when the worker was presumed dead and registers anew."""
+        return self.worker.worker_id
 
     @property
     def running(self) -> int:
-        """Handlers that have been called and have not come back."""
-        return self.membership.still_running()
+        """Handlers that have been called and have not returned."""
+        return self._queues.running
 
     def healthy(self) -> bool:
         """False when a restart would help: the heartbeat is stuck."""
-        return self.membership.lease is None or self.membership.healthy()
+        return self.worker.lease is None or self.worker.healthy()
 
     def status(self) -> str:
-        """One line for people."""
+        """Its state in one line, for people."""
         if self.stop_requested.is_set():
             return f"stopping, {self.running} running"
         if not self.ready.is_set():
-            return f"waiting for {self._contact.waits_for}"
-        if self.membership.outdated:
+            return f"waiting for {self._startup.waits_for}"
+        state = "working" if self.worker.may_claim else "fenced: no lease"
+        if self.worker.outdated:
             state = "claims nothing: the schema is newer, upgrade pgworkd"
-        else:
-            state = "working" if self.membership.may_claim else "fenced: no lease"
         return f"{state}, {self.running} running, queues: {', '.join(self.pools)}"
 
     def request_stop(self, *, now: bool = False) -> None:
-        """Asks for a stop: gracefully, or at once. May be called again to change from the first to the second."""
+        """Stops gracefully, or at once. May be called again to change from the first to the second."""
         self.stop_requested.set()
-        self.membership.stopping = True
+        self.worker.stopping = True
         if now:
             self._stop_now.set()
 
     def add_queue(self, queue: str, slots: int | None = None) -> None:
-        """Serves one more queue, or one that is served already with other slots (None: as the app says).
+        """Adds a queue, or changes the slots of one that is served already (None: as the app says).
 
-        A row of `queues` wins over that. Raises UsageError for a queue that no handler serves, and during a stop.
+        A row of `queues` overrides that. Raises UsageError for a queue that no handler serves, and during a stop.
         """
         if self.stop_requested.is_set():
-            raise UsageError(f"the daemon stops: it does not take on queue {queue!r}")
-        self._serving.add(queue, slots)
+            raise UsageError(f"the daemon is stopping: cannot add queue {queue!r}")
+        self._queues.add(queue, slots)
 
     async def remove_queue(self, queue: str) -> None:
-        """Serves a queue no more: gives back what has not begun, and returns when what runs has come out.
+        """Stops serving a queue: releases what has not begun, and returns when all that runs has ended.
 
-        Returns early if the queue is added again meanwhile, or the daemon ends. The last queue may go, too; then the
-        daemon waits for another. Raises UsageError for a queue that is not served.
+        Returns early if the queue is added again meanwhile, or the daemon ends. The last queue may be removed, too;
+        then the daemon waits for another. Raises UsageError for a queue that is not served.
         """
-        await self._serving.close(queue).wait()
+        await self._queues.close(queue).wait()
 
     def serve(self, queues: Mapping[str, int | None] | None) -> None:
-        """Serves exactly these queues from now on (None: all of the app's); the others drain by themselves.
+        """Serves exactly these queues from now on (None: all of the app's); the others drain in the background.
 
         Raises UsageError, and changes nothing, for a queue that no handler serves.
         """
         if not self.stop_requested.is_set():
-            self._serving.serve(queues)
+            self._queues.serve(queues)
 
-    # Life.
+    # Start and stop.
 
     async def run(self) -> int:
-        """Works until asked to stop; the exit code: 0 when nothing was left behind, else 1.
+        """Works until asked to stop; returns the exit code: 0 when nothing was left behind, else 1.
 
-        Raises SchemaError or UsageError when the database can never work as it is (a newer schema, refused
-        login); waits for one that is merely away, and for `pgworkd migrate`.
+        Raises SchemaError or UsageError when the database can never work as it is (a newer schema, a rejected login);
+        waits for one that is unavailable, and for `pgworkd migrate`.
         """
         self._loop = asyncio.get_running_loop()
-        self.events.emit(events.DAEMON_STARTING, queues=self._serving.slots, worker=self.options.worker_name)
+        self.events.emit(events.DAEMON_STARTING, queues=self._queues.slots, worker=self.options.worker_name)
         exit_code, problem = 1, None
         try:
             async with self._runner.processes, anyio.create_task_group() as tasks:
                 for part in self._parts:
                     tasks.start_soon(part.run, self, name=type(part).__name__)
                 try:
-                    exit_code = await self._live(tasks)
+                    exit_code = await self._work(tasks)
                 except PgworkdError as error:
                     problem = error  # kept out of the task group, which would wrap it
                 tasks.cancel_scope.cancel()
         finally:
             with anyio.CancelScope(shield=True):
-                await self.membership.stop()
+                await self.worker.stop()
                 await self._store.close()
             if isinstance(problem, (SchemaError, UsageError)):
-                exit_code = 2  # as the process ends by it
+                exit_code = 2  # the exit code of the process
             self.events.emit(events.DAEMON_STOPPED, exit_code=exit_code)
         if problem is not None:
             raise problem
         return exit_code
 
-    async def _live(self, tasks: TaskGroup) -> int:
-        began_s: float | None = None
-        with anyio.CancelScope() as contact:
-            tasks.start_soon(self._give_up, contact)
-            began_s = await self._contact.made(self._enter, self.stop_requested)
+    async def _work(self, tasks: TaskGroup) -> int:
+        began_s = None
+        with anyio.CancelScope() as startup:
+            tasks.start_soon(self._cancel_on_stop, startup)
+            began_s = await self._startup.run(self._register, self.stop_requested)
         if began_s is None:
             return 0
-        self._tasks = tasks
         await self._start(tasks, began_s)
         await self.stop_requested.wait()
-        return await self._wind_down()
+        return await self._shut_down()
 
-    async def _give_up(self, contact: anyio.CancelScope) -> None:
-        """A stop does not wait for a connection that hangs."""
+    async def _cancel_on_stop(self, startup: anyio.CancelScope) -> None:
+        """A stop does not wait for a connection attempt that hangs."""
         await self.stop_requested.wait()
-        contact.cancel()
+        startup.cancel()
 
-    async def _enter(self) -> float:
-        """Declares schedules, registers: when the lease began."""
+    async def _register(self) -> float:
+        """Declares schedules and registers; returns when the lease began."""
         await self._store.ensure_partitions()
         await self._recurring.declare(self.app)
-        return await self.membership.register()
+        return await self.worker.register()
 
     async def _start(self, tasks: TaskGroup, began_s: float) -> None:
-        self.membership.start(began_s)
-        for task in (self._settler.run, self._reporter.run, self.membership.run):
+        self.worker.start(began_s)
+        for task in (self._settler.run, self._job_events.run, self.worker.run):
             tasks.start_soon(task)
         listening = anyio.Event()
-        hearing = Notifications(self.pools, self.membership, self._maintenance)
-        tasks.start_soon(
-            NotificationListener(self._store.listener, hearing, self.events).run, listening.set, name="wake"
-        )
+        handler = Notifications(self._queues, self.worker, self._maintenance)
+        listener = NotificationListener(self._store.listener, handler, self.events)
+        tasks.start_soon(listener.run, listening.set, name="listener")
         with anyio.move_on_after(self.options.connection.connect_timeout_s):
-            await listening.wait()  # a hint only: without it the pools poll
-            await self.membership.live.first.wait()  # until then they may not claim
+            await listening.wait()  # not required: without notifications the pools poll
+            await self._queues.overrides.first.wait()  # until then they may not claim
         tasks.start_soon(self._store.tend_connections, self.worker_id, name="connections")
-        tasks.start_soon(self._maintenance.run, name="chores")
-        look = Poller(self._store, self.pools, self.membership, self.events, self.options.poll_s)
-        tasks.start_soon(look.run, name="look")
-        self._serving.start(tasks)
+        tasks.start_soon(self._maintenance.run, name="maintenance")
+        poller = Poller(self._store, self.pools, self.worker, self.events, self.options.poll_s)
+        tasks.start_soon(poller.run, name="poller")
+        self._queues.start(tasks)
         self.ready.set()
-        self.events.emit(events.DAEMON_READY, worker_id=self.worker_id, queues=self._serving.slots)
+        self.events.emit(events.DAEMON_READY, worker_id=self.worker_id, queues=self._queues.slots)
 
-    async def _wind_down(self) -> int:
-        if self.membership.lease is not None:
-            self.membership.lease.state = "stopping"
+    async def _shut_down(self) -> int:
+        if self.worker.lease is not None:
+            self.worker.lease.state = "stopping"
         self.events.emit(events.DAEMON_STOPPING, running=self.running, shutdown_s=self.options.shutdown_s)
-        for pool in self.pools.values():
-            pool.give_back(Reason.SHUTDOWN)
+        self._queues.release_unstarted(Reason.SHUTDOWN)
         if not self._stop_now.is_set():
             with anyio.move_on_after(self.options.shutdown_s):
-                await self._come_out(hurry=True)
+                await self._wait_for_handlers(hurry=True)
         self._in_flight.stop_all(Reason.SHUTDOWN)
         with anyio.move_on_after(self.options.cancel_grace_s + CUT_S):
-            await self._come_out(hurry=False)
+            await self._wait_for_handlers(hurry=False)
         until = anyio.current_time() + FLUSH_GRACE_S
         with anyio.CancelScope(deadline=until):
             await self._settler.drained()
@@ -289,14 +307,14 @@ class Daemon:
                 self.events.emit(events.SHUTDOWN_INCOMPLETE, reason=reason)
                 self.events.emit(events.DAEMON_STOPPED, exit_code=1, still_running=self.running)
                 self._end_process(reason)
-        await self.membership.stop()  # first: a heartbeat that finds the worker signed off takes it for lost
-        left = await self.membership.sign_off(until, self._maintenance.release_orphans)
+        await self.worker.stop()  # first: a heartbeat after the end of the registration would find the worker lost
+        left = await self.worker.sign_off(until, self._maintenance.release_orphans)
         if reason := reason or left:
             self.events.emit(events.SHUTDOWN_INCOMPLETE, reason=reason)
         return 1 if reason else 0
 
     def _give_up_lease(self, reason: str) -> None:
-        """In place of ending the process, which is not ours. Called from the lease's thread, perhaps more than once."""
+        """Instead of ending the process, which is its host's. Called from the heartbeat thread, maybe repeatedly."""
         if not self.stop_requested.is_set() and self._loop is not None:
             self._loop.call_soon_threadsafe(functools.partial(self._stop_because, reason))
 
@@ -305,45 +323,27 @@ class Daemon:
             self.events.emit(events.SHUTDOWN_INCOMPLETE, reason=reason)
             self.request_stop(now=True)
 
-    async def _come_out(self, *, hurry: bool) -> None:
-        """Waits until no handler runs and no claim is on its way, or, if `hurry`, until a stop at once is asked for."""
-        while not self._serving.quiet and not (hurry and self._stop_now.is_set()):
+    async def _wait_for_handlers(self, *, hurry: bool) -> None:
+        """Until no handler runs and no claim is under way, or, if `hurry`, until an immediate stop is requested."""
+        while not self._queues.quiet and not (hurry and self._stop_now.is_set()):
             await anyio.sleep(0.02)
 
-    # What became of jobs.
+    # Called by the settler.
 
     def _completed(self, batch: list[Attempt]) -> None:
-        self._reporter.completed(batch)
-        if any(held.claimed.is_suspect or held.claimed.serialize_key for held in batch):
-            self._serving.look()  # the next suspect, or the next in line, may run
-        else:
-            self._serving.ended({held.queue for held in batch})
+        self._job_events.completed(batch)
+        self._queues.completed(batch)
 
-    def _settled(self, held: Attempt, outcome: Outcome, status: str | None) -> None:
+    def _settled(self, attempt: Attempt, outcome: Outcome, status: str | None) -> None:
         if status == "completed":
-            self._completed([held])
+            self._completed([attempt])
             return
-        self._reporter.settled(held, outcome, status)
+        self._job_events.settled(attempt, outcome, status)
         if status == "expired":
-            self._maintenance.schedules_changed()  # it was skipped: the next one of its schedule is wanted now
-        if held.claimed.is_suspect or held.claimed.serialize_key:
-            self._serving.look()  # as above
-        if status == "dead":
-            payload: Mapping[str, Any] | None = None
-            with contextlib.suppress(InvalidPayload):
-                payload = decode(held.claimed.payload or "")
-            job = held.claimed
-            dead = DeadJob(str(job.id), held.queue, job.kind, job.attempt, outcome.message or "", payload)
-            self._died(dead)
-        elif outcome.ending is Ending.RELEASED or status == "failed":
-            pool = self.pools.get(held.queue)
+            self._maintenance.schedules_changed()  # it was skipped: the next occurrence of its schedule is needed now
+        if attempt.claimed.is_suspect or attempt.claimed.serialize_key:
+            self._queues.claim_soon()  # the next suspect, or the next job of the key, may run
+        if status == "failed" or (outcome.ending is Ending.RELEASED and status != "dead"):
+            pool = self.pools.get(attempt.queue)
             if pool is not None and not self.stop_requested.is_set():
                 pool.expect_also(outcome.delay_s or 0.0)
-
-    def _died_elsewhere(self, rescued: Rescued) -> None:
-        self._reporter.died(rescued)
-        self._died(DeadJob(str(rescued.id), rescued.queue, rescued.kind, rescued.attempt, rescued.error, None))
-
-    def _died(self, dead: DeadJob) -> None:
-        if self._tasks is not None:
-            self._hooks.died(dead, self._tasks)

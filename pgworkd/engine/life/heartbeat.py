@@ -1,8 +1,8 @@
-"""Renewing the worker's lease, from a thread and a connection of its own.
+"""Renews the worker's lease, from a thread and a connection of its own.
 
-A handler that blocks the event loop must not cost the lease, nor may a worker whose lease is over go on: so
-the heartbeat lives apart from the handlers, and when it cannot renew it ends them. Three steps, on a clock
-that also runs while the machine sleeps, counted from before the last renewal was sent:
+A handler that blocks the event loop must not cost the lease, and a worker whose lease has expired must not go on: so
+the heartbeat runs apart from the handlers, and ends them when it cannot renew. Three steps, on a clock that also runs
+while the machine is suspended, counted from just before the last successful renewal was sent:
 
     lease - margin   fence: the daemon cancels everything that runs
     lease - 1/30     if anything still runs (a blocked loop, a thread), the process ends itself
@@ -24,7 +24,7 @@ from typing import Protocol
 import anyio
 
 from pgworkd.database.connection import ConnectionOptions
-from pgworkd.database.heartbeat_store import HeartbeatStore, Wanted
+from pgworkd.database.heartbeat_store import HeartbeatStore, Instructions
 from pgworkd.errors import PgworkdError
 from pgworkd.words.validation import counted
 
@@ -35,25 +35,25 @@ def boot_time_s() -> float:
 
 
 class LeaseHolder(Protocol):
-    """Who lives by the lease. All but `still_running` are called in the daemon's loop."""
+    """The worker that holds the lease. All except `still_running` are called in the daemon's loop."""
 
     def lease_renewed(self) -> None:
         """The lease was renewed."""
 
-    def wanted(self, wanted: Wanted) -> None:
-        """What the database wants of us."""
+    def on_instructions(self, instructions: Instructions) -> None:
+        """The database's answer to a renewal."""
 
     def lease_fenced(self, since_s: float) -> None:
-        """Not renewed for `since_s`: end everything that runs, claim nothing."""
+        """Not renewed for `since_s` seconds: cancel everything that runs, claim nothing."""
 
     def worker_lost(self) -> None:
-        """The lease ran out and our jobs were taken back: the worker id is void."""
+        """The lease expired and our jobs were rescued: the worker id is void."""
 
-    def lease_trouble(self, error: Exception) -> None:
-        """A renewal, or the question that follows it, failed; the next is tried at once."""
+    def renewal_failed(self, error: Exception) -> None:
+        """A renewal, or the query for instructions after it, failed; the next attempt follows at once."""
 
     def still_running(self) -> int:
-        """Handlers that have not come back. Called from the lease's thread."""
+        """Handlers that have not returned. Called from the heartbeat thread."""
 
 
 class Heartbeat:
@@ -67,16 +67,16 @@ class Heartbeat:
         self,
         options: ConnectionOptions,
         worker_id: int,
-        lessee: LeaseHolder,
+        holder: LeaseHolder,
         *,
         lease_s: float,
         heartbeat_s: float,
         end_process: Callable[[str], None],
         queues: Callable[[], Collection[str]] | None = None,
     ) -> None:
-        """`end_process` is called from the thread with a reason and must not return before everything has ended.
+        """`end_process` is called from the thread with a reason, and must end the process, or stop all handlers.
 
-        `queues`: whose settings to ask for, called from the thread, too; None: those of all.
+        `queues` returns the queues whose settings to fetch (None: all); it, too, is called from the thread.
         """
         self.worker_id = worker_id
         self.state = "running"
@@ -84,7 +84,7 @@ class Heartbeat:
         self._options = ConnectionOptions(
             options.dsn, min(options.connect_timeout_s, lease_s / 6), min(options.command_timeout_s, lease_s / 6)
         )
-        self._lessee = lessee
+        self._holder = holder
         self._lease_s = lease_s
         self._heartbeat_s = heartbeat_s
         self._fence_s = lease_s - lease_s / 6
@@ -92,60 +92,60 @@ class Heartbeat:
         self._grace_s = min(2.0, lease_s / 10)
         self._end_process = end_process
         self._queues = queues
-        self._home = asyncio.get_running_loop()
+        self._daemon_loop = asyncio.get_running_loop()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._poked: asyncio.Event | None = None
+        self._renew_asked: asyncio.Event | None = None
         self._stopping = False
         self._void = False
-        self._thread = threading.Thread(target=self._live, name="pgworkd lease", daemon=True)
+        self._thread = threading.Thread(target=self._run_thread, name="pgworkd lease", daemon=True)
 
     def start(self) -> None:
-        """Begins to renew."""
+        """Starts the thread."""
         self._thread.start()
 
-    def poke(self) -> None:
-        """Renew now: the database has something to say."""
-        loop, poked = self._loop, self._poked
-        if loop is not None and poked is not None:
+    def renew_now(self) -> None:
+        """Renews now: the database has instructions for us."""
+        loop, renew_asked = self._loop, self._renew_asked
+        if loop is not None and renew_asked is not None:
             with contextlib.suppress(RuntimeError):  # the thread has ended
-                loop.call_soon_threadsafe(poked.set)
+                loop.call_soon_threadsafe(renew_asked.set)
 
     def adopt(self, worker_id: int, registered_at_s: float) -> None:
-        """Goes on under a new worker id, whose lease began at `registered_at_s` on `boot_time_s`."""
+        """Continues under a new worker id, whose lease began at `registered_at_s` (of `boot_time_s`)."""
         self.worker_id = worker_id
         self.renewed_at_s = registered_at_s
         self._void = False
-        self.poke()
+        self.renew_now()
 
     @property
     def fresh(self) -> bool:
-        """True while others must not take over and we need not stop."""
+        """True while the lease protects our jobs, and the fence is not reached."""
         return not self._void and boot_time_s() - self.renewed_at_s < self._fence_s
 
     async def stop(self) -> None:
-        """Ends the thread; the lease itself runs on in the database until it is signed off or expires."""
+        """Ends the thread; the lease remains in the database until the registration ends or it expires."""
         self._stopping = True
-        self.poke()
+        self.renew_now()
         with anyio.CancelScope(shield=True), anyio.move_on_after(2):
             while self._thread.is_alive():
                 await anyio.sleep(0.01)
 
     # In the thread.
 
-    def _live(self) -> None:
+    def _run_thread(self) -> None:
         asyncio.run(self._main())
 
     async def _main(self) -> None:
-        self._poked = poked = asyncio.Event()
+        self._renew_asked = renew_asked = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         store = HeartbeatStore(self._options)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._guard)
             while not self._stopping:
-                poked.clear()
+                renew_asked.clear()
                 delay_s = await self._beat(store)
                 with anyio.move_on_after(delay_s):
-                    await poked.wait()
+                    await renew_asked.wait()
             tasks.cancel_scope.cancel()
         await store.close()
 
@@ -155,50 +155,52 @@ class Heartbeat:
         try:
             if await self._renew(store, worker_id):
                 queues = None if self._queues is None else self._queues()
-                self._call_home(self._lessee.wanted, await store.wanted(worker_id, queues))
+                self._call_in_daemon(self._holder.on_instructions, await store.instructions(worker_id, queues))
         except PgworkdError as error:
-            self._call_home(self._lessee.lease_trouble, error)
+            self._call_in_daemon(self._holder.renewal_failed, error)
             share = random.uniform(0.2, 1.0)  # noqa: S311 # nosec B311 # jitter, no secret
             return share * min(1.0, self._heartbeat_s)
         return self._heartbeat_s if worker_id is self.worker_id else 0.0
 
     async def _renew(self, store: HeartbeatStore, worker_id: int) -> bool:
-        """Whether the lease of that worker was renewed, and it is still ours."""
+        """True if the lease of that worker was renewed, and that is still our id."""
         sent_at_s = boot_time_s()
         try:
             renewed = await store.heartbeat(worker_id, self.state)
         finally:
             self.tried_at_s = boot_time_s()
-        if worker_id is not self.worker_id:  # the same number may come twice, under another token
+        if (
+            worker_id is not self.worker_id
+        ):  # compared by identity: the same number may be given twice, with another token
             return False
         if renewed:
             self.renewed_at_s = sent_at_s
-            self._call_home(self._lessee.lease_renewed)
+            self._call_in_daemon(self._holder.lease_renewed)
         elif not self._void:
             self._void = True
-            self._call_home(self._lessee.worker_lost)
+            self._call_in_daemon(self._holder.worker_lost)
         return renewed
 
     async def _guard(self) -> None:
-        """Watches the clock, whatever the heartbeat is waiting for."""
+        """Watches the clock, whatever the heartbeat waits for."""
         fenced_for, fenced_at_s = 0.0, 0.0
         while True:
             now_s, renewed_at_s = boot_time_s(), self.renewed_at_s
             since_s = now_s - renewed_at_s
             if since_s >= self._fence_s and fenced_for != renewed_at_s:
                 fenced_for, fenced_at_s = renewed_at_s, now_s
-                self._call_home(self._lessee.lease_fenced, since_s)
-            # After a freeze the lease is long over when the fence comes: the loop gets its moment all the same.
+                self._call_in_daemon(self._holder.lease_fenced, since_s)
+            # After a freeze the lease has long expired when the fence comes: the loop still gets its grace.
             fenced_s = now_s - fenced_at_s
-            if since_s >= self._end_s and fenced_s >= self._grace_s and self._lessee.still_running():
+            if since_s >= self._end_s and fenced_s >= self._grace_s and self._holder.still_running():
                 self._end_process(
-                    f"the lease ends and {counted(self._lessee.still_running(), 'handler')} would not stop"
+                    f"the lease expires and {counted(self._holder.still_running(), 'handler')} would not stop"
                 )
             await anyio.sleep(min(0.25, self._lease_s / 60))
 
-    def _call_home(self, function: Callable[..., None], *args: object) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to tell
-            self._home.call_soon_threadsafe(function, *args)
+    def _call_in_daemon(self, function: Callable[..., None], *args: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._daemon_loop.call_soon_threadsafe(function, *args)
 
 
 def end_process(reason: str) -> None:

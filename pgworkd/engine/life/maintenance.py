@@ -1,7 +1,7 @@
-"""What any daemon does now and then for all: rescue, expire, unblock, restore schedules, forget.
+"""Periodic maintenance, by any daemon for the whole fleet: rescue, expire, unblock, restore schedules, prune.
 
-Each chore is safe to run at any time in any number of daemons; the database lets one at a time do it. A
-chore's body returns when it is next due.
+Each task is idempotent and may run at any time in any number of daemons; the database admits one at a time. A task's
+method returns the seconds until it is next due.
 """
 
 from __future__ import annotations
@@ -22,29 +22,31 @@ from pgworkd.words.events import Events
 
 RESCUE_MAX = EXPIRE_MAX = EFFECTS_MAX = 1_000
 PRUNE_MAX = 5_000
-STRAY_AGE_FACTOR = 3
-STRAYS_COST_SHARE = 0.0002
-"""Of the time, for searches of everything: while vacuum is held back they read the entries of all that we have run."""
-STRAYS_PAUSE_S_MAX = 600.0
-"""Between two of those; what a failover has brought back may be older than any other search goes."""
-STRAYS_OVERLAP_S = 10.0
-"""The others go back so far behind the last one: a claim's time is that of its begin, and clocks are set."""
+"""Rows per step."""
+ORPHAN_AGE_FACTOR = 3
+"""An attempt may be an orphan after this many command time-outs: then no claim that took it can still be answered."""
+ORPHANS_COST_SHARE = 0.0002
+"""Share of the time for full searches: while vacuum is held back they read the index entries of all that we ran."""
+ORPHANS_PAUSE_S_MAX = 600.0
+"""Maximum pause between two full searches; only they find what a failover has brought back, however old."""
+ORPHANS_OVERLAP_S = 10.0
+"""The other searches overlap by this much: an attempt's time is that of its transaction's begin, and clocks are set."""
 AGAIN_FIRST_S, AGAIN_CAP_S = 0.2, 2.0
-"""What is locked is tried again after the first; that doubles up to the cap."""
+"""Delays before locked rows are tried again; they double up to the cap."""
 REFUSED_PAUSE_S = 10.0
-"""After an error that is no time-out."""
+"""Pause after an error other than a lock or a time-out."""
 DROP_PAUSE_S = 0.1
-"""Between two partitions of the history: each drop holds up all settles until its commit."""
+"""Pause between dropping two partitions of the history: each drop blocks all settles until its commit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Periods:
-    """How often, in seconds, and what to keep, in days."""
+    """How often each task runs, in seconds, and how long history is kept, in days."""
 
     rescue_s: float = 8.0
     expire_s: float = 60.0
     schedules_s: float = 30.0
-    strays_s: float = 30.0
+    orphans_s: float = 30.0
     partitions_s: float = 3600.0
     prune_s: float = 600.0
     keep_days: int = 7
@@ -55,18 +57,18 @@ class Periods:
         return {
             "rescue": self.rescue_s,
             "schedules": self.schedules_s,
-            "strays": self.strays_s,
+            "orphans": self.orphans_s,
             "partitions": self.partitions_s,
             "prune": self.prune_s,
         }.get(name, self.expire_s)
 
 
 class Owner(Protocol):
-    """What chores ask of their daemon."""
+    """The worker on whose behalf maintenance runs."""
 
     @property
     def worker_id(self) -> int:
-        """The id in whose name to rescue."""
+        """The id to rescue under."""
 
     @property
     def may_claim(self) -> bool:
@@ -74,7 +76,7 @@ class Owner(Protocol):
 
 
 class Maintenance:
-    """Runs each chore in its own task."""
+    """Runs each maintenance task in an asyncio task of its own."""
 
     def __init__(
         self,
@@ -96,99 +98,98 @@ class Maintenance:
         self._events = events_
         self._periods = periods
         self._on_dead = on_dead
-        # A claim whose answer was lost has ended on the server by then, one way or the other.
-        self._stray_age_s = STRAY_AGE_FACTOR * command_timeout_s
+        self._orphan_age_s = ORPHAN_AGE_FACTOR * command_timeout_s
         self._queues = queues
-        self._strays_at: float | None = None  # the last search
-        self._strays_all_at = 0.0  # the next one of everything
-        self._strays_took_s = 0.0  # the last one of everything
-        self._schedules_changed, self._effects_put_off = anyio.Event(), anyio.Event()
+        self._orphans_at: float | None = None  # when the last search began
+        self._orphans_all_at = 0.0  # when the next full search is due
+        self._orphans_took_s = 0.0  # duration of the last full search
+        self._schedules_changed, self._effects_deferred = anyio.Event(), anyio.Event()
         self._worker_ended = anyio.Event()
         self._effects_again_s = self._schedules_again_s = AGAIN_FIRST_S
-        self._shares: dict[str, float] = {}  # of the usual step, by task: less after a step that failed
+        self._shares: dict[str, float] = {}  # by task, of the usual rows per step: less after a step that failed
         self._cuts: set[tuple[str, int]] = set()
 
-    def effects_put_off(self) -> None:
-        """There is something to apply."""
+    def effects_deferred(self) -> None:
+        """Effects were deferred: apply them now."""
         self._effects_again_s = AGAIN_FIRST_S
-        self._effects_put_off.set()
+        self._effects_deferred.set()
 
     def worker_ended(self) -> None:
-        """There are jobs to take back, before the lease of their worker is over."""
+        """A worker's process has ended: rescue its jobs now, before its lease expires."""
         self._worker_ended.set()
 
     def schedules_changed(self) -> None:
-        """Look at the schedules now."""
+        """A schedule was changed, or needs its next occurrence: read the schedules now."""
         self._schedules_changed.set()
 
     async def run(self) -> None:
         """Until cancelled."""
         async with anyio.create_task_group() as tasks:
             cleaning = (self._expire, self._unblock, self._orphans, self._partitions, self._prune, self._refused)
-            for chore in (self._rescue, self._schedules, self._effects, *cleaning):
-                tasks.start_soon(self._repeat, chore, name=f"chore {chore.__name__.strip('_')}")
+            for task in (self._rescue, self._schedules, self._effects, *cleaning):
+                tasks.start_soon(self._repeat, task, name=f"maintenance {task.__name__.strip('_')}")
 
     async def release_orphans(self, age_s: float, age_max_s: float | None = None) -> None:
-        """Gives back attempts that the database holds for us and we do not: the claim's answer was lost.
+        """Releases orphaned attempts: running under our id, and not in flight here, as the claim's answer was lost.
 
-        `age_s`: since they were claimed, so that no answer is on its way. `age_max_s`: older ones of our queues have
-        been looked at. Raises PgworkdError.
+        `age_s`: minimum age in seconds since the claim, so that no answer is under way. `age_max_s`: maximum age, where
+        older ones of our queues have been searched already. Raises PgworkdError.
         """
         worker_id = self._owner.worker_id
         queues = None if age_max_s is None else self._queues()
         running = await self._store.running_of(worker_id, age_s, age_max_s, queues)
-        strays = [(i, a) for i, a in running if self._in_flight.find(i, a) is None]
-        if strays:
-            ids, attempts = [i for i, _ in strays], [a for _, a in strays]
+        orphans = [(i, a) for i, a in running if self._in_flight.find(i, a) is None]
+        if orphans:
+            ids, attempts = [i for i, _ in orphans], [a for _, a in orphans]
             none = [None] * len(ids)
             released = await self._store.settle_released(ids, attempts, none, none, worker_id)
             self._events.emit(events.ORPHANS_RELEASED, count=len(released))
 
-    async def _repeat(self, chore: Callable[[], Awaitable[float]]) -> None:
-        name = chore.__name__.strip("_")
+    async def _repeat(self, task: Callable[[], Awaitable[float]]) -> None:
+        name = task.__name__.strip("_")
         outage = Outage(name, self._events)
         while True:
             try:
-                delay_s = await chore()
+                delay_s = await task()
                 outage.passed()
                 self._shares[name] = min(1.0, 2 * self._shares.get(name, 1.0))
             except DatabaseUnavailable as error:
                 if not isinstance(error, DatabaseBusy):
                     await outage.wait(error)
                     continue
-                delay_s = self._put_off(name, error)
+                delay_s = self._retry_delay_s(name, error)
             except PgworkdError as error:
-                self._lessen(name)
-                self._events.emit(events.MAINTENANCE_FAILED, chore=name, error=str(error))
+                self._halve_step(name)
+                self._events.emit(events.MAINTENANCE_FAILED, task=name, error=str(error))
                 delay_s = REFUSED_PAUSE_S
             woken = {
                 "schedules": self._schedules_changed,
-                "effects": self._effects_put_off,
+                "effects": self._effects_deferred,
                 "rescue": self._worker_ended,
             }.get(name)
             with anyio.move_on_after(delay_s):
                 await (woken.wait() if woken is not None else anyio.sleep_forever())
 
-    def _put_off(self, name: str, error: DatabaseBusy) -> float:
-        """The database answers: what is locked is tried again soon, what took too long after its period."""
+    def _retry_delay_s(self, name: str, error: DatabaseBusy) -> float:
+        """Seconds until a step is tried again that met a lock (soon), or timed out (after its period)."""
         delay_s = self._periods.of(name)
         if error.locked:
             delay_s = min(delay_s, AGAIN_CAP_S)
         else:
-            self._lessen(name)
+            self._halve_step(name)
         self._events.emit(events.STATEMENT_FAILED, part=name, error=str(error), retry_in_s=delay_s)
         return delay_s
 
-    def _lessen(self, name: str) -> None:
-        """The next try takes half the step."""
+    def _halve_step(self, name: str) -> None:
+        """The next step takes half as many rows."""
         self._shares[name] = self._shares.get(name, 1.0) / 2
 
     def _step(self, name: str, most: int) -> int:
         return max(1, int(most * self._shares.get(name, 1.0)))
 
     async def _effects(self) -> float:
-        """What was put off, being locked, or too much for one transaction: again and again until nothing is left."""
-        self._effects_put_off = anyio.Event()
+        """Applies effects that were deferred (locked, or too many for one transaction) until none is left."""
+        self._effects_deferred = anyio.Event()
         left = await self._store.apply_effects(self._step("effects", EFFECTS_MAX))
         if left == 0:
             self._effects_again_s = AGAIN_FIRST_S
@@ -217,7 +218,7 @@ class Maintenance:
             )
             if job.status == "dead":
                 self._on_dead(job)
-        return 0.0 if rescued else self._periods.rescue_s  # a step is short, too, when it passes by what is refused
+        return 0.0 if rescued else self._periods.rescue_s  # a step may be short because rejected rows were passed over
 
     async def _expire(self) -> float:
         limit = self._step("expire", EXPIRE_MAX)
@@ -231,13 +232,13 @@ class Maintenance:
         return 0.0 if max(jobs, keys) >= limit else self._periods.expire_s
 
     async def _unblock(self) -> float:
-        """Who frees a serialize_key promotes the next in line; this is for rows that were locked or changed by hand."""
+        """A freed serialize_key promotes its next job; this is for rows that were locked then, or changed by hand."""
         await self._store.unblock()
         return self._periods.expire_s
 
     async def _schedules(self) -> float:
         self._schedules_changed = anyio.Event()
-        if await self._recurring.look(self._owner.worker_id):
+        if await self._recurring.refresh(self._owner.worker_id):
             self._schedules_again_s = AGAIN_FIRST_S
             return self._periods.schedules_s
         self._schedules_again_s = min(self._periods.schedules_s, 2 * self._schedules_again_s)
@@ -245,22 +246,22 @@ class Maintenance:
 
     async def _orphans(self) -> float:
         if not self._owner.may_claim:
-            return self._periods.strays_s
+            return self._periods.orphans_s
         began = anyio.current_time()
-        # What was of age at the last search was looked at then.
-        if self._strays_at is not None and began < self._strays_all_at:
-            since_s = began - self._strays_at + STRAYS_OVERLAP_S
-            await self.release_orphans(self._stray_age_s, self._stray_age_s + since_s)
+        # What was old enough at the last search was examined then.
+        if self._orphans_at is not None and began < self._orphans_all_at:
+            since_s = began - self._orphans_at + ORPHANS_OVERLAP_S
+            await self.release_orphans(self._orphan_age_s, self._orphan_age_s + since_s)
         else:
             try:
-                await self.release_orphans(self._stray_age_s)
+                await self.release_orphans(self._orphan_age_s)
             finally:
-                # One that took long may have waited behind another chore: only two in a row say that it is expensive.
-                last_s, self._strays_took_s = self._strays_took_s, anyio.current_time() - began
-                pause_s = min(last_s, self._strays_took_s) / STRAYS_COST_SHARE
-                self._strays_all_at = began + min(pause_s, STRAYS_PAUSE_S_MAX)
-        self._strays_at = began
-        return self._periods.strays_s
+                # One may have waited behind another task: a full search is expensive only if two in a row took long.
+                last_s, self._orphans_took_s = self._orphans_took_s, anyio.current_time() - began
+                pause_s = min(last_s, self._orphans_took_s) / ORPHANS_COST_SHARE
+                self._orphans_all_at = began + min(pause_s, ORPHANS_PAUSE_S_MAX)
+        self._orphans_at = began
+        return self._periods.orphans_s
 
     async def _refused(self) -> float:
         for what, sqlstate, count, key, error in await self._store.report_refused():
@@ -281,7 +282,7 @@ class Maintenance:
         return 1.0 if rows + dead >= limit else self._periods.prune_s
 
     async def _warn_of_cuts(self, keep_days: int) -> None:
-        """Once for each value: a queue's keep_s shortens what the history keeps, it cannot lengthen it."""
+        """Warns once for each value: a queue's keep_s can shorten what the history keeps, not lengthen it."""
         cuts = set(await self._store.kept_longer(keep_days))
         for queue, keep_s in sorted(cuts - self._cuts):
             self._events.emit(events.RETENTION_CUT, queue=queue, keep_s=keep_s, keep_days=keep_days)

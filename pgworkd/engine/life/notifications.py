@@ -1,52 +1,49 @@
-"""What the wake line says, handed to those it concerns."""
+"""Passes each notification to the part of the daemon that it concerns."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from pgworkd.engine.claim.pool import Pool
 from pgworkd.engine.life.maintenance import Maintenance
+from pgworkd.engine.life.queues import QueueSet
 from pgworkd.engine.life.worker import WorkerLife
 
 
 class Notifications:
-    """Hears for the whole daemon, in its loop. See `wake.NotificationHandler`."""
+    """The daemon's `database.listener.NotificationHandler`, in its loop."""
 
-    def __init__(self, pools: Mapping[str, Pool], membership: WorkerLife, maintenance: Maintenance) -> None:
-        self._pools = pools
-        self._membership = membership
+    def __init__(self, queues: QueueSet, worker: WorkerLife, maintenance: Maintenance) -> None:
+        self._queues = queues
+        self._worker = worker
         self._maintenance = maintenance
 
     def on_queue(self, queue: str, run_at: float | None) -> None:
-        """There may be work in this queue; `run_at`: some of it was due long ago, from then on."""
-        if (pool := self._pools.get(queue)) is not None:
-            pool.heard(run_at)
+        """Jobs may be due in this queue; `run_at`: one of them, due long ago, can be claimed again."""
+        if (pool := self._queues.pools.get(queue)) is not None:
+            pool.notified(run_at)
 
     def on_schedules(self) -> None:
-        """A schedule was entered, changed or deleted."""
+        """A schedule was inserted, changed or deleted."""
         self._maintenance.schedules_changed()
 
     def on_effects(self) -> None:
-        """Something was put off because it was locked."""
-        self._maintenance.effects_put_off()
+        """An effect was deferred, because a row was locked."""
+        self._maintenance.effects_deferred()
 
     def on_worker_ended(self) -> None:
         """The process of some worker has ended."""
         self._maintenance.worker_ended()
 
     def on_settings(self) -> None:
-        """A row of `queues` was entered, changed or deleted."""
-        self._membership.poke()
+        """A row of `queues` was inserted, changed or deleted."""
+        self._worker.renew_now()
 
     def on_worker(self, worker_id: int) -> None:
-        """This worker should ask what is wanted of it."""
-        if worker_id == self._membership.worker_id:
-            self._membership.poke()
+        """The database has instructions for this worker."""
+        if worker_id == self._worker.worker_id:
+            self._worker.renew_now()
 
     def on_reconnect(self) -> None:
-        """The line was down; the server may have been, too, and with it the unlogged table `pools`."""
-        for pool in self._pools.values():
-            pool.forget_announcement()
+        """The connection was lost; the server may have crashed, and lost the unlogged table `pools`."""
+        self._queues.forget_announcements()
         self._maintenance.schedules_changed()
-        self._maintenance.effects_put_off()
-        self._membership.poke()
+        self._maintenance.effects_deferred()
+        self._worker.renew_now()

@@ -1,4 +1,4 @@
-"""What a daemon is told when it is made."""
+"""The options of a daemon."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from pgworkd.words.job import Reason
 
 
 class Part(Protocol):
-    """An optional companion that lives as long as the daemon (metrics, HTTP, sd_notify)."""
+    """An optional task that runs as long as the daemon (metrics, HTTP, sd_notify)."""
 
     async def run(self, daemon: Any) -> None:
-        """Runs from before the first contact with the database until cancelled; must not raise."""
+        """Runs from before the first connection to the database until cancelled; must not raise."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a daemon needs to know. Times in seconds."""
+    """Options of a daemon; all times in seconds."""
 
     connection: ConnectionOptions
     worker_name: str = "worker"
@@ -28,15 +28,17 @@ class Options:
     poll_s: float = 2.0
     shutdown_s: float = 30.0
     cancel_grace_s: float = 5.0
-    """How long the clean-up of a cancelled handler may take; then it is cancelled again, and at a stop given up."""
+    """Time for the clean-up of a cancelled handler; then it is cancelled again, and at a stop abandoned."""
     transactions_max: int = 20
-    """The most connections for `job.transaction()`; they are made as slots need them. A run waits for a free one."""
+    """Maximum connections for `job.transaction()`, opened as needed; a run waits for a free one."""
     slow_min_s: float = 1.0
+    """No run is reported as slow before."""
     slow_factor: float = 5.0
+    """A run is reported as slow after this many times the average duration of its kind."""
     periods: Periods = field(default_factory=Periods)
 
     def grace_s(self, reason: Reason) -> float:
-        """How long the clean-up may take of a run that ends for this reason.
+        """Time for the clean-up of a run that is cancelled for this reason.
 
         A fence leaves half of the time until the process would be ended: see `Heartbeat`.
         """

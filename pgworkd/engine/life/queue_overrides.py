@@ -1,7 +1,7 @@
-"""Following the rows of `queues` while the daemon runs: what a row says wins over the code, from the next claim on.
+"""Follows the rows of `queues` while the daemon runs: a row overrides the code, from the next claim on.
 
-The rows come with each heartbeat, and a heartbeat comes at once when someone has changed one. The database itself
-keeps to pauses and limits from their commit on; concurrency, backoff and how far ahead to claim are kept to here.
+The rows come with each heartbeat, and a change of a row triggers a heartbeat at once. Pauses and limits are enforced by
+the database itself from their commit on; concurrency, backoff and how far ahead to claim are enforced here.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import anyio
 
-from pgworkd.database.heartbeat_store import Wanted
+from pgworkd.database.heartbeat_store import Instructions
 from pgworkd.engine.claim.pool import Pool
 from pgworkd.words import events
 from pgworkd.words.events import Events
@@ -21,48 +21,48 @@ from pgworkd.words.job import Reason
 BACKOFF = ("backoff_s", "backoff_factor", "backoff_cap_s")
 _END_S_MAX = 3600.0
 _END_MARGIN_S = 0.005
-"""The pause is over by the database's clock, not by ours."""
+"""A pause ends by the database's clock, not by ours."""
 _NOTHING: Mapping[str, Any] = {}
 
 
 class QueueOverrides:
-    """What is in force in each queue of this daemon. Lives in the daemon's loop."""
+    """The settings in force in each queue of this daemon. Lives in the daemon's loop."""
 
-    def __init__(self, events_: Events, ask: Callable[[], None]) -> None:
-        """`ask` makes the next answer come now."""
-        self.pools: Mapping[str, Pool] = {}
+    def __init__(self, pools: Mapping[str, Pool], events_: Events, refresh: Callable[[], None]) -> None:
+        """`refresh` asks the database for the rows now."""
         self.backoffs: dict[str, dict[str, float]] = {}
-        """By queue, what its row says of `BACKOFF`."""
+        """By queue, the values of `BACKOFF` that its row sets."""
         self.known = False
-        """Before an answer for each queue nothing must be claimed: a row may say that less is to run than code says."""
+        """False until the rows of all queues are known: nothing may be claimed, a row may allow less than the code."""
         self.first = anyio.Event()
-        """Comes with the first that leaves none out."""
+        """Set as soon as `known` is true for the first time."""
+        self._pools = pools
         self._events = events_
-        self._ask = ask
+        self._refresh = refresh
         self._rows: Mapping[str, Mapping[str, Any]] = {}
-        self._asked: frozenset[str] | None = None  # the queues of which those are all the rows; None: any queue
+        self._asked: frozenset[str] | None = None  # the queues that the rows are complete for; None: all
         self._in_force: dict[str, dict[str, Any]] = {}
-        self._told: set[tuple[str, int, int]] = set()
+        self._reported: set[tuple[str, int, int]] = set()
         self._pause_ends: asyncio.TimerHandle | None = None
 
-    def follow(self, wanted: Wanted) -> None:
-        """Takes over what the database says."""
+    def follow(self, instructions: Instructions) -> None:
+        """Applies the rows that the database has sent."""
         was_known, self.known = self.known, True
-        self._rows, self._asked = wanted.queues, wanted.asked
-        for queue, pool in self.pools.items():
+        self._rows, self._asked = instructions.queues, instructions.asked
+        for queue, pool in self._pools.items():
             self.apply(pool)
-            self._compare(pool, wanted.differing.get(queue, ()))
-        self._expect_end()
+            self._compare(pool, instructions.differing.get(queue, ()))
+        self._schedule_pause_end()
         if self.known:
             self.first.set()
-            for pool in self.pools.values() if not was_known else ():
-                pool.look()
+            for pool in self._pools.values() if not was_known else ():
+                pool.claim_soon()
 
     def apply(self, pool: Pool) -> None:
-        """Brings a pool, that is perhaps new, to what is known of its queue, and states what that changes."""
+        """Applies what is known of a pool's queue to that pool, which may be new, and reports what changes."""
         if self._asked is not None and pool.queue not in self._asked:
             self.known = False
-            self._ask()
+            self._refresh()
         row = self._rows.get(pool.queue, _NOTHING)
         now = {name: value for name, value in row.items() if name not in ("limited", "pause_s") and value is not False}
         now |= {"concurrency": row.get("concurrency") or pool.code_concurrency, "paused": bool(row.get("paused"))}
@@ -72,7 +72,7 @@ class QueueOverrides:
         self._in_force[pool.queue] = now
         pool.concurrency, pool.paused, pool.limited = now["concurrency"], now["paused"], bool(row.get("limited"))
         if pool.paused or pool.limited:
-            pool.give_back(Reason.ELSEWHERE)  # claimed ahead when that was allowed
+            pool.release_unstarted(Reason.ELSEWHERE)  # claimed ahead when that was allowed
         self.backoffs[pool.queue] = {name: row[name] for name in BACKOFF if name in row}
         pool.forget_announcement()
         names = [name for name in (*now, *(was.keys() - now.keys())) if now.get(name) != was.get(name)]
@@ -86,33 +86,33 @@ class QueueOverrides:
         )
 
     def forget(self, queue: str) -> None:
-        """The daemon does not serve this queue any more."""
+        """Drops what is known of a queue that the daemon no longer serves."""
         self._in_force.pop(queue, None)
         self.backoffs.pop(queue, None)
 
     def stop(self) -> None:
-        """Waits for no pause any more."""
+        """Cancels the timer for the end of a pause."""
         if self._pause_ends is not None:
             self._pause_ends.cancel()
 
-    def _expect_end(self) -> None:
-        """When the first of the pauses ends, the database is asked again."""
+    def _schedule_pause_end(self) -> None:
+        """Asks the database again when the first pause ends."""
         self.stop()
-        rows = [self._rows.get(queue, _NOTHING) for queue in self.pools]
+        rows = [self._rows.get(queue, _NOTHING) for queue in self._pools]
         ends_s = min((row["pause_s"] for row in rows if "pause_s" in row), default=None)
         if ends_s is not None:
             in_s = min(float(ends_s) + _END_MARGIN_S, _END_S_MAX)
-            self._pause_ends = asyncio.get_running_loop().call_later(in_s, self._ask)
+            self._pause_ends = asyncio.get_running_loop().call_later(in_s, self._refresh)
 
     def _compare(self, pool: Pool, others: Any) -> None:
-        """Warns, once for each value, of daemons whose code gives the queue another concurrency than ours."""
+        """Warns, once for each value, of workers whose code gives the queue another concurrency than ours."""
         workers: dict[int, list[str]] = {}
         for worker, theirs in others:
             workers.setdefault(theirs, []).append(worker)
         for theirs, names in workers.items():
-            if (told := (pool.queue, pool.code_concurrency, theirs)) in self._told:
+            if (key := (pool.queue, pool.code_concurrency, theirs)) in self._reported:
                 continue
-            self._told.add(told)
+            self._reported.add(key)
             self._events.emit(
                 events.QUEUE_DIFFERS,
                 queue=pool.queue,

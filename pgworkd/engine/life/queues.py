@@ -1,18 +1,18 @@
-"""Which queues this daemon serves: their pools, and how queues are added and removed while it runs.
+"""The queues that this daemon serves: owner of their pools, which are added and removed while it runs.
 
-A queue that is removed *drains*: its pool claims nothing more and gives back what has not begun; when what runs has
-come out and all of it is settled, the pool ends. One that is added again before that simply goes on.
+A queue that is removed *drains*: its pool claims nothing more and releases what has not begun; when all that ran has
+ended and is settled, the pool ends. A queue that is added again before that simply goes on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import anyio
 from anyio.abc import TaskGroup
 
 from pgworkd.database.reconnect import Outage
-from pgworkd.engine.attempts import InFlight
+from pgworkd.engine.attempts import Attempt, InFlight
 from pgworkd.engine.claim.pool import Pool
 from pgworkd.engine.life.queue_overrides import QueueOverrides
 from pgworkd.engine.registry import App
@@ -20,28 +20,33 @@ from pgworkd.errors import PgworkdError, UsageError
 from pgworkd.settings.queue import number
 from pgworkd.words import events
 from pgworkd.words.events import Events
+from pgworkd.words.job import Reason
 
-LOOK_S = 0.02
+DRAIN_POLL_S = 0.02
+"""How often a draining pool is checked."""
 
 
 class QueueSet:
-    """The pools of a daemon, by queue. Lives in the daemon's loop; the lease's thread may read `pools`."""
+    """The pools of a daemon, by queue. Lives in the daemon's loop; the heartbeat thread may read `pools`."""
 
     def __init__(
         self,
         app: App,
-        live: QueueOverrides,
         in_flight: InFlight,
         events_: Events,
         *,
         make: Callable[[str, int], Pool],
         drop: Callable[[str], Awaitable[None]],
+        refresh: Callable[[], None],
     ) -> None:
-        """`make` makes a pool with so many slots, `drop` takes one out of the database."""
+        """`make` makes a pool of a queue with that many slots, `drop` removes its row from the database.
+
+        `refresh` asks the database for the rows of `queues` now.
+        """
         self.pools: dict[str, Pool] = {}
-        """Those that drain are still among them."""
+        """Including those that drain."""
+        self.overrides = QueueOverrides(self.pools, events_, refresh)
         self._app = app
-        self._live = live
         self._in_flight = in_flight
         self._events = events_
         self._make = make
@@ -51,24 +56,46 @@ class QueueSet:
 
     @property
     def slots(self) -> dict[str, int]:
-        """The concurrency of each queue, as code and settings have it."""
+        """The concurrency of each queue by code and settings, without overrides."""
         return {queue: pool.code_concurrency for queue, pool in self.pools.items() if not pool.closed}
 
     @property
+    def running(self) -> int:
+        """Handlers that have been called and have not returned. May be called from any thread."""
+        return sum(pool.running for pool in list(self.pools.values()))
+
+    @property
     def quiet(self) -> bool:
-        """True when no handler runs and no claim is on its way."""
+        """True when no handler runs and no claim is under way."""
         return all(pool.quiet for pool in self.pools.values())
 
-    def look(self) -> None:
-        """Something may have changed in any queue: all claim soon."""
-        for pool in self.pools.values():
-            pool.look()
+    # All pools at once.
 
-    def ended(self, queues: set[str]) -> None:
-        """Jobs of these queues have ended: those with limits have capacity again."""
-        for queue in queues:
+    def claim_soon(self) -> None:
+        """Wakes all claim loops: something may have changed."""
+        for pool in self.pools.values():
+            pool.claim_soon()
+
+    def release_unstarted(self, reason: Reason) -> None:
+        """Releases everything that was claimed and has not begun."""
+        for pool in self.pools.values():
+            pool.release_unstarted(reason)
+
+    def forget_announcements(self) -> None:
+        """Announces all pools again: the database may have lost their rows."""
+        for pool in self.pools.values():
+            pool.forget_announcement()
+
+    def completed(self, batch: Sequence[Attempt]) -> None:
+        """Wakes the pools that may claim more, now that these attempts are settled."""
+        if any(attempt.claimed.is_suspect or attempt.claimed.serialize_key for attempt in batch):
+            self.claim_soon()  # the next suspect, or the next job of the key, may run
+            return
+        for queue in {attempt.queue for attempt in batch}:
             if (pool := self.pools.get(queue)) is not None and pool.limited:
-                pool.look()
+                pool.claim_soon()
+
+    # Adding and removing queues.
 
     def start(self, tasks: TaskGroup) -> None:
         """Lets all pools claim."""
@@ -88,23 +115,23 @@ class QueueSet:
             self.close(queue)
 
     def add(self, queue: str, slots: int | None) -> None:
-        """Serves one more queue, or one that is served already with other slots. Raises UsageError."""
+        """Adds a queue, or changes the slots of one that is served already. Raises UsageError."""
         for name, (number_of, source) in self._checked({queue: slots}).items():
             self._add(name, number_of, source)
 
     def close(self, queue: str) -> anyio.Event:
-        """Begins to drain a queue; the event comes when nothing of it is left here. Raises UsageError."""
+        """Begins to drain a queue; the event is set when nothing of it is left here. Raises UsageError."""
         pool = self.pools.get(queue)
         if pool is None:
             raise UsageError(f"queue {queue!r} is not served here; these are: {', '.join(self.pools) or 'none'}")
         drained = self._drained.setdefault(queue, anyio.Event())
         pool.close()
         if self._tasks is None:
-            self._gone(pool)
+            self._remove(pool)
         return drained
 
     def _checked(self, queues: Mapping[str, int | None] | None) -> dict[str, tuple[int, str]]:
-        """Slots, and where they were stated, by queue."""
+        """By queue, its slots and their source."""
         for queue, slots in (queues or {}).items():
             if slots is not None:
                 number("concurrency", slots, f"slots of queue {queue!r}")
@@ -126,29 +153,29 @@ class QueueSet:
             self._events.emit(events.QUEUE_ADDED, queue=queue, concurrency=slots)
         pool.code_concurrency, pool.code_source, pool.closed = slots, source, False
         if (drained := self._drained.pop(queue, None)) is not None:
-            drained.set()  # whoever waits for that has nothing to wait for any more
-        self._live.apply(pool)
+            drained.set()  # it no longer drains: nothing is left to wait for
+        self.overrides.apply(pool)
         pool.forget_announcement()
         if self._tasks is not None and is_new:
             self._tasks.start_soon(self._serve, pool, name=f"pool {queue}")
 
     async def _serve(self, pool: Pool) -> None:
-        """A pool's life: its claims, and the end when it has been closed and is empty."""
+        """Runs a pool until it has been closed and drained."""
         outage = Outage(f"remove {pool.queue}", self._events)
         try:
             async with anyio.create_task_group() as tasks:
-                while not pool.closed or not await self._is_over(pool, outage):
+                while not pool.closed or not await self._is_drained(pool, outage):
                     await pool.run(tasks)
-                self._gone(pool)
-                tasks.cancel_scope.cancel()  # its runners, who wait for jobs
+                self._remove(pool)
+                tasks.cancel_scope.cancel()  # its idle runner tasks
         finally:
             if (drained := self._drained.get(pool.queue)) is not None and self.pools.get(pool.queue) is pool:
                 drained.set()  # the daemon ends, and the pool with it
 
-    async def _is_over(self, pool: Pool, outage: Outage) -> bool:
+    async def _is_drained(self, pool: Pool, outage: Outage) -> bool:
         """True when nothing of a closed pool is left, here and in the database; False if it was opened again."""
         while pool.closed:
-            if pool.quiet and all(held.queue != pool.queue for held in self._in_flight):
+            if pool.quiet and all(attempt.queue != pool.queue for attempt in self._in_flight):
                 try:
                     await self._drop(pool.queue)
                 except PgworkdError as error:
@@ -157,12 +184,12 @@ class QueueSet:
                     outage.passed()
                     return pool.closed
             else:
-                await anyio.sleep(LOOK_S)
+                await anyio.sleep(DRAIN_POLL_S)
         return False
 
-    def _gone(self, pool: Pool) -> None:
+    def _remove(self, pool: Pool) -> None:
         del self.pools[pool.queue]
-        self._live.forget(pool.queue)
+        self.overrides.forget(pool.queue)
         self._events.emit(events.QUEUE_REMOVED, queue=pool.queue)
         if (drained := self._drained.pop(pool.queue, None)) is not None:
             drained.set()

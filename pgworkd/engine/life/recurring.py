@@ -1,7 +1,7 @@
-"""Recurring jobs: what comes after this occurrence, and chains that someone broke.
+"""Recurring jobs: computes the next occurrence, and restores broken chains.
 
-Postgres keeps the rules and guards that each occurrence exists once; the calendar arithmetic is done here,
-with the database's time.
+Postgres stores the rules and guarantees that each occurrence exists once; the calendar arithmetic is done here, with
+the database's time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pgworkd.words.payload import encode
 from pgworkd.words.recurrence import Missed, Recurrence
 
 RETIRE_AFTER_S = 300.0
-"""A schedule that stands in no living worker's code for as long has left the code; a restart takes less."""
+"""A schedule is disabled once no live worker has declared it for this many seconds; a restart takes less."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -34,21 +34,21 @@ class _Rule:
 
 
 class Recurring:
-    """Knows the schedules as of the last look; a daemon looks every few seconds and when it hears of a change."""
+    """Knows the schedules as of the last `refresh`, which follows a period, and each notification of a change."""
 
     def __init__(self, store: Store, events_: Events, *, retire_after_s: float = RETIRE_AFTER_S) -> None:
         self._store = store
         self._events = events_
         self._retire_after_s = retire_after_s
         self._declared: dict[str, Handler] = {}
-        self._nobodys: dict[str, float] = {}
-        """Schedules that no worker has in its code, and when that was first seen."""
+        self._undeclared: dict[str, float] = {}
+        """Schedules that no worker declares, and when that was first seen, on the loop's clock."""
         self._rules: dict[str, _Rule] = {}
         self._database_now = datetime.fromtimestamp(0, UTC)
         self._read_at = 0.0
 
     async def declare(self, app: App) -> None:
-        """Enters the schedules that stand in code. One that SQL has put under the same name stays as it is."""
+        """Stores the schedules of the app. One of the same name that was inserted by SQL is left as it is."""
         self._declared = {h.kind: h for h in app.handlers.values() if h.recurrence is not None}
         for name in self._declared:
             await self._put(name)
@@ -69,26 +69,26 @@ class Recurring:
                 waits_for_retries=handler.wait_for_retries,
             )
 
-    def following(self, held: Attempt) -> Occurrence | None:
-        """The occurrence after the given one; None if its schedule is unknown here (a look will restore the chain)."""
-        name, occurrence = held.claimed.schedule, held.claimed.occurrence
+    def following(self, attempt: Attempt) -> Occurrence | None:
+        """The occurrence after this one; None if its schedule is unknown here (a `refresh` will restore the chain)."""
+        name, occurrence = attempt.claimed.schedule, attempt.claimed.occurrence
         rule = self._rules.get(name) if name is not None else None
         if name is None or rule is None or occurrence is None:
             return None
         now = self._database_now + timedelta(seconds=anyio.current_time() - self._read_at)
         previous = datetime.fromtimestamp(occurrence, UTC)
-        if rule.recurrence.missed == "once":  # it stands for all that were missed until it started
-            ran_s = 0.0 if held.started is None else time.monotonic() - held.started
+        if rule.recurrence.missed == "once":  # it represents all that were missed until it started
+            ran_s = 0.0 if attempt.started is None else time.monotonic() - attempt.started
             previous = max(previous, now - timedelta(seconds=ran_s))
         try:
             at = rule.recurrence.follow(previous, now)
         except BadSchedule:
-            return None  # the next look will find the chain broken and say why
+            return None  # the next refresh will find the chain broken and report why
         return Occurrence(name, at, rule.revision)
 
-    async def missed(self, held: Attempt) -> str | None:
-        """Why this occurrence is not to run but to be skipped; None: it is to run. Raises PgworkdError."""
-        claimed = held.claimed
+    async def missed(self, attempt: Attempt) -> str | None:
+        """Why this occurrence must be skipped; None: run it. Raises PgworkdError."""
+        claimed = attempt.claimed
         if claimed.schedule is None or claimed.attempt > 1:
             return None  # what has been claimed before is not skipped
         since = await self._store.missed_since(claimed.id, claimed.attempt)
@@ -96,10 +96,10 @@ class Recurring:
             return None
         return f"skipped: missed before {since.isoformat(timespec='seconds')}, when workers began to serve its queue"
 
-    async def look(self, worker_id: int | None = None) -> bool:
+    async def refresh(self, worker_id: int | None = None) -> bool:
         """Inserts an occurrence wherever a schedule has none; False if one was locked. Raises PgworkdError.
 
-        For a worker, it also says what stands in its code, and disables what has left the code of all.
+        With a worker's id it also declares that worker's schedules, and disables those that no worker declares.
         """
         if worker_id is not None:
             await self._declare_and_retire(worker_id)
@@ -129,21 +129,23 @@ class Recurring:
 
     async def _declare_and_retire(self, worker_id: int) -> None:
         amiss = await self._store.declare_schedules(worker_id, sorted(self._declared))
-        for name, retired in amiss.items():
-            if retired:
+        for name, was_retired in amiss.items():
+            if was_retired:
                 await self._put(name)
         now = anyio.current_time()
-        self._nobodys = {name: self._nobodys.get(name, now) for name, retired in amiss.items() if not retired}
-        left = [name for name, since in self._nobodys.items() if now - since >= self._retire_after_s]
-        if left:
-            for name in await self._store.retire_schedules(left):
+        self._undeclared = {
+            name: self._undeclared.get(name, now) for name, was_retired in amiss.items() if not was_retired
+        }
+        retired = [name for name, since in self._undeclared.items() if now - since >= self._retire_after_s]
+        if retired:
+            for name in await self._store.retire_schedules(retired):
                 self._events.emit(events.SCHEDULE_RETIRED, schedule=name)
 
     def _rule(self, row: ScheduleRow) -> _Rule:
         known = self._rules.get(row.name)
         if known is not None and known.revision == row.revision:
             return known
-        missed = cast(Missed, row.missed)  # the table's CHECK and Recurrence look at it
+        missed = cast(Missed, row.missed)  # checked by the table and by Recurrence
         if row.cron is not None:
             return _Rule(row.revision, Recurrence.parse(row.cron, row.timezone, missed))
         return _Rule(row.revision, Recurrence(None, row.every_s, row.timezone, missed))
@@ -154,6 +156,6 @@ def _next(recurrence: Recurrence, row: ScheduleRow) -> datetime:
         return recurrence.next_after(row.at)
     if recurrence.missed != "skip" or row.in_force_since is None:
         return recurrence.follow(row.last_occurrence, row.at)
-    # What came due while the chain was broken, by a loss or by someone, is late, not missed: see missed_since().
+    # What came due while the chain was broken is late, not missed: see missed_since().
     late_from = max(row.in_force_since, row.at - timedelta(seconds=row.missed_grace_s))
     return recurrence.follow(row.last_occurrence, min(late_from, row.at))

@@ -1,6 +1,6 @@
-"""The daemon's first contact with its database: waits for a server that is away, and for a schema that is to come.
+"""Connecting to the database for the first time: waits for a server that is unavailable, and for the schema.
 
-A newer schema, a wrong address or password, missing rights end the start at once: waiting cannot help there.
+A newer schema, a wrong address or password, or missing privileges end the start at once: waiting cannot help there.
 """
 
 from __future__ import annotations
@@ -25,22 +25,25 @@ Answer = TypeVar("Answer")
 
 
 class Startup:
-    """Tries until the database can be worked with."""
+    """Retries until the database can be used."""
 
     def __init__(self, options: ConnectionOptions, events_: Events) -> None:
         self.waits_for = "the database"
-        """What a start waits for, in a few words."""
+        """What the start waits for, in a few words."""
         self._options = options
         self._events = events_
         self._outage = Outage("start", events_)
-        self._told = ""
+        self._reported = ""
 
-    async def made(self, enter: Callable[[], Awaitable[Answer]], stop: anyio.Event) -> Answer | None:
-        """What `enter` answers, once the schema is ours; None if `stop` comes before. Raises PgworkdError."""
+    async def run(self, register: Callable[[], Awaitable[Answer]], stop: anyio.Event) -> Answer | None:
+        """Returns what `register` returns, once the schema is current; None if `stop` is set first.
+
+        Raises PgworkdError.
+        """
         while not stop.is_set():
             try:
                 await schema.verify(self._options)
-                answer = await enter()
+                answer = await register()
             except (DatabaseUnavailable, SchemaAwaited, UsageError) as error:
                 with anyio.move_on_after(self._delay_s(error)):
                     await stop.wait()
@@ -50,16 +53,18 @@ class Startup:
         return None
 
     def _delay_s(self, error: PgworkdError) -> float:
-        """How long to wait before the next try; raises the error if waiting cannot help."""
+        """Seconds until the next attempt; raises the error if waiting cannot help."""
         if isinstance(error, DatabaseUnavailable):
             self.waits_for = "the database"
             return self._outage.failed(error)
-        # A schema that is being installed comes before the grants on it.
-        if isinstance(error, UsageError) and not (self._told and sqlstate_of(error.__cause__ or error) == _FORBIDDEN):
+        # While the schema is being installed, the grants on it are missing for a moment.
+        if isinstance(error, UsageError) and not (
+            self._reported and sqlstate_of(error.__cause__ or error) == _FORBIDDEN
+        ):
             raise error
         self._outage.passed()
         self.waits_for = "pgworkd migrate" if isinstance(error, SchemaAwaited) else "pgworkd grants"
-        if (text := str(error)) != self._told:
-            self._told = text
+        if (text := str(error)) != self._reported:
+            self._reported = text
             self._events.emit(events.SCHEMA_AWAITED, error=text)
         return SCHEMA_POLL_S

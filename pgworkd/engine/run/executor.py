@@ -1,11 +1,11 @@
-"""The runner tasks of one pool: as many as it has slots, each running job after job."""
+"""The runner tasks of one pool: one per slot at most, each running job after job."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 
 from anyio.abc import TaskGroup
 
@@ -16,13 +16,17 @@ from pgworkd.engine.runner_task import RunnerTask
 from pgworkd.engine.settle.settler import Settler
 from pgworkd.words import events
 from pgworkd.words.events import Events
+from pgworkd.words.job import Reason
 
 SLICE_S = 0.002
-"""How long jobs that never wait for anything may follow each other before all other tasks get their turn."""
+"""Time slice: jobs that never await may run back to back for this long before all other tasks are scheduled."""
 
 
 class Executor:
-    """Takes claimed jobs from `work`, in order, and hands each with its outcome to the settler."""
+    """Runs submitted attempts in order, up to `concurrency` at once, and passes each with its outcome to the settler.
+
+    `begun` and `finished` count runs since the start; `run_s` is the duration of the last run, in seconds.
+    """
 
     def __init__(
         self,
@@ -31,123 +35,142 @@ class Executor:
         runner: Runner,
         settler: Settler,
         events_: Events,
-        on_low: Callable[[], None],
         payloads: Payloads,
+        on_low: Callable[[], None],
     ) -> None:
-        """`on_low` is called, once for each time `ask_below` is set, when no more than so many jobs wait."""
+        """`on_low` is called once after each `call_when_low`."""
         self.concurrency = concurrency
-        self.work: deque[Attempt] = deque()
-        self.ask_below: int | None = None
-        self.busy = 0
-        """Handlers that have been called and have not come back."""
         self.begun = self.finished = 0
-        """Runs, ever."""
         self.run_s = 0.0
-        """How long the last run took."""
+        self.busy = 0
+        """Slots in use: handlers that have been called and have not returned."""
+        self._waiting: deque[Attempt] = deque()
+        self._low_mark: int | None = None
         self._name = f"runner {queue}"
         self._runner = runner
         self._settler = settler
         self._events = events_
+        self._payloads = payloads
         self._on_low = on_low
-        self.payloads = payloads
         self._idle: list[asyncio.Future[None]] = []
         self._runners = 0
         self._tasks: TaskGroup | None = None
-        self._yielding = False  # one of the tasks lets all others have their turn, and will go on
+        self._yielding = False  # a task that has used up its slice lets all others run, and will continue
+
+    @property
+    def waiting(self) -> int:
+        """Submitted attempts that have not begun."""
+        return len(self._waiting)
 
     @property
     def free(self) -> int:
-        """Slots beyond those that the jobs here will take."""
-        return self.concurrency - self.busy - len(self.work)
+        """Free slots, less those that the waiting attempts will take."""
+        return self.concurrency - self.busy - len(self._waiting)
 
-    def fill(self, tasks: TaskGroup) -> None:
-        """There is work: calls the first tasks, which call others as they go."""
+    def start(self, tasks: TaskGroup) -> None:
+        """Lets it start runner tasks, in `tasks`."""
         self._tasks = tasks
-        self._call(2)
 
-    def _call(self, count: int) -> None:
-        """Wakes or starts up to so many tasks, if there is work and are slots for them."""
-        for _ in range(min(count, len(self.work), self.concurrency - self.busy)):
+    def submit(self, attempts: Iterable[Attempt]) -> None:
+        """Adds attempts behind those that wait. `wake` starts them."""
+        self._waiting.extend(attempts)
+
+    def withdraw(self, keep: int) -> Iterator[Attempt]:
+        """Takes back waiting attempts, the last first, until at most `keep` are left."""
+        while len(self._waiting) > keep:
+            yield self._waiting.pop()
+
+    def stop_reading(self, reason: Reason) -> None:
+        """Ends, for this reason, the attempts whose large payload is being read: their handlers have not begun."""
+        self._payloads.stop(reason)
+
+    def call_when_low(self, count: int) -> None:
+        """Calls `on_low` once, as soon as no more than `count` attempts wait."""
+        self._low_mark = count
+
+    def wake(self, count: int = 2) -> None:
+        """Wakes or starts up to `count` tasks, if attempts wait and slots are free; those wake others in turn."""
+        for _ in range(min(count, len(self._waiting), self.concurrency - self.busy)):
             if self._idle:
-                called = self._idle.pop()
-                if not called.done():
-                    called.set_result(None)
+                wakeup = self._idle.pop()
+                if not wakeup.done():
+                    wakeup.set_result(None)
             elif self._runners < self.concurrency and self._tasks is not None:
                 self._runners += 1
                 self._tasks.start_soon(self._keep_running, name=self._name)
 
     async def _keep_running(self) -> None:
-        """One kept task: runs jobs while there are any, waits when there is none, ends when there are too many of it.
+        """One runner task: runs jobs while there are any, sleeps when there are none, ends when there are too many.
 
         It also ends when a job did not leave it clean: another, if there is work, takes its place.
         """
         try:
             async with RunnerTask() as task:
                 try:
-                    await self._go_on(task)
-                except asyncio.CancelledError as error:  # between two jobs: by a timer that some handler forgot
+                    await self._run_jobs(task)
+                except asyncio.CancelledError as error:  # between two jobs: by a timer that some handler left behind
                     if await task.leave(error):
                         raise  # the daemon itself is being torn down
         finally:
             self._runners -= 1
-            if self.work:
+            if self._waiting:
                 self._on_low()
 
-    async def _go_on(self, task: RunnerTask) -> None:
+    async def _run_jobs(self, task: RunnerTask) -> None:
         while task.clean:
-            if self.work and self.busy < self.concurrency and not self._yielding and not self._settler.full:
-                await self._run_in_turn(task)
+            if self._waiting and self.busy < self.concurrency and not self._yielding and not self._settler.full:
+                await self._run_slice(task)
             elif self._runners > self.concurrency:
                 return
             else:
-                called: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-                self._idle.append(called)
-                await called
+                wakeup: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                self._idle.append(wakeup)
+                await wakeup
 
-    async def _run_in_turn(self, task: RunnerTask) -> None:
-        """Runs jobs as long as there are any, in slices between which all other tasks get their turn.
+    async def _run_slice(self, task: RunnerTask) -> None:
+        """Runs jobs while there are any, in time slices between which all other tasks are scheduled.
 
-        One task at a time does that with jobs that never wait for anything. When a job does wait, the next task goes
-        on: each slice begins by calling two more, who find either that, or someone about to go on himself.
+        Jobs that never await are run by one task at a time. When a job does await, another task continues with the
+        next: each slice begins by waking two more tasks, which find either that, or that the first is about to go on.
         """
-        work, run, put = self.work, self._runner.run, self._settler.put
-        slice_ends, started_is_heard = 0.0, False
+        waiting, run, put = self._waiting, self._runner.run, self._settler.put
+        slice_ends, has_listener = 0.0, False
         while True:
-            held = work.popleft()
+            attempt = waiting.popleft()
             self.begun += 1
             self.busy += 1
-            if not work and self.ask_below is not None and self.busy < self.concurrency:
-                # Tasks whose jobs ended have taken what was claimed for idle ones: no end may come for long.
-                self.ask_below = None
+            if not waiting and self._low_mark is not None and self.busy < self.concurrency:
+                # Tasks whose jobs ended took what was claimed for idle slots: the next job may take long to end.
+                self._low_mark = None
                 self._on_low()
             if not slice_ends:
                 slice_ends = time.monotonic() + SLICE_S
-                self._call(2)
-                started_is_heard = self._events.heard(events.JOB_STARTED)
+                self.wake()
+                has_listener = self._events.has_listener(events.JOB_STARTED)
             try:
-                if held.claimed.payload is None:
-                    await self.payloads.read(held, self.work)
-                if started_is_heard:
-                    self._events.emit(events.JOB_STARTED, **held.facts())
-                outcome = await run(held, task)
+                if attempt.claimed.payload is None:
+                    await self._payloads.read(attempt, waiting)
+                if has_listener:
+                    self._events.emit(events.JOB_STARTED, **attempt.facts())
+                outcome = await run(attempt, task)
             finally:
                 self.busy -= 1
             self.finished += 1
-            if held.started is not None:
-                self.run_s = held.ended - held.started
-            put(held, outcome)
-            if self.ask_below is not None and len(work) <= self.ask_below:
-                self.ask_below = None
+            if attempt.started is not None:
+                self.run_s = attempt.ended - attempt.started
+            put(attempt, outcome)
+            if self._low_mark is not None and len(waiting) <= self._low_mark:
+                self._low_mark = None
                 self._on_low()
-                slice_ends = 0.0  # the next claim should be on its way before we go on
+                slice_ends = 0.0  # yield, so that the next claim is sent before the next job
             if not task.clean:
                 return
-            if held.ended > slice_ends and not self._yielding:
+            if attempt.ended > slice_ends and not self._yielding:
                 slice_ends = 0.0
                 self._yielding = True
                 try:
                     await asyncio.sleep(0)
                 finally:
                     self._yielding = False
-            if not work or self.busy >= self.concurrency or self._yielding or self._settler.full:
+            if not waiting or self.busy >= self.concurrency or self._yielding or self._settler.full:
                 return

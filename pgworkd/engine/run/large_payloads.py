@@ -46,30 +46,30 @@ class Payloads:
         """The database could not give one of several: which, only reading each alone can tell."""
         self._changed = anyio.Event()
 
-    async def read(self, held: Attempt, following: Iterable[Attempt]) -> None:
+    async def read(self, attempt: Attempt, following: Iterable[Attempt]) -> None:
         """Returns when the attempt has its payload, or a reason not to be run, or is `unreadable`.
 
         `following`: what comes next, some of which may be read with it. Waits through outages.
         """
-        self._wanted[held.claimed.id] = held
+        self._wanted[attempt.claimed.id] = attempt
         try:
-            while held.claimed.payload is None and held.reason is None and held.unreadable is None:
+            while attempt.claimed.payload is None and attempt.reason is None and attempt.unreadable is None:
                 if self._reading:
                     await self._changed.wait()
                 else:
                     await self._read(following)
         finally:
-            if self._wanted.get(held.claimed.id) is held:
-                del self._wanted[held.claimed.id]
+            if self._wanted.get(attempt.claimed.id) is attempt:
+                del self._wanted[attempt.claimed.id]
 
     def stop(self, reason: Reason) -> None:
         """Whoever waits here shall wait no longer: the job has not begun, so another worker may have it."""
-        for held in self._wanted.values():
-            held.stop(reason)
-        self._tell()
+        for attempt in self._wanted.values():
+            attempt.stop(reason)
+        self._wake_waiters()
 
     async def _read(self, following: Iterable[Attempt]) -> None:
-        ahead = (held for held in following if held.claimed.payload is None)
+        ahead = (attempt for attempt in following if attempt.claimed.payload is None)
         wanted = [h for h in chain(self._wanted.values(), ahead) if h.reason is None and h.unreadable is None]
         worker_id = wanted[0].worker_id if wanted else None
         wanted = [h for h in islice(wanted, 1 if self._singly else READ_MAX) if h.worker_id == worker_id]
@@ -85,15 +85,15 @@ class Payloads:
             await self._outage.wait(error)
         else:
             self._outage.passed()
-            for held, (_, payload, meta) in zip(wanted, rows, strict=False):
+            for attempt, (_, payload, meta) in zip(wanted, rows, strict=False):
                 if payload is None:
-                    held.stop(Reason.FENCE)  # someone has taken it back
+                    attempt.stop(Reason.FENCE)  # someone has taken it back
                 else:
-                    held.claimed = held.claimed._replace(payload=payload, meta=meta)
+                    attempt.claimed = attempt.claimed._replace(payload=payload, meta=meta)
         finally:
             self._reading = False
-            self._tell()
+            self._wake_waiters()
 
-    def _tell(self) -> None:
+    def _wake_waiters(self) -> None:
         changed, self._changed = self._changed, anyio.Event()
         changed.set()

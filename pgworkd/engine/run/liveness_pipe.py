@@ -14,7 +14,7 @@ import anyio
 
 VARIABLE = "PGWORKD_REMAINS_FD"
 """Tells a daemon the number of its end of the pipe."""
-_held: list[int] = []
+_fds: list[int] = []
 
 
 def hold() -> None:
@@ -22,12 +22,12 @@ def hold() -> None:
     given = os.environ.pop(VARIABLE, "")
     with contextlib.suppress(ValueError, OSError):
         os.set_inheritable(int(given), False)
-        _held.append(int(given))
+        _fds.append(int(given))
 
 
-def held() -> tuple[int, ...]:
+def inherited() -> tuple[int, ...]:
     """What a process that runs handlers must be started with (`pass_fds`)."""
-    return tuple(_held)
+    return tuple(_fds)
 
 
 async def gone(end: int) -> None:

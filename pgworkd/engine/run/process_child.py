@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pgworkd.words import log
 
 LENGTH = struct.Struct("!I")
-NOTE_EVERY_S = 0.2
+PROGRESS_EVERY_S = 0.2
 _PR_SET_PDEATHSIG = 1
 
 
@@ -57,18 +57,18 @@ class Answer(NamedTuple):
     error: Mapping[str, str] | None = None
 
 
-class Noted(NamedTuple):
+class ProgressReport(NamedTuple):
     """What a handler says of its progress, before its answer."""
 
     done: float
     message: str
 
 
-class _Speaker:
+class _CurrentCall:
     """The call that runs, for what is logged meanwhile."""
 
     def __init__(self) -> None:
-        self.held: log.Told | None = None
+        self.attempt: log.LoggedAttempt | None = None
         self.fields: Mapping[str, Any] = {}
 
     def facts(self) -> dict[str, object]:
@@ -76,12 +76,12 @@ class _Speaker:
         return {"job_id": str(self.fields["id"])} | {name: self.fields[name] for name in ("queue", "kind", "attempt")}
 
 
-def _log_as(speaker: _Speaker, level: str, form: str, worker: str) -> None:
+def _log_as(current: _CurrentCall, level: str, form: str, worker: str) -> None:
     """What is logged here looks as in the daemon."""
     from pgworkd.words import log  # a fifth of a second, for those who need it
 
     log.configure(level, cast("log.Form", form), worker)
-    log.RUNNING.set(speaker)
+    log.RUNNING.set(current)
 
 
 class _Pipe:
@@ -101,9 +101,9 @@ class _Pipe:
     def note(self, done: float, message: str) -> None:
         """Passes a progress on, now and then, as long as the answer is not given."""
         with self._lock:
-            if self._asked and (now := time.monotonic()) - self._noted_at_s >= NOTE_EVERY_S:
+            if self._asked and (now := time.monotonic()) - self._noted_at_s >= PROGRESS_EVERY_S:
                 self._noted_at_s = now
-                self._write(Noted(done, message))
+                self._write(ProgressReport(done, message))
 
     def answer(self, answer: Answer) -> None:
         """Ends what `begin` began."""
@@ -111,7 +111,7 @@ class _Pipe:
             self._asked = False
             self._write(answer)
 
-    def _write(self, what: Noted | Answer) -> None:
+    def _write(self, what: ProgressReport | Answer) -> None:
         frame = pickle.dumps(tuple(what))
         self._stream.write(LENGTH.pack(len(frame)) + frame)
         self._stream.flush()
@@ -127,7 +127,7 @@ def call(request: Request, note: Callable[[float, str], None] | None = None) -> 
         if request.payload_parameter is not None:
             arguments[request.payload_parameter] = pickle.loads(request.payload)  # noqa: S301 # nosec B301 # as below
         if request.job_parameter is not None:
-            arguments[request.job_parameter] = Job(**request.job_fields, noter=note)
+            arguments[request.job_parameter] = Job(**request.job_fields, on_progress=note)
         return Answer("result", result=encode_result(function(**arguments)))
     except Snooze as error:
         return Answer("snooze", delay_s=error.delay_s)
@@ -152,15 +152,15 @@ def main() -> None:
     requests, pipe = os.fdopen(os.dup(0), "rb"), _Pipe(os.fdopen(os.dup(1), "wb"))
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
-    speaker = _Speaker()
+    current = _CurrentCall()
     if len(sys.argv) > 3:
-        _log_as(speaker, *sys.argv[3:6])
+        _log_as(current, *sys.argv[3:6])
     while (frame := _read(requests)) is not None:
         pipe.begin()
         request = Request(*pickle.loads(frame))  # noqa: S301 # nosec B301 # from our own parent
-        speaker.fields, speaker.held = request.job_fields, speaker
+        current.fields, current.attempt = request.job_fields, current
         pipe.answer(call(request, pipe.note))
-        speaker.held = None
+        current.attempt = None
 
 
 def _read(stream: BinaryIO) -> bytes | None:

@@ -18,7 +18,7 @@ from anyio.abc import ByteReceiveStream, ByteSendStream, Process
 from anyio.streams.buffered import BufferedByteReceiveStream
 
 from pgworkd.engine.run import liveness_pipe
-from pgworkd.engine.run.process_child import LENGTH, Answer, Noted, Request
+from pgworkd.engine.run.process_child import LENGTH, Answer, ProgressReport, Request
 from pgworkd.words import log
 
 IDLE_S_MAX = 300.0
@@ -46,15 +46,15 @@ class _Child:
     async def ask(self, request: Request, progress: Progress) -> Answer:
         """Sends one request and waits for its answer; passes on what comes before. Raises ChildDied."""
         frame = pickle.dumps(tuple(request))
-        answer: Answer | Noted | None = None
+        answer: Answer | ProgressReport | None = None
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._watch, tasks.cancel_scope)
             with contextlib.suppress(*_BROKEN):
                 await self._requests.send(LENGTH.pack(len(frame)) + frame)
-                while isinstance(answer := await self._receive(), Noted):
+                while isinstance(answer := await self._receive(), ProgressReport):
                     progress(answer.done, answer.message)
             tasks.cancel_scope.cancel()
-        if answer is None or isinstance(answer, Noted):
+        if answer is None or isinstance(answer, ProgressReport):
             raise ChildDied(await self._fate())
         return answer
 
@@ -65,12 +65,12 @@ class _Child:
         await anyio.sleep(LOOK_S)  # what it wrote before is read meanwhile
         call.cancel()
 
-    async def _receive(self) -> Answer | Noted:
+    async def _receive(self) -> Answer | ProgressReport:
         size = LENGTH.unpack(await self._answers.receive_exactly(LENGTH.size))[0]
         if size > ANSWER_BYTES_MAX:
             raise anyio.BrokenResourceError  # it wrote something else than an answer to its pipe
         fields = pickle.loads(await self._answers.receive_exactly(size))  # noqa: S301 # nosec B301 # our own child
-        return Noted(*fields) if len(fields) == len(Noted._fields) else Answer(*fields)
+        return ProgressReport(*fields) if len(fields) == len(ProgressReport._fields) else Answer(*fields)
 
     async def _fate(self) -> str:
         with anyio.move_on_after(2):
@@ -131,7 +131,7 @@ class Processes:
             stdin=PIPE,
             stdout=PIPE,
             stderr=None,
-            pass_fds=liveness_pipe.held(),
+            pass_fds=liveness_pipe.inherited(),
             start_new_session=True,  # Ctrl-C in a terminal is for the daemon alone
         )
         return _Child(process)

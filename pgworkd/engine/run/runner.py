@@ -64,7 +64,7 @@ class Runner:
         backoffs: Mapping[str, Mapping[str, float]],
         grace_s: Callable[[Reason], float],
     ) -> None:
-        """`backoffs`: by queue, what wins over the handlers' own (`Backoff.but`).
+        """`backoffs`: by queue, what wins over the handlers' own (`Backoff.overridden_by`).
 
         `grace_s`: how long the clean-up of a cancelled run may take until it is cancelled again.
         """
@@ -80,98 +80,100 @@ class Runner:
         # Slots are counted by the pools; this only has to stay out of the way.
         self._threads = anyio.CapacityLimiter(math.inf)
 
-    async def run(self, held: Attempt, task: RunnerTask) -> Outcome:
+    async def run(self, attempt: Attempt, task: RunnerTask) -> Outcome:
         """The outcome of this attempt, run in `task`. Raises only when the daemon itself is being torn down."""
-        if held.claimed.schedule is not None and (ended := await self._missed(held)) is not None:
+        if attempt.claimed.schedule is not None and (ended := await self._missed(attempt)) is not None:
             return ended
-        if held.reason is not None:
-            return stopped(held.reason)
-        handler = self._handlers.get(held.claimed.kind)
+        if attempt.reason is not None:
+            return stopped(attempt.reason)
+        handler = self._handlers.get(attempt.claimed.kind)
         if handler is None:
-            return await self.unknown.met(held)
+            return await self.unknown.met(attempt)
         try:
-            arguments = self._arguments(handler, held)
+            arguments = self._arguments(handler, attempt)
         except BaseException as error:  # noqa: BLE001 - also what a validator of the user's, or a row odd in any way, raises
-            return self._failed(error, held, handler, permanent=isinstance(error, (ValueError, RecursionError)))
-        timeout_s = held.claimed.timeout_s or handler.timeout_s
+            return self._failed(error, attempt, handler, permanent=isinstance(error, (ValueError, RecursionError)))
+        timeout_s = attempt.claimed.timeout_s or handler.timeout_s
         # A thread cannot be interrupted: its time-out is told to it, and waited out.
         limited = timeout_s is not None and handler.mode != "thread"
         scope = task.scope
         if limited:
-            scope.on_deadline = functools.partial(held.stop, Reason.TIMEOUT)
+            scope.on_deadline = functools.partial(attempt.stop, Reason.TIMEOUT)
             scope.deadline = anyio.current_time() + (timeout_s or 0.0)
-        held.grace_s, held.scope, task.held = self._grace_s, scope, held
-        held.started = time.monotonic()
+        attempt.grace_s, attempt.scope, task.attempt = self._grace_s, scope, attempt
+        attempt.started = time.monotonic()
         try:
             if handler.mode == "loop":
-                outcome = _completed(await handler.function(**arguments), held.job)
+                outcome = _completed(await handler.function(**arguments), attempt.job)
             else:
-                outcome = await self._elsewhere(handler, held, arguments)
-            if held.reason is not None and (held.told or scope.told) and not _is_done(held):
-                outcome = self._ended(held.reason, held, handler)
+                outcome = await self._run_outside_loop(handler, attempt, arguments)
+            if attempt.reason is not None and (attempt.stop_seen or scope.stop_seen) and not _is_done(attempt):
+                outcome = self._ended(attempt.reason, attempt, handler)
         except BaseException as error:
-            held.scope = None  # whoever wants to stop this run comes too late
-            told = held.told or scope.told
+            attempt.scope = None  # whoever wants to stop this run comes too late
+            stop_seen = attempt.stop_seen or scope.stop_seen
             if (scope.asked or isinstance(error, asyncio.CancelledError) or not task.clean) and await task.leave(error):
                 raise  # the daemon itself is being torn down
-            outcome = self._came_out(error, held, handler, told=told)
-        held.ended = time.monotonic()
-        held.scope = task.held = None
+            outcome = self._outcome_of_error(error, attempt, handler, stop_seen=stop_seen)
+        attempt.ended = time.monotonic()
+        attempt.scope = task.attempt = None
         if limited:
             scope.deadline = math.inf
         if scope.asked:
-            scope.over()
-        return _SETTLED if held.settled else _timed(outcome, held.ended - held.started)
+            scope.finished()
+        return _SETTLED if attempt.settled else _timed(outcome, attempt.ended - attempt.started)
 
-    def _came_out(self, error: BaseException, held: Attempt, handler: Handler, *, told: bool) -> Outcome:
-        """The outcome of a run that ended by an exception; `told`: after it was asked to end."""
-        if held.settled or (told and _is_done(held)):
-            self._report_late(error, held)
-        if held.reason is not None and told:
-            return self._ended(held.reason, held, handler)
-        return self._raised(error, held, handler)
+    def _outcome_of_error(
+        self, error: BaseException, attempt: Attempt, handler: Handler, *, stop_seen: bool
+    ) -> Outcome:
+        """The outcome of a run that ended by an exception; `stop_seen`: after it was asked to end."""
+        if attempt.settled or (stop_seen and _is_done(attempt)):
+            self._report_late(error, attempt)
+        if attempt.reason is not None and stop_seen:
+            return self._ended(attempt.reason, attempt, handler)
+        return self._raised(error, attempt, handler)
 
-    async def _missed(self, held: Attempt) -> Outcome | None:
+    async def _missed(self, attempt: Attempt) -> Outcome | None:
         """The outcome of an occurrence that is not to run; None: it is."""
         try:
-            why = await self._planner.missed(held)
+            why = await self._planner.missed(attempt)
         except PgworkdError as error:
             return Outcome(Ending.RELEASED, reason=f"whether it was missed is not known: {error}")
         return None if why is None else Outcome(Ending.EXPIRED, message=why)
 
-    def _ended(self, reason: Reason, held: Attempt, handler: Handler) -> Outcome:
+    def _ended(self, reason: Reason, attempt: Attempt, handler: Handler) -> Outcome:
         """The outcome of a run that was asked to end: by that reason, unless it has said that it is done."""
-        if _is_done(held):
+        if _is_done(attempt):
             try:
-                return _completed(None, held.job)
+                return _completed(None, attempt.job)
             except InvalidPayload as error:
-                return self._failed(error, held, handler)
+                return self._failed(error, attempt, handler)
         if reason is Reason.TIMEOUT:
-            return self._timed_out(held.claimed.timeout_s or handler.timeout_s, held, handler)
-        if reason is not Reason.CANCEL and held.claimed.max_attempts == 1:
+            return self._timed_out(attempt.claimed.timeout_s or handler.timeout_s, attempt, handler)
+        if reason is not Reason.CANCEL and attempt.claimed.max_attempts == 1:
             text = f"{reason.value}; the job has begun and may run only once (max_attempts is 1)"
             return self._failure(ErrorFacts("Stopped", text, ""), 0.0, permanent=True)
         return stopped(reason)
 
-    def _arguments(self, handler: Handler, held: Attempt) -> dict[str, Any]:
-        if held.unreadable is not None:
-            raise held.unreadable
-        payload = decode(held.claimed.payload or "")  # with a payload: Slots have seen to it
+    def _arguments(self, handler: Handler, attempt: Attempt) -> dict[str, Any]:
+        if attempt.unreadable is not None:
+            raise attempt.unreadable
+        payload = decode(attempt.claimed.payload or "")  # with a payload: Slots have seen to it
         arguments: dict[str, Any] = {}
         if handler.payload_parameter is not None:
             adapter = handler.adapter
             arguments[handler.payload_parameter] = payload if adapter is None else adapter.validate_python(payload)
         if handler.job_parameter is not None or handler.mode == "process":
-            held.job = self._context(held, payload, in_loop=handler.mode == "loop")
+            attempt.job = self._context(attempt, payload, in_loop=handler.mode == "loop")
             if handler.job_parameter is not None:
-                arguments[handler.job_parameter] = held.job
+                arguments[handler.job_parameter] = attempt.job
         return arguments
 
-    def _context(self, held: Attempt, payload: dict[str, Any], *, in_loop: bool) -> Job:
-        claimed = held.claimed
+    def _context(self, attempt: Attempt, payload: dict[str, Any], *, in_loop: bool) -> Job:
+        claimed = attempt.claimed
         return Job(
             id=claimed.id,
-            queue=held.queue,
+            queue=attempt.queue,
             kind=claimed.kind,
             attempt=claimed.attempt,
             failures=claimed.failures,
@@ -182,20 +184,22 @@ class Runner:
             schedule=claimed.schedule,
             occurrence=None if claimed.occurrence is None else datetime.fromtimestamp(claimed.occurrence, UTC),
             meta={} if claimed.meta is None else json.loads(claimed.meta),
-            opener=functools.partial(self._transaction, held, asyncio.get_running_loop()) if in_loop else None,
-            noter=functools.partial(_note, held),
+            opener=functools.partial(self._transaction, attempt, asyncio.get_running_loop()) if in_loop else None,
+            on_progress=functools.partial(_note, attempt),
         )
 
-    async def _elsewhere(self, handler: Handler, held: Attempt, arguments: dict[str, Any]) -> Outcome:
+    async def _run_outside_loop(self, handler: Handler, attempt: Attempt, arguments: dict[str, Any]) -> Outcome:
         if handler.mode == "thread":
-            held.in_thread = True  # so that nothing but the end of the daemon cancels it
-            call = functools.partial(_in_thread, handler.function, arguments, held.job)
-            result, error, told = await anyio.to_thread.run_sync(call, limiter=self._threads, abandon_on_cancel=True)
-            held.told = told or held.reason is Reason.TIMEOUT
+            attempt.in_thread = True  # so that nothing but the end of the daemon cancels it
+            call = functools.partial(_in_thread, handler.function, arguments, attempt.job)
+            result, error, stop_seen = await anyio.to_thread.run_sync(
+                call, limiter=self._threads, abandon_on_cancel=True
+            )
+            attempt.stop_seen = stop_seen or attempt.reason is Reason.TIMEOUT
             if error is not None:
                 raise error
-            return _completed(result, held.job)
-        job = cast("Job", held.job)  # set before every call
+            return _completed(result, attempt.job)
+        job = cast("Job", attempt.job)  # set before every call
         request = Request(
             handler.function.__module__,
             handler.function.__qualname__,
@@ -209,76 +213,78 @@ class Runner:
             return Outcome(Ending.COMPLETED, result=answer.result)
         if answer.ending == "snooze":
             return Outcome(Ending.RELEASED, delay_s=answer.delay_s, reason="snoozed")
-        delay_s = answer.delay_s if answer.ending == "retry_after" else self._backoff_s(held, handler)
+        delay_s = answer.delay_s if answer.ending == "retry_after" else self._backoff_s(attempt, handler)
         facts = ErrorFacts(**(answer.error or {})).redacted()
         return self._failure(facts, delay_s, permanent=answer.ending == "permanent")
 
-    def _raised(self, error: BaseException, held: Attempt, handler: Handler) -> Outcome:
+    def _raised(self, error: BaseException, attempt: Attempt, handler: Handler) -> Outcome:
         if isinstance(error, Snooze):
             return Outcome(Ending.RELEASED, delay_s=error.delay_s, reason="snoozed")
         if isinstance(error, RetryAfter):
-            return self._failed(error, held, handler, delay_s=error.delay_s)
-        return self._failed(error, held, handler, permanent=isinstance(error, PermanentError))
+            return self._failed(error, attempt, handler, delay_s=error.delay_s)
+        return self._failed(error, attempt, handler, permanent=isinstance(error, PermanentError))
 
     def _failed(
         self,
         error: BaseException,
-        held: Attempt,
+        attempt: Attempt,
         handler: Handler,
         *,
         delay_s: float | None = None,
         permanent: bool = False,
     ) -> Outcome:
         facts = ErrorFacts("ChildDied", str(error), "") if isinstance(error, ChildDied) else describe_error(error)
-        return self._failure(facts, self._backoff_s(held, handler) if delay_s is None else delay_s, permanent=permanent)
+        return self._failure(
+            facts, self._backoff_s(attempt, handler) if delay_s is None else delay_s, permanent=permanent
+        )
 
     def _failure(self, facts: ErrorFacts, delay_s: float, *, permanent: bool) -> Outcome:
         error = {**asdict(facts), "worker": self._worker}
         return Outcome(Ending.FAILED, delay_s=delay_s, permanent=permanent, message=facts.summary, error=error)
 
-    def _backoff_s(self, held: Attempt, handler: Handler) -> float:
+    def _backoff_s(self, attempt: Attempt, handler: Handler) -> float:
         def warn(text: str) -> None:
             self._events.emit(events.HOOK_FAILED, hook=f"backoff of {handler.kind}", error=text)
 
-        backoff = handler.backoff.but(self._backoffs.get(held.queue, {}))
-        return backoff.delay_s(held.claimed.failures + 1, warn=warn)
+        backoff = handler.backoff.overridden_by(self._backoffs.get(attempt.queue, {}))
+        return backoff.delay_s(attempt.claimed.failures + 1, warn=warn)
 
-    def _timed_out(self, timeout_s: float | None, held: Attempt, handler: Handler) -> Outcome:
+    def _timed_out(self, timeout_s: float | None, attempt: Attempt, handler: Handler) -> Outcome:
         facts = ErrorFacts("Timeout", f"no result within {timeout_s:g} s", "")
-        return self._failure(facts, self._backoff_s(held, handler), permanent=False)
+        return self._failure(facts, self._backoff_s(attempt, handler), permanent=False)
 
     @contextlib.asynccontextmanager
-    async def _transaction(self, held: Attempt, loop: asyncio.AbstractEventLoop, job: Job) -> AsyncIterator[Any]:
+    async def _transaction(self, attempt: Attempt, loop: asyncio.AbstractEventLoop, job: Job) -> AsyncIterator[Any]:
         if asyncio.get_running_loop() is not loop:
             raise UsageError(f"job.transaction() of job {job.id} in another event loop than its own: {NOT_IN_THREADS}")
-        if held.settled or held.in_transaction:
-            state = "is completed by its job.transaction() already" if held.settled else "is in a job.transaction()"
+        if attempt.settled or attempt.in_transaction:
+            state = "is completed by its job.transaction() already" if attempt.settled else "is in a job.transaction()"
             raise UsageError(
                 f"job {job.id} {state}: a run has one, whose end completes the job; put all writes into one block"
             )
-        held.in_transaction = True
+        attempt.in_transaction = True
         try:
-            async with self._store.transactions.begin(held.committing, held.untimed) as connection:
+            async with self._store.transactions.begin(attempt.committing, attempt.untimed) as connection:
                 yield connection
                 if not connection.is_in_transaction():
                     raise UsageError(f"job {job.id}: COMMIT or ROLLBACK inside job.transaction(), whose end does that")
                 result = None if job.result is None else encode_result(job.result)
-                following = self._planner.following(held)
-                ended = (job.id, job.attempt, result, following, held.worker_id, began_ago_s([held])[0])
+                following = self._planner.following(attempt)
+                ended = (job.id, job.attempt, result, following, attempt.worker_id, began_ago_s([attempt])[0])
                 if not await self._store.complete_on(connection, *ended):
                     raise LeaseLost(f"attempt {job.attempt} of job {job.id} is no longer ours; nothing was written")
         except OutcomeUnknown:
-            held.unheard = True
+            attempt.outcome_unknown = True
             raise
         finally:
-            held.in_transaction = False
-        held.settled = True
+            attempt.in_transaction = False
+        attempt.settled = True
 
-    def _report_late(self, error: BaseException, held: Attempt) -> None:
+    def _report_late(self, error: BaseException, attempt: Attempt) -> None:
         """What was raised once the job was completed changes nothing of that, but is not kept secret."""
         if not isinstance(error, (asyncio.CancelledError, JobStopped)):
             facts = describe_error(error)
-            self._events.emit(events.JOB_RAISED, **held.facts(), error=facts.summary, exception=facts.traceback)
+            self._events.emit(events.JOB_RAISED, **attempt.facts(), error=facts.summary, exception=facts.traceback)
 
 
 _CHILD_FIELDS = (
@@ -287,16 +293,16 @@ _CHILD_FIELDS = (
 )
 
 
-def _note(held: Attempt, done: float, message: str) -> None:
-    held.progress = (done, message)
+def _note(attempt: Attempt, done: float, message: str) -> None:
+    attempt.progress = (done, message)
 
 
 def _timed(outcome: Outcome, ran_s: float) -> Outcome:
     return outcome if outcome.error is None else outcome._replace(error={**outcome.error, "ran_s": round(ran_s, 6)})
 
 
-def _is_done(held: Attempt) -> bool:
-    return held.job is not None and held.job.is_done
+def _is_done(attempt: Attempt) -> bool:
+    return attempt.job is not None and attempt.job.is_done
 
 
 def _completed(result: object, job: Job | None) -> Outcome:

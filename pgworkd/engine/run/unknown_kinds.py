@@ -48,14 +48,14 @@ class UnknownKinds:
         self._queues: dict[str, dict[str, _Kind]] = {}
         self._asking = anyio.Lock()
 
-    async def met(self, held: Attempt) -> Outcome:
+    async def met(self, attempt: Attempt) -> Outcome:
         """How a job ends that was claimed and has no handler here."""
-        kind = held.claimed.kind
+        kind = attempt.claimed.kind
         try:
-            await self._ask(held.queue, held.worker_id or 0, kind)
+            await self._ask(attempt.queue, attempt.worker_id or 0, kind)
         except PgworkdError:
             return _given_back(kind)
-        known = self._queues[held.queue][kind]
+        known = self._queues[attempt.queue][kind]
         known.met += 1
         if not known.elsewhere:
             return _given_back(kind)

@@ -1,4 +1,4 @@
-"""Outcomes that cannot be stored: those that come back after a delay of their own, and what to store instead."""
+"""Outcomes that cannot be stored now: when to retry each, and what to store instead."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from pgworkd.engine.attempts import Attempt
 from pgworkd.words.job import Ending, Outcome
 
 FIRST_S, LOCKED_CAP_S, CAP_S = 0.05, 0.5, 30.0
-"""The first delay; it doubles up to a cap, the lower one for what is locked."""
+"""The first delay; it doubles up to a cap, which is lower for locked rows."""
 TICK_S = 0.1
-"""They come back on the ticks of a clock, so that a thousand locked jobs make one flush each time, not a thousand."""
+"""Retries are aligned to ticks, so that a thousand locked jobs make one flush each time, not a thousand."""
 
 Item = tuple[Attempt, Outcome]
 
 
 class Delayed:
-    """A heap by the time on the loop's clock at which to try again."""
+    """A heap of outcomes by the time of their retry, on the loop's clock."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Item]] = []
@@ -31,11 +31,11 @@ class Delayed:
         return len(self._heap)
 
     def put(self, item: Item, *, locked: bool) -> float:
-        """Takes one in; in how many seconds it comes back."""
-        held = item[0]
-        delay_s = min(LOCKED_CAP_S if locked else CAP_S, FIRST_S * 2.0 ** min(held.delays, 20))
+        """Adds one; returns the seconds until its retry."""
+        attempt = item[0]
+        delay_s = min(LOCKED_CAP_S if locked else CAP_S, FIRST_S * 2.0 ** min(attempt.delays, 20))
         delay_s *= random.uniform(0.5, 1.0)  # noqa: S311 # nosec B311 # jitter, no secret
-        held.delays += 1
+        attempt.delays += 1
         now = anyio.current_time()
         at = math.ceil((now + delay_s) / TICK_S) * TICK_S
         heapq.heappush(self._heap, (at, next(self._number), item))
@@ -43,28 +43,28 @@ class Delayed:
 
     @property
     def wait_s(self) -> float:
-        """Seconds until the first comes back. There must be one."""
+        """Seconds until the first retry. There must be one."""
         return self._heap[0][0] - anyio.current_time()
 
     def due(self) -> Item | None:
-        """The first, if it is to be tried now."""
+        """The first, if its retry is due."""
         return self._heap[0][2] if self._heap and self.wait_s <= 0 else None
 
     def pop(self) -> Item:
-        """Takes the first out."""
+        """Removes and returns the first."""
         return heapq.heappop(self._heap)[2]
 
 
 _UNSTORABLE = "unstorable"
 
 
-def is_least(outcome: Outcome) -> bool:
-    """True if there is nothing simpler to store: it is dead, with a plain text."""
+def is_last_resort(outcome: Outcome) -> bool:
+    """True if there is no simpler outcome to store: the job is dead, with a plain text."""
     return outcome.permanent and (outcome.error or {}).get("type") == _UNSTORABLE
 
 
-def lesser(outcome: Outcome, code: str) -> Outcome:
-    """What to store in place of an outcome that the database refuses: a failure with a plain text, then a dead job."""
+def fallback(outcome: Outcome, code: str) -> Outcome:
+    """What to store in place of an outcome that the database rejects: a failure with a plain text, then a dead job."""
     failed = outcome.ending is Ending.FAILED
     ours = failed and (outcome.error or {}).get("type") == _UNSTORABLE
     message = f"the outcome {outcome.ending.value!r} could not be stored: {code}"
@@ -80,7 +80,7 @@ def lesser(outcome: Outcome, code: str) -> Outcome:
 
 
 def size_of(item: Item) -> int:
-    """About how many bytes travel or are copied when it is settled, most of which have been kept here since it ran."""
-    held, outcome = item
-    size = len(held.claimed.payload or "") + len(outcome.result or "")
+    """About how many bytes its settle sends or copies; most of them have been kept in memory since it ran."""
+    attempt, outcome = item
+    size = len(attempt.claimed.payload or "") + len(outcome.result or "")
     return size if outcome.error is None else size + len(str(outcome.error.get("traceback", "")))

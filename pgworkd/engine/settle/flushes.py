@@ -1,4 +1,4 @@
-"""Outcomes that wait to be settled, gathered to flushes of a bounded size; where much waits, queues take turns."""
+"""Outcomes that wait to be settled, in flushes of bounded size; with much waiting, round robin over the queues."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from pgworkd.engine.settle.delayed import Item, size_of
 
 FLUSH_MAX = 1_000
 FLUSH_BYTES = 1024 * 1024
-"""A flush of more than one job has no more to store: a slow connection, or a server that compresses each result and
-copies each payload to the history, would need longer for it than a statement may take."""
-BURST_TURNS_MAX = 8
-"""Turns of the loop for which a flush waits while each brings more: what a claim has brought ends in a few."""
+"""Maximum size of a flush of more than one job: over a slow connection, or on a server that compresses each result and
+copies each payload to the history, a larger one would exceed the statement time-out."""
+BURST_ITERATIONS_MAX = 8
+"""Loop iterations for which a flush waits while each adds outcomes: quick jobs of one claim end within a few."""
 
 
 class _Lane:
-    """Flushes in the order of their outcomes."""
+    """Flushes in the order in which the outcomes came."""
 
     def __init__(self) -> None:
         self._last: list[Item] = []
         self._last_bytes = 0
-        self._before: deque[tuple[list[Item], int]] = deque()  # each with its bytes; those before the last
+        self._before: deque[tuple[list[Item], int]] = deque()  # earlier flushes, each with its bytes
 
     def add(self, item: Item, size: int) -> None:
         if self._last and (self._last_bytes + size > FLUSH_BYTES or len(self._last) >= FLUSH_MAX):
@@ -34,7 +34,7 @@ class _Lane:
         self._last, self._last_bytes = [], 0
 
     def first(self, most: int) -> tuple[list[Item], int]:
-        """The first flush, or the first so many of it, and its bytes; empty if nothing waits."""
+        """The first flush, or its first `most` items, and its bytes; empty if nothing waits."""
         if self._before:
             items, size = self._before.popleft()
         else:
@@ -48,29 +48,29 @@ class _Lane:
 
     @property
     def waits(self) -> bool:
-        """Whether anything does."""
+        """True if any outcome waits."""
         return bool(self._last or self._before)
 
 
 class Flushes(_Lane):
-    """Each is bounded in jobs and bytes, but has at least one job. What each job costs here, all jobs pay.
+    """Each flush is bounded in jobs and bytes, but has at least one job. This is on the hot path of every job.
 
-    What is small waits together, whatever its queue. Once a flush's bytes wait, each queue has a lane of its own, and
-    the lanes take turns: a queue with large results, or a great many, does not hold up the others.
+    Up to one flush's bytes wait together, whatever their queue. Beyond that each queue has a lane of its own, and the
+    lanes are served round robin: a queue with large results, or very many, does not hold up the others.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.bytes = 0
-        """Of all that waits here."""
+        """Bytes of all that waits."""
         self.count = 0
-        """The jobs that wait here."""
+        """Jobs that wait."""
         self._of_queue: dict[str, _Lane] = {}
-        self._turns: deque[_Lane] = deque()  # the lanes of queues, none of them empty; the first comes next
+        self._rotation: deque[_Lane] = deque()  # the lanes that are not empty; the first is next
         self._small_next = True
 
     def put(self, item: Item) -> None:
-        """Adds one to the last flush, or begins another."""
+        """Adds one to the last flush, or to a new one."""
         size = size_of(item)
         self.bytes += size
         self.count += 1
@@ -83,24 +83,24 @@ class Flushes(_Lane):
         self._last_bytes += size
 
     async def rest_of_burst(self, most: int) -> None:
-        """Lets the loop turn while that brings more, up to so many: two flushes cost more than one."""
+        """Yields to the loop while that adds outcomes, up to `most`: two flushes cost more than one."""
         count = 0
-        for _ in range(BURST_TURNS_MAX):
+        for _ in range(BURST_ITERATIONS_MAX):
             if not count < self.count < most:
                 return
             count = self.count
             await asyncio.sleep(0)
 
     def take(self, most: int) -> list[Item]:
-        """The next flush, or the first so many of it; empty if nothing waits."""
-        if not self._turns or (self._small_next and self.waits):
+        """The next flush, or its first `most` items; empty if nothing waits."""
+        if not self._rotation or (self._small_next and self.waits):
             items, size = self.first(most)
             self._small_next = False
         else:
-            lane = self._turns.popleft()
+            lane = self._rotation.popleft()
             items, size = lane.first(most)
             if lane.waits:
-                self._turns.append(lane)
+                self._rotation.append(lane)
             self._small_next = True
         self.count -= len(items)
         self.bytes -= size
@@ -109,5 +109,5 @@ class Flushes(_Lane):
     def _lane(self, queue: str) -> _Lane:
         lane = self._of_queue.setdefault(queue, _Lane())
         if not lane.waits:
-            self._turns.append(lane)
+            self._rotation.append(lane)
         return lane

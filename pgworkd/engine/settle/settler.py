@@ -1,11 +1,11 @@
-"""Settling in natural batches: while one flush is on its way, the next gathers.
+"""Settles in natural batches: while one flush is under way, the next one gathers.
 
-A quiet daemon settles each job at once; a busy one by the thousand, without a timer. What was put here is
-kept until the database has taken it, through any outage; when too much waits, pools stop claiming.
+A quiet daemon settles each job at once; a busy one settles by the thousand, without a timer. An outcome is kept until
+the database has stored it, through any outage; when too many wait, pools stop claiming.
 
-A lost connection is waited for. A flush that the database answers with an error is halved, and its halves again, until
-what cannot be stored is alone: the data of one job must not hold up the others. A flush that met a lock is tried again
-with SKIP LOCKED. What is locked, or cannot be settled for now, stays in flight and comes back after a delay of its own.
+A lost connection is waited for. A rejected flush is halved, and its halves again, until what cannot be stored is
+isolated: one job's data must not hold up the others. A flush that met a lock is retried with SKIP LOCKED. What is
+locked, or cannot be settled for now, stays in flight and is retried after a delay of its own.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pgworkd.database.reconnect import Outage
 from pgworkd.database.schedule_store import Occurrence
 from pgworkd.database.store import FailedAttempt, Store
 from pgworkd.engine.attempts import Attempt, InFlight, began_ago_s
-from pgworkd.engine.settle.delayed import Delayed, Item, is_least, lesser, size_of
+from pgworkd.engine.settle.delayed import Delayed, Item, fallback, is_last_resort, size_of
 from pgworkd.engine.settle.flushes import FLUSH_BYTES, FLUSH_MAX, Flushes
 from pgworkd.errors import DatabaseBusy, DatabaseError, DatabaseUnavailable, OutcomeUnknown, PgworkdError
 from pgworkd.words import events
@@ -32,28 +32,28 @@ from pgworkd.words.registration import token_of
 
 CAPACITY = 10_000
 CAPACITY_BYTES = 32 * 1024 * 1024
-"""When so much waits, no handler is called and no job claimed. What runs comes on top: slots x size."""
+"""When this much waits, no handler is called and no job claimed. What runs comes on top: slots x size."""
 SKIP_S = 1.0
-"""After a lock was met, this long flushes skip what is locked at once."""
+"""After a flush met a lock, flushes skip locked rows at once for this many seconds."""
 FAILURES_SPARE = 2
-"""After so many failures in a row beyond what it takes to isolate one job the rest of a flush is delayed."""
+"""Failures in a row, beyond those it takes to isolate one job, after which the rest of a flush is delayed."""
 LOST_MAX = 3
-"""A flush during which the connection was lost so often may itself be the cause: then it is halved."""
+"""A flush during which the connection was lost this often may be the cause: it is halved."""
 
 Statuses = dict[UUID, str] | str
-"""What became of the items of a flush: one status for all, or each by job id; a missing one is not ours any more."""
+"""New statuses after a flush: one for all, or each by job id; a missing job is not ours any more."""
 
 Verb = Callable[["Settler", Sequence[Item]], Awaitable[Statuses]]
 
 
 class Planner(Protocol):
-    """Knows the next occurrence of a recurring job."""
+    """Computes occurrences of recurring jobs."""
 
-    def following(self, held: Attempt) -> Occurrence | None:
-        """The occurrence to insert when this one is settled."""
+    def following(self, attempt: Attempt) -> Occurrence | None:
+        """The occurrence to insert when this attempt is settled."""
 
-    async def missed(self, held: Attempt) -> str | None:
-        """Why this occurrence is not to run but to be skipped; None: it is to run. Raises PgworkdError."""
+    async def missed(self, attempt: Attempt) -> str | None:
+        """Why this occurrence must be skipped; None: run it. Raises PgworkdError."""
 
 
 @dataclass(slots=True)
@@ -64,7 +64,7 @@ class _Flush:
 
 
 class Settler:
-    """The only way out of `running` for what the daemon holds (but for `job.transaction()`)."""
+    """The only way out of `running` for attempts in flight (except `job.transaction()`)."""
 
     def __init__(
         self,
@@ -75,11 +75,10 @@ class Settler:
         *,
         on_completed: Callable[[list[Attempt]], None],
         on_settled: Callable[[Attempt, Outcome, str | None], None],
-        on_room: Callable[[], None],
+        on_capacity: Callable[[], None],
     ) -> None:
-        """`on_completed` gets flushes that went as nearly all do, `on_settled` every other item.
-
-        The latter with the job's new status, or None when the attempt was not ours any more.
+        """`on_completed` gets flushes in which all were completed; `on_settled` gets every other attempt, with the
+        job's new status, or None when the attempt was not ours any more; `on_capacity`: there is capacity again.
         """
         self._store = store
         self._in_flight = in_flight
@@ -87,9 +86,9 @@ class Settler:
         self._planner = planner
         self._on_completed = on_completed
         self._on_settled = on_settled
-        self._on_room = on_room
+        self._on_capacity = on_capacity
         self.full = False
-        """No handler is to be called and no job claimed."""
+        """True: call no handler and claim no job."""
         self._waiting = Flushes()
         self._delayed = Delayed()
         self._delayed_bytes = 0
@@ -101,48 +100,48 @@ class Settler:
         self._empty.set()
         self._outage = Outage("settler", events_)
 
-    def put(self, held: Attempt, outcome: Outcome) -> None:
-        """Takes over an ended attempt. Never blocks."""
+    def put(self, attempt: Attempt, outcome: Outcome) -> None:
+        """Takes an attempt that has ended. Never blocks."""
         waiting = self._waiting
         if not waiting.count:
             self._arrived.set()
             if self._empty.is_set():
                 self._empty = anyio.Event()
-        waiting.put((held, outcome))
+        waiting.put((attempt, outcome))
         if waiting.count >= CAPACITY or waiting.bytes >= CAPACITY_BYTES:
             self.full = True
 
     @property
-    def room(self) -> int:
-        """How many more may be put here; beyond that, claiming would only make the pile higher."""
+    def capacity(self) -> int:
+        """How many more outcomes it takes; beyond that, claiming would only add to the backlog."""
         return 0 if self.full else CAPACITY - self._waiting.count - len(self._delayed)
 
-    def _look_if_full(self) -> None:
+    def _update_full(self) -> None:
         was_full = self.full
         size = self._waiting.bytes + self._delayed_bytes
         self.full = self._waiting.count + len(self._delayed) >= CAPACITY or size >= CAPACITY_BYTES
         if was_full and not self.full:
-            self._on_room()
+            self._on_capacity()
 
     async def drained(self) -> None:
-        """Waits until everything put so far is settled."""
+        """Waits until everything is settled."""
         await self._empty.wait()
 
     async def run(self) -> None:
         """Flushes until cancelled."""
         while True:
-            await self._something()
+            await self._wait_for_items()
             await self._waiting.rest_of_burst(self._flush_max)
             await self._flush(self._waiting.take(self._flush_max))
-            await self._flush(self._due())  # apart: they failed before, and others must not fail with them
+            await self._flush(self._due())  # apart from the others, which must not fail with them
             if not self._waiting.count:
                 self._arrived = anyio.Event()
                 if not len(self._delayed):
                     self._empty.set()
-            self._look_if_full()
+            self._update_full()
 
-    async def _something(self) -> None:
-        """Waits until there is something to flush."""
+    async def _wait_for_items(self) -> None:
+        """Waits until an outcome has come, or a retry is due."""
         while not self._waiting.count:
             if not len(self._delayed):
                 await self._arrived.wait()
@@ -153,7 +152,7 @@ class Settler:
                 return
 
     def _due(self) -> list[Item]:
-        """What was delayed and is to be tried again, up to a flush."""
+        """Delayed items whose retry is due, up to one flush."""
         due, due_bytes = list[Item](), 0
         while len(due) < self._flush_max and (item := self._delayed.due()) is not None:
             size = size_of(item)
@@ -165,19 +164,19 @@ class Settler:
         return due
 
     def _delay(self, items: Sequence[Item], error: PgworkdError | None) -> None:
-        """Tries these again later; None: they are locked, each by itself. They stay in flight."""
+        """Retries these later; they stay in flight. `error` None: each of them is locked."""
         if not items:
             return
-        told = len(self._delayed) > 0
+        reported = len(self._delayed) > 0
         locked = error is None or (isinstance(error, DatabaseBusy) and error.locked)
         self._delayed_bytes += sum(map(size_of, items))
         delay_s = min([self._delayed.put(item, locked=locked) for item in items])
-        if not told:
+        if not reported:
             text = "locked by another transaction" if error is None else str(error)
             self._events.emit(events.OUTCOMES_DELAYED, count=len(items), error=text, retry_in_s=round(delay_s, 3))
 
     async def _flush(self, batch: Sequence[Item]) -> None:
-        """Settles them, ending by ending, and those of a worker's registration that was lost by themselves."""
+        """Settles items: those of each ending, and of each registration of this worker, in a call of their own."""
         groups: dict[tuple[Ending, UUID | None], list[Item]] = {}
         last_ending, last_worker, group = None, None, list[Item]()
         for item in batch:
@@ -193,17 +192,17 @@ class Settler:
                 await self._settle(ending, items, _Flush(len(items).bit_length() + FAILURES_SPARE))
 
     async def _settle(self, ending: Ending, items: Sequence[Item], flush: _Flush) -> None:
-        """Settles items of one ending: all of them, or each half, or delays what is left when too much has failed."""
+        """Settles items of one ending: all, or each half, or delays the rest when too many calls have failed."""
         if flush.error is not None and flush.failures > flush.failures_max:
             return self._delay(items, flush.error)
         try:
-            statuses, locked = await self._ask(ending, items)
+            statuses, locked = await self._execute(ending, items)
         except PgworkdError as error:
             flush.failures, flush.error = flush.failures + 1, error
             if isinstance(error, DatabaseBusy) and error.timed_out:
                 self._flush_max = max(1, min(self._flush_max, len(items) // 2))
             if len(items) == 1 and isinstance(error, DatabaseError):
-                await self._refused(items[0], error, flush)
+                await self._rejected(items[0], error, flush)
             elif len(items) == 1:
                 self._delay(items, error)
             else:
@@ -217,8 +216,8 @@ class Settler:
             self._report([item for item in items if item[0].claimed.id not in locked] if locked else items, statuses)
             self._delay([item for item in items if item[0].claimed.id in locked], None)
 
-    async def _ask(self, ending: Ending, items: Sequence[Item]) -> tuple[Statuses, set[UUID]]:
-        """What became of them, and which are locked. Waits for a lost connection; raises what the database answers."""
+    async def _execute(self, ending: Ending, items: Sequence[Item]) -> tuple[Statuses, set[UUID]]:
+        """The new statuses, and which jobs are locked. Waits for a lost connection; raises the database's errors."""
         verb, lost = self._verbs[ending], 0
         while True:
             skip = anyio.current_time() < self._skip_until
@@ -228,8 +227,8 @@ class Settler:
                 locked: set[UUID] = set()
                 if not isinstance(statuses, str):
                     locked = await self._locked(items, statuses)
-                    if any(held.unheard for held, _ in items):
-                        # What is missing may be ours all the same: hooks that wait for a death must hear of it.
+                    if any(attempt.outcome_unknown for attempt, _ in items):
+                        # A missing one may have been settled by the lost call: `on_dead` hooks depend on its status.
                         statuses = await self._store.settled(*_keys(items), _worker(items)) | statuses
             except (DatabaseBusy, DatabaseError) as error:
                 self._outage.passed()
@@ -239,8 +238,8 @@ class Settler:
             except DatabaseUnavailable as error:
                 if isinstance(error, OutcomeUnknown):
                     lost += 1
-                    for held, _ in items:
-                        held.unheard = True
+                    for attempt, _ in items:
+                        attempt.outcome_unknown = True
                 await self._outage.wait(error)
                 if lost >= LOST_MAX and len(items) > 1:
                     raise
@@ -249,8 +248,8 @@ class Settler:
                 return statuses, locked
 
     async def _locked(self, items: Sequence[Item], statuses: dict[UUID, str]) -> set[UUID]:
-        """Those that were skipped: missing in the answer, and yet still running as these attempts."""
-        missing = [held.claimed for held, _ in items if held.claimed.id not in statuses]
+        """The skipped ones: missing in the answer, and still running as these attempts."""
+        missing = [attempt.claimed for attempt, _ in items if attempt.claimed.id not in statuses]
         if not missing or not self._how:
             return set()
         locked = await self._store.still_running(
@@ -260,60 +259,60 @@ class Settler:
             self._skip_until = anyio.current_time() + SKIP_S
         return locked
 
-    async def _refused(self, item: Item, error: DatabaseError, flush: _Flush) -> None:
-        """One item that the database refuses for what it says: it fails, with a plain text if need be, or is dead.
+    async def _rejected(self, item: Item, error: DatabaseError, flush: _Flush) -> None:
+        """Stores a fallback for an outcome whose data the database rejects: a failure with a plain text, or dead.
 
-        Where even that is refused, someone has changed the table: it stays in flight, so that it runs no second time.
+        If even that is rejected, the table has been altered: the attempt stays in flight, so that it runs only once.
         """
-        held, outcome = item
-        if is_least(outcome):
-            if held.delays == 0:
-                self._events.emit(events.OUTCOME_REJECTED, **held.facts(), error=str(error))
+        attempt, outcome = item
+        if is_last_resort(outcome):
+            if attempt.delays == 0:
+                self._events.emit(events.OUTCOME_REJECTED, **attempt.facts(), error=str(error))
             self._delay([item], error)
             return
-        await self._settle(Ending.FAILED, [(held, lesser(outcome, error.sqlstate))], flush)
+        await self._settle(Ending.FAILED, [(attempt, fallback(outcome, error.sqlstate))], flush)
 
     def _report(self, items: Sequence[Item], statuses: Statuses) -> None:
         remove = self._in_flight.remove
-        for held, _ in items:
-            remove(held)
+        for attempt, _ in items:
+            remove(attempt)
         if statuses == "completed":
-            self._on_completed([held for held, _ in items])
+            self._on_completed([attempt for attempt, _ in items])
             return
-        latest: dict[UUID, int] = {}  # of two attempts of one job only the later can have been the running one
-        for held, _ in items:
-            latest[held.claimed.id] = max(held.claimed.attempt, latest.get(held.claimed.id, 0))
-        for held, outcome in items:
-            is_latest = held.claimed.attempt == latest[held.claimed.id]
-            status = statuses if isinstance(statuses, str) else statuses.get(held.claimed.id) if is_latest else None
+        latest: dict[UUID, int] = {}  # of two attempts of one job only the later one can have been running
+        for attempt, _ in items:
+            latest[attempt.claimed.id] = max(attempt.claimed.attempt, latest.get(attempt.claimed.id, 0))
+        for attempt, outcome in items:
+            is_latest = attempt.claimed.attempt == latest[attempt.claimed.id]
+            status = statuses if isinstance(statuses, str) else statuses.get(attempt.claimed.id) if is_latest else None
             if status is None:
-                self._events.emit(events.JOB_STALE, **held.facts(), outcome=outcome.ending.value)
-            self._on_settled(held, outcome, status)
+                self._events.emit(events.JOB_STALE, **attempt.facts(), outcome=outcome.ending.value)
+            self._on_settled(attempt, outcome, status)
 
     def _following(self, items: Sequence[Item]) -> list[Occurrence]:
-        recurring = [held for held, _ in items if held.claimed.schedule is not None]
-        return [occurrence for held in recurring if (occurrence := self._planner.following(held)) is not None]
+        recurring = [attempt for attempt, _ in items if attempt.claimed.schedule is not None]
+        return [occurrence for attempt in recurring if (occurrence := self._planner.following(attempt)) is not None]
 
-    # One method per ending: items in, what became of them out.
+    # One method per ending: items in, new statuses out.
 
     async def _complete(self, items: Sequence[Item]) -> Statuses:
         ids, attempts = _keys(items)
         results, following = [o.result for _, o in items], self._following(items)
-        began = began_ago_s([held for held, _ in items])
+        began = began_ago_s([attempt for attempt, _ in items])
         won = await self._store.settle_completed(ids, attempts, results, following, _worker(items), began, **self._how)
         return "completed" if len(won) == len(items) else dict.fromkeys(won, "completed")
 
     async def _fail(self, items: Sequence[Item]) -> Statuses:
         failed = [
             FailedAttempt(
-                held.claimed.id,
-                held.claimed.attempt,
+                attempt.claimed.id,
+                attempt.claimed.attempt,
                 outcome.delay_s or 0.0,
                 outcome.permanent,
                 outcome.message or "",
                 json.dumps(outcome.error),
             )
-            for held, outcome in items
+            for attempt, outcome in items
         ]
         return await self._store.settle_failed(failed, self._following(items), _worker(items), **self._how)
 
@@ -329,7 +328,7 @@ class Settler:
         statuses = [o.ending.value for _, o in items]
         messages = [o.message for _, o in items]
         won = await self._store.settle_ended(ids, attempts, statuses, messages, _worker(items), **self._how)
-        ended = {held.claimed.id: outcome.ending.value for held, outcome in items}
+        ended = {attempt.claimed.id: outcome.ending.value for attempt, outcome in items}
         return {job_id: ended[job_id] for job_id in won}
 
     _verbs: ClassVar[dict[Ending, Verb]] = {
@@ -342,9 +341,9 @@ class Settler:
 
 
 def _keys(items: Sequence[Item]) -> tuple[list[Any], list[int]]:
-    return [held.claimed.id for held, _ in items], [held.claimed.attempt for held, _ in items]
+    return [attempt.claimed.id for attempt, _ in items], [attempt.claimed.attempt for attempt, _ in items]
 
 
 def _worker(items: Sequence[Item]) -> int | None:
-    """Under whose id these were claimed: those of a flush have one in common."""
+    """The worker id under which these were claimed, the same for all of a call."""
     return items[0][0].worker_id

@@ -1,0 +1,217 @@
+"""What happened to each attempt, as events and `on_dead` hooks; slow runs, overdue threads, and progress.
+
+Hooks are called after the fact: bounded in time and number, and unable to harm the daemon.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import math
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import anyio
+from anyio.abc import TaskGroup
+
+from pgworkd.database.reconnect import Outage
+from pgworkd.database.store import Rescued, Store
+from pgworkd.engine.attempts import Attempt, InFlight
+from pgworkd.engine.registry import App, DeadJob
+from pgworkd.engine.runner_task import discard_late_cancellation
+from pgworkd.errors import InvalidPayload, PgworkdError
+from pgworkd.words import events
+from pgworkd.words.error_report import describe_error
+from pgworkd.words.events import Events
+from pgworkd.words.job import Ending, Outcome, Reason
+from pgworkd.words.payload import decode
+
+CHECK_S = 0.5
+"""How often running attempts are checked, and their progress is written."""
+SAMPLES_LEAST = 20
+"""Completed runs of a kind before its average duration is trusted."""
+PROGRESS_ROWS_MAX = 1000
+WEIGHT = 0.05
+"""Weight of the newest run in the moving average."""
+HOOK_LIMIT_S = 30.0
+"""Time limit of one hook call."""
+HOOKS_MAX = 100
+"""Hook calls under way at once; beyond that a dead job is only reported, not queued without bound."""
+
+
+class JobEvents:
+    """Turns settled attempts into events and hook calls, and watches those that run."""
+
+    def __init__(
+        self, app: App, store: Store, in_flight: InFlight, events_: Events, slow_min_s: float, slow_factor: float
+    ) -> None:
+        """A run counts as slow after `slow_min_s` seconds, and `slow_factor` times the average of its kind."""
+        self._app = app
+        self._store = store
+        self._in_flight = in_flight
+        self._events = events_
+        self._outage = Outage("progress", events_)
+        self._hooks = _DeadHooks(app, events_)
+        self._slow_min_s = slow_min_s
+        self._slow_factor = slow_factor
+        self._usual: dict[str, tuple[int, float]] = {}
+        """By kind: completed runs and their average duration in seconds."""
+
+    def completed(self, batch: list[Attempt]) -> None:
+        """Reports completed attempts."""
+        has_listener = self._events.has_listener(events.JOB_COMPLETED)
+        kind, runs, usual_s = "", 0, 0.0
+        for attempt in batch:
+            duration_s = 0.0 if attempt.started is None else attempt.ended - attempt.started
+            if attempt.claimed.kind != kind:  # nearly all are of one kind: its average is kept in local variables
+                self._usual[kind] = runs, usual_s
+                kind = attempt.claimed.kind
+                runs, usual_s = self._usual.get(kind, (0, duration_s))
+            usual_s += (WEIGHT if runs > SAMPLES_LEAST else 1 / (runs + 1)) * (duration_s - usual_s)
+            runs += 1
+            if has_listener:
+                self._events.emit(events.JOB_COMPLETED, **attempt.facts(), duration_s=round(duration_s, 6))
+        self._usual[kind] = runs, usual_s
+
+    def settled(self, attempt: Attempt, outcome: Outcome, status: str | None) -> None:
+        """Reports one attempt that was settled otherwise; nothing for `status` None, which was reported as stale."""
+        if status is None:
+            return
+        duration_s = 0.0 if attempt.started is None else attempt.ended - attempt.started
+        facts = attempt.facts() | {"duration_s": round(duration_s, 6)}
+        if outcome.ending is Ending.RELEASED:
+            self._events.emit(events.JOB_RELEASED, **facts, reason=outcome.reason, delay_s=outcome.delay_s)
+        elif status == "expired":
+            self._events.emit(
+                events.SCHEDULE_SKIPPED, **attempt.facts(), schedule=attempt.claimed.schedule, reason=outcome.message
+            )
+        elif status == "cancelled":
+            self._events.emit(events.JOB_CANCELLED, **facts, reason=outcome.reason)
+        elif status == "dead":
+            self._events.emit(events.JOB_DEAD, **facts, error=outcome.message, **_trace(outcome))
+            payload: Mapping[str, Any] | None = None
+            with contextlib.suppress(InvalidPayload):
+                payload = decode(attempt.claimed.payload or "")
+            job = attempt.claimed
+            dead = DeadJob(str(job.id), attempt.queue, job.kind, job.attempt, outcome.message or "", payload)
+            self._hooks.call(dead)
+        else:
+            retry = {"retry_in_s": outcome.delay_s}
+            self._events.emit(events.JOB_FAILED, **facts, error=outcome.message, **retry, **_trace(outcome))
+
+    def died_with_worker(self, rescued: Rescued) -> None:
+        """Reports a job that died because its worker was lost."""
+        self._events.emit(
+            events.JOB_DEAD,
+            job_id=str(rescued.id),
+            queue=rescued.queue,
+            kind=rescued.kind,
+            attempt=rescued.attempt,
+            duration_s=None,
+            error=rescued.error,
+        )
+        self._hooks.call(
+            DeadJob(str(rescued.id), rescued.queue, rescued.kind, rescued.attempt, rescued.error, payload=None)
+        )
+
+    async def run(self) -> None:
+        """Until cancelled. Runs are watched in a task of their own: a slow database delays only progress."""
+        async with anyio.create_task_group() as tasks:
+            self._hooks.tasks = tasks
+            tasks.start_soon(self._watch)
+            tasks.start_soon(self._write_progress)
+
+    async def _watch(self) -> None:
+        while True:
+            now = time.monotonic()
+            for attempt in self._in_flight.running():
+                self._time_out_thread(attempt, now)
+                self._report_slow(attempt, now)
+            await anyio.sleep(CHECK_S)
+
+    async def _write_progress(self) -> None:
+        while True:
+            reporting = [attempt for attempt in self._in_flight.running() if attempt.progress is not None]
+            for worker_id in {attempt.worker_id for attempt in reporting}:  # two, while a lost registration is replaced
+                ours = [attempt for attempt in reporting if attempt.worker_id == worker_id]
+                for at in range(0, len(ours), PROGRESS_ROWS_MAX):
+                    await self._write(ours[at : at + PROGRESS_ROWS_MAX])
+            await anyio.sleep(CHECK_S)
+
+    async def _write(self, reporting: list[Attempt]) -> None:
+        """Writes the latest progress of each; what cannot be written now is kept for the next time."""
+        latest = [attempt.progress or (0.0, "") for attempt in reporting]
+        rows = [(a.claimed.id, a.claimed.attempt, *progress) for a, progress in zip(reporting, latest, strict=True)]
+        try:
+            await self._store.report_progress(rows, reporting[0].worker_id)
+        except PgworkdError as error:
+            self._outage.failed(error)
+            return
+        self._outage.passed()
+        for attempt, written in zip(reporting, latest, strict=True):
+            if attempt.progress is written:  # else the handler has reported more meanwhile
+                attempt.progress = None
+
+    def _time_out_thread(self, attempt: Attempt, now: float) -> None:
+        """A thread cannot be stopped: past its time-out it is asked to end, and reported; its slot stays in use."""
+        handler = self._app.handlers.get(attempt.claimed.kind)
+        if handler is None or handler.mode != "thread" or attempt.reason is not None or attempt.started is None:
+            return
+        timeout_s = attempt.claimed.timeout_s or handler.timeout_s
+        if timeout_s is not None and now - attempt.started > timeout_s:
+            attempt.stop(Reason.TIMEOUT)
+            self._events.emit(events.JOB_OVERDUE, **attempt.facts(), timeout_s=timeout_s)
+
+    def _report_slow(self, attempt: Attempt, now: float) -> None:
+        runs, usual_s = self._usual.get(attempt.claimed.kind, (0, 0.0))
+        if attempt.reported_slow or attempt.started is None or runs < SAMPLES_LEAST:
+            return
+        running_s = now - attempt.started
+        if running_s > max(self._slow_min_s, self._slow_factor * usual_s):
+            attempt.reported_slow = True
+            durations = {"running_s": round(running_s, 3), "usual_s": round(usual_s, 3)}
+            self._events.emit(events.JOB_SLOW, **attempt.facts(), **durations)
+
+
+class _DeadHooks:
+    """Calls an app's hooks for each dead job, each call in a task of its own."""
+
+    def __init__(self, app: App, events_: Events) -> None:
+        self.tasks: TaskGroup | None = None
+        """In which the calls run; no hook is called before it is set."""
+        self._hooks = app.dead_hooks
+        self._events = events_
+        self._under_way = 0
+
+    def call(self, dead: DeadJob) -> None:
+        for hook in self._hooks if self.tasks is not None else ():
+            if self._under_way >= HOOKS_MAX:
+                self._failed(hook, f"not called for job {dead.id}: {HOOKS_MAX} calls are under way")
+            elif self.tasks is not None:
+                self._under_way += 1
+                self.tasks.start_soon(self._call, hook, dead, name="on_dead")
+
+    async def _call(self, hook: Callable[[DeadJob], Any], dead: DeadJob) -> None:
+        task = asyncio.current_task()
+        try:
+            with anyio.fail_after(HOOK_LIMIT_S):
+                answer = hook(dead)
+                if inspect.isawaitable(answer):
+                    await answer
+        except BaseException as error:
+            if anyio.current_effective_deadline() == -math.inf:
+                raise  # the daemon itself is being torn down
+            self._failed(hook, describe_error(error).summary)
+        finally:
+            self._under_way -= 1
+            await discard_late_cancellation(task, 0)
+
+    def _failed(self, hook: Callable[..., Any], error: str) -> None:
+        self._events.emit(events.HOOK_FAILED, hook=getattr(hook, "__qualname__", repr(hook)), error=error)
+
+
+def _trace(outcome: Outcome) -> dict[str, object]:
+    traceback = (outcome.error or {}).get("traceback")
+    return {"exception": traceback} if traceback else {}
