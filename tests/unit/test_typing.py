@@ -181,6 +181,6 @@ def test_the_modules_of_the_docs_pass_mypy_strict(tmp_path: Path) -> None:
 
 
 def test_the_wheel_says_that_it_is_typed(tmp_path: Path) -> None:
-    assert {"pgworkd/py.typed", "pgworkd/schema.sql", "pgworkd/sql/grants.sql"} <= set(
-        zipfile.ZipFile(_wheel(tmp_path)).namelist()
-    )
+    names = set(zipfile.ZipFile(_wheel(tmp_path)).namelist())
+    chapters = {path.relative_to(ROOT).as_posix() for path in (ROOT / "pgworkd" / "sql").rglob("*.sql")}
+    assert {"pgworkd/py.typed", "pgworkd/schema.sql", "pgworkd/sql/grants.sql", *chapters} <= names
