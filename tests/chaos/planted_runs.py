@@ -103,4 +103,11 @@ BUGS = (
         "",
         tests="tests/engine/test_process_ends.py",
     ),
+    python(
+        "claimed jobs begin after a freeze, under a lease that is over",
+        "engine/run/executor",
+        "            if not slice_ends and not self._may_start():\n",
+        "            if not slice_ends and not self._may_start() and not waiting:\n",
+        tests="tests/engine/test_lease_frozen.py",
+    ),
 )

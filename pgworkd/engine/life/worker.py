@@ -72,6 +72,11 @@ class WorkerLife:
         """True while the lease is sound, the daemon is not stopping, and the settings of all its queues are known."""
         if self._fenced or self.stopping or self.outdated or not self._queues.overrides.known:
             return False
+        return self.lease_holds
+
+    @property
+    def lease_holds(self) -> bool:
+        """True while the lease protects our jobs, by the clock."""
         return self.lease is not None and self.lease.fresh
 
     def still_running(self) -> int:
