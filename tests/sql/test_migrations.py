@@ -58,6 +58,13 @@ async def test_psql_brings_an_old_database_up_to_date_too(db: Db, old: Db) -> No
     assert differences(await catalog(old), await catalog(db)) == []
 
 
+async def test_the_script_of_the_version_before_leaves_a_newer_schema_alone(db: Db) -> None:
+    before = await catalog(db)
+    with pytest.raises(asyncpg.ObjectNotInPrerequisiteStateError, match="newer than this script"):
+        await db.execute(schema_of(1))
+    assert differences(await catalog(db), before) == []
+
+
 async def test_what_an_old_worker_has_in_flight_it_settles_and_the_rest_is_worked_off(old: Db, empty_dsn: str) -> None:
     worker = await filled(old)
     await schema.migrate(LinkOptions(empty_dsn))
