@@ -266,7 +266,7 @@ DECLARE
 BEGIN
     IF v_worker IS NOT NULL AND EXISTS (SELECT FROM schedules s
                                         WHERE s.name = p_name AND s.source = 'code') THEN
-        RAISE EXCEPTION 'schedule "%" stands in the code of worker %', p_name, v_worker
+        RAISE EXCEPTION 'schedule "%" is declared in the code of worker %', p_name, v_worker
             USING ERRCODE = '22023',
             HINT = 'It would be entered again: disable it, or take it out of the code first.';
     END IF;
