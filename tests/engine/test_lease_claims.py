@@ -112,7 +112,7 @@ async def _hold_claim(daemon: Daemon, seen: Recorder, proxy: Proxy) -> None:
         proxy.mode = "hold"
         pool.claim_soon()
         outage = await seen.wait(events.DATABASE_UNAVAILABLE, count, part="claim q")
-        if "may have been done" in outage["error"]:
+        if "may have taken effect" in outage["error"]:
             return
         proxy.mode = "pass"  # its connection was being cut, so that it was never sent
         await seen.wait(events.DATABASE_RECOVERED, count, part="claim q")
