@@ -14,6 +14,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pgworkd.database.connection import ConnectionOptions
+    from pgworkd.engine.life.daemon import Daemon, Options
     from pgworkd.engine.registry import App, DeadJob
     from pgworkd.errors import (
         JobStopped,
@@ -32,10 +34,13 @@ if TYPE_CHECKING:
 _HOMES = {
     "App": "engine.registry",
     "Backoff": "words.backoff",
+    "ConnectionOptions": "database.connection",
+    "Daemon": "engine.life.daemon",
     "DeadJob": "engine.registry",
     "Job": "words.job",
     "JobStopped": "errors",
     "LeaseLost": "errors",
+    "Options": "engine.life.daemon",
     "OutcomeUnknown": "errors",
     "PermanentError": "errors",
     "PgworkdError": "errors",
@@ -47,10 +52,13 @@ _HOMES = {
 __all__ = [
     "App",
     "Backoff",
+    "ConnectionOptions",
+    "Daemon",
     "DeadJob",
     "Job",
     "JobStopped",
     "LeaseLost",
+    "Options",
     "OutcomeUnknown",
     "PermanentError",
     "PgworkdError",

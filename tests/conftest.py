@@ -1,4 +1,4 @@
-"""A real Postgres for every test: one server per run, a fresh database per test.
+"""A real Postgres for every test: one server per process that runs tests, a fresh database per test.
 
 By default the embedded Postgres 18. `--pg-bin=DIR` runs the server found there instead; PGWORKD_TEST_DSN uses a
 server that is already up (its user must be allowed to create databases).
@@ -18,7 +18,13 @@ import pytest
 
 from pgworkd.database import schema
 from pgworkd.embedded import EmbeddedPostgres
-from tests.server import create_database, create_template, drop_database, start_test_server
+from tests.lanes import (  # noqa: F401 - hooks of pytest
+    pytest_collection_modifyitems,
+    pytest_configure,
+    pytest_runtest_protocol,
+    pytest_xdist_auto_num_workers,
+)
+from tests.server import Databases, create_template, drop_database, start_test_server
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -44,12 +50,19 @@ def server_dsn(server: EmbeddedPostgres | None) -> str:
     return dsn
 
 
+@pytest.fixture(scope="session")
+def databases(server_dsn: str) -> Iterator[Databases]:
+    """Makes the databases of the tests ahead."""
+    with Databases(server_dsn) as made:
+        yield made
+
+
 @pytest.fixture
-async def dsn(server_dsn: str) -> AsyncIterator[str]:
+def dsn(databases: Databases) -> Iterator[str]:
     """The DSN of a fresh database with the schema installed."""
-    name = f"pgworkd_test_{uuid.uuid4().hex[:12]}"
-    yield await create_database(server_dsn, name)
-    await drop_database(server_dsn, name)
+    dsn = databases.take()
+    yield dsn
+    databases.drop(dsn)
 
 
 @pytest.fixture

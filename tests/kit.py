@@ -7,17 +7,19 @@ import dataclasses
 import inspect
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import asyncpg
-from hypothesis import HealthCheck, settings
 
 from pgworkd import App
 from pgworkd.database.connection import ConnectionOptions
 from pgworkd.engine.life.daemon import Daemon, Options
 from pgworkd.engine.life.heartbeat import end_process
 from pgworkd.engine.life.maintenance import Periods
+
+if TYPE_CHECKING:
+    from hypothesis import settings
 
 EXAMPLES = os.environ.get("PGWORKD_TEST_EXAMPLES")
 """So many in each model and fuzz test, and others each time. Without it the tests are the same each time."""
@@ -27,6 +29,8 @@ LIMIT_S = 20.0
 
 def examples(count: int, **changes: Any) -> settings:
     """How a test of generated examples runs: `count` of them unless PGWORKD_TEST_EXAMPLES says otherwise."""
+    from hypothesis import HealthCheck, settings  # here: each daemon in a process of its own imports this module
+
     return settings(
         max_examples=int(EXAMPLES or count),
         derandomize=EXAMPLES is None,

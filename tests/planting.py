@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -11,17 +12,30 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-COPIED = ("pgworkd", "tests", "systemd", "schema.sql", "pyproject.toml", "README.md", "LICENSE")
+COPIED = ("pgworkd", "tests", "systemd", "schema.sql", "pyproject.toml", "README.md", "docs", "LICENSE")
 
 
 @dataclass(frozen=True, slots=True)
 class Planted:
-    """One bug: in `file` (relative to the root of the project), `new` stands where `old` stood."""
+    """One bug: in `file` (relative to the root of the project), `new` stands where `old` stood.
+
+    "schema.sql" means the whole schema: the bug is planted into whichever of its chapters has the text.
+    """
 
     name: str
     file: str
     old: str
     new: str
+
+
+def places(planted: Planted, root: Path = ROOT) -> list[tuple[Path, re.Match[str]]]:
+    """Where the old text stands; in SQL a space stands for any white space, as a line may be broken elsewhere."""
+    if planted.file != "schema.sql":
+        files, pattern = [root / planted.file], re.escape(planted.old)
+    else:
+        files = [root / planted.file, *sorted((root / "pgworkd" / "sql").rglob("*.sql"))]
+        pattern = r"\s+".join(re.escape(word) for word in re.split(r"\s+", planted.old))
+    return [(path, found) for path in files for found in re.finditer(pattern, path.read_text(encoding="utf-8"))]
 
 
 def mutated_tree(planted: Planted, into: Path) -> Path:
@@ -36,11 +50,10 @@ def mutated_tree(planted: Planted, into: Path) -> Path:
             shutil.copytree(source, into / name, ignore=shutil.ignore_patterns("__pycache__"))
         else:
             shutil.copy2(source, into / name)
-    target = into / planted.file
-    text = target.read_text(encoding="utf-8")
-    found = text.count(planted.old)
-    assert found == 1, f"{planted.name}: {planted.old!r} occurs {found} times in {planted.file}, not once"
-    target.write_text(text.replace(planted.old, planted.new), encoding="utf-8")
+    found = places(planted, into)
+    assert len(found) == 1, f"{planted.name}: {planted.old!r} occurs {len(found)} times in {planted.file}, not once"
+    ((target, old),) = found
+    target.write_text(f"{old.string[: old.start()]}{planted.new}{old.string[old.end() :]}", encoding="utf-8")
     return into
 
 

@@ -1,19 +1,33 @@
-"""The Postgres that the tests run on, and databases on it that cost 8 ms each, or as much as the disk wants.
+"""The Postgres that the tests run on, and its databases.
 
-One server for a whole run; one template database with the schema; each test gets a copy of that.
+One server for each process that runs tests; one template database with the schema; each test gets a copy of that,
+made ahead while the tests before it run.
 """
 
+import base64
+import hashlib
+import hmac
+import os
+import secrets
 import shutil
 import tempfile
+import uuid
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Self
 from unittest import mock
-from urllib.parse import quote, urlsplit, urlunsplit
+from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 import asyncpg
+import psycopg
 
 from pgworkd.embedded import EmbeddedPostgres
 
-TEMPLATE = "pgworkd_template"
+TEMPLATE = "_".join(["pgworkd_template", *filter(None, [os.environ.get("PYTEST_XDIST_WORKER")])])
+"""Each worker of pytest-xdist has its own: with PGWORKD_TEST_DSN they share a server."""
+AHEAD = 2
+"""Copies of the template that wait for the next tests."""
 MEMORY = Path("/dev/shm")  # noqa: S108 - mkdtemp makes our own directory in it
 
 TEST_SETTINGS = {
@@ -30,13 +44,61 @@ TEST_SETTINGS = {
 def start_test_server(pg_bin: Path | None = None, **settings: str) -> EmbeddedPostgres:
     """Starts a server in a temporary directory, from `pg_bin` or from the embedded binaries; stop() it.
 
-    The directory is in memory if that has 4 GiB to spare: a database then takes 8 ms, on a slow disk 250 ms.
+    The directory is in memory if that has 4 GiB to spare: a database then takes 8 ms, on a slow disk 250 ms. Its
+    password costs one round of hashing to check, not 4,096: a test logs in up to ten times.
     """
     server = EmbeddedPostgres(settings=TEST_SETTINGS | settings, bin_dir=pg_bin)
     roomy = MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 4 << 30
     with mock.patch.object(tempfile, "tempdir", str(MEMORY) if roomy else tempfile.tempdir):
         server.start()
+    password = unquote(urlsplit(server.dsn()).password or "")
+    with psycopg.connect(server.dsn(), autocommit=True) as admin:
+        admin.execute(psycopg.sql.SQL("ALTER ROLE CURRENT_USER PASSWORD {}").format(_verifier(password)))
     return server
+
+
+class Databases:
+    """Fresh copies of the template, one after the other: made and dropped by one thread, over one connection.
+
+    `dsn` is any database of the server but the template, which must exist; no one may stay connected to that.
+    """
+
+    def __init__(self, dsn: str) -> None:
+        self._dsn = dsn
+        self._admin = psycopg.connect(dsn, autocommit=True)
+        self._thread = ThreadPoolExecutor(1, "databases")
+        self._ahead = deque(self._thread.submit(self._create) for _ in range(AHEAD))
+        self._drops: list[Future[None]] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for made in self._ahead:
+            self._drops.append(self._thread.submit(lambda made: self._drop(made.result()), made))
+        self._thread.shutdown()
+        self._admin.close()
+        for drop in self._drops:
+            drop.result()
+
+    def take(self) -> str:
+        """The DSN of a fresh database; raises psycopg.Error when there is none to be had."""
+        self._ahead.append(self._thread.submit(self._create))
+        return _with_database(self._dsn, self._ahead.popleft().result())
+
+    def drop(self, dsn: str) -> None:
+        """Drops the database, soon, under whoever is connected to it; what failed before is raised here."""
+        self._drops.append(self._thread.submit(self._drop, urlsplit(dsn).path[1:]))
+        while self._drops and self._drops[0].done():
+            self._drops.pop(0).result()
+
+    def _create(self) -> str:
+        name = f"pgworkd_test_{uuid.uuid4().hex[:12]}"
+        self._admin.execute(_copy_of_template(name, self._admin.info.server_version // 10000).encode())
+        return name
+
+    def _drop(self, name: str) -> None:
+        self._admin.execute(f"DROP DATABASE IF EXISTS {_quoted(name)} WITH (FORCE)".encode())
 
 
 async def create_template(dsn: str, schema_sql: str) -> None:
@@ -57,9 +119,7 @@ async def create_database(dsn: str, name: str) -> str:
     """
     connection = await asyncpg.connect(dsn)
     try:
-        # Copying files beats the default of 15+, each page to WAL: 8 against 10 ms. 14 knows nothing else.
-        strategy = " STRATEGY file_copy" if connection.get_server_version().major >= 15 else ""
-        await connection.execute(f"CREATE DATABASE {_quoted(name)} TEMPLATE {_quoted(TEMPLATE)}{strategy}")
+        await connection.execute(_copy_of_template(name, connection.get_server_version().major))
     finally:
         await connection.close()
     return _with_database(dsn, name)
@@ -76,6 +136,21 @@ async def _execute(dsn: str, sql: str) -> None:
         await connection.execute(sql)
     finally:
         await connection.close()
+
+
+def _copy_of_template(name: str, version: int) -> str:
+    # Copying files beats the default of 15+, each page to WAL: 8 against 10 ms. 14 knows nothing else.
+    strategy = " STRATEGY file_copy" if version >= 15 else ""
+    return f"CREATE DATABASE {_quoted(name)} TEMPLATE {_quoted(TEMPLATE)}{strategy}"
+
+
+def _verifier(password: str) -> str:
+    """What Postgres stores for a password under SCRAM, here with a single iteration (RFC 5803)."""
+    salt = secrets.token_bytes(16)
+    salted = hashlib.pbkdf2_hmac("sha256", password.encode(), salt, 1)
+    stored = hashlib.sha256(hmac.digest(salted, b"Client Key", "sha256")).digest()
+    parts = (salt, stored, hmac.digest(salted, b"Server Key", "sha256"))
+    return "SCRAM-SHA-256$1:{}${}:{}".format(*(base64.b64encode(part).decode() for part in parts))
 
 
 def _quoted(name: str) -> str:

@@ -20,6 +20,7 @@ BELOW = {
     "embedded": "",
     "client": "errors words database",
     "results": "client",
+    "log": "words",
     "engine": "errors words database client",
     "engine/settle": "errors words database engine",
     "engine/run": "errors words database engine engine/settle",
@@ -30,10 +31,12 @@ BELOW = {
     "fleet": "errors words settings database admin engine/run engine/life",
     "cli": "errors words settings database embedded client admin engine engine/run engine/life fleet",
     "demo": "errors words database embedded engine engine/life",
-    "__init__": "errors words engine",
+    "__init__": "errors words database engine engine/life",
 }
 """What each folder, and each file beside them, may import: what stands above it, never the other way round."""
 
+CONTRACT = ROOT / "schema.sql"
+CHAPTERS = sorted(path for path in (PACKAGE / "sql").rglob("*.sql") if path.name != "grants.sql")
 FILE_LINES_MAX = 350
 FUNCTION_LINES_MAX = 60
 
@@ -143,17 +146,37 @@ def test_every_exception_from_a_security_rule_is_for_one_rule_and_says_why() -> 
     assert not wrong
 
 
-def test_every_function_of_the_schema_says_what_it_does() -> None:
-    lines = (ROOT / "schema.sql").read_text(encoding="utf-8").splitlines()
-    for number, line in enumerate(lines):
-        if line.startswith(("CREATE FUNCTION", "CREATE OR REPLACE FUNCTION", "CREATE OR REPLACE VIEW")):
-            assert lines[number - 1].startswith("-- "), f"schema.sql:{number + 1} says nothing about itself"
+def test_every_function_and_view_of_the_schema_says_what_it_does() -> None:
+    silent = []
+    for path in [CONTRACT, *CHAPTERS]:
+        lines = path.read_text(encoding="utf-8").splitlines()
+        for number, line in enumerate(lines):
+            if line.startswith(("CREATE FUNCTION", "CREATE OR REPLACE FUNCTION", "CREATE OR REPLACE VIEW")):
+                silent += [] if lines[number - 1].startswith("-- ") else [f"{path.name}:{number + 1}"]
+    assert not silent
 
 
-def test_the_schema_tells_its_story_in_forty_lines() -> None:
-    lines = (ROOT / "schema.sql").read_text(encoding="utf-8").splitlines()
-    header = next(number for number, line in enumerate(lines) if not line.startswith("--"))
-    assert 10 < header <= 40
+def test_the_contract_can_be_read_in_twenty_minutes_and_no_chapter_is_long() -> None:
+    large = []
+    for path in [CONTRACT, *CHAPTERS]:
+        lines = path.read_text(encoding="utf-8").splitlines()
+        large += [f"{path.name}: {len(lines)} lines"] if len(lines) > (650 if path == CONTRACT else 400) else []
+        large += [
+            f"{path.name}:{number}: {len(line)} columns" for number, line in enumerate(lines, 1) if len(line) > 100
+        ]
+        header = next(number for number, line in enumerate(lines) if not line.startswith("--"))
+        large += [] if 1 <= header <= 40 else [f"{path.name}: a header of {header} lines"]
+    assert not large
+
+
+def test_the_contract_includes_every_chapter_once_in_the_order_of_their_numbers() -> None:
+    text = CONTRACT.read_text(encoding="utf-8")
+    included = re.findall(r"^\\ir pgworkd/sql/(\S+)$", text, re.M)
+    assert sorted(included) == [path.relative_to(PACKAGE / "sql").as_posix() for path in CHAPTERS]
+    assert [name for name in included if "/" not in name] == sorted(name for name in included if "/" not in name)
+    commands = [line for line in text.splitlines() if line.startswith("\\") or line in ("BEGIN;", "COMMIT;")]
+    assert commands[:2] == ["\\set ON_ERROR_STOP on", "BEGIN;"], "psql commits what stands before a missing file"
+    assert commands[-1] == "COMMIT;"
 
 
 def test_the_top_level_holds_only_what_was_agreed() -> None:
@@ -171,6 +194,7 @@ def test_the_top_level_holds_only_what_was_agreed() -> None:
         "tests",
         "systemd",
         "benchmarks",
+        "docs",
         "LICENSE",
         "SECURITY.md",
         "CHANGELOG.md",

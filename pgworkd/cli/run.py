@@ -89,7 +89,7 @@ def migrate(
     from pgworkd.database import schema
 
     if only_print:
-        out(schema.text().rstrip("\n"))
+        out(schema.script().rstrip("\n"))
         return
     from functools import partial
 

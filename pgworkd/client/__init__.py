@@ -7,7 +7,18 @@ from __future__ import annotations
 
 from pgworkd.client.batches import Batch, Progress, batch
 from pgworkd.client.enqueueing import Enqueued, OnDuplicate, enqueue, enqueue_many
-from pgworkd.client.new_job import NewJob
+from pgworkd.client.new_job import NewJob, OnFailedDependency
 from pgworkd.client.workflow import Workflow
 
-__all__ = ["Batch", "Enqueued", "NewJob", "OnDuplicate", "Progress", "Workflow", "batch", "enqueue", "enqueue_many"]
+__all__ = [
+    "Batch",
+    "Enqueued",
+    "NewJob",
+    "OnDuplicate",
+    "OnFailedDependency",
+    "Progress",
+    "Workflow",
+    "batch",
+    "enqueue",
+    "enqueue_many",
+]

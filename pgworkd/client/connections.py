@@ -62,8 +62,8 @@ def _going_on(many: ManyJobs) -> Iterator[Step | None]:
 def depends(ids: Sequence[int] | Mapping[int, int], waits: Iterable[Waits]) -> list[Step]:
     """The statements that let those of the new jobs wait for others."""
     edges = (
-        (f"{ids[number]:032x}", "{" + ",".join(map(str, after[at : at + AFTER_MAX])) + "}", unless)
-        for number, after, unless in waits
+        (f"{ids[number]:032x}", "{" + ",".join(map(str, after[at : at + AFTER_MAX])) + "}", rule)
+        for number, after, rule in waits
         for at in range(0, len(after), AFTER_MAX)
     )
     return [partial(_depend, part) for part in parts(edges, lambda edge: len(edge[1]))]

@@ -23,7 +23,7 @@ from uuid import UUID
 from pgworkd.client.batches import Batch, Progress, batch
 from pgworkd.client.columns import ManyJobs
 from pgworkd.client.connections import answered, depends, enqueues, inserts, inserts_many, way
-from pgworkd.client.new_job import NewJob, Unless, new_ids, row, waits
+from pgworkd.client.new_job import NewJob, OnFailedDependency, new_ids, row, waits
 from pgworkd.client.workflow import Workflow
 from pgworkd.errors import UsageError
 
@@ -69,7 +69,7 @@ class _Options(TypedDict, total=False):
     dedupe_until: datetime | None
     dedupe_for: float | timedelta | None
     after: Iterable[UUID]
-    unless: Unless
+    on_failed_dependency: OnFailedDependency
 
 
 @overload

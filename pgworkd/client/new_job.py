@@ -19,7 +19,7 @@ NAME_CHARS_MAX, KEY_CHARS_MAX, ATTEMPTS_MAX, PRIORITY_MAX = 200, 512, 1000, 2**3
 FIRST_INSTANT, END_OF_INSTANTS = datetime(1970, 1, 1, tzinfo=UTC), datetime(2200, 1, 1, tzinfo=UTC)
 
 
-Unless = Literal["wait", "cancel", "run"]
+OnFailedDependency = Literal["wait", "cancel", "run"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +37,9 @@ class NewJob:
     retry holds the key (on_retry="hold") or lets others pass ("yield"). limit_key: what the queue's limits per key
     and turns count by.
 
-    after: ids of jobs that have to complete first. Should one die, be cancelled or expire, this job waits on
-    (unless="wait": a replay lets it go on), is cancelled within a minute or so ("cancel"), or runs all the same
-    ("run").
+    after: ids of jobs that must complete first. on_failed_dependency: what happens to this job if one of them is
+    dead, cancelled or expired: it stays blocked, and a retry of the other unblocks it ("wait"); it is cancelled within
+    a minute or so ("cancel"); or it runs anyway ("run").
     """
 
     queue: str
@@ -60,7 +60,7 @@ class NewJob:
     dedupe_until: datetime | None = None
     dedupe_for: float | timedelta | None = None
     after: Iterable[UUID] = ()
-    unless: Unless = "wait"
+    on_failed_dependency: OnFailedDependency = "wait"
 
 
 class Waits(NamedTuple):
@@ -68,7 +68,7 @@ class Waits(NamedTuple):
 
     number: int
     after: Sequence[UUID]
-    unless: Unless
+    on_failed_dependency: OnFailedDependency
 
 
 NEW_JOB_FIELDS, KEYED_JOB_FIELDS = 11, 16
@@ -80,9 +80,9 @@ def waits(job: NewJob, index: int = 0, at: str = "") -> Waits:
     after = list(job.after) if isinstance(job.after, Iterable) else [None]
     if not all(isinstance(each, UUID) for each in after):
         raise UsageError(f"{at}after must be a list of jobs' ids, as enqueue() answers with them")
-    if job.unless not in get_args(Unless):
-        raise UsageError(f"{at}unless must be one of {', '.join(get_args(Unless))}")
-    return Waits(index, after, job.unless)
+    if job.on_failed_dependency not in get_args(OnFailedDependency):
+        raise UsageError(f"{at}on_failed_dependency must be one of {', '.join(get_args(OnFailedDependency))}")
+    return Waits(index, after, job.on_failed_dependency)
 
 
 def row(job: NewJob, at: str = "", payload: str | None = None) -> tuple[Any, ...]:

@@ -3,7 +3,7 @@
 flow = Workflow()
 flow.add("extract", "etl", {"day": 7})
 flow.add("load", "etl", {"day": 7}, after=["extract"])
-flow.add("report", "mail", after=["load"], unless="run")
+flow.add("report", "mail", after=["load"], on_failed_dependency="run")
 ids = await flow.enqueue(conn)                            # {"extract": UUID(...), ...}
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 from uuid import UUID
 
 from pgworkd.client.connections import answered, depends, inserts, way
-from pgworkd.client.new_job import NewJob, Unless, Waits, new_ids, row, text, waits
+from pgworkd.client.new_job import NewJob, OnFailedDependency, Waits, new_ids, row, text, waits
 from pgworkd.errors import UsageError
 
 STEP_CHARS_MAX = 200
@@ -43,7 +43,7 @@ class Workflow:
         payload: object = None,
         *,
         after: Iterable[str | UUID] = (),
-        unless: Unless = "wait",
+        on_failed_dependency: OnFailedDependency = "wait",
         **options: Any,
     ) -> None:
         """Adds a job; the rest as for NewJob, but that `after` may also name steps, before or after they are added.
@@ -56,7 +56,8 @@ class Workflow:
         if isinstance(after, str):
             raise UsageError(f"step {name!r}: after must be a list of steps' names and jobs' ids")
         before = list(after)
-        job = NewJob(queue, payload, after=[x for x in before if not isinstance(x, str)], unless=unless, **options)
+        ids = [each for each in before if not isinstance(each, str)]
+        job = NewJob(queue, payload, after=ids, on_failed_dependency=on_failed_dependency, **options)
         at = f"step {name!r}: "
         self._steps[name] = _Step(row(job, at), [x for x in before if isinstance(x, str)], waits(job, 0, at))
 
@@ -73,7 +74,7 @@ class Workflow:
         for number, name in enumerate(names):
             step = self._steps[name]
             if after := [by_name[each] for each in step.after] + list(step.waits.after):
-                waiting.append(Waits(number, after, step.waits.unless))
+                waiting.append(Waits(number, after, step.waits.on_failed_dependency))
         steps = inserts(ids, [self._steps[name].row for name in names]) + depends(ids, waiting)
         return answered(run(conn, steps), lambda _: by_name)
 

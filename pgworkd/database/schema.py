@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import anyio
@@ -12,30 +13,23 @@ from pgworkd.database.connection import Connection, ConnectionOptions
 from pgworkd.database.driver_errors import sqlstate_of
 from pgworkd.errors import DatabaseUnavailable, PgworkdError, SchemaAwaited, SchemaError
 
-VERSION = 1
-"""The schema this program speaks: `schema_version.version` as written by `schema.sql`."""
+VERSION = 2
+"""The schema this program speaks: `schema_version.version` as written by `99_finish.sql`."""
 PATIENCE_S = 300.0
 """How long `migrate` tries to get its locks, beside transactions that hold them."""
 _PAUSE_S, _PAUSE_S_MAX = 0.5, 5.0
 _LOCK = (1886873445, 0)
 """The advisory lock of a migration."""
 _IN_THE_WAY = {"55P03", "40P01"}
-# All that the script locks where it has been run before, at once and before it does any work: who writes to these
-# tables waits behind it for 200 ms at most, and then for the script. In the lock order; day partitions are not touched.
+_CHAPTER = re.compile(r"\\ir pgworkd/sql/((?:migrations/)?[0-9a-z_]+\.sql)")
+# The script's first step locks all that a second run changes, in the lock order, before it does any work: writers to
+# these tables wait behind it for 200 ms at most, and then for the script. Day partitions are not locked.
 _BEGIN = """
 BEGIN;
 SET LOCAL statement_timeout = 0;
 SET LOCAL lock_timeout = '60s';
 SELECT pg_catalog.pg_advisory_xact_lock(1886873445, 0);
 SET LOCAL lock_timeout = '200ms';
-DO $$
-BEGIN
-    IF to_regclass('pgworkd.audit') IS NOT NULL THEN
-        LOCK TABLE ONLY pgworkd.jobs, ONLY pgworkd.job_dependencies, ONLY pgworkd.result_waiters, ONLY pgworkd.batches,
-            ONLY pgworkd.batch_additions, ONLY pgworkd.schedules, ONLY pgworkd.queues, ONLY pgworkd.finished_jobs,
-            ONLY pgworkd.audit IN SHARE ROW EXCLUSIVE MODE;
-    END IF;
-END $$;
 """
 _END = "UPDATE pgworkd.schema_version SET script = 'MARK'; COMMIT;"
 _HOLDERS = """
@@ -48,12 +42,39 @@ _HOLDERS = """
 
 
 def text() -> str:
-    """The text of `schema.sql`: in an installed package, or beside it in a checkout."""
+    """The whole schema as SQL for one transaction: `schema.sql` with each chapter in the place of its `\\ir` line."""
     package = Path(__file__).parents[1]
     for path in (package / "schema.sql", package.parent / "schema.sql"):
         if path.is_file():
-            return path.read_text(encoding="utf-8")
+            return "".join(_lines(path, package / "sql"))
     raise SchemaError("schema.sql is missing from this installation: reinstall pgworkd")
+
+
+def script() -> str:
+    """The same with BEGIN and COMMIT, for psql or any other client."""
+    return f"BEGIN;\n{text()}COMMIT;\n"
+
+
+def _lines(contract: Path, chapters: Path) -> Iterator[str]:
+    """What psql would send, without its transaction; only `\\ir` of a chapter and `\\set` of its commands may stand."""
+    for number, line in enumerate(contract.read_text(encoding="utf-8").splitlines(keepends=True), start=1):
+        command = line.strip()
+        if found := _CHAPTER.fullmatch(command):
+            yield _chapter(chapters / found[1])
+        elif command.startswith("\\") and not command.startswith("\\set "):
+            raise SchemaError(f"{contract.name}, line {number}: {command.split()[0]} is no command of a schema")
+        elif not command.startswith("\\set ") and command not in ("BEGIN;", "COMMIT;"):
+            yield line
+
+
+def _chapter(path: Path) -> str:
+    """The text of one; SchemaError if it is missing, or holds a command of psql, which no server knows."""
+    if not path.is_file():
+        raise SchemaError(f"{path.name}, a part of the schema, is missing from this installation: reinstall pgworkd")
+    sql = path.read_text(encoding="utf-8")
+    if found := re.search(r"^\s*(\\\w*)", sql, re.M):
+        raise SchemaError(f"{path.name}: {found[1]} is no command of a schema")
+    return sql
 
 
 async def installed_version(connection: Connection) -> int | None:

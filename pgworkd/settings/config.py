@@ -59,23 +59,42 @@ class Settings(BaseSettings):
     dsn: SecretStr | None = Field(None, description="Database: postgresql://user:password@host:5432/database")
     app: str | None = Field(None, description="The application, module:attribute")
     queues: Annotated[dict[str, int | None], NoDecode] = Field(
-        default_factory=dict, description="Queues to work on, name or name=concurrency; none means all"
+        default_factory=dict, description="Queues to serve, name or name=concurrency; all if none"
     )
-    processes: int = Field(1, ge=1, le=64, description="Daemons to run, one process each; concurrency is per process")
-    lease_s: float = Field(30, ge=5, le=3600, description="A silent worker keeps its jobs for so long")
-    heartbeat_s: float = Field(10, ge=1, le=1200, description="Between renewals; at most lease_s / 3")
-    poll_s: float = Field(2, ge=0.05, le=10, description="Between looks at an idle queue, if no notice comes")
-    shutdown_s: float = Field(30, ge=0, le=86_400, description="Running jobs may finish within this at a stop")
-    connect_timeout_s: float = Field(10, ge=1, le=60, description="For a new connection to the database")
-    command_timeout_s: float = Field(10, ge=1, le=60, description="For one statement; below lease_s / 2")
-    transactions_max: int = Field(20, ge=1, le=500, description="Most connections for job.transaction()")
-    keep_days: int = Field(7, ge=1, le=3650, description="Finished jobs are kept for so long")
-    keep_dead_days: int = Field(30, ge=1, le=3650, description="Dead jobs are kept for so long")
-    log_level: LogLevel = Field("info", description="The least level that is logged")
+    processes: int = Field(
+        1, ge=1, le=64, description="Number of daemons to run, one process each; concurrency is per process"
+    )
+    lease_s: float = Field(
+        30,
+        ge=5,
+        le=3600,
+        description="Lease duration: jobs of a worker that stops renewing are taken over after this many seconds",
+    )
+    heartbeat_s: float = Field(
+        10, ge=1, le=1200, description="Seconds between renewals of the lease; at most lease_s / 3"
+    )
+    poll_s: float = Field(
+        2, ge=0.05, le=10, description="Seconds between polls of idle queues, in case a notification is lost"
+    )
+    shutdown_s: float = Field(30, ge=0, le=86_400, description="Seconds that running jobs may take to finish at a stop")
+    connect_timeout_s: float = Field(
+        10, ge=1, le=60, description="Seconds to wait for a new connection to the database"
+    )
+    command_timeout_s: float = Field(
+        10, ge=1, le=60, description="Seconds that one statement may take; less than lease_s / 2"
+    )
+    transactions_max: int = Field(20, ge=1, le=500, description="Maximum number of connections for job.transaction()")
+    keep_days: int = Field(7, ge=1, le=3650, description="Days for which finished jobs are kept")
+    keep_dead_days: int = Field(30, ge=1, le=3650, description="Days for which dead jobs are kept")
+    log_level: LogLevel = Field("info", description="Least severe level that is logged")
     log_format: LogFormat = Field("auto", description="auto: console on a terminal, else json")
-    slow_min_s: float = Field(1, ge=0, le=86_400, description="No run below this is called slow")
-    slow_factor: float = Field(5, ge=1, le=1000, description="A run this many times its usual length is slow")
-    worker_name: str = Field(default_factory=socket.gethostname, description="How this worker shows up")
+    slow_min_s: float = Field(
+        1, ge=0, le=86_400, description="No run shorter than this many seconds is reported as slow"
+    )
+    slow_factor: float = Field(
+        5, ge=1, le=1000, description="A run that takes this many times its usual length is reported as slow"
+    )
+    worker_name: str = Field(default_factory=socket.gethostname, description="Name of this worker in logs and lists")
 
     _origins: dict[str, str] = PrivateAttr(default_factory=dict)
     _notes: tuple[str, ...] = PrivateAttr(())

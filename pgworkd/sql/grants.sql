@@ -9,8 +9,8 @@
 --             ON CONFLICT need; never a payload or a result. Who also waits for results needs enqueuer and reader.
 --   reader    a dashboard: reads everything, changes nothing
 --
--- Functions run with their caller's rights, but for those that let someone do one thing which needs rights he had better not
--- have: see SECURITY DEFINER in schema.sql.
+-- Functions run with their caller's rights, except those of the owner in 98_plans.sql: each does one thing that needs rights
+-- which its callers had better not have.
 
 BEGIN;
 SET LOCAL search_path = pg_catalog, pg_temp;

@@ -182,7 +182,9 @@ class AnyProducer(Producer):
             async with connection.transaction():
                 first = await enqueue_many(connection, jobs[:-1])
                 last = jobs[-1]
-                await enqueue(connection, last.queue, last.payload, kind=last.kind, after=first, unless="run")
+                await enqueue(
+                    connection, last.queue, last.payload, kind=last.kind, after=first, on_failed_dependency="run"
+                )
         elif plan == self.tree:
             async with (
                 connection.transaction(),

@@ -19,7 +19,7 @@ class Bug:
     def command(self) -> tuple[str, ...]:
         """For `python -m`."""
         if self.tests:
-            return ("pytest", "-q", "-x", "-p", "no:cacheprovider", *self.tests.split())
+            return ("pytest", "-q", "-x", "-n", "0", "-m", "", "-p", "no:cacheprovider", *self.tests.split())
         faults = str(max(6, 2 * len(self.kinds.split(","))))
         return (
             "tests.chaos",
@@ -37,7 +37,7 @@ class Bug:
 
 
 def sql(name: str, old: str, new: str, kinds: str = "", tests: str = "") -> Bug:
-    """One in schema.sql."""
+    """One in schema.sql or a chapter of it."""
     return Bug(Planted(name, "schema.sql", old, new), kinds, tests)
 
 

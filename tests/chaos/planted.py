@@ -70,8 +70,7 @@ BUGS = (
     ),
     sql(
         "counted concurrency without a lock",
-        "        PERFORM lock_queue(p_queue);  -- what follows are statements of their own, so they see what its last"
-        " holder did\n",
+        "        PERFORM lock_queue(p_queue);\n",
         "        NULL;\n",
         kinds="burst,cut",
     ),
@@ -104,7 +103,7 @@ BUGS = (
         "a batch's key is free when its tree ends",
         "CASE WHEN r.cancelled_at IS NULL AND r.dedupe_until > clock() THEN r.dedupe_until END",
         "NULL",
-        tests="tests/stories/test_12_readme.py",
+        tests="tests/docs/test_blocks.py",
     ),
     sql(
         "a tree that is opened again stays finished",

@@ -49,8 +49,9 @@ BUGS = (
     ),
     sql(
         "whoever is promoted is not seen by claims that are past it",
-        "    UPDATE jobs j SET status = 'pending', promoted = clock_after_waiting()  -- for the queue: see pick()",
-        "    UPDATE jobs j SET status = 'pending'",
+        "        -- for the queue: see pick()\n"
+        "        UPDATE jobs j SET status = 'pending', promoted = clock_after_waiting()",
+        "        UPDATE jobs j SET status = 'pending'",
         tests="tests/sql/test_claim_places.py",
     ),
     sql(

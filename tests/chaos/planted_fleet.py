@@ -43,8 +43,8 @@ BUGS = (
     ),
     sql(
         "a heartbeat renews whatever has the id",
-        "    WHERE w.id = p_worker AND w.token = p_token AND w.lost_at IS NULL;",
-        "    WHERE w.id = p_worker AND w.lost_at IS NULL;",
+        "    WHERE w.id = p_worker AND w.token = p_token AND w.lost_at IS NULL;\n    RETURN FOUND;",
+        "    WHERE w.id = p_worker AND w.lost_at IS NULL;\n    RETURN FOUND;",
         tests="tests/sql/test_fence.py tests/engine/test_failover.py",
     ),
     sql(

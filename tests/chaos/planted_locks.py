@@ -68,8 +68,8 @@ BUGS = (
     ),
     sql(
         "rescue waits for what is locked",
-        "                   LIMIT p_limit FOR UPDATE OF j SKIP LOCKED);\n    RETURN QUERY\n",
-        "                   LIMIT p_limit FOR UPDATE OF j);\n    RETURN QUERY\n",
+        "                   LIMIT p_limit FOR UPDATE OF j SKIP LOCKED);\n    RETURN QUERY\n    SELECT t.id, t.queue",
+        "                   LIMIT p_limit FOR UPDATE OF j);\n    RETURN QUERY\n    SELECT t.id, t.queue",
         tests=f"tests/sql/test_rescue.py {_OPEN}",
     ),
     python(

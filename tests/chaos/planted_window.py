@@ -7,8 +7,8 @@ from tests.planting import Planted
 
 BUGS = (
     Bug(
-        Planted("README's tour names a queue that the app lacks", "README.md", "thumbnail=4", "ocr=4"),
-        tests="tests/stories/test_12_readme.py",
+        Planted("README names a queue that the app lacks", "README.md", "enqueue welcome '", "enqueue welcom '"),
+        tests="tests/docs/test_blocks.py",
     ),
     python(
         "systemd ends a start that waits for the database",

@@ -115,7 +115,9 @@ class Producer:
         elif plan == self.flow:
             async with connection.transaction():
                 first = await enqueue_many(connection, jobs[:2])
-                await enqueue(connection, "mixed", jobs[2].payload, kind="plain", after=first, unless="run")
+                await enqueue(
+                    connection, "mixed", jobs[2].payload, kind="plain", after=first, on_failed_dependency="run"
+                )
         elif plan == self.tree:
             async with (
                 connection.transaction(),

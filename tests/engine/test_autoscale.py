@@ -210,7 +210,7 @@ async def test_without_an_answer_from_the_database_nothing_changes(play: Play) -
 
     def unanswered() -> list[dict[str, Any]]:
         """Which of the two: who gives up first, the server or we."""
-        return events(run, "statement.failed") + events(run, "database.outage")
+        return events(run, "statement.failed") + events(run, "database.unavailable")
 
     await until(lambda: len(unanswered()) > 0, limit_s=20)
     assert unanswered()[0]["part"] == "autoscale"
@@ -236,13 +236,13 @@ async def test_a_stop_does_not_wait_for_an_answer(play: Play) -> None:
         asked_s = time.monotonic()
         assert await ended(run) == 0
         assert time.monotonic() - asked_s < 5, "the answer would come after 8 s"
-    assert not events(run, "database.outage")
+    assert not events(run, "database.unavailable")
 
 
 async def test_workers_are_started_though_the_database_is_away(play: Play) -> None:
     run = play("--min=2", PGWORKD_DSN=NOBODY)
     await play.says("up", 2)
-    assert len(await logged(run, "database.outage")) == 1
+    assert len(await logged(run, "database.unavailable")) == 1
     run.stop()
     assert await ended(run) == 0
 

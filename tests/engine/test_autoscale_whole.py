@@ -92,23 +92,23 @@ def test_an_unknown_metric_is_refused_with_the_choices(clean: None) -> None:
         assert f"'{name}'" in result.stderr
 
 
-def yaml_of_the_readme() -> list[tuple[int, str, str]]:
-    """(indent, key, value) of each line of the ScaledObject in the README."""
-    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-    (block,) = re.findall(r"```yaml\n(apiVersion: keda\.sh/.*?)```", readme, re.S)
+def yaml_of_the_docs() -> list[tuple[int, str, str]]:
+    """(indent, key, value) of each line of the ScaledObject in docs/scaling.md."""
+    page = (Path(__file__).parents[2] / "docs" / "scaling.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```yaml\n(apiVersion: keda\.sh/.*?)```", page, re.S)
     lines = [re.fullmatch(r"([ -]*)(\w+):(?: (.*?))?(?:  # .*)?", line) for line in block.splitlines()]
     assert all(lines), block
     return [(len(line[1]), line[2], line[3] or "") for line in lines if line]
 
 
-def test_the_scaled_object_in_the_readme_has_what_keda_requires() -> None:
+def test_the_scaled_object_in_the_docs_has_what_keda_requires() -> None:
     """https://keda.sh/docs/latest/reference/scaledobject-spec and .../docs/latest/scalers/postgresql.
 
     As checked by pkg/scalers/postgresql_scaler.go of kedacore/keda: `query`, a `targetQueryValue` other than 0, and
     a `connection`, which `connectionFromEnv` names, in place of host, port, userName, dbName and sslmode. All
     values of a trigger's metadata are strings.
     """
-    lines = yaml_of_the_readme()
+    lines = yaml_of_the_docs()
     flat = {key: value for _, key, value in lines}
     assert (flat["apiVersion"], flat["kind"]) == ("keda.sh/v1alpha1", "ScaledObject")
     keys = [key for _, key, _ in lines]
@@ -128,8 +128,8 @@ def test_the_scaled_object_in_the_readme_has_what_keda_requires() -> None:
     assert all(re.fullmatch(r'"[^"\\]+"|[A-Z_]+', value) for value in metadata.values()), "strings"
 
 
-def test_the_query_in_the_readme_answers_with_the_same_number(busy: Shell) -> None:
-    (query,) = (value.strip('"') for _, key, value in yaml_of_the_readme() if key == "query")
+def test_the_query_in_the_docs_answers_with_the_same_number(busy: Shell) -> None:
+    (query,) = (value.strip('"') for _, key, value in yaml_of_the_docs() if key == "query")
     rows = busy.db.execute(query.encode()).fetchall()
     assert rows == [(2,)]
     assert busy("stats", "--metric", "depth", "--queue", "embedding").stdout == "2\n"

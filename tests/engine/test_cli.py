@@ -139,7 +139,7 @@ def test_migrate_tells_both_versions_and_may_be_repeated(shell: Shell, empty_dsn
     told = f"before, {schema.VERSION} now\n"
     assert shell("migrate", "--dsn", empty_dsn).stdout == f"schema version: none {told}"
     assert shell("migrate", "--dsn", empty_dsn).stdout == f"schema version: {schema.VERSION} {told}"
-    assert run_bare("migrate", "--print").stdout == schema.text()
+    assert run_bare("migrate", "--print").stdout == schema.script()
 
 
 # Jobs

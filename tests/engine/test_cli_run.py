@@ -175,7 +175,7 @@ def test_a_stop_while_the_app_is_imported_is_clean(start: Start, tmp_path: Path)
 
 def test_a_stop_while_the_database_is_away_is_clean(start: Start) -> None:
     run = start("run", "--app", "notes:app", PGWORKD_DSN=NOBODY, PGWORKD_LOG_FORMAT="json")
-    assert "no connection to the database" in run.event("database.outage")["error"]
+    assert "no connection to the database" in run.event("database.unavailable")["error"]
     run.stop()
     assert run.ends() == 0
 

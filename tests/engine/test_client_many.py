@@ -86,7 +86,7 @@ async def test_every_field_is_stored(opener: Any, dsn: str, db: asyncpg.Connecti
 
     row = dict(await db.fetchrow("SELECT * FROM pgworkd.jobs WHERE id = $1", job_id) or {})
     wanted = {**dataclasses.asdict(job), "status": "pending", "yields": True}
-    for name in ("delay", "dedupe_for", "on_retry", "after", "unless"):
+    for name in ("delay", "dedupe_for", "on_retry", "after", "on_failed_dependency"):
         del wanted[name]
     found = {**row, "payload": json.loads(row["payload"]), "meta": json.loads(row["meta"])}
     assert {name: found[name] for name in wanted} == wanted

@@ -1,4 +1,4 @@
-"""What a DBA reads in README holds: data alone is restored as it says, else refused; row security; no notification."""
+"""What a DBA reads in the docs holds: data alone is restored as said, else refused; row security; no notification."""
 
 from __future__ import annotations
 

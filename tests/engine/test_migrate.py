@@ -83,11 +83,11 @@ async def test_migrate_on_a_server_that_only_reads_says_so(empty_dsn: str) -> No
 
 
 async def test_migrate_refuses_a_newer_schema_and_leaves_it_alone(dsn: str, db: asyncpg.Connection[Any]) -> None:
-    await db.execute("UPDATE pgworkd.schema_version SET version = 2; DROP VIEW pgworkd.all_jobs")
+    await db.execute("UPDATE pgworkd.schema_version SET version = version + 1; DROP VIEW pgworkd.all_jobs")
     with pytest.raises(SchemaError, match="newer than this program"):
         await schema.migrate(connection(dsn))
     assert await db.fetchval("SELECT to_regclass('pgworkd.all_jobs')") is None
-    assert await db.fetchval("SELECT version FROM pgworkd.schema_version") == 2
+    assert await db.fetchval("SELECT version FROM pgworkd.schema_version") == schema.VERSION + 1
 
 
 async def test_a_migration_that_fails_half_way_changes_nothing(empty_dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:

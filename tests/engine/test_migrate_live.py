@@ -111,7 +111,7 @@ async def test_a_migration_from_version_0_raises_the_version(dsn: str, db: async
 
 
 async def test_the_script_alone_does_not_touch_a_newer_schema(dsn: str, db: asyncpg.Connection[Any]) -> None:
-    await db.execute("UPDATE pgworkd.schema_version SET version = 2; DROP VIEW pgworkd.job_progress")
+    await db.execute("UPDATE pgworkd.schema_version SET version = version + 1; DROP VIEW pgworkd.job_progress")
     with pytest.raises(asyncpg.PostgresError, match="newer than this script"):
         await db.execute(schema.text())
     assert await db.fetchval("SELECT to_regclass('pgworkd.job_progress')") is None
@@ -133,9 +133,9 @@ async def test_a_daemon_claims_nothing_under_a_newer_schema_and_settles_what_run
     async with running(app, dsn) as (daemon, seen):
         job_id = await insert(db, "q")
         await began.wait()
-        await db.execute("UPDATE pgworkd.schema_version SET version = 2")
+        await db.execute("UPDATE pgworkd.schema_version SET version = version + 1")
         told = await seen.wait(events.SCHEMA_NEWER)
-        assert (told["found"], told["ours"]) == (2, schema.VERSION)
+        assert (told["found"], told["ours"]) == (schema.VERSION + 1, schema.VERSION)
         assert "upgrade" in daemon.status()
         waiting_id = await insert(db, "q")
         gate.set()
@@ -178,7 +178,9 @@ async def test_a_daemon_with_an_older_schema_waits_for_migrate_and_may_be_stoppe
     await db.execute("UPDATE pgworkd.schema_version SET version = 0")
     async with starting(dsn) as (daemon, seen):
         told = await seen.wait(events.SCHEMA_AWAITED)
-        assert told["error"] == "the schema is at version 0, this program needs 1: run pgworkd migrate"
+        assert told["error"] == (
+            f"the schema is at version 0, this program needs {schema.VERSION}: run pgworkd migrate"
+        )
         daemon.request_stop()
         with anyio.fail_after(2):
             await seen.wait(events.DAEMON_STOPPED, exit_code=0)

@@ -86,7 +86,7 @@ async def test_a_daemon_tells_nothing_of_it_from_start_to_end(
         assert await until(waits_for_status(db, await insert(db, queue), "dead"))
     cut = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name LIKE 'pgworkd %'"
     assert await db.fetchval(cut + " AND datname = current_database()")
-    run.says("database.outage")
+    run.says("database.unavailable")
     run.says("database.recovered")
     looks = await insert(db, "looks")
     assert await until(waits_for_status(db, looks, "completed"))

@@ -22,7 +22,9 @@ async def test_a_job_after_others_by_each_driver(opener: Any, dsn: str, db: asyn
     async with opener(dsn, autocommit=True) as caller:
         first, second = await settled(enqueue_many(caller.conn, [NewJob("q"), NewJob("q")]))
         third = await settled(enqueue(caller.conn, "q", after=[first, second]))
-        (fourth,) = await settled(enqueue_many(caller.conn, [NewJob("q", after=(i for i in [third]), unless="run")]))
+        (fourth,) = await settled(
+            enqueue_many(caller.conn, [NewJob("q", after=(i for i in [third]), on_failed_dependency="run")])
+        )
     rows = await db.fetch("SELECT id, status::text, waiting_on FROM pgworkd.jobs ORDER BY id")
     assert [tuple(row) for row in rows] == [
         *((first, "pending", 0), (second, "pending", 0), (third, "blocked", 2), (fourth, "blocked", 1))
@@ -81,8 +83,8 @@ async def test_a_dead_step_holds_up_the_flow_until_it_is_replayed(dsn: str, db: 
     flow = Workflow()
     flow.add("pay", "pay")
     flow.add("thank", "told", after=["pay"])
-    flow.add("log", "told", after=["pay"], unless="run")
-    flow.add("offer", "told", after=["pay"], unless="cancel")
+    flow.add("log", "told", after=["pay"], on_failed_dependency="run")
+    flow.add("offer", "told", after=["pay"], on_failed_dependency="cancel")
     ids = await flow.enqueue(db)
     async with running(app, dsn):
         await until(waits_for_status(db, ids["log"], "completed"))
@@ -116,7 +118,10 @@ async def test_bad_dependencies_are_refused(db: asyncpg.Connection[Any]) -> None
     for job, says in (
         (NewJob("q", after=["x"]), r"jobs\[0\].after must be a list of jobs' ids"),  # type: ignore[list-item]
         (NewJob("q", after=NOBODY), r"jobs\[0\].after must be a list of jobs' ids"),  # type: ignore[arg-type]
-        (NewJob("q", after=[NOBODY], unless="no"), r"jobs\[0\].unless must be one of wait, cancel, run"),  # type: ignore[arg-type]
+        (
+            NewJob("q", after=[NOBODY], on_failed_dependency="no"),
+            r"jobs\[0\].on_failed_dependency must be one of wait, cancel, run",
+        ),  # type: ignore[arg-type]
     ):
         with pytest.raises(UsageError, match=says):
             enqueue_many(db, [job])

@@ -176,7 +176,8 @@ async def test_priority_ageing_goes_and_the_other_limits_stay(db: Db) -> None:
         "ALTER TABLE pgworkd.queues DROP COLUMN limited, ADD COLUMN ageing_s pgworkd.period_s;"
         " ALTER TABLE pgworkd.queues ADD COLUMN limited boolean GENERATED ALWAYS AS"
         " (num_nonnulls(max_running, limit_per_key, rate, rate_per_key, ageing_s) > 0 OR fair) STORED;"
-        " INSERT INTO pgworkd.queues (name, ageing_s, max_running) VALUES ('q', 60, NULL), ('r', 60, 5)"
+        " INSERT INTO pgworkd.queues (name, ageing_s, max_running) VALUES ('q', 60, NULL), ('r', 60, 5);"
+        " UPDATE pgworkd.schema_version SET version = 1"
     )
     await db.execute(schema.text())
     assert await db.fetch("SELECT name, limited FROM pgworkd.queues ORDER BY name") == [("q", False), ("r", True)]

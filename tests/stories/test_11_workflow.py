@@ -42,7 +42,7 @@ def nightly() -> Workflow:
     for shard in SHARDS:
         flow.add(shard, "step", {"name": shard}, after=["fetch"])
     flow.add("report", "step", {"name": "report"}, after=SHARDS)
-    flow.add("clean up", "step", {"name": "clean up"}, after=SHARDS, unless="run")
+    flow.add("clean up", "step", {"name": "clean up"}, after=SHARDS, on_failed_dependency="run")
     return flow
 
 

@@ -164,7 +164,7 @@ async def test_a_switch_over_by_logical_replication_loses_nothing_and_runs_nothi
             async with fleet.at_work(old_dsn):
                 count = await add(old, "copied")
                 await until(lambda: old.fetchval("SELECT count(*) > 20 FROM pgworkd.finished_jobs"))
-                # What README says.
+                # As docs/operating.md says.
                 await old.execute(
                     "CREATE PUBLICATION moving FOR TABLES IN SCHEMA pgworkd WITH (publish_via_partition_root)"
                 )

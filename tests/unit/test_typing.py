@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.docs.markdown import NAMES, blocks
 from tests.planting import ROOT
-from tests.stories.test_12_readme import blocks
 
 PROGRAM = '''
 """What a user may write, with every name that the package offers at its top."""
@@ -53,7 +53,7 @@ async def work(dsn: str) -> None:
     job_id: UUID = await enqueue(connection, "embedding", Note(note=7), delay=30)
     flow = Workflow()
     flow.add("extract", "etl", {"day": 7})
-    flow.add("load", "etl", after=["extract"], unless="run")
+    flow.add("load", "etl", after=["extract"], on_failed_dependency="run")
     ids = await flow.enqueue(connection)
     await Batch(connection, job_id).add({"employee": n} for n in range(3))
     try:
@@ -79,8 +79,8 @@ def strict(directory: Path, *files: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_users_program_passes_mypy_strict(tmp_path: Path) -> None:
-    tour = blocks("A tour", "python")[0]
-    (tmp_path / "notes.py").write_text(tour, encoding="utf-8")
+    (tour,) = [block for block in blocks("docs/handlers.md") if block.module]
+    (tmp_path / "notes.py").write_text(tour.text, encoding="utf-8")
     (tmp_path / "program.py").write_text(PROGRAM.lstrip("\n"), encoding="utf-8")
     (tmp_path / "wrong.py").write_text("from pgworkd import App\n\nApp().handler(7)\n", encoding="utf-8")
     found = strict(tmp_path, "notes.py", "program.py", "wrong.py")
@@ -89,12 +89,21 @@ def test_a_users_program_passes_mypy_strict(tmp_path: Path) -> None:
     ], found.stdout + found.stderr
 
 
+def test_the_modules_of_the_docs_pass_mypy_strict(tmp_path: Path) -> None:
+    modules = [block for page in NAMES for block in blocks(page) if block.module]
+    files = [tmp_path / f"module_{number}.py" for number in range(len(modules))]
+    for file, block in zip(files, modules, strict=True):
+        file.write_text(block.text, encoding="utf-8")
+    found = strict(tmp_path, *(file.name for file in files))
+    assert found.returncode == 0, [*map(str, zip(files, modules, strict=True)), found.stdout + found.stderr]
+
+
 def test_the_wheel_says_that_it_is_typed(tmp_path: Path) -> None:
     pytest.importorskip("hatchling")
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     (wheel,) = tmp_path.glob("*.whl")
-    assert {"pgworkd/py.typed", "pgworkd/schema.sql", "pgworkd/sql/grants.sql"} <= set(
-        zipfile.ZipFile(wheel).namelist()
-    )
+    held = set(zipfile.ZipFile(wheel).namelist())
+    chapters = {path.relative_to(ROOT).as_posix() for path in (ROOT / "pgworkd" / "sql").rglob("*.sql")}
+    assert {"pgworkd/py.typed", "pgworkd/schema.sql", "pgworkd/sql/grants.sql", *chapters} <= held

@@ -1,0 +1,286 @@
+-- Claiming: due jobs of a queue for a worker, in order of (priority, run_at, id).
+
+DO $$
+BEGIN
+    IF to_regtype('pgworkd.claim_place') IS NULL THEN
+        -- How far the claims of one pool have come in one priority, of the jobs with keys or of
+        -- those without: see pick(). Times are microseconds since the epoch, so that the text is
+        -- exact whatever the session's settings.
+        CREATE TYPE claim_place AS (keyed boolean, priority int, run_at bigint, id uuid,
+                                    promoted bigint);
+    END IF;
+END $$;
+
+-- The three classes of jobs that wait for a claim, as the indexes of `jobs` have them; all are
+-- inlined. Without a key: claims take such a job as it comes.
+CREATE OR REPLACE FUNCTION waits_plain(j jobs) RETURNS boolean LANGUAGE sql IMMUTABLE
+    RETURN j.status IN ('pending', 'failed') AND j.losses < 2 AND j.serialize_key IS NULL
+        AND j.limit_key IS NULL;
+
+-- With a key that another job may hold, or whose limits may be reached.
+CREATE OR REPLACE FUNCTION waits_keyed(j jobs) RETURNS boolean LANGUAGE sql IMMUTABLE
+    RETURN j.status IN ('pending', 'failed') AND j.losses < 2
+        AND (j.serialize_key IS NOT NULL OR j.limit_key IS NOT NULL);
+
+-- Lost with its worker twice, and perhaps the cause.
+CREATE OR REPLACE FUNCTION waits_suspect(j jobs) RETURNS boolean LANGUAGE sql IMMUTABLE
+    RETURN j.status IN ('pending', 'failed') AND j.losses > 1;
+
+-- True unless the job has expired: a job that was started once cannot expire.
+CREATE OR REPLACE FUNCTION in_time(j jobs, p_at timestamptz) RETURNS boolean LANGUAGE sql IMMUTABLE
+    RETURN j.expires_at IS NULL OR j.expires_at > p_at OR j.attempts > 0;
+
+-- True if both take about p_bytes as text, or less, judged by their headers without decompressing
+-- them. A compressed value may be many times larger. Inlined.
+CREATE OR REPLACE FUNCTION is_within(p_payload jsonb, p_meta jsonb, p_bytes int)
+RETURNS boolean LANGUAGE sql STABLE
+    RETURN pg_column_size(p_payload) + coalesce(pg_column_size(p_meta), 0) <= CASE
+        WHEN pg_column_compression(p_payload) IS NULL
+            AND pg_column_compression(p_meta) IS NULL THEN p_bytes ELSE p_bytes / 16 END;
+
+-- Takes up to p_limit due jobs of a queue for a worker, in order of priority (higher first),
+-- run_at, id.
+-- Each priority is a range of the index, entered at its first row and left at the first that is
+-- not due: a million future rows cost nothing. While a transaction holds back vacuum, index
+-- entries of ended jobs pile up at the head of each range, so callers may pass how far they have
+-- come: at p_priorities[i] (descending) the claim begins behind (p_run_ats[i], p_positions[i]),
+-- run_at in seconds since the epoch; other priorities are found in the gaps between those. Where
+-- jobs have keys or the queue has limits, pick() chooses.
+-- p_kinds and p_budgets give the max_attempts of kinds that differ from 3, for jobs that have
+-- none. Jobs of the kinds in p_without are left for other workers.
+-- The answer must fit into the buffers between server and client (208 KiB for a Unix socket, far
+-- more for TCP): until it is sent the locks are held, and a frozen client receives nothing. So
+-- each job gets an equal share of 360 kB, or over a Unix socket of 180 kB and at most 500 jobs; a
+-- larger payload and meta are NULL, and payloads() returns them.
+-- Rows without an id come last. If a rate holds jobs back: `created_at` is in how many seconds to
+-- ask again. With p_without, one for each `priority` in which only locked jobs and jobs of those
+-- kinds are left up to `run_at`: the next claim may begin behind them. (Up to a second ago: jobs
+-- due since then may not be committed yet.) If pick() chooses and the caller gives p_places ('{}'
+-- at first): a row whose `payload` is what to pass the next time. p_reach_s: begin this far before
+-- those places (NULL: at every head); p_since: and no later than that run_at. Finding new places
+-- has a cost: with p_renew = false the old ones may be returned.
+-- Locks the worker's row FOR KEY SHARE (so that rescue() and a claim exclude each other, and
+-- heartbeats do not wait), the queue where keys or limits count, then due rows with SKIP LOCKED.
+-- Raises PW001 if the worker's lease is gone.
+CREATE OR REPLACE FUNCTION claim(p_worker int, p_queue text, p_limit int,
+                                 p_kinds text[] DEFAULT '{}', p_budgets int[] DEFAULT '{}',
+                                 p_priorities int[] DEFAULT '{}', p_run_ats float8[] DEFAULT '{}',
+                                 p_positions uuid[] DEFAULT '{}', p_token uuid DEFAULT NULL,
+                                 p_without text[] DEFAULT '{}', p_places text DEFAULT NULL,
+                                 p_reach_s float8 DEFAULT 0, p_since float8 DEFAULT NULL,
+                                 p_renew boolean DEFAULT true)
+RETURNS TABLE (id uuid, kind text, payload text, attempt int, failures int, max_attempts int,
+               timeout_s real, priority int, losses int, run_at float8, created_at float8,
+               schedule text, occurrence float8, meta text, serialize_key text)
+LANGUAGE plpgsql VOLATILE AS $$
+#variable_conflict use_column
+DECLARE
+    v_now      timestamptz := clock();
+    v_rows     tid[] := '{}';
+    v_room     int;
+    v_above    bigint := 2147483648;             -- priorities from here on are done
+    v_known    int := 1;                         -- the next of p_priorities
+    v_next     bigint;
+    v_priority int;
+    v_from     timestamptz;
+    v_id       uuid;
+    v_probes   int := 0;
+    v_special  boolean := cardinality(p_kinds) > 0;
+    v_paused   boolean;
+    -- one is due: whether the first has a serialize_key
+    v_suspect  boolean;
+    v_locked   boolean;
+    -- there may be priorities that the caller does not know
+    v_gaps     boolean;
+    v_limited  boolean;
+    v_rated    boolean;
+    v_chosen   boolean;                          -- pick() chooses: some waiting job has a key
+    v_allowed  int;                              -- by the queue's own limits
+    v_tcp      boolean := inet_client_addr() IS NOT NULL;
+    -- bytes of payload and meta that each job may answer with
+    v_share    int;
+    v_again_s  float8;                           -- when a rate of the queue, ...
+    v_turn_s   float8;                           -- ... or of a key, will allow the next start
+    -- priorities with nothing left but jobs for other workers
+    v_passed   int[] := '{}';
+    v_places   claim_place[];                    -- as p_places, and after this claim
+BEGIN
+    PERFORM FROM workers w
+    WHERE w.id = p_worker AND (p_token IS NULL OR w.token = p_token) AND w.lost_at IS NULL
+      AND w.lease_until > v_now FOR KEY SHARE;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'worker % has no lease', p_worker USING ERRCODE = 'PW001',
+            HINT = 'Its lease ran out and its jobs were taken back: register again.';
+    END IF;
+    -- One statement for all checks, because with few jobs these cost more than the claim itself.
+    SELECT coalesce(q.paused_until > v_now, false), coalesce(q.limited, false),
+           q.rate IS NOT NULL OR q.rate_per_key IS NOT NULL,
+           CASE WHEN coalesce(p_places, '{}') = '{}' THEN EXISTS (SELECT FROM jobs j
+                   WHERE j.queue = p_queue AND waits_keyed(j))
+                WHEN p_reach_s = 0 AND p_since IS NULL
+                    THEN keyed_behind(p_queue, p_places::claim_place[])
+                ELSE keyed_behind(p_queue, starts(p_places::claim_place[], p_reach_s, p_since)) END,
+           (SELECT j.serialize_key IS NOT NULL FROM jobs j
+            WHERE j.queue = p_queue AND waits_suspect(j) AND j.run_at <= v_now
+            ORDER BY j.priority DESC, j.run_at, j.id LIMIT 1),
+           cardinality(p_priorities) <> 1
+           OR EXISTS (SELECT FROM jobs j WHERE j.queue = p_queue AND waits_plain(j)
+                      AND j.priority > p_priorities[1])
+           OR EXISTS (SELECT FROM jobs j WHERE j.queue = p_queue AND waits_plain(j)
+                      AND j.priority < p_priorities[1])
+    INTO v_paused, v_limited, v_rated, v_chosen, v_suspect, v_gaps
+    FROM (SELECT) one LEFT JOIN queues q ON q.name = p_queue;
+    IF v_paused THEN
+        RETURN;
+    END IF;
+    v_room := CASE WHEN v_tcp THEN p_limit ELSE least(p_limit, 500) END;
+    v_locked := v_limited OR v_chosen OR coalesce(v_suspect, false);
+    IF v_locked THEN
+        -- the statements that follow see what its last holder has committed
+        PERFORM lock_queue(p_queue);
+        -- otherwise all that waited would be charged to the time at which they began to wait
+        v_now := clock_after_waiting();
+    END IF;
+    IF v_limited THEN
+        SELECT a.room, a.again_s INTO v_room, v_again_s FROM allowance(p_queue, v_room, v_now) a;
+    END IF;
+    v_allowed := v_room;
+
+    -- One suspect at a time per worker. Two claims of one worker may overlap: the lock lets one
+    -- check, in a statement of its own, so that it sees what the other has committed.
+    IF v_room > 0 AND v_suspect IS NOT NULL THEN
+        IF pg_try_advisory_xact_lock(1886873444, p_worker) THEN
+            IF NOT EXISTS (SELECT FROM jobs j WHERE j.worker_id = p_worker AND j.status = 'running'
+                             AND j.losses > 1) THEN
+                v_rows := ARRAY(
+                    SELECT j.ctid FROM jobs j
+                    WHERE j.queue = p_queue AND waits_suspect(j)
+                      AND j.run_at <= v_now AND in_time(j, v_now)
+                      AND coalesce(j.kind, j.queue)::text <> ALL (p_without)
+                      AND (j.serialize_key IS NULL OR v_locked
+                           AND key_is_free(j.queue, j.serialize_key, j.status = 'failed'
+                                           AND NOT j.yields, j.run_at, j.id))
+                      AND (NOT v_limited OR key_has_room(j.queue, j.limit_key, v_now))
+                    ORDER BY j.priority DESC, j.run_at, j.id LIMIT 1 FOR UPDATE SKIP LOCKED);
+            END IF;
+        END IF;
+    END IF;
+
+    v_room := v_room - cardinality(v_rows);
+    IF v_chosen AND v_room > 0 THEN
+        SELECT v_rows || p.picked, p.again_s, p.places INTO v_rows, v_turn_s, v_places
+        FROM pick(p_queue, v_room, v_rows, v_now, p_without, p_places::claim_place[], p_reach_s,
+                  p_since, p_renew) p;
+        v_room := 0;
+    END IF;
+    WHILE v_room > 0 AND v_probes < 200 LOOP
+        v_next := coalesce(p_priorities[v_known], -2147483649);
+        v_priority := NULL;
+        -- is there a priority that the caller does not know?
+        IF v_gaps AND v_above > v_next + 1 THEN
+            SELECT j.priority INTO v_priority FROM jobs j
+            WHERE j.queue = p_queue AND waits_plain(j)
+              AND j.priority < v_above AND j.priority > v_next
+            ORDER BY j.priority DESC LIMIT 1;
+        END IF;
+        IF v_priority IS NOT NULL THEN
+            v_from := '-infinity';
+            v_id := '00000000-0000-0000-0000-000000000000';
+        ELSE
+            EXIT WHEN v_known > cardinality(p_priorities);
+            v_priority := p_priorities[v_known];
+            v_from := to_timestamp(p_run_ats[v_known]);
+            v_id := p_positions[v_known];
+            v_known := v_known + 1;
+        END IF;
+        v_rows := v_rows || ARRAY(
+            SELECT j.ctid FROM jobs j
+            WHERE j.queue = p_queue AND j.priority = v_priority AND waits_plain(j)
+              AND j.run_at <= v_now AND (j.run_at, j.id) > (v_from, v_id)
+              AND in_time(j, v_now) AND coalesce(j.kind, j.queue)::text <> ALL (p_without)
+            ORDER BY j.run_at, j.id LIMIT v_room FOR UPDATE SKIP LOCKED);
+        v_room := v_allowed - cardinality(v_rows);
+        IF v_room > 0 AND cardinality(p_without) > 0 THEN
+            v_passed := v_passed || v_priority;
+        END IF;
+        v_above := v_priority;
+        v_probes := v_probes + 1;
+    END LOOP;
+    -- More priorities than anyone should use: the rest in one walk, which is slower but still in
+    -- order.
+    IF v_room > 0 AND v_probes >= 200 THEN
+        v_rows := v_rows || ARRAY(
+            SELECT j.ctid FROM jobs j
+            WHERE j.queue = p_queue AND j.priority < v_above AND waits_plain(j)
+              AND j.run_at <= v_now AND in_time(j, v_now)
+              AND coalesce(j.kind, j.queue)::text <> ALL (p_without)
+            ORDER BY j.priority DESC, j.run_at, j.id LIMIT v_room FOR UPDATE SKIP LOCKED);
+    END IF;
+
+    IF v_rated THEN
+        PERFORM spend(p_queue, v_rows, v_now);
+    END IF;
+    -- that for the other columns
+    v_share := CASE WHEN v_tcp THEN 360000 ELSE 180000 END / greatest(cardinality(v_rows), 1) - 140;
+    RETURN QUERY
+    WITH taken AS (
+        UPDATE jobs j
+        SET status = 'running', worker_id = p_worker, started_at = v_now,
+            attempts = least(j.attempts, 2147483646) + 1,  -- one absurd row must not stop the queue
+            max_attempts = CASE WHEN v_special THEN coalesce(j.max_attempts,
+                p_budgets[array_position(p_kinds, coalesce(j.kind, j.queue)::text)], 3)
+                    ELSE j.max_attempts END
+        WHERE j.ctid = ANY (v_rows)
+        RETURNING j.id, coalesce(j.kind, j.queue)::text,
+            CASE WHEN is_within(j.payload, j.meta, v_share) THEN j.payload::text END,
+                  j.attempts, j.failures, coalesce(j.max_attempts::int, 3), j.timeout_s::real,
+                  j.priority, j.losses, date_part('epoch', j.run_at) AS run_at,
+                  date_part('epoch', j.created_at), j.schedule::text,
+                  date_part('epoch', j.occurrence), CASE WHEN j.meta IS NOT NULL
+                          AND is_within(j.payload, j.meta, v_share) THEN j.meta::text END,
+                  j.serialize_key::text
+    )
+    SELECT * FROM taken t ORDER BY t.priority DESC, t.run_at, t.id;
+    created_at := least(v_turn_s, CASE WHEN cardinality(v_rows) >= v_allowed THEN v_again_s END);
+    payload := v_places::text;
+    IF created_at IS NOT NULL OR payload IS NOT NULL THEN
+        RETURN NEXT;
+    END IF;
+    created_at := NULL;
+    payload := NULL;
+    run_at := date_part('epoch', v_now) - 1;
+    FOREACH priority IN ARRAY v_passed LOOP
+        RETURN NEXT;
+    END LOOP;
+END $$;
+
+-- Payload and meta of running attempts whose claim did not return them, in the order given, up to
+-- p_bytes of text. For an attempt that no longer runs, by the fence of the settles, the payload is
+-- NULL. Locks nothing.
+CREATE OR REPLACE FUNCTION payloads(p_ids uuid[], p_attempts int[], p_bytes int,
+                                    p_worker int DEFAULT NULL, p_token uuid DEFAULT NULL)
+RETURNS TABLE (id uuid, payload text, meta text)
+LANGUAGE plpgsql STABLE AS $$
+#variable_conflict use_column
+DECLARE
+    v_payload jsonb;
+    v_meta    jsonb;
+    v_bytes   bigint;
+BEGIN
+    FOR id, v_payload, v_meta IN
+        SELECT u.id, j.payload, j.meta
+        FROM unnest(p_ids, p_attempts) WITH ORDINALITY u (id, attempt, place)
+        LEFT JOIN jobs j ON j.id = u.id AND j.attempts = u.attempt AND j.worker_id IS NOT NULL
+            AND (p_worker IS NULL OR j.worker_id = p_worker
+                 AND NOT EXISTS (SELECT FROM workers w
+                                 WHERE w.id = p_worker AND w.token <> p_token))
+        ORDER BY u.place
+    LOOP
+        payload := v_payload::text;  -- here, not above: it unpacks no more than is given
+        meta := v_meta::text;
+        v_bytes := coalesce(v_bytes, 0) + coalesce(octet_length(payload), 0)
+            + coalesce(octet_length(meta), 0);
+        RETURN NEXT;
+        EXIT WHEN v_bytes >= p_bytes;
+    END LOOP;
+END $$;

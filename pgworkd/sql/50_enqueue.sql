@@ -1,0 +1,180 @@
+-- Inserting: the triggers of `jobs`, and enqueue() for a dedupe_key that is taken.
+
+-- One NOTIFY per queue and statement, only if a pool is idle, and only for jobs due within ten
+-- seconds: idle pools check for the next due time at least as often. STABLE saves a snapshot; a
+-- pool that becomes idle during the statement checks again for as long as such a statement takes.
+-- The first query is all that most inserts pay for while daemons are busy. After it the rows are
+-- read once, and pools once per queue: the planner knows nothing of the rows, and might join each
+-- row with each pool. Locks nothing.
+CREATE OR REPLACE FUNCTION jobs_inserted() RETURNS trigger
+LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    v_soon timestamptz;
+BEGIN
+    IF NOT EXISTS (SELECT FROM pools p WHERE p.asleep) THEN
+        RETURN NULL;
+    END IF;
+    v_soon := clock() + interval '10 s';
+    -- Listeners may have passed jobs that were due when the transaction began. (One instant for
+    -- all its statements: Postgres sends equal notifications of a transaction once.)
+    PERFORM notify_pools(q.queue, least(q.run_at,
+                                        clock() - (statement_timestamp()
+                                                   - transaction_timestamp())))
+    FROM (SELECT i.queue::text AS queue, min(i.run_at) AS run_at FROM inserted i
+          WHERE i.status = 'pending' AND i.run_at <= v_soon GROUP BY i.queue) q
+    WHERE (SELECT true FROM pools p WHERE p.queue = q.queue AND p.asleep LIMIT 1);
+    RETURN NULL;
+END $$;
+CREATE OR REPLACE TRIGGER jobs_inserted AFTER INSERT ON jobs
+    REFERENCING NEW TABLE AS inserted FOR EACH STATEMENT EXECUTE FUNCTION jobs_inserted();
+
+-- A dedupe_key is free at the very instant, not only after free_keys(): deletes the row that keeps
+-- NEW's key for an ended job, if its time is over. Locks that row. (CASE keeps the planner off the
+-- index on all such rows.) Every insert pays for the condition of the trigger, so that is short.
+CREATE OR REPLACE FUNCTION jobs_key_wanted() RETURNS trigger
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF NEW.status <> 'completed' THEN
+        DELETE FROM jobs j
+        WHERE j.queue = NEW.queue AND j.dedupe_key = NEW.dedupe_key AND j.status <> 'dead'
+          AND CASE WHEN j.status = 'completed' THEN j.dedupe_until <= clock() ELSE false END;
+    END IF;
+    RETURN NEW;
+END $$;
+CREATE OR REPLACE TRIGGER jobs_key_wanted BEFORE INSERT ON jobs
+    FOR EACH ROW WHEN (NEW.dedupe_key IS NOT NULL) EXECUTE FUNCTION jobs_key_wanted();
+
+-- Moves a waiting job, p_job as the caller has locked it, to another due time and priority, and
+-- out of parking (a job that waits for other jobs goes on waiting). Claims that have passed its
+-- new place, and idle pools, are notified; if it was the first in its line, the next one is
+-- promoted. Locks that one with SKIP LOCKED, and not the queue, as promote() does: the caller's
+-- transaction may last, and all claims would wait for it. Jobs that a claim parks at that moment
+-- are left to unblock().
+CREATE OR REPLACE FUNCTION move(p_job jobs, p_run_at timestamptz, p_priority int) RETURNS void
+LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    UPDATE jobs j
+    SET run_at = p_run_at, priority = p_priority,
+        status = CASE WHEN j.status = 'blocked'
+                      AND j.waiting_on = 0 THEN 'pending' ELSE j.status END
+    WHERE j.id = p_job.id;
+    IF p_run_at <= clock() + interval '10 s'
+       AND (p_run_at < p_job.run_at OR p_priority <> p_job.priority OR p_job.status = 'blocked')
+           THEN
+        -- See jobs_inserted() for the instant.
+        PERFORM wake(ARRAY[p_job.queue::text],
+                     least(p_run_at, clock() - (statement_timestamp() - transaction_timestamp())),
+                     true);
+    END IF;
+    IF p_job.serialize_key IS NOT NULL AND p_job.waiting_on = 0 AND p_run_at > p_job.run_at THEN
+        UPDATE jobs j SET status = 'pending', promoted = clock_after_waiting()
+        WHERE j.ctid = ANY (ARRAY(
+            SELECT b.ctid FROM jobs b
+            WHERE b.queue = p_job.queue AND b.serialize_key = p_job.serialize_key
+              AND b.status = 'blocked' AND b.waiting_on = 0
+              AND NOT EXISTS (SELECT FROM jobs h WHERE h.queue = p_job.queue
+                                AND h.serialize_key = p_job.serialize_key
+                              AND (h.status = 'running' OR h.status = 'failed' AND NOT h.yields))
+            ORDER BY b.run_at, b.id LIMIT 1 FOR UPDATE OF b SKIP LOCKED));
+        IF FOUND THEN
+            PERFORM wake(ARRAY[p_job.queue::text]);
+        END IF;
+    END IF;
+END $$;
+
+-- Inserts a job, with a rule for a dedupe_key that is taken. p_on_duplicate: 'raise' 23505, as a
+-- plain INSERT does; 'skip': return the id that holds the key; 'replace': give a waiting job the
+-- new payload, kind, priority, times, limits and meta (it keeps its keys, its place in their
+-- lines, and its failures); 'reschedule': move it to the new run_at, and priority if one is given.
+-- A job that is running, or has ended and keeps its key, is not changed. `created`: id is the new
+-- job; `changed`: the holder was changed as requested. Locks the holder if it is to change, then
+-- as move().
+CREATE OR REPLACE FUNCTION enqueue(p_queue text, p_payload jsonb DEFAULT '{}',
+                                   p_kind text DEFAULT NULL, p_priority int DEFAULT NULL,
+                                   p_run_at timestamptz DEFAULT NULL, p_delay_s float8 DEFAULT NULL,
+                                   p_expires_at timestamptz DEFAULT NULL,
+                                   p_max_attempts int DEFAULT NULL, p_timeout_s float8 DEFAULT NULL,
+                                   p_meta jsonb DEFAULT NULL, p_dedupe_key text DEFAULT NULL,
+                                   p_dedupe_until timestamptz DEFAULT NULL,
+                                   p_dedupe_for_s float8 DEFAULT NULL,
+                                   p_serialize_key text DEFAULT NULL, p_limit_key text DEFAULT NULL,
+                                   p_on_retry text DEFAULT 'hold',
+                                   p_on_duplicate text DEFAULT 'raise')
+RETURNS TABLE (id uuid, created boolean, changed boolean)
+LANGUAGE plpgsql VOLATILE AS $$
+#variable_conflict use_column
+DECLARE
+    v_run_at timestamptz := coalesce(p_run_at,
+                                     clock() + make_interval(secs => coalesce(p_delay_s, 0)));
+    v_until  timestamptz := coalesce(p_dedupe_until,
+                                     clock() + make_interval(secs => p_dedupe_for_s));
+    v_wrong  text := CASE
+        WHEN p_on_duplicate IS NULL OR p_on_duplicate
+            NOT IN ('raise', 'skip', 'replace', 'reschedule')
+            THEN 'p_on_duplicate must be raise, skip, replace or reschedule'
+        WHEN p_on_duplicate <> 'raise' AND p_dedupe_key IS NULL
+            THEN 'p_on_duplicate needs a p_dedupe_key'
+        WHEN num_nonnulls(p_run_at, p_delay_s) > 1
+            THEN 'p_run_at and p_delay_s are both given: pass one of them'
+        WHEN p_delay_s < 0 THEN 'p_delay_s must not be negative'
+        WHEN num_nonnulls(p_dedupe_until, p_dedupe_for_s) > 1
+            THEN 'p_dedupe_until and p_dedupe_for_s are both given: pass one of them'
+        WHEN p_dedupe_for_s <= 0 THEN 'p_dedupe_for_s must be above 0'
+        WHEN p_on_retry IS NULL OR p_on_retry NOT IN ('hold', 'yield')
+            THEN 'p_on_retry must be hold or yield'
+        WHEN p_on_retry = 'yield' AND p_serialize_key IS NULL
+            THEN 'p_on_retry => ''yield'' needs a p_serialize_key' END;
+    v_holder jobs;
+BEGIN
+    IF v_wrong IS NOT NULL THEN
+        RAISE EXCEPTION '%', v_wrong USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    created := false;
+    changed := false;
+    FOR i IN 1..100 LOOP
+        INSERT INTO jobs AS j (queue, payload, kind, priority, run_at, expires_at, max_attempts,
+                               timeout_s, meta, dedupe_key, dedupe_until, serialize_key, limit_key,
+                               yields)
+        VALUES (p_queue, p_payload, p_kind, coalesce(p_priority, 0), v_run_at, p_expires_at,
+                p_max_attempts, p_timeout_s, p_meta, p_dedupe_key, v_until, p_serialize_key,
+                p_limit_key, p_on_retry = 'yield')
+        ON CONFLICT (queue, dedupe_key) WHERE dedupe_key IS NOT NULL AND status <> 'dead' DO NOTHING
+        RETURNING j.id INTO id;
+        IF FOUND THEN
+            created := true;
+            RETURN NEXT;
+            RETURN;
+        END IF;
+        EXIT WHEN p_on_duplicate = 'raise';
+        SELECT * INTO v_holder FROM jobs j
+        WHERE j.queue = p_queue AND j.dedupe_key = p_dedupe_key AND j.status <> 'dead';
+        CONTINUE WHEN NOT FOUND;  -- it has ended in between
+        id := v_holder.id;
+        IF p_on_duplicate = 'skip' OR v_holder.status IN ('running', 'completed') THEN
+            RETURN NEXT;
+            RETURN;
+        END IF;
+        SELECT * INTO v_holder FROM jobs j
+        WHERE j.id = v_holder.id AND j.status IN ('blocked', 'pending', 'failed') FOR UPDATE;
+        CONTINUE WHEN NOT FOUND;  -- it has been claimed, or has ended
+        IF p_on_duplicate = 'replace' THEN
+            UPDATE jobs j
+            SET payload = p_payload, kind = p_kind, priority = coalesce(p_priority, 0),
+                expires_at = p_expires_at, max_attempts = p_max_attempts, timeout_s = p_timeout_s,
+                meta = p_meta, dedupe_until = coalesce(v_until, j.dedupe_until)
+            WHERE j.id = v_holder.id;
+        END IF;
+        PERFORM move(v_holder, v_run_at,
+                     coalesce(p_priority, CASE p_on_duplicate WHEN 'replace' THEN 0
+                                               ELSE v_holder.priority END));
+        changed := true;
+        RETURN NEXT;
+        RETURN;
+    END LOOP;
+    RAISE EXCEPTION 'duplicate key value violates unique constraint "jobs_dedupe"'
+        USING ERRCODE = 'unique_violation', SCHEMA = 'pgworkd', TABLE = 'jobs',
+            CONSTRAINT = 'jobs_dedupe',
+              DETAIL = format('Key (queue, dedupe_key)=(%s, %s) already exists.', p_queue,
+                              p_dedupe_key),
+              HINT = 'p_on_duplicate says what else to do with such a job.';
+END $$;

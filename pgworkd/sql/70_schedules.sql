@@ -1,0 +1,300 @@
+-- Schedules: declaring them, and the chain of their occurrences.
+
+-- Declares a schedule of code, or changes it; one that had left the code is enabled again. A row
+-- inserted by SQL under the same name is left alone, and one that an operator disabled stays
+-- disabled. Locks the schedule's row.
+CREATE OR REPLACE FUNCTION put_schedule(p_name text, p_queue text, p_kind text, p_cron text,
+                                        p_every_s int, p_timezone text, p_missed text,
+                                        p_payload text, p_missed_grace_s real DEFAULT 60,
+                                        p_waits_for_retries boolean DEFAULT false) RETURNS void
+LANGUAGE sql VOLATILE AS $$
+    INSERT INTO schedules AS s (name, queue, kind, cron, every_s, timezone, missed, payload,
+                                missed_grace_s, waits_for_retries, source)
+    VALUES (p_name, p_queue, p_kind, p_cron, p_every_s, p_timezone, p_missed, p_payload::jsonb,
+            p_missed_grace_s, p_waits_for_retries, 'code')
+    ON CONFLICT (name) DO UPDATE
+    SET queue = excluded.queue, kind = excluded.kind, cron = excluded.cron,
+        every_s = excluded.every_s, timezone = excluded.timezone, missed = excluded.missed,
+        payload = excluded.payload, missed_grace_s = excluded.missed_grace_s,
+        waits_for_retries = excluded.waits_for_retries, enabled = s.enabled
+            OR s.retired_at IS NOT NULL, retired_at = NULL
+    WHERE s.source = 'code'
+      AND (s.retired_at IS NOT NULL
+           OR (s.queue, s.kind, s.cron, s.every_s, s.timezone, s.missed, s.payload,
+               s.missed_grace_s, s.waits_for_retries)
+              IS DISTINCT FROM (excluded.queue, excluded.kind, excluded.cron, excluded.every_s,
+                                excluded.timezone, excluded.missed, excluded.payload,
+                                excluded.missed_grace_s, excluded.waits_for_retries))
+$$;
+
+-- All enabled schedules, and whether each lacks an occurrence in its chain. The caller computes
+-- the next instants and passes them to restore_occurrences(). Locks nothing.
+CREATE OR REPLACE FUNCTION ensure_schedules()
+RETURNS TABLE (name text, cron text, every_s int, timezone text, missed text, revision int,
+               last_occurrence timestamptz, at timestamptz, broken boolean)
+LANGUAGE sql STABLE AS $$
+    SELECT s.name, s.cron, s.every_s, s.timezone, s.missed, s.revision, s.last_occurrence, clock(),
+           NOT EXISTS (SELECT FROM jobs j WHERE j.schedule = s.name AND j.status <> 'dead'
+                         AND (j.failures = 0 OR s.waits_for_retries))
+    FROM schedules s WHERE s.enabled ORDER BY s.name
+$$;
+
+-- Stores which schedules are declared in the code of a worker, and returns what is wrong:
+-- `retired`, its own schedules that were disabled because no worker declared them (put_schedule()
+-- enables them), otherwise enabled schedules from code that no worker declares now. Nothing is
+-- wrong while some worker has not declared its own. Locks the worker's row if it changes.
+CREATE OR REPLACE FUNCTION declare_schedules(p_worker int, p_names text[])
+RETURNS TABLE (name text, retired boolean)
+LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    UPDATE workers w SET schedules = p_names
+        WHERE w.id = p_worker AND w.schedules IS DISTINCT FROM p_names;
+    RETURN QUERY
+    SELECT s.name::text, s.retired_at IS NOT NULL FROM schedules s
+    WHERE s.source = 'code'
+      AND CASE WHEN s.retired_at IS NOT NULL THEN s.name = ANY (p_names)
+               ELSE s.enabled AND NOT EXISTS (SELECT FROM workers w
+                                              WHERE w.lost_at IS NULL AND (w.schedules IS NULL
+                                              OR s.name = ANY (w.schedules)))
+               END
+    ORDER BY s.name;
+END $$;
+
+-- Disables those of these schedules that no worker declares (see declare_schedules()); returns
+-- their names. The trigger of the table writes the audit. Locks their rows in order of name.
+CREATE OR REPLACE FUNCTION retire_schedules(p_names text[]) RETURNS text[]
+LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    v_names text[] := ARRAY(
+        SELECT s.name FROM schedules s
+        WHERE s.name = ANY (p_names) AND s.source = 'code' AND s.enabled
+          AND NOT EXISTS (SELECT FROM workers w
+                          WHERE w.lost_at IS NULL AND (w.schedules IS NULL
+                                                       OR s.name = ANY (w.schedules)))
+        ORDER BY s.name FOR UPDATE);
+BEGIN
+    UPDATE schedules s SET enabled = false, retired_at = clock()
+        WHERE s.name = ANY (v_names) AND s.enabled;
+    RETURN v_names;
+END $$;
+
+-- Whether an occurrence that was just claimed for the first time was missed, and is to be skipped:
+-- since when workers serve its queue without a gap, if it was due longer before that than its
+-- schedule's grace; else NULL. An occurrence that waited although a worker was there (a backlog, a
+-- pause, a limit), or was claimed before, was not missed. Locks nothing.
+CREATE OR REPLACE FUNCTION missed_since(p_job uuid, p_attempt int) RETURNS timestamptz
+LANGUAGE sql STABLE AS $$
+    SELECT f.since
+    FROM jobs j JOIN schedules s ON s.name = j.schedule
+    CROSS JOIN LATERAL (
+        SELECT min(w.steady_since) AS since FROM workers w
+        WHERE w.lost_at IS NULL AND w.lease_until > clock()
+          AND (w.id = j.worker_id OR EXISTS (SELECT FROM pools p
+                                             WHERE p.queue = j.queue AND p.worker_id = w.id))) f
+    WHERE j.id = p_job AND j.attempts = p_attempt AND j.attempts = 1 AND j.status = 'running'
+      AND s.missed = 'skip'
+      AND greatest(j.run_at, j.occurrence) + make_interval(secs => s.missed_grace_s) < f.since
+$$;
+
+-- Inserts one occurrence per schedule, unless its chain has one (see jobs_schedule_chain), has
+-- passed that instant, or the rule has changed since the caller computed it (revision). Returns
+-- the names that got one. Locks the schedules' rows in order of name with SKIP LOCKED, then
+-- checks: two callers never both insert. A locked one is left to the daemons' next check of the
+-- schedules (see follow()).
+CREATE OR REPLACE FUNCTION add_occurrences(p_names text[], p_at timestamptz[], p_revisions int[])
+RETURNS text[]
+LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    v_free  text[] := ARRAY(SELECT s.name FROM schedules s WHERE s.name = ANY (p_names)
+                            ORDER BY s.name FOR UPDATE SKIP LOCKED);
+    v_added text[];
+BEGIN
+    WITH moved AS (
+        UPDATE schedules s SET last_occurrence = n.at, error = NULL
+        FROM unnest(p_names, p_at, p_revisions) AS n (name, at, revision)
+        WHERE s.name = n.name AND s.name = ANY (v_free) AND s.enabled AND s.revision = n.revision
+          AND (s.last_occurrence IS NULL OR s.last_occurrence < n.at)
+          AND NOT EXISTS (SELECT FROM jobs j WHERE j.schedule = s.name AND j.status <> 'dead'
+                          AND (j.failures = 0 OR s.waits_for_retries))
+        RETURNING s.*
+    ), added AS (
+        INSERT INTO jobs (queue, kind, payload, run_at, priority, max_attempts, timeout_s, schedule,
+                          occurrence)
+        SELECT m.queue, m.kind, m.payload, m.last_occurrence, m.priority, m.max_attempts,
+               m.timeout_s, m.name, m.last_occurrence
+        FROM moved m
+        ON CONFLICT DO NOTHING
+        RETURNING schedule
+    )
+    SELECT array_agg(a.schedule) INTO v_added FROM added a;
+    RETURN coalesce(v_added, '{}');
+END $$;
+
+-- The same for daemons that restore broken chains: an occurrence that is refused holds up no
+-- others. Locks as add_occurrences().
+CREATE OR REPLACE FUNCTION restore_occurrences(p_names text[], p_at timestamptz[],
+                                               p_revisions int[]) RETURNS text[]
+LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    RETURN ARRAY(SELECT jsonb_array_elements_text(p.added)
+                 FROM in_parts('restore_occurrences', p_names, 'restore occurrences',
+                     (SELECT jsonb_agg(to_jsonb(n))
+                      FROM unnest(p_names, p_at, p_revisions) AS n (name, at, revision))) AS p
+                          (added));
+END $$;
+
+-- Adds the next occurrences, as the caller computed them, of the schedules whose occurrence was
+-- just settled. If a schedule is locked, daemons are notified to check them all, again until it is
+-- free. Locks as add_occurrences().
+CREATE OR REPLACE FUNCTION follow(p_settled text[], p_names text[], p_at timestamptz[],
+                                  p_revisions int[]) RETURNS void
+LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    v_names text[];
+    v_at    timestamptz[];
+    v_revisions int[];
+BEGIN
+    SELECT array_agg(n.name), array_agg(n.at), array_agg(n.revision) INTO v_names, v_at, v_revisions
+    FROM unnest(p_names, p_at, p_revisions) AS n (name, at, revision)
+    WHERE n.name = ANY (p_settled) AND n.at IS NOT NULL;
+    IF v_names IS NULL THEN
+        RETURN;
+    END IF;
+    PERFORM add_occurrences(v_names, v_at, v_revisions);
+    IF (SELECT count(*) FROM schedules s WHERE s.name = ANY (v_names))
+       > cardinality(ARRAY(SELECT s.name FROM schedules s WHERE s.name = ANY (v_names)
+                           FOR UPDATE SKIP LOCKED)) THEN
+        PERFORM pg_notify('pgworkd', '{"schedules": true}');
+    END IF;
+END $$;
+
+-- Stores why no occurrence can be computed; the chain stops until the rule is changed. Locks the
+-- row.
+CREATE OR REPLACE FUNCTION fail_schedule(p_name text, p_revision int, p_error text) RETURNS boolean
+LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    UPDATE schedules SET error = left(p_error, 4096)
+    WHERE name = p_name AND revision = p_revision AND error IS DISTINCT FROM left(p_error, 4096);
+    RETURN FOUND;
+END $$;
+
+-- A changed rule gets a new revision; its waiting occurrence, if neither due nor begun, is deleted
+-- for the new next one. Locks that job, which no claim can hold: it is not due.
+CREATE OR REPLACE FUNCTION schedule_changed() RETURNS trigger
+LANGUAGE plpgsql AS $$
+BEGIN
+    DELETE FROM jobs WHERE schedule = OLD.name AND status = 'pending' AND attempts = 0
+        AND run_at > clock();
+    IF TG_OP = 'DELETE' THEN
+        RETURN OLD;
+    END IF;
+    NEW.revision := OLD.revision + 1;
+    NEW.error := NULL;
+    NEW.last_occurrence := least(OLD.last_occurrence, clock());
+    NEW.in_force_since := clock();
+    RETURN NEW;
+END $$;
+CREATE OR REPLACE TRIGGER schedule_changed BEFORE UPDATE OF
+    queue, kind, payload, cron, every_s, timezone, missed, priority, max_attempts, timeout_s,
+    enabled, missed_grace_s, waits_for_retries
+    ON schedules FOR EACH ROW EXECUTE FUNCTION schedule_changed();
+CREATE OR REPLACE TRIGGER schedule_deleted BEFORE DELETE ON schedules
+    FOR EACH ROW EXECUTE FUNCTION schedule_changed();
+
+-- Notifies daemons at once of a schedule that was inserted, changed or deleted. Locks nothing.
+CREATE OR REPLACE FUNCTION schedules_notify() RETURNS trigger
+LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM pg_notify('pgworkd', '{"schedules": true}');
+    RETURN NULL;
+END $$;
+CREATE OR REPLACE TRIGGER schedules_notify AFTER INSERT OR DELETE OR UPDATE OF
+    queue, kind, payload, cron, every_s, timezone, missed, priority, max_attempts, timeout_s,
+    enabled, missed_grace_s, waits_for_retries
+    ON schedules FOR EACH ROW EXECUTE FUNCTION schedules_notify();
+
+-- Writes every change of a schedule's rule, and its deletion, into the audit, whoever makes it;
+-- its last occurrence and its error are no part of the rule. Locks nothing.
+CREATE OR REPLACE FUNCTION schedules_audit() RETURNS trigger
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_before jsonb := to_jsonb(OLD) - '{revision,last_occurrence,error,in_force_since}'::text[];
+    v_after  jsonb := CASE TG_OP WHEN 'DELETE' THEN '{}'
+                           ELSE to_jsonb(NEW)
+                               - '{revision,last_occurrence,error,in_force_since}'::text[] END;
+BEGIN
+    INSERT INTO audit (who, what, queue, before, after)
+    SELECT who(), 'schedule', OLD.queue,
+           jsonb_build_object('schedule', OLD.name) || differing(v_before, v_after),
+           jsonb_build_object('schedule', CASE TG_OP WHEN 'DELETE' THEN NULL ELSE NEW.name END)
+               || differing(v_after, v_before)
+    WHERE v_before <> v_after;
+    RETURN NULL;
+END $$;
+CREATE OR REPLACE TRIGGER schedules_audit AFTER DELETE OR UPDATE OF
+    name, queue, kind, payload, cron, every_s, timezone, missed, priority, max_attempts, timeout_s,
+    enabled, missed_grace_s, waits_for_retries ON schedules FOR EACH ROW
+        EXECUTE FUNCTION schedules_audit();
+
+-- Enables or disables a schedule; false if it was so before. Raises 22023 if there is none. Locks
+-- the row.
+CREATE OR REPLACE FUNCTION enable_schedule(p_name text, p_enabled boolean) RETURNS boolean
+LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    v_schedule schedules;
+BEGIN
+    SELECT s.* INTO v_schedule FROM schedules s WHERE s.name = p_name FOR UPDATE;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'schedule "%" does not exist', p_name
+            USING ERRCODE = '22023', HINT = 'pgworkd schedules lists them all.';
+    END IF;
+    UPDATE schedules s SET enabled = p_enabled WHERE s.name = p_name AND s.enabled <> p_enabled;
+    -- an operator has decided it now
+    UPDATE schedules s SET retired_at = NULL WHERE s.name = p_name AND s.retired_at IS NOT NULL;
+    RETURN v_schedule.enabled <> p_enabled;
+END $$;
+
+-- Removes a schedule; an occurrence that is due or running stays. Raises 22023 if there is none,
+-- or if the code of a live worker declares it, which would enter it again. Locks the row.
+CREATE OR REPLACE FUNCTION remove_schedule(p_name text) RETURNS void
+LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    v_worker text := (SELECT w.name || ' (id ' || w.id || ')' FROM workers w
+                      WHERE w.lost_at IS NULL AND w.lease_until > clock()
+                        AND p_name = ANY (w.schedules)
+                      ORDER BY w.id LIMIT 1);
+BEGIN
+    IF v_worker IS NOT NULL AND EXISTS (SELECT FROM schedules s
+                                        WHERE s.name = p_name AND s.source = 'code') THEN
+        RAISE EXCEPTION 'schedule "%" stands in the code of worker %', p_name, v_worker
+            USING ERRCODE = '22023',
+            HINT = 'It would be entered again: disable it, or take it out of the code first.';
+    END IF;
+    DELETE FROM schedules s WHERE s.name = p_name;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'schedule "%" does not exist', p_name
+            USING ERRCODE = '22023', HINT = 'pgworkd schedules lists them all.';
+    END IF;
+END $$;
+
+-- Inserts a job as the schedule would, due now, apart from its occurrences; returns its id. A
+-- disabled schedule may be run, too. Raises 22023 if there is none. Locks nothing.
+CREATE OR REPLACE FUNCTION run_schedule(p_name text, p_by text DEFAULT NULL) RETURNS uuid
+LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    v_job jobs;
+BEGIN
+    INSERT INTO jobs AS j (queue, kind, payload, priority, max_attempts, timeout_s)
+    SELECT s.queue, s.kind, s.payload, s.priority, s.max_attempts, s.timeout_s FROM schedules s
+    WHERE s.name = p_name
+    RETURNING j.* INTO v_job;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'schedule "%" does not exist', p_name
+            USING ERRCODE = '22023', HINT = 'pgworkd schedules lists them all.';
+    END IF;
+    INSERT INTO audit (who, what, queue, job_id, before, after)
+    VALUES (who(p_by), 'schedule', v_job.queue, v_job.id,
+            jsonb_build_object('schedule', p_name, 'run_now', NULL),
+            jsonb_build_object('schedule', p_name, 'run_now', v_job.run_at));
+    RETURN v_job.id;
+END $$;

@@ -1,0 +1,355 @@
+-- Maintenance: rescue and what it shares with other steps. Idempotent, each under an advisory
+-- try-lock of its own, so that any daemon may call at any time. A row that refuses to be changed
+-- holds up no others: see in_parts().
+
+-- Rows that maintenance could not change because something refuses it, such as a foreign key that
+-- others added. in_parts() skips them until `until`: 10 s, doubled each time, at most 10 min.
+CREATE UNLOGGED TABLE IF NOT EXISTS refused_rows (
+    what text NOT NULL, key text NOT NULL,  -- the function that tried; mostly a job's or batch's id
+    sqlstate text NOT NULL, error text NOT NULL,
+    times        integer NOT NULL DEFAULT 1,
+    first_at     timestamptz NOT NULL DEFAULT clock(),
+    until        timestamptz NOT NULL,
+    reported     boolean NOT NULL DEFAULT false,  -- in a daemon's log: see report_refused()
+    PRIMARY KEY (what, key)
+);
+
+-- One step of maintenance for these rows: p_keys are their ids, or what else identifies them. Its
+-- answer is for the function that requested it. Locks what the step locks.
+CREATE OR REPLACE FUNCTION do_part(p_step text, p_keys text[], p_with jsonb) RETURNS jsonb
+LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    v_rows int := 0;
+BEGIN
+    CASE p_step
+    WHEN 'rescue jobs' THEN
+        RETURN rescue_jobs(p_keys::uuid[]);
+    WHEN 'expire jobs' THEN
+        RETURN expire_these(p_keys::uuid[]);
+    WHEN 'free keys' THEN
+        DELETE FROM jobs j WHERE j.id = ANY (p_keys::uuid[]);
+        GET DIAGNOSTICS v_rows = ROW_COUNT;
+    WHEN 'restore occurrences' THEN
+        RETURN (SELECT to_jsonb(add_occurrences(array_agg(n.name), array_agg(n.at),
+                                                array_agg(n.revision)))
+                FROM jsonb_to_recordset(p_with) AS n (name text, at timestamptz, revision int)
+                WHERE n.name = ANY (p_keys));
+    WHEN 'promote lines' THEN
+        PERFORM promote(l.queues, l.keys)
+        FROM (SELECT array_agg(k::jsonb ->> 0) AS queues, array_agg(k::jsonb ->> 1) AS keys
+              FROM unnest(p_keys) k) l;
+    WHEN 'cancel jobs of batches' THEN
+        v_rows := bury(p_keys::uuid[], 'cancelled', 'its batch was cancelled', false);
+    WHEN 'cancel dependents' THEN
+        v_rows := bury(p_keys::uuid[], 'cancelled', 'a job that it depends on did not complete');
+    WHEN 'wait less' THEN
+        PERFORM wait_less(p_keys::uuid[], e.well, true), wait_less(p_keys::uuid[], e.badly, false)
+        FROM jsonb_to_record(p_with) AS e (well uuid[], badly uuid[]);
+        v_rows := cardinality(p_keys);
+    WHEN 'bury the dead' THEN
+        v_rows := bury(p_keys::uuid[], 'dead', NULL);
+    WHEN 'forget batches' THEN
+        DELETE FROM batches b WHERE b.root_id = ANY (p_keys::uuid[]);
+        GET DIAGNOSTICS v_rows = ROW_COUNT;
+    WHEN 'forget audit' THEN
+        DELETE FROM audit a WHERE a.id = ANY (p_keys::bigint[]);
+        GET DIAGNOSTICS v_rows = ROW_COUNT;
+    WHEN 'forget history of no day' THEN
+        DELETE FROM finished_jobs_other o WHERE o.id = ANY (p_keys::uuid[]);
+        GET DIAGNOSTICS v_rows = ROW_COUNT;
+    WHEN 'forget kept history' THEN
+        DELETE FROM finished_jobs f
+        USING (SELECT split_part(k, ' ', 1)::uuid AS id, split_part(k, ' ', 2)::timestamptz AS at
+               FROM unnest(p_keys) k) o
+        WHERE f.id = o.id AND f.finished_at = o.at;
+        GET DIAGNOSTICS v_rows = ROW_COUNT;
+    WHEN 'mend batches' THEN
+        RETURN to_jsonb(mend_these(p_keys::uuid[]));
+    WHEN 'fold batches' THEN
+        PERFORM fold(p_keys::uuid[]);
+    WHEN 'apply frees' THEN
+        PERFORM apply_frees(p_keys::bigint[]);
+    ELSE
+        -- which is no row's fault
+        RAISE EXCEPTION 'maintenance has no step %', p_step USING ERRCODE = 'XX000';
+    END CASE;
+    RETURN to_jsonb(v_rows);
+END $$;
+
+-- Does p_step (see do_part()) for these keys: for all of them, and if that raises, for halves, and
+-- so on, until what is refused is found. Returns a row for each part that was done. What is
+-- refused is stored in refused_rows, and skipped until its time has come. Errors that are no row's
+-- fault are raised: locks, deadlocks, timeouts, insufficient resources, a read-only server.
+-- Deferred constraints are checked in each part. Locks what the step locks, of refused parts
+-- nothing, then rows of refused_rows in order of key.
+CREATE OR REPLACE FUNCTION in_parts(p_what text, p_keys text[], p_step text,
+                                    p_with jsonb DEFAULT NULL) RETURNS SETOF jsonb
+LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    v_keys   text[] := ARRAY(SELECT u.key FROM unnest(p_keys) WITH ORDINALITY AS u (key, place)
+                             WHERE NOT EXISTS (SELECT FROM refused_rows r
+                                               WHERE r.what = p_what AND r.key = u.key
+                                                 AND r.until > clock())
+                             ORDER BY u.place);
+    v_from   int := 1;
+    v_size   int := cardinality(v_keys);
+    v_part   text[];
+    v_answer jsonb;
+    v_done   boolean;
+BEGIN
+    WHILE v_from <= cardinality(v_keys) LOOP
+        v_part := v_keys[v_from : v_from + v_size - 1];
+        BEGIN
+            v_answer := do_part(p_step, v_part, p_with);
+            SET CONSTRAINTS ALL IMMEDIATE;
+            DELETE FROM refused_rows r WHERE r.what = p_what AND r.key = ANY (v_part);
+            v_done := true;
+        EXCEPTION WHEN OTHERS THEN
+            IF left(SQLSTATE, 2) IN ('40', '53', '57', '58')
+               OR SQLSTATE IN ('55P03', '25006', 'XX000') THEN
+                RAISE;
+            END IF;
+            v_done := false;
+            IF cardinality(v_part) = 1 THEN
+                INSERT INTO refused_rows AS r (what, key, sqlstate, error, until)
+                VALUES (p_what, v_part[1], SQLSTATE, left(SQLERRM, 1000), clock() + interval '10 s')
+                ON CONFLICT (what, key) DO UPDATE SET
+                    sqlstate = excluded.sqlstate, error = excluded.error, times = r.times + 1,
+                    until = clock() + least(600, 10 * 2 ^ least(r.times, 10)) * interval '1 s';
+            END IF;
+        END;
+        IF v_done THEN
+            RETURN NEXT v_answer;
+        END IF;
+        IF v_done OR cardinality(v_part) = 1 THEN
+            v_from := v_from + cardinality(v_part);
+            v_size := 2 * v_size;
+        ELSE
+            v_size := cardinality(v_part) / 2;
+        END IF;
+    END LOOP;
+END $$;
+
+-- What was refused and has not been reported yet, for the log of the calling daemon: how many rows
+-- of each function and SQLSTATE, and one of them. Locks them with SKIP LOCKED.
+CREATE OR REPLACE FUNCTION report_refused()
+RETURNS TABLE (what text, sqlstate text, count int, key text, error text)
+LANGUAGE sql VOLATILE AS $$
+    WITH news AS (
+        UPDATE refused_rows r SET reported = true
+        WHERE r.ctid = ANY (ARRAY(SELECT n.ctid FROM refused_rows n WHERE NOT n.reported LIMIT 10000
+                                  FOR UPDATE SKIP LOCKED))
+        RETURNING r.*
+    )
+    SELECT n.what, n.sqlstate, count(*)::int, min(n.key), (array_agg(n.error ORDER BY n.key))[1]
+    FROM news n GROUP BY n.what, n.sqlstate ORDER BY n.what, n.sqlstate
+$$;
+
+-- One part of rescue(): takes back these jobs of dead workers, and returns them. The caller has
+-- locked them and set no_wait(). Locks what batch_ended(), pass_on(), promote() and cancel() lock,
+-- without waiting.
+CREATE OR REPLACE FUNCTION rescue_jobs(p_ids uuid[]) RETURNS jsonb
+LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    v_taken jsonb;
+BEGIN
+    WITH before AS MATERIALIZED (
+        SELECT j.id, j.worker_id AS lost_worker_id, w.name AS lost_worker,
+               'lost: worker ' || w.name || ' (id ' || w.id || ', pid ' || w.pid
+               || CASE WHEN w.lease_until >= w.lost_at THEN ') has ended'
+                       ELSE ') did not renew its lease' END AS message,
+                           coalesce(q.max_losses, 3) AS max_losses
+        FROM jobs j JOIN workers w ON w.id = j.worker_id LEFT JOIN queues q ON q.name = j.queue
+        WHERE j.id = ANY (p_ids)
+    ), taken AS (
+        UPDATE jobs j
+        SET status = CASE WHEN j.losses >= b.max_losses - 1 OR j.max_attempts = 1
+                          THEN 'dead' ELSE 'failed' END::job_status,
+            losses = least(j.losses, 2147483646) + 1, failed_at = clock(), worker_id = NULL,
+            -- it was due: the clock may have been set back since
+            run_at = least(j.run_at, clock()),
+            error = b.message,
+            errors = add_error(j.errors, jsonb_build_object('attempt', j.attempts, 'at', clock(),
+                    'type', 'lost', 'message', b.message, 'worker', b.lost_worker))
+        FROM before b WHERE b.id = j.id
+        RETURNING j.id, j.queue::text, coalesce(j.kind, j.queue)::text, j.attempts,
+                  CASE WHEN j.status = 'failed' AND j.cancel_requested_at IS NOT NULL
+                       THEN 'cancelled'
+                       ELSE j.status::text END,
+                  b.lost_worker_id, b.lost_worker, b.message
+    )
+    SELECT jsonb_agg(to_jsonb(t)) INTO v_taken
+    FROM taken AS t (id, queue, kind, attempt, status, worker_id, worker, error);
+    IF EXISTS (SELECT FROM jobs j WHERE j.id = ANY (p_ids) AND j.status = 'dead'
+                 AND j.schedule IS NOT NULL) THEN
+        PERFORM pg_notify('pgworkd', '{"schedules": true}');
+    END IF;
+    IF EXISTS (SELECT FROM jobs j WHERE j.id = ANY (p_ids) AND j.batch_id IS NOT NULL
+               AND (j.status = 'dead' OR j.cancel_requested_at IS NOT NULL)) THEN
+        PERFORM lock_trees_of(p_ids);
+        PERFORM batch_ended(array_agg(ROW(j.batch_id, 'dead', false, NULL, NULL, NULL, NULL,
+                                          NULL)::ended_job))
+        FROM jobs j WHERE j.id = ANY (p_ids) AND j.batch_id IS NOT NULL AND j.status = 'dead'
+        HAVING count(*) > 0;
+    END IF;
+    PERFORM pass_on(d.ids, false)
+    FROM (SELECT array_agg(j.id) AS ids FROM jobs j
+          WHERE j.id = ANY (p_ids) AND j.status = 'dead') d WHERE is_awaited(d.ids);
+    PERFORM promote(array_agg(j.queue::text), array_agg(j.serialize_key::text))
+    FROM jobs j WHERE j.id = ANY (p_ids) AND j.serialize_key IS NOT NULL
+      -- those are cancelled below
+      AND (j.status = 'dead' OR j.yields OR j.cancel_requested_at IS NOT NULL)
+    HAVING count(*) > 0;
+    -- claims are past their places by now
+    PERFORM wake(array_agg(j.queue::text), min(j.run_at), true)
+    FROM jobs j WHERE j.id = ANY (p_ids) AND j.status = 'failed';
+    PERFORM cancel(ARRAY(SELECT j.id FROM jobs j
+                         WHERE j.id = ANY (p_ids) AND j.cancel_requested_at IS NOT NULL
+                         AND j.status = 'failed'));
+    RETURN v_taken;
+END $$;
+
+-- Takes back the jobs of workers that are presumed dead, at most p_limit: counts a loss on each,
+-- which makes it `failed` and due at once, or `dead` at the third loss (max_losses of its queue),
+-- or at the first if it may run only once. Returns those jobs.
+-- After an outage or a clock jump all healthy workers look dead, so each is presumed dead only
+-- after it has had the time of its own lease to renew: the caller has renewed its lease without a
+-- gap for as long (and for a whole lease of its own), and the server has been up for as long. An
+-- outage too short for a caller with a long lease to notice may have cost a short lease: such a
+-- worker gets the time that the outage may have taken on top. A worker known to be dead (see
+-- worker_ended()) needs no such caller.
+-- Locks the rescue lock, dead workers' rows in order of id, then their jobs with SKIP LOCKED (a
+-- job that is being settled is left to its settle; the worker's row stays until no job is left).
+CREATE OR REPLACE FUNCTION rescue(p_worker int, p_limit int DEFAULT 1000)
+RETURNS TABLE (id uuid, queue text, kind text, attempt int, status text, worker_id int, worker text,
+               error text)
+LANGUAGE plpgsql VOLATILE AS $$
+#variable_conflict use_column
+DECLARE
+    v_now   timestamptz := clock();
+    -- A start that lies ahead was before the clock was set back, and since that the caller has not
+    -- been steady for long.
+    v_up_since timestamptz := CASE WHEN pg_postmaster_start_time() > v_now THEN '-infinity'
+                                   ELSE pg_postmaster_start_time() END;
+    v_lease_s  real;                             -- the caller's
+    -- for how long there has been no outage, as far as it knows
+    v_steady_s float8;
+    v_judges   boolean;                          -- it may presume others dead
+    v_lost  int[];
+    v_ids   uuid[];
+BEGIN
+    IF NOT pg_try_advisory_xact_lock(1886873445, 1) THEN
+        RETURN;
+    END IF;
+    PERFORM say_no_wait('on');
+    SELECT w.lease_s, extract(epoch FROM v_now - greatest(w.steady_since, v_up_since))
+    INTO v_lease_s, v_steady_s FROM workers w
+    WHERE w.id = p_worker AND w.lost_at IS NULL AND w.lease_until > v_now
+      AND w.seen_at <= v_now AND w.seen_at > v_now - make_interval(secs => w.lease_s / 2)
+      AND w.steady_since <= v_now - make_interval(secs => w.lease_s)
+      AND v_up_since <= v_now - make_interval(secs => w.lease_s);
+    v_judges := FOUND;
+    IF NOT v_judges AND NOT EXISTS (SELECT FROM workers w
+                                    WHERE w.lost_at IS NOT NULL AND w.id <> p_worker) THEN
+        RETURN;
+    END IF;
+
+    -- A lease from before the clock was set back would last too long.
+    UPDATE workers w SET lease_until = v_now + make_interval(secs => w.lease_s)
+    WHERE v_judges AND w.lease_until > v_now + make_interval(secs => 2 * w.lease_s);
+
+    -- Running jobs whose worker has no row (someone deleted it): the row is restored with one
+    -- lease, as long as the longest of the others, in which a living worker finds out that it has
+    -- lost them. The row has no token, so nobody renews it.
+    INSERT INTO workers (id, name, pid, version, state, lease_s, lease_until)
+    OVERRIDING SYSTEM VALUE
+    SELECT r.worker_id, 'unknown', 0, '', 'vanished', l.lease_s,
+           v_now + make_interval(secs => l.lease_s)
+    FROM (SELECT greatest(max(w.lease_s), 30) AS lease_s FROM workers w) l,
+        (WITH RECURSIVE seen AS (
+              SELECT (SELECT min(j.worker_id) FROM jobs j WHERE j.status = 'running') AS worker_id
+              UNION ALL
+              SELECT (SELECT min(j.worker_id) FROM jobs j
+                      WHERE j.status = 'running' AND j.worker_id > s.worker_id)
+              FROM seen s WHERE s.worker_id IS NOT NULL)
+          SELECT s.worker_id FROM seen s WHERE s.worker_id IS NOT NULL) r
+    WHERE v_judges AND NOT EXISTS (SELECT FROM workers w WHERE w.id = r.worker_id)
+    ON CONFLICT DO NOTHING;
+
+    SELECT array_agg(l.id) INTO v_lost
+    FROM (SELECT w.id FROM workers w
+          WHERE w.lost_at IS NOT NULL
+             OR v_judges AND w.lease_s <= v_steady_s
+                AND w.lease_until < v_now - CASE WHEN w.lease_s < v_lease_s
+                                                 THEN make_interval(secs => v_lease_s / 2
+                                                 + w.lease_s / 3)
+                                                 ELSE interval '0' END
+          ORDER BY w.id FOR UPDATE SKIP LOCKED) l;
+    IF v_lost IS NULL THEN
+        RETURN;
+    END IF;
+    UPDATE workers w SET lost_at = v_now WHERE w.id = ANY (v_lost) AND w.lost_at IS NULL;
+    DELETE FROM pools p WHERE p.worker_id = ANY (v_lost);
+
+    v_ids := ARRAY(SELECT j.id FROM jobs j
+                   WHERE j.worker_id = ANY (v_lost) AND j.status = 'running'
+                     AND NOT EXISTS (SELECT FROM refused_rows r
+                                     WHERE r.what = 'rescue' AND r.key = j.id::text
+                                       AND r.until > v_now)
+                   LIMIT p_limit FOR UPDATE OF j SKIP LOCKED);
+    RETURN QUERY
+    SELECT t.id, t.queue, t.kind, t.attempt, t.status, t.worker_id, t.worker, t.error
+    FROM in_parts('rescue', v_ids::text[], 'rescue jobs') AS p (taken)
+    CROSS JOIN LATERAL jsonb_to_recordset(p.taken) AS t (id uuid, queue text, kind text,
+            attempt int, status text, worker_id int, worker text, error text);
+    DELETE FROM workers w WHERE w.id = ANY (v_lost)
+       AND NOT EXISTS (SELECT FROM jobs j WHERE j.worker_id = w.id AND j.status = 'running');
+END $$;
+
+-- The running attempts of a worker that began more than p_age_s ago. The worker compares them with
+-- what it has in flight: one that it does not have is an orphaned attempt, claimed by a call whose
+-- answer was lost, and is given back by settle_released(). None under another token than the
+-- worker's own. While vacuum is held back this reads the index entries of all that the worker has
+-- ever run. With p_queues, only attempts that began at most p_age_max_s ago in those queues are
+-- returned, and no older entry is read. Locks nothing.
+CREATE OR REPLACE FUNCTION running_of(p_worker int, p_token uuid, p_age_s float8,
+                                      p_age_max_s float8 DEFAULT NULL, p_queues text[] DEFAULT NULL)
+RETURNS TABLE (id uuid, attempt int)
+LANGUAGE plpgsql STABLE AS $$
+#variable_conflict use_column
+DECLARE
+    v_until timestamptz := clock() - make_interval(secs => p_age_s);
+    v_from  timestamptz := clock() - make_interval(secs => p_age_max_s);
+    v_queue text;
+BEGIN
+    IF EXISTS (SELECT FROM workers w WHERE w.id = p_worker AND w.token <> p_token) THEN
+        RETURN;
+    END IF;
+    IF p_queues IS NULL THEN
+        RETURN QUERY SELECT j.id, j.attempts FROM jobs j
+                     WHERE j.worker_id = p_worker AND j.status = 'running'
+                       AND j.started_at < v_until;
+        RETURN;
+    END IF;
+    FOREACH v_queue IN ARRAY p_queues LOOP
+        RETURN QUERY SELECT j.id, j.attempts FROM jobs j
+                     WHERE j.worker_id = p_worker AND j.status = 'running' AND j.queue = v_queue
+                       AND j.started_at >= v_from AND j.started_at < v_until;
+    END LOOP;
+END $$;
+
+-- Advances each sequence that is behind the ids in its table: logical replication carries rows,
+-- but not sequences. For `migrate`. Locks nothing.
+CREATE OR REPLACE FUNCTION mend_sequences() RETURNS void
+LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    PERFORM setval('pgworkd.workers_id_seq', m.id)
+    FROM (SELECT max(w.id) AS id FROM workers w WHERE w.token IS NOT NULL) m, workers_id_seq q
+    WHERE m.id > q.last_value;
+    PERFORM setval('pgworkd.audit_id_seq', m.id)
+        FROM (SELECT max(a.id) AS id FROM audit a) m, audit_id_seq q
+    WHERE m.id > q.last_value;
+    PERFORM setval('pgworkd.pending_effects_id_seq', m.id)
+    FROM (SELECT max(e.id) AS id FROM pending_effects e) m, pending_effects_id_seq q
+    WHERE m.id > q.last_value;
+END $$;

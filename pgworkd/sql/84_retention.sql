@@ -1,0 +1,167 @@
+-- Maintenance: the partitions of finished_jobs, and what retention removes.
+
+-- Creates the day partitions of finished_jobs for today and p_days_ahead more. A new partition
+-- needs a short exclusive lock, for which it waits 200 ms at most, so that no settle queues behind
+-- a long reader; rows of a day without a partition go to finished_jobs_other, none is refused.
+-- Runs with the owner's rights.
+CREATE OR REPLACE FUNCTION ensure_partitions(p_days_ahead int DEFAULT 7) RETURNS int
+LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    v_day   date;
+    v_made  int := 0;
+BEGIN
+    IF NOT pg_try_advisory_xact_lock(1886873445, 3) THEN
+        RETURN 0;
+    END IF;
+    FOR i IN 0..least(p_days_ahead, 366) LOOP
+        v_day := clock()::date + i;
+        CONTINUE WHEN to_regclass('pgworkd.finished_jobs_' || to_char(v_day, 'YYYYMMDD'))
+            IS NOT NULL;
+        BEGIN  -- identifiers and bounds come from the calendar, never from data
+            EXECUTE
+                format('CREATE TABLE pgworkd.%I PARTITION OF pgworkd.finished_jobs '
+                       'FOR VALUES FROM (%L) TO (%L)',
+                           'finished_jobs_' || to_char(v_day, 'YYYYMMDD'), v_day::timestamptz,
+                           (v_day + 1)::timestamptz);
+            v_made := v_made + 1;
+        EXCEPTION
+            WHEN lock_not_available THEN
+                EXIT;  -- a reader is in the way, of this day as of the next: another time
+            WHEN check_violation THEN
+                -- the day's first rows are already in finished_jobs_other, and may stay there
+                NULL;
+        END;
+    END LOOP;
+    RETURN v_made;
+END $$;
+
+-- Drops the oldest day partition of finished_jobs that is wholly older than p_keep_days; returns
+-- its name, or NULL: there is none, or a session reads it. One per call, each in a transaction of
+-- its own: the history's lock is held for that one commit. Locks the partition without waiting (a
+-- long reader, such as pg_dump, has locked it, too), then finished_jobs, for 200 ms at most, so
+-- that no settle waits longer. Runs with the owner's rights.
+CREATE OR REPLACE FUNCTION drop_partition(p_keep_days int) RETURNS text
+LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    v_name text;
+BEGIN
+    IF p_keep_days IS NULL OR p_keep_days < 1 THEN
+        RAISE EXCEPTION 'keep_days must be 1 or more, not %', p_keep_days USING ERRCODE = '22023';
+    END IF;
+    -- not while ensure_partitions() makes some
+    IF NOT pg_try_advisory_xact_lock(1886873445, 3) THEN
+        RETURN NULL;
+    END IF;
+    SELECT c.relname INTO v_name FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
+    WHERE i.inhparent = 'pgworkd.finished_jobs'::regclass
+      AND c.relnamespace = 'pgworkd'::regnamespace
+      AND c.relname ~ '^finished_jobs_[0-9]{8}$'
+      AND to_date(right(c.relname, 8), 'YYYYMMDD') < clock()::date - p_keep_days
+    ORDER BY c.relname LIMIT 1;
+    IF v_name IS NULL THEN
+        RETURN NULL;
+    END IF;
+    -- the name comes from the catalog, and has the form of those that ensure_partitions() gives
+    BEGIN
+        EXECUTE format('LOCK TABLE ONLY pgworkd.%I IN ACCESS EXCLUSIVE MODE NOWAIT', v_name);
+        EXECUTE format('DROP TABLE pgworkd.%I', v_name);
+    EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
+        -- another time; of the others, too: who reads the history has mostly locked all of it
+        RETURN NULL;
+    END;
+    RETURN v_name;
+END $$;
+
+-- Deletes old rows of tables that only grow: of finished_jobs_other and of the audit (kept for 7
+-- days at least) by p_keep_days, of finished_jobs by keep_until, at most p_limit of each, by their
+-- indexes. Returns how many of the history. For prune(); with the owner's rights, so that nobody
+-- else needs the right to change the history. Locks rows with SKIP LOCKED.
+CREATE OR REPLACE FUNCTION forget_rows(p_keep_days int, p_limit int) RETURNS int
+LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    v_other uuid[];
+    v_kept  text[];
+    v_audit bigint[];
+BEGIN
+    IF p_keep_days IS NULL OR p_keep_days < 1 THEN
+        RAISE EXCEPTION 'keep_days must be 1 or more, not %', p_keep_days USING ERRCODE = '22023';
+    END IF;
+    v_other := ARRAY(
+        SELECT f.id FROM finished_jobs_other f
+        WHERE f.finished_at < clock() - make_interval(days => p_keep_days)
+          AND NOT EXISTS (SELECT FROM refused_rows r
+                          WHERE r.what = 'forget_rows' AND r.key = f.id::text AND r.until > clock())
+        ORDER BY f.finished_at LIMIT p_limit FOR UPDATE OF f SKIP LOCKED);
+    -- with the instant, as the key of the history has it: else each id is looked for in every
+    -- partition
+    v_kept := ARRAY(
+        SELECT f.id || ' ' || to_char(f.finished_at AT TIME ZONE 'UTC',
+                                      'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')
+        FROM finished_jobs f
+        WHERE f.keep_until < clock()
+          AND NOT EXISTS (SELECT FROM refused_rows r
+                          WHERE r.what = 'forget_rows' AND r.until > clock()
+                            AND r.key = f.id || ' ' || to_char(f.finished_at AT TIME ZONE 'UTC',
+                                    'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'))
+        ORDER BY f.keep_until LIMIT p_limit FOR UPDATE OF f SKIP LOCKED);
+    v_audit := ARRAY(
+        SELECT o.id FROM audit o
+        WHERE o.at < clock() - make_interval(days => greatest(p_keep_days, 7))
+          AND NOT EXISTS (SELECT FROM refused_rows r
+                          WHERE r.what = 'forget_rows' AND r.key = o.id::text AND r.until > clock())
+        ORDER BY o.at LIMIT p_limit FOR UPDATE OF o SKIP LOCKED);
+    PERFORM in_parts('forget_rows', v_audit::text[], 'forget audit');
+    RETURN (SELECT coalesce(sum(p.gone::int), 0) FROM (
+        SELECT in_parts('forget_rows', v_other::text[], 'forget history of no day')
+        UNION ALL
+        SELECT in_parts('forget_rows', v_kept, 'forget kept history')) AS p (gone));
+END $$;
+
+-- Retention: see forget_rows(), and drop_partition() for the rest of the history. Moves jobs dead
+-- for p_keep_dead_days to finished_jobs (at most p_limit, as of all else), and deletes the
+-- progress of ended attempts. Finished trees of batches are kept for p_keep_days, and as long as
+-- they keep a dedupe_key. Locks rows with SKIP LOCKED.
+CREATE OR REPLACE FUNCTION prune(p_keep_days int, p_keep_dead_days int, p_limit int DEFAULT 5000)
+RETURNS TABLE (rows_deleted int, dead_moved int)
+LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    v_ids  uuid[];
+    v_rows int;
+BEGIN
+    rows_deleted := 0; dead_moved := 0;
+    IF NOT pg_try_advisory_xact_lock(1886873445, 4) THEN
+        RETURN NEXT;
+        RETURN;
+    END IF;
+    rows_deleted := forget_rows(p_keep_days, p_limit);
+    v_ids := ARRAY(
+        SELECT b.id FROM batches b
+        WHERE b.tree_finished_at < clock() - make_interval(days => p_keep_days)
+          AND (b.dedupe_until IS NULL OR b.dedupe_until <= clock())
+          AND NOT EXISTS (SELECT FROM refused_rows r
+                          WHERE r.what = 'prune' AND r.key = b.id::text AND r.until > clock())
+        LIMIT p_limit FOR UPDATE OF b SKIP LOCKED);
+    SELECT rows_deleted + coalesce(sum(p.gone::int), 0) INTO rows_deleted
+    FROM in_parts('prune', v_ids::text[], 'forget batches') AS p (gone);
+    DELETE FROM progress p WHERE p.ctid = ANY (ARRAY(
+        SELECT o.ctid FROM progress o
+        WHERE (SELECT j.attempts FROM jobs j
+               WHERE j.id = o.job_id AND j.status = 'running') IS DISTINCT FROM o.attempt
+        LIMIT p_limit FOR UPDATE SKIP LOCKED));
+    GET DIAGNOSTICS v_rows = ROW_COUNT;
+    rows_deleted := rows_deleted + v_rows;
+    v_ids := ARRAY(SELECT j.id FROM jobs j
+                   WHERE j.status = 'dead' AND j.failed_at < clock()
+                       - make_interval(days => p_keep_dead_days)
+                     AND NOT EXISTS (SELECT FROM refused_rows r
+                                     WHERE r.what = 'prune' AND r.key = j.id::text
+                                       AND r.until > clock())
+                   LIMIT p_limit FOR UPDATE OF j SKIP LOCKED);
+    SELECT coalesce(sum(p.moved::int), 0) INTO dead_moved
+    FROM in_parts('prune', v_ids::text[], 'bury the dead') AS p (moved);
+    -- what was tried no more since then is there no more
+    DELETE FROM refused_rows r WHERE r.ctid = ANY (ARRAY(
+        SELECT o.ctid FROM refused_rows o WHERE o.until < clock() - interval '1 day' LIMIT p_limit
+        FOR UPDATE SKIP LOCKED));
+    RETURN NEXT;
+END $$;

@@ -1,0 +1,117 @@
+-- How each function runs: its planner settings, its search_path, and whose rights it has. CREATE OR
+-- REPLACE has dropped all settings, so this is run after each installation, in its transaction.
+--
+-- walk     by index, in its order, one plan for all parameters (a generic one): what must take the
+--          same way whatever the statistics say, which are wrong for tables that fill and empty.
+--          walk_unsorted: never by a sort; walk_replanned: planned anew, for partitions
+-- loop     as walk, and joins by index lookups only
+-- hash     settles: the primary key at the given ids, hashed against the arrays; see 60_settle.sql
+-- by_...   by index, otherwise as the planner decides; _once: by one generic plan
+-- days     of the history: for 200 ms at most, in UTC
+-- plain    reads or changes a few rows by key
+-- inline   a single expression that becomes part of its caller's plan: a function with settings or
+--          a search_path is never inlined, so these have neither; what they name is bound when
+--          they are created
+--
+-- Functions with the owner's rights (SECURITY DEFINER) are what inserting needs beyond INSERT, and
+-- what needs DDL. Their search_path begins with pg_catalog, and nobody else may call them until
+-- `pgworkd grants`, or you, say so.
+
+DO $$
+DECLARE
+    v_function record;
+BEGIN
+    FOR v_function IN
+        WITH bundles (bundle, settings) AS (VALUES
+            ('plain', ''),
+            ('no_jit', 'jit=off'),
+            ('by_index', 'enable_seqscan=off'),
+            ('by_index_no_jit', 'enable_seqscan=off jit=off'),
+            ('by_index_once', 'enable_seqscan=off plan_cache_mode=force_generic_plan'),
+            ('by_index_no_jit_once', 'enable_seqscan=off jit=off
+                plan_cache_mode=force_generic_plan'),
+            ('by_order', 'enable_seqscan=off enable_bitmapscan=off'),
+            ('walk', 'enable_seqscan=off enable_bitmapscan=off jit=off
+                plan_cache_mode=force_generic_plan'),
+            ('walk_replanned', 'enable_seqscan=off enable_bitmapscan=off jit=off
+                plan_cache_mode=force_custom_plan'),
+            ('walk_unsorted', 'enable_seqscan=off enable_bitmapscan=off enable_sort=off jit=off
+                plan_cache_mode=force_generic_plan'),
+            ('loop', 'enable_seqscan=off enable_bitmapscan=off enable_hashjoin=off
+                enable_mergejoin=off enable_nestloop=on jit=off
+                plan_cache_mode=force_generic_plan'),
+            ('loop_200ms', 'lock_timeout=200ms enable_seqscan=off enable_bitmapscan=off
+                enable_hashjoin=off enable_mergejoin=off jit=off'),
+            ('hash', 'enable_seqscan=off enable_bitmapscan=off enable_nestloop=off
+                enable_mergejoin=off jit=off work_mem=64MB plan_cache_mode=force_generic_plan'),
+            ('days', 'lock_timeout=200ms TimeZone=UTC')
+        ), functions (bundle, names) AS (VALUES
+            ('inline', '
+                add_error became burst clock clock_after_waiting in_time is_awaited is_ours
+                is_within key_is_free lock_queue new_id no_wait notify_pools waits_keyed waits_plain
+                waits_suspect'),
+            ('plain', '
+                add_jobs add_occurrences apply_frees batch_created batch_moved batch_tree cancel
+                check_callback complete_own declare_schedules dependencies_added differing discard
+                do_part done_of drop_pool edit enable_schedule ensure_schedules expire expire_jobs
+                expire_these fail_schedule follow freed heartbeat in_parts job_added jobs_inserted
+                keep_keys key_allowance key_has_room keyed_behind kinds_elsewhere known_pools
+                lock_queues lock_trees_of made_since mend_sequences missed_since of_key places_after
+                promote_lines put_off put_schedule queue_dated queues_audit queues_changed
+                rate_allowance rates_follow register remove_schedule report_refused rescue
+                rescue_jobs restore_occurrences retire_schedules retry run_schedule say_no_wait
+                schedule_changed schedules_audit schedules_notify set_pool set_queue sign_off spend
+                spent_until starts wake who worker_ended'),
+            ('no_jit', '
+                mend_dependencies'),
+            ('by_index', '
+                additions_checked batch_sealed cancel_batch create_batch delete_batch enqueue
+                enter_batch free_batch_key free_key free_keys jobs_key_wanted move reopened
+                seal_batch stream_created unblock unblock_lines undepend'),
+            ('by_order', '
+                allowance'),
+            ('by_index_no_jit', '
+                apply_effects'),
+            ('by_index_once', '
+                bury'),
+            ('by_index_no_jit_once', '
+                wanted'),
+            ('walk', '
+                check_dependencies depend forget_rates free_batches lock_trees next_due pass_on
+                payloads promote running_in running_of stuck_lines tell_waiters unlocked
+                with_below'),
+            ('walk_replanned', '
+                became_all matching result_of'),
+            ('walk_unsorted', '
+                by_turn claim depth due_keys in_order kinds_waiting next_keys pick'),
+            ('loop', '
+                advance apply_ends await_results batch_ended batch_results call_back cancel_below
+                fold mend_batches mend_these report_progress stop_jobs stream wait_less'),
+            ('loop_200ms', '
+                forget_rows'),
+            ('hash', '
+                settle_completed settle_ended settle_failed settle_released'),
+            ('days', '
+                drop_partition ensure_partitions prune')
+        ), owners (names) AS (VALUES ('
+                add_jobs additions_checked await_results batch_sealed create_batch depend
+                dependencies_added drop_partition enqueue ensure_partitions forget_rows job_added
+                jobs_inserted jobs_key_wanted seal_batch stream_created')
+        )
+        SELECT p.oid::regprocedure AS signature, b.settings,
+               p.proname = ANY (regexp_split_to_array(o.names, '\s+')) AS is_owners
+        FROM owners o, functions f JOIN bundles b ON b.bundle = f.bundle
+        JOIN pg_proc p ON p.pronamespace = 'pgworkd'::regnamespace
+                      AND p.proname = ANY (regexp_split_to_array(f.names, '\s+'))
+        ORDER BY p.proname
+    LOOP
+        EXECUTE format('ALTER FUNCTION %s SET search_path = %s, pg_temp %s', v_function.signature,
+                       CASE WHEN v_function.is_owners THEN 'pg_catalog, pgworkd'
+                            ELSE 'pgworkd, pg_catalog' END,
+                       regexp_replace(v_function.settings, '(\w+)=(\w+)', 'SET \1 = ''\2''', 'g')
+                       || CASE WHEN v_function.is_owners THEN ' SECURITY DEFINER' ELSE '' END);
+        IF v_function.is_owners THEN
+            EXECUTE format('REVOKE EXECUTE ON FUNCTION %s FROM PUBLIC', v_function.signature);
+        END IF;
+    END LOOP;
+END $$;

@@ -1,0 +1,33 @@
+"""Links of README.md, docs/ and the other pages lead somewhere."""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.docs.markdown import NAMES, ROOT, anchors, links
+
+OTHERS = ["CHANGELOG.md", "SECURITY.md", "benchmarks/README.md"]
+
+
+@pytest.mark.parametrize("page", [*NAMES, *OTHERS])
+def test_links_lead_somewhere(page: str) -> None:
+    """Those to files and headings of this project; others are looked at, not followed."""
+    wrong = [link for link in links(page) if not _leads(page, link)]
+    assert not wrong
+
+
+def _leads(page: str, link: str) -> bool:
+    parts = urlsplit(link)
+    if parts.scheme:
+        return parts.scheme == "https" and "." in parts.netloc and parts.netloc == parts.netloc.lower()
+    path = (ROOT / page).parent / parts.path if parts.path else ROOT / page
+    if not path.exists() or not path.resolve().is_relative_to(ROOT):
+        return False
+    return not parts.fragment or parts.fragment in anchors(str(path.resolve().relative_to(ROOT)))
+
+
+def test_the_index_names_every_page() -> None:
+    listed = {link for link in links("docs/README.md") if "/" not in link}
+    assert listed >= {page.removeprefix("docs/") for page in NAMES if page.startswith("docs/")} - {"README.md"}

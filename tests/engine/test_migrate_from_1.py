@@ -1,0 +1,179 @@
+"""Daemons of version 1 work while their database is migrated: nothing is lost, and nothing runs twice.
+
+Their code comes from this project's history; where that is not at hand, the tests are skipped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import asyncpg
+import pytest
+
+from pgworkd.client import batch, enqueue
+from pgworkd.database import schema
+from pgworkd.database.connection import ConnectionOptions
+from tests import process
+from tests.kit import until
+from tests.planting import ROOT
+from tests.sql.catalog import catalog, differences
+from tests.sql.versions import schema_of
+
+LAST_OF_1 = "1f3217520b0f5843b360e4a73cc150d758b60d70"
+"""The last commit whose schema was of version 1."""
+PERIOD_S = 2.0
+PATIENCE_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The project as it was."""
+    git = shutil.which("git")
+    if git is None:
+        pytest.skip("there is no git")
+    archive = subprocess.run([git, "archive", LAST_OF_1], cwd=ROOT, capture_output=True, check=False)
+    if archive.returncode:
+        pytest.skip("the history of this project is not here")
+    directory = tmp_path_factory.mktemp("version-1")
+    with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as packed:
+        packed.extractall(directory, filter="data")
+    return directory
+
+
+@pytest.fixture
+async def old(empty_dsn: str) -> AsyncIterator[asyncpg.Connection[Any]]:
+    """A session in a database of version 1."""
+    connection = await asyncpg.connect(empty_dsn)
+    await connection.execute(schema_of(1))
+    await connection.execute(process.TABLES)
+    yield connection
+    connection.terminate()
+
+
+@pytest.fixture
+async def application(empty_dsn: str, old: asyncpg.Connection[Any]) -> AsyncIterator[asyncpg.Connection[Any]]:
+    """A session of an application in the same database."""
+    connection = await asyncpg.connect(empty_dsn)
+    yield connection
+    connection.terminate()
+
+
+@contextlib.contextmanager
+def daemon(tree: Path, dsn: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """The daemon of tests/process.py as that tree has it, with the code of that tree; killed at the end."""
+    runs = log.with_suffix(".runs")
+    runs.touch()
+    env = {"PYTHONPATH": str(tree), "RUNS_FILE": str(runs), "PATH": "/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1"}
+    with log.open("wb") as written:
+        started = subprocess.Popen([sys.executable, "-m", "tests.process", dsn], cwd=tree, env=env, stderr=written)
+        try:
+            yield started
+        finally:
+            started.kill()
+            started.wait()
+
+
+class Producer:
+    """An application that goes on inserting jobs of many kinds, and knows which were acknowledged."""
+
+    def __init__(self, db: asyncpg.Connection[Any]) -> None:
+        self._db = db
+        self.acknowledged: list[Any] = []
+        self.stopped = False
+
+    async def run(self) -> None:
+        """Until `stopped`."""
+        n = 0
+        while not self.stopped:
+            n += 1
+            key = {"serialize_key": f"line-{n % 3}"} if n % 4 == 0 else {}
+            first = await enqueue(self._db, "work", {"n": n}, **key)
+            async with self._db.transaction():
+                second = await enqueue(self._db, "work", {"n": n}, dedupe_key=f"once-{n}", after=[first])
+            self.acknowledged += [first, second]
+            if n % 10 == 0:
+                tree = await batch(self._db, f"batch {n}", queue="work", on_complete={"queue": "told"})
+                self.acknowledged += await tree.add([{"n": n}] * 5)
+                await tree.seal()
+            await anyio.sleep(0.01)
+
+
+async def test_nothing_is_lost_when_daemons_of_version_1_are_migrated_under(
+    tree: Path,
+    empty_dsn: str,
+    old: asyncpg.Connection[Any],
+    application: asyncpg.Connection[Any],
+    db: asyncpg.Connection[Any],
+    tmp_path: Path,
+) -> None:
+    gated = [row[0] for row in await old.fetch(_GATED, json.dumps({"gate": "open"}))]
+    producer = Producer(application)
+    logs = [tmp_path / f"{n}.log" for n in range(3)]
+    with daemon(tree, empty_dsn, logs[0]) as first, daemon(tree, empty_dsn, logs[1]) as second:
+        async with anyio.create_task_group() as tasks:
+            await until(lambda: old.fetchval(_RUNNING, gated), PATIENCE_S)
+            tasks.start_soon(producer.run)
+            await anyio.sleep(PERIOD_S)
+            assert await old.fetchval("SELECT count(*) > 50 FROM runs WHERE ended IS NOT NULL")
+            assert await schema.migrate(ConnectionOptions(empty_dsn)) == (1, schema.VERSION)
+            await until(lambda: all("schema.newer" in log.read_text() for log in logs[:2]), PATIENCE_S)
+            await old.execute("INSERT INTO gates VALUES ('open')")
+            await until(lambda: old.fetchval(_COMPLETED, gated, [first.pid, second.pid]), PATIENCE_S)
+            await until(lambda: old.fetchval(_IDLE), PATIENCE_S)
+            claimed = await old.fetchval(_CLAIMS)
+            await anyio.sleep(0.5)  # five polls
+            assert await old.fetchval(_CLAIMS) == claimed, "they claim no more"
+            with daemon(ROOT, empty_dsn, logs[2]):
+                await anyio.sleep(PERIOD_S)
+                for process_ in (first, second):
+                    process_.send_signal(signal.SIGTERM)
+                assert [await anyio.to_thread.run_sync(p.wait, 20) for p in (first, second)] == [0, 0]
+                producer.stopped = True
+                await until(
+                    lambda: old.fetchval("SELECT NOT EXISTS (SELECT FROM pgworkd.jobs WHERE dedupe_until IS NULL)")
+                )
+    await _nothing_was_lost(old, [*gated, *producer.acknowledged])
+    for log in logs:
+        failures = [line for line in log.read_text().splitlines() if line.startswith(_BAD)]
+        assert failures == [], failures[:3]
+    await old.execute("DROP TRIGGER given_back ON pgworkd.jobs")
+    assert differences(await catalog(old), await catalog(db)) == []
+
+
+async def _nothing_was_lost(old: asyncpg.Connection[Any], acknowledged: list[Any]) -> None:
+    """Every acknowledged job has completed, and was run to its end once."""
+    finished = {row["id"]: row for row in await old.fetch(process.EXPLAINED)}
+    assert len(acknowledged) > 100
+    assert {finished[id_]["status"] for id_ in acknowledged} == {"completed"}
+    assert all(row["attempts"] == 1 + row["given_back"] and row["lost"] == 0 for row in finished.values())
+    ended = Counter(row[0] for row in await old.fetch("SELECT job FROM runs WHERE ended IS NOT NULL"))
+    assert ended == Counter(acknowledged)
+    assert await old.fetchval("SELECT count(*) = 0 FROM pgworkd.batches WHERE tree_finished_at IS NULL")
+    assert await old.fetchval(_CALLED) == 0, "each tree has called back once"
+
+
+_GATED = "INSERT INTO pgworkd.jobs (queue, payload) SELECT 'work', $1 FROM generate_series(1, 20) RETURNING id"
+_RUNNING = "SELECT count(*) = 20 FROM runs WHERE job = ANY ($1)"
+_IDLE = """
+    SELECT count(*) FILTER (WHERE status = 'pending') > 0 AND count(*) FILTER (WHERE status = 'running') = 0
+    FROM pgworkd.jobs"""
+_CLAIMS = "SELECT (SELECT sum(attempts) FROM pgworkd.jobs) + (SELECT sum(attempts) FROM pgworkd.finished_jobs)"
+_COMPLETED = """
+    SELECT (SELECT count(*) = 20 FROM pgworkd.finished_jobs WHERE id = ANY ($1) AND status = 'completed')
+       AND (SELECT bool_and(pid = ANY ($2)) FROM runs WHERE job = ANY ($1))"""
+_CALLED = """
+    SELECT (SELECT count(*) FROM pgworkd.batches WHERE parent_id IS NULL)
+         - (SELECT count(*) FROM pgworkd.finished_jobs WHERE queue = 'told')"""
+_BAD = ("job.failed", "job.lost", "settle.refused", "database.away", "daemon.failed", "Traceback")

@@ -1,0 +1,112 @@
+"""Which tests are slow, which need the machine for themselves, and how they are spread over processes.
+
+`pytest` runs the fast lane: all but the slow ones, in several processes (pytest-xdist), each with a server of its own.
+`pytest -m slow` runs the others, `pytest -m ""` all, `pytest -n 0` in one process. A test that is named
+(`pytest tests/x.py::test_y`) is run, be it slow, and in this process.
+
+Marks are set here and not in the files: what is slow shows only beside the others.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import pytest
+
+TURN, RUNNING = Path(__file__), Path(__file__).with_name("conftest.py")
+"""Files to lock: whose turn it is to begin a test, and who runs one."""
+FAST = "not slow"
+"""The expression of `-m` in pyproject.toml."""
+PROCESSES_PER_CPU = 2
+"""Many tests wait most of the time: for a lease to end, a process to start, a lock."""
+
+_COMMANDS = "each starts a command or a daemon in a process of its own, some of them several"
+
+SLOW = {
+    "tests/chaos/*": "fleets of daemons under faults, and sweeps over each message of a connection",
+    "tests/simulation/*": "whole days of a fleet in simulated time",
+    "tests/sweeps/*": "each operation under each fault, and servers of their own",
+    # Processes
+    "tests/engine/test_autoscale.py*": _COMMANDS,
+    "tests/engine/test_autoscale_units.py*": _COMMANDS,
+    "tests/engine/test_autoscale_whole.py*": _COMMANDS,
+    "tests/engine/test_bad_inputs.py*in a process]": _COMMANDS,
+    "tests/engine/test_bad_usage.py*": _COMMANDS,
+    "tests/engine/test_leash.py*": _COMMANDS,
+    "tests/engine/test_modes_process.py*": _COMMANDS,
+    "tests/engine/test_secrets_cli.py*": _COMMANDS,
+    "tests/engine/test_supervisor*": _COMMANDS,
+    "tests/engine/test_demo.py*the_demo_ends_well*": "the whole demo",
+    "tests/stories/test_10_autoscale.py*": _COMMANDS,
+    # Many jobs
+    "tests/engine/test_client_many.py*hundred_thousand*": "100,000 jobs each",
+    "tests/engine/test_large_work.py*": "payloads of megabytes over a slow connection",
+    "tests/engine/test_leaks.py*": "enough starts, stops and jobs to see whether something is left behind",
+    "tests/engine/test_wake.py*hail_of_inserts*": "inserts without a pause, for seconds",
+    "tests/unit/test_benchmarks.py*drain_row*": "a whole measurement, though a small one",
+    # Models: hundreds of examples, statement by statement
+    "tests/sql/test_batch_model.py*": "a model against the database",
+    "tests/sql/test_dedupe_model.py*": "a model against the database",
+    "tests/sql/test_dependency_model.py*": "a model against the database",
+    "tests/sql/test_flow_model.py*": "a model against the database",
+    "tests/unit/test_cursor_model.py*": "a model of claims in simulated time",
+}
+"""Why a test is slow, by a pattern (fnmatch) of its id."""
+
+ALONE = {
+    "tests/engine/test_lease*": "leases of a second or two: who cannot renew in time must stop",
+    "tests/engine/test_wake.py*on_time*": "a job due has to run within moments",
+    "tests/engine/test_wake.py*in_no_time*": "a new job has to run within moments",
+    "tests/sql/test_insert_cost.py*": "compares how long statements take",
+}
+"""Why no other test may run meanwhile, by a pattern of the test's id: time decides what it sees."""
+
+
+def why(table: dict[str, str], item: pytest.Item) -> str | None:
+    """The reason that the table has for a test; None: it is not in there."""
+    return next((reason for pattern, reason in table.items() if fnmatchcase(item.nodeid, pattern)), None)
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest goes by the marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Sets the marks; those that run alone come last, so that nobody waits for them."""
+    for item in items:
+        for table, mark in ((SLOW, pytest.mark.slow), (ALONE, pytest.mark.alone)):
+            if reason := why(table, item):
+                item.add_marker(mark(reason))
+    items.sort(key=lambda item: item.get_closest_marker("alone") is not None)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Lets a slow test be run by its name."""
+    if _names_tests(config) and config.option.markexpr == FAST:
+        config.option.markexpr = ""
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """How many processes `-n auto` means."""
+    return 0 if _names_tests(config) else PROCESSES_PER_CPU * len(os.sched_getaffinity(0))
+
+
+def _names_tests(config: pytest.Config) -> bool:
+    return any("::" in argument for argument in config.args)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """A test that is to be alone waits until no other process runs one, and keeps those waiting meanwhile."""
+    if not hasattr(item.config, "workerinput"):
+        return (yield)  # no process of pytest-xdist: there are no others
+    alone = item.get_closest_marker("alone") is not None
+    with TURN.open() as turn, RUNNING.open() as running:
+        fcntl.flock(turn, fcntl.LOCK_EX)  # first come, first served: else those that share would never let one in
+        fcntl.flock(running, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        fcntl.flock(turn, fcntl.LOCK_UN)
+        try:
+            return (yield)
+        finally:
+            fcntl.flock(running, fcntl.LOCK_UN)  # closing does not do it while a process forked meanwhile lives

@@ -1,0 +1,132 @@
+"""A database of the version before, full of work, becomes what a fresh one is, and loses nothing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator
+from typing import Any
+
+import asyncpg
+import pytest
+
+from pgworkd import App, Job
+from pgworkd.database import schema
+from pgworkd.database.connection import ConnectionOptions
+from pgworkd.words import events
+from tests.kit import running, until
+from tests.planting import ROOT
+
+from .catalog import catalog, differences
+from .verbs import Db
+from .versions import TOKEN, contents, filled, schema_of
+
+MIGRATIONS = sorted((ROOT / "pgworkd" / "sql" / "migrations").glob("*.sql"))
+
+
+@pytest.fixture
+async def old(empty_dsn: str) -> AsyncIterator[Db]:
+    """A session in a database of version 1."""
+    connection = await asyncpg.connect(empty_dsn)
+    await connection.execute(schema_of(1))
+    yield connection
+    connection.terminate()
+
+
+def test_migrations_are_numbered_and_end_at_this_version() -> None:
+    numbers = [int(path.name[:4]) for path in MIGRATIONS]
+    assert numbers == list(range(2, schema.VERSION + 1))
+    for number, path in zip(numbers, MIGRATIONS, strict=True):
+        assert f"v.version >= {number})" in path.read_text(encoding="utf-8"), f"{path.name} would run again"
+
+
+async def test_an_old_database_becomes_a_fresh_one_and_keeps_every_row(db: Db, old: Db, empty_dsn: str) -> None:
+    await filled(old)
+    before = await contents(old)
+    statuses = {row["status"] for row in before["jobs"] + before["finished_jobs"]}
+    assert statuses == {"blocked", "pending", "running", "failed", "dead", "completed", "cancelled", "expired"}
+    assert not [table for table, rows in before.items() if not rows], "nothing of this is tested"
+    assert await schema.migrate(ConnectionOptions(empty_dsn)) == (1, schema.VERSION)
+    assert await contents(old) == before
+    assert differences(await catalog(old), await catalog(db)) == []
+
+
+async def test_psql_brings_an_old_database_up_to_date_too(db: Db, old: Db) -> None:
+    await filled(old)
+    before = await contents(old)
+    await old.execute(schema.script())
+    assert await contents(old) == before
+    assert differences(await catalog(old), await catalog(db)) == []
+
+
+async def test_what_an_old_worker_has_in_flight_it_settles_and_the_rest_is_worked_off(old: Db, empty_dsn: str) -> None:
+    worker = await filled(old)
+    await schema.migrate(ConnectionOptions(empty_dsn))
+    assert await old.fetchval("SELECT pgworkd.heartbeat($1, $2, 'running')", worker, TOKEN)
+    ran = await old.fetch(
+        "SELECT id, attempts FROM pgworkd.jobs WHERE status = 'running' AND cancel_requested_at IS NULL"
+    )
+    cancelled = await old.fetch("SELECT id, attempts FROM pgworkd.jobs WHERE cancel_requested_at IS NOT NULL")
+    assert (len(ran), len(cancelled)) == (32, 1)
+    ids, attempts = [row["id"] for row in ran], [row["attempts"] for row in ran]
+    settle = "SELECT pgworkd.settle_completed($1, $2, $3, NULL, NULL, NULL, $4, $5, NULL)"
+    won = await old.fetchval(settle, ids, attempts, [None] * len(ids), worker, TOKEN)
+    assert sorted(won) == sorted(ids)
+    end = "SELECT count(*) FROM pgworkd.settle_ended($1, $2, '{cancelled}', '{NULL}', $3, $4)"
+    assert await old.fetchval(end, [cancelled[0]["id"]], [cancelled[0]["attempts"]], worker, TOKEN) == 1
+    assert await old.fetchval("SELECT pgworkd.sign_off($1, $2)", worker, TOKEN)
+    await old.execute("UPDATE pgworkd.jobs SET run_at = now() WHERE run_at > now() AND schedule IS NULL")
+    app, seen = App(), []
+
+    async def handle(job: Job) -> None:
+        seen.append(job.id)
+
+    for kind, queue in {"q": "q", "kind0": "q", "kind1": "q", "kind2": "q", "slow": "slow"}.items():
+        app.handler(kind, queue=queue)(handle)
+
+    left = "SELECT count(*) FROM pgworkd.jobs WHERE status NOT IN ('completed', 'dead') AND schedule IS NULL"
+    async with running(app, empty_dsn) as (_, recorder):
+        await until(lambda: none(old, left))
+        assert recorder.all(events.JOB_FAILED) == []
+    assert len(seen) == len(set(seen)) > 60
+    batches = await old.fetch("SELECT name, state, total, done FROM pgworkd.batch_progress ORDER BY name")
+    assert [tuple(row) for row in batches] == [
+        ("cancelled", "cancelled", 1, 1),
+        ("child", "completed", 2, 2),
+        ("empty", "completed", 0, 0),
+        ("other", "open", 3, 3),
+        ("root", "completed", 2, 2),
+    ]
+
+
+async def none(db: Db, count: str) -> bool:
+    """Whether there are none."""
+    return bool(await db.fetchval(count) == 0)
+
+
+async def test_a_database_of_another_layout_gets_what_it_lacks(db: Db, old: Db, empty_dsn: str) -> None:
+    """Version 1 was never numbered while it grew: any of this may be missing there."""
+    await filled(old)
+    lacks: dict[str, Any] = {
+        "workers": ["schedules", "kinds"],
+        "queues": ["max_losses"],
+        "rates": ["searched"],
+        "schedules": ["missed_grace_s", "waits_for_retries", "retired_at", "in_force_since"],
+        "finished_jobs": ["began_at"],
+        "batches": ["completed_called", "failure_called"],
+        "pending_effects": ["put_off_at", "done_to", "left_behind"],
+    }
+    await old.execute("DROP VIEW pgworkd.all_jobs")
+    for table, columns in lacks.items():
+        drops = ", ".join(f"DROP COLUMN {column} CASCADE" for column in columns)
+        await old.execute(f"ALTER TABLE pgworkd.{table} {drops}")
+    await old.execute(
+        "CREATE INDEX jobs_running ON pgworkd.jobs (worker_id); CREATE FUNCTION pgworkd.next_due(text[]) RETURNS int"
+        " LANGUAGE sql AS 'SELECT 1'; ALTER TABLE pgworkd.audit DROP CONSTRAINT audit_what_check"
+    )
+    await schema.migrate(ConnectionOptions(empty_dsn))
+    assert differences(await catalog(old), await catalog(db)) == []
+
+
+def test_the_contract_shows_tables_as_they_are() -> None:
+    text = (ROOT / "schema.sql").read_text(encoding="utf-8")
+    assert not re.findall(r"ADD COLUMN|DROP (?:FUNCTION|INDEX|VIEW|COLUMN)|ALTER TABLE", text)

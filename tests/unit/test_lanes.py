@@ -1,0 +1,22 @@
+"""The tables of slow tests, and of those that run alone, name what there is."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import pytest
+
+from tests import lanes
+
+ROOT = Path(__file__).parents[2]
+FILES = {path.relative_to(ROOT).as_posix(): path for path in (ROOT / "tests").rglob("test_*.py")}
+
+
+@pytest.mark.parametrize("pattern", sorted({*lanes.SLOW, *lanes.ALONE}))
+def test_what_a_table_names_is_there(pattern: str) -> None:
+    file, py, test = pattern.partition(".py")
+    found = [path for name, path in FILES.items() if fnmatchcase(name, file + py)]
+    assert found, "moved or renamed? then the table has to follow"
+    folder = "".join(path.read_text(encoding="utf-8") for path in found[0].parent.glob("*.py"))
+    assert all(part in folder for part in test.removesuffix("]").split("*"))
