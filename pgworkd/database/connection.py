@@ -29,8 +29,8 @@ _Wanted = asyncpg.connect_utils.SessionAttribute
 PROBE_TIMEOUT_S = 4.0
 """An idle connection that does not answer within this is replaced: cheap, while a dead one delays every job."""
 CUT_AFTER_S = 0.5
-"""A stopped transaction waits this long for a connection that may be dead, then closes it: that rolls back, too, and the
-handler must have ended before the lease expires."""
+"""A stopped transaction waits this long for a connection that may be dead, then closes it: that also rolls back,
+and the handler must have ended before the lease expires."""
 
 
 @dataclass(frozen=True, slots=True)
