@@ -14,7 +14,7 @@ from pgworkd.engine.run.large_payloads import Payloads
 from pgworkd.errors import DatabaseError, DatabaseUnavailable
 from pgworkd.words.events import Events
 from pgworkd.words.job import Reason
-from tests.unit.test_held import held_of
+from tests.unit.test_attempts import held_of
 
 DAMAGED, GONE = UUID(int=3), UUID(int=4)
 
