@@ -118,7 +118,7 @@ async def test_who_runs_on_when_the_lease_ends_takes_the_process_along(
 
     lease_s = 3.0  # of which a look of the guard is a sixtieth, and what it has left a thirtieth
     async with Proxy(dsn) as proxy, daemon_of(app, proxy.dsn, ended, lease_s=lease_s) as (daemon, seen):
-        lease = daemon.worker.lease
+        lease = daemon.worker.heartbeat
         assert lease is not None
         lease._end_process = end
         await insert(db, "q")
@@ -143,7 +143,7 @@ async def test_a_fence_while_nothing_runs_ends_no_process(dsn: str, db: asyncpg.
         daemon_of(sleepers.app, proxy.dsn, ended, lease_s=1.0) as (daemon, seen),
     ):
         await until(waits_for_status(db, await insert(db, "q"), "completed"))
-        lease = daemon.worker.lease
+        lease = daemon.worker.heartbeat
         assert lease is not None
         proxy.mode = "hold"
         await seen.wait(events.LEASE_FENCED, running=0)

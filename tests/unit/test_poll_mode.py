@@ -25,14 +25,14 @@ LONG_AFTER = 100.0
 
 def idle(now: float = 0.0) -> PollMode:
     attention = PollMode()
-    attention.announce_done(now, idle=True)
+    attention.record_announcement(now, idle=True)
     return attention
 
 
 def polling(now: float = 0.0) -> PollMode:
     """A pool that was idle until then."""
     attention = idle(now)
-    attention.announce_done(now, idle=False)
+    attention.record_announcement(now, idle=False)
     return attention
 
 
@@ -40,7 +40,7 @@ def turn(attention: PollMode, claimed: int, now: float, *, full: bool = False) -
     """One iteration of a pool: seconds to the next, and what was announced."""
     announced = attention.after_claim(claimed, now, full=full)
     if announced is not None:
-        attention.announce_done(now, idle=announced)
+        attention.record_announcement(now, idle=announced)
     return attention.sleep_s(attention.next_claim_s(now)), announced
 
 
@@ -81,7 +81,7 @@ def test_who_is_not_announced_as_idle_comes_back_by_itself(history: list[tuple[s
             case "forgotten":
                 attention.announced = None
             case "idle" | "polling":
-                attention.announce_done(now, idle=step == "idle")
+                attention.record_announcement(now, idle=step == "idle")
         assert attention.announced is True or attention.sleep_s(delay_s) <= SLEEP_S_MAX
 
 
@@ -206,7 +206,7 @@ def test_busy_is_a_rate_not_a_number() -> None:
 def test_what_was_claimed_idle_does_not_keep_it_polling() -> None:
     attention = idle()
     find(attention, 1000, 1, 1.0)
-    attention.announce_done(LONG_AFTER, idle=False)
+    attention.record_announcement(LONG_AFTER, idle=False)
     assert turn(attention, 0, LONG_AFTER + POLLING_LEAST_S - 0.01)[1] is None
     assert turn(attention, 0, LONG_AFTER + POLLING_LEAST_S)[1] is True
 
@@ -221,5 +221,5 @@ def test_notifications_from_before_do_not_make_it_poll_again() -> None:
 def test_to_announce_the_same_again_is_not_to_begin_anew() -> None:
     """An announcement that is repeated (a new worker id) does not lengthen the time of polling."""
     attention = polling()
-    attention.announce_done(0.9, idle=False)
+    attention.record_announcement(0.9, idle=False)
     assert turn(attention, 0, POLLING_LEAST_S + 0.01) == (0.0, True)
