@@ -274,7 +274,7 @@ class Store(ScheduleStore):
         return await self._maintenance.fetch("SELECT queue, kind, jobs, example FROM pgworkd.expire_jobs($1)", limit)
 
     async def unblock(self) -> int:
-        """Releases jobs that wait for a key or a dependency in vain; returns the number of keys and jobs."""
+        """Unblocks jobs that wait in vain, cancels dependents of dead jobs; returns the number of keys and jobs."""
         keys = int(await self._maintenance.value("SELECT pgworkd.unblock()"))
         queue, key = "", ""
         while queue is not None:  # in steps: a million keys may be in use
