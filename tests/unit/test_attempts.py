@@ -1,4 +1,4 @@
-"""The attempts in our hands: found by (id, attempt), stopped once, replaced by a newer attempt of the same job."""
+"""The attempts in flight: found by (id, attempt), stopped once, replaced by a newer attempt of the same job."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_the_first_reason_stands() -> None:
     assert held.reason is Reason.CANCEL
 
 
-async def test_a_stop_cancels_the_run_and_tells_the_job() -> None:
+async def test_a_stop_cancels_the_run_and_sets_the_event_of_the_job() -> None:
     held = attempt_of()
     held.job = job_of(held)
     came_out: list[bool] = []
@@ -137,7 +137,7 @@ async def test_a_fence_shortens_the_clean_up_of_another_stop() -> None:
     assert cuts == 2
 
 
-def test_holdings_know_what_was_added_until_it_is_removed() -> None:
+def test_what_was_added_is_found_until_it_is_removed() -> None:
     in_flight = InFlight()
     one, other = attempt_of(), attempt_of(2)
     assert (len(in_flight), list(in_flight)) == (0, [])
@@ -154,7 +154,7 @@ def test_holdings_know_what_was_added_until_it_is_removed() -> None:
     assert len(in_flight) == 1
 
 
-def test_another_attempt_is_another_matter() -> None:
+def test_another_attempt_of_the_job_is_not_found() -> None:
     in_flight, held = InFlight(), attempt_of(2)
     in_flight.add(held)
     assert in_flight.find(held.claimed.id, 1) is None
@@ -191,7 +191,7 @@ def test_an_attempt_in_flight_is_not_started_again_unless_it_came_under_another_
     assert in_flight.find(first.claimed.id, 1) is anew
 
 
-async def test_running_are_those_whose_handler_was_called_and_has_not_come_back() -> None:
+async def test_running_are_those_whose_handler_was_called_and_has_not_returned() -> None:
     in_flight = InFlight()
     waiting, runs, over = attempt_of(), attempt_of(), attempt_of()
     runs.started, runs.scope = 1.0, RunScope()
@@ -201,7 +201,7 @@ async def test_running_are_those_whose_handler_was_called_and_has_not_come_back(
     assert in_flight.running() == [runs]
 
 
-def test_stop_all_stops_all_and_may_meet_changes_on_its_way() -> None:
+def test_stop_all_stops_all_even_if_some_are_removed_meanwhile() -> None:
     in_flight = InFlight()
     helds = [attempt_of() for _ in range(5)]
     for held in helds:
