@@ -52,7 +52,7 @@ async def test_an_outage_shorter_than_the_lease_spends_nothing_and_starts_nothin
 # The fence.
 
 
-async def test_who_cannot_renew_cancels_everything_before_the_lease_ends_and_goes_on_when_it_can_again(
+async def test_a_worker_that_cannot_renew_cancels_everything_before_the_lease_ends_and_continues_when_it_can(
     dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
     sleepers, ended, lease_s = Sleepers(), list[str](), 3.0
@@ -91,7 +91,7 @@ async def test_who_cannot_renew_cancels_everything_before_the_lease_ends_and_goe
 
 
 @pytest.mark.parametrize("mode", ["loop", "thread"])
-async def test_who_runs_on_when_the_lease_ends_takes_the_process_along(
+async def test_a_handler_that_runs_on_when_the_lease_ends_ends_the_process(
     dsn: str, db: asyncpg.Connection[Any], mode: str
 ) -> None:
     app, ended, at, let_go = App(), list[str](), list[float](), threading.Event()
