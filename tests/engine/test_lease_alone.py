@@ -1,4 +1,4 @@
-"""The lease alone, with a holder of the test's."""
+"""The heartbeat alone, with a lease holder of the test's own."""
 
 from __future__ import annotations
 

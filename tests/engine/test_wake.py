@@ -1,4 +1,4 @@
-"""Wake-ups: idle pools are notified, a pool that becomes idle misses nothing, and a lost connection is soon replaced."""
+"""Wake-ups: idle pools are notified, one that becomes idle misses nothing, and a lost connection is soon replaced."""
 
 from __future__ import annotations
 
