@@ -87,14 +87,14 @@ BUGS = (
         "words/error_report",
         '        message = " ".join(self.message.split())\n',
         "        message = self.message\n",
-        tests="tests/unit/test_failure.py",
+        tests="tests/unit/test_error_report.py",
     ),
     python(
         "payload values stand in errors",
         "words/error_report",
         "_faults(exc) if isinstance(exc, ValidationError) else str(exc)",
         "str(exc)",
-        tests="tests/unit/test_failure.py",
+        tests="tests/unit/test_error_report.py",
     ),
     python(
         "a process that has ended is waited for",

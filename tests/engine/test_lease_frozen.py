@@ -23,7 +23,7 @@ async def test_no_claimed_job_begins_after_a_freeze_until_the_lease_is_renewed(
 
     @app.handler("q", concurrency=5)
     async def run(job: Job) -> None:
-        lease = daemons[0].worker.lease
+        lease = daemons[0].worker.heartbeat
         assert lease is not None
         began.append((str(job.id), job.attempt, lease.fresh))
         if len(began) == 1:  # four more have been claimed, and wait for their turn in this loop

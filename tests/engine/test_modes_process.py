@@ -255,7 +255,7 @@ async def test_a_stop_kills_the_process_and_gives_the_job_back(
 
 DAEMON = """
 import asyncio, sys
-from pgworkd.daemon import Daemon
+from pgworkd.engine.life.daemon import Daemon
 from tests.engine.test_modes_process import process_app, spin, add_nothing
 from tests.kit import quick_options
 asyncio.run(Daemon(process_app(spin, add_nothing), quick_options(sys.argv[1])).run())

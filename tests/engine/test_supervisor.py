@@ -28,7 +28,7 @@ import os, signal, sys, time
 from pathlib import Path
 import anyio
 from pgworkd import App
-from pgworkd.job import Job
+from pgworkd import Job
 
 app = App()
 NAME = sys.argv[-1].removeprefix("--worker-name=")  # of the supervisor it is something else

@@ -137,7 +137,7 @@ class Pool:
     def expect(self, due_in_s: float | None) -> None:
         """The next waiting job is due in this many seconds; None: no job waits."""
         if due_in_s is not None and due_in_s <= 0:
-            self._cursor.doubt(anyio.current_time())
+            self._cursor.recheck_head(anyio.current_time())
         self._due_at = None if due_in_s is None else anyio.current_time() + due_in_s
         self._woken.set()
 
@@ -329,4 +329,4 @@ class Pool:
         code, forgotten = (self.code_concurrency, self.code_source), self._forgotten
         await self._store.set_pool(self._worker.worker_id, self.queue, self.concurrency, idle=idle, code=code)
         if forgotten == self._forgotten:  # else it is outdated by now, and announced again
-            self._poll_mode.announce_done(anyio.current_time(), idle=idle)
+            self._poll_mode.record_announcement(anyio.current_time(), idle=idle)
