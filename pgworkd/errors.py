@@ -1,35 +1,44 @@
-"""The exceptions of pgworkd: what it raises at its callers, and what handlers raise at it.
+"""The exceptions of pgworkd: those that callers catch, and those that handlers raise.
 
-All of them survive pickling, because handlers may run in another process.
+The schema raises these SQLSTATEs of its own (SQLSTATES maps them to exceptions). On an application's own connection the
+driver raises its error with that code; daemons, commands, `Admin` and `Results` raise the exception.
+
+PW001  WorkerLost     the worker's lease has ended: it may no longer claim or settle
+PW002  NotWaiting     the job is running, dead, finished or unknown: only a waiting job can be edited
+PW003  BatchClosed    the batch is sealed, finished, cancelled, in use or unknown
+PW004  DatabaseError  the dependency can never be met: a job that is unknown or cannot complete any more, or a cycle
+
+All exceptions can be pickled, because handlers may run in another process.
 """
 
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import NamedTuple
 from uuid import UUID
 
 SHOWN_MAX = 10**15
-"""Integers up to that are repeated in errors: Python refuses to write one of thousands of digits."""
+"""Larger integers are not repeated in errors: Python refuses to print one of thousands of digits."""
 DELAY_S_MAX = 366 * 86_400.0
 """The longest delay anywhere, in seconds: 366 days."""
 
 
 class PgworkdError(Exception):
-    """Base of everything pgworkd raises at its callers."""
+    """Base of all exceptions that pgworkd raises for its callers."""
 
 
 class UsageError(PgworkdError):
-    """A wrong call or configuration: nothing was done, trying again will not help (exit code 2)."""
+    """An invalid call or configuration: nothing was done, and a retry would not help (exit code 2)."""
 
 
-class InvalidPayload(UsageError, ValueError):  # noqa: N818 - reads as what happened
+class InvalidPayload(UsageError, ValueError):  # noqa: N818 - a state, not an error's name
     """A payload or result that cannot be stored or read.
 
-    `path` names the value ("payload.items[3].name"), `reason` says what is wrong and what to do about it.
+    `path` names the value ("payload.items[3].name"), `reason` is the fault and the remedy.
     """
 
     def __init__(self, path: str, reason: str) -> None:
-        super().__init__(path, reason)  # both stay in `args`, which is what pickle rebuilds from
+        super().__init__(path, reason)  # both in `args`, from which pickle rebuilds it
         self.path = path
         self.reason = reason
 
@@ -38,25 +47,25 @@ class InvalidPayload(UsageError, ValueError):  # noqa: N818 - reads as what happ
 
 
 class BadSchedule(UsageError, ValueError):  # noqa: N818
-    """A cron expression, interval or time zone that can never work."""
+    """A cron expression, interval or time zone that is invalid or has no occurrence."""
 
 
 class SchemaError(PgworkdError):
-    """The database's schema is missing, older or newer than this program, or not as it was installed."""
+    """The database's schema is missing, older or newer than this program needs, or was altered."""
 
 
 class SchemaAwaited(SchemaError):  # noqa: N818
-    """The schema is missing or older than this program: `pgworkd migrate` mends that."""
+    """The schema is missing or older than this program needs: run `pgworkd migrate`."""
 
 
 class DatabaseUnavailable(PgworkdError):  # noqa: N818
-    """No answer from the database: nothing was done, unless it is an OutcomeUnknown."""
+    """No answer from the database. Nothing was done, except perhaps if it is an OutcomeUnknown."""
 
 
 class DatabaseBusy(DatabaseUnavailable):
-    """The server answered that it cannot do it now: nothing was done, and the connection stands.
+    """The server could not execute the statement at this time: nothing was done, and the connection is usable.
 
-    A lock or statement time-out, a deadlock, a serialization failure, resources short. `sqlstate` says which.
+    A lock or statement timeout, a deadlock, a serialization failure, insufficient resources: see `sqlstate`.
     """
 
     def __init__(self, message: str, *, sqlstate: str = "") -> None:
@@ -68,12 +77,12 @@ class DatabaseBusy(DatabaseUnavailable):
 
     @property
     def locked(self) -> bool:
-        """True if it did not get a lock in time."""
+        """True for a lock timeout."""
         return self.sqlstate == "55P03"
 
     @property
     def timed_out(self) -> bool:
-        """True if the statement took too long."""
+        """True for a statement timeout."""
         return self.sqlstate == "57014"
 
 
@@ -82,13 +91,13 @@ def _busy(message: str, sqlstate: str) -> DatabaseBusy:
 
 
 class OutcomeUnknown(DatabaseUnavailable):
-    """The connection was lost, or the time was up, before the answer: what was asked for may have been done or not."""
+    """The connection was lost, or a timeout expired, before the answer: the statement may have taken effect or not."""
 
 
 class DatabaseError(PgworkdError):
-    """The database refused a statement for what it says: trying the same again will not help.
+    """The database rejected a statement permanently: a retry of the same would not help.
 
-    `sqlstate` is the five-character code, `constraint` the violated constraint's name, if there is one.
+    `sqlstate` is the five-character code, `constraint` the name of the violated constraint, if there is one.
     """
 
     def __init__(self, message: str, *, sqlstate: str = "", constraint: str | None = None) -> None:
@@ -98,23 +107,23 @@ class DatabaseError(PgworkdError):
 
 
 class NotWaiting(PgworkdError):  # noqa: N818
-    """The job runs, is dead, over or unknown: what was asked can only be done to a waiting one."""
+    """The job is running, dead, finished or unknown: the operation applies to waiting jobs only."""
 
 
 class BatchClosed(PgworkdError):  # noqa: N818
-    """The batch is sealed, finished, cancelled, in use or unknown: it can no longer, or not yet, do what was asked."""
+    """The batch is sealed, finished, cancelled, in use or unknown: the operation does not apply to it."""
 
 
 class WorkerLost(PgworkdError):  # noqa: N818
-    """This worker was declared lost: its row is gone or taken over, it may no longer claim or settle."""
+    """This worker is presumed dead: its lease has ended or its row is gone, and it may no longer claim or settle."""
 
 
 class LeaseLost(PgworkdError):  # noqa: N818
-    """This attempt is no longer ours: someone else may run the job, what we report about it is refused."""
+    """This attempt has lost its lease: another worker may run the job, and this attempt's outcome is rejected."""
 
 
 class JobFailed(PgworkdError):  # noqa: N818
-    """The job that was waited for is over, or dead, and has no result: `status` is dead, cancelled or expired."""
+    """The job has no result: `status` is dead, cancelled or expired, `error` its last error."""
 
     def __init__(self, job_id: UUID, status: str, error: str | None) -> None:
         super().__init__(job_id, status, error)
@@ -127,17 +136,17 @@ class JobFailed(PgworkdError):  # noqa: N818
 
 
 class JobUnknown(PgworkdError):  # noqa: N818
-    """There is no such job, or its history is forgotten."""
+    """The job does not exist, or its history has been deleted."""
 
 
 class PermanentError(Exception):
-    """Raised by a handler: retrying cannot help, the job goes to dead at once."""
+    """Raised by a handler: a retry would not help, so the job is dead at once."""
 
 
 class Snooze(Exception):  # noqa: N818
-    """Raised by a handler: run me again after `delay` (seconds or timedelta, 0 to 366 days).
+    """Raised by a handler: run the job again after `delay` (seconds or a timedelta, 0 to 366 days).
 
-    It spends nothing of the budget. Raises UsageError for a delay out of bounds.
+    It does not count as a failure. Raises UsageError for a delay out of bounds.
     """
 
     def __init__(self, delay: float | timedelta) -> None:
@@ -149,9 +158,9 @@ class Snooze(Exception):  # noqa: N818
 
 
 class RetryAfter(Exception):  # noqa: N818
-    """Raised by a handler: this attempt failed, retry after `delay` (seconds or timedelta, 0 to 366 days).
+    """Raised by a handler: this attempt failed, retry after `delay` (seconds or a timedelta, 0 to 366 days).
 
-    Unlike `Snooze` it spends one failure of the budget. Raises UsageError for a delay out of bounds.
+    Unlike `Snooze` it counts as a failure. Raises UsageError for a delay out of bounds.
     """
 
     def __init__(self, delay: float | timedelta, message: str = "") -> None:
@@ -164,11 +173,27 @@ class RetryAfter(Exception):  # noqa: N818
 
 
 class JobStopped(BaseException):
-    """Raised by `job.check()` when the run was asked to end: let it pass, the attempt ends by that reason."""
+    """Raised by `job.check()` when the attempt was asked to stop: do not catch it; the attempt ends for that reason."""
+
+
+class SqlState(NamedTuple):
+    """An SQLSTATE of the schema: the exception that it becomes, and its meaning."""
+
+    exception: type[PgworkdError]
+    meaning: str
+
+
+SQLSTATES = {
+    "PW001": SqlState(WorkerLost, "the worker's lease has ended"),
+    "PW002": SqlState(NotWaiting, "the job is not waiting"),
+    "PW003": SqlState(BatchClosed, "the batch is sealed, finished, cancelled, in use or unknown"),
+    "PW004": SqlState(DatabaseError, "the dependency can never be met"),
+}
+"""Every SQLSTATE that the schema defines."""
 
 
 def delay_seconds(value: float | timedelta, what: str) -> float:
-    """`value` as seconds between 0 and 366 days; UsageError naming `what` for all else (bool, NaN)."""
+    """`value` as seconds between 0 and 366 days; UsageError, naming it `what`, for anything else (bool, NaN)."""
     if isinstance(value, timedelta):
         value = value.total_seconds()
     if isinstance(value, bool) or not isinstance(value, (int, float)):

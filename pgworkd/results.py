@@ -1,4 +1,4 @@
-"""Waiting for what jobs return: the public name of `pgworkd.client.results`."""
+"""Waiting for the results of jobs: the public name of `pgworkd.client.results`."""
 
 from __future__ import annotations
 

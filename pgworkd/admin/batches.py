@@ -1,4 +1,4 @@
-"""What operators ask about batches, and do to them."""
+"""Operations on batches."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from pgworkd.admin.queries import read
-from pgworkd.client.batches import Cancelled, Progress
+from pgworkd.client.batch_types import Cancelled, Progress
 from pgworkd.database.connection import Connection
 from pgworkd.errors import BatchClosed
 from pgworkd.words import validation
@@ -20,7 +20,10 @@ _TREE = """SELECT id, name, depth, state, total, done, completed, dead, cancelle
 
 
 class TreeRow(NamedTuple):
-    """A tree of batches, by its root; `state` is running, cancelling, cancelled or completed (with failures)."""
+    """A tree of batches, by its root. `done` of `total` jobs are finished; `batches` counts the root and all below.
+
+    `state` is running, cancelling, cancelled, completed or completed with failures.
+    """
 
     id: UUID
     name: str
@@ -35,34 +38,41 @@ class TreeRow(NamedTuple):
     finished_at: datetime | None
 
 
-class BatchActs:
-    """The part of `Admin` that is about batches. Raises what that raises, and BatchClosed."""
+class BatchOperations:
+    """`admin.batches`. Raises the errors of `Admin`, and BatchClosed where the batch's state forbids the operation."""
 
-    _connection: Connection
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
 
-    async def batch_trees(self, name: str | None = None, limit: int = 20) -> list[TreeRow]:
+    async def find(self, name: str | None = None, limit: int = 20) -> list[TreeRow]:
         """The newest trees, at most `limit` (1 to ROWS_MAX), of those whose root has the name."""
         validation.bounded(limit)
         return [read(TreeRow, row) for row in await self._connection.fetch(_TREES, validation.name(name), limit)]
 
-    async def batch_tree(self, batch_id: UUID) -> list[Progress]:
-        """The progress of a batch and of the first 10,000 below it, each before its children; no job is counted."""
+    async def tree(self, batch_id: UUID) -> list[Progress]:
+        """The progress of a batch and of the first 10,000 below it, parents before children. Counts no jobs.
+
+        BatchClosed if the batch does not exist.
+        """
         rows = await self._connection.fetch(_TREE, batch_id)
         if not rows:
             raise BatchClosed(f"batch {batch_id} does not exist. Check the id: the batch may have been deleted.")
         return [Progress(*row) for row in rows]
 
-    async def seal_batch(self, batch_id: UUID) -> bool:
-        """Lets it take no more; False if it was sealed, cancelled or finished before."""
+    async def seal(self, batch_id: UUID) -> bool:
+        """Closes a batch to further jobs; False if it was sealed, cancelled or finished before."""
         return bool(await self._connection.value("SELECT pgworkd.seal_batch($1)", batch_id))
 
-    async def cancel_batch(self, batch_id: UUID) -> Cancelled:
-        """Ends it and all below it: up to ROWS_MAX waiting jobs now, running ones are asked. `more`: call again."""
+    async def cancel(self, batch_id: UUID) -> Cancelled:
+        """Cancels a batch and all below it: up to ROWS_MAX waiting jobs now; running ones are asked to stop.
+
+        If `more` is True there are further jobs: call again.
+        """
         rows = await self._connection.fetch(
             "SELECT cancelled, requested, more FROM pgworkd.cancel_batch($1, $2)", batch_id, validation.ROWS_MAX
         )
         return Cancelled(*rows[0])
 
-    async def delete_batch(self, batch_id: UUID) -> int:
-        """Deletes it and all below it, of a tree that is finished; how many batches."""
+    async def delete(self, batch_id: UUID) -> int:
+        """Deletes a batch and all below it, once their tree is finished; the number of batches deleted."""
         return int(await self._connection.value("SELECT pgworkd.delete_batch($1)", batch_id))

@@ -1,8 +1,8 @@
-"""What `pgworkd doctor` asks about queues, and the rows it is answered with: bounded, however many jobs there are.
+"""The queries of `pgworkd doctor` about queues, and their rows: at a bounded cost, however many jobs there are.
 
-Queues are found by leaping from one to the next in an index, and of each only the first job of each priority is read.
-Kinds without a handler are looked for among the first KINDS_ROWS waiting jobs of a queue, those that are due now or
-soonest. Dead jobs are counted up to DEAD_MAX. Nothing is locked.
+Queues are found with a loose index scan, and of each queue only the first job of each priority is read. Kinds without a
+handler are searched among the first KINDS_ROWS waiting jobs of a queue, those due earliest. Dead jobs are counted up to
+DEAD_MAX. No query takes a lock.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 QUEUES_MAX = 200
-"""Queues that are looked at."""
+"""The largest number of queues examined."""
 PRIORITIES_MAX = 100
 KINDS_ROWS = 1000
 DEAD_MAX = 10_000
@@ -22,22 +22,22 @@ class QueueHealth(NamedTuple):
 
     queue: str
     overdue_s: float
-    """How long its oldest due job has been due; 0 or less: none is."""
+    """Seconds since its oldest due job became due; 0 or less if none is."""
     plain_overdue_s: float
-    """The same of jobs without keys that were not lost before: nothing but slots keeps those from running."""
+    """The same for jobs without keys that were never lost, which only a lack of slots keeps from running."""
     workers: int
-    """Live ones that serve it."""
+    """Live workers that serve it."""
     slots: int
-    """Of all of these."""
+    """The slots of all of these."""
     running: int
     paused: bool
     limited: bool
 
 
 class UnknownKind(NamedTuple):
-    """A kind that no live worker of the queue has a handler for; `jobs` of it among those that were looked at.
+    """A kind for which no live worker of the queue has a handler; `jobs` counts the examined jobs of that kind.
 
-    Where no worker says what it has handlers for: one that a worker gave back for want of one.
+    If no worker reports its kinds: a kind whose job was released by a worker because it had no handler.
     """
 
     queue: str
@@ -46,30 +46,30 @@ class UnknownKind(NamedTuple):
 
 
 class PendingEffects(NamedTuple):
-    """What follows from jobs that ended and was put off, being locked: how many, up to DEAD_MAX; age of the first."""
+    """Effects of finished jobs that were postponed because of a lock: how many, up to DEAD_MAX; age of the oldest."""
 
     waiting: int
     oldest_s: float
 
 
 class BrokenSchedule(NamedTuple):
-    """A schedule that has no next occurrence, and why."""
+    """A schedule without a next occurrence, and the error."""
 
     name: str
     error: str
 
 
-class Behind(NamedTuple):
-    """A job that will not complete by itself, what it is, and how many jobs wait for it."""
+class StuckDependency(NamedTuple):
+    """A job that cannot complete by itself, and how many jobs depend on it, with the id of one as an example."""
 
     job: str
     waiting: int
     example: str
     status: str
-    """dead, or, so that nobody can retry it, cancelled, expired or discarded."""
+    """dead; or cancelled, expired or discarded, which cannot be retried."""
 
 
-# The leaps go by min(), which an index answers with its first entry; the walks down the priorities likewise.
+# A loose index scan: each min() reads the first entry of an index; the walks down the priorities do the same.
 QUEUES = """WITH RECURSIVE leap (queue) AS (
         SELECT least((SELECT min(j.queue) FROM pgworkd.jobs j WHERE pgworkd.waits_plain(j)),
                      (SELECT min(j.queue) FROM pgworkd.jobs j WHERE pgworkd.waits_keyed(j)),
@@ -120,7 +120,7 @@ UNKNOWN_KINDS = """SELECT q.queue, r.kind, count(*)::int FROM unnest($1::text[])
                             unnest(o.kinds) AS k (kind)
                      WHERE p.queue = q.queue AND o.lost_at IS NULL AND o.lease_until >= pgworkd.clock()) AS kinds
         FROM pgworkd.pools p JOIN pgworkd.workers w ON w.id = p.worker_id
-        WHERE p.queue = q.queue AND w.lost_at IS NULL AND w.lease_until >= pgworkd.clock()) said
+        WHERE p.queue = q.queue AND w.lost_at IS NULL AND w.lease_until >= pgworkd.clock()) reported
     CROSS JOIN LATERAL (
         SELECT DISTINCT ON (j.id) coalesce(j.kind, j.queue)::text AS kind, j.error FROM (
             (SELECT i.id, i.kind, i.queue, i.error FROM pgworkd.jobs i
@@ -134,12 +134,12 @@ UNKNOWN_KINDS = """SELECT q.queue, r.kind, count(*)::int FROM unnest($1::text[])
             (SELECT i.id, i.kind, i.queue, i.error FROM pgworkd.jobs i
              WHERE i.queue = q.queue AND pgworkd.waits_keyed(i)
              ORDER BY i.priority DESC, i.run_at LIMIT $2)) j
-        WHERE CASE WHEN said.knows THEN coalesce(j.kind, j.queue)::text <> ALL (said.kinds)
+        WHERE CASE WHEN reported.knows THEN coalesce(j.kind, j.queue)::text <> ALL (reported.kinds)
                    ELSE j.error LIKE 'no handler for kind %' END) r
     GROUP BY 1, 2 ORDER BY 3 DESC, 1, 2 LIMIT 10"""
 SCHEDULES = """SELECT name::text, error FROM pgworkd.schedules WHERE enabled AND error IS NOT NULL
     ORDER BY name LIMIT 10"""
-BEHIND = """WITH waits AS MATERIALIZED (
+STUCK_DEPENDENCIES = """WITH waits AS MATERIALIZED (
         SELECT w.depends_on, w.job_id FROM pgworkd.job_dependencies w
         WHERE w.unless = 'wait' AND NOT EXISTS (
             SELECT FROM pgworkd.jobs j WHERE j.id = w.depends_on AND j.status NOT IN ('completed', 'dead'))
@@ -158,10 +158,10 @@ EFFECTS = """SELECT (SELECT count(*)::int FROM (SELECT FROM pgworkd.pending_effe
 
 
 class Health(NamedTuple):
-    """What was found."""
+    """The findings of `Admin.health`."""
 
     queues: Sequence[QueueHealth]
     unknown_kinds: Sequence[UnknownKind]
     schedules: Sequence[BrokenSchedule]
-    behind: Sequence[Behind]
+    stuck: Sequence[StuckDependency]
     effects: PendingEffects

@@ -1,41 +1,46 @@
-"""What operators do to jobs: cancel, retry, discard, edit; on jobs they name, or on all that match; and the audit.
+"""Operations on jobs: by id, or on all jobs that match a filter.
 
-Each call is one short statement, a transaction of its own. The database notes every act in `audit`, in that
-transaction, under the name that LinkOptions.by gives.
+Each call is one short statement in a transaction of its own. The database writes an entry to `audit` in the same
+transaction, under the name in ConnectionOptions.by.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import NamedTuple
+from typing import NamedTuple, Unpack
 from uuid import UUID
 
 from pgworkd.admin import queries as sql
 from pgworkd.admin import refusals
+from pgworkd.admin.queries import Enqueued, Job, JobRow, Jobs
 from pgworkd.admin.refusals import Refused
+from pgworkd.client.new_job import PRIORITY, JobOptions, NewJob, OnDuplicate, check_on_duplicate, row
+from pgworkd.client.statements import ENQUEUE
 from pgworkd.database.connection import Connection
 from pgworkd.errors import DatabaseError, InvalidPayload, UsageError, delay_seconds
 from pgworkd.words import validation
 from pgworkd.words.payload import BYTES_MAX, decode, encode
 from pgworkd.words.validation import ROWS_MAX
 
-LOOK_MAX = 10_000
-"""Ids per answer of `matching`."""
-ACTS = {
+STATUSES = ("pending", "running", "failed", "dead", "completed", "cancelled", "expired", "discarded", "blocked")
+_FINISHED = ("completed", "cancelled", "expired", "discarded")
+MATCHED_MAX = 10_000
+"""Ids per result of `matching`."""
+OPERATIONS = {
     "cancel": ("pending", "blocked", "failed", "running"),
     "retry": ("dead", "failed"),
     "discard": ("dead",),
 }
-"""What can be done to all jobs that match, and in which states they may be."""
+"""The operations on all jobs that match, and the statuses of the jobs to which each applies."""
 _UNIQUE_VIOLATION = "23505"
 
 
-class Which(NamedTuple):
-    """The jobs that match everything that is not None; `key` is any of a job's three keys.
+class JobFilter(NamedTuple):
+    """Selects the jobs that match every field that is not None; `key` is any of a job's three keys.
 
-    Without queue, kind, key and batch they are none, unless `every` says that this is meant. Without `status` they are
-    the waiting and running ones to cancel, the dead ones to retry or discard.
+    A filter without queue, kind, key and batch selects nothing unless `all_queues` is True. A `status` of None means
+    the waiting and running jobs for cancel, the dead ones for retry and discard.
     """
 
     queue: str | None = None
@@ -43,60 +48,134 @@ class Which(NamedTuple):
     key: str | None = None
     batch: UUID | None = None
     status: str | None = None
-    every: bool = False
+    all_queues: bool = False
 
     @property
     def narrow(self) -> bool:
-        """True if something says which jobs of all there are."""
+        """True if it names a queue, kind, key or batch."""
         return (self.queue, self.kind, self.key, self.batch) != (None,) * 4
 
 
 class Matched(NamedTuple):
-    """Ids in their order; `last`: the next ones are behind it, None: that was all."""
+    """Ids in ascending order; `last` is where the next page starts, None on the last page."""
 
     ids: Sequence[UUID]
     last: UUID | None
 
 
 class Retried(NamedTuple):
-    """`changed` run again; `held_back` would, but another live job holds their dedupe key."""
+    """`changed` will run again; `key_taken` cannot, because another live job has their dedupe key."""
 
     changed: list[UUID]
-    held_back: list[UUID]
+    key_taken: list[UUID]
 
 
-class Acts:
-    """The verbs, on one link. All methods raise what Admin's raise."""
+class JobOperations:
+    """`admin.jobs`. Raises the errors of `Admin`."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    async def matching(self, act: str, which: Which, after: UUID | None = None, limit: int = ROWS_MAX) -> Matched:
-        """The next jobs, at most `limit` (1 to LOOK_MAX), that match and to which `act`, one of ACTS, can be done."""
-        validation.whole(limit, "limit", 1, LOOK_MAX)
-        if which.status not in (None, *ACTS[act]):
-            raise UsageError(f"status {which.status!r}: only jobs that are {_either(ACTS[act])} are there to {act}")
-        if not (which.narrow or which.every):
-            raise UsageError(f"nothing says which jobs to {act}: give a queue, kind, key or batch, or ask for all")
+    async def find(
+        self,
+        queue: str | None = None,
+        kind: str | None = None,
+        status: str | None = None,
+        limit: int = 20,
+    ) -> Jobs:
+        """The newest jobs, at most `limit` (1 to ROWS_MAX), that match every argument that is not None.
+
+        Searches all live jobs, and the newest sql.HISTORY_ROWS_MAX finished ones.
+        """
+        validation.bounded(limit)
+        if status is not None and status not in STATUSES:
+            raise UsageError(f"status {status!r}: give one of {', '.join(STATUSES)}")
+        wanted = (validation.name(queue), validation.name(kind), status, limit)
+        found = () if status == "discarded" else await self._connection.fetch(sql.LIVE_JOBS, *wanted)
+        live = [sql.read(JobRow, each) for each in found]
+        if status not in (None, *_FINISHED):
+            return Jobs(live, complete=True)
+        finished = await self._connection.fetch(sql.FINISHED_JOBS, *wanted, sql.HISTORY_ROWS_MAX)
+        old = [sql.read(JobRow, each) for each in finished]
+        once = {each.id: each for each in [*live, *old]}  # a job that finished between the two statements is in both
+        rows = sorted(once.values(), key=lambda each: each.id, reverse=True)[:limit]
+        filtered = (queue, kind, status) != (None, None, None)
+        cut = (
+            len(rows) < limit
+            and filtered
+            and bool(await self._connection.value(sql.MORE_FINISHED_JOBS, sql.HISTORY_ROWS_MAX))
+        )
+        return Jobs(rows, complete=not cut)
+
+    async def get(self, job_id: UUID) -> Job | None:
+        """One job with all its fields, live or finished; None if it does not exist, or its history has been deleted.
+
+        A standby returns it without its progress.
+        """
+        standby = await self._connection.value(sql.IS_STANDBY)
+        rows = await self._connection.fetch(sql.ONE_JOB_ON_STANDBY if standby else sql.ONE_JOB, job_id)
+        return sql.read(Job, rows[0]) if rows else None
+
+    async def statuses(self, ids: Sequence[UUID]) -> dict[UUID, str]:
+        """The status of each of these jobs (at most ROWS_MAX) that exists."""
+        validation.bounded(len(ids))
+        return {each[0]: each[1] for each in await self._connection.fetch(sql.STATUSES, ids)}
+
+    async def enqueue(
+        self,
+        queue: str,
+        payload_text: str = "{}",
+        *,
+        on_duplicate: OnDuplicate = "skip",
+        **options: Unpack[JobOptions],
+    ) -> Enqueued:
+        """Inserts a job whose payload is the JSON object `payload_text`, stored as it is written.
+
+        The options are those of `NewJob`. `on_duplicate` is what happens if the dedupe key is taken; see
+        pgworkd.enqueue() in the schema. UsageError (InvalidPayload is one) for an invalid value.
+        """
+        check_payload(payload_text)
+        job = NewJob(queue, **options)
+        fields = row(job, payload=payload_text)
+        if "priority" not in options:  # then "reschedule" does not change it
+            fields[PRIORITY] = None
+        if job.dedupe_key is None:
+            on_duplicate = "raise"
+        else:
+            check_on_duplicate(on_duplicate, job.dedupe_key)
+        job_id, created, changed = (await self._connection.fetch(ENQUEUE.numbered, *fields, on_duplicate))[0]
+        return Enqueued(UUID(job_id), created, changed)
+
+    async def matching(
+        self, operation: str, which: JobFilter, after: UUID | None = None, limit: int = ROWS_MAX
+    ) -> Matched:
+        """The next jobs, at most `limit` (1 to MATCHED_MAX), that match and to which the operation applies."""
+        validation.whole(limit, "limit", 1, MATCHED_MAX)
+        if which.status not in (None, *OPERATIONS[operation]):
+            allowed = _either(OPERATIONS[operation])
+            raise UsageError(f"cannot {operation} jobs whose status is {which.status}: give status {allowed}")
+        if not (which.narrow or which.all_queues):
+            raise UsageError(f"no filter for the jobs to {operation}: give a queue, kind, key or batch, or all_queues")
         key = None if which.key is None else validation.text(which.key, "key", 512)
         wanted = (validation.name(which.queue), validation.name(which.kind), key, which.batch, which.status)
-        ids, last = (await self._connection.fetch(sql.MATCHING, act, *wanted, after, limit, which.every))[0]
-        return Matched(ids, last)
+        found = await self._connection.fetch(sql.MATCHING, operation, *wanted, after, limit, which.all_queues)
+        return Matched(*found[0])
 
-    async def count(self, act: str, which: Which) -> int:
-        """How many match now."""
-        found = await self.matching(act, which, limit=LOOK_MAX)
+    async def count(self, operation: str, which: JobFilter) -> int:
+        """The number of jobs that match now and to which the operation applies."""
+        found = await self.matching(operation, which, limit=MATCHED_MAX)
         total = len(found.ids)
         while found.last is not None:
-            found = await self.matching(act, which, found.last, LOOK_MAX)
+            found = await self.matching(operation, which, found.last, MATCHED_MAX)
             total += len(found.ids)
         return total
 
     async def retry(self, ids: Sequence[UUID], *, call_back: bool = False) -> Retried:
-        """Runs dead jobs again with a fresh budget and waiting retries now; at most ROWS_MAX, others are left alone.
+        """Makes dead jobs run again with failures reset, and waiting retries run now.
 
-        A finished batch opens again with its dead jobs. When it is over again, it inserts the job of `on_complete` or
-        `on_failure`, unless it did so before; `call_back`: also if it did.
+        At most ROWS_MAX ids; jobs of any other status are left unchanged. A finished batch is reopened with its dead
+        jobs. When it finishes again, it inserts the job of `on_complete` or `on_failure`, unless it already has;
+        `call_back`: even if it has.
         """
         validation.bounded(len(ids))
         try:
@@ -107,37 +186,37 @@ class Acts:
                 raise
             if len(ids) == 1:
                 return Retried([], list(ids))
-        # One of them cannot be: find out which, half by half.
+        # The key of one of them is taken: find out of which by bisection.
         middle = len(ids) // 2
         halves = [await self.retry(some, call_back=call_back) for some in (ids[:middle], ids[middle:])]
-        return Retried([i for half in halves for i in half.changed], [i for half in halves for i in half.held_back])
+        return Retried([i for half in halves for i in half.changed], [i for half in halves for i in half.key_taken])
 
     async def cancel(self, ids: Sequence[UUID]) -> Mapping[UUID, str]:
-        """Ends waiting jobs ('cancelled') and has running ones ended ('requested'); at most ROWS_MAX.
+        """Cancels waiting jobs ('cancelled') and asks workers to stop running ones ('requested').
 
-        Jobs that are dead, over or unknown are missing from the answer; `refusals` says why.
+        At most ROWS_MAX ids. Jobs that are dead, finished or unknown are missing from the result; `refusals` says why.
         """
         validation.bounded(len(ids))
         rows = await self._connection.fetch("SELECT id, outcome FROM pgworkd.cancel($1)", ids)
-        return {row[0]: row[1] for row in rows}
+        return {each[0]: each[1] for each in rows}
 
     async def discard(self, ids: Sequence[UUID]) -> int:
-        """Moves dead jobs to the history; how many. At most ROWS_MAX, others are left alone."""
+        """Moves dead jobs to the history; the number moved. At most ROWS_MAX ids; others are left unchanged."""
         validation.bounded(len(ids))
         return int(await self._connection.value("SELECT pgworkd.discard($1)", ids))
 
-    async def refusals(self, act: str, ids: Sequence[UUID]) -> dict[UUID, Refused]:
-        """Why `act`, one of ACTS, leaves each of these jobs alone, as they are now: for those that it did not change.
+    async def refusals(self, operation: str, ids: Sequence[UUID]) -> dict[UUID, Refused]:
+        """Why the operation does not apply to each of these jobs, as they are now: for those it left unchanged.
 
-        At most ROWS_MAX; `refusals.grouped` counts the reasons of many.
+        At most ROWS_MAX ids; `refusals.grouped` counts the reasons of many.
         """
-        if act not in ACTS:
-            raise UsageError(f"act {act!r}: give {_either(tuple(ACTS))}")
+        if operation not in OPERATIONS:
+            raise UsageError(f"operation {operation!r}: give {_either(tuple(OPERATIONS))}")
         validation.bounded(len(ids))
-        return refusals.reasons(act, await self._connection.fetch(refusals.SQL, ids))
+        return refusals.reasons(operation, await self._connection.fetch(refusals.SQL, ids))
 
     async def undepend(self, ids: Sequence[UUID]) -> set[UUID]:
-        """Lets jobs that wait for others run all the same; those that did. At most ROWS_MAX, others are left alone."""
+        """Drops the dependencies of blocked jobs; the ids of those that had any. At most ROWS_MAX ids."""
         validation.bounded(len(ids))
         return set(await self._connection.value("SELECT pgworkd.undepend($1)", ids))
 
@@ -150,10 +229,10 @@ class Acts:
         delay_s: float | None = None,
         priority: int | None = None,
     ) -> list[str]:
-        """Changes what is given of a waiting job; the names of what is different now. NotWaiting if it does not wait.
+        """Changes the given fields of a waiting job; the names of those that differ now. NotWaiting if it is not.
 
         The payload is a JSON object, stored as it is written. `run_at` (with a time zone, 1970 to 2199), or `delay_s`
-        from now (0 to 366 days).
+        seconds from now (0 to 366 days).
         """
         if run_at is not None and delay_s is not None:
             raise UsageError("run_at and delay_s are both given: pass one of them")
@@ -171,18 +250,12 @@ class Acts:
         )
         return list(answer)
 
-    async def audit(self, job_id: UUID | None = None, queue: str | None = None, limit: int = 20) -> list[sql.AuditRow]:
-        """The newest acts, at most `limit` (1 to ROWS_MAX), of one job, one queue or all."""
-        validation.bounded(limit)
-        rows = await self._connection.fetch(sql.AUDIT, job_id, validation.name(queue), limit)
-        return [sql.read(sql.AuditRow, row) for row in rows]
-
 
 def check_payload(text: str) -> None:
-    """Refuses what is no JSON object, cannot be stored, or is too large; InvalidPayload says why."""
+    """Raises InvalidPayload, with the reason, for text that is not a JSON object, cannot be stored, or is too large."""
     if len(text.encode(errors="surrogatepass")) > BYTES_MAX:
         raise InvalidPayload("payload", f"takes more than the {BYTES_MAX:,} bytes that are allowed")
-    encode(decode(text))  # for its refusals
+    encode(decode(text))  # raises InvalidPayload
 
 
 def _either(words: Sequence[str]) -> str:

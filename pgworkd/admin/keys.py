@@ -1,4 +1,4 @@
-"""Dedupe keys that are kept after the end of what had them: what operators ask about them, and freeing one."""
+"""Operations on dedupe keys that stay taken after their job or batch has finished."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pgworkd.admin.queries import read
 from pgworkd.database.connection import Connection
 from pgworkd.words import validation
 
-# Each table is walked from the key that is kept longest: the view alone would find out of every row how its job ended.
+# Each table is read from the key that is kept longest: the view alone would look up the end of every row's job.
 KEPT = """WITH ids AS (
         (SELECT j.id FROM pgworkd.jobs j
          WHERE j.status = 'completed' AND j.dedupe_until > pgworkd.clock()
@@ -24,7 +24,7 @@ KEPT = """WITH ids AS (
     SELECT queue, dedupe_key, extract(epoch FROM k.until)::float8, id, batch, became
     FROM pgworkd.kept_keys k WHERE k.id = ANY (ARRAY(SELECT i.id FROM ids i))
     ORDER BY k.until DESC LIMIT $3"""
-# Of jobs with a queue and key there are one that holds it, and any number that are dead; of trees the same.
+# At most one job of a queue has the key, besides any number of dead ones; for trees of batches the same.
 _HOLDER = """SELECT id, status::text FROM pgworkd.jobs
     WHERE queue = $1::text AND dedupe_key = $2::text AND status <> 'dead'
       AND (status <> 'completed' OR dedupe_until > pgworkd.clock())"""
@@ -35,9 +35,9 @@ _BATCH_HOLDER = """SELECT id, CASE WHEN tree_finished_at IS NULL THEN 'not finis
 
 
 class KeptKey(NamedTuple):
-    """A dedupe key that is taken until then, although what had it is over: a job, or a tree of batches named `batch`.
+    """A dedupe key that is taken until `until`, although its job, or its tree of batches named `batch`, has finished.
 
-    `id` is that job's, or the root's; `became` says how it ended, 'gone' where the history has forgotten it.
+    `id` is the job's or the root batch's; `ended_as` is how it ended, 'gone' if its history has been deleted.
     """
 
     queue: str
@@ -45,49 +45,50 @@ class KeptKey(NamedTuple):
     until: datetime | None
     id: UUID
     batch: str | None
-    became: str
+    ended_as: str
 
 
-class KeyActs:
-    """The part of `Admin` that is about dedupe keys. Raises what that raises."""
+class KeyOperations:
+    """`admin.keys`. Raises the errors of `Admin`."""
 
-    _connection: Connection
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
 
-    async def kept_keys(self, queue: str | None = None, key: str | None = None, limit: int = 20) -> list[KeptKey]:
-        """The kept keys that match, at most `limit` (1 to ROWS_MAX): first those that are kept longest from now."""
+    async def find(self, queue: str | None = None, key: str | None = None, limit: int = 20) -> list[KeptKey]:
+        """The kept keys that match, at most `limit` (1 to ROWS_MAX), those with the latest `until` first."""
         validation.bounded(limit)
         rows = await self._connection.fetch(KEPT, validation.name(queue), validation.name(key), limit)
         return [read(KeptKey, row) for row in rows]
 
-    async def free_key(self, queue: str, key: str) -> bool:
-        """Frees a key that a job which is over keeps; False if none does: a live job's is not freed."""
+    async def free(self, queue: str, key: str) -> bool:
+        """Frees a key kept by a finished job; False if there is none. The key of a live job is not freed."""
         wanted = (validation.text(queue, "the queue's name", 200), validation.text(key, "the key", 512))
         return bool(await self._connection.value("SELECT pgworkd.free_key($1, $2)", *wanted))
 
-    async def free_batch_key(self, name: str, key: str) -> bool:
-        """The same of a tree of batches, by the name of its root."""
+    async def free_of_batch(self, name: str, key: str) -> bool:
+        """Frees a key kept by a finished tree of batches whose root has the name; False if there is none."""
         wanted = (validation.text(name, "the batch's name", 200), validation.text(key, "the key", 512))
         return bool(await self._connection.value("SELECT pgworkd.free_batch_key($1, $2)", *wanted))
 
-    async def key_refusal(self, queue: str, key: str) -> str:
-        """Why `free_key` leaves this key alone, as it is now."""
+    async def refusal(self, queue: str, key: str) -> str:
+        """Why `free` does not free this key, as things are now."""
         found = await self._connection.fetch(_HOLDER, queue, key)
         if not found:
             return "no job has it: it is free"
         job_id, status = found[0]
         if status == "completed":
             return _CHANGED
-        return f"job {job_id} is {status} and holds it: wait until that has ended, or cancel it"
+        return f"job {job_id}, whose status is {status}, has it: wait until that job has finished, or cancel it"
 
-    async def batch_key_refusal(self, name: str, key: str) -> str:
-        """Why `free_batch_key` leaves this key alone, as it is now."""
+    async def refusal_of_batch(self, name: str, key: str) -> str:
+        """Why `free_of_batch` does not free this key, as things are now."""
         found = await self._connection.fetch(_BATCH_HOLDER, name, key)
         if not found:
             return "no batch has it: it is free"
         batch_id, status = found[0]
         if status == "completed":
             return _CHANGED
-        return f"batch {batch_id} is {status} and holds it: wait until it is, or cancel it, which frees the key"
+        return f"batch {batch_id} is {status} and has it: wait until it is finished, or cancel it, which frees the key"
 
 
-_CHANGED = "it has changed meanwhile: try again"
+_CHANGED = "the key changed in the meantime: try again"

@@ -1,6 +1,6 @@
-"""The questions of operators: the rows they are answered with, and their SQL, all static.
+"""The rows that `Admin` returns, and the SQL that reads them, all of it static.
 
-Instants are the database's; one that a foreign client wrote beyond the years 1 to 9999 reads as None.
+Instants are the database's; one outside the years 1 to 9999, as other clients may write, reads as None.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from uuid import UUID
 Row = TypeVar("Row", bound=tuple[Any, ...])
 
 HISTORY_ROWS_MAX = 100_000
-"""How many of the newest finished jobs a filter looks at: the history itself has no bound."""
+"""How many of the newest finished jobs a filter searches: the history itself has no bound."""
 _INSTANTS = {
     *("run_at", "created_at", "started_at", "claimed_at", "failed_at", "finished_at", "occurrence"),
     *("last_at", "next_at", "expires_at", "until"),
@@ -23,7 +23,7 @@ _INSTANTS = {
 
 
 class QueueRow(NamedTuple):
-    """A queue as it is now; `failed` wait for their retry, `oldest_due_s` is how long the oldest due job waits."""
+    """A queue as it is now. `failed` jobs wait for a retry; `oldest_due_s`: seconds the oldest due job has waited."""
 
     queue: str
     due: int
@@ -37,11 +37,11 @@ class QueueRow(NamedTuple):
     slots: int
     paused: bool
     paused_until: datetime | None
-    """None while paused: until resumed."""
+    """None while paused means until resumed."""
 
 
 class WorkerRow(NamedTuple):
-    """A worker; `state` is running, stopping, vanished or lost, `silent_s` counts from its last heartbeat."""
+    """A worker. `state`: running, stopping, vanished or lost. `heartbeat_age_s`: seconds since its last heartbeat."""
 
     id: int
     name: str
@@ -49,7 +49,7 @@ class WorkerRow(NamedTuple):
     version: str
     state: str
     started_at: datetime | None
-    silent_s: float
+    heartbeat_age_s: float
     lease_left_s: float
     running: int
     queues: Sequence[str]
@@ -73,14 +73,14 @@ class JobRow(NamedTuple):
 
 
 class Jobs(NamedTuple):
-    """The newest jobs that match; not `complete`: older finished ones were not looked at."""
+    """The newest jobs that match; `complete` is False if older finished jobs were not searched."""
 
     rows: list[JobRow]
     complete: bool
 
 
 class Job(NamedTuple):
-    """All there is to know about one job; `payload`, `result`, `errors` and `meta` are JSON texts."""
+    """All fields of one job; `payload`, `result`, `errors` and `meta` are JSON text."""
 
     id: UUID
     queue: str
@@ -91,9 +91,9 @@ class Job(NamedTuple):
     created_at: datetime | None
     expires_at: datetime | None
     claimed_at: datetime | None
-    """When a worker took the last attempt; its handler starts when there is a slot for it."""
+    """When a worker claimed it last; its handler starts when there is a slot."""
     started_at: datetime | None
-    """When its handler started; of a completed job."""
+    """When its handler started; only for completed jobs."""
     failed_at: datetime | None
     finished_at: datetime | None
     attempts: int
@@ -108,11 +108,11 @@ class Job(NamedTuple):
     limit_key: str | None
     batch_id: UUID | None
     waits: str | None
-    """Of a blocked job: for what."""
+    """What a blocked job waits for."""
     progress: float | None
-    """0 to 1, of what runs and has said so."""
+    """0 to 1, as reported by a running handler."""
     doing: str | None
-    """What it said with that."""
+    """The message reported with the progress."""
     error: str | None
     payload: str
     result: str | None
@@ -121,7 +121,7 @@ class Job(NamedTuple):
 
 
 class ScheduleRow(NamedTuple):
-    """A recurring rule; `next_at` is its live occurrence (None: no daemon has planned it), `status` that job's."""
+    """A recurring rule. `next_at`: when its pending occurrence is due (None: none yet); `status`: of that job."""
 
     name: str
     queue: str
@@ -139,7 +139,7 @@ class ScheduleRow(NamedTuple):
 
 
 class Stats(NamedTuple):
-    """Counts of live jobs; `depth` could run now if there were a slot, `oldest_due_s` is 0 when none could."""
+    """Counts of live jobs. `depth`: jobs that could run now. `oldest_due_s`: seconds the oldest of these has waited."""
 
     depth: int
     scheduled: int
@@ -150,7 +150,7 @@ class Stats(NamedTuple):
 
 
 class Enqueued(NamedTuple):
-    """The job's id; not `created`: it holds the dedupe key already. `changed`: what was asked for was done to it."""
+    """The job's id: of a new one (`created`), or of the one with the same dedupe key, which may have been `changed`."""
 
     id: UUID
     created: bool
@@ -158,7 +158,7 @@ class Enqueued(NamedTuple):
 
 
 class AuditRow(NamedTuple):
-    """What someone did to a job (or to a queue's settings); `before` and `after` are JSON texts of what changed."""
+    """An operation on a job or on a queue's settings; `before` and `after` are JSON text of what changed."""
 
     id: int
     at: datetime | None
@@ -171,7 +171,7 @@ class AuditRow(NamedTuple):
 
 
 class Doctor(NamedTuple):
-    """Facts about a database that has the schema. Times in seconds; None: this user may not see it."""
+    """Facts about a database that has the schema. Times in seconds; None where this role lacks the privilege."""
 
     autovacuum: bool
     oldest_transaction_s: float | None
@@ -181,9 +181,9 @@ class Doctor(NamedTuple):
     workers_lost: int
     dead: int
     tomorrow: bool
-    """The history has a partition for tomorrow."""
+    """Whether finished_jobs has a partition for tomorrow."""
     notify_queue: float
-    """Part of the server's notification queue that is filled, 0 to 1."""
+    """Fraction of the server's notification queue in use, 0 to 1."""
 
 
 class Server(NamedTuple):
@@ -203,7 +203,7 @@ def read(row_type: Callable[..., Row], row: Sequence[Any]) -> Row:
 
 
 def _instant(epoch_s: float | None) -> datetime | None:
-    # Foreign clients may write 'infinity' or years that no datetime can hold: such a row must not spoil the others.
+    # Other clients may write 'infinity' or years that no datetime can represent: such a row must not fail the others.
     try:
         return None if epoch_s is None else datetime.fromtimestamp(epoch_s, UTC)
     except (OverflowError, ValueError, OSError):
@@ -219,14 +219,13 @@ WORKERS = """SELECT id, name, pid, version,
     extract(epoch FROM started_at)::float8, extract(epoch FROM pgworkd.clock() - seen_at)::float8,
     extract(epoch FROM lease_until - pgworkd.clock())::float8, running, coalesce(queues, '{}')
     FROM pgworkd.worker_stats ORDER BY id"""
-# One statement per table, each walked from its newest id and left after as many as are wanted. Live work is small,
-# whatever the history, and what is rare in it (running, dead) has an index; of the history only the newest part is
-# looked at.
+# One statement per table, each read from its newest id on until the limit. Live jobs are few, whatever the size of the
+# history, and their rare statuses (running, dead) are indexed; of the history only the newest part is searched.
 LIVE_JOBS = """SELECT id, queue::text, coalesce(kind, queue)::text, status::text, priority,
         extract(epoch FROM run_at)::float8, extract(epoch FROM created_at)::float8, NULL::float8,
         attempts, failures, max_attempts::int, error
     FROM pgworkd.jobs
-    WHERE status <> 'completed'  -- which only hold keys
+    WHERE status <> 'completed'  -- rows that only keep a dedupe key
       AND ($1::text IS NULL OR queue = $1) AND ($2::text IS NULL OR coalesce(kind, queue) = $2)
       AND ($3::text IS NULL OR status = $3::text::pgworkd.job_status)
     ORDER BY id DESC LIMIT $4"""
@@ -249,7 +248,7 @@ ONE_JOB = """SELECT j.id, j.queue, j.kind, j.status::text, j.priority, extract(e
         (SELECT b.reason FROM pgworkd.blocked_jobs b WHERE b.id = j.id), p.done::float8, nullif(p.message, ''), j.error,
         j.payload::text, j.result::text, j.meta::text, j.errors::text
     FROM pgworkd.all_jobs j LEFT JOIN pgworkd.job_progress p ON p.id = j.id WHERE j.id = $1"""
-# Progress is not logged, so a standby has none.
+# Progress is in an unlogged table, which a standby does not have.
 ONE_JOB_ON_STANDBY = ONE_JOB.replace(
     "pgworkd.job_progress p", "(SELECT NULL::uuid AS id, NULL::float8 AS done, NULL::text AS message) p"
 )
@@ -277,11 +276,6 @@ EDIT = """SELECT coalesce(array_agg(k.name ORDER BY k.name), '{}') FROM jsonb_ob
 AUDIT = """SELECT id, extract(epoch FROM at)::float8, who, what, queue, job_id, before::text, after::text
     FROM pgworkd.audit WHERE ($1::uuid IS NULL OR job_id = $1) AND ($2::text IS NULL OR queue = $2)
     ORDER BY id DESC LIMIT $3"""
-ENQUEUE = """SELECT id, created, changed FROM pgworkd.enqueue($1::text, p_kind => $2::text,
-    p_payload => $3::text::jsonb, p_priority => $4::int, p_run_at => $5::text::timestamptz, p_delay_s => $6::float8,
-    p_expires_at => $7::text::timestamptz, p_max_attempts => $8::int, p_timeout_s => $9::float8,
-    p_dedupe_key => $10::text, p_dedupe_for_s => $11::float8, p_serialize_key => $12::text, p_limit_key => $13::text,
-    p_on_retry => $14::text, p_on_duplicate => $15::text)"""
 KNOWN = """SELECT queue::text FROM pgworkd.known_pools() UNION SELECT name::text FROM pgworkd.queues
     UNION SELECT queue::text FROM pgworkd.schedules
     UNION SELECT queue::text FROM pgworkd.jobs WHERE status <> 'completed'"""

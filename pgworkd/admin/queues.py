@@ -1,6 +1,6 @@
-"""What operators do to queues: change their settings, pause and resume them; and what holds in each, and why.
+"""Operations on queues: read and change their settings, pause and resume them.
 
-Every daemon follows within moments: a trigger on the table tells them, whoever changes it.
+Every daemon applies a change within moments: a trigger on the table `queues` notifies them, whoever makes the change.
 """
 
 from __future__ import annotations
@@ -9,9 +9,11 @@ import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
+from pgworkd.admin import queries as sql
+from pgworkd.admin.queries import QueueRow
 from pgworkd.database.connection import Connection
 from pgworkd.errors import DatabaseError, UsageError, delay_seconds
-from pgworkd.settings.queue import REMEDIES, InForce, checked, in_force
+from pgworkd.settings.queue import REMEDIES, EffectiveSetting, checked, effective_settings
 from pgworkd.words import validation
 
 _SET = "SELECT pgworkd.set_queue($1::text, $2::text::jsonb)"
@@ -31,15 +33,46 @@ _SETTINGS = """SELECT n.queue,
     LEFT JOIN pgworkd.queues q ON q.name = n.queue ORDER BY n.queue"""
 
 
-class QueueActs:
-    """The part of `Admin` that is about queues. Raises what that raises."""
+class QueueOperations:
+    """`admin.queues`. Raises the errors of `Admin`."""
 
-    _connection: Connection
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
 
-    async def set_queue(self, queue: str, changes: Mapping[str, object]) -> None:
-        """Changes settings of a queue, named as the columns of `queues`; None: back to code. The rest stays as it is.
+    async def find(self) -> list[QueueRow]:
+        """Every queue that has live jobs, a worker or settings. Reads all live jobs."""
+        return [sql.read(QueueRow, row) for row in await self._connection.fetch(sql.QUEUES)]
 
-        UsageError names what is unknown or out of bounds, or lacks its counterpart (a burst without a rate).
+    async def names(self) -> list[str]:
+        """The queues that have a live job, a worker, settings or a schedule. Reads all live jobs."""
+        return [row[0] for row in await self._connection.fetch(sql.KNOWN)]
+
+    async def exists(self, queue: str) -> bool:
+        """True if the queue has a live job, a worker, settings or a schedule; always True on a standby."""
+        if await self._connection.value(sql.IS_STANDBY):
+            return True
+        return bool(await self._connection.value(sql.IS_KNOWN, validation.name(queue)))
+
+    async def is_served(self, queue: str) -> bool:
+        """True if a live worker serves the queue."""
+        return bool(await self._connection.value(sql.IS_SERVED, validation.name(queue)))
+
+    async def depth(self, queue: str, most: int = 100_000) -> int:
+        """The number of jobs of the queue that could run now, counted up to `most`. Reads no other jobs."""
+        return int(await self._connection.value(sql.DEPTH, validation.name(queue), most))
+
+    async def settings(self) -> dict[str, list[EffectiveSetting]]:
+        """The effective settings, and their sources, of every queue that has a row in `queues` or a worker."""
+        rows = await self._connection.fetch(_SETTINGS)
+        return {
+            queue: effective_settings(json.loads(row), [tuple(each) for each in json.loads(code)])
+            for queue, row, code in rows
+        }
+
+    async def set(self, queue: str, changes: Mapping[str, object]) -> None:
+        """Changes settings of a queue, named as the columns of `queues`; None restores the default from code.
+
+        UsageError for an unknown name, a value out of bounds, or a missing counterpart (a burst without a rate).
         """
         wanted = json.dumps(checked(changes))
         try:
@@ -50,21 +83,16 @@ class QueueActs:
             raise
 
     async def pause(self, queue: str, for_s: float | None = None, until: datetime | None = None) -> None:
-        """No daemon starts a job of this queue for `for_s` seconds, or `until` then; neither: until `resume`."""
+        """No daemon starts a job of the queue for `for_s` seconds, or until the instant `until`, or until `resume`."""
         if for_s is not None and until is not None:
             raise UsageError("for_s and until are both given: pass one of them")
         for_s = None if for_s is None else delay_seconds(for_s, "the length of the pause")
         if until is not None and until.utcoffset() is None:
-            raise UsageError("until has no time zone: which instant it means would be a guess")
+            raise UsageError("until has no time zone: without one the instant is ambiguous")
         at = None if until is None else until.astimezone(UTC).isoformat()
         if not await self._connection.fetch(_PAUSE, validation.text(queue, "the queue's name", 200), for_s, at):
-            raise UsageError("by the database's clock this pause would be over already: give a later end")
+            raise UsageError("this pause would already have ended by the database's clock: give a later end")
 
     async def resume(self, queue: str) -> bool:
-        """Ends a pause; False if there was none."""
+        """Ends a pause; False if the queue was not paused."""
         return bool(await self._connection.fetch(_RESUME, validation.name(queue)))
-
-    async def settings(self) -> dict[str, list[InForce]]:
-        """What holds in each queue that has settings or a worker, and where it comes from."""
-        rows = await self._connection.fetch(_SETTINGS)
-        return {queue: in_force(json.loads(row), [tuple(c) for c in json.loads(code)]) for queue, row, code in rows}

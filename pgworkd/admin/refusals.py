@@ -1,4 +1,4 @@
-"""Why cancel, retry and discard leave a job alone: one reason for each, and what to do instead."""
+"""Why cancel, retry or discard does not apply to a job: a reason for each status, and what to do instead."""
 
 from __future__ import annotations
 
@@ -26,27 +26,29 @@ SQL = """SELECT u.id, coalesce(s.status, 'unknown'), coalesce(s.cancelled, false
         LIMIT 1) k ON true"""
 
 _INSTEAD = {
-    "cancel": {"dead": "a dead job has ended: pgworkd discard moves it to the history, pgworkd retry runs it again"},
+    "cancel": {
+        "dead": "a dead job cannot be cancelled: pgworkd discard moves it to the history, pgworkd retry runs it again"
+    },
     "retry": {
-        "running": "it runs now: cancel it, or let it end",
-        "pending": "it waits to run already",
-        "blocked": "it waits for its key or for other jobs: pgworkd undepend lets it run without those",
-        "failed": "it waits for its retry",
+        "running": "it is running: cancel it, or wait until it ends",
+        "pending": "it is already waiting to run",
+        "blocked": "it waits for its serialize key or for other jobs: pgworkd undepend drops its dependencies",
+        "failed": "it is waiting for its retry",
     },
     "discard": dict.fromkeys(("pending", "blocked", "failed", "running"), "only dead jobs can be discarded: cancel it"),
 }
-_UNKNOWN = "check the id; its history may be forgotten"
+_UNKNOWN = "check the id; its history may have been deleted"
 _RULES = {
-    "cancel": "it is over: only waiting and running jobs can be cancelled",
-    "retry": "it is over: only dead and failed jobs can run again, so enqueue a new one",
-    "discard": "it is over: only dead jobs can be discarded",
+    "cancel": "it has finished: only waiting and running jobs can be cancelled",
+    "retry": "it has finished: only dead and failed jobs can be retried, so enqueue a new one",
+    "discard": "it has finished: only dead jobs can be discarded",
 }
 
 
 class Refused(NamedTuple):
-    """A job that was left alone: its status (`unknown`: there is none), and why, with the remedy.
+    """A job to which an operation does not apply: its status (`unknown`: no such job), and the reason with the remedy.
 
-    `holder`: of a dead job, the one that has its dedupe key.
+    `holder`: the job that has the dedupe key of a dead job.
     """
 
     id: UUID
@@ -63,29 +65,29 @@ class _Facts(NamedTuple):
     kept: bool
 
 
-def reasons(act: str, rows: Iterable[Sequence[object]]) -> dict[UUID, Refused]:
-    """Why `act` (cancel, retry, discard) leaves these alone, from the rows of SQL."""
-    return {facts.id: _refused(act, facts) for facts in (read(_Facts, row) for row in rows)}
+def reasons(operation: str, rows: Iterable[Sequence[object]]) -> dict[UUID, Refused]:
+    """Why the operation (cancel, retry, discard) does not apply to these jobs, from the rows of SQL."""
+    return {facts.id: _refused(operation, facts) for facts in (read(_Facts, row) for row in rows)}
 
 
-def _refused(act: str, facts: _Facts) -> Refused:
+def _refused(operation: str, facts: _Facts) -> Refused:
     holder = None
     if facts.status == "unknown":
         why = _UNKNOWN
-    elif act == "retry" and facts.status == "dead" and facts.cancelled:
-        why = "its batch was cancelled: delete that first (pgworkd batches delete), and it can run again by itself"
-    elif act == "retry" and facts.status == "dead" and facts.holder is not None:
+    elif operation == "retry" and facts.status == "dead" and facts.cancelled:
+        why = "its batch was cancelled: delete the batch first (pgworkd batches delete), then retry the job on its own"
+    elif operation == "retry" and facts.status == "dead" and facts.holder is not None:
         holder = facts.holder
         why = (
-            "its dedupe key is kept by a job that has ended, until its dedupe_until: try again then, or free the key "
-            "with pgworkd keys free"
+            "a finished job keeps its dedupe key until dedupe_until: try again after that, or free the key with "
+            "pgworkd keys free"
             if facts.kept
-            else "a live job holds its dedupe key: wait until that has ended, or cancel it"
+            else "a live job has its dedupe key: wait until that job has finished, or cancel it"
         )
-    elif facts.status in ("dead", "failed") and act != "cancel":
-        why = "it has changed meanwhile: try again"
+    elif facts.status in ("dead", "failed") and operation != "cancel":
+        why = "it changed in the meantime: try again"
     else:
-        why = _INSTEAD[act].get(facts.status, _RULES[act])
+        why = _INSTEAD[operation].get(facts.status, _RULES[operation])
     return Refused(facts.id, facts.status, why, holder)
 
 

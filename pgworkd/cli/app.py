@@ -1,8 +1,7 @@
-"""All commands together, and how errors are told: one line on standard error, no traceback, no secret."""
+"""All commands, and how errors are shown: one line on standard error, without a traceback and without secrets."""
 
 from __future__ import annotations
 
-import difflib
 import os
 import sys
 import traceback
@@ -17,13 +16,14 @@ from pgworkd.cli import autoscale, batches, doctor, fleet, job_operations, jobs,
 from pgworkd.cli.output import note, out
 from pgworkd.cli.stop_signals import StopAsked
 from pgworkd.errors import PgworkdError, SchemaError, UsageError
+from pgworkd.words.validation import closest
 
-# typer raises subclasses of this for a wrong command line; only BadParameter has had a public name in all versions.
+# typer raises subclasses of this for a wrong command line; of these only BadParameter is public in all versions.
 _WRONG_USAGE: type[Any] = typer.BadParameter.__mro__[1]
 
 
-class _Doors(TyperGroup):
-    """The group whose every error ends in our words and with our exit codes."""
+class _Commands(TyperGroup):
+    """The group of all commands: shows every error in one line and maps it to an exit code."""
 
     def main(
         self,
@@ -35,7 +35,7 @@ class _Doors(TyperGroup):
         **extra: Any,
     ) -> Any:
         if sys.stdout is not None and hasattr(sys.stdout, "reconfigure"):
-            sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that knows no UTF-8
+            sys.stdout.reconfigure(errors="backslashreplace")  # a terminal without UTF-8
         try:
             code = super().main(
                 args=args,
@@ -47,20 +47,20 @@ class _Doors(TyperGroup):
             )
         except StopAsked:
             code = 0
-        except Exception as error:  # noqa: BLE001 - the outermost door
-            code = _tell(error)
+        except Exception as error:  # noqa: BLE001 - the outermost handler
+            code = _show(error)
         code = code if isinstance(code, int) else 0
         if standalone_mode:
             sys.exit(code)
         return code
 
 
-def _tell(error: BaseException) -> int:
-    """Says what went wrong; the exit code."""
+def _show(error: BaseException) -> int:
+    """Prints the error; the exit code."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     if isinstance(error, _WRONG_USAGE):
-        return _tell_usage(error)
+        return _show_usage(error)
     if isinstance(error, PgworkdError):
         note(str(error))
         return 2 if isinstance(error, (UsageError, SchemaError)) else 1
@@ -69,28 +69,24 @@ def _tell(error: BaseException) -> int:
     elif isinstance(error, OSError):
         note(f"{error.filename}: {error.strerror}" if error.filename else str(error))
     else:
-        _tell_bug(error)
+        _show_bug(error)
     return 1
 
 
-def _tell_usage(error: Any) -> int:
+def _show_usage(error: Any) -> int:
     text = error.format_message()
     context = getattr(error, "ctx", None)
-    if text:  # without one it was the help, which has been printed
+    if text:  # an empty one means that the help has been printed
         path = context.command_path if context is not None else "pgworkd"
-        if text.startswith("No such command") and "Did you mean" not in text:
-            text += _meant(text, context)
+        if context is not None and text.startswith("No such command") and "Did you mean" not in text:
+            name = text.split("'")[1] if text.count("'") > 1 else ""
+            if found := closest(name, getattr(context.command, "commands", {}), likeness=0.5):
+                text += f" Did you mean {found!r}?"
         note(f"{text} (see {path} --help)")
     return 2
 
 
-def _meant(text: str, context: Any) -> str:
-    name = text.split("'")[1] if text.count("'") > 1 else ""
-    close = difflib.get_close_matches(name, list(getattr(context.command, "commands", {})), 1, 0.5)
-    return f" Did you mean {close[0]!r}?" if close else ""
-
-
-def _tell_bug(error: BaseException) -> None:
+def _show_bug(error: BaseException) -> None:
     frames = traceback.extract_tb(error.__traceback__)
     ours = [f for f in frames if Path(__file__).parents[1] in Path(f.filename).parents] or frames
     place = f" ({Path(ours[-1].filename).name}:{ours[-1].lineno})" if ours else ""
@@ -102,13 +98,13 @@ def _tell_bug(error: BaseException) -> None:
 
 app = typer.Typer(
     name="pgworkd",
-    cls=_Doors,
-    help="Runs jobs from Postgres: insert a row, it runs.",
+    cls=_Commands,
+    help="Run background jobs from Postgres: insert a row, and it runs.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-config_app = typer.Typer(help="The settings.", no_args_is_help=True)
+config_app = typer.Typer(help="Show the settings.", no_args_is_help=True)
 
 
 def _version(value: bool) -> None:  # noqa: FBT001 - typer calls it
@@ -150,7 +146,7 @@ _PANELS: dict[str, tuple[Callable[..., Any], ...]] = {
 for _panel, _commands in _PANELS.items():
     for _command in _commands:
         app.command(rich_help_panel=_panel)(_command)
-# What follows the command that it is to run belongs to that, with or without -- in between.
+# Options behind the worker's command belong to that command, with or without -- before it.
 app.command(rich_help_panel="Run", context_settings={"allow_interspersed_args": False})(autoscale.autoscale)
 app.add_typer(queues.group, name="queues", rich_help_panel="Fleet")
 app.add_typer(schedules.group, name="schedules", rich_help_panel="Fleet")

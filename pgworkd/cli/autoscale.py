@@ -1,4 +1,4 @@
-"""The command `autoscale`: its arguments, its log and its signals; what it does is in `autoscale`."""
+"""The command `autoscale`: arguments, log and signals. The scaling itself is in `fleet.autoscaler`."""
 
 from __future__ import annotations
 
@@ -30,38 +30,39 @@ _UNIT = re.compile(r"[A-Za-z0-9:_.\\@][A-Za-z0-9:_.\\@-]*")
 
 def autoscale(
     *,
-    queue: Annotated[str, typer.Option("--queue", "-q", metavar="NAME", help="The queue whose depth decides.")],
-    most: Annotated[int, typer.Option("--max", metavar="N", help="Never more workers, stopping ones included.")],
-    up_at: Annotated[int, typer.Option("--up-at", metavar="JOBS", help="More workers from this depth on.")],
-    down_at: Annotated[int, typer.Option("--down-at", metavar="JOBS", help="Fewer workers down from this depth.")],
-    least: Annotated[int, typer.Option("--min", metavar="N", help="Never fewer workers.")] = 1,
-    step: Annotated[int, typer.Option("--step", metavar="N", help="So many workers more or fewer at a time.")] = 1,
+    queue: Annotated[str, typer.Option("--queue", "-q", metavar="NAME", help="Scale by the depth of this queue.")],
+    most: Annotated[int, typer.Option("--max", metavar="N", help="Maximum number of workers, stopping ones included.")],
+    up_at: Annotated[int, typer.Option("--up-at", metavar="JOBS", help="Scale up at this depth or above.")],
+    down_at: Annotated[int, typer.Option("--down-at", metavar="JOBS", help="Scale down at this depth or below.")],
+    least: Annotated[int, typer.Option("--min", metavar="N", help="Minimum number of workers.")] = 1,
+    step: Annotated[int, typer.Option("--step", metavar="N", help="Workers to add or remove at a time.")] = 1,
     cooldown_s: Annotated[
-        float, typer.Option("--cooldown-s", metavar="SECONDS", help="At least so long between two decisions.")
+        float, typer.Option("--cooldown-s", metavar="SECONDS", help="Minimum time between two scaling decisions.")
     ] = 30.0,
     every_s: Annotated[
-        float, typer.Option("--every-s", metavar="SECONDS", help="Between two looks at the queue.")
+        float, typer.Option("--every-s", metavar="SECONDS", help="How often the queue's depth is checked.")
     ] = 5.0,
     stop_timeout_s: Annotated[
-        float, typer.Option("--stop-timeout-s", metavar="SECONDS", help="A worker that takes longer is killed.")
+        float,
+        typer.Option("--stop-timeout-s", metavar="SECONDS", help="Kill a worker that takes longer than this to stop."),
     ] = 90.0,
     unit: Annotated[
         str | None,
-        typer.Option("--unit", metavar="NAME-%d.service", help="Start and stop these systemd units, not a command."),
+        typer.Option("--unit", metavar="NAME-%d.service", help="Scale these systemd units instead of a command."),
     ] = None,
     command: Annotated[
         list[str] | None,
-        typer.Argument(metavar="COMMAND", show_default=False, help="What a worker runs; it must end on SIGTERM."),
+        typer.Argument(metavar="COMMAND", show_default=False, help="The worker's command; it must exit on SIGTERM."),
     ] = None,
     dsn: Dsn = None,
 ) -> int:
-    """Start and stop local workers by the depth of a queue, the jobs that could run now.
+    """Start and stop local workers by the depth of a queue: the number of jobs that could run now.
 
     pgworkd autoscale -q embedding --max 10 --up-at 500 --down-at 50 -- pgworkd run -q embedding
 
-    SIGTERM and SIGINT stop all workers gracefully, a second one at once.
-    A worker that dies is replaced; one that exits with 2 (wrong configuration)
-    ends autoscale.
+    SIGTERM or SIGINT stops all workers gracefully, a second one at once.
+    A worker that dies is restarted. If one exits with code 2 (wrong
+    configuration), autoscale stops all workers and exits with 2, too.
     """
     import anyio
 
@@ -113,7 +114,7 @@ async def _run(
             try:
                 code = await scaler.run()
             except PgworkdError as error:
-                problem = error  # kept out of the task group, which would wrap it
+                problem = error  # raised below: the task group would wrap it
             tasks.cancel_scope.cancel()
     if problem is not None:
         raise hinted(problem, settings)
@@ -139,7 +140,7 @@ def _backend(
 
 
 def _check(queue: str, rules: Rules, every_s: float, stop_timeout_s: float) -> None:
-    """UsageError for numbers that are out of bounds or contradict each other."""
+    """Raises UsageError for numbers that are out of bounds or contradict each other."""
     if not 1 <= len(queue) <= NAME_CHARS_MAX or not queue.isprintable():
         raise UsageError(f"--queue: give 1 to {NAME_CHARS_MAX} printable characters")
     for flag, value, low, high in (
@@ -160,12 +161,12 @@ def _check(queue: str, rules: Rules, every_s: float, stop_timeout_s: float) -> N
     if rules.down_at >= rules.up_at:
         raise UsageError(
             f"--down-at {rules.down_at} is not below --up-at {rules.up_at}: lower --down-at or raise --up-at, "
-            "or workers would come and go all the time"
+            "or workers would be started and stopped all the time"
         )
 
 
 def _check_backend(unit: str | None, command: list[str]) -> None:
-    """UsageError unless there is either a unit or a command, and it can be what it must."""
+    """Raises UsageError unless there is either a valid unit or a command that exists."""
     if unit is None and not command:
         raise UsageError("no command given: add one, as in -- pgworkd run --queue NAME, or --unit NAME-%d.service")
     if unit is not None and command:

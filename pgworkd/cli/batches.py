@@ -1,4 +1,4 @@
-"""Commands on batches: the trees there are, how far one has come, and sealing, cancelling, deleting it."""
+"""Commands on batches: list trees, show one, seal, cancel or delete it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from uuid import UUID
 
 import typer
 
-from pgworkd.cli.common import Dsn, Json, ask, look
+from pgworkd.cli.common import Dsn, Json, ask, ask_any
 from pgworkd.cli.output import as_json, is_terminal, out, table
 from pgworkd.errors import BatchClosed, UsageError
 from pgworkd.words.redaction import escaped
@@ -16,10 +16,10 @@ from pgworkd.words.validation import counted
 
 if TYPE_CHECKING:
     from pgworkd.admin.admin import Admin
-    from pgworkd.client.batches import Cancelled, Progress
+    from pgworkd.client.batch_types import Cancelled, Progress
 
 BAR_CHARS = 20
-LOOK_S = 0.5
+REFRESH_S = 0.5
 _COLUMNS = (
     "id",
     "name",
@@ -36,7 +36,7 @@ _COLUMNS = (
 
 IdArgument = Annotated[UUID, typer.Argument(metavar="ID", show_default=False, help="The batch's id.")]
 
-group = typer.Typer(help="List the trees of batches; show one, seal, cancel or delete it.")
+group = typer.Typer(help="List trees of batches; show, seal, cancel or delete one.")
 
 
 @group.callback(invoke_without_command=True)
@@ -44,16 +44,16 @@ def batches(
     context: typer.Context,
     *,
     name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="Only trees of this name.")] = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", metavar="N", help="So many of the newest.")] = 20,
+    limit: Annotated[int, typer.Option("--limit", "-n", metavar="N", help="Maximum number of trees.")] = 20,
     json: Json = False,
     dsn: Dsn = None,
 ) -> None:
-    """List the newest trees of batches: how many of their jobs are over, and how they ended."""
+    """List the newest trees of batches: how many of their jobs have finished, and how."""
     if context.invoked_subcommand is not None:
         if json or name is not None or dsn is not None:
-            raise UsageError(f"put options behind: pgworkd batches {context.invoked_subcommand} ...")
+            raise UsageError(f"put options after: pgworkd batches {context.invoked_subcommand} ...")
         return
-    rows = look(dsn, lambda admin: admin.batch_trees(name, limit))
+    rows = ask_any(dsn, lambda admin: admin.batches.find(name, limit))
     if json:
         as_json([row._asdict() for row in rows])
     else:
@@ -64,17 +64,17 @@ def batches(
 def show(
     batch_id: IdArgument,
     *,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Until all of it is over.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Redraw until the tree has finished.")] = False,
     json: Json = False,
     dsn: Dsn = None,
 ) -> None:
-    """Draw the tree of a batch, with how far each batch has come."""
+    """Draw the tree of a batch, with the progress of each batch."""
     if follow and json:
-        raise UsageError("--follow draws: leave out --json")
+        raise UsageError("--follow and --json exclude each other: leave out one of them")
     if follow:
-        look(dsn, lambda admin: _follow(admin, batch_id))
+        ask_any(dsn, lambda admin: _follow(admin, batch_id))
         return
-    rows = look(dsn, lambda admin: admin.batch_tree(batch_id))
+    rows = ask_any(dsn, lambda admin: admin.batches.tree(batch_id))
     if json:
         as_json([row._asdict() for row in rows])
     else:
@@ -83,36 +83,36 @@ def show(
 
 @group.command()
 def seal(batch_id: IdArgument, *, dsn: Dsn = None) -> None:
-    """Let a batch take no more; it is finished when its jobs are."""
-    was_open = ask(dsn, lambda admin: admin.seal_batch(batch_id))
+    """Close a batch to further jobs; it finishes when its jobs have."""
+    was_open = ask(dsn, lambda admin: admin.batches.seal(batch_id))
     out(f"batch {batch_id} " + ("is sealed" if was_open else "was sealed, cancelled or finished before"))
 
 
 @group.command()
 def cancel(batch_id: IdArgument, *, dsn: Dsn = None) -> None:
-    """End a batch and all below it: waiting jobs now, running ones are told to."""
+    """Cancel a batch and all below it: waiting jobs at once; running ones are asked to stop."""
     done = ask(dsn, lambda admin: _cancel(admin, batch_id))
     if done is None:
-        raise BatchClosed(f"batch {batch_id} and all below it are finished already: there is nothing to cancel")
-    ended, told = counted(done.cancelled, "job"), counted(done.requested, "running job")
-    out(f"batch {batch_id} is cancelled: {ended} ended, {told} told to end")
+        raise BatchClosed(f"batch {batch_id} and all below it have already finished: there is nothing to cancel")
+    cancelled, asked = counted(done.cancelled, "job"), counted(done.requested, "running job")
+    out(f"batch {batch_id} is cancelled: {cancelled} cancelled, {asked} asked to stop")
 
 
 @group.command()
 def delete(batch_id: IdArgument, *, dsn: Dsn = None) -> None:
-    """Delete a batch and all below it, of a tree that is finished; the history of its jobs stays."""
-    out(f"{counted(ask(dsn, lambda admin: admin.delete_batch(batch_id)), 'batch')} deleted")
+    """Delete a batch and all below it, once its tree has finished; the history of its jobs is kept."""
+    out(f"{counted(ask(dsn, lambda admin: admin.batches.delete(batch_id)), 'batch')} deleted")
 
 
 def drawn(rows: Sequence[Progress]) -> str:
-    """A tree as text, a line for each batch; `rows` come each before its children."""
+    """A tree as text, one line for each batch; `rows` have parents before children."""
     names = [f"{_branch(rows, i)}{escaped(row.name)}" for i, row in enumerate(rows)]
     width = max(map(len, names))
-    return "\n".join(f"{name:<{width}}  {_bar(row)}  {_told(row)}" for name, row in zip(names, rows, strict=True))
+    return "\n".join(f"{name:<{width}}  {_bar(row)}  {_summary(row)}" for name, row in zip(names, rows, strict=True))
 
 
 def _branch(rows: Sequence[Progress], index: int) -> str:
-    """The lines that lead to a batch from the first one."""
+    """The lines that connect a batch to the first one."""
     top, depth = rows[0].depth, rows[index].depth
     parts: list[str] = []
     for level in range(depth, top, -1):
@@ -128,39 +128,39 @@ def _bar(row: Progress) -> str:
     return f"{'█' * filled}{'░' * (BAR_CHARS - filled)} {int(share * 100):3d} %"
 
 
-def _told(row: Progress) -> str:
+def _summary(row: Progress) -> str:
     bad = "".join(f", {n:,} {what}" for n, what in ((row.dead, "dead"), (row.cancelled, "cancelled")) if n)
     return f"{row.done:,} of {row.total:,}, {row.state}{bad}"
 
 
-def _over(rows: Sequence[Progress]) -> bool:
+def _finished(rows: Sequence[Progress]) -> bool:
     return all(row.state in ("cancelled", "completed", "completed with failures") for row in rows)
 
 
 async def _follow(admin: Admin, batch_id: UUID) -> None:
-    """Draws the tree anew whenever it has changed; in a terminal at its place."""
+    """Redraws the tree whenever it has changed; on a terminal in place."""
     import anyio
 
     before, lines = "", 0
     while True:
-        rows = await admin.batch_tree(batch_id)
+        rows = await admin.batches.tree(batch_id)
         if (now := drawn(rows)) != before:
             up = f"\x1b[{lines}F\x1b[J" if lines and is_terminal() else ""
             out(up + now)
             before, lines = now, now.count("\n") + 1
-        if _over(rows):
+        if _finished(rows):
             return
-        await anyio.sleep(LOOK_S)
+        await anyio.sleep(REFRESH_S)
 
 
 async def _cancel(admin: Admin, batch_id: UUID) -> Cancelled | None:
-    """None: it was over before."""
-    if all(row.state.startswith("completed") or row.state == "cancelled" for row in await admin.batch_tree(batch_id)):
+    """Cancels all of it; None if it had finished before."""
+    if _finished(await admin.batches.tree(batch_id)):
         return None
-    done = await admin.cancel_batch(batch_id)
+    done = await admin.batches.cancel(batch_id)
     while done.more:
-        step = await admin.cancel_batch(batch_id)
+        step = await admin.batches.cancel(batch_id)
         if not step.cancelled and not step.requested:
-            break  # what is locked is left to the daemons' chores
+            break  # locked jobs are left to the daemons' maintenance
         done = step._replace(cancelled=done.cancelled + step.cancelled, requested=done.requested + step.requested)
     return done

@@ -1,6 +1,6 @@
-"""One act on all jobs that match: chunk by chunk, each a short transaction, with a count of what was done.
+"""One operation on all jobs that match a filter: in chunks, each a short transaction, counting the outcomes.
 
-On a terminal more than ASKED_FROM jobs are asked about first, and a bar shows how far it is. Ctrl-C stops between two
+On a terminal it asks for confirmation above CONFIRM_ABOVE jobs and shows a progress bar. Ctrl-C stops it between two
 chunks.
 """
 
@@ -17,55 +17,55 @@ from uuid import UUID
 
 import typer
 
-from pgworkd.cli.common import ask, confirm, known
+from pgworkd.cli.common import ask, check_queue, confirm
 from pgworkd.cli.output import as_json, note, out
 from pgworkd.errors import PgworkdError
 from pgworkd.words.validation import counted
 
 if TYPE_CHECKING:
     from pgworkd.admin.admin import Admin
-    from pgworkd.admin.jobs import Which
+    from pgworkd.admin.jobs import JobFilter
     from pgworkd.admin.refusals import Refused
 
 CHUNK = 1000
-"""Jobs per transaction: what Admin takes at most."""
-ASKED_FROM = 100
+"""Jobs per transaction: the maximum of Admin's operations."""
+CONFIRM_ABOVE = 100
 
-Act = Callable[["Admin", Sequence[UUID]], Awaitable[tuple[Mapping[str, int], Sequence["Refused"]]]]
-"""Acts on these jobs; how many came to which outcome, and which were left alone, and why."""
+Operation = Callable[["Admin", Sequence[UUID]], Awaitable[tuple[Mapping[str, int], Sequence["Refused"]]]]
+"""Operates on these jobs; returns the number of jobs by outcome, and the jobs that were left unchanged, and why."""
 
 
 class Bulk(NamedTuple):
-    """What is to be done: `name` is the act's, `outcomes` how people are told of each kind of outcome."""
+    """The operation `name`; `outcomes` maps each outcome to the text that is printed behind its count."""
 
     name: str
-    act: Act
+    operation: Operation
     outcomes: Mapping[str, str]
 
 
 class _Stop:
-    """Remembers a Ctrl-C; a second one interrupts at once."""
+    """Records a Ctrl-C; a second one interrupts at once."""
 
     def __init__(self) -> None:
-        self.asked = False
+        self.requested = False
         self._before = signal.getsignal(signal.SIGINT)
 
     def __enter__(self) -> _Stop:
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGINT, self._heard)
+            signal.signal(signal.SIGINT, self._interrupted)
         return self
 
     def __exit__(self, *_: object) -> None:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, self._before)
 
-    def _heard(self, *_: object) -> None:
-        self.asked = True
+    def _interrupted(self, *_: object) -> None:
+        self.requested = True
         signal.signal(signal.SIGINT, self._before)
 
 
-def through(dsn: str | None, bulk: Bulk, which: Which, *, limit: int | None, yes: bool, json: bool) -> int:
-    """Acts on the jobs that match, the oldest first, at most `limit`; tells the counts; the exit code."""
+def through(dsn: str | None, bulk: Bulk, which: JobFilter, *, limit: int | None, yes: bool, json: bool) -> int:
+    """Operates on the jobs that match, the oldest first, at most `limit`; prints the counts; the exit code."""
     total = _total(dsn, bulk, which, limit, yes=yes)
     counts: Counter[str] = Counter()
     left: Counter[tuple[str, str]] = Counter()
@@ -80,11 +80,11 @@ def through(dsn: str | None, bulk: Bulk, which: Which, *, limit: int | None, yes
         except (PgworkdError, KeyboardInterrupt) as error:
             if not counts:
                 raise
-            _tell(bulk, counts, left, json=json, stopped=True)
+            _report(bulk, counts, left, json=json, stopped=True)
             if isinstance(error, PgworkdError):
                 raise
-            raise PgworkdError("interrupted; what was under way then may have been done as well") from None
-    _tell(bulk, counts, left, json=json, stopped=stopped)
+            raise PgworkdError("interrupted; the chunk in progress may have been completed as well") from None
+    _report(bulk, counts, left, json=json, stopped=stopped)
     if stopped:
         note(f"stopped after {counted(counts['matched'], 'job')}" + (f" of {total:,}" if total is not None else ""))
     return 1 if stopped or left else 0
@@ -93,20 +93,20 @@ def through(dsn: str | None, bulk: Bulk, which: Which, *, limit: int | None, yes
 async def _each_chunk(
     admin: Admin,
     bulk: Bulk,
-    which: Which,
+    which: JobFilter,
     limit: int | None,
     counts: Counter[str],
     left: Counter[tuple[str, str]],
     stop: _Stop,
     shown: Callable[[int], None],
 ) -> bool:
-    """Fills `counts` and `left` (by status and reason); True if it was asked to stop before the end."""
+    """Fills `counts` and `left` (by status and reason); True if it was stopped before the end."""
     after: UUID | None = None
     while True:
-        room = CHUNK if limit is None else min(CHUNK, limit - counts["matched"])
-        found = await admin.matching(bulk.name, which, after, room)
+        most = CHUNK if limit is None else min(CHUNK, limit - counts["matched"])
+        found = await admin.jobs.matching(bulk.name, which, after, most)
         if found.ids:
-            done, refused = await bulk.act(admin, found.ids)
+            done, refused = await bulk.operation(admin, found.ids)
             counts.update(done)
             left.update((one.status, one.reason) for one in refused)
             counts["matched"] += len(found.ids)
@@ -114,22 +114,22 @@ async def _each_chunk(
         after = found.last
         if after is None or counts["matched"] == limit:
             break
-        if stop.asked:
+        if stop.requested:
             return True
     if not counts["matched"] and which.queue is not None:
-        await known(admin, which.queue)
+        await check_queue(admin, which.queue)
     return False
 
 
-def _total(dsn: str | None, bulk: Bulk, which: Which, limit: int | None, *, yes: bool) -> int | None:
-    """How many it will be, asked about if they are many; None where nobody looks."""
+def _total(dsn: str | None, bulk: Bulk, which: JobFilter, limit: int | None, *, yes: bool) -> int | None:
+    """The number of jobs, after a confirmation if there are many; None if there is no terminal to show it on."""
     if not which.narrow and not (sys.stdin is not None and sys.stdin.isatty()):
         confirm(f"{bulk.name} all{_of(which)}", yes=yes)
     if sys.stderr is None or not sys.stderr.isatty():
         return None
-    total = ask(dsn, lambda admin: admin.count(bulk.name, which))
+    total = ask(dsn, lambda admin: admin.jobs.count(bulk.name, which))
     total = total if limit is None else min(total, limit)
-    if total > ASKED_FROM and not yes and sys.stdin is not None and sys.stdin.isatty():
+    if total > CONFIRM_ABOVE and not yes and sys.stdin is not None and sys.stdin.isatty():
         typer.confirm(f"{bulk.name} {total}{_of(which)}?", abort=True, err=True)
     return total
 
@@ -148,22 +148,22 @@ def _bar(name: str, total: int | None) -> Iterator[Callable[[int], None]]:
         yield lambda count: progress.advance(task, count)
 
 
-def _tell(bulk: Bulk, counts: Counter[str], left: Counter[tuple[str, str]], *, json: bool, stopped: bool) -> None:
+def _report(bulk: Bulk, counts: Counter[str], left: Counter[tuple[str, str]], *, json: bool, stopped: bool) -> None:
     if json:
-        told = {outcome: counts[outcome] for outcome in ("matched", *bulk.outcomes)}
+        outcomes = {outcome: counts[outcome] for outcome in ("matched", *bulk.outcomes)}
         refused = [{"jobs": jobs, "status": status, "reason": why} for (status, why), jobs in left.most_common()]
-        as_json({"act": bulk.name, **told, "refused": refused, "stopped": stopped})
+        as_json({"operation": bulk.name, **outcomes, "refused": refused, "stopped": stopped})
         return
     for (status, why), jobs in left.most_common():
         note(f"{counted(jobs, 'job')} left {status}: {why}")
-    for number, (outcome, told_as) in enumerate(bulk.outcomes.items()):
+    for number, (outcome, text) in enumerate(bulk.outcomes.items()):
         if counts[outcome] or number == 0:
-            out(f"{counted(counts[outcome], 'job')} {told_as}")
+            out(f"{counted(counts[outcome], 'job')} {text}")
 
 
-def _of(which: Which) -> str:
-    """' dead jobs of queue 'q' and kind 'k'', to be put behind a number or `all`."""
-    words = {"queue": which.queue, "kind": which.kind, "key": which.key, "batch": which.batch}
-    said = [f"{name} {str(value)!r}" for name, value in words.items() if value is not None]
+def _of(which: JobFilter) -> str:
+    """' dead jobs of queue 'q' and kind 'k'', to follow a number or `all`."""
+    fields = {"queue": which.queue, "kind": which.kind, "key": which.key, "batch": which.batch}
+    given = [f"{name} {str(value)!r}" for name, value in fields.items() if value is not None]
     status = f" {which.status}" if which.status is not None else ""
-    return f"{status} jobs of " + (" and ".join(said) if said else "all queues")
+    return f"{status} jobs of " + (" and ".join(given) if given else "all queues")

@@ -1,4 +1,4 @@
-"""What commands share: their common options, and a question put to the database with hints for its refusals."""
+"""What commands share: common options, and calls of `Admin` with hints for errors of the connection."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import typer
 
 from pgworkd.cli.output import note
 from pgworkd.errors import DatabaseError, DatabaseUnavailable, OutcomeUnknown, PgworkdError, UsageError
+from pgworkd.words.validation import closest
 
 if TYPE_CHECKING:
     from pgworkd.admin.admin import Admin
@@ -22,13 +23,13 @@ STDIN_BYTES_MAX = 1024 * 1024
 
 Dsn = Annotated[
     str | None,
-    typer.Option("--dsn", metavar="URL", help="The database; better PGWORKD_DSN, as others can read command lines."),
+    typer.Option("--dsn", metavar="URL", help="The database. Prefer PGWORKD_DSN: other users can see command lines."),
 ]
 QueueArgument = Annotated[str, typer.Argument(metavar="QUEUE", show_default=False, help="The queue's name.")]
 QueueOption = Annotated[str | None, typer.Option("--queue", "-q", metavar="NAME", help="Only this queue.")]
 KindOption = Annotated[str | None, typer.Option("--kind", metavar="NAME", help="Only jobs of this kind.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
 
 class Status(StrEnum):
@@ -56,7 +57,7 @@ _HINTS = {
 
 
 def settings_of(dsn: str | None) -> Settings:
-    """The settings, with the flag --dsn; UsageError when they name no database."""
+    """The settings, with the flag --dsn; UsageError if they name no database."""
     from pgworkd.settings.config import load
 
     settings = load(dsn=dsn)
@@ -65,14 +66,14 @@ def settings_of(dsn: str | None) -> Settings:
 
 
 def ask(dsn: str | None, question: Callable[[Admin], Awaitable[Answer]]) -> Answer:
-    """The answer to a question that may write; SchemaError when the schema is not ours."""
+    """The result of a call that may write; SchemaError if the schema is missing or of another version."""
     return _answer(settings_of(dsn), question, verify=True, any_server=False)
 
 
-def look(dsn: str | None, question: Callable[[Admin], Awaitable[Answer]], *, verify: bool = True) -> Answer:
-    """As `ask`, for a question that only reads: a standby may answer it. `verify` off: whatever the schema is.
+def ask_any(dsn: str | None, question: Callable[[Admin], Awaitable[Answer]], *, verify: bool = True) -> Answer:
+    """As `ask`, for a call that only reads: a standby will do. `verify` False: whatever the schema's version.
 
-    A standby has nothing of what the unlogged tables hold (pools, progress).
+    A standby does not have the rows of unlogged tables (pools, progress).
     """
     return _answer(settings_of(dsn), question, verify=verify, any_server=True)
 
@@ -109,26 +110,24 @@ async def _ask(
             raise hinted(error, settings) from None
 
 
-async def known(admin: Admin, queue: str, *, create: bool | None = None) -> None:
-    """Refuses a queue that has no live job, worker, settings or schedule: it is misspelt, or early (`create`)."""
-    import difflib
-
-    if create or await admin.is_known(queue):
+async def check_queue(admin: Admin, queue: str, *, create: bool | None = None) -> None:
+    """UsageError for a queue without a live job, worker, settings or schedule, unless `create`: it may be misspelt."""
+    if create or await admin.queues.exists(queue):
         return
-    close = difflib.get_close_matches(queue, await admin.known_queues(), 1, 0.6)
-    hint = f": did you mean {close[0]!r}?" if close else ""
-    early = "" if create is None else "; --create is for one that is yet to come"
-    raise UsageError(f"no queue {queue!r} is known{hint or early}")
+    found = closest(queue, await admin.queues.names())
+    hint = f": did you mean {found!r}?" if found else ""
+    early = "" if create is None else "; use --create for a queue that does not exist yet"
+    raise UsageError(f"unknown queue {queue!r}{hint or early}")
 
 
-async def unserved(admin: Admin) -> None:
-    """Says what is missing where a standby answers."""
+async def note_standby(admin: Admin) -> None:
+    """Prints what is missing if the server is a standby."""
     if (await admin.server()).standby:
-        note("this is a standby: which worker serves which queue, with how many slots, only the primary knows")
+        note("this is a standby: which worker serves which queue, and with how many slots, is only on the primary")
 
 
 def operator() -> str:
-    """Who types this, for the audit: login name and host, in ASCII."""
+    """The user who runs this command, for the audit: login name and host, in ASCII."""
     import getpass
     import socket
 
@@ -140,7 +139,7 @@ def operator() -> str:
 
 
 def hinted(error: PgworkdError, settings: Settings) -> PgworkdError:
-    """The error with what was tried and what may help, if it is about reaching the database at all."""
+    """The error with the address and a hint, if it is an error of the connection."""
     text = str(error)
     hints = [hint for sign, hint in _HINTS.items() if sign in text.lower()]
     if isinstance(error, DatabaseUnavailable) or (hints and isinstance(error, DatabaseError)):
@@ -150,12 +149,12 @@ def hinted(error: PgworkdError, settings: Settings) -> PgworkdError:
 
 
 def stdin_text() -> str:
-    """Standard input as a payload; UsageError where there is none."""
+    """Standard input as a payload; UsageError if it is empty, too large or not UTF-8."""
     import sys
 
     data = b"" if sys.stdin is None else sys.stdin.buffer.read(STDIN_BYTES_MAX + 1)
     if len(data) > STDIN_BYTES_MAX:
-        raise UsageError(f"standard input holds more than the {STDIN_BYTES_MAX:,} bytes of a payload")
+        raise UsageError(f"standard input is larger than the {STDIN_BYTES_MAX:,} bytes allowed for a payload")
     if not data.strip():
         raise UsageError("standard input is empty: give a JSON object, for example {}")
     try:
@@ -165,7 +164,7 @@ def stdin_text() -> str:
 
 
 def instant_of(text: str, flag: str = "--run-at") -> datetime:
-    """What the flag says; UsageError unless it is one instant."""
+    """The flag's value as an instant; UsageError unless it is one, with a time zone."""
     try:
         instant = datetime.fromisoformat(text)
     except ValueError:
@@ -176,11 +175,11 @@ def instant_of(text: str, flag: str = "--run-at") -> datetime:
 
 
 def confirm(what: str, *, yes: bool) -> None:
-    """Asks, unless `yes`; UsageError where nobody can answer."""
+    """Asks for confirmation, unless `yes`; UsageError without a terminal."""
     import sys
 
     if yes:
         return
     if sys.stdin is None or not sys.stdin.isatty():
-        raise UsageError(f"{what}: add --yes to do it without a terminal to ask at")
+        raise UsageError(f"{what}: add --yes to confirm, as there is no terminal to ask on")
     typer.confirm(f"{what}?", abort=True, err=True)

@@ -1,4 +1,4 @@
-"""`pgworkd doctor`: what is wrong with a database that jobs are to run from, and what to do about each."""
+"""`pgworkd doctor`: problems of the database and the fleet, each with its remedy."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, Literal
 
 from pgworkd.admin.doctor_queries import DEAD_MAX
-from pgworkd.cli.common import Dsn, Json, look, settings_of
+from pgworkd.cli.common import Dsn, Json, ask_any, settings_of
 from pgworkd.cli.health import Finding, judged
 from pgworkd.cli.output import as_json, out
 from pgworkd.errors import PgworkdError, SchemaError, UsageError
@@ -21,12 +21,12 @@ SKEW_WARN_S, SKEW_BAD_S = 2.0, 60.0
 TRANSACTION_WARN_S, TRANSACTION_BAD_S = 300.0, 3600.0
 NOTIFY_QUEUE_WARN, NOTIFY_QUEUE_BAD = 0.1, 0.5
 _OF_WORKERS = ("queues", "kinds")
-"""What cannot be judged without knowing who serves which queue, as on a standby."""
+"""Subjects that a standby cannot judge: it does not know which worker serves which queue."""
 SERVER_OLDEST, SERVER_NEWEST = 14, 18
 
 
 def doctor(*, json: Json = False, dsn: Dsn = None) -> int:
-    """Examine the database; exit code 1 if anything is bad."""
+    """Check the database and the fleet for problems; exit code 1 if anything is bad."""
     findings = _examine(dsn)
     if json:
         as_json([finding._asdict() for finding in findings])
@@ -44,7 +44,7 @@ def _examine(dsn: str | None) -> list[Finding]:
     findings = [] if weak is None else [Finding("warn", "tls", *weak.split(": ", 1))]
 
     async def question(admin: Admin) -> None:
-        await admin.server()  # connects, so that the clocks are compared over a warm line
+        await admin.server()  # connects first, so that the time to connect does not count as clock skew
         before_s = time.time()
         server = await admin.server()
         after_s = time.time()
@@ -63,7 +63,7 @@ def _examine(dsn: str | None) -> list[Finding]:
         findings.extend(each for each in found if not (server.standby and each.subject in _OF_WORKERS))
 
     try:
-        look(dsn, question, verify=False)
+        ask_any(dsn, question, verify=False)
     except PgworkdError as error:
         reached = any(finding.subject == "connection" for finding in findings)
         if isinstance(error, UsageError) and not reached and "refused us" not in str(error):
@@ -80,11 +80,13 @@ def _judge_server(server: Server) -> list[Finding]:
     elif major > SERVER_NEWEST:
         findings = [Finding("warn", "server", f"Postgres {server.version}", "newer than pgworkd was tested with")]
     if server.standby:
-        finding = "this is a standby, which only reads and does not know who serves which queue"
-        findings.append(Finding("bad", "writes", finding, "give workers, and commands that act, the primary's address"))
+        finding = "this is a read-only standby, which does not know which worker serves which queue"
+        findings.append(
+            Finding("bad", "writes", finding, "give workers, and commands that write, the primary's address")
+        )
     elif server.read_only:
         remedy = "set default_transaction_read_only = off for the database and the role"
-        findings.append(Finding("bad", "writes", "transactions only read here by default", remedy))
+        findings.append(Finding("bad", "writes", "transactions are read-only by default", remedy))
     return findings
 
 
@@ -101,7 +103,7 @@ def _judge(facts: Doctor) -> list[Finding]:
         Finding("ok", "autovacuum", "on")
         if facts.autovacuum
         else Finding(
-            "bad", "autovacuum", "off", "turn it on, on the server and for pgworkd.jobs; claims slow down without"
+            "bad", "autovacuum", "off", "turn it on, on the server and for pgworkd.jobs; claims slow down without it"
         ),
         _judge_transactions(facts),
         *_judge_workers(facts),
@@ -111,7 +113,7 @@ def _judge(facts: Doctor) -> list[Finding]:
         Finding("ok", "history", "has a partition for tomorrow")
         if facts.tomorrow
         else Finding(
-            "warn", "history", "has no partition for tomorrow", "a running daemon makes it, or pgworkd migrate"
+            "warn", "history", "has no partition for tomorrow", "a running daemon creates it, or pgworkd migrate"
         ),
         _judge_notifications(facts.notify_queue),
     ]
@@ -129,7 +131,7 @@ def _judge_transactions(facts: Doctor) -> Finding:
     return Finding(
         "bad" if age_s > TRANSACTION_BAD_S else "warn",
         "transactions",
-        f"{facts.oldest_transaction} is open for {age_s / 60:.0f} min and holds back vacuum",
+        f"{facts.oldest_transaction} has been open for {age_s / 60:.0f} min and holds back vacuum",
         "end it, or SELECT pg_terminate_backend(pid); idle_in_transaction_session_timeout prevents it",
     )
 
@@ -139,7 +141,7 @@ def _judge_workers(facts: Doctor) -> list[Finding]:
     if not facts.workers:
         findings = [Finding("warn", "workers", "none is up", "start one with pgworkd run")]
     if facts.workers_lost:
-        remedy = "the others take their jobs back within a minute; see pgworkd workers"
+        remedy = "other workers rescue their jobs within a minute; see pgworkd workers"
         findings.append(Finding("warn", "workers", f"{facts.workers_lost} lost", remedy))
     return findings
 
@@ -150,6 +152,6 @@ def _judge_notifications(filled: float) -> Finding:
     return Finding(
         "bad" if filled > NOTIFY_QUEUE_BAD else "warn",
         "notifications",
-        f"queue {filled:.0%} full; when it is, commits fail",
+        f"queue {filled:.0%} full; once it is full, commits fail",
         "end the session that listens inside a long transaction (see pg_stat_activity)",
     )

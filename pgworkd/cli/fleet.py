@@ -1,4 +1,4 @@
-"""Commands on the fleet: workers, numbers, settings."""
+"""Commands on the fleet: workers, stats, config show."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pgworkd.cli.common import Dsn, Json, QueueOption, look, unserved
+from pgworkd.cli.common import Dsn, Json, QueueOption, ask_any, note_standby
 from pgworkd.cli.output import as_json, is_terminal, note, out, table
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Metric(StrEnum):
-    """The numbers of `stats`."""
+    """The metrics of `stats`."""
 
     DEPTH = "depth"
     SCHEDULED = "scheduled"
@@ -28,15 +28,26 @@ class Metric(StrEnum):
 
 
 def workers(*, json: Json = False, dsn: Dsn = None) -> None:
-    """List the workers and how fresh their leases are."""
-    columns = ("id", "name", "pid", "version", "state", "started_at", "silent_s", "lease_left_s", "running", "queues")
-    if is_terminal():  # where it is narrow, the rightmost are left out first
+    """List the workers and the state of their leases."""
+    columns = (
+        "id",
+        "name",
+        "pid",
+        "version",
+        "state",
+        "started_at",
+        "heartbeat_age_s",
+        "lease_left_s",
+        "running",
+        "queues",
+    )
+    if is_terminal():  # a narrow one omits the rightmost first
         columns = (
             "id",
             "name",
             "state",
             "running",
-            "silent_s",
+            "heartbeat_age_s",
             "lease_left_s",
             "pid",
             "started_at",
@@ -45,26 +56,24 @@ def workers(*, json: Json = False, dsn: Dsn = None) -> None:
         )
 
     async def question(admin: Admin) -> list[WorkerRow]:
-        await unserved(admin)
+        await note_standby(admin)
         return await admin.workers()
 
-    _show(look(dsn, question), columns, json=json)
+    _show(ask_any(dsn, question), columns, json=json)
 
 
 def stats(
     *,
     queue: QueueOption = None,
-    metric: Annotated[
-        Metric | None, typer.Option("--metric", help="Print this number and nothing else, for autoscalers.")
-    ] = None,
+    metric: Annotated[Metric | None, typer.Option("--metric", help="Print only this number, for autoscalers.")] = None,
     json: Json = False,
     dsn: Dsn = None,
 ) -> None:
-    """Count live jobs, of one queue or all; depth is what could run now (asked for alone: 100000 is that or more)."""
+    """Count live jobs, of one queue or all. Depth: jobs that could run now (with --metric counted up to 100000)."""
     if metric is Metric.DEPTH and queue is not None:
-        out(str(look(dsn, lambda admin: admin.depth(queue))))
+        out(str(ask_any(dsn, lambda admin: admin.queues.depth(queue))))
         return
-    found = look(dsn, lambda admin: admin.stats(queue))
+    found = ask_any(dsn, lambda admin: admin.stats(queue))
     if metric is not None:
         value = getattr(found, metric.value)
         out(f"{value:.3f}" if isinstance(value, float) else str(value))
@@ -75,7 +84,7 @@ def stats(
 
 
 def config_show() -> None:
-    """Show every setting, and where its value comes from."""
+    """Show every setting, its value and its source."""
     from pgworkd.settings.config import describe, load
 
     settings = load()

@@ -1,4 +1,4 @@
-"""What `pgworkd doctor` says of queues: what keeps due jobs from running, and what to do about it."""
+"""The findings of `pgworkd doctor` about queues: what keeps due jobs from running, and the remedy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pgworkd.admin.doctor_queries import Health, QueueHealth
 from pgworkd.words.validation import counted
 
 OVERDUE_S = 60.0
-"""A job that is due for longer than that, and could run, should have: polls and leases are shorter."""
+"""A job that has been due for longer than this should have started: polls and leases are shorter."""
 NAMED_MAX = 10
 
 
@@ -23,14 +23,14 @@ class Finding(NamedTuple):
 
 
 def judged(health: Health) -> list[Finding]:
-    """What was found, the worst of each kind; one line that says ok of what is well."""
+    """The problems found, and a line with level ok for each subject without one."""
     overdue = [queue for queue in health.queues if queue.overdue_s > OVERDUE_S and not queue.paused]
     return [
-        *_or_ok("queues", [*_unserved(overdue), *_idle(overdue)], "no due job waits for want of a worker"),
-        *_or_ok("kinds", _kinds(health), "none found without a handler"),
-        *_or_ok("schedules", _schedules(health), "none is in error"),
-        *_or_ok("dependencies", _behind(health), "no job waits for a dead one"),
-        *_or_ok("effects", _effects(health), "of jobs that ended, none waits for long to be applied"),
+        *_or_ok("queues", [*_unserved(overdue), *_idle(overdue)], "no due job lacks a worker"),
+        *_or_ok("kinds", _kinds(health), "every kind found has a handler"),
+        *_or_ok("schedules", _schedules(health), "no schedule is in error"),
+        *_or_ok("dependencies", _stuck(health), "no job depends on a dead one"),
+        *_or_ok("effects", _effects(health), "no effects of finished jobs are overdue"),
     ]
 
 
@@ -47,14 +47,14 @@ def _unserved(overdue: Iterable[QueueHealth]) -> Iterable[Finding]:
 
 
 def _idle(overdue: Iterable[QueueHealth]) -> Iterable[Finding]:
-    """Limits and keys keep jobs from running beside idle slots, as they should: of such jobs nothing is said."""
+    """Jobs without limits and keys that do not start although slots are idle; limits and keys may rightly do that."""
     for queue in list(overdue)[:NAMED_MAX]:
         if queue.workers and not queue.limited and queue.plain_overdue_s > OVERDUE_S and queue.running < queue.slots:
             yield Finding(
                 "bad",
                 "queues",
-                f"{queue.queue!r}: a job is due for {queue.plain_overdue_s:.0f} s beside "
-                f"{counted(queue.slots - queue.running, 'idle slot')} of {counted(queue.workers, 'worker')}",
+                f"{queue.queue!r}: a job has been due for {queue.plain_overdue_s:.0f} s although there are "
+                f"{counted(queue.slots - queue.running, 'idle slot')} in {counted(queue.workers, 'worker')}",
                 "see their logs (database.unavailable? lease.fenced?) and restart them",
             )
 
@@ -64,7 +64,7 @@ def _kinds(health: Health) -> list[Finding]:
         Finding(
             "bad",
             "kinds",
-            f"{kind!r} in queue {queue!r} has no handler where it was claimed: {counted(jobs, 'job')} at least",
+            f"no live worker of queue {queue!r} has a handler for {kind!r}: at least {counted(jobs, 'job')}",
             "deploy the handler to all workers of the queue, or pgworkd cancel --queue NAME --kind NAME",
         )
         for queue, kind, jobs in health.unknown_kinds
@@ -74,22 +74,22 @@ def _kinds(health: Health) -> list[Finding]:
 def _schedules(health: Health) -> list[Finding]:
     return [
         Finding(
-            "bad", "schedules", f"{name!r} has no next occurrence: {' '.join(error.split())[:200]}", "mend its rule"
+            "bad", "schedules", f"{name!r} has no next occurrence: {' '.join(error.split())[:200]}", "correct its rule"
         )
         for name, error in health.schedules
     ]
 
 
-def _behind(health: Health) -> list[Finding]:
+def _stuck(health: Health) -> list[Finding]:
     return [
         Finding(
             "bad",
             "dependencies",
             f"{counted(waiting, 'job')} waiting for the {status} job {job} (see pgworkd job {example})",
             (f"pgworkd retry {job}, or " if status == "dead" else "")
-            + "pgworkd undepend ID for those that may run without it, pgworkd cancel ID for the others",
+            + "pgworkd undepend ID for those that can run without it, pgworkd cancel ID for the others",
         )
-        for job, waiting, example, status in health.behind
+        for job, waiting, example, status in health.stuck
     ]
 
 
@@ -101,8 +101,8 @@ def _effects(health: Health) -> list[Finding]:
         Finding(
             "bad",
             "effects",
-            f"{counted(waiting, 'effect')} of jobs that ended wait to be applied, the oldest for {oldest_s:.0f} s: "
-            "counters of batches, dependents and serialize keys lag behind",
+            f"{counted(waiting, 'effect')} of finished jobs not applied yet, the oldest for {oldest_s:.0f} s: "
+            "batch counters, dependent jobs and serialize keys are out of date",
             "end the transaction that locks them (pg_stat_activity, pg_locks); a running daemon then applies them",
         )
     ]

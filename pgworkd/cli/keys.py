@@ -1,4 +1,4 @@
-"""Commands on dedupe keys that are kept after the end of what had them: which there are, and freeing one."""
+"""Commands on dedupe keys that stay taken after their job or batch has finished: list them, free one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pgworkd.cli.common import Dsn, Json, QueueOption, ask, look
+from pgworkd.cli.common import Dsn, Json, QueueOption, ask, ask_any
 from pgworkd.cli.output import as_json, note, out, table
 from pgworkd.errors import UsageError
 from pgworkd.words.redaction import escaped
@@ -14,7 +14,7 @@ from pgworkd.words.redaction import escaped
 if TYPE_CHECKING:
     from pgworkd.admin.admin import Admin
 
-group = typer.Typer(help="List the dedupe keys that are kept after the end of their jobs; free one.")
+group = typer.Typer(help="List the dedupe keys that finished jobs and batches still keep; free one.")
 
 
 @group.callback(invoke_without_command=True)
@@ -23,20 +23,22 @@ def keys(
     *,
     queue: QueueOption = None,
     key: Annotated[str | None, typer.Option("--key", metavar="KEY", help="Only this key.")] = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="At most N.", metavar="N")] = 20,
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", min=1, max=1000, metavar="N", help="Maximum number of keys.")
+    ] = 20,
     json: Json = False,
     dsn: Dsn = None,
 ) -> None:
-    """List the dedupe keys that are still taken although their job or batch is over; the longest kept come first."""
+    """List the dedupe keys that are still taken although their job or batch has finished, latest expiry first."""
     if context.invoked_subcommand is not None:
         if json or (queue, key, dsn) != (None,) * 3:
-            raise UsageError(f"put options behind: pgworkd keys {context.invoked_subcommand} ...")
+            raise UsageError(f"put options after: pgworkd keys {context.invoked_subcommand} ...")
         return
-    rows = look(dsn, lambda admin: admin.kept_keys(queue, key, limit))
+    rows = ask_any(dsn, lambda admin: admin.keys.find(queue, key, limit))
     if json:
         as_json([row._asdict() for row in rows])
         return
-    columns = ("dedupe_key", "queue", "batch", "until", "became", "id")
+    columns = ("dedupe_key", "queue", "batch", "until", "ended_as", "id")
     table(columns, [[getattr(row, name) for name in columns] for row in rows])
 
 
@@ -50,16 +52,16 @@ def free(
     ),
     dsn: Dsn = None,
 ) -> int:
-    """Free a key before its time: the next job with it is inserted. A key that a live job holds is not freed."""
+    """Free a key before it expires, so that the next job with it is inserted. The key of a live job is not freed."""
 
-    async def act(admin: Admin) -> str | None:
+    async def operation(admin: Admin) -> str | None:
         if batch:
-            freed = await admin.free_batch_key(name, key)
-            return None if freed else await admin.batch_key_refusal(name, key)
-        return None if await admin.free_key(name, key) else await admin.key_refusal(name, key)
+            freed = await admin.keys.free_of_batch(name, key)
+            return None if freed else await admin.keys.refusal_of_batch(name, key)
+        return None if await admin.keys.free(name, key) else await admin.keys.refusal(name, key)
 
     what = f"key {escaped(key)} of {'batch' if batch else 'queue'} {escaped(name)}"
-    why_not = ask(dsn, act)
+    why_not = ask(dsn, operation)
     if why_not is None:
         out(f"{what} is free")
         return 0

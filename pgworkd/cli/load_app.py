@@ -1,11 +1,10 @@
-"""Finding the application: "notes.jobs:app" to the `App` it names, and one clear line when that fails.
+"""Loading the application: "notes.jobs:app" to the `App` it names, and one clear line when that fails.
 
 The name comes from the command line or the settings, never from a row.
 """
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
 import os
@@ -19,16 +18,17 @@ from typing import Any
 
 from pgworkd.engine.registry import App
 from pgworkd.errors import UsageError
+from pgworkd.words.validation import closest
 
 REASON_CHARS_MAX = 300
 _OURS = str(Path(__file__).parents[1]) + os.sep
 
 
 def load_app(reference: str) -> App:
-    """The `App` that `reference` names as "module:attribute"; a function that makes one will do.
+    """The `App` that `reference` names as "module:attribute"; the attribute may also be a function that returns one.
 
-    The working directory is looked in first, as `python -m` does. Raises UsageError, in one line, when the
-    module is missing or raises, the attribute is missing, or what it holds is no App.
+    The working directory is searched first, as `python -m` does. Raises UsageError, in one line, if the module is
+    missing or raises, or if the attribute is missing or not an App.
     """
     module_name, colon, path = reference.partition(":")
     parts = [*module_name.split("."), *path.split(".")]
@@ -49,12 +49,12 @@ def _import(name: str) -> ModuleType:
         # The module itself, or a package on the way to it; anything else is an import inside it that failed.
         if error.name is not None and f"{name}.".startswith(f"{error.name}."):
             hint = _meant(error.name.rpartition(".")[2], _neighbours(error.name))
-            problem = f"{error.msg} (looked in {Path.cwd()} first){hint}"
+            problem = f"{error.msg} (searched {Path.cwd()} first){hint}"
         else:
             problem = _raised("on import", error)
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - a module may raise anything; sys.exit() is no answer either
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - a module may raise anything, also by sys.exit()
         problem = _raised("on import", error)
-    raise UsageError(f"module {name!r}: {problem}")  # out here, so that no traceback hangs on to it
+    raise UsageError(f"module {name!r}: {problem}")  # out here, so that it carries no context
 
 
 def _attribute(module: ModuleType, path: str) -> Any:
@@ -81,7 +81,7 @@ def _app(value: Any, reference: str, module: ModuleType) -> App:
     if not inspect.isroutine(value):
         raise UsageError(f"{reference!r} is {_what(value)}, not a pgworkd.App{hint}")
     if inspect.iscoroutinefunction(value):
-        raise UsageError(f"{reference!r} is an async function: name an App, or a plain function that makes one")
+        raise UsageError(f"{reference!r} is an async function: name an App, or a plain function that returns one")
     try:
         inspect.signature(value).bind()
     except (TypeError, ValueError) as error:
@@ -99,7 +99,7 @@ def _app(value: Any, reference: str, module: ModuleType) -> App:
 
 
 def _apps(module: ModuleType) -> list[str]:
-    return [name for name, held in vars(module).items() if isinstance(held, App)]
+    return [name for name, value in vars(module).items() if isinstance(value, App)]
 
 
 def _listed(apps: list[str]) -> str:
@@ -133,7 +133,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _frames(error: BaseException) -> list[traceback.FrameSummary]:
-    """Where it happened, outermost first: the user's own code if any was on the way, else whatever was."""
+    """Where it happened, outermost first: the frames in the user's own code if there are any, else all."""
     summary = traceback.extract_tb(error.__traceback__)
     frames = [f for f in summary if not f.filename.startswith(("<", _OURS))]
     own = [f for f in frames if _is_below_here(f.filename)]
@@ -150,12 +150,12 @@ def _shown(filename: str) -> str:
 
 
 def _neighbours(name: str) -> list[str]:
-    """The modules that could have been meant: beside the one that is missing."""
+    """The modules beside the missing one."""
     package = name.rpartition(".")[0]
     places = getattr(sys.modules.get(package), "__path__", []) if package else [str(Path.cwd())]
     return [module.name for module in pkgutil.iter_modules(list(places))]
 
 
 def _meant(name: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, list(known), 1, 0.6)
-    return f", did you mean {close[0]!r}?" if close else ""
+    found = closest(name, known)
+    return f", did you mean {found!r}?" if found else ""

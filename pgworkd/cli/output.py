@@ -1,4 +1,4 @@
-"""What commands print: tables for people, plain columns for pipes, JSON for programs; always escaped."""
+"""Output of commands: tables on a terminal, plain columns in a pipe, JSON for programs; always escaped."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from pgworkd.errors import PgworkdError
 from pgworkd.words.redaction import escaped, redact
 
 CELL_CHARS_MAX = 200
-"""Of a text in a list, where that goes into a pipe; --json has the whole of it."""
+"""The longest text in a table that goes into a pipe; --json prints all of it."""
 
 
 def out(text: str) -> None:
-    """Prints to standard output. When nobody reads it any more, the command ends quietly: its reader has enough.
+    """Prints to standard output. If its reader has closed the pipe, the command ends with exit code 0.
 
-    PgworkdError where it cannot be written, as on a full disk.
+    PgworkdError if it cannot be written, as on a full disk.
     """
     if sys.stdout is None:
         return
@@ -43,7 +43,7 @@ def note(text: str) -> None:
         sys.stderr.write(f"pgworkd: {escaped(line)}\n")
         sys.stderr.flush()
     except (OSError, AttributeError):
-        pass  # nobody to tell
+        pass  # standard error is closed
 
 
 def cell(value: object) -> str:
@@ -62,7 +62,7 @@ def cell(value: object) -> str:
 
 
 def is_terminal() -> bool:
-    """True if people read standard output."""
+    """True if standard output is a terminal."""
     return sys.stdout is not None and sys.stdout.isatty()
 
 
@@ -72,18 +72,18 @@ def shortened(text: str, chars: int) -> str:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, whole: bool = False) -> None:
-    """Prints rows under their headings, a line each: fitted to a terminal, as wide as needed into a pipe.
+    """Prints rows under their headings, one line each: fitted to a terminal, as wide as needed in a pipe.
 
-    Long texts are shortened, in a pipe to CELL_CHARS_MAX; `whole` shows all of them, on a terminal in several lines.
+    Long texts are shortened, in a pipe to CELL_CHARS_MAX; `whole` prints all of them, on a terminal in several lines.
     """
     rows = list(rows)
     if is_terminal():
         from pgworkd.cli.table import terminal_table
 
-        text, left_out = terminal_table(columns, rows, cell, whole=whole) if rows else ("nothing", [])
+        text, left_out = terminal_table(columns, rows, cell, whole=whole) if rows else ("no rows", [])
         out(text)
         if left_out:
-            note(f"too narrow for {', '.join(left_out)}: a wider terminal or --json shows all")
+            note(f"the terminal is too narrow for {', '.join(left_out)}: widen it, or use --json")
         return
     cells = [[cell(value) if whole else shortened(cell(value), CELL_CHARS_MAX) for value in row] for row in rows]
     lines = [[name.upper() for name in columns], *cells]
@@ -97,7 +97,7 @@ def as_json(value: Any) -> None:
 
 
 def parsed(text: str | None) -> Any:
-    """JSON text as values; the text itself where Python cannot read what Postgres stores (a number of 5,000 digits)."""
+    """JSON text as values; the text itself if Python cannot read what Postgres stores (a number of 5,000 digits)."""
     try:
         return None if text is None else json.loads(text)
     except (ValueError, RecursionError):

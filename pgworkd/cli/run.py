@@ -1,4 +1,4 @@
-"""Commands that run something: the daemon, the migration, a Postgres to develop on, the demo."""
+"""The commands run, migrate, grants, dev and demo."""
 
 from __future__ import annotations
 
@@ -15,9 +15,23 @@ from pgworkd.cli.output import note, out
 from pgworkd.errors import DatabaseError, DatabaseUnavailable, PgworkdError, UsageError
 
 Data = Annotated[
-    Path | None, typer.Option("--data", metavar="DIR", help="Keep the data there; without it, it is temporary.")
+    Path | None, typer.Option("--data", metavar="DIR", help="Data directory to keep; default: a temporary one.")
 ]
-Seconds = str | None  # read by the settings, whose errors say what to write instead
+Processes = Annotated[
+    str | None,
+    typer.Option(
+        "--processes", metavar="N", help="Number of daemon processes, for CPU-bound handlers; concurrency is for each."
+    ),
+]
+LeaseS = Annotated[
+    str | None,
+    typer.Option(
+        "--lease-s",
+        metavar="SECONDS",
+        help="Lease duration: jobs of a worker that stops renewing are taken over after this many seconds.",
+    ),
+]
+Seconds = str | None  # parsed by the settings, whose errors say what to write instead
 
 
 def run(
@@ -27,29 +41,25 @@ def run(
     queue: Annotated[
         list[str] | None,
         typer.Option(
-            "--queue", "-q", metavar="NAME[=N]", help="A queue, and how many at once; repeat it. All if none."
+            "--queue", "-q", metavar="NAME[=N]", help="Serve this queue, with concurrency N (repeatable); default: all."
         ),
     ] = None,
-    processes: Annotated[
-        str | None,
-        typer.Option(
-            "--processes", metavar="N", help="Run so many daemons, for CPU-bound handlers; concurrency is per process."
-        ),
-    ] = None,
-    lease_s: Annotated[
-        Seconds, typer.Option("--lease-s", metavar="SECONDS", help="A silent worker keeps its jobs for so long.")
-    ] = None,
+    processes: Processes = None,
+    lease_s: LeaseS = None,
     heartbeat_s: Annotated[
         Seconds,
-        typer.Option("--heartbeat-s", metavar="SECONDS", help="Between renewals; at most a third of the lease."),
+        typer.Option("--heartbeat-s", metavar="SECONDS", help="Time between lease renewals; at most lease / 3."),
     ] = None,
     poll_s: Annotated[
-        Seconds, typer.Option("--poll-s", metavar="SECONDS", help="Between looks at an idle queue.")
+        Seconds, typer.Option("--poll-s", metavar="SECONDS", help="Polling interval of an idle queue.")
     ] = None,
     shutdown_s: Annotated[
-        Seconds, typer.Option("--shutdown-s", metavar="SECONDS", help="Running jobs may finish within this at a stop.")
+        Seconds,
+        typer.Option("--shutdown-s", metavar="SECONDS", help="How long running jobs may take to finish at a stop."),
     ] = None,
-    worker_name: Annotated[str | None, typer.Option("--worker-name", help="How this worker shows up.")] = None,
+    worker_name: Annotated[
+        str | None, typer.Option("--worker-name", help="Name of this worker; default: the host name.")
+    ] = None,
     log_level: Annotated[
         str | None, typer.Option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")
     ] = None,
@@ -57,9 +67,9 @@ def run(
         str | None, typer.Option("--log-format", metavar="FORMAT", help="auto, json or console.")
     ] = None,
 ) -> int:
-    """Run jobs until SIGTERM or SIGINT; a second one stops at once. SIGHUP reloads the settings.
+    """Run jobs until SIGTERM or SIGINT; a second signal stops at once. SIGHUP reloads the settings.
 
-    All settings can also be given as PGWORKD_... or in pgworkd.toml: see pgworkd config show.
+    Settings can also be given as PGWORKD_... in the environment or in pgworkd.toml: see pgworkd config show.
     """
     from pgworkd.cli.serve import serve
 
@@ -81,11 +91,11 @@ def run(
 
 def migrate(
     *,
-    only_print: Annotated[bool, typer.Option("--print", help="Print the schema's SQL and touch nothing.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Run the script also where it has been run.")] = False,
+    only_print: Annotated[bool, typer.Option("--print", help="Print the schema's SQL and change nothing.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Run the script even if the schema is current.")] = False,
     dsn: Dsn = None,
 ) -> None:
-    """Install the schema, or bring it up to this version; does nothing, and locks nothing, where it is."""
+    """Install the schema, or upgrade it to this version; changes and locks nothing if it is current."""
     from pgworkd.database import schema
 
     if only_print:
@@ -108,16 +118,18 @@ def migrate(
 
 def grants(
     *,
-    owner: Annotated[str, typer.Option(metavar="ROLE", help="Owns the schema and migrates it.")] = "pgworkd_owner",
+    owner: Annotated[
+        str, typer.Option(metavar="ROLE", help="Role that owns and migrates the schema.")
+    ] = "pgworkd_owner",
     worker: Annotated[
-        str, typer.Option(metavar="ROLE", help="Runs daemons and operators' commands.")
+        str, typer.Option(metavar="ROLE", help="Role for daemons and operators' commands.")
     ] = "pgworkd_worker",
-    enqueuer: Annotated[str, typer.Option(metavar="ROLE", help="Inserts jobs.")] = "pgworkd_enqueuer",
-    reader: Annotated[str, typer.Option(metavar="ROLE", help="Reads everything.")] = "pgworkd_reader",
+    enqueuer: Annotated[str, typer.Option(metavar="ROLE", help="Role that inserts jobs.")] = "pgworkd_enqueuer",
+    reader: Annotated[str, typer.Option(metavar="ROLE", help="Role that may read everything.")] = "pgworkd_reader",
 ) -> None:
-    """Print the SQL that makes four roles with the least rights each needs; touches nothing.
+    """Print the SQL that creates four roles, each with the least privileges it needs; changes nothing.
 
-    For a superuser, after migrate, and again after each upgrade: pgworkd grants | psql -v ON_ERROR_STOP=1
+    Run it as superuser after migrate, and again after each upgrade: pgworkd grants | psql -v ON_ERROR_STOP=1
     """
     from pgworkd.database import grants as sql
 
@@ -126,7 +138,7 @@ def grants(
 
 
 def dev(*, data: Data = None) -> None:
-    """Run a Postgres to develop on, with the schema installed, until SIGINT or SIGTERM."""
+    """Run an embedded Postgres for development, with the schema installed, until SIGINT or SIGTERM."""
     import anyio
 
     from pgworkd.database import schema
@@ -144,7 +156,7 @@ def dev(*, data: Data = None) -> None:
         out(f"export PGWORKD_DSN='{server.dsn()}'")
         while server.pid is not None:
             time.sleep(0.5)
-        raise PgworkdError("Postgres has ended by itself" + ("" if data is None else f": see {data}/server.log"))
+        raise PgworkdError("Postgres ended unexpectedly" + ("" if data is None else f": see {data}/server.log"))
     finally:
         stop_signals.ignore()
         server.stop()
@@ -153,14 +165,14 @@ def dev(*, data: Data = None) -> None:
 def demo(
     *,
     seconds: Annotated[
-        float | None, typer.Option("--seconds", metavar="N", help="How long it goes on; until Ctrl-C if not given.")
+        float | None, typer.Option("--seconds", metavar="N", help="Duration in seconds; default: until Ctrl-C.")
     ] = None,
     data: Data = None,
     path: Annotated[
-        Path | None, typer.Option("--path", metavar="DIR", help="The files to work on; by default our own.")
+        Path | None, typer.Option("--path", metavar="DIR", help="Files to process; default: those of pgworkd itself.")
     ] = None,
 ) -> int:
-    """Watch real work being done on your files, on an embedded Postgres."""
+    """Show a daemon processing your files, on an embedded Postgres."""
     try:
         scene = importlib.import_module("pgworkd.demo.demo")
     except ModuleNotFoundError as error:
@@ -169,6 +181,6 @@ def demo(
 
 
 def _in_one_line(error: Exception) -> PgworkdError:
-    """The reason and, of a server's log, its last lines."""
+    """The reason and the last lines of the server's log."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     return PgworkdError(" | ".join([lines[0], *lines[1:][-3:]]))

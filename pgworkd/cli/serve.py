@@ -1,9 +1,8 @@
-"""The daemon as a process, or a supervisor of several: settings and app, log, signals, exit code."""
+"""Running a daemon, or a supervisor of several, as a process: settings and app, log, signals, exit code."""
 
 from __future__ import annotations
 
 import contextlib
-import difflib
 import gc
 import math
 import os
@@ -32,9 +31,10 @@ from pgworkd.fleet.supervisor import SUPERVISED, Introduction, Supervisor
 from pgworkd.settings.config import Settings, load
 from pgworkd.words import log
 from pgworkd.words.events import Events, Listener
+from pgworkd.words.validation import closest
 
 RELOADED = ("log_level", "log_format", "queues")
-"""What a running daemon takes over; the rest waits for its restart."""
+"""The settings that a reload applies to a running daemon; others need a restart."""
 STUCK_S = 5.0
 """How much longer than its own limits a stop may take before the process is ended."""
 GC_DEFAULTS = ((700, 10, 10), (2000, 10, 10), (2000, 10, 0))  # of Python 3.11 and 3.12, 3.13, 3.14
@@ -44,7 +44,7 @@ THREADS_S = 0.5
 
 
 def serve(flags: Mapping[str, object]) -> int:
-    """Runs the daemons that flags and settings describe; the exit code. Raises PgworkdError when it cannot."""
+    """Runs the daemon, or daemons, with these flags and the settings; the exit code. Raises PgworkdError."""
     settings = load(**flags)
     is_child = _follow_parent(_stop_s(options(settings)) + 2 * STUCK_S)
     if settings.app is None:
@@ -61,7 +61,7 @@ def serve(flags: Mapping[str, object]) -> int:
 
 
 class _Service:
-    """One daemon, or the supervisor of several, under its signals."""
+    """One daemon, or the supervisor of several, with its signal handling."""
 
     def __init__(
         self, settings: Settings, flags: Mapping[str, object], notes: Sequence[str] = (), *, is_child: bool = False
@@ -76,13 +76,13 @@ class _Service:
         self._log_with(settings)
 
     async def run(self, app: App) -> int:
-        """The daemon's exit code. Raises what it raises."""
+        """Runs it; the exit code. Raises the daemon's errors."""
         self._app = app
         daemon = self._supervisor(app) if self._settings.processes > 1 else self._daemon(app)
-        for line in self._notes:  # not beside the error of what cannot start: that is the one line to read
+        for line in self._notes:  # only now: if the start fails, its error shall be the only line
             _logger().warning("settings.note", note=line)
         code, problem = 1, None
-        # Before the first await: a stop that comes while we wait for the database must be heard.
+        # Before the first await: a stop signal must be handled while the daemon waits for the database.
         with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
             if stop_signals.asked():
                 daemon.request_stop()
@@ -91,7 +91,7 @@ class _Service:
                 try:
                     code = await daemon.run()
                 except PgworkdError as error:
-                    problem = error  # kept out of the task group, which would wrap it
+                    problem = error  # raised below: the task group would wrap it
                 tasks.cancel_scope.cancel()
         if problem is not None:
             raise problem
@@ -105,11 +105,11 @@ class _Service:
         return daemon
 
     def _supervisor(self, app: App) -> Supervisor:
-        app.slots(self._settings.queues or None)  # what no daemon would accept is said once, before there are any
+        app.slots(self._settings.queues or None)  # invalid settings are reported once, before any daemon starts
         return Supervisor(options(self._settings), self._settings.processes)
 
     async def _obey(self, signals: AsyncIterator[signal.Signals], daemon: Daemon | Supervisor) -> None:
-        """First stop signal: gracefully; second: at once; third, or a stop that takes too long: the process ends."""
+        """Stops gracefully at the first signal, at once at the second; ends the process at the third, or if stuck."""
         requests, patience = int(stop_signals.asked()), math.inf
         while True:
             with anyio.CancelScope(deadline=patience):
@@ -123,11 +123,11 @@ class _Service:
                     daemon.request_stop(now=requests == 2)
                     patience = anyio.current_time() + _stop_s(daemon.options, now=requests == 2) + STUCK_S
                     if isinstance(daemon, Supervisor):
-                        patience += STUCK_S  # its daemons have the same patience, and know better what hangs
+                        patience += STUCK_S  # its daemons have the same limit, and report better what is stuck
                     continue
             if isinstance(daemon, Supervisor):
                 daemon.send(signal.SIGKILL)
-            end_process("the stop was asked for a third time" if requests > 2 else "the stop takes too long")
+            end_process("a third stop signal was received" if requests > 2 else "the stop takes too long")
 
     def _reload(self, daemon: Daemon | Supervisor) -> None:
         try:
@@ -142,13 +142,13 @@ class _Service:
         if applied:
             self._settings = now.model_copy(update=applied)
             self._log_with(self._settings)
-        if "queues" in applied and isinstance(daemon, Daemon):  # those under a supervisor do so themselves
+        if "queues" in applied and isinstance(daemon, Daemon):  # a supervisor's daemons reload on their own
             daemon.serve(fresh.queues or None)
         waiting = [name for name in changed if name not in applied]
         _logger().info("settings.reloaded", applied=applied, after_restart=waiting)
 
     def _log_with(self, settings: Settings) -> None:
-        # A supervisor is no worker; its daemons are, and each has a name of its own.
+        # A supervisor is not a worker; its daemons are, each with its own name.
         log.configure(settings.log_level, settings.log_format, settings.worker_name if settings.processes == 1 else "")
         fresh = log.listener(settings.log_level)
         if self._events is not None:
@@ -158,7 +158,7 @@ class _Service:
 
 
 def options(settings: Settings) -> Options:
-    """What the daemon needs of the settings."""
+    """The daemon's options from the settings."""
     return Options(
         ConnectionOptions(settings.dsn_required(), settings.connect_timeout_s, settings.command_timeout_s),
         worker_name=settings.worker_name,
@@ -174,12 +174,12 @@ def options(settings: Settings) -> Options:
 
 
 def _stop_s(options: Options, *, now: bool = False) -> float:
-    """How long a stop may take by the daemon's own limits."""
+    """How long a stop may take, in seconds, by the daemon's own limits."""
     return (0.0 if now else options.shutdown_s) + options.cancel_grace_s + FLUSH_GRACE_S
 
 
 def _stop_notes(settings: Settings) -> list[str]:
-    """A warning where a container's stop is shorter than ours, unless shutdown_s was chosen: that we cannot see."""
+    """A warning in a container whose default stop timeout is shorter, unless shutdown_s is set explicitly."""
     if settings.origin("shutdown_s") != "default":
         return []
     took_s, shutdown_s = _stop_s(options(settings)), settings.shutdown_s
@@ -189,33 +189,33 @@ def _stop_notes(settings: Settings) -> list[str]:
         killed, remedy = "docker stop kills after 10 s", f"pass --stop-timeout {took_s + STUCK_S:.0f} to docker run"
     else:
         return []
-    finding = f"a stop may take {took_s:.0f} s (shutdown_s is {shutdown_s:g}), and {killed} unless told otherwise"
-    return [f"{finding}: {remedy}, or set shutdown_s, which also says that they fit"]
+    finding = f"a stop may take {took_s:.0f} s (shutdown_s is {shutdown_s:g}), but by default {killed}"
+    return [f"{finding}: {remedy}, or set shutdown_s, which also silences this warning"]
 
 
 def _check_queues(settings: Settings, app: App) -> None:
     known = app.queues()
     for queue in settings.queues if known else ():
         if queue not in known:
-            close = difflib.get_close_matches(queue, known, 1, 0.6)
-            hint = f": did you mean {close[0]!r}?" if close else f"; the app knows: {', '.join(sorted(known))}"
+            found = closest(queue, known)
+            hint = f": did you mean {found!r}?" if found else f"; the app has: {', '.join(sorted(known))}"
             raise UsageError(f"queues ({settings.origin('queues')}): no handler serves queue {queue!r}{hint}")
 
 
 def _follow_parent(limit_s: float) -> bool:
-    """True in a process that a supervisor has started: it stops when that is gone, within `limit_s` at the latest."""
+    """True in a process started by a supervisor, which stops when the supervisor is gone, within `limit_s` seconds."""
     if os.environ.pop(SUPERVISED, None) is None:
         return False
     liveness_pipe.hold()
-    line, nothing = os.dup(0), os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)  # handlers, and what they start, must not wait for input here
+    pipe, nothing = os.dup(0), os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)  # handlers, and their children, must not wait for input here
     os.close(nothing)
-    threading.Thread(target=_follow, args=(line, limit_s), name="pgworkd parent", daemon=True).start()
+    threading.Thread(target=_follow, args=(pipe, limit_s), name="pgworkd parent", daemon=True).start()
     return True
 
 
-def _follow(line: int, limit_s: float) -> None:
-    os.read(line, 1)  # nothing is ever written: this is the end of the pipe
+def _follow(pipe: int, limit_s: float) -> None:
+    os.read(pipe, 1)  # nothing is ever written: it returns at the end of the pipe
     with contextlib.suppress(OSError):
         os.write(2, b"pgworkd: the supervisor is gone; stopping\n")
     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
@@ -224,7 +224,7 @@ def _follow(line: int, limit_s: float) -> None:
 
 
 def _left(code: int) -> int:
-    """The exit code; or ends the process here, when handlers in threads would keep it from ending."""
+    """The exit code; ends the process here if handlers in threads would keep it alive."""
     deadline = time.monotonic() + THREADS_S
     for thread in threading.enumerate():
         if thread is not threading.current_thread() and not thread.daemon:
@@ -237,9 +237,9 @@ def _left(code: int) -> int:
 
 
 def _spare_collector() -> None:
-    """What is loaded by now stays: the garbage collector need not look at it, nor so often as at each 700 new objects.
+    """Excludes the objects loaded so far from garbage collection, and collects less often than every 700 new objects.
 
-    Worth a fifth of the CPU time at full speed. An app that has set its own thresholds keeps them.
+    Saves a fifth of the CPU time at full speed. An app that has set its own thresholds keeps them.
     """
     if gc.get_threshold() in GC_DEFAULTS:
         gc.collect()

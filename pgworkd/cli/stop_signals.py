@@ -1,6 +1,6 @@
-"""SIGTERM and SIGINT that come before anyone is ready for them: a service told to stop while it starts has not failed.
+"""SIGTERM and SIGINT during the start: a service that is stopped while it starts must exit with 0.
 
-Kept free of imports, because these handlers must stand before the slow ones begin.
+Free of imports, because these handlers must be installed before the slow imports begin.
 """
 
 from __future__ import annotations
@@ -13,33 +13,33 @@ _state = {"asked": False, "raises": True}
 
 
 class StopAsked(BaseException):
-    """The process was asked to stop; no Exception, so that nothing on the way takes it for a failure."""
+    """The process was asked to stop. Not an Exception, so that no handler on the way mistakes it for a failure."""
 
 
 def stand_by() -> None:
     """From now on a stop signal raises StopAsked in the main thread, and SIGHUP, which would kill, does nothing."""
     for number in _STOPS:
-        signal.signal(number, _heard)
+        signal.signal(number, _received)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 
 def hold() -> None:
-    """From now on a stop signal is only remembered, for `asked`, until someone else handles it."""
+    """From now on a stop signal is only recorded, for `asked`, until other handlers are installed."""
     _state["raises"] = False
 
 
 def asked() -> bool:
-    """True if a stop signal has come."""
+    """True if a stop signal has been received."""
     return _state["asked"]
 
 
 def ignore() -> None:
-    """From now on nothing interrupts what is left to do."""
+    """From now on stop signals are ignored: they would only interrupt the exit."""
     for number in _STOPS:
         signal.signal(number, signal.SIG_IGN)
 
 
-def _heard(*_: Any) -> None:
+def _received(*_: Any) -> None:
     _state["asked"] = True
     if _state["raises"]:
         raise StopAsked

@@ -1,4 +1,4 @@
-"""A table that fits a terminal: texts are shortened, and columns left out where even that is not enough."""
+"""A table that fits a terminal: texts are shortened, and columns omitted if that is not enough."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 TEXT_CHARS_MIN = 12
-"""No text is cut shorter than that as long as there is a column that could be left out."""
+"""Texts are not cut shorter than this while there is a column that can be omitted."""
 TEXT_CHARS_FAIR = 32
-"""A column that tells nothing goes before texts become shorter than that."""
+"""Empty columns are omitted before texts are cut shorter than this."""
 GAP = 2
 
 
@@ -22,18 +22,18 @@ class _Column(NamedTuple):
     cells: list[str]
     width: int
     least: int
-    """It may become as narrow as that."""
+    """Its minimum width."""
     numeric: bool
     empty: bool
-    """Says nothing, 0 or no in every row."""
+    """None, 0 or False in every row."""
 
 
 def terminal_table(
     columns: Sequence[str], rows: Sequence[Sequence[object]], cell: Callable[[object], str], *, whole: bool = False
 ) -> tuple[str, list[str]]:
-    """The table as text, and the columns that had something to tell and no room.
+    """The table as text, and the names of the columns that were omitted although they are not empty.
 
-    `whole`: texts go on in the next line instead of being cut. The first and the last column always stay.
+    `whole`: texts are wrapped instead of cut. The first and the last column are never omitted.
     """
     console = Console()
     found = [_column(name, [row[index] for row in rows], cell) for index, name in enumerate(columns)]
@@ -62,24 +62,24 @@ def _column(name: str, values: Sequence[object], cell: Callable[[object], str]) 
     return _Column(name, texts, width, least, numeric, not any(values))
 
 
-def _kept(columns: list[_Column], room: int) -> list[_Column]:
-    """Those that go into `room`: the ones that tell nothing are left out first, the rightmost before the others."""
+def _kept(columns: list[_Column], most: int) -> list[_Column]:
+    """The columns that fit into `most` characters: empty ones are omitted first, from the right."""
     kept = list(columns)
     for fair, droppable in ((TEXT_CHARS_FAIR, True), (0, False)):
         for column in reversed(columns[1:-1]):
-            if sum(max(c.least, min(c.width, fair)) + GAP for c in kept) - GAP <= room:
+            if sum(max(c.least, min(c.width, fair)) + GAP for c in kept) - GAP <= most:
                 break
             if column in kept and (column.empty or not droppable):
                 kept.remove(column)
     return kept
 
 
-def _widths(columns: Sequence[_Column], room: int) -> list[int]:
-    """How wide each is: the widest texts give way first."""
-    widths = [min(column.width, max(room, 1)) for column in columns]
+def _widths(columns: Sequence[_Column], most: int) -> list[int]:
+    """The width of each: the widest texts are cut first."""
+    widths = [min(column.width, max(most, 1)) for column in columns]
     least = [column.least for column in columns]
-    for floor in (least, [*least[:-1], 1]):  # the last one gives what is left
-        while sum(widths) + GAP * (len(widths) - 1) > room:
+    for floor in (least, [*least[:-1], 1]):  # as a last resort the last column is cut below its minimum
+        while sum(widths) + GAP * (len(widths) - 1) > most:
             spare = [(width, index) for index, width in enumerate(widths) if width > floor[index]]
             if not spare:
                 break

@@ -1,11 +1,15 @@
-"""What application code calls, on the connection it has, in the transaction it is in; see `enqueueing`.
+"""The API for application code, on the application's own connection, in its own transaction.
 
-`Results`, which waits for what jobs return and needs connections of its own, is `pgworkd.results`.
+enqueueing   enqueue, enqueue_many              new_job      NewJob: a job's fields and their validation
+batches      batch, Batch: trees of jobs        workflow     Workflow: jobs that depend on each other
+results      Results (as `pgworkd.results`): waits for what jobs return, on connections of its own
+connections  asyncpg, psycopg, SQLAlchemy, Django: runs `statements` on any of them
 """
 
 from __future__ import annotations
 
-from pgworkd.client.batches import Batch, Progress, batch
+from pgworkd.client.batch_types import Progress
+from pgworkd.client.batches import Batch, batch
 from pgworkd.client.enqueueing import Enqueued, OnDuplicate, enqueue, enqueue_many
 from pgworkd.client.new_job import NewJob, OnFailedDependency
 from pgworkd.client.workflow import Workflow

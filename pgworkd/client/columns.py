@@ -1,8 +1,8 @@
 """Many jobs as the columns of an INSERT: what they have in common is checked once, the rest column by column.
 
-Walking job by job and field by field costs more than Postgres needs to store them. So the jobs of a statement are taken
-apart into columns, in C: a column that is the same for all becomes one value, which is what most columns are. Whatever
-is unusual goes the long way, row by row, which also finds out which job is wrong, and in what.
+Checking job by job and field by field costs more than Postgres needs to store them. So the jobs of a statement are
+split into columns, in C; a column that is the same for all jobs, as most are, becomes one value. Anything unusual is
+checked row by row instead, which also finds which job is invalid, and why.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from typing import Any, NamedTuple, TypeVar
 from uuid import UUID, SafeUUID
 
 from pgworkd.client.new_job import (
+    FIELDS,
     KEY_CHARS_MAX,
-    KEYED_JOB_FIELDS,
     NAME_CHARS_MAX,
+    PAYLOAD,
     PRIORITY_MAX,
     NewJob,
     Waits,
@@ -31,19 +32,14 @@ from pgworkd.words.payload import encode, encode_plain
 
 STATEMENT_ROWS, STATEMENT_CHARS = 5_000, 8 * 1024 * 1024  # more is no faster, but costs the server memory
 _STEP_ROWS = 100
-"""Jobs drawn and encoded at once: then others on the event loop have their turn, and large payloads are noticed."""
-_PAYLOAD = 2
-_FIELDS = (
-    *("queue", "kind", "payload", "priority", "run_at", "delay", "expires_at", "max_attempts", "timeout_s"),
-    *("dedupe_key", "meta", "serialize_key", "limit_key", "on_retry", "dedupe_until", "dedupe_for"),
-)
-"""Of a NewJob, in the order of its row."""
+"""Jobs drawn and encoded between two yields to the event loop; also how soon large payloads are noticed."""
+_NAMES = tuple(field.name for field in FIELDS)
 _TEXTS = {
     **dict.fromkeys(("queue", "kind"), NAME_CHARS_MAX),
     **dict.fromkeys(("dedupe_key", "serialize_key", "limit_key"), KEY_CHARS_MAX),
 }
 Item = TypeVar("Item")
-_taken_apart = attrgetter(*_FIELDS)
+_taken_apart = attrgetter(*_NAMES)
 
 
 class _Drawn(NamedTuple):
@@ -55,7 +51,7 @@ class _Drawn(NamedTuple):
 
 
 class Columns(NamedTuple):
-    """The jobs of one statement: for each field but the payload a list, or none and the value that all have."""
+    """The jobs of one statement: for each field except the payload a list, or an empty one and the common value."""
 
     ids: range
     payloads: Sequence[str]
@@ -64,13 +60,13 @@ class Columns(NamedTuple):
 
     @property
     def values(self) -> list[Any]:
-        """As the statement takes them."""
+        """The statement's parameters."""
         ids = "\n".join([f"{i:032x}" for i in self.ids])
         return [*self.alike, ids, "\n".join(self.payloads), *self.varying]  # compact JSON holds no line break
 
 
 def parts(items: Iterable[Item], chars: Callable[[Item], int]) -> list[list[Item]]:
-    """The items, in lists that are each fit for one statement."""
+    """The items in lists, each small enough for one statement."""
     lists, sum_chars = list[list[Item]](), 0
     for item in items:
         size = chars(item)
@@ -82,25 +78,20 @@ def parts(items: Iterable[Item], chars: Callable[[Item], int]) -> list[list[Item
     return lists
 
 
-def with_keys(row: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The row with KEYED_JOB_FIELDS fields."""
-    return row + (None,) * (KEYED_JOB_FIELDS - len(row))
-
-
-def of_rows(ids: range, rows: Sequence[tuple[Any, ...]]) -> Columns:
+def of_rows(ids: range, rows: Sequence[Sequence[Any]]) -> Columns:
     """Rows of `new_job` as columns."""
-    columns = list(zip(*map(with_keys, rows), strict=True))
-    payloads = columns.pop(_PAYLOAD)
+    columns = list(zip(*rows, strict=True))
+    payloads = columns.pop(PAYLOAD)
     same = [column.count(column[0]) == len(column) for column in columns]
     alike = [column[0] if one else None for column, one in zip(columns, same, strict=True)]
     return Columns(ids, payloads, alike, [[] if one else list(col) for col, one in zip(columns, same, strict=True)])
 
 
 def _of_jobs(ids: range, jobs: Sequence[NewJob], payloads: Sequence[str]) -> Columns | None:
-    """The jobs as columns, if they differ only in what is quickly checked for all at once; UsageError: one is wrong."""
-    first = with_keys(row(jobs[0], payload=payloads[0]))
+    """The jobs as columns; None if they differ in a field that has to be checked one by one."""
+    first = row(jobs[0], payload=payloads[0])
     alike, varying = list[Any](), list[Sequence[Any]]()
-    for name, column, value in zip(_FIELDS, zip(*map(_taken_apart, jobs), strict=True), first, strict=True):
+    for name, column, value in zip(_NAMES, zip(*map(_taken_apart, jobs), strict=True), first, strict=True):
         if name == "payload":
             continue
         if len(set(map(id, column))) == 1:  # equal would not be enough: True is 1, and one hour is in two folds
@@ -121,7 +112,7 @@ def _of_jobs(ids: range, jobs: Sequence[NewJob], payloads: Sequence[str]) -> Col
 
 
 def _are_texts(column: Sequence[Any], chars_max: int) -> bool:
-    """Whether all are text, none is missing, and each can be stored: what the first is checked for holds for all."""
+    """Whether every value is text that can be stored: then checking the first one is enough."""
     if set(map(type, column)) != {str}:
         return False
     lengths = set(map(len, column))
@@ -129,22 +120,22 @@ def _are_texts(column: Sequence[Any], chars_max: int) -> bool:
 
 
 class ManyJobs:
-    """The jobs of one call, drawn as they are needed, a statement's worth at a time."""
+    """The jobs of one call, drawn when they are needed, as many as one statement takes at a time."""
 
     def __init__(self, jobs: Iterable[NewJob | Mapping[str, Any]]) -> None:
         self.ids: list[UUID] = []
         self.waiting: list[Waits] = []
-        self.waiting_ids: dict[int, int] = {}  # by the numbers of those that wait
+        self.waiting_ids: dict[int, int] = {}  # by the numbers of the jobs with dependencies
         self._jobs = iter(jobs)
-        self._left: list[_Drawn] = []  # too much for the statement before
+        self._left: list[_Drawn] = []  # drawn, but too large for the previous statement
 
     def __bool__(self) -> bool:
-        """Whether there are more."""
+        """Whether there are more jobs."""
         self._left = self._left or self._draw([], 1)
         return bool(self._left)
 
     def columns(self) -> Generator[None, None, Columns]:
-        """The next statement's jobs, of which there are some; it yields now and then, for others to have their turn."""
+        """The jobs of the next statement (there must be some); yields in between, so that other tasks can run."""
         part = list[_Drawn]()
         chars = 0
         while more := self._left or self._draw(part, min(_STEP_ROWS, STATEMENT_ROWS - len(part))):
@@ -177,7 +168,7 @@ class ManyJobs:
         return found
 
     def _draw(self, part: Sequence[_Drawn], count: int) -> list[_Drawn]:
-        """The next ones with their payloads encoded, at most so many; UsageError names the first that is wrong."""
+        """The next jobs, at most `count`, with their payloads encoded; UsageError names the first invalid one."""
         raw = list(islice(self._jobs, count))
         try:
             jobs = [job if type(job) is NewJob else new_job(job, "a job") for job in raw]
@@ -192,7 +183,7 @@ class ManyJobs:
             raise
 
     def _name(self, jobs: Iterable[NewJob | Mapping[str, Any]]) -> None:
-        """UsageError for the first of the jobs that is wrong, as "jobs[17].queue"."""
+        """Raises UsageError for the first invalid job, named as in "jobs[17].queue"."""
         for number, job in enumerate(jobs, len(self.ids)):
             known = new_job(job, f"jobs[{number}]")
             row(known, f"jobs[{number}].")
@@ -201,7 +192,7 @@ class ManyJobs:
 
 
 def uuids(ids: range) -> list[UUID]:
-    """The numbers as UUIDs. As UUID(int=...) makes them, at a tenth of its cost: it has much to check."""
+    """The numbers as UUIDs, as UUID(int=...) makes them, at a tenth of its cost, most of which is checks."""
     made = [object.__new__(UUID) for _ in ids]
     for name, values in (("int", ids), ("is_safe", repeat(SafeUUID.unknown))):
         deque(map(getattr(UUID, name).__set__, made, values), 0)

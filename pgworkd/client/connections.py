@@ -1,6 +1,6 @@
-"""Running the client's statements on whatever connection the caller has: asyncpg, psycopg, SQLAlchemy, Django.
+"""Running the client's statements on the caller's connection, of whatever driver: asyncpg, psycopg, SQLAlchemy, Django.
 
-No driver is imported: who holds a connection has done that.
+No driver is imported: a caller that has a connection has imported it.
 """
 
 from __future__ import annotations
@@ -11,48 +11,71 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterat
 from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from functools import cache, partial
 from itertools import accumulate, chain
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import anyio
 import anyio.lowlevel
 
-from pgworkd.client.columns import Columns, ManyJobs, of_rows, parts, with_keys
-from pgworkd.client.new_job import Waits
+from pgworkd.client.columns import Columns, ManyJobs, of_rows, parts
+from pgworkd.client.new_job import META, PAYLOAD, Waits
 from pgworkd.client.statements import DEPEND, ENQUEUE, INSERT, INSERT_ONE, Statement
 from pgworkd.errors import UsageError
 
 _ROLLBACK_S = 5.0
 
 
+class SyncConnection(Protocol):
+    """What every sync connection has and no async one."""
+
+    def commit(self) -> None:
+        """Commits."""
+
+
+class AsyncConnection(Protocol):
+    """What the async connections of psycopg and SQLAlchemy have."""
+
+    def commit(self) -> Coroutine[Any, Any, None]:
+        """Commits."""
+
+
+class AsyncpgConnection(Protocol):
+    """What only asyncpg's connections and pools have."""
+
+    def fetchval(self, query: str, /, *args: Any) -> Coroutine[Any, Any, Any]:
+        """Returns one value."""
+
+
+AnyAsyncConnection: TypeAlias = AsyncConnection | AsyncpgConnection
+
 Step: TypeAlias = Callable[[], tuple[Statement, Sequence[Any]]]
-"""A statement to run with its parameters, which are made when its turn has come."""
+"""A statement to run with its parameters, which are made right before it runs."""
 
 
 Steps: TypeAlias = list[Step] | Iterator[Step | None]
-"""To be run all or none: a list; or several, each of which is made when it is drawn (None: not yet, draw again)."""
+"""Statements to run all or none: a list; or an iterator that makes each when drawn (None: not ready, draw again)."""
 
 AFTER_MAX = 10_000
 """Dependencies in one call of depend()."""
 
 
-def inserts(ids: range, rows: Sequence[tuple[Any, ...]]) -> list[Step]:
-    """The statements that store these rows of `new_job` under these ids; without rows, none."""
-    lists = parts(rows, lambda row: len(row[2]) + len(row[10] or ""))
+def inserts(ids: range, rows: Sequence[Sequence[Any]]) -> list[Step]:
+    """The statements that insert these rows of `new_job` under these ids; an empty list without rows."""
+    lists = parts(rows, lambda row: len(row[PAYLOAD]) + len(row[META] or ""))
     ends = accumulate(map(len, lists))
     return [partial(_insert, of_rows(ids[end - len(part) : end], part)) for end, part in zip(ends, lists, strict=True)]
 
 
 def inserts_many(many: ManyJobs) -> Steps:
-    """The same for jobs that are drawn as it goes on: a list, if one statement is enough for all of them."""
+    """The same for jobs that are drawn while inserting: a list, if one statement is enough for all of them."""
     if not many:
         return []
-    steps = _going_on(many)
+    steps = _further(many)
     while (first := next(steps)) is None:
         pass
     return chain([first], steps) if many else [first, *filter(None, steps)]
 
 
-def _going_on(many: ManyJobs) -> Iterator[Step | None]:
+def _further(many: ManyJobs) -> Iterator[Step | None]:
     while many:
         columns = yield from many.columns()
         yield partial(_insert, columns)
@@ -60,7 +83,7 @@ def _going_on(many: ManyJobs) -> Iterator[Step | None]:
 
 
 def depends(ids: Sequence[int] | Mapping[int, int], waits: Iterable[Waits]) -> list[Step]:
-    """The statements that let those of the new jobs wait for others."""
+    """The statements that store the dependencies of the new jobs."""
     edges = (
         (f"{ids[number]:032x}", "{" + ",".join(map(str, after[at : at + AFTER_MAX])) + "}", rule)
         for number, after, rule in waits
@@ -74,7 +97,7 @@ def _depend(part: Sequence[tuple[str, str, str]]) -> tuple[Statement, Sequence[A
 
 
 def answered(found: Any, answer: Callable[[list[Any]], Any]) -> Any:
-    """What `answer` makes of the rows that a way has found, or of those that are to be awaited."""
+    """`answer` applied to the rows that a way returned; a coroutine of that if the way is async."""
     return answer(found) if isinstance(found, list) else _answered_async(found, answer)
 
 
@@ -82,15 +105,18 @@ async def _answered_async(found: Coroutine[Any, Any, list[Any]], answer: Callabl
     return answer(await found)
 
 
-def enqueues(row: tuple[Any, ...], on_duplicate: str) -> list[Step]:
-    """The statement that stores this row or does with the holder of its key what is said: (id, created, changed)."""
-    return [lambda: (ENQUEUE, [*with_keys(row), on_duplicate])]
+def enqueues(row: Sequence[Any], on_duplicate: str) -> list[Step]:
+    """The statement that inserts this row, or applies `on_duplicate` to the job that has its key.
+
+    It returns one row: (id, created, changed).
+    """
+    return [lambda: (ENQUEUE, [*row, on_duplicate])]
 
 
 def way(conn: object) -> Callable[[Any, Steps], Any]:
-    """How to run steps on a connection of this type, all or none: the rows of the last, to be awaited if it is async.
+    """The function that runs steps on a connection of this type, all or none, and returns the rows of the last.
 
-    UsageError for a type that we do not know.
+    To be awaited if the connection is async. UsageError for an unsupported type.
     """
     for cls in type(conn).__mro__:
         if found := _WAYS.get(f"{cls.__module__.partition('.')[0]}.{cls.__name__}"):
@@ -116,12 +142,12 @@ def _run(driver: Any, conn: Any, steps: Steps) -> list[Any]:
 
 
 def _is_busy(conn: Any) -> bool:
-    """Whether someone holds the connection's lock, such as psycopg's Cursor.stream() for as long as it is read."""
+    """Whether the connection's lock is taken, as by psycopg's Cursor.stream() for as long as it is read."""
     return bool(getattr(getattr(conn, "lock", None), "locked", bool)())
 
 
 def _freed(conn: Any, steps: Iterable[Step | None]) -> Iterator[Step | None]:
-    """The steps; all are made first where they are made of what is read from this connection: it would wait for us."""
+    """The steps; all are made first if they read from this very connection, which would deadlock with the inserts."""
     rest = iter(steps)
     for step in rest:
         yield from [step, *rest] if _is_busy(conn) else [step]
@@ -139,13 +165,13 @@ async def _run_async(driver: Any, conn: Any, steps: Steps) -> list[Any]:
             else:
                 await _overlapping(run, steps)
     except asyncio.CancelledError as error:
-        error.add_note("pgworkd was cancelled in a statement: unless in your transaction, it may have taken effect")
+        error.add_note("pgworkd was cancelled in a statement: outside your transaction it may have taken effect")
         raise
     return rows
 
 
 async def _overlapping(run: Callable[..., Any], steps: Iterator[Step | None]) -> None:
-    """Runs the steps one after the other, and makes each while the one before runs."""
+    """Runs the steps one after the other, and makes each while the previous one runs."""
     errors = list[BaseException]()
 
     async def ran(statement: Statement, values: Sequence[Any]) -> None:
@@ -158,27 +184,27 @@ async def _overlapping(run: Callable[..., Any], steps: Iterator[Step | None]) ->
     while step is not None and not errors:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(ran, *step())
-            await anyio.lowlevel.checkpoint()  # for it to be sent
+            await anyio.lowlevel.checkpoint()  # lets it be sent
             step, error = await _next(steps)
     for failed in [*errors, *filter(None, [error])]:
         raise failed
 
 
 async def _next(steps: Iterator[Step | None]) -> tuple[Step | None, Exception | None]:
-    """The next one; or what is wrong with it, which is no reason to cut off the statement that runs."""
+    """The next step, or the error in making it, which must not cut off the statement that is running."""
     try:
         for step in steps:
             if step is not None:
                 return step, None
             await anyio.lowlevel.checkpoint()
-    except Exception as error:  # noqa: BLE001 - of the caller's jobs, or of what they come from
+    except Exception as error:  # noqa: BLE001 - of the caller's jobs, or of the caller's iterator
         return None, error
     return None, None
 
 
 @asynccontextmanager
 async def _whole(block: Any) -> AsyncIterator[None]:
-    """The block, rolled back also when cancelled by anyio: that cancels each await, the one of ROLLBACK, too."""
+    """The block, rolled back also when cancelled by anyio, which cancels every await, also that of ROLLBACK."""
     await block.__aenter__()
     try:
         yield
@@ -189,8 +215,8 @@ async def _whole(block: Any) -> AsyncIterator[None]:
     await block.__aexit__(None, None, None)
 
 
-# The drivers. Each answers with a function that runs a statement, and with one that opens a block around several,
-# which undoes them also when cancelled between them.
+# The drivers. Each returns a function that runs a statement, and one that opens a block around several statements,
+# which rolls them back also when cancelled between them.
 
 
 async def _asyncpg(conn: Any, _: int) -> Any:
@@ -205,7 +231,7 @@ async def _asyncpg_pool(pool: Any, steps: Steps) -> list[Any]:
 
 
 def _refuse_foreign_loop(conn: Any) -> None:
-    """asyncpg would send the statement, and only then find that it cannot wait for the answer here."""
+    """UsageError. asyncpg would send the statement before it notices that it cannot await the answer in this loop."""
     if getattr(conn, "_loop", None) not in (None, asyncio.get_running_loop()):
         raise UsageError("this connection was opened in another event loop: open one in each thread and process")
 
@@ -241,7 +267,7 @@ def _out_of_autocommit(conn: Any, dbapi: Any) -> Iterator[None]:
         yield
         dbapi.commit()
     finally:
-        with suppress(Exception):  # a lost connection: what is raised already says so
+        with suppress(Exception):  # a lost connection: the error being raised says so
             dbapi.rollback()  # after a commit there is nothing to roll back
             set_level("AUTOCOMMIT")
 
@@ -253,7 +279,7 @@ def _sqlalchemy_text(sql: str) -> Any:
 
 def _sqlalchemy(conn: Any, _: int) -> Any:
     def run(statement: Statement, values: Sequence[Any]) -> Any:
-        # Streams are off: a cursor takes no INSERT.
+        # No streaming: DECLARE CURSOR takes no INSERT.
         named = {f"p{i}": value for i, value in enumerate(values, 1)}
         return conn.execute(_sqlalchemy_text(statement.named), named, execution_options={"stream_results": False}).all()
 
@@ -271,7 +297,7 @@ async def _sqlalchemy_async(conn: Any, steps: Steps) -> Any:
 def _django(conn: Any, statements: int) -> Any:
     cursor, block = conn.cursor(), partial(sys.modules["django.db.transaction"].atomic, using=conn.alias)
     if statements > 1:
-        cursor.execute("SELECT")  # fails in an aborted transaction, before atomic() would leave it in disorder
+        cursor.execute("SELECT")  # fails in an aborted transaction before atomic() is entered, which could not recover
     return lambda statement, values: (cursor.execute(statement.format, values), cursor.fetchall())[1], block
 
 

@@ -5,98 +5,94 @@
     job_id, created, changed = enqueue(conn, "mail", {"to": 7}, dedupe_key="welcome-7", on_duplicate="skip")
 
 The jobs exist when the caller's transaction commits, never when it rolls back, and at once in autocommit. `conn` is of
-asyncpg (Connection, Pool), psycopg (Connection, AsyncConnection), SQLAlchemy (Connection, Session, their async kin and
-scoped sessions) or Django (`connection`, `connections[alias]`). What the driver raises passes through as it is.
+asyncpg (Connection, Pool), psycopg (Connection, AsyncConnection), SQLAlchemy (Connection, Session, their async
+counterparts and scoped sessions) or Django (`connection`, `connections[alias]`). Errors of the driver pass through.
 
-Where that is no answer of the server (the connection is lost, the time is up) the jobs may exist all the same, in
-autocommit; in a transaction they do not, unless it is the COMMIT that was not answered. A dedupe_key and
-on_duplicate="skip" make it safe to enqueue again.
+If such an error is not an answer of the server (the connection was lost, a timeout expired), the jobs may exist
+nevertheless in autocommit; in a transaction they do not, except if it was the COMMIT that got no answer. A dedupe_key
+with on_duplicate="skip" makes it safe to enqueue again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Coroutine, Iterable, Mapping
-from datetime import datetime, timedelta
-from typing import Any, Literal, NamedTuple, Protocol, TypedDict, Unpack, get_args, overload
+from typing import Any, NamedTuple, Unpack, overload
 from uuid import UUID
 
-from pgworkd.client.batches import Batch, Progress, batch
+from pgworkd.client.batch_types import Progress
+from pgworkd.client.batches import Batch, batch
 from pgworkd.client.columns import ManyJobs
-from pgworkd.client.connections import answered, depends, enqueues, inserts, inserts_many, way
-from pgworkd.client.new_job import NewJob, OnFailedDependency, new_ids, row, waits
+from pgworkd.client.connections import (
+    AnyAsyncConnection,
+    SyncConnection,
+    answered,
+    depends,
+    enqueues,
+    inserts,
+    inserts_many,
+    way,
+)
+from pgworkd.client.new_job import (
+    PRIORITY,
+    EnqueueOptions,
+    NewJob,
+    OnDuplicate,
+    check_on_duplicate,
+    new_ids,
+    row,
+    waits,
+)
 from pgworkd.client.workflow import Workflow
 from pgworkd.errors import UsageError
 
 __all__ = ["Batch", "Enqueued", "NewJob", "OnDuplicate", "Progress", "Workflow", "batch", "enqueue", "enqueue_many"]
 
-OnDuplicate = Literal["raise", "skip", "replace", "reschedule"]
 _Jobs = Iterable["NewJob | Mapping[str, Any]"]
 
 
 class Enqueued(NamedTuple):
-    """The job's id, and whether it is new. Not `created`: it holds the dedupe key; `changed`: as was asked for."""
+    """The job's id: of a new one (`created`), or of the one with the same dedupe key, which may have been `changed`."""
 
     id: UUID
     created: bool
     changed: bool
 
 
-class _Sync(Protocol):  # what every sync connection has and no async one
-    def commit(self) -> None: ...
-
-
-class _Async(Protocol):  # what psycopg's and SQLAlchemy's async ones have
-    def commit(self) -> Coroutine[Any, Any, None]: ...
-
-
-class _Asyncpg(Protocol):  # what only asyncpg's connections and pools have
-    def fetchval(self, query: str, /, *args: Any) -> Coroutine[Any, Any, Any]: ...
-
-
-class _Options(TypedDict, total=False):
-    kind: str | None
-    priority: int
-    run_at: datetime | None
-    delay: float | timedelta | None
-    expires_at: datetime | None
-    max_attempts: int | None
-    timeout_s: float | timedelta | None
-    dedupe_key: str | None
-    meta: object
-    serialize_key: str | None
-    limit_key: str | None
-    on_retry: Literal["hold", "yield"]
-    dedupe_until: datetime | None
-    dedupe_for: float | timedelta | None
-    after: Iterable[UUID]
-    on_failed_dependency: OnFailedDependency
-
-
 @overload
 def enqueue(
-    conn: _Sync, queue: str, payload: object = None, *, on_duplicate: None = None, **options: Unpack[_Options]
-) -> UUID: ...
-@overload
-def enqueue(
-    conn: _Sync, queue: str, payload: object = None, *, on_duplicate: OnDuplicate, **options: Unpack[_Options]
-) -> Enqueued: ...
-@overload
-def enqueue(
-    conn: _Async | _Asyncpg,
+    conn: SyncConnection,
     queue: str,
     payload: object = None,
     *,
     on_duplicate: None = None,
-    **options: Unpack[_Options],
-) -> Coroutine[Any, Any, UUID]: ...
+    **options: Unpack[EnqueueOptions],
+) -> UUID: ...
 @overload
 def enqueue(
-    conn: _Async | _Asyncpg,
+    conn: SyncConnection,
     queue: str,
     payload: object = None,
     *,
     on_duplicate: OnDuplicate,
-    **options: Unpack[_Options],
+    **options: Unpack[EnqueueOptions],
+) -> Enqueued: ...
+@overload
+def enqueue(
+    conn: AnyAsyncConnection,
+    queue: str,
+    payload: object = None,
+    *,
+    on_duplicate: None = None,
+    **options: Unpack[EnqueueOptions],
+) -> Coroutine[Any, Any, UUID]: ...
+@overload
+def enqueue(
+    conn: AnyAsyncConnection,
+    queue: str,
+    payload: object = None,
+    *,
+    on_duplicate: OnDuplicate,
+    **options: Unpack[EnqueueOptions],
 ) -> Coroutine[Any, Any, Enqueued]: ...
 def enqueue(
     conn: Any,
@@ -104,18 +100,18 @@ def enqueue(
     payload: object = None,
     *,
     on_duplicate: OnDuplicate | None = None,
-    **options: Unpack[_Options],
+    **options: Unpack[EnqueueOptions],
 ) -> Any:
-    """Inserts one job, whose arguments are those of NewJob; its id, to be awaited if `conn` is async.
+    """Inserts one job, whose arguments are those of NewJob; returns its id (to be awaited if `conn` is async).
 
-    Where its dedupe_key is taken the driver raises SQLSTATE 23505. `on_duplicate` makes the answer an Enqueued: "skip"
-    leaves the job that holds the key as it is. "replace" gives it the new payload, kind, priority, times, limits and
-    meta; "reschedule" only the new run_at, and priority if one is given: both if it waits; if it runs, or is over and
-    keeps the key, it is left alone.
+    If its dedupe_key is taken, the driver raises SQLSTATE 23505. With `on_duplicate` it returns an Enqueued instead:
+    "skip" leaves the job that has the key unchanged; "replace" gives it the new payload, kind, priority, times, limits
+    and meta; "reschedule" gives it the new run_at, and the priority if one is given. Both change waiting jobs only,
+    not one that is running, or has finished and keeps the key. "raise" raises SQLSTATE 23505.
 
-    What `after` names and can no longer complete, or does not exist, makes the driver raise SQLSTATE PW004.
+    If a job in `after` does not exist, or can no longer complete, the driver raises SQLSTATE PW004.
 
-    Raises at the call UsageError (InvalidPayload is one) for a value out of bounds or a connection of unknown type.
+    Raises UsageError (InvalidPayload is one) at the call for an invalid value or an unsupported connection.
     """
     run = way(conn)
     job = NewJob(queue, payload, **options)
@@ -125,30 +121,27 @@ def enqueue(
         steps = inserts(ids, [fields]) + (depends(ids, [waits(job)]) if job.after else [])
         return answered(run(conn, steps), lambda _: UUID(int=ids[0]))
     if job.after:
-        raise UsageError("after does not go with on_duplicate: a job that is there already would wait for others, too")
-    if on_duplicate not in get_args(OnDuplicate):
-        raise UsageError(f"on_duplicate must be one of {', '.join(get_args(OnDuplicate))}")
-    if options.get("dedupe_key") is None:
-        raise UsageError("on_duplicate needs a dedupe_key: without one there are no duplicates")
-    if "priority" not in options:  # then "reschedule" leaves it
-        fields = (*fields[:3], None, *fields[4:])
+        raise UsageError("after cannot be combined with on_duplicate: it would add dependencies to an existing job")
+    check_on_duplicate(on_duplicate, job.dedupe_key)
+    if "priority" not in options:  # then "reschedule" does not change it
+        fields[PRIORITY] = None
     return answered(run(conn, enqueues(fields, on_duplicate)), lambda found: Enqueued(UUID(found[0][0]), *found[0][1:]))
 
 
 @overload
-def enqueue_many(conn: _Sync, jobs: _Jobs) -> list[UUID]: ...
+def enqueue_many(conn: SyncConnection, jobs: _Jobs) -> list[UUID]: ...
 @overload
-def enqueue_many(conn: _Async | _Asyncpg, jobs: _Jobs) -> Coroutine[Any, Any, list[UUID]]: ...
+def enqueue_many(conn: AnyAsyncConnection, jobs: _Jobs) -> Coroutine[Any, Any, list[UUID]]: ...
 def enqueue_many(conn: Any, jobs: _Jobs) -> Any:
-    """Inserts all jobs or none; their ids in the order of the jobs, to be awaited if `conn` is async.
+    """Inserts all jobs or none; returns their ids in the order of the jobs (to be awaited if `conn` is async).
 
-    A mapping has NewJob's arguments as keys. Errors as of `enqueue`, with the index: "jobs[17].payload.items[3] ...".
+    A mapping has NewJob's arguments as keys. Raises the errors of `enqueue`, with the index: "jobs[17].payload ...".
     Up to 5,000 jobs (or 8 MiB) are checked in the call itself and take one statement. More take several, in a
-    savepoint or, in autocommit, a transaction of their own; they are drawn from `jobs` as it goes on (also while the
-    database stores those before, if `conn` is async), so that a generator is never held as a whole: only the ids are,
-    100 bytes each. A job that is wrong, or an error in the generator, undoes those before it. It depends on the number
-    of jobs whether the caller's transaction could go on after an error of the driver: roll it back. Cancelled or cut
-    off in autocommit, the jobs are there all or none; give them a dedupe_key to call again.
+    savepoint or, in autocommit, in a transaction of their own; they are drawn from `jobs` while inserting (also while
+    the database stores the previous ones, if `conn` is async), so a generator is never materialised: only the ids are
+    kept, 100 bytes each. An invalid job, or an error in the generator, rolls back the jobs before it. Whether the
+    caller's transaction can continue after an error of the driver depends on the number of jobs: roll it back. After a
+    cancellation or a lost connection in autocommit either all jobs exist or none; a dedupe_key makes it safe to retry.
     """
     run = way(conn)
     many = ManyJobs(jobs)

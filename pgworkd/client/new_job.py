@@ -1,4 +1,4 @@
-"""A job to be, as application code gives it, and as the row that an INSERT takes: checked before the round trip."""
+"""A job as application code describes it, and the row that the statements insert: checked before the round trip."""
 
 from __future__ import annotations
 
@@ -6,36 +6,38 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass
-from datetime import UTC, datetime, timedelta
-from typing import Any, Literal, NamedTuple, get_args
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Any, Literal, NamedTuple, TypedDict, get_args
 from uuid import UUID
 
 from pgworkd.errors import UsageError, delay_seconds
 from pgworkd.words.payload import encode
+from pgworkd.words.validation import instant, text, whole
 
 NAME_CHARS_MAX, KEY_CHARS_MAX, ATTEMPTS_MAX, PRIORITY_MAX = 200, 512, 1000, 2**31 - 1
-FIRST_INSTANT, END_OF_INSTANTS = datetime(1970, 1, 1, tzinfo=UTC), datetime(2200, 1, 1, tzinfo=UTC)
-
 
 OnFailedDependency = Literal["wait", "cancel", "run"]
+OnDuplicate = Literal["raise", "skip", "replace", "reschedule"]
 
 
 @dataclass(frozen=True, slots=True)
 class NewJob:
-    """A job to be, the arguments of `enqueue`. None leaves a thing to the database or the handler.
+    """A job to enqueue; its fields are the arguments of `enqueue`. None leaves a field to the database or the handler.
 
-    queue, kind: 1 to 200 characters. payload, meta (tags, trace context): a dict of JSON values, a dataclass or a
-    pydantic model, up to 1 MiB as JSON. priority: higher first, an int4. It starts at `run_at` (with a time zone, 1970
-    to 2199), or after `delay` (seconds by the database's clock, 0 to 366 days), and not from `expires_at` on.
-    max_attempts: 1 to 1000. timeout_s: per attempt, above 0, up to 366 days.
+    queue, kind: 1 to 200 characters; kind None means the queue's own handler. payload, meta (tags, trace context): a
+    dict of JSON values, a dataclass or a pydantic model, up to 1 MiB as JSON. priority: an int4, higher runs first.
+    The job is due at `run_at` (with a time zone, 1970 to 2199), or after `delay` (seconds or a timedelta, 0 to 366
+    days, by the database's clock), and expires if it has not started by `expires_at`. max_attempts: 1 to 1000.
+    timeout_s: seconds or a timedelta per attempt, above 0, up to 366 days.
 
-    Keys have 1 to 512 characters and are compared bytewise. dedupe_key: a queue takes one job per key until that is
-    over or dead, and until `dedupe_until`, or for `dedupe_for` seconds from now on, also if it is over before.
-    serialize_key: a queue runs one job per key at a time, in the order in which they are due; one that waits for its
-    retry holds the key (on_retry="hold") or lets others pass ("yield"). limit_key: what the queue's limits per key
-    and turns count by.
+    Keys have 1 to 512 characters and are compared bytewise. dedupe_key: a queue accepts one job per key until that job
+    has finished or is dead, and beyond that until `dedupe_until` (an instant), or for `dedupe_for` (seconds or a
+    timedelta) from now on. serialize_key: jobs of a queue with the same key run one at a time, in the order in which
+    they are due; a job that waits for its retry keeps the key (on_retry="hold") or lets others pass ("yield").
+    limit_key: what the queue's limits per key, and its fairness, count by.
 
     after: ids of jobs that must complete first. on_failed_dependency: what happens to this job if one of them is
     dead, cancelled or expired: it stays blocked, and a retry of the other unblocks it ("wait"); it is cancelled within
@@ -63,126 +65,164 @@ class NewJob:
     on_failed_dependency: OnFailedDependency = "wait"
 
 
+class JobOptions(TypedDict, total=False):
+    """The keyword arguments of NewJob that describe the job by itself, for type checkers."""
+
+    kind: str | None
+    priority: int
+    run_at: datetime | None
+    delay: float | timedelta | None
+    expires_at: datetime | None
+    max_attempts: int | None
+    timeout_s: float | timedelta | None
+    dedupe_key: str | None
+    meta: object
+    serialize_key: str | None
+    limit_key: str | None
+    on_retry: Literal["hold", "yield"]
+    dedupe_until: datetime | None
+    dedupe_for: float | timedelta | None
+
+
+class EnqueueOptions(JobOptions, total=False):
+    """All keyword arguments of NewJob."""
+
+    after: Iterable[UUID]
+    on_failed_dependency: OnFailedDependency
+
+
+def _timeout(value: float | timedelta, what: str) -> float:
+    if value in (0, timedelta(0)):
+        raise UsageError(f"{what} is 0: pass more, or None for the handler's own")
+    return max(delay_seconds(value, what), 1e-6)  # the column is a real, which would round less to 0
+
+
+def _dedupe_for(value: float | timedelta, what: str) -> float:
+    if value in (0, timedelta(0)):
+        raise UsageError(f"{what} is 0: pass more, or None to free the key when the job has finished")
+    return delay_seconds(value, what)
+
+
+def _on_retry(value: object, what: str) -> str:
+    if value not in ("hold", "yield"):
+        raise UsageError(f'{what} must be "hold" or "yield"')
+    return str(value)
+
+
+class Field(NamedTuple):
+    """A field of a job as the statements take it."""
+
+    name: str
+    """Of NewJob."""
+    parameter: str
+    """Of pgworkd.enqueue(), without its p_."""
+    parse: Callable[[Any, str], Any]
+    """The value as text or a number; UsageError, naming the field by the second argument, for an invalid one."""
+    is_optional: bool = True
+
+
+_name, _key = partial(text, chars_max=NAME_CHARS_MAX), partial(text, chars_max=KEY_CHARS_MAX)
+FIELDS = (
+    Field("queue", "queue", _name, is_optional=False),
+    Field("kind", "kind", _name),
+    Field("payload", "payload", encode),
+    Field("priority", "priority", partial(whole, low=-PRIORITY_MAX - 1, high=PRIORITY_MAX), is_optional=False),
+    Field("run_at", "run_at", instant),
+    Field("delay", "delay_s", delay_seconds),
+    Field("expires_at", "expires_at", instant),
+    Field("max_attempts", "max_attempts", partial(whole, low=1, high=ATTEMPTS_MAX)),
+    Field("timeout_s", "timeout_s", _timeout),
+    Field("dedupe_key", "dedupe_key", _key),
+    Field("meta", "meta", encode),
+    Field("serialize_key", "serialize_key", _key),
+    Field("limit_key", "limit_key", _key),
+    Field("on_retry", "on_retry", _on_retry, is_optional=False),
+    Field("dedupe_until", "dedupe_until", instant),
+    Field("dedupe_for", "dedupe_for_s", _dedupe_for),
+)
+"""Every field that is stored with a job, in the order of a row and of the statements' parameters."""
+PAYLOAD, PRIORITY, META = ([field.name for field in FIELDS].index(n) for n in ("payload", "priority", "meta"))
+"""The places of these fields in a row."""
+
+
 class Waits(NamedTuple):
-    """The job of this number in a call waits for others."""
+    """The job of this number in a call depends on others."""
 
     number: int
     after: Sequence[UUID]
     on_failed_dependency: OnFailedDependency
 
 
-NEW_JOB_FIELDS, KEYED_JOB_FIELDS = 11, 16
-"""How many fields a row has: without and with what only jobs with keys have."""
-
-
 def waits(job: NewJob, index: int = 0, at: str = "") -> Waits:
-    """What the job waits for."""
+    """What the job depends on; UsageError, with `at` before the field's name, for an invalid value."""
     after = list(job.after) if isinstance(job.after, Iterable) else [None]
     if not all(isinstance(each, UUID) for each in after):
-        raise UsageError(f"{at}after must be a list of jobs' ids, as enqueue() answers with them")
+        raise UsageError(f"{at}after must be a list of job ids, as enqueue() returns them")
     if job.on_failed_dependency not in get_args(OnFailedDependency):
         raise UsageError(f"{at}on_failed_dependency must be one of {', '.join(get_args(OnFailedDependency))}")
     return Waits(index, after, job.on_failed_dependency)
 
 
-def row(job: NewJob, at: str = "", payload: str | None = None) -> tuple[Any, ...]:
-    """The job as text and numbers: NEW_JOB_FIELDS of them, or KEYED_JOB_FIELDS if it has any of the last five.
+def row(job: NewJob, at: str = "", payload: str | None = None) -> list[Any]:
+    """The job as text and numbers, one for each of FIELDS; UsageError, with `at` before the field's name.
 
-    `payload`: as text, if it has been encoded already.
+    `payload`: the payload as JSON text, if it has been encoded already.
     """
-    if job.run_at is not None and job.delay is not None:
-        raise UsageError(f"{at}run_at and delay are both given: pass one of them")
-    if job.timeout_s is not None and job.timeout_s in (0, timedelta(0)):
-        raise UsageError(f"{at}timeout_s is 0: pass more, or None for the handler's own")
-    fields = (
-        text(job.queue, f"{at}queue", NAME_CHARS_MAX),
-        None if job.kind is None else text(job.kind, f"{at}kind", NAME_CHARS_MAX),
-        _payload(job, at) if payload is None else payload,
-        whole(job.priority, f"{at}priority", -PRIORITY_MAX - 1, PRIORITY_MAX),
-        None if job.run_at is None else _instant(job.run_at, f"{at}run_at"),
-        None if job.delay is None else delay_seconds(job.delay, f"{at}delay"),
-        None if job.expires_at is None else _instant(job.expires_at, f"{at}expires_at"),
-        None if job.max_attempts is None else whole(job.max_attempts, f"{at}max_attempts", 1, ATTEMPTS_MAX),
-        None if job.timeout_s is None else max(delay_seconds(job.timeout_s, f"{at}timeout_s"), 1e-6),  # not 0 as real
-        None if job.dedupe_key is None else text(job.dedupe_key, f"{at}dedupe_key", KEY_CHARS_MAX),
-        None if job.meta is None else encode(job.meta, f"{at}meta"),
-    )
-    last = (job.serialize_key, job.limit_key, job.on_retry, job.dedupe_until, job.dedupe_for)
-    return fields if last == _NO_KEYS else fields + _keys(job, at)
+    _check_together(job, at)
+    found = []
+    for name, _, parse, is_optional in FIELDS:
+        value = getattr(job, name)
+        if name == "payload":
+            value = payload if payload is not None else "{}" if value is None else parse(value, at + name)
+        elif value is not None or not is_optional:
+            value = parse(value, at + name)
+        found.append(value)
+    return found
 
 
-def _payload(job: NewJob, at: str) -> str:
-    return "{}" if job.payload is None else encode(job.payload, f"{at}payload")
-
-
-_NO_KEYS = (None, None, "hold", None, None)
-
-
-def _keys(job: NewJob, at: str) -> tuple[Any, ...]:
-    if job.on_retry not in ("hold", "yield"):
-        raise UsageError(f'{at}on_retry must be "hold" or "yield"')
+def _check_together(job: NewJob, at: str) -> None:
+    """UsageError for fields that exclude or need each other."""
+    for one, other in (("run_at", "delay"), ("dedupe_until", "dedupe_for")):
+        if getattr(job, one) is not None and getattr(job, other) is not None:
+            raise UsageError(f"{at}{one} and {other} are both given: pass one of them")
+    if job.dedupe_key is None:
+        for name in ("dedupe_until", "dedupe_for"):
+            if getattr(job, name) is not None:
+                raise UsageError(f"{at}{name} needs a dedupe_key: it is the time for which the key stays taken")
     if job.on_retry == "yield" and job.serialize_key is None:
-        raise UsageError(f'{at}on_retry="yield" needs a serialize_key: without one there is nothing to hold')
-    if job.dedupe_until is not None and job.dedupe_for is not None:
-        raise UsageError(f"{at}dedupe_until and dedupe_for are both given: pass one of them")
-    for name, value in (("dedupe_until", job.dedupe_until), ("dedupe_for", job.dedupe_for)):
-        if value is not None and job.dedupe_key is None:
-            raise UsageError(f"{at}{name} needs a dedupe_key: it says for how long that is taken")
-    if job.dedupe_for is not None and job.dedupe_for in (0, timedelta(0)):
-        raise UsageError(f"{at}dedupe_for is 0: pass more, or None to free the key when the job is over")
-    return (
-        None if job.serialize_key is None else text(job.serialize_key, f"{at}serialize_key", KEY_CHARS_MAX),
-        None if job.limit_key is None else text(job.limit_key, f"{at}limit_key", KEY_CHARS_MAX),
-        str(job.on_retry),
-        None if job.dedupe_until is None else _instant(job.dedupe_until, f"{at}dedupe_until"),
-        None if job.dedupe_for is None else delay_seconds(job.dedupe_for, f"{at}dedupe_for"),
-    )
+        raise UsageError(f'{at}on_retry="yield" needs a serialize_key: without one there is no key to yield')
 
 
 def new_job(job: Any, what: str) -> NewJob:
-    """A NewJob, or a mapping with its arguments, as a NewJob; UsageError says what is wrong with `what`."""
+    """A NewJob, or a mapping with its arguments, as a NewJob; UsageError, naming it `what`, if it is neither."""
     try:
         return job if isinstance(job, NewJob) else NewJob(**job)
     except TypeError as error:  # it says which key is unknown or missing, or that this is no mapping
         raise UsageError(f"{what} is not a job: {error}") from None
 
 
-def text(value: object, what: str, chars_max: int) -> str:
-    """The text, if it can be stored and has 1 to `chars_max` characters."""
-    if not isinstance(value, str) or not 1 <= len(value) <= chars_max:
-        raise UsageError(f"{what} must be text of 1 to {chars_max} characters")
-    if not value.isprintable():  # neither is NUL or a lone surrogate: encode() refuses those in its words
-        encode(value, what, object_only=False)
-    return value
-
-
-def whole(value: object, what: str, low: int, high: int) -> int:
-    """The int, if it lies between the two."""
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise UsageError(f"{what} must be an int from {low} to {high}")
-    return int(value)  # of an enum: psycopg takes no list of mixed types
-
-
-def _instant(value: object, what: str) -> str:
-    if not isinstance(value, datetime) or value.utcoffset() is None or not FIRST_INSTANT <= value < END_OF_INSTANTS:
-        raise UsageError(f"{what} must be a datetime from 1970 to 2199 with a time zone: without one it is a guess")
-    return value.astimezone(UTC).isoformat()
+def check_on_duplicate(on_duplicate: object, dedupe_key: str | None) -> None:
+    """UsageError for an unknown value, or for one without a dedupe_key."""
+    if on_duplicate not in get_args(OnDuplicate):
+        raise UsageError(f"on_duplicate must be one of {', '.join(get_args(OnDuplicate))}")
+    if dedupe_key is None:
+        raise UsageError("on_duplicate needs a dedupe_key: without one there are no duplicates")
 
 
 class _Ids:
-    """Version 7 UUIDs (RFC 9562) as integers, each above all that this process has drawn before, in whatever thread."""
+    """Version 7 UUIDs (RFC 9562) as integers, each above all that any thread of this process has drawn before."""
 
     def __init__(self) -> None:
         self.forget()
 
     def forget(self) -> None:
-        """For a child that was forked: else it would go on where its parent does, or wait for a lock of its threads."""
+        """Resets a forked child, which would otherwise draw its parent's ids, or block on a lock of its threads."""
         self._lock = threading.Lock()
         self._next = 0
 
     def draw(self, count: int) -> range:
-        """This millisecond, 12 random bits, and on from a random start; in one that is not later: on from the last."""
-        low = 0b10 << 62 | secrets.randbits(61)  # the variant; room above for the counts of all calls
+        """From this millisecond, 12 random bits and a random start; after the last id if the time has not advanced."""
+        low = 0b10 << 62 | secrets.randbits(61)  # the variant; bits are left above for the counts of all calls
         fresh = time.time_ns() // 1_000_000 << 80 | 7 << 76 | secrets.randbits(12) << 64 | low
         with self._lock:
             first = fresh if fresh >> 80 > self._next >> 80 else self._next + secrets.randbits(30)
@@ -197,5 +237,5 @@ os.register_at_fork(after_in_child=_ids.forget)
 
 
 def new_ids(count: int) -> range:
-    """Ids for jobs, as integers. They rise within a process; those of several hosts are ordered by their clocks."""
+    """Ids for jobs, as integers: ascending within a process; ids of several hosts are ordered by their clocks."""
     return _ids.draw(count)

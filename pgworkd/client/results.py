@@ -1,12 +1,12 @@
-"""Waiting for what becomes of jobs: one connection that listens and one that asks, however many wait.
+"""Waiting for the results of jobs: one connection that listens and one that queries, for any number of waiters.
 
     async with Results(dsn) as results:
         answer = await results.result(job_id, timeout_s=30)
         async for found in results.of_batch(root.id):
             print(found.payload, found.result)
 
-A waiter is entered in the table `result_waiters`, so whoever ends the job notifies this process. That is a hint: jobs
-are also asked about again and again, soon at first and every `poll_s` in the end.
+A waiter is entered in the table `result_waiters`, so that the end of the job notifies this process. That is a hint:
+jobs are also polled, at short intervals first, which grow to `poll_s`.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ WAITERS_MAX = 10_000
 """Jobs waited for at once."""
 _ROWS_MAX = 1000
 _SOON_S, _LATER = 0.05, 4.0
-"""After how long a job is asked about again, and how much longer it takes each time, up to `poll_s`."""
+"""Seconds until a job is polled first, and the factor by which the interval grows each time, up to `poll_s`."""
 _WAITS_S_LEAST = 30.0
 _PAGE_ROWS = 500
-_OVER = {"completed", "dead", "discarded", "cancelled", "expired"}
+_FINISHED = {"completed", "dead", "discarded", "cancelled", "expired"}
 _AWAIT = "SELECT id, status FROM pgworkd.await_results($1, $2, $3)"
 _RESULT = "SELECT id, status, result::text, error FROM pgworkd.result_of($1)"
 _PAGE = "SELECT batch_id, batch, id, payload::text, result::text FROM pgworkd.batch_results($1, $2, $3, $4, $5)"
@@ -52,7 +52,7 @@ class Found(NamedTuple):
 
 
 class _Waited:
-    """A job that someone waits for."""
+    """A job with waiters."""
 
     def __init__(self) -> None:
         self.ended = anyio.Event()
@@ -64,11 +64,17 @@ class _Waited:
 
 
 class Results:
-    """Knows what became of jobs as soon as they end. Any number of tasks may wait."""
+    """Returns the results of jobs as soon as they finish. Any number of tasks may wait, for up to 10,000 jobs."""
 
     def __init__(
         self, dsn: str, *, poll_s: float = 5.0, connect_timeout_s: float = 10.0, command_timeout_s: float = 10.0
     ) -> None:
+        """Opens no connection yet: `async with` does, one to listen and one to query.
+
+        dsn: the database, as postgresql://user:password@host:5432/database. poll_s: the longest interval in seconds
+        between two polls of a job whose notification does not come. connect_timeout_s, command_timeout_s: limits in
+        seconds for a new connection and for one statement.
+        """
         options = ConnectionOptions(dsn, connect_timeout_s=connect_timeout_s, command_timeout_s=command_timeout_s)
         self._connection = Connection(options, "results")
         self._listener = Listener(options)
@@ -78,7 +84,7 @@ class Results:
         self._news = anyio.Event()
         self._tasks: TaskGroup | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        """Where it is open."""
+        """The event loop in which it is open."""
 
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
@@ -95,7 +101,7 @@ class Results:
         for waited in self._waited.values():
             waited.ended.set()
         tasks.cancel_scope.cancel()
-        ours = isinstance(error, anyio.get_cancelled_exc_class())  # perhaps because a task of ours has failed
+        ours = isinstance(error, anyio.get_cancelled_exc_class())  # perhaps because one of the tasks has failed
         try:
             handled = await tasks.__aexit__(*(kind, error, trace) if ours else (None, None, None))
             return handled if ours else None
@@ -106,16 +112,16 @@ class Results:
                 await self._connection.close()
 
     async def result(self, job_id: UUID, timeout_s: float | None = None) -> Any:
-        """What the job's handler returned, once it has completed.
+        """The value that the job's handler returned, once the job has completed.
 
-        Raises JobFailed if it is dead (or dies), cancelled or expired, JobUnknown if there is no such job or its
-        history is forgotten, TimeoutError after `timeout_s`; without that it waits for ever, also while the database
-        is away. UsageError for what is no id, or where this is not open: before, after, in another thread or process.
+        Raises JobFailed if the job is dead, cancelled or expired; JobUnknown if it does not exist or its history has
+        been deleted; TimeoutError after `timeout_s` seconds (None: waits without limit, also while the database is
+        unavailable); UsageError for an argument that is not a UUID, or if this is not open in the current event loop.
         """
         self._usable()
         identity(job_id, "job_id")
         if len(self._waited) >= WAITERS_MAX and job_id not in self._waited:
-            raise UsageError(f"{WAITERS_MAX:,} jobs are waited for already: wait for fewer at once, or for their batch")
+            raise UsageError(f"{WAITERS_MAX:,} jobs already have waiters: wait for fewer at once, or for their batch")
         waited = self._waited.setdefault(job_id, _Waited())
         waited.waiters += 1
         self._news.set()
@@ -127,19 +133,20 @@ class Results:
             if not waited.waiters and self._waited.get(job_id) is waited:
                 del self._waited[job_id]
         if waited.answer is None:
-            raise UsageError(f"Results was closed while job {job_id} was waited for: keep it open until it is over")
+            raise UsageError(f"Results was closed before job {job_id} finished: keep it open until then")
         status, result, error = waited.answer
         if status == "completed":
             return None if result is None else json.loads(result)
         if status == "gone":
-            raise JobUnknown(f"job {job_id} is unknown: check the id; or its history is forgotten, or never kept")
+            raise JobUnknown(f"job {job_id} is unknown: check the id; its history may be deleted, or never kept")
         raise JobFailed(job_id, status, error)
 
     async def of_batch(self, batch_id: UUID, *, every: bool = False) -> AsyncIterator[Found]:
         """The completed jobs of a tree's final batches (if none is final: of those without children), page by page.
 
-        `every`: of all batches. What there is now: all there is to come once the tree is finished. Queues that keep no
-        history leave no results. Raises BatchClosed for a batch that does not exist, UsageError as `result` does.
+        `every`: of all batches of the tree. Returns what has completed so far, which is everything once the tree has
+        finished. Jobs of queues that keep no history are missing. Raises BatchClosed for a batch that does not exist,
+        and UsageError as `result` does.
         """
         self._usable()
         identity(batch_id, "batch_id")
@@ -153,33 +160,33 @@ class Results:
             after = rows[-1][0], rows[-1][2]
 
     def _usable(self) -> None:
-        """UsageError where nobody would ever answer."""
+        """Raises UsageError where no answer could ever arrive."""
         if self._loop is None:
-            raise UsageError("Results is not open: ask within `async with Results(dsn) as results`")
+            raise UsageError("Results is not open: use it within `async with Results(dsn) as results`")
         if self._loop is not asyncio.get_running_loop():
             raise UsageError("Results was opened in another event loop: open one in each thread and process")
 
     # The two tasks
 
     async def _listen(self) -> None:
-        """Hears which jobs have ended."""
+        """Receives notifications of jobs that have finished."""
         while True:
-            cut = anyio.Event()
+            lost = anyio.Event()
             try:
-                async with self._listener.listen(self._channel, self._heard, cut.set) as probe:
+                async with self._listener.listen(self._channel, self._notified, lost.set) as probe:
                     self._ask_soon(self._waited)
-                    while not cut.is_set():
+                    while not lost.is_set():
                         with anyio.move_on_after(self._poll_s):
-                            await cut.wait()
+                            await lost.wait()
                         await probe()
             except PgworkdError:
-                await anyio.sleep(self._poll_s)  # polling goes on meanwhile, and says to whom it matters
+                await anyio.sleep(self._poll_s)  # polling continues, and raises errors where they matter
 
-    def _heard(self, payload: str) -> None:
+    def _notified(self, payload: str) -> None:
         try:
             self._ask_soon([UUID(text) for text in json.loads(payload)])
         except (ValueError, TypeError, AttributeError):
-            self._ask_soon(self._waited)  # not from us: it may mean anything
+            self._ask_soon(self._waited)  # sent by another program: it may mean anything
 
     def _ask_soon(self, ids: Iterable[UUID]) -> None:
         for job_id in ids:
@@ -188,7 +195,7 @@ class Results:
         self._news.set()
 
     async def _ask_all(self) -> None:
-        """Enters who waits, asks about those whose turn it is, and hands out the answers."""
+        """Enters the waiters, polls the jobs that are due, and hands out the answers."""
         while True:
             self._news = anyio.Event()
             now = anyio.current_time()
@@ -206,10 +213,9 @@ class Results:
     async def _ask(self, ids: list[UUID]) -> None:
         now = anyio.current_time()
         rows = await self._connection.fetch(_AWAIT, ids, self._channel, max(3 * self._poll_s, _WAITS_S_LEAST))
-        over = [row[0] for row in rows if row[1] in _OVER]
-        answers = (
-            {row[0]: (row[1], row[2], row[3]) for row in await self._connection.fetch(_RESULT, over)} if over else {}
-        )
+        ended = [row[0] for row in rows if row[1] in _FINISHED]
+        results = await self._connection.fetch(_RESULT, ended) if ended else []
+        answers = {row[0]: (row[1], row[2], row[3]) for row in results}
         answers |= {row[0]: ("gone", None, None) for row in rows if row[1] == "gone"}
         for job_id in ids:
             if (waited := self._waited.get(job_id)) is None:

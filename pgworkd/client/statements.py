@@ -1,4 +1,7 @@
-"""The statements by which application code inserts jobs, in each driver's style of parameters."""
+"""The statements with which application code inserts jobs and manages batches, in each driver's parameter style.
+
+The parameters of a job stand in the order of `new_job.FIELDS`.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from typing import NamedTuple
 
 
 class Statement(NamedTuple):
-    """A statement in each style of parameters; each of them occurs once, in order."""
+    """A statement in each style of parameters: $1, %s and :p1."""
 
     numbered: str
     format: str
@@ -19,10 +22,10 @@ def styles(sql: str) -> Statement:
     return Statement(sql, sub(r"\$\d+", "%s", sql), sub(r"\$(\d+)", r":p\1", sql))
 
 
-# Ids are drawn by the client: RETURNING promises no order, and a server without OpenSSL opens /dev/urandom for each.
-# Everything travels as text or number, so that no codec or adapter that the caller has set for jsonb or uuid comes
-# between. Drivers take long for each element of a list: so ids and payloads are one text each, which the server splits,
-# and what all jobs of the statement have in common is one value beside an empty list, which unnest() fills with NULLs.
+# The client draws the ids: RETURNING guarantees no order, and a server without OpenSSL opens /dev/urandom for each.
+# All values are sent as text or numbers, so that no codec or adapter of the caller for jsonb or uuid interferes.
+# Drivers are slow for each element of a list: ids and payloads are one text each, which the server splits, and a value
+# common to all jobs of the statement is sent once, beside an empty list, which unnest() fills with NULLs.
 INSERT_ONE = styles("""
 INSERT INTO pgworkd.jobs
        (id, payload, queue, kind, priority,
@@ -81,3 +84,25 @@ FROM pgworkd.enqueue(
 DEPEND = styles("""
 SELECT sum(pgworkd.depend(CAST(job AS uuid), CAST(after AS uuid[]), unless))
 FROM unnest(CAST($1 AS text[]), CAST($2 AS text[]), CAST($3 AS text[])) AS new (job, after, unless)""")
+
+CREATE_BATCH = styles("""
+SELECT CAST(id AS text), created
+FROM pgworkd.create_batch(
+    p_name => CAST($1 AS text), p_parent => CAST(CAST($2 AS text) AS uuid), p_queue => CAST($3 AS text),
+    p_kind => CAST($4 AS text), p_stream => CAST($5 AS boolean), p_stream_kind => CAST($6 AS text),
+    p_final => CAST($7 AS boolean), p_max_failures => CAST($8 AS int), p_dedupe_key => CAST($9 AS text),
+    p_dedupe_until => CAST(CAST($10 AS text) AS timestamptz), p_dedupe_for_s => CAST($11 AS float8),
+    p_on_complete => CAST(CAST($12 AS text) AS jsonb), p_on_failure => CAST(CAST($13 AS text) AS jsonb))""")
+ADD_JOBS = styles("""
+SELECT cardinality(pgworkd.add_jobs(
+    CAST(CAST($1 AS text) AS uuid), p_ids => CAST(CAST($2 AS text[]) AS uuid[]),
+    p_payloads => CAST(CAST($3 AS text[]) AS jsonb[]), p_queue => CAST($4 AS text), p_kind => CAST($5 AS text),
+    p_priority => CAST($6 AS int), p_run_at => CAST(CAST($7 AS text) AS timestamptz), p_max_attempts => CAST($8 AS int),
+    p_timeout_s => CAST($9 AS float8), p_meta => CAST(CAST($10 AS text) AS jsonb)))""")
+SEAL_BATCH = styles("SELECT pgworkd.seal_batch(CAST(CAST($1 AS text) AS uuid))")
+CANCEL_BATCH = styles(
+    "SELECT cancelled, requested, more FROM pgworkd.cancel_batch(CAST(CAST($1 AS text) AS uuid), 10000)"
+)
+BATCH_PROGRESS = styles("""
+SELECT CAST(id AS text), name, depth, state, total, done, completed, dead, cancelled
+FROM pgworkd.batch_tree(CAST(CAST($1 AS text) AS uuid))""")

@@ -1,7 +1,7 @@
-"""Stream functions: what an app makes of each job that completes in a batch, for the batch below.
+"""Stream functions: they make jobs of a child batch from each job that completes in its parent batch.
 
-The function runs as a job of the child batch, so what it raises is retried on its own, and seen. The jobs it makes and
-its own completion commit together.
+The function runs as a job of the child batch, so its errors are visible and retried on their own. The jobs it makes
+and its own completion commit together.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def stream_kind(parent: str, child: str) -> str:
 
 
 def stream_handler(function: StreamFunction) -> Callable[[dict[str, Any], Job], Awaitable[None]]:
-    """A handler that adds to its job's batch what `function(input, result)` makes."""
+    """A handler that adds the payloads that `function(input, result)` returns to its job's batch."""
 
     async def handle(payload: dict[str, Any], job: Job) -> None:
         payloads = await _made(function, payload["input"], payload["result"])
@@ -38,7 +38,7 @@ def stream_handler(function: StreamFunction) -> Callable[[dict[str, Any], Job], 
 
 
 async def _made(function: StreamFunction, given: Any, result: Any) -> list[object]:
-    """All payloads: of a generator of either kind, of a list, the only one, or none."""
+    """All payloads: of a generator, sync or async, of a list, a single one, or none."""
     if inspect.isasyncgenfunction(function):
         return [payload async for payload in function(given, result)]
     if inspect.iscoroutinefunction(function):

@@ -1,4 +1,4 @@
-"""Jobs that wait for each other, by name: built first, checked, then inserted in one go.
+"""Jobs that depend on each other, by name: built first, checked, then inserted at once.
 
 flow = Workflow()
 flow.add("extract", "etl", {"day": 7})
@@ -9,29 +9,30 @@ ids = await flow.enqueue(conn)                            # {"extract": UUID(...
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
-from typing import Any
+from typing import Any, Unpack, overload
 from uuid import UUID
 
-from pgworkd.client.connections import answered, depends, inserts, way
-from pgworkd.client.new_job import NewJob, OnFailedDependency, Waits, new_ids, row, text, waits
+from pgworkd.client.connections import AnyAsyncConnection, SyncConnection, answered, depends, inserts, way
+from pgworkd.client.new_job import JobOptions, NewJob, OnFailedDependency, Waits, new_ids, row, waits
 from pgworkd.errors import UsageError
+from pgworkd.words.validation import text
 
 STEP_CHARS_MAX = 200
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    row: tuple[Any, ...]
+    row: list[Any]
     after: list[str]
     waits: Waits
-    """For jobs that are there already."""
+    """For existing jobs."""
 
 
 class Workflow:
-    """A graph of jobs to be, each under a name of its own."""
+    """A graph of jobs to enqueue, each under a unique name."""
 
     def __init__(self) -> None:
         self._steps: dict[str, _Step] = {}
@@ -44,27 +45,31 @@ class Workflow:
         *,
         after: Iterable[str | UUID] = (),
         on_failed_dependency: OnFailedDependency = "wait",
-        **options: Any,
+        **options: Unpack[JobOptions],
     ) -> None:
-        """Adds a job; the rest as for NewJob, but that `after` may also name steps, before or after they are added.
+        """Adds a job. The arguments are those of NewJob; `after` may also name steps, even ones not added yet.
 
-        UsageError for a name that is taken, or what NewJob would refuse.
+        UsageError for a name (1 to 200 characters) that is taken, and for a value that NewJob does not allow.
         """
         text(name, "the step's name", STEP_CHARS_MAX)
         if name in self._steps:
-            raise UsageError(f"step {name!r} is there already: give each a name of its own")
+            raise UsageError(f"step {name!r} exists already: give each step a unique name")
         if isinstance(after, str):
-            raise UsageError(f"step {name!r}: after must be a list of steps' names and jobs' ids")
+            raise UsageError(f"step {name!r}: after must be a list of names of steps and ids of jobs")
         before = list(after)
         ids = [each for each in before if not isinstance(each, str)]
         job = NewJob(queue, payload, after=ids, on_failed_dependency=on_failed_dependency, **options)
         at = f"step {name!r}: "
         self._steps[name] = _Step(row(job, at), [x for x in before if isinstance(x, str)], waits(job, 0, at))
 
+    @overload
+    def enqueue(self, conn: SyncConnection) -> dict[str, UUID]: ...
+    @overload
+    def enqueue(self, conn: AnyAsyncConnection) -> Coroutine[Any, Any, dict[str, UUID]]: ...
     def enqueue(self, conn: Any) -> Any:
-        """Inserts all jobs or none; their ids by name, to be awaited if `conn` is async.
+        """Inserts all jobs or none; returns their ids by name (to be awaited if `conn` is async).
 
-        UsageError, before the database is asked, for a step that waits for an unknown one, or steps in a circle.
+        UsageError, before anything is sent, for a step that depends on an unknown step, or for a cycle.
         """
         run = way(conn)
         names = self._sorted()
@@ -79,11 +84,11 @@ class Workflow:
         return answered(run(conn, steps), lambda _: by_name)
 
     def _sorted(self) -> list[str]:
-        """The names, each behind those that it waits for, so that ids rise along the flow."""
+        """The names, each after those that it depends on, so that ids ascend along the graph."""
         for name, step in self._steps.items():
             if unknown := [each for each in step.after if each not in self._steps]:
-                raise UsageError(f"step {name!r} waits for {unknown[0]!r}, which is no step of this workflow")
+                raise UsageError(f"step {name!r} depends on {unknown[0]!r}, which is not a step of this workflow")
         try:
             return list(TopologicalSorter({name: step.after for name, step in self._steps.items()}).static_order())
         except CycleError as error:
-            raise UsageError(f"steps wait for each other in a circle: {' -> '.join(error.args[1][::-1])}") from None
+            raise UsageError(f"steps depend on each other in a cycle: {' -> '.join(error.args[1][::-1])}") from None

@@ -12,16 +12,13 @@ import os
 import asyncpg
 
 from pgworkd.errors import (
-    BatchClosed,
+    SQLSTATES,
     DatabaseBusy,
     DatabaseError,
     DatabaseUnavailable,
-    NotWaiting,
     OutcomeUnknown,
-    PgworkdError,
     SchemaError,
     UsageError,
-    WorkerLost,
 )
 from pgworkd.settings import tls
 
@@ -101,16 +98,11 @@ def _read_besides() -> str:
     return f" (the driver also reads {', '.join(names)} from the environment)" if names else ""
 
 
-_REJECTIONS: dict[str, type[PgworkdError]] = {"PW002": NotWaiting, "PW003": BatchClosed}
-
-
 def _translate_server_error(error: asyncpg.PostgresError) -> Exception:
     code = sqlstate_of(error)
     text = str(error)
-    if code == "PW001":
-        return WorkerLost(text)
-    if code in _REJECTIONS:
-        return _REJECTIONS[code](". ".join(map(str.strip, text.split("\nHINT:"))))
+    if code in SQLSTATES and (exception := SQLSTATES[code].exception) is not DatabaseError:
+        return exception(". ".join(map(str.strip, text.split("\nHINT:"))))
     if code in _POOLED or _POOLED_TEXT in text:
         return UsageError(
             f"the DSN leads to a connection pooler ({text.splitlines()[0]}): daemons and commands need "

@@ -1,9 +1,9 @@
 """`pgworkd demo`: an embedded Postgres, a daemon with six queues, real work on your files, and a live table.
 
-Three actors share the database. The *application* (here) inserts jobs as any program would; the *daemon* is
-the real one, with the handlers of `demo_jobs`; the *downstream* is an HTTP server that fails now and then. At
-the end the database counts: a trigger has noted the id of every job that was ever inserted, so each must be
-found in exactly one state, and what the daemon reported must be what the rows say.
+Three parties share the database. The *application* (here) inserts jobs as any program would; the *daemon* is
+the real one, with the handlers of `demo.jobs`; the *downstream* is an HTTP server that fails now and then. At
+the end the jobs are counted: a trigger has recorded the id of every job ever inserted, so each must be found in
+exactly one state, and the events that the daemon reported must agree with the rows.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pgworkd.database import schema
 from pgworkd.database.connection import Connection, ConnectionOptions
 from pgworkd.demo.downstream import Downstream
 from pgworkd.demo.jobs import LOOP_BYTES_MAX, TABLES, UNKNOWN_KIND, demo_app, text_files
-from pgworkd.demo.view import Balance, QueueRow, Tally, live_view, plain_line, say, summary_table, verdict
+from pgworkd.demo.view import Balance, QueueRow, Tally, live_view, plain_line, print_line, summary_table, verdict
 from pgworkd.embedded import EmbeddedPostgres, EmbeddedUnavailable
 from pgworkd.engine.life.daemon import Daemon, Options
 from pgworkd.engine.life.heartbeat import end_process
@@ -38,10 +38,10 @@ from pgworkd.words.validation import counted
 TICK_S = 0.25
 TICKS_PER_SURVEY = 12
 JOBS_MAX = 100_000
-"""The application inserts no more than that, however long the demo runs."""
+"""The maximum number of jobs that the application inserts."""
 WAITING_MAX = 500
 DRAIN_S = 5.0
-"""After the last insert, so long may what is due or waits for a retry be finished."""
+"""How long, in seconds, jobs that are due or wait for a retry may take to finish after the last insert."""
 SECONDS_MAX = 366 * 86_400
 LIVE_PERIOD_S, LINE_PERIOD_S = 0.25, 2.0
 
@@ -81,21 +81,21 @@ NewJob = tuple[str, str | None, str]
 def main(*, seconds: float | None, data_dir: Path | None, path: Path | None) -> int:
     """Runs the demo for `seconds` (None: until Ctrl-C) on the files below `path` (None: the project's own).
 
-    Returns 0 when the summary adds up, 1 when it does not. Raises UsageError for arguments that cannot be,
-    PgworkdError when there is no embedded Postgres to be had.
+    Returns 0 if the summary adds up, else 1. Raises UsageError for invalid arguments, PgworkdError if the embedded
+    Postgres cannot be started.
     """
     if seconds is not None and not 0 < seconds <= SECONDS_MAX:
         raise UsageError(f"--seconds {seconds:g}: give more than 0 and at most 366 days")
     root = (path or _own_folder()).expanduser().resolve()
     if not root.is_dir() or not str(root).isprintable():
-        raise UsageError(f"--path {root}: give a directory with files to work on")
+        raise UsageError(f"--path {root}: give a directory with files to process")
     server = EmbeddedPostgres(data_dir)
     try:
         _start(server, data_dir)
         uvloop = importlib.util.find_spec("uvloop") is not None
         return anyio.run(Demo(server.dsn(), root, seconds).run, backend_options={"use_uvloop": uvloop})
     except KeyboardInterrupt:
-        return 0  # before there was anything to sum up
+        return 0  # before there was anything to count
     finally:
         server.stop()
 
@@ -110,7 +110,7 @@ def _start(server: EmbeddedPostgres, data_dir: Path | None) -> None:
 
 
 def _own_folder() -> Path:
-    """The checkout; of an installed package, whose parent holds everyone's packages, the package alone."""
+    """The checkout; for an installed package, whose parent is site-packages, the package only."""
     package = Path(__file__).resolve().parents[1]
     if (package.parent / "pyproject.toml").is_file():
         return package.parent
@@ -132,7 +132,7 @@ class Demo:
 
     async def run(self) -> int:
         """All of it; the exit code."""
-        self._over, self._ended = anyio.Event(), anyio.Event()
+        self._stopping, self._ended = anyio.Event(), anyio.Event()
         self._tally, self._downstream = Tally(), Downstream()
         problem: PgworkdError | None = None
         try:
@@ -141,7 +141,7 @@ class Demo:
                 try:
                     await self._live(tasks)
                 except PgworkdError as error:
-                    problem = error  # kept out of the task group, which would wrap it
+                    problem = error  # raised below: the task group would wrap it
                 tasks.cancel_scope.cancel()
             if problem is not None:
                 raise problem
@@ -155,7 +155,7 @@ class Demo:
         self._carried = int(await self._connection.value("SELECT count(*) FROM demo.ledger"))
         self._files = await anyio.to_thread.run_sync(text_files, self._root)
         version = str(await self._connection.value("SHOW server_version")).split(" ")[0]
-        self._say(f"pgworkd demo: Postgres {version}, {counted(len(self._files), 'text file')} in {self._root}")
+        self._print(f"pgworkd demo: Postgres {version}, {counted(len(self._files), 'text file')} in {self._root}")
         port = await tasks.start(self._downstream.serve)
         self._daemon = daemon = Daemon(demo_app(port), self._options, end_process=end_process)
         daemon.events.listen(self._tally)
@@ -166,9 +166,9 @@ class Demo:
         self._tally.began_s = anyio.current_time()
         with anyio.move_on_after(self._seconds):
             await self._use()
-        if not self._over.is_set():
-            self._over.set()
-            await self._drain()  # who asked for a stop wants it now
+        if not self._stopping.is_set():
+            self._stopping.set()
+            await self._drain()  # not after a signal, which stops at once
         daemon.request_stop()
         await self._ended.wait()
 
@@ -176,7 +176,7 @@ class Demo:
         try:
             self._exit_code = await daemon.run()
         finally:
-            self._over.set()
+            self._stopping.set()
             self._ended.set()
 
     async def _heed_signals(self) -> None:
@@ -185,14 +185,14 @@ class Demo:
             return
         with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
             async for _ in signals:
-                if self._over.is_set() and self._daemon is not None:
+                if self._stopping.is_set() and self._daemon is not None:
                     self._daemon.request_stop(now=True)
-                self._over.set()
+                self._stopping.set()
 
     # The application.
 
     async def _use(self) -> None:
-        """Inserts a modest flow of jobs until it is over."""
+        """Inserts a few jobs per second until the stop."""
         inserted = 0
         for tick in count():
             jobs = self._jobs(tick)
@@ -201,12 +201,12 @@ class Demo:
                 await self._connection.fetch(_INSERT, *map(list, zip(*jobs, strict=True)))
                 inserted += len(jobs)
             with anyio.move_on_after(TICK_S):
-                await self._over.wait()
-            if self._over.is_set():
+                await self._stopping.wait()
+            if self._stopping.is_set():
                 return
 
     def _jobs(self, tick: int) -> list[NewJob]:
-        """What the application wants done at its nth tick."""
+        """The jobs that the application inserts at its nth tick."""
         small = [path for path, size in self._files if size <= LOOP_BYTES_MAX]
         path = small[tick % len(small)] if small else self._root
         subject = json.dumps({"path": str(path)})
@@ -225,38 +225,38 @@ class Demo:
         return jobs
 
     async def _drain(self) -> None:
-        """Waits until nothing is due, runs or waits for its retry."""
+        """Waits until no job is due, running or waiting for a retry."""
         with anyio.move_on_after(DRAIN_S):
             while not self._ended.is_set() and await self._connection.value(_UNFINISHED):
                 await anyio.sleep(0.05)
 
-    # What is seen of it.
+    # Output.
 
     async def _show(self) -> None:
         title = f"pgworkd demo, {self._root.name}"
         if not sys.stdout.isatty() or os.environ.get("TERM", "dumb") == "dumb":
             while True:
                 await anyio.sleep(LINE_PERIOD_S)
-                self._say(plain_line(await self._rows(), self._tally))
+                self._print(plain_line(await self._rows(), self._tally))
         try:
             with Live(console=Console(), auto_refresh=False, transient=True) as live:
                 while True:
                     live.update(live_view(title, await self._rows(), self._tally), refresh=True)
                     await anyio.sleep(LIVE_PERIOD_S)
         except (OSError, SystemExit):  # the terminal is gone; rich makes SystemExit of a broken pipe
-            self._over.set()
+            self._stopping.set()
 
     async def _rows(self) -> list[QueueRow]:
         try:
             return [QueueRow(*row) for row in await self._connection.fetch(_QUEUES)]
         except PgworkdError:
-            return []  # the application meets the same, and ends the demo
+            return []  # the application gets the same error, and ends the demo
 
-    def _say(self, line: str) -> None:
+    def _print(self, line: str) -> None:
         try:
-            say(line)
-        except OSError:  # nobody listens any more
-            self._over.set()
+            print_line(line)
+        except OSError:  # standard output is closed
+            self._stopping.set()
 
     async def _sum_up(self) -> int:
         """Counts, compares and prints; the exit code."""
@@ -280,7 +280,7 @@ class Demo:
             verdict(balance),
         ]
         for line in lines:
-            self._say(line)
+            self._print(line)
         return 1 if balance.differences() else 0
 
     async def _balance(self) -> Balance:

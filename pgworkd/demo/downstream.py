@@ -1,6 +1,6 @@
-"""The demo's downstream: a small HTTP/1.1 server with bad days, and the client that calls it.
+"""The demo's downstream: a small, unreliable HTTP/1.1 server, and the client that calls it.
 
-Both speak over real sockets and know just enough of HTTP for a POST with a length: no chunks, no TLS, one
+Both use real sockets and implement just enough of HTTP for a POST with a length: no chunks, no TLS, one
 request per connection.
 """
 
@@ -20,7 +20,7 @@ HEAD_MAX = 8 * 1024
 BODY_MAX = 64 * 1024
 REQUEST_S_MAX = 5.0
 SLOW_S = 3.0
-"""How long a slow answer takes; longer than any client of ours waits."""
+"""How long, in seconds, a slow answer takes: longer than the demo's timeout."""
 RETRY_AFTER_S = 1
 KEYS_MAX = 100_000
 _MOODS = ("ok",) * 14 + ("busy",) * 2 + ("broken",) * 2 + ("slow",) * 2
@@ -29,7 +29,7 @@ _WORDS = {200: "OK", 400: "Bad Request", 429: "Too Many Requests", 500: "Interna
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came back; the names of `headers` are lower case."""
+    """A response; the names of `headers` are lower case."""
 
     status: int
     headers: Mapping[str, str]
@@ -37,26 +37,26 @@ class Answer:
 
 
 def moods(seed: int = 7) -> Iterator[str]:
-    """For ever: "ok" 70 %, "busy" (429), "broken" (500) and "slow" 10 % each."""
+    """Endless: "ok" 70 %, "busy" (429), "broken" (500) and "slow" 10 % each."""
     rng = random.Random(seed)  # noqa: S311 # nosec B311 # bad luck is no secret
     while True:
         yield rng.choice(_MOODS)
 
 
 class Downstream:
-    """Takes notices under an Idempotency-Key and counts what it answered."""
+    """Accepts notices with an Idempotency-Key and counts its answers."""
 
     def __init__(self, mood: Iterator[str] | None = None, slow_s: float = SLOW_S) -> None:
         self.port = 0
         self.answered: Counter[str] = Counter()
-        """By mood; "slow" are the calls that were given up before the answer, "bad" what it could not read."""
+        """By mood; "slow" are calls that timed out before the answer, "bad" are unreadable requests."""
         self.accepted: set[str] = set()
-        """The keys of the notices taken, each once however often it was sent."""
+        """The keys of the accepted notices, each once however often it was sent."""
         self._mood = mood or moods()
         self._slow_s = slow_s
 
     async def serve(self, *, task_status: TaskStatus[int] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Listens on a free port of the loopback until cancelled; `task_status` is told the port."""
+        """Listens on a free port of the loopback until cancelled; passes the port to `task_status`."""
         async with await anyio.create_tcp_listener(local_host=HOST, local_port=0) as listener:
             self.port = int(listener.extra_attributes[SocketAttribute.local_port]())
             task_status.started(self.port)
@@ -74,7 +74,7 @@ class Downstream:
                 self.answered["bad"] += 1
                 await _send_answer(stream, 400)
             except (TimeoutError, anyio.EndOfStream, anyio.IncompleteRead, anyio.BrokenResourceError):
-                self.answered["bad"] += 1  # the caller is gone, or says nothing
+                self.answered["bad"] += 1  # the caller is gone, or sent nothing
 
     async def _respond(self, stream: ByteStream, buffered: BufferedByteReceiveStream, key: str) -> None:
         mood = next(self._mood)
@@ -83,7 +83,7 @@ class Downstream:
                 try:
                     await buffered.receive()
                 except (anyio.EndOfStream, anyio.BrokenResourceError):
-                    self.answered["slow"] += 1  # the caller lost its patience: nothing was taken
+                    self.answered["slow"] += 1  # the caller timed out: nothing was accepted
                     return
             mood = "ok"
         self.answered[mood] += 1
@@ -98,9 +98,9 @@ class Downstream:
 
 
 async def post(port: int, path: str, body: bytes, key: str) -> Answer:
-    """Sends one POST to the loopback and reads the answer; ConnectionError when there is none to be read.
+    """Sends one POST to the loopback and returns the answer; ConnectionError if there is none.
 
-    Waits for ever: callers set the time limit.
+    It has no timeout of its own: callers set one.
     """
     head = (
         f"POST {path} HTTP/1.1\r\nHost: {HOST}:{port}\r\nContent-Type: application/json\r\n"
@@ -118,7 +118,7 @@ async def post(port: int, path: str, body: bytes, key: str) -> Answer:
 
 
 async def _receive(buffered: BufferedByteReceiveStream) -> tuple[str, dict[str, str], bytes]:
-    """First line, headers and body of one message; ValueError for what is none, or too long."""
+    """The first line, headers and body of a message; ValueError if it is malformed or too long."""
     first, *lines = (await buffered.receive_until(b"\r\n\r\n", HEAD_MAX)).decode("latin-1").split("\r\n")
     pairs = (line.partition(":") for line in lines)
     headers = {name.strip().lower(): value.strip() for name, _, value in pairs}
@@ -126,7 +126,7 @@ async def _receive(buffered: BufferedByteReceiveStream) -> tuple[str, dict[str, 
         raise ValueError("not HTTP/1")
     length = int(headers.get("content-length", "0"))
     if not 0 <= length <= BODY_MAX:
-        raise ValueError("a body of that length is not taken")
+        raise ValueError("the body is too large")
     return first, headers, await buffered.receive_exactly(length)
 
 

@@ -1,13 +1,12 @@
 """The demo's handlers: each does real work whose outcome can be checked.
 
-embedding      reads a text file, hashes its words into 256 dimensions, stores the vector in the very
-               transaction that completes the job; files over 32 KiB are done in another process
-inference      finds the three most similar files by cosine, in SQL
-ocr            draws a file's name with a font of its own into a 1-bit bitmap, shifts it, adds noise, and
-               reads it back by comparing with the font: small, but recognised, not pretended. It reads
-               no photographs, and says how many characters it got wrong
-notification   POSTs to the flaky downstream; 429, 500 and silence end as they would in real life
-agent          surveys a directory: inserts the jobs for its files, sleeps until they are done, goes on
+embedding      reads a text file, hashes its words into 256 dimensions, stores the vector in the same
+               transaction that completes the job; files over 32 KiB are processed in another process
+inference      finds the three most similar files by cosine similarity, in SQL
+ocr            draws a file's name with a built-in font into a 1-bit bitmap, shifts it, adds noise, and
+               recognises it by comparison with the font; reports the number of wrong characters
+notification   POSTs to the unreliable downstream; 429, 500 and timeouts are handled as in production
+agent          surveys a directory: inserts jobs for its files, snoozes until they have finished, continues
 maintenance    every two seconds: ANALYZE, and a row with the counts
 """
 
@@ -38,7 +37,7 @@ from pgworkd.words.validation import counted
 DIMENSIONS = 256
 FILE_BYTES_MAX = 1024 * 1024
 LOOP_BYTES_MAX = 32 * 1024
-"""A larger file would hold up the event loop for too long: it is tokenised in another process."""
+"""A larger file would block the event loop for too long: it is tokenised in another process."""
 FILES_MAX = 500
 ENTRIES_MAX = 20_000
 SURVEY_FILES_MAX, SURVEY_LARGE_MAX = 40, 2
@@ -69,7 +68,7 @@ _KEEP_NEAREST = """INSERT INTO demo.neighbours (path, others, similarities) VALU
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A file or directory to work on, by its absolute path."""
+    """A file or directory to process, by its absolute path."""
 
     path: str
 
@@ -84,7 +83,7 @@ class Survey:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What to tell the downstream."""
+    """A notice for the downstream."""
 
     text: str
 
@@ -97,7 +96,7 @@ def text_files(root: Path, *, deep: bool = True) -> list[tuple[Path, int]]:
     found: list[tuple[Path, int]] = []
     entries, device = 0, _device(root)
     for directory, names, files in os.walk(root):
-        # Not into /proc and the like, nor into a database: perhaps it is our own.
+        # Not into other file systems such as /proc, nor into a database, which may be the demo's own.
         is_other = "pgdata" in names or _device(Path(directory)) != device
         deeper = [] if is_other or not deep else names
         names[:] = sorted(n for n in deeper if not n.startswith(".") and n not in _NOT_TEXT_DIRS)
@@ -119,9 +118,9 @@ def _device(path: Path) -> int | None:
 
 
 def _text_size(path: Path) -> int:
-    """The size of a text file that we may take; 0 for anything else."""
+    """The size of a readable text file; 0 for anything else."""
     try:
-        str(path).encode()  # a name that is not UTF-8 fits no payload
+        str(path).encode()  # a name that is not UTF-8 cannot be in a payload
         facts = path.lstat()
         if not stat.S_ISREG(facts.st_mode) or not 0 < facts.st_size <= FILE_BYTES_MAX:
             return 0
@@ -132,7 +131,7 @@ def _text_size(path: Path) -> int:
 
 
 def read_text(path: str) -> str:
-    """The text of a file, at most FILE_BYTES_MAX of it; PermanentError when it cannot be read any more."""
+    """The text of a file, up to FILE_BYTES_MAX; PermanentError if it cannot be read."""
     try:
         with Path(path).open("rb") as file:
             return file.read(FILE_BYTES_MAX).decode("utf-8", "replace")
@@ -163,9 +162,9 @@ CELL, MARGIN, HEIGHT = 6, 4, 7
 
 
 def draw(text: str, rng: random.Random, noise: float = NOISE) -> list[int]:
-    """`text` as rows of pixels (bits, the left one highest), somewhere within the margin, some pixels flipped.
+    """`text`, of characters of FONT only, as rows of pixels: randomly placed in the margin, with some pixels flipped.
 
-    Takes characters of FONT only.
+    A row is an int; its highest bit is the leftmost pixel.
     """
     down, right = rng.randrange(MARGIN + 1), rng.randrange(MARGIN + 1)
     bitmap = []
@@ -179,7 +178,7 @@ def draw(text: str, rng: random.Random, noise: float = NOISE) -> list[int]:
 
 
 def recognise(bitmap: list[int], characters: int) -> str:
-    """What a bitmap of so many characters says: the shift and the glyphs that differ least from it."""
+    """The text of a bitmap with this number of characters: the shift and the glyphs that differ least from it."""
     best = (math.inf, "")
     for down in range(MARGIN + 1):
         for right in range(MARGIN + 1):
@@ -197,7 +196,7 @@ def recognise(bitmap: list[int], characters: int) -> str:
 
 
 async def embed(file: File, job: Job) -> None:
-    """Vector and completion commit together, or neither."""
+    """Stores the vector and completes the job in one transaction."""
     text = await anyio.to_thread.run_sync(read_text, file.path)
     tokens, vector = embedding_of(text[:LOOP_BYTES_MAX])
     async with job.transaction() as db:
@@ -206,17 +205,17 @@ async def embed(file: File, job: Job) -> None:
 
 
 def embed_large(file: File) -> dict[str, Any]:
-    """In another process; what it returns is stored by the survey that waits for it."""
+    """Runs in another process; the survey that waits for it stores its result."""
     tokens, vector = embedding_of(read_text(file.path))
     return {"tokens": tokens, "vector": vector}
 
 
 async def nearest(file: File, job: Job) -> None:
-    """The three most similar files; sleeps until this one has a vector."""
+    """Finds the three most similar files; snoozes until this file has a vector."""
     async with job.transaction() as db:
         if not await db.fetchval("SELECT count(*) FROM demo.embeddings WHERE path = $1", file.path):
             if job.attempt > 100:
-                raise PermanentError("nobody has stored a vector of this file")
+                raise PermanentError("this file has no vector")
             raise Snooze(0.5)
         rows = await db.fetch(_NEAREST, file.path)
         await db.execute(_KEEP_NEAREST, file.path, [r[0] for r in rows], [r[1] for r in rows])
@@ -224,12 +223,12 @@ async def nearest(file: File, job: Job) -> None:
 
 
 def crash(file: File) -> None:
-    """The poisoned job: takes its process along, as a bug in native code would."""
+    """A poison job: ends its process, as a bug in native code would."""
     os._exit(len(file.path) % 100 + 1)
 
 
 def read_name(file: File, job: Job) -> dict[str, Any]:
-    """Draws the file's name and reads it back; in a thread, for nothing in it waits."""
+    """Draws the file's name and recognises it; runs in a thread, because it is CPU-bound."""
     name = Path(file.path).name.upper()[:NAME_CHARS_MAX]
     drawn = "".join(mark if mark in FONT else "?" for mark in name)
     rng = random.Random(f"{job.id} {job.attempt}")  # noqa: S311 # nosec B311 # noise
@@ -238,7 +237,7 @@ def read_name(file: File, job: Job) -> dict[str, Any]:
 
 
 async def notify(note: Note, job: Job, port: int) -> dict[str, Any]:
-    """Tells the downstream, under the job's id, so that a repetition is recognised."""
+    """Sends the notice with the job's id as Idempotency-Key, so that repetitions are recognised."""
     answer = await post(port, "/notices", json.dumps({"text": note.text}).encode(), str(job.id))
     if answer.status == 429:
         raise RetryAfter(float(answer.headers.get("retry-after", "1")), "the downstream is busy (429)")
@@ -248,7 +247,7 @@ async def notify(note: Note, job: Job, port: int) -> dict[str, Any]:
 
 
 async def survey(directory: File, job: Job) -> None:
-    """Inserts a job for each file of a directory, and one that gathers their outcome."""
+    """Inserts a job for each file of a directory, and one that gathers their results."""
     files = await anyio.to_thread.run_sync(lambda: text_files(Path(directory.path), deep=False))
     chosen = list(_some(files))
     async with job.transaction() as db:
@@ -267,7 +266,7 @@ async def survey(directory: File, job: Job) -> None:
 
 
 def _some(files: list[tuple[Path, int]]) -> Iterator[tuple[str, str]]:
-    """(path, kind) of as many files as one survey takes."""
+    """(path, kind) of the files of one survey."""
     large = 0
     for path, size in files[:SURVEY_FILES_MAX]:
         if size <= LOOP_BYTES_MAX:
@@ -278,7 +277,7 @@ def _some(files: list[tuple[Path, int]]) -> Iterator[tuple[str, str]]:
 
 
 async def gather(work: Survey, job: Job) -> None:
-    """Sleeps until a survey's jobs are over; then stores large files' vectors and asks for what follows."""
+    """Snoozes until a survey's jobs have finished; then stores the vectors of large files and inserts further jobs."""
     async with job.transaction() as db:
         if await db.fetchval("SELECT count(*) FROM pgworkd.jobs WHERE id = ANY ($1) AND status <> 'dead'", work.jobs):
             raise Snooze(0.25)
@@ -301,7 +300,7 @@ async def gather(work: Survey, job: Job) -> None:
 
 
 async def maintain(job: Job) -> None:
-    """Keeps the planner informed and the counts in a table."""
+    """Updates the planner's statistics and stores the counts in a table."""
     async with job.transaction() as db:
         await db.execute("ANALYZE demo.embeddings, demo.neighbours")
         await db.execute(

@@ -1,4 +1,4 @@
-"""What the demo shows: the live table, a plain line where there is no terminal, and the summary that adds up."""
+"""The demo's output: a live table, or plain lines without a terminal, and the summary."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ _SHOWN = ("completed", "pending", "failed", "running", "dead")
 _ENDED = ("cancelled", "expired")
 
 
-def say(line: str) -> None:
-    """Prints a line, whatever the terminal's encoding and whatever a file's name holds. Raises OSError."""
+def print_line(line: str) -> None:
+    """Prints a line, for any encoding of the terminal and any characters in file names. Raises OSError."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     sys.stdout.write(printable(line).encode(encoding, "backslashreplace").decode(encoding) + "\n")
     sys.stdout.flush()
 
 
 def printable(text: str) -> str:
-    """`text` without what could steer a terminal (CWE-150)."""
+    """`text` with terminal control characters escaped (CWE-150)."""
     return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)
 
 
 class Tally:
-    """What the daemon reports, counted: a listener of its events."""
+    """Counts the daemon's events: a listener."""
 
     def __init__(self) -> None:
         self.began_s = anyio.current_time()
@@ -54,7 +54,7 @@ class Tally:
         self._ends_s: deque[float] = deque(maxlen=5_000)
 
     def __call__(self, name: str, facts: Mapping[str, Any]) -> None:
-        """Hears one event."""
+        """Counts one event."""
         queue, now_s = str(facts.get("queue", "")), anyio.current_time()
         if name == events.JOB_COMPLETED:
             self.completed[queue] += 1
@@ -80,38 +80,38 @@ class Tally:
 
     @property
     def per_s(self) -> float:
-        """Completed jobs per second over the last five."""
+        """Completed jobs per second over the last 5 seconds."""
         window_s = max(min(RATE_WINDOW_S, self.elapsed_s), 0.1)
         since_s = anyio.current_time() - window_s
         return sum(end_s >= since_s for end_s in self._ends_s) / window_s
 
     def run_ms(self, queue: str, share: float) -> float:
-        """The run time in ms that this share of a queue's completed runs did not exceed; NaN without runs."""
+        """The quantile `share` of the run times of a queue's completed jobs, in ms; NaN without any."""
         runs_s = sorted(self.runs_s.get(queue, ()))
         return 1000 * runs_s[math.ceil(share * len(runs_s)) - 1] if runs_s else math.nan
 
 
 @dataclass
 class Balance:
-    """What the database counted at the end, beside what the daemon reported."""
+    """The counts in the database at the end, and those that the daemon reported."""
 
     inserted: dict[str, int]
-    """Jobs in the ledger by queue: ids noted by a trigger, in the transaction of each insert."""
+    """Jobs in the ledger by queue: ids recorded by a trigger, in the transaction of each insert."""
     found: dict[tuple[str, str], int]
-    """The ledger's jobs by (queue, status); "missing" for one that no table holds."""
+    """The ledger's jobs by (queue, status); "missing" for one that is in no table."""
     failures: int
-    """Budget spent on them, says the table."""
+    """Their failures by the table."""
     reported: dict[str, int] = field(default_factory=dict)
-    """By "completed", "dead" and "failures": what the events say."""
+    """By "completed", "dead" and "failures": the counts of events."""
     without_vector: int = 0
     exit_code: int = 0
 
     def of(self, status: str) -> int:
-        """How many jobs there are in a status."""
+        """The number of jobs with a status."""
         return sum(n for (_, found), n in self.found.items() if found == status)
 
     def differences(self) -> list[str]:
-        """What does not add up; empty when all does."""
+        """The discrepancies; empty if everything adds up."""
         wrong = []
         for queue, inserted in self.inserted.items():
             total = sum(n for (name, status), n in self.found.items() if name == queue and status != "missing")
@@ -130,7 +130,7 @@ class Balance:
 
 @dataclass(frozen=True, slots=True)
 class QueueRow:
-    """One queue as `pgworkd.queue_stats` has it."""
+    """A row of `pgworkd.queue_stats`."""
 
     queue: str
     due: int
@@ -168,7 +168,7 @@ def plain_line(rows: Sequence[QueueRow], tally: Tally) -> str:
 
 
 def milliseconds(value: float) -> str:
-    """A duration for people."""
+    """A duration as text."""
     return "-" if math.isnan(value) else f"{value:.1f}" if value < 100 else f"{value:.0f}"
 
 
@@ -190,7 +190,7 @@ def _line(name: str, cells: Sequence[object]) -> str:
 
 
 def verdict(balance: Balance) -> str:
-    """The last line: the sum written out, or what is wrong."""
+    """The last line: the sum, or the discrepancies."""
     if wrong := balance.differences():
         return "DOES NOT ADD UP: " + "; ".join(wrong)
     names = {"pending": "waiting", "failed": "retrying"}
@@ -198,5 +198,5 @@ def verdict(balance: Balance) -> str:
     total = " + ".join(f"{n} {name}" for name, n in parts if n) or "0"
     return (
         f"it adds up: {sum(balance.inserted.values())} inserted = {total}; "
-        f"the daemon reported as many completed, dead and failed ({balance.failures}) runs as the tables hold"
+        f"the daemon reported the same numbers of completed, dead and failed ({balance.failures}) runs as the tables"
     )

@@ -12,11 +12,12 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import Any, Literal, TypeVar, get_type_hints
+from typing import Any, Literal, TypeVar, Unpack, get_type_hints, overload
 
 from pydantic import PydanticSchemaGenerationError, PydanticUserError, TypeAdapter
 
-from pgworkd.client.batches import batch
+from pgworkd.client.batch_types import BatchOptions
+from pgworkd.client.batches import AsyncT, Batch, Opening, SyncT, batch
 from pgworkd.client.streams import stream_handler, stream_kind
 from pgworkd.errors import UsageError
 from pgworkd.words.backoff import Backoff
@@ -170,7 +171,11 @@ class App:
 
         return register
 
-    def batch(self, conn: Any, name: str, **options: Any) -> Any:
+    @overload
+    def batch(self, conn: SyncT, name: str, **options: Unpack[BatchOptions]) -> Batch[SyncT]: ...
+    @overload
+    def batch(self, conn: AsyncT, name: str, **options: Unpack[BatchOptions]) -> Opening[AsyncT]: ...
+    def batch(self, conn: Any, name: str, **options: Unpack[BatchOptions]) -> Any:
         """`pgworkd.client.batch()` with the queues of this app's kinds, and its stream functions."""
         return batch(conn, name, kinds=self, **options)
 

@@ -1,1 +1,1 @@
-"""Several daemons as one: `--processes`, autoscaling, systemd, and children that end with their parent."""
+"""Several workers on one host: `--processes` (supervisor), autoscale (autoscaler, workers), systemd, parent guard."""

@@ -1,7 +1,7 @@
-"""As many workers as a queue needs: looks at its depth, starts some, stops some, replaces those that die.
+"""Scales the number of workers by the depth of a queue: starts some, stops some, restarts those that die.
 
-`Policy` decides, and does nothing; `Autoscaler` does what it says. Workers have numbers, 1 to `most`, and one number
-is never two workers: so there are never more than `most`, not even while some are still stopping.
+`Policy` decides, without I/O; `Autoscaler` carries the decisions out. Workers are numbered 1 to `most`, and a number
+never has two workers: so there are never more than `most`, not even while some are still stopping.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ import structlog
 from pgworkd.admin.admin import Admin
 from pgworkd.database.reconnect import Outage
 from pgworkd.errors import DatabaseUnavailable, PgworkdError
-from pgworkd.fleet.supervisor import STEADY_S, restart_delay_s
+from pgworkd.fleet.restarts import Restarts, ended_by
 from pgworkd.fleet.workers import Worker, WorkerBackend
 
 DEPTH_MOST = 10_000
-"""A deeper queue is not counted to its end, unless up_at lies further."""
+"""The depth is counted up to this, or to up_at if that is larger."""
 NOW_S = 20.0
-"""A worker that is to stop at once gets so long: what `pgworkd run` allows itself to give its jobs back."""
+"""How long, in seconds, a worker may take to stop at once: the time in which `pgworkd run` releases its jobs."""
 _CLEAN = (0, -signal.SIGTERM, -signal.SIGINT)
-_logger = partial(structlog.get_logger, "pgworkd")  # one made before the log is configured would log as before
+_logger = partial(structlog.get_logger, "pgworkd")  # a logger made before the configuration would not follow it
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """When to scale and how far; 1 <= least <= most, down_at < up_at, 1 <= step. Whoever makes one sees to that."""
+    """When to scale and how far. The caller ensures 1 <= least <= most, down_at < up_at and 1 <= step."""
 
     least: int
     most: int
@@ -43,7 +43,7 @@ class Rules:
 
 
 class Decision(NamedTuple):
-    """From now on there should be `after` workers, where there should have been `before`."""
+    """Scales from `before` to `after` workers."""
 
     depth: int
     before: int
@@ -52,19 +52,19 @@ class Decision(NamedTuple):
 
 
 class Policy:
-    """Which workers there should be. Pure: it is told what happens, and when."""
+    """Which workers there should be. Pure: events and their times are passed in."""
 
     def __init__(self, rules: Rules, alive: Collection[int] = ()) -> None:
-        """`alive` are there already."""
+        """`alive`: the workers that are already running."""
         self.rules = rules
         self.wanted: set[int] = set(alive)
-        self._began_s = dict.fromkeys(alive, -math.inf)  # of those that are there, wanted or not
-        self._deaths: dict[int, int] = {}
+        self._began_s = dict.fromkeys(alive, -math.inf)  # of running workers, wanted or not
+        self._restarts = Restarts()
         self._decided_s = -math.inf
         self._grow_to(max(rules.least, len(self.wanted)))
 
-    def look(self, depth: int | None, now_s: float) -> Decision | None:
-        """What follows from the queue's depth; None: nothing. A depth of None is unknown."""
+    def decide(self, depth: int | None, now_s: float) -> Decision | None:
+        """The decision for this depth of the queue (None: unknown); None to change nothing."""
         rules, before = self.rules, len(self.wanted)
         if depth is None or now_s < self._decided_s + rules.cooldown_s:
             return None
@@ -81,32 +81,31 @@ class Policy:
         return Decision(depth, before, after, reason)
 
     def began(self, number: int, now_s: float) -> None:
-        """The worker has been started."""
+        """Records that the worker was started."""
         self._began_s[number] = now_s
 
     def ended(self, number: int, now_s: float, *, asked: bool) -> float:
-        """The worker has ended, `asked` to or not; how long to wait before there may be another of its number."""
+        """Records that the worker ended, on request (`asked`) or not; seconds to wait before it may be restarted."""
         lived_s = now_s - self._began_s.pop(number)
         if asked:
-            self._deaths.pop(number, None)
+            self._restarts.stopped(number)
             return 0.0
-        self._deaths[number] = deaths = 1 if lived_s >= STEADY_S else self._deaths.get(number, 0) + 1
-        return restart_delay_s(deaths)
+        return self._restarts.died(number, lived_s)
 
     def _grow_to(self, count: int) -> None:
-        """Those that are still stopping come last: they must end before they can begin."""
+        """Prefers numbers without a worker: one that is still stopping must end before it can be started again."""
         free = set(range(1, self.rules.most + 1)) - self.wanted
         ranked = sorted(free, key=lambda number: (number in self._began_s, number))
         self.wanted.update(ranked[: max(0, count - len(self.wanted))])
 
     def _shrink_to(self, count: int) -> None:
-        """Those that wait for their restart go first, then the newest."""
+        """Drops workers that wait for their restart first, then the newest."""
         ranked = sorted(self.wanted, key=lambda number: (self._began_s.get(number, math.inf), number))
         self.wanted.difference_update(ranked[count:])
 
 
 class Autoscaler:
-    """Keeps the workers that the policy wants, until it is asked to stop or one says that it can never work."""
+    """Runs the workers that the policy wants, until it is asked to stop or a worker exits with 2 (configuration)."""
 
     def __init__(
         self,
@@ -132,7 +131,7 @@ class Autoscaler:
         self._exit_code = 0
 
     async def run(self) -> int:
-        """The exit code. Raises PgworkdError when it cannot begin; a database that is away is waited for."""
+        """Runs until stopped; the exit code. Raises PgworkdError if it cannot start; waits for the database."""
         try:
             with self._beginning:
                 try:
@@ -145,13 +144,13 @@ class Autoscaler:
                 return 0
             workers = len(self._policy.wanted)
             _logger().info("autoscale.started", queue=self._queue, workers=workers, least=rules.least, most=rules.most)
-            async with anyio.create_task_group() as looking:
-                looking.start_soon(self._look)
+            async with anyio.create_task_group() as polling:
+                polling.start_soon(self._poll)
                 async with anyio.create_task_group() as working:
                     for number in range(1, rules.most + 1):
                         working.start_soon(self._keep, number)
-                await self._admin.close()  # ends a question under way, which a cancellation would wait for
-                looking.cancel_scope.cancel()
+                await self._admin.close()  # ends a query in progress, for which a cancellation would wait
+                polling.cancel_scope.cancel()
         finally:
             await self._admin.close()
         _logger().info("autoscale.stopped", queue=self._queue, exit_code=self._exit_code)
@@ -164,25 +163,25 @@ class Autoscaler:
         self._beginning.cancel()
         self._change()
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         while True:
             depth, wait_s = None, self._every_s
             try:
-                depth = await self._admin.depth(self._queue, max(self._policy.rules.up_at, DEPTH_MOST))
+                depth = await self._admin.queues.depth(self._queue, max(self._policy.rules.up_at, DEPTH_MOST))
             except PgworkdError as error:
                 if self._stopping():
                     return
                 wait_s = self._outage.failed(error)
             else:
                 self._outage.passed()
-            decision = None if self._stopping() else self._policy.look(depth, anyio.current_time())
+            decision = None if self._stopping() else self._policy.decide(depth, anyio.current_time())
             if decision is not None:
                 _logger().info("autoscale.decided", queue=self._queue, **decision._asdict())
                 self._change()
             await anyio.sleep(wait_s)
 
     async def _keep(self, number: int) -> None:
-        """One number: while it is wanted its worker, and the next one whenever that ends unasked."""
+        """Keeps a worker of this number running while it is wanted, restarting it whenever it ends by itself."""
         while True:
             await self._until(lambda: self._wants(number) or self._stopping())
             if self._stopping():
@@ -195,7 +194,7 @@ class Autoscaler:
                 if self._stopping() and code not in _CLEAN:
                     self._exit_code = max(self._exit_code, 1)
             elif code == 2:
-                _logger().error("worker.ended", **facts, note="its configuration is wrong: autoscale stops")
+                _logger().error("worker.ended", **facts, note="wrong configuration: autoscale stops")
                 self._exit_code = 2
                 self.request_stop()
             else:
@@ -204,7 +203,7 @@ class Autoscaler:
                     await self._until(lambda: not self._wants(number))
 
     async def _live(self, number: int) -> tuple[int, bool, dict[str, object]]:
-        """One worker, from start to end: its exit code, whether it had been asked to end, and the facts."""
+        """One worker from start to end: its exit code, whether it was asked to stop, and facts for the log."""
         asked = anyio.Event()
         name = self._backend.name(number)
         try:
@@ -215,18 +214,17 @@ class Autoscaler:
                 tasks.cancel_scope.cancel()
         except OSError as error:  # no memory, too many processes
             return 1, False, {"worker": name, "error": str(error)}
-        how = {"signal": signal.Signals(-code).name} if -code in set(signal.Signals) else {"exit_code": code}
-        return code, asked.is_set(), {"worker": name, **how}
+        return code, asked.is_set(), {"worker": name, **ended_by(code)}
 
     async def _end(self, number: int, worker: Worker, asked: anyio.Event) -> None:
-        """Stops the worker when it is no longer wanted: gracefully, at once when that is asked for, or by force."""
+        """Stops the worker when it is no longer wanted: gracefully, at once if requested, and finally with SIGKILL."""
         await self._until(lambda: not self._wants(number))
         asked.set()
         await worker.send(signal.SIGTERM)
         _, now, kill = self._stops
         with anyio.move_on_after(self._stop_timeout_s):
             await now.wait()
-            await worker.send(signal.SIGINT)  # a second SIGTERM might be heard as one with the first
+            await worker.send(signal.SIGINT)  # a second SIGTERM could coalesce with the first
             with anyio.move_on_after(NOW_S):
                 await kill.wait()
         _logger().warning("worker.killed", worker=self._backend.name(number))

@@ -1,10 +1,10 @@
-"""python leash.py PARENT COMMAND...: runs the command, which gets one SIGTERM when the process PARENT is gone.
+"""python parent_guard.py PARENT COMMAND...: runs the command, which gets one SIGTERM when the process PARENT is gone.
 
-Run by its path and free of our own imports, so that it takes no time. It stays between the two, because the kernel
-tells a child of every thread of its parent that ends before the last one does (prctl(2), PR_SET_PDEATHSIG), and a
-second SIGTERM would stop a worker at once. A process of one thread passes it on once, and is itself good for one only.
-It hands down the other signals as they come, and ends as the command has ended. The kernel's word lasts through exec,
-but not through one that changes the user (sudo).
+Run by its path and without imports of the package, so that it starts quickly. It stays between the two processes,
+because with PR_SET_PDEATHSIG (prctl(2)) the kernel signals a child at the end of *every* thread of its parent, and a
+second SIGTERM would stop a worker at once. This process receives those signals and forwards SIGTERM once; as it has
+only one thread, its own child is signalled once. It forwards other signals as they come, and ends as the command ends.
+PR_SET_PDEATHSIG survives exec, except of a program that changes the user (sudo).
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ PASSED = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.S
 
 
 def main(parent: int, command: list[str]) -> None:
-    """Ends the process when the parent is gone already, or the command cannot be run or has ended."""
+    """Runs the command and ends the process as it ends; at once if the parent is gone or it cannot be run."""
     for number in (signal.SIGHUP, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD):
-        signal.signal(number, signal.SIG_DFL)  # what we, Python or our parent ignore, the command need not
+        signal.signal(number, signal.SIG_DFL)  # ignored by Python or the parent, but the command must not inherit that
     before = signal.pthread_sigmask(signal.SIG_BLOCK, PASSED | {signal.SIGCHLD})
     _follow(parent)
     ourselves = os.getpid()
@@ -40,34 +40,34 @@ def _follow(parent: int) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
     if os.getppid() != parent:
-        sys.exit("pgworkd: autoscale is gone before its worker began")
+        sys.exit("pgworkd: autoscale ended before its worker was started")
 
 
 def _become(parent: int, command: list[str]) -> None:
     _follow(parent)
     try:
-        os.execvp(command[0], command)  # noqa: S606 # nosec B606 # it is the operator's own
+        os.execvp(command[0], command)  # noqa: S606 # nosec B606 # the operator's own
     except OSError as error:
         sys.exit(f"pgworkd: {command[0]}: {error.strerror}")
 
 
 def _lead(worker: int) -> int:
-    """Its exit code, or minus the signal that has ended it."""
-    told = False
+    """Forwards signals until the worker ends; its exit code, or minus the signal that ended it."""
+    is_stopping = False
     while True:
         number = signal.sigwait(PASSED | {signal.SIGCHLD})
         if number == signal.SIGCHLD:
             pid, status = os.waitpid(worker, os.WNOHANG)
             if pid:
                 return os.waitstatus_to_exitcode(status)
-        elif number != signal.SIGTERM or not told:
-            os.kill(worker, number)  # not waited for yet, so the number is still its own
-            told = told or number == signal.SIGTERM
+        elif number != signal.SIGTERM or not is_stopping:
+            os.kill(worker, number)  # it has not been reaped, so its pid cannot have been reused
+            is_stopping = is_stopping or number == signal.SIGTERM
 
 
 def _end(code: int) -> None:
     if code < 0:
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the command has left one, if it was to
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the command has dumped its core already
         if -code != signal.SIGKILL:
             signal.signal(-code, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {-code})

@@ -1,7 +1,8 @@
-"""Several daemons for one command line: starts them, restarts what dies, and is one service to systemd.
+"""Runs several daemons for one command line: starts them, restarts those that die, and is one service to systemd.
 
-Each is a whole `pgworkd run` in a session of its own: a terminal's Ctrl-C reaches it once, through us. Its standard
-input is a pipe whose other end only we hold: it stops when we are gone, whatever ended us. Its NOTIFY_SOCKET is ours.
+Each is a complete `pgworkd run` in a session of its own: a terminal's Ctrl-C reaches it once, through the supervisor.
+Its standard input is a pipe whose other end only the supervisor has open: it stops when the supervisor is gone, for
+whatever reason. Its NOTIFY_SOCKET is the supervisor's.
 """
 
 from __future__ import annotations
@@ -29,30 +30,23 @@ from pgworkd.database.connection import Connection
 from pgworkd.engine.life.daemon import Daemon, Options
 from pgworkd.engine.run import liveness_pipe
 from pgworkd.errors import PgworkdError
+from pgworkd.fleet.restarts import Restarts, ended_by
 from pgworkd.fleet.sd_notify import SystemdNotifier
 from pgworkd.settings.file import NAME_CHARS_MAX
-from pgworkd.words.backoff import Backoff
 from pgworkd.words.registration import Registration, token_of
 
-STEADY_S = 60.0  # one that ends after so long is restarted at once; one that keeps dying waits longer and longer
-STRIKES = 4  # looks, each a tenth of the watchdog's limit after the last, that must find a process late
-START_S = 90.0  # until its first ping, which comes after the app's import, a process may be silent for so long
-LOOK_S = 0.5  # so often a daemon looks whether it has registered anew
-HURRY_S = 5.0  # how long a stop may wait for what is left of a process that has died
-_WORKER = "X_PGWORKD_WORKER"  # systemd would pass over it
-SUPERVISED = "PGWORKD_SUPERVISED"  # tells a daemon that its standard input is the pipe to us
-_ENVIRON, _CWD = dict(os.environ), Path.cwd()  # as we were started: importing the app may change both
-_BACKOFF = Backoff(base_s=1, factor=2, cap_s=24, jitter=0.25)  # at most 30 s
-_logger = partial(structlog.get_logger, "pgworkd")  # one made before a reload would log as before
-
-
-def restart_delay_s(deaths: int) -> float:
-    """How long to wait after so many deaths in a row: after the first not at all, then up to 30 s."""
-    return 0.0 if deaths == 1 else _BACKOFF.delay_s(deaths - 1)
+STRIKES = 4  # checks, each a tenth of the watchdog's timeout apart, that must find a process late
+START_S = 90.0  # maximum time until the first ping, which comes after the import of the app
+REPORT_S = 0.5  # how often a daemon checks whether its registration has changed
+HURRY_S = 5.0  # how long a stop may wait until the remains of a dead process are gone
+_WORKER = "X_PGWORKD_WORKER"  # systemd ignores it
+SUPERVISED = "PGWORKD_SUPERVISED"  # set in a daemon whose standard input is the pipe from the supervisor
+_ENVIRON, _CWD = dict(os.environ), Path.cwd()  # as at the start: importing the app may change both
+_logger = partial(structlog.get_logger, "pgworkd")  # a logger made before a reload would not follow it
 
 
 def without_dsn(argv: Sequence[str]) -> tuple[list[str], str | None]:
-    """A command line without --dsn, and its last value: anybody can read the first, only our user the environment."""
+    """A command line without --dsn, and the value of --dsn: other users can read the command line."""
     kept: list[str] = []
     dsn: str | None = None
     words = iter(argv)
@@ -68,39 +62,39 @@ def without_dsn(argv: Sequence[str]) -> tuple[list[str], str | None]:
 
 @dataclass
 class _Child:
-    """A living process, and what it has said of itself."""
+    """A running process and what it has reported."""
 
     name: str
     process: Process
-    due_s: float  # when it is called hung, unless it pings before
+    due_s: float  # when its next ping is due
     ready: bool = False
-    spoke: bool = False  # only then do its handlers of signals stand
+    reported: bool = False  # anything: only then are its signal handlers installed
     must_reload: bool = False
-    strikes: int = 0  # looks at it that found it hung
+    strikes: int = 0  # checks in a row that found it late
     worker_id: Registration | None = None
 
     def send(self, number: signal.Signals) -> None:
-        """Signals it, if it still lives."""
+        """Sends it a signal, if it is still running."""
         with contextlib.suppress(ProcessLookupError):
             self.process.send_signal(number)
 
 
 class Introduction:
-    """Tells the supervisor of a daemon under which registration that works. A part of the daemon."""
+    """Reports a daemon's registration to its supervisor. A part of the daemon."""
 
     async def run(self, daemon: Daemon) -> None:
-        """Until cancelled."""
-        line, told = SystemdNotifier(), None
-        await daemon.ready.wait()  # before, it claims nothing
+        """Reports until cancelled."""
+        notifier, reported = SystemdNotifier(), None
+        await daemon.ready.wait()  # it claims nothing before
         while True:
-            if (worker_id := daemon.worker_id) is not told:
-                line.send(f"{_WORKER}={worker_id} {token_of(worker_id)}")
-                told = worker_id
-            await anyio.sleep(LOOK_S)
+            if (worker_id := daemon.worker_id) is not reported:
+                notifier.send(f"{_WORKER}={worker_id} {token_of(worker_id)}")
+                reported = worker_id
+            await anyio.sleep(REPORT_S)
 
 
 class Supervisor:
-    """Keeps `count` daemons running. Is stopped as one daemon is, and tells systemd of all as of one (`Vitals`)."""
+    """Keeps `count` daemons running. Stopped like a single daemon, and one service to systemd (`Vitals`)."""
 
     def __init__(self, options: Options, count: int) -> None:
         self.options = options
@@ -108,6 +102,7 @@ class Supervisor:
         self.stop_requested = anyio.Event()
         self._names = [f"{options.worker_name[: NAME_CHARS_MAX - 3]}-{n}" for n in range(1, count + 1)]
         self._living: dict[str, _Child] = {}
+        self._restarts = Restarts()
         self._go = anyio.Event()
         self._exit_code = 0
         self._tasks: TaskGroup | None = None
@@ -119,7 +114,7 @@ class Supervisor:
             self._environ["PGWORKD_DSN"] = dsn
 
     async def run(self) -> int:
-        """Until asked to stop, or until a daemon says that it can never work; the exit code."""
+        """Runs until asked to stop, or until a daemon exits with 2 (wrong configuration); the exit code."""
         with tempfile.TemporaryDirectory(prefix="pgworkd-") as directory:  # 0700
             async with anyio.create_task_group() as watch:
                 watch.start_soon(SystemdNotifier().run, self)
@@ -132,31 +127,31 @@ class Supervisor:
         return self._exit_code
 
     def request_stop(self, *, now: bool = False) -> None:
-        """Asks all for a stop: gracefully, or at once."""
+        """Asks all daemons to stop: gracefully, or at once."""
         if now or not self.stop_requested.is_set():
-            # Two signals of one kind that come close together would be heard as one.
+            # Two signals of the same kind in quick succession could coalesce.
             self.send(signal.SIGINT if now else signal.SIGTERM)
         self.stop_requested.set()
         self._go.set()
 
     def reload(self) -> None:
-        """Lets all read their settings again; SIGHUP would kill one that has no handler for it yet."""
+        """Makes all daemons reload their settings; SIGHUP would kill one that has not installed its handler yet."""
         for child in self._living.values():
-            if child.spoke:
+            if child.reported:
                 child.send(signal.SIGHUP)
-            child.must_reload = not child.spoke
+            child.must_reload = not child.reported
 
     def send(self, number: signal.Signals) -> None:
-        """Signals all."""
+        """Sends all daemons a signal."""
         for child in self._living.values():
             child.send(number)
 
     def healthy(self) -> bool:
-        """False while a process hangs and has not been ended. One that is being restarted does not count."""
+        """False while a process that hangs has not been ended. One that is being restarted does not count."""
         return self.stop_requested.is_set() or not self._late()
 
     def status(self) -> str:
-        """One line for people."""
+        """One line for `systemctl status`."""
         if self.stop_requested.is_set():
             return f"stopping, {len(self._living)} of {len(self._names)} left"
         ready = sum(child.ready for child in self._living.values())
@@ -164,38 +159,37 @@ class Supervisor:
         return f"{ready} of {len(self._names)} ready" + (f"; restarting {missing}" if missing else "")
 
     async def _keep(self, name: str, address: Path) -> None:
-        """One of the daemons: its process, and the next one whenever that ends unasked."""
+        """Keeps one daemon running, restarting it whenever it ends by itself."""
         if name != self._names[0]:
-            await self._go.wait()  # the first goes ahead: what is wrong for one is wrong for all, and said once
-        deaths = 0
+            await self._go.wait()  # the first one starts alone, so that a common fault is reported once
+        number = self._names.index(name)
         while not self.stop_requested.is_set():
             began_s = anyio.current_time()
             code, facts = await self._live(name, address)
             if self.stop_requested.is_set():
-                # SIGTERM kills only who has not begun yet.
+                # SIGTERM kills only a process that has not installed its handlers yet.
                 self._exit_code = max(self._exit_code, int(code not in (0, -signal.SIGTERM)))
                 _logger().info("process.ended", **facts)
             elif code == 2:
-                _logger().error("process.ended", **facts)  # it has said what is wrong
+                _logger().error("process.ended", **facts)  # it has reported the fault itself
                 if self._exit_code != 2:
                     self._exit_code = 2
-                    signal.raise_signal(signal.SIGTERM)  # a stop like any other, with the same limits
+                    signal.raise_signal(signal.SIGTERM)  # stops all like any other stop, with the same limits
                 await self.stop_requested.wait()
             else:
-                deaths = 1 if anyio.current_time() - began_s >= STEADY_S else deaths + 1
-                delay_s = restart_delay_s(deaths)
+                delay_s = self._restarts.died(number, anyio.current_time() - began_s)
                 _logger().warning("process.ended", **facts, restart_in_s=round(delay_s, 3))
                 with anyio.move_on_after(delay_s):
                     await self.stop_requested.wait()
 
     async def _live(self, name: str, address: Path) -> tuple[int, dict[str, object]]:
-        """One process, from start to end: its exit code (minus the signal that ended it), and the facts of its end."""
-        # As we were started ourselves, so that it finds what we found; the last of two flags counts.
+        """One process from start to end: its exit code, or minus the signal that ended it, and facts for the log."""
+        # The supervisor's own command line, so that it finds the same files; the last of two equal flags counts.
         command = [sys.executable, *self._argv, "--processes=1", f"--worker-name={name}"]
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as line:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as notifications:
             try:
                 address.unlink(missing_ok=True)  # noqa: ASYNC240 - it takes no time
-                line.bind(str(address))
+                notifications.bind(str(address))
                 process, end = await self._start(command, {"NOTIFY_SOCKET": str(address)})
             except OSError as error:  # no memory, too many processes, a full disk
                 return 1, {"worker": name, "error": str(error)}
@@ -205,16 +199,15 @@ class Supervisor:
                 _logger().info("process.started", worker=name, pid=process.pid)
                 if self.stop_requested.is_set():  # while it was being started
                     child.send(signal.SIGTERM)
-                tasks.start_soon(self._hear, child, line)
+                tasks.start_soon(self._receive, child, notifications)
                 code = await process.wait()
                 del self._living[name]
                 tasks.cancel_scope.cancel()
         cast("TaskGroup", self._tasks).start_soon(self._take_back, child.worker_id if code else None, end)
-        how = {"signal": signal.Signals(-code).name} if -code in set(signal.Signals) else {"exit_code": code}
-        return code, {"worker": name, "pid": process.pid, **how}
+        return code, {"worker": name, "pid": process.pid, **ended_by(code)}
 
     async def _start(self, command: Sequence[str], environ: dict[str, str]) -> tuple[Process, int]:
-        """The process, and where to read that it and all in which it runs handlers are gone. Raises OSError."""
+        """The process, and a pipe that ends when it and all its handler processes are gone. Raises OSError."""
         end, theirs = os.pipe()
         try:
             process = await anyio.open_process(
@@ -235,15 +228,15 @@ class Supervisor:
         return process, end
 
     async def _take_back(self, worker_id: Registration | None, end: int) -> None:
-        """Lets the jobs of a daemon that has died run again, as soon as nothing of it is left that may run them."""
+        """Has the jobs of a dead daemon rescued as soon as none of its processes can still be running them."""
         try:
             if worker_id is None:
                 return
-            with anyio.move_on_after(self.options.lease_s) as limit:  # then the others do so by themselves
+            with anyio.move_on_after(self.options.lease_s) as limit:  # after that other workers rescue them
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(self._hurry, limit)
                     await liveness_pipe.gone(end)
-                    await self._say_ended(worker_id)
+                    await self._report_ended(worker_id)
                     tasks.cancel_scope.cancel()
         finally:
             os.close(end)
@@ -252,7 +245,7 @@ class Supervisor:
         await self.stop_requested.wait()
         limit.deadline = min(limit.deadline, anyio.current_time() + HURRY_S)
 
-    async def _say_ended(self, worker_id: Registration) -> None:
+    async def _report_ended(self, worker_id: Registration) -> None:
         connection = Connection(self.options.connection, "supervisor")
         try:
             while True:
@@ -261,49 +254,49 @@ class Supervisor:
                     return
                 except PgworkdError as error:
                     _logger().warning("process.jobs_kept", worker_id=int(worker_id), error=str(error))
-                await anyio.sleep(LOOK_S)
+                await anyio.sleep(REPORT_S)
         finally:
             with anyio.CancelScope(shield=True):
                 await connection.close()
 
-    async def _hear(self, child: _Child, line: socket.socket) -> None:
-        """What a daemon would tell systemd."""
+    async def _receive(self, child: _Child, notifications: socket.socket) -> None:
+        """Receives the notifications that a daemon sends to systemd."""
         while True:
-            await anyio.wait_readable(line)
-            said = line.recv(4096).splitlines()
+            await anyio.wait_readable(notifications)
+            lines = notifications.recv(4096).splitlines()
             if child.must_reload:
                 child.send(signal.SIGHUP)
-            child.spoke, child.must_reload = True, False
-            if b"WATCHDOG=1" in said:
+            child.reported, child.must_reload = True, False
+            if b"WATCHDOG=1" in lines:
                 child.due_s, child.strikes = anyio.current_time() + self._watchdog_s, 0
-            for name, _, value in (each.decode(errors="replace").partition("=") for each in said):
+            for name, _, value in (each.decode(errors="replace").partition("=") for each in lines):
                 if name == _WORKER:
                     worker_id, token = value.split()
                     child.worker_id = Registration.of(int(worker_id), UUID(token))
-            if b"READY=1" in said:
+            if b"READY=1" in lines:
                 child.ready = True
                 self._go.set()
                 if sum(each.ready for each in self._living.values()) == len(self._names):
                     self.ready.set()
 
     async def _watch(self) -> None:
-        """Ends processes that hang, once another has pinged later: if all do, systemd decides."""
+        """Ends processes that hang, provided that another has pinged since; if all hang, systemd's watchdog decides."""
         tick_s = min(1.0, self._watchdog_s / 10) or math.inf
         while True:
             began_s = anyio.current_time()
             await anyio.sleep(tick_s)
-            if (over_s := anyio.current_time() - began_s - tick_s) > tick_s:
-                for child in self._living.values():  # it is we who stood still: their pings are yet unread
-                    child.due_s += over_s
-            dues_s = [child.due_s for child in self._living.values() if child.spoke]
+            if (late_s := anyio.current_time() - began_s - tick_s) > tick_s:
+                for child in self._living.values():  # the supervisor itself was suspended: pings are still unread
+                    child.due_s += late_s
+            dues_s = [child.due_s for child in self._living.values() if child.reported]
             pinged_s = max(dues_s, default=0.0) - self._watchdog_s
             for child in self._late() if not self.stop_requested.is_set() else ():
                 if pinged_s <= child.due_s:
                     continue
-                child.strikes += 1  # at first all may just be thawing, and the others have been quicker
+                child.strikes += 1  # after a suspension of all processes some resume earlier than others
                 if child.strikes == STRIKES:
                     _logger().error("process.hung", worker=child.name, pid=child.process.pid)
-                    child.send(signal.SIGABRT)  # may leave a trace of where it hangs
+                    child.send(signal.SIGABRT)  # may leave a traceback or core dump
                 elif child.strikes > STRIKES:
                     child.send(signal.SIGKILL)
 

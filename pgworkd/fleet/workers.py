@@ -1,4 +1,4 @@
-"""What autoscale starts and stops: processes of its own, or instances of a systemd unit; numbered from 1."""
+"""The workers of autoscale, numbered from 1: processes of its own, or instances of a systemd unit."""
 
 from __future__ import annotations
 
@@ -17,55 +17,55 @@ from pgworkd.errors import UsageError
 from pgworkd.fleet import parent_guard
 from pgworkd.settings.file import NAME_CHARS_MAX
 
-STOPPING_LOOK_S = 0.5
-"""Between looks at a unit that is to stop."""
+STOPPING_POLL_S = 0.5
+"""How often, in seconds, the state of a stopping unit is polled."""
 _ACTIVE = {"active", "activating", "reloading"}
-_OVER = {"inactive", "failed"}
+_ENDED = {"inactive", "failed"}
 _UNUSABLE = {"not-found", "bad-setting", "error", "masked"}
 _EXITED = "1"  # CLD_EXITED; otherwise the status is the number of a signal
 
 
 class Worker(Protocol):
-    """One that has been started; `facts` for the log."""
+    """A worker that has been started, with `facts` for the log."""
 
     facts: dict[str, object]
 
     async def wait(self) -> int:
-        """Until it has ended; its exit code, or minus the signal that ended it."""
+        """Waits until it has ended; its exit code, or minus the signal that ended it."""
 
     async def send(self, number: signal.Signals) -> None:
-        """SIGTERM: stop gracefully; SIGINT: at once; SIGKILL: all that belongs to it."""
+        """SIGTERM: stop gracefully; SIGINT: at once; SIGKILL: kills it and its children."""
 
 
 class WorkerBackend(Protocol):
-    """Where workers come from."""
+    """Starts and finds workers."""
 
     def name(self, number: int) -> str:
-        """What the worker is called."""
+        """The worker's name."""
 
     async def alive(self, most: int) -> set[int]:
-        """Which of the workers 1 to `most` are there already."""
+        """Which of the workers 1 to `most` are already running."""
 
     def start(self, number: int) -> contextlib.AbstractAsyncContextManager[Worker]:
         """Starts it. Raises OSError."""
 
 
 class Processes:
-    """Each worker runs `command`, which must end on SIGTERM, on a leash: it ends when we end, whatever ends us."""
+    """Each worker is a process of `command`, which must exit on SIGTERM, under a parent-death guard."""
 
     def __init__(self, command: Sequence[str], worker_name: str, environ: Mapping[str, str]) -> None:
         self._command = [sys.executable, "-I", "-S", parent_guard.__file__, str(os.getpid()), *command]
         self._environ = dict(environ)
-        for name in ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"):  # systemd knows us, not them
+        for name in ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"):  # for this process, not for workers
             self._environ.pop(name, None)
         self._worker_name = worker_name[: NAME_CHARS_MAX - 4]
 
     def name(self, number: int) -> str:
-        """As the worker shows up in `pgworkd workers`."""
+        """The worker's name in `pgworkd workers`."""
         return f"{self._worker_name}-{number}"
 
     async def alive(self, most: int) -> set[int]:
-        """None: no process outlives the autoscale that started it."""
+        """The empty set: no worker outlives the autoscale that started it."""
         return set()
 
     @contextlib.asynccontextmanager
@@ -91,34 +91,34 @@ class _Child:
         with contextlib.suppress(ProcessLookupError):
             if number is signal.SIGKILL:
                 os.killpg(self._process.pid, number)
-            else:  # to the first process only: what it has started, it stops itself
+            else:  # to the first process only, which stops its own children
                 self._process.send_signal(number)
 
 
 class SystemdBackend:
-    """Each worker is an instance of a unit; `pattern` holds %d for its number. They outlive us, and are found again."""
+    """Each worker is an instance of a unit; `pattern` has %d for its number. Units outlive autoscale and are found."""
 
     def __init__(self, pattern: str, every_s: float) -> None:
-        """`every_s` is the time between two looks at a unit."""
+        """`every_s`: how often, in seconds, the state of a unit is polled."""
         self._pattern = pattern
         self._every_s = every_s
 
     def name(self, number: int) -> str:
-        """The unit."""
+        """The unit's name."""
         return self._pattern.replace("%d", str(number))
 
     async def alive(self, most: int) -> set[int]:
-        """The instances that are active. UsageError when there is no systemd to ask."""
+        """The instances that are active. UsageError if systemctl does not answer."""
         numbers = range(1, most + 1)
-        _, said = await _systemctl("is-active", *(self.name(number) for number in numbers))
-        states = said.split()
+        _, output = await _systemctl("is-active", *(self.name(number) for number in numbers))
+        states = output.split()
         if len(states) != most:
             raise UsageError("--unit: systemctl does not answer; run autoscale on a host that systemd manages")
         return {number for number, state in zip(numbers, states, strict=True) if state in _ACTIVE}
 
     @contextlib.asynccontextmanager
     async def start(self, number: int) -> AsyncIterator[Worker]:
-        """Leaves the start itself to `wait`, because it may take long."""
+        """Returns at once: `wait` starts the unit, because that may take long."""
         yield _Unit(self.name(number), self._every_s)
 
 
@@ -131,17 +131,17 @@ class _Unit:
 
     async def wait(self) -> int:
         refused, _ = await _systemctl("start", self._name)
-        if self._stopping.is_set():  # the stop cancels a start under way; or systemd heard of it before the start
+        if self._stopping.is_set():  # the stop cancelled the start, or systemd received it before the start
             refused = 0
             await self._stop()
         while True:
-            look_s = STOPPING_LOOK_S if self._stopping.is_set() else self._every_s
-            code, said = await _systemctl("show", "--property=LoadState,ActiveState,ExecMainCode,ExecMainStatus",
+            poll_s = STOPPING_POLL_S if self._stopping.is_set() else self._every_s
+            code, output = await _systemctl("show", "--property=LoadState,ActiveState,ExecMainCode,ExecMainStatus",
                                           self._name)  # fmt: skip
-            facts = dict(line.partition("=")[::2] for line in said.splitlines())
-            if code == 0 and facts.get("ActiveState") in _OVER:
+            facts = dict(line.partition("=")[::2] for line in output.splitlines())
+            if code == 0 and facts.get("ActiveState") in _ENDED:
                 break
-            with anyio.move_on_after(look_s):
+            with anyio.move_on_after(poll_s):
                 await (anyio.sleep_forever() if self._stopping.is_set() else self._stopping.wait())
         if refused and facts.get("LoadState") in _UNUSABLE:
             return 2
@@ -162,7 +162,7 @@ class _Unit:
 
 
 async def _systemctl(*args: str) -> tuple[int, str]:
-    """Its exit code and what it prints; what it complains of goes to our own standard error."""
+    """Runs systemctl; its exit code and standard output. Its errors go to standard error."""
     try:
         done = await anyio.run_process(["systemctl", *args], stdin=DEVNULL, stdout=PIPE, stderr=None, check=False)
     except OSError:  # no memory, too many processes

@@ -1,1 +1,1 @@
-"""Where settings come from: flags, `PGWORKD_*`, `pgworkd.toml`, defaults; and what those of a queue may be."""
+"""Settings: flags, `PGWORKD_*`, `pgworkd.toml`, defaults (config, file); those of a queue (queue); TLS (tls)."""

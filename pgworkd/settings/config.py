@@ -1,7 +1,7 @@
-"""Settings: flags over environment over pgworkd.toml over defaults, and one clear line for what is wrong.
+"""Settings: flags override the environment, which overrides pgworkd.toml and the defaults; errors fit on one line.
 
-A secret never reaches a message: errors of pydantic, which hold the values, are put into our own words and
-dropped, and a value is quoted only where it can hardly be one.
+No secret reaches a message: errors of pydantic, which contain the values, are rewritten and dropped, and a value is
+quoted only if it cannot be an address with a password.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ LogFormat = Literal["auto", "json", "console"]
 
 
 class Settings(BaseSettings):
-    """What a daemon or command runs with; immutable. Names end in their unit: `_s` seconds, `_days` days.
+    """The settings of a daemon or command; immutable. Names end in their unit: `_s` seconds, `_days` days.
 
-    `load` makes one from all sources, `Settings(...)` looks at its arguments only.
+    `load` reads all sources, `Settings(...)` only its arguments.
     """
 
     model_config = SettingsConfigDict(
@@ -108,14 +108,14 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Arguments only: `load` puts the sources together itself, to know where each value came from."""
+        """Arguments only: `load` merges the sources itself, to record the origin of each value."""
         return (init_settings,)
 
     @field_validator("*", mode="before")
     @classmethod
     def _tidy(cls, value: object) -> object:
         if isinstance(value, bool):  # pydantic would read it as the number 1 or 0
-            raise PydanticCustomError("boolean", "no setting is true or false")
+            raise PydanticCustomError("boolean", "no setting is a boolean")
         return value.strip() if isinstance(value, str) else value
 
     @field_validator("dsn")
@@ -169,30 +169,30 @@ class Settings(BaseSettings):
 
     @property
     def dsn_redacted(self) -> str | None:
-        """The DSN for people to read: passwords and other secrets shown as ***."""
+        """The DSN with passwords and other secrets replaced by ***."""
         return None if self.dsn is None else redacted(self.dsn.get_secret_value())
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What `load` found worth a warning in the log, one line each."""
+        """Warnings of `load` for the log, one line each."""
         return self._notes
 
     def dsn_required(self) -> str:
-        """The DSN with its secrets, to connect with; UsageError when none is set."""
+        """The DSN with its secrets, to connect with; UsageError if none is set."""
         if self.dsn is None:
             raise UsageError(f"no database given: set {PREFIX}DSN, or pass --dsn postgresql://user@host/database")
         return self.dsn.get_secret_value()
 
     def origin(self, name: str) -> str:
-        """Where the value of `name` came from: flag, environment PGWORKD_..., the file's path, or default."""
+        """The source of the value of `name`: flag, environment PGWORKD_..., the file's path, or default."""
         return self._origins.get(name, "flag" if name in self.model_fields_set else "default")
 
 
 def load(**overrides: object) -> Settings:
     """Settings from `overrides` (flags; None and [] mean not given), environment, TOML file and defaults.
 
-    The file is PGWORKD_CONFIG, which must exist, or pgworkd.toml in the working directory, which may.
-    UsageError, in one line that names field, source and remedy, for whatever is wrong in any of them.
+    The file is the one named by PGWORKD_CONFIG, or pgworkd.toml in the working directory, if it exists.
+    UsageError, in one line that names the setting, its source and the remedy, for an invalid value.
     """
     flags = {name: value for name, value in overrides.items() if value is not None and value != []}
     path, table, is_public = read_file()
@@ -208,12 +208,12 @@ def load(**overrides: object) -> Settings:
             settings = Settings(**{**table, **environment, **flags})
         except ValidationError as error:
             problems = [line for detail in error.errors() for line in _lines(detail, origins)]
-    if problems:  # raised out here: the pydantic error, which holds values, must not hang on as its context
+    if problems:  # raised here, so that the error of pydantic, which contains values, is not its context
         raise UsageError("; ".join(problems))
     settings._origins = origins  # noqa: SLF001
     notes = []
     if is_public and redacted(str(table.get("dsn"))) != str(table.get("dsn")):
-        notes.append(f"{path} holds a password and every user may read it: chmod 600 {path}")
+        notes.append(f"{path} contains a password and is readable by every user: chmod 600 {path}")
     if settings.dsn is not None and (weak := weakness(settings.dsn_required())) is not None:
         notes.append(weak)
     settings._notes = tuple(notes)  # noqa: SLF001
@@ -227,12 +227,12 @@ def describe(settings: Settings) -> list[tuple[str, str, str]]:
     shown["app"] = settings.app or ""
     queues = settings.queues.items()
     shown["queues"] = ", ".join(name if most is None else f"{name}={most}" for name, most in queues) or "all"
-    # An address may have come to stand where a name belongs.
+    # An address may have been given for another setting by mistake.
     return [(name, redact(value), settings.origin(name)) for name, value in shown.items()]
 
 
 def _lines(detail: ErrorDetails, origins: dict[str, str]) -> list[str]:
-    """An error of pydantic in our words: field, where its value came from, what to do."""
+    """An error of pydantic rewritten: the setting, the source of its value, and what to do."""
     problems: dict[str, str]
     if detail["type"] == "relation":
         problems = detail["ctx"]["problems"]

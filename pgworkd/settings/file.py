@@ -1,8 +1,7 @@
-"""Where settings come from, read defensively: the TOML file, unknown names, the list of queues as text."""
+"""The TOML file of settings, unknown names in it and in the environment, and the list of queues as text."""
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 import re
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pgworkd.errors import UsageError
+from pgworkd.words.validation import closest
 
 PREFIX = "PGWORKD_"
 FILE_DEFAULT = "pgworkd.toml"
@@ -22,7 +22,7 @@ NAME_CHARS_MAX = 200
 
 
 class File(NamedTuple):
-    """The TOML file: its path, its table ({} when there is none), and whether every user may read it."""
+    """The TOML file: its path, its table ({} if there is no file), and whether every user may read it."""
 
     path: str
     table: dict[str, Any]
@@ -30,15 +30,16 @@ class File(NamedTuple):
 
 
 def read_file() -> File:
-    """The file PGWORKD_CONFIG names, or pgworkd.toml in the working directory if there is one.
+    """Reads the file named by PGWORKD_CONFIG, or pgworkd.toml in the working directory if there is one.
 
-    UsageError when it is missing though named, no regular file, unreadable, larger than 1 MiB or not TOML.
+    UsageError if PGWORKD_CONFIG names a file that does not exist, or if it is not a regular file, unreadable, larger
+    than 1 MiB or not TOML.
     """
     given = os.environ.get(f"{PREFIX}CONFIG")
     path = Path(given or FILE_DEFAULT)
     try:
         found = path.stat()
-        if not stat.S_ISREG(found.st_mode):  # reading a FIFO would wait for ever
+        if not stat.S_ISREG(found.st_mode):  # reading a FIFO would block
             problem = "is not a regular file: name a TOML file"
         elif found.st_size > FILE_BYTES_MAX:
             problem = f"is larger than {FILE_BYTES_MAX:,} bytes: name a TOML file"
@@ -59,7 +60,7 @@ def read_file() -> File:
 
 
 def unknown_names(given: Collection[str], known: Collection[str], origin: str) -> list[str]:
-    """One line for each of the `given` names that is not `known`, with the likeliest meant."""
+    """An error for each of the `given` names that is not `known`, with the closest known one."""
     return [
         f"{origin}: unknown setting {name[:NAME_CHARS_MAX]!r}" + _meant(name, known, 0.6)
         for name in given
@@ -68,9 +69,9 @@ def unknown_names(given: Collection[str], known: Collection[str], origin: str) -
 
 
 def misspelt_environment(known: Collection[str]) -> list[str]:
-    """One line for each set variable PGWORKD_... that is nearly, but not quite, a setting.
+    """An error for each variable PGWORKD_... whose name is close to a setting's.
 
-    Others are left alone: service managers and Kubernetes put their own there.
+    Others are ignored: service managers and Kubernetes set variables with that prefix.
     """
     names = [name for name, value in os.environ.items() if value and name.upper().startswith(PREFIX)]
     found = []
@@ -84,9 +85,9 @@ def misspelt_environment(known: Collection[str]) -> list[str]:
 def parse_queues(value: object) -> dict[str, int | None]:
     """Queue name -> concurrency, or None for the queue's own.
 
-    Takes a list of "name" or "name=concurrency", such a list as text (with commas or line breaks, or JSON),
-    or a mapping. ValueError for a name twice, of other than 1 to 200 printable characters, or a concurrency
-    outside 1 to 10,000.
+    Accepts a list of "name" or "name=concurrency", such a list as text (separated by commas or line breaks, or JSON),
+    or a mapping. ValueError for a name that occurs twice or does not have 1 to 200 printable characters, or a
+    concurrency outside 1 to 10,000.
     """
     if isinstance(value, str):
         value = _json(value) if value.lstrip().startswith("[") else re.split(r"[,\n]", value)
@@ -110,8 +111,8 @@ def parse_queues(value: object) -> dict[str, int | None]:
 
 
 def quoted(value: object) -> str:
-    """`value` for an error message: short, escaped, and not at all when it might be a secret address."""
-    text = "so large a number" if isinstance(value, int) and value.bit_length() > 1000 else str(value)
+    """`value` for an error message: shortened, escaped, and hidden if it might be an address with a password."""
+    text = "a number of that size" if isinstance(value, int) and value.bit_length() > 1000 else str(value)
     return "(not shown)" if "://" in text or "@" in text else repr(text[:40])
 
 
@@ -132,6 +133,5 @@ def _split(item: str) -> tuple[str, object]:
 
 
 def _meant(name: str, known: Collection[str], likeness: float, prefix: str = "") -> str:
-    close = difflib.get_close_matches(name.lower(), known, 1, likeness)
-    meant = [f"{prefix}{match.upper() if prefix else match}" for match in close]
-    return f", did you mean {meant[0]}?" if meant else ""
+    found = closest(name.lower(), known, likeness=likeness)
+    return f", did you mean {prefix}{found.upper() if prefix else found}?" if found else ""

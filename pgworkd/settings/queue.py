@@ -1,6 +1,6 @@
-"""The settings of a queue that a row of `queues` holds: their bounds, rates as text, and where a value comes from.
+"""The settings of a queue in a row of `queues`: their bounds, rates as text, and the effective settings.
 
-The columns' own constraints hold whoever writes them; here they are said in a caller's words, before SQL.
+The columns have constraints of their own, for every client; the checks here give better errors, before the round trip.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _INT4_MAX = 2**31 - 1
 
 
 class Bounds(NamedTuple):
-    """What a number may be."""
+    """The allowed range of a number."""
 
     low: float
     high: float
@@ -47,12 +47,12 @@ BOUNDS = {
     "backoff_cap_s": Bounds(0, DELAY_S_MAX, whole=False),
     "max_losses": Bounds(1, 1000, whole=True),
 }
-"""Every setting that is a number, as the columns are named."""
+"""Every numeric setting, by the name of its column."""
 NAMES = (
     *("concurrency", "max_running", "limit_per_key", "rate", "rate_burst", "rate_per_key", "rate_per_key_burst"),
     *("fair", "keep_s", "backoff_s", "backoff_factor", "backoff_cap_s", "max_losses"),
 )
-"""Every setting as people name it: a rate includes its period."""
+"""Every setting by its public name: a rate includes its period."""
 _COLUMNS = {
     "rate": ("rate", "rate_period_s", "rate_burst"),
     "rate_per_key": ("rate_per_key", "rate_per_key_period_s", "rate_per_key_burst"),
@@ -60,10 +60,10 @@ _COLUMNS = {
 REMEDIES = {
     "rate_needs_a_period": "a rate needs a period: give both, as in 10/s",
     "rate_per_key_needs_a_period": "a rate per key needs a period: give both, as in 10/s",
-    "rate_burst_needs_a_rate": "the queue has no rate that rate_burst could belong to: give rate as well",
-    "rate_per_key_burst_needs_a_rate": "the queue has no rate_per_key that the burst could belong to: give it as well",
+    "rate_burst_needs_a_rate": "rate_burst needs a rate, and the queue has none: give rate as well",
+    "rate_per_key_burst_needs_a_rate": "rate_per_key_burst needs a rate_per_key, and the queue has none: give both",
 }
-"""What to do about the constraints that relate two settings, of which one may stand in the row already."""
+"""The remedies for violated constraints that relate two settings, one of which may already be in the row."""
 
 _RATE = re.compile(r"(\d{1,9})\s*/\s*(\d{1,9}(?:\.\d{1,9})?)?\s*(ms|s|sec|second|min|minute|m|h|hour|d|day)")
 _UNIT_S = {"ms": 0.001, "s": 1.0, "sec": 1.0, "second": 1.0, "m": 60.0, "min": 60.0, "minute": 60.0}
@@ -72,7 +72,7 @@ _WORDS = {1: "s", 60: "min", 3600: "h", 86_400: "d"}
 
 
 def number(name: str, value: object, what: str) -> int | float:
-    """`value`, a number or its text, for the setting `name`; UsageError that calls it `what` if out of bounds."""
+    """`value`, a number or its text, for the setting `name`; UsageError, naming it `what`, if it is out of bounds."""
     bounds = BOUNDS[name]
     found = math.nan
     if isinstance(value, (int, float, str)) and not isinstance(value, bool):
@@ -84,10 +84,10 @@ def number(name: str, value: object, what: str) -> int | float:
 
 
 def rate(name: str, text: str, what: str) -> dict[str, object]:
-    """A rate as people write it (10/s, 100/min, 5/30s) as the columns that hold it; UsageError if it is none."""
+    """The columns for a rate written as 10/s, 100/min or 5/30s; UsageError, naming it `what`, if it is not a rate."""
     match = _RATE.fullmatch(text.strip().lower())
     if match is None:
-        lacks = "has no period" if text.strip().isdecimal() else "is no rate"
+        lacks = "has no period" if text.strip().isdecimal() else "is not a rate"
         raise UsageError(f"{what} {quoted(text)} {lacks}: write starts per period, as 10/s, 100/min or 5/30s")
     starts = number(name, match[1], what)
     period_s = float(match[2] or 1) * _UNIT_S[match[3]]
@@ -98,13 +98,13 @@ def rate(name: str, text: str, what: str) -> dict[str, object]:
 
 
 def rate_text(starts: float, period_s: float) -> str:
-    """A rate as people write it."""
+    """A rate written as 10/s."""
     word = next((word for seconds, word in _WORDS.items() if seconds == period_s), f"{period_s:.10g}s")
     return f"{starts:.10g}/{word}"
 
 
 def unset(names: Sequence[str], what: str) -> dict[str, object]:
-    """The columns to empty so that these settings ("all": every one) are as code has them again."""
+    """The columns to set to NULL so that these settings ("all": every one) have their defaults from code again."""
     columns: dict[str, object] = {}
     for given in names:
         name = given.strip().lower().replace("-", "_")
@@ -116,7 +116,7 @@ def unset(names: Sequence[str], what: str) -> dict[str, object]:
 
 
 def checked(changes: Mapping[str, object]) -> dict[str, object]:
-    """Changes of columns (None: back to code) as SQL may have them; UsageError for what is unknown or out of bounds."""
+    """Changes of columns, validated (None: the default from code); UsageError for an unknown name or invalid value."""
     known: dict[str, object] = {}
     for name, value in changes.items():
         if name == "fair" and (value is None or isinstance(value, bool)):
@@ -124,29 +124,29 @@ def checked(changes: Mapping[str, object]) -> dict[str, object]:
         elif name in BOUNDS:
             known[name] = None if value is None else number(name, value, name)
         else:
-            raise UsageError(f"{name} {quoted(value)}: no setting of a queue is named and written so")
+            raise UsageError(f"{name} {quoted(value)}: a queue has no such setting, or the value has the wrong type")
     return known
 
 
-class InForce(NamedTuple):
-    """A setting as it holds now: `source` is row, code, settings (the daemon's own) or default."""
+class EffectiveSetting(NamedTuple):
+    """A setting as it is in effect; `source` is row, code, settings (of the daemon) or default."""
 
     name: str
     value: Any
-    """None: there is none; a list: daemons differ."""
+    """None: not set; a list: daemons differ."""
     source: str
     code: Sequence[int] = ()
-    """Of the concurrency: what the running daemons would go by without the row."""
+    """For the concurrency: the values that the running daemons would use without the row."""
 
     def __str__(self) -> str:
-        """For people: `10 (row; code says 4)`."""
+        """As text: `10 (row; default from code: 4)`."""
         shown = " or ".join(map(_shown, self.value if isinstance(self.value, list) else [self.value]))
-        says = " or ".join(map(_shown, self.code))
-        return f"{shown} ({self.source}{f'; code says {says}' if self.source == 'row' and says else ''})"
+        code = " or ".join(map(_shown, self.code))
+        return f"{shown} ({self.source}{f'; default from code: {code}' if self.source == 'row' and code else ''})"
 
 
-def in_force(row: Mapping[str, Any], code: Sequence[tuple[int, str]]) -> list[InForce]:
-    """Every setting of a queue, given its row of `queues` ({}: none) and the concurrencies that daemons' code says."""
+def effective_settings(row: Mapping[str, Any], code: Sequence[tuple[int, str]]) -> list[EffectiveSetting]:
+    """Every setting of a queue, from its row in `queues` ({}: none) and the concurrencies in the daemons' code."""
     found = [_concurrency(row, code), _paused(row)]
     for name in NAMES[1:]:
         value = row.get(name)
@@ -154,28 +154,28 @@ def in_force(row: Mapping[str, Any], code: Sequence[tuple[int, str]]) -> list[In
             value = rate_text(value, row[f"{name}_period_s"])
         if name == "fair":
             value = bool(value)
-            found.append(InForce(name, value, "row" if value else "default"))
+            found.append(EffectiveSetting(name, value, "row" if value else "default"))
         else:
             source = "code" if name.startswith("backoff") else "default"
-            found.append(InForce(name, value, source if value is None else "row"))
+            found.append(EffectiveSetting(name, value, source if value is None else "row"))
     return found
 
 
-def _paused(row: Mapping[str, Any]) -> InForce:
+def _paused(row: Mapping[str, Any]) -> EffectiveSetting:
     if not row.get("paused"):
-        return InForce("paused", value=False, source="default")
+        return EffectiveSetting("paused", value=False, source="default")
     end = str(row["paused_until"])
-    return InForce("paused", "until resumed" if end == "infinity" else f"until {end}", "row")
+    return EffectiveSetting("paused", "until resumed" if end == "infinity" else f"until {end}", "row")
 
 
-def _concurrency(row: Mapping[str, Any], code: Sequence[tuple[int, str]]) -> InForce:
-    says = sorted({concurrency for concurrency, _ in code})
+def _concurrency(row: Mapping[str, Any], code: Sequence[tuple[int, str]]) -> EffectiveSetting:
+    found = sorted({concurrency for concurrency, _ in code})
     if (value := row.get("concurrency")) is not None:
-        return InForce("concurrency", value, "row", says)
+        return EffectiveSetting("concurrency", value, "row", found)
     sources = {source for _, source in code}
-    if len(says) == 1:
-        return InForce("concurrency", says[0], sources.pop() if len(sources) == 1 else "code", says)
-    return InForce("concurrency", says or None, "code; daemons differ" if says else "default", says)
+    if len(found) == 1:
+        return EffectiveSetting("concurrency", found[0], sources.pop() if len(sources) == 1 else "code", found)
+    return EffectiveSetting("concurrency", found or None, "code; daemons differ" if found else "default", found)
 
 
 def _shown(value: object) -> str:

@@ -1,7 +1,7 @@
-"""How sure a connection is of the server: verify-full to any host that is not this one, unless told otherwise.
+"""TLS to the database: sslmode=verify-full by default for every host other than this one.
 
-The driver, as libpq, would go without TLS where the server says so, and take any certificate. It also knows no
-`sslrootcert=system`: where nobody names a CA those of the system are meant, so such a context is made here.
+The driver's default, as libpq's, is to use TLS only if the server offers it, and to accept any certificate. It does not
+support `sslrootcert=system` either; where no CA is named the system's are meant, so that context is made here.
 """
 
 from __future__ import annotations
@@ -33,40 +33,40 @@ _ENVIRONMENT = {
 
 
 KEPT_S = 300.0
-"""So long what was read from certificate files is used. To read the system's CAs takes 40 ms of the loop's time,
-and a daemon makes a dozen connections at its start and after each outage.
+"""How long, in seconds, the contents of certificate files are cached. Reading the system's CAs blocks the event loop
+for 40 ms, and a daemon opens a dozen connections at its start and after each outage.
 """
 
 
 class _Address(NamedTuple):
-    """What the driver would read from a DSN, its service file and the environment, in that order."""
+    """The hosts and options that the driver reads from a DSN, its service file and the environment, in that order."""
 
     hosts: list[str]
     options: dict[str, str]
 
     @property
     def mode(self) -> str | None:
-        """The sslmode, if one is given; the driver takes it with underscores, too."""
+        """The sslmode, if one is given; the driver also accepts it with underscores."""
         mode = self.options.get("sslmode")
         return None if mode is None else mode.replace("_", "-")
 
     @property
     def remote(self) -> list[str]:
-        """Those hosts that are not this one."""
+        """The hosts that are not this one."""
         return [host for host in self.hosts if not _is_local(host)]
 
 
 def verification(dsn: str) -> Literal["verify-full"] | ssl.SSLContext | None:
-    """What to tell the driver about TLS; None: it goes by the DSN and the environment.
+    """The driver's `ssl` argument; None leaves it to the DSN and the environment.
 
-    Raises OSError for files that are not there, and UsageError for contradictions.
+    Raises OSError for missing files, and UsageError for options that contradict each other.
     """
     address = _address(dsn)
     given = address.mode
     mode = given or (_FULL if address.remote else None)
     root = address.options.get("sslrootcert")
     if root == "system" and mode not in (None, _FULL):
-        raise UsageError(f"sslmode={mode} and sslrootcert=system contradict each other: such CAs sign for anyone")
+        raise UsageError(f"sslrootcert=system requires sslmode=verify-full, not {mode}: public CAs sign for anyone")
     if root != "system" and (mode not in _VERIFYING or root or _dot("root.crt")):
         return None if given == mode else _FULL
     options = {name: value for name, value in address.options.items() if name.startswith("ssl")}
@@ -76,29 +76,27 @@ def verification(dsn: str) -> Literal["verify-full"] | ssl.SSLContext | None:
 
 
 def weakness(dsn: str) -> str | None:
-    """Why this address, which is another host's, is not safe, and the remedy; None if it is."""
+    """Why a connection to this address, of another host, is not safe, and the remedy; None if it is."""
     address = _address(dsn)
     if not address.remote or address.mode in (None, _FULL):
         return None
     return (
-        f"sslmode={address.mode} to {', '.join(address.remote)} does not make sure who answers: "
-        f"say sslmode={_FULL}, with sslrootcert=FILE if its CA is your own"
+        f"sslmode={address.mode} to {', '.join(address.remote)} does not verify the server's identity: "
+        f"set sslmode={_FULL}, with sslrootcert=FILE for a private CA"
     )
 
 
 def remedy(error: OSError) -> str | None:
-    """What went wrong with TLS, and what to do; None if the error is about something else."""
+    """The error of TLS and the remedy; None for any other error."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return (
-            f"the server's certificate was refused ({error.verify_message}): name its CA with sslrootcert=FILE, "
-            f"connect by a name that it holds, or, if nobody can stand between, say sslmode=require"
+            f"the server's certificate could not be verified ({error.verify_message}): name its CA with "
+            f"sslrootcert=FILE, connect by a name in the certificate, or, in a trusted network, set sslmode=require"
         )
     if isinstance(error, ssl.SSLError):
         return f"TLS to the database failed ({error}): check sslmode, sslrootcert, sslcert and sslkey"
     if "rejected SSL upgrade" in str(error):
-        return (
-            f"{error}: the server offers no TLS. Turn it on there or, if nobody can stand between, say sslmode=disable"
-        )
+        return f"{error}: the server offers no TLS. Turn it on there or, in a trusted network, set sslmode=disable"
     return None
 
 
@@ -114,14 +112,14 @@ def _address(dsn: str) -> _Address:
 
 
 def _service(name: str | None) -> dict[str, str]:
-    """What the service file says of it."""
+    """The options of that service in the service file."""
     path = os.environ.get("PGSERVICEFILE") or _home(".pg_service.conf")
     if name is None or path is None:
         return {}
     services = configparser.ConfigParser(interpolation=None)
     try:
         services.read(path)
-    except configparser.Error:  # which quotes the line
+    except configparser.Error:  # its text quotes the line, which may contain a password
         raise UsageError(f"{path} cannot be read: give each service a [section] of name=value lines") from None
     return dict(services[name]) if services.has_section(name) else {}
 
@@ -142,7 +140,7 @@ def _is_local(host: str) -> bool:
 
 
 def _dot(name: str) -> str | None:
-    """The file of that name in ~/.postgresql, where the driver looks, too; None if there is none."""
+    """The path of a file in ~/.postgresql, which the driver reads, too; None if there is none."""
     return _home(f".postgresql/{name}")
 
 
@@ -150,19 +148,19 @@ def _home(name: str) -> str | None:
     try:
         path = Path.home() / name
         return str(path) if path.is_file() else None
-    except (RuntimeError, KeyError, OSError):  # a user without a home, or one that cannot be entered
+    except (RuntimeError, KeyError, OSError):  # no home directory, or an inaccessible one
         return None
 
 
 def _own_files() -> dict[str, str]:
-    """Those that the driver, too, would take from ~/.postgresql."""
+    """The files that the driver would read from ~/.postgresql."""
     names = {"sslcrl": "root.crl", "sslcert": "postgresql.crt", "sslkey": "postgresql.key"}
     return {option: path for option, name in names.items() if (path := _dot(name))}
 
 
 @lru_cache(maxsize=4)
 def _context(mode: str, given: frozenset[tuple[str, str]], _authorities: object, _now: int) -> ssl.SSLContext:
-    """The system's CAs, and all else as the DSN says: the driver looks at none of that when it is given a context."""
+    """A context with the system's CAs and the DSN's other options, which the driver ignores when given a context."""
     options = dict(given)
     context = ssl.create_default_context()
     context.check_hostname = mode == _FULL

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from uuid import UUID
 
 from pgworkd.errors import UsageError
+from pgworkd.words.payload import encode
 
 ROWS_MAX = 1000
 """Maximum jobs per call, so that each is a short transaction."""
@@ -27,7 +30,7 @@ def bounded(count: int) -> None:
 def name(value: str | None) -> str | None:
     """A name to search for. Raises UsageError for text that Postgres cannot store."""
     if value is not None and ("\0" in value or value.encode("utf-8", "replace").decode() != value):
-        raise UsageError(f"{value[:100]!a} is not a name: it contains a NUL character or half a character")
+        raise UsageError(f"{value[:100]!a} is not a valid name: it contains a NUL character or a lone surrogate")
     return value
 
 
@@ -38,25 +41,30 @@ def identity(value: object, what: str) -> UUID:
     return value
 
 
-def text(value: str, what: str, chars_max: int) -> str:
-    """A name or key to store: 1 to `chars_max` characters."""
-    if not 1 <= len(value) <= chars_max:
-        raise UsageError(f"{what} has {len(value):,} characters: 1 to {chars_max} are allowed")
-    name(value)
+def text(value: object, what: str, chars_max: int) -> str:
+    """A name or key to store: text of 1 to `chars_max` characters that Postgres can store."""
+    if not isinstance(value, str) or not 1 <= len(value) <= chars_max:
+        raise UsageError(f"{what} must be text of 1 to {chars_max} characters")
+    if not value.isprintable():  # neither is NUL or a lone surrogate: encode() names the place
+        encode(value, what, object_only=False)
     return value
 
 
-def whole(number: int, what: str, low: int, high: int) -> int:
-    """A whole number between the two, both included."""
-    if not low <= number <= high:
-        raise UsageError(f"{what} is out of bounds: {low} to {high} are allowed")
-    return number
+def whole(value: object, what: str, low: int, high: int) -> int:
+    """An int between the two, both included."""
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise UsageError(f"{what} must be an int from {low} to {high}")
+    return int(value)  # of an enum: psycopg takes no list of mixed types
 
 
-def instant(value: datetime, what: str) -> str:
-    """An instant as text for Postgres; it must have a time zone, and lie in 1970 to 2199."""
-    if value.utcoffset() is None:
-        raise UsageError(f"{what} has no time zone: pass a datetime with tzinfo")
-    if not _FIRST <= value < _END:
-        raise UsageError(f"{what} is {value.isoformat()}: 1970 to 2199 are allowed")
+def instant(value: object, what: str) -> str:
+    """An instant in ISO 8601, UTC."""
+    if not isinstance(value, datetime) or value.utcoffset() is None or not _FIRST <= value < _END:
+        raise UsageError(f"{what} must be a datetime from 1970 to 2199 with a time zone: without one it is ambiguous")
     return value.astimezone(UTC).isoformat()
+
+
+def closest(name: str, known: Iterable[str], *, likeness: float = 0.6) -> str | None:
+    """The one of the known names that a misspelt `name` most likely means; None if none is alike."""
+    found = difflib.get_close_matches(name, list(known), 1, likeness)
+    return found[0] if found else None

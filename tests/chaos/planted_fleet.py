@@ -127,7 +127,7 @@ BUGS = (
     python(
         "a supervisor does not say that a process has ended",
         "fleet/supervisor",
-        "                    await self._say_ended(worker_id)\n",
+        "                    await self._report_ended(worker_id)\n",
         "",
         tests="tests/engine/test_supervisor_deaths.py",
     ),

@@ -13,7 +13,7 @@ BUGS = (
     python(
         "systemd ends a start that waits for the database",
         "fleet/sd_notify",
-        "                    if not told_ready:\n",
+        "                    if not sent_ready:\n",
         "                    if False:\n",
         tests="tests/engine/test_systemd.py",
     ),
@@ -45,7 +45,7 @@ BUGS = (
     python(
         "doctor does not see jobs behind dead ones",
         "cli/health",
-        "_behind(health), ",
+        "_stuck(health), ",
         "[], ",
         tests="tests/engine/test_cli_health.py",
     ),
@@ -59,7 +59,7 @@ BUGS = (
     python(
         "a verb that left jobs alone does not say why",
         "cli/job_operations",
-        "return list((await admin.refusals(act, rest)).values()) if rest else []",
+        "return list((await admin.jobs.refusals(operation, rest)).values()) if rest else []",
         "return []",
         tests="tests/engine/test_cli_refusals.py",
     ),

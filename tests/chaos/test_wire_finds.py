@@ -168,14 +168,14 @@ async def test_an_operator_is_told_whether_what_he_asked_for_may_have_been_done(
     async with Proxy(dsn) as proxy, Admin(ConnectionOptions(proxy.dsn)) as admin:
         proxy.mode = "refuse"
         with pytest.raises(DatabaseUnavailable) as refused:
-            await admin.enqueue("q")
+            await admin.jobs.enqueue("q")
         assert not isinstance(refused.value, OutcomeUnknown)
         proxy.mode = "pass"
         scissors = proxy.on_message = Scissors("clientE", "serverD")
-        await admin.known_queues()
+        await admin.queues.names()
         scissors.ready = True
         with pytest.raises(OutcomeUnknown, match="may have taken effect") as unknown:
-            await admin.enqueue("q")
+            await admin.jobs.enqueue("q")
         shown = hinted(unknown.value, Settings(dsn=proxy.dsn))
         assert isinstance(shown, OutcomeUnknown)
         assert "may have taken effect; tried postgresql://" in str(shown)

@@ -139,10 +139,10 @@ class EnqueueByAdmin(Enqueue):
         self.connection = Admin(self.scene.options)
 
     async def attempt(self) -> Told:
-        return await told_by(self.connection.enqueue(self.queue, dedupe_key="k"))
+        return await told_by(self.connection.jobs.enqueue(self.queue, dedupe_key="k"))
 
     async def carry_on(self) -> None:
-        await self.connection.enqueue(self.queue, dedupe_key="k")
+        await self.connection.jobs.enqueue(self.queue, dedupe_key="k")
 
     async def close(self) -> None:
         await self.connection.close()

@@ -150,7 +150,7 @@ CASES = [
     Case(32, "a negative timedelta", arguments("delay is -1.0: give 0", delay=timedelta(seconds=-1))),
     Case(32, "timedelta.max", arguments("delay is 86400000000000.0: give 0 to 31622400", delay=timedelta.max)),
     Case(32, "a delay of 10^400", arguments("delay is out of bounds: give 0 to 31622400", delay=10**400)),
-    Case(33, "2^70 as a job to wait for", arguments("after must be a list of jobs' ids", after=[HUGE])),
+    Case(33, "2^70 as a job to wait for", arguments("after must be a list of job ids", after=[HUGE])),
     Case(33, "2^70 as the job of a result", id_of_a_result),
     Case(33, "2^70 as a batch", id_of_a_batch),
     Case(34, "an empty list", none_at_all),

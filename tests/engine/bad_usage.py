@@ -64,7 +64,7 @@ def endless_stdin(usage: Usage) -> None:
     """More than any memory holds."""
     done = _in_sh(usage, "exec {pgworkd} enqueue q - < /dev/zero")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "pgworkd: standard input holds more than the 1,048,576 bytes of a payload\n"
+    assert done.stderr == "pgworkd: standard input is larger than the 1,048,576 bytes allowed for a payload\n"
 
 
 def no_stdin(usage: Usage) -> None:
@@ -198,7 +198,7 @@ def two_migrations(usage: Usage) -> None:
     assert [command.lines for command in commands] == [[], []]
 
 
-UNKNOWN_QUEUE = "no queue 'mial' is known: did you mean 'mail'?"
+UNKNOWN_QUEUE = "unknown queue 'mial': did you mean 'mail'?"
 COMMANDS: list[tuple[str, ...]] = [
     *((name,) for name in ("jobs", "queues", "migrate", "run", "doctor", "audit", "schedules", "workers", "batches")),
     *(("enqueue", "q"), ("job", NOBODY), ("stats", "--metric", "depth"), ("retry", "--all", "--yes")),

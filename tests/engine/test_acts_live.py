@@ -13,7 +13,7 @@ import asyncpg
 
 from pgworkd import App, Job
 from pgworkd.admin import Admin
-from pgworkd.admin.jobs import Which
+from pgworkd.admin.jobs import JobFilter
 from pgworkd.database.connection import ConnectionOptions
 from tests.kit import insert, running, until, waits_for_status
 
@@ -40,9 +40,9 @@ async def cancel_all(dsn: str) -> dict[UUID, str]:
     async with Admin(ConnectionOptions(dsn, by="ann@desk")) as admin:
         last = None
         while True:
-            found = await admin.matching("cancel", Which(queue="q"), last, 100)
+            found = await admin.jobs.matching("cancel", JobFilter(queue="q"), last, 100)
             if found.ids:
-                outcomes = await admin.cancel(list(found.ids))
+                outcomes = await admin.jobs.cancel(list(found.ids))
                 assert not outcomes.keys() & answers.keys(), "a job was matched twice"
                 answers |= outcomes
             if (last := found.last) is None:
@@ -97,6 +97,10 @@ async def test_a_job_that_is_edited_to_be_due_runs_at_once(dsn: str, db: asyncpg
     job_id = await insert(db, "q", run_at=datetime.now(UTC) + timedelta(days=1))
     async with running(app, dsn, poll_s=600), Admin(ConnectionOptions(dsn)) as admin:
         await until(lambda: db.fetchval("SELECT asleep FROM pgworkd.pools"))
-        assert await admin.edit(job_id, '{"now": true}', delay_s=0, priority=1) == ["payload", "priority", "run_at"]
+        assert await admin.jobs.edit(job_id, '{"now": true}', delay_s=0, priority=1) == [
+            "payload",
+            "priority",
+            "run_at",
+        ]
         await until(waits_for_status(db, job_id, "completed"))
     assert ran == [{"now": True}]

@@ -139,7 +139,7 @@ async def test_callbacks_are_jobs_to_be(db: asyncpg.Connection[Any]) -> None:
         ({"max_failures": -1}, "max_failures must be an int from 0"),
         ({"on_complete": {"kind": "k"}}, "on_complete is not a job: .*'queue'"),
         ({"on_complete": {"queue": ""}}, "on_complete.queue must be text"),
-        ({"on_failure": {"queue": "q", "delay": 5}}, "on_failure.delay means nothing .* drop it"),
+        ({"on_failure": {"queue": "q", "delay": 5}}, "on_failure.delay has no meaning .* drop it"),
         ({"on_failure": {"queue": "q", "payload": {"a": {1}}}}, "on_failure.payload.a"),
     ],
 )

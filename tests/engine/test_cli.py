@@ -96,16 +96,16 @@ def run_bare(*args: str) -> Result:
         (("jobs", "--limit", "0"), "Invalid value for '--limit'"),
         (("jobs", "--limit", "1001"), "Invalid value for '--limit'"),
         (("job",), "Missing argument 'ID'"),
-        (("retry",), "say which: ids, --queue, --kind, --key or --batch, or --all"),
-        (("retry", "--dead"), "say which"),
+        (("retry",), "no jobs selected: give ids, --queue, --kind, --key or --batch, or --all"),
+        (("retry", "--dead"), "no jobs selected"),
         (("retry", NOBODY, "--all"), "not both"),
         (("retry", "--dead", "--status", "failed", "--all"), "--dead and --status failed: give one of them"),
-        (("cancel",), "say which: ids, --queue"),
-        (("cancel", "--status", "pending"), "say which"),
+        (("cancel",), "no jobs selected: give ids, --queue"),
+        (("cancel", "--status", "pending"), "no jobs selected"),
         (("cancel", "--batch", "7", "--all"), "Invalid value for '--batch'"),
         (("cancel", NOBODY, "--limit", "0"), "Invalid value for '--limit'"),
         (("cancel", NOBODY, "--queue", "q"), "not both"),
-        (("discard",), "say which: ids, --queue"),
+        (("discard",), "no jobs selected: give ids, --queue"),
         (("edit",), "Missing argument 'ID'"),
         (("edit", NOBODY, "--priority", str(-(2**31) - 1)), "Invalid value for '--priority'"),
         (("edit", NOBODY, "--run-at", "soon"), "--run-at 'soon': give an instant like 20"),
@@ -161,7 +161,7 @@ def test_a_taken_dedupe_key_answers_with_its_holder(shell: Shell) -> None:
     first = shell("enqueue", "q", "--dedupe-key", "k").stdout
     second = shell("enqueue", "q", "--dedupe-key", "k")
     assert second.stdout == first
-    assert "nothing inserted: this job of queue 'q' holds the key 'k', it is left as it is" in second.stderr
+    assert "nothing inserted: this job of queue 'q' has the dedupe key 'k'; it is unchanged" in second.stderr
     assert shell("enqueue", "other", "--dedupe-key", "k").stdout != first
 
 
@@ -182,7 +182,7 @@ def test_what_to_do_where_a_dedupe_key_is_taken(shell: Shell) -> None:
 
     shell.sql("UPDATE pgworkd.jobs SET status = 'running', worker_id = 7 RETURNING id")
     untouched = shell(*again, "replace")
-    assert (untouched.stdout, "it is left as it is" in untouched.stderr) == (first.stdout, True)
+    assert (untouched.stdout, "it is unchanged" in untouched.stderr) == (first.stdout, True)
     assert "--on-duplicate needs a --dedupe-key" in shell.refused("enqueue", "q", "--on-duplicate", "skip")
 
 
@@ -220,20 +220,20 @@ def test_a_payload_from_standard_input(shell: Shell) -> None:
 @pytest.mark.parametrize(
     ("args", "told"),
     [
-        (("",), "queue has 0 characters"),
-        (("q" * 201,), "queue has 201 characters"),
-        (("a\udcff",), "holds a NUL character or half a character"),
-        (("q", "--kind", ""), "kind has 0 characters"),
-        (("q", "--dedupe-key", "k" * 513), "dedupe_key has 513 characters"),
-        (("q", "--serialize-key", ""), "serialize_key has 0 characters"),
-        (("q", "--limit-key", "k" * 513), "limit_key has 513 characters"),
-        (("q", "--dedupe-for-s", "60"), "dedupe_for_s needs a dedupe_key"),
-        (("q", "--dedupe-key", "k", "--dedupe-for-s", "0"), "dedupe_for_s is 0: pass more"),
-        (("q", "--dedupe-key", "k", "--dedupe-for-s", "-1"), "dedupe_for_s is -1.0: give 0 to"),
-        (("q", "--delay-s", "-1"), "delay_s is -1.0: give 0 to 31622400 seconds"),
-        (("q", "--delay-s", "nan"), "delay_s is nan"),
-        (("q", "--run-at", "1969-12-31T00:00Z"), "1970 to 2199 are allowed"),
-        (("q", "--run-at", "2200-01-01T00:00Z"), "1970 to 2199 are allowed"),
+        (("",), "queue must be text of 1 to"),
+        (("q" * 201,), "queue must be text of 1 to"),
+        (("a\udcff",), "queue holds a lone surrogate"),
+        (("q", "--kind", ""), "kind must be text of 1 to"),
+        (("q", "--dedupe-key", "k" * 513), "dedupe_key must be text of 1 to"),
+        (("q", "--serialize-key", ""), "serialize_key must be text of 1 to"),
+        (("q", "--limit-key", "k" * 513), "limit_key must be text of 1 to"),
+        (("q", "--dedupe-for-s", "60"), "dedupe_for needs a dedupe_key"),
+        (("q", "--dedupe-key", "k", "--dedupe-for-s", "0"), "dedupe_for is 0: pass more"),
+        (("q", "--dedupe-key", "k", "--dedupe-for-s", "-1"), "dedupe_for is -1.0: give 0 to"),
+        (("q", "--delay-s", "-1"), "delay is -1.0: give 0 to 31622400 seconds"),
+        (("q", "--delay-s", "nan"), "delay is nan"),
+        (("q", "--run-at", "1969-12-31T00:00Z"), "run_at must be a datetime from 1970 to 2199"),
+        (("q", "--run-at", "2200-01-01T00:00Z"), "run_at must be a datetime from 1970 to 2199"),
         (("q", "--run-at", "2100-01-01T00:00Z", "--delay-s", "1"), "both given"),
     ],
 )

@@ -83,7 +83,7 @@ def test_trees_are_listed_newest_first(shell: Shell) -> None:
 
 
 def test_a_tree_is_followed_to_its_end(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batches, "LOOK_S", 0.01)
+    monkeypatch.setattr(batches, "REFRESH_S", 0.01)
     root = batch(shell.db, "payroll", kind="calculate")
     root.add([{}, {}])
     root.seal()
@@ -111,7 +111,7 @@ def test_batches_are_sealed_cancelled_and_deleted(shell: Shell) -> None:
     assert shell("batches", "seal", name).stdout == f"batch {name} is sealed\n"
     assert shell("batches", "seal", name).stdout == f"batch {name} was sealed, cancelled or finished before\n"
     assert "belongs to a tree that is not finished" in shell.refused("batches", "delete", name, code=1)
-    assert "5 jobs ended, 0 running jobs told to end" in shell("batches", "cancel", name).stdout
+    assert "5 jobs cancelled, 0 running jobs asked to stop" in shell("batches", "cancel", name).stdout
     assert shell("batches", "delete", name).stdout == "4 batches deleted\n"
     assert shell.sql("SELECT count(*) FROM pgworkd.audit WHERE what LIKE %s", "%_batch") == 2
 
@@ -119,11 +119,11 @@ def test_batches_are_sealed_cancelled_and_deleted(shell: Shell) -> None:
 def test_a_large_batch_is_cancelled_in_steps(shell: Shell) -> None:
     root = batch(shell.db, "large")
     root.add({"n": n} for n in range(2500))
-    assert "2,500 jobs ended" in shell("batches", "cancel", str(root.id)).stdout
+    assert "2,500 jobs cancelled" in shell("batches", "cancel", str(root.id)).stdout
 
 
 def test_what_does_not_exist_is_told(shell: Shell) -> None:
     for verb in ("show", "seal", "cancel", "delete"):
         assert f"batch {NOBODY} does not exist" in shell.refused("batches", verb, NOBODY, code=1)
-    assert "--follow draws" in shell.refused("batches", "show", NOBODY, "--follow", "--json")
-    assert "put options behind" in shell.refused("batches", "--name", "x", "show", NOBODY)
+    assert "--follow and --json exclude each other" in shell.refused("batches", "show", NOBODY, "--follow", "--json")
+    assert "put options after" in shell.refused("batches", "--name", "x", "show", NOBODY)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pgworkd.admin import Admin
+from pgworkd.admin.jobs import JobOperations
 from pgworkd.cli import bulk
 from pgworkd.errors import DatabaseUnavailable
 from tests.engine.acts_kit import ME, count, enqueue, many, run
@@ -37,7 +37,7 @@ def test_retry_all_wants_yes_and_leaves_out_only_what_a_key_holds_back(shell: Sh
     assert count(shell, "dead") == 1202
     result = shell("retry", "--all", "--yes", code=1)
     assert result.stdout == "1,201 jobs will run again\n"
-    assert "1 job left dead: a live job holds its dedupe key" in result.stderr
+    assert "1 job left dead: a live job has its dedupe key" in result.stderr
     assert [shell.status(job_id) for job_id in held] == ["pending", "dead"]
     assert shell.sql("SELECT count(*) FROM pgworkd.audit WHERE what = 'retry'") == 1201
 
@@ -57,11 +57,11 @@ def test_cancel_by_filter_ends_what_waits_or_runs_and_spares_the_dead(shell: She
     assert shell("cancel", "--queue", "q", "--kind", "k").stdout == "1 job cancelled\n"
     assert shell.status(kind) == "cancelled"
     result = shell("cancel", "--queue", "q")
-    assert result.stdout == "2,500 jobs cancelled\n1 job running, and told to end\n"
+    assert result.stdout == "2,500 jobs cancelled\n1 job running, and asked to stop\n"
     assert [shell.status(job_id) for job_id in (running, dead)] == ["running", "dead"]
-    assert "only jobs that are pending" in shell.refused("cancel", "--queue", "q", "--status", "dead")
+    assert "cannot cancel jobs whose status is dead" in shell.refused("cancel", "--queue", "q", "--status", "dead")
     told = json.loads(shell("discard", "--queue", "q", "--json").stdout)
-    assert told == {"act": "discard", "matched": 1, "discarded": 1, "refused": [], "stopped": False}
+    assert told == {"operation": "discard", "matched": 1, "discarded": 1, "refused": [], "stopped": False}
     assert shell.sql("SELECT count(*) FROM pgworkd.audit WHERE who = %s", ME) == 2503
 
 
@@ -80,13 +80,22 @@ def test_by_key(shell: Shell) -> None:
 @pytest.mark.parametrize(
     ("args", "told"),
     [
-        (("cancel", "--queue", "mial"), "no queue 'mial' is known: did you mean 'mail'?"),
-        (("cancel", "--queue", "x\udcff"), "holds a NUL character or half a character"),
-        (("cancel", "--key", ""), "key has 0 characters"),
-        (("cancel", "--key", "k" * 513), "key has 513 characters"),
-        (("cancel", "--queue", "mail", "--status", "completed"), "only jobs that are pending, blocked"),
-        (("retry", "--queue", "mail", "--status", "running"), "only jobs that are dead or failed are there to retry"),
-        (("discard", "--queue", "mail", "--status", "failed"), "only jobs that are dead are there to discard"),
+        (("cancel", "--queue", "mial"), "unknown queue 'mial': did you mean 'mail'?"),
+        (("cancel", "--queue", "x\udcff"), "contains a NUL character or a lone surrogate"),
+        (("cancel", "--key", ""), "key must be text of 1 to"),
+        (("cancel", "--key", "k" * 513), "key must be text of 1 to"),
+        (
+            ("cancel", "--queue", "mail", "--status", "completed"),
+            "cannot cancel jobs whose status is completed: give status pending, blocked",
+        ),
+        (
+            ("retry", "--queue", "mail", "--status", "running"),
+            "cannot retry jobs whose status is running: give status dead or failed",
+        ),
+        (
+            ("discard", "--queue", "mail", "--status", "failed"),
+            "cannot discard jobs whose status is failed: give status dead",
+        ),
     ],
 )
 def test_a_filter_that_makes_no_sense_is_refused(shell: Shell, args: tuple[str, ...], told: str) -> None:
@@ -169,14 +178,14 @@ def test_the_real_bar_draws_on_standard_error_only(shell: Shell, monkeypatch: py
 
 def test_ctrl_c_stops_between_two_chunks_and_says_how_far_it_was(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     many(shell, 3000)
-    cancel, calls = Admin.cancel, []
+    cancel, calls = JobOperations.cancel, []
 
-    async def cancel_and_be_interrupted(self: Admin, ids: Any) -> Any:
+    async def cancel_and_be_interrupted(self: JobOperations, ids: Any) -> Any:
         calls.append(len(ids))
         os.kill(os.getpid(), signal.SIGINT)
         return await cancel(self, ids)
 
-    monkeypatch.setattr(Admin, "cancel", cancel_and_be_interrupted)
+    monkeypatch.setattr(JobOperations, "cancel", cancel_and_be_interrupted)
     before = signal.getsignal(signal.SIGINT)
     result = shell("cancel", "--queue", "q", code=1)
     assert result.stdout == "1,000 jobs cancelled\n"
@@ -187,17 +196,17 @@ def test_ctrl_c_stops_between_two_chunks_and_says_how_far_it_was(shell: Shell, m
 
 def test_a_database_that_goes_away_half_way_leaves_a_true_count(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     many(shell, 3000, "dead")
-    discard, calls = Admin.discard, []
+    discard, calls = JobOperations.discard, []
 
-    async def discard_and_lose_the_line(self: Admin, ids: Any) -> Any:
+    async def discard_and_lose_the_connection(self: JobOperations, ids: Any) -> Any:
         calls.append(len(ids))
         if len(calls) == 3:
             raise DatabaseUnavailable("no connection to the database: gone")
         return await discard(self, ids)
 
-    monkeypatch.setattr(Admin, "discard", discard_and_lose_the_line)
+    monkeypatch.setattr(JobOperations, "discard", discard_and_lose_the_connection)
     result = shell("discard", "--queue", "q", "--json", code=1)
     told = {"matched": 2000, "discarded": 2000, "refused": []}
-    assert json.loads(result.stdout) == {"act": "discard", **told, "stopped": True}
+    assert json.loads(result.stdout) == {"operation": "discard", **told, "stopped": True}
     assert "gone" in result.stderr
     assert shell.sql("SELECT count(*) FROM pgworkd.finished_jobs") == 2000

@@ -32,7 +32,7 @@ def test_pause_and_resume(shell: Shell) -> None:
     assert shell("resume", "mail").stdout == "queue mail was not paused\n"
     assert shell("pause", "mail", "--for-s", "90").stdout == "queue mail is paused for 90 s\n"
     assert shell.sql("SELECT paused_until BETWEEN now() + '80 s' AND now() + '91 s' FROM pgworkd.queues")
-    assert "no queue 'nowhere' is known" in shell.refused("resume", "nowhere")
+    assert "unknown queue 'nowhere'" in shell.refused("resume", "nowhere")
     assert "give 0 to 31622400 seconds" in shell.refused("pause", "mail", "--for-s", "inf")
 
 

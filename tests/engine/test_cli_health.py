@@ -53,8 +53,8 @@ def test_a_due_job_beside_idle_slots(shell: Shell) -> None:
     shell.sql("INSERT INTO pgworkd.jobs (queue, run_at, priority) VALUES ('q', now(), 9)")
     shell.sql(f"INSERT INTO pgworkd.jobs (queue, run_at) VALUES ('q', {OLD})")  # noqa: S608
     finding, remedy = found(shell)["queues"]
-    assert finding.startswith("'q': a job is due for 12")
-    assert finding.endswith("s beside 3 idle slots of 1 worker")
+    assert finding.startswith("'q': a job has been due for 12")
+    assert finding.endswith("s although there are 3 idle slots in 1 worker")
     assert "logs" in remedy
     shell.sql(
         "INSERT INTO pgworkd.jobs (queue, status, worker_id, attempts)"
@@ -74,7 +74,7 @@ def test_what_limits_and_keys_hold_back_is_nobodys_fault(shell: Shell) -> None:
 
 def test_a_schedule_in_error(shell: Shell) -> None:
     shell.sql("INSERT INTO pgworkd.schedules (name, queue, cron, error) VALUES ('s', 'q', '0 0 30 2 *', 'never due')")
-    assert found(shell)["schedules"] == ("'s' has no next occurrence: never due", "mend its rule")
+    assert found(shell)["schedules"] == ("'s' has no next occurrence: never due", "correct its rule")
     shell.sql("UPDATE pgworkd.schedules SET enabled = false")
     assert found(shell, code=0) == {}
 
@@ -119,7 +119,7 @@ async def test_a_kind_without_a_handler_is_found_beside_the_daemon_that_gave_it_
         await insert(db, "q", kind="new")
         await until(lambda: db.fetchval("SELECT error IS NOT NULL FROM pgworkd.jobs"))
         kinds = (await run_sync(found, shell))["kinds"]
-    assert kinds[0] == "'new' in queue 'q' has no handler where it was claimed: 1 job at least"
+    assert kinds[0] == "no live worker of queue 'q' has a handler for 'new': at least 1 job"
     assert "deploy" in kinds[1]
 
 
@@ -149,7 +149,7 @@ def test_effects_that_stay_put_off(shell: Shell) -> None:
     assert found(shell, code=0) == {}, "they have just been put off"
     shell.sql(f"UPDATE pgworkd.pending_effects SET put_off_at = {OLD}")  # noqa: S608
     finding, remedy = found(shell)["effects"]
-    assert finding.startswith("2 effects of jobs that ended wait to be applied, the oldest for 12")
+    assert finding.startswith("2 effects of finished jobs not applied yet, the oldest for 12")
     assert "pg_stat_activity" in remedy
     shell.sql("SELECT pgworkd.apply_effects()")
     assert found(shell, code=0) == {}

@@ -33,8 +33,8 @@ def test_a_queue_that_only_keeps_keys_is_unknown(shell: Shell) -> None:
         uuid.UUID(int=7),
     )
     assert json.loads(shell("jobs", "--json").stdout) == []
-    assert shell.refused("pause", "mail").startswith("no queue 'mail' is known;")
-    assert shell.refused("pause", "maill").startswith("no queue 'maill' is known;"), "and mail is not what was meant"
+    assert shell.refused("pause", "mail").startswith("unknown queue 'mail';")
+    assert shell.refused("pause", "maill").startswith("unknown queue 'maill';"), "and mail is not what was meant"
 
 
 def keep(shell: Shell, key: str = "k", queue: str = "mail", for_s: int = 3600) -> str:
@@ -66,15 +66,15 @@ def test_kept_keys_are_listed_with_the_longest_kept_first(shell: Shell) -> None:
     assert listed("--key", "k") == [other, first]
     assert listed("--key", "2026-11") == [batch]
     rows = {row["id"]: row for row in json.loads(shell("keys", "--json").stdout)}
-    assert [rows[first][name] for name in ("queue", "dedupe_key", "batch", "became")] == [
+    assert [rows[first][name] for name in ("queue", "dedupe_key", "batch", "ended_as")] == [
         "mail",
         "k",
         None,
         "cancelled",
     ]
-    assert (rows[batch]["batch"], rows[batch]["became"]) == ("month", "completed")
+    assert (rows[batch]["batch"], rows[batch]["ended_as"]) == ("month", "completed")
     lines = shell("keys").stdout.splitlines()
-    assert lines[0].split() == ["DEDUPE_KEY", "QUEUE", "BATCH", "UNTIL", "BECAME", "ID"]
+    assert lines[0].split() == ["DEDUPE_KEY", "QUEUE", "BATCH", "UNTIL", "ENDED_AS", "ID"]
     assert lines[1].startswith("k2 ")
     assert lines[1].endswith(f"cancelled  {longest}")
 
@@ -100,11 +100,12 @@ def test_the_key_of_a_finished_batch_is_freed(shell: Shell) -> None:
 def test_a_key_that_is_held_is_not_freed_and_the_refusal_says_by_whom(shell: Shell) -> None:
     live = shell("enqueue", "mail", "--dedupe-key", "k", "--dedupe-for-s", "3600").stdout.strip()
     assert shell.refused("keys", "free", "mail", "k", code=1) == (
-        f"key k of queue mail is not freed: job {live} is pending and holds it: wait until that has ended, or cancel it"
+        f"key k of queue mail is not freed: job {live}, whose status is pending, has it: "
+        "wait until that job has finished, or cancel it"
     )
     assert shell.status(live) == "pending"
     batch = shell.sql("SELECT id FROM pgworkd.create_batch('month', 'mail', p_dedupe_key => 'k')")
-    told = f"batch {batch} is not finished and holds it: wait until it is, or cancel it, which frees the key"
+    told = f"batch {batch} is not finished and has it: wait until it is finished, or cancel it, which frees the key"
     assert shell.refused("keys", "free", "--batch", "month", "k", code=1).endswith(told)
     assert "no job has it: it is free" in shell.refused("keys", "free", "mail", "\x1b[31mK", code=1)
     assert shell.sql("SELECT count(*) FROM pgworkd.audit") == 0
@@ -120,6 +121,6 @@ def test_a_dead_job_whose_key_is_kept_says_how_to_free_it(shell: Shell) -> None:
 
 
 def test_options_stand_behind_the_command(shell: Shell) -> None:
-    assert "put options behind: pgworkd keys free" in shell.refused("keys", "--key", "k", "free", "mail", "k")
+    assert "put options after: pgworkd keys free" in shell.refused("keys", "--key", "k", "free", "mail", "k")
     for words in (("", "k"), ("mail", ""), ("mail", "k" * 513), ("q" * 201, "k")):
-        assert "characters: 1 to" in shell.refused("keys", "free", *words)
+        assert "must be text of 1 to" in shell.refused("keys", "free", *words)

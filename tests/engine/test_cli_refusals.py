@@ -58,7 +58,7 @@ def test_each_state_that_a_verb_refuses_is_told_with_its_reason(shell: Shell, ac
 def test_a_dead_job_cannot_be_cancelled_and_both_ways_out_are_named(shell: Shell) -> None:
     dead = shell.die()
     said = shell("cancel", dead, code=1).stderr
-    assert f"{dead} is dead: a dead job has ended" in said
+    assert f"{dead} is dead: a dead job cannot be cancelled" in said
     assert "pgworkd discard" in said
     assert "pgworkd retry" in said
     assert shell.status(dead) == "dead"
@@ -78,7 +78,7 @@ def test_refusals_of_many_are_counted_by_their_reason(shell: Shell) -> None:
     groups = [(one["jobs"], one["status"]) for one in told["refused"]]
     assert groups == [(3, "dead"), (2, "dead")]
     assert "its batch was cancelled" in told["refused"][0]["reason"]
-    assert "a live job holds its dedupe key" in told["refused"][1]["reason"]
+    assert "a live job has its dedupe key" in told["refused"][1]["reason"]
     said = shell("retry", "--queue", "q", code=1).stderr.splitlines()
     assert [line.split(":")[1].strip() for line in said] == ["3 jobs left dead", "2 jobs left dead"]
 
@@ -89,8 +89,8 @@ def test_programs_ask_for_the_reasons(shell: Shell) -> None:
     async def question() -> Any:
         async with Admin(ConnectionOptions(shell.dsn)) as admin:
             with pytest.raises(UsageError, match="give cancel, retry or discard"):
-                await admin.refusals("edit", [])
-            return await admin.refusals("retry", [uuid.UUID(dead), uuid.UUID(live), uuid.UUID(NOBODY)])
+                await admin.jobs.refusals("edit", [])
+            return await admin.jobs.refusals("retry", [uuid.UUID(dead), uuid.UUID(live), uuid.UUID(NOBODY)])
 
     found = anyio.run(question)
     assert found[uuid.UUID(dead)].holder == uuid.UUID(live)

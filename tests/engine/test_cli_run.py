@@ -221,7 +221,7 @@ def test_a_third_signal_ends_the_process(start: Start, dsn: str, tmp_path: Path)
     run.stop(signal.SIGINT)
     run.stop(signal.SIGTERM)
     assert run.ends() == 1
-    run.says("pgworkd: the stop was asked for a third time; ending the process")
+    run.says("pgworkd: a third stop signal was received; ending the process")
 
 
 def test_threads_of_the_app_do_not_keep_the_process(start: Start, dsn: str, tmp_path: Path) -> None:

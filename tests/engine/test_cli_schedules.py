@@ -95,6 +95,6 @@ def test_what_is_not_there_is_refused_with_where_to_look(shell: Shell, command: 
     assert 'schedule "nigthly" does not exist' in said
     assert "pgworkd schedules lists them all" in said
     assert "Missing argument 'NAME'" in shell.refused("schedules", command)
-    assert "name has 0 characters" in shell.refused("schedules", command, "")
-    assert "put --json and --dsn behind" in shell.refused("schedules", "--json", command, "x")
+    assert "name must be text of 1 to" in shell.refused("schedules", command, "")
+    assert "put --json and --dsn after" in shell.refused("schedules", "--json", command, "x")
     assert shell.sql(AUDIT) is None

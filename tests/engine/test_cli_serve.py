@@ -62,9 +62,9 @@ async def test_a_stop_that_takes_too_long_ends_the_process(service: Any, monkeyp
         (
             "kubernetes",
             {},
-            "30 s unless told otherwise: set terminationGracePeriodSeconds to 50",
+            "by default Kubernetes kills after 30 s: set terminationGracePeriodSeconds to 50",
         ),
-        ("docker", {}, "10 s unless told otherwise: pass --stop-timeout 50"),
+        ("docker", {}, "by default docker stop kills after 10 s: pass --stop-timeout 50"),
         ("kubernetes", {"shutdown_s": "10"}, None),
         ("host", {}, None),
     ],

@@ -58,8 +58,8 @@ def test_a_terminal_gets_a_table_that_fits(monkeypatch: pytest.MonkeyPatch, caps
     assert shown(30)[1] == "[red]a      3  " + "x" * 14 + "\u2026", "what says nothing is left out"
     assert not capsys.readouterr().err
     assert shown(20)[1] == "[red]a  " + "x" * 11 + "\u2026"
-    assert capsys.readouterr().err == "pgworkd: too narrow for count: a wider terminal or --json shows all\n"
-    assert shown(80, []) == ["nothing"]
+    assert capsys.readouterr().err == "pgworkd: the terminal is too narrow for count: widen it, or use --json\n"
+    assert shown(80, []) == ["no rows"]
 
 
 @examples(100)

@@ -214,7 +214,7 @@ async def test_a_call_cancelled_between_statements_leaves_nothing(
 async def test_an_interrupt_between_statements_leaves_nothing(
     several_statements: None, dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
-    class Interrupted(psycopg.ClaimCursor[Any]):
+    class Interrupted(psycopg.Cursor[Any]):
         calls = 0
 
         def execute(self, query: Any, *args: Any, **kwargs: Any) -> Any:

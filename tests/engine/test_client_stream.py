@@ -137,7 +137,7 @@ def test_columns_are_what_the_rows_are_and_refuse_what_they_refuse(seed: int) ->
         ]
         wanted: Any = None
         try:
-            wanted = [columns.with_keys(row(job, f"jobs[{n}].")) for n, job in enumerate(jobs)]
+            wanted = [tuple(row(job, f"jobs[{n}].")) for n, job in enumerate(jobs)]
         except UsageError as error:
             wanted = str(error)
         try:

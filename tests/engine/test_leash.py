@@ -108,7 +108,7 @@ def leashed(parent: int, *command: str) -> subprocess.CompletedProcess[str]:
 def test_a_worker_that_comes_too_late_does_not_begin() -> None:
     late = leashed(1, sys.executable, "-c", "print('begun')")
     assert (late.returncode, late.stdout) == (1, "")
-    assert "autoscale is gone" in late.stderr
+    assert "autoscale ended before" in late.stderr
 
 
 def test_a_command_that_is_gone_is_named() -> None:

@@ -99,13 +99,13 @@ async def test_a_payload_is_data_whatever_it_looks_like(dsn: str, db: asyncpg.Co
 
 
 ALLOWED = {
-    ("child", "pickle.loads"): 2,  # requests and payloads that the daemon has pickled: a pipe, no database
-    ("processes", "pickle.loads"): 1,  # the answer of our own child
-    ("leash", "os.execvp"): 1,  # the command that the operator has typed behind `pgworkd autoscale --`
-    ("child", "importlib.import_module"): 1,  # the module of a registered function, named by the daemon
+    ("process_child", "pickle.loads"): 2,  # requests and payloads that the daemon has pickled: a pipe, no database
+    ("process_pool", "pickle.loads"): 1,  # the answer of our own child
+    ("parent_guard", "os.execvp"): 1,  # the command that the operator has typed behind `pgworkd autoscale --`
+    ("process_child", "importlib.import_module"): 1,  # the module of a registered function, named by the daemon
     ("__init__", "importlib.import_module"): 1,  # what the package offers, from a table of its own
-    ("loader", "importlib.import_module"): 1,  # the app, named by the settings
-    ("cli_run", "importlib.import_module"): 1,  # our own demo
+    ("load_app", "importlib.import_module"): 1,  # the app, named by the settings
+    ("run", "importlib.import_module"): 1,  # our own demo
 }
 """(module, call): how many. Whatever could run code from data, and why it does not."""
 DANGEROUS = {
@@ -134,7 +134,7 @@ def calls(source: str) -> list[str]:
 
 def test_nothing_in_the_package_runs_code_from_data() -> None:
     found: dict[tuple[str, str], int] = {}
-    for path in sorted(Path(pgworkd.__file__).parent.glob("*.py")):
+    for path in sorted(Path(pgworkd.__file__).parent.rglob("*.py")):
         for call in calls(path.read_text(encoding="utf-8")):
             found[path.stem, call] = found.get((path.stem, call), 0) + 1
     assert found == ALLOWED

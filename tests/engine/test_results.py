@@ -140,7 +140,7 @@ async def test_a_database_that_can_never_answer_is_told(empty_dsn: str) -> None:
 async def test_waiting_is_bounded(dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pgworkd.client.results.WAITERS_MAX", 0)
     async with Results(dsn) as results:
-        with pytest.raises(UsageError, match="0 jobs are waited for already"):
+        with pytest.raises(UsageError, match="0 jobs already have waiters"):
             await results.result(NOBODY)
 
 

@@ -21,7 +21,7 @@ def row(shell: Shell, queue: str = "q") -> dict[str, Any]:
 
 
 def serve(shell: Shell, concurrency: int, source: str = "code", queue: str = "q") -> None:
-    """A worker whose code says so much."""
+    """A worker whose code has this concurrency."""
     worker = shell.sql(WORKER, "w", "1 min")
     shell.sql("SELECT pgworkd.set_pool(%s, %s, %s, true, %s, %s)", worker, queue, concurrency, concurrency, source)
 
@@ -39,7 +39,7 @@ def test_the_list_says_where_each_value_comes_from(shell: Shell) -> None:
     assert holds(shell)["concurrency"] == {"value": 4, "from": "code", "code": [4]}
     shell("queues", "set", "q", "--concurrency", "10", "--rate", "100/min")
     line = next(line for line in shell("queues").stdout.splitlines() if line.startswith("q "))
-    assert line.endswith("concurrency 10 (row; code says 4), rate 100/min (row)")
+    assert line.endswith("concurrency 10 (row; default from code: 4), rate 100/min (row)")
     assert holds(shell)["concurrency"] == {"value": 10, "from": "row", "code": [4]}
     assert holds(shell)["rate"] == {"value": "100/min", "from": "row", "code": []}
     assert holds(shell)["max_running"] == {"value": None, "from": "default", "code": []}
@@ -55,7 +55,7 @@ def test_show_lists_every_setting(shell: Shell) -> None:
     lines = dict(line.split(None, 1) for line in shell("queues", "show", "q").stdout.splitlines()[1:])
     assert (lines["concurrency"], lines["max_running"], lines["fair"]) == ("4 (code)", "7 (row)", "no (default)")
     assert json.loads(shell("queues", "show", "q", "--json").stdout) == holds(shell)
-    assert "no queue 'qq' is known" in shell.refused("queues", "show", "qq")
+    assert "unknown queue 'qq'" in shell.refused("queues", "show", "qq")
 
 
 def test_a_paused_queue_is_called_so_wherever_its_settings_are_shown(shell: Shell) -> None:
@@ -113,9 +113,9 @@ def test_every_setting_can_be_set_and_taken_back(shell: Shell) -> None:
         (("--limit-per-key", "1000000000"), "--limit-per-key '1000000000': give"),
         (("--rate", "10"), "--rate '10' has no period: write starts per period, as 10/s, 100/min or 5/30s"),
         (("--rate", "0/s"), "--rate '0': give a whole number from 1"),
-        (("--rate-per-key", "x"), "--rate-per-key 'x' is no rate"),
+        (("--rate-per-key", "x"), "--rate-per-key 'x' is not a rate"),
         (("--rate-burst", "0"), "--rate-burst '0': give"),
-        (("--rate-burst", "5"), "the queue has no rate that rate_burst could belong to: give rate as well"),
+        (("--rate-burst", "5"), "rate_burst needs a rate, and the queue has none: give rate as well"),
         (("--backoff-s", "nan"), "--backoff-s 'nan': give a number from 0 to 31622400"),
         (("--keep-s", "-1"), "--keep-s '-1': give a whole number from 0"),
         (("--backoff-s", "inf"), "--backoff-s 'inf': give a number from 0 to 31622400"),
@@ -134,13 +134,13 @@ def test_what_is_wrong_is_refused_with_its_remedy(shell: Shell, args: tuple[str,
 
 def test_an_unknown_queue_is_refused_with_a_hint_unless_it_is_to_be_made(shell: Shell) -> None:
     shell("enqueue", "mail")
-    assert "no queue 'mial' is known: did you mean 'mail'?" in shell.refused("queues", "set", "mial", "--fair")
-    assert "no queue 'new' is known; --create is for" in shell.refused("queues", "set", "new", "--fair")
-    assert "no queue 'new' is known; --create is for" in shell.refused("pause", "new")
+    assert "unknown queue 'mial': did you mean 'mail'?" in shell.refused("queues", "set", "mial", "--fair")
+    assert "unknown queue 'new'; use --create for" in shell.refused("queues", "set", "new", "--fair")
+    assert "unknown queue 'new'; use --create for" in shell.refused("pause", "new")
     assert shell("queues", "set", "new", "--fair", "--create").stdout.endswith(", fair yes (row)\n")
     shell("queues", "pause", "newer", "--create")
     assert shell.sql("SELECT array_agg(name::text ORDER BY name) FROM pgworkd.queues") == ["new", "newer"]
-    assert "the queue's name has 201 characters" in shell.refused("queues", "set", "x" * 201, "--fair", "--create")
+    assert "the queue's name must be text of 1 to" in shell.refused("queues", "set", "x" * 201, "--fair", "--create")
 
 
 def test_pauses_with_and_without_an_end(shell: Shell) -> None:
@@ -155,7 +155,9 @@ def test_pauses_with_and_without_an_end(shell: Shell) -> None:
     assert "give one of them" in shell.refused("queues", "pause", "q", "--until", "2100-01-31T07:00Z", "--for", "1")
     assert "has no time zone" in shell.refused("queues", "pause", "q", "--until", "2100-01-31T07:00")
     assert "--until 'soon': give an instant" in shell.refused("queues", "pause", "q", "--until", "soon")
-    assert "over already: give a later end" in shell.refused("queues", "pause", "q", "--until", "2020-01-31T07:00Z")
+    assert "already have ended by the database's clock: give a later end" in shell.refused(
+        "queues", "pause", "q", "--until", "2020-01-31T07:00Z"
+    )
     assert "give 0 to 31622400 seconds" in shell.refused("queues", "pause", "q", "--for", "nan")
     assert shell("queues", "resume", "q").stdout == "queue q is resumed\n"
     assert shell("queues", "resume", "q").stdout == "queue q was not paused\n"
@@ -170,4 +172,4 @@ def test_a_resume_leaves_the_other_settings(shell: Shell) -> None:
 
 
 def test_options_of_the_list_before_a_command_are_refused(shell: Shell) -> None:
-    assert "put --json and --dsn behind: pgworkd queues resume" in shell.refused("queues", "--json", "resume", "q")
+    assert "put --json and --dsn after: pgworkd queues resume" in shell.refused("queues", "--json", "resume", "q")

@@ -166,7 +166,7 @@ async def test_a_third_signal_ends_all_processes(play: Any, dsn: str, db: asyncp
     run.stop(signal.SIGINT)
     run.stop(signal.SIGTERM)
     assert await ended(run) == 1
-    assert run.lines[-1] == "pgworkd: the stop was asked for a third time; ending the process"
+    assert run.lines[-1] == "pgworkd: a third stop signal was received; ending the process"
 
 
 async def test_a_stop_in_the_first_moments_is_clean(play: Any) -> None:

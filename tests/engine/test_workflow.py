@@ -99,12 +99,12 @@ def test_graphs_that_cannot_be_are_refused() -> None:
     flow = Workflow()
     flow.add("a", "q", after=["b"])
     flow.add("b", "q", after=["c"])
-    with pytest.raises(UsageError, match="step 'b' waits for 'c', which is no step"):
+    with pytest.raises(UsageError, match="step 'b' depends on 'c', which is not a step"):
         flow.enqueue(asyncpg.Pool.__new__(asyncpg.Pool))
     flow.add("c", "q", after=["a"])
-    with pytest.raises(UsageError, match="in a circle: "):
+    with pytest.raises(UsageError, match="in a cycle: "):
         flow.enqueue(asyncpg.Pool.__new__(asyncpg.Pool))
-    with pytest.raises(UsageError, match="step 'a' is there already"):
+    with pytest.raises(UsageError, match="step 'a' exists already"):
         flow.add("a", "q")
     with pytest.raises(UsageError, match="step 'd': after must be a list"):
         flow.add("d", "q", after="a")
@@ -116,8 +116,8 @@ def test_graphs_that_cannot_be_are_refused() -> None:
 
 async def test_bad_dependencies_are_refused(db: asyncpg.Connection[Any]) -> None:
     for job, says in (
-        (NewJob("q", after=["x"]), r"jobs\[0\].after must be a list of jobs' ids"),  # type: ignore[list-item]
-        (NewJob("q", after=NOBODY), r"jobs\[0\].after must be a list of jobs' ids"),  # type: ignore[arg-type]
+        (NewJob("q", after=["x"]), r"jobs\[0\].after must be a list of job ids"),  # type: ignore[list-item]
+        (NewJob("q", after=NOBODY), r"jobs\[0\].after must be a list of job ids"),  # type: ignore[arg-type]
         (
             NewJob("q", after=[NOBODY], on_failed_dependency="no"),
             r"jobs\[0\].on_failed_dependency must be one of wait, cancel, run",
@@ -125,7 +125,7 @@ async def test_bad_dependencies_are_refused(db: asyncpg.Connection[Any]) -> None
     ):
         with pytest.raises(UsageError, match=says):
             enqueue_many(db, [job])
-    with pytest.raises(UsageError, match="after does not go with on_duplicate"):
+    with pytest.raises(UsageError, match="after cannot be combined with on_duplicate"):
         enqueue(db, "q", dedupe_key="k", on_duplicate="skip", after=[NOBODY])
     with pytest.raises(asyncpg.PostgresError, match="which does not exist") as missing:
         await enqueue(db, "q", after=[NOBODY])

@@ -37,19 +37,19 @@ async def test_the_commands_that_only_look(db: Db, roles: Roles) -> None:
     batch_id = await batch(db)
     async with Admin(ConnectionOptions(roles.dsn("reader"))) as admin:
         await admin.verify()
-        assert [row.queue for row in await admin.queues()] == ["q"]
-        assert [row.id for row in (await admin.jobs()).rows] == [job_id]
-        assert (await admin.job(job_id)) is not None
-        assert (await admin.workers(), await admin.schedules(), await admin.audit()) == ([], [], [])
-        assert (await admin.stats("q")).depth == await admin.depth("q") == 1
-        assert [row.id for row in await admin.batch_trees()] == [batch_id]
-        assert len(await admin.batch_tree(batch_id)) == 1
-        assert await admin.settings() == {}
-        assert await admin.kept_keys() == []
+        assert [row.queue for row in await admin.queues.find()] == ["q"]
+        assert [row.id for row in (await admin.jobs.find()).rows] == [job_id]
+        assert (await admin.jobs.get(job_id)) is not None
+        assert (await admin.workers(), await admin.schedules.find(), await admin.audit()) == ([], [], [])
+        assert (await admin.stats("q")).depth == await admin.queues.depth("q") == 1
+        assert [row.id for row in await admin.batches.find()] == [batch_id]
+        assert len(await admin.batches.tree(batch_id)) == 1
+        assert await admin.queues.settings() == {}
+        assert await admin.keys.find() == []
         assert (await admin.doctor()).dead == 0
         assert await admin.health()
         with pytest.raises(UsageError, match=r"refused us.*42501"):
-            await admin.cancel([job_id])
+            await admin.jobs.cancel([job_id])
 
 
 async def test_a_reader_may_not_write_into_any_table(db: Db, roles: Roles) -> None:

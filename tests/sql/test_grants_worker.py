@@ -98,7 +98,7 @@ async def test_queues_with_limits_and_keys_under_a_worker(db: Db, roles: Roles) 
     options = ConnectionOptions(roles.dsn("worker"), by="someone")
     limits = {"max_running": 2, "limit_per_key": 1, "rate": 1000, "rate_period_s": 1, "fair": True}
     async with roles.session("enqueuer") as conn, Admin(options) as admin:
-        await admin.set_queue("ok", limits)
+        await admin.queues.set("ok", limits)
         await conn.execute(
             "INSERT INTO pgworkd.jobs (queue, serialize_key, limit_key, yields) "
             "SELECT 'ok', 's' || n % 3, 'l' || n % 2, n % 4 = 0 FROM generate_series(1, 12) n"
@@ -208,23 +208,23 @@ async def test_an_operator_acts_as_worker(db: Db, roles: Roles) -> None:
         async with conn.transaction():
             waiting = await enqueue(conn, "q", after=ids[:1])
         await admin.verify()
-        assert (await admin.pause("q"), await admin.resume("q")) == (None, True)
-        assert await admin.edit(ids[0], priority=3) == ["priority"]
-        assert await admin.undepend([waiting]) == {waiting}
+        assert (await admin.queues.pause("q"), await admin.queues.resume("q")) == (None, True)
+        assert await admin.jobs.edit(ids[0], priority=3) == ["priority"]
+        assert await admin.jobs.undepend([waiting]) == {waiting}
         await db.execute("UPDATE pgworkd.jobs SET status = 'dead', failed_at = now() WHERE id = ANY ($1)", ids[1:3])
-        assert (await admin.retry(ids[1:2])).changed == ids[1:2]
-        assert await admin.discard(ids[2:3]) == 1
-        assert await admin.cancel(ids[3:]) == {ids[3]: "cancelled"}
-        assert await admin.seal_batch(root.id)
-        assert (await admin.cancel_batch(root.id)).cancelled == 1
-        assert await admin.delete_batch(root.id) == 1
+        assert (await admin.jobs.retry(ids[1:2])).changed == ids[1:2]
+        assert await admin.jobs.discard(ids[2:3]) == 1
+        assert await admin.jobs.cancel(ids[3:]) == {ids[3]: "cancelled"}
+        assert await admin.batches.seal(root.id)
+        assert (await admin.batches.cancel(root.id)).cancelled == 1
+        assert await admin.batches.delete(root.id) == 1
         kept = await enqueue(conn, "q", dedupe_key="k", dedupe_for=3600)
-        assert await admin.cancel([kept]) == {kept: "cancelled"}
-        assert [row.id for row in await admin.kept_keys()] == [kept]
-        assert await admin.free_key("q", "k")
-        assert not await admin.free_batch_key("b", "k")
+        assert await admin.jobs.cancel([kept]) == {kept: "cancelled"}
+        assert [row.id for row in await admin.keys.find()] == [kept]
+        assert await admin.keys.free("q", "k")
+        assert not await admin.keys.free_of_batch("b", "k")
         assert len(await admin.audit()) == 11
-        assert await admin.queues()
+        assert await admin.queues.find()
         assert await admin.doctor()
         await admin._connection.fetch("DELETE FROM pgworkd.schedules")
     await until(waits_for_status(db, ids[3], "cancelled"))

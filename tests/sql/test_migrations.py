@@ -110,7 +110,7 @@ async def test_a_worker_with_least_rights_goes_on_before_the_grants_have_run_aga
     """Whatever it calls was there before: a function that is new would be nobody's but the owner's until then."""
     async with granted(empty_dsn, old) as roles:
         worker = await filled(old)
-        await schema.migrate(LinkOptions(roles.dsn("owner")))
+        await schema.migrate(ConnectionOptions(roles.dsn("owner")))
         async with roles.session("worker") as session, roles.session("enqueuer") as application:
             insert = "INSERT INTO pgworkd.jobs (queue, serialize_key) VALUES ('new', 'k'), ('new', 'k')"
             await application.execute(insert)

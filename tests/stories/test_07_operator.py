@@ -11,7 +11,7 @@ import pytest
 
 from pgworkd import App
 from pgworkd.admin import Admin
-from pgworkd.admin.jobs import Which
+from pgworkd.admin.jobs import JobFilter
 from pgworkd.database.connection import ConnectionOptions
 from pgworkd.errors import NotWaiting, PermanentError
 from tests.kit import running, until
@@ -35,8 +35,8 @@ def deploy(*, good: bool) -> tuple[App, list[dict[str, Any]]]:
     return app, sent
 
 
-def dead(kind: str) -> Which:
-    return Which(queue="mail", kind=kind, status="dead")
+def dead(kind: str) -> JobFilter:
+    return JobFilter(queue="mail", kind=kind, status="dead")
 
 
 async def test_after_a_bad_deploy(dsn: str, db: asyncpg.Connection[Any]) -> None:
@@ -54,36 +54,36 @@ async def test_after_a_bad_deploy(dsn: str, db: asyncpg.Connection[Any]) -> None
     app, sent = deploy(good=True)
     async with running(app, dsn), Admin(ConnectionOptions(dsn, by="ann@desk")) as ann:
         # She looks: what is dead, and of what did it die?
-        looked = await ann.jobs(queue="mail", status="dead", limit=1000)
+        looked = await ann.jobs.find(queue="mail", status="dead", limit=1000)
         assert Counter(job.kind for job in looked.rows) == {"bill": BILLS, "reminder": REMINDERS}
         assert {job.error for job in looked.rows} == {"pgworkd.errors.PermanentError: no module named 'templates'"}
 
         # One address has been wrong from the start. A dead job cannot be edited, a waiting one can: so it must not run.
         wrong = await db.fetchval("SELECT id FROM pgworkd.jobs WHERE payload->>'to' = 'eve'")
         with pytest.raises(NotWaiting, match="Pause its queue, retry the job, edit it"):
-            await ann.edit(wrong, '{"n": 7, "to": "eve@example.com"}')
+            await ann.jobs.edit(wrong, '{"n": 7, "to": "eve@example.com"}')
         await db.execute("INSERT INTO pgworkd.queues (name, paused_until) VALUES ('mail', 'infinity')")
-        assert (await ann.retry([wrong])).changed == [wrong]
-        assert await ann.edit(wrong, '{"n": 7, "to": "eve@example.com"}') == ["payload"]
+        assert (await ann.jobs.retry([wrong])).changed == [wrong]
+        assert await ann.jobs.edit(wrong, '{"n": 7, "to": "eve@example.com"}') == ["payload"]
         await db.execute("UPDATE pgworkd.queues SET paused_until = NULL")
         await until(lambda: db.fetchval("SELECT status = 'completed' FROM pgworkd.finished_jobs WHERE id = $1", wrong))
         assert sent == [{"n": 7, "to": "eve@example.com"}]
 
         # The other bills run again, in chunks as small as one likes.
-        assert await ann.count("retry", dead("bill")) == BILLS - 1
+        assert await ann.jobs.count("retry", dead("bill")) == BILLS - 1
         last = None
         while True:
-            some = await ann.matching("retry", dead("bill"), last, 50)
-            assert (await ann.retry(list(some.ids))).held_back == []
+            some = await ann.jobs.matching("retry", dead("bill"), last, 50)
+            assert (await ann.jobs.retry(list(some.ids))).key_taken == []
             if (last := some.last) is None:
                 break
         await until(lambda: db.fetchval("SELECT count(*) = $1 FROM pgworkd.jobs", REMINDERS))
         assert sorted(mail["n"] for mail in sent) == list(range(1, BILLS + 1))
 
         # The reminders come too late now.
-        rest = await ann.matching("discard", dead("reminder"))
-        assert await ann.cancel(list(rest.ids)) == {}, "they have ended"
-        assert await ann.discard(list(rest.ids)) == REMINDERS
+        rest = await ann.jobs.matching("discard", dead("reminder"))
+        assert await ann.jobs.cancel(list(rest.ids)) == {}, "they have ended"
+        assert await ann.jobs.discard(list(rest.ids)) == REMINDERS
         assert await db.fetchval("SELECT NOT EXISTS (SELECT FROM pgworkd.jobs)")
 
         # Who was that?

@@ -51,7 +51,7 @@ async def test_a_queue_in_trouble_is_paused_lowered_and_resumed(dsn: str, db: as
             await seen.wait(events.JOB_FAILED)
 
         # Every call fails, and each failure spends a job's budget: nobody must call any more.
-        await admin.pause("embedding")
+        await admin.queues.pause("embedding")
         for seen in both:
             await seen.wait(events.QUEUE_SETTINGS, paused=True)
         await until(lambda: db.fetchval(f"SELECT ({RUNNING}) = 0"))
@@ -59,11 +59,11 @@ async def test_a_queue_in_trouble_is_paused_lowered_and_resumed(dsn: str, db: as
 
         # The service comes back, weaker: two calls from each daemon are what it stands; who fails now waits longer.
         service.broken = False
-        await admin.set_queue("embedding", {"concurrency": 2, "backoff_s": 60})
+        await admin.queues.set("embedding", {"concurrency": 2, "backoff_s": 60})
         for seen in both:
             await seen.wait(events.QUEUE_SETTINGS, concurrency=2, paused=True)
         assert await db.fetchval("SELECT sum(failures) FROM pgworkd.jobs") == failures, "nobody called in the pause"
-        await admin.resume("embedding")
+        await admin.queues.resume("embedding")
         await until(lambda: _calls(service, 4))
 
     # Both daemons have been stopped, for a new release, say: what was running went back. The row still holds.

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pgworkd.fleet.autoscaler import Decision, Policy, Rules
-from pgworkd.fleet.supervisor import STEADY_S
+from pgworkd.fleet.restarts import STEADY_S
 
 RESTART_S_MAX = 30.0
 
@@ -66,7 +66,7 @@ class Fleet:
 
     def look(self, depth: int | None) -> None:
         rules, before = self.rules, set(self.policy.wanted)
-        decision = self.policy.look(depth, self.now_s)
+        decision = self.policy.decide(depth, self.now_s)
         after = self.policy.wanted
         may = self.decided_s is None or self.now_s >= self.decided_s + rules.cooldown_s
         goal = len(before)
@@ -122,29 +122,29 @@ def test_one_that_keeps_dying_is_replaced_ever_later_until_it_has_lived_for_long
 def test_those_that_wait_for_their_restart_go_first_then_the_newest() -> None:
     policy = Policy(Rules(1, 5, 10, 0, 1, 0), alive=[5])
     for began_s, number in enumerate((3, 1, 2, 4)):
-        policy.look(10, 0)
+        policy.decide(10, 0)
         policy.began(number, began_s)
     policy.ended(3, 5, asked=False)
     gone = []
     while len(before := set(policy.wanted)) > 1:
-        policy.look(0, 5)
+        policy.decide(0, 5)
         gone += before - policy.wanted
     assert gone == [3, 4, 2, 1], "5 was there before us"
 
 
 def test_one_that_still_stops_is_the_last_to_be_wanted_again() -> None:
     policy = Policy(Rules(1, 4, 10, 0, 1, 0), alive=[1, 2])
-    assert policy.look(0, 0) == Decision(0, 2, 1, "depth 0 <= down-at 0")
+    assert policy.decide(0, 0) == Decision(0, 2, 1, "depth 0 <= down-at 0")
     assert policy.wanted == {1}
-    policy.look(10, 0)
+    policy.decide(10, 0)
     assert policy.wanted == {1, 3}, "2 is still stopping"
     policy.ended(2, 0, asked=True)
-    policy.look(10, 0)
+    policy.decide(10, 0)
     assert policy.wanted == {1, 2, 3}
 
 
 @pytest.mark.parametrize(("depth", "after"), [(10, 3), (9, None), (4, None), (3, 1)])
 def test_between_the_thresholds_nothing_changes(depth: int, after: int | None) -> None:
     policy = Policy(Rules(1, 5, 10, 3, 1, 0), alive=[1, 2])
-    decision = policy.look(depth, 0)
+    decision = policy.decide(depth, 0)
     assert (None if decision is None else decision.after) == after

@@ -190,7 +190,7 @@ def test_the_advice_of_an_error_works():
 def test_the_source_of_a_mistake_is_named(monkeypatch):
     assert refused(lease_s="x").startswith("lease_s (flag): ")
     assert refused(lese_s=3) == "flag: unknown setting 'lese_s', did you mean lease_s?"
-    assert refused(transactions_max=10**5000).endswith("not 'so large a number'")
+    assert refused(transactions_max=10**5000).endswith("not 'a number of that size'")
     monkeypatch.setenv("PGWORKD_LEASE_S", "x")
     assert refused().startswith("lease_s (environment PGWORKD_LEASE_S): ")
 
@@ -246,7 +246,7 @@ def test_a_password_in_a_file_that_everyone_may_read_is_noted():
     assert load().notes == ()
     path.chmod(path.stat().st_mode | stat.S_IROTH)
     (note,) = load().notes
-    assert note.startswith("pgworkd.toml holds a password")
+    assert note.startswith("pgworkd.toml contains a password")
     assert CANARY not in note
     write('dsn = "postgresql://u@h/db"').chmod(0o644)
     assert load().notes == ()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pgworkd.errors import UsageError
-from pgworkd.settings.queue import BOUNDS, NAMES, checked, in_force, number, rate, rate_text, unset
+from pgworkd.settings.queue import BOUNDS, NAMES, checked, effective_settings, number, rate, rate_text, unset
 
 
 @pytest.mark.parametrize("name", BOUNDS)
@@ -54,13 +54,13 @@ def test_rates_as_people_write_them(text: str, starts: int, period_s: float) -> 
     ("text", "says"),
     [
         ("10", "has no period: write starts per period, as 10/s"),
-        ("10/", "is no rate"),
-        ("/s", "is no rate"),
-        ("ten/s", "is no rate"),
-        ("-1/s", "is no rate"),
-        ("nan/s", "is no rate"),
-        ("1.5/s", "is no rate"),
-        ("10/fortnight", "is no rate"),
+        ("10/", "is not a rate"),
+        ("/s", "is not a rate"),
+        ("ten/s", "is not a rate"),
+        ("-1/s", "is not a rate"),
+        ("nan/s", "is not a rate"),
+        ("1.5/s", "is not a rate"),
+        ("10/fortnight", "is not a rate"),
         ("0/s", "give a whole number from 1 to 1000000"),
         ("100000000/s", "give a whole number from 1 to 1000000"),
         ("10/0s", "give a period of 0.001 s to 366 days"),
@@ -90,7 +90,7 @@ def test_changes_are_checked_before_sql_sees_them() -> None:
 
 
 def shown(row: dict[str, Any], *code: tuple[int, str]) -> dict[str, str]:
-    return {each.name: str(each) for each in in_force(row, code)}
+    return {each.name: str(each) for each in effective_settings(row, code)}
 
 
 def test_where_a_value_comes_from() -> None:
@@ -104,7 +104,7 @@ def test_where_a_value_comes_from() -> None:
     )
     row = {"concurrency": 10, "rate": 5, "rate_period_s": 30.0, "fair": True, "backoff_s": 0.5, "keep_s": 0}
     told = shown(row, (4, "code"), (4, "settings"))
-    assert told["concurrency"] == "10 (row; code says 4)"
+    assert told["concurrency"] == "10 (row; default from code: 4)"
     assert (told["rate"], told["fair"], told["keep_s"]) == ("5/30s (row)", "yes (row)", "0 (row)")
     assert told["backoff_s"] == "0.5 (row)"
     assert shown({"concurrency": 10})["concurrency"] == "10 (row)"
@@ -115,4 +115,4 @@ def test_where_a_value_comes_from() -> None:
 
 def test_daemons_that_differ_are_all_named() -> None:
     assert shown({}, (8, "code"), (4, "default"))["concurrency"] == "4 or 8 (code; daemons differ)"
-    assert shown({"concurrency": 2}, (8, "code"), (4, "default"))["concurrency"] == "2 (row; code says 4 or 8)"
+    assert shown({"concurrency": 2}, (8, "code"), (4, "default"))["concurrency"] == "2 (row; default from code: 4 or 8)"

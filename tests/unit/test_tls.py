@@ -129,7 +129,7 @@ def test_whose_certificate_authorities(query: str, told: str) -> None:
 
 @pytest.mark.parametrize("mode", ["disable", "require", "verify-ca"])
 def test_the_systems_authorities_sign_for_anyone_so_names_must_be_looked_at(mode: str) -> None:
-    with pytest.raises(UsageError, match=f"sslmode={mode} and sslrootcert=system"):
+    with pytest.raises(UsageError, match=f"sslrootcert=system requires sslmode=verify-full, not {mode}"):
         tls.verification(f"postgresql://db.example/d?sslmode={mode}&sslrootcert=system")
 
 

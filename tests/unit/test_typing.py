@@ -1,9 +1,13 @@
-"""The package is typed for its users: mypy --strict takes a small program of theirs, and the wheel says that it may."""
+"""The package is typed for its users: mypy --strict accepts a program of theirs against the installed wheel."""
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 import sys
+import sysconfig
+import venv
 import zipfile
 from pathlib import Path
 
@@ -15,6 +19,7 @@ from tests.planting import ROOT
 PROGRAM = '''
 """What a user may write, with every name that the package offers at its top."""
 from datetime import timedelta
+from typing import Any
 from uuid import UUID
 
 import asyncpg
@@ -23,8 +28,10 @@ from notes import Note, app
 
 from pgworkd import App, Backoff, DeadJob, Job, LeaseLost, OutcomeUnknown, PermanentError, PgworkdError, RetryAfter
 from pgworkd import Snooze, UsageError
-from pgworkd.client import Batch, Enqueued, NewJob, Workflow, enqueue, enqueue_many
-from pgworkd.results import JobFailed, Results
+from pgworkd.admin import Admin
+from pgworkd.client import Batch, Enqueued, NewJob, Progress, Workflow, batch, enqueue, enqueue_many
+from pgworkd.database.connection import ConnectionOptions
+from pgworkd.results import Found, JobFailed, Results
 
 
 @app.handler("ocr", backoff=Backoff(1, 2, 60), timeout_s=timedelta(minutes=1), run_in="thread")
@@ -45,7 +52,17 @@ def cheque(given: dict[str, int], result: dict[str, int]) -> dict[str, int]:
 def sync(connection: psycopg.Connection[tuple[object, ...]]) -> UUID:
     made: Enqueued = enqueue(connection, "mail", {"to": 7}, dedupe_key="welcome-7", on_duplicate="skip")
     many: list[UUID] = enqueue_many(connection, [NewJob("ocr", {"page": 1}), {"queue": "ocr"}])
-    return made.id if made.created else many[0]
+    with batch(connection, "payroll", kind="calculate", dedupe_key="2026-11") as payroll:
+        cheques = payroll.child("cheques", kind="cheque", stream=True, final=True)
+        added: list[UUID] = payroll.add(({"employee": n} for n in range(3)), priority=1)
+    progress: list[Progress] = cheques.progress()
+    sealed: bool = Batch(connection, payroll.id).seal()
+    flow = Workflow()
+    flow.add("extract", "etl", {"day": 7}, max_attempts=3)
+    ids: dict[str, UUID] = flow.enqueue(connection)
+    if sealed and cheques.cancel().more:
+        return ids["extract"]
+    return made.id if made.created else [*many, *added, progress[0].id][0]
 
 
 async def work(dsn: str) -> None:
@@ -54,15 +71,42 @@ async def work(dsn: str) -> None:
     flow = Workflow()
     flow.add("extract", "etl", {"day": 7})
     flow.add("load", "etl", after=["extract"], on_failed_dependency="run")
-    ids = await flow.enqueue(connection)
-    await Batch(connection, job_id).add({"employee": n} for n in range(3))
+    ids: dict[str, UUID] = await flow.enqueue(connection)
+    added: list[UUID] = await Batch(connection, job_id).add({"employee": n} for n in range(3))
+    async with app.batch(connection, "payroll", kind="calculate", on_complete={"queue": "report"}) as payroll:
+        cheques = await payroll.child("cheques", kind="cheque", stream=True)
+        await payroll.add([{"employee": len(added)}])
+    progress: list[Progress] = await cheques.progress()
+    if not await payroll.seal():
+        print(progress[0].done, (await payroll.cancel()).cancelled)
     try:
-        async with Results(dsn) as results:
+        async with Results(dsn, poll_s=5) as results:
             print(await results.result(ids["load"], timeout_s=60))
             async for found in results.of_batch(job_id):
-                print(found.payload, found.result)
+                each: Found = found
+                print(each.payload, each.result)
     except (JobFailed, LeaseLost, OutcomeUnknown, UsageError, PgworkdError) as error:
         print(error)
+
+
+async def operate(dsn: str, job_id: UUID) -> None:
+    async with Admin(ConnectionOptions(dsn, by="ann@desk")) as admin:
+        changed: list[UUID] = (await admin.jobs.retry([job_id])).changed
+        outcome: str = (await admin.jobs.cancel(changed))[job_id]
+        await admin.queues.pause("mail", for_s=60)
+        await admin.queues.set("mail", {"concurrency": 4})
+        created: bool = (await admin.jobs.enqueue("mail", '{"to": 7}', dedupe_key="k", on_duplicate="skip")).created
+        freed: bool = await admin.keys.free("mail", "k")
+        trees = await admin.batches.find("payroll")
+        enabled: bool = await admin.schedules.enable("nightly")
+        print(outcome, created, freed, enabled, trees[0].done, (await admin.stats("mail")).depth)
+
+
+def untyped(connection: Any, batch_id: UUID) -> object:
+    """A connection of unknown type is accepted as either kind."""
+    with batch(connection, "pages") as pages:
+        pages.add([{"page": 1}])
+    return Batch(connection, batch_id).seal()
 
 
 def dead(other: App) -> None:
@@ -72,21 +116,59 @@ def dead(other: App) -> None:
 '''
 
 
+WRONG = """
+import psycopg
+
+from pgworkd import App
+from pgworkd.client import Workflow, batch
+
+App().handler(7)
+Workflow().add("a", "q", priorty=1)
+with psycopg.connect("") as connection:
+    batch(connection, "b", max_failure=1)
+    seal: str = batch(connection, "b").seal()
+"""
+ERRORS = {"6": "arg-type", "7": "call-arg", "9": "call-overload", "10": "assignment"}
+"""The codes of the errors in WRONG by line."""
+
+
 def strict(directory: Path, *files: str) -> subprocess.CompletedProcess[str]:
-    """mypy --strict as a user runs it, who knows nothing of our settings."""
-    command = [sys.executable, "-m", "mypy", "--strict", "--config-file=", f"--cache-dir={directory}/cache", *files]
+    """mypy --strict as a user runs it, without this project's settings, in an environment with the wheel installed."""
+    command = [sys.executable, "-m", "mypy", "--strict", "--config-file=", f"--cache-dir={directory}/cache"]
+    command += [f"--python-executable={_installed(directory)}", *files]
     return subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)
+
+
+def _wheel(directory: Path) -> Path:
+    pytest.importorskip("hatchling")
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(directory)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (wheel,) = directory.glob("*.whl")
+    return wheel
+
+
+def _installed(directory: Path) -> Path:
+    """The Python of an environment with the wheel, and the dependencies of the one that runs the tests."""
+    venv.create(directory / "venv")
+    names = {"base": str(directory / "venv"), "platbase": str(directory / "venv")}
+    site = Path(sysconfig.get_path("purelib", "venv", names))
+    with zipfile.ZipFile(_wheel(directory)) as wheel:
+        wheel.extractall(site)
+    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + os.linesep, encoding="utf-8")
+    return directory / "venv" / "bin" / "python"
 
 
 def test_a_users_program_passes_mypy_strict(tmp_path: Path) -> None:
     (tour,) = [block for block in blocks("docs/handlers.md") if block.module]
     (tmp_path / "notes.py").write_text(tour.text, encoding="utf-8")
     (tmp_path / "program.py").write_text(PROGRAM.lstrip("\n"), encoding="utf-8")
-    (tmp_path / "wrong.py").write_text("from pgworkd import App\n\nApp().handler(7)\n", encoding="utf-8")
+    (tmp_path / "wrong.py").write_text(WRONG.lstrip("\n"), encoding="utf-8")
     found = strict(tmp_path, "notes.py", "program.py", "wrong.py")
-    assert [line for line in found.stdout.splitlines() if "error:" in line] == [
-        'wrong.py:3: error: Argument 1 to "handler" of "App" has incompatible type "int"; expected "str"  [arg-type]'
-    ], found.stdout + found.stderr
+    errors = re.findall(r"^(\S+?)\.py:(\d+): error: .* \[([a-z-]+)\]$", found.stdout, re.MULTILINE)
+    assert {(file, line): code for file, line, code in errors} == {("wrong", n): code for n, code in ERRORS.items()}, (
+        found.stdout + found.stderr
+    )
 
 
 def test_the_modules_of_the_docs_pass_mypy_strict(tmp_path: Path) -> None:
@@ -99,11 +181,6 @@ def test_the_modules_of_the_docs_pass_mypy_strict(tmp_path: Path) -> None:
 
 
 def test_the_wheel_says_that_it_is_typed(tmp_path: Path) -> None:
-    pytest.importorskip("hatchling")
-    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    (wheel,) = tmp_path.glob("*.whl")
-    held = set(zipfile.ZipFile(wheel).namelist())
+    names = set(zipfile.ZipFile(_wheel(tmp_path)).namelist())
     chapters = {path.relative_to(ROOT).as_posix() for path in (ROOT / "pgworkd" / "sql").rglob("*.sql")}
-    assert {"pgworkd/py.typed", "pgworkd/schema.sql", "pgworkd/sql/grants.sql", *chapters} <= held
+    assert {"pgworkd/py.typed", "pgworkd/schema.sql", "pgworkd/sql/grants.sql", *chapters} <= names

@@ -1,0 +1,81 @@
+"""What callers pass to the batch API, and what it returns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple, Protocol, TypedDict
+from uuid import UUID
+
+from pgworkd.client.new_job import NewJob
+
+
+class Progress(NamedTuple):
+    """The progress of a batch: `done` of `total` jobs have finished: completed, dead or cancelled (or expired).
+
+    `state`: open, sealed, cancelling, cancelled, completed or completed with failures. `depth`: 0 for a root.
+    """
+
+    id: UUID
+    name: str
+    depth: int
+    state: str
+    total: int
+    done: int
+    completed: int
+    dead: int
+    cancelled: int
+
+
+class Cancelled(NamedTuple):
+    """What a cancellation did: jobs cancelled, and running jobs asked to stop. `more`: daemons cancel the rest."""
+
+    cancelled: int
+    requested: int
+    more: bool
+
+
+class Kinds(Protocol):
+    """What an app knows about kinds of jobs."""
+
+    def queue_of(self, kind: str) -> str | None:
+        """The queue of that kind's handler."""
+
+    def stream_kind(self, parent: str, child: str) -> str | None:
+        """The kind whose handler makes jobs of `child` from each job that completes in `parent`."""
+
+
+class BatchOptions(TypedDict, total=False):
+    """The keyword arguments of `batch()`."""
+
+    kind: str | None
+    queue: str | None
+    dedupe_key: str | None
+    dedupe_until: datetime | None
+    dedupe_for: float | timedelta | None
+    max_failures: int | None
+    on_complete: NewJob | Mapping[str, Any] | None
+    on_failure: NewJob | Mapping[str, Any] | None
+
+
+class ChildOptions(TypedDict, total=False):
+    """The keyword arguments of `Batch.child()`."""
+
+    kind: str | None
+    queue: str | None
+    stream: bool
+    stream_kind: str | None
+    final: bool
+    max_failures: int | None
+
+
+class AddOptions(TypedDict, total=False):
+    """The keyword arguments of `Batch.add()`."""
+
+    kind: str | None
+    queue: str | None
+    priority: int
+    run_at: datetime | None
+    max_attempts: int | None
+    timeout_s: float | timedelta | None
+    meta: object
