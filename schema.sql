@@ -461,9 +461,9 @@ CREATE INDEX IF NOT EXISTS audit_job ON audit (job_id, id) WHERE job_id IS NOT N
 --   settle_completed, settle_failed,              D   jobs, dependents, roots,
 --     settle_released, settle_ended                   schedules s, queues
 --   complete_own (in the handler's transaction)   D   job; the rest is deferred
---   report_progress                               D   progress
---   put_schedule, fail_schedule, restore_occur-   D   schedules s, worker
---     rences, declare_schedules, retire_schedules
+--   report_progress, restore_occurrences          D   progress; schedules s
+--   put_schedule, declare_schedules,              D   schedules, worker
+--     retire_schedules, fail_schedule
 --   rescue, expire_jobs, mend_dependencies,       D   workers, jobs s, roots s
 --     mend_batches
 --   apply_effects, unblock, unblock_lines,        D   queues (try), roots s, jobs s
@@ -485,7 +485,7 @@ CREATE INDEX IF NOT EXISTS audit_job ON audit (job_id, id) WHERE job_id IS NOT N
 -- Several rows of one table: in the order of their key, or with SKIP LOCKED. A queue's lock is an
 -- advisory one. Settles take it last, claims before they lock rows; its holder never waits for a
 -- row, so the two orders cannot deadlock. Batches below a root are written under the root's lock.
--- An application's open transaction holds no lock that a daemon waits for.
+-- No daemon waits for what an application's open transaction has locked by the verbs above.
 
 \ir pgworkd/sql/20_workers.sql
 \ir pgworkd/sql/30_claim.sql

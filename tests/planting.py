@@ -34,8 +34,14 @@ def places(planted: Planted, root: Path = ROOT) -> list[tuple[Path, re.Match[str
         files, pattern = [root / planted.file], re.escape(planted.old)
     else:
         files = [root / planted.file, *sorted((root / "pgworkd" / "sql").rglob("*.sql"))]
-        pattern = r"\s+".join(re.escape(word) for word in re.split(r"\s+", planted.old))
+        pattern = r"\s+".join(re.escape(word) for word in planted.old.split())
     return [(path, found) for path in files for found in re.finditer(pattern, path.read_text(encoding="utf-8"))]
+
+
+def mutated(planted: Planted, old: re.Match[str]) -> str:
+    """The text in which `old` was found, with the bug; in SQL the white space around it stays."""
+    new = planted.new.strip() if planted.file == "schema.sql" else planted.new
+    return f"{old.string[: old.start()]}{new}{old.string[old.end() :]}"
 
 
 def mutated_tree(planted: Planted, into: Path) -> Path:
@@ -53,7 +59,7 @@ def mutated_tree(planted: Planted, into: Path) -> Path:
     found = places(planted, into)
     assert len(found) == 1, f"{planted.name}: {planted.old!r} occurs {len(found)} times in {planted.file}, not once"
     ((target, old),) = found
-    target.write_text(f"{old.string[: old.start()]}{planted.new}{old.string[old.end() :]}", encoding="utf-8")
+    target.write_text(mutated(planted, old), encoding="utf-8")
     return into
 
 

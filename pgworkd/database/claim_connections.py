@@ -1,7 +1,7 @@
-"""The connections on which a daemon claims: one, and further ones while a claim of another queue is slow.
+"""The connections on which a daemon claims: one, and more while a claim of another queue is slow.
 
 Most claims take a few milliseconds and follow each other on one connection. A claim may also wait for a lock that an
-application holds, or go over very many keys: then those of other queues pass it by on another connection.
+application holds, or scan very many keys: then claims of other queues use another connection.
 """
 
 from __future__ import annotations
@@ -16,31 +16,31 @@ import anyio
 from pgworkd.database.connection import Connection, ConnectionOptions, Row
 
 CONNECTIONS_MAX = 4
-"""Of one daemon. So many slow claims at once, and the others wait for the first of them to end."""
+"""Per daemon. With this many slow claims at once, the others wait for the first of them to end."""
 SLOW_S = 0.05
-"""A call that has been with the server for longer is not waited for."""
+"""A call that the server has taken longer for is not waited for."""
 IDLE_S = 60.0
-"""A further connection that was not needed for so long is closed."""
+"""An additional connection is closed after this many idle seconds."""
 
 
 class ClaimConnections:
-    """Calls wait for each other in order, except for those that have become slow.
+    """Calls wait for each other in order, except for slow ones.
 
-    At most one connection for each queue, however many calls there are: what waits for a claim of its own queue has
-    nothing to gain from another.
+    At most one connection per queue, however many calls there are: a call that waits for a claim of its own queue would
+    not gain from another connection.
     """
 
     def __init__(self, options: ConnectionOptions, queues: Callable[[], int]) -> None:
-        """`queues`: how many there are to claim from; asked at each call."""
+        """`queues` returns the number of queues to claim from; it is called at each call."""
         self._options = options
         self._queues = queues
         self._all = [_Connection(options) for _ in range(CONNECTIONS_MAX)]
-        self._iteration = anyio.Lock(fast_acquire=True)  # whoever has it is the next to get a connection
+        self._next = anyio.Lock(fast_acquire=True)  # its holder is the next to get a connection
         self._freed = anyio.Event()
 
     async def fetch(self, sql: str, *args: object) -> list[Row]:
         """All rows of one statement, which is a transaction of its own."""
-        connection = self._at_once() or await self._take()
+        connection = self._take_first() or await self._take()
         try:
             return await connection.fetch(sql, *args)
         finally:
@@ -48,19 +48,19 @@ class ClaimConnections:
 
     async def value(self, sql: str, *args: object) -> Any:
         """The first column of the first row; None if there is no row."""
-        connection = self._at_once() or await self._take()
+        connection = self._take_first() or await self._take()
         try:
             return await connection.value(sql, *args)
         finally:
             self._release(connection)
 
     async def close_idle(self) -> None:
-        """Closes further connections that are not needed any more, until cancelled."""
+        """Closes idle additional connections, until cancelled."""
         while True:
             await anyio.sleep(IDLE_S / 4)
             for place, connection in enumerate(self._all):
                 if place > 0 and not connection.taken and time.monotonic() - connection.used_at > IDLE_S:
-                    self._all[place] = _Connection(self._options)  # at once: to close one may take a while
+                    self._all[place] = _Connection(self._options)  # replaced first: closing may take a while
                     await connection.close()
 
     async def close(self) -> None:
@@ -68,16 +68,16 @@ class ClaimConnections:
         for connection in self._all:
             await connection.close()
 
-    def _at_once(self) -> _Connection | None:
-        """The first connection, where nobody needs to wait: every claim of a daemon that is not busy comes by here."""
+    def _take_first(self) -> _Connection | None:
+        """The first connection if no one waits for it: the fast path, for every claim of a daemon that is not busy."""
         first = self._all[0]
-        if first.taken or self._iteration.locked():
+        if first.taken or self._next.locked():
             return None
         first.taken = True
         return first
 
     async def _take(self) -> _Connection:
-        async with self._iteration:
+        async with self._next:
             while (connection := self._free()) is None:
                 self._freed = anyio.Event()
                 with anyio.move_on_after(SLOW_S):
@@ -90,25 +90,25 @@ class ClaimConnections:
             if not connection.taken:
                 return connection
             if time.monotonic() - connection.sent_at < SLOW_S:
-                return None  # it will be free soon
+                return None  # it is expected to be free soon
         return None
 
     def _release(self, connection: _Connection) -> None:
         connection.taken, connection.sent_at, connection.used_at = False, math.inf, time.monotonic()
-        if self._iteration.locked():
+        if self._next.locked():
             self._freed.set()
 
 
 class _Connection(Connection):
-    """One of them, and what it is doing. All times on the monotonic clock."""
+    """One of the connections, and its state. All times on the monotonic clock."""
 
     def __init__(self, options: ConnectionOptions) -> None:
         super().__init__(options, "claim")
         self.taken = False
         self.sent_at = math.inf
-        """When the call under way was sent. One that still connects is not slow: another connection would not help."""
+        """When the call under way was sent; infinite while connecting, where another connection would not help."""
         self.used_at = math.inf
-        """When the last call ended; never: there is nothing to close."""
+        """When the last call ended; infinite: never used, so there is nothing to close."""
 
     async def _ready(self) -> Any:
         connection = await super()._ready()

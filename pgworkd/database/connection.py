@@ -1,8 +1,7 @@
 """Connections to Postgres: with `driver_errors` the only module that imports asyncpg.
 
-A `Connection` is one connection that is made when it is first needed and made anew after it broke. A call on it
-is never cancelled half-way: it runs shielded, to its answer or to its deadline. Errors leave here as the
-project's own; see `driver_errors`.
+A `Connection` connects when it is first needed, and again after it broke. A call is never cancelled half-way: it runs
+shielded, to its answer or its deadline. Errors are translated to the project's own; see `driver_errors`.
 """
 
 from __future__ import annotations
@@ -28,19 +27,19 @@ Row = Sequence[Any]
 _Wanted = asyncpg.connect_utils.SessionAttribute
 
 PROBE_TIMEOUT_S = 4.0
-"""A line that was idle and has not answered by then is replaced: cheap, and on a dead one every job waits."""
+"""An idle connection that does not answer within this is replaced: cheap, while a dead one delays every job."""
 CUT_AFTER_S = 0.5
-"""So long a transaction that ends early waits for a line that may be dead, then cuts it: that rolls back, too, and who
-was told to stop must be out before the lease is over."""
+"""A stopped transaction waits this long for a connection that may be dead, then closes it: that also rolls back,
+and the handler must have ended before the lease expires."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionOptions:
     """How to connect. All times in seconds; `command_timeout_s` bounds every single call.
 
-    `lock_timeout_s`: how long a statement waits for each lock; without it, as long as it may take at all.
-    `by`: in whose name the audit of operators' acts is written; without it, the database's user.
-    `any_server`: a server that only reads will do where none of the DSN's hosts can write.
+    `lock_timeout_s`: how long a statement waits for each lock; None: as long as the statement may take.
+    `by`: the actor that the audit records; "": the database's user.
+    `any_server`: accept a read-only server if none of the DSN's hosts is writable.
     """
 
     dsn: str = field(repr=False)
@@ -51,27 +50,27 @@ class ConnectionOptions:
     any_server: bool = False
 
     def __post_init__(self) -> None:
-        """Raises UsageError for a DSN that makes no sense: the driver would quote it, password and all."""
+        """Raises UsageError for a malformed DSN: the driver would quote it, with its password."""
         if fault := dsn_fault(self.dsn):
             raise UsageError(f"the DSN {fault}")
         hide(self.dsn)
 
     def settings(self, name: str) -> dict[str, str]:
-        """Session settings: whatever the database's defaults are, the engine runs under these."""
-        # The server gives up a little before we do, so that a call that timed out has not gone on unseen.
+        """The settings of a session; see `session`."""
+        # The server gives up a little before we do, so that no call that timed out here still runs there.
         return session.settings(name, self.command_timeout_s * 0.8, self.by, self.lock_timeout_s)
 
 
 async def connect(options: ConnectionOptions, name: str) -> asyncpg.Connection[Any]:
-    """Opens a connection to a server that can write, within `connect_timeout_s`.
+    """Opens a connection to a writable server, within `connect_timeout_s`.
 
-    With `any_server` to one that only reads, if no host of the DSN can write: what it shows may be behind, so it comes
-    last. Raises asyncpg's errors; callers go through `translate`.
+    With `any_server` to a read-only one, if no host of the DSN is writable: last, as it may lag behind. Raises
+    asyncpg's errors, for callers to `translate`.
     """
     try:
         return await _connect(options, name, _Wanted.read_write)
     except (asyncpg.TargetServerAttributeNotMatched, OSError) as error:
-        # Of a host that is down the driver tells even where another one answered, which only reads.
+        # The driver raises the OSError of a host that is down even if another one, a read-only one, answered.
         if not options.any_server or isinstance(error, TimeoutError):
             raise
     return await _connect(options, name, _Wanted.any)
@@ -89,8 +88,8 @@ async def _connect(options: ConnectionOptions, name: str, wanted: _Wanted) -> as
                 target_session_attrs=wanted,
             )
         except ssl.SSLError:
-            raise  # it may be a ValueError, too: a certificate is not what it should be
-        except ValueError as error:  # of the driver's parser: of PGPORT=x it tells only what int() says
+            raise  # it may also be a ValueError: an invalid certificate
+        except ValueError as error:  # of the driver's parser: for PGPORT=x just the text of int()
             raise asyncpg.ClientConfigurationError(str(error)) from None
         try:
             await session.lift_limits(connection)
@@ -101,7 +100,7 @@ async def _connect(options: ConnectionOptions, name: str, wanted: _Wanted) -> as
 
 
 class Connection:
-    """One connection for one kind of call; calls wait for each other in order."""
+    """One connection for one kind of call; calls wait for each other in order. Raises PgworkdError."""
 
     def __init__(self, options: ConnectionOptions, name: str) -> None:
         self._options = options
@@ -119,7 +118,7 @@ class Connection:
         return await self._call(lambda c: c.fetchval(sql, *args))
 
     async def script(self, sql: str) -> None:
-        """Many statements in one transaction, without arguments; no time limit but the server's."""
+        """Many statements in one transaction, without arguments; may take an hour."""
         await self._call(lambda c: c.execute(sql, timeout=3600), deadline_s=3600)
 
     async def _call(self, use: Callable[[Any], Any], deadline_s: float | None = None) -> Any:
@@ -131,7 +130,7 @@ class Connection:
                     return await use(connection)
                 except Exception as error:
                     if not is_answer(error):
-                        # The call's fate is unknown, so is the session's: never use it again.
+                        # The outcome is unknown, and so is the state of the session: never use it again.
                         self._drop()
                         raise unanswered(error) from error
                     if sqlstate_of(error) in DROP_SESSION:
@@ -154,7 +153,7 @@ class Connection:
             connection.terminate()
 
     async def close(self) -> None:
-        """Closes politely within a second, or cuts."""
+        """Closes the connection gracefully within a second, else forcibly."""
         connection, self._connection = self._connection, None
         if connection is None:
             return
@@ -166,7 +165,7 @@ class Connection:
 
 
 class Listener:
-    """A direct connection that listens on one channel and can prove that it still hears."""
+    """A direct connection that listens on one channel, and can be probed."""
 
     def __init__(self, options: ConnectionOptions) -> None:
         self._options = options
@@ -175,10 +174,11 @@ class Listener:
     async def listen(
         self, channel: str, received: Callable[[str], None], lost: Callable[[], None]
     ) -> AsyncIterator[Callable[[], Any]]:
-        """Listens while the context lasts; yields an async probe that raises `DatabaseUnavailable` if the line is dead.
+        """Listens while the context lasts; yields an async probe that raises `DatabaseUnavailable` if the connection is
+        dead.
 
-        `received` gets each payload, `lost` is called when the line is seen to break; both in the loop. The LISTEN has
-        taken effect when the context is entered.
+        `received` gets each payload, `lost` is called when the connection is seen to break; both in the loop. The
+        LISTEN has taken effect when the context is entered.
         """
         connection: asyncpg.Connection[Any] | None = None
 
@@ -200,17 +200,17 @@ class Listener:
             yield probe
         finally:
             if connection is not None:
-                # Nothing to lose here, and a polite close could hang on a dead line.
+                # There is nothing to lose, and a graceful close could hang on a dead connection.
                 connection.terminate()
 
 
-def _cut(connection: Any) -> None:
-    with contextlib.suppress(*BROKEN):  # it has gone by itself
+def _terminate(connection: Any) -> None:
+    with contextlib.suppress(*BROKEN):  # it is closed already
         connection.terminate()
 
 
 class _AgedConnection(asyncpg.Connection):
-    """A connection that knows its age."""
+    """A connection that records when it was made."""
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
@@ -223,8 +223,8 @@ class _AgedConnection(asyncpg.Connection):
 class TransactionPool:
     """A small pool of connections for handlers that write in the transaction that completes their job.
 
-    They are made as they are needed, so there are as many as handlers are in a transaction at once, and
-    `connections_max` at most; a handler that finds none free waits for one.
+    They are opened as needed, so there are as many as handlers in a transaction at once, and `connections_max` at most;
+    a handler that finds none free waits for one.
     """
 
     def __init__(self, options: ConnectionOptions, connections_max: int) -> None:
@@ -234,7 +234,7 @@ class TransactionPool:
         self._pool: asyncpg.Pool[Any] | None = None
         self._lock = anyio.Lock()
         self._suspect_s = 0.0
-        """Connections made before may be dead, as one of them was; on the monotonic clock."""
+        """Connections made before this may be dead, as one of them was; on the monotonic clock."""
 
     @contextlib.asynccontextmanager
     async def begin(
@@ -244,9 +244,9 @@ class TransactionPool:
     ) -> AsyncIterator[Any]:
         """A connection inside a transaction: committed at the end of the block, rolled back on an exception.
 
-        Waits, within `waiting()`, until one is free. Raises `DatabaseUnavailable` when none can be made within
-        `connect_timeout_s`, and at the end `OutcomeUnknown` when the answer to the COMMIT is lost. What the driver
-        raises in between passes through. `committing` makes the shielded scope in which that answer is awaited.
+        Waits, within `waiting()`, until one is free. Raises `DatabaseUnavailable` when none can be opened within
+        `connect_timeout_s`, and at the end `OutcomeUnknown` when the answer to the COMMIT is lost. The driver's errors
+        in between pass through. `committing` makes the shielded scope in which that answer is awaited.
         """
         try:
             self._free.acquire_nowait()
@@ -261,7 +261,7 @@ class TransactionPool:
 
     @contextlib.asynccontextmanager
     async def _transaction(self, committing: Callable[[], anyio.CancelScope]) -> AsyncIterator[Any]:
-        connection, transaction = await self._begun()
+        connection, transaction = await self._begin()
         try:
             try:
                 yield connection
@@ -276,16 +276,16 @@ class TransactionPool:
                         raise
                     raise unanswered(error) from error
             if limit.cancelled_caught:
-                _cut(connection)
+                _terminate(connection)
                 raise unanswered(TimeoutError())
         finally:
             await self._release(connection)
 
-    async def _begun(self) -> tuple[Any, Any]:
-        """A connection, and the transaction that has begun on it. The first may have died while it was idle."""
+    async def _begin(self) -> tuple[Any, Any]:
+        """A connection with a transaction begun on it. The first one tried may have died while it was idle."""
         pool = await self._ready()
         for limit_s in (min(PROBE_TIMEOUT_S, self._options.command_timeout_s), self._options.command_timeout_s):
-            connection = await self._acquired(pool)
+            connection = await self._acquire(pool)
             transaction = connection.transaction(isolation="read_committed")
             begun = False
             try:
@@ -298,11 +298,11 @@ class TransactionPool:
                 self._suspect_s = time.monotonic()
             finally:
                 if not begun:
-                    _cut(connection)
+                    _terminate(connection)
                     await self._release(connection)
         raise problem
 
-    async def _acquired(self, pool: asyncpg.Pool[Any]) -> Any:
+    async def _acquire(self, pool: asyncpg.Pool[Any]) -> Any:
         while True:
             try:
                 connection: Any = await pool.acquire(timeout=self._options.connect_timeout_s)
@@ -310,16 +310,16 @@ class TransactionPool:
                 raise translate(error) from error
             if connection.made_at_s >= self._suspect_s:
                 return connection
-            _cut(connection)  # at once: the pool's own way to be rid of old ones waits for a goodbye
+            _terminate(connection)  # forcibly: the pool's own way to expire connections waits for a graceful close
 
     async def _roll_back(self, connection: Any, transaction: Any) -> None:
         with anyio.CancelScope(shield=True), anyio.move_on_after(CUT_AFTER_S) as limit, contextlib.suppress(*BROKEN):
-            await transaction.rollback()  # what led here is the error to show
+            await transaction.rollback()  # the error that led here is the one to raise
         if limit.cancelled_caught:
-            _cut(connection)
+            _terminate(connection)
 
     async def _release(self, connection: Any) -> None:
-        # It is over, one way or the other: a connection that cannot be used again is no news for the handler.
+        # The transaction has ended: a connection that cannot be reused does not concern the handler.
         with anyio.CancelScope(shield=True), contextlib.suppress(*BROKEN):
             if self._pool is not None:
                 await self._pool.release(connection, timeout=CUT_AFTER_S)
@@ -344,7 +344,7 @@ class TransactionPool:
             return self._pool
 
     async def close(self) -> None:
-        """Cuts all connections: open transactions roll back."""
+        """Closes all connections forcibly: open transactions are rolled back."""
         if self._pool is not None:
             self._pool.terminate()
             self._pool = None

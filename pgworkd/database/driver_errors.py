@@ -1,7 +1,8 @@
-"""What the driver's errors mean, as the project's own.
+"""Translates the driver's errors to the project's own.
 
-`DatabaseUnavailable` (try again; `OutcomeUnknown`: it may have been done; `DatabaseBusy`: the server answered that it
-was not), `WorkerLost`, `SchemaError`, `DatabaseError` (do not), `UsageError`; with the remedy and no password.
+`DatabaseUnavailable`: try again (`OutcomeUnknown`: the call may have taken effect; `DatabaseBusy`: the server answered
+that it did not). `WorkerLost`, `SchemaError`, `DatabaseError`, `UsageError`: do not. Texts have the remedy, never a
+password.
 """
 
 from __future__ import annotations
@@ -21,28 +22,28 @@ from pgworkd.errors import (
 )
 from pgworkd.settings import tls
 
-# SQLSTATEs (https://www.postgresql.org/docs/current/errcodes-appendix.html) by which the server says that it or the
-# session is gone, or does not take us: another connection is needed.
-_AWAY = {"25006", "25P03", "53300", "57P01", "57P02", "57P03", "57P04", "57P05"}
-# Those after which the same call may succeed, on the same connection: deadlock, serialization, resources short, a lock
-# or statement time-out, an error of the system.
+# SQLSTATEs (https://www.postgresql.org/docs/current/errcodes-appendix.html) that mean that the server or the session
+# is gone, or does not accept us: another connection is needed.
+_UNAVAILABLE = {"25006", "25P03", "53300", "57P01", "57P02", "57P03", "57P04", "57P05"}
+# Those after which the same call may succeed on the same connection: deadlock, serialization failure, insufficient
+# resources, a lock or statement time-out, a system error.
 _BUSY_CLASSES = ("40", "53", "57", "58")
 _BUSY = {"55P03", "XX000"}
 _SCHEMA_MISSING = {"42P01", "42883", "3F000", "42703"}
 BROKEN = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
-"""What a connection raises that cannot be used any more."""
+"""What a connection raises when it can no longer be used."""
 _CREDENTIALS = {"28P01", "28000", "3D000", "42501"}
-# A session that ends by these may have committed before.
+# A session that ends with these may have committed before.
 _UNDECIDED = {"57P01", "57P02"}
-# What a pooler in transaction mode makes of our settings, or of statements that another of its clients prepared.
+# What a pooler in transaction mode answers to our settings, or to statements that another of its clients prepared.
 _POOLED = {"42P05", "26000"}
 _POOLED_TEXT = "unsupported startup parameter"
-# After these the session itself is suspect: a standby, a server going down, a statement cut off.
+# After these the session is dropped: a standby, a server that shuts down, a statement that timed out.
 DROP_SESSION = {"25006", "57P03", "57014", "25P03"}
 
 
 def translate(error: BaseException) -> Exception:
-    """The project's error for one of asyncpg's, with the remedy in its text and no password."""
+    """The project's error for one of asyncpg's; its text has the remedy and no password."""
     _forget_frames(error)
     if isinstance(error, asyncpg.PostgresError):
         return _translate_server_error(error)
@@ -64,26 +65,26 @@ def translate(error: BaseException) -> Exception:
 
 
 def sqlstate_of(error: BaseException) -> str:
-    """Five characters; "" for what has none."""
+    """The SQLSTATE, five characters; "" if there is none."""
     return str(getattr(error, "sqlstate", "") or "")
 
 
 def is_answer(error: BaseException) -> bool:
-    """True if the server says by it that what was asked of it is not done; asyncpg's own have a SQLSTATE, too."""
+    """True if it is the server's answer that the call took no effect; asyncpg's own errors have a SQLSTATE, too."""
     code = sqlstate_of(error)
     return isinstance(error, asyncpg.PostgresError) and code not in _UNDECIDED and not code.startswith("08")
 
 
 def unanswered(error: BaseException) -> Exception:
-    """As `translate`, for what came in place of an answer."""
+    """As `translate`, for an error in place of an answer: the call may have taken effect."""
     translated = translate(error)
     if not isinstance(translated, DatabaseUnavailable):
         return translated
-    return OutcomeUnknown(f"{translated}; what was asked of it may have been done")
+    return OutcomeUnknown(f"{translated}; the call may have taken effect")
 
 
 def _forget_frames(error: BaseException | None) -> None:
-    """The driver's frames hold the address and the password: whatever prints local variables would print them."""
+    """The driver's frames contain the DSN with its password, which a printer of local variables would print."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -92,7 +93,7 @@ def _forget_frames(error: BaseException | None) -> None:
 
 
 def _read_besides() -> str:
-    """The variables that may be at fault in place of the DSN."""
+    """Environment variables that the driver reads besides the DSN, and that may be at fault."""
     names = sorted(name for name in os.environ if name.startswith("PG") and not name.startswith("PGWORKD_"))
     return f" (the driver also reads {', '.join(names)} from the environment)" if names else ""
 
@@ -104,12 +105,12 @@ def _translate_server_error(error: asyncpg.PostgresError) -> Exception:
         return exception(". ".join(map(str.strip, text.split("\nHINT:"))))
     if code in _POOLED or _POOLED_TEXT in text:
         return UsageError(
-            f"a connection pooler stands before the database ({text.splitlines()[0]}): daemons and commands need "
-            "sessions of their own, so give them the address of Postgres itself; applications may insert through it"
+            f"the DSN leads to a connection pooler ({text.splitlines()[0]}): daemons and commands need "
+            "sessions of their own, so give them the address of Postgres itself; applications may use the pooler"
         )
     if code in _SCHEMA_MISSING:
         return SchemaError(f"{text}: is the schema installed and current? Run: pgworkd migrate")
-    if code in _AWAY or code[:2] == "08":
+    if code in _UNAVAILABLE or code[:2] == "08":
         return DatabaseUnavailable(f"{text} ({code})")
     if code in _BUSY or code[:2] in _BUSY_CLASSES:
         return DatabaseBusy(f"{text} ({code})", sqlstate=code)

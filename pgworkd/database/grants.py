@@ -1,4 +1,4 @@
-"""Who may do what in the database, as SQL: `grants.sql` with the names of the roles."""
+"""The grants for the four roles, as SQL: `grants.sql` with the roles' names."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pgworkd.errors import UsageError
 
 ROLES = ("owner", "worker", "enqueuer", "reader")
 ROLE_BYTES_MAX = 63
-"""Postgres cuts longer names off, and would take two of them for one."""
+"""Postgres truncates longer names, so that two of them could become one."""
 
 
 def text(names: Mapping[str, str]) -> str:
-    """The SQL for roles of these names, one for each of ROLES; UsageError for names that Postgres would not take."""
+    """The SQL for roles of these names, one for each of ROLES. Raises UsageError for names that Postgres rejects."""
     for role, name in names.items():
         if fault := _fault(name):
             raise UsageError(f"the {role}'s name {fault}")
@@ -27,9 +27,9 @@ def _fault(name: str) -> str | None:
     if not 1 <= len(name.encode(errors="surrogatepass")) <= ROLE_BYTES_MAX:
         return f"must have 1 to {ROLE_BYTES_MAX} bytes"
     if not name.isprintable():
-        return "holds a control character"
-    if "://" in name:  # with a password, perhaps: it must not go on to where the SQL goes
+        return "contains a control character"
+    if "://" in name:  # perhaps with a password, which must not end up in the SQL
         return "looks like the address of a database: give the role's name alone"
     if name in ("public", "none") or name.startswith("pg_"):
-        return "is one that Postgres keeps for itself"
+        return "is reserved by Postgres"
     return None

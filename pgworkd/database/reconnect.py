@@ -1,9 +1,9 @@
-"""How long to wait before the database is asked again, and who hears of it.
+"""Backoff between attempts to reach the database, and one event per outage.
 
-One `Outage` per part of the daemon. It says once that the database is away and once that it is back, or once that a
-statement failed, where the database is there and answers (a time-out, a lock, a refusal); between
-the two it only answers delays, so that an hour without a database is not an hour of log lines. Who waits here
-tries again at once when any other part says that it is back.
+One `Outage` per part of the daemon. It reports once that the database is unavailable and once that it has recovered, or
+once that a statement failed where the database answers (a time-out, a lock, a rejection); in between it only computes
+delays, so that an hour without a database is not an hour of log lines. Parts that wait here retry at once when any
+other part reports the recovery.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from pgworkd.words.events import Events
 
 FIRST_S = 0.1
 CAP_S = 2.0
-"""Claims must resume within seconds of the server's return, so the waits stay short; jitter spreads the fleet."""
+"""Claims must resume within seconds after the server is back, so the waits stay short; jitter spreads the fleet."""
 
 
 class Outage:
-    """The state of one part's connection, as that part sees it."""
+    """The state of the database, as one part of the daemon sees it."""
 
     def __init__(self, part: str, events_: Events) -> None:
         self._part = part
         self._events = events_
         self._since: float | None = None
-        self._failing = False  # calls are answered with errors, which is no outage
+        self._failing = False  # calls are answered with errors: no outage
         self._delay_s = FIRST_S
 
     @property
@@ -37,7 +37,7 @@ class Outage:
         return self._since is not None
 
     def failed(self, error: Exception) -> float:
-        """Notes a failed call; seconds to wait before the next."""
+        """Records a failed call; returns the seconds to wait before the next."""
         delay_s = self._delay_s * random.uniform(0.5, 1.5)  # noqa: S311 # nosec B311 # jitter, no secret
         if isinstance(error, (DatabaseBusy, DatabaseError)):
             if not self._failing:
@@ -53,22 +53,22 @@ class Outage:
         return delay_s
 
     async def wait(self, error: Exception) -> None:
-        """Notes a failed call, and returns when it is time for the next."""
+        """Records a failed call, and returns when it is time for the next."""
         delay_s, back = self.failed(error), anyio.Event()
 
-        def hear(name: str, _: object) -> None:
+        def on_event(name: str, _: object) -> None:
             if name == events.DATABASE_RECOVERED:
                 back.set()
 
-        self._events.listen(hear)
+        self._events.listen(on_event)
         try:
             with anyio.move_on_after(delay_s):
                 await back.wait()
         finally:
-            self._events.unlisten(hear)
+            self._events.unlisten(on_event)
 
     def passed(self) -> None:
-        """Notes a call that was answered."""
+        """Records a call that was answered."""
         if self._failing:
             self._failing, self._delay_s = False, FIRST_S
         if self._since is not None:

@@ -1,4 +1,4 @@
-"""Schedules and their occurrences, as a daemon reads and writes them."""
+"""A daemon's calls about schedules and their occurrences."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SCHEDULES = """SELECT e.name, e.cron, e.every_s, e.timezone, e.missed, e.revisi
 
 
 class ScheduleRow(NamedTuple):
-    """An enabled schedule; `broken`: it has no live occurrence. `at` is the database's time."""
+    """An enabled schedule. `broken`: it has no live occurrence; `at`: the database's time."""
 
     name: str
     cron: str | None
@@ -31,7 +31,7 @@ class ScheduleRow(NamedTuple):
 
 
 class Occurrence(NamedTuple):
-    """The next instant of a schedule, computed under the given revision of its rule."""
+    """The next occurrence of a schedule, computed under this revision of its rule."""
 
     schedule: str
     at: datetime
@@ -44,7 +44,7 @@ def columns(occurrences: Sequence[Occurrence]) -> tuple[list[str], list[datetime
 
 
 class ScheduleStore:
-    """The part of `Store` that is about schedules. Raises PgworkdError."""
+    """The part of `Store` for schedules. All methods raise PgworkdError."""
 
     _maintenance: Connection
 
@@ -62,7 +62,7 @@ class ScheduleStore:
         missed_grace_s: float = 60.0,
         waits_for_retries: bool = False,
     ) -> None:
-        """Enters or changes a schedule that stands in code; one that had left the code is enabled again."""
+        """Stores a schedule declared in code, or its changes; one disabled because no code declared it is enabled."""
         await self._maintenance.value(
             "SELECT pgworkd.put_schedule($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)",
             *(name, queue, kind, cron, every_s, timezone, missed, payload, missed_grace_s, waits_for_retries),
@@ -73,28 +73,28 @@ class ScheduleStore:
         return [ScheduleRow(*row) for row in await self._maintenance.fetch(_SCHEDULES)]
 
     async def add_occurrences(self, occurrences: Sequence[Occurrence]) -> list[str]:
-        """Inserts occurrences where the schedule's chain has none; the names that got one."""
+        """Inserts occurrences of schedules that have none; returns the names that got one."""
         return list(
             await self._maintenance.value("SELECT pgworkd.restore_occurrences($1, $2, $3)", *columns(occurrences))
         )
 
     async def fail_schedule(self, name: str, revision: int, error: str) -> bool:
-        """Notes why a schedule has no next occurrence; True if that is news."""
+        """Stores why a schedule has no next occurrence; True if that was not stored before."""
         return bool(await self._maintenance.value("SELECT pgworkd.fail_schedule($1, $2, $3)", name, revision, error))
 
     async def declare_schedules(self, worker_id: int, names: Sequence[str]) -> dict[str, bool]:
-        """Says which schedules stand in this worker's code; what is amiss.
+        """Declares this worker's schedules; returns those whose state is wrong, by name.
 
-        True: one of them was disabled when no worker had it; False: one that no worker has is still enabled.
+        True: one of them is disabled, since no worker had declared it; False: one that no worker declares is enabled.
         """
         sql = "SELECT name, retired FROM pgworkd.declare_schedules($1, $2)"
         return {row[0]: row[1] for row in await self._maintenance.fetch(sql, worker_id, names)}
 
     async def retire_schedules(self, names: Sequence[str]) -> list[str]:
-        """Disables those of them that stand in no worker's code; their names."""
+        """Disables those of them that no worker declares; returns their names."""
         return list(await self._maintenance.value("SELECT pgworkd.retire_schedules($1)", names))
 
     async def missed_since(self, job_id: UUID, attempt: int) -> datetime | None:
-        """Since when workers serve its queue, if this occurrence was missed and is to be skipped; else None."""
+        """If this occurrence was missed and must be skipped: since when workers serve its queue; else None."""
         found: datetime | None = await self._maintenance.value("SELECT pgworkd.missed_since($1, $2)", job_id, attempt)
         return found

@@ -14,7 +14,13 @@ from pgworkd.database.driver_errors import sqlstate_of
 from pgworkd.errors import DatabaseUnavailable, PgworkdError, SchemaAwaited, SchemaError
 
 VERSION = 2
-"""The schema this program speaks: `schema_version.version` as written by `99_finish.sql`."""
+"""The schema this program speaks: `schema_version.version` as written by `99_finish.sql`.
+
+To change a table: edit it in `schema.sql`; bring databases of the version before there in `migrations/NNNN_name.sql`,
+included by `schema.sql`; raise the number here, in `00_begin.sql` and in `99_finish.sql`; keep the whole script of the
+version before in `tests/sql/versions`. Daemons of that version settle what they run beside the new schema: what they
+call keeps its name, arguments and answer for one version, and calls no function that is new, which needs new grants.
+"""
 PATIENCE_S = 300.0
 """How long `migrate` tries to get its locks, beside transactions that hold them."""
 _PAUSE_S, _PAUSE_S_MAX = 0.5, 5.0

@@ -1,4 +1,4 @@
-"""What our connections set, whatever role, database and server say: the engine runs under these.
+"""Session settings of our connections, overriding those of role, database and server.
 
 Every setting that ends a statement, a transaction or an idle session, or changes what a transaction sees, is here.
 """
@@ -8,19 +8,19 @@ from __future__ import annotations
 from typing import Any
 
 TRANSACTION_TIMEOUT_SINCE = 17
-"""The version of Postgres that knows transaction_timeout: older ones refuse a connection that names it."""
+"""The version of Postgres that introduced transaction_timeout: older ones reject a connection that sets it."""
 USER_TIMEOUT_MS = "10000"
-"""The server ends a session whose client has taken nothing in for this long while an answer is on its way: a frozen
-client cannot hold locks. Only over TCP; over a Unix socket claims rely on answers that fit into its buffer."""
+"""The server ends a session whose client has read nothing for this long while an answer is being sent: a frozen client
+cannot hold locks. Over TCP only; over a Unix socket claims rely on answers that fit into its buffer."""
 TRANSACTION_USER_TIMEOUT_MS = "60000"
-"""The same for sessions of handlers, which may fetch much and be slow to take it in."""
+"""The same for sessions of handlers, which may fetch much and read it slowly."""
 _NO_LIMIT = "SET transaction_timeout = 0;"
 
 
 def settings(
     name: str, statement_timeout_s: float, by: str = "", lock_timeout_s: float | None = None
 ) -> dict[str, str]:
-    """For the start of a session of part `name`; `by`: in whose name the audit is written."""
+    """Settings for a connection named `name`; `by`: the actor that the audit records."""
     statement_ms = str(int(statement_timeout_s * 1000))
     return {
         "application_name": f"pgworkd {name}"[:63],
@@ -40,11 +40,11 @@ def settings(
 
 
 async def lift_limits(connection: Any) -> None:
-    """Sets, once the server's version is known, what cannot be set at the start. Raises the driver's errors."""
+    """Applies, once the server's version is known, what cannot be set on connect. Raises the driver's errors."""
     if connection.get_server_version().major >= TRANSACTION_TIMEOUT_SINCE:
         await connection.execute(_NO_LIMIT)
 
 
 def reset_query(connection: Any, query: str) -> str:
-    """The driver's query that makes a session as it was at its start, and then as `lift_limits` left it."""
+    """The driver's query that resets a session, followed by what `lift_limits` sets."""
     return query + _NO_LIMIT if connection.get_server_version().major >= TRANSACTION_TIMEOUT_SINCE else query

@@ -19,4 +19,4 @@ STILL_RUNNING = """SELECT j.id FROM pgworkd.jobs j JOIN unnest($1::uuid[], $2::i
 SKIPPING = {
     sql: sql.replace("$1, $2", "$1, pgworkd.unlocked($1, $2)", 1) for sql in (COMPLETED, FAILED, RELEASED, ENDED)
 }
-"""The same, of those of these attempts only that nobody else has locked."""
+"""The same, skipping rows that other transactions have locked."""

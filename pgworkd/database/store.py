@@ -1,9 +1,8 @@
-"""The verbs of `schema.sql`, one method each, with Python's types on both sides.
+"""The engine's functions of `schema.sql`, one method each, with Python's types on both sides.
 
-The store holds connections for claims, settles, maintenance and large payloads, so that none of these stands before
-another.
-Every method raises `DatabaseUnavailable` when the call may be tried again, and nothing was decided or its
-outcome is unknown: all verbs may be repeated.
+Claims, settles, maintenance and large payloads have connections of their own, so that none waits for another.
+All calls may be repeated: every method raises `DatabaseUnavailable` when it can be retried, because the call had no
+effect or its outcome is unknown.
 """
 
 from __future__ import annotations
@@ -28,13 +27,14 @@ from pgworkd.words.registration import Registration, token_of
 CHANNEL = "pgworkd"
 UNBLOCK_STEP = MEND_STEP = 1_000
 RATES_STEP = 10_000
+"""Rows per step."""
 Payload = tuple[UUID, str | None, str | None]
 LOCK_TIMEOUT_S = 0.2
-"""A settle that waits longer for a lock is made again without what is locked; maintenance comes back."""
+"""A settle that waits longer for a lock is retried without the locked rows; maintenance is retried later."""
 
 
 class Rescued(NamedTuple):
-    """One job taken back from a lost worker; `status` is what it is now: failed or dead."""
+    """A job rescued from a lost worker; `status` is its new status: failed or dead."""
 
     id: UUID
     queue: str
@@ -47,7 +47,7 @@ class Rescued(NamedTuple):
 
 
 class FailedAttempt(NamedTuple):
-    """What `settle_failed` needs of one attempt. `error` is the history entry, a JSON object as text."""
+    """A failed attempt, for `settle_failed`. `error`: its entry in the job's error history, a JSON object as text."""
 
     id: UUID
     attempt: int
@@ -67,17 +67,17 @@ def _fence(worker_id: int | None) -> tuple[int | None, UUID | None]:
 
 
 class Store(ScheduleStore):
-    """The daemon's way to the database."""
+    """The daemon's calls to the database."""
 
     def __init__(
         self, options: ConnectionOptions, queues: Callable[[], int] = lambda: 1, transactions_max: int = 20
     ) -> None:
-        """`queues`: how many there are to claim from."""
+        """`queues` returns the number of queues to claim from; `transactions_max`: see `TransactionPool`."""
         self.options = options
         self._claims = ClaimConnections(options, queues)
         self._settles = Connection(replace(options, lock_timeout_s=LOCK_TIMEOUT_S), "settle")
-        self._maintenance = Connection(replace(options, lock_timeout_s=LOCK_TIMEOUT_S), "chores")
-        self._reads = Connection(options, "payloads")  # connects only where there are large ones
+        self._maintenance = Connection(replace(options, lock_timeout_s=LOCK_TIMEOUT_S), "maintenance")
+        self._reads = Connection(options, "payloads")  # connected only if there are large ones
         self.listener = Listener(options)
         self.transactions = TransactionPool(options, transactions_max)
 
@@ -86,12 +86,12 @@ class Store(ScheduleStore):
         for part in (self.transactions, self._claims, self._settles, self._maintenance, self._reads):
             await part.close()
 
-    # Worker life
+    # Workers and pools
 
     async def register(
         self, name: str, pid: int, version: str, lease_s: float, kinds: Sequence[str] | None = None
     ) -> Registration:
-        """Enters a worker under an id and a token that no other has; `kinds`: what it has handlers for."""
+        """Registers a worker under a new id and token; `kinds`: those it has handlers for."""
         args = (name, pid, version, lease_s, token := uuid4(), kinds)
         worker_id = await self._maintenance.value("SELECT pgworkd.register($1, $2, $3, $4, $5, $6)", *args)
         return Registration.of(worker_id, token)
@@ -99,24 +99,24 @@ class Store(ScheduleStore):
     async def set_pool(
         self, worker_id: int, queue: str, concurrency: int, *, idle: bool, code: tuple[int, str]
     ) -> None:
-        """Says whether inserts into the queue must NOTIFY for this worker; `code`: its own concurrency, and whence."""
+        """Announces a pool. `idle`: inserts must NOTIFY it; `code`: concurrency without overrides, and its source."""
         args = (worker_id, queue, concurrency, idle, *code, token_of(worker_id))
         await self._claims.value("SELECT pgworkd.set_pool($1, $2, $3, $4, $5, $6, $7)", *args)
 
     async def drop_pool(self, worker_id: int, queue: str) -> None:
-        """This worker does not serve the queue any more."""
+        """Removes the pool of a queue that this worker no longer serves."""
         await self._claims.value("SELECT pgworkd.drop_pool($1, $2, $3)", worker_id, queue, token_of(worker_id))
 
     async def sign_off(self, worker_id: int) -> bool:
-        """Ends a worker; False if it still has running jobs or is lost."""
+        """Ends the registration; False if the worker still has running jobs, or is lost."""
         return bool(await self._maintenance.value("SELECT pgworkd.sign_off($1, $2)", worker_id, token_of(worker_id)))
 
     async def tend_connections(self, worker_id: int) -> None:
-        """Lets both hot connections plan their statements, which takes tens of milliseconds, before there is a job.
+        """Plans the hot statements, which takes tens of milliseconds, before there is a job.
 
-        Then, until cancelled, closes those that are not needed any more.
+        Then, until cancelled, closes idle connections.
         """
-        with contextlib.suppress(PgworkdError):  # whoever needs them will say what is wrong
+        with contextlib.suppress(PgworkdError):  # reported by the parts that need these connections
             await self.claim(ClaimOrder(worker_id, "", 0))
             await self.settle_completed([], [], [])
         await self._claims.close_idle()
@@ -124,25 +124,25 @@ class Store(ScheduleStore):
     # Claim
 
     async def claim(self, order: ClaimOrder) -> Claims:
-        """What was ordered, now running under this worker; raises `WorkerLost` without a lease."""
+        """Claims jobs: they are now running under this worker. Raises `WorkerLost` without a lease."""
         return Claims.read(await self._claims.fetch(CLAIM, *order, token_of(order.worker_id)))
 
     async def payloads(
         self, ids: Sequence[UUID], attempts: Sequence[int], bytes_max: int, worker_id: int | None = None
     ) -> list[Payload]:
-        """(id, payload, meta) of attempts, in order, up to `bytes_max`; without a payload: it runs no more."""
+        """(id, payload, meta) of attempts, in order, up to `bytes_max`; a payload of None: it no longer runs."""
         return list(map(tuple, await self._reads.fetch(_PAYLOADS, ids, attempts, bytes_max, *_fence(worker_id))))
 
     async def kinds_elsewhere(self, worker_id: int, queue: str, kinds: Sequence[str]) -> set[str]:
-        """Those of these kinds for which another live worker of the queue has a handler."""
+        """The kinds among these for which another live worker of the queue has a handler."""
         return set(await self._claims.value("SELECT pgworkd.kinds_elsewhere($1, $2, $3)", worker_id, queue, kinds))
 
     async def next_due(
         self, queues: Sequence[str], ages_s: Sequence[float | None], priorities: Sequence[Sequence[int]]
     ) -> dict[str, float]:
-        """Seconds until the next job is due, by queue; queues with no waiting job are missing.
+        """Seconds until the next job is due, by queue (negative: overdue); queues with no waiting job are missing.
 
-        `ages_s`: so long ago at most, None: anything; `priorities`: descending, those with jobs that are over.
+        `ages_s`: how many seconds overdue at most (None: any); `priorities`: descending, those with finished jobs.
         """
         known = [f"{{{','.join(map(str, each))}}}" for each in priorities]
         rows = await self._claims.fetch(
@@ -150,8 +150,8 @@ class Store(ScheduleStore):
         )
         return {row[0]: row[1] for row in rows}
 
-    # Settle: each returns the ids that were still running under the given attempt, and worker (None: whoever's). With
-    # `skip_locked` it waits for no row: those that are locked are missing, too (see `still_running`).
+    # Settle: each returns the ids that were still running under this attempt and worker (None: any worker). With
+    # `skip_locked` it waits for no row: locked ones are missing, too (see `still_running`).
 
     async def settle_completed(
         self,
@@ -164,7 +164,7 @@ class Store(ScheduleStore):
         *,
         skip_locked: bool = False,
     ) -> list[UUID]:
-        """Moves jobs to the history with their results (JSON text), and when their handlers began (None: unknown)."""
+        """Moves jobs to the history with their results (JSON text), and when their runs began (None: unknown)."""
         names, at, revisions = columns(following) if following else (None, None, None)
         args = (ids, attempts, results if any(results) else None, names, at, revisions, *_fence(worker_id), began_ago_s)
         sql = settle_statements.SKIPPING[settle_statements.COMPLETED] if skip_locked else settle_statements.COMPLETED
@@ -181,7 +181,7 @@ class Store(ScheduleStore):
         worker_id: int | None = None,
         began_ago_s: float | None = None,
     ) -> bool:
-        """Completes a job on a handler's own connection, inside its transaction; False if it is not ours any more."""
+        """Completes a job on a handler's connection, in its transaction; False if the attempt is no longer ours."""
         names, at, revisions = columns([following]) if following else (None, None, None)
         args = ([job_id], [attempt], [result], names, at, revisions, *_fence(worker_id), [began_ago_s])
         return bool(await connection.fetchval(settle_statements.COMPLETED_BY_HANDLER, *args))
@@ -194,7 +194,7 @@ class Store(ScheduleStore):
         *,
         skip_locked: bool = False,
     ) -> dict[UUID, str]:
-        """Spends one failure each; by id, what became of it: failed, dead or cancelled."""
+        """Counts one failure each; the new status by id: failed, dead or cancelled."""
         names, at, revisions = columns(following) if following else (None, None, None)
         args = [list(column) for column in zip(*failed, strict=True)]
         rows = await self._settles.fetch(
@@ -217,7 +217,7 @@ class Store(ScheduleStore):
         *,
         skip_locked: bool = False,
     ) -> set[UUID]:
-        """Gives jobs back unspent; a delay of None keeps their place in line."""
+        """Releases jobs without counting a failure; a delay of None keeps their place in the queue."""
         sql = settle_statements.SKIPPING[settle_statements.RELEASED] if skip_locked else settle_statements.RELEASED
         return set(await self._settles.value(sql, ids, attempts, delays_s, messages, *_fence(worker_id)))
 
@@ -238,7 +238,7 @@ class Store(ScheduleStore):
     async def still_running(
         self, ids: Sequence[UUID], attempts: Sequence[int], worker_id: int | None = None
     ) -> set[UUID]:
-        """Those of these attempts that have not ended: a settle that skips what is locked has left them."""
+        """Those of these attempts that still run: a settle with `skip_locked` has left them out."""
         return {
             row[0]
             for row in await self._settles.fetch(settle_statements.STILL_RUNNING, ids, attempts, *_fence(worker_id))
@@ -247,37 +247,37 @@ class Store(ScheduleStore):
     async def settled(
         self, ids: Sequence[UUID], attempts: Sequence[int], worker_id: int | None = None
     ) -> dict[UUID, str]:
-        """What these attempts were settled as; those that still run, were rescued or are forgotten are missing."""
+        """The status each of these attempts was settled with; running, rescued and pruned ones are missing."""
         return {
             row[0]: row[1] for row in await self._settles.fetch(settle_statements.SETTLED, ids, attempts, worker_id)
         }
 
-    # Mend
+    # Maintenance
 
     async def rescue(self, worker_id: int, limit: int = 1000) -> list[Rescued]:
-        """Takes back the jobs of lost workers."""
+        """Takes back the jobs of lost workers, up to `limit`."""
         return [Rescued(*row) for row in await self._maintenance.fetch(_RESCUE, worker_id, limit)]
 
     async def running_of(
         self, worker_id: int, age_s: float, age_max_s: float | None = None, queues: Sequence[str] | None = None
     ) -> list[tuple[UUID, int]]:
-        """Attempts the database holds for this worker that began more than `age_s` ago.
+        """Attempts running under this worker, by the database, that were claimed more than `age_s` seconds ago.
 
-        With `queues`: of those only, and at most `age_max_s` ago, which costs the same whatever has run before.
+        With `queues`: of those only, and at most `age_max_s` ago, at a cost independent of what has run before.
         """
         args = (worker_id, token_of(worker_id), age_s, age_max_s, queues)
         rows = await self._maintenance.fetch("SELECT id, attempt FROM pgworkd.running_of($1, $2, $3, $4, $5)", *args)
         return [(row[0], row[1]) for row in rows]
 
     async def expire(self, limit: int = 1000) -> list[Sequence[Any]]:
-        """Ends late waiting jobs: (queue, kind, jobs, the id of one). Frees keys: (None, None, keys, None)."""
+        """Expires waiting jobs: (queue, kind, jobs, the id of one). Frees dedupe keys: (None, None, keys, None)."""
         return await self._maintenance.fetch("SELECT queue, kind, jobs, example FROM pgworkd.expire_jobs($1)", limit)
 
     async def unblock(self) -> int:
-        """Lets go on what waits for a key or jobs in vain, or goes with a dead one; how many keys and jobs."""
+        """Unblocks jobs that wait in vain, cancels dependents of dead jobs; returns the number of keys and jobs."""
         keys = int(await self._maintenance.value("SELECT pgworkd.unblock()"))
         queue, key = "", ""
-        while queue is not None:  # in steps: there may be a million busy keys
+        while queue is not None:  # in steps: a million keys may be in use
             step = await self._maintenance.fetch(
                 "SELECT promoted, last_queue, last_key FROM pgworkd.unblock_lines($1, $2, $3)",
                 *(queue, key, UNBLOCK_STEP),
@@ -285,7 +285,7 @@ class Store(ScheduleStore):
             promoted, queue, key = step[0]
             keys += promoted
         mended = MEND_STEP
-        while mended >= MEND_STEP:  # the same: a job may have any number of dependents
+        while mended >= MEND_STEP:  # in steps: a job may have any number of dependents
             mended = int(await self._maintenance.value("SELECT pgworkd.mend_dependencies($1)", MEND_STEP))
             keys += mended
         queue, key = "", ""
@@ -295,37 +295,37 @@ class Store(ScheduleStore):
         return keys
 
     async def apply_effects(self, limit: int = 1000) -> int | None:
-        """Does what was put off because it was locked, or too much at once.
+        """Applies effects that were deferred: locked, or too many for one transaction.
 
-        How much is left, less than 0 if there is more to do right now; None if another daemon does it.
+        Returns how many are left, a negative number if more can be applied right now; None if another daemon does it.
         """
         return cast("int | None", await self._maintenance.value("SELECT pgworkd.apply_effects($1)", limit))
 
     async def report_refused(self) -> list[Sequence[Any]]:
-        """What maintenance passed by, being refused, and nobody has logged: (what, sqlstate, count, key, error)."""
+        """Rows that maintenance passed over as rejected, not yet logged: (what, sqlstate, count, key, error)."""
         return await self._maintenance.fetch("SELECT what, sqlstate, count, key, error FROM pgworkd.report_refused()")
 
     async def ensure_partitions(self, days_ahead: int = 7) -> int:
-        """Makes the coming days' partitions of the history."""
+        """Creates the partitions of the history for the coming days; returns how many."""
         return int(await self._maintenance.value("SELECT pgworkd.ensure_partitions($1)", days_ahead))
 
     async def prune(self, keep_days: int, keep_dead_days: int, limit: int = 5000) -> tuple[int, int]:
-        """Forgets old history, except its partitions: rows deleted, dead jobs moved."""
+        """Deletes old history outside whole partitions; returns (rows deleted, dead jobs moved to the history)."""
         sql = "SELECT rows_deleted, dead_moved FROM pgworkd.prune($1, $2, $3)"
         rows, dead = (await self._maintenance.fetch(sql, keep_days, keep_dead_days, limit))[0]
         return rows, dead
 
     async def drop_partition(self, keep_days: int) -> bool:
-        """Drops the oldest day of the history that is older; False: there is none, or somebody reads it."""
+        """Drops the oldest partition beyond `keep_days`; False: there is none, or it is being read."""
         return await self._maintenance.value("SELECT pgworkd.drop_partition($1)", keep_days) is not None
 
     async def kept_longer(self, keep_days: int) -> list[tuple[str, int]]:
-        """Queues whose keep_s is more than the whole history is kept, and that keep_s."""
+        """(queue, keep_s) of queues whose keep_s is longer than the history is kept."""
         return [(queue, keep_s) for queue, keep_s in await self._maintenance.fetch(_KEPT_LONGER, keep_days * 86_400)]
 
-    async def report_progress(self, said: Sequence[tuple[UUID, int, float, str]], worker_id: int | None = None) -> None:
-        """Notes how far attempts have come, where they are still running: (id, attempt, 0 to 1, message) of each."""
-        args = [list(column) for column in zip(*said, strict=True)]
+    async def report_progress(self, rows: Sequence[tuple[UUID, int, float, str]], worker_id: int | None = None) -> None:
+        """Stores the progress of attempts that still run: (id, attempt, 0 to 1, message) of each."""
+        args = [list(column) for column in zip(*rows, strict=True)]
         await self._maintenance.value(
             "SELECT pgworkd.report_progress($1, $2, $3, $4, $5, $6)", *args, *_fence(worker_id)
         )

@@ -35,7 +35,7 @@ ANY_QUEUE = ""
 
 @dataclass(slots=True, frozen=True)
 class DeadJob:
-    """What an `on_dead` hook is told."""
+    """A job that is dead, as passed to `on_dead` hooks."""
 
     id: str
     queue: str
@@ -43,7 +43,7 @@ class DeadJob:
     attempt: int
     error: str
     payload: Mapping[str, Any] | None
-    """None when it could not be read, or the job was lost with another worker."""
+    """None when it could not be read, or when the job died because another worker was lost."""
 
 
 DeadHook = Callable[[DeadJob], Awaitable[None] | None]
@@ -55,14 +55,14 @@ class Handler:
 
     kind: str
     queue: str
-    """ANY_QUEUE: wherever such a job is, which needs another handler there."""
+    """ANY_QUEUE: any queue that another handler serves, as for stream functions."""
     function: Callable[..., Any]
     mode: Mode
     payload_parameter: str | None
-    """The parameter that takes the payload; None: it takes none."""
+    """Name of the parameter that takes the payload; None: there is none."""
     job_parameter: str | None
     adapter: TypeAdapter[Any] | None
-    """Validates the payload; None: it is passed as the dict it is."""
+    """Validates the payload; None: it is passed as a dict."""
     concurrency: int | None = None
     max_attempts: int = MAX_ATTEMPTS_DEFAULT
     timeout_s: float | None = None
@@ -98,16 +98,17 @@ class App:
     ) -> Callable[[Function], Function]:
         """Registers a function for a kind of job, in the queue of the same name unless `queue` is given.
 
-        concurrency: slots of the queue in each daemon (1 to 10,000; default 10, for processes the number of cores).
-        max_attempts: failures allowed, 1 to 1,000; 1 = at most once. timeout_s: seconds a run may take.
-        backoff: numbers, a list of seconds, a function of the failures, or a `Backoff`; a row of `queues` wins.
-        run_in: "loop" (`async def`), "thread" (`def`; the default for it) or "process" (`def`, for what is CPU-bound or
-        apt to crash or hang: the only mode in which a run can be stopped; it is no sandbox).
-        every: makes it recurring: a cron expression in `timezone`, or seconds between runs; `payload` is what
-        each run gets; `missed` says what becomes of occurrences that passed while no daemon ran: "skip" (a start up to
-        missed_grace_s late is none), or one run for them, or all. wait_for_retries: none while one waits for a retry.
+        concurrency: slots of the queue in each daemon, 1 to 10,000; default 10, for processes one per CPU.
+        max_attempts: failures after which a job is dead, 1 to 1,000; 1: at most once. timeout_s: time limit of a run.
+        backoff: numbers, a list of seconds, a function of the failures, or a `Backoff`; a row of `queues` overrides it.
+        run_in: "loop" (`async def`), "thread" (`def`; its default) or "process" (`def`, for code that is CPU-bound or
+        may crash or hang; a `def` can be stopped in this mode only; it is no sandbox).
+        every: makes it recurring: a cron expression in `timezone`, or seconds between runs, each with `payload`.
+        missed: which occurrences run that were due while no daemon ran: "skip" (none; one that starts up to
+        `missed_grace_s` seconds late is not missed), "once" (one run for all of them) or "all".
+        wait_for_retries: no new occurrence while the last one waits for a retry.
 
-        Raises UsageError for bounds, a second handler of a kind, or a signature that cannot be called.
+        Raises UsageError for a value out of bounds, a second handler of a kind, or an unsupported signature.
         """
         _check(kind, "kind")
         _check(queue if queue is not None else kind, "queue")
@@ -138,9 +139,9 @@ class App:
         return register
 
     def on_dead(self, hook: DeadHook) -> DeadHook:
-        """Registers a hook that is called for each job that dies; it has 30 s, its errors are only reported.
+        """Registers a hook that is called for each job that dies; it may take 30 s, its errors are only reported.
 
-        Once at most: not if the daemon ends, or its connection breaks, before it has heard of the death.
+        At most once per job: not called if the daemon ends, or its connection breaks, before it learns of the death.
         """
         self.dead_hooks.append(hook)
         return hook
@@ -154,10 +155,10 @@ class App:
         timeout_s: float | timedelta | None = None,
         backoff: object = None,
     ) -> Callable[[Function], Function]:
-        """Registers what makes the jobs of batches `child` from each job that completes in their parent, a `parent`.
+        """Registers a stream function: it makes jobs of batches named `child` from each job completed in a `parent`.
 
         The function is called with that job's payload and result, and returns or yields payloads: none, one, or many.
-        It runs as a job of its own in the child batch, in the queue of that, with these options of `handler()`.
+        It runs as a job of its own in the child batch, in that batch's queue; the options are those of `handler()`.
         """
         kind = stream_kind(parent, child)
 
@@ -184,7 +185,7 @@ class App:
         return None if handler is None else handler.queue
 
     def stream_kind(self, parent: str, child: str) -> str | None:
-        """The kind whose handler makes the jobs of `child` from what completes in `parent`; None without one."""
+        """The kind of the stream function from `parent` to `child`; None without one."""
         kind = stream_kind(parent, child)
         return kind if kind in self.handlers else None
 
@@ -214,7 +215,7 @@ class App:
         return result
 
     def slots(self, queues: Mapping[str, int | None] | None) -> dict[str, int]:
-        """The concurrency of each of these queues (None: as the handlers say); of all when none is named.
+        """The concurrency of each of these queues (None: the handlers' own); of all when none is named.
 
         Raises UsageError for an app without handlers or a queue that no handler serves.
         """

@@ -95,7 +95,7 @@ def _nothing() -> None:
 
 
 def _is_about_to_go_on(task: asyncio.Task[Any]) -> bool:
-    waiter = task._fut_waiter  # type: ignore[attr-defined] # noqa: SLF001 - as anyio looks
+    waiter = task._fut_waiter  # type: ignore[attr-defined] # noqa: SLF001 - as anyio does
     return task is asyncio.current_task() or (isinstance(waiter, asyncio.Future) and waiter.done())
 
 
@@ -147,7 +147,7 @@ class RunnerTask:
     async def leave(self, error: BaseException | None) -> bool:
         """Leaves the open scopes, innermost first, ours last; `error` is what the handler raised.
 
-        True if the daemon itself is being torn down: then the error must go on.
+        True if the daemon itself is being torn down: then the error must propagate.
         """
         if not self._left:
             self._left = True

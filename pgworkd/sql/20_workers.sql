@@ -262,9 +262,9 @@ BEGIN
                 max_losses = v_new.max_losses, max_running = v_new.max_running,
                 limit_per_key = v_new.limit_per_key, rate = v_new.rate,
                 rate_period_s = v_new.rate_period_s, rate_burst = v_new.rate_burst,
-                rate_per_key = v_new.rate_per_key, rate_per_key_period_s
-                    = v_new.rate_per_key_period_s, rate_per_key_burst = v_new.rate_per_key_burst,
-                fair = v_new.fair
+                rate_per_key = v_new.rate_per_key,
+                rate_per_key_period_s = v_new.rate_per_key_period_s,
+                rate_per_key_burst = v_new.rate_per_key_burst, fair = v_new.fair
             WHERE q.name = p_queue;
             RETURN;
         END IF;

@@ -115,8 +115,8 @@ BEGIN
     -- One statement for all checks, because with few jobs these cost more than the claim itself.
     SELECT coalesce(q.paused_until > v_now, false), coalesce(q.limited, false),
            q.rate IS NOT NULL OR q.rate_per_key IS NOT NULL,
-           CASE WHEN coalesce(p_places, '{}') = '{}' THEN EXISTS (SELECT FROM jobs j
-                   WHERE j.queue = p_queue AND waits_keyed(j))
+           CASE WHEN coalesce(p_places, '{}') = '{}'
+                    THEN EXISTS (SELECT FROM jobs j WHERE j.queue = p_queue AND waits_keyed(j))
                 WHEN p_reach_s = 0 AND p_since IS NULL
                     THEN keyed_behind(p_queue, p_places::claim_place[])
                 ELSE keyed_behind(p_queue, starts(p_places::claim_place[], p_reach_s, p_since)) END,
@@ -227,17 +227,20 @@ BEGIN
         UPDATE jobs j
         SET status = 'running', worker_id = p_worker, started_at = v_now,
             attempts = least(j.attempts, 2147483646) + 1,  -- one absurd row must not stop the queue
-            max_attempts = CASE WHEN v_special THEN coalesce(j.max_attempts,
-                p_budgets[array_position(p_kinds, coalesce(j.kind, j.queue)::text)], 3)
-                    ELSE j.max_attempts END
+            max_attempts = CASE
+                WHEN v_special
+                    THEN coalesce(j.max_attempts, p_budgets[
+                        array_position(p_kinds, coalesce(j.kind, j.queue)::text)], 3)
+                ELSE j.max_attempts END
         WHERE j.ctid = ANY (v_rows)
         RETURNING j.id, coalesce(j.kind, j.queue)::text,
-            CASE WHEN is_within(j.payload, j.meta, v_share) THEN j.payload::text END,
+                  CASE WHEN is_within(j.payload, j.meta, v_share) THEN j.payload::text END,
                   j.attempts, j.failures, coalesce(j.max_attempts::int, 3), j.timeout_s::real,
                   j.priority, j.losses, date_part('epoch', j.run_at) AS run_at,
                   date_part('epoch', j.created_at), j.schedule::text,
-                  date_part('epoch', j.occurrence), CASE WHEN j.meta IS NOT NULL
-                          AND is_within(j.payload, j.meta, v_share) THEN j.meta::text END,
+                  date_part('epoch', j.occurrence),
+                  CASE WHEN j.meta IS NOT NULL AND is_within(j.payload, j.meta, v_share)
+                       THEN j.meta::text END,
                   j.serialize_key::text
     )
     SELECT * FROM taken t ORDER BY t.priority DESC, t.run_at, t.id;

@@ -48,8 +48,9 @@ LANGUAGE sql STABLE AS $$
     SELECT n.room, greatest(r.ahead_s - (r.burst - n.room - 1) * r.cost_s, 0)
     FROM (SELECT p_period_s::float8 / p_rate AS cost_s,
                  burst(p_rate, p_period_s, p_burst)::float8 AS burst,
-                 CASE WHEN p_spent_until > p_now THEN extract(epoch FROM p_spent_until
-                         - p_now)::float8 ELSE 0 END AS ahead_s) r,
+                 CASE WHEN p_spent_until > p_now
+                      THEN extract(epoch FROM p_spent_until - p_now)::float8
+                      ELSE 0 END AS ahead_s) r,
          LATERAL (SELECT greatest(floor(r.burst - r.ahead_s / r.cost_s), 0)::int AS room) n
 $$;
 
@@ -176,9 +177,8 @@ BEGIN
     WHERE r.ctid = ANY (ARRAY(
         SELECT s.ctid FROM rates s
         WHERE s.queue = NEW.name
-          AND s.spent_until > clock() + make_interval(secs =>
-                                                      CASE s.limit_key WHEN '' THEN v_own_s
-                                                      ELSE v_key_s END)
+          AND s.spent_until > clock() + make_interval(
+              secs => CASE s.limit_key WHEN '' THEN v_own_s ELSE v_key_s END)
         ORDER BY s.limit_key FOR UPDATE));
     RETURN NULL;
 END $$;

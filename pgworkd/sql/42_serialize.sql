@@ -165,8 +165,10 @@ BEGIN
     END LOOP;
     -- places of jobs without keys only, and of those for other workers
     IF v_turns AND p_places IS NOT NULL THEN
-        p_places := CASE WHEN p_without <> '{}' THEN ARRAY(SELECT p::claim_place
-                FROM unnest(p_places) p WHERE NOT p.keyed) ELSE '{}' END;
+        p_places := CASE
+            WHEN p_without <> '{}'
+                THEN ARRAY(SELECT p::claim_place FROM unnest(p_places) p WHERE NOT p.keyed)
+            ELSE '{}' END;
         v_renew := p_without <> '{}';
     END IF;
     places := CASE WHEN v_renew IS NOT TRUE THEN p_places

@@ -57,8 +57,8 @@ LANGUAGE sql STABLE AS $$
     SELECT ARRAY(
         SELECT ROW(g.keyed, g.priority, (extract(epoch FROM j.run_at) * 1000000)::bigint, j.id,
                    NULL)::claim_place
-        FROM (SELECT j.serialize_key IS NOT NULL
-                OR j.limit_key IS NOT NULL AS keyed, j.priority, max(m.place) AS place
+        FROM (SELECT j.serialize_key IS NOT NULL OR j.limit_key IS NOT NULL AS keyed,
+                     j.priority, max(m.place) AS place
               FROM unnest(p_rows) WITH ORDINALITY AS m (ctid, place) JOIN jobs j ON j.ctid = m.ctid
               GROUP BY 1, 2) g
         JOIN jobs j ON j.ctid = p_rows[g.place])
@@ -122,8 +122,8 @@ BEGIN
                 SELECT (extract(epoch FROM j.promoted) * 1000000)::bigint FROM jobs j
                 WHERE j.queue = p_queue AND waits_keyed(j) AND j.priority = v_row.priority
                   AND j.promoted >= v_from AND (j.run_at, j.id) <= (v_until, v_id)
-                  AND j.ctid <> ALL (p_picked) AND coalesce(j.kind, j.queue)::text
-                      <> ALL (p_without)
+                  AND j.ctid <> ALL (p_picked)
+                  AND coalesce(j.kind, j.queue)::text <> ALL (p_without)
                 ORDER BY j.promoted LIMIT 1));
         END IF;
         v_places := v_places || ROW(v_row.keyed, v_row.priority, v_at, v_id,

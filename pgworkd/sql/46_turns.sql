@@ -71,8 +71,8 @@ BEGIN
                      LATERAL (SELECT j.ctid FROM jobs j
                               WHERE j.queue = p_queue AND waits_keyed(j)
                                 AND hashtextextended(coalesce(j.kind, j.queue)::text, 0) = u.kind
-                                AND j.limit_key = p_key AND - j.priority::bigint
-                                    = - v_priority::bigint
+                                AND j.limit_key = p_key
+                                AND - j.priority::bigint = - v_priority::bigint
                                 AND j.run_at <= v_now AND j.ctid <> ALL (p_seen)
                                 AND in_time(j, v_now)
                               ORDER BY j.run_at, j.id LIMIT p_room - cardinality(v_rows)) k);

@@ -15,8 +15,8 @@ BEGIN
     UNION ALL
     SELECT NULL, NULL, NULL, NULL, k.queue, k.key
     FROM (SELECT DISTINCT u.queue, u.key FROM unnest(p_queues, p_keys) AS u (queue, key)) k;
-    IF FOUND AND coalesce(current_setting('pgworkd.no_wait', true), '') NOT IN ('apply', 'frees')
-       THEN
+    IF FOUND
+       AND coalesce(current_setting('pgworkd.no_wait', true), '') NOT IN ('apply', 'frees') THEN
         PERFORM pg_notify('pgworkd', '{"effects": true}');
     END IF;
 END $$;
@@ -93,9 +93,8 @@ BEGIN
     IF cardinality(v_doomed) > 0 THEN
         v_free := ARRAY(SELECT j.id FROM jobs j WHERE j.id = ANY (v_doomed) AND j.waiting_on > 0
                         FOR UPDATE SKIP LOCKED);
-        v_done := EXISTS (SELECT
-                          FROM in_parts('apply_effects', v_free::text[], 'cancel dependents'))
-                              OR v_done;
+        v_done := EXISTS (SELECT FROM in_parts('apply_effects', v_free::text[],
+                                               'cancel dependents')) OR v_done;
     END IF;
     WITH waits AS MATERIALIZED (
         SELECT DISTINCT u.effect FROM unnest(v_of, v_ids, v_jobs) AS u (effect, id, job)

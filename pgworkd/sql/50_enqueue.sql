@@ -17,9 +17,9 @@ BEGIN
     v_soon := clock() + interval '10 s';
     -- Listeners may have passed jobs that were due when the transaction began. (One instant for
     -- all its statements: Postgres sends equal notifications of a transaction once.)
-    PERFORM notify_pools(q.queue, least(q.run_at,
-                                        clock() - (statement_timestamp()
-                                                   - transaction_timestamp())))
+    PERFORM notify_pools(q.queue,
+                         least(q.run_at,
+                               clock() - (statement_timestamp() - transaction_timestamp())))
     FROM (SELECT i.queue::text AS queue, min(i.run_at) AS run_at FROM inserted i
           WHERE i.status = 'pending' AND i.run_at <= v_soon GROUP BY i.queue) q
     WHERE (SELECT true FROM pools p WHERE p.queue = q.queue AND p.asleep LIMIT 1);
@@ -55,12 +55,12 @@ LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     UPDATE jobs j
     SET run_at = p_run_at, priority = p_priority,
-        status = CASE WHEN j.status = 'blocked'
-                      AND j.waiting_on = 0 THEN 'pending' ELSE j.status END
+        status = CASE WHEN j.status = 'blocked' AND j.waiting_on = 0 THEN 'pending'
+                      ELSE j.status END
     WHERE j.id = p_job.id;
     IF p_run_at <= clock() + interval '10 s'
-       AND (p_run_at < p_job.run_at OR p_priority <> p_job.priority OR p_job.status = 'blocked')
-           THEN
+       AND (p_run_at < p_job.run_at OR p_priority <> p_job.priority
+            OR p_job.status = 'blocked') THEN
         -- See jobs_inserted() for the instant.
         PERFORM wake(ARRAY[p_job.queue::text],
                      least(p_run_at, clock() - (statement_timestamp() - transaction_timestamp())),
@@ -109,8 +109,8 @@ DECLARE
     v_until  timestamptz := coalesce(p_dedupe_until,
                                      clock() + make_interval(secs => p_dedupe_for_s));
     v_wrong  text := CASE
-        WHEN p_on_duplicate IS NULL OR p_on_duplicate
-            NOT IN ('raise', 'skip', 'replace', 'reschedule')
+        WHEN p_on_duplicate IS NULL
+          OR p_on_duplicate NOT IN ('raise', 'skip', 'replace', 'reschedule')
             THEN 'p_on_duplicate must be raise, skip, replace or reschedule'
         WHEN p_on_duplicate <> 'raise' AND p_dedupe_key IS NULL
             THEN 'p_on_duplicate needs a p_dedupe_key'

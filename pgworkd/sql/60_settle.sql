@@ -51,9 +51,8 @@ DECLARE
 BEGIN
     WITH done AS (
         DELETE FROM jobs j
-        USING (SELECT *
-               FROM unnest(p_ids, p_attempts, p_results, p_began_ago_s) AS u (id, attempt, result,
-                       began_ago_s) ORDER BY u.id) s
+        USING (SELECT * FROM unnest(p_ids, p_attempts, p_results, p_began_ago_s)
+                   AS u (id, attempt, result, began_ago_s) ORDER BY u.id) s
         WHERE j.id = ANY (p_ids) AND j.id = s.id AND j.attempts = s.attempt
           AND j.worker_id IS NOT NULL
           AND (p_worker IS NULL OR j.worker_id = p_worker
@@ -66,8 +65,8 @@ BEGIN
         INSERT INTO finished_jobs (id, finished_at, run_at, created_at, started_at, failed_at,
                                    occurrence, batch_id, status, priority, attempts, failures,
                                    max_attempts, worker_id, queue, kind, payload, result, meta,
-            error, errors, dedupe_key, serialize_key, limit_key, schedule, keep_until, expires_at,
-            began_at)
+                                   error, errors, dedupe_key, serialize_key, limit_key, schedule,
+                                   keep_until, expires_at, began_at)
         SELECT d.id, clock(), d.run_at, d.created_at, d.started_at, d.failed_at, d.occurrence,
                d.batch_id, 'completed', d.priority, d.attempts, d.failures, d.max_attempts,
                d.worker_id, d.queue, d.kind, d.payload, d.result::jsonb, d.meta, d.error, d.errors,
@@ -160,9 +159,9 @@ BEGIN
             failures = least(j.failures, 2147483646) + 1, failed_at = clock(), worker_id = NULL,
             run_at = CASE WHEN s.permanent OR j.failures >= coalesce(j.max_attempts, 3) - 1
                           THEN j.run_at ELSE clock() + make_interval(secs => s.delay_s) END,
-            error = s.message, errors = add_error(j.errors,
-                                                  s.error::jsonb || jsonb_build_object('attempt',
-                                                  j.attempts, 'at', clock()))
+            error = s.message,
+            errors = add_error(j.errors, s.error::jsonb
+                               || jsonb_build_object('attempt', j.attempts, 'at', clock()))
         FROM (SELECT * FROM unnest(p_ids, p_attempts, p_delays_s, p_permanent, p_messages, p_errors)
                   AS u (id, attempt, delay_s, permanent, message, error) ORDER BY u.id) s
         WHERE j.id = ANY (p_ids) AND j.id = s.id AND j.attempts = s.attempt
@@ -281,8 +280,8 @@ BEGIN
            array_agg(x.batch_id) FILTER (WHERE x.batch_id IS NOT NULL)
     INTO v_ids, v_to, v_why, v_queues, v_batches
     FROM (SELECT j.id, s.status, s.message, j.queue::text, j.serialize_key, j.batch_id
-          FROM jobs j JOIN unnest(p_ids, p_attempts, p_statuses, p_messages) AS s (id, attempt,
-                  status, message)
+          FROM jobs j JOIN unnest(p_ids, p_attempts, p_statuses, p_messages)
+                  AS s (id, attempt, status, message)
             ON j.id = s.id
           WHERE j.id = ANY (p_ids) AND j.attempts = s.attempt AND j.worker_id IS NOT NULL
             AND (p_worker IS NULL OR j.worker_id = p_worker

@@ -54,7 +54,8 @@ BEGIN
         INSERT INTO finished_jobs (id, finished_at, run_at, created_at, started_at, failed_at,
                                    occurrence, batch_id, status, priority, attempts, failures,
                                    max_attempts, worker_id, queue, kind, payload, meta,
-            error, errors, dedupe_key, serialize_key, limit_key, schedule, keep_until, expires_at)
+                                   error, errors, dedupe_key, serialize_key, limit_key, schedule,
+                                   keep_until, expires_at)
         SELECT g.id, clock(), g.run_at, g.created_at, g.started_at, g.failed_at, g.occurrence,
                g.batch_id, p_status::job_status, g.priority, g.attempts, g.failures, g.max_attempts,
                g.worker_id, g.queue, g.kind, g.payload, g.meta, coalesce(p_message, g.error),
@@ -65,11 +66,11 @@ BEGIN
     )
     SELECT array_agg(g.id),
            array_agg(g.queue::text) FILTER (WHERE g.serialize_key IS NOT NULL AND g.waiting_on = 0),
-           array_agg(g.serialize_key::text) FILTER (WHERE g.serialize_key IS NOT NULL
-                                                    AND g.waiting_on = 0),
-           array_agg(g.queue::text) FILTER (WHERE g.status = 'running'
-                                            AND g.queue = ANY (ARRAY(SELECT q.name FROM settings q
-                                            WHERE q.limited))),
+           array_agg(g.serialize_key::text)
+               FILTER (WHERE g.serialize_key IS NOT NULL AND g.waiting_on = 0),
+           array_agg(g.queue::text)
+               FILTER (WHERE g.status = 'running' AND g.queue = ANY (ARRAY(
+                   SELECT q.name FROM settings q WHERE q.limited))),
            jsonb_agg(to_jsonb(ROW(g.id, g.queue, g.dedupe_key, g.dedupe_until)))
                -- the dead hold no key
                FILTER (WHERE g.dedupe_until IS NOT NULL AND g.status <> 'dead'),

@@ -16,8 +16,8 @@ LANGUAGE sql VOLATILE AS $$
     SET queue = excluded.queue, kind = excluded.kind, cron = excluded.cron,
         every_s = excluded.every_s, timezone = excluded.timezone, missed = excluded.missed,
         payload = excluded.payload, missed_grace_s = excluded.missed_grace_s,
-        waits_for_retries = excluded.waits_for_retries, enabled = s.enabled
-            OR s.retired_at IS NOT NULL, retired_at = NULL
+        waits_for_retries = excluded.waits_for_retries,
+        enabled = s.enabled OR s.retired_at IS NOT NULL, retired_at = NULL
     WHERE s.source = 'code'
       AND (s.retired_at IS NOT NULL
            OR (s.queue, s.kind, s.cron, s.every_s, s.timezone, s.missed, s.payload,
@@ -139,8 +139,8 @@ BEGIN
     RETURN ARRAY(SELECT jsonb_array_elements_text(p.added)
                  FROM in_parts('restore_occurrences', p_names, 'restore occurrences',
                      (SELECT jsonb_agg(to_jsonb(n))
-                      FROM unnest(p_names, p_at, p_revisions) AS n (name, at, revision))) AS p
-                          (added));
+                      FROM unnest(p_names, p_at, p_revisions) AS n (name, at, revision)))
+                     AS p (added));
 END $$;
 
 -- Adds the next occurrences, as the caller computed them, of the schedules whose occurrence was
@@ -266,7 +266,7 @@ DECLARE
 BEGIN
     IF v_worker IS NOT NULL AND EXISTS (SELECT FROM schedules s
                                         WHERE s.name = p_name AND s.source = 'code') THEN
-        RAISE EXCEPTION 'schedule "%" stands in the code of worker %', p_name, v_worker
+        RAISE EXCEPTION 'schedule "%" is declared in the code of worker %', p_name, v_worker
             USING ERRCODE = '22023',
             HINT = 'It would be entered again: disable it, or take it out of the code first.';
     END IF;

@@ -280,10 +280,10 @@ BEGIN
     FROM (SELECT w.id FROM workers w
           WHERE w.lost_at IS NOT NULL
              OR v_judges AND w.lease_s <= v_steady_s
-                AND w.lease_until < v_now - CASE WHEN w.lease_s < v_lease_s
-                                                 THEN make_interval(secs => v_lease_s / 2
-                                                 + w.lease_s / 3)
-                                                 ELSE interval '0' END
+                AND w.lease_until < v_now - CASE
+                    WHEN w.lease_s < v_lease_s
+                        THEN make_interval(secs => v_lease_s / 2 + w.lease_s / 3)
+                    ELSE interval '0' END
           ORDER BY w.id FOR UPDATE SKIP LOCKED) l;
     IF v_lost IS NULL THEN
         RETURN;

@@ -151,8 +151,8 @@ BEGIN
     GET DIAGNOSTICS v_rows = ROW_COUNT;
     rows_deleted := rows_deleted + v_rows;
     v_ids := ARRAY(SELECT j.id FROM jobs j
-                   WHERE j.status = 'dead' AND j.failed_at < clock()
-                       - make_interval(days => p_keep_dead_days)
+                   WHERE j.status = 'dead'
+                     AND j.failed_at < clock() - make_interval(days => p_keep_dead_days)
                      AND NOT EXISTS (SELECT FROM refused_rows r
                                      WHERE r.what = 'prune' AND r.key = j.id::text
                                        AND r.until > clock())

@@ -83,9 +83,10 @@ BEGIN
           AND k.dedupe_until <= clock()
         FOR UPDATE OF k SKIP LOCKED));
     WITH old AS MATERIALIZED (
-        SELECT j.id, jsonb_build_object('status', j.status, 'failures', j.failures, 'losses',
-                                        j.losses, 'schedule', j.schedule, 'run_at', j.run_at,
-                                        'cancel_requested_at', j.cancel_requested_at) AS facts
+        SELECT j.id,
+               jsonb_build_object('status', j.status, 'failures', j.failures, 'losses', j.losses,
+                                  'schedule', j.schedule, 'run_at', j.run_at,
+                                  'cancel_requested_at', j.cancel_requested_at) AS facts
         FROM jobs j WHERE j.id = ANY (v_ids)
     ), changed AS (
         UPDATE jobs j
@@ -162,22 +163,21 @@ BEGIN
     IF v_status NOT IN ('blocked', 'pending', 'failed') THEN
         RAISE EXCEPTION 'job % is %, only a waiting job can be edited', p_id, v_status
             USING ERRCODE = 'PW002',
-            HINT = CASE WHEN v_status = 'running'
-                        THEN
-                            'Cancel it and enqueue a new one, or edit it when it waits for a retry.'
-                        WHEN v_old.status = 'dead'
-                            THEN
-                                'Pause its queue, retry the job, edit it while it waits, '
-                                'resume the queue.'
-                        WHEN v_status = 'unknown'
-                            THEN 'Check the id; the history may have forgotten it.'
-                        ELSE 'It is over: enqueue a new one.' END;
+            HINT = CASE
+                WHEN v_status = 'running'
+                    THEN 'Cancel it and enqueue a new one, or edit it when it waits for a retry.'
+                WHEN v_old.status = 'dead'
+                    THEN 'Pause its queue, retry the job, edit it while it waits, '
+                         'resume the queue.'
+                WHEN v_status = 'unknown'
+                    THEN 'Check the id: it may no longer be in the history.'
+                ELSE 'It has ended: enqueue a new one.' END;
     END IF;
     UPDATE jobs j
     SET payload = coalesce(p_payload, j.payload), run_at = coalesce(p_run_at, j.run_at),
-        priority = coalesce(p_priority, j.priority), status =
-            CASE WHEN j.status = 'blocked' AND j.waiting_on = 0
-                 AND j.run_at <> p_run_at THEN 'pending' ELSE j.status END
+        priority = coalesce(p_priority, j.priority),
+        status = CASE WHEN j.status = 'blocked' AND j.waiting_on = 0 AND j.run_at <> p_run_at
+                      THEN 'pending' ELSE j.status END
     WHERE j.id = p_id
     RETURNING j.* INTO v_new;
     v_before := jsonb_build_object('payload', v_old.payload, 'run_at', v_old.run_at, 'priority',
@@ -241,9 +241,9 @@ BEGIN
     UPDATE batches b SET dedupe_until = NULL WHERE b.id = v_kept.id;
     INSERT INTO audit (who, what, queue, before, after)
     VALUES (who(p_by), 'free_key', v_kept.queue,
-            jsonb_build_object('batch', v_kept.id, 'dedupe_key', v_kept.dedupe_key, 'dedupe_until',
-                               v_kept.dedupe_until), jsonb_build_object('batch', v_kept.id,
-                                       'dedupe_key', NULL, 'dedupe_until', NULL));
+            jsonb_build_object('batch', v_kept.id, 'dedupe_key', v_kept.dedupe_key,
+                               'dedupe_until', v_kept.dedupe_until),
+            jsonb_build_object('batch', v_kept.id, 'dedupe_key', NULL, 'dedupe_until', NULL));
     RETURN true;
 END $$;
 
@@ -252,9 +252,8 @@ END $$;
 CREATE OR REPLACE FUNCTION queues_audit() RETURNS trigger
 LANGUAGE plpgsql AS $$
 DECLARE
-    v_none   jsonb := to_jsonb(jsonb_populate_record(NULL::queues,
-                                                     jsonb_build_object('name', coalesce(NEW.name,
-                                                     OLD.name), 'fair', false)));
+    v_none   jsonb := to_jsonb(jsonb_populate_record(
+        NULL::queues, jsonb_build_object('name', coalesce(NEW.name, OLD.name), 'fair', false)));
     v_before jsonb := coalesce(to_jsonb(OLD), v_none) - '{updated_at,limited}'::text[];
     v_after  jsonb := coalesce(to_jsonb(NEW), v_none) - '{updated_at,limited}'::text[];
 BEGIN
@@ -282,8 +281,8 @@ CREATE OR REPLACE FUNCTION matching(p_what text, p_queue text DEFAULT NULL,
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
     v_allowed  text[] := CASE p_what WHEN 'cancel' THEN '{blocked,pending,failed,running}'
-                                     WHEN 'retry' THEN '{dead,failed}' WHEN 'discard'
-                                         THEN '{dead}' END;
+                                     WHEN 'retry' THEN '{dead,failed}'
+                                     WHEN 'discard' THEN '{dead}' END;
     v_statuses job_status[];
     v_from     uuid := coalesce(p_after, '00000000-0000-0000-0000-000000000000');
     v_limit    int := least(greatest(p_limit, 1), 10000);
@@ -294,7 +293,7 @@ BEGIN
         RAISE EXCEPTION 'p_what is %', quote_nullable(p_what)
             USING ERRCODE = '22023', HINT = 'Give cancel, retry or discard.';
     ELSIF p_status <> ALL (v_allowed) THEN
-        RAISE EXCEPTION 'jobs that are % are not there to %', p_status, p_what
+        RAISE EXCEPTION 'cannot % a job whose status is %', p_what, p_status
             USING ERRCODE = '22023',
             HINT = 'p_status is one of ' || array_to_string(v_allowed, ', ') || ', or NULL.'
                 || CASE WHEN p_what = 'cancel' AND p_status = 'dead'

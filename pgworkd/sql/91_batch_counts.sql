@@ -66,8 +66,9 @@ BEGIN
         v_maybe := free_batches(v_batches);
         IF cardinality(v_maybe) < cardinality(v_batches) THEN
             PERFORM put_off(array_agg(e)) FROM unnest(p_ended) e
-            WHERE e.batch_id <> ALL (v_maybe) AND EXISTS (SELECT FROM batches b
-                    WHERE b.id = e.batch_id) HAVING count(*) > 0;
+            WHERE e.batch_id <> ALL (v_maybe)
+              AND EXISTS (SELECT FROM batches b WHERE b.id = e.batch_id)
+            HAVING count(*) > 0;
             IF cardinality(v_maybe) = 0 THEN
                 RETURN;
             END IF;
@@ -150,7 +151,7 @@ BEGIN
         SELECT s.batch_id, true, s.queue, s.kind, s.meta,
                CASE WHEN s.fits THEN s.payload ELSE jsonb_build_object('source', s.source) END,
                CASE WHEN s.fits THEN 'pending' ELSE 'dead' END::job_status,
-                   CASE WHEN s.fits THEN 0 ELSE 1 END,
+               CASE WHEN s.fits THEN 0 ELSE 1 END,
                CASE WHEN NOT s.fits THEN clock() END, CASE WHEN NOT s.fits THEN s.error END,
                CASE WHEN s.fits THEN '[]' ELSE jsonb_build_array(jsonb_build_object(
                    'attempt', 0, 'at', clock(), 'type', 'too large', 'message', s.error)) END
@@ -158,8 +159,9 @@ BEGIN
         RETURNING batch_id, status
     ), counted AS (
         UPDATE batches b SET added = b.added + n.added, dead = b.dead + n.dead
-        FROM (SELECT a.batch_id, count(*) AS added, count(*)
-              FILTER (WHERE a.status = 'dead') AS dead FROM added a GROUP BY a.batch_id) n
+        FROM (SELECT a.batch_id, count(*) AS added,
+                     count(*) FILTER (WHERE a.status = 'dead') AS dead
+              FROM added a GROUP BY a.batch_id) n
         WHERE b.id = n.batch_id
         RETURNING b.id, b.dead > b.max_failures AS failed
     )
@@ -198,8 +200,8 @@ BEGIN
             RETURNING a.batch_id, a.added, a.seals
     )
     UPDATE batches b
-    SET added = b.added + n.added, sealed_at
-        = coalesce(b.sealed_at, CASE WHEN n.seals THEN clock() END)
+    SET added = b.added + n.added,
+        sealed_at = coalesce(b.sealed_at, CASE WHEN n.seals THEN clock() END)
     FROM (SELECT g.batch_id, sum(g.added) AS added, bool_or(g.seals) AS seals FROM gone g
           GROUP BY g.batch_id) n
     WHERE b.id = n.batch_id;

@@ -45,10 +45,10 @@ BEGIN
            coalesce(array_agg(x.id) FILTER (WHERE x.status = 'running'), '{}')
     INTO waiting, running
     FROM (SELECT j.id, j.status FROM jobs j
-          WHERE j.batch_id = ANY (p_batches) AND j.status
-              IN ('blocked', 'pending', 'running', 'failed')
-            AND CASE j.status WHEN 'running' THEN j.cancel_requested_at IS NULL ELSE p_keyed
-                     OR j.serialize_key IS NULL END
+          WHERE j.batch_id = ANY (p_batches)
+            AND j.status IN ('blocked', 'pending', 'running', 'failed')
+            AND CASE j.status WHEN 'running' THEN j.cancel_requested_at IS NULL
+                              ELSE p_keyed OR j.serialize_key IS NULL END
           LIMIT p_limit FOR UPDATE SKIP LOCKED) x;
     UPDATE jobs j SET cancel_requested_at = clock() WHERE j.id = ANY (running);
     PERFORM pg_notify('pgworkd', jsonb_build_object('worker', w.worker_id)::text)
@@ -139,8 +139,7 @@ BEGIN
     PERFORM say_no_wait(v_was);
     more := EXISTS (SELECT FROM jobs j WHERE j.batch_id = ANY (v_below)
                       AND (j.status IN ('blocked', 'pending', 'failed')
-                                             OR j.status = 'running' AND j.cancel_requested_at
-                                                 IS NULL));
+                           OR j.status = 'running' AND j.cancel_requested_at IS NULL));
 END $$;
 
 -- Deletes a batch and all below it from a finished tree; returns how many. Their dead jobs stay,

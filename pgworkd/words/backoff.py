@@ -20,12 +20,12 @@ Rule = Callable[[int], "float | timedelta"]
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """The delay before the next retry: `min(cap_s, base_s * factor ** (failures - 1))`; 30 s, 5 min, 30 min.
+    """The delay before a retry: `min(cap_s, base_s * factor ** (failures - 1))`; 30 s, 5 min, 30 min.
 
-    `steps_s` replaces the formula by a list whose last value repeats, `rule` by a function. `jitter` moves
-    the delay by up to that share either way (0.1 is ±10 %), so that jobs that failed together do not return
-    together; what a function answers is taken as it is. Raises UsageError for values out of bounds: seconds
-    are 0 to 366 days, factor 1 to 1000, jitter 0 to 1.
+    `steps_s` replaces the formula by a list whose last value repeats, `rule` by a function. `jitter` changes the delay
+    by up to that share either way (0.1 is ±10 %), so that jobs that failed together are not retried together; a
+    function's result has no jitter. Raises UsageError for values out of bounds: seconds are 0 to 366 days, factor 1 to
+    1000, jitter 0 to 1.
     """
 
     base_s: float = 30.0
@@ -47,11 +47,10 @@ class Backoff:
 
     @classmethod
     def parse(cls, policy: object) -> Backoff:
-        """What a handler may declare as its backoff, as a Backoff; None is the default policy.
+        """Converts the `backoff` of a handler to a Backoff; None is the default policy.
 
-        Takes a Backoff, a number of seconds or a timedelta (constant), a list of those (the last repeats), a
-        dict of this class's numbers, or a function from failures (1, 2, ...) to seconds. UsageError for
-        anything else.
+        Accepts a Backoff, a number of seconds or a timedelta (constant), a list of those (the last repeats), a dict of
+        this class's numbers, or a function from failures (1, 2, ...) to seconds. Raises UsageError for anything else.
         """
         if policy is None:
             return cls()
@@ -67,12 +66,12 @@ class Backoff:
             raise UsageError("a backoff function is a plain function: def backoff(failures: int) -> float (seconds)")
         if callable(policy):
             return cls(rule=policy)
-        return cls(steps_s=(delay_seconds(policy, "backoff"),))  # type: ignore[arg-type]  # it refuses the rest
+        return cls(steps_s=(delay_seconds(policy, "backoff"),))  # type: ignore[arg-type]  # raises for the rest
 
     def overridden_by(self, row: Mapping[str, float]) -> Backoff:
-        """This policy with what a row of `queues` says of it: backoff_s, backoff_factor, backoff_cap_s.
+        """This policy, overridden by a row of `queues`: backoff_s, backoff_factor, backoff_cap_s.
 
-        The formula then counts, in place of a list or function; a number that the row leaves out is this policy's own.
+        If the row sets any, the formula replaces a list or function; numbers that it does not set are this policy's.
         """
         if not row:
             return self
@@ -93,9 +92,9 @@ class Backoff:
         rng: Callable[[], float] = random.random,
         warn: Callable[[str], None] | None = None,
     ) -> float:
-        """Seconds to wait after `failures` (1 or more), finite, 0 to 366 days; `rng` answers 0 <= x < 1.
+        """Seconds to wait after `failures` (1 or more), finite, 0 to 366 days; `rng` returns 0 <= x < 1.
 
-        A rule that raises or answers with no number falls back to the default policy, and `warn` is told why.
+        If a rule raises, or returns no number, the default policy is used, and `warn` is called with the reason.
         """
         if self.rule is not None:
             try:
@@ -125,7 +124,7 @@ def _clamped(answer: object) -> float:
     if isinstance(answer, timedelta):
         answer = answer.total_seconds()
     if isinstance(answer, bool) or not isinstance(answer, (int, float)):
-        raise TypeError(f"answered with a {type(answer).__name__}")
+        raise TypeError(f"returned a {type(answer).__name__}")
     if isinstance(answer, float) and not math.isfinite(answer):
-        raise ValueError(f"answered {answer}")
+        raise ValueError(f"returned {answer}")
     return float(min(max(answer, 0), DELAY_S_MAX))

@@ -1,4 +1,4 @@
-"""A Postgres address (DSN) as text: what is wrong with it, and how to show it. Never opens a connection."""
+"""A DSN as text: what is wrong with it, and how to show it. Never opens a connection."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _SECRET_NAME = re.compile(r"pass|secret|token", re.IGNORECASE)
 
 
 def dsn_fault(dsn: str) -> str | None:
-    """What is wrong with `dsn` and what to do about it, without quoting any of it; None when it is sound.
+    """What is wrong with `dsn` and how to correct it, without quoting any of it; None when it is well-formed.
 
-    Strict where parsers guess: an unescaped `/`, `?`, `#` or `@` in a password makes them take the rest of it
-    for a host or a port, look that up in the DNS, and print it in their error.
+    Strict where parsers guess: with an unescaped `/`, `?`, `#` or `@` in a password, they take the rest of it for a
+    host or a port, resolve it by DNS, and print it in their error.
     """
     location, _, query = dsn.partition("?")
     scheme, _, rest = location.partition("://")
@@ -23,9 +23,9 @@ def dsn_fault(dsn: str) -> str | None:
     if scheme not in ("postgresql", "postgres") or "://" not in location:
         return "must look like postgresql://user:password@host:5432/database"
     if not dsn.isprintable():
-        return "holds a line break or control character: remove it, or percent-encode it if it is meant"
+        return "contains a line break or control character: remove it, or percent-encode it if it is intended"
     if "\0" in unquote(dsn):
-        return "holds %00, a NUL, which Postgres takes nowhere: remove it"
+        return "contains %00, a NUL, which Postgres accepts nowhere: remove it"
     misplaced = "#" in dsn or "@" in path + query or authority.count("@") > 1
     if misplaced or not all(map(_is_host, hosts)) or not _can_be_split(location):
         return (
@@ -38,7 +38,7 @@ def dsn_fault(dsn: str) -> str | None:
 
 
 def redacted(dsn: str) -> str:
-    """`dsn` with its password, and whatever else in the query is named like a secret, shown as ***."""
+    """`dsn` with *** for its password, and for query parameters with names like a secret's."""
     location, mark, query = dsn.partition("?")
     scheme, slashes, rest = location.partition("://")
     authority, slash, path = rest.partition("/")
@@ -51,7 +51,7 @@ def redacted(dsn: str) -> str:
 
 
 def passwords(dsn: str) -> list[str]:
-    """The secrets that `redacted` hides, as they are written there."""
+    """The secrets that `redacted` hides, as spelled in the DSN."""
     location, _, query = dsn.partition("?")
     login = location.partition("://")[2].partition("/")[0].rpartition("@")[0]
     pairs = [pair.partition("=") for pair in query.split("&")]
@@ -70,7 +70,7 @@ def _is_host(text: str) -> bool:
 
 
 def _can_be_split(location: str) -> bool:
-    """Whether the driver's parser takes it: its errors quote the password (one with a letter like \u2100)."""
+    """True if the driver's parser accepts it: its errors quote the password (one with a letter like \u2100)."""
     try:
         urlsplit(location)
     except ValueError:

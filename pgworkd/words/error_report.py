@@ -1,7 +1,7 @@
-"""What is kept of an exception: bounded, storable facts for the job's error history.
+"""Describes an exception for the job's error history, as bounded text that Postgres can store.
 
-Nothing here raises, whatever the exception does in its `__str__`, and nothing takes long: a traceback of a
-thousand frames, a group of a thousand exceptions or a message of 50 MB end as a few KiB.
+Nothing here raises, whatever the exception does in its `__str__`, and nothing takes long: a traceback of a thousand
+frames, a group of a thousand exceptions or a message of 50 MB becomes a few KiB.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ TRACEBACK_BYTES_MAX = 16 * 1024
 FRAMES_MAX = 100
 """Innermost frames read per exception."""
 CHAIN_MAX = 4
-"""Exceptions shown of a chain of causes."""
+"""Exceptions shown from a chain of causes."""
 FAULTS_MAX = 10
-"""Faults shown of a value that does not validate."""
+"""Validation errors shown."""
 PARTS_MAX = 8
-"""Exceptions shown of the chain and its groups together; they share the bytes of the traceback."""
+"""Exceptions shown in all, from the chain and its groups; they share the bytes of the traceback."""
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorFacts:
     """`type`: qualified name (200 chars), `message`: str(exc) (4 KiB), `traceback`: its inner part (16 KiB).
 
-    All three are free of NUL and lone surrogates, so Postgres takes them as text or inside jsonb, and of the
-    passwords of database addresses (`safe_text.redact`).
+    All three are free of NUL and lone surrogates, so Postgres accepts them as text or in jsonb, and of the passwords of
+    database addresses (`redaction.redact`).
     """
 
     type: str
@@ -42,12 +42,12 @@ class ErrorFacts:
     traceback: str
 
     def redacted(self) -> ErrorFacts:
-        """The same without the passwords that are known here: what comes from another process may hold them."""
+        """The same without the passwords known to this process; for reports from another process."""
         return ErrorFacts(self.type, redact(self.message), redact(self.traceback))
 
     @property
     def summary(self) -> str:
-        """`type: message` in one line of at most 4 KiB, without what steers a terminal: what `jobs.error` shows."""
+        """`type: message` in one line of at most 4 KiB, without control sequences, for `jobs.error`."""
         message = " ".join(self.message.split())
         return clean_text(escaped(f"{self.type}: {message}" if message else self.type), MESSAGE_BYTES_MAX)
 
@@ -79,7 +79,7 @@ def _text(exc: BaseException) -> str:
 
 
 def _faults(exc: ValidationError) -> str:
-    """What pydantic says of a value, without the value: payloads hold what is nobody's business in a log."""
+    """Pydantic's errors without the values: payloads may hold data that must not be logged."""
     faults = [
         f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" if fault["loc"] else fault["msg"]
         for fault in exc.errors(include_url=False, include_context=False, include_input=False)[:FAULTS_MAX]
@@ -90,7 +90,7 @@ def _faults(exc: ValidationError) -> str:
 
 
 def _kept(text: str, bytes_max: int) -> str:
-    """Redacted first, with as much again: a cut through a password must not leave half of it."""
+    """Redacts before truncating, and reads twice as much: a cut must not leave half of a password."""
     return clean_text(redact(text[: 2 * bytes_max]), bytes_max)
 
 
@@ -139,7 +139,7 @@ def _parts(exc: BaseException, depth: int) -> Iterator[tuple[str, BaseException]
 
 
 def _part_text(title: str, exc: BaseException, bytes_max: int) -> str:
-    """One exception in at most `bytes_max`: the message may take a quarter, the innermost frames the rest."""
+    """One exception in at most `bytes_max` bytes: a quarter for the message, the rest for the innermost frames."""
     notes = getattr(exc, "__notes__", None)
     headline = "\n".join([_headline(exc), *map(str, notes[:3] if isinstance(notes, list) else ())])
     head = f"{title}Traceback (most recent call last):\n" if exc.__traceback__ else title

@@ -15,74 +15,74 @@ from uuid import UUID
 from pgworkd.errors import JobStopped, UsageError
 
 PROGRESS_CHARS_MAX = 200
-"""Of its word; the rest is cut."""
+"""Maximum length of a progress message; the rest is cut off."""
 
 NOT_IN_THREADS = (
-    "it works only in handlers that are `async def`, in the loop that runs them. A `def` handler writes on a "
-    "connection of its own, in a way that may happen twice (job.id is the same in each run), or is made an `async def`"
+    "it works only in `async def` handlers, in the event loop that runs them. Make the handler an `async def`, or "
+    "write on a connection of its own, idempotently (job.id is the same in each run)"
 )
-"""What who asks for a transaction elsewhere is told."""
+"""The error for a transaction in a thread or process."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Job:
     """The context of one attempt. A handler gets it by annotating a parameter with `Job`.
 
-    Read-only for the handler, but for `result` inside `transaction()`.
+    Read-only for the handler, except `result` inside `transaction()`.
     """
 
     id: UUID
     queue: str
     kind: str
     attempt: int
-    """1 at the first run; (id, attempt) is unique for ever."""
+    """1 at the first run; (id, attempt) never repeats."""
     failures: int
     """Failures before this attempt."""
     max_attempts: int
     payload: Mapping[str, Any]
     created_at: datetime
     run_at: datetime
-    """When it was due; for a retry, when that was due."""
+    """When this attempt was due."""
     schedule: str | None = None
-    """The schedule that inserted it."""
+    """Name of the schedule that inserted it, if any."""
     occurrence: datetime | None = None
-    """The instant of the schedule that this run stands for."""
+    """The instant of the schedule that this job is for."""
     meta: Mapping[str, Any] = field(default_factory=dict)
     result: Any = None
-    """What to store with a completion by `transaction()`; set it inside the block."""
+    """The result to store when `transaction()` completes the job; set it inside the block."""
     stopping: threading.Event = field(default_factory=threading.Event, repr=False)
-    """Set when this run should end: timed out, cancelled or the daemon stops. A handler in a thread cannot be
-    interrupted: it calls `check()` now and then, or waits on this. Never set in a process, which is killed."""
+    """Set when this run should end: it timed out, was cancelled, or the daemon stops. A handler in a thread cannot be
+    interrupted: it calls `check()` regularly, or waits on this. Never set in a process, which is killed."""
     is_done: bool = field(default=False, repr=False)
     """`done()` was called."""
     opener: Callable[[Job], AbstractAsyncContextManager[Any]] | None = field(default=None, repr=False)
     on_progress: Callable[[float, str], None] | None = field(default=None, repr=False)
 
     def check(self) -> None:
-        """Raises `JobStopped` if this run should end; else does nothing. It costs a microsecond: call it in each turn.
+        """Raises `JobStopped` if this run should end. It takes a microsecond: call it in each iteration of a loop.
 
-        Let it pass: the run then ends by the reason for which it was asked to (a time-out counts as a failure, a
-        cancellation cancels, a stop of the daemon gives the job back). In a process, which is killed, it never raises.
+        Do not catch it: the run then ends by its reason (a time-out counts as a failure, a cancellation cancels the
+        job, a stop of the daemon releases it). In a process, which is killed instead, it never raises.
         """
         if self.stopping.is_set():
-            raise JobStopped("this run was asked to end: let this pass")
+            raise JobStopped("this run was asked to end: do not catch this")
 
     def done(self, result: Any = None) -> None:
-        """Says that the work is done: this run is completed, also if it is, or was, asked to end.
+        """Declares the work done: the run is completed, even if it has been, or will be, asked to end.
 
-        A run that was asked to end (`stopping`, a cancellation) and returns without having said so has stopped
-        half-way: it ends by the reason for which it was asked. `result` is stored unless the handler returns one.
-        What the handler raises of its own accord still fails it. In a process it changes nothing.
+        A run that was asked to end (`stopping`, a cancellation) and returns without this call is taken as incomplete:
+        it ends by the reason for which it was asked. `result` is stored unless the handler returns one. An exception
+        of the handler's own still fails the run. In a process it has no effect.
         """
         if result is not None:
             self.result = result
         self.is_done = True
 
     def progress(self, done: float, message: str = "") -> None:
-        """Says how far this run has come: `done` from 0 to 1, and a word about it, for `pgworkd job` and the like.
+        """Reports the progress of this run: `done` from 0 to 1, and a message, shown by `pgworkd job`.
 
-        Never waits, may be called as often as you like, from threads and processes, too: the latest is written about
-        twice a second. It is gone when the attempt ends. UsageError for a number out of bounds.
+        Never blocks, and may be called at any rate, from threads and processes, too: the latest is written about twice
+        a second. It is deleted when the attempt ends. Raises UsageError for a number out of bounds.
         """
         if isinstance(done, bool) or not isinstance(done, int | float) or not 0 <= done <= 1:
             raise UsageError(f"the progress of a job is {done!r}: give a number from 0 to 1")
@@ -94,13 +94,13 @@ class Job:
     async def transaction(self) -> AsyncIterator[Any]:
         """A connection (asyncpg) on which the handler's writes and the job's completion commit together.
 
-        The job is completed, with `self.result`, when the block ends; what the handler returns after that is
-        not stored. An exception rolls everything back, and the attempt ends by it as usual.
+        The job is completed, with `self.result`, when the block ends; what the handler returns after that is not
+        stored. An exception rolls everything back, and the attempt ends by it as usual.
         Raises `LeaseLost` at the end of the block, with nothing written, when the attempt is no longer ours, and
-        `OutcomeUnknown` when the answer to the COMMIT is lost: all is written, or nothing; let the exception pass.
-        One per run: UsageError for a second, once the first has ended well, and for one inside another. Only for
-        handlers that run in the loop (`async def`); UsageError, before anything is touched, elsewhere. What is raised
-        after the block changes nothing of the completion, and is logged.
+        `OutcomeUnknown` when the answer to the COMMIT is lost: all is written, or nothing; do not catch it.
+        One per run: UsageError for a second one after a successful first, and for a nested one. Only for handlers in
+        the event loop (`async def`): elsewhere UsageError, before anything is written. What is raised after the block
+        is logged, and does not undo the completion.
         """
         if self.opener is None:
             raise UsageError(f"job.transaction() of job {self.id}: {NOT_IN_THREADS}")
@@ -115,7 +115,7 @@ class Ending(enum.Enum):
     FAILED = "failed"
     RELEASED = "released"
     CANCELLED = "cancelled"
-    EXPIRED = "expired"  # an occurrence that was missed while no worker served its queue
+    EXPIRED = "expired"  # a skipped occurrence: missed while no worker served its queue
     SETTLED = "settled"  # by the handler itself, in job.transaction()
 
 
@@ -130,25 +130,25 @@ class Reason(enum.Enum):
 
 
 class Outcome(NamedTuple):
-    """The end of one attempt. A runner always makes one, whatever the handler does."""
+    """How one attempt ended. The runner always makes one, whatever the handler does."""
 
     ending: Ending
     result: str | None = None
-    """Of a completion: JSON text; None when the handler returned nothing."""
+    """Completed: JSON text; None when the handler returned None."""
     delay_s: float | None = None
-    """Until the retry (failed), or until it is due again (released; None: keeps its place in line)."""
+    """Seconds until the retry (failed), or until it is due again (released; None: keeps its place in the queue)."""
     permanent: bool = False
-    """Of a failure: do not retry."""
+    """Failed: do not retry."""
     message: str | None = None
-    """The job's new `error`, one line; None leaves it as it is."""
+    """The job's new `error`, one line; None: unchanged."""
     error: Mapping[str, Any] | None = None
-    """Of a failure: the entry for the job's history (type, message, traceback, worker, how long it ran)."""
+    """Failed: the entry for the job's error history (type, message, traceback, worker, duration)."""
     reason: str = ""
     """Why it was released or cancelled, for the log."""
 
 
 def stopped(reason: Reason) -> Outcome:
-    """The end of an attempt that the daemon has ended, or never begun, for any reason but a time-out."""
+    """The outcome of an attempt that the daemon has stopped, or never begun, for any reason except a time-out."""
     if reason is Reason.CANCEL:
         return Outcome(Ending.CANCELLED, message=reason.value, reason=reason.value)
     return Outcome(Ending.RELEASED, reason=reason.value)

@@ -1,10 +1,10 @@
-"""Logging: a listener that turns events into structlog lines; JSON off a terminal, colours on one.
+"""Logging: a listener that logs events with structlog; in colour on a terminal, else as JSON.
 
-What handlers log, by structlog or by `logging`, becomes a line like ours, with the job it is about and the worker's
-name. An app that sets either up by itself has `add_job` for structlog's processors, and `JobFilter` for its handlers.
+What handlers log, with structlog or `logging`, becomes a line like ours, with the job's facts and the worker's name.
+An app that configures either by itself can use `add_job` as a processor of structlog, and `JobFilter` in `logging`.
 
-What a line says comes from rows, handlers and libraries: it holds no password of ours, cannot steer a terminal
-(CWE-150) and cannot pass for another line (CWE-117).
+The content of a line comes from rows, handlers and libraries: passwords are redacted, and it can neither contain
+terminal control sequences (CWE-150) nor forge another line (CWE-117).
 """
 
 from __future__ import annotations
@@ -54,36 +54,36 @@ _LEVELS: dict[str, int] = {
     events.HOOK_FAILED: logging.ERROR,
 }
 _TRACES = ("exception", "stack")
-"""The only values that take lines of their own; indented, none looks like the beginning of another event."""
+"""The only multi-line values; indented, so that no line looks like the beginning of another event."""
 
 
 Form = Literal["auto", "json", "console"]
 
 
 class LoggedAttempt(Protocol):
-    """An attempt, as far as lines name it."""
+    """An attempt, as named in log lines."""
 
     def facts(self) -> dict[str, object]:
         """job_id, queue, kind, attempt."""
 
 
 class Running(Protocol):
-    """What runs one attempt after another; `attempt` is the one that runs now."""
+    """Runs one attempt after another; `attempt` is the current one."""
 
     attempt: LoggedAttempt | None
 
 
 RUNNING: ContextVar[Running | None] = ContextVar("pgworkd_running", default=None)
-"""Set in the tasks that run handlers, and in the threads and tasks that these start."""
+"""Set in the tasks that run handlers, and in the threads and tasks that those start."""
 configured: tuple[str, Form, str] | None = None
-"""How `configure` was called last, for processes that we start."""
+"""The arguments of the last `configure`, for the processes that we start."""
 
 
 def configure(level: str = "info", form: Form = "auto", worker: str = "") -> None:
-    """Sets structlog up for this process: lines go to standard error, one per event, from `level` on.
+    """Configures structlog for this process: one line per event of at least `level`, on standard error.
 
-    `worker`: a name that stands in every line. What is logged by `logging` comes out as well, where the app has set up
-    no handler for it.
+    `worker`: a name to add to every line. Records of `logging` are written as well, unless the app has configured a
+    handler for them.
     """
     global configured  # noqa: PLW0603 - as structlog's own, there is one per process
     console = form == "console" or (form == "auto" and sys.stderr.isatty())
@@ -108,16 +108,19 @@ def configure(level: str = "info", form: Form = "auto", worker: str = "") -> Non
         logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
         cache_logger_on_first_use=True,
     )
-    # The driver reports each failed try of its own upkeep with a traceback: in an outage that is all one reads.
+    # The driver logs each failed attempt of its own maintenance with a traceback, which floods the log in an outage.
     logging.getLogger("asyncpg").setLevel(logging.ERROR)
-    if logging.root.level in (logging.WARNING, *([_level(configured[0])] if configured else [])):  # not the app's own
+    if logging.root.level in (
+        logging.WARNING,
+        *([_level(configured[0])] if configured else []),
+    ):  # not changed by the app
         logging.root.setLevel(_level(level))
     logging.lastResort = _Foreign(_level(level))
     configured = (level, form, worker)
 
 
 def add_job(_logger: Any, _method: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """A processor of structlog: adds job_id, queue, kind and attempt to what is logged while a handler runs."""
+    """A processor for structlog: adds job_id, queue, kind and attempt to lines logged while a handler runs."""
     if (running := RUNNING.get()) is not None and (attempt := running.attempt) is not None:
         for name, value in attempt.facts().items():
             line.setdefault(name, value)
@@ -130,16 +133,16 @@ def _add_worker(worker: str, _logger: Any, _method: str, line: MutableMapping[st
 
 
 class JobFilter(logging.Filter):
-    """For handlers of `logging`: gives each record job_id, queue, kind and attempt; "" while no handler runs."""
+    """A filter for `logging`: adds job_id, queue, kind and attempt to each record; "" while no handler runs."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Passes every record."""
+        """Adds the facts; accepts every record."""
         vars(record).update({"job_id": "", "queue": "", "kind": "", "attempt": ""} | dict(add_job(None, "", {})))
         return True
 
 
 def listener(level: str = "info") -> Listener:
-    """An event listener that logs what passes `level`."""
+    """An event listener that logs events of at least `level`."""
     logger = structlog.get_logger("pgworkd")
     least = _level(level)
 
@@ -152,7 +155,7 @@ def listener(level: str = "info") -> Listener:
 
 
 def below_level(level: str) -> frozenset[str]:
-    """The events that do not pass `level`: nobody needs to tell such a listener of them."""
+    """The events below `level`, for `Events.listen(except_for=...)`."""
     return frozenset(name for name, at in _LEVELS.items() if at < _level(level))
 
 
@@ -161,7 +164,7 @@ def _level(name: str) -> int:
 
 
 class _Foreign(logging.Handler):
-    """What libraries log where the app has not set up `logging`: a line like ours, instead of raw text."""
+    """Logs records of libraries as lines like ours, where the app has not configured `logging`."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -177,7 +180,7 @@ def _redact(_logger: Any, _method: str, line: MutableMapping[str, Any]) -> Mutab
 
 
 def _plain(value: Any) -> Any:
-    """What both renderers write as it is, without passwords."""
+    """A value that both renderers can write, with passwords redacted."""
     if isinstance(value, str):
         return redact(value)
     if value is None or isinstance(value, (int, float)):
@@ -190,7 +193,7 @@ def _plain(value: Any) -> Any:
 
 
 def _escape(_logger: Any, _method: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """For the console, whose renderer writes text as it is, and all else by repr(), which escapes. JSON always does."""
+    """Escapes text for the console, whose renderer does not; other values go through repr(). JSON always escapes."""
     return {escaped(name): _escaped(name, value) for name, value in line.items()}
 
 
@@ -203,4 +206,4 @@ def _escaped(name: str, value: Any) -> Any:
 
 
 def _json(line: Any, **options: Any) -> str:
-    return json.dumps(line, **options).replace("\x7f", "\\u007f")  # the one control that JSON leaves
+    return json.dumps(line, **options).replace("\x7f", "\\u007f")  # the one control character that JSON does not escape

@@ -1,8 +1,8 @@
-"""JSON in and out of the database: what may be stored, told before the round trip and with the path at fault.
+"""Encodes and decodes JSON for the database; errors name the path of the value at fault, before any round trip.
 
-A value is surveyed level by level at the speed of C, then written by pydantic's serializer, which is several
-times faster than json.dumps but converts silently what JSON does not know. Only what looks suspicious is
-walked node by node, to find out whether something is wrong and where.
+A value is checked level by level with fast built-ins, then written by pydantic's serializer, which is several times
+faster than json.dumps but silently converts types that JSON does not have. Only suspicious values are walked node by
+node, to find out whether something is wrong, and where.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ BYTES_MAX = 1024 * 1024
 DEPTH_MAX = 64
 """Levels of nesting; an object that holds only plain values has depth 1."""
 DIGITS_MAX = 4300
-"""Digits of an integer: what Python reads and prints by default."""
+"""Maximum digits of an integer: Python's default limit."""
 PRINTED_BYTES_MAX = 2 * BYTES_MAX
-"""What the schema allows: Postgres prints a space after each comma and colon, and numbers without an exponent."""
+"""The schema's limit: Postgres prints a space after each comma and colon, and numbers without an exponent."""
 KEY_SHOWN_MAX = 40
 PATH_SHOWN_MAX = 200
 
 _EXPONENTS_FROM = PRINTED_BYTES_MAX // 64
-"""In a text of no more than that, numbers cannot take too much when printed: 1e+308 takes 45 times as much."""
+"""Up to this size, numbers cannot exceed the limit when printed: 1e+308 grows by a factor of 45."""
 _EXPONENT = re.compile(r'"(?:[^"\\]|\\.)*"|[0-9]e[+-]([0-9]{2,3})')
 _LEAVES = frozenset({str, int, float, bool, type(None)})
 _REMEDIES = {
@@ -44,11 +44,11 @@ _REMEDIES = {
 
 
 def encode_result(value: object) -> str:
-    """What a handler has returned as compact JSON text: the work is done, so what JSON does not know is converted.
+    """A handler's return value as compact JSON text; types that JSON does not have are converted, as the work is done.
 
-    As pydantic writes it: datetime, date, time and timedelta in ISO 8601; UUID, Decimal and Path as text; enums as
-    their value, sets as arrays, bytes as UTF-8 text, models and dataclasses as objects; keys as text. For the rest see
-    `encode`: NaN, NUL, what is too large or too deep, or of a type that pydantic does not know raises InvalidPayload.
+    As pydantic does: datetime, date, time and timedelta in ISO 8601; UUID, Decimal and Path as text; enums as their
+    value, sets as arrays, bytes as UTF-8 text, models and dataclasses as objects; keys as text. For the rest see
+    `encode`: raises InvalidPayload for NaN, NUL, a type unknown to pydantic, and values too large or too deep.
     """
     return encode(value, "result", object_only=False, convert=True)
 
@@ -56,12 +56,11 @@ def encode_result(value: object) -> str:
 def encode(value: object, what: str = "payload", *, object_only: bool = True, convert: bool = False) -> str:
     """`value` as compact JSON text for a jsonb column.
 
-    Takes what JSON knows (tuples become arrays), pydantic models and dataclasses at any level (written as
-    pydantic writes them, by alias); with `object_only` the outermost must be an object. jsonb keeps the
-    digits of a number, not its type: the float 1e16 comes back as an integer. Raises InvalidPayload, whose
-    path starts with `what`, for: another type, a key that is not text, NUL or a lone surrogate, NaN or
-    infinity, a self-reference, an integer of more than DIGITS_MAX digits, more than DEPTH_MAX levels or
-    BYTES_MAX bytes.
+    Accepts JSON types (tuples become arrays), pydantic models and dataclasses at any level (serialized by alias); with
+    `object_only` the outermost must be an object. jsonb keeps the digits of a number, not its type: the float 1e16 is
+    read back as an integer. Raises InvalidPayload, whose path starts with `what`, for: another type, a key that is not
+    text, NUL or a lone surrogate, NaN or infinity, a self-reference, an integer of more than DIGITS_MAX digits, more
+    than DEPTH_MAX levels or BYTES_MAX bytes.
     """
     try:
         plain = value if type(value) is dict else _plain(value)
@@ -91,9 +90,9 @@ def encode(value: object, what: str = "payload", *, object_only: bool = True, co
 
 
 def encode_plain(values: Sequence[object]) -> list[str] | None:
-    """Payloads as `encode` writes them, all at once and at a fraction of the cost; None: some need a look of their own.
+    """Payloads as by `encode`, all at once and at a fraction of the cost; None: use `encode` for each.
 
-    Raises nothing for what is wrong: to find out which it is, and what, is for `encode`.
+    Does not raise for invalid values: `encode` finds out which one is invalid, and why.
     """
     if not values or not _are_plain(values):
         return None
@@ -101,14 +100,14 @@ def encode_plain(values: Sequence[object]) -> list[str] | None:
         texts = [to_json(value).decode() for value in values]
     except (TypeError, ValueError, RecursionError):
         return None
-    # A character may take 4 bytes; numbers are looked at one payload at a time.
+    # A character may take 4 bytes; payloads with large numbers are left to `encode`.
     if max(map(len, texts)) > min(BYTES_MAX // 4, _EXPONENTS_FROM) or _is_suspicious("\n".join(texts)):
         return None
     return texts
 
 
 def _are_plain(values: Sequence[object]) -> bool:
-    """Whether all are dicts of JSON's own types only, not too deep and together not too large. False: a suspicion."""
+    """True if all are dicts of JSON types only, not too deep and together not too large. False is only a suspicion."""
     level: Sequence[Any] = values
     elements_max = BYTES_MAX // 2
     for depth in range(DEPTH_MAX):
@@ -128,11 +127,11 @@ def _are_plain(values: Sequence[object]) -> bool:
 
 
 def decode(text: str) -> dict[str, Any]:
-    """The payload that the database stored as `text`. Of equal keys the last one counts.
+    """Decodes the text of a stored payload. Of equal keys the last one counts.
 
-    Raises InvalidPayload for what a foreign client could store and Python cannot use: integers of more than
-    DIGITS_MAX digits, more than DEPTH_MAX levels (on every Python alike), anything but an object. A number
-    with a fraction beyond 1.8e308 reads as infinity.
+    Raises InvalidPayload for what other clients could store and Python cannot use: integers of more than DIGITS_MAX
+    digits, more than DEPTH_MAX levels (the same on every version of Python), anything except an object. A number with
+    a fraction beyond 1.8e308 is read as infinity.
     """
     try:
         value = from_json(text, cache_strings="keys")
@@ -141,7 +140,7 @@ def decode(text: str) -> dict[str, Any]:
         raise InvalidPayload("payload", reason) from None
     if type(value) is not dict:
         raise InvalidPayload("payload", f"is a JSON {_json_type(value)}: an object is needed")
-    # Brackets inside strings only make the count too high, never too low.
+    # Brackets inside strings can only make the count too high.
     brackets = text.count("{") + text.count("[")
     if brackets > DEPTH_MAX and not _is_plain(value, "payload", elements_max=len(text)):
         _refuse(_fault(value, "payload", ()))
@@ -154,7 +153,7 @@ def clean_text(text: str, bytes_max: int) -> str:
     NUL and lone surrogates show as \\x00 and \\udc80. A cut falls between characters and is marked by a final
     '…', within the limit (which must be at least 3).
     """
-    head = text[: bytes_max + 1]  # a character takes a byte or more: enough to see that it is too long
+    head = text[: bytes_max + 1]  # a character takes at least a byte: enough to detect that it is too long
     data = head.replace("\0", "\\x00").encode("utf-8", "backslashreplace")
     if len(data) > bytes_max:
         return data[: bytes_max - 3].decode("utf-8", "ignore") + "…"
@@ -164,7 +163,7 @@ def clean_text(text: str, bytes_max: int) -> str:
 def _plain(value: object) -> object:
     """A model or dataclass as plain JSON values; anything else unchanged."""
     cls = type(value)
-    # The attribute is pydantic's mark on its models and dataclasses.
+    # Pydantic's models and dataclasses have this attribute.
     if cls not in _LEAVES and (hasattr(cls, "__pydantic_serializer__") or dataclasses.is_dataclass(cls)):
         return _jsonable(value)
     return value
@@ -173,16 +172,16 @@ def _plain(value: object) -> object:
 def _jsonable(value: object) -> object:
     try:
         plain: object = to_jsonable_python(value, by_alias=True)
-    except Exception as error:  # it runs serializers and computed fields of the user
+    except Exception as error:  # it runs the user's serializers and computed fields
         raise ValueError(f"{type(error).__name__}: {error}") from error
     return plain
 
 
 def _is_plain(value: object, what: str, elements_max: int = BYTES_MAX // 2) -> bool:
-    """Whether `value` is made of JSON's own types only, with text as keys, and not too deep.
+    """True if `value` consists of JSON types only, with text as keys, and is not too deep.
 
-    False is a suspicion, not a verdict. Raises InvalidPayload for more elements than could fit (each takes
-    two bytes or more), which also ends references to one list that multiply out to gigabytes.
+    False is only a suspicion. Raises InvalidPayload for more elements than could fit (each takes at least two bytes),
+    which also stops nested references to one list that would expand to gigabytes.
     """
     level: Collection[Any] = (value,)
     if _LEAVES.issuperset(map(type, level)):
@@ -193,7 +192,7 @@ def _is_plain(value: object, what: str, elements_max: int = BYTES_MAX // 2) -> b
             kind = type(node)
             if kind is dict:
                 try:
-                    "".join(node)  # the cheapest way to ask whether every key is text
+                    "".join(node)  # the fastest check that every key is text
                 except TypeError:
                     return False
                 children: Collection[object] = node.values()
@@ -213,22 +212,22 @@ def _is_plain(value: object, what: str, elements_max: int = BYTES_MAX // 2) -> b
 
 
 def _is_suspicious(text: str) -> bool:
-    """Whether JSON `text` may hold NUL, NaN, infinity or an endless integer (or a string that looks so)."""
+    """True if JSON `text` may contain NUL, NaN, infinity or a huge integer (or a string that looks like one)."""
     if "\\u0000" in text or "NaN" in text or "Infinity" in text:
         return True
-    block = DIGITS_MAX // 2  # so many digits in a row fill at least one aligned block of half the length
+    block = DIGITS_MAX // 2  # DIGITS_MAX digits in a row fill at least one aligned block of half that length
     return len(text) > DIGITS_MAX and any(text[at : at + block].isdigit() for at in range(0, len(text), block))
 
 
 def _exponents(text: str) -> int:
-    """At least how many bytes more Postgres prints for the numbers in JSON `text`, if that can be too many; else 0."""
+    """A lower bound of the bytes that Postgres adds when printing the numbers of JSON `text`; 0 if that is harmless."""
     if (text.count("e+") + text.count("e-")) * 324 <= PRINTED_BYTES_MAX - len(text):
         return 0
     return sum(max(int(exponent) - 23, 0) for exponent in _EXPONENT.findall(text) if exponent)  # -1.23...e+45 has 24
 
 
 def _inconvertible(node: object, path: str, above: tuple[int, ...]) -> tuple[str, str] | None:
-    """The first value that pydantic cannot write, as (path, reason); plain ones are not its business."""
+    """The first value that pydantic cannot write, as (path, reason); plain JSON types are not checked."""
     if type(node) in _LEAVES or id(node) in above or len(above) > DEPTH_MAX:
         return None
     if isinstance(node, (dict, list, tuple)):
@@ -237,7 +236,7 @@ def _inconvertible(node: object, path: str, above: tuple[int, ...]) -> tuple[str
         return next(filter(None, found), None)
     name = type(node).__name__
     remedy = _REMEDIES.get(name, "return plain JSON types, a dataclass or a pydantic model")
-    if isinstance(node, Iterator):  # it would run here, perhaps without end
+    if isinstance(node, Iterator):  # it would be consumed here, maybe endlessly
         return path, f"is of type {name}, whose values are not taken: return a list of them"
     try:
         _jsonable(node)

@@ -1,13 +1,12 @@
 """When a recurring job is due: cron expressions and intervals, as pure functions of an instant.
 
-Daylight saving, as in Debian's cron. A cron whose minute and hour fields (and seconds, when given) do not
-start with `*` follows the wall clock: times that are skipped fire at the first instant after the gap, all
-together and with what is due there anyway; a time that repeats fires the first time only. Any other cron
-follows real time: it fires whenever the clock on the wall matches, so in both passes of a repeated hour and
-not at all in a skipped one.
+Daylight saving time is handled as in Debian's cron. A cron whose minute and hour fields (and seconds, when given) do
+not start with `*` follows the wall clock: skipped times fire at the first instant after the gap, together with each
+other and with any occurrence due then; a repeated time fires the first time only. Any other cron follows real time: it
+fires whenever the wall clock matches, so in both passes of a repeated hour, and not at all in a skipped one.
 
-cronsim only matches fields, on plain wall times. Its own zones forget which pass of a repeated hour they are
-in, lose matches where the shift is no full hour (Lord Howe), and treat six fields unlike five.
+cronsim only matches fields, on plain wall times. Its own time zone support confuses the passes of a repeated hour,
+loses matches where the shift is not a full hour (Lord Howe), and treats six fields unlike five.
 """
 
 import re
@@ -34,9 +33,9 @@ ALIASES = {
 }
 EVERY_S_MAX = 366 * 86_400
 MISSED_GRACE_S = 60.0
-"""An occurrence that was due no longer than this before its workers came is late, not missed."""
+"""An occurrence due at most this many seconds before workers began to serve its queue is late, not missed."""
 _CRON_TEXT = re.compile(r"[ -~]{0,200}")
-# Neither what the host calls its own zone, nor the zones that count leap seconds.
+# Excludes the host's names for its own zone, and the zones that count leap seconds.
 _ZONE_NAME = re.compile(r"(?!(posix|right)/|(localtime|posixrules)$)[A-Za-z0-9_+-]+(/[A-Za-z0-9_+-]+)*")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _END = datetime(2200, 1, 1, tzinfo=UTC)
@@ -49,9 +48,9 @@ class Recurrence:
 
     `cron` has 5 fields (minute, hour, day of month, month, day of week) or 6 with seconds first.
     `every_s` is 1 second to 366 days, counted from the Unix epoch: 7 means the multiples of 7 s.
-    `timezone` is an IANA name. `missed` says what `follow` does about occurrences that an outage ate; with 'skip', one
-    that waits is skipped, too, if it was due more than `missed_grace_s` before the workers came that serve its queue.
-    Occurrences are whole seconds from 1970 up to the end of 2199. Raises BadSchedule when it makes no sense.
+    `timezone` is an IANA name. `missed` determines which occurrences missed during an outage `follow` returns; with
+    'skip', a waiting one is skipped as well if it was due more than `missed_grace_s` seconds before workers began to
+    serve its queue. Occurrences are whole seconds from 1970 to the end of 2199. Raises BadSchedule for invalid values.
     """
 
     cron: str | None
@@ -71,7 +70,7 @@ class Recurrence:
         _check_timezone(self.timezone)
         if self.cron is not None:
             _check_cron(self.cron)
-            # A fifth Monday on the 1st never comes. From a fixed instant: no row turns bad with the years.
+            # Raises if it is never due (31 February). From a fixed instant, so that a valid row stays valid.
             self.next_after(datetime(2000, 1, 1, tzinfo=UTC))
         elif type(self.every_s) is not int or not 1 <= self.every_s <= EVERY_S_MAX:
             raise BadSchedule(f"every_s: give whole seconds from 1 to {EVERY_S_MAX} (366 days)")
@@ -91,7 +90,7 @@ class Recurrence:
         every = every / _SECOND if isinstance(every, timedelta) else every
         if isinstance(every, bool) or not isinstance(every, int | float):
             raise BadSchedule("cron, every_s: give a cron expression, or seconds as a number or timedelta")
-        # What is not whole or out of bounds goes on as 0, for __post_init__ to refuse in its own words.
+        # Fractions and values out of bounds become 0, which __post_init__ rejects.
         every_s = int(every) if 1 <= every <= EVERY_S_MAX and every == int(every) else 0
         return cls(None, every_s, timezone, missed, missed_grace_s)
 
@@ -108,14 +107,14 @@ class Recurrence:
     def follow(self, previous: datetime, now: datetime, occurrences_missed_max: int = 100) -> datetime:
         """Returns the occurrence to insert once the one of `previous` is settled at `now`, in UTC.
 
-        Always later than `previous`. Of the occurrences in (previous, now], 'skip' takes none, 'once' the
-        latest, 'all' the first: one by one, but from no further back than the `occurrences_missed_max`
-        latest (each takes some 20 us to find). When there are none, all three go to the first after now.
+        Always later than `previous`. Of the occurrences in (previous, now], 'skip' takes none, 'once' the latest, 'all'
+        the first, but not further back than the `occurrences_missed_max` latest (each takes some 20 us to find). If
+        there are none, all three take the first after `now`.
         Raises BadSchedule when there is none before 2200, ValueError for a naive datetime or a maximum < 1.
         """
         if occurrences_missed_max < 1:
             raise ValueError("occurrences_missed_max: must be at least 1")
-        # To UTC before any comparison: two datetimes of one zone compare by wall clock and ignore the fold.
+        # Compare in UTC: two datetimes of one zone compare by wall clock, ignoring the fold.
         previous, now = _utc(previous), _utc(now)
         following = None
         if self.missed != "skip":
@@ -141,15 +140,15 @@ class Recurrence:
 def _walk_wall(cron: str, zone: ZoneInfo, bound: datetime, step: timedelta) -> Iterator[datetime]:
     backwards = step < timedelta(0)
     local = (bound - step).astimezone(zone)
-    # In a second pass the clock has already shown later times than now: backwards they count as well.
+    # In the second pass of a repeated hour the clock has shown later times than now: backwards, include them.
     offset = (local.replace(fold=0) if backwards else local).utcoffset() or timedelta(0)
     for wall in CronSim(cron, (bound - step + offset).replace(tzinfo=None), reverse=backwards):
         occurrence = wall.replace(tzinfo=zone).astimezone(UTC)
         if occurrence.astimezone(zone).replace(tzinfo=None) != wall:
-            # In a gap: fold=0 reads the clock as before the change and fold=1 as after it.
+            # In a gap: fold=0 uses the offset before the change, and fold=1 the one after it.
             before = wall.replace(tzinfo=zone, fold=1).astimezone(UTC)
             occurrence = _offset_change(zone, before, occurrence) or occurrence
-        # Times in one gap share an instant, and the forward walk of a second pass starts within the first.
+        # Times in one gap share an instant, and the forward walk from a second pass starts within the first.
         if occurrence <= bound if backwards else occurrence >= bound:
             yield occurrence
             bound = occurrence + step
@@ -158,7 +157,7 @@ def _walk_wall(cron: str, zone: ZoneInfo, bound: datetime, step: timedelta) -> I
 def _walk_real_time(cron: str, zone: ZoneInfo, here: datetime, step: timedelta) -> Iterator[datetime]:
     while _EPOCH <= here <= _END:
         # Between two changes of the offset, wall time is real time shifted: match there, stop at the change.
-        # The wall time travels as if it were UTC, which cronsim leaves alone.
+        # The wall time is passed as if it were UTC, which cronsim does not convert.
         offset = _offset(here, zone)
         if (due := next(CronSim(cron, here - step + offset, reverse=step < timedelta(0)), None)) is None:
             return
@@ -168,10 +167,10 @@ def _walk_real_time(cron: str, zone: ZoneInfo, here: datetime, step: timedelta) 
 
 
 def _offset_change(zone: ZoneInfo, here: datetime, end: datetime) -> datetime | None:
-    """Returns the first second on the way from `here` to `end`, either way, with another UTC offset."""
+    """Returns the first second from `here` towards `end`, in either direction, with another UTC offset."""
     offset, step = _offset(here, zone), _SECOND if end > here else -_SECOND
     while here != end:
-        # Day by day, because no offset lasts less: a longer stride could miss a change and its return.
+        # Day by day, as every offset lasts longer: a longer stride could miss a change and its reversal.
         stride_s = min(86_400, (end - here) // step)
         if _offset(here + stride_s * step, zone) != offset:
             changed = bisect_left(range(stride_s), 1, key=lambda n: offset != _offset(here + n * step, zone))
@@ -186,8 +185,8 @@ def _offset(instant: datetime, zone: ZoneInfo) -> timedelta:
 
 def _utc(instant: datetime) -> datetime:
     if instant.utcoffset() is None:
-        raise ValueError("instant: must be aware, a naive datetime leaves its zone to guessing")
-    # Clamped before it is converted: the very first and last datetimes have no equal in UTC.
+        raise ValueError("instant: must be aware, a naive datetime has no time zone")
+    # Clamped before conversion: the first and last datetimes cannot be converted to UTC.
     return min(max(instant, _EPOCH - _SECOND), _END).astimezone(UTC).replace(microsecond=0)
 
 

@@ -1,8 +1,8 @@
-"""Text that may be shown or kept: without the secrets of our database addresses, without what steers a terminal.
+"""Makes text safe to show or store: redacts passwords of database addresses, escapes terminal control sequences.
 
-A password is hidden wherever it turns up, as it stands in the address, decoded, or as JSON, repr() or a URL would
-write it; and so is that of any other address (`scheme://user:password@host`). Not one that is too short, or a part of
-the rest of the address (user postgres, password postgres): to blot that out everywhere would tell it.
+A password is redacted wherever it occurs: as in the DSN, decoded, or as written by JSON, repr() or a URL; and so is
+that of any other address (`scheme://user:password@host`). Exceptions: one that is too short, or part of the rest of
+the DSN (user postgres, password postgres), as redacting that everywhere would reveal it.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from urllib.parse import quote, quote_plus, unquote, unquote_plus
 from pgworkd.words.dsn import passwords, redacted
 
 SECRET_CHARS_MIN = 6
-# The categories: control, surrogate, unassigned, private and "format", which turns the direction of text around.
+# Unicode categories: control, surrogate, unassigned, private use, separators, and "format" (bidirectional overrides).
 _HIDDEN = {"Cc", "Cs", "Cn", "Co", "Cf", "Zl", "Zp"}
-# In our own kind of address a password may hold a raw / or @ by mistake; elsewhere a port and a path look like that.
+# In a Postgres DSN a password may contain a raw / or @ by mistake; in other URLs that looks like a port and a path.
 _OURS = re.compile(r"(postgres(?:ql)?://[^\s:]{0,200}:)\S{0,1000}@", re.IGNORECASE)
 _OTHERS = re.compile(r"(://[^\s:/?#@]{0,200}:)[^\s/?#*]{1,1000}@")
 _secrets: tuple[str, ...] = ()
 
 
 def hide(dsn: str) -> None:
-    """From now on `redact` knows the secrets of this address, and the PGPASSWORD that the driver falls back on."""
-    global _secrets  # noqa: PLW0603 - what a process must not say is a matter of the whole process
+    """Makes `redact` hide the secrets of this DSN, and of PGPASSWORD, which the driver falls back on."""
+    global _secrets  # noqa: PLW0603 - secrets are hidden in the whole process
     shown = redacted(dsn)
     secrets = [*passwords(dsn), os.environ.get("PGPASSWORD", "")]
     forms = {form for secret in secrets for form in _forms(secret)}
     fresh = {form for form in forms if len(form) >= SECRET_CHARS_MIN and form not in shown}
-    _secrets = tuple(sorted(fresh.union(_secrets), key=len, reverse=True))  # the longest first: one may hold another
+    _secrets = tuple(sorted(fresh.union(_secrets), key=len, reverse=True))  # the longest first: one may contain another
 
 
 def redact(text: str) -> str:
-    """`text` with *** for every password that is known here, and for those in addresses."""
+    """`text` with *** for every known password, and for those in URLs."""
     for secret in _secrets:
         if secret in text:
             text = text.replace(secret, "***")
@@ -45,7 +45,7 @@ def redact(text: str) -> str:
 
 
 def escaped(text: str, keep: str = "") -> str:
-    """`text` without anything that could steer a terminal (CWE-150) or end a line, but for characters in `keep`."""
+    """`text` with control sequences (CWE-150) and line ends escaped, except characters in `keep`."""
     if text.isascii() and text.isprintable():
         return text
     return "".join(
@@ -58,9 +58,9 @@ def _code(character: str) -> str:
 
 
 def _forms(secret: str) -> set[str]:
-    """How it may be written."""
+    """The ways in which it may be written."""
     plain = {secret, unquote(secret), unquote_plus(secret)}
-    plain |= {write(text) for text in tuple(plain) for write in (_quoted, quote_plus, _quoted_but_slash)}
+    plain |= {write(text) for text in tuple(plain) for write in (_quoted, quote_plus, _quoted_except_slash)}
     return plain | {write(text) for text in plain for write in (_as_json, _as_repr, _as_ascii, escaped)}
 
 
@@ -68,7 +68,7 @@ def _quoted(text: str) -> str:
     return quote(text, safe="", errors="replace")
 
 
-def _quoted_but_slash(text: str) -> str:
+def _quoted_except_slash(text: str) -> str:
     return quote(text, errors="replace")
 
 

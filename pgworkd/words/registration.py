@@ -1,4 +1,4 @@
-"""Who a worker is: its id, and the token that tells its registration from others of that id."""
+"""A worker's identity: its id, and the token that distinguishes its registration from others of that id."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from uuid import UUID
 
 
 class Registration(int):
-    """A worker's id, with the token of its registration, which goes wherever the id goes."""
+    """A worker's id that carries the token of its registration."""
 
     token: UUID
 
     @classmethod
     def of(cls, worker_id: int, token: UUID) -> Registration:
-        """The two together."""
+        """Combines the two."""
         registration = cls(worker_id)
         registration.token = token
         return registration
 
 
 def token_of(worker_id: int | None) -> UUID | None:
-    """The token that goes with a worker's id; None, and no check in the database, for a plain number."""
+    """The token of a worker's id; for a plain number None, which the database does not check."""
     return worker_id.token if isinstance(worker_id, Registration) else None

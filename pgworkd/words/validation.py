@@ -1,4 +1,4 @@
-"""Arguments of people, checked before the database sees them: UsageError names the one at fault and what is allowed."""
+"""Checks of arguments before they are sent to the database; UsageError names the argument and what is allowed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pgworkd.errors import UsageError
 from pgworkd.words.payload import encode
 
 ROWS_MAX = 1000
-"""Jobs per call: so many are one short transaction."""
+"""Maximum jobs per call, so that each is a short transaction."""
 _FIRST, _END = datetime(1970, 1, 1, tzinfo=UTC), datetime(2200, 1, 1, tzinfo=UTC)
 
 
@@ -22,13 +22,13 @@ def counted(count: int, noun: str) -> str:
 
 
 def bounded(count: int) -> None:
-    """Refuses to handle none, or more than ROWS_MAX, at once."""
+    """Raises UsageError unless `count` is 1 to ROWS_MAX."""
     if not 1 <= count <= ROWS_MAX:
         raise UsageError(f"{counted(count, 'job')} at once: 1 to {ROWS_MAX:,} are allowed")
 
 
 def name(value: str | None) -> str | None:
-    """A name to look for; UsageError for text that no name can be, before the driver stumbles over it."""
+    """A name to search for. Raises UsageError for text that Postgres cannot store."""
     if value is not None and ("\0" in value or value.encode("utf-8", "replace").decode() != value):
         raise UsageError(f"{value[:100]!a} is not a valid name: it contains a NUL character or a lone surrogate")
     return value
@@ -37,7 +37,7 @@ def name(value: str | None) -> str | None:
 def identity(value: object, what: str) -> UUID:
     """The id of a job or batch."""
     if not isinstance(value, UUID):
-        raise UsageError(f"{what} is a {type(value).__name__}: pass a UUID, as enqueue() and batch() answer with")
+        raise UsageError(f"{what} is a {type(value).__name__}: pass a UUID, as returned by enqueue() and batch()")
     return value
 
 

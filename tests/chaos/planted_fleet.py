@@ -64,7 +64,7 @@ BUGS = (
         "engine/attempts",
         "                return False\n",
         "                return True\n",
-        tests="tests/unit/test_held.py tests/engine/test_failover.py",
+        tests="tests/unit/test_attempts.py tests/engine/test_failover.py",
     ),
     python(
         "settles do not say whose they are",

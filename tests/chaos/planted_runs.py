@@ -87,14 +87,14 @@ BUGS = (
         "words/error_report",
         '        message = " ".join(self.message.split())\n',
         "        message = self.message\n",
-        tests="tests/unit/test_failure.py",
+        tests="tests/unit/test_error_report.py",
     ),
     python(
         "payload values stand in errors",
         "words/error_report",
         "_faults(exc) if isinstance(exc, ValidationError) else str(exc)",
         "str(exc)",
-        tests="tests/unit/test_failure.py",
+        tests="tests/unit/test_error_report.py",
     ),
     python(
         "a process that has ended is waited for",
@@ -102,5 +102,12 @@ BUGS = (
         "            tasks.start_soon(self._watch, tasks.cancel_scope)\n",
         "",
         tests="tests/engine/test_process_ends.py",
+    ),
+    python(
+        "claimed jobs begin after a freeze, under a lease that is over",
+        "engine/run/executor",
+        "            if not slice_ends and not self._may_start():\n",
+        "            if not slice_ends and not self._may_start() and not waiting:\n",
+        tests="tests/engine/test_lease_frozen.py",
     ),
 )

@@ -174,9 +174,9 @@ async def test_an_operator_is_told_whether_what_he_asked_for_may_have_been_done(
         scissors = proxy.on_message = Scissors("clientE", "serverD")
         await admin.queues.names()
         scissors.ready = True
-        with pytest.raises(OutcomeUnknown, match="may have been done") as unknown:
+        with pytest.raises(OutcomeUnknown, match="may have taken effect") as unknown:
             await admin.jobs.enqueue("q")
         shown = hinted(unknown.value, Settings(dsn=proxy.dsn))
         assert isinstance(shown, OutcomeUnknown)
-        assert "may have been done; tried postgresql://" in str(shown)
+        assert "may have taken effect; tried postgresql://" in str(shown)
     await until(lambda: db.fetchval("SELECT count(*) = 1 FROM pgworkd.jobs"))

@@ -37,14 +37,14 @@ async def _dead_lines(proxy: Proxy, transactions: TransactionPool) -> None:
 async def test_lines_that_died_while_idle_are_all_replaced_for_the_price_of_one(
     dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pgworkd.database.connection.PROBE_LIMIT_S", 0.3)
+    monkeypatch.setattr("pgworkd.database.connection.PROBE_TIMEOUT_S", 0.3)
     async with Proxy(dsn) as proxy:
         transactions = TransactionPool(ConnectionOptions(proxy.dsn), SLOTS)
         await _dead_lines(proxy, transactions)
         with anyio.fail_after(OUT_S_MAX):
             async with transactions.begin() as one:
                 assert await one.fetchval("SELECT 1") == 1
-        monkeypatch.setattr("pgworkd.database.connection.PROBE_LIMIT_S", 60.0)
+        monkeypatch.setattr("pgworkd.database.connection.PROBE_TIMEOUT_S", 60.0)
         with anyio.fail_after(OUT_S_MAX):  # none of these asks a dead one again
             async with transactions.begin() as one, transactions.begin() as two, transactions.begin() as three:
                 assert [await each.fetchval("SELECT 1") for each in (one, two, three)] == [1, 1, 1]
@@ -56,7 +56,7 @@ async def test_lines_that_died_while_idle_are_all_replaced_for_the_price_of_one(
 async def test_where_new_lines_are_dead_too_the_handler_hears_that_the_database_is_away(
     dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pgworkd.database.connection.PROBE_LIMIT_S", 0.3)
+    monkeypatch.setattr("pgworkd.database.connection.PROBE_TIMEOUT_S", 0.3)
     async with Proxy(dsn) as proxy:
         transactions = TransactionPool(ConnectionOptions(proxy.dsn, connect_timeout_s=0.5), SLOTS)
         await _dead_lines(proxy, transactions)
@@ -71,7 +71,7 @@ async def test_where_new_lines_are_dead_too_the_handler_hears_that_the_database_
 async def test_who_is_cancelled_on_a_dead_line_is_out_at_once(
     dsn: str, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pgworkd.database.connection.PROBE_LIMIT_S", 1.0)
+    monkeypatch.setattr("pgworkd.database.connection.PROBE_TIMEOUT_S", 1.0)
     monkeypatch.setattr("pgworkd.database.connection.CUT_AFTER_S", 0.1)
     async with Proxy(dsn) as proxy:
         transactions = TransactionPool(ConnectionOptions(proxy.dsn), SLOTS)

@@ -90,7 +90,7 @@ def surplus_of(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.parametrize("slots", IN_SLOTS)
 @pytest.mark.parametrize("quick_s", [None, 0.001], ids=["quick", "of a millisecond"])
-async def test_what_stalls_is_given_back_unspent_within_a_moment_and_runs_elsewhere(
+async def test_what_stalls_is_released_uncounted_within_a_moment_and_runs_elsewhere(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch, slots: int, quick_s: float | None
 ) -> None:
     def some_ahead(pace: Prefetch, *_: Any, **__: Any) -> None:
@@ -124,7 +124,7 @@ async def test_what_stalls_is_given_back_unspent_within_a_moment_and_runs_elsewh
     assert len(returned) == sum(returned.values()) == quick + 100
 
 
-async def test_a_trickle_of_new_jobs_does_not_keep_what_stalls_from_being_given_back(
+async def test_a_trickle_of_new_jobs_does_not_keep_what_stalls_from_being_released(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each of them is notified, because the other daemon sleeps: both daemons look."""

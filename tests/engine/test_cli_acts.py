@@ -95,7 +95,7 @@ def test_edit_of_what_does_not_wait_says_what_to_do(shell: Shell) -> None:
     shell("cancel", over)
     for job_id, told in (
         (running, "is running, only a waiting job can be edited. Cancel it"),
-        (over, "is cancelled, only a waiting job can be edited. It is over"),
+        (over, "is cancelled, only a waiting job can be edited. It has ended"),
         (dead, "is dead, only a waiting job can be edited. Pause its queue"),
         (NOBODY, "is unknown, only a waiting job can be edited. Check the id"),
     ):

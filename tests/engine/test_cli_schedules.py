@@ -68,7 +68,7 @@ def test_remove_is_refused_while_the_code_of_a_living_worker_has_it(shell: Shell
     worker = shell.sql(WORKER, "w", "1 min")
     shell.sql("UPDATE pgworkd.workers SET schedules = '{nightly}' WHERE id = %s", worker)
     said = shell.refused("schedules", "remove", "nightly", code=1)
-    assert 'schedule "nightly" stands in the code of worker w' in said
+    assert 'schedule "nightly" is declared in the code of worker w' in said
     assert "disable it, or take it out of the code first" in said
     assert shell.sql(AUDIT) is None
     shell.sql("UPDATE pgworkd.workers SET lease_until = now() - interval '1 s'")

@@ -46,8 +46,8 @@ async def test_a_thread_that_does_not_end_is_left_behind_and_run_returns_1(
             if how == "a stop":
                 daemon.request_stop()
             else:  # as the thread that watches the lease does
-                assert daemon.worker.lease is not None
-                await anyio.to_thread.run_sync(daemon.worker.lease._end_process, "the lease ends")
+                assert daemon.worker.heartbeat is not None
+                await anyio.to_thread.run_sync(daemon.worker.heartbeat._end_process, "the lease ends")
             await until(lambda: codes)
         assert codes == [1]
         assert not let_go.is_set()

@@ -52,7 +52,7 @@ async def test_an_outage_shorter_than_the_lease_spends_nothing_and_starts_nothin
 # The fence.
 
 
-async def test_who_cannot_renew_cancels_everything_before_the_lease_ends_and_goes_on_when_it_can_again(
+async def test_a_worker_that_cannot_renew_cancels_everything_before_the_lease_ends_and_continues_when_it_can(
     dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
     sleepers, ended, lease_s = Sleepers(), list[str](), 3.0
@@ -91,7 +91,7 @@ async def test_who_cannot_renew_cancels_everything_before_the_lease_ends_and_goe
 
 
 @pytest.mark.parametrize("mode", ["loop", "thread"])
-async def test_who_runs_on_when_the_lease_ends_takes_the_process_along(
+async def test_a_handler_that_runs_on_when_the_lease_ends_ends_the_process(
     dsn: str, db: asyncpg.Connection[Any], mode: str
 ) -> None:
     app, ended, at, let_go = App(), list[str](), list[float](), threading.Event()
@@ -118,7 +118,7 @@ async def test_who_runs_on_when_the_lease_ends_takes_the_process_along(
 
     lease_s = 3.0  # of which a look of the guard is a sixtieth, and what it has left a thirtieth
     async with Proxy(dsn) as proxy, daemon_of(app, proxy.dsn, ended, lease_s=lease_s) as (daemon, seen):
-        lease = daemon.worker.lease
+        lease = daemon.worker.heartbeat
         assert lease is not None
         lease._end_process = end
         await insert(db, "q")
@@ -143,7 +143,7 @@ async def test_a_fence_while_nothing_runs_ends_no_process(dsn: str, db: asyncpg.
         daemon_of(sleepers.app, proxy.dsn, ended, lease_s=1.0) as (daemon, seen),
     ):
         await until(waits_for_status(db, await insert(db, "q"), "completed"))
-        lease = daemon.worker.lease
+        lease = daemon.worker.heartbeat
         assert lease is not None
         proxy.mode = "hold"
         await seen.wait(events.LEASE_FENCED, running=0)

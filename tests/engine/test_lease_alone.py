@@ -1,4 +1,4 @@
-"""The lease alone, with a holder of the test's."""
+"""The heartbeat alone, with a lease holder of the test's own."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ async def lease_of(
         assert not lease._thread.is_alive()
 
 
-async def test_the_lease_is_renewed_again_and_again_and_hands_on_what_the_database_says(
+async def test_the_lease_is_renewed_periodically_and_passes_on_instructions(
     dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
     holder, ended = LeaseHolder(), list[str]()
@@ -124,7 +124,7 @@ async def test_the_fence_comes_once_per_outage_and_the_end_only_for_what_still_r
     assert holder.lost == 0
 
 
-async def test_a_lost_lease_is_told_once_and_a_new_id_makes_it_fresh(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_a_lost_lease_is_reported_once_and_a_new_id_makes_it_fresh(dsn: str, db: asyncpg.Connection[Any]) -> None:
     holder, ended = LeaseHolder(), list[str]()
     async with lease_of(holder, dsn, db, ended) as lease:
         await until(lambda: holder.answers)

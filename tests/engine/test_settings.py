@@ -169,7 +169,7 @@ async def test_what_changed_is_stated_once_and_nothing_else_is(dsn: str, db: asy
         await db.execute("UPDATE pgworkd.queues SET max_running = 6, keep_s = NULL, concurrency = 9 WHERE name = 'q'")
         second = await seen.wait(events.QUEUE_SETTINGS, count=2)
         await db.execute("UPDATE pgworkd.queues SET concurrency = 9, updated_at = now()")  # nothing new
-        beaten_s = daemon.worker.lease.tried_at_s if daemon.worker.lease else 0.0
+        beaten_s = daemon.worker.heartbeat.tried_at_s if daemon.worker.heartbeat else 0.0
         await until(lambda: _beats(daemon, beaten_s + 0.1))
         assert len(seen.all(events.QUEUE_SETTINGS)) == 2
     assert (first["changed"], first["was"]) == ({"max_running": 5, "keep_s": 60}, {"max_running": None, "keep_s": None})
@@ -179,8 +179,8 @@ async def test_what_changed_is_stated_once_and_nothing_else_is(dsn: str, db: asy
 
 
 async def _beats(daemon: Daemon, since_s: float) -> bool:
-    assert daemon.worker.lease is not None
-    return daemon.worker.lease.renewed_at_s > since_s
+    assert daemon.worker.heartbeat is not None
+    return daemon.worker.heartbeat.renewed_at_s > since_s
 
 
 # Backoff

@@ -278,7 +278,7 @@ async def test_a_job_whose_every_outcome_is_refused_stops_nobody_else(dsn: str, 
         await until(lambda: db.fetchval("SELECT status <> 'running' FROM pgworkd.jobs WHERE id = $1", odd))
 
 
-async def test_a_full_settler_stops_claims_until_there_is_room(
+async def test_a_full_settler_stops_claims_until_there_is_capacity(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(settler, "CAPACITY", 50)
@@ -305,7 +305,7 @@ async def test_a_full_settler_stops_claims_until_there_is_room(
     assert await db.fetchval("SELECT max(attempts) FROM pgworkd.finished_jobs") == 1
 
 
-async def test_a_stop_flushes_what_waits_and_says_so_when_it_cannot(
+async def test_a_stop_flushes_what_waits_and_reports_when_it_cannot(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pgworkd.engine.life.daemon.FLUSH_GRACE_S", 0.3)

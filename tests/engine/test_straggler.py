@@ -13,7 +13,7 @@ from pgworkd.words import events
 from tests.kit import insert, running, until, waits_for_status
 
 SLOW_POLL = {"poll_s": 60.0, "heartbeat_s": 20.0, "lease_s": 60.0}
-"""Whoever relies on these to hear of a job is too late for any test here."""
+"""Periods so long that a job found only by a poll is too late for any test here."""
 
 
 async def test_a_sleeper_finds_what_was_committed_late(

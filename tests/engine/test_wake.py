@@ -1,4 +1,4 @@
-"""Hearing of work: who sleeps is woken, who falls asleep misses nothing, and a line that is cut is soon there again."""
+"""Wake-ups: idle pools are notified, one that becomes idle misses nothing, and a lost connection is soon replaced."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.engine.ahead_kit import never_stalls
 from tests.kit import insert, running, until, waits_for_status
 
 SLOW_POLL = {"poll_s": 60.0, "heartbeat_s": 20.0, "lease_s": 60.0}
-"""Whoever relies on these to hear of a job is too late for any test here."""
+"""Periods so long that a job found only by a poll is too late for any test here."""
 
 
 def app_that_counts(ran: Counter[Any], **options: Any) -> App:
@@ -166,7 +166,7 @@ SLOW_COMMIT = """
 
 
 @pytest.mark.parametrize("commit", ["quick", "quick again", "slow", "slow again"])
-async def test_no_job_is_left_when_a_pool_falls_asleep_under_a_hail_of_inserts(
+async def test_no_job_is_left_when_a_pool_becomes_idle_under_a_hail_of_inserts(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch, commit: str
 ) -> None:
     """With a poll a minute away only the protocol can find a job that is inserted during the transition."""
@@ -203,7 +203,7 @@ async def test_no_job_is_left_when_a_pool_falls_asleep_under_a_hail_of_inserts(
     assert sum(ran.values()) == len(ran) == bursts * INSERTERS * 3
 
 
-async def test_a_job_whose_transaction_was_open_while_the_pool_fell_asleep_waits_for_one_poll_at_most(
+async def test_a_job_whose_transaction_was_open_while_the_pool_became_idle_waits_for_one_poll_at_most(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its trigger saw an awake pool and sent nothing; the last claim before the sleep could not see its row."""
@@ -227,7 +227,7 @@ async def test_a_job_whose_transaction_was_open_while_the_pool_fell_asleep_waits
         await other.close()
 
 
-async def test_a_flood_of_notifications_keeps_a_pool_awake_and_calm_lets_it_sleep(
+async def test_a_pool_polls_under_a_flood_of_notifications_and_becomes_idle_after_it(
     dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
     ran: Counter[Any] = Counter()
@@ -257,7 +257,7 @@ _LISTENING = """SELECT pid FROM pg_stat_activity
     WHERE application_name = 'pgworkd listen' AND datname = current_database()"""
 
 
-async def test_a_cut_listening_line_is_back_within_two_seconds(
+async def test_a_cut_listening_connection_is_back_within_two_seconds(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(

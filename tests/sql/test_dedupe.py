@@ -192,7 +192,7 @@ async def test_what_holds_a_key_is_no_job(db: Db) -> None:
     assert await fail(db, [job_id]) == {}
     with pytest.raises(asyncpg.PostgresError, match="is completed, only a waiting job can be edited") as caught:
         await db.execute("SELECT pgworkd.edit($1, p_priority => 7)", job_id)
-    assert caught.value.hint == "It is over: enqueue a new one."
+    assert caught.value.hint == "It has ended: enqueue a new one."
     assert await db.fetchval("SELECT count(*) FROM pgworkd.jobs") == 1
 
 

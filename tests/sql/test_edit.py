@@ -100,7 +100,7 @@ async def test_a_retry_that_waits_keeps_its_state(db: Db) -> None:
     [
         ("running", "Cancel it"),
         ("dead", "Pause its queue, retry the job"),
-        ("completed", "It is over"),
+        ("completed", "It has ended"),
         ("unknown", "Check the id"),
     ],
 )
@@ -131,7 +131,7 @@ async def test_a_job_that_is_over_but_keeps_its_key_is_over(db: Db, ended: str) 
         await complete(db, [job_id])
     with pytest.raises(asyncpg.PostgresError, match=f"is {ended}, only a waiting job can be edited") as caught:
         await edit(db, job_id, priority=1)
-    assert "It is over" in str(caught.value)
+    assert "It has ended" in str(caught.value)
     assert await cancel(db, job_id) == {}
     assert await db.fetchval("SELECT ids FROM pgworkd.matching('cancel', 'q')") == []
     assert await db.fetchval("SELECT ids FROM pgworkd.matching('cancel', 'q', p_key => 'k')") == []

@@ -265,3 +265,26 @@ def test_no_chapter_says_how_its_functions_run() -> None:
         code = re.sub(r"--.*", "", path.read_text(encoding="utf-8"))
         heads = re.findall(r"CREATE OR REPLACE FUNCTION.*?(?:AS \$|^\s*RETURN\b)", code, re.S | re.M)
         assert not [head for head in heads if re.search(r"\bSET \w+ = |SECURITY DEFINER", head)], path.name
+
+
+# The table of verbs in schema.sql
+
+WITHIN = {"clock", "known_pools", "mend_sequences", "unlocked", "waits_keyed", "waits_plain", "waits_suspect"}
+"""Functions that statements of the package use, or the installation: parts of verbs, no verbs."""
+
+
+async def test_the_contract_lists_every_verb_that_there_is(db: Db) -> None:
+    text = (ROOT / "schema.sql").read_text(encoding="utf-8")
+    table = text.partition("=== The verbs")[2].partition("-- PW001")[0]
+    rows = [line[5:51] for line in table.splitlines() if line.startswith("--   ") and "INSERT" not in line]
+    listed = re.findall(r"[a-z_]+", re.sub(r"\(.*?\)", "", "\n".join(rows[1:])))
+    assert len(listed) == len(set(listed))
+    found = await db.fetch("SELECT proname FROM pg_proc WHERE pronamespace = 'pgworkd'::regnamespace")
+    made = {row[0] for row in found}
+    assert set(listed) <= made
+    called: set[str] = set()
+    for path in (ROOT / "pgworkd").rglob("*.py"):
+        called |= set(re.findall(r"\bpgworkd\.([a-z_]+)\(", path.read_text(encoding="utf-8")))
+    assert called & made - WITHIN - set(listed) == set()
+    assert "PW001" in table
+    assert "PW004" in table

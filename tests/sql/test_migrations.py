@@ -17,6 +17,7 @@ from tests.kit import running, until
 from tests.planting import ROOT
 
 from .catalog import catalog, differences
+from .roles import granted
 from .verbs import Db
 from .versions import TOKEN, contents, filled, schema_of
 
@@ -58,6 +59,13 @@ async def test_psql_brings_an_old_database_up_to_date_too(db: Db, old: Db) -> No
     assert differences(await catalog(old), await catalog(db)) == []
 
 
+async def test_the_script_of_the_version_before_leaves_a_newer_schema_alone(db: Db) -> None:
+    before = await catalog(db)
+    with pytest.raises(asyncpg.ObjectNotInPrerequisiteStateError, match="newer than this script"):
+        await db.execute(schema_of(1))
+    assert differences(await catalog(db), before) == []
+
+
 async def test_what_an_old_worker_has_in_flight_it_settles_and_the_rest_is_worked_off(old: Db, empty_dsn: str) -> None:
     worker = await filled(old)
     await schema.migrate(ConnectionOptions(empty_dsn))
@@ -96,6 +104,36 @@ async def test_what_an_old_worker_has_in_flight_it_settles_and_the_rest_is_worke
         ("other", "open", 3, 3),
         ("root", "completed", 2, 2),
     ]
+
+
+async def test_a_worker_with_least_rights_goes_on_before_the_grants_have_run_again(old: Db, empty_dsn: str) -> None:
+    """Whatever it calls was there before: a function that is new would be nobody's but the owner's until then."""
+    async with granted(empty_dsn, old) as roles:
+        worker = await filled(old)
+        await schema.migrate(ConnectionOptions(roles.dsn("owner")))
+        async with roles.session("worker") as session, roles.session("enqueuer") as application:
+            insert = "INSERT INTO pgworkd.jobs (queue, serialize_key) VALUES ('new', 'k'), ('new', 'k')"
+            await application.execute(insert)
+            claim = "SELECT id, attempt FROM pgworkd.claim($1, 'new', 9, p_token => $2) WHERE id IS NOT NULL"
+            ((id_, attempt),) = await session.fetch(claim, worker, TOKEN)
+            settle = "SELECT pgworkd.settle_completed($1, $2, '{NULL}', p_worker => $3, p_token => $4)"
+            assert await session.fetchval(settle, [id_], [attempt], worker, TOKEN) == [id_]
+            assert len(await session.fetch(claim, worker, TOKEN)) == 1, "its key has been passed on"
+            for call in MAINTENANCE:
+                await session.execute(call)
+
+
+MAINTENANCE = (
+    "SELECT * FROM pgworkd.rescue(1)",
+    "SELECT * FROM pgworkd.expire_jobs(10)",
+    "SELECT pgworkd.unblock()",
+    "SELECT pgworkd.mend_dependencies(10)",
+    "SELECT pgworkd.apply_effects(10)",
+    "SELECT * FROM pgworkd.prune(7, 7, 10)",
+    "SELECT pgworkd.ensure_partitions()",
+    "SELECT * FROM pgworkd.wanted(1)",
+    "SELECT * FROM pgworkd.ensure_schedules()",
+)
 
 
 async def none(db: Db, count: str) -> bool:

@@ -70,6 +70,7 @@ async def test_each_way_of_ending_notes_how_long_the_queue_keeps_it(db: Db) -> N
 
 async def test_an_installation_without_the_column_gets_it(db: Db) -> None:
     await db.execute("ALTER TABLE pgworkd.finished_jobs DROP COLUMN keep_until")
+    await db.execute("UPDATE pgworkd.schema_version SET version = 1")
     await db.execute(schema.text())
     await db.execute("INSERT INTO pgworkd.queues (name, keep_s) VALUES ('q', 60)")
     await finish(db, 3)

@@ -173,7 +173,7 @@ async def test_an_operator_enables_disables_and_removes(db: Db) -> None:
     assert await db.fetchval("SELECT pgworkd.enable_schedule('s', true)") is True
     worker_id = await worker(db)
     await _declare(db, worker_id, "s")
-    with pytest.raises(asyncpg.PostgresError, match="stands in the code of worker"):
+    with pytest.raises(asyncpg.PostgresError, match="is declared in the code of worker"):
         await db.execute("SELECT pgworkd.remove_schedule('s')")
     await _declare(db, worker_id)
     await db.execute("SELECT pgworkd.remove_schedule('s')")

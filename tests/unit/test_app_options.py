@@ -150,7 +150,7 @@ def test_a_rule_is_read_at_once() -> None:
         {"every": "0 7 * * *", "timezone": ""},
         {"every": 60, "missed": "sometimes"},
     ],
-    ids=str,
+    ids=lambda value: str(value).partition(" at 0x")[0],
 )
 def test_a_rule_that_makes_no_sense_is_refused(options: dict[str, Any]) -> None:
     app = App()

@@ -51,7 +51,7 @@ def test_jitter_moves_by_up_to_a_tenth_either_way():
         (lambda _: 10**400, [DELAY_S_MAX]),
         (lambda _: timedelta.max, [DELAY_S_MAX]),
     ],
-    ids=lambda value: str(value)[:30],
+    ids=lambda value: str(value).partition(" at 0x")[0][:30],
 )
 def test_what_a_handler_may_declare(policy, expected):
     backoff = Backoff.parse(policy)
@@ -102,7 +102,7 @@ async def coroutine(failures: int) -> float:
         coroutine,
         int,
     ],
-    ids=lambda value: str(value)[:30],
+    ids=lambda value: str(value).partition(" at 0x")[0][:30],
 )
 def test_anything_else_is_refused_when_the_handler_is_declared(policy):
     with pytest.raises(UsageError, match="backoff"):

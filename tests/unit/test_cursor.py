@@ -217,7 +217,7 @@ def test_a_rewind_while_a_claim_is_under_way_is_not_forgotten(*, known: bool, fu
 
 def test_doubt_begins_at_the_head_at_once_but_once() -> None:
     cursor = swept(row(T))
-    cursor.doubt(1.0)
+    cursor.recheck_head(1.0)
     assert claim(cursor, 1.0) == HEAD
     assert claim(cursor, 1.002) != HEAD
     assert claim(cursor, 1.0 + HEAD_S / 2) != HEAD
@@ -228,20 +228,20 @@ def test_doubt_about_an_expensive_queue_has_to_wait() -> None:
     cursor = ClaimCursor()
     claim(cursor, 0.0, row(T), took_s=0.2)
     again_s = 0.2 + 0.2 / COST_SHARE
-    cursor.doubt(1.0)
+    cursor.recheck_head(1.0)
     assert claim(cursor, again_s - 0.01) != HEAD
-    cursor.doubt(again_s - 0.005)
+    cursor.recheck_head(again_s - 0.005)
     assert claim(cursor, again_s + 0.001) == HEAD
 
 
 def test_doubt_never_puts_a_sweep_off() -> None:
     cursor = ClaimCursor()
     claim(cursor, 0.0, row(T), took_s=1.0)
-    cursor.doubt(19.0)
+    cursor.recheck_head(19.0)
     assert claim(cursor, 1.001 + 1.0 / COST_SHARE, took_s=1.0) == HEAD
     cursor = swept(row(T))
-    cursor.doubt(1.0)
-    cursor.doubt(5.0)
+    cursor.recheck_head(1.0)
+    cursor.recheck_head(5.0)
     assert claim(cursor, 5.0) == HEAD
 
 

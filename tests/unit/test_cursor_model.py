@@ -100,8 +100,8 @@ class World:
         self._behind_s += 3600.0
         self._watch(anew=True)
 
-    def doubt(self) -> None:
-        self._cursor.doubt(self.now)
+    def recheck_head(self) -> None:
+        self._cursor.recheck_head(self.now)
         for row in self.waiting:
             row.late_at = min(row.late_at, self.now + 2 * TOOK_S / COST_SHARE + self.slack_s)
         self._watch()
@@ -177,7 +177,7 @@ def apply(world: World, kind: str, priority: int, size: float, *, soon: bool) ->
         case "jump":
             world.jump_back()
         case _:
-            world.doubt()
+            world.recheck_head()
 
 
 IN_BETWEEN = ["limit", "jump", "doubt"]

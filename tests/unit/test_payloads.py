@@ -14,7 +14,7 @@ from pgworkd.engine.run.large_payloads import Payloads
 from pgworkd.errors import DatabaseError, DatabaseUnavailable
 from pgworkd.words.events import Events
 from pgworkd.words.job import Reason
-from tests.unit.test_held import held_of
+from tests.unit.test_attempts import attempt_of
 
 DAMAGED, GONE = UUID(int=3), UUID(int=4)
 
@@ -38,7 +38,7 @@ class Store:
 
 
 def unread(count: int) -> list[Attempt]:
-    found = [held_of(1, UUID(int=number)) for number in range(count)]
+    found = [attempt_of(1, UUID(int=number)) for number in range(count)]
     for held in found:
         held.claimed = held.claimed._replace(payload=None)
     return found

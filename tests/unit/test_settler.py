@@ -14,7 +14,7 @@ from pgworkd.engine.settle.settler import Settler
 from pgworkd.words import events
 from pgworkd.words.events import Events
 from pgworkd.words.job import Ending, Outcome
-from tests.unit.test_held import held_of
+from tests.unit.test_attempts import attempt_of
 
 JOB = UUID(int=7)
 
@@ -60,7 +60,7 @@ async def test_two_attempts_of_one_job_in_one_flush_are_reported_each_for_itself
         on_capacity=lambda: None,
     )
     for attempt in attempts:
-        settler.put(held_of(attempt, JOB), Outcome(ending))
+        settler.put(attempt_of(attempt, JOB), Outcome(ending))
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(settler.run)
         await settler.drained()

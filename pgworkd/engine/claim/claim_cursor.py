@@ -153,7 +153,7 @@ class ClaimCursor:
         back = Position(run_at, _FIRST_ID)
         self._positions = {priority: min(known, back) for priority, known in self._positions.items()}
 
-    def doubt(self, now: float) -> None:
+    def recheck_head(self, now: float) -> None:
         """A job is due that no claim found: begins at the head as soon as that is not too expensive."""
         last = LEVELS - 1
         period_s = PERIOD_FIRST_S * 2**last

@@ -47,7 +47,7 @@ class PollMode:
         """Counts a notification."""
         self._notified_at.append(now)
 
-    def announce_done(self, now: float, *, idle: bool) -> None:
+    def record_announcement(self, now: float, *, idle: bool) -> None:
         """The announcement is stored in the database."""
         if self.announced is True and not idle:
             self._polling_since, self._found_polling = now, 0

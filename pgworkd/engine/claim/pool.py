@@ -50,6 +50,10 @@ class ClaimingWorker(Protocol):
     def may_claim(self) -> bool:
         """False while the lease is in doubt or the daemon stops."""
 
+    @property
+    def lease_holds(self) -> bool:
+        """False once the lease may have expired, read from the clock: a process that was frozen learns it at once."""
+
     def renew_now(self) -> None:
         """Sends a heartbeat: the database says that our lease has run out, and only a heartbeat can confirm that."""
 
@@ -87,7 +91,11 @@ class Pool:
         self.code_concurrency, self.code_source = concurrency, "default"
         """Concurrency where no row of `queues` overrides it, and its source: code, settings or default."""
         payloads = Payloads(store, queue, events_)
-        self._executor = Executor(queue, concurrency, runner, settler, events_, payloads, on_low=self.claim_soon)
+        self._executor = Executor(
+            *(queue, concurrency, runner, settler, events_, payloads),
+            on_low=self.claim_soon,
+            may_start=self._may_start,
+        )
         self._cursor, self._prefetch, self._poll_mode = ClaimCursor(), Prefetch(), PollMode()
         self._forgotten = 0  # how often the announcement was forgotten
         self._due_at: float | None = None  # on the loop's clock: when the next waiting job is due, as far as we know
@@ -129,7 +137,7 @@ class Pool:
     def expect(self, due_in_s: float | None) -> None:
         """The next waiting job is due in this many seconds; None: no job waits."""
         if due_in_s is not None and due_in_s <= 0:
-            self._cursor.doubt(anyio.current_time())
+            self._cursor.recheck_head(anyio.current_time())
         self._due_at = None if due_in_s is None else anyio.current_time() + due_in_s
         self._woken.set()
 
@@ -181,6 +189,13 @@ class Pool:
             attempt.reason = attempt.reason or reason
             self._cursor.rewind(attempt.claimed.run_at)
             self._settler.put(attempt, stopped(attempt.reason))
+
+    def _may_start(self) -> bool:
+        """Whether attempts may begin; after a freeze it is known here before the heartbeat thread has reported it."""
+        if self._worker.lease_holds:
+            return True
+        self.release_unstarted(Reason.FENCE)
+        return False
 
     # The claim loop.
 
@@ -314,4 +329,4 @@ class Pool:
         code, forgotten = (self.code_concurrency, self.code_source), self._forgotten
         await self._store.set_pool(self._worker.worker_id, self.queue, self.concurrency, idle=idle, code=code)
         if forgotten == self._forgotten:  # else it is outdated by now, and announced again
-            self._poll_mode.announce_done(anyio.current_time(), idle=idle)
+            self._poll_mode.record_announcement(anyio.current_time(), idle=idle)

@@ -168,7 +168,7 @@ class Daemon:
 
     def healthy(self) -> bool:
         """False when a restart would help: the heartbeat is stuck."""
-        return self.worker.lease is None or self.worker.healthy()
+        return self.worker.heartbeat is None or self.worker.healthy()
 
     def status(self) -> str:
         """Its state in one line, for people."""
@@ -286,8 +286,8 @@ class Daemon:
         self.events.emit(events.DAEMON_READY, worker_id=self.worker_id, queues=self._queues.slots)
 
     async def _shut_down(self) -> int:
-        if self.worker.lease is not None:
-            self.worker.lease.state = "stopping"
+        if self.worker.heartbeat is not None:
+            self.worker.heartbeat.state = "stopping"
         self.events.emit(events.DAEMON_STOPPING, running=self.running, shutdown_s=self.options.shutdown_s)
         self._queues.release_unstarted(Reason.SHUTDOWN)
         if not self._stop_now.is_set():

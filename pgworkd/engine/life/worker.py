@@ -48,7 +48,7 @@ class WorkerLife:
         `end_process`: see `Heartbeat`.
         """
         self.worker_id = 0  # a Registration, once there is one
-        self.lease: Heartbeat | None = None
+        self.heartbeat: Heartbeat | None = None
         self.stopping = False
         self.outdated = False
         """The schema is newer than this program."""
@@ -72,7 +72,12 @@ class WorkerLife:
         """True while the lease is sound, the daemon is not stopping, and the settings of all its queues are known."""
         if self._fenced or self.stopping or self.outdated or not self._queues.overrides.known:
             return False
-        return self.lease is not None and self.lease.fresh
+        return self.lease_holds
+
+    @property
+    def lease_holds(self) -> bool:
+        """True while the lease protects our jobs, by the clock."""
+        return self.heartbeat is not None and self.heartbeat.fresh
 
     def still_running(self) -> int:
         """Handlers that have been called and have not returned."""
@@ -80,7 +85,7 @@ class WorkerLife:
 
     def healthy(self) -> bool:
         """True while the heartbeat keeps trying; False when its thread is stuck."""
-        return self.lease is not None and boot_time_s() - self.lease.tried_at_s < self._lease_s
+        return self.heartbeat is not None and boot_time_s() - self.heartbeat.tried_at_s < self._lease_s
 
     async def register(self) -> float:
         """Registers under a new id; returns when the lease began, on the boot clock. Raises PgworkdError."""
@@ -91,7 +96,7 @@ class WorkerLife:
 
     def start(self, began_s: float) -> None:
         """Starts the heartbeat of the lease that `register` began."""
-        self.lease = Heartbeat(
+        self.heartbeat = Heartbeat(
             self._store.options,
             self.worker_id,
             self,
@@ -100,20 +105,20 @@ class WorkerLife:
             end_process=self._end_process,
             queues=lambda: {*self._handled_queues, *list(self._queues.pools)},
         )
-        self.lease.renewed_at_s = began_s
-        self.lease.start()
+        self.heartbeat.renewed_at_s = began_s
+        self.heartbeat.start()
 
     def renew_now(self) -> None:
         """Sends a heartbeat now: it renews the lease and fetches instructions."""
-        if self.lease is not None:
-            self.lease.renew_now()
+        if self.heartbeat is not None:
+            self.heartbeat.renew_now()
 
     async def stop(self) -> None:
         """Stops the heartbeat; what it still reports is ignored."""
         self._stopped = True
         self._queues.overrides.stop()
-        if self.lease is not None:
-            await self.lease.stop()
+        if self.heartbeat is not None:
+            await self.heartbeat.stop()
 
     async def sign_off(self, until: float, release_orphans: Callable[[float], Awaitable[None]]) -> str | None:
         """Ends the registration; returns None, or what is left of us in the database and why.
@@ -151,8 +156,8 @@ class WorkerLife:
                 continue
             outage.passed()
             self._lost = anyio.Event()
-            if self.lease is not None:
-                self.lease.adopt(self.worker_id, began_s)
+            if self.heartbeat is not None:
+                self.heartbeat.adopt(self.worker_id, began_s)
             self._unfence()
 
     # Called by the heartbeat.

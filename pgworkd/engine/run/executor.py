@@ -36,9 +36,15 @@ class Executor:
         settler: Settler,
         events_: Events,
         payloads: Payloads,
+        *,
         on_low: Callable[[], None],
+        may_start: Callable[[], bool],
     ) -> None:
-        """`on_low` is called once after each `call_when_low`."""
+        """`on_low` is called once after each `call_when_low`.
+
+        `may_start` is called before each time slice: False if the waiting attempts must not begin, which it has then
+        withdrawn.
+        """
         self.concurrency = concurrency
         self.begun = self.finished = 0
         self.run_s = 0.0
@@ -52,6 +58,7 @@ class Executor:
         self._events = events_
         self._payloads = payloads
         self._on_low = on_low
+        self._may_start = may_start
         self._idle: list[asyncio.Future[None]] = []
         self._runners = 0
         self._tasks: TaskGroup | None = None
@@ -127,6 +134,12 @@ class Executor:
                 self._idle.append(wakeup)
                 await wakeup
 
+    async def _read_payload(self, attempt: Attempt) -> None:
+        """Reads a large payload, which may take long."""
+        await self._payloads.read(attempt, self._waiting)
+        if attempt.reason is None and not self._may_start():
+            attempt.reason = Reason.FENCE
+
     async def _run_slice(self, task: RunnerTask) -> None:
         """Runs jobs while there are any, in time slices between which all other tasks are scheduled.
 
@@ -136,6 +149,8 @@ class Executor:
         waiting, run, put = self._waiting, self._runner.run, self._settler.put
         slice_ends, has_listener = 0.0, False
         while True:
+            if not slice_ends and not self._may_start():
+                return
             attempt = waiting.popleft()
             self.begun += 1
             self.busy += 1
@@ -149,7 +164,7 @@ class Executor:
                 has_listener = self._events.has_listener(events.JOB_STARTED)
             try:
                 if attempt.claimed.payload is None:
-                    await self._payloads.read(attempt, waiting)
+                    await self._read_payload(attempt)
                 if has_listener:
                     self._events.emit(events.JOB_STARTED, **attempt.facts())
                 outcome = await run(attempt, task)

@@ -1,7 +1,7 @@
-"""Large payloads: a claim's answer carries small ones only, the others are read when a slot is about to run the job.
+"""Large payloads: a claim returns small ones only, the others are read when a slot is about to run the job.
 
-A claim holds its locks until its answer has gone out, so the answer has to be small; what is read here holds none. And
-what has been claimed ahead does not take up memory before its turn comes.
+A claim holds its locks until its answer has been sent, so the answer has to be small; these reads hold none. And jobs
+claimed ahead do not take up memory before they run.
 """
 
 from __future__ import annotations
@@ -21,35 +21,35 @@ from pgworkd.words.job import Reason
 
 READ_MAX = 500
 READ_BYTES = 1024 * 1024
-"""One read ends with the payload that makes it this much: a second or two on a connection of 1 MB/s."""
+"""A read ends with the payload that reaches this size: a second or two on a connection of 1 MB/s."""
 
 
 class Reads(Protocol):
-    """The store, as far as it is needed here."""
+    """The part of the store that is used here."""
 
     async def payloads(
         self, ids: list[UUID], attempts: list[int], bytes_max: int, worker_id: int | None = None
     ) -> list[tuple[UUID, str | None, str | None]]:
-        """(id, payload, meta), in this order, until they come to `bytes_max`; without a payload: it is not ours."""
+        """(id, payload, meta) in this order, up to `bytes_max`; a payload of None: the attempt is not ours."""
 
 
 class Payloads:
-    """Those of one pool: one read at a time, for all slots that wait, and for the jobs that come next if they fit."""
+    """Reads those of one pool: one read at a time, for all slots that wait, and for the next jobs if they fit."""
 
     def __init__(self, store: Reads, queue: str, events_: Events) -> None:
         self._store = store
         self._outage = Outage(f"payloads {queue}", events_)
         self._wanted: dict[UUID, Attempt] = {}
-        """By id, in order: slots wait for these."""
+        """Those that slots wait for, by id, in order."""
         self._reading = False
         self._singly = False
-        """The database could not give one of several: which, only reading each alone can tell."""
+        """The database failed to return one of several payloads: reading each alone finds out which."""
         self._changed = anyio.Event()
 
     async def read(self, attempt: Attempt, following: Iterable[Attempt]) -> None:
-        """Returns when the attempt has its payload, or a reason not to be run, or is `unreadable`.
+        """Returns when the attempt has its payload, or a reason not to run, or is `unreadable`.
 
-        `following`: what comes next, some of which may be read with it. Waits through outages.
+        `following`: the next attempts, some of which may be read with it. Waits through outages.
         """
         self._wanted[attempt.claimed.id] = attempt
         try:
@@ -63,7 +63,7 @@ class Payloads:
                 del self._wanted[attempt.claimed.id]
 
     def stop(self, reason: Reason) -> None:
-        """Whoever waits here shall wait no longer: the job has not begun, so another worker may have it."""
+        """Stops the attempts whose payload is waited for: they have not begun, so another worker may run them."""
         for attempt in self._wanted.values():
             attempt.stop(reason)
         self._wake_waiters()
@@ -79,7 +79,7 @@ class Payloads:
             rows = await self._store.payloads(ids, attempts, READ_BYTES, worker_id)
         except DatabaseError as error:
             if len(wanted) == 1:
-                wanted[0].unreadable = error  # its row is damaged: the run fails, as it would with a bad payload
+                wanted[0].unreadable = error  # its row is damaged: the run fails, as with an invalid payload
             self._singly = len(wanted) > 1
         except PgworkdError as error:
             await self._outage.wait(error)
@@ -87,7 +87,7 @@ class Payloads:
             self._outage.passed()
             for attempt, (_, payload, meta) in zip(wanted, rows, strict=False):
                 if payload is None:
-                    attempt.stop(Reason.FENCE)  # someone has taken it back
+                    attempt.stop(Reason.FENCE)  # it is no longer ours
                 else:
                     attempt.claimed = attempt.claimed._replace(payload=payload, meta=meta)
         finally:

@@ -1,8 +1,8 @@
-"""How a supervisor knows that nothing of a daemon is left that could still run a handler.
+"""How a supervisor knows that no process of a daemon is left that could still run a handler.
 
-The daemon, and each process in which it runs handlers, hold the writing end of a pipe to which nothing is written. When
-the last of them is gone, whatever ended it, the supervisor reads the end of the pipe. What a handler forks holds it,
-too; programs that it starts do not.
+The daemon, and each process in which it runs handlers, keep the write end of a pipe open, to which nothing is written.
+When the last of them has exited, for whatever reason, the supervisor reads EOF. Forks of a handler keep it open, too;
+programs that a handler executes do not.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import os
 import anyio
 
 VARIABLE = "PGWORKD_REMAINS_FD"
-"""Tells a daemon the number of its end of the pipe."""
+"""The environment variable with the daemon's file descriptor of the pipe."""
 _fds: list[int] = []
 
 
 def hold() -> None:
-    """In the daemon, before it starts anything: takes over the end that it was started with, if there is one."""
+    """In the daemon, before it starts any process: takes over the inherited descriptor, if there is one."""
     given = os.environ.pop(VARIABLE, "")
     with contextlib.suppress(ValueError, OSError):
         os.set_inheritable(int(given), False)
@@ -26,12 +26,12 @@ def hold() -> None:
 
 
 def inherited() -> tuple[int, ...]:
-    """What a process that runs handlers must be started with (`pass_fds`)."""
+    """The descriptors to pass to processes that run handlers (`pass_fds`)."""
     return tuple(_fds)
 
 
 async def gone(end: int) -> None:
-    """In the supervisor: waits for the end of the pipe."""
+    """In the supervisor: waits for EOF."""
     while True:
         await anyio.wait_readable(end)
         if not os.read(end, 4096):

@@ -1,9 +1,9 @@
-"""What runs in a worker process: one handler call after another, each answered by plain values.
+"""The program of a handler process: one handler call after another, each answered by plain values.
 
 Run as `python -m pgworkd.engine.run.process_child` by `process_pool`. Requests come on standard input, answers go to
 standard output, each as a length and that many bytes; what handlers print goes to standard error. A frame is read
-whole before anything in it is looked at, and each is answered by exactly one (and progress before it), so that no
-answer can meet another's job. Nothing that a handler raises crosses the pipe as an object: an exception that cannot be
+completely before it is decoded, and each is answered by exactly one (after any progress), so that no answer can be
+taken for another job's. Nothing that a handler raises crosses the pipe as an object: an exception that cannot be
 pickled, or whose class the parent cannot import, would look like a crash.
 """
 
@@ -38,7 +38,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Request(NamedTuple):
-    """One call. `payload` is pickled by itself: it may need the handler's module to be read."""
+    """One call. `payload` is pickled separately: unpickling it may need the handler's module."""
 
     module: str
     qualname: str
@@ -58,34 +58,34 @@ class Answer(NamedTuple):
 
 
 class ProgressReport(NamedTuple):
-    """What a handler says of its progress, before its answer."""
+    """Progress that a handler reports before its answer."""
 
     done: float
     message: str
 
 
 class _CurrentCall:
-    """The call that runs, for what is logged meanwhile."""
+    """The running call, named by log lines that are written meanwhile."""
 
     def __init__(self) -> None:
         self.attempt: log.LoggedAttempt | None = None
         self.fields: Mapping[str, Any] = {}
 
     def facts(self) -> dict[str, object]:
-        """As those of an attempt."""
+        """The same facts as those of an attempt."""
         return {"job_id": str(self.fields["id"])} | {name: self.fields[name] for name in ("queue", "kind", "attempt")}
 
 
 def _log_as(current: _CurrentCall, level: str, form: str, worker: str) -> None:
-    """What is logged here looks as in the daemon."""
-    from pgworkd.words import log  # a fifth of a second, for those who need it
+    """Configures logging as in the daemon."""
+    from pgworkd.words import log  # takes 0.2 s, so only where it is needed
 
     log.configure(level, cast("log.Form", form), worker)
     log.RUNNING.set(current)
 
 
 class _Pipe:
-    """The way back; threads of a handler may write, too."""
+    """Answers to the daemon; threads of a handler may write, too."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
@@ -94,19 +94,19 @@ class _Pipe:
         self._noted_at_s = -math.inf
 
     def begin(self) -> None:
-        """A request has come."""
+        """A request has been received."""
         with self._lock:
             self._asked = True
 
     def note(self, done: float, message: str) -> None:
-        """Passes a progress on, now and then, as long as the answer is not given."""
+        """Sends progress, at most every PROGRESS_EVERY_S, until the answer is sent."""
         with self._lock:
             if self._asked and (now := time.monotonic()) - self._noted_at_s >= PROGRESS_EVERY_S:
                 self._noted_at_s = now
                 self._write(ProgressReport(done, message))
 
     def answer(self, answer: Answer) -> None:
-        """Ends what `begin` began."""
+        """Sends the answer to the request."""
         with self._lock:
             self._asked = False
             self._write(answer)
@@ -135,20 +135,20 @@ def call(request: Request, note: Callable[[float, str], None] | None = None) -> 
         return Answer("retry_after", delay_s=error.delay_s, error=asdict(describe_error(error)))
     except PermanentError as error:
         return Answer("permanent", error=asdict(describe_error(error)))
-    except BaseException as error:  # noqa: BLE001 - also SystemExit ends the attempt, not the process
+    except BaseException as error:  # noqa: BLE001 - also a SystemExit ends the attempt, not the process
         return Answer("error", error=asdict(describe_error(error)))
 
 
 def main() -> None:
     """Answers requests until the pipe is closed."""
     parent_pid, sys.path[:] = int(sys.argv[1]), sys.argv[2].split(os.pathsep)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the daemon decides when we end
-    hide(os.environ.get("PGWORKD_DSN", ""))  # here errors are cut to their length
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the daemon decides when this process ends
+    hide(os.environ.get("PGWORKD_DSN", ""))  # errors are redacted and truncated here
     if sys.platform == "linux":
         # A handler must not outlive the daemon, whose lease protects it.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent_pid:
-            return  # it died before the line above
+            return  # it died before prctl took effect
     requests, pipe = os.fdopen(os.dup(0), "rb"), _Pipe(os.fdopen(os.dup(1), "wb"))
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)

@@ -1,4 +1,4 @@
-"""Worker processes: kept ones for `run_in="process"`, each doing one call at a time, killed when a call must end."""
+"""Handler processes for `run_in="process"`: reused, one call at a time each, killed when a call must end."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ from pgworkd.engine.run.process_child import LENGTH, Answer, ProgressReport, Req
 from pgworkd.words import log
 
 IDLE_S_MAX = 300.0
-"""A process that has had nothing to do for so long is ended when the next call comes."""
+"""A process that was idle for longer than this is ended at the next call."""
 ANSWER_BYTES_MAX = 8 * 1024 * 1024
 _PROGRAM = (sys.executable, "-m", "pgworkd.engine.run.process_child")
-LOOK_S = 0.2
+EXIT_POLL_S = 0.2
+"""How often to check, during a call, that the process is alive."""
 _BROKEN = (anyio.EndOfStream, anyio.IncompleteRead, anyio.BrokenResourceError, anyio.ClosedResourceError)
 Progress = Callable[[float, str], None]
 
@@ -44,7 +45,7 @@ class _Child:
         self._answers = BufferedByteReceiveStream(cast("ByteReceiveStream", process.stdout))
 
     async def ask(self, request: Request, progress: Progress) -> Answer:
-        """Sends one request and waits for its answer; passes on what comes before. Raises ChildDied."""
+        """Sends a request and waits for its answer; passes progress on. Raises ChildDied."""
         frame = pickle.dumps(tuple(request))
         answer: Answer | ProgressReport | None = None
         async with anyio.create_task_group() as tasks:
@@ -59,16 +60,16 @@ class _Child:
         return answer
 
     async def _watch(self, call: anyio.CancelScope) -> None:
-        """Ends a call whose process has ended: a process that it has forked may hold the pipe open."""
+        """Ends a call whose process has ended: a fork of it may hold the pipe open."""
         while self.process.returncode is None:
-            await anyio.sleep(LOOK_S)
-        await anyio.sleep(LOOK_S)  # what it wrote before is read meanwhile
+            await anyio.sleep(EXIT_POLL_S)
+        await anyio.sleep(EXIT_POLL_S)  # meanwhile an answer that was written before is read
         call.cancel()
 
     async def _receive(self) -> Answer | ProgressReport:
         size = LENGTH.unpack(await self._answers.receive_exactly(LENGTH.size))[0]
         if size > ANSWER_BYTES_MAX:
-            raise anyio.BrokenResourceError  # it wrote something else than an answer to its pipe
+            raise anyio.BrokenResourceError  # something else than an answer was written to the pipe
         fields = pickle.loads(await self._answers.receive_exactly(size))  # noqa: S301 # nosec B301 # our own child
         return ProgressReport(*fields) if len(fields) == len(ProgressReport._fields) else Answer(*fields)
 
@@ -83,7 +84,7 @@ class _Child:
         return "the process that ran the handler closed its pipe"
 
     async def kill(self) -> None:
-        """Ends it for certain, and waits until it is gone."""
+        """Kills the process, and waits for its end."""
         with anyio.CancelScope(shield=True):
             if self.process.returncode is None:
                 self.process.kill()
@@ -91,13 +92,13 @@ class _Child:
 
 
 class Processes:
-    """Kept worker processes. The number that run at once is bounded by the pools' slots."""
+    """The pool of handler processes; its size is bounded by the slots of the queues."""
 
     def __init__(self) -> None:
         self._idle: list[_Child] = []
 
     async def call(self, request: Request, progress: Progress) -> Answer:
-        """Runs one call in a process; `progress` is told what the handler says meanwhile.
+        """Runs one call in a process; `progress` is called with what the handler reports meanwhile.
 
         Raises ChildDied. Cancelled: the process is killed before this returns.
         """
@@ -113,7 +114,7 @@ class Processes:
 
     async def _take(self) -> _Child:
         while self._idle:
-            child = self._idle.pop()  # the one used last: the others may grow old and end
+            child = self._idle.pop()  # the one used last, so that the others may time out
             await self._end_idle(older_than_s=IDLE_S_MAX)
             if child.process.returncode is None:
                 return child
@@ -132,7 +133,7 @@ class Processes:
             stdout=PIPE,
             stderr=None,
             pass_fds=liveness_pipe.inherited(),
-            start_new_session=True,  # Ctrl-C in a terminal is for the daemon alone
+            start_new_session=True,  # a Ctrl-C in the terminal must reach the daemon only
         )
         return _Child(process)
 

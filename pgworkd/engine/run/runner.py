@@ -1,7 +1,7 @@
-"""Running one attempt: always to an Outcome, whatever the handler does.
+"""Runs one attempt: always to an Outcome, whatever the handler does.
 
-The road is short and the same for every job: find the handler, read the payload, call, read the end. What only some
-jobs need (a time-out, the `Job`, a thread, a process) costs the others nothing.
+The path is short and the same for every job: find the handler, decode the payload, call, read how it ended. What only
+some jobs need (a time-out, the `Job`, a thread, a process) costs the others nothing.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _SETTLED = Outcome(Ending.SETTLED)
 
 
 class Runner:
-    """Runs attempts of any kind the app knows."""
+    """Runs attempts of any kind that the app has a handler for."""
 
     def __init__(
         self,
@@ -64,9 +64,9 @@ class Runner:
         backoffs: Mapping[str, Mapping[str, float]],
         grace_s: Callable[[Reason], float],
     ) -> None:
-        """`backoffs`: by queue, what wins over the handlers' own (`Backoff.overridden_by`).
+        """`backoffs`: by queue, what overrides the handlers' own (`Backoff.overridden_by`).
 
-        `grace_s`: how long the clean-up of a cancelled run may take until it is cancelled again.
+        `grace_s`: seconds for the clean-up of a cancelled run until it is cancelled again.
         """
         self._grace_s = grace_s
         self._handlers = app.handlers
@@ -77,7 +77,7 @@ class Runner:
         self._worker = worker_name
         self.processes = Processes()
         self.unknown = UnknownKinds(store, events_)
-        # Slots are counted by the pools; this only has to stay out of the way.
+        # The pools limit concurrency; this limiter must not.
         self._threads = anyio.CapacityLimiter(math.inf)
 
     async def run(self, attempt: Attempt, task: RunnerTask) -> Outcome:
@@ -88,13 +88,13 @@ class Runner:
             return stopped(attempt.reason)
         handler = self._handlers.get(attempt.claimed.kind)
         if handler is None:
-            return await self.unknown.met(attempt)
+            return await self.unknown.outcome_of(attempt)
         try:
             arguments = self._arguments(handler, attempt)
-        except BaseException as error:  # noqa: BLE001 - also what a validator of the user's, or a row odd in any way, raises
+        except BaseException as error:  # noqa: BLE001 - also from the user's validators, or an odd row
             return self._failed(error, attempt, handler, permanent=isinstance(error, (ValueError, RecursionError)))
         timeout_s = attempt.claimed.timeout_s or handler.timeout_s
-        # A thread cannot be interrupted: its time-out is told to it, and waited out.
+        # A thread cannot be interrupted: at its time-out it is asked to end, and waited for.
         limited = timeout_s is not None and handler.mode != "thread"
         scope = task.scope
         if limited:
@@ -110,7 +110,7 @@ class Runner:
             if attempt.reason is not None and (attempt.stop_seen or scope.stop_seen) and not _is_done(attempt):
                 outcome = self._ended(attempt.reason, attempt, handler)
         except BaseException as error:
-            attempt.scope = None  # whoever wants to stop this run comes too late
+            attempt.scope = None  # too late to stop this run
             stop_seen = attempt.stop_seen or scope.stop_seen
             if (scope.asked or isinstance(error, asyncio.CancelledError) or not task.clean) and await task.leave(error):
                 raise  # the daemon itself is being torn down
@@ -126,7 +126,7 @@ class Runner:
     def _outcome_of_error(
         self, error: BaseException, attempt: Attempt, handler: Handler, *, stop_seen: bool
     ) -> Outcome:
-        """The outcome of a run that ended by an exception; `stop_seen`: after it was asked to end."""
+        """The outcome of a run that raised; `stop_seen`: after it was asked to end."""
         if attempt.settled or (stop_seen and _is_done(attempt)):
             self._report_late(error, attempt)
         if attempt.reason is not None and stop_seen:
@@ -134,15 +134,15 @@ class Runner:
         return self._raised(error, attempt, handler)
 
     async def _missed(self, attempt: Attempt) -> Outcome | None:
-        """The outcome of an occurrence that is not to run; None: it is."""
+        """The outcome of an occurrence that must be skipped; None: run it."""
         try:
             why = await self._planner.missed(attempt)
         except PgworkdError as error:
-            return Outcome(Ending.RELEASED, reason=f"whether it was missed is not known: {error}")
+            return Outcome(Ending.RELEASED, reason=f"cannot tell whether it was missed: {error}")
         return None if why is None else Outcome(Ending.EXPIRED, message=why)
 
     def _ended(self, reason: Reason, attempt: Attempt, handler: Handler) -> Outcome:
-        """The outcome of a run that was asked to end: by that reason, unless it has said that it is done."""
+        """The outcome of a run that was asked to end: by that reason, unless it has called `job.done()`."""
         if _is_done(attempt):
             try:
                 return _completed(None, attempt.job)
@@ -158,7 +158,7 @@ class Runner:
     def _arguments(self, handler: Handler, attempt: Attempt) -> dict[str, Any]:
         if attempt.unreadable is not None:
             raise attempt.unreadable
-        payload = decode(attempt.claimed.payload or "")  # with a payload: Slots have seen to it
+        payload = decode(attempt.claimed.payload or "")  # the executor has read large ones
         arguments: dict[str, Any] = {}
         if handler.payload_parameter is not None:
             adapter = handler.adapter
@@ -190,7 +190,7 @@ class Runner:
 
     async def _run_outside_loop(self, handler: Handler, attempt: Attempt, arguments: dict[str, Any]) -> Outcome:
         if handler.mode == "thread":
-            attempt.in_thread = True  # so that nothing but the end of the daemon cancels it
+            attempt.in_thread = True  # so that only the end of the daemon cancels the await
             call = functools.partial(_in_thread, handler.function, arguments, attempt.job)
             result, error, stop_seen = await anyio.to_thread.run_sync(
                 call, limiter=self._threads, abandon_on_cancel=True
@@ -281,7 +281,7 @@ class Runner:
         attempt.settled = True
 
     def _report_late(self, error: BaseException, attempt: Attempt) -> None:
-        """What was raised once the job was completed changes nothing of that, but is not kept secret."""
+        """Reports what was raised after the job was completed, which it stays."""
         if not isinstance(error, (asyncio.CancelledError, JobStopped)):
             facts = describe_error(error)
             self._events.emit(events.JOB_RAISED, **attempt.facts(), error=facts.summary, exception=facts.traceback)
@@ -314,10 +314,10 @@ def _completed(result: object, job: Job | None) -> Outcome:
 def _in_thread(
     function: Callable[..., Any], arguments: dict[str, Any], job: Job | None
 ) -> tuple[Any, BaseException | None, bool]:
-    """Calls a handler: its result, what it raised, and whether it had been asked to end by then.
+    """Calls a handler: its result, what it raised, and whether it had been asked to end before it returned.
 
-    One that takes no `Job` cannot know. What it raises is returned, because a GeneratorExit thrown into the loop closes
-    coroutines.
+    One that takes no `Job` cannot know that. The exception is returned, not raised, because a GeneratorExit thrown into
+    the loop closes coroutines.
     """
     result, error = None, None
     try:

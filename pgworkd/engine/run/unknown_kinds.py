@@ -1,8 +1,8 @@
-"""Kinds that wait in a queue of ours and for which this app has no handler: as in a rolling deploy, in the old daemon.
+"""Jobs of kinds that this app has no handler for: as in a rolling deploy, in the old daemon.
 
-Where another worker that serves the queue has a handler, the job goes back to its place at once, and claims leave the
-kind to that worker. Otherwise it goes back with a delay and an error that says what is missing; a flood of such jobs is
-claimed in doses, so that it does not stand in the way of the others.
+If another worker of the queue has a handler, the job is released at once, and claims leave the kind to that worker.
+Otherwise it is released with a delay and an error that says what is missing; very many such jobs are claimed in doses,
+so that they do not hold up the others.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from pgworkd.words.job import Ending, Outcome
 
 DELAY_S = 30.0
 RECHECK_S = 10.0
-"""So often it is asked whether the worker that had a handler is still there."""
+"""How often to check that a worker with a handler still exists."""
 ASK_S = 1.0
-"""So often at most whether there is one by now, as jobs of the kind are met."""
+"""How often at most, as jobs of the kind are claimed, to check whether there is one by now."""
 DOSE = 1_000
-"""Of a kind that nobody knows, so many jobs at least are given back with their error in `RECHECK_S` before claims pass
-over the rest."""
+"""Of a kind without any handler, at least this many jobs are released with their error per `RECHECK_S` before claims
+pass over the rest."""
 KINDS_MAX = 1_000
-"""Of a queue. Of more than that those are forgotten that were asked about longest ago: they go back one by one."""
+"""Kinds remembered per queue; beyond that, those checked longest ago are forgotten, and released one by one."""
 
 
 @dataclass(slots=True)
@@ -36,11 +36,11 @@ class _Kind:
     asked_at: float
     since: float
     met: int = 0
-    """So many jobs, since then."""
+    """Jobs claimed since then."""
 
 
 class UnknownKinds:
-    """Of all queues of one daemon. Times are on the loop's clock."""
+    """The unknown kinds of one daemon, by queue. Times are on the loop's clock."""
 
     def __init__(self, store: Store, events_: Events) -> None:
         self._store = store
@@ -48,33 +48,33 @@ class UnknownKinds:
         self._queues: dict[str, dict[str, _Kind]] = {}
         self._asking = anyio.Lock()
 
-    async def met(self, attempt: Attempt) -> Outcome:
-        """How a job ends that was claimed and has no handler here."""
+    async def outcome_of(self, attempt: Attempt) -> Outcome:
+        """The outcome of a claimed attempt that has no handler here."""
         kind = attempt.claimed.kind
         try:
             await self._ask(attempt.queue, attempt.worker_id or 0, kind)
         except PgworkdError:
-            return _given_back(kind)
+            return _released(kind)
         known = self._queues[attempt.queue][kind]
         known.met += 1
         if not known.elsewhere:
-            return _given_back(kind)
+            return _released(kind)
         return Outcome(Ending.RELEASED, reason=f"another worker has a handler for kind {kind!r}")
 
     def left_out(self, queue: str) -> list[str]:
-        """The kinds that a claim of this queue is to pass over now."""
+        """The kinds that a claim of this queue passes over now."""
         if not (kinds := self._queues.get(queue)):
             return []
         fresh = anyio.current_time() - RECHECK_S
         return [k for k, known in kinds.items() if known.elsewhere or (known.met >= DOSE and known.since > fresh)]
 
     async def refresh(self, queue: str, worker_id: int) -> None:
-        """Asks again about what is left out, when it is time. Raises PgworkdError."""
+        """Checks again, when due, the kinds that are left out. Raises PgworkdError."""
         if left_out := self.left_out(queue):
             await self._ask(queue, worker_id, *left_out)
 
     async def _ask(self, queue: str, worker_id: int, *about: str) -> None:
-        async with self._asking:  # jobs of one kind come together: one asks for all
+        async with self._asking:  # jobs of one kind are claimed together: one of them asks for all
             kinds, now = self._queues.setdefault(queue, {}), anyio.current_time()
             wanted = [kind for kind in about if kind not in kinds or now >= _ask_at(kinds[kind])]
             if not wanted:
@@ -96,6 +96,6 @@ def _ask_at(known: _Kind) -> float:
     return known.asked_at + (RECHECK_S if known.elsewhere else ASK_S)
 
 
-def _given_back(kind: str) -> Outcome:
+def _released(kind: str) -> Outcome:
     message = f"no handler for kind {kind!r}"
     return Outcome(Ending.RELEASED, delay_s=DELAY_S, message=message, reason=message)

@@ -1,4 +1,4 @@
-"""Outcomes that wait to be settled, in flushes of bounded size; with much waiting, round robin over the queues."""
+"""Outcomes that wait to be settled, in flushes of bounded size; queues with a large backlog are served in rotation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The attempts in our hands: found by (id, attempt), stopped once, replaced by a newer attempt of the same job."""
+"""The attempts in flight: found by (id, attempt), stopped once, replaced by a newer attempt of the same job."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def claimed(job_id: UUID, attempt: int = 1) -> Claimed:
     )
 
 
-def held_of(attempt: int = 1, job_id: UUID | None = None) -> Attempt:
+def attempt_of(attempt: int = 1, job_id: UUID | None = None) -> Attempt:
     return Attempt(claimed(job_id or uuid4(), attempt), "q")
 
 
@@ -59,27 +59,27 @@ def job_of(held: Attempt) -> Job:
 
 
 def test_what_is_claimed_has_not_started() -> None:
-    held = held_of()
+    held = attempt_of()
     assert (held.started, held.reason, held.settled, held.reported_slow) == (None, None, False, False)
     assert held.facts() == {"job_id": str(held.claimed.id), "queue": "q", "kind": "k", "attempt": 1}
 
 
 @pytest.mark.parametrize("reason", list(Reason))
 def test_a_stop_before_the_start_is_remembered(reason: Reason) -> None:
-    held = held_of()
+    held = attempt_of()
     held.stop(reason)
     assert held.reason is reason
 
 
 def test_the_first_reason_stands() -> None:
-    held = held_of()
+    held = attempt_of()
     held.stop(Reason.CANCEL)
     held.stop(Reason.SHUTDOWN)
     assert held.reason is Reason.CANCEL
 
 
-async def test_a_stop_cancels_the_run_and_tells_the_job() -> None:
-    held = held_of()
+async def test_a_stop_cancels_the_run_and_sets_the_event_of_the_job() -> None:
+    held = attempt_of()
     held.job = job_of(held)
     came_out: list[bool] = []
     async with anyio.create_task_group() as tasks, RunnerTask() as task:
@@ -100,7 +100,7 @@ async def _stop(held: Attempt) -> None:
 
 
 async def test_a_stop_limits_how_long_a_commit_is_awaited_whichever_comes_first() -> None:
-    unlimited, before, during = held_of(), held_of(), held_of()
+    unlimited, before, during = attempt_of(), attempt_of(), attempt_of()
     before.stop(Reason.SHUTDOWN)
     scopes = [held.committing() for held in (unlimited, before, during)]
     during.stop(Reason.FENCE)
@@ -111,7 +111,7 @@ async def test_a_stop_limits_how_long_a_commit_is_awaited_whichever_comes_first(
 
 
 async def test_a_second_stop_does_not_cancel_the_clean_up_of_the_first() -> None:
-    held = held_of()
+    held = attempt_of()
     async with anyio.create_task_group() as tasks, RunnerTask() as task:
         held.scope, held.grace_s = task.scope, lambda _: 1.0
         tasks.start_soon(_stop, held)
@@ -124,7 +124,7 @@ async def test_a_second_stop_does_not_cancel_the_clean_up_of_the_first() -> None
 
 
 async def test_a_fence_shortens_the_clean_up_of_another_stop() -> None:
-    held, cuts = held_of(), 0
+    held, cuts = attempt_of(), 0
     async with anyio.create_task_group() as tasks, RunnerTask() as task:
         held.scope, held.grace_s = task.scope, lambda reason: 0.02 if reason is Reason.FENCE else 60.0
         tasks.start_soon(_stop, held)
@@ -137,9 +137,9 @@ async def test_a_fence_shortens_the_clean_up_of_another_stop() -> None:
     assert cuts == 2
 
 
-def test_holdings_know_what_was_added_until_it_is_removed() -> None:
+def test_what_was_added_is_found_until_it_is_removed() -> None:
     in_flight = InFlight()
-    one, other = held_of(), held_of(2)
+    one, other = attempt_of(), attempt_of(2)
     assert (len(in_flight), list(in_flight)) == (0, [])
     in_flight.add(one)
     in_flight.add(other)
@@ -154,8 +154,8 @@ def test_holdings_know_what_was_added_until_it_is_removed() -> None:
     assert len(in_flight) == 1
 
 
-def test_another_attempt_is_another_matter() -> None:
-    in_flight, held = InFlight(), held_of(2)
+def test_another_attempt_of_the_job_is_not_found() -> None:
+    in_flight, held = InFlight(), attempt_of(2)
     in_flight.add(held)
     assert in_flight.find(held.claimed.id, 1) is None
     assert in_flight.find(held.claimed.id, 3) is None
@@ -163,9 +163,9 @@ def test_another_attempt_is_another_matter() -> None:
 
 
 def test_a_newer_attempt_of_the_same_job_ends_the_older_one() -> None:
-    in_flight, older = InFlight(), held_of(1)
+    in_flight, older = InFlight(), attempt_of(1)
     older.job = job_of(older)
-    newer = held_of(2, older.claimed.id)
+    newer = attempt_of(2, older.claimed.id)
     in_flight.add(older)
     in_flight.add(newer)
     assert older.reason is Reason.FENCE
@@ -178,7 +178,7 @@ def test_a_newer_attempt_of_the_same_job_ends_the_older_one() -> None:
 
 
 def test_an_attempt_in_flight_is_not_started_again_unless_it_came_under_another_registration() -> None:
-    in_flight, first = InFlight(), held_of(1)
+    in_flight, first = InFlight(), attempt_of(1)
     again = Attempt(first.claimed, "q", Registration.of(7, uuid4()))
     first.worker_id = again.worker_id
     assert in_flight.add(first)
@@ -191,9 +191,9 @@ def test_an_attempt_in_flight_is_not_started_again_unless_it_came_under_another_
     assert in_flight.find(first.claimed.id, 1) is anew
 
 
-async def test_running_are_those_whose_handler_was_called_and_has_not_come_back() -> None:
+async def test_running_are_those_whose_handler_was_called_and_has_not_returned() -> None:
     in_flight = InFlight()
-    waiting, runs, over = held_of(), held_of(), held_of()
+    waiting, runs, over = attempt_of(), attempt_of(), attempt_of()
     runs.started, runs.scope = 1.0, RunScope()
     over.started = 1.0
     for held in (waiting, runs, over):
@@ -201,9 +201,9 @@ async def test_running_are_those_whose_handler_was_called_and_has_not_come_back(
     assert in_flight.running() == [runs]
 
 
-def test_stop_all_stops_all_and_may_meet_changes_on_its_way() -> None:
+def test_stop_all_stops_all_even_if_some_are_removed_meanwhile() -> None:
     in_flight = InFlight()
-    helds = [held_of() for _ in range(5)]
+    helds = [attempt_of() for _ in range(5)]
     for held in helds:
         in_flight.add(held)
     helds[2].stop(Reason.CANCEL)

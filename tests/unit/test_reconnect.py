@@ -1,4 +1,4 @@
-"""Waiting for the database: growing, capped, jittered delays, and one word at each end of an outage."""
+"""Waiting for the database: growing, capped, jittered delays, and one event at each end of an outage."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ async def test_delays_differ_so_that_a_fleet_does_not_return_as_one(heard: Heard
     assert all(CAP_S * 0.5 <= delay_s <= CAP_S * 1.5 for delay_s in late)
 
 
-async def test_it_says_once_that_it_is_away_and_once_that_it_is_back(heard: Heard) -> None:
+async def test_an_outage_is_reported_once_and_its_end_once(heard: Heard) -> None:
     state = Outage("claim q", heard)
     assert not state.on
     state.passed()
@@ -81,9 +81,7 @@ async def test_it_says_once_that_it_is_away_and_once_that_it_is_back(heard: Hear
     ]
 
 
-async def test_how_long_it_was_away_counts_from_the_first_failure(
-    heard: Heard, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_outage_counts_from_the_first_failure(heard: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
     monkeypatch.setattr(reconnect.anyio, "current_time", lambda: now)
     state = Outage("lease", heard)
@@ -103,7 +101,7 @@ async def test_two_parts_know_nothing_of_each_other(heard: Heard) -> None:
     assert [facts["part"] for _, facts in heard.said] == ["claim", "settle"]
 
 
-async def test_who_waits_waits_no_longer_than_until_another_part_was_answered(
+async def test_a_waiting_part_retries_at_once_when_another_part_was_answered(
     heard: Heard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reconnect, "CAP_S", 3600.0)
@@ -124,7 +122,7 @@ async def test_who_waits_waits_no_longer_than_until_another_part_was_answered(
 
 
 @pytest.mark.usefixtures("no_jitter")
-async def test_who_waits_and_hears_nothing_waits_its_time(heard: Heard) -> None:
+async def test_a_waiting_part_otherwise_waits_for_the_whole_delay(heard: Heard) -> None:
     began = anyio.current_time()
     await Outage("claim", heard).wait(OSError("down"))
     assert anyio.current_time() - began >= FIRST_S

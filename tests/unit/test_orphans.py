@@ -1,4 +1,4 @@
-"""How far back a daemon looks for strays: to the last search, and everything as often as that is cheap."""
+"""How far back a daemon searches for orphaned attempts: to the last search, and fully as often as that is cheap."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PERIOD_S, AGE_S = 30.0, 90.0
 def searches(
     took_s: Callable[[int], float], fails: Sequence[int] = (), seconds: float = 3000
 ) -> list[tuple[float, Any]]:
-    """When each search of some time began, and how far it went back; a search of everything takes so long."""
+    """When each search of some time began, and how far it went back; a full search takes `took_s`."""
     made: list[tuple[float, Any]] = []
 
     async def running_of(worker_id: int, age_s: float, age_max_s: float | None, queues: Any) -> list[Any]:
@@ -70,12 +70,12 @@ def test_a_search_goes_back_to_the_last_one() -> None:
         assert age_max_s is None or age_max_s == pytest.approx(began - before + AGE_S + ORPHANS_OVERLAP_S)
 
 
-def test_everything_is_searched_now_and_then_whatever_it_costs() -> None:
+def test_everything_is_searched_from_time_to_time_whatever_it_costs() -> None:
     whole = [began for began, age_max_s in searches(lambda _: 9.0) if age_max_s is None]
     assert max(later - earlier for earlier, later in pairwise(whole)) < ORPHANS_PAUSE_S_MAX + 2 * PERIOD_S
 
 
-def test_one_search_that_had_to_wait_does_not_put_off_the_next_of_everything() -> None:
+def test_one_search_that_had_to_wait_does_not_delay_the_next_full_one() -> None:
     assert {age_max_s for _, age_max_s in searches(lambda number: 9.0 if number == 5 else 0.002)} == {None}
 
 

@@ -1,4 +1,4 @@
-"""How often sleeping pools are told what is due: once a period, more rarely where it is expensive, never too rarely."""
+"""How often idle pools are told what is due: once a period, more rarely where polls are expensive, but often enough."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from tests.simulation.loop import SimulationLoop, simulate
 POLL_S = 2.0
 
 
-def sleeper() -> Any:
-    """A pool whose handlers wait for a notification."""
+def idle_pool() -> Any:
+    """A pool that waits for a notification."""
     return SimpleNamespace(
         queue="q", is_idle=True, paused=False, rewound=False, priorities=[5, 0], expect=lambda _: None
     )
 
 
 def pauses(took_s: Callable[[int], float]) -> list[float]:
-    """Between the looks of some minutes, each of which takes so long; seconds."""
+    """The pauses, in seconds, between the polls of some minutes, each of which takes `took_s`."""
     begun: list[float] = []
     ended: list[float] = []
 
@@ -36,7 +36,7 @@ def pauses(took_s: Callable[[int], float]) -> list[float]:
         return {}
 
     async def run(_: SimulationLoop) -> None:
-        pool = sleeper()
+        pool = idle_pool()
         store: Any = SimpleNamespace(next_due=next_due)
         fleet: Any = SimpleNamespace(may_claim=True)
         with anyio.move_on_after(200):
@@ -46,24 +46,24 @@ def pauses(took_s: Callable[[int], float]) -> list[float]:
     return [later - earlier for earlier, later in zip(ended, begun[1:], strict=False)]
 
 
-def test_a_cheap_look_is_made_once_a_period() -> None:
+def test_a_cheap_poll_is_made_once_a_period() -> None:
     found = pauses(lambda _: 0.01)
     assert len(found) > 90
     assert found == pytest.approx([POLL_S] * len(found), abs=0.01)
 
 
-def test_one_look_that_had_to_wait_does_not_put_off_the_next() -> None:
-    """It waited behind a claim that hung, and made the looks after it wait ten times as long as itself."""
+def test_one_poll_that_had_to_wait_does_not_delay_the_next() -> None:
+    """It waited behind a claim that hung; the polls after it would wait ten times as long."""
     assert max(pauses(lambda number: 3.0 if number == 5 else 0.01)) < POLL_S + 0.01
 
 
-def test_an_expensive_look_takes_its_share_of_the_time() -> None:
+def test_an_expensive_poll_takes_its_share_of_the_time() -> None:
     found = pauses(lambda _: 0.5)
     assert found[3:] == pytest.approx([0.5 / COST_SHARE] * len(found[3:]), abs=0.01)
 
 
-def test_sleepers_are_told_every_ten_seconds_whatever_it_costs() -> None:
-    """Inserts that are due later than in ten seconds send no notice: they count on it."""
+def test_idle_pools_are_told_every_ten_seconds_whatever_it_costs() -> None:
+    """Inserts that are due later than in ten seconds send no notification: they rely on it."""
     found = pauses(lambda _: 9.0)
     assert PAUSE_S_MAX == 10
     assert max(found) < PAUSE_S_MAX + 0.01
@@ -73,9 +73,9 @@ def test_sleepers_are_told_every_ten_seconds_whatever_it_costs() -> None:
 def ages(
     took_s: float, due: Callable[[int], dict[str, float]] = lambda _: {}, rewound: int = 0
 ) -> list[tuple[float, float | None]]:
-    """When each look of some minutes began, and how far it went back; one from the head takes so long."""
+    """When each poll of some minutes began, and how far it went back; one from the head takes `took_s`."""
     made: list[tuple[float, float | None]] = []
-    pool = sleeper()
+    pool = idle_pool()
 
     async def next_due(queues: Sequence[str], ages_s: Sequence[float | None], known: Any) -> dict[str, float]:
         assert (queues, known) == (["q"], [[5, 0]])
@@ -95,11 +95,11 @@ def ages(
     return made
 
 
-def test_a_look_begins_at_the_head_each_time_where_that_is_cheap() -> None:
+def test_a_poll_begins_at_the_head_each_time_where_that_is_cheap() -> None:
     assert {age_s for _, age_s in ages(0.01)} == {None}
 
 
-def test_a_look_goes_back_to_the_last_one_and_now_and_then_to_the_head() -> None:
+def test_a_poll_goes_back_to_the_last_one_and_sometimes_to_the_head() -> None:
     for took_s, pause_s in ((0.1, 0.1 / HEAD_COST_SHARE), (9.0, HEAD_PAUSE_S_MAX)):
         made = ages(took_s)
         heads = [began for began, age_s in made if age_s is None][2:]
@@ -109,15 +109,15 @@ def test_a_look_goes_back_to_the_last_one_and_now_and_then_to_the_head() -> None
             assert age_s is None or age_s == pytest.approx(began - before + OVERLAP_S)
 
 
-def test_a_look_goes_back_to_what_was_due_and_left() -> None:
-    """By a limit, perhaps: nobody sends word when it can run."""
+def test_a_poll_goes_back_to_what_was_due_and_left() -> None:
+    """By a limit, perhaps: no notification says when it can run."""
     made = ages(1.0, lambda number: {"q": -30.0} if number < 6 else {"q": 5.0})
     assert made[4][1] is not None
     assert made[5][1] == pytest.approx(made[5][0] - made[4][0] + 30 + OVERLAP_S)
     assert made[7][1] == pytest.approx(made[7][0] - made[6][0] + OVERLAP_S)
 
 
-def test_a_look_after_a_rewind_begins_at_the_head() -> None:
+def test_a_poll_after_a_rewind_begins_at_the_head() -> None:
     made = ages(1.0, rewound=5)
     assert made[4][1] is not None
     assert made[5][1] is None

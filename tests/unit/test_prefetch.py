@@ -11,7 +11,7 @@ from pgworkd.engine.claim.prefetch import AHEAD_MAX, Prefetch
 
 
 class Rig:
-    """A pace, its clock, and the pool that tells it of its claims."""
+    """A prefetch, its clock, and the pool that reports its claims."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -55,7 +55,7 @@ def test_four_times_what_is_finished_during_a_claim(rig: Rig) -> None:
 
 
 def test_the_slots_limit_what_can_be_finished(rig: Rig) -> None:
-    """20 slots of 50 ms do 400 per second at most, whatever a short look at them says."""
+    """20 slots of 50 ms do 400 per second at most, whatever a short sample says."""
     assert rig.steady(0.001, 20, took_s=0.01, run_s=0.05, concurrency=20) in (16, 17)
 
 

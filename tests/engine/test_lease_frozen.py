@@ -1,0 +1,42 @@
+"""A process that was frozen for longer than its lease: nothing begins under the lease that it no longer has."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import asyncpg
+
+from pgworkd import App, Job
+from pgworkd.engine.life.daemon import Daemon
+from pgworkd.words import events
+from tests.kit import insert, until
+
+from .lease_kit import LEASE_S, daemon_of
+
+
+async def test_no_claimed_job_begins_after_a_freeze_until_the_lease_is_renewed(
+    dsn: str, db: asyncpg.Connection[Any]
+) -> None:
+    """As after SIGSTOP and SIGCONT: the clock is past the lease, and the heartbeat thread has not run yet."""
+    app, ended, daemons, began = App(), list[str](), list[Daemon](), list[tuple[str, int, bool]]()
+
+    @app.handler("q", concurrency=5)
+    async def run(job: Job) -> None:
+        lease = daemons[0].worker.heartbeat
+        assert lease is not None
+        began.append((str(job.id), job.attempt, lease.fresh))
+        if len(began) == 1:  # four more have been claimed, and wait for their turn in this loop
+            time.sleep(0.01)  # noqa: ASYNC251 - as for the whole process: longer than a time slice
+            lease.renewed_at_s -= LEASE_S
+
+    async with db.transaction():
+        for _ in range(5):
+            await insert(db, "q")
+    async with daemon_of(app, dsn, ended) as (daemon, seen):
+        daemons.append(daemon)
+        await seen.wait(events.JOB_RELEASED, count=4, reason="the worker could not renew its lease")
+        await until(lambda: db.fetchval("SELECT NOT EXISTS (SELECT FROM pgworkd.jobs)"))
+    assert all(fresh for _, _, fresh in began), began
+    assert len({job_id for job_id, _, _ in began}) == 5
+    assert ended == []
