@@ -153,7 +153,7 @@ class JobOperations:
         validation.whole(limit, "limit", 1, MATCHED_MAX)
         if which.status not in (None, *OPERATIONS[operation]):
             allowed = _either(OPERATIONS[operation])
-            raise UsageError(f"cannot {operation} jobs whose status is {which.status}: give status {allowed}")
+            raise UsageError(f"cannot {operation} a job whose status is {which.status}: give status {allowed}")
         if not (which.narrow or which.all_queues):
             raise UsageError(f"no filter for the jobs to {operation}: give a queue, kind, key or batch, or all_queues")
         key = None if which.key is None else validation.text(which.key, "key", 512)

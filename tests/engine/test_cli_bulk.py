@@ -59,7 +59,7 @@ def test_cancel_by_filter_ends_what_waits_or_runs_and_spares_the_dead(shell: She
     result = shell("cancel", "--queue", "q")
     assert result.stdout == "2,500 jobs cancelled\n1 job running, and asked to stop\n"
     assert [shell.status(job_id) for job_id in (running, dead)] == ["running", "dead"]
-    assert "cannot cancel jobs whose status is dead" in shell.refused("cancel", "--queue", "q", "--status", "dead")
+    assert "cannot cancel a job whose status is dead" in shell.refused("cancel", "--queue", "q", "--status", "dead")
     told = json.loads(shell("discard", "--queue", "q", "--json").stdout)
     assert told == {"operation": "discard", "matched": 1, "discarded": 1, "refused": [], "stopped": False}
     assert shell.sql("SELECT count(*) FROM pgworkd.audit WHERE who = %s", ME) == 2503
@@ -86,15 +86,15 @@ def test_by_key(shell: Shell) -> None:
         (("cancel", "--key", "k" * 513), "key must be text of 1 to"),
         (
             ("cancel", "--queue", "mail", "--status", "completed"),
-            "cannot cancel jobs whose status is completed: give status pending, blocked",
+            "cannot cancel a job whose status is completed: give status pending, blocked",
         ),
         (
             ("retry", "--queue", "mail", "--status", "running"),
-            "cannot retry jobs whose status is running: give status dead or failed",
+            "cannot retry a job whose status is running: give status dead or failed",
         ),
         (
             ("discard", "--queue", "mail", "--status", "failed"),
-            "cannot discard jobs whose status is failed: give status dead",
+            "cannot discard a job whose status is failed: give status dead",
         ),
     ],
 )

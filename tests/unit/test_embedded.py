@@ -97,7 +97,7 @@ def test_it_is_asked_before_its_start() -> None:
     server.stop()
     with pytest.raises(EmbeddedUnavailable, match="not started"):
         server.dsn()
-    with pytest.raises(EmbeddedUnavailable, match="does not run"):
+    with pytest.raises(EmbeddedUnavailable, match="is not running"):
         server.kill()
 
 
@@ -156,7 +156,7 @@ def test_a_data_directory_in_use_is_refused(data_dir: Path) -> None:
         with pytest.raises(EmbeddedUnavailable, match=rf"{data_dir} is in use .*\(pid {first.pid}\)"):
             second.start()
         second.stop()
-        with pytest.raises(EmbeddedUnavailable, match=rf"already runs \(pid {first.pid}\)"):
+        with pytest.raises(EmbeddedUnavailable, match=rf"is already running \(pid {first.pid}\)"):
             first.start()
         assert ask(first.dsn(), "SELECT 1") == 1
 

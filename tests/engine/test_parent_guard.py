@@ -1,4 +1,4 @@
-"""The leash between `pgworkd autoscale` and each of its workers."""
+"""The parent-death guard between `pgworkd autoscale` and each of its workers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 from pgworkd.fleet import parent_guard
 from tests.kit import until
 
-LEASH = [sys.executable, "-I", "-S", parent_guard.__file__]
+GUARD = [sys.executable, "-I", "-S", parent_guard.__file__]
 SCALE = """
 import os, subprocess, sys, threading, time
 for _ in range(128):
@@ -39,7 +39,7 @@ print(*heard, flush=True)
 
 
 class Trio(NamedTuple):
-    """A process of many threads that stands for autoscale, the leash that it has started, and the worker."""
+    """A process of many threads that stands for autoscale, its parent-death guard, and the worker."""
 
     scale: subprocess.Popen[str]
     parent_guard: int
@@ -55,7 +55,7 @@ class Trio(NamedTuple):
 
 @pytest.fixture
 def trio() -> Iterator[Trio]:
-    command = [sys.executable, "-c", SCALE, *LEASH, sys.executable, "-c", KID]
+    command = [sys.executable, "-c", SCALE, *GUARD, sys.executable, "-c", KID]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as scale:
         try:
             assert scale.stdout is not None
@@ -87,9 +87,9 @@ async def test_a_stop_under_way_stays_graceful_when_autoscale_is_killed(trio: Tr
     assert await trio.heard(trio.parent_guard) == ["SIGTERM"]
 
 
-async def test_a_worker_is_told_when_its_leash_is_killed(trio: Trio) -> None:
+async def test_a_worker_is_told_when_its_guard_is_killed(trio: Trio) -> None:
     os.kill(trio.parent_guard, signal.SIGKILL)
-    await until(lambda: Path(f"/proc/{trio.leash}/stat").read_text().rpartition(")")[2].split()[0] == "Z")
+    await until(lambda: Path(f"/proc/{trio.parent_guard}/stat").read_text().rpartition(")")[2].split()[0] == "Z")
     assert await trio.heard() == ["SIGTERM"]
 
 
@@ -101,22 +101,22 @@ async def test_other_signals_are_handed_down(trio: Trio) -> None:
     assert await trio.heard(trio.parent_guard) == ["SIGHUP", "SIGTERM", "SIGINT"]
 
 
-def leashed(parent: int, *command: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*LEASH, str(parent), *command], check=False, capture_output=True, text=True, timeout=20)
+def guarded(parent: int, *command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*GUARD, str(parent), *command], check=False, capture_output=True, text=True, timeout=20)
 
 
 def test_a_worker_that_comes_too_late_does_not_begin() -> None:
-    late = leashed(1, sys.executable, "-c", "print('begun')")
+    late = guarded(1, sys.executable, "-c", "print('begun')")
     assert (late.returncode, late.stdout) == (1, "")
     assert "autoscale ended before" in late.stderr
 
 
 def test_a_command_that_is_gone_is_named() -> None:
-    assert leashed(os.getpid(), "/nowhere/x").stderr == "pgworkd: /nowhere/x: No such file or directory\n"
+    assert guarded(os.getpid(), "/nowhere/x").stderr == "pgworkd: /nowhere/x: No such file or directory\n"
 
 
 def test_a_worker_ignores_no_signal_that_we_ignore_and_blocks_none() -> None:
-    status = leashed(os.getpid(), "cat", "/proc/self/status").stdout
+    status = guarded(os.getpid(), "cat", "/proc/self/status").stdout
     ignored, blocked = (re.findall(rf"{name}:\s*(\w+)", status)[0] for name in ("SigIgn", "SigBlk"))
     assert int(ignored, 16) & (1 << (signal.SIGPIPE - 1)) == 0
     assert int(blocked, 16) == 0
@@ -126,4 +126,4 @@ def test_a_worker_ignores_no_signal_that_we_ignore_and_blocks_none() -> None:
 def test_it_ends_as_its_worker_ends(code: int, tmp_path: Path) -> None:
     end = f"import os; os.kill(os.getpid(), {-code})" if code < 0 else f"raise SystemExit({code})"
     with contextlib.chdir(tmp_path):  # where a core may lie
-        assert leashed(os.getpid(), sys.executable, "-c", end).returncode == code
+        assert guarded(os.getpid(), sys.executable, "-c", end).returncode == code
