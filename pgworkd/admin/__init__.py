@@ -7,6 +7,18 @@ keys      dedupe keys kept after the end of a job                  schedules  en
 
 from __future__ import annotations
 
-from pgworkd.admin.admin import Admin
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pgworkd.admin.admin import Admin
 
 __all__ = ["Admin"]
+
+
+def __getattr__(name: str) -> Any:
+    """Imports Admin when it is first used: commands that print help or queries alone start without the driver."""
+    if name != "Admin":
+        raise AttributeError(f"module 'pgworkd.admin' has no attribute {name!r}")
+    from pgworkd.admin.admin import Admin
+
+    return Admin

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from datetime import datetime, timedelta
 from functools import partial
+from operator import attrgetter
 from typing import Any, Literal, NamedTuple, TypedDict, get_args
 from uuid import UUID
 
@@ -169,26 +170,34 @@ def row(job: NewJob, at: str = "", payload: str | None = None) -> list[Any]:
     `payload`: the payload as JSON text, if it has been encoded already.
     """
     _check_together(job, at)
-    found = []
-    for name, _, parse, is_optional in FIELDS:
-        value = getattr(job, name)
-        if name == "payload":
-            value = payload if payload is not None else "{}" if value is None else parse(value, at + name)
-        elif value is not None or not is_optional:
-            value = parse(value, at + name)
-        found.append(value)
+    found = list(_fields_of(job))
+    if payload is not None or found[PAYLOAD] is None:
+        found[PAYLOAD] = payload or "{}"
+        fields = _FIELDS_BESIDES
+    else:
+        fields = _ALL_FIELDS
+    for place, name, parse, is_optional in fields:
+        if (value := found[place]) is not None or not is_optional:
+            found[place] = parse(value, at + name)
     return found
+
+
+_fields_of = attrgetter(*(field.name for field in FIELDS))
+_ALL_FIELDS = [(place, field.name, field.parse, field.is_optional) for place, field in enumerate(FIELDS)]
+_FIELDS_BESIDES = [each for each in _ALL_FIELDS if each[0] != PAYLOAD]
+"""Those that are parsed when the payload has been encoded already."""
 
 
 def _check_together(job: NewJob, at: str) -> None:
     """UsageError for fields that exclude or need each other."""
-    for one, other in (("run_at", "delay"), ("dedupe_until", "dedupe_for")):
-        if getattr(job, one) is not None and getattr(job, other) is not None:
-            raise UsageError(f"{at}{one} and {other} are both given: pass one of them")
-    if job.dedupe_key is None:
-        for name in ("dedupe_until", "dedupe_for"):
-            if getattr(job, name) is not None:
-                raise UsageError(f"{at}{name} needs a dedupe_key: it is the time for which the key stays taken")
+    if job.run_at is not None and job.delay is not None:
+        raise UsageError(f"{at}run_at and delay are both given: pass one of them")
+    if job.dedupe_until is not None or job.dedupe_for is not None:
+        if job.dedupe_until is not None and job.dedupe_for is not None:
+            raise UsageError(f"{at}dedupe_until and dedupe_for are both given: pass one of them")
+        if job.dedupe_key is None:
+            name = "dedupe_for" if job.dedupe_until is None else "dedupe_until"
+            raise UsageError(f"{at}{name} needs a dedupe_key: it is the time for which the key stays taken")
     if job.on_retry == "yield" and job.serialize_key is None:
         raise UsageError(f'{at}on_retry="yield" needs a serialize_key: without one there is no key to yield')
 

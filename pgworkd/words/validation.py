@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 from uuid import UUID
 
 from pgworkd.errors import UsageError
-from pgworkd.words.payload import encode
 
 ROWS_MAX = 1000
 """Maximum jobs per call, so that each is a short transaction."""
@@ -46,6 +45,8 @@ def text(value: object, what: str, chars_max: int) -> str:
     if not isinstance(value, str) or not 1 <= len(value) <= chars_max:
         raise UsageError(f"{what} must be text of 1 to {chars_max} characters")
     if not value.isprintable():  # neither is NUL or a lone surrogate: encode() names the place
+        from pgworkd.words.payload import encode  # slow to import, and needed for an error only
+
         encode(value, what, object_only=False)
     return value
 

@@ -19,7 +19,7 @@ from tests.engine.bad_kit import Case, Db, arguments
 from tests.engine.client_kit import Untouchable, numbered, stored
 from tests.kit import insert, until
 
-NO_UUID = "is a int: pass a UUID, as enqueue"
+NO_UUID = "is a int: pass a UUID, as returned by enqueue"
 NUL, SURROGATE = "holds a NUL character: remove it", r"holds a lone surrogate \(half a character\): remove it"
 HUGE = 2**70
 

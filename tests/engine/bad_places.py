@@ -107,7 +107,7 @@ async def results_closed_meanwhile(dsn: str, db: Db) -> None:
     async with anyio.create_task_group() as tasks, Results(dsn) as results:
         tasks.start_soon(wait, results)
         await until(lambda: db.fetchval("SELECT EXISTS (SELECT FROM pgworkd.result_waiters)"))
-    assert told == [f"Results was closed while job {job_id} was waited for: keep it open until it is over"]
+    assert told == [f"Results was closed before job {job_id} finished: keep it open until then"]
 
 
 # 38: from elsewhere
@@ -212,7 +212,7 @@ def is_noted(error: BaseException) -> None:
     """Cancelled as ever, and it says what is not known."""
     assert type(error) is asyncio.CancelledError
     assert error.__notes__ == [
-        "pgworkd was cancelled in a statement: unless in your transaction, it may have taken effect"
+        "pgworkd was cancelled in a statement: outside your transaction it may have taken effect"
     ]
 
 
@@ -259,12 +259,12 @@ CASES = [
     Case(
         37,
         "Results before it is open",
-        raises(UsageError, "Results is not open: ask within `async with", results_not_open),
+        raises(UsageError, "Results is not open: use it within `async with", results_not_open),
     ),
     Case(
         37,
         "Results after it was closed",
-        raises(UsageError, "Results is not open: ask within `async with", results_closed),
+        raises(UsageError, "Results is not open: use it within `async with", results_closed),
     ),
     Case(37, "Results closed while someone waits", results_closed_meanwhile),
     Case(38, "a connection in another thread", elsewhere(lambda conn: enqueue(conn, "q"), opened)),
