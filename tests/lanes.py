@@ -23,6 +23,7 @@ FAST = "not slow"
 """The expression of `-m` in pyproject.toml."""
 PROCESSES_PER_CPU = 2
 """Many tests wait most of the time: for a lease to end, a process to start, a lock."""
+PROCESSES_MAX = 16
 
 _COMMANDS = "each starts a command or a daemon in a process of its own, some of them several"
 
@@ -89,7 +90,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """How many processes `-n auto` means."""
-    return 0 if _names_tests(config) else PROCESSES_PER_CPU * len(os.sched_getaffinity(0))
+    return 0 if _names_tests(config) else min(PROCESSES_MAX, PROCESSES_PER_CPU * len(os.sched_getaffinity(0)))
 
 
 def _names_tests(config: pytest.Config) -> bool:
