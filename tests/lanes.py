@@ -38,6 +38,7 @@ SLOW = {
     "tests/engine/test_bad_inputs.py*in a process]": _COMMANDS,
     "tests/engine/test_bad_usage.py*": _COMMANDS,
     "tests/engine/test_leash.py*": _COMMANDS,
+    "tests/engine/test_migrate_from_*": _COMMANDS,
     "tests/engine/test_modes_process.py*": _COMMANDS,
     "tests/engine/test_secrets.py*daemon*": _COMMANDS,
     "tests/engine/test_secrets.py*the_check_sees_a_leak*": _COMMANDS,
