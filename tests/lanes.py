@@ -23,6 +23,7 @@ FAST = "not slow"
 """The expression of `-m` in pyproject.toml."""
 PROCESSES_PER_CPU = 2
 """Many tests wait most of the time: for a lease to end, a process to start, a lock."""
+PROCESSES_MAX = 16
 
 _COMMANDS = "each starts a command or a daemon in a process of its own, some of them several"
 
@@ -36,19 +37,29 @@ SLOW = {
     "tests/engine/test_autoscale_whole.py*": _COMMANDS,
     "tests/engine/test_bad_inputs.py*in a process]": _COMMANDS,
     "tests/engine/test_bad_usage.py*": _COMMANDS,
-    "tests/engine/test_parent_guard.py*": _COMMANDS,
+    "tests/engine/test_migrate_from_*": _COMMANDS,
     "tests/engine/test_modes_process.py*": _COMMANDS,
+    "tests/engine/test_parent_guard.py*": _COMMANDS,
+    "tests/engine/test_secrets.py*daemon*": _COMMANDS,
+    "tests/engine/test_secrets.py*the_check_sees_a_leak*": _COMMANDS,
     "tests/engine/test_secrets_cli.py*": _COMMANDS,
     "tests/engine/test_supervisor*": _COMMANDS,
     "tests/engine/test_demo.py*the_demo_ends_well*": "the whole demo",
     "tests/stories/test_10_autoscale.py*": _COMMANDS,
+    "tests/unit/test_embedded.py*": "servers of their own, started, killed and started again",
     # Many jobs
     "tests/engine/test_client_many.py*hundred_thousand*": "100,000 jobs each",
     "tests/engine/test_large_work.py*": "payloads of megabytes over a slow connection",
     "tests/engine/test_leaks.py*": "enough starts, stops and jobs to see whether something is left behind",
     "tests/engine/test_wake.py*hail_of_inserts*": "inserts without a pause, for seconds",
+    "tests/sql/test_claim_left_out.py*": "thousands of rows for each case: what they cost has to show",
+    "tests/sql/test_claim_places.py*": "thousands of rows for each case: what they cost has to show",
+    "tests/sql/test_keyed_plans.py*": "thousands of rows for each case: what they cost has to show",
     "tests/unit/test_benchmarks.py*drain_row*": "a whole measurement, though a small one",
-    # Models: hundreds of examples, statement by statement
+    "tests/unit/test_cliffs.py*": "whole measurements, though small ones",
+    # Hundreds of examples
+    "tests/fuzz/test_cli.py*": "generated command lines",
+    "tests/unit/test_schedule_dst.py*": "every minute of the days on which clocks change",
     "tests/sql/test_batch_model.py*": "a model against the database",
     "tests/sql/test_dedupe_model.py*": "a model against the database",
     "tests/sql/test_dependency_model.py*": "a model against the database",
@@ -89,7 +100,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """How many processes `-n auto` means."""
-    return 0 if _names_tests(config) else PROCESSES_PER_CPU * len(os.sched_getaffinity(0))
+    return 0 if _names_tests(config) else min(PROCESSES_MAX, PROCESSES_PER_CPU * len(os.sched_getaffinity(0)))
 
 
 def _names_tests(config: pytest.Config) -> bool:

@@ -187,8 +187,8 @@ END $$;
 DO $$
 BEGIN
     IF NOT EXISTS (SELECT FROM pg_trigger t
-                   WHERE t.tgrelid = 'pgworkd.batches'::regclass AND t.tgname = 'stream_created')
-                       THEN
+                   WHERE t.tgrelid = 'pgworkd.batches'::regclass
+                     AND t.tgname = 'stream_created') THEN
         CREATE CONSTRAINT TRIGGER stream_created AFTER INSERT ON batches
             DEFERRABLE INITIALLY DEFERRED FOR EACH ROW WHEN (NEW.stream)
                 EXECUTE FUNCTION stream_created();

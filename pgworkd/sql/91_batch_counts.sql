@@ -277,8 +277,8 @@ BEGIN
     WITH finished AS (
         UPDATE batches r
         SET tree_finished_at = clock(),
-            dedupe_until = CASE WHEN r.cancelled_at IS NULL
-                                AND r.dedupe_until > clock() THEN r.dedupe_until END
+            dedupe_until = CASE WHEN r.cancelled_at IS NULL AND r.dedupe_until > clock()
+                                THEN r.dedupe_until END
         WHERE r.id = ANY (p_roots) AND r.finished_at IS NOT NULL AND r.tree_finished_at IS NULL
           AND (SELECT true FROM batches b WHERE b.root_id = r.id AND b.finished_at IS NULL
                LIMIT 1) IS NULL
@@ -289,33 +289,34 @@ BEGIN
         RETURN;
     END IF;
     WITH over AS MATERIALIZED (
-        SELECT r.id, r.name, t.completed, t.dead, t.cancelled, t.stopped, t.failed, t.failed
-            AND r.on_failure IS NOT NULL AS fails,
+        SELECT r.id, r.name, t.completed, t.dead, t.cancelled, t.stopped, t.failed,
+               t.failed AND r.on_failure IS NOT NULL AS fails,
                CASE WHEN t.failed AND r.on_failure IS NOT NULL THEN r.on_failure
                     ELSE r.on_complete END AS job,
                CASE WHEN t.failed AND r.on_failure IS NOT NULL THEN r.failure_called
                     ELSE r.completed_called END AS called
         FROM batches r,
              LATERAL (SELECT sum(b.completed) AS completed, sum(b.dead) AS dead,
-                      sum(b.cancelled) AS cancelled, bool_or(b.parent_id IS NULL
-                              AND b.cancelled_at IS NOT NULL) AS stopped,
+                             sum(b.cancelled) AS cancelled,
+                             bool_or(b.parent_id IS NULL AND b.cancelled_at IS NOT NULL) AS stopped,
                              bool_or(b.dead > 0 OR b.cancelled > 0
                                      OR b.cancelled_at IS NOT NULL) AS failed
                       FROM batches b WHERE b.root_id = r.id) t
         WHERE r.id = ANY (v_over)
     ), noted AS (
-        UPDATE batches r SET completed_called = r.completed_called
-            OR NOT o.fails, failure_called = r.failure_called OR o.fails
+        UPDATE batches r SET completed_called = r.completed_called OR NOT o.fails,
+                             failure_called = r.failure_called OR o.fails
         FROM over o WHERE r.id = o.id AND o.job IS NOT NULL AND NOT o.called
     )
     INSERT INTO jobs (queue, kind, payload, priority, max_attempts, timeout_s, meta, serialize_key,
                       limit_key)
     SELECT j.queue, j.kind,
            coalesce(j.payload, '{}') || jsonb_build_object('batch', jsonb_build_object(
-               'id', t.id, 'name', t.name, 'completed', t.completed, 'dead', t.dead, 'cancelled',
-               t.cancelled, 'state', CASE WHEN t.stopped THEN 'cancelled'
-                                          WHEN t.failed THEN 'completed with failures'
-                                              ELSE 'completed' END)),
+               'id', t.id, 'name', t.name, 'completed', t.completed, 'dead', t.dead,
+               'cancelled', t.cancelled,
+               'state', CASE WHEN t.stopped THEN 'cancelled'
+                             WHEN t.failed THEN 'completed with failures'
+                             ELSE 'completed' END)),
            coalesce(j.priority, 0), j.max_attempts, j.timeout_s, j.meta, j.serialize_key,
            j.limit_key
     FROM over t, LATERAL jsonb_populate_record(NULL::jobs, t.job) j
