@@ -108,7 +108,7 @@ async def test_many_and_a_workflow(db: Db, conn: Db) -> None:
     ids = await enqueue_many(conn, [NewJob("q", {"n": n}, dedupe_key=f"{n}", serialize_key="s") for n in range(3)])
     flow = Workflow()
     flow.add("first", "q")
-    flow.add("second", "q", after=["first"], unless="run")
+    flow.add("second", "q", after=["first"], on_failed_dependency="run")
     assert len(await flow.enqueue(conn)) == 2
     assert await db.fetchval("SELECT count(*) FROM pgworkd.jobs") == len(ids) + 2
     assert await db.fetchval("SELECT count(*) FROM pgworkd.jobs WHERE status = 'blocked'") == 1
