@@ -137,6 +137,6 @@ async def test_a_stop_that_finds_jobs_of_its_own_running_says_so_and_ends_with_1
         daemon.request_stop()
         await seen.wait(events.DAEMON_STOPPED, exit_code=1)
         assert seen.all(events.SHUTDOWN_INCOMPLETE) == [
-            {"reason": "jobs run under its name until its lease is over, and are taken back then"}
+            {"reason": "its jobs stay running in the database until its lease expires, and are rescued then"}
         ]
     await until(lambda: db.fetchval("SELECT count(*) = 1 FROM pgworkd.jobs WHERE status = 'running'"))

@@ -15,6 +15,7 @@ from anyio.abc import SocketAttribute
 
 from pgworkd import App
 from pgworkd.database.connection import ConnectionOptions
+from pgworkd.database.schema import VERSION
 from pgworkd.engine.life.daemon import Daemon
 from pgworkd.errors import PgworkdError, SchemaError, UsageError
 from pgworkd.words import events
@@ -194,7 +195,8 @@ async def test_a_newer_schema_is_refused(dsn: str, db: asyncpg.Connection[Any]) 
     await db.execute("UPDATE pgworkd.schema_version SET version = version + 1")
     error = await refusal(dsn)
     assert isinstance(error, SchemaError)
-    assert str(error) == "the schema is at version 2, newer than this program (1): upgrade pgworkd on this host"
+    newer = f"the schema is at version {VERSION + 1}, newer than this program ({VERSION})"
+    assert str(error) == f"{newer}: upgrade pgworkd on this host"
     assert await db.fetchval("SELECT count(*) FROM pgworkd.workers") == 0
 
 

@@ -190,7 +190,7 @@ async def test_a_transaction_outside_the_loop_is_refused_before_anything_is_touc
     errors = [row[0] for row in await notes.fetch("SELECT DISTINCT split_part(error, ' ', 1) FROM pgworkd.jobs")]
     assert errors == ["pgworkd.errors.UsageError:"]
     text = await notes.fetchval("SELECT error FROM pgworkd.jobs LIMIT 1")
-    assert "write on a connection of its own" in text
+    assert "on a connection of its own, idempotently" in text
 
 
 async def test_a_job_that_no_daemon_runs_has_no_transaction() -> None:

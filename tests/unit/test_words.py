@@ -20,6 +20,7 @@ COUNTED = (
 ALLOWED = {
     "low", "high", "most", "least", "bounds.low",  # the bounds of a range: "1 to 5 seconds"
     "status",  # "dead jobs of queue 'q'": an adjective
+    "operation",  # "cannot retry jobs": a verb
 }  # fmt: skip
 
 
