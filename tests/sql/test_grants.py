@@ -265,9 +265,9 @@ NAMES = {role: f"pgworkd_{role}" for role in grants.ROLES}
         ("\N{EURO SIGN}" * 22, "1 to 63 bytes"),
         ("a\0b", "control character"),
         ("a\nb", "control character"),
-        ("public", "Postgres keeps"),
-        ("none", "Postgres keeps"),
-        ("pg_worker", "Postgres keeps"),
+        ("public", "reserved by Postgres"),
+        ("none", "reserved by Postgres"),
+        ("pg_worker", "reserved by Postgres"),
         ("pgworkd_reader", "same name"),
     ],
 )
