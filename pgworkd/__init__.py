@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pgworkd.database.connection import ConnectionOptions
-    from pgworkd.engine.life.daemon import Daemon, Options
+    from pgworkd.engine.life.daemon import Daemon, DaemonOptions
     from pgworkd.engine.registry import App, DeadJob
     from pgworkd.errors import (
         JobStopped,
@@ -40,7 +40,7 @@ _HOMES = {
     "Job": "words.job",
     "JobStopped": "errors",
     "LeaseLost": "errors",
-    "Options": "engine.life.daemon",
+    "DaemonOptions": "engine.life.daemon",
     "OutcomeUnknown": "errors",
     "PermanentError": "errors",
     "PgworkdError": "errors",
@@ -54,11 +54,11 @@ __all__ = [
     "Backoff",
     "ConnectionOptions",
     "Daemon",
+    "DaemonOptions",
     "DeadJob",
     "Job",
     "JobStopped",
     "LeaseLost",
-    "Options",
     "OutcomeUnknown",
     "PermanentError",
     "PgworkdError",

@@ -14,7 +14,7 @@ import asyncpg
 
 from pgworkd import App
 from pgworkd.database.connection import ConnectionOptions
-from pgworkd.engine.life.daemon import Daemon, Options
+from pgworkd.engine.life.daemon import Daemon, DaemonOptions
 from pgworkd.engine.life.heartbeat import end_process
 from pgworkd.engine.life.maintenance import Periods
 
@@ -79,11 +79,11 @@ async def until(fact: Callable[[], Any], limit_s: float = LIMIT_S) -> Any:
     raise AssertionError(f"not true within {limit_s} s; the last answer was {answer!r}")
 
 
-def quick_options(dsn: str, **changes: Any) -> Options:
+def quick_options(dsn: str, **changes: Any) -> DaemonOptions:
     """Options with periods short enough for a test; everything else as in production."""
     connection = ConnectionOptions(dsn, connect_timeout_s=5, command_timeout_s=5)
     periods = Periods(rescue_s=0.1, expire_s=0.1, schedules_s=0.1, orphans_s=0.1)
-    options = Options(
+    options = DaemonOptions(
         connection, worker_name="test", lease_s=3.0, heartbeat_s=0.2, poll_s=0.1, shutdown_s=10, periods=periods
     )
     return dataclasses.replace(options, **changes)

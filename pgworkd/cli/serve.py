@@ -20,7 +20,7 @@ import structlog
 from pgworkd.cli import stop_signals
 from pgworkd.cli.load_app import load_app
 from pgworkd.database.connection import ConnectionOptions
-from pgworkd.engine.life.daemon import FLUSH_GRACE_S, Daemon, Options
+from pgworkd.engine.life.daemon import FLUSH_GRACE_S, Daemon, DaemonOptions
 from pgworkd.engine.life.heartbeat import end_process
 from pgworkd.engine.life.maintenance import Periods
 from pgworkd.engine.registry import App
@@ -157,9 +157,9 @@ class _Service:
         self._listener = fresh
 
 
-def options(settings: Settings) -> Options:
+def options(settings: Settings) -> DaemonOptions:
     """The daemon's options from the settings."""
-    return Options(
+    return DaemonOptions(
         ConnectionOptions(settings.dsn_required(), settings.connect_timeout_s, settings.command_timeout_s),
         worker_name=settings.worker_name,
         lease_s=settings.lease_s,
@@ -173,7 +173,7 @@ def options(settings: Settings) -> Options:
     )
 
 
-def _stop_s(options: Options, *, now: bool = False) -> float:
+def _stop_s(options: DaemonOptions, *, now: bool = False) -> float:
     """How long a stop may take, in seconds, by the daemon's own limits."""
     return (0.0 if now else options.shutdown_s) + options.cancel_grace_s + FLUSH_GRACE_S
 

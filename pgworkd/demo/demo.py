@@ -30,7 +30,7 @@ from pgworkd.demo.downstream import Downstream
 from pgworkd.demo.jobs import LOOP_BYTES_MAX, TABLES, UNKNOWN_KIND, demo_app, text_files
 from pgworkd.demo.view import Balance, QueueRow, Tally, live_view, plain_line, print_line, summary_table, verdict
 from pgworkd.embedded import EmbeddedPostgres, EmbeddedUnavailable
-from pgworkd.engine.life.daemon import Daemon, Options
+from pgworkd.engine.life.daemon import Daemon, DaemonOptions
 from pgworkd.engine.life.heartbeat import end_process
 from pgworkd.errors import PgworkdError, UsageError
 from pgworkd.words.validation import counted
@@ -123,7 +123,9 @@ class Demo:
     def __init__(self, dsn: str, root: Path, seconds: float | None) -> None:
         self._root = root
         self._seconds = math.inf if seconds is None else seconds
-        self._options = Options(ConnectionOptions(dsn), worker_name="demo", lease_s=10, heartbeat_s=3, shutdown_s=5)
+        self._options = DaemonOptions(
+            ConnectionOptions(dsn), worker_name="demo", lease_s=10, heartbeat_s=3, shutdown_s=5
+        )
         self._connection = Connection(self._options.connection, "demo")
         self._files: list[tuple[Path, int]] = []
         self._carried = 0

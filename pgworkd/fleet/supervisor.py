@@ -27,7 +27,7 @@ import structlog
 from anyio.abc import Process, TaskGroup
 
 from pgworkd.database.connection import Connection
-from pgworkd.engine.life.daemon import Daemon, Options
+from pgworkd.engine.life.daemon import Daemon, DaemonOptions
 from pgworkd.engine.run import liveness_pipe
 from pgworkd.errors import PgworkdError
 from pgworkd.fleet.restarts import Restarts, ended_by
@@ -96,7 +96,7 @@ class Introduction:
 class Supervisor:
     """Keeps `count` daemons running. Stopped like a single daemon, and one service to systemd (`Vitals`)."""
 
-    def __init__(self, options: Options, count: int) -> None:
+    def __init__(self, options: DaemonOptions, count: int) -> None:
         self.options = options
         self.ready = anyio.Event()
         self.stop_requested = anyio.Event()

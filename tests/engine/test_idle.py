@@ -15,7 +15,7 @@ import pytest
 
 from pgworkd import App
 from pgworkd.database.connection import Connection, ConnectionOptions, Listener
-from pgworkd.engine.life.daemon import Daemon, Options
+from pgworkd.engine.life.daemon import Daemon, DaemonOptions
 from tests.kit import LIMIT_S, until
 
 QUEUES = [f"q{n}" for n in range(10)]
@@ -102,7 +102,7 @@ async def test_ten_idle_queues_cost_less_than_a_query_per_second(
     """As in production. Loops that are slower than the window count with the time they say they will wait."""
     if jobs != "none":
         await db.execute(FUTURE)
-    daemon = Daemon(app_of_ten_queues(), Options(ConnectionOptions(dsn)))
+    daemon = Daemon(app_of_ten_queues(), DaemonOptions(ConnectionOptions(dsn)))
     pools = [f"pool {queue}" for queue in QUEUES]
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(daemon.run)
@@ -136,7 +136,7 @@ def _starter(loops: Loops) -> str:
 async def test_a_job_for_one_of_ten_idle_queues_concerns_no_other(
     dsn: str, db: asyncpg.Connection[Any], loops: Loops
 ) -> None:
-    daemon = Daemon(app_of_ten_queues(), Options(ConnectionOptions(dsn)))
+    daemon = Daemon(app_of_ten_queues(), DaemonOptions(ConnectionOptions(dsn)))
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(daemon.run)
         with anyio.fail_after(LIMIT_S):

@@ -216,7 +216,7 @@ async def test_no_object_shows_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "_password", PASSWORDS["raw"])
     roots = [settings, daemon, Supervisor(options, 2), Admin(options.connection), Results(dsn), server]
     reached = [each for root in roots for each in ours_in(root, {}).values()]
-    assert {"Daemon", "Store", "Connection", "ConnectionOptions", "Options", "TransactionPool", "Settings"} <= {
+    assert {"Daemon", "Store", "Connection", "ConnectionOptions", "DaemonOptions", "TransactionPool", "Settings"} <= {
         type(each).__name__ for each in reached
     }
     assert not leaks(*(text for each in reached for text in (repr(each), str(each), f"{each}")))

@@ -13,7 +13,7 @@ from uuid import UUID
 import anyio
 
 from pgworkd import App, Job
-from pgworkd.engine.life.daemon import FLUSH_GRACE_S, Daemon, Options
+from pgworkd.engine.life.daemon import FLUSH_GRACE_S, Daemon, DaemonOptions
 from pgworkd.engine.life.maintenance import Periods
 from pgworkd.errors import PermanentError, RetryAfter, Snooze
 from pgworkd.words.events import Events
@@ -96,7 +96,7 @@ class World:
 
     def _daemon(self, events: Events) -> Daemon:
         periods = Periods(orphans_s=1.0, rescue_s=60.0)
-        options = Options(
+        options = DaemonOptions(
             LINK,
             lease_s=self.plan.lease_s,
             heartbeat_s=0.5,

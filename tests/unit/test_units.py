@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pgworkd.database.connection import ConnectionOptions
-from pgworkd.engine.life.daemon import FLUSH_GRACE_S, Options
+from pgworkd.engine.life.daemon import FLUSH_GRACE_S, DaemonOptions
 from pgworkd.settings.config import Settings
 from tests.planting import ROOT
 
@@ -54,5 +54,5 @@ def test_the_units_differ_in_what_they_serve_only() -> None:
 @pytest.mark.parametrize("unit", UNITS, ids=lambda path: path.name)
 def test_a_stop_has_the_time_that_the_default_settings_give_it(unit: Path) -> None:
     stop_s = int(re.findall(r"(?m)^TimeoutStopSec=(\d+)$", unit.read_text(encoding="utf-8"))[0])
-    grace_s = Options(ConnectionOptions("postgresql://127.0.0.1/x")).cancel_grace_s
+    grace_s = DaemonOptions(ConnectionOptions("postgresql://127.0.0.1/x")).cancel_grace_s
     assert stop_s > Settings().shutdown_s + grace_s + FLUSH_GRACE_S

@@ -20,7 +20,7 @@ from pgworkd.engine.attempts import Attempt, InFlight
 from pgworkd.engine.claim.pool import Pool
 from pgworkd.engine.life.maintenance import Maintenance
 from pgworkd.engine.life.notifications import Notifications
-from pgworkd.engine.life.options import Options, Part
+from pgworkd.engine.life.options import DaemonOptions, Part
 from pgworkd.engine.life.queues import QueueSet
 from pgworkd.engine.life.recurring import Recurring
 from pgworkd.engine.life.startup import Startup
@@ -41,7 +41,7 @@ FLUSH_GRACE_S = 10.0
 CUT_S = 0.5
 """How long it waits for handlers whose clean-up was cancelled."""
 
-__all__ = ["CUT_S", "FLUSH_GRACE_S", "Daemon", "Options", "Part"]
+__all__ = ["CUT_S", "FLUSH_GRACE_S", "Daemon", "DaemonOptions", "Part"]
 
 
 class Daemon:
@@ -56,7 +56,7 @@ class Daemon:
     def __init__(
         self,
         app: App,
-        options: Options,
+        options: DaemonOptions,
         *,
         queues: Mapping[str, int | None] | None = None,
         parts: tuple[Part, ...] = (),

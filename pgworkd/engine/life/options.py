@@ -18,7 +18,7 @@ class Part(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class DaemonOptions:
     """Options of a daemon; all times in seconds."""
 
     connection: ConnectionOptions
