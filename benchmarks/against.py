@@ -31,7 +31,14 @@ from .systems import System, executed, filling, named, ours
 
 JOBS = 50_000
 _SERIALIZE = filling("'bench'", columns=", serialize_key", values=", 'key-' || i")
-_SCHEMA = "import sys; from pgworkd import schema; sys.stdout.write(schema.text())"
+_SCHEMA = """
+import sys
+try:
+    from pgworkd.database import schema
+except ImportError:  # a tree from before there were folders
+    from pgworkd import schema
+sys.stdout.write(schema.text())
+"""
 _ENQUEUE = """
 import asyncio, sys, time, asyncpg
 from pgworkd.client import NewJob, enqueue_many
