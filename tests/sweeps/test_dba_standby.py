@@ -194,7 +194,7 @@ def test_a_command_that_looks_at_workers_says_that_a_standby_does_not_know_their
     first, second = here(*words), there(*words)
     assert first.stderr == ""
     assert second.stderr.startswith("pgworkd: this is a standby: ")
-    own = {"workers", "slots", "queues", "silent_s", "lease_left_s", "oldest_due_s", "concurrency"}
+    own = {"workers", "slots", "queues", "heartbeat_age_s", "lease_left_s", "oldest_due_s", "concurrency"}
 
     def shared(text: str) -> Any:
         found = json.loads(text)
@@ -214,7 +214,7 @@ def test_doctor_says_that_it_is_a_standby_and_the_rest_as_on_the_primary(pair: P
     assert told(second.stdout, own=OWN) == told(first.stdout, own=OWN)
     assert not {"queues", "kinds"} & {line.split()[1] for line in second.stdout.splitlines()}
     (bad,) = [line for line in second.stdout.splitlines() if line.startswith("bad")]
-    assert bad.startswith("bad   writes         this is a standby, which only reads")
+    assert bad.startswith("bad   writes         this is a read-only standby")
     assert "standby" not in first.stdout
 
 
