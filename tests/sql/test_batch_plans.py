@@ -47,7 +47,7 @@ async def _many(db: Db, statistics: str) -> None:
 
 
 @pytest.mark.parametrize("statistics", STATISTICS)
-async def test_what_ends_jobs_reads_their_batches_and_no_others(db: Db, other: Db, statistics: str) -> None:
+async def test_verbs_that_finish_jobs_read_only_the_batches_of_those_jobs(db: Db, other: Db, statistics: str) -> None:
     worker_id = await worker(db)
     await _many(db, statistics)
     root = await batch(db, "root", max_failures=3, on_complete={"queue": "done"})
@@ -80,7 +80,7 @@ async def test_what_ends_jobs_reads_their_batches_and_no_others(db: Db, other: D
             assert idx <= 60, f"{name} read {idx} rows of {table}"
 
 
-async def test_the_pages_of_a_settle_do_not_depend_on_how_many_trees_there_are(db: Db) -> None:
+async def test_the_pages_read_by_a_settle_do_not_depend_on_the_number_of_trees(db: Db) -> None:
     worker_id = await worker(db)
     root = await batch(db, "root")
     ids = await add(db, root, 200)
@@ -104,7 +104,7 @@ async def test_a_batch_adds_a_few_pages_to_a_settle(db: Db) -> None:
     assert await blocks(db, sql, batched) <= cost + 20 * 6 + 60
 
 
-async def test_a_held_snapshot_does_not_make_a_settle_walk_all_that_has_ended(db: Db, other: Db) -> None:
+async def test_a_held_snapshot_does_not_make_a_settle_scan_all_finished_jobs(db: Db, other: Db) -> None:
     """What ended stays in the indexes until vacuum may take it. Only a batch that may be finished is looked through."""
     worker_id = await worker(db)
     await db.execute("ALTER TABLE pgworkd.jobs SET (autovacuum_enabled = off)")

@@ -19,7 +19,7 @@ async def _primed(db: Db, worker_id: int) -> None:
         await claim(db, worker_id)
 
 
-async def test_many_future_jobs_of_a_higher_priority_cost_nothing(db: Db, other: Db) -> None:
+async def test_many_future_jobs_of_a_higher_priority_do_not_slow_a_claim(db: Db, other: Db) -> None:
     worker_id = await worker(db)
     await _primed(db, worker_id)
     due = await insert(db, 5)
@@ -36,7 +36,7 @@ async def test_many_future_jobs_of_a_higher_priority_cost_nothing(db: Db, other:
             await session.execute("UPDATE pgworkd.jobs SET status = 'pending', worker_id = NULL WHERE worker_id > 0")
 
 
-async def test_many_waiting_jobs_of_the_queue_or_of_others_cost_nothing(db: Db, other: Db) -> None:
+async def test_many_waiting_jobs_of_any_queue_do_not_slow_a_claim(db: Db, other: Db) -> None:
     worker_id = await worker(db)
     await _primed(db, worker_id)
     await insert(db, 10)
@@ -47,7 +47,7 @@ async def test_many_waiting_jobs_of_the_queue_or_of_others_cost_nothing(db: Db, 
         assert await blocks(session, CLAIM, worker_id, "q", 10) <= before + 20
 
 
-async def test_many_suspects_cost_those_who_may_not_take_them_nothing(db: Db, other: Db) -> None:
+async def test_many_suspects_do_not_slow_the_claims_of_workers_that_cannot_take_them(db: Db, other: Db) -> None:
     worker_id = await worker(db)
     await _primed(db, worker_id)
     await insert(db, 10, losses=2)
@@ -59,7 +59,7 @@ async def test_many_suspects_cost_those_who_may_not_take_them_nothing(db: Db, ot
         assert await blocks(session, CLAIM, worker_id, "q", 10) <= before + 20
 
 
-async def test_more_than_two_hundred_priorities_are_walked_in_order(db: Db) -> None:
+async def test_more_than_two_hundred_priorities_are_claimed_in_order(db: Db) -> None:
     worker_id = await worker(db)
     expected = []
     for priority in range(230, 0, -1):

@@ -32,7 +32,7 @@ async def claimed(db: Db, worker_id: int, limit: int = 10, without: tuple[str, .
     [{}, {"limit_key": "k"}, {"serialize_key": "k"}, {"losses": 2}],
     ids=["plain", "limited", "serial", "suspect"],
 )
-async def test_kinds_that_are_left_out_are_not_claimed(db: Db, keys: dict[str, Any], settings: str | None) -> None:
+async def test_excluded_kinds_are_not_claimed(db: Db, keys: dict[str, Any], settings: str | None) -> None:
     if settings is not None:
         await db.execute("SELECT pgworkd.set_queue('q', $1)", settings)
     worker_id = await worker(db)
@@ -50,7 +50,7 @@ async def test_kinds_that_are_left_out_are_not_claimed(db: Db, keys: dict[str, A
     assert new in await claimed(db, await worker(db), without=())
 
 
-async def test_a_crowd_that_is_left_out_costs_own_kinds_nothing(db: Db) -> None:
+async def test_many_excluded_jobs_do_not_slow_claims_of_other_kinds(db: Db) -> None:
     worker_id, cursor = await worker(db), ClaimCursor()
     await db.execute(NO_STATISTICS)
     for kind in ("old", "new"):
@@ -121,7 +121,7 @@ KEYS = {
 
 @pytest.mark.parametrize("crowd", KEYS)
 @pytest.mark.parametrize("room", [10, 20], ids=["all the room there is", "more room"])
-async def test_a_crowd_that_is_left_out_costs_jobs_with_keys_little(db: Db, crowd: str, room: int) -> None:
+async def test_many_excluded_jobs_hardly_slow_claims_of_jobs_with_keys(db: Db, crowd: str, room: int) -> None:
     await db.execute(NO_STATISTICS)
     limits, key = KEYS[crowd]
     if limits:
@@ -158,7 +158,7 @@ CROWDS = {
 @pytest.mark.parametrize("turns", TURNS)
 @pytest.mark.parametrize("crowd", CROWDS)
 @pytest.mark.parametrize("room", [10, 20], ids=["all the room there is", "more room"])
-async def test_a_crowd_that_is_left_out_costs_turns_little(db: Db, crowd: str, turns: str, room: int) -> None:
+async def test_many_excluded_jobs_hardly_slow_round_robin_claims(db: Db, crowd: str, turns: str, room: int) -> None:
     await db.execute(NO_STATISTICS)
     await settings(db, **TURNS[turns])
     pool = Pool(db, await worker(db))
@@ -182,7 +182,7 @@ async def test_a_crowd_that_is_left_out_costs_turns_little(db: Db, crowd: str, t
 
 @pytest.mark.parametrize("turns", [{"fair": True}, {"limit_per_key": 2}])
 @pytest.mark.parametrize("seed", range(4))
-async def test_turns_are_as_if_those_that_are_left_out_were_not_there(db: Db, turns: dict[str, Any], seed: int) -> None:
+async def test_round_robin_is_unaffected_by_excluded_jobs(db: Db, turns: dict[str, Any], seed: int) -> None:
     """Two queues with the same jobs; in one there are others as well, of kinds that are left out."""
     draw, worker_id = random.Random(seed), await worker(db, 3600)  # noqa: S311 - replayed by its seed
     for queue in ("q", "r"):
@@ -221,7 +221,7 @@ async def test_turns_are_as_if_those_that_are_left_out_were_not_there(db: Db, tu
 
 
 @pytest.mark.parametrize("kinds", [1, 150, 1000])
-async def test_turns_find_each_key_however_many_are_left_out(db: Db, kinds: int) -> None:
+async def test_round_robin_finds_each_key_however_many_jobs_are_excluded(db: Db, kinds: int) -> None:
     """Also where there are too many kinds to go by: then it takes more claims, each from where the last one was."""
     await settings(db, fair=True)
     worker_id = await worker(db)
@@ -238,7 +238,7 @@ async def test_turns_find_each_key_however_many_are_left_out(db: Db, kinds: int)
     assert taken == own
 
 
-async def test_jobs_with_keys_that_were_left_out_are_claimed_when_they_no_longer_are(db: Db) -> None:
+async def test_jobs_with_keys_are_claimed_once_their_kind_is_no_longer_excluded(db: Db) -> None:
     pool = Pool(db, await worker(db))
     left = await many(db, "new", 30, -5, ("serialize_key", "'k' || n"))
     own = await many(db, "old", 1, -3, ("serialize_key", "'own'"))
@@ -249,7 +249,7 @@ async def test_jobs_with_keys_that_were_left_out_are_claimed_when_they_no_longer
     assert (await pool.claim(50))[1] == left
 
 
-async def test_who_has_a_handler_is_told_of_living_workers_of_the_queue(db: Db) -> None:
+async def test_kinds_elsewhere_returns_the_kinds_of_live_workers_of_the_queue(db: Db) -> None:
     sql = "SELECT pgworkd.register($1, 1, 'v', 30, gen_random_uuid(), $2)"
     mine, theirs = [await db.fetchval(sql, name, kinds) for name, kinds in (("a", ["x"]), ("b", ["y", "z"]))]
     silent = await worker(db)

@@ -11,7 +11,7 @@ from .verbs import NO_STATISTICS, T0, Db, blocks
 pytestmark = pytest.mark.usefixtures("t0")
 
 
-async def test_jobs_without_a_key_pay_nothing(db: Db) -> None:
+async def test_jobs_without_a_key_cost_nothing_extra(db: Db) -> None:
     async def triggers(columns: str) -> dict[str, int]:
         sql = f"EXPLAIN (ANALYZE, FORMAT JSON) INSERT INTO pgworkd.jobs ({columns}) VALUES ('q', NULL), ('q', 'k')"  # noqa: S608
         (plan,) = json.loads(await db.fetchval(sql))
