@@ -75,7 +75,7 @@ BADLY = [_dies, _is_lost, _is_cancelled, _expires, _is_discarded]
 
 @pytest.mark.parametrize("keep_s", [None, 0])
 @pytest.mark.parametrize("ends", [*WELL, *BADLY])
-async def test_each_way_to_end_reaches_every_dependent_by_its_rule(
+async def test_every_outcome_reaches_every_dependent_by_its_rule(
     db: Db, ends: Callable[[Db, uuid.UUID], Awaitable[None]], keep_s: int | None
 ) -> None:
     """Each call a part, the mender in between."""
@@ -105,7 +105,7 @@ async def test_each_way_to_end_reaches_every_dependent_by_its_rule(
     await exact(db)
 
 
-async def test_the_end_of_a_job_does_the_same_however_many_wait(db: Db) -> None:
+async def test_a_settle_does_the_same_work_however_many_dependents_there_are(db: Db) -> None:
     """So many rows are read and written, whatever there is more."""
     (first,) = await insert_running(db)
     await crowd(db, first)
@@ -120,7 +120,7 @@ async def test_the_end_of_a_job_does_the_same_however_many_wait(db: Db) -> None:
     assert (await counts(db))["pending"] < 1_100
 
 
-async def test_a_daemon_that_is_killed_between_and_within_pages_loses_nothing(db: Db, connect: Connect) -> None:
+async def test_a_daemon_killed_between_or_within_pages_loses_nothing(db: Db, connect: Connect) -> None:
     (first,) = await insert_running(db)
     others = await insert_running(db, 2)
     await crowd(db, first, *others)
@@ -146,7 +146,7 @@ async def test_a_daemon_that_is_killed_between_and_within_pages_loses_nothing(db
     await exact(db)
 
 
-async def test_dependents_that_come_go_and_change_between_pages(db: Db) -> None:
+async def test_dependents_may_come_go_and_change_between_pages(db: Db) -> None:
     """Cancelled, let go, deleted by hand; new ones find that it has completed."""
     (first, other) = await insert_running(db, 2)
     ids = await crowd(db, first, other)
@@ -173,7 +173,7 @@ async def test_dependents_that_come_go_and_change_between_pages(db: Db) -> None:
     await exact(db)
 
 
-async def test_nobody_can_begin_to_wait_for_what_has_ended_and_is_gone(db: Db) -> None:
+async def test_depending_on_a_finished_job_without_history_is_refused(db: Db) -> None:
     await keeps_nothing(db)
     (first,) = await insert_running(db)
     await crowd(db, first)
@@ -188,7 +188,7 @@ async def test_nobody_can_begin_to_wait_for_what_has_ended_and_is_gone(db: Db) -
     assert await counts(db) == {"pending": MANY}
 
 
-async def test_who_begins_to_wait_as_the_job_ends_is_counted_once(db: Db, other: Db) -> None:
+async def test_a_dependency_committed_as_the_job_ends_is_counted_once(db: Db, other: Db) -> None:
     """Committed between two pages; when it was said, the end was not to be seen."""
     (first,) = await insert_running(db)
     await crowd(db, first)
@@ -204,7 +204,7 @@ async def test_who_begins_to_wait_as_the_job_ends_is_counted_once(db: Db, other:
     await exact(db)
 
 
-async def test_who_is_retried_has_not_ended_for_those_who_have_not_had_their_turn(db: Db) -> None:
+async def test_a_job_retried_between_pages_has_not_ended_for_its_remaining_dependents(db: Db) -> None:
     """A job that died is retried between pages: who begins to wait now waits for how it ends then."""
     (first,) = await insert_running(db)
     await crowd(db, first, unless="run")
@@ -249,7 +249,7 @@ async def test_a_death_a_retry_and_a_second_end_count_each_dependent_once(db: Db
     await exact(db)
 
 
-async def test_who_waits_for_a_dead_job_and_a_retried_one_goes_on_waiting_for_that(db: Db) -> None:
+async def test_a_dependent_of_a_dead_and_a_retried_job_still_waits_for_the_retried_one(db: Db) -> None:
     """Both are put off, and have their turn in one page."""
     (first, other) = await insert_running(db, 2)
     await crowd(db, first, other, unless="run")

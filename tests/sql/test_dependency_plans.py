@@ -63,7 +63,7 @@ async def _many(db: Db, statistics: str) -> None:
 
 
 @pytest.mark.parametrize("statistics", STATISTICS)
-async def test_each_verb_reads_its_own_by_index(db: Db, other: Db, statistics: str) -> None:
+async def test_each_verb_reads_its_own_rows_by_index(db: Db, other: Db, statistics: str) -> None:
     await _many(db, statistics)
     ids = await insert_running(db, 6)
     rules = ("wait", "run", "cancel")
@@ -98,7 +98,7 @@ async def test_each_verb_reads_its_own_by_index(db: Db, other: Db, statistics: s
             assert idx <= 150, f"{name} read {idx} rows of {table}"
 
 
-async def test_the_pages_of_a_settle_do_not_depend_on_who_waits_elsewhere(db: Db) -> None:
+async def test_the_pages_read_by_a_settle_do_not_depend_on_other_dependencies(db: Db) -> None:
     """Jobs for which nobody waits, beside a hundred thousand dependencies: a few pages of two indexes for each."""
     sql = "SELECT pgworkd.settle_completed($1, array_fill(1, '{10}'), array_fill('1'::text, '{10}'))"
     few = await blocks(db, sql, await insert_running(db, 10))
@@ -108,7 +108,7 @@ async def test_the_pages_of_a_settle_do_not_depend_on_who_waits_elsewhere(db: Db
     assert await blocks(db, sql, await insert_running(db, 10)) <= few + 10 * 20
 
 
-async def test_who_waits_for_others_is_not_read_by_claims_nor_by_the_chores_of_keys(db: Db) -> None:
+async def test_dependents_are_not_read_by_claims_nor_by_maintenance_of_serialize_keys(db: Db) -> None:
     (first,) = await insert_running(db, queue="first")
     for _ in range(2):
         await after(db, first, serialize_key="k")
@@ -128,7 +128,7 @@ async def test_who_waits_for_others_is_not_read_by_claims_nor_by_the_chores_of_k
 
 
 @pytest.mark.parametrize("size", [1, 100])
-async def test_a_fan_in_costs_the_same_for_the_first_and_the_last(db: Db, size: int) -> None:
+async def test_a_fan_in_costs_the_same_for_the_first_and_the_last_dependency(db: Db, size: int) -> None:
     """One counter, however many are left: what each of 10,000 settled costs does not depend on the others."""
     ids = await insert_running(db, 10_000)
     last = await after(db, *ids, queue="then")

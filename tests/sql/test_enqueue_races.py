@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("t0")
 
 
 @pytest.mark.parametrize("word", WORDS)
-async def test_of_twenty_sessions_one_creates_and_all_get_its_id(db: Db, connect: Connect, word: str) -> None:
+async def test_one_of_twenty_sessions_inserts_and_all_get_its_id(db: Db, connect: Connect, word: str) -> None:
     sessions = [await connect() for _ in range(20)]
     answers: list[Answer] = []
     refused = 0
@@ -48,7 +48,7 @@ MET = [  # what the other session has done to the holder when we come, and what 
     ("met", "then", "word"),
     [(*met, word) for met in MET for word in ("skip", "replace", "reschedule") if (met[0], word) != ("locked", "skip")],
 )
-async def test_a_holder_that_changes_while_we_wait(
+async def test_the_job_that_holds_the_key_changes_while_enqueue_waits_for_it(
     db: Db, other: Db, third: Db, met: str, word: str, then: str
 ) -> None:
     """Whatever the other session does, the answer is the job that holds the key after it."""

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("t0")
 WANTED = "SELECT * FROM pgworkd.wanted($1)"
 
 
-async def test_jobs_that_are_over_cost_a_heartbeat_nothing_while_vacuum_is_held_back(db: Db, connect: Connect) -> None:
+async def test_finished_jobs_do_not_slow_a_heartbeat_while_vacuum_is_held_back(db: Db, connect: Connect) -> None:
     """The index entries of what the worker has run stay; a heartbeat must not read them."""
     worker_id = await worker(db, 3600)
     await db.execute(NO_STATISTICS)
@@ -35,7 +35,7 @@ async def test_jobs_that_are_over_cost_a_heartbeat_nothing_while_vacuum_is_held_
     assert (row["cancel_ids"], row["cancel_attempts"]) == (running[1:], [1])
 
 
-async def test_idle_pools_ask_for_what_is_due_at_one_price(db: Db, connect: Connect) -> None:
+async def test_polling_for_due_jobs_by_idle_pools_costs_the_same(db: Db, connect: Connect) -> None:
     """Each second or two; the index entries of jobs that are over stay in front of what waits."""
     worker_id = await worker(db, 3600)
     await db.execute(NO_STATISTICS)
@@ -64,7 +64,7 @@ async def test_idle_pools_ask_for_what_is_due_at_one_price(db: Db, connect: Conn
     assert await db.fetch(next_due, *known) == [("q", -5.0), ("r", 2.0)]
 
 
-async def test_settings_of_other_queues_cost_a_heartbeat_nothing(db: Db, other: Db) -> None:
+async def test_settings_of_other_queues_do_not_slow_a_heartbeat(db: Db, other: Db) -> None:
     """5,000 of them; of its own it hears all the same. Who names no queues hears of all."""
     worker_id = await worker(db)
     sql, queues = "SELECT * FROM pgworkd.wanted($1, $2, $3)", ["q", "r"]
@@ -99,7 +99,7 @@ async def test_settings_of_other_queues_cost_a_heartbeat_nothing(db: Db, other: 
     assert len(json.loads(row["settings"])) == 5002
 
 
-async def test_settings_come_again_only_when_they_have_changed(db: Db, other: Db) -> None:
+async def test_settings_are_returned_again_only_when_they_have_changed(db: Db, other: Db) -> None:
     """By whoever they were changed, also when a transaction that began earlier commits later, at one instant."""
     worker_id = await worker(db)
     await db.execute("INSERT INTO pgworkd.queues (name, concurrency) SELECT 'q' || n, 5 FROM generate_series(1, 50) n")
@@ -130,7 +130,7 @@ async def test_settings_come_again_only_when_they_have_changed(db: Db, other: Db
     assert (await asked(version))[0] is not None, "while a pause counts down, each answer says how long it lasts"
 
 
-async def test_the_version_of_settings_stays_while_transaction_ids_go_on(db: Db, other: Db) -> None:
+async def test_the_version_of_the_settings_is_stable_while_transaction_ids_advance(db: Db, other: Db) -> None:
     """It is told by what age() says of rows, which grows with each transaction of the server."""
     worker_id = await worker(db)
     await db.execute("INSERT INTO pgworkd.queues (name, concurrency) SELECT 'q' || n, 5 FROM generate_series(1, 3) n")
@@ -143,7 +143,7 @@ async def test_the_version_of_settings_stays_while_transaction_ids_go_on(db: Db,
     assert await db.fetchval(version, worker_id) == before
 
 
-async def test_a_search_for_strays_reads_nothing_of_what_was_looked_at_before(db: Db, connect: Connect) -> None:
+async def test_a_search_for_orphaned_attempts_does_not_reread_earlier_rows(db: Db, connect: Connect) -> None:
     """Each worker makes one in half a minute; the index entries of what it has run stay, in each of its queues."""
     worker_id = await worker(db, 3600)
     await db.execute(NO_STATISTICS)
