@@ -104,7 +104,7 @@ async def test_one_invalid_dependency_among_many_refuses_all(db: Db) -> None:
     assert await db.fetchval("SELECT count(*) FROM pgworkd.jobs") == 5
 
 
-async def test_a_job_that_holds_a_key_after_its_end_is_over(db: Db) -> None:
+async def test_a_finished_job_that_only_keeps_its_key_counts_as_finished(db: Db) -> None:
     """Such a row of `jobs` holds the dedupe_key and is no job any more."""
     (job_id,) = await insert_running(db, dedupe_key="d", dedupe_until=at(100))
     await complete(db, [job_id])

@@ -122,7 +122,7 @@ async def test_a_job_that_is_not_waiting_is_refused_with_its_status_and_a_remedy
 
 
 @pytest.mark.parametrize("ended", ["completed", "cancelled"])
-async def test_a_job_that_is_over_but_keeps_its_key_is_over(db: Db, ended: str) -> None:
+async def test_a_finished_job_that_keeps_its_key_is_reported_as_finished(db: Db, ended: str) -> None:
     job_id = await one(db, dedupe_key="k", dedupe_until=at(600))
     if ended == "cancelled":
         await cancel(db, job_id)

@@ -160,7 +160,7 @@ async def test_every_object_belongs_to_the_owner(db: Db, roles: Roles) -> None:
     assert [row[0] for row in owners] == [roles.names["owner"]]
 
 
-async def test_security_definer_functions_are_listed_and_pin_their_search_path(db: Db) -> None:
+async def test_security_definer_functions_are_listed_pinned_and_not_public(db: Db) -> None:
     definers = [row for row in await _functions(db) if row["definer"]]
     assert [row["name"] for row in definers] == sorted(OWNERS_RIGHTS.split())
     for row in definers:

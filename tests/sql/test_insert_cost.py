@@ -16,7 +16,7 @@ async def took_s(db: Db) -> float:
     return time.perf_counter() - began
 
 
-async def test_a_large_insert_beside_many_awake_pools_and_without_statistics(db: Db) -> None:
+async def test_a_large_insert_is_fast_with_many_polling_pools_and_no_statistics(db: Db) -> None:
     """Each row was compared with each pool: five times as long, and more the more pools there are."""
     alone = max(await took_s(db), await took_s(db))
     await db.execute(

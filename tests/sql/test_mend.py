@@ -80,7 +80,7 @@ async def finished(db: Db, days: float, count: int = 1, queue: str = "q") -> Non
 # expire
 
 
-async def test_expire_ends_what_waits_beyond_its_time(db: Db) -> None:
+async def test_expire_finishes_waiting_jobs_past_their_expiry(db: Db) -> None:
     gone = [await one(db, expires_at=at(-1)), await one(db, expires_at=T0, run_at=at(60))]
     kept = [await one(db, expires_at=T0 + timedelta(microseconds=1)), await one(db)]
     assert await expire(db) == 2
@@ -90,7 +90,7 @@ async def test_expire_ends_what_waits_beyond_its_time(db: Db) -> None:
     assert await expire(db) == 0
 
 
-async def test_expire_leaves_what_runs_and_what_is_dead(db: Db) -> None:
+async def test_expire_leaves_running_and_dead_jobs(db: Db) -> None:
     ids = await insert(db, 2, expires_at=at(1))
     await claim(db, await worker(db))
     await fail(db, ids[1:], permanent=True)
@@ -99,14 +99,14 @@ async def test_expire_leaves_what_runs_and_what_is_dead(db: Db) -> None:
     assert await complete(db, ids[:1]) == set(ids[:1])
 
 
-async def test_expire_takes_the_oldest_first_and_no_more_than_its_limit(db: Db) -> None:
+async def test_expire_takes_the_oldest_first_up_to_its_limit(db: Db) -> None:
     ids = [await one(db, expires_at=at(-seconds)) for seconds in (1, 3, 2)]
     assert await expire(db, 2) == 2
     assert await statuses(db, ids) == ["pending", "expired", "expired"]
     assert await expire(db, 2) == 1
 
 
-async def test_expire_passes_over_locked_rows_and_another_expire(db: Db, other: Db) -> None:
+async def test_expire_skips_locked_rows_and_a_concurrent_expire(db: Db, other: Db) -> None:
     ids = await insert(db, 3, expires_at=at(-1))
     await db.execute("SET statement_timeout = '2s'")
     await other.execute("BEGIN")
@@ -123,7 +123,7 @@ async def test_expire_passes_over_locked_rows_and_another_expire(db: Db, other: 
 # ensure_partitions
 
 
-async def test_partitions_are_made_for_today_and_the_days_ahead(db: Db) -> None:
+async def test_partitions_are_created_for_today_and_the_days_ahead(db: Db) -> None:
     made = await partitions(db)
     today = await db.fetchval("SELECT to_char(now() AT TIME ZONE 'UTC', 'YYYYMMDD')")
     first = datetime.strptime(made[0], "%Y%m%d").replace(tzinfo=UTC)
@@ -137,7 +137,7 @@ async def test_partitions_are_made_for_today_and_the_days_ahead(db: Db) -> None:
 
 
 @pytest.mark.parametrize("seconds", [0.0, -0.000001, 43199.999999, 43200.0])
-async def test_a_partition_holds_its_day_in_utc_whatever_the_sessions_zone(db: Db, seconds: float) -> None:
+async def test_a_partition_covers_its_utc_day_whatever_the_session_time_zone(db: Db, seconds: float) -> None:
     await db.execute("SET timezone = 'Pacific/Kiritimati'; SET datestyle = 'German'")
     await ensure(db, 1)
     await clock(-DAY, db)
@@ -151,7 +151,7 @@ async def test_a_partition_holds_its_day_in_utc_whatever_the_sessions_zone(db: D
     assert name == f"pgworkd.finished_jobs_{instant:%Y%m%d}"
 
 
-async def test_a_day_that_has_rows_in_the_other_partition_stays_there_and_the_rest_is_made(db: Db) -> None:
+async def test_a_day_with_rows_in_the_default_partition_stays_there_and_others_are_made(db: Db) -> None:
     await finished(db, 0, 3)
     await finished(db, 2, 1)
     assert await ensure(db, 3) == 2
@@ -161,7 +161,7 @@ async def test_a_day_that_has_rows_in_the_other_partition_stays_there_and_the_re
     assert await db.fetchval("SELECT count(*) FROM pgworkd.finished_jobs") == 5
 
 
-async def test_partitions_wait_for_no_long_reader_and_nothing_is_lost(db: Db, other: Db) -> None:
+async def test_creating_partitions_does_not_wait_for_a_long_reader_and_loses_nothing(db: Db, other: Db) -> None:
     await other.execute("BEGIN")
     await other.fetch("SELECT count(*) FROM pgworkd.all_jobs")
     assert await ensure(db, 0) == 0
@@ -172,7 +172,7 @@ async def test_partitions_wait_for_no_long_reader_and_nothing_is_lost(db: Db, ot
     assert await db.fetchval("SELECT count(*) FROM pgworkd.finished_jobs") == 1
 
 
-async def test_settles_go_on_while_a_partition_is_made_later(db: Db, other: Db) -> None:
+async def test_settles_proceed_while_a_partition_is_created_later(db: Db, other: Db) -> None:
     """ensure_partitions in an open transaction holds the table; a second caller returns at once."""
     await db.execute("BEGIN")
     await ensure(db)
@@ -185,7 +185,7 @@ async def test_settles_go_on_while_a_partition_is_made_later(db: Db, other: Db) 
 # prune
 
 
-async def test_prune_drops_the_partitions_that_are_older(db: Db) -> None:
+async def test_prune_drops_partitions_past_the_retention(db: Db) -> None:
     await ensure(db, 3)
     await finished(db, 0, 3)
     await finished(db, 1, 2)
@@ -207,7 +207,7 @@ async def test_prune_deletes_old_rows_without_a_partition_in_batches(db: Db) -> 
     assert await db.fetchval("SELECT count(*) FROM pgworkd.finished_jobs") == 2
 
 
-async def test_a_queue_may_keep_less_but_not_more_than_all(db: Db) -> None:
+async def test_a_queue_may_keep_history_for_less_but_not_for_more_than_the_default(db: Db) -> None:
     queues = "('less', 60), ('more', 100000000), ('default', NULL)"
     await db.execute(f"INSERT INTO pgworkd.queues (name, keep_s) VALUES {queues}")  # noqa: S608
     await ensure(db, 0)
@@ -221,7 +221,7 @@ async def test_a_queue_may_keep_less_but_not_more_than_all(db: Db) -> None:
     assert [tuple(row) for row in rows] == [("default", 2), ("less", 2), ("more", 2), ("q", 2)]
 
 
-async def test_prune_moves_what_has_been_dead_for_long(db: Db) -> None:
+async def test_prune_archives_jobs_that_have_been_dead_for_long(db: Db) -> None:
     await clock(-31 * DAY, db)
     old, alive, recent = await insert(db, 3)
     await claim(db, await worker(db), 3)
@@ -239,7 +239,7 @@ async def test_prune_moves_what_has_been_dead_for_long(db: Db) -> None:
     assert (await prune(db))[1] == 1
 
 
-async def test_the_drop_of_a_partition_gives_up_at_its_first_reader_and_rows_are_deleted_all_the_same(
+async def test_dropping_a_partition_gives_up_at_its_first_reader_and_rows_are_deleted(
     db: Db, other: Db
 ) -> None:
     await drop_all(db, 1)
@@ -257,13 +257,13 @@ async def test_the_drop_of_a_partition_gives_up_at_its_first_reader_and_rows_are
 
 
 @pytest.mark.parametrize("days", [0, -10, None])
-async def test_nobody_can_ask_for_the_history_of_today_to_be_forgotten(db: Db, days: int | None) -> None:
+async def test_the_history_of_today_cannot_be_pruned(db: Db, days: int | None) -> None:
     for verb in ("drop_partition($1)", "forget_rows($1, 10)", "prune($1, 30)"):
         with pytest.raises(asyncpg.InvalidParameterValueError, match="keep_days must be 1 or more"):
             await db.execute(f"SELECT pgworkd.{verb}", days)
 
 
-async def test_two_prunes_at_once_do_not_wait_for_each_other(db: Db, other: Db) -> None:
+async def test_concurrent_prunes_do_not_wait_for_each_other(db: Db, other: Db) -> None:
     await finished(db, -20)
     await db.execute("BEGIN")
     assert (await prune(db))[0] == 1
@@ -272,7 +272,7 @@ async def test_two_prunes_at_once_do_not_wait_for_each_other(db: Db, other: Db) 
     await db.execute("COMMIT")
 
 
-async def test_a_dead_job_that_is_being_looked_at_is_left_for_the_next_time(db: Db, other: Db) -> None:
+async def test_a_locked_dead_job_is_left_for_the_next_prune(db: Db, other: Db) -> None:
     job_id = await one(db, status="dead", failed_at=at(-31 * DAY))
     await db.execute("SET statement_timeout = '2s'")
     await other.execute("BEGIN")
@@ -286,7 +286,7 @@ async def test_a_dead_job_that_is_being_looked_at_is_left_for_the_next_time(db: 
 # running_of
 
 
-async def test_running_of_lists_a_workers_attempts_of_some_age(db: Db) -> None:
+async def test_running_of_lists_the_attempts_of_a_worker_older_than_an_age(db: Db) -> None:
     mine, others = await worker(db, 3600), await worker(db, 3600)
     old, fresh, theirs, ended = await insert(db, 4)
     for worker_id, job_id in ((mine, old), (mine, fresh), (others, theirs), (mine, ended)):
@@ -304,7 +304,7 @@ async def test_running_of_lists_a_workers_attempts_of_some_age(db: Db) -> None:
 # Once wrong
 
 
-async def test_a_long_reader_holds_ensure_partitions_up_once_and_not_for_each_day(db: Db, other: Db) -> None:
+async def test_a_long_reader_delays_ensure_partitions_once_and_not_for_each_day(db: Db, other: Db) -> None:
     """Eight days would be eight waits of 200 ms, with every settle queued behind each: the first is the last."""
     await other.execute("BEGIN")
     await other.fetch("SELECT count(*) FROM pgworkd.all_jobs")
@@ -336,7 +336,7 @@ async def test_expire_counts_the_jobs_of_a_queue_that_keeps_nothing(db: Db) -> N
     assert await expire(db, 2) == 1
 
 
-async def test_a_job_that_has_started_does_not_expire_before_it_could_start(db: Db) -> None:
+async def test_a_job_that_has_started_does_not_expire(db: Db) -> None:
     """expires_at means `not started by then`; one that waits for its retry has started. And its error goes."""
     job_id = await one(db, expires_at=at(5))
     await claim(db, await worker(db))
