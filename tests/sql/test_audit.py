@@ -157,7 +157,9 @@ async def test_the_engine_records_nothing_of_its_own(db: Db) -> None:
 # Who
 
 
-async def test_the_actor_is_the_argument_then_the_session_setting_then_user_and_program(db: Db, connect: Connect) -> None:
+async def test_the_actor_is_the_argument_then_the_session_setting_then_user_and_program(
+    db: Db, connect: Connect
+) -> None:
     ids = await insert(db, 4)
     user = await db.fetchval("SELECT session_user")
     await db.execute("SELECT pgworkd.cancel($1, 'ann@desk')", ids[:1])

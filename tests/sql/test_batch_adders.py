@@ -56,7 +56,9 @@ async def test_no_settle_waits_for_a_transaction_that_adds_and_seals(db: Db, oth
 
 @pytest.mark.parametrize("how", ["add_jobs", "insert"])
 @pytest.mark.parametrize("end_with", ["COMMIT", "ROLLBACK"])
-async def test_a_transaction_that_was_adding_when_the_batch_was_sealed_may_commit(db: Db, other: Db, how: str, end_with: str) -> None:
+async def test_a_transaction_that_was_adding_when_the_batch_was_sealed_may_commit(
+    db: Db, other: Db, how: str, end_with: str
+) -> None:
     worker_id = await worker(db)
     batch_id = await batch(db, **CALLBACK)
     ids = await add(db, batch_id)
@@ -82,9 +84,7 @@ async def test_a_transaction_that_was_adding_when_the_batch_was_sealed_may_commi
 
 @pytest.mark.parametrize("how", ["add_jobs", "insert"])
 @pytest.mark.parametrize("isolation", ["READ COMMITTED", "REPEATABLE READ"])
-async def test_jobs_committed_after_the_cancel_never_run(
-    db: Db, other: Db, how: str, isolation: str
-) -> None:
+async def test_jobs_committed_after_the_cancel_never_run(db: Db, other: Db, how: str, isolation: str) -> None:
     worker_id = await worker(db)
     batch_id = await batch(db, **CALLBACK)
     plain = await one(db)

@@ -224,9 +224,7 @@ async def dead(db: Db, until: datetime | None = None) -> uuid.UUID:
 
 
 @pytest.mark.parametrize("holder_is_over", [False, True])
-async def test_retry_of_a_job_whose_key_is_taken_is_refused_and_changes_nothing(
-    db: Db, holder_is_over: bool
-) -> None:
+async def test_retry_of_a_job_whose_key_is_taken_is_refused_and_changes_nothing(db: Db, holder_is_over: bool) -> None:
     job_id = await dead(db)
     holder = await kept(db) if holder_is_over else await keyed(db)
     before = [await live(db, job_id), await live(db, holder)]

@@ -81,7 +81,9 @@ async def test_the_commit_of_a_dependency_waits_for_an_uncommitted_settle(
 
 
 @pytest.mark.parametrize("end_with", ENDS)
-async def test_a_settle_concurrent_with_that_commit_waits_and_sees_the_dependency(db: Db, other: Db, third: Db, end_with: str) -> None:
+async def test_a_settle_concurrent_with_that_commit_waits_and_sees_the_dependency(
+    db: Db, other: Db, third: Db, end_with: str
+) -> None:
     (first,) = await insert_running(db)
     async with anyio.create_task_group() as tasks:
         await other.execute("BEGIN")

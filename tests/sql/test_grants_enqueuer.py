@@ -241,7 +241,9 @@ async def test_the_refused_columns_and_tables_are_all_that_are_not_granted(db: D
     assert {row[0] for row in relations} == {"jobs", *TABLES.split()}
 
 
-async def test_a_trigger_of_another_role_cannot_use_the_owners_trigger_functions(db: Db, roles: Roles, conn: Db) -> None:
+async def test_a_trigger_of_another_role_cannot_use_the_owners_trigger_functions(
+    db: Db, roles: Roles, conn: Db
+) -> None:
     """Found when they became the owner's: on a table of his own, anyone could have called them with rows of his own."""
     enqueuer = roles.name("enqueuer")
     await db.execute(f"CREATE SCHEMA lair AUTHORIZATION {enqueuer}")

@@ -248,7 +248,7 @@ async def test_one_of_two_sessions_that_free_a_key_does(db: Db, other: Db, third
     assert len(await notes(db)) == 1
 
 
-async def test_a_job_that_ends_meanwhile_keeps_its_key(db: Db, other: Db) -> None:
+async def test_a_job_that_finishes_concurrently_keeps_its_key(db: Db, other: Db) -> None:
     """Its end has not been committed: it is a live job's, and nobody waits."""
     job_id = await keyed(db, until=UNTIL)
     assert await claim_ids(db, await worker(db)) == [job_id]

@@ -239,9 +239,7 @@ async def test_prune_archives_jobs_that_have_been_dead_for_long(db: Db) -> None:
     assert (await prune(db))[1] == 1
 
 
-async def test_dropping_a_partition_gives_up_at_its_first_reader_and_rows_are_deleted(
-    db: Db, other: Db
-) -> None:
+async def test_dropping_a_partition_gives_up_at_its_first_reader_and_rows_are_deleted(db: Db, other: Db) -> None:
     await drop_all(db, 1)
     await ensure(db, 1)
     await finished(db, -20)
@@ -317,7 +315,7 @@ async def test_a_long_reader_delays_ensure_partitions_once_and_not_for_each_day(
     await other.execute("COMMIT")
 
 
-async def test_a_locked_row_of_the_history_does_not_stop_prune(db: Db, other: Db) -> None:
+async def test_a_locked_row_of_the_history_is_skipped_by_prune(db: Db, other: Db) -> None:
     """A DELETE that waited for it would run into lock_timeout (55P03), which undoes the whole call, partitions too."""
     await db.execute("INSERT INTO pgworkd.queues (name, keep_s) VALUES ('q', 60)")
     await finished(db, -1, 3)

@@ -196,7 +196,9 @@ async def test_retry_notifies_only_idle_pools_and_gives_no_time(db: Db, notices:
 
 
 @pytest.mark.parametrize("asleep", [True, False], ids=["idle", "polling"])
-async def test_a_rescue_notifies_all_pools_and_reports_the_time_since_when_jobs_are_due(db: Db, notices: Notices, asleep: bool) -> None:
+async def test_a_rescue_notifies_all_pools_and_reports_the_time_since_when_jobs_are_due(
+    db: Db, notices: Notices, asleep: bool
+) -> None:
     """What it takes back keeps its run_at, in the line of all others: claims that are past it must go back."""
     victim, rescuer = await worker(db, 5), await worker(db)
     for back_s in (30, 60):

@@ -29,7 +29,7 @@ from .verbs import (
 pytestmark = pytest.mark.usefixtures("t0")
 
 
-async def test_a_due_occurrence_is_a_job_as_its_schedule_defines_it(db: Db) -> None:
+async def test_an_occurrence_is_a_job_as_its_schedule_defines_it(db: Db) -> None:
     await put(db, queue="m", kind="k", payload='{"n": 1}')
     await db.execute("UPDATE pgworkd.schedules SET priority = 3, max_attempts = 7, timeout_s = 2.5")
     assert await add(db, ("s", at(60), 2)) == ["s"]

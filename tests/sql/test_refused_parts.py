@@ -241,7 +241,7 @@ async def _occurrences(db: Db) -> Scene:
         *(_mend_dependencies, _mend_doomed, _occurrences),
     ],
 )
-async def test_one_that_refuses_holds_up_no_others(db: Db, scene: Callable[[Db], Awaitable[Scene]]) -> None:
+async def test_a_row_that_refuses_does_not_delay_the_others(db: Db, scene: Callable[[Db], Awaitable[Scene]]) -> None:
     maintain, expected, (what, key) = await scene(db)
     for _ in range(MOST - 1):
         await maintain()

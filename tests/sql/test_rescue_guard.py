@@ -22,7 +22,7 @@ async def _lost_job(db: Db) -> int:
 @pytest.mark.parametrize(
     "guard", ["unknown", "not yet steady", "silent", "lease over", "lost", "seen in the future", "steady in the future"]
 )
-async def test_who_does_not_know_that_it_is_well_rescues_nobody(db: Db, guard: str) -> None:
+async def test_a_worker_that_may_itself_be_lost_rescues_nobody(db: Db, guard: str) -> None:
     await _lost_job(db)
     rescuer = await worker(db)
     await steady(db, rescuer)
@@ -46,7 +46,7 @@ async def test_who_does_not_know_that_it_is_well_rescues_nobody(db: Db, guard: s
     assert await db.fetch("SELECT * FROM pgworkd.workers") == before
 
 
-async def test_after_an_outage_all_look_lost_and_nobody_is_rescued_until_the_living_have_come_back(
+async def test_after_an_outage_no_worker_is_rescued_until_live_ones_have_renewed(
     db: Db,
 ) -> None:
     """hexpm PR#1825: living jobs were rescued by age alone, nightly for a week."""
@@ -72,7 +72,7 @@ async def test_after_an_outage_all_look_lost_and_nobody_is_rescued_until_the_liv
     assert await statuses(db, jobs) == ["running", "running", "failed"]
 
 
-async def test_a_clock_set_back_makes_no_one_lost_and_no_lease_eternal(db: Db) -> None:
+async def test_a_clock_set_back_makes_no_worker_lost_and_no_lease_endless(db: Db) -> None:
     rescuer, healthy, dead = [await worker(db) for _ in range(3)]
     for _ in range(3):
         await one(db)
@@ -87,7 +87,7 @@ async def test_a_clock_set_back_makes_no_one_lost_and_no_lease_eternal(db: Db) -
     assert await rescue(db, rescuer) == {jobs[2]: "failed"}
 
 
-async def test_nobody_is_rescued_before_the_server_has_been_up_for_a_lease(db: Db) -> None:
+async def test_no_worker_is_rescued_before_the_server_has_been_up_for_a_lease(db: Db) -> None:
     started = await db.fetchval("SELECT pg_postmaster_start_time()")
 
     async def stand(seconds: float) -> None:
@@ -107,7 +107,7 @@ async def test_nobody_is_rescued_before_the_server_has_been_up_for_a_lease(db: D
     assert len(await rescue(db, rescuer)) == 1
 
 
-async def test_a_start_of_the_server_that_lies_ahead_as_its_clock_was_set_back_keeps_nobody_from_rescuing(
+async def test_a_server_start_time_in_the_future_does_not_prevent_rescue(
     db: Db,
 ) -> None:
     started = await db.fetchval("SELECT pg_postmaster_start_time()")
@@ -123,9 +123,7 @@ async def test_a_start_of_the_server_that_lies_ahead_as_its_clock_was_set_back_k
 
 
 @pytest.mark.parametrize("given_back", [False, True])
-async def test_what_began_before_the_clock_was_set_back_is_due_at_once_when_it_comes_back(
-    db: Db, *, given_back: bool
-) -> None:
+async def test_jobs_started_before_a_clock_step_back_are_due_at_once_when_returned(db: Db, *, given_back: bool) -> None:
     victim, rescuer = await worker(db, 5), await worker(db)
     job_id = await one(db)
     await claim(db, victim)
@@ -140,7 +138,7 @@ async def test_what_began_before_the_clock_was_set_back_is_due_at_once_when_it_c
     assert await claim_ids(db, rescuer) == [job_id]
 
 
-async def test_two_rescues_at_once_do_the_work_once_and_neither_waits(db: Db, other: Db) -> None:
+async def test_of_two_concurrent_rescues_one_does_the_work_and_neither_waits(db: Db, other: Db) -> None:
     await _lost_job(db)
     rescuer, second = await worker(db), await worker(db)
     await insert(db, 1, status="running", worker_id=4711)  # whose row both would restore
@@ -207,7 +205,7 @@ async def test_after_an_outage_each_worker_is_judged_by_its_own_lease(
             assert await db.fetch("SELECT id FROM pgworkd.workers WHERE id = $1", dead) == []
 
 
-async def test_a_short_lease_rescues_a_long_one_only_when_that_had_its_time(db: Db) -> None:
+async def test_a_worker_with_a_long_lease_gets_its_whole_lease_to_renew(db: Db) -> None:
     long, rescuer, same = await _fleet(db, 60, 6, 6)
     for seconds in range(0, 20, 2):
         await clock(seconds, db)

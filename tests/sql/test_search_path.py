@@ -182,7 +182,7 @@ CREATE FUNCTION evil.notify_pools(text, timestamptz) RETURNS void LANGUAGE sql A
 """
 
 
-async def test_the_trigger_of_an_insert_does_not_look_along_the_callers_search_path(db: Db, notices: Notices) -> None:
+async def test_the_insert_trigger_ignores_the_callers_search_path(db: Db, notices: Notices) -> None:
     await set_pool(db, await worker(db))
     await db.execute(HOSTILE + NAMES_OF_AN_INSERT)
     await db.execute(HOSTILE_PATH)
@@ -202,7 +202,7 @@ async def test_the_trigger_of_an_insert_does_not_look_along_the_callers_search_p
     ],
     ids=["timestamptz", "lpad", "uuidv7"],
 )
-async def test_the_defaults_of_a_row_do_not_look_along_the_callers_search_path(db: Db, shadow: str) -> None:
+async def test_column_defaults_ignore_the_callers_search_path(db: Db, shadow: str) -> None:
     """A body that is a string is parsed at each call, in the caller's path: its functions, its casts."""
     await db.execute(HOSTILE)
     await db.execute(shadow)

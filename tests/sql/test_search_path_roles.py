@@ -81,7 +81,7 @@ async def set_trap(db: Db, session: Db) -> None:
     assert await session.fetch("SELECT evil FROM jobs") == []
 
 
-async def test_a_worker_runs_nothing_of_anothers(db: Db, roles: Roles) -> None:
+async def test_a_worker_runs_no_function_of_another_role(db: Db, roles: Roles) -> None:
     async with roles.acting("worker") as ours:
         await set_trap(db, ours)
         await clock(0, ours)
@@ -89,7 +89,7 @@ async def test_a_worker_runs_nothing_of_anothers(db: Db, roles: Roles) -> None:
     assert await statuses(db, ended) == ["completed", "cancelled", "failed"]
 
 
-async def test_an_enqueuer_cannot_make_the_owner_run_his_own(db: Db, roles: Roles, notices: Notices) -> None:
+async def test_an_enqueuer_cannot_make_the_owner_run_its_functions(db: Db, roles: Roles, notices: Notices) -> None:
     """Each function that runs as the owner, each trigger, and what is left to the commit."""
     await set_pool(db, await worker(db))
     async with roles.session("enqueuer") as ours:
@@ -118,7 +118,7 @@ async def test_an_enqueuer_cannot_make_the_owner_run_his_own(db: Db, roles: Role
     assert await db.fetchval("SELECT total FROM pgworkd.batch_progress WHERE id = $1", root) == 2
 
 
-async def test_a_readers_views_mean_what_they_meant_when_they_were_made(db: Db, roles: Roles) -> None:
+async def test_the_views_of_a_reader_keep_the_names_resolved_at_creation(db: Db, roles: Roles) -> None:
     await one(db)
     async with roles.session("reader") as ours:
         await set_trap(db, ours)

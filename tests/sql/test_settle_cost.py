@@ -13,7 +13,7 @@ READ = """SELECT seq_tup_read + coalesce(idx_tup_fetch, 0) FROM pg_stat_xact_use
 
 
 @pytest.mark.parametrize("settle", [complete, fail, release, end])
-async def test_settings_of_other_queues_cost_a_settle_nothing(db: Db, settle: Settle) -> None:
+async def test_settings_of_other_queues_do_not_slow_a_settle(db: Db, settle: Settle) -> None:
     """5,000 of them, of all kinds that a settle asks for."""
     worker_id = await worker(db)
     await db.execute(NO_STATISTICS)
@@ -30,7 +30,7 @@ async def test_settings_of_other_queues_cost_a_settle_nothing(db: Db, settle: Se
         assert await db.fetchval(READ) - before <= 3
 
 
-async def test_each_queue_of_a_batch_has_its_own_retention(db: Db) -> None:
+async def test_each_queue_in_a_settle_has_its_own_retention(db: Db) -> None:
     """One settle of jobs of four queues: without settings, with others, that keeps nothing, that keeps for a time."""
     worker_id = await worker(db)
     await db.execute(

@@ -9,7 +9,7 @@ from .verbs import Db, claim, clock, heartbeat, one, set_pool, worker
 pytestmark = pytest.mark.usefixtures("t0")
 
 
-async def test_dead_workers_do_not_look_alive_when_no_daemon_is_left(db: Db) -> None:
+async def test_dead_workers_are_not_shown_as_live_when_no_daemon_is_left(db: Db) -> None:
     gone, alive, lost = await worker(db, 30), await worker(db, 60), await worker(db, 60)
     for worker_id in (gone, alive, lost):
         await set_pool(db, worker_id)
