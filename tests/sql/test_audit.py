@@ -1,4 +1,4 @@
-"""audit: who did what to which job or queue, written by the act itself, once."""
+"""audit: who did what to which job or queue, recorded once by the operation itself."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def notes(db: Db) -> list[tuple[Any, ...]]:
 
 
 async def dead(db: Db, count: int = 1, **columns: object) -> list[uuid.UUID]:
-    """Jobs that were claimed and died."""
+    """Jobs that were claimed and are dead."""
     ids = await insert(db, count, **columns)
     await claim(db, await worker(db), count)
     await fail(db, ids, permanent=True)
@@ -154,7 +154,7 @@ async def test_the_engine_records_nothing_of_its_own(db: Db) -> None:
     assert await notes(db) == []
 
 
-# Who
+# The actor
 
 
 async def test_the_actor_is_the_argument_then_the_session_setting_then_user_and_program(
@@ -212,7 +212,7 @@ async def test_a_queue_row_without_settings_is_not_recorded(db: Db) -> None:
     assert await notes(db) == []
 
 
-# Kept as long as the history, and for 7 days at least
+# Kept as long as the history, and for at least 7 days
 
 
 async def test_prune_deletes_old_audit_rows_in_batches(db: Db) -> None:
@@ -235,7 +235,7 @@ async def test_a_worker_is_still_notified_of_a_cancellation(db: Db) -> None:
 
 
 async def test_a_thousand_jobs_are_recorded_in_one_statement(db: Db) -> None:
-    """One INSERT .. SELECT per act: what it costs does not grow with a statement per job."""
+    """One INSERT .. SELECT per operation: the cost does not grow by a statement per job."""
     ids = await insert(db, 1000)
     await db.execute("CREATE TABLE statements (n int)")
     await db.execute(

@@ -1,4 +1,4 @@
-"""Adding to batches, and sealing them, beside who ends their jobs: nobody waits for who adds, and no job is missed."""
+"""Adding to batches and sealing them while their jobs end: settles do not wait for an adder and miss no job."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ async def test_a_child_created_while_its_parent_could_finish_keeps_the_parent_op
 async def test_a_transaction_waiting_for_a_root_that_hides_it_finishes_the_tree(
     db: Db, other: Db, third: Db, connect: Connect
 ) -> None:
-    """Postgres skips a row as locked also when someone else is the next to get it."""
+    """SKIP LOCKED also skips a row for which another session is queued next."""
     observer = await connect()
     root = await batch(db, **CALLBACK)
     one_child, another = [await batch(db, name, parent=root) for name in "ab"]
@@ -195,7 +195,7 @@ async def test_adding_to_a_batch_that_is_being_finished_waits_and_sees_the_resul
 
 
 async def test_an_old_snapshot_adds_before_the_batch_is_finished_or_not_at_all(db: Db, other: Db) -> None:
-    """Whoever adds under REPEATABLE READ sees the batch as it was when the transaction began."""
+    """A transaction that adds under REPEATABLE READ sees the batch as it was when the transaction began."""
     worker_id = await worker(db)
     batch_id = await batch(db)
     await add(db, batch_id)
@@ -217,7 +217,7 @@ async def test_an_old_snapshot_adds_before_the_batch_is_finished_or_not_at_all(d
 
 
 async def test_an_old_snapshot_is_refused_whatever_row_locks_were_taken_before(db: Db, other: Db, third: Db) -> None:
-    """Of several locks in one row Postgres remembers for whom it was changed, and not that it was had FOR UPDATE."""
+    """For a row with several lockers, Postgres remembers that it was updated, but not that it was locked FOR UPDATE."""
     batch_id = await batch(db)
     await third.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
     await third.fetchval("SELECT count(*) FROM pgworkd.jobs")

@@ -1,4 +1,4 @@
-"""Cancelling batches: by hand, by too many failures, in bounded steps; whatever is under way is left consistent."""
+"""Cancelling batches: by hand, by too many failures, in bounded steps; concurrent operations leave it consistent."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ async def test_max_failures_0_allows_no_failure_and_null_allows_any_number(db: D
 
 
 async def test_a_settle_cancels_a_thousand_jobs_at_once_and_none_with_a_key(db: Db) -> None:
-    """It holds the root, and may lock no queue for a key that it frees: a settle locks all of its queues at once."""
+    """It holds the root and must lock no queue to free a key: a settle locks all of its queues at once."""
     worker_id = await worker(db)
     batch_id = await batch(db, max_failures=0)
     first, second = await add(db, batch_id, 2)

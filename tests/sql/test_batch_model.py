@@ -16,7 +16,7 @@ STOPS = ["cancel", "retry", "retry", "cancel_batch"]
 
 
 def steps(whats: list[str]) -> st.SearchStrategy[list[Step]]:
-    """Schedules."""
+    """Generates schedules of steps."""
     step = st.builds(
         Step,
         session=st.integers(0, 2),

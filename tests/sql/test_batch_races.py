@@ -1,4 +1,4 @@
-"""Batches under several sessions: the last one finishes, nobody who adds is waited for, nothing is done twice."""
+"""Batches under several sessions: the last job finishes the batch, adders block nobody, nothing is done twice."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ async def test_a_settle_of_two_trees_locks_their_roots_in_order(db: Db, other: D
 
 @pytest.mark.parametrize("verb", ["fail", "end", "release"])
 async def test_a_settle_that_frees_keys_locks_roots_before_queues(db: Db, other: Db, third: Db, verb: str) -> None:
-    """Two burials in one settle, each with a root and a queue: all roots come first."""
+    """Two jobs archived in one settle, each with a root and a queue: all roots are locked first."""
     trees = [await batch(db, name) for name in "ab"]
     ids = [await one(db, batch_id=tree, serialize_key=f"k {tree}") for tree in trees]
     await claim(db, await worker(db))
@@ -132,7 +132,7 @@ async def test_a_settle_that_frees_keys_locks_roots_before_queues(db: Db, other:
     await counted(db)
 
 
-# Cancelling, replaying
+# Cancelling, retrying
 
 
 async def test_cancel_batch_skips_jobs_that_are_being_settled(db: Db, other: Db) -> None:
@@ -171,7 +171,7 @@ async def test_a_retry_concurrent_with_the_end_of_the_last_job(db: Db, other: Db
 async def test_a_stream_created_during_the_first_completion_is_refused_or_misses_nothing(
     db: Db, other: Db, third: Db, ends: str
 ) -> None:
-    """Whoever ended the job could not see the child; or waits for the instant of its commit, and has to try again."""
+    """The settle could not see the child, or waits for its commit and has to be retried."""
     root = await batch(db)
     (first,) = await add(db, root)
     await claim(db, await worker(db))
@@ -184,7 +184,7 @@ async def test_a_stream_created_during_the_first_completion_is_refused_or_misses
                 await other.execute("COMMIT")
             assert caught.value.sqlstate == BATCH_CLOSED
             return
-        await other.execute("SET CONSTRAINTS ALL IMMEDIATE")  # as far as a commit goes
+        await other.execute("SET CONSTRAINTS ALL IMMEDIATE")  # as far as a commit proceeds
         settling = Later(tasks, complete(db, [first]))
         await waits_for_lock(third, db)
         await other.execute("COMMIT")

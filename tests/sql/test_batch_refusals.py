@@ -1,4 +1,4 @@
-"""What a batch refuses, with a SQLSTATE of its own and a remedy; and what a batch cannot be."""
+"""What a batch refuses, with a SQLSTATE of its own and a remedy; and invalid arguments of batches."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("t0")
 
 
 async def _batch_that(db: Db, what: str) -> uuid.UUID:
-    """A batch that takes no more."""
+    """A batch that accepts no more jobs."""
     if what == "does not exist":
         return uuid.uuid4()
     batch_id: uuid.UUID

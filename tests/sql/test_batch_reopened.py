@@ -1,4 +1,4 @@
-"""A tree that is finished, and opened again by the retry of a dead job of it."""
+"""A finished tree that is reopened by the retry of one of its dead jobs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("t0")
 
 
 async def _finished_badly(db: Db, worker_id: int, **callbacks: Any) -> tuple[Any, Any, Any]:
-    """A tree of two, the second of which streams from the first, that is over: of two jobs the second is dead."""
+    """A finished tree of two batches, the second streaming from the first: of two jobs the second is dead."""
     root = await batch(db, **callbacks)
     child = await batch(db, "c", "s", parent=root, stream=True)
     first, second = await add(db, root, 2)
@@ -38,9 +38,9 @@ async def test_a_retry_reopens_a_finished_tree_and_the_matching_callback_is_sent
     await counted(db)
     await run(db, worker_id)
     assert await state(db, root, child) == ["completed", "sealed"]
-    await run(db, worker_id, queue="s")  # what completed late has been streamed on
+    await run(db, worker_id, queue="s")  # the job that completed late has been streamed
     assert await state(db, root, child) == ["completed", "completed"]
-    # on_complete had not been inserted if on_failure was; alone, it had.
+    # on_complete is not inserted if on_failure was; without on_failure it is.
     assert (len(await calls(db)), len(await calls(db, "failed"))) == ((1, 1) if both else (1, 0))
     await counted(db)
 

@@ -1,4 +1,4 @@
-"""Streaming: each job that completes in a batch puts one, with its payload and result, into each child that streams."""
+"""Streaming: each job that completes in a batch inserts one, with its payload and result, into each streaming child."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ async def test_an_empty_parent_finishes_the_child_it_would_have_streamed_into(db
 
 
 async def test_jobs_of_the_stream_kind_create_the_jobs_and_only_those_are_streamed_on(db: Db) -> None:
-    """It is a live job of the batch while it does so; one that fails is retried, on its own, where one can see it."""
+    """It is a live job of the batch meanwhile; if it fails, it is retried on its own, visibly."""
     worker_id = await worker(db)
     root, child = await _pair(db, kind="send", stream_kind="split")
     grand = await batch(db, "archive", "t", parent=child, stream=True)

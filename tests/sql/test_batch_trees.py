@@ -1,4 +1,4 @@
-"""Trees of batches: finished once, called back once, and forgotten in the end."""
+"""Trees of batches: finished once, called back once, and deleted in the end."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ async def test_a_tree_of_33_levels_that_stream_is_finished_from_top_to_bottom(db
     await counted(db)
 
 
-# What is over is forgotten
+# Finished trees are deleted
 
 
 async def test_prune_deletes_finished_trees_past_the_retention_of_the_history(db: Db) -> None:
@@ -238,7 +238,7 @@ async def test_delete_batch_of_a_subtree(db: Db) -> None:
     assert {row["id"] for row in await db.fetch("SELECT id FROM pgworkd.batches")} == {root, other}
 
 
-# Mending
+# Repair
 
 
 async def test_rows_deleted_by_hand_do_not_keep_a_batch_open(db: Db) -> None:
@@ -252,7 +252,7 @@ async def test_rows_deleted_by_hand_do_not_keep_a_batch_open(db: Db) -> None:
 
 
 async def test_a_batch_with_more_live_jobs_than_its_counter_says_is_not_finished(db: Db) -> None:
-    """Counters say when to look, no more."""
+    """Counters only say when to check."""
     batch_id, ids = await sealed(db, 2)
     await db.execute("UPDATE pgworkd.batches SET added = 1")
     worker_id = await worker(db)

@@ -1,4 +1,4 @@
-"""A batch takes jobs until it is sealed, counts every way in which one ends, and is finished when the last one has."""
+"""A batch takes jobs until it is sealed, counts every outcome, and is finished when its last job has ended."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ async def test_columns_that_are_not_given_default_to_those_of_the_batch(db: Db) 
     assert await add(db, batch_id, 0) == []
 
 
-# Every way in which a job ends
+# Every outcome
 
 
 async def test_every_outcome_is_counted(db: Db) -> None:

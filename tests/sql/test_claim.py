@@ -1,4 +1,4 @@
-"""claim(): what it takes, in which order, and never twice."""
+"""claim(): which jobs it takes, in which order, and never twice."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ async def test_max_attempts_is_stamped_from_the_job_then_its_kind_then_defaults_
     rows = await claim(db, worker_id, kinds=["one", "five"], budgets=[1, 5])
     assert [row["max_attempts"] for row in rows] == [5, 7, 3, 1, 3]
     await fail(db, jobs[:1], delay_s=0)
-    # Once stamped it stays, whatever the code says later.
+    # Once stamped it stays, whatever the default from code is later.
     assert [row["max_attempts"] for row in await claim(db, worker_id, kinds=["five"], budgets=[9])] == [5]
     await one(db, "five")
     assert (await claim(db, worker_id, 1, "five", ["five"], [5]))[0]["max_attempts"] == 5
@@ -223,7 +223,7 @@ async def test_a_claim_concurrent_with_a_rescue_waits_and_then_has_no_lease(db: 
     async with anyio.create_task_group() as tasks:
         await db.execute("BEGIN")
         assert await rescue(db, rescuer) == {held: "failed"}
-        # The victim's session, by its own clock, still sees a good lease.
+        # In the victim's session, by its own clock, the lease is still valid.
         claiming = Later(tasks, claim(other, victim))
         await waits_for_lock(third, other)
         await db.execute("COMMIT")
@@ -260,7 +260,7 @@ async def test_a_heartbeat_and_a_claim_do_not_wait_for_each_other(db: Db, other:
     await db.execute("COMMIT")
 
 
-# Several claims at once
+# Concurrent claims
 
 
 async def test_concurrent_claims_share_the_jobs_without_waiting(db: Db, other: Db) -> None:

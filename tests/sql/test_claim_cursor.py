@@ -1,4 +1,4 @@
-"""claim() with positions: where the caller has been, and everything it does not know of."""
+"""claim() with cursors: the position each priority was claimed up to, and priorities without one."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def arguments(worker_id: int, limit: int, places: Places) -> list[Any]:
 
 
 async def claim_behind(db: Db, worker_id: int, places: Places, limit: int = 100) -> list[uuid.UUID]:
-    """The ids that a claim from these places takes, in its order."""
+    """The ids claimed from these cursors, in their order."""
     return [row["id"] for row in await db.fetch(CLAIM, *arguments(worker_id, limit, places))]
 
 
-# Strictly behind
+# Strictly after the cursor
 
 
 async def test_a_claim_starts_strictly_after_its_cursor(db: Db) -> None:
@@ -66,7 +66,7 @@ async def test_among_rows_of_one_instant_the_id_decides(db: Db) -> None:
 
 @pytest.mark.parametrize("year", [1970, 2026, 2106, 2199])
 async def test_cursors_are_exact_to_the_microsecond_in_any_year(db: Db, year: int) -> None:
-    """The claim says run_at as a double; given back it must be the very same instant."""
+    """A claim returns run_at as a double; passed back, it must be the very same instant."""
     base = T0.replace(year=year, month=11, day=5, minute=59, second=58)
     await db.execute("SELECT set_config('pgworkd.clock', $1, false)", str(base + timedelta(seconds=9)))
     worker_id = await worker(db)
@@ -75,7 +75,7 @@ async def test_cursors_are_exact_to_the_microsecond_in_any_year(db: Db, year: in
     taken, places = [], {}
     while rows := await db.fetch(CLAIM, *arguments(worker_id, 1, places)):
         taken.append(rows[0]["id"])
-        places = {0: (rows[0]["run_at"], TOP)}  # TOP: had the place moved back, the row before would come first
+        places = {0: (rows[0]["run_at"], TOP)}  # TOP: had the cursor moved back, the previous row would come first
         assert len(taken) <= len(ids)
     assert taken == ids
     await db.execute("UPDATE pgworkd.jobs SET status = 'pending', worker_id = NULL")
@@ -116,7 +116,7 @@ async def test_unknown_priorities_above_between_and_below_are_found_in_order(db:
             found.append(new)
         else:
             found += [old, new]
-    places[9] = places[3] = places[-9] = (at(-5), NIL)  # known once, empty now
+    places[9] = places[3] = places[-9] = (at(-5), NIL)  # has a cursor, empty now
     worker_id = await worker(db)
     taken = []
     for limit in (1, 2, 3, 6, 100):
@@ -168,7 +168,7 @@ async def test_rows_of_another_queue_are_not_touched(db: Db) -> None:
 
 
 async def test_suspects_are_claimed_regardless_of_the_cursor(db: Db) -> None:
-    """They stand in a line of their own, which is short: it is walked from its head."""
+    """They have a short index of their own, which is always scanned from its head."""
     worker_id = await worker(db)
     old = await one(db, run_at=at(-60), losses=2)
     new = await one(db, run_at=at(-1))
@@ -183,14 +183,14 @@ async def test_without_cursors_a_claim_starts_at_the_head_of_every_priority(db: 
     assert await claim_behind(db, await worker(db), {}) == ids
 
 
-# What it is for
+# Purpose
 
 
 async def test_a_claim_after_its_cursor_does_not_scan_finished_jobs(db: Db, connect: Connect) -> None:
     await db.execute(NO_STATISTICS)
     worker_id, held = await worker(db), await connect()
     await held.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
-    await held.fetchval("SELECT count(*) FROM pgworkd.jobs")  # from here on nothing can be vacuumed away
+    await held.fetchval("SELECT count(*) FROM pgworkd.jobs")  # from here on vacuum cannot remove anything
     for priority in (0, 3):
         await db.execute(
             """INSERT INTO pgworkd.jobs (queue, priority, run_at)
@@ -220,7 +220,7 @@ async def test_120_priorities_cost_the_same_while_vacuum_is_held_back(db: Db, co
              SELECT 'q', 3 * (n % 120), $1 FROM generate_series(1, 120 * $2::int) n"""
 
     async def run_all(second: int, each: int) -> int:
-        """Claims and completes so many of each priority; the pages that a claim of one more job then touches."""
+        """Claims and completes this many jobs of each priority; the pages that a claim of one more job then touches."""
         await clock(second, db)
         await db.execute(sql, at(second), each)
         while rows := await claimed(1000):

@@ -1,4 +1,4 @@
-"""A handler's own transaction that has completed its job and does not commit: it holds that job, and nobody else's."""
+"""A handler's own transaction that completed its job and stays open: it locks that job, and no other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dedupe keys: one job per queue and key, while it lives and until `dedupe_until`."""
+"""Dedupe keys: one job per queue and key, while it is live and until `dedupe_until`."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def kept(db: Db, key: str = "k", until: datetime = UNTIL) -> uuid.UUID:
 
 
 async def is_free(db: Db, key: str = "k") -> bool:
-    """Whether a plain INSERT gets the key; what it does is undone."""
+    """Whether a plain INSERT gets the key; it is rolled back."""
     transaction = db.transaction()
     await transaction.start()
     try:
@@ -67,7 +67,7 @@ async def is_free(db: Db, key: str = "k") -> bool:
     return True
 
 
-# While it lives, and after
+# While the job is live, and after
 
 
 async def test_a_plain_insert_is_refused_while_the_job_is_live_and_on_conflict_works(db: Db) -> None:
@@ -80,7 +80,7 @@ async def test_a_plain_insert_is_refused_while_the_job_is_live_and_on_conflict_w
 
 
 async def ended(db: Db, how: str) -> uuid.UUID:
-    """A job that ended in this way and keeps its key until UNTIL."""
+    """A job with this outcome that keeps its key until UNTIL."""
     waiting = how in ("cancelled while it waits", "expired")
     job_id = await keyed(db, until=UNTIL, **({"expires_at": at(1)} if how == "expired" else {}))
     if not waiting:
@@ -122,7 +122,7 @@ async def test_a_finished_job_keeps_its_key_until_dedupe_until(db: Db, how: str)
     assert await db.execute(f"{sql} DO NOTHING") == "INSERT 0 0"
     assert await db.fetchval(f"{sql} DO UPDATE SET queue = jobs.queue RETURNING id") == job_id
 
-    await clock(3600, db)  # at once: no daemon has to come by
+    await clock(3600, db)  # at once: no maintenance is needed
     new = await db.fetchval(f"{sql} DO NOTHING RETURNING id")
     assert await statuses(db, [job_id, new]) == [how.split()[0], "pending"]
     assert await db.fetchval("SELECT array_agg(id) FROM pgworkd.jobs") == [new]
@@ -173,7 +173,7 @@ async def test_keys_settled_in_one_batch_are_each_kept_for_their_own_time(db: Db
     assert [await is_free(db, key) for key in "abcd"] == [True, True, False, True]
 
 
-# Nobody sees what only holds a key
+# A row that only keeps a key is invisible
 
 
 async def test_a_row_that_only_keeps_a_key_is_not_a_job(db: Db) -> None:
@@ -213,7 +213,7 @@ async def test_expired_keys_are_deleted_in_steps(db: Db, other: Db) -> None:
     assert [await db.fetchval("SELECT pgworkd.expire(2)") for _ in range(3)] == [2, 1, 0]
 
 
-# Replay
+# Retry
 
 
 async def dead(db: Db, until: datetime | None = None) -> uuid.UUID:
@@ -287,7 +287,7 @@ async def test_one_of_two_sessions_that_want_an_expired_key_gets_it(
     assert await db.fetchval("SELECT array_agg(id) FROM pgworkd.jobs") == [winner]
 
 
-# Who may, and who hears
+# Privileges and notifications
 
 
 async def test_a_role_that_may_only_insert_need_not_wait_for_the_daemon(db: Db) -> None:

@@ -1,4 +1,4 @@
-"""Jobs that wait for others: blocked until all have completed, whatever the order, the number and the way they end."""
+"""Jobs that depend on others: blocked until all have completed, in whatever order, number and way they end."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ async def test_a_transaction_that_rolls_back_leaves_no_dependency(db: Db) -> Non
 async def test_a_savepoint_rollback_removes_the_dependencies_made_in_it(db: Db) -> None:
     first = await one(db)
     async with db.transaction():
-        async with db.transaction():  # what was inserted in a savepoint is ours, too
+        async with db.transaction():  # a row inserted in a savepoint belongs to the same transaction
             last = await one(db)
         await depend(db, last, first)
         await db.execute("SAVEPOINT s")
@@ -184,7 +184,7 @@ async def test_filters_find_jobs_blocked_by_dependencies(db: Db) -> None:
         assert await db.fetchval(sql, key) == [last]
 
 
-# Ending it otherwise
+# Other ways to end
 
 
 async def test_cancelling_or_expiring_a_dependent_leaves_no_dependency_behind(db: Db) -> None:

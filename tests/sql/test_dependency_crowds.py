@@ -1,4 +1,4 @@
-"""Dependents in pages beside others: locked ones, such as refuse, small and large effects, those that are cancelled."""
+"""Dependents in pages, with others beside them: locked or refusing ones, small and large effects, cancelled ones."""
 
 from __future__ import annotations
 

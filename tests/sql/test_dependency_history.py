@@ -1,4 +1,4 @@
-"""To wait for jobs that are over reads the days on which they can have ended, and finds them wherever they are."""
+"""Depending on finished jobs reads the days on which they can have ended, and finds them wherever they are."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LOCKED = """SELECT count(DISTINCT c.oid) FROM pg_locks l JOIN pg_class c ON c.oi
 
 
 async def old_days(db: Db) -> None:
-    """Makes partitions of days long ago."""
+    """Creates partitions of days long ago."""
     await db.execute("SELECT set_config('pgworkd.clock', (now() - interval '90 days')::text, false)")
     await db.execute("SELECT pgworkd.ensure_partitions($1)", DAYS - 1)
     await db.execute("RESET pgworkd.clock")
@@ -68,9 +68,9 @@ async def test_committing_a_dependency_locks_only_partitions_since_its_creation(
 @pytest.mark.parametrize(
     "job_id",
     [
-        uuid.UUID("01000000-0000-7000-8000-000000000000"),  # made in 2004, as its clock says
-        uuid.UUID("ff000000-0000-7000-8000-000000000000"),  # made in a time to come
-        uuid.UUID("00000000-0000-4000-8000-000000000000"),  # says nothing of its time
+        uuid.UUID("01000000-0000-7000-8000-000000000000"),  # created in 2004, according to its id
+        uuid.UUID("ff000000-0000-7000-8000-000000000000"),  # created in the future
+        uuid.UUID("00000000-0000-4000-8000-000000000000"),  # an id without a time
     ],
 )
 async def test_a_finished_job_is_found_whatever_time_its_id_encodes(db: Db, job_id: uuid.UUID) -> None:

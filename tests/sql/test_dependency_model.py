@@ -1,4 +1,4 @@
-"""Jobs that wait for others under any interleaving of sessions, with rollbacks, crashes, retries and old snapshots."""
+"""Jobs that depend on others under any interleaving of sessions, with rollbacks, crashes, retries and old snapshots."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Making a job wait beside whoever ends what it waits for: no end is missed, what is open holds up no settle."""
+"""Declaring a dependency while the other job ends: no outcome is missed, no open transaction delays a settle."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ async def test_a_settle_concurrent_with_that_commit_waits_and_sees_the_dependenc
     async with anyio.create_task_group() as tasks:
         await other.execute("BEGIN")
         last = await after(other, first)
-        await other.execute("SET CONSTRAINTS ALL IMMEDIATE")  # as far as a commit goes
+        await other.execute("SET CONSTRAINTS ALL IMMEDIATE")  # as far as a commit proceeds
         settling = Later(tasks, complete(db, [first]))
         await waits_for_lock(third, db)
         await other.execute(end_with)
@@ -133,7 +133,7 @@ async def test_settles_of_the_same_dependents_in_any_order_do_not_deadlock(db: D
     await exact(db)
 
 
-# Operators beside settles
+# Operators concurrent with settles
 
 
 @pytest.mark.parametrize("verb", ["cancel", "undepend"])
@@ -156,7 +156,7 @@ async def test_a_settle_waits_for_an_operator_who_has_locked_a_dependent(
 
 
 async def test_a_dependent_that_is_locked_when_a_job_dies_is_found_by_maintenance(db: Db, other: Db) -> None:
-    """Whoever buries jobs may hold trees, and waits for no row."""
+    """A settle that archives jobs may hold trees, and waits for no row."""
     (first,) = await insert_running(db)
     last = await after(db, first, unless="run")
     async with other.transaction():
@@ -170,7 +170,7 @@ async def test_a_dependent_that_is_locked_when_a_job_dies_is_found_by_maintenanc
 
 
 async def test_cancelling_both_ends_during_a_settle_does_not_deadlock(db: Db, other: Db, third: Db) -> None:
-    """The settle holds the first and wants the last; the cancel locks the last, and then the first."""
+    """The settle holds the first and needs the last; the cancel locks the last, and then the first."""
     last_id, first_id = uuid.UUID(int=1), uuid.UUID(int=2)
     await one(db, id=first_id)
     await claim(db, await worker(db))
@@ -211,7 +211,7 @@ async def test_an_old_snapshot_that_creates_a_dependent_must_retry(
 
 
 async def test_a_settle_with_an_old_snapshot_misses_no_dependent(db: Db, other: Db) -> None:
-    """A handler's own transaction may be of any kind."""
+    """A handler's own transaction may have any isolation level."""
     (first,) = await insert_running(db)
     await other.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
     await other.fetchval("SELECT count(*) FROM pgworkd.jobs")
@@ -248,7 +248,7 @@ async def test_an_outcome_that_was_not_recorded_is_refused_at_the_commit(db: Db,
 async def test_a_transaction_that_seals_a_tree_and_depends_on_its_job_locks_in_order(
     db: Db, other: Db, third: Db, *, seal_first: bool
 ) -> None:
-    """The settle holds the job and wants the root."""
+    """The settle holds the job and needs the root."""
     root = await batch(db)
     (first,) = await add(db, root)
     await claim(db, await worker(db))

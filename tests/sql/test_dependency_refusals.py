@@ -1,4 +1,4 @@
-"""What jobs cannot wait for, and when it is too late to say so."""
+"""Which jobs cannot be depended on, and when it is too late to declare a dependency."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("t0")
 
 
 async def _refused(db: Db, *others: uuid.UUID, job_id: uuid.UUID | None = None, unless: str = "wait") -> str:
-    """Of a new job, or this one: the message and the hint; nothing of it stays."""
+    """The message and hint of the refusal, for a new job or this one; nothing of it is stored."""
     with pytest.raises(asyncpg.PostgresError) as caught:
         async with db.transaction():
             await depend(db, await one(db) if job_id is None else job_id, *others, unless=unless)
@@ -91,7 +91,7 @@ async def test_a_job_that_can_no_longer_complete_is_refused(db: Db) -> None:
     ways = {gone: "was cancelled", late: "has expired", discarded: "was discarded", dead: "is dead"}
     for other, why in ways.items():
         for unless in ("wait", "cancel"):
-            if (other, unless) != (dead, "wait"):  # it may be replayed
+            if (other, unless) != (dead, "wait"):  # it may be retried
                 said = await _refused(db, other, unless=unless)
                 assert f"{other}, which {why} | It will not complete: leave it out" in said
         assert await statuses(db, [await after(db, other, unless="run")]) == ["pending"]
@@ -105,7 +105,7 @@ async def test_one_invalid_dependency_among_many_refuses_all(db: Db) -> None:
 
 
 async def test_a_finished_job_that_only_keeps_its_key_counts_as_finished(db: Db) -> None:
-    """Such a row of `jobs` holds the dedupe_key and is no job any more."""
+    """Such a row of `jobs` holds the dedupe_key and is no longer a job."""
     (job_id,) = await insert_running(db, dedupe_key="d", dedupe_until=at(100))
     await complete(db, [job_id])
     assert await statuses(db, [await after(db, job_id)]) == ["pending"]

@@ -1,4 +1,4 @@
-"""What becomes of those who wait when what they wait for does not complete: they wait, go with it, or run anyway."""
+"""What becomes of dependents when a dependency does not complete: they wait, are cancelled, or run anyway."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def _expires(db: Db, job_id: uuid.UUID) -> None:
 
 
 async def _is_lost(db: Db, job_id: uuid.UUID) -> None:
-    """With its worker, for the last time."""
+    """Lost with its worker, for the last time."""
     await db.execute("UPDATE pgworkd.jobs SET losses = 2 WHERE id = $1", job_id)
     rescuer = await worker(db)
     await steady(db, rescuer, until=60)
@@ -56,7 +56,7 @@ async def _is_lost(db: Db, job_id: uuid.UUID) -> None:
 
 
 async def _asked_to_stop(db: Db, job_id: uuid.UUID) -> None:
-    """It failed and would be retried, but its cancellation was asked for."""
+    """It failed and would be retried, but its cancellation was requested."""
     await cancel(db, job_id)
     await fail(db, [job_id])
 
@@ -212,7 +212,7 @@ async def test_a_cancelled_dependent_is_counted_in_its_own_batch(db: Db, *, nest
 
 
 async def test_a_workflow_across_batches_completes(db: Db) -> None:
-    """Who is last in one tree is the first that another waits for; what streams is not in the way."""
+    """The last job of one tree is the first dependency of another; streaming does not interfere."""
     worker_id = await worker(db)
     roots = [await batch(db, name, on_complete={"queue": "done"}) for name in "ab"]
     first = await add(db, roots[0], 3)

@@ -1,4 +1,4 @@
-"""depth(): what could run now, at the price of that alone."""
+"""depth(): the number of jobs that could run now, at a cost in proportion to them."""
 
 from __future__ import annotations
 
@@ -38,4 +38,4 @@ async def test_jobs_not_due_or_beyond_the_bound_do_not_slow_depth(db: Db, other:
     for session in (db, other):
         assert await blocks(session, DEPTH) <= 1.5 * alone + 10
     await insert(db, 10_000)
-    assert await blocks(db, "SELECT pgworkd.depth('q', 10)") <= 3 * alone  # the indexes are one level deeper
+    assert await blocks(db, "SELECT pgworkd.depth('q', 10)") <= 3 * alone  # the indexes have one level more

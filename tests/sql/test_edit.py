@@ -1,4 +1,4 @@
-"""edit: what waits can be changed, what does not is refused, and nobody in line is left behind."""
+"""edit: a waiting job can be changed, any other is refused, and no job waiting for the same key is left behind."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.usefixtures("t0")
 
 
 async def edit(db: Db, job_id: uuid.UUID, **changes: Any) -> dict[str, Any]:
-    """edit(); what is different now."""
+    """edit(); the columns that have changed."""
     sql = "SELECT pgworkd.edit($1, $2, $3, $4)"
     values = (changes.get(name) for name in ("payload", "run_at", "priority"))
     answer: dict[str, Any] = json.loads(await db.fetchval(sql, job_id, *values))
@@ -48,7 +48,7 @@ async def in_line(db: Db, *run_ats: float, key: str = "k", **columns: Any) -> li
 
 
 async def drain(db: Db) -> list[uuid.UUID]:
-    """Claims and completes until nothing is due any more; the ids in the order of their runs."""
+    """Claims and completes until nothing is due; the ids in the order of their runs."""
     worker_id, ran = await worker(db), []
     while rows := await claim(db, worker_id):
         ids = [row["id"] for row in rows]
@@ -156,7 +156,7 @@ async def test_values_out_of_bounds_are_refused(db: Db, changes: dict[str, Any],
     assert await db.fetchval("SELECT count(*) FROM pgworkd.audit") == 0
 
 
-# Against claims
+# Concurrent claims
 
 
 async def test_an_edit_waits_for_a_concurrent_claim_and_is_refused(db: Db, other: Db, third: Db) -> None:
@@ -196,7 +196,7 @@ async def test_nobody_is_notified_of_a_queue_without_pools(db: Db, notices: Noti
     assert await notices.heard() == []
 
 
-# In a line
+# With a serialize key
 
 
 async def test_a_blocked_job_moved_to_the_front_of_its_key_runs_next(db: Db) -> None:

@@ -42,7 +42,7 @@ async def enqueue(db: Db, on_duplicate: str | None = None, queue: str = "q", **o
 
 
 async def holder(db: Db, state: str) -> uuid.UUID:
-    """A job with the key in this state; others have been claimed before by the same worker."""
+    """A job with the key in this state; the same worker has claimed others before."""
     worker_id, line = await worker(db), None
     if state == "blocked":
         await one(db, serialize_key="s")
@@ -80,7 +80,7 @@ NEW: dict[str, Any] = {
 }
 
 
-# Each word for each state
+# Each mode for each state
 
 
 @pytest.mark.parametrize("word", WORDS)
@@ -192,7 +192,7 @@ async def test_a_waiting_job_is_not_changed_to_invalid_values(db: Db, word: str,
     assert await live(db, job_id) == before
 
 
-# Who hears of it
+# Notifications
 
 
 @pytest.mark.parametrize("asleep", [False, True])
@@ -201,10 +201,10 @@ async def test_a_waiting_job_is_not_changed_to_invalid_values(db: Db, word: str,
     [
         ("scheduled", {"run_at": at(-50)}, at(-50)),  # earlier: claims are past it
         ("scheduled", {"delay_s": 8.0, "priority": 5}, T0),
-        ("scheduled", {"delay_s": 30.0, "priority": 5}, None),  # sleepers look before then
-        ("pending", {"delay_s": 5.0, "priority": 5}, None),  # later: it is where nobody has been
+        ("scheduled", {"delay_s": 30.0, "priority": 5}, None),  # idle pools poll before then
+        ("pending", {"delay_s": 5.0, "priority": 5}, None),  # later: claims have not reached it
         ("pending", {"run_at": T0, "priority": 5}, None),
-        ("pending", {"run_at": at(1), "priority": 6}, T0),  # another priority, another place
+        ("pending", {"run_at": at(1), "priority": 6}, T0),  # another priority, another cursor
     ],
 )
 @pytest.mark.parametrize("word", ["replace", "reschedule"])
@@ -230,7 +230,7 @@ async def test_a_notification_carries_the_start_of_its_transaction(db: Db, notic
     assert await notices.heard() == [{"queue": "q", "run_at": pytest.approx(began_at, abs=3e-6)}]
 
 
-# Lines of a serialize_key
+# Waiters of a serialize key
 
 
 async def test_the_next_job_of_a_key_is_promoted_when_the_first_is_postponed(db: Db, notices: Notices) -> None:
@@ -277,7 +277,7 @@ async def test_a_retry_that_holds_its_key_keeps_it(db: Db) -> None:
 
 
 async def test_an_open_transaction_that_moves_a_job_does_not_block_claims(db: Db, other: Db) -> None:
-    """It holds the rows that it has moved, and not the queue."""
+    """It locks the rows that it has moved, and not the queue."""
     await enqueue(db, serialize_key="s")
     worker_id = await worker(db)
     free = [await one(db, serialize_key="t"), await one(db)]

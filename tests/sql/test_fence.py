@@ -1,4 +1,4 @@
-"""The fence is (id, attempt, worker): who has lost its registration, or its commits, changes nothing."""
+"""The fence is (id, attempt, worker): a worker that lost its registration, or its commits, changes nothing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SETTLES = {
 async def settle(
     db: Db, how: str, job_id: uuid.UUID, worker_id: int, its_token: uuid.UUID | None = None, attempt: int = 1
 ) -> int:
-    """Settles it as that worker (None: with the token that it has); how many that were."""
+    """Settles it as that worker (None: with the token that it has); the number of jobs settled."""
     its_token = its_token or await token(db, worker_id)
     return int(await db.fetchval(SETTLES[how], [job_id], [attempt], its_token, worker_id))
 
@@ -91,13 +91,11 @@ async def test_a_pool_is_announced_and_dropped_only_under_the_registration(db: D
     assert await db.fetchval(pools) == []
 
 
-async def test_after_a_failover_that_lost_a_claim_only_the_current_attempt_settles(
-    db: Db,
-) -> None:
+async def test_after_a_failover_that_lost_a_claim_only_the_current_attempt_settles(db: Db) -> None:
     stale, good = await worker(db), await worker(db)
     job_id = await one(db)
     await claim(db, stale)
-    # The standby that was promoted had not heard of that claim.
+    # The promoted standby had not received that claim.
     await db.execute("UPDATE pgworkd.jobs SET status = 'pending', worker_id = NULL, started_at = NULL, attempts = 0")
     assert [row["attempt"] for row in await claim(db, good)] == [1]
     assert await settle(db, "failed", job_id, stale) == 0
@@ -106,7 +104,7 @@ async def test_after_a_failover_that_lost_a_claim_only_the_current_attempt_settl
 
 
 async def test_two_daemons_with_one_id_do_not_touch_each_others_jobs(db: Db) -> None:
-    """A dump was restored beside live daemons: a new one has got the id under which another still lives."""
+    """A dump was restored beside live daemons: a new one has got the id of another that is still live."""
     worker_id = await worker(db)
     old = await token(db, worker_id)
     await db.execute("DELETE FROM pgworkd.workers")

@@ -25,7 +25,7 @@ RATES: dict[str, Any] = {
 
 
 def steps(whats: list[str], keys: list[str]) -> st.SearchStrategy[list[Step]]:
-    """Schedules: most begin with jobs to fight for."""
+    """Generates schedules: most begin with jobs that compete."""
     step = st.builds(
         Step,
         session=st.integers(0, 2),

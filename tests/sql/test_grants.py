@@ -1,4 +1,4 @@
-"""`pgworkd grants`: who may do what, for every function, table and column that there is."""
+"""`pgworkd grants`: which role may do what, for every function, table and column that exists."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ OWNERS_RIGHTS = """
 add_jobs additions_checked await_results batch_sealed create_batch depend dependencies_added drop_partition enqueue
 ensure_partitions forget_rows job_added jobs_inserted jobs_key_wanted seal_batch stream_created
 """
-"""SECURITY DEFINER: one more of them wants a reason."""
+"""SECURITY DEFINER: one more of them needs a reason."""
 S, SI, SID, SD, SUD, SIUD = (
     "SELECT",
     "SELECT INSERT",
@@ -72,7 +72,7 @@ TABLES = {  # the worker's; readers have SELECT on them, enqueuers nothing
     **dict.fromkeys(("kept_keys", "job_progress", "worker_stats"), S),
 }
 PRIVILEGES = ("SELECT", "INSERT", "UPDATE", "DELETE", "TRUNCATE", "REFERENCES", "TRIGGER")
-COLUMNS = {  # of jobs: the enqueuer's
+COLUMNS = {  # columns of jobs: the enqueuer's
     "INSERT": """
         id queue kind payload meta priority run_at expires_at max_attempts timeout_s dedupe_key dedupe_until
         serialize_key limit_key yields batch_id
@@ -169,7 +169,7 @@ async def test_security_definer_functions_are_listed_pinned_and_not_public(db: D
 
 
 async def test_dynamic_sql_is_built_by_format(db: Db) -> None:
-    """Names by %I, values by %L, and from the calendar or the catalog at that."""
+    """Identifiers by %I, literals by %L, and only from the calendar or the catalog."""
     executes = re.compile(r"\bEXECUTE\b(?!\s+FUNCTION)\s*(.{0,60})", re.S | re.I)
     found = {row["name"]: executes.findall(row["body"]) for row in await _functions(db)}
     found = {name: texts for name, texts in found.items() if texts}
@@ -210,7 +210,7 @@ async def test_the_grants_can_be_applied_again_and_revoke_everything_else(db: Db
 
 
 async def test_an_upgrade_by_an_owner_that_is_not_a_superuser(db: Db, roles: Roles) -> None:
-    """Migrates, with nothing on the database itself; what is new is nobody's until the grants have run again."""
+    """Migrates, without privileges on the database itself; new objects are granted when the grants are reapplied."""
     options = ConnectionOptions(roles.dsn("owner"))
     async with roles.session("owner") as owner:
         await owner.execute("DROP VIEW pgworkd.blocked_jobs; DROP FUNCTION pgworkd.undepend")
@@ -224,7 +224,7 @@ async def test_an_upgrade_by_an_owner_that_is_not_a_superuser(db: Db, roles: Rol
 
 
 async def test_a_first_migration_by_a_role_that_is_not_a_superuser(empty_dsn: str) -> None:
-    """As on servers that others run: found to need one, for a setting of our own in a SET clause."""
+    """As on managed servers: this once required a superuser, for a parameter of our own in a SET clause."""
     admin = await asyncpg.connect(empty_dsn)
     roles = Roles(empty_dsn)
     owner = roles.name("owner")

@@ -22,7 +22,7 @@ TARGET = " ON CONFLICT (queue, dedupe_key) WHERE dedupe_key IS NOT NULL AND stat
 
 @pytest.fixture
 async def conn(roles: Roles) -> AsyncIterator[Db]:
-    """The application's."""
+    """The connection of the application."""
     async with roles.session("enqueuer") as session:
         yield session
 
@@ -82,7 +82,7 @@ async def test_an_expired_key_is_free_at_once(db: Db, roles: Roles) -> None:
 
 
 async def test_a_session_variable_grants_no_privilege(db: Db, conn: Db) -> None:
-    """A turned clock would free a kept key; to say that one has counted would add to a sealed batch."""
+    """A changed clock would free a kept key; a forged counter would add to a sealed batch."""
     first = await conn.fetchval(f"{KEYED} RETURNING id", datetime.now(UTC) + timedelta(minutes=1))
     assert await claim_ids(db, await worker(db)) == [first]
     await complete(db, [first])
@@ -122,7 +122,7 @@ async def test_the_dependencies_of_a_job_are_checked_again_at_the_commit(
     transaction = conn.transaction(isolation=isolation)  # type: ignore[arg-type]
     await transaction.start()
     second = await enqueue(conn, "r", after=[first])
-    if isolation == "read_committed":  # the others are told 40001, whoever they are
+    if isolation == "read_committed":  # the others get 40001, in every role
         async with roles.session("worker") as ours:
             assert await claim_ids(ours, await worker(ours)) == [first]
             await complete(ours, [first])
@@ -219,7 +219,7 @@ FORBIDDEN = [
 
 
 async def test_statements_refused_to_an_enqueuer(db: Db, roles: Roles, conn: Db) -> None:
-    """One of each, all on one connection: to make the roles takes longer than to be refused."""
+    """One statement of each kind, all on one connection: creating the roles takes longer than being refused."""
     for sql in FORBIDDEN:
         await refused(conn, sql)
     assert await db.fetchval("SELECT count(*) FROM pgworkd.jobs") == 0
@@ -244,7 +244,7 @@ async def test_the_refused_columns_and_tables_are_all_that_are_not_granted(db: D
 async def test_a_trigger_of_another_role_cannot_use_the_owners_trigger_functions(
     db: Db, roles: Roles, conn: Db
 ) -> None:
-    """Found when they became the owner's: on a table of his own, anyone could have called them with rows of his own."""
+    """A regression: on a table of their own, any role could have called them with arbitrary rows."""
     enqueuer = roles.name("enqueuer")
     await db.execute(f"CREATE SCHEMA lair AUTHORIZATION {enqueuer}")
     await conn.execute("CREATE TABLE lair.jobs (queue text, dedupe_key text, status text, batch_id uuid)")
@@ -263,7 +263,7 @@ async def test_a_trigger_of_another_role_cannot_use_the_owners_trigger_functions
 
 
 async def test_without_the_grants_usage_of_the_schema_gives_no_privilege(db: Db) -> None:
-    """Rights given by hand to a role that inserts: what runs as the owner must not become its."""
+    """Privileges given by hand to a role that inserts: functions that run as the owner must not be granted by them."""
     name = f"app_{uuid4().hex[:12]}"
     await db.execute(
         f"CREATE ROLE {name}; GRANT USAGE ON SCHEMA pgworkd TO {name}; GRANT INSERT ON pgworkd.jobs TO {name}"

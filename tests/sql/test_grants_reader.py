@@ -1,4 +1,4 @@
-"""A dashboard under the role `reader`: everything is seen, nothing is changed."""
+"""A dashboard under the role `reader`: it sees everything and changes nothing."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ async def test_a_reader_cannot_write_to_any_table(db: Db, roles: Roles) -> None:
 
 
 async def test_a_reader_cannot_call_any_function_that_writes(db: Db, roles: Roles) -> None:
-    """All but those that are granted, each called with NULLs: the right to is asked for before anything else."""
+    """All except those that are granted, each called with NULLs: EXECUTE is checked before anything else."""
     own = {name for who, names in FUNCTIONS.items() if "reader" in who for name in names.split()}
     rows = await db.fetch(
         "SELECT proname, pronargs, proargtypes::regtype[]::text[], provolatile FROM pg_proc "

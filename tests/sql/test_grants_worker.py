@@ -1,4 +1,4 @@
-"""A whole daemon under the role `worker`, fed under the role `enqueuer`; and what a worker may not."""
+"""A whole daemon under the role `worker`, with jobs from the role `enqueuer`; and what a worker must not do."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .verbs import T0, Db, at, claim_ids, clock, complete, heartbeat, one, rescu
 
 
 def flow() -> App:
-    """An application of many kinds."""
+    """An application with many kinds."""
     app = App()
     app.handler("ok", concurrency=20)(_ok)
 
@@ -57,7 +57,7 @@ CHORES = Periods(rescue_s=0.1, expire_s=0.1, schedules_s=0.1, orphans_s=0.1, par
 
 
 async def test_a_daemon_as_worker_runs_everything_an_enqueuer_inserts(db: Db, roles: Roles) -> None:
-    await db.execute(f"GRANT {roles.name('reader')} TO {roles.name('enqueuer')}")  # who waits for results is both
+    await db.execute(f"GRANT {roles.name('reader')} TO {roles.name('enqueuer')}")  # waiting for results needs both
     app = flow()
     async with (
         roles.session("enqueuer") as conn,
@@ -119,7 +119,7 @@ async def test_rescue_expire_and_prune_as_a_worker(db: Db, roles: Roles) -> None
         )
         running_id = await conn.fetchval(insert, None, "a", at(20))
         assert await claim_ids(ours, lost) == [running_id]
-        await db.execute("UPDATE pgworkd.jobs SET worker_id = 999")  # a worker that nobody knows, as after a DELETE
+        await db.execute("UPDATE pgworkd.jobs SET worker_id = 999")  # an unknown worker, as after a DELETE
         late = await conn.fetchval(insert, at(5), "b", at(20))
         for seconds in (10, 20, 30, 40, 50, 60, 70):
             await clock(seconds, ours)
@@ -139,7 +139,7 @@ async def test_rescue_expire_and_prune_as_a_worker(db: Db, roles: Roles) -> None
 
 
 async def test_a_worker_cannot_prune_the_last_days_of_the_history(db: Db, roles: Roles) -> None:
-    """By no argument, and by no clock of its own."""
+    """With no argument, and with no clock of its own."""
     async with roles.session("worker") as ours:
         job_id = await one(db)
         assert await claim_ids(ours, await worker(ours)) == [job_id]

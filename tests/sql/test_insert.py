@@ -1,4 +1,4 @@
-"""INSERT: what a row gets by default, and what is refused and how."""
+"""INSERT: the defaults of a row, and which values are refused and how."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def test_the_clock_is_the_statement_time_unless_it_is_set(db: Db) -> None:
         assert await db.fetchval("SELECT pgworkd.clock()") == T0
 
 
-# Refusals. What is wrong stands in the error: the name of the CHECK says what would be right. The numbered ones are in
+# Refusals. The error says what is wrong: the name of the CHECK says what would be right. The numbered ones are in
 # tests/engine/test_bad_inputs.py.
 
 NAME = "name_must_have_1_to_200_characters"
@@ -153,7 +153,7 @@ async def test_values_at_the_bounds_are_accepted(db: Db) -> None:
             await one(db, **{column: value})
     await db.execute("INSERT INTO pgworkd.jobs (queue, run_at) VALUES ('q', '1970-01-01 00:00:00+00')")
     await db.execute("INSERT INTO pgworkd.jobs (queue, run_at) VALUES ('q', '2199-12-31 23:59:59+00')")
-    # Every one of them that is due can be claimed, in one go.
+    # All of them that are due can be claimed in one call.
     due = await db.fetchval("SELECT count(*) FROM pgworkd.jobs WHERE run_at <= pgworkd.clock()")
     assert len(await claim_ids(db, await worker(db), 100)) == due == 17
 
@@ -163,7 +163,7 @@ async def test_one_live_job_per_queue_and_dedupe_key_compared_bytewise(db: Db) -
     with pytest.raises(asyncpg.UniqueViolationError) as caught:
         await one(db, dedupe_key="\u00e9")
     assert caught.value.constraint_name == "jobs_dedupe"
-    await one(db, dedupe_key="e\u0301")  # looks the same
+    await one(db, dedupe_key="e\u0301")  # identical
     await one(db, "another queue", dedupe_key="\u00e9")
     await one(db)
     await one(db)
@@ -211,7 +211,7 @@ async def test_updating_a_running_row_by_hand_ends_its_attempt(db: Db) -> None:
     assert await claim_ids(db, worker_id) == [job_id]
 
 
-# Once wrong
+# Regressions
 
 
 async def test_the_size_limit_applies_to_a_value_stored_compressed(db: Db) -> None:
@@ -224,7 +224,7 @@ async def test_the_size_limit_applies_to_a_value_stored_compressed(db: Db) -> No
 
 
 async def test_the_longest_names_and_keys_fit_into_the_indexes(db: Db) -> None:
-    """A B-tree takes 2,704 bytes, and would refuse the row with 54000 and no hint of what is allowed."""
+    """A B-tree entry is limited to 2,704 bytes; it would refuse the row with 54000 and no hint of what is allowed."""
     queue = "".join(chr(0x10000 + i * 37) for i in range(200))
     key = "".join(chr(0x10000 + i * 41) for i in range(512))
     await one(db, queue, kind=queue, dedupe_key=key[:384])

@@ -57,7 +57,7 @@ async def fresh(empty_dsn: str) -> AsyncIterator[Db]:
 
 @pytest.fixture
 def copied(tmp_path: Path) -> Path:
-    """A checkout's schema.sql with its chapters, to be spoilt."""
+    """A checkout's schema.sql with its chapters, to be damaged."""
     shutil.copy2(ROOT / "schema.sql", tmp_path)
     shutil.copytree(ROOT / "pgworkd" / "sql", tmp_path / "pgworkd" / "sql")
     return tmp_path
@@ -83,11 +83,11 @@ def whole(copied: Path) -> str:
 
 
 async def installed(db: Db) -> bool:
-    """Whether any of it is there."""
+    """Whether any part of the schema is installed."""
     return await db.fetchval("SELECT to_regnamespace('pgworkd')") is not None
 
 
-# All ways lead to the same
+# All ways lead to the same schema
 
 
 async def test_psql_installs_what_migrate_installs(db: Db, empty_dsn: str, fresh: Db, psql: Psql) -> None:
@@ -207,7 +207,7 @@ async def test_psql_leaves_a_newer_schema_unchanged(dsn: str, db: Db, psql: Psql
 
 @pytest.mark.parametrize("ends", ["superuser", "owner", "stranger"])
 async def test_a_schema_installed_by_another_role_with_psql(empty_dsn: str, fresh: Db, psql: Psql, ends: str) -> None:
-    """Its owner and a superuser may migrate it, and leave it as it is; anybody else changes nothing."""
+    """Its owner and a superuser may migrate it, and leave its owner unchanged; any other role changes nothing."""
     roles = Roles(empty_dsn)
     owner, stranger = roles.name("owner"), roles.name("reader")
     await fresh.execute(f"CREATE ROLE {owner} LOGIN PASSWORD 'secret'; CREATE ROLE {stranger} LOGIN PASSWORD 'secret'")
@@ -234,7 +234,7 @@ async def test_a_schema_installed_by_another_role_with_psql(empty_dsn: str, fres
 
 
 def _planned() -> tuple[dict[str, list[str]], list[str]]:
-    """The functions of each bundle, and those that run with the owner's rights, as the table has them."""
+    """The functions of each bundle, and those that run with the owner's privileges, according to the table."""
     text = PLANS.read_text(encoding="utf-8")
     bundles = {name: names.split() for name, names in re.findall(r"\('(\w+)', '\n([\w\s]+)'\)", text)}
     (owners,) = re.findall(r"VALUES \('\n([\w\s]+)'\)", text)
@@ -260,7 +260,7 @@ async def test_every_function_has_exactly_one_entry_in_98_plans(db: Db) -> None:
 
 
 def test_no_chapter_sets_the_settings_of_its_functions() -> None:
-    """CREATE OR REPLACE would take it away again, or a function would have it from two places."""
+    """CREATE OR REPLACE would remove the setting again, or a function would get it from two places."""
     for path in sorted((ROOT / "pgworkd" / "sql").glob("[0-9]*.sql")):
         code = re.sub(r"--.*", "", path.read_text(encoding="utf-8"))
         heads = re.findall(r"CREATE OR REPLACE FUNCTION.*?(?:AS \$|^\s*RETURN\b)", code, re.S | re.M)
@@ -270,7 +270,7 @@ def test_no_chapter_sets_the_settings_of_its_functions() -> None:
 # The table of verbs in schema.sql
 
 WITHIN = {"clock", "known_pools", "mend_sequences", "unlocked", "waits_keyed", "waits_plain", "waits_suspect"}
-"""Functions that statements of the package use, or the installation: parts of verbs, no verbs."""
+"""Functions that statements of the package or the installation use: parts of verbs, not verbs."""
 
 
 async def test_the_table_of_verbs_lists_every_verb(db: Db) -> None:

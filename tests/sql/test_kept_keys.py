@@ -1,4 +1,4 @@
-"""Dedupe keys that are kept after the end of their job or tree: the list of them, and freeing one before its time."""
+"""Dedupe keys that are kept after their job or tree has finished: listing them, and freeing one early."""
 
 from __future__ import annotations
 
@@ -222,7 +222,7 @@ async def test_a_concurrent_plain_insert_waits_for_it_too(db: Db, other: Db, thi
 
 @pytest.mark.parametrize("end", ["COMMIT", "ROLLBACK"])
 async def test_a_job_that_takes_a_key_the_instant_it_expires_keeps_it(db: Db, other: Db, third: Db, end: str) -> None:
-    """The one who frees has an earlier clock, and must not free what is a live job's by then."""
+    """The session that frees it has an earlier clock, and must not free a key that belongs to a live job by then."""
     await kept(db)
     await clock(3600, db)
     async with anyio.create_task_group() as tasks:
@@ -249,7 +249,7 @@ async def test_one_of_two_sessions_that_free_a_key_does(db: Db, other: Db, third
 
 
 async def test_a_job_that_finishes_concurrently_keeps_its_key(db: Db, other: Db) -> None:
-    """Its end has not been committed: it is a live job's, and nobody waits."""
+    """Its settle has not been committed: the key belongs to a live job, and nobody waits."""
     job_id = await keyed(db, until=UNTIL)
     assert await claim_ids(db, await worker(db)) == [job_id]
     await db.execute("BEGIN")
@@ -286,7 +286,7 @@ async def test_a_concurrent_create_batch_gets_the_old_batch_or_a_new_one(db: Db,
 
 
 async def test_neither_listing_nor_freeing_keys_reads_the_backlog(db: Db) -> None:
-    """Nor, once they are known to be many, do all kept keys cost the list of a few."""
+    """Nor, once statistics know that there are many, do all kept keys slow a list of a few."""
     await db.execute(
         "INSERT INTO pgworkd.jobs (queue, dedupe_key) SELECT 'q', 'live ' || i FROM generate_series(1, 30000) i"
     )

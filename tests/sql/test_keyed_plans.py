@@ -1,4 +1,4 @@
-"""Claim and settle where keys and limits count: index scans only, no sort of the table, and a price that stays."""
+"""Claim and settle where keys and limits count: index scans only, no sort of the table, and a constant cost."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ pytestmark = pytest.mark.usefixtures("t0")
 FUNCTIONS = ["claim", "pick", "in_order", "of_key", "next_keys", "due_keys", "by_turn", "running_in", "promote"]
 FUNCTIONS += ["keyed_behind", "places_after", "kinds_waiting"]
 CALLERS = {"of_key": "by_turn", "keyed_behind": "claim", "places_after": "pick", "promote": "settle_completed"}
-"""Under whose settings a function runs, apart from its own."""
+"""Another function under whose settings a function runs, apart from its own."""
 INDEXES = {"keyed_behind": {"jobs_claimable_keyed", "jobs_promoted"}, "kinds_waiting": {"jobs_turns_of_kind"}}
-"""By which a function has to go where others would do that have another order."""
+"""Indexes that a function has to use where others would fit that have another order."""
 STATEMENT = re.compile(r"^\s*(?:IF EXISTS \()?(SELECT|UPDATE|WITH|PERFORM|RETURN QUERY|\w+ := )", re.M)
 SCANS = {"Index Scan", "Index Only Scan", "Tid Scan"}
 CLAIM = "SELECT * FROM pgworkd.claim($1, 'q', 10)"
@@ -68,7 +68,7 @@ def _walk(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _fault(plan: dict[str, Any], indexes: set[str] | None = None) -> str | None:
-    """What is wrong with a plan; None: nothing. `indexes`: those by which it has to go."""
+    """What is wrong with a plan; None: nothing. `indexes`: those it has to use."""
     for node in _walk(plan):
         if indexes is not None and "Index Name" in node and node["Index Name"] not in indexes:
             return f"by {node['Index Name']}"
@@ -129,7 +129,7 @@ async def test_plans_use_indexes_whatever_the_statistics(db: Db, function: str) 
 
 
 async def _blocked(db: Db, count: int, queue: str = "q") -> None:
-    """Jobs parked behind two keys that others hold."""
+    """Jobs blocked behind two keys that others hold."""
     for key in ("k0", "k1"):
         await one(db, queue, serialize_key=key, run_at=at(-5), status="running", worker_id=await worker(db), attempts=1)
     await db.execute(
@@ -222,7 +222,7 @@ async def test_running_jobs_of_other_queues_do_not_slow_a_claim_in_a_limited_que
     db: Db, limits: dict[str, Any], elsewhere: str
 ) -> None:
     if elsewhere == "another key" and "max_running" in limits:
-        return  # what runs in the queue is what max_running counts
+        return  # jobs running in the queue count against max_running
     worker_id = await worker(db)
     await db.execute(NO_STATISTICS)
     await settings(db, **limits)

@@ -1,4 +1,4 @@
-"""register, heartbeat, sign_off: a worker's life, and what its lease says."""
+"""register, heartbeat, sign_off: the life of a worker and of its lease."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ async def test_an_unknown_pool_state_is_refused(db: Db) -> None:
         await heartbeat(db, await worker(db), "asleep")
 
 
-# The end
+# Signing off
 
 
 async def test_sign_off_removes_the_worker_and_its_pools(db: Db) -> None:

@@ -1,4 +1,4 @@
-"""Limits over the whole fleet: so many at once, of a queue or of each limit_key."""
+"""Limits over the whole fleet: a maximum of running jobs, of a queue or of each limit_key."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from .verbs import (
 pytestmark = pytest.mark.usefixtures("t0")
 
 
-# So many at once
+# At most N running jobs
 
 
 async def test_no_more_than_max_running_jobs_run_whatever_worker_claims(db: Db, other: Db) -> None:
@@ -169,7 +169,7 @@ async def test_suspects_count_like_other_jobs(db: Db) -> None:
     assert await take_ids(db, another) == suspects[1:]
 
 
-# So many of a key at once
+# At most N running jobs of a key
 
 
 async def test_each_limit_key_has_its_own_limit(db: Db, other: Db) -> None:
@@ -232,7 +232,7 @@ async def test_a_job_without_a_limit_key_is_never_delayed_by_jobs_with_one(db: D
     assert set(plain) < set(await take_ids(db, worker_id))
 
 
-# Who is told
+# Notifications
 
 
 async def test_idle_pools_are_notified_when_capacity_is_freed(db: Db, notices: Notices) -> None:

@@ -1,4 +1,4 @@
-"""matching: finds jobs chunk by chunk, each once, by way of an index where one knows, and never waits."""
+"""matching: finds jobs chunk by chunk, each once, by index where one fits, and never waits."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def dead(db: Db, count: int = 1, queue: str = "q", **columns: object) -> l
 
 
 async def every_kind_of_job(db: Db) -> dict[str, list[uuid.UUID]]:
-    """Of queue q, by name; and one of another queue."""
+    """One of each kind in queue q, by name; and one in another queue."""
     worker_id = await worker(db)
     running = await insert(db, 2)
     keyed_running = await one(db, serialize_key="k", priority=1)
@@ -131,7 +131,7 @@ async def test_chunks_are_in_the_order_of_ids_and_contain_each_job_once(db: Db) 
 
 
 async def test_changing_the_jobs_of_a_chunk_does_not_affect_the_next(db: Db) -> None:
-    """Cancelled ones are gone, refused ones stay: neither is seen again, none is left out."""
+    """Cancelled jobs are gone, refused ones remain: neither is returned again, none is missed."""
     ids, last, seen = await dead(db, 30, dedupe_key=None), None, []
     while True:
         some, last = await chunk(db, "retry", queue="q", limit=7, after=last)

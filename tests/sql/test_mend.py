@@ -1,4 +1,4 @@
-"""expire, ensure_partitions, prune, running_of: what any daemon does now and then, and how it keeps out of the way."""
+"""expire, ensure_partitions, prune, running_of: the periodic maintenance of any daemon, and how it blocks nobody."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ LOCK_TIMEOUT_S = 0.2
 
 
 async def expire(db: Db, limit: int = 1000) -> int:
-    """expire(); how many."""
+    """expire(); the number of jobs it finished."""
     return int(await db.fetchval("SELECT pgworkd.expire($1)", limit))
 
 
 async def ensure(db: Db, days: int = 7) -> int:
-    """ensure_partitions(); how many it made."""
+    """ensure_partitions(); the number of partitions it created."""
     return int(await db.fetchval("SELECT pgworkd.ensure_partitions($1)", days))
 
 
@@ -48,7 +48,7 @@ async def prune(db: Db, keep_days: int = 7, keep_dead_days: int = 30, limit: int
 
 
 async def drop_all(db: Db, keep_days: int = 7) -> int:
-    """drop_partition() until there is none; how many it dropped."""
+    """drop_partition() until there is none left; the number dropped."""
     dropped = 0
     while await db.fetchval("SELECT pgworkd.drop_partition($1)", keep_days) is not None:
         dropped += 1
@@ -63,12 +63,12 @@ async def partitions(db: Db) -> list[str]:
 
 
 def day(days: float) -> str:
-    """The name of the partition so many days after T0."""
+    """The name of the partition this many days after T0."""
     return at(days * DAY).strftime("%Y%m%d")
 
 
 async def finished(db: Db, days: float, count: int = 1, queue: str = "q") -> None:
-    """Completes some jobs so many days after T0; the clock is at T0 again when it returns."""
+    """Completes this many jobs a number of days after T0; the clock is at T0 again when it returns."""
     await clock(days * DAY, db)
     worker_id = await worker(db)
     ids = await insert(db, count, queue)
@@ -173,7 +173,7 @@ async def test_creating_partitions_does_not_wait_for_a_long_reader_and_loses_not
 
 
 async def test_settles_proceed_while_a_partition_is_created_later(db: Db, other: Db) -> None:
-    """ensure_partitions in an open transaction holds the table; a second caller returns at once."""
+    """ensure_partitions in an open transaction locks the table; a second caller returns at once."""
     await db.execute("BEGIN")
     await ensure(db)
     await other.execute("SET statement_timeout = '2s'")
@@ -290,7 +290,7 @@ async def test_running_of_lists_the_attempts_of_a_worker_older_than_an_age(db: D
     for worker_id, job_id in ((mine, old), (mine, fresh), (others, theirs), (mine, ended)):
         await clock(10 if job_id == fresh else 0, db)
         assert await claim_ids(db, worker_id, 1) == [job_id]
-    await cancel(db, old)  # it runs on until its worker hears of it
+    await cancel(db, old)  # it keeps running until its worker is notified
     await release(db, [ended])
     await clock(20, db)
     sql = "SELECT id, attempt FROM pgworkd.running_of($1, (SELECT token FROM pgworkd.workers WHERE id = $1), $2)"
@@ -299,7 +299,7 @@ async def test_running_of_lists_the_attempts_of_a_worker_older_than_an_age(db: D
     assert await db.fetch(sql, 4711, 0.0) == []
 
 
-# Once wrong
+# Regressions
 
 
 async def test_a_long_reader_delays_ensure_partitions_once_and_not_for_each_day(db: Db, other: Db) -> None:
@@ -307,7 +307,7 @@ async def test_a_long_reader_delays_ensure_partitions_once_and_not_for_each_day(
     await other.execute("BEGIN")
     await other.fetch("SELECT count(*) FROM pgworkd.all_jobs")
     took_s = []
-    for _ in range(3):  # a machine that stands still delays one, eight waits are in each
+    for _ in range(3):  # a stalled machine delays one, eight waits are in each
         started = time.monotonic()
         assert await ensure(db, 7) == 0
         took_s.append(time.monotonic() - started)
@@ -316,7 +316,7 @@ async def test_a_long_reader_delays_ensure_partitions_once_and_not_for_each_day(
 
 
 async def test_a_locked_row_of_the_history_is_skipped_by_prune(db: Db, other: Db) -> None:
-    """A DELETE that waited for it would run into lock_timeout (55P03), which undoes the whole call, partitions too."""
+    """A DELETE that waited for it would meet lock_timeout (55P03), which rolls back the whole call, partitions too."""
     await db.execute("INSERT INTO pgworkd.queues (name, keep_s) VALUES ('q', 60)")
     await finished(db, -1, 3)
     await other.execute("BEGIN")
@@ -326,8 +326,8 @@ async def test_a_locked_row_of_the_history_is_skipped_by_prune(db: Db, other: Db
     assert (await prune(db))[0] == 1
 
 
-async def test_expire_counts_the_jobs_of_a_queue_that_keeps_nothing(db: Db) -> None:
-    """bury answers with what it wrote to the history: expire says 0, and a daemon believes that it has caught up."""
+async def test_expire_counts_the_jobs_of_a_queue_without_history(db: Db) -> None:
+    """bury returns what it wrote to the history: expire would return 0, and a daemon would believe nothing is left."""
     await db.execute("INSERT INTO pgworkd.queues (name, keep_s) VALUES ('q', 0)")
     await insert(db, 3, expires_at=at(-1))
     assert await expire(db, 2) == 2
@@ -335,7 +335,7 @@ async def test_expire_counts_the_jobs_of_a_queue_that_keeps_nothing(db: Db) -> N
 
 
 async def test_a_job_that_has_started_does_not_expire(db: Db) -> None:
-    """expires_at means `not started by then`; one that waits for its retry has started. And its error goes."""
+    """expires_at means `not started by then`; one that waits for its retry has started. And its error would be lost."""
     job_id = await one(db, expires_at=at(5))
     await claim(db, await worker(db))
     await fail(db, [job_id], delay_s=10, message="downstream said no")

@@ -1,4 +1,4 @@
-"""A database of the version before, full of work, becomes what a fresh one is, and loses nothing."""
+"""A database of the previous version, full of jobs, becomes what a fresh one is, and loses nothing."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ async def test_jobs_in_flight_on_an_old_worker_are_settled_and_the_rest_is_proce
 
 
 async def test_a_worker_role_keeps_working_before_the_grants_are_applied_again(old: Db, empty_dsn: str) -> None:
-    """Whatever it calls was there before: a function that is new would be nobody's but the owner's until then."""
+    """It calls only functions that existed before: a new one belongs to the owner until the grants are applied."""
     async with granted(empty_dsn, old) as roles:
         worker = await filled(old)
         await schema.migrate(ConnectionOptions(roles.dsn("owner")))
@@ -137,12 +137,12 @@ MAINTENANCE = (
 
 
 async def none(db: Db, count: str) -> bool:
-    """Whether there are none."""
+    """Whether the table is empty."""
     return bool(await db.fetchval(count) == 0)
 
 
 async def test_a_database_lacking_columns_of_its_version_gets_them(db: Db, old: Db, empty_dsn: str) -> None:
-    """Version 1 was never numbered while it grew: any of this may be missing there."""
+    """Version 1 was not numbered while it was being developed: any of these may be missing there."""
     await filled(old)
     lacks: dict[str, Any] = {
         "workers": ["schedules", "kinds"],

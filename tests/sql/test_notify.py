@@ -1,4 +1,4 @@
-"""Who is notified of an INSERT: one notice per queue and statement, and only where a pool sleeps."""
+"""Which pools an INSERT notifies: one notification per queue and statement, and only if a pool is idle."""
 
 from __future__ import annotations
 

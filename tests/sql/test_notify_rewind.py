@@ -1,4 +1,4 @@
-"""Notices that say since when a row has been due: whoever claims behind its place has to go back for it."""
+"""Notifications with the time since when a row has been due: a claim whose cursor is past it has to go back."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("t0")
 
 
 async def sleeper(db: Db, *queues: str) -> int:
-    """A worker whose pools of these queues sleep."""
+    """A worker whose pools of these queues are idle."""
     worker_id = await worker(db)
     for queue in queues or ("q",):
         await set_pool(db, worker_id, queue)
@@ -52,7 +52,7 @@ async def test_the_notification_carries_the_same_number_as_the_claim(db: Db, not
 
 
 async def test_any_other_insert_reports_the_start_of_its_transaction(db: Db, notices: Notices) -> None:
-    """Others may have been claimed while it was open; and a later row of the same transaction changes nothing."""
+    """Other jobs may have been claimed while it was open; and a later row of the same transaction changes nothing."""
     await db.execute("RESET pgworkd.clock")
     await sleeper(db)
     async with db.transaction():
@@ -176,7 +176,7 @@ async def test_each_queue_is_notified_once(db: Db, notices: Notices) -> None:
     assert sorted(notice["queue"] for notice in await notices.heard()) == ["q", "r"]
 
 
-# Everything else is due now
+# Anything else is due now
 
 
 async def test_retry_notifies_only_idle_pools_and_gives_no_time(db: Db, notices: Notices) -> None:
@@ -199,7 +199,7 @@ async def test_retry_notifies_only_idle_pools_and_gives_no_time(db: Db, notices:
 async def test_a_rescue_notifies_all_pools_and_reports_the_time_since_when_jobs_are_due(
     db: Db, notices: Notices, asleep: bool
 ) -> None:
-    """What it takes back keeps its run_at, in the line of all others: claims that are past it must go back."""
+    """The jobs it takes back keep their run_at and their place in the order: claims that are past it must go back."""
     victim, rescuer = await worker(db, 5), await worker(db)
     for back_s in (30, 60):
         await one(db, run_at=at(-back_s))

@@ -94,7 +94,7 @@ async def test_two_concurrent_sessions_add_one_occurrence(db: Db, other: Db) -> 
     await put(db)
     await db.execute("BEGIN")
     assert await add(db, ("s", at(60), 1)) == ["s"]
-    # The second has computed the same instant, or thinks it is later already. It waits for nobody.
+    # The second has computed the same instant, or believes it is later already. It does not wait.
     assert await add(other, ("s", at(120), 1)) == []
     await db.execute("COMMIT")
     assert await add(other, ("s", at(120), 1)) == []
@@ -112,7 +112,7 @@ async def test_a_rolled_back_addition_leaves_the_instant_to_the_next_call(db: Db
 
 
 async def test_a_locked_schedule_is_skipped_and_the_others_of_the_call_are_not(db: Db, other: Db, third: Db) -> None:
-    """In whatever order two sessions name them: who waits for nobody is in no deadlock."""
+    """Two sessions may name them in any order: a session that never waits cannot deadlock."""
     for name in ("a", "b", "c"):
         await put(db, name)
     await third.execute("BEGIN")
@@ -125,7 +125,7 @@ async def test_a_locked_schedule_is_skipped_and_the_others_of_the_call_are_not(d
 
 
 async def test_one_failing_schedule_does_not_affect_the_others_of_the_call(db: Db) -> None:
-    """A row that stands for that instant already must not raise 23505 for all."""
+    """An existing row for that instant must not raise 23505 for all."""
     await put(db, "a")
     await put(db, "b")
     sql = "INSERT INTO pgworkd.jobs (queue, schedule, occurrence, status) VALUES ('q', 'a', $1, 'dead')"
@@ -157,7 +157,7 @@ async def test_completed_adds_the_next_occurrence_in_the_same_transaction(db: Db
 
 
 async def test_a_settle_whose_schedule_is_locked_notifies_daemons_to_check(db: Db, other: Db, notices: Notices) -> None:
-    """Else the next occurrence would wait for their usual look, half a minute later."""
+    """Otherwise the next occurrence would wait for their periodic check, half a minute later."""
     await put(db)
     job_id = await due_occurrence(db, await worker(db))
     await other.execute("BEGIN")
@@ -208,9 +208,7 @@ async def test_a_settle_adds_only_the_occurrences_of_its_own_schedules(db: Db) -
     assert await occurrences(db, "another") == []
 
 
-async def test_a_settle_without_a_current_next_instant_leaves_it_to_the_next_check(
-    db: Db,
-) -> None:
+async def test_a_settle_without_a_current_next_instant_leaves_it_to_the_next_check(db: Db) -> None:
     await put(db)
     worker_id = await worker(db)
     job_id = await due_occurrence(db, worker_id)

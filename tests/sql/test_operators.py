@@ -1,4 +1,4 @@
-"""cancel, retry, discard, next_due: what people ask for."""
+"""cancel, retry, discard, next_due: the operators' verbs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ pytestmark = pytest.mark.usefixtures("t0")
 
 
 async def discard(db: Db, *ids: uuid.UUID) -> int:
-    """discard(); how many."""
+    """discard(); the number of jobs."""
     return int(await db.fetchval("SELECT pgworkd.discard($1)", ids))
 
 
@@ -50,7 +50,7 @@ async def next_due(db: Db, *queues: str) -> dict[str, float]:
 
 
 async def dead(db: Db, **columns: object) -> uuid.UUID:
-    """A job that was claimed and died."""
+    """A job that was claimed and is dead."""
     job_id = await one(db, priority=2**31 - 1, **columns)
     assert await claim_ids(db, await worker(db), 1) == [job_id]
     assert await fail(db, [job_id], permanent=True) == {job_id: "dead"}
@@ -237,7 +237,7 @@ async def test_discard_archives_only_dead_jobs(db: Db) -> None:
     assert await retry(db, *died) == set()
 
 
-# In a line
+# With a serialize key
 
 
 async def test_cancelling_or_retrying_a_job_with_a_serialize_key_leaves_none_stuck(db: Db) -> None:
@@ -315,17 +315,17 @@ async def test_next_due_costs_the_same_for_many_jobs(db: Db, other: Db) -> None:
         assert await blocks(session, sql) <= before + 20
 
 
-# Once wrong
+# Regressions
 
 
 async def test_discard_counts_the_jobs_of_a_queue_without_history(db: Db) -> None:
-    """The operator is told `0 discarded`, yet it is gone."""
+    """The operator was told `0 discarded`, yet the job was gone."""
     await db.execute("INSERT INTO pgworkd.queues (name, keep_s) VALUES ('q', 0)")
     assert await discard(db, await dead(db)) == 1
 
 
 async def test_a_retried_job_is_not_cancelled_by_a_request_made_before_it_died(db: Db) -> None:
-    """Did cancel_requested_at outlive the death, the next heartbeat would cancel the run just asked for."""
+    """If cancel_requested_at outlived the death, the next heartbeat would cancel the run just requested."""
     worker_id, job_id = await worker(db), await one(db)
     await claim(db, worker_id)
     await cancel(db, job_id)
@@ -340,7 +340,7 @@ async def test_a_retried_job_is_not_cancelled_by_a_request_made_before_it_died(d
 
 
 async def test_a_retried_job_runs_although_its_expiry_has_passed(db: Db) -> None:
-    """Else retry would answer that it runs, claim pass it over, and expire bury it: `expired before it could start`."""
+    """Otherwise retry reports success, claim skips it, and expire archives it: `expired before it could start`."""
     job_id = await dead(db, expires_at=at(5))
     await clock(10, db)
     assert await retry(db, job_id) == {job_id}

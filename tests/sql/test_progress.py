@@ -1,4 +1,4 @@
-"""report_progress: how far a running job is, apart from its row, fenced, bounded, and gone with its attempt."""
+"""report_progress: how far a running job is, apart from its row, fenced, bounded, and deleted with its attempt."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ LONG = "x" * 501
 async def report(
     db: Db, job_id: uuid.UUID, done: float, message: str | None = None, attempt: int = 1
 ) -> list[uuid.UUID]:
-    """report_progress of one job; the ids it was noted for."""
+    """report_progress of one job; the ids it was stored for."""
     sql = "SELECT pgworkd.report_progress($1, $2, $3, $4)"
     return list(await db.fetchval(sql, [job_id], [attempt], [done], [message]))
 
 
 async def shown(db: Db) -> list[tuple[Any, ...]]:
-    """What the view says: (id, attempt, done, message)."""
+    """What the view shows: (id, attempt, done, message)."""
     return [tuple(row) for row in await db.fetch("SELECT id, attempt, done, message FROM pgworkd.job_progress")]
 
 

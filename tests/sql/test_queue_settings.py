@@ -1,4 +1,4 @@
-"""The table `queues`: its bounds, who hears of a change, and what a worker is told of it."""
+"""The table `queues`: its bounds, notifications of a change, and what a heartbeat returns to a worker."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ async def set_queue(db: Db, queue: str = "q", **changes: Any) -> None:
 
 
 async def row(db: Db, queue: str = "q") -> dict[str, Any]:
-    """What the row sets."""
+    """The settings in the row."""
     found = await db.fetchval("SELECT to_jsonb(q) FROM pgworkd.queues q WHERE name = $1", queue)
     shown = {} if found is None else json.loads(found)
     return {
@@ -31,7 +31,7 @@ async def row(db: Db, queue: str = "q") -> dict[str, Any]:
 
 
 async def set_pool(db: Db, worker_id: int, code: int | None, queue: str = "q") -> None:
-    """Announces a pool whose code says so much."""
+    """Announces a pool with this concurrency as its default from code."""
     await db.execute("SELECT pgworkd.set_pool($1, $2, 1, true, $3, 'code')", worker_id, queue, code)
 
 
@@ -74,7 +74,7 @@ async def test_a_plain_update_out_of_bounds_is_refused(db: Db, change: str, cons
     assert await row(db) == {}
 
 
-# Who hears of it
+# Notifications
 
 
 async def test_every_change_of_the_table_is_notified_once_per_transaction(db: Db, notices: Notices) -> None:
@@ -108,7 +108,7 @@ async def test_a_plain_update_sets_updated_at(db: Db) -> None:
     assert await db.fetch("SELECT updated_at FROM pgworkd.queues ORDER BY name") == [(at(5),), (at(0),)]
 
 
-# Changing some of it
+# Changing some of the settings
 
 
 async def test_a_change_leaves_the_other_settings_as_they_are(db: Db) -> None:
@@ -148,7 +148,7 @@ async def test_a_refused_change_changes_nothing(db: Db) -> None:
 async def test_concurrent_changes_are_both_kept(
     db: Db, other: Db, third: Db, first: dict[str, Any], there: bool
 ) -> None:
-    """The second waits for the first, whether that makes the row, changes it or lets it go."""
+    """The second waits for the first, whether that inserts, updates or deletes the row."""
     if there:
         await set_queue(db, concurrency=4)
     async with anyio.create_task_group() as tasks:
@@ -168,7 +168,7 @@ async def test_concurrent_changes_are_both_kept(
     assert await row(db) == wanted
 
 
-# What a worker is told
+# What a heartbeat returns
 
 
 @pytest.mark.usefixtures("t0")

@@ -1,4 +1,4 @@
-"""Rates over the whole fleet: so many starts in a while, of a queue or of each limit_key."""
+"""Rates over the whole fleet: a maximum of starts per period, of a queue or of each limit_key."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ async def test_a_retry_counts_again_and_a_finished_job_still_counts(db: Db) -> N
 
 @pytest.mark.parametrize("scope", ["", "_per_key"])
 async def test_a_higher_rate_takes_effect_at_once(db: Db, scope: str) -> None:
-    """What was started under the slow one is not paid for at the slow one's price for hours."""
+    """Starts under the lower rate are not charged at its price for hours afterwards."""
     worker_id = await worker(db)
     rate, period_s, burst = f"rate{scope}", f"rate{scope}_period_s", f"rate{scope}_burst"
     await settings(db, **{rate: 10, period_s: 3600.0, burst: 10})
@@ -164,7 +164,7 @@ async def test_a_lower_rate_takes_effect_at_once(db: Db) -> None:
 async def test_a_rate_is_changed_concurrently_with_a_claim_in_a_longer_transaction(
     db: Db, other: Db, third: Db
 ) -> None:
-    """Rates are looked at when it commits: until then it holds nothing that a claim would wait for."""
+    """Rates are checked when it commits: until then it holds no lock that a claim would wait for."""
     worker_id = await worker(db)
     await settings(db, rate=10, rate_period_s=3600.0, rate_burst=2)
     ids = [*await line(db, "k", "k"), *await insert(db, 4)]
@@ -195,7 +195,7 @@ async def test_an_extremely_high_rate_does_not_limit(db: Db) -> None:
 
 @pytest.mark.parametrize("scope", ["", "_per_key"])
 async def test_a_clock_set_back_does_not_stop_a_rate(db: Db, scope: str) -> None:
-    """What was spent in a time that has not come yet counts as a full burst, and no more."""
+    """Starts recorded for a time in the future count as a full burst, and no more."""
     worker_id = await worker(db, 3600)
     await settings(db, **{f"rate{scope}": 1, f"rate{scope}_period_s": 5.0, f"rate{scope}_burst": 3})
     ids = await insert(db, 30, limit_key="a")
@@ -216,7 +216,7 @@ async def test_a_clock_set_back_does_not_stop_a_rate(db: Db, scope: str) -> None
 
 
 async def test_claims_that_waited_for_each_other_are_charged_when_they_start(connect: Connect, db: Db) -> None:
-    """Here time is real: the second claim begins a second after the first, and both go on at the same instant."""
+    """Time is real here: the second claim begins a second after the first, and both proceed at the same instant."""
     await db.execute("RESET pgworkd.clock")
     worker_id = await worker(db, 3600)
     await settings(db, rate=1, rate_period_s=1.0, rate_burst=1)
@@ -236,7 +236,7 @@ async def test_claims_that_waited_for_each_other_are_charged_when_they_start(con
 
 
 async def test_rows_of_rates_that_no_longer_limit_are_deleted_in_steps(db: Db, other: Db) -> None:
-    """Each step reads no more than it may; what a claim has locked, what still holds and the queue's own row stay."""
+    """Each step reads a bounded number; rows locked by a claim, rows that still limit and the queue's own row stay."""
     await db.execute(
         "INSERT INTO pgworkd.rates (queue, limit_key, spent_until) SELECT q, k, $1 FROM unnest('{q,r}'::text[]) q,"
         " unnest('{a,b,c,d,e,\"\"}'::text[]) k",

@@ -1,4 +1,4 @@
-"""A row that refuses what maintenance does to it, by a trigger or foreign key of others, holds up no other rows."""
+"""A row that refuses maintenance, by a trigger or foreign key of others, does not delay other rows."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DAY = 86_400
 
 
 async def lost(db: Db, count: int, **columns: object) -> tuple[list[uuid.UUID], int]:
-    """Jobs of a worker that is lost by now, and who may rescue them."""
+    """Jobs of a worker that is lost by now, and a worker that may rescue them."""
     rescuer = await worker(db)
     ids = await insert_running(db, count, **columns)
     await steady(db, rescuer)

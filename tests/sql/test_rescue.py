@@ -1,4 +1,4 @@
-"""rescue: the jobs of lost workers come back, those of living ones never do."""
+"""rescue: jobs of lost workers are taken back, those of live ones never."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def test_jobs_of_a_lost_worker_are_waiting_again_with_a_loss(db: Db) -> No
     assert await db.fetchval("SELECT $1::text::timestamptz", entry.pop("at")) == at(60)
     assert entry == {"attempt": 1, "type": "lost", "message": message, "worker": "host-9"}
     assert await db.fetch("SELECT id FROM pgworkd.workers") == [(rescuer,)]
-    # Due at once; and who comes late is told so.
+    # Due at once; and a late settle is reported as such.
     assert [r["attempt"] for r in await claim(db, rescuer)] == [2]
     assert not await complete(db, [job_id], 1)
     assert await rescue(db, rescuer) == {}
@@ -155,7 +155,7 @@ async def test_jobs_released_by_a_fenced_worker_count_no_loss_until_it_was_rescu
 
 
 async def test_jobs_that_merely_ran_beside_the_killer_survive(db: Db) -> None:
-    """Suspects run apart from each other, so the killer is lost alone."""
+    """Suspects run one at a time, so the killer is lost alone."""
     rescuer = await worker(db)
     killer, *innocent = await insert(db, 4)
     for turn in (0, 1):
@@ -301,7 +301,7 @@ async def test_the_remaining_jobs_of_a_lost_worker_are_rescued_after_a_clock_ste
     await claim(db, victim)
     await steady(db, rescuer)
     assert len(await rescue(db, rescuer, 1)) == 1
-    await steady(db, rescuer, since=-40, until=0)  # its lease, of T0 + 5 s, looks good again
+    await steady(db, rescuer, since=-40, until=0)  # its lease, of T0 + 5 s, appears valid again
     assert len(await rescue(db, rescuer)) == 1
     assert await statuses(db, ids) == ["failed"] * 2
 
@@ -330,7 +330,7 @@ async def test_many_parallel_workers_rescue_each_job_once(db: Db, connect: Conne
     taken: list[object] = []
 
     async def take(session: Db, rescuer: int) -> None:
-        while len(taken) < len(ids):  # whoever finds the lock taken comes again
+        while len(taken) < len(ids):  # a caller that finds the lock taken tries again
             taken.extend(await rescue(session, rescuer, 7))
 
     async with anyio.create_task_group() as tasks:

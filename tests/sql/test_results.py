@@ -1,4 +1,4 @@
-"""Waiting for results: who registers hears at once, asks once more, and misses nothing; results by job and by batch."""
+"""Waiting for results: a registered waiter is notified, asks again, and misses nothing; results by job and by batch."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ CHANNEL = "pgworkd_results_x"
 
 
 async def await_results(db: Db, *ids: uuid.UUID, channel: str = CHANNEL, for_s: float = 60) -> dict[uuid.UUID, str]:
-    """await_results; what it says of each that is over."""
+    """await_results; the statuses of finished jobs."""
     rows = await db.fetch("SELECT * FROM pgworkd.await_results($1, $2, $3)", ids, channel, for_s)
     return {row["id"]: row["status"] for row in rows}
 
@@ -58,7 +58,7 @@ class Ear:
         return self
 
     async def heard(self) -> list[tuple[str, list[uuid.UUID]]]:
-        """(channel, ids) of all that was committed since the last call."""
+        """(channel, ids) of everything committed since the last call."""
         mark = uuid.uuid4().hex
 
         async def marked() -> bool:
@@ -175,7 +175,7 @@ async def test_a_waiter_that_does_not_renew_is_removed(db: Db, ear: Ear) -> None
 
 
 async def test_an_outcome_committed_without_notification_is_seen_by_the_next_call(db: Db, other: Db, third: Db) -> None:
-    """It has looked before anyone waited, and commits after the first look."""
+    """The settle checked before anyone waited, and commits after the first call."""
     ids = await insert_running(db, 2)
     await other.execute("BEGIN")
     await complete(other, ids[:1])
@@ -189,7 +189,7 @@ async def test_an_outcome_committed_without_notification_is_seen_by_the_next_cal
 
 
 async def test_waiting_for_results_blocks_nobody(db: Db, other: Db) -> None:
-    """Not even in a transaction that lasts: neither a settle nor a claim, nor another that waits elsewhere."""
+    """Not even in a long transaction: neither a settle nor a claim, nor another that waits elsewhere."""
     running = await insert_running(db, 3)
     (waits,) = await insert(db)
     async with other.transaction():

@@ -1,4 +1,4 @@
-"""What a retention of a queue's own costs, and what it reaches: counted in rows read, whatever the history holds."""
+"""What a retention of a queue's own costs, and what it deletes: counted in rows read, whatever the history contains."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ READ = """
 
 
 async def finish(db: Db, count: int, queue: str = "q") -> None:
-    """Completes so many jobs now."""
+    """Completes this many jobs now."""
     ids = await insert(db, count, queue)
     await db.fetch("SELECT * FROM pgworkd.claim($1, $2, $3)", await worker(db), queue, count)
     await complete(db, ids)

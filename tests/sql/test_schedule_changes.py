@@ -1,4 +1,4 @@
-"""Schedules: a change of a rule counts at once, and takes no run away."""
+"""Schedules: a change of a rule takes effect at once, and removes no run."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ async def test_a_deleted_occurrence_is_noticed_and_the_chain_restored(db: Db) ->
 
 
 async def test_a_change_of_the_rule_does_not_remove_a_snoozed_occurrence(db: Db) -> None:
-    """It has been claimed (attempts = 1) and waits to go on: deleted, it would reach no final state ."""
+    """It has been claimed (attempts = 1) and waits to continue: deleted, it would reach no final state."""
     await put(db)
     job_id = await due_occurrence(db, await worker(db))
     await release(db, [job_id], delay_s=60)

@@ -1,4 +1,4 @@
-"""What becomes of occurrences that nobody was there to run, and of schedules that nobody's code has."""
+"""Occurrences that no worker was there to run, and schedules that are no longer in code."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ async def _missed(db: Db, job_id: Any, attempt: int = 1) -> Any:
 
 
 async def _waiting(db: Db, **rule: Any) -> None:
-    """An occurrence at T0 that waits, planned before."""
+    """A waiting occurrence at T0, added earlier."""
     await put(db, **rule)
     await clock(-60, db)
     assert await add(db, ("s", T0, 1)) == ["s"]
@@ -48,7 +48,7 @@ async def test_the_grace_period_is_set_per_schedule(db: Db, grace_s: float, is_m
 
 
 async def test_a_backlog_a_pause_or_a_limit_does_not_make_an_occurrence_missed(db: Db) -> None:
-    """Some worker of the queue was there when it was due; that another came later changes nothing."""
+    """Some worker of the queue was there when it was due; that another arrived later changes nothing."""
     early = await worker(db)
     await set_pool(db, early)
     await _waiting(db)
@@ -99,7 +99,7 @@ async def test_a_failing_occurrence_does_not_delay_the_next(db: Db) -> None:
     job_id = await due_occurrence(db, worker_id)
     assert await fail(db, [job_id], following=("s", at(60), 1)) == {job_id: "failed"}
     assert await occurrences(db) == [(T0, "failed"), (at(60), "pending")]
-    # Whatever becomes of its retries, the chain has one.
+    # Whatever becomes of its retries, the chain has exactly one next occurrence.
     await db.execute("UPDATE pgworkd.jobs SET run_at = $1 WHERE status = 'failed'", T0)
     assert await claim_ids(db, worker_id) == [job_id]
     settle = "SELECT pgworkd.settle_completed($1, '{2}', '{null}', '{s}', $2, '{1}')"
@@ -120,7 +120,7 @@ async def test_with_waits_for_retries_the_next_occurrence_waits_for_the_failing_
     assert await occurrences(db) == [(T0, "dead"), (at(60), "pending")]
 
 
-# Code that has gone
+# Schedules removed from code
 
 
 async def _declare(db: Db, worker_id: int, *names: str) -> dict[str, bool]:

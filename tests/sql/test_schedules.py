@@ -1,4 +1,4 @@
-"""Schedules: their rules, who may change them, and who hears of it."""
+"""Schedules: their rules, who may change them, and who is notified."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""schema.sql as a file: what it makes, and that it can run again at any time."""
+"""schema.sql as a file: what it creates, and that it can be run again at any time."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from .verbs import (
 
 pytestmark = pytest.mark.usefixtures("t0")
 
-# What users and the daemon call. `text[]` and the like as Postgres prints them.
+# The functions that users and the daemon call. `text[]` and the like as Postgres prints them.
 FUNCTIONS = {
     "add_occurrences(text[], timestamp with time zone[], integer[])": "text[]",
     "add_jobs(uuid, jsonb[], text, text, integer, timestamp with time zone, integer, double precision, "
@@ -153,7 +153,7 @@ async def reader(db: Db) -> AsyncIterator[str]:
     await db.execute(f"DROP OWNED BY {name}; DROP ROLE {name}")
 
 
-# The file runs again
+# Running the file again
 
 
 async def test_the_script_can_be_rerun_on_live_data_and_changes_nothing(db: Db) -> None:
@@ -210,7 +210,7 @@ async def test_the_script_waits_for_an_open_transaction_and_loses_none_of_its_wo
 
 async def test_sessions_that_used_the_old_functions_continue_with_the_new_ones(db: Db, other: Db) -> None:
     worker_id = await worker(db)
-    for _ in range(7):  # prepared, and planned for good
+    for _ in range(7):  # prepared, with a generic plan
         ids = await insert(db, 2)
         assert await claim_ids(db, worker_id) == ids
         await complete(db, ids[:1])
@@ -238,7 +238,7 @@ async def test_concurrent_installations_do_not_break_each_other(db: Db, other: D
 
 
 async def test_a_users_view_on_our_views_survives_or_stops_the_migration(db: Db) -> None:
-    """DROP VIEW .. CASCADE would take it along, in silence."""
+    """DROP VIEW .. CASCADE would silently drop it, too."""
     await db.execute("CREATE VIEW public.my_report AS SELECT queue, count(*) FROM pgworkd.all_jobs GROUP BY 1")
     try:
         await db.execute(schema.text())
@@ -248,7 +248,7 @@ async def test_a_users_view_on_our_views_survives_or_stops_the_migration(db: Db)
 
 
 async def test_grants_survive_a_migration(db: Db, reader: str) -> None:
-    """Dropped and made again, views would be nobody's, and functions everybody's."""
+    """Dropped and created again, views would be granted to nobody, and functions to PUBLIC."""
     await db.execute(f"GRANT SELECT ON pgworkd.all_jobs, pgworkd.queue_stats TO {reader}")
     await db.execute("REVOKE EXECUTE ON FUNCTION pgworkd.discard(uuid[], text) FROM PUBLIC")
     await db.execute(schema.text())
@@ -256,7 +256,7 @@ async def test_grants_survive_a_migration(db: Db, reader: str) -> None:
     assert not await db.fetchval("SELECT has_function_privilege($1, 'pgworkd.discard(uuid[],text)', 'EXECUTE')", reader)
 
 
-# What it makes
+# What it creates
 
 
 async def test_the_signatures_of_public_functions(db: Db) -> None:

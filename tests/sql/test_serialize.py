@@ -1,4 +1,4 @@
-"""serialize_key: one at a time, in the order in which they are due, whoever frees the key."""
+"""serialize_key: one job at a time, in the order in which they are due, however the key is freed."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ async def test_a_job_committed_late_takes_its_place_among_the_waiters(db: Db, ot
     assert await run_all(db, worker_id) == [early, second, third]
 
 
-# What frees a key
+# Ways to free a key
 
 
 async def test_a_failed_job_holds_its_key_until_its_retry(db: Db) -> None:
@@ -227,7 +227,7 @@ async def test_rescue_hands_on_the_key_of_a_dead_job(db: Db, how: str) -> None:
     if how == "cancelled":
         await cancel(db, first)
     await steady(db, rescuer)
-    # It is due since before the other, so a retry that yields comes first all the same.
+    # It was due before the other, so a retry that yields comes first all the same.
     assert await rescue(db, rescuer) == {first: "failed" if how == "yields" else how}
     assert await run_all(db, rescuer) == ([first, second] if how == "yields" else [second])
 
@@ -258,7 +258,7 @@ async def test_a_claim_returns_its_limit_although_it_must_block_many_jobs(db: Db
 
 
 async def test_jobs_without_a_key_pass_those_being_blocked(db: Db) -> None:
-    """A long line comes in at once: each claim parks a part of it, and takes what is behind all the same."""
+    """Many waiters arrive at once: each claim blocks some of them, and takes the jobs behind them all the same."""
     worker_id = await worker(db)
     await line(db, "s", run_at=at(-9))
     assert len(await take_ids(db, worker_id)) == 1
@@ -295,7 +295,7 @@ async def test_unblock_repairs_rows_changed_by_hand_and_leaves_the_rest(db: Db) 
 
 
 async def test_keys_are_repaired_in_steps(db: Db) -> None:
-    """As many of them as there are: each step goes on where the one before has stopped."""
+    """For any number of keys: each step continues where the one before stopped."""
     ids = {}
     for queue, key in itertools.product(("q", "r"), ("a", "b", "c", "d", "e")):
         (ids[queue, key],) = await insert(db, 1, queue, serialize_key=key, status="blocked")

@@ -1,4 +1,4 @@
-"""Lines whose first job someone has locked: nobody goes before it, and it goes on soon after."""
+"""Keys whose first waiter is locked by another session: no job overtakes it, and it is promoted soon after."""
 
 from __future__ import annotations
 

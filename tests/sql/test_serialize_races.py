@@ -1,4 +1,4 @@
-"""serialize_key under two sessions at once: whoever comes first, and whatever is rolled back, the line goes on."""
+"""serialize_key in two sessions at once: whichever is first, and whatever is rolled back, the key makes progress."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def _settle(settle: str, db: Db, first: uuid.UUID) -> None:
 async def test_a_claim_concurrent_with_a_settle_that_frees_a_key(
     db: Db, other: Db, third: Db, settle: str, next_is: str, end_with: str
 ) -> None:
-    """With nothing in its way but a parked job it need not wait, else it waits to see what the settle did."""
+    """With only a blocked job ahead it need not wait; otherwise it waits to see what the settle did."""
     worker_id = await worker(db)
     first, second = await line(db, "k", "k")
     assert await take_ids(db, worker_id, 1 if next_is == "waiting" else 10) == [first]
@@ -160,7 +160,7 @@ async def test_a_locked_first_waiter_is_never_overtaken(db: Db, other: Db) -> No
 
 
 async def _two_queues(db: Db) -> tuple[str, str]:
-    """Two whose locks are taken in this order."""
+    """Two queues whose locks are taken in this order."""
     first, second = await db.fetch("SELECT q FROM unnest($1::text[]) q ORDER BY hashtext(q) LIMIT 2", QUEUES)
     return first["q"], second["q"]
 
@@ -170,7 +170,7 @@ async def _two_queues(db: Db) -> tuple[str, str]:
 async def test_a_settle_that_frees_keys_of_two_queues_locks_them_in_order(
     db: Db, other: Db, third: Db, verb: str, *, turned: bool
 ) -> None:
-    """It waits for the first without having the second, or two of them would deadlock."""
+    """It waits for the first without holding the second; otherwise two of them would deadlock."""
     first, second = await _two_queues(db)
     one_queue, another = (second, first) if turned else (first, second)
     victim = await worker(db)
@@ -197,7 +197,7 @@ async def test_a_settle_that_frees_keys_of_two_queues_locks_them_in_order(
 
 
 async def test_unblock_waits_for_no_queue_lock(db: Db, other: Db, third: Db) -> None:
-    """Else a slow claim of one queue would hold up the maintenance of all."""
+    """Otherwise a slow claim of one queue would delay the maintenance of all."""
     worker_id = await worker(db)
     await settings(db, rate_per_key=10, rate_per_key_period_s=1.0)
     (first,) = await insert(db, 1, limit_key="r")
@@ -220,7 +220,7 @@ async def test_unblock_waits_for_no_queue_lock(db: Db, other: Db, third: Db) -> 
 
 
 async def test_a_step_of_unblock_waits_for_no_queue_lock_and_defers_the_locked_queue(db: Db, third: Db) -> None:
-    """An application may hold the lock of a queue in a transaction that lasts: the lines of all others go on."""
+    """An application may hold the lock of a queue in a long transaction: the keys of all other queues make progress."""
     ids = [await one(db, queue, serialize_key="k", status="blocked") for queue in QUEUES]
     await third.execute("BEGIN")
     await third.execute(LOCK, QUEUES[0])
@@ -248,7 +248,7 @@ async def test_a_claim_locks_only_the_jobs_it_takes_or_blocks(db: Db, other: Db,
     assert await take_ids(db, worker_id, 2) == ids[3:5]
 
 
-# Everything at once
+# Everything concurrently
 
 
 WHAT = ["insert", "claim", "claim", "complete", "fail", "release", "end", "cancel", "retry", "chores"]

@@ -1,4 +1,4 @@
-"""settle_completed, settle_failed, settle_released, settle_ended: every attempt ends once, in its own name."""
+"""settle_completed, settle_failed, settle_released, settle_ended: every attempt ends once, by its own worker."""
 
 from __future__ import annotations
 

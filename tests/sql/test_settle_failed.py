@@ -1,4 +1,4 @@
-"""settle_failed and settle_released: the job waits again, or is dead, and remembers why."""
+"""settle_failed and settle_released: the job waits again, or is dead, and stores the error."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ async def test_a_rolled_back_claim_of_a_suspect_leaves_it_for_the_next(db: Db, o
 
 
 async def _gate(db: Db) -> None:
-    """From now on claims stop between their look for suspects and their try for the lock while 42 is locked.
+    """From now on claims block between their check for suspects and their try for the lock while 42 is locked.
 
     The functions' search path has pgworkd before pg_catalog, so this shadow is found first.
     """
@@ -87,7 +87,7 @@ async def _gate(db: Db) -> None:
 async def test_a_claim_that_waited_for_the_suspects_lock_sees_the_suspect_taken_before(
     db: Db, other: Db, third: Db
 ) -> None:
-    """Were look and lock one statement, they would share a snapshot taken before the lock: two suspects at once."""
+    """If check and lock were one statement, they would share a snapshot taken before the lock: two suspects at once."""
     worker_id = await worker(db)
     suspects = await insert(db, 2, losses=2)
     await db.execute("BEGIN")

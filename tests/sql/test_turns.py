@@ -1,4 +1,4 @@
-"""Whose turn it is: limit_keys one after the other."""
+"""Fair queues: limit_keys are served round robin."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ async def _keys(db: Db, ids: Sequence[uuid.UUID]) -> list[str]:
 
 
 async def _one_by_one(db: Db, worker_id: int, count: int) -> str:
-    """The keys of the next so many starts, each claimed and completed alone."""
+    """The keys of the next starts, each job claimed and completed alone."""
     ids = []
     for _ in range(count):
         (job_id,) = await take_ids(db, worker_id, 1)
@@ -31,7 +31,7 @@ async def _one_by_one(db: Db, worker_id: int, count: int) -> str:
     return "".join(await _keys(db, ids))
 
 
-# Fair
+# Fairness
 
 
 async def test_keys_are_served_round_robin_however_many_jobs_each_has(db: Db) -> None:
@@ -112,7 +112,7 @@ async def test_within_a_key_the_usual_order_applies(db: Db) -> None:
 
 CROWD = """INSERT INTO pgworkd.jobs (queue, limit_key, run_at)
     SELECT 'q', 'k' || lpad(n::text, 6, '0'), $2 FROM generate_series(1, $1::int) n"""
-"""One job each of so many keys."""
+"""One job of each of this many keys."""
 
 
 @pytest.mark.parametrize("limits", [{"fair": True}, {"limit_per_key": 5}])
@@ -130,7 +130,7 @@ async def test_due_jobs_are_found_among_many_keys_without_any(db: Db, limits: di
 
 
 async def test_many_keys_do_not_hide_a_due_job_behind_a_long_backlog(db: Db) -> None:
-    """The jobs that have been due for longest are of two keys; the third's is behind them, and behind idle keys."""
+    """The jobs that have been due longest are of two keys; the third's is behind them and behind keys with none due."""
     worker_id = await worker(db)
     await settings(db, fair=True)
     await db.execute(CROWD, 2000, at(3600))

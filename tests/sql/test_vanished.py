@@ -1,4 +1,4 @@
-"""rescue restores workers whose rows someone deleted, and ids are given out once."""
+"""rescue restores workers whose rows were deleted, and ids are never reused."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("t0")
 
 
 async def test_a_deleted_worker_row_is_restored_for_its_jobs_and_cannot_be_renewed(db: Db) -> None:
-    """Who lives under that id may be somebody else: it had no lease for a while, and others may have one."""
+    """The process with that id may be another one: the id had no lease for a while, and others may have the jobs."""
     rescuer, alive = await worker(db), await worker(db)
     job_id, its_token = await one(db), await token(db, alive)
     await claim(db, alive)
@@ -37,7 +37,7 @@ async def test_a_deleted_worker_row_is_restored_for_its_jobs_and_cannot_be_renew
 
 
 async def test_a_restored_row_lasts_for_the_longest_lease(db: Db) -> None:
-    """Nobody knows how long the worker's own was: it may yet be running what it has."""
+    """The lease of that worker is unknown: it may still be running its jobs."""
     rescuer, gone, _ = await worker(db), await worker(db, 120), await worker(db, 120)
     await one(db)
     await claim(db, gone)
@@ -80,7 +80,7 @@ async def test_register_never_collides_with_an_id_that_rescue_restored(db: Db) -
 
 
 async def test_an_extreme_worker_id_does_not_exhaust_the_sequence(db: Db) -> None:
-    """setval takes the sequence to its end: from then on every register raises 2200H, and no daemon can start."""
+    """setval moves the sequence to its end: from then on every register raises 2200H, and no daemon can start."""
     rescuer = await worker(db)
     with contextlib.suppress(asyncpg.CheckViolationError):  # refused at the insert is as good
         await insert(db, 1, status="running", worker_id=2**31 - 1)
