@@ -126,7 +126,7 @@ async def test_a_commit_after_the_cancel_waits_for_no_lock_at_a_constant_cost_pe
 
 @pytest.mark.parametrize("end_with", ["COMMIT", "ROLLBACK"])
 @pytest.mark.parametrize("deep", [False, True])
-async def test_a_child_created_while_its_parent_could_finish_keeps_the_parent_open(
+async def test_a_parent_is_not_finished_while_a_child_is_being_created(
     db: Db, other: Db, end_with: str, *, deep: bool
 ) -> None:
     root = await batch(db, **CALLBACK)

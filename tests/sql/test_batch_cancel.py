@@ -28,9 +28,7 @@ from .verbs import (
 pytestmark = pytest.mark.usefixtures("t0")
 
 
-async def test_cancel_batch_cancels_waiting_jobs_requests_it_of_running_ones_and_recurses(
-    db: Db, notices: Notices
-) -> None:
+async def test_cancel_batch_cancels_waiting_jobs_requests_it_of_running_and_recurses(db: Db, notices: Notices) -> None:
     worker_id = await worker(db)
     root = await batch(db, on_complete={"queue": "done"})
     child = await batch(db, "child", parent=root)

@@ -84,7 +84,7 @@ async def test_a_tree_and_its_jobs_are_created_in_one_transaction(db: Db) -> Non
     assert len(await calls(db)) == 1
 
 
-async def test_a_plain_insert_is_counted_also_with_on_conflict(db: Db) -> None:
+async def test_a_plain_insert_is_counted_and_a_row_skipped_by_on_conflict_is_not(db: Db) -> None:
     batch_id = await batch(db)
     await insert(db, 3, batch_id=batch_id)
     await one(db, batch_id=batch_id, dedupe_key="k")

@@ -178,7 +178,7 @@ async def test_claims_from_cursors_take_the_same_jobs_as_claims_from_the_head(
         await world.claim()
 
 
-async def test_a_job_promoted_before_the_cursor_is_claimed(db: Db) -> None:
+async def test_a_job_promoted_behind_the_cursor_is_claimed(db: Db) -> None:
     claimer = Claimer(db, await worker(db))
     first, second, third = [await one(db, serialize_key="k", run_at=at(n)) for n in (-9, -8, -7)]
     other = await one(db, serialize_key="other", run_at=at(-1))

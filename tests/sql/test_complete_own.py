@@ -16,7 +16,7 @@ EFFECTS = "SELECT pgworkd.apply_effects()"
 
 
 @pytest.mark.parametrize("limits", [{}, {"fair": True}, {"max_running": 50}, {"limit_per_key": 50}], ids=str)
-async def test_claims_and_settles_of_its_queue_proceed_while_it_is_open(
+async def test_claims_and_settles_of_the_queue_proceed_while_the_transaction_is_open(
     db: Db, other: Db, limits: dict[str, object]
 ) -> None:
     if limits:

@@ -269,7 +269,7 @@ async def test_an_insert_waiting_for_a_job_to_finish_meets_the_kept_key(db: Db, 
 
 
 @pytest.mark.parametrize("end_of_first", ["COMMIT", "ROLLBACK"])
-async def test_one_of_two_sessions_that_want_an_expired_key_gets_it(
+async def test_of_two_sessions_that_want_an_expired_key_one_gets_it(
     db: Db, other: Db, third: Db, end_of_first: str
 ) -> None:
     await kept(db)

@@ -131,7 +131,7 @@ async def test_a_batch_whose_jobs_are_many_dependents_of_one_job_is_counted_exac
     await counted(db)
 
 
-async def test_daemons_are_notified_once(db: Db, notices: Notices) -> None:
+async def test_daemons_are_notified_once_of_many_dependents(db: Db, notices: Notices) -> None:
     (first,) = await insert_running(db)
     await crowd(db, first)
     await complete(db, [first])

@@ -81,7 +81,7 @@ async def test_the_commit_of_a_dependency_waits_for_an_uncommitted_settle(
 
 
 @pytest.mark.parametrize("end_with", ENDS)
-async def test_a_settle_concurrent_with_that_commit_waits_and_sees_the_dependency(
+async def test_a_settle_concurrent_with_the_commit_of_a_dependency_waits_and_sees_it(
     db: Db, other: Db, third: Db, end_with: str
 ) -> None:
     (first,) = await insert_running(db)

@@ -222,7 +222,7 @@ async def test_when_the_first_job_of_a_key_is_postponed_the_next_one_runs(db: Db
     assert await drain(db) == [second]
 
 
-async def test_a_blocked_job_that_is_postponed_does_not_wait_for_its_key_until_due(db: Db) -> None:
+async def test_a_blocked_job_that_is_postponed_leaves_the_waiters_until_due(db: Db) -> None:
     first, second = await in_line(db, 0, 0)
     assert await claim_ids(db, await worker(db)) == [first]
     await edit(db, second, run_at=at(600))

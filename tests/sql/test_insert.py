@@ -163,7 +163,7 @@ async def test_one_live_job_per_queue_and_dedupe_key_compared_bytewise(db: Db) -
     with pytest.raises(asyncpg.UniqueViolationError) as caught:
         await one(db, dedupe_key="\u00e9")
     assert caught.value.constraint_name == "jobs_dedupe"
-    await one(db, dedupe_key="e\u0301")  # identical
+    await one(db, dedupe_key="e\u0301")  # renders identically
     await one(db, "another queue", dedupe_key="\u00e9")
     await one(db)
     await one(db)

@@ -209,7 +209,7 @@ async def test_a_concurrent_enqueue_waits_for_the_session_that_frees_the_key(
     assert len(await notes(db)) == (end == "COMMIT")
 
 
-async def test_a_concurrent_plain_insert_waits_for_it_too(db: Db, other: Db, third: Db) -> None:
+async def test_a_concurrent_plain_insert_waits_for_the_session_that_frees_the_key(db: Db, other: Db, third: Db) -> None:
     await kept(db)
     async with anyio.create_task_group() as tasks:
         await db.execute("BEGIN")
@@ -236,7 +236,7 @@ async def test_a_job_that_takes_a_key_the_instant_it_expires_keeps_it(db: Db, ot
     assert len(await notes(db)) == (end == "ROLLBACK")
 
 
-async def test_one_of_two_sessions_that_free_a_key_does(db: Db, other: Db, third: Db) -> None:
+async def test_of_two_sessions_that_free_a_key_one_succeeds(db: Db, other: Db, third: Db) -> None:
     await kept(db)
     async with anyio.create_task_group() as tasks:
         await db.execute("BEGIN")
@@ -249,7 +249,7 @@ async def test_one_of_two_sessions_that_free_a_key_does(db: Db, other: Db, third
 
 
 async def test_a_job_that_finishes_concurrently_keeps_its_key(db: Db, other: Db) -> None:
-    """Its settle has not been committed: the key belongs to a live job, and nobody waits."""
+    """Its settle has not been committed: the key belongs to a live job, and freeing it does not wait."""
     job_id = await keyed(db, until=UNTIL)
     assert await claim_ids(db, await worker(db)) == [job_id]
     await db.execute("BEGIN")

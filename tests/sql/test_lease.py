@@ -203,7 +203,7 @@ async def test_a_heartbeat_that_waited_for_a_rescue_reports_the_worker_lost(db: 
         assert await beating.answer() is None
 
 
-async def test_an_unknown_pool_state_is_refused(db: Db) -> None:
+async def test_an_unknown_worker_state_is_refused(db: Db) -> None:
     with pytest.raises(asyncpg.CheckViolationError):
         await heartbeat(db, await worker(db), "asleep")
 

@@ -53,7 +53,7 @@ async def test_the_burst_defaults_to_a_tenth_of_a_second(db: Db, rate: int, peri
     assert taken.again_s == pytest.approx(period_s / rate)
 
 
-async def test_claiming_again_when_told_starts_the_next_job_and_never_sooner(db: Db) -> None:
+async def test_claiming_again_after_the_returned_delay_starts_the_next_job_never_sooner(db: Db) -> None:
     worker_id = await worker(db, 3600)
     await settings(db, rate=7, rate_period_s=1.0, rate_burst=2)
     await insert(db, 100)
@@ -70,7 +70,7 @@ async def test_claiming_again_when_told_starts_the_next_job_and_never_sooner(db:
     assert len(starts) >= 7 * now, "the rate is used to the full"
 
 
-async def test_a_claim_that_returns_all_it_asked_for_is_not_told_to_wait(db: Db) -> None:
+async def test_a_claim_that_returns_all_it_asked_for_returns_no_delay(db: Db) -> None:
     worker_id = await worker(db)
     await settings(db, rate=10, rate_period_s=1.0, rate_burst=5)
     await insert(db, 4)

@@ -218,7 +218,7 @@ async def test_a_job_of_a_lost_worker_holds_its_key_until_it_finishes(db: Db) ->
 
 
 @pytest.mark.parametrize("how", ["dead", "cancelled", "yields"])
-async def test_rescue_hands_on_the_key_of_a_dead_job(db: Db, how: str) -> None:
+async def test_rescue_hands_on_the_key_of_a_job_that_ends_or_yields(db: Db, how: str) -> None:
     victim, rescuer = await worker(db), await worker(db)
     (first,) = await line(db, "k", max_attempts=1 if how == "dead" else 3, yields=how == "yields")
     (second,) = await line(db, "k")

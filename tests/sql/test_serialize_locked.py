@@ -15,7 +15,7 @@ APPLY = "SELECT pgworkd.apply_effects()"
 
 
 @pytest.mark.parametrize("lock", ["FOR UPDATE", "FOR KEY SHARE"])
-async def test_the_waiters_of_a_key_wait_for_a_locked_first_one(db: Db, other: Db, lock: str) -> None:
+async def test_the_next_waiter_of_a_key_does_not_overtake_a_locked_first_one(db: Db, other: Db, lock: str) -> None:
     worker_id = await worker(db)
     first, second, third = await line(db, "k", "k", "k")
     assert await take_ids(db, worker_id) == [first]

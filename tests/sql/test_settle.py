@@ -102,7 +102,7 @@ async def test_an_empty_batch_is_accepted(db: Db, settle: Settle) -> None:
 
 @VERBS
 @pytest.mark.parametrize("late", [complete, fail, release, end])
-async def test_one_of_two_concurrent_settles_wins(db: Db, other: Db, third: Db, settle: Settle, late: Settle) -> None:
+async def test_of_two_concurrent_settles_one_wins(db: Db, other: Db, third: Db, settle: Settle, late: Settle) -> None:
     """solid_queue#589, oban#532: finished and failed at once."""
     (job_id,) = await insert_running(db)
     async with anyio.create_task_group() as tasks:
