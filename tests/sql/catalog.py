@@ -1,11 +1,11 @@
-"""What a database has in the schema `pgworkd`, by name, so that two installations can be compared."""
+"""The contents of the schema `pgworkd` in a database, by name, for comparing two installations."""
 
 from __future__ import annotations
 
 from .verbs import Db
 
 Catalog = dict[str, dict[str, str]]
-"""For each kind of thing: its name, and all that makes it what it is."""
+"""For each kind of object: its name, and everything that defines it."""
 
 _OURS = "n.nspname = 'pgworkd'"
 _DAY = r"'^finished_jobs_[0-9]{8}'"
@@ -62,7 +62,7 @@ _QUERIES = {
 
 
 async def catalog(db: Db) -> Catalog:
-    """All of it."""
+    """The whole catalog."""
     found: Catalog = {}
     async with db.transaction():
         await db.execute("SET LOCAL search_path = pg_catalog")  # names are printed with their schema
@@ -73,7 +73,7 @@ async def catalog(db: Db) -> Catalog:
 
 
 def differences(ours: Catalog, theirs: Catalog) -> list[str]:
-    """What is in one of them only, or not the same in both."""
+    """Objects that exist in only one of the two or are not the same in both."""
     return [
         f"{kind}: {name}\n  {ours[kind].get(name)}\n  {theirs[kind].get(name)}"
         for kind in ours

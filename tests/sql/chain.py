@@ -1,4 +1,4 @@
-"""Schedules as SQL: a rule, its row, and the chain of its occurrences."""
+"""Schedules in SQL: a rule, its row, and the chain of its occurrences."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from .verbs import T0, Db, claim_ids
 
 
 async def put(db: Db, name: str = "s", **changes: Any) -> None:
-    """put_schedule, every minute unless told otherwise."""
+    """put_schedule, every minute by default."""
     rule = {"queue": "q", "kind": None, "cron": None, "every_s": 60, "timezone": "UTC", "missed": "skip"}
     sql = "SELECT pgworkd.put_schedule($1, $2, $3, $4, $5, $6, $7, $8)"
     await db.execute(sql, name, *{**rule, "payload": "{}", **changes}.values())
 
 
 async def add(db: Db, *occurrences: tuple[str, datetime, int]) -> list[str]:
-    """add_occurrences; the names that got one."""
+    """add_occurrences; the names of the schedules that got one."""
     columns = [list(column) for column in zip(*occurrences, strict=True)]
     return sorted(await db.fetchval("SELECT pgworkd.add_occurrences($1, $2, $3)", *columns))
 

@@ -1,4 +1,4 @@
-"""More sessions for a test, and one that hears."""
+"""Fixtures: additional sessions for a test, and one that listens."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Connect = Callable[[], Awaitable[Db]]
 
 @pytest.fixture
 async def connect(dsn: str) -> AsyncIterator[Connect]:
-    """Opens further sessions; all end with the test."""
+    """Opens further sessions; all are closed at the end of the test."""
     opened: list[Db] = []
 
     async def open_one() -> Db:
@@ -29,7 +29,7 @@ async def connect(dsn: str) -> AsyncIterator[Connect]:
 
 @pytest.fixture
 async def t0(db: Db) -> None:
-    """The first session stands at T0."""
+    """The first session's clock is set to T0."""
     await clock(0, db)
 
 

@@ -1,4 +1,4 @@
-"""Jobs for which many others wait, as SQL, and maintenance page by page."""
+"""Jobs with many dependents, in SQL, and maintenance page by page."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ DEPENDENTS = """
 """
 COUNTS = "SELECT status::text, count(*) FROM pgworkd.all_jobs WHERE queue = $1 GROUP BY 1"
 WAITERS = "SELECT job_id FROM pgworkd.job_dependencies WHERE depends_on = $1 ORDER BY job_id"
-# A start that came twice, or too early, would leave a job that is not blocked and waits, or the other way round.
+# A start that came twice or too early would leave a dependent that waits although it is not blocked, or vice versa.
 TORN = "SELECT id FROM pgworkd.jobs WHERE (status = 'blocked') <> (waiting_on > 0)"
 
 
 async def crowd(db: Db, *parents: uuid.UUID, count: int = MANY, queue: str = "then", unless: str = "wait") -> list[Any]:
-    """Jobs that wait for all of `parents`, written at once; their ids in order."""
+    """Inserts jobs that depend on all of `parents`; their ids in order."""
     return sorted(row["id"] for row in await db.fetch(DEPENDENTS, list(parents), count, queue, unless))
 
 
 async def page(db: Db, limit: int = PAGE) -> int | None:
-    """One call of maintenance; what it answers."""
+    """One call of maintenance; what it returns."""
     return await db.fetchval("SELECT pgworkd.apply_effects($1)", limit)  # type: ignore[no-any-return]
 
 
 async def pages(db: Db, limit: int = PAGE, most: int = 3 * MANY // PAGE) -> int:
-    """Maintenance until nothing is left, or what is left cannot be done now; how many calls."""
+    """Runs maintenance until nothing is left, or what is left cannot be done now; the number of calls."""
     for number in range(1, most):
         left = await page(db, limit)
         assert left is not None, "nobody else is there"
@@ -48,17 +48,17 @@ async def pages(db: Db, limit: int = PAGE, most: int = 3 * MANY // PAGE) -> int:
 
 
 async def counts(db: Db, queue: str = "then") -> dict[str, int]:
-    """How many jobs of a queue there are by status."""
+    """The number of jobs of a queue by status."""
     return {row[0]: row[1] for row in await db.fetch(COUNTS, queue)}
 
 
 async def effects(db: Db) -> int:
-    """How many are put off."""
+    """The number of deferred effects."""
     return int(await db.fetchval("SELECT count(*) FROM pgworkd.pending_effects"))
 
 
 async def keeps_nothing(db: Db, queue: str = "q") -> None:
-    """The history of a queue is not kept."""
+    """Makes the queue keep no history."""
     await db.execute("INSERT INTO pgworkd.queues (name, keep_s) VALUES ($1, 0)", queue)
 
 

@@ -1,4 +1,4 @@
-"""Keys and limits as SQL: claims as they are where those count, queues with limits, and an audit of every change."""
+"""Serialize keys and limits in SQL: claims, limited queues, and an audit trigger for every change of status."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ AUDIT = """
     CREATE TRIGGER audit AFTER INSERT OR UPDATE OR DELETE ON pgworkd.jobs
     FOR EACH ROW EXECUTE FUNCTION public.audit();
 """
-"""Every change of a status, in the order in which it was made. What was rolled back is not in it."""
+"""Every change of a status, in the order in which it was made, without what was rolled back."""
 
 HOLDERS = """SELECT count(*) FROM pgworkd.jobs
     WHERE serialize_key IS NOT NULL AND (status = 'running' OR status = 'failed' AND NOT yields)
     GROUP BY queue, serialize_key HAVING count(*) > 1"""
-"""A row for each serialize_key that two hold."""
+"""A row for each serialize_key that is held by two jobs."""
 
 
 class Taken(NamedTuple):
-    """The answer to a claim: what it took, and in how many seconds a rate says to ask again."""
+    """The answer to a claim: the jobs it took, and after how many seconds a rate says to claim again."""
 
     ids: list[uuid.UUID]
     again_s: float | None
@@ -51,12 +51,12 @@ async def take(db: Db, worker_id: int, limit: int = 10, queue: str = "q") -> Tak
 
 
 async def take_ids(db: Db, worker_id: int, limit: int = 10, queue: str = "q") -> list[uuid.UUID]:
-    """Claims; the ids in the order of the answer."""
+    """Claims; the ids in the order returned."""
     return (await take(db, worker_id, limit, queue)).ids
 
 
 async def settings(db: Db, queue: str = "q", **values: Any) -> None:
-    """Sets these columns of the queue's row; the others stay."""
+    """Sets these columns of the queue's row; the others keep their values."""
     names = list(values)
     marks = ", ".join(f"${number}" for number in range(2, len(names) + 2))
     updates = ", ".join(f"{name} = excluded.{name}" for name in names)
@@ -80,17 +80,17 @@ async def line(db: Db, *keys: str, queue: str = "q", **columns: Any) -> list[uui
 
 
 async def unblock(db: Db) -> int:
-    """unblock; how many keys it looked after."""
+    """unblock; the number of keys it repaired."""
     return int(await db.fetchval("SELECT pgworkd.unblock()"))
 
 
 async def expire(db: Db) -> int:
-    """expire; how many jobs it ended."""
+    """expire; the number of jobs it finished."""
     return int(await db.fetchval("SELECT pgworkd.expire()"))
 
 
 async def run_all(db: Db, worker_id: int, queue: str = "q", limit: int = 1) -> list[uuid.UUID]:
-    """Claims and completes until there is nothing more, with nothing else to help; the ids in the order of starts."""
+    """Claims and completes until nothing is left, without maintenance; the ids in the order of their starts."""
     order: list[uuid.UUID] = []
     while ids := await take_ids(db, worker_id, limit, queue):
         order += ids
@@ -101,7 +101,7 @@ async def run_all(db: Db, worker_id: int, queue: str = "q", limit: int = 1) -> l
 
 
 def most_in_window(instants: Sequence[datetime], window_s: float) -> int:
-    """The most of these instants that any window of that length holds, both ends included."""
+    """The maximum number of these instants in any window of that length, both ends included."""
     ordered = sorted(instants)
     return max(
         (sum(1 for at in ordered[n:] if (at - first).total_seconds() <= window_s) for n, first in enumerate(ordered)),

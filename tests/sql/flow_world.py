@@ -30,7 +30,7 @@ ORDER = """
     WHEN (NEW.status = 'running' AND OLD.status <> 'running' AND NOT (OLD.status = 'failed' AND NOT OLD.yields))
     EXECUTE FUNCTION public.in_order();
 """
-"""A retry that has held its key all the time may be due later than others in the line: it is the one exception."""
+"""A retry that has held its key all along may be due later than other jobs of the key: the one exception."""
 
 EMPTY = """TRUNCATE pgworkd.jobs, pgworkd.finished_jobs, pgworkd.queues, pgworkd.rates, pgworkd.workers, public.audit"""
 RUNNING = "SELECT id, attempts FROM pgworkd.jobs WHERE status = 'running' ORDER BY id"
@@ -46,7 +46,7 @@ class FlowWorld(World):
     empty = EMPTY
 
     async def plant(self, *how: Any) -> None:
-        """Limits."""
+        """Sets the limits."""
         (limits,) = how
         self.limits: dict[str, Any] = {}
         self.hand = False
@@ -101,7 +101,7 @@ class FlowWorld(World):
         return cancel(db, job_id) if step.what == "cancel" else retry(db, job_id)
 
     async def _edit(self, db: Db, job_id: uuid.UUID, seconds: float) -> None:
-        """A job that does not wait cannot be edited; the transaction goes on."""
+        """Edits a job; an edit that is refused leaves the transaction usable."""
         names = "SELECT set_config('test.job', $1, false), set_config('test.run_at', $2, false)"
         await db.execute(names, str(job_id), str(at(seconds)))
         await db.execute(
@@ -129,7 +129,7 @@ class FlowWorld(World):
     # What must hold
 
     async def check(self) -> None:
-        """In what is committed now: one holder per key, and no limit exceeded."""
+        """Checks what is committed now: one holder per key, and no limit exceeded."""
         assert await self.observer.fetch(HOLDERS) == []
         counts = {row["key"]: row["n"] for row in await self.observer.fetch(COUNTS)}
         total = sum(counts.values())
@@ -138,12 +138,12 @@ class FlowWorld(World):
             *((key, self.limits.get("limit_per_key"), counts.get(key, 0)) for key in "xyz"),
         ]:
             if limit is not None:
-                # A limit that was lowered is undercut by and by.
+                # A limit that was lowered is met as jobs finish.
                 self._bounds[name] = max(limit, min(self._bounds.get(name, limit), running))
                 assert running <= self._bounds[name], f"{running} of {name} {limit}"
 
     async def check_rates(self) -> None:
-        """In all windows: no more starts than the burst and what the time allows."""
+        """In every window: no more starts than the burst plus what the rate allows in that time."""
         for scope, column in (("rate", None), ("rate_per_key", "limit_key")):
             rate = self.limits.get(scope)
             if rate is None:
@@ -161,7 +161,7 @@ class FlowWorld(World):
                     assert most_in_window(instants, window_s) <= burst + window_s / cost_s + 1e-6, (scope, key)
 
     async def finish(self) -> None:
-        """By claim and settle alone."""
+        """By claims and settles alone."""
         db = self.observer
         await self.check()
         for _ in range(500):

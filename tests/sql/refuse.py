@@ -1,4 +1,4 @@
-"""Rows that refuse to be changed, as they do by a trigger of others, and what is noted of them."""
+"""Rows that refuse to be changed, as with a trigger of another application, and what is recorded of them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ REFUSE = """
 
 
 async def refuse(db: Db, *ids: object, table: str = "jobs", column: str = "id", when: str = "UPDATE OR DELETE") -> None:
-    """From now on these rows cannot be changed."""
+    """Makes these rows refuse every change from now on."""
     if await db.fetchval("SELECT to_regproc('public.refuse') IS NULL"):
         await db.execute(REFUSE)
     await db.execute(
@@ -30,6 +30,6 @@ async def refuse(db: Db, *ids: object, table: str = "jobs", column: str = "id", 
 
 
 async def refused(db: Db) -> dict[str, set[str]]:
-    """What is noted as refused: keys by function."""
+    """The rows recorded as refused: keys by function."""
     rows = await db.fetch("SELECT what, array_agg(key) FROM pgworkd.refused_rows GROUP BY what")
     return {row[0]: set(row[1]) for row in rows}

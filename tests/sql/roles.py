@@ -1,4 +1,4 @@
-"""The four roles of `pgworkd grants` in a test's database, each to log in as."""
+"""The four roles of `pgworkd grants` in a test's database, each of which can log in."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DENIED = "42501"
 
 
 class Roles:
-    """Their names, which hold for the whole server and are therefore the database's own, and how to log in."""
+    """Their names (which are unique to the database, as roles belong to the whole server), and how to log in."""
 
     def __init__(self, dsn: str) -> None:
         self._dsn = dsn
@@ -34,14 +34,14 @@ class Roles:
         return '"' + self.names[role].replace('"', '""') + '"'
 
     def dsn(self, role: str) -> str:
-        """The address for one who logs in as the role."""
+        """The DSN with which to log in as the role."""
         url = urlsplit(self._dsn)
         user = self.names[role].replace(" ", "%20").replace('"', "%22")
         return urlunsplit(url._replace(netloc=f"{user}:secret@{url.netloc.rpartition('@')[2]}"))
 
     @contextlib.asynccontextmanager
     async def session(self, role: str) -> AsyncIterator[Db]:
-        """A connection of the role's own."""
+        """A connection as the role."""
         connection = await asyncpg.connect(self.dsn(role))
         try:
             yield connection
@@ -50,7 +50,7 @@ class Roles:
 
     @contextlib.asynccontextmanager
     async def acting(self, role: str) -> AsyncIterator[Db]:
-        """The same rights, but the session is a superuser's: it may turn the clock."""
+        """The same privileges, but in a superuser's session, which may set the clock."""
         connection = await asyncpg.connect(self._dsn)
         try:
             await connection.execute(f"SET ROLE {self.name(role)}")
@@ -61,7 +61,7 @@ class Roles:
 
 @contextlib.asynccontextmanager
 async def granted(dsn: str, db: Db) -> AsyncIterator[Roles]:
-    """The roles, with their rights and a password; gone at the end, with the schema."""
+    """Creates the roles, with privileges and a password; dropped at the end, with the schema."""
     roles = Roles(dsn)
     everyone = ", ".join(map(roles.name, grants.ROLES))
     try:
@@ -77,10 +77,10 @@ async def granted(dsn: str, db: Db) -> AsyncIterator[Roles]:
 
 
 async def refused(db: Db, sql: str, *args: object) -> None:
-    """Fails unless Postgres refuses the statement for want of rights."""
+    """Fails unless Postgres refuses the statement with insufficient_privilege."""
     try:
         await db.execute(sql, *args)
     except asyncpg.PostgresError as error:
-        assert error.sqlstate == DENIED, f"{sql}: {error}"  # noqa: PT017 - so that it says which
+        assert error.sqlstate == DENIED, f"{sql}: {error}"  # noqa: PT017 - so that the message names the statement
     else:
         pytest.fail(f"allowed: {sql}")

@@ -1,4 +1,4 @@
-"""audit: who did what to which job or queue, written by the act itself, once."""
+"""audit: who did what to which job or queue, recorded once by the operation itself."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ async def notes(db: Db) -> list[tuple[Any, ...]]:
 
 
 async def dead(db: Db, count: int = 1, **columns: object) -> list[uuid.UUID]:
-    """Jobs that were claimed and died."""
+    """Jobs that were claimed and are dead."""
     ids = await insert(db, count, **columns)
     await claim(db, await worker(db), count)
     await fail(db, ids, permanent=True)
     return ids
 
 
-async def test_cancel_notes_what_ended_and_what_was_asked_for(db: Db) -> None:
+async def test_cancel_records_what_was_cancelled_and_what_was_requested(db: Db) -> None:
     await db.execute("SET timezone = 'UTC'")
     (died,) = await dead(db)
     running, waiting = await insert(db, 2)
@@ -69,7 +69,7 @@ async def test_cancel_notes_what_ended_and_what_was_asked_for(db: Db) -> None:
 
 
 @pytest.mark.parametrize("way", ["failed", "released", "ended", "rescued"])
-async def test_a_cancellation_that_the_engine_carries_out_is_noted_once(db: Db, way: str) -> None:
+async def test_a_cancellation_applied_by_the_engine_is_recorded_once(db: Db, way: str) -> None:
     job_id = await one(db, max_attempts=9)
     worker_id = await worker(db)
     await claim(db, worker_id)
@@ -88,7 +88,7 @@ async def test_a_cancellation_that_the_engine_carries_out_is_noted_once(db: Db, 
     assert [note[0] for note in await notes(db)] == ["cancel"]
 
 
-async def test_a_dead_job_that_was_to_be_cancelled_when_it_ran_has_ended_otherwise(db: Db) -> None:
+async def test_cancelling_a_job_that_died_after_a_request_records_nothing_more(db: Db) -> None:
     job_id = await one(db)
     await claim(db, await worker(db))
     await cancel(db, job_id)
@@ -97,7 +97,7 @@ async def test_a_dead_job_that_was_to_be_cancelled_when_it_ran_has_ended_otherwi
     assert len(await notes(db)) == 1, "what was asked for when it ran"
 
 
-async def test_retry_notes_what_it_changed(db: Db) -> None:
+async def test_retry_records_what_it_changed(db: Db) -> None:
     await db.execute("SET timezone = 'UTC'")
     (died,) = await dead(db, run_at=at(-60))
     waiting = await one(db)
@@ -118,7 +118,7 @@ async def test_retry_notes_what_it_changed(db: Db) -> None:
     ]
 
 
-async def test_a_retry_that_is_refused_leaves_no_note(db: Db) -> None:
+async def test_a_refused_retry_is_not_recorded(db: Db) -> None:
     died = await dead(db, dedupe_key="k")
     await one(db, dedupe_key="k")
     with pytest.raises(asyncpg.UniqueViolationError):
@@ -126,14 +126,14 @@ async def test_a_retry_that_is_refused_leaves_no_note(db: Db) -> None:
     assert await notes(db) == []
 
 
-async def test_discard_notes_the_end(db: Db) -> None:
+async def test_discard_records_the_jobs_it_removed(db: Db) -> None:
     await db.execute("SET timezone = 'UTC'")
     died, waiting = await dead(db, 2), await one(db)
     await db.execute("SELECT pgworkd.discard($1)", [*died, waiting])
     assert await notes(db) == [("discard", "q", job_id, {"finished_at": None}, {"finished_at": NOW}) for job_id in died]
 
 
-async def test_an_act_that_is_rolled_back_was_none(db: Db) -> None:
+async def test_an_operation_that_is_rolled_back_is_not_recorded(db: Db) -> None:
     job_id = await one(db)
     await db.execute("BEGIN")
     await cancel(db, job_id)
@@ -142,7 +142,7 @@ async def test_an_act_that_is_rolled_back_was_none(db: Db) -> None:
     assert await notes(db) == []
 
 
-async def test_the_engine_notes_nothing_of_its_own(db: Db) -> None:
+async def test_the_engine_records_nothing_of_its_own(db: Db) -> None:
     ids = await insert(db, 5)
     worker_id = await worker(db)
     await claim(db, worker_id)
@@ -154,10 +154,12 @@ async def test_the_engine_notes_nothing_of_its_own(db: Db) -> None:
     assert await notes(db) == []
 
 
-# Who
+# The actor
 
 
-async def test_who_is_what_the_act_says_else_the_session_else_user_and_program(db: Db, connect: Connect) -> None:
+async def test_the_actor_is_the_argument_then_the_session_setting_then_user_and_program(
+    db: Db, connect: Connect
+) -> None:
     ids = await insert(db, 4)
     user = await db.fetchval("SELECT session_user")
     await db.execute("SELECT pgworkd.cancel($1, 'ann@desk')", ids[:1])
@@ -174,7 +176,7 @@ async def test_who_is_what_the_act_says_else_the_session_else_user_and_program(d
     assert rows[0]["at"] == T0
 
 
-async def test_the_verbs_all_take_a_name(db: Db) -> None:
+async def test_every_operator_verb_accepts_the_name_of_the_actor(db: Db) -> None:
     died, other, waiting = await dead(db), await dead(db), await one(db)
     await db.execute("SELECT pgworkd.retry($1, 'me')", died)
     await db.execute("SELECT pgworkd.discard($1, p_by => 'me')", other)
@@ -186,7 +188,7 @@ async def test_the_verbs_all_take_a_name(db: Db) -> None:
 # Queues
 
 
-async def test_settings_of_queues_are_noted_whoever_changes_them(db: Db) -> None:
+async def test_queue_settings_are_recorded_whatever_changes_them(db: Db) -> None:
     await db.execute("INSERT INTO pgworkd.queues (name, max_running) VALUES ('mail', 5)")
     await db.execute("UPDATE pgworkd.queues SET paused_until = 'infinity', max_running = NULL, updated_at = now()")
     await db.execute("UPDATE pgworkd.queues SET updated_at = now() + interval '1 s', fair = false")
@@ -204,16 +206,16 @@ async def test_settings_of_queues_are_noted_whoever_changes_them(db: Db) -> None
     ]
 
 
-async def test_a_row_without_settings_is_not_worth_a_note(db: Db) -> None:
+async def test_a_queue_row_without_settings_is_not_recorded(db: Db) -> None:
     await db.execute("INSERT INTO pgworkd.queues (name) VALUES ('q')")
     await db.execute("DELETE FROM pgworkd.queues")
     assert await notes(db) == []
 
 
-# Kept as long as the history, and for 7 days at least
+# Kept as long as the history, and for at least 7 days
 
 
-async def test_prune_forgets_old_notes_some_at_a_time(db: Db) -> None:
+async def test_prune_deletes_old_audit_rows_in_batches(db: Db) -> None:
     for day in (0, 1, 2, 9):
         await clock(day * 86_400, db)
         await cancel(db, await one(db))
@@ -223,7 +225,7 @@ async def test_prune_forgets_old_notes_some_at_a_time(db: Db) -> None:
         assert len(await notes(db)) == left
 
 
-async def test_a_worker_hears_of_a_cancellation_as_before(db: Db) -> None:
+async def test_a_worker_is_still_notified_of_a_cancellation(db: Db) -> None:
     worker_id, job_id = await worker(db), await one(db)
     assert await claim_ids(db, worker_id) == [job_id]
     await cancel(db, job_id)
@@ -232,8 +234,8 @@ async def test_a_worker_hears_of_a_cancellation_as_before(db: Db) -> None:
     assert answer["cancel_ids"] == [job_id]
 
 
-async def test_a_thousand_jobs_are_noted_in_one_statement(db: Db) -> None:
-    """One INSERT .. SELECT per act: what it costs does not grow with a statement per job."""
+async def test_a_thousand_jobs_are_recorded_in_one_statement(db: Db) -> None:
+    """One INSERT .. SELECT per operation: the cost does not grow by a statement per job."""
     ids = await insert(db, 1000)
     await db.execute("CREATE TABLE statements (n int)")
     await db.execute(

@@ -1,4 +1,4 @@
-"""Adding to batches, and sealing them, beside who ends their jobs: nobody waits for who adds, and no job is missed."""
+"""Adding to batches and sealing them while their jobs end: settles do not wait for an adder and miss no job."""
 
 from __future__ import annotations
 
@@ -56,7 +56,9 @@ async def test_no_settle_waits_for_a_transaction_that_adds_and_seals(db: Db, oth
 
 @pytest.mark.parametrize("how", ["add_jobs", "insert"])
 @pytest.mark.parametrize("end_with", ["COMMIT", "ROLLBACK"])
-async def test_who_adds_when_a_batch_is_sealed_is_still_let_in(db: Db, other: Db, how: str, end_with: str) -> None:
+async def test_a_transaction_that_was_adding_when_the_batch_was_sealed_may_commit(
+    db: Db, other: Db, how: str, end_with: str
+) -> None:
     worker_id = await worker(db)
     batch_id = await batch(db, **CALLBACK)
     ids = await add(db, batch_id)
@@ -82,9 +84,7 @@ async def test_who_adds_when_a_batch_is_sealed_is_still_let_in(db: Db, other: Db
 
 @pytest.mark.parametrize("how", ["add_jobs", "insert"])
 @pytest.mark.parametrize("isolation", ["READ COMMITTED", "REPEATABLE READ"])
-async def test_jobs_added_by_a_transaction_that_commits_after_the_cancel_never_run(
-    db: Db, other: Db, how: str, isolation: str
-) -> None:
+async def test_jobs_committed_after_the_cancel_never_run(db: Db, other: Db, how: str, isolation: str) -> None:
     worker_id = await worker(db)
     batch_id = await batch(db, **CALLBACK)
     plain = await one(db)
@@ -105,7 +105,7 @@ async def test_jobs_added_by_a_transaction_that_commits_after_the_cancel_never_r
     await counted(db)
 
 
-async def test_a_commit_after_the_cancel_waits_for_no_lock_and_costs_the_same_per_job(
+async def test_a_commit_after_the_cancel_waits_for_no_lock_at_a_constant_cost_per_job(
     db: Db, other: Db, third: Db
 ) -> None:
     batch_id = await batch(db)
@@ -126,7 +126,7 @@ async def test_a_commit_after_the_cancel_waits_for_no_lock_and_costs_the_same_pe
 
 @pytest.mark.parametrize("end_with", ["COMMIT", "ROLLBACK"])
 @pytest.mark.parametrize("deep", [False, True])
-async def test_who_makes_a_child_when_its_parent_could_be_finished(
+async def test_a_parent_is_not_finished_while_a_child_is_being_created(
     db: Db, other: Db, end_with: str, *, deep: bool
 ) -> None:
     root = await batch(db, **CALLBACK)
@@ -147,10 +147,10 @@ async def test_who_makes_a_child_when_its_parent_could_be_finished(
     assert len(await calls(db)) == 1
 
 
-async def test_one_that_waits_for_a_root_and_hides_it_finishes_it(
+async def test_a_transaction_waiting_for_a_root_that_hides_it_finishes_the_tree(
     db: Db, other: Db, third: Db, connect: Connect
 ) -> None:
-    """Postgres skips a row as locked also when someone else is the next to get it."""
+    """SKIP LOCKED also skips a row for which another session is queued next."""
     observer = await connect()
     root = await batch(db, **CALLBACK)
     one_child, another = [await batch(db, name, parent=root) for name in "ab"]
@@ -173,7 +173,7 @@ async def test_one_that_waits_for_a_root_and_hides_it_finishes_it(
 
 @pytest.mark.parametrize("how", ADDS)
 @pytest.mark.parametrize("end_with", ["COMMIT", "ROLLBACK"])
-async def test_who_adds_while_a_batch_is_being_finished_waits_and_sees(
+async def test_adding_to_a_batch_that_is_being_finished_waits_and_sees_the_result(
     db: Db, other: Db, third: Db, how: str, end_with: str
 ) -> None:
     batch_id, ids = await sealed(db, 1)
@@ -195,7 +195,7 @@ async def test_who_adds_while_a_batch_is_being_finished_waits_and_sees(
 
 
 async def test_an_old_snapshot_adds_before_the_batch_is_finished_or_not_at_all(db: Db, other: Db) -> None:
-    """Whoever adds under REPEATABLE READ sees the batch as it was when the transaction began."""
+    """A transaction that adds under REPEATABLE READ sees the batch as it was when the transaction began."""
     worker_id = await worker(db)
     batch_id = await batch(db)
     await add(db, batch_id)
@@ -216,8 +216,8 @@ async def test_an_old_snapshot_adds_before_the_batch_is_finished_or_not_at_all(d
     await counted(db)
 
 
-async def test_an_old_snapshot_is_refused_whatever_locks_the_row_has_seen(db: Db, other: Db, third: Db) -> None:
-    """Of several locks in one row Postgres remembers for whom it was changed, and not that it was had FOR UPDATE."""
+async def test_an_old_snapshot_is_refused_whatever_row_locks_were_taken_before(db: Db, other: Db, third: Db) -> None:
+    """For a row with several lockers, Postgres remembers that it was updated, but not that it was locked FOR UPDATE."""
     batch_id = await batch(db)
     await third.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
     await third.fetchval("SELECT count(*) FROM pgworkd.jobs")
@@ -233,7 +233,7 @@ async def test_an_old_snapshot_is_refused_whatever_locks_the_row_has_seen(db: Db
         await add(third, batch_id)
 
 
-async def test_a_seal_under_repeatable_read_is_carried_out_by_the_chores(db: Db, other: Db) -> None:
+async def test_a_seal_under_repeatable_read_is_applied_by_maintenance(db: Db, other: Db) -> None:
     worker_id = await worker(db)
     batch_id = await batch(db)
     await add(db, batch_id)
@@ -262,7 +262,7 @@ async def test_two_transactions_that_seal_two_trees_do_not_deadlock(db: Db, othe
     assert await state(db, *trees) == ["sealed", "sealed"]
 
 
-async def test_two_sessions_make_the_same_root_at_once(db: Db, other: Db, third: Db) -> None:
+async def test_two_sessions_creating_the_same_root_get_one_root(db: Db, other: Db, third: Db) -> None:
     async with anyio.create_task_group() as tasks:
         await db.execute("BEGIN")
         batch_id = await batch(db, dedupe_key="k")

@@ -1,4 +1,4 @@
-"""Cancelling batches: by hand, by too many failures, in bounded steps; whatever is under way is left consistent."""
+"""Cancelling batches: by hand, by too many failures, in bounded steps; concurrent operations leave it consistent."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from .verbs import (
 pytestmark = pytest.mark.usefixtures("t0")
 
 
-async def test_cancel_batch_ends_what_waits_asks_what_runs_and_takes_the_subtree(db: Db, notices: Notices) -> None:
+async def test_cancel_batch_cancels_waiting_jobs_requests_it_of_running_and_recurses(db: Db, notices: Notices) -> None:
     worker_id = await worker(db)
     root = await batch(db, on_complete={"queue": "done"})
     child = await batch(db, "child", parent=root)
@@ -56,7 +56,7 @@ async def test_cancel_batch_ends_what_waits_asks_what_runs_and_takes_the_subtree
     await counted(db)
 
 
-async def test_a_cancelled_root_says_so_when_it_calls_back(db: Db) -> None:
+async def test_a_cancelled_root_reports_it_in_its_callback(db: Db) -> None:
     root, _ = await sealed(db, 3, on_complete={"queue": "done"})
     assert await cancel_batch(db, root) == (3, 0, False)
     assert (await calls(db))[0]["batch"]["state"] == "cancelled"
@@ -64,7 +64,7 @@ async def test_a_cancelled_root_says_so_when_it_calls_back(db: Db) -> None:
     assert len(await calls(db)) == 1
 
 
-async def test_cancel_batch_is_noted_once(db: Db) -> None:
+async def test_cancel_batch_is_recorded_once(db: Db) -> None:
     batch_id, _ = await sealed(db, 1)
     await claim(db, await worker(db))
     await cancel_batch(db, batch_id)
@@ -74,7 +74,7 @@ async def test_cancel_batch_is_noted_once(db: Db) -> None:
     assert json.loads(note["before"]) == {"batch": str(batch_id), "cancelled_at": None}
 
 
-async def test_it_goes_in_bounded_steps(db: Db) -> None:
+async def test_a_large_batch_is_cancelled_in_bounded_steps(db: Db) -> None:
     batch_id, _ = await sealed(db, 10)
     assert await cancel_batch(db, batch_id, 4) == (4, 0, True)
     assert await state(db, batch_id) == ["cancelling"]
@@ -84,7 +84,7 @@ async def test_it_goes_in_bounded_steps(db: Db) -> None:
     await counted(db)
 
 
-async def test_the_chores_carry_on_what_was_begun(db: Db) -> None:
+async def test_maintenance_continues_a_cancellation_that_was_begun(db: Db) -> None:
     worker_id = await worker(db)
     batch_id = await batch(db)
     keyed = [await one(db, batch_id=batch_id, serialize_key="k") for _ in range(3)]
@@ -103,7 +103,7 @@ async def test_the_chores_carry_on_what_was_begun(db: Db) -> None:
     await counted(db)
 
 
-async def test_a_batch_with_too_many_dead_is_cancelled_and_what_is_below_it(db: Db) -> None:
+async def test_a_batch_with_too_many_dead_jobs_is_cancelled_with_its_subtree(db: Db) -> None:
     worker_id = await worker(db)
     root = await batch(db, on_failure={"queue": "done"}, max_failures=1)
     child = await batch(db, "child", "r", parent=root)
@@ -132,7 +132,7 @@ async def test_a_batch_with_too_many_dead_is_cancelled_and_what_is_below_it(db: 
     await counted(db)
 
 
-async def test_no_failure_is_allowed_by_0_and_any_number_by_none(db: Db) -> None:
+async def test_max_failures_0_allows_no_failure_and_null_allows_any_number(db: Db) -> None:
     worker_id = await worker(db)
     strict, lenient = await batch(db, "strict", max_failures=0), await batch(db, "lenient", "r")
     for batch_id, queue in ((strict, "q"), (lenient, "r")):
@@ -142,8 +142,8 @@ async def test_no_failure_is_allowed_by_0_and_any_number_by_none(db: Db) -> None
     assert await state(db, strict, lenient) == ["cancelled", "open"]
 
 
-async def test_a_settle_cancels_a_thousand_at_once_and_none_with_a_key(db: Db) -> None:
-    """It holds the root, and may lock no queue for a key that it frees: a settle locks all of its queues at once."""
+async def test_a_settle_cancels_a_thousand_jobs_at_once_and_none_with_a_key(db: Db) -> None:
+    """It holds the root and must lock no queue to free a key: a settle locks all of its queues at once."""
     worker_id = await worker(db)
     batch_id = await batch(db, max_failures=0)
     first, second = await add(db, batch_id, 2)
@@ -160,7 +160,7 @@ async def test_a_settle_cancels_a_thousand_at_once_and_none_with_a_key(db: Db) -
     await counted(db)
 
 
-async def test_jobs_of_a_cancelled_batch_that_are_claimed_all_the_same_finish_it(db: Db) -> None:
+async def test_a_cancelled_batch_finishes_even_if_some_of_its_jobs_are_claimed(db: Db) -> None:
     batch_id, ids = await sealed(db, 2)
     await cancel_batch(db, batch_id, 1)
     assert len(await run(db, await worker(db))) == 1
@@ -168,7 +168,7 @@ async def test_jobs_of_a_cancelled_batch_that_are_claimed_all_the_same_finish_it
     assert sorted(str(s) for s in await statuses(db, ids)) == ["cancelled", "completed"]
 
 
-async def test_cancel_of_single_jobs_is_no_cancellation_of_the_batch(db: Db) -> None:
+async def test_cancelling_every_job_does_not_cancel_the_batch(db: Db) -> None:
     batch_id, ids = await sealed(db, 2)
     await cancel(db, *ids)
     assert await state(db, batch_id) == ["completed with failures"]

@@ -16,7 +16,7 @@ STOPS = ["cancel", "retry", "retry", "cancel_batch"]
 
 
 def steps(whats: list[str]) -> st.SearchStrategy[list[Step]]:
-    """Schedules."""
+    """Generates schedules of steps."""
     step = st.builds(
         Step,
         session=st.integers(0, 2),
@@ -28,6 +28,6 @@ def steps(whats: list[str]) -> st.SearchStrategy[list[Step]]:
 
 
 @pytest.mark.parametrize("more", [[], [*STOPS, *STOPS, "root"]], ids=["runs", "stops"])
-def test_counters_are_exact_and_every_tree_is_finished_and_calls_back_once(server_dsn: str, more: list[str]) -> None:
+def test_counters_are_exact_and_every_tree_finishes_and_calls_back_once(server_dsn: str, more: list[str]) -> None:
     with playing(server_dsn, TreeWorld) as play:
         QUICK(given(steps=steps([*ADDS, *RUNS, *ENDS, *more]))(lambda steps: play(steps)))()  # noqa: PLW0108 - by name

@@ -1,4 +1,4 @@
-"""What batches cost: a settle reads the batches of its jobs, by index, whatever else there is."""
+"""What batches cost: a settle reads the batches of its jobs, by index, however many other batches there are."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ STATISTICS = ["none", "empty", "full"]
 
 
 async def _read(db: Db) -> dict[str, tuple[int, int]]:
-    """Rows read so far in this transaction, by table: by scanning all, and by way of an index."""
+    """Rows read so far in this transaction, by table: by sequential scans, and by index scans."""
     rows = await db.fetch(
         "SELECT relname, seq_tup_read, idx_tup_fetch FROM pg_stat_xact_user_tables WHERE schemaname = 'pgworkd'"
     )
@@ -35,7 +35,7 @@ async def _read(db: Db) -> dict[str, tuple[int, int]]:
 
 
 async def _many(db: Db, statistics: str) -> None:
-    """Thousands of trees, of which the planner knows what it is told."""
+    """Inserts thousands of trees, with the given planner statistics."""
     for table in TABLES:
         await db.execute(f"ALTER TABLE pgworkd.{table} SET (autovacuum_enabled = off)")
         if statistics == "empty":
@@ -47,7 +47,7 @@ async def _many(db: Db, statistics: str) -> None:
 
 
 @pytest.mark.parametrize("statistics", STATISTICS)
-async def test_what_ends_jobs_reads_their_batches_and_no_others(db: Db, other: Db, statistics: str) -> None:
+async def test_verbs_that_finish_jobs_read_only_the_batches_of_those_jobs(db: Db, other: Db, statistics: str) -> None:
     worker_id = await worker(db)
     await _many(db, statistics)
     root = await batch(db, "root", max_failures=3, on_complete={"queue": "done"})
@@ -80,7 +80,7 @@ async def test_what_ends_jobs_reads_their_batches_and_no_others(db: Db, other: D
             assert idx <= 60, f"{name} read {idx} rows of {table}"
 
 
-async def test_the_pages_of_a_settle_do_not_depend_on_how_many_trees_there_are(db: Db) -> None:
+async def test_the_pages_read_by_a_settle_do_not_depend_on_the_number_of_trees(db: Db) -> None:
     worker_id = await worker(db)
     root = await batch(db, "root")
     ids = await add(db, root, 200)
@@ -100,12 +100,12 @@ async def test_a_batch_adds_a_few_pages_to_a_settle(db: Db) -> None:
     assert await claim_ids(db, await worker(db), 20) == batched
     sql = "SELECT pgworkd.settle_completed($1, array_fill(1, '{20}'), array_fill('1'::text, '{20}'))"
     cost = await blocks(db, sql, plain)
-    # One more index of the job itself, and for each job the question whether its batch streams.
+    # One more index of the job itself, and for each job a check whether its batch streams.
     assert await blocks(db, sql, batched) <= cost + 20 * 6 + 60
 
 
-async def test_a_held_snapshot_does_not_make_a_settle_walk_all_that_has_ended(db: Db, other: Db) -> None:
-    """What ended stays in the indexes until vacuum may take it. Only a batch that may be finished is looked through."""
+async def test_a_held_snapshot_does_not_make_a_settle_scan_all_finished_jobs(db: Db, other: Db) -> None:
+    """Ended jobs stay in the indexes until vacuum removes them. Only a batch that may be finished is scanned."""
     worker_id = await worker(db)
     await db.execute("ALTER TABLE pgworkd.jobs SET (autovacuum_enabled = off)")
     root = await batch(db, "root")

@@ -1,4 +1,4 @@
-"""Batches under several sessions: the last one finishes, nobody who adds is waited for, nothing is done twice."""
+"""Batches under several sessions: the last job finishes the batch, adders block nobody, nothing is done twice."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def _die(db: Db, ids: list[uuid.UUID]) -> Any:
 
 @pytest.mark.parametrize("settle", [complete, _die, end])
 @pytest.mark.parametrize("end_with", ["COMMIT", "ROLLBACK"])
-async def test_the_last_two_jobs_end_at_the_same_instant(
+async def test_the_last_two_jobs_finish_at_the_same_instant(
     db: Db, other: Db, third: Db, settle: Settle, end_with: str
 ) -> None:
     root, (first, second) = await sealed(db, 2, **CALLBACK)
@@ -107,8 +107,8 @@ async def test_a_settle_of_two_trees_locks_their_roots_in_order(db: Db, other: D
 
 
 @pytest.mark.parametrize("verb", ["fail", "end", "release"])
-async def test_who_frees_keys_locks_roots_before_queues(db: Db, other: Db, third: Db, verb: str) -> None:
-    """Two burials in one settle, each with a root and a queue: all roots come first."""
+async def test_a_settle_that_frees_keys_locks_roots_before_queues(db: Db, other: Db, third: Db, verb: str) -> None:
+    """Two jobs archived in one settle, each with a root and a queue: all roots are locked first."""
     trees = [await batch(db, name) for name in "ab"]
     ids = [await one(db, batch_id=tree, serialize_key=f"k {tree}") for tree in trees]
     await claim(db, await worker(db))
@@ -132,10 +132,10 @@ async def test_who_frees_keys_locks_roots_before_queues(db: Db, other: Db, third
     await counted(db)
 
 
-# Cancelling, replaying
+# Cancelling, retrying
 
 
-async def test_jobs_that_are_being_settled_are_left_to_their_settle(db: Db, other: Db) -> None:
+async def test_cancel_batch_skips_jobs_that_are_being_settled(db: Db, other: Db) -> None:
     batch_id, ids = await sealed(db, 3)
     await other.execute("BEGIN")
     await other.execute("SELECT FROM pgworkd.jobs WHERE id = $1 FOR UPDATE", ids[0])
@@ -147,7 +147,7 @@ async def test_jobs_that_are_being_settled_are_left_to_their_settle(db: Db, othe
 
 
 @pytest.mark.parametrize("end_with", ["COMMIT", "ROLLBACK"])
-async def test_a_replay_beside_the_end_of_the_last_job(db: Db, other: Db, third: Db, end_with: str) -> None:
+async def test_a_retry_concurrent_with_the_end_of_the_last_job(db: Db, other: Db, third: Db, end_with: str) -> None:
     batch_id, (first, second) = await sealed(db, 2, **CALLBACK)
     await claim(db, await worker(db))
     await fail(db, [first], permanent=True)
@@ -168,10 +168,10 @@ async def test_a_replay_beside_the_end_of_the_last_job(db: Db, other: Db, third:
 
 
 @pytest.mark.parametrize("ends", ["before", "beside"])
-async def test_a_stream_that_was_made_beside_the_first_end_is_refused_or_misses_nothing(
+async def test_a_stream_created_during_the_first_completion_is_refused_or_misses_nothing(
     db: Db, other: Db, third: Db, ends: str
 ) -> None:
-    """Whoever ended the job could not see the child; or waits for the instant of its commit, and has to try again."""
+    """The settle could not see the child, or waits for its commit and has to be retried."""
     root = await batch(db)
     (first,) = await add(db, root)
     await claim(db, await worker(db))
@@ -184,7 +184,7 @@ async def test_a_stream_that_was_made_beside_the_first_end_is_refused_or_misses_
                 await other.execute("COMMIT")
             assert caught.value.sqlstate == BATCH_CLOSED
             return
-        await other.execute("SET CONSTRAINTS ALL IMMEDIATE")  # as far as a commit goes
+        await other.execute("SET CONSTRAINTS ALL IMMEDIATE")  # as far as a commit proceeds
         settling = Later(tasks, complete(db, [first]))
         await waits_for_lock(third, db)
         await other.execute("COMMIT")
@@ -195,7 +195,7 @@ async def test_a_stream_that_was_made_beside_the_first_end_is_refused_or_misses_
     await counted(db)
 
 
-async def test_a_handlers_transaction_makes_a_stream_for_its_own_completion(db: Db) -> None:
+async def test_a_handlers_transaction_may_create_a_stream_for_its_own_completion(db: Db) -> None:
     root = await batch(db)
     (first,) = await add(db, root)
     await claim(db, await worker(db))

@@ -1,4 +1,4 @@
-"""What a batch refuses, with a SQLSTATE of its own and a remedy; and what a batch cannot be."""
+"""What a batch refuses, with a SQLSTATE of its own and a remedy; and invalid arguments of batches."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("t0")
 
 
 async def _batch_that(db: Db, what: str) -> uuid.UUID:
-    """A batch that takes no more."""
+    """A batch that accepts no more jobs."""
     if what == "does not exist":
         return uuid.uuid4()
     batch_id: uuid.UUID
@@ -31,7 +31,7 @@ async def _batch_that(db: Db, what: str) -> uuid.UUID:
 
 @pytest.mark.parametrize("how", ["add_jobs", "insert", "child"])
 @pytest.mark.parametrize("what", ["does not exist", "is sealed", "is finished", "was cancelled"])
-async def test_a_batch_that_takes_no_more_says_so(db: Db, what: str, how: str) -> None:
+async def test_a_closed_batch_refuses_jobs_and_names_its_state(db: Db, what: str, how: str) -> None:
     batch_id = await _batch_that(db, what)
     before = await db.fetchval("SELECT count(*) FROM pgworkd.jobs")
     ways: dict[str, Callable[[], Awaitable[Any]]] = {
@@ -49,7 +49,7 @@ async def test_a_batch_that_takes_no_more_says_so(db: Db, what: str, how: str) -
     assert await db.fetchval("SELECT count(*) FROM pgworkd.jobs") == before
 
 
-async def test_what_a_transaction_has_sealed_it_cannot_add_to(db: Db) -> None:
+async def test_a_transaction_cannot_add_to_a_batch_it_has_sealed(db: Db) -> None:
     batch_id = await batch(db)
     async with db.transaction():
         await add(db, batch_id)
@@ -99,14 +99,14 @@ ROOT_ONLY: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("options", "check"), CHILD_ONLY)
-async def test_what_a_root_cannot_be(db: Db, options: dict[str, Any], check: str) -> None:
+async def test_arguments_that_a_root_refuses(db: Db, options: dict[str, Any], check: str) -> None:
     with pytest.raises(asyncpg.CheckViolationError) as caught:
         await create(db, **options)
     assert caught.value.constraint_name == check
 
 
 @pytest.mark.parametrize(("options", "check"), ROOT_ONLY)
-async def test_what_a_child_cannot_be(db: Db, options: dict[str, Any], check: str) -> None:
+async def test_arguments_that_a_child_refuses(db: Db, options: dict[str, Any], check: str) -> None:
     root = await batch(db)
     with pytest.raises(asyncpg.CheckViolationError) as caught:
         await create(db, "child", parent=root, **options)
@@ -131,7 +131,7 @@ async def test_what_a_child_cannot_be(db: Db, options: dict[str, Any], check: st
         ({"queue": "q", "serialize_key": "k" * 2000}, "key_must_have_1_to_512_characters"),
     ],
 )
-async def test_a_callback_that_could_not_be_inserted_is_refused_at_once(
+async def test_a_callback_that_could_not_be_inserted_is_refused_at_creation(
     db: Db, column: str, job: dict[str, Any], error: str
 ) -> None:
     with pytest.raises(asyncpg.PostgresError, match=error):
@@ -139,7 +139,7 @@ async def test_a_callback_that_could_not_be_inserted_is_refused_at_once(
     assert await db.fetchval("SELECT count(*) FROM pgworkd.batches") == 0
 
 
-async def test_a_callback_of_the_largest_size_is_inserted(db: Db) -> None:
+async def test_a_callback_of_the_maximum_size_is_inserted(db: Db) -> None:
     job = {"queue": "done", "payload": {"x": "a" * 1_048_500}}
     await seal(db, await batch(db, on_complete=job))
     assert await db.fetchval("SELECT count(*) FROM pgworkd.jobs WHERE queue = 'done'") == 1

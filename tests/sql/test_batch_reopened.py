@@ -1,4 +1,4 @@
-"""A tree that is finished, and opened again by the retry of a dead job of it."""
+"""A finished tree that is reopened by the retry of one of its dead jobs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("t0")
 
 
 async def _finished_badly(db: Db, worker_id: int, **callbacks: Any) -> tuple[Any, Any, Any]:
-    """A tree of two, the second of which streams from the first, that is over: of two jobs the second is dead."""
+    """A finished tree of two batches, the second streaming from the first: of two jobs the second is dead."""
     root = await batch(db, **callbacks)
     child = await batch(db, "c", "s", parent=root, stream=True)
     first, second = await add(db, root, 2)
@@ -28,7 +28,7 @@ async def _finished_badly(db: Db, worker_id: int, **callbacks: Any) -> tuple[Any
 
 
 @pytest.mark.parametrize("both", [False, True])
-async def test_a_retry_opens_a_finished_tree_and_what_fits_is_called_once(db: Db, both: bool) -> None:
+async def test_a_retry_reopens_a_finished_tree_and_the_matching_callback_is_sent_once(db: Db, both: bool) -> None:
     worker_id = await worker(db)
     callbacks = CALLBACKS if both else {"on_complete": CALLBACKS["on_complete"]}
     root, child, dead = await _finished_badly(db, worker_id, **callbacks)
@@ -38,14 +38,14 @@ async def test_a_retry_opens_a_finished_tree_and_what_fits_is_called_once(db: Db
     await counted(db)
     await run(db, worker_id)
     assert await state(db, root, child) == ["completed", "sealed"]
-    await run(db, worker_id, queue="s")  # what completed late has been streamed on
+    await run(db, worker_id, queue="s")  # the job that completed late has been streamed
     assert await state(db, root, child) == ["completed", "completed"]
-    # on_complete had not been inserted if on_failure was; alone, it had.
+    # on_complete is not inserted if on_failure was; without on_failure it is.
     assert (len(await calls(db)), len(await calls(db, "failed"))) == ((1, 1) if both else (1, 0))
     await counted(db)
 
 
-async def test_what_was_called_is_called_again_if_asked_for(db: Db) -> None:
+async def test_a_callback_is_sent_again_if_requested(db: Db) -> None:
     worker_id = await worker(db)
     _, _, dead = await _finished_badly(db, worker_id, on_complete=CALLBACKS["on_complete"])
     await db.fetchval("SELECT pgworkd.retry($1, p_call_back => true)", [dead])
@@ -54,7 +54,7 @@ async def test_what_was_called_is_called_again_if_asked_for(db: Db) -> None:
     assert [made["batch"]["state"] for made in await calls(db)] == ["completed with failures", "completed"]
 
 
-async def test_a_tree_that_fails_again_says_so_once(db: Db) -> None:
+async def test_a_tree_that_fails_again_sends_on_failure_once(db: Db) -> None:
     worker_id = await worker(db)
     root, _, dead = await _finished_badly(db, worker_id, **CALLBACKS)
     for attempt in (2, 3):
@@ -66,7 +66,7 @@ async def test_a_tree_that_fails_again_says_so_once(db: Db) -> None:
     await counted(db)
 
 
-async def test_a_tree_that_is_opened_again_leaves_its_key_to_who_has_it_by_now(db: Db) -> None:
+async def test_a_reopened_tree_does_not_take_its_key_from_the_new_holder(db: Db) -> None:
     worker_id = await worker(db)
     root, _, dead = await _finished_badly(db, worker_id, dedupe_key="july")
     other = await create(db, dedupe_key="july")

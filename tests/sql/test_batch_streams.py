@@ -1,4 +1,4 @@
-"""Streaming: each job that completes in a batch puts one, with its payload and result, into each child that streams."""
+"""Streaming: each job that completes in a batch inserts one, with its payload and result, into each streaming child."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def test_a_completed_job_is_streamed_with_its_payload_and_result(db: Db, n
     await counted(db)
 
 
-async def test_only_what_completes_is_streamed(db: Db) -> None:
+async def test_only_completed_jobs_are_streamed(db: Db) -> None:
     root, _ = await _pair(db)
     dies, ends, waits, completes = ids = await add(db, root, 4)
     assert len(await claim(db, await worker(db), 3)) == 3
@@ -55,7 +55,7 @@ async def test_only_what_completes_is_streamed(db: Db) -> None:
     assert [json.loads(job["payload"])["input"] for job in await _jobs(db)] == [{"n": ids.index(waits)}]
 
 
-async def test_a_settle_that_comes_late_streams_nothing(db: Db) -> None:
+async def test_a_late_settle_streams_nothing(db: Db) -> None:
     root, child = await _pair(db)
     ids = await add(db, root)
     await claim(db, await worker(db))
@@ -65,7 +65,7 @@ async def test_a_settle_that_comes_late_streams_nothing(db: Db) -> None:
     assert await counts(db, child) == (1, 0, 0, 0)
 
 
-async def test_a_finished_parent_seals_what_it_streamed_into(db: Db) -> None:
+async def test_a_finished_parent_seals_the_child_it_streams_into(db: Db) -> None:
     worker_id = await worker(db)
     root, child = await _pair(db)
     by_hand = await batch(db, "by hand", "s", parent=root)
@@ -84,7 +84,7 @@ async def test_a_finished_parent_seals_what_it_streamed_into(db: Db) -> None:
     await counted(db)
 
 
-async def test_several_children_and_several_levels(db: Db) -> None:
+async def test_several_children_and_levels_of_streams(db: Db) -> None:
     worker_id = await worker(db)
     root, child = await _pair(db)
     other = await batch(db, "letters", "s", parent=root, stream=True)
@@ -101,7 +101,7 @@ async def test_several_children_and_several_levels(db: Db) -> None:
     await counted(db)
 
 
-async def test_an_empty_parent_finishes_what_it_would_have_streamed_into(db: Db) -> None:
+async def test_an_empty_parent_finishes_the_child_it_would_have_streamed_into(db: Db) -> None:
     root, child = await _pair(db)
     grand = await batch(db, "archive", parent=child, stream=True)
     await seal(db, root)
@@ -109,8 +109,8 @@ async def test_an_empty_parent_finishes_what_it_would_have_streamed_into(db: Db)
     assert len(await calls(db)) == 1
 
 
-async def test_a_stream_kind_makes_the_jobs_and_only_those_are_streamed_on(db: Db) -> None:
-    """It is a live job of the batch while it does so; one that fails is retried, on its own, where one can see it."""
+async def test_jobs_of_the_stream_kind_create_the_jobs_and_only_those_are_streamed_on(db: Db) -> None:
+    """It is a live job of the batch meanwhile; if it fails, it is retried on its own, visibly."""
     worker_id = await worker(db)
     root, child = await _pair(db, kind="send", stream_kind="split")
     grand = await batch(db, "archive", "t", parent=child, stream=True)
@@ -140,7 +140,7 @@ async def test_a_stream_kind_makes_the_jobs_and_only_those_are_streamed_on(db: D
     await counted(db)
 
 
-async def test_results_that_are_too_large_are_dead_in_the_child_and_never_stop_the_parent(db: Db) -> None:
+async def test_oversized_results_are_dead_jobs_in_the_child_and_do_not_stop_the_parent(db: Db) -> None:
     worker_id = await worker(db)
     root, child = await _pair(db)
     await add(db, root, 1, {"x": "a" * 600_000})
@@ -160,7 +160,7 @@ async def test_results_that_are_too_large_are_dead_in_the_child_and_never_stop_t
     await counted(db)
 
 
-async def test_too_many_results_that_are_too_large_stop_the_child(db: Db) -> None:
+async def test_too_many_oversized_results_cancel_the_child(db: Db) -> None:
     root, child = await _pair(db, max_failures=0)
     await add(db, root, 2, {"x": "a" * 1_040_000})
     await seal(db, root)
@@ -169,7 +169,7 @@ async def test_too_many_results_that_are_too_large_stop_the_child(db: Db) -> Non
     assert len(await calls(db)) == 1
 
 
-async def test_nothing_is_streamed_into_a_child_that_was_cancelled(db: Db) -> None:
+async def test_nothing_is_streamed_into_a_cancelled_child(db: Db) -> None:
     worker_id = await worker(db)
     root, child = await _pair(db)
     await add(db, root, 2)
@@ -182,7 +182,7 @@ async def test_nothing_is_streamed_into_a_child_that_was_cancelled(db: Db) -> No
     assert (await calls(db))[0]["batch"]["state"] == "completed with failures"
 
 
-async def test_others_may_add_to_what_is_streamed_into(db: Db) -> None:
+async def test_other_jobs_may_be_added_to_a_streaming_child(db: Db) -> None:
     worker_id = await worker(db)
     root, child = await _pair(db)
     await add(db, child)
@@ -195,7 +195,7 @@ async def test_others_may_add_to_what_is_streamed_into(db: Db) -> None:
     assert await state(db, child) == ["completed"]
 
 
-async def test_a_child_that_streams_is_not_sealed_by_hand(db: Db) -> None:
+async def test_a_streaming_child_cannot_be_sealed_by_hand(db: Db) -> None:
     root, child = await _pair(db)
     with pytest.raises(asyncpg.PostgresError, match="cannot be sealed while payroll streams into it") as caught:
         await seal(db, child)
@@ -204,7 +204,7 @@ async def test_a_child_that_streams_is_not_sealed_by_hand(db: Db) -> None:
     assert await seal(db, child) == [False]
 
 
-async def test_a_child_cannot_stream_what_has_completed_before_it_came(db: Db) -> None:
+async def test_a_child_cannot_stream_jobs_that_completed_before_it_was_created(db: Db) -> None:
     root = await batch(db, "payroll")
     await add(db, root)
     await batch(db, "early", parent=root, stream=True)

@@ -1,4 +1,4 @@
-"""Trees of batches: finished once, called back once, and forgotten in the end."""
+"""Trees of batches: finished once, called back once, and deleted in the end."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CALLBACKS: dict[str, Any] = {
 }
 
 
-async def test_a_tree_is_finished_when_all_of_it_is_and_calls_back_once(db: Db, notices: Notices) -> None:
+async def test_a_tree_is_finished_when_all_its_batches_are_and_calls_back_once(db: Db, notices: Notices) -> None:
     worker_id = await worker(db)
     root = await batch(db, "payroll", **CALLBACKS)
     children = [await batch(db, name, parent=root, queue=f"q{name}") for name in "ab"]
@@ -60,7 +60,7 @@ async def test_a_tree_is_finished_when_all_of_it_is_and_calls_back_once(db: Db, 
 
 @pytest.mark.parametrize("what", ["dead", "cancelled", "expired"])
 @pytest.mark.parametrize("has_on_failure", [True, False])
-async def test_a_tree_with_failures_calls_on_failure_if_it_has_one(db: Db, what: str, *, has_on_failure: bool) -> None:
+async def test_a_tree_with_failures_sends_on_failure_if_it_has_one(db: Db, what: str, *, has_on_failure: bool) -> None:
     root = await batch(db, on_complete={"queue": "done"}, on_failure={"queue": "failed"} if has_on_failure else None)
     child = await batch(db, "child", parent=root)
     ids = await add(db, child, 2)
@@ -78,7 +78,7 @@ async def test_a_tree_with_failures_calls_on_failure_if_it_has_one(db: Db, what:
     assert (payload["batch"]["completed"], payload["batch"]["dead"] + payload["batch"]["cancelled"]) == (1, 1)
 
 
-async def test_a_callback_is_the_job_that_was_described(db: Db) -> None:
+async def test_a_callback_is_inserted_as_described(db: Db) -> None:
     job = {"queue": "done", "kind": "k", "payload": {"a": 1}, "priority": 5, "max_attempts": 7, "timeout_s": 2.5}
     await seal(db, await batch(db, on_complete=job | {"meta": {"m": 1}, "serialize_key": "s", "limit_key": "l"}))
     row = await db.fetchrow("SELECT * FROM pgworkd.jobs WHERE queue = 'done'")
@@ -101,7 +101,7 @@ async def test_one_unfinished_root_has_a_name_and_dedupe_key(db: Db) -> None:
 
 
 @pytest.mark.parametrize("way", ["for_s", "until"])
-async def test_a_tree_that_finished_keeps_its_key_until_then(db: Db, way: str) -> None:
+async def test_a_finished_tree_keeps_its_key_until_dedupe_until(db: Db, way: str) -> None:
     keep = {"dedupe_for_s": 60.0} if way == "for_s" else {"dedupe_until": at(60)}
     first = await create(db, dedupe_key="july", **keep)
     await seal(db, first["id"])
@@ -114,7 +114,7 @@ async def test_a_tree_that_finished_keeps_its_key_until_then(db: Db, way: str) -
     assert await db.fetchval("SELECT count(*) FROM pgworkd.batches WHERE dedupe_until IS NOT NULL") == 1
 
 
-async def test_a_key_is_kept_until_an_instant_that_came_before_the_end_no_longer(db: Db) -> None:
+async def test_a_key_is_not_kept_if_dedupe_until_passed_before_the_tree_finished(db: Db) -> None:
     first = await create(db, dedupe_key="july", dedupe_for_s=60.0)
     await clock(61, db)
     assert not (await create(db, dedupe_key="july"))["created"], "it is not over"
@@ -123,7 +123,7 @@ async def test_a_key_is_kept_until_an_instant_that_came_before_the_end_no_longer
 
 
 @pytest.mark.parametrize("how", ["cancel", "max_failures", "delete"])
-async def test_a_tree_that_is_cancelled_or_deleted_frees_its_key(db: Db, how: str) -> None:
+async def test_cancelling_or_deleting_a_tree_frees_its_key(db: Db, how: str) -> None:
     first = await create(db, dedupe_key="july", dedupe_for_s=60.0, max_failures=0)
     (job_id,) = await add(db, first["id"])
     await seal(db, first["id"])
@@ -140,7 +140,7 @@ async def test_a_tree_that_is_cancelled_or_deleted_frees_its_key(db: Db, how: st
     assert (await create(db, dedupe_key="july"))["created"]
 
 
-async def test_prune_leaves_a_tree_that_keeps_its_key(db: Db) -> None:
+async def test_prune_skips_a_tree_that_keeps_its_key(db: Db) -> None:
     day_s = 86_400
     for key, days in (("short", 1), ("long", 30)):
         await seal(db, (await create(db, dedupe_key=key, dedupe_for_s=days * day_s))["id"])
@@ -160,12 +160,12 @@ async def test_prune_leaves_a_tree_that_keeps_its_key(db: Db) -> None:
         {"dedupe_key": "k", "dedupe_for_s": 1.0, "dedupe_until": at(1)},
     ],
 )
-async def test_how_long_a_key_is_kept_has_to_make_sense(db: Db, wrong: dict[str, Any]) -> None:
+async def test_invalid_dedupe_periods_of_a_tree_are_refused(db: Db, wrong: dict[str, Any]) -> None:
     with pytest.raises(asyncpg.InvalidParameterValueError, match="p_dedupe_for_s"):
         await create(db, **wrong)
 
 
-async def test_a_child_that_is_there_is_answered_and_not_made_again(db: Db) -> None:
+async def test_creating_an_existing_child_returns_it(db: Db) -> None:
     root, other = await batch(db, "r"), await batch(db, "o")
     child = await create(db, "c", None, parent=root)
     assert tuple(await create(db, "c", None, parent=root)) == (child["id"], False)
@@ -191,10 +191,10 @@ async def test_a_tree_of_33_levels_that_stream_is_finished_from_top_to_bottom(db
     await counted(db)
 
 
-# What is over is forgotten
+# Finished trees are deleted
 
 
-async def test_prune_forgets_finished_trees_as_old_as_the_history(db: Db) -> None:
+async def test_prune_deletes_finished_trees_past_the_retention_of_the_history(db: Db) -> None:
     old, (root, child) = await batch(db, "old"), [await batch(db, "running"), await batch(db, "empty")]
     await batch(db, "child", parent=old, queue=None)
     grand = await batch(db, "child", parent=child, queue=None)
@@ -211,7 +211,7 @@ async def test_prune_forgets_finished_trees_as_old_as_the_history(db: Db) -> Non
     assert [row["id"] for row in await db.fetch("SELECT id FROM pgworkd.batches")] == [root]
 
 
-async def test_delete_batch_takes_finished_trees_only(db: Db) -> None:
+async def test_delete_batch_deletes_finished_trees_only(db: Db) -> None:
     worker_id = await worker(db)
     root, (job_id,) = await sealed(db, 1)
     with pytest.raises(asyncpg.PostgresError, match="tree that is not finished") as caught:
@@ -238,10 +238,10 @@ async def test_delete_batch_of_a_subtree(db: Db) -> None:
     assert {row["id"] for row in await db.fetch("SELECT id FROM pgworkd.batches")} == {root, other}
 
 
-# Mending
+# Repair
 
 
-async def test_rows_that_were_deleted_by_hand_do_not_hold_a_batch_open_for_ever(db: Db) -> None:
+async def test_rows_deleted_by_hand_do_not_keep_a_batch_open(db: Db) -> None:
     batch_id, ids = await sealed(db, 2, on_complete={"queue": "done"})
     await db.execute("DELETE FROM pgworkd.jobs WHERE id = $1", ids[0])
     await run(db, await worker(db))
@@ -251,8 +251,8 @@ async def test_rows_that_were_deleted_by_hand_do_not_hold_a_batch_open_for_ever(
     assert len(await calls(db)) == 1
 
 
-async def test_a_batch_whose_jobs_are_more_than_was_counted_is_not_finished(db: Db) -> None:
-    """Counters say when to look, no more."""
+async def test_a_batch_with_more_live_jobs_than_its_counter_says_is_not_finished(db: Db) -> None:
+    """Counters only say when to check."""
     batch_id, ids = await sealed(db, 2)
     await db.execute("UPDATE pgworkd.batches SET added = 1")
     worker_id = await worker(db)
@@ -264,7 +264,7 @@ async def test_a_batch_whose_jobs_are_more_than_was_counted_is_not_finished(db: 
     assert await state(db, batch_id) == ["completed"]
 
 
-async def test_jobs_of_a_batch_that_was_deleted_by_hand_are_settled_all_the_same(db: Db) -> None:
+async def test_jobs_of_a_batch_deleted_by_hand_can_still_be_settled(db: Db) -> None:
     _, ids = await sealed(db, 4)
     await claim(db, await worker(db), 3)
     await db.execute("DELETE FROM pgworkd.batches")
@@ -282,7 +282,7 @@ async def test_a_settle_of_many_trees_finishes_them_all(db: Db) -> None:
     assert len(await calls(db)) == 20
 
 
-async def test_cancel_batch_of_what_does_not_exist(db: Db) -> None:
+async def test_cancel_batch_of_an_unknown_batch(db: Db) -> None:
     for call in ("cancel_batch", "delete_batch", "seal_batch"):
         with pytest.raises(asyncpg.PostgresError, match="does not exist") as caught:
             await db.fetchval(f"SELECT pgworkd.{call}($1)", uuid.uuid4())

@@ -1,4 +1,4 @@
-"""A batch takes jobs until it is sealed, counts every way in which one ends, and is finished when the last one has."""
+"""A batch takes jobs until it is sealed, counts every outcome, and is finished when its last job has ended."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def test_a_sealed_batch_is_finished_when_its_last_job_has_ended(db: Db) ->
     await counted(db)
 
 
-async def test_an_unsealed_batch_waits_however_little_there_is_to_do(db: Db) -> None:
+async def test_an_unsealed_batch_is_never_finished(db: Db) -> None:
     worker_id = await worker(db)
     batch_id = await batch(db)
     for _ in range(3):
@@ -65,14 +65,14 @@ async def test_an_unsealed_batch_waits_however_little_there_is_to_do(db: Db) -> 
     assert await seal(db, batch_id) == [False]
 
 
-async def test_an_empty_batch_is_finished_by_its_seal(db: Db) -> None:
+async def test_sealing_an_empty_batch_finishes_it(db: Db) -> None:
     batch_id = await batch(db, on_complete={"queue": "done"})
     assert await seal(db, batch_id) == [True]
     assert await state(db, batch_id) == ["completed"]
     assert len(await calls(db)) == 1
 
 
-async def test_a_tree_and_its_jobs_in_one_transaction(db: Db) -> None:
+async def test_a_tree_and_its_jobs_are_created_in_one_transaction(db: Db) -> None:
     async with db.transaction():
         root = await batch(db, on_complete={"queue": "done"})
         child = await batch(db, "child", None, parent=root)
@@ -84,7 +84,7 @@ async def test_a_tree_and_its_jobs_in_one_transaction(db: Db) -> None:
     assert len(await calls(db)) == 1
 
 
-async def test_a_plain_insert_counts_and_so_does_one_that_meets_a_conflict(db: Db) -> None:
+async def test_a_plain_insert_is_counted_and_a_row_skipped_by_on_conflict_is_not(db: Db) -> None:
     batch_id = await batch(db)
     await insert(db, 3, batch_id=batch_id)
     await one(db, batch_id=batch_id, dedupe_key="k")
@@ -97,7 +97,7 @@ async def test_a_plain_insert_counts_and_so_does_one_that_meets_a_conflict(db: D
     await counted(db)
 
 
-async def test_what_is_rolled_back_does_not_count(db: Db) -> None:
+async def test_jobs_that_are_rolled_back_are_not_counted(db: Db) -> None:
     batch_id = await batch(db)
     transaction = db.transaction()
     await transaction.start()
@@ -109,7 +109,7 @@ async def test_what_is_rolled_back_does_not_count(db: Db) -> None:
     assert await state(db, batch_id) == ["open"]
 
 
-async def test_what_is_not_given_is_the_batches(db: Db) -> None:
+async def test_columns_that_are_not_given_default_to_those_of_the_batch(db: Db) -> None:
     batch_id = await batch(db, queue="q", kind="k")
     (job_id,) = await add(
         db, batch_id, kind="other", queue="r", priority=7, run_at=at(9), max_attempts=2, timeout_s=3.0
@@ -121,10 +121,10 @@ async def test_what_is_not_given_is_the_batches(db: Db) -> None:
     assert await add(db, batch_id, 0) == []
 
 
-# Every way in which a job ends
+# Every outcome
 
 
-async def test_every_end_is_counted(db: Db) -> None:
+async def test_every_outcome_is_counted(db: Db) -> None:
     worker_id = await worker(db)
     batch_id = await batch(db)
     ids = await add(db, batch_id, 6)
@@ -149,7 +149,7 @@ async def test_every_end_is_counted(db: Db) -> None:
     await counted(db)
 
 
-async def test_a_failure_of_a_job_that_was_to_be_cancelled_is_counted_as_that(db: Db) -> None:
+async def test_a_failure_with_a_cancellation_requested_is_counted_as_cancelled(db: Db) -> None:
     batch_id, ids = await sealed(db, 2)
     await claim(db, await worker(db))
     await cancel(db, *ids)
@@ -174,7 +174,7 @@ async def test_rescued_jobs_that_are_dead_or_cancelled_are_counted(db: Db) -> No
     await counted(db)
 
 
-async def test_what_becomes_of_the_dead_later_is_counted_once(db: Db) -> None:
+async def test_a_dead_job_that_is_later_discarded_or_pruned_is_counted_once(db: Db) -> None:
     batch_id = await batch(db)
     ids = await add(db, batch_id, 3)
     await claim(db, await worker(db))
@@ -189,7 +189,7 @@ async def test_what_becomes_of_the_dead_later_is_counted_once(db: Db) -> None:
     assert await counts(db, batch_id) == (3, 0, 3, 0)
 
 
-async def test_retry_of_a_dead_job_counts_it_as_live_again_while_its_batch_is_not_finished(db: Db) -> None:
+async def test_retry_of_a_dead_job_makes_it_live_again_in_an_unfinished_batch(db: Db) -> None:
     worker_id = await worker(db)
     batch_id, (first, second) = await sealed(db, 2)
     outside = await one(db)

@@ -1,4 +1,4 @@
-"""claim(): what it takes, in which order, and never twice."""
+"""claim(): which jobs it takes, in which order, and never twice."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from .verbs import (
 pytestmark = pytest.mark.usefixtures("t0")
 
 
-async def test_the_answer_holds_all_a_worker_needs(db: Db) -> None:
+async def test_a_claim_returns_all_columns_that_a_worker_needs(db: Db) -> None:
     worker_id = await worker(db)
     job_id = await one(
         db, kind="k", payload='{"n": 1}', meta='{"trace": "t"}', timeout_s=2.5, priority=3, run_at=at(-60)
@@ -62,12 +62,12 @@ async def test_the_answer_holds_all_a_worker_needs(db: Db) -> None:
     assert (job["status"], job["worker_id"], job["started_at"], job["attempts"]) == ("running", worker_id, T0, 1)
 
 
-async def test_a_kind_of_null_is_the_queues_own(db: Db) -> None:
+async def test_a_null_kind_is_returned_as_the_name_of_the_queue(db: Db) -> None:
     await one(db, "embedding")
     assert [row["kind"] for row in await claim(db, await worker(db), queue="embedding")] == ["embedding"]
 
 
-async def test_the_order_is_priority_then_run_at_then_id(db: Db) -> None:
+async def test_jobs_are_claimed_by_priority_then_run_at_then_id(db: Db) -> None:
     rng = random.Random(7)  # noqa: S311 - repeatable
     waiting = []
     for _ in range(60):
@@ -81,7 +81,7 @@ async def test_the_order_is_priority_then_run_at_then_id(db: Db) -> None:
     assert taken == expected
 
 
-async def test_ids_decide_among_equals(db: Db) -> None:
+async def test_among_equal_jobs_the_id_decides(db: Db) -> None:
     ids = [uuid.UUID(int=n) for n in (5, 1, 9, 3)]
     for job_id in ids:
         await one(db, id=job_id)
@@ -108,7 +108,7 @@ async def test_the_limit_is_exact_over_several_priorities_and_a_suspect(db: Db) 
     assert rows[-1]["id"] == suspect
 
 
-async def test_future_and_expired_jobs_are_left(db: Db) -> None:
+async def test_future_and_expired_jobs_are_not_claimed(db: Db) -> None:
     due = [await one(db, run_at=T0), await one(db, expires_at=T0 + timedelta(microseconds=1))]
     await one(db, run_at=T0 + timedelta(microseconds=1))
     await one(db, expires_at=T0)
@@ -138,12 +138,12 @@ async def test_attempts_rise_with_every_claim(db: Db) -> None:
     assert (await live(db, job_id))["attempts"] == 5
 
 
-async def test_an_absurd_row_does_not_stop_the_queue(db: Db) -> None:
+async def test_a_row_with_extreme_counters_does_not_stop_the_queue(db: Db) -> None:
     absurd, plain = await one(db, attempts=2**31 - 1, failures=2**31 - 1), await one(db)
     assert await claim_ids(db, await worker(db)) == [absurd, plain]
 
 
-async def test_max_attempts_is_stamped_by_the_job_then_its_kind_then_3(db: Db) -> None:
+async def test_max_attempts_is_stamped_from_the_job_then_its_kind_then_defaults_to_3(db: Db) -> None:
     worker_id = await worker(db)
     jobs = [
         await one(db, kind="five"),
@@ -155,13 +155,13 @@ async def test_max_attempts_is_stamped_by_the_job_then_its_kind_then_3(db: Db) -
     rows = await claim(db, worker_id, kinds=["one", "five"], budgets=[1, 5])
     assert [row["max_attempts"] for row in rows] == [5, 7, 3, 1, 3]
     await fail(db, jobs[:1], delay_s=0)
-    # Once stamped it stays, whatever the code says later.
+    # Once stamped it stays, whatever the default from code is later.
     assert [row["max_attempts"] for row in await claim(db, worker_id, kinds=["five"], budgets=[9])] == [5]
     await one(db, "five")
     assert (await claim(db, worker_id, 1, "five", ["five"], [5]))[0]["max_attempts"] == 5
 
 
-async def test_a_paused_queue_gives_nothing_until_the_pause_ends(db: Db) -> None:
+async def test_nothing_is_claimed_from_a_paused_queue_until_the_pause_ends(db: Db) -> None:
     worker_id = await worker(db)
     job_id = await one(db)
     await db.execute("INSERT INTO pgworkd.queues (name, paused_until) VALUES ('q', $1), ('other', 'infinity')", at(5))
@@ -184,7 +184,7 @@ async def test_without_a_lease_nothing_is_claimed(db: Db) -> None:
     assert await statuses(db, [job_id]) == ["pending"]
 
 
-async def test_an_expired_lease_claims_nothing_until_it_is_renewed(db: Db) -> None:
+async def test_a_worker_with_an_expired_lease_claims_nothing_until_it_renews(db: Db) -> None:
     worker_id = await worker(db, 10)
     job_id = await one(db)
     await clock(10, db)
@@ -195,7 +195,7 @@ async def test_an_expired_lease_claims_nothing_until_it_is_renewed(db: Db) -> No
     assert await claim_ids(db, worker_id) == [job_id]
 
 
-async def test_a_lost_worker_claims_nothing_even_before_its_lease_ends(db: Db) -> None:
+async def test_a_worker_marked_lost_claims_nothing_even_before_its_lease_ends(db: Db) -> None:
     worker_id = await worker(db)
     await db.execute("UPDATE pgworkd.workers SET lost_at = pgworkd.clock()")
     await one(db)
@@ -214,7 +214,7 @@ async def _steady_rescuer(db: Db) -> int:
     return rescuer
 
 
-async def test_a_claim_during_a_rescue_waits_and_then_has_no_lease(db: Db, other: Db, third: Db) -> None:
+async def test_a_claim_concurrent_with_a_rescue_waits_and_then_has_no_lease(db: Db, other: Db, third: Db) -> None:
     victim = await worker(db, 5)
     held = await one(db)
     await claim(db, victim)
@@ -223,7 +223,7 @@ async def test_a_claim_during_a_rescue_waits_and_then_has_no_lease(db: Db, other
     async with anyio.create_task_group() as tasks:
         await db.execute("BEGIN")
         assert await rescue(db, rescuer) == {held: "failed"}
-        # The victim's session, by its own clock, still sees a good lease.
+        # In the victim's session, by its own clock, the lease is still valid.
         claiming = Later(tasks, claim(other, victim))
         await waits_for_lock(third, other)
         await db.execute("COMMIT")
@@ -233,7 +233,7 @@ async def test_a_claim_during_a_rescue_waits_and_then_has_no_lease(db: Db, other
     assert await statuses(db, [held, waiting]) == ["failed", "pending"]
 
 
-async def test_a_rescue_during_a_claim_leaves_the_worker_for_the_next_time(db: Db, other: Db) -> None:
+async def test_a_rescue_concurrent_with_a_claim_skips_the_worker_until_the_next_call(db: Db, other: Db) -> None:
     victim = await worker(db, 5)
     job_id = await one(db)
     rescuer = await _steady_rescuer(db)
@@ -245,7 +245,7 @@ async def test_a_rescue_during_a_claim_leaves_the_worker_for_the_next_time(db: D
     assert await rescue(db, rescuer) == {job_id: "failed"}
 
 
-async def test_a_heartbeat_passes_a_claim_under_way_and_the_other_way_round(db: Db, other: Db) -> None:
+async def test_a_heartbeat_and_a_claim_do_not_wait_for_each_other(db: Db, other: Db) -> None:
     worker_id = await worker(db)
     await insert(db, 2)
     await db.execute("SET statement_timeout = '2s'")
@@ -260,10 +260,10 @@ async def test_a_heartbeat_passes_a_claim_under_way_and_the_other_way_round(db: 
     await db.execute("COMMIT")
 
 
-# Several claims at once
+# Concurrent claims
 
 
-async def test_two_claims_at_once_share_the_jobs_without_waiting(db: Db, other: Db) -> None:
+async def test_concurrent_claims_share_the_jobs_without_waiting(db: Db, other: Db) -> None:
     ids = await insert(db, 10)
     one_worker, another = await worker(db), await worker(db)
     await other.execute("SET statement_timeout = '2s'")
@@ -275,7 +275,7 @@ async def test_two_claims_at_once_share_the_jobs_without_waiting(db: Db, other: 
     assert await claim_ids(other, another, 10) == ids[:4]
 
 
-async def test_a_locked_row_is_passed_over(db: Db, other: Db) -> None:
+async def test_a_locked_row_is_skipped(db: Db, other: Db) -> None:
     ids = await insert(db, 5)
     worker_id = await worker(db)
     await other.execute("BEGIN")

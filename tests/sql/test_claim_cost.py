@@ -1,4 +1,4 @@
-"""claim(): its price does not rise with what it may not take."""
+"""claim(): its cost does not grow with the jobs it may not take."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ CLAIM = "SELECT * FROM pgworkd.claim($1, $2, $3)"
 
 
 async def _primed(db: Db, worker_id: int) -> None:
-    """Plans everything while the table is empty, and lets nothing correct the statistics."""
+    """Plans everything while the table is empty, and prevents statistics from being updated."""
     await db.execute(NO_STATISTICS)
     await db.execute("ANALYZE pgworkd.jobs")
     for _ in range(2):
         await claim(db, worker_id)
 
 
-async def test_many_future_jobs_of_a_higher_priority_cost_nothing(db: Db, other: Db) -> None:
+async def test_many_future_jobs_of_a_higher_priority_do_not_slow_a_claim(db: Db, other: Db) -> None:
     worker_id = await worker(db)
     await _primed(db, worker_id)
     due = await insert(db, 5)
     before = await blocks(db, CLAIM, worker_id, "q", 10)
     await insert(db, 20_000, priority=1, run_at=at(3600))
-    for session in (db, other):  # one that planned before, one that plans now
+    for session in (db, other):  # one session with a plan from before, one that plans now
         assert await blocks(session, CLAIM, worker_id, "q", 10) <= before + 20
         async with session.transaction():
             seq, idx = await rows_read(session)
@@ -36,7 +36,7 @@ async def test_many_future_jobs_of_a_higher_priority_cost_nothing(db: Db, other:
             await session.execute("UPDATE pgworkd.jobs SET status = 'pending', worker_id = NULL WHERE worker_id > 0")
 
 
-async def test_many_waiting_jobs_of_the_queue_or_of_others_cost_nothing(db: Db, other: Db) -> None:
+async def test_many_waiting_jobs_of_any_queue_do_not_slow_a_claim(db: Db, other: Db) -> None:
     worker_id = await worker(db)
     await _primed(db, worker_id)
     await insert(db, 10)
@@ -47,7 +47,7 @@ async def test_many_waiting_jobs_of_the_queue_or_of_others_cost_nothing(db: Db, 
         assert await blocks(session, CLAIM, worker_id, "q", 10) <= before + 20
 
 
-async def test_many_suspects_cost_those_who_may_not_take_them_nothing(db: Db, other: Db) -> None:
+async def test_many_suspects_do_not_slow_the_claims_of_workers_that_cannot_take_them(db: Db, other: Db) -> None:
     worker_id = await worker(db)
     await _primed(db, worker_id)
     await insert(db, 10, losses=2)
@@ -59,11 +59,11 @@ async def test_many_suspects_cost_those_who_may_not_take_them_nothing(db: Db, ot
         assert await blocks(session, CLAIM, worker_id, "q", 10) <= before + 20
 
 
-async def test_more_than_two_hundred_priorities_are_walked_in_order(db: Db) -> None:
+async def test_more_than_two_hundred_priorities_are_claimed_in_order(db: Db) -> None:
     worker_id = await worker(db)
     expected = []
     for priority in range(230, 0, -1):
-        # Every second has nothing that is due: the way there must go on all the same.
+        # Every second priority has nothing due: the scan must continue beyond them.
         if priority % 2:
             expected += await insert(db, 2, priority=priority)
         await one(db, priority=priority, run_at=at(10))

@@ -1,4 +1,4 @@
-"""claim() with positions: where the caller has been, and everything it does not know of."""
+"""claim() with cursors: the position each priority was claimed up to, and priorities without one."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def arguments(worker_id: int, limit: int, places: Places) -> list[Any]:
 
 
 async def claim_behind(db: Db, worker_id: int, places: Places, limit: int = 100) -> list[uuid.UUID]:
-    """The ids that a claim from these places takes, in its order."""
+    """The ids claimed from these cursors, in their order."""
     return [row["id"] for row in await db.fetch(CLAIM, *arguments(worker_id, limit, places))]
 
 
-# Strictly behind
+# Strictly after the cursor
 
 
-async def test_a_claim_begins_strictly_behind_its_place(db: Db) -> None:
+async def test_a_claim_starts_strictly_after_its_cursor(db: Db) -> None:
     before, there, behind = [await one(db, run_at=at(n)) for n in (-3, -2, -1)]
     worker_id = await worker(db)
     assert await claim_behind(db, worker_id, {0: (at(-2), there)}) == [behind]
@@ -46,7 +46,7 @@ async def test_a_claim_begins_strictly_behind_its_place(db: Db) -> None:
     assert await claim_ids(db, worker_id) == [before]
 
 
-async def test_limits_alone_change_nothing_about_where_a_claim_begins(db: Db) -> None:
+async def test_limits_alone_do_not_change_where_a_claim_starts(db: Db) -> None:
     await db.execute("INSERT INTO pgworkd.queues (name, max_running, rate, rate_period_s) VALUES ('q', 3, 1000, 1)")
     await one(db, run_at=at(-9))
     there, *behind = [await one(db, run_at=at(n)) for n in (-5, -4, -3, -2, -1)]
@@ -65,8 +65,8 @@ async def test_among_rows_of_one_instant_the_id_decides(db: Db) -> None:
 
 
 @pytest.mark.parametrize("year", [1970, 2026, 2106, 2199])
-async def test_places_are_exact_to_the_microsecond_in_any_year(db: Db, year: int) -> None:
-    """The claim says run_at as a double; given back it must be the very same instant."""
+async def test_cursors_are_exact_to_the_microsecond_in_any_year(db: Db, year: int) -> None:
+    """A claim returns run_at as a double; passed back, it must be the very same instant."""
     base = T0.replace(year=year, month=11, day=5, minute=59, second=58)
     await db.execute("SELECT set_config('pgworkd.clock', $1, false)", str(base + timedelta(seconds=9)))
     worker_id = await worker(db)
@@ -75,7 +75,7 @@ async def test_places_are_exact_to_the_microsecond_in_any_year(db: Db, year: int
     taken, places = [], {}
     while rows := await db.fetch(CLAIM, *arguments(worker_id, 1, places)):
         taken.append(rows[0]["id"])
-        places = {0: (rows[0]["run_at"], TOP)}  # TOP: had the place moved back, the row before would come first
+        places = {0: (rows[0]["run_at"], TOP)}  # TOP: had the cursor moved back, the previous row would come first
         assert len(taken) <= len(ids)
     assert taken == ids
     await db.execute("UPDATE pgworkd.jobs SET status = 'pending', worker_id = NULL")
@@ -86,14 +86,14 @@ async def test_places_are_exact_to_the_microsecond_in_any_year(db: Db, year: int
             await db.execute("UPDATE pgworkd.jobs SET status = 'pending', worker_id = NULL")
 
 
-async def test_a_place_in_the_future_or_before_1970_is_fine(db: Db) -> None:
+async def test_a_cursor_in_the_future_or_before_1970_is_accepted(db: Db) -> None:
     job_id = await one(db)
     worker_id = await worker(db)
     assert await claim_behind(db, worker_id, {0: (at(3600), NIL)}) == []
     assert await claim_behind(db, worker_id, {0: (-5.12, NIL)}) == [job_id]
 
 
-async def test_a_failed_job_and_one_that_expires_are_found_behind_a_place_as_well(db: Db) -> None:
+async def test_a_failed_job_and_one_with_an_expiry_are_found_after_a_cursor(db: Db) -> None:
     worker_id = await worker(db)
     failed = await one(db, run_at=at(-9))
     await claim(db, worker_id)
@@ -116,7 +116,7 @@ async def test_unknown_priorities_above_between_and_below_are_found_in_order(db:
             found.append(new)
         else:
             found += [old, new]
-    places[9] = places[3] = places[-9] = (at(-5), NIL)  # known once, empty now
+    places[9] = places[3] = places[-9] = (at(-5), NIL)  # has a cursor, empty now
     worker_id = await worker(db)
     taken = []
     for limit in (1, 2, 3, 6, 100):
@@ -136,7 +136,7 @@ async def test_the_first_and_the_last_priority_may_be_known(db: Db, edge: int) -
     assert await claim_ids(db, worker_id) == [old]
 
 
-async def test_adjacent_known_priorities_cost_one_look_each_and_lose_nothing(db: Db) -> None:
+async def test_adjacent_known_priorities_cost_one_probe_each_and_lose_nothing(db: Db) -> None:
     places: dict[int, tuple[datetime, uuid.UUID]] = {p: (at(-5), NIL) for p in range(10, -11, -1)}
     ids = [await one(db, priority=p, run_at=at(-4)) for p in places]
     above, below = await one(db, priority=11), await one(db, priority=-11)
@@ -144,7 +144,7 @@ async def test_adjacent_known_priorities_cost_one_look_each_and_lose_nothing(db:
     assert await claim_behind(db, worker_id, places) == [above, *ids, below]
 
 
-async def test_an_unknown_priority_with_nothing_due_does_not_hide_what_lies_below(db: Db) -> None:
+async def test_an_unknown_priority_without_due_jobs_does_not_hide_lower_ones(db: Db) -> None:
     await one(db, priority=5, run_at=at(60))
     await one(db, priority=2, run_at=at(60))
     high, low = await one(db, priority=3), await one(db, priority=1)
@@ -161,14 +161,14 @@ async def test_more_than_two_hundred_unknown_priorities_beside_known_ones(db: Db
     assert await claim_behind(db, await worker(db), places, 1000) == expected
 
 
-async def test_another_queues_rows_are_not_touched(db: Db) -> None:
+async def test_rows_of_another_queue_are_not_touched(db: Db) -> None:
     await one(db, "r", priority=3)
     job_id = await one(db)
     assert await claim_behind(db, await worker(db), {0: (at(-1), NIL), 3: (at(-1), NIL)}) == [job_id]
 
 
-async def test_suspects_have_no_place(db: Db) -> None:
-    """They stand in a line of their own, which is short: it is walked from its head."""
+async def test_suspects_are_claimed_regardless_of_the_cursor(db: Db) -> None:
+    """They have a short index of their own, which is always scanned from its head."""
     worker_id = await worker(db)
     old = await one(db, run_at=at(-60), losses=2)
     new = await one(db, run_at=at(-1))
@@ -178,19 +178,19 @@ async def test_suspects_have_no_place(db: Db) -> None:
     assert await claim_behind(db, worker_id, places) == [], "one suspect at a time, with places or without"
 
 
-async def test_without_places_a_claim_begins_at_every_head(db: Db) -> None:
+async def test_without_cursors_a_claim_starts_at_the_head_of_every_priority(db: Db) -> None:
     ids = [await one(db, priority=priority, run_at=at(-3600)) for priority in (1, 0, -1)]
     assert await claim_behind(db, await worker(db), {}) == ids
 
 
-# What it is for
+# Purpose
 
 
-async def test_a_claim_behind_its_place_does_not_walk_over_what_is_finished(db: Db, connect: Connect) -> None:
+async def test_a_claim_after_its_cursor_does_not_scan_finished_jobs(db: Db, connect: Connect) -> None:
     await db.execute(NO_STATISTICS)
     worker_id, held = await worker(db), await connect()
     await held.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
-    await held.fetchval("SELECT count(*) FROM pgworkd.jobs")  # from here on nothing can be vacuumed away
+    await held.fetchval("SELECT count(*) FROM pgworkd.jobs")  # from here on vacuum cannot remove anything
     for priority in (0, 3):
         await db.execute(
             """INSERT INTO pgworkd.jobs (queue, priority, run_at)
@@ -220,7 +220,7 @@ async def test_120_priorities_cost_the_same_while_vacuum_is_held_back(db: Db, co
              SELECT 'q', 3 * (n % 120), $1 FROM generate_series(1, 120 * $2::int) n"""
 
     async def run_all(second: int, each: int) -> int:
-        """Claims and completes so many of each priority; the pages that a claim of one more job then touches."""
+        """Claims and completes this many jobs of each priority; the pages that a claim of one more job then touches."""
         await clock(second, db)
         await db.execute(sql, at(second), each)
         while rows := await claimed(1000):
@@ -246,7 +246,7 @@ async def test_120_priorities_cost_the_same_while_vacuum_is_held_back(db: Db, co
 # max_attempts
 
 
-async def test_without_special_kinds_max_attempts_is_said_but_not_written(db: Db) -> None:
+async def test_without_max_attempts_by_kind_the_default_is_returned_but_not_stored(db: Db) -> None:
     plain, declared = await one(db), await one(db, max_attempts=7)
     rows = await claim(db, await worker(db))
     assert [row["max_attempts"] for row in rows] == [3, 7]
@@ -254,7 +254,7 @@ async def test_without_special_kinds_max_attempts_is_said_but_not_written(db: Db
     assert (await live(db, declared))["max_attempts"] == 7
 
 
-async def test_with_special_kinds_every_claimed_job_is_stamped(db: Db) -> None:
+async def test_with_max_attempts_by_kind_every_claimed_job_is_stamped(db: Db) -> None:
     special, plain, declared = await one(db, kind="k"), await one(db, kind="l"), await one(db, kind="k", max_attempts=7)
     waiting = await one(db, kind="k", run_at=at(60))
     rows = await claim(db, await worker(db), kinds=["k"], budgets=[5])
@@ -262,7 +262,7 @@ async def test_with_special_kinds_every_claimed_job_is_stamped(db: Db) -> None:
     assert [(await live(db, job))["max_attempts"] for job in (special, plain, declared, waiting)] == [5, 3, 7, None]
 
 
-async def test_a_job_whose_max_attempts_was_never_written_is_dead_after_three_failures(db: Db) -> None:
+async def test_a_job_without_a_stored_max_attempts_is_dead_after_three_failures(db: Db) -> None:
     worker_id = await worker(db)
     job_id = await one(db)
     for attempt, status in enumerate(("failed", "failed", "dead"), 1):

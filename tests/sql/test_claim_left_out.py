@@ -1,4 +1,4 @@
-"""claim() leaves kinds to other workers, at no price to the others, and says how far it has come."""
+"""claim() leaves kinds to other workers at no cost to the other kinds, and returns how far it has scanned."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def claimed(db: Db, worker_id: int, limit: int = 10, without: tuple[str, .
     [{}, {"limit_key": "k"}, {"serialize_key": "k"}, {"losses": 2}],
     ids=["plain", "limited", "serial", "suspect"],
 )
-async def test_kinds_that_are_left_out_are_not_claimed(db: Db, keys: dict[str, Any], settings: str | None) -> None:
+async def test_excluded_kinds_are_not_claimed(db: Db, keys: dict[str, Any], settings: str | None) -> None:
     if settings is not None:
         await db.execute("SELECT pgworkd.set_queue('q', $1)", settings)
     worker_id = await worker(db)
@@ -43,14 +43,14 @@ async def test_kinds_that_are_left_out_are_not_claimed(db: Db, keys: dict[str, A
     running = "SELECT coalesce(array_agg(id), '{}') FROM pgworkd.jobs WHERE status = 'running'"
     assert await db.fetchval(running) == []
     taken = await claimed(db, worker_id, without=("new", "q"))
-    assert taken == ([] if "serialize_key" in keys else [own])  # the key is the first job's, whoever runs it
+    assert taken == ([] if "serialize_key" in keys else [own])  # the key belongs to the first job, whoever runs it
     if "losses" in keys:
-        worker_id = await worker(db)  # of suspects, each runs one
+        worker_id = await worker(db)  # of suspects, each worker runs one
     assert unnamed in await claimed(db, worker_id) or "serialize_key" in keys
     assert new in await claimed(db, await worker(db), without=())
 
 
-async def test_a_crowd_that_is_left_out_costs_own_kinds_nothing(db: Db) -> None:
+async def test_many_excluded_jobs_do_not_slow_claims_of_other_kinds(db: Db) -> None:
     worker_id, cursor = await worker(db), ClaimCursor()
     await db.execute(NO_STATISTICS)
     for kind in ("old", "new"):
@@ -78,7 +78,7 @@ async def test_a_crowd_that_is_left_out_costs_own_kinds_nothing(db: Db) -> None:
 
 
 class Pool:
-    """Claims of one pool that leaves out the kind `new`, as a daemon makes them; between them are no sweeps."""
+    """Claims of one pool that excludes the kind `new`, as a daemon makes them, without sweeps in between."""
 
     def __init__(self, db: Db, worker_id: int) -> None:
         self.db, self.worker_id, self.cursor, self.now = db, worker_id, ClaimCursor(), 0.0
@@ -102,7 +102,7 @@ MANY = """INSERT INTO pgworkd.jobs (queue, kind, run_at, priority, {column})
 
 
 async def many(db: Db, kind: str, jobs: int, at_s: float, key: tuple[str, str], priority: int = 0) -> set[uuid.UUID]:
-    """So many jobs of that kind, with `key`: a column and an expression of n."""
+    """Inserts this many jobs of that kind, with `key`: a column and an expression of n."""
     rows = await db.fetch(MANY.format(column=key[0], value=key[1]), kind, at(at_s), priority, jobs)
     return {row["id"] for row in rows}
 
@@ -116,12 +116,12 @@ KEYS = {
     "limit_keys in a limited queue": (LIMITED, ("limit_key", "'k' || n % 1000")),
     "no key in a limited queue": (LIMITED, ("limit_key", "NULL")),
 }
-"""Of the crowd that is left out; and the queue's settings."""
+"""The excluded jobs, and the queue's settings."""
 
 
 @pytest.mark.parametrize("crowd", KEYS)
 @pytest.mark.parametrize("room", [10, 20], ids=["all the room there is", "more room"])
-async def test_a_crowd_that_is_left_out_costs_jobs_with_keys_little(db: Db, crowd: str, room: int) -> None:
+async def test_many_excluded_jobs_hardly_slow_claims_of_jobs_with_keys(db: Db, crowd: str, room: int) -> None:
     await db.execute(NO_STATISTICS)
     limits, key = KEYS[crowd]
     if limits:
@@ -158,7 +158,7 @@ CROWDS = {
 @pytest.mark.parametrize("turns", TURNS)
 @pytest.mark.parametrize("crowd", CROWDS)
 @pytest.mark.parametrize("room", [10, 20], ids=["all the room there is", "more room"])
-async def test_a_crowd_that_is_left_out_costs_turns_little(db: Db, crowd: str, turns: str, room: int) -> None:
+async def test_many_excluded_jobs_hardly_slow_round_robin_claims(db: Db, crowd: str, turns: str, room: int) -> None:
     await db.execute(NO_STATISTICS)
     await settings(db, **TURNS[turns])
     pool = Pool(db, await worker(db))
@@ -182,8 +182,8 @@ async def test_a_crowd_that_is_left_out_costs_turns_little(db: Db, crowd: str, t
 
 @pytest.mark.parametrize("turns", [{"fair": True}, {"limit_per_key": 2}])
 @pytest.mark.parametrize("seed", range(4))
-async def test_turns_are_as_if_those_that_are_left_out_were_not_there(db: Db, turns: dict[str, Any], seed: int) -> None:
-    """Two queues with the same jobs; in one there are others as well, of kinds that are left out."""
+async def test_round_robin_is_unaffected_by_excluded_jobs(db: Db, turns: dict[str, Any], seed: int) -> None:
+    """Two queues with the same jobs; one also has jobs of excluded kinds."""
     draw, worker_id = random.Random(seed), await worker(db, 3600)  # noqa: S311 - replayed by its seed
     for queue in ("q", "r"):
         await settings(db, queue, **turns)
@@ -221,8 +221,8 @@ async def test_turns_are_as_if_those_that_are_left_out_were_not_there(db: Db, tu
 
 
 @pytest.mark.parametrize("kinds", [1, 150, 1000])
-async def test_turns_find_each_key_however_many_are_left_out(db: Db, kinds: int) -> None:
-    """Also where there are too many kinds to go by: then it takes more claims, each from where the last one was."""
+async def test_round_robin_finds_each_key_however_many_jobs_are_excluded(db: Db, kinds: int) -> None:
+    """Also with too many kinds for an index scan each: it takes more claims, each from where the last one stopped."""
     await settings(db, fair=True)
     worker_id = await worker(db)
     await many(db, "new", 4000, -5, ("limit_key", "'k' || lpad(n::text, 5, '0')"))
@@ -238,18 +238,18 @@ async def test_turns_find_each_key_however_many_are_left_out(db: Db, kinds: int)
     assert taken == own
 
 
-async def test_jobs_with_keys_that_were_left_out_are_claimed_when_they_no_longer_are(db: Db) -> None:
+async def test_jobs_with_keys_are_claimed_once_their_kind_is_no_longer_excluded(db: Db) -> None:
     pool = Pool(db, await worker(db))
     left = await many(db, "new", 30, -5, ("serialize_key", "'k' || n"))
     own = await many(db, "old", 1, -3, ("serialize_key", "'own'"))
     assert (await pool.claim())[1] == own
     assert (await pool.claim())[1] == set()
     await db.execute("UPDATE pgworkd.jobs SET kind = 'old'")
-    pool.cursor.rewind(0.0)  # as a pool does whose left-out kinds become fewer
+    pool.cursor.rewind(0.0)  # as with a pool that excludes fewer kinds than before
     assert (await pool.claim(50))[1] == left
 
 
-async def test_who_has_a_handler_is_told_of_living_workers_of_the_queue(db: Db) -> None:
+async def test_kinds_elsewhere_returns_the_kinds_of_live_workers_of_the_queue(db: Db) -> None:
     sql = "SELECT pgworkd.register($1, 1, 'v', 30, gen_random_uuid(), $2)"
     mine, theirs = [await db.fetchval(sql, name, kinds) for name, kinds in (("a", ["x"]), ("b", ["y", "z"]))]
     silent = await worker(db)

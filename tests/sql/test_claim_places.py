@@ -1,4 +1,4 @@
-"""claim() with places, where jobs have keys: it takes what a claim from the head takes, at a price that stays."""
+"""claim() with cursors, for jobs with keys: it takes what a claim from the head takes, at a constant cost."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ HEAD = "SELECT id, attempt FROM pgworkd.claim($1, 'q', $2, p_without => $3) WHER
 
 
 class Claimer:
-    """One pool's claims: what it was told comes back with the next one."""
+    """The claims of one pool: what one returns is passed to the next."""
 
     def __init__(self, db: Db, worker_id: int) -> None:
         self.db, self.worker_id = db, worker_id
@@ -56,7 +56,7 @@ class Claimer:
         return [self.worker_id, limit, self.places, reach_s, self.since, self.without]
 
     def leave_out(self, *kinds: str) -> None:
-        """From now on; what has been left out before may be ours now."""
+        """Excludes these kinds from now on; those excluded before may be claimed again."""
         if set(self.without) - set(kinds):
             self.since = 0.0
         self.without = list(kinds)
@@ -69,7 +69,7 @@ class Claimer:
         return [(row["id"], row["attempt"]) for row in rows if row["id"] is not None]
 
     def heard(self, *args: Any) -> None:
-        """A notification: something has become claimable that was due then."""
+        """Handles a notification: a job has become claimable that was due at that time."""
         run_at = json.loads(args[3]).get("run_at")
         if run_at is not None:
             self.since = run_at if self.since is None else min(self.since, run_at)
@@ -85,7 +85,7 @@ class World:
         self.running: list[tuple[uuid.UUID, int]] = []
 
     async def tick(self) -> None:
-        """Time passes between any two steps: at one instant the id decides, and nobody knows the next one."""
+        """Time passes between any two steps: at one instant the id decides, and the next id cannot be predicted."""
         self.now += self.random.choice([0.001, 0.001, 0.1, 1])
         await clock(self.now, self.db)
         await asyncio.sleep(0)
@@ -112,7 +112,7 @@ class World:
             await self.tick()
 
     async def claim(self) -> None:
-        """The same jobs, in the same order, as a claim from the head takes."""
+        """Claims the same jobs, in the same order, as a claim from the head."""
         limit = self.random.choice([1, 1, 2, 5, 30])
         if self.random.random() < 0.2:
             self.claimer.leave_out(*self.random.sample(self.kinds[1:], self.random.randrange(len(self.kinds))))
@@ -164,7 +164,7 @@ class World:
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("kinds", [[None], [None, "a", "b"]], ids=["one kind", "some left out"])
-async def test_claims_from_their_places_take_what_claims_from_the_head_take(
+async def test_claims_from_cursors_take_the_same_jobs_as_claims_from_the_head(
     db: Db, kinds: list[str | None], seed: int
 ) -> None:
     worker_id = await worker(db, 3600)
@@ -178,7 +178,7 @@ async def test_claims_from_their_places_take_what_claims_from_the_head_take(
         await world.claim()
 
 
-async def test_whoever_is_promoted_behind_the_place_is_taken(db: Db) -> None:
+async def test_a_job_promoted_behind_the_cursor_is_claimed(db: Db) -> None:
     claimer = Claimer(db, await worker(db))
     first, second, third = [await one(db, serialize_key="k", run_at=at(n)) for n in (-9, -8, -7)]
     other = await one(db, serialize_key="other", run_at=at(-1))
@@ -188,7 +188,7 @@ async def test_whoever_is_promoted_behind_the_place_is_taken(db: Db) -> None:
         assert [job for job, _ in await claimer.claim()] == [following]
 
 
-async def test_one_that_was_promoted_and_committed_late_is_found_by_reaching_back(db: Db, other: Db) -> None:
+async def test_a_job_promoted_by_a_late_commit_is_found_by_going_back(db: Db, other: Db) -> None:
     claimer = Claimer(db, await worker(db))
     first, second = [await one(db, serialize_key="k", run_at=at(n)) for n in (-9, -8)]
     assert [job for job, _ in await claimer.claim()] == [first]
@@ -205,7 +205,7 @@ async def test_one_that_was_promoted_and_committed_late_is_found_by_reaching_bac
     assert [job for job, _ in await claimer.claim(reach_s=2.0)] == [second]
 
 
-async def test_a_clock_that_was_set_back_hides_nothing_from_a_claim_from_the_head(db: Db) -> None:
+async def test_a_clock_set_back_hides_nothing_from_a_claim_from_the_head(db: Db) -> None:
     claimer = Claimer(db, await worker(db, 3600))
     await clock(600, db)
     first, second = [await one(db, serialize_key="k", run_at=at(n)) for n in (598, 599)]
@@ -221,7 +221,7 @@ async def test_a_clock_that_was_set_back_hides_nothing_from_a_claim_from_the_hea
     assert [job for job, _ in await claimer.claim()] == [second]
 
 
-async def test_places_are_the_same_text_under_any_settings(db: Db) -> None:
+async def test_cursors_have_the_same_text_under_any_session_settings(db: Db) -> None:
     claimer = Claimer(db, await worker(db))
     await db.execute("SET DateStyle = 'SQL, DMY'; SET extra_float_digits = -15; SET IntervalStyle = 'iso_8601'")
     ids = [await one(db, serialize_key=f"k{n}", run_at=at(-1 + n * 1e-6)) for n in range(5)]
@@ -230,10 +230,10 @@ async def test_places_are_the_same_text_under_any_settings(db: Db) -> None:
 
 
 @pytest.mark.parametrize("lines", LINES)
-async def test_jobs_that_are_over_cost_a_claim_nothing_while_vacuum_is_held_back(
+async def test_finished_jobs_do_not_slow_a_claim_while_vacuum_is_held_back(
     db: Db, connect: Connect, lines: str
 ) -> None:
-    """With short lines, with long ones of which every job was parked and promoted, and beside jobs without keys."""
+    """With few waiters per key, with many of which every one was blocked and promoted, and beside jobs without keys."""
     await db.execute(NO_STATISTICS)
     worker_id, holder = await worker(db, 3600), await connect()
     claimer = Claimer(db, worker_id)

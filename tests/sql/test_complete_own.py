@@ -1,4 +1,4 @@
-"""A handler's own transaction that has completed its job and does not commit: it holds that job, and nobody else's."""
+"""A handler's own transaction that completed its job and stays open: it locks that job, and no other."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EFFECTS = "SELECT pgworkd.apply_effects()"
 
 
 @pytest.mark.parametrize("limits", [{}, {"fair": True}, {"max_running": 50}, {"limit_per_key": 50}], ids=str)
-async def test_claims_and_settles_of_its_queue_go_on_while_it_is_open(
+async def test_claims_and_settles_of_the_queue_proceed_while_the_transaction_is_open(
     db: Db, other: Db, limits: dict[str, object]
 ) -> None:
     if limits:

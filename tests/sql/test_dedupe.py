@@ -1,4 +1,4 @@
-"""Dedupe keys: one job per queue and key, while it lives and until `dedupe_until`."""
+"""Dedupe keys: one job per queue and key, while it is live and until `dedupe_until`."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def kept(db: Db, key: str = "k", until: datetime = UNTIL) -> uuid.UUID:
 
 
 async def is_free(db: Db, key: str = "k") -> bool:
-    """Whether a plain INSERT gets the key; what it does is undone."""
+    """Whether a plain INSERT gets the key; it is rolled back."""
     transaction = db.transaction()
     await transaction.start()
     try:
@@ -67,10 +67,10 @@ async def is_free(db: Db, key: str = "k") -> bool:
     return True
 
 
-# While it lives, and after
+# While the job is live, and after
 
 
-async def test_while_it_lives_a_plain_insert_is_refused_and_on_conflict_works(db: Db) -> None:
+async def test_a_plain_insert_is_refused_while_the_job_is_live_and_on_conflict_works(db: Db) -> None:
     job_id = await keyed(db)
     assert not await is_free(db)
     sql = f"INSERT INTO pgworkd.jobs (queue, dedupe_key, priority) VALUES ('q', 'k', 7) {TARGET}"  # noqa: S608
@@ -80,7 +80,7 @@ async def test_while_it_lives_a_plain_insert_is_refused_and_on_conflict_works(db
 
 
 async def ended(db: Db, how: str) -> uuid.UUID:
-    """A job that ended in this way and keeps its key until UNTIL."""
+    """A job with this outcome that keeps its key until UNTIL."""
     waiting = how in ("cancelled while it waits", "expired")
     job_id = await keyed(db, until=UNTIL, **({"expires_at": at(1)} if how == "expired" else {}))
     if not waiting:
@@ -107,7 +107,7 @@ ENDS = [
 
 
 @pytest.mark.parametrize("how", ENDS)
-async def test_a_job_that_is_over_keeps_its_key_until_dedupe_until(db: Db, how: str) -> None:
+async def test_a_finished_job_keeps_its_key_until_dedupe_until(db: Db, how: str) -> None:
     job_id = await ended(db, how)
     assert (await over(db, job_id))["status"] == how.split()[0]
     row = {name: value for name, value in (await live(db, job_id)).items() if value not in (None, 0, False)}
@@ -122,13 +122,13 @@ async def test_a_job_that_is_over_keeps_its_key_until_dedupe_until(db: Db, how: 
     assert await db.execute(f"{sql} DO NOTHING") == "INSERT 0 0"
     assert await db.fetchval(f"{sql} DO UPDATE SET queue = jobs.queue RETURNING id") == job_id
 
-    await clock(3600, db)  # at once: no daemon has to come by
+    await clock(3600, db)  # at once: no maintenance is needed
     new = await db.fetchval(f"{sql} DO NOTHING RETURNING id")
     assert await statuses(db, [job_id, new]) == [how.split()[0], "pending"]
     assert await db.fetchval("SELECT array_agg(id) FROM pgworkd.jobs") == [new]
 
 
-async def test_nothing_stays_when_the_time_is_over_before_the_job(db: Db) -> None:
+async def test_no_row_is_kept_if_dedupe_until_passed_before_the_job_finished(db: Db) -> None:
     job_id = await keyed(db, until=at(5))
     assert await claim_ids(db, await worker(db)) == [job_id]
     await clock(5, db)
@@ -138,7 +138,7 @@ async def test_nothing_stays_when_the_time_is_over_before_the_job(db: Db) -> Non
 
 
 @pytest.mark.parametrize("then", ["stays", "is not cancelled", "is discarded", "ages out"])
-async def test_a_dead_job_holds_no_key_and_leaves_nothing(db: Db, then: str) -> None:
+async def test_a_dead_job_holds_no_key_and_leaves_no_row(db: Db, then: str) -> None:
     job_id = await keyed(db, until=at(10**8))
     assert await claim_ids(db, await worker(db)) == [job_id]
     await fail(db, [job_id], permanent=True)
@@ -164,7 +164,7 @@ async def test_a_queue_without_history_keeps_keys_too(db: Db) -> None:
     assert not await is_free(db, "other")
 
 
-async def test_keys_of_a_batch_are_kept_each_for_its_own_time(db: Db) -> None:
+async def test_keys_settled_in_one_batch_are_each_kept_for_their_own_time(db: Db) -> None:
     ids = [await keyed(db, key, until) for key, until in (("a", at(10)), ("b", None), ("c", at(20)), ("d", at(-1)))]
     assert await claim_ids(db, await worker(db)) == ids
     assert await complete(db, ids) == set(ids)
@@ -173,10 +173,10 @@ async def test_keys_of_a_batch_are_kept_each_for_its_own_time(db: Db) -> None:
     assert [await is_free(db, key) for key in "abcd"] == [True, True, False, True]
 
 
-# Nobody sees what only holds a key
+# A row that only keeps a key is invisible
 
 
-async def test_what_holds_a_key_is_no_job(db: Db) -> None:
+async def test_a_row_that_only_keeps_a_key_is_not_a_job(db: Db) -> None:
     job_id = await kept(db)
     worker_id = await worker(db)
     assert await statuses(db, [job_id]) == ["completed"]
@@ -196,7 +196,7 @@ async def test_what_holds_a_key_is_no_job(db: Db) -> None:
     assert await db.fetchval("SELECT count(*) FROM pgworkd.jobs") == 1
 
 
-async def test_kept_keys_are_freed_by_and_by(db: Db, other: Db) -> None:
+async def test_expired_keys_are_deleted_in_steps(db: Db, other: Db) -> None:
     for number in range(5):
         await kept(db, f"k{number}", at(10 + number))
     await clock(12, db)
@@ -213,7 +213,7 @@ async def test_kept_keys_are_freed_by_and_by(db: Db, other: Db) -> None:
     assert [await db.fetchval("SELECT pgworkd.expire(2)") for _ in range(3)] == [2, 1, 0]
 
 
-# Replay
+# Retry
 
 
 async def dead(db: Db, until: datetime | None = None) -> uuid.UUID:
@@ -224,9 +224,7 @@ async def dead(db: Db, until: datetime | None = None) -> uuid.UUID:
 
 
 @pytest.mark.parametrize("holder_is_over", [False, True])
-async def test_a_replay_while_another_holds_the_key_is_refused_and_changes_nothing(
-    db: Db, holder_is_over: bool
-) -> None:
+async def test_retry_of_a_job_whose_key_is_taken_is_refused_and_changes_nothing(db: Db, holder_is_over: bool) -> None:
     job_id = await dead(db)
     holder = await kept(db) if holder_is_over else await keyed(db)
     before = [await live(db, job_id), await live(db, holder)]
@@ -240,7 +238,7 @@ async def test_a_replay_while_another_holds_the_key_is_refused_and_changes_nothi
         assert await statuses(db, [job_id, holder]) == ["pending", "completed"]
 
 
-async def test_a_replayed_job_keeps_its_key_as_any_other(db: Db) -> None:
+async def test_a_retried_job_keeps_its_key_like_any_other(db: Db) -> None:
     job_id = await dead(db, UNTIL)
     assert await retry(db, job_id) == {job_id}
     assert not await is_free(db)
@@ -252,7 +250,7 @@ async def test_a_replayed_job_keeps_its_key_as_any_other(db: Db) -> None:
 # Several sessions
 
 
-async def test_an_insert_that_waits_for_the_end_of_a_job_meets_what_it_leaves(db: Db, other: Db, third: Db) -> None:
+async def test_an_insert_waiting_for_a_job_to_finish_meets_the_kept_key(db: Db, other: Db, third: Db) -> None:
     for until, refused in ((UNTIL, True), (None, False)):
         job_id = await keyed(db, until=until)
         assert await claim_ids(db, await worker(db)) == [job_id]
@@ -271,7 +269,7 @@ async def test_an_insert_that_waits_for_the_end_of_a_job_meets_what_it_leaves(db
 
 
 @pytest.mark.parametrize("end_of_first", ["COMMIT", "ROLLBACK"])
-async def test_of_two_that_want_a_key_whose_time_is_over_one_gets_it(
+async def test_of_two_sessions_that_want_an_expired_key_one_gets_it(
     db: Db, other: Db, third: Db, end_of_first: str
 ) -> None:
     await kept(db)
@@ -289,7 +287,7 @@ async def test_of_two_that_want_a_key_whose_time_is_over_one_gets_it(
     assert await db.fetchval("SELECT array_agg(id) FROM pgworkd.jobs") == [winner]
 
 
-# Who may, and who hears
+# Privileges and notifications
 
 
 async def test_a_role_that_may_only_insert_need_not_wait_for_the_daemon(db: Db) -> None:
@@ -306,7 +304,7 @@ async def test_a_role_that_may_only_insert_need_not_wait_for_the_daemon(db: Db) 
         await db.execute(f"RESET ROLE; DROP OWNED BY {name}; DROP ROLE {name}")
 
 
-async def test_keeping_a_key_wakes_nobody(db: Db, notices: Notices, connect: Connect) -> None:
+async def test_keeping_a_key_notifies_nobody(db: Db, notices: Notices, connect: Connect) -> None:
     job_id = await keyed(db, until=UNTIL)
     worker_id = await worker(db)
     assert await claim_ids(db, worker_id) == [job_id]

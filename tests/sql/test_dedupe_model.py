@@ -1,4 +1,4 @@
-"""Dedupe keys against a model: whatever happens in whatever order, a key is taken exactly when it should be."""
+"""Dedupe keys against a model: after any operations in any order, a key is taken exactly when it should be."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TAKEN = "taken"
 
 @dataclass
 class Job:
-    """What the model knows of a job; `until`, `run_at`: in seconds after T0."""
+    """What the model knows of a job; `until`, `run_at`: seconds after T0."""
 
     key: str
     until: float | None
@@ -34,7 +34,7 @@ class Job:
 
 @dataclass
 class Step:
-    """One act; `pick` says on which of the jobs that it could be done to, `undone`: its transaction is rolled back."""
+    """One operation; `pick` selects one of the eligible jobs, `undone`: its transaction is rolled back."""
 
     act: str
     key: str
@@ -75,7 +75,7 @@ class World:
     inserts: int = 0
 
     def holder(self, key: str) -> uuid.UUID | None:
-        """Who should have the key."""
+        """The job that should have the key."""
         over = ("completed", "cancelled")
         found = [
             job_id
@@ -86,16 +86,16 @@ class World:
         return found[0] if found else None
 
     def of(self, step: Step, *wanted: str) -> uuid.UUID | None:
-        """The job that the step is about."""
+        """The job of this step."""
         found = [job_id for job_id, job in self.jobs.items() if job.status in wanted]
         return found[step.pick % len(found)] if found else None
 
     async def act(self, step: Step) -> Callable[[], None]:
-        """Does it to the table; what does it to the model."""
+        """Applies the step to the table; returns what it does to the model."""
         act: Callable[[Step], Awaitable[Callable[[], None]]] = getattr(self, step.act)
         return await act(step)
 
-    # The acts. Each checks the table's answer against the model before.
+    # The operations. Each first checks the table's answer against the model.
 
     def created(self, job_id: uuid.UUID, step: Step) -> Callable[[], None]:
         assert job_id not in self.jobs
@@ -218,7 +218,7 @@ class World:
         return nothing
 
     async def check(self) -> None:
-        """The table says what the model says."""
+        """Checks that the table agrees with the model."""
         ids = list(self.jobs)
         assert await statuses(self.db, ids) == [job.status for job in self.jobs.values()]
         for job_id, job in self.jobs.items():

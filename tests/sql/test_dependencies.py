@@ -1,4 +1,4 @@
-"""Jobs that wait for others: blocked until all have completed, whatever the order, the number and the way they end."""
+"""Jobs that depend on others: blocked until all have completed, in whatever order, number and way they end."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from .waits import after, blocked, depend, exact, run_one, undepend
 pytestmark = pytest.mark.usefixtures("t0")
 
 
-async def test_a_job_runs_when_all_that_it_waits_for_have_completed(db: Db) -> None:
+async def test_a_job_runs_when_all_its_dependencies_have_completed(db: Db) -> None:
     worker_id = await worker(db)
     ids = await insert(db, 3)
     last = await after(db, *ids)
@@ -46,7 +46,7 @@ async def test_a_job_runs_when_all_that_it_waits_for_have_completed(db: Db) -> N
     await exact(db)
 
 
-async def test_one_settle_of_all_of_them_releases_it_and_is_due_from_then_on(db: Db) -> None:
+async def test_one_settle_of_all_dependencies_releases_the_job_due_from_then_on(db: Db) -> None:
     ids = await insert_running(db, 5)
     last, later = await after(db, *ids), await after(db, *ids, run_at=at(100))
     await clock(10, db)
@@ -73,7 +73,7 @@ async def test_a_chain_and_a_diamond_run_in_order(db: Db) -> None:
     await exact(db)
 
 
-async def test_what_has_completed_before_counts_as_satisfied(db: Db) -> None:
+async def test_a_dependency_that_completed_earlier_counts_as_satisfied(db: Db) -> None:
     (done,) = await insert_running(db)
     other = await one(db)
     await complete(db, [done])
@@ -88,7 +88,7 @@ async def test_what_has_completed_before_counts_as_satisfied(db: Db) -> None:
 
 
 @pytest.mark.parametrize("settle", [release, fail])
-async def test_what_goes_back_has_not_completed(db: Db, settle: object) -> None:
+async def test_a_dependency_that_is_retried_or_released_has_not_completed(db: Db, settle: object) -> None:
     (job_id,) = await insert_running(db)
     last = await after(db, job_id)
     await settle(db, [job_id])  # type: ignore[operator]
@@ -96,7 +96,7 @@ async def test_what_goes_back_has_not_completed(db: Db, settle: object) -> None:
     await exact(db)
 
 
-async def test_pools_that_sleep_hear_of_it_when_it_is_released(db: Db, notices: Notices) -> None:
+async def test_idle_pools_are_notified_when_a_dependent_is_released(db: Db, notices: Notices) -> None:
     (job_id,) = await insert_running(db, queue="first")
     last = await after(db, job_id)
     await set_pool(db, await worker(db))
@@ -128,10 +128,10 @@ async def test_a_transaction_that_rolls_back_leaves_no_dependency(db: Db) -> Non
     assert await db.fetchval("SELECT count(*) FROM pgworkd.job_dependencies") == 0
 
 
-async def test_a_savepoint_takes_back_what_was_made_to_wait_in_it(db: Db) -> None:
+async def test_a_savepoint_rollback_removes_the_dependencies_made_in_it(db: Db) -> None:
     first = await one(db)
     async with db.transaction():
-        async with db.transaction():  # what was inserted in a savepoint is ours, too
+        async with db.transaction():  # a row inserted in a savepoint belongs to the same transaction
             last = await one(db)
         await depend(db, last, first)
         await db.execute("SAVEPOINT s")
@@ -145,7 +145,7 @@ async def test_a_savepoint_takes_back_what_was_made_to_wait_in_it(db: Db) -> Non
 # Keys
 
 
-async def test_who_waits_for_others_neither_holds_nor_blocks_its_key(db: Db) -> None:
+async def test_a_job_blocked_by_dependencies_neither_holds_nor_blocks_its_key(db: Db) -> None:
     worker_id = await worker(db)
     first = await one(db, queue="first")
     waits = await after(db, first, serialize_key="k")
@@ -163,7 +163,7 @@ async def test_who_waits_for_others_neither_holds_nor_blocks_its_key(db: Db) -> 
     await exact(db)
 
 
-async def test_an_edit_moves_its_due_time_and_leaves_it_waiting(db: Db) -> None:
+async def test_an_edit_changes_the_due_time_of_a_dependent_and_leaves_it_blocked(db: Db) -> None:
     last = await after(db, await one(db, queue="first"), serialize_key="k", dedupe_key="d")
     await db.execute("SELECT pgworkd.edit($1, p_run_at => $2)", last, at(5))
     sql = "SELECT changed FROM pgworkd.enqueue('q', p_dedupe_key => 'd', p_run_at => $1, p_on_duplicate => $2)"
@@ -176,7 +176,7 @@ async def test_an_edit_moves_its_due_time_and_leaves_it_waiting(db: Db) -> None:
     await exact(db)
 
 
-async def test_filters_find_who_waits_for_others(db: Db) -> None:
+async def test_filters_find_jobs_blocked_by_dependencies(db: Db) -> None:
     first = await one(db, queue="first")
     last = await after(db, first, limit_key="x", serialize_key="s")
     sql = "SELECT ids FROM pgworkd.matching('cancel', p_queue => 'q', p_key => $1)"
@@ -184,10 +184,10 @@ async def test_filters_find_who_waits_for_others(db: Db) -> None:
         assert await db.fetchval(sql, key) == [last]
 
 
-# Ending it otherwise
+# Other ways to end
 
 
-async def test_cancelled_or_expired_while_it_waits_it_leaves_nothing_behind(db: Db) -> None:
+async def test_cancelling_or_expiring_a_dependent_leaves_no_dependency_behind(db: Db) -> None:
     (first,) = await insert_running(db)
     gone, late = await after(db, first), await after(db, first, expires_at=at(1))
     assert await cancel(db, gone) == {gone: "cancelled"}
@@ -199,7 +199,7 @@ async def test_cancelled_or_expired_while_it_waits_it_leaves_nothing_behind(db: 
     await exact(db)
 
 
-async def test_undepend_lets_it_run_anyway_and_says_who_did_it(db: Db) -> None:
+async def test_undepend_releases_the_job_and_records_the_actor(db: Db) -> None:
     worker_id = await worker(db)
     first, second = await insert(db, 2, queue="first")
     last, other = await after(db, first, second), await one(db, run_at=at(9))
@@ -217,7 +217,7 @@ async def test_undepend_lets_it_run_anyway_and_says_who_did_it(db: Db) -> None:
     await exact(db)
 
 
-async def test_the_view_says_what_each_blocked_job_waits_for(db: Db) -> None:
+async def test_the_view_shows_why_each_job_is_blocked(db: Db) -> None:
     dead, running, lost = await insert_running(db, 3)
     (plain,) = await insert_running(db, serialize_key="k")
     keyed = await one(db, serialize_key="k")

@@ -1,4 +1,4 @@
-"""Dependents in pages beside others: locked ones, such as refuse, small and large effects, those that are cancelled."""
+"""Dependents in pages, with others beside them: locked or refusing ones, small and large effects, cancelled ones."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .waits import exact, mend
 pytestmark = pytest.mark.usefixtures("t0")
 
 
-async def test_dependents_that_are_locked_have_their_turn_later_and_hold_up_no_others(db: Db, other: Db) -> None:
+async def test_locked_dependents_are_retried_later_and_do_not_delay_others(db: Db, other: Db) -> None:
     (first,) = await insert_running(db)
     await crowd(db, first)
     await complete(db, [first])
@@ -41,7 +41,7 @@ async def test_dependents_that_are_locked_have_their_turn_later_and_hold_up_no_o
     await exact(db)
 
 
-async def test_two_crowds_that_are_locked_are_not_asked_for_without_a_pause(db: Db, other: Db) -> None:
+async def test_two_groups_of_locked_dependents_are_retried_with_pauses(db: Db, other: Db) -> None:
     firsts = await insert_running(db, 2)
     for first in firsts:
         await crowd(db, first, count=1_500)
@@ -55,7 +55,7 @@ async def test_two_crowds_that_are_locked_are_not_asked_for_without_a_pause(db: 
     assert await counts(db) == {"pending": 3_000}
 
 
-async def test_one_dependent_that_refuses_holds_up_none_of_the_others(db: Db) -> None:
+async def test_one_dependent_that_refuses_does_not_delay_the_others(db: Db) -> None:
     (first,) = await insert_running(db)
     await crowd(db, first)
     await complete(db, [first])
@@ -69,7 +69,7 @@ async def test_one_dependent_that_refuses_holds_up_none_of_the_others(db: Db) ->
     assert await mend(db) == 0, "still not taken for one that has vanished"
 
 
-async def test_a_small_one_does_not_wait_for_a_large_one(db: Db) -> None:
+async def test_a_job_with_few_dependents_does_not_wait_for_one_with_many(db: Db) -> None:
     firsts = await insert_running(db, 3)
     await crowd(db, firsts[0], queue="large")
     for first in firsts[1:]:
@@ -84,7 +84,7 @@ async def test_a_small_one_does_not_wait_for_a_large_one(db: Db) -> None:
     assert await counts(db, "large") == {"pending": MANY}
 
 
-async def test_a_crowd_that_goes_with_a_dead_job_is_cancelled_in_steps_and_all_below_it(db: Db) -> None:
+async def test_many_dependents_of_a_dead_job_are_cancelled_in_steps_with_their_own(db: Db) -> None:
     (first,) = await insert_running(db)
     ids = await crowd(db, first, count=2_500, queue="one", unless="cancel")
     for parent in ids[:2]:
@@ -102,7 +102,7 @@ async def test_a_crowd_that_goes_with_a_dead_job_is_cancelled_in_steps_and_all_b
     await exact(db)
 
 
-async def test_the_mender_passes_by_what_is_locked_or_refuses_step_by_step(db: Db, other: Db) -> None:
+async def test_maintenance_skips_locked_and_refusing_dependents_step_by_step(db: Db, other: Db) -> None:
     (first,) = await insert_running(db)
     ids = await crowd(db, first, count=300, unless="cancel")
     await fail(db, [first], permanent=True)
@@ -115,7 +115,7 @@ async def test_the_mender_passes_by_what_is_locked_or_refuses_step_by_step(db: D
     assert await refused(db) == {"mend_dependencies": {str(ids[0])}}
 
 
-async def test_a_batch_whose_jobs_wait_in_a_crowd_is_counted_right(db: Db) -> None:
+async def test_a_batch_whose_jobs_are_many_dependents_of_one_job_is_counted_exactly(db: Db) -> None:
     root = await batch(db)
     (first,) = await insert_running(db)
     ids = await crowd(db, first, count=2_000)
@@ -131,7 +131,7 @@ async def test_a_batch_whose_jobs_wait_in_a_crowd_is_counted_right(db: Db) -> No
     await counted(db)
 
 
-async def test_the_daemons_hear_of_it_once(db: Db, notices: Notices) -> None:
+async def test_daemons_are_notified_once_of_many_dependents(db: Db, notices: Notices) -> None:
     (first,) = await insert_running(db)
     await crowd(db, first)
     await complete(db, [first])
@@ -140,7 +140,7 @@ async def test_the_daemons_hear_of_it_once(db: Db, notices: Notices) -> None:
     assert {"effects": True} not in await notices.heard()
 
 
-async def test_what_few_wait_for_leaves_nothing_behind(db: Db) -> None:
+async def test_the_end_of_a_job_with_few_dependents_leaves_no_pending_effects(db: Db) -> None:
     firsts = await insert_running(db, 300)
     await crowd(db, *firsts[:100], count=14)
     for first in firsts[100:200]:

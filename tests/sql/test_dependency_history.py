@@ -1,4 +1,4 @@
-"""To wait for jobs that are over reads the days on which they can have ended, and finds them wherever they are."""
+"""Depending on finished jobs reads the days on which they can have ended, and finds them wherever they are."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LOCKED = """SELECT count(DISTINCT c.oid) FROM pg_locks l JOIN pg_class c ON c.oi
 
 
 async def old_days(db: Db) -> None:
-    """Makes partitions of days long ago."""
+    """Creates partitions of days long ago."""
     await db.execute("SELECT set_config('pgworkd.clock', (now() - interval '90 days')::text, false)")
     await db.execute("SELECT pgworkd.ensure_partitions($1)", DAYS - 1)
     await db.execute("RESET pgworkd.clock")
@@ -27,7 +27,7 @@ async def finish(db: Db, ids: list[uuid.UUID]) -> None:
     await complete(db, ids)
 
 
-async def test_to_wait_for_what_is_over_locks_the_days_since_it_was_made(db: Db) -> None:
+async def test_depending_on_a_finished_job_locks_only_partitions_since_its_creation(db: Db) -> None:
     await old_days(db)
     ids = await insert(db, 100)
     await finish(db, ids)
@@ -46,7 +46,7 @@ async def test_to_wait_for_what_is_over_locks_the_days_since_it_was_made(db: Db)
         "SELECT * FROM pgworkd.await_results(($1::uuid[])[101:], 'c', 60)",
     ],
 )
-async def test_to_ask_for_what_is_over_locks_the_days_since_it_was_made(db: Db, question: str) -> None:
+async def test_querying_a_finished_job_locks_only_partitions_since_its_creation(db: Db, question: str) -> None:
     await old_days(db)
     ids = await insert(db, 100)
     await finish(db, ids)
@@ -56,7 +56,7 @@ async def test_to_ask_for_what_is_over_locks_the_days_since_it_was_made(db: Db, 
         assert await db.fetchval(LOCKED) <= 10, "yesterday, today, the week to come"
 
 
-async def test_to_commit_a_wait_locks_the_days_since_what_it_waits_for_was_made(db: Db) -> None:
+async def test_committing_a_dependency_locks_only_partitions_since_its_creation(db: Db) -> None:
     await old_days(db)
     live = await insert(db, 3)
     async with db.transaction():
@@ -68,12 +68,12 @@ async def test_to_commit_a_wait_locks_the_days_since_what_it_waits_for_was_made(
 @pytest.mark.parametrize(
     "job_id",
     [
-        uuid.UUID("01000000-0000-7000-8000-000000000000"),  # made in 2004, as its clock says
-        uuid.UUID("ff000000-0000-7000-8000-000000000000"),  # made in a time to come
-        uuid.UUID("00000000-0000-4000-8000-000000000000"),  # says nothing of its time
+        uuid.UUID("01000000-0000-7000-8000-000000000000"),  # created in 2004, according to its id
+        uuid.UUID("ff000000-0000-7000-8000-000000000000"),  # created in the future
+        uuid.UUID("00000000-0000-4000-8000-000000000000"),  # an id without a time
     ],
 )
-async def test_whatever_the_id_says_a_job_is_found(db: Db, job_id: uuid.UUID) -> None:
+async def test_a_finished_job_is_found_whatever_time_its_id_encodes(db: Db, job_id: uuid.UUID) -> None:
     await old_days(db)
     await one(db, id=job_id)
     await finish(db, [job_id])
@@ -87,7 +87,7 @@ async def test_whatever_the_id_says_a_job_is_found(db: Db, job_id: uuid.UUID) ->
     assert await db.fetchval("SELECT pgworkd.became($1)", job_id) == "completed"
 
 
-async def test_what_became_of_many_is_what_became_of_each(db: Db) -> None:
+async def test_became_all_agrees_with_became_of_each_job(db: Db) -> None:
     done, cancelled, discarded, waiting = await insert(db, 4)
     await db.execute("SELECT pgworkd.cancel(ARRAY[$1::uuid])", cancelled)
     await db.execute("UPDATE pgworkd.jobs SET status = 'dead', failed_at = now() WHERE id = $1", discarded)
@@ -102,7 +102,7 @@ async def test_what_became_of_many_is_what_became_of_each(db: Db) -> None:
         assert all_ == each
 
 
-async def test_who_is_not_there_is_still_refused(db: Db) -> None:
+async def test_a_dependency_that_does_not_exist_is_still_refused(db: Db) -> None:
     with pytest.raises(asyncpg.PostgresError, match="does not exist"):
         async with db.transaction():
             await depend(db, await one(db), uuid.uuid4())

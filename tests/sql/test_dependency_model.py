@@ -1,4 +1,4 @@
-"""Jobs that wait for others under any interleaving of sessions, with rollbacks, crashes, retries and old snapshots."""
+"""Jobs that depend on others under any interleaving of sessions, with rollbacks, crashes, retries and old snapshots."""
 
 from __future__ import annotations
 
@@ -16,6 +16,6 @@ MORE = ["old", "old", "cancel", "retry", "retry", "undepend", "edit", "mend"]
 
 
 @pytest.mark.parametrize("more", [[], MORE], ids=["runs", "more"])
-def test_nothing_runs_too_early_and_nothing_is_blocked_for_ever(server_dsn: str, more: list[str]) -> None:
+def test_no_job_runs_too_early_and_none_stays_blocked_for_ever(server_dsn: str, more: list[str]) -> None:
     with playing(server_dsn, WaitWorld) as play:
         QUICK(given(steps=steps([*ADDS, *RUNS, *ENDS, *more]))(lambda steps: play(steps)))()  # noqa: PLW0108 - by name

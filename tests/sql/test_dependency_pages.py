@@ -1,4 +1,4 @@
-"""A job with many dependents: its end sees to some of them, the others have their turn page by page, each once."""
+"""A job with many dependents: its settle handles some of them, maintenance the others page by page, each once."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("t0")
 RULES = ("wait", "cancel", "run")
 
 
-# What ends a job
+# Ways in which a job ends
 
 
 async def _dies(db: Db, job_id: uuid.UUID) -> None:
@@ -58,7 +58,7 @@ async def _completes(db: Db, job_id: uuid.UUID) -> None:
 
 
 async def _completes_beside_locks(db: Db, job_id: uuid.UUID) -> None:
-    """As a settle that runs again because it met a lock."""
+    """As with a settle that is run again because it met a lock."""
     sql = "SELECT pgworkd.settle_completed($1, pgworkd.unlocked($1, '{1}'), '{NULL}')"
     async with db.transaction():
         assert await db.fetchval(sql, [job_id]) == [job_id]
@@ -75,10 +75,10 @@ BADLY = [_dies, _is_lost, _is_cancelled, _expires, _is_discarded]
 
 @pytest.mark.parametrize("keep_s", [None, 0])
 @pytest.mark.parametrize("ends", [*WELL, *BADLY])
-async def test_each_way_to_end_reaches_every_dependent_by_its_rule(
+async def test_every_outcome_reaches_every_dependent_by_its_rule(
     db: Db, ends: Callable[[Db, uuid.UUID], Awaitable[None]], keep_s: int | None
 ) -> None:
-    """Each call a part, the mender in between."""
+    """Each call handles a part, with maintenance in between."""
     if keep_s is not None:
         await keeps_nothing(db)
     (first,) = await insert_running(db)
@@ -105,8 +105,8 @@ async def test_each_way_to_end_reaches_every_dependent_by_its_rule(
     await exact(db)
 
 
-async def test_the_end_of_a_job_does_the_same_however_many_wait(db: Db) -> None:
-    """So many rows are read and written, whatever there is more."""
+async def test_a_settle_does_the_same_work_however_many_dependents_there_are(db: Db) -> None:
+    """A fixed number of rows is read and written, however many dependents there are."""
     (first,) = await insert_running(db)
     await crowd(db, first)
     async with db.transaction():
@@ -120,7 +120,7 @@ async def test_the_end_of_a_job_does_the_same_however_many_wait(db: Db) -> None:
     assert (await counts(db))["pending"] < 1_100
 
 
-async def test_a_daemon_that_is_killed_between_and_within_pages_loses_nothing(db: Db, connect: Connect) -> None:
+async def test_a_daemon_killed_between_or_within_pages_loses_nothing(db: Db, connect: Connect) -> None:
     (first,) = await insert_running(db)
     others = await insert_running(db, 2)
     await crowd(db, first, *others)
@@ -130,7 +130,7 @@ async def test_a_daemon_that_is_killed_between_and_within_pages_loses_nothing(db
         await clock(0, dying)
         await page(dying)
         await dying.execute("BEGIN")
-        await page(dying)  # this one is undone
+        await page(dying)  # this one is rolled back
         dying.terminate()
         await alone(db)
         waits = "SELECT count(*) FROM pgworkd.jobs WHERE queue = 'then' AND waiting_on = 3"
@@ -146,8 +146,8 @@ async def test_a_daemon_that_is_killed_between_and_within_pages_loses_nothing(db
     await exact(db)
 
 
-async def test_dependents_that_come_go_and_change_between_pages(db: Db) -> None:
-    """Cancelled, let go, deleted by hand; new ones find that it has completed."""
+async def test_dependents_may_come_go_and_change_between_pages(db: Db) -> None:
+    """Cancelled, released, deleted by hand; new dependents find that it has completed."""
     (first, other) = await insert_running(db, 2)
     ids = await crowd(db, first, other)
     await complete(db, [first])
@@ -173,7 +173,7 @@ async def test_dependents_that_come_go_and_change_between_pages(db: Db) -> None:
     await exact(db)
 
 
-async def test_nobody_can_begin_to_wait_for_what_has_ended_and_is_gone(db: Db) -> None:
+async def test_depending_on_a_finished_job_without_history_is_refused(db: Db) -> None:
     await keeps_nothing(db)
     (first,) = await insert_running(db)
     await crowd(db, first)
@@ -188,8 +188,8 @@ async def test_nobody_can_begin_to_wait_for_what_has_ended_and_is_gone(db: Db) -
     assert await counts(db) == {"pending": MANY}
 
 
-async def test_who_begins_to_wait_as_the_job_ends_is_counted_once(db: Db, other: Db) -> None:
-    """Committed between two pages; when it was said, the end was not to be seen."""
+async def test_a_dependency_committed_as_the_job_ends_is_counted_once(db: Db, other: Db) -> None:
+    """Committed between two pages; when it was declared, the outcome was not visible."""
     (first,) = await insert_running(db)
     await crowd(db, first)
     await other.execute("BEGIN")
@@ -204,8 +204,8 @@ async def test_who_begins_to_wait_as_the_job_ends_is_counted_once(db: Db, other:
     await exact(db)
 
 
-async def test_who_is_retried_has_not_ended_for_those_who_have_not_had_their_turn(db: Db) -> None:
-    """A job that died is retried between pages: who begins to wait now waits for how it ends then."""
+async def test_a_job_retried_between_pages_has_not_ended_for_its_remaining_dependents(db: Db) -> None:
+    """A dead job is retried between pages: a job that depends on it from now on waits for its next outcome."""
     (first,) = await insert_running(db)
     await crowd(db, first, unless="run")
     await _dies(db, first)
@@ -249,8 +249,8 @@ async def test_a_death_a_retry_and_a_second_end_count_each_dependent_once(db: Db
     await exact(db)
 
 
-async def test_who_waits_for_a_dead_job_and_a_retried_one_goes_on_waiting_for_that(db: Db) -> None:
-    """Both are put off, and have their turn in one page."""
+async def test_a_dependent_of_a_dead_and_a_retried_job_still_waits_for_the_retried_one(db: Db) -> None:
+    """The effects of both are deferred, and applied in one page."""
     (first, other) = await insert_running(db, 2)
     await crowd(db, first, other, unless="run")
     await _dies(db, first)

@@ -1,4 +1,4 @@
-"""What dependencies cost: who has none pays two probes, the others for their own, by index, whatever else there is."""
+"""What dependencies cost: two probes for a job without any, the others read their own by index, whatever the total."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ STATISTICS = ["none", "empty", "full"]
 
 
 async def _read(db: Db) -> dict[str, tuple[int, int]]:
-    """Rows read so far in this transaction, by table: by scanning all, and by way of an index."""
+    """Rows read so far in this transaction, by table: by sequential scans, and by index scans."""
     rows = await db.fetch(
         "SELECT relname, seq_tup_read, idx_tup_fetch FROM pg_stat_xact_user_tables WHERE schemaname = 'pgworkd'"
     )
@@ -51,7 +51,7 @@ async def _read(db: Db) -> dict[str, tuple[int, int]]:
 
 
 async def _many(db: Db, statistics: str) -> None:
-    """A hundred thousand dependencies, of which the planner knows what it is told."""
+    """Inserts a hundred thousand dependencies, with the given planner statistics."""
     for table in TABLES[:-1]:
         await db.execute(f"ALTER TABLE pgworkd.{table} SET (autovacuum_enabled = off)")
         if statistics == "empty":
@@ -63,7 +63,7 @@ async def _many(db: Db, statistics: str) -> None:
 
 
 @pytest.mark.parametrize("statistics", STATISTICS)
-async def test_each_verb_reads_its_own_by_index(db: Db, other: Db, statistics: str) -> None:
+async def test_each_verb_reads_its_own_rows_by_index(db: Db, other: Db, statistics: str) -> None:
     await _many(db, statistics)
     ids = await insert_running(db, 6)
     rules = ("wait", "run", "cancel")
@@ -98,17 +98,17 @@ async def test_each_verb_reads_its_own_by_index(db: Db, other: Db, statistics: s
             assert idx <= 150, f"{name} read {idx} rows of {table}"
 
 
-async def test_the_pages_of_a_settle_do_not_depend_on_who_waits_elsewhere(db: Db) -> None:
-    """Jobs for which nobody waits, beside a hundred thousand dependencies: a few pages of two indexes for each."""
+async def test_the_pages_read_by_a_settle_do_not_depend_on_other_dependencies(db: Db) -> None:
+    """Jobs without dependents, beside a hundred thousand dependencies: a few pages of two indexes for each."""
     sql = "SELECT pgworkd.settle_completed($1, array_fill(1, '{10}'), array_fill('1'::text, '{10}'))"
     few = await blocks(db, sql, await insert_running(db, 10))
     await db.execute("DELETE FROM pgworkd.jobs")
     await _many(db, "none")
-    # The rows of `jobs` are elsewhere, each of its indexes may have a level more, and two more indexes have three.
+    # The rows of `jobs` are in other pages, each of its indexes may have a level more, and two more indexes have three.
     assert await blocks(db, sql, await insert_running(db, 10)) <= few + 10 * 20
 
 
-async def test_who_waits_for_others_is_not_read_by_claims_nor_by_the_chores_of_keys(db: Db) -> None:
+async def test_dependents_are_not_read_by_claims_nor_by_maintenance_of_serialize_keys(db: Db) -> None:
     (first,) = await insert_running(db, queue="first")
     for _ in range(2):
         await after(db, first, serialize_key="k")
@@ -128,8 +128,8 @@ async def test_who_waits_for_others_is_not_read_by_claims_nor_by_the_chores_of_k
 
 
 @pytest.mark.parametrize("size", [1, 100])
-async def test_a_fan_in_costs_the_same_for_the_first_and_the_last(db: Db, size: int) -> None:
-    """One counter, however many are left: what each of 10,000 settled costs does not depend on the others."""
+async def test_a_fan_in_costs_the_same_for_the_first_and_the_last_dependency(db: Db, size: int) -> None:
+    """One counter, however many are left: the cost of each of 10,000 settles does not depend on the others."""
     ids = await insert_running(db, 10_000)
     last = await after(db, *ids, queue="then")
     sql = f"SELECT pgworkd.settle_completed($1, array_fill(1, '{{{size}}}'), array_fill('1'::text, '{{{size}}}'))"

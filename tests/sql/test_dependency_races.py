@@ -1,4 +1,4 @@
-"""Making a job wait beside whoever ends what it waits for: no end is missed, what is open holds up no settle."""
+"""Declaring a dependency while the other job ends: no outcome is missed, no open transaction delays a settle."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def _dies(db: Db, ids: list[uuid.UUID]) -> Any:
     return await fail(db, ids, permanent=True)
 
 
-async def test_no_settle_waits_for_a_transaction_that_makes_jobs_wait(db: Db, other: Db) -> None:
+async def test_no_settle_waits_for_a_transaction_that_creates_dependents(db: Db, other: Db) -> None:
     ids = await insert_running(db, 4)
     waits = await after(db, ids[0], queue="then")
     async with other.transaction():
@@ -58,7 +58,7 @@ async def test_no_settle_waits_for_a_transaction_that_makes_jobs_wait(db: Db, ot
 @pytest.mark.parametrize("end_with", ENDS)
 @pytest.mark.parametrize("settle", [complete, _dies, end])
 @pytest.mark.parametrize("unless", ["wait", "run", "cancel"])
-async def test_an_end_that_is_not_committed_is_waited_for_at_the_commit(
+async def test_the_commit_of_a_dependency_waits_for_an_uncommitted_settle(
     db: Db, other: Db, third: Db, settle: Callable[..., Awaitable[Any]], unless: str, end_with: str
 ) -> None:
     (first,) = await insert_running(db)
@@ -81,12 +81,14 @@ async def test_an_end_that_is_not_committed_is_waited_for_at_the_commit(
 
 
 @pytest.mark.parametrize("end_with", ENDS)
-async def test_an_end_beside_the_commit_waits_for_it_and_sees(db: Db, other: Db, third: Db, end_with: str) -> None:
+async def test_a_settle_concurrent_with_the_commit_of_a_dependency_waits_and_sees_it(
+    db: Db, other: Db, third: Db, end_with: str
+) -> None:
     (first,) = await insert_running(db)
     async with anyio.create_task_group() as tasks:
         await other.execute("BEGIN")
         last = await after(other, first)
-        await other.execute("SET CONSTRAINTS ALL IMMEDIATE")  # as far as a commit goes
+        await other.execute("SET CONSTRAINTS ALL IMMEDIATE")  # as far as a commit proceeds
         settling = Later(tasks, complete(db, [first]))
         await waits_for_lock(third, db)
         await other.execute(end_with)
@@ -96,7 +98,7 @@ async def test_an_end_beside_the_commit_waits_for_it_and_sees(db: Db, other: Db,
 
 
 @pytest.mark.parametrize("end_with", ENDS)
-async def test_the_last_two_end_at_the_same_instant(db: Db, other: Db, third: Db, end_with: str) -> None:
+async def test_the_last_two_dependencies_end_at_the_same_instant(db: Db, other: Db, third: Db, end_with: str) -> None:
     first, second = await insert_running(db, 2)
     last = await after(db, first, second)
     async with anyio.create_task_group() as tasks:
@@ -131,12 +133,12 @@ async def test_settles_of_the_same_dependents_in_any_order_do_not_deadlock(db: D
     await exact(db)
 
 
-# Operators beside settles
+# Operators concurrent with settles
 
 
 @pytest.mark.parametrize("verb", ["cancel", "undepend"])
 @pytest.mark.parametrize("end_with", ENDS)
-async def test_a_settle_waits_for_an_operator_who_holds_a_dependent(
+async def test_a_settle_waits_for_an_operator_who_has_locked_a_dependent(
     db: Db, other: Db, third: Db, verb: str, end_with: str
 ) -> None:
     (first,) = await insert_running(db)
@@ -153,8 +155,8 @@ async def test_a_settle_waits_for_an_operator_who_holds_a_dependent(
     await exact(db)
 
 
-async def test_who_cannot_be_had_when_a_job_dies_is_found_by_the_chores(db: Db, other: Db) -> None:
-    """Whoever buries jobs may hold trees, and waits for no row."""
+async def test_a_dependent_that_is_locked_when_a_job_dies_is_found_by_maintenance(db: Db, other: Db) -> None:
+    """A settle that archives jobs may hold trees, and waits for no row."""
     (first,) = await insert_running(db)
     last = await after(db, first, unless="run")
     async with other.transaction():
@@ -167,8 +169,8 @@ async def test_who_cannot_be_had_when_a_job_dies_is_found_by_the_chores(db: Db, 
     await exact(db)
 
 
-async def test_cancelling_both_ends_beside_a_settle_does_not_deadlock(db: Db, other: Db, third: Db) -> None:
-    """The settle holds the first and wants the last; the cancel locks the last, and then the first."""
+async def test_cancelling_both_ends_during_a_settle_does_not_deadlock(db: Db, other: Db, third: Db) -> None:
+    """The settle holds the first and needs the last; the cancel locks the last, and then the first."""
     last_id, first_id = uuid.UUID(int=1), uuid.UUID(int=2)
     await one(db, id=first_id)
     await claim(db, await worker(db))
@@ -191,7 +193,7 @@ async def test_cancelling_both_ends_beside_a_settle_does_not_deadlock(db: Db, ot
 
 
 @pytest.mark.parametrize("settle", [complete, _dies])
-async def test_an_old_snapshot_that_makes_a_job_wait_is_told_to_try_again(
+async def test_an_old_snapshot_that_creates_a_dependent_must_retry(
     db: Db, other: Db, settle: Callable[..., Awaitable[Any]]
 ) -> None:
     first, second = await insert_running(db, 2)
@@ -208,8 +210,8 @@ async def test_an_old_snapshot_that_makes_a_job_wait_is_told_to_try_again(
     await exact(db)
 
 
-async def test_a_settle_with_an_old_snapshot_misses_nobody(db: Db, other: Db) -> None:
-    """A handler's own transaction may be of any kind."""
+async def test_a_settle_with_an_old_snapshot_misses_no_dependent(db: Db, other: Db) -> None:
+    """A handler's own transaction may have any isolation level."""
     (first,) = await insert_running(db)
     await other.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
     await other.fetchval("SELECT count(*) FROM pgworkd.jobs")
@@ -225,7 +227,7 @@ async def test_a_settle_with_an_old_snapshot_misses_nobody(db: Db, other: Db) ->
 # A queue without history; batches
 
 
-async def test_an_end_that_nobody_noted_down_is_refused_at_the_commit(db: Db, other: Db) -> None:
+async def test_an_outcome_that_was_not_recorded_is_refused_at_the_commit(db: Db, other: Db) -> None:
     await db.execute("INSERT INTO pgworkd.queues (name, keep_s) VALUES ('q', 0)")
     first, second = await insert_running(db, 2)
     await other.execute("BEGIN")
@@ -243,10 +245,10 @@ async def test_an_end_that_nobody_noted_down_is_refused_at_the_commit(db: Db, ot
 
 
 @pytest.mark.parametrize("seal_first", [False, True])
-async def test_who_seals_a_tree_and_waits_for_a_job_of_it_locks_in_order(
+async def test_a_transaction_that_seals_a_tree_and_depends_on_its_job_locks_in_order(
     db: Db, other: Db, third: Db, *, seal_first: bool
 ) -> None:
-    """The settle holds the job and wants the root."""
+    """The settle holds the job and needs the root."""
     root = await batch(db)
     (first,) = await add(db, root)
     await claim(db, await worker(db))
@@ -272,7 +274,7 @@ async def test_who_seals_a_tree_and_waits_for_a_job_of_it_locks_in_order(
     await counted(db)
 
 
-async def test_a_handlers_transaction_may_settle_seal_and_make_jobs_wait(db: Db) -> None:
+async def test_a_handlers_transaction_may_settle_seal_and_create_dependents(db: Db) -> None:
     root = await batch(db)
     first, second = await add(db, root, 2)
     await claim(db, await worker(db))
@@ -287,7 +289,7 @@ async def test_a_handlers_transaction_may_settle_seal_and_make_jobs_wait(db: Db)
     await counted(db)
 
 
-async def test_a_replay_beside_the_one_who_begins_to_wait(db: Db, other: Db) -> None:
+async def test_a_retry_concurrent_with_a_new_dependent(db: Db, other: Db) -> None:
     (first,) = await insert_running(db)
     await fail(db, [first], permanent=True)
     await other.execute("BEGIN")

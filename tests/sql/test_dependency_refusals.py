@@ -1,4 +1,4 @@
-"""What jobs cannot wait for, and when it is too late to say so."""
+"""Which jobs cannot be depended on, and when it is too late to declare a dependency."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("t0")
 
 
 async def _refused(db: Db, *others: uuid.UUID, job_id: uuid.UUID | None = None, unless: str = "wait") -> str:
-    """Of a new job, or this one: the message and the hint; nothing of it stays."""
+    """The message and hint of the refusal, for a new job or this one; nothing of it is stored."""
     with pytest.raises(asyncpg.PostgresError) as caught:
         async with db.transaction():
             await depend(db, await one(db) if job_id is None else job_id, *others, unless=unless)
@@ -37,14 +37,14 @@ async def _refused(db: Db, *others: uuid.UUID, job_id: uuid.UUID | None = None, 
         ),
     ],
 )
-async def test_arguments_that_say_nothing(db: Db, arguments: str, message: str) -> None:
+async def test_invalid_arguments_are_refused(db: Db, arguments: str, message: str) -> None:
     with pytest.raises(asyncpg.InvalidParameterValueError) as caught:
         await db.execute(f"SELECT pgworkd.depend({arguments})")
     assert caught.value.args[0] == message
 
 
 @pytest.mark.parametrize("unless", ["wait", "cancel", "run"])
-async def test_itself_and_what_is_not_there(db: Db, unless: str) -> None:
+async def test_a_job_cannot_depend_on_itself_or_on_a_missing_job(db: Db, unless: str) -> None:
     missing = uuid.uuid4()
     assert f"{missing}, which does not exist | Check the id" in await _refused(db, missing, unless=unless)
     async with db.transaction():
@@ -54,7 +54,7 @@ async def test_itself_and_what_is_not_there(db: Db, unless: str) -> None:
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 40])
-async def test_a_circle_however_long(db: Db, length: int) -> None:
+async def test_a_cycle_of_any_length_is_refused(db: Db, length: int) -> None:
     async with db.transaction():
         ids = await insert(db, length + 1)
         for before, following in itertools.pairwise(ids):
@@ -66,7 +66,7 @@ async def test_a_circle_however_long(db: Db, length: int) -> None:
 
 
 @pytest.mark.parametrize("status", ["pending", "running", "dead", "completed", "unknown"])
-async def test_it_is_too_late_once_others_can_see_the_job(db: Db, status: str) -> None:
+async def test_dependencies_cannot_be_added_once_others_can_see_the_job(db: Db, status: str) -> None:
     other = await one(db, queue="other")
     (job_id,) = await insert(db, 1) if status == "pending" else await insert_running(db)
     if status == "dead":
@@ -79,7 +79,7 @@ async def test_it_is_too_late_once_others_can_see_the_job(db: Db, status: str) -
     assert f"job {job_id} was not inserted by this transaction | Say what a job waits for in the transaction" in said
 
 
-async def test_what_can_no_longer_complete(db: Db) -> None:
+async def test_a_job_that_can_no_longer_complete_is_refused(db: Db) -> None:
     gone, late = await one(db), await one(db, expires_at=at(1))
     discarded, dead = await insert_running(db, 2, queue="dead")
     await cancel(db, gone)
@@ -91,27 +91,27 @@ async def test_what_can_no_longer_complete(db: Db) -> None:
     ways = {gone: "was cancelled", late: "has expired", discarded: "was discarded", dead: "is dead"}
     for other, why in ways.items():
         for unless in ("wait", "cancel"):
-            if (other, unless) != (dead, "wait"):  # it may be replayed
+            if (other, unless) != (dead, "wait"):  # it may be retried
                 said = await _refused(db, other, unless=unless)
                 assert f"{other}, which {why} | It will not complete: leave it out" in said
         assert await statuses(db, [await after(db, other, unless="run")]) == ["pending"]
     assert await statuses(db, [await after(db, dead)]) == ["blocked"]
 
 
-async def test_one_bad_job_among_many_refuses_all(db: Db) -> None:
+async def test_one_invalid_dependency_among_many_refuses_all(db: Db) -> None:
     ids = await insert(db, 5)
     await _refused(db, *ids, uuid.uuid4())
     assert await db.fetchval("SELECT count(*) FROM pgworkd.jobs") == 5
 
 
-async def test_a_job_that_holds_a_key_after_its_end_is_over(db: Db) -> None:
-    """Such a row of `jobs` holds the dedupe_key and is no job any more."""
+async def test_a_finished_job_that_only_keeps_its_key_counts_as_finished(db: Db) -> None:
+    """Such a row of `jobs` holds the dedupe_key and is no longer a job."""
     (job_id,) = await insert_running(db, dedupe_key="d", dedupe_until=at(100))
     await complete(db, [job_id])
     assert await statuses(db, [await after(db, job_id)]) == ["pending"]
 
 
-async def test_by_hand_nothing_is_blocked_without_a_reason(db: Db) -> None:
+async def test_a_manual_update_cannot_block_a_job_without_a_reason(db: Db) -> None:
     for sql in ("SET waiting_on = 1", "SET status = 'blocked'"):
         job_id = await one(db)
         with pytest.raises(asyncpg.CheckViolationError, match="blocked_jobs_need_a_serialize_key_or_depend"):

@@ -1,4 +1,4 @@
-"""What becomes of those who wait when what they wait for does not complete: they wait, go with it, or run anyway."""
+"""What becomes of dependents when a dependency does not complete: they wait, are cancelled, or run anyway."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def _expires(db: Db, job_id: uuid.UUID) -> None:
 
 
 async def _is_lost(db: Db, job_id: uuid.UUID) -> None:
-    """With its worker, for the last time."""
+    """Lost with its worker, for the last time."""
     await db.execute("UPDATE pgworkd.jobs SET losses = 2 WHERE id = $1", job_id)
     rescuer = await worker(db)
     await steady(db, rescuer, until=60)
@@ -56,7 +56,7 @@ async def _is_lost(db: Db, job_id: uuid.UUID) -> None:
 
 
 async def _asked_to_stop(db: Db, job_id: uuid.UUID) -> None:
-    """It failed and would be retried, but its cancellation was asked for."""
+    """It failed and would be retried, but its cancellation was requested."""
     await cancel(db, job_id)
     await fail(db, [job_id])
 
@@ -65,7 +65,7 @@ WAYS = [_dies, _ends, _expires, _is_lost, _asked_to_stop]
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_each_rule_whatever_the_way_it_did_not_complete(
+async def test_each_rule_applies_to_every_outcome_but_completed(
     db: Db, way: Callable[[Db, uuid.UUID], Awaitable[Any]]
 ) -> None:
     (first,) = await insert_running(db, max_attempts=5)
@@ -85,7 +85,7 @@ async def test_each_rule_whatever_the_way_it_did_not_complete(
     await exact(db)
 
 
-async def test_a_replay_that_completes_lets_the_flow_go_on(db: Db) -> None:
+async def test_a_retry_that_completes_releases_the_dependents(db: Db) -> None:
     worker_id = await worker(db)
     (first,) = await insert_running(db)
     last = await after(db, await after(db, first))
@@ -105,7 +105,7 @@ async def test_a_replay_that_completes_lets_the_flow_go_on(db: Db) -> None:
     await exact(db)
 
 
-async def test_who_goes_with_it_takes_its_own_dependents_along_by_their_rules(db: Db) -> None:
+async def test_a_cancelled_dependent_applies_the_rules_of_its_own_dependents(db: Db) -> None:
     (first,) = await insert_running(db)
     chain = [first]
     for _ in range(60):
@@ -121,7 +121,7 @@ async def test_who_goes_with_it_takes_its_own_dependents_along_by_their_rules(db
     await exact(db)
 
 
-async def test_a_waiting_job_that_is_cancelled_counts_too(db: Db) -> None:
+async def test_cancelling_a_waiting_job_counts_too(db: Db) -> None:
     first = await one(db)
     goes, runs = await after(db, first, unless="cancel"), await after(db, first, unless="run")
     await cancel(db, first)
@@ -139,7 +139,7 @@ async def test_a_waiting_job_that_is_cancelled_counts_too(db: Db) -> None:
 
 
 @pytest.mark.parametrize("how", ["discard", "prune", "cancel"])
-async def test_a_dead_one_that_goes_for_good(db: Db, how: str) -> None:
+async def test_a_dead_dependency_that_is_discarded_or_pruned(db: Db, how: str) -> None:
     (first,) = await insert_running(db)
     waits, runs = await after(db, first), await after(db, first, unless="run")
     await fail(db, [first], permanent=True)
@@ -154,7 +154,7 @@ async def test_a_dead_one_that_goes_for_good(db: Db, how: str) -> None:
     await exact(db)
 
 
-async def test_one_already_dead_under_each_rule(db: Db) -> None:
+async def test_a_dependency_that_is_already_dead_under_each_rule(db: Db) -> None:
     (first,) = await insert_running(db)
     await fail(db, [first], permanent=True)
     ids = [await after(db, first, unless=rule) for rule in ("wait", "run")]
@@ -162,7 +162,7 @@ async def test_one_already_dead_under_each_rule(db: Db) -> None:
     await exact(db)
 
 
-async def test_a_queue_without_history_satisfies_all_the_same(db: Db) -> None:
+async def test_a_dependency_in_a_queue_without_history_is_satisfied_too(db: Db) -> None:
     await db.execute("INSERT INTO pgworkd.queues (name, keep_s) VALUES ('q', 0)")
     first, second = await insert_running(db, 2)
     waits, goes = await after(db, first, queue="r"), await after(db, second, unless="cancel", queue="r")
@@ -176,7 +176,7 @@ async def test_a_queue_without_history_satisfies_all_the_same(db: Db) -> None:
 # Batches
 
 
-async def test_a_blocked_job_of_a_batch_is_alive_and_goes_with_the_batch(db: Db) -> None:
+async def test_a_blocked_job_of_a_batch_is_live_and_is_cancelled_with_the_batch(db: Db) -> None:
     (first,) = await insert_running(db, queue="first")
     root = await batch(db, on_complete={"queue": "done"})
     async with db.transaction():
@@ -194,7 +194,7 @@ async def test_a_blocked_job_of_a_batch_is_alive_and_goes_with_the_batch(db: Db)
 
 
 @pytest.mark.parametrize("nested", [False, True])
-async def test_who_goes_with_another_ends_in_its_batch(db: Db, *, nested: bool) -> None:
+async def test_a_cancelled_dependent_is_counted_in_its_own_batch(db: Db, *, nested: bool) -> None:
     roots = [await batch(db, name, on_complete={"queue": "done"}) for name in "ab"]
     (first,) = await add(db, roots[0])
     async with db.transaction():
@@ -211,8 +211,8 @@ async def test_who_goes_with_another_ends_in_its_batch(db: Db, *, nested: bool) 
     await counted(db)
 
 
-async def test_a_flow_through_batches_goes_by_itself(db: Db) -> None:
-    """Who is last in one tree is the first that another waits for; what streams is not in the way."""
+async def test_a_workflow_across_batches_completes(db: Db) -> None:
+    """The last job of one tree is the first dependency of another; streaming does not interfere."""
     worker_id = await worker(db)
     roots = [await batch(db, name, on_complete={"queue": "done"}) for name in "ab"]
     first = await add(db, roots[0], 3)
@@ -232,7 +232,7 @@ async def test_a_flow_through_batches_goes_by_itself(db: Db) -> None:
     await counted(db)
 
 
-async def test_a_batch_that_is_cancelled_releases_who_waits_elsewhere(db: Db) -> None:
+async def test_cancelling_a_batch_releases_dependents_elsewhere(db: Db) -> None:
     root = await batch(db)
     first = await add(db, root, 3)
     runs, goes = await after(db, *first, unless="run"), await after(db, *first, unless="cancel")
@@ -243,7 +243,7 @@ async def test_a_batch_that_is_cancelled_releases_who_waits_elsewhere(db: Db) ->
     await counted(db)
 
 
-async def test_many_rules_in_one_settle(db: Db) -> None:
+async def test_many_rules_applied_in_one_settle(db: Db) -> None:
     ids = await insert_running(db, 40)
     waits = [await after(db, *ids[n : n + 4], unless=("wait", "run")[n % 2]) for n in range(36)]
     await fail(db, ids[:20], permanent=True)

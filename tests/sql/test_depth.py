@@ -1,4 +1,4 @@
-"""depth(): what could run now, at the price of that alone."""
+"""depth(): the number of jobs that could run now, at a cost in proportion to them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ COUNT = """SELECT count(*) FROM pgworkd.jobs
     WHERE queue = 'q' AND status IN ('pending', 'failed') AND run_at <= pgworkd.clock()"""
 
 
-async def test_it_is_the_number_of_jobs_that_could_run_now(db: Db) -> None:
+async def test_depth_is_the_number_of_jobs_that_could_run_now(db: Db) -> None:
     assert await db.fetchval(DEPTH) == 0
     for priority in (-(2**31), -1, 0, 7, 2**31 - 1):
         for columns in ({}, {"serialize_key": "s"}, {"limit_key": "l"}, {"losses": 2}, {"losses": 2, "limit_key": "l"}):
@@ -28,7 +28,7 @@ async def test_it_is_the_number_of_jobs_that_could_run_now(db: Db) -> None:
     assert [await db.fetchval("SELECT pgworkd.depth('q', $1)", most) for most in (1, 7, 50)] == [1, 7, 50]
 
 
-async def test_jobs_that_are_not_due_or_beyond_the_bound_cost_nothing(db: Db, other: Db) -> None:
+async def test_jobs_not_due_or_beyond_the_bound_do_not_slow_depth(db: Db, other: Db) -> None:
     await db.execute(NO_STATISTICS)
     await insert(db, 10)
     alone = await blocks(db, DEPTH)
@@ -38,4 +38,4 @@ async def test_jobs_that_are_not_due_or_beyond_the_bound_cost_nothing(db: Db, ot
     for session in (db, other):
         assert await blocks(session, DEPTH) <= 1.5 * alone + 10
     await insert(db, 10_000)
-    assert await blocks(db, "SELECT pgworkd.depth('q', 10)") <= 3 * alone  # the indexes are one level deeper
+    assert await blocks(db, "SELECT pgworkd.depth('q', 10)") <= 3 * alone  # the indexes have one level more

@@ -1,4 +1,4 @@
-"""edit: what waits can be changed, what does not is refused, and nobody in line is left behind."""
+"""edit: a waiting job can be changed, any other is refused, and no job waiting for the same key is left behind."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.usefixtures("t0")
 
 
 async def edit(db: Db, job_id: uuid.UUID, **changes: Any) -> dict[str, Any]:
-    """edit(); what is different now."""
+    """edit(); the columns that have changed."""
     sql = "SELECT pgworkd.edit($1, $2, $3, $4)"
     values = (changes.get(name) for name in ("payload", "run_at", "priority"))
     answer: dict[str, Any] = json.loads(await db.fetchval(sql, job_id, *values))
@@ -48,7 +48,7 @@ async def in_line(db: Db, *run_ats: float, key: str = "k", **columns: Any) -> li
 
 
 async def drain(db: Db) -> list[uuid.UUID]:
-    """Claims and completes until nothing is due any more; the ids in the order of their runs."""
+    """Claims and completes until nothing is due; the ids in the order of their runs."""
     worker_id, ran = await worker(db), []
     while rows := await claim(db, worker_id):
         ids = [row["id"] for row in rows]
@@ -57,7 +57,7 @@ async def drain(db: Db) -> list[uuid.UUID]:
     return ran
 
 
-async def test_what_is_given_changes_and_the_rest_stays(db: Db) -> None:
+async def test_given_columns_change_and_the_rest_stay(db: Db) -> None:
     await db.execute("SET timezone = 'UTC'")
     job_id = await one(db, payload='{"a": 1}', priority=2, run_at=at(60))
     assert await edit(db, job_id, priority=7) == {"priority": 7}
@@ -77,7 +77,7 @@ async def test_what_is_given_changes_and_the_rest_stays(db: Db) -> None:
     ]
 
 
-async def test_what_is_so_already_is_no_change(db: Db, notices: Notices) -> None:
+async def test_unchanged_values_are_not_reported_as_a_change(db: Db, notices: Notices) -> None:
     job_id = await one(db, payload='{"a": 1}', priority=2)
     await set_pool(db, await worker(db))
     await notices.heard()
@@ -86,7 +86,7 @@ async def test_what_is_so_already_is_no_change(db: Db, notices: Notices) -> None
     assert await notices.heard() == []
 
 
-async def test_a_retry_that_waits_keeps_its_state(db: Db) -> None:
+async def test_a_job_waiting_for_its_retry_keeps_its_status(db: Db) -> None:
     job_id = await one(db)
     await claim(db, await worker(db))
     await fail(db, [job_id], delay_s=600)
@@ -104,7 +104,7 @@ async def test_a_retry_that_waits_keeps_its_state(db: Db) -> None:
         ("unknown", "Check the id"),
     ],
 )
-async def test_what_does_not_wait_is_refused_with_its_state_and_what_to_do(db: Db, state: str, hint: str) -> None:
+async def test_a_job_that_is_not_waiting_is_refused_with_its_status_and_a_remedy(db: Db, state: str, hint: str) -> None:
     job_id = uuid.uuid4() if state == "unknown" else await one(db)
     await claim(db, await worker(db))
     if state == "dead":
@@ -122,7 +122,7 @@ async def test_what_does_not_wait_is_refused_with_its_state_and_what_to_do(db: D
 
 
 @pytest.mark.parametrize("ended", ["completed", "cancelled"])
-async def test_a_job_that_is_over_but_keeps_its_key_is_over(db: Db, ended: str) -> None:
+async def test_a_finished_job_that_keeps_its_key_is_reported_as_finished(db: Db, ended: str) -> None:
     job_id = await one(db, dedupe_key="k", dedupe_until=at(600))
     if ended == "cancelled":
         await cancel(db, job_id)
@@ -156,10 +156,10 @@ async def test_values_out_of_bounds_are_refused(db: Db, changes: dict[str, Any],
     assert await db.fetchval("SELECT count(*) FROM pgworkd.audit") == 0
 
 
-# Against claims
+# Concurrent claims
 
 
-async def test_it_waits_for_a_claim_under_way_and_is_refused(db: Db, other: Db, third: Db) -> None:
+async def test_an_edit_waits_for_a_concurrent_claim_and_is_refused(db: Db, other: Db, third: Db) -> None:
     worker_id, job_id = await worker(db), await one(db)
     async with anyio.create_task_group() as tasks:
         await db.execute("BEGIN")
@@ -172,7 +172,7 @@ async def test_it_waits_for_a_claim_under_way_and_is_refused(db: Db, other: Db, 
     assert (await live(db, job_id))["payload"] == "{}"
 
 
-async def test_a_claim_passes_by_a_job_that_is_being_edited_and_then_takes_the_new_one(db: Db, other: Db) -> None:
+async def test_a_claim_skips_a_job_being_edited_and_later_takes_the_edited_one(db: Db, other: Db) -> None:
     worker_id, job_id = await worker(db), await one(db)
     await other.execute("BEGIN")
     await edit(other, job_id, payload='{"a": 2}')
@@ -182,7 +182,7 @@ async def test_a_claim_passes_by_a_job_that_is_being_edited_and_then_takes_the_n
 
 
 @pytest.mark.parametrize("asleep", [True, False])
-async def test_pools_are_told_where_the_job_stands_now(db: Db, notices: Notices, asleep: bool) -> None:
+async def test_pools_are_notified_of_the_new_due_time(db: Db, notices: Notices, asleep: bool) -> None:
     job_id = await one(db, run_at=at(3600))
     await set_pool(db, await worker(db), asleep=asleep)
     await edit(db, job_id, run_at=at(-5))
@@ -191,15 +191,15 @@ async def test_pools_are_told_where_the_job_stands_now(db: Db, notices: Notices,
     assert await notices.heard() == [{"queue": "q", "run_at": at(-5).timestamp()}] * 2, "a payload moves nothing"
 
 
-async def test_nobody_is_told_of_a_queue_without_pools(db: Db, notices: Notices) -> None:
+async def test_nobody_is_notified_of_a_queue_without_pools(db: Db, notices: Notices) -> None:
     await edit(db, await one(db), priority=3)
     assert await notices.heard() == []
 
 
-# In a line
+# With a serialize key
 
 
-async def test_a_blocked_job_moved_to_the_front_runs_next(db: Db) -> None:
+async def test_a_blocked_job_moved_to_the_front_of_its_key_runs_next(db: Db) -> None:
     first, second, third = await in_line(db, 0, 0, 0)
     worker_id = await worker(db)
     assert await claim_ids(db, worker_id) == [first]
@@ -210,7 +210,7 @@ async def test_a_blocked_job_moved_to_the_front_runs_next(db: Db) -> None:
     assert await drain(db) == [third, second]
 
 
-async def test_when_the_first_of_a_line_is_put_off_the_next_one_runs(db: Db) -> None:
+async def test_when_the_first_job_of_a_key_is_postponed_the_next_one_runs(db: Db) -> None:
     first, second, third = await in_line(db, 0, 0, 0)
     holder = await worker(db)
     assert await claim_ids(db, holder) == [first]
@@ -222,7 +222,7 @@ async def test_when_the_first_of_a_line_is_put_off_the_next_one_runs(db: Db) -> 
     assert await drain(db) == [second]
 
 
-async def test_a_blocked_job_put_off_leaves_the_line_until_it_is_due(db: Db) -> None:
+async def test_a_blocked_job_that_is_postponed_leaves_the_waiters_until_due(db: Db) -> None:
     first, second = await in_line(db, 0, 0)
     assert await claim_ids(db, await worker(db)) == [first]
     await edit(db, second, run_at=at(600))
@@ -233,7 +233,7 @@ async def test_a_blocked_job_put_off_leaves_the_line_until_it_is_due(db: Db) -> 
     assert await drain(db) == [second]
 
 
-async def test_a_retry_that_holds_its_key_goes_on_holding_it(db: Db) -> None:
+async def test_a_retry_that_holds_its_key_keeps_it(db: Db) -> None:
     first, second = await in_line(db, 0, 0)
     await claim(db, await worker(db))
     await fail(db, [first], delay_s=60)
@@ -243,7 +243,7 @@ async def test_a_retry_that_holds_its_key_goes_on_holding_it(db: Db) -> None:
     assert await drain(db) == [first, second]
 
 
-async def test_a_new_priority_or_payload_changes_no_place_in_line(db: Db) -> None:
+async def test_a_new_priority_or_payload_does_not_change_the_order_of_a_key(db: Db) -> None:
     first, second, third = await in_line(db, 0, 0, 0)
     await claim(db, await worker(db))
     assert await edit(db, third, priority=9, payload='{"a": 1}') == {"payload": {"a": 1}, "priority": 9}
@@ -252,7 +252,7 @@ async def test_a_new_priority_or_payload_changes_no_place_in_line(db: Db) -> Non
     assert await drain(db) == [second, third]
 
 
-async def test_many_random_edits_leave_no_one_stuck(db: Db) -> None:
+async def test_many_random_edits_leave_no_job_stuck(db: Db) -> None:
     ids = await in_line(db, *range(-8, 0))
     ids += await in_line(db, *range(-8, 0), key="other")
     worker_id = await worker(db)
@@ -265,7 +265,7 @@ async def test_many_random_edits_leave_no_one_stuck(db: Db) -> None:
     assert sorted(await drain(db)) == sorted(set(ids) - set(running))
 
 
-async def test_ids_that_look_alike_are_not_mixed_up(db: Db) -> None:
+async def test_similar_ids_are_not_mixed_up(db: Db) -> None:
     ids = await insert(db, 3)
     await edit(db, ids[1], priority=5)
     assert [(await live(db, job_id))["priority"] for job_id in ids] == [0, 5, 0]

@@ -42,7 +42,7 @@ async def enqueue(db: Db, on_duplicate: str | None = None, queue: str = "q", **o
 
 
 async def holder(db: Db, state: str) -> uuid.UUID:
-    """A job with the key in this state; others have been claimed before by the same worker."""
+    """A job with the key in this state; the same worker has claimed others before."""
     worker_id, line = await worker(db), None
     if state == "blocked":
         await one(db, serialize_key="s")
@@ -80,12 +80,12 @@ NEW: dict[str, Any] = {
 }
 
 
-# Each word for each state
+# Each mode for each state
 
 
 @pytest.mark.parametrize("word", WORDS)
 @pytest.mark.parametrize("state", [None, "dead"])
-async def test_a_key_that_nobody_holds_is_given_to_the_new_job(db: Db, word: str, state: str | None) -> None:
+async def test_a_free_key_is_given_to_the_new_job(db: Db, word: str, state: str | None) -> None:
     old = await holder(db, state) if state else None
     job_id, created, changed = await enqueue(db, word, **NEW, serialize_key="s", limit_key="l", on_retry="yield")
     assert (created, changed, job_id == old) == (True, False, False)
@@ -96,7 +96,7 @@ async def test_a_key_that_nobody_holds_is_given_to_the_new_job(db: Db, word: str
 
 @pytest.mark.parametrize("word", WORDS)
 @pytest.mark.parametrize("state", [*WAITING, "running", "over"])
-async def test_raise_and_skip_change_nothing_and_so_does_all_for_a_job_that_does_not_wait(
+async def test_raise_and_skip_change_nothing_and_no_mode_changes_a_job_not_waiting(
     db: Db, word: str, state: str
 ) -> None:
     if state in WAITING and word in ("replace", "reschedule"):
@@ -131,7 +131,7 @@ async def test_a_waiting_job_is_changed(db: Db, word: str, state: str) -> None:
     assert dict(await live(db, job_id)) == wanted
 
 
-async def test_what_is_not_given_is_as_in_a_new_job_or_stays(db: Db) -> None:
+async def test_values_that_are_not_given_are_defaults_or_stay(db: Db) -> None:
     job_id = await holder(db, "scheduled")
     await clock(10, db)
     assert await enqueue(db, "reschedule") == (job_id, False, True)
@@ -144,7 +144,7 @@ async def test_what_is_not_given_is_as_in_a_new_job_or_stays(db: Db) -> None:
     assert (row["run_at"], row["priority"], row["payload"]) == (at(10), 0, "{}")
 
 
-async def test_dedupe_for_counts_from_now_and_replace_without_it_leaves_it(db: Db) -> None:
+async def test_dedupe_for_counts_from_now_and_replace_without_it_keeps_the_old_value(db: Db) -> None:
     job_id, _, _ = await enqueue(db, dedupe_for_s=60.0)
     await clock(10, db)
     await enqueue(db, "replace", dedupe_for_s=60.0)
@@ -184,7 +184,7 @@ async def test_bad_arguments_are_refused(db: Db, options: dict[str, Any], told: 
 
 @pytest.mark.parametrize("word", ["replace"])
 @pytest.mark.parametrize("bad", [{"payload": "[1]"}, {"kind": ""}, {"max_attempts": 0}, {"timeout_s": 0.0}])
-async def test_a_waiting_job_is_not_changed_to_something_bad(db: Db, word: str, bad: dict[str, Any]) -> None:
+async def test_a_waiting_job_is_not_changed_to_invalid_values(db: Db, word: str, bad: dict[str, Any]) -> None:
     job_id = await holder(db, "pending")
     before = await live(db, job_id)
     with pytest.raises(asyncpg.CheckViolationError):
@@ -192,7 +192,7 @@ async def test_a_waiting_job_is_not_changed_to_something_bad(db: Db, word: str, 
     assert await live(db, job_id) == before
 
 
-# Who hears of it
+# Notifications
 
 
 @pytest.mark.parametrize("asleep", [False, True])
@@ -201,14 +201,14 @@ async def test_a_waiting_job_is_not_changed_to_something_bad(db: Db, word: str, 
     [
         ("scheduled", {"run_at": at(-50)}, at(-50)),  # earlier: claims are past it
         ("scheduled", {"delay_s": 8.0, "priority": 5}, T0),
-        ("scheduled", {"delay_s": 30.0, "priority": 5}, None),  # sleepers look before then
-        ("pending", {"delay_s": 5.0, "priority": 5}, None),  # later: it is where nobody has been
+        ("scheduled", {"delay_s": 30.0, "priority": 5}, None),  # idle pools poll before then
+        ("pending", {"delay_s": 5.0, "priority": 5}, None),  # later: claims have not reached it
         ("pending", {"run_at": T0, "priority": 5}, None),
-        ("pending", {"run_at": at(1), "priority": 6}, T0),  # another priority, another place
+        ("pending", {"run_at": at(1), "priority": 6}, T0),  # another priority, another cursor
     ],
 )
 @pytest.mark.parametrize("word", ["replace", "reschedule"])
-async def test_pools_hear_of_a_job_that_comes_where_claims_have_been(
+async def test_pools_are_notified_of_a_job_that_moves_before_their_cursor(
     db: Db, notices: Notices, word: str, state: str, options: dict[str, Any], heard: Any, asleep: bool
 ) -> None:
     await holder(db, state)
@@ -219,7 +219,7 @@ async def test_pools_hear_of_a_job_that_comes_where_claims_have_been(
     assert await notices.heard() == wanted
 
 
-async def test_a_notice_goes_back_to_the_begin_of_its_transaction(db: Db, notices: Notices) -> None:
+async def test_a_notification_carries_the_start_of_its_transaction(db: Db, notices: Notices) -> None:
     await holder(db, "scheduled")
     await set_pool(db, await worker(db), asleep=False)
     await db.execute("RESET pgworkd.clock")
@@ -230,10 +230,10 @@ async def test_a_notice_goes_back_to_the_begin_of_its_transaction(db: Db, notice
     assert await notices.heard() == [{"queue": "q", "run_at": pytest.approx(began_at, abs=3e-6)}]
 
 
-# Lines of a serialize_key
+# Waiters of a serialize key
 
 
-async def test_the_next_in_line_steps_forward_when_the_head_moves_away(db: Db, notices: Notices) -> None:
+async def test_the_next_job_of_a_key_is_promoted_when_the_first_is_postponed(db: Db, notices: Notices) -> None:
     worker_id = await worker(db)
     head, _, _ = await enqueue(db, serialize_key="s", run_at=at(-2))
     behind = [await one(db, serialize_key="s", run_at=at(-1 + n / 10)) for n in range(2)]
@@ -246,7 +246,7 @@ async def test_the_next_in_line_steps_forward_when_the_head_moves_away(db: Db, n
 
 
 @pytest.mark.parametrize("holding", ["running", "failed"])
-async def test_nobody_steps_forward_while_the_key_is_held(db: Db, holding: str) -> None:
+async def test_no_job_is_promoted_while_the_key_is_held(db: Db, holding: str) -> None:
     worker_id = await worker(db)
     runs = await one(db, serialize_key="s", run_at=at(-9))
     assert await claim_ids(db, worker_id) == [runs]
@@ -264,7 +264,7 @@ async def test_nobody_steps_forward_while_the_key_is_held(db: Db, holding: str) 
         assert await claim_ids(db, worker_id) == []
 
 
-async def test_a_retry_that_holds_its_key_goes_on_holding_it(db: Db) -> None:
+async def test_a_retry_that_holds_its_key_keeps_it(db: Db) -> None:
     job_id = await holder(db, "failed, holding")
     other = await one(db, serialize_key="s")
     await enqueue(db, "replace", payload='{"n": 2}', delay_s=60.0)
@@ -276,8 +276,8 @@ async def test_a_retry_that_holds_its_key_goes_on_holding_it(db: Db) -> None:
     assert await claim_ids(db, worker_id) == [other]
 
 
-async def test_an_open_transaction_that_moves_a_job_stops_no_claim(db: Db, other: Db) -> None:
-    """It holds the rows that it has moved, and not the queue."""
+async def test_an_open_transaction_that_moves_a_job_does_not_block_claims(db: Db, other: Db) -> None:
+    """It locks the rows that it has moved, and not the queue."""
     await enqueue(db, serialize_key="s")
     worker_id = await worker(db)
     free = [await one(db, serialize_key="t"), await one(db)]

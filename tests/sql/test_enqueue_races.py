@@ -1,4 +1,4 @@
-"""enqueue() in many sessions at once, and while the holder of the key is on its way elsewhere."""
+"""enqueue() in many sessions at once, and while the holder of the key is being changed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("t0")
 
 
 @pytest.mark.parametrize("word", WORDS)
-async def test_of_twenty_sessions_one_creates_and_all_get_its_id(db: Db, connect: Connect, word: str) -> None:
+async def test_one_of_twenty_sessions_inserts_and_all_get_its_id(db: Db, connect: Connect, word: str) -> None:
     sessions = [await connect() for _ in range(20)]
     answers: list[Answer] = []
     refused = 0
@@ -38,7 +38,7 @@ async def test_of_twenty_sessions_one_creates_and_all_get_its_id(db: Db, connect
     assert await db.fetchval("SELECT count(*) FROM pgworkd.jobs") == 1
 
 
-MET = [  # what the other session has done to the holder when we come, and what it does in the end
+MET = [  # what the other session has done to the holder before the call, and how its transaction ends
     *[("changed", then) for then in ("claimed", "completed", "cancelled", "rolled back")],
     *[("locked", then) for then in ("claimed", "completed", "cancelled")],
 ]
@@ -48,10 +48,10 @@ MET = [  # what the other session has done to the holder when we come, and what 
     ("met", "then", "word"),
     [(*met, word) for met in MET for word in ("skip", "replace", "reschedule") if (met[0], word) != ("locked", "skip")],
 )
-async def test_a_holder_that_changes_while_we_wait(
+async def test_the_job_that_holds_the_key_changes_while_enqueue_waits_for_it(
     db: Db, other: Db, third: Db, met: str, word: str, then: str
 ) -> None:
-    """Whatever the other session does, the answer is the job that holds the key after it."""
+    """Whatever the other session does, the answer is the job that holds the key afterwards."""
     worker_id = await worker(db)
     old = None if then == "rolled back" else (await enqueue(db))[0]
     if then == "completed":

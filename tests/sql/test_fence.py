@@ -1,4 +1,4 @@
-"""The fence is (id, attempt, worker): who has lost its registration, or its commits, changes nothing."""
+"""The fence is (id, attempt, worker): a worker that lost its registration, or its commits, changes nothing."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ SETTLES = {
 async def settle(
     db: Db, how: str, job_id: uuid.UUID, worker_id: int, its_token: uuid.UUID | None = None, attempt: int = 1
 ) -> int:
-    """Settles it as that worker (None: with the token that it has); how many that were."""
+    """Settles it as that worker (None: with the token that it has); the number of jobs settled."""
     its_token = its_token or await token(db, worker_id)
     return int(await db.fetchval(SETTLES[how], [job_id], [attempt], its_token, worker_id))
 
 
 @pytest.mark.parametrize("how", SETTLES)
-async def test_a_settle_counts_only_under_the_registration_that_claimed(db: Db, how: str) -> None:
+async def test_a_settle_is_valid_only_under_the_registration_that_claimed(db: Db, how: str) -> None:
     mine, others = await worker(db), await worker(db)
     job_id = await one(db)
     await claim(db, mine)
@@ -47,7 +47,7 @@ async def test_a_settle_counts_only_under_the_registration_that_claimed(db: Db, 
 
 
 @pytest.mark.parametrize("how", SETTLES)
-async def test_a_settle_waits_for_nobody_who_holds_the_workers_row(db: Db, other: Db, how: str) -> None:
+async def test_a_settle_does_not_wait_for_a_lock_on_the_worker_row(db: Db, other: Db, how: str) -> None:
     mine = await worker(db)
     job_id = await one(db)
     await claim(db, mine)
@@ -66,7 +66,7 @@ async def test_a_settle_waits_for_nobody_who_holds_the_workers_row(db: Db, other
     ],
     ids=["progress", "payloads"],
 )
-async def test_what_runs_is_asked_and_told_only_under_the_registration_that_claimed(db: Db, sql: str) -> None:
+async def test_a_running_job_is_checked_only_under_the_registration_that_claimed(db: Db, sql: str) -> None:
     mine, others = await worker(db), await worker(db)
     job_id = await one(db)
     await claim(db, mine)
@@ -76,7 +76,7 @@ async def test_what_runs_is_asked_and_told_only_under_the_registration_that_clai
         assert await db.fetchval(sql, [job_id], worker_id, known) is True
 
 
-async def test_a_pool_is_entered_and_dropped_only_under_the_registration(db: Db) -> None:
+async def test_a_pool_is_announced_and_dropped_only_under_the_registration(db: Db) -> None:
     mine = await worker(db)
     sets = "SELECT pgworkd.set_pool($1, 'q', $3, true, p_token => $2)"
     pools = "SELECT coalesce(array_agg(concurrency), '{}') FROM pgworkd.pools"
@@ -91,13 +91,11 @@ async def test_a_pool_is_entered_and_dropped_only_under_the_registration(db: Db)
     assert await db.fetchval(pools) == []
 
 
-async def test_after_a_failover_that_lost_a_claim_the_good_completion_counts_and_the_stale_failure_does_not(
-    db: Db,
-) -> None:
+async def test_after_a_failover_that_lost_a_claim_only_the_current_attempt_settles(db: Db) -> None:
     stale, good = await worker(db), await worker(db)
     job_id = await one(db)
     await claim(db, stale)
-    # The standby that was promoted had not heard of that claim.
+    # The promoted standby had not received that claim.
     await db.execute("UPDATE pgworkd.jobs SET status = 'pending', worker_id = NULL, started_at = NULL, attempts = 0")
     assert [row["attempt"] for row in await claim(db, good)] == [1]
     assert await settle(db, "failed", job_id, stale) == 0
@@ -106,7 +104,7 @@ async def test_after_a_failover_that_lost_a_claim_the_good_completion_counts_and
 
 
 async def test_two_daemons_with_one_id_do_not_touch_each_others_jobs(db: Db) -> None:
-    """A dump was restored beside live daemons: a new one has got the id under which another still lives."""
+    """A dump was restored beside live daemons: a new one has got the id of another that is still live."""
     worker_id = await worker(db)
     old = await token(db, worker_id)
     await db.execute("DELETE FROM pgworkd.workers")
@@ -132,14 +130,14 @@ async def test_two_daemons_with_one_id_do_not_touch_each_others_jobs(db: Db) -> 
     assert await db.fetchval("SELECT pgworkd.heartbeat($1, $2, 'running')", worker_id, new) is True
 
 
-async def test_a_sequence_that_is_behind_gives_no_id_twice(db: Db) -> None:
+async def test_a_sequence_that_lags_behind_never_yields_an_id_twice(db: Db) -> None:
     """Logical replication carries rows, not sequences."""
     first, second = await worker(db), await worker(db)
     await db.execute("SELECT setval('pgworkd.workers_id_seq', $1, false)", first)
     assert await worker(db) == second + 1
 
 
-async def test_migrate_moves_sequences_up_to_the_ids_that_are_there(dsn: str, db: Db) -> None:
+async def test_migrate_advances_sequences_past_the_existing_ids(dsn: str, db: Db) -> None:
     ids = [await worker(db) for _ in range(3)]
     for number in range(3):
         await db.execute("SELECT pgworkd.set_queue('q', $1)", json.dumps({"concurrency": number + 1}))

@@ -25,7 +25,7 @@ RATES: dict[str, Any] = {
 
 
 def steps(whats: list[str], keys: list[str]) -> st.SearchStrategy[list[Step]]:
-    """Schedules: most begin with jobs to fight for."""
+    """Generates schedules: most begin with jobs that compete."""
     step = st.builds(
         Step,
         session=st.integers(0, 2),
@@ -46,15 +46,15 @@ def _holds(server_dsn: str, whats: list[str], keys: list[str], limits: dict[str,
         QUICK(given(steps=steps(whats, keys))(lambda steps: play(steps, limits)))()
 
 
-def test_one_of_a_serialize_key_runs_in_order_and_none_is_stuck(server_dsn: str) -> None:
+def test_jobs_of_a_serialize_key_run_one_at_a_time_in_order_and_none_is_stuck(server_dsn: str) -> None:
     _holds(server_dsn, PLAIN + SETTLES, ["a-", "a-", "b-", "--"], {})
 
 
-def test_edited_lines_go_on(server_dsn: str) -> None:
+def test_keys_whose_jobs_are_edited_make_progress(server_dsn: str) -> None:
     _holds(server_dsn, [*PLAIN, *SETTLES, "edit", "edit"], ["a-", "a-", "b-"], {})
 
 
-def test_lines_go_on_after_someone_held_a_row(server_dsn: str) -> None:
+def test_keys_make_progress_after_a_row_was_locked(server_dsn: str) -> None:
     _holds(server_dsn, [*PLAIN, *SETTLES, "lock", "lock"], ["a-", "a-", "b-"], {})
 
 

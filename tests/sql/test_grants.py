@@ -1,4 +1,4 @@
-"""`pgworkd grants`: who may do what, for every function, table and column that there is."""
+"""`pgworkd grants`: which role may do what, for every function, table and column that exists."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ OWNERS_RIGHTS = """
 add_jobs additions_checked await_results batch_sealed create_batch depend dependencies_added drop_partition enqueue
 ensure_partitions forget_rows job_added jobs_inserted jobs_key_wanted seal_batch stream_created
 """
-"""SECURITY DEFINER: one more of them wants a reason."""
+"""SECURITY DEFINER: one more of them needs a reason."""
 S, SI, SID, SD, SUD, SIUD = (
     "SELECT",
     "SELECT INSERT",
@@ -72,7 +72,7 @@ TABLES = {  # the worker's; readers have SELECT on them, enqueuers nothing
     **dict.fromkeys(("kept_keys", "job_progress", "worker_stats"), S),
 }
 PRIVILEGES = ("SELECT", "INSERT", "UPDATE", "DELETE", "TRUNCATE", "REFERENCES", "TRIGGER")
-COLUMNS = {  # of jobs: the enqueuer's
+COLUMNS = {  # columns of jobs: the enqueuer's
     "INSERT": """
         id queue kind payload meta priority run_at expires_at max_attempts timeout_s dedupe_key dedupe_until
         serialize_key limit_key yields batch_id
@@ -94,7 +94,7 @@ async def _functions(db: Db) -> list[asyncpg.Record]:
     )
 
 
-async def test_every_function_is_granted_to_whom_it_is_meant_for(db: Db, roles: Roles) -> None:
+async def test_every_function_is_granted_to_the_intended_roles(db: Db, roles: Roles) -> None:
     placed = [(name, set(who.split())) for who, names in FUNCTIONS.items() for name in names.split()]
     rows = await _functions(db)
     assert sorted(name for name, _ in placed) == [row["name"] for row in rows], (
@@ -108,7 +108,7 @@ async def test_every_function_is_granted_to_whom_it_is_meant_for(db: Db, roles: 
         assert may == wanted[row["name"]], row["name"]
 
 
-async def test_every_table_is_granted_to_whom_it_is_meant_for(db: Db, roles: Roles) -> None:
+async def test_every_table_is_granted_to_the_intended_roles(db: Db, roles: Roles) -> None:
     rows = await db.fetch(
         "SELECT c.oid, c.relname AS name FROM pg_class c "
         "WHERE c.relnamespace = 'pgworkd'::regnamespace AND c.relkind IN ('r', 'p', 'v', 'm', 'f') ORDER BY 2"
@@ -124,7 +124,7 @@ async def test_every_table_is_granted_to_whom_it_is_meant_for(db: Db, roles: Rol
             assert set(may) == set(wanted[role].split()), (role, row["name"])
 
 
-async def test_every_column_is_the_enqueuers_or_not(db: Db, roles: Roles) -> None:
+async def test_every_column_is_either_writable_by_the_enqueuer_or_not(db: Db, roles: Roles) -> None:
     rows = await db.fetch(
         "SELECT c.relname AS relation, a.attname AS name, p AS privilege "
         "FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid, "
@@ -137,7 +137,7 @@ async def test_every_column_is_the_enqueuers_or_not(db: Db, roles: Roles) -> Non
     assert {tuple(row) for row in rows} == wanted
 
 
-async def test_sequences_and_the_schema(db: Db, roles: Roles) -> None:
+async def test_privileges_on_sequences_and_the_schema(db: Db, roles: Roles) -> None:
     rows = await db.fetch(
         "SELECT c.relname, r, p FROM pg_class c, unnest($1::text[]) AS r, unnest('{SELECT,UPDATE,USAGE}'::text[]) AS p "
         "WHERE c.relnamespace = 'pgworkd'::regnamespace AND c.relkind = 'S' AND has_sequence_privilege(r, c.oid, p)",
@@ -149,7 +149,7 @@ async def test_sequences_and_the_schema(db: Db, roles: Roles) -> None:
         assert await db.fetchrow(sql, roles.names[role]) == (True, False)
 
 
-async def test_all_of_the_schema_is_the_owners(db: Db, roles: Roles) -> None:
+async def test_every_object_belongs_to_the_owner(db: Db, roles: Roles) -> None:
     owners = await db.fetch(
         "SELECT DISTINCT pg_get_userbyid(owner) FROM ("
         "SELECT nspowner AS owner FROM pg_namespace WHERE nspname = 'pgworkd' "
@@ -160,7 +160,7 @@ async def test_all_of_the_schema_is_the_owners(db: Db, roles: Roles) -> None:
     assert [row[0] for row in owners] == [roles.names["owner"]]
 
 
-async def test_functions_with_the_owners_rights_are_few_and_nobody_can_lead_them_astray(db: Db) -> None:
+async def test_security_definer_functions_are_listed_pinned_and_not_public(db: Db) -> None:
     definers = [row for row in await _functions(db) if row["definer"]]
     assert [row["name"] for row in definers] == sorted(OWNERS_RIGHTS.split())
     for row in definers:
@@ -168,8 +168,8 @@ async def test_functions_with_the_owners_rights_are_few_and_nobody_can_lead_them
         assert not row["public"], f"{row['name']}: whoever may use the schema could call it, also without grants"
 
 
-async def test_what_is_executed_as_text_is_put_together_by_format(db: Db) -> None:
-    """Names by %I, values by %L, and from the calendar or the catalog at that."""
+async def test_dynamic_sql_is_built_by_format(db: Db) -> None:
+    """Identifiers by %I, literals by %L, and only from the calendar or the catalog."""
     executes = re.compile(r"\bEXECUTE\b(?!\s+FUNCTION)\s*(.{0,60})", re.S | re.I)
     found = {row["name"]: executes.findall(row["body"]) for row in await _functions(db)}
     found = {name: texts for name, texts in found.items() if texts}
@@ -184,7 +184,7 @@ async def test_what_is_executed_as_text_is_put_together_by_format(db: Db) -> Non
 _STEP = re.compile(r"in_parts\((?:p_what|'\w+'),.*?'([a-z ]+)'[,)]", re.S)
 
 
-async def test_there_is_a_step_for_all_that_is_done_in_parts(db: Db) -> None:
+async def test_maintenance_has_a_step_for_each_operation_done_in_parts(db: Db) -> None:
     bodies = {row["name"]: row["body"] for row in await _functions(db)}
     steps = re.findall(r"^    WHEN '([a-z ]+)' THEN$", bodies["do_part"], re.M)
     calls = [call for body in bodies.values() for call in _STEP.findall(body)]
@@ -194,7 +194,7 @@ async def test_there_is_a_step_for_all_that_is_done_in_parts(db: Db) -> None:
         await db.execute("SELECT pgworkd.in_parts('rescue', ARRAY['a', 'b'], 'magic')")
 
 
-async def test_the_file_may_run_again_and_says_all_there_is(db: Db, roles: Roles) -> None:
+async def test_the_grants_can_be_applied_again_and_revoke_everything_else(db: Db, roles: Roles) -> None:
     acl = (
         "SELECT oid, relacl::text FROM pg_class WHERE relnamespace = 'pgworkd'::regnamespace UNION ALL "
         "SELECT oid, proacl::text FROM pg_proc WHERE pronamespace = 'pgworkd'::regnamespace UNION ALL "
@@ -209,8 +209,8 @@ async def test_the_file_may_run_again_and_says_all_there_is(db: Db, roles: Roles
     assert await db.fetch(acl) == before
 
 
-async def test_an_upgrade_by_the_owner_who_is_no_superuser(db: Db, roles: Roles) -> None:
-    """Migrates, with nothing on the database itself; what is new is nobody's until the grants have run again."""
+async def test_an_upgrade_by_an_owner_that_is_not_a_superuser(db: Db, roles: Roles) -> None:
+    """Migrates, without privileges on the database itself; new objects are granted when the grants are reapplied."""
     options = ConnectionOptions(roles.dsn("owner"))
     async with roles.session("owner") as owner:
         await owner.execute("DROP VIEW pgworkd.blocked_jobs; DROP FUNCTION pgworkd.undepend")
@@ -223,8 +223,8 @@ async def test_an_upgrade_by_the_owner_who_is_no_superuser(db: Db, roles: Roles)
             await worker.execute("SELECT * FROM pgworkd.blocked_jobs")
 
 
-async def test_a_first_migration_by_one_who_is_no_superuser(empty_dsn: str) -> None:
-    """As on servers that others run: found to need one, for a setting of our own in a SET clause."""
+async def test_a_first_migration_by_a_role_that_is_not_a_superuser(empty_dsn: str) -> None:
+    """As on managed servers: this once required a superuser, for a parameter of our own in a SET clause."""
     admin = await asyncpg.connect(empty_dsn)
     roles = Roles(empty_dsn)
     owner = roles.name("owner")
@@ -238,7 +238,7 @@ async def test_a_first_migration_by_one_who_is_no_superuser(empty_dsn: str) -> N
         await admin.close()
 
 
-async def test_what_a_member_of_the_owner_has_made_becomes_the_owners(db: Db, roles: Roles) -> None:
+async def test_objects_created_by_a_member_of_the_owner_become_the_owners(db: Db, roles: Roles) -> None:
     async with roles.session("owner") as owner:
         await db.execute("CREATE FUNCTION pgworkd.later() RETURNS int LANGUAGE sql AS 'SELECT 1'")
         await db.execute("CREATE TYPE pgworkd.shape AS ENUM ('round'); CREATE VIEW pgworkd.seen AS SELECT 1 AS one")
@@ -271,7 +271,7 @@ NAMES = {role: f"pgworkd_{role}" for role in grants.ROLES}
         ("pgworkd_reader", "same name"),
     ],
 )
-def test_a_name_that_postgres_would_not_take_is_refused(name: str, why: str) -> None:
+def test_an_invalid_role_name_is_refused(name: str, why: str) -> None:
     with pytest.raises(UsageError, match=why):
         grants.text(NAMES | {"worker": name})
 
@@ -279,7 +279,7 @@ def test_a_name_that_postgres_would_not_take_is_refused(name: str, why: str) -> 
 @pytest.mark.parametrize(
     "name", ["a" * 63, "o'b\"; DROP SCHEMA pgworkd; --", "{reader}", "$$", "Mixed Case", "current_user", "%I"]
 )
-async def test_any_other_name_is_taken_as_it_is(db: Db, name: str) -> None:
+async def test_any_other_role_name_is_quoted(db: Db, name: str) -> None:
     transaction = db.transaction()
     await transaction.start()
     text = grants.text(

@@ -22,12 +22,12 @@ TARGET = " ON CONFLICT (queue, dedupe_key) WHERE dedupe_key IS NOT NULL AND stat
 
 @pytest.fixture
 async def conn(roles: Roles) -> AsyncIterator[Db]:
-    """The application's."""
+    """The connection of the application."""
     async with roles.session("enqueuer") as session:
         yield session
 
 
-async def test_each_column_that_is_an_applications_to_say(db: Db, conn: Db) -> None:
+async def test_each_column_that_an_application_may_set(db: Db, conn: Db) -> None:
     job_id = uuid4()
     said = {
         "id": job_id,
@@ -54,7 +54,7 @@ async def test_each_column_that_is_an_applications_to_say(db: Db, conn: Db) -> N
     assert await conn.fetch("SELECT id, queue, dedupe_key, status FROM pgworkd.jobs") == [(job_id, "q", "d", "pending")]
 
 
-async def test_where_the_dedupe_key_is_taken(db: Db, conn: Db) -> None:
+async def test_inserting_where_the_dedupe_key_is_taken(db: Db, conn: Db) -> None:
     job_id = await conn.fetchval(f"{KEYED} RETURNING id", at(9))
     with pytest.raises(asyncpg.UniqueViolationError):
         await conn.execute(KEYED, at(9))
@@ -69,7 +69,7 @@ async def test_where_the_dedupe_key_is_taken(db: Db, conn: Db) -> None:
     assert json.loads((await live(db, job_id))["payload"]) == {"way": "replace"}
 
 
-async def test_a_key_that_was_kept_long_enough_is_free_at_once(db: Db, roles: Roles) -> None:
+async def test_an_expired_key_is_free_at_once(db: Db, roles: Roles) -> None:
     async with roles.acting("enqueuer") as conn:
         await clock(0, db, conn)
         first = await conn.fetchval(f"{KEYED} RETURNING id", at(60))
@@ -81,8 +81,8 @@ async def test_a_key_that_was_kept_long_enough_is_free_at_once(db: Db, roles: Ro
         assert await conn.fetchval(f"{KEYED} RETURNING id", at(90)) != first
 
 
-async def test_no_session_variable_is_a_right(db: Db, conn: Db) -> None:
-    """A turned clock would free a kept key; to say that one has counted would add to a sealed batch."""
+async def test_a_session_variable_grants_no_privilege(db: Db, conn: Db) -> None:
+    """A changed clock would free a kept key; a forged counter would add to a sealed batch."""
     first = await conn.fetchval(f"{KEYED} RETURNING id", datetime.now(UTC) + timedelta(minutes=1))
     assert await claim_ids(db, await worker(db)) == [first]
     await complete(db, [first])
@@ -98,13 +98,13 @@ async def test_no_session_variable_is_a_right(db: Db, conn: Db) -> None:
         await conn.execute("INSERT INTO pgworkd.jobs (queue, batch_id) VALUES ('q', $1)", root.id)
 
 
-async def test_an_insert_wakes_a_pool_that_sleeps(db: Db, conn: Db, notices: Notices) -> None:
+async def test_an_insert_notifies_an_idle_pool(db: Db, conn: Db, notices: Notices) -> None:
     await set_pool(db, await worker(db))
     await conn.execute("INSERT INTO pgworkd.jobs (queue) VALUES ('q'), ('r')")
     assert await notices.queues() == ["q"]
 
 
-async def test_many_and_a_workflow(db: Db, conn: Db) -> None:
+async def test_enqueue_many_and_a_workflow(db: Db, conn: Db) -> None:
     ids = await enqueue_many(conn, [NewJob("q", {"n": n}, dedupe_key=f"{n}", serialize_key="s") for n in range(3)])
     flow = Workflow()
     flow.add("first", "q")
@@ -115,14 +115,14 @@ async def test_many_and_a_workflow(db: Db, conn: Db) -> None:
 
 
 @pytest.mark.parametrize("isolation", ["read_committed", "repeatable_read", "serializable"])
-async def test_what_a_job_waits_for_is_looked_at_again_when_it_commits(
+async def test_the_dependencies_of_a_job_are_checked_again_at_the_commit(
     db: Db, conn: Db, roles: Roles, isolation: str
 ) -> None:
     first = await enqueue(conn, "q")
     transaction = conn.transaction(isolation=isolation)  # type: ignore[arg-type]
     await transaction.start()
     second = await enqueue(conn, "r", after=[first])
-    if isolation == "read_committed":  # the others are told 40001, whoever they are
+    if isolation == "read_committed":  # the others get 40001, in every role
         async with roles.session("worker") as ours:
             assert await claim_ids(ours, await worker(ours)) == [first]
             await complete(ours, [first])
@@ -131,7 +131,7 @@ async def test_what_a_job_waits_for_is_looked_at_again_when_it_commits(
     assert (await live(db, second))["status"] == wanted
 
 
-async def test_a_batch_is_made_filled_and_sealed(db: Db, conn: Db) -> None:
+async def test_a_batch_is_created_filled_and_sealed(db: Db, conn: Db) -> None:
     async with conn.transaction():
         root = await batch(conn, "root", queue="q", dedupe_key="1", on_complete={"queue": "told"})
         below = await root.child("below", queue="q", stream=True)
@@ -146,7 +146,7 @@ async def test_a_batch_is_made_filled_and_sealed(db: Db, conn: Db) -> None:
     assert await db.fetchval("SELECT count(*) FROM pgworkd.jobs WHERE queue = 'told'") == 1, "its owner calls back"
 
 
-async def test_who_waits_is_told_that_a_job_is_over_but_not_how(db: Db, conn: Db) -> None:
+async def test_a_waiter_learns_that_a_job_has_finished_but_not_its_result(db: Db, conn: Db) -> None:
     job_id = await enqueue(conn, "q", {"secret": 1})
     sql = "SELECT * FROM pgworkd.await_results($1, 'mine', 9)"
     assert await conn.fetch(sql, [job_id]) == []
@@ -218,14 +218,14 @@ FORBIDDEN = [
 ]
 
 
-async def test_an_enqueuer_may_not(db: Db, roles: Roles, conn: Db) -> None:
-    """One of each, all on one connection: to make the roles takes longer than to be refused."""
+async def test_statements_refused_to_an_enqueuer(db: Db, roles: Roles, conn: Db) -> None:
+    """One statement of each kind, all on one connection: creating the roles takes longer than being refused."""
     for sql in FORBIDDEN:
         await refused(conn, sql)
     assert await db.fetchval("SELECT count(*) FROM pgworkd.jobs") == 0
 
 
-async def test_every_column_and_table_is_among_those(db: Db) -> None:
+async def test_the_refused_columns_and_tables_are_all_that_are_not_granted(db: Db) -> None:
     columns = await db.fetch(
         "SELECT attname FROM pg_attribute WHERE attrelid = 'pgworkd.jobs'::regclass AND attnum > 0"
     )
@@ -241,8 +241,10 @@ async def test_every_column_and_table_is_among_those(db: Db) -> None:
     assert {row[0] for row in relations} == {"jobs", *TABLES.split()}
 
 
-async def test_a_trigger_of_our_own_cannot_borrow_the_rights_of_the_schemas(db: Db, roles: Roles, conn: Db) -> None:
-    """Found when they became the owner's: on a table of his own, anyone could have called them with rows of his own."""
+async def test_a_trigger_of_another_role_cannot_use_the_owners_trigger_functions(
+    db: Db, roles: Roles, conn: Db
+) -> None:
+    """A regression: on a table of their own, any role could have called them with arbitrary rows."""
     enqueuer = roles.name("enqueuer")
     await db.execute(f"CREATE SCHEMA lair AUTHORIZATION {enqueuer}")
     await conn.execute("CREATE TABLE lair.jobs (queue text, dedupe_key text, status text, batch_id uuid)")
@@ -260,8 +262,8 @@ async def test_a_trigger_of_our_own_cannot_borrow_the_rights_of_the_schemas(db: 
         )
 
 
-async def test_without_the_grants_a_role_that_may_use_the_schema_gains_nothing(db: Db) -> None:
-    """Rights given by hand to a role that inserts: what runs as the owner must not become its."""
+async def test_without_the_grants_usage_of_the_schema_gives_no_privilege(db: Db) -> None:
+    """Privileges given by hand to a role that inserts: functions that run as the owner must not be granted by them."""
     name = f"app_{uuid4().hex[:12]}"
     await db.execute(
         f"CREATE ROLE {name}; GRANT USAGE ON SCHEMA pgworkd TO {name}; GRANT INSERT ON pgworkd.jobs TO {name}"
@@ -281,6 +283,6 @@ async def test_without_the_grants_a_role_that_may_use_the_schema_gains_nothing(d
         await db.execute(f"RESET ROLE; DROP OWNED BY {name}; DROP ROLE {name}")
 
 
-async def test_an_unknown_batch_is_said_to_be_so(conn: Db) -> None:
+async def test_an_unknown_batch_is_reported_as_unknown(conn: Db) -> None:
     with pytest.raises(asyncpg.PostgresError, match="does not exist"):
         await conn.execute("INSERT INTO pgworkd.jobs (queue, batch_id) VALUES ('q', $1)", UUID(int=7))

@@ -1,4 +1,4 @@
-"""A dashboard under the role `reader`: everything is seen, nothing is changed."""
+"""A dashboard under the role `reader`: it sees everything and changes nothing."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def test_a_reader_sees_every_table_and_view(db: Db, roles: Roles) -> None:
         assert await ours.fetch("SELECT * FROM pgworkd.batch_results($1)", batch_id) == []
 
 
-async def test_the_commands_that_only_look(db: Db, roles: Roles) -> None:
+async def test_read_only_commands_work_as_a_reader(db: Db, roles: Roles) -> None:
     job_id = await one(db)
     batch_id = await batch(db)
     async with Admin(ConnectionOptions(roles.dsn("reader"))) as admin:
@@ -52,7 +52,7 @@ async def test_the_commands_that_only_look(db: Db, roles: Roles) -> None:
             await admin.jobs.cancel([job_id])
 
 
-async def test_a_reader_may_not_write_into_any_table(db: Db, roles: Roles) -> None:
+async def test_a_reader_cannot_write_to_any_table(db: Db, roles: Roles) -> None:
     rows = await db.fetch(
         "SELECT c.relname, a.attname, c.relkind = 'v'::char FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid "
         "WHERE c.relnamespace = 'pgworkd'::regnamespace AND c.relkind IN ('r', 'p', 'v') AND a.attnum = 1"
@@ -69,8 +69,8 @@ async def test_a_reader_may_not_write_into_any_table(db: Db, roles: Roles) -> No
                 await refused(ours, f"SELECT FROM pgworkd.{table} FOR SHARE")
 
 
-async def test_a_reader_may_not_call_any_function_that_writes(db: Db, roles: Roles) -> None:
-    """All but those that are granted, each called with NULLs: the right to is asked for before anything else."""
+async def test_a_reader_cannot_call_any_function_that_writes(db: Db, roles: Roles) -> None:
+    """All except those that are granted, each called with NULLs: EXECUTE is checked before anything else."""
     own = {name for who, names in FUNCTIONS.items() if "reader" in who for name in names.split()}
     rows = await db.fetch(
         "SELECT proname, pronargs, proargtypes::regtype[]::text[], provolatile FROM pg_proc "

@@ -1,4 +1,4 @@
-"""A whole daemon under the role `worker`, fed under the role `enqueuer`; and what a worker may not."""
+"""A whole daemon under the role `worker`, with jobs from the role `enqueuer`; and what a worker must not do."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .verbs import T0, Db, at, claim_ids, clock, complete, heartbeat, one, rescu
 
 
 def flow() -> App:
-    """An application of many kinds."""
+    """An application with many kinds."""
     app = App()
     app.handler("ok", concurrency=20)(_ok)
 
@@ -56,8 +56,8 @@ async def _ok(payload: dict[str, Any], job: Job) -> dict[str, Any]:
 CHORES = Periods(rescue_s=0.1, expire_s=0.1, schedules_s=0.1, orphans_s=0.1, partitions_s=0.1, prune_s=0.1)
 
 
-async def test_a_daemon_as_worker_runs_all_that_an_enqueuer_inserts(db: Db, roles: Roles) -> None:
-    await db.execute(f"GRANT {roles.name('reader')} TO {roles.name('enqueuer')}")  # who waits for results is both
+async def test_a_daemon_as_worker_runs_everything_an_enqueuer_inserts(db: Db, roles: Roles) -> None:
+    await db.execute(f"GRANT {roles.name('reader')} TO {roles.name('enqueuer')}")  # waiting for results needs both
     app = flow()
     async with (
         roles.session("enqueuer") as conn,
@@ -93,7 +93,7 @@ async def test_a_daemon_as_worker_runs_all_that_an_enqueuer_inserts(db: Db, role
     assert await status(db, dead) == "dead"
 
 
-async def test_queues_with_limits_and_keys_under_a_worker(db: Db, roles: Roles) -> None:
+async def test_queues_with_limits_and_keys_as_a_worker(db: Db, roles: Roles) -> None:
     app = flow()
     options = ConnectionOptions(roles.dsn("worker"), by="someone")
     limits = {"max_running": 2, "limit_per_key": 1, "rate": 1000, "rate_period_s": 1, "fair": True}
@@ -109,7 +109,7 @@ async def test_queues_with_limits_and_keys_under_a_worker(db: Db, roles: Roles) 
     assert await db.fetch("SELECT DISTINCT who FROM pgworkd.audit") == [("someone",)]
 
 
-async def test_rescue_expire_and_forget_under_a_worker(db: Db, roles: Roles) -> None:
+async def test_rescue_expire_and_prune_as_a_worker(db: Db, roles: Roles) -> None:
     async with roles.acting("worker") as ours, roles.acting("enqueuer") as conn:
         await clock(0, ours, conn)
         lost, rescuer = await worker(ours), await worker(ours)
@@ -119,7 +119,7 @@ async def test_rescue_expire_and_forget_under_a_worker(db: Db, roles: Roles) -> 
         )
         running_id = await conn.fetchval(insert, None, "a", at(20))
         assert await claim_ids(ours, lost) == [running_id]
-        await db.execute("UPDATE pgworkd.jobs SET worker_id = 999")  # a worker that nobody knows, as after a DELETE
+        await db.execute("UPDATE pgworkd.jobs SET worker_id = 999")  # an unknown worker, as after a DELETE
         late = await conn.fetchval(insert, at(5), "b", at(20))
         for seconds in (10, 20, 30, 40, 50, 60, 70):
             await clock(seconds, ours)
@@ -138,8 +138,8 @@ async def test_rescue_expire_and_forget_under_a_worker(db: Db, roles: Roles) -> 
     assert await status(db, late) is None
 
 
-async def test_a_worker_cannot_make_the_history_forget_its_last_days(db: Db, roles: Roles) -> None:
-    """By no argument, and by no clock of its own."""
+async def test_a_worker_cannot_prune_the_last_days_of_the_history(db: Db, roles: Roles) -> None:
+    """With no argument, and with no clock of its own."""
     async with roles.session("worker") as ours:
         job_id = await one(db)
         assert await claim_ids(ours, await worker(ours)) == [job_id]
@@ -157,7 +157,7 @@ async def test_a_worker_cannot_make_the_history_forget_its_last_days(db: Db, rol
     assert after == before
 
 
-async def test_a_worker_makes_no_more_partitions_than_a_year_can_use(roles: Roles) -> None:
+async def test_a_worker_cannot_create_partitions_beyond_a_year(roles: Roles) -> None:
     async with roles.session("worker") as ours:
         assert 300 < await ours.fetchval("SELECT pgworkd.ensure_partitions(1000000)") <= 367
 
@@ -189,18 +189,18 @@ FORBIDDEN = [
 ]
 
 
-async def test_a_worker_may_not(roles: Roles) -> None:
+async def test_statements_refused_to_a_worker(roles: Roles) -> None:
     async with roles.session("worker") as ours:
         for sql in FORBIDDEN:
             await refused(ours, sql)
 
 
-async def test_a_worker_may_not_migrate(roles: Roles) -> None:
+async def test_a_worker_cannot_migrate(roles: Roles) -> None:
     with pytest.raises(UsageError, match="permission denied"):
         await schema.migrate(ConnectionOptions(roles.dsn("worker")))
 
 
-async def test_an_operator_acts_as_worker(db: Db, roles: Roles) -> None:
+async def test_an_operator_uses_the_worker_role(db: Db, roles: Roles) -> None:
     async with roles.session("enqueuer") as conn, Admin(ConnectionOptions(roles.dsn("worker"))) as admin:
         ids = [await enqueue(conn, "q") for _ in range(4)]
         root = await batch(conn, "b", queue="q")

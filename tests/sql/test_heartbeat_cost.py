@@ -1,4 +1,4 @@
-"""What a worker asks with each heartbeat costs the same whatever has run, and however many queues have settings."""
+"""The queries of a heartbeat cost the same whatever has run before, and however many queues have settings."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ pytestmark = pytest.mark.usefixtures("t0")
 WANTED = "SELECT * FROM pgworkd.wanted($1)"
 
 
-async def test_jobs_that_are_over_cost_a_heartbeat_nothing_while_vacuum_is_held_back(db: Db, connect: Connect) -> None:
-    """The index entries of what the worker has run stay; a heartbeat must not read them."""
+async def test_finished_jobs_do_not_slow_a_heartbeat_while_vacuum_is_held_back(db: Db, connect: Connect) -> None:
+    """The index entries of jobs the worker has run remain; a heartbeat must not read them."""
     worker_id = await worker(db, 3600)
     await db.execute(NO_STATISTICS)
     running = await insert(db, 2)
@@ -35,8 +35,8 @@ async def test_jobs_that_are_over_cost_a_heartbeat_nothing_while_vacuum_is_held_
     assert (row["cancel_ids"], row["cancel_attempts"]) == (running[1:], [1])
 
 
-async def test_idle_pools_ask_for_what_is_due_at_one_price(db: Db, connect: Connect) -> None:
-    """Each second or two; the index entries of jobs that are over stay in front of what waits."""
+async def test_polling_for_due_jobs_by_idle_pools_costs_the_same(db: Db, connect: Connect) -> None:
+    """They poll every second or two; the index entries of finished jobs remain in front of the waiting ones."""
     worker_id = await worker(db, 3600)
     await db.execute(NO_STATISTICS)
     next_due = "SELECT * FROM pgworkd.next_due($1, $2, $3)"
@@ -64,8 +64,8 @@ async def test_idle_pools_ask_for_what_is_due_at_one_price(db: Db, connect: Conn
     assert await db.fetch(next_due, *known) == [("q", -5.0), ("r", 2.0)]
 
 
-async def test_settings_of_other_queues_cost_a_heartbeat_nothing(db: Db, other: Db) -> None:
-    """5,000 of them; of its own it hears all the same. Who names no queues hears of all."""
+async def test_settings_of_other_queues_do_not_slow_a_heartbeat(db: Db, other: Db) -> None:
+    """5,000 of them; those of its own queues are still returned. A call that names no queues gets all."""
     worker_id = await worker(db)
     sql, queues = "SELECT * FROM pgworkd.wanted($1, $2, $3)", ["q", "r"]
     settings = "INSERT INTO pgworkd.queues (name, concurrency) SELECT $1 || n, 5 FROM generate_series($2::int, $3) n"
@@ -76,7 +76,7 @@ async def test_settings_of_other_queues_cost_a_heartbeat_nothing(db: Db, other: 
     version, settings_then = row["settings_version"], row["settings"]
 
     async def cost(session: Db, known: str | None) -> int:
-        """The least of several: now and then it is planned anew, which reads catalogs."""
+        """The minimum of several: a call that is planned anew also reads catalogs."""
         return min([await blocks(session, sql, worker_id, known, queues) for _ in range(4)])
 
     alone = [await cost(db, known) for known in (version, None)]
@@ -99,8 +99,8 @@ async def test_settings_of_other_queues_cost_a_heartbeat_nothing(db: Db, other: 
     assert len(json.loads(row["settings"])) == 5002
 
 
-async def test_settings_come_again_only_when_they_have_changed(db: Db, other: Db) -> None:
-    """By whoever they were changed, also when a transaction that began earlier commits later, at one instant."""
+async def test_settings_are_returned_again_only_when_they_have_changed(db: Db, other: Db) -> None:
+    """Whatever changed them, also when a transaction that began earlier commits later, at one instant."""
     worker_id = await worker(db)
     await db.execute("INSERT INTO pgworkd.queues (name, concurrency) SELECT 'q' || n, 5 FROM generate_series(1, 50) n")
 
@@ -130,8 +130,8 @@ async def test_settings_come_again_only_when_they_have_changed(db: Db, other: Db
     assert (await asked(version))[0] is not None, "while a pause counts down, each answer says how long it lasts"
 
 
-async def test_the_version_of_settings_stays_while_transaction_ids_go_on(db: Db, other: Db) -> None:
-    """It is told by what age() says of rows, which grows with each transaction of the server."""
+async def test_the_version_of_the_settings_is_stable_while_transaction_ids_advance(db: Db, other: Db) -> None:
+    """It is derived from age() of the rows, which grows with each transaction of the server."""
     worker_id = await worker(db)
     await db.execute("INSERT INTO pgworkd.queues (name, concurrency) SELECT 'q' || n, 5 FROM generate_series(1, 3) n")
     await db.execute("VACUUM (FREEZE) pgworkd.queues")
@@ -143,8 +143,8 @@ async def test_the_version_of_settings_stays_while_transaction_ids_go_on(db: Db,
     assert await db.fetchval(version, worker_id) == before
 
 
-async def test_a_search_for_strays_reads_nothing_of_what_was_looked_at_before(db: Db, connect: Connect) -> None:
-    """Each worker makes one in half a minute; the index entries of what it has run stay, in each of its queues."""
+async def test_a_search_for_orphaned_attempts_does_not_reread_earlier_rows(db: Db, connect: Connect) -> None:
+    """Each worker searches every half minute; the index entries of jobs it has run remain, in each of its queues."""
     worker_id = await worker(db, 3600)
     await db.execute(NO_STATISTICS)
     running_of = "SELECT id FROM pgworkd.running_of($1, (SELECT token FROM pgworkd.workers WHERE id = $1), 60, $2, $3)"

@@ -1,4 +1,4 @@
-"""INSERT: what a row gets by default, and what is refused and how."""
+"""INSERT: the defaults of a row, and which values are refused and how."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .verbs import T0, Db, Notices, claim_ids, clock, fail, insert, live, one, r
 MIB = 1024 * 1024
 
 
-async def test_a_row_needs_a_queue_only(db: Db) -> None:
+async def test_a_row_needs_only_a_queue(db: Db) -> None:
     await clock(0, db)
     row = await live(db, await one(db))
     given = {name: value for name, value in row.items() if value is not None}
@@ -32,7 +32,7 @@ async def test_a_row_needs_a_queue_only(db: Db) -> None:
     }
 
 
-async def test_the_clock_is_the_statements_time_unless_it_is_set(db: Db) -> None:
+async def test_the_clock_is_the_statement_time_unless_it_is_set(db: Db) -> None:
     async with db.transaction():
         for empty in (None, ""):
             if empty is not None:
@@ -43,7 +43,7 @@ async def test_the_clock_is_the_statements_time_unless_it_is_set(db: Db) -> None
         assert await db.fetchval("SELECT pgworkd.clock()") == T0
 
 
-# Refusals. What is wrong stands in the error: the name of the CHECK says what would be right. The numbered ones are in
+# Refusals. The error says what is wrong: the name of the CHECK says what would be right. The numbered ones are in
 # tests/engine/test_bad_inputs.py.
 
 NAME = "name_must_have_1_to_200_characters"
@@ -97,7 +97,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("column", "value", "check"), REFUSED)
-async def test_a_bad_value_is_refused_by_a_check_that_names_the_remedy(
+async def test_a_bad_value_is_refused_by_a_check_named_after_the_remedy(
     db: Db, column: str, value: str, check: str
 ) -> None:
     with pytest.raises(asyncpg.CheckViolationError) as caught:
@@ -121,7 +121,7 @@ async def test_null_is_refused(db: Db, column: str) -> None:
     assert caught.value.column_name == column
 
 
-async def test_nul_is_impossible(db: Db) -> None:
+async def test_a_nul_character_is_refused(db: Db) -> None:
     with pytest.raises(asyncpg.UntranslatableCharacterError):
         await one(db, payload='{"x": "\\u0000"}')
     for column in ("kind", "dedupe_key"):
@@ -129,14 +129,14 @@ async def test_nul_is_impossible(db: Db) -> None:
             await one(db, **{column: "a\x00b"})
 
 
-async def test_one_bad_row_refuses_the_statement_and_no_other(db: Db) -> None:
+async def test_one_bad_row_refuses_only_its_own_statement(db: Db) -> None:
     with pytest.raises(asyncpg.CheckViolationError):
         await db.execute("""INSERT INTO pgworkd.jobs (queue, payload) VALUES ('q', '{}'), ('q', '[]')""")
     await one(db)
     assert await db.fetchval("SELECT count(*) FROM pgworkd.jobs") == 1
 
 
-async def test_the_bounds_themselves_are_allowed(db: Db) -> None:
+async def test_values_at_the_bounds_are_accepted(db: Db) -> None:
     await clock(0, db)
     compact_mib_of_text = json.dumps({"x": "a" * (MIB - 8)}, separators=(",", ":"))
     compact_mib_of_numbers = '{"x":[' + ",".join(["7"] * (MIB // 2 - 4)) + "]}"
@@ -153,7 +153,7 @@ async def test_the_bounds_themselves_are_allowed(db: Db) -> None:
             await one(db, **{column: value})
     await db.execute("INSERT INTO pgworkd.jobs (queue, run_at) VALUES ('q', '1970-01-01 00:00:00+00')")
     await db.execute("INSERT INTO pgworkd.jobs (queue, run_at) VALUES ('q', '2199-12-31 23:59:59+00')")
-    # Every one of them that is due can be claimed, in one go.
+    # All of them that are due can be claimed in one call.
     due = await db.fetchval("SELECT count(*) FROM pgworkd.jobs WHERE run_at <= pgworkd.clock()")
     assert len(await claim_ids(db, await worker(db), 100)) == due == 17
 
@@ -163,13 +163,13 @@ async def test_one_live_job_per_queue_and_dedupe_key_compared_bytewise(db: Db) -
     with pytest.raises(asyncpg.UniqueViolationError) as caught:
         await one(db, dedupe_key="\u00e9")
     assert caught.value.constraint_name == "jobs_dedupe"
-    await one(db, dedupe_key="e\u0301")  # looks the same
+    await one(db, dedupe_key="e\u0301")  # renders identically
     await one(db, "another queue", dedupe_key="\u00e9")
     await one(db)
     await one(db)
 
 
-async def test_ids_are_uuids_of_version_7_in_the_order_of_insertion(db: Db) -> None:
+async def test_ids_are_version_7_uuids_in_the_order_of_insertion(db: Db) -> None:
     before = await db.fetchval("SELECT clock_timestamp()")
     ids = [*await insert(db, 5000), *[await one(db) for _ in range(100)]]
     after = await db.fetchval("SELECT clock_timestamp()")
@@ -185,7 +185,7 @@ async def test_ids_are_uuids_of_version_7_in_the_order_of_insertion(db: Db) -> N
 # By hand
 
 
-async def test_truncate_and_delete_by_hand_harm_nobody(db: Db, notices: Notices) -> None:
+async def test_truncating_and_deleting_by_hand_leave_workers_unharmed(db: Db, notices: Notices) -> None:
     worker_id = await worker(db)
     await set_pool(db, worker_id)
     ids = await insert(db, 3)
@@ -200,7 +200,7 @@ async def test_truncate_and_delete_by_hand_harm_nobody(db: Db, notices: Notices)
     assert await claim_ids(db, worker_id) == [again]
 
 
-async def test_an_update_of_a_running_row_by_hand_ends_its_attempt(db: Db) -> None:
+async def test_updating_a_running_row_by_hand_ends_its_attempt(db: Db) -> None:
     worker_id = await worker(db)
     job_id = await one(db)
     await claim_ids(db, worker_id)
@@ -211,10 +211,10 @@ async def test_an_update_of_a_running_row_by_hand_ends_its_attempt(db: Db) -> No
     assert await claim_ids(db, worker_id) == [job_id]
 
 
-# Once wrong
+# Regressions
 
 
-async def test_the_size_limit_holds_for_a_value_that_comes_compressed_from_a_table(db: Db) -> None:
+async def test_the_size_limit_applies_to_a_value_stored_compressed(db: Db) -> None:
     """pg_column_size of a stored value is its compressed size: 10 MB of a's are 120 kB."""
     await db.execute("CREATE TEMP TABLE docs (doc jsonb)")
     await db.execute("INSERT INTO docs SELECT jsonb_build_object('x', repeat('a', 10000000))")
@@ -224,7 +224,7 @@ async def test_the_size_limit_holds_for_a_value_that_comes_compressed_from_a_tab
 
 
 async def test_the_longest_names_and_keys_fit_into_the_indexes(db: Db) -> None:
-    """A B-tree takes 2,704 bytes, and would refuse the row with 54000 and no hint of what is allowed."""
+    """A B-tree entry is limited to 2,704 bytes; it would refuse the row with 54000 and no hint of what is allowed."""
     queue = "".join(chr(0x10000 + i * 37) for i in range(200))
     key = "".join(chr(0x10000 + i * 41) for i in range(512))
     await one(db, queue, kind=queue, dedupe_key=key[:384])
@@ -233,7 +233,7 @@ async def test_the_longest_names_and_keys_fit_into_the_indexes(db: Db) -> None:
     assert caught.value.constraint_name == KEY_BYTES
 
 
-async def test_the_schema_from_before_gets_the_bound_of_numbers_too(db: Db) -> None:
+async def test_an_upgrade_adds_the_size_bound_of_numbers(db: Db) -> None:
     for domain, check in (("payload_object", SIZE), ("json_result", "result_must_not_exceed_1_mib")):
         await db.execute(f"ALTER DOMAIN pgworkd.{domain} DROP CONSTRAINT {check}")
         text = "pg_column_size(VALUE) <= 2000 OR octet_length(VALUE::text) <= 2097152"

@@ -1,4 +1,4 @@
-"""What an insert costs does not grow with the pools that are awake."""
+"""The cost of an insert does not grow with the pools that are not idle."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ async def took_s(db: Db) -> float:
     return time.perf_counter() - began
 
 
-async def test_a_large_insert_beside_many_awake_pools_and_without_statistics(db: Db) -> None:
-    """Each row was compared with each pool: five times as long, and more the more pools there are."""
+async def test_a_large_insert_is_fast_with_many_polling_pools_and_no_statistics(db: Db) -> None:
+    """Each row was compared with each pool: five times as long, and more with more pools."""
     alone = max(await took_s(db), await took_s(db))
     await db.execute(
         """INSERT INTO pgworkd.pools (worker_id, queue, concurrency, asleep)

@@ -57,7 +57,7 @@ async def fresh(empty_dsn: str) -> AsyncIterator[Db]:
 
 @pytest.fixture
 def copied(tmp_path: Path) -> Path:
-    """A checkout's schema.sql with its chapters, to be spoilt."""
+    """A checkout's schema.sql with its chapters, to be damaged."""
     shutil.copy2(ROOT / "schema.sql", tmp_path)
     shutil.copytree(ROOT / "pgworkd" / "sql", tmp_path / "pgworkd" / "sql")
     return tmp_path
@@ -83,11 +83,11 @@ def whole(copied: Path) -> str:
 
 
 async def installed(db: Db) -> bool:
-    """Whether any of it is there."""
+    """Whether any part of the schema is installed."""
     return await db.fetchval("SELECT to_regnamespace('pgworkd')") is not None
 
 
-# All ways lead to the same
+# All ways lead to the same schema
 
 
 async def test_psql_installs_what_migrate_installs(db: Db, empty_dsn: str, fresh: Db, psql: Psql) -> None:
@@ -103,7 +103,7 @@ async def test_psql_installs_what_migrate_installs(db: Db, empty_dsn: str, fresh
     assert differences(await catalog(fresh), expected) == []
 
 
-async def test_what_migrate_prints_installs_it(db: Db, fresh: Db) -> None:
+async def test_what_migrate_prints_installs_the_same_schema(db: Db, fresh: Db) -> None:
     command = [sys.executable, "-m", "pgworkd.cli", "migrate", "--print"]
     printed = await asyncio.to_thread(subprocess.run, command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert printed.stdout == schema.script()
@@ -124,7 +124,7 @@ async def test_the_wheel_installs_what_the_checkout_installs(
     assert differences(await catalog(fresh), await catalog(db)) == []
 
 
-async def test_a_catalog_that_differs_is_noticed(db: Db) -> None:
+async def test_a_difference_between_catalogs_is_detected(db: Db) -> None:
     before = await catalog(db)
     await db.execute(
         "ALTER FUNCTION pgworkd.claim RESET jit; ALTER TABLE pgworkd.jobs ALTER COLUMN counted SET DEFAULT true"
@@ -181,7 +181,7 @@ async def test_a_chapter_that_fails_in_the_middle_installs_nothing(
         "\\",
     ],
 )
-def test_other_commands_of_psql_are_refused(copied: Path, command: str) -> None:
+def test_other_psql_commands_are_refused(copied: Path, command: str) -> None:
     contract = copied / "schema.sql"
     lines = contract.read_text().splitlines()
     contract.write_text("\n".join([*lines[:100], command, *lines[100:]]))
@@ -189,14 +189,14 @@ def test_other_commands_of_psql_are_refused(copied: Path, command: str) -> None:
         whole(copied)
 
 
-def test_a_chapter_holds_no_command_of_psql(copied: Path) -> None:
+def test_a_chapter_contains_no_psql_command(copied: Path) -> None:
     with (copied / "pgworkd" / "sql" / "70_schedules.sql").open("a") as chapter:
         chapter.write("\\ir 80_maintenance.sql\n")
     with pytest.raises(SchemaError, match=r"70_schedules\.sql: \\ir is no command of a schema"):
         whole(copied)
 
 
-async def test_psql_leaves_a_newer_schema_alone(dsn: str, db: Db, psql: Psql) -> None:
+async def test_psql_leaves_a_newer_schema_unchanged(dsn: str, db: Db, psql: Psql) -> None:
     await db.execute("UPDATE pgworkd.schema_version SET version = version + 1; DROP VIEW pgworkd.job_progress")
     before = await catalog(db)
     done = psql(dsn, "-f", str(ROOT / "schema.sql"))
@@ -206,8 +206,8 @@ async def test_psql_leaves_a_newer_schema_alone(dsn: str, db: Db, psql: Psql) ->
 
 
 @pytest.mark.parametrize("ends", ["superuser", "owner", "stranger"])
-async def test_what_psql_installed_as_another_role(empty_dsn: str, fresh: Db, psql: Psql, ends: str) -> None:
-    """Its owner and a superuser may migrate it, and leave it as it is; anybody else changes nothing."""
+async def test_a_schema_installed_by_another_role_with_psql(empty_dsn: str, fresh: Db, psql: Psql, ends: str) -> None:
+    """Its owner and a superuser may migrate it, and leave its owner unchanged; any other role changes nothing."""
     roles = Roles(empty_dsn)
     owner, stranger = roles.name("owner"), roles.name("reader")
     await fresh.execute(f"CREATE ROLE {owner} LOGIN PASSWORD 'secret'; CREATE ROLE {stranger} LOGIN PASSWORD 'secret'")
@@ -234,14 +234,14 @@ async def test_what_psql_installed_as_another_role(empty_dsn: str, fresh: Db, ps
 
 
 def _planned() -> tuple[dict[str, list[str]], list[str]]:
-    """The functions of each bundle, and those that run with the owner's rights, as the table has them."""
+    """The functions of each bundle, and those that run with the owner's privileges, according to the table."""
     text = PLANS.read_text(encoding="utf-8")
     bundles = {name: names.split() for name, names in re.findall(r"\('(\w+)', '\n([\w\s]+)'\)", text)}
     (owners,) = re.findall(r"VALUES \('\n([\w\s]+)'\)", text)
     return bundles, owners.split()
 
 
-async def test_every_function_has_one_plan(db: Db) -> None:
+async def test_every_function_has_exactly_one_entry_in_98_plans(db: Db) -> None:
     bundles, owners = _planned()
     planned = sorted(name for names in bundles.values() for name in names)
     rows = await db.fetch(
@@ -259,8 +259,8 @@ async def test_every_function_has_one_plan(db: Db) -> None:
     }
 
 
-def test_no_chapter_says_how_its_functions_run() -> None:
-    """CREATE OR REPLACE would take it away again, or a function would have it from two places."""
+def test_no_chapter_sets_the_settings_of_its_functions() -> None:
+    """CREATE OR REPLACE would remove the setting again, or a function would get it from two places."""
     for path in sorted((ROOT / "pgworkd" / "sql").glob("[0-9]*.sql")):
         code = re.sub(r"--.*", "", path.read_text(encoding="utf-8"))
         heads = re.findall(r"CREATE OR REPLACE FUNCTION.*?(?:AS \$|^\s*RETURN\b)", code, re.S | re.M)
@@ -270,10 +270,10 @@ def test_no_chapter_says_how_its_functions_run() -> None:
 # The table of verbs in schema.sql
 
 WITHIN = {"clock", "known_pools", "mend_sequences", "unlocked", "waits_keyed", "waits_plain", "waits_suspect"}
-"""Functions that statements of the package use, or the installation: parts of verbs, no verbs."""
+"""Functions that statements of the package or the installation use: parts of verbs, not verbs."""
 
 
-async def test_the_contract_lists_every_verb_that_there_is(db: Db) -> None:
+async def test_the_table_of_verbs_lists_every_verb(db: Db) -> None:
     text = (ROOT / "schema.sql").read_text(encoding="utf-8")
     table = text.partition("=== The verbs")[2].partition("-- PW001")[0]
     rows = [line[5:51] for line in table.splitlines() if line.startswith("--   ") and "INSERT" not in line]

@@ -1,4 +1,4 @@
-"""Dedupe keys that are kept after the end of their job or tree: the list of them, and freeing one before its time."""
+"""Dedupe keys that are kept after their job or tree has finished: listing them, and freeing one early."""
 
 from __future__ import annotations
 
@@ -74,28 +74,28 @@ async def notes(db: Db) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize("how", ENDS)
-async def test_a_kept_key_is_listed_with_how_its_job_ended(db: Db, how: str) -> None:
+async def test_a_kept_key_is_listed_with_the_outcome_of_its_job(db: Db, how: str) -> None:
     job_id = await ended(db, how)
     assert await listed(db) == [("q", "k", UNTIL, job_id, None, how.split()[0])]
     await clock(3600, db)
     assert await listed(db) == [], "it is free, also before a daemon has come by"
 
 
-async def test_what_the_history_has_forgotten_is_gone(db: Db) -> None:
+async def test_a_kept_key_of_a_queue_without_history_is_listed_as_gone(db: Db) -> None:
     await db.execute("INSERT INTO pgworkd.queues (name, keep_s) VALUES ('q', 0)")
     job_id = await kept(db)
     assert await listed(db) == [("q", "k", UNTIL, job_id, None, "gone")]
 
 
 @pytest.mark.parametrize(("dies", "became"), [(False, "completed"), (True, "completed with failures")])
-async def test_a_tree_that_keeps_its_key_is_listed_with_how_it_ended(db: Db, dies: bool, became: str) -> None:
+async def test_a_tree_that_keeps_its_key_is_listed_with_its_outcome(db: Db, dies: bool, became: str) -> None:
     batch_id = await kept_by_batch(db, dies=dies)
     assert await listed(db) == [("q", "k", UNTIL, batch_id, "b", became)]
     await clock(3600, db)
     assert await listed(db) == []
 
 
-async def test_keys_of_what_lives_and_of_the_dead_are_not_listed(db: Db) -> None:
+async def test_keys_of_live_and_dead_jobs_are_not_listed(db: Db) -> None:
     await dead(db, UNTIL)
     await keyed(db, until=UNTIL)
     cancelled = await keyed(db, "other", UNTIL)
@@ -110,7 +110,7 @@ async def test_keys_of_what_lives_and_of_the_dead_are_not_listed(db: Db) -> None
 # Freeing one
 
 
-async def test_a_key_that_is_freed_can_be_taken_at_once_and_the_audit_says_by_whom(db: Db) -> None:
+async def test_a_freed_key_can_be_taken_at_once_and_the_audit_records_the_actor(db: Db) -> None:
     job_id, other_id = await kept(db), await kept(db, "other")
     assert await free(db)
     assert [row[3] for row in await listed(db)] == [other_id]
@@ -144,7 +144,7 @@ async def test_the_key_of_a_live_job_is_not_freed(db: Db, state: str) -> None:
     assert await notes(db) == []
 
 
-async def test_what_is_free_is_not_freed(db: Db) -> None:
+async def test_freeing_a_key_that_is_free_changes_nothing(db: Db) -> None:
     await dead(db, UNTIL)
     assert [await free(db), await free(db, "other"), await free(db, key="nobody's")] == [False] * 3
     await db.execute("DELETE FROM pgworkd.jobs")
@@ -154,7 +154,7 @@ async def test_what_is_free_is_not_freed(db: Db) -> None:
     assert await notes(db) == []
 
 
-async def test_a_dead_job_can_be_retried_when_its_key_is_freed(db: Db) -> None:
+async def test_a_dead_job_can_be_retried_once_its_key_is_freed(db: Db) -> None:
     job_id = await dead(db)
     await kept(db)
     with pytest.raises(asyncpg.UniqueViolationError):
@@ -180,7 +180,7 @@ async def test_the_key_of_a_finished_tree_is_freed(db: Db) -> None:
     assert len(await notes(db)) == 1
 
 
-async def test_a_tree_that_opens_again_holds_its_key_again_when_nobody_took_it(db: Db) -> None:
+async def test_a_reopened_tree_holds_its_key_again_if_nobody_took_it(db: Db) -> None:
     batch_id = await kept_by_batch(db, dies=True)
     job_id = await db.fetchval("SELECT id FROM pgworkd.jobs WHERE batch_id = $1", batch_id)
     assert await free_of_batch(db)
@@ -193,7 +193,7 @@ async def test_a_tree_that_opens_again_holds_its_key_again_when_nobody_took_it(d
 
 
 @pytest.mark.parametrize("end", ["COMMIT", "ROLLBACK"])
-async def test_an_enqueue_meanwhile_waits_for_the_end_of_who_frees_its_key(
+async def test_a_concurrent_enqueue_waits_for_the_session_that_frees_the_key(
     db: Db, other: Db, third: Db, end: str
 ) -> None:
     job_id = await kept(db)
@@ -209,7 +209,7 @@ async def test_an_enqueue_meanwhile_waits_for_the_end_of_who_frees_its_key(
     assert len(await notes(db)) == (end == "COMMIT")
 
 
-async def test_a_plain_insert_meanwhile_waits_too(db: Db, other: Db, third: Db) -> None:
+async def test_a_concurrent_plain_insert_waits_for_the_session_that_frees_the_key(db: Db, other: Db, third: Db) -> None:
     await kept(db)
     async with anyio.create_task_group() as tasks:
         await db.execute("BEGIN")
@@ -221,8 +221,8 @@ async def test_a_plain_insert_meanwhile_waits_too(db: Db, other: Db, third: Db) 
 
 
 @pytest.mark.parametrize("end", ["COMMIT", "ROLLBACK"])
-async def test_who_takes_a_key_the_instant_its_time_is_over_keeps_it(db: Db, other: Db, third: Db, end: str) -> None:
-    """The one who frees has an earlier clock, and must not free what is a live job's by then."""
+async def test_a_job_that_takes_a_key_the_instant_it_expires_keeps_it(db: Db, other: Db, third: Db, end: str) -> None:
+    """The session that frees it has an earlier clock, and must not free a key that belongs to a live job by then."""
     await kept(db)
     await clock(3600, db)
     async with anyio.create_task_group() as tasks:
@@ -236,7 +236,7 @@ async def test_who_takes_a_key_the_instant_its_time_is_over_keeps_it(db: Db, oth
     assert len(await notes(db)) == (end == "ROLLBACK")
 
 
-async def test_of_two_who_free_a_key_one_does(db: Db, other: Db, third: Db) -> None:
+async def test_of_two_sessions_that_free_a_key_one_succeeds(db: Db, other: Db, third: Db) -> None:
     await kept(db)
     async with anyio.create_task_group() as tasks:
         await db.execute("BEGIN")
@@ -248,8 +248,8 @@ async def test_of_two_who_free_a_key_one_does(db: Db, other: Db, third: Db) -> N
     assert len(await notes(db)) == 1
 
 
-async def test_a_job_that_ends_meanwhile_keeps_its_key(db: Db, other: Db) -> None:
-    """Its end has not been committed: it is a live job's, and nobody waits."""
+async def test_a_job_that_finishes_concurrently_keeps_its_key(db: Db, other: Db) -> None:
+    """Its settle has not been committed: the key belongs to a live job, and freeing it does not wait."""
     job_id = await keyed(db, until=UNTIL)
     assert await claim_ids(db, await worker(db)) == [job_id]
     await db.execute("BEGIN")
@@ -260,7 +260,7 @@ async def test_a_job_that_ends_meanwhile_keeps_its_key(db: Db, other: Db) -> Non
     assert await free(other) is True
 
 
-async def test_a_tree_that_opens_again_meanwhile_keeps_its_key(db: Db, other: Db, third: Db) -> None:
+async def test_a_tree_reopened_concurrently_keeps_its_key(db: Db, other: Db, third: Db) -> None:
     batch_id = await kept_by_batch(db, dies=True)
     job_id = await db.fetchval("SELECT id FROM pgworkd.jobs WHERE batch_id = $1", batch_id)
     async with anyio.create_task_group() as tasks:
@@ -273,7 +273,7 @@ async def test_a_tree_that_opens_again_meanwhile_keeps_its_key(db: Db, other: Db
     assert await db.fetchval("SELECT dedupe_until FROM pgworkd.batches WHERE id = $1", batch_id) == UNTIL
 
 
-async def test_a_batch_created_meanwhile_is_that_or_a_new_one(db: Db, other: Db) -> None:
+async def test_a_concurrent_create_batch_gets_the_old_batch_or_a_new_one(db: Db, other: Db) -> None:
     batch_id = await kept_by_batch(db)
     await db.execute("BEGIN")
     assert await free_of_batch(db)
@@ -285,8 +285,8 @@ async def test_a_batch_created_meanwhile_is_that_or_a_new_one(db: Db, other: Db)
 # Cost
 
 
-async def test_neither_reads_the_backlog(db: Db) -> None:
-    """Nor, once they are known to be many, do all kept keys cost the list of a few."""
+async def test_neither_listing_nor_freeing_keys_reads_the_backlog(db: Db) -> None:
+    """Nor, once statistics know that there are many, do all kept keys slow a list of a few."""
     await db.execute(
         "INSERT INTO pgworkd.jobs (queue, dedupe_key) SELECT 'q', 'live ' || i FROM generate_series(1, 30000) i"
     )

@@ -1,4 +1,4 @@
-"""Claim and settle where keys and limits count: index scans only, no sort of the table, and a price that stays."""
+"""Claim and settle where keys and limits count: index scans only, no sort of the table, and a constant cost."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ pytestmark = pytest.mark.usefixtures("t0")
 FUNCTIONS = ["claim", "pick", "in_order", "of_key", "next_keys", "due_keys", "by_turn", "running_in", "promote"]
 FUNCTIONS += ["keyed_behind", "places_after", "kinds_waiting"]
 CALLERS = {"of_key": "by_turn", "keyed_behind": "claim", "places_after": "pick", "promote": "settle_completed"}
-"""Under whose settings a function runs, apart from its own."""
+"""Another function under whose settings a function runs, apart from its own."""
 INDEXES = {"keyed_behind": {"jobs_claimable_keyed", "jobs_promoted"}, "kinds_waiting": {"jobs_turns_of_kind"}}
-"""By which a function has to go where others would do that have another order."""
+"""Indexes that a function has to use where others would fit that have another order."""
 STATEMENT = re.compile(r"^\s*(?:IF EXISTS \()?(SELECT|UPDATE|WITH|PERFORM|RETURN QUERY|\w+ := )", re.M)
 SCANS = {"Index Scan", "Index Only Scan", "Tid Scan"}
 CLAIM = "SELECT * FROM pgworkd.claim($1, 'q', 10)"
@@ -68,7 +68,7 @@ def _walk(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _fault(plan: dict[str, Any], indexes: set[str] | None = None) -> str | None:
-    """What is wrong with a plan; None: nothing. `indexes`: those by which it has to go."""
+    """What is wrong with a plan; None: nothing. `indexes`: those it has to use."""
     for node in _walk(plan):
         if indexes is not None and "Index Name" in node and node["Index Name"] not in indexes:
             return f"by {node['Index Name']}"
@@ -103,7 +103,7 @@ async def _plans(db: Db, function: str) -> list[tuple[str, dict[str, Any]]]:
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
-async def test_plans_go_by_index_whatever_the_statistics(db: Db, function: str) -> None:
+async def test_plans_use_indexes_whatever_the_statistics(db: Db, function: str) -> None:
     await db.execute(NO_STATISTICS)
     keyed = (
         "INSERT INTO pgworkd.jobs (queue, serialize_key, limit_key, status) SELECT 'q', $1 || n % $2, 'l' || n % 7, $3"
@@ -129,7 +129,7 @@ async def test_plans_go_by_index_whatever_the_statistics(db: Db, function: str) 
 
 
 async def _blocked(db: Db, count: int, queue: str = "q") -> None:
-    """Jobs parked behind two keys that others hold."""
+    """Jobs blocked behind two keys that others hold."""
     for key in ("k0", "k1"):
         await one(db, queue, serialize_key=key, run_at=at(-5), status="running", worker_id=await worker(db), attempts=1)
     await db.execute(
@@ -139,7 +139,7 @@ async def _blocked(db: Db, count: int, queue: str = "q") -> None:
     )
 
 
-async def test_a_hundred_thousand_blocked_jobs_do_not_make_a_claim_dearer(db: Db, other: Db) -> None:
+async def test_a_hundred_thousand_blocked_jobs_do_not_slow_a_claim(db: Db, other: Db) -> None:
     worker_id = await worker(db)
     await db.execute(NO_STATISTICS)
     await insert(db, 30)
@@ -158,7 +158,7 @@ async def test_a_hundred_thousand_blocked_jobs_do_not_make_a_claim_dearer(db: Db
                                   worker_id)  # fmt: skip
 
 
-async def test_a_settle_that_frees_a_key_reads_the_head_of_its_line(db: Db, other: Db) -> None:
+async def test_a_settle_that_frees_a_key_reads_only_the_first_job_of_that_key(db: Db, other: Db) -> None:
     await db.execute(NO_STATISTICS)
     await _blocked(db, 30_000)
     await db.execute(
@@ -176,7 +176,7 @@ async def test_a_settle_that_frees_a_key_reads_the_head_of_its_line(db: Db, othe
     assert await db.fetchval("SELECT count(*) FROM pgworkd.jobs WHERE status = 'pending'") == 2
 
 
-async def test_the_jobs_of_many_keys_cost_a_claim_what_it_takes(db: Db) -> None:
+async def test_claiming_jobs_of_many_keys_costs_in_proportion_to_the_jobs_claimed(db: Db) -> None:
     worker_id = await worker(db)
     await db.execute(NO_STATISTICS)
     sql = "INSERT INTO pgworkd.jobs (queue, serialize_key) SELECT 'q', 'k' || n FROM generate_series($1::int, $2) n"
@@ -187,7 +187,7 @@ async def test_the_jobs_of_many_keys_cost_a_claim_what_it_takes(db: Db) -> None:
 
 
 @pytest.mark.parametrize("limits", [{"max_running": 100_000}, {"fair": True}, {"limit_per_key": 5}])
-async def test_many_waiting_jobs_do_not_make_a_limited_claim_dearer(db: Db, limits: dict[str, Any]) -> None:
+async def test_many_waiting_jobs_do_not_slow_a_claim_in_a_limited_queue(db: Db, limits: dict[str, Any]) -> None:
     worker_id = await worker(db)
     await db.execute(NO_STATISTICS)
     await settings(db, **limits)
@@ -202,7 +202,7 @@ async def test_many_waiting_jobs_do_not_make_a_limited_claim_dearer(db: Db, limi
 @pytest.mark.parametrize(
     "limits", [{"fair": True}, {"limit_per_key": 5}, {"rate_per_key": 9, "rate_per_key_period_s": 1}]
 )
-async def test_keys_without_a_due_job_do_not_make_a_claim_dearer(db: Db, limits: dict[str, Any]) -> None:
+async def test_keys_without_a_due_job_do_not_slow_a_claim(db: Db, limits: dict[str, Any]) -> None:
     worker_id = await worker(db)
     await db.execute(NO_STATISTICS)
     await settings(db, **limits)
@@ -218,11 +218,11 @@ async def test_keys_without_a_due_job_do_not_make_a_claim_dearer(db: Db, limits:
 
 @pytest.mark.parametrize("limits", [{"max_running": 50}, {"limit_per_key": 5}, {"limit_per_key": 5, "max_running": 50}])
 @pytest.mark.parametrize("elsewhere", ["another queue", "another key"])
-async def test_what_runs_elsewhere_does_not_make_a_limited_claim_dearer(
+async def test_running_jobs_of_other_queues_do_not_slow_a_claim_in_a_limited_queue(
     db: Db, limits: dict[str, Any], elsewhere: str
 ) -> None:
     if elsewhere == "another key" and "max_running" in limits:
-        return  # what runs in the queue is what max_running counts
+        return  # jobs running in the queue count against max_running
     worker_id = await worker(db)
     await db.execute(NO_STATISTICS)
     await settings(db, **limits)

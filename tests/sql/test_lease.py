@@ -1,4 +1,4 @@
-"""register, heartbeat, sign_off: a worker's life, and what its lease says."""
+"""register, heartbeat, sign_off: the life of a worker and of its lease."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def _row(db: Db, worker_id: int) -> asyncpg.Record:
     return row
 
 
-async def test_register_gives_the_first_lease(db: Db) -> None:
+async def test_register_grants_the_first_lease(db: Db) -> None:
     token = uuid.uuid4()
     worker_id = await db.fetchval("SELECT pgworkd.register('host-1', 4711, '0.1.0', 30, $1)", token)
     assert dict(await _row(db, worker_id)) == {
@@ -62,7 +62,7 @@ async def test_register_gives_the_first_lease(db: Db) -> None:
     }
 
 
-async def test_a_long_name_is_cut_and_a_silly_lease_refused(db: Db) -> None:
+async def test_a_long_name_is_truncated_and_an_invalid_lease_refused(db: Db) -> None:
     assert (await _row(db, await worker(db, name="ü" * 300)))["name"] == "ü" * 200
     for lease_s in (0, 0.99, 3601, -1, float("nan"), float("inf")):
         with pytest.raises(asyncpg.PostgresError) as caught:
@@ -72,7 +72,7 @@ async def test_a_long_name_is_cut_and_a_silly_lease_refused(db: Db) -> None:
     assert await worker(db, 3600)
 
 
-async def test_ids_are_never_used_twice(db: Db) -> None:
+async def test_ids_are_never_reused(db: Db) -> None:
     first, last = await worker(db), await worker(db)
     assert last > first
     assert await sign_off(db, last) is True
@@ -96,7 +96,7 @@ async def test_a_heartbeat_renews_the_lease(db: Db) -> None:
     assert (row["seen_at"], row["lease_until"], row["state"], row["steady_since"]) == (at(8), at(28), "stopping", T0)
 
 
-async def test_a_heartbeat_brings_the_jobs_to_cancel_of_this_worker(db: Db) -> None:
+async def test_a_heartbeat_returns_the_jobs_of_this_worker_to_cancel(db: Db) -> None:
     mine, others = await worker(db), await worker(db)
     ids = await insert(db, 3)
     await claim(db, mine)
@@ -114,7 +114,7 @@ async def test_a_heartbeat_brings_the_jobs_to_cancel_of_this_worker(db: Db) -> N
     assert (answer["cancel_ids"], answer["cancel_attempts"]) == ([], [])
 
 
-async def test_a_heartbeat_brings_the_settings_of_all_queues(db: Db) -> None:
+async def test_a_heartbeat_returns_the_settings_of_all_queues(db: Db) -> None:
     worker_id = await worker(db)
     await db.execute(
         "INSERT INTO pgworkd.queues (name, concurrency, paused_until) "
@@ -151,7 +151,7 @@ async def test_a_gap_of_more_than_half_a_lease_makes_a_worker_unsteady(db: Db, g
     assert (row["seen_at"], row["lease_until"]) == (at(7 + gap_s), at(27 + gap_s))
 
 
-async def test_a_clock_set_back_and_forth_shortens_the_lease_with_it_and_restarts_steadiness(db: Db) -> None:
+async def test_a_clock_set_back_and_forth_shortens_the_lease_and_restarts_steadiness(db: Db) -> None:
     worker_id = await worker(db, 20)
     await clock(-3600, db)
     assert await heartbeat(db, worker_id) is not None
@@ -166,7 +166,7 @@ async def test_a_clock_set_back_and_forth_shortens_the_lease_with_it_and_restart
     assert (row["lease_until"], row["steady_since"]) == (at(20), T0)
 
 
-async def test_a_heartbeat_after_the_lease_ended_but_before_a_rescue_keeps_the_jobs(db: Db) -> None:
+async def test_a_heartbeat_after_the_lease_but_before_a_rescue_keeps_the_jobs(db: Db) -> None:
     worker_id = await worker(db, 10)
     job_id = await one(db)
     await claim(db, worker_id)
@@ -176,7 +176,7 @@ async def test_a_heartbeat_after_the_lease_ended_but_before_a_rescue_keeps_the_j
 
 
 @pytest.mark.parametrize("ending", ["lost", "deleted", "unknown"])
-async def test_a_worker_without_a_row_or_lost_is_told_so(db: Db, ending: str) -> None:
+async def test_a_heartbeat_of_a_lost_or_unknown_worker_returns_nothing(db: Db, ending: str) -> None:
     worker_id = await worker(db)
     if ending == "lost":
         await db.execute("UPDATE pgworkd.workers SET lost_at = pgworkd.clock()")
@@ -189,7 +189,7 @@ async def test_a_worker_without_a_row_or_lost_is_told_so(db: Db, ending: str) ->
     assert await db.fetch("SELECT * FROM pgworkd.workers") == before
 
 
-async def test_a_heartbeat_that_waited_for_a_rescue_is_told_that_it_is_lost(db: Db, other: Db, third: Db) -> None:
+async def test_a_heartbeat_that_waited_for_a_rescue_reports_the_worker_lost(db: Db, other: Db, third: Db) -> None:
     victim, rescuer = await worker(db, 5), await worker(db, 60)
     for seconds in (25, 50, 60):
         await clock(seconds, db)
@@ -203,12 +203,12 @@ async def test_a_heartbeat_that_waited_for_a_rescue_is_told_that_it_is_lost(db: 
         assert await beating.answer() is None
 
 
-async def test_an_unknown_state_is_refused(db: Db) -> None:
+async def test_an_unknown_worker_state_is_refused(db: Db) -> None:
     with pytest.raises(asyncpg.CheckViolationError):
         await heartbeat(db, await worker(db), "asleep")
 
 
-# The end
+# Signing off
 
 
 async def test_sign_off_removes_the_worker_and_its_pools(db: Db) -> None:
@@ -235,7 +235,7 @@ async def test_sign_off_keeps_the_row_while_jobs_run(db: Db) -> None:
     assert await sign_off(db, worker_id) is True
 
 
-async def test_sign_off_waits_for_a_claim_under_way_and_sees_its_jobs(db: Db, other: Db, third: Db) -> None:
+async def test_sign_off_waits_for_a_concurrent_claim_and_sees_its_jobs(db: Db, other: Db, third: Db) -> None:
     worker_id = await worker(db)
     job_id = await one(db)
     async with anyio.create_task_group() as tasks:
@@ -248,7 +248,7 @@ async def test_sign_off_waits_for_a_claim_under_way_and_sees_its_jobs(db: Db, ot
     assert await complete(db, [job_id]) == {job_id}
 
 
-async def test_a_claim_that_waited_for_a_sign_off_gets_nothing(db: Db, other: Db, third: Db) -> None:
+async def test_a_claim_that_waited_for_a_sign_off_returns_nothing(db: Db, other: Db, third: Db) -> None:
     worker_id = await worker(db)
     job_id = await one(db)
     async with anyio.create_task_group() as tasks:
@@ -263,7 +263,7 @@ async def test_a_claim_that_waited_for_a_sign_off_gets_nothing(db: Db, other: Db
     assert await statuses(db, [job_id]) == ["pending"]
 
 
-async def test_a_lost_worker_signs_off_without_its_row_which_is_the_rescuers(db: Db) -> None:
+async def test_a_lost_worker_signs_off_and_leaves_its_row_to_the_rescuer(db: Db) -> None:
     worker_id = await worker(db)
     await one(db)
     await claim(db, worker_id)

@@ -1,4 +1,4 @@
-"""Limits over the whole fleet: so many at once, of a queue or of each limit_key."""
+"""Limits over the whole fleet: a maximum of running jobs, of a queue or of each limit_key."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from .verbs import (
 pytestmark = pytest.mark.usefixtures("t0")
 
 
-# So many at once
+# At most N running jobs
 
 
-async def test_no_more_than_max_running_run_whoever_claims(db: Db, other: Db) -> None:
+async def test_no_more_than_max_running_jobs_run_whatever_worker_claims(db: Db, other: Db) -> None:
     one_worker, another = await worker(db), await worker(db)
     await settings(db, max_running=3)
     ids = await insert(db, 8)
@@ -47,7 +47,7 @@ async def test_no_more_than_max_running_run_whoever_claims(db: Db, other: Db) ->
 
 
 @pytest.mark.parametrize("key", [None, "k"], ids=["plain", "with a key beside them"])
-async def test_a_limit_counts_over_all_priorities(db: Db, key: str | None) -> None:
+async def test_a_limit_applies_across_all_priorities(db: Db, key: str | None) -> None:
     worker_id = await worker(db)
     await settings(db, max_running=3)
     if key:
@@ -59,7 +59,7 @@ async def test_a_limit_counts_over_all_priorities(db: Db, key: str | None) -> No
     assert await take_ids(db, worker_id) == ids[3:]
 
 
-async def test_other_queues_do_not_count(db: Db) -> None:
+async def test_jobs_of_other_queues_do_not_count(db: Db) -> None:
     worker_id = await worker(db)
     await settings(db, max_running=1)
     (first, _), others = await insert(db, 2), await insert(db, 3, "r")
@@ -68,7 +68,7 @@ async def test_other_queues_do_not_count(db: Db) -> None:
 
 
 @pytest.mark.parametrize("how", ["failed", "dead", "released", "snoozed", "ended", "cancel asked", "lost"])
-async def test_every_way_out_makes_room(db: Db, how: str) -> None:
+async def test_every_outcome_frees_capacity(db: Db, how: str) -> None:
     victim, rescuer = await worker(db), await worker(db)
     await settings(db, max_running=1)
     first, second = await insert(db, 2)
@@ -93,7 +93,7 @@ async def test_every_way_out_makes_room(db: Db, how: str) -> None:
 
 
 @pytest.mark.parametrize("end_with", ["COMMIT", "ROLLBACK"])
-async def test_two_claims_at_once_share_what_is_left(db: Db, other: Db, third: Db, end_with: str) -> None:
+async def test_concurrent_claims_share_the_remaining_capacity(db: Db, other: Db, third: Db, end_with: str) -> None:
     one_worker, another = await worker(db), await worker(db)
     await settings(db, max_running=3)
     ids = await insert(db, 5)
@@ -114,7 +114,7 @@ LIMITS_BESIDE: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("more", [{}, *LIMITS_BESIDE], ids=["no other limit", "rate", "limit_per_key", "fair"])
-async def test_whoever_else_claims_waits_for_the_one_who_counts(
+async def test_a_concurrent_claim_of_a_limited_queue_waits_for_the_first(
     db: Db, other: Db, third: Db, more: dict[str, Any]
 ) -> None:
     one_worker, another = await worker(db), await worker(db)
@@ -132,7 +132,7 @@ async def test_whoever_else_claims_waits_for_the_one_who_counts(
 
 
 @pytest.mark.parametrize("end_with", ["COMMIT", "ROLLBACK"])
-async def test_what_is_being_settled_counts_until_it_is(db: Db, other: Db, end_with: str) -> None:
+async def test_a_job_counts_until_its_settle_commits(db: Db, other: Db, end_with: str) -> None:
     worker_id = await worker(db)
     await settings(db, max_running=1)
     first, second = await insert(db, 2)
@@ -144,7 +144,7 @@ async def test_what_is_being_settled_counts_until_it_is(db: Db, other: Db, end_w
     assert await take_ids(other, worker_id) == ([second] if end_with == "COMMIT" else [])
 
 
-async def test_a_limit_may_change_while_jobs_run(db: Db) -> None:
+async def test_a_limit_can_change_while_jobs_run(db: Db) -> None:
     worker_id = await worker(db)
     ids = await insert(db, 10)
     assert await take_ids(db, worker_id, 4) == ids[:4]
@@ -156,7 +156,7 @@ async def test_a_limit_may_change_while_jobs_run(db: Db) -> None:
     assert await take_ids(db, worker_id) == ids[5:]
 
 
-async def test_suspects_count_like_all_others(db: Db) -> None:
+async def test_suspects_count_like_other_jobs(db: Db) -> None:
     worker_id, another = await worker(db), await worker(db)
     await settings(db, max_running=2, limit_per_key=1)
     suspects = await insert(db, 2, losses=2, limit_key="a")
@@ -169,7 +169,7 @@ async def test_suspects_count_like_all_others(db: Db) -> None:
     assert await take_ids(db, another) == suspects[1:]
 
 
-# So many of a key at once
+# At most N running jobs of a key
 
 
 async def test_each_limit_key_has_its_own_limit(db: Db, other: Db) -> None:
@@ -183,7 +183,7 @@ async def test_each_limit_key_has_its_own_limit(db: Db, other: Db) -> None:
     assert await take_ids(other, another) == a[2:3]
 
 
-async def test_a_key_that_is_full_never_hides_one_that_is_not(db: Db) -> None:
+async def test_a_full_key_never_hides_one_with_capacity(db: Db) -> None:
     worker_id = await worker(db)
     await settings(db, limit_per_key=1)
     for number in range(400):
@@ -200,7 +200,7 @@ async def test_a_key_that_is_full_never_hides_one_that_is_not(db: Db) -> None:
     assert last in taken
 
 
-async def test_a_job_may_have_keys_of_both_kinds(db: Db) -> None:
+async def test_a_job_may_have_a_limit_key_and_a_serialize_key(db: Db) -> None:
     worker_id = await worker(db)
     await settings(db, limit_per_key=1)
     first, second = await line(db, "s", limit_key="a"), await line(db, "s", limit_key="b")
@@ -210,7 +210,7 @@ async def test_a_job_may_have_keys_of_both_kinds(db: Db) -> None:
     assert set(await take_ids(db, worker_id)) == {*second, *third}
 
 
-async def test_a_head_without_room_holds_up_its_line_and_nothing_else(db: Db) -> None:
+async def test_a_first_job_at_its_limit_delays_its_serialize_key_and_nothing_else(db: Db) -> None:
     worker_id = await worker(db)
     await settings(db, limit_per_key=1)
     (busy,) = await insert(db, 1, limit_key="a")
@@ -224,7 +224,7 @@ async def test_a_head_without_room_holds_up_its_line_and_nothing_else(db: Db) ->
     assert await take_ids(db, worker_id) == behind
 
 
-async def test_a_job_without_a_limit_key_is_never_held_back_by_those_with_one(db: Db) -> None:
+async def test_a_job_without_a_limit_key_is_never_delayed_by_jobs_with_one(db: Db) -> None:
     worker_id = await worker(db)
     await settings(db, limit_per_key=1, rate_per_key=1, rate_per_key_period_s=3600.0)
     await insert(db, 50, limit_key="a")
@@ -232,10 +232,10 @@ async def test_a_job_without_a_limit_key_is_never_held_back_by_those_with_one(db
     assert set(plain) < set(await take_ids(db, worker_id))
 
 
-# Who is told
+# Notifications
 
 
-async def test_sleepers_hear_when_there_is_room_again(db: Db, notices: Notices) -> None:
+async def test_idle_pools_are_notified_when_capacity_is_freed(db: Db, notices: Notices) -> None:
     worker_id = await worker(db)
     await set_pool(db, worker_id)
     await settings(db, max_running=1)
@@ -258,12 +258,12 @@ async def test_a_limit_out_of_bounds_is_refused(db: Db, column: str, value: int)
 
 @pytest.mark.parametrize("columns", [{"rate": 5}, {"rate_period_s": 1.0}, {"rate_burst": 3}, {"rate_per_key": 5},
                                      {"rate_per_key_period_s": 2.0}, {"rate_per_key_burst": 1}])  # fmt: skip
-async def test_a_rate_and_its_period_come_together(db: Db, columns: dict[str, float]) -> None:
+async def test_a_rate_and_its_period_must_be_set_together(db: Db, columns: dict[str, float]) -> None:
     with pytest.raises(asyncpg.CheckViolationError, match="rate"):
         await settings(db, **columns)
 
 
-async def test_the_highest_limits_work(db: Db) -> None:
+async def test_the_maximum_limits_work(db: Db) -> None:
     worker_id = await worker(db)
     most = 1_000_000
     await settings(db, max_running=most, limit_per_key=most, rate=most, rate_period_s=0.001, rate_burst=most,
@@ -272,7 +272,7 @@ async def test_the_highest_limits_work(db: Db) -> None:
     assert await run_all(db, worker_id, limit=7) == ids
 
 
-async def test_next_due_costs_no_more_for_many_jobs_with_keys(db: Db) -> None:
+async def test_next_due_costs_the_same_for_many_jobs_with_keys(db: Db) -> None:
     await insert(db, 3, limit_key="a", run_at=at(10))
     sql = "SELECT * FROM pgworkd.next_due('{q}')"
     few = await blocks(db, sql)

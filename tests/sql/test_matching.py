@@ -1,4 +1,4 @@
-"""matching: finds jobs chunk by chunk, each once, by way of an index where one knows, and never waits."""
+"""matching: finds jobs chunk by chunk, each once, by index where one fits, and never waits."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def dead(db: Db, count: int = 1, queue: str = "q", **columns: object) -> l
 
 
 async def every_kind_of_job(db: Db) -> dict[str, list[uuid.UUID]]:
-    """Of queue q, by name; and one of another queue."""
+    """One of each kind in queue q, by name; and one in another queue."""
     worker_id = await worker(db)
     running = await insert(db, 2)
     keyed_running = await one(db, serialize_key="k", priority=1)
@@ -66,7 +66,7 @@ async def every_kind_of_job(db: Db) -> dict[str, list[uuid.UUID]]:
     }
 
 
-async def test_every_filter_finds_what_it_says_and_nothing_else(db: Db) -> None:
+async def test_every_filter_finds_exactly_the_matching_jobs(db: Db) -> None:
     jobs = await every_kind_of_job(db)
     alive = sorted(jobs["running"] + jobs["failed"] + jobs["pending"] + jobs["blocked"])
     assert await found(db, queue="q") == alive, "to cancel: what waits or runs"
@@ -84,7 +84,7 @@ async def test_every_filter_finds_what_it_says_and_nothing_else(db: Db) -> None:
     assert await found(db, queue="q", batch=uuid.uuid4()) == []
 
 
-async def test_to_retry_and_discard_it_finds_the_dead(db: Db) -> None:
+async def test_retry_and_discard_match_dead_jobs(db: Db) -> None:
     jobs = await every_kind_of_job(db)
     for what in ("retry", "discard"):
         assert await found(db, what, queue="q") == await found(db, what, all=True) == sorted(jobs["dead"])
@@ -106,13 +106,13 @@ async def test_to_retry_and_discard_it_finds_the_dead(db: Db) -> None:
         (None, {"queue": "q"}, "cancel, retry or discard"),
     ],
 )
-async def test_what_makes_no_sense_is_refused(db: Db, what: Any, wanted: dict[str, Any], hint: str) -> None:
+async def test_invalid_filters_are_refused(db: Db, what: Any, wanted: dict[str, Any], hint: str) -> None:
     with pytest.raises(asyncpg.InvalidParameterValueError) as caught:
         await chunk(db, what, **wanted)
     assert hint in str(caught.value)
 
 
-async def test_chunks_come_in_the_order_of_ids_each_job_once(db: Db) -> None:
+async def test_chunks_are_in_the_order_of_ids_and_contain_each_job_once(db: Db) -> None:
     ids = sorted(
         await insert(db, 25) + [await one(db, id=uuid.UUID(int=0)), await one(db, id=uuid.UUID(int=2**128 - 1))]
     )
@@ -130,8 +130,8 @@ async def test_chunks_come_in_the_order_of_ids_each_job_once(db: Db) -> None:
         assert len((await chunk(db, queue="q", limit=limit))[0]) == length
 
 
-async def test_what_is_done_to_a_chunk_does_not_disturb_the_next(db: Db) -> None:
-    """Cancelled ones are gone, refused ones stay: neither is seen again, none is left out."""
+async def test_changing_the_jobs_of_a_chunk_does_not_affect_the_next(db: Db) -> None:
+    """Cancelled jobs are gone, refused ones remain: neither is returned again, none is missed."""
     ids, last, seen = await dead(db, 30, dedupe_key=None), None, []
     while True:
         some, last = await chunk(db, "retry", queue="q", limit=7, after=last)
@@ -142,7 +142,7 @@ async def test_what_is_done_to_a_chunk_does_not_disturb_the_next(db: Db) -> None
     assert seen == sorted(ids)
 
 
-async def test_many_candidates_are_walked_in_the_order_of_ids(db: Db) -> None:
+async def test_many_candidates_are_scanned_in_the_order_of_ids(db: Db) -> None:
     """More than 10,000 of a queue: no longer sorted for each chunk."""
     ids = await insert(db, 10_050, serialize_key=None)
     rare = [await one(db, kind="rare") for _ in range(3)]
@@ -152,7 +152,7 @@ async def test_many_candidates_are_walked_in_the_order_of_ids(db: Db) -> None:
     assert await found(db, "discard", queue="q", status="dead") == died
 
 
-async def test_one_call_looks_at_so_many_rows_and_says_where_to_go_on(db: Db) -> None:
+async def test_one_call_scans_a_bounded_number_of_rows_and_returns_where_to_continue(db: Db) -> None:
     await db.execute("ALTER TABLE pgworkd.jobs DISABLE TRIGGER USER")
     await insert(db, 100_500, "crowd")
     (job_id,) = await insert(db, 1, "crowd", kind="rare")
@@ -176,7 +176,7 @@ async def test_one_call_looks_at_so_many_rows_and_says_where_to_go_on(db: Db) ->
         "'discard', p_all => true",
     ],
 )
-async def test_an_index_is_asked_where_one_fits(db: Db, wanted: str) -> None:
+async def test_an_index_is_used_where_one_fits(db: Db, wanted: str) -> None:
     await db.execute(NO_STATISTICS)
     await db.execute("ANALYZE pgworkd.jobs")
     await insert(db, 5, "small")
@@ -189,7 +189,7 @@ async def test_an_index_is_asked_where_one_fits(db: Db, wanted: str) -> None:
     assert await blocks(db, sql) <= before + 100
 
 
-async def test_it_waits_for_nobody_and_nobody_for_it(db: Db, other: Db) -> None:
+async def test_matching_neither_waits_for_locks_nor_holds_any(db: Db, other: Db) -> None:
     ids = await insert(db, 3)
     await other.execute("BEGIN; LOCK TABLE pgworkd.jobs IN ROW EXCLUSIVE MODE")
     await other.execute("SELECT FROM pgworkd.jobs FOR UPDATE")

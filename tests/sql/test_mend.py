@@ -1,4 +1,4 @@
-"""expire, ensure_partitions, prune, running_of: what any daemon does now and then, and how it keeps out of the way."""
+"""expire, ensure_partitions, prune, running_of: the periodic maintenance of any daemon, and how it blocks nobody."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ LOCK_TIMEOUT_S = 0.2
 
 
 async def expire(db: Db, limit: int = 1000) -> int:
-    """expire(); how many."""
+    """expire(); the number of jobs it finished."""
     return int(await db.fetchval("SELECT pgworkd.expire($1)", limit))
 
 
 async def ensure(db: Db, days: int = 7) -> int:
-    """ensure_partitions(); how many it made."""
+    """ensure_partitions(); the number of partitions it created."""
     return int(await db.fetchval("SELECT pgworkd.ensure_partitions($1)", days))
 
 
@@ -48,7 +48,7 @@ async def prune(db: Db, keep_days: int = 7, keep_dead_days: int = 30, limit: int
 
 
 async def drop_all(db: Db, keep_days: int = 7) -> int:
-    """drop_partition() until there is none; how many it dropped."""
+    """drop_partition() until there is none left; the number dropped."""
     dropped = 0
     while await db.fetchval("SELECT pgworkd.drop_partition($1)", keep_days) is not None:
         dropped += 1
@@ -63,12 +63,12 @@ async def partitions(db: Db) -> list[str]:
 
 
 def day(days: float) -> str:
-    """The name of the partition so many days after T0."""
+    """The name of the partition this many days after T0."""
     return at(days * DAY).strftime("%Y%m%d")
 
 
 async def finished(db: Db, days: float, count: int = 1, queue: str = "q") -> None:
-    """Completes some jobs so many days after T0; the clock is at T0 again when it returns."""
+    """Completes this many jobs a number of days after T0; the clock is at T0 again when it returns."""
     await clock(days * DAY, db)
     worker_id = await worker(db)
     ids = await insert(db, count, queue)
@@ -80,7 +80,7 @@ async def finished(db: Db, days: float, count: int = 1, queue: str = "q") -> Non
 # expire
 
 
-async def test_expire_ends_what_waits_beyond_its_time(db: Db) -> None:
+async def test_expire_finishes_waiting_jobs_past_their_expiry(db: Db) -> None:
     gone = [await one(db, expires_at=at(-1)), await one(db, expires_at=T0, run_at=at(60))]
     kept = [await one(db, expires_at=T0 + timedelta(microseconds=1)), await one(db)]
     assert await expire(db) == 2
@@ -90,7 +90,7 @@ async def test_expire_ends_what_waits_beyond_its_time(db: Db) -> None:
     assert await expire(db) == 0
 
 
-async def test_expire_leaves_what_runs_and_what_is_dead(db: Db) -> None:
+async def test_expire_leaves_running_and_dead_jobs(db: Db) -> None:
     ids = await insert(db, 2, expires_at=at(1))
     await claim(db, await worker(db))
     await fail(db, ids[1:], permanent=True)
@@ -99,14 +99,14 @@ async def test_expire_leaves_what_runs_and_what_is_dead(db: Db) -> None:
     assert await complete(db, ids[:1]) == set(ids[:1])
 
 
-async def test_expire_takes_the_oldest_first_and_no_more_than_its_limit(db: Db) -> None:
+async def test_expire_takes_the_oldest_first_up_to_its_limit(db: Db) -> None:
     ids = [await one(db, expires_at=at(-seconds)) for seconds in (1, 3, 2)]
     assert await expire(db, 2) == 2
     assert await statuses(db, ids) == ["pending", "expired", "expired"]
     assert await expire(db, 2) == 1
 
 
-async def test_expire_passes_over_locked_rows_and_another_expire(db: Db, other: Db) -> None:
+async def test_expire_skips_locked_rows_and_a_concurrent_expire(db: Db, other: Db) -> None:
     ids = await insert(db, 3, expires_at=at(-1))
     await db.execute("SET statement_timeout = '2s'")
     await other.execute("BEGIN")
@@ -123,7 +123,7 @@ async def test_expire_passes_over_locked_rows_and_another_expire(db: Db, other: 
 # ensure_partitions
 
 
-async def test_partitions_are_made_for_today_and_the_days_ahead(db: Db) -> None:
+async def test_partitions_are_created_for_today_and_the_days_ahead(db: Db) -> None:
     made = await partitions(db)
     today = await db.fetchval("SELECT to_char(now() AT TIME ZONE 'UTC', 'YYYYMMDD')")
     first = datetime.strptime(made[0], "%Y%m%d").replace(tzinfo=UTC)
@@ -137,7 +137,7 @@ async def test_partitions_are_made_for_today_and_the_days_ahead(db: Db) -> None:
 
 
 @pytest.mark.parametrize("seconds", [0.0, -0.000001, 43199.999999, 43200.0])
-async def test_a_partition_holds_its_day_in_utc_whatever_the_sessions_zone(db: Db, seconds: float) -> None:
+async def test_a_partition_covers_its_utc_day_whatever_the_session_time_zone(db: Db, seconds: float) -> None:
     await db.execute("SET timezone = 'Pacific/Kiritimati'; SET datestyle = 'German'")
     await ensure(db, 1)
     await clock(-DAY, db)
@@ -151,7 +151,7 @@ async def test_a_partition_holds_its_day_in_utc_whatever_the_sessions_zone(db: D
     assert name == f"pgworkd.finished_jobs_{instant:%Y%m%d}"
 
 
-async def test_a_day_that_has_rows_in_the_other_partition_stays_there_and_the_rest_is_made(db: Db) -> None:
+async def test_a_day_with_rows_in_the_default_partition_stays_there_and_others_are_made(db: Db) -> None:
     await finished(db, 0, 3)
     await finished(db, 2, 1)
     assert await ensure(db, 3) == 2
@@ -161,7 +161,7 @@ async def test_a_day_that_has_rows_in_the_other_partition_stays_there_and_the_re
     assert await db.fetchval("SELECT count(*) FROM pgworkd.finished_jobs") == 5
 
 
-async def test_partitions_wait_for_no_long_reader_and_nothing_is_lost(db: Db, other: Db) -> None:
+async def test_creating_partitions_does_not_wait_for_a_long_reader_and_loses_nothing(db: Db, other: Db) -> None:
     await other.execute("BEGIN")
     await other.fetch("SELECT count(*) FROM pgworkd.all_jobs")
     assert await ensure(db, 0) == 0
@@ -172,8 +172,8 @@ async def test_partitions_wait_for_no_long_reader_and_nothing_is_lost(db: Db, ot
     assert await db.fetchval("SELECT count(*) FROM pgworkd.finished_jobs") == 1
 
 
-async def test_settles_go_on_while_a_partition_is_made_later(db: Db, other: Db) -> None:
-    """ensure_partitions in an open transaction holds the table; a second caller returns at once."""
+async def test_settles_proceed_while_a_partition_is_created_later(db: Db, other: Db) -> None:
+    """ensure_partitions in an open transaction locks the table; a second caller returns at once."""
     await db.execute("BEGIN")
     await ensure(db)
     await other.execute("SET statement_timeout = '2s'")
@@ -185,7 +185,7 @@ async def test_settles_go_on_while_a_partition_is_made_later(db: Db, other: Db) 
 # prune
 
 
-async def test_prune_drops_the_partitions_that_are_older(db: Db) -> None:
+async def test_prune_drops_partitions_past_the_retention(db: Db) -> None:
     await ensure(db, 3)
     await finished(db, 0, 3)
     await finished(db, 1, 2)
@@ -207,7 +207,7 @@ async def test_prune_deletes_old_rows_without_a_partition_in_batches(db: Db) -> 
     assert await db.fetchval("SELECT count(*) FROM pgworkd.finished_jobs") == 2
 
 
-async def test_a_queue_may_keep_less_but_not_more_than_all(db: Db) -> None:
+async def test_a_queue_may_keep_history_for_less_but_not_for_more_than_the_default(db: Db) -> None:
     queues = "('less', 60), ('more', 100000000), ('default', NULL)"
     await db.execute(f"INSERT INTO pgworkd.queues (name, keep_s) VALUES {queues}")  # noqa: S608
     await ensure(db, 0)
@@ -221,7 +221,7 @@ async def test_a_queue_may_keep_less_but_not_more_than_all(db: Db) -> None:
     assert [tuple(row) for row in rows] == [("default", 2), ("less", 2), ("more", 2), ("q", 2)]
 
 
-async def test_prune_moves_what_has_been_dead_for_long(db: Db) -> None:
+async def test_prune_archives_jobs_that_have_been_dead_for_long(db: Db) -> None:
     await clock(-31 * DAY, db)
     old, alive, recent = await insert(db, 3)
     await claim(db, await worker(db), 3)
@@ -239,9 +239,7 @@ async def test_prune_moves_what_has_been_dead_for_long(db: Db) -> None:
     assert (await prune(db))[1] == 1
 
 
-async def test_the_drop_of_a_partition_gives_up_at_its_first_reader_and_rows_are_deleted_all_the_same(
-    db: Db, other: Db
-) -> None:
+async def test_dropping_a_partition_gives_up_at_its_first_reader_and_rows_are_deleted(db: Db, other: Db) -> None:
     await drop_all(db, 1)
     await ensure(db, 1)
     await finished(db, -20)
@@ -257,13 +255,13 @@ async def test_the_drop_of_a_partition_gives_up_at_its_first_reader_and_rows_are
 
 
 @pytest.mark.parametrize("days", [0, -10, None])
-async def test_nobody_can_ask_for_the_history_of_today_to_be_forgotten(db: Db, days: int | None) -> None:
+async def test_the_history_of_today_cannot_be_pruned(db: Db, days: int | None) -> None:
     for verb in ("drop_partition($1)", "forget_rows($1, 10)", "prune($1, 30)"):
         with pytest.raises(asyncpg.InvalidParameterValueError, match="keep_days must be 1 or more"):
             await db.execute(f"SELECT pgworkd.{verb}", days)
 
 
-async def test_two_prunes_at_once_do_not_wait_for_each_other(db: Db, other: Db) -> None:
+async def test_concurrent_prunes_do_not_wait_for_each_other(db: Db, other: Db) -> None:
     await finished(db, -20)
     await db.execute("BEGIN")
     assert (await prune(db))[0] == 1
@@ -272,7 +270,7 @@ async def test_two_prunes_at_once_do_not_wait_for_each_other(db: Db, other: Db) 
     await db.execute("COMMIT")
 
 
-async def test_a_dead_job_that_is_being_looked_at_is_left_for_the_next_time(db: Db, other: Db) -> None:
+async def test_a_locked_dead_job_is_left_for_the_next_prune(db: Db, other: Db) -> None:
     job_id = await one(db, status="dead", failed_at=at(-31 * DAY))
     await db.execute("SET statement_timeout = '2s'")
     await other.execute("BEGIN")
@@ -286,13 +284,13 @@ async def test_a_dead_job_that_is_being_looked_at_is_left_for_the_next_time(db: 
 # running_of
 
 
-async def test_running_of_lists_a_workers_attempts_of_some_age(db: Db) -> None:
+async def test_running_of_lists_the_attempts_of_a_worker_older_than_an_age(db: Db) -> None:
     mine, others = await worker(db, 3600), await worker(db, 3600)
     old, fresh, theirs, ended = await insert(db, 4)
     for worker_id, job_id in ((mine, old), (mine, fresh), (others, theirs), (mine, ended)):
         await clock(10 if job_id == fresh else 0, db)
         assert await claim_ids(db, worker_id, 1) == [job_id]
-    await cancel(db, old)  # it runs on until its worker hears of it
+    await cancel(db, old)  # it keeps running until its worker is notified
     await release(db, [ended])
     await clock(20, db)
     sql = "SELECT id, attempt FROM pgworkd.running_of($1, (SELECT token FROM pgworkd.workers WHERE id = $1), $2)"
@@ -301,15 +299,15 @@ async def test_running_of_lists_a_workers_attempts_of_some_age(db: Db) -> None:
     assert await db.fetch(sql, 4711, 0.0) == []
 
 
-# Once wrong
+# Regressions
 
 
-async def test_a_long_reader_holds_ensure_partitions_up_once_and_not_for_each_day(db: Db, other: Db) -> None:
+async def test_a_long_reader_delays_ensure_partitions_once_and_not_for_each_day(db: Db, other: Db) -> None:
     """Eight days would be eight waits of 200 ms, with every settle queued behind each: the first is the last."""
     await other.execute("BEGIN")
     await other.fetch("SELECT count(*) FROM pgworkd.all_jobs")
     took_s = []
-    for _ in range(3):  # a machine that stands still delays one, eight waits are in each
+    for _ in range(3):  # a stalled machine delays one, eight waits are in each
         started = time.monotonic()
         assert await ensure(db, 7) == 0
         took_s.append(time.monotonic() - started)
@@ -317,8 +315,8 @@ async def test_a_long_reader_holds_ensure_partitions_up_once_and_not_for_each_da
     await other.execute("COMMIT")
 
 
-async def test_a_locked_row_of_the_history_does_not_stop_prune(db: Db, other: Db) -> None:
-    """A DELETE that waited for it would run into lock_timeout (55P03), which undoes the whole call, partitions too."""
+async def test_a_locked_row_of_the_history_is_skipped_by_prune(db: Db, other: Db) -> None:
+    """A DELETE that waited for it would meet lock_timeout (55P03), which rolls back the whole call, partitions too."""
     await db.execute("INSERT INTO pgworkd.queues (name, keep_s) VALUES ('q', 60)")
     await finished(db, -1, 3)
     await other.execute("BEGIN")
@@ -328,16 +326,16 @@ async def test_a_locked_row_of_the_history_does_not_stop_prune(db: Db, other: Db
     assert (await prune(db))[0] == 1
 
 
-async def test_expire_counts_the_jobs_of_a_queue_that_keeps_nothing(db: Db) -> None:
-    """bury answers with what it wrote to the history: expire says 0, and a daemon believes that it has caught up."""
+async def test_expire_counts_the_jobs_of_a_queue_without_history(db: Db) -> None:
+    """bury returns what it wrote to the history: expire would return 0, and a daemon would believe nothing is left."""
     await db.execute("INSERT INTO pgworkd.queues (name, keep_s) VALUES ('q', 0)")
     await insert(db, 3, expires_at=at(-1))
     assert await expire(db, 2) == 2
     assert await expire(db, 2) == 1
 
 
-async def test_a_job_that_has_started_does_not_expire_before_it_could_start(db: Db) -> None:
-    """expires_at means `not started by then`; one that waits for its retry has started. And its error goes."""
+async def test_a_job_that_has_started_does_not_expire(db: Db) -> None:
+    """expires_at means `not started by then`; one that waits for its retry has started. And its error would be lost."""
     job_id = await one(db, expires_at=at(5))
     await claim(db, await worker(db))
     await fail(db, [job_id], delay_s=10, message="downstream said no")

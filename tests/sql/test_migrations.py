@@ -1,4 +1,4 @@
-"""A database of the version before, full of work, becomes what a fresh one is, and loses nothing."""
+"""A database of the previous version, full of jobs, becomes what a fresh one is, and loses nothing."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_migrations_are_numbered_and_end_at_this_version() -> None:
         assert f"v.version >= {number})" in path.read_text(encoding="utf-8"), f"{path.name} would run again"
 
 
-async def test_an_old_database_becomes_a_fresh_one_and_keeps_every_row(db: Db, old: Db, empty_dsn: str) -> None:
+async def test_an_old_database_becomes_like_a_fresh_one_and_keeps_every_row(db: Db, old: Db, empty_dsn: str) -> None:
     await filled(old)
     before = await contents(old)
     statuses = {row["status"] for row in before["jobs"] + before["finished_jobs"]}
@@ -51,7 +51,7 @@ async def test_an_old_database_becomes_a_fresh_one_and_keeps_every_row(db: Db, o
     assert differences(await catalog(old), await catalog(db)) == []
 
 
-async def test_psql_brings_an_old_database_up_to_date_too(db: Db, old: Db) -> None:
+async def test_psql_upgrades_an_old_database_too(db: Db, old: Db) -> None:
     await filled(old)
     before = await contents(old)
     await old.execute(schema.script())
@@ -59,14 +59,14 @@ async def test_psql_brings_an_old_database_up_to_date_too(db: Db, old: Db) -> No
     assert differences(await catalog(old), await catalog(db)) == []
 
 
-async def test_the_script_of_the_version_before_leaves_a_newer_schema_alone(db: Db) -> None:
+async def test_the_script_of_the_previous_version_leaves_a_newer_schema_unchanged(db: Db) -> None:
     before = await catalog(db)
     with pytest.raises(asyncpg.ObjectNotInPrerequisiteStateError, match="newer than this script"):
         await db.execute(schema_of(1))
     assert differences(await catalog(db), before) == []
 
 
-async def test_what_an_old_worker_has_in_flight_it_settles_and_the_rest_is_worked_off(old: Db, empty_dsn: str) -> None:
+async def test_jobs_in_flight_on_an_old_worker_are_settled_and_the_rest_is_processed(old: Db, empty_dsn: str) -> None:
     worker = await filled(old)
     await schema.migrate(ConnectionOptions(empty_dsn))
     assert await old.fetchval("SELECT pgworkd.heartbeat($1, $2, 'running')", worker, TOKEN)
@@ -106,8 +106,8 @@ async def test_what_an_old_worker_has_in_flight_it_settles_and_the_rest_is_worke
     ]
 
 
-async def test_a_worker_with_least_rights_goes_on_before_the_grants_have_run_again(old: Db, empty_dsn: str) -> None:
-    """Whatever it calls was there before: a function that is new would be nobody's but the owner's until then."""
+async def test_a_worker_role_keeps_working_before_the_grants_are_applied_again(old: Db, empty_dsn: str) -> None:
+    """It calls only functions that existed before: a new one belongs to the owner until the grants are applied."""
     async with granted(empty_dsn, old) as roles:
         worker = await filled(old)
         await schema.migrate(ConnectionOptions(roles.dsn("owner")))
@@ -137,12 +137,12 @@ MAINTENANCE = (
 
 
 async def none(db: Db, count: str) -> bool:
-    """Whether there are none."""
+    """Whether the table is empty."""
     return bool(await db.fetchval(count) == 0)
 
 
-async def test_a_database_of_another_layout_gets_what_it_lacks(db: Db, old: Db, empty_dsn: str) -> None:
-    """Version 1 was never numbered while it grew: any of this may be missing there."""
+async def test_a_database_lacking_columns_of_its_version_gets_them(db: Db, old: Db, empty_dsn: str) -> None:
+    """Version 1 was not numbered while it was being developed: any of these may be missing there."""
     await filled(old)
     lacks: dict[str, Any] = {
         "workers": ["schedules", "kinds"],
@@ -165,6 +165,6 @@ async def test_a_database_of_another_layout_gets_what_it_lacks(db: Db, old: Db, 
     assert differences(await catalog(old), await catalog(db)) == []
 
 
-def test_the_contract_shows_tables_as_they_are() -> None:
+def test_the_contract_shows_the_tables_as_they_are() -> None:
     text = (ROOT / "schema.sql").read_text(encoding="utf-8")
     assert not re.findall(r"ADD COLUMN|DROP (?:FUNCTION|INDEX|VIEW|COLUMN)|ALTER TABLE", text)

@@ -1,4 +1,4 @@
-"""Who is notified of an INSERT: one notice per queue and statement, and only where a pool sleeps."""
+"""Which pools an INSERT notifies: one notification per queue and statement, and only if a pool is idle."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from datetime import timedelta
 from .verbs import T0, Db, Notices, at, blocks, clock, one, set_pool, worker
 
 
-async def test_no_notice_when_no_pool_of_that_queue_sleeps(db: Db, notices: Notices) -> None:
+async def test_no_notification_when_no_pool_of_that_queue_is_idle(db: Db, notices: Notices) -> None:
     worker_id = await worker(db)
     await set_pool(db, worker_id, "q", asleep=False)
     await set_pool(db, worker_id, "another")
@@ -15,7 +15,7 @@ async def test_no_notice_when_no_pool_of_that_queue_sleeps(db: Db, notices: Noti
     assert await notices.queues() == []
 
 
-async def test_one_notice_per_queue_and_statement(db: Db, notices: Notices) -> None:
+async def test_one_notification_per_queue_and_statement(db: Db, notices: Notices) -> None:
     for queue in ("q", "ü", "third"):
         for _ in range(2):
             await set_pool(db, await worker(db), queue)
@@ -36,7 +36,7 @@ async def test_copy_notifies_too(db: Db, notices: Notices) -> None:
     assert await notices.queues() == ["q"]
 
 
-async def test_the_notice_comes_with_the_commit_and_not_after_a_rollback(db: Db, notices: Notices) -> None:
+async def test_a_notification_is_sent_at_commit_and_not_after_a_rollback(db: Db, notices: Notices) -> None:
     await set_pool(db, await worker(db))
     for ending in ("ROLLBACK", "COMMIT"):
         await db.execute("BEGIN")
@@ -57,14 +57,14 @@ async def test_jobs_that_are_not_due_soon_notify_nobody(db: Db, notices: Notices
     assert await notices.queues() == ["q"]
 
 
-async def test_a_statement_that_inserts_nothing_notifies_nobody(db: Db, notices: Notices) -> None:
+async def test_a_statement_that_inserts_no_row_notifies_nobody(db: Db, notices: Notices) -> None:
     await one(db, dedupe_key="k")
     await set_pool(db, await worker(db))
     await db.execute("INSERT INTO pgworkd.jobs (queue, dedupe_key) VALUES ('q', 'k') ON CONFLICT DO NOTHING")
     assert await notices.queues() == []
 
 
-async def test_a_pool_set_awake_gets_no_more_notices(db: Db, notices: Notices) -> None:
+async def test_a_pool_that_is_no_longer_idle_is_not_notified(db: Db, notices: Notices) -> None:
     worker_id = await worker(db)
     for asleep in (True, False, True):
         await set_pool(db, worker_id, asleep=asleep)
@@ -72,7 +72,7 @@ async def test_a_pool_set_awake_gets_no_more_notices(db: Db, notices: Notices) -
         assert await notices.queues() == (["q"] if asleep else [])
 
 
-async def test_set_pool_writes_only_when_something_changes(db: Db) -> None:
+async def test_set_pool_writes_only_if_something_changed(db: Db) -> None:
     worker_id = await worker(db)
     await set_pool(db, worker_id)
     version = await db.fetchval("SELECT xmin::text FROM pgworkd.pools")
@@ -82,12 +82,12 @@ async def test_set_pool_writes_only_when_something_changes(db: Db) -> None:
     assert await db.fetchval("SELECT xmin::text FROM pgworkd.pools") != version
 
 
-async def test_the_trigger_costs_no_more_for_ten_thousand_rows_than_a_look_at_the_pools(db: Db) -> None:
+async def test_the_trigger_costs_the_same_for_one_row_and_for_ten_thousand(db: Db) -> None:
     sql = "SELECT pgworkd.wake(ARRAY(SELECT 'q' FROM generate_series(1, $1::int)))"
     assert await blocks(db, sql, 10_000) <= await blocks(db, sql, 1) + 2
 
 
-async def test_a_pool_of_a_worker_that_is_gone_is_not_entered(db: Db, notices: Notices) -> None:
+async def test_a_pool_of_a_removed_worker_is_not_announced(db: Db, notices: Notices) -> None:
     """Nothing would ever remove the row, and each insert would send a NOTIFY for nobody."""
     await set_pool(db, 4711)
     await one(db)

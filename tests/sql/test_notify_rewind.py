@@ -1,4 +1,4 @@
-"""Notices that say since when a row has been due: whoever claims behind its place has to go back for it."""
+"""Notifications with the time since when a row has been due: a claim whose cursor is past it has to go back."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("t0")
 
 
 async def sleeper(db: Db, *queues: str) -> int:
-    """A worker whose pools of these queues sleep."""
+    """A worker whose pools of these queues are idle."""
     worker_id = await worker(db)
     for queue in queues or ("q",):
         await set_pool(db, worker_id, queue)
@@ -37,22 +37,22 @@ async def sleeper(db: Db, *queues: str) -> int:
 
 
 @pytest.mark.parametrize("back_s", [0.25, 3600.0, 86400 * 365.0])
-async def test_a_backdated_insert_says_since_when_it_is_due(db: Db, notices: Notices, back_s: float) -> None:
+async def test_a_backdated_insert_reports_the_time_it_was_due(db: Db, notices: Notices, back_s: float) -> None:
     await sleeper(db)
     run_at = T0 - timedelta(seconds=back_s)
     await one(db, run_at=run_at)
     assert await notices.heard() == [{"queue": "q", "run_at": run_at.timestamp()}]
 
 
-async def test_the_notice_says_the_same_number_as_the_claim(db: Db, notices: Notices) -> None:
+async def test_the_notification_carries_the_same_number_as_the_claim(db: Db, notices: Notices) -> None:
     worker_id = await sleeper(db)
     await one(db, run_at=T0 - timedelta(microseconds=7_123_457))
     (notice,) = await notices.heard()
     assert [row["run_at"] for row in await claim(db, worker_id)] == [notice["run_at"]]
 
 
-async def test_any_other_insert_says_when_its_transaction_began(db: Db, notices: Notices) -> None:
-    """Others may have been claimed while it was open; and a later row of the same transaction changes nothing."""
+async def test_any_other_insert_reports_the_start_of_its_transaction(db: Db, notices: Notices) -> None:
+    """Other jobs may have been claimed while it was open; and a later row of the same transaction changes nothing."""
     await db.execute("RESET pgworkd.clock")
     await sleeper(db)
     async with db.transaction():
@@ -66,7 +66,7 @@ async def test_any_other_insert_says_when_its_transaction_began(db: Db, notices:
     assert await notices.heard() == [{"queue": "q", "run_at": pytest.approx(began_at, abs=3e-6)}]
 
 
-async def test_a_statement_of_its_own_goes_back_no_further_than_its_own_time(db: Db, notices: Notices) -> None:
+async def test_a_single_statement_reports_no_earlier_time_than_its_own(db: Db, notices: Notices) -> None:
     await db.execute("RESET pgworkd.clock")
     await sleeper(db)
     before = await db.fetchval("SELECT date_part('epoch', clock_timestamp())")
@@ -76,7 +76,7 @@ async def test_a_statement_of_its_own_goes_back_no_further_than_its_own_time(db:
     assert before - 0.001 <= notice["run_at"] <= first
 
 
-async def test_of_several_rows_the_oldest_counts(db: Db, notices: Notices) -> None:
+async def test_the_oldest_of_several_rows_counts(db: Db, notices: Notices) -> None:
     await sleeper(db)
     await db.execute(
         """INSERT INTO pgworkd.jobs (queue, run_at)
@@ -95,7 +95,7 @@ async def test_rows_that_are_not_pending_do_not_count(db: Db, notices: Notices) 
     assert await notices.heard() == [{"queue": "q", "run_at": at(-30).timestamp()}]
 
 
-async def test_every_sleeping_queue_of_a_statement_goes_back_far_enough(db: Db, notices: Notices) -> None:
+async def test_every_idle_queue_of_a_statement_gets_an_early_enough_time(db: Db, notices: Notices) -> None:
     worker_id = await sleeper(db, "q", "r")
     await set_pool(db, worker_id, "awake", asleep=False)
     await db.execute(
@@ -109,7 +109,7 @@ async def test_every_sleeping_queue_of_a_statement_goes_back_far_enough(db: Db, 
     assert heard["r"] <= at(-90).timestamp()
 
 
-async def test_a_backdated_insert_notifies_no_pool_that_is_awake(db: Db, notices: Notices) -> None:
+async def test_a_backdated_insert_notifies_no_polling_pool(db: Db, notices: Notices) -> None:
     await set_pool(db, await worker(db), asleep=False)
     await one(db, run_at=at(-60))
     assert await notices.heard() == []
@@ -119,7 +119,7 @@ async def test_a_backdated_insert_notifies_no_pool_that_is_awake(db: Db, notices
 
 
 @pytest.mark.parametrize("asleep", [True, False])
-async def test_a_job_given_back_notifies_pools_asleep_and_awake(db: Db, notices: Notices, *, asleep: bool) -> None:
+async def test_a_released_job_notifies_idle_and_polling_pools(db: Db, notices: Notices, *, asleep: bool) -> None:
     worker_id = await worker(db)
     ids = [await one(db, run_at=at(-n)) for n in (60, 90, 30)]
     later = await one(db, run_at=at(-120))
@@ -132,7 +132,7 @@ async def test_a_job_given_back_notifies_pools_asleep_and_awake(db: Db, notices:
 
 
 @pytest.mark.parametrize("delay_s", [0.0, 1.0, 3600.0])
-async def test_a_job_given_back_with_a_delay_notifies_nobody(db: Db, notices: Notices, delay_s: float) -> None:
+async def test_a_job_released_with_a_delay_notifies_nobody(db: Db, notices: Notices, delay_s: float) -> None:
     worker_id = await sleeper(db)
     await set_pool(db, await worker(db), asleep=False)
     job_id = await one(db)
@@ -142,7 +142,7 @@ async def test_a_job_given_back_with_a_delay_notifies_nobody(db: Db, notices: No
     assert await notices.heard() == []
 
 
-async def test_only_what_keeps_its_place_counts(db: Db, notices: Notices) -> None:
+async def test_only_jobs_released_without_a_delay_count(db: Db, notices: Notices) -> None:
     worker_id = await worker(db)
     early, late, other = await one(db, run_at=at(-90)), await one(db, run_at=at(-30)), await one(db, "r")
     await claim(db, worker_id)
@@ -153,7 +153,7 @@ async def test_only_what_keeps_its_place_counts(db: Db, notices: Notices) -> Non
     assert await notices.heard() == [{"queue": "q", "run_at": at(-30).timestamp()}]
 
 
-async def test_a_job_given_back_with_no_pool_there_or_too_late_notifies_nobody(db: Db, notices: Notices) -> None:
+async def test_a_job_released_without_pools_or_too_late_notifies_nobody(db: Db, notices: Notices) -> None:
     first, second = await insert(db, 2)
     await claim(db, await worker(db))
     assert await release(db, [first]) == {first}
@@ -176,10 +176,10 @@ async def test_each_queue_is_notified_once(db: Db, notices: Notices) -> None:
     assert sorted(notice["queue"] for notice in await notices.heard()) == ["q", "r"]
 
 
-# Everything else is due now
+# Anything else is due now
 
 
-async def test_retry_wakes_sleepers_only_and_does_not_say_when(db: Db, notices: Notices) -> None:
+async def test_retry_notifies_only_idle_pools_and_gives_no_time(db: Db, notices: Notices) -> None:
     worker_id = await worker(db)
     job_id = await one(db, run_at=at(-60))
     await set_pool(db, worker_id, asleep=False)
@@ -196,8 +196,10 @@ async def test_retry_wakes_sleepers_only_and_does_not_say_when(db: Db, notices: 
 
 
 @pytest.mark.parametrize("asleep", [True, False], ids=["idle", "polling"])
-async def test_a_rescue_notifies_all_pools_and_says_since_when(db: Db, notices: Notices, asleep: bool) -> None:
-    """What it takes back keeps its run_at, in the line of all others: claims that are past it must go back."""
+async def test_a_rescue_notifies_all_pools_and_reports_the_time_since_when_jobs_are_due(
+    db: Db, notices: Notices, asleep: bool
+) -> None:
+    """The jobs it takes back keep their run_at and their place in the order: claims that are past it must go back."""
     victim, rescuer = await worker(db, 5), await worker(db)
     for back_s in (30, 60):
         await one(db, run_at=at(-back_s))

@@ -29,7 +29,7 @@ from .verbs import (
 pytestmark = pytest.mark.usefixtures("t0")
 
 
-async def test_an_occurrence_is_a_job_as_the_rule_says(db: Db) -> None:
+async def test_an_occurrence_is_a_job_as_its_schedule_defines_it(db: Db) -> None:
     await put(db, queue="m", kind="k", payload='{"n": 1}')
     await db.execute("UPDATE pgworkd.schedules SET priority = 3, max_attempts = 7, timeout_s = 2.5")
     assert await add(db, ("s", at(60), 2)) == ["s"]
@@ -64,7 +64,7 @@ async def test_a_dead_occurrence_does_not_stop_the_chain(db: Db) -> None:
     assert await occurrences(db) == [(T0, "dead"), (at(60), "pending")]
 
 
-async def test_a_schedule_never_goes_back_in_time_nor_twice_to_one_instant(db: Db) -> None:
+async def test_a_schedule_never_goes_back_in_time_nor_repeats_an_instant(db: Db) -> None:
     await put(db)
     job_id = await due_occurrence(db, await worker(db))
     await end(db, [job_id])
@@ -73,7 +73,7 @@ async def test_a_schedule_never_goes_back_in_time_nor_twice_to_one_instant(db: D
     assert await add(db, ("s", at(0.001), 1)) == ["s"]
 
 
-async def test_an_occurrence_of_another_revision_a_disabled_or_an_unknown_schedule_is_not_added(db: Db) -> None:
+async def test_no_occurrence_is_added_for_a_stale_revision_or_a_disabled_schedule(db: Db) -> None:
     await put(db, "off")
     await db.execute("UPDATE pgworkd.schedules SET enabled = false")
     await put(db)
@@ -89,19 +89,19 @@ async def test_several_schedules_in_one_call(db: Db) -> None:
     assert await add(db, ("c", at(120), 1), ("b", at(60), 1), ("a", at(60), 1)) == ["a", "b"]
 
 
-async def test_two_sessions_at_once_add_one_occurrence(db: Db, other: Db) -> None:
+async def test_two_concurrent_sessions_add_one_occurrence(db: Db, other: Db) -> None:
     """oban#1488: a stale leader doubled the cron jobs for 19 days."""
     await put(db)
     await db.execute("BEGIN")
     assert await add(db, ("s", at(60), 1)) == ["s"]
-    # The second has computed the same instant, or thinks it is later already. It waits for nobody.
+    # The second has computed the same instant, or believes it is later already. It does not wait.
     assert await add(other, ("s", at(120), 1)) == []
     await db.execute("COMMIT")
     assert await add(other, ("s", at(120), 1)) == []
     assert await occurrences(db) == [(at(60), "pending")]
 
 
-async def test_a_rolled_back_addition_leaves_the_instant_to_the_next(db: Db, other: Db) -> None:
+async def test_a_rolled_back_addition_leaves_the_instant_to_the_next_call(db: Db, other: Db) -> None:
     await put(db)
     await db.execute("BEGIN")
     await add(db, ("s", at(60), 1))
@@ -111,8 +111,8 @@ async def test_a_rolled_back_addition_leaves_the_instant_to_the_next(db: Db, oth
     assert await add(other, ("s", at(60), 1)) == ["s"]
 
 
-async def test_a_locked_schedule_is_left_out_and_the_others_of_the_call_are_not(db: Db, other: Db, third: Db) -> None:
-    """In whatever order two sessions name them: who waits for nobody is in no deadlock."""
+async def test_a_locked_schedule_is_skipped_and_the_others_of_the_call_are_not(db: Db, other: Db, third: Db) -> None:
+    """Two sessions may name them in any order: a session that never waits cannot deadlock."""
     for name in ("a", "b", "c"):
         await put(db, name)
     await third.execute("BEGIN")
@@ -124,8 +124,8 @@ async def test_a_locked_schedule_is_left_out_and_the_others_of_the_call_are_not(
     assert await add(other, ("a", at(60), 1), ("b", at(60), 1), ("c", at(60), 1)) == ["a"]
 
 
-async def test_one_schedule_in_trouble_does_not_harm_the_others_of_the_call(db: Db) -> None:
-    """A row that stands for that instant already must not raise 23505 for all."""
+async def test_one_failing_schedule_does_not_affect_the_others_of_the_call(db: Db) -> None:
+    """An existing row for that instant must not raise 23505 for all."""
     await put(db, "a")
     await put(db, "b")
     sql = "INSERT INTO pgworkd.jobs (queue, schedule, occurrence, status) VALUES ('q', 'a', $1, 'dead')"
@@ -133,7 +133,7 @@ async def test_one_schedule_in_trouble_does_not_harm_the_others_of_the_call(db: 
     assert "b" in await add(db, ("a", at(60), 1), ("b", at(60), 1))
 
 
-async def test_an_occurrence_that_is_due_wakes_a_sleeping_pool(db: Db, notices: Notices) -> None:
+async def test_a_due_occurrence_notifies_an_idle_pool(db: Db, notices: Notices) -> None:
     await put(db)
     await set_pool(db, await worker(db))
     await notices.heard()
@@ -156,8 +156,8 @@ async def test_completed_adds_the_next_occurrence_in_the_same_transaction(db: Db
     assert (row["schedule"], row["occurrence"], row["status"]) == ("s", T0, "completed")
 
 
-async def test_a_settle_whose_schedule_is_locked_tells_daemons_to_look(db: Db, other: Db, notices: Notices) -> None:
-    """Else the next occurrence would wait for their usual look, half a minute later."""
+async def test_a_settle_whose_schedule_is_locked_notifies_daemons_to_check(db: Db, other: Db, notices: Notices) -> None:
+    """Otherwise the next occurrence would wait for their periodic check, half a minute later."""
     await put(db)
     job_id = await due_occurrence(db, await worker(db))
     await other.execute("BEGIN")
@@ -169,7 +169,7 @@ async def test_a_settle_whose_schedule_is_locked_tells_daemons_to_look(db: Db, o
     assert await add(db, ("s", at(60), 1)) == ["s"]
 
 
-async def test_failed_adds_the_next_occurrence_and_its_death_adds_none_beside_it(db: Db) -> None:
+async def test_failed_adds_the_next_occurrence_and_dead_adds_none_beside_it(db: Db) -> None:
     await put(db)
     worker_id = await worker(db)
     job_id = await due_occurrence(db, worker_id)
@@ -195,7 +195,7 @@ async def test_a_late_settle_adds_nothing(db: Db) -> None:
     assert await occurrences(db) == []
 
 
-async def test_a_batch_adds_the_next_of_its_own_schedules_only(db: Db) -> None:
+async def test_a_settle_adds_only_the_occurrences_of_its_own_schedules(db: Db) -> None:
     await put(db)
     await put(db, "another")
     worker_id = await worker(db)
@@ -208,9 +208,7 @@ async def test_a_batch_adds_the_next_of_its_own_schedules_only(db: Db) -> None:
     assert await occurrences(db, "another") == []
 
 
-async def test_a_settle_without_the_next_instant_or_of_an_old_revision_leaves_the_chain_to_the_next_look(
-    db: Db,
-) -> None:
+async def test_a_settle_without_a_current_next_instant_leaves_it_to_the_next_check(db: Db) -> None:
     await put(db)
     worker_id = await worker(db)
     job_id = await due_occurrence(db, worker_id)
@@ -226,7 +224,7 @@ async def test_a_settle_without_the_next_instant_or_of_an_old_revision_leaves_th
     assert await occurrences(db) == []
 
 
-async def test_a_queue_without_history_has_a_next_occurrence_all_the_same(db: Db) -> None:
+async def test_a_queue_without_history_gets_the_next_occurrence_too(db: Db) -> None:
     await put(db)
     await db.execute("INSERT INTO pgworkd.queues (name, keep_s) VALUES ('q', 0)")
     job_id = await due_occurrence(db, await worker(db))
@@ -235,7 +233,7 @@ async def test_a_queue_without_history_has_a_next_occurrence_all_the_same(db: Db
     assert await statuses(db, [job_id]) == [None]
 
 
-async def test_a_settle_and_a_look_at_once_add_one(db: Db, other: Db) -> None:
+async def test_a_settle_and_a_concurrent_check_add_one_occurrence(db: Db, other: Db) -> None:
     await put(db)
     job_id = await due_occurrence(db, await worker(db))
     await db.execute("BEGIN")
@@ -246,7 +244,7 @@ async def test_a_settle_and_a_look_at_once_add_one(db: Db, other: Db) -> None:
     assert await occurrences(db) == [(at(60), "pending")]
 
 
-async def test_a_replayed_occurrence_leaves_the_chain(db: Db) -> None:
+async def test_a_retried_dead_occurrence_leaves_the_chain(db: Db) -> None:
     await put(db)
     job_id = await due_occurrence(db, await worker(db))
     await fail(db, [job_id], permanent=True, following=("s", at(60), 1))

@@ -1,4 +1,4 @@
-"""cancel, retry, discard, next_due: what people ask for."""
+"""cancel, retry, discard, next_due: the operators' verbs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ pytestmark = pytest.mark.usefixtures("t0")
 
 
 async def discard(db: Db, *ids: uuid.UUID) -> int:
-    """discard(); how many."""
+    """discard(); the number of jobs."""
     return int(await db.fetchval("SELECT pgworkd.discard($1)", ids))
 
 
@@ -50,7 +50,7 @@ async def next_due(db: Db, *queues: str) -> dict[str, float]:
 
 
 async def dead(db: Db, **columns: object) -> uuid.UUID:
-    """A job that was claimed and died."""
+    """A job that was claimed and is dead."""
     job_id = await one(db, priority=2**31 - 1, **columns)
     assert await claim_ids(db, await worker(db), 1) == [job_id]
     assert await fail(db, [job_id], permanent=True) == {job_id: "dead"}
@@ -60,7 +60,7 @@ async def dead(db: Db, **columns: object) -> uuid.UUID:
 # cancel
 
 
-async def test_cancel_ends_what_does_not_run_and_marks_what_does(db: Db, notices: Notices) -> None:
+async def test_cancel_finishes_waiting_jobs_and_requests_it_of_running_ones(db: Db, notices: Notices) -> None:
     worker_id = await worker(db)
     running, failed, completed = await insert(db, 3)
     await claim(db, worker_id)
@@ -80,7 +80,7 @@ async def test_cancel_ends_what_does_not_run_and_marks_what_does(db: Db, notices
     assert (row["error"], row["finished_at"], row["failures"]) == ("it broke", T0, 1)
 
 
-async def test_cancel_again_keeps_the_first_instant_and_tells_the_worker_again(db: Db, notices: Notices) -> None:
+async def test_cancelling_again_keeps_the_first_time_and_notifies_the_worker_again(db: Db, notices: Notices) -> None:
     worker_id, job_id = await worker(db), await one(db)
     await claim(db, worker_id)
     await cancel(db, job_id)
@@ -92,7 +92,7 @@ async def test_cancel_again_keeps_the_first_instant_and_tells_the_worker_again(d
     assert await cancel(db, job_id) == {}
 
 
-async def test_cancel_of_nothing_or_of_many_workers_jobs(db: Db, notices: Notices) -> None:
+async def test_cancel_of_no_jobs_and_of_jobs_of_many_workers(db: Db, notices: Notices) -> None:
     assert await cancel(db) == {}
     workers = [await worker(db) for _ in range(3)]
     ids = await insert(db, 6)
@@ -102,7 +102,7 @@ async def test_cancel_of_nothing_or_of_many_workers_jobs(db: Db, notices: Notice
     assert sorted(notice["worker"] for notice in await notices.heard()) == workers
 
 
-async def test_cancel_waits_for_a_claim_under_way_and_then_asks_its_worker(db: Db, other: Db, third: Db) -> None:
+async def test_cancel_waits_for_a_concurrent_claim_and_then_notifies_its_worker(db: Db, other: Db, third: Db) -> None:
     worker_id, job_id = await worker(db), await one(db)
     async with anyio.create_task_group() as tasks:
         await db.execute("BEGIN")
@@ -116,7 +116,7 @@ async def test_cancel_waits_for_a_claim_under_way_and_then_asks_its_worker(db: D
     assert answer["cancel_ids"] == [job_id]
 
 
-async def test_cancel_waits_for_a_settle_under_way_and_finds_the_job_over(db: Db, other: Db, third: Db) -> None:
+async def test_cancel_waits_for_a_concurrent_settle_and_finds_the_job_finished(db: Db, other: Db, third: Db) -> None:
     job_id = await one(db)
     await claim(db, await worker(db))
     async with anyio.create_task_group() as tasks:
@@ -129,7 +129,7 @@ async def test_cancel_waits_for_a_settle_under_way_and_finds_the_job_over(db: Db
     assert await statuses(db, [job_id]) == ["completed"]
 
 
-async def test_operators_lock_in_the_order_of_ids(db: Db, other: Db, third: Db) -> None:
+async def test_operators_lock_rows_in_the_order_of_ids(db: Db, other: Db, third: Db) -> None:
     high, low = [await one(db, id=uuid.UUID(int=n), status="dead") for n in (2, 1)]
     for verb in (retry, discard):
         async with anyio.create_task_group() as tasks:
@@ -147,7 +147,7 @@ async def test_operators_lock_in_the_order_of_ids(db: Db, other: Db, third: Db) 
 # retry
 
 
-async def test_retry_gives_a_dead_job_a_fresh_budget(db: Db) -> None:
+async def test_retry_resets_the_failures_of_a_dead_job(db: Db) -> None:
     job_id = await dead(db, max_attempts=2)
     await clock(7, db)
     assert await retry(db, job_id) == {job_id}
@@ -161,14 +161,14 @@ async def test_retry_gives_a_dead_job_a_fresh_budget(db: Db) -> None:
         assert await fail(db, [job_id], attempt, delay_s=0) == {job_id: outcome}
 
 
-async def test_retry_frees_a_job_that_killed_three_workers_from_suspicion(db: Db) -> None:
+async def test_retry_of_a_job_that_killed_three_workers_clears_its_losses(db: Db) -> None:
     job_id = await one(db, status="dead", losses=3, failures=3)
     await retry(db, job_id)
     await one(db, losses=2, priority=1)
     assert job_id in await claim_ids(db, await worker(db))
 
 
-async def test_retry_runs_a_waiting_retry_now_and_keeps_its_budget_and_its_losses(db: Db) -> None:
+async def test_retry_makes_a_failed_job_due_now_and_keeps_its_failures_and_losses(db: Db) -> None:
     job_id = await one(db, losses=1, schedule="s", occurrence=T0)
     await claim(db, await worker(db))
     await fail(db, [job_id], delay_s=600)
@@ -178,7 +178,7 @@ async def test_retry_runs_a_waiting_retry_now_and_keeps_its_budget_and_its_losse
     assert row["schedule"] == "s", "it is still the chain's live occurrence"
 
 
-async def test_retry_leaves_what_runs_waits_or_is_over(db: Db) -> None:
+async def test_retry_skips_running_waiting_and_finished_jobs(db: Db) -> None:
     running, completed = await insert(db, 2)
     await claim(db, await worker(db))
     await complete(db, [completed])
@@ -189,7 +189,7 @@ async def test_retry_leaves_what_runs_waits_or_is_over(db: Db) -> None:
     assert await db.fetch("SELECT * FROM pgworkd.all_jobs ORDER BY id") == before
 
 
-async def test_retry_wakes_sleepers(db: Db, notices: Notices) -> None:
+async def test_retry_notifies_idle_pools(db: Db, notices: Notices) -> None:
     ids = [await dead(db) for _ in range(3)]
     await set_pool(db, await worker(db))
     await retry(db, *ids)
@@ -198,7 +198,7 @@ async def test_retry_wakes_sleepers(db: Db, notices: Notices) -> None:
     assert await notices.heard() == []
 
 
-async def test_retry_of_a_job_whose_dedupe_key_another_holds_changes_nothing(db: Db) -> None:
+async def test_retry_of_a_job_whose_dedupe_key_is_taken_changes_nothing(db: Db) -> None:
     blocked, free = await dead(db, dedupe_key="k"), await dead(db)
     holder = await one(db, dedupe_key="k")
     with pytest.raises(asyncpg.UniqueViolationError) as caught:
@@ -209,7 +209,7 @@ async def test_retry_of_a_job_whose_dedupe_key_another_holds_changes_nothing(db:
     assert await retry(db, free, blocked) == {free, blocked}
 
 
-async def test_two_retries_at_once_change_a_job_once(db: Db, other: Db, third: Db) -> None:
+async def test_concurrent_retries_change_a_job_once(db: Db, other: Db, third: Db) -> None:
     job_id = await dead(db)
     async with anyio.create_task_group() as tasks:
         await db.execute("BEGIN")
@@ -223,7 +223,7 @@ async def test_two_retries_at_once_change_a_job_once(db: Db, other: Db, third: D
 # discard
 
 
-async def test_discard_moves_dead_jobs_only(db: Db) -> None:
+async def test_discard_archives_only_dead_jobs(db: Db) -> None:
     died = [await dead(db), await dead(db)]
     running = await one(db)
     await claim(db, await worker(db))
@@ -237,10 +237,10 @@ async def test_discard_moves_dead_jobs_only(db: Db) -> None:
     assert await retry(db, *died) == set()
 
 
-# In a line
+# With a serialize key
 
 
-async def test_to_cancel_or_retry_one_in_a_line_leaves_no_one_stuck(db: Db) -> None:
+async def test_cancelling_or_retrying_a_job_with_a_serialize_key_leaves_none_stuck(db: Db) -> None:
     ids = [await one(db, serialize_key="k", yields=True) for _ in range(5)]
     worker_id = await worker(db)
     assert await claim_ids(db, worker_id) == ids[:1]
@@ -262,7 +262,7 @@ async def test_to_cancel_or_retry_one_in_a_line_leaves_no_one_stuck(db: Db) -> N
 # next_due
 
 
-async def test_next_due_is_the_earliest_waiting_job_of_each_queue(db: Db) -> None:
+async def test_next_due_returns_the_earliest_waiting_job_of_each_queue(db: Db) -> None:
     await one(db, "past", run_at=at(-3))
     await one(db, "past", run_at=at(50), priority=9)
     await one(db, "future", run_at=at(7.25), priority=-5)
@@ -278,7 +278,7 @@ async def test_next_due_is_the_earliest_waiting_job_of_each_queue(db: Db) -> Non
     assert await next_due(db) == {}
 
 
-async def test_next_due_counts_a_retry_and_a_snooze(db: Db) -> None:
+async def test_next_due_includes_failed_and_snoozed_jobs(db: Db) -> None:
     first, second = await insert(db, 2)
     await claim(db, await worker(db))
     assert await next_due(db, "q") == {}
@@ -288,13 +288,13 @@ async def test_next_due_counts_a_retry_and_a_snooze(db: Db) -> None:
     assert await next_due(db, "q") == {"q": 10}
 
 
-async def test_next_due_does_not_mix_queues_up(db: Db) -> None:
+async def test_next_due_keeps_queues_apart(db: Db) -> None:
     await one(db, "a", run_at=at(5))
     await one(db, "c", run_at=at(9))
     assert await next_due(db, "a", "b", "c") == {"a": 5, "c": 9}
 
 
-async def test_next_due_walks_more_than_a_hundred_priorities(db: Db) -> None:
+async def test_next_due_handles_more_than_a_hundred_priorities(db: Db) -> None:
     for priority in range(130):
         await one(db, priority=priority, run_at=at(1000 + priority))
     assert await next_due(db, "q") == {"q": 1000}
@@ -302,7 +302,7 @@ async def test_next_due_walks_more_than_a_hundred_priorities(db: Db) -> None:
     assert await next_due(db, "q") == {"q": 3}
 
 
-async def test_next_due_costs_no_more_for_many_jobs(db: Db, other: Db) -> None:
+async def test_next_due_costs_the_same_for_many_jobs(db: Db, other: Db) -> None:
     await db.execute(NO_STATISTICS)
     await one(db, run_at=at(5))
     await one(db, priority=1, run_at=at(6))
@@ -315,17 +315,17 @@ async def test_next_due_costs_no_more_for_many_jobs(db: Db, other: Db) -> None:
         assert await blocks(session, sql) <= before + 20
 
 
-# Once wrong
+# Regressions
 
 
-async def test_discard_counts_the_jobs_of_a_queue_that_keeps_nothing(db: Db) -> None:
-    """The operator is told `0 discarded`, yet it is gone."""
+async def test_discard_counts_the_jobs_of_a_queue_without_history(db: Db) -> None:
+    """The operator was told `0 discarded`, yet the job was gone."""
     await db.execute("INSERT INTO pgworkd.queues (name, keep_s) VALUES ('q', 0)")
     assert await discard(db, await dead(db)) == 1
 
 
-async def test_a_retried_job_is_not_cancelled_by_what_was_asked_of_it_before_it_died(db: Db) -> None:
-    """Did cancel_requested_at outlive the death, the next heartbeat would cancel the run just asked for."""
+async def test_a_retried_job_is_not_cancelled_by_a_request_made_before_it_died(db: Db) -> None:
+    """If cancel_requested_at outlived the death, the next heartbeat would cancel the run just requested."""
     worker_id, job_id = await worker(db), await one(db)
     await claim(db, worker_id)
     await cancel(db, job_id)
@@ -339,8 +339,8 @@ async def test_a_retried_job_is_not_cancelled_by_what_was_asked_of_it_before_it_
     assert await statuses(db, [job_id]) == ["pending"]
 
 
-async def test_a_retried_job_can_run_although_its_first_start_would_be_too_late_now(db: Db) -> None:
-    """Else retry would answer that it runs, claim pass it over, and expire bury it: `expired before it could start`."""
+async def test_a_retried_job_runs_although_its_expiry_has_passed(db: Db) -> None:
+    """Otherwise retry reports success, claim skips it, and expire archives it: `expired before it could start`."""
     job_id = await dead(db, expires_at=at(5))
     await clock(10, db)
     assert await retry(db, job_id) == {job_id}

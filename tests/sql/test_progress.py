@@ -1,4 +1,4 @@
-"""report_progress: how far a running job is, apart from its row, fenced, bounded, and gone with its attempt."""
+"""report_progress: how far a running job is, apart from its row, fenced, bounded, and deleted with its attempt."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ LONG = "x" * 501
 async def report(
     db: Db, job_id: uuid.UUID, done: float, message: str | None = None, attempt: int = 1
 ) -> list[uuid.UUID]:
-    """report_progress of one job; the ids it was noted for."""
+    """report_progress of one job; the ids it was stored for."""
     sql = "SELECT pgworkd.report_progress($1, $2, $3, $4)"
     return list(await db.fetchval(sql, [job_id], [attempt], [done], [message]))
 
 
 async def shown(db: Db) -> list[tuple[Any, ...]]:
-    """What the view says: (id, attempt, done, message)."""
+    """What the view shows: (id, attempt, done, message)."""
     return [tuple(row) for row in await db.fetch("SELECT id, attempt, done, message FROM pgworkd.job_progress")]
 
 
-async def test_it_shows_the_last_word_and_leaves_the_job_alone(db: Db) -> None:
+async def test_the_latest_report_is_shown_and_the_job_row_is_unchanged(db: Db) -> None:
     (job_id,) = await insert_running(db)
     before = dict(await live(db, job_id))
     place = await db.fetchval("SELECT ctid FROM pgworkd.jobs")
@@ -42,7 +42,7 @@ async def test_it_shows_the_last_word_and_leaves_the_job_alone(db: Db) -> None:
     assert (row["at"], row["queue"], row["kind"], row["claimed_at"]) == (at(5), "q", "q", at(0))
 
 
-async def test_many_at_once_and_long_messages_are_cut(db: Db) -> None:
+async def test_many_reports_in_one_call_and_long_messages_are_truncated(db: Db) -> None:
     ids = await insert_running(db, 3)
     sql = "SELECT pgworkd.report_progress($1, '{1,1,7}', '{0,1,0.5}', $2)"
     assert sorted(await db.fetchval(sql, ids, [LONG, None, "of another attempt"])) == sorted(ids[:2])
@@ -50,7 +50,7 @@ async def test_many_at_once_and_long_messages_are_cut(db: Db) -> None:
 
 
 @pytest.mark.parametrize("settle", [complete, fail, release])
-async def test_what_is_over_is_not_shown_and_can_say_no_more(db: Db, settle: Any) -> None:
+async def test_progress_of_a_finished_job_is_not_shown_and_is_refused(db: Db, settle: Any) -> None:
     (job_id,) = await insert_running(db)
     await report(db, job_id, 0.5)
     await settle(db, [job_id])
@@ -59,7 +59,7 @@ async def test_what_is_over_is_not_shown_and_can_say_no_more(db: Db, settle: Any
     assert await report(db, uuid.uuid4(), 0.6) == []
 
 
-async def test_another_attempt_begins_with_nothing(db: Db) -> None:
+async def test_a_new_attempt_starts_without_progress(db: Db) -> None:
     (job_id,) = await insert_running(db)
     await report(db, job_id, 0.9, "nearly")
     await fail(db, [job_id])
@@ -72,13 +72,13 @@ async def test_another_attempt_begins_with_nothing(db: Db) -> None:
 
 
 @pytest.mark.parametrize("done", [-0.01, 1.01, float("nan"), float("inf")])
-async def test_no_more_than_all_and_no_less_than_nothing(db: Db, done: float) -> None:
+async def test_progress_outside_0_to_1_is_refused(db: Db, done: float) -> None:
     (job_id,) = await insert_running(db)
     with pytest.raises(asyncpg.CheckViolationError, match="done_must_be_0_to_1"):
         await report(db, job_id, done)
 
 
-async def test_rows_of_attempts_that_are_over_are_forgotten(db: Db) -> None:
+async def test_progress_rows_of_ended_attempts_are_deleted(db: Db) -> None:
     first, second, third = await insert_running(db, 3)
     for job_id in (first, second, third):
         await report(db, job_id, 0.5)
@@ -92,7 +92,7 @@ async def test_rows_of_attempts_that_are_over_are_forgotten(db: Db) -> None:
     assert await db.fetchval("SELECT array_agg(job_id) FROM pgworkd.progress") == [third]
 
 
-async def test_nobody_who_reports_waits_for_who_holds_the_job(db: Db, other: Db) -> None:
+async def test_reporting_progress_does_not_wait_for_a_lock_on_the_job(db: Db, other: Db) -> None:
     (job_id,) = await insert_running(db)
     await other.execute("BEGIN")
     await other.execute("SELECT FROM pgworkd.jobs FOR UPDATE")

@@ -1,4 +1,4 @@
-"""The table `queues`: its bounds, who hears of a change, and what a worker is told of it."""
+"""The table `queues`: its bounds, notifications of a change, and what a heartbeat returns to a worker."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ async def set_queue(db: Db, queue: str = "q", **changes: Any) -> None:
 
 
 async def row(db: Db, queue: str = "q") -> dict[str, Any]:
-    """What the row sets."""
+    """The settings in the row."""
     found = await db.fetchval("SELECT to_jsonb(q) FROM pgworkd.queues q WHERE name = $1", queue)
     shown = {} if found is None else json.loads(found)
     return {
@@ -31,7 +31,7 @@ async def row(db: Db, queue: str = "q") -> dict[str, Any]:
 
 
 async def set_pool(db: Db, worker_id: int, code: int | None, queue: str = "q") -> None:
-    """Announces a pool whose code says so much."""
+    """Announces a pool with this concurrency as its default from code."""
     await db.execute("SELECT pgworkd.set_pool($1, $2, 1, true, $3, 'code')", worker_id, queue, code)
 
 
@@ -74,10 +74,10 @@ async def test_a_plain_update_out_of_bounds_is_refused(db: Db, change: str, cons
     assert await row(db) == {}
 
 
-# Who hears of it
+# Notifications
 
 
-async def test_every_way_to_change_the_table_is_heard_once_per_transaction(db: Db, notices: Notices) -> None:
+async def test_every_change_of_the_table_is_notified_once_per_transaction(db: Db, notices: Notices) -> None:
     for sql in (
         "INSERT INTO pgworkd.queues (name, concurrency) VALUES ('q', 1), ('r', 2)",
         "UPDATE pgworkd.queues SET concurrency = 3",
@@ -92,7 +92,7 @@ async def test_every_way_to_change_the_table_is_heard_once_per_transaction(db: D
     assert await notices.heard() == [NOTICE]
 
 
-async def test_what_is_rolled_back_is_not_heard(db: Db, notices: Notices) -> None:
+async def test_a_rolled_back_change_is_not_notified(db: Db, notices: Notices) -> None:
     transaction = db.transaction()
     await transaction.start()
     await set_queue(db, concurrency=3)
@@ -101,17 +101,17 @@ async def test_what_is_rolled_back_is_not_heard(db: Db, notices: Notices) -> Non
 
 
 @pytest.mark.usefixtures("t0")
-async def test_a_plain_update_is_dated(db: Db) -> None:
+async def test_a_plain_update_sets_updated_at(db: Db) -> None:
     await db.execute("INSERT INTO pgworkd.queues (name) VALUES ('q'), ('r')")
     await clock(5, db)
     await db.execute("UPDATE pgworkd.queues SET concurrency = 3 WHERE name = 'q'")
     assert await db.fetch("SELECT updated_at FROM pgworkd.queues ORDER BY name") == [(at(5),), (at(0),)]
 
 
-# Changing some of it
+# Changing some of the settings
 
 
-async def test_a_change_leaves_the_rest_as_it_is(db: Db) -> None:
+async def test_a_change_leaves_the_other_settings_as_they_are(db: Db) -> None:
     await set_queue(db, concurrency=4, rate=10, rate_period_s=0.5)
     await set_queue(db, max_running=7, fair=True)
     assert await row(db) == {"concurrency": 4, "rate": 10, "rate_period_s": 0.5, "max_running": 7, "fair": True}
@@ -119,7 +119,7 @@ async def test_a_change_leaves_the_rest_as_it_is(db: Db) -> None:
     assert await row(db) == {"concurrency": 4, "max_running": 7}
 
 
-async def test_a_row_in_which_nothing_is_left_goes(db: Db, notices: Notices) -> None:
+async def test_a_row_without_settings_is_deleted(db: Db, notices: Notices) -> None:
     await set_queue(db, concurrency=4)
     await set_queue(db, concurrency=None)
     assert await db.fetchval("SELECT count(*) FROM pgworkd.queues") == 0
@@ -128,7 +128,7 @@ async def test_a_row_in_which_nothing_is_left_goes(db: Db, notices: Notices) -> 
     assert await db.fetchval("SELECT count(*) FROM pgworkd.queues") == 0
 
 
-async def test_name_date_and_what_is_computed_are_not_for_change(db: Db) -> None:
+async def test_name_date_and_computed_columns_cannot_be_changed(db: Db) -> None:
     await set_queue(db, concurrency=4, name="other", limited=True, updated_at="infinity")
     (found,) = await db.fetch("SELECT name, limited, isfinite(updated_at) FROM pgworkd.queues")
     assert tuple(found) == ("q", False, True)
@@ -145,10 +145,10 @@ async def test_a_refused_change_changes_nothing(db: Db) -> None:
 
 @pytest.mark.parametrize("first", [{"max_running": 5}, {"concurrency": None}])
 @pytest.mark.parametrize("there", [True, False])
-async def test_two_changes_at_once_are_both_kept(
+async def test_concurrent_changes_are_both_kept(
     db: Db, other: Db, third: Db, first: dict[str, Any], there: bool
 ) -> None:
-    """The second waits for the first, whether that makes the row, changes it or lets it go."""
+    """The second waits for the first, whether that inserts, updates or deletes the row."""
     if there:
         await set_queue(db, concurrency=4)
     async with anyio.create_task_group() as tasks:
@@ -168,11 +168,11 @@ async def test_two_changes_at_once_are_both_kept(
     assert await row(db) == wanted
 
 
-# What a worker is told
+# What a heartbeat returns
 
 
 @pytest.mark.usefixtures("t0")
-async def test_a_heartbeat_brings_every_setting_and_when_the_pause_ends(db: Db) -> None:
+async def test_a_heartbeat_returns_every_setting_and_the_end_of_the_pause(db: Db) -> None:
     worker_id = await worker(db)
     settings = {"concurrency": 3, "max_running": 9, "rate": 5, "rate_period_s": 0.1, "rate_burst": 2, "fair": True}
     settings |= {"backoff_s": 0.5, "backoff_factor": 2, "backoff_cap_s": 60, "keep_s": 0}
@@ -191,7 +191,7 @@ async def test_a_heartbeat_brings_every_setting_and_when_the_pause_ends(db: Db) 
     assert await told() == settings | {"paused": False, "limited": True}
 
 
-async def test_a_heartbeat_tells_whose_code_says_otherwise(db: Db) -> None:
+async def test_a_heartbeat_reports_workers_with_different_defaults_from_code(db: Db) -> None:
     mine, same, others, lost = [await worker(db, name=name) for name in ("mine", "same", "other", "lost")]
     unknown = await worker(db, name="unknown")
     for worker_id, code in ((mine, 4), (same, 4), (others, 7), (lost, 9), (unknown, None)):
@@ -212,7 +212,7 @@ async def test_a_heartbeat_tells_whose_code_says_otherwise(db: Db) -> None:
     assert await told(mine) == {}
 
 
-async def test_a_dropped_pool_is_that_workers_only(db: Db) -> None:
+async def test_dropping_a_pool_affects_only_that_worker(db: Db) -> None:
     one, two = await worker(db), await worker(db)
     for worker_id in (one, two):
         for queue in ("q", "r"):

@@ -1,4 +1,4 @@
-"""Rates over the whole fleet: so many starts in a while, of a queue or of each limit_key."""
+"""Rates over the whole fleet: a maximum of starts per period, of a queue or of each limit_key."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .verbs import (
 pytestmark = pytest.mark.usefixtures("t0")
 
 
-async def test_a_rate_lets_a_burst_start_and_then_one_by_one(db: Db) -> None:
+async def test_a_rate_allows_a_burst_and_then_one_start_at_a_time(db: Db) -> None:
     worker_id = await worker(db, 3600)
     await settings(db, rate=10, rate_period_s=1.0, rate_burst=3)
     ids = await insert(db, 20)
@@ -44,9 +44,7 @@ async def test_a_rate_lets_a_burst_start_and_then_one_by_one(db: Db) -> None:
 
 
 @pytest.mark.parametrize(("rate", "period_s", "burst"), [(50, 1.0, 5), (3, 1.0, 1), (100, 60.0, 1), (600, 60.0, 1)])
-async def test_the_burst_is_a_tenth_of_a_second_unless_it_is_given(
-    db: Db, rate: int, period_s: float, burst: int
-) -> None:
+async def test_the_burst_defaults_to_a_tenth_of_a_second(db: Db, rate: int, period_s: float, burst: int) -> None:
     worker_id = await worker(db)
     await settings(db, rate=rate, rate_period_s=period_s)
     await insert(db, 100)
@@ -55,7 +53,7 @@ async def test_the_burst_is_a_tenth_of_a_second_unless_it_is_given(
     assert taken.again_s == pytest.approx(period_s / rate)
 
 
-async def test_asking_when_told_to_starts_the_next_and_never_sooner(db: Db) -> None:
+async def test_claiming_again_after_the_returned_delay_starts_the_next_job_never_sooner(db: Db) -> None:
     worker_id = await worker(db, 3600)
     await settings(db, rate=7, rate_period_s=1.0, rate_burst=2)
     await insert(db, 100)
@@ -72,7 +70,7 @@ async def test_asking_when_told_to_starts_the_next_and_never_sooner(db: Db) -> N
     assert len(starts) >= 7 * now, "the rate is used to the full"
 
 
-async def test_a_claim_that_is_answered_in_full_is_not_told_to_wait(db: Db) -> None:
+async def test_a_claim_that_returns_all_it_asked_for_returns_no_delay(db: Db) -> None:
     worker_id = await worker(db)
     await settings(db, rate=10, rate_period_s=1.0, rate_burst=5)
     await insert(db, 4)
@@ -81,7 +79,7 @@ async def test_a_claim_that_is_answered_in_full_is_not_told_to_wait(db: Db) -> N
     assert (await take(db, worker_id, 2)).again_s in (None, pytest.approx(0.1))
 
 
-async def test_a_rate_of_each_key_holds_back_that_key_only(db: Db) -> None:
+async def test_a_rate_per_key_delays_that_key_only(db: Db) -> None:
     worker_id = await worker(db)
     await settings(db, rate_per_key=2, rate_per_key_period_s=1.0, rate_per_key_burst=2)
     a, b = await insert(db, 5, limit_key="a"), await insert(db, 1, limit_key="b")
@@ -92,7 +90,7 @@ async def test_a_rate_of_each_key_holds_back_that_key_only(db: Db) -> None:
     assert await take_ids(db, worker_id) == a[2:3]
 
 
-async def test_suspects_are_paid_for(db: Db) -> None:
+async def test_suspects_count_against_the_rate(db: Db) -> None:
     worker_id = await worker(db)
     await settings(db, rate=1, rate_period_s=10.0, rate_per_key=1, rate_per_key_period_s=20.0)
     suspect = await one(db, losses=2, limit_key="a")
@@ -106,7 +104,7 @@ async def test_suspects_are_paid_for(db: Db) -> None:
     assert await take_ids(db, worker_id) == [behind]
 
 
-async def test_a_claim_that_is_rolled_back_has_spent_nothing(db: Db) -> None:
+async def test_a_rolled_back_claim_does_not_count_against_the_rate(db: Db) -> None:
     worker_id = await worker(db)
     await settings(db, rate=1, rate_period_s=10.0, rate_per_key=1, rate_per_key_period_s=10.0)
     (job_id,) = await insert(db, 1, limit_key="a")
@@ -117,7 +115,7 @@ async def test_a_claim_that_is_rolled_back_has_spent_nothing(db: Db) -> None:
     assert (await take(db, worker_id)).ids == []
 
 
-async def test_a_retry_spends_again_and_a_job_that_is_over_stays_spent(db: Db) -> None:
+async def test_a_retry_counts_again_and_a_finished_job_still_counts(db: Db) -> None:
     worker_id = await worker(db)
     await settings(db, rate=1, rate_period_s=10.0)
     first, second = await insert(db, 2)
@@ -133,8 +131,8 @@ async def test_a_retry_spends_again_and_a_job_that_is_over_stays_spent(db: Db) -
 
 
 @pytest.mark.parametrize("scope", ["", "_per_key"])
-async def test_a_faster_rate_counts_at_once(db: Db, scope: str) -> None:
-    """What was started under the slow one is not paid for at the slow one's price for hours."""
+async def test_a_higher_rate_takes_effect_at_once(db: Db, scope: str) -> None:
+    """Starts under the lower rate are not charged at its price for hours afterwards."""
     worker_id = await worker(db)
     rate, period_s, burst = f"rate{scope}", f"rate{scope}_period_s", f"rate{scope}_burst"
     await settings(db, **{rate: 10, period_s: 3600.0, burst: 10})
@@ -149,7 +147,7 @@ async def test_a_faster_rate_counts_at_once(db: Db, scope: str) -> None:
     assert len(await take_ids(db, worker_id, 50)) >= 30
 
 
-async def test_a_slower_rate_counts_at_once(db: Db) -> None:
+async def test_a_lower_rate_takes_effect_at_once(db: Db) -> None:
     worker_id = await worker(db)
     await settings(db, rate=100, rate_period_s=1.0, rate_burst=10)
     await insert(db, 60)
@@ -163,8 +161,10 @@ async def test_a_slower_rate_counts_at_once(db: Db) -> None:
     assert len(await take_ids(db, worker_id)) == 1
 
 
-async def test_a_rate_changed_beside_a_claim_and_more_in_one_transaction(db: Db, other: Db, third: Db) -> None:
-    """Rates are looked at when it commits: until then it holds nothing that a claim would wait for."""
+async def test_a_rate_is_changed_concurrently_with_a_claim_in_a_longer_transaction(
+    db: Db, other: Db, third: Db
+) -> None:
+    """Rates are checked when it commits: until then it holds no lock that a claim would wait for."""
     worker_id = await worker(db)
     await settings(db, rate=10, rate_period_s=3600.0, rate_burst=2)
     ids = [*await line(db, "k", "k"), *await insert(db, 4)]
@@ -184,7 +184,7 @@ async def test_a_rate_changed_beside_a_claim_and_more_in_one_transaction(db: Db,
     assert await take_ids(other, worker_id) == ids[3:]
 
 
-async def test_a_rate_beyond_all_measure_is_as_good_as_none(db: Db) -> None:
+async def test_an_extremely_high_rate_does_not_limit(db: Db) -> None:
     worker_id = await worker(db)
     await settings(db, rate=1_000_000, rate_period_s=1e-6, rate_per_key=1_000_000, rate_per_key_period_s=1e-6)
     ids = await insert(db, 20, limit_key="a")
@@ -194,8 +194,8 @@ async def test_a_rate_beyond_all_measure_is_as_good_as_none(db: Db) -> None:
 
 
 @pytest.mark.parametrize("scope", ["", "_per_key"])
-async def test_a_clock_that_is_set_back_does_not_stop_a_rate(db: Db, scope: str) -> None:
-    """What was spent in a time that has not come yet counts as a full burst, and no more."""
+async def test_a_clock_set_back_does_not_stop_a_rate(db: Db, scope: str) -> None:
+    """Starts recorded for a time in the future count as a full burst, and no more."""
     worker_id = await worker(db, 3600)
     await settings(db, **{f"rate{scope}": 1, f"rate{scope}_period_s": 5.0, f"rate{scope}_burst": 3})
     ids = await insert(db, 30, limit_key="a")
@@ -215,8 +215,8 @@ async def test_a_clock_that_is_set_back_does_not_stop_a_rate(db: Db, scope: str)
     assert len(starts) >= 100 / 5 - 1, "the rate is used to the full"
 
 
-async def test_claims_that_have_waited_for_each_other_are_charged_to_when_they_start(connect: Connect, db: Db) -> None:
-    """Here time is real: the second claim begins a second after the first, and both go on at the same instant."""
+async def test_claims_that_waited_for_each_other_are_charged_when_they_start(connect: Connect, db: Db) -> None:
+    """Time is real here: the second claim begins a second after the first, and both proceed at the same instant."""
     await db.execute("RESET pgworkd.clock")
     worker_id = await worker(db, 3600)
     await settings(db, rate=1, rate_period_s=1.0, rate_burst=1)
@@ -235,8 +235,8 @@ async def test_claims_that_have_waited_for_each_other_are_charged_to_when_they_s
     assert sorted(len(each.ids) for each in taken) == [0, 1]
 
 
-async def test_rates_that_hold_nothing_back_are_forgotten_in_steps(db: Db, other: Db) -> None:
-    """Each step reads no more than it may; what a claim has locked, what still holds and the queue's own row stay."""
+async def test_rows_of_rates_that_no_longer_limit_are_deleted_in_steps(db: Db, other: Db) -> None:
+    """Each step reads a bounded number; rows locked by a claim, rows that still limit and the queue's own row stay."""
     await db.execute(
         "INSERT INTO pgworkd.rates (queue, limit_key, spent_until) SELECT q, k, $1 FROM unnest('{q,r}'::text[]) q,"
         " unnest('{a,b,c,d,e,\"\"}'::text[]) k",

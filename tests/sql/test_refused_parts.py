@@ -1,4 +1,4 @@
-"""Of all that maintenance does: a row that refuses, by a trigger or foreign key of others, holds up no other rows."""
+"""All parts of maintenance: a row that refuses, by a trigger or foreign key of others, does not delay other rows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DAY = 86_400
 MOST = 3
 Maintain = Callable[[], Awaitable[object]]
 Scene = tuple[Maintain, object, tuple[str, object]]
-"""What to call, and answers with what is left; what it answers in the end; what is noted as refused."""
+"""What to call, which returns what is left; its last return value; what is recorded as refused."""
 
 
 # Each scene has MOST rows, of which the first refuses, and a limit of one where there is a limit.
@@ -113,7 +113,7 @@ async def _forget_audit(db: Db) -> Scene:
 
 async def _mend_batches(db: Db) -> Scene:
     made = [await trees.sealed(db, 1, f"b{n}") for n in range(MOST)]
-    await db.execute("DELETE FROM pgworkd.jobs")  # by hand: so nobody comes by to finish them
+    await db.execute("DELETE FROM pgworkd.jobs")  # by hand: so no settle finishes them
     ids = [batch_id for batch_id, _ in made]
     await refuse(db, ids[0], table="batches", when="UPDATE")
 
@@ -138,7 +138,7 @@ async def _unblock_cancelled(db: Db) -> Scene:
 
 async def _unblock_lines(db: Db) -> Scene:
     ids = [await one(db, serialize_key=f"k{n}") for n in range(MOST)]
-    await db.execute("UPDATE pgworkd.jobs SET status = 'blocked'")  # nobody holds their keys
+    await db.execute("UPDATE pgworkd.jobs SET status = 'blocked'")  # their keys are free
     await refuse(db, ids[0])
 
     async def ended() -> list[str | None]:
@@ -241,7 +241,7 @@ async def _occurrences(db: Db) -> Scene:
         *(_mend_dependencies, _mend_doomed, _occurrences),
     ],
 )
-async def test_one_that_refuses_holds_up_no_others(db: Db, scene: Callable[[Db], Awaitable[Scene]]) -> None:
+async def test_a_row_that_refuses_does_not_delay_the_others(db: Db, scene: Callable[[Db], Awaitable[Scene]]) -> None:
     maintain, expected, (what, key) = await scene(db)
     for _ in range(MOST - 1):
         await maintain()

@@ -1,4 +1,4 @@
-"""A row that refuses what maintenance does to it, by a trigger or foreign key of others, holds up no other rows."""
+"""A row that refuses maintenance, by a trigger or foreign key of others, does not delay other rows."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DAY = 86_400
 
 
 async def lost(db: Db, count: int, **columns: object) -> tuple[list[uuid.UUID], int]:
-    """Jobs of a worker that is lost by now, and who may rescue them."""
+    """Jobs of a worker that is lost by now, and a worker that may rescue them."""
     rescuer = await worker(db)
     ids = await insert_running(db, count, **columns)
     await steady(db, rescuer)
@@ -36,7 +36,7 @@ async def lost(db: Db, count: int, **columns: object) -> tuple[list[uuid.UUID], 
 
 
 @pytest.mark.parametrize("limit", [1, 2, 1000])
-async def test_rescue_takes_all_but_what_refuses(db: Db, limit: int) -> None:
+async def test_rescue_takes_all_rows_except_those_that_refuse(db: Db, limit: int) -> None:
     ids, rescuer = await lost(db, 7)
     await refuse(db, ids[0], ids[4])
     taken: dict[uuid.UUID, str] = {}
@@ -47,7 +47,7 @@ async def test_rescue_takes_all_but_what_refuses(db: Db, limit: int) -> None:
     assert await db.fetchval("SELECT count(*) FROM pgworkd.workers") == 2, "the lost worker stays as long as its jobs"
 
 
-async def test_what_refuses_no_more_is_rescued_after_a_pause(db: Db) -> None:
+async def test_a_row_that_no_longer_refuses_is_rescued_after_a_pause(db: Db) -> None:
     ids, rescuer = await lost(db, 2)
     await refuse(db, ids[0])
     assert set(await rescue(db, rescuer)) == {ids[1]}
@@ -58,7 +58,7 @@ async def test_what_refuses_no_more_is_rescued_after_a_pause(db: Db) -> None:
     assert await refused(db) == {}
 
 
-async def test_what_goes_on_to_refuse_is_tried_less_and_less(db: Db) -> None:
+async def test_a_row_that_keeps_refusing_is_retried_with_growing_pauses(db: Db) -> None:
     ids, rescuer = await lost(db, 1)
     await refuse(db, ids[0])
     pauses, seconds = [], 60.0
@@ -73,7 +73,7 @@ async def test_what_goes_on_to_refuse_is_tried_less_and_less(db: Db) -> None:
     assert pauses == [10, 20, 40, 80, 160, 320, 600, 600, 600]
 
 
-async def test_a_dead_job_whose_dependent_or_batch_refuses_is_passed_by_whole(db: Db) -> None:
+async def test_a_dead_job_whose_dependent_or_batch_refuses_is_skipped_as_a_whole(db: Db) -> None:
     rescuer = await worker(db)
     batch_id, (member,) = await trees.sealed(db)
     ids = [member, *await insert(db, 3)]
@@ -88,7 +88,7 @@ async def test_a_dead_job_whose_dependent_or_batch_refuses_is_passed_by_whole(db
     assert await refused(db) == {"rescue": {str(i) for i in ids[:2]}}
 
 
-async def test_what_is_checked_at_commit_is_refused_as_well(db: Db) -> None:
+async def test_a_constraint_checked_at_commit_counts_as_refusal(db: Db) -> None:
     ids, rescuer = await lost(db, 3)
     await db.execute(
         "CREATE TABLE public.held (job_id uuid REFERENCES pgworkd.jobs (id) DEFERRABLE INITIALLY DEFERRED);"
@@ -100,7 +100,7 @@ async def test_what_is_checked_at_commit_is_refused_as_well(db: Db) -> None:
 
 
 @pytest.mark.parametrize(("error", "code"), [("lock_not_available", "55P03"), ("deadlock_detected", "40P01")])
-async def test_what_is_no_rows_fault_is_raised(db: Db, error: str, code: str) -> None:
+async def test_an_error_that_is_not_caused_by_a_row_is_raised(db: Db, error: str, code: str) -> None:
     ids, rescuer = await lost(db, 2)
     await refuse(db, ids[0])
     await db.execute(REFUSE.split(";", 1)[1].replace("CREATE", "CREATE OR REPLACE", 1)
@@ -111,7 +111,7 @@ async def test_what_is_no_rows_fault_is_raised(db: Db, error: str, code: str) ->
     assert await refused(db) == {}
 
 
-async def test_what_is_refused_is_reported_once(db: Db) -> None:
+async def test_a_refused_row_is_reported_once(db: Db) -> None:
     ids, rescuer = await lost(db, 5)
     await refuse(db, *ids[:2])
     await rescue(db, rescuer)

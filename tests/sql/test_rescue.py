@@ -1,4 +1,4 @@
-"""rescue: the jobs of lost workers come back, those of living ones never do."""
+"""rescue: jobs of lost workers are taken back, those of live ones never."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from .verbs import (
 pytestmark = pytest.mark.usefixtures("t0")
 
 
-async def test_the_jobs_of_a_lost_worker_wait_again_with_a_loss(db: Db) -> None:
+async def test_jobs_of_a_lost_worker_are_waiting_again_with_a_loss(db: Db) -> None:
     victim, rescuer = await worker(db, 5, "host-9"), await worker(db)
     job_id = await one(db, kind="k", run_at=at(-7))
     await claim(db, victim)
@@ -61,13 +61,13 @@ async def test_the_jobs_of_a_lost_worker_wait_again_with_a_loss(db: Db) -> None:
     assert await db.fetchval("SELECT $1::text::timestamptz", entry.pop("at")) == at(60)
     assert entry == {"attempt": 1, "type": "lost", "message": message, "worker": "host-9"}
     assert await db.fetch("SELECT id FROM pgworkd.workers") == [(rescuer,)]
-    # Due at once; and who comes late is told so.
+    # Due at once; and a late settle is reported as such.
     assert [r["attempt"] for r in await claim(db, rescuer)] == [2]
     assert not await complete(db, [job_id], 1)
     assert await rescue(db, rescuer) == {}
 
 
-async def test_a_rescue_takes_from_lost_workers_only(db: Db) -> None:
+async def test_a_rescue_takes_jobs_of_lost_workers_only(db: Db) -> None:
     rescuer, healthy, victim, idle = [await worker(db) for _ in range(4)]
     jobs = await insert(db, 3)
     for worker_id in (rescuer, healthy, victim):
@@ -80,7 +80,7 @@ async def test_a_rescue_takes_from_lost_workers_only(db: Db) -> None:
 
 
 @pytest.mark.parametrize("early_s", [0.001, 0])
-async def test_a_lease_lasts_to_its_very_end(db: Db, early_s: float) -> None:
+async def test_a_lease_is_valid_until_its_very_end(db: Db, early_s: float) -> None:
     victim, rescuer = await worker(db, 60), await worker(db)
     await one(db)
     await claim(db, victim)
@@ -90,7 +90,7 @@ async def test_a_lease_lasts_to_its_very_end(db: Db, early_s: float) -> None:
     assert len(await rescue(db, rescuer)) == 1
 
 
-async def test_the_third_loss_is_dead_whatever_the_budget(db: Db) -> None:
+async def test_the_third_loss_makes_a_job_dead_whatever_its_max_attempts(db: Db) -> None:
     rescuer = await worker(db)
     job_id = await one(db, max_attempts=1000)
     outcomes = []
@@ -106,7 +106,7 @@ async def test_the_third_loss_is_dead_whatever_the_budget(db: Db) -> None:
     assert job["error"].startswith("lost: ")
 
 
-async def test_at_most_once_a_job_with_one_attempt_is_dead(db: Db) -> None:
+async def test_a_job_with_max_attempts_1_is_dead_after_one_loss(db: Db) -> None:
     victim, rescuer = await worker(db, 5), await worker(db)
     single, spent, fresh = await one(db, max_attempts=1), await one(db, max_attempts=2, failures=1), await one(db)
     await claim(db, victim)
@@ -116,7 +116,7 @@ async def test_at_most_once_a_job_with_one_attempt_is_dead(db: Db) -> None:
 
 
 @pytest.mark.parametrize("max_losses", [1, 2, 5])
-async def test_how_many_losses_make_a_job_dead_is_a_setting_of_its_queue(db: Db, max_losses: int) -> None:
+async def test_max_losses_is_a_setting_of_the_queue(db: Db, max_losses: int) -> None:
     rescuer = await worker(db)
     await db.execute("SELECT pgworkd.set_queue('q', $1)", json.dumps({"max_losses": max_losses}))
     job_id, elsewhere = await one(db), await one(db, "r")
@@ -134,7 +134,7 @@ async def test_how_many_losses_make_a_job_dead_is_a_setting_of_its_queue(db: Db,
     assert await db.fetch("SELECT FROM pgworkd.queues") == []
 
 
-async def test_after_one_crash_the_innocent_run_again_at_once_and_all_together(db: Db) -> None:
+async def test_after_one_crash_the_lost_jobs_run_again_at_once_and_concurrently(db: Db) -> None:
     victim, rescuer = await worker(db, 5), await worker(db)
     ids = await insert(db, 500, run_at=at(-1))
     assert len(await claim(db, victim, 500)) == 500
@@ -143,7 +143,7 @@ async def test_after_one_crash_the_innocent_run_again_at_once_and_all_together(d
     assert await claim_ids(db, rescuer, 500) == ids
 
 
-async def test_what_a_fenced_worker_gives_back_counts_nothing_until_it_was_rescued(db: Db) -> None:
+async def test_jobs_released_by_a_fenced_worker_count_no_loss_until_it_was_rescued(db: Db) -> None:
     victim, rescuer = await worker(db, 5), await worker(db)
     early, late = await insert(db, 2)
     await claim(db, victim)
@@ -154,8 +154,8 @@ async def test_what_a_fenced_worker_gives_back_counts_nothing_until_it_was_rescu
     assert [(await live(db, job_id))["losses"] for job_id in (early, late)] == [0, 1]
 
 
-async def test_those_that_merely_ran_beside_the_killer_survive(db: Db) -> None:
-    """Suspects run apart from each other, so the killer is lost alone."""
+async def test_jobs_that_merely_ran_beside_the_killer_survive(db: Db) -> None:
+    """Suspects run one at a time, so the killer is lost alone."""
     rescuer = await worker(db)
     killer, *innocent = await insert(db, 4)
     for turn in (0, 1):
@@ -172,7 +172,7 @@ async def test_those_that_merely_ran_beside_the_killer_survive(db: Db) -> None:
         assert await complete(db, [job_id], 3) == {job_id}
 
 
-async def test_a_cancelled_job_is_not_tried_again(db: Db) -> None:
+async def test_a_job_with_a_cancellation_requested_is_not_retried(db: Db) -> None:
     victim, rescuer = await worker(db, 5), await worker(db)
     asked, dead, plain = await one(db), await one(db, max_attempts=1), await one(db)
     await claim(db, victim)
@@ -184,7 +184,7 @@ async def test_a_cancelled_job_is_not_tried_again(db: Db) -> None:
     assert (row["failures"], len(json.loads(row["errors"]))) == (0, 1)
 
 
-async def test_the_pools_of_the_lost_go_and_sleepers_of_the_queue_are_woken(db: Db, notices: Notices) -> None:
+async def test_pools_of_the_lost_worker_are_removed_and_idle_pools_are_notified(db: Db, notices: Notices) -> None:
     victim, rescuer = await worker(db, 5), await worker(db)
     await insert(db, 3)
     await claim(db, victim)
@@ -200,7 +200,7 @@ async def test_the_pools_of_the_lost_go_and_sleepers_of_the_queue_are_woken(db: 
     assert await notices.heard() == [{"queue": "q", "run_at": run_at}]
 
 
-async def test_the_answer_of_a_rescue_tells_what_became_of_a_cancelled_job(db: Db) -> None:
+async def test_a_rescue_returns_the_outcome_of_a_cancelled_job(db: Db) -> None:
     """The same call has moved it to the history."""
     victim, rescuer = await worker(db, 5), await worker(db)
     job_id = await one(db)
@@ -213,7 +213,7 @@ async def test_the_answer_of_a_rescue_tells_what_became_of_a_cancelled_job(db: D
 # Batches and jobs that are being settled
 
 
-async def test_a_batch_is_bounded_and_the_worker_row_goes_with_the_last(db: Db) -> None:
+async def test_one_call_is_bounded_and_the_last_deletes_the_worker_row(db: Db) -> None:
     victim, rescuer = await worker(db, 5), await worker(db)
     ids = await insert(db, 25)
     await claim(db, victim, 25)
@@ -229,7 +229,7 @@ async def test_a_batch_is_bounded_and_the_worker_row_goes_with_the_last(db: Db) 
     assert taken == set(ids)
 
 
-async def test_a_job_that_is_being_settled_is_left_to_its_settle(db: Db, other: Db) -> None:
+async def test_a_job_being_settled_is_left_to_its_settle(db: Db, other: Db) -> None:
     """procrastinate#1518: the worker row must not go before its last job."""
     victim, rescuer = await worker(db, 5), await worker(db)
     settling, plain = await insert(db, 2)
@@ -246,7 +246,7 @@ async def test_a_job_that_is_being_settled_is_left_to_its_settle(db: Db, other: 
     assert await statuses(db, [settling, plain]) == ["completed", "failed"]
 
 
-async def test_a_job_whose_settle_rolls_back_is_rescued_next_time(db: Db, other: Db) -> None:
+async def test_a_job_whose_settle_rolls_back_is_rescued_by_the_next_call(db: Db, other: Db) -> None:
     victim, rescuer = await worker(db, 5), await worker(db)
     job_id = await one(db)
     await claim(db, victim)
@@ -259,7 +259,7 @@ async def test_a_job_whose_settle_rolls_back_is_rescued_next_time(db: Db, other:
     assert await rescue(db, rescuer) == {job_id: "failed"}
 
 
-async def test_an_absurd_row_does_not_stop_the_rescue_of_others(db: Db) -> None:
+async def test_a_row_with_extreme_counters_does_not_stop_the_rescue_of_others(db: Db) -> None:
     victim, rescuer = await worker(db, 5), await worker(db)
     absurd, plain = await one(db, losses=2**31 - 1, failures=2**31 - 1, attempts=2**31 - 2, errors="[7]"), await one(db)
     assert set(await claim_ids(db, victim)) == {absurd, plain}
@@ -267,7 +267,7 @@ async def test_an_absurd_row_does_not_stop_the_rescue_of_others(db: Db) -> None:
     assert await rescue(db, rescuer) == {absurd: "dead", plain: "failed"}
 
 
-async def test_locked_rows_do_not_fill_the_batch(db: Db, other: Db) -> None:
+async def test_locked_rows_do_not_count_against_the_limit(db: Db, other: Db) -> None:
     """river PR#1318: a full page of exempt rows must not hide the rest."""
     victim, rescuer = await worker(db, 5), await worker(db)
     ids = await insert(db, 15)
@@ -295,18 +295,18 @@ async def test_a_settle_that_waited_for_a_rescue_is_too_late(db: Db, other: Db, 
     assert await statuses(db, [job_id]) == ["failed"]
 
 
-async def test_what_is_left_of_a_lost_workers_jobs_is_taken_even_if_the_clock_was_set_back_since(db: Db) -> None:
+async def test_the_remaining_jobs_of_a_lost_worker_are_rescued_after_a_clock_step_back(db: Db) -> None:
     victim, rescuer = await worker(db, 5), await worker(db)
     ids = await insert(db, 2)
     await claim(db, victim)
     await steady(db, rescuer)
     assert len(await rescue(db, rescuer, 1)) == 1
-    await steady(db, rescuer, since=-40, until=0)  # its lease, of T0 + 5 s, looks good again
+    await steady(db, rescuer, since=-40, until=0)  # its lease, of T0 + 5 s, appears valid again
     assert len(await rescue(db, rescuer)) == 1
     assert await statuses(db, ids) == ["failed"] * 2
 
 
-async def test_a_heartbeat_that_commits_first_saves_its_worker(db: Db, other: Db) -> None:
+async def test_a_heartbeat_that_commits_first_keeps_its_worker(db: Db, other: Db) -> None:
     victim, rescuer = await worker(db, 5), await worker(db)
     job_id = await one(db)
     await claim(db, victim)
@@ -320,7 +320,7 @@ async def test_a_heartbeat_that_commits_first_saves_its_worker(db: Db, other: Db
     assert await statuses(db, [job_id]) == ["running"]
 
 
-async def test_many_workers_in_parallel_rescue_each_job_once(db: Db, connect: Connect) -> None:
+async def test_many_parallel_workers_rescue_each_job_once(db: Db, connect: Connect) -> None:
     victims = [await worker(db, 5) for _ in range(5)]
     ids = await insert(db, 100)
     for victim in victims:
@@ -330,7 +330,7 @@ async def test_many_workers_in_parallel_rescue_each_job_once(db: Db, connect: Co
     taken: list[object] = []
 
     async def take(session: Db, rescuer: int) -> None:
-        while len(taken) < len(ids):  # whoever finds the lock taken comes again
+        while len(taken) < len(ids):  # a caller that finds the lock taken tries again
             taken.extend(await rescue(session, rescuer, 7))
 
     async with anyio.create_task_group() as tasks:

@@ -1,4 +1,4 @@
-"""rescue, its guards: who does not know that it is well itself rescues nobody."""
+"""rescue and its guards: a worker that may be lost itself rescues nobody."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ async def _lost_job(db: Db) -> int:
 @pytest.mark.parametrize(
     "guard", ["unknown", "not yet steady", "silent", "lease over", "lost", "seen in the future", "steady in the future"]
 )
-async def test_who_does_not_know_that_it_is_well_rescues_nobody(db: Db, guard: str) -> None:
+async def test_a_worker_that_may_itself_be_lost_rescues_nobody(db: Db, guard: str) -> None:
     await _lost_job(db)
     rescuer = await worker(db)
     await steady(db, rescuer)
@@ -46,16 +46,14 @@ async def test_who_does_not_know_that_it_is_well_rescues_nobody(db: Db, guard: s
     assert await db.fetch("SELECT * FROM pgworkd.workers") == before
 
 
-async def test_after_an_outage_all_look_lost_and_nobody_is_rescued_until_the_living_have_come_back(
-    db: Db,
-) -> None:
+async def test_after_an_outage_no_worker_is_rescued_until_live_ones_have_renewed(db: Db) -> None:
     """hexpm PR#1825: living jobs were rescued by age alone, nightly for a week."""
     rescuer, slow, truly_dead = [await worker(db) for _ in range(3)]
     for _ in range(3):
         await one(db)
     jobs = [(await claim_ids(db, worker_id, 1))[0] for worker_id in (rescuer, slow, truly_dead)]
     await steady(db, rescuer, slow, truly_dead)
-    # The database is away, or frozen, or its clock jumps: an hour is over.
+    # The database is unavailable, or frozen, or its clock jumps: an hour has passed.
     await clock(3600, db)
     assert await db.fetchval("SELECT count(*) FROM pgworkd.workers WHERE lease_until < pgworkd.clock()") == 3
     assert await rescue(db, rescuer) == {}
@@ -72,14 +70,14 @@ async def test_after_an_outage_all_look_lost_and_nobody_is_rescued_until_the_liv
     assert await statuses(db, jobs) == ["running", "running", "failed"]
 
 
-async def test_a_clock_set_back_makes_no_one_lost_and_no_lease_eternal(db: Db) -> None:
+async def test_a_clock_set_back_makes_no_worker_lost_and_no_lease_endless(db: Db) -> None:
     rescuer, healthy, dead = [await worker(db) for _ in range(3)]
     for _ in range(3):
         await one(db)
     jobs = [(await claim_ids(db, worker_id, 1))[0] for worker_id in (rescuer, healthy, dead)]
     back = -3600.0
     await steady(db, rescuer, healthy, since=back, until=back + 40)
-    # The dead one's lease, of the old clock, is an hour ahead: it is cut to one lease from now.
+    # The dead one's lease, by the old clock, is an hour ahead: it is cut to one lease from now.
     assert await rescue(db, rescuer) == {}
     assert await db.fetchval("SELECT lease_until FROM pgworkd.workers WHERE id = $1", dead) == at(back + 70)
     assert await db.fetchval("SELECT lease_until FROM pgworkd.workers WHERE id = $1", healthy) == at(back + 70)
@@ -87,7 +85,7 @@ async def test_a_clock_set_back_makes_no_one_lost_and_no_lease_eternal(db: Db) -
     assert await rescue(db, rescuer) == {jobs[2]: "failed"}
 
 
-async def test_nobody_is_rescued_before_the_server_has_been_up_for_a_lease(db: Db) -> None:
+async def test_no_worker_is_rescued_before_the_server_has_been_up_for_a_lease(db: Db) -> None:
     started = await db.fetchval("SELECT pg_postmaster_start_time()")
 
     async def stand(seconds: float) -> None:
@@ -107,9 +105,7 @@ async def test_nobody_is_rescued_before_the_server_has_been_up_for_a_lease(db: D
     assert len(await rescue(db, rescuer)) == 1
 
 
-async def test_a_start_of_the_server_that_lies_ahead_as_its_clock_was_set_back_keeps_nobody_from_rescuing(
-    db: Db,
-) -> None:
+async def test_a_server_start_time_in_the_future_does_not_prevent_rescue(db: Db) -> None:
     started = await db.fetchval("SELECT pg_postmaster_start_time()")
     back = (started - timedelta(seconds=600) - at(0)).total_seconds()
     await clock(back + 700, db)
@@ -123,9 +119,7 @@ async def test_a_start_of_the_server_that_lies_ahead_as_its_clock_was_set_back_k
 
 
 @pytest.mark.parametrize("given_back", [False, True])
-async def test_what_began_before_the_clock_was_set_back_is_due_at_once_when_it_comes_back(
-    db: Db, *, given_back: bool
-) -> None:
+async def test_jobs_started_before_a_clock_step_back_are_due_at_once_when_returned(db: Db, *, given_back: bool) -> None:
     victim, rescuer = await worker(db, 5), await worker(db)
     job_id = await one(db)
     await claim(db, victim)
@@ -134,13 +128,13 @@ async def test_what_began_before_the_clock_was_set_back_is_due_at_once_when_it_c
         assert await release(db, [job_id]) == {job_id}
     else:
         await steady(db, rescuer, since=-600, until=-560)
-        await rescue(db, rescuer)  # cuts the lease, which was of the old clock
+        await rescue(db, rescuer)  # cuts the lease, which was set by the old clock
         await steady(db, rescuer, since=-560, until=-500)
         assert await rescue(db, rescuer) == {job_id: "failed"}
     assert await claim_ids(db, rescuer) == [job_id]
 
 
-async def test_two_rescues_at_once_do_the_work_once_and_neither_waits(db: Db, other: Db) -> None:
+async def test_of_two_concurrent_rescues_one_does_the_work_and_neither_waits(db: Db, other: Db) -> None:
     await _lost_job(db)
     rescuer, second = await worker(db), await worker(db)
     await insert(db, 1, status="running", worker_id=4711)  # whose row both would restore
@@ -172,9 +166,9 @@ LEASES_S = (6.0, 30.0, 60.0)
 async def test_after_an_outage_each_worker_is_judged_by_its_own_lease(
     db: Db, own_s: float, others_s: float, outage: float
 ) -> None:
-    """Of two healthy workers one is back at once, the other as late as its lease permits: it is not presumed dead.
+    """Of two healthy workers one renews at once, the other as late as its lease permits: it is not presumed dead.
 
-    The outage lasts `outage` times either lease, and begins when the rescuer's last heartbeat has just come through.
+    The outage lasts `outage` times either lease, and begins right after the rescuer's last heartbeat.
     """
     for began_s in (60.0, 60.0 + own_s / 6):
         for lasts_s in (outage * own_s, outage * others_s):
@@ -198,7 +192,7 @@ async def test_after_an_outage_each_worker_is_judged_by_its_own_lease(
                     await rescue(db, rescuer)
             if lasts_s <= others_s * 0.5:
                 continue
-            # The dead one is found all the same, and no later than this.
+            # The dead worker is found nevertheless, and no later than this.
             for seconds in range(int(max(renews)) + 1, int(max(renews) + own_s * 2 + others_s * 2) + 2):
                 await clock(seconds, db)
                 assert await heartbeat(db, rescuer) is not None
@@ -207,12 +201,12 @@ async def test_after_an_outage_each_worker_is_judged_by_its_own_lease(
             assert await db.fetch("SELECT id FROM pgworkd.workers WHERE id = $1", dead) == []
 
 
-async def test_a_short_lease_rescues_a_long_one_only_when_that_had_its_time(db: Db) -> None:
+async def test_a_worker_with_a_long_lease_gets_its_whole_lease_to_renew(db: Db) -> None:
     long, rescuer, same = await _fleet(db, 60, 6, 6)
     for seconds in range(0, 20, 2):
         await clock(seconds, db)
         await heartbeat(db, rescuer)
-    # The database is away for two minutes; both leases are over.
+    # The database is unavailable for two minutes; both leases have expired.
     for seconds in range(140, 200, 2):
         await clock(seconds, db)
         assert await heartbeat(db, rescuer) is not None

@@ -1,4 +1,4 @@
-"""Waiting for results: who registers hears at once, asks once more, and misses nothing; results by job and by batch."""
+"""Waiting for results: a registered waiter is notified, asks again, and misses nothing; results by job and by batch."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ CHANNEL = "pgworkd_results_x"
 
 
 async def await_results(db: Db, *ids: uuid.UUID, channel: str = CHANNEL, for_s: float = 60) -> dict[uuid.UUID, str]:
-    """await_results; what it says of each that is over."""
+    """await_results; the statuses of finished jobs."""
     rows = await db.fetch("SELECT * FROM pgworkd.await_results($1, $2, $3)", ids, channel, for_s)
     return {row["id"]: row["status"] for row in rows}
 
@@ -58,7 +58,7 @@ class Ear:
         return self
 
     async def heard(self) -> list[tuple[str, list[uuid.UUID]]]:
-        """(channel, ids) of all that was committed since the last call."""
+        """(channel, ids) of everything committed since the last call."""
         mark = uuid.uuid4().hex
 
         async def marked() -> bool:
@@ -94,7 +94,7 @@ async def _cancelled(db: Db, ids: list[uuid.UUID]) -> Any:
 
 
 @pytest.mark.parametrize("settle", [complete, _dies, end, _is_lost, _cancelled])
-async def test_whoever_ends_a_job_tells_who_waits(
+async def test_every_outcome_notifies_the_waiters(
     db: Db, ear: Ear, settle: Callable[[Db, list[uuid.UUID]], Awaitable[Any]]
 ) -> None:
     ids = await insert_running(db, 3)
@@ -106,7 +106,7 @@ async def test_whoever_ends_a_job_tells_who_waits(
     assert sorted(heard) == sorted([(CHANNEL, sorted(ids)), ("second", [ids[1]])]), "one notice for each channel"
 
 
-async def test_what_is_over_before_is_answered_at_once(db: Db, ear: Ear) -> None:
+async def test_a_job_that_finished_earlier_is_returned_at_once(db: Db, ear: Ear) -> None:
     done, dead, gone, late, runs = await insert_running(db, 5)
     (waits,) = await insert(db)
     await complete(db, [done])
@@ -121,7 +121,7 @@ async def test_what_is_over_before_is_answered_at_once(db: Db, ear: Ear) -> None
     assert await ear.heard() == []
 
 
-async def test_a_dead_one_is_an_answer_and_can_be_waited_for_again(db: Db, ear: Ear) -> None:
+async def test_a_dead_job_is_a_result_and_can_be_awaited_again(db: Db, ear: Ear) -> None:
     (job_id,) = await insert_running(db)
     await await_results(db, job_id)
     await _dies(db, [job_id])
@@ -133,7 +133,7 @@ async def test_a_dead_one_is_an_answer_and_can_be_waited_for_again(db: Db, ear: 
     assert await ear.heard() == [(CHANNEL, [job_id])]
 
 
-async def test_what_goes_back_is_not_told(db: Db, ear: Ear) -> None:
+async def test_a_retried_or_released_job_is_not_notified(db: Db, ear: Ear) -> None:
     ids = await insert_running(db, 2)
     await await_results(db, *ids)
     await fail(db, ids[:1])
@@ -141,7 +141,7 @@ async def test_what_goes_back_is_not_told(db: Db, ear: Ear) -> None:
     assert await ear.heard() == []
 
 
-async def test_a_cancelled_or_expired_job_that_waited_is_told(db: Db, ear: Ear) -> None:
+async def test_a_waiting_job_that_is_cancelled_or_expires_is_notified(db: Db, ear: Ear) -> None:
     first, second = await one(db), await one(db, expires_at=at(5))
     await await_results(db, first, second)
     await cancel(db, first)
@@ -150,7 +150,7 @@ async def test_a_cancelled_or_expired_job_that_waited_is_told(db: Db, ear: Ear) 
     assert await ear.heard() == [(CHANNEL, [first]), (CHANNEL, [second])]
 
 
-async def test_many_results_go_in_few_notices_that_fit(db: Db, ear: Ear) -> None:
+async def test_many_results_are_sent_in_few_notifications_within_the_size_limit(db: Db, ear: Ear) -> None:
     ids = sorted(await insert_running(db, 400))
     await await_results(db, *ids)
     await complete(db, ids)
@@ -159,7 +159,7 @@ async def test_many_results_go_in_few_notices_that_fit(db: Db, ear: Ear) -> None
     assert sorted(job_id for _, part in heard for job_id in part) == ids
 
 
-async def test_who_does_not_renew_is_forgotten(db: Db, ear: Ear) -> None:
+async def test_a_waiter_that_does_not_renew_is_removed(db: Db, ear: Ear) -> None:
     (job_id, other_id) = await insert_running(db, 2)
     await await_results(db, job_id, other_id, for_s=10)
     await clock(8, db)
@@ -174,8 +174,8 @@ async def test_who_does_not_renew_is_forgotten(db: Db, ear: Ear) -> None:
 # Races
 
 
-async def test_an_end_that_nobody_was_told_of_is_seen_by_the_next_call(db: Db, other: Db, third: Db) -> None:
-    """It has looked before anyone waited, and commits after the first look."""
+async def test_an_outcome_committed_without_notification_is_seen_by_the_next_call(db: Db, other: Db, third: Db) -> None:
+    """The settle checked before anyone waited, and commits after the first call."""
     ids = await insert_running(db, 2)
     await other.execute("BEGIN")
     await complete(other, ids[:1])
@@ -188,8 +188,8 @@ async def test_an_end_that_nobody_was_told_of_is_seen_by_the_next_call(db: Db, o
     assert await ear.heard() == [(CHANNEL, [ids[1]])]
 
 
-async def test_who_waits_holds_nobody_up(db: Db, other: Db) -> None:
-    """Not even in a transaction that lasts: neither a settle nor a claim, nor another that waits elsewhere."""
+async def test_waiting_for_results_blocks_nobody(db: Db, other: Db) -> None:
+    """Not even in a long transaction: neither a settle nor a claim, nor another that waits elsewhere."""
     running = await insert_running(db, 3)
     (waits,) = await insert(db)
     async with other.transaction():
@@ -215,7 +215,7 @@ async def test_who_waits_holds_nobody_up(db: Db, other: Db) -> None:
         ("'{}', 'c', NULL", "p_for_s must be 1 to 86400"),
     ],
 )
-async def test_what_await_results_refuses(db: Db, arguments: str, message: str) -> None:
+async def test_arguments_that_await_results_refuses(db: Db, arguments: str, message: str) -> None:
     with pytest.raises(asyncpg.InvalidParameterValueError, match=message):
         await db.execute(f"SELECT * FROM pgworkd.await_results({arguments})")  # noqa: S608 - literals of this test
 
@@ -223,7 +223,7 @@ async def test_what_await_results_refuses(db: Db, arguments: str, message: str) 
 # Results
 
 
-async def test_result_of_finds_jobs_wherever_they_are(db: Db) -> None:
+async def test_result_of_finds_live_and_finished_jobs(db: Db) -> None:
     done, dead, runs = await insert_running(db, 3)
     await complete(db, [done], results=['{"n": 1}'])
     await fail(db, [dead], permanent=True, message="why")
@@ -278,7 +278,7 @@ async def test_the_results_of_a_tree_are_those_of_its_final_batches(db: Db, limi
     assert [name for name, *_ in await _pages(db, root, limit)] == ["final"] * 3 + ["leaf"] * 3, "else of the leaves"
 
 
-async def test_what_only_made_others_is_no_result(db: Db) -> None:
+async def test_jobs_of_a_stream_kind_are_not_results(db: Db) -> None:
     worker_id = await worker(db)
     root = await batch(db, "root")
     child = await batch(db, "child", parent=root, stream=True, stream_kind="maker")
@@ -294,7 +294,7 @@ async def test_what_only_made_others_is_no_result(db: Db) -> None:
     assert await _pages(db, root, 10) == [("child", 9, "made")]
 
 
-async def test_results_that_were_not_kept_and_batches_that_are_not_there(db: Db) -> None:
+async def test_results_that_were_not_kept_and_batches_that_do_not_exist(db: Db) -> None:
     await db.execute("INSERT INTO pgworkd.queues (name, keep_s) VALUES ('q', 0)")
     root = await batch(db)
     await add(db, root, 2)

@@ -1,4 +1,4 @@
-"""What a retention of a queue's own costs, and what it reaches: counted in rows read, whatever the history holds."""
+"""What a retention of a queue's own costs, and what it deletes: counted in rows read, whatever the history contains."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ READ = """
 
 
 async def finish(db: Db, count: int, queue: str = "q") -> None:
-    """Completes so many jobs now."""
+    """Completes this many jobs now."""
     ids = await insert(db, count, queue)
     await db.fetch("SELECT * FROM pgworkd.claim($1, $2, $3)", await worker(db), queue, count)
     await complete(db, ids)
@@ -36,7 +36,7 @@ async def rows_read(db: Db) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("keep_s", [0, 60])
-async def test_a_retention_of_a_queues_own_reads_only_what_it_deletes(db: Db, keep_s: int) -> None:
+async def test_a_retention_of_one_queue_reads_only_the_rows_it_deletes(db: Db, keep_s: int) -> None:
     await db.execute(HISTORY)
     await db.execute("INSERT INTO pgworkd.queues (name, keep_s) VALUES ('q', $1)", keep_s)
     await finish(db, 10)
@@ -46,7 +46,7 @@ async def test_a_retention_of_a_queues_own_reads_only_what_it_deletes(db: Db, ke
     assert read <= 3 * deleted
 
 
-async def test_rows_without_a_partition_are_deleted_by_an_index(db: Db) -> None:
+async def test_rows_without_a_partition_are_deleted_by_index(db: Db) -> None:
     await db.execute(HISTORY)
     await clock(-8 * 86_400, db)
     await finish(db, 10)
@@ -55,7 +55,7 @@ async def test_rows_without_a_partition_are_deleted_by_an_index(db: Db) -> None:
     assert (deleted, read <= 30) == (10, True)
 
 
-async def test_each_way_of_ending_notes_how_long_the_queue_keeps_it(db: Db) -> None:
+async def test_every_outcome_stores_how_long_the_queue_keeps_it(db: Db) -> None:
     await db.execute("INSERT INTO pgworkd.queues (name, keep_s) VALUES ('q', 60), ('more', 100)")
     await finish(db, 1)
     await finish(db, 1, "more")

@@ -1,4 +1,4 @@
-"""Schedules: a change of a rule counts at once, and takes no run away."""
+"""Schedules: a change of a rule takes effect at once, and removes no run."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def test_a_change_leaves_an_occurrence_that_is_due_or_has_run(db: Db, stat
     assert await db.fetch("SELECT * FROM pgworkd.jobs") == before
 
 
-async def test_the_new_rule_may_come_sooner_than_the_instant_it_replaced(db: Db) -> None:
+async def test_the_new_rule_may_be_due_sooner_than_the_instant_it_replaced(db: Db) -> None:
     await put(db, every_s=86400)
     await add(db, ("s", at(86400), 1))
     await put(db, every_s=60)
@@ -58,7 +58,7 @@ async def test_the_new_rule_may_come_sooner_than_the_instant_it_replaced(db: Db)
     assert await add(db, ("s", at(60), 2)) == ["s"]
 
 
-async def test_disabled_and_enabled_again_the_chain_goes_on(db: Db) -> None:
+async def test_the_chain_continues_when_a_schedule_is_enabled_again(db: Db) -> None:
     await put(db)
     await add(db, ("s", at(60), 1))
     await db.execute("UPDATE pgworkd.schedules SET enabled = false")
@@ -68,7 +68,7 @@ async def test_disabled_and_enabled_again_the_chain_goes_on(db: Db) -> None:
     assert await add(db, ("s", at(60), 3)) == ["s"]
 
 
-async def test_an_occurrence_someone_deleted_is_missed_and_the_chain_restored(db: Db) -> None:
+async def test_a_deleted_occurrence_is_noticed_and_the_chain_restored(db: Db) -> None:
     await put(db)
     await add(db, ("s", at(60), 1))
     await db.execute("DELETE FROM pgworkd.jobs")
@@ -77,8 +77,8 @@ async def test_an_occurrence_someone_deleted_is_missed_and_the_chain_restored(db
     assert await add(db, ("s", at(120), 1)) == ["s"]
 
 
-async def test_a_change_of_the_rule_does_not_throw_away_a_run_that_snoozed(db: Db) -> None:
-    """It has been claimed (attempts = 1) and waits to go on: deleted, it would reach no final state ."""
+async def test_a_change_of_the_rule_does_not_remove_a_snoozed_occurrence(db: Db) -> None:
+    """It has been claimed (attempts = 1) and waits to continue: deleted, it would reach no final state."""
     await put(db)
     job_id = await due_occurrence(db, await worker(db))
     await release(db, [job_id], delay_s=60)
@@ -89,9 +89,7 @@ async def test_a_change_of_the_rule_does_not_throw_away_a_run_that_snoozed(db: D
 # While an occurrence is being settled
 
 
-async def test_a_rule_that_changes_while_its_occurrence_is_settled_has_the_last_word(
-    db: Db, other: Db, third: Db
-) -> None:
+async def test_a_rule_changed_while_its_occurrence_is_settled_takes_precedence(db: Db, other: Db, third: Db) -> None:
     await put(db)
     job_id = await due_occurrence(db, await worker(db))
     async with anyio.create_task_group() as tasks:
@@ -105,7 +103,7 @@ async def test_a_rule_that_changes_while_its_occurrence_is_settled_has_the_last_
     assert await add(db, ("s", at(7), 2)) == ["s"]
 
 
-async def test_a_settle_beside_a_change_of_the_rule_waits_for_nobody_and_adds_nothing(db: Db, other: Db) -> None:
+async def test_a_settle_concurrent_with_a_change_of_the_rule_neither_waits_nor_adds(db: Db, other: Db) -> None:
     await put(db)
     job_id = await due_occurrence(db, await worker(db))
     await db.execute("BEGIN")

@@ -1,4 +1,4 @@
-"""What becomes of occurrences that nobody was there to run, and of schedules that nobody's code has."""
+"""Occurrences that no worker was there to run, and schedules that are no longer in code."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ async def _missed(db: Db, job_id: Any, attempt: int = 1) -> Any:
 
 
 async def _waiting(db: Db, **rule: Any) -> None:
-    """An occurrence at T0 that waits, planned before."""
+    """A waiting occurrence at T0, added earlier."""
     await put(db, **rule)
     await clock(-60, db)
     assert await add(db, ("s", T0, 1)) == ["s"]
@@ -28,7 +28,7 @@ async def _waiting(db: Db, **rule: Any) -> None:
 @pytest.mark.parametrize(
     ("came_s", "since_s"), [(60.0, None), (61.0, 61.0), (3600.0, 3600.0)], ids=["within its grace", "late", "very late"]
 )
-async def test_an_occurrence_is_missed_if_its_workers_came_later_than_its_grace(
+async def test_an_occurrence_is_missed_if_all_workers_arrived_after_its_grace_period(
     db: Db, came_s: float, since_s: float | None
 ) -> None:
     await _waiting(db)
@@ -38,7 +38,7 @@ async def test_an_occurrence_is_missed_if_its_workers_came_later_than_its_grace(
 
 
 @pytest.mark.parametrize(("grace_s", "is_missed"), [(0.0, True), (299.0, True), (300.0, False)])
-async def test_the_grace_is_the_schedules_own(db: Db, grace_s: float, is_missed: bool) -> None:
+async def test_the_grace_period_is_set_per_schedule(db: Db, grace_s: float, is_missed: bool) -> None:
     await _waiting(db)
     await clock(0, db)
     await db.execute("UPDATE pgworkd.schedules SET missed_grace_s = $1", grace_s)
@@ -47,8 +47,8 @@ async def test_the_grace_is_the_schedules_own(db: Db, grace_s: float, is_missed:
     assert (await _missed(db, job_id) is not None) is is_missed
 
 
-async def test_a_backlog_a_pause_and_a_limit_miss_nothing(db: Db) -> None:
-    """Some worker of the queue was there when it was due; that another came later changes nothing."""
+async def test_a_backlog_a_pause_or_a_limit_does_not_make_an_occurrence_missed(db: Db) -> None:
+    """Some worker of the queue was there when it was due; that another arrived later changes nothing."""
     early = await worker(db)
     await set_pool(db, early)
     await _waiting(db)
@@ -71,7 +71,7 @@ async def test_workers_of_other_queues_do_not_count(db: Db) -> None:
     assert await _missed(db, job_id) == at(3600)
 
 
-async def test_what_was_claimed_before_is_not_missed(db: Db) -> None:
+async def test_an_occurrence_that_was_claimed_before_is_not_missed(db: Db) -> None:
     await _waiting(db)
     await clock(3600, db)
     worker_id = await worker(db)
@@ -83,7 +83,7 @@ async def test_what_was_claimed_before_is_not_missed(db: Db) -> None:
 
 
 @pytest.mark.parametrize("missed", ["once", "all"])
-async def test_what_is_to_be_made_up_for_is_not_skipped(db: Db, missed: str) -> None:
+async def test_an_occurrence_to_be_made_up_for_is_not_skipped(db: Db, missed: str) -> None:
     await _waiting(db, missed=missed)
     await clock(3600, db)
     (job_id,) = await claim_ids(db, await worker(db))
@@ -93,13 +93,13 @@ async def test_what_is_to_be_made_up_for_is_not_skipped(db: Db, missed: str) -> 
 # A failing occurrence
 
 
-async def test_a_failing_occurrence_does_not_hold_up_the_next(db: Db) -> None:
+async def test_a_failing_occurrence_does_not_delay_the_next(db: Db) -> None:
     await put(db)
     worker_id = await worker(db)
     job_id = await due_occurrence(db, worker_id)
     assert await fail(db, [job_id], following=("s", at(60), 1)) == {job_id: "failed"}
     assert await occurrences(db) == [(T0, "failed"), (at(60), "pending")]
-    # Whatever becomes of its retries, the chain has one.
+    # Whatever becomes of its retries, the chain has exactly one next occurrence.
     await db.execute("UPDATE pgworkd.jobs SET run_at = $1 WHERE status = 'failed'", T0)
     assert await claim_ids(db, worker_id) == [job_id]
     settle = "SELECT pgworkd.settle_completed($1, '{2}', '{null}', '{s}', $2, '{1}')"
@@ -107,7 +107,7 @@ async def test_a_failing_occurrence_does_not_hold_up_the_next(db: Db) -> None:
     assert await occurrences(db) == [(at(60), "pending")]
 
 
-async def test_unless_it_is_asked_for(db: Db) -> None:
+async def test_with_waits_for_retries_the_next_occurrence_waits_for_the_failing_one(db: Db) -> None:
     await put(db)
     worker_id = await worker(db)
     job_id = await due_occurrence(db, worker_id)
@@ -120,7 +120,7 @@ async def test_unless_it_is_asked_for(db: Db) -> None:
     assert await occurrences(db) == [(T0, "dead"), (at(60), "pending")]
 
 
-# Code that has gone
+# Schedules removed from code
 
 
 async def _declare(db: Db, worker_id: int, *names: str) -> dict[str, bool]:
@@ -132,7 +132,7 @@ async def _retire(db: Db, *names: str) -> list[str]:
     return list(await db.fetchval("SELECT pgworkd.retire_schedules($1)", list(names)))
 
 
-async def test_a_schedule_in_nobodys_code_is_disabled_noted_and_enabled_when_it_comes_back(db: Db) -> None:
+async def test_a_schedule_removed_from_code_is_disabled_and_enabled_when_it_returns(db: Db) -> None:
     for name in ("gone", "kept"):
         await put(db, name)
     await db.execute("INSERT INTO pgworkd.schedules (name, queue, every_s) VALUES ('by hand', 'q', 5)")
@@ -156,7 +156,7 @@ async def test_a_schedule_in_nobodys_code_is_disabled_noted_and_enabled_when_it_
     assert await _declare(db, back, "gone", "kept") == {}
 
 
-async def test_what_an_operator_disabled_stays_so(db: Db) -> None:
+async def test_a_schedule_disabled_by_an_operator_stays_disabled(db: Db) -> None:
     await put(db)
     await db.execute("SELECT pgworkd.enable_schedule('s', false)")
     worker_id = await worker(db)
@@ -183,7 +183,7 @@ async def test_an_operator_enables_disables_and_removes(db: Db) -> None:
     assert await db.fetchval("SELECT array_agg(what ORDER BY id) FROM pgworkd.audit") == ["schedule"] * 3
 
 
-async def test_run_now_is_a_job_besides_the_occurrences(db: Db) -> None:
+async def test_run_now_inserts_a_job_besides_the_occurrences(db: Db) -> None:
     await put(db, payload='{"n": 1}', kind="k")
     await add(db, ("s", at(60), 1))
     job_id = await db.fetchval("SELECT pgworkd.run_schedule('s', 'ann')")

@@ -1,4 +1,4 @@
-"""Schedules: their rules, who may change them, and who hears of it."""
+"""Schedules: their rules, who may change them, and who is notified."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .verbs import T0, Db, Notices, at, set_pool, worker
 pytestmark = pytest.mark.usefixtures("t0")
 
 
-async def test_put_schedule_enters_a_rule_of_code(db: Db) -> None:
+async def test_put_schedule_stores_a_rule_from_code(db: Db) -> None:
     await put(db, queue="m", kind="k", cron="0 7 * * *", every_s=None, timezone="Europe/Berlin", payload='{"n": 1}')
     row = dict(await schedule(db))
     assert row == {
@@ -70,7 +70,7 @@ async def test_a_changed_rule_gets_a_new_revision(db: Db, change: dict[str, Any]
     assert {name: row[name] for name in change} == change
 
 
-async def test_code_never_overwrites_a_rule_of_sql(db: Db) -> None:
+async def test_code_never_overwrites_a_rule_defined_in_sql(db: Db) -> None:
     await db.execute("INSERT INTO pgworkd.schedules (name, queue, every_s) VALUES ('s', 'q', 5)")
     before = await schedule(db)
     assert (before["source"], before["enabled"], before["missed"]) == ("sql", True, "skip")
@@ -78,7 +78,7 @@ async def test_code_never_overwrites_a_rule_of_sql(db: Db) -> None:
     assert await schedule(db) == before
 
 
-async def test_code_does_not_enable_what_someone_disabled(db: Db) -> None:
+async def test_code_does_not_enable_a_schedule_disabled_by_an_operator(db: Db) -> None:
     await put(db)
     await db.execute("UPDATE pgworkd.schedules SET enabled = false")
     await put(db, every_s=61)
@@ -96,19 +96,19 @@ async def test_code_does_not_enable_what_someone_disabled(db: Db) -> None:
         ("'s', '', NULL, 60", "name_must_have_1_to_200_characters"),
     ],
 )
-async def test_a_bad_rule_is_refused(db: Db, columns: str, check: str) -> None:
+async def test_an_invalid_rule_is_refused(db: Db, columns: str, check: str) -> None:
     with pytest.raises(asyncpg.CheckViolationError) as caught:
         await db.execute(f"INSERT INTO pgworkd.schedules (name, queue, cron, every_s) VALUES ({columns})")  # noqa: S608
     assert caught.value.constraint_name == check
 
 
-async def test_missed_is_skip_once_or_all(db: Db) -> None:
+async def test_missed_must_be_skip_once_or_all(db: Db) -> None:
     with pytest.raises(asyncpg.CheckViolationError) as caught:
         await put(db, missed="never")
     assert caught.value.constraint_name == "missed_must_be_skip_once_or_all"
 
 
-async def test_ensure_schedules_lists_the_enabled_and_says_which_have_no_live_occurrence(db: Db) -> None:
+async def test_ensure_schedules_lists_enabled_ones_and_those_without_a_live_occurrence(db: Db) -> None:
     for name in ("live", "dead", "none", "off"):
         await put(db, name)
     await add(db, ("live", T0, 1), ("dead", T0, 1))
@@ -129,7 +129,7 @@ async def test_ensure_schedules_lists_the_enabled_and_says_which_have_no_live_oc
     }
 
 
-async def test_a_rule_without_a_next_instant_says_why_until_it_is_changed(db: Db) -> None:
+async def test_a_rule_without_a_next_instant_has_an_error_until_it_is_changed(db: Db) -> None:
     await put(db)
     sql = "SELECT pgworkd.fail_schedule('s', $1, $2)"
     assert await db.fetchval(sql, 2, "stale") is False
@@ -145,7 +145,7 @@ async def test_a_rule_without_a_next_instant_says_why_until_it_is_changed(db: Db
 # NOTIFY
 
 
-async def test_daemons_hear_of_every_change_of_a_rule_and_of_nothing_else(db: Db, notices: Notices) -> None:
+async def test_daemons_are_notified_of_every_change_of_a_rule_and_of_nothing_else(db: Db, notices: Notices) -> None:
     await set_pool(db, await worker(db))
     changed = {"schedules": True}
     await put(db)

@@ -1,4 +1,4 @@
-"""schema.sql as a file: what it makes, and that it can run again at any time."""
+"""schema.sql as a file: what it creates, and that it can be run again at any time."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from .verbs import (
 
 pytestmark = pytest.mark.usefixtures("t0")
 
-# What users and the daemon call. `text[]` and the like as Postgres prints them.
+# The functions that users and the daemon call. `text[]` and the like as Postgres prints them.
 FUNCTIONS = {
     "add_occurrences(text[], timestamp with time zone[], integer[])": "text[]",
     "add_jobs(uuid, jsonb[], text, text, integer, timestamp with time zone, integer, double precision, "
@@ -153,10 +153,10 @@ async def reader(db: Db) -> AsyncIterator[str]:
     await db.execute(f"DROP OWNED BY {name}; DROP ROLE {name}")
 
 
-# The file runs again
+# Running the file again
 
 
-async def test_it_runs_again_on_live_data_and_changes_nothing(db: Db) -> None:
+async def test_the_script_can_be_rerun_on_live_data_and_changes_nothing(db: Db) -> None:
     worker_id = await _some_of_everything(db)
     before = await _contents(db)
     for _ in range(2):
@@ -171,7 +171,7 @@ async def test_it_runs_again_on_live_data_and_changes_nothing(db: Db) -> None:
     assert [tuple(row) for row in settings] == [('"$user", public', "notice")], "it leaves the session as it was"
 
 
-async def test_priority_ageing_goes_and_the_other_limits_stay(db: Db) -> None:
+async def test_an_upgrade_drops_priority_ageing_and_keeps_the_other_limits(db: Db) -> None:
     await db.execute(
         "ALTER TABLE pgworkd.queues DROP COLUMN limited, ADD COLUMN ageing_s pgworkd.period_s;"
         " ALTER TABLE pgworkd.queues ADD COLUMN limited boolean GENERATED ALWAYS AS"
@@ -185,14 +185,16 @@ async def test_priority_ageing_goes_and_the_other_limits_stay(db: Db) -> None:
     assert len(await claim(db, await worker(db))) == 1
 
 
-async def test_it_runs_again_statement_by_statement_as_psql_does(db: Db) -> None:
+async def test_the_script_can_be_rerun_statement_by_statement_as_psql_does(db: Db) -> None:
     before = await _contents(db)
     for statement in _statements(schema.text()):
         await db.execute(statement)
     assert await _contents(db) == before
 
 
-async def test_it_waits_for_an_open_transaction_and_loses_nothing_of_it(db: Db, other: Db, third: Db) -> None:
+async def test_the_script_waits_for_an_open_transaction_and_loses_none_of_its_work(
+    db: Db, other: Db, third: Db
+) -> None:
     worker_id = await _some_of_everything(db)
     async with anyio.create_task_group() as tasks:
         await db.execute("BEGIN")
@@ -206,9 +208,9 @@ async def test_it_waits_for_an_open_transaction_and_loses_nothing_of_it(db: Db, 
     assert await complete(db, [job_id]) == {job_id}
 
 
-async def test_sessions_that_used_the_old_functions_go_on_with_the_new_ones(db: Db, other: Db) -> None:
+async def test_sessions_that_used_the_old_functions_continue_with_the_new_ones(db: Db, other: Db) -> None:
     worker_id = await worker(db)
-    for _ in range(7):  # prepared, and planned for good
+    for _ in range(7):  # prepared, with a generic plan
         ids = await insert(db, 2)
         assert await claim_ids(db, worker_id) == ids
         await complete(db, ids[:1])
@@ -222,7 +224,7 @@ async def test_sessions_that_used_the_old_functions_go_on_with_the_new_ones(db: 
     assert await heartbeat(db, worker_id) is not None
 
 
-async def test_two_installations_at_once_do_not_break_each_other(db: Db, other: Db, third: Db) -> None:
+async def test_concurrent_installations_do_not_break_each_other(db: Db, other: Db, third: Db) -> None:
     async with anyio.create_task_group() as tasks:
         await db.execute("BEGIN")
         await db.execute("SELECT pg_advisory_xact_lock(1886873445, 0)")
@@ -235,8 +237,8 @@ async def test_two_installations_at_once_do_not_break_each_other(db: Db, other: 
     assert await db.fetchval("SELECT version FROM pgworkd.schema_version") == schema.VERSION
 
 
-async def test_a_users_view_on_ours_survives_or_stops_the_migration(db: Db) -> None:
-    """DROP VIEW .. CASCADE would take it along, in silence."""
+async def test_a_users_view_on_our_views_survives_or_stops_the_migration(db: Db) -> None:
+    """DROP VIEW .. CASCADE would silently drop it, too."""
     await db.execute("CREATE VIEW public.my_report AS SELECT queue, count(*) FROM pgworkd.all_jobs GROUP BY 1")
     try:
         await db.execute(schema.text())
@@ -246,7 +248,7 @@ async def test_a_users_view_on_ours_survives_or_stops_the_migration(db: Db) -> N
 
 
 async def test_grants_survive_a_migration(db: Db, reader: str) -> None:
-    """Dropped and made again, views would be nobody's, and functions everybody's."""
+    """Dropped and created again, views would be granted to nobody, and functions to PUBLIC."""
     await db.execute(f"GRANT SELECT ON pgworkd.all_jobs, pgworkd.queue_stats TO {reader}")
     await db.execute("REVOKE EXECUTE ON FUNCTION pgworkd.discard(uuid[], text) FROM PUBLIC")
     await db.execute(schema.text())
@@ -254,10 +256,10 @@ async def test_grants_survive_a_migration(db: Db, reader: str) -> None:
     assert not await db.fetchval("SELECT has_function_privilege($1, 'pgworkd.discard(uuid[],text)', 'EXECUTE')", reader)
 
 
-# What it makes
+# What it creates
 
 
-async def test_the_functions_people_call(db: Db) -> None:
+async def test_the_signatures_of_public_functions(db: Db) -> None:
     rows = await db.fetch(
         "SELECT p.oid::regprocedure::text, pg_get_function_result(p.oid) FROM pg_proc p "
         "WHERE p.pronamespace = 'pgworkd'::regnamespace"
@@ -277,7 +279,7 @@ async def test_the_columns_of_the_views(db: Db, view: str) -> None:
     assert not [name for name, kind in columns if re.search("_text|payload_object|instant", kind)], "no domains"
 
 
-async def test_what_the_views_say(db: Db) -> None:
+async def test_the_contents_of_the_views(db: Db) -> None:
     worker_id = await _some_of_everything(db)
     counts = "SELECT status::text, count(*), count(finished_at) FROM pgworkd.all_jobs GROUP BY 1 ORDER BY 1"
     rows = await db.fetch(counts)
@@ -294,7 +296,7 @@ async def test_what_the_views_say(db: Db) -> None:
     assert tuple(row) == (worker_id, 1, ["q"])
 
 
-async def test_every_function_says_above_itself_what_it_does() -> None:
+async def test_every_function_has_a_comment_above_it() -> None:
     lines = schema.text().splitlines()
     found = [n for n, line in enumerate(lines) if re.match(r"\s*CREATE (OR REPLACE )?FUNCTION", line)]
     assert len(found) > 30
@@ -306,7 +308,7 @@ async def test_every_function_says_above_itself_what_it_does() -> None:
     assert silent == []
 
 
-async def test_the_hot_path_has_the_indexes_it_needs_and_no_others(db: Db) -> None:
+async def test_the_hot_path_has_exactly_the_indexes_it_needs(db: Db) -> None:
     rows = await db.fetch(
         "SELECT indexrelid::regclass::text FROM pg_index WHERE indrelid = 'pgworkd.jobs'::regclass AND indpred IS NULL"
     )

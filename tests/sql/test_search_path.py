@@ -1,4 +1,4 @@
-"""The functions of schema.sql mean what they say under any search_path."""
+"""The functions of schema.sql resolve every name the same way under any search_path."""
 
 from __future__ import annotations
 
@@ -72,14 +72,14 @@ HOSTILE_PATH = "SET search_path = evil, pg_catalog, pgworkd"
 
 
 async def _insert(db: Db, count: int) -> list[uuid.UUID]:
-    """The INSERT .. SELECT of the tests names types, and types are hostile here too."""
+    """The INSERT .. SELECT of the tests names types, and here types are shadowed too."""
     return [await db.fetchval("INSERT INTO pgworkd.jobs (queue) VALUES ('q') RETURNING id") for _ in range(count)]
 
 
 async def every_verb(db: Db) -> tuple[uuid.UUID, uuid.UUID, uuid.UUID]:
-    """Calls all that daemons and operators call, in statements that name no function, operator or type of others.
+    """Calls all verbs of daemons and operators, in statements that name no function, operator or type of others.
 
-    The session stands at T0. Answers with jobs that are completed, cancelled and failed.
+    The session's clock is at T0. Returns jobs that are completed, cancelled and failed.
     """
     worker_id = await worker(db)
     await set_pool(db, worker_id)
@@ -148,7 +148,7 @@ async def test_every_function_that_runs_a_statement_pins_its_search_path(db: Db)
         "AND NOT coalesce(proconfig, '{}') && "
         "ARRAY['search_path=pgworkd, pg_catalog, pg_temp', 'search_path=pg_catalog, pgworkd, pg_temp']"
     )
-    # What is left out was parsed when it was made. This one is inlined into others' statements; it touches no table.
+    # The excluded functions were parsed at creation. This one is inlined into others' statements; it touches no table.
     assert {row[0] for row in rows} <= {"add_error"}
 
 
@@ -182,7 +182,7 @@ CREATE FUNCTION evil.notify_pools(text, timestamptz) RETURNS void LANGUAGE sql A
 """
 
 
-async def test_the_trigger_of_an_insert_does_not_look_along_the_callers_search_path(db: Db, notices: Notices) -> None:
+async def test_the_insert_trigger_ignores_the_callers_search_path(db: Db, notices: Notices) -> None:
     await set_pool(db, await worker(db))
     await db.execute(HOSTILE + NAMES_OF_AN_INSERT)
     await db.execute(HOSTILE_PATH)
@@ -202,7 +202,7 @@ async def test_the_trigger_of_an_insert_does_not_look_along_the_callers_search_p
     ],
     ids=["timestamptz", "lpad", "uuidv7"],
 )
-async def test_the_defaults_of_a_row_do_not_look_along_the_callers_search_path(db: Db, shadow: str) -> None:
+async def test_column_defaults_ignore_the_callers_search_path(db: Db, shadow: str) -> None:
     """A body that is a string is parsed at each call, in the caller's path: its functions, its casts."""
     await db.execute(HOSTILE)
     await db.execute(shadow)

@@ -1,4 +1,4 @@
-"""Whoever makes functions, operators and tables of the names that the engine uses gets nobody to run them for him."""
+"""A role that creates functions, operators and tables with the names the engine uses gets nobody to run them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CONTROLS = ("SELECT now()", "SELECT clock_timestamp()", "SELECT 'a'::text = 'b'"
 
 
 async def lay(db: Db, schema: str) -> int:
-    """Lays out a double of each function and operator of Postgres that a body of ours could mean; how many."""
+    """Creates a double of each function and operator of Postgres that a body of ours could mean; the number of them."""
     bodies = await db.fetchval(
         "SELECT string_agg(pg_get_functiondef(oid), ' ') FROM pg_proc WHERE pronamespace = 'pgworkd'::regnamespace"
     )
@@ -56,7 +56,7 @@ async def lay(db: Db, schema: str) -> int:
 
 
 async def hide_tables(db: Db, session: Db) -> None:
-    """Puts tables and types of the session's own before ours."""
+    """Puts tables and types of the session's own before ours in its search path."""
     names = await db.fetch(
         "SELECT relname FROM pg_class WHERE relnamespace = 'pgworkd'::regnamespace AND relkind IN ('r', 'p', 'v')"
     )
@@ -66,11 +66,11 @@ async def hide_tables(db: Db, session: Db) -> None:
 
 
 async def set_trap(db: Db, session: Db) -> None:
-    """All names mean the doubles in that session from now on, which says so."""
+    """From now on every name means the double in that session; a double that runs raises an error."""
     await db.execute("CREATE SCHEMA lair; GRANT USAGE ON SCHEMA lair TO PUBLIC")
     assert await lay(db, "lair") > 500
     await hide_tables(db, session)
-    # The driver reads what types are like by queries of its own, which would look there: so let it know them before.
+    # The driver introspects types with queries of its own, which would resolve there: so let it cache them before.
     arrays = ("uuid[]", "int[]", "float8[]", "text[]", "bool[]", "real[]", "timestamptz[]", "jsonb[]")
     sql = ", ".join(f"${number}::{name}" for number, name in enumerate((*arrays, "pgworkd.instant"), 1))
     await session.fetch(f"SELECT {sql}", *([] for _ in arrays), at(0))
@@ -81,7 +81,7 @@ async def set_trap(db: Db, session: Db) -> None:
     assert await session.fetch("SELECT evil FROM jobs") == []
 
 
-async def test_a_worker_runs_nothing_of_anothers(db: Db, roles: Roles) -> None:
+async def test_a_worker_runs_no_function_of_another_role(db: Db, roles: Roles) -> None:
     async with roles.acting("worker") as ours:
         await set_trap(db, ours)
         await clock(0, ours)
@@ -89,8 +89,8 @@ async def test_a_worker_runs_nothing_of_anothers(db: Db, roles: Roles) -> None:
     assert await statuses(db, ended) == ["completed", "cancelled", "failed"]
 
 
-async def test_an_enqueuer_cannot_make_the_owner_run_his_own(db: Db, roles: Roles, notices: Notices) -> None:
-    """Each function that runs as the owner, each trigger, and what is left to the commit."""
+async def test_an_enqueuer_cannot_make_the_owner_run_its_functions(db: Db, roles: Roles, notices: Notices) -> None:
+    """Each function that runs as the owner, each trigger, and the deferred work at commit."""
     await set_pool(db, await worker(db))
     async with roles.session("enqueuer") as ours:
         await set_trap(db, ours)
@@ -118,7 +118,7 @@ async def test_an_enqueuer_cannot_make_the_owner_run_his_own(db: Db, roles: Role
     assert await db.fetchval("SELECT total FROM pgworkd.batch_progress WHERE id = $1", root) == 2
 
 
-async def test_a_readers_views_mean_what_they_meant_when_they_were_made(db: Db, roles: Roles) -> None:
+async def test_the_views_of_a_reader_keep_the_names_resolved_at_creation(db: Db, roles: Roles) -> None:
     await one(db)
     async with roles.session("reader") as ours:
         await set_trap(db, ours)

@@ -1,4 +1,4 @@
-"""serialize_key: one at a time, in the order in which they are due, whoever frees the key."""
+"""serialize_key: one job at a time, in the order in which they are due, however the key is freed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("t0")
 COUNT = "SELECT count(*) FROM pgworkd.jobs WHERE status = $1"
 
 
-async def test_one_of_a_key_runs_and_the_next_is_parked_until_it_is_over(db: Db) -> None:
+async def test_one_job_of_a_key_runs_and_the_next_is_blocked_until_it_finishes(db: Db) -> None:
     worker_id = await worker(db)
     first, second, third = await line(db, "k", "k", "k")
     assert await take_ids(db, worker_id) == [first]
@@ -41,7 +41,7 @@ async def test_one_of_a_key_runs_and_the_next_is_parked_until_it_is_over(db: Db)
     assert await run_all(db, worker_id) == [second, third]
 
 
-async def test_other_keys_and_the_same_key_of_another_queue_are_not_held_up(db: Db) -> None:
+async def test_other_keys_and_the_same_key_of_another_queue_are_not_delayed(db: Db) -> None:
     worker_id = await worker(db)
     a, b = await line(db, "a", "b")
     plain = await one(db)
@@ -51,7 +51,7 @@ async def test_other_keys_and_the_same_key_of_another_queue_are_not_held_up(db: 
 
 
 @pytest.mark.parametrize("limit", [1, 3, 100])
-async def test_the_order_of_a_key_is_that_of_run_at_and_id_whatever_the_priority(db: Db, limit: int) -> None:
+async def test_jobs_of_a_key_run_by_run_at_and_id_whatever_the_priority(db: Db, limit: int) -> None:
     worker_id = await worker(db)
     low = uuid.UUID(int=1), uuid.UUID(int=2)
     expected = [
@@ -64,7 +64,7 @@ async def test_the_order_of_a_key_is_that_of_run_at_and_id_whatever_the_priority
     assert await run_all(db, worker_id, limit=limit) == expected
 
 
-async def test_a_delayed_job_joins_the_line_when_it_is_due(db: Db) -> None:
+async def test_a_delayed_job_waits_for_its_key_once_it_is_due(db: Db) -> None:
     worker_id = await worker(db)
     (delayed,) = await line(db, "k", run_at=at(5))
     first, second, third = (*await line(db, "k", run_at=at(-2)), *await line(db, "k", "k"))
@@ -75,7 +75,7 @@ async def test_a_delayed_job_joins_the_line_when_it_is_due(db: Db) -> None:
     assert await run_all(db, worker_id) == [second, third, late, delayed]
 
 
-async def test_a_job_that_commits_late_takes_its_place_among_those_that_wait(db: Db, other: Db) -> None:
+async def test_a_job_committed_late_takes_its_place_among_the_waiters(db: Db, other: Db) -> None:
     worker_id = await worker(db)
     await other.execute("BEGIN")
     (early,) = await line(other, "k", run_at=at(-5))
@@ -86,10 +86,10 @@ async def test_a_job_that_commits_late_takes_its_place_among_those_that_wait(db:
     assert await run_all(db, worker_id) == [early, second, third]
 
 
-# What frees a key
+# Ways to free a key
 
 
-async def test_a_retry_that_waits_holds_the_key(db: Db) -> None:
+async def test_a_failed_job_holds_its_key_until_its_retry(db: Db) -> None:
     worker_id = await worker(db)
     first, second = await line(db, "k", "k")
     await take_ids(db, worker_id)
@@ -100,7 +100,7 @@ async def test_a_retry_that_waits_holds_the_key(db: Db) -> None:
     assert await run_all(db, worker_id) == [first, second]
 
 
-async def test_a_retry_that_yields_lets_others_pass_and_stands_in_line_again_when_due(db: Db) -> None:
+async def test_a_failed_job_that_yields_its_key_waits_for_it_again_when_due(db: Db) -> None:
     worker_id = await worker(db, 100)
     first, second, third = await line(db, "k", "k", "k", yields=True)
     await take_ids(db, worker_id)
@@ -113,7 +113,7 @@ async def test_a_retry_that_yields_lets_others_pass_and_stands_in_line_again_whe
 
 
 @pytest.mark.parametrize("how", ["dead", "cancelled", "expired", "released", "snoozed", "cancel asked, then failed"])
-async def test_every_way_out_hands_the_key_on(db: Db, how: str) -> None:
+async def test_every_outcome_hands_the_key_on(db: Db, how: str) -> None:
     worker_id = await worker(db)
     first, second = await line(db, "k", "k")
     assert await take_ids(db, worker_id) == [first]
@@ -132,7 +132,7 @@ async def test_every_way_out_hands_the_key_on(db: Db, how: str) -> None:
     assert await run_all(db, worker_id) == ([first, second] if how == "released" else [second])
 
 
-async def test_a_queue_without_history_hands_keys_on_just_the_same(db: Db) -> None:
+async def test_a_queue_without_history_hands_keys_on_too(db: Db) -> None:
     worker_id = await worker(db)
     await settings(db, keep_s=0)
     ids = await line(db, "k", "k", "k", "k")
@@ -144,7 +144,7 @@ async def test_a_queue_without_history_hands_keys_on_just_the_same(db: Db) -> No
     assert await db.fetchval("SELECT count(*) FROM pgworkd.all_jobs") == 0
 
 
-async def test_a_dead_job_does_not_hold_its_key_and_comes_last_when_it_is_replayed(db: Db) -> None:
+async def test_a_dead_job_does_not_hold_its_key_and_is_last_when_retried(db: Db) -> None:
     worker_id = await worker(db)
     first, second = await line(db, "k", "k", run_at=at(-1))
     await take_ids(db, worker_id)
@@ -157,7 +157,7 @@ async def test_a_dead_job_does_not_hold_its_key_and_comes_last_when_it_is_replay
 
 
 @pytest.mark.parametrize("yields", [False, True])
-async def test_a_retry_that_is_hurried_keeps_or_takes_its_place(db: Db, *, yields: bool) -> None:
+async def test_a_failed_job_retried_now_keeps_or_takes_its_place(db: Db, *, yields: bool) -> None:
     worker_id = await worker(db)
     first, second, third = await line(db, "k", "k", "k", yields=yields, run_at=at(-1))
     await take_ids(db, worker_id)
@@ -175,7 +175,7 @@ async def test_a_retry_that_is_hurried_keeps_or_takes_its_place(db: Db, *, yield
 
 @pytest.mark.parametrize("how", ["cancel", "expire"])
 @pytest.mark.parametrize("head", ["pending", "blocked"])
-async def test_the_head_of_a_line_may_go_without_having_run(db: Db, how: str, head: str) -> None:
+async def test_the_first_waiter_of_a_key_may_be_cancelled_or_expire(db: Db, how: str, head: str) -> None:
     worker_id = await worker(db)
     ids = await line(db, "k", "k", expires_at=at(5) if how == "expire" else None)
     ids += await line(db, "k", "k")
@@ -192,7 +192,7 @@ async def test_the_head_of_a_line_may_go_without_having_run(db: Db, how: str, he
     assert await run_all(db, worker_id) == ids[2:]
 
 
-async def test_what_has_expired_in_line_is_passed_over_before_it_is_cleared_away(db: Db) -> None:
+async def test_expired_waiters_are_skipped_before_expire_removes_them(db: Db) -> None:
     worker_id = await worker(db)
     (first,) = await line(db, "k")
     old = await line(db, "k", "k", "k", expires_at=at(5))
@@ -205,7 +205,7 @@ async def test_what_has_expired_in_line_is_passed_over_before_it_is_cleared_away
     assert await statuses(db, old) == ["expired"] * 3
 
 
-async def test_a_lost_holder_keeps_its_key_until_it_is_over(db: Db) -> None:
+async def test_a_job_of_a_lost_worker_holds_its_key_until_it_finishes(db: Db) -> None:
     victim, rescuer = await worker(db), await worker(db)
     first, second = await line(db, "k", "k")
     assert await take_ids(db, victim) == [first]
@@ -218,7 +218,7 @@ async def test_a_lost_holder_keeps_its_key_until_it_is_over(db: Db) -> None:
 
 
 @pytest.mark.parametrize("how", ["dead", "cancelled", "yields"])
-async def test_rescue_hands_the_key_of_a_lost_holder_on(db: Db, how: str) -> None:
+async def test_rescue_hands_on_the_key_of_a_job_that_ends_or_yields(db: Db, how: str) -> None:
     victim, rescuer = await worker(db), await worker(db)
     (first,) = await line(db, "k", max_attempts=1 if how == "dead" else 3, yields=how == "yields")
     (second,) = await line(db, "k")
@@ -227,12 +227,12 @@ async def test_rescue_hands_the_key_of_a_lost_holder_on(db: Db, how: str) -> Non
     if how == "cancelled":
         await cancel(db, first)
     await steady(db, rescuer)
-    # It is due since before the other, so a retry that yields comes first all the same.
+    # It was due before the other, so a retry that yields comes first all the same.
     assert await rescue(db, rescuer) == {first: "failed" if how == "yields" else how}
     assert await run_all(db, rescuer) == ([first, second] if how == "yields" else [second])
 
 
-async def test_suspects_with_keys_wait_for_them_and_hold_them(db: Db) -> None:
+async def test_suspects_wait_for_their_keys_and_hold_them(db: Db) -> None:
     worker_id, another = await worker(db), await worker(db)
     first, second = await line(db, "k", "k")
     assert await take_ids(db, worker_id) == [first]
@@ -247,7 +247,7 @@ async def test_suspects_with_keys_wait_for_them_and_hold_them(db: Db) -> None:
     assert await take_ids(db, worker_id) == [second]
 
 
-async def test_a_claim_is_not_held_up_by_many_that_it_must_park(db: Db) -> None:
+async def test_a_claim_returns_its_limit_although_it_must_block_many_jobs(db: Db) -> None:
     worker_id = await worker(db)
     ids = await line(db, "k") + await insert(db, 300, serialize_key="k")
     plain = await insert(db, 3)
@@ -257,8 +257,8 @@ async def test_a_claim_is_not_held_up_by_many_that_it_must_park(db: Db) -> None:
     assert await db.fetchval(COUNT, "blocked") == 299, "one key, one that may run"
 
 
-async def test_jobs_without_a_key_pass_those_that_are_being_parked(db: Db) -> None:
-    """A long line comes in at once: each claim parks a part of it, and takes what is behind all the same."""
+async def test_jobs_without_a_key_pass_those_being_blocked(db: Db) -> None:
+    """Many waiters arrive at once: each claim blocks some of them, and takes the jobs behind them all the same."""
     worker_id = await worker(db)
     await line(db, "s", run_at=at(-9))
     assert len(await take_ids(db, worker_id)) == 1
@@ -281,7 +281,7 @@ async def test_jobs_without_a_key_pass_those_that_are_being_parked(db: Db) -> No
     assert await db.fetchval(parked) == 20_000
 
 
-async def test_unblock_mends_what_was_changed_by_hand_and_leaves_the_rest(db: Db) -> None:
+async def test_unblock_repairs_rows_changed_by_hand_and_leaves_the_rest(db: Db) -> None:
     worker_id = await worker(db)
     held, moved = await line(db, "a", "b")
     await take_ids(db, worker_id)
@@ -294,8 +294,8 @@ async def test_unblock_mends_what_was_changed_by_hand_and_leaves_the_rest(db: Db
     assert await statuses(db, [held, moved]) == ["running", "running"]
 
 
-async def test_lines_are_looked_after_in_steps(db: Db) -> None:
-    """As many of them as there are: each step goes on where the one before has stopped."""
+async def test_keys_are_repaired_in_steps(db: Db) -> None:
+    """For any number of keys: each step continues where the one before stopped."""
     ids = {}
     for queue, key in itertools.product(("q", "r"), ("a", "b", "c", "d", "e")):
         (ids[queue, key],) = await insert(db, 1, queue, serialize_key=key, status="blocked")

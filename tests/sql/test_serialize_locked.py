@@ -1,4 +1,4 @@
-"""Lines whose first job someone has locked: nobody goes before it, and it goes on soon after."""
+"""Keys whose first waiter is locked by another session: no job overtakes it, and it is promoted soon after."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ APPLY = "SELECT pgworkd.apply_effects()"
 
 
 @pytest.mark.parametrize("lock", ["FOR UPDATE", "FOR KEY SHARE"])
-async def test_the_first_of_a_line_that_is_locked_is_waited_for(db: Db, other: Db, lock: str) -> None:
+async def test_the_next_waiter_of_a_key_does_not_overtake_a_locked_first_one(db: Db, other: Db, lock: str) -> None:
     worker_id = await worker(db)
     first, second, third = await line(db, "k", "k", "k")
     assert await take_ids(db, worker_id) == [first]
@@ -30,7 +30,7 @@ async def test_the_first_of_a_line_that_is_locked_is_waited_for(db: Db, other: D
     assert await run_all(db, worker_id) == [second, third]
 
 
-async def test_what_is_locked_is_told_of_once_and_other_lines_go_on(db: Db, other: Db, third: Db) -> None:
+async def test_a_locked_waiter_is_reported_once_and_other_keys_make_progress(db: Db, other: Db, third: Db) -> None:
     worker_id = await worker(db)
     holders = await line(db, "k", "l")
     locked, free = await line(db, "k", "l")

@@ -1,4 +1,4 @@
-"""serialize_key under two sessions at once: whoever comes first, and whatever is rolled back, the line goes on."""
+"""serialize_key in two sessions at once: whichever is first, and whatever is rolled back, the key makes progress."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ async def _settle(settle: str, db: Db, first: uuid.UUID) -> None:
 @pytest.mark.parametrize("settle", ["complete", "fail", "snooze"])
 @pytest.mark.parametrize("next_is", ["parked", "waiting"])
 @pytest.mark.parametrize("end_with", ["COMMIT", "ROLLBACK"])
-async def test_a_claim_beside_a_settle_that_frees_a_key(
+async def test_a_claim_concurrent_with_a_settle_that_frees_a_key(
     db: Db, other: Db, third: Db, settle: str, next_is: str, end_with: str
 ) -> None:
-    """With nothing in its way but a parked job it need not wait, else it waits to see what the settle did."""
+    """With only a blocked job ahead it need not wait; otherwise it waits to see what the settle did."""
     worker_id = await worker(db)
     first, second = await line(db, "k", "k")
     assert await take_ids(db, worker_id, 1 if next_is == "waiting" else 10) == [first]
@@ -77,7 +77,7 @@ async def test_a_claim_beside_a_settle_that_frees_a_key(
 
 @pytest.mark.parametrize("end_with", ["COMMIT", "ROLLBACK"])
 @pytest.mark.parametrize("settle", [complete, fail, release, end])
-async def test_a_settle_waits_for_a_claim_that_parks_and_promotes_what_it_parked(
+async def test_a_settle_waits_for_a_claim_that_blocks_jobs_and_promotes_one_of_them(
     db: Db, other: Db, third: Db, settle: Settle, end_with: str
 ) -> None:
     worker_id = await worker(db)
@@ -113,7 +113,7 @@ async def test_two_claims_never_take_one_key(db: Db, other: Db, third: Db, end_w
 
 
 @pytest.mark.parametrize("end_with", ["COMMIT", "ROLLBACK"])
-async def test_a_head_that_is_being_cancelled_while_its_key_is_freed(db: Db, other: Db, end_with: str) -> None:
+async def test_the_first_waiter_is_being_cancelled_while_its_key_is_freed(db: Db, other: Db, end_with: str) -> None:
     worker_id = await worker(db)
     first, second, last = await line(db, "k", "k", "k")
     await take_ids(db, worker_id)
@@ -127,7 +127,7 @@ async def test_a_head_that_is_being_cancelled_while_its_key_is_freed(db: Db, oth
     assert await run_all(db, worker_id) == expected
 
 
-async def test_a_blocked_head_that_someone_has_locked_is_mended(db: Db, other: Db) -> None:
+async def test_a_first_waiter_that_was_locked_is_promoted_by_maintenance(db: Db, other: Db) -> None:
     worker_id = await worker(db)
     ids = await line(db, *["k"] * 4)
     await take_ids(db, worker_id)
@@ -143,7 +143,7 @@ async def test_a_blocked_head_that_someone_has_locked_is_mended(db: Db, other: D
     assert await run_all(db, worker_id) == ids[1:]
 
 
-async def test_a_locked_head_never_lets_the_next_pass(db: Db, other: Db) -> None:
+async def test_a_locked_first_waiter_is_never_overtaken(db: Db, other: Db) -> None:
     worker_id = await worker(db)
     first, second, last = await line(db, "k", "k", "k")
     await take_ids(db, worker_id)
@@ -160,17 +160,17 @@ async def test_a_locked_head_never_lets_the_next_pass(db: Db, other: Db) -> None
 
 
 async def _two_queues(db: Db) -> tuple[str, str]:
-    """Two whose locks are taken in this order."""
+    """Two queues whose locks are taken in this order."""
     first, second = await db.fetch("SELECT q FROM unnest($1::text[]) q ORDER BY hashtext(q) LIMIT 2", QUEUES)
     return first["q"], second["q"]
 
 
 @pytest.mark.parametrize("verb", ["fail", "end", "complete"])
 @pytest.mark.parametrize("turned", [False, True])
-async def test_who_frees_keys_of_two_queues_locks_them_in_order(
+async def test_a_settle_that_frees_keys_of_two_queues_locks_them_in_order(
     db: Db, other: Db, third: Db, verb: str, *, turned: bool
 ) -> None:
-    """It waits for the first without having the second, or two of them would deadlock."""
+    """It waits for the first without holding the second; otherwise two of them would deadlock."""
     first, second = await _two_queues(db)
     one_queue, another = (second, first) if turned else (first, second)
     victim = await worker(db)
@@ -196,8 +196,8 @@ async def test_who_frees_keys_of_two_queues_locks_them_in_order(
     assert await statuses(db, [asked, dead]) == (gone or ["cancelled", "dead"])
 
 
-async def test_unblock_waits_for_no_queue(db: Db, other: Db, third: Db) -> None:
-    """Else a slow claim of one queue would hold up the maintenance of all."""
+async def test_unblock_waits_for_no_queue_lock(db: Db, other: Db, third: Db) -> None:
+    """Otherwise a slow claim of one queue would delay the maintenance of all."""
     worker_id = await worker(db)
     await settings(db, rate_per_key=10, rate_per_key_period_s=1.0)
     (first,) = await insert(db, 1, limit_key="r")
@@ -219,8 +219,8 @@ async def test_unblock_waits_for_no_queue(db: Db, other: Db, third: Db) -> None:
     assert await unblock(db) == 0
 
 
-async def test_a_step_of_unblock_waits_for_no_queue_and_what_it_met_is_put_off(db: Db, third: Db) -> None:
-    """An application may hold the lock of a queue in a transaction that lasts: the lines of all others go on."""
+async def test_a_step_of_unblock_waits_for_no_queue_lock_and_defers_the_locked_queue(db: Db, third: Db) -> None:
+    """An application may hold the lock of a queue in a long transaction: the keys of all other queues make progress."""
     ids = [await one(db, queue, serialize_key="k", status="blocked") for queue in QUEUES]
     await third.execute("BEGIN")
     await third.execute(LOCK, QUEUES[0])
@@ -235,7 +235,7 @@ async def test_a_step_of_unblock_waits_for_no_queue_and_what_it_met_is_put_off(d
     assert await db.fetchval(left) is None
 
 
-async def test_a_claim_locks_only_what_it_takes_or_parks(db: Db, other: Db, third: Db) -> None:
+async def test_a_claim_locks_only_the_jobs_it_takes_or_blocks(db: Db, other: Db, third: Db) -> None:
     worker_id = await worker(db)
     ids = [*await line(db, "k", "k"), *await insert(db, 500)]
     await db.execute("BEGIN")
@@ -248,7 +248,7 @@ async def test_a_claim_locks_only_what_it_takes_or_parks(db: Db, other: Db, thir
     assert await take_ids(db, worker_id, 2) == ids[3:5]
 
 
-# Everything at once
+# Everything concurrently
 
 
 WHAT = ["insert", "claim", "claim", "complete", "fail", "release", "end", "cancel", "retry", "chores"]
@@ -308,7 +308,7 @@ class Storm:
             self.held.pop(job_id, None)
 
 
-async def test_nothing_deadlocks_and_nothing_is_stuck(db: Db, connect: Connect) -> None:
+async def test_no_deadlock_and_no_stuck_job_under_random_concurrent_operations(db: Db, connect: Connect) -> None:
     await db.execute("SET pgworkd.clock = ''")
     await settings(db, QUEUES[0], limit_per_key=2, max_running=4, rate_per_key=1000, rate_per_key_period_s=1.0)
     storm = Storm(7, [await worker(db, 3600) for _ in range(2)])

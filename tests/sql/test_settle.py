@@ -1,4 +1,4 @@
-"""settle_completed, settle_failed, settle_released, settle_ended: every attempt ends once, in its own name."""
+"""settle_completed, settle_failed, settle_released, settle_ended: every attempt ends once, by its own worker."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def _everything(db: Db) -> list[tuple[Any, ...]]:
 
 @VERBS
 @pytest.mark.parametrize("attempt", [0, 1, 3, -1, 2**31 - 1])
-async def test_another_attempt_than_the_running_one_changes_nothing(db: Db, settle: Settle, attempt: int) -> None:
+async def test_settling_an_attempt_that_is_not_running_changes_nothing(db: Db, settle: Settle, attempt: int) -> None:
     (job_id,) = await insert_running(db)
     await release(db, [job_id])
     await claim(db, await worker(db))
@@ -62,7 +62,7 @@ async def test_another_attempt_than_the_running_one_changes_nothing(db: Db, sett
 
 @VERBS
 @pytest.mark.parametrize("late", [complete, fail, release, end])
-async def test_the_second_settle_of_an_attempt_is_told_that_it_is_late(db: Db, settle: Settle, late: Settle) -> None:
+async def test_the_second_settle_of_an_attempt_is_reported_as_late(db: Db, settle: Settle, late: Settle) -> None:
     (job_id,) = await insert_running(db)
     assert list(await settle(db, [job_id])) == [job_id]
     before = await _everything(db)
@@ -71,7 +71,7 @@ async def test_the_second_settle_of_an_attempt_is_told_that_it_is_late(db: Db, s
 
 
 @VERBS
-async def test_a_job_that_does_not_run_is_not_settled(db: Db, settle: Settle) -> None:
+async def test_a_job_that_is_not_running_is_not_settled(db: Db, settle: Settle) -> None:
     waiting, dead = await one(db), await one(db, status="dead")
     unknown = uuid.uuid4()
     assert not await settle(db, [waiting, dead, unknown], 0)
@@ -79,7 +79,7 @@ async def test_a_job_that_does_not_run_is_not_settled(db: Db, settle: Settle) ->
 
 
 @VERBS
-async def test_good_and_stale_settles_share_a_batch(db: Db, settle: Settle) -> None:
+async def test_good_and_stale_settles_may_share_a_batch(db: Db, settle: Settle) -> None:
     ids = await insert_running(db, 6)
     await release(db, ids[2:4])
     await claim(db, await worker(db))  # two of them run again, under attempt 2
@@ -89,20 +89,20 @@ async def test_good_and_stale_settles_share_a_batch(db: Db, settle: Settle) -> N
 
 
 @VERBS
-async def test_an_id_that_is_twice_in_a_batch_is_settled_once(db: Db, settle: Settle) -> None:
+async def test_an_id_that_occurs_twice_in_a_batch_is_settled_once(db: Db, settle: Settle) -> None:
     (job_id,) = await insert_running(db)
     assert list(await settle(db, [job_id, job_id], [1, 7])) == [job_id]
     assert await db.fetchval("SELECT count(*) FROM pgworkd.all_jobs") == 1
 
 
 @VERBS
-async def test_an_empty_batch_is_fine(db: Db, settle: Settle) -> None:
+async def test_an_empty_batch_is_accepted(db: Db, settle: Settle) -> None:
     assert not await settle(db, [])
 
 
 @VERBS
 @pytest.mark.parametrize("late", [complete, fail, release, end])
-async def test_of_two_settles_at_once_one_wins(db: Db, other: Db, third: Db, settle: Settle, late: Settle) -> None:
+async def test_of_two_concurrent_settles_one_wins(db: Db, other: Db, third: Db, settle: Settle, late: Settle) -> None:
     """solid_queue#589, oban#532: finished and failed at once."""
     (job_id,) = await insert_running(db)
     async with anyio.create_task_group() as tasks:
@@ -132,7 +132,7 @@ async def test_if_the_first_of_two_settles_rolls_back_the_second_wins(
 @pytest.mark.parametrize(
     ("settle", "outcome"), [(complete, "completed"), (fail, "cancelled"), (release, "cancelled"), (end, "cancelled")]
 )
-async def test_a_cancel_that_commits_while_a_settle_waits_for_it_counts(
+async def test_a_cancel_committed_while_a_settle_waits_for_it_takes_effect(
     db: Db, other: Db, third: Db, settle: Settle, outcome: str
 ) -> None:
     (job_id,) = await insert_running(db)
@@ -149,7 +149,7 @@ async def test_a_cancel_that_commits_while_a_settle_waits_for_it_counts(
 # Completed
 
 
-async def test_completed_leaves_a_complete_row_in_the_history(db: Db) -> None:
+async def test_completed_stores_all_columns_in_the_history(db: Db) -> None:
     worker_id = await worker(db)
     job_id = await one(
         db, kind="k", payload='{"n": 1}', meta='{"t": 1}', priority=-4, dedupe_key="d", max_attempts=4, run_at=at(-9)
@@ -174,7 +174,7 @@ async def test_completed_leaves_a_complete_row_in_the_history(db: Db) -> None:
     assert len(json.loads(row["errors"])) == 1
 
 
-async def test_the_history_tells_when_handlers_began(db: Db) -> None:
+async def test_the_history_stores_when_handlers_started(db: Db) -> None:
     ids = await insert_running(db, 3)
     await clock(9, db)
     sql = "SELECT pgworkd.settle_completed($1, '{1,1,1}', NULL, p_began_ago_s => '{2,NULL,0.5}')"
@@ -199,7 +199,7 @@ async def test_a_result_may_be_any_json_or_missing(db: Db) -> None:
         ("NaN", "22P02", None),
     ],
 )
-async def test_a_bad_result_is_refused_by_class_and_nothing_is_settled(
+async def test_an_invalid_result_is_refused_by_sqlstate_class_and_nothing_is_settled(
     db: Db, result: str, sqlstate: str, name: str | None
 ) -> None:
     ids = await insert_running(db, 2)
@@ -209,7 +209,7 @@ async def test_a_bad_result_is_refused_by_class_and_nothing_is_settled(
     assert await statuses(db, ids) == ["running"] * 2
 
 
-async def test_a_payload_and_a_result_of_1_mib_go_through(db: Db) -> None:
+async def test_a_payload_and_a_result_of_1_mib_are_accepted(db: Db) -> None:
     text = json.dumps({"x": "a" * (MIB - 100)})
     (job_id,) = await insert_running(db, payload=text)
     assert await complete(db, [job_id], 1, [text]) == {job_id}
@@ -217,7 +217,7 @@ async def test_a_payload_and_a_result_of_1_mib_go_through(db: Db) -> None:
     assert row["payload"] == row["result"] == text
 
 
-async def test_a_queue_that_keeps_nothing_leaves_no_history_of_completed_jobs(db: Db) -> None:
+async def test_a_queue_without_history_keeps_no_completed_jobs(db: Db) -> None:
     await db.execute("INSERT INTO pgworkd.queues (name, keep_s) VALUES ('q', 0), ('other', 1), ('null', NULL)")
     gone = await insert_running(db, 3)
     assert await complete(db, gone, 1, ["1"] * 3) == set(gone)
@@ -230,7 +230,7 @@ async def test_a_queue_that_keeps_nothing_leaves_no_history_of_completed_jobs(db
     assert await statuses(db, [*gone, *kept]) == [None] * 3 + ["completed"] * 3
 
 
-async def test_a_days_history_is_in_its_partition_and_a_stray_days_in_the_other(db: Db) -> None:
+async def test_a_row_is_stored_in_the_partition_of_its_day_or_in_the_default_one(db: Db) -> None:
     here, far = await insert_running(db, 2)
     await complete(db, [far])
     await db.execute("RESET pgworkd.clock")
@@ -246,7 +246,7 @@ async def test_a_days_history_is_in_its_partition_and_a_stray_days_in_the_other(
 # Ended
 
 
-async def test_ended_moves_to_the_history_as_cancelled_or_expired(db: Db) -> None:
+async def test_settle_ended_archives_as_cancelled_or_expired(db: Db) -> None:
     ids = await insert_running(db, 4, payload='{"n": 1}')
     await clock(5, db)
     outcomes = ["cancelled", "expired", "cancelled", "expired"]
@@ -258,7 +258,7 @@ async def test_ended_moves_to_the_history_as_cancelled_or_expired(db: Db) -> Non
     assert await db.fetchval("SELECT count(*) FROM pgworkd.jobs") == 0
 
 
-async def test_ended_without_a_message_keeps_the_last_error(db: Db) -> None:
+async def test_settle_ended_without_a_message_keeps_the_last_error(db: Db) -> None:
     (job_id,) = await insert_running(db)
     await fail(db, [job_id], delay_s=0, message="first")
     await claim(db, await worker(db))
@@ -267,7 +267,7 @@ async def test_ended_without_a_message_keeps_the_last_error(db: Db) -> None:
 
 
 @pytest.mark.parametrize("status", ["running", "pending", "nonsense"])
-async def test_ended_knows_no_other_status(db: Db, status: str) -> None:
+async def test_settle_ended_refuses_any_other_status(db: Db, status: str) -> None:
     (job_id,) = await insert_running(db)
     with pytest.raises(asyncpg.PostgresError) as caught:
         await end(db, [job_id], status=status)
@@ -276,7 +276,7 @@ async def test_ended_knows_no_other_status(db: Db, status: str) -> None:
 
 
 @pytest.mark.parametrize("settle", [fail, end])
-async def test_a_queue_that_keeps_nothing_keeps_no_ended_job(db: Db, settle: Settle) -> None:
+async def test_a_queue_without_history_keeps_no_cancelled_or_expired_jobs(db: Db, settle: Settle) -> None:
     """keep_s = 0 means no history, whatever the outcome."""
     await db.execute("INSERT INTO pgworkd.queues (name, keep_s) VALUES ('q', 0)")
     (job_id,) = await insert_running(db)

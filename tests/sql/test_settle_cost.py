@@ -1,4 +1,4 @@
-"""A settle looks at the settings of the queues of its jobs, whatever other queues have settings."""
+"""A settle reads the settings of the queues of its jobs, however many other queues have settings."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ READ = """SELECT seq_tup_read + coalesce(idx_tup_fetch, 0) FROM pg_stat_xact_use
 
 
 @pytest.mark.parametrize("settle", [complete, fail, release, end])
-async def test_settings_of_other_queues_cost_a_settle_nothing(db: Db, settle: Settle) -> None:
-    """5,000 of them, of all kinds that a settle asks for."""
+async def test_settings_of_other_queues_do_not_slow_a_settle(db: Db, settle: Settle) -> None:
+    """5,000 of them, with every setting that a settle reads."""
     worker_id = await worker(db)
     await db.execute(NO_STATISTICS)
     await db.execute(
@@ -30,8 +30,8 @@ async def test_settings_of_other_queues_cost_a_settle_nothing(db: Db, settle: Se
         assert await db.fetchval(READ) - before <= 3
 
 
-async def test_each_queue_of_a_batch_has_its_own_retention(db: Db) -> None:
-    """One settle of jobs of four queues: without settings, with others, that keeps nothing, that keeps for a time."""
+async def test_each_queue_in_a_settle_has_its_own_retention(db: Db) -> None:
+    """One settle of jobs of four queues: without settings, with other settings, without history, with a retention."""
     worker_id = await worker(db)
     await db.execute(
         "INSERT INTO pgworkd.queues (name, concurrency, keep_s) VALUES ('b', 1, NULL), ('c', NULL, 0), ('d', NULL, 60)"

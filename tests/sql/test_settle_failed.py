@@ -1,4 +1,4 @@
-"""settle_failed and settle_released: the job waits again, or is dead, and remembers why."""
+"""settle_failed and settle_released: the job waits again, or is dead, and stores the error."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.usefixtures("t0")
 # Failed
 
 
-async def test_failed_waits_for_its_retry_and_remembers_why(db: Db) -> None:
+async def test_failed_waits_for_its_retry_and_stores_the_error(db: Db) -> None:
     (job_id,) = await insert_running(db)
     await clock(5, db)
     assert await fail(db, [job_id], delay_s=30, message="downstream said no") == {job_id: "failed"}
@@ -46,7 +46,7 @@ async def test_failed_waits_for_its_retry_and_remembers_why(db: Db) -> None:
     assert entry == {"attempt": 1, "type": "E", "message": "downstream said no", "traceback": "...", "worker": "w"}
 
 
-async def test_an_absurd_row_does_not_harm_its_batch(db: Db) -> None:
+async def test_a_row_with_extreme_counters_does_not_affect_its_batch(db: Db) -> None:
     absurd = await one(db, failures=2**31 - 1, attempts=2**31 - 2, max_attempts=1000, errors='[7, null, "x"]')
     plain = await one(db)
     assert await claim_ids(db, await worker(db)) == [absurd, plain]
@@ -54,7 +54,7 @@ async def test_an_absurd_row_does_not_harm_its_batch(db: Db) -> None:
     assert len(json.loads((await live(db, absurd))["errors"])) == 4
 
 
-async def test_each_job_of_a_batch_has_its_own_delay_and_verdict(db: Db) -> None:
+async def test_each_job_of_a_batch_has_its_own_delay_and_outcome(db: Db) -> None:
     ids = await insert_running(db, 4)
     answer = await fail(db, ids, delay_s=[0, 0.5, 1800, 0], permanent=[False, False, False, True])
     assert answer == {**dict.fromkeys(ids[:3], "failed"), ids[3]: "dead"}
@@ -62,7 +62,7 @@ async def test_each_job_of_a_batch_has_its_own_delay_and_verdict(db: Db) -> None
 
 
 @pytest.mark.parametrize("max_attempts", [1, 2, 3])
-async def test_a_spent_budget_is_dead(db: Db, max_attempts: int) -> None:
+async def test_a_job_is_dead_after_max_attempts_failures(db: Db, max_attempts: int) -> None:
     job_id = await one(db, max_attempts=max_attempts)
     worker_id = await worker(db)
     outcomes = []
@@ -75,7 +75,7 @@ async def test_a_spent_budget_is_dead(db: Db, max_attempts: int) -> None:
     assert await claim(db, worker_id) == []
 
 
-async def test_permanent_is_dead_at_once(db: Db) -> None:
+async def test_a_permanent_failure_is_dead_at_once(db: Db) -> None:
     (job_id,) = await insert_running(db, max_attempts=1000)
     assert await fail(db, [job_id], permanent=True) == {job_id: "dead"}
     assert (await live(db, job_id))["failures"] == 1
@@ -88,7 +88,7 @@ async def test_a_dead_job_keeps_its_due_time_and_frees_its_dedupe_key(db: Db) ->
     await one(db, dedupe_key="k")
 
 
-async def test_a_job_whose_cancellation_was_asked_for_is_not_tried_again(db: Db) -> None:
+async def test_a_failed_job_whose_cancellation_was_requested_is_not_retried(db: Db) -> None:
     retried, dead, plain = await insert_running(db, 3)
     await cancel(db, retried, dead)
     answer = await fail(db, [retried, dead, plain], permanent=[False, True, False])
@@ -98,7 +98,7 @@ async def test_a_job_whose_cancellation_was_asked_for_is_not_tried_again(db: Db)
     assert len(json.loads(row["errors"])) == 1
 
 
-async def test_the_history_of_errors_keeps_the_newest_20(db: Db) -> None:
+async def test_the_newest_20_errors_are_kept(db: Db) -> None:
     job_id = await one(db, max_attempts=1000)
     worker_id = await worker(db)
     for attempt in range(1, 25):
@@ -113,7 +113,7 @@ async def test_the_history_of_errors_keeps_the_newest_20(db: Db) -> None:
 # Released
 
 
-async def test_released_keeps_its_place_its_budget_and_wakes_others(db: Db, notices: Notices) -> None:
+async def test_a_released_job_keeps_its_place_counts_no_failure_and_notifies_pools(db: Db, notices: Notices) -> None:
     first, second = await one(db, run_at=at(-9)), await one(db, run_at=at(-8))
     worker_id = await worker(db)
     assert await claim_ids(db, worker_id, 1) == [first]
@@ -127,7 +127,7 @@ async def test_released_keeps_its_place_its_budget_and_wakes_others(db: Db, noti
     assert await claim_ids(db, worker_id) == [first, second]
 
 
-async def test_one_release_notifies_each_queue_once_even_pools_that_are_awake(db: Db, notices: Notices) -> None:
+async def test_one_release_notifies_each_queue_once_including_polling_pools(db: Db, notices: Notices) -> None:
     worker_id, ids = await worker(db), []
     for queue in ("q", "r", "awake"):
         await insert(db, 5, queue)
@@ -145,7 +145,7 @@ async def test_a_stale_release_notifies_nobody(db: Db, notices: Notices) -> None
     assert await notices.heard() == []
 
 
-async def test_snoozed_waits_for_its_delay_and_notifies_nobody(db: Db, notices: Notices) -> None:
+async def test_a_snoozed_job_waits_for_its_delay_and_notifies_nobody(db: Db, notices: Notices) -> None:
     (job_id,) = await insert_running(db)
     await set_pool(db, await worker(db))
     await release(db, [job_id], delay_s=90.5, message="no handler for kind 'q'")
@@ -155,7 +155,7 @@ async def test_snoozed_waits_for_its_delay_and_notifies_nobody(db: Db, notices: 
     assert await notices.heard() == []
 
 
-async def test_a_release_without_a_message_leaves_the_last_error(db: Db) -> None:
+async def test_a_release_without_a_message_keeps_the_last_error(db: Db) -> None:
     (job_id,) = await insert_running(db)
     await fail(db, [job_id], delay_s=0, message="first")
     await claim(db, await worker(db))
@@ -164,7 +164,7 @@ async def test_a_release_without_a_message_leaves_the_last_error(db: Db) -> None
     assert (row["error"], row["status"], row["failures"]) == ("first", "pending", 1)
 
 
-async def test_a_released_job_whose_cancellation_was_asked_for_is_cancelled(db: Db) -> None:
+async def test_a_released_job_whose_cancellation_was_requested_is_cancelled(db: Db) -> None:
     first, second, plain = await insert_running(db, 3)
     await cancel(db, first, second)
     assert await release(db, [first, plain]) == {first, plain}

@@ -35,7 +35,7 @@ pytestmark = pytest.mark.usefixtures("t0")
 
 
 async def _pinned_plan(db: Db, verb: str) -> list[dict[str, Any]]:
-    """The nodes of the plan of the statement that finds the rows, taken from the function, under its settings."""
+    """The plan nodes of the statement that finds the rows, taken from the function, under its settings."""
     row = await db.fetchrow(
         "SELECT prosrc, proargnames[:pronargs] AS names, oidvectortypes(proargtypes) AS types, proconfig "
         "FROM pg_proc WHERE oid = ('pgworkd.' || $1)::regproc",
@@ -61,8 +61,8 @@ async def _pinned_plan(db: Db, verb: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("verb", ["settle_completed", "settle_failed", "settle_released", "settle_ended"])
-async def test_the_plan_is_the_primary_key_hashed_against_the_batch(db: Db, verb: str) -> None:
-    """Whatever the statistics: a nested loop looks at batch x batch rows, another index at all that run."""
+async def test_the_plan_uses_the_primary_key_hashed_against_the_batch(db: Db, verb: str) -> None:
+    """Whatever the statistics: a nested loop compares batch x batch rows, another index reads all running jobs."""
     await db.execute(NO_STATISTICS)
     running = {"status": "running", "worker_id": await worker(db), "attempts": 1}
     steps: list[Callable[[], Awaitable[Any]]] = [
@@ -87,13 +87,13 @@ async def test_the_plan_is_the_primary_key_hashed_against_the_batch(db: Db, verb
 
 
 @pytest.mark.parametrize("before", [0, 2000])
-async def test_settles_read_the_rows_they_settle_and_no_others(db: Db, other: Db, before: int) -> None:
-    """As long as it believes that few jobs run, the planner likes to read all that do."""
+async def test_settles_read_only_the_rows_they_settle(db: Db, other: Db, before: int) -> None:
+    """As long as it estimates few running jobs, the planner tends to read all of them."""
     worker_id = await worker(db)
     await db.execute(NO_STATISTICS)
     await insert(db, before, "r")
     await db.execute("ANALYZE pgworkd.jobs")
-    for settle in (complete, fail, release, end):  # plans of a time when nothing ran
+    for settle in (complete, fail, release, end):  # plans of a time when nothing was running
         await settle(db, [uuid.uuid4()])
     ids = (await insert(db, 50_000, status="running", worker_id=worker_id, attempts=1))[::5]
     for session, size in ((db, 10), (other, 10), (db, 1000), (other, 1000)):
@@ -107,7 +107,7 @@ async def test_settles_read_the_rows_they_settle_and_no_others(db: Db, other: Db
                 assert idx_after - idx <= 3 * len(batch), f"{settle.__name__} read rows it did not settle"
 
 
-async def test_a_settle_costs_pages_by_the_batch_and_not_by_the_table(db: Db) -> None:
+async def test_the_pages_read_by_a_settle_depend_on_the_batch_and_not_on_the_table(db: Db) -> None:
     worker_id = await worker(db)
     await db.execute(NO_STATISTICS)
     small = await insert(db, 10, status="running", worker_id=worker_id, attempts=1)
@@ -136,7 +136,7 @@ async def test_a_settle_costs_pages_by_the_batch_and_not_by_the_table(db: Db) ->
 async def test_rows_are_locked_in_the_order_of_their_key(
     db: Db, other: Db, third: Db, settle: Settle, order: str
 ) -> None:
-    """A bitmap scan locks in the table's order; with cancel and retry, which lock by id, that deadlocks (40P01)."""
+    """A bitmap scan locks in physical order; with cancel and retry, which lock by id, that deadlocks (40P01)."""
     high, low = uuid.UUID(int=2), uuid.UUID(int=1)
     for job_id in (high, low):
         await one(db, id=job_id, priority=job_id.int)
@@ -152,8 +152,8 @@ async def test_rows_are_locked_in_the_order_of_their_key(
     assert not held, "it holds the second row while it waits for the first"
 
 
-async def test_the_order_holds_for_a_batch_with_long_messages(db: Db, other: Db, third: Db) -> None:
-    """Beyond work_mem a hash join goes in parts, each in order, but not the whole: by default, 8 MB of errors."""
+async def test_rows_of_a_batch_with_long_messages_are_locked_in_key_order_too(db: Db, other: Db, third: Db) -> None:
+    """Beyond work_mem a hash join runs in batches, each in order, but not the whole: by default, 8 MB of errors."""
     ids = sorted(await insert_running(db, 200))
     await other.execute("SET work_mem = '64kB'")
     async with anyio.create_task_group() as tasks:

@@ -10,7 +10,7 @@ from .verbs import T0, Db, Later, at, claim, claim_ids, complete, insert, one, w
 pytestmark = pytest.mark.usefixtures("t0")
 
 
-async def test_suspects_run_one_at_a_time_per_worker_and_beside_other_jobs(db: Db) -> None:
+async def test_suspects_run_one_at_a_time_per_worker_beside_other_jobs(db: Db) -> None:
     one_worker, another = await worker(db), await worker(db)
     suspects = await insert(db, 3, losses=2, priority=9)
     plain = await insert(db, 2)
@@ -21,7 +21,7 @@ async def test_suspects_run_one_at_a_time_per_worker_and_beside_other_jobs(db: D
     assert await claim_ids(db, one_worker) == [suspects[2]]
 
 
-async def test_the_suspect_with_the_highest_priority_comes_first_and_only_when_due(db: Db) -> None:
+async def test_the_due_suspect_with_the_highest_priority_is_first(db: Db) -> None:
     worker_id = await worker(db)
     low = await one(db, losses=3)
     high = await one(db, losses=2, priority=1)
@@ -33,7 +33,7 @@ async def test_the_suspect_with_the_highest_priority_comes_first_and_only_when_d
         await complete(db, [suspect])
 
 
-async def test_a_worker_runs_one_suspect_whatever_the_queue(db: Db) -> None:
+async def test_a_worker_runs_one_suspect_across_all_queues(db: Db) -> None:
     worker_id = await worker(db)
     await one(db, "a", losses=2)
     await one(db, "b", losses=2)
@@ -71,7 +71,7 @@ async def test_a_rolled_back_claim_of_a_suspect_leaves_it_for_the_next(db: Db, o
 
 
 async def _gate(db: Db) -> None:
-    """From now on claims stop between their look for suspects and their try for the lock while 42 is locked.
+    """From now on claims block between their check for suspects and their try for the lock while 42 is locked.
 
     The functions' search path has pgworkd before pg_catalog, so this shadow is found first.
     """
@@ -84,10 +84,10 @@ async def _gate(db: Db) -> None:
         END $$""")
 
 
-async def test_a_claim_that_gets_the_suspects_lock_sees_what_the_one_before_it_took(
+async def test_a_claim_that_waited_for_the_suspects_lock_sees_the_suspect_taken_before(
     db: Db, other: Db, third: Db
 ) -> None:
-    """Were look and lock one statement, they would share a snapshot taken before the lock: two suspects at once."""
+    """If check and lock were one statement, they would share a snapshot taken before the lock: two suspects at once."""
     worker_id = await worker(db)
     suspects = await insert(db, 2, losses=2)
     await db.execute("BEGIN")

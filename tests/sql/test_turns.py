@@ -1,4 +1,4 @@
-"""Whose turn it is: limit_keys one after the other."""
+"""Fair queues: limit_keys are served round robin."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ async def _keys(db: Db, ids: Sequence[uuid.UUID]) -> list[str]:
 
 
 async def _one_by_one(db: Db, worker_id: int, count: int) -> str:
-    """The keys of the next so many starts, each claimed and completed alone."""
+    """The keys of the next starts, each job claimed and completed alone."""
     ids = []
     for _ in range(count):
         (job_id,) = await take_ids(db, worker_id, 1)
@@ -31,10 +31,10 @@ async def _one_by_one(db: Db, worker_id: int, count: int) -> str:
     return "".join(await _keys(db, ids))
 
 
-# Fair
+# Fairness
 
 
-async def test_keys_take_turns_however_many_jobs_each_has(db: Db) -> None:
+async def test_keys_are_served_round_robin_however_many_jobs_each_has(db: Db) -> None:
     worker_id = await worker(db)
     await settings(db, fair=True)
     await insert(db, 50, limit_key="a")
@@ -43,7 +43,7 @@ async def test_keys_take_turns_however_many_jobs_each_has(db: Db) -> None:
     assert await _one_by_one(db, worker_id, 10) == "abcabcabaa"
 
 
-async def test_a_key_that_comes_later_waits_for_one_round_at_most(db: Db) -> None:
+async def test_a_key_that_arrives_later_waits_for_at_most_one_round(db: Db) -> None:
     worker_id = await worker(db)
     await settings(db, fair=True)
     for key in "bcd":
@@ -54,7 +54,7 @@ async def test_a_key_that_comes_later_waits_for_one_round_at_most(db: Db) -> Non
     assert await _one_by_one(db, worker_id, 6) == "cdxabc"
 
 
-async def test_jobs_without_a_key_are_one_more_in_the_round(db: Db) -> None:
+async def test_jobs_without_a_key_count_as_one_more_key(db: Db) -> None:
     worker_id = await worker(db)
     await settings(db, fair=True)
     await insert(db, 20, limit_key="a")
@@ -64,7 +64,7 @@ async def test_jobs_without_a_key_are_one_more_in_the_round(db: Db) -> None:
     assert await _one_by_one(db, worker_id, 9) == "ab-ab-ab-"
 
 
-async def test_a_claim_of_many_gives_each_key_its_share(db: Db) -> None:
+async def test_a_claim_of_many_jobs_gives_each_key_its_share(db: Db) -> None:
     worker_id = await worker(db)
     await settings(db, fair=True)
     await insert(db, 100, limit_key="a")
@@ -76,7 +76,7 @@ async def test_a_claim_of_many_gives_each_key_its_share(db: Db) -> None:
     assert counts.total() == 30, "what one does not use goes to the others"
 
 
-async def test_turns_go_on_over_claims_of_any_size(db: Db) -> None:
+async def test_the_round_continues_over_claims_of_any_size(db: Db) -> None:
     worker_id = await worker(db)
     await settings(db, fair=True)
     for key in "abcdefg":
@@ -88,7 +88,7 @@ async def test_turns_go_on_over_claims_of_any_size(db: Db) -> None:
     assert counts.total() == 36
 
 
-async def test_more_keys_than_one_claim_looks_at_all_have_their_turn(db: Db) -> None:
+async def test_more_keys_than_one_claim_examines_are_all_served(db: Db) -> None:
     worker_id = await worker(db)
     await settings(db, fair=True)
     keys = [f"k{number:03}" for number in range(100)]
@@ -100,7 +100,7 @@ async def test_more_keys_than_one_claim_looks_at_all_have_their_turn(db: Db) -> 
     assert order == keys
 
 
-async def test_within_a_key_the_order_is_as_ever(db: Db) -> None:
+async def test_within_a_key_the_usual_order_applies(db: Db) -> None:
     worker_id = await worker(db)
     await settings(db, fair=True)
     late = await one(db, limit_key="a", run_at=at(0))
@@ -112,11 +112,11 @@ async def test_within_a_key_the_order_is_as_ever(db: Db) -> None:
 
 CROWD = """INSERT INTO pgworkd.jobs (queue, limit_key, run_at)
     SELECT 'q', 'k' || lpad(n::text, 6, '0'), $2 FROM generate_series(1, $1::int) n"""
-"""One job each of so many keys."""
+"""One job of each of this many keys."""
 
 
 @pytest.mark.parametrize("limits", [{"fair": True}, {"limit_per_key": 5}])
-async def test_due_jobs_are_found_in_a_crowd_of_keys_that_have_none(db: Db, limits: dict[str, Any]) -> None:
+async def test_due_jobs_are_found_among_many_keys_without_any(db: Db, limits: dict[str, Any]) -> None:
     worker_id = await worker(db)
     await settings(db, **limits)
     await db.execute(CROWD, 20_000, at(3600))
@@ -129,8 +129,8 @@ async def test_due_jobs_are_found_in_a_crowd_of_keys_that_have_none(db: Db, limi
     assert set(taken) == due
 
 
-async def test_a_crowd_of_keys_does_not_hide_a_due_job_behind_a_long_backlog(db: Db) -> None:
-    """The jobs that have been due for longest are of two keys; the third's is behind them, and behind idle keys."""
+async def test_many_keys_do_not_hide_a_due_job_behind_a_long_backlog(db: Db) -> None:
+    """The jobs that have been due longest are of two keys; the third's is behind them and behind keys with none due."""
     worker_id = await worker(db)
     await settings(db, fair=True)
     await db.execute(CROWD, 2000, at(3600))
@@ -145,7 +145,7 @@ async def test_a_crowd_of_keys_does_not_hide_a_due_job_behind_a_long_backlog(db:
     assert abs(keys["k000300"] - keys["k000301"]) <= 2, "those two share alike, whatever lies between them"
 
 
-async def test_a_turn_that_was_rolled_back_is_taken_again(db: Db) -> None:
+async def test_a_rolled_back_claim_does_not_advance_the_round(db: Db) -> None:
     worker_id = await worker(db)
     await settings(db, fair=True)
     for key in "ab":
@@ -156,7 +156,7 @@ async def test_a_turn_that_was_rolled_back_is_taken_again(db: Db) -> None:
     assert await _one_by_one(db, worker_id, 3) == "aba"
 
 
-async def test_turns_and_serialize_keys_together_leave_nothing_behind(db: Db) -> None:
+async def test_round_robin_and_serialize_keys_together_leave_no_job_behind(db: Db) -> None:
     worker_id = await worker(db)
     await settings(db, fair=True, limit_per_key=2)
     expected = {key: [] for key in "stu"}
@@ -169,7 +169,7 @@ async def test_turns_and_serialize_keys_together_leave_nothing_behind(db: Db) ->
         assert [job_id for job_id in order if job_id in set(ids)] == ids, key
 
 
-async def test_a_key_without_due_jobs_costs_no_turn(db: Db) -> None:
+async def test_a_key_without_due_jobs_is_skipped(db: Db) -> None:
     worker_id = await worker(db)
     await settings(db, fair=True)
     await insert(db, 5, limit_key="a", run_at=at(5))
@@ -181,7 +181,7 @@ async def test_a_key_without_due_jobs_costs_no_turn(db: Db) -> None:
     assert await _one_by_one(db, worker_id, 5) == "aaaaa"
 
 
-async def test_many_keys_whose_jobs_are_not_due_hide_nobody(db: Db) -> None:
+async def test_many_keys_without_due_jobs_hide_no_due_job(db: Db) -> None:
     worker_id = await worker(db)
     await settings(db, fair=True)
     await db.execute(
@@ -198,7 +198,7 @@ async def test_many_keys_whose_jobs_are_not_due_hide_nobody(db: Db) -> None:
     assert taken.ids == [last]
 
 
-async def test_in_a_limited_queue_nothing_overtakes(db: Db) -> None:
+async def test_in_a_limited_queue_no_job_overtakes(db: Db) -> None:
     worker_id = await worker(db)
     await settings(db, max_running=100)
     old = await one(db, run_at=at(-3600))

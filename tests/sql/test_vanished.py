@@ -1,4 +1,4 @@
-"""rescue restores workers whose rows someone deleted, and ids are given out once."""
+"""rescue restores workers whose rows were deleted, and ids are never reused."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from .verbs import Db, at, claim, claim_ids, insert, one, rescue, steady, worker
 pytestmark = pytest.mark.usefixtures("t0")
 
 
-async def test_a_vanished_workers_row_is_restored_for_its_jobs_and_nobody_renews_it(db: Db) -> None:
-    """Who lives under that id may be somebody else: it had no lease for a while, and others may have one."""
+async def test_a_deleted_worker_row_is_restored_for_its_jobs_and_cannot_be_renewed(db: Db) -> None:
+    """The process with that id may be another one: the id had no lease for a while, and others may have the jobs."""
     rescuer, alive = await worker(db), await worker(db)
     job_id, its_token = await one(db), await token(db, alive)
     await claim(db, alive)
@@ -36,8 +36,8 @@ async def test_a_vanished_workers_row_is_restored_for_its_jobs_and_nobody_renews
     assert await db.fetchval(sql, [job_id], alive, its_token) == []
 
 
-async def test_a_restored_row_lasts_as_long_as_the_longest_lease(db: Db) -> None:
-    """Nobody knows how long the worker's own was: it may yet be running what it has."""
+async def test_a_restored_row_lasts_for_the_longest_lease(db: Db) -> None:
+    """The lease of that worker is unknown: it may still be running its jobs."""
     rescuer, gone, _ = await worker(db), await worker(db, 120), await worker(db, 120)
     await one(db)
     await claim(db, gone)
@@ -47,7 +47,7 @@ async def test_a_restored_row_lasts_as_long_as_the_longest_lease(db: Db) -> None
     assert await db.fetchval("SELECT lease_until FROM pgworkd.workers WHERE id = $1", gone) == at(180)
 
 
-async def test_a_vanished_worker_that_is_dead_is_rescued_after_one_lease(db: Db) -> None:
+async def test_a_worker_whose_row_was_deleted_is_rescued_after_one_lease_if_dead(db: Db) -> None:
     rescuer, gone = await worker(db), await worker(db)
     ids = [*await insert(db, 2), *await insert(db, 1, status="running", worker_id=4711)]
     await claim(db, gone)
@@ -61,7 +61,7 @@ async def test_a_vanished_worker_that_is_dead_is_rescued_after_one_lease(db: Db)
     assert await db.fetch("SELECT id FROM pgworkd.workers") == [(rescuer,)]
 
 
-async def test_an_id_is_not_given_out_again_after_its_worker_was_rescued(db: Db) -> None:
+async def test_an_id_is_not_reused_after_its_worker_was_rescued(db: Db) -> None:
     victim, rescuer = await worker(db, 5), await worker(db)
     await steady(db, rescuer)
     await rescue(db, rescuer)
@@ -69,7 +69,7 @@ async def test_an_id_is_not_given_out_again_after_its_worker_was_rescued(db: Db)
     assert await worker(db) > rescuer > victim
 
 
-async def test_register_never_meets_an_id_that_rescue_restored(db: Db) -> None:
+async def test_register_never_collides_with_an_id_that_rescue_restored(db: Db) -> None:
     """A hand-made running row names an id ahead of the sequence: it is restored, and register must not raise 23505."""
     rescuer = await worker(db)
     await insert(db, 1, status="running", worker_id=rescuer + 1)
@@ -79,8 +79,8 @@ async def test_register_never_meets_an_id_that_rescue_restored(db: Db) -> None:
     assert await worker(db) > rescuer + 1
 
 
-async def test_an_absurd_worker_id_does_not_use_up_all_ids(db: Db) -> None:
-    """setval takes the sequence to its end: from then on every register raises 2200H, and no daemon can start."""
+async def test_an_extreme_worker_id_does_not_exhaust_the_sequence(db: Db) -> None:
+    """setval moves the sequence to its end: from then on every register raises 2200H, and no daemon can start."""
     rescuer = await worker(db)
     with contextlib.suppress(asyncpg.CheckViolationError):  # refused at the insert is as good
         await insert(db, 1, status="running", worker_id=2**31 - 1)

@@ -1,4 +1,4 @@
-"""The views: a worker whose lease is over is not there any more, also when nobody is left to say so."""
+"""The views: a worker whose lease has expired is no longer shown, even when no daemon is left to mark it lost."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .verbs import Db, claim, clock, heartbeat, one, set_pool, worker
 pytestmark = pytest.mark.usefixtures("t0")
 
 
-async def test_dead_workers_do_not_look_alive_when_no_daemon_is_left(db: Db) -> None:
+async def test_dead_workers_are_not_shown_as_live_when_no_daemon_is_left(db: Db) -> None:
     gone, alive, lost = await worker(db, 30), await worker(db, 60), await worker(db, 60)
     for worker_id in (gone, alive, lost):
         await set_pool(db, worker_id)
@@ -24,7 +24,7 @@ async def test_dead_workers_do_not_look_alive_when_no_daemon_is_left(db: Db) -> 
     assert [tuple(row) for row in await db.fetch(states)] == [
         (gone, "running", 1), (alive, "running", 0), (lost, "lost", 0)
     ]  # fmt: skip
-    await clock(30, db)  # its lease is over
+    await clock(30, db)  # its lease has expired
     assert [tuple(row) for row in await db.fetch(queues)] == [("q", 1, 1)]
     assert [row["state"] for row in await db.fetch(states)] == ["lost", "running", "lost"]
     assert await heartbeat(db, gone) is not None, "nobody has taken its jobs: it was only late"

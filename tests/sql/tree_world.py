@@ -1,6 +1,6 @@
 """Trees of batches under several sessions, and what must hold after each statement.
 
-Nobody ever waits for a transaction that only adds and seals.
+No session ever waits for a transaction that only adds and seals.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ OPEN = f"""SELECT b.id FROM pgworkd.batches b
                                    WHERE p.id = b.parent_id AND p.finished_at IS NOT NULL))"""  # noqa: S608
 UNIQUE_VIOLATION, TRY_AGAIN = "23505", "40001"
 ADDING = {"add", "insert", "child", "root", "seal"}
-"""What an application's transaction does."""
+"""The operations of an application's transaction."""
 MAY_WAIT = ADDING | {"retry"}
-"""Of those: keys that are unique are waited for, as by any INSERT."""
+"""Those that may wait: unique keys are waited for, as by any INSERT."""
 
 
 class TreeWorld(World):
-    """Trees, and a job for each that is finished."""
+    """Trees, and for each a job that is inserted when it finishes."""
 
     empty, adding, may_wait = EMPTY, ADDING, MAY_WAIT
     refusals = (BATCH_CLOSED, UNIQUE_VIOLATION, TRY_AGAIN)
 
     async def plant(self, *how: Any) -> None:
-        """One tree."""
+        """Plants one tree."""
         self._finished: dict[uuid.UUID, Any] = {}
         await self._plant(self.observer)
 
@@ -101,10 +101,10 @@ class TreeWorld(World):
             return on_jobs[step.what]
         return None
 
-    # What must hold
+    # Invariants
 
     async def check(self) -> None:
-        """In what is committed: counters are exact, trees call back once, what streams has all, the end is the end."""
+        """Of committed data: counters are exact, trees call back once, streams are complete, finished is final."""
         db = self.observer
         async with db.transaction(isolation="repeatable_read"):
             await counted(db)
@@ -119,7 +119,7 @@ class TreeWorld(World):
         self._finished = finished
 
     async def finish(self) -> None:
-        """Seals everything and gets all jobs through, and every tree must be finished."""
+        """Seals everything and runs all jobs; then every tree must be finished."""
         db = self.observer
         await db.execute("SELECT pgworkd.unblock()")  # for what was rolled back
         assert await db.fetch(OPEN) == [], "left to nobody"

@@ -1,4 +1,4 @@
-"""Batches as SQL: trees of them, jobs in them, and an independent count of what became of those."""
+"""Batches in SQL: trees of them, jobs in them, and an independent count of outcomes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def batch(db: Db, name: str = "b", queue: str | None = "q", **options: Any
 
 
 async def create(db: Db, name: str = "b", queue: str | None = "q", **options: Any) -> asyncpg.Record:
-    """create_batch; its answer."""
+    """create_batch; its result."""
     values = [json.dumps(value) if isinstance(value, dict) else value for value in options.values()]
     named = "".join(f", p_{option} => ${number}" for number, option in enumerate(options, 3))
     row = await db.fetchrow(f"SELECT * FROM pgworkd.create_batch($1, $2{named})", name, queue, *values)  # noqa: S608
@@ -85,14 +85,14 @@ async def calls(db: Db, queue: str = "done") -> list[dict[str, Any]]:
 
 
 async def cancel_batch(db: Db, batch_id: uuid.UUID, limit: int = 1000) -> tuple[int, int, bool]:
-    """cancel_batch; how many it cancelled and asked, and whether there are more."""
+    """cancel_batch; the numbers of jobs cancelled and requested, and whether there are more."""
     row = await db.fetchrow("SELECT * FROM pgworkd.cancel_batch($1, $2)", batch_id, limit)
     assert row is not None
     return row["cancelled"], row["requested"], row["more"]
 
 
 async def run(db: Db, worker_id: int, limit: int = 10, queue: str = "q", result: str | None = None) -> list[uuid.UUID]:
-    """Claims once, and completes what it got; the ids."""
+    """Claims once, and completes the jobs; their ids."""
     rows = await claim(db, worker_id, limit, queue)
     ids = [row["id"] for row in rows]
     assert await complete(db, ids, [row["attempt"] for row in rows], [result] * len(ids)) == set(ids)
@@ -100,7 +100,7 @@ async def run(db: Db, worker_id: int, limit: int = 10, queue: str = "q", result:
 
 
 async def counted(db: Db) -> None:
-    """Every counter of every batch is what a count of the rows says, and what is finished has no live job."""
+    """Every counter of every batch equals a count of the rows, and finished batches have no live job."""
     for row in await db.fetch(COUNTED):
         said = (row["total"], row["completed"], row["dead"], row["cancelled"])
         assert said == (row["rows"], row["n_completed"], row["n_dead"], row["n_cancelled"]), dict(row)

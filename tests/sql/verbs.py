@@ -1,7 +1,7 @@
-"""The verbs of `schema.sql`, called as SQL, and what tests of several sessions need to interleave them.
+"""The verbs of `schema.sql`, called as SQL, and helpers for interleaving several sessions.
 
-The clock is an input: `clock(5, db, other)` stands those sessions at T0 + 5 s. T0 lies in the future, so that
-the server has been up for long by then.
+The clock is an input: `clock(5, db, other)` sets the clock of those sessions to T0 + 5 s. T0 lies in the future, so
+that the server has long been up by then.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def at(seconds: float) -> datetime:
 
 
 async def clock(seconds: float, *sessions: Db) -> None:
-    """Stands the clock of these sessions at T0 + `seconds`."""
+    """Sets the clock of these sessions to T0 + `seconds`."""
     for session in sessions:
         await session.execute("SELECT pg_catalog.set_config('pgworkd.clock', $1, false)", str(at(seconds)))
 
@@ -63,8 +63,8 @@ async def worker(db: Db, lease_s: float = 30, name: str = "w") -> int:
 
 
 async def heartbeat(db: Db, worker_id: int, state: str = "running") -> asyncpg.Record | None:
-    """One heartbeat, and what is wanted of the worker; None: it is lost."""
-    # The operator by its full name: some callers have a hostile search_path.
+    """One heartbeat, and what it returns to the worker; None: it is lost."""
+    # The operator is schema-qualified: some callers have a hostile search_path.
     token = "SELECT w.token FROM pgworkd.workers w WHERE w.id OPERATOR(pg_catalog.=) $1"
     sql = f"SELECT pgworkd.heartbeat($1, ({token}), $2)"
     if not await db.fetchval(sql, worker_id, state):
@@ -73,12 +73,12 @@ async def heartbeat(db: Db, worker_id: int, state: str = "running") -> asyncpg.R
 
 
 async def set_pool(db: Db, worker_id: int, queue: str = "q", *, asleep: bool = True) -> None:
-    """Says that the worker's pool sleeps or is awake."""
+    """Announces that the worker's pool is idle or polling."""
     await db.execute("SELECT pgworkd.set_pool($1, $2, 1, $3)", worker_id, queue, asleep)
 
 
 async def steady(db: Db, *workers: int, since: float = 0, until: float = 60) -> None:
-    """These workers (lease 30 s) beat every 10 s; the clock ends at T0 + `until`."""
+    """These workers (lease 30 s) send heartbeats every 10 s; the clock ends at T0 + `until`."""
     seconds = since
     while seconds < until:
         seconds = min(seconds + 10, until)
@@ -87,19 +87,19 @@ async def steady(db: Db, *workers: int, since: float = 0, until: float = 60) -> 
             assert await heartbeat(db, worker_id) is not None
 
 
-# Claim and settle. Arrays are parallel; a single value stands for each of the ids.
+# Claim and settle. Arrays are parallel; a single value applies to all ids.
 
 
 async def claim(
     db: Db, worker_id: int, limit: int = 10, queue: str = "q", kinds: Sequence[str] = (), budgets: Sequence[int] = ()
 ) -> list[asyncpg.Record]:
-    """Claims; the rows of the answer."""
+    """Claims; the rows returned."""
     sql = "SELECT * FROM pgworkd.claim($1, $2, $3, $4, $5)"
     return await db.fetch(sql, worker_id, queue, limit, kinds, budgets)
 
 
 async def claim_ids(db: Db, worker_id: int, limit: int = 10, queue: str = "q") -> list[uuid.UUID]:
-    """Claims; the ids in the order of the answer."""
+    """Claims; the ids in the order returned."""
     return [row["id"] for row in await claim(db, worker_id, limit, queue)]
 
 
@@ -114,7 +114,7 @@ async def complete(
 async def complete_occurrence(
     db: Db, job_id: uuid.UUID, name: str, following: datetime, revision: int = 1, attempt: int = 1
 ) -> bool:
-    """settle_completed of an occurrence with the next one in hand; whether it was still ours."""
+    """settle_completed of an occurrence, with the next one given; whether the settle was valid."""
     sql = "SELECT pgworkd.settle_completed($1, $2, '{NULL}', $3, $4, $5)"
     return bool(await db.fetchval(sql, [job_id], [attempt], [name], [following], [revision]))
 
@@ -129,7 +129,7 @@ async def fail(
     message: str = "it broke",
     following: tuple[str, datetime, int] | None = None,
 ) -> dict[uuid.UUID, str]:
-    """settle_failed; what became of each id."""
+    """settle_failed; the outcome by id."""
     entry = json.dumps({"type": "E", "message": message, "traceback": "...", "worker": "w"})
     names, instants, revisions = ([value] for value in following) if following else (None, None, None)
     rows = await db.fetch(
@@ -168,7 +168,7 @@ async def end(
 
 
 async def rescue(db: Db, worker_id: int, limit: int = 1000) -> dict[uuid.UUID, str]:
-    """rescue; what became of each id it took."""
+    """rescue; the outcome by id of each job it took."""
     return {
         row["id"]: row["status"] for row in await db.fetch("SELECT * FROM pgworkd.rescue($1, $2)", worker_id, limit)
     }
@@ -217,14 +217,14 @@ async def live(db: Db, job_id: uuid.UUID) -> asyncpg.Record:
 
 
 async def over(db: Db, job_id: uuid.UUID) -> asyncpg.Record:
-    """The one row of a finished job."""
+    """The row of a finished job in the history."""
     rows = await db.fetch("SELECT * FROM pgworkd.finished_jobs WHERE id = $1", job_id)
     assert len(rows) == 1, f"{job_id} is {len(rows)} times in finished_jobs"
     return rows[0]
 
 
 async def statuses(db: Db, ids: Sequence[uuid.UUID]) -> list[str | None]:
-    """The statuses of jobs, live or over, in the order of `ids`; None where there is none."""
+    """The statuses of jobs, live or finished, in the order of `ids`; None if there is no such job."""
     rows = await db.fetch("SELECT id, status::text FROM pgworkd.all_jobs WHERE id = ANY ($1)", ids)
     assert len(rows) <= len(ids), "a job is there twice"
     found = {row["id"]: row["status"] for row in rows}
@@ -235,7 +235,7 @@ async def statuses(db: Db, ids: Sequence[uuid.UUID]) -> list[str | None]:
 
 
 class Later(Generic[T]):
-    """A call under way in a session that will have to wait; `await later.answer()` once it may go on."""
+    """A pending call in a session that will have to wait; `await later.answer()` once it can proceed."""
 
     def __init__(self, tasks: TaskGroup, call: Awaitable[T]) -> None:
         self._call, self._done = call, anyio.Event()
@@ -253,11 +253,11 @@ class Later(Generic[T]):
 
     @property
     def is_done(self) -> bool:
-        """Whether it has ended."""
+        """Whether it has finished."""
         return self._done.is_set()
 
     async def answer(self) -> T:
-        """Waits for the end; returns or raises what the call did."""
+        """Waits for the end; returns or raises the result of the call."""
         with anyio.fail_after(10):
             await self._done.wait()
         if self._error is not None:
@@ -273,14 +273,14 @@ async def waits_for_lock(observer: Db, session: Db) -> None:
 
 
 async def is_locked(observer: Db, table: str, key: str, value: object) -> bool:
-    """Whether someone holds the row so that it could not be updated now."""
+    """Whether another session has locked the row so that it could not be updated now."""
     sql = f"SELECT 1 FROM pgworkd.{table} WHERE {key} = $1"  # noqa: S608 - names are ours
     assert await observer.fetchval(sql, value) == 1, "no such row"
     return await observer.fetchval(f"{sql} FOR UPDATE SKIP LOCKED", value) is None
 
 
 class Notices:
-    """A session that LISTENs. A notice of its own tells it that all earlier ones have come."""
+    """A session that LISTENs. A notification of its own shows that all earlier ones have arrived."""
 
     def __init__(self, session: Db) -> None:
         self._session = session
@@ -292,7 +292,7 @@ class Notices:
         return self
 
     async def heard(self) -> list[Any]:
-        """The payloads, as JSON, of all that was committed since the last call."""
+        """The payloads, as JSON, of everything committed since the last call."""
         mark = uuid.uuid4().hex
 
         async def marked() -> bool:
@@ -305,15 +305,15 @@ class Notices:
         return [json.loads(text) for text in heard]
 
     async def queues(self) -> list[str]:
-        """The queues named by all that was committed since the last call."""
+        """The queues notified by everything committed since the last call."""
         return [notice["queue"] for notice in await self.heard()]
 
 
-# What a statement costs
+# The cost of a statement
 
 
 async def blocks(db: Db, sql: str, *args: object) -> int:
-    """Pages that a statement touches, functions included. What it does is undone.
+    """Pages that a statement touches, including its functions. The statement is rolled back.
 
     The first run in a session also reads catalogs, so it is run twice.
     """
@@ -328,9 +328,9 @@ async def blocks(db: Db, sql: str, *args: object) -> int:
 
 
 async def rows_read(db: Db) -> tuple[int, int]:
-    """Rows of `jobs` that this session has read so far by scanning the table, and by way of an index.
+    """Rows of `jobs` that this session has read so far by sequential scans, and by index scans.
 
-    Call it before and after, in one transaction: in between transactions the figures move to the collector.
+    Call it before and after, in one transaction: between transactions the counts are flushed to the shared statistics.
     """
     row = await db.fetchrow(
         "SELECT seq_tup_read, idx_tup_fetch FROM pg_stat_xact_user_tables WHERE relid = 'pgworkd.jobs'::regclass"

@@ -1,7 +1,7 @@
-"""Jobs that wait for others under several sessions, and what must hold after each statement.
+"""Jobs that depend on others under several sessions, and what must hold after each statement.
 
-Triggers write down who was made to wait for whom and who has ever died, and refuse a start that comes too early. Nobody
-but who makes jobs wait, and operators who want the very same job, ever waits for a transaction that makes jobs wait.
+Triggers record every dependency and every job that has died, and refuse a start that is too early. Only a session that
+declares dependencies, or an operator that needs the same job, ever waits for a transaction that declares dependencies.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ TRIGGERS = """
     CREATE TRIGGER changed AFTER UPDATE ON pgworkd.jobs FOR EACH ROW
     WHEN (NEW.status <> OLD.status AND NEW.status IN ('running', 'dead')) EXECUTE FUNCTION public.changed();
 """
-# Of those who still wait: what has ended so that their rule lets them run, or go.
+# Of the dependents that still wait: those whose dependency ended so that their rule releases or cancels them.
 OVERDUE = """
     SELECT d.job_id, d.depends_on, d.unless, f.status::text
     FROM pgworkd.job_dependencies d JOIN pgworkd.jobs j ON j.id = d.job_id AND j.waiting_on > 0
     JOIN pgworkd.all_jobs f ON f.id = d.depends_on
     WHERE f.status = 'completed' OR d.unless <> 'wait' AND f.status IN ('cancelled', 'expired', 'dead', 'discarded')
 """
-# Who still waits must be one whose rule is 'wait', behind something that has ended for good, or behind another such.
+# A job that still waits must have the rule 'wait', behind a job that has ended for good, or behind another such.
 HOPELESS = """
     SELECT DISTINCT d.job_id FROM pgworkd.job_dependencies d JOIN pgworkd.all_jobs f ON f.id = d.depends_on
     WHERE d.unless = 'wait' AND f.status IN ('cancelled', 'expired')
@@ -75,7 +75,7 @@ REFUSALS = (NEVER, "23505", DEADLOCK, OLD_SNAPSHOT)
 
 
 class WaitWorld(World):
-    """Jobs that wait for others, some with a key, some in a batch."""
+    """Jobs that depend on others, some with a key, some in a batch."""
 
     setup = TRIGGERS
     empty = f"{EMPTY}, {TABLES}"
@@ -85,7 +85,7 @@ class WaitWorld(World):
     refusals = REFUSALS
 
     async def plant(self, *how: Any) -> None:
-        """A job that waits for two others."""
+        """Plants a job that depends on two others."""
         db = self.observer
         self.batch = (await create(db, "root", on_complete={"queue": "done"}))["id"]
         ids = [await _insert(db, n, None) for n in range(2)]
@@ -132,7 +132,7 @@ class WaitWorld(World):
         return call
 
     async def check(self) -> None:
-        """What is committed: nothing is released that has something left, and batches are counted right."""
+        """Of committed data: no job is released that has a dependency left, and batches are counted exactly."""
         async with self.observer.transaction(isolation="repeatable_read"):
             await counted(self.observer)
             wrong = await self.observer.fetch(
@@ -142,11 +142,11 @@ class WaitWorld(World):
             assert wrong == [], "a counter that is wrong"
 
     async def finish(self) -> None:
-        """Everything must run that should, and nothing is left."""
+        """Every job that should run does, and nothing is left."""
         db = self.observer
         await db.execute("SELECT pgworkd.unblock()")
         while await mend(db):
-            pass  # what it has cancelled lets others run
+            pass  # its cancellations release others
         await exact(db)
         assert await db.fetch(OVERDUE) == [], "left to nobody"
         await self._run_all()
@@ -163,7 +163,7 @@ class WaitWorld(World):
         await counted(db)
 
     async def _run_all(self) -> None:
-        """Replays what is dead and completes all that can be claimed."""
+        """Retries dead jobs and completes all that can be claimed."""
         db = self.observer
         for _ in range(200):
             self.now += 5.0
@@ -180,7 +180,7 @@ class WaitWorld(World):
 
 
 async def _insert(db: Db, number: int, batch_id: uuid.UUID | None) -> uuid.UUID:
-    """A plain INSERT: with a key, in the batch, with a time to expire, or nothing of all that."""
+    """A plain INSERT: with a key, in the batch, with an expiry, or none of these."""
     columns = (
         batch_id if number % 5 == 0 else None,
         "k" if number % 3 == 1 else None,
@@ -192,7 +192,7 @@ async def _insert(db: Db, number: int, batch_id: uuid.UUID | None) -> uuid.UUID:
 
 
 async def _after(db: Db, number: int, batch_id: uuid.UUID | None, others: list[uuid.UUID], rule: str) -> None:
-    """A job that waits for others, in one transaction."""
+    """Inserts a job that depends on others, in one transaction."""
     begins = not db.is_in_transaction()
     if begins:
         await db.execute("BEGIN")
@@ -208,6 +208,6 @@ async def _after(db: Db, number: int, batch_id: uuid.UUID | None, others: list[u
 
 
 async def _edit(db: Db, job_id: uuid.UUID, instant: object) -> None:
-    """edit; what cannot be edited is left alone."""
+    """edit; a refused edit is ignored."""
     if await db.fetchval("SELECT status IN ('blocked', 'pending') FROM pgworkd.jobs WHERE id = $1 FOR UPDATE", job_id):
         await db.execute("SELECT pgworkd.edit($1, p_run_at => $2)", job_id, instant)

@@ -1,4 +1,4 @@
-"""Dependencies as SQL: jobs that wait for others, why, and an independent count of what they wait for."""
+"""Dependencies in SQL: jobs that depend on others, why they are blocked, and an independent count."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ LEFT = "SELECT job_id FROM pgworkd.job_dependencies WHERE unchecked OR job_id NO
 
 
 async def depend(db: Db, job_id: uuid.UUID, *after: uuid.UUID, unless: str = "wait") -> int:
-    """depend; how many jobs it waits for now that it did not before."""
+    """depend; the number of dependencies that it added."""
     return int(await db.fetchval("SELECT pgworkd.depend($1, $2, $3)", job_id, after, unless))
 
 
 async def after(db: Db, *others: uuid.UUID, unless: str = "wait", **columns: Any) -> uuid.UUID:
-    """Inserts a job that waits for others, in one transaction; its id."""
+    """Inserts a job that depends on others, in one transaction; its id."""
     begins = not db.is_in_transaction()
     if begins:
         await db.execute("BEGIN")
@@ -34,7 +34,7 @@ async def after(db: Db, *others: uuid.UUID, unless: str = "wait", **columns: Any
 
 
 async def mend(db: Db) -> int:
-    """mend_dependencies; how many jobs it changed."""
+    """mend_dependencies; the number of jobs it changed."""
     return int(await db.fetchval("SELECT pgworkd.mend_dependencies()"))
 
 
@@ -51,7 +51,7 @@ async def blocked(db: Db, job_id: uuid.UUID) -> tuple[int, str, uuid.UUID | None
 
 
 async def exact(db: Db) -> None:
-    """Every counter is what a count of the rows says; after the chore, nothing is left over."""
+    """Every counter equals a count of the rows; after maintenance, nothing is left over."""
     assert [dict(row) for row in await db.fetch(WRONG)] == []
     await mend(db)
     assert [dict(row) for row in await db.fetch(WRONG)] == []
@@ -59,7 +59,7 @@ async def exact(db: Db) -> None:
 
 
 async def run_one(db: Db, worker_id: int, job_id: uuid.UUID, queue: str = "q") -> None:
-    """Claims the one job there is to run, and completes it."""
+    """Claims the only job that can run, and completes it."""
     rows = await claim(db, worker_id, 10, queue)
     assert [row["id"] for row in rows] == [job_id]
     assert await complete(db, [job_id], rows[0]["attempt"]) == {job_id}

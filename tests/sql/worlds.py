@@ -1,7 +1,7 @@
-"""Model tests: examples of what several sessions do, each played from an empty database on, one statement at a time.
+"""Model tests: random operations of several sessions, each example played from an empty database, step by step.
 
-Each session runs one verb per transaction, as a daemon does, and may leave it open: what another session does meanwhile
-waits for it, or does not.
+Each session runs one verb per transaction, as a daemon does, and may leave it open: operations of other sessions
+meanwhile wait for it, or do not.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from tests.server import create_database, drop_database
 from .verbs import Db, Later, at, clock, rescue, worker
 
 QUICK = examples(14, phases=[Phase.explicit, Phase.generate])
-"""Shrinking runs for minutes: a failing case is short enough as it is."""
+"""Shrinking takes minutes: a failing example is short enough as it is."""
 LEASE_S = 3600.0
 
 
 class Step(NamedTuple):
-    """One thing to do: who, what, which (0 to 1), and whether its transaction stays open. `key`: of what it adds."""
+    """One operation: session, verb, row (0 to 1), and whether its transaction stays open. `key`: of a new row."""
 
     session: int
     what: str
@@ -40,7 +40,7 @@ class Step(NamedTuple):
 
 
 class Session:
-    """A connection, the transaction it has open, what that has done, and the call that waits for another."""
+    """A connection, its open transaction, the operations in it, and the call that waits for another."""
 
     def __init__(self, db: Db) -> None:
         self.db = db
@@ -50,16 +50,16 @@ class Session:
 
 
 class World(ABC):
-    """The database of one example after the other; what is in it, and what must hold, is for the classes below this."""
+    """The database of one example after the other; subclasses define its contents and invariants."""
 
     setup: ClassVar[str] = ""
-    """What is installed once."""
+    """SQL that is installed once."""
     empty: ClassVar[str]
     adding: ClassVar[set[str]] = set()
     may_wait: ClassVar[set[str]] = set()
-    """Only these may wait for a transaction that has done nothing but `adding`."""
+    """Only these may wait for a transaction that has only executed `adding`."""
     refusals: ClassVar[tuple[str, ...]] = ()
-    """Codes of errors that are no fault: they end the statement, and a commit with its transaction."""
+    """SQLSTATEs that are no failure: they end the statement, or with a commit its transaction."""
 
     def __init__(self, dsn: str, observer: Db) -> None:
         self._dsn = dsn
@@ -79,7 +79,7 @@ class World(ABC):
         return world
 
     async def renew(self) -> None:
-        """Sessions without a past: an example that failed has left them in the middle of something."""
+        """Opens fresh sessions: a failed example leaves them in the middle of something."""
         for session in self.sessions:
             session.db.terminate()
         self.sessions = [Session(await asyncpg.connect(self._dsn)) for _ in range(3)]
@@ -87,7 +87,7 @@ class World(ABC):
             await session.db.execute("SET deadlock_timeout = '20ms'; SET lock_timeout = '5s'")
 
     async def play(self, steps: list[Step], *how: Any) -> None:
-        """One example, from an empty database to one where all is over; `how` it is planted."""
+        """Plays one example, from an empty database until everything is finished; `how` it is planted."""
         await self.observer.execute(self.empty)
         self.now = 0.0
         await clock(0, self.observer)
@@ -97,7 +97,7 @@ class World(ABC):
             for step in steps:
                 await self._step(step)
                 await self.check()
-            for session in self.sessions * 3:  # one that waits can end when the one before it has
+            for session in self.sessions * 3:  # a call that waits can end when the one before it has
                 await self._look(session)
                 if session.is_open and session.busy is None:
                     await self._end(session, "COMMIT")
@@ -107,7 +107,7 @@ class World(ABC):
 
     @property
     def calm(self) -> bool:
-        """No session is in the middle of anything."""
+        """Every session is idle."""
         return not any(session.is_open or session.busy for session in self.sessions)
 
     async def _step(self, step: Step) -> None:
@@ -132,13 +132,13 @@ class World(ABC):
     async def _end(self, session: Session, how: str) -> None:
         assert self._tasks is not None
         session.is_open = False
-        session.busy = Later(self._tasks, self._allowed(session.db.execute(how)))  # what is deferred is done here
+        session.busy = Later(self._tasks, self._allowed(session.db.execute(how)))  # deferred triggers run here
         await self._look(session)
         for other in self.sessions:
             await self._look(other)
 
     async def _look(self, session: Session) -> None:
-        """Waits until its call has been answered, or waits for another session; that one does more than to add."""
+        """Waits until its call has returned, or waits for another session that has done more than add."""
         pid = session.db.get_server_pid()
         while session.busy is not None and not session.busy.is_done:
             blockers = await self.observer.fetchval("SELECT pg_blocking_pids($1)", pid)
@@ -165,7 +165,7 @@ class World(ABC):
                 await db.execute("ROLLBACK TO before")
 
     async def _allowed(self, commit: Awaitable[Any]) -> None:
-        """A commit may be refused, too: what it relies on has changed in between."""
+        """A commit may be refused, too: data it relies on has changed in between."""
         try:
             await commit
         except asyncpg.PostgresError as error:
@@ -173,7 +173,7 @@ class World(ABC):
                 raise
 
     async def crash(self, victim: int) -> None:
-        """A worker is lost, the other takes its jobs back, a new one comes."""
+        """A worker is lost, the other takes its jobs back, a new one registers."""
         db, rescuer = self.observer, self.workers[1 - victim]
         await clock(self.now, db)
         await db.execute("UPDATE pgworkd.workers SET lease_until = $2 WHERE id = $1", self.workers[victim], at(-1))
@@ -184,11 +184,11 @@ class World(ABC):
         await rescue(db, rescuer)
         self.workers[victim] = await worker(db, LEASE_S)
 
-    # For the classes below.
+    # For subclasses
 
     @abstractmethod
     async def plant(self, *how: Any) -> None:
-        """What is there at the beginning."""
+        """Inserts the initial rows."""
 
     @abstractmethod
     async def call(self, step: Step, db: Db) -> Callable[[], Awaitable[Any]] | None:
@@ -196,11 +196,11 @@ class World(ABC):
 
     @abstractmethod
     async def check(self) -> None:
-        """What must hold after each step."""
+        """Checks the invariants that hold after each step."""
 
     @abstractmethod
     async def finish(self) -> None:
-        """Nobody has anything open: gets everything through, and nothing may be left."""
+        """No transaction is open: runs all jobs to the end, and nothing may be left."""
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""The schema as each version before had it, and a database full of what it could hold."""
+"""The schema of each previous version, and a database with rows of every kind that it allowed."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ TABLES = """workers pools queues rates schedules jobs finished_jobs batches batc
 
 
 def schema_of(version: int) -> str:
-    """Its whole script."""
+    """The whole script of that version."""
     return gzip.decompress((Path(__file__).parent / f"{version:04}.sql.gz").read_bytes()).decode()
 
 
 async def filled(db: Db) -> int:
-    """Jobs of all states with all that they can have, in a database of version 1; the worker that runs some of them."""
+    """Jobs in all states with every column they can have, in a database of version 1; the worker that runs some."""
     worker = await db.fetchval("SELECT pgworkd.register('old', 7, '0.1.0', 600, $1, '{q,slow}')", TOKEN)
     await db.execute(_FULL.replace("WORKER", str(worker)).replace("TOKEN", TOKEN))
     return int(worker)
 
 
 async def contents(db: Db) -> dict[str, list[Any]]:
-    """All rows, by the names of their columns."""
+    """All rows, by column name."""
     found = {}
     for table in TABLES.split():
         rows = await db.fetch(f"SELECT to_jsonb(t)::text FROM pgworkd.{table} t ORDER BY t::text")  # noqa: S608
