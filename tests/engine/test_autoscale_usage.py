@@ -52,9 +52,7 @@ def flags(**changes: str) -> list[str]:
         ([*flags(), *COMMAND], "no database given: set PGWORKD_DSN, or pass --dsn"),
     ],
 )
-def test_what_makes_no_sense_is_refused(
-    args: list[str], line: str, clean: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wrong_options_are_refused(args: list[str], line: str, clean: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(autoscale, "_run", None)  # whoever comes so far has not been refused
     result = run_bare("autoscale", *args)
     assert result.exit_code == 2

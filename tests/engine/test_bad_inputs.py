@@ -21,7 +21,7 @@ async def test_bad_input(dsn: str, db: Db, case: Case) -> None:
         await case.check(dsn, db)
 
 
-def test_all_are_there_in_order_and_none_twice() -> None:
+def test_the_numbered_cases_are_complete_ordered_and_unique() -> None:
     numbers = [case.number for case in CASES]
     assert numbers == sorted(numbers)
     assert set(numbers) == set(range(1, 44))

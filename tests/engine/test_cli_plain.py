@@ -69,7 +69,7 @@ def test_rows_are_printed_as_plain_text(shell: Shell) -> None:
     assert "forged  row" in shell("job", job).stdout
 
 
-def test_what_is_refused_is_told_as_plain_text(shell: Shell) -> None:
+def test_refusals_are_printed_as_plain_text(shell: Shell) -> None:
     for args in (
         ["enqueue", NASTY, "{"],
         ["enqueue", "q", NASTY],
@@ -115,7 +115,7 @@ def test_any_text_in_a_table_is_one_row(printed: Any, terminal: bool, texts: lis
 
 @examples(50)
 @given(text=st.text())
-def test_any_text_in_a_job_stays_in_its_place(printed: Any, text: str) -> None:
+def test_any_text_in_a_job_stays_in_its_field(printed: Any, text: str) -> None:
     fields = dict.fromkeys(Job._fields, text)
     errors = [{"type": text, "message": text, "traceback": text, "worker": text}]
     said = printed(_print_job, Job(**fields), fields | {"errors": errors})

@@ -24,7 +24,7 @@ from tests.kit import examples
 __all__ = ["clean", "shell"]  # fixtures
 
 
-def test_a_pipe_gets_columns_as_wide_as_they_are_and_texts_that_are_cut(shell: Shell) -> None:
+def test_a_pipe_gets_full_width_columns_and_truncated_texts(shell: Shell) -> None:
     shell.die("q", error="x" * 3000)
     line = shell("jobs").stdout.splitlines()[1]
     assert line.endswith(" " + "x" * (output.CELL_CHARS_MAX - 1) + "\u2026")
@@ -46,7 +46,7 @@ def on_terminal(columns: int, command: Callable[[], None], monkeypatch: pytest.M
     return [line.rstrip() for line in re.sub(r"\x1b\[[0-9;]*m", "", terminal.getvalue()).splitlines()]
 
 
-def test_a_terminal_gets_a_table_that_fits(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_table_fits_the_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [("[red]a", 3, 0, "x" * 100), ("b", None, None, "short")]
 
     def shown(columns: int, rows: Any = rows, **how: bool) -> list[str]:

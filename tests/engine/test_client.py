@@ -56,7 +56,7 @@ def sqlstate(error: BaseException) -> str | None:
 
 @in_a_transaction
 @pytest.mark.parametrize("end", ["commit", "rollback"])
-async def test_jobs_come_and_go_with_the_callers_transaction(
+async def test_jobs_commit_and_roll_back_with_the_callers_transaction(
     opener: Any, end: str, statement_rows: int, dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
     async with opener(dsn, autocommit=False) as caller:
@@ -71,7 +71,7 @@ async def test_jobs_come_and_go_with_the_callers_transaction(
 
 
 @in_a_transaction
-async def test_a_large_call_may_be_the_first_thing_in_a_transaction(
+async def test_a_large_call_may_be_the_first_of_a_transaction(
     opener: Any, several_statements: None, dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
     async with opener(dsn, autocommit=False) as caller:
@@ -82,7 +82,7 @@ async def test_a_large_call_may_be_the_first_thing_in_a_transaction(
 
 
 @in_autocommit
-async def test_jobs_exist_at_once_in_autocommit(
+async def test_jobs_are_committed_at_once_in_autocommit(
     opener: Any, statement_rows: int, dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
     async with opener(dsn, autocommit=True) as caller:
@@ -93,7 +93,7 @@ async def test_jobs_exist_at_once_in_autocommit(
 
 
 @in_autocommit
-async def test_in_autocommit_a_conflict_in_the_last_statement_leaves_nothing_and_a_usable_connection(
+async def test_a_late_conflict_in_autocommit_leaves_nothing_behind(
     opener: Any, several_statements: None, dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
     async with opener(dsn, autocommit=True) as caller:
@@ -109,7 +109,7 @@ async def test_in_autocommit_a_conflict_in_the_last_statement_leaves_nothing_and
 
 
 @in_a_transaction
-async def test_of_a_failed_call_nothing_is_left_even_if_the_caller_commits(
+async def test_a_failed_call_leaves_nothing_even_if_the_caller_commits(
     opener: Any, several_statements: None, dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
     async with opener(dsn, autocommit=False) as caller:
@@ -231,7 +231,7 @@ async def test_an_interrupt_between_statements_leaves_nothing(
     assert await stored(db) == {}
 
 
-async def test_inside_nested_blocks_of_the_caller(statement_rows: int, dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_jobs_follow_the_callers_savepoints(statement_rows: int, dsn: str, db: asyncpg.Connection[Any]) -> None:
     """A savepoint of the caller that is rolled back takes its jobs along, and no others."""
     with psycopg.connect(dsn) as conn, conn.transaction():
         kept = enqueue_many(conn, numbered(3))

@@ -89,12 +89,12 @@ def said(*args: str, **environ: str) -> tuple[int, str]:
     return result.exit_code, result.stdout + result.stderr
 
 
-def test_no_command_is_left_out() -> None:
+def test_every_command_is_covered() -> None:
     assert set(leaves(typer.main.get_command(app))) == COMMANDS.keys() | SERVICES
 
 
 @pytest.mark.parametrize("how", broken("postgresql://"))
-def test_a_command_that_cannot_reach_the_database(dsn: str, how: str) -> None:
+def test_no_password_when_a_command_cannot_reach_the_database(dsn: str, how: str) -> None:
     address = broken(dsn)[how]
     for number, (name, args) in enumerate(COMMANDS.items()):
         way = ["--dsn", address] if number % 2 and name not in OFFLINE else []
@@ -105,7 +105,7 @@ def test_a_command_that_cannot_reach_the_database(dsn: str, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", MISPLACED)
-def test_an_address_that_makes_no_sense(how: str) -> None:
+def test_no_password_when_the_dsn_is_malformed(how: str) -> None:
     address = MISPLACED[how]
     for name, args in (COMMANDS | {"run": ["--app", "x:y"], "autoscale": AUTOSCALE}).items():
         code, text = said(*name.split(), *args, PGWORKD_DSN=address)
@@ -114,7 +114,7 @@ def test_an_address_that_makes_no_sense(how: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS.keys() | SERVICES))
-def test_an_address_in_the_wrong_place(name: str) -> None:
+def test_no_password_when_the_dsn_is_misplaced(name: str) -> None:
     args = COMMANDS.get(name, [])
     for password in PASSWORDS.values():
         address = f"postgresql://u:{password}@127.0.0.1:1/db"
@@ -128,7 +128,7 @@ def test_an_address_in_the_wrong_place(name: str) -> None:
 @pytest.mark.parametrize(
     "flag", ["--lease-s", "--processes", "--log-level", "--log-format", "--app", "--queue", "--worker-name"]
 )
-def test_an_address_as_the_value_of_another_setting(flag: str) -> None:
+def test_no_password_when_the_dsn_is_the_value_of_another_option(flag: str) -> None:
     for password in PASSWORDS.values():
         address = f"postgresql://u:{password}@127.0.0.1:1/db"
         code, text = said("run", flag, address, PGWORKD_DSN=address)
@@ -138,7 +138,7 @@ def test_an_address_as_the_value_of_another_setting(flag: str) -> None:
 
 @pytest.mark.parametrize("secret_dsn", ["encoded"], indirect=True)
 @pytest.mark.parametrize("how", ["json", "text"])
-def test_a_command_that_works(secret_dsn: str, how: str) -> None:
+def test_no_password_when_a_command_succeeds(secret_dsn: str, how: str) -> None:
     can = ("jobs", "stats", "workers", "doctor", "queues", "audit", "batches")
     for name in can if how == "json" else COMMANDS:
         flags = ["--json"] if how == "json" else []
@@ -147,7 +147,7 @@ def test_a_command_that_works(secret_dsn: str, how: str) -> None:
     assert "***@" in said("config", "show", PGWORKD_DSN=secret_dsn)[1]
 
 
-def test_a_bug_is_told_without_it_even_with_its_traceback(secret_dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_password_in_the_traceback_of_a_bug(secret_dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken_table(*_: object) -> None:
         raise RuntimeError(f"cannot draw {secret_dsn}\x1b[2J\nat all")
 

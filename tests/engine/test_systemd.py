@@ -67,7 +67,7 @@ async def reporting(dsn: str, environ: dict[str, str]) -> AsyncIterator[Daemon]:
             daemon.request_stop()
 
 
-async def test_a_daemon_tells_that_it_waits_works_lives_and_stops(dsn: str, systemd: Systemd) -> None:
+async def test_a_daemon_reports_startup_ready_watchdog_and_stopping(dsn: str, systemd: Systemd) -> None:
     async with reporting(dsn, systemd.environ | {"WATCHDOG_USEC": "100000"}) as daemon:
         assert await systemd.hears("STATUS=") == "STATUS=waiting for the database"
         await systemd.hears("READY=1")
@@ -90,7 +90,7 @@ async def test_without_a_database_it_is_alive_but_not_ready(systemd: Systemd) ->
         assert systemd.heard[-3] == "STATUS=waiting for the database"
 
 
-async def test_a_start_that_waits_for_the_database_is_given_more_time_until_it_is_ready(
+async def test_a_start_that_waits_for_the_database_extends_its_timeout(
     dsn: str, systemd: Systemd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without that systemd kills it when TimeoutStartSec= is over, and again, for as long as the database is away."""
@@ -125,7 +125,9 @@ class Late:
         return "late"
 
 
-async def test_a_start_that_hangs_is_given_no_more_time(systemd: Systemd, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_start_that_hangs_does_not_extend_its_timeout(
+    systemd: Systemd, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("pgworkd.fleet.sd_notify.STATUS_S", 0.02)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(SystemdNotifier(systemd.environ).run, Late())
@@ -152,7 +154,7 @@ class Stuck:
         return f"stuck {self.looks}"
 
 
-async def test_a_stuck_daemon_is_not_called_alive(systemd: Systemd) -> None:
+async def test_a_stuck_daemon_sends_no_watchdog_keepalive(systemd: Systemd) -> None:
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(SystemdNotifier(systemd.environ | {"WATCHDOG_USEC": "20000"}).run, Stuck())
         await systemd.hears("STATUS=stuck 5")
@@ -160,13 +162,13 @@ async def test_a_stuck_daemon_is_not_called_alive(systemd: Systemd) -> None:
     assert "WATCHDOG=1" not in systemd.heard
 
 
-async def test_the_watchdog_of_another_process_is_not_ours(systemd: Systemd) -> None:
+async def test_the_watchdog_of_another_process_is_ignored(systemd: Systemd) -> None:
     other = {"WATCHDOG_USEC": "20000", "WATCHDOG_PID": str(os.getpid() + 1)}
     assert SystemdNotifier(systemd.environ | other).watchdog_s == 0
     assert SystemdNotifier(systemd.environ | other | {"WATCHDOG_PID": str(os.getpid())}).watchdog_s == 0.02
 
 
-async def test_an_abstract_address_works_too(dsn: str) -> None:
+async def test_an_abstract_socket_address_works(dsn: str) -> None:
     systemd = Systemd(f"@pgworkd-test-{os.getpid()}")
     async with reporting(dsn, systemd.environ):
         await systemd.hears("READY=1")
@@ -174,7 +176,7 @@ async def test_an_abstract_address_works_too(dsn: str) -> None:
 
 
 @pytest.mark.parametrize("environ", [{}, {"NOTIFY_SOCKET": "/nowhere/notify", "WATCHDOG_USEC": "50000"}])
-async def test_without_systemd_it_works_all_the_same(dsn: str, environ: dict[str, str]) -> None:
+async def test_a_daemon_works_without_systemd(dsn: str, environ: dict[str, str]) -> None:
     async with reporting(dsn, environ) as daemon:
         with anyio.fail_after(LIMIT_S):
             await daemon.ready.wait()
@@ -197,7 +199,7 @@ class Named:
 
 
 @pytest.mark.parametrize("name", ["q\nWATCHDOG=1\rSTOPPING=1\0\x1b[2J", "\ud800", "\u2028MAINPID=1\u202e"])
-async def test_a_name_cannot_say_anything_else_to_systemd(systemd: Systemd, name: str) -> None:
+async def test_a_name_cannot_inject_assignments_for_systemd(systemd: Systemd, name: str) -> None:
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(SystemdNotifier(systemd.environ).run, Named(f"working, queues: {name}"))
         await systemd.hears("READY=1")
@@ -207,7 +209,7 @@ async def test_a_name_cannot_say_anything_else_to_systemd(systemd: Systemd, name
     assert any(line.startswith("STATUS=working, queues: ") for line in systemd.heard)
 
 
-async def test_a_long_status_does_not_keep_ready_and_the_watchdog_from_systemd(dsn: str, systemd: Systemd) -> None:
+async def test_a_long_status_does_not_suppress_ready_and_the_watchdog(dsn: str, systemd: Systemd) -> None:
     """systemd ignores a message of more than 4,096 bytes; our own supervisor reads no more than that."""
     app = App()
     for number in range(50):
