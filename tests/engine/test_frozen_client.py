@@ -55,7 +55,7 @@ async def over_unix_socket(dsn: str, db: Db) -> str:
 @pytest.mark.parametrize(
     ("jobs", "size", "meta"), [(1_200, 0, 0), (1_200, 150, 0), (1_200, 2000, 0), (40, 9, 500_000), (30, 10**6, 0)]
 )
-async def test_a_claim_ends_although_nobody_takes_its_answer_in(
+async def test_a_claim_ends_although_its_client_does_not_read_the_response(
     dsn: str, db: Db, kind: str, jobs: int, size: int, meta: int
 ) -> None:
     """Its answer fits into the buffers on the way, whatever was claimed: so its locks are released."""
@@ -75,7 +75,7 @@ async def test_a_claim_ends_although_nobody_takes_its_answer_in(
         assert len(await call) == most
 
 
-async def test_the_server_ends_a_session_whose_client_takes_nothing_in(
+async def test_the_server_ends_a_session_whose_client_does_not_read(
     dsn: str, db: Db, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session, "USER_TIMEOUT_MS", "1000")

@@ -40,7 +40,7 @@ async def completed(db: Db) -> int:
     return int(await db.fetchval("SELECT count(*) FROM pgworkd.finished_jobs WHERE status = 'completed'"))
 
 
-async def test_large_payloads_over_a_slow_connection_are_run_one_after_another(dsn: str, db: Db) -> None:
+async def test_large_payloads_over_a_slow_connection_run_one_after_another(dsn: str, db: Db) -> None:
     """Together they would take 10 s, longer than a statement may; each takes a quarter of a second."""
     app, begun = App(), list[int]()
 
@@ -61,7 +61,7 @@ async def test_large_payloads_over_a_slow_connection_are_run_one_after_another(d
     assert begun == list(range(1, len(begun) + 1))
 
 
-async def test_large_results_are_stored_and_others_are_not_held_up(dsn: str, db: Db) -> None:
+async def test_large_results_are_stored_without_delaying_other_jobs(dsn: str, db: Db) -> None:
     app, result = App(), {"text": (await db.fetchval(RANDOM, MIB - 100))}
 
     @app.handler("large", concurrency=40)
@@ -110,9 +110,7 @@ async def test_waiting_outcomes_are_bounded_in_bytes(dsn: str, db: Db, monkeypat
         await until(lambda: _all(db, 80))
 
 
-async def test_a_read_brings_what_comes_next_and_no_more_than_fits(
-    dsn: str, db: Db, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_read_fetches_as_many_next_payloads_as_fit(dsn: str, db: Db, monkeypatch: pytest.MonkeyPatch) -> None:
     """Jobs of a few kilobytes do not cost a round trip each."""
     app, seen, reads = App(), list[tuple[int, int]](), list[int]()
 
@@ -138,7 +136,7 @@ async def test_a_read_brings_what_comes_next_and_no_more_than_fits(
     assert len(reads) < 100
 
 
-async def test_what_is_being_read_is_given_back_at_a_stop(dsn: str, db: Db) -> None:
+async def test_jobs_whose_payloads_are_being_read_are_released_at_a_stop(dsn: str, db: Db) -> None:
     app = App()
 
     @app.handler("large", concurrency=20)

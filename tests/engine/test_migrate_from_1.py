@@ -111,7 +111,7 @@ class Producer:
             await anyio.sleep(0.01)
 
 
-async def test_nothing_is_lost_when_daemons_of_version_1_are_migrated_under(
+async def test_no_job_is_lost_when_migrating_under_daemons_of_version_1(
     tree: Path,
     empty_dsn: str,
     old: asyncpg.Connection[Any],

@@ -43,14 +43,14 @@ async def migrated(dsn: str, **how: Any) -> list[str]:
     return said
 
 
-async def test_what_is_current_takes_no_lock(dsn: str, session: asyncpg.Connection[Any]) -> None:
+async def test_migrating_a_current_schema_takes_no_lock(dsn: str, session: asyncpg.Connection[Any]) -> None:
     await migrated(dsn)
     await session.execute("BEGIN; LOCK TABLE pgworkd.jobs, pgworkd.finished_jobs, pgworkd.queues IN EXCLUSIVE MODE")
     with anyio.fail_after(5):
         assert await migrated(dsn) == ["this schema is installed: nothing to do"]
 
 
-async def test_a_script_that_differs_runs_and_so_does_one_that_psql_ran(
+async def test_a_changed_script_runs_again_even_if_psql_installed_it(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await migrated(dsn)
@@ -66,7 +66,7 @@ async def test_a_script_that_differs_runs_and_so_does_one_that_psql_ran(
 
 
 @pytest.mark.parametrize("table", TABLES.split())
-async def test_an_open_transaction_is_waited_for_and_no_insert_waits_meanwhile(
+async def test_migrate_waits_for_an_open_transaction_without_blocking_inserts(
     dsn: str, db: asyncpg.Connection[Any], session: asyncpg.Connection[Any], table: str
 ) -> None:
     """Whichever table it has written to."""
@@ -92,7 +92,7 @@ async def test_an_open_transaction_is_waited_for_and_no_insert_waits_meanwhile(
         assert longest_s < INSERT_S
 
 
-async def test_patience_ends_and_names_who_is_in_the_way(
+async def test_migrate_gives_up_and_names_the_blocking_session(
     dsn: str, db: asyncpg.Connection[Any], session: asyncpg.Connection[Any]
 ) -> None:
     await session.execute("SET application_name = 'report'; BEGIN")
@@ -110,7 +110,7 @@ async def test_a_migration_from_version_0_raises_the_version(dsn: str, db: async
     await schema.verify(ConnectionOptions(dsn))
 
 
-async def test_the_script_alone_does_not_touch_a_newer_schema(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_the_script_does_not_touch_a_newer_schema(dsn: str, db: asyncpg.Connection[Any]) -> None:
     await db.execute("UPDATE pgworkd.schema_version SET version = version + 1; DROP VIEW pgworkd.job_progress")
     with pytest.raises(asyncpg.PostgresError, match="newer than this script"):
         await db.execute(schema.text())
@@ -120,7 +120,7 @@ async def test_the_script_alone_does_not_touch_a_newer_schema(dsn: str, db: asyn
 # Daemons
 
 
-async def test_a_daemon_claims_nothing_under_a_newer_schema_and_settles_what_runs(
+async def test_under_a_newer_schema_a_daemon_only_settles_its_running_jobs(
     dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
     app, gate, began = App(), anyio.Event(), anyio.Event()
@@ -161,7 +161,7 @@ async def starting(dsn: str) -> AsyncIterator[tuple[Daemon, Recorder]]:
             daemon.request_stop()
 
 
-async def test_a_daemon_without_a_schema_waits_for_migrate_and_says_so(empty_dsn: str) -> None:
+async def test_a_daemon_without_a_schema_waits_for_migrate_and_logs_it(empty_dsn: str) -> None:
     async with starting(empty_dsn) as (daemon, seen):
         told = await seen.wait(events.SCHEMA_AWAITED)
         assert told["error"] == "this database has no pgworkd schema: run pgworkd migrate"
@@ -172,7 +172,7 @@ async def test_a_daemon_without_a_schema_waits_for_migrate_and_says_so(empty_dsn
     assert seen.all(events.DAEMON_STOPPED, exit_code=0) != []
 
 
-async def test_a_daemon_with_an_older_schema_waits_for_migrate_and_may_be_stopped(
+async def test_a_daemon_with_an_older_schema_waits_for_migrate_and_can_stop(
     dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
     await db.execute("UPDATE pgworkd.schema_version SET version = 0")
@@ -186,9 +186,7 @@ async def test_a_daemon_with_an_older_schema_waits_for_migrate_and_may_be_stoppe
             await seen.wait(events.DAEMON_STOPPED, exit_code=0)
 
 
-async def test_a_daemon_that_waited_for_the_schema_waits_for_its_rights_too(
-    dsn: str, db: asyncpg.Connection[Any]
-) -> None:
+async def test_a_daemon_that_waited_for_the_schema_waits_for_its_grants(dsn: str, db: asyncpg.Connection[Any]) -> None:
     """They are granted after the migration; whoever has none from the start is refused."""
     await db.execute("UPDATE pgworkd.schema_version SET version = 0")
     async with plain_user(dsn, db, granted=False) as user_dsn, starting(user_dsn) as (daemon, seen):
