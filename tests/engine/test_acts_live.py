@@ -86,7 +86,7 @@ async def test_cancel_by_filter_while_two_daemons_claim(dsn: str, db: asyncpg.Co
     assert len(notes) == len(ended["cancelled"]) + quicker
 
 
-async def test_a_job_that_is_edited_to_be_due_runs_at_once(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_a_job_edited_to_be_due_runs_at_once(dsn: str, db: asyncpg.Connection[Any]) -> None:
     """The daemon sleeps: no poll comes within the test, so it is the notice that wakes it."""
     app, ran = App(), []
 

@@ -35,7 +35,7 @@ IN_SLOTS = [1, 4]
 
 
 @pytest.mark.parametrize("slots", IN_SLOTS)
-async def test_quick_jobs_are_claimed_ahead_and_each_runs_once(
+async def test_quick_jobs_are_prefetched_and_each_runs_once(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch, slots: int
 ) -> None:
     never_stalls(monkeypatch)
@@ -48,7 +48,7 @@ async def test_quick_jobs_are_claimed_ahead_and_each_runs_once(
     assert await db.fetchval("SELECT max(attempts) FROM pgworkd.finished_jobs") == 1
 
 
-async def test_slow_jobs_are_never_claimed_ahead(
+async def test_slow_jobs_are_never_prefetched(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waiters = Waiters(4)
@@ -90,7 +90,7 @@ def surplus_of(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.parametrize("slots", IN_SLOTS)
 @pytest.mark.parametrize("quick_s", [None, 0.001], ids=["quick", "of a millisecond"])
-async def test_what_stalls_is_released_uncounted_within_a_moment_and_runs_elsewhere(
+async def test_stalled_prefetched_jobs_are_released_uncounted_and_run_elsewhere(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch, slots: int, quick_s: float | None
 ) -> None:
     def some_ahead(pace: Prefetch, *_: Any, **__: Any) -> None:
@@ -124,7 +124,7 @@ async def test_what_stalls_is_released_uncounted_within_a_moment_and_runs_elsewh
     assert len(returned) == sum(returned.values()) == quick + 100
 
 
-async def test_a_trickle_of_new_jobs_does_not_keep_what_stalls_from_being_released(
+async def test_a_trickle_of_inserts_does_not_delay_the_release_of_stalled_jobs(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each of them is notified, because the other daemon sleeps: both daemons look."""
@@ -144,7 +144,7 @@ async def test_a_trickle_of_new_jobs_does_not_keep_what_stalls_from_being_releas
         other.gauge.go_on.set()
 
 
-async def test_what_turns_out_slower_than_thought_does_not_wait_here_for_seconds(
+async def test_jobs_slower_than_estimated_do_not_wait_prefetched_for_seconds(
     dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
     """Jobs of 40 ms behind jobs of none: one begins now and then, so nothing stalls, but the last of them is far."""
@@ -195,7 +195,7 @@ async def _ids_ahead(db: asyncpg.Connection[Any], waiters: Waiters) -> list[Any]
 
 
 @pytest.mark.parametrize("stalls", [False, True])
-async def test_what_is_cancelled_while_it_waits_for_a_slot_never_runs(
+async def test_a_prefetched_job_that_is_cancelled_never_runs(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch, stalls: bool
 ) -> None:
     never_stalls(monkeypatch)
@@ -219,7 +219,7 @@ async def test_what_is_cancelled_while_it_waits_for_a_slot_never_runs(
         assert cancelled == {str(job_id) for job_id in ids}
 
 
-async def test_a_paused_queue_gets_back_what_waited_for_a_slot(
+async def test_prefetched_jobs_of_a_paused_queue_are_released(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     never_stalls(monkeypatch)
@@ -248,7 +248,7 @@ LOST = {
 
 
 @pytest.mark.parametrize("lost", LOST)
-async def test_what_waits_for_a_slot_of_a_worker_that_is_lost_runs_under_the_next(
+async def test_prefetched_jobs_of_a_lost_worker_run_under_its_next_registration(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch, lost: str
 ) -> None:
     never_stalls(monkeypatch)
@@ -277,7 +277,7 @@ async def test_what_waits_for_a_slot_of_a_worker_that_is_lost_runs_under_the_nex
 
 
 @pytest.mark.parametrize("how", ["gracefully", "at once"])
-async def test_a_stop_gives_back_what_waits_for_a_slot(
+async def test_a_stop_releases_prefetched_jobs(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     never_stalls(monkeypatch)
@@ -297,7 +297,7 @@ async def test_a_stop_gives_back_what_waits_for_a_slot(
     assert await db.fetchval("SELECT count(*) FROM pgworkd.workers") == 0
 
 
-async def test_less_and_more_concurrency_while_jobs_wait_for_a_slot(
+async def test_concurrency_changes_while_jobs_are_prefetched(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     never_stalls(monkeypatch)

@@ -75,7 +75,7 @@ async def test_a_running_handler_is_cancelled_within_a_second(dsn: str, db: asyn
         ("gives up", "cancelled"),
     ],
 )
-async def test_a_handler_that_takes_its_cancellation_its_own_way(
+async def test_a_handler_may_handle_its_cancellation(
     dsn: str, db: asyncpg.Connection[Any], ending: str, final: str
 ) -> None:
     app = App()
@@ -102,7 +102,7 @@ async def test_a_handler_that_takes_its_cancellation_its_own_way(
         await until(waits_for_status(db, job_id, final), limit_s=4)
 
 
-async def test_a_thread_that_was_told_is_cancelled_whether_it_raises_or_returns_unless_it_says_that_it_is_done(
+async def test_a_thread_asked_to_cancel_is_cancelled_unless_it_reports_completion(
     dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
     app = App()
@@ -127,7 +127,7 @@ async def test_a_thread_that_was_told_is_cancelled_whether_it_raises_or_returns_
             await until(waits_for_status(db, job_id, ending), limit_s=4)
 
 
-async def test_a_cancel_whose_notification_was_lost_comes_with_the_next_heartbeat(
+async def test_a_cancel_whose_notification_was_lost_arrives_with_a_heartbeat(
     dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
     app = App()

@@ -36,7 +36,7 @@ async def odd(server_dsn: str, request: pytest.FixtureRequest) -> AsyncIterator[
     await drop_database(server_dsn, name)
 
 
-async def test_migrate_refuses_it_and_leaves_nothing(odd: tuple[str, str]) -> None:
+async def test_migrate_refuses_another_encoding_and_leaves_nothing(odd: tuple[str, str]) -> None:
     dsn, encoding = odd
     with pytest.raises(
         SchemaError, match=rf"has the encoding {encoding}, pgworkd needs UTF8: .*TEMPLATE template0.*dsn"
@@ -51,7 +51,7 @@ async def test_migrate_refuses_it_and_leaves_nothing(odd: tuple[str, str]) -> No
         await connection.close()
 
 
-async def test_a_daemon_refuses_it(odd: tuple[str, str]) -> None:
+async def test_a_daemon_refuses_another_encoding(odd: tuple[str, str]) -> None:
     dsn, encoding = odd
     connection = await asyncpg.connect(dsn)
     await connection.execute(SCHEMA)

@@ -20,7 +20,7 @@ def _announces_nothing(self: PollMode, claimed: int, now: float, *, full: bool) 
     self._full_claims = int(full)
 
 
-async def test_a_slot_whose_task_took_what_was_claimed_for_another_is_not_forgotten(
+async def test_a_slot_whose_job_was_taken_by_another_task_is_filled(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two slots: the first job ends, one is claimed; as it comes, the second ends, and its task takes it at once."""

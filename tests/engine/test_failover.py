@@ -36,7 +36,7 @@ async def test_a_job_in_flight_whose_claim_was_lost_is_not_started_again(dsn: st
 
 
 @pytest.mark.parametrize("id_comes_again", [False, True])
-async def test_a_daemon_whose_id_is_somebody_elses_by_now_leaves_their_jobs_alone_and_registers_anew(
+async def test_a_daemon_whose_id_was_reused_leaves_those_jobs_and_registers_anew(
     dsn: str, db: asyncpg.Connection[Any], *, id_comes_again: bool
 ) -> None:
     """A dump was restored under live daemons. Its job was running under that id, and is the other's now."""

@@ -20,7 +20,7 @@ from tests.sql.verbs import complete, worker
 STARTS = "SELECT started_at FROM pgworkd.finished_jobs"
 
 
-async def test_four_daemons_never_run_six_where_five_are_allowed(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_four_daemons_never_exceed_a_limit_of_five(dsn: str, db: asyncpg.Connection[Any]) -> None:
     log = Log(took_s=0.003)
     await settings(db, max_running=5)
     async with observed(dsn) as observer, fleet(log, dsn, "abcd", poll_s=5.0):
@@ -33,7 +33,7 @@ async def test_four_daemons_never_run_six_where_five_are_allowed(dsn: str, db: a
 
 
 @pytest.mark.parametrize("bound_s", [0.0, 60.0], ids=["for no time", "for a minute"])
-async def test_where_a_limit_binds_nothing_is_claimed_ahead_for_a_while(
+async def test_a_queue_at_its_limit_is_not_prefetched_for_a_while(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch, bound_s: float
 ) -> None:
     """It would find nothing, and find that under the queue's lock, for which all others wait."""
@@ -58,7 +58,7 @@ async def test_where_a_limit_binds_nothing_is_claimed_ahead_for_a_while(
     assert (max(limit for limit, _ in asked[bound_at + 1 :]) > 10) == (bound_s == 0)
 
 
-async def test_what_a_limit_leaves_is_taken_claim_by_claim(
+async def test_freed_capacity_of_a_limit_is_filled_by_consecutive_claims(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More than one claim can take has become free at once: the second does not wait for the poll."""
@@ -84,7 +84,7 @@ async def _bound(daemon: Daemon) -> bool:
     return daemon.pools["q"]._bound_until > 0 and daemon.pools["q"].quiet
 
 
-async def test_a_limit_of_one_goes_from_daemon_to_daemon_without_waiting(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_a_limit_of_one_passes_between_daemons_without_waiting(dsn: str, db: asyncpg.Connection[Any]) -> None:
     log = Log()
     await settings(db, max_running=1)
     async with fleet(log, dsn, "ab", concurrency=4, poll_s=6.0):
@@ -95,7 +95,7 @@ async def test_a_limit_of_one_goes_from_daemon_to_daemon_without_waiting(dsn: st
     assert log.took() < 6, "one poll would take as long"
 
 
-async def test_each_key_has_its_limit_over_all_daemons(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_each_key_has_its_own_limit_across_all_daemons(dsn: str, db: asyncpg.Connection[Any]) -> None:
     log = Log(took_s=0.003)
     await settings(db, limit_per_key=2)
     keys = "abcdefgh"
@@ -113,7 +113,7 @@ async def test_each_key_has_its_limit_over_all_daemons(dsn: str, db: asyncpg.Con
     assert log.most > 4, "different keys run side by side"
 
 
-async def test_a_rate_is_kept_and_used_to_the_full(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_a_rate_is_respected_and_fully_used(dsn: str, db: asyncpg.Connection[Any]) -> None:
     log = Log()
     await settings(db, rate=50, rate_period_s=1.0)
     async with fleet(log, dsn, "ab"):
@@ -125,7 +125,7 @@ async def test_a_rate_is_kept_and_used_to_the_full(dsn: str, db: asyncpg.Connect
     assert log.took() < (120 - 5) / 50 * 2
 
 
-async def test_a_rate_of_each_key_does_not_slow_the_others(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_a_rate_per_key_does_not_slow_other_keys(dsn: str, db: asyncpg.Connection[Any]) -> None:
     log = Log()
     await settings(db, rate_per_key=20, rate_per_key_period_s=1.0, rate_per_key_burst=2)
     async with fleet(log, dsn, "ab"):

@@ -38,7 +38,7 @@ def _app(go_on: anyio.Event) -> App:
 
 @pytest.mark.parametrize("daemons", [1, 2])
 @pytest.mark.parametrize(("payload", "reached"), [("{}", ("wait", "cancel", "run")), ('{"dies": true}', ("run",))])
-async def test_all_who_wait_for_a_job_follow_by_their_rule(
+async def test_all_dependents_of_a_job_follow_their_own_rule(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch, payload: str, reached: Any, daemons: int
 ) -> None:
     """The queue keeps no history, and the mender comes by all the time."""
@@ -61,7 +61,7 @@ async def test_all_who_wait_for_a_job_follow_by_their_rule(
     await exact(db)
 
 
-async def test_the_next_page_is_taken_at_once(
+async def test_the_next_page_of_dependents_is_processed_at_once(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What waits for a lock waits for a minute here, and for an hour who is not told."""

@@ -26,7 +26,7 @@ def _in_order(log: Log, key: str, count: int) -> None:
         assert run.ended <= following.began, "two at once"
 
 
-async def test_twenty_keys_between_three_daemons(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_three_daemons_keep_the_order_of_twenty_keys(dsn: str, db: asyncpg.Connection[Any]) -> None:
     log = Log(took_s=0.001)
     keys = [f"account {number}" for number in range(20)]
     async with fleet(log, dsn, "abc"):
@@ -39,7 +39,7 @@ async def test_twenty_keys_between_three_daemons(dsn: str, db: asyncpg.Connectio
 
 
 @pytest.mark.parametrize("daemons", ["a", "abc"])
-async def test_the_next_of_a_key_begins_at_once(dsn: str, db: asyncpg.Connection[Any], daemons: str) -> None:
+async def test_the_next_job_of_a_key_starts_at_once(dsn: str, db: asyncpg.Connection[Any], daemons: str) -> None:
     """No poll in between: one alone would take longer."""
     log = Log()
     async with fleet(log, dsn, daemons, poll_s=5.0):
@@ -64,7 +64,9 @@ async def test_a_retry_holds_its_key_and_later_jobs_wait(dsn: str, db: asyncpg.C
     assert ran == [(1, 1), (1, 2), (2, 1), (3, 1)]
 
 
-async def test_what_someone_had_locked_is_mended_by_a_daemon(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_jobs_skipped_because_of_a_lock_are_unblocked_by_maintenance(
+    dsn: str, db: asyncpg.Connection[Any]
+) -> None:
     log = Log()
     go_on = anyio.Event()
     app = App()
@@ -86,7 +88,7 @@ async def test_what_someone_had_locked_is_mended_by_a_daemon(dsn: str, db: async
     assert log.runs == [1, 2, 3]
 
 
-async def test_a_killed_daemons_keys_go_on_in_order(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_the_keys_of_a_killed_daemon_continue_in_order(dsn: str, db: asyncpg.Connection[Any]) -> None:
     await db.execute(process.TABLES)
     app, ran = App(), []
 

@@ -47,7 +47,7 @@ def lines() -> Iterator[io.StringIO]:
 # Events.
 
 
-def test_an_event_is_heard_if_any_listener_wants_it() -> None:
+def test_an_event_is_emitted_if_any_listener_wants_it() -> None:
     speaker = Events()
     assert not speaker.has_listener("a")
     speaker.listen(ear([]), except_for=frozenset({"a"}))
@@ -58,7 +58,7 @@ def test_an_event_is_heard_if_any_listener_wants_it() -> None:
     assert speaker.has_listener("b")
 
 
-def test_what_a_listener_does_not_want_goes_to_the_others_only() -> None:
+def test_an_event_goes_only_to_the_listeners_that_want_it() -> None:
     speaker, one, other = Events(), Said(), Said()
     speaker.listen(ear(one), except_for=frozenset({"a", "c"}))
     speaker.listen(ear(other), except_for=frozenset({"b"}))
@@ -68,7 +68,7 @@ def test_what_a_listener_does_not_want_goes_to_the_others_only() -> None:
     assert other == ["a", "c", "d"]
 
 
-def test_who_does_not_listen_any_more_hears_nothing_and_nobody_else_is_touched() -> None:
+def test_removing_a_listener_affects_no_other() -> None:
     speaker, one, other = Events(), Said(), Said()
     first, second = ear(one), ear(other)
     speaker.listen(first)
@@ -86,7 +86,7 @@ def test_who_does_not_listen_any_more_hears_nothing_and_nobody_else_is_touched()
     assert not speaker.has_listener("b")
 
 
-def test_a_listener_may_come_back_with_other_wishes() -> None:
+def test_a_listener_may_be_added_again_with_another_filter() -> None:
     speaker, said = Events(), Said()
     listener = ear(said)
     speaker.listen(listener, except_for=frozenset({"a"}))
@@ -98,7 +98,7 @@ def test_a_listener_may_come_back_with_other_wishes() -> None:
     assert said == ["a"]
 
 
-def test_a_listener_may_leave_while_it_is_told_and_the_next_still_hears() -> None:
+def test_a_listener_may_remove_itself_while_it_is_called() -> None:
     speaker, said = Events(), Said()
 
     def leaving(name: str, facts: Mapping[str, Any]) -> None:
@@ -115,7 +115,7 @@ EVERY = [value for name, value in vars(events).items() if name.isupper()]
 
 
 @pytest.mark.parametrize("level", ["debug", "info", "warning", "error"])
-def test_silent_is_exactly_what_the_listener_of_that_level_does_not_log(
+def test_silent_events_are_exactly_those_below_the_log_level(
     monkeypatch: pytest.MonkeyPatch, lines: io.StringIO, level: str
 ) -> None:
     monkeypatch.setattr(sys, "stderr", lines)
@@ -177,7 +177,7 @@ async def completed(db: asyncpg.Connection[Any], count: int) -> None:
 
 
 @pytest.mark.parametrize(("level", "per_job"), [("warning", 0), ("error", 0), ("info", 1), ("debug", 2)], ids=str)
-async def test_facts_are_gathered_for_who_wants_them(
+async def test_facts_are_computed_only_if_a_listener_wants_them(
     dsn: str, db: asyncpg.Connection[Any], gathered: Counter[str], level: str, per_job: int
 ) -> None:
     said = Said()
@@ -194,7 +194,7 @@ async def test_facts_are_gathered_for_who_wants_them(
     assert said.count(events.JOB_COMPLETED) == (10 if per_job else 0)
 
 
-async def test_who_begins_to_listen_hears_at_once_and_who_stops_costs_nothing_more(
+async def test_a_listener_takes_effect_at_once_and_costs_nothing_once_removed(
     dsn: str, db: asyncpg.Connection[Any], gathered: Counter[str]
 ) -> None:
     said = Said()
@@ -214,7 +214,7 @@ async def test_who_begins_to_listen_hears_at_once_and_who_stops_costs_nothing_mo
     assert gathered.total() == 6
 
 
-async def test_who_begins_to_listen_in_the_middle_of_a_long_run_of_jobs_hears_of_starts_in_a_moment(
+async def test_a_listener_added_to_a_busy_daemon_soon_receives_job_starts(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An operator turns the log up on a daemon whose slots have not run dry for hours."""
@@ -250,7 +250,7 @@ def logged(lines: io.StringIO, event: str) -> list[dict[str, Any]]:
     return [line for line in map(json.loads, lines.getvalue().splitlines()) if line["event"] == event]
 
 
-async def test_a_level_that_is_lowered_by_a_signal_is_heard_at_once_and_raised_again_costs_nothing(
+async def test_a_log_level_changed_by_a_signal_takes_effect_at_once(
     dsn: str,
     db: asyncpg.Connection[Any],
     monkeypatch: pytest.MonkeyPatch,

@@ -65,7 +65,7 @@ def lines(text: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("handle", [_in_loop, _in_a_child_task, _in_thread, in_process], ids=lambda h: h.__name__)
-async def test_what_a_handler_logs_comes_out_with_its_job_and_worker(
+async def test_log_records_of_handlers_carry_job_and_worker(
     dsn: str, db: asyncpg.Connection[Any], handle: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
     logging.getLogger("shop").handlers.clear()  # of pytest's
@@ -109,7 +109,7 @@ async def test_failures_are_logged_with_their_traceback(dsn: str, db: asyncpg.Co
         assert line["exception"].endswith("ValueError: no card")
 
 
-def test_an_app_that_sets_up_logging_by_itself_gets_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_app_may_configure_logging_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[logging.LogRecord] = []
 
     class Keep(logging.Handler):

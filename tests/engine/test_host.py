@@ -18,7 +18,7 @@ from tests.kit import Recorder, insert, quick_options, status, until
 
 
 @pytest.mark.parametrize("how", ["a stop", "the end of the lease"])
-async def test_a_thread_that_does_not_end_is_left_behind_and_run_returns_1(
+async def test_run_returns_1_when_a_thread_does_not_end(
     dsn: str, db: asyncpg.Connection[Any], how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ended: list[object] = []
@@ -61,7 +61,7 @@ async def test_a_thread_that_does_not_end_is_left_behind_and_run_returns_1(
     assert ended == []
 
 
-async def test_the_exit_code_that_is_told_is_that_of_the_process(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_the_reported_exit_code_is_that_of_the_process(dsn: str, db: asyncpg.Connection[Any]) -> None:
     """The command line ends with 2 when the database will never do."""
     app = App()
     app.handler("q")(anyio.sleep_forever)

@@ -133,7 +133,7 @@ def _starter(loops: Loops) -> str:
     return loops.asked[0][0]
 
 
-async def test_a_job_for_one_of_ten_idle_queues_concerns_no_other(
+async def test_a_job_for_one_of_ten_idle_queues_causes_no_other_claims(
     dsn: str, db: asyncpg.Connection[Any], loops: Loops
 ) -> None:
     daemon = Daemon(app_of_ten_queues(), DaemonOptions(ConnectionOptions(dsn)))

@@ -113,7 +113,7 @@ async def _warm_up(daemon: Daemon, db: asyncpg.Connection[Any]) -> None:
     await until(nothing_runs)
 
 
-async def test_a_thousand_jobs_of_all_fates_leave_nothing_behind(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_a_thousand_jobs_with_all_outcomes_leak_nothing(dsn: str, db: asyncpg.Connection[Any]) -> None:
     rng = random.Random(7)  # noqa: S311 - a fixed mixture
     before_all = await _footprint(db)
     async with running(app_of_all_fates(), dsn, transactions_max=5) as (daemon, _):
@@ -159,9 +159,7 @@ def sleep_in_a_child() -> None:
     time.sleep(30)
 
 
-async def test_processes_that_are_killed_or_die_leave_no_file_and_no_zombie(
-    dsn: str, db: asyncpg.Connection[Any]
-) -> None:
+async def test_killed_and_crashed_processes_leave_no_file_and_no_zombie(dsn: str, db: asyncpg.Connection[Any]) -> None:
     app = App()
     app.handler("die", run_in="process", concurrency=2, max_attempts=1)(die_in_a_child)
     app.handler("sleep", run_in="process", concurrency=2, max_attempts=1, timeout_s=0.3)(sleep_in_a_child)
@@ -176,7 +174,7 @@ async def test_processes_that_are_killed_or_die_leave_no_file_and_no_zombie(
     assert after.tasks == before.tasks
 
 
-async def test_twenty_starts_and_stops_leave_nothing_behind(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_twenty_starts_and_stops_leak_nothing(dsn: str, db: asyncpg.Connection[Any]) -> None:
     before = await _footprint(db)
     for _ in range(20):
         async with running(app_of_all_fates(), dsn):

@@ -22,7 +22,7 @@ from tests.proxy import Proxy
 # A short outage.
 
 
-async def test_an_outage_shorter_than_the_lease_spends_nothing_and_starts_nothing_twice(
+async def test_an_outage_shorter_than_the_lease_counts_no_failure_and_no_rerun(
     dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
     sleepers, ended = Sleepers(), list[str]()
@@ -52,7 +52,7 @@ async def test_an_outage_shorter_than_the_lease_spends_nothing_and_starts_nothin
 # The fence.
 
 
-async def test_a_worker_that_cannot_renew_cancels_everything_before_the_lease_ends_and_continues_when_it_can(
+async def test_a_worker_that_cannot_renew_cancels_its_jobs_before_the_lease_ends(
     dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
     sleepers, ended, lease_s = Sleepers(), list[str](), 3.0
@@ -91,7 +91,7 @@ async def test_a_worker_that_cannot_renew_cancels_everything_before_the_lease_en
 
 
 @pytest.mark.parametrize("mode", ["loop", "thread"])
-async def test_a_handler_that_runs_on_when_the_lease_ends_ends_the_process(
+async def test_a_handler_still_running_when_the_lease_ends_ends_the_process(
     dsn: str, db: asyncpg.Connection[Any], mode: str
 ) -> None:
     app, ended, at, let_go = App(), list[str](), list[float](), threading.Event()
@@ -135,7 +135,7 @@ async def test_a_handler_that_runs_on_when_the_lease_ends_ends_the_process(
     assert ended[0] == "the lease expires and 1 handler would not stop"
 
 
-async def test_a_fence_while_nothing_runs_ends_no_process(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_a_fence_does_not_end_an_idle_process(dsn: str, db: asyncpg.Connection[Any]) -> None:
     sleepers, ended = Sleepers(), list[str]()
     sleepers.go_on.set()
     async with (
@@ -154,7 +154,7 @@ async def test_a_fence_while_nothing_runs_ends_no_process(dsn: str, db: asyncpg.
         await until(waits_for_status(db, await insert(db, "q"), "completed"))
 
 
-async def test_a_lost_worker_gets_a_new_id_only_after_all_its_handlers_have_come_out(
+async def test_a_lost_worker_registers_again_only_after_its_handlers_returned(
     dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
     app, ended, entered, let_go = App(), list[str](), threading.Event(), threading.Event()
@@ -191,9 +191,7 @@ async def test_a_lost_worker_gets_a_new_id_only_after_all_its_handlers_have_come
 # A worker row that someone deletes.
 
 
-async def test_a_deleted_worker_row_costs_no_job_and_none_runs_twice_at_once(
-    dsn: str, db: asyncpg.Connection[Any]
-) -> None:
+async def test_a_deleted_worker_row_loses_no_job_and_overlaps_no_run(dsn: str, db: asyncpg.Connection[Any]) -> None:
     sleepers = Sleepers()
     async with running(sleepers.app, dsn, heartbeat_s=0.05) as (daemon, seen):
         old = daemon.worker_id
@@ -212,7 +210,7 @@ async def test_a_deleted_worker_row_costs_no_job_and_none_runs_twice_at_once(
     assert [tuple(row) for row in rows] == [(2, 0)] * 3
 
 
-async def test_a_worker_row_deleted_under_a_stream_of_jobs(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_a_worker_row_deleted_under_load_loses_no_job(dsn: str, db: asyncpg.Connection[Any]) -> None:
     """It may be deleted between any two calls; each job is completed once, and no run overlaps another of its job."""
     app, together, overlaps = App(), Counter[Any](), list[Any]()
 
@@ -243,9 +241,7 @@ async def test_a_worker_row_deleted_under_a_stream_of_jobs(dsn: str, db: asyncpg
 # A long outage.
 
 
-async def test_a_server_that_was_away_for_longer_than_the_lease_makes_no_worker_lost(
-    dsn: str, db: asyncpg.Connection[Any]
-) -> None:
+async def test_an_outage_longer_than_the_lease_makes_no_worker_lost(dsn: str, db: asyncpg.Connection[Any]) -> None:
     """Both look lost to each other when the network is back; neither may take the other's jobs."""
     first, second, ended = Sleepers(), Sleepers(), list[str]()
     async with (

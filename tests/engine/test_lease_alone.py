@@ -75,7 +75,7 @@ async def lease_of(
         assert not lease._thread.is_alive()
 
 
-async def test_the_lease_is_renewed_periodically_and_passes_on_instructions(
+async def test_the_lease_is_renewed_periodically_and_instructions_are_delivered(
     dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
     holder, ended = LeaseHolder(), list[str]()
@@ -95,7 +95,7 @@ async def test_the_lease_is_renewed_periodically_and_passes_on_instructions(
     assert (holder.fenced, holder.lost, ended) == ([], 0, [])
 
 
-async def test_a_poke_renews_at_once(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_a_requested_heartbeat_renews_at_once(dsn: str, db: asyncpg.Connection[Any]) -> None:
     holder = LeaseHolder()
     async with lease_of(holder, dsn, db, [], lease_s=3600, heartbeat_s=900) as lease:
         for n in range(1, 6):
@@ -103,7 +103,7 @@ async def test_a_poke_renews_at_once(dsn: str, db: asyncpg.Connection[Any]) -> N
             lease.renew_now()
 
 
-async def test_the_fence_comes_once_per_outage_and_the_end_only_for_what_still_runs(
+async def test_the_fence_fires_once_per_outage_and_ends_only_a_busy_process(
     dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
     holder, ended = LeaseHolder(), list[str]()
@@ -124,7 +124,9 @@ async def test_the_fence_comes_once_per_outage_and_the_end_only_for_what_still_r
     assert holder.lost == 0
 
 
-async def test_a_lost_lease_is_reported_once_and_a_new_id_makes_it_fresh(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_a_lost_lease_is_reported_once_and_a_new_id_starts_a_new_one(
+    dsn: str, db: asyncpg.Connection[Any]
+) -> None:
     holder, ended = LeaseHolder(), list[str]()
     async with lease_of(holder, dsn, db, ended) as lease:
         await until(lambda: holder.answers)

@@ -18,7 +18,7 @@ WAITING_CLAIM = """SELECT EXISTS (SELECT FROM pg_stat_activity
     WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%pgworkd.claim(%')"""
 
 
-async def test_a_claim_answered_after_the_fence_is_released_uncounted_and_nothing_of_it_begins(
+async def test_a_claim_that_returns_after_the_fence_is_released_and_not_started(
     dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
     """Asked before the fence, answered after it: what sent the jobs back was the fence, not a stop."""
@@ -77,9 +77,7 @@ async def test_orphaned_attempts_are_released_uncounted(dsn: str, db: asyncpg.Co
     assert sleepers.twice == 0
 
 
-async def test_a_claim_that_the_network_delivers_after_its_daemon_gave_it_up_costs_an_attempt_and_no_start(
-    dsn: str, db: asyncpg.Connection[Any]
-) -> None:
+async def test_a_claim_delivered_after_its_daemon_gave_up_starts_nothing(dsn: str, db: asyncpg.Connection[Any]) -> None:
     """The server runs it when the line is back, under a lease that holds, and nobody is there to hear its answer."""
     sleepers, ended = Sleepers(), list[str]()
     sleepers.go_on.set()
@@ -116,7 +114,7 @@ async def _hold_claim(daemon: Daemon, seen: Recorder, proxy: Proxy) -> None:
         await seen.wait(events.DATABASE_RECOVERED, count, part="claim q")
 
 
-async def test_a_long_attempt_in_flight_is_no_orphan(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_a_long_attempt_in_flight_is_not_an_orphan(dsn: str, db: asyncpg.Connection[Any]) -> None:
     sleepers = Sleepers()
     connection = ConnectionOptions(dsn, connect_timeout_s=5, command_timeout_s=0.2)
     async with running(sleepers.app, dsn, connection=connection, periods=Periods(orphans_s=0.02)) as (_, seen):

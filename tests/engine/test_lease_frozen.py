@@ -15,7 +15,7 @@ from tests.kit import insert, until
 from .lease_kit import LEASE_S, daemon_of
 
 
-async def test_no_claimed_job_begins_after_a_freeze_until_the_lease_is_renewed(
+async def test_no_claimed_job_starts_after_a_freeze_until_the_lease_is_renewed(
     dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
     """As after SIGSTOP and SIGCONT: the clock is past the lease, and the heartbeat thread has not run yet."""

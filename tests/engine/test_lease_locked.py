@@ -36,7 +36,7 @@ async def test_a_lock_on_the_jobs_costs_no_lease(dsn: str, db: asyncpg.Connectio
     assert ended == []
 
 
-async def test_claims_that_waited_while_their_lease_expired_give_up_no_worker(
+async def test_a_claim_that_waited_past_the_lease_does_not_give_up_the_worker(
     dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
     """It has only run out: whether the worker is lost, the next heartbeat says."""

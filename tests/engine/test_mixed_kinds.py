@@ -45,7 +45,7 @@ def given_back(seen: Recorder, kind: str) -> int:
 
 
 @pytest.mark.parametrize("key", [None, "tenant"])
-async def test_the_new_daemon_does_what_the_old_one_does_not_know(
+async def test_a_newer_daemon_runs_kinds_unknown_to_the_older(
     dsn: str, db: asyncpg.Connection[Any], key: str | None
 ) -> None:
     async with running(app_of("old"), dsn) as (_, old), running(app_of("old", "new"), dsn) as (_, new):
@@ -66,7 +66,9 @@ async def test_the_new_daemon_does_what_the_old_one_does_not_know(
         await until(lambda: db.fetchval(LEFT), limit_s=5)
 
 
-async def test_without_the_new_daemon_the_job_goes_back_with_its_error(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_without_the_newer_daemon_the_job_is_released_with_an_error(
+    dsn: str, db: asyncpg.Connection[Any]
+) -> None:
     async with running(app_of("old"), dsn) as (_, old):
         async with running(app_of("old", "new"), dsn):
             await until(lambda: db.fetchval(SERVED))
@@ -82,7 +84,7 @@ async def test_without_the_new_daemon_the_job_goes_back_with_its_error(dsn: str,
         assert await status(db, job_id) == "pending"
 
 
-async def test_a_flood_of_a_kind_that_nobody_knows_is_claimed_in_doses(
+async def test_many_jobs_of_an_unknown_kind_are_claimed_in_small_portions(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pgworkd.engine.run.unknown_kinds.DOSE", 20)

@@ -54,7 +54,7 @@ async def test_a_plain_function_runs_in_a_thread_of_its_own(dsn: str, db: asyncp
         ("snooze", "dead", 1),
     ],
 )
-async def test_a_thread_past_its_timeout_is_told_reported_and_never_run_twice(
+async def test_an_overdue_thread_is_asked_to_stop_reported_and_never_run_twice(
     dsn: str, db: asyncpg.Connection[Any], ending: str, final: str, failures: int
 ) -> None:
     app, runs, go_on = App(), [], threading.Event()
@@ -105,7 +105,7 @@ async def test_a_thread_in_time_is_not_overdue(dsn: str, db: asyncpg.Connection[
     assert await db.fetchval("SELECT result::text FROM pgworkd.finished_jobs") == "false"
 
 
-async def test_threads_are_bounded_by_the_queues_slots_alone(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_threads_are_bounded_only_by_the_slots_of_the_queue(dsn: str, db: asyncpg.Connection[Any]) -> None:
     """anyio lends 40 threads by default."""
     app, together = App(), threading.Barrier(60)
 
@@ -118,7 +118,7 @@ async def test_threads_are_bounded_by_the_queues_slots_alone(dsn: str, db: async
         await seen.wait(events.JOB_COMPLETED, count=60)
 
 
-async def test_a_stop_does_not_wait_for_ever_for_a_thread_that_is_deaf(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_a_stop_does_not_wait_forever_for_a_thread_that_ignores_it(dsn: str, db: asyncpg.Connection[Any]) -> None:
     app, let_go, entered, ended = App(), threading.Event(), threading.Event(), list[str]()
 
     @app.handler("q")

@@ -36,7 +36,7 @@ RAISED: dict[str, tuple[Callable[[], BaseException], str]] = {
 
 
 @pytest.mark.parametrize("name", RAISED)
-async def test_what_a_coroutine_raises_fails_the_attempt(dsn: str, db: asyncpg.Connection[Any], name: str) -> None:
+async def test_an_exception_in_a_coroutine_fails_the_attempt(dsn: str, db: asyncpg.Connection[Any], name: str) -> None:
     make, error = RAISED[name]
 
     async def handle() -> None:
@@ -48,7 +48,7 @@ async def test_what_a_coroutine_raises_fails_the_attempt(dsn: str, db: asyncpg.C
 
 
 @pytest.mark.parametrize("name", RAISED)
-async def test_what_a_thread_raises_fails_the_attempt(dsn: str, db: asyncpg.Connection[Any], name: str) -> None:
+async def test_an_exception_in_a_thread_fails_the_attempt(dsn: str, db: asyncpg.Connection[Any], name: str) -> None:
     make, error = RAISED[name]
 
     def handle() -> None:
@@ -156,7 +156,7 @@ async def test_a_result_that_cannot_be_stored_fails_the_attempt(
 _tenant: ContextVar[str] = ContextVar("tenant", default="nobody")
 
 
-async def test_what_a_job_puts_into_its_context_is_gone_in_the_next(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_context_variables_do_not_leak_into_the_next_job(dsn: str, db: asyncpg.Connection[Any]) -> None:
     """Request ids, tenants, locales: frameworks keep them in context variables, log lines show them."""
     app = App()
 
@@ -173,9 +173,7 @@ async def test_what_a_job_puts_into_its_context_is_gone_in_the_next(dsn: str, db
     assert await db.fetchval("SELECT array_agg(DISTINCT result::text) FROM pgworkd.finished_jobs") == ['"nobody"']
 
 
-async def test_the_loop_stays_quick_while_the_history_of_an_error_is_written(
-    dsn: str, db: asyncpg.Connection[Any]
-) -> None:
+async def test_recording_a_huge_error_does_not_block_the_loop(dsn: str, db: asyncpg.Connection[Any]) -> None:
     """A message of 50 MB is cut before anything is done with it."""
 
     async def handle() -> None:
@@ -189,9 +187,7 @@ async def test_the_loop_stays_quick_while_the_history_of_an_error_is_written(
     assert row["error"].startswith("ValueError: yyy")
 
 
-async def test_the_history_tells_when_a_job_was_claimed_and_when_its_handler_began(
-    dsn: str, db: asyncpg.Connection[Any]
-) -> None:
+async def test_the_history_has_the_times_of_claim_and_start(dsn: str, db: asyncpg.Connection[Any]) -> None:
     """Two jobs are claimed together for one slot; one ends by a return, one by its own transaction, one fails."""
     app, began = App(), dict[str, float]()
 

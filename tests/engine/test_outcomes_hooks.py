@@ -33,7 +33,7 @@ class _Unspeakable(Exception):  # noqa: N818
     ],
     ids=["error", "exit", "interrupt", "cancellation", "unspeakable", "group"],
 )
-async def test_whatever_a_dead_hook_raises_is_only_reported(
+async def test_an_exception_in_a_dead_hook_is_only_reported(
     dsn: str, db: asyncpg.Connection[Any], make: Callable[[], BaseException]
 ) -> None:
     app, told = App(), []

@@ -28,7 +28,7 @@ TAKEN = {
 
 @pytest.mark.parametrize("how", TAKEN)
 @pytest.mark.parametrize("ending", ["return", "raise", "snooze"])
-async def test_an_attempt_that_was_taken_away_changes_nothing_and_is_reported_stale(
+async def test_an_attempt_that_was_taken_over_settles_nothing_and_is_stale(
     dsn: str, db: asyncpg.Connection[Any], how: str, ending: str
 ) -> None:
     app, go_on = App(), anyio.Event()
@@ -56,7 +56,7 @@ async def test_an_attempt_that_was_taken_away_changes_nothing_and_is_reported_st
 
 
 @pytest.mark.parametrize("how", TAKEN)
-async def test_a_transaction_of_an_attempt_that_was_taken_away_writes_nothing(
+async def test_the_transaction_of_an_attempt_that_was_taken_over_writes_nothing(
     dsn: str, db: asyncpg.Connection[Any], how: str
 ) -> None:
     await db.execute("CREATE TABLE payments (job uuid)")
@@ -87,9 +87,7 @@ async def test_a_transaction_of_an_attempt_that_was_taken_away_writes_nothing(
     assert await db.fetchval("SELECT count(*) FROM payments") == 0
 
 
-async def test_a_time_out_after_the_transaction_has_committed_changes_nothing(
-    dsn: str, db: asyncpg.Connection[Any]
-) -> None:
+async def test_a_timeout_after_the_transaction_committed_changes_nothing(dsn: str, db: asyncpg.Connection[Any]) -> None:
     await db.execute("CREATE TABLE payments (job uuid)")
     app = App()
 
@@ -108,7 +106,7 @@ async def test_a_time_out_after_the_transaction_has_committed_changes_nothing(
     assert await db.fetchval("SELECT count(*) FROM payments") == 1
 
 
-async def test_a_time_out_inside_the_transaction_rolls_it_back(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_a_timeout_inside_the_transaction_rolls_it_back(dsn: str, db: asyncpg.Connection[Any]) -> None:
     await db.execute("CREATE TABLE payments (job uuid)")
     app = App()
 

@@ -40,9 +40,7 @@ async def old_partitions(db: asyncpg.Connection[Any]) -> str:
     return str(await db.fetchval(keep))
 
 
-async def test_a_reader_of_the_history_with_many_droppable_days_slows_no_settle(
-    dsn: str, db: asyncpg.Connection[Any]
-) -> None:
+async def test_a_reader_of_the_history_does_not_delay_settles(dsn: str, db: asyncpg.Connection[Any]) -> None:
     first_kept = await old_partitions(db)
     reader = await asyncpg.connect(dsn)
     try:
@@ -68,7 +66,7 @@ async def _none_left(db: asyncpg.Connection[Any], first_kept: str) -> bool:
     return not await db.fetchval(OLD, first_kept)
 
 
-async def test_a_queue_that_would_keep_more_than_there_is_is_said_once(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_a_queue_retention_beyond_the_partitions_is_reported_once(dsn: str, db: asyncpg.Connection[Any]) -> None:
     await db.execute("INSERT INTO pgworkd.queues (name, keep_s) VALUES ('q', 86401), ('less', 86400)")
     async with running(app_of(), dsn, periods=PERIODS) as (_, seen):
         assert await seen.wait(events.RETENTION_CUT) == {"queue": "q", "keep_s": 86401, "keep_days": 1}

@@ -151,7 +151,7 @@ DEEDS = [
 
 
 @pytest.mark.parametrize("odd", DEEDS, ids=lambda odd: odd.handle.__name__.strip("_").replace("_", " "))
-async def test_what_a_handler_does_to_its_task_harms_no_later_job(
+async def test_a_handler_that_alters_its_task_harms_no_later_job(
     dsn: str, db: asyncpg.Connection[Any], odd: Odd
 ) -> None:
     """A task that is as it was runs on; any other is replaced."""
@@ -218,7 +218,7 @@ async def _leaves_a_scope_open() -> None:
         (_leaves_a_scope_open, False),
     ],
 )
-async def test_what_a_handler_makes_of_its_cancellation_harms_no_later_job(
+async def test_a_mishandled_cancellation_harms_no_later_job(
     dsn: str, db: asyncpg.Connection[Any], handle: Handle, completes: bool, how: str
 ) -> None:
     timed = {} if how == "cancelled" else {"timeout_s": 0.03}

@@ -41,7 +41,7 @@ async def _returns_at_once() -> None:
 @pytest.mark.parametrize(
     ("handle", "ending"), [(_returns, "completed"), (_raises, "dead"), (_returns_at_once, "completed")]
 )
-async def test_a_deadline_does_not_reach_beyond_its_job(
+async def test_a_deadline_applies_to_its_own_job_only(
     dsn: str, db: asyncpg.Connection[Any], handle: Any, ending: str, set_by: str
 ) -> None:
     """Twenty jobs of a millisecond run on the same task until long after it."""
@@ -49,7 +49,7 @@ async def test_a_deadline_does_not_reach_beyond_its_job(
     await outlived(dsn, db, ordinary, ending, kept=True, **({"timeout_s": 0.02} if set_by == "the row" else {}))
 
 
-async def test_a_job_that_snoozes_within_its_time_leaves_no_deadline(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_a_job_that_snoozes_before_its_deadline_leaves_none_behind(dsn: str, db: asyncpg.Connection[Any]) -> None:
     snoozed = 0
 
     async def handle() -> None:
@@ -100,7 +100,7 @@ def _at_its_deadline(offset_s: float) -> Callable[[], Any]:
     [(-0.005, "completed", None), (0.005, "dead", "Timeout: no result within 0.05 s")],
     ids=["just before", "just after"],
 )
-async def test_a_time_out_while_the_handler_finishes_is_one_or_the_other(
+async def test_a_timeout_while_the_handler_finishes_is_either_of_the_two(
     dsn: str, db: asyncpg.Connection[Any], offset_s: float, ending: str, error: str | None
 ) -> None:
     ordinary = Ordinary(_at_its_deadline(offset_s))
@@ -130,16 +130,14 @@ async def _blocks_and_raises() -> None:
         (_blocks_and_waits, "dead", False, "Timeout: no result within 0.01 s"),
     ],
 )
-async def test_a_handler_that_blocks_past_its_deadline(
+async def test_a_handler_that_blocks_past_its_deadline_may_still_complete(
     dsn: str, db: asyncpg.Connection[Any], handle: Any, ending: str, kept: bool, error: str | None
 ) -> None:
     """Nobody could tell it: what it returned or raised by then stands, unless it waits for something once more."""
     assert await outlived(dsn, db, Ordinary(handle), ending, kept=kept, timeout_s=0.01) == error
 
 
-async def test_jobs_that_take_just_as_long_as_they_may_complete_or_time_out(
-    dsn: str, db: asyncpg.Connection[Any]
-) -> None:
+async def test_jobs_that_take_exactly_their_timeout_complete_or_time_out(dsn: str, db: asyncpg.Connection[Any]) -> None:
     app = App()
 
     @app.handler("q", concurrency=3, max_attempts=1)
@@ -164,7 +162,7 @@ async def test_jobs_that_take_just_as_long_as_they_may_complete_or_time_out(
 
 
 @pytest.mark.parametrize("strikes", ["an idle task", "another job"])
-async def test_a_task_that_is_cancelled_late_ends_at_most_one_other_job(
+async def test_a_late_cancellation_of_the_task_ends_at_most_one_other_job(
     dsn: str, db: asyncpg.Connection[Any], strikes: str
 ) -> None:
     """A timer of the handler's that it forgot to stop."""
@@ -209,7 +207,7 @@ class _Touchy:
     __hash__ = None  # type: ignore[assignment]
 
 
-async def test_a_variable_whose_value_cannot_be_compared_harms_nobody(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_a_context_variable_that_cannot_be_compared_harms_no_job(dsn: str, db: asyncpg.Connection[Any]) -> None:
     async def handle() -> None:
         tenant.set(_Touchy())  # type: ignore[arg-type]
 
@@ -249,7 +247,7 @@ class Note(BaseModel):
 
 
 @pytest.mark.parametrize("how", ["base exception", "cancellation", "cancel", "variable", "scope"])
-async def test_a_validator_that_goes_too_far_harms_only_its_own_job(
+async def test_a_validator_that_raises_a_base_exception_harms_only_its_own_job(
     dsn: str, db: asyncpg.Connection[Any], how: str
 ) -> None:
     app = App()

@@ -61,7 +61,7 @@ async def test_a_plain_update_takes_effect_in_both_daemons_at_once(dsn: str, db:
         await until(lambda: db.fetchval("SELECT count(*) = 2 FROM pgworkd.pools WHERE concurrency = 4"))
 
 
-async def test_a_row_wins_over_code_from_the_first_claim_after_a_restart(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_a_row_overrides_code_from_the_first_claim_after_a_restart(dsn: str, db: asyncpg.Connection[Any]) -> None:
     gauge = Gauge()
     await db.execute("INSERT INTO pgworkd.queues (name, concurrency) VALUES ('q', 2)")
     await fill(db, 30)
@@ -74,7 +74,7 @@ async def test_a_row_wins_over_code_from_the_first_claim_after_a_restart(dsn: st
     assert gauge.most == 2
 
 
-async def test_a_pause_outlasts_a_restart(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_a_pause_survives_a_restart(dsn: str, db: asyncpg.Connection[Any]) -> None:
     gauge = Gauge()
     gauge.go_on.set()
     await db.execute("INSERT INTO pgworkd.queues (name, paused_until) VALUES ('q', 'infinity')")
@@ -90,7 +90,9 @@ async def test_a_pause_outlasts_a_restart(dsn: str, db: asyncpg.Connection[Any])
 
 
 @pytest.mark.parametrize("later", [0.0, 0.3])
-async def test_a_pause_ends_in_time_though_nobody_says_so(dsn: str, db: asyncpg.Connection[Any], later: float) -> None:
+async def test_a_pause_ends_at_its_deadline_without_a_notification(
+    dsn: str, db: asyncpg.Connection[Any], later: float
+) -> None:
     """Also one that was made longer while it lasted."""
     gauge = Gauge()
     gauge.go_on.set()
@@ -109,7 +111,7 @@ async def test_a_pause_ends_in_time_though_nobody_says_so(dsn: str, db: asyncpg.
     assert 0 <= late_s < 1
 
 
-async def test_more_of_a_limit_lets_waiting_jobs_start_at_once(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_a_raised_limit_starts_waiting_jobs_at_once(dsn: str, db: asyncpg.Connection[Any]) -> None:
     """The pool is limited before and after: what it learns is that something has changed."""
     gauge = Gauge()
     await db.execute("INSERT INTO pgworkd.queues (name, max_running) VALUES ('q', 1)")
@@ -124,9 +126,7 @@ async def test_more_of_a_limit_lets_waiting_jobs_start_at_once(dsn: str, db: asy
         await until(lambda: db.fetchval("SELECT NOT EXISTS (SELECT FROM pgworkd.jobs)"))
 
 
-async def test_less_concurrency_while_jobs_run_starts_none_until_there_is_room(
-    dsn: str, db: asyncpg.Connection[Any]
-) -> None:
+async def test_lowered_concurrency_starts_no_job_until_there_is_capacity(dsn: str, db: asyncpg.Connection[Any]) -> None:
     """Two daemons with six each; then two each: four of twelve may go on before the next one starts."""
     gauges = [Gauge(), Gauge()]
     started = [0, 0]
@@ -162,7 +162,7 @@ async def test_less_concurrency_while_jobs_run_starts_none_until_there_is_room(
     assert sum(started) == 40
 
 
-async def test_what_changed_is_stated_once_and_nothing_else_is(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_only_changed_settings_are_reported_and_only_once(dsn: str, db: asyncpg.Connection[Any]) -> None:
     async with running(app_of(Gauge(), concurrency=4), dsn, heartbeat_s=0.02) as (daemon, seen):
         await db.execute("INSERT INTO pgworkd.queues (name, max_running, keep_s) VALUES ('q', 5, 60), ('other', 1, 1)")
         first = await seen.wait(events.QUEUE_SETTINGS)
@@ -186,7 +186,7 @@ async def _beats(daemon: Daemon, since_s: float) -> bool:
 # Backoff
 
 
-async def test_a_rows_backoff_wins_over_the_handlers_from_the_next_failure_on(
+async def test_the_backoff_of_a_row_overrides_the_handlers_from_the_next_failure(
     dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
     app = App()
@@ -220,7 +220,7 @@ async def test_a_rows_backoff_wins_over_the_handlers_from_the_next_failure_on(
 # Daemons that differ
 
 
-async def test_without_a_row_each_goes_by_its_own_code_and_the_difference_is_told_once(
+async def test_without_a_row_each_daemon_follows_its_code_and_logs_the_difference(
     dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
     few, many = app_of(Gauge(), concurrency=3), app_of(Gauge(), concurrency=8)
@@ -246,7 +246,7 @@ async def test_without_a_row_each_goes_by_its_own_code_and_the_difference_is_tol
     assert [facts["ours"] for facts in seen_a.all(events.QUEUE_DIFFERS)] == [3, 4]
 
 
-async def test_daemons_of_one_code_have_nothing_to_tell(dsn: str) -> None:
+async def test_daemons_with_the_same_code_log_no_difference(dsn: str) -> None:
     app = app_of(Gauge(), concurrency=3)
     async with running(app, dsn, heartbeat_s=0.02) as (a, seen_a), running(app, dsn, heartbeat_s=0.02) as (b, seen_b):
         since_s = time.clock_gettime(time.CLOCK_BOOTTIME)

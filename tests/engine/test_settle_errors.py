@@ -72,7 +72,7 @@ async def test_one_bad_job_is_isolated_and_the_others_are_settled(
 
 
 @pytest.mark.parametrize("code", CODES)
-async def test_what_is_always_refused_stays_in_flight_is_told_and_runs_once(
+async def test_an_outcome_that_is_always_rejected_stays_in_flight_and_is_logged(
     dsn: str, db: asyncpg.Connection[Any], code: str
 ) -> None:
     await db.execute(raises(code, "OLD.queue = 'q'"))
@@ -108,7 +108,7 @@ async def test_every_table_can_be_published(db: asyncpg.Connection[Any]) -> None
     assert [row["relname"] for row in without] == []
 
 
-async def test_a_crowd_that_is_locked_comes_back_together(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_many_locked_jobs_are_retried_together(dsn: str, db: asyncpg.Connection[Any]) -> None:
     """Each has a delay of its own; what they ask for must not grow with how many they are."""
     await db.execute(raises("55P03", "OLD.queue = 'q'"))
     await db.execute("INSERT INTO pgworkd.jobs (queue) SELECT 'q' FROM generate_series(1, 300)")

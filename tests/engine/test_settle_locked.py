@@ -44,7 +44,7 @@ async def _scene(db: asyncpg.Connection[Any]) -> str:
 
 @pytest.mark.parametrize("held", HELD)
 @pytest.mark.parametrize("end", ["COMMIT", "ROLLBACK"])
-async def test_what_an_open_transaction_has_locked_waits_alone(
+async def test_only_the_rows_locked_by_an_open_transaction_wait(
     dsn: str, db: asyncpg.Connection[Any], held: str, end: str
 ) -> None:
     app, go_on, runs = App(), anyio.Event(), list[str]()
@@ -91,7 +91,7 @@ async def test_what_an_open_transaction_has_locked_waits_alone(
     assert runs.count("None") <= 3, "nothing ran twice"
 
 
-async def test_the_schedule_of_an_occurrence_that_is_locked_goes_on_when_it_is_free(
+async def test_a_schedule_with_a_locked_occurrence_resumes_after_the_unlock(
     dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
     app = App()
@@ -117,7 +117,7 @@ async def test_the_schedule_of_an_occurrence_that_is_locked_goes_on_when_it_is_f
 
 
 @pytest.mark.parametrize("held", sorted(set(HELD) - TAKES_THE_JOB))
-async def test_a_job_that_is_completed_in_its_handlers_transaction_waits_for_none_of_it(
+async def test_a_transactional_completion_does_not_wait_for_locked_rows(
     dsn: str, db: asyncpg.Connection[Any], held: str
 ) -> None:
     app, go_on = App(), anyio.Event()

@@ -37,7 +37,7 @@ def counted(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return sizes
 
 
-async def test_while_one_flush_is_on_its_way_the_next_gathers(
+async def test_outcomes_are_batched_while_a_flush_is_in_progress(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store, "LOCK_TIMEOUT_S", 8.0)
@@ -67,7 +67,7 @@ async def test_while_one_flush_is_on_its_way_the_next_gathers(
     assert sizes == [1, 1, 300]
 
 
-async def test_jobs_go_on_being_claimed_while_nothing_can_be_settled(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_claims_continue_while_nothing_can_be_settled(dsn: str, db: asyncpg.Connection[Any]) -> None:
     """Someone builds an index on the history: neither settles nor chores that hang stand before a claim."""
     app = App()
 
@@ -106,7 +106,7 @@ async def test_a_batch_has_a_size_limit(dsn: str, db: asyncpg.Connection[Any], m
     assert max(sizes) == 7
 
 
-async def test_endings_of_all_kinds_in_one_batch(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_one_batch_settles_outcomes_of_all_kinds(dsn: str, db: asyncpg.Connection[Any]) -> None:
     """Each is settled by its own verb; none waits for another's turn to come again."""
     app, go_on = App(), anyio.Event()
 
@@ -180,7 +180,7 @@ async def test_an_outage_during_a_settle_loses_nothing(
     assert [tuple(row) for row in rows] == [(1, 0, 200)]
 
 
-async def test_when_another_part_was_answered_it_does_not_wait_any_longer(
+async def test_settling_resumes_as_soon_as_any_call_gets_a_response(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app = App()
@@ -217,9 +217,7 @@ REFUSE = """
 
 
 @pytest.mark.parametrize("using", ["", "USING ERRCODE = '23514'", "USING ERRCODE = '22023'"])
-async def test_an_outcome_that_the_database_refuses_fails_alone(
-    dsn: str, db: asyncpg.Connection[Any], using: str
-) -> None:
+async def test_a_rejected_outcome_fails_alone(dsn: str, db: asyncpg.Connection[Any], using: str) -> None:
     """A trigger of the user's that objects to one job."""
     await db.execute(REFUSE.format(condition="true", using=using, event="INSERT ON pgworkd.finished_jobs"))
     app, go_on = App(), anyio.Event()
@@ -247,7 +245,7 @@ async def test_an_outcome_that_the_database_refuses_fails_alone(
     assert row["failures"] == 1
 
 
-async def test_a_job_whose_every_outcome_is_refused_stops_nobody_else(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_a_job_whose_every_outcome_is_rejected_blocks_no_other(dsn: str, db: asyncpg.Connection[Any]) -> None:
     app = App()
 
     @app.handler("q", concurrency=5)
@@ -305,7 +303,7 @@ async def test_a_full_settler_stops_claims_until_there_is_capacity(
     assert await db.fetchval("SELECT max(attempts) FROM pgworkd.finished_jobs") == 1
 
 
-async def test_a_stop_flushes_what_waits_and_reports_when_it_cannot(
+async def test_a_stop_flushes_waiting_outcomes_or_reports_that_it_cannot(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pgworkd.engine.life.daemon.FLUSH_GRACE_S", 0.3)

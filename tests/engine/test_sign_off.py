@@ -32,9 +32,7 @@ def app_of_one() -> App:
     return app
 
 
-async def test_what_only_the_database_holds_for_us_is_given_back_at_a_stop(
-    dsn: str, db: asyncpg.Connection[Any]
-) -> None:
+async def test_jobs_claimed_only_in_the_database_are_released_at_a_stop(dsn: str, db: asyncpg.Connection[Any]) -> None:
     """The answer to a claim was lost: without this the job would wait for the end of the lease, and count a loss."""
     async with running(app_of_one(), dsn) as (daemon, seen):
         await db.execute(STRAY, daemon.worker_id)
@@ -46,7 +44,7 @@ async def test_what_only_the_database_holds_for_us_is_given_back_at_a_stop(
     assert await db.fetchval("SELECT count(*) FROM pgworkd.workers") == 0
 
 
-async def test_a_sign_off_whose_answer_is_lost_is_asked_again(
+async def test_a_sign_off_whose_response_is_lost_is_retried(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls, sign_off = 0, Store.sign_off
@@ -67,7 +65,7 @@ async def test_a_sign_off_whose_answer_is_lost_is_asked_again(
     assert seen.all(events.SHUTDOWN_INCOMPLETE) == []
 
 
-async def test_a_worker_that_was_lost_and_holds_nothing_ends_with_0(
+async def test_a_lost_worker_with_no_jobs_exits_with_0(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its jobs have been taken back, by others: nothing is left behind."""
@@ -86,7 +84,7 @@ async def test_a_worker_that_was_lost_and_holds_nothing_ends_with_0(
     assert await status(db, job_id) == "pending"
 
 
-async def test_a_daemon_that_stops_registers_no_more(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_a_stopping_daemon_does_not_register_again(dsn: str, db: asyncpg.Connection[Any]) -> None:
     """What it holds under the old id is stale, and it will claim nothing under a new one."""
     app, release = App(), anyio.Event()
 
@@ -108,7 +106,7 @@ async def test_a_daemon_that_stops_registers_no_more(dsn: str, db: asyncpg.Conne
     assert await db.fetch("SELECT lost_at IS NULL FROM pgworkd.workers") == [(False,)]
 
 
-async def test_a_stop_that_the_database_does_not_answer_says_so_and_ends_with_1(
+async def test_a_stop_without_a_database_response_is_reported_and_exits_with_1(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pgworkd.engine.life.daemon.FLUSH_GRACE_S", 0.3)
@@ -125,7 +123,7 @@ async def test_a_stop_that_the_database_does_not_answer_says_so_and_ends_with_1(
     assert await db.fetchval("SELECT count(*) FROM pgworkd.workers") == 1
 
 
-async def test_a_stop_that_finds_jobs_of_its_own_running_says_so_and_ends_with_1(
+async def test_a_stop_that_leaves_running_jobs_is_reported_and_exits_with_1(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def nothing(*_: Any) -> list[Any]:

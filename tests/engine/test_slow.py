@@ -45,7 +45,7 @@ async def _looks(seen: Recorder) -> None:
         await anyio.sleep(0.02)
 
 
-async def test_a_job_far_beyond_the_usual_is_reported_once_while_it_runs(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_a_job_far_beyond_its_usual_duration_is_reported_once(dsn: str, db: asyncpg.Connection[Any]) -> None:
     go_on = anyio.Event()
     async with running(app_that_waits(go_on, "quick"), dsn, slow_min_s=0.1) as (_, seen):
         await _learn(db, seen, "quick", SAMPLES_LEAST)
@@ -61,7 +61,7 @@ async def test_a_job_far_beyond_the_usual_is_reported_once_while_it_runs(dsn: st
         assert len(seen.all(events.JOB_SLOW)) == 1
 
 
-async def test_what_is_short_in_absolute_terms_is_never_slow(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_a_short_job_is_never_slow(dsn: str, db: asyncpg.Connection[Any]) -> None:
     """Two hundred times the usual microseconds are nothing to write about."""
     go_on = anyio.Event()
     async with running(app_that_waits(go_on, "quick"), dsn, slow_min_s=60) as (_, seen):
@@ -75,7 +75,7 @@ async def test_what_is_short_in_absolute_terms_is_never_slow(dsn: str, db: async
 
 
 @pytest.mark.parametrize("learned", ["nothing", "too little", "another kind"])
-async def test_nothing_is_slow_before_it_is_known_what_is_usual(
+async def test_no_job_is_slow_before_the_usual_duration_is_known(
     dsn: str, db: asyncpg.Connection[Any], learned: str
 ) -> None:
     go_on = anyio.Event()
@@ -91,9 +91,7 @@ async def test_nothing_is_slow_before_it_is_known_what_is_usual(
         await until(waits_for_status(db, job_id, "completed"))
 
 
-async def test_a_kind_that_always_takes_long_is_not_slow_and_every_slow_run_is_reported(
-    dsn: str, db: asyncpg.Connection[Any]
-) -> None:
+async def test_a_long_kind_is_not_slow_and_every_slow_run_is_reported(dsn: str, db: asyncpg.Connection[Any]) -> None:
     app = App()
 
     @app.handler("q", concurrency=100)

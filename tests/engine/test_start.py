@@ -83,13 +83,13 @@ async def outage(dsn: str) -> str:
     ],
     ids=["closed port", "unknown host", "no socket"],
 )
-async def test_a_server_that_is_not_there_is_waited_for(dsn: str) -> None:
+async def test_an_unreachable_server_is_waited_for(dsn: str) -> None:
     said = await outage(dsn)
     assert "no connection to the database" in said
     assert "canary" not in said
 
 
-async def test_a_server_that_accepts_and_never_answers_is_waited_for() -> None:
+async def test_a_server_that_accepts_but_never_responds_is_waited_for() -> None:
     listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
     port = listener.extra(SocketAttribute.local_port)  # noqa: S610 - no Django
     seen = Recorder()
@@ -112,7 +112,9 @@ async def _stay_silent(stream: Any) -> None:
         await anyio.sleep_forever()
 
 
-async def test_it_starts_when_the_server_takes_connections_again(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_the_daemon_starts_when_the_server_accepts_connections_again(
+    dsn: str, db: asyncpg.Connection[Any]
+) -> None:
     async with plain_user(dsn, db) as user_dsn:
         await db.execute(f"ALTER DATABASE {database(dsn)} CONNECTION LIMIT 0")
         seen = Recorder()
@@ -171,7 +173,7 @@ async def test_a_wrong_password_is_refused_and_never_shown(dsn: str, db: asyncpg
         "postgresql://someone:canary@127.0.0.1:1/x?sslmode=perhaps",
     ],
 )
-async def test_a_dsn_that_makes_no_sense_is_refused_and_no_part_of_a_password_shown(dsn: str) -> None:
+async def test_a_malformed_dsn_is_refused_without_showing_the_password(dsn: str) -> None:
     with pytest.raises(UsageError, match="the DSN") as caught:
         raise await refusal(dsn)  # what the options do not see, the first connection does
     assert "canary" not in str(caught.value)
@@ -211,13 +213,13 @@ async def set_read_only(dsn: str, db: asyncpg.Connection[Any], state: str) -> No
     await db.execute(f"ALTER DATABASE {database(dsn)} SET default_transaction_read_only = {state}")
 
 
-async def test_a_server_that_only_reads_is_waited_for(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_a_read_only_server_is_waited_for(dsn: str, db: asyncpg.Connection[Any]) -> None:
     await set_read_only(dsn, db, "on")
     said = await outage(dsn)
     assert re.search(r"read|standby", said), said
 
 
-async def test_a_server_that_only_reads_for_a_while_costs_no_job_and_no_attempt(
+async def test_a_temporarily_read_only_server_costs_no_job_and_no_attempt(
     dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
     """A failover: all sessions are cut, the new ones cannot write, until the standby is promoted."""
@@ -256,14 +258,14 @@ def test_an_app_without_handlers_is_refused() -> None:
         Daemon(App(), quick_options("postgresql://127.0.0.1:1/x"))
 
 
-def test_a_queue_that_no_handler_serves_is_refused_and_the_known_ones_are_named() -> None:
+def test_a_queue_without_a_handler_is_refused_and_the_known_ones_named() -> None:
     app = app_of_one()
     app.handler("a")(lambda: None)
     with pytest.raises(UsageError, match=r"no handler serves queue 'p'; the app knows: a, q"):
         Daemon(app, quick_options("postgresql://127.0.0.1:1/x"), queues={"q": None, "p": 3})
 
 
-def test_the_slots_that_are_asked_for_beat_the_apps() -> None:
+def test_requested_slots_override_those_of_the_app() -> None:
     app = app_of_one()
     app.handler("a", concurrency=7)(lambda: None)
     dsn = "postgresql://127.0.0.1:1/x"

@@ -16,7 +16,7 @@ SLOW_POLL = {"poll_s": 60.0, "heartbeat_s": 20.0, "lease_s": 60.0}
 """Periods so long that a job found only by a poll is too late for any test here."""
 
 
-async def test_a_sleeper_finds_what_was_committed_late(
+async def test_an_idle_pool_finds_a_job_that_was_committed_late(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The commit sends its notice, but the row lies behind what the pool has claimed since."""

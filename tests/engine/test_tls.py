@@ -152,7 +152,7 @@ async def refusal(dsn: str) -> str:
 
 
 @pytest.mark.parametrize("way", ["system", "sslrootcert=system", "sslrootcert", "environment", "home"])
-async def test_the_right_name_signed_by_one_we_trust(
+async def test_the_right_name_signed_by_a_trusted_ca_is_accepted(
     monkeypatch: pytest.MonkeyPatch, fronts: Opens, trusted: str, home: Path, way: str
 ) -> None:
     query = {"sslrootcert": f"sslrootcert={trusted}", "sslrootcert=system": way}.get(way, "")
@@ -167,7 +167,7 @@ async def test_the_right_name_signed_by_one_we_trust(
         assert front.let_in == 1
 
 
-async def test_an_unknown_authority_is_refused_and_the_error_says_what_to_do(fronts: Opens) -> None:
+async def test_an_unknown_ca_is_refused_with_a_remedy(fronts: Opens) -> None:
     async with fronts() as front:
         told = await refusal(front.dsn())
         assert "certificate" in told
@@ -176,7 +176,7 @@ async def test_an_unknown_authority_is_refused_and_the_error_says_what_to_do(fro
         assert front.let_in == 0, "not even the user's name was sent"
 
 
-async def test_another_name_is_refused(fronts: Opens, trusted: str) -> None:
+async def test_a_wrong_host_name_is_refused(fronts: Opens, trusted: str) -> None:
     async with fronts("other.example") as front:
         told = await refusal(front.dsn(f"sslrootcert={trusted}"))
         assert NAME in told
@@ -186,13 +186,13 @@ async def test_another_name_is_refused(fronts: Opens, trusted: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["prefer", "require"])
-async def test_a_weaker_mode_is_taken_at_its_word(fronts: Opens, mode: str) -> None:
+async def test_an_explicit_weaker_sslmode_is_respected(fronts: Opens, mode: str) -> None:
     async with fronts("other.example") as front:
         assert await ask(front.dsn(f"sslmode={mode}")) == 1
         assert front.let_in == 1
 
 
-async def test_verify_ca_takes_any_name_of_the_systems_authorities(
+async def test_verify_ca_accepts_any_name_signed_by_a_system_ca(
     monkeypatch: pytest.MonkeyPatch, fronts: Opens, trusted: str
 ) -> None:
     async with fronts("other.example") as front:
@@ -201,7 +201,7 @@ async def test_verify_ca_takes_any_name_of_the_systems_authorities(
         assert await ask(front.dsn("sslmode=verify-ca")) == 1
 
 
-async def test_a_server_without_tls_is_refused_unless_that_is_said(dsn: str) -> None:
+async def test_a_server_without_tls_is_refused_unless_allowed(dsn: str) -> None:
     there = dsn.replace("127.0.0.1", NAME)
     told = await refusal(there)
     assert "offers no TLS" in told
@@ -210,7 +210,7 @@ async def test_a_server_without_tls_is_refused_unless_that_is_said(dsn: str) -> 
     assert await ask(there + "?sslmode=prefer") == 1
 
 
-async def test_one_remote_host_of_several_is_enough(fronts: Opens, dsn: str) -> None:
+async def test_one_remote_host_of_several_requires_tls(fronts: Opens, dsn: str) -> None:
     """The server on this host offers no TLS and would answer first."""
     async with fronts() as front:
         url = urlsplit(dsn)
@@ -220,7 +220,7 @@ async def test_one_remote_host_of_several_is_enough(fronts: Opens, dsn: str) -> 
         assert front.let_in == 0
 
 
-async def test_a_client_certificate_goes_with_the_systems_authorities(
+async def test_a_client_certificate_works_with_the_system_cas(
     monkeypatch: pytest.MonkeyPatch, fronts: Opens, trusted: str, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("SSL_CERT_FILE", trusted)
@@ -236,7 +236,7 @@ async def test_a_client_certificate_goes_with_the_systems_authorities(
         assert front.let_in == 1
 
 
-async def test_all_connections_are_made_by_the_same_rule(fronts: Opens, trusted: str) -> None:
+async def test_all_connections_follow_the_same_tls_rule(fronts: Opens, trusted: str) -> None:
     async def transaction(options: ConnectionOptions) -> None:
         transactions = TransactionPool(options, 1)
         try:
@@ -257,7 +257,7 @@ async def test_all_connections_are_made_by_the_same_rule(fronts: Opens, trusted:
         assert front.let_in == 2
 
 
-async def test_a_daemon_and_who_waits_for_results_behind_tls(
+async def test_daemon_and_results_listener_work_over_tls(
     monkeypatch: pytest.MonkeyPatch, fronts: Opens, trusted: str, db: asyncpg.Connection[Any]
 ) -> None:
     monkeypatch.setenv("SSL_CERT_FILE", trusted)

@@ -42,7 +42,7 @@ def is_empty(db: asyncpg.Connection[Any]) -> Any:
     return lambda: db.fetchval("SELECT NOT EXISTS (SELECT FROM pgworkd.jobs)")
 
 
-async def test_a_sleeper_is_woken_in_no_time(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_an_idle_pool_is_notified_within_moments(dsn: str, db: asyncpg.Connection[Any]) -> None:
     ran: Counter[Any] = Counter()
     async with running(app_that_counts(ran), dsn, **SLOW_POLL) as (_, seen):
         await until(is_asleep(db))
@@ -56,7 +56,7 @@ async def test_a_sleeper_is_woken_in_no_time(dsn: str, db: asyncpg.Connection[An
         assert max(waits) < 1
 
 
-async def test_each_way_to_make_a_job_due_wakes_a_sleeper(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_each_way_to_make_a_job_due_notifies_an_idle_pool(dsn: str, db: asyncpg.Connection[Any]) -> None:
     app, ran = App(), []
 
     @app.handler("q", max_attempts=1)
@@ -96,7 +96,7 @@ async def test_a_statement_of_many_rows_sends_one_notification_per_queue(
     assert len(ran) == 5000
 
 
-async def test_an_insert_into_a_queue_that_nobody_serves_notifies_nobody(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_an_insert_into_an_unserved_queue_sends_no_notification(dsn: str, db: asyncpg.Connection[Any]) -> None:
     heard: list[str] = []
     listener = await asyncpg.connect(dsn)
     await listener.add_listener("pgworkd", lambda *a: heard.append(str(a[3])))
@@ -128,7 +128,7 @@ async def test_a_future_job_runs_on_time(dsn: str, db: asyncpg.Connection[Any], 
     assert 0 <= min(late_s) < 0.2
 
 
-async def test_a_snoozed_job_comes_back_on_time_without_any_poll(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_a_snoozed_job_runs_on_time_without_a_poll(dsn: str, db: asyncpg.Connection[Any]) -> None:
     app = App()
 
     @app.handler("q")
@@ -166,7 +166,7 @@ SLOW_COMMIT = """
 
 
 @pytest.mark.parametrize("commit", ["quick", "quick again", "slow", "slow again"])
-async def test_no_job_is_left_when_a_pool_becomes_idle_under_a_hail_of_inserts(
+async def test_no_job_is_missed_when_a_pool_becomes_idle_under_constant_inserts(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch, commit: str
 ) -> None:
     """With a poll a minute away only the protocol can find a job that is inserted during the transition."""
@@ -203,7 +203,7 @@ async def test_no_job_is_left_when_a_pool_becomes_idle_under_a_hail_of_inserts(
     assert sum(ran.values()) == len(ran) == bursts * INSERTERS * 3
 
 
-async def test_a_job_whose_transaction_was_open_while_the_pool_became_idle_waits_for_one_poll_at_most(
+async def test_a_job_committed_after_the_pool_became_idle_waits_one_poll_at_most(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its trigger saw an awake pool and sent nothing; the last claim before the sleep could not see its row."""
@@ -257,7 +257,7 @@ _LISTENING = """SELECT pid FROM pg_stat_activity
     WHERE application_name = 'pgworkd listen' AND datname = current_database()"""
 
 
-async def test_a_cut_listening_connection_is_back_within_two_seconds(
+async def test_a_lost_listening_connection_is_replaced_within_two_seconds(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
@@ -287,7 +287,7 @@ async def _keep_inserting(dsn: str, inserted: list[int], done: anyio.Event) -> N
 
 
 @pytest.mark.parametrize("part", ["claim", "settle", "maintenance", "lease", "listen"])
-async def test_a_cut_connection_costs_no_job_and_no_second_run(
+async def test_a_lost_connection_loses_no_job_and_runs_none_twice(
     dsn: str, db: asyncpg.Connection[Any], part: str
 ) -> None:
     ran: Counter[Any] = Counter()
@@ -310,7 +310,7 @@ async def test_a_cut_connection_costs_no_job_and_no_second_run(
     assert [tuple(row) for row in rows] == [("completed", 0, inserted[0])]
 
 
-async def test_all_connections_cut_at_once_again_and_again(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_losing_all_connections_repeatedly_loses_no_job(dsn: str, db: asyncpg.Connection[Any]) -> None:
     ran: Counter[Any] = Counter()
     async with running(app_that_counts(ran, concurrency=20), dsn) as (_, seen):
         for _ in range(5):
