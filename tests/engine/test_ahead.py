@@ -1,4 +1,4 @@
-"""Claiming ahead: quick jobs are there before a slot is free for them, and no job waits where it cannot run."""
+"""Prefetching: quick jobs are claimed before a slot is free, and no job waits where it cannot run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.kit import running, until
 IN_SLOTS = [1, 4]
 
 
-# What is claimed ahead, and what is not.
+# Which jobs are prefetched.
 
 
 @pytest.mark.parametrize("slots", IN_SLOTS)
@@ -71,7 +71,7 @@ async def test_slow_jobs_are_never_prefetched(
 
 
 def surplus_of(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """By how much the answer of each claim from now on exceeds the slots that are free."""
+    """By how much each claim from now on exceeds the number of free slots."""
     surplus = [0]
     store, slots = daemon._store, daemon.pools["q"]._executor
     claim = store.claim
@@ -85,7 +85,7 @@ def surplus_of(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return surplus
 
 
-# What was claimed ahead and stalls.
+# Prefetched jobs that stall.
 
 
 @pytest.mark.parametrize("slots", IN_SLOTS)
@@ -97,7 +97,7 @@ async def test_stalled_prefetched_jobs_are_released_uncounted_and_run_elsewhere(
         pace.ahead = 8
 
     quick = QUICK
-    if quick_s is not None:  # so few are claimed ahead of such jobs that there may just be none
+    if quick_s is not None:  # so few of such jobs are prefetched that there may be none
         quick = 300
         monkeypatch.setattr(Prefetch, "claimed", some_ahead)
     one, other = Waiters(slots, quick_s), Waiters(500)
@@ -127,7 +127,7 @@ async def test_stalled_prefetched_jobs_are_released_uncounted_and_run_elsewhere(
 async def test_a_trickle_of_inserts_does_not_delay_the_release_of_stalled_jobs(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each of them is notified, because the other daemon sleeps: both daemons look."""
+    """Each insert sends a notification, because the other daemon is idle: both daemons poll."""
     never_stalls(monkeypatch)
     one, other = Waiters(4), Waiters(500)
     async with claimed_ahead(one, dsn, db, waiting=100) as (daemon, _, ahead), running(other.app, dsn) as (_, seen):
@@ -147,7 +147,7 @@ async def test_a_trickle_of_inserts_does_not_delay_the_release_of_stalled_jobs(
 async def test_jobs_slower_than_estimated_do_not_wait_prefetched_for_seconds(
     dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
-    """Jobs of 40 ms behind jobs of none: one begins now and then, so nothing stalls, but the last of them is far."""
+    """Jobs of 40 ms behind instant ones: one starts now and then, so none stalls, but the last has long to wait."""
     app = App()
 
     @app.handler("q")
@@ -169,7 +169,7 @@ async def test_jobs_slower_than_estimated_do_not_wait_prefetched_for_seconds(
 async def test_no_due_job_waits_while_another_daemon_has_a_free_slot(
     dsn: str, db: asyncpg.Connection[Any], slots: int
 ) -> None:
-    """Both have found a quick pace; then come jobs for every single slot of the two, and never more than that."""
+    """Both have learned that jobs are quick; then there is exactly one job for each slot of the two."""
     one, other = Waiters(slots), Waiters(8)
     async with running(one.app, dsn, shutdown_s=0.5), running(other.app, dsn, shutdown_s=0.5):
 
@@ -186,7 +186,7 @@ async def test_no_due_job_waits_while_another_daemon_has_a_free_slot(
             assert sum(one.returned.values()) + sum(other.returned.values()) == round_ * (QUICK // 4 + slots + 8)
 
 
-# What happens to the daemon, or is wanted of it, while jobs are claimed ahead.
+# Events and requests while jobs are prefetched.
 
 
 async def _ids_ahead(db: asyncpg.Connection[Any], waiters: Waiters) -> list[Any]:
@@ -253,9 +253,7 @@ async def test_prefetched_jobs_of_a_lost_worker_run_under_its_next_registration(
 ) -> None:
     never_stalls(monkeypatch)
     waiters = Waiters(4)
-    periods = Periods(
-        rescue_s=3600, orphans_s=0.1
-    )  # or its next registration takes them back before they are given back
+    periods = Periods(rescue_s=3600, orphans_s=0.1)  # or its next registration takes them over before they are released
     async with claimed_ahead(waiters, dsn, db, periods=periods) as (daemon, seen, ahead):
         worker_id = daemon.worker_id
         ids, begun = await _ids_ahead(db, waiters), set(waiters.began)

@@ -1,4 +1,4 @@
-"""`pgworkd autoscale` with processes of its own: how many there are, and how they come and go."""
+"""`pgworkd autoscale` with child processes: how many there are, and how they start and stop."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ async def looks(db: asyncpg.Connection[Any]) -> Any:
 
 
 async def until_looked(db: asyncpg.Connection[Any], since: Any) -> None:
-    """A look that has begun after `since`, and one after that: so the first has had its consequences."""
+    """Waits for a poll that began after `since` and for the next one, so that the first has taken effect."""
     for _ in range(2):
         while (last := await looks(db)) == since:
             await anyio.sleep(0.01)
@@ -209,7 +209,7 @@ async def test_nothing_changes_while_the_database_does_not_respond(play: Play) -
     await play.db.execute("LOCK TABLE pgworkd.jobs IN ACCESS EXCLUSIVE MODE")
 
     def unanswered() -> list[dict[str, Any]]:
-        """Which of the two: who gives up first, the server or we."""
+        """Either of the two, as the server or the client may give up first."""
         return events(run, "statement.failed") + events(run, "database.unavailable")
 
     await until(lambda: len(unanswered()) > 0, limit_s=20)

@@ -1,4 +1,4 @@
-"""`pgworkd autoscale --unit`: instances of a systemd unit, by way of a systemctl that plays systemd in files."""
+"""`pgworkd autoscale --unit`: instances of a systemd unit, with a fake systemctl that keeps its state in files."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ esac
 
 
 class Systemd:
-    """What the systemctl above remembers."""
+    """The state of the fake systemctl above."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory

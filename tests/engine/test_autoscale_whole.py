@@ -1,4 +1,4 @@
-"""Real daemons under an autoscale that is killed, and the number that KEDA scales by."""
+"""Real daemons under an autoscale that is killed, and the metric that KEDA scales by."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def test_daemons_stop_gracefully_when_autoscale_is_killed(
 
 @pytest.fixture
 def busy(shell: Shell) -> Shell:
-    """Two jobs that could run now, and one of each that could not; another queue."""
+    """Two jobs that are due and one of each kind that is not; another queue."""
     insert = "INSERT INTO pgworkd.jobs (queue, status, run_at, attempts, worker_id) VALUES "
     shell.sql("SET TIME ZONE 'UTC'")
     worker = shell.sql(

@@ -1,4 +1,4 @@
-"""Application code makes, fills and seals batches on its own connection, whatever driver that is of."""
+"""Application code creates, fills and seals batches on its own connection, with any driver."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A claim that is slow, or waits for a lock, delays its own queue only."""
+"""A claim that is slow or waits for a lock delays only its own queue."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.kit import Recorder, insert, running, until, waits_for_status
 
 WITHIN_S = 1.0
 JOBS = 10
-"""Of the queue that is not slow, one after the other."""
+"""Of the queue that is not slow, one after another."""
 _CLAIMING = """SELECT count(*) FROM pg_stat_activity
     WHERE application_name = 'pgworkd claim' AND datname = current_database()"""
 _WAITING = f"{_CLAIMING} AND wait_event_type = 'Lock'"
@@ -46,7 +46,7 @@ def app_of(*queues: str) -> App:
 
 @contextlib.asynccontextmanager
 async def holding(dsn: str, sql: str, *queues: str) -> AsyncIterator[None]:
-    """Another session's open transaction in which that has been done for each of these queues."""
+    """An open transaction of another session that has executed `sql` for each of these queues."""
     holder = await asyncpg.connect(dsn)
     await holder.execute("BEGIN")
     try:
@@ -117,7 +117,7 @@ async def test_a_daemon_of_one_queue_uses_one_connection_for_claims(dsn: str, db
             await until(lambda: db.fetchval(_WAITING))
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(daemon._store.next_due, ["q"], [None], [[0]])
-                with anyio.move_on_after(5 * claim_connections.SLOW_S):  # in which a second one would be made
+                with anyio.move_on_after(5 * claim_connections.SLOW_S):  # long enough for a second one to be opened
                     await until(lambda: db.fetchval(f"SELECT ({_CLAIMING}) > 1"))
                     raise AssertionError("a second connection")
                 tasks.cancel_scope.cancel()

@@ -1,4 +1,4 @@
-"""The commands, as a careless or hostile user would type them, against a real database."""
+"""The commands against a real database, as a careless or hostile user would type them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CANARY = "c4n4ry"
 
 @pytest.fixture(autouse=True)
 def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No settings from outside: an empty working directory and no PGWORKD_ variables."""
+    """No outside settings: an empty working directory and no PGWORKD_ variables."""
     for name in list(os.environ):
         if name.upper().startswith("PGWORKD_"):
             monkeypatch.delenv(name)
@@ -32,7 +32,7 @@ def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 class Shell:
-    """Types commands; `sql` looks behind the scenes."""
+    """Runs commands; `sql` queries the database directly."""
 
     def __init__(self, dsn: str) -> None:
         self.dsn = dsn
@@ -56,7 +56,7 @@ class Shell:
         return result.stderr.removeprefix("pgworkd: ").rstrip("\n")
 
     def sql(self, text: str, *args: Any) -> Any:
-        """The first value that a statement answers with, if it does."""
+        """The first value that a statement returns, if any."""
         cursor = self.db.execute(text, args)
         row = cursor.fetchone() if cursor.description else None
         return None if row is None else row[0]

@@ -1,4 +1,4 @@
-"""Commands that act on jobs by id, edit, and what the audit says of it."""
+"""Commands on jobs by id, `edit`, and the audit of both."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def test_any_login_name_can_be_audited(shell: Shell, monkeypatch: pytest.MonkeyP
     assert "\x1b" not in shell("audit").stdout
 
 
-# Who waits for others
+# Dependencies
 
 
 def test_a_job_shows_its_dependencies_and_can_be_unblocked(shell: Shell) -> None:

@@ -1,4 +1,4 @@
-"""Commands on batches: listing and drawing trees, following one, sealing, cancelling and deleting it."""
+"""Commands on batches: listing, showing and watching trees, and sealing, cancelling and deleting them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["clean", "shell"]  # fixtures
 
 
 def tree(shell: Shell, *, jobs: int = 4) -> Any:
-    """payroll with two children, of which the first has one, too; not sealed."""
+    """`payroll` with two children, the first of which has a child itself; not sealed."""
     root = batch(shell.db, "payroll", kind="calculate")
     cheques = root.child("cheques", stream=True)
     cheques.child("letters", stream=True)
@@ -27,7 +27,7 @@ def tree(shell: Shell, *, jobs: int = 4) -> Any:
 
 
 def end(shell: Shell, batch_id: Any, count: int, status: str = "completed") -> None:
-    """So many of its waiting jobs end."""
+    """Ends `count` of its waiting jobs."""
     if status == "cancelled":
         shell.sql(
             "SELECT pgworkd.cancel(ARRAY(SELECT id FROM pgworkd.jobs WHERE batch_id = %s LIMIT %s))", batch_id, count

@@ -1,4 +1,4 @@
-"""Commands that act on all jobs that match: in chunks, asked about, stopped, and told as numbers."""
+"""Commands on all matching jobs: in chunks, with a confirmation, interruptible, reported as numbers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.engine.test_cli import Shell, clean, shell
 __all__ = ["clean", "shell"]  # fixtures
 
 
-# All that match
+# All matching jobs
 
 
 def test_retry_of_dead_jobs_takes_the_oldest_up_to_the_limit(shell: Shell) -> None:
@@ -104,18 +104,18 @@ def test_a_contradictory_filter_is_refused(shell: Shell, args: tuple[str, ...], 
     assert shell.status(job_id) == "pending"
 
 
-# On a terminal, and stopped
+# On a terminal, and interrupted
 
 
 class Terminal:
-    """What a stream says of itself at a terminal."""
+    """A stream that claims to be a terminal."""
 
     def isatty(self) -> bool:
         return True
 
 
 def on_terminal(monkeypatch: pytest.MonkeyPatch, answer: bool) -> list[str]:
-    """Someone sits there and answers; the questions."""
+    """A user at a terminal who gives this answer; the questions."""
     asked: list[str] = []
 
     def confirm(text: str, **_: Any) -> bool:

@@ -1,4 +1,4 @@
-"""`pgworkd grants`, typed without a database."""
+"""`pgworkd grants` without a database."""
 
 from __future__ import annotations
 

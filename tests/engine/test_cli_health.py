@@ -1,4 +1,4 @@
-"""`pgworkd doctor` on queues: what keeps due jobs from running is found, each with its remedy and exit code 1."""
+"""`pgworkd doctor` on queues: it reports what keeps due jobs from running, with a remedy and exit code 1."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OLD = "now() - interval '2 min'"
 
 
 def found(shell: Shell, code: int = 1) -> dict[str, tuple[str, str]]:
-    """By subject, the finding and the remedy of all that is not well."""
+    """The finding and remedy of each problem, by subject."""
     lines = json.loads(shell("doctor", "--json", code=code).stdout)
     bad = {each["subject"]: (each["finding"], each["remedy"]) for each in lines if each["level"] == "bad"}
     assert bool(bad) == (code == 1)
@@ -42,7 +42,7 @@ def test_doctor_finds_a_due_queue_without_a_live_worker(shell: Shell, columns: s
         "k" if columns == "limit_key" else None,
     )
     assert found(shell)["queues"] == ("due jobs, but no worker: 'late'", "start one: pgworkd run --queue NAME")
-    serve(shell, "late", lease="-1 min")  # one that is dead serves nobody
+    serve(shell, "late", lease="-1 min")  # a lost worker does not count
     assert "'late'" in found(shell)["queues"][0]
     shell("queues", "pause", "late")
     assert found(shell, code=0) == {}
@@ -122,7 +122,7 @@ async def test_doctor_finds_a_kind_without_a_handler(dsn: str, db: Any, shell: S
 
 
 def test_doctor_stays_cheap_with_many_jobs(shell: Shell) -> None:
-    """100,000 future jobs in a queue, and 20,000 dead."""
+    """100,000 future and 20,000 dead jobs in a queue."""
     serve(shell, "q")
     shell.sql(
         "INSERT INTO pgworkd.jobs (queue, run_at, priority) SELECT 'q', now() + interval '1 h', mod(i, 3)"

@@ -1,4 +1,4 @@
-"""What only keeps a dedupe key is no job to any command."""
+"""A row that only keeps a dedupe key is not a job to any command."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def test_a_queue_with_only_kept_keys_is_unknown(shell: Shell) -> None:
 
 
 def keep(shell: Shell, key: str = "k", queue: str = "mail", for_s: int = 3600) -> str:
-    """A job that is cancelled and keeps its key."""
+    """A cancelled job that keeps its key."""
     kept = shell("enqueue", queue, "--dedupe-key", key, "--dedupe-for-s", str(for_s)).stdout.strip()
     shell("cancel", kept)
     return kept
 
 
 def keep_by_batch(shell: Shell, name: str, key: str) -> str:
-    """An empty tree that has finished and keeps its key."""
+    """An empty finished tree that keeps its key."""
     made = "SELECT id FROM pgworkd.create_batch(%s, 'mail', p_dedupe_key => %s, p_dedupe_for_s => 600)"
     batch = str(shell.sql(made, name, key))
     shell("batches", "seal", batch)

@@ -1,4 +1,4 @@
-"""What a verb left alone is told with its reason: one by one by id, in groups by filter."""
+"""Jobs that an operation refuses are reported with the reason: singly by id, in groups by filter."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BATCH = "INSERT INTO pgworkd.batches (name, queue) VALUES ('b', 'q') RETURNING i
 
 
 def every_state(shell: Shell) -> dict[str, str]:
-    """A job in each state, by the state."""
+    """A job in each status, by status."""
     jobs = {status: enqueue(shell) for status in ("pending", "failed", "running", "blocked", "cancelled")}
     shell.sql("UPDATE pgworkd.jobs SET status = 'failed' WHERE id = %s", jobs["failed"])
     shell.sql("UPDATE pgworkd.jobs SET status = 'blocked', waiting_on = 1 WHERE id = %s", jobs["blocked"])

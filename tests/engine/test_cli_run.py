@@ -1,4 +1,4 @@
-"""`pgworkd run` as a process: it starts, obeys its signals, and ends with an honest exit code."""
+"""`pgworkd run` as a process: startup, signals and exit codes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def hang():
 
 
 class Command:
-    """A `pgworkd` in a process of its own; what it says on standard error is read as it comes."""
+    """A `pgworkd` process; its standard error is read continuously."""
 
     def __init__(self, directory: Path, args: tuple[str, ...], environ: dict[str, str], stdout: Any) -> None:
         clean = {name: value for name, value in os.environ.items() if not name.startswith("PGWORKD_")}
@@ -68,7 +68,7 @@ class Command:
             self._said.notify_all()
 
     def says(self, text: str, after: int = 0) -> str:
-        """The first line from the `after`-th on that holds the text; waits for it."""
+        """The first line from the `after`-th on that contains the text; waits for it."""
 
         def found() -> list[str]:
             return [line for line in self.lines[after:] if text in line]
@@ -236,7 +236,7 @@ def test_threads_of_the_app_do_not_keep_the_process_alive(start: Start, dsn: str
 def test_sighup_reloads_what_can_change_and_logs_the_rest(start: Start, dsn: str, tmp_path: Path) -> None:
     file = tmp_path / "pgworkd.toml"
     file.write_text('log_level = "warning"\nlog_format = "json"\n')
-    # shutdown_s is chosen: in a container the default is warned of.
+    # shutdown_s is set explicitly: in a container the default causes a warning.
     run = start("run", "--app", "notes:app", PGWORKD_DSN=dsn, PGWORKD_SHUTDOWN_S="30", NOTIFY_SOCKET="")
     with database(dsn) as db:
         until(lambda: db.execute("SELECT 1 FROM pgworkd.pools").fetchone())

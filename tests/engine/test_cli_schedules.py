@@ -1,4 +1,4 @@
-"""`pgworkd schedules`: the list, what an operator does to one, what the audit keeps of it, what is refused."""
+"""`pgworkd schedules`: the list, operations on a schedule, their audit, and refusals."""
 
 from __future__ import annotations
 

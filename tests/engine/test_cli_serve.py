@@ -1,4 +1,4 @@
-"""The moments of `pgworkd run` that no signal from outside can hit for certain."""
+"""Moments of `pgworkd run` that no signal from outside can hit reliably."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lists: as wide as needed in a pipe, fitted to a terminal, whole as JSON."""
+"""Lists: as wide as needed in a pipe, fitted to a terminal, complete as JSON."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_table_fits_the_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pyte
 @examples(100)
 @given(data=st.data(), width=st.integers(30, 200))
 def test_any_table_fits_any_terminal(data: st.DataObject, width: int) -> None:
-    """A line per row, never wider than the terminal; the first and the last column are always there."""
+    """One line per row, never wider than the terminal; the first and the last column are always shown."""
     value = st.none() | st.integers(0, 10**6) | st.text("x\u4e00 ", max_size=300) | st.booleans() | st.floats(0, 9)
     columns = data.draw(st.lists(st.sampled_from(["id", "due", "oldest_due_s", "error"]), min_size=2, max_size=14))
     rows = data.draw(st.lists(st.tuples(*(value for _ in columns)), min_size=1, max_size=4))

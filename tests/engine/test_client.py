@@ -1,4 +1,4 @@
-"""Application code enqueues on its own connection: each driver, each fault, all or nothing."""
+"""Application code enqueues on its own connection: each driver, each error, all or nothing."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def several_statements(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def sqlstate(error: BaseException) -> str | None:
-    """As the caller finds it: on the driver's exception, or on the one that SQLAlchemy or Django has wrapped."""
+    """The SQLSTATE of the driver's exception, or of the one that SQLAlchemy or Django wrapped."""
     inner: Any = getattr(error, "orig", None) or error.__cause__ or error
     return getattr(error, "sqlstate", None) or getattr(inner, "sqlstate", None)
 
@@ -103,7 +103,7 @@ async def test_a_late_conflict_in_autocommit_leaves_nothing_behind(
         assert sqlstate(caught.value) == "23505"
         assert await stored(db) == {first: {"n": "first"}}
 
-        # It still is what it was: in autocommit.
+        # It is still in autocommit.
         second = await settled(enqueue(caller.conn, "q", {"n": "second"}))
         assert await stored(db) == {first: {"n": "first"}, second: {"n": "second"}}
 
@@ -232,7 +232,7 @@ async def test_an_interrupt_between_statements_leaves_nothing(
 
 
 async def test_jobs_follow_the_callers_savepoints(statement_rows: int, dsn: str, db: asyncpg.Connection[Any]) -> None:
-    """A savepoint of the caller that is rolled back takes its jobs along, and no others."""
+    """Rolling back a savepoint of the caller removes its jobs, and no others."""
     with psycopg.connect(dsn) as conn, conn.transaction():
         kept = enqueue_many(conn, numbered(3))
         with conn.transaction(force_rollback=True):
@@ -258,7 +258,7 @@ async def test_jobs_follow_the_callers_savepoints(statement_rows: int, dsn: str,
     assert set(await stored(db)) == set(kept)
 
 
-# What it asks of the application
+# Requirements on the application
 
 
 def test_the_client_imports_no_driver() -> None:

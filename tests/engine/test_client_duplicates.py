@@ -1,4 +1,4 @@
-"""on_duplicate: what the client does and answers where a dedupe key is taken, on each driver."""
+"""on_duplicate: what the client does and returns if a dedupe key is taken, with each driver."""
 
 from __future__ import annotations
 

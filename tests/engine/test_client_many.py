@@ -1,4 +1,4 @@
-"""Many jobs in one call, and what of a job is stored."""
+"""Many jobs in one call, and the stored fields of a job."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def test_large_payloads_are_split_over_several_statements(db: asyncpg.Conn
     jobs = [NewJob("q", {"text": "x" * 1_000_000}, meta={"n": n}) for n in range(20)]
     rows = [new_job.row(job) for job in jobs]
     statements = [step() for step in connections.inserts(range(20), rows)]
-    assert [values[15].count("\n") + 1 for _, values in statements] == [8, 8, 4]  # its ids, line by line
+    assert [values[15].count("\n") + 1 for _, values in statements] == [8, 8, 4]  # its ids, one per line
     ids = await enqueue_many(db, jobs)
     found = await db.fetch("SELECT id FROM pgworkd.jobs ORDER BY (meta ->> 'n')::int")
     assert [row[0] for row in found] == ids
@@ -58,7 +58,7 @@ async def test_enqueueing_no_jobs_returns_no_ids(opener: Any, dsn: str) -> None:
         assert await settled(enqueue_many(caller.conn, iter(()))) == []
 
 
-# What is stored
+# Stored fields
 
 
 @in_autocommit
@@ -91,7 +91,7 @@ async def test_every_field_is_stored(opener: Any, dsn: str, db: asyncpg.Connecti
     found = {**row, "payload": json.loads(row["payload"]), "meta": json.loads(row["meta"])}
     assert {name: found[name] for name in wanted} == wanted
 
-    # And what is not given is left to the table and to the handler.
+    # Omitted fields are left to the table and the handler.
     await db.execute("INSERT INTO pgworkd.jobs (queue) VALUES ('p')")
     *ours, tables = await db.fetch("SELECT * FROM pgworkd.jobs WHERE queue = 'p' ORDER BY created_at")
     assert [own["id"] for own in ours] == [beside, plain]
@@ -148,7 +148,7 @@ async def test_models_and_dataclasses_are_accepted_as_payloads(db: asyncpg.Conne
     assert [found[job_id] for job_id in ids] == [{"note": 1}, {"note": 2}, {}]
 
 
-class Queue(str, enum.Enum):  # noqa: UP042 - the older way is the one to be met
+class Queue(str, enum.Enum):  # noqa: UP042 - the older form is the one to test
     OCR = "ocr"
 
 

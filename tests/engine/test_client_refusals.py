@@ -1,4 +1,4 @@
-"""What the client refuses at the call, before it touches the connection."""
+"""Arguments that the client refuses before it uses the connection."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_objects_that_are_no_jobs_are_refused_at_the_call(jobs: Any, message: st
 
 
 class NotOurs:
-    """Of no module that we know."""
+    """From a module that the client does not know."""
 
 
 @pytest.mark.parametrize(

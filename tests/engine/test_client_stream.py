@@ -1,4 +1,4 @@
-"""Many jobs in one call are drawn as they are needed, checked in columns, and stored while the next are made."""
+"""Many jobs in one call are consumed lazily, checked by column, and stored while the next are produced."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def _parts(many: columns.ManyJobs) -> Iterator[columns.Columns]:
 
 
 def _rows(part: columns.Columns) -> list[tuple[Any, ...]]:
-    """As the server reads them: an empty list is the value that all have."""
+    """Rows as the server reads them: an empty list means that all have the value in `alike`."""
     count = len(part.ids)
     assert part.values[16].split("\n") == list(part.payloads)
     fields = [list(v) if v else [a] * count for a, v in zip(part.alike, part.varying, strict=True)]

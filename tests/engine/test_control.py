@@ -1,4 +1,4 @@
-"""Operators at work by SQL: pause, resume, other concurrency; and noise on the wake channel."""
+"""Operators use SQL: pause, resume, change concurrency; and malformed notifications."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.kit import Recorder, insert, running, status, until, waits_for_status
 
 
 class Gauge:
-    """How many handlers run at once, now and at most."""
+    """The number of concurrent handlers: current and maximum."""
 
     def __init__(self) -> None:
         self.now = self.most = 0
@@ -52,7 +52,7 @@ async def test_a_paused_queue_is_not_claimed_from_until_it_is_resumed(dsn: str, 
         await until(waits_for_status(db, await insert(db, "q"), "completed"))
         await db.execute("INSERT INTO pgworkd.queues (name, paused_until) VALUES ('q', 'infinity')")
         waiting = [await insert(db, "q") for _ in range(3)]
-        # From the moment of the commit, whether the daemon has heard of it or not.
+        # From the commit on, whether or not the daemon has been notified.
         for _ in range(3):
             await until(waits_for_status(db, await insert(db, "other"), "completed"))
         await seen.wait(events.QUEUE_SETTINGS, queue="q", paused=True)
@@ -145,7 +145,7 @@ async def test_raising_lowering_and_resetting_concurrency_takes_effect(dsn: str,
 async def test_lower_concurrency_for_an_idle_pool_leaves_no_job_behind(
     dsn: str, db: asyncpg.Connection[Any], to: int
 ) -> None:
-    """Five runners idle when the limit falls: whoever is woken must not end with the job unstarted."""
+    """Five runners are idle when the limit falls: the one that is woken must not exit without starting the job."""
     app, gauge = App(), Gauge()
 
     @app.handler("q", concurrency=5)

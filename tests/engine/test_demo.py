@@ -1,4 +1,4 @@
-"""`pgworkd demo`: runs on real files, does what it says, and its summary adds up."""
+"""`pgworkd demo`: runs on real files, and its summary is correct."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from pgworkd.demo.view import Balance, Tally, verdict
 from pgworkd.embedded import EmbeddedPostgres, EmbeddedUnavailable
 from pgworkd.errors import PgworkdError, UsageError
 
-# The demo itself, run twice on the same data; what it left behind is looked at.
+# The demo, run twice on the same data; then its database is checked.
 
 TEXTS = {
     "apples.txt": "Red apples and green apples grow on old trees.\n",
@@ -37,7 +37,7 @@ TEXTS = {
 
 @dataclasses.dataclass
 class Outcome:
-    """Two runs of the demo, and the database they leave."""
+    """Two runs of the demo and the resulting database."""
 
     codes: list[int]
     outputs: list[str]
@@ -56,7 +56,7 @@ class Impatient(io.StringIO):
 
 @pytest.fixture(scope="module")
 def outcome() -> Iterator[Outcome]:
-    # Not below tmp_path: for root, pytest closes that to the user that runs the server.
+    # Not below tmp_path: as root, pytest makes that inaccessible to the user that runs the server.
     parent = Path(tempfile.mkdtemp(prefix="pgworkd-test-"))
     parent.chmod(0o755)
     files = parent / "files"
@@ -154,7 +154,7 @@ async def test_the_wrong_characters_of_ocr_are_counted_correctly(left: asyncpg.C
         assert result["wrong"] == sum(a != b for a, b in zip(result["drawn"], result["read"], strict=True))
 
 
-# What ends it badly.
+# Failures.
 
 
 @pytest.mark.parametrize("seconds", [0, -1.0, math.nan, math.inf])

@@ -1,4 +1,4 @@
-"""The parts of `pgworkd demo`: which files it takes, what it recognises, the downstream, the terminal."""
+"""The parts of `pgworkd demo`: file selection, OCR, the downstream, the terminal."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_some_noise_is_tolerated_and_too_much_is_not() -> None:
         return wrong / 400
 
     assert share_wrong(jobs.NOISE) < 0.05
-    assert share_wrong(0.5) > 0.8  # it recognises; it does not know
+    assert share_wrong(0.5) > 0.8  # it recognises glyphs and does not know the text
 
 
 def test_the_glyphs_differ() -> None:

@@ -1,4 +1,4 @@
-"""A database that is not UTF8 is refused before anything is done there, with the remedy."""
+"""A database whose encoding is not UTF8 is refused with a remedy, before anything is changed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.server import drop_database
 
 SCHEMA = """CREATE SCHEMA pgworkd; CREATE TABLE pgworkd.schema_version (version int, installed_at timestamptz);
     INSERT INTO pgworkd.schema_version VALUES (1, now())"""
-"""As if it had been installed before that was refused."""
+"""As if the schema had been installed before this was refused."""
 
 
 @pytest.fixture(params=["LATIN1", "SQL_ASCII"])

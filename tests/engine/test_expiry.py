@@ -1,4 +1,4 @@
-"""Jobs that were not started in time end, the log says so, and `all_jobs` says when that was."""
+"""Jobs that were not started in time expire; the log reports it and `all_jobs` has the time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fleet-wide limits, rates and turns with several daemons."""
+"""Fleet-wide limits, rates and fair order with several daemons."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ async def test_four_daemons_never_exceed_a_limit_of_five(dsn: str, db: asyncpg.C
     assert len(log.runs) == 300
     assert (observer.most, log.most) == (5, 5)
     assert observer.looks > 50
-    assert log.took() < 15  # 60 turns: alone 1.5 s, and five minutes if each waited for a poll
+    assert log.took() < 15  # 60 hand-overs: 1.5 s in total, but five minutes if each waited for a poll
 
 
 @pytest.mark.parametrize("bound_s", [0.0, 60.0], ids=["for no time", "for a minute"])
 async def test_a_queue_at_its_limit_is_not_prefetched_for_a_while(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch, bound_s: float
 ) -> None:
-    """It would find nothing, and find that under the queue's lock, for which all others wait."""
-    asked: list[tuple[int, int]] = []  # how many a claim asked for, and got
+    """Such a claim would return nothing while it holds the queue's lock, for which all others wait."""
+    asked: list[tuple[int, int]] = []  # how many jobs a claim asked for and got
     claim = Store.claim
 
     async def noted_claim(store: Store, order: ClaimOrder) -> Claims:
@@ -61,7 +61,7 @@ async def test_a_queue_at_its_limit_is_not_prefetched_for_a_while(
 async def test_freed_capacity_of_a_limit_is_filled_by_consecutive_claims(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """More than one claim can take has become free at once: the second does not wait for the poll."""
+    """More capacity becomes free at once than one claim can use: the second claim does not wait for the poll."""
     monkeypatch.setattr(pool, "CLAIM_MAX", 2)
     monkeypatch.setattr(poll_mode, "POLL_CAP_S", 60.0)
     app, gauge = App(), Gauge()
@@ -135,7 +135,7 @@ async def test_a_rate_per_key_does_not_slow_other_keys(dsn: str, db: asyncpg.Con
         starts = [run.began for run in log.of(key)]
         assert len(starts) == 22
         assert starts[-1] - starts[0] > 0.9
-    assert log.took() < 3  # one after the other: 6
+    assert log.took() < 3  # one after another: 6
 
 
 async def test_a_faster_rate_is_used_at_once(dsn: str, db: asyncpg.Connection[Any]) -> None:

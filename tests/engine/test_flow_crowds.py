@@ -1,4 +1,4 @@
-"""A job for which many others wait, through running daemons: its end takes no time, the others follow page by page."""
+"""A job with many dependents: settling it stays quick, the dependents follow page by page."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _app(go_on: anyio.Event) -> App:
 async def test_all_dependents_of_a_job_follow_their_own_rule(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch, payload: str, reached: Any, daemons: int
 ) -> None:
-    """The queue keeps no history, and the mender comes by all the time."""
+    """The queue keeps no history, and maintenance runs continuously."""
     monkeypatch.setattr(maintenance, "EFFECTS_MAX", 100)
     await db.execute("INSERT INTO pgworkd.queues (name, keep_s) VALUES ('q', 0)")
     first = await insert(db, "q", payload)
@@ -64,7 +64,7 @@ async def test_all_dependents_of_a_job_follow_their_own_rule(
 async def test_the_next_page_of_dependents_is_processed_at_once(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What waits for a lock waits for a minute here, and for an hour who is not told."""
+    """Here a retry after a lock takes a minute, and a poll without a notification an hour."""
     monkeypatch.setattr(maintenance, "EFFECTS_MAX", 100)
     monkeypatch.setattr(maintenance, "AGAIN_FIRST_S", 60.0)
     monkeypatch.setattr(maintenance, "AGAIN_CAP_S", 60.0)

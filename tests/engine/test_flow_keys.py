@@ -1,4 +1,4 @@
-"""Serialize keys with several daemons: one at a time, in order, quickly, whatever becomes of a daemon."""
+"""Serialize keys with several daemons: one job at a time, in order, without delay, even if a daemon dies."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def test_three_daemons_keep_the_order_of_twenty_keys(dsn: str, db: asyncpg
 
 @pytest.mark.parametrize("daemons", ["a", "abc"])
 async def test_the_next_job_of_a_key_starts_at_once(dsn: str, db: asyncpg.Connection[Any], daemons: str) -> None:
-    """No poll in between: one alone would take longer."""
+    """Without a poll in between: a single one would take longer."""
     log = Log()
     async with fleet(log, dsn, daemons, poll_s=5.0):
         await fill(db, 50, "serialize_key", "k")

@@ -1,4 +1,4 @@
-"""What nobody hears is not said: facts of events that no listener wants are not even gathered."""
+"""Events without a listener are not emitted, and their facts are not computed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def ear(said: Said) -> events.Listener:
 
 @pytest.fixture
 def lines() -> Iterator[io.StringIO]:
-    """What a test may put in the place of standard error; the log is reset after it."""
+    """A stream that replaces standard error; the log configuration is reset afterwards."""
     yield io.StringIO()
     structlog.reset_defaults()
 
@@ -124,17 +124,17 @@ def test_silent_events_are_exactly_those_below_the_log_level(
     for name in EVERY:
         listener(name, {})
     logged = {json.loads(line)["event"] for line in lines.getvalue().splitlines()}
-    # What has no level of its own is logged at info, and always told.
+    # Events without a level are logged at info, and always emitted.
     assert log.below_level(level) & logged == set()
     assert log.below_level(level) | logged >= set(log._LEVELS)
 
 
-# Facts that nobody wants.
+# Facts without a listener.
 
 
 @pytest.fixture
 def gathered(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How often the facts of each job were gathered."""
+    """How often the facts of each job were computed."""
     count: Counter[str] = Counter()
     facts = Attempt.facts
 
@@ -160,7 +160,7 @@ def app_that_may_fail() -> App:
 
 @asynccontextmanager
 async def mute(app: App, dsn: str, **changes: Any) -> AsyncIterator[Daemon]:
-    """A daemon that nobody listens to."""
+    """A daemon without any listener."""
     daemon = Daemon(app, quick_options(dsn, **changes))
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(daemon.run)
@@ -217,7 +217,7 @@ async def test_a_listener_takes_effect_at_once_and_costs_nothing_once_removed(
 async def test_a_listener_added_to_a_busy_daemon_soon_receives_job_starts(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An operator turns the log up on a daemon whose slots have not run dry for hours."""
+    """An operator raises the log level of a daemon whose slots have been busy for hours."""
 
     def far_ahead(pace: Prefetch, *_: Any, **__: Any) -> None:
         pace.ahead = 1000
@@ -225,7 +225,7 @@ async def test_a_listener_added_to_a_busy_daemon_soon_receives_job_starts(
     monkeypatch.setattr(Prefetch, "claimed", far_ahead)
     monkeypatch.setattr(
         "pgworkd.engine.claim.pool.CLAIM_MAX", 1000
-    )  # a real claim takes less than these jobs wait here
+    )  # in production a claim takes fewer jobs than wait here
     said, ran, from_job, app = Said(), 0, 0, App()
 
     @app.handler("q", concurrency=1)

@@ -1,4 +1,4 @@
-"""After a thousand jobs of every fate nothing is left: no task, no thread's work, no connection, no open file."""
+"""After a thousand jobs of every outcome nothing leaks: no task, no thread, no connection, no open file."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def app_of_all_fates() -> App:
 
 
 def open_files() -> list[str]:
-    """What this process has open, by name; sockets and pipes by their kind."""
+    """The open files of this process by name; sockets and pipes by their kind."""
     names = []
     for fd in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # the directory itself
@@ -78,7 +78,7 @@ def open_files() -> list[str]:
 
 
 class Footprint:
-    """What a daemon holds at one moment."""
+    """The resources of a daemon at one moment."""
 
     def __init__(self, connections: int) -> None:
         self.tasks = sorted(task.get_name() for task in asyncio.all_tasks())
@@ -96,7 +96,7 @@ async def _footprint(db: asyncpg.Connection[Any]) -> Footprint:
 
 
 async def _warm_up(daemon: Daemon, db: asyncpg.Connection[Any]) -> None:
-    """Every slot has run once, every link and the pool of transactions stand."""
+    """Every slot has run a job; all connections and the pool for transactions are open."""
     await db.execute(
         'INSERT INTO pgworkd.jobs (queue, payload) SELECT q, \'{"fate": "be cancelled"}\' '
         "FROM unnest(ARRAY['loop', 'thread']) q, generate_series(1, 150)"
@@ -107,7 +107,7 @@ async def _warm_up(daemon: Daemon, db: asyncpg.Connection[Any]) -> None:
     )
     await until(lambda: db.fetchval("SELECT NOT EXISTS (SELECT FROM pgworkd.jobs)"))
 
-    async def nothing_runs() -> bool:  # a job that completed itself is over before its handler has come back
+    async def nothing_runs() -> bool:  # its transaction completes a job before its handler returns
         return daemon.running == 0
 
     await until(nothing_runs)
@@ -140,7 +140,7 @@ async def test_a_thousand_jobs_with_all_outcomes_leak_nothing(dsn: str, db: asyn
         assert min(statuses.values()) > 20
         assert len(daemon._in_flight) == 0
 
-        # Tasks of runners that ended and threads that idle may come and go; there must be no more than before.
+        # Tasks of finished runners and idle threads may come and go, but there must be no more than before.
         after = await _footprint(db)
         assert len(after.tasks) <= len(before.tasks), (before.tasks, after.tasks)
         assert after.connections <= before.connections

@@ -1,4 +1,4 @@
-"""The heartbeat alone, with a lease holder of the test's own."""
+"""The heartbeat by itself, with a fake lease holder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.proxy import Proxy
 
 
 class LeaseHolder:
-    """Notes what the lease says. `running` is what it would not stop."""
+    """Records the calls of the lease. `running`: how many jobs do not stop."""
 
     def __init__(self) -> None:
         self.answers: list[Instructions] = []
@@ -149,6 +149,6 @@ async def test_the_lease_is_renewed_while_the_loop_is_blocked(dsn: str, db: asyn
     async with lease_of(holder, dsn, db, ended, lease_s=1.8):
         await until(lambda: holder.answers)
         holder.running = 1
-        time.sleep(2.5)  # noqa: ASYNC251 - that is the point
+        time.sleep(2.5)  # noqa: ASYNC251 - blocks the loop on purpose
         assert await db.fetchval("SELECT seen_at > now() - interval '900 ms' FROM pgworkd.workers")
     assert (holder.fenced, ended) == ([], [])

@@ -1,4 +1,4 @@
-"""Finding the app: what is accepted, and one clear line for everything else."""
+"""Loading the app: accepted references, and one clear line for everything else."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GOOD = "from pgworkd import App\napp = App()\n"
 
 @pytest.fixture(autouse=True)
 def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """An empty working directory; what a test imports from it is forgotten afterwards."""
+    """An empty working directory; modules that a test imports from it are unloaded afterwards."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(sys, "dont_write_bytecode", True)

@@ -1,4 +1,4 @@
-"""`migrate`: it may be repeated, many may run at once, and what it cannot do changes nothing."""
+"""`migrate`: idempotent, safe to run concurrently, and without effect if it fails."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ async def test_concurrent_migrations_install_one_schema(empty_dsn: str) -> None:
 
 
 async def test_migrate_under_a_running_daemon_harms_no_job(dsn: str, db: asyncpg.Connection[Any]) -> None:
-    """Functions are dropped and made anew under it: its prepared statements must not fail for good."""
+    """Functions are dropped and recreated: the daemon's prepared statements must not fail permanently."""
     async with running(app_of_one(), dsn) as (_, seen):
         for round_ in range(1, 4):
             await db.execute("INSERT INTO pgworkd.jobs (queue) SELECT 'q' FROM generate_series(1, 50)")

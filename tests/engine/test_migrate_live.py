@@ -1,6 +1,6 @@
-"""`migrate` beside those who use the schema: nothing to do locks nothing; what must be locked holds up nobody for long.
+"""`migrate` on a schema in use: without changes it takes no lock; with changes it blocks nobody for long.
 
-What daemons make of a schema that is not theirs: they wait for one that is to come, and claim nothing under a newer.
+Daemons with a schema of another version wait for an older one to be migrated, and claim nothing under a newer one.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from tests.engine.test_start import app_of_one, plain_user
 from tests.kit import Recorder, insert, quick_options, running, until, waits_for_status
 
 INSERT_S = 1.0
-"""Five times what an INSERT may wait behind a migration that does not get its locks."""
+"""Five times as long as an INSERT may wait behind a migration that does not get its locks."""
 TABLES = "jobs finished_jobs batches batch_additions job_dependencies result_waiters schedules queues audit workers"
 
 
 @pytest.fixture
 async def session(dsn: str) -> AsyncIterator[asyncpg.Connection[Any]]:
-    """One more, whose open transaction ends with the test."""
+    """Another session, whose open transaction ends with the test."""
     opened = await asyncpg.connect(dsn)
     yield opened
     opened.terminate()
 
 
 async def migrated(dsn: str, **how: Any) -> list[str]:
-    """What `migrate` says."""
+    """The messages of `migrate`."""
     said: list[str] = []
     await schema.migrate(ConnectionOptions(dsn), say=said.append, **how)
     return said
@@ -69,7 +69,7 @@ async def test_a_changed_script_runs_again_even_if_psql_installed_it(
 async def test_migrate_waits_for_an_open_transaction_without_blocking_inserts(
     dsn: str, db: asyncpg.Connection[Any], session: asyncpg.Connection[Any], table: str
 ) -> None:
-    """Whichever table it has written to."""
+    """Regardless of the table that it has written to."""
     await session.execute(f"BEGIN; LOCK TABLE pgworkd.{table} IN ROW EXCLUSIVE MODE")
     said: list[str] = []
     longest_s = 0.0
@@ -142,14 +142,14 @@ async def test_under_a_newer_schema_a_daemon_only_settles_its_running_jobs(
         await until(waits_for_status(db, job_id, "completed"))
         await anyio.sleep(0.3)  # three polls
         assert await waits_for_status(db, waiting_id, "pending")()
-        await db.execute("UPDATE pgworkd.schema_version SET version = $1", schema.VERSION)  # taken back
+        await db.execute("UPDATE pgworkd.schema_version SET version = $1", schema.VERSION)  # released
         await until(waits_for_status(db, waiting_id, "completed"))
         assert len(seen.all(events.SCHEMA_NEWER)) == 1
 
 
 @contextlib.asynccontextmanager
 async def starting(dsn: str) -> AsyncIterator[tuple[Daemon, Recorder]]:
-    """A daemon that cannot begin yet; stopped at the end."""
+    """A daemon that cannot start yet; stopped at the end."""
     seen = Recorder()
     daemon = Daemon(app_of_one(), quick_options(dsn))
     daemon.events.listen(seen)
@@ -187,7 +187,7 @@ async def test_a_daemon_with_an_older_schema_waits_for_migrate_and_can_stop(
 
 
 async def test_a_daemon_that_waited_for_the_schema_waits_for_its_grants(dsn: str, db: asyncpg.Connection[Any]) -> None:
-    """They are granted after the migration; whoever has none from the start is refused."""
+    """They are granted after the migration; a daemon that lacks them from the start is refused."""
     await db.execute("UPDATE pgworkd.schema_version SET version = 0")
     async with plain_user(dsn, db, granted=False) as user_dsn, starting(user_dsn) as (daemon, seen):
         await seen.wait(events.SCHEMA_AWAITED)

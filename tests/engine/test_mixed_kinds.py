@@ -1,4 +1,4 @@
-"""A rolling deploy: the old daemon leaves to the new one what it does not know; nothing stands still without that."""
+"""A rolling deploy: the old daemon leaves unknown kinds to the new one, and nothing blocks if there is none."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ LEFT = "SELECT count(*) = 0 FROM pgworkd.jobs"
 
 @pytest.fixture
 def soon_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who knows a kind is asked every 10 s in production."""
+    """In production daemons ask every 10 s which workers have a handler for a kind."""
     monkeypatch.setattr("pgworkd.engine.run.unknown_kinds.RECHECK_S", 0.3)
 
 
 def app_of(*kinds: str) -> App:
-    """Handlers of one queue that do nothing."""
+    """No-op handlers of one queue."""
     app = App()
     for kind in kinds:
 
@@ -34,13 +34,13 @@ def app_of(*kinds: str) -> App:
 
 
 async def many(db: asyncpg.Connection[Any], kind: str, jobs: int, *, key: str | None = None) -> None:
-    """So many jobs, in one statement."""
+    """Inserts `jobs` jobs in one statement."""
     sql = "INSERT INTO pgworkd.jobs (queue, kind, limit_key) SELECT 'q', $1, $2 FROM generate_series(1, $3)"
     await db.execute(sql, kind, key, jobs)
 
 
 def given_back(seen: Recorder, kind: str) -> int:
-    """How many runs of that kind have come back."""
+    """How many runs of that kind were released."""
     return len(seen.all(events.JOB_RELEASED, kind=kind))
 
 
@@ -51,7 +51,7 @@ async def test_a_newer_daemon_runs_kinds_unknown_to_the_older(
     async with running(app_of("old"), dsn) as (_, old), running(app_of("old", "new"), dsn) as (_, new):
         await until(lambda: db.fetchval(SERVED))
         await many(db, "new", 40, key=key)
-        await until(lambda: db.fetchval(LEFT), limit_s=5)  # 30 s is what a job of an unknown kind waits
+        await until(lambda: db.fetchval(LEFT), limit_s=5)  # a job of an unknown kind waits 30 s
         met = given_back(old, "new")
         assert old.all(events.KIND_UNKNOWN) == ([{"queue": "q", "kind": "new", "elsewhere": True}] if met else [])
         await many(db, "new", 200, key=key)

@@ -1,4 +1,4 @@
-"""Handlers in threads: how they end, how they are stopped, and that they leave the loop alone."""
+"""Handlers in threads: how they end, how they are stopped, and that they do not block the event loop."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.kit import Recorder, insert, quick_options, running, status, until, w
 
 @pytest.fixture(autouse=True)
 def quick_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Threads are looked at every 0.5 s in production."""
+    """In production threads are checked every 0.5 s."""
     monkeypatch.setattr("pgworkd.engine.settle.job_events.CHECK_S", 0.02)
 
 
@@ -106,7 +106,7 @@ async def test_a_thread_in_time_is_not_overdue(dsn: str, db: asyncpg.Connection[
 
 
 async def test_threads_are_bounded_only_by_the_slots_of_the_queue(dsn: str, db: asyncpg.Connection[Any]) -> None:
-    """anyio lends 40 threads by default."""
+    """By default anyio limits threads to 40."""
     app, together = App(), threading.Barrier(60)
 
     @app.handler("q", concurrency=60)

@@ -1,4 +1,4 @@
-"""Handlers in processes: how they end, how they are stopped, and that they leave the loop alone."""
+"""Handlers in processes: how they end, how they are stopped, and that they do not block the event loop."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from tests.kit import insert, running, status, until, waits_for_status
 
 @pytest.fixture(autouse=True)
 def quick_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Overdue runs are looked at every 0.5 s in production."""
+    """In production overdue runs are checked every 0.5 s."""
     monkeypatch.setattr("pgworkd.engine.settle.job_events.CHECK_S", 0.02)
 
 
-# Their handlers stand at the top of a module: the child imports them from here.
+# Their handlers are at the top level of a module: the child imports them from here.
 
 
 class Sum(BaseModel):
@@ -216,7 +216,7 @@ def _children(pid: int) -> list[int]:
 async def test_a_timeout_kills_the_process(dsn: str, db: asyncpg.Connection[Any], tmp_path: Path) -> None:
     path = tmp_path / "pid"
     async with running(process_app(spin, add_nothing, timeout_s=3, max_attempts=1, concurrency=1), dsn):
-        # The time counts from the call, and the first one has a process to start and modules to import.
+        # The timeout starts with the call, and the first call has to start a process and import modules.
         await until(waits_for_status(db, await insert(db, "q", kind="add_nothing"), "completed"))
         job_id = await insert(db, "q", json.dumps({"path": str(path)}), kind="spin")
         pid = await until(_spins(path))
@@ -261,7 +261,7 @@ asyncio.run(Daemon(process_app(spin, add_nothing), quick_options(sys.argv[1])).r
 
 
 async def test_processes_die_with_a_killed_daemon(dsn: str, db: asyncpg.Connection[Any], tmp_path: Path) -> None:
-    """One that works, and one that idles."""
+    """A busy process and an idle one."""
     path = tmp_path / "pid"
     daemon = subprocess.Popen([sys.executable, "-c", DAEMON, dsn])  # noqa: ASYNC220 - returns at once
     try:

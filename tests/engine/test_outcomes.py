@@ -1,4 +1,4 @@
-"""Whatever a handler does: the attempt ends and says why, the daemon lives and runs the next job."""
+"""Whatever a handler does: its attempt ends with a reason, and the daemon runs the next job."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ async def test_a_cancel_scope_left_open_harms_no_later_job(dsn: str, db: asyncpg
 
     @app.handler("next", queue="q")
     async def following() -> None:
-        await anyio.sleep(0.01)  # the forgotten scope would strike here
+        await anyio.sleep(0.01)  # the forgotten scope would cancel this
 
     async with running(app, dsn) as (daemon, _):
         for kind in ("odd", "next", "odd", "next"):
@@ -157,7 +157,7 @@ _tenant: ContextVar[str] = ContextVar("tenant", default="nobody")
 
 
 async def test_context_variables_do_not_leak_into_the_next_job(dsn: str, db: asyncpg.Connection[Any]) -> None:
-    """Request ids, tenants, locales: frameworks keep them in context variables, log lines show them."""
+    """Request ids, tenants, locales: frameworks keep them in context variables, and log lines show them."""
     app = App()
 
     @app.handler("q", concurrency=1)
@@ -174,7 +174,7 @@ async def test_context_variables_do_not_leak_into_the_next_job(dsn: str, db: asy
 
 
 async def test_recording_a_huge_error_does_not_block_the_loop(dsn: str, db: asyncpg.Connection[Any]) -> None:
-    """A message of 50 MB is cut before anything is done with it."""
+    """A message of 50 MB is truncated before it is processed."""
 
     async def handle() -> None:
         began = time.perf_counter()
@@ -188,7 +188,7 @@ async def test_recording_a_huge_error_does_not_block_the_loop(dsn: str, db: asyn
 
 
 async def test_the_history_has_the_times_of_claim_and_start(dsn: str, db: asyncpg.Connection[Any]) -> None:
-    """Two jobs are claimed together for one slot; one ends by a return, one by its own transaction, one fails."""
+    """Two jobs are claimed together for one slot; one returns, one ends by its own transaction, one fails."""
     app, began = App(), dict[str, float]()
 
     @app.handler("q", concurrency=1)

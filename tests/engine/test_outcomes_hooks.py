@@ -1,4 +1,4 @@
-"""Whatever a hook does: it is only reported, and the daemon lives and runs the next job."""
+"""Whatever a hook does: it is only reported, and the daemon runs the next job."""
 
 from __future__ import annotations
 

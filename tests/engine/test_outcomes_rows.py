@@ -1,4 +1,4 @@
-"""Whatever someone may write into the table by SQL: it harms its own job only, the daemon lives."""
+"""Whatever someone writes into the table by SQL: it affects only its own job, the daemon keeps running."""
 
 from __future__ import annotations
 
@@ -115,11 +115,11 @@ async def test_an_odd_value_in_any_column_is_refused_or_affects_only_its_job(
         for _ in range(3):
             await until(waits_for_status(db, await insert(db, "q"), "completed"), limit_s=4)
         if refused is None:
-            # It ran, as the odd job it is, and is no one's any more.
+            # The odd job ran, and no worker has it any more.
             over = "SELECT bool_and(status IN ('failed', 'dead')) FROM pgworkd.jobs"
             await until(lambda: db.fetchval(over), limit_s=4)
         assert daemon.worker.may_claim
-        # Nor may it stand in the way of the chores: all of them see this row as well.
+        # Nor may it block maintenance, whose tasks all see this row as well.
         assert seen.all(events.MAINTENANCE_FAILED) == []
 
 

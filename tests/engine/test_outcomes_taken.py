@@ -1,4 +1,4 @@
-"""Someone else ends the attempt while its handler runs, or its transaction cannot stand: nothing is written twice."""
+"""The attempt is ended by someone else while its handler runs, or its transaction fails: no write happens twice."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pgworkd.words import events
 from tests.engine.outcome_kit import dead_end
 from tests.kit import insert, running, until, waits_for_status
 
-# Someone else ends the attempt while its handler runs.
+# The attempt is ended by someone else while its handler runs.
 
 
 TAKEN = {
@@ -91,7 +91,7 @@ async def test_a_timeout_after_the_transaction_committed_changes_nothing(dsn: st
     await db.execute("CREATE TABLE payments (job uuid)")
     app = App()
 
-    @app.handler("q", timeout_s=1)  # the first transaction of a daemon has a connection to make
+    @app.handler("q", timeout_s=1)  # the first transaction of a daemon has to open a connection
     async def handle(job: Job) -> None:
         async with job.transaction() as connection:
             await connection.execute("INSERT INTO payments VALUES ($1)", job.id)

@@ -39,14 +39,14 @@ print(*heard, flush=True)
 
 
 class Trio(NamedTuple):
-    """A process of many threads that stands for autoscale, its parent-death guard, and the worker."""
+    """A multi-threaded process in the role of autoscale, its parent-death guard, and the worker."""
 
     scale: subprocess.Popen[str]
     parent_guard: int
     kid: int
 
     async def heard(self, *alive: int) -> list[str]:
-        """What the worker has heard, once nothing is on its way any more through `alive`; ends the worker."""
+        """The signals that the worker received, once none is pending in `alive`; ends the worker."""
         await until(lambda: all(map(quiet, [*alive, self.kid])))
         os.kill(self.kid, signal.SIGWINCH)
         assert self.scale.stdout is not None
@@ -65,7 +65,7 @@ def trio() -> Iterator[Trio]:
 
 
 def quiet(pid: int) -> bool:
-    """The process waits, and no signal waits for it."""
+    """The process sleeps, and no signal is pending."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     facts = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
     return facts["State"][0] == "S" and int(facts["SigPnd"], 16) | int(facts["ShdPnd"], 16) == 0
@@ -73,7 +73,7 @@ def quiet(pid: int) -> bool:
 
 @pytest.mark.parametrize("_round", range(3))
 async def test_a_worker_gets_one_signal_when_autoscale_dies(trio: Trio, _round: int) -> None:
-    """The kernel says so for each thread that hands the child on to another; a second signal would mean: at once."""
+    """The kernel signals for each thread that passes the child on to another; a second signal would mean: at once."""
     trio.scale.kill()
     trio.scale.wait()
     assert await trio.heard(trio.parent_guard) == ["SIGTERM"]
@@ -125,5 +125,5 @@ def test_a_worker_inherits_no_ignored_or_blocked_signals() -> None:
 @pytest.mark.parametrize("code", [0, 3, -signal.SIGTERM, -signal.SIGKILL, -signal.SIGSEGV])
 def test_the_guard_exits_like_its_worker(code: int, tmp_path: Path) -> None:
     end = f"import os; os.kill(os.getpid(), {-code})" if code < 0 else f"raise SystemExit({code})"
-    with contextlib.chdir(tmp_path):  # where a core may lie
+    with contextlib.chdir(tmp_path):  # where a core file may be written
         assert guarded(os.getpid(), sys.executable, "-c", end).returncode == code

@@ -1,4 +1,4 @@
-"""A worker process that ends in the middle of a call is noticed, whatever it leaves behind."""
+"""A child process that exits during a call is noticed, even if it leaves processes behind."""
 
 from __future__ import annotations
 

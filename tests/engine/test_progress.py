@@ -1,4 +1,4 @@
-"""How far a job says it is: from the loop, a thread and a process; now and then, and only for its own attempt."""
+"""Progress of a job: from the loop, a thread and a process; throttled, and only for its own attempt."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ SAID = "SELECT done, message FROM pgworkd.job_progress WHERE id = $1"
 
 @pytest.fixture(autouse=True)
 def quick_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What handlers say is passed on every 0.5 s in production."""
+    """In production progress is written every 0.5 s."""
     monkeypatch.setattr("pgworkd.engine.settle.job_events.CHECK_S", 0.02)
 
 
-def half(payload: dict[str, Any], job: Job) -> None:  # at the top of a module, for the process
+def half(payload: dict[str, Any], job: Job) -> None:  # at the top level of a module, for the process
     job.progress(0.5, "page 12\0")
     while not Path(payload["go_on"]).exists():
         time.sleep(0.01)

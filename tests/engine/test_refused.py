@@ -1,4 +1,4 @@
-"""A row that refuses what maintenance does to it is in the log, once; the daemon goes on with the others."""
+"""A row that maintenance cannot update is logged once; the daemon continues with the others."""
 
 from __future__ import annotations
 

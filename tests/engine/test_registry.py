@@ -1,4 +1,4 @@
-"""Only what the app has registered runs: no name and no payload in a row makes the daemon import or call anything."""
+"""Only registered handlers run: no name and no payload in a row makes the daemon import or call anything."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Ran(BaseException):
 
 
 def handle(payload: dict[str, Any]) -> dict[str, Any]:
-    """Gives back what it got, and what the process has loaded."""
+    """Returns its payload and the modules that the process has loaded."""
     return {"payload": payload, "modules": sorted(sys.modules)}
 
 
@@ -99,15 +99,15 @@ async def test_a_payload_is_only_ever_data(dsn: str, db: asyncpg.Connection[Any]
 
 
 ALLOWED = {
-    ("process_child", "pickle.loads"): 2,  # requests and payloads that the daemon has pickled: a pipe, no database
-    ("process_pool", "pickle.loads"): 1,  # the answer of our own child
-    ("parent_guard", "os.execvp"): 1,  # the command that the operator has typed behind `pgworkd autoscale --`
+    ("process_child", "pickle.loads"): 2,  # requests and payloads pickled by the daemon: from a pipe, not the database
+    ("process_pool", "pickle.loads"): 1,  # the response of our own child
+    ("parent_guard", "os.execvp"): 1,  # the command that the operator typed after `pgworkd autoscale --`
     ("process_child", "importlib.import_module"): 1,  # the module of a registered function, named by the daemon
-    ("__init__", "importlib.import_module"): 1,  # what the package offers, from a table of its own
+    ("__init__", "importlib.import_module"): 1,  # the public names of the package, from a table of its own
     ("load_app", "importlib.import_module"): 1,  # the app, named by the settings
     ("run", "importlib.import_module"): 1,  # our own demo
 }
-"""(module, call): how many. Whatever could run code from data, and why it does not."""
+"""(module, call): how many. Every call that could run code from data, and why it does not."""
 DANGEROUS = {
     *("eval", "exec", "compile", "__import__", "importlib.import_module", "runpy.run_path", "runpy.run_module"),
     *("pickle.load", "pickle.loads", "pickle.Unpickler", "marshal.load", "marshal.loads", "shelve.open", "dill.loads"),
@@ -117,7 +117,7 @@ DANGEROUS = {
 
 
 def calls(source: str) -> list[str]:
-    """Every dangerous call, by the name that the code gives it; `shell=True` whatever is called."""
+    """Every dangerous call, by the name that the code uses; `shell=True` with any function."""
     found = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call):

@@ -1,4 +1,4 @@
-"""Waiting for what becomes of jobs, from a process that has nothing to do with running them."""
+"""Waiting for the results of jobs, from a process that does not run them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The history is forgotten beside those who read it and those who write it: nobody waits for long."""
+"""The history is pruned while others read and write it: nobody waits for long."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.kit import insert, running, until, waits_for_status
 DAYS = 30
 PERIODS = Periods(prune_s=0.1, keep_days=1)
 SETTLE_S = 2.0
-"""Far more than a settle takes on a busy machine, far less than 30 times 200 ms."""
+"""Far longer than a settle takes on a busy machine, far shorter than 30 times 200 ms."""
 OLD = "SELECT count(*) FROM pg_class WHERE relname ~ '^finished_jobs_2' AND relkind = 'r' AND relname < $1"
 
 
@@ -32,7 +32,7 @@ def app_of() -> App:
 
 
 async def old_partitions(db: asyncpg.Connection[Any]) -> str:
-    """Makes DAYS partitions that are due to be dropped; the name of the first that is not."""
+    """Creates DAYS partitions that are due to be dropped; the name of the first that is not."""
     await db.execute("SELECT set_config('pgworkd.clock', (now() - interval '90 days')::text, false)")
     await db.fetchval("SELECT pgworkd.ensure_partitions($1)", DAYS - 1)
     await db.execute("RESET pgworkd.clock")
@@ -52,7 +52,7 @@ async def test_a_reader_of_the_history_does_not_delay_settles(dsn: str, db: asyn
                 await insert(db, "q")
                 await seen.wait(events.JOB_COMPLETED, n)
                 assert time.monotonic() - started < SETTLE_S
-            await anyio.sleep(max(0.0, 0.5 - (time.monotonic() - began)))  # some prunes have come by
+            await anyio.sleep(max(0.0, 0.5 - (time.monotonic() - began)))  # maintenance has pruned several times
             assert await db.fetchval(OLD, first_kept) == DAYS
             await reader.execute("COMMIT")
             await until(lambda: _none_left(db, first_kept))

@@ -1,4 +1,4 @@
-"""The password of the database is in no log line, error, traceback, command line, pickle, repr() or stored row."""
+"""The database password is in no log line, error, traceback, command line, pickle, repr() or stored row."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ async def prints():
 
 @pytest.fixture
 def app_file(tmp_path: Path, secret_dsn: str) -> str:
-    """The name of an app that tries to tell the address, which it finds in its environment or a file."""
+    """The name of an app that tries to reveal the DSN, which it finds in its environment or a file."""
     (tmp_path / "leaky.py").write_text(APP)
     (tmp_path / "dsn").write_text(secret_dsn)
     return "leaky:app"
@@ -102,7 +102,7 @@ async def test_a_daemon_never_prints_or_stores_the_password(
 
 
 async def test_the_check_sees_a_leak(start: Start, app_file: str, secret_dsn: str, db: asyncpg.Connection[Any]) -> None:
-    """What a handler itself prints is its own affair, and here it shows that the tests would notice."""
+    """The output of a handler is its own responsibility; here it proves that the tests would notice a leak."""
     run = start("run", "--app", app_file, PGWORKD_DSN=secret_dsn)
     await insert(db, "prints")
     run.says("postgresql://")
@@ -113,7 +113,7 @@ async def test_the_check_sees_a_leak(start: Start, app_file: str, secret_dsn: st
 async def test_daemons_of_a_supervisor_get_the_dsn_by_environment(start: Start, app_file: str, secret_dsn: str) -> None:
     args = ["run", "--dsn", secret_dsn, "--app", app_file, "--processes", "2"]
     run = start(*args, PGWORKD_LOG_FORMAT="json")
-    run.says('"worker_id": 2')  # the second is ready, too
+    run.says('"worker_id": 2')  # the second is ready as well
     said = [json.loads(line) for line in list(run.lines)]
     lines = [command_line_of(facts["pid"]) for facts in said if facts["event"] == "process.started"]
     assert len(lines) == 2
@@ -135,7 +135,7 @@ def command_line_of(pid: int) -> str:
 
 
 def broken(dsn: str) -> dict[str, str]:
-    """Addresses that fail, each in its own way, once they are tried."""
+    """DSNs that fail when connecting, each in its own way."""
     there = with_login(dsn, "postgres", PASSWORDS["encoded"])
     return {
         "wrong password": there,
@@ -170,21 +170,21 @@ async def test_errors_hold_no_password_in_their_chain_or_frame_variables(dsn: st
     error = caught.value
     trace = error.__traceback__
     assert trace is not None
-    # This function and the one above are where the address comes from.
+    # The DSN comes from this function and the one above.
     error.__traceback__ = trace.tb_next and trace.tb_next.tb_next
     shown = "".join(traceback.TracebackException.from_exception(error, capture_locals=True).format())
     assert not leaks(shown, repr(error), *chain(error))
 
 
 def chain(error: BaseException | None) -> Iterator[object]:
-    """What each of its causes and contexts says."""
+    """The texts of all its causes and contexts."""
     while error is not None:
         yield from (str(error), repr(error), error.args, getattr(error, "__notes__", ()))
         error = error.__cause__ or error.__context__
 
 
 def ours_in(thing: object, seen: dict[int, object]) -> dict[int, object]:
-    """All objects of our own classes that can be reached from `thing`, which is one of them."""
+    """All objects of our own classes that are reachable from `thing`, which is one of them."""
     if id(thing) in seen or isinstance(thing, (type, types.ModuleType, types.FunctionType)):
         return seen
     seen[id(thing)] = thing

@@ -1,4 +1,4 @@
-"""No command says the password, whatever is wrong with the address or the words around it."""
+"""No command prints the password, whatever is wrong with the DSN or the other arguments."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ COMMANDS = {
     "keys": [],
     "keys free": ["q", "k"],
 }
-"""Each with words that let it reach the database."""
+"""Each with arguments that let it reach the database."""
 OFFLINE = {"config show", "grants"}
-"""They ask no database."""
+"""They do not use the database."""
 SERVICES = {"run", "dev", "demo", "autoscale"}
-"""They go on and on: tests/engine/test_secrets.py looks at them as processes."""
+"""They run until stopped: tests/engine/test_secrets.py checks them as processes."""
 AUTOSCALE = ["-q", "q", "--max", "1", "--up-at", "9", "--down-at", "1", "--", "true"]
 MISPLACED = {
     "a slash": "postgresql://u:c4n4ry/t41l@h/db",
@@ -74,7 +74,7 @@ MISPLACED = {
 
 
 def leaves(command: Any, path: tuple[str, ...] = ()) -> Iterator[str]:
-    """Every command that does something, by its words."""
+    """Every command that does something, as its words."""
     inner = getattr(command, "commands", {})
     if path and (not inner or command.invoke_without_command):
         yield " ".join(path)
@@ -83,7 +83,7 @@ def leaves(command: Any, path: tuple[str, ...] = ()) -> Iterator[str]:
 
 
 def said(*args: str, **environ: str) -> tuple[int, str]:
-    """Exit code and all that a command says."""
+    """The exit code and the whole output of a command."""
     result = CliRunner().invoke(app, list(args), env={"PGWORKD_CONNECT_TIMEOUT_S": "1", **environ})
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
     return result.exit_code, result.stdout + result.stderr
