@@ -223,9 +223,7 @@ async def test_a_listener_added_to_a_busy_daemon_soon_receives_job_starts(
         pace.ahead = 1000
 
     monkeypatch.setattr(Prefetch, "claimed", far_ahead)
-    monkeypatch.setattr(
-        "pgworkd.engine.claim.pool.CLAIM_MAX", 1000
-    )  # in production a claim takes fewer jobs than wait here
+    monkeypatch.setattr("pgworkd.engine.claim.pool.CLAIM_MAX", 1000)  # a real claim takes fewer jobs than wait here
     said, ran, from_job, app = Said(), 0, 0, App()
 
     @app.handler("q", concurrency=1)

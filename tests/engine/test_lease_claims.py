@@ -85,9 +85,7 @@ async def test_a_claim_delivered_after_its_daemon_gave_up_starts_nothing(dsn: st
         Proxy(dsn) as proxy,
         daemon_of(sleepers.app, proxy.dsn, ended, lease_s=3.0) as (daemon, seen),
     ):
-        await until(
-            waits_for_status(db, await insert(db, "q"), "completed")
-        )  # so that the connection for claims is open
+        await until(waits_for_status(db, await insert(db, "q"), "completed"))  # opens the connection
         await _hold_claim(daemon, seen, proxy)
         ids = [await insert(db, "q") for _ in range(3)]
         proxy.mode = "pass"

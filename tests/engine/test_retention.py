@@ -44,7 +44,7 @@ async def test_a_reader_of_the_history_does_not_delay_settles(dsn: str, db: asyn
     first_kept = await old_partitions(db)
     reader = await asyncpg.connect(dsn)
     try:
-        await reader.execute("BEGIN; SELECT count(*) FROM pgworkd.all_jobs")  # as pg_dump does, of everything
+        await reader.execute("BEGIN; SELECT count(*) FROM pgworkd.all_jobs")  # like pg_dump, on all tables
         async with running(app_of(), dsn, periods=PERIODS) as (_, seen):
             began = time.monotonic()
             for n in range(1, 21):

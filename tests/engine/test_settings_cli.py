@@ -1,4 +1,4 @@
-"""`pgworkd queues`: what holds and why, changing it, pausing; and every wrong value refused in our words."""
+"""`pgworkd queues`: effective settings and their origin, changes, pauses, and refusals of wrong values."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ __all__ = ["clean", "shell"]  # fixtures
 
 
 def row(shell: Shell, queue: str = "q") -> dict[str, Any]:
-    """What the queue's row sets."""
+    """The settings of the queue's row."""
     found = shell.sql("SELECT to_jsonb(q) FROM pgworkd.queues q WHERE name = %s", queue) or {}
     unset = ("name", "limited", "updated_at")
     return {k: v for k, v in found.items() if v is not None and v is not False and k not in unset}
 
 
 def serve(shell: Shell, concurrency: int, source: str = "code", queue: str = "q") -> None:
-    """A worker whose code has this concurrency."""
+    """Registers a worker whose code has this concurrency."""
     worker = shell.sql(WORKER, "w", "1 min")
     shell.sql("SELECT pgworkd.set_pool(%s, %s, %s, true, %s, %s)", worker, queue, concurrency, concurrency, source)
 

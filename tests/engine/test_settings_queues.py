@@ -1,4 +1,4 @@
-"""Queues that are added to a running daemon, changed and removed, by its owner and by SIGHUP."""
+"""Queues are added to a running daemon, changed and removed, by its application and by SIGHUP."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def app_of(gauge: Gauge | None = None) -> App:
 
 
 def serves(db: asyncpg.Connection[Any], *queues: str) -> Callable[[], Awaitable[bool]]:
-    """A fact: the pools in the database are those."""
+    """A condition: the pools in the database are those of these queues."""
 
     async def fact() -> bool:
         return (await db.fetchval(QUEUES) or []) == sorted(queues)
@@ -57,7 +57,7 @@ def serves(db: asyncpg.Connection[Any], *queues: str) -> Callable[[], Awaitable[
 
 @contextlib.asynccontextmanager
 async def bounded() -> AsyncIterator[None]:
-    """Who waits for what never comes fails."""
+    """Fails a test that waits for something that never happens."""
     with anyio.fail_after(4):
         yield
 
@@ -87,7 +87,7 @@ async def test_an_added_queue_follows_its_settings_row_at_once(dsn: str, db: asy
         daemon.add_queue("held", 5)
         assert daemon.pools["held"].concurrency == 1
         await gauge.shows(1)
-        daemon.add_queue("held", 4)  # the row still wins
+        daemon.add_queue("held", 4)  # the row still overrides it
         await db.execute("DELETE FROM pgworkd.queues")
         await gauge.shows(4)
 
@@ -95,7 +95,7 @@ async def test_an_added_queue_follows_its_settings_row_at_once(dsn: str, db: asy
 async def test_an_added_queue_is_not_served_before_its_settings_row_is_known(
     dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
-    """A heartbeat asks for the settings of the queues that the daemon knew of; the new one is not among them."""
+    """A heartbeat fetches the settings of the queues known when it started; the new one is not among them."""
     gauge = Gauge()
     app = app_of()
     await db.execute("INSERT INTO pgworkd.queues (name, concurrency) VALUES ('later', 1)")
@@ -151,7 +151,7 @@ async def test_removing_a_queue_waits_for_running_jobs_and_releases_the_rest(
         tasks.start_soon(daemon.remove_queue, "held")
         claimed = "SELECT count(*) FROM pgworkd.jobs WHERE status = 'running'"
         await until(lambda: db.fetchval(f"SELECT ({claimed}) = 2"))
-        for _ in range(3):  # the others go on meanwhile
+        for _ in range(3):  # the others continue meanwhile
             await until(waits_for_status(db, await insert(db, "one"), "completed"), limit_s=2)
         assert daemon.running == 2
         assert "held" in daemon.pools
@@ -192,7 +192,7 @@ async def test_a_draining_queue_that_is_added_again_continues(dsn: str, db: asyn
         tasks.start_soon(daemon.remove_queue, "held")
         await until(lambda: _is(pool, closed=True))
         more = await insert(db, "held")
-        daemon.add_queue("held")  # whoever waits for the removal is let go, too: else the task group would not end
+        daemon.add_queue("held")  # releases waiting callers, too: else the task group would not end
         await gauge.shows(2)
         assert daemon.pools["held"] is pool
         gauge.go_on.set()

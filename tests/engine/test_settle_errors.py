@@ -1,4 +1,4 @@
-"""Each error that a settle can be answered with, once and always: what is split, what is isolated, what is told."""
+"""Each error of a settle, transient and permanent: what is split, what is isolated, what is reported."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ CREATE TRIGGER refuse BEFORE DELETE OR UPDATE ON pgworkd.jobs FOR EACH ROW WHEN 
     EXECUTE FUNCTION public.refuse()"""
 BAD = "OLD.payload ? 'bad'"
 LASTING = {"55000", "22P05", "P0001"}
-"""The same row would be refused for ever: it ends. The others may pass, and stay in flight until they do."""
+"""The same row would be rejected forever: it ends dead. Others may succeed later and stay in flight until then."""
 
 
 def raises(code: str, condition: str) -> str:
-    """A trigger of the user's that does so when a job ends."""
+    """A trigger of the user's that raises this when a job ends."""
     return _RAISES.format(code=code, condition=condition)
 
 
@@ -109,7 +109,7 @@ async def test_every_table_can_be_published(db: asyncpg.Connection[Any]) -> None
 
 
 async def test_many_locked_jobs_are_retried_together(dsn: str, db: asyncpg.Connection[Any]) -> None:
-    """Each has a delay of its own; what they ask for must not grow with how many they are."""
+    """Each has its own delay; the number of calls must not grow with the number of jobs."""
     await db.execute(raises("55P03", "OLD.queue = 'q'"))
     await db.execute("INSERT INTO pgworkd.jobs (queue) SELECT 'q' FROM generate_series(1, 300)")
     async with running(_app(), dsn) as (_, seen):

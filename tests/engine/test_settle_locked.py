@@ -1,4 +1,4 @@
-"""One open transaction of an application holds up nothing but what it has locked."""
+"""An open transaction of an application blocks nothing except the rows that it has locked."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TAKES_THE_JOB = {"the row", "cancel a running job", "cancel its batch"}
 
 
 async def _scene(db: asyncpg.Connection[Any]) -> str:
-    """A job with a key, in a batch, with a dependent, and one behind it in its line."""
+    """A job with a key, in a batch, with a dependent, and a job blocked by its key."""
     batch = await db.fetchval("SELECT (pgworkd.create_batch('b', 'q')).id")
     job: str = await db.fetchval(
         "INSERT INTO pgworkd.jobs (queue, payload, serialize_key, batch_id) VALUES ('q', $1, 'k', $2) RETURNING id",

@@ -1,4 +1,4 @@
-"""The end of a stop: what the daemon leaves to others, and what it says about it."""
+"""The end of a shutdown: what the daemon leaves to others, and what it reports."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.proxy import Proxy
 
 STRAY = """INSERT INTO pgworkd.jobs (queue, status, worker_id, attempts, started_at)
     VALUES ('elsewhere', 'running', $1, 1, pgworkd.clock())"""
-"""Runs under the name of a worker that does not know of it."""
+"""A job that runs under the name of a worker that does not know it."""
 
 
 def app_of_one() -> App:
@@ -33,7 +33,7 @@ def app_of_one() -> App:
 
 
 async def test_jobs_claimed_only_in_the_database_are_released_at_a_stop(dsn: str, db: asyncpg.Connection[Any]) -> None:
-    """The answer to a claim was lost: without this the job would wait for the end of the lease, and count a loss."""
+    """The response of a claim was lost: otherwise the job would wait for the lease to expire and count as lost."""
     async with running(app_of_one(), dsn) as (daemon, seen):
         await db.execute(STRAY, daemon.worker_id)
         daemon.request_stop()
@@ -68,7 +68,7 @@ async def test_a_sign_off_whose_response_is_lost_is_retried(
 async def test_a_lost_worker_with_no_jobs_exits_with_0(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its jobs have been taken back, by others: nothing is left behind."""
+    """Its jobs have been rescued by others: nothing is left behind."""
 
     async def unanswered(*_: Any) -> bool:
         raise OutcomeUnknown("no answer")
@@ -76,7 +76,7 @@ async def test_a_lost_worker_with_no_jobs_exits_with_0(
     async with running(app_of_one(), dsn) as (daemon, seen):
         job_id = await insert(db, "q")
         await seen.wait(events.JOB_STARTED, job_id=str(job_id))
-        monkeypatch.setattr(HeartbeatStore, "heartbeat", unanswered)  # so that it does not hear of it
+        monkeypatch.setattr(HeartbeatStore, "heartbeat", unanswered)  # so that it does not notice
         await db.execute("UPDATE pgworkd.workers SET lost_at = pgworkd.clock()")
         await db.execute("UPDATE pgworkd.jobs SET status = 'pending', worker_id = NULL, started_at = NULL")
         daemon.request_stop(now=True)
@@ -85,7 +85,7 @@ async def test_a_lost_worker_with_no_jobs_exits_with_0(
 
 
 async def test_a_stopping_daemon_does_not_register_again(dsn: str, db: asyncpg.Connection[Any]) -> None:
-    """What it holds under the old id is stale, and it will claim nothing under a new one."""
+    """Its jobs under the old id are stale, and it will claim nothing under a new one."""
     app, release = App(), anyio.Event()
 
     @app.handler("q")

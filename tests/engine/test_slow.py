@@ -1,4 +1,4 @@
-"""A run that takes far longer than its kind usually does is reported, once, while it still runs."""
+"""A run that takes far longer than usual for its kind is reported once, while it still runs."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tests.kit import Recorder, insert, running, status, until, waits_for_status
 
 @pytest.fixture(autouse=True)
 def quick_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs are looked at every 0.5 s in production."""
+    """In production runs are checked every 0.5 s."""
     monkeypatch.setattr("pgworkd.engine.settle.job_events.CHECK_S", 0.01)
 
 
 def app_that_waits(go_on: anyio.Event, *kinds: str) -> App:
-    """Handlers that return at once, or when told, if their payload says so."""
+    """Handlers that return at once or, if their payload asks for it, when `go_on` is set."""
     app = App()
 
     async def handle(payload: dict[str, Any], job: Job) -> None:
@@ -40,7 +40,7 @@ async def _learn(db: asyncpg.Connection[Any], seen: Recorder, kind: str, runs: i
 
 
 async def _looks(seen: Recorder) -> None:
-    """Long enough for many looks at what runs."""
+    """Waits long enough for many checks of running jobs."""
     for _ in range(10):
         await anyio.sleep(0.02)
 
@@ -62,7 +62,7 @@ async def test_a_job_far_beyond_its_usual_duration_is_reported_once(dsn: str, db
 
 
 async def test_a_short_job_is_never_slow(dsn: str, db: asyncpg.Connection[Any]) -> None:
-    """Two hundred times the usual microseconds are nothing to write about."""
+    """Two hundred times a usual duration of microseconds is not worth a report."""
     go_on = anyio.Event()
     async with running(app_that_waits(go_on, "quick"), dsn, slow_min_s=60) as (_, seen):
         await _learn(db, seen, "quick", SAMPLES_LEAST)

@@ -1,4 +1,4 @@
-"""Coming up: what is worth waiting for is waited for, what can never work is refused with its remedy."""
+"""Startup: transient errors are waited for, permanent ones are refused with a remedy."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def app_of_one() -> App:
 
 
 async def refusal(dsn: str, **changes: Any) -> PgworkdError:
-    """Starts a daemon that must refuse to run; what it says."""
+    """Starts a daemon that must refuse to run; its error."""
     seen = Recorder()
     daemon = Daemon(app_of_one(), quick_options(dsn, **changes))
     daemon.events.listen(seen)
@@ -41,7 +41,7 @@ async def refusal(dsn: str, **changes: Any) -> PgworkdError:
         with pytest.raises(PgworkdError) as caught:
             await daemon.run()
     assert not daemon.ready.is_set()
-    code = 2 if isinstance(caught.value, SchemaError | UsageError) else 1  # the log's is the process's
+    code = 2 if isinstance(caught.value, SchemaError | UsageError) else 1  # the log configuration is global
     assert seen.all(events.DAEMON_STOPPED, exit_code=code) != []
     return caught.value
 
@@ -51,7 +51,7 @@ def with_parts(dsn: str, **parts: Any) -> str:
 
 
 async def outage(dsn: str) -> str:
-    """Starts a daemon that must wait; what it says about that, once. Then it is stopped, and leaves quickly."""
+    """Starts a daemon that must wait; what it reports, once. Then it is stopped and exits quickly."""
     seen = Recorder()
     daemon = Daemon(app_of_one(), quick_options(dsn))
     daemon.events.listen(seen)
@@ -137,7 +137,7 @@ def database(dsn: str) -> str:
 
 @contextlib.asynccontextmanager
 async def plain_user(dsn: str, db: asyncpg.Connection[Any], *, granted: bool = True) -> AsyncIterator[str]:
-    """The DSN of a user who is no superuser; with or without the rights that a worker needs."""
+    """The DSN of a user who is no superuser, with or without the grants that a worker needs."""
     user = f"u_{database(dsn)[-12:]}"
     await db.execute(f"CREATE ROLE {user} LOGIN PASSWORD 'right'")
     try:
@@ -175,7 +175,7 @@ async def test_a_wrong_password_is_refused_and_never_shown(dsn: str, db: asyncpg
 )
 async def test_a_malformed_dsn_is_refused_without_showing_the_password(dsn: str) -> None:
     with pytest.raises(UsageError, match="the DSN") as caught:
-        raise await refusal(dsn)  # what the options do not see, the first connection does
+        raise await refusal(dsn)  # what the options do not detect, the first connection does
     assert "canary" not in str(caught.value)
 
 
@@ -222,7 +222,7 @@ async def test_a_read_only_server_is_waited_for(dsn: str, db: asyncpg.Connection
 async def test_a_temporarily_read_only_server_costs_no_job_and_no_attempt(
     dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
-    """A failover: all sessions are cut, the new ones cannot write, until the standby is promoted."""
+    """A failover: all sessions are terminated, and new ones are read-only until the standby is promoted."""
     app, go_on = App(), anyio.Event()
 
     @app.handler("q")
@@ -250,7 +250,7 @@ async def test_a_temporarily_read_only_server_costs_no_job_and_no_attempt(
     assert [tuple(row) for row in rows] == [(1, 0, None), (1, 1, "ValueError: a failure of its own")]
 
 
-# What is wrong is said before anything is connected.
+# Wrong usage is reported before connecting.
 
 
 def test_an_app_without_handlers_is_refused() -> None:

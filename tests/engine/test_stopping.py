@@ -1,4 +1,4 @@
-"""How a run is asked to end, what it may still do then, and what its return means after that."""
+"""How a run is asked to stop, what it may still do, and what its return value means then."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ from tests.kit import insert, running, status, until, waits_for_status
 
 REASONS = ["timeout", "cancel", "stop", "fence"]
 ENDINGS = {"timeout": "dead", "cancel": "cancelled", "stop": "pending", "fence": "pending"}
-"""What becomes of a job of one failure that is ended by that."""
+"""The status of a job with one failure that is ended for this reason."""
 
 
 async def end_by(reason: str, daemon: Daemon, db: asyncpg.Connection[Any], job_id: Any) -> None:
-    """Asks the run of that job to end; a time-out comes by itself."""
+    """Asks the run of that job to stop; a timeout comes by itself."""
     if reason == "cancel":
         await cancel(db, job_id)
     elif reason == "stop":
         daemon.request_stop(now=True)
     elif reason == "fence":
-        daemon.request_stop()  # else it would be claimed again
+        daemon.request_stop()  # otherwise it would be claimed again
         daemon._in_flight.stop_all(Reason.FENCE)
 
 
 @pytest.fixture(autouse=True)
 def quick_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Threads are looked at every 0.5 s in production."""
+    """In production threads are checked every 0.5 s."""
     monkeypatch.setattr("pgworkd.engine.settle.job_events.CHECK_S", 0.02)
 
 
 class _Resource:
-    """Something whose clean-up waits."""
+    """A resource whose cleanup awaits."""
 
     def __init__(self, steps: list[str]) -> None:
         self.steps = steps
@@ -214,7 +214,7 @@ async def test_the_return_of_a_thread_without_a_job_argument_counts(dsn: str, db
 async def test_a_coroutine_that_returns_before_its_cancellation_has_completed(
     dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
-    """What it waited for came in the same turn of the loop as the stop."""
+    """Its awaited event came in the same iteration of the event loop as the stop."""
     app, came = App(), anyio.Event()
 
     @app.handler("q")

@@ -1,4 +1,4 @@
-"""`pgworkd run --processes N`: N whole daemons that start, stop, fall and are watched as one."""
+"""`pgworkd run --processes N`: N daemons that are started, stopped, restarted and monitored as one."""
 
 from __future__ import annotations
 
@@ -66,14 +66,14 @@ JSON = {"PGWORKD_LOG_FORMAT": "json", "PGWORKD_WORKER_NAME": "w", "PGWORKD_PROCE
 
 @pytest.fixture
 def play(start: Start, tmp_path: Path) -> Iterator[Any]:
-    """Starts two daemons with the app above, and what is added to it."""
+    """Starts two daemons with the app above, extended by `more`."""
 
     def play_(dsn: str, *args: str, more: str = "", **environ: str) -> Command:
         (tmp_path / "plays.py").write_text(APP + more)
         environ = {"PGWORKD_DSN": dsn, "TMPDIR": directory, **JSON, **environ}
         return start("run", "--app", "plays:app", *args, **environ)
 
-    with tempfile.TemporaryDirectory() as directory:  # a supervisor that is killed leaves its sockets
+    with tempfile.TemporaryDirectory() as directory:  # a killed supervisor leaves its sockets
         yield play_
 
 
@@ -95,7 +95,7 @@ async def said(run: Command, name: str, count: int = 1) -> list[dict[str, Any]]:
 
 
 async def ended(run: Command) -> int:
-    """The exit code; the pipe that all processes write to is closed by then, so that none is left."""
+    """The exit code, once the pipe that all processes write to is closed, so that none is left."""
     return await anyio.to_thread.run_sync(run.ends)
 
 

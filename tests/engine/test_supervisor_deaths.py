@@ -1,4 +1,4 @@
-"""`pgworkd run --processes N`: the jobs of one that dies run again at once, but never beside what is left of it."""
+"""`pgworkd run --processes N`: jobs of a dead process run again at once, but never while its children live."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ async def test_jobs_are_not_retried_while_a_child_of_the_dead_process_lives(
         await said(run, "daemon.ready", 3)
         assert await db.fetchval("SELECT count(*) = 1 FROM pgworkd.jobs WHERE status = 'running' AND attempts = 1")
     finally:
-        (tmp_path / "go").touch()  # what it has forked must not outlive the test
+        (tmp_path / "go").touch()  # its fork must not outlive the test
     await until(lambda: db.fetchval(DONE, 1), limit_s=10)
     assert json.loads(await db.fetchval("SELECT result FROM pgworkd.finished_jobs")) is True
     run.stop()

@@ -1,4 +1,4 @@
-"""What systemd hears of a daemon: ready only when it claims, stopping at once, alive only while it is."""
+"""Notifications to systemd: READY only when the daemon claims, STOPPING at once, WATCHDOG only while it works."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NOBODY = "postgresql://nobody@127.0.0.1:1/nothing"
 
 
 class Systemd:
-    """The socket that systemd would listen on."""
+    """The notification socket, in the role of systemd."""
 
     def __init__(self, address: str) -> None:
         self.environ = {"NOTIFY_SOCKET": address}
@@ -34,7 +34,7 @@ class Systemd:
         self._line.close()
 
     async def hears(self, wanted: str, after: int = 0) -> str:
-        """The first line from the `after`-th on that starts so; waits for it."""
+        """The first line from the `after`-th on that starts with `wanted`; waits for it."""
         with anyio.move_on_after(LIMIT_S):
             while not (found := [line for line in self.heard[after:] if line.startswith(wanted)]):
                 await anyio.wait_readable(self._line)
@@ -45,7 +45,7 @@ class Systemd:
 
 @pytest.fixture
 def systemd() -> Iterator[Systemd]:
-    with tempfile.TemporaryDirectory() as directory:  # pytest's own is too long for a socket's name
+    with tempfile.TemporaryDirectory() as directory:  # pytest's directory is too long for a socket's name
         line = Systemd(str(Path(directory) / "notify"))
         yield line
         line.close()
@@ -73,7 +73,7 @@ async def test_a_daemon_reports_startup_ready_watchdog_and_stopping(dsn: str, sy
         await systemd.hears("READY=1")
         assert daemon.ready.is_set()
         assert await systemd.hears("STATUS=working") == "STATUS=working, 0 running, queues: q"
-        for _ in range(3):  # it goes on and on
+        for _ in range(3):  # it is repeated
             await systemd.hears("WATCHDOG=1", after=len(systemd.heard))
         assert "STOPPING=1" not in systemd.heard
         daemon.request_stop()
@@ -93,8 +93,8 @@ async def test_without_a_database_it_is_alive_but_not_ready(systemd: Systemd) ->
 async def test_a_start_that_waits_for_the_database_extends_its_timeout(
     dsn: str, systemd: Systemd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without that systemd kills it when TimeoutStartSec= is over, and again, for as long as the database is away."""
-    assert EXTENDED_START_S > 3 * STATUS_S  # the promise is renewed before it is over
+    """Otherwise systemd would kill it after TimeoutStartSec=, repeatedly while the database is unavailable."""
+    assert EXTENDED_START_S > 3 * STATUS_S  # the timeout is extended before it expires
     monkeypatch.setattr("pgworkd.fleet.sd_notify.STATUS_S", 0.02)
     more = f"EXTEND_TIMEOUT_USEC={EXTENDED_START_S * 1e6:.0f}"
     async with reporting(NOBODY, systemd.environ):
@@ -183,7 +183,7 @@ async def test_a_daemon_works_without_systemd(dsn: str, environ: dict[str, str])
 
 
 class Named:
-    """A daemon with a status of somebody else's making."""
+    """A daemon whose status contains text of others."""
 
     def __init__(self, status: str) -> None:
         self.ready = anyio.Event()
@@ -210,7 +210,7 @@ async def test_a_name_cannot_inject_assignments_for_systemd(systemd: Systemd, na
 
 
 async def test_a_long_status_does_not_suppress_ready_and_the_watchdog(dsn: str, systemd: Systemd) -> None:
-    """systemd ignores a message of more than 4,096 bytes; our own supervisor reads no more than that."""
+    """systemd ignores messages of more than 4,096 bytes; our own supervisor reads no more than that."""
     app = App()
     for number in range(50):
         app.handler(f"{number}{'ü' * 190}")(_nothing)

@@ -1,7 +1,7 @@
-"""Connections to a server behind TLS: a real Postgres, whose TLS is done by a listener in front of it.
+"""Connections to a server with TLS: a real Postgres behind a proxy that terminates TLS.
 
-The embedded server knows no TLS. The listener speaks Postgres' request for it and passes all else on, so whoever gets
-through has a whole connection. The host's name is looked up here, to come back to this machine.
+The embedded server has no TLS. The proxy answers Postgres' SSLRequest and forwards everything else, so that a client
+that is accepted has a working connection. The host name is resolved here, to this machine.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ NAME = "db.example"
 
 @pytest.fixture(scope="session")
 def ca() -> trustme.CA:
-    """The one that signs for the server."""
+    """The CA of the server's certificate."""
     return trustme.CA()
 
 
 @pytest.fixture
 def trusted(ca: trustme.CA, tmp_path: Path) -> str:
-    """The file of its certificate."""
+    """The file with the certificate of the CA."""
     path = tmp_path / "ca.pem"
     ca.cert_pem.write_to_path(str(path))
     return str(path)
@@ -50,7 +50,7 @@ def trusted(ca: trustme.CA, tmp_path: Path) -> str:
 
 @pytest.fixture(autouse=True)
 def look_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Any name below .example is this machine's."""
+    """Resolves any name below .example to this machine."""
     real = socket.getaddrinfo
 
     def here(host: Any, *args: Any, **options: Any) -> Any:
@@ -60,7 +60,7 @@ def look_up(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Front:
-    """Takes connections on a port of its own, with TLS, and passes them on to the Postgres at `dsn`."""
+    """Accepts TLS connections on a port of its own and forwards them to the Postgres at `dsn`."""
 
     def __init__(self, dsn: str, context: ssl.SSLContext) -> None:
         self._url, self._context = urlsplit(dsn), context
@@ -85,13 +85,13 @@ class Front:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.append(writer)
-        with contextlib.suppress(OSError, asyncio.IncompleteReadError):  # whoever does not trust us hangs up
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError):  # a client that does not trust us disconnects
             if int.from_bytes((await reader.readexactly(8))[4:]) != 80877103:  # SSLRequest
                 writer.close()
                 return
             writer.write(b"S")
             reader, writer = await self._with_tls(writer.transport)
-            first = await reader.read(65536)  # in TLS 1.3 a client may still hang up after the handshake
+            first = await reader.read(65536)  # in TLS 1.3 a client may still disconnect after the handshake
             self.let_in += bool(first)
             answers, back = await asyncio.open_connection(self._url.hostname, self._url.port)
             self._writers.append(back)
@@ -101,7 +101,7 @@ class Front:
                 both.create_task(_pump(answers, writer))
 
     async def _with_tls(self, transport: asyncio.WriteTransport) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        # StreamWriter.start_tls, when it fails, leaves a writer that fails again when it is collected.
+        # StreamWriter.start_tls, if it fails, leaves a writer that fails again when it is garbage-collected.
         loop, reader = asyncio.get_running_loop(), asyncio.StreamReader()
         protocol = asyncio.StreamReaderProtocol(reader)
         above = await loop.start_tls(transport, protocol, self._context, server_side=True)
@@ -123,7 +123,7 @@ Opens = Callable[..., contextlib.AbstractAsyncContextManager[Front]]
 
 @pytest.fixture
 def fronts(ca: trustme.CA, dsn: str) -> Opens:
-    """Opens a front whose certificate holds a name."""
+    """Opens a front with a certificate for a name."""
 
     def opens(name: str = NAME, client: trustme.CA | None = None) -> contextlib.AbstractAsyncContextManager[Front]:
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)

@@ -1,4 +1,4 @@
-"""job.transaction(): one per run, in the loop of its handler; what is refused is refused at once, and said."""
+"""job.transaction(): one per run, in the event loop of its handler; wrong use is refused at once and reported."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ async def test_a_rolled_back_transaction_may_be_followed_by_another(dsn: str, no
 async def test_waiting_for_a_connection_is_no_failure_and_not_counted_as_runtime(
     dsn: str, notes: asyncpg.Connection[Any]
 ) -> None:
-    """20 slots, 2 connections: the last waits longer than a connection may take, and than its time-out."""
+    """20 slots, 2 connections: the last run waits longer than the connect timeout and than its own timeout."""
     app, most, now = App(), 0, 0
 
     @app.handler("q", concurrency=20, max_attempts=1, timeout_s=1.5)
@@ -152,7 +152,7 @@ async def test_a_run_cancelled_while_waiting_for_a_connection_takes_none(
         await until(waits_for_status(notes, await insert(notes, "q"), "completed"))
 
 
-# Elsewhere than in the loop.
+# Outside the event loop.
 
 
 async def _open(job: Job) -> None:
@@ -176,7 +176,7 @@ def in_a_process(job: Job) -> None:
 async def test_a_transaction_outside_the_event_loop_is_refused_at_once(
     dsn: str, notes: asyncpg.Connection[Any], handle: Any
 ) -> None:
-    """It stopped all slots of other queues, whose transactions wait for the same connections."""
+    """It used to block all slots of other queues, whose transactions wait for the same connections."""
     app = App()
     options: dict[str, Any] = {"run_in": "process"} if handle is in_a_process else {}
     app.handler("odd", max_attempts=1, **options)(handle)
@@ -224,7 +224,7 @@ async def test_a_transaction_ended_by_its_handler_completes_nothing(
 async def test_a_lost_lease_caused_by_the_handler_itself_is_a_failure(
     dsn: str, notes: asyncpg.Connection[Any], deletes: bool
 ) -> None:
-    """It raises LeaseLost, or deletes its own row and makes us raise it, which undoes the deletion."""
+    """It raises LeaseLost, or deletes its own row so that we raise it, which rolls the deletion back."""
     app, runs = App(), list[int]()
 
     @app.handler("q", max_attempts=1)

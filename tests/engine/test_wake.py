@@ -1,4 +1,4 @@
-"""Wake-ups: idle pools are notified, one that becomes idle misses nothing, and a lost connection is soon replaced."""
+"""Wake-ups: idle pools are notified, a pool that becomes idle misses no job, a lost connection is soon replaced."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ async def test_each_way_to_make_a_job_due_notifies_an_idle_pool(dsn: str, db: as
 async def test_a_statement_of_many_rows_sends_one_notification_per_queue(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    never_stalls(monkeypatch)  # jobs that are given back are told of, too
+    never_stalls(monkeypatch)  # released jobs send notifications, too
     ran: Counter[Any] = Counter()
     heard: list[str] = []
     listener = await asyncpg.connect(dsn)
@@ -114,7 +114,7 @@ async def test_a_future_job_runs_on_time(dsn: str, db: asyncpg.Connection[Any], 
     ran: Counter[Any] = Counter()
     async with running(app_that_counts(ran), dsn) as (_, seen):
         late_s: list[float] = []
-        while len(late_s) < 3 and min(late_s, default=1) >= 0.2:  # a machine that stands still delays one, not each
+        while len(late_s) < 3 and min(late_s, default=1) >= 0.2:  # a stalled machine delays one of them, not all
             await until(is_asleep(db))
             job_id = await db.fetchval(
                 "INSERT INTO pgworkd.jobs (queue, run_at) VALUES ('q', now() + $1 * interval '1 ms') RETURNING id",
@@ -144,13 +144,13 @@ async def test_a_snoozed_job_runs_on_time_without_a_poll(dsn: str, db: asyncpg.C
         assert 0.2 <= anyio.current_time() - began < 1.5
 
 
-# The race: a job is inserted while the pool tells the database that it falls asleep.
+# The race: a job is inserted while the pool announces to the database that it becomes idle.
 
 INSERTERS = 8
 
 
 async def _hail(connection: asyncpg.Connection[Any]) -> None:
-    """Three jobs, each in its own transaction, at moments that nobody knows."""
+    """Three jobs, each in its own transaction, at random moments."""
     for _ in range(3):
         await anyio.sleep(random.uniform(0, 0.01))  # noqa: S311 - to hit every moment of the transition
         await connection.execute("INSERT INTO pgworkd.jobs (queue) VALUES ('q')")
@@ -162,21 +162,21 @@ SLOW_COMMIT = """
     CREATE CONSTRAINT TRIGGER slow_commit AFTER INSERT ON pgworkd.jobs
         DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION slow_commit();
 """
-"""What a synchronous standby or a slow disk does: 10 ms between the insert, with its trigger, and its commit."""
+"""Like a synchronous standby or a slow disk: 10 ms between the insert, with its trigger, and its commit."""
 
 
 @pytest.mark.parametrize("commit", ["quick", "quick again", "slow", "slow again"])
 async def test_no_job_is_missed_when_a_pool_becomes_idle_under_constant_inserts(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch, commit: str
 ) -> None:
-    """With a poll a minute away only the protocol can find a job that is inserted during the transition."""
+    """The next poll is a minute away: only the protocol can find a job that is inserted during the transition."""
     if commit.startswith("slow"):
         await db.execute(SLOW_COMMIT)
     monkeypatch.setattr("pgworkd.engine.claim.poll_mode.POLLING_LEAST_S", 0.002)
     monkeypatch.setattr(
         "pgworkd.engine.claim.poll_mode.FOUND_PER_S_LEAST", 1e9
-    )  # always calm: falls asleep whenever it may
-    monkeypatch.setattr("pgworkd.engine.claim.poll_mode.NOTIFIED_PER_S_MAX", 8)  # and wakes up in each burst
+    )  # always calm: becomes idle whenever it may
+    monkeypatch.setattr("pgworkd.engine.claim.poll_mode.NOTIFIED_PER_S_MAX", 8)  # and polls again in each burst
     ran: Counter[Any] = Counter()
     changes: list[bool] = []
     bursts = 40
@@ -194,7 +194,7 @@ async def test_no_job_is_missed_when_a_pool_becomes_idle_under_constant_inserts(
             async with anyio.create_task_group() as tasks:
                 for connection in connections:
                     tasks.start_soon(_hail, connection)
-            # The hail is over: nothing comes any more that could draw attention to a job that was missed.
+            # The inserts have ended: nothing could draw attention to a missed job any more.
             await until(is_empty(db), limit_s=3)
     for connection in connections:
         connection.terminate()
@@ -206,7 +206,7 @@ async def test_no_job_is_missed_when_a_pool_becomes_idle_under_constant_inserts(
 async def test_a_job_committed_after_the_pool_became_idle_waits_one_poll_at_most(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its trigger saw an awake pool and sent nothing; the last claim before the sleep could not see its row."""
+    """Its trigger saw a polling pool and sent nothing; the last claim before idling could not see its row."""
     ran: Counter[Any] = Counter()
     async with running(app_that_counts(ran), dsn) as (daemon, _):
         pool = daemon.pools["q"]
@@ -216,7 +216,7 @@ async def test_a_job_committed_after_the_pool_became_idle_waits_one_poll_at_most
         transaction = db.transaction()
         await transaction.start()
         await insert(db, "q")
-        pool.claim_soon()  # awake and calm: it falls asleep
+        pool.claim_soon()  # polling and calm: it becomes idle
         other = await asyncpg.connect(dsn)
         await until(is_asleep(other))
         await anyio.sleep(0.05)
@@ -238,7 +238,7 @@ async def test_a_pool_polls_under_a_flood_of_notifications_and_becomes_idle_afte
             "DO $$ BEGIN FOR i IN 1..300 LOOP INSERT INTO pgworkd.jobs (queue) VALUES ('q'); COMMIT; END LOOP; END $$"
         )
         await until(lambda: other.fetchval("SELECT NOT asleep FROM pgworkd.pools"), limit_s=2)
-        # Awake, it finds what no notification tells of.
+        # While polling it finds jobs without a notification.
         await insert(db, "q")
         await until(is_empty(other), limit_s=2)
         inserted = await db.fetchval("SELECT count(*) FROM pgworkd.finished_jobs")
@@ -249,7 +249,7 @@ async def test_a_pool_polls_under_a_flood_of_notifications_and_becomes_idle_afte
     assert sum(ran.values()) == len(ran) == inserted + 1
 
 
-# Lines that are cut.
+# Lost connections.
 
 _CUT = """SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
     WHERE application_name LIKE $1 AND datname = current_database()"""
@@ -260,9 +260,7 @@ _LISTENING = """SELECT pid FROM pg_stat_activity
 async def test_a_lost_listening_connection_is_replaced_within_two_seconds(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "pgworkd.engine.claim.poll_mode.POLL_ON_S", 0.0
-    )  # it would find the job by looking, for a while
+    monkeypatch.setattr("pgworkd.engine.claim.poll_mode.POLL_ON_S", 0.0)  # for a while it would find the job by polling
     ran: Counter[Any] = Counter()
     async with running(app_that_counts(ran), dsn, **SLOW_POLL):
         await until(is_asleep(db))
@@ -270,7 +268,7 @@ async def test_a_lost_listening_connection_is_replaced_within_two_seconds(
         assert await db.fetchval(_CUT, "pgworkd listen") == 1
         await until(lambda: db.fetchval(f"SELECT NOT EXISTS ({_LISTENING} AND pid = $1)", old))
         cut = anyio.current_time()
-        # Inserted while nobody listens: found when the line stands again.
+        # Inserted while nobody listens: found when the connection is open again.
         await insert(db, "q")
         await until(is_empty(db), limit_s=4.5)
         await until(lambda: db.fetchval(f"SELECT EXISTS ({_LISTENING} AND pid <> $1)", old))
@@ -301,7 +299,7 @@ async def test_a_lost_connection_loses_no_job_and_runs_none_twice(
                 completed = len(seen.all(events.JOB_COMPLETED))
                 await seen.wait(events.JOB_COMPLETED, count=completed + 10)
             done.set()
-        # The last of them is inserted by now: only then nothing left means that everything has run.
+        # The last of them is inserted by now: only then an empty table means that all have run.
         await until(is_empty(db), limit_s=7)
         assert daemon.worker_id == worker_id
         assert seen.all(events.LEASE_FENCED) == []
@@ -318,7 +316,7 @@ async def test_losing_all_connections_repeatedly_loses_no_job(dsn: str, db: asyn
             await until(lambda: len(ran) > 0)
             await until(lambda: db.fetchval(_CUT, "pgworkd %"), limit_s=4)
         await until(is_empty(db), limit_s=5)
-        # It says so once per part and outage, not once per try.
+        # It reports once per part and outage, not once per attempt.
         assert len(seen.all(events.DATABASE_UNAVAILABLE)) <= 5 * 12
         await until(lambda: _still_away(seen.seen) == set(), limit_s=5)
     assert len(ran) == sum(ran.values()) == 500

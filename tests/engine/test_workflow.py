@@ -1,4 +1,4 @@
-"""Jobs that wait for others: `after`, and workflows by name."""
+"""Jobs that depend on others: `after`, and workflows by name."""
 
 from __future__ import annotations
 
