@@ -44,7 +44,7 @@ SLOW = {
     "tests/engine/test_secrets.py*the_check_sees_a_leak*": _COMMANDS,
     "tests/engine/test_secrets_cli.py*": _COMMANDS,
     "tests/engine/test_supervisor*": _COMMANDS,
-    "tests/engine/test_demo.py*the_demo_ends_well*": "the whole demo",
+    "tests/engine/test_demo.py*the_demo_succeeds*": "the whole demo",
     "tests/stories/test_10_autoscale.py*": _COMMANDS,
     "tests/unit/test_embedded.py*": "servers of their own, started, killed and started again",
     # Many jobs

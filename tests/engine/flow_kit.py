@@ -82,7 +82,7 @@ async def fill(db: asyncpg.Connection[Any], count: int, column: str, *keys: str)
     )
 
 
-async def all_over(db: asyncpg.Connection[Any], limit_s: float = 10) -> None:
+async def all_finished(db: asyncpg.Connection[Any], limit_s: float = 10) -> None:
     """Waits until no job is left."""
     await until(lambda: db.fetchval(NOTHING_LEFT), limit_s)
 

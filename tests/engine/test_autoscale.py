@@ -57,23 +57,23 @@ async def test_the_cooldown_separates_two_decisions(play: Play) -> None:
     run = play("--cooldown-s=3600")
     await play.says("up", 3)
     await play.depth(0)
-    await until_looked(play.db, await looks(play.db))
+    await until_polled(play.db, await last_poll(play.db))
     assert scaled(run) == [(1, 3)]
     run.stop(signal.SIGINT)
     assert await ended(run) == 0
 
 
-async def looks(db: asyncpg.Connection[Any]) -> Any:
+async def last_poll(db: asyncpg.Connection[Any]) -> Any:
     return await db.fetchval(
         "SELECT query_start FROM pg_stat_activity"
         " WHERE application_name = 'pgworkd admin' AND datname = current_database()"
     )
 
 
-async def until_looked(db: asyncpg.Connection[Any], since: Any) -> None:
+async def until_polled(db: asyncpg.Connection[Any], since: Any) -> None:
     """Waits for a poll that began after `since` and for the next one, so that the first has taken effect."""
     for _ in range(2):
-        while (last := await looks(db)) == since:
+        while (last := await last_poll(db)) == since:
             await anyio.sleep(0.01)
         since = last
 
@@ -151,7 +151,7 @@ async def test_a_stopping_worker_counts_towards_max(play: Play) -> None:
     await play.depth(5)
     await logged(run, "autoscale.decided", 3)
     assert scaled(run) == [(1, 2), (2, 1), (1, 2)]
-    await until_looked(play.db, await looks(play.db))
+    await until_polled(play.db, await last_poll(play.db))
     assert len(play.facts("up")) == 2
     os.kill(next(fact.pid for fact in ups if fact.name == "w-2"), signal.SIGINT)
     assert (await play.says("up", 3))[2].name == "w-2"

@@ -82,7 +82,7 @@ async def left(outcome: Outcome) -> AsyncIterator[asyncpg.Connection[Any]]:
     connection.terminate()
 
 
-def test_the_demo_ends_well_and_its_numbers_add_up(outcome: Outcome) -> None:
+def test_the_demo_succeeds_and_its_numbers_add_up(outcome: Outcome) -> None:
     assert outcome.codes == [0, 0], outcome.outputs
     for output in outcome.outputs:
         last = output.splitlines()[-1]

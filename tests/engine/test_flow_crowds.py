@@ -54,7 +54,7 @@ async def test_all_dependents_of_a_job_follow_their_own_rule(
         for rule, at_last in (("wait", "blocked"), ("cancel", "cancelled"), ("run", "pending")):
             expected = {"pending" if rule in reached else at_last: MANY // 3}
             await until(lambda rule=rule, expected=expected: _are(db, rule, expected))
-        await until(lambda: _nothing_put_off(db))
+        await until(lambda: _nothing_deferred(db))
         await until(waits_for_status(db, await insert(db, "other"), "completed"))
         for recorder in seen:
             assert recorder.all(events.DATABASE_UNAVAILABLE) + recorder.all(events.MAINTENANCE_FAILED) == []
@@ -74,7 +74,7 @@ async def test_the_next_page_of_dependents_is_processed_at_once(
     go_on.set()
     async with running(_app(go_on), dsn, periods=maintenance.Periods(expire_s=3600)):
         await until(lambda: _are(db, "then", {"pending": MANY}))
-        await until(lambda: _nothing_put_off(db))
+        await until(lambda: _nothing_deferred(db))
     await exact(db)
 
 
@@ -82,5 +82,5 @@ async def _are(db: asyncpg.Connection[Any], queue: str, expected: dict[str, int]
     return await counts(db, queue) == expected
 
 
-async def _nothing_put_off(db: asyncpg.Connection[Any]) -> bool:
+async def _nothing_deferred(db: asyncpg.Connection[Any]) -> bool:
     return await effects(db) == 0

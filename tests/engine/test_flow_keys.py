@@ -13,7 +13,7 @@ import pytest
 from pgworkd import App, Job
 from pgworkd.words import events
 from tests import process
-from tests.engine.flow_kit import Log, all_over, fill, fleet
+from tests.engine.flow_kit import Log, all_finished, fill, fleet
 from tests.kit import insert, running, until, waits_for_status
 
 LEASE = {"lease_s": 1.0, "heartbeat_s": 0.2}
@@ -31,7 +31,7 @@ async def test_three_daemons_keep_the_order_of_twenty_keys(dsn: str, db: asyncpg
     keys = [f"account {number}" for number in range(20)]
     async with fleet(log, dsn, "abc"):
         await fill(db, 30, "serialize_key", *keys)
-        await all_over(db)
+        await all_finished(db)
     for key in keys:
         _in_order(log, key, 30)
     assert log.most > 3, "different keys run side by side"
@@ -44,7 +44,7 @@ async def test_the_next_job_of_a_key_starts_at_once(dsn: str, db: asyncpg.Connec
     log = Log()
     async with fleet(log, dsn, daemons, poll_s=5.0):
         await fill(db, 50, "serialize_key", "k")
-        await all_over(db)
+        await all_finished(db)
     _in_order(log, "k", 50)
     assert log.took() < 5
 
@@ -60,7 +60,7 @@ async def test_a_retry_holds_its_key_and_later_jobs_wait(dsn: str, db: asyncpg.C
 
     async with running(app, dsn):
         await fill(db, 3, "serialize_key", "k")
-        await all_over(db)
+        await all_finished(db)
     assert ran == [(1, 1), (1, 2), (2, 1), (3, 1)]
 
 
@@ -84,7 +84,7 @@ async def test_jobs_skipped_because_of_a_lock_are_unblocked_by_maintenance(
             await db.execute("SELECT FROM pgworkd.jobs WHERE status = 'blocked' FOR UPDATE")
             go_on.set()
             await until(lambda: db.fetchval("SELECT count(*) = 1 FROM pgworkd.finished_jobs"))
-        await all_over(db)
+        await all_finished(db)
     assert log.runs == [1, 2, 3]
 
 

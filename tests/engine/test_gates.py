@@ -30,7 +30,7 @@ from tests.kit import LIMIT_S, insert, quick_options, until, waits_for_status
 Said = list[str]
 
 
-def ear(said: Said) -> events.Listener:
+def listener_of(said: Said) -> events.Listener:
     def listen(name: str, facts: Mapping[str, Any]) -> None:
         said.append(name)
 
@@ -50,18 +50,18 @@ def lines() -> Iterator[io.StringIO]:
 def test_an_event_is_emitted_if_any_listener_wants_it() -> None:
     speaker = Events()
     assert not speaker.has_listener("a")
-    speaker.listen(ear([]), except_for=frozenset({"a"}))
+    speaker.listen(listener_of([]), except_for=frozenset({"a"}))
     assert not speaker.has_listener("a")
     assert speaker.has_listener("b")
-    speaker.listen(ear([]), except_for=frozenset({"b"}))
+    speaker.listen(listener_of([]), except_for=frozenset({"b"}))
     assert speaker.has_listener("a")
     assert speaker.has_listener("b")
 
 
 def test_an_event_goes_only_to_the_listeners_that_want_it() -> None:
     speaker, one, other = Events(), Said(), Said()
-    speaker.listen(ear(one), except_for=frozenset({"a", "c"}))
-    speaker.listen(ear(other), except_for=frozenset({"b"}))
+    speaker.listen(listener_of(one), except_for=frozenset({"a", "c"}))
+    speaker.listen(listener_of(other), except_for=frozenset({"b"}))
     for name in "abcd":
         speaker.emit(name)
     assert one == ["b", "d"]
@@ -70,7 +70,7 @@ def test_an_event_goes_only_to_the_listeners_that_want_it() -> None:
 
 def test_removing_a_listener_affects_no_other() -> None:
     speaker, one, other = Events(), Said(), Said()
-    first, second = ear(one), ear(other)
+    first, second = listener_of(one), listener_of(other)
     speaker.listen(first)
     speaker.listen(second, except_for=frozenset({"a"}))
     assert speaker.has_listener("a")
@@ -88,7 +88,7 @@ def test_removing_a_listener_affects_no_other() -> None:
 
 def test_a_listener_may_be_added_again_with_another_filter() -> None:
     speaker, said = Events(), Said()
-    listener = ear(said)
+    listener = listener_of(said)
     speaker.listen(listener, except_for=frozenset({"a"}))
     speaker.emit("a")
     speaker.unlisten(listener)
@@ -105,7 +105,7 @@ def test_a_listener_may_remove_itself_while_it_is_called() -> None:
         speaker.unlisten(leaving)
 
     speaker.listen(leaving)
-    speaker.listen(ear(said))
+    speaker.listen(listener_of(said))
     speaker.emit("a")
     speaker.emit("b")
     assert said == ["a", "b"]
@@ -182,7 +182,7 @@ async def test_facts_are_computed_only_if_a_listener_wants_them(
 ) -> None:
     said = Said()
     async with mute(app_that_may_fail(), dsn) as daemon:
-        daemon.events.listen(ear(said), except_for=log.below_level(level))
+        daemon.events.listen(listener_of(said), except_for=log.below_level(level))
         ids = [str(await insert(db, "q")) for _ in range(10)]
         await completed(db, 10)
         await until(lambda: len(daemon._in_flight) == 0)
@@ -198,7 +198,7 @@ async def test_a_listener_takes_effect_at_once_and_costs_nothing_once_removed(
     dsn: str, db: asyncpg.Connection[Any], gathered: Counter[str]
 ) -> None:
     said = Said()
-    listener = ear(said)
+    listener = listener_of(said)
     async with mute(app_that_may_fail(), dsn) as daemon:
         for n in (1, 2, 3):
             await insert(db, "q")
@@ -232,7 +232,7 @@ async def test_a_listener_added_to_a_busy_daemon_soon_receives_job_starts(
         ran += 1
         if not from_job and ran > 500 and daemon.pools["q"]._executor.waiting > 600:
             from_job = ran
-            daemon.events.listen(ear(said))
+            daemon.events.listen(listener_of(said))
 
     async with mute(app, dsn) as daemon:
         await db.execute("INSERT INTO pgworkd.jobs (queue) SELECT 'q' FROM generate_series(1, 3000)")

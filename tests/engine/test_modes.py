@@ -19,7 +19,7 @@ from tests.kit import Recorder, insert, quick_options, running, status, until, w
 
 
 @pytest.fixture(autouse=True)
-def quick_look(monkeypatch: pytest.MonkeyPatch) -> None:
+def quick_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     """In production threads are checked every 0.5 s."""
     monkeypatch.setattr("pgworkd.engine.settle.job_events.CHECK_S", 0.02)
 

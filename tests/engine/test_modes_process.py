@@ -25,7 +25,7 @@ from tests.kit import insert, running, status, until, waits_for_status
 
 
 @pytest.fixture(autouse=True)
-def quick_look(monkeypatch: pytest.MonkeyPatch) -> None:
+def quick_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     """In production overdue runs are checked every 0.5 s."""
     monkeypatch.setattr("pgworkd.engine.settle.job_events.CHECK_S", 0.02)
 

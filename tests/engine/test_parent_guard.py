@@ -45,7 +45,7 @@ class Trio(NamedTuple):
     parent_guard: int
     kid: int
 
-    async def heard(self, *alive: int) -> list[str]:
+    async def received(self, *alive: int) -> list[str]:
         """The signals that the worker received, once none is pending in `alive`; ends the worker."""
         await until(lambda: all(map(quiet, [*alive, self.kid])))
         os.kill(self.kid, signal.SIGWINCH)
@@ -76,7 +76,7 @@ async def test_a_worker_gets_one_signal_when_autoscale_dies(trio: Trio, _round: 
     """The kernel signals for each thread that passes the child on to another; a second signal would mean: at once."""
     trio.scale.kill()
     trio.scale.wait()
-    assert await trio.heard(trio.parent_guard) == ["SIGTERM"]
+    assert await trio.received(trio.parent_guard) == ["SIGTERM"]
 
 
 async def test_a_stop_in_progress_stays_graceful_when_autoscale_is_killed(trio: Trio) -> None:
@@ -84,13 +84,13 @@ async def test_a_stop_in_progress_stays_graceful_when_autoscale_is_killed(trio: 
     await until(lambda: quiet(trio.parent_guard))
     trio.scale.kill()
     trio.scale.wait()
-    assert await trio.heard(trio.parent_guard) == ["SIGTERM"]
+    assert await trio.received(trio.parent_guard) == ["SIGTERM"]
 
 
 async def test_a_worker_gets_a_signal_when_its_guard_is_killed(trio: Trio) -> None:
     os.kill(trio.parent_guard, signal.SIGKILL)
     await until(lambda: Path(f"/proc/{trio.parent_guard}/stat").read_text().rpartition(")")[2].split()[0] == "Z")
-    assert await trio.heard() == ["SIGTERM"]
+    assert await trio.received() == ["SIGTERM"]
 
 
 async def test_other_signals_are_forwarded(trio: Trio) -> None:
@@ -98,7 +98,7 @@ async def test_other_signals_are_forwarded(trio: Trio) -> None:
         os.kill(trio.parent_guard, number)
         await until(lambda: quiet(trio.parent_guard))
         await until(lambda: quiet(trio.kid))
-    assert await trio.heard(trio.parent_guard) == ["SIGHUP", "SIGTERM", "SIGINT"]
+    assert await trio.received(trio.parent_guard) == ["SIGHUP", "SIGTERM", "SIGINT"]
 
 
 def guarded(parent: int, *command: str) -> subprocess.CompletedProcess[str]:

@@ -23,7 +23,7 @@ SAID = "SELECT done, message FROM pgworkd.job_progress WHERE id = $1"
 
 
 @pytest.fixture(autouse=True)
-def quick_look(monkeypatch: pytest.MonkeyPatch) -> None:
+def quick_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     """In production progress is written every 0.5 s."""
     monkeypatch.setattr("pgworkd.engine.settle.job_events.CHECK_S", 0.02)
 

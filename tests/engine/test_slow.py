@@ -15,7 +15,7 @@ from tests.kit import Recorder, insert, running, status, until, waits_for_status
 
 
 @pytest.fixture(autouse=True)
-def quick_look(monkeypatch: pytest.MonkeyPatch) -> None:
+def quick_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     """In production runs are checked every 0.5 s."""
     monkeypatch.setattr("pgworkd.engine.settle.job_events.CHECK_S", 0.01)
 
@@ -39,7 +39,7 @@ async def _learn(db: asyncpg.Connection[Any], seen: Recorder, kind: str, runs: i
     await seen.wait(events.JOB_COMPLETED, count=before + runs)
 
 
-async def _looks(seen: Recorder) -> None:
+async def _checks(seen: Recorder) -> None:
     """Waits long enough for many checks of running jobs."""
     for _ in range(10):
         await anyio.sleep(0.02)
@@ -55,7 +55,7 @@ async def test_a_job_far_beyond_its_usual_duration_is_reported_once(dsn: str, db
         assert (slow["job_id"], slow["kind"], slow["attempt"]) == (str(job_id), "quick", 1)
         assert slow["running_s"] >= 0.1
         assert slow["usual_s"] * 5 < slow["running_s"]
-        await _looks(seen)
+        await _checks(seen)
         go_on.set()
         await until(waits_for_status(db, job_id, "completed"))
         assert len(seen.all(events.JOB_SLOW)) == 1
@@ -68,7 +68,7 @@ async def test_a_short_job_is_never_slow(dsn: str, db: asyncpg.Connection[Any]) 
         await _learn(db, seen, "quick", SAMPLES_LEAST)
         job_id = await insert(db, "q", '{"wait": 1}', kind="quick")
         await seen.wait(events.JOB_STARTED, job_id=str(job_id))
-        await _looks(seen)
+        await _checks(seen)
         go_on.set()
         await until(waits_for_status(db, job_id, "completed"))
         assert seen.all(events.JOB_SLOW) == []
@@ -85,7 +85,7 @@ async def test_no_job_is_slow_before_the_usual_duration_is_known(
             await _learn(db, seen, other, runs)
         job_id = await insert(db, "q", '{"wait": 1}', kind="new")
         await seen.wait(events.JOB_STARTED, job_id=str(job_id))
-        await _looks(seen)
+        await _checks(seen)
         assert seen.all(events.JOB_SLOW) == []
         go_on.set()
         await until(waits_for_status(db, job_id, "completed"))

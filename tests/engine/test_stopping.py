@@ -37,7 +37,7 @@ async def end_by(reason: str, daemon: Daemon, db: asyncpg.Connection[Any], job_i
 
 
 @pytest.fixture(autouse=True)
-def quick_look(monkeypatch: pytest.MonkeyPatch) -> None:
+def quick_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     """In production threads are checked every 0.5 s."""
     monkeypatch.setattr("pgworkd.engine.settle.job_events.CHECK_S", 0.02)
 

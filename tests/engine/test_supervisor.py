@@ -266,17 +266,17 @@ async def test_systemd_sees_one_service_that_recovers_by_itself(play: Any, dsn: 
                                                           db: asyncpg.Connection[Any]) -> None:  # fmt: skip
     watched_s = 1.5
     run = play(dsn, more=WAITS_TO_OPEN, **systemd.environ, WATCHDOG_USEC=str(int(watched_s * 1e6)))
-    await systemd.hears("STATUS=1 of 2 ready")
-    assert "READY=1" not in systemd.heard
+    await systemd.receives("STATUS=1 of 2 ready")
+    assert "READY=1" not in systemd.received
     (tmp_path / "open").touch()
-    await systemd.hears("READY=1")
+    await systemd.receives("READY=1")
     assert await db.fetchval("SELECT count(*) FROM pgworkd.workers") == 2
 
     frozen = events(run, "process.started")[0]
     os.kill(frozen["pid"], signal.SIGSTOP)
     replaced, pings = False, [time.monotonic()]
     while not replaced:
-        await systemd.hears("WATCHDOG=1", after=len(systemd.heard))
+        await systemd.receives("WATCHDOG=1", after=len(systemd.received))
         pings.append(time.monotonic())
         replaced = len(events(run, "daemon.ready")) == 3
     assert max(after - before for before, after in itertools.pairwise(pings)) < watched_s
@@ -284,25 +284,25 @@ async def test_systemd_sees_one_service_that_recovers_by_itself(play: Any, dsn: 
     assert events(run, "process.ended")[0]["signal"] == "SIGKILL", "one that is stopped hears no SIGABRT"
     assert events(run, "process.started")[-1]["worker"] == frozen["worker"]
     run.stop()
-    await systemd.hears("STOPPING=1")
+    await systemd.receives("STOPPING=1")
     assert await ended(run) == 0
-    assert systemd.heard.count("READY=1") == systemd.heard.count("STOPPING=1") == 1
+    assert systemd.received.count("READY=1") == systemd.received.count("STOPPING=1") == 1
 
 
 async def test_when_all_processes_hang_systemd_is_notified_and_none_is_killed(
     play: Any, dsn: str, systemd: Systemd
 ) -> None:
     run = play(dsn, **systemd.environ, WATCHDOG_USEC="1500000")
-    await systemd.hears("READY=1")
+    await systemd.receives("READY=1")
     pids = [facts["pid"] for facts in events(run, "process.started")]
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     with anyio.fail_after(4):
-        while not all(line.startswith("STATUS=") for line in systemd.heard[-2:]):  # one without WATCHDOG
-            await systemd.hears("STATUS=", after=len(systemd.heard))
+        while not all(line.startswith("STATUS=") for line in systemd.received[-2:]):  # one without WATCHDOG
+            await systemd.receives("STATUS=", after=len(systemd.received))
     for pid in pids:
         os.kill(pid, signal.SIGCONT)
-    await systemd.hears("WATCHDOG=1", after=len(systemd.heard))
+    await systemd.receives("WATCHDOG=1", after=len(systemd.received))
     assert events(run, "process.ended") == events(run, "process.hung") == []
     run.stop()
     assert await ended(run) == 0

@@ -25,22 +25,22 @@ class Systemd:
 
     def __init__(self, address: str) -> None:
         self.environ = {"NOTIFY_SOCKET": address}
-        self.heard: list[str] = []
-        self._line = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._line.bind("\0" + address[1:] if address.startswith("@") else address)
-        self._line.setblocking(False)
+        self.received: list[str] = []
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind("\0" + address[1:] if address.startswith("@") else address)
+        self._socket.setblocking(False)
 
     def close(self) -> None:
-        self._line.close()
+        self._socket.close()
 
-    async def hears(self, wanted: str, after: int = 0) -> str:
+    async def receives(self, wanted: str, after: int = 0) -> str:
         """The first line from the `after`-th on that starts with `wanted`; waits for it."""
         with anyio.move_on_after(LIMIT_S):
-            while not (found := [line for line in self.heard[after:] if line.startswith(wanted)]):
-                await anyio.wait_readable(self._line)
-                self.heard += self._line.recv(4096).decode().splitlines()
+            while not (found := [line for line in self.received[after:] if line.startswith(wanted)]):
+                await anyio.wait_readable(self._socket)
+                self.received += self._socket.recv(4096).decode().splitlines()
             return found[0]
-        raise AssertionError(f"no {wanted} within {LIMIT_S} s; heard {self.heard}")
+        raise AssertionError(f"no {wanted} within {LIMIT_S} s; received {self.received}")
 
 
 @pytest.fixture
@@ -69,25 +69,25 @@ async def reporting(dsn: str, environ: dict[str, str]) -> AsyncIterator[Daemon]:
 
 async def test_a_daemon_reports_startup_ready_watchdog_and_stopping(dsn: str, systemd: Systemd) -> None:
     async with reporting(dsn, systemd.environ | {"WATCHDOG_USEC": "100000"}) as daemon:
-        assert await systemd.hears("STATUS=") == "STATUS=waiting for the database"
-        await systemd.hears("READY=1")
+        assert await systemd.receives("STATUS=") == "STATUS=waiting for the database"
+        await systemd.receives("READY=1")
         assert daemon.ready.is_set()
-        assert await systemd.hears("STATUS=working") == "STATUS=working, 0 running, queues: q"
+        assert await systemd.receives("STATUS=working") == "STATUS=working, 0 running, queues: q"
         for _ in range(3):  # it is repeated
-            await systemd.hears("WATCHDOG=1", after=len(systemd.heard))
-        assert "STOPPING=1" not in systemd.heard
+            await systemd.receives("WATCHDOG=1", after=len(systemd.received))
+        assert "STOPPING=1" not in systemd.received
         daemon.request_stop()
-        await systemd.hears("STOPPING=1")
-    assert systemd.heard.count("READY=1") == 1
-    assert systemd.heard.count("STOPPING=1") == 1
+        await systemd.receives("STOPPING=1")
+    assert systemd.received.count("READY=1") == 1
+    assert systemd.received.count("STOPPING=1") == 1
 
 
 async def test_without_a_database_it_is_alive_but_not_ready(systemd: Systemd) -> None:
     async with reporting(NOBODY, systemd.environ | {"WATCHDOG_USEC": "50000"}):
         for _ in range(3):
-            await systemd.hears("WATCHDOG=1", after=len(systemd.heard))
-        assert "READY=1" not in systemd.heard
-        assert systemd.heard[-3] == "STATUS=waiting for the database"
+            await systemd.receives("WATCHDOG=1", after=len(systemd.received))
+        assert "READY=1" not in systemd.received
+        assert systemd.received[-3] == "STATUS=waiting for the database"
 
 
 async def test_a_start_that_waits_for_the_database_extends_its_timeout(
@@ -99,16 +99,16 @@ async def test_a_start_that_waits_for_the_database_extends_its_timeout(
     more = f"EXTEND_TIMEOUT_USEC={EXTENDED_START_S * 1e6:.0f}"
     async with reporting(NOBODY, systemd.environ):
         for _ in range(3):
-            await systemd.hears(more, after=len(systemd.heard))
-        assert "READY=1" not in systemd.heard
-    before = len(systemd.heard)
+            await systemd.receives(more, after=len(systemd.received))
+        assert "READY=1" not in systemd.received
+    before = len(systemd.received)
     async with reporting(dsn, systemd.environ):
-        await systemd.hears("READY=1")
-        after_ready = len(systemd.heard)
+        await systemd.receives("READY=1")
+        after_ready = len(systemd.received)
         for _ in range(3):
-            await systemd.hears("STATUS=working", after=len(systemd.heard))
+            await systemd.receives("STATUS=working", after=len(systemd.received))
     assert before < after_ready
-    assert more not in systemd.heard[after_ready:]
+    assert more not in systemd.received[after_ready:]
 
 
 class Late:
@@ -132,9 +132,9 @@ async def test_a_start_that_hangs_does_not_extend_its_timeout(
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(SystemdNotifier(systemd.environ).run, Late())
         for _ in range(3):
-            await systemd.hears("STATUS=late", after=len(systemd.heard))
+            await systemd.receives("STATUS=late", after=len(systemd.received))
         tasks.cancel_scope.cancel()
-    assert not [line for line in systemd.heard if line.startswith("EXTEND")]
+    assert not [line for line in systemd.received if line.startswith("EXTEND")]
 
 
 class Stuck:
@@ -157,9 +157,9 @@ class Stuck:
 async def test_a_stuck_daemon_sends_no_watchdog_keepalive(systemd: Systemd) -> None:
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(SystemdNotifier(systemd.environ | {"WATCHDOG_USEC": "20000"}).run, Stuck())
-        await systemd.hears("STATUS=stuck 5")
+        await systemd.receives("STATUS=stuck 5")
         tasks.cancel_scope.cancel()
-    assert "WATCHDOG=1" not in systemd.heard
+    assert "WATCHDOG=1" not in systemd.received
 
 
 async def test_the_watchdog_of_another_process_is_ignored(systemd: Systemd) -> None:
@@ -171,7 +171,7 @@ async def test_the_watchdog_of_another_process_is_ignored(systemd: Systemd) -> N
 async def test_an_abstract_socket_address_works(dsn: str) -> None:
     systemd = Systemd(f"@pgworkd-test-{os.getpid()}")
     async with reporting(dsn, systemd.environ):
-        await systemd.hears("READY=1")
+        await systemd.receives("READY=1")
     systemd.close()
 
 
@@ -202,11 +202,11 @@ class Named:
 async def test_a_name_cannot_inject_assignments_for_systemd(systemd: Systemd, name: str) -> None:
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(SystemdNotifier(systemd.environ).run, Named(f"working, queues: {name}"))
-        await systemd.hears("READY=1")
+        await systemd.receives("READY=1")
         tasks.cancel_scope.cancel()
-    heard = [line for line in systemd.heard if not line.startswith("STATUS=")]
-    assert heard == ["READY=1"]
-    assert any(line.startswith("STATUS=working, queues: ") for line in systemd.heard)
+    received = [line for line in systemd.received if not line.startswith("STATUS=")]
+    assert received == ["READY=1"]
+    assert any(line.startswith("STATUS=working, queues: ") for line in systemd.received)
 
 
 async def test_a_long_status_does_not_suppress_ready_and_the_watchdog(dsn: str, systemd: Systemd) -> None:
@@ -217,9 +217,9 @@ async def test_a_long_status_does_not_suppress_ready_and_the_watchdog(dsn: str, 
     daemon = Daemon(app, quick_options(dsn), parts=(SystemdNotifier(systemd.environ),))
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(daemon.run)
-        await systemd.hears("READY=1")
+        await systemd.receives("READY=1")
         daemon.request_stop()
-    assert max(len(line.encode()) for line in systemd.heard) <= len("STATUS=") + STATUS_BYTES_MAX
+    assert max(len(line.encode()) for line in systemd.received) <= len("STATUS=") + STATUS_BYTES_MAX
 
 
 async def _nothing() -> None: ...

@@ -30,11 +30,11 @@ def app_that_counts(ran: Counter[Any], **options: Any) -> App:
     return app
 
 
-def is_asleep(db: asyncpg.Connection[Any]) -> Any:
+def is_idle(db: asyncpg.Connection[Any]) -> Any:
     return lambda: db.fetchval("SELECT asleep FROM pgworkd.pools WHERE queue = 'q'")
 
 
-def is_awake(db: asyncpg.Connection[Any]) -> Any:
+def is_polling(db: asyncpg.Connection[Any]) -> Any:
     return lambda: db.fetchval("SELECT NOT asleep FROM pgworkd.pools WHERE queue = 'q'")
 
 
@@ -45,7 +45,7 @@ def is_empty(db: asyncpg.Connection[Any]) -> Any:
 async def test_an_idle_pool_is_notified_within_moments(dsn: str, db: asyncpg.Connection[Any]) -> None:
     ran: Counter[Any] = Counter()
     async with running(app_that_counts(ran), dsn, **SLOW_POLL) as (_, seen):
-        await until(is_asleep(db))
+        await until(is_idle(db))
         waits: list[float] = []
         for n in range(1, 21):
             began = anyio.current_time()
@@ -66,7 +66,7 @@ async def test_each_way_to_make_a_job_due_notifies_an_idle_pool(dsn: str, db: as
             raise ValueError("dead at first")
 
     async with running(app, dsn, **SLOW_POLL) as (_, seen):
-        await until(is_asleep(db))
+        await until(is_idle(db))
         async with db.transaction():
             first = await insert(db, "q")
             await insert(db, "q")
@@ -87,7 +87,7 @@ async def test_a_statement_of_many_rows_sends_one_notification_per_queue(
     listener = await asyncpg.connect(dsn)
     await listener.add_listener("pgworkd", lambda *a: heard.append(str(a[3])))
     async with running(app_that_counts(ran, concurrency=1000), dsn, **SLOW_POLL):
-        await until(is_asleep(db))
+        await until(is_idle(db))
         await db.execute("INSERT INTO pgworkd.jobs (queue) SELECT 'q' FROM generate_series(1, 5000)")
         await until(is_empty(db))
         await listener.execute("SELECT 1")
@@ -101,7 +101,7 @@ async def test_an_insert_into_an_unserved_queue_sends_no_notification(dsn: str, 
     listener = await asyncpg.connect(dsn)
     await listener.add_listener("pgworkd", lambda *a: heard.append(str(a[3])))
     async with running(app_that_counts(Counter()), dsn, **SLOW_POLL):
-        await until(is_asleep(db))
+        await until(is_idle(db))
         await insert(db, "elsewhere")
         await db.execute("SELECT pg_notify('pgworkd', 'the last')")
         await until(lambda: "the last" in heard)
@@ -115,7 +115,7 @@ async def test_a_future_job_runs_on_time(dsn: str, db: asyncpg.Connection[Any], 
     async with running(app_that_counts(ran), dsn) as (_, seen):
         late_s: list[float] = []
         while len(late_s) < 3 and min(late_s, default=1) >= 0.2:  # a stalled machine delays one of them, not all
-            await until(is_asleep(db))
+            await until(is_idle(db))
             job_id = await db.fetchval(
                 "INSERT INTO pgworkd.jobs (queue, run_at) VALUES ('q', now() + $1 * interval '1 ms') RETURNING id",
                 wait_ms,
@@ -149,7 +149,7 @@ async def test_a_snoozed_job_runs_on_time_without_a_poll(dsn: str, db: asyncpg.C
 INSERTERS = 8
 
 
-async def _hail(connection: asyncpg.Connection[Any]) -> None:
+async def _insert_randomly(connection: asyncpg.Connection[Any]) -> None:
     """Three jobs, each in its own transaction, at random moments."""
     for _ in range(3):
         await anyio.sleep(random.uniform(0, 0.01))  # noqa: S311 - to hit every moment of the transition
@@ -193,7 +193,7 @@ async def test_no_job_is_missed_when_a_pool_becomes_idle_under_constant_inserts(
         for _ in range(bursts):
             async with anyio.create_task_group() as tasks:
                 for connection in connections:
-                    tasks.start_soon(_hail, connection)
+                    tasks.start_soon(_insert_randomly, connection)
             # The inserts have ended: nothing could draw attention to a missed job any more.
             await until(is_empty(db), limit_s=3)
     for connection in connections:
@@ -210,7 +210,7 @@ async def test_a_job_committed_after_the_pool_became_idle_waits_one_poll_at_most
     ran: Counter[Any] = Counter()
     async with running(app_that_counts(ran), dsn) as (daemon, _):
         pool = daemon.pools["q"]
-        await until(is_asleep(db))
+        await until(is_idle(db))
         await pool._announce(idle=False)
         assert await db.fetchval("SELECT NOT asleep FROM pgworkd.pools")
         transaction = db.transaction()
@@ -218,7 +218,7 @@ async def test_a_job_committed_after_the_pool_became_idle_waits_one_poll_at_most
         await insert(db, "q")
         pool.claim_soon()  # polling and calm: it becomes idle
         other = await asyncpg.connect(dsn)
-        await until(is_asleep(other))
+        await until(is_idle(other))
         await anyio.sleep(0.05)
         await transaction.commit()
         committed = anyio.current_time()
@@ -232,7 +232,7 @@ async def test_a_pool_polls_under_a_flood_of_notifications_and_becomes_idle_afte
 ) -> None:
     ran: Counter[Any] = Counter()
     async with running(app_that_counts(ran), dsn, **SLOW_POLL):
-        await until(is_asleep(db))
+        await until(is_idle(db))
         other = await asyncpg.connect(dsn)
         await db.execute(
             "DO $$ BEGIN FOR i IN 1..300 LOOP INSERT INTO pgworkd.jobs (queue) VALUES ('q'); COMMIT; END LOOP; END $$"
@@ -242,7 +242,7 @@ async def test_a_pool_polls_under_a_flood_of_notifications_and_becomes_idle_afte
         await insert(db, "q")
         await until(is_empty(other), limit_s=2)
         inserted = await db.fetchval("SELECT count(*) FROM pgworkd.finished_jobs")
-        await until(is_asleep(db), limit_s=4)
+        await until(is_idle(db), limit_s=4)
         await insert(db, "q")
         await until(is_empty(other), limit_s=1)
         await other.close()
@@ -263,7 +263,7 @@ async def test_a_lost_listening_connection_is_replaced_within_two_seconds(
     monkeypatch.setattr("pgworkd.engine.claim.poll_mode.POLL_ON_S", 0.0)  # for a while it would find the job by polling
     ran: Counter[Any] = Counter()
     async with running(app_that_counts(ran), dsn, **SLOW_POLL):
-        await until(is_asleep(db))
+        await until(is_idle(db))
         old = await db.fetchval(_LISTENING)
         assert await db.fetchval(_CUT, "pgworkd listen") == 1
         await until(lambda: db.fetchval(f"SELECT NOT EXISTS ({_LISTENING} AND pid = $1)", old))
@@ -318,11 +318,11 @@ async def test_losing_all_connections_repeatedly_loses_no_job(dsn: str, db: asyn
         await until(is_empty(db), limit_s=5)
         # It reports once per part and outage, not once per attempt.
         assert len(seen.all(events.DATABASE_UNAVAILABLE)) <= 5 * 12
-        await until(lambda: _still_away(seen.seen) == set(), limit_s=5)
+        await until(lambda: _still_unavailable(seen.seen) == set(), limit_s=5)
     assert len(ran) == sum(ran.values()) == 500
 
 
-def _still_away(seen: Any) -> set[str]:
+def _still_unavailable(seen: Any) -> set[str]:
     outage: set[str] = set()
     for name, facts in seen:
         if name == events.DATABASE_UNAVAILABLE:
