@@ -1,4 +1,4 @@
-"""Commands on batches: listing, showing and watching trees, and sealing, cancelling and deleting them."""
+"""Commands on batches: listing, showing and following trees, and sealing, cancelling and deleting them."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_trees_are_listed_newest_first(shell: Shell) -> None:
     assert len(json.loads(shell("batches", "-n", "1", "--json").stdout)) == 1
 
 
-def test_a_tree_is_watched_until_it_finishes(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tree_is_followed_until_it_finishes(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batches, "REFRESH_S", 0.01)
     root = batch(shell.db, "payroll", kind="calculate")
     root.add([{}, {}])

@@ -128,7 +128,7 @@ def test_an_old_transaction_is_reported(shell: Shell, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(("skew_s", "level"), [(0, "ok"), (-1.9, "ok"), (3, "warn"), (-3, "warn"), (61, "bad")])
-def test_clock_skew(skew_s: float, level: str) -> None:
+def test_doctor_reports_clock_skew(skew_s: float, level: str) -> None:
     assert _judge_clock(skew_s).level == level
 
 

@@ -61,7 +61,7 @@ def test_an_app_in_the_working_directory_is_found_first(write: Write, tmp_path: 
     assert sys.path[0] == str(tmp_path)
 
 
-def test_packages_and_dotted_attributes(write: Write) -> None:
+def test_references_to_packages_and_dotted_attributes_are_accepted(write: Write) -> None:
     write("pkg_a/__init__.py", "")
     write("pkg_a/jobs.py", GOOD + "class Holder:\n    inner = app\n")
     assert load_app("pkg_a.jobs:app") is load_app("pkg_a.jobs:Holder.inner")

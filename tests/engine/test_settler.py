@@ -142,7 +142,7 @@ async def test_one_batch_settles_outcomes_of_all_kinds(dsn: str, db: asyncpg.Con
 
 
 @pytest.mark.parametrize("heals_after", [1, 4])
-async def test_an_outage_during_a_settle_loses_nothing(
+async def test_an_outage_during_a_settle_loses_no_outcome(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch, heals_after: int
 ) -> None:
     """Half of the failing calls have taken effect: only their response was lost."""

@@ -179,7 +179,7 @@ async def test_a_malformed_dsn_is_refused_without_showing_the_password(dsn: str)
     assert "canary" not in str(caught.value)
 
 
-async def test_missing_rights_are_refused_with_a_hint(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_missing_grants_are_refused_with_a_hint(dsn: str, db: asyncpg.Connection[Any]) -> None:
     async with plain_user(dsn, db, granted=False) as user_dsn:
         error = await refusal(user_dsn)
     assert isinstance(error, UsageError)

@@ -82,7 +82,7 @@ async def test_a_daemon_reports_startup_ready_watchdog_and_stopping(dsn: str, sy
     assert systemd.received.count("STOPPING=1") == 1
 
 
-async def test_without_a_database_it_is_alive_but_not_ready(systemd: Systemd) -> None:
+async def test_a_daemon_without_a_database_is_alive_but_not_ready(systemd: Systemd) -> None:
     async with reporting(NOBODY, systemd.environ | {"WATCHDOG_USEC": "50000"}):
         for _ in range(3):
             await systemd.receives("WATCHDOG=1", after=len(systemd.received))
