@@ -44,14 +44,14 @@ SLOW = {
     "tests/engine/test_secrets.py*the_check_sees_a_leak*": _COMMANDS,
     "tests/engine/test_secrets_cli.py*": _COMMANDS,
     "tests/engine/test_supervisor*": _COMMANDS,
-    "tests/engine/test_demo.py*the_demo_ends_well*": "the whole demo",
+    "tests/engine/test_demo.py*the_demo_succeeds*": "the whole demo",
     "tests/stories/test_10_autoscale.py*": _COMMANDS,
     "tests/unit/test_embedded.py*": "servers of their own, started, killed and started again",
     # Many jobs
     "tests/engine/test_client_many.py*hundred_thousand*": "100,000 jobs each",
     "tests/engine/test_large_work.py*": "payloads of megabytes over a slow connection",
     "tests/engine/test_leaks.py*": "enough starts, stops and jobs to see whether something is left behind",
-    "tests/engine/test_wake.py*hail_of_inserts*": "inserts without a pause, for seconds",
+    "tests/engine/test_wake.py*constant_inserts*": "inserts without a pause, for seconds",
     "tests/sql/test_claim_left_out.py*": "thousands of rows for each case: what they cost has to show",
     "tests/sql/test_claim_places.py*": "thousands of rows for each case: what they cost has to show",
     "tests/sql/test_keyed_plans.py*": "thousands of rows for each case: what they cost has to show",
@@ -71,7 +71,7 @@ SLOW = {
 ALONE = {
     "tests/engine/test_lease*": "leases of a second or two: who cannot renew in time must stop",
     "tests/engine/test_wake.py*on_time*": "a job due has to run within moments",
-    "tests/engine/test_wake.py*in_no_time*": "a new job has to run within moments",
+    "tests/engine/test_wake.py*within_moments*": "a new job has to run within moments",
     "tests/sql/test_insert_cost.py*": "compares how long statements take",
 }
 """Why no other test may run meanwhile, by a pattern of the test's id: time decides what it sees."""

@@ -91,14 +91,14 @@ BUGS = (
         "engine/settle/delayed",
         "        at = math.ceil((now + delay_s) / TICK_S) * TICK_S\n",
         "        at = now + delay_s\n",
-        tests=f"{_ERRORS} -k crowd",
+        tests=f"{_ERRORS} -k many_locked",
     ),
     python(
         "a flush that is refused as a whole is asked for to its last job",
         "engine/settle/settler",
         "        if flush.error is not None and flush.failures > flush.failures_max:\n",
         "        if flush.error is not None and flush.failures > 10_000:\n",
-        tests=f"{_ERRORS} -k crowd",
+        tests=f"{_ERRORS} -k many_locked",
     ),
     sql(
         "who is next but one goes first where the next is locked",

@@ -18,7 +18,7 @@ BUGS = (
         "a read answers with all that it is asked for",
         "        EXIT WHEN v_bytes >= p_bytes;\n",
         "",
-        tests=f"{_LARGE} -k brings_what_comes_next",
+        tests=f"{_LARGE} -k next_payloads",
     ),
     python(
         "a session lasts however long its client takes nothing in",
@@ -75,14 +75,14 @@ BUGS = (
         "client/connections",
         "    return chain([first], steps) if many else [first, *filter(None, steps)]",
         "    return [first, *filter(None, steps)]",
-        tests=f"{_STREAM} -k held_as_a_whole",
+        tests=f"{_STREAM} -k consumed_in_parts",
     ),
     python(
         "a column that looks alike is taken for one value",
         "client/columns",
         "if len(set(map(id, column))) == 1:",
         "if len(set(map(repr, column[:2]))) == 1:",
-        tests=f"{_STREAM} -k columns_are",
+        tests=f"{_STREAM} -k column_checks",
     ),
     python(
         "an error in a later job of a call cuts nothing off",

@@ -1,4 +1,4 @@
-"""What tests of the commands on jobs share."""
+"""Helpers for tests of the commands on jobs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def enqueue(shell: Shell, queue: str = "q", *args: str) -> str:
 
 
 def run(shell: Shell, *ids: str) -> None:
-    """Has a worker run these jobs."""
+    """Lets a worker claim these jobs."""
     worker = shell.sql(WORKER, "w", "1 min")
     for job_id in ids:
         shell.sql(

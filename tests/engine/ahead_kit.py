@@ -1,4 +1,4 @@
-"""A queue whose jobs are quick and then suddenly wait: what was claimed ahead of the slots stands there to be seen."""
+"""A queue whose jobs are quick and then suddenly block, so that prefetched jobs can be observed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.engine.test_control import Gauge
 from tests.kit import Recorder, running, until
 
 QUICK = 1500
-"""Enough of them for a daemon to find its pace."""
+"""Enough of them for a daemon to learn how quick they are."""
 
 _FILL = """INSERT INTO pgworkd.jobs (queue, run_at, payload)
     SELECT 'q', now() - interval '2 s', '{}'::jsonb FROM generate_series(1, $1::int)
@@ -28,10 +28,10 @@ RUNNING = "SELECT count(*) FROM pgworkd.jobs WHERE status = 'running'"
 
 
 class Waiters:
-    """An app with one queue, `q`: jobs return at once, or, if their payload says so, when they are let go."""
+    """An app with one queue, `q`: jobs return at once or, if their payload asks for it, when they are released."""
 
     def __init__(self, concurrency: int, quick_s: float | None = None) -> None:
-        """`quick_s`: what the quick ones take; None: they return without ever waiting."""
+        """`quick_s`: the duration of quick jobs; None: they return without an await."""
         self.app = App()
         self.gauge = Gauge()
         self.began: Counter[Any] = Counter()
@@ -48,12 +48,12 @@ class Waiters:
 
 
 def never_stalls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was claimed ahead stays, however long it waits."""
+    """Prefetched jobs are kept, however long they wait."""
     monkeypatch.setattr(pool, "STALL_S", 60.0)
 
 
 def stalls_now(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was claimed ahead waits no longer than in production, from now on."""
+    """From now on prefetched jobs wait no longer than in production."""
     monkeypatch.setattr(pool, "STALL_S", 0.05)
     queue = daemon.pools["q"]
     queue._begun, queue._begun_at = queue._executor.begun, anyio.current_time()
@@ -61,12 +61,12 @@ def stalls_now(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def fill(db: asyncpg.Connection[Any], quick: int, waiting: int) -> None:
-    """Quick jobs, and behind them jobs that wait."""
+    """Quick jobs, followed by jobs that block."""
     await db.execute(_FILL, quick, waiting)
 
 
 async def settled_in(db: asyncpg.Connection[Any], daemon: Daemon) -> int:
-    """Waits until the quick jobs are over and no claim is on its way; how many rows run."""
+    """Waits until the quick jobs are finished and no claim is in progress; the number of running rows."""
     await until(lambda: db.fetchval(_QUICK_OVER), limit_s=4)
     queue, rows = daemon.pools["q"], list[int]()
 
@@ -86,9 +86,9 @@ async def settled_in(db: asyncpg.Connection[Any], daemon: Daemon) -> int:
 async def claimed_ahead(
     waiters: Waiters, dsn: str, db: asyncpg.Connection[Any], *, waiting: int = 1000, **changes: Any
 ) -> AsyncIterator[tuple[Daemon, Recorder, int]]:
-    """A daemon whose slots are all taken by jobs that wait, and how many more it has claimed ahead.
+    """A daemon whose slots are all taken by blocked jobs, and how many jobs it has prefetched.
 
-    The test has to patch `STALL_S`, or they are given back before it can look.
+    The test has to patch `STALL_S`, or they are released before it can check.
     """
     await fill(db, QUICK, waiting)
     concurrency = waiters.app.slots(None)["q"]
@@ -101,7 +101,7 @@ async def claimed_ahead(
 
 
 async def set_concurrency(db: asyncpg.Connection[Any], concurrency: int, daemon: Daemon) -> None:
-    """As an operator does, by the table; returns when the daemon has heard of it."""
+    """Writes to the table like an operator; returns when the change has taken effect in the daemon."""
     await db.execute(
         "INSERT INTO pgworkd.queues (name, concurrency) VALUES ('q', $1) "
         "ON CONFLICT (name) DO UPDATE SET concurrency = excluded.concurrency",

@@ -1,4 +1,4 @@
-"""Tiny workers for `pgworkd autoscale`, which say what happens to them in the file `said`."""
+"""Tiny workers for `pgworkd autoscale`, which record what happens to them in the file `said`."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Play:
     def __call__(
         self, *args: str, mode: str = "good", command: tuple[str, ...] | None = None, **environ: str
     ) -> Command:
-        """Scales queue q between 1 and 4, 2 at a time, up at 5, down at 1, without delay, unless told otherwise."""
+        """Scales queue q between 1 and 4, 2 at a time, up at 5, down at 1, without delay, by default."""
         flags = ["--queue=q", "--min=1", "--max=4", "--step=2", "--up-at=5", "--down-at=1"]
         flags += ["--cooldown-s=0", "--every-s=0.1", *args]
         environ = {"PGWORKD_DSN": self.dsn, "PGWORKD_LOG_FORMAT": "json", "PGWORKD_WORKER_NAME": "w", **environ}
@@ -71,18 +71,18 @@ class Play:
         return self._start("autoscale", *flags, *(["--", *command] if command else []), **environ)
 
     async def depth(self, count: int) -> None:
-        """So many jobs are due in queue q."""
+        """Makes this number of jobs due in queue q."""
         await self.db.execute("DELETE FROM pgworkd.jobs")
         await self.db.execute("INSERT INTO pgworkd.jobs (queue) SELECT 'q' FROM generate_series(1, $1)", count)
 
     def facts(self, what: str) -> list[Fact]:
-        """What workers have said of this."""
+        """What workers have recorded about this."""
         file = self.directory / "said"
         lines = file.read_text().splitlines() if file.exists() else []
         return [fact for fact in (Fact(*json.loads(line)) for line in lines) if fact.what == what]
 
     async def says(self, what: str, count: int = 1) -> list[Fact]:
-        """The first so many facts of this kind; waits for them."""
+        """The first `count` facts of this kind; waits for them."""
         await until(lambda: len(self.facts(what)) >= count)
         return self.facts(what)
 
@@ -93,7 +93,7 @@ def events(run: Command, name: str) -> list[dict[str, Any]]:
 
 
 async def logged(run: Command, name: str, count: int = 1) -> list[dict[str, Any]]:
-    """The facts of the first so many log lines of this name; waits for them."""
+    """The facts of the first `count` log lines of this name; waits for them."""
     try:
         await until(lambda: len(events(run, name)) >= count)
     except AssertionError:
@@ -102,12 +102,12 @@ async def logged(run: Command, name: str, count: int = 1) -> list[dict[str, Any]
 
 
 async def ended(run: Command) -> int:
-    """The exit code; waits for it, and for all that could write to its standard error."""
+    """The exit code; waits for it, and until nothing can write to its standard error any more."""
     return await anyio.to_thread.run_sync(run.ends)
 
 
 def lives(pid: int) -> bool:
-    """The process is there, and no zombie."""
+    """The process exists and is no zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):

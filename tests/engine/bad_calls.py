@@ -1,4 +1,4 @@
-"""Bad inputs 26 to 35: what application code gives the client."""
+"""Bad inputs 26 to 35: arguments that application code passes to the client."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HUGE = 2**70
 
 
 class Own:
-    """A class of the application's. Whoever pickles it hears of it."""
+    """A class of the application's that notices when it is pickled."""
 
     def __reduce__(self) -> Any:
         raise AssertionError("pickled")
@@ -47,7 +47,7 @@ STRANGERS = [
 
 
 async def id_of_a_result(dsn: str, db: Db) -> None:
-    """Who asks for nonsense must not take down those who wait for real jobs."""
+    """A caller with a malformed id must not affect those who wait for real jobs."""
     job_id = await insert(db, "q")
     async with Results(dsn, poll_s=0.1) as results, anyio.create_task_group() as tasks:
         tasks.start_soon(results.result, job_id)
@@ -73,7 +73,7 @@ async def none_at_all(dsn: str, db: Db) -> None:
 
 
 async def one_bad_of_many_in_python(_: str, db: Db) -> None:
-    """Found while those before are stored: they are undone."""
+    """Found while the preceding jobs are stored: they are rolled back."""
     with pytest.raises(UsageError, match=r"^jobs\[99999\]\.payload\.n is nan"):
         await enqueue_many(db, numbered(100_000, payload={"n": float("nan")}))
     assert not await stored(db)

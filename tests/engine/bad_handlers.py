@@ -1,4 +1,4 @@
-"""Bad inputs 40 to 43: what handlers return and raise, in each mode, and handlers that collide."""
+"""Bad inputs 40 to 43: return values and exceptions of handlers, in each mode, and handlers of the same name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pgworkd.words import events
 from pgworkd.words.error_report import MESSAGE_BYTES_MAX, TRACEBACK_BYTES_MAX
 from tests.engine.bad_kit import Case, Db, among_good_ones, dead_handler
 
-# Handlers in processes are functions at the top of a module: the child imports them from here.
+# Handlers in processes are at the top level of a module: the child imports them from here.
 
 
 def return_an_object() -> Any:
@@ -120,7 +120,7 @@ def in_each_mode(number: int, handlers: list[tuple[Callable[[], Any], str]]) -> 
 
 
 async def long_history(dsn: str, db: Db) -> None:
-    """Each failure as large as one may be; the last 20 are kept."""
+    """Each error has the maximum size; the last 20 are kept."""
     app = App()
 
     @app.handler("odd", queue="q", max_attempts=25, backoff=0)

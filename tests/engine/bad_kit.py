@@ -1,4 +1,4 @@
-"""What the numbered bad inputs share: a case, and what most of them are checked by."""
+"""Helpers for the numbered bad inputs: a case, and the usual checks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Check: TypeAlias = Callable[[str, Db], Awaitable[None]]
 
 
 class Case(NamedTuple):
-    """One bad input. Several may share a number: they are kinds of one."""
+    """One bad input. Variants of the same input share a number."""
 
     number: int
     name: str
@@ -36,7 +36,7 @@ class Case(NamedTuple):
 
 
 def refused(sql: str, sqlstate: str, constraint: str | None = None, *, message: str = "", args: Any = ()) -> Check:
-    """The statement fails with this SQLSTATE, by this constraint, and has changed nothing."""
+    """The statement fails with this SQLSTATE and constraint, and has changed nothing."""
 
     async def check(_: str, db: Db) -> None:
         with pytest.raises(asyncpg.PostgresError) as caught:
@@ -67,7 +67,7 @@ def arguments(message: str, **fields: Any) -> Check:
 
 @contextlib.asynccontextmanager
 async def among_good_ones(dsn: str, db: Db, app: App, **columns: Any) -> AsyncIterator[tuple[UUID, Daemon, Recorder]]:
-    """An odd job, claimed in one batch with two good ones, which complete; so does another good one at the end."""
+    """An odd job, claimed together with two good ones, which complete, as does another good one at the end."""
     good_kind = "good one"
 
     @app.handler(good_kind, queue="q", concurrency=10)
@@ -88,7 +88,7 @@ async def among_good_ones(dsn: str, db: Db, app: App, **columns: Any) -> AsyncIt
 
 
 def dead_payload(payload: str, error: str) -> Check:
-    """Such a payload gets in; its job is dead at once, with this error."""
+    """The table accepts the payload; its job is dead at once, with this error."""
 
     async def check(dsn: str, db: Db) -> None:
         app = App()
@@ -108,7 +108,7 @@ def dead_payload(payload: str, error: str) -> Check:
 
 
 def dead_handler(handle: Callable[..., Any], error: str, **options: Any) -> Check:
-    """What this handler does fails its only attempt, with this error; the next job runs in the same slot."""
+    """The handler fails its only attempt with this error; the next job runs in the same slot."""
 
     async def check(dsn: str, db: Db) -> None:
         assert (await dead_end(dsn, db, handle, **options))["error"] == error

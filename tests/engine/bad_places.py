@@ -1,4 +1,4 @@
-"""Bad inputs 36 to 39: the client is called where or when it cannot work, or is cut off."""
+"""Bad inputs 36 to 39: the client is called where or when it cannot work, or is interrupted."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ELSEWHERE = "in another event loop: open one in each thread and process"
 
 
 def raises(error: type[BaseException], message: str, call: Callable[[str, Db], Coroutine[Any, Any, Any]]) -> Check:
-    """The call raises just that, and nothing is stored."""
+    """The call raises exactly this error, and nothing is stored."""
 
     async def check(dsn: str, db: Db) -> None:
         with pytest.raises(error, match=message) as caught:
@@ -47,7 +47,7 @@ async def opened(dsn: str) -> AsyncIterator[Db]:
     connection.terminate()
 
 
-# 36, 37: in no state to
+# 36, 37: connections in a state that allows no call
 
 
 async def aborted(dsn: str, db: Db) -> None:
@@ -110,11 +110,11 @@ async def results_closed_meanwhile(dsn: str, db: Db) -> None:
     assert told == [f"Results was closed before job {job_id} finished: keep it open until then"]
 
 
-# 38: from elsewhere
+# 38: calls from another thread or process
 
 
 def elsewhere(call: Callable[[Any], Coroutine[Any, Any, Any]], kind: Callable[[str], Any]) -> Check:
-    """What is open here is used from the loop of a thread; it can be used here all the same."""
+    """An object opened here is used from the event loop of another thread; it remains usable here."""
 
     async def soon(thing: Any) -> None:
         with anyio.fail_after(5):
@@ -170,7 +170,7 @@ async def forked(dsn: str, db: Db) -> None:
     assert len(await stored(db)) == 1
 
 
-# 39: the end is not known
+# 39: the outcome of the transaction is unknown
 
 SLOW_COMMIT = """
     CREATE FUNCTION sleep_long() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(60); RETURN NULL; END';
@@ -184,14 +184,14 @@ def terminate(_: asyncio.Task[None], db: Db, pid: int) -> Any:
 
 
 def in_a_slow_commit(then: Callable[[asyncio.Task[None], Db, int], Any], check_error: Callable[[Any], None]) -> Check:
-    """The client commits a transaction of its own when `then` is done to it; of the jobs there are all or none."""
+    """The client is committing a transaction of its own when `then` is called; all or none of the jobs are stored."""
 
     async def check(dsn: str, db: Db) -> None:
         await db.execute(SLOW_COMMIT)
         errors: list[BaseException] = []
 
         async def call(connection: Db) -> None:
-            with pytest.raises(BaseException) as caught:  # noqa: PT011 - looked at below
+            with pytest.raises(BaseException) as caught:  # noqa: PT011 - checked below
                 await enqueue_many(connection, numbered(5_001, priority=7))
             errors.append(caught.value)
 
@@ -209,7 +209,7 @@ def in_a_slow_commit(then: Callable[[asyncio.Task[None], Db, int], Any], check_e
 
 
 def is_noted(error: BaseException) -> None:
-    """Cancelled as ever, and it says what is not known."""
+    """Cancelled as usual, with a note that the outcome is unknown."""
     assert type(error) is asyncio.CancelledError
     assert error.__notes__ == [
         "pgworkd was cancelled in a statement: outside your transaction it may have taken effect"
@@ -221,7 +221,7 @@ def is_the_drivers(error: BaseException) -> None:
 
 
 async def cancelled_by_a_scope(dsn: str, db: Db) -> None:
-    """It cancels each await, the one of ROLLBACK, too: the connection must not stay in a transaction unseen."""
+    """A scope cancels each await, including that of ROLLBACK: the connection must not stay in a transaction."""
     transaction = db.transaction()
     await transaction.start()
     await db.execute("LOCK TABLE pgworkd.jobs IN EXCLUSIVE MODE")

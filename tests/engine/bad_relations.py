@@ -1,4 +1,4 @@
-"""Bad inputs 16 to 25: rows that do not fit with others, and what people do to the table by hand."""
+"""Bad inputs 16 to 25: rows that conflict with others, and changes made to the table by hand."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ async def unicode_forms(dsn: str, db: Db) -> None:
 
 
 def changed_by_hand(sql: str, becomes: str | None) -> Check:
-    """Someone writes to a running row: its worker hears at the end that the attempt is lost, others go on."""
+    """Someone updates a running row: its outcome is rejected as stale, other jobs are not affected."""
 
     async def check(dsn: str, db: Db) -> None:
         app, go_on = App(), anyio.Event()
@@ -103,7 +103,7 @@ def changed_by_hand(sql: str, becomes: str | None) -> Check:
 
 
 async def many_rows_one_notice(dsn: str, db: Db) -> None:
-    """100,000 of them: a million would take ten times as long and not say more."""
+    """100,000 of them: a million would take ten times as long and prove no more."""
     await set_pool(db, await worker(db))
     session = await asyncpg.connect(dsn)
     try:

@@ -1,4 +1,4 @@
-"""Bad inputs 1 to 15: values that a foreign client writes into rows, past all that Python checks."""
+"""Bad inputs 1 to 15: values that another client writes into rows, bypassing the checks in Python."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def kind_null(dsn: str, db: Db) -> None:
 
 
 def unknown_kind(kind: str, module: str) -> Check:
-    """Nobody imports `module`, to which the kind may seem to point."""
+    """`module`, which the kind seems to name, is not imported."""
 
     async def check(dsn: str, db: Db) -> None:
         was_there = module in sys.modules
@@ -58,7 +58,7 @@ def unknown_kind(kind: str, module: str) -> Check:
 
 
 def backoff(answer: Any, wait_s: tuple[float, float], hook_error: str | None) -> Check:
-    """A job whose backoff function says this waits between the two; what is wrong with the function is told."""
+    """A job whose backoff function returns this waits between the two; an error of the function is reported."""
 
     async def check(dsn: str, db: Db) -> None:
         app = App()
@@ -102,7 +102,7 @@ async def old_running_row(_: str, db: Db) -> None:
     await clock(0, db)
     rescuer = await worker(db)
     job_id = await insert(db, "q", status="running", worker_id=4711)
-    await steady(db, rescuer)  # from the restored worker's point of view one lease begins here
+    await steady(db, rescuer)  # from here on the restored worker has the time of one lease to renew
     assert await rescue(db, rescuer) == {}
     await steady(db, rescuer, since=60, until=91)
     assert set(await rescue(db, rescuer)) == {job_id}

@@ -1,4 +1,4 @@
-"""Bad inputs 75 to 82: settings in files, variables and flags, addresses, apps and their schedules."""
+"""Bad inputs 75 to 82: settings in files, variables and flags, DSNs, apps and their schedules."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SHOW = ("config", "show")
 
 
 def file_is(make: Any, told: str) -> UsageCheck:
-    """PGWORKD_CONFIG names a file that is made so."""
+    """PGWORKD_CONFIG names a file that `make` creates."""
 
     def check(usage: Usage) -> None:
         usage.monkeypatch.setenv("PGWORKD_CONFIG", "mine.toml")
@@ -43,7 +43,7 @@ def empty_file(usage: Usage) -> None:
 def unreadable_file(usage: Usage) -> None:
     usage.write("pgworkd.toml", "poll_s = 2")
 
-    def denied(_: Path) -> bytes:  # root reads everything, so the kernel's answer is given here
+    def denied(_: Path) -> bytes:  # root can read everything, so the error is simulated
         raise PermissionError(13, "Permission denied")
 
     usage.monkeypatch.setattr(Path, "read_bytes", denied)
@@ -100,7 +100,7 @@ APP = "from pgworkd import App\napp = App()\n"
 
 
 def app_is(text: str | None, told: str, reference: str = "bad_app:app") -> UsageCheck:
-    """`pgworkd run` of such a module ends before it asks the database, with this line."""
+    """`pgworkd run` of such a module exits with this line before it connects to the database."""
 
     def check(usage: Usage) -> None:
         if text is not None:
@@ -130,7 +130,7 @@ def schedule(every: str, told: str, **options: str) -> UsageCheck:
 
 
 def schedule_in_a_row(column: str, value: str, told: str) -> UsageCheck:
-    """A rule that someone inserts is noted as broken, and harms no other."""
+    """An invalid rule that someone inserts is marked as an error and affects no other."""
 
     def check(usage: Usage) -> None:
         sql = "INSERT INTO pgworkd.schedules (name, queue, cron, timezone) VALUES ('bad', 'mail', %s, %s)"
@@ -149,7 +149,7 @@ def schedule_in_a_row(column: str, value: str, told: str) -> UsageCheck:
     return check
 
 
-# 79, 80: addresses
+# 79, 80: DSNs
 
 ODD_USER, ODD_PASSWORD = "o d/d@:?#[]%", "p/a?s#s@:[]%2F é"
 
@@ -193,10 +193,10 @@ def empty_is_unset(usage: Usage) -> None:
 
 
 def others_variables(**environ: str) -> UsageCheck:
-    """What libpq would obey, but the address says already."""
+    """Variables that libpq would use, but that the DSN overrides."""
 
     def check(usage: Usage) -> None:
-        with usage.monkeypatch.context() as patch:  # what else connects here is the test's
+        with usage.monkeypatch.context() as patch:  # the other connections here are the test's
             for name, value in environ.items():
                 patch.setenv(name, value)
             usage.shell("enqueue", "q")
@@ -206,7 +206,7 @@ def others_variables(**environ: str) -> UsageCheck:
 
 
 def bad_variable(name: str, value: str, told: str) -> UsageCheck:
-    """The driver stumbles over it: then it is named."""
+    """The driver fails because of it: the error names it."""
 
     def check(usage: Usage) -> None:
         with usage.monkeypatch.context() as patch:

@@ -1,4 +1,4 @@
-"""Bad inputs 44 to 53: wrong command lines, and what commands read and print."""
+"""Bad inputs 44 to 53: wrong command lines, and the input and output of commands."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def from_stdin(data: bytes, told: str) -> UsageCheck:
 
 
 def endless_stdin(usage: Usage) -> None:
-    """More than any memory holds."""
+    """More than fits into memory."""
     done = _in_sh(usage, "exec {pgworkd} enqueue q - < /dev/zero")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "pgworkd: standard input is larger than the 1,048,576 bytes allowed for a payload\n"
@@ -79,7 +79,7 @@ def _in_sh(usage: Usage, script: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["sh", "-c", text], env=environ, capture_output=True, text=True, timeout=20, check=False)
 
 
-# 49, 50: what is printed
+# 49, 50: output
 
 
 def reader_that_leaves(usage: Usage) -> None:
@@ -132,11 +132,11 @@ def _json(text: str) -> str:
     return "".join(f"\\u{ord(c):04x}" for c in text)
 
 
-# 46, 51: what is not done
+# 46, 51: refused without any effect
 
 
 def nothing_is_done(*args: str, told: str) -> UsageCheck:
-    """The command is refused, and the one job, which is dead, stays as it is."""
+    """The command is refused, and the only job, which is dead, is not changed."""
 
     def check(usage: Usage) -> None:
         job_id = usage.shell.die("mail")
@@ -148,7 +148,7 @@ def nothing_is_done(*args: str, told: str) -> UsageCheck:
 
 
 def wrong(*args: str, told: str) -> UsageCheck:
-    """Wrong whatever the database."""
+    """Refused regardless of the database."""
 
     def check(_: Usage) -> None:
         assert told in bare(*args)

@@ -1,4 +1,4 @@
-"""An application's connections by each driver, and what is in the table then."""
+"""Connections of an application with each driver, and the jobs that are stored then."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from pgworkd.errors import UsageError
 
 @dataclasses.dataclass
 class Caller:
-    """An application's connection; in a transaction that `commit` and `rollback` end, or in autocommit."""
+    """An application's connection: in a transaction that `commit` or `rollback` ends, or in autocommit."""
 
     conn: Any
     commit: Callable[[], Any]
@@ -66,7 +66,7 @@ async def asyncpg_proxy(dsn: str, autocommit: bool) -> AsyncIterator[Caller]:
         transaction = conn.transaction()
         await transaction.start()
         yield Caller(conn, transaction.commit, transaction.rollback, conn.execute)
-        if conn.is_in_transaction():  # an aborted one that the test left
+        if conn.is_in_transaction():  # an aborted transaction that the test left open
             await transaction.rollback()
 
 
@@ -85,7 +85,7 @@ async def psycopg_sync(dsn: str, autocommit: bool) -> AsyncIterator[Caller]:
 
 @asynccontextmanager
 async def psycopg_unusual(dsn: str, autocommit: bool) -> AsyncIterator[Caller]:
-    """With rows as dicts and $1 as the style of parameters."""
+    """With dict rows and $1 parameters."""
     with psycopg.connect(dsn, autocommit=autocommit, row_factory=dict_row, cursor_factory=psycopg.RawCursor) as conn:
         yield Caller(conn, conn.commit, conn.rollback, conn.execute)
 
@@ -184,7 +184,7 @@ async def django_proxy(dsn: str, autocommit: bool, *, proxy: bool = True) -> Asy
         PASSWORD=parts.get("password", ""),
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "true")  # the test's loop has nothing else to do
+        patch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "true")  # nothing else runs in the test's event loop
         conn: Any = django.db.connection if proxy else django.db.connections["default"]
         conn.connect()
         conn.set_autocommit(autocommit)
@@ -218,12 +218,12 @@ def numbered(count: int, **last: Any) -> list[NewJob]:
 
 
 async def stored(db: asyncpg.Connection[Any]) -> dict[UUID, Any]:
-    """What another connection sees: payloads by id."""
+    """The payloads that another connection sees, by id."""
     return {row[0]: json.loads(row[1]) for row in await db.fetch("SELECT id, payload FROM pgworkd.jobs")}
 
 
 class Untouchable:
-    """Looks like asyncpg's connection, and must not be touched."""
+    """Looks like a connection of asyncpg, but must not be used."""
 
     def __getattr__(self, name: str) -> Any:
         raise AssertionError(f"a round trip began: {name}")
@@ -233,7 +233,7 @@ Untouchable.__module__, Untouchable.__name__ = "asyncpg.connection", "Connection
 
 
 def refused_at_the_call(fields: dict[str, Any], message: str) -> UsageError:
-    """Both calls refuse a job of these fields, with a message that begins so; what `enqueue` raised."""
+    """Both calls refuse a job with these fields and a message that starts with `message`; the error of `enqueue`."""
     arguments = {"queue": "q", **fields}
     with pytest.raises(UsageError, match=f"^{message}") as caught:
         enqueue(Untouchable(), **arguments)

@@ -1,4 +1,4 @@
-"""Daemons that share queues with keys and limits, and a log of what their handlers did."""
+"""Daemons that share queues with keys and limits, and a log of their handlers' runs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Run(NamedTuple):
 
 
 class Log:
-    """What the handlers of all daemons did, in the order of their ends."""
+    """The runs of the handlers of all daemons, ordered by their end."""
 
     def __init__(self, took_s: float = 0.0) -> None:
         self.runs: list[Run] = []
@@ -53,11 +53,11 @@ class Log:
         return app
 
     def of(self, key: str) -> list[Run]:
-        """The runs of one key, in the order of their beginnings."""
+        """The runs of one key, ordered by their start."""
         return sorted((run for run in self.runs if run.key == key), key=lambda run: run.began)
 
     def took(self) -> float:
-        """From the first beginning to the last end, in seconds."""
+        """Seconds from the first start to the last end."""
         return max(run.ended for run in self.runs) - min(run.began for run in self.runs)
 
 
@@ -65,13 +65,13 @@ class Log:
 async def fleet(
     log: Log, dsn: str, names: Sequence[str], concurrency: int = 10, **changes: Any
 ) -> AsyncIterator[list[tuple[Daemon, Recorder]]]:
-    """Daemons by these names, all ready; `changes`: of their options."""
+    """Daemons with these names, all ready; `changes`: changed options."""
     async with contextlib.AsyncExitStack() as stack:
         yield [await stack.enter_async_context(running(log.app(name, concurrency), dsn, **changes)) for name in names]
 
 
 async def fill(db: asyncpg.Connection[Any], count: int, column: str, *keys: str) -> None:
-    """Inserts so many jobs for each key, by turns; `column`: which kind of key, serialize_key or limit_key."""
+    """Inserts `count` jobs for each key, interleaved; `column`: serialize_key or limit_key."""
     assert column in ("serialize_key", "limit_key")
     await db.execute(
         f"INSERT INTO pgworkd.jobs (queue, {column}, payload) "  # noqa: S608 - as checked
@@ -82,13 +82,13 @@ async def fill(db: asyncpg.Connection[Any], count: int, column: str, *keys: str)
     )
 
 
-async def all_over(db: asyncpg.Connection[Any], limit_s: float = 10) -> None:
+async def all_finished(db: asyncpg.Connection[Any], limit_s: float = 10) -> None:
     """Waits until no job is left."""
     await until(lambda: db.fetchval(NOTHING_LEFT), limit_s)
 
 
 class Observer:
-    """A connection that counts running rows all the time."""
+    """A connection that counts running rows continuously."""
 
     def __init__(self, db: asyncpg.Connection[Any]) -> None:
         self._db = db
@@ -103,7 +103,7 @@ class Observer:
 
 @contextlib.asynccontextmanager
 async def observed(dsn: str) -> AsyncIterator[Observer]:
-    """Counts running rows, on a connection of its own, for as long as the block lasts."""
+    """Counts running rows on a connection of its own until the block ends."""
     db = await asyncpg.connect(dsn)
     observer = Observer(db)
     async with anyio.create_task_group() as tasks:

@@ -1,4 +1,4 @@
-"""Daemons whose leases end soon, and handlers that wait."""
+"""Daemons with short leases, and handlers that wait."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ LEASE_S = 1.5
 QUICK = {"lease_s": LEASE_S, "heartbeat_s": 0.1}
 
 LEFT_S = "SELECT extract(epoch FROM min(lease_until) - clock_timestamp())::float8 FROM pgworkd.workers"
-"""What is left of the leases, as the database sees it."""
+"""The remaining time of the leases, according to the database."""
 
 
 @contextlib.asynccontextmanager
 async def daemon_of(app: App, dsn: str, ended: list[str], **changes: Any) -> AsyncIterator[tuple[Daemon, Recorder]]:
-    """A daemon that only notes that it would end the process; like kit.running otherwise."""
+    """Like kit.running, but the daemon only records that it would end the process."""
     seen = Recorder()
     connection = ConnectionOptions(dsn, connect_timeout_s=0.2, command_timeout_s=0.2)
     options = quick_options(dsn, **({"connection": connection, "shutdown_s": 0.1} | QUICK | changes))
@@ -42,7 +42,7 @@ async def daemon_of(app: App, dsn: str, ended: list[str], **changes: Any) -> Asy
 
 
 class Sleepers:
-    """Handlers that wait, and what became of each (job, attempt)."""
+    """Handlers that wait, and the outcome of each (job, attempt)."""
 
     def __init__(self) -> None:
         self.app = App()

@@ -1,4 +1,4 @@
-"""A job that ends dead, and that the daemon outlives it."""
+"""A job that ends dead, and a check that the daemon survives it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.kit import insert, running, until, waits_for_status
 
 
 async def dead_end(dsn: str, db: asyncpg.Connection[Any], handle: Callable[..., Any], **options: Any) -> asyncpg.Record:
-    """Runs one job that has one attempt, then another job in the same slot; the row of the first, which is dead."""
+    """Runs a job with one attempt, then another job in the same slot; the row of the first, which is dead."""
     app = App()
     app.handler("odd", queue="q", concurrency=1, max_attempts=1, **options)(handle)
 

@@ -1,4 +1,4 @@
-"""One odd job and then many ordinary ones in the same slot, each of which looks where it runs."""
+"""One odd job followed by many ordinary ones in the same slot, each of which checks the state of its task."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def this_task() -> asyncio.Task[Any]:
 
 
 class Ordinary:
-    """A queue with one slot, for one odd kind of job and an ordinary one, which is choosy about where it runs."""
+    """A queue with one slot, an odd kind of job, and an ordinary kind that checks the state of its task."""
 
     def __init__(self, handle: Callable[..., Awaitable[Any]], **options: Any) -> None:
         self.app = App()
@@ -55,7 +55,7 @@ class Ordinary:
 
 
 async def run_ordinary(db: asyncpg.Connection[Any], count: int) -> None:
-    """That many ordinary jobs, all at once; each must complete."""
+    """Inserts `count` ordinary jobs at once; each must complete."""
     ids = await db.fetch(
         "INSERT INTO pgworkd.jobs (queue, kind) SELECT 'q', 'ordinary' FROM generate_series(1, $1) RETURNING id", count
     )
@@ -77,7 +77,7 @@ async def outlived(
     kept: bool | None = None,
     **columns: Any,
 ) -> str | None:
-    """One odd job, then many ordinary ones; the error of the odd one. `kept`: whether its task runs them as well."""
+    """An odd job, then many ordinary ones; the error of the odd one. `kept`: whether its task runs them as well."""
     async with running(ordinary.app, dsn, shutdown_s=0.5, cancel_grace_s=0.2) as (daemon, seen):
         await run_ordinary(db, 2)
         before = tasks_now()

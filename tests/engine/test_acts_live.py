@@ -1,4 +1,4 @@
-"""Acts on a fleet at work: each job ends once, the audit knows of each act, and daemons hear of what moved."""
+"""Operations on a busy fleet: each job ends once, each operation is audited, and daemons are notified."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ JOBS = 3000
 
 
 def an_app(returned: list[UUID]) -> App:
-    """Most jobs are done at once; each tenth runs until it is cancelled. (Others are not due yet.)"""
+    """Most jobs return at once; each tenth runs until it is cancelled. (Others are not due yet.)"""
     app = App()
 
     @app.handler("q", concurrency=20)
@@ -35,7 +35,7 @@ def an_app(returned: list[UUID]) -> App:
 
 
 async def cancel_all(dsn: str) -> dict[UUID, str]:
-    """Cancels what matches until nothing is left; what became of each."""
+    """Cancels matching jobs until none is left; the result for each."""
     answers: dict[UUID, str] = {}
     async with Admin(ConnectionOptions(dsn, by="ann@desk")) as admin:
         last = None
@@ -86,8 +86,8 @@ async def test_cancel_by_filter_while_two_daemons_claim(dsn: str, db: asyncpg.Co
     assert len(notes) == len(ended["cancelled"]) + quicker
 
 
-async def test_a_job_that_is_edited_to_be_due_runs_at_once(dsn: str, db: asyncpg.Connection[Any]) -> None:
-    """The daemon sleeps: no poll comes within the test, so it is the notice that wakes it."""
+async def test_a_job_edited_to_be_due_runs_at_once(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    """The daemon is idle and no poll happens during the test, so only the notification can wake it."""
     app, ran = App(), []
 
     @app.handler("q")

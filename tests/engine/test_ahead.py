@@ -1,4 +1,4 @@
-"""Claiming ahead: quick jobs are there before a slot is free for them, and no job waits where it cannot run."""
+"""Prefetching: quick jobs are claimed before a slot is free, and no job waits where it cannot run."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from tests.kit import running, until
 IN_SLOTS = [1, 4]
 
 
-# What is claimed ahead, and what is not.
+# Which jobs are prefetched.
 
 
 @pytest.mark.parametrize("slots", IN_SLOTS)
-async def test_quick_jobs_are_claimed_ahead_and_each_runs_once(
+async def test_quick_jobs_are_prefetched_and_each_runs_once(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch, slots: int
 ) -> None:
     never_stalls(monkeypatch)
@@ -48,7 +48,7 @@ async def test_quick_jobs_are_claimed_ahead_and_each_runs_once(
     assert await db.fetchval("SELECT max(attempts) FROM pgworkd.finished_jobs") == 1
 
 
-async def test_slow_jobs_are_never_claimed_ahead(
+async def test_slow_jobs_are_never_prefetched(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waiters = Waiters(4)
@@ -71,7 +71,7 @@ async def test_slow_jobs_are_never_claimed_ahead(
 
 
 def surplus_of(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """By how much the answer of each claim from now on exceeds the slots that are free."""
+    """By how much each claim from now on exceeds the number of free slots."""
     surplus = [0]
     store, slots = daemon._store, daemon.pools["q"]._executor
     claim = store.claim
@@ -85,19 +85,19 @@ def surplus_of(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return surplus
 
 
-# What was claimed ahead and stalls.
+# Prefetched jobs that stall.
 
 
 @pytest.mark.parametrize("slots", IN_SLOTS)
 @pytest.mark.parametrize("quick_s", [None, 0.001], ids=["quick", "of a millisecond"])
-async def test_what_stalls_is_released_uncounted_within_a_moment_and_runs_elsewhere(
+async def test_stalled_prefetched_jobs_are_released_uncounted_and_run_elsewhere(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch, slots: int, quick_s: float | None
 ) -> None:
     def some_ahead(pace: Prefetch, *_: Any, **__: Any) -> None:
         pace.ahead = 8
 
     quick = QUICK
-    if quick_s is not None:  # so few are claimed ahead of such jobs that there may just be none
+    if quick_s is not None:  # so few of such jobs are prefetched that there may be none
         quick = 300
         monkeypatch.setattr(Prefetch, "claimed", some_ahead)
     one, other = Waiters(slots, quick_s), Waiters(500)
@@ -124,10 +124,10 @@ async def test_what_stalls_is_released_uncounted_within_a_moment_and_runs_elsewh
     assert len(returned) == sum(returned.values()) == quick + 100
 
 
-async def test_a_trickle_of_new_jobs_does_not_keep_what_stalls_from_being_released(
+async def test_a_trickle_of_inserts_does_not_delay_the_release_of_stalled_jobs(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each of them is notified, because the other daemon sleeps: both daemons look."""
+    """Each insert sends a notification, because the other daemon is idle: both daemons poll."""
     never_stalls(monkeypatch)
     one, other = Waiters(4), Waiters(500)
     async with claimed_ahead(one, dsn, db, waiting=100) as (daemon, _, ahead), running(other.app, dsn) as (_, seen):
@@ -144,10 +144,10 @@ async def test_a_trickle_of_new_jobs_does_not_keep_what_stalls_from_being_releas
         other.gauge.go_on.set()
 
 
-async def test_what_turns_out_slower_than_thought_does_not_wait_here_for_seconds(
+async def test_jobs_slower_than_estimated_do_not_wait_prefetched_for_seconds(
     dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
-    """Jobs of 40 ms behind jobs of none: one begins now and then, so nothing stalls, but the last of them is far."""
+    """Jobs of 40 ms behind instant ones: one starts now and then, so none stalls, but the last has long to wait."""
     app = App()
 
     @app.handler("q")
@@ -169,7 +169,7 @@ async def test_what_turns_out_slower_than_thought_does_not_wait_here_for_seconds
 async def test_no_due_job_waits_while_another_daemon_has_a_free_slot(
     dsn: str, db: asyncpg.Connection[Any], slots: int
 ) -> None:
-    """Both have found a quick pace; then come jobs for every single slot of the two, and never more than that."""
+    """Both have learned that jobs are quick; then there is exactly one job for each slot of the two."""
     one, other = Waiters(slots), Waiters(8)
     async with running(one.app, dsn, shutdown_s=0.5), running(other.app, dsn, shutdown_s=0.5):
 
@@ -186,7 +186,7 @@ async def test_no_due_job_waits_while_another_daemon_has_a_free_slot(
             assert sum(one.returned.values()) + sum(other.returned.values()) == round_ * (QUICK // 4 + slots + 8)
 
 
-# What happens to the daemon, or is wanted of it, while jobs are claimed ahead.
+# Events and requests while jobs are prefetched.
 
 
 async def _ids_ahead(db: asyncpg.Connection[Any], waiters: Waiters) -> list[Any]:
@@ -195,7 +195,7 @@ async def _ids_ahead(db: asyncpg.Connection[Any], waiters: Waiters) -> list[Any]
 
 
 @pytest.mark.parametrize("stalls", [False, True])
-async def test_what_is_cancelled_while_it_waits_for_a_slot_never_runs(
+async def test_a_prefetched_job_that_is_cancelled_never_runs(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch, stalls: bool
 ) -> None:
     never_stalls(monkeypatch)
@@ -219,7 +219,7 @@ async def test_what_is_cancelled_while_it_waits_for_a_slot_never_runs(
         assert cancelled == {str(job_id) for job_id in ids}
 
 
-async def test_a_paused_queue_gets_back_what_waited_for_a_slot(
+async def test_prefetched_jobs_of_a_paused_queue_are_released(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     never_stalls(monkeypatch)
@@ -248,14 +248,12 @@ LOST = {
 
 
 @pytest.mark.parametrize("lost", LOST)
-async def test_what_waits_for_a_slot_of_a_worker_that_is_lost_runs_under_the_next(
+async def test_prefetched_jobs_of_a_lost_worker_run_under_its_next_registration(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch, lost: str
 ) -> None:
     never_stalls(monkeypatch)
     waiters = Waiters(4)
-    periods = Periods(
-        rescue_s=3600, orphans_s=0.1
-    )  # or its next registration takes them back before they are given back
+    periods = Periods(rescue_s=3600, orphans_s=0.1)  # or its next registration takes them over before they are released
     async with claimed_ahead(waiters, dsn, db, periods=periods) as (daemon, seen, ahead):
         worker_id = daemon.worker_id
         ids, begun = await _ids_ahead(db, waiters), set(waiters.began)
@@ -277,7 +275,7 @@ async def test_what_waits_for_a_slot_of_a_worker_that_is_lost_runs_under_the_nex
 
 
 @pytest.mark.parametrize("how", ["gracefully", "at once"])
-async def test_a_stop_gives_back_what_waits_for_a_slot(
+async def test_a_stop_releases_prefetched_jobs(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     never_stalls(monkeypatch)
@@ -297,7 +295,7 @@ async def test_a_stop_gives_back_what_waits_for_a_slot(
     assert await db.fetchval("SELECT count(*) FROM pgworkd.workers") == 0
 
 
-async def test_less_and_more_concurrency_while_jobs_wait_for_a_slot(
+async def test_concurrency_changes_while_jobs_are_prefetched(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     never_stalls(monkeypatch)

@@ -1,4 +1,4 @@
-"""`pgworkd autoscale` with processes of its own: how many there are, and how they come and go."""
+"""`pgworkd autoscale` with child processes: how many there are, and how they start and stop."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def scaled(run: Any) -> list[tuple[int, int]]:
     return [(facts["before"], facts["after"]) for facts in events(run, "autoscale.decided")]
 
 
-async def test_it_grows_with_the_depth_and_shrinks_newest_first_within_its_bounds(play: Play) -> None:
+async def test_workers_scale_with_depth_within_bounds_and_stop_newest_first(play: Play) -> None:
     run = play("--cooldown-s=0.5")
     await play.says("up")
     await play.depth(5)
@@ -52,33 +52,33 @@ async def test_it_grows_with_the_depth_and_shrinks_newest_first_within_its_bound
     assert not play.facts("SIGINT")
 
 
-async def test_the_cooldown_lies_between_two_decisions(play: Play) -> None:
+async def test_the_cooldown_separates_two_decisions(play: Play) -> None:
     await play.depth(5)
     run = play("--cooldown-s=3600")
     await play.says("up", 3)
     await play.depth(0)
-    await until_looked(play.db, await looks(play.db))
+    await until_polled(play.db, await last_poll(play.db))
     assert scaled(run) == [(1, 3)]
     run.stop(signal.SIGINT)
     assert await ended(run) == 0
 
 
-async def looks(db: asyncpg.Connection[Any]) -> Any:
+async def last_poll(db: asyncpg.Connection[Any]) -> Any:
     return await db.fetchval(
         "SELECT query_start FROM pg_stat_activity"
         " WHERE application_name = 'pgworkd admin' AND datname = current_database()"
     )
 
 
-async def until_looked(db: asyncpg.Connection[Any], since: Any) -> None:
-    """A look that has begun after `since`, and one after that: so the first has had its consequences."""
+async def until_polled(db: asyncpg.Connection[Any], since: Any) -> None:
+    """Waits for a poll that began after `since` and for the next one, so that the first has taken effect."""
     for _ in range(2):
-        while (last := await looks(db)) == since:
+        while (last := await last_poll(db)) == since:
             await anyio.sleep(0.01)
         since = last
 
 
-async def test_a_worker_gets_a_session_no_input_its_arguments_and_a_clean_environment(play: Play) -> None:
+async def test_a_worker_gets_its_own_session_no_stdin_and_a_clean_environment(play: Play) -> None:
     environ = {"NOTIFY_SOCKET": "/nowhere", "WATCHDOG_USEC": "1", "PGWORKD_DSN": NOBODY}
     command = (sys.executable, "kid.py", "tells", "--queue=other", "--", "-x")
     run = play(f"--dsn={play.dsn}", command=command, **environ)
@@ -91,7 +91,7 @@ async def test_a_worker_gets_a_session_no_input_its_arguments_and_a_clean_enviro
     assert not {"NOTIFY_SOCKET", "WATCHDOG_USEC"} & set(its_environ)
 
 
-async def test_without_the_dashes_the_rest_is_the_command_too(play: Play) -> None:
+async def test_the_command_may_follow_without_dashes(play: Play) -> None:
     flags = ("--queue=q", "--max=1", "--up-at=5", "--down-at=1")
     environ = {"PGWORKD_DSN": play.dsn, "PGWORKD_WORKER_NAME": "w"}
     play._start("autoscale", *flags, sys.executable, "kid.py", "tells", "--queue", "other", **environ)
@@ -99,7 +99,7 @@ async def test_without_the_dashes_the_rest_is_the_command_too(play: Play) -> Non
     assert fact.more[0] == ["--queue", "other"]
 
 
-async def test_one_that_is_killed_is_replaced_at_once(play: Play) -> None:
+async def test_a_killed_worker_is_replaced_at_once(play: Play) -> None:
     run = play("--min=2")
     for fact in await play.says("up", 2):
         if fact.name == "w-1":
@@ -112,7 +112,7 @@ async def test_one_that_is_killed_is_replaced_at_once(play: Play) -> None:
     assert await ended(run) == 0
 
 
-async def test_one_that_keeps_dying_is_restarted_ever_later(play: Play) -> None:
+async def test_a_worker_that_keeps_dying_is_restarted_with_backoff(play: Play) -> None:
     run = play(command=(sys.executable, "-c", "raise SystemExit(1)"))
     ends = await logged(run, "worker.ended", 2)
     assert [facts["exit_code"] for facts in ends] == [1, 1]
@@ -122,7 +122,7 @@ async def test_one_that_keeps_dying_is_restarted_ever_later(play: Play) -> None:
     assert await ended(run) == 0, "nothing was left behind"
 
 
-async def test_one_that_can_never_work_ends_them_all_with_2(play: Play) -> None:
+async def test_a_misconfigured_worker_ends_autoscale_with_2(play: Play) -> None:
     run = play(mode="wrong")
     await play.says("up")
     await play.depth(5)
@@ -132,7 +132,7 @@ async def test_one_that_can_never_work_ends_them_all_with_2(play: Play) -> None:
     assert not any(lives(fact.pid) for fact in play.facts("up"))
 
 
-async def test_one_that_does_not_stop_in_time_is_killed_with_all_it_has_started(play: Play) -> None:
+async def test_a_worker_that_does_not_stop_is_killed_with_its_children(play: Play) -> None:
     run = play("--stop-timeout-s=1.5", mode="deaf")
     (deaf,) = await play.says("up")
     run.stop()
@@ -142,7 +142,7 @@ async def test_one_that_does_not_stop_in_time_is_killed_with_all_it_has_started(
     await until(lambda: not lives(deaf.pid) and not lives(deaf.more))
 
 
-async def test_while_one_is_still_stopping_there_are_not_more_than_max(play: Play) -> None:
+async def test_a_stopping_worker_counts_towards_max(play: Play) -> None:
     await play.depth(5)
     run = play("--max=2", "--step=1", mode="slow")
     ups = await play.says("up", 2)
@@ -151,7 +151,7 @@ async def test_while_one_is_still_stopping_there_are_not_more_than_max(play: Pla
     await play.depth(5)
     await logged(run, "autoscale.decided", 3)
     assert scaled(run) == [(1, 2), (2, 1), (1, 2)]
-    await until_looked(play.db, await looks(play.db))
+    await until_polled(play.db, await last_poll(play.db))
     assert len(play.facts("up")) == 2
     os.kill(next(fact.pid for fact in ups if fact.name == "w-2"), signal.SIGINT)
     assert (await play.says("up", 3))[2].name == "w-2"
@@ -161,7 +161,7 @@ async def test_while_one_is_still_stopping_there_are_not_more_than_max(play: Pla
     assert await ended(run) == 0
 
 
-async def test_a_second_signal_stops_at_once_a_third_kills(play: Play) -> None:
+async def test_a_second_signal_stops_at_once_and_a_third_kills(play: Play) -> None:
     slow = play(mode="slow")
     await play.says("up")
     slow.stop()
@@ -179,7 +179,7 @@ async def test_a_second_signal_stops_at_once_a_third_kills(play: Play) -> None:
     assert await ended(deaf) == 1
 
 
-async def test_workers_do_not_outlive_it(play: Play) -> None:
+async def test_workers_do_not_outlive_autoscale(play: Play) -> None:
     run = play("--min=2")
     ups = await play.says("up", 2)
     run.process.kill()
@@ -188,7 +188,7 @@ async def test_workers_do_not_outlive_it(play: Play) -> None:
     await until(lambda: not any(lives(fact.pid) for fact in ups))
 
 
-async def test_a_stop_in_the_first_moments_is_clean(play: Play) -> None:
+async def test_a_stop_during_startup_is_clean(play: Play) -> None:
     run = play(PGWORKD_DSN=NOBODY)
     await until(lambda: catches(run.process, signal.SIGTERM))
     run.stop()
@@ -198,7 +198,7 @@ async def test_a_stop_in_the_first_moments_is_clean(play: Play) -> None:
 # The database
 
 
-async def test_without_an_answer_from_the_database_nothing_changes(play: Play) -> None:
+async def test_nothing_changes_while_the_database_does_not_respond(play: Play) -> None:
     run = play("--min=2", PGWORKD_COMMAND_TIMEOUT_S="1")
     await play.says("up", 2)
     await play.depth(5)
@@ -209,7 +209,7 @@ async def test_without_an_answer_from_the_database_nothing_changes(play: Play) -
     await play.db.execute("LOCK TABLE pgworkd.jobs IN ACCESS EXCLUSIVE MODE")
 
     def unanswered() -> list[dict[str, Any]]:
-        """Which of the two: who gives up first, the server or we."""
+        """Either of the two, as the server or the client may give up first."""
         return events(run, "statement.failed") + events(run, "database.unavailable")
 
     await until(lambda: len(unanswered()) > 0, limit_s=20)
@@ -222,7 +222,7 @@ async def test_without_an_answer_from_the_database_nothing_changes(play: Play) -
     assert await ended(run) == 0
 
 
-async def test_a_stop_does_not_wait_for_an_answer(play: Play) -> None:
+async def test_a_stop_does_not_wait_for_a_response(play: Play) -> None:
     run = play(PGWORKD_COMMAND_TIMEOUT_S="10")
     await play.says("up")
     async with play.db.transaction():
@@ -239,7 +239,7 @@ async def test_a_stop_does_not_wait_for_an_answer(play: Play) -> None:
     assert not events(run, "database.unavailable")
 
 
-async def test_workers_are_started_though_the_database_is_away(play: Play) -> None:
+async def test_the_minimum_is_started_while_the_database_is_unavailable(play: Play) -> None:
     run = play("--min=2", PGWORKD_DSN=NOBODY)
     await play.says("up", 2)
     assert len(await logged(run, "database.unavailable")) == 1
@@ -247,7 +247,7 @@ async def test_workers_are_started_though_the_database_is_away(play: Play) -> No
     assert await ended(run) == 0
 
 
-async def test_nothing_is_started_on_a_database_without_the_schema(play: Play, empty_dsn: str) -> None:
+async def test_no_worker_is_started_on_a_database_without_the_schema(play: Play, empty_dsn: str) -> None:
     run = play(PGWORKD_DSN=empty_dsn)
     assert await ended(run) == 2
     assert run.lines == ["pgworkd: this database has no pgworkd schema: run pgworkd migrate"]

@@ -1,4 +1,4 @@
-"""`pgworkd autoscale --unit`: instances of a systemd unit, by way of a systemctl that plays systemd in files."""
+"""`pgworkd autoscale --unit`: instances of a systemd unit, with a fake systemctl that keeps its state in files."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ esac
 
 
 class Systemd:
-    """What the systemctl above remembers."""
+    """The state of the fake systemctl above."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -108,7 +108,7 @@ def play(start: Start, tmp_path: Path, dsn: str, db: asyncpg.Connection[Any], sy
     return play_
 
 
-async def test_units_are_started_and_stopped_with_the_depth(play: Any, systemd: Systemd) -> None:
+async def test_units_are_started_and_stopped_by_queue_depth(play: Any, systemd: Systemd) -> None:
     run = play()
     await until(lambda: systemd.active() == {1})
     await play.depth(5)
@@ -124,7 +124,7 @@ async def test_units_are_started_and_stopped_with_the_depth(play: Any, systemd: 
     assert not systemd.calls("kill")
 
 
-async def test_units_that_run_already_are_kept(play: Any, systemd: Systemd) -> None:
+async def test_running_units_are_kept(play: Any, systemd: Systemd) -> None:
     for number in (2, 3):
         systemd.set(number, "active 0 0")
     await play.depth(3)
@@ -138,7 +138,7 @@ async def test_units_that_run_already_are_kept(play: Any, systemd: Systemd) -> N
     assert systemd.active() == set()
 
 
-async def test_a_stop_while_a_unit_is_still_starting_is_no_failure(play: Any, systemd: Systemd) -> None:
+async def test_stopping_a_unit_that_is_still_starting_is_no_failure(play: Any, systemd: Systemd) -> None:
     (systemd.directory / "begins").touch()
     run = play()
     await until((systemd.directory / "units" / name(1)).exists)
@@ -147,7 +147,7 @@ async def test_a_stop_while_a_unit_is_still_starting_is_no_failure(play: Any, sy
     assert f"Job for {name(1)} canceled." in run.lines, "systemctl start had failed"
 
 
-async def test_a_stop_that_overtakes_the_start_is_said_again(play: Any, systemd: Systemd) -> None:
+async def test_a_stop_that_overtakes_the_start_is_repeated(play: Any, systemd: Systemd) -> None:
     (systemd.directory / "late").touch()
     run = play()
     await until(lambda: systemd.calls("start"))
@@ -157,7 +157,7 @@ async def test_a_stop_that_overtakes_the_start_is_said_again(play: Any, systemd:
     assert systemd.active() == set()
 
 
-async def test_a_unit_that_has_failed_is_started_again(play: Any, systemd: Systemd) -> None:
+async def test_a_failed_unit_is_started_again(play: Any, systemd: Systemd) -> None:
     run = play()
     await until(lambda: systemd.active() == {1})
     systemd.set(1, "failed 2 9")
@@ -168,7 +168,7 @@ async def test_a_unit_that_has_failed_is_started_again(play: Any, systemd: Syste
     assert await ended(run) == 0
 
 
-async def test_a_unit_that_systemd_restarts_is_left_to_it(play: Any, systemd: Systemd) -> None:
+async def test_a_unit_that_systemd_restarts_is_not_touched(play: Any, systemd: Systemd) -> None:
     run = play()
     await until(lambda: systemd.active() == {1})
     systemd.set(1, "activating 1 1")
@@ -191,7 +191,7 @@ async def test_only_an_exit_code_of_2_is_a_wrong_configuration(
     assert await ended(run) == (code or 0)
 
 
-async def test_a_unit_that_does_not_exist_ends_it_with_2(play: Any, systemd: Systemd) -> None:
+async def test_an_unknown_unit_ends_autoscale_with_2(play: Any, systemd: Systemd) -> None:
     (systemd.directory / "refuses").touch()
     run = play()
     assert await ended(run) == 2
@@ -208,7 +208,7 @@ async def test_a_unit_that_does_not_stop_in_time_is_killed(play: Any, systemd: S
     assert systemd.calls("kill") == [f"--signal=SIGKILL {name(1)}"]
 
 
-async def test_a_second_signal_reaches_the_units_main_process(play: Any, systemd: Systemd) -> None:
+async def test_a_second_signal_is_forwarded_to_the_units_main_process(play: Any, systemd: Systemd) -> None:
     (systemd.directory / "slow").touch()
     run = play()
     await until(lambda: systemd.active() == {1})
@@ -219,14 +219,14 @@ async def test_a_second_signal_reaches_the_units_main_process(play: Any, systemd
     assert systemd.calls("kill") == [f"--kill-who=main --signal=SIGINT {name(1)}"]
 
 
-async def test_a_host_without_systemd_is_told_so(play: Any, systemd: Systemd) -> None:
+async def test_a_host_without_systemd_is_reported(play: Any, systemd: Systemd) -> None:
     (systemd.directory / "no-systemd").touch()
     run = play()
     assert await ended(run) == 2
     assert run.lines[-1].startswith("pgworkd: --unit: systemctl does not answer")
 
 
-def test_without_a_systemctl_nothing_begins(clean: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_systemctl_nothing_is_started(clean: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     result = run_bare("autoscale", "-q", "q", "--max", "2", "--up-at", "2", "--down-at", "1", "--unit", "a@%d.service")
     assert result.exit_code == 2

@@ -1,4 +1,4 @@
-"""What `pgworkd autoscale` refuses: one line that names the flag and what to do, exit code 2, nothing started."""
+"""Wrong options of `pgworkd autoscale`: one line with the flag and a remedy, exit code 2, nothing started."""
 
 from __future__ import annotations
 
@@ -52,10 +52,8 @@ def flags(**changes: str) -> list[str]:
         ([*flags(), *COMMAND], "no database given: set PGWORKD_DSN, or pass --dsn"),
     ],
 )
-def test_what_makes_no_sense_is_refused(
-    args: list[str], line: str, clean: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(autoscale, "_run", None)  # whoever comes so far has not been refused
+def test_wrong_options_are_refused(args: list[str], line: str, clean: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(autoscale, "_run", None)  # whatever gets this far has not been refused
     result = run_bare("autoscale", *args)
     assert result.exit_code == 2
     assert result.stdout == ""

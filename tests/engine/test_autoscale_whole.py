@@ -1,4 +1,4 @@
-"""Real daemons under an autoscale that is killed, and the number that KEDA scales by."""
+"""Real daemons under an autoscale that is killed, and the metric that KEDA scales by."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def test_daemons_stop_gracefully_when_autoscale_is_killed(
 
 @pytest.fixture
 def busy(shell: Shell) -> Shell:
-    """Two jobs that could run now, and one of each that could not; another queue."""
+    """Two jobs that are due and one of each kind that is not; another queue."""
     insert = "INSERT INTO pgworkd.jobs (queue, status, run_at, attempts, worker_id) VALUES "
     shell.sql("SET TIME ZONE 'UTC'")
     worker = shell.sql(
@@ -75,7 +75,7 @@ def busy(shell: Shell) -> Shell:
     return shell
 
 
-def test_each_metric_is_one_bare_number(busy: Shell) -> None:
+def test_each_metric_prints_one_number(busy: Shell) -> None:
     def said(metric: str) -> str:
         return busy("stats", "--metric", metric, "--queue", "embedding").stdout
 
@@ -128,7 +128,7 @@ def test_the_scaled_object_in_the_docs_has_what_keda_requires() -> None:
     assert all(re.fullmatch(r'"[^"\\]+"|[A-Z_]+', value) for value in metadata.values()), "strings"
 
 
-def test_the_query_in_the_docs_answers_with_the_same_number(busy: Shell) -> None:
+def test_the_query_in_the_docs_returns_the_same_number(busy: Shell) -> None:
     (query,) = (value.strip('"') for _, key, value in yaml_of_the_docs() if key == "query")
     rows = busy.db.execute(query.encode()).fetchall()
     assert rows == [(2,)]

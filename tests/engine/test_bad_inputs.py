@@ -1,6 +1,6 @@
-"""Every bad input that SQL, the client or a handler can offer, by number, with the exact right answer.
+"""Every bad input from SQL, the client or a handler, by number, with the exact expected result.
 
-A row that gets in harms its own job only: others of its claim complete, the daemon lives.
+A row that the table accepts affects only its own job: others of its claim complete, the daemon keeps running.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ CASES = [each for module in (bad_rows, bad_relations, bad_calls, bad_places, bad
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 async def test_bad_input(dsn: str, db: Db, case: Case) -> None:
-    with anyio.fail_after(LIMIT_S):  # a wrong answer may well be none
+    with anyio.fail_after(LIMIT_S):  # a wrong result may well be no result at all
         await case.check(dsn, db)
 
 
-def test_all_are_there_in_order_and_none_twice() -> None:
+def test_the_numbered_cases_are_complete_ordered_and_unique() -> None:
     numbers = [case.number for case in CASES]
     assert numbers == sorted(numbers)
     assert set(numbers) == set(range(1, 44))

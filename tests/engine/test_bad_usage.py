@@ -24,7 +24,7 @@ def test_bad_usage(
     case.check(Usage(shell, start, tmp_path, empty_dsn, monkeypatch))
 
 
-def test_all_are_there_in_order_and_none_twice() -> None:
+def test_the_numbered_cases_are_complete_ordered_and_unique() -> None:
     numbers = [case.number for case in CASES]
     assert numbers == sorted(numbers)
     assert set(numbers) == {*range(44, 54), *range(75, 83)}

@@ -1,4 +1,4 @@
-"""Application code makes, fills and seals batches on its own connection, whatever driver that is of."""
+"""Application code creates, fills and seals batches on its own connection, with any driver."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def jobs_of(db: Db, batch_id: UUID) -> list[asyncpg.Record]:
 
 
 @in_autocommit
-async def test_a_tree_by_each_driver(
+async def test_each_driver_can_create_a_batch_tree(
     opener: Any, dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(columns, "STATEMENT_ROWS", 2)
@@ -53,7 +53,7 @@ async def test_a_tree_by_each_driver(
 
 
 @in_a_transaction
-async def test_a_tree_comes_and_goes_with_the_callers_transaction(
+async def test_a_tree_commits_and_rolls_back_with_the_callers_transaction(
     opener: Any, dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
     async with opener(dsn, autocommit=False) as caller:
@@ -65,7 +65,7 @@ async def test_a_tree_comes_and_goes_with_the_callers_transaction(
     assert await db.fetchval("SELECT count(*) FROM pgworkd.batch_additions") == 0
 
 
-async def test_a_block_seals_what_it_opened_unless_it_raises(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_the_context_manager_seals_the_batch_unless_it_raises(dsn: str, db: asyncpg.Connection[Any]) -> None:
     async with psycopg_sync(dsn, autocommit=True) as caller:
         with batch(caller.conn, "sync") as root, root.child("static") as static:
             static.add([{}])
@@ -78,7 +78,7 @@ async def test_a_block_seals_what_it_opened_unless_it_raises(dsn: str, db: async
     assert [each.state for each in await failing.progress()] == ["open"]
 
 
-async def test_what_is_not_said_is_the_batchs(db: asyncpg.Connection[Any]) -> None:
+async def test_omitted_fields_are_inherited_from_the_batch(db: asyncpg.Connection[Any]) -> None:
     root = await batch(db, "b", kind="k", queue="q")
     at = datetime(2030, 1, 1, tzinfo=UTC)
     usual = await root.add([{"n": 1}])
@@ -90,7 +90,7 @@ async def test_what_is_not_said_is_the_batchs(db: asyncpg.Connection[Any]) -> No
     assert rows[other[0]]["meta"] == '{"tag": 1}'
 
 
-async def test_the_app_knows_the_queues_of_its_kinds_and_its_stream_functions(db: asyncpg.Connection[Any]) -> None:
+async def test_the_app_resolves_queues_of_kinds_and_stream_functions(db: asyncpg.Connection[Any]) -> None:
     app = App()
     app.handler("calculate", queue="numbers")(lambda: None)
     app.handler("send", queue="mail")(lambda: None)
@@ -108,7 +108,7 @@ async def test_the_app_knows_the_queues_of_its_kinds_and_its_stream_functions(db
     assert app.handlers["payroll -> cheques"].max_attempts == 7
 
 
-async def test_callbacks_are_jobs_to_be(db: asyncpg.Connection[Any]) -> None:
+async def test_callbacks_are_stored_as_job_templates(db: asyncpg.Connection[Any]) -> None:
     @dataclass
     class Month:
         month: int
@@ -148,7 +148,7 @@ async def test_bad_arguments_are_refused_before_the_database(options: dict[str, 
         batch(db, **{"name": "b", **options})
 
 
-async def test_bad_payloads_are_named(db: asyncpg.Connection[Any]) -> None:
+async def test_invalid_payloads_are_reported_with_their_path(db: asyncpg.Connection[Any]) -> None:
     root = await batch(db, "b")
     with pytest.raises(InvalidPayload, match=r"payloads\[1\]\.name"):
         root.add([{}, {"name": float("nan")}])
@@ -159,7 +159,7 @@ async def test_bad_payloads_are_named(db: asyncpg.Connection[Any]) -> None:
     assert await jobs_of(db, root.id) == []
 
 
-async def test_the_database_refuses_what_it_cannot_take(db: asyncpg.Connection[Any]) -> None:
+async def test_the_database_refuses_invalid_batch_operations(db: asyncpg.Connection[Any]) -> None:
     async with batch(db, "b") as root:
         pass
     for refused in (root.add([{}]), root.child("late"), Batch(db, NOBODY).add([{}]), Batch(db, NOBODY).seal()):

@@ -1,4 +1,4 @@
-"""Operators cancel by SQL: jobs that wait, and handlers that run and take it their own way."""
+"""Operators cancel by SQL: waiting jobs, and running handlers that react in different ways."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.kit import insert, running, status, until, waits_for_status
 
 
 async def cancel(db: asyncpg.Connection[Any], *job_ids: Any) -> dict[Any, str]:
-    """Asks for it as an operator does; by id, what was answered."""
+    """Cancels like an operator; the results by id."""
     return dict(await db.fetch("SELECT id, outcome FROM pgworkd.cancel($1)", job_ids))
 
 
@@ -49,7 +49,7 @@ async def test_a_running_handler_is_cancelled_within_a_second(dsn: str, db: asyn
         finally:
             cleaned_up.append(True)
 
-    # The worker asks when the NOTIFY comes, however far its next heartbeat is.
+    # The worker reacts to the NOTIFY without waiting for its next heartbeat.
     async with running(app, dsn, heartbeat_s=900.0, lease_s=3600.0) as (_, seen):
         job_id = await insert(db, "q")
         await seen.wait(events.JOB_STARTED)
@@ -75,7 +75,7 @@ async def test_a_running_handler_is_cancelled_within_a_second(dsn: str, db: asyn
         ("gives up", "cancelled"),
     ],
 )
-async def test_a_handler_that_takes_its_cancellation_its_own_way(
+async def test_a_handler_may_handle_its_cancellation(
     dsn: str, db: asyncpg.Connection[Any], ending: str, final: str
 ) -> None:
     app = App()
@@ -102,7 +102,7 @@ async def test_a_handler_that_takes_its_cancellation_its_own_way(
         await until(waits_for_status(db, job_id, final), limit_s=4)
 
 
-async def test_a_thread_that_was_told_is_cancelled_whether_it_raises_or_returns_unless_it_says_that_it_is_done(
+async def test_a_thread_asked_to_cancel_is_cancelled_unless_it_reports_completion(
     dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
     app = App()
@@ -127,7 +127,7 @@ async def test_a_thread_that_was_told_is_cancelled_whether_it_raises_or_returns_
             await until(waits_for_status(db, job_id, ending), limit_s=4)
 
 
-async def test_a_cancel_whose_notification_was_lost_comes_with_the_next_heartbeat(
+async def test_a_cancel_whose_notification_was_lost_arrives_with_a_heartbeat(
     dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
     app = App()

@@ -1,4 +1,4 @@
-"""A claim that is slow, or waits for a lock, delays its own queue only."""
+"""A claim that is slow or waits for a lock delays only its own queue."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.kit import Recorder, insert, running, until, waits_for_status
 
 WITHIN_S = 1.0
 JOBS = 10
-"""Of the queue that is not slow, one after the other."""
+"""Of the queue that is not slow, one after another."""
 _CLAIMING = """SELECT count(*) FROM pg_stat_activity
     WHERE application_name = 'pgworkd claim' AND datname = current_database()"""
 _WAITING = f"{_CLAIMING} AND wait_event_type = 'Lock'"
@@ -46,7 +46,7 @@ def app_of(*queues: str) -> App:
 
 @contextlib.asynccontextmanager
 async def holding(dsn: str, sql: str, *queues: str) -> AsyncIterator[None]:
-    """Another session's open transaction in which that has been done for each of these queues."""
+    """An open transaction of another session that has executed `sql` for each of these queues."""
     holder = await asyncpg.connect(dsn)
     await holder.execute("BEGIN")
     try:
@@ -86,7 +86,7 @@ async def test_a_claim_that_waits_for_a_lock_delays_no_other_queue(
     assert await db.fetchval("SELECT max(attempts) FROM pgworkd.all_jobs") == 1
 
 
-async def test_several_slow_claims_have_a_connection_each_and_those_are_closed_when_they_idle(
+async def test_slow_claims_get_connections_of_their_own_that_close_when_idle(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(claim_connections, "IDLE_S", 0.5)
@@ -109,7 +109,7 @@ async def test_several_slow_claims_have_a_connection_each_and_those_are_closed_w
     assert seen.all(events.DATABASE_UNAVAILABLE) == []
 
 
-async def test_a_daemon_of_one_queue_keeps_to_one_connection_for_claims(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_a_daemon_of_one_queue_uses_one_connection_for_claims(dsn: str, db: asyncpg.Connection[Any]) -> None:
     await db.execute(LIMITED, "q")
     async with running(app_of("q"), dsn) as (daemon, seen):
         async with holding(dsn, "SELECT pgworkd.lock_queue($1)", "q"):
@@ -117,14 +117,16 @@ async def test_a_daemon_of_one_queue_keeps_to_one_connection_for_claims(dsn: str
             await until(lambda: db.fetchval(_WAITING))
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(daemon._store.next_due, ["q"], [None], [[0]])
-                with anyio.move_on_after(5 * claim_connections.SLOW_S):  # in which a second one would be made
+                with anyio.move_on_after(5 * claim_connections.SLOW_S):  # long enough for a second one to be opened
                     await until(lambda: db.fetchval(f"SELECT ({_CLAIMING}) > 1"))
                     raise AssertionError("a second connection")
                 tasks.cancel_scope.cancel()
         await seen.wait(events.JOB_COMPLETED, job_id=str(late))
 
 
-async def test_slow_claims_that_are_cut_cost_no_job_and_no_second_run(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_slow_claims_that_are_cut_off_lose_no_job_and_run_none_twice(
+    dsn: str, db: asyncpg.Connection[Any]
+) -> None:
     slow = ["slow 1", "slow 2"]
     await db.executemany(LIMITED, [(queue,) for queue in slow])
     async with running(app_of("other", *slow), dsn) as (_, seen):
@@ -139,7 +141,7 @@ async def test_slow_claims_that_are_cut_cost_no_job_and_no_second_run(dsn: str, 
     assert await db.fetchval("SELECT max(attempts) FROM pgworkd.all_jobs") == 1
 
 
-async def test_what_a_further_connection_claimed_unheard_is_given_back(
+async def test_jobs_of_a_claim_whose_response_was_lost_are_released(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lost: list[str] = []

@@ -1,4 +1,4 @@
-"""The commands, as a careless or hostile user would type them, against a real database."""
+"""The commands against a real database, as a careless or hostile user would type them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CANARY = "c4n4ry"
 
 @pytest.fixture(autouse=True)
 def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No settings from outside: an empty working directory and no PGWORKD_ variables."""
+    """No outside settings: an empty working directory and no PGWORKD_ variables."""
     for name in list(os.environ):
         if name.upper().startswith("PGWORKD_"):
             monkeypatch.delenv(name)
@@ -32,7 +32,7 @@ def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 class Shell:
-    """Types commands; `sql` looks behind the scenes."""
+    """Runs commands; `sql` queries the database directly."""
 
     def __init__(self, dsn: str) -> None:
         self.dsn = dsn
@@ -56,7 +56,7 @@ class Shell:
         return result.stderr.removeprefix("pgworkd: ").rstrip("\n")
 
     def sql(self, text: str, *args: Any) -> Any:
-        """The first value that a statement answers with, if it does."""
+        """The first value that a statement returns, if any."""
         cursor = self.db.execute(text, args)
         row = cursor.fetchone() if cursor.description else None
         return None if row is None else row[0]
@@ -121,7 +121,7 @@ def run_bare(*args: str) -> Result:
         (("run", "--lease-s", "10s"), "lease_s (flag): must be a number of seconds"),
     ],
 )
-def test_wrong_usage_is_told_in_one_line_with_exit_code_2(args: tuple[str, ...], line: str) -> None:
+def test_wrong_usage_prints_one_line_and_exits_with_2(args: tuple[str, ...], line: str) -> None:
     result = run_bare(*args)
     assert result.exit_code == 2
     assert result.stderr.startswith(f"pgworkd: {line}") or line in result.stderr
@@ -129,13 +129,13 @@ def test_wrong_usage_is_told_in_one_line_with_exit_code_2(args: tuple[str, ...],
     assert not result.stdout
 
 
-def test_without_a_command_it_helps() -> None:
+def test_without_a_command_the_help_is_printed() -> None:
     assert "enqueue" in run_bare().stdout
     assert run_bare("--help").exit_code == run_bare("jobs", "-h").exit_code == 0
     assert run_bare("--version").stdout == "pgworkd 0.1.0\n"
 
 
-def test_migrate_tells_both_versions_and_may_be_repeated(shell: Shell, empty_dsn: str) -> None:
+def test_migrate_prints_both_versions_and_is_idempotent(shell: Shell, empty_dsn: str) -> None:
     told = f"before, {schema.VERSION} now\n"
     assert shell("migrate", "--dsn", empty_dsn).stdout == f"schema version: none {told}"
     assert shell("migrate", "--dsn", empty_dsn).stdout == f"schema version: {schema.VERSION} {told}"
@@ -145,7 +145,7 @@ def test_migrate_tells_both_versions_and_may_be_repeated(shell: Shell, empty_dsn
 # Jobs
 
 
-def test_enqueue_prints_the_id_of_what_it_inserted(shell: Shell) -> None:
+def test_enqueue_prints_the_id_of_the_inserted_job(shell: Shell) -> None:
     result = shell("enqueue", "mail", '{"n": 0.12345678901234567890}', "--kind", "welcome", "--priority", "-5")
     assert UUID_LINE.fullmatch(result.stdout)
     row = shell.db.execute("SELECT queue, kind, payload->>'n', priority, status::text FROM pgworkd.jobs").fetchone()
@@ -157,7 +157,7 @@ def test_enqueue_prints_the_id_of_what_it_inserted(shell: Shell) -> None:
     assert shell.sql(then)
 
 
-def test_a_taken_dedupe_key_answers_with_its_holder(shell: Shell) -> None:
+def test_a_taken_dedupe_key_reports_the_job_that_has_it(shell: Shell) -> None:
     first = shell("enqueue", "q", "--dedupe-key", "k").stdout
     second = shell("enqueue", "q", "--dedupe-key", "k")
     assert second.stdout == first
@@ -165,7 +165,7 @@ def test_a_taken_dedupe_key_answers_with_its_holder(shell: Shell) -> None:
     assert shell("enqueue", "other", "--dedupe-key", "k").stdout != first
 
 
-def test_what_to_do_where_a_dedupe_key_is_taken(shell: Shell) -> None:
+def test_on_duplicate_decides_what_happens_when_a_dedupe_key_is_taken(shell: Shell) -> None:
     first = shell("enqueue", "q", '{"n": 1}', "--dedupe-key", "k", "--dedupe-for-s", "3600", "--priority", "4")
     assert not first.stderr
     assert shell.sql("SELECT dedupe_until BETWEEN now() + '59 min' AND now() + '61 min' FROM pgworkd.jobs")
@@ -186,7 +186,7 @@ def test_what_to_do_where_a_dedupe_key_is_taken(shell: Shell) -> None:
     assert "--on-duplicate needs a --dedupe-key" in shell.refused("enqueue", "q", "--on-duplicate", "skip")
 
 
-def test_keys_that_jobs_are_counted_and_lined_up_by(shell: Shell) -> None:
+def test_enqueue_takes_limit_and_serialize_keys(shell: Shell) -> None:
     shell("enqueue", "q", "--serialize-key", "s", "--limit-key", "l", "--on-retry", "yield")
     assert shell.sql("SELECT concat(serialize_key, limit_key, yields) FROM pgworkd.jobs") == "slt"
     assert "needs a serialize_key" in shell.refused("enqueue", "q", "--on-retry", "yield")
@@ -207,12 +207,12 @@ def test_keys_that_jobs_are_counted_and_lined_up_by(shell: Shell) -> None:
         ('{"a": "' + "x" * 2**20 + '"}', "takes more than the 1,048,576 bytes"),
     ],
 )
-def test_a_payload_that_cannot_be_stored_is_refused_before_the_database(shell: Shell, payload: str, told: str) -> None:
+def test_an_invalid_payload_is_refused_before_the_database_is_asked(shell: Shell, payload: str, told: str) -> None:
     assert told in shell.refused("enqueue", "q", payload)
     assert shell.sql("SELECT count(*) FROM pgworkd.jobs") == 0
 
 
-def test_a_payload_from_standard_input(shell: Shell) -> None:
+def test_enqueue_reads_a_payload_from_standard_input(shell: Shell) -> None:
     shell("enqueue", "q", "-", stdin='\ufeff{"name": "Ää"}\n'.encode())
     assert shell.sql("SELECT payload->>'name' FROM pgworkd.jobs") == "Ää"
 
@@ -262,7 +262,7 @@ def test_jobs_lists_the_newest_first_and_filters(shell: Shell) -> None:
     assert lines[1].split()[:4] == [ids[1], "b", "b", "pending"]
 
 
-def test_a_job_is_shown_whole_with_its_error_history(shell: Shell) -> None:
+def test_job_shows_all_fields_and_the_error_history(shell: Shell) -> None:
     error = {"attempt": 3, "at": "2026-01-01", "type": "ValueError", "message": "no\x1b[31m", "worker": "w"}
     errors = json.dumps([error | {"traceback": "File a\n  line\x1b b"}])
     job_id = shell.die("q", payload='{"deep": {"n": [1, 2]}}', error="no\x1b[31m", errors=errors)
@@ -277,7 +277,7 @@ def test_a_job_is_shown_whole_with_its_error_history(shell: Shell) -> None:
     assert "no job has the id" in shell.refused("job", NOBODY, code=1)
 
 
-def test_instants_that_no_datetime_holds_spoil_nothing(shell: Shell) -> None:
+def test_timestamps_beyond_python_datetimes_are_shown(shell: Shell) -> None:
     shell.sql(
         "INSERT INTO pgworkd.finished_jobs (id, finished_at, run_at, created_at, status, priority, attempts, failures,"
         " queue, payload, errors, failed_at, started_at) SELECT pgworkd.new_id(), now(), now(), now(), 'completed', 0,"

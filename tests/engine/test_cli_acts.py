@@ -1,4 +1,4 @@
-"""Commands that act on jobs by id, edit, and what the audit says of it."""
+"""Commands on jobs by id, `edit`, and the audit of both."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["clean", "shell"]  # fixtures
 # By id
 
 
-def test_retry_by_id_tells_what_became_of_each(shell: Shell) -> None:
+def test_retry_by_id_reports_the_outcome_of_each_job(shell: Shell) -> None:
     dead, held = shell.die(), shell.die(dedupe_key="k")
     waiting, running = enqueue(shell, "q", "--dedupe-key", "k"), enqueue(shell)
     run(shell, running)
@@ -34,7 +34,7 @@ def test_retry_by_id_tells_what_became_of_each(shell: Shell) -> None:
     assert shell("retry", shell.die()).exit_code == 0
 
 
-def test_cancel_ends_what_waits_and_asks_for_what_runs(shell: Shell) -> None:
+def test_cancel_ends_waiting_jobs_and_requests_it_for_running_ones(shell: Shell) -> None:
     waiting, running = enqueue(shell), enqueue(shell)
     run(shell, running)
     told = shell("cancel", waiting, running).stdout
@@ -56,7 +56,7 @@ def test_discard_moves_dead_jobs_to_the_history(shell: Shell) -> None:
     assert shell.sql("SELECT count(*) FROM pgworkd.finished_jobs WHERE status = 'dead'") == 1
 
 
-def test_programs_get_json_of_each_id(shell: Shell) -> None:
+def test_json_output_has_an_entry_for_each_id(shell: Shell) -> None:
     waiting, dead = enqueue(shell), shell.die()
     unknown = "check the id; its history may have been deleted"
     assert json.loads(shell("cancel", waiting, NOBODY, "--json", code=1).stdout) == [
@@ -77,7 +77,7 @@ def test_programs_get_json_of_each_id(shell: Shell) -> None:
 # Edit
 
 
-def test_edit_changes_what_is_given(shell: Shell) -> None:
+def test_edit_changes_only_the_given_fields(shell: Shell) -> None:
     job_id = enqueue(shell, "q", '{"a": 1}')
     assert shell("edit", job_id, "--payload", '{"a": 0.12345678901234567890}').stdout == f"{job_id} edited: payload\n"
     assert shell.sql("SELECT payload->>'a' FROM pgworkd.jobs") == "0.12345678901234567890"
@@ -89,7 +89,7 @@ def test_edit_changes_what_is_given(shell: Shell) -> None:
     assert shell("edit", job_id, "--priority", "-3").stdout == f"{job_id} unchanged\n"
 
 
-def test_edit_of_what_does_not_wait_says_what_to_do(shell: Shell) -> None:
+def test_edit_of_a_job_that_is_not_waiting_is_refused_with_a_remedy(shell: Shell) -> None:
     running, over, dead = enqueue(shell), enqueue(shell), shell.die()
     run(shell, running)
     shell("cancel", over)
@@ -126,7 +126,7 @@ def test_edit_refuses_values_out_of_bounds(shell: Shell, args: tuple[str, ...], 
 # The audit
 
 
-def test_the_audit_tells_who_did_what(shell: Shell) -> None:
+def test_the_audit_shows_who_did_what(shell: Shell) -> None:
     first, second = enqueue(shell, "q", '{"a": 1}'), enqueue(shell, "other")
     shell("edit", first, "--priority", "5", "--payload", '{"a": "\x7f"}')
     shell("cancel", first, second)
@@ -152,7 +152,7 @@ def test_the_audit_tells_who_did_what(shell: Shell) -> None:
     assert json.loads(shell("audit", "--job", NOBODY, "--json").stdout) == []
 
 
-def test_a_change_too_long_for_a_list_is_cut_there_only(shell: Shell) -> None:
+def test_a_long_change_is_truncated_in_the_list_only(shell: Shell) -> None:
     job_id = enqueue(shell)
     shell("edit", job_id, "--payload", json.dumps({"a": "x" * 3000}))
     assert shell("audit").stdout.splitlines()[1].endswith("xxx\u2026")
@@ -160,7 +160,7 @@ def test_a_change_too_long_for_a_list_is_cut_there_only(shell: Shell) -> None:
 
 
 @pytest.mark.parametrize("login", ["ann", "\u00e4\udcff\x1b[31m", None])
-def test_any_login_name_can_be_noted(shell: Shell, monkeypatch: pytest.MonkeyPatch, login: str | None) -> None:
+def test_any_login_name_can_be_audited(shell: Shell, monkeypatch: pytest.MonkeyPatch, login: str | None) -> None:
     def getuser() -> str:
         if login is None:
             raise OSError("no name for this number")
@@ -175,10 +175,10 @@ def test_any_login_name_can_be_noted(shell: Shell, monkeypatch: pytest.MonkeyPat
     assert "\x1b" not in shell("audit").stdout
 
 
-# Who waits for others
+# Dependencies
 
 
-def test_a_job_says_what_it_waits_for_and_can_be_let_go(shell: Shell) -> None:
+def test_a_job_shows_its_dependencies_and_can_be_unblocked(shell: Shell) -> None:
     first, other = enqueue(shell), enqueue(shell)
     last = str(drivers_enqueue(shell.db, "q", after=[UUID(first)]))
     assert "waits:         waits for 1 job\n" in shell("job", last).stdout
@@ -190,7 +190,7 @@ def test_a_job_says_what_it_waits_for_and_can_be_let_go(shell: Shell) -> None:
     assert json.loads(shell("audit", "--json").stdout)[0]["what"] == "undepend"
 
 
-def test_a_job_says_how_far_it_is(shell: Shell) -> None:
+def test_a_job_shows_its_progress(shell: Shell) -> None:
     job_id = enqueue(shell)
     run(shell, job_id)
     shell.sql("SELECT pgworkd.report_progress(ARRAY[%s::uuid], '{1}', '{0.4}', '{page 12}')", job_id)

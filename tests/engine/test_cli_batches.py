@@ -1,4 +1,4 @@
-"""Commands on batches: listing and drawing trees, following one, sealing, cancelling and deleting it."""
+"""Commands on batches: listing, showing and following trees, and sealing, cancelling and deleting them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["clean", "shell"]  # fixtures
 
 
 def tree(shell: Shell, *, jobs: int = 4) -> Any:
-    """payroll with two children, of which the first has one, too; not sealed."""
+    """`payroll` with two children, the first of which has a child itself; not sealed."""
     root = batch(shell.db, "payroll", kind="calculate")
     cheques = root.child("cheques", stream=True)
     cheques.child("letters", stream=True)
@@ -27,7 +27,7 @@ def tree(shell: Shell, *, jobs: int = 4) -> Any:
 
 
 def end(shell: Shell, batch_id: Any, count: int, status: str = "completed") -> None:
-    """So many of its waiting jobs end."""
+    """Ends `count` of its waiting jobs."""
     if status == "cancelled":
         shell.sql(
             "SELECT pgworkd.cancel(ARRAY(SELECT id FROM pgworkd.jobs WHERE batch_id = %s LIMIT %s))", batch_id, count
@@ -45,7 +45,7 @@ def end(shell: Shell, batch_id: Any, count: int, status: str = "completed") -> N
     )
 
 
-def test_a_tree_is_drawn_with_its_progress(shell: Shell) -> None:
+def test_a_tree_is_shown_with_its_progress(shell: Shell) -> None:
     root = tree(shell)
     end(shell, root.id, 2)
     end(shell, root.id, 1, "cancelled")
@@ -61,7 +61,7 @@ def test_a_tree_is_drawn_with_its_progress(shell: Shell) -> None:
     ]
 
 
-def test_a_part_of_a_tree_is_drawn_from_its_own_top(shell: Shell) -> None:
+def test_a_subtree_is_shown_from_its_own_root(shell: Shell) -> None:
     root = tree(shell)
     cheques = shell.sql("SELECT id FROM pgworkd.batches WHERE parent_id = %s AND name = 'cheques'", root.id)
     lines = shell("batches", "show", str(cheques)).stdout.splitlines()
@@ -82,7 +82,7 @@ def test_trees_are_listed_newest_first(shell: Shell) -> None:
     assert len(json.loads(shell("batches", "-n", "1", "--json").stdout)) == 1
 
 
-def test_a_tree_is_followed_to_its_end(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tree_is_followed_until_it_finishes(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batches, "REFRESH_S", 0.01)
     root = batch(shell.db, "payroll", kind="calculate")
     root.add([{}, {}])
@@ -116,13 +116,13 @@ def test_batches_are_sealed_cancelled_and_deleted(shell: Shell) -> None:
     assert shell.sql("SELECT count(*) FROM pgworkd.audit WHERE what LIKE %s", "%_batch") == 2
 
 
-def test_a_large_batch_is_cancelled_in_steps(shell: Shell) -> None:
+def test_a_large_batch_is_cancelled_in_chunks(shell: Shell) -> None:
     root = batch(shell.db, "large")
     root.add({"n": n} for n in range(2500))
     assert "2,500 jobs cancelled" in shell("batches", "cancel", str(root.id)).stdout
 
 
-def test_what_does_not_exist_is_told(shell: Shell) -> None:
+def test_an_unknown_batch_is_reported(shell: Shell) -> None:
     for verb in ("show", "seal", "cancel", "delete"):
         assert f"batch {NOBODY} does not exist" in shell.refused("batches", verb, NOBODY, code=1)
     assert "--follow and --json exclude each other" in shell.refused("batches", "show", NOBODY, "--follow", "--json")

@@ -1,4 +1,4 @@
-"""Commands that act on all jobs that match: in chunks, asked about, stopped, and told as numbers."""
+"""Commands on all matching jobs: in chunks, with a confirmation, interruptible, reported as numbers."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from tests.engine.test_cli import Shell, clean, shell
 __all__ = ["clean", "shell"]  # fixtures
 
 
-# All that match
+# All matching jobs
 
 
-def test_retry_of_a_queues_dead_takes_the_oldest_up_to_the_limit(shell: Shell) -> None:
+def test_retry_of_dead_jobs_takes_the_oldest_up_to_the_limit(shell: Shell) -> None:
     ids = [shell.die() for _ in range(4)]
     other, kind = shell.die("other"), shell.die("q", kind="k")
     assert shell("retry", "--dead", "--queue", "q", "--kind", "k").stdout == "1 job will run again\n"
@@ -30,7 +30,7 @@ def test_retry_of_a_queues_dead_takes_the_oldest_up_to_the_limit(shell: Shell) -
     assert found == ["pending", "pending", "dead", "dead", "dead", "pending"]
 
 
-def test_retry_all_wants_yes_and_leaves_out_only_what_a_key_holds_back(shell: Shell) -> None:
+def test_retry_all_needs_yes_and_skips_only_jobs_blocked_by_a_key(shell: Shell) -> None:
     many(shell, 1200, "dead")
     held = [shell.die(dedupe_key="k"), shell.die(dedupe_key="k")]
     assert "add --yes" in shell.refused("retry", "--all")
@@ -42,7 +42,7 @@ def test_retry_all_wants_yes_and_leaves_out_only_what_a_key_holds_back(shell: Sh
     assert shell.sql("SELECT count(*) FROM pgworkd.audit WHERE what = 'retry'") == 1201
 
 
-def test_retry_by_status_runs_waiting_retries_now(shell: Shell) -> None:
+def test_retry_by_status_makes_waiting_retries_due(shell: Shell) -> None:
     job_id = enqueue(shell, "q", "--delay-s", "600")
     shell.sql("UPDATE pgworkd.jobs SET status = 'failed'")
     assert shell("retry", "--queue", "q").stdout == "0 jobs will run again\n"
@@ -50,7 +50,7 @@ def test_retry_by_status_runs_waiting_retries_now(shell: Shell) -> None:
     assert shell.sql("SELECT run_at <= now() FROM pgworkd.jobs WHERE id = %s", job_id)
 
 
-def test_cancel_by_filter_ends_what_waits_or_runs_and_spares_the_dead(shell: Shell) -> None:
+def test_cancel_by_filter_ends_waiting_and_running_jobs_but_no_dead_ones(shell: Shell) -> None:
     many(shell, 2500)
     running, dead, kind = enqueue(shell), shell.die(), enqueue(shell, "q", "--kind", "k")
     run(shell, running)
@@ -71,7 +71,7 @@ def test_discard_by_filter(shell: Shell) -> None:
     assert shell("discard", "--all", "--yes").stdout == "1 job discarded\n"
 
 
-def test_by_key(shell: Shell) -> None:
+def test_bulk_operations_filter_by_key(shell: Shell) -> None:
     ids = [enqueue(shell, "q", "--dedupe-key", key) for key in ("a", "b")]
     shell.sql("UPDATE pgworkd.jobs SET serialize_key = 'a' WHERE id = %s", ids[1])
     assert shell("cancel", "--key", "a").stdout == "2 jobs cancelled\n"
@@ -98,24 +98,24 @@ def test_by_key(shell: Shell) -> None:
         ),
     ],
 )
-def test_a_filter_that_makes_no_sense_is_refused(shell: Shell, args: tuple[str, ...], told: str) -> None:
+def test_a_contradictory_filter_is_refused(shell: Shell, args: tuple[str, ...], told: str) -> None:
     job_id = enqueue(shell, "mail")
     assert told in shell.refused(*args)
     assert shell.status(job_id) == "pending"
 
 
-# On a terminal, and stopped
+# On a terminal, and interrupted
 
 
 class Terminal:
-    """What a stream says of itself at a terminal."""
+    """A stream that claims to be a terminal."""
 
     def isatty(self) -> bool:
         return True
 
 
 def on_terminal(monkeypatch: pytest.MonkeyPatch, answer: bool) -> list[str]:
-    """Someone sits there and answers; the questions."""
+    """A user at a terminal who gives this answer; the questions."""
     asked: list[str] = []
 
     def confirm(text: str, **_: Any) -> bool:
@@ -129,7 +129,9 @@ def on_terminal(monkeypatch: pytest.MonkeyPatch, answer: bool) -> list[str]:
     return asked
 
 
-def test_more_than_a_hundred_are_asked_about_with_their_number(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_than_a_hundred_jobs_need_a_confirmation_with_their_number(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
     many(shell, 101)
     asked = on_terminal(monkeypatch, answer=False)
     assert "nothing done" in shell("cancel", "--queue", "q", code=1).stderr
@@ -142,7 +144,7 @@ def test_more_than_a_hundred_are_asked_about_with_their_number(shell: Shell, mon
     assert len(asked) == 1, "neither for a hundred, nor with --yes"
 
 
-def test_a_bar_shows_how_far_it_is(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_progress_bar_is_shown(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     many(shell, 2100)
     on_terminal(monkeypatch, answer=True)
     shown: list[tuple[int, int]] = []
@@ -169,14 +171,14 @@ def test_a_bar_shows_how_far_it_is(shell: Shell, monkeypatch: pytest.MonkeyPatch
     assert shown == [(1000, 2100), (1000, 2100), (100, 2100)]
 
 
-def test_the_real_bar_draws_on_standard_error_only(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_progress_bar_is_drawn_on_standard_error_only(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     many(shell, 5)
     on_terminal(monkeypatch, answer=True)
     result = shell("cancel", "--queue", "q")
     assert result.stdout == "5 jobs cancelled\n"
 
 
-def test_ctrl_c_stops_between_two_chunks_and_says_how_far_it_was(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_stops_between_chunks_and_reports_the_progress(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     many(shell, 3000)
     cancel, calls = JobOperations.cancel, []
 
@@ -194,7 +196,7 @@ def test_ctrl_c_stops_between_two_chunks_and_says_how_far_it_was(shell: Shell, m
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_a_database_that_goes_away_half_way_leaves_a_true_count(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_connection_lost_half_way_reports_the_true_count(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     many(shell, 3000, "dead")
     discard, calls = JobOperations.discard, []
 

@@ -36,7 +36,7 @@ def test_pause_and_resume(shell: Shell) -> None:
     assert "give 0 to 31622400 seconds" in shell.refused("pause", "mail", "--for-s", "inf")
 
 
-def test_a_pause_reaches_the_queues_workers_at_once(shell: Shell) -> None:
+def test_a_pause_takes_effect_in_the_queues_workers_at_once(shell: Shell) -> None:
     worker = shell.sql(WORKER, "w", "1 min")
     shell.sql("INSERT INTO pgworkd.pools (worker_id, queue, concurrency) VALUES (%s, 'q', 1)", worker)
     shell.sql("LISTEN pgworkd")
@@ -92,7 +92,7 @@ def test_config_show_names_origins_and_hides_the_password(shell: Shell) -> None:
 # Doctor
 
 
-def test_doctor_finds_what_is_wrong_and_says_what_to_do(shell: Shell) -> None:
+def test_doctor_reports_problems_with_remedies(shell: Shell) -> None:
     assert "warn  workers        none is up: start one with pgworkd run" in shell("doctor").stdout
     shell.die()
     shell.sql(WORKER, "gone", "-1 min")
@@ -120,7 +120,7 @@ def test_doctor_reports_a_database_it_cannot_reach(shell: Shell, empty_dsn: str)
     ).stdout.replace("  \n", "\n")
 
 
-def test_an_old_transaction_is_named(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_old_transaction_is_reported(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pgworkd.cli.doctor.TRANSACTION_WARN_S", 0.0)
     with shell.db.transaction():
         shell.sql("SELECT 1")
@@ -128,11 +128,11 @@ def test_an_old_transaction_is_named(shell: Shell, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(("skew_s", "level"), [(0, "ok"), (-1.9, "ok"), (3, "warn"), (-3, "warn"), (61, "bad")])
-def test_clock_skew(skew_s: float, level: str) -> None:
+def test_doctor_reports_clock_skew(skew_s: float, level: str) -> None:
     assert _judge_clock(skew_s).level == level
 
 
-def test_servers_and_notifications_are_judged() -> None:
+def test_servers_and_notifications_are_checked() -> None:
     assert _judge_server(Server("13.9", 130009, read_only=False, clock_s=0))[0].level == "bad"
     assert _judge_server(Server("19.0", 190000, read_only=False, clock_s=0))[0].level == "warn"
     assert _judge_server(Server("17.0", 170000, read_only=True, clock_s=0))[1].level == "bad"
@@ -142,7 +142,7 @@ def test_servers_and_notifications_are_judged() -> None:
 # The demo
 
 
-def test_demo_is_handed_its_arguments_and_answers_with_the_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_demo_gets_its_arguments_and_returns_the_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[dict[str, Any]] = []
 
     def main(**arguments: Any) -> int:

@@ -1,4 +1,4 @@
-"""`pgworkd grants`, typed without a database."""
+"""`pgworkd grants` without a database."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from tests.engine.test_cli import clean, run_bare
 __all__ = ["clean"]  # a fixture
 
 
-def test_it_prints_the_sql_for_the_usual_names_and_needs_no_database() -> None:
+def test_grants_prints_the_sql_for_the_default_roles_without_a_database() -> None:
     result = run_bare("grants")
     assert (result.exit_code, result.stderr) == (0, "")
     assert result.stdout == grants.text({role: f"pgworkd_{role}" for role in grants.ROLES})
 
 
 @pytest.mark.parametrize("role", grants.ROLES)
-def test_each_role_may_be_called_otherwise(role: str) -> None:
+def test_each_role_can_be_renamed(role: str) -> None:
     result = run_bare("grants", f"--{role}", 'My "Role"')
     assert f'SET LOCAL pgworkd.{role} = "My ""Role""";' in result.stdout
     assert f"pgworkd_{role}" not in result.stdout
 
 
 @pytest.mark.parametrize("name", ["", "a" * 64, "a\0b", "public", "pgworkd_worker"])
-def test_a_name_that_cannot_be_is_refused_in_one_line(name: str) -> None:
+def test_an_invalid_role_name_is_refused_in_one_line(name: str) -> None:
     result = run_bare("grants", "--reader", name)
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr.startswith("pgworkd: ")
@@ -32,7 +32,7 @@ def test_a_name_that_cannot_be_is_refused_in_one_line(name: str) -> None:
 
 
 @pytest.mark.parametrize("role", grants.ROLES)
-def test_an_address_in_a_role_s_place_is_refused_and_its_password_goes_nowhere(role: str) -> None:
+def test_a_dsn_given_as_a_role_is_refused_without_showing_its_password(role: str) -> None:
     result = run_bare("grants", f"--{role}", "postgresql://u:c4n4ry@db.example.com/app")
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr == (

@@ -1,4 +1,4 @@
-"""`pgworkd doctor` on queues: what keeps due jobs from running is found, each with its remedy and exit code 1."""
+"""`pgworkd doctor` on queues: it reports what keeps due jobs from running, with a remedy and exit code 1."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OLD = "now() - interval '2 min'"
 
 
 def found(shell: Shell, code: int = 1) -> dict[str, tuple[str, str]]:
-    """By subject, the finding and the remedy of all that is not well."""
+    """The finding and remedy of each problem, by subject."""
     lines = json.loads(shell("doctor", "--json", code=code).stdout)
     bad = {each["subject"]: (each["finding"], each["remedy"]) for each in lines if each["level"] == "bad"}
     assert bool(bad) == (code == 1)
@@ -35,20 +35,20 @@ def serve(shell: Shell, queue: str, lease: str = "1 min", slots: int = 3) -> int
 
 
 @pytest.mark.parametrize("columns", ["", "serialize_key", "limit_key"])
-def test_a_due_queue_without_a_live_worker(shell: Shell, columns: str) -> None:
+def test_doctor_finds_a_due_queue_without_a_live_worker(shell: Shell, columns: str) -> None:
     shell.sql(
         f"INSERT INTO pgworkd.jobs (queue, run_at, serialize_key, limit_key) VALUES ('late', {OLD}, %s, %s)",  # noqa: S608
         "k" if columns == "serialize_key" else None,
         "k" if columns == "limit_key" else None,
     )
     assert found(shell)["queues"] == ("due jobs, but no worker: 'late'", "start one: pgworkd run --queue NAME")
-    serve(shell, "late", lease="-1 min")  # one that is dead serves nobody
+    serve(shell, "late", lease="-1 min")  # a lost worker does not count
     assert "'late'" in found(shell)["queues"][0]
     shell("queues", "pause", "late")
     assert found(shell, code=0) == {}
 
 
-def test_a_due_job_beside_idle_slots(shell: Shell) -> None:
+def test_doctor_finds_due_jobs_beside_idle_slots(shell: Shell) -> None:
     worker = serve(shell, "q")
     shell.sql("INSERT INTO pgworkd.jobs (queue, run_at, priority) VALUES ('q', now(), 9)")
     shell.sql(f"INSERT INTO pgworkd.jobs (queue, run_at) VALUES ('q', {OLD})")  # noqa: S608
@@ -64,7 +64,7 @@ def test_a_due_job_beside_idle_slots(shell: Shell) -> None:
     assert found(shell, code=0) == {}, "no slot is idle"
 
 
-def test_what_limits_and_keys_hold_back_is_nobodys_fault(shell: Shell) -> None:
+def test_doctor_accepts_jobs_held_back_by_limits_and_keys(shell: Shell) -> None:
     serve(shell, "limited"), serve(shell, "keyed")
     shell("queues", "set", "limited", "--max-running", "1")
     shell.sql(f"INSERT INTO pgworkd.jobs (queue, run_at) VALUES ('limited', {OLD})")  # noqa: S608
@@ -72,14 +72,14 @@ def test_what_limits_and_keys_hold_back_is_nobodys_fault(shell: Shell) -> None:
     assert found(shell, code=0) == {}
 
 
-def test_a_schedule_in_error(shell: Shell) -> None:
+def test_doctor_finds_a_schedule_in_error(shell: Shell) -> None:
     shell.sql("INSERT INTO pgworkd.schedules (name, queue, cron, error) VALUES ('s', 'q', '0 0 30 2 *', 'never due')")
     assert found(shell)["schedules"] == ("'s' has no next occurrence: never due", "correct its rule")
     shell.sql("UPDATE pgworkd.schedules SET enabled = false")
     assert found(shell, code=0) == {}
 
 
-def test_jobs_behind_a_dead_one(shell: Shell) -> None:
+def test_doctor_finds_jobs_blocked_by_a_dead_job(shell: Shell) -> None:
     dead = shell.die("q")
     with shell.db.transaction():
         waiting = shell.sql("INSERT INTO pgworkd.jobs (queue) VALUES ('q') RETURNING id")
@@ -92,7 +92,7 @@ def test_jobs_behind_a_dead_one(shell: Shell) -> None:
 
 
 @pytest.mark.parametrize("status", ["cancelled", "discarded"])
-def test_jobs_behind_one_that_nobody_can_retry(shell: Shell, status: str) -> None:
+def test_doctor_finds_jobs_blocked_by_one_that_cannot_be_retried(shell: Shell, status: str) -> None:
     first = shell.sql("INSERT INTO pgworkd.jobs (queue, run_at) VALUES ('q', now() + interval '1 h') RETURNING id")
     with shell.db.transaction():
         waiting = shell.sql("INSERT INTO pgworkd.jobs (queue) VALUES ('q') RETURNING id")
@@ -107,9 +107,7 @@ def test_jobs_behind_one_that_nobody_can_retry(shell: Shell, status: str) -> Non
     assert "dependencies" not in found(shell, code=0)
 
 
-async def test_a_kind_without_a_handler_is_found_beside_the_daemon_that_gave_it_back(
-    dsn: str, db: Any, shell: Shell
-) -> None:
+async def test_doctor_finds_a_kind_without_a_handler(dsn: str, db: Any, shell: Shell) -> None:
     app = App()
 
     @app.handler("q")
@@ -123,8 +121,8 @@ async def test_a_kind_without_a_handler_is_found_beside_the_daemon_that_gave_it_
     assert "deploy" in kinds[1]
 
 
-def test_it_stays_cheap_beside_many_jobs(shell: Shell) -> None:
-    """100,000 future jobs in a queue, and 20,000 dead."""
+def test_doctor_stays_cheap_with_many_jobs(shell: Shell) -> None:
+    """100,000 future and 20,000 dead jobs in a queue."""
     serve(shell, "q")
     shell.sql(
         "INSERT INTO pgworkd.jobs (queue, run_at, priority) SELECT 'q', now() + interval '1 h', mod(i, 3)"
@@ -144,7 +142,7 @@ def test_it_stays_cheap_beside_many_jobs(shell: Shell) -> None:
     assert min(took_s) < 2.0
 
 
-def test_effects_that_stay_put_off(shell: Shell) -> None:
+def test_doctor_finds_deferred_effects_that_are_not_applied(shell: Shell) -> None:
     shell.sql("SELECT pgworkd.put_off(NULL, ARRAY[pgworkd.new_id(), pgworkd.new_id()], true)")
     assert found(shell, code=0) == {}, "they have just been put off"
     shell.sql(f"UPDATE pgworkd.pending_effects SET put_off_at = {OLD}")  # noqa: S608

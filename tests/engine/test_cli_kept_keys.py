@@ -1,4 +1,4 @@
-"""What only keeps a dedupe key is no job to any command."""
+"""A row that only keeps a dedupe key is not a job to any command."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.engine.test_cli import Shell, clean, shell
 __all__ = ["clean", "shell"]  # fixtures
 
 
-def test_what_keeps_a_key_is_shown_as_the_job_that_it_was(shell: Shell) -> None:
+def test_a_row_that_keeps_a_key_is_shown_as_the_finished_job(shell: Shell) -> None:
     kept = shell("enqueue", "mail", '{"n": 1}', "--dedupe-key", "k", "--dedupe-for-s", "3600").stdout.strip()
     shell("cancel", kept)
     assert shell.sql("SELECT status::text FROM pgworkd.jobs") == "completed"
@@ -26,7 +26,7 @@ def test_what_keeps_a_key_is_shown_as_the_job_that_it_was(shell: Shell) -> None:
         assert "is cancelled" in shell(act, kept, code=1).stderr
 
 
-def test_a_queue_that_only_keeps_keys_is_unknown(shell: Shell) -> None:
+def test_a_queue_with_only_kept_keys_is_unknown(shell: Shell) -> None:
     shell.sql(
         "INSERT INTO pgworkd.jobs (id, queue, dedupe_key, dedupe_until, status)"
         " VALUES (%s, 'mail', 'k', '2150-01-01', 'completed')",
@@ -38,21 +38,21 @@ def test_a_queue_that_only_keeps_keys_is_unknown(shell: Shell) -> None:
 
 
 def keep(shell: Shell, key: str = "k", queue: str = "mail", for_s: int = 3600) -> str:
-    """A job that is cancelled and keeps its key."""
+    """A cancelled job that keeps its key."""
     kept = shell("enqueue", queue, "--dedupe-key", key, "--dedupe-for-s", str(for_s)).stdout.strip()
     shell("cancel", kept)
     return kept
 
 
 def keep_by_batch(shell: Shell, name: str, key: str) -> str:
-    """An empty tree that has finished and keeps its key."""
+    """An empty finished tree that keeps its key."""
     made = "SELECT id FROM pgworkd.create_batch(%s, 'mail', p_dedupe_key => %s, p_dedupe_for_s => 600)"
     batch = str(shell.sql(made, name, key))
     shell("batches", "seal", batch)
     return batch
 
 
-def test_kept_keys_are_listed_with_the_longest_kept_first(shell: Shell) -> None:
+def test_kept_keys_are_listed_by_expiry_latest_first(shell: Shell) -> None:
     first, other, longest = keep(shell), keep(shell, "k", "other"), keep(shell, "k2", for_s=7200)
     batch = keep_by_batch(shell, "month", "2026-11")
     shell("enqueue", "mail", "--dedupe-key", "live", "--dedupe-for-s", "3600")
@@ -79,7 +79,7 @@ def test_kept_keys_are_listed_with_the_longest_kept_first(shell: Shell) -> None:
     assert lines[1].endswith(f"cancelled  {longest}")
 
 
-def test_a_kept_key_is_freed_and_the_next_job_is_inserted(shell: Shell) -> None:
+def test_a_kept_key_can_be_freed_for_the_next_job(shell: Shell) -> None:
     kept = keep(shell)
     assert shell("keys", "free", "mail", "k").stdout == "key k of queue mail is free\n"
     assert json.loads(shell("keys", "--json").stdout) == []
@@ -89,7 +89,7 @@ def test_a_kept_key_is_freed_and_the_next_job_is_inserted(shell: Shell) -> None:
     assert shell("enqueue", "mail", "--dedupe-key", "k").stdout.strip() != kept
 
 
-def test_the_key_of_a_finished_batch_is_freed(shell: Shell) -> None:
+def test_the_key_of_a_finished_batch_can_be_freed(shell: Shell) -> None:
     keep_by_batch(shell, "month", "k")
     assert "no job has it: it is free" in shell.refused("keys", "free", "month", "k", code=1)
     assert shell("keys", "free", "--batch", "month", "k").stdout == "key k of batch month is free\n"
@@ -97,7 +97,7 @@ def test_the_key_of_a_finished_batch_is_freed(shell: Shell) -> None:
     assert "no batch has it: it is free" in shell.refused("keys", "free", "--batch", "month", "k", code=1)
 
 
-def test_a_key_that_is_held_is_not_freed_and_the_refusal_says_by_whom(shell: Shell) -> None:
+def test_a_key_of_a_live_job_is_not_freed_and_the_error_names_the_job(shell: Shell) -> None:
     live = shell("enqueue", "mail", "--dedupe-key", "k", "--dedupe-for-s", "3600").stdout.strip()
     assert shell.refused("keys", "free", "mail", "k", code=1) == (
         f"key k of queue mail is not freed: job {live}, whose status is pending, has it: "
@@ -111,7 +111,7 @@ def test_a_key_that_is_held_is_not_freed_and_the_refusal_says_by_whom(shell: She
     assert shell.sql("SELECT count(*) FROM pgworkd.audit") == 0
 
 
-def test_a_dead_job_whose_key_is_kept_says_how_to_free_it(shell: Shell) -> None:
+def test_retrying_a_dead_job_whose_key_is_kept_tells_how_to_free_it(shell: Shell) -> None:
     dead = shell.die("mail", dedupe_key="k")
     keep(shell)
     assert "free the key with pgworkd keys free" in shell("retry", dead, code=1).stderr
@@ -120,7 +120,7 @@ def test_a_dead_job_whose_key_is_kept_says_how_to_free_it(shell: Shell) -> None:
     assert shell.status(dead) == "pending"
 
 
-def test_options_stand_behind_the_command(shell: Shell) -> None:
+def test_options_must_follow_the_subcommand(shell: Shell) -> None:
     assert "put options after: pgworkd keys free" in shell.refused("keys", "--key", "k", "free", "mail", "k")
     for words in (("", "k"), ("mail", ""), ("mail", "k" * 513), ("q" * 201, "k")):
         assert "must be text of 1 to" in shell.refused("keys", "free", *words)

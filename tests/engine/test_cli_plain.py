@@ -1,4 +1,4 @@
-"""What commands print of rows is plain text: nothing in a row steers the terminal or adds a line (CWE-117, CWE-150)."""
+"""Commands print rows as plain text: no value can control the terminal or add a line (CWE-117, CWE-150)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LOOKS = [["jobs"], ["queues"], ["workers"], ["schedules"], ["audit"], ["batches"
 
 
 def fill(shell: Shell) -> tuple[str, str]:
-    """Rows with nasty text wherever there is a text column; the ids of a job and a batch."""
+    """Rows with hostile text in every text column; the ids of a job and a batch."""
     name = NASTY[:100]
     error = json.dumps(
         [{"type": name, "message": name, "traceback": name, "worker": name, "at": name, "attempt": name}]
@@ -69,7 +69,7 @@ def test_rows_are_printed_as_plain_text(shell: Shell) -> None:
     assert "forged  row" in shell("job", job).stdout
 
 
-def test_what_is_refused_is_told_as_plain_text(shell: Shell) -> None:
+def test_refusals_are_printed_as_plain_text(shell: Shell) -> None:
     for args in (
         ["enqueue", NASTY, "{"],
         ["enqueue", "q", NASTY],
@@ -88,7 +88,7 @@ def test_what_is_refused_is_told_as_plain_text(shell: Shell) -> None:
 
 @pytest.fixture
 def printed(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Calls a function and gives back what it printed."""
+    """Calls a function and returns what it printed."""
 
     def printed_(function: Any, *args: Any, terminal: bool = False) -> str:
         out = io.StringIO()
@@ -115,7 +115,7 @@ def test_any_text_in_a_table_is_one_row(printed: Any, terminal: bool, texts: lis
 
 @examples(50)
 @given(text=st.text())
-def test_any_text_in_a_job_stays_in_its_place(printed: Any, text: str) -> None:
+def test_any_text_in_a_job_stays_in_its_field(printed: Any, text: str) -> None:
     fields = dict.fromkeys(Job._fields, text)
     errors = [{"type": text, "message": text, "traceback": text, "worker": text}]
     said = printed(_print_job, Job(**fields), fields | {"errors": errors})

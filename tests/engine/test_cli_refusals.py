@@ -1,4 +1,4 @@
-"""What a verb left alone is told with its reason: one by one by id, in groups by filter."""
+"""Jobs that an operation refuses are reported with the reason: singly by id, in groups by filter."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BATCH = "INSERT INTO pgworkd.batches (name, queue) VALUES ('b', 'q') RETURNING i
 
 
 def every_state(shell: Shell) -> dict[str, str]:
-    """A job in each state, by the state."""
+    """A job in each status, by status."""
     jobs = {status: enqueue(shell) for status in ("pending", "failed", "running", "blocked", "cancelled")}
     shell.sql("UPDATE pgworkd.jobs SET status = 'failed' WHERE id = %s", jobs["failed"])
     shell.sql("UPDATE pgworkd.jobs SET status = 'blocked', waiting_on = 1 WHERE id = %s", jobs["blocked"])
@@ -41,7 +41,7 @@ DOES = {
 
 
 @pytest.mark.parametrize("act", list(DOES))
-def test_each_state_that_a_verb_refuses_is_told_with_its_reason(shell: Shell, act: str) -> None:
+def test_each_refused_status_is_reported_with_its_reason(shell: Shell, act: str) -> None:
     jobs = every_state(shell)
     result = shell(act, *jobs.values(), code=1)
     lines = [line.removeprefix("pgworkd: ") for line in result.stderr.splitlines()]
@@ -55,7 +55,7 @@ def test_each_state_that_a_verb_refuses_is_told_with_its_reason(shell: Shell, ac
     assert all(one["reason"] for one in told)
 
 
-def test_a_dead_job_cannot_be_cancelled_and_both_ways_out_are_named(shell: Shell) -> None:
+def test_cancelling_a_dead_job_is_refused_with_both_alternatives(shell: Shell) -> None:
     dead = shell.die()
     said = shell("cancel", dead, code=1).stderr
     assert f"{dead} is dead: a dead job cannot be cancelled" in said
@@ -65,7 +65,7 @@ def test_a_dead_job_cannot_be_cancelled_and_both_ways_out_are_named(shell: Shell
     assert shell.sql("SELECT count(*) FROM pgworkd.audit") == 0
 
 
-def test_refusals_of_many_are_counted_by_their_reason(shell: Shell) -> None:
+def test_bulk_refusals_are_counted_by_reason(shell: Shell) -> None:
     batch = shell.sql(BATCH)
     for key in ("a", "b"):
         shell.die(dedupe_key=key), enqueue(shell, "q", "--dedupe-key", key)
@@ -83,7 +83,7 @@ def test_refusals_of_many_are_counted_by_their_reason(shell: Shell) -> None:
     assert [line.split(":")[1].strip() for line in said] == ["3 jobs left dead", "2 jobs left dead"]
 
 
-def test_programs_ask_for_the_reasons(shell: Shell) -> None:
+def test_the_reasons_are_available_in_python(shell: Shell) -> None:
     dead, live = shell.die(dedupe_key="k"), enqueue(shell, "q", "--dedupe-key", "k")
 
     async def question() -> Any:
@@ -102,7 +102,7 @@ CALLED = "SELECT count(*) FROM pgworkd.jobs WHERE queue = 'after'"
 
 
 @pytest.mark.parametrize("by", ["id", "filter"])
-def test_retry_with_call_back_has_a_finished_tree_call_back_again(shell: Shell, by: str) -> None:
+def test_retry_with_call_back_repeats_the_callback_of_a_finished_tree(shell: Shell, by: str) -> None:
     batch = shell.sql("SELECT c.id FROM pgworkd.create_batch('b', 'q', p_on_complete => '{\"queue\": \"after\"}') AS c")
     job = shell.sql("INSERT INTO pgworkd.jobs (queue, batch_id) VALUES ('q', %s) RETURNING id", batch)
     shell.sql("SELECT pgworkd.seal_batch(%s)", batch)

@@ -1,4 +1,4 @@
-"""`pgworkd run` as a process: it starts, obeys its signals, and ends with an honest exit code."""
+"""`pgworkd run` as a process: startup, signals and exit codes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def hang():
 
 
 class Command:
-    """A `pgworkd` in a process of its own; what it says on standard error is read as it comes."""
+    """A `pgworkd` process; its standard error is read continuously."""
 
     def __init__(self, directory: Path, args: tuple[str, ...], environ: dict[str, str], stdout: Any) -> None:
         clean = {name: value for name, value in os.environ.items() if not name.startswith("PGWORKD_")}
@@ -68,7 +68,7 @@ class Command:
             self._said.notify_all()
 
     def says(self, text: str, after: int = 0) -> str:
-        """The first line from the `after`-th on that holds the text; waits for it."""
+        """The first line from the `after`-th on that contains the text; waits for it."""
 
         def found() -> list[str]:
             return [line for line in self.lines[after:] if text in line]
@@ -143,7 +143,7 @@ def catches(process: subprocess.Popen[str], number: signal.Signals) -> bool:
     return False
 
 
-def test_it_becomes_ready_works_and_stops_gracefully(start: Start, dsn: str) -> None:
+def test_run_becomes_ready_works_and_stops_gracefully(start: Start, dsn: str) -> None:
     run = start("run", "--app", "notes:app", "--queue", "mail=2", "--log-format", "json", PGWORKD_DSN=dsn)
     assert run.event("daemon.ready")["queues"] == {"mail": 2}
     with database(dsn) as db:
@@ -157,7 +157,7 @@ def test_it_becomes_ready_works_and_stops_gracefully(start: Start, dsn: str) -> 
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_stop_in_the_first_moment_is_clean(start: Start, dsn: str, number: signal.Signals) -> None:
+def test_a_stop_during_startup_is_clean(start: Start, dsn: str, number: signal.Signals) -> None:
     run = start("run", "--app", "notes:app", PGWORKD_DSN=dsn)
     until(lambda: catches(run.process, signal.SIGTERM))
     run.stop(number)
@@ -173,14 +173,14 @@ def test_a_stop_while_the_app_is_imported_is_clean(start: Start, tmp_path: Path)
     assert run.lines == []
 
 
-def test_a_stop_while_the_database_is_away_is_clean(start: Start) -> None:
+def test_a_stop_while_the_database_is_unavailable_is_clean(start: Start) -> None:
     run = start("run", "--app", "notes:app", PGWORKD_DSN=NOBODY, PGWORKD_LOG_FORMAT="json")
     assert "no connection to the database" in run.event("database.unavailable")["error"]
     run.stop()
     assert run.ends() == 0
 
 
-def test_a_stop_while_the_database_says_nothing_is_clean(start: Start) -> None:
+def test_a_stop_while_the_database_does_not_respond_is_clean(start: Start) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         dsn = f"postgresql://u:c4n4ry@127.0.0.1:{silent.getsockname()[1]}/d"
         run = start("run", "--app", "notes:app", PGWORKD_DSN=dsn, PGWORKD_CONNECT_TIMEOUT_S="1")
@@ -224,7 +224,7 @@ def test_a_third_signal_ends_the_process(start: Start, dsn: str, tmp_path: Path)
     run.says("pgworkd: a third stop signal was received; ending the process")
 
 
-def test_threads_of_the_app_do_not_keep_the_process(start: Start, dsn: str, tmp_path: Path) -> None:
+def test_threads_of_the_app_do_not_keep_the_process_alive(start: Start, dsn: str, tmp_path: Path) -> None:
     (tmp_path / "busy.py").write_text(APP + "threading.Thread(target=time.sleep, args=(3600,)).start()\n")
     run = start("run", "--app", "busy:app", PGWORKD_DSN=dsn, PGWORKD_LOG_FORMAT="json")
     run.event("daemon.ready")
@@ -233,10 +233,10 @@ def test_threads_of_the_app_do_not_keep_the_process(start: Start, dsn: str, tmp_
     run.event("daemon.stopped")
 
 
-def test_sighup_reloads_what_can_change_and_names_the_rest(start: Start, dsn: str, tmp_path: Path) -> None:
+def test_sighup_reloads_what_can_change_and_logs_the_rest(start: Start, dsn: str, tmp_path: Path) -> None:
     file = tmp_path / "pgworkd.toml"
     file.write_text('log_level = "warning"\nlog_format = "json"\n')
-    # shutdown_s is chosen: in a container the default is warned of.
+    # shutdown_s is set explicitly: in a container the default causes a warning.
     run = start("run", "--app", "notes:app", PGWORKD_DSN=dsn, PGWORKD_SHUTDOWN_S="30", NOTIFY_SOCKET="")
     with database(dsn) as db:
         until(lambda: db.execute("SELECT 1 FROM pgworkd.pools").fetchone())
@@ -258,13 +258,13 @@ def test_sighup_reloads_what_can_change_and_names_the_rest(start: Start, dsn: st
     assert run.event("daemon.stopped"), "which is logged at the level that the reload has set"
 
 
-def test_help_and_version_come_at_once(start: Start) -> None:
+def test_help_and_version_are_fast(start: Start) -> None:
     began_s = time.monotonic()
     assert start("--help").ends() == 0
     assert time.monotonic() - began_s < 2.0, "0.2 s on an idle machine"
 
 
-def test_dev_gives_a_database_with_the_schema_until_it_is_told_to_stop(start: Start) -> None:
+def test_dev_runs_a_database_with_the_schema_until_it_is_stopped(start: Start) -> None:
     command = start("dev", stdout=subprocess.PIPE)
     assert command.process.stdout is not None
     export = next((line for line in command.process.stdout if line.startswith("export ")), None)

@@ -1,4 +1,4 @@
-"""`pgworkd schedules`: the list, what an operator does to one, what the audit keeps of it, what is refused."""
+"""`pgworkd schedules`: the list, operations on a schedule, their audit, and refusals."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def enabled(shell: Shell) -> bool:
     return bool(shell.sql("SELECT enabled FROM pgworkd.schedules"))
 
 
-def test_the_list_says_the_rule_and_whether_it_is_disabled(shell: Shell) -> None:
+def test_the_list_shows_the_rule_and_whether_it_is_disabled(shell: Shell) -> None:
     assert json.loads(shell("schedules", "--json").stdout) == []
     put(shell)
     (row,) = json.loads(shell("schedules", "--json").stdout)
@@ -39,7 +39,7 @@ def test_the_list_says_the_rule_and_whether_it_is_disabled(shell: Shell) -> None
     assert "disabled" in shell("schedules").stdout
 
 
-def test_disable_and_enable_say_what_they_changed_and_are_noted(shell: Shell) -> None:
+def test_disable_and_enable_report_the_change_and_are_audited(shell: Shell) -> None:
     put(shell)
     assert shell("schedules", "disable", "nightly").stdout == "schedule nightly is disabled\n"
     assert not enabled(shell)
@@ -52,7 +52,7 @@ def test_disable_and_enable_say_what_they_changed_and_are_noted(shell: Shell) ->
     assert [(before["enabled"], after["enabled"]) for *_, before, after in notes] == [(True, False), (False, True)]
 
 
-def test_remove_deletes_it_and_leaves_what_is_due(shell: Shell) -> None:
+def test_remove_deletes_the_schedule_and_keeps_due_jobs(shell: Shell) -> None:
     put(shell)
     due = shell("schedules", "run-now", "nightly").stdout.strip()
     assert shell("schedules", "remove", "nightly").stdout == "schedule nightly is removed\n"
@@ -63,7 +63,7 @@ def test_remove_deletes_it_and_leaves_what_is_due(shell: Shell) -> None:
     assert before != after
 
 
-def test_remove_is_refused_while_the_code_of_a_living_worker_has_it(shell: Shell) -> None:
+def test_remove_is_refused_while_a_live_worker_declares_the_schedule(shell: Shell) -> None:
     put(shell, source="code")
     worker = shell.sql(WORKER, "w", "1 min")
     shell.sql("UPDATE pgworkd.workers SET schedules = '{nightly}' WHERE id = %s", worker)
@@ -75,7 +75,7 @@ def test_remove_is_refused_while_the_code_of_a_living_worker_has_it(shell: Shell
     shell("schedules", "remove", "nightly")
 
 
-def test_run_now_inserts_a_job_of_its_own_also_while_it_is_disabled(shell: Shell) -> None:
+def test_run_now_inserts_a_separate_job_even_while_disabled(shell: Shell) -> None:
     put(shell)
     shell("schedules", "disable", "nightly")
     said = shell("schedules", "run-now", "nightly").stdout
@@ -90,7 +90,7 @@ def test_run_now_inserts_a_job_of_its_own_also_while_it_is_disabled(shell: Shell
 
 
 @pytest.mark.parametrize("command", ["enable", "disable", "remove", "run-now"])
-def test_what_is_not_there_is_refused_with_where_to_look(shell: Shell, command: str) -> None:
+def test_an_unknown_schedule_is_refused_with_a_hint(shell: Shell, command: str) -> None:
     said = shell.refused("schedules", command, "nigthly", code=1)
     assert 'schedule "nigthly" does not exist' in said
     assert "pgworkd schedules lists them all" in said

@@ -1,4 +1,4 @@
-"""The moments of `pgworkd run` that no signal from outside can hit for certain."""
+"""Moments of `pgworkd run` that no signal from outside can hit reliably."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ def service() -> Iterator[Any]:
     structlog.reset_defaults()
 
 
-def test_a_stop_between_the_import_and_the_loop_is_heard(service: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_between_the_import_and_the_event_loop_stops_the_daemon(
+    service: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(stop_signals, "asked", lambda: True)
     app = App()
     app.handler("q")(lambda: None)
@@ -69,7 +71,7 @@ async def test_a_stop_that_takes_too_long_ends_the_process(service: Any, monkeyp
         ("host", {}, None),
     ],
 )
-def test_a_stop_longer_than_its_container_allows_is_warned_of_at_the_start(
+def test_a_stop_timeout_beyond_the_containers_is_warned_about_at_startup(
     place: str, chosen: dict[str, str], told: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""Lists: as wide as needed in a pipe, fitted to a terminal, whole as JSON."""
+"""Lists: as wide as needed in a pipe, fitted to a terminal, complete as JSON."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.kit import examples
 __all__ = ["clean", "shell"]  # fixtures
 
 
-def test_a_pipe_gets_columns_as_wide_as_they_are_and_texts_that_are_cut(shell: Shell) -> None:
+def test_a_pipe_gets_full_width_columns_and_truncated_texts(shell: Shell) -> None:
     shell.die("q", error="x" * 3000)
     line = shell("jobs").stdout.splitlines()[1]
     assert line.endswith(" " + "x" * (output.CELL_CHARS_MAX - 1) + "\u2026")
@@ -46,7 +46,7 @@ def on_terminal(columns: int, command: Callable[[], None], monkeypatch: pytest.M
     return [line.rstrip() for line in re.sub(r"\x1b\[[0-9;]*m", "", terminal.getvalue()).splitlines()]
 
 
-def test_a_terminal_gets_a_table_that_fits(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_table_fits_the_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [("[red]a", 3, 0, "x" * 100), ("b", None, None, "short")]
 
     def shown(columns: int, rows: Any = rows, **how: bool) -> list[str]:
@@ -65,7 +65,7 @@ def test_a_terminal_gets_a_table_that_fits(monkeypatch: pytest.MonkeyPatch, caps
 @examples(100)
 @given(data=st.data(), width=st.integers(30, 200))
 def test_any_table_fits_any_terminal(data: st.DataObject, width: int) -> None:
-    """A line per row, never wider than the terminal; the first and the last column are always there."""
+    """One line per row, never wider than the terminal; the first and the last column are always shown."""
     value = st.none() | st.integers(0, 10**6) | st.text("x\u4e00 ", max_size=300) | st.booleans() | st.floats(0, 9)
     columns = data.draw(st.lists(st.sampled_from(["id", "due", "oldest_due_s", "error"]), min_size=2, max_size=14))
     rows = data.draw(st.lists(st.tuples(*(value for _ in columns)), min_size=1, max_size=4))

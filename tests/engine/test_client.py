@@ -1,4 +1,4 @@
-"""Application code enqueues on its own connection: each driver, each fault, all or nothing."""
+"""Application code enqueues on its own connection: each driver, each error, all or nothing."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ def several_statements(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def sqlstate(error: BaseException) -> str | None:
-    """As the caller finds it: on the driver's exception, or on the one that SQLAlchemy or Django has wrapped."""
+    """The SQLSTATE of the driver's exception, or of the one that SQLAlchemy or Django wrapped."""
     inner: Any = getattr(error, "orig", None) or error.__cause__ or error
     return getattr(error, "sqlstate", None) or getattr(inner, "sqlstate", None)
 
 
 @in_a_transaction
 @pytest.mark.parametrize("end", ["commit", "rollback"])
-async def test_jobs_come_and_go_with_the_callers_transaction(
+async def test_jobs_commit_and_roll_back_with_the_callers_transaction(
     opener: Any, end: str, statement_rows: int, dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
     async with opener(dsn, autocommit=False) as caller:
@@ -71,7 +71,7 @@ async def test_jobs_come_and_go_with_the_callers_transaction(
 
 
 @in_a_transaction
-async def test_a_large_call_may_be_the_first_thing_in_a_transaction(
+async def test_a_large_call_may_be_the_first_of_a_transaction(
     opener: Any, several_statements: None, dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
     async with opener(dsn, autocommit=False) as caller:
@@ -82,7 +82,7 @@ async def test_a_large_call_may_be_the_first_thing_in_a_transaction(
 
 
 @in_autocommit
-async def test_jobs_exist_at_once_in_autocommit(
+async def test_jobs_are_committed_at_once_in_autocommit(
     opener: Any, statement_rows: int, dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
     async with opener(dsn, autocommit=True) as caller:
@@ -93,7 +93,7 @@ async def test_jobs_exist_at_once_in_autocommit(
 
 
 @in_autocommit
-async def test_in_autocommit_a_conflict_in_the_last_statement_leaves_nothing_and_a_usable_connection(
+async def test_a_late_conflict_in_autocommit_leaves_nothing_behind(
     opener: Any, several_statements: None, dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
     async with opener(dsn, autocommit=True) as caller:
@@ -103,13 +103,13 @@ async def test_in_autocommit_a_conflict_in_the_last_statement_leaves_nothing_and
         assert sqlstate(caught.value) == "23505"
         assert await stored(db) == {first: {"n": "first"}}
 
-        # It still is what it was: in autocommit.
+        # It is still in autocommit.
         second = await settled(enqueue(caller.conn, "q", {"n": "second"}))
         assert await stored(db) == {first: {"n": "first"}, second: {"n": "second"}}
 
 
 @in_a_transaction
-async def test_of_a_failed_call_nothing_is_left_even_if_the_caller_commits(
+async def test_a_failed_call_leaves_nothing_even_if_the_caller_commits(
     opener: Any, several_statements: None, dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
     async with opener(dsn, autocommit=False) as caller:
@@ -231,8 +231,8 @@ async def test_an_interrupt_between_statements_leaves_nothing(
     assert await stored(db) == {}
 
 
-async def test_inside_nested_blocks_of_the_caller(statement_rows: int, dsn: str, db: asyncpg.Connection[Any]) -> None:
-    """A savepoint of the caller that is rolled back takes its jobs along, and no others."""
+async def test_jobs_follow_the_callers_savepoints(statement_rows: int, dsn: str, db: asyncpg.Connection[Any]) -> None:
+    """Rolling back a savepoint of the caller removes its jobs, and no others."""
     with psycopg.connect(dsn) as conn, conn.transaction():
         kept = enqueue_many(conn, numbered(3))
         with conn.transaction(force_rollback=True):
@@ -258,7 +258,7 @@ async def test_inside_nested_blocks_of_the_caller(statement_rows: int, dsn: str,
     assert set(await stored(db)) == set(kept)
 
 
-# What it asks of the application
+# Requirements on the application
 
 
 def test_the_client_imports_no_driver() -> None:

@@ -1,4 +1,4 @@
-"""on_duplicate: what the client does and answers where a dedupe key is taken, on each driver."""
+"""on_duplicate: what the client does and returns if a dedupe key is taken, with each driver."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @in_autocommit
-async def test_each_way_to_treat_a_duplicate(opener: Any, dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_each_on_duplicate_option_works(opener: Any, dsn: str, db: asyncpg.Connection[Any]) -> None:
     later = datetime(2150, 1, 1, tzinfo=UTC)
     async with opener(dsn, autocommit=True) as caller:
 
@@ -50,7 +50,7 @@ async def test_each_way_to_treat_a_duplicate(opener: Any, dsn: str, db: asyncpg.
 
 
 @in_a_transaction
-async def test_it_joins_the_callers_transaction(opener: Any, dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_on_duplicate_joins_the_callers_transaction(opener: Any, dsn: str, db: asyncpg.Connection[Any]) -> None:
     async with opener(dsn, autocommit=False) as caller:
         for word in ("skip", "replace", "reschedule"):
             made = await settled(enqueue(caller.conn, "q", {"n": 1}, dedupe_key="k", on_duplicate=word))
@@ -60,7 +60,7 @@ async def test_it_joins_the_callers_transaction(opener: Any, dsn: str, db: async
     assert await stored(db) == {}
 
 
-async def test_settings_of_the_session_do_not_matter(db: asyncpg.Connection[Any]) -> None:
+async def test_session_settings_do_not_matter(db: asyncpg.Connection[Any]) -> None:
     await db.execute("SET DateStyle = 'German, DMY'; SET timezone = 'Asia/Kolkata'; SET search_path = pg_catalog")
     for name in ("jsonb", "uuid", "timestamptz", "int4"):  # values as the caller prefers them
         await db.set_type_codec(name, schema="pg_catalog", encoder=str, decoder=str, format="text")

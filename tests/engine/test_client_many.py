@@ -1,4 +1,4 @@
-"""Many jobs in one call, and what of a job is stored."""
+"""Many jobs in one call, and the stored fields of a job."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ async def test_a_hundred_thousand_jobs_in_one_call(dsn: str, db: asyncpg.Connect
     assert len(ids) == 100_000
 
 
-async def test_of_a_hundred_thousand_jobs_with_a_bad_last_one_nothing_is_inserted(db: asyncpg.Connection[Any]) -> None:
+async def test_one_invalid_job_of_a_hundred_thousand_inserts_nothing(db: asyncpg.Connection[Any]) -> None:
     jobs = numbered(100_000, payload={"items": [1, 2, 3, {"name": "a\0b"}]})
     with pytest.raises(InvalidPayload, match=r"^jobs\[99999\]\.payload\.items\[3\]\.name holds a NUL"):
         await enqueue_many(db, jobs)
     assert await db.fetchval("SELECT count(*) FROM pgworkd.jobs") == 0
 
 
-async def test_of_a_hundred_thousand_jobs_with_a_conflict_in_the_last_nothing_is_inserted(
+async def test_one_conflict_in_a_hundred_thousand_jobs_inserts_nothing(
     db: asyncpg.Connection[Any],
 ) -> None:
     await enqueue(db, "q", dedupe_key="taken")
@@ -41,24 +41,24 @@ async def test_of_a_hundred_thousand_jobs_with_a_conflict_in_the_last_nothing_is
     assert await db.fetchval("SELECT count(*) FROM pgworkd.jobs") == 1
 
 
-async def test_large_payloads_are_spread_over_statements(db: asyncpg.Connection[Any]) -> None:
+async def test_large_payloads_are_split_over_several_statements(db: asyncpg.Connection[Any]) -> None:
     jobs = [NewJob("q", {"text": "x" * 1_000_000}, meta={"n": n}) for n in range(20)]
     rows = [new_job.row(job) for job in jobs]
     statements = [step() for step in connections.inserts(range(20), rows)]
-    assert [values[15].count("\n") + 1 for _, values in statements] == [8, 8, 4]  # its ids, line by line
+    assert [values[15].count("\n") + 1 for _, values in statements] == [8, 8, 4]  # its ids, one per line
     ids = await enqueue_many(db, jobs)
     found = await db.fetch("SELECT id FROM pgworkd.jobs ORDER BY (meta ->> 'n')::int")
     assert [row[0] for row in found] == ids
 
 
 @in_autocommit
-async def test_no_jobs_no_ids(opener: Any, dsn: str) -> None:
+async def test_enqueueing_no_jobs_returns_no_ids(opener: Any, dsn: str) -> None:
     async with opener(dsn, autocommit=True) as caller:
         assert await settled(enqueue_many(caller.conn, [])) == []
         assert await settled(enqueue_many(caller.conn, iter(()))) == []
 
 
-# What is stored
+# Stored fields
 
 
 @in_autocommit
@@ -91,7 +91,7 @@ async def test_every_field_is_stored(opener: Any, dsn: str, db: asyncpg.Connecti
     found = {**row, "payload": json.loads(row["payload"]), "meta": json.loads(row["meta"])}
     assert {name: found[name] for name in wanted} == wanted
 
-    # And what is not given is left to the table and to the handler.
+    # Omitted fields are left to the table and the handler.
     await db.execute("INSERT INTO pgworkd.jobs (queue) VALUES ('p')")
     *ours, tables = await db.fetch("SELECT * FROM pgworkd.jobs WHERE queue = 'p' ORDER BY created_at")
     assert [own["id"] for own in ours] == [beside, plain]
@@ -114,7 +114,7 @@ async def test_delays_count_from_the_databases_clock(
     assert until == run_at
 
 
-async def test_settings_of_the_session_do_not_matter(db: asyncpg.Connection[Any]) -> None:
+async def test_session_settings_do_not_matter(db: asyncpg.Connection[Any]) -> None:
     await db.execute("SET DateStyle = 'German, DMY'; SET timezone = 'Asia/Kolkata'; SET search_path = pg_catalog")
     for name in ("jsonb", "uuid", "timestamptz", "int4"):  # values as the caller prefers them
         await db.set_type_codec(name, schema="pg_catalog", encoder=str, decoder=str, format="text")
@@ -127,7 +127,7 @@ async def test_settings_of_the_session_do_not_matter(db: asyncpg.Connection[Any]
     assert found is True
 
 
-async def test_a_streaming_connection_will_do(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_an_sqlalchemy_connection_with_stream_results_works(dsn: str, db: asyncpg.Connection[Any]) -> None:
     engine = sqlalchemy_engine(dsn, autocommit=True)
     with engine.connect().execution_options(stream_results=True) as conn:
         job_id = enqueue(conn, "q", {"n": 1})
@@ -135,7 +135,7 @@ async def test_a_streaming_connection_will_do(dsn: str, db: asyncpg.Connection[A
     assert await stored(db) == {job_id: {"n": 1}}
 
 
-async def test_models_and_dataclasses_are_payloads(db: asyncpg.Connection[Any]) -> None:
+async def test_models_and_dataclasses_are_accepted_as_payloads(db: asyncpg.Connection[Any]) -> None:
     class Model(BaseModel):
         note: int
 
@@ -148,7 +148,7 @@ async def test_models_and_dataclasses_are_payloads(db: asyncpg.Connection[Any]) 
     assert [found[job_id] for job_id in ids] == [{"note": 1}, {"note": 2}, {}]
 
 
-class Queue(str, enum.Enum):  # noqa: UP042 - the older way is the one to be met
+class Queue(str, enum.Enum):  # noqa: UP042 - the older form is the one to test
     OCR = "ocr"
 
 
@@ -157,9 +157,7 @@ class Level(enum.IntEnum):
 
 
 @in_autocommit
-async def test_enums_of_text_and_numbers_stand_for_their_values(
-    opener: Any, dsn: str, db: asyncpg.Connection[Any]
-) -> None:
+async def test_str_and_int_enums_are_stored_as_their_values(opener: Any, dsn: str, db: asyncpg.Connection[Any]) -> None:
     jobs = [NewJob(Queue.OCR, priority=Level.HIGH), NewJob("ocr", priority=5), NewJob(Queue.OCR, priority=70_000)]
     async with opener(dsn, autocommit=True) as caller:
         await settled(enqueue_many(caller.conn, jobs))
@@ -194,7 +192,5 @@ async def test_enums_of_text_and_numbers_stand_for_their_values(
         {"queue": "q", "dedupe_key": "d", "dedupe_until": datetime(1970, 1, 1, tzinfo=UTC)},
     ],
 )
-async def test_the_bounds_themselves_are_accepted_by_the_table(
-    bounds: dict[str, Any], db: asyncpg.Connection[Any]
-) -> None:
+async def test_the_table_accepts_values_at_the_limits(bounds: dict[str, Any], db: asyncpg.Connection[Any]) -> None:
     assert await enqueue(db, **bounds) in await stored(db)

@@ -1,4 +1,4 @@
-"""What the client refuses at the call, before it touches the connection."""
+"""Arguments that the client refuses before it uses the connection."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_bad_arguments_are_refused_at_the_call(fields: dict[str, Any], message: 
         ({"on_duplicate": ["skip"], "dedupe_key": "d"}, "on_duplicate must be one of"),
     ],
 )
-def test_bad_words_on_duplicates_are_refused_at_the_call(options: dict[str, Any], message: str) -> None:
+def test_bad_on_duplicate_arguments_are_refused_at_the_call(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=f"^{message}"):
         enqueue(Untouchable(), "q", **options)
 
@@ -135,13 +135,13 @@ def test_bad_words_on_duplicates_are_refused_at_the_call(options: dict[str, Any]
         ({"queue": "q"}, r"^jobs\[0\] is not a job: .*mapping, not str"),  # one mapping instead of a list of them
     ],
 )
-def test_what_is_no_job_is_refused_at_the_call(jobs: Any, message: str) -> None:
+def test_objects_that_are_no_jobs_are_refused_at_the_call(jobs: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         enqueue_many(Untouchable(), jobs)
 
 
 class NotOurs:
-    """Of no module that we know."""
+    """From a module that the client does not know."""
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ class NotOurs:
     [None, "postgresql://localhost", NotOurs(), sqlalchemy.create_engine("postgresql+psycopg://"), psycopg],
     ids=lambda conn: type(conn).__name__,
 )
-def test_connections_of_other_types_are_refused_with_the_types_we_know(conn: Any) -> None:
+def test_unknown_connection_types_are_refused_with_the_supported_ones(conn: Any) -> None:
     calls: list[Callable[[], Any]] = [lambda: enqueue(conn, "q"), lambda: enqueue_many(conn, [])]
     for call in calls:
         with pytest.raises(UsageError, match=r"cannot enqueue on a .*: pass one of asyncpg.Connection, .*django"):

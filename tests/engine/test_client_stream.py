@@ -1,4 +1,4 @@
-"""Many jobs in one call are drawn as they are needed, checked in columns, and stored while the next are made."""
+"""Many jobs in one call are consumed lazily, checked by column, and stored while the next are produced."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.engine.client_kit import in_autocommit, settled, stored
 
 
 @in_autocommit
-async def test_a_generator_is_not_held_as_a_whole(
+async def test_a_generator_is_consumed_in_parts(
     opener: Any, dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(columns, "STATEMENT_ROWS", 50)
@@ -46,7 +46,7 @@ async def test_a_generator_is_not_held_as_a_whole(
 
 @in_autocommit
 @pytest.mark.parametrize("fault", ["job", "generator"])
-async def test_what_goes_wrong_late_undoes_all_and_spares_the_callers_transaction(
+async def test_a_late_error_undoes_all_inserts_but_not_the_callers_transaction(
     fault: str, opener: Any, dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(columns, "STATEMENT_ROWS", 50)
@@ -67,7 +67,7 @@ async def test_what_goes_wrong_late_undoes_all_and_spares_the_callers_transactio
     assert len(await stored(db)) == 60
 
 
-async def test_a_late_fault_leaves_the_callers_transaction_usable(
+async def test_a_late_error_leaves_the_callers_transaction_usable(
     db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(columns, "STATEMENT_ROWS", 5)
@@ -79,7 +79,7 @@ async def test_a_late_fault_leaves_the_callers_transaction_usable(
 
 
 @pytest.mark.parametrize("before", [0, 7])
-async def test_jobs_may_come_from_a_stream_of_the_same_connection(
+async def test_jobs_may_be_read_from_a_cursor_of_the_same_connection(
     before: int, dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(columns, "STATEMENT_ROWS", 5)
@@ -125,7 +125,7 @@ _CHOICES: dict[str, list[Any]] = {
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_columns_are_what_the_rows_are_and_refuse_what_they_refuse(seed: int) -> None:
+def test_column_checks_agree_with_row_checks(seed: int) -> None:
     chance = random.Random(seed)  # noqa: S311
     seen = {"stored": 0, "refused": 0}
     for _ in range(400):
@@ -161,7 +161,7 @@ def _parts(many: columns.ManyJobs) -> Iterator[columns.Columns]:
 
 
 def _rows(part: columns.Columns) -> list[tuple[Any, ...]]:
-    """As the server reads them: an empty list is the value that all have."""
+    """Rows as the server reads them: an empty list means that all have the value in `alike`."""
     count = len(part.ids)
     assert part.values[16].split("\n") == list(part.payloads)
     fields = [list(v) if v else [a] * count for a, v in zip(part.alike, part.varying, strict=True)]
@@ -172,7 +172,7 @@ def _without_default(fields: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(None if field == "hold" else field for field in fields)
 
 
-def test_payloads_encoded_together_are_the_same_texts() -> None:
+def test_payloads_encoded_in_bulk_equal_those_encoded_singly() -> None:
     good: list[object] = [
         {"a": [1, (2.5, None), {"b": 'ü\n\t"\\'}]},
         {},

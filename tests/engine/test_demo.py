@@ -1,4 +1,4 @@
-"""`pgworkd demo`: runs on real files, does what it says, and its summary adds up."""
+"""`pgworkd demo`: runs on real files, and its summary is correct."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from pgworkd.demo.view import Balance, Tally, verdict
 from pgworkd.embedded import EmbeddedPostgres, EmbeddedUnavailable
 from pgworkd.errors import PgworkdError, UsageError
 
-# The demo itself, run twice on the same data; what it left behind is looked at.
+# The demo, run twice on the same data; then its database is checked.
 
 TEXTS = {
     "apples.txt": "Red apples and green apples grow on old trees.\n",
@@ -37,7 +37,7 @@ TEXTS = {
 
 @dataclasses.dataclass
 class Outcome:
-    """Two runs of the demo, and the database they leave."""
+    """Two runs of the demo and the resulting database."""
 
     codes: list[int]
     outputs: list[str]
@@ -56,7 +56,7 @@ class Impatient(io.StringIO):
 
 @pytest.fixture(scope="module")
 def outcome() -> Iterator[Outcome]:
-    # Not below tmp_path: for root, pytest closes that to the user that runs the server.
+    # Not below tmp_path: as root, pytest makes that inaccessible to the user that runs the server.
     parent = Path(tempfile.mkdtemp(prefix="pgworkd-test-"))
     parent.chmod(0o755)
     files = parent / "files"
@@ -82,7 +82,7 @@ async def left(outcome: Outcome) -> AsyncIterator[asyncpg.Connection[Any]]:
     connection.terminate()
 
 
-def test_the_demo_ends_well_and_its_numbers_add_up(outcome: Outcome) -> None:
+def test_the_demo_succeeds_and_its_numbers_add_up(outcome: Outcome) -> None:
     assert outcome.codes == [0, 0], outcome.outputs
     for output in outcome.outputs:
         last = output.splitlines()[-1]
@@ -101,7 +101,7 @@ def test_the_demo_ends_well_and_its_numbers_add_up(outcome: Outcome) -> None:
     assert "carried over from an earlier run" in outcome.outputs[1]
 
 
-async def test_a_stored_vector_is_the_one_we_compute_ourselves(outcome: Outcome, left: asyncpg.Connection[Any]) -> None:
+async def test_a_stored_vector_equals_the_one_computed_here(outcome: Outcome, left: asyncpg.Connection[Any]) -> None:
     for name in ("pears.txt", "large.txt"):
         counts: dict[str, int] = {}
         for word in re.split(r"[^a-zA-Zäöüß0-9]+", TEXTS[name].strip(" \n.")):
@@ -131,7 +131,7 @@ async def test_neighbours_are_the_most_similar_files(outcome: Outcome, left: asy
     assert row["similarities"] == sorted(row["similarities"], reverse=True)
 
 
-async def test_the_poisoned_job_is_dead_and_the_unknown_kind_waits_unspent(left: asyncpg.Connection[Any]) -> None:
+async def test_the_poison_job_is_dead_and_the_unknown_kind_is_not_counted(left: asyncpg.Connection[Any]) -> None:
     query = "SELECT status::text, attempts, failures, error FROM pgworkd.all_jobs WHERE kind = $1 ORDER BY id"
     poisoned = (await left.fetch(query, "inference_crash"))[0]
     assert tuple(poisoned)[:3] == ("dead", 3, 3)
@@ -147,14 +147,14 @@ async def test_the_recurring_job_ran_and_files_were_surveyed(left: asyncpg.Conne
         assert await left.fetchval(done, kind) >= 1, kind
 
 
-async def test_what_ocr_read_is_counted_honestly(left: asyncpg.Connection[Any]) -> None:
+async def test_the_wrong_characters_of_ocr_are_counted_correctly(left: asyncpg.Connection[Any]) -> None:
     rows = await left.fetch("SELECT result FROM pgworkd.finished_jobs WHERE queue = 'ocr' AND status = 'completed'")
     for result in (json.loads(row[0]) for row in rows):
         assert result["drawn"] in {Path(name).name.upper() for name in TEXTS}
         assert result["wrong"] == sum(a != b for a, b in zip(result["drawn"], result["read"], strict=True))
 
 
-# What ends it badly.
+# Failures.
 
 
 @pytest.mark.parametrize("seconds", [0, -1.0, math.nan, math.inf])
@@ -172,7 +172,7 @@ def test_a_path_that_is_no_directory_is_refused(tmp_path: Path) -> None:
     ("error", "expected"),
     [(EmbeddedUnavailable("pip install it"), PgworkdError), (PermissionError(13, "Permission denied"), UsageError)],
 )
-def test_a_server_that_does_not_start_is_told_in_our_words(
+def test_a_server_that_does_not_start_is_reported_in_one_line(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception, expected: type[Exception]
 ) -> None:
     def start(_: EmbeddedPostgres) -> None:
@@ -183,7 +183,7 @@ def test_a_server_that_does_not_start_is_told_in_our_words(
         demo.main(seconds=1, data_dir=None, path=tmp_path)
 
 
-async def test_a_daemon_that_keeps_quiet_is_found_out(
+async def test_jobs_that_the_daemon_does_not_report_are_detected(
     dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(Tally, "__call__", lambda *_: None)
@@ -193,7 +193,7 @@ async def test_a_daemon_that_keeps_quiet_is_found_out(
     assert re.match(r"DOES NOT ADD UP: completed: [1-9]\d* in the tables, 0 reported by the daemon", last)
 
 
-def test_each_difference_is_found() -> None:
+def test_each_mismatch_of_the_summary_is_found() -> None:
     sound = Balance(
         inserted={"a": 3, "b": 1},
         found={("a", "completed"): 2, ("a", "dead"): 1, ("b", "pending"): 1},

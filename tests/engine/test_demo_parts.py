@@ -1,4 +1,4 @@
-"""The parts of `pgworkd demo`: which files it takes, what it recognises, the downstream, the terminal."""
+"""The parts of `pgworkd demo`: file selection, OCR, the downstream, the terminal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pgworkd.demo.view import Tally, printable
 from pgworkd.errors import PermanentError
 
 
-def test_only_readable_text_is_taken(tmp_path: Path) -> None:
+def test_only_readable_text_files_are_used(tmp_path: Path) -> None:
     wanted = [tmp_path / "a.txt", tmp_path / "deep" / "b.md"]
     unwanted = ("zero", ".hidden", ".git/config", "node_modules/x.js", "data/pgdata/PG_VERSION", "data/password")
     for path in [*wanted, *(tmp_path / name for name in unwanted)]:
@@ -34,14 +34,14 @@ def test_only_readable_text_is_taken(tmp_path: Path) -> None:
     assert jobs.text_files(tmp_path / "gone") == []
 
 
-def test_a_file_that_is_gone_is_a_permanent_error_and_odd_bytes_are_not(tmp_path: Path) -> None:
+def test_a_missing_file_is_a_permanent_error_and_invalid_bytes_are_not(tmp_path: Path) -> None:
     with pytest.raises(PermanentError, match="No such file"):
         jobs.read_text(str(tmp_path / "gone"))
     (tmp_path / "odd").write_bytes(b"caf\xe9 \xff\xfe bar")
     assert jobs.embedding_of(jobs.read_text(str(tmp_path / "odd")))[0] == 2
 
 
-def test_text_without_words_has_the_vector_of_zeros() -> None:
+def test_text_without_words_has_the_zero_vector() -> None:
     assert jobs.embedding_of("-- !!") == (0, [0.0] * 256)
 
 
@@ -54,7 +54,7 @@ def test_every_drawn_text_is_recognised_without_noise() -> None:
         assert jobs.recognise(jobs.draw(text, rng, noise=0), len(text)) == text
 
 
-def test_noise_is_mostly_seen_through_and_too_much_is_not() -> None:
+def test_some_noise_is_tolerated_and_too_much_is_not() -> None:
     def share_wrong(noise: float) -> float:
         rng = random.Random(2)  # noqa: S311
         wrong = 0
@@ -65,7 +65,7 @@ def test_noise_is_mostly_seen_through_and_too_much_is_not() -> None:
         return wrong / 400
 
     assert share_wrong(jobs.NOISE) < 0.05
-    assert share_wrong(0.5) > 0.8  # it recognises; it does not know
+    assert share_wrong(0.5) > 0.8  # it recognises glyphs and does not know the text
 
 
 def test_the_glyphs_differ() -> None:
@@ -85,7 +85,7 @@ async def serving(*moods: str, slow_s: float = 30.0) -> AsyncIterator[Downstream
         tasks.cancel_scope.cancel()
 
 
-async def test_the_downstream_answers_as_its_mood_is() -> None:
+async def test_the_downstream_responds_according_to_its_mood() -> None:
     async with serving("ok", "busy", "broken", "ok") as downstream:
         answers: list[Answer] = [await post(downstream.port, "/x", b"{}", key) for key in ("a", "b", "c", "a")]
     assert [answer.status for answer in answers] == [200, 429, 500, 200]
@@ -94,7 +94,7 @@ async def test_the_downstream_answers_as_its_mood_is() -> None:
     assert downstream.answered == {"ok": 2, "busy": 1, "broken": 1}
 
 
-async def test_a_slow_answer_that_nobody_waits_for_takes_nothing() -> None:
+async def test_a_slow_response_that_the_client_abandons_has_no_effect() -> None:
     async with serving("slow", "ok") as downstream:
         with anyio.move_on_after(0.02) as patience:
             await post(downstream.port, "/x", b"{}", "late")
@@ -105,7 +105,7 @@ async def test_a_slow_answer_that_nobody_waits_for_takes_nothing() -> None:
         assert downstream.accepted == set()
 
 
-async def test_a_slow_answer_reaches_who_waits() -> None:
+async def test_a_slow_response_reaches_a_waiting_client() -> None:
     async with serving("slow", slow_s=0.01) as downstream:
         assert (await post(downstream.port, "/x", b"{}", "patient")).status == 200
         assert downstream.accepted == {"patient"}
@@ -121,7 +121,7 @@ async def test_a_slow_answer_reaches_who_waits() -> None:
         b"POST / HTTP/1.1\r\nX: " + b"x" * 10_000,
     ],
 )
-async def test_the_downstream_refuses_what_it_cannot_read(request_text: bytes) -> None:
+async def test_the_downstream_refuses_malformed_requests(request_text: bytes) -> None:
     async with serving("ok") as downstream:
         async with await anyio.connect_tcp("127.0.0.1", downstream.port) as stream:
             await stream.send(request_text)
@@ -131,7 +131,7 @@ async def test_the_downstream_refuses_what_it_cannot_read(request_text: bytes) -
 
 
 @pytest.mark.parametrize("answer", [b"", b"SSH-2.0-OpenSSH\r\n\r\n", b"HTTP/1.1 2", b"HTTP/1.1 abc\r\n\r\n"])
-async def test_a_server_that_does_not_answer_properly_is_a_connection_error(answer: bytes) -> None:
+async def test_an_invalid_http_response_is_a_connection_error(answer: bytes) -> None:
     async def talk(stream: anyio.abc.SocketStream) -> None:
         async with stream:
             await stream.receive()
@@ -146,7 +146,7 @@ async def test_a_server_that_does_not_answer_properly_is_a_connection_error(answ
         tasks.cancel_scope.cancel()
 
 
-async def test_what_is_shown_cannot_steer_the_terminal() -> None:
+async def test_displayed_text_cannot_control_the_terminal() -> None:
     assert printable("a\x1b[2Jb\n") == "a\\x1b[2Jb\\x0a"
     tally = Tally()
     facts = {"queue": "ocr", "kind": "\x1b]0;x\x07", "attempt": 1, "error": "line\nbreak"}

@@ -1,4 +1,4 @@
-"""A database that is not UTF8 is refused before anything is done there, with the remedy."""
+"""A database whose encoding is not UTF8 is refused with a remedy, before anything is changed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.server import drop_database
 
 SCHEMA = """CREATE SCHEMA pgworkd; CREATE TABLE pgworkd.schema_version (version int, installed_at timestamptz);
     INSERT INTO pgworkd.schema_version VALUES (1, now())"""
-"""As if it had been installed before that was refused."""
+"""As if the schema had been installed before this was refused."""
 
 
 @pytest.fixture(params=["LATIN1", "SQL_ASCII"])
@@ -36,7 +36,7 @@ async def odd(server_dsn: str, request: pytest.FixtureRequest) -> AsyncIterator[
     await drop_database(server_dsn, name)
 
 
-async def test_migrate_refuses_it_and_leaves_nothing(odd: tuple[str, str]) -> None:
+async def test_migrate_refuses_another_encoding_and_leaves_nothing(odd: tuple[str, str]) -> None:
     dsn, encoding = odd
     with pytest.raises(
         SchemaError, match=rf"has the encoding {encoding}, pgworkd needs UTF8: .*TEMPLATE template0.*dsn"
@@ -51,7 +51,7 @@ async def test_migrate_refuses_it_and_leaves_nothing(odd: tuple[str, str]) -> No
         await connection.close()
 
 
-async def test_a_daemon_refuses_it(odd: tuple[str, str]) -> None:
+async def test_a_daemon_refuses_another_encoding(odd: tuple[str, str]) -> None:
     dsn, encoding = odd
     connection = await asyncpg.connect(dsn)
     await connection.execute(SCHEMA)

@@ -1,4 +1,4 @@
-"""No slot is idle while a job is due, in whatever order jobs end and are claimed."""
+"""No slot is idle while a job is due, regardless of the order in which jobs end and are claimed."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def _announces_nothing(self: PollMode, claimed: int, now: float, *, full: bool) 
     self._full_claims = int(full)
 
 
-async def test_a_slot_whose_task_took_what_was_claimed_for_another_is_not_forgotten(
+async def test_a_slot_whose_job_was_taken_by_another_task_is_filled(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two slots: the first job ends, one is claimed; as it comes, the second ends, and its task takes it at once."""
+    """Two slots: the first job ends and one is claimed; as it arrives, the second ends and its task takes it."""
     app, began = App(), list[int]()
     ends = [anyio.Event() for _ in range(5)]
 
@@ -41,7 +41,7 @@ async def test_a_slot_whose_task_took_what_was_claimed_for_another_is_not_forgot
         return claims
 
     monkeypatch.setattr(Store, "claim", claim_while_the_second_ends)
-    monkeypatch.setattr(Pool, "_ahead", 0)  # as of jobs that take long
+    monkeypatch.setattr(Pool, "_ahead", 0)  # as if jobs took long
     monkeypatch.setattr(PollMode, "after_claim", _announces_nothing)
     monkeypatch.setattr(PollMode, "next_claim_s", lambda self, _: 0.0 if self._full_claims else math.inf)
     async with running(app, dsn, poll_s=60):

@@ -1,4 +1,4 @@
-"""Jobs that were not started in time end, the log says so, and `all_jobs` says when that was."""
+"""Jobs that were not started in time expire; the log reports it and `all_jobs` has the time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LATE = """INSERT INTO pgworkd.jobs (queue, kind, run_at, expires_at)
     SELECT 'mail', k, now() + interval '1 h', now() - interval '1 min' FROM unnest('{a,a,b,NULL}'::text[]) AS u (k)"""
 
 
-async def test_the_log_says_what_expired_by_queue_and_kind(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_the_log_counts_expired_jobs_by_queue_and_kind(dsn: str, db: asyncpg.Connection[Any]) -> None:
     app = App()
 
     @app.handler("mail")

@@ -1,4 +1,4 @@
-"""A daemon beside a database that has lost commits, or was restored under it: who has what is settled by the fence."""
+"""A daemon whose database lost commits or was restored from a dump: the fence decides who has which job."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.engine.lease_kit import Sleepers, daemon_of
 from tests.kit import insert, until, waits_for_status
 
 LOSE_CLAIM = """UPDATE pgworkd.jobs SET status = 'pending', worker_id = NULL, started_at = NULL, attempts = 0"""
-"""As on a standby that was promoted without the commit of the claim."""
+"""As on a promoted standby that lacks the commit of the claim."""
 
 
 async def test_a_job_in_flight_whose_claim_was_lost_is_not_started_again(dsn: str, db: asyncpg.Connection[Any]) -> None:
@@ -36,16 +36,16 @@ async def test_a_job_in_flight_whose_claim_was_lost_is_not_started_again(dsn: st
 
 
 @pytest.mark.parametrize("id_comes_again", [False, True])
-async def test_a_daemon_whose_id_is_somebody_elses_by_now_leaves_their_jobs_alone_and_registers_anew(
+async def test_a_daemon_whose_id_was_reused_leaves_those_jobs_and_registers_anew(
     dsn: str, db: asyncpg.Connection[Any], *, id_comes_again: bool
 ) -> None:
-    """A dump was restored under live daemons. Its job was running under that id, and is the other's now."""
+    """A dump was restored under live daemons: the job that ran under this id now belongs to another worker."""
     sleepers, ended = Sleepers(), list[str]()
     async with daemon_of(sleepers.app, dsn, ended, lease_s=6.0) as (daemon, seen):
         job_id = await insert(db, "q")
         await seen.wait(events.JOB_STARTED, job_id=str(job_id))
         old = daemon.worker_id
-        if id_comes_again:  # and is its own again: the registration was lost, and so was its place in the sequence
+        if id_comes_again:  # the same id again: the registration was lost together with the sequence's value
             await db.execute(LOSE_CLAIM)
             await db.execute("UPDATE pgworkd.jobs SET run_at = now() + interval '1 day'")
             await db.execute("DELETE FROM pgworkd.workers")

@@ -1,4 +1,4 @@
-"""A job for which many others wait, through running daemons: its end takes no time, the others follow page by page."""
+"""A job with many dependents: settling it stays quick, the dependents follow page by page."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def _app(go_on: anyio.Event) -> App:
 
 @pytest.mark.parametrize("daemons", [1, 2])
 @pytest.mark.parametrize(("payload", "reached"), [("{}", ("wait", "cancel", "run")), ('{"dies": true}', ("run",))])
-async def test_all_who_wait_for_a_job_follow_by_their_rule(
+async def test_all_dependents_of_a_job_follow_their_own_rule(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch, payload: str, reached: Any, daemons: int
 ) -> None:
-    """The queue keeps no history, and the mender comes by all the time."""
+    """The queue keeps no history, and maintenance runs continuously."""
     monkeypatch.setattr(maintenance, "EFFECTS_MAX", 100)
     await db.execute("INSERT INTO pgworkd.queues (name, keep_s) VALUES ('q', 0)")
     first = await insert(db, "q", payload)
@@ -54,17 +54,17 @@ async def test_all_who_wait_for_a_job_follow_by_their_rule(
         for rule, at_last in (("wait", "blocked"), ("cancel", "cancelled"), ("run", "pending")):
             expected = {"pending" if rule in reached else at_last: MANY // 3}
             await until(lambda rule=rule, expected=expected: _are(db, rule, expected))
-        await until(lambda: _nothing_put_off(db))
+        await until(lambda: _nothing_deferred(db))
         await until(waits_for_status(db, await insert(db, "other"), "completed"))
         for recorder in seen:
             assert recorder.all(events.DATABASE_UNAVAILABLE) + recorder.all(events.MAINTENANCE_FAILED) == []
     await exact(db)
 
 
-async def test_the_next_page_is_taken_at_once(
+async def test_the_next_page_of_dependents_is_processed_at_once(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What waits for a lock waits for a minute here, and for an hour who is not told."""
+    """Here a retry after a lock takes a minute, and a poll without a notification an hour."""
     monkeypatch.setattr(maintenance, "EFFECTS_MAX", 100)
     monkeypatch.setattr(maintenance, "AGAIN_FIRST_S", 60.0)
     monkeypatch.setattr(maintenance, "AGAIN_CAP_S", 60.0)
@@ -74,7 +74,7 @@ async def test_the_next_page_is_taken_at_once(
     go_on.set()
     async with running(_app(go_on), dsn, periods=maintenance.Periods(expire_s=3600)):
         await until(lambda: _are(db, "then", {"pending": MANY}))
-        await until(lambda: _nothing_put_off(db))
+        await until(lambda: _nothing_deferred(db))
     await exact(db)
 
 
@@ -82,5 +82,5 @@ async def _are(db: asyncpg.Connection[Any], queue: str, expected: dict[str, int]
     return await counts(db, queue) == expected
 
 
-async def _nothing_put_off(db: asyncpg.Connection[Any]) -> bool:
+async def _nothing_deferred(db: asyncpg.Connection[Any]) -> bool:
     return await effects(db) == 0

@@ -1,4 +1,4 @@
-"""Serialize keys with several daemons: one at a time, in order, quickly, whatever becomes of a daemon."""
+"""Serialize keys with several daemons: one job at a time, in order, without delay, even if a daemon dies."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from pgworkd import App, Job
 from pgworkd.words import events
 from tests import process
-from tests.engine.flow_kit import Log, all_over, fill, fleet
+from tests.engine.flow_kit import Log, all_finished, fill, fleet
 from tests.kit import insert, running, until, waits_for_status
 
 LEASE = {"lease_s": 1.0, "heartbeat_s": 0.2}
@@ -26,12 +26,12 @@ def _in_order(log: Log, key: str, count: int) -> None:
         assert run.ended <= following.began, "two at once"
 
 
-async def test_twenty_keys_between_three_daemons(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_three_daemons_keep_the_order_of_twenty_keys(dsn: str, db: asyncpg.Connection[Any]) -> None:
     log = Log(took_s=0.001)
     keys = [f"account {number}" for number in range(20)]
     async with fleet(log, dsn, "abc"):
         await fill(db, 30, "serialize_key", *keys)
-        await all_over(db)
+        await all_finished(db)
     for key in keys:
         _in_order(log, key, 30)
     assert log.most > 3, "different keys run side by side"
@@ -39,12 +39,12 @@ async def test_twenty_keys_between_three_daemons(dsn: str, db: asyncpg.Connectio
 
 
 @pytest.mark.parametrize("daemons", ["a", "abc"])
-async def test_the_next_of_a_key_begins_at_once(dsn: str, db: asyncpg.Connection[Any], daemons: str) -> None:
-    """No poll in between: one alone would take longer."""
+async def test_the_next_job_of_a_key_starts_at_once(dsn: str, db: asyncpg.Connection[Any], daemons: str) -> None:
+    """Without a poll in between: a single one would take longer."""
     log = Log()
     async with fleet(log, dsn, daemons, poll_s=5.0):
         await fill(db, 50, "serialize_key", "k")
-        await all_over(db)
+        await all_finished(db)
     _in_order(log, "k", 50)
     assert log.took() < 5
 
@@ -60,11 +60,13 @@ async def test_a_retry_holds_its_key_and_later_jobs_wait(dsn: str, db: asyncpg.C
 
     async with running(app, dsn):
         await fill(db, 3, "serialize_key", "k")
-        await all_over(db)
+        await all_finished(db)
     assert ran == [(1, 1), (1, 2), (2, 1), (3, 1)]
 
 
-async def test_what_someone_had_locked_is_mended_by_a_daemon(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_jobs_skipped_because_of_a_lock_are_unblocked_by_maintenance(
+    dsn: str, db: asyncpg.Connection[Any]
+) -> None:
     log = Log()
     go_on = anyio.Event()
     app = App()
@@ -82,11 +84,11 @@ async def test_what_someone_had_locked_is_mended_by_a_daemon(dsn: str, db: async
             await db.execute("SELECT FROM pgworkd.jobs WHERE status = 'blocked' FOR UPDATE")
             go_on.set()
             await until(lambda: db.fetchval("SELECT count(*) = 1 FROM pgworkd.finished_jobs"))
-        await all_over(db)
+        await all_finished(db)
     assert log.runs == [1, 2, 3]
 
 
-async def test_a_killed_daemons_keys_go_on_in_order(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_the_keys_of_a_killed_daemon_continue_in_order(dsn: str, db: asyncpg.Connection[Any]) -> None:
     await db.execute(process.TABLES)
     app, ran = App(), []
 

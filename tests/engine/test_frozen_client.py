@@ -1,4 +1,4 @@
-"""A client that takes nothing in, frozen or with a blocked loop, holds no locks of the server for long."""
+"""A client that does not read, frozen or with a blocked event loop, does not hold locks for long."""
 
 from __future__ import annotations
 
@@ -24,10 +24,8 @@ Db: TypeAlias = "asyncpg.Connection[Any]"
 
 @contextlib.asynccontextmanager
 async def frozen(dsn: str, sql: str, *args: object) -> AsyncIterator[tuple[Db, asyncio.Task[Any]]]:
-    """A connection that sends a statement and takes nothing in."""
-    connection = await connect(
-        ConnectionOptions(dsn, command_timeout_s=120), "frozen"
-    )  # nothing but the server ends it
+    """A connection that sends a statement and does not read the response."""
+    connection = await connect(ConnectionOptions(dsn, command_timeout_s=120), "frozen")  # only the server ends it
     statement = await connection.prepare(sql)
     connection._transport.pause_reading()
     call = asyncio.get_running_loop().create_task(statement.fetch(*args))
@@ -40,7 +38,7 @@ async def frozen(dsn: str, sql: str, *args: object) -> AsyncIterator[tuple[Db, a
 
 
 async def over_unix_socket(dsn: str, db: Db) -> str:
-    """The same database over the server's Unix socket."""
+    """The DSN of the same database by the server's Unix socket."""
     folder = await db.fetchval(
         """SELECT rtrim(d.setting || '/' || u.setting, '/.') FROM pg_settings d, pg_settings u
            WHERE d.name = 'data_directory' AND u.name = 'unix_socket_directories'"""
@@ -55,10 +53,10 @@ async def over_unix_socket(dsn: str, db: Db) -> str:
 @pytest.mark.parametrize(
     ("jobs", "size", "meta"), [(1_200, 0, 0), (1_200, 150, 0), (1_200, 2000, 0), (40, 9, 500_000), (30, 10**6, 0)]
 )
-async def test_a_claim_ends_although_nobody_takes_its_answer_in(
+async def test_a_claim_ends_although_its_client_does_not_read_the_response(
     dsn: str, db: Db, kind: str, jobs: int, size: int, meta: int
 ) -> None:
-    """Its answer fits into the buffers on the way, whatever was claimed: so its locks are released."""
+    """The response of any claim fits into the socket buffers, so its locks are released."""
     await insert_large(db, "large", jobs, size, meta)
     worker = await db.fetchval("SELECT pgworkd.register('frozen', 1, '1', 3600)")
     order = ClaimOrder(worker, "large", CLAIM_MAX)
@@ -75,7 +73,7 @@ async def test_a_claim_ends_although_nobody_takes_its_answer_in(
         assert len(await call) == most
 
 
-async def test_the_server_ends_a_session_whose_client_takes_nothing_in(
+async def test_the_server_ends_a_session_whose_client_does_not_read(
     dsn: str, db: Db, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session, "USER_TIMEOUT_MS", "1000")

@@ -1,4 +1,4 @@
-"""What nobody hears is not said: facts of events that no listener wants are not even gathered."""
+"""Events without a listener are not emitted, and their facts are not computed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.kit import LIMIT_S, insert, quick_options, until, waits_for_status
 Said = list[str]
 
 
-def ear(said: Said) -> events.Listener:
+def listener_of(said: Said) -> events.Listener:
     def listen(name: str, facts: Mapping[str, Any]) -> None:
         said.append(name)
 
@@ -39,7 +39,7 @@ def ear(said: Said) -> events.Listener:
 
 @pytest.fixture
 def lines() -> Iterator[io.StringIO]:
-    """What a test may put in the place of standard error; the log is reset after it."""
+    """A stream that replaces standard error; the log configuration is reset afterwards."""
     yield io.StringIO()
     structlog.reset_defaults()
 
@@ -47,30 +47,30 @@ def lines() -> Iterator[io.StringIO]:
 # Events.
 
 
-def test_an_event_is_heard_if_any_listener_wants_it() -> None:
+def test_an_event_is_emitted_if_any_listener_wants_it() -> None:
     speaker = Events()
     assert not speaker.has_listener("a")
-    speaker.listen(ear([]), except_for=frozenset({"a"}))
+    speaker.listen(listener_of([]), except_for=frozenset({"a"}))
     assert not speaker.has_listener("a")
     assert speaker.has_listener("b")
-    speaker.listen(ear([]), except_for=frozenset({"b"}))
+    speaker.listen(listener_of([]), except_for=frozenset({"b"}))
     assert speaker.has_listener("a")
     assert speaker.has_listener("b")
 
 
-def test_what_a_listener_does_not_want_goes_to_the_others_only() -> None:
+def test_an_event_goes_only_to_the_listeners_that_want_it() -> None:
     speaker, one, other = Events(), Said(), Said()
-    speaker.listen(ear(one), except_for=frozenset({"a", "c"}))
-    speaker.listen(ear(other), except_for=frozenset({"b"}))
+    speaker.listen(listener_of(one), except_for=frozenset({"a", "c"}))
+    speaker.listen(listener_of(other), except_for=frozenset({"b"}))
     for name in "abcd":
         speaker.emit(name)
     assert one == ["b", "d"]
     assert other == ["a", "c", "d"]
 
 
-def test_who_does_not_listen_any_more_hears_nothing_and_nobody_else_is_touched() -> None:
+def test_removing_a_listener_affects_no_other() -> None:
     speaker, one, other = Events(), Said(), Said()
-    first, second = ear(one), ear(other)
+    first, second = listener_of(one), listener_of(other)
     speaker.listen(first)
     speaker.listen(second, except_for=frozenset({"a"}))
     assert speaker.has_listener("a")
@@ -86,9 +86,9 @@ def test_who_does_not_listen_any_more_hears_nothing_and_nobody_else_is_touched()
     assert not speaker.has_listener("b")
 
 
-def test_a_listener_may_come_back_with_other_wishes() -> None:
+def test_a_listener_may_be_added_again_with_another_filter() -> None:
     speaker, said = Events(), Said()
-    listener = ear(said)
+    listener = listener_of(said)
     speaker.listen(listener, except_for=frozenset({"a"}))
     speaker.emit("a")
     speaker.unlisten(listener)
@@ -98,14 +98,14 @@ def test_a_listener_may_come_back_with_other_wishes() -> None:
     assert said == ["a"]
 
 
-def test_a_listener_may_leave_while_it_is_told_and_the_next_still_hears() -> None:
+def test_a_listener_may_remove_itself_while_it_is_called() -> None:
     speaker, said = Events(), Said()
 
     def leaving(name: str, facts: Mapping[str, Any]) -> None:
         speaker.unlisten(leaving)
 
     speaker.listen(leaving)
-    speaker.listen(ear(said))
+    speaker.listen(listener_of(said))
     speaker.emit("a")
     speaker.emit("b")
     assert said == ["a", "b"]
@@ -115,7 +115,7 @@ EVERY = [value for name, value in vars(events).items() if name.isupper()]
 
 
 @pytest.mark.parametrize("level", ["debug", "info", "warning", "error"])
-def test_silent_is_exactly_what_the_listener_of_that_level_does_not_log(
+def test_silent_events_are_exactly_those_below_the_log_level(
     monkeypatch: pytest.MonkeyPatch, lines: io.StringIO, level: str
 ) -> None:
     monkeypatch.setattr(sys, "stderr", lines)
@@ -124,17 +124,17 @@ def test_silent_is_exactly_what_the_listener_of_that_level_does_not_log(
     for name in EVERY:
         listener(name, {})
     logged = {json.loads(line)["event"] for line in lines.getvalue().splitlines()}
-    # What has no level of its own is logged at info, and always told.
+    # Events without a level are logged at info, and always emitted.
     assert log.below_level(level) & logged == set()
     assert log.below_level(level) | logged >= set(log._LEVELS)
 
 
-# Facts that nobody wants.
+# Facts without a listener.
 
 
 @pytest.fixture
 def gathered(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How often the facts of each job were gathered."""
+    """How often the facts of each job were computed."""
     count: Counter[str] = Counter()
     facts = Attempt.facts
 
@@ -160,7 +160,7 @@ def app_that_may_fail() -> App:
 
 @asynccontextmanager
 async def mute(app: App, dsn: str, **changes: Any) -> AsyncIterator[Daemon]:
-    """A daemon that nobody listens to."""
+    """A daemon without any listener."""
     daemon = Daemon(app, quick_options(dsn, **changes))
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(daemon.run)
@@ -177,12 +177,12 @@ async def completed(db: asyncpg.Connection[Any], count: int) -> None:
 
 
 @pytest.mark.parametrize(("level", "per_job"), [("warning", 0), ("error", 0), ("info", 1), ("debug", 2)], ids=str)
-async def test_facts_are_gathered_for_who_wants_them(
+async def test_facts_are_computed_only_if_a_listener_wants_them(
     dsn: str, db: asyncpg.Connection[Any], gathered: Counter[str], level: str, per_job: int
 ) -> None:
     said = Said()
     async with mute(app_that_may_fail(), dsn) as daemon:
-        daemon.events.listen(ear(said), except_for=log.below_level(level))
+        daemon.events.listen(listener_of(said), except_for=log.below_level(level))
         ids = [str(await insert(db, "q")) for _ in range(10)]
         await completed(db, 10)
         await until(lambda: len(daemon._in_flight) == 0)
@@ -194,11 +194,11 @@ async def test_facts_are_gathered_for_who_wants_them(
     assert said.count(events.JOB_COMPLETED) == (10 if per_job else 0)
 
 
-async def test_who_begins_to_listen_hears_at_once_and_who_stops_costs_nothing_more(
+async def test_a_listener_takes_effect_at_once_and_costs_nothing_once_removed(
     dsn: str, db: asyncpg.Connection[Any], gathered: Counter[str]
 ) -> None:
     said = Said()
-    listener = ear(said)
+    listener = listener_of(said)
     async with mute(app_that_may_fail(), dsn) as daemon:
         for n in (1, 2, 3):
             await insert(db, "q")
@@ -214,18 +214,16 @@ async def test_who_begins_to_listen_hears_at_once_and_who_stops_costs_nothing_mo
     assert gathered.total() == 6
 
 
-async def test_who_begins_to_listen_in_the_middle_of_a_long_run_of_jobs_hears_of_starts_in_a_moment(
+async def test_a_listener_added_to_a_busy_daemon_soon_receives_job_starts(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An operator turns the log up on a daemon whose slots have not run dry for hours."""
+    """An operator raises the log level of a daemon whose slots have been busy for hours."""
 
     def far_ahead(pace: Prefetch, *_: Any, **__: Any) -> None:
         pace.ahead = 1000
 
     monkeypatch.setattr(Prefetch, "claimed", far_ahead)
-    monkeypatch.setattr(
-        "pgworkd.engine.claim.pool.CLAIM_MAX", 1000
-    )  # a real claim takes less than these jobs wait here
+    monkeypatch.setattr("pgworkd.engine.claim.pool.CLAIM_MAX", 1000)  # a real claim takes fewer jobs than wait here
     said, ran, from_job, app = Said(), 0, 0, App()
 
     @app.handler("q", concurrency=1)
@@ -234,7 +232,7 @@ async def test_who_begins_to_listen_in_the_middle_of_a_long_run_of_jobs_hears_of
         ran += 1
         if not from_job and ran > 500 and daemon.pools["q"]._executor.waiting > 600:
             from_job = ran
-            daemon.events.listen(ear(said))
+            daemon.events.listen(listener_of(said))
 
     async with mute(app, dsn) as daemon:
         await db.execute("INSERT INTO pgworkd.jobs (queue) SELECT 'q' FROM generate_series(1, 3000)")
@@ -250,7 +248,7 @@ def logged(lines: io.StringIO, event: str) -> list[dict[str, Any]]:
     return [line for line in map(json.loads, lines.getvalue().splitlines()) if line["event"] == event]
 
 
-async def test_a_level_that_is_lowered_by_a_signal_is_heard_at_once_and_raised_again_costs_nothing(
+async def test_a_log_level_changed_by_a_signal_takes_effect_at_once(
     dsn: str,
     db: asyncpg.Connection[Any],
     monkeypatch: pytest.MonkeyPatch,

@@ -1,4 +1,4 @@
-"""What handlers log: it comes out, and says which job it is about and which worker ran it."""
+"""Log records of handlers: they are emitted, with the job and the worker."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.kit import insert, running, until, waits_for_status
 
 @pytest.fixture(autouse=True)
 def logging_as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """And the logger of the handlers has no handler of pytest's."""
+    """Restores the logging configuration; the logger of the handlers does not propagate to pytest's."""
     last, root, driver = logging.lastResort, logging.root.level, logging.getLogger("asyncpg").level
     monkeypatch.setattr(log, "configured", None)
     monkeypatch.setattr(logging.getLogger("shop"), "propagate", False)
@@ -59,16 +59,16 @@ def in_process() -> None:
 
 
 def lines(text: str) -> list[dict[str, Any]]:
-    """The lines of handlers."""
+    """The log lines of handlers."""
     found = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
     return [line for line in found if "charged" in (line["event"], line.get("message", "")[:7])]
 
 
 @pytest.mark.parametrize("handle", [_in_loop, _in_a_child_task, _in_thread, in_process], ids=lambda h: h.__name__)
-async def test_what_a_handler_logs_comes_out_with_its_job_and_worker(
+async def test_log_records_of_handlers_carry_job_and_worker(
     dsn: str, db: asyncpg.Connection[Any], handle: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    logging.getLogger("shop").handlers.clear()  # of pytest's
+    logging.getLogger("shop").handlers.clear()  # pytest's handler
     app, out = App(), io.StringIO()
     app.handler("k", queue="q", concurrency=1, **({"run_in": "process"} if handle is in_process else {}))(handle)
     before, sys.stderr = sys.stderr, out
@@ -109,7 +109,7 @@ async def test_failures_are_logged_with_their_traceback(dsn: str, db: asyncpg.Co
         assert line["exception"].endswith("ValueError: no card")
 
 
-def test_an_app_that_sets_up_logging_by_itself_gets_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_app_may_configure_logging_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[logging.LogRecord] = []
 
     class Keep(logging.Handler):

@@ -1,4 +1,4 @@
-"""A daemon in a process that is not its own: it stops and says so, and never ends that process."""
+"""A daemon embedded in another process: it stops and reports it, and never ends that process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.kit import Recorder, insert, quick_options, status, until
 
 
 @pytest.mark.parametrize("how", ["a stop", "the end of the lease"])
-async def test_a_thread_that_does_not_end_is_left_behind_and_run_returns_1(
+async def test_run_returns_1_when_a_thread_does_not_end(
     dsn: str, db: asyncpg.Connection[Any], how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ended: list[object] = []
@@ -45,7 +45,7 @@ async def test_a_thread_that_does_not_end_is_left_behind_and_run_returns_1(
             await until(entered.is_set)
             if how == "a stop":
                 daemon.request_stop()
-            else:  # as the thread that watches the lease does
+            else:  # like the thread that watches the lease
                 assert daemon.worker.heartbeat is not None
                 await anyio.to_thread.run_sync(daemon.worker.heartbeat._end_process, "the lease ends")
             await until(lambda: codes)
@@ -61,8 +61,8 @@ async def test_a_thread_that_does_not_end_is_left_behind_and_run_returns_1(
     assert ended == []
 
 
-async def test_the_exit_code_that_is_told_is_that_of_the_process(dsn: str, db: asyncpg.Connection[Any]) -> None:
-    """The command line ends with 2 when the database will never do."""
+async def test_the_reported_exit_code_is_that_of_the_process(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    """The command exits with 2 if the database can never be used."""
     app = App()
     app.handler("q")(anyio.sleep_forever)
     await db.execute("CREATE ROLE nobody_at_all LOGIN PASSWORD 'right'")

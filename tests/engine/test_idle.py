@@ -1,4 +1,4 @@
-"""A daemon with nothing to do asks the database less than once a second, however many queues it serves."""
+"""An idle daemon sends less than one query per second, regardless of its number of queues."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FUTURE = """INSERT INTO pgworkd.jobs (queue, run_at, status)
 
 
 class Loops:
-    """Every task that asks the database, or waits for a time: what it asked when, and how long it waits now."""
+    """The tasks that query the database or sleep: when they queried, and how long they sleep now."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, float]] = []
@@ -51,7 +51,7 @@ class Loops:
 
 @pytest.fixture
 def loops(monkeypatch: pytest.MonkeyPatch) -> Loops:
-    """Sees each call of every link, each probe of the listening line, and each wait for a time."""
+    """Records each call on every connection, each probe of the listening connection, and each sleep."""
     seen = Loops()
     call, listen, sleep, move_on_after = Connection._call, Listener.listen, anyio.sleep, anyio.move_on_after
 
@@ -99,7 +99,7 @@ async def _handle() -> None:
 async def test_ten_idle_queues_cost_less_than_a_query_per_second(
     dsn: str, db: asyncpg.Connection[Any], loops: Loops, jobs: str
 ) -> None:
-    """As in production. Loops that are slower than the window count with the time they say they will wait."""
+    """With production settings. Loops slower than the window count with the time for which they sleep."""
     if jobs != "none":
         await db.execute(FUTURE)
     daemon = Daemon(app_of_ten_queues(), DaemonOptions(ConnectionOptions(dsn)))
@@ -108,7 +108,7 @@ async def test_ten_idle_queues_cost_less_than_a_query_per_second(
         tasks.start_soon(daemon.run)
         with anyio.fail_after(LIMIT_S):
             await daemon.ready.wait()
-        # Having said that they sleep, pools poll for a second more, and then until someone calls them.
+        # After announcing that they are idle, pools poll for one more second and then wait for a notification.
         await until(lambda: all(loops.waits_s.get(name) == math.inf for name in pools), limit_s=3)
         assert all(pool.is_idle for pool in daemon.pools.values())
         quiet = anyio.current_time()
@@ -133,7 +133,7 @@ def _starter(loops: Loops) -> str:
     return loops.asked[0][0]
 
 
-async def test_a_job_for_one_of_ten_idle_queues_concerns_no_other(
+async def test_a_job_for_one_of_ten_idle_queues_causes_no_other_claims(
     dsn: str, db: asyncpg.Connection[Any], loops: Loops
 ) -> None:
     daemon = Daemon(app_of_ten_queues(), DaemonOptions(ConnectionOptions(dsn)))

@@ -1,4 +1,4 @@
-"""Large payloads and results: whatever comes, something is done, and what waits is bounded in bytes."""
+"""Large payloads and results: there is always progress, and what is buffered is bounded in bytes."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ Db: TypeAlias = "asyncpg.Connection[Any]"
 
 MIB = 1024 * 1024
 RANDOM = """SELECT string_agg(md5(random()::text), '') FROM generate_series(1, $1::int / 32)"""
-"""So many characters that no compression makes fewer."""
+"""Characters that compression does not shrink."""
 
 
 async def insert_large(db: Db, queue: str, count: int, size: int, meta: int = 0) -> None:
-    """Jobs whose payloads (and meta) take about so many bytes, and carry a number."""
+    """Numbered jobs whose payloads (and meta) take about `size` (`meta`) bytes."""
     text, more = await db.fetchval(RANDOM, size), await db.fetchval(RANDOM, meta)
     await db.execute(
         """INSERT INTO pgworkd.jobs (queue, payload, meta)
@@ -40,8 +40,8 @@ async def completed(db: Db) -> int:
     return int(await db.fetchval("SELECT count(*) FROM pgworkd.finished_jobs WHERE status = 'completed'"))
 
 
-async def test_large_payloads_over_a_slow_connection_are_run_one_after_another(dsn: str, db: Db) -> None:
-    """Together they would take 10 s, longer than a statement may; each takes a quarter of a second."""
+async def test_large_payloads_over_a_slow_connection_run_one_after_another(dsn: str, db: Db) -> None:
+    """Together they would take 10 s, longer than the statement timeout; each takes a quarter of a second."""
     app, begun = App(), list[int]()
 
     @app.handler("large", concurrency=50)
@@ -61,7 +61,7 @@ async def test_large_payloads_over_a_slow_connection_are_run_one_after_another(d
     assert begun == list(range(1, len(begun) + 1))
 
 
-async def test_large_results_are_stored_and_others_are_not_held_up(dsn: str, db: Db) -> None:
+async def test_large_results_are_stored_without_delaying_other_jobs(dsn: str, db: Db) -> None:
     app, result = App(), {"text": (await db.fetchval(RANDOM, MIB - 100))}
 
     @app.handler("large", concurrency=40)
@@ -88,7 +88,7 @@ async def _all(db: Db, count: int) -> bool:
 
 
 async def test_waiting_outcomes_are_bounded_in_bytes(dsn: str, db: Db, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While nothing can be settled, no more runs than fits, whatever has been claimed ahead; then all is done."""
+    """While nothing can be settled, no more jobs run than fit, however many are prefetched; then all complete."""
     monkeypatch.setattr(settler, "CAPACITY_BYTES", 4 * MIB)
     app, ran, result = App(), list[int](), {"text": "x" * (MIB // 2)}
 
@@ -106,13 +106,11 @@ async def test_waiting_outcomes_are_bounded_in_bytes(dsn: str, db: Db, monkeypat
             await until(lambda: daemon._settler.full)
             for _ in range(20):
                 await anyio.sleep(0.01)
-                assert len(ran) <= 8 + 2 + 4 + 4  # what fills it, what is under way, and one for each slot and claim
+                assert len(ran) <= 8 + 2 + 4 + 4  # buffer, flush in progress, one per slot and claim
         await until(lambda: _all(db, 80))
 
 
-async def test_a_read_brings_what_comes_next_and_no_more_than_fits(
-    dsn: str, db: Db, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_read_fetches_as_many_next_payloads_as_fit(dsn: str, db: Db, monkeypatch: pytest.MonkeyPatch) -> None:
     """Jobs of a few kilobytes do not cost a round trip each."""
     app, seen, reads = App(), list[tuple[int, int]](), list[int]()
 
@@ -138,7 +136,7 @@ async def test_a_read_brings_what_comes_next_and_no_more_than_fits(
     assert len(reads) < 100
 
 
-async def test_what_is_being_read_is_given_back_at_a_stop(dsn: str, db: Db) -> None:
+async def test_jobs_whose_payloads_are_being_read_are_released_at_a_stop(dsn: str, db: Db) -> None:
     app = App()
 
     @app.handler("large", concurrency=20)

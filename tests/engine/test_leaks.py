@@ -1,4 +1,4 @@
-"""After a thousand jobs of every fate nothing is left: no task, no thread's work, no connection, no open file."""
+"""After a thousand jobs of every outcome nothing leaks: no task, no thread, no connection, no open file."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def app_of_all_fates() -> App:
 
 
 def open_files() -> list[str]:
-    """What this process has open, by name; sockets and pipes by their kind."""
+    """The open files of this process by name; sockets and pipes by their kind."""
     names = []
     for fd in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # the directory itself
@@ -78,7 +78,7 @@ def open_files() -> list[str]:
 
 
 class Footprint:
-    """What a daemon holds at one moment."""
+    """The resources of a daemon at one moment."""
 
     def __init__(self, connections: int) -> None:
         self.tasks = sorted(task.get_name() for task in asyncio.all_tasks())
@@ -96,7 +96,7 @@ async def _footprint(db: asyncpg.Connection[Any]) -> Footprint:
 
 
 async def _warm_up(daemon: Daemon, db: asyncpg.Connection[Any]) -> None:
-    """Every slot has run once, every link and the pool of transactions stand."""
+    """Every slot has run a job; all connections and the pool for transactions are open."""
     await db.execute(
         'INSERT INTO pgworkd.jobs (queue, payload) SELECT q, \'{"fate": "be cancelled"}\' '
         "FROM unnest(ARRAY['loop', 'thread']) q, generate_series(1, 150)"
@@ -107,13 +107,13 @@ async def _warm_up(daemon: Daemon, db: asyncpg.Connection[Any]) -> None:
     )
     await until(lambda: db.fetchval("SELECT NOT EXISTS (SELECT FROM pgworkd.jobs)"))
 
-    async def nothing_runs() -> bool:  # a job that completed itself is over before its handler has come back
+    async def nothing_runs() -> bool:  # its transaction completes a job before its handler returns
         return daemon.running == 0
 
     await until(nothing_runs)
 
 
-async def test_a_thousand_jobs_of_all_fates_leave_nothing_behind(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_a_thousand_jobs_with_all_outcomes_leak_nothing(dsn: str, db: asyncpg.Connection[Any]) -> None:
     rng = random.Random(7)  # noqa: S311 - a fixed mixture
     before_all = await _footprint(db)
     async with running(app_of_all_fates(), dsn, transactions_max=5) as (daemon, _):
@@ -140,7 +140,7 @@ async def test_a_thousand_jobs_of_all_fates_leave_nothing_behind(dsn: str, db: a
         assert min(statuses.values()) > 20
         assert len(daemon._in_flight) == 0
 
-        # Tasks of runners that ended and threads that idle may come and go; there must be no more than before.
+        # Tasks of finished runners and idle threads may come and go, but there must be no more than before.
         after = await _footprint(db)
         assert len(after.tasks) <= len(before.tasks), (before.tasks, after.tasks)
         assert after.connections <= before.connections
@@ -159,9 +159,7 @@ def sleep_in_a_child() -> None:
     time.sleep(30)
 
 
-async def test_processes_that_are_killed_or_die_leave_no_file_and_no_zombie(
-    dsn: str, db: asyncpg.Connection[Any]
-) -> None:
+async def test_killed_and_crashed_processes_leave_no_file_and_no_zombie(dsn: str, db: asyncpg.Connection[Any]) -> None:
     app = App()
     app.handler("die", run_in="process", concurrency=2, max_attempts=1)(die_in_a_child)
     app.handler("sleep", run_in="process", concurrency=2, max_attempts=1, timeout_s=0.3)(sleep_in_a_child)
@@ -176,7 +174,7 @@ async def test_processes_that_are_killed_or_die_leave_no_file_and_no_zombie(
     assert after.tasks == before.tasks
 
 
-async def test_twenty_starts_and_stops_leave_nothing_behind(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_twenty_starts_and_stops_leak_nothing(dsn: str, db: asyncpg.Connection[Any]) -> None:
     before = await _footprint(db)
     for _ in range(20):
         async with running(app_of_all_fates(), dsn):

@@ -1,4 +1,4 @@
-"""The lease: who cannot renew stops itself in time, who can again loses nothing, and a lost worker begins anew."""
+"""The lease: a worker that cannot renew stops in time, one that can again loses nothing, a lost one starts anew."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.proxy import Proxy
 # A short outage.
 
 
-async def test_an_outage_shorter_than_the_lease_spends_nothing_and_starts_nothing_twice(
+async def test_an_outage_shorter_than_the_lease_counts_no_failure_and_no_rerun(
     dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
     sleepers, ended = Sleepers(), list[str]()
@@ -35,7 +35,7 @@ async def test_an_outage_shorter_than_the_lease_spends_nothing_and_starts_nothin
         await seen.wait(events.JOB_STARTED, count=3)
         proxy.mode = "hold"
         await seen.wait(events.DATABASE_UNAVAILABLE, part="lease")
-        sleepers.go_on.set()  # they finish while nobody can be told
+        sleepers.go_on.set()  # they finish while nothing can be settled
         await until(lambda: len(sleepers.returned) == 3)
         await seen.wait(events.DATABASE_UNAVAILABLE, part="settler")
         proxy.mode = "pass"
@@ -52,7 +52,7 @@ async def test_an_outage_shorter_than_the_lease_spends_nothing_and_starts_nothin
 # The fence.
 
 
-async def test_a_worker_that_cannot_renew_cancels_everything_before_the_lease_ends_and_continues_when_it_can(
+async def test_a_worker_that_cannot_renew_cancels_its_jobs_before_the_lease_ends(
     dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
     sleepers, ended, lease_s = Sleepers(), list[str](), 3.0
@@ -69,7 +69,7 @@ async def test_a_worker_that_cannot_renew_cancels_everything_before_the_lease_en
         assert fenced["running"] == 3
         assert not daemon.worker.may_claim
         await until(lambda: len(sleepers.ended) == 3)
-        # Whatever the clocks say: their lease, as the database has it, was still running then.
+        # Whatever the clocks say: according to the database their lease was still valid then.
         assert await db.fetchval(LEFT_S) > 0
         assert await db.fetchval("SELECT count(*) FROM pgworkd.jobs WHERE status = 'running'") == 3
         proxy.mode = "pass"
@@ -83,7 +83,7 @@ async def test_a_worker_that_cannot_renew_cancels_everything_before_the_lease_en
     assert len(sleepers.began) == 3 * 2, "each job began once before the fence and once after"
     rows = await db.fetch("SELECT attempts, failures FROM pgworkd.finished_jobs")
     assert [row["failures"] for row in rows] == [0] * 3
-    # A claim that was under way at the fence may become an attempt that never begins: see test_lease_claims.
+    # A claim in progress at the fence may become an attempt that never starts: see test_lease_claims.
     began = {(str(job_id), attempt) for job_id, attempt in sleepers.began}
     unbegun = [f for f in seen.all(events.JOB_RELEASED) if (f["job_id"], f["attempt"]) not in began]
     strays = sum(facts["count"] for facts in seen.all(events.ORPHANS_RELEASED))
@@ -91,7 +91,7 @@ async def test_a_worker_that_cannot_renew_cancels_everything_before_the_lease_en
 
 
 @pytest.mark.parametrize("mode", ["loop", "thread"])
-async def test_a_handler_that_runs_on_when_the_lease_ends_ends_the_process(
+async def test_a_handler_still_running_when_the_lease_ends_ends_the_process(
     dsn: str, db: asyncpg.Connection[Any], mode: str
 ) -> None:
     app, ended, at, let_go = App(), list[str](), list[float](), threading.Event()
@@ -104,10 +104,10 @@ async def test_a_handler_that_runs_on_when_the_lease_ends_ends_the_process(
     async def in_loop() -> None:
         entered.set()
         give_up = time.monotonic() + 15
-        while not let_go.is_set() and time.monotonic() < give_up:  # deaf to its cancellation
+        while not let_go.is_set() and time.monotonic() < give_up:  # ignores its cancellation
             with contextlib.suppress(anyio.get_cancelled_exc_class()):
                 await anyio.lowlevel.checkpoint()
-            time.sleep(0.001)  # noqa: ASYNC251 - and not nice to others either
+            time.sleep(0.001)  # noqa: ASYNC251 - and blocks the event loop
 
     app.handler("q")(in_thread if mode == "thread" else in_loop)
 
@@ -116,7 +116,7 @@ async def test_a_handler_that_runs_on_when_the_lease_ends_ends_the_process(
             at.append(boot_time_s())
             ended.append(reason)
 
-    lease_s = 3.0  # of which a look of the guard is a sixtieth, and what it has left a thirtieth
+    lease_s = 3.0  # the guard checks every sixtieth of it, and has a thirtieth left
     async with Proxy(dsn) as proxy, daemon_of(app, proxy.dsn, ended, lease_s=lease_s) as (daemon, seen):
         lease = daemon.worker.heartbeat
         assert lease is not None
@@ -135,7 +135,7 @@ async def test_a_handler_that_runs_on_when_the_lease_ends_ends_the_process(
     assert ended[0] == "the lease expires and 1 handler would not stop"
 
 
-async def test_a_fence_while_nothing_runs_ends_no_process(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_a_fence_does_not_end_an_idle_process(dsn: str, db: asyncpg.Connection[Any]) -> None:
     sleepers, ended = Sleepers(), list[str]()
     sleepers.go_on.set()
     async with (
@@ -154,7 +154,7 @@ async def test_a_fence_while_nothing_runs_ends_no_process(dsn: str, db: asyncpg.
         await until(waits_for_status(db, await insert(db, "q"), "completed"))
 
 
-async def test_a_lost_worker_gets_a_new_id_only_after_all_its_handlers_have_come_out(
+async def test_a_lost_worker_registers_again_only_after_its_handlers_returned(
     dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
     app, ended, entered, let_go = App(), list[str](), threading.Event(), threading.Event()
@@ -169,7 +169,7 @@ async def test_a_lost_worker_gets_a_new_id_only_after_all_its_handlers_have_come
         old = daemon.worker_id
         job_id = await insert(db, "q", '{"wait": 1}')
         await until(entered.is_set)
-        # What rescue() does with a worker that is lost.
+        # What rescue() does with a lost worker.
         await db.execute("UPDATE pgworkd.workers SET lost_at = now()")
         await seen.wait(events.LEASE_LOST, worker_id=old)
         waiting = await insert(db, "q")
@@ -181,19 +181,17 @@ async def test_a_lost_worker_gets_a_new_id_only_after_all_its_handlers_have_come
         let_go.set()
         await until(lambda: daemon.worker_id != old)
         await until(waits_for_status(db, waiting, "completed"))
-        # The old attempt was not taken yet, so what it ended with still counts.
+        # The old attempt was not taken over yet, so its outcome still counts.
         await until(waits_for_status(db, job_id, "completed"))
         assert daemon.worker_id > old
         assert daemon.worker.may_claim
     assert ended == []
 
 
-# A worker row that someone deletes.
+# A deleted worker row.
 
 
-async def test_a_deleted_worker_row_costs_no_job_and_none_runs_twice_at_once(
-    dsn: str, db: asyncpg.Connection[Any]
-) -> None:
+async def test_a_deleted_worker_row_loses_no_job_and_overlaps_no_run(dsn: str, db: asyncpg.Connection[Any]) -> None:
     sleepers = Sleepers()
     async with running(sleepers.app, dsn, heartbeat_s=0.05) as (daemon, seen):
         old = daemon.worker_id
@@ -212,8 +210,8 @@ async def test_a_deleted_worker_row_costs_no_job_and_none_runs_twice_at_once(
     assert [tuple(row) for row in rows] == [(2, 0)] * 3
 
 
-async def test_a_worker_row_deleted_under_a_stream_of_jobs(dsn: str, db: asyncpg.Connection[Any]) -> None:
-    """It may be deleted between any two calls; each job is completed once, and no run overlaps another of its job."""
+async def test_a_worker_row_deleted_under_load_loses_no_job(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    """It may be deleted between any two calls; each job completes once, and no two runs of a job overlap."""
     app, together, overlaps = App(), Counter[Any](), list[Any]()
 
     @app.handler("q", concurrency=20)
@@ -243,10 +241,8 @@ async def test_a_worker_row_deleted_under_a_stream_of_jobs(dsn: str, db: asyncpg
 # A long outage.
 
 
-async def test_a_server_that_was_away_for_longer_than_the_lease_makes_no_worker_lost(
-    dsn: str, db: asyncpg.Connection[Any]
-) -> None:
-    """Both look lost to each other when the network is back; neither may take the other's jobs."""
+async def test_an_outage_longer_than_the_lease_makes_no_worker_lost(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    """When the network is back, each worker looks lost to the other; neither may take the other's jobs."""
     first, second, ended = Sleepers(), Sleepers(), list[str]()
     async with (
         Proxy(dsn) as proxy,

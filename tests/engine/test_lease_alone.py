@@ -1,4 +1,4 @@
-"""The heartbeat alone, with a lease holder of the test's own."""
+"""The heartbeat by itself, with a fake lease holder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.proxy import Proxy
 
 
 class LeaseHolder:
-    """Notes what the lease says. `running` is what it would not stop."""
+    """Records the calls of the lease. `running`: how many jobs do not stop."""
 
     def __init__(self) -> None:
         self.answers: list[Instructions] = []
@@ -75,7 +75,7 @@ async def lease_of(
         assert not lease._thread.is_alive()
 
 
-async def test_the_lease_is_renewed_periodically_and_passes_on_instructions(
+async def test_the_lease_is_renewed_periodically_and_instructions_are_delivered(
     dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
     holder, ended = LeaseHolder(), list[str]()
@@ -95,7 +95,7 @@ async def test_the_lease_is_renewed_periodically_and_passes_on_instructions(
     assert (holder.fenced, holder.lost, ended) == ([], 0, [])
 
 
-async def test_a_poke_renews_at_once(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_a_requested_heartbeat_renews_at_once(dsn: str, db: asyncpg.Connection[Any]) -> None:
     holder = LeaseHolder()
     async with lease_of(holder, dsn, db, [], lease_s=3600, heartbeat_s=900) as lease:
         for n in range(1, 6):
@@ -103,7 +103,7 @@ async def test_a_poke_renews_at_once(dsn: str, db: asyncpg.Connection[Any]) -> N
             lease.renew_now()
 
 
-async def test_the_fence_comes_once_per_outage_and_the_end_only_for_what_still_runs(
+async def test_the_fence_fires_once_per_outage_and_ends_only_a_busy_process(
     dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
     holder, ended = LeaseHolder(), list[str]()
@@ -124,7 +124,9 @@ async def test_the_fence_comes_once_per_outage_and_the_end_only_for_what_still_r
     assert holder.lost == 0
 
 
-async def test_a_lost_lease_is_reported_once_and_a_new_id_makes_it_fresh(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_a_lost_lease_is_reported_once_and_a_new_id_starts_a_new_one(
+    dsn: str, db: asyncpg.Connection[Any]
+) -> None:
     holder, ended = LeaseHolder(), list[str]()
     async with lease_of(holder, dsn, db, ended) as lease:
         await until(lambda: holder.answers)
@@ -147,6 +149,6 @@ async def test_the_lease_is_renewed_while_the_loop_is_blocked(dsn: str, db: asyn
     async with lease_of(holder, dsn, db, ended, lease_s=1.8):
         await until(lambda: holder.answers)
         holder.running = 1
-        time.sleep(2.5)  # noqa: ASYNC251 - that is the point
+        time.sleep(2.5)  # noqa: ASYNC251 - blocks the loop on purpose
         assert await db.fetchval("SELECT seen_at > now() - interval '900 ms' FROM pgworkd.workers")
     assert (holder.fenced, ended) == ([], [])

@@ -1,4 +1,4 @@
-"""Claims answered after the fence, never received, or delivered too late: all their jobs are released."""
+"""Claims whose response comes after the fence or is lost, or that arrive too late: all their jobs are released."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ WAITING_CLAIM = """SELECT EXISTS (SELECT FROM pg_stat_activity
     WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%pgworkd.claim(%')"""
 
 
-async def test_a_claim_answered_after_the_fence_is_released_uncounted_and_nothing_of_it_begins(
+async def test_a_claim_that_returns_after_the_fence_is_released_and_not_started(
     dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
-    """Asked before the fence, answered after it: what sent the jobs back was the fence, not a stop."""
+    """Sent before the fence, with a response after it: the fence released the jobs, not a stop."""
     sleepers, ended, connection = Sleepers(), list[str](), ConnectionOptions(dsn, command_timeout_s=5)
     sleepers.go_on.set()
     locker, writer = await asyncpg.connect(dsn), await asyncpg.connect(dsn)
@@ -35,7 +35,7 @@ async def test_a_claim_answered_after_the_fence_is_released_uncounted_and_nothin
             await locker.execute("SAVEPOINT claims; SELECT FROM pgworkd.workers FOR UPDATE")  # and claims, too
             daemon.pools["q"].claim_soon()
             await until(lambda: db.fetchval(WAITING_CLAIM))
-            await written.commit()  # the jobs are older than that claim, and there when it goes on
+            await written.commit()  # the jobs are older than that claim, and visible when it continues
             await seen.wait(events.LEASE_FENCED, running=0)
             await locker.execute("ROLLBACK TO claims")
             await seen.wait(events.JOB_RELEASED, count=3, attempt=1, reason="the worker could not renew its lease")
@@ -59,7 +59,7 @@ async def test_orphaned_attempts_are_released_uncounted(dsn: str, db: asyncpg.Co
     ):
         held = await insert(db, "q")
         await seen.wait(events.JOB_STARTED)
-        # The server has run this call; its answer went nowhere.
+        # The server has executed this call; its response was lost.
         await db.execute("INSERT INTO pgworkd.queues (name, paused_until) VALUES ('q', NULL)")
         async with db.transaction():
             await db.execute("INSERT INTO pgworkd.jobs (queue) SELECT 'q' FROM generate_series(1, 3)")
@@ -77,17 +77,15 @@ async def test_orphaned_attempts_are_released_uncounted(dsn: str, db: asyncpg.Co
     assert sleepers.twice == 0
 
 
-async def test_a_claim_that_the_network_delivers_after_its_daemon_gave_it_up_costs_an_attempt_and_no_start(
-    dsn: str, db: asyncpg.Connection[Any]
-) -> None:
-    """The server runs it when the line is back, under a lease that holds, and nobody is there to hear its answer."""
+async def test_a_claim_delivered_after_its_daemon_gave_up_starts_nothing(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    """The server executes it when the network is back, under a valid lease, but nobody receives the response."""
     sleepers, ended = Sleepers(), list[str]()
     sleepers.go_on.set()
     async with (
         Proxy(dsn) as proxy,
         daemon_of(sleepers.app, proxy.dsn, ended, lease_s=3.0) as (daemon, seen),
     ):
-        await until(waits_for_status(db, await insert(db, "q"), "completed"))  # so the line of the claims is made
+        await until(waits_for_status(db, await insert(db, "q"), "completed"))  # opens the connection
         await _hold_claim(daemon, seen, proxy)
         ids = [await insert(db, "q") for _ in range(3)]
         proxy.mode = "pass"
@@ -106,7 +104,7 @@ async def _hold_claim(daemon: Daemon, seen: Recorder, proxy: Proxy) -> None:
     pool, count = daemon.pools["q"], 0
     while True:
         count += 1
-        await until(lambda: pool.quiet)  # else it might be an answer that is held, of a claim that found nothing
+        await until(lambda: pool.quiet)  # otherwise the response of a claim that found nothing might be held
         proxy.mode = "hold"
         pool.claim_soon()
         outage = await seen.wait(events.DATABASE_UNAVAILABLE, count, part="claim q")
@@ -116,7 +114,7 @@ async def _hold_claim(daemon: Daemon, seen: Recorder, proxy: Proxy) -> None:
         await seen.wait(events.DATABASE_RECOVERED, count, part="claim q")
 
 
-async def test_a_long_attempt_in_flight_is_no_orphan(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_a_long_attempt_in_flight_is_not_an_orphan(dsn: str, db: asyncpg.Connection[Any]) -> None:
     sleepers = Sleepers()
     connection = ConnectionOptions(dsn, connect_timeout_s=5, command_timeout_s=0.2)
     async with running(sleepers.app, dsn, connection=connection, periods=Periods(orphans_s=0.02)) as (_, seen):

@@ -1,4 +1,4 @@
-"""A process that was frozen for longer than its lease: nothing begins under the lease that it no longer has."""
+"""A process that was frozen for longer than its lease: no job starts under the expired lease."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.kit import insert, until
 from .lease_kit import LEASE_S, daemon_of
 
 
-async def test_no_claimed_job_begins_after_a_freeze_until_the_lease_is_renewed(
+async def test_no_claimed_job_starts_after_a_freeze_until_the_lease_is_renewed(
     dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
     """As after SIGSTOP and SIGCONT: the clock is past the lease, and the heartbeat thread has not run yet."""
@@ -26,7 +26,7 @@ async def test_no_claimed_job_begins_after_a_freeze_until_the_lease_is_renewed(
         lease = daemons[0].worker.heartbeat
         assert lease is not None
         began.append((str(job.id), job.attempt, lease.fresh))
-        if len(began) == 1:  # four more have been claimed, and wait for their turn in this loop
+        if len(began) == 1:  # four more are claimed and wait to be scheduled in this loop
             time.sleep(0.01)  # noqa: ASYNC251 - as for the whole process: longer than a time slice
             lease.renewed_at_s -= LEASE_S
 

@@ -1,4 +1,4 @@
-"""A lease under locks that somebody takes on whole tables, as VACUUM FULL and ALTER TABLE do."""
+"""A lease while whole tables are locked, as by VACUUM FULL and ALTER TABLE."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ LEASE_S = 1.2
 _FULL_LEASES = "SELECT min(lease_until) > $1::timestamptz + interval '2 s' FROM pgworkd.workers"
 
 
-async def test_a_lock_on_the_jobs_costs_no_lease(dsn: str, db: asyncpg.Connection[Any]) -> None:
-    """The heartbeat also asks which jobs to cancel: that question may wait, the renewal must not."""
+async def test_a_lock_on_the_jobs_table_does_not_cost_the_lease(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    """The heartbeat also asks which jobs to cancel: that query may wait, the renewal must not."""
     sleepers, ended = Sleepers(), list[str]()
     other = await asyncpg.connect(dsn)
     async with daemon_of(sleepers.app, dsn, ended, lease_s=LEASE_S) as (daemon, seen):
@@ -36,10 +36,10 @@ async def test_a_lock_on_the_jobs_costs_no_lease(dsn: str, db: asyncpg.Connectio
     assert ended == []
 
 
-async def test_claims_that_waited_while_their_lease_expired_give_up_no_worker(
+async def test_a_claim_that_waited_past_the_lease_does_not_give_up_the_worker(
     dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
-    """It has only run out: whether the worker is lost, the next heartbeat says."""
+    """The lease has merely expired: the next heartbeat tells whether the worker is lost."""
     app, ended = App(), list[str]()
     for n in range(12):
 

@@ -1,4 +1,4 @@
-"""Finding the app: what is accepted, and one clear line for everything else."""
+"""Loading the app: accepted references, and one clear line for everything else."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GOOD = "from pgworkd import App\napp = App()\n"
 
 @pytest.fixture(autouse=True)
 def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """An empty working directory; what a test imports from it is forgotten afterwards."""
+    """An empty working directory; modules that a test imports from it are unloaded afterwards."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
@@ -61,24 +61,24 @@ def test_an_app_in_the_working_directory_is_found_first(write: Write, tmp_path: 
     assert sys.path[0] == str(tmp_path)
 
 
-def test_packages_and_dotted_attributes(write: Write) -> None:
+def test_references_to_packages_and_dotted_attributes_are_accepted(write: Write) -> None:
     write("pkg_a/__init__.py", "")
     write("pkg_a/jobs.py", GOOD + "class Holder:\n    inner = app\n")
     assert load_app("pkg_a.jobs:app") is load_app("pkg_a.jobs:Holder.inner")
 
 
-def test_a_function_that_makes_an_app_is_accepted(write: Write) -> None:
+def test_an_app_factory_is_accepted(write: Write) -> None:
     write("factory_a.py", "from pgworkd import App\ndef make(name='x'):\n    return App()\n")
     assert isinstance(load_app("factory_a:make"), App)
 
 
 @pytest.mark.parametrize("reference", ["", "app", "a:", ":a", "a.b", "a:b:c", "a-b:c", "../a:b", "a b:c", "x" * 9000])
-def test_what_is_no_reference_is_refused_with_an_example(reference: str) -> None:
+def test_a_malformed_reference_is_refused_with_an_example(reference: str) -> None:
     assert "must be module:attribute, for example notes.jobs:app" in refused(reference)
     assert len(refused(reference)) < 400
 
 
-def test_a_missing_module_is_named_with_the_likeliest_meant(write: Write) -> None:
+def test_a_missing_module_is_reported_with_the_closest_match(write: Write) -> None:
     write("notes_b.py", GOOD)
     write("pkg_b/__init__.py", "")
     write("pkg_b/jobs.py", GOOD)
@@ -88,19 +88,19 @@ def test_a_missing_module_is_named_with_the_likeliest_meant(write: Write) -> Non
     assert "'notes_b' is not a package" in refused("notes_b.sub:app")
 
 
-def test_a_missing_dependency_is_not_taken_for_the_module(write: Write) -> None:
+def test_a_missing_dependency_is_not_reported_as_the_missing_module(write: Write) -> None:
     write("needs_a.py", "import os\nimport nowhere_to_be_found\n")
     line = refused("needs_a:app")
     assert "raised on import: ModuleNotFoundError: No module named 'nowhere_to_be_found' (needs_a.py:2)" in line
 
 
-def test_an_error_on_import_is_told_with_its_last_line_and_place(write: Write) -> None:
+def test_an_import_error_is_reported_with_its_last_line_and_location(write: Write) -> None:
     write("deep_a.py", "def f():\n    raise ValueError('one\\ntwo')\n")
     write("broken_a.py", "import deep_a\n\ndeep_a.f()\n")
     assert refused("broken_a:app") == "module 'broken_a': raised on import: ValueError: one two (deep_a.py:2)"
 
 
-def test_errors_of_ours_are_placed_in_the_users_code(write: Write) -> None:
+def test_pgworkd_errors_are_located_in_the_users_code(write: Write) -> None:
     write("twice_a.py", GOOD + "@app.handler('x')\ndef a(): ...\n\n@app.handler('x')\ndef b(): ...\n")
     line = refused("twice_a:app")
     assert "two handlers for kind 'x'" in line
@@ -117,20 +117,20 @@ def test_errors_of_ours_are_placed_in_the_users_code(write: Write) -> None:
         ("raise ExceptionGroup('many', [KeyError('a'), KeyError()])\n", "many (2 sub-exceptions)"),
     ],
 )
-def test_whatever_a_module_raises(write: Write, text: str, told: str) -> None:
+def test_any_exception_of_a_module_is_reported(write: Write, text: str, told: str) -> None:
     write("bad_a.py", text)
     line = refused("bad_a:app")
     assert told in line
     assert len(line) < 500
 
 
-def test_ctrl_c_during_the_import_goes_through(write: Write) -> None:
+def test_ctrl_c_during_the_import_is_not_swallowed(write: Write) -> None:
     write("stopped_a.py", "raise KeyboardInterrupt\n")
     with pytest.raises(KeyboardInterrupt):
         load_app("stopped_a:app")
 
 
-def test_a_missing_attribute_is_named_with_the_likeliest_meant(write: Write) -> None:
+def test_a_missing_attribute_is_reported_with_the_closest_match(write: Write) -> None:
     write("attr_a.py", GOOD + "other = App()\n")
     assert refused("attr_a:ap") == "module 'attr_a' has no attribute 'ap', did you mean 'app'?"
     assert "apps in this module: app, other" in refused("attr_a:zzzzz")
@@ -153,11 +153,11 @@ def test_a_missing_attribute_is_named_with_the_likeliest_meant(write: Write) -> 
         ("def __getattr__(name): raise RuntimeError(name)", "raised when looked up: RuntimeError: app"),
     ],
 )
-def test_what_is_no_app_is_said(write: Write, text: str, what: str) -> None:
+def test_an_object_that_is_no_app_is_refused(write: Write, text: str, what: str) -> None:
     write("kind_a.py", text + "\n")
     assert what in refused("kind_a:app")
 
 
-def test_the_apps_that_are_there_are_listed(write: Write) -> None:
+def test_the_apps_in_the_module_are_listed(write: Write) -> None:
     write("listed_a.py", GOOD + "number = 3\n")
     assert refused("listed_a:number").endswith("; apps in this module: app")

@@ -1,4 +1,4 @@
-"""`migrate`: it may be repeated, many may run at once, and what it cannot do changes nothing."""
+"""`migrate`: idempotent, safe to run concurrently, and without effect if it fails."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def connection(dsn: str, **changes: float) -> ConnectionOptions:
     return ConnectionOptions(dsn, **({"connect_timeout_s": 5, "command_timeout_s": 5} | changes))
 
 
-async def test_migrate_installs_and_may_be_repeated(empty_dsn: str) -> None:
+async def test_migrate_installs_and_is_idempotent(empty_dsn: str) -> None:
     assert await schema.migrate(connection(empty_dsn)) == (None, schema.VERSION)
     assert await schema.migrate(connection(empty_dsn)) == (schema.VERSION, schema.VERSION)
     await schema.verify(connection(empty_dsn))
 
 
-async def test_a_second_migrate_waits_for_the_first_longer_than_any_other_call(empty_dsn: str) -> None:
+async def test_a_concurrent_migrate_waits_beyond_the_statement_timeout(empty_dsn: str) -> None:
     first = await asyncpg.connect(empty_dsn)
     transaction = first.transaction()
     await transaction.start()
@@ -52,7 +52,7 @@ async def test_a_second_migrate_waits_for_the_first_longer_than_any_other_call(e
     await watcher.close()
 
 
-async def test_many_migrations_at_once_install_one_schema(empty_dsn: str) -> None:
+async def test_concurrent_migrations_install_one_schema(empty_dsn: str) -> None:
     async with anyio.create_task_group() as tasks:
         for _ in range(4):
             tasks.start_soon(schema.migrate, connection(empty_dsn))
@@ -63,8 +63,8 @@ async def test_many_migrations_at_once_install_one_schema(empty_dsn: str) -> Non
         await db.close()
 
 
-async def test_migrate_under_a_working_daemon_harms_no_job(dsn: str, db: asyncpg.Connection[Any]) -> None:
-    """Functions are dropped and made anew under it: its prepared statements must not fail for good."""
+async def test_migrate_under_a_running_daemon_harms_no_job(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    """Functions are dropped and recreated: the daemon's prepared statements must not fail permanently."""
     async with running(app_of_one(), dsn) as (_, seen):
         for round_ in range(1, 4):
             await db.execute("INSERT INTO pgworkd.jobs (queue) SELECT 'q' FROM generate_series(1, 50)")
@@ -74,7 +74,7 @@ async def test_migrate_under_a_working_daemon_harms_no_job(dsn: str, db: asyncpg
     assert await db.fetchval("SELECT count(*) FROM pgworkd.finished_jobs WHERE attempts = 1") == 150
 
 
-async def test_migrate_on_a_server_that_only_reads_says_so(empty_dsn: str) -> None:
+async def test_migrate_on_a_read_only_server_reports_it(empty_dsn: str) -> None:
     db = await asyncpg.connect(empty_dsn)
     await set_read_only(empty_dsn, db, "on")
     await db.close()
@@ -82,7 +82,7 @@ async def test_migrate_on_a_server_that_only_reads_says_so(empty_dsn: str) -> No
         await schema.migrate(connection(empty_dsn))
 
 
-async def test_migrate_refuses_a_newer_schema_and_leaves_it_alone(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_migrate_refuses_a_newer_schema_and_does_not_touch_it(dsn: str, db: asyncpg.Connection[Any]) -> None:
     await db.execute("UPDATE pgworkd.schema_version SET version = version + 1; DROP VIEW pgworkd.all_jobs")
     with pytest.raises(SchemaError, match="newer than this program"):
         await schema.migrate(connection(dsn))
@@ -90,7 +90,7 @@ async def test_migrate_refuses_a_newer_schema_and_leaves_it_alone(dsn: str, db: 
     assert await db.fetchval("SELECT version FROM pgworkd.schema_version") == schema.VERSION + 1
 
 
-async def test_a_migration_that_fails_half_way_changes_nothing(empty_dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_migration_that_fails_midway_changes_nothing(empty_dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = schema.text()
     monkeypatch.setattr(schema, "text", lambda: whole + "\nSELECT 1 / 0;")
     with pytest.raises(PgworkdError, match="division by zero"):

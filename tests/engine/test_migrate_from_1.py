@@ -1,6 +1,6 @@
 """Daemons of version 1 work while their database is migrated: nothing is lost, and nothing runs twice.
 
-Their code comes from this project's history; where that is not at hand, the tests are skipped.
+Their code comes from this project's history; without it the tests are skipped.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ PATIENCE_S = 60.0
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The project as it was."""
+    """The project at that commit."""
     git = shutil.which("git")
     if git is None:
         pytest.skip("there is no git")
@@ -72,7 +72,7 @@ async def application(empty_dsn: str, old: asyncpg.Connection[Any]) -> AsyncIter
 
 @contextlib.contextmanager
 def daemon(tree: Path, dsn: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """The daemon of tests/process.py as that tree has it, with the code of that tree; killed at the end."""
+    """The daemon of tests/process.py of that tree, with the code of that tree; killed at the end."""
     runs = log.with_suffix(".runs")
     runs.touch()
     env = {"PYTHONPATH": str(tree), "RUNS_FILE": str(runs), "PATH": "/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1"}
@@ -87,7 +87,7 @@ def daemon(tree: Path, dsn: str, log: Path) -> Iterator[subprocess.Popen[bytes]]
 
 
 class Producer:
-    """An application that goes on inserting jobs of many kinds, and knows which were acknowledged."""
+    """An application that keeps inserting jobs of many kinds and records which were acknowledged."""
 
     def __init__(self, db: asyncpg.Connection[Any]) -> None:
         self._db = db
@@ -111,7 +111,7 @@ class Producer:
             await anyio.sleep(0.01)
 
 
-async def test_nothing_is_lost_when_daemons_of_version_1_are_migrated_under(
+async def test_no_job_is_lost_when_migrating_under_daemons_of_version_1(
     tree: Path,
     empty_dsn: str,
     old: asyncpg.Connection[Any],
@@ -154,7 +154,7 @@ async def test_nothing_is_lost_when_daemons_of_version_1_are_migrated_under(
 
 
 async def _nothing_was_lost(old: asyncpg.Connection[Any], acknowledged: list[Any]) -> None:
-    """Every acknowledged job has completed, and was run to its end once."""
+    """Every acknowledged job has completed and ran to completion once."""
     finished = {row["id"]: row for row in await old.fetch(process.EXPLAINED)}
     assert len(acknowledged) > 50
     assert {finished[id_]["status"] for id_ in acknowledged} == {"completed"}

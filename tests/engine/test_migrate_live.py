@@ -1,6 +1,6 @@
-"""`migrate` beside those who use the schema: nothing to do locks nothing; what must be locked holds up nobody for long.
+"""`migrate` on a schema in use: without changes it takes no lock; with changes it blocks nobody for long.
 
-What daemons make of a schema that is not theirs: they wait for one that is to come, and claim nothing under a newer.
+Daemons with a schema of another version wait for an older one to be migrated, and claim nothing under a newer one.
 """
 
 from __future__ import annotations
@@ -24,33 +24,33 @@ from tests.engine.test_start import app_of_one, plain_user
 from tests.kit import Recorder, insert, quick_options, running, until, waits_for_status
 
 INSERT_S = 1.0
-"""Five times what an INSERT may wait behind a migration that does not get its locks."""
+"""Five times as long as an INSERT may wait behind a migration that does not get its locks."""
 TABLES = "jobs finished_jobs batches batch_additions job_dependencies result_waiters schedules queues audit workers"
 
 
 @pytest.fixture
 async def session(dsn: str) -> AsyncIterator[asyncpg.Connection[Any]]:
-    """One more, whose open transaction ends with the test."""
+    """Another session, whose open transaction ends with the test."""
     opened = await asyncpg.connect(dsn)
     yield opened
     opened.terminate()
 
 
 async def migrated(dsn: str, **how: Any) -> list[str]:
-    """What `migrate` says."""
+    """The messages of `migrate`."""
     said: list[str] = []
     await schema.migrate(ConnectionOptions(dsn), say=said.append, **how)
     return said
 
 
-async def test_what_is_current_takes_no_lock(dsn: str, session: asyncpg.Connection[Any]) -> None:
+async def test_migrating_a_current_schema_takes_no_lock(dsn: str, session: asyncpg.Connection[Any]) -> None:
     await migrated(dsn)
     await session.execute("BEGIN; LOCK TABLE pgworkd.jobs, pgworkd.finished_jobs, pgworkd.queues IN EXCLUSIVE MODE")
     with anyio.fail_after(5):
         assert await migrated(dsn) == ["this schema is installed: nothing to do"]
 
 
-async def test_a_script_that_differs_runs_and_so_does_one_that_psql_ran(
+async def test_a_changed_script_runs_again_even_if_psql_installed_it(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await migrated(dsn)
@@ -66,10 +66,10 @@ async def test_a_script_that_differs_runs_and_so_does_one_that_psql_ran(
 
 
 @pytest.mark.parametrize("table", TABLES.split())
-async def test_an_open_transaction_is_waited_for_and_no_insert_waits_meanwhile(
+async def test_migrate_waits_for_an_open_transaction_without_blocking_inserts(
     dsn: str, db: asyncpg.Connection[Any], session: asyncpg.Connection[Any], table: str
 ) -> None:
-    """Whichever table it has written to."""
+    """Regardless of the table that it has written to."""
     await session.execute(f"BEGIN; LOCK TABLE pgworkd.{table} IN ROW EXCLUSIVE MODE")
     said: list[str] = []
     longest_s = 0.0
@@ -92,7 +92,7 @@ async def test_an_open_transaction_is_waited_for_and_no_insert_waits_meanwhile(
         assert longest_s < INSERT_S
 
 
-async def test_patience_ends_and_names_who_is_in_the_way(
+async def test_migrate_gives_up_and_names_the_blocking_session(
     dsn: str, db: asyncpg.Connection[Any], session: asyncpg.Connection[Any]
 ) -> None:
     await session.execute("SET application_name = 'report'; BEGIN")
@@ -110,7 +110,7 @@ async def test_a_migration_from_version_0_raises_the_version(dsn: str, db: async
     await schema.verify(ConnectionOptions(dsn))
 
 
-async def test_the_script_alone_does_not_touch_a_newer_schema(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_the_script_does_not_touch_a_newer_schema(dsn: str, db: asyncpg.Connection[Any]) -> None:
     await db.execute("UPDATE pgworkd.schema_version SET version = version + 1; DROP VIEW pgworkd.job_progress")
     with pytest.raises(asyncpg.PostgresError, match="newer than this script"):
         await db.execute(schema.text())
@@ -120,7 +120,7 @@ async def test_the_script_alone_does_not_touch_a_newer_schema(dsn: str, db: asyn
 # Daemons
 
 
-async def test_a_daemon_claims_nothing_under_a_newer_schema_and_settles_what_runs(
+async def test_under_a_newer_schema_a_daemon_only_settles_its_running_jobs(
     dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
     app, gate, began = App(), anyio.Event(), anyio.Event()
@@ -142,14 +142,14 @@ async def test_a_daemon_claims_nothing_under_a_newer_schema_and_settles_what_run
         await until(waits_for_status(db, job_id, "completed"))
         await anyio.sleep(0.3)  # three polls
         assert await waits_for_status(db, waiting_id, "pending")()
-        await db.execute("UPDATE pgworkd.schema_version SET version = $1", schema.VERSION)  # taken back
+        await db.execute("UPDATE pgworkd.schema_version SET version = $1", schema.VERSION)  # released
         await until(waits_for_status(db, waiting_id, "completed"))
         assert len(seen.all(events.SCHEMA_NEWER)) == 1
 
 
 @contextlib.asynccontextmanager
 async def starting(dsn: str) -> AsyncIterator[tuple[Daemon, Recorder]]:
-    """A daemon that cannot begin yet; stopped at the end."""
+    """A daemon that cannot start yet; stopped at the end."""
     seen = Recorder()
     daemon = Daemon(app_of_one(), quick_options(dsn))
     daemon.events.listen(seen)
@@ -161,7 +161,7 @@ async def starting(dsn: str) -> AsyncIterator[tuple[Daemon, Recorder]]:
             daemon.request_stop()
 
 
-async def test_a_daemon_without_a_schema_waits_for_migrate_and_says_so(empty_dsn: str) -> None:
+async def test_a_daemon_without_a_schema_waits_for_migrate_and_logs_it(empty_dsn: str) -> None:
     async with starting(empty_dsn) as (daemon, seen):
         told = await seen.wait(events.SCHEMA_AWAITED)
         assert told["error"] == "this database has no pgworkd schema: run pgworkd migrate"
@@ -172,7 +172,7 @@ async def test_a_daemon_without_a_schema_waits_for_migrate_and_says_so(empty_dsn
     assert seen.all(events.DAEMON_STOPPED, exit_code=0) != []
 
 
-async def test_a_daemon_with_an_older_schema_waits_for_migrate_and_may_be_stopped(
+async def test_a_daemon_with_an_older_schema_waits_for_migrate_and_can_stop(
     dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
     await db.execute("UPDATE pgworkd.schema_version SET version = 0")
@@ -186,10 +186,8 @@ async def test_a_daemon_with_an_older_schema_waits_for_migrate_and_may_be_stoppe
             await seen.wait(events.DAEMON_STOPPED, exit_code=0)
 
 
-async def test_a_daemon_that_waited_for_the_schema_waits_for_its_rights_too(
-    dsn: str, db: asyncpg.Connection[Any]
-) -> None:
-    """They are granted after the migration; whoever has none from the start is refused."""
+async def test_a_daemon_that_waited_for_the_schema_waits_for_its_grants(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    """They are granted after the migration; a daemon that lacks them from the start is refused."""
     await db.execute("UPDATE pgworkd.schema_version SET version = 0")
     async with plain_user(dsn, db, granted=False) as user_dsn, starting(user_dsn) as (daemon, seen):
         await seen.wait(events.SCHEMA_AWAITED)

@@ -1,4 +1,4 @@
-"""A rolling deploy: the old daemon leaves to the new one what it does not know; nothing stands still without that."""
+"""A rolling deploy: the old daemon leaves unknown kinds to the new one, and nothing blocks if there is none."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ LEFT = "SELECT count(*) = 0 FROM pgworkd.jobs"
 
 @pytest.fixture
 def soon_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who knows a kind is asked every 10 s in production."""
+    """In production daemons ask every 10 s which workers have a handler for a kind."""
     monkeypatch.setattr("pgworkd.engine.run.unknown_kinds.RECHECK_S", 0.3)
 
 
 def app_of(*kinds: str) -> App:
-    """Handlers of one queue that do nothing."""
+    """No-op handlers of one queue."""
     app = App()
     for kind in kinds:
 
@@ -34,24 +34,24 @@ def app_of(*kinds: str) -> App:
 
 
 async def many(db: asyncpg.Connection[Any], kind: str, jobs: int, *, key: str | None = None) -> None:
-    """So many jobs, in one statement."""
+    """Inserts `jobs` jobs in one statement."""
     sql = "INSERT INTO pgworkd.jobs (queue, kind, limit_key) SELECT 'q', $1, $2 FROM generate_series(1, $3)"
     await db.execute(sql, kind, key, jobs)
 
 
 def given_back(seen: Recorder, kind: str) -> int:
-    """How many runs of that kind have come back."""
+    """How many runs of that kind were released."""
     return len(seen.all(events.JOB_RELEASED, kind=kind))
 
 
 @pytest.mark.parametrize("key", [None, "tenant"])
-async def test_the_new_daemon_does_what_the_old_one_does_not_know(
+async def test_a_newer_daemon_runs_kinds_unknown_to_the_older(
     dsn: str, db: asyncpg.Connection[Any], key: str | None
 ) -> None:
     async with running(app_of("old"), dsn) as (_, old), running(app_of("old", "new"), dsn) as (_, new):
         await until(lambda: db.fetchval(SERVED))
         await many(db, "new", 40, key=key)
-        await until(lambda: db.fetchval(LEFT), limit_s=5)  # 30 s is what a job of an unknown kind waits
+        await until(lambda: db.fetchval(LEFT), limit_s=5)  # a job of an unknown kind waits 30 s
         met = given_back(old, "new")
         assert old.all(events.KIND_UNKNOWN) == ([{"queue": "q", "kind": "new", "elsewhere": True}] if met else [])
         await many(db, "new", 200, key=key)
@@ -66,7 +66,9 @@ async def test_the_new_daemon_does_what_the_old_one_does_not_know(
         await until(lambda: db.fetchval(LEFT), limit_s=5)
 
 
-async def test_without_the_new_daemon_the_job_goes_back_with_its_error(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_without_the_newer_daemon_the_job_is_released_with_an_error(
+    dsn: str, db: asyncpg.Connection[Any]
+) -> None:
     async with running(app_of("old"), dsn) as (_, old):
         async with running(app_of("old", "new"), dsn):
             await until(lambda: db.fetchval(SERVED))
@@ -82,7 +84,7 @@ async def test_without_the_new_daemon_the_job_goes_back_with_its_error(dsn: str,
         assert await status(db, job_id) == "pending"
 
 
-async def test_a_flood_of_a_kind_that_nobody_knows_is_claimed_in_doses(
+async def test_many_jobs_of_an_unknown_kind_are_claimed_in_small_portions(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pgworkd.engine.run.unknown_kinds.DOSE", 20)

@@ -1,4 +1,4 @@
-"""Handlers in threads: how they end, how they are stopped, and that they leave the loop alone."""
+"""Handlers in threads: how they end, how they are stopped, and that they do not block the event loop."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tests.kit import Recorder, insert, quick_options, running, status, until, w
 
 
 @pytest.fixture(autouse=True)
-def quick_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Threads are looked at every 0.5 s in production."""
+def quick_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In production threads are checked every 0.5 s."""
     monkeypatch.setattr("pgworkd.engine.settle.job_events.CHECK_S", 0.02)
 
 
@@ -54,7 +54,7 @@ async def test_a_plain_function_runs_in_a_thread_of_its_own(dsn: str, db: asyncp
         ("snooze", "dead", 1),
     ],
 )
-async def test_a_thread_past_its_timeout_is_told_reported_and_never_run_twice(
+async def test_an_overdue_thread_is_asked_to_stop_reported_and_never_run_twice(
     dsn: str, db: asyncpg.Connection[Any], ending: str, final: str, failures: int
 ) -> None:
     app, runs, go_on = App(), [], threading.Event()
@@ -105,8 +105,8 @@ async def test_a_thread_in_time_is_not_overdue(dsn: str, db: asyncpg.Connection[
     assert await db.fetchval("SELECT result::text FROM pgworkd.finished_jobs") == "false"
 
 
-async def test_threads_are_bounded_by_the_queues_slots_alone(dsn: str, db: asyncpg.Connection[Any]) -> None:
-    """anyio lends 40 threads by default."""
+async def test_threads_are_bounded_only_by_the_slots_of_the_queue(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    """By default anyio limits threads to 40."""
     app, together = App(), threading.Barrier(60)
 
     @app.handler("q", concurrency=60)
@@ -118,7 +118,7 @@ async def test_threads_are_bounded_by_the_queues_slots_alone(dsn: str, db: async
         await seen.wait(events.JOB_COMPLETED, count=60)
 
 
-async def test_a_stop_does_not_wait_for_ever_for_a_thread_that_is_deaf(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_a_stop_does_not_wait_forever_for_a_thread_that_ignores_it(dsn: str, db: asyncpg.Connection[Any]) -> None:
     app, let_go, entered, ended = App(), threading.Event(), threading.Event(), list[str]()
 
     @app.handler("q")

@@ -1,4 +1,4 @@
-"""Handlers in processes: how they end, how they are stopped, and that they leave the loop alone."""
+"""Handlers in processes: how they end, how they are stopped, and that they do not block the event loop."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from tests.kit import insert, running, status, until, waits_for_status
 
 
 @pytest.fixture(autouse=True)
-def quick_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Overdue runs are looked at every 0.5 s in production."""
+def quick_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In production overdue runs are checked every 0.5 s."""
     monkeypatch.setattr("pgworkd.engine.settle.job_events.CHECK_S", 0.02)
 
 
-# Their handlers stand at the top of a module: the child imports them from here.
+# Their handlers are at the top level of a module: the child imports them from here.
 
 
 class Sum(BaseModel):
@@ -130,9 +130,7 @@ def process_app(*functions: Callable[..., Any], **options: Any) -> App:
     return app
 
 
-async def test_a_process_gets_its_payload_and_job_and_its_result_comes_back(
-    dsn: str, db: asyncpg.Connection[Any]
-) -> None:
+async def test_a_process_gets_payload_and_job_and_returns_its_result(dsn: str, db: asyncpg.Connection[Any]) -> None:
     async with running(process_app(add, add_nothing, concurrency=1), dsn):
         first = await insert(db, "q", '{"numbers": [1, 2, 3]}', kind="add")
         second = await insert(db, "q", '{"numbers": [4]}', kind="add")
@@ -150,7 +148,7 @@ async def test_a_process_gets_its_payload_and_job_and_its_result_comes_back(
     assert not _lives(pid), "it ends with its daemon"
 
 
-async def test_what_a_process_raises_is_what_it_means(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_exceptions_of_a_process_keep_their_meaning(dsn: str, db: asyncpg.Connection[Any]) -> None:
     functions = (snooze, retry_after, permanent, raise_unpicklable, raise_exit, return_an_object, return_too_much)
     async with running(process_app(*functions, max_attempts=2, backoff=0.01), dsn):
         ids = {f.__name__: await insert(db, "q", kind=f.__name__) for f in functions}
@@ -181,7 +179,7 @@ async def test_what_a_process_raises_is_what_it_means(dsn: str, db: asyncpg.Conn
         (close_the_pipes, "process"),
     ],
 )
-async def test_a_process_that_dies_fails_its_attempt_and_the_next_job_gets_a_new_one(
+async def test_a_process_that_dies_fails_its_attempt_and_is_replaced(
     dsn: str, db: asyncpg.Connection[Any], function: Callable[[], None], fate: str
 ) -> None:
     async with running(process_app(function, add_nothing, max_attempts=1, concurrency=1), dsn):
@@ -218,7 +216,7 @@ def _children(pid: int) -> list[int]:
 async def test_a_timeout_kills_the_process(dsn: str, db: asyncpg.Connection[Any], tmp_path: Path) -> None:
     path = tmp_path / "pid"
     async with running(process_app(spin, add_nothing, timeout_s=3, max_attempts=1, concurrency=1), dsn):
-        # The time counts from the call, and the first one has a process to start and modules to import.
+        # The timeout starts with the call, and the first call has to start a process and import modules.
         await until(waits_for_status(db, await insert(db, "q", kind="add_nothing"), "completed"))
         job_id = await insert(db, "q", json.dumps({"path": str(path)}), kind="spin")
         pid = await until(_spins(path))
@@ -240,7 +238,7 @@ async def test_a_cancellation_kills_the_process(dsn: str, db: asyncpg.Connection
     assert await db.fetchval("SELECT failures FROM pgworkd.finished_jobs") == 0
 
 
-async def test_a_stop_kills_the_process_and_gives_the_job_back(
+async def test_a_stop_kills_the_process_and_releases_the_job(
     dsn: str, db: asyncpg.Connection[Any], tmp_path: Path
 ) -> None:
     path = tmp_path / "pid"
@@ -262,10 +260,8 @@ asyncio.run(Daemon(process_app(spin, add_nothing), quick_options(sys.argv[1])).r
 """
 
 
-async def test_processes_die_with_a_daemon_that_is_killed(
-    dsn: str, db: asyncpg.Connection[Any], tmp_path: Path
-) -> None:
-    """One that works, and one that idles."""
+async def test_processes_die_with_a_killed_daemon(dsn: str, db: asyncpg.Connection[Any], tmp_path: Path) -> None:
+    """A busy process and an idle one."""
     path = tmp_path / "pid"
     daemon = subprocess.Popen([sys.executable, "-c", DAEMON, dsn])  # noqa: ASYNC220 - returns at once
     try:
@@ -282,9 +278,7 @@ async def test_processes_die_with_a_daemon_that_is_killed(
     await until(lambda: not any(_lives(child) for child in children), limit_s=2)
 
 
-async def test_a_handler_that_computes_in_a_process_leaves_the_loop_alone(
-    dsn: str, db: asyncpg.Connection[Any]
-) -> None:
+async def test_a_cpu_bound_process_handler_does_not_block_the_loop(dsn: str, db: asyncpg.Connection[Any]) -> None:
     app = process_app(count_up, concurrency=1)
 
     @app.handler("loop")

@@ -1,4 +1,4 @@
-"""Whatever a handler does: the attempt ends and says why, the daemon lives and runs the next job."""
+"""Whatever a handler does: its attempt ends with a reason, and the daemon runs the next job."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ RAISED: dict[str, tuple[Callable[[], BaseException], str]] = {
 
 
 @pytest.mark.parametrize("name", RAISED)
-async def test_what_a_coroutine_raises_fails_the_attempt(dsn: str, db: asyncpg.Connection[Any], name: str) -> None:
+async def test_an_exception_in_a_coroutine_fails_the_attempt(dsn: str, db: asyncpg.Connection[Any], name: str) -> None:
     make, error = RAISED[name]
 
     async def handle() -> None:
@@ -48,7 +48,7 @@ async def test_what_a_coroutine_raises_fails_the_attempt(dsn: str, db: asyncpg.C
 
 
 @pytest.mark.parametrize("name", RAISED)
-async def test_what_a_thread_raises_fails_the_attempt(dsn: str, db: asyncpg.Connection[Any], name: str) -> None:
+async def test_an_exception_in_a_thread_fails_the_attempt(dsn: str, db: asyncpg.Connection[Any], name: str) -> None:
     make, error = RAISED[name]
 
     def handle() -> None:
@@ -122,7 +122,7 @@ async def test_a_cancel_scope_left_open_harms_no_later_job(dsn: str, db: asyncpg
 
     @app.handler("next", queue="q")
     async def following() -> None:
-        await anyio.sleep(0.01)  # the forgotten scope would strike here
+        await anyio.sleep(0.01)  # the forgotten scope would cancel this
 
     async with running(app, dsn) as (daemon, _):
         for kind in ("odd", "next", "odd", "next"):
@@ -156,8 +156,8 @@ async def test_a_result_that_cannot_be_stored_fails_the_attempt(
 _tenant: ContextVar[str] = ContextVar("tenant", default="nobody")
 
 
-async def test_what_a_job_puts_into_its_context_is_gone_in_the_next(dsn: str, db: asyncpg.Connection[Any]) -> None:
-    """Request ids, tenants, locales: frameworks keep them in context variables, log lines show them."""
+async def test_context_variables_do_not_leak_into_the_next_job(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    """Request ids, tenants, locales: frameworks keep them in context variables, and log lines show them."""
     app = App()
 
     @app.handler("q", concurrency=1)
@@ -173,10 +173,8 @@ async def test_what_a_job_puts_into_its_context_is_gone_in_the_next(dsn: str, db
     assert await db.fetchval("SELECT array_agg(DISTINCT result::text) FROM pgworkd.finished_jobs") == ['"nobody"']
 
 
-async def test_the_loop_stays_quick_while_the_history_of_an_error_is_written(
-    dsn: str, db: asyncpg.Connection[Any]
-) -> None:
-    """A message of 50 MB is cut before anything is done with it."""
+async def test_recording_a_huge_error_does_not_block_the_loop(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    """A message of 50 MB is truncated before it is processed."""
 
     async def handle() -> None:
         began = time.perf_counter()
@@ -189,10 +187,8 @@ async def test_the_loop_stays_quick_while_the_history_of_an_error_is_written(
     assert row["error"].startswith("ValueError: yyy")
 
 
-async def test_the_history_tells_when_a_job_was_claimed_and_when_its_handler_began(
-    dsn: str, db: asyncpg.Connection[Any]
-) -> None:
-    """Two jobs are claimed together for one slot; one ends by a return, one by its own transaction, one fails."""
+async def test_the_history_has_the_times_of_claim_and_start(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    """Two jobs are claimed together for one slot; one returns, one ends by its own transaction, one fails."""
     app, began = App(), dict[str, float]()
 
     @app.handler("q", concurrency=1)

@@ -1,4 +1,4 @@
-"""Whatever a hook does: it is only reported, and the daemon lives and runs the next job."""
+"""Whatever a hook does: it is only reported, and the daemon runs the next job."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class _Unspeakable(Exception):  # noqa: N818
     ],
     ids=["error", "exit", "interrupt", "cancellation", "unspeakable", "group"],
 )
-async def test_whatever_a_dead_hook_raises_is_only_reported(
+async def test_an_exception_in_a_dead_hook_is_only_reported(
     dsn: str, db: asyncpg.Connection[Any], make: Callable[[], BaseException]
 ) -> None:
     app, told = App(), []

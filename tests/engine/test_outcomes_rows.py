@@ -1,4 +1,4 @@
-"""Whatever someone may write into the table by SQL: it harms its own job only, the daemon lives."""
+"""Whatever someone writes into the table by SQL: it affects only its own job, the daemon keeps running."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Note(BaseModel):
     ],
     ids=["wrong type", "missing"],
 )
-async def test_a_payload_that_does_not_fit_is_dead_at_once_and_its_batch_completes(
+async def test_an_invalid_payload_is_dead_at_once_and_its_batch_completes(
     dsn: str, db: asyncpg.Connection[Any], payload: str, error: str
 ) -> None:
     app = App()
@@ -60,7 +60,7 @@ async def test_a_payload_that_does_not_fit_is_dead_at_once_and_its_batch_complet
     assert await db.fetchval("SELECT max(attempts) FROM pgworkd.finished_jobs") == 1
 
 
-async def test_a_validator_that_raises_something_else_fails_the_attempt(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_an_unexpected_exception_in_a_validator_fails_the_attempt(dsn: str, db: asyncpg.Connection[Any]) -> None:
     app = App()
 
     @app.handler("q", max_attempts=1)
@@ -94,7 +94,7 @@ async def test_a_validator_that_raises_something_else_fails_the_attempt(dsn: str
         ("priority", "-2147483648"),
     ],
 )
-async def test_an_odd_value_in_any_column_is_refused_or_harms_only_its_own_job(
+async def test_an_odd_value_in_any_column_is_refused_or_affects_only_its_job(
     dsn: str, db: asyncpg.Connection[Any], column: str, value: str
 ) -> None:
     app = App()
@@ -115,11 +115,11 @@ async def test_an_odd_value_in_any_column_is_refused_or_harms_only_its_own_job(
         for _ in range(3):
             await until(waits_for_status(db, await insert(db, "q"), "completed"), limit_s=4)
         if refused is None:
-            # It ran, as the odd job it is, and is no one's any more.
+            # The odd job ran, and no worker has it any more.
             over = "SELECT bool_and(status IN ('failed', 'dead')) FROM pgworkd.jobs"
             await until(lambda: db.fetchval(over), limit_s=4)
         assert daemon.worker.may_claim
-        # Nor may it stand in the way of the chores: all of them see this row as well.
+        # Nor may it block maintenance, whose tasks all see this row as well.
         assert seen.all(events.MAINTENANCE_FAILED) == []
 
 
@@ -142,7 +142,7 @@ async def test_a_job_that_expires_before_it_starts_never_runs(dsn: str, db: asyn
     assert tuple(row) == (0, "expired before it could start")
 
 
-async def test_the_rows_own_timeout_beats_the_handlers(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_the_timeout_of_the_row_overrides_that_of_the_handler(dsn: str, db: asyncpg.Connection[Any]) -> None:
     app = App()
 
     @app.handler("patient", queue="q", timeout_s=3600, max_attempts=1)

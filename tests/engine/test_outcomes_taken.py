@@ -1,4 +1,4 @@
-"""Someone else ends the attempt while its handler runs, or its transaction cannot stand: nothing is written twice."""
+"""The attempt is ended by someone else while its handler runs, or its transaction fails: no write happens twice."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pgworkd.words import events
 from tests.engine.outcome_kit import dead_end
 from tests.kit import insert, running, until, waits_for_status
 
-# Someone else ends the attempt while its handler runs.
+# The attempt is ended by someone else while its handler runs.
 
 
 TAKEN = {
@@ -28,7 +28,7 @@ TAKEN = {
 
 @pytest.mark.parametrize("how", TAKEN)
 @pytest.mark.parametrize("ending", ["return", "raise", "snooze"])
-async def test_an_attempt_that_was_taken_away_changes_nothing_and_is_reported_stale(
+async def test_an_attempt_that_was_taken_over_settles_nothing_and_is_stale(
     dsn: str, db: asyncpg.Connection[Any], how: str, ending: str
 ) -> None:
     app, go_on = App(), anyio.Event()
@@ -56,7 +56,7 @@ async def test_an_attempt_that_was_taken_away_changes_nothing_and_is_reported_st
 
 
 @pytest.mark.parametrize("how", TAKEN)
-async def test_a_transaction_of_an_attempt_that_was_taken_away_writes_nothing(
+async def test_the_transaction_of_an_attempt_that_was_taken_over_writes_nothing(
     dsn: str, db: asyncpg.Connection[Any], how: str
 ) -> None:
     await db.execute("CREATE TABLE payments (job uuid)")
@@ -87,13 +87,11 @@ async def test_a_transaction_of_an_attempt_that_was_taken_away_writes_nothing(
     assert await db.fetchval("SELECT count(*) FROM payments") == 0
 
 
-async def test_a_time_out_after_the_transaction_has_committed_changes_nothing(
-    dsn: str, db: asyncpg.Connection[Any]
-) -> None:
+async def test_a_timeout_after_the_transaction_committed_changes_nothing(dsn: str, db: asyncpg.Connection[Any]) -> None:
     await db.execute("CREATE TABLE payments (job uuid)")
     app = App()
 
-    @app.handler("q", timeout_s=1)  # the first transaction of a daemon has a connection to make
+    @app.handler("q", timeout_s=1)  # the first transaction of a daemon has to open a connection
     async def handle(job: Job) -> None:
         async with job.transaction() as connection:
             await connection.execute("INSERT INTO payments VALUES ($1)", job.id)
@@ -108,7 +106,7 @@ async def test_a_time_out_after_the_transaction_has_committed_changes_nothing(
     assert await db.fetchval("SELECT count(*) FROM payments") == 1
 
 
-async def test_a_time_out_inside_the_transaction_rolls_it_back(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_a_timeout_inside_the_transaction_rolls_it_back(dsn: str, db: asyncpg.Connection[Any]) -> None:
     await db.execute("CREATE TABLE payments (job uuid)")
     app = App()
 

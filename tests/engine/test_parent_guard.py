@@ -39,14 +39,14 @@ print(*heard, flush=True)
 
 
 class Trio(NamedTuple):
-    """A process of many threads that stands for autoscale, its parent-death guard, and the worker."""
+    """A multi-threaded process in the role of autoscale, its parent-death guard, and the worker."""
 
     scale: subprocess.Popen[str]
     parent_guard: int
     kid: int
 
-    async def heard(self, *alive: int) -> list[str]:
-        """What the worker has heard, once nothing is on its way any more through `alive`; ends the worker."""
+    async def received(self, *alive: int) -> list[str]:
+        """The signals that the worker received, once none is pending in `alive`; ends the worker."""
         await until(lambda: all(map(quiet, [*alive, self.kid])))
         os.kill(self.kid, signal.SIGWINCH)
         assert self.scale.stdout is not None
@@ -65,57 +65,57 @@ def trio() -> Iterator[Trio]:
 
 
 def quiet(pid: int) -> bool:
-    """The process waits, and no signal waits for it."""
+    """The process sleeps, and no signal is pending."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     facts = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
     return facts["State"][0] == "S" and int(facts["SigPnd"], 16) | int(facts["ShdPnd"], 16) == 0
 
 
 @pytest.mark.parametrize("_round", range(3))
-async def test_a_worker_is_told_once_that_autoscale_is_gone(trio: Trio, _round: int) -> None:
-    """The kernel says so for each thread that hands the child on to another; a second signal would mean: at once."""
+async def test_a_worker_gets_one_signal_when_autoscale_dies(trio: Trio, _round: int) -> None:
+    """The kernel signals for each thread that passes the child on to another; a second signal would mean: at once."""
     trio.scale.kill()
     trio.scale.wait()
-    assert await trio.heard(trio.parent_guard) == ["SIGTERM"]
+    assert await trio.received(trio.parent_guard) == ["SIGTERM"]
 
 
-async def test_a_stop_under_way_stays_graceful_when_autoscale_is_killed(trio: Trio) -> None:
+async def test_a_stop_in_progress_stays_graceful_when_autoscale_is_killed(trio: Trio) -> None:
     os.kill(trio.parent_guard, signal.SIGTERM)
     await until(lambda: quiet(trio.parent_guard))
     trio.scale.kill()
     trio.scale.wait()
-    assert await trio.heard(trio.parent_guard) == ["SIGTERM"]
+    assert await trio.received(trio.parent_guard) == ["SIGTERM"]
 
 
-async def test_a_worker_is_told_when_its_guard_is_killed(trio: Trio) -> None:
+async def test_a_worker_gets_a_signal_when_its_guard_is_killed(trio: Trio) -> None:
     os.kill(trio.parent_guard, signal.SIGKILL)
     await until(lambda: Path(f"/proc/{trio.parent_guard}/stat").read_text().rpartition(")")[2].split()[0] == "Z")
-    assert await trio.heard() == ["SIGTERM"]
+    assert await trio.received() == ["SIGTERM"]
 
 
-async def test_other_signals_are_handed_down(trio: Trio) -> None:
+async def test_other_signals_are_forwarded(trio: Trio) -> None:
     for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT):
         os.kill(trio.parent_guard, number)
         await until(lambda: quiet(trio.parent_guard))
         await until(lambda: quiet(trio.kid))
-    assert await trio.heard(trio.parent_guard) == ["SIGHUP", "SIGTERM", "SIGINT"]
+    assert await trio.received(trio.parent_guard) == ["SIGHUP", "SIGTERM", "SIGINT"]
 
 
 def guarded(parent: int, *command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*GUARD, str(parent), *command], check=False, capture_output=True, text=True, timeout=20)
 
 
-def test_a_worker_that_comes_too_late_does_not_begin() -> None:
+def test_a_worker_whose_parent_is_already_dead_does_not_start() -> None:
     late = guarded(1, sys.executable, "-c", "print('begun')")
     assert (late.returncode, late.stdout) == (1, "")
     assert "autoscale ended before" in late.stderr
 
 
-def test_a_command_that_is_gone_is_named() -> None:
+def test_a_missing_command_is_named() -> None:
     assert guarded(os.getpid(), "/nowhere/x").stderr == "pgworkd: /nowhere/x: No such file or directory\n"
 
 
-def test_a_worker_ignores_no_signal_that_we_ignore_and_blocks_none() -> None:
+def test_a_worker_inherits_no_ignored_or_blocked_signals() -> None:
     status = guarded(os.getpid(), "cat", "/proc/self/status").stdout
     ignored, blocked = (re.findall(rf"{name}:\s*(\w+)", status)[0] for name in ("SigIgn", "SigBlk"))
     assert int(ignored, 16) & (1 << (signal.SIGPIPE - 1)) == 0
@@ -123,7 +123,7 @@ def test_a_worker_ignores_no_signal_that_we_ignore_and_blocks_none() -> None:
 
 
 @pytest.mark.parametrize("code", [0, 3, -signal.SIGTERM, -signal.SIGKILL, -signal.SIGSEGV])
-def test_it_ends_as_its_worker_ends(code: int, tmp_path: Path) -> None:
+def test_the_guard_exits_like_its_worker(code: int, tmp_path: Path) -> None:
     end = f"import os; os.kill(os.getpid(), {-code})" if code < 0 else f"raise SystemExit({code})"
-    with contextlib.chdir(tmp_path):  # where a core may lie
+    with contextlib.chdir(tmp_path):  # where a core file may be written
         assert guarded(os.getpid(), sys.executable, "-c", end).returncode == code

@@ -1,4 +1,4 @@
-"""A worker process that ends in the middle of a call is noticed, whatever it leaves behind."""
+"""A child process that exits during a call is noticed, even if it leaves processes behind."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def fork_and_answer(payload: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("handle", [fork_and_die, fork_and_answer])
-async def test_a_process_that_ends_is_noticed_while_one_that_it_forked_lives(
+async def test_a_child_that_exits_is_noticed_while_its_own_fork_lives(
     dsn: str, db: asyncpg.Connection[Any], tmp_path: Path, handle: Any
 ) -> None:
     app, path = App(), tmp_path / "pid"

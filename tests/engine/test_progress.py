@@ -1,4 +1,4 @@
-"""How far a job says it is: from the loop, a thread and a process; now and then, and only for its own attempt."""
+"""Progress of a job: from the loop, a thread and a process; throttled, and only for its own attempt."""
 
 from __future__ import annotations
 
@@ -23,19 +23,21 @@ SAID = "SELECT done, message FROM pgworkd.job_progress WHERE id = $1"
 
 
 @pytest.fixture(autouse=True)
-def quick_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What handlers say is passed on every 0.5 s in production."""
+def quick_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In production progress is written every 0.5 s."""
     monkeypatch.setattr("pgworkd.engine.settle.job_events.CHECK_S", 0.02)
 
 
-def half(payload: dict[str, Any], job: Job) -> None:  # at the top of a module, for the process
+def half(payload: dict[str, Any], job: Job) -> None:  # at the top level of a module, for the process
     job.progress(0.5, "page 12\0")
     while not Path(payload["go_on"]).exists():
         time.sleep(0.01)
 
 
 @pytest.mark.parametrize("mode", ["loop", "thread", "process"])
-async def test_it_is_seen_while_the_job_runs(dsn: str, db: asyncpg.Connection[Any], tmp_path: Path, mode: str) -> None:
+async def test_progress_is_visible_while_the_job_runs(
+    dsn: str, db: asyncpg.Connection[Any], tmp_path: Path, mode: str
+) -> None:
     app = App()
     if mode == "loop":
 
@@ -58,7 +60,7 @@ async def test_it_is_seen_while_the_job_runs(dsn: str, db: asyncpg.Connection[An
     assert await db.fetchrow(SAID, job_id) is None
 
 
-async def test_who_says_much_is_written_seldom(
+async def test_frequent_progress_is_written_rarely(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written: list[float] = []
@@ -90,7 +92,7 @@ async def test_who_says_much_is_written_seldom(
     assert len(written) <= 10
 
 
-async def test_an_attempt_that_is_lost_says_nothing_any_more(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_a_lost_attempt_writes_no_progress(dsn: str, db: asyncpg.Connection[Any]) -> None:
     app, go_on, said = App(), anyio.Event(), anyio.Event()
 
     @app.handler("q")
@@ -111,13 +113,13 @@ async def test_an_attempt_that_is_lost_says_nothing_any_more(dsn: str, db: async
 
 
 @pytest.mark.parametrize("done", [-0.1, 1.1, float("nan"), True, "half"])
-def test_what_is_no_share_is_refused(done: Any) -> None:
+def test_progress_outside_0_to_1_is_refused(done: Any) -> None:
     job = Job.__new__(Job)
     with pytest.raises(UsageError, match="give a number from 0 to 1"):
         job.progress(done)
 
 
-async def test_progress_that_cannot_be_written_holds_nothing_up_and_is_written_later(
+async def test_progress_that_cannot_be_written_blocks_nothing_and_is_retried(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     report, refused = Store.report_progress, list[PgworkdError]()

@@ -1,4 +1,4 @@
-"""A row that refuses what maintenance does to it is in the log, once; the daemon goes on with the others."""
+"""A row that maintenance cannot update is logged once; the daemon continues with the others."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ from tests.sql.verbs import insert_running, statuses
 PERIODS = Periods(rescue_s=0.1, expire_s=0.1)
 
 
-async def test_jobs_of_a_lost_worker_run_although_one_of_them_cannot_be_rescued(
-    dsn: str, db: asyncpg.Connection[Any]
-) -> None:
+async def test_one_job_that_cannot_be_rescued_does_not_block_the_others(dsn: str, db: asyncpg.Connection[Any]) -> None:
     app = App()
 
     @app.handler("q")

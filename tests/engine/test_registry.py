@@ -1,4 +1,4 @@
-"""Only what the app has registered runs: no name and no payload in a row makes the daemon import or call anything."""
+"""Only registered handlers run: no name and no payload in a row makes the daemon import or call anything."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Ran(BaseException):
 
 
 def handle(payload: dict[str, Any]) -> dict[str, Any]:
-    """Gives back what it got, and what the process has loaded."""
+    """Returns its payload and the modules that the process has loaded."""
     return {"payload": payload, "modules": sorted(sys.modules)}
 
 
@@ -80,7 +80,7 @@ async def test_a_kind_is_looked_up_and_never_imported(
 
 
 @pytest.mark.parametrize("mode", ["loop", "thread", "process"])
-async def test_a_payload_is_data_whatever_it_looks_like(dsn: str, db: asyncpg.Connection[Any], mode: Any) -> None:
+async def test_a_payload_is_only_ever_data(dsn: str, db: asyncpg.Connection[Any], mode: Any) -> None:
     frame = pickle.dumps(Ran(), protocol=0).decode("latin-1")  # of ASCII without NUL
     odd = {"__class__": "Ran", "py/object": "os.system", "!!python/object/apply:os.system": ["true"], "pickle": frame}
     odd |= {"__import__": "antigravity", "__reduce__": ["os.system", "true"], "payload": "{{ 7 * 7 }} ${7*7} %(x)s"}
@@ -99,15 +99,15 @@ async def test_a_payload_is_data_whatever_it_looks_like(dsn: str, db: asyncpg.Co
 
 
 ALLOWED = {
-    ("process_child", "pickle.loads"): 2,  # requests and payloads that the daemon has pickled: a pipe, no database
-    ("process_pool", "pickle.loads"): 1,  # the answer of our own child
-    ("parent_guard", "os.execvp"): 1,  # the command that the operator has typed behind `pgworkd autoscale --`
+    ("process_child", "pickle.loads"): 2,  # requests and payloads pickled by the daemon: from a pipe, not the database
+    ("process_pool", "pickle.loads"): 1,  # the response of our own child
+    ("parent_guard", "os.execvp"): 1,  # the command that the operator typed after `pgworkd autoscale --`
     ("process_child", "importlib.import_module"): 1,  # the module of a registered function, named by the daemon
-    ("__init__", "importlib.import_module"): 1,  # what the package offers, from a table of its own
+    ("__init__", "importlib.import_module"): 1,  # the public names of the package, from a table of its own
     ("load_app", "importlib.import_module"): 1,  # the app, named by the settings
     ("run", "importlib.import_module"): 1,  # our own demo
 }
-"""(module, call): how many. Whatever could run code from data, and why it does not."""
+"""(module, call): how many. Every call that could run code from data, and why it does not."""
 DANGEROUS = {
     *("eval", "exec", "compile", "__import__", "importlib.import_module", "runpy.run_path", "runpy.run_module"),
     *("pickle.load", "pickle.loads", "pickle.Unpickler", "marshal.load", "marshal.loads", "shelve.open", "dill.loads"),
@@ -117,7 +117,7 @@ DANGEROUS = {
 
 
 def calls(source: str) -> list[str]:
-    """Every dangerous call, by the name that the code gives it; `shell=True` whatever is called."""
+    """Every dangerous call, by the name that the code uses; `shell=True` with any function."""
     found = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call):
@@ -144,5 +144,5 @@ def test_nothing_in_the_package_runs_code_from_data() -> None:
     "source",
     ["pickle.loads(x)", "from pickle import loads", "eval('1')", "run(x, shell=True)", "yaml.load(x)", "__import__(x)"],
 )
-def test_the_search_finds_what_it_looks_for(source: str) -> None:
+def test_the_scan_finds_each_dangerous_call(source: str) -> None:
     assert calls(source)

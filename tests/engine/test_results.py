@@ -1,4 +1,4 @@
-"""Waiting for what becomes of jobs, from a process that has nothing to do with running them."""
+"""Waiting for the results of jobs, from a process that does not run them."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def doubles() -> App:
 
 
 @pytest.mark.parametrize("poll_s", [60.0, 0.1], ids=["by-notice", "by-polling"])
-async def test_a_result_comes_when_the_job_ends(dsn: str, db: asyncpg.Connection[Any], poll_s: float) -> None:
+async def test_a_result_arrives_when_the_job_ends(dsn: str, db: asyncpg.Connection[Any], poll_s: float) -> None:
     async with running(doubles(), dsn), Results(dsn, poll_s=poll_s) as results:
         assert await results.result(await enqueue(db, "double", {"n": 21}), timeout_s=5) == 42
         assert await results.result(await enqueue(db, "nothing"), timeout_s=5) is None
 
 
-async def test_whoever_is_over_already_answers_at_once(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_a_finished_job_returns_its_result_at_once(dsn: str, db: asyncpg.Connection[Any]) -> None:
     async with running(doubles(), dsn):
         job_id = await enqueue(db, "double", {"n": 1})
         await until(lambda: db.fetchval("SELECT EXISTS (SELECT FROM pgworkd.finished_jobs)"))
@@ -50,7 +50,7 @@ async def test_whoever_is_over_already_answers_at_once(dsn: str, db: asyncpg.Con
         assert await results.result(job_id, timeout_s=5) == 2
 
 
-async def test_many_wait_on_two_connections(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_many_waiters_share_two_connections(dsn: str, db: asyncpg.Connection[Any]) -> None:
     answers: dict[int, int] = {}
 
     async def wait(results: Results, n: int, job_id: UUID) -> None:
@@ -70,7 +70,7 @@ async def test_many_wait_on_two_connections(dsn: str, db: asyncpg.Connection[Any
     assert answers == {n: 2 * n for n in range(300)}
 
 
-async def test_two_may_wait_for_the_same_and_one_may_go(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_two_may_wait_for_one_job_and_one_may_be_cancelled(dsn: str, db: asyncpg.Connection[Any]) -> None:
     async with Results(dsn, poll_s=60) as results:
         job_id = await enqueue(db, "double", {"n": 4})
         with pytest.raises(TimeoutError):
@@ -89,7 +89,7 @@ async def test_two_may_wait_for_the_same_and_one_may_go(dsn: str, db: asyncpg.Co
         assert answers == [8, 8]
 
 
-async def test_what_has_no_result_says_why(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_a_job_without_a_result_raises_the_reason(dsn: str, db: asyncpg.Connection[Any]) -> None:
     async with running(doubles(), dsn), Results(dsn, poll_s=60) as results:
         with pytest.raises(JobFailed, match=r"is dead: .*PermanentError: there is no number") as dead:
             await results.result(await enqueue(db, "double", {}), timeout_s=5)
@@ -102,7 +102,7 @@ async def test_what_has_no_result_says_why(dsn: str, db: asyncpg.Connection[Any]
             await results.result(NOBODY, timeout_s=5)
 
 
-async def test_a_listener_that_is_cut_off_listens_again(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_a_disconnected_listener_listens_again(dsn: str, db: asyncpg.Connection[Any]) -> None:
     async with Results(dsn, poll_s=0.2) as results:
         for n in (1, 2):
             job_id = await enqueue(db, "double", {"n": n})
@@ -114,7 +114,7 @@ async def test_a_listener_that_is_cut_off_listens_again(dsn: str, db: asyncpg.Co
             )
 
 
-async def test_what_is_raised_inside_comes_out_as_it_is(dsn: str) -> None:
+async def test_exceptions_inside_the_context_are_not_wrapped(dsn: str) -> None:
     with pytest.raises(ZeroDivisionError):
         async with Results(dsn):
             raise ZeroDivisionError
@@ -131,20 +131,22 @@ async def _new_job(dsn: str) -> UUID:
         connection.terminate()
 
 
-async def test_a_database_that_can_never_answer_is_told(empty_dsn: str) -> None:
+async def test_a_database_without_the_schema_is_reported(empty_dsn: str) -> None:
     with pytest.raises(SchemaError, match="pgworkd migrate"):
         async with Results(empty_dsn) as results:
             await results.result(NOBODY)
 
 
-async def test_waiting_is_bounded(dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_number_of_waiters_is_bounded(
+    dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("pgworkd.client.results.WAITERS_MAX", 0)
     async with Results(dsn) as results:
         with pytest.raises(UsageError, match="0 jobs already have waiters"):
             await results.result(NOBODY)
 
 
-async def test_results_of_a_tree_come_by_pages_from_its_final_stage(
+async def test_results_of_a_tree_are_paged_from_its_final_stage(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pgworkd.client.results._PAGE_ROWS", 3)
@@ -176,7 +178,7 @@ async def test_results_of_a_tree_come_by_pages_from_its_final_stage(
     assert len(everything) == 20
 
 
-async def test_an_unfinished_tree_answers_with_what_there_is(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_an_unfinished_tree_returns_the_results_so_far(dsn: str, db: asyncpg.Connection[Any]) -> None:
     root = await batch(db, "open", queue="double")
     await root.add([{"n": 1}])
     async with Results(dsn) as results, running(doubles(), dsn):

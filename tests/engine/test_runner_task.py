@@ -1,4 +1,4 @@
-"""The tasks that run one job after another: whatever a handler did to its task, the next jobs find theirs as new."""
+"""Tasks that run one job after another: whatever a handler did to its task, the next jobs find a clean one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from tests.engine.outcome_kit import cancel_this_task
 from tests.engine.runner_task_kit import Handle, Ordinary, outlived, tenant, this_task
 
-# What a handler does of its own accord.
+# What a handler does to its task.
 
 
 async def _sets_a_variable() -> None:
@@ -44,7 +44,7 @@ async def _numbers() -> AsyncIterator[int]:
 
 async def _breaks_out_of_a_generator() -> None:
     numbers = _numbers()
-    _broken_out_of.append(numbers)  # else it would be closed in a task of its own, and complain
+    _broken_out_of.append(numbers)  # otherwise it would be closed in a task of its own and raise
     async for _ in numbers:
         break
 
@@ -126,7 +126,7 @@ async def _limits_itself() -> None:
 class Odd(NamedTuple):
     handle: Handle
     ending: str
-    kept: bool | None  # None: asyncio's group takes back its cancellation of this task or forgets to, as versions go
+    kept: bool | None  # None: depending on its version asyncio's group uncancels this task or does not
     error: str | None = None
 
 
@@ -151,16 +151,16 @@ DEEDS = [
 
 
 @pytest.mark.parametrize("odd", DEEDS, ids=lambda odd: odd.handle.__name__.strip("_").replace("_", " "))
-async def test_what_a_handler_does_to_its_task_harms_no_later_job(
+async def test_a_handler_that_alters_its_task_harms_no_later_job(
     dsn: str, db: asyncpg.Connection[Any], odd: Odd
 ) -> None:
-    """A task that is as it was runs on; any other is replaced."""
+    """An unchanged task is reused; any other is replaced."""
     error = await outlived(dsn, db, Ordinary(odd.handle), odd.ending, kept=odd.kept)
     assert (error or "").startswith(odd.error or "")
     assert (error is None) is (odd.error is None)
 
 
-# What it makes of a cancellation from outside.
+# How it handles a cancellation from outside.
 
 
 async def _swallows() -> str:
@@ -218,7 +218,7 @@ async def _leaves_a_scope_open() -> None:
         (_leaves_a_scope_open, False),
     ],
 )
-async def test_what_a_handler_makes_of_its_cancellation_harms_no_later_job(
+async def test_a_mishandled_cancellation_harms_no_later_job(
     dsn: str, db: asyncpg.Connection[Any], handle: Handle, completes: bool, how: str
 ) -> None:
     timed = {} if how == "cancelled" else {"timeout_s": 0.03}

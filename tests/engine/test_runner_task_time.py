@@ -1,4 +1,4 @@
-"""The tasks that run one job after another: time-outs and cancellations that come late, and code around the call."""
+"""Tasks that run one job after another: late timeouts and cancellations, and user code around the call."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.engine.outcome_kit import cancel_this_task
 from tests.engine.runner_task_kit import Ordinary, outlived, run_ordinary, tasks_now, tenant, this_task
 from tests.kit import insert, running, until, waits_for_status
 
-# A time-out is of one job only.
+# A timeout applies to one job only.
 
 
 async def _returns() -> None:
@@ -41,15 +41,15 @@ async def _returns_at_once() -> None:
 @pytest.mark.parametrize(
     ("handle", "ending"), [(_returns, "completed"), (_raises, "dead"), (_returns_at_once, "completed")]
 )
-async def test_a_deadline_does_not_reach_beyond_its_job(
+async def test_a_deadline_applies_to_its_own_job_only(
     dsn: str, db: asyncpg.Connection[Any], handle: Any, ending: str, set_by: str
 ) -> None:
-    """Twenty jobs of a millisecond run on the same task until long after it."""
+    """Twenty jobs of a millisecond run in the same task until long after the deadline."""
     ordinary = Ordinary(handle, **({"timeout_s": 0.02} if set_by == "the handler" else {}))
     await outlived(dsn, db, ordinary, ending, kept=True, **({"timeout_s": 0.02} if set_by == "the row" else {}))
 
 
-async def test_a_job_that_snoozes_within_its_time_leaves_no_deadline(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_a_job_that_snoozes_before_its_deadline_leaves_none_behind(dsn: str, db: asyncpg.Connection[Any]) -> None:
     snoozed = 0
 
     async def handle() -> None:
@@ -63,7 +63,7 @@ async def test_a_job_that_snoozes_within_its_time_leaves_no_deadline(dsn: str, d
 
 
 async def test_each_of_many_jobs_in_one_task_has_its_own_deadline(dsn: str, db: asyncpg.Connection[Any]) -> None:
-    """Neither that of the one before it nor that of the one after it."""
+    """Neither that of the previous job nor that of the next."""
     app = App()
     left: list[float] = []
 
@@ -78,18 +78,18 @@ async def test_each_of_many_jobs_in_one_task_has_its_own_deadline(dsn: str, db: 
     assert [round(s) for s in left] == [s or 100 for s in wanted]
 
 
-# A time-out exactly while the handler finishes.
+# A timeout exactly while the handler finishes.
 
 
 def _at_its_deadline(offset_s: float) -> Callable[[], Any]:
-    """What it waits for comes that much after the time-out, and both are seen in the same turn of the loop."""
+    """Its awaited event comes `offset_s` after the timeout, and one iteration of the event loop sees both."""
 
     async def handle() -> None:
         loop = asyncio.get_running_loop()
         came: asyncio.Future[None] = loop.create_future()
         deadline = anyio.current_effective_deadline()
         loop.call_at(deadline + offset_s, lambda: came.done() or came.set_result(None))
-        time.sleep(max(0.0, deadline + 0.01 - loop.time()))  # noqa: ASYNC251 - nobody is served until both are due
+        time.sleep(max(0.0, deadline + 0.01 - loop.time()))  # noqa: ASYNC251 - nothing is scheduled until both are due
         await came
 
     return handle
@@ -100,7 +100,7 @@ def _at_its_deadline(offset_s: float) -> Callable[[], Any]:
     [(-0.005, "completed", None), (0.005, "dead", "Timeout: no result within 0.05 s")],
     ids=["just before", "just after"],
 )
-async def test_a_time_out_while_the_handler_finishes_is_one_or_the_other(
+async def test_a_timeout_while_the_handler_finishes_is_either_of_the_two(
     dsn: str, db: asyncpg.Connection[Any], offset_s: float, ending: str, error: str | None
 ) -> None:
     ordinary = Ordinary(_at_its_deadline(offset_s))
@@ -130,16 +130,14 @@ async def _blocks_and_raises() -> None:
         (_blocks_and_waits, "dead", False, "Timeout: no result within 0.01 s"),
     ],
 )
-async def test_a_handler_that_blocks_past_its_deadline(
+async def test_a_handler_that_blocks_past_its_deadline_may_still_complete(
     dsn: str, db: asyncpg.Connection[Any], handle: Any, ending: str, kept: bool, error: str | None
 ) -> None:
-    """Nobody could tell it: what it returned or raised by then stands, unless it waits for something once more."""
+    """It could not be interrupted: what it returned or raised stands, unless it awaits something again."""
     assert await outlived(dsn, db, Ordinary(handle), ending, kept=kept, timeout_s=0.01) == error
 
 
-async def test_jobs_that_take_just_as_long_as_they_may_complete_or_time_out(
-    dsn: str, db: asyncpg.Connection[Any]
-) -> None:
+async def test_jobs_that_take_exactly_their_timeout_complete_or_time_out(dsn: str, db: asyncpg.Connection[Any]) -> None:
     app = App()
 
     @app.handler("q", concurrency=3, max_attempts=1)
@@ -160,14 +158,14 @@ async def test_jobs_that_take_just_as_long_as_they_may_complete_or_time_out(
     assert sum(row["count"] for row in rows) == 150
 
 
-# A cancellation of the task that comes when its job is over.
+# A cancellation of the task after its job has finished.
 
 
 @pytest.mark.parametrize("strikes", ["an idle task", "another job"])
-async def test_a_task_that_is_cancelled_late_ends_at_most_one_other_job(
+async def test_a_late_cancellation_of_the_task_ends_at_most_one_other_job(
     dsn: str, db: asyncpg.Connection[Any], strikes: str
 ) -> None:
-    """A timer of the handler's that it forgot to stop."""
+    """A timer that the handler forgot to stop."""
     app, tasks, struck = App(), [], anyio.Event()
 
     @app.handler("odd", queue="q", concurrency=1, max_attempts=2, backoff=0.01)
@@ -201,7 +199,7 @@ async def test_a_task_that_is_cancelled_late_ends_at_most_one_other_job(
 
 
 class _Touchy:
-    """What numpy's arrays and Django's lazy objects do: comparing them may raise."""
+    """Like numpy's arrays and Django's lazy objects: comparing it may raise."""
 
     def __eq__(self, other: object) -> bool:
         raise ValueError("the truth value is ambiguous")
@@ -209,7 +207,7 @@ class _Touchy:
     __hash__ = None  # type: ignore[assignment]
 
 
-async def test_a_variable_whose_value_cannot_be_compared_harms_nobody(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_a_context_variable_that_cannot_be_compared_harms_no_job(dsn: str, db: asyncpg.Connection[Any]) -> None:
     async def handle() -> None:
         tenant.set(_Touchy())  # type: ignore[arg-type]
 
@@ -225,7 +223,7 @@ async def test_a_variable_whose_value_cannot_be_compared_harms_nobody(dsn: str, 
 
 
 class TooFar(BaseException):
-    """Stands for SystemExit and KeyboardInterrupt, which would end the loop of the tests as well."""
+    """Represents SystemExit and KeyboardInterrupt, which would end the event loop of the tests as well."""
 
 
 class Note(BaseModel):
@@ -249,7 +247,7 @@ class Note(BaseModel):
 
 
 @pytest.mark.parametrize("how", ["base exception", "cancellation", "cancel", "variable", "scope"])
-async def test_a_validator_that_goes_too_far_harms_only_its_own_job(
+async def test_a_validator_that_raises_a_base_exception_harms_only_its_own_job(
     dsn: str, db: asyncpg.Connection[Any], how: str
 ) -> None:
     app = App()

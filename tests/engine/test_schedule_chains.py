@@ -1,4 +1,4 @@
-"""The chain of a schedule that loses its occurrence goes on at once; what came due meanwhile is late, not lost."""
+"""A schedule that loses its next occurrence continues at once; missed occurrences run late and are not lost."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _app() -> App:
 
 
 @pytest.mark.parametrize("how", [LOST, CANCELLED, EXPIRED], ids=["lost", "cancelled", "expired"])
-async def test_a_chain_whose_occurrence_is_gone_is_restored_at_once(
+async def test_a_schedule_that_lost_its_next_occurrence_is_restored_at_once(
     dsn: str, db: asyncpg.Connection[Any], how: str
 ) -> None:
     await db.execute("INSERT INTO pgworkd.schedules (name, queue, every_s) VALUES ('s', 'q', 3600)")
@@ -50,10 +50,10 @@ async def test_a_chain_whose_occurrence_is_gone_is_restored_at_once(
 @pytest.mark.parametrize(
     ("missed", "changed", "late_s"), [("skip", False, 60), ("skip", True, -10), ("once", False, 0)]
 )
-async def test_what_came_due_while_a_chain_was_broken_is_late_within_the_grace(
+async def test_occurrences_missed_by_a_broken_chain_run_late_within_the_grace(
     dsn: str, db: asyncpg.Connection[Any], missed: str, *, changed: bool, late_s: int
 ) -> None:
-    """Its last occurrence was 100 s ago; it has one each 10 s, as it was a day ago, or is since now."""
+    """Its last occurrence was 100 s ago; it is due every 10 s, since a day ago or since now."""
     await db.execute(
         "INSERT INTO pgworkd.schedules (name, queue, every_s, missed, in_force_since, last_occurrence)"
         " SELECT 's', 'q', 10, $1, now() - interval '1 day',"

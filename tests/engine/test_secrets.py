@@ -1,4 +1,4 @@
-"""The password of the database is in no log line, error, traceback, command line, pickle, repr() or stored row."""
+"""The database password is in no log line, error, traceback, command line, pickle, repr() or stored row."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ async def prints():
 
 @pytest.fixture
 def app_file(tmp_path: Path, secret_dsn: str) -> str:
-    """The name of an app that tries to tell the address, which it finds in its environment or a file."""
+    """The name of an app that tries to reveal the DSN, which it finds in its environment or a file."""
     (tmp_path / "leaky.py").write_text(APP)
     (tmp_path / "dsn").write_text(secret_dsn)
     return "leaky:app"
@@ -77,7 +77,7 @@ async def everything_stored(db: asyncpg.Connection[Any]) -> list[str]:
 
 
 @pytest.mark.parametrize("form", ["json", "console"])
-async def test_a_daemon_tells_nothing_of_it_from_start_to_end(
+async def test_a_daemon_never_prints_or_stores_the_password(
     start: Start, app_file: str, secret_dsn: str, db: asyncpg.Connection[Any], form: str
 ) -> None:
     run = start("run", "--app", app_file, "--log-format", form, "--log-level", "debug", PGWORKD_DSN=secret_dsn)
@@ -102,7 +102,7 @@ async def test_a_daemon_tells_nothing_of_it_from_start_to_end(
 
 
 async def test_the_check_sees_a_leak(start: Start, app_file: str, secret_dsn: str, db: asyncpg.Connection[Any]) -> None:
-    """What a handler itself prints is its own affair, and here it shows that the tests would notice."""
+    """The output of a handler is its own responsibility; here it proves that the tests would notice a leak."""
     run = start("run", "--app", app_file, PGWORKD_DSN=secret_dsn)
     await insert(db, "prints")
     run.says("postgresql://")
@@ -110,12 +110,10 @@ async def test_the_check_sees_a_leak(start: Start, app_file: str, secret_dsn: st
 
 
 @pytest.mark.parametrize("secret_dsn", ["encoded"], indirect=True)
-async def test_daemons_of_a_supervisor_get_the_address_by_their_environment(
-    start: Start, app_file: str, secret_dsn: str
-) -> None:
+async def test_daemons_of_a_supervisor_get_the_dsn_by_environment(start: Start, app_file: str, secret_dsn: str) -> None:
     args = ["run", "--dsn", secret_dsn, "--app", app_file, "--processes", "2"]
     run = start(*args, PGWORKD_LOG_FORMAT="json")
-    run.says('"worker_id": 2')  # the second is ready, too
+    run.says('"worker_id": 2')  # the second is ready as well
     said = [json.loads(line) for line in list(run.lines)]
     lines = [command_line_of(facts["pid"]) for facts in said if facts["event"] == "process.started"]
     assert len(lines) == 2
@@ -126,7 +124,7 @@ async def test_daemons_of_a_supervisor_get_the_address_by_their_environment(
 
 
 @pytest.mark.parametrize("given", [["--dsn", "D"], ["--dsn=D"], ["--dsn=x", "--dsn", "D"], ["--dsn", "x", "--dsn=D"]])
-def test_the_address_is_taken_out_of_a_command_line_and_the_last_one_counts(given: list[str]) -> None:
+def test_the_dsn_is_removed_from_a_command_line_and_the_last_one_wins(given: list[str]) -> None:
     argv = ["-m", "pgworkd.cli", "run", *given, "--app", "a:b"]
     assert without_dsn(argv) == (["-m", "pgworkd.cli", "run", "--app", "a:b"], "D")
     assert without_dsn(["run"]) == (["run"], None)
@@ -137,7 +135,7 @@ def command_line_of(pid: int) -> str:
 
 
 def broken(dsn: str) -> dict[str, str]:
-    """Addresses that fail, each in its own way, once they are tried."""
+    """DSNs that fail when connecting, each in its own way."""
     there = with_login(dsn, "postgres", PASSWORDS["encoded"])
     return {
         "wrong password": there,
@@ -155,9 +153,7 @@ def broken(dsn: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("how", broken("postgresql://"))
 @pytest.mark.parametrize("part", ["connection", "listener", "transactions"])
-async def test_errors_hold_it_neither_in_their_chain_nor_in_the_variables_of_their_frames(
-    dsn: str, how: str, part: str
-) -> None:
+async def test_errors_hold_no_password_in_their_chain_or_frame_variables(dsn: str, how: str, part: str) -> None:
     async def fail(address: str) -> None:
         options = ConnectionOptions(address, connect_timeout_s=1, command_timeout_s=1)
         if part == "connection":
@@ -174,21 +170,21 @@ async def test_errors_hold_it_neither_in_their_chain_nor_in_the_variables_of_the
     error = caught.value
     trace = error.__traceback__
     assert trace is not None
-    # This function and the one above are where the address comes from.
+    # The DSN comes from this function and the one above.
     error.__traceback__ = trace.tb_next and trace.tb_next.tb_next
     shown = "".join(traceback.TracebackException.from_exception(error, capture_locals=True).format())
     assert not leaks(shown, repr(error), *chain(error))
 
 
 def chain(error: BaseException | None) -> Iterator[object]:
-    """What each of its causes and contexts says."""
+    """The texts of all its causes and contexts."""
     while error is not None:
         yield from (str(error), repr(error), error.args, getattr(error, "__notes__", ()))
         error = error.__cause__ or error.__context__
 
 
 def ours_in(thing: object, seen: dict[int, object]) -> dict[int, object]:
-    """All objects of our own classes that can be reached from `thing`, which is one of them."""
+    """All objects of our own classes that are reachable from `thing`, which is one of them."""
     if id(thing) in seen or isinstance(thing, (type, types.ModuleType, types.FunctionType)):
         return seen
     seen[id(thing)] = thing
@@ -205,7 +201,7 @@ def handle() -> None:
     """A handler."""
 
 
-async def test_no_object_shows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_repr_shows_the_password(monkeypatch: pytest.MonkeyPatch) -> None:
     dsn = f"postgresql://u:{PASSWORDS['encoded']}@127.0.0.1:1/db?sslpassword=c4n4ry"
     settings = Settings(dsn=dsn)
     app = App()
@@ -222,7 +218,7 @@ async def test_no_object_shows_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not leaks(*(text for each in reached for text in (repr(each), str(each), f"{each}")))
 
 
-async def test_what_goes_to_a_child_holds_nothing_of_it(
+async def test_pickles_for_child_processes_hold_no_password(
     secret_dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent: list[bytes] = []
@@ -243,7 +239,7 @@ async def test_what_goes_to_a_child_holds_nothing_of_it(
     assert not leaks(*sent)
 
 
-def test_an_embedded_server_shows_its_password_to_nobody() -> None:
+def test_an_embedded_server_never_shows_its_password() -> None:
     with EmbeddedPostgres() as server:
         password = server.dsn().partition("postgres:")[2].partition("@")[0]
         assert len(password) > 20

@@ -1,4 +1,4 @@
-"""No command says the password, whatever is wrong with the address or the words around it."""
+"""No command prints the password, whatever is wrong with the DSN or the other arguments."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ COMMANDS = {
     "keys": [],
     "keys free": ["q", "k"],
 }
-"""Each with words that let it reach the database."""
+"""Each with arguments that let it reach the database."""
 OFFLINE = {"config show", "grants"}
-"""They ask no database."""
+"""They do not use the database."""
 SERVICES = {"run", "dev", "demo", "autoscale"}
-"""They go on and on: tests/engine/test_secrets.py looks at them as processes."""
+"""They run until stopped: tests/engine/test_secrets.py checks them as processes."""
 AUTOSCALE = ["-q", "q", "--max", "1", "--up-at", "9", "--down-at", "1", "--", "true"]
 MISPLACED = {
     "a slash": "postgresql://u:c4n4ry/t41l@h/db",
@@ -74,7 +74,7 @@ MISPLACED = {
 
 
 def leaves(command: Any, path: tuple[str, ...] = ()) -> Iterator[str]:
-    """Every command that does something, by its words."""
+    """Every command that does something, as its words."""
     inner = getattr(command, "commands", {})
     if path and (not inner or command.invoke_without_command):
         yield " ".join(path)
@@ -83,18 +83,18 @@ def leaves(command: Any, path: tuple[str, ...] = ()) -> Iterator[str]:
 
 
 def said(*args: str, **environ: str) -> tuple[int, str]:
-    """Exit code and all that a command says."""
+    """The exit code and the whole output of a command."""
     result = CliRunner().invoke(app, list(args), env={"PGWORKD_CONNECT_TIMEOUT_S": "1", **environ})
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
     return result.exit_code, result.stdout + result.stderr
 
 
-def test_no_command_is_left_out() -> None:
+def test_every_command_is_covered() -> None:
     assert set(leaves(typer.main.get_command(app))) == COMMANDS.keys() | SERVICES
 
 
 @pytest.mark.parametrize("how", broken("postgresql://"))
-def test_a_command_that_cannot_reach_the_database(dsn: str, how: str) -> None:
+def test_no_password_when_a_command_cannot_reach_the_database(dsn: str, how: str) -> None:
     address = broken(dsn)[how]
     for number, (name, args) in enumerate(COMMANDS.items()):
         way = ["--dsn", address] if number % 2 and name not in OFFLINE else []
@@ -105,7 +105,7 @@ def test_a_command_that_cannot_reach_the_database(dsn: str, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", MISPLACED)
-def test_an_address_that_makes_no_sense(how: str) -> None:
+def test_no_password_when_the_dsn_is_malformed(how: str) -> None:
     address = MISPLACED[how]
     for name, args in (COMMANDS | {"run": ["--app", "x:y"], "autoscale": AUTOSCALE}).items():
         code, text = said(*name.split(), *args, PGWORKD_DSN=address)
@@ -114,7 +114,7 @@ def test_an_address_that_makes_no_sense(how: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS.keys() | SERVICES))
-def test_an_address_in_the_wrong_place(name: str) -> None:
+def test_no_password_when_the_dsn_is_misplaced(name: str) -> None:
     args = COMMANDS.get(name, [])
     for password in PASSWORDS.values():
         address = f"postgresql://u:{password}@127.0.0.1:1/db"
@@ -128,7 +128,7 @@ def test_an_address_in_the_wrong_place(name: str) -> None:
 @pytest.mark.parametrize(
     "flag", ["--lease-s", "--processes", "--log-level", "--log-format", "--app", "--queue", "--worker-name"]
 )
-def test_an_address_as_the_value_of_another_setting(flag: str) -> None:
+def test_no_password_when_the_dsn_is_the_value_of_another_option(flag: str) -> None:
     for password in PASSWORDS.values():
         address = f"postgresql://u:{password}@127.0.0.1:1/db"
         code, text = said("run", flag, address, PGWORKD_DSN=address)
@@ -138,7 +138,7 @@ def test_an_address_as_the_value_of_another_setting(flag: str) -> None:
 
 @pytest.mark.parametrize("secret_dsn", ["encoded"], indirect=True)
 @pytest.mark.parametrize("how", ["json", "text"])
-def test_a_command_that_works(secret_dsn: str, how: str) -> None:
+def test_no_password_when_a_command_succeeds(secret_dsn: str, how: str) -> None:
     can = ("jobs", "stats", "workers", "doctor", "queues", "audit", "batches")
     for name in can if how == "json" else COMMANDS:
         flags = ["--json"] if how == "json" else []
@@ -147,7 +147,7 @@ def test_a_command_that_works(secret_dsn: str, how: str) -> None:
     assert "***@" in said("config", "show", PGWORKD_DSN=secret_dsn)[1]
 
 
-def test_a_bug_is_told_without_it_even_with_its_traceback(secret_dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_password_in_the_traceback_of_a_bug(secret_dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken_table(*_: object) -> None:
         raise RuntimeError(f"cannot draw {secret_dsn}\x1b[2J\nat all")
 

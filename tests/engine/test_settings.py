@@ -1,4 +1,4 @@
-"""Rows of `queues` changed by plain SQL while daemons run: all follow within moments, also after a restart."""
+"""Rows of `queues` are changed by plain SQL while daemons run: all follow within moments, also after a restart."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.engine.test_control import Gauge
 from tests.kit import insert, running, until, waits_for_status
 
 UNTOLD = {"heartbeat_s": 900.0, "lease_s": 3600.0, "poll_s": 60.0}
-"""What a daemon hears it hears by notice, or because it knows when to ask: heartbeats and looks come too late."""
+"""Daemons depend on notifications or known deadlines: heartbeats and polls come too late for these tests."""
 
 
 def app_of(gauge: Gauge, **options: Any) -> App:
@@ -31,7 +31,7 @@ def app_of(gauge: Gauge, **options: Any) -> App:
 
 
 def has(daemon: Daemon, **wanted: Any) -> Callable[[], Awaitable[bool]]:
-    """A fact: the daemon's pool is like that."""
+    """A condition: the daemon's pool has these attributes."""
 
     async def fact() -> bool:
         return all(getattr(daemon.pools["q"], name) == value for name, value in wanted.items())
@@ -57,11 +57,11 @@ async def test_a_plain_update_takes_effect_in_both_daemons_at_once(dsn: str, db:
             await db.execute(sql)
             for daemon in (a, b):
                 await until(has(daemon, **wanted), limit_s=2)
-        # What is in force stands in the database, too, for those who look.
+        # The effective settings are in the database, too.
         await until(lambda: db.fetchval("SELECT count(*) = 2 FROM pgworkd.pools WHERE concurrency = 4"))
 
 
-async def test_a_row_wins_over_code_from_the_first_claim_after_a_restart(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_a_row_overrides_code_from_the_first_claim_after_a_restart(dsn: str, db: asyncpg.Connection[Any]) -> None:
     gauge = Gauge()
     await db.execute("INSERT INTO pgworkd.queues (name, concurrency) VALUES ('q', 2)")
     await fill(db, 30)
@@ -74,7 +74,7 @@ async def test_a_row_wins_over_code_from_the_first_claim_after_a_restart(dsn: st
     assert gauge.most == 2
 
 
-async def test_a_pause_outlasts_a_restart(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_a_pause_survives_a_restart(dsn: str, db: asyncpg.Connection[Any]) -> None:
     gauge = Gauge()
     gauge.go_on.set()
     await db.execute("INSERT INTO pgworkd.queues (name, paused_until) VALUES ('q', 'infinity')")
@@ -90,8 +90,10 @@ async def test_a_pause_outlasts_a_restart(dsn: str, db: asyncpg.Connection[Any])
 
 
 @pytest.mark.parametrize("later", [0.0, 0.3])
-async def test_a_pause_ends_in_time_though_nobody_says_so(dsn: str, db: asyncpg.Connection[Any], later: float) -> None:
-    """Also one that was made longer while it lasted."""
+async def test_a_pause_ends_at_its_deadline_without_a_notification(
+    dsn: str, db: asyncpg.Connection[Any], later: float
+) -> None:
+    """Also a pause that was extended."""
     gauge = Gauge()
     gauge.go_on.set()
     async with running(app_of(gauge), dsn, **UNTOLD) as (daemon, seen):
@@ -109,8 +111,8 @@ async def test_a_pause_ends_in_time_though_nobody_says_so(dsn: str, db: asyncpg.
     assert 0 <= late_s < 1
 
 
-async def test_more_of_a_limit_lets_waiting_jobs_start_at_once(dsn: str, db: asyncpg.Connection[Any]) -> None:
-    """The pool is limited before and after: what it learns is that something has changed."""
+async def test_a_raised_limit_starts_waiting_jobs_at_once(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    """The pool is limited before and after: it is notified of the change only."""
     gauge = Gauge()
     await db.execute("INSERT INTO pgworkd.queues (name, max_running) VALUES ('q', 1)")
     async with running(app_of(gauge, concurrency=4), dsn, **UNTOLD):
@@ -124,10 +126,8 @@ async def test_more_of_a_limit_lets_waiting_jobs_start_at_once(dsn: str, db: asy
         await until(lambda: db.fetchval("SELECT NOT EXISTS (SELECT FROM pgworkd.jobs)"))
 
 
-async def test_less_concurrency_while_jobs_run_starts_none_until_there_is_room(
-    dsn: str, db: asyncpg.Connection[Any]
-) -> None:
-    """Two daemons with six each; then two each: four of twelve may go on before the next one starts."""
+async def test_lowered_concurrency_starts_no_job_until_there_is_capacity(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    """Two daemons with six slots each, then two each: at most four of twelve may run before the next one starts."""
     gauges = [Gauge(), Gauge()]
     started = [0, 0]
 
@@ -162,13 +162,13 @@ async def test_less_concurrency_while_jobs_run_starts_none_until_there_is_room(
     assert sum(started) == 40
 
 
-async def test_what_changed_is_stated_once_and_nothing_else_is(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_only_changed_settings_are_reported_and_only_once(dsn: str, db: asyncpg.Connection[Any]) -> None:
     async with running(app_of(Gauge(), concurrency=4), dsn, heartbeat_s=0.02) as (daemon, seen):
         await db.execute("INSERT INTO pgworkd.queues (name, max_running, keep_s) VALUES ('q', 5, 60), ('other', 1, 1)")
         first = await seen.wait(events.QUEUE_SETTINGS)
         await db.execute("UPDATE pgworkd.queues SET max_running = 6, keep_s = NULL, concurrency = 9 WHERE name = 'q'")
         second = await seen.wait(events.QUEUE_SETTINGS, count=2)
-        await db.execute("UPDATE pgworkd.queues SET concurrency = 9, updated_at = now()")  # nothing new
+        await db.execute("UPDATE pgworkd.queues SET concurrency = 9, updated_at = now()")  # no change
         beaten_s = daemon.worker.heartbeat.tried_at_s if daemon.worker.heartbeat else 0.0
         await until(lambda: _beats(daemon, beaten_s + 0.1))
         assert len(seen.all(events.QUEUE_SETTINGS)) == 2
@@ -186,7 +186,7 @@ async def _beats(daemon: Daemon, since_s: float) -> bool:
 # Backoff
 
 
-async def test_a_rows_backoff_wins_over_the_handlers_from_the_next_failure_on(
+async def test_the_backoff_of_a_row_overrides_the_handlers_from_the_next_failure(
     dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
     app = App()
@@ -207,7 +207,7 @@ async def test_a_rows_backoff_wins_over_the_handlers_from_the_next_failure_on(
             ("backoff_s = 60, backoff_factor = 1", 60),
             ("backoff_s = 200", 200),
             ("backoff_factor = 100, backoff_cap_s = 3000", 3000),
-            ("backoff_s = NULL, backoff_factor = 1", 30),  # no formula of the handler's: our own numbers
+            ("backoff_s = NULL, backoff_factor = 1", 30),  # not the handler's policy, but our own numbers
             ("backoff_factor = NULL, backoff_cap_s = NULL", 500),
         ):
             known = len(seen.all(events.QUEUE_SETTINGS))
@@ -217,10 +217,10 @@ async def test_a_rows_backoff_wins_over_the_handlers_from_the_next_failure_on(
             assert await retry_in_s() == pytest.approx(wanted, rel=0.11)
 
 
-# Daemons that differ
+# Daemons with different code
 
 
-async def test_without_a_row_each_goes_by_its_own_code_and_the_difference_is_told_once(
+async def test_without_a_row_each_daemon_follows_its_code_and_logs_the_difference(
     dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
     few, many = app_of(Gauge(), concurrency=3), app_of(Gauge(), concurrency=8)
@@ -239,14 +239,14 @@ async def test_without_a_row_each_goes_by_its_own_code_and_the_difference_is_tol
             await until(has(a, concurrency=3), limit_s=2)
             await until(has(b, concurrency=8), limit_s=2)
             assert len(seen_a.all(events.QUEUE_DIFFERS)) == len(seen_b.all(events.QUEUE_DIFFERS)) == 1
-            a.add_queue("q", 4)  # another value is news
+            a.add_queue("q", 4)  # another value is reported again
             await seen_b.wait(events.QUEUE_DIFFERS, theirs=4)
         async with running(many, dsn, worker_name="b", **quick) as (_, seen_b):
             await seen_b.wait(events.QUEUE_DIFFERS, theirs=4)
     assert [facts["ours"] for facts in seen_a.all(events.QUEUE_DIFFERS)] == [3, 4]
 
 
-async def test_daemons_of_one_code_have_nothing_to_tell(dsn: str) -> None:
+async def test_daemons_with_the_same_code_log_no_difference(dsn: str) -> None:
     app = app_of(Gauge(), concurrency=3)
     async with running(app, dsn, heartbeat_s=0.02) as (a, seen_a), running(app, dsn, heartbeat_s=0.02) as (b, seen_b):
         since_s = time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -1,4 +1,4 @@
-"""`pgworkd queues`: what holds and why, changing it, pausing; and every wrong value refused in our words."""
+"""`pgworkd queues`: effective settings and their origin, changes, pauses, and refusals of wrong values."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ __all__ = ["clean", "shell"]  # fixtures
 
 
 def row(shell: Shell, queue: str = "q") -> dict[str, Any]:
-    """What the queue's row sets."""
+    """The settings of the queue's row."""
     found = shell.sql("SELECT to_jsonb(q) FROM pgworkd.queues q WHERE name = %s", queue) or {}
     unset = ("name", "limited", "updated_at")
     return {k: v for k, v in found.items() if v is not None and v is not False and k not in unset}
 
 
 def serve(shell: Shell, concurrency: int, source: str = "code", queue: str = "q") -> None:
-    """A worker whose code has this concurrency."""
+    """Registers a worker whose code has this concurrency."""
     worker = shell.sql(WORKER, "w", "1 min")
     shell.sql("SELECT pgworkd.set_pool(%s, %s, %s, true, %s, %s)", worker, queue, concurrency, concurrency, source)
 
@@ -32,7 +32,7 @@ def holds(shell: Shell, queue: str = "q") -> dict[str, Any]:
     return dict(found["settings"])
 
 
-def test_the_list_says_where_each_value_comes_from(shell: Shell) -> None:
+def test_the_list_shows_the_origin_of_each_value(shell: Shell) -> None:
     serve(shell, 4)
     serve(shell, 3, "default", "other")
     shell("enqueue", "idle")
@@ -58,7 +58,7 @@ def test_show_lists_every_setting(shell: Shell) -> None:
     assert "unknown queue 'qq'" in shell.refused("queues", "show", "qq")
 
 
-def test_a_paused_queue_is_called_so_wherever_its_settings_are_shown(shell: Shell) -> None:
+def test_a_paused_queue_is_shown_as_paused_everywhere(shell: Shell) -> None:
     def shown() -> str:
         lines = dict(line.split(None, 1) for line in shell("queues", "show", "q").stdout.splitlines()[1:])
         return str(lines["paused"])
@@ -77,7 +77,7 @@ def test_a_paused_queue_is_called_so_wherever_its_settings_are_shown(shell: Shel
     assert shown() == "no (default)", "a pause that is over is none"
 
 
-def test_every_setting_can_be_set_and_taken_back(shell: Shell) -> None:
+def test_every_setting_can_be_set_and_reset(shell: Shell) -> None:
     shell("enqueue", "q")
     given = {
         "--concurrency": "3", "--max-running": "9", "--limit-per-key": "2", "--rate": "5/30s", "--rate-burst": "4",
@@ -126,13 +126,13 @@ def test_every_setting_can_be_set_and_taken_back(shell: Shell) -> None:
         ((), "nothing to change: give a setting, such as --concurrency 4, or --unset NAME"),
     ],
 )
-def test_what_is_wrong_is_refused_with_its_remedy(shell: Shell, args: tuple[str, ...], says: str) -> None:
+def test_wrong_values_are_refused_with_a_remedy(shell: Shell, args: tuple[str, ...], says: str) -> None:
     shell("enqueue", "q")
     assert says in shell.refused("queues", "set", "q", *args)
     assert shell.sql("SELECT count(*) FROM pgworkd.queues") == 0
 
 
-def test_an_unknown_queue_is_refused_with_a_hint_unless_it_is_to_be_made(shell: Shell) -> None:
+def test_an_unknown_queue_is_refused_with_a_hint_unless_it_is_created(shell: Shell) -> None:
     shell("enqueue", "mail")
     assert "unknown queue 'mial': did you mean 'mail'?" in shell.refused("queues", "set", "mial", "--fair")
     assert "unknown queue 'new'; use --create for" in shell.refused("queues", "set", "new", "--fair")
@@ -143,7 +143,7 @@ def test_an_unknown_queue_is_refused_with_a_hint_unless_it_is_to_be_made(shell: 
     assert "the queue's name must be text of 1 to" in shell.refused("queues", "set", "x" * 201, "--fair", "--create")
 
 
-def test_pauses_with_and_without_an_end(shell: Shell) -> None:
+def test_pauses_with_and_without_a_deadline(shell: Shell) -> None:
     shell("enqueue", "q")
     assert shell("queues", "pause", "q").stdout == "queue q is paused until resumed\n"
     assert shell("queues", "pause", "q", "--for", "90").stdout == "queue q is paused for 90 s\n"
@@ -164,12 +164,12 @@ def test_pauses_with_and_without_an_end(shell: Shell) -> None:
     assert shell.sql("SELECT count(*) FROM pgworkd.queues") == 0, "nothing was left in the row"
 
 
-def test_a_resume_leaves_the_other_settings(shell: Shell) -> None:
+def test_a_resume_keeps_the_other_settings(shell: Shell) -> None:
     shell("queues", "set", "q", "--concurrency", "2", "--create")
     shell("pause", "q")
     shell("resume", "q")
     assert row(shell) == {"concurrency": 2}
 
 
-def test_options_of_the_list_before_a_command_are_refused(shell: Shell) -> None:
+def test_list_options_before_a_subcommand_are_refused(shell: Shell) -> None:
     assert "put --json and --dsn after: pgworkd queues resume" in shell.refused("queues", "--json", "resume", "q")

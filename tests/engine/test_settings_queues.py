@@ -1,4 +1,4 @@
-"""Queues that are added to a running daemon, changed and removed, by its owner and by SIGHUP."""
+"""Queues are added to a running daemon, changed and removed, by its application and by SIGHUP."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def app_of(gauge: Gauge | None = None) -> App:
 
 
 def serves(db: asyncpg.Connection[Any], *queues: str) -> Callable[[], Awaitable[bool]]:
-    """A fact: the pools in the database are those."""
+    """A condition: the pools in the database are those of these queues."""
 
     async def fact() -> bool:
         return (await db.fetchval(QUEUES) or []) == sorted(queues)
@@ -57,14 +57,12 @@ def serves(db: asyncpg.Connection[Any], *queues: str) -> Callable[[], Awaitable[
 
 @contextlib.asynccontextmanager
 async def bounded() -> AsyncIterator[None]:
-    """Who waits for what never comes fails."""
+    """Fails a test that waits for something that never happens."""
     with anyio.fail_after(4):
         yield
 
 
-async def test_a_queue_that_is_added_is_worked_on_and_one_that_is_removed_is_not(
-    dsn: str, db: asyncpg.Connection[Any]
-) -> None:
+async def test_an_added_queue_is_served_and_a_removed_one_is_not(dsn: str, db: asyncpg.Connection[Any]) -> None:
     async with running(app_of(), dsn, queues={"one": None}) as (daemon, seen):
         waiting = await insert(db, "two")
         daemon.add_queue("two", 3)
@@ -81,7 +79,7 @@ async def test_a_queue_that_is_added_is_worked_on_and_one_that_is_removed_is_not
         assert await status(db, left) == "pending"
 
 
-async def test_a_queue_that_is_added_with_a_row_goes_by_the_row_at_once(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_an_added_queue_follows_its_settings_row_at_once(dsn: str, db: asyncpg.Connection[Any]) -> None:
     gauge = Gauge()
     await db.execute("INSERT INTO pgworkd.queues (name, concurrency) VALUES ('held', 1)")
     await db.execute("INSERT INTO pgworkd.jobs (queue) SELECT 'held' FROM generate_series(1, 9)")
@@ -89,15 +87,15 @@ async def test_a_queue_that_is_added_with_a_row_goes_by_the_row_at_once(dsn: str
         daemon.add_queue("held", 5)
         assert daemon.pools["held"].concurrency == 1
         await gauge.shows(1)
-        daemon.add_queue("held", 4)  # the row still wins
+        daemon.add_queue("held", 4)  # the row still overrides it
         await db.execute("DELETE FROM pgworkd.queues")
         await gauge.shows(4)
 
 
-async def test_a_queue_that_came_into_the_code_later_is_not_worked_on_before_its_row_is_known(
+async def test_an_added_queue_is_not_served_before_its_settings_row_is_known(
     dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
-    """A heartbeat asks for the settings of the queues that the daemon knew of; the new one is not among them."""
+    """A heartbeat fetches the settings of the queues known when it started; the new one is not among them."""
     gauge = Gauge()
     app = app_of()
     await db.execute("INSERT INTO pgworkd.queues (name, concurrency) VALUES ('later', 1)")
@@ -113,7 +111,7 @@ async def test_a_queue_that_came_into_the_code_later_is_not_worked_on_before_its
         await gauge.shows(3)
 
 
-async def test_other_slots_for_a_queue_that_is_served(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_the_slots_of_a_served_queue_can_change(dsn: str, db: asyncpg.Connection[Any]) -> None:
     gauge = Gauge()
     await db.execute("INSERT INTO pgworkd.jobs (queue) SELECT 'held' FROM generate_series(1, 9)")
     async with running(app_of(gauge), dsn, queues={"held": None}, shutdown_s=0) as (daemon, seen):
@@ -127,9 +125,7 @@ async def test_other_slots_for_a_queue_that_is_served(dsn: str, db: asyncpg.Conn
         assert daemon.pools["held"].concurrency == 2
 
 
-async def test_what_no_handler_serves_and_slots_out_of_bounds_are_refused(
-    dsn: str, db: asyncpg.Connection[Any]
-) -> None:
+async def test_unknown_queues_and_slots_out_of_bounds_are_refused(dsn: str, db: asyncpg.Connection[Any]) -> None:
     async with running(app_of(), dsn, queues={"one": None}) as (daemon, _):
         with pytest.raises(UsageError, match="no handler serves queue 'three'; the app knows: held, one, two"):
             daemon.add_queue("three")
@@ -145,7 +141,7 @@ async def test_what_no_handler_serves_and_slots_out_of_bounds_are_refused(
         daemon.add_queue("two")
 
 
-async def test_removed_while_jobs_run_it_waits_for_them_and_gives_back_the_rest(
+async def test_removing_a_queue_waits_for_running_jobs_and_releases_the_rest(
     dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
     gauge = Gauge()
@@ -155,7 +151,7 @@ async def test_removed_while_jobs_run_it_waits_for_them_and_gives_back_the_rest(
         tasks.start_soon(daemon.remove_queue, "held")
         claimed = "SELECT count(*) FROM pgworkd.jobs WHERE status = 'running'"
         await until(lambda: db.fetchval(f"SELECT ({claimed}) = 2"))
-        for _ in range(3):  # the others go on meanwhile
+        for _ in range(3):  # the others continue meanwhile
             await until(waits_for_status(db, await insert(db, "one"), "completed"), limit_s=2)
         assert daemon.running == 2
         assert "held" in daemon.pools
@@ -169,7 +165,7 @@ async def test_removed_while_jobs_run_it_waits_for_them_and_gives_back_the_rest(
     assert gauge.most == 2
 
 
-async def test_the_last_one_may_go_and_come_back(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_the_last_queue_may_be_removed_and_added_again(dsn: str, db: asyncpg.Connection[Any]) -> None:
     async with running(app_of(), dsn, queues={"one": None}) as (daemon, _):
         for _ in range(3):
             await daemon.remove_queue("one")
@@ -183,7 +179,7 @@ async def test_the_last_one_may_go_and_come_back(dsn: str, db: asyncpg.Connectio
         assert sum(name.startswith("runner one") for name in tasks) <= 2, "those of the old pools have ended"
 
 
-async def test_added_again_while_it_drains_it_goes_on(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_a_draining_queue_that_is_added_again_continues(dsn: str, db: asyncpg.Connection[Any]) -> None:
     gauge = Gauge()
     async with (
         bounded(),
@@ -196,7 +192,7 @@ async def test_added_again_while_it_drains_it_goes_on(dsn: str, db: asyncpg.Conn
         tasks.start_soon(daemon.remove_queue, "held")
         await until(lambda: _is(pool, closed=True))
         more = await insert(db, "held")
-        daemon.add_queue("held")  # whoever waits for the removal is let go, too: else the task group would not end
+        daemon.add_queue("held")  # releases waiting callers, too: else the task group would not end
         await gauge.shows(2)
         assert daemon.pools["held"] is pool
         gauge.go_on.set()
@@ -209,9 +205,7 @@ async def _is(pool: Any, *, closed: bool) -> bool:
     return bool(pool.closed) is closed
 
 
-async def test_removed_added_and_paused_in_quick_succession_no_job_is_lost(
-    dsn: str, db: asyncpg.Connection[Any]
-) -> None:
+async def test_quick_removals_additions_and_pauses_lose_no_job(dsn: str, db: asyncpg.Connection[Any]) -> None:
     ran: list[Any] = []
     app = App()
 
@@ -233,7 +227,7 @@ async def test_removed_added_and_paused_in_quick_succession_no_job_is_lost(
     assert sorted(ran) == list(range(1000))
 
 
-async def test_a_stop_does_not_wait_for_a_queue_that_drains(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_a_stop_does_not_wait_for_a_draining_queue(dsn: str, db: asyncpg.Connection[Any]) -> None:
     gauge = Gauge()
     async with bounded(), anyio.create_task_group() as tasks:
         async with running(app_of(gauge), dsn, shutdown_s=0) as (daemon, seen):

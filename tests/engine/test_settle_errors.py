@@ -1,4 +1,4 @@
-"""Each error that a settle can be answered with, once and always: what is split, what is isolated, what is told."""
+"""Each error of a settle, transient and permanent: what is split, what is isolated, what is reported."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ CREATE TRIGGER refuse BEFORE DELETE OR UPDATE ON pgworkd.jobs FOR EACH ROW WHEN 
     EXECUTE FUNCTION public.refuse()"""
 BAD = "OLD.payload ? 'bad'"
 LASTING = {"55000", "22P05", "P0001"}
-"""The same row would be refused for ever: it ends. The others may pass, and stay in flight until they do."""
+"""The same row would be rejected forever: it ends dead. Others may succeed later and stay in flight until then."""
 
 
 def raises(code: str, condition: str) -> str:
-    """A trigger of the user's that does so when a job ends."""
+    """A trigger of the user's that raises this when a job ends."""
     return _RAISES.format(code=code, condition=condition)
 
 
@@ -72,7 +72,7 @@ async def test_one_bad_job_is_isolated_and_the_others_are_settled(
 
 
 @pytest.mark.parametrize("code", CODES)
-async def test_what_is_always_refused_stays_in_flight_is_told_and_runs_once(
+async def test_an_outcome_that_is_always_rejected_stays_in_flight_and_is_logged(
     dsn: str, db: asyncpg.Connection[Any], code: str
 ) -> None:
     await db.execute(raises(code, "OLD.queue = 'q'"))
@@ -108,8 +108,8 @@ async def test_every_table_can_be_published(db: asyncpg.Connection[Any]) -> None
     assert [row["relname"] for row in without] == []
 
 
-async def test_a_crowd_that_is_locked_comes_back_together(dsn: str, db: asyncpg.Connection[Any]) -> None:
-    """Each has a delay of its own; what they ask for must not grow with how many they are."""
+async def test_many_locked_jobs_are_retried_together(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    """Each has its own delay; the number of calls must not grow with the number of jobs."""
     await db.execute(raises("55P03", "OLD.queue = 'q'"))
     await db.execute("INSERT INTO pgworkd.jobs (queue) SELECT 'q' FROM generate_series(1, 300)")
     async with running(_app(), dsn) as (_, seen):

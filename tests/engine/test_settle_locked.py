@@ -1,4 +1,4 @@
-"""One open transaction of an application holds up nothing but what it has locked."""
+"""An open transaction of an application blocks nothing except the rows that it has locked."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TAKES_THE_JOB = {"the row", "cancel a running job", "cancel its batch"}
 
 
 async def _scene(db: asyncpg.Connection[Any]) -> str:
-    """A job with a key, in a batch, with a dependent, and one behind it in its line."""
+    """A job with a key, in a batch, with a dependent, and a job blocked by its key."""
     batch = await db.fetchval("SELECT (pgworkd.create_batch('b', 'q')).id")
     job: str = await db.fetchval(
         "INSERT INTO pgworkd.jobs (queue, payload, serialize_key, batch_id) VALUES ('q', $1, 'k', $2) RETURNING id",
@@ -44,7 +44,7 @@ async def _scene(db: asyncpg.Connection[Any]) -> str:
 
 @pytest.mark.parametrize("held", HELD)
 @pytest.mark.parametrize("end", ["COMMIT", "ROLLBACK"])
-async def test_what_an_open_transaction_has_locked_waits_alone(
+async def test_only_the_rows_locked_by_an_open_transaction_wait(
     dsn: str, db: asyncpg.Connection[Any], held: str, end: str
 ) -> None:
     app, go_on, runs = App(), anyio.Event(), list[str]()
@@ -91,7 +91,7 @@ async def test_what_an_open_transaction_has_locked_waits_alone(
     assert runs.count("None") <= 3, "nothing ran twice"
 
 
-async def test_the_schedule_of_an_occurrence_that_is_locked_goes_on_when_it_is_free(
+async def test_a_schedule_with_a_locked_occurrence_resumes_after_the_unlock(
     dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
     app = App()
@@ -117,7 +117,7 @@ async def test_the_schedule_of_an_occurrence_that_is_locked_goes_on_when_it_is_f
 
 
 @pytest.mark.parametrize("held", sorted(set(HELD) - TAKES_THE_JOB))
-async def test_a_job_that_is_completed_in_its_handlers_transaction_waits_for_none_of_it(
+async def test_a_transactional_completion_does_not_wait_for_locked_rows(
     dsn: str, db: asyncpg.Connection[Any], held: str
 ) -> None:
     app, go_on = App(), anyio.Event()

@@ -1,4 +1,4 @@
-"""The way out of `running`: in natural batches, through any outage, past what the database refuses, within bounds."""
+"""Settling jobs: in natural batches, across outages, despite rejected outcomes, and bounded."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def counted(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return sizes
 
 
-async def test_while_one_flush_is_on_its_way_the_next_gathers(
+async def test_outcomes_are_batched_while_a_flush_is_in_progress(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store, "LOCK_TIMEOUT_S", 8.0)
@@ -53,10 +53,10 @@ async def test_while_one_flush_is_on_its_way_the_next_gathers(
         await seen.wait(events.JOB_COMPLETED)
         assert sizes == [1], "a quiet daemon settles at once"
         async with db.transaction():
-            await db.execute("LOCK TABLE pgworkd.finished_jobs IN SHARE MODE")  # claims pass, settles wait
+            await db.execute("LOCK TABLE pgworkd.finished_jobs IN SHARE MODE")  # claims work, settles wait
             inserter = await asyncpg.connect(dsn)
             await insert(inserter, "q")
-            await until(lambda: len(sizes) == 2)  # it hangs, with one job
+            await until(lambda: len(sizes) == 2)  # it hangs with one job
             for n in range(1, 11):
                 await inserter.execute(BACKLOG, 30)
                 await seen.wait(events.JOB_STARTED, count=2 + 30 * n)
@@ -67,8 +67,8 @@ async def test_while_one_flush_is_on_its_way_the_next_gathers(
     assert sizes == [1, 1, 300]
 
 
-async def test_jobs_go_on_being_claimed_while_nothing_can_be_settled(dsn: str, db: asyncpg.Connection[Any]) -> None:
-    """Someone builds an index on the history: neither settles nor chores that hang stand before a claim."""
+async def test_claims_continue_while_nothing_can_be_settled(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    """Someone builds an index on the history: neither blocked settles nor blocked maintenance delay a claim."""
     app = App()
 
     @app.handler("q", concurrency=1000)
@@ -80,7 +80,7 @@ async def test_jobs_go_on_being_claimed_while_nothing_can_be_settled(dsn: str, d
             await db.execute("LOCK TABLE pgworkd.finished_jobs IN SHARE MODE")
             inserter = await asyncpg.connect(dsn)
             longest = 0.0
-            for n in range(1, 251):  # enough of them in a second to make the pool stay awake
+            for n in range(1, 251):  # enough of them per second to keep the pool polling
                 began = anyio.current_time()
                 await insert(inserter, "q")
                 await seen.wait(events.JOB_STARTED, count=n)
@@ -106,8 +106,8 @@ async def test_a_batch_has_a_size_limit(dsn: str, db: asyncpg.Connection[Any], m
     assert max(sizes) == 7
 
 
-async def test_endings_of_all_kinds_in_one_batch(dsn: str, db: asyncpg.Connection[Any]) -> None:
-    """Each is settled by its own verb; none waits for another's turn to come again."""
+async def test_one_batch_settles_outcomes_of_all_kinds(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    """Each is settled by its own function; none waits for the next flush."""
     app, go_on = App(), anyio.Event()
 
     @app.handler("q", max_attempts=1, concurrency=100)
@@ -142,10 +142,10 @@ async def test_endings_of_all_kinds_in_one_batch(dsn: str, db: asyncpg.Connectio
 
 
 @pytest.mark.parametrize("heals_after", [1, 4])
-async def test_an_outage_during_a_settle_loses_nothing(
+async def test_an_outage_during_a_settle_loses_no_outcome(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch, heals_after: int
 ) -> None:
-    """Half of the calls that fail had taken effect: the answer was lost, not the call."""
+    """Half of the failing calls have taken effect: only their response was lost."""
     app = App()
 
     @app.handler("q", concurrency=50)
@@ -170,7 +170,7 @@ async def test_an_outage_during_a_settle_loses_nothing(
         await db.execute(BACKLOG, 200)
         await until(lambda: db.fetchval("SELECT NOT EXISTS (SELECT FROM pgworkd.jobs)"))
         await until(lambda: len(daemon._in_flight) == 0)
-        # What it was not told of, it has looked up.
+        # It has queried the outcomes whose response was lost.
         assert len(seen.all(events.JOB_COMPLETED)) == 200
         assert seen.all(events.JOB_STALE) == []
         outage = seen.all(events.DATABASE_UNAVAILABLE, part="settler")
@@ -180,7 +180,7 @@ async def test_an_outage_during_a_settle_loses_nothing(
     assert [tuple(row) for row in rows] == [(1, 0, 200)]
 
 
-async def test_when_another_part_was_answered_it_does_not_wait_any_longer(
+async def test_settling_resumes_as_soon_as_any_call_gets_a_response(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app = App()
@@ -190,7 +190,7 @@ async def test_when_another_part_was_answered_it_does_not_wait_any_longer(
     async def handle() -> None:
         await go_on.wait()
 
-    monkeypatch.setattr("pgworkd.database.reconnect.FIRST_S", 60.0)  # only the heartbeat tries again before
+    monkeypatch.setattr("pgworkd.database.reconnect.FIRST_S", 60.0)  # only the heartbeat retries earlier
     monkeypatch.setattr("pgworkd.database.reconnect.CAP_S", 60.0)
     async with Proxy(dsn) as proxy, running(app, proxy.dsn, heartbeat_s=0.1) as (_, seen):
         job_id = await insert(db, "q")
@@ -217,10 +217,8 @@ REFUSE = """
 
 
 @pytest.mark.parametrize("using", ["", "USING ERRCODE = '23514'", "USING ERRCODE = '22023'"])
-async def test_an_outcome_that_the_database_refuses_fails_alone(
-    dsn: str, db: asyncpg.Connection[Any], using: str
-) -> None:
-    """A trigger of the user's that objects to one job."""
+async def test_a_rejected_outcome_fails_alone(dsn: str, db: asyncpg.Connection[Any], using: str) -> None:
+    """A trigger of the user's that rejects one job."""
     await db.execute(REFUSE.format(condition="true", using=using, event="INSERT ON pgworkd.finished_jobs"))
     app, go_on = App(), anyio.Event()
 
@@ -247,7 +245,7 @@ async def test_an_outcome_that_the_database_refuses_fails_alone(
     assert row["failures"] == 1
 
 
-async def test_a_job_whose_every_outcome_is_refused_stops_nobody_else(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_a_job_whose_every_outcome_is_rejected_blocks_no_other(dsn: str, db: asyncpg.Connection[Any]) -> None:
     app = App()
 
     @app.handler("q", concurrency=5)
@@ -273,7 +271,7 @@ async def test_a_job_whose_every_outcome_is_refused_stops_nobody_else(dsn: str, 
             await until(waits_for_status(db, await insert(db, "q"), "completed"), limit_s=3)
         assert daemon.worker.may_claim
         assert await status(db, odd) == "running"
-        # Whoever mends the trigger gets the job back.
+        # The job is settled once the trigger is repaired.
         await db.execute("DROP TRIGGER refuse ON pgworkd.jobs; DROP TRIGGER refuse2 ON pgworkd.finished_jobs")
         await until(lambda: db.fetchval("SELECT status <> 'running' FROM pgworkd.jobs WHERE id = $1", odd))
 
@@ -296,7 +294,7 @@ async def test_a_full_settler_stops_claims_until_there_is_capacity(
             await other.execute(BACKLOG, 500)
             await until(lambda: daemon._settler.full)
             held = await _steady(lambda: len(daemon._in_flight))
-            # At most the pile, one flush on its way, and what the slots held when it became full.
+            # At most the buffer, one flush in progress, and the jobs in the slots when it became full.
             assert 50 <= held <= 50 + 20 + 10
             assert await other.fetchval("SELECT count(*) FROM pgworkd.jobs WHERE status = 'running'") == held
             assert daemon.pools["q"].running == 0
@@ -305,7 +303,7 @@ async def test_a_full_settler_stops_claims_until_there_is_capacity(
     assert await db.fetchval("SELECT max(attempts) FROM pgworkd.finished_jobs") == 1
 
 
-async def test_a_stop_flushes_what_waits_and_reports_when_it_cannot(
+async def test_a_stop_flushes_waiting_outcomes_or_reports_that_it_cannot(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pgworkd.engine.life.daemon.FLUSH_GRACE_S", 0.3)
@@ -326,7 +324,7 @@ async def test_a_stop_flushes_what_waits_and_reports_when_it_cannot(
             daemon.request_stop()
             await seen.wait(events.DAEMON_STOPPED, exit_code=1)
             assert seen.all(events.SHUTDOWN_INCOMPLETE) == [{"reason": "3 outcomes not stored"}]
-        # They are still protected, by a lease that runs out.
+        # They are still protected by a lease, which will expire.
         assert await other.fetchval("SELECT count(*) FROM pgworkd.jobs WHERE status = 'running'") == 3
         assert await other.fetchval("SELECT count(*) FROM pgworkd.workers") == 1
         await other.close()

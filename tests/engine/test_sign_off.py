@@ -1,4 +1,4 @@
-"""The end of a stop: what the daemon leaves to others, and what it says about it."""
+"""The end of a shutdown: what the daemon leaves to others, and what it reports."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.proxy import Proxy
 
 STRAY = """INSERT INTO pgworkd.jobs (queue, status, worker_id, attempts, started_at)
     VALUES ('elsewhere', 'running', $1, 1, pgworkd.clock())"""
-"""Runs under the name of a worker that does not know of it."""
+"""A job that runs under the name of a worker that does not know it."""
 
 
 def app_of_one() -> App:
@@ -32,10 +32,8 @@ def app_of_one() -> App:
     return app
 
 
-async def test_what_only_the_database_holds_for_us_is_given_back_at_a_stop(
-    dsn: str, db: asyncpg.Connection[Any]
-) -> None:
-    """The answer to a claim was lost: without this the job would wait for the end of the lease, and count a loss."""
+async def test_jobs_claimed_only_in_the_database_are_released_at_a_stop(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    """The response of a claim was lost: otherwise the job would wait for the lease to expire and count as lost."""
     async with running(app_of_one(), dsn) as (daemon, seen):
         await db.execute(STRAY, daemon.worker_id)
         daemon.request_stop()
@@ -46,7 +44,7 @@ async def test_what_only_the_database_holds_for_us_is_given_back_at_a_stop(
     assert await db.fetchval("SELECT count(*) FROM pgworkd.workers") == 0
 
 
-async def test_a_sign_off_whose_answer_is_lost_is_asked_again(
+async def test_a_sign_off_whose_response_is_lost_is_retried(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls, sign_off = 0, Store.sign_off
@@ -67,10 +65,10 @@ async def test_a_sign_off_whose_answer_is_lost_is_asked_again(
     assert seen.all(events.SHUTDOWN_INCOMPLETE) == []
 
 
-async def test_a_worker_that_was_lost_and_holds_nothing_ends_with_0(
+async def test_a_lost_worker_with_no_jobs_exits_with_0(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its jobs have been taken back, by others: nothing is left behind."""
+    """Its jobs have been rescued by others: nothing is left behind."""
 
     async def unanswered(*_: Any) -> bool:
         raise OutcomeUnknown("no answer")
@@ -78,7 +76,7 @@ async def test_a_worker_that_was_lost_and_holds_nothing_ends_with_0(
     async with running(app_of_one(), dsn) as (daemon, seen):
         job_id = await insert(db, "q")
         await seen.wait(events.JOB_STARTED, job_id=str(job_id))
-        monkeypatch.setattr(HeartbeatStore, "heartbeat", unanswered)  # so that it does not hear of it
+        monkeypatch.setattr(HeartbeatStore, "heartbeat", unanswered)  # so that it does not notice
         await db.execute("UPDATE pgworkd.workers SET lost_at = pgworkd.clock()")
         await db.execute("UPDATE pgworkd.jobs SET status = 'pending', worker_id = NULL, started_at = NULL")
         daemon.request_stop(now=True)
@@ -86,8 +84,8 @@ async def test_a_worker_that_was_lost_and_holds_nothing_ends_with_0(
     assert await status(db, job_id) == "pending"
 
 
-async def test_a_daemon_that_stops_registers_no_more(dsn: str, db: asyncpg.Connection[Any]) -> None:
-    """What it holds under the old id is stale, and it will claim nothing under a new one."""
+async def test_a_stopping_daemon_does_not_register_again(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    """Its jobs under the old id are stale, and it will claim nothing under a new one."""
     app, release = App(), anyio.Event()
 
     @app.handler("q")
@@ -108,7 +106,7 @@ async def test_a_daemon_that_stops_registers_no_more(dsn: str, db: asyncpg.Conne
     assert await db.fetch("SELECT lost_at IS NULL FROM pgworkd.workers") == [(False,)]
 
 
-async def test_a_stop_that_the_database_does_not_answer_says_so_and_ends_with_1(
+async def test_a_stop_without_a_database_response_is_reported_and_exits_with_1(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pgworkd.engine.life.daemon.FLUSH_GRACE_S", 0.3)
@@ -125,7 +123,7 @@ async def test_a_stop_that_the_database_does_not_answer_says_so_and_ends_with_1(
     assert await db.fetchval("SELECT count(*) FROM pgworkd.workers") == 1
 
 
-async def test_a_stop_that_finds_jobs_of_its_own_running_says_so_and_ends_with_1(
+async def test_a_stop_that_leaves_running_jobs_is_reported_and_exits_with_1(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def nothing(*_: Any) -> list[Any]:

@@ -1,4 +1,4 @@
-"""A run that takes far longer than its kind usually does is reported, once, while it still runs."""
+"""A run that takes far longer than usual for its kind is reported once, while it still runs."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tests.kit import Recorder, insert, running, status, until, waits_for_status
 
 
 @pytest.fixture(autouse=True)
-def quick_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs are looked at every 0.5 s in production."""
+def quick_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In production runs are checked every 0.5 s."""
     monkeypatch.setattr("pgworkd.engine.settle.job_events.CHECK_S", 0.01)
 
 
 def app_that_waits(go_on: anyio.Event, *kinds: str) -> App:
-    """Handlers that return at once, or when told, if their payload says so."""
+    """Handlers that return at once or, if their payload asks for it, when `go_on` is set."""
     app = App()
 
     async def handle(payload: dict[str, Any], job: Job) -> None:
@@ -39,13 +39,13 @@ async def _learn(db: asyncpg.Connection[Any], seen: Recorder, kind: str, runs: i
     await seen.wait(events.JOB_COMPLETED, count=before + runs)
 
 
-async def _looks(seen: Recorder) -> None:
-    """Long enough for many looks at what runs."""
+async def _checks(seen: Recorder) -> None:
+    """Waits long enough for many checks of running jobs."""
     for _ in range(10):
         await anyio.sleep(0.02)
 
 
-async def test_a_job_far_beyond_the_usual_is_reported_once_while_it_runs(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_a_job_far_beyond_its_usual_duration_is_reported_once(dsn: str, db: asyncpg.Connection[Any]) -> None:
     go_on = anyio.Event()
     async with running(app_that_waits(go_on, "quick"), dsn, slow_min_s=0.1) as (_, seen):
         await _learn(db, seen, "quick", SAMPLES_LEAST)
@@ -55,27 +55,27 @@ async def test_a_job_far_beyond_the_usual_is_reported_once_while_it_runs(dsn: st
         assert (slow["job_id"], slow["kind"], slow["attempt"]) == (str(job_id), "quick", 1)
         assert slow["running_s"] >= 0.1
         assert slow["usual_s"] * 5 < slow["running_s"]
-        await _looks(seen)
+        await _checks(seen)
         go_on.set()
         await until(waits_for_status(db, job_id, "completed"))
         assert len(seen.all(events.JOB_SLOW)) == 1
 
 
-async def test_what_is_short_in_absolute_terms_is_never_slow(dsn: str, db: asyncpg.Connection[Any]) -> None:
-    """Two hundred times the usual microseconds are nothing to write about."""
+async def test_a_short_job_is_never_slow(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    """Two hundred times a usual duration of microseconds is not worth a report."""
     go_on = anyio.Event()
     async with running(app_that_waits(go_on, "quick"), dsn, slow_min_s=60) as (_, seen):
         await _learn(db, seen, "quick", SAMPLES_LEAST)
         job_id = await insert(db, "q", '{"wait": 1}', kind="quick")
         await seen.wait(events.JOB_STARTED, job_id=str(job_id))
-        await _looks(seen)
+        await _checks(seen)
         go_on.set()
         await until(waits_for_status(db, job_id, "completed"))
         assert seen.all(events.JOB_SLOW) == []
 
 
 @pytest.mark.parametrize("learned", ["nothing", "too little", "another kind"])
-async def test_nothing_is_slow_before_it_is_known_what_is_usual(
+async def test_no_job_is_slow_before_the_usual_duration_is_known(
     dsn: str, db: asyncpg.Connection[Any], learned: str
 ) -> None:
     go_on = anyio.Event()
@@ -85,15 +85,13 @@ async def test_nothing_is_slow_before_it_is_known_what_is_usual(
             await _learn(db, seen, other, runs)
         job_id = await insert(db, "q", '{"wait": 1}', kind="new")
         await seen.wait(events.JOB_STARTED, job_id=str(job_id))
-        await _looks(seen)
+        await _checks(seen)
         assert seen.all(events.JOB_SLOW) == []
         go_on.set()
         await until(waits_for_status(db, job_id, "completed"))
 
 
-async def test_a_kind_that_always_takes_long_is_not_slow_and_every_slow_run_is_reported(
-    dsn: str, db: asyncpg.Connection[Any]
-) -> None:
+async def test_a_long_kind_is_not_slow_and_every_slow_run_is_reported(dsn: str, db: asyncpg.Connection[Any]) -> None:
     app = App()
 
     @app.handler("q", concurrency=100)

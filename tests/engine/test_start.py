@@ -1,4 +1,4 @@
-"""Coming up: what is worth waiting for is waited for, what can never work is refused with its remedy."""
+"""Startup: transient errors are waited for, permanent ones are refused with a remedy."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def app_of_one() -> App:
 
 
 async def refusal(dsn: str, **changes: Any) -> PgworkdError:
-    """Starts a daemon that must refuse to run; what it says."""
+    """Starts a daemon that must refuse to run; its error."""
     seen = Recorder()
     daemon = Daemon(app_of_one(), quick_options(dsn, **changes))
     daemon.events.listen(seen)
@@ -41,7 +41,7 @@ async def refusal(dsn: str, **changes: Any) -> PgworkdError:
         with pytest.raises(PgworkdError) as caught:
             await daemon.run()
     assert not daemon.ready.is_set()
-    code = 2 if isinstance(caught.value, SchemaError | UsageError) else 1  # the log's is the process's
+    code = 2 if isinstance(caught.value, SchemaError | UsageError) else 1  # the log configuration is global
     assert seen.all(events.DAEMON_STOPPED, exit_code=code) != []
     return caught.value
 
@@ -51,7 +51,7 @@ def with_parts(dsn: str, **parts: Any) -> str:
 
 
 async def outage(dsn: str) -> str:
-    """Starts a daemon that must wait; what it says about that, once. Then it is stopped, and leaves quickly."""
+    """Starts a daemon that must wait; what it reports, once. Then it is stopped and exits quickly."""
     seen = Recorder()
     daemon = Daemon(app_of_one(), quick_options(dsn))
     daemon.events.listen(seen)
@@ -83,13 +83,13 @@ async def outage(dsn: str) -> str:
     ],
     ids=["closed port", "unknown host", "no socket"],
 )
-async def test_a_server_that_is_not_there_is_waited_for(dsn: str) -> None:
+async def test_an_unreachable_server_is_waited_for(dsn: str) -> None:
     said = await outage(dsn)
     assert "no connection to the database" in said
     assert "canary" not in said
 
 
-async def test_a_server_that_accepts_and_never_answers_is_waited_for() -> None:
+async def test_a_server_that_accepts_but_never_responds_is_waited_for() -> None:
     listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
     port = listener.extra(SocketAttribute.local_port)  # noqa: S610 - no Django
     seen = Recorder()
@@ -112,7 +112,9 @@ async def _stay_silent(stream: Any) -> None:
         await anyio.sleep_forever()
 
 
-async def test_it_starts_when_the_server_takes_connections_again(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_the_daemon_starts_when_the_server_accepts_connections_again(
+    dsn: str, db: asyncpg.Connection[Any]
+) -> None:
     async with plain_user(dsn, db) as user_dsn:
         await db.execute(f"ALTER DATABASE {database(dsn)} CONNECTION LIMIT 0")
         seen = Recorder()
@@ -135,7 +137,7 @@ def database(dsn: str) -> str:
 
 @contextlib.asynccontextmanager
 async def plain_user(dsn: str, db: asyncpg.Connection[Any], *, granted: bool = True) -> AsyncIterator[str]:
-    """The DSN of a user who is no superuser; with or without the rights that a worker needs."""
+    """The DSN of a user who is no superuser, with or without the grants that a worker needs."""
     user = f"u_{database(dsn)[-12:]}"
     await db.execute(f"CREATE ROLE {user} LOGIN PASSWORD 'right'")
     try:
@@ -171,13 +173,13 @@ async def test_a_wrong_password_is_refused_and_never_shown(dsn: str, db: asyncpg
         "postgresql://someone:canary@127.0.0.1:1/x?sslmode=perhaps",
     ],
 )
-async def test_a_dsn_that_makes_no_sense_is_refused_and_no_part_of_a_password_shown(dsn: str) -> None:
+async def test_a_malformed_dsn_is_refused_without_showing_the_password(dsn: str) -> None:
     with pytest.raises(UsageError, match="the DSN") as caught:
-        raise await refusal(dsn)  # what the options do not see, the first connection does
+        raise await refusal(dsn)  # what the options do not detect, the first connection does
     assert "canary" not in str(caught.value)
 
 
-async def test_missing_rights_are_refused_with_a_hint(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_missing_grants_are_refused_with_a_hint(dsn: str, db: asyncpg.Connection[Any]) -> None:
     async with plain_user(dsn, db, granted=False) as user_dsn:
         error = await refusal(user_dsn)
     assert isinstance(error, UsageError)
@@ -211,16 +213,16 @@ async def set_read_only(dsn: str, db: asyncpg.Connection[Any], state: str) -> No
     await db.execute(f"ALTER DATABASE {database(dsn)} SET default_transaction_read_only = {state}")
 
 
-async def test_a_server_that_only_reads_is_waited_for(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_a_read_only_server_is_waited_for(dsn: str, db: asyncpg.Connection[Any]) -> None:
     await set_read_only(dsn, db, "on")
     said = await outage(dsn)
     assert re.search(r"read|standby", said), said
 
 
-async def test_a_server_that_only_reads_for_a_while_costs_no_job_and_no_attempt(
+async def test_a_temporarily_read_only_server_costs_no_job_and_no_attempt(
     dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
-    """A failover: all sessions are cut, the new ones cannot write, until the standby is promoted."""
+    """A failover: all sessions are terminated, and new ones are read-only until the standby is promoted."""
     app, go_on = App(), anyio.Event()
 
     @app.handler("q")
@@ -248,7 +250,7 @@ async def test_a_server_that_only_reads_for_a_while_costs_no_job_and_no_attempt(
     assert [tuple(row) for row in rows] == [(1, 0, None), (1, 1, "ValueError: a failure of its own")]
 
 
-# What is wrong is said before anything is connected.
+# Wrong usage is reported before connecting.
 
 
 def test_an_app_without_handlers_is_refused() -> None:
@@ -256,14 +258,14 @@ def test_an_app_without_handlers_is_refused() -> None:
         Daemon(App(), quick_options("postgresql://127.0.0.1:1/x"))
 
 
-def test_a_queue_that_no_handler_serves_is_refused_and_the_known_ones_are_named() -> None:
+def test_a_queue_without_a_handler_is_refused_and_the_known_ones_named() -> None:
     app = app_of_one()
     app.handler("a")(lambda: None)
     with pytest.raises(UsageError, match=r"no handler serves queue 'p'; the app knows: a, q"):
         Daemon(app, quick_options("postgresql://127.0.0.1:1/x"), queues={"q": None, "p": 3})
 
 
-def test_the_slots_that_are_asked_for_beat_the_apps() -> None:
+def test_requested_slots_override_those_of_the_app() -> None:
     app = app_of_one()
     app.handler("a", concurrency=7)(lambda: None)
     dsn = "postgresql://127.0.0.1:1/x"

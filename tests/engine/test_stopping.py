@@ -1,4 +1,4 @@
-"""How a run is asked to end, what it may still do then, and what its return means after that."""
+"""How a run is asked to stop, what it may still do, and what its return value means then."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ from tests.kit import insert, running, status, until, waits_for_status
 
 REASONS = ["timeout", "cancel", "stop", "fence"]
 ENDINGS = {"timeout": "dead", "cancel": "cancelled", "stop": "pending", "fence": "pending"}
-"""What becomes of a job of one failure that is ended by that."""
+"""The status of a job with one failure that is ended for this reason."""
 
 
 async def end_by(reason: str, daemon: Daemon, db: asyncpg.Connection[Any], job_id: Any) -> None:
-    """Asks the run of that job to end; a time-out comes by itself."""
+    """Asks the run of that job to stop; a timeout comes by itself."""
     if reason == "cancel":
         await cancel(db, job_id)
     elif reason == "stop":
         daemon.request_stop(now=True)
     elif reason == "fence":
-        daemon.request_stop()  # else it would be claimed again
+        daemon.request_stop()  # otherwise it would be claimed again
         daemon._in_flight.stop_all(Reason.FENCE)
 
 
 @pytest.fixture(autouse=True)
-def quick_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Threads are looked at every 0.5 s in production."""
+def quick_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In production threads are checked every 0.5 s."""
     monkeypatch.setattr("pgworkd.engine.settle.job_events.CHECK_S", 0.02)
 
 
 class _Resource:
-    """Something whose clean-up waits."""
+    """A resource whose cleanup awaits."""
 
     def __init__(self, steps: list[str]) -> None:
         self.steps = steps
@@ -57,7 +57,9 @@ class _Resource:
 
 
 @pytest.mark.parametrize("reason", REASONS)
-async def test_what_finally_and_aexit_await_is_not_cut_off(dsn: str, db: asyncpg.Connection[Any], reason: str) -> None:
+async def test_awaits_in_finally_and_aexit_are_not_interrupted(
+    dsn: str, db: asyncpg.Connection[Any], reason: str
+) -> None:
     app, steps = App(), list[str]()
 
     @app.handler("q", max_attempts=2, backoff=3600)
@@ -80,7 +82,7 @@ async def test_what_finally_and_aexit_await_is_not_cut_off(dsn: str, db: asyncpg
 
 
 @pytest.mark.parametrize("reason", ["timeout", "cancel", "stop"])
-async def test_a_clean_up_beyond_its_grace_is_cut_off(dsn: str, db: asyncpg.Connection[Any], reason: str) -> None:
+async def test_a_cleanup_beyond_its_grace_is_interrupted(dsn: str, db: asyncpg.Connection[Any], reason: str) -> None:
     app, cut = App(), list[str]()
 
     @app.handler("q", max_attempts=1)
@@ -102,7 +104,7 @@ async def test_a_clean_up_beyond_its_grace_is_cut_off(dsn: str, db: asyncpg.Conn
     assert cut == ["cut"]
 
 
-async def test_one_that_swallows_every_cancellation_burns_no_core_and_has_failed(
+async def test_a_handler_that_swallows_cancellations_fails_and_burns_no_cpu(
     dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
     app, let_go, swallowed = App(), anyio.Event(), 0
@@ -132,9 +134,7 @@ async def test_one_that_swallows_every_cancellation_burns_no_core_and_has_failed
     assert await db.fetchval("SELECT error FROM pgworkd.jobs") == "Timeout: no result within 0.05 s"
 
 
-async def test_a_shielded_step_is_finished_and_the_cancellation_comes_after_it(
-    dsn: str, db: asyncpg.Connection[Any]
-) -> None:
+async def test_a_shielded_step_finishes_before_the_cancellation(dsn: str, db: asyncpg.Connection[Any]) -> None:
     app, steps = App(), list[str]()
 
     @app.handler("q", max_attempts=1)
@@ -159,7 +159,7 @@ async def test_a_shielded_step_is_finished_and_the_cancellation_comes_after_it(
 @pytest.mark.parametrize("how", ["thread", "loop"])
 @pytest.mark.parametrize("says", ["nothing", "done", "done with a result", "done, and is cut off"])
 @pytest.mark.parametrize("reason", REASONS)
-async def test_a_return_after_the_engine_asked_is_no_completion_unless_the_handler_says_so(
+async def test_a_return_after_a_stop_request_completes_only_if_declared(
     dsn: str, db: asyncpg.Connection[Any], reason: str, says: str, how: str
 ) -> None:
     app = App()
@@ -192,9 +192,7 @@ async def test_a_return_after_the_engine_asked_is_no_completion_unless_the_handl
         assert await db.fetchval("SELECT result::text FROM pgworkd.finished_jobs") == result
 
 
-async def test_a_thread_that_takes_no_job_cannot_know_so_its_return_counts(
-    dsn: str, db: asyncpg.Connection[Any]
-) -> None:
+async def test_the_return_of_a_thread_without_a_job_argument_counts(dsn: str, db: asyncpg.Connection[Any]) -> None:
     app, entered, go_on = App(), threading.Event(), threading.Event()
 
     @app.handler("q")
@@ -213,10 +211,10 @@ async def test_a_thread_that_takes_no_job_cannot_know_so_its_return_counts(
     assert await status(db, job_id) == "completed"
 
 
-async def test_a_loop_handler_that_returns_before_it_could_know_has_completed(
+async def test_a_coroutine_that_returns_before_its_cancellation_has_completed(
     dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
-    """What it waited for came in the same turn of the loop as the stop."""
+    """Its awaited event came in the same iteration of the event loop as the stop."""
     app, came = App(), anyio.Event()
 
     @app.handler("q")
@@ -233,7 +231,7 @@ async def test_a_loop_handler_that_returns_before_it_could_know_has_completed(
         await until(waits_for_status(db, job_id, "completed"), limit_s=3)
 
 
-async def test_a_check_costs_nothing_before_the_run_is_asked_to_end(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_check_does_nothing_before_a_stop_is_requested(dsn: str, db: asyncpg.Connection[Any]) -> None:
     app = App()
 
     @app.handler("q")
@@ -251,7 +249,7 @@ async def test_a_check_costs_nothing_before_the_run_is_asked_to_end(dsn: str, db
 
 @pytest.mark.parametrize("how", ["loop", "thread", "process"])
 @pytest.mark.parametrize("reason", ["stop", "fence"])
-async def test_what_has_begun_and_may_run_only_once_ends_dead_and_what_has_not_begun_goes_back(
+async def test_at_most_once_jobs_end_dead_if_started_and_are_released_if_not(
     dsn: str, db: asyncpg.Connection[Any], reason: str, how: str
 ) -> None:
     app, began = App(), list[Any]()

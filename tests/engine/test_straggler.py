@@ -1,4 +1,4 @@
-"""A job whose transaction commits after younger ones were claimed: it waits about as long as that took, no longer."""
+"""A job that is committed after younger ones were claimed waits about as long as its transaction took."""
 
 from __future__ import annotations
 
@@ -16,13 +16,11 @@ SLOW_POLL = {"poll_s": 60.0, "heartbeat_s": 20.0, "lease_s": 60.0}
 """Periods so long that a job found only by a poll is too late for any test here."""
 
 
-async def test_a_sleeper_finds_what_was_committed_late(
+async def test_an_idle_pool_finds_a_job_that_was_committed_late(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The commit sends its notice, but the row lies behind what the pool has claimed since."""
-    monkeypatch.setattr(
-        "pgworkd.engine.claim.poll_mode.POLL_ON_S", 0.0
-    )  # it would find the job by polling, for a while
+    """The commit sends its notification, but the row lies behind the pool's claim cursor."""
+    monkeypatch.setattr("pgworkd.engine.claim.poll_mode.POLL_ON_S", 0.0)  # for a while it would find the job by polling
     app, ran = App(), Counter[Any]()
 
     @app.handler("q")

@@ -1,4 +1,4 @@
-"""`pgworkd run --processes N`: N whole daemons that start, stop, fall and are watched as one."""
+"""`pgworkd run --processes N`: N daemons that are started, stopped, restarted and monitored as one."""
 
 from __future__ import annotations
 
@@ -66,14 +66,14 @@ JSON = {"PGWORKD_LOG_FORMAT": "json", "PGWORKD_WORKER_NAME": "w", "PGWORKD_PROCE
 
 @pytest.fixture
 def play(start: Start, tmp_path: Path) -> Iterator[Any]:
-    """Starts two daemons with the app above, and what is added to it."""
+    """Starts two daemons with the app above, extended by `more`."""
 
     def play_(dsn: str, *args: str, more: str = "", **environ: str) -> Command:
         (tmp_path / "plays.py").write_text(APP + more)
         environ = {"PGWORKD_DSN": dsn, "TMPDIR": directory, **JSON, **environ}
         return start("run", "--app", "plays:app", *args, **environ)
 
-    with tempfile.TemporaryDirectory() as directory:  # a supervisor that is killed leaves its sockets
+    with tempfile.TemporaryDirectory() as directory:  # a killed supervisor leaves its sockets
         yield play_
 
 
@@ -95,11 +95,11 @@ async def said(run: Command, name: str, count: int = 1) -> list[dict[str, Any]]:
 
 
 async def ended(run: Command) -> int:
-    """The exit code; the pipe that all processes write to is closed by then, so that none is left."""
+    """The exit code, once the pipe that all processes write to is closed, so that none is left."""
     return await anyio.to_thread.run_sync(run.ends)
 
 
-async def test_two_are_two_workers_share_a_queue_and_stop_gracefully(
+async def test_two_processes_are_two_workers_of_one_queue_and_stop_gracefully(
     play: Any, dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
     run = play(dsn)
@@ -119,9 +119,7 @@ async def test_two_are_two_workers_share_a_queue_and_stop_gracefully(
     assert await db.fetchval("SELECT count(*) FROM pgworkd.workers") == 0
 
 
-async def test_one_that_is_killed_is_replaced_and_its_jobs_run(
-    play: Any, dsn: str, db: asyncpg.Connection[Any]
-) -> None:
+async def test_a_killed_process_is_replaced_and_its_jobs_run(play: Any, dsn: str, db: asyncpg.Connection[Any]) -> None:
     run = play(dsn, "--log-level", "debug")
     await said(run, "daemon.ready", 2)
     await db.execute("INSERT INTO pgworkd.jobs (queue, payload) VALUES ('once', '{\"stay\": true}')")
@@ -143,7 +141,7 @@ async def test_one_that_is_killed_is_replaced_and_its_jobs_run(
     assert await ended(run) == 0
 
 
-async def test_a_second_signal_reaches_all_at_once(play: Any, dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_a_second_signal_is_forwarded_to_all_processes(play: Any, dsn: str, db: asyncpg.Connection[Any]) -> None:
     run = play(dsn, "--shutdown-s", "3600", "--log-level", "debug")
     await said(run, "daemon.ready", 2)
     await db.execute("INSERT INTO pgworkd.jobs (queue) VALUES ('hang'), ('hang')")
@@ -169,14 +167,14 @@ async def test_a_third_signal_ends_all_processes(play: Any, dsn: str, db: asyncp
     assert run.lines[-1] == "pgworkd: a third stop signal was received; ending the process"
 
 
-async def test_a_stop_in_the_first_moments_is_clean(play: Any) -> None:
+async def test_a_stop_during_startup_is_clean(play: Any) -> None:
     run = play(NOBODY)
     await said(run, "process.started")
     run.stop()
     assert await ended(run) == 0
 
 
-async def test_they_stop_when_the_supervisor_is_gone(play: Any, dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_processes_stop_when_the_supervisor_dies(play: Any, dsn: str, db: asyncpg.Connection[Any]) -> None:
     run = play(dsn)
     await said(run, "daemon.ready", 2)
     run.process.kill()
@@ -186,7 +184,7 @@ async def test_they_stop_when_the_supervisor_is_gone(play: Any, dsn: str, db: as
     assert await db.fetchval("SELECT count(*) FROM pgworkd.workers") == 0
 
 
-def test_one_that_cannot_stop_when_the_supervisor_is_gone_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_cannot_stop_after_the_supervisor_died_exits(monkeypatch: pytest.MonkeyPatch) -> None:
     did: list[Any] = []
     monkeypatch.setattr(signal, "pthread_kill", lambda _thread, number: did.append(number))
     monkeypatch.setattr(serve, "end_process", did.append)
@@ -197,7 +195,7 @@ def test_one_that_cannot_stop_when_the_supervisor_is_gone_ends(monkeypatch: pyte
     assert did == [signal.SIGTERM, "the supervisor is gone, and the stop takes too long"]
 
 
-async def test_one_that_keeps_dying_is_restarted_ever_later(play: Any, dsn: str) -> None:
+async def test_a_process_that_keeps_dying_is_restarted_with_backoff(play: Any, dsn: str) -> None:
     run = play(dsn, more=DIES)
     ends = await said(run, "process.ended", 2)
     assert [facts["exit_code"] for facts in ends] == [3, 3]
@@ -207,7 +205,9 @@ async def test_one_that_keeps_dying_is_restarted_ever_later(play: Any, dsn: str)
     assert await ended(run) == 0, "nothing was left behind"
 
 
-async def test_what_none_can_work_with_is_said_once(play: Any, dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_a_configuration_error_of_all_processes_is_reported_once(
+    play: Any, dsn: str, db: asyncpg.Connection[Any]
+) -> None:
     await db.execute("UPDATE pgworkd.schema_version SET version = 9999")
     run = play(dsn)
     assert await ended(run) == 2
@@ -215,7 +215,7 @@ async def test_what_none_can_work_with_is_said_once(play: Any, dsn: str, db: asy
     assert len(events(run, "process.started")) == 1
 
 
-async def test_one_that_can_never_work_again_stops_all(
+async def test_a_permanent_failure_of_one_process_stops_all(
     play: Any, dsn: str, db: asyncpg.Connection[Any], tmp_path: Path
 ) -> None:
     run = play(dsn)
@@ -235,7 +235,7 @@ async def test_one_that_can_never_work_again_stops_all(
         (("--processes", "65"), "pgworkd: processes (flag): must be a whole number from 1 to 64, not '65'"),
     ],
 )
-def test_what_can_never_run_is_said_once_and_nothing_started(
+def test_wrong_configuration_is_reported_once_and_starts_no_process(
     play: Any, tmp_path: Path, args: tuple[str, ...], line: str
 ) -> None:
     (tmp_path / "empty.py").write_text("from pgworkd import App\napp = App()\n")
@@ -245,7 +245,7 @@ def test_what_can_never_run_is_said_once_and_nothing_started(
     assert run.lines[0].startswith(line)
 
 
-async def test_sighup_reaches_all_also_one_that_is_not_ready_for_it(play: Any, dsn: str, tmp_path: Path) -> None:
+async def test_sighup_is_forwarded_to_all_processes_even_during_startup(play: Any, dsn: str, tmp_path: Path) -> None:
     file = tmp_path / "pgworkd.toml"
     file.write_text("processes = 2\n")
     run = play(dsn, more=WAITS_TO_OPEN, PGWORKD_PROCESSES="")
@@ -262,21 +262,21 @@ async def test_sighup_reaches_all_also_one_that_is_not_ready_for_it(play: Any, d
     assert len(events(run, "process.started")) == 2
 
 
-async def test_systemd_sees_one_service_that_mends_itself(play: Any, dsn: str, systemd: Systemd, tmp_path: Path,
+async def test_systemd_sees_one_service_that_recovers_by_itself(play: Any, dsn: str, systemd: Systemd, tmp_path: Path,
                                                           db: asyncpg.Connection[Any]) -> None:  # fmt: skip
     watched_s = 1.5
     run = play(dsn, more=WAITS_TO_OPEN, **systemd.environ, WATCHDOG_USEC=str(int(watched_s * 1e6)))
-    await systemd.hears("STATUS=1 of 2 ready")
-    assert "READY=1" not in systemd.heard
+    await systemd.receives("STATUS=1 of 2 ready")
+    assert "READY=1" not in systemd.received
     (tmp_path / "open").touch()
-    await systemd.hears("READY=1")
+    await systemd.receives("READY=1")
     assert await db.fetchval("SELECT count(*) FROM pgworkd.workers") == 2
 
     frozen = events(run, "process.started")[0]
     os.kill(frozen["pid"], signal.SIGSTOP)
     replaced, pings = False, [time.monotonic()]
     while not replaced:
-        await systemd.hears("WATCHDOG=1", after=len(systemd.heard))
+        await systemd.receives("WATCHDOG=1", after=len(systemd.received))
         pings.append(time.monotonic())
         replaced = len(events(run, "daemon.ready")) == 3
     assert max(after - before for before, after in itertools.pairwise(pings)) < watched_s
@@ -284,29 +284,31 @@ async def test_systemd_sees_one_service_that_mends_itself(play: Any, dsn: str, s
     assert events(run, "process.ended")[0]["signal"] == "SIGKILL", "one that is stopped hears no SIGABRT"
     assert events(run, "process.started")[-1]["worker"] == frozen["worker"]
     run.stop()
-    await systemd.hears("STOPPING=1")
+    await systemd.receives("STOPPING=1")
     assert await ended(run) == 0
-    assert systemd.heard.count("READY=1") == systemd.heard.count("STOPPING=1") == 1
+    assert systemd.received.count("READY=1") == systemd.received.count("STOPPING=1") == 1
 
 
-async def test_when_all_hang_systemd_is_told_and_none_is_killed(play: Any, dsn: str, systemd: Systemd) -> None:
+async def test_when_all_processes_hang_systemd_is_notified_and_none_is_killed(
+    play: Any, dsn: str, systemd: Systemd
+) -> None:
     run = play(dsn, **systemd.environ, WATCHDOG_USEC="1500000")
-    await systemd.hears("READY=1")
+    await systemd.receives("READY=1")
     pids = [facts["pid"] for facts in events(run, "process.started")]
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     with anyio.fail_after(4):
-        while not all(line.startswith("STATUS=") for line in systemd.heard[-2:]):  # one without WATCHDOG
-            await systemd.hears("STATUS=", after=len(systemd.heard))
+        while not all(line.startswith("STATUS=") for line in systemd.received[-2:]):  # one without WATCHDOG
+            await systemd.receives("STATUS=", after=len(systemd.received))
     for pid in pids:
         os.kill(pid, signal.SIGCONT)
-    await systemd.hears("WATCHDOG=1", after=len(systemd.heard))
+    await systemd.receives("WATCHDOG=1", after=len(systemd.received))
     assert events(run, "process.ended") == events(run, "process.hung") == []
     run.stop()
     assert await ended(run) == 0
 
 
-def test_names_stay_within_what_a_worker_may_be_called() -> None:
+def test_worker_names_stay_within_the_length_limit() -> None:
     options = serve.options(Settings(dsn=NOBODY, worker_name="n" * 200))
     names = supervisor.Supervisor(options, 64)._names
     assert len(set(names)) == 64

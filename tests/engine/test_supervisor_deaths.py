@@ -1,4 +1,4 @@
-"""`pgworkd run --processes N`: the jobs of one that dies run again at once, but never beside what is left of it."""
+"""`pgworkd run --processes N`: jobs of a dead process run again at once, but never while its children live."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def kill_owner(db: asyncpg.Connection[Any]) -> None:
     os.kill(victim["pid"], signal.SIGKILL)
 
 
-async def test_jobs_of_one_that_is_killed_run_again_at_once(play: Any, dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_jobs_of_a_killed_process_run_again_at_once(play: Any, dsn: str, db: asyncpg.Connection[Any]) -> None:
     run = play(dsn, more=APP, **LONG)
     await said(run, "daemon.ready", 2)
     await db.execute("INSERT INTO pgworkd.jobs (queue) SELECT 'many' FROM generate_series(1, 10)")
@@ -63,7 +63,7 @@ async def test_jobs_of_one_that_is_killed_run_again_at_once(play: Any, dsn: str,
     assert await db.fetchval("SELECT count(*) FROM pgworkd.workers") == 0
 
 
-async def test_they_do_not_run_beside_what_is_left_of_it(
+async def test_jobs_are_not_retried_while_a_child_of_the_dead_process_lives(
     play: Any, dsn: str, db: asyncpg.Connection[Any], tmp_path: Path
 ) -> None:
     run = play(dsn, more=APP, **LONG)
@@ -76,7 +76,7 @@ async def test_they_do_not_run_beside_what_is_left_of_it(
         await said(run, "daemon.ready", 3)
         assert await db.fetchval("SELECT count(*) = 1 FROM pgworkd.jobs WHERE status = 'running' AND attempts = 1")
     finally:
-        (tmp_path / "go").touch()  # what it has forked must not outlive the test
+        (tmp_path / "go").touch()  # its fork must not outlive the test
     await until(lambda: db.fetchval(DONE, 1), limit_s=10)
     assert json.loads(await db.fetchval("SELECT result FROM pgworkd.finished_jobs")) is True
     run.stop()
@@ -84,7 +84,7 @@ async def test_they_do_not_run_beside_what_is_left_of_it(
 
 
 @pytest.mark.parametrize("token", ["gen_random_uuid()", "NULL"])
-async def test_another_registration_of_its_id_is_left_alone(db: asyncpg.Connection[Any], token: str) -> None:
+async def test_a_newer_registration_of_the_same_id_is_not_touched(db: asyncpg.Connection[Any], token: str) -> None:
     worker_id = await db.fetchval("SELECT pgworkd.register('w', 1, 'v', 60)")
     assert not await db.fetchval(f"SELECT pgworkd.worker_ended($1, {token})", worker_id)
     assert await db.fetchval("SELECT lost_at IS NULL FROM pgworkd.workers")

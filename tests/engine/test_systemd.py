@@ -1,4 +1,4 @@
-"""What systemd hears of a daemon: ready only when it claims, stopping at once, alive only while it is."""
+"""Notifications to systemd: READY only when the daemon claims, STOPPING at once, WATCHDOG only while it works."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ NOBODY = "postgresql://nobody@127.0.0.1:1/nothing"
 
 
 class Systemd:
-    """The socket that systemd would listen on."""
+    """The notification socket, in the role of systemd."""
 
     def __init__(self, address: str) -> None:
         self.environ = {"NOTIFY_SOCKET": address}
-        self.heard: list[str] = []
-        self._line = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._line.bind("\0" + address[1:] if address.startswith("@") else address)
-        self._line.setblocking(False)
+        self.received: list[str] = []
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind("\0" + address[1:] if address.startswith("@") else address)
+        self._socket.setblocking(False)
 
     def close(self) -> None:
-        self._line.close()
+        self._socket.close()
 
-    async def hears(self, wanted: str, after: int = 0) -> str:
-        """The first line from the `after`-th on that starts so; waits for it."""
+    async def receives(self, wanted: str, after: int = 0) -> str:
+        """The first line from the `after`-th on that starts with `wanted`; waits for it."""
         with anyio.move_on_after(LIMIT_S):
-            while not (found := [line for line in self.heard[after:] if line.startswith(wanted)]):
-                await anyio.wait_readable(self._line)
-                self.heard += self._line.recv(4096).decode().splitlines()
+            while not (found := [line for line in self.received[after:] if line.startswith(wanted)]):
+                await anyio.wait_readable(self._socket)
+                self.received += self._socket.recv(4096).decode().splitlines()
             return found[0]
-        raise AssertionError(f"no {wanted} within {LIMIT_S} s; heard {self.heard}")
+        raise AssertionError(f"no {wanted} within {LIMIT_S} s; received {self.received}")
 
 
 @pytest.fixture
 def systemd() -> Iterator[Systemd]:
-    with tempfile.TemporaryDirectory() as directory:  # pytest's own is too long for a socket's name
+    with tempfile.TemporaryDirectory() as directory:  # pytest's directory is too long for a socket's name
         line = Systemd(str(Path(directory) / "notify"))
         yield line
         line.close()
@@ -67,48 +67,48 @@ async def reporting(dsn: str, environ: dict[str, str]) -> AsyncIterator[Daemon]:
             daemon.request_stop()
 
 
-async def test_a_daemon_tells_that_it_waits_works_lives_and_stops(dsn: str, systemd: Systemd) -> None:
+async def test_a_daemon_reports_startup_ready_watchdog_and_stopping(dsn: str, systemd: Systemd) -> None:
     async with reporting(dsn, systemd.environ | {"WATCHDOG_USEC": "100000"}) as daemon:
-        assert await systemd.hears("STATUS=") == "STATUS=waiting for the database"
-        await systemd.hears("READY=1")
+        assert await systemd.receives("STATUS=") == "STATUS=waiting for the database"
+        await systemd.receives("READY=1")
         assert daemon.ready.is_set()
-        assert await systemd.hears("STATUS=working") == "STATUS=working, 0 running, queues: q"
-        for _ in range(3):  # it goes on and on
-            await systemd.hears("WATCHDOG=1", after=len(systemd.heard))
-        assert "STOPPING=1" not in systemd.heard
+        assert await systemd.receives("STATUS=working") == "STATUS=working, 0 running, queues: q"
+        for _ in range(3):  # it is repeated
+            await systemd.receives("WATCHDOG=1", after=len(systemd.received))
+        assert "STOPPING=1" not in systemd.received
         daemon.request_stop()
-        await systemd.hears("STOPPING=1")
-    assert systemd.heard.count("READY=1") == 1
-    assert systemd.heard.count("STOPPING=1") == 1
+        await systemd.receives("STOPPING=1")
+    assert systemd.received.count("READY=1") == 1
+    assert systemd.received.count("STOPPING=1") == 1
 
 
-async def test_without_a_database_it_is_alive_but_not_ready(systemd: Systemd) -> None:
+async def test_a_daemon_without_a_database_is_alive_but_not_ready(systemd: Systemd) -> None:
     async with reporting(NOBODY, systemd.environ | {"WATCHDOG_USEC": "50000"}):
         for _ in range(3):
-            await systemd.hears("WATCHDOG=1", after=len(systemd.heard))
-        assert "READY=1" not in systemd.heard
-        assert systemd.heard[-3] == "STATUS=waiting for the database"
+            await systemd.receives("WATCHDOG=1", after=len(systemd.received))
+        assert "READY=1" not in systemd.received
+        assert systemd.received[-3] == "STATUS=waiting for the database"
 
 
-async def test_a_start_that_waits_for_the_database_is_given_more_time_until_it_is_ready(
+async def test_a_start_that_waits_for_the_database_extends_its_timeout(
     dsn: str, systemd: Systemd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without that systemd kills it when TimeoutStartSec= is over, and again, for as long as the database is away."""
-    assert EXTENDED_START_S > 3 * STATUS_S  # the promise is renewed before it is over
+    """Otherwise systemd would kill it after TimeoutStartSec=, repeatedly while the database is unavailable."""
+    assert EXTENDED_START_S > 3 * STATUS_S  # the timeout is extended before it expires
     monkeypatch.setattr("pgworkd.fleet.sd_notify.STATUS_S", 0.02)
     more = f"EXTEND_TIMEOUT_USEC={EXTENDED_START_S * 1e6:.0f}"
     async with reporting(NOBODY, systemd.environ):
         for _ in range(3):
-            await systemd.hears(more, after=len(systemd.heard))
-        assert "READY=1" not in systemd.heard
-    before = len(systemd.heard)
+            await systemd.receives(more, after=len(systemd.received))
+        assert "READY=1" not in systemd.received
+    before = len(systemd.received)
     async with reporting(dsn, systemd.environ):
-        await systemd.hears("READY=1")
-        after_ready = len(systemd.heard)
+        await systemd.receives("READY=1")
+        after_ready = len(systemd.received)
         for _ in range(3):
-            await systemd.hears("STATUS=working", after=len(systemd.heard))
+            await systemd.receives("STATUS=working", after=len(systemd.received))
     assert before < after_ready
-    assert more not in systemd.heard[after_ready:]
+    assert more not in systemd.received[after_ready:]
 
 
 class Late:
@@ -125,14 +125,16 @@ class Late:
         return "late"
 
 
-async def test_a_start_that_hangs_is_given_no_more_time(systemd: Systemd, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_start_that_hangs_does_not_extend_its_timeout(
+    systemd: Systemd, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("pgworkd.fleet.sd_notify.STATUS_S", 0.02)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(SystemdNotifier(systemd.environ).run, Late())
         for _ in range(3):
-            await systemd.hears("STATUS=late", after=len(systemd.heard))
+            await systemd.receives("STATUS=late", after=len(systemd.received))
         tasks.cancel_scope.cancel()
-    assert not [line for line in systemd.heard if line.startswith("EXTEND")]
+    assert not [line for line in systemd.received if line.startswith("EXTEND")]
 
 
 class Stuck:
@@ -152,36 +154,36 @@ class Stuck:
         return f"stuck {self.looks}"
 
 
-async def test_a_stuck_daemon_is_not_called_alive(systemd: Systemd) -> None:
+async def test_a_stuck_daemon_sends_no_watchdog_keepalive(systemd: Systemd) -> None:
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(SystemdNotifier(systemd.environ | {"WATCHDOG_USEC": "20000"}).run, Stuck())
-        await systemd.hears("STATUS=stuck 5")
+        await systemd.receives("STATUS=stuck 5")
         tasks.cancel_scope.cancel()
-    assert "WATCHDOG=1" not in systemd.heard
+    assert "WATCHDOG=1" not in systemd.received
 
 
-async def test_the_watchdog_of_another_process_is_not_ours(systemd: Systemd) -> None:
+async def test_the_watchdog_of_another_process_is_ignored(systemd: Systemd) -> None:
     other = {"WATCHDOG_USEC": "20000", "WATCHDOG_PID": str(os.getpid() + 1)}
     assert SystemdNotifier(systemd.environ | other).watchdog_s == 0
     assert SystemdNotifier(systemd.environ | other | {"WATCHDOG_PID": str(os.getpid())}).watchdog_s == 0.02
 
 
-async def test_an_abstract_address_works_too(dsn: str) -> None:
+async def test_an_abstract_socket_address_works(dsn: str) -> None:
     systemd = Systemd(f"@pgworkd-test-{os.getpid()}")
     async with reporting(dsn, systemd.environ):
-        await systemd.hears("READY=1")
+        await systemd.receives("READY=1")
     systemd.close()
 
 
 @pytest.mark.parametrize("environ", [{}, {"NOTIFY_SOCKET": "/nowhere/notify", "WATCHDOG_USEC": "50000"}])
-async def test_without_systemd_it_works_all_the_same(dsn: str, environ: dict[str, str]) -> None:
+async def test_a_daemon_works_without_systemd(dsn: str, environ: dict[str, str]) -> None:
     async with reporting(dsn, environ) as daemon:
         with anyio.fail_after(LIMIT_S):
             await daemon.ready.wait()
 
 
 class Named:
-    """A daemon with a status of somebody else's making."""
+    """A daemon whose status contains text of others."""
 
     def __init__(self, status: str) -> None:
         self.ready = anyio.Event()
@@ -197,27 +199,27 @@ class Named:
 
 
 @pytest.mark.parametrize("name", ["q\nWATCHDOG=1\rSTOPPING=1\0\x1b[2J", "\ud800", "\u2028MAINPID=1\u202e"])
-async def test_a_name_cannot_say_anything_else_to_systemd(systemd: Systemd, name: str) -> None:
+async def test_a_name_cannot_inject_assignments_for_systemd(systemd: Systemd, name: str) -> None:
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(SystemdNotifier(systemd.environ).run, Named(f"working, queues: {name}"))
-        await systemd.hears("READY=1")
+        await systemd.receives("READY=1")
         tasks.cancel_scope.cancel()
-    heard = [line for line in systemd.heard if not line.startswith("STATUS=")]
-    assert heard == ["READY=1"]
-    assert any(line.startswith("STATUS=working, queues: ") for line in systemd.heard)
+    received = [line for line in systemd.received if not line.startswith("STATUS=")]
+    assert received == ["READY=1"]
+    assert any(line.startswith("STATUS=working, queues: ") for line in systemd.received)
 
 
-async def test_a_long_status_does_not_keep_ready_and_the_watchdog_from_systemd(dsn: str, systemd: Systemd) -> None:
-    """systemd ignores a message of more than 4,096 bytes; our own supervisor reads no more than that."""
+async def test_a_long_status_does_not_suppress_ready_and_the_watchdog(dsn: str, systemd: Systemd) -> None:
+    """systemd ignores messages of more than 4,096 bytes; our own supervisor reads no more than that."""
     app = App()
     for number in range(50):
         app.handler(f"{number}{'ü' * 190}")(_nothing)
     daemon = Daemon(app, quick_options(dsn), parts=(SystemdNotifier(systemd.environ),))
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(daemon.run)
-        await systemd.hears("READY=1")
+        await systemd.receives("READY=1")
         daemon.request_stop()
-    assert max(len(line.encode()) for line in systemd.heard) <= len("STATUS=") + STATUS_BYTES_MAX
+    assert max(len(line.encode()) for line in systemd.received) <= len("STATUS=") + STATUS_BYTES_MAX
 
 
 async def _nothing() -> None: ...

@@ -1,7 +1,7 @@
-"""Connections to a server behind TLS: a real Postgres, whose TLS is done by a listener in front of it.
+"""Connections to a server with TLS: a real Postgres behind a proxy that terminates TLS.
 
-The embedded server knows no TLS. The listener speaks Postgres' request for it and passes all else on, so whoever gets
-through has a whole connection. The host's name is looked up here, to come back to this machine.
+The embedded server has no TLS. The proxy answers Postgres' SSLRequest and forwards everything else, so that a client
+that is accepted has a working connection. The host name is resolved here, to this machine.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ NAME = "db.example"
 
 @pytest.fixture(scope="session")
 def ca() -> trustme.CA:
-    """The one that signs for the server."""
+    """The CA of the server's certificate."""
     return trustme.CA()
 
 
 @pytest.fixture
 def trusted(ca: trustme.CA, tmp_path: Path) -> str:
-    """The file of its certificate."""
+    """The file with the certificate of the CA."""
     path = tmp_path / "ca.pem"
     ca.cert_pem.write_to_path(str(path))
     return str(path)
@@ -50,7 +50,7 @@ def trusted(ca: trustme.CA, tmp_path: Path) -> str:
 
 @pytest.fixture(autouse=True)
 def look_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Any name below .example is this machine's."""
+    """Resolves any name below .example to this machine."""
     real = socket.getaddrinfo
 
     def here(host: Any, *args: Any, **options: Any) -> Any:
@@ -60,7 +60,7 @@ def look_up(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Front:
-    """Takes connections on a port of its own, with TLS, and passes them on to the Postgres at `dsn`."""
+    """Accepts TLS connections on a port of its own and forwards them to the Postgres at `dsn`."""
 
     def __init__(self, dsn: str, context: ssl.SSLContext) -> None:
         self._url, self._context = urlsplit(dsn), context
@@ -85,13 +85,13 @@ class Front:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.append(writer)
-        with contextlib.suppress(OSError, asyncio.IncompleteReadError):  # whoever does not trust us hangs up
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError):  # a client that does not trust us disconnects
             if int.from_bytes((await reader.readexactly(8))[4:]) != 80877103:  # SSLRequest
                 writer.close()
                 return
             writer.write(b"S")
             reader, writer = await self._with_tls(writer.transport)
-            first = await reader.read(65536)  # in TLS 1.3 a client may still hang up after the handshake
+            first = await reader.read(65536)  # in TLS 1.3 a client may still disconnect after the handshake
             self.let_in += bool(first)
             answers, back = await asyncio.open_connection(self._url.hostname, self._url.port)
             self._writers.append(back)
@@ -101,7 +101,7 @@ class Front:
                 both.create_task(_pump(answers, writer))
 
     async def _with_tls(self, transport: asyncio.WriteTransport) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        # StreamWriter.start_tls, when it fails, leaves a writer that fails again when it is collected.
+        # StreamWriter.start_tls, if it fails, leaves a writer that fails again when it is garbage-collected.
         loop, reader = asyncio.get_running_loop(), asyncio.StreamReader()
         protocol = asyncio.StreamReaderProtocol(reader)
         above = await loop.start_tls(transport, protocol, self._context, server_side=True)
@@ -123,7 +123,7 @@ Opens = Callable[..., contextlib.AbstractAsyncContextManager[Front]]
 
 @pytest.fixture
 def fronts(ca: trustme.CA, dsn: str) -> Opens:
-    """Opens a front whose certificate holds a name."""
+    """Opens a front with a certificate for a name."""
 
     def opens(name: str = NAME, client: trustme.CA | None = None) -> contextlib.AbstractAsyncContextManager[Front]:
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
@@ -152,7 +152,7 @@ async def refusal(dsn: str) -> str:
 
 
 @pytest.mark.parametrize("way", ["system", "sslrootcert=system", "sslrootcert", "environment", "home"])
-async def test_the_right_name_signed_by_one_we_trust(
+async def test_the_right_name_signed_by_a_trusted_ca_is_accepted(
     monkeypatch: pytest.MonkeyPatch, fronts: Opens, trusted: str, home: Path, way: str
 ) -> None:
     query = {"sslrootcert": f"sslrootcert={trusted}", "sslrootcert=system": way}.get(way, "")
@@ -167,7 +167,7 @@ async def test_the_right_name_signed_by_one_we_trust(
         assert front.let_in == 1
 
 
-async def test_an_unknown_authority_is_refused_and_the_error_says_what_to_do(fronts: Opens) -> None:
+async def test_an_unknown_ca_is_refused_with_a_remedy(fronts: Opens) -> None:
     async with fronts() as front:
         told = await refusal(front.dsn())
         assert "certificate" in told
@@ -176,7 +176,7 @@ async def test_an_unknown_authority_is_refused_and_the_error_says_what_to_do(fro
         assert front.let_in == 0, "not even the user's name was sent"
 
 
-async def test_another_name_is_refused(fronts: Opens, trusted: str) -> None:
+async def test_a_wrong_host_name_is_refused(fronts: Opens, trusted: str) -> None:
     async with fronts("other.example") as front:
         told = await refusal(front.dsn(f"sslrootcert={trusted}"))
         assert NAME in told
@@ -186,13 +186,13 @@ async def test_another_name_is_refused(fronts: Opens, trusted: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["prefer", "require"])
-async def test_a_weaker_mode_is_taken_at_its_word(fronts: Opens, mode: str) -> None:
+async def test_an_explicit_weaker_sslmode_is_respected(fronts: Opens, mode: str) -> None:
     async with fronts("other.example") as front:
         assert await ask(front.dsn(f"sslmode={mode}")) == 1
         assert front.let_in == 1
 
 
-async def test_verify_ca_takes_any_name_of_the_systems_authorities(
+async def test_verify_ca_accepts_any_name_signed_by_a_system_ca(
     monkeypatch: pytest.MonkeyPatch, fronts: Opens, trusted: str
 ) -> None:
     async with fronts("other.example") as front:
@@ -201,7 +201,7 @@ async def test_verify_ca_takes_any_name_of_the_systems_authorities(
         assert await ask(front.dsn("sslmode=verify-ca")) == 1
 
 
-async def test_a_server_without_tls_is_refused_unless_that_is_said(dsn: str) -> None:
+async def test_a_server_without_tls_is_refused_unless_allowed(dsn: str) -> None:
     there = dsn.replace("127.0.0.1", NAME)
     told = await refusal(there)
     assert "offers no TLS" in told
@@ -210,7 +210,7 @@ async def test_a_server_without_tls_is_refused_unless_that_is_said(dsn: str) -> 
     assert await ask(there + "?sslmode=prefer") == 1
 
 
-async def test_one_remote_host_of_several_is_enough(fronts: Opens, dsn: str) -> None:
+async def test_one_remote_host_of_several_requires_tls(fronts: Opens, dsn: str) -> None:
     """The server on this host offers no TLS and would answer first."""
     async with fronts() as front:
         url = urlsplit(dsn)
@@ -220,7 +220,7 @@ async def test_one_remote_host_of_several_is_enough(fronts: Opens, dsn: str) -> 
         assert front.let_in == 0
 
 
-async def test_a_client_certificate_goes_with_the_systems_authorities(
+async def test_a_client_certificate_works_with_the_system_cas(
     monkeypatch: pytest.MonkeyPatch, fronts: Opens, trusted: str, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("SSL_CERT_FILE", trusted)
@@ -236,7 +236,7 @@ async def test_a_client_certificate_goes_with_the_systems_authorities(
         assert front.let_in == 1
 
 
-async def test_all_connections_are_made_by_the_same_rule(fronts: Opens, trusted: str) -> None:
+async def test_all_connections_follow_the_same_tls_rule(fronts: Opens, trusted: str) -> None:
     async def transaction(options: ConnectionOptions) -> None:
         transactions = TransactionPool(options, 1)
         try:
@@ -257,7 +257,7 @@ async def test_all_connections_are_made_by_the_same_rule(fronts: Opens, trusted:
         assert front.let_in == 2
 
 
-async def test_a_daemon_and_who_waits_for_results_behind_tls(
+async def test_daemon_and_results_listener_work_over_tls(
     monkeypatch: pytest.MonkeyPatch, fronts: Opens, trusted: str, db: asyncpg.Connection[Any]
 ) -> None:
     monkeypatch.setenv("SSL_CERT_FILE", trusted)

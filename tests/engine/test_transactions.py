@@ -1,4 +1,4 @@
-"""job.transaction(): one per run, in the loop of its handler; what is refused is refused at once, and said."""
+"""job.transaction(): one per run, in the event loop of its handler; wrong use is refused at once and reported."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ async def _fails_afterwards(job: Job) -> None:
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
-async def test_a_second_transaction_and_what_comes_after_the_first_are_not_silent(
+async def test_a_second_transaction_or_a_late_failure_is_reported(
     dsn: str, notes: asyncpg.Connection[Any], handle: Any, ending: str, written: list[int], said: str
 ) -> None:
     app = App()
@@ -82,7 +82,7 @@ async def test_a_second_transaction_and_what_comes_after_the_first_are_not_silen
     assert [row[0] for row in await notes.fetch("SELECT n FROM notes ORDER BY n")] == written
 
 
-async def test_after_one_that_was_rolled_back_there_may_be_another(dsn: str, notes: asyncpg.Connection[Any]) -> None:
+async def test_a_rolled_back_transaction_may_be_followed_by_another(dsn: str, notes: asyncpg.Connection[Any]) -> None:
     app = App()
 
     @app.handler("q", max_attempts=1)
@@ -104,10 +104,10 @@ async def test_after_one_that_was_rolled_back_there_may_be_another(dsn: str, not
 # Fewer connections than slots.
 
 
-async def test_to_wait_for_a_connection_is_no_failure_and_not_the_handlers_time(
+async def test_waiting_for_a_connection_is_no_failure_and_not_counted_as_runtime(
     dsn: str, notes: asyncpg.Connection[Any]
 ) -> None:
-    """20 slots, 2 connections: the last waits longer than a connection may take, and than its time-out."""
+    """20 slots, 2 connections: the last run waits longer than the connect timeout and than its own timeout."""
     app, most, now = App(), 0, 0
 
     @app.handler("q", concurrency=20, max_attempts=1, timeout_s=1.5)
@@ -129,7 +129,7 @@ async def test_to_wait_for_a_connection_is_no_failure_and_not_the_handlers_time(
     assert most == 2
 
 
-async def test_who_is_cancelled_while_it_waits_for_a_connection_goes_and_takes_none_along(
+async def test_a_run_cancelled_while_waiting_for_a_connection_takes_none(
     dsn: str, notes: asyncpg.Connection[Any]
 ) -> None:
     app, go_on = App(), anyio.Event()
@@ -152,7 +152,7 @@ async def test_who_is_cancelled_while_it_waits_for_a_connection_goes_and_takes_n
         await until(waits_for_status(notes, await insert(notes, "q"), "completed"))
 
 
-# Elsewhere than in the loop.
+# Outside the event loop.
 
 
 async def _open(job: Job) -> None:
@@ -173,10 +173,10 @@ def in_a_process(job: Job) -> None:
 
 
 @pytest.mark.parametrize("handle", [_in_a_thread, _in_a_loop_of_a_thread, in_a_process])
-async def test_a_transaction_outside_the_loop_is_refused_before_anything_is_touched(
+async def test_a_transaction_outside_the_event_loop_is_refused_at_once(
     dsn: str, notes: asyncpg.Connection[Any], handle: Any
 ) -> None:
-    """It stopped all slots of other queues, whose transactions wait for the same connections."""
+    """It used to block all slots of other queues, whose transactions wait for the same connections."""
     app = App()
     options: dict[str, Any] = {"run_in": "process"} if handle is in_a_process else {}
     app.handler("odd", max_attempts=1, **options)(handle)
@@ -203,7 +203,7 @@ async def test_a_job_that_no_daemon_runs_has_no_transaction() -> None:
 
 
 @pytest.mark.parametrize("command", ["COMMIT", "ROLLBACK"])
-async def test_a_transaction_that_its_handler_has_ended_itself_completes_nothing(
+async def test_a_transaction_ended_by_its_handler_completes_nothing(
     dsn: str, notes: asyncpg.Connection[Any], command: str
 ) -> None:
     app = App()
@@ -221,10 +221,10 @@ async def test_a_transaction_that_its_handler_has_ended_itself_completes_nothing
 
 
 @pytest.mark.parametrize("deletes", [False, True])
-async def test_a_lease_that_only_the_handler_has_given_up_is_a_failure(
+async def test_a_lost_lease_caused_by_the_handler_itself_is_a_failure(
     dsn: str, notes: asyncpg.Connection[Any], deletes: bool
 ) -> None:
-    """It raises LeaseLost, or deletes its own row and makes us raise it, which undoes the deletion."""
+    """It raises LeaseLost, or deletes its own row so that we raise it, which rolls the deletion back."""
     app, runs = App(), list[int]()
 
     @app.handler("q", max_attempts=1)

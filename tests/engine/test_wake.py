@@ -1,4 +1,4 @@
-"""Wake-ups: idle pools are notified, one that becomes idle misses nothing, and a lost connection is soon replaced."""
+"""Wake-ups: idle pools are notified, a pool that becomes idle misses no job, a lost connection is soon replaced."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def app_that_counts(ran: Counter[Any], **options: Any) -> App:
     return app
 
 
-def is_asleep(db: asyncpg.Connection[Any]) -> Any:
+def is_idle(db: asyncpg.Connection[Any]) -> Any:
     return lambda: db.fetchval("SELECT asleep FROM pgworkd.pools WHERE queue = 'q'")
 
 
-def is_awake(db: asyncpg.Connection[Any]) -> Any:
+def is_polling(db: asyncpg.Connection[Any]) -> Any:
     return lambda: db.fetchval("SELECT NOT asleep FROM pgworkd.pools WHERE queue = 'q'")
 
 
@@ -42,10 +42,10 @@ def is_empty(db: asyncpg.Connection[Any]) -> Any:
     return lambda: db.fetchval("SELECT NOT EXISTS (SELECT FROM pgworkd.jobs)")
 
 
-async def test_a_sleeper_is_woken_in_no_time(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_an_idle_pool_is_notified_within_moments(dsn: str, db: asyncpg.Connection[Any]) -> None:
     ran: Counter[Any] = Counter()
     async with running(app_that_counts(ran), dsn, **SLOW_POLL) as (_, seen):
-        await until(is_asleep(db))
+        await until(is_idle(db))
         waits: list[float] = []
         for n in range(1, 21):
             began = anyio.current_time()
@@ -56,7 +56,7 @@ async def test_a_sleeper_is_woken_in_no_time(dsn: str, db: asyncpg.Connection[An
         assert max(waits) < 1
 
 
-async def test_each_way_to_make_a_job_due_wakes_a_sleeper(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_each_way_to_make_a_job_due_notifies_an_idle_pool(dsn: str, db: asyncpg.Connection[Any]) -> None:
     app, ran = App(), []
 
     @app.handler("q", max_attempts=1)
@@ -66,7 +66,7 @@ async def test_each_way_to_make_a_job_due_wakes_a_sleeper(dsn: str, db: asyncpg.
             raise ValueError("dead at first")
 
     async with running(app, dsn, **SLOW_POLL) as (_, seen):
-        await until(is_asleep(db))
+        await until(is_idle(db))
         async with db.transaction():
             first = await insert(db, "q")
             await insert(db, "q")
@@ -81,13 +81,13 @@ async def test_each_way_to_make_a_job_due_wakes_a_sleeper(dsn: str, db: asyncpg.
 async def test_a_statement_of_many_rows_sends_one_notification_per_queue(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    never_stalls(monkeypatch)  # jobs that are given back are told of, too
+    never_stalls(monkeypatch)  # released jobs send notifications, too
     ran: Counter[Any] = Counter()
     heard: list[str] = []
     listener = await asyncpg.connect(dsn)
     await listener.add_listener("pgworkd", lambda *a: heard.append(str(a[3])))
     async with running(app_that_counts(ran, concurrency=1000), dsn, **SLOW_POLL):
-        await until(is_asleep(db))
+        await until(is_idle(db))
         await db.execute("INSERT INTO pgworkd.jobs (queue) SELECT 'q' FROM generate_series(1, 5000)")
         await until(is_empty(db))
         await listener.execute("SELECT 1")
@@ -96,12 +96,12 @@ async def test_a_statement_of_many_rows_sends_one_notification_per_queue(
     assert len(ran) == 5000
 
 
-async def test_an_insert_into_a_queue_that_nobody_serves_notifies_nobody(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_an_insert_into_an_unserved_queue_sends_no_notification(dsn: str, db: asyncpg.Connection[Any]) -> None:
     heard: list[str] = []
     listener = await asyncpg.connect(dsn)
     await listener.add_listener("pgworkd", lambda *a: heard.append(str(a[3])))
     async with running(app_that_counts(Counter()), dsn, **SLOW_POLL):
-        await until(is_asleep(db))
+        await until(is_idle(db))
         await insert(db, "elsewhere")
         await db.execute("SELECT pg_notify('pgworkd', 'the last')")
         await until(lambda: "the last" in heard)
@@ -114,8 +114,8 @@ async def test_a_future_job_runs_on_time(dsn: str, db: asyncpg.Connection[Any], 
     ran: Counter[Any] = Counter()
     async with running(app_that_counts(ran), dsn) as (_, seen):
         late_s: list[float] = []
-        while len(late_s) < 3 and min(late_s, default=1) >= 0.2:  # a machine that stands still delays one, not each
-            await until(is_asleep(db))
+        while len(late_s) < 3 and min(late_s, default=1) >= 0.2:  # a stalled machine delays one of them, not all
+            await until(is_idle(db))
             job_id = await db.fetchval(
                 "INSERT INTO pgworkd.jobs (queue, run_at) VALUES ('q', now() + $1 * interval '1 ms') RETURNING id",
                 wait_ms,
@@ -128,7 +128,7 @@ async def test_a_future_job_runs_on_time(dsn: str, db: asyncpg.Connection[Any], 
     assert 0 <= min(late_s) < 0.2
 
 
-async def test_a_snoozed_job_comes_back_on_time_without_any_poll(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_a_snoozed_job_runs_on_time_without_a_poll(dsn: str, db: asyncpg.Connection[Any]) -> None:
     app = App()
 
     @app.handler("q")
@@ -144,13 +144,13 @@ async def test_a_snoozed_job_comes_back_on_time_without_any_poll(dsn: str, db: a
         assert 0.2 <= anyio.current_time() - began < 1.5
 
 
-# The race: a job is inserted while the pool tells the database that it falls asleep.
+# The race: a job is inserted while the pool announces to the database that it becomes idle.
 
 INSERTERS = 8
 
 
-async def _hail(connection: asyncpg.Connection[Any]) -> None:
-    """Three jobs, each in its own transaction, at moments that nobody knows."""
+async def _insert_randomly(connection: asyncpg.Connection[Any]) -> None:
+    """Three jobs, each in its own transaction, at random moments."""
     for _ in range(3):
         await anyio.sleep(random.uniform(0, 0.01))  # noqa: S311 - to hit every moment of the transition
         await connection.execute("INSERT INTO pgworkd.jobs (queue) VALUES ('q')")
@@ -162,21 +162,21 @@ SLOW_COMMIT = """
     CREATE CONSTRAINT TRIGGER slow_commit AFTER INSERT ON pgworkd.jobs
         DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION slow_commit();
 """
-"""What a synchronous standby or a slow disk does: 10 ms between the insert, with its trigger, and its commit."""
+"""Like a synchronous standby or a slow disk: 10 ms between the insert, with its trigger, and its commit."""
 
 
 @pytest.mark.parametrize("commit", ["quick", "quick again", "slow", "slow again"])
-async def test_no_job_is_left_when_a_pool_becomes_idle_under_a_hail_of_inserts(
+async def test_no_job_is_missed_when_a_pool_becomes_idle_under_constant_inserts(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch, commit: str
 ) -> None:
-    """With a poll a minute away only the protocol can find a job that is inserted during the transition."""
+    """The next poll is a minute away: only the protocol can find a job that is inserted during the transition."""
     if commit.startswith("slow"):
         await db.execute(SLOW_COMMIT)
     monkeypatch.setattr("pgworkd.engine.claim.poll_mode.POLLING_LEAST_S", 0.002)
     monkeypatch.setattr(
         "pgworkd.engine.claim.poll_mode.FOUND_PER_S_LEAST", 1e9
-    )  # always calm: falls asleep whenever it may
-    monkeypatch.setattr("pgworkd.engine.claim.poll_mode.NOTIFIED_PER_S_MAX", 8)  # and wakes up in each burst
+    )  # always calm: becomes idle whenever it may
+    monkeypatch.setattr("pgworkd.engine.claim.poll_mode.NOTIFIED_PER_S_MAX", 8)  # and polls again in each burst
     ran: Counter[Any] = Counter()
     changes: list[bool] = []
     bursts = 40
@@ -193,8 +193,8 @@ async def test_no_job_is_left_when_a_pool_becomes_idle_under_a_hail_of_inserts(
         for _ in range(bursts):
             async with anyio.create_task_group() as tasks:
                 for connection in connections:
-                    tasks.start_soon(_hail, connection)
-            # The hail is over: nothing comes any more that could draw attention to a job that was missed.
+                    tasks.start_soon(_insert_randomly, connection)
+            # The inserts have ended: nothing could draw attention to a missed job any more.
             await until(is_empty(db), limit_s=3)
     for connection in connections:
         connection.terminate()
@@ -203,22 +203,22 @@ async def test_no_job_is_left_when_a_pool_becomes_idle_under_a_hail_of_inserts(
     assert sum(ran.values()) == len(ran) == bursts * INSERTERS * 3
 
 
-async def test_a_job_whose_transaction_was_open_while_the_pool_became_idle_waits_for_one_poll_at_most(
+async def test_a_job_committed_after_the_pool_became_idle_waits_one_poll_at_most(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its trigger saw an awake pool and sent nothing; the last claim before the sleep could not see its row."""
+    """Its trigger saw a polling pool and sent nothing; the last claim before idling could not see its row."""
     ran: Counter[Any] = Counter()
     async with running(app_that_counts(ran), dsn) as (daemon, _):
         pool = daemon.pools["q"]
-        await until(is_asleep(db))
+        await until(is_idle(db))
         await pool._announce(idle=False)
         assert await db.fetchval("SELECT NOT asleep FROM pgworkd.pools")
         transaction = db.transaction()
         await transaction.start()
         await insert(db, "q")
-        pool.claim_soon()  # awake and calm: it falls asleep
+        pool.claim_soon()  # polling and calm: it becomes idle
         other = await asyncpg.connect(dsn)
-        await until(is_asleep(other))
+        await until(is_idle(other))
         await anyio.sleep(0.05)
         await transaction.commit()
         committed = anyio.current_time()
@@ -232,24 +232,24 @@ async def test_a_pool_polls_under_a_flood_of_notifications_and_becomes_idle_afte
 ) -> None:
     ran: Counter[Any] = Counter()
     async with running(app_that_counts(ran), dsn, **SLOW_POLL):
-        await until(is_asleep(db))
+        await until(is_idle(db))
         other = await asyncpg.connect(dsn)
         await db.execute(
             "DO $$ BEGIN FOR i IN 1..300 LOOP INSERT INTO pgworkd.jobs (queue) VALUES ('q'); COMMIT; END LOOP; END $$"
         )
         await until(lambda: other.fetchval("SELECT NOT asleep FROM pgworkd.pools"), limit_s=2)
-        # Awake, it finds what no notification tells of.
+        # While polling it finds jobs without a notification.
         await insert(db, "q")
         await until(is_empty(other), limit_s=2)
         inserted = await db.fetchval("SELECT count(*) FROM pgworkd.finished_jobs")
-        await until(is_asleep(db), limit_s=4)
+        await until(is_idle(db), limit_s=4)
         await insert(db, "q")
         await until(is_empty(other), limit_s=1)
         await other.close()
     assert sum(ran.values()) == len(ran) == inserted + 1
 
 
-# Lines that are cut.
+# Lost connections.
 
 _CUT = """SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
     WHERE application_name LIKE $1 AND datname = current_database()"""
@@ -257,20 +257,18 @@ _LISTENING = """SELECT pid FROM pg_stat_activity
     WHERE application_name = 'pgworkd listen' AND datname = current_database()"""
 
 
-async def test_a_cut_listening_connection_is_back_within_two_seconds(
+async def test_a_lost_listening_connection_is_replaced_within_two_seconds(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "pgworkd.engine.claim.poll_mode.POLL_ON_S", 0.0
-    )  # it would find the job by looking, for a while
+    monkeypatch.setattr("pgworkd.engine.claim.poll_mode.POLL_ON_S", 0.0)  # for a while it would find the job by polling
     ran: Counter[Any] = Counter()
     async with running(app_that_counts(ran), dsn, **SLOW_POLL):
-        await until(is_asleep(db))
+        await until(is_idle(db))
         old = await db.fetchval(_LISTENING)
         assert await db.fetchval(_CUT, "pgworkd listen") == 1
         await until(lambda: db.fetchval(f"SELECT NOT EXISTS ({_LISTENING} AND pid = $1)", old))
         cut = anyio.current_time()
-        # Inserted while nobody listens: found when the line stands again.
+        # Inserted while nobody listens: found when the connection is open again.
         await insert(db, "q")
         await until(is_empty(db), limit_s=4.5)
         await until(lambda: db.fetchval(f"SELECT EXISTS ({_LISTENING} AND pid <> $1)", old))
@@ -287,7 +285,7 @@ async def _keep_inserting(dsn: str, inserted: list[int], done: anyio.Event) -> N
 
 
 @pytest.mark.parametrize("part", ["claim", "settle", "maintenance", "lease", "listen"])
-async def test_a_cut_connection_costs_no_job_and_no_second_run(
+async def test_a_lost_connection_loses_no_job_and_runs_none_twice(
     dsn: str, db: asyncpg.Connection[Any], part: str
 ) -> None:
     ran: Counter[Any] = Counter()
@@ -301,7 +299,7 @@ async def test_a_cut_connection_costs_no_job_and_no_second_run(
                 completed = len(seen.all(events.JOB_COMPLETED))
                 await seen.wait(events.JOB_COMPLETED, count=completed + 10)
             done.set()
-        # The last of them is inserted by now: only then nothing left means that everything has run.
+        # The last of them is inserted by now: only then an empty table means that all have run.
         await until(is_empty(db), limit_s=7)
         assert daemon.worker_id == worker_id
         assert seen.all(events.LEASE_FENCED) == []
@@ -310,7 +308,7 @@ async def test_a_cut_connection_costs_no_job_and_no_second_run(
     assert [tuple(row) for row in rows] == [("completed", 0, inserted[0])]
 
 
-async def test_all_connections_cut_at_once_again_and_again(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_losing_all_connections_repeatedly_loses_no_job(dsn: str, db: asyncpg.Connection[Any]) -> None:
     ran: Counter[Any] = Counter()
     async with running(app_that_counts(ran, concurrency=20), dsn) as (_, seen):
         for _ in range(5):
@@ -318,13 +316,13 @@ async def test_all_connections_cut_at_once_again_and_again(dsn: str, db: asyncpg
             await until(lambda: len(ran) > 0)
             await until(lambda: db.fetchval(_CUT, "pgworkd %"), limit_s=4)
         await until(is_empty(db), limit_s=5)
-        # It says so once per part and outage, not once per try.
+        # It reports once per part and outage, not once per attempt.
         assert len(seen.all(events.DATABASE_UNAVAILABLE)) <= 5 * 12
-        await until(lambda: _still_away(seen.seen) == set(), limit_s=5)
+        await until(lambda: _still_unavailable(seen.seen) == set(), limit_s=5)
     assert len(ran) == sum(ran.values()) == 500
 
 
-def _still_away(seen: Any) -> set[str]:
+def _still_unavailable(seen: Any) -> set[str]:
     outage: set[str] = set()
     for name, facts in seen:
         if name == events.DATABASE_UNAVAILABLE:

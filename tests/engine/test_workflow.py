@@ -1,4 +1,4 @@
-"""Jobs that wait for others: `after`, and workflows by name."""
+"""Jobs that depend on others: `after`, and workflows by name."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NOBODY = UUID(int=7)
 
 
 @in_autocommit
-async def test_a_job_after_others_by_each_driver(opener: Any, dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_each_driver_can_enqueue_a_job_after_others(opener: Any, dsn: str, db: asyncpg.Connection[Any]) -> None:
     async with opener(dsn, autocommit=True) as caller:
         first, second = await settled(enqueue_many(caller.conn, [NewJob("q"), NewJob("q")]))
         third = await settled(enqueue(caller.conn, "q", after=[first, second]))
@@ -32,7 +32,9 @@ async def test_a_job_after_others_by_each_driver(opener: Any, dsn: str, db: asyn
 
 
 @in_a_transaction
-async def test_all_of_it_goes_with_the_callers_transaction(opener: Any, dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_a_workflow_is_part_of_the_callers_transaction(
+    opener: Any, dsn: str, db: asyncpg.Connection[Any]
+) -> None:
     async with opener(dsn, autocommit=False) as caller:
         first = await settled(enqueue(caller.conn, "q"))
         await settled(enqueue(caller.conn, "q", after=[first]))
@@ -41,7 +43,9 @@ async def test_all_of_it_goes_with_the_callers_transaction(opener: Any, dsn: str
     assert await db.fetchval("SELECT count(*) FROM pgworkd.job_dependencies") == 0
 
 
-async def test_more_than_one_call_takes(db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_workflow_larger_than_one_statement_is_inserted(
+    db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(connections, "AFTER_MAX", 3)
     monkeypatch.setattr(columns, "STATEMENT_ROWS", 2)
     ids = await enqueue_many(db, [NewJob("q")] * 10)
@@ -49,7 +53,7 @@ async def test_more_than_one_call_takes(db: asyncpg.Connection[Any], monkeypatch
     assert await db.fetchval("SELECT waiting_on FROM pgworkd.jobs WHERE id = $1", last) == 10
 
 
-async def test_a_workflow_runs_in_its_order(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_a_workflow_runs_in_dependency_order(dsn: str, db: asyncpg.Connection[Any]) -> None:
     app, ran = App(), list[str]()
 
     @app.handler("etl", concurrency=10)
@@ -68,7 +72,7 @@ async def test_a_workflow_runs_in_its_order(dsn: str, db: asyncpg.Connection[Any
     assert (ran[0], sorted(ran[1:3]), ran[3]) == ("extract", ["left", "right"], "load")
 
 
-async def test_a_dead_step_holds_up_the_flow_until_it_is_replayed(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_a_dead_step_blocks_the_workflow_until_it_is_replayed(dsn: str, db: asyncpg.Connection[Any]) -> None:
     app, bank_is_open = App(), list[bool]()
 
     @app.handler("pay", max_attempts=1)
@@ -95,7 +99,7 @@ async def test_a_dead_step_holds_up_the_flow_until_it_is_replayed(dsn: str, db: 
         await until(waits_for_status(db, ids["thank"], "completed"))
 
 
-def test_graphs_that_cannot_be_are_refused() -> None:
+def test_invalid_graphs_are_refused() -> None:
     flow = Workflow()
     flow.add("a", "q", after=["b"])
     flow.add("b", "q", after=["c"])

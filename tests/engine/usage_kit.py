@@ -1,4 +1,4 @@
-"""What the numbered wrong usages share: a shell, processes, and a directory to write settings and apps to."""
+"""Helpers for the numbered wrong usages: a shell, processes, and a directory for settings and apps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.engine.test_cli_run import Start
 
 @dataclasses.dataclass(frozen=True)
 class Usage:
-    """`directory` is the working directory of both; `start` has put an app into it, notes:app."""
+    """`directory` is the working directory of both; `start` has written an app into it, notes:app."""
 
     shell: Shell
     start: Start
@@ -36,9 +36,9 @@ UsageCheck: TypeAlias = Callable[[Usage], None]
 
 
 def bare(*args: str) -> str:
-    """The one line that says what is wrong with this command; of settings it sees files and environment only."""
+    """The one line of error output of this command; it takes settings from files and the environment only."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pgworkd.cli.serve._Service", None)  # a daemon that starts all the same would run here for ever
+        patch.setattr("pgworkd.cli.serve._Service", None)  # a daemon that started anyway would run here forever
         result = CliRunner().invoke(app, args, catch_exceptions=False)
     assert result.exit_code == 2, result.output
     assert not result.stdout
