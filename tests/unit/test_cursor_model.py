@@ -205,7 +205,7 @@ RETRIED_UNHEARD = [
     seed=st.integers(0, 99),
 )
 @example(events=RETRIED_UNHEARD, step_s=0.01, seed=63)
-def test_every_row_that_is_due_is_claimed_soon(
+def test_every_due_row_is_claimed_within_its_bound(
     *, busy: bool, events: list[tuple[float, bool, tuple[str, int, float]]], step_s: float, seed: int
 ) -> None:
     """As late as its own transaction, about four times at most; 40 ms if that is more; 10.24 s whatever happens."""
@@ -229,7 +229,7 @@ def test_every_row_that_is_due_is_claimed_soon(
     costs=st.lists(st.floats(0.0, 2.0), min_size=1, max_size=30),
     step_s=st.sampled_from([0.01, 0.03, 0.05]),
 )
-def test_sweeps_of_any_price_take_a_bounded_share_of_the_time(costs: list[float], step_s: float) -> None:
+def test_sweeps_of_any_cost_take_a_bounded_share_of_time(costs: list[float], step_s: float) -> None:
     """Each reach its share at most, but for the time that the first of each took; the head is not forgotten."""
     cursor, now, spent_s, sweeps, head_at = ClaimCursor(), 100.0, 0.0, 0, 100.0
     cursor.start(now)

@@ -13,7 +13,7 @@ import pytest
 from pgworkd.client.new_job import new_ids
 
 
-def test_ids_rise_from_call_to_call_also_when_the_clock_is_set_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ids_increase_even_when_the_clock_is_set_back(monkeypatch: pytest.MonkeyPatch) -> None:
     now = time.time_ns()
     clock = itertools.chain([now] * 500, [now - 600 * 10**9] * 500, [now + 10**7] * 500)
     monkeypatch.setattr(time, "time_ns", lambda: next(clock))
@@ -24,7 +24,7 @@ def test_ids_rise_from_call_to_call_also_when_the_clock_is_set_back(monkeypatch:
     }
 
 
-def test_ids_rise_in_each_thread_and_are_all_different() -> None:
+def test_ids_increase_in_each_thread_and_are_unique() -> None:
     drawn = [list[int]() for _ in range(8)]
 
     def draw(into: list[int]) -> None:
@@ -40,7 +40,7 @@ def test_ids_rise_in_each_thread_and_are_all_different() -> None:
     assert len(set(itertools.chain(*drawn))) == 8 * 4000
 
 
-def test_a_fork_does_not_go_on_where_its_parent_was() -> None:
+def test_a_forked_process_does_not_repeat_its_parents_ids() -> None:
     place = new_ids(1)[0]
     read_end, write_end = os.pipe()
     if not (pid := os.fork()):

@@ -58,11 +58,11 @@ def searches(
     return made
 
 
-def test_everything_is_searched_each_time_where_that_is_cheap() -> None:
+def test_every_search_is_full_while_that_is_cheap() -> None:
     assert {age_max_s for _, age_max_s in searches(lambda _: 0.002)} == {None}
 
 
-def test_a_search_goes_back_to_the_last_one() -> None:
+def test_an_expensive_search_reaches_back_to_the_previous_one() -> None:
     made = searches(lambda _: 0.05)
     assert sum(age_max_s is None for _, age_max_s in made) == pytest.approx(3000 * ORPHANS_COST_SHARE / 0.05, abs=3)
     for (before, _), (began, age_max_s) in pairwise(made):
@@ -70,16 +70,16 @@ def test_a_search_goes_back_to_the_last_one() -> None:
         assert age_max_s is None or age_max_s == pytest.approx(began - before + AGE_S + ORPHANS_OVERLAP_S)
 
 
-def test_everything_is_searched_from_time_to_time_whatever_it_costs() -> None:
+def test_a_full_search_is_made_periodically_whatever_its_cost() -> None:
     whole = [began for began, age_max_s in searches(lambda _: 9.0) if age_max_s is None]
     assert max(later - earlier for earlier, later in pairwise(whole)) < ORPHANS_PAUSE_S_MAX + 2 * PERIOD_S
 
 
-def test_one_search_that_had_to_wait_does_not_delay_the_next_full_one() -> None:
+def test_one_slow_search_does_not_delay_the_next_full_one() -> None:
     assert {age_max_s for _, age_max_s in searches(lambda number: 9.0 if number == 5 else 0.002)} == {None}
 
 
-def test_what_a_search_has_not_seen_the_next_one_sees() -> None:
+def test_the_search_after_a_failed_one_covers_its_range() -> None:
     """A search that failed counts for nothing; until one has come to its end, each is of everything."""
     made = searches(lambda _: 30.0, fails=(1, 2, 3, 5), seconds=400)
     assert [age_max_s is None for _, age_max_s in made][:4] == [True] * 4

@@ -74,7 +74,7 @@ class _Odd:
     ],
     ids=["odd", "deep", "bytes", "generator", "nan", "nul", "large"],
 )
-def test_a_result_that_cannot_be_stored_says_where_and_what_to_do(value: object, said: str) -> None:
+def test_an_unstorable_result_is_rejected_with_its_path_and_a_remedy(value: object, said: str) -> None:
     with pytest.raises(InvalidPayload) as caught:
         encode_result(value)
     assert said in str(caught.value)

@@ -34,7 +34,7 @@ class Store:
     [(Ending.COMPLETED, "completed"), (Ending.FAILED, "dead")],
 )
 @pytest.mark.parametrize("attempts", [(1, 2), (2, 1)])
-async def test_two_attempts_of_one_job_in_one_flush_are_reported_each_for_itself(
+async def test_two_attempts_of_one_job_in_one_flush_are_reported_separately(
     ending: Ending, status: str, attempts: tuple[int, int]
 ) -> None:
     """A worker that was lost and is back may hold an old outcome, and claim the job again before it is flushed."""
