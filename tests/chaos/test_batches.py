@@ -61,7 +61,7 @@ async def frozen_amid_a_tree(db: asyncpg.Connection[Any], made: list[UUID], vict
     return False
 
 
-async def test_trees_are_right_whoever_is_killed(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_batch_counts_are_correct_while_daemons_are_killed(dsn: str, db: asyncpg.Connection[Any]) -> None:
     def start() -> subprocess.Popen[bytes]:
         return stack.enter_context(process.daemon_process(dsn, **LEASE))
 

@@ -32,7 +32,7 @@ def counting() -> tuple[App, Counter[UUID]]:
     return app, ran
 
 
-async def test_fifty_daemons_are_after_one_job_and_one_gets_it(request: pytest.FixtureRequest) -> None:
+async def test_one_of_fifty_daemons_claims_a_single_job(request: pytest.FixtureRequest) -> None:
     settings = {**TEST_SETTINGS, "max_connections": "400"}
     with EmbeddedPostgres(settings=settings, bin_dir=request.config.getoption("--pg-bin")) as server:
         await create_template(server.dsn(), schema.text())
@@ -51,7 +51,7 @@ async def test_fifty_daemons_are_after_one_job_and_one_gets_it(request: pytest.F
     assert ran == Counter(UUID(bytes=row["id"].bytes) for row in rows)
 
 
-async def test_a_hundred_thousand_jobs_fall_due_at_one_instant(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_a_hundred_thousand_jobs_due_at_one_instant_all_run_once(dsn: str, db: asyncpg.Connection[Any]) -> None:
     app, ran = counting()
     async with running(app, dsn, **LEASE), running(app, dsn, **LEASE):
         await db.execute(

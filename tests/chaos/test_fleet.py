@@ -14,7 +14,7 @@ from tests.chaos.fleet import Fleet
 from tests.chaos.history import load
 
 
-async def test_a_daemon_told_to_end_while_python_starts_ends_with_0(
+async def test_a_daemon_terminated_during_python_startup_exits_with_0(
     dsn: str, db: asyncpg.Connection[Any], tmp_path: Path
 ) -> None:
     """A run may end just after one daemon was replaced by another."""

@@ -21,7 +21,7 @@ IN_FLIGHT = 1_000
 LEASE_S = 5.0
 
 
-async def test_kill_minus_nine_with_a_thousand_jobs_in_flight_twice(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_jobs_complete_after_two_kills_with_a_thousand_in_flight(dsn: str, db: asyncpg.Connection[Any]) -> None:
     await db.execute(process.TABLES)
     await db.execute(
         "INSERT INTO pgworkd.jobs (queue, payload) SELECT 'work', $1 FROM generate_series(1, 2500)",
@@ -66,7 +66,7 @@ async def test_kill_minus_nine_with_a_thousand_jobs_in_flight_twice(dsn: str, db
     assert Counter(row["job"] for row in runs if row["ended"] is not None) == Counter(row["id"] for row in finished)
 
 
-async def test_postgres_falls_over_five_times_under_load() -> None:
+async def test_no_job_is_lost_when_postgres_crashes_five_times_under_load() -> None:
     server = start_test_server()  # one of our own: it will not live in peace
     try:
         await create_template(server.dsn(), schema.text())

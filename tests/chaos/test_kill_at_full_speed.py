@@ -51,7 +51,7 @@ async def frozen_with(db: asyncpg.Connection[Any], victim: subprocess.Popen[byte
     return unbegun
 
 
-async def test_kill_minus_nine_at_full_speed_twice(
+async def test_no_job_is_lost_when_busy_daemons_are_killed_twice(
     dsn: str, db: asyncpg.Connection[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs = tmp_path / "runs"

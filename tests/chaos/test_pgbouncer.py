@@ -74,12 +74,12 @@ def pooled(dsn: str) -> Iterator[str]:
         shutil.rmtree(directory)
 
 
-async def test_a_daemon_behind_it_says_so_and_does_not_wait_for_ever(pooled: str) -> None:
+async def test_a_daemon_behind_pgbouncer_fails_with_a_clear_error(pooled: str) -> None:
     with pytest.raises(UsageError, match=r"pooler.*the address of Postgres itself"):
         await schema.verify(ConnectionOptions(pooled))
 
 
-async def test_applications_insert_through_it(dsn: str, db: asyncpg.Connection[Any], pooled: str) -> None:
+async def test_applications_enqueue_through_pgbouncer(dsn: str, db: asyncpg.Connection[Any], pooled: str) -> None:
     connection = await asyncpg.connect(pooled, statement_cache_size=0)
     await enqueue(connection, "told")
     await enqueue_many(connection, [NewJob("told") for _ in range(6_000)])

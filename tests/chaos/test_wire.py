@@ -12,7 +12,7 @@ from tests.chaos.wire_kit import Operation, sweep
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.__name__)
-async def test_a_cut_before_any_message_harms_nobody(dsn: str, operation: type[Operation]) -> None:
+async def test_an_operation_survives_a_cut_before_any_message(dsn: str, operation: type[Operation]) -> None:
     figures = await sweep(operation, dsn, operation.stride)
     print(figures.row)  # noqa: T201
     assert figures.violations == []

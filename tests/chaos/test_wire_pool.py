@@ -66,7 +66,7 @@ async def _in_all_slots(store: Store) -> None:
                 assert await connection.fetchval("SELECT $1::int", number) == number
 
 
-async def test_a_thousand_calls_cancelled_or_cut_leave_no_connection_task_or_file(
+async def test_a_thousand_cancelled_or_cut_calls_leak_no_connection_task_or_file(
     dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
     async with Proxy(dsn) as proxy:
@@ -141,14 +141,14 @@ async def _line_is_replaced(dsn: str, db: asyncpg.Connection[Any], fault: str, l
     return took_s
 
 
-async def test_a_listening_line_that_is_reset_is_replaced_within_two_seconds(
+async def test_a_reset_listener_connection_is_replaced_within_two_seconds(
     dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
     took_s = await _line_is_replaced(dsn, db, "cut", 4)
     assert took_s < 2 or await _line_is_replaced(dsn, db, "cut", 4) < 2, "a machine that stands still does so once"
 
 
-async def test_a_listening_line_that_died_in_silence_is_replaced_within_fifteen_seconds(
+async def test_a_silently_dead_listener_connection_is_replaced_within_15_seconds(
     dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
     took_s = await _line_is_replaced(dsn, db, "blackhole", 30)

@@ -34,7 +34,7 @@ async def _dead_lines(proxy: Proxy, transactions: TransactionPool) -> None:
     proxy.mode = "pass"
 
 
-async def test_lines_that_died_while_idle_are_all_replaced_for_the_price_of_one(
+async def test_dead_idle_connections_are_all_replaced_after_one_timeout(
     dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pgworkd.database.connection.PROBE_TIMEOUT_S", 0.3)
@@ -53,7 +53,7 @@ async def test_lines_that_died_while_idle_are_all_replaced_for_the_price_of_one(
         await transactions.close()
 
 
-async def test_where_new_lines_are_dead_too_the_handler_hears_that_the_database_is_away(
+async def test_if_new_connections_are_dead_too_the_handler_gets_database_unavailable(
     dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pgworkd.database.connection.PROBE_TIMEOUT_S", 0.3)
@@ -68,7 +68,7 @@ async def test_where_new_lines_are_dead_too_the_handler_hears_that_the_database_
 
 
 @pytest.mark.parametrize("where", ["at the BEGIN", "in a statement", "between statements"])
-async def test_who_is_cancelled_on_a_dead_line_is_out_at_once(
+async def test_a_handler_cancelled_on_a_dead_connection_returns_at_once(
     dsn: str, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pgworkd.database.connection.PROBE_TIMEOUT_S", 1.0)
@@ -105,7 +105,7 @@ async def test_who_is_cancelled_on_a_dead_line_is_out_at_once(
         await transactions.close()
 
 
-async def test_a_stop_with_a_transaction_on_a_dead_line_gives_the_job_back_and_ends_with_0(
+async def test_a_stop_during_a_transaction_on_a_dead_connection_releases_the_job(
     dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
     app = App()
@@ -128,7 +128,7 @@ async def test_a_stop_with_a_transaction_on_a_dead_line_gives_the_job_back_and_e
     assert await status(db, job_id) == "pending"
 
 
-async def test_a_stop_waits_a_moment_for_the_answer_to_a_commit_and_then_asks_the_table(
+async def test_a_stop_waits_briefly_for_a_commit_and_then_checks_the_table(
     dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
     """The answer is lost, the COMMIT is not: the job is completed, and the daemon knows it."""
@@ -161,7 +161,7 @@ async def test_a_stop_waits_a_moment_for_the_answer_to_a_commit_and_then_asks_th
             assert len(seen.all(events.JOB_COMPLETED)) == 1
 
 
-async def test_a_server_that_only_reads_is_no_place_for_a_transaction(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_a_read_only_server_is_rejected_for_job_transactions(dsn: str, db: asyncpg.Connection[Any]) -> None:
     await set_read_only(dsn, db, "on")
     transactions = TransactionPool(ConnectionOptions(dsn), SLOTS)
     with pytest.raises(DatabaseUnavailable, match="only reads"):

@@ -66,7 +66,7 @@ ENVIRON = {"PGWORKD_DSN": NOWHERE, "PGWORKD_CONNECT_TIMEOUT_S": "1"}
 
 
 @pytest.mark.parametrize("door", sorted({path[0] for path in COMMANDS}))
-def test_any_words(door: str) -> None:
+def test_any_command_line_gets_help_or_a_one_line_error(door: str) -> None:
     examples(12)(given(words(door), STDIN)(_type))()
 
 

@@ -53,7 +53,7 @@ def outcome(**flags: object) -> str | None:
 
 @FUZZ
 @given(st.one_of(st.binary(max_size=300), st.text().map(lambda text: text.encode("utf-8", "surrogatepass"))))
-def test_any_file(data: bytes) -> None:
+def test_any_file_is_accepted_or_rejected_in_one_line(data: bytes) -> None:
     Path("pgworkd.toml").write_bytes(data)
     try:
         line = outcome()
@@ -64,7 +64,7 @@ def test_any_file(data: bytes) -> None:
 
 @FUZZ
 @given(st.dictionaries(st.one_of(st.sampled_from(FIELDS), st.text()), VALUES, min_size=1, max_size=4))
-def test_any_table(table: dict[str, Any]) -> None:
+def test_any_toml_table_is_accepted_or_rejected_in_one_line(table: dict[str, Any]) -> None:
     lines = [f"{json.dumps(name)} = {toml(value)}" for name, value in table.items()]
     Path("pgworkd.toml").write_text("\n".join(lines), encoding="utf-8", errors="surrogatepass")
     try:
@@ -85,7 +85,7 @@ def toml(value: object) -> str:
 
 @FUZZ
 @given(st.sampled_from(FIELDS), WORDS)
-def test_any_variable(name: str, text: str) -> None:
+def test_any_environment_variable_is_accepted_or_rejected_in_one_line(name: str, text: str) -> None:
     value = os.fsdecode(text.replace("\0", "").encode("utf-8", "surrogatepass"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(f"PGWORKD_{name.upper()}", value)
@@ -96,14 +96,14 @@ def test_any_variable(name: str, text: str) -> None:
 
 @FUZZ
 @given(st.sampled_from(FIELDS), VALUES)
-def test_any_flag(name: str, value: object) -> None:
+def test_any_flag_is_accepted_or_rejected_in_one_line(name: str, value: object) -> None:
     line = outcome(**{name: value})
     assert line is None or line.startswith((f"{name} (", *RELATED))
 
 
 @FUZZ
 @given(VALUES)
-def test_any_queues(value: object) -> None:
+def test_any_queue_list_is_accepted_or_rejected_in_one_line(value: object) -> None:
     with in_time():
         try:
             queues = parse_queues(value)

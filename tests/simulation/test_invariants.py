@@ -40,13 +40,13 @@ def test_invariant_holds(name: str) -> None:
     hold(name)
 
 
-def test_a_failure_says_how_to_see_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_explains_how_to_reproduce_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pgworkd.words.backoff.DELAY_S_MAX", 1.0)
     with pytest.raises(pytest.fail.Exception, match=r"python -m tests.simulation --invariant backoff --seed \d+"):
         hold("backoff")
 
 
-def test_the_same_seed_is_the_same_trace_in_another_process() -> None:
+def test_a_seed_gives_the_same_trace_in_another_process() -> None:
     """Whatever the hashes of strings and the addresses of objects are there."""
     runs = []
     for hash_seed in ("1", "2"):

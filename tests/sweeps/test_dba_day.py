@@ -28,7 +28,7 @@ ACTS = {
 
 
 @pytest.mark.parametrize("act", ACTS)
-async def test_every_job_runs_once_beside_what_a_dba_does(dsn: str, db: asyncpg.Connection[Any], act: str) -> None:
+async def test_every_job_runs_once_during_dba_operations(dsn: str, db: asyncpg.Connection[Any], act: str) -> None:
     app, ran = App(), list[str]()
 
     @app.handler("q", concurrency=10)

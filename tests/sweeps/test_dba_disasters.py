@@ -64,7 +64,7 @@ def bin_dir(request: pytest.FixtureRequest) -> Path:
     return found
 
 
-async def test_a_dump_is_restored_in_place(dsn: str, db: asyncpg.Connection[Any], bin_dir: Path) -> None:
+async def test_daemons_survive_a_dump_restored_in_place(dsn: str, db: asyncpg.Connection[Any], bin_dir: Path) -> None:
     fleet = Fleet()
     async with fleet.at_work(dsn):
         await db.execute(FILL, JOBS, "known")
@@ -96,7 +96,9 @@ async def test_a_dump_is_restored_in_place(dsn: str, db: asyncpg.Connection[Any]
     assert fleet.ended == []
 
 
-async def test_an_asynchronous_standby_that_lags_is_promoted(request: pytest.FixtureRequest, bin_dir: Path) -> None:
+async def test_daemons_survive_the_promotion_of_a_lagging_standby(
+    request: pytest.FixtureRequest, bin_dir: Path
+) -> None:
     fleet, primary = Fleet(), start_test_server(request.config.getoption("--pg-bin"))
     try:
         await create_template(primary.dsn(), schema.text())

@@ -122,7 +122,7 @@ async def database(server: EmbeddedPostgres, name: str) -> AsyncIterator[tuple[s
         db.terminate()
 
 
-async def test_a_publication_of_all_tables_refuses_nothing(publisher: EmbeddedPostgres) -> None:
+async def test_a_publication_for_all_tables_blocks_no_statement(publisher: EmbeddedPostgres) -> None:
     fleet = Fleet()
     async with database(publisher, "published") as (dsn, db), fleet.at_work(dsn):
         count = await add(db, "before")
@@ -151,7 +151,7 @@ async def test_a_publication_of_all_tables_refuses_nothing(publisher: EmbeddedPo
     assert set(fleet.runs.values()) == {1}
 
 
-async def test_a_switch_over_by_logical_replication_loses_nothing_and_runs_nothing_twice(
+async def test_a_logical_replication_switchover_runs_every_job_exactly_once(
     request: pytest.FixtureRequest, publisher: EmbeddedPostgres
 ) -> None:
     fleet = Fleet()
@@ -203,7 +203,9 @@ def clock() -> Iterator[Path]:
 
 
 @pytest.mark.skipif(clocks.LIBRARY is None, reason="there is no libfaketime")
-async def test_a_clock_that_is_set_back_and_forward_stops_nothing(request: pytest.FixtureRequest, clock: Path) -> None:
+async def test_jobs_run_while_the_servers_clock_is_set_back_and_forward(
+    request: pytest.FixtureRequest, clock: Path
+) -> None:
     fleet = Fleet()
     with clocks.inherited(clock):
         clocks.put_forward(clock, STEP_S)

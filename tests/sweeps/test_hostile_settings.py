@@ -90,9 +90,7 @@ async def traffic(db: asyncpg.Connection[Any]) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-async def test_a_daemon_works_under_any_setting_of_the_database(
-    dsn: str, db: asyncpg.Connection[Any], name: str
-) -> None:
+async def test_a_daemon_works_under_any_database_setting(dsn: str, db: asyncpg.Connection[Any], name: str) -> None:
     if name == "transaction_timeout" and db.get_server_version().major < 17:
         pytest.skip("this server does not know it")
     await db.execute("CREATE TABLE public.paid (job uuid PRIMARY KEY)")

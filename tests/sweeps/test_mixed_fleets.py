@@ -14,7 +14,7 @@ SEEDS = 60 if os.environ.get("PGWORKD_TEST_SWEEPS") == "all" else 8
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
-async def test_each_job_runs_once_and_soon(
+async def test_each_job_runs_once_and_promptly(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     # A restart leaves a moment in which nobody has some kinds.

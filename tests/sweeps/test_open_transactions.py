@@ -16,7 +16,7 @@ TOGETHER = 5
 
 
 @pytest.mark.parametrize("first", range(0, len(ACTS), TOGETHER))
-async def test_an_open_transaction_holds_up_nothing_but_what_it_has_locked(first: int, server_dsn: str) -> None:
+async def test_an_open_transaction_delays_only_what_it_has_locked(first: int, server_dsn: str) -> None:
     async def one(act: Act, dsn: str) -> list[str]:
         return await play(act, dsn, HOLD_S)
 

@@ -15,5 +15,5 @@ SITUATIONS = [
 
 
 @pytest.mark.parametrize("situation", SITUATIONS, ids=repr)
-async def test_there_is_always_progress(situation: Situation, dsn: str) -> None:
+async def test_jobs_of_any_size_make_progress(situation: Situation, dsn: str) -> None:
     assert not await play(situation, dsn)

@@ -215,7 +215,7 @@ def test_a_rewind_during_a_claim_is_applied_after_it(*, known: bool, full: bool)
     assert place(cursor, 0.011) == {0: (T + 2, 8)}, "once is enough"
 
 
-def test_doubt_starts_one_claim_at_the_head_immediately() -> None:
+def test_a_recheck_starts_one_claim_at_the_head_immediately() -> None:
     cursor = swept(row(T))
     cursor.recheck_head(1.0)
     assert claim(cursor, 1.0) == HEAD
@@ -224,7 +224,7 @@ def test_doubt_starts_one_claim_at_the_head_immediately() -> None:
     assert claim(cursor, 1.1 + HEAD_S) == HEAD
 
 
-def test_doubt_is_deferred_for_an_expensive_queue() -> None:
+def test_a_recheck_is_deferred_for_an_expensive_queue() -> None:
     cursor = ClaimCursor()
     claim(cursor, 0.0, row(T), took_s=0.2)
     again_s = 0.2 + 0.2 / COST_SHARE
@@ -234,7 +234,7 @@ def test_doubt_is_deferred_for_an_expensive_queue() -> None:
     assert claim(cursor, again_s + 0.001) == HEAD
 
 
-def test_doubt_never_delays_a_sweep() -> None:
+def test_a_recheck_never_delays_a_sweep() -> None:
     cursor = ClaimCursor()
     claim(cursor, 0.0, row(T), took_s=1.0)
     cursor.recheck_head(19.0)

@@ -180,7 +180,7 @@ def test_context_bound_by_a_handler_appears_in_its_log_lines(monkeypatch: pytest
     assert json.loads(line)["request"] == "r1"
 
 
-def test_the_drivers_internal_queries_are_not_logged() -> None:
+def test_warnings_of_the_drivers_pool_are_not_logged() -> None:
     log.configure()
     assert not logging.getLogger("asyncpg.pool").isEnabledFor(logging.WARNING)
     assert logging.getLogger("asyncpg.pool").isEnabledFor(logging.ERROR)

@@ -68,7 +68,7 @@ async def test_a_delay_applies_to_each_chunk_in_both_directions(dsn: str) -> Non
         await connection.close()
 
 
-async def test_held_data_is_delivered_late_even_to_a_closed_peer(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_held_data_is_delivered_late_even_if_its_sender_gave_up(dsn: str, db: asyncpg.Connection[Any]) -> None:
     await db.execute("CREATE TABLE arrived (who text)")
     async with Proxy(dsn) as proxy:
         gone, patient = await connected(proxy), await connected(proxy)

@@ -121,7 +121,7 @@ RECORDS = {"a": ("1", []), "b": ("2", ["PYSEC-1"]), "c": ("9", ["GHSA-3"])}
         ("b==2 \\\ngone==1 \\\n", 1, "b 2: PYSEC-1"),
     ],
 )
-def test_the_newest_releases_are_looked_up_on_a_mirror(audit: Any, lock: str, code: int, line: str) -> None:
+def test_the_newest_releases_are_audited_through_a_mirror(audit: Any, lock: str, code: int, line: str) -> None:
     def record(name: str) -> dict[str, Any]:
         if name not in RECORDS:
             raise OSError("no such host")
