@@ -1,4 +1,4 @@
-"""The judge: each check goes over the evidence of a run and says what must not be.
+"""The checker: each check examines the evidence of a run and reports violations.
 
 `test_checker.py` shows of each that it finds what it is for.
 """
