@@ -49,7 +49,7 @@ BUGS = (
         tests=_LOCKED,
     ),
     sql(
-        "a settle waits for its queue's blocked jobs",
+        "a settle waits for the lock of its queue",
         " WHERE NOT no_wait() GROUP BY u.queue ORDER BY hashtext(u.queue)) q",
         " GROUP BY u.queue ORDER BY hashtext(u.queue)) q",
         tests=f"{_LOCKED} {_OPEN}",

@@ -1,4 +1,4 @@
-"""Made-up applications: a seed says all about one; and a short run, as `python -m tests.anyapp` does longer ones."""
+"""Generated applications: a seed determines each of them; a short run of `python -m tests.anyapp`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A short run of chaos, as `python -m tests.chaos` does longer ones."""
+"""A short chaos run; `python -m tests.chaos` does longer ones."""
 
 from __future__ import annotations
 

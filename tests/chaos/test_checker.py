@@ -1,4 +1,4 @@
-"""The checker is itself checked: a clean history passes, and each check finds the one thing spoilt for it."""
+"""Tests of the checker: a correct history passes, and each check finds the one violation planted for it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def note(at_s: float, by: str, event: str, **facts: Any) -> Note:
 def run(
     job: str, attempt: int, by: str, start_s: float, end_s: float | None, how: str = "ok", **facts: Any
 ) -> list[Note]:
-    """The notes of one run; `end_s` None: it never came out."""
+    """The records of one run; `end_s` None: it never returned."""
     notes = [note(start_s, by, "start", job=job, attempt=attempt, **{"kind": "plain", **facts})]
     return notes if end_s is None else [*notes, note(end_s, by, "end", job=job, attempt=attempt, how=how)]
 
@@ -119,7 +119,7 @@ def failed(how: str, kind: str = "plain") -> Evidence:
 
 
 def cut_short(kind: str) -> Evidence:
-    """A stop cancels its only run."""
+    """A shutdown cancels its only run."""
     good = clean()
     return replace(
         good,
@@ -130,7 +130,7 @@ def cut_short(kind: str) -> Evidence:
 
 
 def flow(claimed: int) -> Evidence:
-    """p-1 and b, and c that waits for them and was claimed at `claimed`."""
+    """p-1 and b, and c, which depends on them and was claimed at `claimed`."""
     jobs = [row(job=job, token=token) for job, token in (("b", "p-2"), ("c", "p-3"))]
     changes = [
         change(4, "running", None, 1, job="b"),

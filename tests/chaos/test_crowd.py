@@ -1,4 +1,4 @@
-"""Fifty daemons after one job, and a hundred thousand jobs due at one instant."""
+"""Contention: fifty daemons for one job, and a hundred thousand jobs due at one instant."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.server import TEST_SETTINGS, create_database, create_template
 DAEMONS, ONE_BY_ONE = 50, 20
 CROWD = 100_000
 LEASE = {"lease_s": 30.0, "heartbeat_s": 1.0}
-"""What is claimed under a lease that was not renewed in time is given back; fifty in one process may be slow."""
+"""A long lease: jobs claimed under an expired one are released, and fifty daemons in one process may be slow."""
 
 
 def counting() -> tuple[App, Counter[UUID]]:

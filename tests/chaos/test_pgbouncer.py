@@ -1,4 +1,4 @@
-"""Through pgbouncer in transaction mode applications insert jobs; a daemon says that it needs sessions of its own."""
+"""pgbouncer in transaction mode: applications enqueue through it; a daemon reports that it needs direct sessions."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ def pooled(dsn: str) -> Iterator[str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    directory = Path(tempfile.mkdtemp(prefix="pgbouncer-"))  # not below tmp_path, which is closed to others
+    directory = Path(tempfile.mkdtemp(prefix="pgbouncer-"))  # not below tmp_path, which other users cannot enter
     users, config = directory / "users", directory / "pgbouncer.ini"
     users.write_text(f'"{parts.username}" "{parts.password}"\n')
     config.write_text(_CONFIG.format(host=parts.hostname, port=parts.port, listen_port=port, users=users))
     command = [str(PGBOUNCER), str(config)]
-    if os.geteuid() == 0:  # it will not run as root
+    if os.geteuid() == 0:  # pgbouncer refuses to run as root
         command += ["-u", "nobody"]
         for path in (users, config, directory):
             path.chmod(0o755)

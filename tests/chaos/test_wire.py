@@ -1,4 +1,4 @@
-"""Whatever the daemon or an application asks of the database, the connection may break before any message of it.
+"""The connection may break before any protocol message of any database operation of a daemon or an application.
 
 Nothing is lost, doubled or stuck, and who asked knows what became of it, or knows that he does not know.
 """

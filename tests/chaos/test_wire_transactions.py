@@ -1,4 +1,4 @@
-"""A handler's transaction on a line that died in silence: it is replaced, and who is told to stop comes out at once."""
+"""job.transaction() on a silently dead connection: it is replaced, and a cancelled handler returns at once."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from tests.proxy import Message, Proxy
 
 SLOTS = 3
 OUT_S_MAX = 2.5
-"""A moment for the line and one for the machine; by their own limits, statements on it take a minute."""
+"""Time limit for getting out of a dead connection; by their own timeouts, statements on it would take a minute."""
 
 
 async def _dead_lines(proxy: Proxy, transactions: TransactionPool) -> None:
-    """Fills the pool, and all its lines die without a word; new ones work."""
+    """Fills the pool, and lets all its connections die silently; new ones work."""
     contexts = [transactions.begin() for _ in range(SLOTS)]
     for context in contexts:
         await context.__aenter__()
@@ -45,10 +45,10 @@ async def test_dead_idle_connections_are_all_replaced_after_one_timeout(
             async with transactions.begin() as one:
                 assert await one.fetchval("SELECT 1") == 1
         monkeypatch.setattr("pgworkd.database.connection.PROBE_TIMEOUT_S", 60.0)
-        with anyio.fail_after(OUT_S_MAX):  # none of these asks a dead one again
+        with anyio.fail_after(OUT_S_MAX):  # none of these uses a dead connection again
             async with transactions.begin() as one, transactions.begin() as two, transactions.begin() as three:
                 assert [await each.fetchval("SELECT 1") for each in (one, two, three)] == [1, 1, 1]
-                # A polite close of the old ones would wait in vain, in a task of the driver's that nobody hears fail.
+                # A graceful close of the dead ones would hang, in a task of the driver whose failure nobody sees.
                 assert [task for task in asyncio.all_tasks() if "Connection.close" in str(task)] == []
         await transactions.close()
 
@@ -113,7 +113,7 @@ async def test_a_stop_during_a_transaction_on_a_dead_connection_releases_the_job
     @app.handler("q")
     async def handle(job: Job) -> None:
         async with job.transaction() as connection:
-            proxy.mode = "blackhole"  # for the lines there are
+            proxy.mode = "blackhole"  # for the existing connections
             proxy.mode = "pass"
             await connection.execute("SELECT 1")
 
@@ -131,7 +131,7 @@ async def test_a_stop_during_a_transaction_on_a_dead_connection_releases_the_job
 async def test_a_stop_waits_briefly_for_a_commit_and_then_checks_the_table(
     dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
-    """The answer is lost, the COMMIT is not: the job is completed, and the daemon knows it."""
+    """The reply to the COMMIT is lost but the COMMIT is not: the job is completed, and the daemon finds out."""
     app, written, go_on = App(), anyio.Event(), anyio.Event()
 
     @app.handler("q")

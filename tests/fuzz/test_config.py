@@ -1,4 +1,4 @@
-"""Settings from any bytes, text or object: they are taken, or refused in one line that names the field."""
+"""Settings from any bytes, text or object: they are accepted, or rejected in one line that names the field."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.fuzz.kit import FUZZ, in_time, nowhere
 __all__ = ["nowhere"]  # a fixture
 
 RELATED = ("heartbeat_s (", "command_timeout_s (")
-"""They are judged by lease_s, wherever that comes from."""
+"""These are validated against lease_s, wherever that comes from."""
 FIELDS = sorted(Settings.model_fields)
 WORDS = st.one_of(
     st.text(),
@@ -37,7 +37,7 @@ VALUES: st.SearchStrategy[Any] = st.recursive(
 
 
 def outcome(**flags: object) -> str | None:
-    """The line of the refusal; None if all is well, and then all of it can be shown."""
+    """The error line; None if the settings are valid, and then all of them can be shown."""
     with in_time():
         try:
             settings = load(**flags)
@@ -75,7 +75,7 @@ def test_any_toml_table_is_accepted_or_rejected_in_one_line(table: dict[str, Any
 
 
 def toml(value: object) -> str:
-    """Nearly TOML: what is not must be refused, too."""
+    """Nearly valid TOML, which must be rejected cleanly as well."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{json.dumps(key)} = {toml(inner)}" for key, inner in value.items()) + "}"
     if isinstance(value, list):

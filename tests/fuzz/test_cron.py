@@ -1,4 +1,4 @@
-"""Any rule in any zone: its occurrences come in order and in no time, or it is refused by name."""
+"""Any rule in any zone: its occurrences are in order and computed quickly, or it is rejected by name."""
 
 from __future__ import annotations
 

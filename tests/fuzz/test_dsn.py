@@ -1,4 +1,4 @@
-"""Any address: refused without quoting it, or tried; and the password is never shown, while the host always is."""
+"""Any DSN: rejected without being quoted, or tried; the password is never shown, and the host always is."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ QUERY = st.lists(st.tuples(st.one_of(st.sampled_from(NAMES), PIECE), PIECE).map(
 
 @pytest.fixture(autouse=True, scope="module")
 def nothing_kept() -> Iterator[None]:
-    """Secrets of a hundred thousand addresses would make each later one slower; no process has so many."""
+    """Clears the known secrets: those of a hundred thousand DSNs would slow down each later example."""
     yield
     redaction._secrets = ()
 

@@ -1,4 +1,4 @@
-"""Any object and any text as a payload: what is stored comes back equal, all else is refused with its path."""
+"""Any object and any text as a payload: it round-trips, or it is rejected with its path."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def trees(leaf: st.SearchStrategy[Any], key: st.SearchStrategy[Any]) -> st.Searc
 
 
 def deep(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    """Some value at the bottom of many lists."""
+    """A value nested in many lists."""
 
     def wrap(value: Any, depth: int) -> Any:
         for _ in range(depth):
@@ -43,7 +43,7 @@ def deep(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 
 
 def as_stored(value: Any) -> Any:
-    """What JSON makes of it."""
+    """The value after a JSON round trip."""
     if isinstance(value, (list, tuple)):
         return [as_stored(each) for each in value]
     return {key: as_stored(each) for key, each in value.items()} if isinstance(value, dict) else value

@@ -1,4 +1,4 @@
-"""The invariants, each in a handful of schedules: PGWORKD_SIMULATIONS says how many, PGWORKD_SIMULATION_SEED which.
+"""Each invariant in a few schedules: PGWORKD_SIMULATIONS sets their number, PGWORKD_SIMULATION_SEED the first seed.
 
 `python -m tests.simulation` plays many more.
 """
@@ -25,8 +25,8 @@ for kind, play in PLAYS.items():
 
 
 def hold(name: str) -> None:
-    """Plays the schedules; a failure says what did not hold, and how to see it again."""
-    first = SCHEDULES * list(INVARIANTS).index(name)  # those that share a kind of schedules play others of it
+    """Runs the schedules; a failure explains what did not hold, and how to reproduce it."""
+    first = SCHEDULES * list(INVARIANTS).index(name)  # invariants that share a kind run different schedules of it
     for seed in range(first, first + SCHEDULES) if SEED is None else [int(SEED)]:
         played = check(name, seed)
         if isinstance(played, Failure):
@@ -36,7 +36,7 @@ def hold(name: str) -> None:
 
 @pytest.mark.parametrize("name", INVARIANTS)
 def test_invariant_holds(name: str) -> None:
-    """What its line in `invariants.py` says, in each of the schedules made for it."""
+    """The invariant as stated in `invariants.py`, in each of its schedules."""
     hold(name)
 
 
@@ -47,7 +47,7 @@ def test_a_failure_explains_how_to_reproduce_it(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_seed_gives_the_same_trace_in_another_process() -> None:
-    """Whatever the hashes of strings and the addresses of objects are there."""
+    """Independently of string hashes and object addresses."""
     runs = []
     for hash_seed in ("1", "2"):
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed}

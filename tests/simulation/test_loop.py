@@ -1,4 +1,4 @@
-"""The simulated loop: time that nobody waits for, an order by chance, and what it refuses."""
+"""The simulated loop: virtual time, a random order of callbacks, and what it rejects."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SEEDS = range(20)
 
 
 def order_of(seed: int) -> tuple[int, list[int]]:
-    """The window of that seed, and in which order ten tasks that are all ready begin."""
+    """The window of that seed, and the order in which ten ready tasks start."""
     begun: list[int] = []
 
     async def begin(number: int) -> None:

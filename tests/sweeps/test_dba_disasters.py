@@ -1,4 +1,4 @@
-"""What loses commits under two live daemons: a dump restored in place, a failover to an asynchronous standby.
+"""Lost commits under two live daemons: a dump restored in place, a failover to an asynchronous standby.
 
 What the restored or promoted database knows of is done, new jobs run, and nothing stands still.
 """
@@ -46,7 +46,7 @@ class Fleet:
     @contextlib.asynccontextmanager
     async def at_work(self, dsn: str) -> Any:
         """Two daemons."""
-        # What the database believes to run is given back when no claim's answer can be on its way any more.
+        # Attempts running only in the database are released once no claim's reply can be in transit any more.
         options = {
             "connection": ConnectionOptions(dsn, connect_timeout_s=5, command_timeout_s=2),
             "end_process": self.ended.append,
@@ -78,7 +78,7 @@ async def test_daemons_survive_a_dump_restored_in_place(dsn: str, db: asyncpg.Co
         restore = [bin_dir / "psql", "-X", "-q", "-1", "-v", "ON_ERROR_STOP=1", dsn]
         script = b"DROP SCHEMA pgworkd CASCADE;\n" + dump
 
-        async def restored() -> bool:  # it may meet the daemons' statements in another order of locks
+        async def restored() -> bool:  # it may deadlock with the daemons' statements
             done = await anyio.to_thread.run_sync(
                 lambda: subprocess.run(restore, input=script, check=False, capture_output=True)
             )

@@ -1,4 +1,4 @@
-"""Logical replication, and a server whose clock is set, beside two live daemons: every job runs once."""
+"""Logical replication and clock changes of the server, beside two live daemons: every job runs once."""
 
 from __future__ import annotations
 
@@ -69,12 +69,12 @@ class Fleet:
             yield
 
     def told(self, *names: str) -> list[Any]:
-        """All such events, of all daemons there were."""
+        """All such events of all daemons."""
         return [each for name in names for recorder in self.seen for each in recorder.all(name)]
 
 
 async def add(db: asyncpg.Connection[Any], part: str) -> int:
-    """Jobs with and without keys, in a tree, in a flow, and one that keeps its key; how many."""
+    """Jobs with and without keys, in a batch tree, in a workflow, and one that keeps its dedupe key; their number."""
     await db.execute(
         "INSERT INTO pgworkd.jobs (queue, serialize_key, payload)"
         " SELECT 'q', CASE WHEN n % 3 = 0 THEN 'k' || n % 10 END, jsonb_build_object('part', $2::text)"
@@ -93,7 +93,7 @@ async def add(db: asyncpg.Connection[Any], part: str) -> int:
 
 
 async def lose(db: asyncpg.Connection[Any], part: str) -> None:
-    """A job that runs nowhere: its worker died at this instant."""
+    """A lost job: its worker died at this instant."""
     async with db.transaction():
         job_id = await db.fetchval(
             "INSERT INTO pgworkd.jobs (queue, payload) VALUES ('q', jsonb_build_object('part', $1::text)) RETURNING id",
@@ -112,7 +112,7 @@ def publisher(request: pytest.FixtureRequest) -> Iterator[EmbeddedPostgres]:
 
 @contextlib.asynccontextmanager
 async def database(server: EmbeddedPostgres, name: str) -> AsyncIterator[tuple[str, asyncpg.Connection[Any]]]:
-    """One with the schema, on that server."""
+    """A database with the schema, on that server."""
     await create_template(server.dsn(), schema.text())
     dsn = await create_database(server.dsn(), name)
     db = await asyncpg.connect(dsn)
@@ -196,7 +196,7 @@ async def test_a_logical_replication_switchover_runs_every_job_exactly_once(
 
 @pytest.fixture
 def clock() -> Iterator[Path]:
-    """What sets the clock of a server, which for root runs as another user."""
+    """The file that sets the clock of a server, which runs as another user under root."""
     with tempfile.TemporaryDirectory(prefix="clock-") as directory:
         Path(directory).chmod(0o711)
         yield Path(directory) / "server.clock"

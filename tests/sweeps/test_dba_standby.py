@@ -1,4 +1,4 @@
-"""Every command on a hot standby: those that look print what they print on the primary, others refuse."""
+"""Every command on a hot standby: reading commands print the same as on the primary, others fail clearly."""
 
 from __future__ import annotations
 
@@ -62,15 +62,15 @@ REFUSE = {
     "undepend": "{dead}",
 }
 SERVICES = {"autoscale", "demo", "dev", "run"}
-"""They run until they are stopped, and wait for a server that can write."""
+"""Long-running commands, which wait for a writable server."""
 WITHOUT_A_DATABASE = {"config show", "grants"}
 REFUSED = "this server only reads (a standby?): connect to the primary"
 OWN = ("connection", "server", "writes", "clock", "queues", "kinds")
-"""What doctor says of the server that it asks, or of who serves the queues, and not of what is replicated."""
+"""What doctor reports about the server itself or about live workers, and not about replicated data."""
 
 
 class Pair(NamedTuple):
-    """A primary with something of everything, its standby, and ids by what they are the ids of."""
+    """A primary with rows of every sort, its standby, and ids by what they identify."""
 
     primary: EmbeddedPostgres
     first: str
@@ -128,7 +128,7 @@ def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
 
 
 def commands() -> dict[str, Any]:
-    """All commands there are, by what is typed; groups that do something without a command count as one."""
+    """All commands by name; a group that does something without a subcommand counts as one."""
     found: dict[str, Any] = {}
 
     def walk(command: Any, path: str) -> None:
@@ -155,7 +155,7 @@ def caught_up(pair: Pair) -> None:
 
 
 def told(text: str, *, own: tuple[str, ...] = ()) -> str:
-    """Without what moves with time, and what is true of the server alone."""
+    """The output without values that change over time or belong to the server alone."""
     lines = [line for line in text.splitlines() if not any(f" {subject} " in f" {line} " for subject in own)]
     return "\n".join(" ".join(re.sub(r"\d+\.\d+", "N", line).split()) for line in lines)
 

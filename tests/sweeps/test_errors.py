@@ -1,4 +1,4 @@
-"""Each statement that a daemon sends is answered with errors of every class, once and for a while."""
+"""Each statement of a daemon fails with errors of every class, once and for a while."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .errors import CODES, Fault, faults, play, statements
 from .together import play_together
 
 FAULTS = faults() if os.environ.get("PGWORKD_TEST_SWEEPS") == "all" else faults()[: 2 * len(statements())]
-"""All of them in the release run: each statement with each code."""
+"""The release run has all of them: each statement with each code."""
 TOGETHER = 5
 
 

@@ -1,4 +1,4 @@
-"""The registry: which functions are handlers, how they will be called, and what is refused at once."""
+"""The registry: which functions are handlers, how they are called, and what is rejected at registration."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ async def job_unannotated(job) -> None: ...  # type: ignore[no-untyped-def]
         (only_defaults, None, None),
         (payload_with_default, "payload", None),
         (with_rest, "note", None),
-        (job_unannotated, "job", None),  # nothing says that it means its context
+        (job_unannotated, "job", None),  # no annotation says that this is the Job
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )

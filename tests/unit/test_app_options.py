@@ -1,4 +1,4 @@
-"""The registry: what may be said of a handler, its bounds, and what its queue and its schedule make of it."""
+"""The registry: the options of a handler and their bounds, and how they configure its queue and schedule."""
 
 from __future__ import annotations
 

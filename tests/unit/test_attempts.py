@@ -88,7 +88,7 @@ async def test_a_stop_cancels_the_handler_and_sets_job_stopping() -> None:
         assert not held.job.stopping.is_set()
         with pytest.raises(asyncio.CancelledError):
             await anyio.sleep(5)
-        await anyio.sleep(0.01)  # once is enough: what cleans up may wait
+        await anyio.sleep(0.01)  # cancelled only once: cleanup may await
         came_out.append(True)
     assert task.scope.stop_seen
     assert came_out == [True]
@@ -172,7 +172,7 @@ def test_a_newer_attempt_of_a_job_stops_the_older_one() -> None:
     assert older.job.stopping.is_set()
     assert newer.reason is None
     assert len(in_flight) == 1
-    # The older one, when it is settled, must not take the newer one along.
+    # Removing the older attempt when it is settled must not remove the newer one.
     in_flight.remove(older)
     assert in_flight.find(newer.claimed.id, 2) is newer
 
@@ -185,7 +185,7 @@ def test_an_attempt_in_flight_is_not_restarted_under_the_same_registration() -> 
     assert not in_flight.add(again)
     assert in_flight.find(first.claimed.id, 1) is first
     assert first.reason is None
-    anew = Attempt(first.claimed, "q", Registration.of(7, uuid4()))  # the number came again, the token does not
+    anew = Attempt(first.claimed, "q", Registration.of(7, uuid4()))  # the same worker id, but another token
     assert in_flight.add(anew)
     assert first.reason is Reason.FENCE
     assert in_flight.find(first.claimed.id, 1) is anew
@@ -207,7 +207,7 @@ def test_stop_all_stops_every_attempt_even_if_some_are_removed_meanwhile() -> No
     for held in helds:
         in_flight.add(held)
     helds[2].stop(Reason.CANCEL)
-    for held in in_flight:  # what a settle does meanwhile
+    for held in in_flight:  # as a settle does meanwhile
         in_flight.remove(held)
         in_flight.add(held)
     in_flight.stop_all(Reason.SHUTDOWN)

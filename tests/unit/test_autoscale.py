@@ -1,4 +1,4 @@
-"""The policy of autoscale, told of looks, deaths and time: what it wants, and when."""
+"""The autoscale policy, given polls, worker exits and time: how many workers it wants, and when."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def rules(draw: st.DrawFn) -> Rules:
 
 
 class Fleet:
-    """Does at once what the policy says, and holds it to what is promised."""
+    """Carries out the policy's decisions at once, and checks its invariants."""
 
     def __init__(self, rules: Rules, alive: Sequence[int]) -> None:
         self.rules = rules
@@ -53,7 +53,7 @@ class Fleet:
         self.mend()
 
     def end(self, which: int) -> None:
-        """One that is there ends: because it was asked to, or unasked."""
+        """A worker exits, because it was asked to or by itself."""
         if not self.began_s:
             return
         number = sorted(self.began_s)[which % len(self.began_s)]

@@ -1,4 +1,4 @@
-"""The delay before a retry: the policy, what may be declared, and that no input makes it odd."""
+"""The delay before a retry: the policy, its declarations, and that it is within bounds for any input."""
 
 import math
 from datetime import timedelta

@@ -1,4 +1,4 @@
-"""The benchmarks judge rightly, refuse to believe a wrong run, and draw what they say."""
+"""The benchmarks judge correctly, reject invalid runs, and chart what they report."""
 
 from __future__ import annotations
 
@@ -99,10 +99,10 @@ def test_the_longest_idle_time_of_any_slot_is_found() -> None:
     assert longest_idle_s([waves], 2, 0.0) == pytest.approx(0.03)
     late = [(0.2, 1.0), (0.0, 1.0), (1.0, 2.0), (1.0, 2.0)]
     assert longest_idle_s([late], 2, 0.0) == pytest.approx(0.2)
-    # The second daemon stood idle from its only run's end until the first began the last job, and never used a slot.
+    # The second daemon was idle from the end of its only run until the first one started the last job.
     assert longest_idle_s([[(0.0, 1.0), (1.0, 2.0), (2.0, 3.0)], [(0.0, 0.5)]], 1, 0.0) == pytest.approx(1.5)
     assert longest_idle_s([[(0.0, 1.0), (1.0, 2.0)], []], 1, 0.0) == pytest.approx(1.0)
-    # Nothing is due any more once the last job has begun.
+    # No job is due any more once the last one has started.
     assert longest_idle_s([[(0.0, 1.0)], [(0.0, 9.0)]], 1, 0.0) == 0.0
 
 
@@ -222,9 +222,9 @@ async def test_lost_and_duplicate_runs_invalidate_a_measurement(db: asyncpg.Conn
     since = datetime.now(UTC)
     await verify(ours(), db, 0, 3, since)
     with pytest.raises(BenchmarkError, match="5 handler calls for 7 of 10"):
-        await verify(ours(), db, 5, 10, since)  # lost, or run by nobody
+        await verify(ours(), db, 5, 10, since)  # lost, or never run
     with pytest.raises(BenchmarkError, match="8 handler calls for 7 of 10"):
-        await verify(ours(), db, 8, 10, since)  # one twice
+        await verify(ours(), db, 8, 10, since)  # one ran twice
     with pytest.raises(BenchmarkError, match="0 completed jobs in the history"):
         await verify(ours(), db, 7, 10, since)
 

@@ -1,4 +1,4 @@
-"""Which call gets which connection: in order on the first one, past those that are slow on another."""
+"""Which claim gets which connection: in order on the first one, and past slow calls on another."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class World:
 
 
 async def a_while() -> None:
-    """Long enough for a call to become slow, and for another to pass it by."""
+    """Long enough for a call to become slow, and for another to overtake it."""
     await anyio.sleep(4 * claim_connections.SLOW_S)
 
 

@@ -1,4 +1,4 @@
-"""The benchmark of cliffs measures what it says; a missed bar is reported, what cannot be measured fails."""
+"""The benchmark of performance cliffs: a missed bar is reported, and a row that cannot be measured fails."""
 
 from __future__ import annotations
 

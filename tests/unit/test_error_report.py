@@ -1,4 +1,4 @@
-"""What is kept of an exception."""
+"""What is stored of an exception."""
 
 import runpy
 

@@ -1,4 +1,4 @@
-"""Facts are heard by all listeners, in order, and a listener that is broken harms nobody."""
+"""Events reach all listeners in order, and a broken listener affects no other."""
 
 from __future__ import annotations
 

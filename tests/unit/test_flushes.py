@@ -1,4 +1,4 @@
-"""Outcomes that wait: none is lost or taken twice, no flush is too large, and no queue waits for all of another."""
+"""Waiting outcomes: none is lost or flushed twice, flushes are bounded, and no queue waits for all of another's."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_small_outcome_waits_for_at_most_one_flush_per_queue_of_large_ones() -
         flushes.put(item(number, "ab"[number % 2], FLUSH_BYTES // 2))
     small = item(60, "small", 10)
     flushes.put(small)
-    flushes.take(FLUSH_MAX)  # what was small when it came: before there was much
+    flushes.take(FLUSH_MAX)  # the outcomes that arrived while the backlog was small
     assert small in flushes.take(FLUSH_MAX) + flushes.take(FLUSH_MAX) + flushes.take(FLUSH_MAX)
 
 

@@ -1,4 +1,4 @@
-"""One table describes a job's fields: NewJob, its options for type checkers and the statements agree with it."""
+"""One table describes a job's fields: NewJob, its typed options and the statements agree with it."""
 
 from __future__ import annotations
 

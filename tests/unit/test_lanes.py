@@ -1,4 +1,4 @@
-"""The tables of slow tests, and of those that run alone, name what there is."""
+"""The patterns of slow tests, and of those that run alone, match existing tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Log lines: one per event, from the level that was asked for, and nothing that a job says can forge another."""
+"""Log lines: one per event, from the configured level on, and no job can forge another line."""
 
 from __future__ import annotations
 

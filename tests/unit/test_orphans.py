@@ -1,4 +1,4 @@
-"""How far back a daemon searches for orphaned attempts: to the last search, and fully as often as that is cheap."""
+"""How far back a daemon searches for orphaned attempts: to the last search, and fully as often as is cheap."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PERIOD_S, AGE_S = 30.0, 90.0
 def searches(
     took_s: Callable[[int], float], fails: Sequence[int] = (), seconds: float = 3000
 ) -> list[tuple[float, Any]]:
-    """When each search of some time began, and how far it went back; a full search takes `took_s`."""
+    """When each search started, and how far it reached back; a full search takes `took_s`."""
     made: list[tuple[float, Any]] = []
 
     async def running_of(worker_id: int, age_s: float, age_max_s: float | None, queues: Any) -> list[Any]:
@@ -80,7 +80,7 @@ def test_one_slow_search_does_not_delay_the_next_full_one() -> None:
 
 
 def test_the_search_after_a_failed_one_covers_its_range() -> None:
-    """A search that failed counts for nothing; until one has come to its end, each is of everything."""
+    """A failed search does not count; until one has succeeded, each is a full one."""
     made = searches(lambda _: 30.0, fails=(1, 2, 3, 5), seconds=400)
     assert [age_max_s is None for _, age_max_s in made][:4] == [True] * 4
     assert made[4][1] is not None

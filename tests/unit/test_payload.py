@@ -1,4 +1,4 @@
-"""What may be stored, what may not, and how it is said."""
+"""What may be stored, what is rejected, and the error messages."""
 
 import dataclasses
 import enum
@@ -225,7 +225,7 @@ values = st.recursive(
 
 
 def storable(value: object) -> bool:
-    """The rules once more, slow and plain."""
+    """The same rules as a slow and simple reference."""
     match value:
         case None | bool() | int():
             return True
@@ -277,7 +277,7 @@ def test_stored_values_that_python_cannot_represent_are_rejected_on_reading(text
 def test_reading_accepts_the_same_depth_and_size_as_writing():
     assert decode('{"a":' + "[" * 63 + "]" * 63 + "}") == {"a": nested_empty(63)}
     assert decode('{"a": ' + "9" * DIGITS_MAX + ', "a": 1, "b": "[[[["}') == {"a": 1, "b": "[[[["}
-    many = "[" + ",".join(["[]"] * 530_000) + "]"  # more elements than we write, but stored is stored
+    many = "[" + ",".join(["[]"] * 530_000) + "]"  # more elements than we would write, but it is already stored
     assert len(decode(f'{{"a":{many}}}')["a"]) == 530_000
 
 

@@ -20,7 +20,7 @@ DAMAGED, GONE = UUID(int=3), UUID(int=4)
 
 
 class Store:
-    """Fails first as often as it is told, then gives what it has."""
+    """Raises the given errors first, then returns its rows."""
 
     def __init__(self, *fails: Exception) -> None:
         self.fails, self.asked = deque(fails), list[int]()
@@ -45,7 +45,7 @@ def unread(count: int) -> list[Attempt]:
 
 
 async def read_all(store: Store, jobs: list[Attempt], slots: int) -> None:
-    """As many at once as there are slots, in order."""
+    """Reads for all slots at once, in order."""
     payloads, work = Payloads(store, "q", Events()), deque(jobs)
 
     async def slot() -> None:

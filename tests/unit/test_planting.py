@@ -1,4 +1,4 @@
-"""A planted bug stands in the copy, once, and nowhere else."""
+"""A planted bug is in the copied tree, exactly once, and nowhere else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Idle or polling: notified while little happens, polling while much does, and never neither."""
+"""Idle or polling: notified at a low rate of jobs, polling at a high one, and always one of the two."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def test_a_batch_counts_once_whatever_its_size() -> None:
 
 @pytest.mark.parametrize("rate", [40, 90, 105, 200])
 def test_the_mode_depends_on_the_current_rate_and_not_on_history(rate: int) -> None:
-    """After some seconds at one rate of statements, a pool that was idle and one that polled do the same."""
+    """After some seconds at one rate of statements, a pool that was idle and one that was polling behave alike."""
     ends = []
     for mode in (idle(), polling()):
         announced = []
@@ -199,7 +199,7 @@ def test_the_mode_depends_on_the_current_rate_and_not_on_history(rate: int) -> N
 
 
 def test_busy_is_defined_by_a_rate_and_not_a_count() -> None:
-    """Five seconds without a find, then a few more than one second asks for: that is calm."""
+    """Five seconds without a job, then a few more than the threshold of one second: still calm."""
     mode = polling()
     find(mode, FOUND_PER_S_LEAST + 5, 1, 0.5)
     assert iteration(mode, 1, 5.0) == (0.0, True)
@@ -221,7 +221,7 @@ def test_old_notifications_do_not_restart_polling() -> None:
 
 
 def test_a_repeated_announcement_does_not_restart_the_period() -> None:
-    """An announcement that is repeated (a new worker id) does not lengthen the time of polling."""
+    """A repeated announcement (a new worker id) does not extend the polling period."""
     mode = polling()
     mode.record_announcement(0.9, idle=False)
     assert iteration(mode, 0, POLLING_LEAST_S + 0.01) == (0.0, True)

@@ -1,4 +1,4 @@
-"""How often idle pools are told what is due: once a period, more rarely where polls are expensive, but often enough."""
+"""How often due jobs are polled for idle pools: once per period, less often if polls are expensive, but bounded."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_cheap_poll_runs_once_per_period() -> None:
 
 
 def test_one_slow_poll_does_not_delay_the_next() -> None:
-    """It waited behind a claim that hung; the polls after it would wait ten times as long."""
+    """It waited behind a stuck claim; the polls after it would otherwise wait ten times as long."""
     assert max(pauses(lambda number: 3.0 if number == 5 else 0.01)) < POLL_S + 0.01
 
 
@@ -63,7 +63,7 @@ def test_an_expensive_poll_takes_a_bounded_share_of_time() -> None:
 
 
 def test_idle_pools_are_polled_for_every_ten_seconds_whatever_the_cost() -> None:
-    """Inserts that are due later than in ten seconds send no notification: they rely on it."""
+    """Inserts due later than in ten seconds send no notification and rely on this."""
     found = pauses(lambda _: 9.0)
     assert PAUSE_S_MAX == 10
     assert max(found) < PAUSE_S_MAX + 0.01
@@ -73,7 +73,7 @@ def test_idle_pools_are_polled_for_every_ten_seconds_whatever_the_cost() -> None
 def ages(
     took_s: float, due: Callable[[int], dict[str, float]] = lambda _: {}, rewound: int = 0
 ) -> list[tuple[float, float | None]]:
-    """When each poll of some minutes began, and how far it went back; one from the head takes `took_s`."""
+    """When each poll started, and how far it reached back; one from the head takes `took_s`."""
     made: list[tuple[float, float | None]] = []
     pool = idle_pool()
 
@@ -110,7 +110,7 @@ def test_an_expensive_poll_reaches_back_to_the_last_one_and_rarely_to_the_head()
 
 
 def test_a_poll_reaches_back_to_due_jobs_that_were_left_unclaimed() -> None:
-    """By a limit, perhaps: no notification says when it can run."""
+    """Such as jobs over a limit: no notification is sent when they can run."""
     made = ages(1.0, lambda number: {"q": -30.0} if number < 6 else {"q": 5.0})
     assert made[4][1] is not None
     assert made[5][1] == pytest.approx(made[5][0] - made[4][0] + 30 + OVERLAP_S)

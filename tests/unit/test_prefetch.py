@@ -1,4 +1,4 @@
-"""How many jobs to claim ahead: Little's law, and nothing for jobs that take long."""
+"""How many jobs to prefetch: Little's law, and none for slow jobs."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_prefetch_is_four_times_the_jobs_finished_during_a_claim(rig: Rig) -> No
 
 
 def test_the_estimated_rate_is_limited_by_the_slots(rig: Rig) -> None:
-    """20 slots of 50 ms do 400 per second at most, whatever a short sample says."""
+    """20 slots of 50 ms do at most 400 per second, whatever a short sample shows."""
     assert rig.steady(0.001, 20, took_s=0.01, run_s=0.05, concurrency=20) in (16, 17)
 
 
@@ -79,7 +79,7 @@ def test_once_slots_are_no_longer_starved_the_measured_rate_applies(rig: Rig) ->
 @pytest.mark.parametrize("dry", [False, True])
 @pytest.mark.parametrize("count", [1, 10])
 def test_one_second_jobs_are_not_prefetched_even_after_a_burst(rig: Rig, count: int, *, dry: bool) -> None:
-    """Ten slots end at the same moment: the rate of that moment is no rate."""
+    """Ten slots finish at the same moment: that is not a sustained rate."""
     for _ in range(20):
         assert rig.claim(0.99, 0, took_s=0.005, run_s=1.0, concurrency=10, dry=dry) == 0
         assert rig.claim(0.001, count, took_s=0.005, run_s=1.0, concurrency=10, dry=dry) == 0

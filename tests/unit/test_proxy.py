@@ -1,4 +1,4 @@
-"""The proxy does what it says, in front of the real server."""
+"""The proxy behaves as documented, in front of a real server."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def connected(proxy: Proxy) -> asyncpg.Connection[Any]:
 
 
 async def silent(connection: asyncpg.Connection[Any], sql: str = "SELECT 1") -> None:
-    """No answer comes within 0.1 s; the connection is of no use afterwards."""
+    """Expects no reply within 0.1 s; the connection is unusable afterwards."""
     with pytest.raises(TimeoutError):
         await connection.execute(sql, timeout=0.1)
     assert not connection.is_closed(), "nobody has told it"
@@ -190,7 +190,7 @@ async def test_each_message_is_reported_once_in_order_of_arrival(dsn: str) -> No
 
 
 async def test_libpqs_messages_are_parsed(dsn: str) -> None:
-    """libpq, which the tests of the client use: other messages in another order."""
+    """psycopg uses libpq, which sends other messages in another order."""
     kinds: list[str] = []
     async with Proxy(dsn) as proxy:
         proxy.on_message = lambda message: not kinds.append(message.kind)

@@ -1,4 +1,4 @@
-"""Settings of a queue as words: bounds, rates as text, what holds and where it comes from."""
+"""Settings of a queue: bounds, rates as text, the effective setting and its source."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from pgworkd.words.events import Events
 
 
 class Heard(Events):
-    """Events, and what was said."""
+    """Events, and a list of those received."""
 
     def __init__(self) -> None:
         super().__init__()

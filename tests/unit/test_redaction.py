@@ -1,4 +1,4 @@
-"""What may be shown: no password of ours in any form, and nothing that steers a terminal or ends a line."""
+"""Redaction: no password in any form, no terminal control characters, no line breaks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pgworkd.words.dsn import dsn_fault
 from pgworkd.words.redaction import escaped, hide, redact
 
 ODD = "c4n4ry@a:b/c?d#e%f g'h\"i\\jß"
-"""A password with everything that an address, JSON, repr() or a URL writes otherwise."""
+"""A password with every character that a DSN, JSON, repr() or a URL escapes."""
 
 
 @pytest.fixture(autouse=True)
@@ -56,8 +56,8 @@ def test_longer_secrets_are_redacted_before_shorter_ones():
 
 
 @pytest.mark.parametrize("password", ["postgres", "app", "", "x", "host-1"])
-def test_text_without_secrets_is_unchanged(password):
-    """It is short, or stands beside itself in the open."""
+def test_short_or_obvious_passwords_do_not_redact_other_text(password):
+    """Such a password is short, or equals another part of the DSN that is shown anyway."""
     hide(f"postgresql://postgres:{password}@host-1/app")
     text = "postgres at host-1 has no database app, x"
     assert redact(text) == text
@@ -115,7 +115,7 @@ def test_escaped_text_is_one_line_without_control_or_bidi_characters(text):
     [
         "postgresql://u:c4n4ry\u2100@127.0.0.1/db",  # urlsplit: netloc '...' contains invalid characters under NFKC
         "postgresql://u:c4n4ry[@127.0.0.1/db",
-        "postgresql://u:p@c4n4ry@127.0.0.1/db",  # int(): invalid literal '...'; or a look-up of that name
+        "postgresql://u:p@c4n4ry@127.0.0.1/db",  # int(): invalid literal '...'; or a DNS lookup of that name
         "postgresql://u@[zz]:1/db",
         "postgresql://u@a..b/db",
         f"postgresql://u@{'a' * 70}/db",

@@ -1,4 +1,4 @@
-"""Results are stored whatever common type they are of: the work is done, and would be done again for nothing."""
+"""Results of any common type are stored: rejecting one would only repeat work already done."""
 
 from __future__ import annotations
 
@@ -81,6 +81,6 @@ def test_an_unstorable_result_is_rejected_with_its_path_and_a_remedy(value: obje
 
 
 def test_a_payload_is_not_converted() -> None:
-    """It is refused before anything is done, and whoever passes it can say what it means."""
+    """An unsupported payload is rejected before any work is done, and its caller can convert it."""
     with pytest.raises(InvalidPayload, match="isoformat"):
         encode({"at": _AT})

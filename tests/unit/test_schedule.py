@@ -1,4 +1,4 @@
-"""Rules, what follows what, and what is refused."""
+"""Schedule rules: their occurrences, missed occurrences, and what is rejected."""
 
 import pickle
 import time
@@ -97,7 +97,7 @@ def test_follow_agrees_with_its_definition(
     missed: list[datetime] = []
     while len(missed) < 300 and (due := recurrence.next_after(missed[-1] if missed else previous)) <= now:
         missed.append(due)
-    if len(missed) == 300:  # enough to know: measure from the 300th on
+    if len(missed) == 300:  # enough: measure from the 300th on
         now = missed[-1]
     following = recurrence.follow(previous, now, missed_max)
     assert following > previous
@@ -171,7 +171,7 @@ def test_follow_rejects_a_maximum_below_one() -> None:
         Recurrence.parse(60).follow(PREVIOUS, NOW, 0)
 
 
-# --- what is taken and what is refused ----------------------------------------------------------------------
+# --- what is accepted and what is rejected ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,7 @@ def test_six_fields_have_seconds_first() -> None:
         ("60 * * * *", "cron"),
         ("0 0 30 2 *", "cron"),
         ("0 0 31 4,6 *", "cron"),
-        ("0 0 */15 2 MON#5", "cron"),  # the 1st and 16th are no fifth Monday; cronsim alone takes it
+        ("0 0 */15 2 MON#5", "cron"),  # the 1st and 16th are no fifth Monday; only cronsim accepts it
         ("a b c d e", "cron"),
         ("5-1 * * * *", "cron"),
         ("*/0 * * * *", "cron"),

@@ -1,4 +1,4 @@
-"""Due times against a second calculation: walk every real minute and look at the clock on the wall."""
+"""Due times against a second calculation, which steps through every minute of UTC and reads the local time."""
 
 from bisect import bisect_right
 from datetime import UTC, datetime, timedelta
@@ -81,7 +81,7 @@ def offset_changes(zone: str) -> list[datetime]:
 
 @cache
 def clock(zone: str, change: datetime, around: timedelta) -> list[tuple[datetime, datetime]]:
-    """(UTC, naive wall) of every real minute around a change."""
+    """(UTC, naive local time) of every minute around a change."""
     minutes = [change - around + n * MINUTE for n in range(2 * around // MINUTE + 1)]
     return [(minute, minute.astimezone(ZoneInfo(zone)).replace(tzinfo=None)) for minute in minutes]
 
@@ -94,7 +94,7 @@ def due_minutes(cron: str, zone: str, change: datetime, around: timedelta = AROU
         return [instant for instant, wall in ticks if wall in matches]
     due, seen = [], first - MINUTE
     for instant, wall in ticks:
-        # All wall minutes the clock passes with this tick and never showed before: none in a second pass,
+        # All local minutes that this tick passes for the first time: none in a second pass,
         # many at the end of a gap, one otherwise.
         passed = [seen + n * MINUTE for n in range(1, (wall - seen) // MINUTE + 1)]
         if not matches.isdisjoint(passed):
@@ -125,7 +125,7 @@ def test_occurrences_agree_with_local_time_through_every_change(cron: str, zone:
         while (instant := recurrence.next_after(instant)) <= change + reach:
             chain.append(instant)
         assert chain == [due for due in expected if abs(due - change) <= reach]
-        # From instants within the gap's and the repeated hour's neighbourhood, in both directions.
+        # From instants around the gap and the repeated hour, in both directions.
         for n in range(-150, 151, 10):
             minute = change + n * MINUTE
             for instant in (minute - SECOND, minute, minute + SECOND / 2):
@@ -175,12 +175,12 @@ def test_follow_distinguishes_both_passes_of_a_repeated_hour() -> None:
     recurrence = Recurrence.parse("*/15 * * * *", "Europe/Berlin")
     first_pass = datetime(2026, 10, 25, 2, 45, tzinfo=ZoneInfo("Europe/Berlin"))
     second_pass = first_pass.replace(minute=10, fold=1)
-    assert second_pass < first_pass  # by the clock on the wall, which is how Python compares within a zone
+    assert second_pass < first_pass  # in local time, which is how Python compares within a zone
     assert recurrence.follow(first_pass, second_pass) == utc(2026, 10, 25, 1, 15)
 
 
 def test_a_distant_occurrence_is_found_in_the_first_pass() -> None:
-    # From winter time to winter time, with all of summer time to be noticed in between.
+    # From winter time to winter time, across all of summer time.
     assert Recurrence.parse("*/30 2 25 10 *", "Europe/Berlin").next_after(utc(2026, 1, 1)) == utc(2026, 10, 25)
 
 

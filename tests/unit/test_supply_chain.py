@@ -1,4 +1,4 @@
-"""What we are built and tested with: pinned by hash, in step with pyproject.toml, asked for known vulnerabilities."""
+"""Build and test dependencies: pinned by hash, in step with pyproject.toml, audited for known vulnerabilities."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PIN = re.compile(r"^([a-z0-9._-]+)==(\S+)(?: ; .+)? \\\n" + HASHES, re.MULTILINE
 
 
 def pins() -> dict[str, list[str]]:
-    """By package, its versions: more than one where they go by the Python."""
+    """Versions by package: more than one if they depend on the Python version."""
     found: dict[str, list[str]] = {}
     for name, version in PIN.findall(LOCK):
         found.setdefault(canonicalize_name(name), []).append(version)
@@ -29,7 +29,7 @@ def pins() -> dict[str, list[str]]:
 
 
 def wanted() -> list[Requirement]:
-    """What pyproject.toml names anywhere."""
+    """All packages that pyproject.toml names."""
     table = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     project = table["project"]
     extras = [each for extra in project["optional-dependencies"].values() for each in extra]

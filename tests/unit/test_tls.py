@@ -1,4 +1,4 @@
-"""When the server's certificate is verified: by hosts, modes and where each is said. No connection is made."""
+"""When the server's certificate is verified: by host, mode and their source. No connection is made."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ REMOTE = [
 
 @pytest.fixture(autouse=True)
 def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """An empty one, and nothing in the environment."""
+    """An empty home directory, and no PG* or SSL_* variables."""
     for name in [name for name in os.environ if name.startswith(("PG", "SSL_"))]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -48,7 +48,7 @@ def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def verified(dsn: str) -> str:
-    """The mode that is told the driver, with the word of whose CAs."""
+    """The mode passed to the driver, and the kind of CAs."""
     found = tls.verification(dsn)
     if isinstance(found, ssl.SSLContext):
         assert found.verify_mode == ssl.CERT_REQUIRED

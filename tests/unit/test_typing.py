@@ -17,7 +17,7 @@ from tests.docs.markdown import NAMES, blocks
 from tests.planting import ROOT
 
 PROGRAM = '''
-"""What a user may write, with every name that the package offers at its top."""
+"""A user's program, with every top-level name of the package."""
 from datetime import timedelta
 from typing import Any
 from uuid import UUID

@@ -1,4 +1,4 @@
-"""The systemd units: what they leave open to a handler that was taken over, and that systemd understands them."""
+"""The systemd units: their exposure to a compromised handler, and that systemd accepts them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a daemon remembers of kinds that it has no handler for."""
+"""What a daemon remembers about kinds that it has no handler for."""
 
 from __future__ import annotations
 

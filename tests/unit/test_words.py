@@ -1,4 +1,4 @@
-"""What people read counts properly: no text puts a number before a plural that is not told how many there are."""
+"""Texts agree in number: no text puts a number before a fixed plural."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PLURALS = re.compile(rf"\s(?:running |dead |more |other )?({'|'.join(map(plural,
 
 @pytest.mark.parametrize("path", sorted((ROOT / "pgworkd").rglob("*.py")), ids=lambda path: path.stem)
 def test_nouns_agree_with_their_numbers(path: Path) -> None:
-    """'1 jobs': a value directly before a plural must come from `counted`, or be a constant, which is never 1."""
+    """Against '1 jobs': a value directly before a plural must come from `counted`, or be a constant, never 1."""
     wrong = []
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if not isinstance(node, ast.JoinedStr):
