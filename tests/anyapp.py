@@ -1,7 +1,7 @@
 """python -m tests.anyapp: one generated application after the other, under faults, judged by the chaos checker.
 
---seed S plays the application S, and then S+1, S+2, ... until the minutes are over. Exit code 1, and how to replay it,
-at the first violation.
+--seed S runs the application S, and then S+1, S+2, ... until the time is up. Exit code 1, and how to replay it,
+on the first violation.
 """
 
 from __future__ import annotations

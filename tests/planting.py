@@ -47,7 +47,7 @@ def mutated(planted: Planted, old: re.Match[str]) -> str:
 def mutated_tree(planted: Planted, into: Path) -> Path:
     """Copies the project into `into` and plants the bug there; returns `into`.
 
-    Raises AssertionError unless the old text occurs exactly once: a bug that is planted nowhere, or in two places,
+    Raises AssertionError unless the old text occurs exactly once: a bug planted nowhere, or in two places,
     proves nothing.
     """
     for name in COPIED:

@@ -1,7 +1,7 @@
 """A daemon in its own process, for tests that kill, freeze or block it: python -m tests.process DSN KEY=VALUE...
 
-The app's handlers write what they do into the table `runs` on a connection of their own, so that the test can
-compare what really ran with what the engine says.
+The app's handlers record their runs in the table `runs` over a connection of their own, so that the test can
+compare what really ran with what the engine reports.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ async def work(payload: dict[str, Any], job: Job) -> None:
 async def quick(job: Job) -> None:
     """Appends its start to the file RUNS_FILE, in one write that survives a kill of the process.
 
-    32 bytes: a kill may cut a write where a page of the file ends, and none of these goes beyond one.
+    32 bytes: a kill may truncate a write at a page boundary of the file, and none of these crosses one.
     """
     global _file
     if _file is None:

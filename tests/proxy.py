@@ -23,13 +23,13 @@ import anyio
 from anyio.abc import TaskGroup
 
 Mode = Literal["pass", "delay", "hold", "blackhole", "halfopen", "refuse"]
-"""pass: as if it were not there. delay: each chunk waits `delay_s`, in both directions, in order. hold: nothing is
-forwarded and nothing closed until the mode is another, and then what came in meanwhile arrives, however late.
+"""pass: transparent. delay: each chunk waits `delay_s`, in both directions, in order. hold: nothing is
+forwarded and nothing closed until the mode changes; then the data received meanwhile is delivered, however late.
 
-blackhole: nothing is forwarded and nothing closed, new connections are accepted; what came in meanwhile is dropped, so
-those connections stay dead when the mode is "pass" again, and the server finds out by its keepalive only. halfopen:
-what the client sends arrives, what the server answers is dropped; who has lost an answer stays so. refuse: new
-connections are reset, the others go on.
+blackhole: nothing is forwarded and nothing closed, new connections are accepted; data received meanwhile is dropped, so
+those connections stay dead when the mode is "pass" again, and the server notices only by its keepalives. halfopen:
+data from the client is delivered, replies of the server are dropped, and their connections stay dead. refuse: new
+connections are reset, existing ones keep working.
 """
 Side = Literal["client", "server"]
 
@@ -37,11 +37,7 @@ CHUNK_BYTES = 64 * 1024
 KEEPALIVE_S = 25.0
 """Seconds until a server ends the session of a silently lost client, with pgworkd's keepalives: 10 s + 3 x 5 s."""
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER 0: close() discards everything and sends RST
-_UNTYPED = {
-    80877103: "ssl",
-    80877104: "gss",
-    80877102: "cancel",
-}  # any other value is the protocol version of a startup
+_UNTYPED = {80877103: "ssl", 80877104: "gss", 80877102: "cancel"}  # any other value: the version of a startup
 
 
 class Message(NamedTuple):
@@ -69,7 +65,7 @@ class Proxy:
         self.on_message: Callable[[Message], bool] | None = None
         """Called for each message; False cuts its connection before it is forwarded.
 
-        Connections made while there is none go unparsed for all their life.
+        Connections made while it is None are never parsed.
         """
         parts = urlsplit(dsn)
         if parts.hostname is None:

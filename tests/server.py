@@ -45,7 +45,7 @@ def start_test_server(pg_bin: Path | None = None, **settings: str) -> EmbeddedPo
     """Starts a server in a temporary directory, from `pg_bin` or from the embedded binaries; stop() it.
 
     The directory is in memory if that has 4 GiB to spare: a database then takes 8 ms, on a slow disk 250 ms. Its
-    password costs one round of hashing to check, not 4,096: a test logs in up to ten times.
+    password takes one round of hashing to check, not 4,096: a test logs in up to ten times.
     """
     server = EmbeddedPostgres(settings=TEST_SETTINGS | settings, bin_dir=pg_bin)
     roomy = MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 4 << 30

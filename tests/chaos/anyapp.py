@@ -1,7 +1,7 @@
 """A random application: queues, kinds, modes, limits, rates, keys, schedules and traffic generated from a seed.
 
-CHAOS_APP names the seed to the daemons and producers of a run. What the handlers do is what those of `workload` do, so
-that all checks hold: a kind is called after its role there ("thread-2-0" behaves as "thread").
+CHAOS_APP passes the seed to the daemons and producers of a run. The handlers behave like those of `workload`, so
+that all checks apply: a kind is named after its role there ("thread-2-0" behaves like "thread").
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Wall clocks that can be set forward and back: libfaketime, from the package of that name in the extra `dev`.
 
-Monotonic clocks are left alone: nothing puts those forward in reality.
+Monotonic clocks are left alone: in reality nothing sets those.
 """
 
 from __future__ import annotations

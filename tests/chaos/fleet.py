@@ -1,6 +1,6 @@
 """The processes of a chaos run: a server, daemons behind proxies, producers; and the operations on them.
 
-Everything that could explain a loss is noted: `exit` and `paused`, `isolated` of one daemon, each with its span.
+Everything that could explain a lost attempt is recorded: `exit` and `paused`, `isolated` of one daemon, with its span.
 """
 
 from __future__ import annotations

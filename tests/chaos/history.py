@@ -1,6 +1,6 @@
 """The history: what each process observed, appended to a file of its own.
 
-A record is one write, which a kill may still cut in two where a page of the file ends; then it is the last of its file.
+A record is one write, which a kill may still truncate at a page boundary of the file; then it is the file's last.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def of_this_process() -> Callable[..., None]:
 def load(directory: Path, name: str = "*") -> list[Note]:
     """All records of that process, or of all, ordered by time.
 
-    A last one that was cut does not count: who was killed while it wrote has done nothing since, and could have been
+    A truncated last record is ignored: a process killed while writing has done nothing since, and could have been
     killed just before.
     """
     notes = []

@@ -1,7 +1,7 @@
 """python -m tests.chaos.planted: bugs planted into the engine, one at a time, and what catches each.
 
-By a run of chaos with some kinds of faults, or by tests, both of which pass on the engine as it is. Exit code
-1 if any bug stays hidden.
+By a chaos run with some kinds of faults, or by tests, both of which pass on the unmodified engine. Exit code
+1 if any bug is not caught.
 """
 
 from __future__ import annotations

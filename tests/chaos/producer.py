@@ -1,7 +1,7 @@
 """An application that inserts jobs of every sort: python -m tests.chaos.producer DSN JOBS SECONDS SEED
 
-Before each call it notes the tokens of the jobs to be inserted, afterwards what it was told: that they are there, or
-nothing it can rely on.
+Before each call it records the tokens of the jobs to be inserted, and afterwards the result: acknowledged, or
+unknown.
 """
 
 from __future__ import annotations

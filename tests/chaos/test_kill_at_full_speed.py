@@ -41,7 +41,7 @@ def freeze(victim: subprocess.Popen[bytes]) -> None:
 async def frozen_with(db: asyncpg.Connection[Any], victim: subprocess.Popen[bytes], runs: Path) -> set[bytes]:
     """Freezes the process; returns the jobs in flight that it has not started, so that it cannot be settling them.
 
-    It goes on if there are none: everything it had claimed may be on its way to the database as done.
+    Resumes it if there are none: the outcomes of all its claimed jobs may be on their way to the database.
     """
     freeze(victim)
     held = {record(*row) for row in await db.fetch(HELD, victim.pid)}

@@ -1,6 +1,6 @@
 """The connection may break before any protocol message of any database operation of a daemon or an application.
 
-Nothing is lost, doubled or stuck, and who asked knows what became of it, or knows that he does not know.
+No job is lost, duplicated or stuck, and the caller learns the outcome, or that the outcome is unknown.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Cuts the connection before each single message of an operation, and checks the outcome.
 
-An operation is run again and again through the proxy; the n-th time its connection is cut before the n-th message since
-it began, in either direction, until it passes uncut. What the caller was told is compared with the database; then it is
-carried on as a daemon or a caller would, and judged by what must hold in the end.
+An operation is run repeatedly through the proxy; the n-th time its connection is cut before the n-th message since
+its start, in either direction, until it passes uncut. What the caller learned is compared with the database; then it
+is continued as a daemon or a caller would, and checked for what must hold in the end.
 """
 
 from __future__ import annotations

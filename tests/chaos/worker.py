@@ -1,7 +1,7 @@
 """A daemon in a process of its own that keeps a history: python -m tests.chaos.worker DSN KEY=VALUE...
 
-CHAOS_DIR and CHAOS_NAME say where and as whom. A line on its standard input names a point, a method of the store and
-"before" or "after": it kills itself when it next comes there.
+CHAOS_DIR and CHAOS_NAME set the directory and the name. A line on standard input names a method of the store and
+"before" or "after": the daemon kills itself at the next such call.
 """
 
 from __future__ import annotations

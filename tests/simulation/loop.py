@@ -1,11 +1,11 @@
 """A simulated event loop: its clock is virtual, and a seeded random generator chooses the order of ready callbacks.
 
-asyncio runs what is ready in the order in which it became ready. Code that is correct does not live on that order, and
-this loop breaks it: each time, it runs one of the first `window` callbacks that are ready (steps of tasks, callbacks of
-futures, timers that are due; all alike). Seeds with a window of 1 are as orderly as asyncio is. What asyncio promises
-holds: callbacks run one at a time, none before its time, and a task has never more than one step waiting.
+asyncio runs ready callbacks in the order in which they became ready. Correct code does not depend on that order, and
+this loop breaks it: each time, it runs one of the first `window` ready callbacks (steps of tasks, callbacks of
+futures, timers that are due; all alike). Seeds with a window of 1 keep asyncio's order. What asyncio guarantees
+still holds: callbacks run one at a time, none before its time, and a task never has more than one step waiting.
 
-The clock stands still while a callback runs, moves by STEP_S after it, and leaps to the next timer when nothing is
+The clock stands still while a callback runs, advances by STEP_S after it, and jumps to the next timer when nothing is
 ready. Tasks and anyio's cancel scopes hash by number here: their sets would otherwise be walked in order of address.
 """
 

@@ -1,8 +1,8 @@
 """The connections between a simulated daemon and the table, with everything that can go wrong on them.
 
-Of `Store`, `HeartbeatStore` and `Listener` it has the methods that a daemon calls, with their contracts: one call at a
-time on each link, never cancelled half-way; `DatabaseUnavailable` before the call took effect or after it;
-answers that take their time, at most until the call's time is over.
+It has the methods of `Store`, `HeartbeatStore` and `Listener` that a daemon calls, with their contracts: one call at a
+time on each connection, never cancelled half-way; `DatabaseUnavailable` before the call took effect or after it;
+slow replies, at most until the call's timeout.
 """
 
 from __future__ import annotations
@@ -201,9 +201,7 @@ class SimulatedStore:
         self._table = network.table
         self._watcher = watcher
         self._settles, self._rest, self._looks = (SimulatedLink(network) for _ in range(3))
-        self._claims = collections.defaultdict[str, SimulatedLink](
-            lambda: SimulatedLink(network)
-        )  # each may be slow on its own
+        self._claims = collections.defaultdict[str, SimulatedLink](lambda: SimulatedLink(network))  # each may be slow
         self.listener = SimulatedListener(network)
 
     async def close(self) -> None:

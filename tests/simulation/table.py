@@ -1,8 +1,8 @@
 """An in-memory model of the schema for the simulation: what its functions guarantee to a daemon, and nothing more.
 
-It is no second implementation: no keys, batches, dependencies, rates or history. What it has, it has as `schema.sql`
-says: (id, attempt) is the fence, attempts rise at each claim, two losses make suspects, sleepers are notified, the rest
-polls. The tests of `schema.sql` are elsewhere and need Postgres.
+It is no second implementation: no keys, batches, dependencies, rates or history. The rest follows `schema.sql`:
+(id, attempt) is the fence, attempts rise at each claim, two losses make a suspect, idle pools are notified, others
+poll. The tests of `schema.sql` itself are in tests/sql and need Postgres.
 """
 
 from __future__ import annotations

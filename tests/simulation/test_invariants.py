@@ -1,6 +1,6 @@
 """Each invariant in a few schedules: PGWORKD_SIMULATIONS sets their number, PGWORKD_SIMULATION_SEED the first seed.
 
-`python -m tests.simulation` plays many more.
+`python -m tests.simulation` runs many more.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """python -m tests.sweeps: runs situations of arrivals, or --sizes, drawn from a seed, until the time is up.
 
-A failure prints the situation, which `--only` plays again. Exit code 1 if there was any.
+A failure prints the situation, which `--only` runs again. Exit code 1 on any failure.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Jobs arrive at every rate and in every pattern, and no due job waits beside an idle slot.
 
-A situation is a rate, a rhythm, handlers, daemons, and what came before. `python -m tests.sweeps` plays many.
+A situation is a rate, a pattern, handlers, daemons, and the preceding load. `python -m tests.sweeps` runs many.
 """
 
 from __future__ import annotations

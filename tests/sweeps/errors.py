@@ -1,7 +1,7 @@
 """Every statement of a daemon fails, once or for a while, and no job is lost, no queue stuck, no statement hammered.
 
-The errors are the server's own: each function that the daemon calls is put behind one of the same signature, which
-raises what the table `fault` says, and counts its calls in a sequence, which no rollback takes back.
+The errors are the server's own: each function that the daemon calls is wrapped in one of the same signature, which
+raises the error in the table `fault`, and counts its calls in a sequence, which no rollback undoes.
 """
 
 from __future__ import annotations

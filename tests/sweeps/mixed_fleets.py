@@ -1,6 +1,6 @@
 """Two different daemons on one queue: they differ in kinds, in concurrency, in the length of their leases.
 
-A seed makes up both, the limits of the queue, the jobs with their keys, and whether the first daemon is restarted
+A seed generates both, the limits of the queue, the jobs with their keys, and whether the first daemon is restarted
 on the way, with all kinds.
 """
 

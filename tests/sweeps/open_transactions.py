@@ -1,7 +1,7 @@
 """An application's open transaction delays only what it has locked: a small data set, and all operations on it.
 
-Each act is done in a transaction that stays open. Meanwhile two daemons have to end everything else within a second,
-take back the jobs of a lost worker, and must not think that the database is away.
+Each operation runs in a transaction that stays open. Meanwhile two daemons must finish everything else within a
+second, rescue the jobs of a lost worker, and must not report the database as unavailable.
 """
 
 from __future__ import annotations

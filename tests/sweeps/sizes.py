@@ -1,11 +1,11 @@
 """Payloads and results of any size, on any number of slots, over any connection: jobs always make progress.
 
-A situation is a size of payloads and one of results, slots, and how many bytes a second the connection of the daemon
-carries. While its jobs are worked off, another queue of the same daemon gets one small job after the other.
+A situation is a size of payloads and of results, a number of slots, and the bandwidth of the daemon's connection.
+While its jobs run, another queue of the same daemon gets one small job after the other.
 
-The rule: after GRACE_S, the jobs that are done never fall behind a share of what the connection could carry; a small
-job is done within what at most a few answers of bounded size take on that connection; and the daemon's memory stays
-below what it may hold. `python -m tests.sweeps --sizes` plays many; this module is the daemon, in a process of its own.
+The rule: after GRACE_S, the finished jobs never fall behind a share of what the connection could carry; a small
+job finishes within the time that a few replies of bounded size take on that connection; and the daemon's memory stays
+within its bound. `python -m tests.sweeps --sizes` runs many; this module is the daemon, in a process of its own.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Lost commits under two live daemons: a dump restored in place, a failover to an asynchronous standby.
 
-What the restored or promoted database knows of is done, new jobs run, and nothing stands still.
+Jobs known to the restored or promoted database are completed, new jobs run, and no queue stalls.
 """
 
 from __future__ import annotations

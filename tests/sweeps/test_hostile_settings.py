@@ -1,6 +1,6 @@
 """A DBA changes any setting for the whole database, and a daemon works as before.
 
-Set after the application has connected, so that only the daemon's own sessions begin under it.
+Set after the application has connected, so that only the daemon's own sessions start with it.
 """
 
 from __future__ import annotations
