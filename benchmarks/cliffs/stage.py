@@ -120,7 +120,7 @@ class Pool:
             await self.claim(limit)
 
     def cost(self, limit: int, expected: int) -> Cost:
-        """Of one claim, which is to take so many."""
+        """The cost of one claim, which must take that many jobs."""
 
         async def once() -> float:
             return await self._undone(limit, expected, 1)
@@ -128,7 +128,7 @@ class Pool:
         return once
 
     def cost_of_all(self, limit: int, expected: int) -> Cost:
-        """Of claims, each from where this pool is now, until they have taken so many."""
+        """The cost of claims from the current position of this pool until they have taken that many jobs."""
 
         async def once() -> float:
             return await self._undone(limit, expected, 5000)

@@ -88,13 +88,15 @@ async def test_an_operator_recovers_from_a_bad_deploy(dsn: str, db: asyncpg.Conn
         assert await ann.jobs.discard(list(rest.ids)) == REMINDERS
         assert await db.fetchval("SELECT NOT EXISTS (SELECT FROM pgworkd.jobs)")
 
-        # Who did all that?
-        told = await ann.audit(queue="mail", limit=1000)
-    assert Counter(note.what for note in told) == {"retry": BILLS, "edit": 1, "discard": REMINDERS, "queue": 2}
-    by_hand = {note.who for note in told if note.what == "queue"}
-    assert {note.who for note in told} - by_hand == {"ann@desk"}, "what psql did stands under the database's user"
-    assert [note.what for note in told if note.job_id == wrong] == ["edit", "retry"]
-    (edited,) = (note for note in told if note.what == "edit")
+        # The audit trail names every operation and who did it.
+        trail = await ann.audit(queue="mail", limit=1000)
+    assert Counter(note.what for note in trail) == {"retry": BILLS, "edit": 1, "discard": REMINDERS, "queue": 2}
+    by_hand = {note.who for note in trail if note.what == "queue"}
+    assert {note.who for note in trail} - by_hand == {"ann@desk"}, (
+        "changes made in psql are recorded under the database user"
+    )
+    assert [note.what for note in trail if note.job_id == wrong] == ["edit", "retry"]
+    (edited,) = (note for note in trail if note.what == "edit")
     assert json.loads(edited.before) == {"payload": {"n": 7, "to": "eve"}}
     assert json.loads(edited.after) == {"payload": {"n": 7, "to": "eve@example.com"}}
-    assert not [note for note in told if note.job_id is None and note.what != "queue"]
+    assert not [note for note in trail if note.job_id is None and note.what != "queue"]
