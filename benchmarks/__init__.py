@@ -1,1 +1,1 @@
-"""`python -m benchmarks`: pgworkd beside what bare Postgres and its peers do, on the same server in the same run."""
+"""`python -m benchmarks`: pgworkd against bare Postgres and its peers, on the same server in the same run."""

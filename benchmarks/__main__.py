@@ -1,4 +1,4 @@
-"""The command: runs the rows that were asked for, and reports on them."""
+"""The command: runs the requested rows and reports on them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ROWS: dict[str, Row] = {
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What the command line asked for."""
+    """The command line's options."""
 
     rows: Sequence[str]
     rounds: int
@@ -51,7 +51,7 @@ class Wanted:
 async def measure(dsn: str, wanted: Wanted) -> int:
     """Runs the rows on the server at `dsn`; prints the table and writes the files. How many rows could not be measured.
 
-    A row whose worker dies, or loses or doubles a job, is said to have failed; the others are measured all the same.
+    A row whose worker dies, or loses or duplicates a job, is reported as failed; the others are still measured.
     """
     server = Server(dsn)
     bench = Bench(server, wanted.scratch, wanted.scale, wanted.rounds)
@@ -109,7 +109,7 @@ def main(
     svg: Annotated[Path | None, typer.Option(help="Write the chart there.")] = None,
     pg_bin: Annotated[Path | None, typer.Option(help="Run the Postgres found in this directory.")] = None,
 ) -> None:
-    """Measure pgworkd against its references. A missed bar is reported and no error; a lost job is."""
+    """Measure pgworkd against its references. A missed bar is only reported; a lost job is an error."""
     wanted = Wanted(_names(only), rounds, scale, peers, scratch or default_scratch(), json, svg)
     with ExitStack() as stack:
         code = uvloop.run(until_told(measure(dsn or stack.enter_context(embedded(wanted.scratch, pg_bin)), wanted)))

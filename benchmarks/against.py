@@ -1,12 +1,12 @@
-"""python -m benchmarks.against CHECKOUT: this tree against another one of pgworkd, run in turns, as ratios.
+"""python -m benchmarks.against CHECKOUT: this tree against another tree of pgworkd, run alternately, as ratios.
 
 CHECKOUT is a directory with the other tree and a virtual environment `.venv` in which it is installed:
 
     git worktree add /tmp/before 0.1.0
     cd /tmp/before && python -m venv .venv && .venv/bin/pip install -e '.[dev]'
 
-Each pair runs both sides on fresh databases of one server, in an order that alternates. CPU is that of worker and
-server per job. A ratio is ours by theirs; its median over the pairs is what counts: below 1 is cheaper, or sooner.
+Each pair runs both sides on fresh databases of one server, in alternating order. CPU is that of worker and
+server per job. A ratio is ours by theirs; the median over the pairs is reported: below 1 is cheaper, or faster.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ class Side:
         self._schema = ""
 
     def inside(self, *command: str) -> list[str]:
-        """The command, run in that tree, whose code it then imports."""
+        """The command, run in that tree so that it imports that tree's code."""
         return ["sh", "-c", 'cd "$1" && shift && exec "$@"', "sh", str(self.root), *command]
 
     async def schema(self, bench: Bench) -> str:
-        """Its SQL."""
+        """The tree's schema as SQL."""
         if not self._schema:
             log = bench.scratch / "logs" / f"schema-{self.name}.log"
             log.parent.mkdir(parents=True, exist_ok=True)
@@ -132,7 +132,7 @@ UNITS = {"latency": "us, p50", "many": "us per job"}
 
 
 async def compare(dsn: str, other: Path, rows: Sequence[str], pairs: int, scale: float, scratch: Path) -> None:
-    """Prints one line a row."""
+    """Prints one line per row."""
     server = Server(dsn)
     await server.start()
     bench = Bench(server, scratch, scale, pairs)

@@ -3,9 +3,9 @@
     python -m benchmarks.bare drain | latency     (the database is PGWORKD_BENCH_DSN's)
     python -m benchmarks.bare naps COUNT TASKS
 
-They are upper bounds to measure against, not job systems. One process each, uvloop, the handlers' payload decoded and a
-task per job, as any Python worker would have to. `naps` uses no database: tasks that await 1 ms again and again, which
-is what the event loop's timer itself can do.
+They are upper bounds to measure against, not job systems. One process each, uvloop, with decoded payloads and a
+task per job, as in any Python worker. `naps` uses no database: tasks that await 1 ms repeatedly, which
+is the limit of the event loop's timer itself.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ async def _run(rows: list[Any], handler: Any, tally: Tally) -> list[int]:
 
 
 async def drain(dsn: str, tally: Tally) -> None:
-    """Claims and runs no-op jobs until killed: the next claim is on its way while these run and are completed."""
+    """Claims and runs no-op jobs until killed: the next claim is in progress while these run and are completed."""
     claims, completions = await asyncpg.connect(dsn), await asyncpg.connect(dsn)
     claim, complete = await claims.prepare(_CLAIM), await completions.prepare(_COMPLETE)
     rows = await claim.fetch(BATCH)
@@ -81,7 +81,7 @@ async def drain(dsn: str, tally: Tally) -> None:
 
 
 async def latency(dsn: str, tally: Tally) -> None:
-    """Waits for a notification, claims what there is, runs it, completes it; until killed."""
+    """Waits for a notification, claims, runs and completes the due jobs; until killed."""
     heard = asyncio.Event()
     listener, work = await asyncpg.connect(dsn), await asyncpg.connect(dsn)
     claim, complete = await work.prepare(_CLAIM), await work.prepare(_COMPLETE)
@@ -94,7 +94,7 @@ async def latency(dsn: str, tally: Tally) -> None:
 
 
 async def naps(count: int, tasks: int) -> None:
-    """Prints how many awaits of 1 ms a second `tasks` tasks get through."""
+    """Prints how many awaits of 1 ms `tasks` tasks complete per second."""
 
     async def keep(number: int) -> None:
         for _ in range(number):
@@ -106,7 +106,7 @@ async def naps(count: int, tasks: int) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Runs the loop that is named."""
+    """Runs the named loop."""
     match arguments:
         case ["drain"]:
             uvloop.run(drain(os.environ[DSN], from_environment()))

@@ -1,4 +1,4 @@
-"""What batches cost: the same jobs in one batch and in none, and how long daemons wait for each other's counters."""
+"""The cost of batches: the same jobs with and without a batch, and how long daemons wait for its counters."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _WAIT = """SELECT coalesce(max(extract(epoch FROM clock_timestamp() - waitstart)
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """One drain by several daemons, and the longest that any of their transactions has waited for another's lock."""
+    """One drain by several daemons, and the longest wait of any of their transactions for another's lock."""
 
     drained: Drain
     wait_ms: float
@@ -39,12 +39,12 @@ class Shared:
 
 
 def batched() -> System:
-    """Our worker on one batch, which holds all jobs and is sealed."""
+    """Our worker on one sealed batch with all jobs."""
     return ours("batched", insert=_ADD, more=_BATCH)
 
 
 async def batches_row(bench: Bench) -> list[Line]:
-    """One daemon on one batch, and four on a larger one, whose lock all settles of it take in turn."""
+    """One daemon on one batch, and four on a larger one, whose lock serializes all its settles."""
     jobs = bench.jobs(JOBS)
     bench.say(f"batches: {jobs:,} jobs in one batch and in none")
     alone = await interleave(
@@ -84,7 +84,7 @@ async def batches_row(bench: Bench) -> list[Line]:
 
 
 async def _shared(bench: Bench, system: System, jobs: int) -> Shared:
-    """A drain by several daemons, while somebody looks at who waits."""
+    """A drain by several daemons while their lock waits are sampled."""
     worst_ms = 0.0
 
     async def look(connection: asyncpg.Connection[Any]) -> None:

@@ -1,4 +1,4 @@
-"""What every row is given, and starting the workers that it measures."""
+"""The context of every row, and starting the workers that it measures."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PGWORKD = str(Path(sys.executable).with_name("pgworkd"))
 
 @dataclass(slots=True)
 class Bench:
-    """One run of the benchmarks. `scale` makes the numbers of jobs smaller or larger, never the bars."""
+    """One run of the benchmarks. `scale` changes the numbers of jobs, never the bars."""
 
     server: Server
     scratch: Path
@@ -38,9 +38,9 @@ class Bench:
     peers: Sequence[System] = ()
     say: Callable[[str], None] = print
     rates: list[Rates] = field(default_factory=list)
-    """What rows leave for the chart."""
+    """Results of the rows for the chart."""
     kept: dict[str, Any] = field(default_factory=dict)
-    """What one row measured and another may use."""
+    """Measurements of one row that another may reuse."""
     _numbers: Any = field(default_factory=lambda: itertools.count(1))
 
     def jobs(self, full: int, least: int = 100) -> int:
@@ -59,7 +59,7 @@ class Bench:
     async def fleet(
         self, command: Sequence[str], dsn: str, *, count: int = 1, environ: Mapping[str, str] | None = None
     ) -> AsyncIterator[tuple[list[Program], Tallies]]:
-        """`count` processes of a worker on a database, and what their handlers say. Killed at the end."""
+        """`count` worker processes on a database, and their handlers' counters. Killed at the end."""
         directory = Path(tempfile.mkdtemp(prefix="pgworkd-tally-"))
         variables = {"PGWORKD_DSN": dsn, DSN: dsn, ENVIRONMENT: str(directory), **(environ or {})}
         logs = self.scratch / "logs"
@@ -93,14 +93,14 @@ def daemon(*queues: str, app: str = "app") -> list[str]:
 
 
 async def stop_all(programs: Sequence[Program]) -> None:
-    """Stops our daemons as systemd would; one that leaves something behind is an error."""
+    """Stops our daemons as systemd would; an unclean stop is an error."""
     for program in programs:
         if (code := await program.stop()) != 0:
             raise BenchmarkError(f"a daemon ended with {code}:\n{program.tail()}")
 
 
 async def calm(connection: asyncpg.Connection[Any], table: str) -> None:
-    """What a table that was just filled needs before a clock starts: statistics, and its pages on disk."""
+    """Prepares a newly filled table for a measurement: ANALYZE, and a checkpoint."""
     with suppress(asyncpg.UndefinedTableError):
         await connection.execute(f"ANALYZE {table}")
     await connection.execute("CHECKPOINT")

@@ -1,7 +1,7 @@
-"""The chart: an SVG without a library, readable on light and dark ground.
+"""The chart: an SVG without a library, readable on a light and on a dark background.
 
-Above, the rates of one subject, each system a bar in the same unit. Below, how far each bar of the report was reached:
-1 is the bar itself, further right is better, whatever is measured.
+Above, the rates of one subject, each system a bar in the same unit. Below, the margin of each bar of the report:
+1 is the bar itself, further right is better, whatever the unit.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .report import number
 WIDTH, LABELS, PLOT, LINE, BAR = 960, 400, 360, 24, 15
 LABEL_CHARS = 56
 MARGIN_SHOWN = 3.0
-"""A bar that is reached three times over is drawn no longer."""
+"""Longest drawn margin: three times the bar."""
 _STYLE = """
   svg { font: 13px system-ui, sans-serif; background: #ffffff }
   text { fill: #1f2328 } .small { font-size: 11px; fill: #59636e } .head { font-size: 15px; font-weight: 600 }

@@ -2,7 +2,7 @@
 
     python -m benchmarks.clients QUEUE CONNECTIONS SECONDS     (the database is PGWORKD_BENCH_DSN's)
 
-Prints the rows inserted and the seconds it took. A process of its own: the driver would be in its way.
+Prints the rows inserted and the seconds it took. A process of its own, so that the driver does not slow it down.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _INSERT = "INSERT INTO pgworkd.jobs (queue, payload) VALUES ($1, $2::text::jsonb
 
 
 async def insert(queue: str, count: int, seconds: float) -> None:
-    """Connects and prepares, then inserts until the time is over."""
+    """Connects and prepares, then inserts until the time is up."""
     connections = [await asyncpg.connect(os.environ[DSN]) for _ in range(count)]
     statements = [await connection.prepare(_INSERT) for connection in connections]
     payload = json.dumps({"number": 1000000, "text": "x" * 70})

@@ -1,7 +1,7 @@
-"""Draining a full table: how many jobs a second, and what each costs worker and server.
+"""Draining a full table: jobs per second, and the CPU cost per job of worker and server.
 
-The clock runs from the first handler call to the instant at which no job waits or runs. So starting the worker is not
-counted, nor is its first claim, for nobody.
+The clock runs from the first handler call until no job waits or runs. So the start of the worker is not
+counted, nor is its first claim, for any contender.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .systems import System, bare_loop, ours, verify, without_history
 
 JOBS = 50_000
 NAPS_PER_S = 10_000.0
-"""Ten slots that await 1 ms each, with no overhead at all."""
+"""The rate of ten slots that await 1 ms each, without any overhead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Drain:
 
 
 async def drain(bench: Bench, system: System, jobs: int, *, workers: int = 1) -> Drain:
-    """One drain of `jobs` jobs in a fresh database by so many workers."""
+    """One drain of `jobs` jobs in a fresh database by `workers` workers."""
     await bench.server.template(system.template, system.make)
     async with bench.server.database(system.template) as dsn, bench.server.connected(dsn) as connection:
         await system.load(bench, dsn, jobs)
@@ -61,7 +61,7 @@ async def race(
     """Drains a table that holds `loaded` jobs.
 
     With `end`, the rate is that between the handler calls number `begin` (0: the first) and `end`, and the worker is
-    stopped then: by calls, because the end of a table that is not empty cannot be seen.
+    stopped then: by calls, because the end of a drain cannot be observed while jobs remain.
     """
     since: datetime = await connection.fetchval("SELECT clock_timestamp()")
     last = loaded if end is None else end
@@ -95,14 +95,14 @@ async def _empty(system: System, connection: asyncpg.Connection[Any]) -> bool:
 
 
 async def naps(bench: Bench, jobs: int) -> Drain:
-    """What tasks that only await 1 ms reach: no jobs, no database."""
+    """The rate of tasks that only await 1 ms: no jobs, no database."""
     command = [sys.executable, "-m", "benchmarks.bare", "naps", str(jobs), "10"]
     async with running(command, {}, bench.scratch / "logs" / "naps.log") as program:
         return Drain(float(await program.finished()))
 
 
 def rates(samples: Sequence[Drain]) -> list[float]:
-    """Jobs a second, of each sample."""
+    """Jobs per second of each sample."""
     return [sample.rate for sample in samples]
 
 

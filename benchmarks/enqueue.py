@@ -1,4 +1,4 @@
-"""Putting jobs in: what the trigger costs single inserts, and many jobs at once against a bare COPY."""
+"""Enqueueing: what the trigger costs single inserts, and bulk enqueueing against a bare COPY."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from .systems import filling, ours
 
 CLIENTS, SECONDS = 16, 3.0
 NAPS_PER_S = 10_000
-"""What the daemon may get through at most: so large a backlog per second keeps it busy all the time."""
+"""Upper bound of the daemon's rate: a backlog of this many jobs per second keeps it busy throughout."""
 MANY = 100_000
 
 
 async def inserts_row(bench: Bench) -> list[Line]:
     """16 clients inserting single rows: the table as it is against the same with its trigger disabled.
 
-    First while the daemon works on a backlog of the same queue, which keeps it equally busy either way. Then without:
-    what is inserted is what keeps it busy, and without a trigger it hears of that only when it looks.
+    First while the daemon works on a backlog of the same queue, equally busy either way. Then without a backlog:
+    only the inserts keep it busy, and without the trigger it finds those only by polling.
     """
     seconds = bench.seconds(SECONDS, 0.5)
     lines = []
@@ -48,7 +48,7 @@ async def inserts_row(bench: Bench) -> list[Line]:
 
 
 async def _inserts(bench: Bench, seconds: float, *, busy: bool, trigger: bool) -> float:
-    """Rows per second that the clients got in."""
+    """Rows per second that the clients inserted."""
     queue = "nap" if busy else "bench"
     system = ours()
     await bench.server.template(system.template, system.make)

@@ -1,4 +1,4 @@
-"""Several daemons and slow jobs: is any slot idle while a job is due, does any daemon take more than it can run?"""
+"""Several daemons and slow jobs: is any slot idle while a job is due, does any daemon claim more than it can run?"""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from .tally import Tallies
 
 DAEMONS, SLOTS, JOBS = 4, 10, 400
 EVERY_S = 0.1
-"""Between two looks at who holds how many jobs."""
+"""Interval between samples of the jobs per daemon."""
 
 
 @dataclass(frozen=True, slots=True)
 class Slow:
-    """One round: ms that the worst slot was idle, jobs that the greediest daemon held at once."""
+    """One round: idle ms of the worst slot, and the most jobs that any daemon had in flight."""
 
     idle_ms: float
     held: int
@@ -64,7 +64,7 @@ async def _slow(bench: Bench, jobs: int) -> Slow:
         bench.fleet(daemon(f"slow={SLOTS}"), dsn, count=DAEMONS) as (programs, tallies),
     ):
         await until(partial(ready, connection, DAEMONS, DAEMONS), "the daemons listen", programs, every_s=0.05)
-        await anyio.sleep(1.0)  # past what they do when they have just started
+        await anyio.sleep(1.0)  # until the daemons' startup work is done
         await system.load(bench, dsn, jobs)
         due_at = anyio.current_time()
         limit = due_at + 30 + 4 * jobs / (DAEMONS * SLOTS)
@@ -86,10 +86,10 @@ async def _slow(bench: Bench, jobs: int) -> Slow:
 
 
 async def _most_held(connection: asyncpg.Connection[Any], tallies: Tallies) -> int:
-    """The most jobs that any daemon has claimed and not ended; 0 if handlers ended while we looked.
+    """The most jobs that any daemon has claimed and not finished; 0 if handlers ended during the sample.
 
-    `running` in the table says too much: a job whose handler has ended stays so until it is settled, a moment after
-    its slot was given to the next. Those are what the daemon says it has ended but the history does not have.
+    `running` in the table overstates it: a job whose handler has ended stays so until it is settled, a moment after
+    its slot went to the next job. Those are the jobs that the daemon has finished but the history lacks.
     """
     sql = """SELECT w.pid, (SELECT count(*) FROM pgworkd.jobs j WHERE j.worker_id = w.id),
                     (SELECT count(*) FROM pgworkd.finished_jobs f WHERE f.worker_id = w.id) FROM pgworkd.workers w"""

@@ -1,4 +1,4 @@
-"""What a daemon takes when it has nothing to do, and how its memory grows when it has."""
+"""Resources of an idle daemon, and the growth of its memory under load."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from .tally import Tallies
 IDLE_S, MEMORY_S = 30.0, 10.0
 JOBS_PER_S, EVERY_S = 10_000, 0.02
 SETTLED_S = 3.0
-"""After its start a daemon does things that it does once an hour."""
+"""Seconds to skip after the start: a daemon then runs its hourly maintenance."""
 REPORTED_S = 11.0
-"""A session that falls idle tells the server's statistics what it did within ten seconds (PGSTAT_IDLE_INTERVAL)."""
+"""An idle session reports its statistics to the server within ten seconds (PGSTAT_IDLE_INTERVAL)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """MB of an idle daemon, and how many more at most while jobs pass."""
+    """MB of an idle daemon, and its largest growth under load."""
 
     idle_mb: float
     growth_mb: float
@@ -53,7 +53,7 @@ class Idle:
 
 @asynccontextmanager
 async def _settled(bench: Bench, after_s: float = SETTLED_S) -> AsyncIterator[tuple[str, Program, Tallies]]:
-    """A daemon with ten queues that has started and calmed down, and the DSN of its database."""
+    """A daemon with ten queues that has started and become idle, and the DSN of its database."""
     system = ours()
     await bench.server.template(system.template, system.make)
     async with (
@@ -106,7 +106,7 @@ async def _memory(bench: Bench, seconds: float) -> Memory:
 
 
 async def idle_row(bench: Bench) -> list[Line]:
-    """What a daemon with ten queues and nothing to do asks of the database and of the processor."""
+    """Database and CPU load of an idle daemon with ten queues."""
     seconds = bench.seconds(IDLE_S, 5.0)
     bench.say(f"idle: ten queues and nothing to do, for {seconds:g} s")
     found = (await interleave({"pgworkd": partial(_idle, bench, seconds)}, bench.rounds, bench.say))["pgworkd"]
@@ -117,7 +117,7 @@ async def idle_row(bench: Bench) -> list[Line]:
 
 
 async def _idle(bench: Bench, seconds: float) -> Idle:
-    # Counted by the server: every statement of an idle daemon is a transaction. Autovacuum's would count as well.
+    # Counted by the server: every statement of an idle daemon is a transaction. Autovacuum's count as well.
     sql = "SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = $1"
     async with (
         bench.server.without_autovacuum(),

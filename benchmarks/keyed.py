@@ -1,4 +1,4 @@
-"""What keys and limits cost: the same jobs with and without them."""
+"""The cost of keys and limits: the same jobs with and without them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BLOCKED = 100_000
 DAEMONS, MAX_RUNNING = 4, 200
 """Of 100 slots each: with the limit, half of them have nothing to do."""
 
-# Two jobs that wait for their retry hold the keys; behind them stand the blocked ones, as claims leave them.
+# Two jobs waiting for their retry hold the keys; behind them are blocked jobs, as claims leave them.
 _BLOCKED_SQL = f"""
     INSERT INTO pgworkd.jobs (queue, payload, serialize_key, status, run_at)
     SELECT 'bench', {PAYLOAD_SQL}, 'key-' || i, 'failed', clock_timestamp() + interval '1 day'
@@ -28,7 +28,7 @@ _BLOCKED_SQL = f"""
 
 
 async def keyed_row(bench: Bench) -> list[Line]:
-    """Keys of both sorts, jobs that stand behind a busy key, and a limit over four daemons."""
+    """Keys of both sorts, jobs blocked behind a busy key, and a limit over four daemons."""
     return [*await _keys(bench), await _blocked(bench), await _limited(bench)]
 
 

@@ -1,4 +1,4 @@
-"""How long an idle worker takes to begin a job: from just before the INSERT to the first line of the handler."""
+"""How long an idle worker takes to start a job: from just before the INSERT to the first line of the handler."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ class Waits:
 
 
 async def ready(connection: asyncpg.Connection[Any], pools: int, workers: int = 1) -> bool:
-    """True when our daemons listen: they have entered their pools as asleep."""
+    """True once our daemons are listening: their pools are registered as idle."""
     sql = "SELECT count(*) FILTER (WHERE asleep) >= $1 AND count(DISTINCT worker_id) >= $2 FROM pgworkd.pools"
     return bool(await connection.fetchval(sql, pools, workers))
 
 
 async def _listening(connection: asyncpg.Connection[Any]) -> bool:
-    """True when the bare loop has said LISTEN and looked once."""
+    """True once the bare loop has executed LISTEN and polled once."""
     sql = """SELECT count(*) FILTER (WHERE query ILIKE 'LISTEN%') > 0
                     AND count(*) FILTER (WHERE query LIKE '%narrow%') > 0
              FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() AND state = 'idle'"""
@@ -55,7 +55,7 @@ async def _listening(connection: asyncpg.Connection[Any]) -> bool:
 
 
 async def waits(bench: Bench, system: System, jobs: int) -> Waits:
-    """Inserts one job every 20 ms into an idle worker's queue; how long each waited."""
+    """Inserts one job every 20 ms into an idle worker's queue; returns how long each waited."""
     await bench.server.template(system.template, system.make)
     async with (
         bench.server.database(system.template) as dsn,

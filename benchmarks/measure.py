@@ -1,6 +1,6 @@
 """Samples, bars and verdicts.
 
-Contenders of one comparison run in turns, in an order that rotates, because the machine's speed drifts: only what was
+Contenders of one comparison run alternately, in rotating order, because the machine's speed drifts: only what was
 measured side by side is compared. The median of the rounds is judged, the ratio of the medians where there is a
 reference.
 """
@@ -18,13 +18,13 @@ Sample = TypeVar("Sample")
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """What a line must reach: of the ratio to its reference if it has one, else of its own value, in its unit."""
+    """What a line must reach: by its ratio to the reference if it has one, else by its own value, in its unit."""
 
     sense: Literal["at least", "at most"]
     limit: float
 
     def holds(self, reached: float) -> bool:
-        """True if the bar is reached; what is no number reaches none."""
+        """True if the bar is reached; NaN reaches none."""
         return reached >= self.limit if self.sense == "at least" else reached <= self.limit
 
     def margin(self, reached: float) -> float:
@@ -51,7 +51,7 @@ class Line:
 
     @property
     def reached(self) -> float:
-        """What the bar is held against: the ratio of the medians, or our median if there is no reference."""
+        """The value compared with the bar: the ratio of the medians, or our median if there is no reference."""
         return ratio(self.ours, self.reference) if self.reference else middle(self.ours)
 
     @property
@@ -92,7 +92,7 @@ def percentile(samples: Sequence[float], percent: float) -> float:
 async def interleave(
     contenders: Mapping[str, Callable[[], Awaitable[Sample]]], rounds: int, say: Callable[[str], None] = lambda _: None
 ) -> dict[str, list[Sample]]:
-    """Lets each contender run once per round; who begins moves on by one each round. Samples by name, by round."""
+    """Runs each contender once per round, in rotating order. Samples by name, by round."""
     names = list(contenders)
     samples: dict[str, list[Sample]] = {name: [] for name in names}
     for number in range(rounds):
@@ -111,7 +111,7 @@ async def interleave(
 def longest_idle_s(
     runs: Sequence[Sequence[tuple[float, float]]], slots: int, due_at: float, *, until: float | None = None
 ) -> float:
-    """The longest time that any slot stood idle while a job was due and had not begun.
+    """The longest time that any slot was idle while a job was due and had not started.
 
     `runs`: of each daemon, (start, end) of its runs, in seconds on one clock; `slots` each; all jobs due at `due_at`.
     A slot is idle from the end of its run (or from `due_at`) to its next start, or to the last start of all: until

@@ -1,4 +1,4 @@
-"""Does the speed stay when the table is not as it should be: dead rows nobody may remove, a backlog, a long history."""
+"""Throughput under adverse conditions: dead rows that vacuum may not remove, a large backlog, a long history."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ HELD_JOBS, HELD_LAST = 500_000, 50_000
 BACKLOG = 1_000_000
 FINISHED = 10_000_000
 FINISHED_DISK_BYTES = 15 * 10**9
-"""What the full history, its index and its WAL may take."""
+"""Disk space of the full history, its index and its WAL."""
 
 # Due rows an hour back, the others a day ahead, of one queue, as if they had come one by one. Without the trigger,
-# which would only notify nobody, two million rows take half a minute.
+# which would have nobody to notify, two million rows take half a minute.
 _BACKLOG_SQL = f"""
     SET session_replication_role = replica;
     INSERT INTO pgworkd.jobs (queue, payload, run_at)
@@ -33,8 +33,8 @@ _BACKLOG_SQL = f"""
     FROM generate_series(1, %d) AS i;
     RESET session_replication_role"""  # noqa: S608 - numbers only
 
-# Evenly over the partitions of the last six days, in order of time: so it would have grown. `pgworkd.clock` turns
-# the schema's clock back, so that it makes partitions of the past.
+# Evenly over the partitions of the last six days, in order of time, as it would have grown. `pgworkd.clock` sets
+# the schema's clock back, so that it creates partitions of the past.
 _HISTORY_SQL = f"""
     SELECT set_config('pgworkd.clock', (now() - interval '6 days')::text, false);
     SELECT pgworkd.ensure_partitions(13);

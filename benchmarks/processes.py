@@ -1,4 +1,4 @@
-"""Programs under measurement: started in a session of their own, watched through /proc, ended whatever happens."""
+"""Programs under measurement: started in a session of their own, observed through /proc, always terminated."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ import anyio
 
 ROOT = Path(__file__).parent.parent
 STOP_S = 20.0
-"""A worker that was asked to stop gets so long."""
+"""Seconds that a worker gets to stop."""
 WAIT_S = 900.0
-"""Nothing here takes longer; a benchmark that hangs is to fail."""
+"""Time limit of every wait, so that a benchmark that hangs fails."""
 
 
 class BenchmarkError(RuntimeError):
-    """A measurement that must not be believed: a worker died, a job was lost or run twice, nothing happened."""
+    """An invalid measurement: a worker died, a job was lost or ran twice, nothing happened."""
 
 
 class Program:
-    """A running program and what it has said."""
+    """A running program and its output."""
 
     def __init__(self, command: Sequence[str], environ: Mapping[str, str], log: Path) -> None:
         clean = {name: value for name, value in os.environ.items() if not name.startswith(("PGWORKD_", "PG"))}
@@ -47,11 +47,11 @@ class Program:
             raise BenchmarkError(f"{self._shown()} ended with {code}:\n{self.tail()}")
 
     def tail(self) -> str:
-        """The last lines that it said."""
+        """Its last lines of output."""
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-15:])
 
     async def stop(self) -> int:
-        """Asks it to end; its exit code. Raises BenchmarkError if it does not."""
+        """Terminates it; returns its exit code. Raises BenchmarkError if it does not exit."""
         self.process.terminate()
         with anyio.move_on_after(STOP_S):
             while self.process.poll() is None:
@@ -60,7 +60,7 @@ class Program:
         raise BenchmarkError(f"{self._shown()} did not stop within {STOP_S:g} s:\n{self.tail()}")
 
     async def finished(self) -> str:
-        """Waits for it to end by itself; what it said. Raises BenchmarkError for any exit code but 0."""
+        """Waits for its exit; returns its output. Raises BenchmarkError for any exit code but 0."""
         while self.process.poll() is None:
             await anyio.sleep(0.01)
         if self.process.returncode:
@@ -68,7 +68,7 @@ class Program:
         return self.log.read_text()
 
     def kill(self) -> None:
-        """Ends it and its children at once."""
+        """Kills it and its children."""
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
@@ -96,7 +96,7 @@ async def until(
     every_s: float = 0.002,
     limit_s: float = WAIT_S,
 ) -> int:
-    """Looks every few ms until the fact holds; the monotonic ns at which it was seen to.
+    """Polls every few ms until the condition holds; returns the monotonic ns at which it did.
 
     Raises BenchmarkError when it takes too long, and at once when one of the programs has ended.
     """
@@ -116,7 +116,7 @@ async def until(
 
 
 async def until_told(failures: Coroutine[Any, Any, int]) -> int:
-    """Runs what counts failures; SIGTERM and Ctrl-C end it in order, workers and databases gone. The exit code."""
+    """Awaits `failures`, the number of failures; SIGTERM and Ctrl-C clean up workers and databases. The exit code."""
     task = asyncio.current_task()
     assert task is not None
     for each in (signal.SIGTERM, signal.SIGINT):

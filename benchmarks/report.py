@@ -1,4 +1,4 @@
-"""The table for people and the JSON for everything else."""
+"""The table for people and the JSON for programs."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def table(lines: Sequence[Line], title: str, heads: tuple[str, str] = ("ours", "
 def show(
     lines: Sequence[Line], title: str, failed: Mapping[str, str], heads: tuple[str, str] = ("ours", "reference")
 ) -> None:
-    """Prints the table, as wide as it needs to be when nobody looks at it on a terminal."""
+    """Prints the table, at its full width if the output is not a terminal."""
     console = Console()
     if not console.is_terminal:
         console = Console(width=170)
@@ -66,7 +66,7 @@ def show(
 
 
 def number(value: float) -> str:
-    """Three digits that count, thousands apart; none of them an exponent."""
+    """Three significant digits, with thousands separators and without an exponent."""
     if not math.isfinite(value):
         return "–"
     if abs(value) >= 1000:
@@ -81,7 +81,7 @@ def _spread(samples: Sequence[float]) -> str:
 
 
 def machine() -> dict[str, Any]:
-    """What it ran on."""
+    """The machine that it ran on."""
     models = [
         line.partition(":")[2].strip()
         for line in Path("/proc/cpuinfo").read_text().splitlines()
@@ -114,7 +114,7 @@ def versions() -> dict[str, str]:
 def document(
     lines: Sequence[Line], rates: Sequence[Rates], about: Mapping[str, Any], peers: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Everything that was measured, with all raw samples."""
+    """All measurements, with all raw samples."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": machine(),

@@ -1,7 +1,7 @@
 """Other job systems on Postgres, installed at run time into the scratch folder with npm and pip.
 
-Each with the fastest settings that its own documents or a sweep gave; what they do on success differs and is said in
-benchmarks/README.md. One that cannot be installed here is left out, with a line that says why.
+Each with the fastest settings from its own documentation or a sweep; what they do on success differs, as described in
+benchmarks/README.md. One that cannot be installed here is skipped, with a line that gives the reason.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NODE_PACKAGES = {"graphile-worker": "0.18.0", "pg-boss": "12.35.0"}
 PYTHON_PACKAGES = {"pgqueuer": "1.6.0", "procrastinate": "3.10.0"}
 _PYTHON_REQUIREMENTS = ("asyncpg==0.32.0", "uvloop==0.23.0", "psycopg[binary]>=3.2.4")
 NODE_LEAST = (22, 18)
-"""What both node packages ask for; an older node gets a newer one beside it, from npm."""
+"""The version that both node packages need; if node is older, a newer one is installed beside it, from npm."""
 INSTALL_S = 900
 
 GRAPHILE: dict[str, dict[str, Any]] = {
@@ -38,7 +38,7 @@ _BATCHED = {"completeJobBatchDelay": 0, "failJobBatchDelay": 0}
 
 
 def installed(scratch: Path, say: Callable[[str], None]) -> list[System]:
-    """All rivals that can be had."""
+    """All rivals that can be installed."""
     found: list[System] = []
     for what, install in (
         ("graphile-worker and pg-boss", _node_systems),
@@ -65,7 +65,7 @@ def _node_systems(scratch: Path) -> list[System]:
     node = str(folder / "node_modules" / ".bin" / "node") if old else node
     runtime = f"node {_run([node, '--version']).strip()}"
     for script in (ROOT / "benchmarks" / "peers").glob("*.mjs"):
-        shutil.copy(script, folder)  # modules are looked for from where a script is
+        shutil.copy(script, folder)  # node resolves modules from the script's directory
     work = partial(_system, table="graphile_worker._private_jobs", left="graphile_worker._private_jobs")
     version = f"{NODE_PACKAGES['graphile-worker']}, {runtime}"
     found = [
@@ -138,7 +138,7 @@ def _system(
 
 
 async def _said(program: Sequence[str], *arguments: str, dsn: str, environ: dict[str, str]) -> str:
-    """What a program says that ends by itself."""
+    """The output of a program that exits by itself."""
     with tempfile.TemporaryDirectory(prefix="pgworkd-peer-") as folder:
         async with running([*program, *arguments], {DSN: dsn, **environ}, Path(folder) / "log") as started:
             return await started.finished()

@@ -1,4 +1,4 @@
-"""The Postgres that everything runs on, durable for everyone, and fresh databases on it."""
+"""The Postgres server of all contenders, durable for all, and fresh databases on it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def memory_bytes() -> int:
 
 
 def settings() -> dict[str, str]:
-    """What the embedded server runs with: durable, and large enough that the disk's speed is not what is measured."""
+    """Settings of the embedded server: durable, and large enough not to measure the disk's speed."""
     small = memory_bytes() < MEMORY_FOR_4GB
     return {
         "fsync": "on",
@@ -49,7 +49,7 @@ def settings() -> dict[str, str]:
 
 
 def default_scratch() -> Path:
-    """A directory below the user's cache. Root's is the system's: its server runs as another user, who must get in."""
+    """A directory below the user's cache; for root the system's, as its server runs as another user."""
     if os.geteuid() == 0:
         return Path("/var/cache/pgworkd-benchmarks")
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pgworkd-benchmarks"
@@ -78,12 +78,12 @@ def _in_memory(path: Path) -> bool:
 
 
 class Server:
-    """Makes databases and drops them; knows what the server's processes use."""
+    """Creates and drops databases; measures the server's processes."""
 
     def __init__(self, dsn: str) -> None:
         self.dsn = dsn
         self.own_sessions: set[int] = set()
-        """Backends of the driver, whose CPU is nobody's."""
+        """Backends of the driver, whose CPU does not count."""
         self._token = secrets.token_hex(3)
         self._numbers = itertools.count(1)
         self._templates: dict[str, str] = {}
@@ -105,7 +105,7 @@ class Server:
                 await self._drop(name)
 
     def cpu_s(self) -> float | None:
-        """CPU seconds of the server but for the driver's sessions; None if it is on another machine."""
+        """CPU seconds of the server except the driver's sessions; None if it is on another machine."""
         return None if self._postmaster is None else cpu_s(self._postmaster, self.own_sessions)
 
     async def settings(self) -> dict[str, str]:
@@ -135,7 +135,7 @@ class Server:
         return self._templates[name]
 
     async def forget(self, name: str) -> None:
-        """Drops a template that is large and has been used."""
+        """Drops a large template after its use."""
         if (database := self._templates.pop(name, None)) is not None:
             await self._drop(database)
 
@@ -153,7 +153,7 @@ class Server:
 
     @asynccontextmanager
     async def without_autovacuum(self) -> AsyncIterator[None]:
-        """Keeps the server's own transactions out of a count of ours."""
+        """Keeps the server's own transactions out of the count of ours."""
         await self._execute("ALTER SYSTEM SET autovacuum = off", "SELECT pg_reload_conf()")
         try:
             yield

@@ -1,4 +1,4 @@
-"""Ours and what it is compared with, each as a worker that drains a table."""
+"""pgworkd and its references, each as a worker that drains a table."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Load = Callable[[Bench, str, int], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """A worker, its table, and how to see that it has lost and doubled nothing."""
+    """A worker, its table, and how to check that it has lost or duplicated no job."""
 
     name: str
     template: str
@@ -31,7 +31,7 @@ class System:
     """Makes the template, given its DSN."""
     command: list[str]
     load: Load
-    """Puts that many due jobs into the database of a DSN."""
+    """Inserts that many due jobs into the database of a DSN."""
     table: str
     left_sql: str
     """True while a job waits or runs."""
@@ -41,7 +41,7 @@ class System:
     """How many are in the history since the instant $1; None if it keeps none."""
     environ: Mapping[str, str] = field(default_factory=dict)
     share: float = 1.0
-    """Of the jobs of the others, for the slow: a rate needs no more."""
+    """Share of the other systems' number of jobs, for slow ones: enough for a rate."""
     ours: bool = False
     version: str = ""
 
@@ -57,7 +57,7 @@ async def executed(dsn: str, *scripts: str) -> None:
 
 
 def filling(queue: str, table: str = "pgworkd.jobs", columns: str = "", values: str = "") -> str:
-    """The statement that puts $1 due jobs into a table.
+    """The statement that inserts $1 due jobs into a table.
 
     `queue` and `values` are SQL in terms of `i`, the job's number; `columns` and `values` begin with a comma.
     """
@@ -97,7 +97,7 @@ def ours(
 
 
 def without_history() -> System:
-    """Our worker on a queue that keeps nothing, which is what a loop that deletes can be compared with."""
+    """Our worker on a queue without history, comparable with a loop that deletes."""
     more = "INSERT INTO pgworkd.queues (name, keep_s) VALUES ('bench', 0)"
     return ours("pgworkd keep_s=0", more=more, keeps=False)
 
@@ -130,7 +130,7 @@ def _by_sql(statement: str) -> Load:
 
 
 async def verify(system: System, connection: asyncpg.Connection[Any], calls: int, loaded: int, since: Any) -> None:
-    """Raises BenchmarkError if handlers ran more or fewer jobs than are gone, or than the history says."""
+    """Raises BenchmarkError if handlers ran more or fewer jobs than were removed, or than the history has."""
     remaining = await connection.fetchval(system.remaining_sql) if system.remaining_sql else loaded - calls
     if calls != loaded - remaining:
         raise BenchmarkError(

@@ -1,6 +1,6 @@
-"""What a worker process tells the driver while it works: 64-bit integers in a file that both have mapped.
+"""Counters of a worker process, read by the driver while it works: 64-bit integers in a shared memory-mapped file.
 
-A worker counts its calls here, which takes a tenth of a microsecond and no system call; the driver looks without
+A worker counts its calls here, which takes a tenth of a microsecond and no system call; the driver reads them without
 disturbing it. Each process has a file of its own, `DIRECTORY/PID`, little-endian:
 
     0  calls so far      1  monotonic ns of the first call      2  numbers noted      3...  the numbers
@@ -24,14 +24,14 @@ _CALLS, _FIRST, _NOTED, _HEAD = 0, 1, 2, 3
 
 
 class Tally:
-    """One process's numbers; kept to itself if `directory` is None."""
+    """One process's counters; private if `directory` is None."""
 
     def __init__(self, directory: str | None) -> None:
         if directory is None:
             self._cells = memoryview(array("q", bytes(8 * _CELLS)))
             return
-        with (Path(directory) / str(os.getpid())).open("a+b") as file:  # a second one of this process counts on
-            file.truncate(8 * _CELLS)  # sparse: only what is written takes room
+        with (Path(directory) / str(os.getpid())).open("a+b") as file:  # a second tally here continues the count
+            file.truncate(8 * _CELLS)  # sparse: only written pages take space
             self._cells = memoryview(mmap.mmap(file.fileno(), 0)).cast("q")
 
     def called(self) -> None:
@@ -42,7 +42,7 @@ class Tally:
         cells[_CALLS] += 1
 
     def note(self, *numbers: int) -> None:
-        """Keeps numbers for the driver, after those noted before."""
+        """Appends numbers for the driver."""
         cells = self._cells
         for number in numbers:
             cells[_HEAD + cells[_NOTED]] = number
@@ -50,7 +50,7 @@ class Tally:
 
 
 def from_environment() -> Tally:
-    """The tally that the driver has asked for, or one that nobody sees."""
+    """The tally that the driver requested, or a private one."""
     return Tally(os.environ.get(ENVIRONMENT))
 
 
@@ -65,7 +65,7 @@ class Tallies:
         return sum(self._cell(path, _CALLS) for path in self._files())
 
     def first_ns(self) -> int | None:
-        """When the first handler was called, on the monotonic clock; None: none was."""
+        """When the first handler was called, on the monotonic clock; None if none was."""
         return min((first for path in self._files() if (first := self._cell(path, _FIRST))), default=None)
 
     def notes(self) -> dict[int, list[int]]:

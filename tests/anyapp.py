@@ -1,7 +1,7 @@
-"""python -m tests.anyapp: one made-up application after the other, under faults, judged by the checker of chaos.
+"""python -m tests.anyapp: one generated application after the other, under faults, judged by the chaos checker.
 
---seed S plays the application S, and then S+1, S+2, ... until the minutes are over. Exit code 1, and how to replay it,
-at the first violation.
+--seed S runs the application S, and then S+1, S+2, ... until the time is up. Exit code 1, and how to replay it,
+on the first violation.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.chaos.faults import FAULTS
 FOR_S = 20.0
 FAULTS_EACH = 6
 LEFT_OUT = ("disk_full", "clock_step", "worker_clock", "notify_flood")
-"""What needs a machine of its own, or has nothing to do with the application."""
+"""Faults that need a machine of their own, or are unrelated to the application."""
 
 
 def plan_of(seed: int, for_s: float = FOR_S, faults: int = FAULTS_EACH, pg_bin: Path | None = None) -> Plan:
@@ -39,7 +39,7 @@ def main(
     pg_bin: Annotated[Path | None, typer.Option(help="Run on the Postgres in this bin directory.")] = None,
     keep: Annotated[Path | None, typer.Option(help="Keep histories and logs of each run below this.")] = None,
 ) -> None:
-    """Plays made-up applications until the minutes are over, or something is violated."""
+    """Runs generated applications until the time is up, or a check is violated."""
     seed = random.SystemRandom().randrange(1 << 31) if seed is None else seed
     until_s = time.monotonic() + minutes * 60
     played = 0

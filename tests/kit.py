@@ -1,4 +1,4 @@
-"""What tests of a running daemon share: starting one, and waiting for facts instead of for time."""
+"""Shared by tests of a running daemon: starting one, and waiting for conditions instead of sleeping."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from hypothesis import settings
 
 EXAMPLES = os.environ.get("PGWORKD_TEST_EXAMPLES")
-"""So many in each model and fuzz test, and others each time. Without it the tests are the same each time."""
+"""Number of examples of each model and fuzz test, random on each run. Unset: the same examples on every run."""
 LIMIT_S = 20.0
-"""No fact is waited for longer: then the test fails and says what it saw."""
+"""Time limit of every wait; then the test fails and shows what it saw."""
 
 
 def examples(count: int, **changes: Any) -> settings:
-    """How a test of generated examples runs: `count` of them unless PGWORKD_TEST_EXAMPLES says otherwise."""
+    """Hypothesis settings: `count` examples unless PGWORKD_TEST_EXAMPLES is set."""
     from hypothesis import HealthCheck, settings  # here: each daemon in a process of its own imports this module
 
     return settings(
@@ -41,7 +41,7 @@ def examples(count: int, **changes: Any) -> settings:
 
 
 class Recorder:
-    """Remembers all events of a daemon and lets a test wait for one."""
+    """Records all events of a daemon and lets a test wait for one."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[str, Mapping[str, Any]]] = []
@@ -53,7 +53,7 @@ class Recorder:
         arrived.set()
 
     def all(self, name: str, **facts: Any) -> list[Mapping[str, Any]]:
-        """The facts of every event of that name that has (at least) the given facts."""
+        """The fields of every event of that name that match the given ones."""
         return [f for n, f in self.seen if n == name and facts.items() <= dict(f).items()]
 
     async def wait(self, name: str, count: int = 1, **facts: Any) -> Mapping[str, Any]:
@@ -66,7 +66,7 @@ class Recorder:
 
 
 async def until(fact: Callable[[], Any], limit_s: float = LIMIT_S) -> Any:
-    """Asks again and again until the answer, awaited if it has to be, is true; returns it."""
+    """Polls `fact`, which may be async, until it returns a true value; returns that."""
     answer: Any = None
     with anyio.move_on_after(limit_s):
         while True:
@@ -114,7 +114,7 @@ async def running(
 
 
 async def insert(db: asyncpg.Connection[Any], queue: str, payload: str = "{}", **columns: Any) -> Any:
-    """Inserts one job as an application would; its id."""
+    """Inserts one job as an application would; returns its id."""
     names = ["queue", "payload", *columns]
     marks = ", ".join(f"${i}" for i in range(1, len(names) + 1))
     sql = f"INSERT INTO pgworkd.jobs ({', '.join(names)}) VALUES ({marks}) RETURNING id"  # noqa: S608 - names are ours
@@ -128,7 +128,7 @@ async def status(db: asyncpg.Connection[Any], job_id: Any) -> str | None:
 
 
 def waits_for_status(db: asyncpg.Connection[Any], job_id: Any, wanted: str) -> Callable[[], Awaitable[bool]]:
-    """A fact for `until`: the job has that status."""
+    """A condition for `until`: the job has that status."""
 
     async def fact() -> bool:
         return await status(db, job_id) == wanted

@@ -1,10 +1,10 @@
-"""Which tests are slow, which need the machine for themselves, and how they are spread over processes.
+"""Which tests are slow, which need the machine to themselves, and how tests are spread over processes.
 
 `pytest` runs the fast lane: all but the slow ones, in several processes (pytest-xdist), each with a server of its own.
-`pytest -m slow` runs the others, `pytest -m ""` all, `pytest -n 0` in one process. A test that is named
-(`pytest tests/x.py::test_y`) is run, be it slow, and in this process.
+`pytest -m slow` runs the others, `pytest -m ""` all, `pytest -n 0` in one process. A test given by name
+(`pytest tests/x.py::test_y`) runs even if it is slow, and in this process.
 
-Marks are set here and not in the files: what is slow shows only beside the others.
+Marks are set here and not in the files, as a test is slow only in comparison with the others.
 """
 
 from __future__ import annotations

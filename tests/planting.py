@@ -1,4 +1,4 @@
-"""Bugs planted on purpose: a copy of the tree in which one exact text is another, for checkers to prove themselves."""
+"""Planted bugs: a copy of the tree with one exact text replaced, to prove that the checkers catch the bug."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Planted:
 
 
 def places(planted: Planted, root: Path = ROOT) -> list[tuple[Path, re.Match[str]]]:
-    """Where the old text stands; in SQL a space stands for any white space, as a line may be broken elsewhere."""
+    """Where the old text occurs; in SQL a space matches any white space, so that line breaks do not matter."""
     if planted.file != "schema.sql":
         files, pattern = [root / planted.file], re.escape(planted.old)
     else:
@@ -39,7 +39,7 @@ def places(planted: Planted, root: Path = ROOT) -> list[tuple[Path, re.Match[str
 
 
 def mutated(planted: Planted, old: re.Match[str]) -> str:
-    """The text in which `old` was found, with the bug; in SQL the white space around it stays."""
+    """The text in which `old` was found, with the bug; in SQL the surrounding white space is kept."""
     new = planted.new.strip() if planted.file == "schema.sql" else planted.new
     return f"{old.string[: old.start()]}{new}{old.string[old.end() :]}"
 
@@ -47,7 +47,7 @@ def mutated(planted: Planted, old: re.Match[str]) -> str:
 def mutated_tree(planted: Planted, into: Path) -> Path:
     """Copies the project into `into` and plants the bug there; returns `into`.
 
-    Raises AssertionError unless the old text occurs exactly once: a bug that is planted nowhere, or in two places,
+    Raises AssertionError unless the old text occurs exactly once: a bug planted nowhere, or in two places,
     proves nothing.
     """
     for name in COPIED:

@@ -1,7 +1,7 @@
-"""A daemon in a process of its own, to be killed, frozen and blocked: python -m tests.process DSN KEY=VALUE...
+"""A daemon in its own process, for tests that kill, freeze or block it: python -m tests.process DSN KEY=VALUE...
 
-The app's handlers write what they do into the table `runs` on a connection of their own, so that the test can
-compare what really ran with what the engine says.
+The app's handlers record their runs in the table `runs` over a connection of their own, so that the test can
+compare what really ran with what the engine reports.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ EXPLAINED = """
            (SELECT count(*) FROM jsonb_array_elements(f.errors) e WHERE e ->> 'type' = 'lost') AS lost,
            (SELECT count(*) FROM given_back g WHERE g.job = f.id) AS given_back
     FROM pgworkd.finished_jobs f"""
-"""What ended, and what became of each attempt: a daemon that stalls gives back, unbegun, what it claimed ahead."""
+"""Finished jobs and the fate of each attempt: a daemon that stalls releases the prefetched jobs it has not started."""
 
 SERVES = """
     SELECT EXISTS (SELECT FROM pgworkd.pools p JOIN pgworkd.workers w ON w.id = p.worker_id WHERE w.pid = $1)"""
@@ -58,7 +58,7 @@ _file: int | None = None
 
 @app.handler("work", concurrency=1000, max_attempts=10)
 async def work(payload: dict[str, Any], job: Job) -> None:
-    """Notes its start, waits for the gate if its payload names one, notes its end."""
+    """Records its start, waits for the gate if its payload names one, records its end."""
     assert _pool is not None
     await _pool.execute("INSERT INTO runs (job, attempt, pid) VALUES ($1, $2, $3)", job.id, job.attempt, os.getpid())
     if (gate := payload.get("gate")) is not None:
@@ -71,9 +71,9 @@ async def work(payload: dict[str, Any], job: Job) -> None:
 
 @app.handler("quick", concurrency=100, max_attempts=10)
 async def quick(job: Job) -> None:
-    """Notes its start in the file that RUNS_FILE names, in one write that survives the process, and is done.
+    """Appends its start to the file RUNS_FILE, in one write that survives a kill of the process.
 
-    32 bytes: a kill may cut a write where a page of the file ends, and none of these goes beyond one.
+    32 bytes: a kill may truncate a write at a page boundary of the file, and none of these crosses one.
     """
     global _file
     if _file is None:
@@ -83,13 +83,13 @@ async def quick(job: Job) -> None:
 
 @app.handler("stage", concurrency=100, max_attempts=100)
 async def stage(payload: dict[str, Any]) -> dict[str, int]:
-    """One more than what the stage above has made of the number."""
+    """The previous stage's number plus one."""
     return {"n": payload.get("result", payload)["n"] + 1}
 
 
 @app.handler("told", concurrency=10, max_attempts=100)
 async def told() -> None:
-    """The end of a tree."""
+    """The callback of a batch tree."""
 
 
 @app.handler("block", concurrency=1)
@@ -102,7 +102,7 @@ async def block(payload: dict[str, Any], job: Job) -> None:
 
 @app.handler("poison", concurrency=10, max_attempts=10)
 async def poison(payload: dict[str, Any], job: Job) -> None:
-    """Takes the whole process along, or only looks as if it might."""
+    """Kills the whole process, or is only an innocent neighbour of a job that does."""
     if payload["deadly"]:
         os.kill(os.getpid(), signal.SIGKILL)
     await anyio.sleep(payload.get("seconds", 0.0))
@@ -120,7 +120,7 @@ async def main(dsn: str, changes: dict[str, float]) -> int:
 
 @contextlib.contextmanager
 def daemon_process(dsn: str, log: Any = subprocess.DEVNULL, **changes: float) -> Iterator[subprocess.Popen[bytes]]:
-    """Starts one; it is killed at the end, if it still lives."""
+    """Starts a daemon process; it is killed at the end if it is still alive."""
     arguments = [f"{key}={value}" for key, value in changes.items()]
     process = subprocess.Popen([sys.executable, "-m", "tests.process", dsn, *arguments], stderr=log)
     try:

@@ -1,4 +1,4 @@
-"""A TCP proxy in front of a Postgres, in the test's own process, that delays, slows down, swallows, refuses and cuts.
+"""A TCP proxy in front of Postgres, in the test's own process, that delays, throttles, drops, refuses and cuts.
 
     async with Proxy(dsn) as proxy:
         connection = await asyncpg.connect(proxy.dsn)
@@ -23,21 +23,21 @@ import anyio
 from anyio.abc import TaskGroup
 
 Mode = Literal["pass", "delay", "hold", "blackhole", "halfopen", "refuse"]
-"""pass: as if it were not there. delay: each chunk waits `delay_s`, in both directions, in order. hold: nothing is
-forwarded and nothing closed until the mode is another, and then what came in meanwhile arrives, however late.
+"""pass: transparent. delay: each chunk waits `delay_s`, in both directions, in order. hold: nothing is
+forwarded and nothing closed until the mode changes; then the data received meanwhile is delivered, however late.
 
-blackhole: nothing is forwarded and nothing closed, new connections are accepted; what came in meanwhile is dropped, so
-those connections stay dead when the mode is "pass" again, and the server finds out by its keepalive only. halfopen:
-what the client sends arrives, what the server answers is dropped; who has lost an answer stays so. refuse: new
-connections are reset, the others go on.
+blackhole: nothing is forwarded and nothing closed, new connections are accepted; data received meanwhile is dropped, so
+those connections stay dead when the mode is "pass" again, and the server notices only by its keepalives. halfopen:
+data from the client is delivered, replies of the server are dropped, and their connections stay dead. refuse: new
+connections are reset, existing ones keep working.
 """
 Side = Literal["client", "server"]
 
 CHUNK_BYTES = 64 * 1024
 KEEPALIVE_S = 25.0
-"""So long a server has a session whose client has gone in silence: as pgworkd's sessions ask of it, 10 s + 3 x 5 s."""
-_RESET = struct.pack("ii", 1, 0)  # SO_LINGER for no time: close() throws everything away and sends RST
-_UNTYPED = {80877103: "ssl", 80877104: "gss", 80877102: "cancel"}  # else it is the version that a startup asks for
+"""Seconds until a server ends the session of a silently lost client, with pgworkd's keepalives: 10 s + 3 x 5 s."""
+_RESET = struct.pack("ii", 1, 0)  # SO_LINGER 0: close() discards everything and sends RST
+_UNTYPED = {80877103: "ssl", 80877104: "gss", 80877102: "cancel"}  # any other value: the version of a startup
 
 
 class Message(NamedTuple):
@@ -54,28 +54,28 @@ class Message(NamedTuple):
 
 
 class Proxy:
-    """Listens on 127.0.0.1, on the same port for all its life; everything is reset at the end."""
+    """Listens on 127.0.0.1, always on the same port; all connections are reset at the end."""
 
     def __init__(self, dsn: str, *, port: int = 0) -> None:
-        """`dsn` must name a host; `port` to listen on, 0: a free one."""
+        """`dsn` must name a host; `port`: to listen on, 0 for a free one."""
         self.delay_s = 0.0
         self.bytes_per_s = math.inf
-        """What all connections together may carry, in each direction; may be set at any time."""
-        self._free_at = {"client": 0.0, "server": 0.0}  # on the loop's clock: what was sent so far has passed then
+        """Bytes per second of all connections together, in each direction; may be set at any time."""
+        self._free_at = {"client": 0.0, "server": 0.0}  # on the loop's clock: when everything sent so far has passed
         self.on_message: Callable[[Message], bool] | None = None
-        """Asked about each message; False cuts its connection before it is forwarded.
+        """Called for each message; False cuts its connection before it is forwarded.
 
-        Connections made while there is none go unparsed for all their life.
+        Connections made while it is None are never parsed.
         """
         parts = urlsplit(dsn)
         if parts.hostname is None:
             raise ValueError("the DSN names no host")
         self.left: set[int] = set()
-        """Ports of ours from which connections that are over reached the server; it may not have seen their end yet."""
+        """Local ports of closed connections to the server, which may not have noticed their end yet."""
         self._target = (parts.hostname, parts.port or 5432)
         self._mode: Mode = "pass"
         self._held = anyio.Event()
-        """Set when what is held may go on."""
+        """Set when held data may be forwarded."""
         self._present: list[_Connection] = []
         self._accepted = self._messages = 0
         self._listener = socket.create_server(("127.0.0.1", port), backlog=128)
@@ -104,11 +104,11 @@ class Proxy:
 
     @property
     def connections(self) -> int:
-        """How many are present, dead ones included."""
+        """The number of open connections, dead ones included."""
         return len(self._present)
 
     def cut(self) -> int:
-        """Resets all present connections on both sides; how many."""
+        """Resets all open connections on both sides; returns their number."""
         present = list(self._present)
         for connection in present:
             connection.reset()
@@ -125,7 +125,7 @@ class Proxy:
         self.cut()
         self._tasks.cancel_scope.cancel()
         try:
-            await self._tasks.__aexit__(None, None, None)  # what the block raised goes on by itself, not in a group
+            await self._tasks.__aexit__(None, None, None)  # the block's exception propagates by itself, not in a group
         finally:
             self._listener.close()
 
@@ -157,7 +157,7 @@ class Proxy:
             self._present.remove(connection)
 
     async def _pump(self, connection: _Connection, side: Side) -> None:
-        """Forwards what `side` sends, until it has sent all."""
+        """Forwards data from `side`, until its end of stream."""
         loop = asyncio.get_running_loop()
         source, sink = connection.ends(side)
         try:
@@ -178,7 +178,7 @@ class Proxy:
                         connection.reset()
             if side not in connection.lost and sink is not None:
                 sink.shutdown(socket.SHUT_WR)
-        except OSError:  # one end has reset: so do we, unless nobody may notice
+        except OSError:  # one end was reset: reset the other, unless the mode hides it
             if side not in connection.lost:
                 connection.reset()
         if side == "client" and side in connection.lost:
@@ -193,7 +193,7 @@ class Proxy:
         await anyio.sleep(self._free_at[side] - now)
 
     def _ask(self, connection: _Connection, side: Side, data: bytes) -> tuple[bytes, bool]:
-        """What of the data may pass, and whether the connection is to be cut after that."""
+        """The part of the data that may pass, and whether to cut the connection after it."""
         if not connection.parsed:
             return data, False
         passed = bytearray()
@@ -208,7 +208,7 @@ class Proxy:
 
 
 class _Connection:
-    """A client's socket, and the one to the server that belongs to it."""
+    """A client's socket, and its socket to the server."""
 
     def __init__(self, number: int, client: socket.socket, *, parsed: bool) -> None:
         self.number = number
@@ -218,7 +218,7 @@ class _Connection:
         self.scope = anyio.CancelScope()
         self.over = False
         self.lost: set[Side] = set()
-        """What these sides send is dropped for ever."""
+        """Sides whose data is dropped for good."""
         self._frames = {"client": _Frames(untyped=True), "server": _Frames(untyped=False)}
         _prepare(client)
 
@@ -234,29 +234,29 @@ class _Connection:
 
     @property
     def port(self) -> int:
-        """From which it has reached the server; 0: it has not."""
+        """The local port of the server connection; 0 if there is none."""
         return 0 if self.server is None else int(self.server.getsockname()[1])
 
     def ends(self, side: Side) -> tuple[socket.socket, socket.socket | None]:
-        """Where `side` is read, and where that goes."""
+        """The socket to read `side` from, and the one to write to."""
         if side == "client":
             return self.client, self.server
         assert self.server is not None
         return self.server, self.client
 
     def lose_all(self) -> None:
-        """From now on it is dead, in both directions."""
+        """Marks the connection as dead, in both directions."""
         self.lost |= {"client", "server"}
 
     def pieces(self, side: Side, data: bytes) -> Iterator[tuple[str, bytes]]:
-        """The data, in pieces; the kind stands with the first of each message, else it is empty."""
+        """The data in pieces; the first piece of each message carries its kind, the others none."""
         for kind, piece in self._frames[side].pieces(data):
             if side == "client" and kind in ("ssl", "gss"):
                 self._frames["server"].answers = True
             yield kind, piece
 
     def reset(self) -> None:
-        """Ends it without a word, on both sides."""
+        """Closes it abruptly, on both sides."""
         self.over = True
         for end in (self.client, self.server):
             if end is not None:
@@ -274,10 +274,10 @@ class _Frames:
 
     def __init__(self, *, untyped: bool) -> None:
         self.answers = False
-        """The next byte answers a request for encryption, and is all of the answer."""
+        """The next byte is the complete reply to a request for encryption."""
         self._untyped = untyped  # the next message has no type letter
         self._head = b""
-        self._left = 0  # bytes of the message that we are in
+        self._left = 0  # remaining bytes of the current message
 
     def pieces(self, data: bytes) -> Iterator[tuple[str, bytes]]:
         data = self._head + data

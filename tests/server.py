@@ -27,25 +27,25 @@ from pgworkd.embedded import EmbeddedPostgres
 TEMPLATE = "_".join(["pgworkd_template", *filter(None, [os.environ.get("PYTEST_XDIST_WORKER")])])
 """Each worker of pytest-xdist has its own: with PGWORKD_TEST_DSN they share a server."""
 AHEAD = 2
-"""Copies of the template that wait for the next tests."""
+"""Copies of the template kept ready for the next tests."""
 MEMORY = Path("/dev/shm")  # noqa: S108 - mkdtemp makes our own directory in it
 
 TEST_SETTINGS = {
-    "fsync": "off",  # the machine may crash: then the tests are run again
+    "fsync": "off",  # if the machine crashes, the tests are simply run again
     "full_page_writes": "off",
     "shared_buffers": "64MB",
     "max_connections": "200",
     "log_min_messages": "warning",
     "autovacuum_naptime": "10s",
 }
-"""Fast and forgetful; but synchronous_commit stays on, as in production: without fsync it costs little."""
+"""Fast and not durable; synchronous_commit stays on, as in production: without fsync it costs little."""
 
 
 def start_test_server(pg_bin: Path | None = None, **settings: str) -> EmbeddedPostgres:
     """Starts a server in a temporary directory, from `pg_bin` or from the embedded binaries; stop() it.
 
     The directory is in memory if that has 4 GiB to spare: a database then takes 8 ms, on a slow disk 250 ms. Its
-    password costs one round of hashing to check, not 4,096: a test logs in up to ten times.
+    password takes one round of hashing to check, not 4,096: a test logs in up to ten times.
     """
     server = EmbeddedPostgres(settings=TEST_SETTINGS | settings, bin_dir=pg_bin)
     roomy = MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 4 << 30
@@ -82,12 +82,12 @@ class Databases:
             drop.result()
 
     def take(self) -> str:
-        """The DSN of a fresh database; raises psycopg.Error when there is none to be had."""
+        """The DSN of a fresh database; raises psycopg.Error if it could not be created."""
         self._ahead.append(self._thread.submit(self._create))
         return _with_database(self._dsn, self._ahead.popleft().result())
 
     def drop(self, dsn: str) -> None:
-        """Drops the database, soon, under whoever is connected to it; what failed before is raised here."""
+        """Drops the database in the background, disconnecting its clients; raises the error of an earlier drop."""
         self._drops.append(self._thread.submit(self._drop, urlsplit(dsn).path[1:]))
         while self._drops and self._drops[0].done():
             self._drops.pop(0).result()
@@ -126,7 +126,7 @@ async def create_database(dsn: str, name: str) -> str:
 
 
 async def drop_database(dsn: str, name: str) -> None:
-    """Drops the database `name`, if there is one, under whoever is connected to it."""
+    """Drops the database `name` if it exists, disconnecting its clients."""
     await _execute(dsn, f"DROP DATABASE IF EXISTS {_quoted(name)} WITH (FORCE)")
 
 
@@ -139,7 +139,7 @@ async def _execute(dsn: str, sql: str) -> None:
 
 
 def _copy_of_template(name: str, version: int) -> str:
-    # Copying files beats the default of 15+, each page to WAL: 8 against 10 ms. 14 knows nothing else.
+    # Copying files beats the default of 15+, writing each page to WAL: 8 against 10 ms. 14 always copies files.
     strategy = " STRATEGY file_copy" if version >= 15 else ""
     return f"CREATE DATABASE {_quoted(name)} TEMPLATE {_quoted(TEMPLATE)}{strategy}"
 

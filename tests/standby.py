@@ -1,4 +1,4 @@
-"""A standby of a test's server, by streaming replication, which may be cut off and promoted."""
+"""A streaming standby of a test's server, which may be disconnected and promoted."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.server import MEMORY
 
 @contextmanager
 def standby_of(primary: EmbeddedPostgres, bin_dir: Path) -> Iterator[EmbeddedPostgres]:
-    """A copy of the running `primary` as of now, which follows it, asynchronously, and answers readers."""
+    """An asynchronous hot standby of the running `primary`."""
     directory = Path(tempfile.mkdtemp(prefix="standby-", dir=MEMORY if MEMORY.is_dir() else None)).resolve()
     directory.chmod(0o711)
     pgdata, password = directory / "pgdata", directory / "password"
@@ -42,4 +42,4 @@ def standby_of(primary: EmbeddedPostgres, bin_dir: Path) -> Iterator[EmbeddedPos
 
 
 CUT_OFF = "ALTER SYSTEM SET primary_conninfo = ''"
-"""And then pg_reload_conf(): it hears no more of its primary."""
+"""Followed by pg_reload_conf(), this disconnects the standby from its primary."""

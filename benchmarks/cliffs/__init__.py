@@ -1,1 +1,1 @@
-"""`python -m benchmarks.cliffs`: what work costs beside a crowd that should not matter, against the same without it."""
+"""`python -m benchmarks.cliffs`: what operations cost beside a crowd of unrelated rows, against the same without it."""

@@ -1,4 +1,4 @@
-"""The command: runs the rows that were asked for and prints the table."""
+"""The command: runs the requested rows and prints the table."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ ROWS = {
 
 
 async def measure(bench: Bench, names: Sequence[str]) -> int:
-    """Runs these rows and prints the table; how many could not be measured."""
+    """Runs these rows and prints the table; returns the number of failed rows."""
     lines: list[Line] = []
     failed: dict[str, str] = {}
     await bench.server.start()
@@ -77,7 +77,7 @@ def main(
     dsn: Annotated[str | None, typer.Option(help="A superuser's address of a server that is up.")] = None,
     pg_bin: Annotated[Path | None, typer.Option(help="Run the Postgres found in this directory.")] = None,
 ) -> None:
-    """Measure what a crowd costs those whom it does not concern. A missed bar is reported and no error."""
+    """Measure what unrelated rows cost an operation. A missed bar is only reported and no error."""
     names, where = _names(only), scratch or default_scratch()
     with ExitStack() as stack:
         server = Server(dsn or stack.enter_context(embedded(where, pg_bin)))

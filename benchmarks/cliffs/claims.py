@@ -1,4 +1,4 @@
-"""Claims beside jobs that they do not take: not due, running elsewhere, over, of other kinds, behind a busy key."""
+"""Claims beside jobs that they cannot take: not due, running elsewhere, finished, of other kinds, behind a busy key."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ async def _running(stage: Stage, crowd: int) -> AsyncIterator[Mapping[str, Cost]
 
 
 async def keyed_row(bench: Bench) -> list[Line]:
-    """A claim of one job with a key while the entries of 300,000 that are over may not be removed."""
+    """A claim of one keyed job while vacuum may not remove the entries of 300,000 finished jobs."""
     crowd, of = bench.jobs(FINISHED), "over, under a snapshot"
     return await compare(bench, "keyed", _keyed, crowd, of, {"claim of one job with a key": LIMITED})
 
@@ -111,7 +111,7 @@ async def _priorities(stage: Stage, crowd: int) -> AsyncIterator[Mapping[str, Co
 
 
 async def parking_row(bench: Bench) -> list[Line]:
-    """The claims until a queue's ten plain jobs are taken, behind 100,000 of two busy keys that are not parked yet."""
+    """The claims until a queue's ten plain jobs are taken, behind 100,000 of two busy keys that are not blocked yet."""
     crowd, of = bench.jobs(CROWD), "of two busy keys, not parked yet"
     return await compare(bench, "parking", _parking, crowd, of, {"10 plain jobs": LIMITED}, rounds=SLOW_ROUNDS)
 
@@ -138,7 +138,7 @@ async def left_out_row(bench: Bench) -> list[Line]:
     crowd, of = bench.jobs(CROWD), "due, of a kind left to others"
     bars = {"claim of 10": BAR, "claim of 10, serialize_keys": LIMITED}
     lines = await compare(bench, "leftout", partial(_left_out, queues=bars), crowd, of, bars)
-    # By turns, a claim looks at some of the keys, and the next one goes on from there: so a smaller crowd.
+    # A claim visits some of the keys, and the next one continues from there: hence a smaller crowd.
     crowd, bars = bench.jobs(CROWD // 100), {"claim of 10, limit_per_key": LIMITED}
     scene = partial(_left_out, queues=bars)
     return lines + await compare(bench, "leftout", scene, crowd, of, bars, rounds=SLOW_ROUNDS)

@@ -1,4 +1,4 @@
-"""What one act costs by what hangs on it: partitions, dependents, sleepers, what came before."""
+"""What one operation costs by its context: partitions, dependents, idle pools, previous load."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LATENCY = Bar("at most", 1.3)
 
 
 async def depend_row(bench: Bench) -> list[Line]:
-    """A job that is to wait for 1,000 jobs which are over, with a history of 374 partitions."""
+    """A job that depends on 1,000 finished jobs, with a history of 374 partitions."""
     crowd = max(10, round(PARTITIONS * min(1.0, bench.scale)))
     return await compare(bench, "depend", _depend, crowd, "partitions of the history", {f"depend() on {AFTER:,}": BAR})
 
@@ -37,7 +37,7 @@ async def depend_row(bench: Bench) -> list[Line]:
 @asynccontextmanager
 async def _depend(stage: Stage, crowd: int) -> AsyncIterator[Mapping[str, Cost]]:
     if crowd:
-        # The schema's clock goes back, so that it makes partitions of the past.
+        # The schema's clock is set back, so that it creates partitions of the past.
         await stage.db.execute(
             "SELECT set_config('pgworkd.clock', (now() - $1 * interval '1 day')::text, false)", crowd
         )
@@ -57,7 +57,7 @@ async def _depend(stage: Stage, crowd: int) -> AsyncIterator[Mapping[str, Cost]]
 
 
 async def dependents_row(bench: Bench) -> list[Line]:
-    """The settle of one job for which 100,000 wait, against the same with 1,000."""
+    """The settle of one job with 100,000 dependents, against the same with 1,000."""
     crowd = bench.jobs(DEPENDENTS, 2 * PAGE)
     bars = {"settle of one job": BAR}
     of = "wait for it"
@@ -81,7 +81,7 @@ async def _dependents(stage: Stage, crowd: int) -> AsyncIterator[Mapping[str, Co
 
 
 async def insert_row(bench: Bench) -> list[Line]:
-    """200,000 rows in one INSERT while 500 pools are awake, and no statistics: against the same with statistics."""
+    """200,000 rows in one INSERT with 500 polling pools and no statistics, against the same with statistics."""
     rows = bench.jobs(ROWS)
     bars = {f"INSERT of {rows:,} rows": BAR}
     of = "pools awake and no statistics, against the same with"
@@ -112,7 +112,7 @@ async def _insert(stage: Stage, crowd: int) -> AsyncIterator[Mapping[str, Cost]]
 
 
 async def burst_row(bench: Bench) -> list[Line]:
-    """Latency of 600 jobs a second, 15 each 25 ms, of a daemon that has just run 20,000 at once, and of a fresh one."""
+    """Latency at 600 jobs per second, 15 every 25 ms, of a daemon after 20,000 jobs at once, and of a fresh one."""
     burst, seconds = bench.jobs(BURST), bench.seconds(STEADY_S, 0.5)
     bench.say(f"burst: {BATCH / EVERY_S:g} jobs a second for {seconds:g} s, after {burst:,} at once and fresh")
     ways = {"after": partial(_steady, bench, burst, seconds), "fresh": partial(_steady, bench, 0, seconds)}

@@ -1,4 +1,4 @@
-"""Two databases, one with the crowd, and the same calls timed on both in turns."""
+"""Two databases, one with the crowd, and the same calls timed alternately on both."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from pgworkd.engine.claim.claim_cursor import ClaimCursor
 
 Db: TypeAlias = "asyncpg.Connection[Any]"
 Cost: TypeAlias = Callable[[], Awaitable[float]]
-"""Does the work once and undoes it; the ms that it took."""
+"""Does the work once and undoes it; returns the ms it took."""
 
 BAR, LIMITED = Bar("at most", 1.5), Bar("at most", 3)
 """Of most, and of claims where keys or limits count."""
 SLOW_ROUNDS = 3
-"""What takes seconds is not measured more often."""
+"""Number of samples of operations that take seconds."""
 TEMPLATE = "cliffs"
 
 
@@ -39,17 +39,17 @@ class Stage:
     db: Db
 
     async def fill(self, sql: str, *args: object) -> None:
-        """Runs a statement that puts rows in, without triggers: nobody listens, and nothing is to follow."""
+        """Runs a statement that inserts rows, without triggers."""
         await self.db.execute("SET session_replication_role = replica")
         await self.db.execute(sql, *args)
         await self.db.execute("RESET session_replication_role")
 
     async def worker(self) -> int:
-        """Registers a worker whose lease lasts."""
+        """Registers a worker with a long lease."""
         return int(await self.db.fetchval("SELECT pgworkd.register('cliffs', 1, 'v', 3600)"))
 
     async def took_ms(self, *calls: tuple[Any, ...]) -> float:
-        """How long these statements, each with its arguments, take in one transaction, which is undone."""
+        """How long these statements, each with its arguments, take in one transaction, which is rolled back."""
         await self.db.execute("BEGIN")
         try:
             began = time.perf_counter()
@@ -65,14 +65,14 @@ class Stage:
 
     @asynccontextmanager
     async def snapshot(self) -> AsyncIterator[None]:
-        """Holds a snapshot, so that the index entries of jobs that are over stay."""
+        """Holds a snapshot, so that vacuum keeps the index entries of finished jobs."""
         async with self.bench.server.connected(self.dsn) as holder:
             await holder.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
             await holder.fetchval("SELECT count(*) FROM pgworkd.jobs")
             yield
 
     async def ran(self, worker: int, count: int, columns: str = "", values: str = "") -> None:
-        """So many jobs of queue `q` were due an hour ago, ran half an hour ago, and are over.
+        """Inserts jobs of queue `q` that were due an hour ago, ran half an hour ago, and are finished.
 
         `columns` and `values` begin with a comma and are SQL in terms of `i`, the job's number.
         """
@@ -92,7 +92,7 @@ class Stage:
 
 @dataclass(slots=True)
 class Pool:
-    """Claims as a daemon's pool does, from where it has come to; no sweep back is due."""
+    """Claims as a daemon's pool does, from its current position; no sweep is due."""
 
     stage: Stage
     worker: int
@@ -102,15 +102,15 @@ class Pool:
     _now: float = 0.0
 
     async def claim(self, limit: int) -> Claims:
-        """Claims, and goes on from there."""
+        """Claims, and advances the position."""
         found = await self._claim(limit)
         self._cursor.claimed(found, self._now, 0.0, full=len(found) >= limit, places=found.places)
         self._cursor.passed(found.passed)
-        self._now = 0.001  # the first began at the head; before the next sweep there are 20 ms
+        self._now = 0.001  # the first claim started at the head; the next sweep is due after 20 ms
         return found
 
     async def advance(self, limit: int, expected: int) -> None:
-        """Claims until it has so many jobs, and once more where kinds are left out: then it is behind them."""
+        """Claims until it has that many jobs, and once more where kinds are left out, to get past those."""
         taken, claims = 0, 0
         while taken < expected:
             taken, claims = taken + len(await self.claim(limit)), claims + 1
@@ -120,7 +120,7 @@ class Pool:
             await self.claim(limit)
 
     def cost(self, limit: int, expected: int) -> Cost:
-        """Of one claim, which is to take so many."""
+        """The cost of one claim, which must take that many jobs."""
 
         async def once() -> float:
             return await self._undone(limit, expected, 1)
@@ -128,7 +128,7 @@ class Pool:
         return once
 
     def cost_of_all(self, limit: int, expected: int) -> Cost:
-        """Of claims, each from where this pool is now, until they have taken so many."""
+        """The cost of claims from the current position of this pool until they have taken that many jobs."""
 
         async def once() -> float:
             return await self._undone(limit, expected, 5000)

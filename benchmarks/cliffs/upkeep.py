@@ -1,4 +1,4 @@
-"""What daemons ask again and again, and settles, beside jobs that are over, wait, or belong to other queues."""
+"""Periodic queries of daemons, and settles, beside jobs that are finished, waiting, or of other queues."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WANTED = "SELECT * FROM pgworkd.wanted($1, $2, '{q}')"
 
 
 async def heartbeat_row(bench: Bench) -> list[Line]:
-    """What a worker asks with each heartbeat and when idle, after 300,000 jobs whose entries may not be removed."""
+    """Queries of each heartbeat and of an idle worker, after 300,000 jobs whose entries vacuum may not remove."""
     bars = dict.fromkeys(("wanted()", "running_of()", "an empty claim", "next_due()"), BAR)
     return await compare(bench, "heartbeat", _heartbeat, bench.jobs(FINISHED), "over, under a snapshot", bars)
 
@@ -42,7 +42,7 @@ async def _heartbeat(stage: Stage, crowd: int) -> AsyncIterator[Mapping[str, Cos
 
 
 async def settings_row(bench: Bench) -> list[Line]:
-    """A settle of 1,000 jobs, and what each heartbeat asks, beside 5,000 other queues with settings."""
+    """A settle of 1,000 jobs, and the queries of a heartbeat, beside 5,000 other queues with settings."""
     bars = {"settle of 1,000": BAR, "wanted()": BAR}
     return await compare(bench, "settings", _settings, bench.jobs(QUEUES), "other queues with settings", bars)
 
@@ -66,7 +66,7 @@ async def _settings(stage: Stage, crowd: int) -> AsyncIterator[Mapping[str, Cost
 
 
 async def _running(stage: Stage, worker: int, count: int) -> list[object]:
-    """So many jobs of queue `q` that the worker runs, in their first attempt; their ids."""
+    """Inserts running jobs of queue `q`, in their first attempt; returns their ids."""
     insert = """INSERT INTO pgworkd.jobs (queue, status, worker_id, attempts, started_at)
                 SELECT 'q', 'running', $1, 1, now() FROM generate_series(1, $2::int)"""
     await stage.fill(insert, worker, count)
@@ -75,7 +75,7 @@ async def _running(stage: Stage, worker: int, count: int) -> list[object]:
 
 
 async def depth_row(bench: Bench) -> list[Line]:
-    """depth() of 100 due jobs, beside future ones, others' and running ones, a third each; and beside those over."""
+    """depth() of 100 due jobs, beside future, other queues' and running ones, a third each; and finished ones."""
     bars = {"depth() of 100 due jobs": BAR}
     lines = await compare(bench, "depth", _depth, bench.jobs(WAITING), "not due, of others, running", bars)
     return lines + await compare(bench, "depth", _depth_held, bench.jobs(FINISHED), "over, under a snapshot", bars)
@@ -103,7 +103,7 @@ async def _depth_held(stage: Stage, crowd: int) -> AsyncIterator[Mapping[str, Co
 
 
 async def unblock_row(bench: Bench) -> list[Line]:
-    """A step of unblock() over keys that are all busy, against the thousand that one step looks at."""
+    """A step of unblock() over keys that are all busy, against the thousand that one step visits."""
     crowd = bench.jobs(KEYS, 2 * STEP)
     bars = {"unblock()": BAR, "a step of unblock() further on": BAR}
     return await compare(bench, "unblock", _unblock, crowd, "busy keys", bars, base=STEP)

@@ -1,4 +1,4 @@
-"""python -m tests.chaos: one run, and what the checker says of it. Exit code 1 if anything was violated."""
+"""python -m tests.chaos: one run and the checker's verdict. Exit code 1 if any invariant was violated."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PER_HOUR = {"jobs": 200_000, "faults": 1_000}
 
 
 def spread(times_s: list[float]) -> str:
-    """Median, 99 of 100, and the longest."""
+    """Median, 99th percentile and maximum."""
     if not times_s:
         return "none"
     times_s = sorted(times_s)
@@ -31,7 +31,7 @@ def spread(times_s: list[float]) -> str:
 
 
 def report(evidence: Evidence) -> tuple[list[str], int]:
-    """The table, and how many violations there are."""
+    """The lines of the table, and the number of violations."""
     done = Counter(str(note.facts["name"]) for note in evidence.of("fault"))
     cut_short = Counter(str(note.facts["name"]) for note in evidence.of("cut_short"))
     lost = losses(evidence).looked_at
@@ -67,7 +67,7 @@ def main(
     pg_bin: Annotated[Path | None, typer.Option(help="Run on the Postgres in this bin directory.")] = None,
     keep: Annotated[Path | None, typer.Option(help="Keep histories and logs here.")] = None,
 ) -> None:
-    """Kills, freezes and cuts off daemons, applications and Postgres, and checks what they have left behind."""
+    """Kills, freezes and disconnects daemons, applications and Postgres, and checks the history they leave behind."""
     seed = random.SystemRandom().randrange(1 << 32) if seed is None else seed
     share = max(minutes / 60, 3 / 60 if minutes <= 3 else 0)
     jobs = jobs if jobs is not None else (5_000 if minutes <= 3 else int(PER_HOUR["jobs"] * share))

@@ -1,7 +1,7 @@
-"""Any application: queues, kinds, modes, limits, rates, keys, schedules and traffic made up by a seed.
+"""A random application: queues, kinds, modes, limits, rates, keys, schedules and traffic generated from a seed.
 
-CHAOS_APP names the seed to the daemons and producers of a run. What the handlers do is what those of `workload` do, so
-that all checks hold: a kind is called after its role there ("thread-2-0" behaves as "thread").
+CHAOS_APP passes the seed to the daemons and producers of a run. The handlers behave like those of `workload`, so
+that all checks apply: a kind is named after its role there ("thread-2-0" behaves like "thread").
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SEED = "CHAOS_APP"
 ROLES = {"plain": 5, "transact": 2, "charge": 1, "thread": 2, "stubborn": 1, "process": 1}
 HOW: dict[str, dict[str, Any]] = {"process": {"run_in": "process", "timeout_s": 20}, "charge": {"max_attempts": 1}}
 LONGEST_S_PER_SLOT = 0.1
-"""Of a job's time: so that what is inserted can be worked off."""
+"""Bounds of a job's duration, so that the daemons can keep up with the inserts."""
 PAD_CHARS = (0, 0, 0, 100, 5_000, 60_000)
 
 
@@ -40,7 +40,7 @@ class Queue:
     limits: tuple[tuple[str, Any], ...]
 
     def kinds(self) -> list[tuple[str, str]]:
-        """Role and kind of each."""
+        """Role and kind of each handler."""
         return [(role, f"{role}-{self.name}-{number}") for number, role in enumerate(self.roles)]
 
 
@@ -64,7 +64,7 @@ def application(seed: int) -> list[Queue]:
     for number in range(dice.randint(2, 6)):
         roles = dice.choices(list(ROLES), list(ROLES.values()), k=dice.randint(1, 3))
         limits = {} if number == 0 else _limits(dice)
-        if "process" in roles:  # processes that end are slow to replace
+        if "process" in roles:  # a process that has died is slow to replace
             limits.pop("max_running", None)
         concurrency = dice.choice((2, 5) if "process" in roles else (1, 2, 5, 10, 40))
         at_once = min(2 * concurrency, limits.get("max_running", 80), 3 * limits.get("limit_per_key", 80))
@@ -76,7 +76,7 @@ def application(seed: int) -> list[Queue]:
 
 
 def register(app: App, queues: list[Queue]) -> App:
-    """Adds them to the application of `workload`, whose own queues the faults and the probes need."""
+    """Adds these queues to the application of `workload`, whose own queues the faults and the probes need."""
     for queue in queues:
         more: dict[str, Any] = {"queue": queue.name, "concurrency": queue.concurrency, "backoff": 0.2}
         more["max_attempts"] = workload.ATTEMPTS_MAX
@@ -94,7 +94,7 @@ def app_of_run() -> App:
 
 
 async def set_limits(db: asyncpg.Connection[Any], queues: list[Queue]) -> None:
-    """Writes their rows of `queues`."""
+    """Writes the rows of these queues in `queues`."""
     for queue in queues:
         if queue.limits:
             columns = ", ".join(name for name, _ in queue.limits)
@@ -144,16 +144,16 @@ class AnyProducer(Producer):
         return [self.make()]
 
     def many(self) -> list[NewJob]:
-        """A lot at once."""
+        """Many jobs in one call."""
         return [self.make() for _ in range(self._dice.randint(2, 60))]
 
     def keyed(self) -> list[NewJob]:
-        """Some of one key."""
+        """Several jobs with one key."""
         queue, key = self._dice.choice(self._queues), f"k{self._dice.randrange(4)}"
         return [self.make(queue, serialize_key=key) for _ in range(self._dice.randint(1, 5))]
 
     def once(self) -> list[NewJob]:
-        """Is tried until it is acknowledged."""
+        """Repeats the call until it is acknowledged."""
         return [self.make()]
 
     def late(self) -> list[NewJob]:
@@ -161,11 +161,11 @@ class AnyProducer(Producer):
         return self.many()[:5]
 
     def flow(self) -> list[NewJob]:
-        """The last one waits for the others, in whatever queues."""
+        """The last job depends on the others, in any queues."""
         return [self.make() for _ in range(3)]
 
     def tree(self) -> list[NewJob]:
-        """A batch, and one that streams from it."""
+        """A batch, and a child that streams from it."""
         return [NewJob("q0", self.payload(), kind="plain-q0-0") for _ in range(self._dice.randint(1, 20))]
 
     async def carry_out(self, plan: Any, jobs: list[NewJob], connection: asyncpg.Connection[Any]) -> None:

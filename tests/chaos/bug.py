@@ -1,4 +1,4 @@
-"""A bug to plant, and what is to find it."""
+"""A planted bug, and what is expected to catch it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.planting import Planted
 
 @dataclass(frozen=True)
 class Bug:
-    """A bug, and what is to find it: a chaos run with these kinds of faults, or tests."""
+    """A planted bug, and what is expected to catch it: a chaos run with these kinds of faults, or tests."""
 
     planted: Planted
     kinds: str = ""
@@ -17,7 +17,7 @@ class Bug:
 
     @property
     def command(self) -> tuple[str, ...]:
-        """For `python -m`."""
+        """Arguments of `python -m`."""
         if self.tests:
             return ("pytest", "-q", "-x", "-n", "0", "-m", "", "-p", "no:cacheprovider", *self.tests.split())
         faults = str(max(6, 2 * len(self.kinds.split(","))))
@@ -37,10 +37,10 @@ class Bug:
 
 
 def sql(name: str, old: str, new: str, kinds: str = "", tests: str = "") -> Bug:
-    """One in schema.sql or a chapter of it."""
+    """A bug in schema.sql or one of its chapters."""
     return Bug(Planted(name, "schema.sql", old, new), kinds, tests)
 
 
 def python(name: str, module: str, old: str, new: str, kinds: str = "", tests: str = "") -> Bug:
-    """One in the package."""
+    """A bug in a Python module of the package."""
     return Bug(Planted(name, f"pgworkd/{module}.py", old, new), kinds, tests)

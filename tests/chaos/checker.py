@@ -1,6 +1,6 @@
-"""The judge: each check goes over the evidence of a run and says what must not be.
+"""The checker: each check examines the evidence of a run and reports violations.
 
-`test_checker.py` shows of each that it finds what it is for.
+`test_checker.py` shows for each check that it finds its violation.
 """
 
 from tests.chaos import checks_jobs, checks_workers

@@ -1,4 +1,4 @@
-"""What must be true of every job, whatever was done to those who ran it."""
+"""Checks of jobs: what must hold for every job, whatever faults hit the workers that ran it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from tests.chaos.workload import CLOCK_STEP_S, TICK_S
 
 FINAL = {"completed", "cancelled", "expired", "dead"}
 SLACK_S = 0.05
-"""Between the database's clock and ours, and between an event and its note."""
+"""Tolerance between the database's clock and ours, and between an event and its record."""
 TOLD_S = 1.0
-"""So long after its daemon was told to end, a process may begin with what it had been sent."""
+"""Seconds after its daemon was stopped in which a process may still start a job that it had already received."""
 
 
 def _is_loss(change: Change, before: Change) -> bool:
@@ -23,7 +23,7 @@ def _is_loss(change: Change, before: Change) -> bool:
 
 
 def _out_of_running(evidence: Evidence) -> Iterable[tuple[Change, Change]]:
-    """Each way out of `running`, with the claim before it."""
+    """Each transition out of `running`, with the claim before it."""
     for changes in evidence.by_job.values():
         for before, change in pairwise(changes):
             if change.was == "running":
@@ -31,7 +31,7 @@ def _out_of_running(evidence: Evidence) -> Iterable[tuple[Change, Change]]:
 
 
 def _frozen_at(evidence: Evidence, name: str, at_s: float) -> bool:
-    """Whether it was frozen for longer than its lease then, or has only just thawed."""
+    """Whether the daemon was frozen for longer than its lease at that time, or has only just been resumed."""
     return any(
         span.what == "paused"
         and span.until_s - span.since_s >= BEARABLE_S
@@ -41,9 +41,9 @@ def _frozen_at(evidence: Evidence, name: str, at_s: float) -> bool:
 
 
 def _given_up(evidence: Evidence, run: Run) -> bool:
-    """Whether its daemon had already given it up, and its process said that all was well before it was killed.
+    """Whether its daemon had already abandoned it when its process reported success, before it was killed.
 
-    What had been sent to that process may even have begun there a little later.
+    A job already sent to that process may even have started there a little later.
     """
     if run.kind != "process":
         return False
@@ -67,7 +67,7 @@ def _overlap(evidence: Evidence, runs: Iterable[Run]) -> Iterable[str | None]:
 
 @check
 def acknowledged(evidence: Evidence) -> Iterable[str | None]:
-    """Acknowledged minus final: none is lost, and none is there twice."""
+    """Acknowledged minus final: no acknowledged job is lost or duplicated."""
     rows = defaultdict(list)
     for row in evidence.rows:
         if row.token is not None:
@@ -87,7 +87,7 @@ def acknowledged(evidence: Evidence) -> Iterable[str | None]:
 
 @check
 def attempted(evidence: Evidence) -> Iterable[str | None]:
-    """Executed minus attempted: every run was claimed, and none began twice."""
+    """Executed minus attempted: every run has a claim, and no attempt started twice."""
     claimed = {(c.job, c.attempts): c.worker for c in evidence.changes if c.became == "running"}
     begun = Counter((run.job, run.attempt) for run in evidence.runs)
     for run in evidence.runs:
@@ -100,7 +100,7 @@ def attempted(evidence: Evidence) -> Iterable[str | None]:
 
 @check
 def one_end(evidence: Evidence) -> Iterable[str | None]:
-    """One final transition per job, from the attempt that made its result."""
+    """One final transition per job, from the attempt that produced its result."""
     last = {c.job: c.was for c in evidence.changes if c.became is None and c.was != "completed"}
     ends = Counter(c.job for c in evidence.changes if c.became is None and c.was != "completed")
     rows = Counter(row.job for row in evidence.rows)
@@ -118,14 +118,14 @@ def one_end(evidence: Evidence) -> Iterable[str | None]:
 
 @check
 def at_most_once(evidence: Evidence) -> Iterable[str | None]:
-    """What may run only once begins once at most."""
+    """A job with max_attempts=1 starts at most once."""
     begun = Counter(run.job for run in evidence.runs if run.kind == "charge")
     yield from (None if count == 1 else f"{job} began {count} times" for job, count in begun.items())
 
 
 @check
 def fenced(evidence: Evidence) -> Iterable[str | None]:
-    """Only its own run ends an attempt: nothing is settled before, and what ended well is not run again."""
+    """Only its own run settles an attempt: none is settled early, and a successful run is not repeated."""
     stale = {(n.facts["job_id"], n.facts["attempt"]) for n in evidence.of("job.stale")}
     for before, change in _out_of_running(evidence):
         run = evidence.run_of.get((change.job, before.attempts))
@@ -142,7 +142,7 @@ def fenced(evidence: Evidence) -> Iterable[str | None]:
 
 @check
 def alone(evidence: Evidence) -> Iterable[str | None]:
-    """Runs of one job never overlap, but for those of a daemon frozen for longer than its lease."""
+    """Runs of one job never overlap, except for a daemon frozen for longer than its lease."""
     by_job = defaultdict(list)
     for run in evidence.runs:
         by_job[run.job].append(run)
@@ -163,7 +163,7 @@ def serialized(evidence: Evidence) -> Iterable[str | None]:
 
 @check
 def losses(evidence: Evidence) -> Iterable[str | None]:
-    """Every loss is explained by a daemon that ended, or was kept from its work for longer than it could bear."""
+    """Every lost attempt is explained by a daemon that ended, or was blocked for longer than its lease allows."""
     for before, change in _out_of_running(evidence):
         if _is_loss(change, before):
             name = before.worker or "?"
@@ -174,7 +174,7 @@ def losses(evidence: Evidence) -> Iterable[str | None]:
 
 @check
 def failures(evidence: Evidence) -> Iterable[str | None]:
-    """Every failure is explained by what its handler raised, or by the end of its process."""
+    """Every failure is explained by its handler's exception, or by the death of its process."""
     unreadable = {row.job for row in evidence.rows if evidence.tokens.get(row.token or "", ("",))[0] == "unreadable"}
     for before, change in _out_of_running(evidence):
         if change.failures == before.failures or _is_loss(change, before):
@@ -195,7 +195,7 @@ def failures(evidence: Evidence) -> Iterable[str | None]:
 
 @check
 def deaths(evidence: Evidence) -> Iterable[str | None]:
-    """What is dead was hopeless, unreadable, lost three times, or cut short in its only run."""
+    """Every dead job failed permanently, was unreadable, was lost three times, or was interrupted in its only run."""
     for row in evidence.rows:
         if row.status == "dead":
             plan = evidence.tokens.get(row.token or "", ("",))[0]
@@ -225,7 +225,7 @@ def limits(evidence: Evidence) -> Iterable[str | None]:
 
 @check
 def occurrences(evidence: Evidence) -> Iterable[str | None]:
-    """One job per occurrence, one of a schedule at a time, and the next one is the next."""
+    """One job per occurrence, one live job per schedule, and each is the schedule's next occurrence."""
     seen: set[str] = set()
     for change in evidence.changes:
         if change.was is None and change.occurrence is not None:
@@ -242,7 +242,7 @@ def occurrences(evidence: Evidence) -> Iterable[str | None]:
 
 @check
 def trees(evidence: Evidence) -> Iterable[str | None]:
-    """Every job of a tree is counted once; each tree is finished, and has called back once."""
+    """Every job of a batch tree is counted once; each tree is finished, and its callback ran once."""
     for tree in evidence.trees.values():
         right = tree.finished and tree.added == tree.over == tree.rows
         if tree.parent is None:
@@ -254,7 +254,7 @@ def trees(evidence: Evidence) -> Iterable[str | None]:
 
 @check
 def dependencies(evidence: Evidence) -> Iterable[str | None]:
-    """What waits for others is claimed when they are over."""
+    """A job with dependencies is claimed only after they have finished."""
     jobs = {row.token: row.job for row in evidence.rows}
     for note in evidence.of("invoked"):
         if note.facts["plan"] != "flow" or note.facts["tokens"][2] not in jobs:
@@ -267,7 +267,7 @@ def dependencies(evidence: Evidence) -> Iterable[str | None]:
 
 @check
 def effects(evidence: Evidence) -> Iterable[str | None]:
-    """What is written in job.transaction() is there exactly once if the job has completed, else not at all."""
+    """Writes in job.transaction() are present exactly once if the job has completed, and otherwise absent."""
     for row in evidence.rows:
         if row.kind == "transact":
             found, wanted = evidence.effects.get(row.job, 0), int(row.status == "completed")

@@ -1,4 +1,4 @@
-"""What must be true of the daemons: when they end, when they recover, and that they stay as they were."""
+"""Checks of daemons: when they exit, how soon they recover, and that their resource usage stays flat."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ TAKEN_BACK_S_MAX = TIMES["lease_s"] + RESCUE_S + TIMES["poll_s"] + 2.0
 RESUMED_S_MAX = 5.0
 WAITED_S_MAX = TIMES["poll_s"] + 1.0
 LAST_WORDS = "ending the process"
-"""Of a daemon whose lease is over while something runs that would not end."""
+"""Logged by a daemon whose lease has expired while a handler ignores its cancellation."""
 OF_A_JOB = re.compile(r'.*"event": "job\.(failed|dead|raised|lost)"').match
-"""What a handler raised, as it was told to, is logged with its traceback."""
+"""Events of expected handler errors, which are logged with a traceback."""
 STEADY = {"memory_mb": 24, "files": 15, "threads": 25, "tasks": 130}
-"""How much more of each a daemon may have at its end than in its first seconds: pools and threads fill up."""
+"""Allowed growth from a daemon's first seconds to its end: connection pools and threads fill up."""
 TRANSACTIONS_MAX = 20
 """Connections for job.transaction(), by default."""
 
 
 @check
 def leases(evidence: Evidence) -> Iterable[str | None]:
-    """No daemon gives up its worker id but one that was kept from its work for longer than it could bear."""
+    """A daemon loses its lease only if it was blocked for longer than its lease allows."""
     for note in evidence.of("daemon.ready", "lease.lost"):
         kept_s = kept_away_s(evidence, note.by)
         yield None if note.event == "daemon.ready" or kept_s >= BEARABLE_S else f"{note.by} was away for {kept_s:.2f} s"
@@ -33,7 +33,7 @@ def leases(evidence: Evidence) -> Iterable[str | None]:
 
 @check
 def taken_back(evidence: Evidence) -> Iterable[str | None]:
-    """The jobs of a daemon that is gone are taken back within lease + rescue + poll + 2 s, 99 of 100 times."""
+    """Jobs of a dead daemon are rescued within lease + rescue + poll + 2 s, 99 % of the time."""
     times = [note.facts["after_s"] for note in evidence.of("taken_back")]
     late = [time_s for time_s in times if time_s > TAKEN_BACK_S_MAX]
     excess = len(late) > len(times) / 100
@@ -42,7 +42,7 @@ def taken_back(evidence: Evidence) -> Iterable[str | None]:
 
 @check
 def resumed(evidence: Evidence) -> Iterable[str | None]:
-    """Jobs run again within 5 s of Postgres's return."""
+    """Jobs run again within 5 s of Postgres' recovery."""
     for note in evidence.of("resumed"):
         after_s = note.facts["after_s"]
         yield None if after_s <= RESUMED_S_MAX else f"{note.facts['fault']}: after {after_s:.1f} s"
@@ -57,13 +57,13 @@ def waits(evidence: Evidence) -> Iterable[str | None]:
 
 @check
 def ends(evidence: Evidence) -> Iterable[str | None]:
-    """A daemon ends when it is told to, in time, and at the last with 0; by itself only when its lease is over."""
+    """A daemon exits in time when stopped, at the end of the run with 0; by itself only after its lease expired."""
     told = {note.facts["name"] for note in evidence.of("killed", "terminated")}
     gently = {note.facts["name"] for note in evidence.of("terminated") if note.facts["signals"] == 1} - {
         note.facts["name"] for note in evidence.of("killed")
     }
     fell = {note.by for note in evidence.of("dies", "lease.fenced")}
-    fell |= {name for name, text in evidence.logs.items() if LAST_WORDS in text}  # its loop may have had no moment more
+    fell |= {name for name, text in evidence.logs.items() if LAST_WORDS in text}  # its loop may not have run again
     left = {note.by: f": {note.facts['reason']}" for note in evidence.of("shutdown.incomplete")}
     for note in evidence.of("exit"):
         name, code, expected = note.facts["name"], note.facts["code"], note.facts["expected"]
@@ -78,7 +78,7 @@ def ends(evidence: Evidence) -> Iterable[str | None]:
 
 @check
 def steady(evidence: Evidence) -> Iterable[str | None]:
-    """Memory, files, threads and tasks of a daemon stay flat."""
+    """Memory, open files, threads and tasks of a daemon stay flat."""
     beats = defaultdict(list)
     slots, processes = (sum(note.facts[name] for note in evidence.of("application")) for name in ("slots", "processes"))
     more_of = {
@@ -98,7 +98,7 @@ def steady(evidence: Evidence) -> Iterable[str | None]:
 
 @check
 def quiet(evidence: Evidence) -> Iterable[str | None]:
-    """No unexpected traceback, no refused settle, no chore that failed."""
+    """No unexpected traceback, no rejected outcome, no failed maintenance."""
     for name, text in evidence.logs.items():
         wrong = [
             line for line in text.splitlines() if "Traceback (most recent call last)" in line and not OF_A_JOB(line)

@@ -1,6 +1,6 @@
-"""Wall clocks that can be put forward and back: libfaketime, from the package of that name in the extra `dev`.
+"""Wall clocks that can be set forward and back: libfaketime, from the package of that name in the extra `dev`.
 
-Monotonic clocks are left alone: nothing puts those forward in reality.
+Monotonic clocks are left alone: in reality nothing sets those.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ LIBRARY = _library()
 
 
 def environment(file: Path) -> dict[str, str]:
-    """What a process needs whose clock is as far ahead as `file` says; nothing where there is no libfaketime."""
+    """Environment of a process whose clock is ahead by the offset in `file`; empty without libfaketime."""
     if LIBRARY is None:
         return {}
     put_forward(file, 0)
     return {
         "LD_PRELOAD": str(LIBRARY),
         "FAKETIME_TIMESTAMP_FILE": str(file),
-        "FAKETIME_CACHE_DURATION": "0",  # one look at the file per second: who waits for the GIL would look, too
-        "FAKETIME_FORCE_MONOTONIC_FIX": "0",  # else such a wait ends at once, and threads fight until all stand still
+        "FAKETIME_CACHE_DURATION": "0",  # read the file once per second: threads waiting for the GIL would read it, too
+        "FAKETIME_FORCE_MONOTONIC_FIX": "0",  # else such a wait returns at once, and threads spin
         "NO_FAKE_STAT": "1",  # takes a semaphore that a killed child may hold
         "DONT_FAKE_MONOTONIC": "1",
         "FAKETIME_DONT_FAKE_MONOTONIC": "1",
@@ -40,7 +40,7 @@ def environment(file: Path) -> dict[str, str]:
 
 
 def put_forward(file: Path, by_s: int) -> None:
-    """Seconds ahead of the true time, from now on."""
+    """Sets the clock this many seconds ahead of the real time, from now on."""
     new = file.with_suffix(".new")
     new.write_text(f"+{by_s}\n")
     new.chmod(0o644)
@@ -48,16 +48,16 @@ def put_forward(file: Path, by_s: int) -> None:
 
 
 def sweep(pid: int) -> None:
-    """What the library leaves behind of a process that was killed."""
+    """Removes what the library leaves behind for a process that was killed."""
     for name in (f"faketime_shm_{pid}", f"sem.faketime_sem_{pid}"):
         Path("/dev/shm", name).unlink(missing_ok=True)  # noqa: S108 # its own choice
 
 
 @contextlib.contextmanager
 def inherited(file: Path) -> Iterator[None]:
-    """What is started meanwhile has such a clock."""
+    """Processes started within this context have such a clock."""
     before = dict(os.environ)
-    # Without a cache, else backends would go by different clocks for a while.
+    # Without a cache; otherwise backends would see different clocks for a while.
     os.environ.update(environment(file) | {"FAKETIME_NO_CACHE": "1"})
     try:
         yield

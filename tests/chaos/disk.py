@@ -1,4 +1,4 @@
-"""A small disk of our own, that can be filled up: a tmpfs, which only root may mount."""
+"""A small disk that a test can fill up: a tmpfs, which only root may mount."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ SIZE_BYTES = 1 << 30
 
 
 def mounted(at: Path) -> bool:
-    """Mounts it there; False where that is not allowed."""
+    """Mounts it at the path; False where that is not permitted."""
     at.mkdir()
     return _done("mount", "-t", "tmpfs", "-o", f"size={SIZE_BYTES},mode=711", "tmpfs", str(at))
 
 
 def unmount(at: Path) -> None:
-    """Takes it away, with all that is on it."""
+    """Unmounts it, with everything on it."""
     _done("umount", "-l", str(at))
 
 
@@ -28,7 +28,7 @@ def _done(program: str, *arguments: str) -> bool:
 
 
 def fill(at: Path) -> Path:
-    """Leaves no room on it; the file that takes it all."""
+    """Fills the disk; returns the file that takes up the space."""
     ballast = at / "ballast"
     with ballast.open("wb") as file:
         for step_bytes in (1 << 26, 1 << 20, 1 << 12):

@@ -1,4 +1,4 @@
-"""One run: start everything, do one fault after the other, let the rest be worked off, stop, gather."""
+"""One run: start everything, inject one fault after the other, drain the queues, stop, collect the evidence."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from tests.chaos.watch import CALM_S, look, probe
 PRODUCERS = 3
 READY_S_MAX = 60.0
 REST_S_MAX = 90.0
-"""For what is left when the last fault is over and the last job inserted."""
+"""Time limit for draining after the last fault has ended and the last job was inserted."""
 REST_EVERY = 20
-"""Faults, and then peace: what comes right is seen only where nothing new goes wrong."""
+"""Phases of faults and of calm: recovery can be observed only while no new fault is injected."""
 PEACE_S = CALM_S + 3.0
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The size of a run. `kinds`: of faults, all unless told otherwise."""
+    """The size of a run. `kinds`: the kinds of faults, by default all."""
 
     jobs: int = 5_000
     daemons: int = 4
@@ -45,10 +45,10 @@ class Plan:
     kinds: Sequence[str] = ()
     pg_bin: Path | None = None
     application: int | None = None
-    """The seed of an application that is made up; None: that of `workload`."""
+    """Seed of a generated application; None: only that of `workload`."""
 
     def sequence(self, dice: random.Random, without: Container[str]) -> list[str]:
-        """Each kind as often as any other, in an order left to chance; those `without` cannot be done here."""
+        """Each kind equally often, in random order; those in `without` cannot be injected here."""
         kinds = [kind for kind in self.kinds or FAULTS if kind not in without]
         found: list[str] = []
         while len(found) < self.faults:
@@ -65,7 +65,7 @@ def workplace() -> Iterator[Path]:
 
 
 async def run(plan: Plan, directory: Path, say: Callable[[str], None]) -> Evidence:
-    """What it left behind. `directory` keeps histories and logs."""
+    """Runs the plan; returns its evidence. `directory` keeps histories and logs."""
     dice = random.Random(plan.seed)  # noqa: S311 - to be repeatable
     disk = directory / "disk"
     without = faults_database.impossible(fleet_disk=mounted(disk))
@@ -118,11 +118,11 @@ async def _live(fleet: Fleet, plan: Plan, faults: Sequence[str], tasks: TaskGrou
         fleet.note("fault", name=name)
         try:
             await FAULTS[name](fleet)
-        except AWAY as error:  # it has hit its own connection; what it had changed it has changed back
+        except AWAY as error:  # it hit the driver's own connection; its changes have been undone
             fleet.note("cut_short", name=name, error=f"{type(error).__name__}: {error}")
         fleet.note("fault_over", name=name)
         fleet.calm_since_s = now_s()
-        if name.startswith("postgres"):  # how soon jobs run again is not to be spoilt by the next fault
+        if name.startswith("postgres"):  # the next fault must not distort how soon jobs run again
             with anyio.move_on_after(RESUMED_S_MAX * 3) as limit:
                 await probe(fleet, name, fleet.calm_since_s)
             if limit.cancelled_caught:
@@ -137,7 +137,7 @@ async def _live(fleet: Fleet, plan: Plan, faults: Sequence[str], tasks: TaskGrou
 
 
 async def _rest(fleet: Fleet, plan: Plan, say: Callable[[str], None]) -> None:
-    """Waits until everything is inserted and done, and a little longer."""
+    """Waits until every job is inserted and finished, and a little longer."""
     with anyio.move_on_after(plan.for_s + REST_S_MAX):
         while any(producer.process.poll() is None for producer in fleet.producers):
             await anyio.sleep(0.05)

@@ -1,4 +1,4 @@
-"""All that a run has left behind, in the shape in which it is judged."""
+"""Everything that a run leaves behind, in the form that the checks read."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tests.chaos.workload import MAX_RUNNING
 
 
 def role(kind: str) -> str:
-    """What a kind does: those of a made-up application are called "role-queue-number"."""
+    """The role of a kind: those of a generated application are named "role-queue-number"."""
     return kind.split("-")[0]
 
 
 class Change(NamedTuple):
-    """One change of a job's status, as the database noted it; `was` None: inserted, `became` None: finished."""
+    """One change of a job's status, as recorded by the database; `was` None: inserted, `became` None: finished."""
 
     seq: int
     at_s: float
@@ -39,7 +39,7 @@ class Change(NamedTuple):
 
 
 class Row(NamedTuple):
-    """What a job has become."""
+    """A job's row at the end of the run."""
 
     job: str
     queue: str
@@ -55,7 +55,7 @@ class Row(NamedTuple):
 
 
 class Run(NamedTuple):
-    """One call of a handler; `end_s`, `how`: None if it was cut short by the end of its process, at `end_s`."""
+    """One call of a handler; `how` is None if its process died during the call, at `end_s`."""
 
     job: str
     attempt: int
@@ -68,7 +68,7 @@ class Run(NamedTuple):
 
 
 class Span(NamedTuple):
-    """A daemon could not do anything, or not reach the database."""
+    """A span in which a daemon was frozen, or could not reach the database."""
 
     name: str
     what: str
@@ -77,7 +77,7 @@ class Span(NamedTuple):
 
 
 class Tree(NamedTuple):
-    """One batch; `callbacks`: of its root."""
+    """One batch; `callbacks`: how often the root's callback ran."""
 
     name: str
     parent: str | None
@@ -102,24 +102,24 @@ class Evidence:
     limits: Mapping[str, int] = field(default_factory=lambda: {"limited": MAX_RUNNING})
 
     def of(self, *events: str) -> list[Note]:
-        """The notes of these events."""
+        """The records of these events."""
         return [note for note in self.notes if note.event in events]
 
     @cached_property
     def exits(self) -> dict[str, float]:
-        """When each daemon ended."""
+        """When each daemon exited."""
         return {note.facts["name"]: note.at_s for note in self.of("exit")}
 
     @cached_property
     def runs(self) -> list[Run]:
-        """All of them, in the order in which they began."""
+        """All handler calls, ordered by their start."""
         ends = {(n.facts["job"], n.facts["attempt"], n.by): n for n in self.of("end")}
         runs = []
         for n in self.of("start"):
             end = ends.get((n.facts["job"], n.facts["attempt"], n.by))
             if end is not None:
                 end_s, how = end.at_s, end.facts["how"]
-            else:  # a child that takes its own life does so at once
+            else:  # a child that kills itself does so at once
                 end_s, how = self.exits.get(n.by, n.at_s if "." in n.by else float("inf")), None
             job, attempt, kind = n.facts["job"], n.facts["attempt"], role(n.facts["kind"])
             runs.append(Run(job, attempt, n.by.split(".")[0], kind, n.at_s, end_s, how, n.facts.get("key")))
@@ -127,7 +127,7 @@ class Evidence:
 
     @cached_property
     def run_of(self) -> dict[tuple[str, int], Run]:
-        """By job and attempt."""
+        """Runs by job and attempt."""
         return {(run.job, run.attempt): run for run in self.runs}
 
     @cached_property
@@ -140,7 +140,7 @@ class Evidence:
 
     @cached_property
     def spans(self) -> dict[str, list[Span]]:
-        """By daemon, when it was kept from its work."""
+        """Spans in which each daemon was blocked."""
         found: dict[str, list[Span]] = defaultdict(list)
         for n in self.of("paused", "isolated"):
             found[n.facts["name"]].append(Span(n.facts["name"], n.event, n.facts["since_s"], n.facts["until_s"]))
@@ -148,7 +148,7 @@ class Evidence:
 
     @cached_property
     def tokens(self) -> dict[str, tuple[str, bool]]:
-        """By token of what was to be inserted: by which plan, and whether any try was acknowledged."""
+        """By token of each job to insert: its plan, and whether any attempt to insert it was acknowledged."""
         acknowledged = {(n.by, n.facts["call"]) for n in self.of("acknowledged")}
         found: dict[str, tuple[str, bool]] = {}
         for n in self.of("invoked"):
@@ -182,7 +182,7 @@ _TREES = """
 
 
 async def gather(db: asyncpg.Connection[Any], directory: Path) -> Evidence:
-    """Everything, when all processes have ended."""
+    """Collects the evidence once all processes have exited."""
     notes, logs, offset_s = await run_sync(_read, directory)
     changes = [Change(*row) for row in await db.fetch(_CHANGES)]
     return Evidence(

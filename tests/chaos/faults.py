@@ -1,4 +1,4 @@
-"""What is done to processes and connections. Each fault does it, undoes it, and returns; see also `faults_database`."""
+"""Faults of processes and connections. Each injects its fault, undoes it, and returns; see also `faults_database`."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ SHORT_S = BEARABLE_S * 0.6
 
 
 def fault(function: Fault) -> Fault:
-    """Enters it under its name."""
+    """Registers a fault under its name."""
     FAULTS[function.__name__] = function
     return function
 
 
 async def keep_busy(fleet: Fleet, for_s: float) -> None:
-    """Sees to it that every daemon runs something for that long."""
+    """Makes sure that every daemon is running a job for that long."""
     await fleet.insert("mixed", {"seconds": for_s}, kind="plain", count=12)
     await anyio.sleep(0.3)
 
@@ -40,7 +40,7 @@ async def kill(fleet: Fleet) -> None:
 
 @fault
 async def kill_at_a_point(fleet: Fleet) -> None:
-    """A daemon kills itself just before, or just after, a call of the database."""
+    """A daemon kills itself just before, or just after, a database call."""
     point = f"{fleet.dice.choice(['before', 'after'])} {fleet.dice.choice(POINTS)}"
     for member in fleet.any():
         assert member.process.stdin is not None
@@ -68,7 +68,7 @@ async def kill_producer(fleet: Fleet) -> None:
 
 @fault
 async def terminate(fleet: Fleet) -> None:
-    """SIGTERM: must be gone within its limits, and leave nothing behind."""
+    """SIGTERM: the daemon must exit within its limits and leave nothing behind."""
     await keep_busy(fleet, LONG_S * 2)
     for member in fleet.any():
         await _ends(fleet, member, signals=1)
@@ -76,14 +76,14 @@ async def terminate(fleet: Fleet) -> None:
 
 @fault
 async def terminate_storm(fleet: Fleet) -> None:
-    """One SIGTERM after the other: at once."""
+    """Several SIGTERMs: an immediate stop."""
     for member in fleet.any():
         await _ends(fleet, member, signals=5)
 
 
 @fault
 async def terminate_newborn(fleet: Fleet) -> None:
-    """SIGTERM in the first moments of a daemon's life."""
+    """SIGTERM while a daemon is starting."""
     member = await fleet.start_member()
     fleet.too_many += 1
     await _ends(fleet, member, signals=1, after_s=fleet.dice.uniform(0, 0.05))
@@ -106,7 +106,7 @@ async def _ends(fleet: Fleet, member: Member, *, signals: int, after_s: float = 
 
 @fault
 async def freeze_briefly(fleet: Fleet) -> None:
-    """SIGSTOP for less than it takes to lose a lease."""
+    """SIGSTOP for less time than it takes to lose a lease."""
     for member in fleet.any():
         await fleet.freeze(member, SHORT_S)
 
@@ -121,7 +121,7 @@ async def freeze_long(fleet: Fleet) -> None:
 
 @fault
 async def block_loop(fleet: Fleet) -> None:
-    """A handler blocks the loop of its daemon for longer than the lease."""
+    """A handler blocks its daemon's event loop for longer than the lease."""
     await fleet.insert("block", {"seconds": LONG_S})
     await anyio.sleep(LONG_S + 0.5)
 
@@ -143,14 +143,14 @@ async def delay(fleet: Fleet) -> None:
 
 @fault
 async def blackhole_briefly(fleet: Fleet) -> None:
-    """Nothing gets through, for less than it takes to lose a lease."""
+    """The network drops everything, for less time than it takes to lose a lease."""
     for member in fleet.any():
         await fleet.isolate(member, "blackhole", SHORT_S / 2)
 
 
 @fault
 async def blackhole_long(fleet: Fleet) -> None:
-    """Nothing gets through, for longer than the lease."""
+    """The network drops everything, for longer than the lease."""
     await keep_busy(fleet, LONG_S * 1.5)
     for member in fleet.any():
         await fleet.isolate(member, "blackhole", LONG_S)
@@ -158,7 +158,7 @@ async def blackhole_long(fleet: Fleet) -> None:
 
 @fault
 async def hold(fleet: Fleet) -> None:
-    """What is sent, either way, arrives only when the lease is long over and the jobs are others'."""
+    """Data in both directions is delivered only long after the lease has expired and the jobs were rescued."""
     await keep_busy(fleet, LONG_S * 1.5)
     for member in fleet.any():
         await fleet.isolate(member, "hold", LONG_S)
@@ -166,7 +166,7 @@ async def hold(fleet: Fleet) -> None:
 
 @fault
 async def half_open(fleet: Fleet) -> None:
-    """What a daemon says arrives, what it is told does not."""
+    """One-way loss: the daemon's messages reach the server, and the replies are lost."""
     await keep_busy(fleet, LONG_S * 1.5)
     for member in fleet.any():
         await fleet.isolate(member, "halfopen", LONG_S)
@@ -174,7 +174,7 @@ async def half_open(fleet: Fleet) -> None:
 
 @fault
 async def refuse(fleet: Fleet) -> None:
-    """Connections are cut and no new ones made."""
+    """Connections are cut, and new ones refused."""
     for member in fleet.any():
         member.proxy.cut()
         await fleet.isolate(member, "refuse", SHORT_S)

@@ -1,4 +1,4 @@
-"""What is done to the database, and by it. Nobody may lose a lease by any of this, however long it lasts."""
+"""Faults of the database. None of them may cost a daemon its lease, however long it lasts."""
 
 from __future__ import annotations
 
@@ -36,21 +36,21 @@ async def _down(fleet: Fleet) -> AsyncIterator[None]:
 
 @fault
 async def postgres_down(fleet: Fleet) -> None:
-    """Postgres is killed and comes back within moments."""
+    """Postgres is killed and back within moments."""
     async with _down(fleet):
         await anyio.sleep(fleet.dice.uniform(0, SHORT_S))
 
 
 @fault
 async def postgres_down_long(fleet: Fleet) -> None:
-    """Postgres is away for longer than the lease."""
+    """Postgres is unavailable for longer than the lease."""
     async with _down(fleet):
         await anyio.sleep(LONG_S)
 
 
 @fault
 async def postgres_restart(fleet: Fleet) -> None:
-    """Postgres restarts as an administrator would have it."""
+    """Postgres is restarted as an administrator would do it."""
     await run_sync(fleet.restart_server)
     fleet.note("postgres_back")
     fleet.disturb()
@@ -67,7 +67,7 @@ async def terminate_sessions(fleet: Fleet) -> None:
 
 @fault
 async def freeze_session(fleet: Fleet) -> None:
-    """One backend of the server stands still for a while, with whatever it holds."""
+    """One backend of the server is frozen for a while, with the locks that it holds."""
     async with fleet.connection() as db:
         pids = await db.fetch(_SESSIONS, fleet.dice.choice(("claim", "settle", "maintenance", "listen")))
     for row in fleet.dice.sample(pids, min(1, len(pids))):
@@ -75,7 +75,7 @@ async def freeze_session(fleet: Fleet) -> None:
             os.kill(row["pid"], signal.SIGSTOP)
             await anyio.sleep(LONG_S)
             os.kill(row["pid"], signal.SIGCONT)
-    fleet.disturb()  # it may have held the lock under which jobs are rescued
+    fleet.disturb()  # it may have held the lock for rescues
 
 
 @contextlib.asynccontextmanager
@@ -89,7 +89,7 @@ async def _configured(fleet: Fleet, name: str, value: str) -> AsyncIterator[None
 
 
 async def _tell(fleet: Fleet, statement: str) -> None:
-    """Changes the server's settings, whatever happens to our own connections meanwhile."""
+    """Changes the server's settings, even if our own connections break meanwhile."""
     while True:
         try:
             async with fleet.connection(120) as db:
@@ -102,14 +102,14 @@ async def _tell(fleet: Fleet, statement: str) -> None:
 
 @fault
 async def read_only(fleet: Fleet) -> None:
-    """The server takes no writes, as after a failover to what is still a standby."""
+    """The server is read-only, as after a failover to a server that is still a standby."""
     async with _configured(fleet, "default_transaction_read_only", "on"):
         await anyio.sleep(SHORT_S)
 
 
 @fault
 async def short_timeouts(fleet: Fleet) -> None:
-    """An administrator sets time-outs that are far too short for everybody."""
+    """An administrator sets timeouts that are far too short, for all roles."""
     async with (
         _configured(fleet, "statement_timeout", "1ms"),
         _configured(fleet, "lock_timeout", "1ms"),
@@ -128,21 +128,21 @@ async def _locked(fleet: Fleet, table: str) -> AsyncIterator[None]:
 
 @fault
 async def lock_jobs(fleet: Fleet) -> None:
-    """The jobs are locked, for two leases."""
+    """The table `jobs` is locked for the length of two leases."""
     async with _locked(fleet, "jobs"):
         await anyio.sleep(2 * LONG_S / 1.5)
 
 
 @fault
 async def lock_workers(fleet: Fleet) -> None:
-    """No lease can be renewed, for longer than one lasts."""
+    """No lease can be renewed for longer than a lease lasts."""
     async with _locked(fleet, "workers"):
         await anyio.sleep(LONG_S)
 
 
 @fault
 async def old_snapshot(fleet: Fleet) -> None:
-    """A transaction holds back vacuum; others work on."""
+    """A long transaction holds back vacuum while the daemons keep working."""
     async with fleet.connection() as db, db.transaction(isolation="repeatable_read"):
         await db.fetchval("SELECT count(*) FROM pgworkd.jobs")
         await anyio.sleep(LONG_S)
@@ -150,7 +150,7 @@ async def old_snapshot(fleet: Fleet) -> None:
 
 @fault
 async def no_connection_left(fleet: Fleet) -> None:
-    """Others take all connections there are."""
+    """Other clients use up max_connections."""
     taken: list[asyncpg.Connection[Any]] = []
     try:
         with contextlib.suppress(*AWAY):
@@ -167,7 +167,7 @@ async def no_connection_left(fleet: Fleet) -> None:
 
 @fault
 async def notify_flood(fleet: Fleet) -> None:
-    """Thousands of notifications, most of them nonsense, on our channel."""
+    """Thousands of notifications, most of them invalid, on our channel."""
     async with fleet.connection() as db:
         for text in ("", "x", "[]", "{}", '{"queue": 7}', '{"queue": "mixed"}', '{"worker": 1}', "\\", "9" * 7000):
             await db.execute("SELECT pg_notify('pgworkd', $1 || repeat(' ', n)) FROM generate_series(1, 300) n", text)
@@ -183,9 +183,9 @@ async def burst(fleet: Fleet) -> None:
 
 @fault
 async def clock_step(fleet: Fleet) -> None:
-    """The database's clock is put forward by more than a lease, and back again."""
+    """The database's clock is set forward by more than a lease, and back again."""
     await run_sync(put_forward, fleet.directory / "server.clock", CLOCK_STEP_S)
-    fleet.disturb()  # each of the two steps looks like an outage
+    fleet.disturb()  # each of the two steps counts as an outage
     await anyio.sleep(LONG_S)
     await run_sync(put_forward, fleet.directory / "server.clock", 0)
     await anyio.sleep(1.5)
@@ -194,12 +194,12 @@ async def clock_step(fleet: Fleet) -> None:
 
 @fault
 async def disk_full(fleet: Fleet) -> None:
-    """There is no room left on the database's disk for a while; it may fall over."""
+    """The database's disk is full for a while; the server may crash."""
     ballast = await run_sync(fill, fleet.directory / "disk")
     await anyio.sleep(SHORT_S)
     await run_sync(ballast.unlink)
     fleet.note("was_full", alive=fleet.server.pid is not None)
-    await anyio.sleep(0.5)  # it may still be about to find out
+    await anyio.sleep(0.5)  # the server may not have noticed yet
     if fleet.server.pid is None:
         await run_sync(fleet.start_server)
     fleet.note("postgres_back")
@@ -207,6 +207,6 @@ async def disk_full(fleet: Fleet) -> None:
 
 
 def impossible(fleet_disk: bool) -> dict[str, str]:
-    """Faults that cannot be done here, and why."""
+    """Faults that cannot be injected here, and why."""
     found = {} if LIBRARY is not None else dict.fromkeys(("clock_step", "worker_clock"), "there is no libfaketime")
     return found if fleet_disk else found | {"disk_full": "only root may mount a disk"}

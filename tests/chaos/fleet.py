@@ -1,6 +1,6 @@
-"""The processes of a chaos run: a server, daemons behind proxies, producers; and what is done to them.
+"""The processes of a chaos run: a server, daemons behind proxies, producers; and the operations on them.
 
-Everything that could explain a loss is noted: `exit` and `paused`, `isolated` of one daemon, each with its span.
+Everything that could explain a lost attempt is recorded: `exit` and `paused`, `isolated` of one daemon, with its span.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from tests.server import TEST_SETTINGS, create_database, create_template
 
 TIMES = {"lease_s": 3.0, "heartbeat_s": 0.5, "poll_s": 0.5, "shutdown_s": 3.0, "cancel_grace_s": 2.0}
 RESCUE_S = 0.1
-"""Between two looks for lost workers; see tests.kit.quick_options."""
+"""Interval between rescues; see tests.kit.quick_options."""
 MARGIN_S = TIMES["lease_s"] / 6
-"""So long before its lease ends a daemon that cannot renew it stops."""
+"""Seconds before its lease expires at which a daemon that cannot renew it fences itself."""
 BEARABLE_S = TIMES["lease_s"] - TIMES["heartbeat_s"] - MARGIN_S
-"""A pause or an outage shorter than this costs nobody its lease."""
+"""A pause or an outage shorter than this costs no daemon its lease."""
 GIVEN_UP_S_MAX = 30.0
-"""So long after the end of a daemon its server may know nothing of it: keepalives, and then the proxy, take 25 s."""
+"""Seconds until the server notices that a daemon has died: keepalives, and then the proxy, take 25 s."""
 EXIT_S_MAX = TIMES["shutdown_s"] + TIMES["cancel_grace_s"] + 10.0 + 5.0
-"""From SIGTERM to the end, with FLUSH_GRACE_S for a database that does not answer, and some for a busy machine."""
+"""From SIGTERM to the exit, with FLUSH_GRACE_S for an unresponsive database, and a margin for a busy machine."""
 
 OURS = dict.fromkeys(("statement_timeout", "lock_timeout", "idle_session_timeout"), "0") | {
     "default_transaction_read_only": "off"
 }
-"""Settings of the driver's own sessions: what it does to others must not hit itself."""
+"""Settings of the driver's own sessions, which its faults must not affect."""
 
 
 class Member:
@@ -56,7 +56,7 @@ class Member:
         self.process = process
         self.proxy = proxy
         self.expected: int | None = None
-        """The exit code to come; None: any, it is to be started again."""
+        """The expected exit code; None: any, and the daemon is started again."""
 
     @property
     def alive(self) -> bool:
@@ -64,7 +64,7 @@ class Member:
 
 
 class Producer(NamedTuple):
-    """One application, and how much it was told to insert."""
+    """One producer, and the number of jobs that it inserts."""
 
     name: str
     process: subprocess.Popen[bytes]
@@ -73,7 +73,7 @@ class Producer(NamedTuple):
 
 
 class Fleet:
-    """Written by one driver; `dice` decide everything that is left to chance."""
+    """All processes of a run, operated by one driver; `dice` makes every random choice."""
 
     def __init__(self, server: EmbeddedPostgres, dsn: str, directory: Path, tasks: TaskGroup, dice: random.Random):
         self.server = server
@@ -84,14 +84,14 @@ class Fleet:
         self.members: list[Member] = []
         self.producers: list[Producer] = []
         self.calm_since_s = now_s()
-        """When the last fault was over; infinity while one goes on."""
+        """When the last fault ended; infinity during a fault."""
         self.disturbed_s = now_s()
-        """When the last fault that hit the database, or all daemons, was over."""
+        """When the last fault that hit the database, or all daemons, ended."""
         self.too_many = 0
-        """So many that end are not to be followed by another."""
+        """The number of daemons whose exit is not followed by a restart."""
         self.ending = False
         self.environment: dict[str, str] = {}
-        """More of it for daemons and producers."""
+        """Additional environment of daemons and producers."""
         self.note = History(directory, "driver").note
         self._named = 0
         self._spawned: list[subprocess.Popen[bytes]] = []
@@ -110,7 +110,7 @@ class Fleet:
         return process
 
     async def start_member(self, proxy: Proxy | None = None) -> Member:
-        """One more daemon, through a proxy of its own, or that of the one it follows."""
+        """Starts a daemon behind a proxy of its own, or that of the daemon which it replaces."""
         if proxy is None:
             proxy = Proxy(self.dsn)
             await self.tasks.start(self._keep, proxy)
@@ -129,7 +129,7 @@ class Fleet:
             await anyio.sleep_forever()
 
     async def _mind(self, member: Member) -> None:
-        """Notes its end, and starts the next one as systemd would."""
+        """Records its exit, and restarts it as systemd would."""
         while member.alive:
             await anyio.sleep(0.02)
         code = member.process.returncode
@@ -146,14 +146,14 @@ class Fleet:
                 await self.start_member(member.proxy)
 
     async def start_producer(self, jobs: int, for_s: float) -> None:
-        """One more application."""
+        """Starts a producer."""
         self._named += 1
         name = f"p{self._named}"
         process = self._spawn(name, "producer", self.dsn, jobs, for_s, self.dice.getrandbits(32))
         self.producers.append(Producer(name, process, jobs, now_s() + for_s))
 
     async def kill_producer(self) -> None:
-        """SIGKILL of one that is not done; another does the rest."""
+        """SIGKILL of a producer that has not finished; another one inserts the rest."""
         busy = [producer for producer in self.producers if producer.process.poll() is None]
         for producer in self.dice.sample(busy, min(1, len(busy))):
             producer.process.kill()
@@ -168,7 +168,7 @@ class Fleet:
         member.process.send_signal(signal.SIGKILL)
 
     async def freeze(self, member: Member, for_s: float) -> None:
-        """SIGSTOP for a while."""
+        """SIGSTOP for a while, then SIGCONT."""
         began_s = now_s()
         member.process.send_signal(signal.SIGSTOP)
         await anyio.sleep(for_s)
@@ -176,19 +176,19 @@ class Fleet:
         self.note("paused", name=member.name, since_s=began_s, until_s=now_s())
 
     async def isolate(self, member: Member, mode: Mode, for_s: float) -> None:
-        """Its network does not work for a while."""
+        """The network of a daemon fails for a while."""
         began_s, member.proxy.mode = now_s(), mode
         await anyio.sleep(for_s)
         member.proxy.mode = "pass"
         self.note("isolated", name=member.name, since_s=began_s, until_s=now_s())
 
     def any(self, count: int = 1) -> list[Member]:
-        """Some that live."""
+        """Some daemons that are alive."""
         living = [member for member in self.members if member.alive]
         return self.dice.sample(living, min(count, len(living)))
 
     async def stop(self) -> None:
-        """SIGTERM to all, at the end of the run: they must go with 0."""
+        """SIGTERM to all at the end of the run: they must exit with 0."""
         self.ending = True
         for member in self.members:
             member.expected = 0
@@ -203,26 +203,26 @@ class Fleet:
             member.process.kill()
 
     async def is_born(self, member: Member) -> None:
-        """Waits until it has a handler for SIGTERM: before, Python itself has none, and dies of it."""
+        """Waits until it has a handler for SIGTERM: before that, the signal kills Python."""
         with anyio.move_on_after(10):
             while member.alive and not self.has_noted(member.name):
                 await anyio.sleep(0.01)
 
     def end_all(self) -> None:
-        """Leaves nothing behind, whatever happened."""
+        """Cleans up, whatever happened."""
         for process in self._spawned:
             process.kill()
             process.communicate()  # closes its pipe, too
 
     def has_noted(self, name: str, event: str = "born") -> bool:
-        """Whether a process has come so far as to note this."""
+        """Whether a process has recorded this event."""
         path = self.directory / f"{name}.jsonl"
         return path.exists() and f'"{event}"' in path.read_text(encoding="utf-8")
 
     # The database.
 
     def start_server(self) -> None:
-        """With its own clock."""
+        """Starts the server, with a clock of its own."""
         with clocks.inherited(self.directory / "server.clock"):
             self.server.start()
 
@@ -232,11 +232,11 @@ class Fleet:
             self.server.restart("fast")
 
     def disturb(self) -> None:
-        """A fault that hit all of them is over just now."""
+        """Marks the end of a fault that hit all daemons."""
         self.disturbed_s = now_s()
 
     async def insert(self, queue: str, payload: dict[str, Any], *, count: int = 1, **options: Any) -> list[UUID]:
-        """Jobs of the driver's own, sure to be there when it returns."""
+        """Inserts jobs of the driver's own; they are committed when it returns."""
         jobs = [NewJob(queue, payload, delay=options.get("delay_s"), kind=options.get("kind"))] * count
         while True:
             try:
@@ -249,7 +249,7 @@ class Fleet:
     async def connection(
         self, limit_s: float = 30.0, command_s: float = 20.0
     ) -> AsyncIterator[asyncpg.Connection[Any]]:
-        """A direct one, as soon as there is one to be had."""
+        """A direct connection, as soon as the server accepts one."""
         with anyio.fail_after(limit_s):
             while True:
                 try:
@@ -265,7 +265,7 @@ class Fleet:
             connection.terminate()
 
     async def _see_taken_back(self, name: str, since_s: float) -> None:
-        """How long the jobs of a daemon that is gone stayed with it; if for long, what the others' leases are like."""
+        """Records how long a dead daemon's jobs waited for a rescue; if for long, also the other workers' leases."""
         said, began_s = False, since_s
         while True:
             try:
@@ -276,7 +276,7 @@ class Fleet:
                                 self.note("still_held", name=name, workers=json.loads(await db.fetchval(_LEASES)))
                             said = True
                             if now_s() < began_s + GIVEN_UP_S_MAX and await db.fetchval(_ALL_LOCKED, name):
-                                # A job.transaction() whose line went dead may commit until its server gives it up.
+                                # A job.transaction() on a dead connection may commit until the server ends it.
                                 since_s = now_s() - TIMES["lease_s"]
                         await anyio.sleep(0.05)
                 break
@@ -297,7 +297,7 @@ _LEASES = """SELECT jsonb_agg(to_jsonb(w) || jsonb_build_object(
 
 
 def server_for(pg_bin: Path | None, data_dir: Path | None) -> EmbeddedPostgres:
-    """A server of our own: it will not live in peace."""
+    """A server of the run's own, which will be killed and frozen."""
     settings = {**TEST_SETTINGS, "max_connections": "100", "max_wal_size": "256MB"}
     return EmbeddedPostgres(data_dir, settings=settings, bin_dir=pg_bin)
 
@@ -313,7 +313,7 @@ async def prepared(server: EmbeddedPostgres) -> str:
 
 
 def still_to_do(directory: Path, name: str, jobs: int) -> int:
-    """What a producer that was killed leaves to its successor."""
+    """The number of jobs that a killed producer leaves to its successor."""
     notes = load(directory, name)
     calls = {note.facts["call"]: len(note.facts["tokens"]) for note in notes if note.event == "invoked"}
     return jobs - sum(calls[note.facts["call"]] for note in notes if note.event == "acknowledged")

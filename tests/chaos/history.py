@@ -1,6 +1,6 @@
-"""What each process saw, appended to a file of its own.
+"""The history: what each process observed, appended to a file of its own.
 
-A record is one write, which a kill may still cut in two where a page of the file ends; then it is the last of its file.
+A record is one write, which a kill may still truncate at a page boundary of the file; then it is the file's last.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from typing import Any, NamedTuple
 import asyncpg
 
 AWAY = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
-"""What the driver raises when the database does not answer as it should."""
+"""What asyncpg raises when the database is unavailable."""
 
 
 def now_s() -> float:
-    """Seconds on the clock that all processes of this machine share, and no step of the wall clock moves."""
+    """Seconds on the monotonic clock, which all processes of this machine share."""
     return time.clock_gettime(time.CLOCK_MONOTONIC)
 
 
 class Note(NamedTuple):
-    """One record: who saw what, when (`now_s`)."""
+    """One record: which process observed which event, and when (`now_s`)."""
 
     at_s: float
     by: str
@@ -40,7 +40,7 @@ class History:
         self._file = os.open(directory / f"{name}.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
     def note(self, event: str, **facts: Any) -> None:
-        """Appends one record; what JSON does not know is written as its text."""
+        """Appends one record; values that JSON cannot represent are written as text."""
         line = json.dumps([now_s(), self._name, event, facts], default=str)
         os.write(self._file, line.encode() + b"\n")
 
@@ -49,7 +49,7 @@ _opened: tuple[int, History] | None = None
 
 
 def of_this_process() -> Callable[..., None]:
-    """`note` of the process we are in, by CHAOS_DIR and CHAOS_NAME; children add their pid to the name."""
+    """`note` of the current process, by CHAOS_DIR and CHAOS_NAME; children add their pid to the name."""
     global _opened
     if _opened is None or _opened[0] != os.getpid():
         name = os.environ["CHAOS_NAME"]
@@ -60,9 +60,9 @@ def of_this_process() -> Callable[..., None]:
 
 
 def load(directory: Path, name: str = "*") -> list[Note]:
-    """All records of that process, or of all, in the order of time.
+    """All records of that process, or of all, ordered by time.
 
-    A last one that was cut does not count: who was killed while it wrote has done nothing since, and could have been
+    A truncated last record is ignored: a process killed while writing has done nothing since, and could have been
     killed just before.
     """
     notes = []

@@ -1,7 +1,7 @@
-"""python -m tests.chaos.planted: bugs planted into the engine, one at a time, and what finds each.
+"""python -m tests.chaos.planted: bugs planted into the engine, one at a time, and what catches each.
 
-By a run of chaos with some kinds of faults, or by tests, both of which pass on the engine as it is. Exit code
-1 if any bug stays hidden.
+By a chaos run with some kinds of faults, or by tests, both of which pass on the unmodified engine. Exit code
+1 if any bug is not caught.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ BUGS = (
         kinds="freeze_long",
     ),
     sql(
-        "fence by worker: any with a lease will do",
+        "the fence accepts any worker with a lease",
         _FENCE + _OF_THE_WORKER + _OF_COMPLETED,
         "WHERE j.id = ANY (p_ids) AND j.id = s.id AND EXISTS (SELECT FROM workers w WHERE w.id = j.worker_id"
         " AND w.lost_at IS NULL)\n" + _OF_COMPLETED,
         kinds="freeze_long",
     ),
     sql(
-        "settle without a look at the status",
+        "a settle ignores the status",
         _FENCE + _OF_THE_WORKER + _OF_COMPLETED,
         "WHERE j.id = ANY (p_ids) AND j.id = s.id AND j.attempts = s.attempt\n" + _OF_COMPLETED,
         kinds="freeze_long",
@@ -69,7 +69,7 @@ BUGS = (
         tests="tests/sql/test_claim.py",
     ),
     sql(
-        "counted concurrency without a lock",
+        "max_running is counted without a lock",
         "        PERFORM lock_queue(p_queue);\n",
         "        NULL;\n",
         kinds="burst,cut",
@@ -81,51 +81,51 @@ BUGS = (
         tests="tests/sql/test_occurrences.py",
     ),
     sql(
-        "an occurrence is never missed",
+        "an occurrence never counts as missed",
         "      AND greatest(j.run_at, j.occurrence) + make_interval(secs => s.missed_grace_s) < f.since\n",
         "      AND false\n",
         tests="tests/sql/test_schedule_missed.py",
     ),
     sql(
-        "a retry holds up its schedule",
+        "a retry delays its schedule",
         "                          AND (j.failures = 0 OR s.waits_for_retries))\n        RETURNING s.*",
         "                          )\n        RETURNING s.*",
         tests="tests/sql/test_schedule_missed.py",
     ),
     python(
-        "once makes up for a gap twice",
+        'missed="once" runs twice after a gap',
         "engine/life/recurring",
         "            previous = max(previous, now - timedelta(seconds=ran_s))\n",
         "            previous = min(previous, now - timedelta(seconds=ran_s))\n",
         tests="tests/stories/test_04_recurring.py",
     ),
     sql(
-        "a batch's key is free when its tree ends",
+        "a batch's dedupe key is released when its tree finishes",
         "CASE WHEN r.cancelled_at IS NULL AND r.dedupe_until > clock() THEN r.dedupe_until END",
         "NULL",
         tests="tests/docs/test_blocks.py",
     ),
     sql(
-        "a tree that is opened again stays finished",
+        "a reopened tree stays finished",
         "    UPDATE batches b SET finished_at = NULL WHERE b.id = ANY (v_level);\n",
         "",
         tests="tests/sql/test_batch_reopened.py",
     ),
     python(
-        "heartbeat on the loop",
+        "the heartbeat runs on the event loop",
         "engine/life/heartbeat",
         "        self._thread.start()\n",
         "        self._daemon_loop.create_task(self._main())\n",
         kinds="block_loop",
     ),
     sql(
-        "rescue without the outage guard",
+        "rescues ignore the outage guard",
         "      AND w.steady_since <= v_now - make_interval(secs => w.lease_s)\n",
         "",
         tests="tests/sql/test_rescue_guard.py",
     ),
     sql(
-        "rescue before the lease has run out",
+        "rescues do not wait for the lease to expire",
         "w.lease_until < v_now",
         "w.lease_until < v_now + interval '2 s'",
         kinds="freeze_briefly",
@@ -138,7 +138,7 @@ BUGS = (
         tests="tests/engine/test_wake.py",
     ),
     python(
-        "a pool that polls waits to be notified",
+        "a polling pool waits for a notification",
         "engine/claim/poll_mode",
         """        return min(POLL_CAP_S, POLL_FIRST_S * 2.0 ** min(self._empty_claims, 10))
 
@@ -166,42 +166,42 @@ BUGS = (
         kinds="terminate",
     ),
     python(
-        "no end of runs when the lease cannot be renewed",
+        "handlers keep running when the lease cannot be renewed",
         "engine/life/worker",
         "            self._in_flight.stop_all(Reason.FENCE)\n",
         "",
         tests="tests/engine/test_lease.py",
     ),
     python(
-        "whole-batch decoding",
+        "one undecodable payload fails the whole claim",
         "database/claims",
         "            return cls(map(_claimed, rows))\n",
         "            return cls([Claimed._make(row) for row in rows if __import__('json').loads(row[2]) != 0])\n",
         kinds="kill",
     ),
     sql(
-        "a child's jobs counted for its parent",
+        "a child batch's jobs are counted for its parent",
         "        WHERE b.id = n.batch_id\n        RETURNING b.id, b.dead > b.max_failures AS failed\n",
         "        WHERE b.id = (SELECT c.parent_id FROM batches c WHERE c.id = n.batch_id)\n"
         "        RETURNING b.id, b.dead > b.max_failures AS failed\n",
         kinds="kill",
     ),
     python(
-        "the worker's own clock",
+        "times are taken from the worker's clock",
         "engine/life/recurring",
         "        now = self._database_now + timedelta(seconds=anyio.current_time() - self._read_at)\n",
         "        now = datetime.now(UTC)\n",
         kinds="worker_clock",
     ),
     python(
-        "outcomes dropped when the database is outage",
+        "outcomes are dropped during a database outage",
         "engine/settle/settler",
         "                await self._outage.wait(error)\n",
         "                return 'completed', set()\n",
         kinds="postgres_down,cut",
     ),
     python(
-        "strays are kept",
+        "orphaned attempts are not released",
         "engine/life/maintenance",
         "        if orphans:\n",
         "        if orphans and False:\n",
@@ -217,12 +217,12 @@ BUGS = (
 
 
 def find(bug: Bug) -> tuple[str, bool, str]:
-    """Whether it is caught, and by what."""
+    """Whether the bug is caught, and by what."""
     began_s = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="planted-") as into:
         tree = mutated_tree(bug.planted, Path(into))
         tries = 0
-        while True:  # what a run does is left to chance, so some bugs may escape one
+        while True:  # a run is random, so a bug may escape one
             tries += 1
             done = run_module(tree, *bug.command, timeout_s=LIMIT_S)
             if done.returncode != 0 or tries == TRIES_MAX or bug.tests:
@@ -232,7 +232,7 @@ def find(bug: Bug) -> tuple[str, bool, str]:
 
 
 def told(output: str) -> str:
-    """The first check that was violated, or test that failed."""
+    """The first violated check, or failed test."""
     for line in output.splitlines():
         if line.startswith("FAILED"):
             return line.removeprefix("FAILED ").split(" - ")[0]

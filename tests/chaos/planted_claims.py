@@ -1,4 +1,4 @@
-"""Bugs planted into claims, keys, limits, rates, and what heartbeats ask."""
+"""Bugs planted into claims, keys, limits, rates, and the queries of heartbeats."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from tests.chaos.bug import python, sql
 
 BUGS = (
     sql(
-        "a claim that waited for its queue is charged to when it began to wait",
+        "a rate-limited claim that waited for a lock uses the time before the wait",
         "        v_now := clock_after_waiting();",
         "        -- v_now := clock_after_waiting();",
         tests="tests/sql/test_rates.py",
@@ -18,56 +18,56 @@ BUGS = (
         tests="tests/sql/test_rates.py",
     ),
     sql(
-        "claims of a fair queue look at keys that have no due job",
+        "claims of a fair queue visit keys without due jobs",
         "            v_further := v_further OR NOT v_round;\n",
         "",
         tests="tests/sql/test_turns.py",
     ),
     sql(
-        "a backlog hides the keys behind it",
+        "a backlog of one key hides the keys after it",
         "            v_first := v_found.keys[:(p_room + 1) / 2];\n",
         "            v_first := '{}';\n",
         tests="tests/sql/test_turns.py",
     ),
     sql(
-        "max_running counts what runs elsewhere, too",
+        "counting for max_running reads jobs that run in other queues",
         "AND j.worker_id = v_worker AND j.queue = p_queue);",
         "AND j.worker_id = v_worker AND j.queue || '' = p_queue);",
         tests="tests/sql/test_keyed_plans.py",
     ),
     sql(
-        "a heartbeat reads all that the worker has run",
+        "a heartbeat reads every job that the worker ever ran",
         "WHERE j.worker_id = p_worker AND j.worker_id IS NOT NULL AND j.cancel_requested_at IS NOT NULL) c,",
         "WHERE j.worker_id = p_worker AND j.status = 'running' AND j.cancel_requested_at >= '1970-01-02') c,",
         tests="tests/sql/test_heartbeat_cost.py",
     ),
     sql(
-        "a heartbeat misses settings that were changed by who began earlier",
+        "a heartbeat misses settings changed by an earlier transaction",
         "sum(((SELECT age('3'::xid)::bigint) - age(q.written)) & 4294967295),",
         "max(((SELECT age('3'::xid)::bigint) - age(q.written)) & 4294967295),",
         tests="tests/sql/test_heartbeat_cost.py",
     ),
     sql(
-        "whoever is promoted is not seen by claims that are past it",
+        "a promoted job is not found by claims past its position",
         "        -- for the queue: see pick()\n"
         "        UPDATE jobs j SET status = 'pending', promoted = clock_after_waiting()",
         "        UPDATE jobs j SET status = 'pending'",
         tests="tests/sql/test_claim_places.py",
     ),
     sql(
-        "a claim with keys begins behind what it could not take",
+        "a keyed claim starts after jobs that it could not take",
         "            v_done := v_done || done_of(v_met[:coalesce(v_stop - 1, cardinality(v_met))]);",
         "            v_done := v_done || done_of(v_met);",
         tests="tests/sql/test_claim_places.py",
     ),
     sql(
-        "claims with keys walk over what is over to ask whether there is work",
+        "keyed claims scan entries of finished jobs to check for work",
         "CASE WHEN coalesce(p_places, '{}') = '{}' THEN EXISTS",
         "CASE WHEN true THEN EXISTS",
         tests="tests/sql/test_claim_places.py",
     ),
     python(
-        "a rewind of claims with keys is forgotten by a claim that could not go back",
+        "a keyed claim that could not rewind drops the rewind",
         "engine/claim/claim_cursor",
         "        if places is not None:\n            self._passed",
         "        self._since = self._rewound\n        if places is not None:\n            self._passed",
@@ -80,26 +80,26 @@ BUGS = (
         tests="tests/sql/test_settle_cost.py",
     ),
     python(
-        "one priority too many, and where claims begin is forgotten",
+        "one priority too many resets all claim positions",
         "engine/claim/claim_cursor",
         "            del self._positions[next(iter(self._positions))]\n",
         "            self._positions.clear()\n",
         tests="tests/unit/test_cursor.py",
     ),
     sql(
-        "jobs without a key wait for all that is being parked",
+        "jobs without a key wait while keyed ones are being blocked",
         "            v_round := v_rounds < cardinality(v_park_max);\n",
         "            v_round := true;\n",
         tests="tests/sql/test_serialize.py",
     ),
     sql(
-        "the depth of a queue is read from all that waits",
+        "the depth of a queue is counted over all waiting jobs",
         "AND waits_plain(j) AND j.run_at <= v_now\n             ORDER BY j.run_at LIMIT p_most - v_found)",
         "AND waits_plain(j) AND (j.run_at <= v_now) IS TRUE\n             ORDER BY j.run_at LIMIT p_most - v_found)",
         tests="tests/sql/test_depth.py",
     ),
     sql(
-        "unblock looks after the first thousand keys only",
+        "unblock visits only the first thousand keys",
         "           max(l.queue) FILTER (WHERE l.place = p_most), max(l.key) FILTER (WHERE l.place = p_most)\n",
         "           NULL, NULL\n",
         tests="tests/sql/test_serialize.py",

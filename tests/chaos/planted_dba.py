@@ -1,4 +1,4 @@
-"""Bugs in what a DBA meets: retention, migration, rights, settings of the database."""
+"""Bugs planted into what a DBA relies on: retention, migrations, privileges, database settings."""
 
 from __future__ import annotations
 
@@ -10,65 +10,65 @@ _TURNED = (
 )
 BUGS = (
     sql(
-        "drops of the history queue behind its readers",
+        "dropping a history partition queues behind its readers",
         "        EXECUTE format('LOCK TABLE ONLY pgworkd.%I IN ACCESS EXCLUSIVE MODE NOWAIT', v_name);\n",
         "        SET LOCAL lock_timeout = '8s';\n",
         tests="tests/engine/test_retention.py",
     ),
     sql(
-        "a queue's retention reads all history",
+        "a queue's retention scans the whole history",
         "CREATE INDEX IF NOT EXISTS finished_jobs_kept ON finished_jobs (keep_until) WHERE keep_until IS NOT NULL;\n",
         "\n",
         tests="tests/sql/test_retention.py",
     ),
     python(
-        "a migration waits for its locks with all writers behind it",
+        "a migration waits for its locks and blocks all writers meanwhile",
         "database/schema",
         "SET LOCAL lock_timeout = '200ms';\n",
         "",
         tests="tests/engine/test_migrate_live.py",
     ),
     python(
-        "a newer schema is claimed from",
+        "a daemon claims from a newer schema",
         "engine/life/worker",
         "self.stopping or self.outdated or not",
         "self.stopping or not",
         tests="tests/engine/test_migrate_live.py",
     ),
     sql(
-        "a session variable turns anybody's clock",
+        "a session variable changes the clock for any role",
         _TURNED.format(" AND has_schema_privilege(session_user, 'pgworkd', 'CREATE')"),
         _TURNED.format(""),
         tests="tests/sql/test_grants_enqueuer.py tests/sql/test_grants_worker.py",
     ),
     python(
-        "idle sessions end as the role says",
+        "the role's idle timeout ends our sessions",
         "database/session",
         '        "idle_session_timeout": "0",\n',
         "",
         tests="tests/sweeps/test_hostile_settings.py",
     ),
     python(
-        "transactions end as the role says",
+        "the role's transaction timeout ends our transactions",
         "database/session",
         "    return query + _NO_LIMIT if connection",
         "    return query if connection",
         tests="tests/sweeps/test_hostile_settings.py",
     ),
     sql(
-        "effects put off after a logical switch-over have the ids of others",
+        "deferred effects after a logical switchover reuse ids",
         "    PERFORM setval('pgworkd.pending_effects_id_seq', m.id)\n",
         "    PERFORM m.id\n",
         tests="tests/sql/test_fence.py tests/engine/test_dba.py",
     ),
     sql(
-        "results are looked for in all history",
+        "looking up a result scans the whole history",
         "    v_since timestamptz := made_since(p_jobs);\n",
         "    v_since timestamptz;\n",
         tests="tests/sql/test_dependency_history.py",
     ),
     sql(
-        "what is over is looked for in all history",
+        "looking up a finished dependency scans the whole history",
         "    v_since timestamptz := made_since(p_ids);\n",
         "    v_since timestamptz;\n",
         tests="tests/sql/test_dependency_history.py",

@@ -1,4 +1,4 @@
-"""Bugs that only large payloads and results, many jobs at once, or a frozen client bring to light."""
+"""Bugs that show only with large payloads and results, many jobs at once, or a frozen client."""
 
 from __future__ import annotations
 
@@ -9,54 +9,54 @@ _STREAM = "tests/engine/test_client_stream.py"
 _FROZEN = "tests/engine/test_frozen_client.py"
 BUGS = (
     sql(
-        "a claim answers with all that it has claimed",
+        "a claim's reply is not bounded in bytes",
         "    v_share := CASE WHEN v_tcp THEN 360000 ELSE 180000 END / greatest(cardinality(v_rows), 1) - 140;",
         "    v_share := 2000000000;",
         tests=_FROZEN,
     ),
     sql(
-        "a read answers with all that it is asked for",
+        "a payload read's reply is not bounded in bytes",
         "        EXIT WHEN v_bytes >= p_bytes;\n",
         "",
         tests=f"{_LARGE} -k next_payloads",
     ),
     python(
-        "a session lasts however long its client takes nothing in",
+        "a session of a frozen client is never ended",
         "database/session",
         '        "tcp_user_timeout": USER_TIMEOUT_MS,\n',
         "",
         tests=f"{_FROZEN} -k session",
     ),
     python(
-        "a flush is bounded in jobs only",
+        "a flush is bounded in jobs but not in bytes",
         "engine/settle/flushes",
         "FLUSH_BYTES = 1024 * 1024\n",
         "FLUSH_BYTES = 1 << 40\n",
         tests=f"{_LARGE} -k results",
     ),
     python(
-        "outcomes wait without a bound in bytes",
+        "waiting outcomes are not bounded in bytes",
         "engine/settle/flushes",
         "        self.bytes += size\n        self.count",
         "        self.count",
         tests=f"{_LARGE} -k bounded_in_bytes",
     ),
     python(
-        "outcomes of all queues wait in one line",
+        "outcomes of all queues share one FIFO",
         "engine/settle/flushes",
         "        if self.bytes > FLUSH_BYTES:\n",
         "        if False:\n",
         tests="tests/unit/test_flushes.py",
     ),
     python(
-        "what is read at a stop is waited for",
+        "a stop waits for payload reads",
         "engine/claim/pool",
         "            self._executor.stop_reading(reason)\n",
         "            pass\n",
         tests=f"{_LARGE} -k at_a_stop",
     ),
     python(
-        "ids of one millisecond in any order",
+        "ids within one millisecond are unordered",
         "client/new_job",
         "first = fresh if fresh >> 80 > self._next >> 80 else self._next + secrets.randbits(30)",
         "first = fresh",
@@ -71,21 +71,21 @@ BUGS = (
         tests="tests/sql/test_insert_cost.py",
     ),
     python(
-        "all jobs of a call are drawn before the first is stored",
+        "enqueue_many consumes its whole iterable before the first insert",
         "client/connections",
         "    return chain([first], steps) if many else [first, *filter(None, steps)]",
         "    return [first, *filter(None, steps)]",
         tests=f"{_STREAM} -k consumed_in_parts",
     ),
     python(
-        "a column that looks alike is taken for one value",
+        "a column of equal-looking values is sent as one value",
         "client/columns",
         "if len(set(map(id, column))) == 1:",
         "if len(set(map(repr, column[:2]))) == 1:",
         tests=f"{_STREAM} -k column_checks",
     ),
     python(
-        "an error in a later job of a call cuts nothing off",
+        "an error in a later job of a call does not undo the earlier ones",
         "client/connections",
         "    for failed in [*errors, *filter(None, [error])]:",
         "    for failed in errors:",

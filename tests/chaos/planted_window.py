@@ -1,4 +1,4 @@
-"""Bugs in what users and operators see: README, the commands, the unit."""
+"""Bugs planted into what users and operators see: README, commands, systemd unit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ BUGS = (
         tests="tests/docs/test_blocks.py",
     ),
     python(
-        "systemd ends a start that waits for the database",
+        "systemd ends a daemon that waits for the database at its start",
         "fleet/sd_notify",
         "                    if not sent_ready:\n",
         "                    if False:\n",
@@ -22,42 +22,42 @@ BUGS = (
         tests="tests/unit/test_units.py",
     ),
     python(
-        "a paused queue is not called paused where its settings are shown",
+        "a paused queue is not shown as paused in its settings",
         "admin/queues",
         " || jsonb_build_object('paused', q.paused_until > pgworkd.clock())",
         "",
         tests="tests/engine/test_settings_cli.py",
     ),
     python(
-        "one job is called jobs",
+        "one job is printed as plural",
         "words/validation",
         "noun if count == 1 else plural",
         "plural",
         tests="tests/unit/test_words.py",
     ),
     python(
-        "doctor takes dead workers for live ones",
+        "doctor counts dead workers as live",
         "admin/doctor_queries",
         " AND w.lost_at IS NULL AND w.lease_until >= pgworkd.clock()) fleet",
         ") fleet",
         tests="tests/engine/test_cli_health.py",
     ),
     python(
-        "doctor does not see jobs behind dead ones",
+        "doctor does not report jobs blocked by dead ones",
         "cli/health",
         "_stuck(health), ",
         "[], ",
         tests="tests/engine/test_cli_health.py",
     ),
     python(
-        "nobody is warned of a stop that its container cuts short",
+        "no warning when the container's stop timeout is too short",
         "cli/serve",
         '    if settings.origin("shutdown_s") != "default":',
         "    if True:",
         tests="tests/engine/test_cli_serve.py",
     ),
     python(
-        "a verb that left jobs alone does not say why",
+        "a command that skipped jobs does not give the reason",
         "cli/job_operations",
         "return list((await admin.jobs.refusals(operation, rest)).values()) if rest else []",
         "return []",
@@ -87,20 +87,20 @@ BUGS = (
         tests="tests/engine/test_cli_acts.py",
     ),
     sql(
-        "a chain whose occurrence was lost is restored some time",
+        "a schedule whose occurrence was deleted is restored too late",
         "AND j.status = 'dead' AND j.schedule IS NOT NULL) THEN",
         "AND j.status = 'dead' AND false) THEN",
         tests="tests/engine/test_schedule_chains.py",
     ),
     python(
-        "what came due while a chain was broken is skipped",
+        "occurrences that fell due while a schedule was broken are skipped",
         "engine/life/recurring",
         "min(late_from, row.at))",
         "row.at)",
         tests="tests/engine/test_schedule_chains.py",
     ),
     python(
-        "whoever raises LeaseLost runs again for ever",
+        "a job that raises LeaseLost is retried forever",
         "engine/run/runner",
         "        if isinstance(error, RetryAfter):\n",
         "        if isinstance(error, LeaseLost):\n            return Outcome(Ending.RELEASED)\n"

@@ -1,7 +1,7 @@
-"""An application that inserts jobs of all sorts: python -m tests.chaos.producer DSN JOBS SECONDS SEED
+"""An application that inserts jobs of every sort: python -m tests.chaos.producer DSN JOBS SECONDS SEED
 
-Before each call it notes the tokens of the jobs to be inserted, afterwards what it was told: that they are there, or
-nothing it can rely on.
+Before each call it records the tokens of the jobs to be inserted, and afterwards the result: acknowledged, or
+unknown.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ KEYS = 5
 
 
 class Producer:
-    """Makes up calls by its own dice, and carries them out."""
+    """Generates random calls and executes them."""
 
     def __init__(self, name: str, seed: int) -> None:
         self._dice = random.Random(seed)  # noqa: S311 - to be repeatable
@@ -51,7 +51,7 @@ class Producer:
         return self.payload(seconds=round(self._dice.uniform(0, longest_s), 4), **more)
 
     def single(self) -> list[NewJob]:
-        """One of any kind."""
+        """One job of any kind."""
         dice = self._dice
         return dice.choice(
             [
@@ -70,16 +70,16 @@ class Producer:
         )()
 
     def many(self) -> list[NewJob]:
-        """A lot at once."""
+        """Many jobs in one call."""
         return [NewJob("mixed", self.quick(), kind="plain") for _ in range(self._dice.randint(10, 40))]
 
     def keyed(self) -> list[NewJob]:
-        """Some of a few serialize_keys."""
+        """Several jobs with a few serialize_keys."""
         keys = [f"k{self._dice.randrange(KEYS)}" for _ in range(3)]
         return [NewJob("mixed", self.quick(key=key), kind="plain", serialize_key=key) for key in keys]
 
     def limited(self) -> list[NewJob]:
-        """Some for the queue with a limit."""
+        """Several jobs for the queue with a limit."""
         return [NewJob("limited", self.payload(seconds=self._dice.uniform(0, 0.3))) for _ in range(4)]
 
     def late(self) -> list[NewJob]:
@@ -87,19 +87,19 @@ class Producer:
         return self.many()[:5]
 
     def once(self) -> list[NewJob]:
-        """Is tried until it is acknowledged."""
+        """Repeats the call until it is acknowledged."""
         return [NewJob("mixed", self.quick(), kind="plain")]
 
     def flow(self) -> list[NewJob]:
-        """Two, and one that waits for both."""
+        """Two jobs, and one that depends on both."""
         return [NewJob("mixed", self.quick(), kind="plain") for _ in range(3)]
 
     def tree(self) -> list[NewJob]:
-        """A batch, and one that streams from it."""
+        """A batch, and a child that streams from it."""
         return [NewJob("mixed", self.payload(), kind="stage") for _ in range(10)]
 
     def unreadable(self) -> list[NewJob]:
-        """What Postgres takes and Python cannot read."""
+        """A payload that Postgres accepts and Python cannot decode."""
         return [NewJob("mixed", self.payload(), kind="plain")]
 
     async def carry_out(self, plan: Any, jobs: list[NewJob], connection: asyncpg.Connection[Any]) -> None:
@@ -139,7 +139,7 @@ class Producer:
 
 
 def _producer(name: str, seed: int) -> Producer:
-    from tests.chaos import anyapp  # which knows this module
+    from tests.chaos import anyapp  # which imports this module
 
     made_up = os.environ.get(anyapp.SEED)
     return Producer(name, seed) if made_up is None else anyapp.AnyProducer(name, seed, anyapp.application(int(made_up)))

@@ -1,4 +1,4 @@
-"""Made-up applications: a seed says all about one; and a short run, as `python -m tests.anyapp` does longer ones."""
+"""Generated applications: a seed determines each of them; a short run of `python -m tests.anyapp`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.chaos.drive import run, workplace
 SEED = 3
 
 
-def test_a_seed_says_all_about_an_application_and_its_traffic() -> None:
+def test_a_seed_determines_an_application_and_its_traffic() -> None:
     for seed in range(200):
         queues = application(seed)
         assert queues == application(seed)
@@ -28,7 +28,7 @@ def test_a_seed_says_all_about_an_application_and_its_traffic() -> None:
         assert [one.make() for _ in range(5)] == [other.make() for _ in range(5)]
 
 
-def test_applications_differ_in_all_that_is_drawn() -> None:
+def test_generated_applications_differ_in_every_drawn_property() -> None:
     queues = [queue for seed in range(100) for queue in application(seed)]
     assert {role for queue in queues for role in queue.roles} >= {
         "plain",
@@ -43,7 +43,7 @@ def test_applications_differ_in_all_that_is_drawn() -> None:
     assert {queue.every_s for queue in queues} == {None, 1, 2, 5}
 
 
-async def test_nothing_is_violated_in_a_made_up_application(request: pytest.FixtureRequest) -> None:
+async def test_a_generated_application_runs_without_violations(request: pytest.FixtureRequest) -> None:
     plan = plan_of(SEED, for_s=8.0, faults=3, pg_bin=request.config.getoption("--pg-bin"))
     plan = dataclasses.replace(plan, jobs=150)
     said: list[str] = []

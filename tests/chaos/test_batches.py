@@ -1,4 +1,4 @@
-"""Trees of batches flow through daemons that are killed all the time; every count is compared with an independent one.
+"""Batch trees on daemons that are killed again and again; every count is compared with an independent one.
 
 PGWORKD_CHAOS_TREES, _JOBS (of each stage) and _KILLS make it larger.
 """
@@ -50,7 +50,7 @@ async def make_tree(db: asyncpg.Connection[Any]) -> UUID:
 
 
 async def frozen_amid_a_tree(db: asyncpg.Connection[Any], made: list[UUID], victim: subprocess.Popen[bytes]) -> bool:
-    """Makes a tree, and freezes the process while it holds jobs; false if the others do the tree without it."""
+    """Makes a tree, and freezes the daemon while it has jobs in flight; false if others finish the tree without it."""
     made.append(await make_tree(db))
     while await db.fetchval(_UNFINISHED):
         if await db.fetch(HELD, victim.pid):
@@ -61,7 +61,7 @@ async def frozen_amid_a_tree(db: asyncpg.Connection[Any], made: list[UUID], vict
     return False
 
 
-async def test_trees_are_right_whoever_is_killed(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_batch_counts_are_correct_while_daemons_are_killed(dsn: str, db: asyncpg.Connection[Any]) -> None:
     def start() -> subprocess.Popen[bytes]:
         return stack.enter_context(process.daemon_process(dsn, **LEASE))
 

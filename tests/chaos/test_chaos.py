@@ -1,4 +1,4 @@
-"""A short run of chaos, as `python -m tests.chaos` does longer ones."""
+"""A short chaos run; `python -m tests.chaos` does longer ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.chaos.drive import Plan, run, workplace
 KINDS = ("kill", "freeze_long", "blackhole_long", "postgres_down", "terminate", "terminate_sessions", "block_loop")
 
 
-async def test_nothing_is_violated_in_a_short_run(request: pytest.FixtureRequest) -> None:
+async def test_a_short_chaos_run_has_no_violations(request: pytest.FixtureRequest) -> None:
     pg_bin = request.config.getoption("--pg-bin")
     plan = Plan(jobs=600, daemons=3, faults=len(KINDS), for_s=21.0, kinds=KINDS, pg_bin=pg_bin)
     said: list[str] = []

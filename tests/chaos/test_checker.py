@@ -1,4 +1,4 @@
-"""The checker is itself checked: a clean history passes, and each check finds the one thing spoilt for it."""
+"""Tests of the checker: a correct history passes, and each check finds the one violation planted for it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def note(at_s: float, by: str, event: str, **facts: Any) -> Note:
 def run(
     job: str, attempt: int, by: str, start_s: float, end_s: float | None, how: str = "ok", **facts: Any
 ) -> list[Note]:
-    """The notes of one run; `end_s` None: it never came out."""
+    """The records of one run; `end_s` None: it never returned."""
     notes = [note(start_s, by, "start", job=job, attempt=attempt, **{"kind": "plain", **facts})]
     return notes if end_s is None else [*notes, note(end_s, by, "end", job=job, attempt=attempt, how=how)]
 
@@ -119,7 +119,7 @@ def failed(how: str, kind: str = "plain") -> Evidence:
 
 
 def cut_short(kind: str) -> Evidence:
-    """A stop cancels its only run."""
+    """A shutdown cancels its only run."""
     good = clean()
     return replace(
         good,
@@ -130,7 +130,7 @@ def cut_short(kind: str) -> Evidence:
 
 
 def flow(claimed: int) -> Evidence:
-    """p-1 and b, and c that waits for them and was claimed at `claimed`."""
+    """p-1 and b, and c, which depends on them and was claimed at `claimed`."""
     jobs = [row(job=job, token=token) for job, token in (("b", "p-2"), ("c", "p-3"))]
     changes = [
         change(4, "running", None, 1, job="b"),
@@ -221,26 +221,26 @@ def found(evidence: Evidence) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize("story", SOUND)
-def test_what_is_right_passes(story: str) -> None:
+def test_a_correct_history_passes(story: str) -> None:
     assert found(SOUND[story]()) == {}
 
 
 @pytest.mark.parametrize("check", BREACHES)
-def test_each_check_finds_what_it_is_for(check: str) -> None:
+def test_each_check_finds_the_violation_planted_for_it(check: str) -> None:
     assert check in found(BREACHES[check]())
 
 
-def test_no_check_is_left_unproven() -> None:
+def test_every_check_has_a_violation_that_it_finds() -> None:
     assert {check.__name__ for check in CHECKS.values()} == BREACHES.keys()
 
 
-def test_what_is_completed_while_it_waits_is_found() -> None:
+def test_completing_a_job_that_is_not_running_is_found() -> None:
     good = clean()
     evidence = replace(good, changes=[*good.changes[:2], good.changes[2]._replace(was="failed")])
     assert "one_end" in found(evidence)
 
 
-def test_a_stop_that_leaves_something_behind_is_found_with_its_reason() -> None:
+def test_an_incomplete_shutdown_is_found_with_its_reason() -> None:
     told = note(8, "driver", "terminated", name="d2", signals=1)
     for code, wrong in ((0, False), (1, True)):
         evidence = with_notes(told, note(9, "driver", "exit", name="d2", code=code, expected=None))
@@ -250,20 +250,20 @@ def test_a_stop_that_leaves_something_behind_is_found_with_its_reason() -> None:
     assert found(evidence)["ends"] == ["d2 was told to end, and ended with 1: 2 outcomes not stored"]
 
 
-def test_who_says_last_that_its_lease_is_over_may_end_by_itself() -> None:
+def test_a_daemon_that_last_reports_an_expired_lease_may_exit_by_itself() -> None:
     last = "pgworkd: the lease expires and 1 handler would not stop; ending the process\n"
     for text, wrong in ((last, False), ("Killed\n", True)):
         evidence = with_notes(note(9, "driver", "exit", name="d2", code=1, expected=None))
         assert ("ends" in found(replace(evidence, logs={"d2": text}))) is wrong
 
 
-def test_an_occurrence_that_skips_others_is_found() -> None:
+def test_an_occurrence_that_skips_earlier_ones_is_found() -> None:
     evidence = occurring("tick 2")
     far = [each._replace(due_in_s=3600.0) if each.occurrence else each for each in evidence.changes]
     assert "occurrences" in found(replace(evidence, changes=far))
 
 
-def test_short_pauses_in_a_row_count_as_one_and_one_alone_explains_no_loss() -> None:
+def test_consecutive_short_pauses_add_up_but_one_does_not_explain_a_loss() -> None:
     evidence = taken_over(second_start_s=9.6, first_end_s=9)
     pauses = [note(9, "driver", "paused", name="d1", since_s=s, until_s=s + 1.2) for s in (5.0, 6.5)]
     one, both = (replace(evidence, notes=[*evidence.notes, *pauses[:n]]) for n in (1, 2))
@@ -271,7 +271,7 @@ def test_short_pauses_in_a_row_count_as_one_and_one_alone_explains_no_loss() -> 
     assert found(both) == {}
 
 
-def test_what_a_process_says_whose_daemon_has_given_it_up_counts_for_nothing() -> None:
+def test_the_outcome_of_a_process_abandoned_by_its_daemon_is_ignored() -> None:
     good = clean()
     first, second = (run(JOB, n, "d1", 3 * n + 0.1, 3 * n + 0.9, kind="process") for n in (1, 2))
     released = [
@@ -290,7 +290,7 @@ def test_what_a_process_says_whose_daemon_has_given_it_up_counts_for_nothing() -
         assert found(replace(evidence, notes=[*notes, other])).keys() == {"fenced"}
 
 
-def test_a_last_record_that_a_kill_has_cut_does_not_count_and_one_that_is_cut_elsewhere_is_an_error(
+def test_a_truncated_last_record_is_ignored_and_any_other_is_an_error(
     tmp_path: Path,
 ) -> None:
     history, file = History(tmp_path, "d1"), tmp_path / "d1.jsonl"

@@ -1,4 +1,4 @@
-"""Fifty daemons after one job, and a hundred thousand jobs due at one instant."""
+"""Contention: fifty daemons for one job, and a hundred thousand jobs due at one instant."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.server import TEST_SETTINGS, create_database, create_template
 DAEMONS, ONE_BY_ONE = 50, 20
 CROWD = 100_000
 LEASE = {"lease_s": 30.0, "heartbeat_s": 1.0}
-"""What is claimed under a lease that was not renewed in time is given back; fifty in one process may be slow."""
+"""A long lease: jobs claimed under an expired one are released, and fifty daemons in one process may be slow."""
 
 
 def counting() -> tuple[App, Counter[UUID]]:
@@ -32,7 +32,7 @@ def counting() -> tuple[App, Counter[UUID]]:
     return app, ran
 
 
-async def test_fifty_daemons_are_after_one_job_and_one_gets_it(request: pytest.FixtureRequest) -> None:
+async def test_one_of_fifty_daemons_claims_a_single_job(request: pytest.FixtureRequest) -> None:
     settings = {**TEST_SETTINGS, "max_connections": "400"}
     with EmbeddedPostgres(settings=settings, bin_dir=request.config.getoption("--pg-bin")) as server:
         await create_template(server.dsn(), schema.text())
@@ -51,7 +51,7 @@ async def test_fifty_daemons_are_after_one_job_and_one_gets_it(request: pytest.F
     assert ran == Counter(UUID(bytes=row["id"].bytes) for row in rows)
 
 
-async def test_a_hundred_thousand_jobs_fall_due_at_one_instant(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_a_hundred_thousand_jobs_due_at_one_instant_all_run_once(dsn: str, db: asyncpg.Connection[Any]) -> None:
     app, ran = counting()
     async with running(app, dsn, **LEASE), running(app, dsn, **LEASE):
         await db.execute(

@@ -1,4 +1,4 @@
-"""What drives a run does not itself break what it checks."""
+"""The driver of a run does not itself cause the failures that it checks for."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tests.chaos.fleet import Fleet
 from tests.chaos.history import load
 
 
-async def test_a_daemon_told_to_end_while_python_starts_ends_with_0(
+async def test_a_daemon_terminated_during_python_startup_exits_with_0(
     dsn: str, db: asyncpg.Connection[Any], tmp_path: Path
 ) -> None:
-    """A run may end just after one daemon was replaced by another."""
+    """A run may end just after a daemon was restarted."""
     await db.execute(workload.AUDIT)
-    server: Any = None  # is not touched here
+    server: Any = None  # not used here
     async with anyio.create_task_group() as tasks:
         fleet = Fleet(server, dsn, tmp_path, tasks, random.Random(1))  # noqa: S311 - repeatable
         try:

@@ -1,4 +1,4 @@
-"""kill -9 with a thousand jobs in flight, and a server that falls over again and again."""
+"""kill -9 with a thousand jobs in flight, and a server that crashes repeatedly."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ IN_FLIGHT = 1_000
 LEASE_S = 5.0
 
 
-async def test_kill_minus_nine_with_a_thousand_jobs_in_flight_twice(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_jobs_complete_after_two_kills_with_a_thousand_in_flight(dsn: str, db: asyncpg.Connection[Any]) -> None:
     await db.execute(process.TABLES)
     await db.execute(
         "INSERT INTO pgworkd.jobs (queue, payload) SELECT 'work', $1 FROM generate_series(1, 2500)",
@@ -57,17 +57,17 @@ async def test_kill_minus_nine_with_a_thousand_jobs_in_flight_twice(dsn: str, db
     runs = await db.fetch("SELECT job, attempt, pid, ended FROM runs")
     by_job = Counter(row["job"] for row in runs)
     for row in finished:
-        # Each start beyond the first is explained by a lost attempt, and by nothing else.
-        assert row["failures"] == 0  # a loss is none
+        # Each start beyond the first is explained by a lost attempt.
+        assert row["failures"] == 0  # a lost attempt does not count as a failure
         assert row["attempts"] == 1 + row["lost"] + row["given_back"]
         assert by_job[row["id"]] <= 1 + row["lost"]
-    # What the killed daemons had begun never ended; everything ended exactly once, elsewhere.
+    # Runs of the killed daemons never ended; every job ended exactly once, on another daemon.
     assert all(row["ended"] is None for row in runs if row["pid"] in killed)
     assert Counter(row["job"] for row in runs if row["ended"] is not None) == Counter(row["id"] for row in finished)
 
 
-async def test_postgres_falls_over_five_times_under_load() -> None:
-    server = start_test_server()  # one of our own: it will not live in peace
+async def test_no_job_is_lost_when_postgres_crashes_five_times_under_load() -> None:
+    server = start_test_server()  # a server of its own, to be crashed
     try:
         await create_template(server.dsn(), schema.text())
         await _survive(server, await create_database(server.dsn(), "chaos"))
@@ -86,7 +86,7 @@ async def _survive(server: EmbeddedPostgres, dsn: str) -> None:
         await anyio.sleep(0.002)
 
     async def produce() -> None:
-        """Inserts without pause; an insert counts only when its commit was acknowledged."""
+        """Inserts continuously; an insert counts only once its commit is acknowledged."""
         connection: asyncpg.Connection[Any] | None = None
         while not done.is_set():
             try:
@@ -114,7 +114,7 @@ async def _survive(server: EmbeddedPostgres, dsn: str) -> None:
             assert anyio.current_time() - back < 5
         done.set()
         db = await asyncpg.connect(dsn)
-        # The daemon has held its lease all the time: nothing was taken from it, nothing ran twice.
+        # The daemon kept its lease throughout: no job was rescued, none ran twice.
         await until(
             lambda: db.fetchval("SELECT NOT EXISTS (SELECT FROM pgworkd.jobs WHERE status = 'pending')"), limit_s=30
         )
@@ -127,7 +127,7 @@ async def _survive(server: EmbeddedPostgres, dsn: str) -> None:
     assert {row["status"] for row in rows} == {"completed"}
     assert max(row["failures"] for row in rows) == 0
     assert set(ran.values()) == {1}
-    # A claim whose answer was cut off costs an attempt that never ran; nothing ever ran twice.
+    # A claim whose reply was lost uses up an attempt that never ran; no job ran twice.
     assert len({job for job, _ in ran}) == len(ran)
     await db.close()
 

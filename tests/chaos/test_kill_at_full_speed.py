@@ -1,4 +1,4 @@
-"""kill -9 of daemons that drain a queue as fast as they can, with a thousand jobs claimed ahead of their slots."""
+"""kill -9 of daemons that drain a queue at full speed, with a thousand jobs prefetched."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.kit import until
 
 JOBS = 30_000
 RECORD = 32
-"""Bytes of a run: the job's id and the attempt."""
+"""Size of a record: the job's id and the attempt."""
 INSERT = "INSERT INTO pgworkd.jobs (queue) SELECT 'quick' FROM generate_series(1, $1::int)"
 HELD = """
     SELECT j.id, j.attempts FROM pgworkd.jobs j JOIN pgworkd.workers w ON w.id = j.worker_id WHERE w.pid = $1"""
@@ -39,9 +39,9 @@ def freeze(victim: subprocess.Popen[bytes]) -> None:
 
 
 async def frozen_with(db: asyncpg.Connection[Any], victim: subprocess.Popen[bytes], runs: Path) -> set[bytes]:
-    """Freezes the process; the ids of the jobs it holds and has not begun, so that it cannot be ending them.
+    """Freezes the process; returns the jobs in flight that it has not started, so that it cannot be settling them.
 
-    It goes on if there are none: everything it had claimed may be on its way to the database as done.
+    Resumes it if there are none: the outcomes of all its claimed jobs may be on their way to the database.
     """
     freeze(victim)
     held = {record(*row) for row in await db.fetch(HELD, victim.pid)}
@@ -51,7 +51,7 @@ async def frozen_with(db: asyncpg.Connection[Any], victim: subprocess.Popen[byte
     return unbegun
 
 
-async def test_kill_minus_nine_at_full_speed_twice(
+async def test_no_job_is_lost_when_busy_daemons_are_killed_twice(
     dsn: str, db: asyncpg.Connection[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs = tmp_path / "runs"
@@ -82,7 +82,7 @@ async def test_kill_minus_nine_at_full_speed_twice(
     assert len(began) == len(set(began)), "an attempt ran twice"
     starts = Counter(UUID(bytes=begun[:16]) for begun in began)
     for row in finished:
-        assert row["failures"] == 0  # a loss is none
+        assert row["failures"] == 0  # a lost attempt does not count as a failure
         assert row["attempts"] == 1 + row["lost"] + row["given_back"]
         assert 1 <= starts[UUID(bytes=row["id"].bytes)] <= 1 + row["lost"], "what was given back had begun"
     told = {row["id"].bytes for row in finished if row["lost"] + row["given_back"]}

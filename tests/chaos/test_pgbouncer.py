@@ -1,4 +1,4 @@
-"""Through pgbouncer in transaction mode applications insert jobs; a daemon says that it needs sessions of its own."""
+"""pgbouncer in transaction mode: applications enqueue through it; a daemon reports that it needs direct sessions."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ def pooled(dsn: str) -> Iterator[str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    directory = Path(tempfile.mkdtemp(prefix="pgbouncer-"))  # not below tmp_path, which is closed to others
+    directory = Path(tempfile.mkdtemp(prefix="pgbouncer-"))  # not below tmp_path, which other users cannot enter
     users, config = directory / "users", directory / "pgbouncer.ini"
     users.write_text(f'"{parts.username}" "{parts.password}"\n')
     config.write_text(_CONFIG.format(host=parts.hostname, port=parts.port, listen_port=port, users=users))
     command = [str(PGBOUNCER), str(config)]
-    if os.geteuid() == 0:  # it will not run as root
+    if os.geteuid() == 0:  # pgbouncer refuses to run as root
         command += ["-u", "nobody"]
         for path in (users, config, directory):
             path.chmod(0o755)
@@ -74,12 +74,12 @@ def pooled(dsn: str) -> Iterator[str]:
         shutil.rmtree(directory)
 
 
-async def test_a_daemon_behind_it_says_so_and_does_not_wait_for_ever(pooled: str) -> None:
+async def test_a_daemon_behind_pgbouncer_fails_with_a_clear_error(pooled: str) -> None:
     with pytest.raises(UsageError, match=r"pooler.*the address of Postgres itself"):
         await schema.verify(ConnectionOptions(pooled))
 
 
-async def test_applications_insert_through_it(dsn: str, db: asyncpg.Connection[Any], pooled: str) -> None:
+async def test_applications_enqueue_through_pgbouncer(dsn: str, db: asyncpg.Connection[Any], pooled: str) -> None:
     connection = await asyncpg.connect(pooled, statement_cache_size=0)
     await enqueue(connection, "told")
     await enqueue_many(connection, [NewJob("told") for _ in range(6_000)])

@@ -1,6 +1,6 @@
-"""Whatever the daemon or an application asks of the database, the connection may break before any message of it.
+"""The connection may break before any protocol message of any database operation of a daemon or an application.
 
-Nothing is lost, doubled or stuck, and who asked knows what became of it, or knows that he does not know.
+No job is lost, duplicated or stuck, and the caller learns the outcome, or that the outcome is unknown.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from tests.chaos.wire_kit import Operation, sweep
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.__name__)
-async def test_a_cut_before_any_message_harms_nobody(dsn: str, operation: type[Operation]) -> None:
+async def test_an_operation_survives_a_cut_before_any_message(dsn: str, operation: type[Operation]) -> None:
     figures = await sweep(operation, dsn, operation.stride)
     print(figures.row)  # noqa: T201
     assert figures.violations == []

@@ -1,4 +1,4 @@
-"""What cutting at every message has found, each for itself, beside a whole daemon."""
+"""Regressions found by cutting at every message, each reproduced with a whole daemon."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ ALONE = {
     "poll_s": 60.0,
     "periods": Periods(*[NEVER_S] * 6),
 }
-"""A daemon that says nothing by itself: what passes after a job began, passes because of it."""
+"""A daemon without background traffic: every message after a job's start is caused by that job."""
 
 
 class Scissors:
-    """Cuts the first connection on which, since `ready`, this sequence of messages has passed, before the last."""
+    """Cuts the first connection on which this sequence of messages is seen after `ready`, before the last one."""
 
     def __init__(self, *steps: str) -> None:
         self.ready = False
@@ -50,12 +50,12 @@ class Scissors:
         return False
 
 
-async def test_hooks_hear_of_a_death_whose_settle_was_done_and_not_heard(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_on_dead_hooks_run_for_a_settle_whose_reply_was_lost(dsn: str, db: asyncpg.Connection[Any]) -> None:
     scissors, app, heard = Scissors("clientE", "serverD"), App(), list[DeadJob]()
 
     @app.handler("q")
     async def handle() -> None:
-        scissors.ready = bool(heard)  # the first one has all statements prepared
+        scissors.ready = bool(heard)  # the first job prepares all statements
         raise PermanentError("no")
 
     @app.on_dead
@@ -77,10 +77,10 @@ async def test_hooks_hear_of_a_death_whose_settle_was_done_and_not_heard(dsn: st
     assert await db.fetchval("SELECT max(jsonb_array_length(errors)) FROM pgworkd.jobs") == 1
 
 
-async def test_a_settle_that_was_not_heard_and_not_done_is_done_again_and_one_that_lost_is_stale(
+async def test_an_unanswered_settle_is_repeated_or_reported_stale_after_a_rescue(
     dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
-    """What a rescuer took meanwhile does not look like ours, though the attempt is the same."""
+    """A job rescued meanwhile is not mistaken for our own settle, although the attempt is the same."""
     scissors, app, go_on = Scissors("clientE"), App(), anyio.Event()
 
     @app.handler("q")
@@ -112,8 +112,8 @@ HISTORY = """INSERT INTO pgworkd.finished_jobs (id, finished_at, run_at, created
     FROM generate_series(1, 20000)"""
 
 
-async def test_to_look_up_what_was_not_heard_reads_no_history(db: asyncpg.Connection[Any]) -> None:
-    """Else it would not be answered in time, either, where the history is long; and again, and again."""
+async def test_looking_up_an_unanswered_settle_does_not_scan_the_history(db: asyncpg.Connection[Any]) -> None:
+    """A scan would time out as well with a long history, and be repeated again and again."""
     await db.execute(f"{HISTORY}; ANALYZE pgworkd.finished_jobs")
     ids = [row[0] for row in await db.fetch("SELECT id FROM pgworkd.finished_jobs LIMIT 20")]
     plan = await db.fetch(f"EXPLAIN (COSTS OFF) {settle_statements.SETTLED}", ids, [1] * 20, None)
@@ -127,7 +127,7 @@ async def test_to_look_up_what_was_not_heard_reads_no_history(db: asyncpg.Connec
 async def test_a_handler_knows_whether_its_transaction_has_committed(
     dsn: str, db: asyncpg.Connection[Any], cut: str
 ) -> None:
-    """Once the COMMIT is answered nothing fails any more, though the connection may be of no use."""
+    """Once the COMMIT is acknowledged nothing fails any more, even if the connection is broken."""
     steps = {
         "before the COMMIT": ("clientQ",),
         "before its answer": ("clientQ", "serverC"),
@@ -162,7 +162,7 @@ async def test_a_handler_knows_whether_its_transaction_has_committed(
     assert [row[0] for row in await db.fetch("SELECT attempt FROM written")] == [attempts]
 
 
-async def test_an_operator_is_told_whether_what_he_asked_for_may_have_been_done(
+async def test_an_operator_command_reports_whether_it_may_have_taken_effect(
     dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
     async with Proxy(dsn) as proxy, Admin(ConnectionOptions(proxy.dsn)) as admin:

@@ -1,4 +1,4 @@
-"""What drivers are known to get wrong: a pool that leaks what was cancelled or cut, and a line that died in silence."""
+"""Known driver pitfalls: a pool that leaks cancelled or cut calls, and a listener connection that dies silently."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FAILED = (DatabaseUnavailable, OSError, asyncpg.PostgresError, asyncpg.Interface
 
 
 class Calls:
-    """Calls of a store, each cancelled, cut or left alone, and what came of them."""
+    """Calls of a store, each cancelled, cut or left alone, and their outcomes."""
 
     def __init__(self, store: Store, proxy: Proxy) -> None:
         self.ends: Counter[str] = Counter()
@@ -58,7 +58,7 @@ class Calls:
 
 
 async def _in_all_slots(store: Store) -> None:
-    """Each slot of the pool is taken at the same time: none has been lost."""
+    """Every slot of the pool can be acquired at the same time: none has leaked."""
     async with contextlib.AsyncExitStack() as stack:
         with anyio.fail_after(4):
             for number in range(TRANSACTIONS_MAX):
@@ -66,7 +66,7 @@ async def _in_all_slots(store: Store) -> None:
                 assert await connection.fetchval("SELECT $1::int", number) == number
 
 
-async def test_a_thousand_calls_cancelled_or_cut_leave_no_connection_task_or_file(
+async def test_a_thousand_cancelled_or_cut_calls_leak_no_connection_task_or_file(
     dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
     async with Proxy(dsn) as proxy:
@@ -97,7 +97,7 @@ async def test_a_thousand_calls_cancelled_or_cut_leave_no_connection_task_or_fil
 
 
 class Notifications:
-    """Hears of queues, and of lines that stand anew."""
+    """Receives notified queues and reconnects."""
 
     def __init__(self) -> None:
         self.queues: list[str] = []
@@ -121,7 +121,7 @@ class Notifications:
 
 
 async def _line_is_replaced(dsn: str, db: asyncpg.Connection[Any], fault: str, limit_s: float) -> float:
-    """Seconds from the fault until a new line stands, with the daemon's own settings; the new one hears."""
+    """Seconds from the fault until the listener has reconnected, with the daemon's own settings, and receives again."""
     hearing = Notifications()
     async with Proxy(dsn) as proxy, anyio.create_task_group() as tasks:
         store = Store(ConnectionOptions(proxy.dsn))
@@ -131,7 +131,7 @@ async def _line_is_replaced(dsn: str, db: asyncpg.Connection[Any], fault: str, l
             assert proxy.cut() == 1
         else:
             proxy.mode = "blackhole"
-            proxy.mode = "pass"  # for new ones
+            proxy.mode = "pass"  # for new connections
         began = anyio.current_time()
         await until(lambda: hearing.lines == 2, limit_s)
         took_s = anyio.current_time() - began
@@ -141,14 +141,14 @@ async def _line_is_replaced(dsn: str, db: asyncpg.Connection[Any], fault: str, l
     return took_s
 
 
-async def test_a_listening_line_that_is_reset_is_replaced_within_two_seconds(
+async def test_a_reset_listener_connection_is_replaced_within_two_seconds(
     dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
     took_s = await _line_is_replaced(dsn, db, "cut", 4)
     assert took_s < 2 or await _line_is_replaced(dsn, db, "cut", 4) < 2, "a machine that stands still does so once"
 
 
-async def test_a_listening_line_that_died_in_silence_is_replaced_within_fifteen_seconds(
+async def test_a_silently_dead_listener_connection_is_replaced_within_15_seconds(
     dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
     took_s = await _line_is_replaced(dsn, db, "blackhole", 30)

@@ -1,4 +1,4 @@
-"""A handler's transaction on a line that died in silence: it is replaced, and who is told to stop comes out at once."""
+"""job.transaction() on a silently dead connection: it is replaced, and a cancelled handler returns at once."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from tests.proxy import Message, Proxy
 
 SLOTS = 3
 OUT_S_MAX = 2.5
-"""A moment for the line and one for the machine; by their own limits, statements on it take a minute."""
+"""Time limit for getting out of a dead connection; by their own timeouts, statements on it would take a minute."""
 
 
 async def _dead_lines(proxy: Proxy, transactions: TransactionPool) -> None:
-    """Fills the pool, and all its lines die without a word; new ones work."""
+    """Fills the pool, and lets all its connections die silently; new ones work."""
     contexts = [transactions.begin() for _ in range(SLOTS)]
     for context in contexts:
         await context.__aenter__()
@@ -34,7 +34,7 @@ async def _dead_lines(proxy: Proxy, transactions: TransactionPool) -> None:
     proxy.mode = "pass"
 
 
-async def test_lines_that_died_while_idle_are_all_replaced_for_the_price_of_one(
+async def test_dead_idle_connections_are_all_replaced_after_one_timeout(
     dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pgworkd.database.connection.PROBE_TIMEOUT_S", 0.3)
@@ -45,15 +45,15 @@ async def test_lines_that_died_while_idle_are_all_replaced_for_the_price_of_one(
             async with transactions.begin() as one:
                 assert await one.fetchval("SELECT 1") == 1
         monkeypatch.setattr("pgworkd.database.connection.PROBE_TIMEOUT_S", 60.0)
-        with anyio.fail_after(OUT_S_MAX):  # none of these asks a dead one again
+        with anyio.fail_after(OUT_S_MAX):  # none of these uses a dead connection again
             async with transactions.begin() as one, transactions.begin() as two, transactions.begin() as three:
                 assert [await each.fetchval("SELECT 1") for each in (one, two, three)] == [1, 1, 1]
-                # A polite close of the old ones would wait in vain, in a task of the driver's that nobody hears fail.
+                # A graceful close of the dead ones would hang, in a task of the driver whose failure nobody sees.
                 assert [task for task in asyncio.all_tasks() if "Connection.close" in str(task)] == []
         await transactions.close()
 
 
-async def test_where_new_lines_are_dead_too_the_handler_hears_that_the_database_is_away(
+async def test_if_new_connections_are_dead_too_the_handler_gets_database_unavailable(
     dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pgworkd.database.connection.PROBE_TIMEOUT_S", 0.3)
@@ -68,7 +68,7 @@ async def test_where_new_lines_are_dead_too_the_handler_hears_that_the_database_
 
 
 @pytest.mark.parametrize("where", ["at the BEGIN", "in a statement", "between statements"])
-async def test_who_is_cancelled_on_a_dead_line_is_out_at_once(
+async def test_a_handler_cancelled_on_a_dead_connection_returns_at_once(
     dsn: str, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pgworkd.database.connection.PROBE_TIMEOUT_S", 1.0)
@@ -105,7 +105,7 @@ async def test_who_is_cancelled_on_a_dead_line_is_out_at_once(
         await transactions.close()
 
 
-async def test_a_stop_with_a_transaction_on_a_dead_line_gives_the_job_back_and_ends_with_0(
+async def test_a_stop_during_a_transaction_on_a_dead_connection_releases_the_job(
     dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
     app = App()
@@ -113,7 +113,7 @@ async def test_a_stop_with_a_transaction_on_a_dead_line_gives_the_job_back_and_e
     @app.handler("q")
     async def handle(job: Job) -> None:
         async with job.transaction() as connection:
-            proxy.mode = "blackhole"  # for the lines there are
+            proxy.mode = "blackhole"  # for the existing connections
             proxy.mode = "pass"
             await connection.execute("SELECT 1")
 
@@ -128,10 +128,10 @@ async def test_a_stop_with_a_transaction_on_a_dead_line_gives_the_job_back_and_e
     assert await status(db, job_id) == "pending"
 
 
-async def test_a_stop_waits_a_moment_for_the_answer_to_a_commit_and_then_asks_the_table(
+async def test_a_stop_waits_briefly_for_a_commit_and_then_checks_the_table(
     dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
-    """The answer is lost, the COMMIT is not: the job is completed, and the daemon knows it."""
+    """The reply to the COMMIT is lost but the COMMIT is not: the job is completed, and the daemon finds out."""
     app, written, go_on = App(), anyio.Event(), anyio.Event()
 
     @app.handler("q")
@@ -161,7 +161,7 @@ async def test_a_stop_waits_a_moment_for_the_answer_to_a_commit_and_then_asks_th
             assert len(seen.all(events.JOB_COMPLETED)) == 1
 
 
-async def test_a_server_that_only_reads_is_no_place_for_a_transaction(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_a_read_only_server_is_rejected_for_job_transactions(dsn: str, db: asyncpg.Connection[Any]) -> None:
     await set_read_only(dsn, db, "on")
     transactions = TransactionPool(ConnectionOptions(dsn), SLOTS)
     with pytest.raises(DatabaseUnavailable, match="only reads"):

@@ -1,4 +1,4 @@
-"""What a check is, and how one is entered."""
+"""What a check is, and how one is registered."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.chaos.fleet import TIMES
 
 
 class Verdict(NamedTuple):
-    """How many things a check has looked at, and what was wrong with some."""
+    """How many items a check has examined, and the violations that it found."""
 
     looked_at: int
     violations: list[str]
@@ -21,7 +21,7 @@ CHECKS: dict[str, Check] = {}
 
 
 def check(function: Callable[[Evidence], Iterable[str | None]]) -> Check:
-    """Enters a check, which yields one value for each thing it looks at: None, or what is wrong with it."""
+    """Registers a check, which yields one value per item that it examines: None, or the violation."""
 
     def judge(evidence: Evidence) -> Verdict:
         said = list(function(evidence))
@@ -33,7 +33,7 @@ def check(function: Callable[[Evidence], Iterable[str | None]]) -> Check:
 
 
 def kept_away_s(evidence: Evidence, name: str) -> float:
-    """The longest time for which a daemon was kept from its work, spans close to each other taken as one."""
+    """The longest time for which a daemon was blocked, with adjacent spans merged into one."""
     longest_s = since_s = until_s = 0.0
     for span in sorted(evidence.spans.get(name, ()), key=lambda span: span.since_s):
         if span.since_s > until_s + 2 * TIMES["heartbeat_s"]:

@@ -1,4 +1,4 @@
-"""Looking on while a run goes on: how soon jobs run again after a fault, and whether any waits beside an idle slot."""
+"""Monitors a run: how soon jobs run again after a fault, and whether any due job waits beside an idle slot."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.chaos.history import AWAY, now_s
 
 LOOK_S = 0.25
 CALM_S = 4.0
-"""So long after a fault nothing is held against anybody: a daemon that is gone is not yet seen to be."""
+"""Grace period after a fault, in seconds: a dead daemon's worker row has not yet expired."""
 
 _WAITING = """
     SELECT array(SELECT id::text FROM pgworkd.jobs WHERE queue = $2 AND status = 'pending' AND losses = 0
@@ -24,7 +24,7 @@ _WAITING = """
 
 
 async def probe(fleet: Fleet, fault: str, since_s: float) -> None:
-    """Notes when a job ran again after a fault that was over at `since_s`."""
+    """Records when a job ran again after a fault that ended at `since_s`."""
     (job,) = await fleet.insert("probe", {})
     while True:
         try:
@@ -40,7 +40,7 @@ async def probe(fleet: Fleet, fault: str, since_s: float) -> None:
 
 
 async def look(fleet: Fleet, queue: str = "mixed") -> None:
-    """Notes, every so often, for how long a due job has been seen to wait beside an idle slot; until cancelled."""
+    """Records periodically for how long a due job has been waiting beside an idle slot; runs until cancelled."""
     while True:
         try:
             async with fleet.connection(600) as db:

@@ -1,4 +1,4 @@
-"""The operations that survive a cut before any of their messages, and the command that shows it:
+"""The operations that must survive a cut before any of their messages, and the command that checks it:
 
 python -m tests.chaos.wire [--pg-bin=DIR]      # a table; exit code 1 if there is a violation
 """

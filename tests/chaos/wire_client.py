@@ -1,4 +1,4 @@
-"""What applications and operators do, for the sweep: enqueue in every way, and install the schema."""
+"""Operations of applications and operators for the sweep: every way to enqueue, and installing the schema."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tests.chaos.wire_kit import Operation, Told, differs, told_by
 from tests.kit import insert
 
 LOST = (OSError, asyncpg.PostgresConnectionError, asyncpg.InterfaceError, psycopg.OperationalError)
-"""What drivers raise when there is no answer."""
+"""What the drivers raise when there is no reply."""
 
 
 class Enqueue(Operation):
-    """Jobs with keys, on the caller's own connection, which stood before."""
+    """Jobs with keys, on the caller's own, already open connection."""
 
     name = "enqueue, in autocommit (asyncpg)"
     cuts_min: ClassVar[tuple[int, int]] = (5, 5)
@@ -36,7 +36,7 @@ class Enqueue(Operation):
         await enqueue(connection, self.queue, dedupe_key="k")
 
     async def put_again(self, connection: Any) -> None:
-        """As a caller does who does not know."""
+        """Retries like a caller that does not know the outcome."""
         await enqueue(connection, self.queue, dedupe_key="k", on_duplicate="skip")
 
     async def _told(self, call: Awaitable[None]) -> Told:
@@ -68,7 +68,7 @@ class Enqueue(Operation):
 
 
 class EnqueueInTransaction(Enqueue):
-    """An error before the COMMIT means that nothing is stored; at the COMMIT, that nobody knows."""
+    """An error before the COMMIT means that nothing is stored; at the COMMIT, that the outcome is unknown."""
 
     name = "enqueue, in the caller's transaction (asyncpg)"
     cuts_min = (7, 9)
@@ -85,10 +85,10 @@ class EnqueueInTransaction(Enqueue):
 
 
 class EnqueueOnPool(Enqueue):
-    """The pool connects when it needs to; whether it has, its errors do not tell."""
+    """The pool connects on demand; its errors do not reveal whether it was connected."""
 
     name = "enqueue, on a pool (asyncpg)"
-    stride = 3  # most of it is the same
+    stride = 3  # most cut points are alike
     cuts_min = (8, 15)
 
     async def prepare(self) -> None:
@@ -97,7 +97,7 @@ class EnqueueOnPool(Enqueue):
 
 
 class EnqueueMany(Enqueue):
-    """Several statements, in autocommit in a transaction of their own: all or none."""
+    """Several statements, in autocommit mode in a transaction of their own: all or none."""
 
     name = "enqueue_many, in autocommit (asyncpg)"
     cuts_min = (13, 15)
@@ -116,7 +116,7 @@ class EnqueueMany(Enqueue):
 
 
 class EnqueueByPsycopg(Enqueue):
-    """Another driver, the same rule."""
+    """psycopg, with the same rule."""
 
     name = "enqueue, in autocommit (psycopg)"
     cuts_min = (4, 4)
@@ -130,7 +130,7 @@ class EnqueueByPsycopg(Enqueue):
 
 
 class EnqueueByAdmin(Enqueue):
-    """As `pgworkd enqueue` does: its error says whether anything may have happened."""
+    """Like `pgworkd enqueue`: its error says whether the operation may have taken effect."""
 
     name = "enqueue, by an operator"
     cuts_min = (9, 20)
@@ -149,11 +149,11 @@ class EnqueueByAdmin(Enqueue):
 
 
 class Migrate(Operation):
-    """`pgworkd migrate`, where nothing is."""
+    """`pgworkd migrate` on an empty database."""
 
     name = "migrate, the first time"
     cuts_min = (25, 150)
-    stride = 5  # each statement of the script has an answer
+    stride = 5  # each statement of the script has a reply
 
     async def prepare(self) -> None:
         self.whole = self.scene.memory.setdefault("whole", await self._inventory())  # of the tests' template, at first

@@ -1,4 +1,4 @@
-"""A whole daemon, for the sweep: the same one for all cuts, each of which falls on whatever it says next."""
+"""A whole daemon for the sweep: the same one for all cuts, each of which hits its next message."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tests.kit import Recorder, insert, running, until
 from tests.process import TABLES
 
 COMMAND_S = 0.3
-"""What was claimed unheard is given back after three times that."""
+"""Orphaned attempts are released after three times this."""
 NEVER_S = 3600.0
 
 
 class OneJob(Operation):
-    """A job is inserted beside a daemon that is idle, and must run to its end."""
+    """A job is inserted beside an idle daemon, and must complete."""
 
     name = "daemon: a job, from claim to settle"
     cuts_min: ClassVar[tuple[int, int]] = (4, 5)
@@ -49,7 +49,7 @@ class OneJob(Operation):
         (_, attempts, failures), *_ = await rows_of(self.db, self.job)
         given_back = await self.db.fetchval("SELECT count(*) FROM given_back WHERE job = $1", self.job)
         written = [row[0] for row in await self.db.fetch("SELECT attempt FROM written WHERE job = $1", self.job)]
-        # Only what the handler itself does on the connection may fail: never because of ours.
+        # Only the handler's own statements may fail, never the engine's.
         return [
             *differs("attempts", attempts, 1 + failures + given_back),
             *differs("attempts that wrote", written, [attempts] if self.kind == "writes" else []),
@@ -59,7 +59,7 @@ class OneJob(Operation):
 
 
 class Transaction(OneJob):
-    """What the handler writes commits together with the completion, or not at all."""
+    """The handler's writes commit together with the completion, or not at all."""
 
     name = "daemon: a job with job.transaction()"
     cuts_min = (10, 12)
@@ -67,7 +67,7 @@ class Transaction(OneJob):
 
 
 def app_of_two() -> App:
-    """One handler that does nothing, one that writes."""
+    """One handler that does nothing, and one that writes."""
     app = App()
 
     @app.handler("plain", max_attempts=10, backoff=0.01)

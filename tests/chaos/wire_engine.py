@@ -1,4 +1,4 @@
-"""What a daemon does, through the parts by which it does it, for the sweep: all but its settles."""
+"""Operations of a daemon's components for the sweep, except settles."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from tests.kit import insert, until
 
 
 class Engine(Operation):
-    """A worker with one job due, and its parts, all through the proxy."""
+    """A worker with one due job, and its components, all behind the proxy."""
 
-    may_claim = True  # what chores ask of their owner
+    may_claim = True  # read by maintenance
 
     def __init__(self, scene: Scene, number: int) -> None:
         super().__init__(scene, number)
@@ -38,13 +38,13 @@ class Engine(Operation):
         return ClaimOrder(worker_id or self.worker_id, self.queue, 1)
 
     async def claim(self) -> Attempt:
-        """By a connection of its own, before the operation begins."""
+        """Over a connection of its own, before the operation starts."""
         held = Attempt((await self.scene.aside.claim(self.order()))[0], self.queue)
         self.in_flight.add(held)
         return held
 
     async def claim_until_it_comes(self) -> Claimed:
-        """As the pool does, while the chore gives back what the database holds for us and we do not."""
+        """Claims like the pool, while maintenance releases orphaned attempts."""
         maintenance = Maintenance(
             *(self.store, Recurring(self.store, self.events), self.in_flight, self, self.events, Periods()),
             on_dead=lambda _: None,
@@ -56,7 +56,7 @@ class Engine(Operation):
         return claims[0]
 
     async def run_again(self) -> None:
-        """The rest of the job's life, uncut."""
+        """Runs the job to its end, without cuts."""
         claimed = (await self.scene.aside.claim(self.order()))[0]
         await self.scene.aside.settle_completed([claimed.id], [claimed.attempt], [None])
 
@@ -68,7 +68,7 @@ class Engine(Operation):
 
 
 class Claim(Engine):
-    """An attempt whose claim was not heard is given back by its worker, and counts."""
+    """An attempt whose claim got no reply is released by its worker, and counts as an attempt."""
 
     name = "claim; its worker gives back what it missed"
     cuts_min: ClassVar[tuple[int, int]] = (8, 15)
@@ -96,7 +96,7 @@ class Claim(Engine):
 
 
 class ClaimOfLost(Claim):
-    """Whoever missed the claim is gone before it could give anything back."""
+    """The worker that missed the reply to its claim dies before it can release the jobs."""
 
     name = "claim; its worker is lost, another rescues"
 
@@ -114,7 +114,7 @@ class ClaimOfLost(Claim):
 
 
 class Rescue(Engine):
-    """What a lost worker held is taken back once."""
+    """The jobs of a lost worker are rescued once."""
 
     name = "rescue"
     cuts_min = (8, 15)
@@ -140,12 +140,12 @@ class Rescue(Engine):
 
 
 async def lose(scene: Scene, worker_id: int) -> None:
-    """Its lease is over."""
+    """A worker whose lease has expired."""
     await scene.db.execute("UPDATE pgworkd.workers SET lease_until = pgworkd.clock() WHERE id = $1", worker_id)
 
 
 async def rescuer(scene: Scene) -> int:
-    """A worker that may rescue: with an hour of heartbeats without a gap, on a server that is up for a lease, too."""
+    """A worker that may rescue: an hour of uninterrupted heartbeats, on a server up for longer than a lease."""
     worker_id = await scene.aside.register("rescuer", 1, "v", 3)
     await until(lambda: scene.db.fetchval("SELECT now() > pg_postmaster_start_time() + interval '3 s'"))
     await _be_steady(scene, worker_id)
@@ -159,14 +159,14 @@ async def _be_steady(scene: Scene, worker_id: int) -> None:
 
 
 async def rescue_until_it_is_taken(scene: Scene, worker_id: int, job_id: UUID) -> None:
-    """As each daemon's chore does, however often."""
+    """Like each daemon's maintenance, any number of times."""
     while (await rows_of(scene.db, job_id))[0][0] == "running":
         await _be_steady(scene, worker_id)
         await scene.aside.rescue(worker_id)
 
 
 class RestoreSchedule(Engine):
-    """A chain without a live occurrence gets one."""
+    """A schedule without a live occurrence gets one."""
 
     name = "ensure_schedules: a chain is restored"
     cuts_min = (13, 20)
@@ -197,18 +197,18 @@ async def put_schedule(store: Store, name: str) -> None:
 
 
 async def drop_schedule(operation: Operation) -> None:
-    """Or the next one's look would have one row more to read."""
+    """Deletes the schedule; otherwise the next operation would read one more row."""
     await operation.db.execute("DELETE FROM pgworkd.schedules WHERE name = $1", operation.queue)
 
 
 async def occurrences_differ(operation: Operation) -> list[str]:
-    """A fault, unless the operation's schedule has exactly one live occurrence."""
+    """A violation, unless the operation's schedule has exactly one live occurrence."""
     sql = "SELECT count(*) FROM pgworkd.jobs WHERE schedule = $1 AND status = 'pending'"
     return differs("live occurrences", await operation.db.fetchval(sql, operation.queue), 1)
 
 
 class Renewals(Operation):
-    """The lease, in its thread."""
+    """Renewing the lease, in its thread."""
 
     name = "heartbeat"
     cuts_min = (8, 15)
@@ -237,10 +237,10 @@ class Renewals(Operation):
     async def close(self) -> None:
         await self.lease.stop()
 
-    # What the lease says.
+    # What the heartbeat reports.
 
     def lease_renewed(self) -> None:
-        """Then it asks what is wanted."""
+        """Then it reads the settings."""
 
     def on_instructions(self, instructions: Instructions) -> None:
         self.renewed.set()
@@ -252,7 +252,7 @@ class Renewals(Operation):
         self.said.append("lost")
 
     def renewal_failed(self, error: Exception) -> None:
-        """The thread goes on trying."""
+        """The thread keeps retrying."""
 
     def still_running(self) -> int:
         return 0

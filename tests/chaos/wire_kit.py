@@ -1,8 +1,8 @@
-"""Cutting the connection before each single message of an operation, and judging what became of it.
+"""Cuts the connection before each single message of an operation, and checks the outcome.
 
-An operation is run again and again through the proxy; the n-th time its connection is cut before the n-th message since
-it began, in either direction, until it passes uncut. What the caller was told is compared with the database; then it is
-carried on as a daemon or a caller would, and judged by what must hold in the end.
+An operation is run repeatedly through the proxy; the n-th time its connection is cut before the n-th message since
+its start, in either direction, until it passes uncut. What the caller learned is compared with the database; then it
+is continued as a daemon or a caller would, and checked for what must hold in the end.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from tests.kit import until
 from tests.proxy import Message, Proxy
 
 Told = Literal["done", "not done", "unknown"]
-"""What the caller knows after an attempt. The first two must be true."""
+"""What the caller knows after an attempt. The first two must match the database."""
 
 STUCK_S = 8.0
-"""No attempt, and no carrying on, may take longer."""
+"""Time limit of an attempt, and of its continuation."""
 CUTS_MAX = 500
 
 
@@ -46,7 +46,7 @@ class Cutter:
         self._left, self._cut = number, None
 
     def disarm(self) -> Message | None:
-        """The message that did not pass; None: all passed."""
+        """The message that was cut off; None: all passed."""
         self._left = 0
         return self._cut
 
@@ -59,38 +59,38 @@ class Cutter:
 
 @dataclass
 class Scene:
-    """One database, the way through the proxy, and a way of the judge's own."""
+    """One database, a connection through the proxy, and a direct one for the checker."""
 
     db: asyncpg.Connection[Any]
     aside: Store
-    """The judge's, past the proxy: for what an operation needs before it, and who takes over after it."""
+    """The checker's direct connection: for an operation's setup, and for the worker that takes over after it."""
     proxy: Proxy
     cutter: Cutter
     stack: contextlib.AsyncExitStack
-    """For what lasts the whole sweep."""
+    """Resources that last for the whole sweep."""
     memory: dict[str, Any] = field(default_factory=dict)
-    """What operations remember from one cut to the next."""
+    """State that operations keep from one cut to the next."""
 
     @property
     def options(self) -> ConnectionOptions:
-        """Of links through the proxy."""
+        """Options of connections through the proxy."""
         return ConnectionOptions(self.proxy.dsn, connect_timeout_s=2, command_timeout_s=2)
 
     async def quiet(self) -> None:
-        """Waits until the server, too, has seen the end of what is over, and has rolled back what it must."""
+        """Waits until the server has noticed all closed connections, and has rolled back their transactions."""
         ended = "SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE client_port = ANY ($1::int[]))"
         await until(lambda: self.db.fetchval(ended, list(self.proxy.left)), limit_s=STUCK_S)
 
 
 class Operation(ABC):
-    """What is swept; a fresh one for each cut."""
+    """An operation under test; a new instance for each cut."""
 
     name: ClassVar[str]
     cuts_min: ClassVar[tuple[int, int]]
-    """With fewer cut points, before the client's messages and before the server's, the sweep has missed something."""
+    """With fewer cut points than this, by client and server, the sweep has missed something."""
 
     stride: ClassVar[int] = 1
-    """Of the tests, where there are very many places; the command always takes each."""
+    """Every n-th cut point in the tests, for operations with very many; the command always tries each."""
 
     def __init__(self, scene: Scene, number: int) -> None:
         self.scene = scene
@@ -99,34 +99,34 @@ class Operation(ABC):
         self.queue = f"q{number}"
 
     async def prepare(self) -> None:  # noqa: B027 - not all have to
-        """Before the cut is armed."""
+        """Setup, before the cut is armed."""
 
     @abstractmethod
     async def attempt(self) -> Told:
-        """The operation, through the proxy: once if it is a bare call, until it is done if it repeats by itself."""
+        """The operation, through the proxy: once for a bare call, until it is done if it retries by itself."""
 
     @abstractmethod
     async def done(self) -> bool:
-        """Whether the database has it."""
+        """Whether it took effect in the database."""
 
     async def carry_on(self) -> None:  # noqa: B027 - not all have to
-        """What the caller does then."""
+        """What the caller does next."""
 
     @abstractmethod
     async def faults(self) -> list[str]:
-        """What must hold in the end, and does not."""
+        """Violations at the end."""
 
     async def close(self) -> None:  # noqa: B027 - not all have to
-        """Lets go of connections."""
+        """Releases connections."""
 
 
 @dataclass
 class Figures:
-    """What a sweep has found."""
+    """The result of a sweep."""
 
     name: str
     cuts: Counter[str] = field(default_factory=Counter)
-    """Cut points by side: before a message of the client, which never arrived; of the server, which nobody heard."""
+    """Cut points by side: before a client message, which never arrived; before a server message, which was lost."""
     told: Counter[Told] = field(default_factory=Counter)
     violations: list[str] = field(default_factory=list)
 
@@ -147,7 +147,7 @@ HEAD = _row("operation, cut before each", "request", "reply", "known done", "kno
 async def scene_of(dsn: str) -> AsyncIterator[Scene]:
     """A scene in that database."""
     async with contextlib.AsyncExitStack() as stack:
-        stack.enter_context(mock.patch.object(reconnect, "FIRST_S", 0.01))  # of a second: there are a thousand waits
+        stack.enter_context(mock.patch.object(reconnect, "FIRST_S", 0.01))  # seconds: there are a thousand waits
         db = await asyncpg.connect(dsn)
         stack.callback(db.terminate)
         aside = Store(ConnectionOptions(dsn))
@@ -159,7 +159,7 @@ async def scene_of(dsn: str) -> AsyncIterator[Scene]:
 
 
 async def sweep(make: type[Operation], dsn: str, stride: int = 1) -> Figures:
-    """Runs the operation with a cut at each `stride`-th place, until it passes uncut."""
+    """Runs the operation with a cut at each `stride`-th message, until it passes uncut."""
     figures = Figures(make.name)
     async with scene_of(dsn) as scene:
         for number in count(1, stride):
@@ -179,7 +179,7 @@ async def sweep(make: type[Operation], dsn: str, stride: int = 1) -> Figures:
 
 
 async def _once(operation: Operation, figures: Figures) -> Message | None:
-    """One attempt with its cut and its end; the message before which it was cut."""
+    """One attempt with its cut and its outcome; returns the message before which it was cut."""
     wrong: list[str] = []
     await operation.prepare()
     operation.scene.cutter.arm(operation.number)
@@ -207,7 +207,7 @@ async def _once(operation: Operation, figures: Figures) -> Message | None:
 
 
 async def told_by(call: Awaitable[object]) -> Told:
-    """What a call of a Link tells."""
+    """What the outcome of a Connection's call tells its caller."""
     try:
         await call
     except OutcomeUnknown:
@@ -218,7 +218,7 @@ async def told_by(call: Awaitable[object]) -> Told:
 
 
 async def rows_of(db: asyncpg.Connection[Any], job_id: UUID) -> list[tuple[str, int, int]]:
-    """Status, attempts, and failures with losses, of each row that there is of a job: in the end, one."""
+    """Status, attempts, and failures plus losses of each row of a job: at the end, exactly one."""
     sql = """SELECT status::text, attempts, failures + jsonb_array_length(
         jsonb_path_query_array(coalesce(errors, '[]'), '$[*] ? (@.type == "lost")'))
         FROM pgworkd.all_jobs WHERE id = $1"""
@@ -226,5 +226,5 @@ async def rows_of(db: asyncpg.Connection[Any], job_id: UUID) -> list[tuple[str, 
 
 
 def differs(what: str, found: object, wanted: object) -> list[str]:
-    """A fault, if there is one."""
+    """The violation, if there is one."""
     return [] if found == wanted else [f"{what}: {found}, not {wanted}"]

@@ -1,4 +1,4 @@
-"""Every end of an attempt, through the settler, for the sweep."""
+"""Every outcome of an attempt, through the settler, for the sweep."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FAILURE = {"type": "ValueError", "message": "no", "traceback": "", "worker": "w"
 
 
 class Settle(Engine):
-    """What became of an attempt, by the settler, which repeats by itself and must know in the end."""
+    """A settle through the settler, which retries by itself and must know the result in the end."""
 
     name = "settle: completed"
     cuts_min = (3, 4)
@@ -24,7 +24,7 @@ class Settle(Engine):
     becomes: ClassVar[str] = "completed"
     failures: ClassVar[int] = 0
     cold: ClassVar[bool] = False
-    """Whether the connection is still to be made."""
+    """Whether the connection is yet to be opened."""
 
     async def prepare(self) -> None:
         await super().prepare()
@@ -65,7 +65,7 @@ class Settle(Engine):
 
 
 class SettleCold(Settle):
-    """The same from the very beginning."""
+    """The same, starting with the connection itself."""
 
     name = "settle: completed, on a new connection"
     cuts_min = (8, 15)
@@ -73,7 +73,7 @@ class SettleCold(Settle):
 
 
 class Fail(Settle):
-    """One failure is spent, and the retry runs."""
+    """Counts one failure, and the retry runs."""
 
     name = "settle: failed, to be retried"
     outcome = Outcome(Ending.FAILED, delay_s=0.0, message="no", error=FAILURE)
@@ -82,7 +82,7 @@ class Fail(Settle):
 
 
 class Die(Settle):
-    """It is dead, and whoever wants to know of dead jobs is told."""
+    """The job is dead, and the on_dead hooks are called."""
 
     name = "settle: failed for good"
     outcome = Outcome(Ending.FAILED, permanent=True, message="no", error=FAILURE)
@@ -91,7 +91,7 @@ class Die(Settle):
 
 
 class Release(Settle):
-    """It goes back unspent."""
+    """The job is released without counting a failure."""
 
     name = "settle: given back"
     outcome = Outcome(Ending.RELEASED, delay_s=0.0)
@@ -99,7 +99,7 @@ class Release(Settle):
 
 
 class Cancel(Settle):
-    """It is ended on request."""
+    """The job is cancelled on request."""
 
     name = "settle: cancelled"
     outcome = Outcome(Ending.CANCELLED, message="on request")
@@ -107,7 +107,7 @@ class Cancel(Settle):
 
 
 class SettleOccurrence(Settle):
-    """An occurrence, whose next one is inserted with its completion."""
+    """An occurrence, whose successor is inserted with its completion."""
 
     name = "settle: an occurrence, with the next one"
 

@@ -1,7 +1,7 @@
 """A daemon in a process of its own that keeps a history: python -m tests.chaos.worker DSN KEY=VALUE...
 
-CHAOS_DIR and CHAOS_NAME say where and as whom. A line on its standard input names a point, a method of the store and
-"before" or "after": it kills itself when it next comes there.
+CHAOS_DIR and CHAOS_NAME set the directory and the name. A line on standard input names a method of the store and
+"before" or "after": the daemon kills itself at the next such call.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _deadly(owner: type, method: str) -> None:
 
 
 def vitals() -> dict[str, int]:
-    """What must stay flat."""
+    """The resources that must stay flat."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return {
         "memory_mb": pages * os.sysconf("SC_PAGE_SIZE") // (1 << 20),
@@ -81,10 +81,10 @@ def vitals() -> dict[str, int]:
 
 
 class Vitals:
-    """A part of the daemon."""
+    """A part of the daemon that records them."""
 
     async def run(self, _daemon: Daemon) -> None:
-        """Notes them every second."""
+        """Records them every second."""
         while True:
             of_this_process()("beat", **vitals())
             await anyio.sleep(VITALS_S)
@@ -96,8 +96,8 @@ def _noted(name: str, facts: Mapping[str, Any]) -> None:
 
 
 async def main(dsn: str, changes: dict[str, float]) -> int:
-    """Runs the daemon until SIGTERM; a second one: at once."""
-    limit_s = changes["lease_s"] / 2.2  # as settings must be, too
+    """Runs the daemon until SIGTERM; a second SIGTERM stops it at once."""
+    limit_s = changes["lease_s"] / 2.2  # the same bound as for settings
     connection = ConnectionOptions(dsn, connect_timeout_s=limit_s, command_timeout_s=limit_s)
     options = quick_options(dsn, connection=connection, worker_name=os.environ["CHAOS_NAME"], **changes)
     daemon = Daemon(app_of_run(), options, parts=(Vitals(),), end_process=end_process)

@@ -1,4 +1,4 @@
-"""What the daemons of a chaos run are given to do, and the tables in which the database itself keeps the minutes."""
+"""The workload of a chaos run, and the tables in which the database itself records every change."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from pgworkd import App, Job, PermanentError, Snooze
 from tests.chaos.history import of_this_process
 
 MAX_RUNNING = 3
-"""Of the queue `limited`, over all daemons."""
+"""The limit of the queue `limited`, over all daemons."""
 TICK_S = 2
-"""Of the recurring job."""
+"""Interval of the recurring job."""
 CLOCK_STEP_S = 10
-"""Of the database's clock, there and back again: longer than a lease."""
+"""Step of the database's clock, forward and back: longer than a lease."""
 ATTEMPTS_MAX = 50
-"""So many that no job of the workload dies of failures."""
+"""High enough that no job of the workload ends dead because of failures."""
 QUEUES = {"mixed": 15, "limited": 5, "process": 2, "block": 1, "probe": 2}
 """Slots of each daemon."""
 
@@ -67,7 +67,7 @@ app = App()
 
 @contextlib.contextmanager
 def recorded(job: Job, **facts: Any) -> Iterator[None]:
-    """Notes the start of a run, and how it came out, if it does."""
+    """Records the start of a run, and its outcome, if it has one."""
     note = of_this_process()
     run = {"job": str(job.id), "attempt": job.attempt}
     note("start", **run, kind=job.kind, **facts)
@@ -80,13 +80,13 @@ def recorded(job: Job, **facts: Any) -> Iterator[None]:
 
 
 def result(job: Job) -> dict[str, int]:
-    """Says which attempt made it."""
+    """A result that names its attempt."""
     return {"attempt": job.attempt}
 
 
 @app.handler("plain", queue="mixed", concurrency=QUEUES["mixed"], max_attempts=ATTEMPTS_MAX, backoff=0.2)
 async def plain(payload: dict[str, Any], job: Job) -> dict[str, int]:
-    """Awaits for a while; raises in its first `fails` attempts, gives itself back in the first if it `snoozes`."""
+    """Awaits for a while; raises in its first `fails` attempts, and snoozes in the first if `snoozes` is set."""
     with recorded(job, key=payload.get("key")):
         await anyio.sleep(payload.get("seconds", 0.0))
         if job.attempt <= payload.get("fails", 0):
@@ -100,7 +100,7 @@ async def plain(payload: dict[str, Any], job: Job) -> dict[str, int]:
 
 @app.handler("transact", queue="mixed", concurrency=QUEUES["mixed"], max_attempts=ATTEMPTS_MAX, backoff=0.2)
 async def transact(payload: dict[str, Any], job: Job) -> None:
-    """Its effect commits together with its completion."""
+    """Writes in job.transaction(): the row commits together with the completion."""
     with recorded(job):
         async with job.transaction() as connection:
             await connection.execute("INSERT INTO chaos.effects VALUES ($1, $2)", job.id, job.attempt)
@@ -110,7 +110,7 @@ async def transact(payload: dict[str, Any], job: Job) -> None:
 
 @app.handler("charge", queue="mixed", concurrency=QUEUES["mixed"], max_attempts=1)
 async def charge(payload: dict[str, Any], job: Job) -> dict[str, int]:
-    """May run only once."""
+    """Runs at most once (max_attempts=1)."""
     with recorded(job):
         await anyio.sleep(payload["seconds"])
     return result(job)
@@ -118,7 +118,7 @@ async def charge(payload: dict[str, Any], job: Job) -> dict[str, int]:
 
 @app.handler("stubborn", queue="mixed", concurrency=QUEUES["mixed"], max_attempts=ATTEMPTS_MAX, backoff=0.2)
 async def stubborn(payload: dict[str, Any], job: Job) -> dict[str, int]:
-    """Does not come out for a while when it is told to."""
+    """Takes a while to react to its cancellation."""
     with recorded(job):
         try:
             await anyio.sleep(payload["seconds"])
@@ -130,7 +130,7 @@ async def stubborn(payload: dict[str, Any], job: Job) -> dict[str, int]:
 
 @app.handler("thread", queue="mixed", concurrency=QUEUES["mixed"], max_attempts=ATTEMPTS_MAX, backoff=0.2)
 def thread(payload: dict[str, Any], job: Job) -> dict[str, int]:
-    """Works in a thread, to its end also when it is told to stop, and then says so."""
+    """Works in a thread, finishes even when stopped, and then calls job.done()."""
     with recorded(job):
         time.sleep(payload["seconds"])
         job.done(result(job))
@@ -147,7 +147,7 @@ async def stage(job: Job) -> dict[str, int]:
 
 @app.handler("tick", queue="mixed", concurrency=QUEUES["mixed"], max_attempts=ATTEMPTS_MAX, backoff=0.2, every=TICK_S)
 async def tick(job: Job) -> dict[str, int]:
-    """Recurs."""
+    """A recurring job."""
     with recorded(job, occurrence=job.occurrence):
         await anyio.lowlevel.checkpoint()
     return result(job)
@@ -163,7 +163,7 @@ async def limited(payload: dict[str, Any], job: Job) -> dict[str, int]:
 
 @app.handler("block", concurrency=1, max_attempts=ATTEMPTS_MAX, backoff=0.2)
 async def block(payload: dict[str, Any], job: Job) -> dict[str, int]:
-    """Blocks the loop of its daemon, as a careless handler does."""
+    """Blocks the event loop of its daemon, as a careless handler does."""
     with recorded(job):
         time.sleep(payload["seconds"])  # noqa: ASYNC251 - that is the point
     return result(job)
@@ -171,7 +171,7 @@ async def block(payload: dict[str, Any], job: Job) -> dict[str, int]:
 
 @app.handler("probe", concurrency=QUEUES["probe"], max_attempts=ATTEMPTS_MAX, backoff=0.2)
 async def probe(job: Job) -> dict[str, int]:
-    """Shows that jobs are run at all."""
+    """A probe that shows that jobs are running."""
     with recorded(job):
         await anyio.lowlevel.checkpoint()
     return result(job)
@@ -184,7 +184,7 @@ DEADLY = ("exit", "crash", "hoard")
     "process", run_in="process", concurrency=QUEUES["process"], max_attempts=ATTEMPTS_MAX, backoff=0.2, timeout_s=20
 )
 def process(payload: dict[str, Any], job: Job) -> dict[str, int]:
-    """In its first attempt takes its process along, if it is told how."""
+    """Kills its process in the first attempt, in the way that the payload names."""
     with recorded(job):
         how = payload.get("how") if job.attempt == 1 else None
         if how == "exit":

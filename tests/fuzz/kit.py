@@ -1,4 +1,4 @@
-"""What the fuzz tests share: how many examples, a limit on each one's time, and a place without settings."""
+"""Shared by the fuzz tests: the number of examples, a time limit for each, and a directory without settings."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tests.kit import examples
 
 FUZZ = examples(200)
 CASE_S_MAX = 1.0
-"""Of CPU time: whatever comes from outside must be answered, or refused, within this."""
+"""CPU seconds within which any input must be accepted or rejected."""
 
 
 @contextlib.contextmanager
 def in_time() -> Iterator[None]:
-    """Fails when what is inside takes too long."""
-    gc.disable()  # a collection of all that hypothesis keeps is not this case's time
+    """Fails if the block takes too long."""
+    gc.disable()  # collecting hypothesis' objects must not count as this example's time
     began_s = time.process_time()
     try:
         yield

@@ -1,4 +1,4 @@
-"""Any words on the command line, no database in reach: one plain line and exit code 1 or 2, or help and 0."""
+"""Any command line, without a reachable database: a one-line error and exit code 1 or 2, or help and 0."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _options(command: Any) -> Iterator[str]:
 
 
 def _commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], list[str]]]:
-    """Each command's words, and its options, but for --app: what it names is imported and called."""
+    """Each command's words and options, except --app, which imports and calls what it names."""
     if path:
         yield path, [name for name in _options(command) if name.startswith("-") and name != "--app"]
     for name, inner in getattr(command, "commands", {}).items():
@@ -51,7 +51,7 @@ VALUE = st.one_of(
 
 @st.composite
 def words(draw: st.DrawFn, door: str) -> list[str]:
-    """A command line, sensible up to a point."""
+    """A command line that is valid up to a point."""
     path = draw(st.sampled_from(sorted(path for path in COMMANDS if path[0] == door)))
     found = list(path) if draw(st.integers(0, 9)) else draw(st.lists(VALUE, max_size=2))
     for _ in range(draw(st.integers(0, 5))):
@@ -66,7 +66,7 @@ ENVIRON = {"PGWORKD_DSN": NOWHERE, "PGWORKD_CONNECT_TIMEOUT_S": "1"}
 
 
 @pytest.mark.parametrize("door", sorted({path[0] for path in COMMANDS}))
-def test_any_words(door: str) -> None:
+def test_any_command_line_gets_help_or_a_one_line_error(door: str) -> None:
     examples(12)(given(words(door), STDIN)(_type))()
 
 

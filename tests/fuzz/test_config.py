@@ -1,4 +1,4 @@
-"""Settings from any bytes, text or object: they are taken, or refused in one line that names the field."""
+"""Settings from any bytes, text or object: they are accepted, or rejected in one line that names the field."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.fuzz.kit import FUZZ, in_time, nowhere
 __all__ = ["nowhere"]  # a fixture
 
 RELATED = ("heartbeat_s (", "command_timeout_s (")
-"""They are judged by lease_s, wherever that comes from."""
+"""These are validated against lease_s, wherever that comes from."""
 FIELDS = sorted(Settings.model_fields)
 WORDS = st.one_of(
     st.text(),
@@ -37,7 +37,7 @@ VALUES: st.SearchStrategy[Any] = st.recursive(
 
 
 def outcome(**flags: object) -> str | None:
-    """The line of the refusal; None if all is well, and then all of it can be shown."""
+    """The error line; None if the settings are valid, and then all of them can be shown."""
     with in_time():
         try:
             settings = load(**flags)
@@ -53,7 +53,7 @@ def outcome(**flags: object) -> str | None:
 
 @FUZZ
 @given(st.one_of(st.binary(max_size=300), st.text().map(lambda text: text.encode("utf-8", "surrogatepass"))))
-def test_any_file(data: bytes) -> None:
+def test_any_file_is_accepted_or_rejected_in_one_line(data: bytes) -> None:
     Path("pgworkd.toml").write_bytes(data)
     try:
         line = outcome()
@@ -64,7 +64,7 @@ def test_any_file(data: bytes) -> None:
 
 @FUZZ
 @given(st.dictionaries(st.one_of(st.sampled_from(FIELDS), st.text()), VALUES, min_size=1, max_size=4))
-def test_any_table(table: dict[str, Any]) -> None:
+def test_any_toml_table_is_accepted_or_rejected_in_one_line(table: dict[str, Any]) -> None:
     lines = [f"{json.dumps(name)} = {toml(value)}" for name, value in table.items()]
     Path("pgworkd.toml").write_text("\n".join(lines), encoding="utf-8", errors="surrogatepass")
     try:
@@ -75,7 +75,7 @@ def test_any_table(table: dict[str, Any]) -> None:
 
 
 def toml(value: object) -> str:
-    """Nearly TOML: what is not must be refused, too."""
+    """Nearly valid TOML, which must be rejected cleanly as well."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{json.dumps(key)} = {toml(inner)}" for key, inner in value.items()) + "}"
     if isinstance(value, list):
@@ -85,7 +85,7 @@ def toml(value: object) -> str:
 
 @FUZZ
 @given(st.sampled_from(FIELDS), WORDS)
-def test_any_variable(name: str, text: str) -> None:
+def test_any_environment_variable_is_accepted_or_rejected_in_one_line(name: str, text: str) -> None:
     value = os.fsdecode(text.replace("\0", "").encode("utf-8", "surrogatepass"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(f"PGWORKD_{name.upper()}", value)
@@ -96,14 +96,14 @@ def test_any_variable(name: str, text: str) -> None:
 
 @FUZZ
 @given(st.sampled_from(FIELDS), VALUES)
-def test_any_flag(name: str, value: object) -> None:
+def test_any_flag_is_accepted_or_rejected_in_one_line(name: str, value: object) -> None:
     line = outcome(**{name: value})
     assert line is None or line.startswith((f"{name} (", *RELATED))
 
 
 @FUZZ
 @given(VALUES)
-def test_any_queues(value: object) -> None:
+def test_any_queue_list_is_accepted_or_rejected_in_one_line(value: object) -> None:
     with in_time():
         try:
             queues = parse_queues(value)

@@ -1,4 +1,4 @@
-"""Any rule in any zone: its occurrences come in order and in no time, or it is refused by name."""
+"""Any rule in any zone: its occurrences are in order and computed quickly, or it is rejected by name."""
 
 from __future__ import annotations
 
@@ -42,7 +42,9 @@ INSTANT = st.datetimes(datetime(1960, 1, 1), datetime(2210, 1, 1), timezones=st.
 
 @FUZZ
 @given(CRON, ZONE, INSTANT, st.sampled_from(["skip", "once", "all"]), st.timedeltas(timedelta(0), timedelta(days=4000)))
-def test_any_cron(cron: str, zone: str, at: datetime, missed: str, outage: timedelta) -> None:
+def test_any_cron_rule_is_accepted_or_rejected_by_name(
+    cron: str, zone: str, at: datetime, missed: str, outage: timedelta
+) -> None:
     with in_time():
         try:
             rule = Recurrence.parse(cron, zone, missed)  # type: ignore[arg-type]
@@ -65,7 +67,7 @@ def test_any_cron(cron: str, zone: str, at: datetime, missed: str, outage: timed
 
 @FUZZ
 @given(st.one_of(st.integers(), st.floats(), st.timedeltas(), st.booleans(), st.none(), st.binary()), INSTANT)
-def test_any_interval(every: object, at: datetime) -> None:
+def test_any_interval_is_accepted_or_rejected_by_name(every: object, at: datetime) -> None:
     with in_time():
         try:
             rule = Recurrence.parse(every)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Any address: refused without quoting it, or tried; and the password is never shown, while the host always is."""
+"""Any DSN: rejected without being quoted, or tried; the password is never shown, and the host always is."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ QUERY = st.lists(st.tuples(st.one_of(st.sampled_from(NAMES), PIECE), PIECE).map(
 
 @pytest.fixture(autouse=True, scope="module")
 def nothing_kept() -> Iterator[None]:
-    """Secrets of a hundred thousand addresses would make each later one slower; no process has so many."""
+    """Clears the known secrets: those of a hundred thousand DSNs would slow down each later example."""
     yield
     redaction._secrets = ()
 
 
 @FUZZ
 @given(st.one_of(st.text(), st.lists(st.sampled_from(PARTS)).map("".join)))
-def test_any_text_as_an_address(text: str) -> None:
+def test_any_text_as_a_dsn_is_rejected_without_being_quoted_or_used(text: str) -> None:
     with in_time():
         fault = dsn_fault(text)
         shown = redacted(text)
@@ -53,7 +53,7 @@ def test_any_text_as_an_address(text: str) -> None:
 
 @FUZZ
 @given(PIECE, PIECE, PIECE, PIECE, QUERY, st.booleans())
-def test_an_address_that_is_tried_shows_its_password_nowhere(
+def test_connecting_with_a_dsn_never_shows_its_password(
     user: str, before: str, after: str, database: str, query: str, encoded: bool
 ) -> None:
     password = before + CANARY + after
@@ -78,7 +78,7 @@ def test_an_address_that_is_tried_shows_its_password_nowhere(
 
 @FUZZ
 @given(st.text(), st.text())
-def test_any_text_is_redacted_in_time_and_only_once(text: str, more: str) -> None:
+def test_redacting_any_text_is_fast_and_idempotent(text: str, more: str) -> None:
     with in_time():
         once = redaction.redact(f"{text}://{more}:{text}@{more}")
     assert redaction.redact(once) == once

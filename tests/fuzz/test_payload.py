@@ -1,4 +1,4 @@
-"""Any object and any text as a payload: what is stored comes back equal, all else is refused with its path."""
+"""Any object and any text as a payload: it round-trips, or it is rejected with its path."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def trees(leaf: st.SearchStrategy[Any], key: st.SearchStrategy[Any]) -> st.Searc
 
 
 def deep(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    """Some value at the bottom of many lists."""
+    """A value nested in many lists."""
 
     def wrap(value: Any, depth: int) -> Any:
         for _ in range(depth):
@@ -43,7 +43,7 @@ def deep(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 
 
 def as_stored(value: Any) -> Any:
-    """What JSON makes of it."""
+    """The value after a JSON round trip."""
     if isinstance(value, (list, tuple)):
         return [as_stored(each) for each in value]
     return {key: as_stored(each) for key, each in value.items()} if isinstance(value, dict) else value
@@ -51,7 +51,7 @@ def as_stored(value: Any) -> Any:
 
 @FUZZ
 @given(st.dictionaries(KEY, trees(LEAF, KEY)))
-def test_what_is_encoded_comes_back_equal(payload: dict[str, Any]) -> None:
+def test_an_encoded_payload_round_trips(payload: dict[str, Any]) -> None:
     with in_time():
         try:
             text = encode(payload)
@@ -66,7 +66,7 @@ def test_what_is_encoded_comes_back_equal(payload: dict[str, Any]) -> None:
 
 @FUZZ
 @given(trees(st.one_of(LEAF, STRANGE), st.one_of(KEY, st.integers(), st.none(), st.tuples(st.text()))))
-def test_any_object_is_encoded_or_refused(value: Any) -> None:
+def test_any_object_is_encoded_or_rejected(value: Any) -> None:
     for object_only in (True, False):
         with in_time():
             try:
@@ -98,7 +98,7 @@ JSON_TEXT = st.one_of(
 
 @FUZZ
 @given(JSON_TEXT)
-def test_any_text_is_decoded_as_json_says_or_refused(text: str) -> None:
+def test_any_text_is_decoded_like_json_or_rejected(text: str) -> None:
     with in_time():
         try:
             got = decode(text)
@@ -122,7 +122,7 @@ def _same(ours: Any, theirs: Any) -> bool:
 
 @FUZZ
 @given(st.text(), st.integers(3, 200))
-def test_clean_text_is_storable_and_within_its_limit(text: str, bytes_max: int) -> None:
+def test_sanitized_text_is_storable_and_within_its_limit(text: str, bytes_max: int) -> None:
     shown = clean_text(text, bytes_max)
     assert len(shown.encode()) <= bytes_max
     assert "\0" not in shown

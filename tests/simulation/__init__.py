@@ -1,1 +1,1 @@
-"""Simulation of the daemon without Postgres: seeded schedules of everything, on a clock that nobody waits for."""
+"""Simulation of the daemon without Postgres: seeded schedules of every event, on a virtual clock."""

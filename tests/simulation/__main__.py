@@ -1,4 +1,4 @@
-"""`python -m tests.simulation`: plays many schedules of every invariant, or one again, with its trace."""
+"""`python -m tests.simulation`: runs many schedules of every invariant, or replays one with its trace."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def say(*lines: str) -> None:
 
 
 def play_block(first_seed: int, name: str, count: int) -> tuple[str, Tally]:
-    """So many schedules from that seed on."""
+    """Runs `count` schedules, starting with that seed."""
     tally, began = Tally(schedules=count), time.perf_counter()
     for seed in range(first_seed, first_seed + count):
         played = check(name, seed)
@@ -59,7 +59,7 @@ def play_all(names: list[str], schedules: int, processes: int) -> bool:
 
 
 def replay(name: str, seed: int) -> bool:
-    """Prints the trace of one schedule and what became of it; True if everything held."""
+    """Prints the trace of one schedule and its result; True if everything held."""
     say(f"{name}: {INVARIANTS[name].says}")
     played = check(name, seed, keeps_trace=True)
     if isinstance(played, Failure):

@@ -1,4 +1,4 @@
-"""All invariants by name, what each says, and how its schedules are played."""
+"""All invariants by name, what each states, and how its schedules are run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .world import Played, play
 
 @dataclass(frozen=True)
 class Invariant:
-    """`says`: one sentence. `kind`: of the schedules that are made for it; invariants may share them."""
+    """`says`: the invariant in one sentence. `kind`: the kind of schedules that test it; invariants may share one."""
 
     name: str
     kind: str
@@ -22,33 +22,41 @@ class Invariant:
 
 _ALL = (
     ("slots", "slots", "A queue never has more handlers at once than slots, whatever changes their number."),
-    ("removal", "slots", "A queue can be removed and added again at any time, and nothing of it is lost."),
+    ("removal", "slots", "A queue can be removed and added again at any time, and no job is lost."),
     (
         "settled_once",
         "settles",
-        "Each claimed attempt runs once at most, and is settled or given back once, when over.",
+        "Each claimed attempt runs at most once, and is settled or released once, after it ended.",
     ),
-    ("reported_once", "settles", "Each outcome is reported once, and truly, even when the answer of a settle is lost."),
-    ("one_flush", "settles", "One flush is on its way at a time, and no larger than its bound."),
+    ("reported_once", "settles", "Each outcome is reported once, correctly, even if the reply to a settle is lost."),
+    ("one_flush", "settles", "One flush is in progress at a time, and no larger than its bound."),
     (
         "idle_slot",
         "idle",
-        "While the store answers, no due job waits beside an idle slot for poll + 1 s.",
+        "While the store responds, no due job waits beside an idle slot for poll + 1 s.",
     ),
     ("comes_back", "wakes", "A pool that is not announced as idle has its next iteration within a second."),
     (
         "claims_bounded",
         "claims",
-        "A claim asks for no more than the free slots and what the pace allows ahead of them.",
+        "A claim asks for no more than the free slots plus the prefetch.",
     ),
-    ("hoarding", "claims", "What was claimed and cannot begin is given back within seconds."),
-    ("backlog", "backlog", "No claim asks for more than there is room to settle, and a full settler stops claims."),
-    ("stop", "stop", "A stop at any instant ends in bounded time whatever the store does, and begins nothing more."),
-    ("lease", "lease", "When others may take a job over, its run here has come out or the process has ended."),
-    ("all_end", "anything", "After any weather every job comes to its end, and the daemon leaves nothing behind."),
+    ("hoarding", "claims", "A claimed job that cannot start is released within seconds."),
+    (
+        "backlog",
+        "backlog",
+        "No claim asks for more than the settler has capacity for, and a full settler stops claims.",
+    ),
+    ("stop", "stop", "A stop at any instant ends in bounded time whatever the store does, and starts no more jobs."),
+    ("lease", "lease", "When others may take over a job, its run here has ended or the process has exited."),
+    ("all_end", "anything", "After any faults every job reaches a final state, and the daemon leaves nothing behind."),
     ("cursor", "cursor", "Each row that becomes claimable is found by the sweep that is due for it, in any order."),
     ("backoff", "backoff", "Delays are finite, within bounds and jitter, never shrink, and reach their cap."),
-    ("schedule", "schedule", "Occurrences are later, in UTC, as a second calculation has them; also after an outage."),
+    (
+        "schedule",
+        "schedule",
+        "Occurrences are increasing, in UTC, and match a second calculation; also after an outage.",
+    ),
 )
 INVARIANTS = {name: Invariant(name, kind, says) for name, kind, says in _ALL}
 PLAYS: dict[str, Callable[..., Played]] = {
@@ -62,7 +70,7 @@ PLAYS: dict[str, Callable[..., Played]] = {
 
 @dataclass(frozen=True)
 class Failure:
-    """A schedule in which something did not hold."""
+    """A schedule in which an invariant did not hold."""
 
     invariant: str
     seed: int
@@ -76,7 +84,7 @@ class Failure:
 
 @dataclass
 class Tally:
-    """What some schedules of one invariant came to."""
+    """The results of some schedules of one invariant."""
 
     schedules: int = 0
     steps: int = 0
@@ -93,7 +101,7 @@ class Tally:
 
 
 def check(name: str, seed: int, *, keeps_trace: bool = False) -> Played | Failure:
-    """Plays one schedule."""
+    """Runs one schedule."""
     try:
         return PLAYS[INVARIANTS[name].kind](seed, keeps_trace=keeps_trace)
     except Exception as error:  # noqa: BLE001 - whatever it is, this schedule has failed, and its caller says so

@@ -1,4 +1,4 @@
-"""The kinds of schedules of a daemon: each makes trouble for some invariants, and all are checked in it."""
+"""The kinds of schedules of a daemon: each stresses some invariants, and all invariants are checked in it."""
 
 from __future__ import annotations
 

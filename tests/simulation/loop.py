@@ -1,11 +1,11 @@
-"""An event loop that is a simulation: its clock is virtual, and chance, from a seed, decides who goes first.
+"""A simulated event loop: its clock is virtual, and a seeded random generator chooses the order of ready callbacks.
 
-asyncio runs what is ready in the order in which it became ready. Code that is correct does not live on that order, and
-this loop breaks it: each time, it runs one of the first `window` callbacks that are ready (steps of tasks, callbacks of
-futures, timers that are due; all alike). Seeds with a window of 1 are as orderly as asyncio is. What asyncio promises
-holds: callbacks run one at a time, none before its time, and a task has never more than one step waiting.
+asyncio runs ready callbacks in the order in which they became ready. Correct code does not depend on that order, and
+this loop breaks it: each time, it runs one of the first `window` ready callbacks (steps of tasks, callbacks of
+futures, timers that are due; all alike). Seeds with a window of 1 keep asyncio's order. What asyncio guarantees
+still holds: callbacks run one at a time, none before its time, and a task never has more than one step waiting.
 
-The clock stands still while a callback runs, moves by STEP_S after it, and leaps to the next timer when nothing is
+The clock stands still while a callback runs, advances by STEP_S after it, and jumps to the next timer when nothing is
 ready. Tasks and anyio's cancel scopes hash by number here: their sets would otherwise be walked in order of address.
 """
 
@@ -24,17 +24,17 @@ from anyio._backends._asyncio import CancelScope
 
 STEP_S = 0.000_005
 BEGAN_S = 1000.0
-"""What the clock says at first."""
+"""The initial time of the clock."""
 WINDOWS = (1, 2, 3, 8, 1_000_000)
 STEPS_MAX = 400_000
 STEPS_OF_AN_END_MAX = 20_000
 READINGS_MAX = 5_000
-"""How often one callback may ask for the time: it stands still, so whoever waits for it to pass waits for ever."""
+"""How often one callback may read the time: the clock stands still, so a callback that busy-waits never ends."""
 T = TypeVar("T")
 
 
 class SimulationFailed(Exception):  # noqa: N818 - reads as what happened
-    """The simulation cannot go on, or shows something that must not be."""
+    """The simulation is stuck, or an invariant does not hold."""
 
 
 class Deadlock(SimulationFailed):
@@ -42,20 +42,20 @@ class Deadlock(SimulationFailed):
 
 
 class Runaway(SimulationFailed):
-    """More steps than any schedule needs, or one that does not end."""
+    """More steps than any schedule needs, or a step that does not end."""
 
 
 class SimulationTask(asyncio.Task[Any]):
-    """A task that hashes by its number."""
+    """A task whose hash is its number."""
 
     _number: int
 
     def __init__(self, coroutine: Any, *, number: int, **options: Any) -> None:
-        self._number = number  # first: the task enters a set at once
+        self._number = number  # set first: the task is added to a set at once
         super().__init__(coroutine, **{"name": f"task {number}", **options})
 
     def set_name(self, name: object) -> None:
-        """Some loops (Python 3.13.0) name what has no name "None"."""
+        """Some loops (Python 3.13.0) name an unnamed task "None"."""
         if name is not None:
             super().set_name(name)
 
@@ -64,7 +64,7 @@ class SimulationTask(asyncio.Task[Any]):
 
 
 class SimulationLoop(asyncio.BaseEventLoop):
-    """One run. `random` is the only source of chance in it."""
+    """One run. `random` is its only source of randomness."""
 
     def __init__(self, seed: int, *, steps_max: int = STEPS_MAX, keeps_trace: bool = False) -> None:
         super().__init__()
@@ -72,9 +72,9 @@ class SimulationLoop(asyncio.BaseEventLoop):
         self.window = self.random.choice(WINDOWS)
         self.steps = 0
         self.failure: SimulationFailed | None = None
-        """Set by whoever sees what must not be: the run ends with it, after the callback that runs."""
+        """Set by a check that finds a violation: the run ends with it, after the current callback."""
         self.errors: list[str] = []
-        """What nobody has caught."""
+        """Unhandled exceptions."""
         self.trace: list[str] | None = [] if keeps_trace else None
         self._now = BEGAN_S
         self._readings = 0
@@ -94,7 +94,7 @@ class SimulationLoop(asyncio.BaseEventLoop):
         return self._now
 
     def burn(self, for_s: float) -> None:
-        """Time passes and nobody else runs: a callback that blocks the loop."""
+        """Advances the clock while nothing else runs, like a callback that blocks the loop."""
         self._now += for_s
 
     def note(self, text: str) -> None:
@@ -106,7 +106,7 @@ class SimulationLoop(asyncio.BaseEventLoop):
 
     @property
     def trace_hash(self) -> str:
-        """Of all lines so far, kept or not."""
+        """A digest of all lines so far, kept or not."""
         return self._hash.hexdigest()
 
     def _run_once(self) -> None:
@@ -137,14 +137,14 @@ class SimulationLoop(asyncio.BaseEventLoop):
             raise self.failure
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """Cancelled timers are dropped when their time comes."""
+        """Cancelled timers are dropped when they fall due."""
 
     def waiting(self) -> str:
         """Which tasks wait where, a line each."""
         tasks = sorted(asyncio.all_tasks(self), key=hash)
         return "\n".join(f"  {task.get_name()}: {_where(task)}" for task in tasks)
 
-    # What would leave the simulation.
+    # Operations that would leave the simulation.
 
     def call_soon_threadsafe(self, *_: Any, **__: Any) -> NoReturn:
         raise SimulationFailed("call_soon_threadsafe: there is no other thread in a simulation")
@@ -152,10 +152,10 @@ class SimulationLoop(asyncio.BaseEventLoop):
     def run_in_executor(self, *_: Any) -> NoReturn:
         raise SimulationFailed("run_in_executor: there are no threads in a simulation")
 
-    # Its end.
+    # Shutdown.
 
     def end(self) -> None:
-        """Cancels what is left, gives it some steps to come out, and closes."""
+        """Cancels leftover tasks, gives them some steps to finish, and closes."""
         self.failure = None
         self._steps_max = self.steps + STEPS_OF_AN_END_MAX
         left = sorted(asyncio.all_tasks(self), key=hash)
@@ -171,7 +171,7 @@ class SimulationLoop(asyncio.BaseEventLoop):
 
 
 def simulate(seed: int, main: Callable[[SimulationLoop], Coroutine[Any, Any, T]], **options: Any) -> T:
-    """Runs `main(loop)` in a simulation of that seed, to its end. Raises what it raises, and SimulationFailed."""
+    """Runs `main(loop)` to its end in a simulation with that seed. Raises what it raises, and SimulationFailed."""
     loop = SimulationLoop(seed, **options)
     with _numbered_scopes():
         try:

@@ -1,4 +1,4 @@
-"""What happens in one schedule, and when: drawn by chance before it begins, so that it can be read before it runs."""
+"""What happens in one schedule, and when: drawn at random before it starts, so that it can be read beforehand."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Act(NamedTuple):
 
 @dataclass(frozen=True)
 class Profile:
-    """What schedules of a kind may hold."""
+    """What schedules of a kind may contain."""
 
     queues_max: int = len(QUEUES)
     slots_max: int = 5
@@ -56,7 +56,7 @@ class Profile:
     outage_s: float = 0.5
     changes: tuple[str, ...] = ()
     stops: bool = False
-    """At a random instant; else all jobs come to their end first."""
+    """Whether the stop comes at a random instant; otherwise after all jobs have finished."""
     flush_max: tuple[int, ...] = (1_000, 3)
     capacity: tuple[int, ...] = (10_000,)
     lease_s: float = 30.0
@@ -115,7 +115,7 @@ def _burst(profile: Profile, chance: random.Random, queues: list[str]) -> Act:
     arguments: dict[str, object] = {
         "queue": chance.choice(queues),
         "priority": chance.choice((0, 0, 0, 0, 5, -5)),
-        # Due now; committed late, by a transaction that took so long; or later.
+        # Due now; due but committed late, by a long transaction; or due later.
         "due_in_s": chance.choice((0, 0, 0, 0, -0.01, -0.4, -30, 0.2, 0.9)),
         "jobs": jobs,
     }
@@ -134,7 +134,7 @@ def _trickle(profile: Profile, chance: random.Random, queue: str) -> list[Act]:
 
 
 def _change(profile: Profile, chance: random.Random, queues: list[str]) -> list[Act]:
-    """One change, and what takes it back where it has to be."""
+    """One change, and the change that reverts it where necessary."""
     name, queue = chance.choice(profile.changes), chance.choice(queues)
     at_s, back_s = (chance.random() * profile.lasts_s for _ in range(2))
     match name:

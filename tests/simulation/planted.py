@@ -1,4 +1,4 @@
-"""`python -m tests.simulation.planted`: bugs planted on purpose, one at a time: does the simulation catch them?"""
+"""`python -m tests.simulation.planted`: plants bugs one at a time, and checks that the simulation catches them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.planting import Planted, mutated_tree, run_module, verdicts
 SCHEDULES = 60
 TIMEOUT_S = 600
 
-# The invariants whose schedules are played for each bug; any may catch it.
+# The invariants whose schedules are run for each bug; any may catch it.
 BUGS: dict[Planted, str] = {
     Planted(
         "over-claim by one",
@@ -21,7 +21,7 @@ BUGS: dict[Planted, str] = {
         "executor.free + self._ahead + 1,",
     ): "claims_bounded",
     Planted(
-        "slots not counted when a task goes on",
+        "slots not counted when a task continues with the next job",
         "pgworkd/engine/run/executor.py",
         "if self._waiting and self.busy < self.concurrency and not self._yielding and",
         "if self._waiting and not self._yielding and",
@@ -33,13 +33,13 @@ BUGS: dict[Planted, str] = {
         "wakeup.done()",
     ): "idle_slot",
     Planted(
-        "lost wake-up: the answer of a poll is not passed on",
+        "lost wake-up: the result of a poll is not passed on",
         "pgworkd/engine/wake/poller.py",
         "pool.expect(due.get(pool.queue))",
         "pool.expect(None)",
     ): "idle_slot",
     Planted(
-        "a pool that polls waits to be notified",
+        "a polling pool waits for a notification",
         "pgworkd/engine/claim/poll_mode.py",
         """        return min(POLL_CAP_S, POLL_FIRST_S * 2.0 ** min(self._empty_claims, 10))
 
@@ -121,7 +121,7 @@ BUGS: dict[Planted, str] = {
 
 
 def verdict(planted: Planted, invariant: str) -> tuple[str, bool, str]:
-    """Plays schedules in a tree with that bug: its name, whether it was caught, and what was seen."""
+    """Runs schedules in a tree with that bug: its name, whether it was caught, and what was seen."""
     with tempfile.TemporaryDirectory() as scratch:
         tree = mutated_tree(planted, Path(scratch))
         options = ("--invariant", invariant, "--schedules", str(SCHEDULES), "--processes", "1")

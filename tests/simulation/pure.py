@@ -1,4 +1,4 @@
-"""Invariants of what needs no loop: the place where claims begin, the delay before a retry, when a schedule is due."""
+"""Invariants without an event loop: where claims start, the delay before a retry, when a schedule is due."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Said:
 
 
 def cursor(seed: int, *, keeps_trace: bool = False) -> Played:
-    """Inserts, stragglers, retries, rewinds and clocks that jump, between claims and while one is under way."""
+    """Inserts, late commits, retries, rewinds and clock jumps, between claims and during one."""
     chance, say = _chance(f"cursor {seed}"), Said(keeps=keeps_trace)
     world = World(chance.choice((0.002, 0.005, 0.01)), seed, busy=chance.random() < 0.5)
     began = world.now
@@ -100,7 +100,7 @@ def _chance(seed: str) -> random.Random:
 
 
 def _size(chance: random.Random, most: float) -> float:
-    """0, tiny, ordinary, or the most there is."""
+    """0, tiny, ordinary, or the maximum."""
     return min(most, chance.choice((0.0, 1e-300, 10 ** (chance.random() * 16 - 8), chance.random() * 100, most)))
 
 
@@ -110,7 +110,7 @@ def _odd_answer(chance: random.Random) -> object:
 
 
 def schedule(seed: int, *, keeps_trace: bool = False) -> Played:
-    """A cron in some zone through a change of its clocks, and what is made up for after an outage."""
+    """A cron rule in some zone through a clock change, and the occurrences made up for after an outage."""
     chance, say = _chance(f"schedule {seed}"), Said(keeps=keeps_trace)
     zone, cron = chance.choice(ZONES), _cron(chance)
     change = chance.choice(offset_changes(zone)[:2])

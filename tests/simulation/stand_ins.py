@@ -1,4 +1,4 @@
-"""What a simulated daemon has in place of threads, clocks, chance and the database."""
+"""Stand-ins of a simulated daemon for threads, clocks, randomness and the database."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ USERS_OF_TIME = (
 
 
 class SimulatedLease(Heartbeat):
-    """The heartbeat as it is, as a task of the one loop there is in place of a thread."""
+    """The real heartbeat, as a task of the simulated loop in place of a thread."""
 
     _task: asyncio.Task[None] | None = None
 
@@ -57,12 +57,12 @@ class SimulatedLease(Heartbeat):
 
 
 async def _verified(_: object) -> None:
-    """The simulated schema is the right one."""
+    """The simulated schema is always current."""
 
 
 @contextmanager
 def stand_ins(loop: SimulationLoop, network: Network, watcher: Watcher, **bounds: int) -> Iterator[None]:
-    """All of them, for one daemon in this loop. `bounds`: FLUSH_MAX and CAPACITY of its settler."""
+    """Installs all stand-ins for one daemon in this loop. `bounds`: FLUSH_MAX and CAPACITY of its settler."""
     changed: list[tuple[Any, str, Any]] = []
 
     def put(module: Any, name: str, value: Any) -> None:

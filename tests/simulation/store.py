@@ -1,8 +1,8 @@
-"""What stands between a simulated daemon and the table: links, with everything that goes wrong on them.
+"""The connections between a simulated daemon and the table, with everything that can go wrong on them.
 
-Of `Store`, `HeartbeatStore` and `Listener` it has the methods that a daemon calls, with their contracts: one call at a
-time on each link, never cancelled half-way; `DatabaseUnavailable` before the call took effect or after it;
-answers that take their time, at most until the call's time is over.
+It has the methods of `Store`, `HeartbeatStore` and `Listener` that a daemon calls, with their contracts: one call at a
+time on each connection, never cancelled half-way; `DatabaseUnavailable` before the call took effect or after it;
+slow replies, at most until the call's timeout.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ from pgworkd.errors import DatabaseUnavailable
 from .table import Row, Table
 
 CONNECT_S = COMMAND_S = 1.0
-"""The links' time-outs."""
+"""Timeouts of the connections."""
 LINK = ConnectionOptions("postgresql://simulation/none", CONNECT_S, COMMAND_S)
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Weather:
-    """How the way to the database is. Shares are of calls, from 0 to 1; times in seconds."""
+    """The condition of the network. Shares are of calls, from 0 to 1; times in seconds."""
 
     latency_s: float = 0.002
     slow_share: float = 0.0
     slow_s: float = 0.3
     refused_share: float = 0.0
-    """The call fails and has done nothing."""
+    """The call fails without effect."""
     lost_share: float = 0.0
-    """The call takes effect and its answer is lost."""
+    """The call takes effect and its reply is lost."""
     hung_share: float = 0.0
-    """The call ends by its time-out; whether it took effect is up to chance."""
+    """The call times out; whether it took effect is random."""
     notice_lost_share: float = 0.0
     notice_twice_share: float = 0.0
     verbs: tuple[str, ...] = ()
-    """What goes wrong does so for calls of these names only; none: for all."""
+    """Faults hit only calls of these names; empty: all calls."""
 
     def is_bad_for(self, verb: str) -> bool:
         return not self.verbs or verb in self.verbs
@@ -61,7 +61,7 @@ CALM = Weather()
 
 @dataclass
 class Network:
-    """The one way to the table, for all links of all stores."""
+    """The single network to the table, for all connections of all stores."""
 
     table: Table
     random: random.Random
@@ -69,12 +69,12 @@ class Network:
     weather: Weather = CALM
     outage: bool = False
     bad_at: float = -math.inf
-    """When a call went wrong or took long the last time, on the loop's clock."""
+    """When a call last failed or was slow, on the loop's clock."""
     lines: dict[int, tuple[Callable[[str], None], Callable[[], None]]] = field(default_factory=dict)
-    """Those who listen: whom to tell of a notice, and of the end of the line."""
+    """Listeners: callbacks for a notification and for the end of the connection."""
 
     async def call(self, verb: str, act: Callable[[], T]) -> T:
-        """One call on a link; the caller holds it. Raises DatabaseUnavailable, and what the table raises."""
+        """One call on a connection locked by the caller. Raises DatabaseUnavailable, and what the table raises."""
         chance, weather = self.random.random, self.weather
         bad = weather.is_bad_for(verb)
         before_s, after_s = chance() * weather.latency_s, chance() * weather.latency_s
@@ -113,7 +113,7 @@ class Network:
         self.bad_at = anyio.current_time()
 
     def notify(self, message: dict[str, object]) -> None:
-        """A NOTIFY: comes in a moment, perhaps twice, perhaps never."""
+        """A NOTIFY: arrives after a moment, perhaps twice, perhaps never."""
         for line in sorted(self.lines):
             for _ in range(2 if self.random.random() < self.weather.notice_twice_share else 1):
                 if self.random.random() >= self.weather.notice_lost_share:
@@ -127,14 +127,14 @@ class Network:
         asyncio.get_running_loop().call_later(self.random.random() * 2 * self.weather.latency_s, arrive)
 
     def cut(self) -> None:
-        """All listening lines end."""
+        """All listener connections end."""
         for _, cut in self.lines.values():
             cut()
         self.lines.clear()
 
 
 class SimulatedLink:
-    """One call after the other, shielded."""
+    """One call at a time, shielded from cancellation."""
 
     def __init__(self, network: Network) -> None:
         self._network = network
@@ -147,7 +147,7 @@ class SimulatedLink:
 
 
 class SimulatedListener:
-    """As `Listener`."""
+    """Stands in for `Listener`."""
 
     def __init__(self, network: Network) -> None:
         self._network = network
@@ -176,7 +176,7 @@ class SimulatedListener:
 
 
 class Watcher:
-    """Sees what a daemon orders and puts to the store, as it is called. (The world overrides these.)"""
+    """Observes the claims and settles of a daemon, as they are called. (The world overrides these.)"""
 
     def ordered(self, order: ClaimOrder) -> None:
         """A claim is about to be sent."""
@@ -185,14 +185,14 @@ class Watcher:
         """A claim has taken effect."""
 
     def settling(self, verb: str, count: int) -> None:
-        """A settle of so many is about to be sent."""
+        """A settle of that many outcomes is about to be sent."""
 
     def settled(self, verb: str, count: int) -> None:
-        """It has come back, one way or the other."""
+        """The settle has returned, successfully or not."""
 
 
 class SimulatedStore:
-    """As `Store`."""
+    """Stands in for `Store`."""
 
     options = LINK
 
@@ -222,7 +222,7 @@ class SimulatedStore:
         return await self._rest.call("sign_off", lambda: self._table.sign_off(worker_id))
 
     async def tend_connections(self, worker_id: int) -> None:
-        """The simulation has no plans to make, and nothing that idles."""
+        """Nothing to do: the simulation has no query plans and no idle connections."""
 
     async def claim(self, order: ClaimOrder) -> Claims:
         self._watcher.ordered(order)
@@ -283,7 +283,7 @@ class SimulatedStore:
         finally:
             self._watcher.settled(verb, count)
 
-    # Chores
+    # Maintenance
 
     async def running_of(self, worker_id: int, age_s: float, *_: object) -> list[tuple[UUID, int]]:
         def old() -> list[Row]:
@@ -318,7 +318,7 @@ class SimulatedStore:
 
 
 class SimulatedLeaseStore:
-    """As `HeartbeatStore`."""
+    """Stands in for `HeartbeatStore`."""
 
     def __init__(self, network: Network) -> None:
         self._network = network

@@ -1,8 +1,8 @@
-"""A model of the schema for simulation only: what its verbs promise to a daemon, in memory, and nothing more.
+"""An in-memory model of the schema for the simulation: what its functions guarantee to a daemon, and nothing more.
 
-It is no second implementation: no keys, batches, dependencies, rates or history. What it has, it has as `schema.sql`
-says: (id, attempt) is the fence, attempts rise at each claim, two losses make suspects, sleepers are notified, the rest
-polls. The tests of `schema.sql` are elsewhere and need Postgres.
+It is no second implementation: no keys, batches, dependencies, rates or history. The rest follows `schema.sql`:
+(id, attempt) is the fence, attempts rise at each claim, two losses make a suspect, idle pools are notified, others
+poll. The tests of `schema.sql` itself are in tests/sql and need Postgres.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pgworkd.database.store import Claimed, ClaimOrder, Claims, FailedAttempt
 from pgworkd.errors import WorkerLost
 
 EPOCH_S = 1_700_000_000.0
-"""The database's clock when the loop's says 0."""
+"""The database's clock when the loop's clock is at 0."""
 LOSSES_MAX = 3
 WAITING = ("pending", "failed")
 _NOWHERE = (-float("inf"), UUID(int=0))
@@ -23,7 +23,7 @@ _NOWHERE = (-float("inf"), UUID(int=0))
 
 @dataclass(eq=False, slots=True)
 class Row:
-    """One row of `jobs`; over when its status is completed, dead or cancelled."""
+    """One row of `jobs`; finished when its status is completed, dead or cancelled."""
 
     id: UUID
     queue: str
@@ -39,7 +39,7 @@ class Row:
     started_at: float = 0.0
     cancel_requested: bool = False
     late: bool = False
-    """Was committed after it was due, behind what had been claimed by then."""
+    """Was committed after it was due, behind jobs that had been claimed by then."""
 
     @property
     def is_over(self) -> bool:
@@ -77,7 +77,7 @@ class Queue:
     max_running: int | None = None
 
     def told(self) -> dict[str, object]:
-        """As a heartbeat tells it."""
+        """The settings as a heartbeat returns them."""
         told: dict[str, object] = {"paused": self.paused}
         if self.concurrency is not None:
             told["concurrency"] = self.concurrency
@@ -93,11 +93,11 @@ class Table:
     clock: Callable[[], float]
     notify: Callable[[dict[str, object]], None]
     settled: Callable[[Row, str], None]
-    """Hears of each attempt that a settle ended, as what, when it takes effect."""
+    """Called for each attempt that a settle ended, with its outcome, when the settle takes effect."""
     rows: dict[UUID, Row] = field(default_factory=dict)
     workers: dict[int, Worker] = field(default_factory=dict)
     pools: dict[tuple[int, str], bool] = field(default_factory=dict)
-    """Whether it sleeps, by worker and queue."""
+    """Whether a pool is idle, by worker and queue."""
     queues: dict[str, Queue] = field(default_factory=dict)
 
     @property
@@ -128,7 +128,7 @@ class Table:
             setattr(changed, name, value)
         self.notify({"queues": True})
 
-    # Worker life
+    # Workers
 
     def register(self, lease_s: float) -> int:
         worker_id = len(self.workers) + 1
@@ -159,7 +159,7 @@ class Table:
         return [row for row in self.rows.values() if row.worker_id == worker_id]
 
     def rescue(self) -> list[Row]:
-        """What any other daemon does: takes back the jobs of workers whose lease is over."""
+        """What any other daemon does: rescues the jobs of workers whose lease has expired."""
         rescued = []
         for worker_id, worker in self.workers.items():
             if worker.lost or worker.lease_until > self.now:
@@ -173,7 +173,7 @@ class Table:
                 rescued.append(row)
         first: dict[str, float] = {}
         for row in rescued:
-            if row.status == "failed":  # claims are past its place by now
+            if row.status == "failed":  # claims have passed its position by now
                 first[row.queue] = min(first.get(row.queue, row.run_at), row.run_at)
         for queue, run_at in first.items():
             self._wake(queue, run_at, also_awake=True)
@@ -212,7 +212,7 @@ class Table:
         return self._in_order(taken + self._in_order(seen)[: room - len(taken)])
 
     def due(self, queue: str) -> list[Row]:
-        """What waits in a queue and is due."""
+        """The due jobs of a queue."""
         now = self.now
         return [r for r in self.rows.values() if r.status in WAITING and r.run_at <= now and r.queue == queue]
 
@@ -282,7 +282,7 @@ class Table:
         row.status, row.worker_id = status, None
         self.settled(row, status)
 
-    # Notices
+    # Notifications
 
     def _freed(self, queue: str) -> None:
         if queue in self.queues and self.queues[queue].max_running is not None:

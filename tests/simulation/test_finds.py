@@ -1,4 +1,4 @@
-"""What simulations have found, as the smallest schedule that shows it."""
+"""Regressions found by the simulation, each as its smallest schedule."""
 
 from __future__ import annotations
 
@@ -24,6 +24,6 @@ def play_acts(*acts: Act, weather: Weather = CALM) -> None:
     simulate(0, lambda loop: World(loop, plan).live())
 
 
-def test_a_due_job_beside_a_claim_that_waits_for_a_settle_does_not_block_the_loop() -> None:
-    """Where a limit is reached the claim waits some 20 ms for the next settle; told of a due job, it spun them away."""
+def test_a_due_job_does_not_busy_loop_while_a_claim_waits_for_a_settle() -> None:
+    """At a limit the claim waits some 20 ms for the next settle; with a due job it used to busy-loop for that time."""
     play_acts(Act(0.0, "set", {"queue": "q0", "max_running": 3}), burst(0.1, 6), weather=NO_SETTLES)

@@ -1,6 +1,6 @@
-"""The invariants, each in a handful of schedules: PGWORKD_SIMULATIONS says how many, PGWORKD_SIMULATION_SEED which.
+"""Each invariant in a few schedules: PGWORKD_SIMULATIONS sets their number, PGWORKD_SIMULATION_SEED the first seed.
 
-`python -m tests.simulation` plays many more.
+`python -m tests.simulation` runs many more.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ for kind, play in PLAYS.items():
 
 
 def hold(name: str) -> None:
-    """Plays the schedules; a failure says what did not hold, and how to see it again."""
-    first = SCHEDULES * list(INVARIANTS).index(name)  # those that share a kind of schedules play others of it
+    """Runs the schedules; a failure explains what did not hold, and how to reproduce it."""
+    first = SCHEDULES * list(INVARIANTS).index(name)  # invariants that share a kind run different schedules of it
     for seed in range(first, first + SCHEDULES) if SEED is None else [int(SEED)]:
         played = check(name, seed)
         if isinstance(played, Failure):
@@ -36,18 +36,18 @@ def hold(name: str) -> None:
 
 @pytest.mark.parametrize("name", INVARIANTS)
 def test_invariant_holds(name: str) -> None:
-    """What its line in `invariants.py` says, in each of the schedules made for it."""
+    """The invariant as stated in `invariants.py`, in each of its schedules."""
     hold(name)
 
 
-def test_a_failure_says_how_to_see_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_explains_how_to_reproduce_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pgworkd.words.backoff.DELAY_S_MAX", 1.0)
     with pytest.raises(pytest.fail.Exception, match=r"python -m tests.simulation --invariant backoff --seed \d+"):
         hold("backoff")
 
 
-def test_the_same_seed_is_the_same_trace_in_another_process() -> None:
-    """Whatever the hashes of strings and the addresses of objects are there."""
+def test_a_seed_gives_the_same_trace_in_another_process() -> None:
+    """Independently of string hashes and object addresses."""
     runs = []
     for hash_seed in ("1", "2"):
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed}

@@ -1,4 +1,4 @@
-"""The simulated loop: time that nobody waits for, an order by chance, and what it refuses."""
+"""The simulated loop: virtual time, a random order of callbacks, and what it rejects."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SEEDS = range(20)
 
 
 def order_of(seed: int) -> tuple[int, list[int]]:
-    """The window of that seed, and in which order ten tasks that are all ready begin."""
+    """The window of that seed, and the order in which ten ready tasks start."""
     begun: list[int] = []
 
     async def begin(number: int) -> None:
@@ -32,7 +32,7 @@ def order_of(seed: int) -> tuple[int, list[int]]:
     return simulate(seed, main), begun
 
 
-def test_an_hour_passes_in_no_time() -> None:
+def test_a_simulated_hour_takes_no_real_time() -> None:
     async def main(loop: SimulationLoop) -> float:
         await anyio.sleep(3600)
         return loop.time()
@@ -42,7 +42,7 @@ def test_an_hour_passes_in_no_time() -> None:
     assert time.monotonic() - began < 1
 
 
-def test_what_is_ready_runs_in_any_order_and_the_same_seed_means_the_same_order() -> None:
+def test_ready_callbacks_run_in_an_order_determined_by_the_seed() -> None:
     found = [order_of(seed) for seed in SEEDS]
     assert [order_of(seed) for seed in SEEDS] == found
     in_order = list(range(10))
@@ -51,7 +51,7 @@ def test_what_is_ready_runs_in_any_order_and_the_same_seed_means_the_same_order(
     assert len({tuple(begun) for _, begun in found}) > len(SEEDS) / 2
 
 
-def test_timers_come_at_their_time_and_never_before() -> None:
+def test_timers_fire_at_their_time_and_never_earlier() -> None:
     async def main(loop: SimulationLoop) -> list[tuple[float, float]]:
         found: list[tuple[float, float]] = []
 
@@ -69,7 +69,7 @@ def test_timers_come_at_their_time_and_never_before() -> None:
         assert all(due <= came < due + 0.001 for due, came in simulate(seed, main))
 
 
-def test_cancellation_in_the_order_of_tasks_not_of_addresses() -> None:
+def test_cancellation_follows_the_order_of_tasks_and_not_of_addresses() -> None:
     async def main(loop: SimulationLoop) -> str:
         async def wait(number: int) -> None:
             try:
@@ -112,7 +112,9 @@ async def _look_at_the_clock(loop: SimulationLoop) -> None:
         (_look_at_the_clock, Runaway, "a step that never ends"),
     ],
 )
-def test_what_cannot_go_on_ends_and_says_who_waits_where(main: Any, error: type[Exception], says: str) -> None:
+def test_a_deadlock_ends_the_simulation_and_lists_the_waiting_tasks(
+    main: Any, error: type[Exception], says: str
+) -> None:
     with pytest.raises(error, match=says):
         simulate(3, main, steps_max=5_000)
 
@@ -126,12 +128,12 @@ async def _threadsafe(loop: SimulationLoop) -> None:
 
 
 @pytest.mark.parametrize("main", [_executor, _threadsafe])
-def test_threads_are_refused(main: Any) -> None:
+def test_threads_are_rejected(main: Any) -> None:
     with pytest.raises(SimulationFailed, match="thread"):
         simulate(3, main)
 
 
-def test_what_is_left_when_main_ends_comes_out_and_what_nobody_caught_is_kept() -> None:
+def test_leftover_tasks_are_cancelled_and_unhandled_errors_kept() -> None:
     came_out: list[str] = []
     loops: list[SimulationLoop] = []
 

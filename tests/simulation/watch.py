@@ -1,4 +1,4 @@
-"""What must hold in every schedule, seen as it happens: by the table, the handlers and the daemon's own events."""
+"""Checks of every schedule, made as it runs: on the table, the handlers and the daemon's own events."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ REPORTS = {
     events.JOB_CANCELLED: ("cancelled",),
     events.JOB_STALE: None,
 }
-"""Events that end an attempt, and what the table may have made of it; None: it was not ours any more."""
+"""Events that end an attempt, and the table's possible states after it; None: it was not ours any more."""
 SAMPLE_S = 0.05
 AFTER_TROUBLE_S = 11.0
-"""The longest pause that slow calls leave behind (that of the look), and a call."""
+"""The longest pause that slow calls cause (that of the poll), plus a call."""
 IDLE_S = 1.0
-"""A due job waits beside an idle slot for so long, and the period of the look, at most; claimed or not."""
+"""Longest time that a due job waits beside an idle slot, beyond the poll period; claimed or not."""
 HEAD_S = PERIOD_FIRST_S * 2 ** (LEVELS - 1)
-"""What was committed behind the place where claims begin waits for a sweep: so long at most while a pool is awake."""
+"""Longest wait of a late commit behind the claim position for a sweep, while a pool is polling."""
 HOARD_S = 3.0
-"""A claimed job waits here for a slot for so long at most, then it is given back."""
+"""Longest wait of a claimed job for a slot; then it is released."""
 
 
 class Broken(SimulationFailed):
@@ -55,7 +55,7 @@ class Broken(SimulationFailed):
 
 @dataclass(slots=True)
 class Run:
-    """One call of a handler; `how` it came out: returned, raised or cancelled."""
+    """One call of a handler; `how` it ended: returned, raised or cancelled."""
 
     queue: str
     ended: bool = False
@@ -124,7 +124,7 @@ class Watch(Watcher):
             self.broken("claims_bounded", f"a claim of {order.limit} by a pool that may not")
 
     def _waiting(self, queue: str) -> list[Key]:
-        """What was claimed for a slot there, and not begun; what is given back does not count."""
+        """Jobs claimed for a slot and not started; released ones do not count."""
         held = [h for h in self.daemon._in_flight if h.queue == queue and h.started is None and h.reason is None]
         return [key for h in held if (key := (h.claimed.id, h.claimed.attempt)) not in self.runs]
 
@@ -145,7 +145,7 @@ class Watch(Watcher):
 
     @staticmethod
     def _is_settler() -> bool:
-        """Chores settle as well, what is not held here."""
+        """Maintenance settles as well, attempts that are not in flight here."""
         return "Settler" in (anyio.get_current_task().name or "")
 
     def settle(self, row: Row, status: str) -> None:
@@ -193,7 +193,7 @@ class Watch(Watcher):
         if wanted is not None and settled not in wanted:
             self.broken("reported_once", f"{key} was reported as {name}; the table has {settled}")
 
-    # Now and then
+    # Periodically
 
     def sample(self) -> None:
         self.rescue()
@@ -226,7 +226,7 @@ class Watch(Watcher):
     # At the end
 
     def finish(self, exit_code: int, *, drained: bool) -> None:
-        """The daemon has ended, of itself."""
+        """The daemon has exited, by itself."""
 
         def check(fact: object, text: str) -> None:
             if not fact:
@@ -236,9 +236,9 @@ class Watch(Watcher):
         left = [row.id for row in self.table.running_of(worker_id)]
         check(exit_code in (0, 1), f"exit code {exit_code}")
         if exit_code == 0:
-            worker = self.table.workers.get(worker_id)  # if it was taken for lost, its row is the rescuer's
+            worker = self.table.workers.get(worker_id)  # if it was presumed dead, the rescuer deletes its row
             check(not left and (worker is None or worker.lost), f"exit code 0, and {left} are left")
-            # A claim's answer may come after its jobs have been given back as strays.
+            # A claim's reply may arrive after its jobs have been released as orphaned attempts.
             outcomes = [held for held in self.daemon._in_flight if held.started is not None]
             check(not outcomes, "exit code 0, and an outcome is held")
             for key in sorted(self.runs):

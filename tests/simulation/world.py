@@ -1,4 +1,4 @@
-"""One schedule, played: a whole daemon on the simulated loop, its handlers, and everything that befalls it."""
+"""One schedule, run: a whole daemon on the simulated loop, its handlers, and all faults."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from .watch import SAMPLE_S, Watch
 POLL_S = 0.5
 CANCEL_GRACE_S = 0.5
 DRAIN_S = 300.0
-"""So long after the last trouble every job has come to its end."""
+"""Seconds after the last fault within which every job has finished."""
 STOP_MARGIN_S = 4 * COMMAND_S + 4
-"""A stop may have to wait for calls that are under way, for its own, and 2 s for the heartbeat."""
+"""A stop may have to wait for calls in progress, for its own calls, and 2 s for the heartbeat."""
 AFTER_ALL = Doing("ok", 0.001)
 odd: ContextVar[int] = ContextVar("odd", default=0)
 
@@ -40,11 +40,11 @@ IN_SPITE = object()
 
 
 class ProcessEnded(SimulationFailed):
-    """The daemon has ended its process, because handlers would not stop: a proper end of a schedule."""
+    """The daemon ended its process because handlers ignored their cancellation: a valid end of a schedule."""
 
 
 _playing: list[World] = []
-"""The world whose jobs the handlers run: an app takes longer to make than a schedule takes to play."""
+"""The world whose jobs the handlers run: shared, as creating an app takes longer than a schedule."""
 
 
 @functools.cache
@@ -59,7 +59,7 @@ def _app() -> App:
 
 
 class World:
-    """A plan as it is played."""
+    """A plan while it runs."""
 
     def __init__(self, loop: SimulationLoop, plan: Plan) -> None:
         self.plan = plan
@@ -154,7 +154,7 @@ class World:
             raise
         return _come_out(doing.kind)
 
-    # What befalls it
+    # Faults
 
     def _notify(self, message: dict[str, object]) -> None:
         self.network.notify(message)
@@ -172,7 +172,7 @@ class World:
             self._stop(now=False)
 
     async def _drain(self) -> None:
-        """Whatever is in the way of the jobs ends; then they do."""
+        """Ends all faults and blockers; then the jobs finish."""
         self.network.weather, self.network.outage = CALM, False
         for queue in self.plan.slots:
             self.table.change(queue, paused=False, max_running=None)
@@ -251,7 +251,7 @@ def _come_out(kind: str) -> Any:
 
 @dataclass(frozen=True)
 class Played:
-    """A schedule that was played to its end: steps of the loop, virtual seconds, and what happened."""
+    """A schedule that ran to its end: steps of the loop, virtual seconds, and what happened."""
 
     steps: int
     virtual_s: float
@@ -260,7 +260,7 @@ class Played:
 
 
 def play(profile: Profile, seed: int, *, keeps_trace: bool = False) -> Played:
-    """Plays the schedule of that seed and kind. Raises SimulationFailed, with the trace as a note if it is kept."""
+    """Runs the schedule of that seed and kind. Raises SimulationFailed, with the trace as a note if it is kept."""
     plan = draw(profile, random.Random(f"plan {seed}"))  # noqa: S311 - repeatable
     loops: list[SimulationLoop] = []
 

@@ -1,4 +1,4 @@
-"""A user inserts rows; the daemon runs them; each ends as it should."""
+"""The life of a job: an application inserts a row, a daemon runs it, and it reaches one final state."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from pgworkd.words import events
 from tests.kit import insert, running, until, waits_for_status
 
 
-async def test_an_inserted_row_is_run_and_its_result_kept(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_an_inserted_job_runs_and_its_result_is_stored(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    """Enqueueing is one INSERT, in any language; the finished job keeps its result and its timestamps."""
     app = App()
 
     @dataclass
@@ -26,7 +27,7 @@ async def test_an_inserted_row_is_run_and_its_result_kept(dsn: str, db: asyncpg.
         return {"note": note.note, "attempt": job.attempt}
 
     async with running(app, dsn):
-        # All there is to know: one row, in the application's own transaction.
+        # The whole interface: one row, in the application's own transaction.
         job_id = await db.fetchval(
             "INSERT INTO pgworkd.jobs (queue, payload) VALUES ('embedding', '{\"note\": 7}') RETURNING id"
         )
@@ -40,7 +41,8 @@ async def test_an_inserted_row_is_run_and_its_result_kept(dsn: str, db: asyncpg.
     assert await db.fetchval("SELECT count(*) FROM pgworkd.jobs") == 0
 
 
-async def test_a_row_of_a_rolled_back_transaction_never_runs(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_a_job_of_a_rolled_back_transaction_never_runs(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    """A job exists exactly if the transaction that inserted it commits."""
     app, ran = App(), []
 
     @app.handler("q")
@@ -57,23 +59,24 @@ async def test_a_row_of_a_rolled_back_transaction_never_runs(dsn: str, db: async
     assert ran == [2]
 
 
-async def test_a_failing_job_is_retried_with_growing_delays_and_then_dead(
-    dsn: str, db: asyncpg.Connection[Any]
-) -> None:
-    app, told = App(), []
+async def test_a_failing_job_is_retried_with_backoff_and_then_dead(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    """Every attempt fails: the job is retried after each delay of its backoff and dead after `max_attempts`.
+
+    The row keeps the error of every attempt, and the `on_dead` hook is called once, after the last one."""
+    app, dead_jobs = App(), []
 
     @app.handler("flaky", max_attempts=3, backoff=[0.02, 0.04])
     async def flaky() -> None:
         raise ValueError("downstream said no")
 
     @app.on_dead
-    async def mourn(dead: DeadJob) -> None:
-        told.append(dead)
+    async def on_dead(dead: DeadJob) -> None:
+        dead_jobs.append(dead)
 
     async with running(app, dsn) as (_, seen):
         job_id = await insert(db, "flaky", '{"n": 1}')
         await seen.wait(events.JOB_DEAD)
-        await until(lambda: told)
+        await until(lambda: dead_jobs)
 
     row = await db.fetchrow("SELECT * FROM pgworkd.jobs WHERE id = $1", job_id)
     assert row is not None
@@ -83,10 +86,13 @@ async def test_a_failing_job_is_retried_with_growing_delays_and_then_dead(
     assert [entry["attempt"] for entry in history] == [1, 2, 3]
     assert "downstream said no" in history[-1]["traceback"]
     assert [round(f["retry_in_s"], 2) for f in seen.all(events.JOB_FAILED)] == [0.02, 0.04]
-    assert [(d.id, d.attempt, d.payload) for d in told] == [(str(job_id), 3, {"n": 1})]
+    assert [(d.id, d.attempt, d.payload) for d in dead_jobs] == [(str(job_id), 3, {"n": 1})]
 
 
-async def test_each_way_a_handler_can_end(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_permanent_error_snooze_retry_after_timeout_and_unknown_kind(
+    dsn: str, db: asyncpg.Connection[Any]
+) -> None:
+    """The outcomes besides success and failure: PermanentError, Snooze, RetryAfter, a timeout, and an unknown kind."""
     app = App()
 
     @app.handler("permanent", queue="q")
@@ -119,7 +125,7 @@ async def test_each_way_a_handler_can_end(dsn: str, db: asyncpg.Connection[Any])
 
         row = await until(unheard)
 
-    # A kind that nobody handles (yet) waits, unspent: a rolling deploy sorts itself out.
+    # An unknown kind stays pending and does not count as a failure: in a rolling deploy a newer daemon will run it.
     assert (row["status"], row["failures"], row["error"]) == ("pending", 0, "no handler for kind 'unheard'")
     facts = {r["id"]: r for r in await db.fetch("SELECT id, attempts, failures, error FROM pgworkd.all_jobs")}
     assert (facts[ids["snooze"]]["attempts"], facts[ids["snooze"]]["failures"]) == (2, 0)
@@ -128,9 +134,10 @@ async def test_each_way_a_handler_can_end(dsn: str, db: asyncpg.Connection[Any])
     assert facts[ids["slow"]]["error"] == "Timeout: no result within 0.05 s"
 
 
-async def test_what_a_handler_writes_commits_with_its_completion_or_not_at_all(
+async def test_writes_in_job_transaction_commit_with_the_completion_or_not_at_all(
     dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
+    """Exactly once: the rows written inside `job.transaction()` and the job's completion are one commit."""
     await db.execute("CREATE TABLE payments (job uuid, attempt int)")
     app = App()
 

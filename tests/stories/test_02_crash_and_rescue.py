@@ -1,4 +1,4 @@
-"""A daemon is killed, frozen or blocked; its jobs run to their end all the same, and never twice under a held lease."""
+"""Crash recovery: a daemon is killed, frozen or blocked. Its jobs complete; none is rescued while its lease lasts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,12 @@ from tests.kit import insert, running, until, waits_for_status
 LEASE = {"lease_s": 1.5, "heartbeat_s": 0.2}
 
 
-async def test_a_killed_daemons_jobs_are_taken_over_after_its_lease(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_jobs_of_a_killed_daemon_are_rescued_after_its_lease_expires(
+    dsn: str, db: asyncpg.Connection[Any]
+) -> None:
+    """kill -9 in the middle of five jobs: another daemon rescues them once the lease has expired, and not before.
+
+    The lost attempt is recorded in the job's errors and does not count as a failure."""
     await db.execute(process.TABLES)
     ids = [await insert(db, "work", json.dumps({"gate": "open"})) for _ in range(5)]
     with process.daemon_process(dsn, **LEASE) as first:
@@ -39,7 +44,8 @@ async def test_a_killed_daemons_jobs_are_taken_over_after_its_lease(dsn: str, db
     assert await db.fetchval("SELECT count(*) FROM pgworkd.workers WHERE pid = $1", first.pid) == 0
 
 
-async def test_a_handler_that_blocks_the_loop_keeps_its_lease(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_a_handler_that_blocks_the_event_loop_keeps_its_lease(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    """The lease is renewed from a thread of its own: a handler that blocks the event loop does not lose its jobs."""
     await db.execute(process.TABLES)
     job_id = await insert(db, "block", '{"seconds": 3.5}')
     lease = {"lease_s": 1.0, "heartbeat_s": 0.2}
@@ -52,9 +58,10 @@ async def test_a_handler_that_blocks_the_loop_keeps_its_lease(dsn: str, db: asyn
     assert (row["attempts"], row["failures"]) == (1, 0)
 
 
-async def test_a_frozen_daemon_loses_its_jobs_and_changes_nothing_when_it_thaws(
+async def test_a_frozen_daemon_loses_its_jobs_and_cannot_settle_them_when_resumed(
     dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
+    """SIGSTOP for longer than the lease: the jobs are rescued, and the outcomes of the old attempts are rejected."""
     await db.execute(process.TABLES)
     job_id = await insert(db, "work", json.dumps({"gate": "open"}))
     lease = {"lease_s": 2.0, "heartbeat_s": 0.4}
@@ -67,8 +74,8 @@ async def test_a_frozen_daemon_loses_its_jobs_and_changes_nothing_when_it_thaws(
             await until(waits_for_status(db, job_id, "completed"))
             before = await db.fetchrow("SELECT * FROM pgworkd.finished_jobs")
             os.kill(frozen.pid, signal.SIGCONT)
-            await db.execute("INSERT INTO gates VALUES ('open')")  # the first run could end now, too late
-            # It notices, stops what it ran, and comes back as a new worker.
+            await db.execute("INSERT INTO gates VALUES ('open')")  # lets the first attempt finish, too late
+            # The resumed daemon notices the lost lease, cancels what it ran, and registers as a new worker.
             await until(
                 lambda: db.fetchval(
                     "SELECT count(*) FROM pgworkd.workers WHERE pid = $1 AND id <> $2", frozen.pid, worker
@@ -79,14 +86,15 @@ async def test_a_frozen_daemon_loses_its_jobs_and_changes_nothing_when_it_thaws(
             await until(waits_for_status(db, again, "completed"))
 
 
-async def test_a_job_that_kills_its_worker_is_found_and_its_neighbours_live(
+async def test_a_job_that_keeps_killing_its_worker_ends_dead_and_others_complete(
     dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
+    """A poison job is dead after its third lost attempt; the innocent jobs lost with it complete without a failure."""
     await db.execute(process.TABLES)
     innocent = [await insert(db, "poison", '{"deadly": false, "seconds": 0.1}') for _ in range(3)]
     deadly = await insert(db, "poison", '{"deadly": true}')
     lease = {"lease_s": 1.0, "heartbeat_s": 0.2}
-    async with running(App_of_work(), dsn, **lease):  # serves another queue: it is there to rescue
+    async with running(App_of_work(), dsn, **lease):  # serves another queue; it only rescues
         for _ in range(3):
             with process.daemon_process(dsn, **lease) as victim:
                 await until(lambda: _gone(victim), limit_s=15)
@@ -105,7 +113,7 @@ async def test_a_job_that_kills_its_worker_is_found_and_its_neighbours_live(
 
 
 def App_of_work() -> App:  # noqa: N802
-    """An app that runs the queue `work` at once, without gates, and knows nothing of the other queues."""
+    """An app whose handler of the queue `work` returns at once, and which serves no other queue."""
     app = App()
 
     @app.handler("work", concurrency=1000)

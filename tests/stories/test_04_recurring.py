@@ -1,4 +1,4 @@
-"""Recurring jobs: each occurrence once, whoever runs it, also when the clocks change."""
+"""Recurring jobs: one job per occurrence on any number of daemons, after an outage and across clock changes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from pgworkd.words.recurrence import Recurrence
 from tests.kit import running, until
 
 
-async def test_five_daemons_and_one_row_per_occurrence(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_five_daemons_create_one_job_per_occurrence(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    """All five daemons serve the same schedule: each occurrence is one row and runs once, and no second is skipped."""
     ran: list[datetime] = []
 
     def app() -> App:
@@ -47,13 +48,16 @@ async def test_five_daemons_and_one_row_per_occurrence(dsn: str, db: asyncpg.Con
     )
     assert {row["n"] for row in rows} == {1}
     assert len(set(ran)) == len(ran)
-    # Each whole second, none left out, and the next one waits.
+    # Every second has its occurrence, and the next one is already pending.
     instants = [row["occurrence"] for row in rows]
     assert all(later - earlier == timedelta(seconds=1) for earlier, later in itertools.pairwise(instants))
     assert await db.fetchval("SELECT count(*) FROM pgworkd.jobs WHERE status = 'pending'") == 1
 
 
-async def test_a_schedule_by_plain_sql_and_one_that_makes_no_sense(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_schedules_are_managed_in_plain_sql_and_an_invalid_one_reports_its_error(
+    dsn: str, db: asyncpg.Connection[Any]
+) -> None:
+    """A schedule is a row: INSERT starts it, UPDATE fixes or disables it; an invalid rule is reported in `error`."""
     app = App()
 
     @app.handler("report")
@@ -70,10 +74,10 @@ async def test_a_schedule_by_plain_sql_and_one_that_makes_no_sense(dsn: str, db:
         failed = await seen.wait(events.SCHEDULE_FAILED, schedule="bad")
         assert "61" in failed["error"]
         assert await db.fetchval("SELECT error FROM pgworkd.schedules WHERE name = 'bad'") == failed["error"]
-        # Mended by SQL, it begins.
+        # Once its rule is fixed by an UPDATE, it starts.
         await db.execute("UPDATE pgworkd.schedules SET cron = '* * * * * *' WHERE name = 'bad'")
         await until(lambda: db.fetchval("SELECT count(*) >= 1 FROM pgworkd.finished_jobs WHERE schedule = 'bad'"))
-        # Switched off, its waiting occurrence goes.
+        # Disabling a schedule deletes its pending occurrence.
         await db.execute("UPDATE pgworkd.schedules SET enabled = false")
         await until(lambda: db.fetchval("SELECT NOT EXISTS (SELECT FROM pgworkd.jobs)"))
     assert (
@@ -82,7 +86,10 @@ async def test_a_schedule_by_plain_sql_and_one_that_makes_no_sense(dsn: str, db:
     )
 
 
-async def test_a_dead_occurrence_and_a_deleted_one_do_not_end_the_chain(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_a_schedule_continues_after_a_dead_and_after_a_deleted_occurrence(
+    dsn: str, db: asyncpg.Connection[Any]
+) -> None:
+    """Neither a job that ends dead nor an operator's DELETE stops the schedule from creating its next occurrence."""
     app = App()
 
     @app.handler("tick", every=1, max_attempts=1)
@@ -102,7 +109,7 @@ async def test_a_dead_occurrence_and_a_deleted_one_do_not_end_the_chain(dsn: str
 
 
 async def _after_an_outage(dsn: str, db: asyncpg.Connection[Any], missed: Any) -> tuple[list[datetime], Any]:
-    """An occurrence waited for hours, nobody being there; what a daemon then ran at once, and its events."""
+    """Simulates five hours without a daemon; returns the occurrences that the next daemon ran, and its events."""
     ran: list[datetime] = []
     app = App()
 
@@ -113,7 +120,7 @@ async def _after_an_outage(dsn: str, db: asyncpg.Connection[Any], missed: Any) -
 
     async with running(app, dsn):
         await until(lambda: db.fetchval("SELECT count(*) = 1 FROM pgworkd.jobs"))
-    await db.execute("ALTER TABLE pgworkd.schedules DISABLE TRIGGER USER")  # as if it had been so all the time
+    await db.execute("ALTER TABLE pgworkd.schedules DISABLE TRIGGER USER")  # as if it had been hourly from the start
     await db.execute("UPDATE pgworkd.schedules SET cron = '0 * * * *', last_occurrence = now() - interval '300 min'")
     await db.execute("ALTER TABLE pgworkd.schedules ENABLE TRIGGER USER")
     await db.execute(
@@ -127,7 +134,10 @@ async def _after_an_outage(dsn: str, db: asyncpg.Connection[Any], missed: Any) -
     return ran, seen
 
 
-async def test_a_missed_occurrence_is_skipped_and_seen_to_be(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_with_missed_skip_an_overdue_occurrence_expires_and_is_reported(
+    dsn: str, db: asyncpg.Connection[Any]
+) -> None:
+    """`missed="skip"`: what fell due during the outage does not run; the row and an event give the reason."""
     ran, seen = await _after_an_outage(dsn, db, "skip")
     assert ran == []
     (skipped,) = seen.all(events.SCHEDULE_SKIPPED)
@@ -139,20 +149,23 @@ async def test_a_missed_occurrence_is_skipped_and_seen_to_be(dsn: str, db: async
     assert "skipped: missed before" in row["error"]
 
 
-async def test_once_makes_up_for_a_gap_by_one_run(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_with_missed_once_an_outage_is_made_up_for_by_one_run(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    """`missed="once"`: a single run stands for all occurrences of the outage."""
     ran, seen = await _after_an_outage(dsn, db, "once")
     assert len(ran) == 1
     assert not seen.all(events.SCHEDULE_SKIPPED)
 
 
-async def test_all_makes_up_for_each(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_with_missed_all_every_missed_occurrence_runs(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    """`missed="all"`: five hours of outage, and every hourly occurrence runs."""
     ran, _ = await _after_an_outage(dsn, db, "all")
     assert len(ran) in (5, 6)
 
 
-async def test_a_schedule_that_left_the_code_is_disabled_until_it_comes_back(
+async def test_a_schedule_removed_from_the_code_is_disabled_until_it_is_declared_again(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A rolling deploy drops a schedule: it stays enabled while any daemon still declares it, then it is disabled."""
     old, new = App(), App()
     for app in (old, new):
 
@@ -184,10 +197,10 @@ ZONES = {
 
 
 @pytest.mark.parametrize("zone", ZONES)
-async def test_the_chain_across_both_clock_changes_equals_the_wall_clock(
+async def test_a_nightly_schedule_follows_local_time_across_both_dst_changes(
     dsn: str, db: asyncpg.Connection[Any], zone: str
 ) -> None:
-    """The engine's own tables and functions, under a clock that the test turns, day by day across each change."""
+    """The real tables and functions, with a clock that the test advances through both daylight-saving changes."""
     store = Store(ConnectionOptions(dsn))
     recurring = Recurring(store, Events())
     for n, day in enumerate(ZONES[zone]):
@@ -210,7 +223,7 @@ async def _turn(store: Store, instant: datetime) -> None:
 
 
 async def _run_next(store: Store, recurring: Recurring, db: asyncpg.Connection[Any]) -> datetime:
-    """Turns the clock to the waiting occurrence, claims and settles it; its instant."""
+    """Advances the clock to the pending occurrence, claims and settles it; returns its instant."""
     due: datetime = await db.fetchval("SELECT run_at FROM pgworkd.jobs")
     await _turn(store, due - timedelta(milliseconds=1))
     worker = await store.register("w", 1, "t", 30)
@@ -226,8 +239,8 @@ async def _run_next(store: Store, recurring: Recurring, db: asyncpg.Connection[A
 
 
 def _expected(zone: str, start: datetime, count: int) -> list[datetime]:
-    """02:15 by the wall, minute by minute of real time: the first 02:15 of a day that has two, else the first
-    minute after the gap of a day that has none."""
+    """02:15 in local time, found by stepping through UTC minute by minute: the first 02:15 of a day that has two, and
+    the first minute after the gap of a day that has none."""
     found: list[datetime] = []
     instant, last_wall = start, start.astimezone(ZoneInfo(zone)).replace(tzinfo=None)
     done: set[Any] = set()

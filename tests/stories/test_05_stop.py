@@ -1,4 +1,4 @@
-"""Stopping: nothing half-done is lost, nothing is charged to a job for it, and the exit code is honest."""
+"""Shutdown: no job is lost, a released job has no failure counted, and the exit code says how the stop went."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from pgworkd.words import events
 from tests.kit import Recorder, insert, quick_options, running, status, until
 
 
-async def test_a_graceful_stop_waits_for_what_runs_and_gives_back_the_rest(
+async def test_a_graceful_stop_finishes_running_jobs_and_releases_the_rest(
     dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
+    """SIGTERM: running handlers finish, jobs not yet started go back to pending, and the worker's row is deleted."""
     app, release = App(), anyio.Event()
 
     @app.handler("q", concurrency=1)
@@ -41,9 +42,10 @@ async def test_a_graceful_stop_waits_for_what_runs_and_gives_back_the_rest(
     assert await db.fetchval("SELECT count(*) FROM pgworkd.pools") == 0
 
 
-async def test_what_does_not_end_in_time_is_cancelled_and_given_back_unspent(
+async def test_jobs_still_running_after_shutdown_s_are_cancelled_and_released(
     dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
+    """The shutdown timeout expires: the handler is cancelled, and the release does not count as a failure."""
     app, cleaned_up = App(), []
 
     @app.handler("q")
@@ -66,7 +68,8 @@ async def test_what_does_not_end_in_time_is_cancelled_and_given_back_unspent(
     assert tuple(row) == ("pending", 1, 0, None)
 
 
-async def test_a_second_request_stops_at_once(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_a_second_stop_request_cancels_running_jobs_at_once(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    """An operator presses Ctrl-C twice: the daemon no longer waits for the running jobs, which are released."""
     app = App()
 
     @app.handler("q")
@@ -84,6 +87,7 @@ async def test_a_second_request_stops_at_once(dsn: str, db: asyncpg.Connection[A
 
 
 async def test_a_stop_in_the_middle_of_a_backlog_leaves_no_job_running(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    """With 5,000 jobs waiting, every job is completed or pending after the stop, and none has a failure."""
     app = App()
 
     @app.handler("q", concurrency=50)
@@ -103,10 +107,12 @@ async def test_a_stop_in_the_middle_of_a_backlog_leaves_no_job_running(dsn: str,
 
 
 @pytest.mark.parametrize("says", ["nothing", "it checks", "it is done"])
-async def test_a_thread_that_obeys_its_stop_has_not_completed_unless_it_says_so(
+async def test_a_thread_that_returns_early_on_a_stop_is_released_unless_marked_done(
     dsn: str, db: asyncpg.Connection[Any], says: str
 ) -> None:
-    """One of 200 pages: the job goes back, and the next daemon does the rest."""
+    """A threaded handler stops after one of 200 pages: the job is released, and the next daemon runs it again.
+
+    Only `job.done()` says that returning early means that the work is complete."""
     app, entered, pages = App(), threading.Event(), []
 
     @app.handler("q")
@@ -133,7 +139,8 @@ async def test_a_thread_that_obeys_its_stop_has_not_completed_unless_it_says_so(
     assert await db.fetchval("SELECT failures FROM pgworkd.all_jobs") == 0
 
 
-async def test_a_stop_before_the_database_was_ever_there() -> None:
+async def test_a_daemon_that_never_reached_its_database_stops_cleanly() -> None:
+    """The database has been unavailable from the start: the daemon keeps retrying, and a stop still exits with 0."""
     app = App()
 
     @app.handler("q")
@@ -151,9 +158,10 @@ async def test_a_stop_before_the_database_was_ever_there() -> None:
         await seen.wait(events.DAEMON_STOPPED, exit_code=0)
 
 
-async def test_a_handler_that_will_not_stop_takes_the_process_down_with_an_honest_exit_code(
+async def test_a_handler_that_ignores_cancellation_ends_the_process_with_exit_code_1(
     dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
+    """A handler swallows its cancellation: the shutdown is reported as incomplete, and the process is ended."""
     app, release, ended = App(), anyio.Event(), []
 
     @app.handler("q")
@@ -161,7 +169,7 @@ async def test_a_handler_that_will_not_stop_takes_the_process_down_with_an_hones
         while not release.is_set():
             try:
                 await anyio.sleep(0.01)
-            except BaseException:  # noqa: BLE001, S112 - the bad manners that this story is about
+            except BaseException:  # noqa: BLE001, S112 - ignoring cancellation is the point of this test
                 continue
 
     def end_process(reason: str) -> None:  # in production this does not return
@@ -178,10 +186,10 @@ async def test_a_handler_that_will_not_stop_takes_the_process_down_with_an_hones
     assert ended == ["1 handler would not stop"]
 
 
-async def test_a_heartbeat_beside_the_sign_off_is_no_loss_and_enters_no_worker_anew(
+async def test_a_heartbeat_during_deregistration_neither_loses_nor_renews_the_lease(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The worker's row is gone because the daemon itself took it out."""
+    """The heartbeat finds no worker row because the daemon has just deleted its own: that is no lost lease."""
     app = App()
 
     @app.handler("q")
@@ -193,7 +201,7 @@ async def test_a_heartbeat_beside_the_sign_off_is_no_loss_and_enters_no_worker_a
     async def sign_off_slowly(self: Store, worker_id: int) -> bool:
         signed_off = await sign_off(self, worker_id)
         daemon.worker.renew_now()
-        await anyio.sleep(0.3)  # the answer takes its time
+        await anyio.sleep(0.3)  # a slow reply
         return signed_off
 
     monkeypatch.setattr(Store, "sign_off", sign_off_slowly)

@@ -1,4 +1,4 @@
-"""What should happen once happens once: a dedupe key, however often and from wherever it is asked for."""
+"""Deduplication: at most one live job per queue and dedupe key, and optionally for a while after it has finished."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ async def an_hour_passes(db: asyncpg.Connection[Any]) -> None:
     await db.execute("UPDATE pgworkd.jobs SET dedupe_until = dedupe_until - interval '1 h'")
 
 
-async def test_a_user_clicks_twice_and_gets_one_mail_an_hour(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_a_double_click_sends_one_mail_per_hour(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    """`dedupe_for` keeps the key after the job has finished: duplicates are skipped until the hour has passed."""
     app, mails = App(), []
 
     @app.handler("mail")
@@ -30,14 +31,14 @@ async def test_a_user_clicks_twice_and_gets_one_mail_an_hour(dsn: str, db: async
             db, "mail", {"click": number}, dedupe_key="welcome-7", dedupe_for=3600, on_duplicate="skip"
         )
 
-    first, second = await click(1), await click(2)  # a double click: before any worker was there
+    first, second = await click(1), await click(2)  # a double click, before any worker runs
     assert (first.created, second) == (True, Enqueued(first.id, created=False, changed=False))
 
     async with running(app, dsn):
         await until(waits_for_status(db, first.id, "completed"))
-        third = await click(3)  # impatience: the mail is out, the key is kept
+        third = await click(3)  # the mail has been sent, and the key is still taken
         assert third == second
-        with pytest.raises(asyncpg.UniqueViolationError):  # a plain INSERT hears the same
+        with pytest.raises(asyncpg.UniqueViolationError):  # a plain INSERT gets the same answer
             await db.execute("INSERT INTO pgworkd.jobs (queue, dedupe_key) VALUES ('mail', 'welcome-7')")
 
         await an_hour_passes(db)
@@ -48,7 +49,8 @@ async def test_a_user_clicks_twice_and_gets_one_mail_an_hour(dsn: str, db: async
     assert await db.fetchval("SELECT count(*) FROM pgworkd.all_jobs") == 2
 
 
-async def test_a_document_is_indexed_as_it_was_at_the_last_keystroke(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_a_debounced_job_runs_once_with_the_latest_payload(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    """Debouncing: each keystroke replaces the payload of the waiting job, and "reschedule" runs it now."""
     app, indexed = App(), []
 
     @app.handler("index")
@@ -61,12 +63,13 @@ async def test_a_document_is_indexed_as_it_was_at_the_last_keystroke(dsn: str, d
                 db, "index", {"text": text}, delay=3600, dedupe_key="document-7", on_duplicate="replace"
             )
         assert (made.created, made.changed) == (False, True)
-        await enqueue(db, "index", dedupe_key="document-7", on_duplicate="reschedule")  # the user says: now
+        await enqueue(db, "index", dedupe_key="document-7", on_duplicate="reschedule")  # the user asks for it now
         await until(waits_for_status(db, made.id, "completed"))
     assert indexed == ["Soon"]
 
 
-async def test_a_dead_job_is_in_nobodys_way(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_a_dead_job_does_not_hold_its_dedupe_key(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    """A new job may take the key of a dead one; retrying the dead one is then refused until the new one is gone."""
     app, mended = App(), anyio.Event()
 
     @app.handler("sync")
@@ -79,7 +82,7 @@ async def test_a_dead_job_is_in_nobodys_way(dsn: str, db: asyncpg.Connection[Any
         await until(waits_for_status(db, dead, "dead"))
         later = await enqueue(db, "sync", dedupe_key="customer-7", delay=3600)
 
-        # One of the two: who replays the first is told that there is another, and nothing has happened.
+        # Only one of the two may be live: the retry raises a unique violation and changes nothing.
         with pytest.raises(asyncpg.UniqueViolationError):
             await db.execute("SELECT pgworkd.retry($1)", [dead])
         assert [await status(db, job_id) for job_id in (dead, later)] == ["dead", "pending"]

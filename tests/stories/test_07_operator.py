@@ -1,4 +1,5 @@
-"""A bad deploy kills 300 jobs. Someone looks, mends one, runs most again, ends the rest; the audit tells it all."""
+"""A bad deploy leaves 300 dead jobs. An operator inspects them, edits one, retries most and discards the rest; every
+operation is in the audit trail."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ BILLS, REMINDERS = 200, 100
 
 
 def deploy(*, good: bool) -> tuple[App, list[dict[str, Any]]]:
-    """An app that sends mail, and what it has sent."""
+    """An app that sends mail, and the list of what it has sent."""
     app, sent = App(), []
 
     async def send(payload: dict[str, Any]) -> None:
@@ -39,7 +40,8 @@ def dead(kind: str) -> JobFilter:
     return JobFilter(queue="mail", kind=kind, status="dead")
 
 
-async def test_after_a_bad_deploy(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_an_operator_recovers_from_a_bad_deploy(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    """Inspect, edit one job, retry in chunks, discard the rest, and read the audit trail."""
     await db.execute(
         "INSERT INTO pgworkd.jobs (queue, kind, payload)"
         " SELECT 'mail', CASE WHEN n <= $1 THEN 'bill' ELSE 'reminder' END,"
@@ -53,12 +55,12 @@ async def test_after_a_bad_deploy(dsn: str, db: asyncpg.Connection[Any]) -> None
 
     app, sent = deploy(good=True)
     async with running(app, dsn), Admin(ConnectionOptions(dsn, by="ann@desk")) as ann:
-        # She looks: what is dead, and of what did it die?
+        # Inspect: which jobs are dead, and with which error?
         looked = await ann.jobs.find(queue="mail", status="dead", limit=1000)
         assert Counter(job.kind for job in looked.rows) == {"bill": BILLS, "reminder": REMINDERS}
         assert {job.error for job in looked.rows} == {"pgworkd.errors.PermanentError: no module named 'templates'"}
 
-        # One address has been wrong from the start. A dead job cannot be edited, a waiting one can: so it must not run.
+        # One address was wrong from the start. Only a pending job can be edited: pause the queue, retry, edit, resume.
         wrong = await db.fetchval("SELECT id FROM pgworkd.jobs WHERE payload->>'to' = 'eve'")
         with pytest.raises(NotWaiting, match="Pause its queue, retry the job, edit it"):
             await ann.jobs.edit(wrong, '{"n": 7, "to": "eve@example.com"}')
@@ -69,7 +71,7 @@ async def test_after_a_bad_deploy(dsn: str, db: asyncpg.Connection[Any]) -> None
         await until(lambda: db.fetchval("SELECT status = 'completed' FROM pgworkd.finished_jobs WHERE id = $1", wrong))
         assert sent == [{"n": 7, "to": "eve@example.com"}]
 
-        # The other bills run again, in chunks as small as one likes.
+        # Retry the other bills, in chunks of 50.
         assert await ann.jobs.count("retry", dead("bill")) == BILLS - 1
         last = None
         while True:
@@ -80,19 +82,21 @@ async def test_after_a_bad_deploy(dsn: str, db: asyncpg.Connection[Any]) -> None
         await until(lambda: db.fetchval("SELECT count(*) = $1 FROM pgworkd.jobs", REMINDERS))
         assert sorted(mail["n"] for mail in sent) == list(range(1, BILLS + 1))
 
-        # The reminders come too late now.
+        # The reminders are obsolete by now: discard them.
         rest = await ann.jobs.matching("discard", dead("reminder"))
         assert await ann.jobs.cancel(list(rest.ids)) == {}, "they have ended"
         assert await ann.jobs.discard(list(rest.ids)) == REMINDERS
         assert await db.fetchval("SELECT NOT EXISTS (SELECT FROM pgworkd.jobs)")
 
-        # Who was that?
-        told = await ann.audit(queue="mail", limit=1000)
-    assert Counter(note.what for note in told) == {"retry": BILLS, "edit": 1, "discard": REMINDERS, "queue": 2}
-    by_hand = {note.who for note in told if note.what == "queue"}
-    assert {note.who for note in told} - by_hand == {"ann@desk"}, "what psql did stands under the database's user"
-    assert [note.what for note in told if note.job_id == wrong] == ["edit", "retry"]
-    (edited,) = (note for note in told if note.what == "edit")
+        # The audit trail names every operation and who did it.
+        trail = await ann.audit(queue="mail", limit=1000)
+    assert Counter(note.what for note in trail) == {"retry": BILLS, "edit": 1, "discard": REMINDERS, "queue": 2}
+    by_hand = {note.who for note in trail if note.what == "queue"}
+    assert {note.who for note in trail} - by_hand == {"ann@desk"}, (
+        "changes made in psql are recorded under the database user"
+    )
+    assert [note.what for note in trail if note.job_id == wrong] == ["edit", "retry"]
+    (edited,) = (note for note in trail if note.what == "edit")
     assert json.loads(edited.before) == {"payload": {"n": 7, "to": "eve"}}
     assert json.loads(edited.after) == {"payload": {"n": 7, "to": "eve@example.com"}}
-    assert not [note for note in told if note.job_id is None and note.what != "queue"]
+    assert not [note for note in trail if note.job_id is None and note.what != "queue"]

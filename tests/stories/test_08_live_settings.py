@@ -1,5 +1,5 @@
-"""A queue in trouble: it is paused while both its daemons run, goes on with less, and stays so after a restart. And one
-that a running daemon takes on for a while."""
+"""Settings changed on running daemons: a failing queue is paused, throttled and resumed, and the settings survive a
+restart; a queue is added to a running daemon and removed again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RUNNING = "SELECT count(*) FROM pgworkd.jobs WHERE status = 'running'"
 
 
 class Downstream:
-    """The service that the jobs call. It is broken at first; then it stands so many calls at once."""
+    """The service that the jobs call: down at first; afterwards it counts the calls in progress, and their peak."""
 
     def __init__(self) -> None:
         self.broken = True
@@ -35,7 +35,10 @@ class Downstream:
         self.calls -= 1
 
 
-async def test_a_queue_in_trouble_is_paused_lowered_and_resumed(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_a_failing_queue_is_paused_throttled_and_resumed_without_a_restart(
+    dsn: str, db: asyncpg.Connection[Any]
+) -> None:
+    """Both running daemons apply a pause, a lower concurrency and a longer backoff; all survive a restart."""
     service = Downstream()
     app = App()
 
@@ -50,14 +53,14 @@ async def test_a_queue_in_trouble_is_paused_lowered_and_resumed(dsn: str, db: as
         for seen in both:
             await seen.wait(events.JOB_FAILED)
 
-        # Every call fails, and each failure spends a job's budget: nobody must call any more.
+        # Every call fails, and each failure counts against max_attempts: pause the queue.
         await admin.queues.pause("embedding")
         for seen in both:
             await seen.wait(events.QUEUE_SETTINGS, paused=True)
         await until(lambda: db.fetchval(f"SELECT ({RUNNING}) = 0"))
         failures = await db.fetchval("SELECT sum(failures) FROM pgworkd.jobs")
 
-        # The service comes back, weaker: two calls from each daemon are what it stands; who fails now waits longer.
+        # The service is back with less capacity: at most two calls from each daemon, and a longer backoff.
         service.broken = False
         await admin.queues.set("embedding", {"concurrency": 2, "backoff_s": 60})
         for seen in both:
@@ -66,7 +69,7 @@ async def test_a_queue_in_trouble_is_paused_lowered_and_resumed(dsn: str, db: as
         await admin.queues.resume("embedding")
         await until(lambda: _calls(service, 4))
 
-    # Both daemons have been stopped, for a new release, say: what was running went back. The row still holds.
+    # Both daemons have restarted, as for a deploy: running jobs were released, and the row in `queues` still applies.
     service.most = service.calls = 0
     async with running(app, dsn) as (_, one), running(app, dsn) as (_, two):
         await until(lambda: _calls(service, 4))
@@ -78,8 +81,8 @@ async def test_a_queue_in_trouble_is_paused_lowered_and_resumed(dsn: str, db: as
     assert await db.fetchval("SELECT count(*) FROM pgworkd.finished_jobs WHERE status = 'completed'") == 60
 
 
-async def test_a_daemon_takes_on_another_queue_and_gives_one_up(dsn: str, db: asyncpg.Connection[Any]) -> None:
-    """For a night of reindexing, say: without a restart, and without losing what was in its hands."""
+async def test_a_running_daemon_adds_and_removes_a_queue(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    """One night of reindexing: the queue is added and removed without a restart, and no job in flight is lost."""
     app, indexed = App(), []
 
     @app.handler("embedding", concurrency=2)

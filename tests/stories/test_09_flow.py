@@ -1,5 +1,5 @@
-"""Flow control, as a shop would use it: events of an account in order, a broken parcel that lets others pass, a partner
-who must not be flooded, tenants of very different size, and urgent work that must not always come first."""
+"""Flow control in a shop: events of an account in order (serialize_key), a failed job that does not block its key
+(on_retry), a partner's API with a concurrency and a rate limit, and tenants of very different size (fair)."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ STARTS = "SELECT started_at FROM pgworkd.finished_jobs WHERE queue = $1"
 ACCOUNTS = [f"account {number}" for number in range(6)]
 
 
-async def test_the_events_of_an_account_are_applied_one_at_a_time_and_in_order(
+async def test_a_serialize_key_runs_the_events_of_an_account_one_at_a_time_in_order(
     dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
-    """Three daemons, handlers of random length, one event that fails at first: no balance is ever wrong."""
+    """Three daemons, handlers of random duration, one event that fails at first: accounts get their events in order."""
     await db.execute("CREATE TABLE accounts (name text PRIMARY KEY, events int[] NOT NULL DEFAULT '{}')")
     await db.execute("INSERT INTO accounts (name) SELECT unnest($1::text[])", ACCOUNTS)
     busy: set[str] = set()
@@ -59,10 +59,10 @@ async def test_the_events_of_an_account_are_applied_one_at_a_time_and_in_order(
     assert [row["events"] for row in await db.fetch("SELECT events FROM accounts")] == [list(range(1, 26))] * 6
 
 
-async def test_a_parcel_that_is_refused_lets_the_next_of_its_customer_pass(
+async def test_with_on_retry_yield_a_failed_job_lets_the_next_of_its_key_run(
     dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
-    """One at a time, but not for the price of waiting: the retry of the first comes behind those that are due."""
+    """Still one at a time, but the failed job gives up its place: its retry runs after the jobs already due."""
     app, sent = App(), []
 
     @app.handler("parcels", concurrency=8, backoff=0.2)
@@ -78,8 +78,8 @@ async def test_a_parcel_that_is_refused_lets_the_next_of_its_customer_pass(
     assert sent == [2, 3, 1]
 
 
-async def test_a_partner_sees_five_at_once_and_twenty_a_second(dsn: str, db: asyncpg.Connection[Any]) -> None:
-    """Two daemons with twenty slots each, held back by one row of settings, which a later UPDATE opens."""
+async def test_a_queue_runs_at_most_five_at_once_and_twenty_per_second(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    """Two daemons with twenty slots each, limited as a fleet by one row in `queues`; an UPDATE raises the limit."""
     await db.execute("INSERT INTO pgworkd.queues (name, max_running, rate, rate_period_s) VALUES ('partner', 5, 20, 1)")
     now = most = 0
 
@@ -103,7 +103,7 @@ async def test_a_partner_sees_five_at_once_and_twenty_a_second(dsn: str, db: asy
         for window_s in (0.2, 1.0):
             assert most_in_window(starts, window_s) <= 2 + 20 * window_s
         assert (max(starts) - min(starts)).total_seconds() < (30 - 2) / 20 * 1.3, "and it gets what it allows"
-        # The partner has bought a bigger machine: nobody restarts anything.
+        # The partner has more capacity now: an UPDATE raises the limit, without a restart.
         await db.execute("UPDATE pgworkd.queues SET rate = 2000, rate_burst = 100 WHERE name = 'partner'")
         await db.execute(calls, 60)
         await until(lambda: db.fetchval(ALL_OVER), limit_s=2)
@@ -111,6 +111,7 @@ async def test_a_partner_sees_five_at_once_and_twenty_a_second(dsn: str, db: asy
 
 
 async def test_a_big_tenant_does_not_starve_a_small_one(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    """A fair queue: ten jobs of a small tenant do not wait for the thousand of a big one that were enqueued first."""
     await db.execute("INSERT INTO pgworkd.queues (name, fair) VALUES ('reports', true)")
     app, done = App(), []
 

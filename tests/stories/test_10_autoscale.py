@@ -1,4 +1,4 @@
-"""A queue fills up: more workers come, and when it is empty they go again, one left, no job lost."""
+"""Autoscaling: a backlog starts more workers, an empty queue stops all but one, and no job is lost."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from tests.kit import until
 __all__ = ["start"]  # a fixture
 
 
-async def test_a_full_queue_gets_all_workers_an_empty_one_the_least_and_no_job_is_lost(
+async def test_autoscale_starts_workers_for_a_backlog_and_stops_them_when_it_is_gone(
     start: Start, tmp_path: Path, dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
+    """From one worker to three and back; every job completes without a failure, and each worker exits with 0."""
     (tmp_path / "scaled.py").write_text(APP)
     await db.execute(process.TABLES)
     await db.execute("INSERT INTO pgworkd.jobs (queue) SELECT 'embedding' FROM generate_series(1, 600)")
@@ -43,6 +44,6 @@ async def test_a_full_queue_gets_all_workers_an_empty_one_the_least_and_no_job_i
     assert await db.fetchval("SELECT count(*) FROM pgworkd.jobs") == 0
     rows = await db.fetch(process.EXPLAINED)
     assert len(rows) == 600
-    for row in rows:  # a claim still on its way to a worker that was told to stop is given back
+    for row in rows:  # a claim that arrives at a stopping worker is released
         assert (row["failures"], row["attempts"]) == (0, 1 + row["given_back"])
     assert await db.fetchval("SELECT count(*) FROM pgworkd.workers") == 0

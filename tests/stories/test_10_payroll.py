@@ -1,4 +1,5 @@
-"""Payroll: calculate for each employee, send each a cheque, then tell me. First the tree, then data flows down."""
+"""Payroll as a tree of batches: calculate for each employee, send each a cheque, then report. Results of the first
+stage are streamed into the second."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ EMPLOYEES = 25
 
 
 class Payroll:
-    """An application that pays people, and remembers what it did."""
+    """An application that pays employees and records what it did."""
 
     def __init__(self) -> None:
         self.app = App()
@@ -43,7 +44,10 @@ class Payroll:
         self.reports.append(payload)
 
 
-async def test_payroll_in_python(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_a_batch_tree_created_in_python_runs_both_stages_and_its_callback(
+    dsn: str, db: asyncpg.Connection[Any]
+) -> None:
+    """Each completed calculation streams a job into the child batch; `on_complete` runs once, after both batches."""
     payroll = Payroll()
     async with (
         db.transaction(),
@@ -77,7 +81,8 @@ async def test_payroll_in_python(dsn: str, db: asyncpg.Connection[Any]) -> None:
     assert refused.value.sqlstate == "PW003"
 
 
-async def test_payroll_in_plain_sql(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_a_batch_tree_created_in_plain_sql_does_the_same(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    """No client library needed: `create_batch`, plain INSERTs with a `batch_id`, and `seal_batch`."""
     payroll = Payroll()
     async with db.transaction():
         root = await db.fetchval("""SELECT id FROM pgworkd.create_batch('payroll', 'calculate',
@@ -101,7 +106,8 @@ async def test_payroll_in_plain_sql(dsn: str, db: asyncpg.Connection[Any]) -> No
     ]
 
 
-async def test_one_that_cannot_be_paid_is_told(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_a_dead_job_in_a_batch_runs_on_failure_with_the_counts(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    """One employee's calculation ends dead: the others are paid, and `on_failure` runs in place of `on_complete`."""
     payroll = Payroll()
     payroll.refuses_employee = 7
     async with payroll.app.batch(
@@ -122,8 +128,10 @@ async def test_one_that_cannot_be_paid_is_told(dsn: str, db: asyncpg.Connection[
     assert json.loads(meta) == {"bad": 1}
 
 
-async def test_a_stream_function_makes_what_the_next_stage_needs(dsn: str, db: asyncpg.Connection[Any]) -> None:
-    """None, one or many; the first call raises, and is tried again on its own."""
+async def test_a_stream_function_turns_each_result_into_jobs_of_the_next_stage(
+    dsn: str, db: asyncpg.Connection[Any]
+) -> None:
+    """A stream function yields none, one or many jobs; its first call raises, and is retried on its own."""
     payroll, calls = Payroll(), list[int]()
 
     @payroll.app.stream("payroll", "cheques", backoff=0)
@@ -146,8 +154,8 @@ async def test_a_stream_function_makes_what_the_next_stage_needs(dsn: str, db: a
     assert payroll.reports[0]["batch"]["completed"] == 4 + 4 + 6
 
 
-async def test_a_job_adds_to_its_own_tree_while_it_runs(dsn: str, db: asyncpg.Connection[Any]) -> None:
-    """A crawler: each page adds the pages it links to, and the batch is sealed by the last of them."""
+async def test_a_running_job_adds_jobs_to_its_own_batch(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    """A crawler: each page adds the pages it links to, and the last page seals the batch."""
     app, visited = App(), list[int]()
 
     @app.handler("visit")

@@ -1,4 +1,5 @@
-"""A workflow: fetch, three shards at once, a report; somebody waits for it. A shard fails, and is replayed."""
+"""A workflow: fetch, then three shards in parallel, then a report whose result a caller awaits. One shard fails and is
+retried."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ SHARDS = ("a", "b", "c")
 
 
 class Etl:
-    """An application that fetches, reads shards, and reports; the order in which it did so."""
+    """An application that fetches, reads shards and reports, and records the order of its steps."""
 
     def __init__(self) -> None:
         self.app = App()
@@ -46,7 +47,10 @@ def nightly() -> Workflow:
     return flow
 
 
-async def test_a_flow_runs_in_its_order_and_somebody_waits_for_its_end(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_a_workflow_runs_in_dependency_order_and_its_result_is_awaited(
+    dsn: str, db: asyncpg.Connection[Any]
+) -> None:
+    """Jobs and dependencies are enqueued in one transaction; a caller waits for the result of the last job."""
     etl = Etl()
     async with running(etl.app, dsn), Results(dsn) as results:
         async with db.transaction():
@@ -58,7 +62,8 @@ async def test_a_flow_runs_in_its_order_and_somebody_waits_for_its_end(dsn: str,
     assert set(etl.did[4:]) == {"report", "clean up"}
 
 
-async def test_a_dead_step_holds_up_what_needs_it_until_it_is_replayed(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_a_dead_step_blocks_its_dependents_until_it_is_retried(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    """`blocked_jobs` gives the reason; `on_failed_dependency="run"` lets the cleanup step run all the same."""
     etl = Etl()
     etl.disk_is_full = True
     async with running(etl.app, dsn) as (_, seen), Results(dsn) as results:
@@ -83,7 +88,8 @@ async def test_a_dead_step_holds_up_what_needs_it_until_it_is_replayed(dsn: str,
         assert len(seen.all(events.JOB_DEAD)) == 1
 
 
-async def test_one_more_is_added_to_a_flow_that_runs(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_a_job_is_added_to_an_existing_workflow(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    """A job may depend on any job that is already enqueued."""
     etl = Etl()
     ids = await nightly().enqueue(db)
     archive = await enqueue(db, "step", {"name": "archive"}, after=[ids["report"]])

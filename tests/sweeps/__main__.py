@@ -1,6 +1,6 @@
-"""python -m tests.sweeps: plays situations of arrivals, or --sizes, drawn from a seed, until the minutes are over.
+"""python -m tests.sweeps: runs situations of arrivals, or --sizes, drawn from a seed, until the time is up.
 
-A failure prints the situation, which `--only` plays again. Exit code 1 if there was any.
+A failure prints the situation, which `--only` runs again. Exit code 1 on any failure.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from . import arrivals, sizes
 
 
 async def sweep(kind: ModuleType, dsn: str, minutes: float, seed: int, only: str | None) -> int:
-    """Plays situations until the time is over; how many did not hold."""
+    """Runs situations until the time is up; returns the number of violations."""
     rng, ends, played, failed = random.Random(seed), time.monotonic() + 60 * minutes, 0, 0  # noqa: S311 - repeatable
     while time.monotonic() < ends and (only is None or not played):
         s = kind.Situation(**json.loads(only)) if only else kind.draw(rng)
@@ -38,7 +38,7 @@ async def sweep(kind: ModuleType, dsn: str, minutes: float, seed: int, only: str
 
 
 def main() -> int:
-    """Exit code 1 if anything did not hold."""
+    """Exit code 1 on any violation."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--seed", type=int, default=1)

@@ -1,6 +1,6 @@
-"""Jobs arrive at every rate and in every rhythm, and none waits beside an idle slot.
+"""Jobs arrive at every rate and in every pattern, and no due job waits beside an idle slot.
 
-A situation is a rate, a rhythm, handlers, daemons, and what came before. `python -m tests.sweeps` plays many.
+A situation is a rate, a pattern, handlers, daemons, and the preceding load. `python -m tests.sweeps` runs many.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.kit import running, until
 
 POLL_S = 1.0
 WAIT_S_MAX = POLL_S + 1.0
-"""Longer than that no due job waits beside an idle slot."""
+"""The longest that a due job may wait beside an idle slot."""
 SAMPLE_S = 0.05
 RATES = (1, 5, 20, 60, 95, 110, 140, 190, 260, 380, 700, 1200, 2000)
 MODES = ("loop", "thread", "process")
@@ -34,7 +34,7 @@ _LEFT = "SELECT count(*) FROM pgworkd.jobs WHERE queue = 'q'"
 
 @dataclass(frozen=True)
 class Situation:
-    """Jobs per second in a rhythm (even, poisson, bursts), for that long; what runs them; what came before."""
+    """Jobs per second in a pattern (even, poisson, bursts), the duration, the handlers, and the preceding load."""
 
     rate: float
     rhythm: str = "even"
@@ -44,19 +44,19 @@ class Situation:
     slots: int = 10
     daemons: int = 1
     backlog: int = 0
-    """Jobs that are there when the daemons start: they then begin as busy ones."""
+    """Jobs present when the daemons start, which then start out busy."""
     pause_s: float = 0.0
-    """A rest in the middle: whoever polls falls idle in it, and is woken again."""
+    """A pause in the middle: polling pools become idle in it, and are notified again."""
     seed: int = 0
 
 
 def pause_min_s() -> float:
-    """Long enough for a polling pool to be announced idle again."""
+    """The pause, long enough for a polling pool to be announced idle again."""
     return 2.5
 
 
 def draw(rng: random.Random) -> Situation:
-    """One situation; no more work than the slots can do, so that what waits for long waits for nothing."""
+    """One situation, with no more work than the slots can do, so that any long wait is unjustified."""
     mode = rng.choices(MODES, (8, 2, 1))[0]
     rate = float(rng.choice((*RATES, round(rng.uniform(1, 2000)))))
     took_ms = rng.choice((0, 0, 1, 5, 20, 60))
@@ -81,7 +81,7 @@ def draw(rng: random.Random) -> Situation:
 
 
 def instants(s: Situation) -> Iterator[tuple[float, int]]:
-    """When how many jobs arrive, in seconds from the beginning."""
+    """When how many jobs arrive, in seconds from the start."""
     rng, at, until_s = random.Random(s.seed), 0.0, s.seconds + s.pause_s  # noqa: S311 - repeatable
     while at < until_s:
         many = max(1, round(s.rate * 0.025)) if s.rhythm == "bursts" else 1
@@ -91,7 +91,7 @@ def instants(s: Situation) -> Iterator[tuple[float, int]]:
 
 
 def sleep_for(payload: dict[str, Any]) -> None:
-    """What thread and process handlers run."""
+    """The body of thread and process handlers."""
     time.sleep(payload["s"])
 
 
@@ -112,17 +112,17 @@ def app_for(s: Situation) -> App:
 
 
 class Watch:
-    """Samples what waits, and whether a slot has been idle for as long."""
+    """Samples the oldest due job, and whether a slot has been idle for as long."""
 
     def __init__(self, daemons: list[Daemon]) -> None:
         self.found: list[str] = []
         self.waited_s = 0.0
-        """The longest that a due job has waited while a slot was idle."""
+        """The longest wait of a due job while a slot was idle."""
         self._pools = [daemon.pools["q"] for daemon in daemons]
         self._idle_since: float | None = None
 
     async def run(self, db: asyncpg.Connection[Any]) -> None:
-        """Until cancelled. A sample that came late judges nothing: the machine stood still, not the engine."""
+        """Runs until cancelled. A late sample is ignored: the machine stalled, not the engine."""
         sampled, begun = anyio.current_time(), 0
         while True:
             waiting, oldest_s = await db.fetchrow(_OLDEST)
@@ -130,7 +130,7 @@ class Watch:
             sampled = now
             idle = any(pool.running < pool.concurrency for pool in self._pools)
             begun, before = sum(pool._executor.begun for pool in self._pools), begun
-            # A slot is idle for a moment between two claims: while a backlog moves on, that is no fault.
+            # A slot is idle for a moment between two claims: while a backlog makes progress, that is no violation.
             idle = idle and (begun == before or waiting <= sum(pool.concurrency for pool in self._pools))
             self._idle_since = None if not idle or late else self._idle_since or now
             waited_s = min(oldest_s, now - self._idle_since) if self._idle_since is not None else 0.0
@@ -142,7 +142,7 @@ class Watch:
 
 
 async def play(s: Situation, dsn: str) -> list[str]:
-    """Plays it on an empty database; what did not hold."""
+    """Runs the situation on an empty database; returns the violations."""
     async with _connected(dsn) as db, _connected(dsn) as eyes, contextlib.AsyncExitStack() as stack:
         payload = json.dumps({"s": s.took_ms / 1000})
         if s.backlog:
@@ -174,7 +174,7 @@ async def play(s: Situation, dsn: str) -> list[str]:
 
 
 async def _left(db: asyncpg.Connection[Any], limit_s: float) -> int:
-    """Jobs that are left when there are none or when the time is over."""
+    """Jobs that are left when the time is up."""
     ends = anyio.current_time() + limit_s
     while (left := await db.fetchval(_LEFT)) and anyio.current_time() < ends:
         await anyio.sleep(0.02)

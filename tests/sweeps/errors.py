@@ -1,7 +1,7 @@
-"""Every statement of a daemon is answered with an error, once or for a while, and nothing is lost, stuck or hammered.
+"""Every statement of a daemon fails, once or for a while, and no job is lost, no queue stuck, no statement hammered.
 
-The errors are the server's own: each function that the daemon calls is put behind one of the same signature, which
-raises what the table `fault` says, and counts its calls in a sequence, which no rollback takes back.
+The errors are the server's own: each function that the daemon calls is wrapped in one of the same signature, which
+raises the error in the table `fault`, and counts its calls in a sequence, which no rollback undoes.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from tests.kit import running, until
 DATABASE = Path(pgworkd.__file__).parent / "database"
 SENT_BY = ("store.py", "heartbeat_store.py", "schedule_store.py", "claims.py", "settle_statements.py")
 CODES = ("57014", "55P03", "40001", "40P01", "53200", "55000", "22P05", "P0001")
-"""Cancelled by a time-out, locked, serialization, deadlock, out of memory, wrong state, bad text, a trigger's RAISE."""
+"""Timeout, lock not available, serialization, deadlock, out of memory, wrong state, bad text, a trigger's RAISE."""
 AT_START = {"register"}
-"""Called before the daemon is ready: their errors are the start's."""
+"""Called before the daemon is ready: their errors make the start fail."""
 ABOUT_THE_LEASE = {"heartbeat"}
-"""Without these a daemon must end what it runs; which is another story."""
+"""Without these a daemon must cancel what it runs, which other tests cover."""
 CALLS_PER_S_MAX = 120
-"""Of one statement that always fails: ten ticks of a second, each with one way down to a single one of 40 jobs."""
+"""Calls of one statement that always fails: ten ticks per second, each halving down to a single one of 40 jobs."""
 MAINTENANCE = {"apply_effects", "drop_partition", "ensure_partitions", "expire_jobs", "prune", "rescue", "unblock"}
 MAINTENANCE_CALLS_PER_S_MAX = 20
 """Its periods are 0.1 s here."""
@@ -51,12 +51,12 @@ _SETUP = """
     GRANT SELECT ON fault.plan TO PUBLIC;
     GRANT USAGE ON SEQUENCE fault.calls TO PUBLIC"""
 OF_A_HANDLER = {"complete_own"}
-"""In a handler's own transaction: an error there is the handler's failure."""
+"""Called in job.transaction(): an error there is the handler's failure."""
 SELDOM = {
     *("drop_pool", "fail_schedule", "forget_rates", "kinds_elsewhere", "mend_dependencies", "payloads"),
     *("put_schedule", "retire_schedules", "settle_ended", "sign_off", "unlocked"),
 }
-"""May not be called in a run of this application; all others must be."""
+"""Functions that a run of this application may not call; it must call all others."""
 _WRAP = r"""
     DO $do$
     DECLARE
@@ -83,7 +83,7 @@ def statements() -> list[str]:
 
 @dataclass(frozen=True)
 class Fault:
-    """That code for the first so many calls of that function."""
+    """That error code for the first calls of that function."""
 
     function: str
     code: str
@@ -94,7 +94,7 @@ class Fault:
 
 
 def faults() -> list[Fault]:
-    """All of them, in another order for each statement: any part has every code, for once and for a while."""
+    """All faults, in a different order for each statement: any slice has every code, once and for a while."""
     found = []
     for turn in range(2 * len(CODES)):
         for number, function in enumerate(statements()):
@@ -146,11 +146,11 @@ _LEFT = """
         WHERE f.status = 'failed' AND f.run_at > now() + interval '10 s' AND f.error LIKE '%could not be stored%'
           AND (f.id = j.id OR j.status = 'blocked' AND (f.queue, f.serialize_key) = (j.queue, j.serialize_key)))
     GROUP BY 1, 2 ORDER BY 1, 2"""
-"""But for those whose end was refused for good: they have failed instead, and are tried again in a minute."""
+"""Except jobs whose outcome was rejected for good: they have failed instead, and are retried in a minute."""
 
 
 async def play(fault: Fault, db: asyncpg.Connection[Any], dsn: str) -> list[str]:
-    """Plays one on an empty database; what did not hold in time. Raises AssertionError where anything ran twice."""
+    """Runs one fault on an empty database; returns the violations. Raises AssertionError if any job ran twice."""
     ran: Counter[Any] = Counter()
     found: list[str] = []
     await db.execute(_SETUP)

@@ -1,6 +1,6 @@
-"""Two daemons that differ, on one queue: in the kinds they know, in concurrency, in the length of their leases.
+"""Two different daemons on one queue: they differ in kinds, in concurrency, in the length of their leases.
 
-A seed makes up both, the limits of the queue, the jobs with their keys, and whether the first daemon is restarted
+A seed generates both, the limits of the queue, the jobs with their keys, and whether the first daemon is restarted
 on the way, with all kinds.
 """
 
@@ -23,7 +23,7 @@ KINDS = ("a", "b", "c")
 LIMITS = (None, None, '{"max_running": 4}', '{"limit_per_key": 2}', '{"fair": true}', '{"concurrency": 5}')
 DONE_S = 20.0
 TWICE = 2
-"""A daemon may give back a job to others, and once more by a claim that was on its way."""
+"""A daemon may release a job of an unknown kind, and once more for a claim already in progress."""
 LEFT = "SELECT count(*) = 0 FROM pgworkd.jobs"
 POOLS = "SELECT count(*) FROM pgworkd.pools"
 
@@ -39,14 +39,14 @@ class Version:
 
 @dataclass
 class Journal:
-    """What ran, by whom, and what went wrong: a job that ran beside itself, or a kind where it is not known."""
+    """What ran where, and violations: overlapping runs of one job, or a kind run by a daemon without its handler."""
 
     running: Counter[Any] = field(default_factory=Counter)
     runs: Counter[Any] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
 
     def app(self, version: Version) -> App:
-        """Of that version."""
+        """An app of that version."""
         app = App()
         for kind in version.kinds:
 
@@ -64,7 +64,7 @@ class Journal:
 
 @dataclass(frozen=True)
 class Situation:
-    """What a seed makes up."""
+    """A situation generated from a seed."""
 
     seed: int
     versions: tuple[Version, Version]
@@ -74,7 +74,7 @@ class Situation:
 
     @classmethod
     def of(cls, seed: int) -> Situation:
-        """The same for the same seed. Each kind is known to one of the two at least."""
+        """The same for the same seed. At least one of the two daemons handles each kind."""
         dice = random.Random(f"mixed {seed}")  # noqa: S311 - to be repeatable
         known: list[set[str]] = [set(dice.sample(KINDS, dice.randint(1, 2))) for _ in range(2)]
         known[dice.randrange(2)] |= set(KINDS) - known[0] - known[1]
@@ -94,7 +94,7 @@ class Situation:
         return cls(seed, (versions[0], versions[1]), dice.choice(LIMITS), jobs, dice.random() < 0.5)
 
     async def play(self, dsn: str, db: asyncpg.Connection[Any]) -> None:
-        """Raises AssertionError when a job is not done in time, or runs more than once."""
+        """Raises AssertionError if a job does not finish in time, or runs more than once."""
         journal, seen = Journal(), list[Recorder]()
         if self.limits is not None:
             await db.execute("SELECT pgworkd.set_queue('q', $1)", self.limits)
@@ -129,7 +129,7 @@ class Situation:
         assert set(journal.runs.values()) == {1}
         warned = Counter((i, f["kind"]) for i, each in enumerate(seen) for f in each.all(events.KIND_UNKNOWN))
         assert set(warned.values()) <= {1}
-        if not self.restarts:  # else it may be that nobody knew a kind, and then somebody did again
+        if not self.restarts:  # a restart may leave a kind without a handler for a while
             left = [
                 Counter(f["job_id"] for f in each.all(events.JOB_RELEASED) if "another worker" in f["reason"])
                 for each in seen

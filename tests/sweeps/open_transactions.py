@@ -1,7 +1,7 @@
-"""An application's open transaction holds up nothing but what it has locked: a small world, and all that may be held.
+"""An application's open transaction delays only what it has locked: a small data set, and all operations on it.
 
-Each act is done in a transaction that stays open. Meanwhile two daemons have to end everything else within a second,
-take back the jobs of a lost worker, and must not think that the database is away.
+Each operation runs in a transaction that stays open. Meanwhile two daemons must finish everything else within a
+second, rescue the jobs of a lost worker, and must not report the database as unavailable.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.kit import Recorder, insert, running, until
 # ruff: noqa: S608 - all SQL is written here
 
 DONE_S_MAX = 1.0
-"""Whatever is due and not locked is over within that time."""
+"""Every due job that is not locked finishes within that time."""
 SAMPLE_S = 0.05
 _LATE = """
     SELECT id, queue::text, status::text,
@@ -44,7 +44,7 @@ _LOST = """
 
 @dataclass
 class World:
-    """What there is to be locked. Ids of jobs, by what they are for."""
+    """The rows that can be locked: ids of jobs by their purpose."""
 
     dsn: str
     ids: dict[str, UUID] = field(default_factory=dict)
@@ -52,7 +52,7 @@ class World:
     opened_at: dict[UUID, float] = field(default_factory=dict)
 
     def open(self, gate: str) -> None:
-        """Lets the job that waits there go on."""
+        """Lets the job that waits at a gate continue."""
         self.gates[gate].set()
 
     def app(self) -> App:
@@ -80,7 +80,7 @@ class World:
 
 @dataclass(frozen=True)
 class Act:
-    """A statement, with :names of the world's ids; `locks`: which jobs it may hold up."""
+    """A statement, with :names of the world's ids; `locks`: the jobs that it may delay."""
 
     name: str
     sql: str
@@ -102,11 +102,11 @@ _COMPLETE = "SELECT pgworkd.complete_own(ARRAY[:{}], '{{1}}', '{{NULL}}', NULL, 
 _KEYS = "INSERT INTO pgworkd.jobs (queue, serialize_key, limit_key, dedupe_key)"
 _ON_CONFLICT = "ON CONFLICT (queue, dedupe_key) WHERE dedupe_key IS NOT NULL AND status <> 'dead' DO NOTHING"
 OFTEN = "often"
-"""A schedule: who changes it takes out its next occurrence, and so locks that."""
+"""A schedule: changing it deletes its next occurrence, and so locks that."""
 LATER = ("future", "keyed", "failed")
 ENDING = ("running", "upstream", "holder")
 ENDED_LATER = (*ENDING, "behind", "dependent")
-"""Jobs that have waited for a gate: they have the same time as others, once it is open."""
+"""Jobs that wait for a gate: they have the same time limit as others, once it is open."""
 TREE = ("tree 0", "tree 1", "tree 2", "tree 3", "tree 4", "tree 5")
 ACTS = (
     Act("cancel a running job", _verb("cancel(ARRAY[:running])"), ["running"]),
@@ -162,7 +162,7 @@ ACTS = (
 
 
 async def prepare(world: World, db: asyncpg.Connection[Any]) -> None:
-    """Makes what the acts are about; daemons are running."""
+    """Creates the rows that the operations use, while daemons are running."""
 
     async def gated(name: str, **columns: Any) -> None:
         world.gates[name] = anyio.Event()
@@ -194,7 +194,7 @@ async def prepare(world: World, db: asyncpg.Connection[Any]) -> None:
 
 
 async def unroll(world: World, db: asyncpg.Connection[Any]) -> None:
-    """What shall happen while the transaction is open: lost jobs, and jobs of the tree that become due one by one."""
+    """What happens while the transaction is open: lost jobs, and jobs of the tree that become due one by one."""
     lost = await db.fetch(_LOST)
     world.ids |= {"lost" if n == 0 else f"lost {n}": row["id"] for n, row in enumerate(lost)}
     for n, name in enumerate(TREE):
@@ -204,7 +204,7 @@ async def unroll(world: World, db: asyncpg.Connection[Any]) -> None:
 
 
 async def probe(db: asyncpg.Connection[Any]) -> None:
-    """Until cancelled: new jobs of all kinds, ten times a second."""
+    """Inserts new jobs of all kinds ten times per second, until cancelled."""
     n = 0
     while True:
         n += 1
@@ -220,7 +220,7 @@ async def probe(db: asyncpg.Connection[Any]) -> None:
 async def hold(
     act: Act, world: World, db: asyncpg.Connection[Any], eyes: asyncpg.Connection[Any], hold_s: float
 ) -> list[str]:
-    """Does the act and keeps its transaction open for that long; what was held up meanwhile."""
+    """Runs the operation and keeps its transaction open for that long; returns what was delayed meanwhile."""
     await unroll(world, eyes)
     sql, arguments = act.sql, []
     for name, job_id in sorted(world.ids.items(), reverse=True):
@@ -238,7 +238,7 @@ async def hold(
     while anyio.current_time() < began + hold_s and not found:
         before = anyio.current_time()
         await anyio.sleep(SAMPLE_S)
-        lag_s = max(lag_s, anyio.current_time() - before - SAMPLE_S)  # of this machine, not of the engine
+        lag_s = max(lag_s, anyio.current_time() - before - SAMPLE_S)  # delay of this machine, not of the engine
         bound_s = DONE_S_MAX + 5 * lag_s
         ending = [] if anyio.current_time() > began + bound_s else [world.ids[name] for name in ENDED_LATER]
         before = anyio.current_time()
@@ -256,7 +256,7 @@ _UNFINISHED = """
 
 
 async def settled(world: World, db: asyncpg.Connection[Any]) -> list[str]:
-    """Opens all gates; what has not come to its end all the same."""
+    """Opens all gates; returns the jobs that still have not finished."""
     for gate in world.gates.values():
         gate.set()
     left: list[Any] = []
@@ -268,7 +268,7 @@ async def settled(world: World, db: asyncpg.Connection[Any]) -> list[str]:
 
 
 async def play(act: Act, dsn: str, hold_s: float) -> list[str]:
-    """Plays one act on an empty database; what did not hold."""
+    """Runs one operation on an empty database; returns the violations."""
     async with contextlib.AsyncExitStack() as stack:
         world = World(dsn)
         seen: list[Recorder] = []

@@ -1,11 +1,11 @@
-"""Payloads and results of any size, on any number of slots, over any connection: there is always progress.
+"""Payloads and results of any size, on any number of slots, over any connection: jobs always make progress.
 
-A situation is a size of payloads and one of results, slots, and how many bytes a second the connection of the daemon
-carries. While its jobs are worked off, another queue of the same daemon gets one small job after the other.
+A situation is a size of payloads and of results, a number of slots, and the bandwidth of the daemon's connection.
+While its jobs run, another queue of the same daemon gets one small job after the other.
 
-The rule: after GRACE_S, the jobs that are done never fall behind a share of what the connection could carry; a small
-job is done within what at most a few answers of bounded size take on that connection; and the daemon's memory stays
-below what it may hold. `python -m tests.sweeps --sizes` plays many; this module is the daemon, in a process of its own.
+The rule: after GRACE_S, the finished jobs never fall behind a share of what the connection could carry; a small
+job finishes within the time that a few replies of bounded size take on that connection; and the daemon's memory stays
+within its bound. `python -m tests.sweeps --sizes` runs many; this module is the daemon, in a process of its own.
 """
 
 from __future__ import annotations
@@ -34,33 +34,33 @@ from tests.proxy import Proxy
 
 MIB = 1024 * 1024
 LARGEST = MIB - 256
-"""Of a text, so that with its braces it is still allowed."""
+"""The longest text that is still allowed with its JSON braces."""
 SIZES = (0, 100, 3_000, 10_000, 60_000, 130_000, 400_000, LARGEST)
 SLOTS = (1, 10, 100, 1_000)
 BYTES_PER_S = (1e6, 2.5e6, 1e7, 5e7, math.inf)
 
 GRACE_S = 4.0
-"""For the first claim and the first answers."""
+"""Time for the first claim and the first replies."""
 SHARE = 0.2
 """Of the connection, that payloads or results of finished jobs have taken: heartbeats, claims, and the other queue
 share it, and what goes one way often waits for what goes the other."""
 MACHINE_BYTES_PER_S = 2.5e6
 MACHINE_JOBS_PER_S = 40.0
-"""What the machine can do on any connection, however busy it is with other things."""
+"""Jobs per second that the machine achieves on any connection, even when busy."""
 SMALL_S = 3.0
 SMALL_BYTES = 6 * MIB
 """What may stand before a small job on the connection: an answer to a read and a flush, each of at most 2 MiB, and what
 the proxy has on its way."""
 BASE_MB = 110.0
 MEMORY_MB = 180.0
-"""More than an idle daemon: outcomes that wait (32 MiB), reads, flushes and their copies on the way to the socket."""
+"""Memory beyond an idle daemon's: waiting outcomes (32 MiB), reads, flushes and their copies in socket buffers."""
 JOB_COPIES = 4
-"""Of what a slot holds: the text that came, the payload made of it, the result, its text."""
+"""Copies per slot: the received text, the decoded payload, the result, its text."""
 
 
 @dataclass(frozen=True)
 class Situation:
-    """Bytes of each payload and result; slots; bytes per second each way (0: as fast as it goes); for how long."""
+    """Bytes of each payload and result; slots; bytes per second each way (0: unlimited); duration."""
 
     payload: int = 0
     result: int = 0
@@ -70,34 +70,34 @@ class Situation:
 
     @property
     def jobs(self) -> int:
-        """More than can be done in the time; not more than 60 MB of payloads, which take long to insert."""
+        """More jobs than can be done in the time, but at most 60 MB of payloads, which take long to insert."""
         return max(20, min(2 * self.slots, 60_000_000 // (self.payload + 1)))
 
     @property
     def size(self) -> int:
-        """What a job takes on the connection, in the direction that has to carry more."""
+        """Bytes of a job on the connection, in the direction that carries more."""
         return max(self.payload, self.result) + 1_000
 
     @property
     def due_per_s(self) -> float:
-        """Jobs that must be done each second."""
+        """Jobs that must finish per second."""
         carried = min(SHARE * (self.bytes_per_s or math.inf), MACHINE_BYTES_PER_S)
         return min(MACHINE_JOBS_PER_S, carried / self.size)
 
     @property
     def small_s_max(self) -> float:
-        """A small job of another queue is done within this."""
+        """Time within which a small job of another queue must finish."""
         return SMALL_S + SMALL_BYTES / (self.bytes_per_s or math.inf)
 
     @property
     def memory_mb_max(self) -> float:
-        """What all slots hold at once, beside what is bounded."""
+        """Memory of all slots together, in addition to the bounded part."""
         at_once = min(self.slots, self.jobs) * (self.payload + self.result) * JOB_COPIES
         return BASE_MB + MEMORY_MB + at_once / MIB
 
 
 def draw(dice: random.Random) -> Situation:
-    """One of them."""
+    """One situation."""
     rate = dice.choice(BYTES_PER_S)
     return Situation(
         dice.choice(SIZES),
@@ -109,7 +109,7 @@ def draw(dice: random.Random) -> Situation:
 
 
 def app_for(s: Situation) -> App:
-    """Handlers that do nothing: what is seen is the engine's."""
+    """Handlers that do nothing: all cost is the engine's."""
     app = App()
     result = {"text": random.Random(1).randbytes(s.result // 2).hex()} if s.result else None  # noqa: S311 - filler
 
@@ -125,7 +125,7 @@ def app_for(s: Situation) -> App:
 
 
 async def play(s: Situation, dsn: str) -> list[str]:
-    """Plays it on an empty database; what did not hold."""
+    """Runs the situation on an empty database; returns the violations."""
     db = await asyncpg.connect(dsn)
     try:
         await db.execute(
@@ -143,7 +143,7 @@ async def play(s: Situation, dsn: str) -> list[str]:
 
 
 class _Watch:
-    """Looks at a daemon from outside."""
+    """Observes a daemon from outside."""
 
     def __init__(self, s: Situation, db: asyncpg.Connection[Any], pid: int) -> None:
         self._s, self._db, self._pid = s, db, pid
@@ -152,7 +152,7 @@ class _Watch:
         self.done, self.memory_mb, self.waited_s, self.smalls = 0, 0.0, 0.0, 0
 
     async def run(self) -> list[str]:
-        """Until the time is over, or all is done; what did not hold."""
+        """Runs until the time is up or all jobs are done; returns the violations."""
         began = anyio.current_time()
         while (passed_s := anyio.current_time() - began) < self._s.seconds and self.done < self._s.jobs:
             self.done = await self._db.fetchval("SELECT count(*) FROM pgworkd.finished_jobs WHERE queue = 'large'")
@@ -171,7 +171,7 @@ class _Watch:
         return self._found + [f"failed: {row}" for row in odd]
 
     async def _look_at_small(self) -> bool:
-        """Inserts one, or looks after it; True when it is done."""
+        """Inserts a small job, or checks on it; True once it has finished."""
         now = anyio.current_time()
         if self._small is None:
             self._small = await insert(self._db, "small"), now
@@ -191,7 +191,7 @@ class _Watch:
 
 
 def _memory_mb(pid: int) -> float:
-    """Resident, of one process; 0 when it is gone."""
+    """Resident memory of a process; 0 if it has exited."""
     try:
         pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
     except OSError:
@@ -201,7 +201,7 @@ def _memory_mb(pid: int) -> float:
 
 @asynccontextmanager
 async def _daemon(dsn: str, s: Situation) -> AsyncIterator[subprocess.Popen[bytes]]:
-    """This module as a process; killed at the end: how it stops, others look at."""
+    """This module as a process; killed at the end, as other tests cover stopping."""
     command = [sys.executable, "-m", __name__, dsn, json.dumps(asdict(s))]
     process = await asyncio.to_thread(subprocess.Popen, command)
     try:
@@ -212,7 +212,7 @@ async def _daemon(dsn: str, s: Situation) -> AsyncIterator[subprocess.Popen[byte
 
 
 async def main(dsn: str, s: Situation) -> int:
-    """Runs the daemon, with the lease and the time limits of production."""
+    """Runs the daemon with the lease and the timeouts of production."""
     daemon = Daemon(app_for(s), quick_options(dsn, lease_s=30.0, heartbeat_s=1.0, poll_s=1.0))
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, daemon.request_stop)
     return await daemon.run()

@@ -1,4 +1,4 @@
-"""At every rate of arrivals, in every rhythm, no due job waits beside an idle slot, and at the end none is left."""
+"""At every arrival rate and pattern, no due job waits beside an idle slot, and none is left at the end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A DBA at work beside two live daemons: every job runs once, and nothing stands still."""
+"""DBA operations beside two live daemons: every job runs once, and no queue stalls."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ACTS = {
 
 
 @pytest.mark.parametrize("act", ACTS)
-async def test_every_job_runs_once_beside_what_a_dba_does(dsn: str, db: asyncpg.Connection[Any], act: str) -> None:
+async def test_every_job_runs_once_during_dba_operations(dsn: str, db: asyncpg.Connection[Any], act: str) -> None:
     app, ran = App(), list[str]()
 
     @app.handler("q", concurrency=10)
@@ -43,7 +43,7 @@ async def test_every_job_runs_once_beside_what_a_dba_does(dsn: str, db: asyncpg.
             if act == "migrate":
                 await schema.migrate(ConnectionOptions(dsn), force=True)
             elif round_ == 1 or "another" not in act:
-                # A plain REINDEX locks indexes in another order than those who use them: Postgres ends one of the two.
+                # A plain REINDEX locks indexes in another order than their users: Postgres may cancel it as a deadlock.
                 with contextlib.suppress(asyncpg.DeadlockDetectedError):
                     await db.execute(ACTS[act])
         await until(lambda: db.fetchval(over, 3 * JOBS))

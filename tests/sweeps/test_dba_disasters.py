@@ -1,6 +1,6 @@
-"""What loses commits under two live daemons: a dump restored in place, a failover to an asynchronous standby.
+"""Lost commits under two live daemons: a dump restored in place, a failover to an asynchronous standby.
 
-What the restored or promoted database knows of is done, new jobs run, and nothing stands still.
+Jobs known to the restored or promoted database are completed, new jobs run, and no queue stalls.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Fleet:
     @contextlib.asynccontextmanager
     async def at_work(self, dsn: str) -> Any:
         """Two daemons."""
-        # What the database believes to run is given back when no claim's answer can be on its way any more.
+        # Attempts running only in the database are released once no claim's reply can be in transit any more.
         options = {
             "connection": ConnectionOptions(dsn, connect_timeout_s=5, command_timeout_s=2),
             "end_process": self.ended.append,
@@ -64,7 +64,7 @@ def bin_dir(request: pytest.FixtureRequest) -> Path:
     return found
 
 
-async def test_a_dump_is_restored_in_place(dsn: str, db: asyncpg.Connection[Any], bin_dir: Path) -> None:
+async def test_daemons_survive_a_dump_restored_in_place(dsn: str, db: asyncpg.Connection[Any], bin_dir: Path) -> None:
     fleet = Fleet()
     async with fleet.at_work(dsn):
         await db.execute(FILL, JOBS, "known")
@@ -78,7 +78,7 @@ async def test_a_dump_is_restored_in_place(dsn: str, db: asyncpg.Connection[Any]
         restore = [bin_dir / "psql", "-X", "-q", "-1", "-v", "ON_ERROR_STOP=1", dsn]
         script = b"DROP SCHEMA pgworkd CASCADE;\n" + dump
 
-        async def restored() -> bool:  # it may meet the daemons' statements in another order of locks
+        async def restored() -> bool:  # it may deadlock with the daemons' statements
             done = await anyio.to_thread.run_sync(
                 lambda: subprocess.run(restore, input=script, check=False, capture_output=True)
             )
@@ -96,7 +96,9 @@ async def test_a_dump_is_restored_in_place(dsn: str, db: asyncpg.Connection[Any]
     assert fleet.ended == []
 
 
-async def test_an_asynchronous_standby_that_lags_is_promoted(request: pytest.FixtureRequest, bin_dir: Path) -> None:
+async def test_daemons_survive_the_promotion_of_a_lagging_standby(
+    request: pytest.FixtureRequest, bin_dir: Path
+) -> None:
     fleet, primary = Fleet(), start_test_server(request.config.getoption("--pg-bin"))
     try:
         await create_template(primary.dsn(), schema.text())

@@ -1,4 +1,4 @@
-"""Logical replication, and a server whose clock is set, beside two live daemons: every job runs once."""
+"""Logical replication and clock changes of the server, beside two live daemons: every job runs once."""
 
 from __future__ import annotations
 
@@ -69,12 +69,12 @@ class Fleet:
             yield
 
     def told(self, *names: str) -> list[Any]:
-        """All such events, of all daemons there were."""
+        """All such events of all daemons."""
         return [each for name in names for recorder in self.seen for each in recorder.all(name)]
 
 
 async def add(db: asyncpg.Connection[Any], part: str) -> int:
-    """Jobs with and without keys, in a tree, in a flow, and one that keeps its key; how many."""
+    """Jobs with and without keys, in a batch tree, in a workflow, and one that keeps its dedupe key; their number."""
     await db.execute(
         "INSERT INTO pgworkd.jobs (queue, serialize_key, payload)"
         " SELECT 'q', CASE WHEN n % 3 = 0 THEN 'k' || n % 10 END, jsonb_build_object('part', $2::text)"
@@ -93,7 +93,7 @@ async def add(db: asyncpg.Connection[Any], part: str) -> int:
 
 
 async def lose(db: asyncpg.Connection[Any], part: str) -> None:
-    """A job that runs nowhere: its worker died at this instant."""
+    """A lost job: its worker died at this instant."""
     async with db.transaction():
         job_id = await db.fetchval(
             "INSERT INTO pgworkd.jobs (queue, payload) VALUES ('q', jsonb_build_object('part', $1::text)) RETURNING id",
@@ -112,7 +112,7 @@ def publisher(request: pytest.FixtureRequest) -> Iterator[EmbeddedPostgres]:
 
 @contextlib.asynccontextmanager
 async def database(server: EmbeddedPostgres, name: str) -> AsyncIterator[tuple[str, asyncpg.Connection[Any]]]:
-    """One with the schema, on that server."""
+    """A database with the schema, on that server."""
     await create_template(server.dsn(), schema.text())
     dsn = await create_database(server.dsn(), name)
     db = await asyncpg.connect(dsn)
@@ -122,7 +122,7 @@ async def database(server: EmbeddedPostgres, name: str) -> AsyncIterator[tuple[s
         db.terminate()
 
 
-async def test_a_publication_of_all_tables_refuses_nothing(publisher: EmbeddedPostgres) -> None:
+async def test_a_publication_for_all_tables_blocks_no_statement(publisher: EmbeddedPostgres) -> None:
     fleet = Fleet()
     async with database(publisher, "published") as (dsn, db), fleet.at_work(dsn):
         count = await add(db, "before")
@@ -151,7 +151,7 @@ async def test_a_publication_of_all_tables_refuses_nothing(publisher: EmbeddedPo
     assert set(fleet.runs.values()) == {1}
 
 
-async def test_a_switch_over_by_logical_replication_loses_nothing_and_runs_nothing_twice(
+async def test_a_logical_replication_switchover_runs_every_job_exactly_once(
     request: pytest.FixtureRequest, publisher: EmbeddedPostgres
 ) -> None:
     fleet = Fleet()
@@ -196,14 +196,16 @@ async def test_a_switch_over_by_logical_replication_loses_nothing_and_runs_nothi
 
 @pytest.fixture
 def clock() -> Iterator[Path]:
-    """What sets the clock of a server, which for root runs as another user."""
+    """The file that sets the clock of a server, which runs as another user under root."""
     with tempfile.TemporaryDirectory(prefix="clock-") as directory:
         Path(directory).chmod(0o711)
         yield Path(directory) / "server.clock"
 
 
 @pytest.mark.skipif(clocks.LIBRARY is None, reason="there is no libfaketime")
-async def test_a_clock_that_is_set_back_and_forward_stops_nothing(request: pytest.FixtureRequest, clock: Path) -> None:
+async def test_jobs_run_while_the_servers_clock_is_set_back_and_forward(
+    request: pytest.FixtureRequest, clock: Path
+) -> None:
     fleet = Fleet()
     with clocks.inherited(clock):
         clocks.put_forward(clock, STEP_S)

@@ -1,4 +1,4 @@
-"""Every command on a hot standby: those that look print what they print on the primary, others refuse."""
+"""Every command on a hot standby: reading commands print the same as on the primary, others fail clearly."""
 
 from __future__ import annotations
 
@@ -62,15 +62,15 @@ REFUSE = {
     "undepend": "{dead}",
 }
 SERVICES = {"autoscale", "demo", "dev", "run"}
-"""They run until they are stopped, and wait for a server that can write."""
+"""Long-running commands, which wait for a writable server."""
 WITHOUT_A_DATABASE = {"config show", "grants"}
 REFUSED = "this server only reads (a standby?): connect to the primary"
 OWN = ("connection", "server", "writes", "clock", "queues", "kinds")
-"""What doctor says of the server that it asks, or of who serves the queues, and not of what is replicated."""
+"""What doctor reports about the server itself or about live workers, and not about replicated data."""
 
 
 class Pair(NamedTuple):
-    """A primary with something of everything, its standby, and ids by what they are the ids of."""
+    """A primary with rows of every sort, its standby, and ids by what they identify."""
 
     primary: EmbeddedPostgres
     first: str
@@ -128,7 +128,7 @@ def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
 
 
 def commands() -> dict[str, Any]:
-    """All commands there are, by what is typed; groups that do something without a command count as one."""
+    """All commands by name; a group that does something without a subcommand counts as one."""
     found: dict[str, Any] = {}
 
     def walk(command: Any, path: str) -> None:
@@ -141,7 +141,7 @@ def commands() -> dict[str, Any]:
     return found
 
 
-def test_every_command_is_known_to_look_or_to_refuse() -> None:
+def test_every_command_is_classified_as_reading_or_writing() -> None:
     assert set(commands()) - SERVICES - WITHOUT_A_DATABASE == set(LOOKS) | set(LOOKS_AT_WORKERS) | set(REFUSE)
 
 
@@ -155,7 +155,7 @@ def caught_up(pair: Pair) -> None:
 
 
 def told(text: str, *, own: tuple[str, ...] = ()) -> str:
-    """Without what moves with time, and what is true of the server alone."""
+    """The output without values that change over time or belong to the server alone."""
     lines = [line for line in text.splitlines() if not any(f" {subject} " in f" {line} " for subject in own)]
     return "\n".join(" ".join(re.sub(r"\d+\.\d+", "N", line).split()) for line in lines)
 
@@ -173,7 +173,9 @@ def there(pair: Pair) -> Iterator[Shell]:
 
 
 @pytest.mark.parametrize("name", [name for name in LOOKS if name != "doctor"])
-def test_a_command_that_looks_prints_the_same(pair: Pair, here: Shell, there: Shell, name: str) -> None:
+def test_a_read_only_command_prints_the_same_as_on_the_primary(
+    pair: Pair, here: Shell, there: Shell, name: str
+) -> None:
     caught_up(pair)
     as_json = "json" in {each.name for each in commands()[name].params}
     for args in LOOKS[name]:
@@ -186,7 +188,7 @@ def test_a_command_that_looks_prints_the_same(pair: Pair, here: Shell, there: Sh
 
 
 @pytest.mark.parametrize("name", LOOKS_AT_WORKERS)
-def test_a_command_that_looks_at_workers_says_that_a_standby_does_not_know_their_queues(
+def test_a_command_about_workers_reports_that_a_standby_has_no_pools(
     pair: Pair, here: Shell, there: Shell, name: str
 ) -> None:
     caught_up(pair)
@@ -208,7 +210,9 @@ def test_a_command_that_looks_at_workers_says_that_a_standby_does_not_know_their
     assert there(*words[:-1]).stdout
 
 
-def test_doctor_says_that_it_is_a_standby_and_the_rest_as_on_the_primary(pair: Pair, here: Shell, there: Shell) -> None:
+def test_doctor_reports_a_standby_and_otherwise_the_same_as_on_the_primary(
+    pair: Pair, here: Shell, there: Shell
+) -> None:
     caught_up(pair)
     first, second = here("doctor"), there("doctor", code=1)
     assert told(second.stdout, own=OWN) == told(first.stdout, own=OWN)
@@ -219,12 +223,12 @@ def test_doctor_says_that_it_is_a_standby_and_the_rest_as_on_the_primary(pair: P
 
 
 @pytest.mark.parametrize("name", REFUSE)
-def test_any_other_command_refuses_in_one_line(pair: Pair, there: Shell, name: str) -> None:
+def test_any_writing_command_fails_with_one_line(pair: Pair, there: Shell, name: str) -> None:
     line = there.refused(*name.split(), *REFUSE[name].format(**pair.ids).split(), code=1)
     assert line.startswith(f"{REFUSED}; tried ")
 
 
-def test_of_several_hosts_one_that_writes_is_looked_at_while_there_is_one(pair: Pair, here: Shell) -> None:
+def test_of_several_hosts_a_writable_one_is_preferred(pair: Pair, here: Shell) -> None:
     hosts = ",".join(urlsplit(each).netloc.rpartition("@")[2] for each in (pair.second, pair.first))
     url = urlsplit(pair.first)
     here.dsn = url._replace(netloc=f"{url.netloc.rpartition('@')[0]}@{hosts}").geturl()

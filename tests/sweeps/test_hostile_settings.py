@@ -1,6 +1,6 @@
-"""A DBA sets something for the whole database: a daemon works as before, whatever it is.
+"""A DBA changes any setting for the whole database, and a daemon works as before.
 
-Set after the application has connected, so that only the daemon's own sessions begin under it.
+Set after the application has connected, so that only the daemon's own sessions start with it.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def app_of() -> App:
     async def money(job: Job) -> None:
         async with job.transaction() as connection:
             await connection.execute("INSERT INTO public.paid VALUES ($1)", job.id)
-            await anyio.sleep(0.03)  # longer than the limits on idle and on long transactions above
+            await anyio.sleep(0.03)  # longer than the timeouts for idle and for long transactions above
 
     @app.handler("often", queue="plain", every=1)
     async def often() -> None:
@@ -80,7 +80,7 @@ def app_of() -> App:
 
 
 async def traffic(db: asyncpg.Connection[Any]) -> list[Any]:
-    """Jobs of all sorts; their ids."""
+    """Enqueues jobs of all sorts; returns their ids."""
     ids = [await enqueue(db, "plain", serialize_key="k", dedupe_key=f"d{n}") for n in range(3)]
     ids += [await enqueue(db, "flaky"), await enqueue(db, "money"), await enqueue(db, "plain", after=ids[:1])]
     root = await batch(db, "root", queue="plain", on_complete={"queue": "plain"})
@@ -90,9 +90,7 @@ async def traffic(db: asyncpg.Connection[Any]) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-async def test_a_daemon_works_under_any_setting_of_the_database(
-    dsn: str, db: asyncpg.Connection[Any], name: str
-) -> None:
+async def test_a_daemon_works_under_any_database_setting(dsn: str, db: asyncpg.Connection[Any], name: str) -> None:
     if name == "transaction_timeout" and db.get_server_version().major < 17:
         pytest.skip("this server does not know it")
     await db.execute("CREATE TABLE public.paid (job uuid PRIMARY KEY)")
@@ -102,7 +100,7 @@ async def test_a_daemon_works_under_any_setting_of_the_database(
         for _ in range(2):
             for job_id in await traffic(db):
                 await until(waits_for_status(db, job_id, "completed"))
-            await anyio.sleep(0.05)  # idle for longer than the limit on idle sessions
+            await anyio.sleep(0.05)  # idle for longer than the idle session timeout
         await until(lambda: no_old_partition(db))
         assert await db.fetchval("SELECT count(*) FROM public.paid") == 2
     for fault in (

@@ -1,4 +1,4 @@
-"""Two versions of an application and of settings beside each other: each job runs, once, and soon."""
+"""Two versions of an application and its settings side by side: each job runs once, and promptly."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ SEEDS = 60 if os.environ.get("PGWORKD_TEST_SWEEPS") == "all" else 8
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
-async def test_each_job_runs_once_and_soon(
+async def test_each_job_runs_once_and_promptly(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    # A restart leaves a moment in which nobody has some kinds.
+    # During a restart no daemon handles some kinds for a moment.
     monkeypatch.setattr("pgworkd.engine.run.unknown_kinds.DELAY_S", 1.0)
     monkeypatch.setattr("pgworkd.engine.run.unknown_kinds.RECHECK_S", 1.0)
     await Situation.of(seed).play(dsn, db)

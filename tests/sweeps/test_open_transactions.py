@@ -1,4 +1,4 @@
-"""Everything an application or an operator may do is held open, and only what it has locked waits for it."""
+"""Every operation of an application or an operator is held open, and only what it has locked waits for it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from .together import play_together
 HOLD_S = float(os.environ.get("PGWORKD_TEST_HOLD_S", "2.5"))
 """The release run holds for 10 s."""
 TOGETHER = 5
-"""Acts that are held at the same time, each in a database of its own."""
+"""Operations that are held at the same time, each in a database of its own."""
 
 
 @pytest.mark.parametrize("first", range(0, len(ACTS), TOGETHER))
-async def test_an_open_transaction_holds_up_nothing_but_what_it_has_locked(first: int, server_dsn: str) -> None:
+async def test_an_open_transaction_delays_only_what_it_has_locked(first: int, server_dsn: str) -> None:
     async def one(act: Act, dsn: str) -> list[str]:
         return await play(act, dsn, HOLD_S)
 

@@ -1,4 +1,4 @@
-"""Whatever the sizes, the slots and the connection: there is progress, other queues go on, and memory is bounded."""
+"""Whatever the sizes, slots and connection: jobs make progress, other queues keep running, memory is bounded."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from .sizes import LARGEST, Situation, play
 
 SITUATIONS = [
-    Situation(0, LARGEST, 1_000, 1e6, 10),  # one after the other, these hold up everything else for half a minute
+    Situation(0, LARGEST, 1_000, 1e6, 10),  # in sequence these would delay all else for half a minute
     Situation(LARGEST, 0, 1_000, 2.5e6, 5),
     Situation(130_000, 130_000, 100, 1e6, 5),
     Situation(3_000, 3_000, 1_000, 1e6, 5),
@@ -15,5 +15,5 @@ SITUATIONS = [
 
 
 @pytest.mark.parametrize("situation", SITUATIONS, ids=repr)
-async def test_there_is_always_progress(situation: Situation, dsn: str) -> None:
+async def test_jobs_of_any_size_make_progress(situation: Situation, dsn: str) -> None:
     assert not await play(situation, dsn)

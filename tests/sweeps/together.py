@@ -1,4 +1,4 @@
-"""Cases of a sweep that are about time, played some at once; what is found must be found again by the case alone."""
+"""Timing-sensitive cases of a sweep, run in parallel; a violation counts only if the case alone reproduces it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from tests.server import create_database, drop_database
 
 Case = TypeVar("Case")
 Play = Callable[[Case, str], Awaitable[list[str]]]
-"""Plays a case in the database of that address: what did not hold. What must hold however slow all is, it raises."""
+"""Runs a case on the database of that DSN; returns timing violations, and raises for all others."""
 
 
 async def play_together(play: Play[Case], cases: Sequence[Case], server_dsn: str, name: str) -> dict[str, list[str]]:
-    """What did not hold, by case: beside the others, and again alone, so that a busy machine is not taken for it."""
+    """Violations by case that occurred in parallel and again alone, so that a busy machine causes none."""
     found: dict[str, list[str]] = {}
 
     async def one(case: Case, database: str) -> None:

@@ -1,4 +1,4 @@
-"""A handler as the registry has it."""
+"""A handler as registered."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The registry: which functions are handlers, how they will be called, and what is refused at once."""
+"""The registry: which functions are handlers, how they are called, and what is rejected at registration."""
 
 from __future__ import annotations
 
@@ -122,11 +122,11 @@ async def job_unannotated(job) -> None: ...  # type: ignore[no-untyped-def]
         (only_defaults, None, None),
         (payload_with_default, "payload", None),
         (with_rest, "note", None),
-        (job_unannotated, "job", None),  # nothing says that it means its context
+        (job_unannotated, "job", None),  # no annotation says that this is the Job
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_who_gets_the_payload_and_who_the_job(
+def test_which_parameter_gets_the_payload_and_which_the_job(
     function: Callable[..., Any], payload: str | None, job: str | None
 ) -> None:
     handler = registered(function)
@@ -147,11 +147,11 @@ def test_an_annotated_payload_is_validated(function: Callable[..., Any], expecte
 
 
 @pytest.mark.parametrize("function", [plain, anything, bare, nothing, job_only])
-def test_without_an_annotation_the_payload_is_passed_as_the_dict_it_is(function: Callable[..., Any]) -> None:
+def test_without_an_annotation_the_payload_is_passed_as_a_dict(function: Callable[..., Any]) -> None:
     assert registered(function).adapter is None
 
 
-def test_annotations_may_name_what_is_local_to_the_enclosing_function() -> None:
+def test_annotations_may_name_local_types_of_the_enclosing_function() -> None:
     @dataclass
     class Local:
         note: int
@@ -205,7 +205,7 @@ def logged(function: Callable[..., Any]) -> Callable[..., Any]:
     ],
     ids=["method", "static", "class", "object", "decorated", "partial", "partial by name"],
 )
-def test_whatever_can_be_called_can_be_a_handler(function: Callable[..., Any], mode: str) -> None:
+def test_any_callable_can_be_a_handler(function: Callable[..., Any], mode: str) -> None:
     handler = registered(function)
     assert handler.mode == mode
     assert handler.payload_parameter == "note"
@@ -253,7 +253,7 @@ async def two_jobs(job: Job, other: Job) -> None: ...
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
-def test_what_cannot_be_called_is_refused_at_once(function: Any, message: str) -> None:
+def test_an_invalid_handler_is_rejected_at_registration(function: Any, message: str) -> None:
     app = App()
     with pytest.raises(UsageError) as caught:
         app.handler("k")(function)
@@ -261,7 +261,7 @@ def test_what_cannot_be_called_is_refused_at_once(function: Any, message: str) -
     assert app.handlers == {}
 
 
-def test_two_handlers_of_one_kind_are_refused_and_both_named() -> None:
+def test_two_handlers_of_one_kind_are_rejected_naming_both() -> None:
     app = App()
     app.handler("k")(nothing)
     with pytest.raises(UsageError, match=r"two handlers for kind 'k': .*test_app\.nothing and .*test_app\.job_only"):
@@ -285,7 +285,7 @@ def blocking() -> None: ...
 lambda_at_the_top = lambda: None  # noqa: E731
 
 
-def test_a_coroutine_runs_in_the_loop_and_a_plain_function_in_a_thread_unless_said_otherwise() -> None:
+def test_by_default_coroutines_run_in_the_loop_and_functions_in_a_thread() -> None:
     assert registered(nothing).mode == "loop"
     assert registered(nothing, run_in="loop").mode == "loop"
     assert registered(blocking).mode == "thread"
@@ -313,7 +313,9 @@ def _local() -> Callable[..., Any]:
     ],
     ids=["coroutine thread", "coroutine process", "def loop", "local", "partial", "lambda", "method", "odd"],
 )
-def test_a_mode_that_the_function_cannot_have_is_refused(function: Callable[..., Any], mode: Any, message: str) -> None:
+def test_a_mode_that_does_not_fit_the_function_is_rejected(
+    function: Callable[..., Any], mode: Any, message: str
+) -> None:
     with pytest.raises(UsageError) as caught:
         registered(function, run_in=mode)
     assert message in str(caught.value)

@@ -1,4 +1,4 @@
-"""The registry: what may be said of a handler, its bounds, and what its queue and its schedule make of it."""
+"""The registry: the options of a handler and their bounds, and how they configure its queue and schedule."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def blocking() -> None: ...
     ],
     ids=str,
 )
-def test_options_out_of_bounds_are_refused(options: dict[str, Any], message: str) -> None:
+def test_out_of_bounds_options_are_rejected(options: dict[str, Any], message: str) -> None:
     app = App()
     with pytest.raises(UsageError) as caught:
         app.handler("k", **options)(nothing)
@@ -59,12 +59,12 @@ def test_options_out_of_bounds_are_refused(options: dict[str, Any], message: str
 
 
 @pytest.mark.parametrize("kind", ["", "k" * 201, "a\0b", None, 7, "\ud800"], ids=repr)
-def test_a_kind_that_the_table_would_refuse_is_refused(kind: Any) -> None:
+def test_a_kind_that_violates_the_tables_constraints_is_rejected(kind: Any) -> None:
     with pytest.raises(UsageError, match="kind "):
         App().handler(kind)(nothing)
 
 
-def test_the_bounds_themselves_are_allowed() -> None:
+def test_the_bounds_are_inclusive() -> None:
     widest = registered(nothing, concurrency=10_000, max_attempts=1_000, timeout_s=31_622_400, queue="q" * 200)
     assert (widest.concurrency, widest.max_attempts, widest.timeout_s) == (10_000, 1_000, 31_622_400)
     narrowest = registered(nothing, concurrency=1, max_attempts=1, timeout_s=timedelta(milliseconds=1))
@@ -97,20 +97,20 @@ def _app(*handlers: tuple[str, str, int | None]) -> App:
         ((("a", "q", None), ("b", "q", None)), {"q": CONCURRENCY_DEFAULT}),
     ],
 )
-def test_a_queue_has_the_concurrency_that_one_of_its_handlers_states(
+def test_a_queue_takes_its_concurrency_from_any_of_its_handlers(
     handlers: tuple[Any, ...], queues: dict[str, int]
 ) -> None:
     assert _app(*handlers).queues() == queues
 
 
 @pytest.mark.parametrize("between", [(), (("c", "q", None),)])
-def test_two_concurrencies_for_one_queue_are_refused_and_both_named(between: tuple[Any, ...]) -> None:
+def test_conflicting_concurrencies_of_a_queue_are_rejected_naming_both(between: tuple[Any, ...]) -> None:
     app = _app(("a", "q", 3), *between, ("b", "q", 4))
     with pytest.raises(UsageError, match=r"queue 'q' is given two concurrencies: 3 by kind 'a', 4 by kind 'b'"):
         app.queues()
 
 
-def test_processes_take_a_slot_per_core_unless_said_otherwise() -> None:
+def test_process_handlers_default_to_one_slot_per_core() -> None:
     app = App()
     app.handler("p", run_in="process")(blocking)
     app.handler("more", run_in="process", concurrency=99)(blocking)
@@ -123,7 +123,7 @@ def test_processes_take_a_slot_per_core_unless_said_otherwise() -> None:
 # Recurring.
 
 
-def test_a_rule_is_read_at_once() -> None:
+def test_a_schedule_rule_is_parsed_at_registration() -> None:
     rule = registered(nothing, every="0 7 * * *", timezone="Europe/Berlin", missed="all").recurrence
     assert rule is not None
     assert (rule.cron, rule.every_s, rule.timezone, rule.missed) == ("0 7 * * *", None, "Europe/Berlin", "all")
@@ -152,7 +152,7 @@ def test_a_rule_is_read_at_once() -> None:
     ],
     ids=lambda value: str(value).partition(" at 0x")[0],
 )
-def test_a_rule_that_makes_no_sense_is_refused(options: dict[str, Any]) -> None:
+def test_an_invalid_schedule_rule_is_rejected(options: dict[str, Any]) -> None:
     app = App()
     with pytest.raises(BadSchedule):
         app.handler("k", **options)(nothing)
@@ -162,7 +162,7 @@ def test_a_rule_that_makes_no_sense_is_refused(options: dict[str, Any]) -> None:
 # Hooks.
 
 
-def test_dead_hooks_are_kept_in_order() -> None:
+def test_on_dead_hooks_are_kept_in_registration_order() -> None:
     app = App()
 
     @app.on_dead

@@ -58,27 +58,27 @@ def job_of(held: Attempt) -> Job:
     )
 
 
-def test_what_is_claimed_has_not_started() -> None:
+def test_a_claimed_attempt_has_not_started() -> None:
     held = attempt_of()
     assert (held.started, held.reason, held.settled, held.reported_slow) == (None, None, False, False)
     assert held.facts() == {"job_id": str(held.claimed.id), "queue": "q", "kind": "k", "attempt": 1}
 
 
 @pytest.mark.parametrize("reason", list(Reason))
-def test_a_stop_before_the_start_is_remembered(reason: Reason) -> None:
+def test_a_stop_requested_before_the_start_takes_effect(reason: Reason) -> None:
     held = attempt_of()
     held.stop(reason)
     assert held.reason is reason
 
 
-def test_the_first_reason_stands() -> None:
+def test_the_first_stop_reason_is_kept() -> None:
     held = attempt_of()
     held.stop(Reason.CANCEL)
     held.stop(Reason.SHUTDOWN)
     assert held.reason is Reason.CANCEL
 
 
-async def test_a_stop_cancels_the_run_and_sets_the_event_of_the_job() -> None:
+async def test_a_stop_cancels_the_handler_and_sets_job_stopping() -> None:
     held = attempt_of()
     held.job = job_of(held)
     came_out: list[bool] = []
@@ -88,7 +88,7 @@ async def test_a_stop_cancels_the_run_and_sets_the_event_of_the_job() -> None:
         assert not held.job.stopping.is_set()
         with pytest.raises(asyncio.CancelledError):
             await anyio.sleep(5)
-        await anyio.sleep(0.01)  # once is enough: what cleans up may wait
+        await anyio.sleep(0.01)  # cancelled only once: cleanup may await
         came_out.append(True)
     assert task.scope.stop_seen
     assert came_out == [True]
@@ -99,7 +99,7 @@ async def _stop(held: Attempt) -> None:
     held.stop(Reason.CANCEL)
 
 
-async def test_a_stop_limits_how_long_a_commit_is_awaited_whichever_comes_first() -> None:
+async def test_a_stop_bounds_the_wait_for_a_commit_in_either_order() -> None:
     unlimited, before, during = attempt_of(), attempt_of(), attempt_of()
     before.stop(Reason.SHUTDOWN)
     scopes = [held.committing() for held in (unlimited, before, during)]
@@ -110,7 +110,7 @@ async def test_a_stop_limits_how_long_a_commit_is_awaited_whichever_comes_first(
     assert 0 < left_s[1] <= left_s[2] <= CUT_AFTER_S
 
 
-async def test_a_second_stop_does_not_cancel_the_clean_up_of_the_first() -> None:
+async def test_a_second_stop_does_not_cancel_the_cleanup_of_the_first() -> None:
     held = attempt_of()
     async with anyio.create_task_group() as tasks, RunnerTask() as task:
         held.scope, held.grace_s = task.scope, lambda _: 1.0
@@ -123,7 +123,7 @@ async def test_a_second_stop_does_not_cancel_the_clean_up_of_the_first() -> None
     assert held.reason is Reason.CANCEL
 
 
-async def test_a_fence_shortens_the_clean_up_of_another_stop() -> None:
+async def test_a_fence_shortens_the_cleanup_of_an_earlier_stop() -> None:
     held, cuts = attempt_of(), 0
     async with anyio.create_task_group() as tasks, RunnerTask() as task:
         held.scope, held.grace_s = task.scope, lambda reason: 0.02 if reason is Reason.FENCE else 60.0
@@ -137,7 +137,7 @@ async def test_a_fence_shortens_the_clean_up_of_another_stop() -> None:
     assert cuts == 2
 
 
-def test_what_was_added_is_found_until_it_is_removed() -> None:
+def test_an_added_attempt_is_found_until_it_is_removed() -> None:
     in_flight = InFlight()
     one, other = attempt_of(), attempt_of(2)
     assert (len(in_flight), list(in_flight)) == (0, [])
@@ -162,7 +162,7 @@ def test_another_attempt_of_the_job_is_not_found() -> None:
     assert in_flight.find(uuid4(), 2) is None
 
 
-def test_a_newer_attempt_of_the_same_job_ends_the_older_one() -> None:
+def test_a_newer_attempt_of_a_job_stops_the_older_one() -> None:
     in_flight, older = InFlight(), attempt_of(1)
     older.job = job_of(older)
     newer = attempt_of(2, older.claimed.id)
@@ -172,12 +172,12 @@ def test_a_newer_attempt_of_the_same_job_ends_the_older_one() -> None:
     assert older.job.stopping.is_set()
     assert newer.reason is None
     assert len(in_flight) == 1
-    # The older one, when it is settled, must not take the newer one along.
+    # Removing the older attempt when it is settled must not remove the newer one.
     in_flight.remove(older)
     assert in_flight.find(newer.claimed.id, 2) is newer
 
 
-def test_an_attempt_in_flight_is_not_started_again_unless_it_came_under_another_registration() -> None:
+def test_an_attempt_in_flight_is_not_restarted_under_the_same_registration() -> None:
     in_flight, first = InFlight(), attempt_of(1)
     again = Attempt(first.claimed, "q", Registration.of(7, uuid4()))
     first.worker_id = again.worker_id
@@ -185,13 +185,13 @@ def test_an_attempt_in_flight_is_not_started_again_unless_it_came_under_another_
     assert not in_flight.add(again)
     assert in_flight.find(first.claimed.id, 1) is first
     assert first.reason is None
-    anew = Attempt(first.claimed, "q", Registration.of(7, uuid4()))  # the number came again, the token does not
+    anew = Attempt(first.claimed, "q", Registration.of(7, uuid4()))  # the same worker id, but another token
     assert in_flight.add(anew)
     assert first.reason is Reason.FENCE
     assert in_flight.find(first.claimed.id, 1) is anew
 
 
-async def test_running_are_those_whose_handler_was_called_and_has_not_returned() -> None:
+async def test_running_lists_attempts_whose_handler_has_not_returned() -> None:
     in_flight = InFlight()
     waiting, runs, over = attempt_of(), attempt_of(), attempt_of()
     runs.started, runs.scope = 1.0, RunScope()
@@ -201,13 +201,13 @@ async def test_running_are_those_whose_handler_was_called_and_has_not_returned()
     assert in_flight.running() == [runs]
 
 
-def test_stop_all_stops_all_even_if_some_are_removed_meanwhile() -> None:
+def test_stop_all_stops_every_attempt_even_if_some_are_removed_meanwhile() -> None:
     in_flight = InFlight()
     helds = [attempt_of() for _ in range(5)]
     for held in helds:
         in_flight.add(held)
     helds[2].stop(Reason.CANCEL)
-    for held in in_flight:  # what a settle does meanwhile
+    for held in in_flight:  # as a settle does meanwhile
         in_flight.remove(held)
         in_flight.add(held)
     in_flight.stop_all(Reason.SHUTDOWN)

@@ -1,4 +1,4 @@
-"""The policy of autoscale, told of looks, deaths and time: what it wants, and when."""
+"""The autoscale policy, given polls, worker exits and time: how many workers it wants, and when."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def rules(draw: st.DrawFn) -> Rules:
 
 
 class Fleet:
-    """Does at once what the policy says, and holds it to what is promised."""
+    """Carries out the policy's decisions at once, and checks its invariants."""
 
     def __init__(self, rules: Rules, alive: Sequence[int]) -> None:
         self.rules = rules
@@ -53,7 +53,7 @@ class Fleet:
         self.mend()
 
     def end(self, which: int) -> None:
-        """One that is there ends: because it was asked to, or unasked."""
+        """A worker exits, because it was asked to or by itself."""
         if not self.began_s:
             return
         number = sorted(self.began_s)[which % len(self.began_s)]
@@ -97,7 +97,9 @@ EVENTS = st.one_of(
 
 
 @given(rules(), st.data(), st.lists(EVENTS, min_size=10, max_size=60))
-def test_whatever_happens_the_promises_hold(rules: Rules, data: st.DataObject, events: list[tuple[str, int]]) -> None:
+def test_the_policys_invariants_hold_for_any_sequence_of_events(
+    rules: Rules, data: st.DataObject, events: list[tuple[str, int]]
+) -> None:
     fleet = Fleet(rules, data.draw(st.lists(st.integers(1, rules.most), unique=True)))
     for verb, argument in events:
         getattr(fleet, verb)(argument)
@@ -105,7 +107,7 @@ def test_whatever_happens_the_promises_hold(rules: Rules, data: st.DataObject, e
     assert fleet.policy.wanted <= set(fleet.began_s), "one that died was not replaced"
 
 
-def test_one_that_keeps_dying_is_replaced_ever_later_until_it_has_lived_for_long() -> None:
+def test_a_crashing_worker_is_restarted_with_growing_delays_until_it_is_stable() -> None:
     policy = Policy(Rules(1, 1, 10, 0, 1, 0))
     delays, now_s = [], 0.0
     for _ in range(10):
@@ -119,7 +121,7 @@ def test_one_that_keeps_dying_is_replaced_ever_later_until_it_has_lived_for_long
     assert policy.ended(1, now_s + STEADY_S, asked=False) == 0
 
 
-def test_those_that_wait_for_their_restart_go_first_then_the_newest() -> None:
+def test_scaling_down_stops_workers_awaiting_restart_first_then_the_newest() -> None:
     policy = Policy(Rules(1, 5, 10, 0, 1, 0), alive=[5])
     for began_s, number in enumerate((3, 1, 2, 4)):
         policy.decide(10, 0)
@@ -132,7 +134,7 @@ def test_those_that_wait_for_their_restart_go_first_then_the_newest() -> None:
     assert gone == [3, 4, 2, 1], "5 was there before us"
 
 
-def test_one_that_still_stops_is_the_last_to_be_wanted_again() -> None:
+def test_scaling_up_reuses_a_stopping_worker_last() -> None:
     policy = Policy(Rules(1, 4, 10, 0, 1, 0), alive=[1, 2])
     assert policy.decide(0, 0) == Decision(0, 2, 1, "depth 0 <= down-at 0")
     assert policy.wanted == {1}
@@ -144,7 +146,7 @@ def test_one_that_still_stops_is_the_last_to_be_wanted_again() -> None:
 
 
 @pytest.mark.parametrize(("depth", "after"), [(10, 3), (9, None), (4, None), (3, 1)])
-def test_between_the_thresholds_nothing_changes(depth: int, after: int | None) -> None:
+def test_between_the_thresholds_the_worker_count_is_unchanged(depth: int, after: int | None) -> None:
     policy = Policy(Rules(1, 5, 10, 3, 1, 0), alive=[1, 2])
     decision = policy.decide(depth, 0)
     assert (None if decision is None else decision.after) == after

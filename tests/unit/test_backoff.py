@@ -1,4 +1,4 @@
-"""The delay before a retry: the policy, what may be declared, and that no input makes it odd."""
+"""The delay before a retry: the policy, its declarations, and that it is within bounds for any input."""
 
 import math
 from datetime import timedelta
@@ -17,11 +17,11 @@ def middle() -> float:
     return 0.5
 
 
-def test_by_default_30_seconds_5_minutes_30_minutes_and_no_more():
+def test_default_delays_are_30_s_5_min_and_30_min():
     assert [Backoff().delay_s(n, middle) for n in (1, 2, 3, 4, 10**9)] == [30, 300, 1800, 1800, 1800]
 
 
-def test_jitter_moves_by_up_to_a_tenth_either_way():
+def test_jitter_is_at_most_ten_percent_either_way():
     assert Backoff().delay_s(1, lambda: 0.0) == pytest.approx(27)
     assert Backoff().delay_s(1, lambda: 1.0) == pytest.approx(33)
     assert Backoff(jitter=0).delay_s(1, lambda: 0.9) == 30
@@ -53,18 +53,18 @@ def test_jitter_moves_by_up_to_a_tenth_either_way():
     ],
     ids=lambda value: str(value).partition(" at 0x")[0][:30],
 )
-def test_what_a_handler_may_declare(policy, expected):
+def test_backoff_is_declared_as_number_list_or_function(policy, expected):
     backoff = Backoff.parse(policy)
     assert [backoff.delay_s(n, middle) for n in range(1, len(expected) + 1)] == pytest.approx(expected)
 
 
-def test_odd_counts_of_failures_are_taken_as_one_or_as_many():
+def test_out_of_range_failure_counts_are_clamped():
     assert [Backoff.parse([5, 60]).delay_s(n, middle) for n in (-7, 0, 1, 10**9)] == [5, 5, 5, 60]
     assert Backoff().delay_s(0, middle) == 30
     assert Backoff(base_s=0).delay_s(10**9, middle) == 0
 
 
-def test_a_function_is_taken_at_its_word():
+def test_a_backoff_functions_delay_is_used_without_jitter():
     assert Backoff.parse(lambda _: 100).delay_s(1, lambda: 1.0) == 100
 
 
@@ -104,7 +104,7 @@ async def coroutine(failures: int) -> float:
     ],
     ids=lambda value: str(value).partition(" at 0x")[0][:30],
 )
-def test_anything_else_is_refused_when_the_handler_is_declared(policy):
+def test_an_invalid_backoff_is_rejected_when_the_handler_is_declared(policy):
     with pytest.raises(UsageError, match="backoff"):
         Backoff.parse(policy)
 
@@ -127,7 +127,7 @@ def failing(_: int) -> float:
     ],
     ids=["nan", "inf", "None", "text", "bool", "raises", "arguments", "exits"],
 )
-def test_a_function_that_fails_falls_back_to_the_default_and_says_so(rule, reason):
+def test_a_failing_backoff_function_falls_back_to_the_default_and_is_reported(rule, reason):
     told: list[str] = []
     assert Backoff.parse(rule).delay_s(2, middle, told.append) == 300
     assert len(told) == 1
@@ -143,12 +143,12 @@ def test_a_function_that_fails_falls_back_to_the_default_and_says_so(rule, reaso
     failures=st.integers(-1, 10**9),
     drawn=st.floats(0, 1, exclude_max=True),
 )
-def test_no_delay_is_ever_odd(base_s, factor, cap_s, jitter, failures, drawn):
+def test_every_delay_is_finite_and_within_bounds(base_s, factor, cap_s, jitter, failures, drawn):
     delay_s = Backoff(base_s, factor, cap_s, jitter).delay_s(failures, lambda: drawn)
     assert 0 <= delay_s <= min(cap_s * (1 + jitter), DELAY_S_MAX)
 
 
 @given(base_s=st.floats(0.001, 1e6), factor=st.floats(1, 1000), failures=st.integers(1, 10**6))
-def test_without_jitter_delays_never_shrink(base_s, factor, failures):
+def test_without_jitter_delays_never_decrease(base_s, factor, failures):
     backoff = Backoff(base_s, factor, DELAY_S_MAX, jitter=0)
     assert backoff.delay_s(failures, middle) <= backoff.delay_s(failures + 1, middle)

@@ -1,4 +1,4 @@
-"""The benchmarks judge rightly, refuse to believe a wrong run, and draw what they say."""
+"""The benchmarks judge correctly, reject invalid runs, and chart what they report."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 # Statistics and judging
 
 
-def test_the_median_of_rounds_counts_not_their_mean() -> None:
+def test_rounds_are_compared_by_median() -> None:
     assert middle([1.0, 100.0, 2.0]) == 2.0
     assert ratio([10.0, 11.0, 90.0], [1.0, 22.0, 23.0]) == 0.5
     assert math.isnan(middle([]))
@@ -60,7 +60,7 @@ def test_a_percentile_is_one_of_the_samples() -> None:
         (Bar("at most", 1.2), math.nan, False),
     ],
 )
-def test_bars_are_judged_in_their_own_direction(bar: Bar, reached: float, holds: bool) -> None:
+def test_each_bar_is_judged_in_its_own_direction(bar: Bar, reached: float, holds: bool) -> None:
     assert bar.holds(reached) is holds
 
 
@@ -71,7 +71,7 @@ def test_a_margin_above_one_is_better_in_both_directions() -> None:
     assert Bar("at most", 50).margin(0) == math.inf
 
 
-def test_a_line_is_judged_by_its_ratio_or_else_by_its_own_value() -> None:
+def test_a_line_is_judged_by_its_ratio_or_by_its_value_without_a_reference() -> None:
     beside = Line("drain", "x", "jobs/s", [60.0, 61.0, 10.0], [100.0], "bare", Bar("at least", 0.6))
     assert (beside.reached, beside.verdict) == (0.6, "holds")
     alone = Line("memory", "x", "MB", [61.0], bar=Bar("at most", 60))
@@ -94,15 +94,15 @@ async def test_contenders_take_turns_at_being_first() -> None:
     assert found == {"a": [1, 6, 8], "b": [2, 4, 9], "c": [3, 5, 7]}
 
 
-def test_the_longest_idle_time_is_found_wherever_it_is() -> None:
+def test_the_longest_idle_time_of_any_slot_is_found() -> None:
     waves = [(0.01, 1.0), (0.02, 1.0), (1.03, 2.0), (1.01, 2.0)]
     assert longest_idle_s([waves], 2, 0.0) == pytest.approx(0.03)
     late = [(0.2, 1.0), (0.0, 1.0), (1.0, 2.0), (1.0, 2.0)]
     assert longest_idle_s([late], 2, 0.0) == pytest.approx(0.2)
-    # The second daemon stood idle from its only run's end until the first began the last job, and never used a slot.
+    # The second daemon was idle from the end of its only run until the first one started the last job.
     assert longest_idle_s([[(0.0, 1.0), (1.0, 2.0), (2.0, 3.0)], [(0.0, 0.5)]], 1, 0.0) == pytest.approx(1.5)
     assert longest_idle_s([[(0.0, 1.0), (1.0, 2.0)], []], 1, 0.0) == pytest.approx(1.0)
-    # Nothing is due any more once the last job has begun.
+    # No job is due any more once the last one has started.
     assert longest_idle_s([[(0.0, 1.0)], [(0.0, 9.0)]], 1, 0.0) == 0.0
 
 
@@ -118,7 +118,7 @@ def _lines() -> list[Line]:
     ]
 
 
-def test_the_chart_is_well_formed_and_says_what_was_measured() -> None:
+def test_the_chart_is_well_formed_and_labelled() -> None:
     rates = [Rates("drain & more", "jobs/s", {"pgworkd": [90_000.0], "bare <loop>": [150_000.0], "none": []})]
     text = chart.svg("Title & co", "today", _lines(), rates)
     root = ElementTree.fromstring(text)  # noqa: S314 - our own text
@@ -132,7 +132,7 @@ def test_the_chart_is_well_formed_and_says_what_was_measured() -> None:
     assert all(0 < width <= chart.PLOT for width in widths)
 
 
-def test_longer_bars_are_better_reached_ones() -> None:
+def test_longer_bars_mean_larger_margins() -> None:
     holds, missed, *_ = chart._margins(_lines())
     assert (holds.kind, missed.kind) == ("ours", "missed")
     assert holds.length > 1 / chart.MARGIN_SHOWN > missed.length
@@ -143,7 +143,7 @@ def test_numbers_are_short_and_have_no_exponent() -> None:
     assert shown == ["154,000", "1,000", "100", "0.6", "0.0123", "0", "–"]
 
 
-def test_the_document_is_json_with_all_samples(tmp_path: Path) -> None:
+def test_the_report_is_json_with_all_samples(tmp_path: Path) -> None:
     report.write_json(tmp_path / "found.json", report.document(_lines(), [], {"rounds": 2}, {"peer": "1.0"}))
     found = json.loads((tmp_path / "found.json").read_text())
     assert found["lines"][0]["ours"] == [90_123.0, 95_000.0]
@@ -155,7 +155,7 @@ def test_the_document_is_json_with_all_samples(tmp_path: Path) -> None:
 # Processes
 
 
-def test_the_driver_sees_what_a_worker_counts(tmp_path: Path) -> None:
+def test_the_driver_reads_a_workers_counters(tmp_path: Path) -> None:
     tally, seen = Tally(str(tmp_path)), Tallies(tmp_path)
     assert (seen.calls(), seen.first_ns()) == (0, None)
     tally.called()
@@ -166,14 +166,14 @@ def test_the_driver_sees_what_a_worker_counts(tmp_path: Path) -> None:
     assert seen.notes() == {os.getpid(): [5, -6]}
 
 
-async def test_a_program_that_dies_is_an_error_with_its_last_words(tmp_path: Path) -> None:
+async def test_a_program_that_dies_is_an_error_with_its_last_output(tmp_path: Path) -> None:
     program = Program([sys.executable, "-c", "raise SystemExit('the reason')"], {}, tmp_path / "log")
     with pytest.raises(BenchmarkError, match="the reason"):
         await until(lambda: False, "never", [program], limit_s=10)
     program.kill()
 
 
-async def test_programs_are_gone_when_the_block_is_left(tmp_path: Path) -> None:
+async def test_programs_are_terminated_on_leaving_the_block(tmp_path: Path) -> None:
     async def fail_beside(programs: list[Program]) -> None:
         async with running(["/bin/sleep", "60"], {}, tmp_path / "log") as program:
             programs.append(program)
@@ -199,7 +199,7 @@ async def bench(server_dsn: str, tmp_path: Path) -> AsyncIterator[Bench]:
     await server.close()
 
 
-async def test_the_drain_row_measures_and_leaves_nothing_behind(bench: Bench, server_dsn: str) -> None:
+async def test_the_drain_row_measures_and_cleans_up(bench: Bench, server_dsn: str) -> None:
     lines = await drain_row(bench)
     assert [(line.bar is not None, bool(line.verdict)) for line in lines] == [(True, True)] * 3 + [(False, False)]
     assert all(line.reached > 0 for line in lines)
@@ -217,18 +217,18 @@ async def test_a_worker_that_cannot_start_fails_the_row(bench: Bench) -> None:
         await drain(bench, broken, 100)
 
 
-async def test_lost_and_doubled_jobs_are_not_believed(db: asyncpg.Connection[Any]) -> None:
+async def test_lost_and_duplicate_runs_invalidate_a_measurement(db: asyncpg.Connection[Any]) -> None:
     await db.execute("INSERT INTO pgworkd.jobs (queue) SELECT 'bench' FROM generate_series(1, 3)")
     since = datetime.now(UTC)
     await verify(ours(), db, 0, 3, since)
     with pytest.raises(BenchmarkError, match="5 handler calls for 7 of 10"):
-        await verify(ours(), db, 5, 10, since)  # lost, or run by nobody
+        await verify(ours(), db, 5, 10, since)  # lost, or never run
     with pytest.raises(BenchmarkError, match="8 handler calls for 7 of 10"):
-        await verify(ours(), db, 8, 10, since)  # one twice
+        await verify(ours(), db, 8, 10, since)  # one ran twice
     with pytest.raises(BenchmarkError, match="0 completed jobs in the history"):
         await verify(ours(), db, 7, 10, since)
 
 
-def test_a_drain_says_what_it_took() -> None:
+def test_a_drain_reports_its_cost() -> None:
     assert str(Drain(12_345.6, 7.89, 3.21)) == "12,346/s, 7.9 + 3.2 us of CPU per job"
     assert str(Drain(12_345.6, 7.89, None)) == "12,346/s, 7.9 us of CPU per job"

@@ -1,4 +1,4 @@
-"""Which call gets which connection: in order on the first one, past those that are slow on another."""
+"""Which claim gets which connection: in order on the first one, and past slow calls on another."""
 
 from __future__ import annotations
 
@@ -61,11 +61,11 @@ class World:
 
 
 async def a_while() -> None:
-    """Long enough for a call to become slow, and for another to pass it by."""
+    """Long enough for a call to become slow, and for another to overtake it."""
     await anyio.sleep(4 * claim_connections.SLOW_S)
 
 
-async def test_calls_that_are_not_slow_follow_each_other_on_one_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_fast_calls_are_sequential_on_one_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(claim_connections, "SLOW_S", 10.0)
     world, names = World(monkeypatch, queues=9), [f"call {n}" for n in range(9)]
     async with anyio.create_task_group() as tasks:
@@ -83,7 +83,7 @@ async def test_calls_that_are_not_slow_follow_each_other_on_one_connection(monke
     assert world.began == names
 
 
-async def test_a_slow_call_is_passed_by_and_the_first_connection_is_used_again(
+async def test_a_slow_call_is_overtaken_on_another_connection_and_the_first_reused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     world = World(monkeypatch, queues=2)
@@ -102,7 +102,7 @@ async def test_a_slow_call_is_passed_by_and_the_first_connection_is_used_again(
 
 
 @pytest.mark.parametrize("queues", [0, 1, 2, CONNECTIONS_MAX, 99])
-async def test_there_are_no_more_than_queues_and_no_more_than_the_most(
+async def test_connections_are_limited_by_queues_and_by_the_maximum(
     monkeypatch: pytest.MonkeyPatch, queues: int
 ) -> None:
     world, most = World(monkeypatch, queues), max(1, min(queues, CONNECTIONS_MAX))
@@ -118,7 +118,7 @@ async def test_there_are_no_more_than_queues_and_no_more_than_the_most(
     assert world.began == names
 
 
-async def test_a_call_that_still_connects_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_call_that_is_still_connecting_is_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(monkeypatch, queues=2)
     world.connected = anyio.Event()
     async with anyio.create_task_group() as tasks:
@@ -131,7 +131,7 @@ async def test_a_call_that_still_connects_is_waited_for(monkeypatch: pytest.Monk
     assert world.began == ["connects", "next"]
 
 
-async def test_a_call_that_is_given_up_while_it_waits_leaves_its_turn_to_the_next(
+async def test_a_call_cancelled_while_waiting_passes_its_turn_to_the_next(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     world = World(monkeypatch, queues=1)
@@ -148,7 +148,7 @@ async def test_a_call_that_is_given_up_while_it_waits_leaves_its_turn_to_the_nex
     assert world.began == ["first", "next"]
 
 
-async def test_only_further_connections_are_closed_when_they_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_only_additional_connections_are_closed_when_idle(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(claim_connections, "IDLE_S", 0.1)
     world = World(monkeypatch, queues=3)
     async with anyio.create_task_group() as tasks:

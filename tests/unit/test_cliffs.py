@@ -1,4 +1,4 @@
-"""The benchmark of cliffs measures what it says; a missed bar is reported, what cannot be measured fails."""
+"""The benchmark of performance cliffs: a missed bar is reported, and a row that cannot be measured fails."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def bench(server_dsn: str, tmp_path: Path) -> AsyncIterator[Bench]:
     [("turns", 2), ("running", 2), ("keyed", 1), ("heartbeat", 4), ("priorities", 1), ("settings", 2), ("depth", 2),
      ("depend", 1), ("parking", 1), ("leftout", 3)],
 )  # fmt: skip
-async def test_a_row_measures_with_the_crowd_and_without(bench: Bench, row: str, lines: int) -> None:
+async def test_a_row_measures_with_and_without_the_crowd(bench: Bench, row: str, lines: int) -> None:
     found = await cliffs.ROWS[row](bench)
     assert len({(line.what, line.note) for line in found}) == lines
     for line in found:
@@ -40,7 +40,7 @@ async def test_a_row_measures_with_the_crowd_and_without(bench: Bench, row: str,
         assert line.verdict
 
 
-async def test_a_missed_bar_is_no_error_and_a_row_that_fails_is(
+async def test_a_missed_bar_is_not_an_error_but_a_failed_row_is(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async def missed(_: Bench) -> list[Line]:
@@ -62,14 +62,14 @@ async def test_a_missed_bar_is_no_error_and_a_row_that_fails_is(
     assert all(word in said for word in ("3 of 10 jobs", "no such function", "a claim"))
 
 
-def test_rows_are_chosen_by_name_and_run_in_their_order() -> None:
+def test_rows_are_selected_by_name_and_run_in_their_own_order() -> None:
     assert cliffs._names("depth, turns") == ["turns", "depth"]
     assert cliffs._names("") == list(cliffs.ROWS)
     with pytest.raises(typer.BadParameter, match="no such row: depths"):
         cliffs._names("depths")
 
 
-async def test_nothing_stays_behind(bench: Bench, server_dsn: str) -> None:
+async def test_the_benchmark_cleans_up(bench: Bench, server_dsn: str) -> None:
     await cliffs.ROWS["settings"](bench)
     await bench.server.close()
     connection = await asyncpg.connect(server_dsn)

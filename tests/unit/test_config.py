@@ -1,4 +1,4 @@
-"""Settings: which source wins, one clear line for every mistake, and no secret in anything that is shown."""
+"""Settings: which source wins, one clear line for every error, and no secret in any output."""
 
 import os
 import stat
@@ -84,7 +84,7 @@ def test_an_empty_variable_is_unset(monkeypatch):
     assert (settings.poll_s, settings.dsn) == (2, None)
 
 
-def test_settings_made_directly_look_at_nothing_else(monkeypatch):
+def test_settings_constructed_directly_ignore_files_and_environment(monkeypatch):
     monkeypatch.setenv("PGWORKD_POLL_S", "3")
     write("keep_days = 2")
     settings = Settings(lease_s=60)
@@ -92,7 +92,7 @@ def test_settings_made_directly_look_at_nothing_else(monkeypatch):
     assert settings.origin("lease_s") == "flag"
 
 
-def test_settings_do_not_change():
+def test_settings_are_immutable():
     with pytest.raises(ValidationError):
         load().lease_s = 60
 
@@ -177,17 +177,17 @@ def test_settings_do_not_change():
         ("[queues]\na = true", "concurrency of queue 'a'"),
     ],
 )
-def test_each_mistake_gives_one_line_with_field_source_and_remedy(text, line):
+def test_each_error_is_one_line_with_field_source_and_remedy(text, line):
     write(text)
     assert line in refused()
 
 
-def test_the_advice_of_an_error_works():
+def test_following_an_errors_advice_fixes_it():
     assert load(lease_s=5, heartbeat_s=1.66, command_timeout_s=2.4).lease_s == 5
     assert load(lease_s=60, heartbeat_s=20, command_timeout_s=29).heartbeat_s == 20
 
 
-def test_the_source_of_a_mistake_is_named(monkeypatch):
+def test_an_error_names_the_source_of_the_value(monkeypatch):
     assert refused(lease_s="x").startswith("lease_s (flag): ")
     assert refused(lese_s=3) == "flag: unknown setting 'lese_s', did you mean lease_s?"
     assert refused(transactions_max=10**5000).endswith("not 'a number of that size'")
@@ -205,7 +205,7 @@ def test_the_source_of_a_mistake_is_named(monkeypatch):
         ("pgworkd_dns", None),
     ],
 )
-def test_a_variable_that_is_nearly_a_setting_is_an_error(monkeypatch, name, meant):
+def test_a_misspelled_variable_is_an_error(monkeypatch, name, meant):
     monkeypatch.setenv(name, "5")
     if meant is None:
         assert load().dsn is None
@@ -213,7 +213,7 @@ def test_a_variable_that_is_nearly_a_setting_is_an_error(monkeypatch, name, mean
         assert refused() == f"environment: unknown variable {name}, did you mean {meant}?"
 
 
-def test_variables_of_others_are_left_alone(monkeypatch):
+def test_unrelated_environment_variables_are_ignored(monkeypatch):
     for name in ("PGWORKD_SERVICE_HOST", "PGWORKD_PORT", "PGWORKD_PORT_5432_TCP_ADDR", "PGWORKD_TEST_DSN"):
         monkeypatch.setenv(name, "tcp://10.0.0.1:80")
     assert load().model_dump() == Settings().model_dump()
@@ -228,20 +228,20 @@ def test_variables_of_others_are_left_alone(monkeypatch):
     ],
     ids=["latin-1", "large", "loop"],
 )
-def test_a_file_that_cannot_be_used_is_one_clear_error(monkeypatch, make, problem):
+def test_an_unusable_file_is_one_clear_error(monkeypatch, make, problem):
     monkeypatch.setenv("PGWORKD_CONFIG", "mine.toml")
     make(Path("mine.toml"))
     assert refused().startswith(f"mine.toml {problem}")
 
 
 @pytest.mark.parametrize("text", ["", "\ufeffpoll_s = 2.0", "# nothing\n"])
-def test_files_without_much_in_them_are_fine(monkeypatch, text):
+def test_nearly_empty_files_are_accepted(monkeypatch, text):
     write(text, "mine.toml")
     monkeypatch.setenv("PGWORKD_CONFIG", "mine.toml")
     assert load().model_dump() == Settings().model_dump()
 
 
-def test_a_password_in_a_file_that_everyone_may_read_is_noted():
+def test_a_password_in_a_world_readable_file_is_warned_about():
     path = write(f'dsn = "postgresql://u:{CANARY}@h/db"')
     assert load().notes == ()
     path.chmod(path.stat().st_mode | stat.S_IROTH)
@@ -265,13 +265,13 @@ def test_a_password_in_a_file_that_everyone_may_read_is_noted():
         ("", {}),
     ],
 )
-def test_queues(given, parsed):
+def test_queues_are_parsed(given, parsed):
     assert parse_queues(given) == parsed
 
 
 @pytest.mark.parametrize(
     "given", ['["mail"', "[" * 100_000, ["a\0"], ["a\x1b[31m=2"], [["a"]], "a=٣", {1: 2}, {"a": 1.0}]
 )
-def test_queues_that_are_none(given):
+def test_invalid_queues_are_rejected(given):
     with pytest.raises(ValueError, match=r"must be|named twice"):
         parse_queues(given)

@@ -1,4 +1,4 @@
-"""Where claims begin: behind what was claimed, with sweeps for what turns up further back."""
+"""Where claims start: after the rows already claimed, with sweeps for rows that are committed late."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def row(run_at: float, number: int = 1, *, priority: int = 0, losses: int = 0) -
 
 
 def claim(cursor: ClaimCursor, now: float, *rows: Claimed, took_s: float = QUICK_S, full: bool = False) -> Start:
-    """One claim made at that time with that answer; where it began."""
+    """One claim at that time with that result; returns where it started."""
     start = cursor.start(now)
     cursor.claimed(rows, now + took_s, took_s, full=full)
     return start
@@ -47,13 +47,13 @@ def swept(*rows: Claimed, now: float = 0.0) -> ClaimCursor:
 
 
 def place(cursor: ClaimCursor, now: float = 0.005) -> dict[int, tuple[float, int]]:
-    """Where a claim at a time without a sweep begins: (run_at, id) by priority."""
+    """Where a claim starts at a time without a sweep: (run_at, id) by priority."""
     start = cursor.start(now)
     return {p: (run_at, at.int) for p, run_at, at in zip(*start, strict=True)}
 
 
 def reach(cursor: ClaimCursor, now: float, took_s: float = QUICK_S) -> float | None:
-    """How far before T the claim of this very time begins, for a cursor whose place is T; None: at the head."""
+    """How far before T a claim at this time starts, for a cursor whose position is T; None: at the head."""
     start = claim(cursor, now, took_s=took_s)
     return None if start == HEAD else T - start.run_ats[0]
 
@@ -63,12 +63,12 @@ def test_the_first_claim_begins_at_the_head() -> None:
     assert ClaimCursor().start(1e6) == HEAD
 
 
-def test_a_claim_begins_behind_the_last_row_of_each_priority_in_the_order_of_claims() -> None:
+def test_a_claim_starts_after_the_last_claimed_row_of_each_priority() -> None:
     cursor = swept(row(T, 9, priority=5), row(T + 1, 3, priority=5), row(T - 7, 4), row(T + 2, 8, priority=-1))
     assert cursor.start(0.005) == Start([5, 0, -1], [T + 1, T - 7, T + 2], [UUID(int=3), UUID(int=4), UUID(int=8)])
 
 
-def test_the_id_decides_among_rows_of_one_instant() -> None:
+def test_rows_with_equal_run_at_are_ordered_by_id() -> None:
     cursor = swept(row(T, 5))
     claim(cursor, 0.002, row(T, 3))
     assert place(cursor) == {0: (T, 5)}
@@ -76,43 +76,43 @@ def test_the_id_decides_among_rows_of_one_instant() -> None:
     assert place(cursor, 0.008) == {0: (T, 6)}
 
 
-def test_an_empty_answer_moves_nothing() -> None:
+def test_an_empty_claim_moves_no_position() -> None:
     cursor = swept(row(T, 5), row(T - 1, 6, priority=-1))
     before = place(cursor)
     claim(cursor, 0.005)
     assert place(cursor, 0.008) == before == {0: (T, 5), -1: (T - 1, 6)}
 
 
-def test_a_sweep_that_was_not_answered_in_full_moves_no_place_back() -> None:
+def test_a_partial_sweep_moves_no_position_back() -> None:
     cursor = swept(row(T, 5), row(T, 6, priority=-1))
     start = claim(cursor, 0.03, row(T - 0.01, 1), row(T - 0.01, 2, priority=-1))
     assert max(start.run_ats) <= T - PERIOD_FIRST_S
     assert place(cursor, 0.035) == {0: (T, 5), -1: (T, 6)}
 
 
-def test_a_sweep_that_was_answered_in_full_goes_on_where_it_stopped() -> None:
-    """There may be more stragglers behind its last row: but only of the last priority it came to."""
+def test_a_full_sweep_is_continued_from_its_last_row() -> None:
+    """There may be more late rows after its last row, but only of the last priority that it reached."""
     cursor = swept(row(T, 5, priority=1), row(T, 6))
     claim(cursor, 0.03, row(T - 0.01, 1, priority=1), row(T - 0.01, 2), full=True)
     assert place(cursor, 0.035) == {1: (T, 5), 0: (T - 0.01, 2)}
 
 
-def test_a_claim_from_the_head_sets_every_place_even_further_back() -> None:
-    """The database's clock has jumped back: what comes now lies before everything that was claimed."""
+def test_a_claim_from_the_head_resets_every_position_even_backwards() -> None:
+    """The database's clock was set back: new rows lie before everything that was claimed."""
     cursor = swept(row(T, 5, priority=1), row(T, 6))
     assert claim(cursor, HEAD_S + 1, row(T - 3600, 1, priority=1), row(T - 3601, 2)) == HEAD
     assert place(cursor, HEAD_S + 1.005) == {1: (T - 3600, 1), 0: (T - 3601, 2)}
 
 
 @pytest.mark.parametrize("full", [False, True])
-def test_suspects_do_not_move_places(*, full: bool) -> None:
+def test_suspects_do_not_move_positions(*, full: bool) -> None:
     cursor = swept(row(T + 9, 9, priority=7, losses=2), row(T, 5), row(T + 5, 6, losses=2))
     assert place(cursor) == {0: (T, 5)}
     claim(cursor, 0.005, row(T - 1, 7, losses=2), row(T + 1, 8), row(T + 5, 6, priority=-1, losses=2), full=full)
     assert place(cursor, 0.008) == {0: (T + 1, 8)}
 
 
-def test_of_more_priorities_than_allowed_those_used_last_are_remembered() -> None:
+def test_the_most_recently_used_priorities_are_remembered_up_to_the_limit() -> None:
     cursor = swept(*(row(T, n + 1, priority=-n) for n in range(PRIORITIES_MAX)))
     known = [-n for n in range(PRIORITIES_MAX)]
     assert cursor.start(0.005).priorities == known
@@ -128,7 +128,7 @@ def test_of_more_priorities_than_allowed_those_used_last_are_remembered() -> Non
 # Sweeps
 
 
-def test_each_sweep_reaches_further_the_longer_none_was_made() -> None:
+def test_a_sweep_reaches_further_back_the_longer_ago_the_last_one_was() -> None:
     for level in range(LEVELS - 1):
         cursor = swept(row(T))
         period_s = PERIOD_FIRST_S * 2**level
@@ -141,7 +141,7 @@ def test_each_sweep_reaches_further_the_longer_none_was_made() -> None:
     assert reach(swept(row(T)), HEAD_S + 2 * QUICK_S) is None
 
 
-def test_all_reaches_are_made_in_turn_and_a_far_one_counts_as_the_nearer_ones() -> None:
+def test_sweeps_cycle_through_all_reaches_and_a_far_one_covers_nearer_ones() -> None:
     """Per period of the head: one sweep to the head, one half as far, two a quarter as far, and so on."""
     cursor = swept(row(T))
     seen: dict[float | None, int] = {}
@@ -160,8 +160,8 @@ def test_all_reaches_are_made_in_turn_and_a_far_one_counts_as_the_nearer_ones() 
 
 
 @pytest.mark.parametrize("level", range(LEVELS))
-def test_a_straggler_is_found_soon_although_the_place_moves_on(level: int) -> None:
-    """Its transaction took 5 ms and commits just after a sweep, in a queue whose place is always now."""
+def test_a_row_committed_late_is_found_soon_while_the_position_advances(level: int) -> None:
+    """Its transaction took 5 ms and commits just after a sweep, in a queue whose position is always now."""
     cursor, now = swept(row(T)), PERIOD_FIRST_S * 2**level + 2 * QUICK_S
     claim(cursor, now, row(T + now))
     committed_at, run_at = now + 0.001, T + now - 0.005
@@ -173,17 +173,17 @@ def test_a_straggler_is_found_soon_although_the_place_moves_on(level: int) -> No
             return
 
 
-def test_a_claim_that_was_never_answered_is_made_again() -> None:
+def test_an_unanswered_claim_is_repeated_from_the_same_position() -> None:
     cursor = ClaimCursor()
     assert cursor.start(0.0) == cursor.start(0.001) == HEAD
     cursor.claimed([row(T)], 0.002, QUICK_S, full=False)
     assert cursor.start(0.003) != HEAD
 
 
-# Rewinding and doubt
+# Rewinds and rechecks
 
 
-def test_a_rewind_moves_back_what_lies_behind_it_and_nothing_else() -> None:
+def test_a_rewind_moves_back_only_positions_past_it() -> None:
     cursor = swept(row(T, 5, priority=1), row(T - 50, 6), row(T - 40, 7, priority=-1))
     cursor.rewind(T - 45)
     assert place(cursor) == {1: (T - 45, 0), 0: (T - 50, 6), -1: (T - 45, 0)}
@@ -194,7 +194,7 @@ def test_a_rewind_moves_back_what_lies_behind_it_and_nothing_else() -> None:
     assert place(cursor) == {0: (T, 0)}, "a row of the same instant may have a smaller id"
 
 
-def test_a_rewind_of_nothing_is_nothing() -> None:
+def test_a_rewind_without_positions_does_nothing() -> None:
     cursor = ClaimCursor()
     cursor.rewind(T)
     assert cursor.start(0.0) == HEAD
@@ -203,8 +203,8 @@ def test_a_rewind_of_nothing_is_nothing() -> None:
 
 @pytest.mark.parametrize("full", [False, True])
 @pytest.mark.parametrize("known", [True, False])
-def test_a_rewind_while_a_claim_is_under_way_is_not_forgotten(*, known: bool, full: bool) -> None:
-    """The claim may have looked before the row was there: two backdated inserts in a row do just that."""
+def test_a_rewind_during_a_claim_is_applied_after_it(*, known: bool, full: bool) -> None:
+    """The claim may have read before the row was committed: two backdated inserts in a row cause that."""
     cursor = swept(row(T, 5)) if known else ClaimCursor()
     cursor.start(0.005)
     cursor.rewind(T - 3600)
@@ -215,7 +215,7 @@ def test_a_rewind_while_a_claim_is_under_way_is_not_forgotten(*, known: bool, fu
     assert place(cursor, 0.011) == {0: (T + 2, 8)}, "once is enough"
 
 
-def test_doubt_begins_at_the_head_at_once_but_once() -> None:
+def test_a_recheck_starts_one_claim_at_the_head_immediately() -> None:
     cursor = swept(row(T))
     cursor.recheck_head(1.0)
     assert claim(cursor, 1.0) == HEAD
@@ -224,7 +224,7 @@ def test_doubt_begins_at_the_head_at_once_but_once() -> None:
     assert claim(cursor, 1.1 + HEAD_S) == HEAD
 
 
-def test_doubt_about_an_expensive_queue_has_to_wait() -> None:
+def test_a_recheck_is_deferred_for_an_expensive_queue() -> None:
     cursor = ClaimCursor()
     claim(cursor, 0.0, row(T), took_s=0.2)
     again_s = 0.2 + 0.2 / COST_SHARE
@@ -234,7 +234,7 @@ def test_doubt_about_an_expensive_queue_has_to_wait() -> None:
     assert claim(cursor, again_s + 0.001) == HEAD
 
 
-def test_doubt_never_puts_a_sweep_off() -> None:
+def test_a_recheck_never_delays_a_sweep() -> None:
     cursor = ClaimCursor()
     claim(cursor, 0.0, row(T), took_s=1.0)
     cursor.recheck_head(19.0)
@@ -248,8 +248,8 @@ def test_doubt_never_puts_a_sweep_off() -> None:
 # What sweeps cost
 
 
-def test_the_price_of_a_sweep_is_what_it_takes_beyond_a_usual_claim() -> None:
-    """Where every claim takes 100 ms, sweeps are as cheap as all others: after a while nearly each claim is one."""
+def test_the_cost_of_a_sweep_is_its_time_beyond_a_normal_claim() -> None:
+    """If every claim takes 100 ms, sweeps cost no more than others: after a while nearly every claim is a sweep."""
     cursor, now, sweeps = swept(row(T)), 0.0, 0
     for _ in range(1000):
         now += 0.11
@@ -258,8 +258,8 @@ def test_the_price_of_a_sweep_is_what_it_takes_beyond_a_usual_claim() -> None:
 
 
 @pytest.mark.parametrize("level", range(LEVELS))
-def test_one_slow_sweep_does_not_put_an_end_to_its_reach(level: int) -> None:
-    """The database paused for a second, once. A farther sweep that is cheap proves the nearer ones cheap."""
+def test_one_slow_sweep_does_not_disable_its_reach(level: int) -> None:
+    """The database stalled for a second, once. A cheap sweep further back proves the nearer ones cheap."""
     cursor, now = swept(row(T)), PERIOD_FIRST_S * 2**level + 2 * QUICK_S
     slow = reach(cursor, now, took_s=1.0)
     assert slow != 0.0
@@ -279,7 +279,7 @@ def test_one_slow_sweep_does_not_put_an_end_to_its_reach(level: int) -> None:
     ],
     ids=["all the same", "by reach", "only the head"],
 )
-def test_expensive_sweeps_take_a_bounded_share_of_the_time(cost_s: Callable[[float], float], share: float) -> None:
+def test_expensive_sweeps_take_a_bounded_share_of_time(cost_s: Callable[[float], float], share: float) -> None:
     cursor, now, spent_s, heads = swept(row(T)), 1.0, 0.0, 0
     while now < 600.0:
         start = cursor.start(now)
@@ -297,7 +297,7 @@ def test_expensive_sweeps_take_a_bounded_share_of_the_time(cost_s: Callable[[flo
 # Jobs with keys
 
 
-def test_what_the_database_says_of_jobs_with_keys_is_given_back_to_it() -> None:
+def test_the_position_for_keyed_jobs_is_passed_back_to_the_next_claim() -> None:
     cursor = ClaimCursor()
     cursor.start(0.0)
     assert cursor.keyed() == Keyed("{}", None, None, renew=True)
@@ -309,7 +309,7 @@ def test_what_the_database_says_of_jobs_with_keys_is_given_back_to_it() -> None:
     assert cursor.keyed() == Keyed("A", REACH_PERIODS * PERIOD_FIRST_S, None, renew=True)
 
 
-def test_a_rewind_of_jobs_with_keys_lasts_until_the_database_has_gone_back() -> None:
+def test_a_rewind_for_keyed_jobs_lasts_until_a_claim_has_applied_it() -> None:
     cursor = ClaimCursor()
     cursor.start(0.0)
     cursor.claimed([row(T)], QUICK_S, QUICK_S, full=False, places="A")
@@ -317,7 +317,7 @@ def test_a_rewind_of_jobs_with_keys_lasts_until_the_database_has_gone_back() -> 
     cursor.rewind(T - 3)
     cursor.start(0.005)
     assert cursor.keyed() == Keyed("A", 0.0, T - 5, renew=True)
-    cursor.claimed([], 0.005, QUICK_S, full=False)  # the queue was paused, or its limits reached
+    cursor.claimed([], 0.005, QUICK_S, full=False)  # the queue was paused, or at its limits
     cursor.start(0.006)
     assert cursor.keyed().since == T - 5
     cursor.rewind(T - 1)  # while that claim is made

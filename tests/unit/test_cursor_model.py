@@ -1,4 +1,4 @@
-"""Cursor and claim() together, as a model: whatever happens to the table, no row that is due waits for long."""
+"""A model of the cursor and claim(): whatever happens to the table, no due row waits for long."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class World:
 
     @property
     def slack_s(self) -> float:
-        """Until the answer to the next claim but one; at first a sweep seems dear, for want of a usual claim."""
+        """Time until the second next claim returns; at first a sweep seems expensive, for lack of a normal claim."""
         return 2 * (self._step_s + 2 * TOOK_S) + TOOK_S / COST_SHARE
 
     # The table
@@ -68,7 +68,7 @@ class World:
         self._watch()
 
     def _watch(self, *, anew: bool = False) -> None:
-        """Counts from now what waits and is due; `anew`: also what has been waiting."""
+        """Starts the clock of due waiting rows; `anew`: also of those that have been waiting."""
         for row in self.waiting:
             if row.run_at > self.db_now:
                 row.late_at = math.inf
@@ -76,13 +76,13 @@ class World:
                 row.late_at = self.now + self.slack_s + self._bound_s(row)
 
     def _bound_s(self, row: Row) -> float:
-        """Its place is at most now, unless the clock has jumped."""
+        """Its run_at is at most now, unless the clock has jumped."""
         known = self._cursor._positions.get(row.priority)
         behind_s = max(self.db_now, known.run_at if known else 0.0) - row.run_at
         return min(HEAD_S, max(0.04, 4 * behind_s))
 
     def give_back(self, *, rewind: bool, soon: bool) -> None:
-        """Half of what was claimed, with its old run_at; `soon`: no claim is under way, the rewind counts."""
+        """Returns half of the claimed rows with their old run_at; `soon`: no claim is in progress, a rewind applies."""
         back, self.held = self.held[::2], self.held[1::2]
         self._put(back)
         for row in back if rewind else ():
@@ -109,7 +109,7 @@ class World:
     # The pool
 
     def claim(self, under_way: Callable[[], None] = lambda: None) -> None:
-        """One claim; what happens meanwhile it does not see."""
+        """One claim, which does not see what happens meanwhile."""
         self.now += self._step_s
         if self._busy and len(self.waiting) < 100:
             for priority in tuple(self.priorities)[:4]:
@@ -125,7 +125,7 @@ class World:
         self.now += took_s / 2
         full = len(taken) == self.limit
         self._cursor.claimed(answer, self.now, took_s, full=full)
-        if full:  # there was no room for the others: they count from now
+        if full:  # no capacity for the others: they wait from now on
             self._watch(anew=True)
         for row in self.waiting:
             assert self.now <= row.late_at, f"{row}: due for {self.db_now - row.run_at} s, and not claimed"
@@ -194,7 +194,7 @@ RETRIED_UNHEARD = [
     (0.0, True, ("retry", 0, 0.6)),
     (1.5, False, ("insert", 0, 0.0)),
 ]
-"""A row is retried, for later, before the pool has heard the claim that took it: its place is that of the claim."""
+"""A row is retried before the pool has received the reply to the claim that took it."""
 
 
 @pytest.mark.parametrize("busy", [False, True])
@@ -205,10 +205,10 @@ RETRIED_UNHEARD = [
     seed=st.integers(0, 99),
 )
 @example(events=RETRIED_UNHEARD, step_s=0.01, seed=63)
-def test_every_row_that_is_due_is_claimed_soon(
+def test_every_due_row_is_claimed_within_its_bound(
     *, busy: bool, events: list[tuple[float, bool, tuple[str, int, float]]], step_s: float, seed: int
 ) -> None:
-    """As late as its own transaction, about four times at most; 40 ms if that is more; 10.24 s whatever happens."""
+    """At most about four times as late as its own transaction, or 40 ms if that is more; 10.24 s in any case."""
     world = World(step_s, seed, busy=busy)
     for pause_s, under_way, (kind, priority, size) in events:
         world.go_on(pause_s)
@@ -229,8 +229,8 @@ def test_every_row_that_is_due_is_claimed_soon(
     costs=st.lists(st.floats(0.0, 2.0), min_size=1, max_size=30),
     step_s=st.sampled_from([0.01, 0.03, 0.05]),
 )
-def test_sweeps_of_any_price_take_a_bounded_share_of_the_time(costs: list[float], step_s: float) -> None:
-    """Each reach its share at most, but for the time that the first of each took; the head is not forgotten."""
+def test_sweeps_of_any_cost_take_a_bounded_share_of_time(costs: list[float], step_s: float) -> None:
+    """Each reach takes at most its share, except for its first sweep; and the head is still swept."""
     cursor, now, spent_s, sweeps, head_at = ClaimCursor(), 100.0, 0.0, 0, 100.0
     cursor.start(now)
     cursor.claimed([Claimed(UUID(int=7), "", "", 1, 0, 3, None, 0, 0, EPOCH, 0, None, None, None)], now, 0, full=False)

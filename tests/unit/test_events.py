@@ -1,4 +1,4 @@
-"""Facts are heard by all listeners, in order, and a listener that is broken harms nobody."""
+"""Events reach all listeners in order, and a broken listener affects no other."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def ear(said: Said) -> events.Listener:
     return listen
 
 
-def test_every_listener_hears_every_fact_in_order() -> None:
+def test_every_listener_receives_every_event_in_order() -> None:
     speaker, one, other = Events(), Said(), Said()
     speaker.emit("before.anyone", lost=True)
     speaker.listen(ear(one))
@@ -32,13 +32,13 @@ def test_every_listener_hears_every_fact_in_order() -> None:
     assert other == one[1:]
 
 
-def test_nobody_listening_is_fine(caplog: pytest.LogCaptureFixture) -> None:
+def test_emitting_without_listeners_works(caplog: pytest.LogCaptureFixture) -> None:
     Events().emit("into.the.void")
     assert caplog.records == []
 
 
 @pytest.mark.parametrize("error", [ValueError("broken"), OSError(28, "No space left on device"), RecursionError()])
-def test_a_listener_that_raises_harms_nobody(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_raising_listener_does_not_affect_others(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
     speaker, before, after = Events(), Said(), Said()
 
     def broken(name: str, facts: Mapping[str, Any]) -> None:
@@ -68,7 +68,7 @@ def test_a_listener_may_emit_and_may_add_a_listener() -> None:
     assert [name for name, _ in said].count("second") == 1
 
 
-def test_the_names_are_different_and_have_a_subject() -> None:
+def test_event_names_are_unique_and_have_a_subject() -> None:
     names = [value for name, value in vars(events).items() if name.isupper()]
     assert len(names) == len(set(names)) > 20
     assert all(name.count(".") == 1 and name == name.lower() for name in names)

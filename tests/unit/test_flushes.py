@@ -1,4 +1,4 @@
-"""Outcomes that wait: none is lost or taken twice, no flush is too large, and no queue waits for all of another."""
+"""Waiting outcomes: none is lost or flushed twice, flushes are bounded, and no queue waits for all of another's."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def item(number: int, queue: str, size: int) -> Item:
 @given(
     st.lists(st.tuples(st.sampled_from("abc"), SIZES, st.booleans(), st.sampled_from((1, 3, FLUSH_MAX))), max_size=60)
 )
-def test_each_outcome_is_taken_once_in_flushes_of_a_bounded_size(steps: list[tuple[str, int, bool, int]]) -> None:
+def test_each_outcome_is_flushed_once_in_flushes_of_bounded_size(steps: list[tuple[str, int, bool, int]]) -> None:
     flushes, put, taken = Flushes(), list[Item](), list[Item]()
     for number, (queue, size, takes, most) in enumerate(steps):
         put.append(item(number, queue, size))
@@ -49,17 +49,17 @@ def test_each_outcome_is_taken_once_in_flushes_of_a_bounded_size(steps: list[tup
     assert flushes.take(FLUSH_MAX) == []
 
 
-def test_a_small_outcome_waits_for_one_flush_of_each_queue_with_large_ones() -> None:
+def test_a_small_outcome_waits_for_at_most_one_flush_per_queue_of_large_ones() -> None:
     flushes = Flushes()
     for number in range(60):
         flushes.put(item(number, "ab"[number % 2], FLUSH_BYTES // 2))
     small = item(60, "small", 10)
     flushes.put(small)
-    flushes.take(FLUSH_MAX)  # what was small when it came: before there was much
+    flushes.take(FLUSH_MAX)  # the outcomes that arrived while the backlog was small
     assert small in flushes.take(FLUSH_MAX) + flushes.take(FLUSH_MAX) + flushes.take(FLUSH_MAX)
 
 
-def test_small_outcomes_are_settled_together_whatever_their_queues() -> None:
+def test_small_outcomes_of_all_queues_share_a_flush() -> None:
     flushes = Flushes()
     for number in range(FLUSH_MAX):
         flushes.put(item(number, f"q{number}", 100))
@@ -67,9 +67,7 @@ def test_small_outcomes_are_settled_together_whatever_their_queues() -> None:
 
 
 @pytest.mark.parametrize(("each", "most", "gathered"), [(1, FLUSH_MAX, 4), (3, 6, 6), (1, 1, 1)])
-async def test_a_flush_waits_while_a_burst_lasts_and_not_until_it_is_more_than_full(
-    each: int, most: int, gathered: int
-) -> None:
+async def test_a_flush_waits_during_a_burst_until_it_is_full(each: int, most: int, gathered: int) -> None:
     flushes = Flushes()
 
     async def burst() -> None:
@@ -85,7 +83,7 @@ async def test_a_flush_waits_while_a_burst_lasts_and_not_until_it_is_more_than_f
         assert len(flushes.take(most)) == gathered
 
 
-async def test_a_burst_without_end_is_flushed_all_the_same() -> None:
+async def test_an_endless_burst_is_still_flushed() -> None:
     flushes = Flushes()
 
     async def endless() -> None:

@@ -1,4 +1,4 @@
-"""One table describes a job's fields: NewJob, its options for type checkers and the statements agree with it."""
+"""One table describes a job's fields: NewJob, its typed options and the statements agree with it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ ROOT_FIELDS = ("queue", "payload")
 DEPENDENCIES = ("after", "on_failed_dependency")
 
 
-def test_new_job_has_the_fields_of_the_table_and_the_dependencies() -> None:
+def test_new_job_has_the_tables_fields_and_the_dependencies() -> None:
     names = {field.name for field in fields(NewJob)}
     assert names == {field.name for field in FIELDS} | set(DEPENDENCIES)
 
 
-def test_the_options_of_type_checkers_are_those_of_new_job() -> None:
+def test_the_typed_options_match_new_job() -> None:
     types = NewJob.__annotations__
     assert JobOptions.__annotations__.keys() == {field.name for field in FIELDS} - set(ROOT_FIELDS)
     assert EnqueueOptions.__annotations__.keys() - JobOptions.__annotations__.keys() == set(DEPENDENCIES)
@@ -26,7 +26,7 @@ def test_the_options_of_type_checkers_are_those_of_new_job() -> None:
         assert annotation.__forward_arg__ == types[name]
 
 
-def test_the_statements_take_the_fields_in_the_order_of_the_table() -> None:
+def test_statement_parameters_follow_the_order_of_the_field_table() -> None:
     parameters = [field.parameter for field in FIELDS]
     assert ["queue", *re.findall(r"p_(\w+) =>", ENQUEUE.numbered)] == [*parameters, "on_duplicate"]
     others = [name for name in parameters if name != "payload"]

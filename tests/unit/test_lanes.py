@@ -1,4 +1,4 @@
-"""The tables of slow tests, and of those that run alone, name what there is."""
+"""The patterns of slow tests, and of those that run alone, match existing tests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FILES = {path.relative_to(ROOT).as_posix(): path for path in (ROOT / "tests").rg
 
 
 @pytest.mark.parametrize("pattern", sorted({*lanes.SLOW, *lanes.ALONE}))
-def test_what_a_table_names_is_there(pattern: str) -> None:
+def test_every_pattern_in_the_tables_matches_a_test(pattern: str) -> None:
     file, py, test = pattern.partition(".py")
     found = [path for name, path in FILES.items() if fnmatchcase(name, file + py)]
     assert found, "moved or renamed? then the table has to follow"

@@ -1,4 +1,4 @@
-"""Log lines: one per event, from the level that was asked for, and nothing that a job says can forge another."""
+"""Log lines: one per event, from the configured level on, and no job can forge another line."""
 
 from __future__ import annotations
 
@@ -84,12 +84,12 @@ def test_events_below_the_level_are_not_logged(monkeypatch: pytest.MonkeyPatch, 
         ("some.part", "info"),
     ],
 )
-def test_each_event_has_its_level(monkeypatch: pytest.MonkeyPatch, name: str, level: str) -> None:
+def test_each_event_is_logged_at_its_level(monkeypatch: pytest.MonkeyPatch, name: str, level: str) -> None:
     (line,) = lines_of(monkeypatch, "debug", "json", (name, {}))
     assert json.loads(line)["level"] == level
 
 
-def test_the_level_may_be_written_in_any_case_and_an_unknown_one_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_level_is_case_insensitive_and_an_unknown_one_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(lines_of(monkeypatch, "WARNING", "json", (events.JOB_COMPLETED, {}), (events.JOB_DEAD, {}))) == 1
     with pytest.raises(KeyError):
         log.configure("loud")
@@ -106,7 +106,7 @@ def test_the_level_may_be_written_in_any_case_and_an_unknown_one_is_refused(monk
         ("console", True, False),
     ],
 )
-def test_json_off_a_terminal_and_text_on_one(
+def test_logs_are_text_on_a_terminal_and_json_otherwise(
     monkeypatch: pytest.MonkeyPatch, form: str, terminal: bool, is_json: bool
 ) -> None:
     facts = {"queue": "ocr", "running": 3, "nothing": None}
@@ -135,7 +135,7 @@ def test_json_off_a_terminal_and_text_on_one(
     ids=["text", "names", "keys inside", "nested", "exception", "bytes"],
 )
 @pytest.mark.parametrize("form", ["json", "console"])
-def test_control_characters_can_neither_forge_a_line_nor_reach_the_terminal(
+def test_control_characters_cannot_forge_a_line_or_reach_the_terminal(
     monkeypatch: pytest.MonkeyPatch, form: str, facts: dict[str, Any]
 ) -> None:
     (line,) = lines_of(monkeypatch, "info", form, (events.JOB_FAILED, facts))
@@ -145,12 +145,12 @@ def test_control_characters_can_neither_forge_a_line_nor_reach_the_terminal(
         assert json.loads(line)["event"] == events.JOB_FAILED
 
 
-def test_json_gives_back_exactly_what_was_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_json_logs_round_trip_every_value(monkeypatch: pytest.MonkeyPatch) -> None:
     (line,) = lines_of(monkeypatch, "info", "json", (events.JOB_FAILED, {"error": NASTY}))
     assert json.loads(line)["error"] == NASTY
 
 
-def test_console_shows_control_characters_as_escapes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_logs_escape_control_characters(monkeypatch: pytest.MonkeyPatch) -> None:
     (line,) = lines_of(monkeypatch, "info", "console", (events.JOB_FAILED, {"error": "evil\x1b[2J\nlast line"}))
     assert "x1b[2J" in line
     assert "nlast line" in line
@@ -162,25 +162,25 @@ def test_console_shows_control_characters_as_escapes(monkeypatch: pytest.MonkeyP
     ["\ud800 half a character", {1, 2}, object(), b"\xff", float("nan"), ["x"] * 3],
     ids=["surrogate", "set", "object", "bytes", "NaN", "list"],
 )
-def test_odd_values_do_not_break_the_log(monkeypatch: pytest.MonkeyPatch, form: str, value: object) -> None:
+def test_unserializable_values_do_not_break_the_log(monkeypatch: pytest.MonkeyPatch, form: str, value: object) -> None:
     lines = lines_of(monkeypatch, "info", form, (events.JOB_FAILED, {"error": value}), (events.JOB_DEAD, {}))
     assert len(lines) == 2
     assert events.JOB_FAILED in lines[0]
     assert events.JOB_DEAD in lines[1]
 
 
-def test_facts_may_bear_the_names_that_lines_use_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_event_fields_may_be_named_like_the_logs_own_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     (line,) = lines_of(monkeypatch, "info", "json", (events.JOB_FAILED, {"error": "e", "name": "n", "logger": "l"}))
     assert json.loads(line)["name"] == "n"
 
 
-def test_what_a_handler_binds_stands_in_its_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_context_bound_by_a_handler_appears_in_its_log_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     with structlog.contextvars.bound_contextvars(request="r1"):
         (line,) = lines_of(monkeypatch, "info", "json", (events.JOB_COMPLETED, {}))
     assert json.loads(line)["request"] == "r1"
 
 
-def test_the_drivers_own_upkeep_is_quiet() -> None:
+def test_warnings_of_the_drivers_pool_are_not_logged() -> None:
     log.configure()
     assert not logging.getLogger("asyncpg.pool").isEnabledFor(logging.WARNING)
     assert logging.getLogger("asyncpg.pool").isEnabledFor(logging.ERROR)
@@ -191,7 +191,7 @@ TURNED = set("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\u200e\u200f
 
 @pytest.mark.parametrize("form", ["json", "console"])
 @given(text=st.text(), more=st.text())
-def test_any_text_is_one_plain_line(form: str, text: str, more: str) -> None:
+def test_any_text_is_logged_as_one_plain_line(form: str, text: str, more: str) -> None:
     facts = {"error": text, "queues": {more: [text]}, "worker": (text, more.encode("utf-8", "replace"))}
     with pytest.MonkeyPatch.context() as patch:
         (line,) = lines_of(patch, "info", form, (events.JOB_FAILED, facts))
@@ -203,9 +203,7 @@ def test_any_text_is_one_plain_line(form: str, text: str, more: str) -> None:
 
 
 @pytest.mark.parametrize("form", ["json", "console"])
-def test_a_traceback_takes_lines_of_its_own_that_cannot_pass_for_events(
-    monkeypatch: pytest.MonkeyPatch, form: Any
-) -> None:
+def test_traceback_lines_cannot_be_mistaken_for_events(monkeypatch: pytest.MonkeyPatch, form: Any) -> None:
     out = io.StringIO()
     monkeypatch.setattr(sys, "stderr", out)
     log.configure("info", form)
@@ -228,7 +226,7 @@ def test_a_traceback_takes_lines_of_its_own_that_cannot_pass_for_events(
 
 @pytest.mark.parametrize("form", ["json", "console"])
 @pytest.mark.parametrize("level", [logging.WARNING, logging.WARNING + 5, logging.CRITICAL, 99])
-def test_what_libraries_log_is_a_line_like_ours(monkeypatch: pytest.MonkeyPatch, form: Any, level: int) -> None:
+def test_library_logs_have_the_same_format(monkeypatch: pytest.MonkeyPatch, form: Any, level: int) -> None:
     out = io.StringIO()
     monkeypatch.setattr(sys, "stderr", out)
     monkeypatch.setattr(logging.getLogger("somebody"), "handlers", [])
@@ -242,7 +240,7 @@ def test_what_libraries_log_is_a_line_like_ours(monkeypatch: pytest.MonkeyPatch,
     assert (CONTROLS - {"\n"}).isdisjoint(said)
 
 
-def test_a_bound_name_and_an_event_of_a_handler_cannot_forge_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_handlers_bound_key_or_event_name_cannot_forge_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     out = io.StringIO()
     monkeypatch.setattr(sys, "stderr", out)
     log.configure("info", "console")

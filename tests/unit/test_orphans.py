@@ -1,4 +1,4 @@
-"""How far back a daemon searches for orphaned attempts: to the last search, and fully as often as that is cheap."""
+"""How far back a daemon searches for orphaned attempts: to the last search, and fully as often as is cheap."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PERIOD_S, AGE_S = 30.0, 90.0
 def searches(
     took_s: Callable[[int], float], fails: Sequence[int] = (), seconds: float = 3000
 ) -> list[tuple[float, Any]]:
-    """When each search of some time began, and how far it went back; a full search takes `took_s`."""
+    """When each search started, and how far it reached back; a full search takes `took_s`."""
     made: list[tuple[float, Any]] = []
 
     async def running_of(worker_id: int, age_s: float, age_max_s: float | None, queues: Any) -> list[Any]:
@@ -58,11 +58,11 @@ def searches(
     return made
 
 
-def test_everything_is_searched_each_time_where_that_is_cheap() -> None:
+def test_every_search_is_full_while_that_is_cheap() -> None:
     assert {age_max_s for _, age_max_s in searches(lambda _: 0.002)} == {None}
 
 
-def test_a_search_goes_back_to_the_last_one() -> None:
+def test_an_expensive_search_reaches_back_to_the_previous_one() -> None:
     made = searches(lambda _: 0.05)
     assert sum(age_max_s is None for _, age_max_s in made) == pytest.approx(3000 * ORPHANS_COST_SHARE / 0.05, abs=3)
     for (before, _), (began, age_max_s) in pairwise(made):
@@ -70,17 +70,17 @@ def test_a_search_goes_back_to_the_last_one() -> None:
         assert age_max_s is None or age_max_s == pytest.approx(began - before + AGE_S + ORPHANS_OVERLAP_S)
 
 
-def test_everything_is_searched_from_time_to_time_whatever_it_costs() -> None:
+def test_a_full_search_is_made_periodically_whatever_its_cost() -> None:
     whole = [began for began, age_max_s in searches(lambda _: 9.0) if age_max_s is None]
     assert max(later - earlier for earlier, later in pairwise(whole)) < ORPHANS_PAUSE_S_MAX + 2 * PERIOD_S
 
 
-def test_one_search_that_had_to_wait_does_not_delay_the_next_full_one() -> None:
+def test_one_slow_search_does_not_delay_the_next_full_one() -> None:
     assert {age_max_s for _, age_max_s in searches(lambda number: 9.0 if number == 5 else 0.002)} == {None}
 
 
-def test_what_a_search_has_not_seen_the_next_one_sees() -> None:
-    """A search that failed counts for nothing; until one has come to its end, each is of everything."""
+def test_the_search_after_a_failed_one_covers_its_range() -> None:
+    """A failed search does not count; until one has succeeded, each is a full one."""
     made = searches(lambda _: 30.0, fails=(1, 2, 3, 5), seconds=400)
     assert [age_max_s is None for _, age_max_s in made][:4] == [True] * 4
     assert made[4][1] is not None

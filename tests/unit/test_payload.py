@@ -1,4 +1,4 @@
-"""What may be stored, what may not, and how it is said."""
+"""What may be stored, what is rejected, and the error messages."""
 
 import dataclasses
 import enum
@@ -94,7 +94,7 @@ SOUND = {
 
 
 @pytest.mark.parametrize("value", SOUND.values(), ids=SOUND.keys())
-def test_what_json_knows_comes_back_equal(value):
+def test_json_values_round_trip(value):
     text = encode(value)
     assert decode(text) == value
     assert json.loads(text) == value
@@ -156,7 +156,7 @@ UNSOUND = [
 
 
 @pytest.mark.parametrize(("value", "path", "reason"), UNSOUND, ids=[f"{p[:30]} {r[:30]}" for _, p, r in UNSOUND])
-def test_anything_else_is_refused_with_its_path_and_a_remedy(value, path, reason):
+def test_other_values_are_rejected_with_their_path_and_a_remedy(value, path, reason):
     with pytest.raises(InvalidPayload) as caught:
         encode(value)
     assert caught.value.path == path
@@ -177,7 +177,7 @@ def test_a_long_path_is_shortened_in_the_middle():
     assert len(caught.value.path) < 200
 
 
-def test_errors_are_caught_as_usage_and_as_value_errors_and_survive_pickling():
+def test_payload_errors_are_usage_and_value_errors_and_can_be_pickled():
     error = pickle.loads(pickle.dumps(InvalidPayload("payload.a", "is bad")))  # noqa: S301
     assert (error.path, error.reason, str(error)) == ("payload.a", "is bad", "payload.a is bad")
     assert isinstance(error, UsageError)
@@ -190,12 +190,12 @@ def test_a_result_may_be_any_json(value):
 
 
 @pytest.mark.parametrize("value", ["a\0", math.nan, 10**5000, "\ud800", object(), [Color.RED], nested(65)], ids=kind_of)
-def test_a_result_is_checked_all_the_same(value):
+def test_a_result_is_validated_like_a_payload(value):
     with pytest.raises(InvalidPayload, match=r"^result"):
         encode(value, "result", object_only=False)
 
 
-def test_models_and_dataclasses_are_taken_at_any_level():
+def test_models_and_dataclasses_are_accepted_at_any_level():
     note = Note(id=1, written=datetime(2026, 1, 2, tzinfo=UTC), noteText="hi")
     plain = {"id": 1, "written": "2026-01-02T00:00:00Z", "noteText": "hi"}
     assert decode(encode(note)) == plain
@@ -203,7 +203,7 @@ def test_models_and_dataclasses_are_taken_at_any_level():
     assert Note.model_validate(decode(encode(note))) == note
 
 
-def test_relatives_of_json_types_are_taken():
+def test_subclasses_of_json_types_are_accepted():
     value = {"a": Mood.GOOD, Mood.GOOD: OrderedDict(x=1), "b": defaultdict(int, y=2), "c": Pair(1, (2,))}
     assert decode(encode(value)) == {"a": "good", "good": {"x": 1}, "b": {"y": 2}, "c": [1, [2]]}
 
@@ -225,7 +225,7 @@ values = st.recursive(
 
 
 def storable(value: object) -> bool:
-    """The rules once more, slow and plain."""
+    """The same rules as a slow and simple reference."""
     match value:
         case None | bool() | int():
             return True
@@ -241,7 +241,7 @@ def storable(value: object) -> bool:
 
 
 @given(st.dictionaries(keys, values, max_size=4))
-def test_either_it_comes_back_equal_or_it_is_refused(value):
+def test_a_value_either_round_trips_or_is_rejected(value):
     if storable(value):
         assert decode(encode(value)) == value
     else:
@@ -267,17 +267,17 @@ UNREADABLE = [
 
 
 @pytest.mark.parametrize(("text", "reason"), UNREADABLE, ids=[text[:12] or "empty" for text, _ in UNREADABLE])
-def test_what_python_cannot_use_is_refused_on_reading(text, reason):
+def test_stored_values_that_python_cannot_represent_are_rejected_on_reading(text, reason):
     with pytest.raises(InvalidPayload) as caught:
         decode(text)
     assert reason in caught.value.reason
     assert caught.value.path.startswith("payload")
 
 
-def test_reading_goes_as_deep_and_as_long_as_writing():
+def test_reading_accepts_the_same_depth_and_size_as_writing():
     assert decode('{"a":' + "[" * 63 + "]" * 63 + "}") == {"a": nested_empty(63)}
     assert decode('{"a": ' + "9" * DIGITS_MAX + ', "a": 1, "b": "[[[["}') == {"a": 1, "b": "[[[["}
-    many = "[" + ",".join(["[]"] * 530_000) + "]"  # more elements than we write, but stored is stored
+    many = "[" + ",".join(["[]"] * 530_000) + "]"  # more elements than we would write, but it is already stored
     assert len(decode(f'{{"a":{many}}}')["a"]) == 530_000
 
 
@@ -304,12 +304,12 @@ def nested_empty(levels: int) -> list[object]:
         ("", 3, ""),
     ],
 )
-def test_text_is_cleaned_and_cut_between_characters(text, bytes_max, cleaned):
+def test_text_is_sanitized_and_truncated_between_characters(text, bytes_max, cleaned):
     assert clean_text(text, bytes_max) == cleaned
 
 
 @given(st.text(st.characters(codec=None, exclude_categories=()), max_size=30), st.integers(3, 40))
-def test_cleaned_text_always_fits_and_can_be_stored(text, bytes_max):
+def test_sanitized_text_always_fits_and_can_be_stored(text, bytes_max):
     cleaned = clean_text(text, bytes_max)
     assert len(cleaned.encode()) <= bytes_max
     assert "\0" not in cleaned
@@ -318,7 +318,7 @@ def test_cleaned_text_always_fits_and_can_be_stored(text, bytes_max):
 
 
 @pytest.mark.parametrize("number", [1e308, -1e-300, 1.7976931348623157e308])
-def test_numbers_with_exponents_count_as_postgres_prints_them(number: float) -> None:
+def test_numbers_with_exponents_are_measured_as_postgres_prints_them(number: float) -> None:
     fits = 2 * BYTES_MAX // len(f"{Decimal(repr(number)):f}")
     too_many, allowed = {"a": [number] * (fits * 5 // 4)}, {"a": [number] * (fits * 9 // 10)}
     with pytest.raises(InvalidPayload, match=r"takes 2,\d+,\d+ bytes as Postgres prints .* 2,097,152 are allowed"):

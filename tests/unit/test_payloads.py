@@ -20,7 +20,7 @@ DAMAGED, GONE = UUID(int=3), UUID(int=4)
 
 
 class Store:
-    """Fails first as often as it is told, then gives what it has."""
+    """Raises the given errors first, then returns its rows."""
 
     def __init__(self, *fails: Exception) -> None:
         self.fails, self.asked = deque(fails), list[int]()
@@ -45,7 +45,7 @@ def unread(count: int) -> list[Attempt]:
 
 
 async def read_all(store: Store, jobs: list[Attempt], slots: int) -> None:
-    """As many at once as there are slots, in order."""
+    """Reads for all slots at once, in order."""
     payloads, work = Payloads(store, "q", Events()), deque(jobs)
 
     async def slot() -> None:
@@ -60,14 +60,14 @@ async def read_all(store: Store, jobs: list[Attempt], slots: int) -> None:
                 tasks.start_soon(slot)
 
 
-async def test_one_read_serves_all_slots_and_what_comes_next() -> None:
+async def test_one_read_serves_all_slots_and_the_next_jobs() -> None:
     store, jobs = Store(), unread(3)
     await read_all(store, jobs, slots=2)
     assert [(held.claimed.payload, held.claimed.meta) for held in jobs] == [("{}", '{"trace": 1}')] * 3
     assert len(store.asked) == 1
 
 
-async def test_a_damaged_row_fails_alone_and_one_that_was_taken_back_is_not_run() -> None:
+async def test_a_damaged_row_fails_alone_and_a_rescued_one_does_not_run() -> None:
     store, jobs = Store(), unread(9)
     await read_all(store, jobs, slots=2)
     for held in jobs:
@@ -76,13 +76,13 @@ async def test_a_damaged_row_fails_alone_and_one_that_was_taken_back_is_not_run(
         assert (held.claimed.payload is None) == (held.claimed.id in (DAMAGED, GONE))
 
 
-async def test_an_outage_is_waited_for() -> None:
+async def test_a_read_is_retried_until_the_outage_ends() -> None:
     store, jobs = Store(DatabaseUnavailable("away"), DatabaseUnavailable("away")), unread(2)
     await read_all(store, jobs, slots=1)
     assert [held.claimed.payload for held in jobs] == ["{}"] * 2
 
 
-async def test_a_stop_ends_the_waiting() -> None:
+async def test_a_stop_ends_the_wait_for_the_database() -> None:
     store, jobs = Store(), unread(5)
     payloads = Payloads(store, "q", Events())
     async with anyio.create_task_group() as tasks:

@@ -1,4 +1,4 @@
-"""Idle or polling: notified while little happens, polling while much does, and never neither."""
+"""Idle or polling: notified at a low rate of jobs, polling at a high one, and always one of the two."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def flood(mode: PollMode, count: int, *, since: float, until: float) -> None:
         mode.notified(since + (until - since) * n / (count - 1))
 
 
-def test_at_first_nothing_is_announced() -> None:
+def test_initially_nothing_is_announced() -> None:
     assert PollMode().announced is None
     assert idle().announced is True
     assert polling().announced is False
@@ -95,26 +95,26 @@ def test_an_idle_pool_waits_until_it_is_notified(claimed: int) -> None:
     assert iteration(idle(), claimed, LONG_AFTER) == (math.inf, None)
 
 
-def test_one_full_claim_is_followed_by_the_next_at_once() -> None:
+def test_a_full_claim_is_followed_by_another_immediately() -> None:
     mode = idle()
     assert iteration(mode, 5, LONG_AFTER, full=True) == (0.0, None)
     assert iteration(mode, 4, LONG_AFTER) == (math.inf, None)
     assert iteration(mode, 5, LONG_AFTER, full=True) == (0.0, None), "it takes two in a row"
 
 
-def test_after_two_full_claims_in_a_row_it_polls() -> None:
+def test_two_full_claims_in_a_row_start_polling() -> None:
     mode = idle()
     iteration(mode, 5, LONG_AFTER, full=True)
     assert iteration(mode, 5, LONG_AFTER, full=True) == (0.0, False)
 
 
-def test_after_a_flood_of_notifications_it_polls_at_once() -> None:
+def test_a_flood_of_notifications_starts_polling_immediately() -> None:
     mode = idle()
     flood(mode, NOTIFIED_PER_S_MAX, since=LONG_AFTER, until=LONG_AFTER + 0.9)
     assert iteration(mode, 1, LONG_AFTER + 0.99) == (POLL_FIRST_S, False)
 
 
-def test_as_many_notifications_in_more_than_a_second_are_no_flood() -> None:
+def test_the_same_notifications_over_more_than_a_second_are_not_a_flood() -> None:
     mode = idle()
     flood(mode, NOTIFIED_PER_S_MAX, since=LONG_AFTER, until=LONG_AFTER + 0.9)
     assert iteration(mode, 1, LONG_AFTER + 1.01) == (math.inf, None)
@@ -123,7 +123,7 @@ def test_as_many_notifications_in_more_than_a_second_are_no_flood() -> None:
     assert iteration(mode, 1, LONG_AFTER + 0.1) == (math.inf, None)
 
 
-def test_one_that_became_idle_just_now_polls_on_for_a_while() -> None:
+def test_a_pool_that_just_became_idle_keeps_polling_for_a_while() -> None:
     mode = idle(LONG_AFTER)
     for claimed in (0, 3, 0):
         assert iteration(mode, claimed, LONG_AFTER + POLL_ON_S - 0.01) == (POLL_CAP_S, None)
@@ -134,14 +134,14 @@ def test_one_that_became_idle_just_now_polls_on_for_a_while() -> None:
 # Polling
 
 
-def test_it_polls_at_doubling_intervals_up_to_the_cap_while_it_finds_nothing() -> None:
+def test_poll_intervals_double_up_to_the_cap_while_no_job_is_found() -> None:
     mode = polling()
     delays = [iteration(mode, 0, 0.01)[0] for _ in range(100)]
     assert delays[:4] == [2 * POLL_FIRST_S, 4 * POLL_FIRST_S, 8 * POLL_FIRST_S, POLL_CAP_S]
     assert set(delays[3:]) == {POLL_CAP_S}
 
 
-def test_it_polls_soon_again_when_it_has_found_something() -> None:
+def test_finding_a_job_resets_the_poll_interval() -> None:
     mode = polling()
     for _ in range(10):
         iteration(mode, 0, 0.01)
@@ -149,11 +149,11 @@ def test_it_polls_soon_again_when_it_has_found_something() -> None:
     assert iteration(mode, 0, 0.01) == (2 * POLL_FIRST_S, None)
 
 
-def test_after_a_full_claim_the_next_follows_at_once_however_calm_it_was() -> None:
+def test_while_polling_a_full_claim_is_followed_by_another_immediately() -> None:
     assert iteration(polling(), 5, LONG_AFTER, full=True) == (0.0, None)
 
 
-def test_when_calm_it_is_announced_as_idle_and_claims_once_more_at_once() -> None:
+def test_a_calm_pool_is_announced_idle_and_claims_once_more() -> None:
     mode = polling()
     assert iteration(mode, 1, POLLING_LEAST_S - 0.01)[1] is None
     assert iteration(mode, 1, POLLING_LEAST_S + 0.01) == (0.0, True)
@@ -166,7 +166,7 @@ def find(mode: PollMode, count: int, jobs: int, at: float) -> None:
         iteration(mode, jobs, at)
 
 
-def test_when_busy_it_polls_on_and_counts_anew() -> None:
+def test_a_busy_pool_keeps_polling_and_restarts_its_count() -> None:
     mode = polling()
     find(mode, FOUND_PER_S_LEAST + 50, 1, 0.9)
     assert iteration(mode, 1, 1.01) == (POLL_FIRST_S, None)
@@ -174,7 +174,7 @@ def test_when_busy_it_polls_on_and_counts_anew() -> None:
     assert iteration(mode, 0, 2.02) == (0.0, True)
 
 
-def test_batches_count_once_however_large_they_are() -> None:
+def test_a_batch_counts_once_whatever_its_size() -> None:
     """Each would send one notification: many jobs in few batches are served faster by those."""
     mode = polling()
     find(mode, FOUND_PER_S_LEAST // 2, 50, 0.9)
@@ -182,8 +182,8 @@ def test_batches_count_once_however_large_they_are() -> None:
 
 
 @pytest.mark.parametrize("rate", [40, 90, 105, 200])
-def test_whether_it_polls_does_not_depend_on_what_came_before(rate: int) -> None:
-    """After some seconds at one rate of statements, a pool that was idle and one that polled do the same."""
+def test_the_mode_depends_on_the_current_rate_and_not_on_history(rate: int) -> None:
+    """After some seconds at one rate of statements, a pool that was idle and one that was polling behave alike."""
     ends = []
     for mode in (idle(), polling()):
         announced = []
@@ -198,14 +198,14 @@ def test_whether_it_polls_does_not_depend_on_what_came_before(rate: int) -> None
     assert abs(ends[0] - ends[1]) < 0.15
 
 
-def test_busy_is_a_rate_not_a_number() -> None:
-    """Five seconds without a find, then a few more than one second asks for: that is calm."""
+def test_busy_is_defined_by_a_rate_and_not_a_count() -> None:
+    """Five seconds without a job, then a few more than the threshold of one second: still calm."""
     mode = polling()
     find(mode, FOUND_PER_S_LEAST + 5, 1, 0.5)
     assert iteration(mode, 1, 5.0) == (0.0, True)
 
 
-def test_what_was_claimed_idle_does_not_keep_it_polling() -> None:
+def test_jobs_claimed_while_idle_do_not_keep_the_pool_polling() -> None:
     mode = idle()
     find(mode, 1000, 1, 1.0)
     mode.record_announcement(LONG_AFTER, idle=False)
@@ -213,15 +213,15 @@ def test_what_was_claimed_idle_does_not_keep_it_polling() -> None:
     assert iteration(mode, 0, LONG_AFTER + POLLING_LEAST_S)[1] is True
 
 
-def test_notifications_from_before_do_not_make_it_poll_again() -> None:
+def test_old_notifications_do_not_restart_polling() -> None:
     mode = polling()
     flood(mode, NOTIFIED_PER_S_MAX, since=0.5, until=1.2)
     assert iteration(mode, 0, 1.3) == (0.0, True)
     assert iteration(mode, 0, 1.31) == (POLL_CAP_S, None)
 
 
-def test_repeating_an_announcement_does_not_restart_the_period() -> None:
-    """An announcement that is repeated (a new worker id) does not lengthen the time of polling."""
+def test_a_repeated_announcement_does_not_restart_the_period() -> None:
+    """A repeated announcement (a new worker id) does not extend the polling period."""
     mode = polling()
     mode.record_announcement(0.9, idle=False)
     assert iteration(mode, 0, POLLING_LEAST_S + 0.01) == (0.0, True)

@@ -1,4 +1,4 @@
-"""How often idle pools are told what is due: once a period, more rarely where polls are expensive, but often enough."""
+"""How often due jobs are polled for idle pools: once per period, less often if polls are expensive, but bounded."""
 
 from __future__ import annotations
 
@@ -46,24 +46,24 @@ def pauses(took_s: Callable[[int], float]) -> list[float]:
     return [later - earlier for earlier, later in zip(ended, begun[1:], strict=False)]
 
 
-def test_a_cheap_poll_is_made_once_a_period() -> None:
+def test_a_cheap_poll_runs_once_per_period() -> None:
     found = pauses(lambda _: 0.01)
     assert len(found) > 90
     assert found == pytest.approx([POLL_S] * len(found), abs=0.01)
 
 
-def test_one_poll_that_had_to_wait_does_not_delay_the_next() -> None:
-    """It waited behind a claim that hung; the polls after it would wait ten times as long."""
+def test_one_slow_poll_does_not_delay_the_next() -> None:
+    """It waited behind a stuck claim; the polls after it would otherwise wait ten times as long."""
     assert max(pauses(lambda number: 3.0 if number == 5 else 0.01)) < POLL_S + 0.01
 
 
-def test_an_expensive_poll_takes_its_share_of_the_time() -> None:
+def test_an_expensive_poll_takes_a_bounded_share_of_time() -> None:
     found = pauses(lambda _: 0.5)
     assert found[3:] == pytest.approx([0.5 / COST_SHARE] * len(found[3:]), abs=0.01)
 
 
-def test_idle_pools_are_told_every_ten_seconds_whatever_it_costs() -> None:
-    """Inserts that are due later than in ten seconds send no notification: they rely on it."""
+def test_idle_pools_are_polled_for_every_ten_seconds_whatever_the_cost() -> None:
+    """Inserts due later than in ten seconds send no notification and rely on this."""
     found = pauses(lambda _: 9.0)
     assert PAUSE_S_MAX == 10
     assert max(found) < PAUSE_S_MAX + 0.01
@@ -73,7 +73,7 @@ def test_idle_pools_are_told_every_ten_seconds_whatever_it_costs() -> None:
 def ages(
     took_s: float, due: Callable[[int], dict[str, float]] = lambda _: {}, rewound: int = 0
 ) -> list[tuple[float, float | None]]:
-    """When each poll of some minutes began, and how far it went back; one from the head takes `took_s`."""
+    """When each poll started, and how far it reached back; one from the head takes `took_s`."""
     made: list[tuple[float, float | None]] = []
     pool = idle_pool()
 
@@ -95,11 +95,11 @@ def ages(
     return made
 
 
-def test_a_poll_begins_at_the_head_each_time_where_that_is_cheap() -> None:
+def test_every_poll_starts_at_the_head_while_that_is_cheap() -> None:
     assert {age_s for _, age_s in ages(0.01)} == {None}
 
 
-def test_a_poll_goes_back_to_the_last_one_and_sometimes_to_the_head() -> None:
+def test_an_expensive_poll_reaches_back_to_the_last_one_and_rarely_to_the_head() -> None:
     for took_s, pause_s in ((0.1, 0.1 / HEAD_COST_SHARE), (9.0, HEAD_PAUSE_S_MAX)):
         made = ages(took_s)
         heads = [began for began, age_s in made if age_s is None][2:]
@@ -109,15 +109,15 @@ def test_a_poll_goes_back_to_the_last_one_and_sometimes_to_the_head() -> None:
             assert age_s is None or age_s == pytest.approx(began - before + OVERLAP_S)
 
 
-def test_a_poll_goes_back_to_what_was_due_and_left() -> None:
-    """By a limit, perhaps: no notification says when it can run."""
+def test_a_poll_reaches_back_to_due_jobs_that_were_left_unclaimed() -> None:
+    """Such as jobs over a limit: no notification is sent when they can run."""
     made = ages(1.0, lambda number: {"q": -30.0} if number < 6 else {"q": 5.0})
     assert made[4][1] is not None
     assert made[5][1] == pytest.approx(made[5][0] - made[4][0] + 30 + OVERLAP_S)
     assert made[7][1] == pytest.approx(made[7][0] - made[6][0] + OVERLAP_S)
 
 
-def test_a_poll_after_a_rewind_begins_at_the_head() -> None:
+def test_a_poll_after_a_rewind_starts_at_the_head() -> None:
     made = ages(1.0, rewound=5)
     assert made[4][1] is not None
     assert made[5][1] is None

@@ -1,4 +1,4 @@
-"""A connection pooler between us and Postgres can never work: that is said, not waited out."""
+"""A pooler in transaction mode between daemon and Postgres is reported as an error, not as an outage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The proxy does what it says, in front of the real server."""
+"""The proxy behaves as documented, in front of a real server."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ async def connected(proxy: Proxy) -> asyncpg.Connection[Any]:
 
 
 async def silent(connection: asyncpg.Connection[Any], sql: str = "SELECT 1") -> None:
-    """No answer comes within 0.1 s; the connection is of no use afterwards."""
+    """Expects no reply within 0.1 s; the connection is unusable afterwards."""
     with pytest.raises(TimeoutError):
         await connection.execute(sql, timeout=0.1)
     assert not connection.is_closed(), "nobody has told it"
     connection.terminate()
 
 
-async def test_what_passes_is_the_same_and_the_port_too(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_data_passes_unchanged_and_the_port_is_stable(dsn: str, db: asyncpg.Connection[Any]) -> None:
     async with Proxy(dsn) as proxy:
         one, two = await connected(proxy), await connected(proxy)
         assert proxy.connections == 2
@@ -57,7 +57,7 @@ async def test_what_passes_is_the_same_and_the_port_too(dsn: str, db: asyncpg.Co
     await until(no_backends(db))
 
 
-async def test_a_delay_is_of_each_chunk_both_ways(dsn: str) -> None:
+async def test_a_delay_applies_to_each_chunk_in_both_directions(dsn: str) -> None:
     async with Proxy(dsn) as proxy:
         connection = await connected(proxy)
         proxy.mode, proxy.delay_s = "delay", 0.05
@@ -68,9 +68,7 @@ async def test_a_delay_is_of_each_chunk_both_ways(dsn: str) -> None:
         await connection.close()
 
 
-async def test_what_is_held_arrives_late_even_if_nobody_waits_for_it_any_longer(
-    dsn: str, db: asyncpg.Connection[Any]
-) -> None:
+async def test_held_data_is_delivered_late_even_if_its_sender_gave_up(dsn: str, db: asyncpg.Connection[Any]) -> None:
     await db.execute("CREATE TABLE arrived (who text)")
     async with Proxy(dsn) as proxy:
         gone, patient = await connected(proxy), await connected(proxy)
@@ -88,7 +86,7 @@ async def test_what_is_held_arrives_late_even_if_nobody_waits_for_it_any_longer(
 
 
 @pytest.mark.parametrize("mode", ["blackhole", "halfopen"])
-async def test_who_has_lost_bytes_stays_dead_and_new_ones_work(
+async def test_a_connection_that_lost_bytes_stays_dead_and_new_ones_work(
     dsn: str, db: asyncpg.Connection[Any], mode: Mode
 ) -> None:
     await db.execute("CREATE TABLE arrived (who text)")
@@ -114,7 +112,7 @@ async def test_who_has_lost_bytes_stays_dead_and_new_ones_work(
         await until(no_backends(db))
 
 
-async def test_a_server_finds_out_in_the_end_that_a_silent_client_has_gone(
+async def test_a_server_eventually_detects_a_silently_lost_client(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tests.proxy.KEEPALIVE_S", 0.2)
@@ -129,7 +127,7 @@ async def test_a_server_finds_out_in_the_end_that_a_silent_client_has_gone(
         await until(no_backends(db))
 
 
-async def test_refused_are_the_new_ones_only(dsn: str) -> None:
+async def test_refuse_affects_only_new_connections(dsn: str) -> None:
     async with Proxy(dsn) as proxy:
         old = await connected(proxy)
         proxy.mode = "refuse"
@@ -141,14 +139,14 @@ async def test_refused_are_the_new_ones_only(dsn: str) -> None:
         await old.close()
 
 
-async def test_a_server_that_is_away_is_a_reset(dsn: str) -> None:
+async def test_an_unavailable_server_is_reported_as_a_reset(dsn: str) -> None:
     async with Proxy("postgresql://nobody@127.0.0.1:1/none") as proxy:
         with pytest.raises(CLOSED):
             await connected(proxy)
         assert proxy.connections == 0
 
 
-async def test_a_cut_resets_all_at_once_on_both_sides(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_a_cut_resets_all_connections_on_both_sides(dsn: str, db: asyncpg.Connection[Any]) -> None:
     async with Proxy(dsn) as proxy:
         three = [await connected(proxy) for _ in range(3)]
         assert proxy.cut() == 3
@@ -160,14 +158,14 @@ async def test_a_cut_resets_all_at_once_on_both_sides(dsn: str, db: asyncpg.Conn
         assert proxy.cut() == 0
 
 
-async def test_an_unknown_mode_is_refused(dsn: str) -> None:
+async def test_an_unknown_mode_is_rejected(dsn: str) -> None:
     async with Proxy(dsn) as proxy:
         with pytest.raises(ValueError, match="no mode"):
             proxy.mode = "passs"  # type: ignore[assignment]
         assert proxy.mode == "pass"
 
 
-async def test_each_message_is_told_once_in_order_of_arrival(dsn: str) -> None:
+async def test_each_message_is_reported_once_in_order_of_arrival(dsn: str) -> None:
     seen: list[Message] = []
     async with Proxy(dsn) as proxy:
         proxy.on_message = lambda message: not seen.append(message)
@@ -191,8 +189,8 @@ async def test_each_message_is_told_once_in_order_of_arrival(dsn: str) -> None:
         await until(lambda: [(m.kind, m.connection) for m in seen[-2:]] == [("X", 2), ("X", 1)])
 
 
-async def test_other_drivers_are_understood_too(dsn: str) -> None:
-    """libpq, which the tests of the client use: other messages in another order."""
+async def test_libpqs_messages_are_parsed(dsn: str) -> None:
+    """psycopg uses libpq, which sends other messages in another order."""
     kinds: list[str] = []
     async with Proxy(dsn) as proxy:
         proxy.on_message = lambda message: not kinds.append(message.kind)
@@ -204,7 +202,7 @@ async def test_other_drivers_are_understood_too(dsn: str) -> None:
 
 
 @pytest.mark.parametrize("before", ["clientQ", "serverC"])
-async def test_a_cut_comes_before_the_message_and_after_all_others(
+async def test_a_cut_falls_before_its_message_and_after_all_earlier_ones(
     dsn: str, db: asyncpg.Connection[Any], before: str
 ) -> None:
     await db.execute("CREATE TABLE arrived (who int)")

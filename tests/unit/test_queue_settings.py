@@ -1,4 +1,4 @@
-"""Settings of a queue as words: bounds, rates as text, what holds and where it comes from."""
+"""Settings of a queue: bounds, rates as text, the effective setting and its source."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pgworkd.settings.queue import BOUNDS, NAMES, checked, effective_settings, n
 
 
 @pytest.mark.parametrize("name", BOUNDS)
-def test_the_bounds_themselves_are_allowed_as_number_and_as_text(name: str) -> None:
+def test_the_bounds_are_inclusive_for_numbers_and_text(name: str) -> None:
     bounds = BOUNDS[name]
     for value in (bounds.low, bounds.high):
         assert number(name, value, "it") == value
@@ -23,7 +23,7 @@ def test_the_bounds_themselves_are_allowed_as_number_and_as_text(name: str) -> N
 @pytest.mark.parametrize(
     "value", [-1, 10**10, 10**400, "nan", float("nan"), "inf", "-inf", "", "x", "1_0x", True, None, [1], "1e999"]
 )
-def test_what_is_out_of_bounds_or_no_number_is_refused_by_name(name: str, value: Any) -> None:
+def test_out_of_bounds_and_non_numeric_values_are_rejected_by_name(name: str, value: Any) -> None:
     with pytest.raises(UsageError) as refused:
         number(name, value, "--flag")
     assert str(refused.value).startswith("--flag ")
@@ -32,7 +32,7 @@ def test_what_is_out_of_bounds_or_no_number_is_refused_by_name(name: str, value:
 
 @pytest.mark.parametrize("name", [name for name in BOUNDS if BOUNDS[name].whole])
 @pytest.mark.parametrize("value", [1.5, "1.5"])
-def test_no_halves_where_things_are_counted(name: str, value: Any) -> None:
+def test_counts_must_be_integers(name: str, value: Any) -> None:
     with pytest.raises(UsageError, match="a whole number"):
         number(name, value, "it")
 
@@ -45,7 +45,7 @@ def test_no_halves_where_things_are_counted(name: str, value: Any) -> None:
         ("1/366d", 1, 31_622_400),
     ],
 )  # fmt: skip
-def test_rates_as_people_write_them(text: str, starts: int, period_s: float) -> None:
+def test_rates_are_parsed_from_text(text: str, starts: int, period_s: float) -> None:
     assert rate("rate", text, "--rate") == {"rate": starts, "rate_period_s": period_s}
     assert rate("rate", rate_text(starts, period_s), "it") == {"rate": starts, "rate_period_s": period_s}
 
@@ -67,14 +67,14 @@ def test_rates_as_people_write_them(text: str, starts: int, period_s: float) -> 
         ("10/367d", "give a period of 0.001 s to 366 days"),
     ],
 )
-def test_rates_that_are_none(text: str, says: str) -> None:
+def test_invalid_rates_are_rejected(text: str, says: str) -> None:
     with pytest.raises(UsageError) as refused:
         rate("rate_per_key", text, "--rate-per-key")
     assert str(refused.value).startswith("--rate-per-key ")
     assert says in str(refused.value)
 
 
-def test_unsetting_a_rate_takes_its_period_and_burst_along() -> None:
+def test_unsetting_a_rate_also_unsets_its_period_and_burst() -> None:
     assert unset(["rate"], "--unset") == dict.fromkeys(["rate", "rate_period_s", "rate_burst"])
     assert unset(["rate-burst", " MAX-RUNNING "], "--unset") == {"rate_burst": None, "max_running": None}
     assert unset(["all"], "--unset") == dict.fromkeys([*BOUNDS, "fair"])
@@ -82,7 +82,7 @@ def test_unsetting_a_rate_takes_its_period_and_burst_along() -> None:
         unset(["speed"], "--unset")
 
 
-def test_changes_are_checked_before_sql_sees_them() -> None:
+def test_changes_are_validated_before_they_reach_sql() -> None:
     assert checked({"concurrency": 3, "fair": None, "rate": None}) == {"concurrency": 3, "fair": None, "rate": None}
     for wrong in ({"concurrency": 0}, {"speed": 1}, {"fair": 1}, {"name": "x"}, {"updated_at": None}):
         with pytest.raises(UsageError, match=next(iter(wrong))):
@@ -93,7 +93,7 @@ def shown(row: dict[str, Any], *code: tuple[int, str]) -> dict[str, str]:
     return {each.name: str(each) for each in effective_settings(row, code)}
 
 
-def test_where_a_value_comes_from() -> None:
+def test_the_source_of_an_effective_setting_is_shown() -> None:
     assert list(shown({})) == ["concurrency", "paused", *NAMES[1:]]
     plain = shown({}, (4, "code"))
     assert plain["concurrency"] == "4 (code)"
@@ -113,6 +113,6 @@ def test_where_a_value_comes_from() -> None:
     assert shown({}, (8, "settings"))["concurrency"] == "8 (settings)"
 
 
-def test_daemons_that_differ_are_all_named() -> None:
+def test_daemons_with_different_settings_are_all_listed() -> None:
     assert shown({}, (8, "code"), (4, "default"))["concurrency"] == "4 or 8 (code; daemons differ)"
     assert shown({"concurrency": 2}, (8, "code"), (4, "default"))["concurrency"] == "2 (row; default from code: 4 or 8)"

@@ -14,7 +14,7 @@ from pgworkd.words.events import Events
 
 
 class Heard(Events):
-    """Events, and what was said."""
+    """Events, and a list of those received."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,14 +40,14 @@ async def test_the_delays_double_up_to_the_cap(heard: Heard) -> None:
 
 
 @pytest.mark.usefixtures("no_jitter")
-async def test_after_an_answer_they_begin_anew(heard: Heard) -> None:
+async def test_the_delays_start_over_after_a_success(heard: Heard) -> None:
     state = Outage("claim", heard)
     first = [state.failed(OSError("down")) for _ in range(4)]
     state.passed()
     assert [state.failed(OSError("down")) for _ in range(4)] == first
 
 
-async def test_delays_differ_so_that_a_fleet_does_not_return_as_one(heard: Heard) -> None:
+async def test_delays_are_jittered_to_avoid_a_thundering_herd(heard: Heard) -> None:
     drawn = [Outage("claim", heard).failed(OSError("down")) for _ in range(50)]
     assert len(set(drawn)) > 40
     assert all(FIRST_S * 0.5 <= delay_s <= FIRST_S * 1.5 for delay_s in drawn)
@@ -56,7 +56,7 @@ async def test_delays_differ_so_that_a_fleet_does_not_return_as_one(heard: Heard
     assert all(CAP_S * 0.5 <= delay_s <= CAP_S * 1.5 for delay_s in late)
 
 
-async def test_an_outage_is_reported_once_and_its_end_once(heard: Heard) -> None:
+async def test_an_outage_is_reported_once_at_its_start_and_once_at_its_end(heard: Heard) -> None:
     state = Outage("claim q", heard)
     assert not state.on
     state.passed()
@@ -81,7 +81,9 @@ async def test_an_outage_is_reported_once_and_its_end_once(heard: Heard) -> None
     ]
 
 
-async def test_the_outage_counts_from_the_first_failure(heard: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_outages_duration_is_counted_from_the_first_failure(
+    heard: Heard, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = 1000.0
     monkeypatch.setattr(reconnect.anyio, "current_time", lambda: now)
     state = Outage("lease", heard)
@@ -92,7 +94,7 @@ async def test_the_outage_counts_from_the_first_failure(heard: Heard, monkeypatc
     assert heard.said[-1] == (events.DATABASE_RECOVERED, {"part": "lease", "outage_s": 200.125})
 
 
-async def test_two_parts_know_nothing_of_each_other(heard: Heard) -> None:
+async def test_components_track_their_outages_independently(heard: Heard) -> None:
     one, other = Outage("claim", heard), Outage("settle", heard)
     for _ in range(5):
         one.failed(OSError("down"))
@@ -101,7 +103,7 @@ async def test_two_parts_know_nothing_of_each_other(heard: Heard) -> None:
     assert [facts["part"] for _, facts in heard.said] == ["claim", "settle"]
 
 
-async def test_a_waiting_part_retries_at_once_when_another_part_was_answered(
+async def test_a_waiting_component_retries_at_once_when_another_one_succeeds(
     heard: Heard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reconnect, "CAP_S", 3600.0)
@@ -122,7 +124,7 @@ async def test_a_waiting_part_retries_at_once_when_another_part_was_answered(
 
 
 @pytest.mark.usefixtures("no_jitter")
-async def test_a_waiting_part_otherwise_waits_for_the_whole_delay(heard: Heard) -> None:
+async def test_a_waiting_component_otherwise_waits_the_full_delay(heard: Heard) -> None:
     began = anyio.current_time()
     await Outage("claim", heard).wait(OSError("down"))
     assert anyio.current_time() - began >= FIRST_S

@@ -1,4 +1,4 @@
-"""What may be shown: no password of ours in any form, and nothing that steers a terminal or ends a line."""
+"""Redaction: no password in any form, no terminal control characters, no line breaks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pgworkd.words.dsn import dsn_fault
 from pgworkd.words.redaction import escaped, hide, redact
 
 ODD = "c4n4ry@a:b/c?d#e%f g'h\"i\\jß"
-"""A password with everything that an address, JSON, repr() or a URL writes otherwise."""
+"""A password with every character that a DSN, JSON, repr() or a URL escapes."""
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +29,7 @@ def nothing_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     [str, repr, json.dumps, ascii, escaped, quote, quote_plus, lambda text: quote(text, safe=""), lambda t: f"<{t}>"],
     ids=["plain", "repr", "json", "ascii", "escaped", "URL", "form", "component", "inside"],
 )
-def test_a_password_is_hidden_however_it_is_written(write):
+def test_a_password_is_redacted_in_every_encoding(write):
     assert "c4n4ry" in redact(write(ODD)), "not known yet"
     hide(f"postgresql://user:{quote(ODD, safe='')}@host/db")
     shown = redact(f"before {write(ODD)} after")
@@ -38,26 +38,26 @@ def test_a_password_is_hidden_however_it_is_written(write):
     assert shown.endswith(" after")
 
 
-def test_a_password_is_hidden_as_it_stands_in_the_address():
+def test_a_password_is_redacted_as_written_in_the_dsn():
     hide("postgresql://user:c4n4ry%40home@host/db?sslpassword=s3cr3t%2Bkey")
     assert redact("c4n4ry%40home c4n4ry@home s3cr3t%2Bkey s3cr3t+key") == "*** *** *** ***"
 
 
-def test_the_password_that_the_driver_falls_back_on_is_hidden(monkeypatch):
+def test_the_drivers_fallback_password_is_redacted(monkeypatch):
     monkeypatch.setenv("PGPASSWORD", "c4n4ry")
     hide("postgresql://user@host/db")
     assert redact("it is c4n4ry") == "it is ***"
 
 
-def test_the_longest_is_hidden_first_whatever_came_first():
+def test_longer_secrets_are_redacted_before_shorter_ones():
     hide("postgresql://u:c4n4ry@h/db")
     hide("postgresql://u:c4n4ry-and-more@h/db")
     assert redact("c4n4ry-and-more c4n4ry") == "*** ***"
 
 
 @pytest.mark.parametrize("password", ["postgres", "app", "", "x", "host-1"])
-def test_what_is_no_secret_is_left_in_all_other_text(password):
-    """It is short, or stands beside itself in the open."""
+def test_short_or_obvious_passwords_do_not_redact_other_text(password):
+    """Such a password is short, or equals another part of the DSN that is shown anyway."""
     hide(f"postgresql://postgres:{password}@host-1/app")
     text = "postgres at host-1 has no database app, x"
     assert redact(text) == text
@@ -75,31 +75,31 @@ def test_what_is_no_secret_is_left_in_all_other_text(password):
         ("postgresql://u:***@h", "postgresql://u:***@h"),
     ],
 )
-def test_the_password_of_any_address_is_hidden(text, shown):
+def test_the_password_of_any_dsn_is_redacted(text, shown):
     assert redact(text) == shown
 
 
 @given(st.text(st.characters(exclude_categories=("Cs", "Cc")), min_size=8))
-def test_redacting_twice_is_redacting_once(text):
+def test_redaction_is_idempotent(text):
     once = redact(f"://{text}:@postgres://{text}:{text}@")
     assert redact(once) == once
 
 
 @pytest.mark.parametrize("text", ["://:" * 50_000, "postgresql://x:" * 20_000, "://" + "a" * 500_000, "x" * 5_000_000])
-def test_it_takes_no_time_on_any_text(text):
+def test_redaction_is_fast_on_any_text(text):
     began_s = time.process_time()
     redact(text)
     assert time.process_time() - began_s < 1.0
 
 
-def test_an_address_that_makes_no_sense_does_no_harm():
+def test_an_invalid_dsn_does_not_break_redaction():
     for text in ("", "x", "://", "postgresql://:@", "?password", "a:b@c", "\0\ud800"):
         hide(text)
     assert redact("as before") == "as before"
 
 
 @given(st.text())
-def test_escaped_text_is_one_line_without_controls_or_turned_directions(text):
+def test_escaped_text_is_one_line_without_control_or_bidi_characters(text):
     shown = escaped(text)
     assert len(shown.splitlines()) <= 1
     assert all(c.isprintable() or c.isspace() for c in shown)
@@ -115,7 +115,7 @@ def test_escaped_text_is_one_line_without_controls_or_turned_directions(text):
     [
         "postgresql://u:c4n4ry\u2100@127.0.0.1/db",  # urlsplit: netloc '...' contains invalid characters under NFKC
         "postgresql://u:c4n4ry[@127.0.0.1/db",
-        "postgresql://u:p@c4n4ry@127.0.0.1/db",  # int(): invalid literal '...'; or a look-up of that name
+        "postgresql://u:p@c4n4ry@127.0.0.1/db",  # int(): invalid literal '...'; or a DNS lookup of that name
         "postgresql://u@[zz]:1/db",
         "postgresql://u@a..b/db",
         f"postgresql://u@{'a' * 70}/db",
@@ -124,12 +124,12 @@ def test_escaped_text_is_one_line_without_controls_or_turned_directions(text):
         "postgresql://%00@h/db",
     ],
 )
-def test_what_the_driver_cannot_parse_is_refused_before_it_quotes_the_password(dsn):
+def test_an_unparsable_dsn_is_rejected_before_the_driver_quotes_its_password(dsn):
     fault = dsn_fault(dsn)
     assert fault is not None
     assert "c4n4ry" not in fault
 
 
 @pytest.mark.parametrize("dsn", ["postgresql://u:p%2Fw@%2Frun%2Fpostgresql/db", "postgresql://ü:ß@münchen.example/db"])
-def test_sockets_and_letters_beyond_ascii_are_taken(dsn):
+def test_unix_sockets_and_non_ascii_characters_are_accepted(dsn):
     assert dsn_fault(dsn) is None

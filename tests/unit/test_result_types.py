@@ -1,4 +1,4 @@
-"""Results are stored whatever common type they are of: the work is done, and would be done again for nothing."""
+"""Results of any common type are stored: rejecting one would only repeat work already done."""
 
 from __future__ import annotations
 
@@ -74,13 +74,13 @@ class _Odd:
     ],
     ids=["odd", "deep", "bytes", "generator", "nan", "nul", "large"],
 )
-def test_a_result_that_cannot_be_stored_says_where_and_what_to_do(value: object, said: str) -> None:
+def test_an_unstorable_result_is_rejected_with_its_path_and_a_remedy(value: object, said: str) -> None:
     with pytest.raises(InvalidPayload) as caught:
         encode_result(value)
     assert said in str(caught.value)
 
 
 def test_a_payload_is_not_converted() -> None:
-    """It is refused before anything is done, and whoever passes it can say what it means."""
+    """An unsupported payload is rejected before any work is done, and its caller can convert it."""
     with pytest.raises(InvalidPayload, match="isoformat"):
         encode({"at": _AT})

@@ -1,4 +1,4 @@
-"""Rules, what follows what, and what is refused."""
+"""Schedule rules: their occurrences, missed occurrences, and what is rejected."""
 
 import pickle
 import time
@@ -53,7 +53,7 @@ RECURRENCES = st.builds(
 
 @given(recurrence=RECURRENCES, instant=UTC_INSTANTS)
 @settings(deadline=None)
-def test_next_after_is_later_whole_and_in_utc(recurrence: Recurrence, instant: datetime) -> None:
+def test_next_after_is_later_in_whole_seconds_and_in_utc(recurrence: Recurrence, instant: datetime) -> None:
     chain = [instant]
     for _ in range(5):
         chain.append(recurrence.next_after(chain[-1]))
@@ -63,7 +63,7 @@ def test_next_after_is_later_whole_and_in_utc(recurrence: Recurrence, instant: d
 
 @given(recurrence=RECURRENCES, instant=UTC_INSTANTS, fraction=st.floats(0, 1, exclude_max=True))
 @settings(deadline=None)
-def test_next_after_is_the_least(recurrence: Recurrence, instant: datetime, fraction: float) -> None:
+def test_next_after_is_the_earliest_occurrence(recurrence: Recurrence, instant: datetime, fraction: float) -> None:
     following = recurrence.next_after(instant)
     between = instant + (following - instant) * fraction
     assert recurrence.next_after(min(between, following - SECOND / 1000)) == following
@@ -74,7 +74,7 @@ def test_next_after_is_the_least(recurrence: Recurrence, instant: datetime, frac
 
 
 @given(every_s=INTERVALS_S, instant=UTC_INSTANTS)
-def test_intervals_are_multiples_since_the_epoch(every_s: int, instant: datetime) -> None:
+def test_intervals_are_aligned_to_the_epoch(every_s: int, instant: datetime) -> None:
     due_s = (Recurrence.parse(every_s, "Asia/Kolkata").next_after(instant) - utc(1970, 1, 1)) / SECOND
     assert due_s % every_s == 0
     assert 0 < due_s - instant.timestamp() <= every_s
@@ -88,7 +88,7 @@ def test_intervals_are_multiples_since_the_epoch(every_s: int, instant: datetime
     missed_max=st.integers(1, 5),
 )
 @settings(deadline=None)
-def test_follow_against_its_definition(
+def test_follow_agrees_with_its_definition(
     recurrence: Recurrence, previous: datetime, outage: timedelta, on_the_grid: bool, missed_max: int
 ) -> None:
     if on_the_grid:
@@ -97,7 +97,7 @@ def test_follow_against_its_definition(
     missed: list[datetime] = []
     while len(missed) < 300 and (due := recurrence.next_after(missed[-1] if missed else previous)) <= now:
         missed.append(due)
-    if len(missed) == 300:  # enough to know: measure from the 300th on
+    if len(missed) == 300:  # enough: measure from the 300th on
         now = missed[-1]
     following = recurrence.follow(previous, now, missed_max)
     assert following > previous
@@ -109,7 +109,7 @@ def test_follow_against_its_definition(
 
 @given(recurrence=RECURRENCES)
 @settings(deadline=None)
-def test_parse_reads_back_what_it_stored(recurrence: Recurrence) -> None:
+def test_parse_round_trips_stored_rules(recurrence: Recurrence) -> None:
     again = Recurrence.parse(recurrence.cron or recurrence.every_s or 0, recurrence.timezone, recurrence.missed)
     assert again == recurrence
     assert pickle.loads(pickle.dumps(recurrence)) == recurrence  # noqa: S301
@@ -118,7 +118,7 @@ def test_parse_reads_back_what_it_stored(recurrence: Recurrence) -> None:
 @given(cron=CRONS.filter(lambda cron: len(cron.split()) == 5), instant=UTC_INSTANTS)
 @example(cron="0 0 29 2 *", instant=utc(2096, 3, 1))
 @settings(deadline=None)
-def test_agrees_with_croniter_where_no_clock_changes(cron: str, instant: datetime) -> None:
+def test_occurrences_agree_with_croniter_in_zones_without_dst(cron: str, instant: datetime) -> None:
     minute, hour, day, month, weekday = cron.split()
     if "*" not in (day, weekday):  # cron fires on either, and the two differ on whether "*/2" is a star
         weekday = "*"
@@ -166,12 +166,12 @@ def test_a_year_of_outage_is_cheap(every: Any, missed: Missed) -> None:
     assert best_s < 0.05
 
 
-def test_follow_refuses_a_maximum_below_one() -> None:
+def test_follow_rejects_a_maximum_below_one() -> None:
     with pytest.raises(ValueError, match="occurrences_missed_max"):
         Recurrence.parse(60).follow(PREVIOUS, NOW, 0)
 
 
-# --- what is taken and what is refused ----------------------------------------------------------------------
+# --- what is accepted and what is rejected ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,7 @@ def test_six_fields_have_seconds_first() -> None:
         ("60 * * * *", "cron"),
         ("0 0 30 2 *", "cron"),
         ("0 0 31 4,6 *", "cron"),
-        ("0 0 */15 2 MON#5", "cron"),  # the 1st and 16th are no fifth Monday; cronsim alone takes it
+        ("0 0 */15 2 MON#5", "cron"),  # the 1st and 16th are no fifth Monday; only cronsim accepts it
         ("a b c d e", "cron"),
         ("5-1 * * * *", "cron"),
         ("*/0 * * * *", "cron"),
@@ -244,7 +244,7 @@ def test_six_fields_have_seconds_first() -> None:
         (b"0 7 * * *", "every_s"),
     ],
 )
-def test_refuses_a_bad_rule_and_names_the_field(every: Any, field: str) -> None:
+def test_an_invalid_rule_is_rejected_naming_the_field(every: Any, field: str) -> None:
     with pytest.raises(BadSchedule, match=field) as refusal:
         Recurrence.parse(every)
     assert len(str(refusal.value)) < 300
@@ -260,19 +260,19 @@ def test_refuses_a_bad_rule_and_names_the_field(every: Any, field: str) -> None:
         "\ud800", pytest.param("Z" * 5000, id="5000 chars"), None, 1, b"UTC", UTC,
     ],
 )  # fmt: skip
-def test_refuses_a_bad_zone(zone: Any) -> None:
+def test_an_invalid_time_zone_is_rejected(zone: Any) -> None:
     for every in ("0 7 * * *", 60):
         with pytest.raises(BadSchedule, match=r"timezone .*; give an IANA name"):
             Recurrence.parse(every, zone)
 
 
 @pytest.mark.parametrize("zone", ["UTC", "Etc/GMT+5", "America/Port-au-Prince", "America/Argentina/Ushuaia"])
-def test_takes_every_form_of_zone_name(zone: str) -> None:
+def test_every_form_of_zone_name_is_accepted(zone: str) -> None:
     assert Recurrence.parse("0 7 * * *", zone).timezone == zone
 
 
 @pytest.mark.parametrize("missed", ["", "SKIP", "none", None, 1, []])
-def test_refuses_a_bad_rule_for_missed_ones(missed: Any) -> None:
+def test_an_invalid_missed_policy_is_rejected(missed: Any) -> None:
     with pytest.raises(BadSchedule, match="missed"):
         Recurrence.parse(60, missed=missed)
 
@@ -281,7 +281,7 @@ def test_refuses_a_bad_rule_for_missed_ones(missed: Any) -> None:
     ("cron", "every_s"),
     [(None, None), ("0 7 * * *", 60), ("@daily", None), (7, None), (None, 1.0), (None, True)],
 )
-def test_the_constructor_checks_as_parse_does(cron: Any, every_s: Any) -> None:
+def test_the_constructor_validates_like_parse(cron: Any, every_s: Any) -> None:
     with pytest.raises(BadSchedule, match=r"cron|every_s"):
         Recurrence(cron, every_s)
 
@@ -300,7 +300,7 @@ def test_nothing_is_due_from_2200_on(every: Any) -> None:
 
 
 @pytest.mark.parametrize("every", ["0 7 * * *", "* * * * *", 60])
-def test_the_ends_of_datetime_are_no_trouble(every: Any) -> None:
+def test_the_limits_of_datetime_are_handled(every: Any) -> None:
     east, west = timezone(timedelta(hours=14)), timezone(timedelta(hours=-12))
     recurrence = Recurrence.parse(every, "Europe/Berlin", "all")
     assert recurrence.next_after(datetime.min.replace(tzinfo=east)).year == 1970
@@ -310,12 +310,12 @@ def test_the_ends_of_datetime_are_no_trouble(every: Any) -> None:
     assert recurrence.follow(*ends).year == 2199
 
 
-def test_the_first_second_of_all_can_be_due() -> None:
+def test_the_first_representable_second_can_be_due() -> None:
     assert Recurrence.parse(60).next_after(utc(1969, 12, 31)) == utc(1970, 1, 1)
     assert Recurrence.parse("0 0 1 1 *").next_after(utc(1900, 1, 1)) == utc(1970, 1, 1)
 
 
-def test_refuses_naive_datetimes() -> None:
+def test_naive_datetimes_are_rejected() -> None:
     naive = datetime(2026, 6, 1)
     with pytest.raises(ValueError, match="aware"):
         Recurrence.parse(60).next_after(naive)

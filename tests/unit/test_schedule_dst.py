@@ -1,4 +1,4 @@
-"""Due times against a second calculation: walk every real minute and look at the clock on the wall."""
+"""Due times against a second calculation, which steps through every minute of UTC and reads the local time."""
 
 from bisect import bisect_right
 from datetime import UTC, datetime, timedelta
@@ -81,7 +81,7 @@ def offset_changes(zone: str) -> list[datetime]:
 
 @cache
 def clock(zone: str, change: datetime, around: timedelta) -> list[tuple[datetime, datetime]]:
-    """(UTC, naive wall) of every real minute around a change."""
+    """(UTC, naive local time) of every minute around a change."""
     minutes = [change - around + n * MINUTE for n in range(2 * around // MINUTE + 1)]
     return [(minute, minute.astimezone(ZoneInfo(zone)).replace(tzinfo=None)) for minute in minutes]
 
@@ -94,7 +94,7 @@ def due_minutes(cron: str, zone: str, change: datetime, around: timedelta = AROU
         return [instant for instant, wall in ticks if wall in matches]
     due, seen = [], first - MINUTE
     for instant, wall in ticks:
-        # All wall minutes the clock passes with this tick and never showed before: none in a second pass,
+        # All local minutes that this tick passes for the first time: none in a second pass,
         # many at the end of a gap, one otherwise.
         passed = [seen + n * MINUTE for n in range(1, (wall - seen) // MINUTE + 1)]
         if not matches.isdisjoint(passed):
@@ -106,7 +106,7 @@ def due_minutes(cron: str, zone: str, change: datetime, around: timedelta = AROU
 # --- daylight saving ----------------------------------------------------------------------------------------
 
 
-def test_the_zones_change_as_this_file_supposes() -> None:
+def test_the_time_zone_data_has_the_expected_changes() -> None:
     assert [len(offset_changes(zone)) for zone in ZONES] == [4, 4, 4, 4, 2]
     assert utc(2026, 3, 29, 1) in offset_changes("Europe/Berlin")
     assert utc(2026, 4, 4, 15) in offset_changes("Australia/Lord_Howe")
@@ -114,7 +114,7 @@ def test_the_zones_change_as_this_file_supposes() -> None:
 
 @pytest.mark.parametrize("zone", ZONES)
 @pytest.mark.parametrize("cron", [*FOLLOW_WALL_CLOCK, *FOLLOW_REAL_TIME])
-def test_agrees_with_the_clock_on_the_wall_through_every_change(cron: str, zone: str) -> None:
+def test_occurrences_agree_with_local_time_through_every_change(cron: str, zone: str) -> None:
     recurrence = Recurrence.parse(cron, zone)
     latest = Recurrence.parse(cron, zone, "once")
     for change in offset_changes(zone):
@@ -125,7 +125,7 @@ def test_agrees_with_the_clock_on_the_wall_through_every_change(cron: str, zone:
         while (instant := recurrence.next_after(instant)) <= change + reach:
             chain.append(instant)
         assert chain == [due for due in expected if abs(due - change) <= reach]
-        # From instants within the gap's and the repeated hour's neighbourhood, in both directions.
+        # From instants around the gap and the repeated hour, in both directions.
         for n in range(-150, 151, 10):
             minute = change + n * MINUTE
             for instant in (minute - SECOND, minute, minute + SECOND / 2):
@@ -156,7 +156,9 @@ def occurrences(every: str, zone: str, start: datetime, end: datetime) -> list[s
         ("*/30 0 2 * * *", [], ["02:00:00+02", "02:00:30+02", "02:00:00+01", "02:00:30+01"]),
     ],
 )
-def test_berlin_by_hand(every: str, due_in_spring: list[str], due_in_autumn: list[str]) -> None:
+def test_occurrences_in_berlin_match_hand_computed_times(
+    every: str, due_in_spring: list[str], due_in_autumn: list[str]
+) -> None:
     berlin = "Europe/Berlin"
     assert occurrences(every, berlin, utc(2026, 3, 29, 0), utc(2026, 3, 29, 2, 30)) == due_in_spring
     assert occurrences(every, berlin, utc(2026, 10, 24, 23), utc(2026, 10, 25, 3, 30)) == due_in_autumn
@@ -169,20 +171,20 @@ def test_the_second_pass_of_a_repeated_hour_does_not_fire_again() -> None:
     assert recurrence.next_after(local.replace(fold=1)) == utc(2026, 10, 26, 1, 30)
 
 
-def test_follow_tells_the_two_passes_apart_when_both_instants_are_local() -> None:
+def test_follow_distinguishes_both_passes_of_a_repeated_hour() -> None:
     recurrence = Recurrence.parse("*/15 * * * *", "Europe/Berlin")
     first_pass = datetime(2026, 10, 25, 2, 45, tzinfo=ZoneInfo("Europe/Berlin"))
     second_pass = first_pass.replace(minute=10, fold=1)
-    assert second_pass < first_pass  # by the clock on the wall, which is how Python compares within a zone
+    assert second_pass < first_pass  # in local time, which is how Python compares within a zone
     assert recurrence.follow(first_pass, second_pass) == utc(2026, 10, 25, 1, 15)
 
 
-def test_a_far_occurrence_is_found_in_the_first_pass() -> None:
-    # From winter time to winter time, with all of summer time to be noticed in between.
+def test_a_distant_occurrence_is_found_in_the_first_pass() -> None:
+    # From winter time to winter time, across all of summer time.
     assert Recurrence.parse("*/30 2 25 10 *", "Europe/Berlin").next_after(utc(2026, 1, 1)) == utc(2026, 10, 25)
 
 
-def test_what_was_skipped_together_counts_as_one_missed_occurrence() -> None:
+def test_occurrences_skipped_by_one_gap_count_as_one_missed() -> None:
     recurrence = Recurrence.parse("15,45 1-3 * * *", "Europe/Berlin", "all")
     previous, now = (
         utc(2026, 3, 1),
@@ -192,7 +194,7 @@ def test_what_was_skipped_together_counts_as_one_missed_occurrence() -> None:
     assert recurrence.follow(previous, now, 4) == utc(2026, 3, 29, 0, 45)
 
 
-def test_a_day_that_a_zone_skipped_is_due_at_its_end() -> None:
+def test_an_occurrence_on_a_skipped_day_is_due_at_the_days_end() -> None:
     apia = Recurrence.parse("0 12 * * *", "Pacific/Apia")  # had no 30 December 2011
     assert apia.next_after(utc(2011, 12, 29, 22)) == utc(2011, 12, 30, 10)
     assert apia.next_after(utc(2011, 12, 30, 10)) == utc(2011, 12, 30, 22)

@@ -1,4 +1,4 @@
-"""What the settler reports, where two attempts of one job come to it together."""
+"""What the settler reports if two attempts of one job are in one flush."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ class Store:
     [(Ending.COMPLETED, "completed"), (Ending.FAILED, "dead")],
 )
 @pytest.mark.parametrize("attempts", [(1, 2), (2, 1)])
-async def test_two_attempts_of_one_job_in_one_flush_are_reported_each_for_itself(
+async def test_two_attempts_of_one_job_in_one_flush_are_reported_separately(
     ending: Ending, status: str, attempts: tuple[int, int]
 ) -> None:
-    """A worker that was lost and is back may hold an old outcome, and claim the job again before it is flushed."""
+    """A worker that lost its lease may have an old outcome in flight, and claim the job again before the flush."""
     reports: list[tuple[int, str | None]] = []
     stale: list[int] = []
 

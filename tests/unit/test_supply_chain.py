@@ -1,4 +1,4 @@
-"""What we are built and tested with: pinned by hash, in step with pyproject.toml, asked for known vulnerabilities."""
+"""Build and test dependencies: pinned by hash, in step with pyproject.toml, audited for known vulnerabilities."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PIN = re.compile(r"^([a-z0-9._-]+)==(\S+)(?: ; .+)? \\\n" + HASHES, re.MULTILINE
 
 
 def pins() -> dict[str, list[str]]:
-    """By package, its versions: more than one where they go by the Python."""
+    """Versions by package: more than one if they depend on the Python version."""
     found: dict[str, list[str]] = {}
     for name, version in PIN.findall(LOCK):
         found.setdefault(canonicalize_name(name), []).append(version)
@@ -29,7 +29,7 @@ def pins() -> dict[str, list[str]]:
 
 
 def wanted() -> list[Requirement]:
-    """What pyproject.toml names anywhere."""
+    """All packages that pyproject.toml names."""
     table = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     project = table["project"]
     extras = [each for extra in project["optional-dependencies"].values() for each in extra]
@@ -38,19 +38,19 @@ def wanted() -> list[Requirement]:
 
 
 @pytest.mark.parametrize("requirement", wanted(), ids=str)
-def test_the_lock_agrees_with_pyproject(requirement: Requirement) -> None:
+def test_the_lock_file_matches_pyproject(requirement: Requirement) -> None:
     versions = pins().get(canonicalize_name(requirement.name), [])
     assert versions, "not in .ci/requirements.txt: make it anew by the command at its top"
     assert all(requirement.specifier.contains(version) for version in versions), versions
 
 
-def test_every_line_of_the_lock_is_a_pin_with_hashes() -> None:
+def test_every_requirement_in_the_lock_file_is_pinned_with_hashes() -> None:
     rest = PIN.sub("", LOCK)
     assert all(not line or line.lstrip().startswith("#") for line in rest.splitlines()), rest
     assert "editables" in pins(), "an editable install without build isolation needs it"
 
 
-def test_the_lock_says_how_it_is_made_and_nothing_about_where() -> None:
+def test_the_lock_file_documents_its_command_without_local_paths() -> None:
     assert "uv pip compile --universal" in LOCK.splitlines()[1]
     assert "://" not in LOCK
     assert "index" not in LOCK.lower()
@@ -82,7 +82,7 @@ SKIPPED = {"name": "c", "skip_reason": "Dependency not found on PyPI and could n
         ([], 1, "not audited: an empty lock"),
     ],
 )
-def test_a_finding_is_never_taken_for_an_outage(audit: Any, packages: list[Any], code: int, line: str) -> None:
+def test_a_vulnerability_is_never_reported_as_an_outage(audit: Any, packages: list[Any], code: int, line: str) -> None:
     assert audit.verdict(json.dumps({"dependencies": packages}), "Found 2 known vulnerabilities") == (
         code,
         line.splitlines(),
@@ -98,7 +98,7 @@ def test_a_finding_is_never_taken_for_an_outage(audit: Any, packages: list[Any],
         ("", 1),
     ],
 )
-def test_only_a_service_out_of_reach_is_passed_over(audit: Any, said: str, code: int) -> None:
+def test_only_an_unreachable_audit_service_is_tolerated(audit: Any, said: str, code: int) -> None:
     found, lines = audit.verdict("", said)
     assert found == code
     assert len(lines) == 1
@@ -121,7 +121,7 @@ RECORDS = {"a": ("1", []), "b": ("2", ["PYSEC-1"]), "c": ("9", ["GHSA-3"])}
         ("b==2 \\\ngone==1 \\\n", 1, "b 2: PYSEC-1"),
     ],
 )
-def test_a_mirror_is_asked_about_the_newest_releases(audit: Any, lock: str, code: int, line: str) -> None:
+def test_the_newest_releases_are_audited_through_a_mirror(audit: Any, lock: str, code: int, line: str) -> None:
     def record(name: str) -> dict[str, Any]:
         if name not in RECORDS:
             raise OSError("no such host")

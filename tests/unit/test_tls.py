@@ -1,4 +1,4 @@
-"""When the server's certificate is verified: by hosts, modes and where each is said. No connection is made."""
+"""When the server's certificate is verified: by host, mode and their source. No connection is made."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ REMOTE = [
 
 @pytest.fixture(autouse=True)
 def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """An empty one, and nothing in the environment."""
+    """An empty home directory, and no PG* or SSL_* variables."""
     for name in [name for name in os.environ if name.startswith(("PG", "SSL_"))]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -48,7 +48,7 @@ def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def verified(dsn: str) -> str:
-    """The mode that is told the driver, with the word of whose CAs."""
+    """The mode passed to the driver, and the kind of CAs."""
     found = tls.verification(dsn)
     if isinstance(found, ssl.SSLContext):
         assert found.verify_mode == ssl.CERT_REQUIRED
@@ -57,13 +57,13 @@ def verified(dsn: str) -> str:
 
 
 @pytest.mark.parametrize("dsn", LOCAL)
-def test_what_is_on_this_host_goes_by_the_address(dsn: str) -> None:
+def test_on_the_local_host_the_dsns_sslmode_applies(dsn: str) -> None:
     assert verified(dsn) == "as it says"
     assert tls.weakness(dsn + ("&" if "?" in dsn else "?") + "sslmode=disable") is None
 
 
 @pytest.mark.parametrize("dsn", REMOTE)
-def test_another_host_is_verified_whatever_stands_beside_it(dsn: str, home: Path) -> None:
+def test_a_remote_host_is_verified_even_beside_a_local_one(dsn: str, home: Path) -> None:
     assert verified(dsn) == "full, system"
     assert tls.weakness(dsn) is None
     (home / ".postgresql" / "root.crt").touch()
@@ -72,7 +72,7 @@ def test_another_host_is_verified_whatever_stands_beside_it(dsn: str, home: Path
 
 @pytest.mark.parametrize("mode", ["disable", "allow", "prefer", "require", "verify-ca", "verify_ca"])
 @pytest.mark.parametrize("where", ["address", "environment", "service"])
-def test_a_weaker_mode_holds_and_is_warned_of(
+def test_an_explicit_weaker_mode_is_used_with_a_warning(
     monkeypatch: pytest.MonkeyPatch, home: Path, mode: str, where: str
 ) -> None:
     (home / ".postgresql" / "root.crt").touch()
@@ -91,7 +91,7 @@ def test_a_weaker_mode_holds_and_is_warned_of(
     assert "canary" not in note
 
 
-def test_the_host_may_stand_in_the_environment_or_a_service(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
+def test_the_host_is_taken_from_the_environment_or_a_service_file(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
     monkeypatch.setenv("PGHOST", "db.example")
     assert verified("postgresql:///d") == "full, system"
     assert verified("postgresql://localhost/d") == "as it says"
@@ -123,17 +123,17 @@ def test_the_host_may_stand_in_the_environment_or_a_service(monkeypatch: pytest.
         ("sslmode=perhaps", "as it says"),
     ],
 )
-def test_whose_certificate_authorities(query: str, told: str) -> None:
+def test_which_certificate_authorities_are_trusted(query: str, told: str) -> None:
     assert verified(f"postgresql://db.example/d?{query}") == told
 
 
 @pytest.mark.parametrize("mode", ["disable", "require", "verify-ca"])
-def test_the_systems_authorities_sign_for_anyone_so_names_must_be_looked_at(mode: str) -> None:
+def test_with_the_systems_authorities_the_host_name_is_always_verified(mode: str) -> None:
     with pytest.raises(UsageError, match=f"sslrootcert=system requires sslmode=verify-full, not {mode}"):
         tls.verification(f"postgresql://db.example/d?sslmode={mode}&sslrootcert=system")
 
 
-def test_versions_of_tls_hold_with_the_systems_authorities_too() -> None:
+def test_tls_version_limits_apply_with_the_systems_authorities() -> None:
     dsn = "postgresql://db.example/d?ssl_min_protocol_version=TLSv1.3&ssl_max_protocol_version=TLSv1.3"
     context = tls.verification(dsn)
     assert isinstance(context, ssl.SSLContext)
@@ -143,12 +143,12 @@ def test_versions_of_tls_hold_with_the_systems_authorities_too() -> None:
 
 
 @pytest.mark.parametrize("query", ["sslcert=/no/such", "sslcrl=/no/such"])
-def test_a_file_that_is_not_there_is_an_error(query: str) -> None:
+def test_a_missing_certificate_file_is_an_error(query: str) -> None:
     with pytest.raises(FileNotFoundError):
         tls.verification(f"postgresql://db.example/d?{query}")
 
 
-def test_the_systems_authorities_are_read_once_for_many_connections_and_again_in_time(
+def test_the_systems_authorities_are_cached_and_reloaded_periodically(
     monkeypatch: pytest.MonkeyPatch, home: Path
 ) -> None:
     dsn, now_s = "postgresql://db.example/d", 10_000.0

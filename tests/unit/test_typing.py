@@ -17,7 +17,7 @@ from tests.docs.markdown import NAMES, blocks
 from tests.planting import ROOT
 
 PROGRAM = '''
-"""What a user may write, with every name that the package offers at its top."""
+"""A user's program, with every top-level name of the package."""
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
@@ -180,7 +180,7 @@ def test_the_modules_of_the_docs_pass_mypy_strict(tmp_path: Path) -> None:
     assert found.returncode == 0, [*map(str, zip(files, modules, strict=True)), found.stdout + found.stderr]
 
 
-def test_the_wheel_says_that_it_is_typed(tmp_path: Path) -> None:
+def test_the_wheel_contains_py_typed(tmp_path: Path) -> None:
     names = set(zipfile.ZipFile(_wheel(tmp_path)).namelist())
     chapters = {path.relative_to(ROOT).as_posix() for path in (ROOT / "pgworkd" / "sql").rglob("*.sql")}
     assert {"pgworkd/py.typed", "pgworkd/schema.sql", "pgworkd/sql/grants.sql", *chapters} <= names

@@ -1,4 +1,4 @@
-"""The systemd units: what they leave open to a handler that was taken over, and that systemd understands them."""
+"""The systemd units: their exposure to a compromised handler, and that systemd accepts them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def analyze(*arguments: str) -> str:
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda path: path.name)
-def test_a_unit_exposes_little(unit: Path) -> None:
+def test_the_systemd_unit_has_a_low_exposure_score(unit: Path) -> None:
     said = analyze("security", "--offline=true", str(unit))
     if "unrecognized option" in said or "nvalid option" in said:
         pytest.skip("this systemd-analyze takes no files")
@@ -36,7 +36,7 @@ def test_a_unit_exposes_little(unit: Path) -> None:
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda path: path.name)
-def test_systemd_understands_every_line(unit: Path, tmp_path: Path) -> None:
+def test_systemd_analyze_verify_accepts_the_units(unit: Path, tmp_path: Path) -> None:
     copy = tmp_path / unit.name.replace("@", "@embedding")
     text = unit.read_text(encoding="utf-8").replace("/opt/app/.venv/bin/pgworkd", "/bin/true")
     copy.write_text(text, encoding="utf-8")
@@ -45,14 +45,14 @@ def test_systemd_understands_every_line(unit: Path, tmp_path: Path) -> None:
     assert unit.name.partition(".")[0].rstrip("@") not in said, said
 
 
-def test_the_units_differ_in_what_they_serve_only() -> None:
+def test_the_units_differ_only_in_the_queues_they_serve() -> None:
     lines = [unit.read_text(encoding="utf-8").splitlines() for unit in UNITS]
     different = [one for one, other in zip(*lines, strict=True) if one != other]
     assert [line.partition("=")[0] for line in different] == ["Description", "ExecStart"]
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda path: path.name)
-def test_a_stop_has_the_time_that_the_default_settings_give_it(unit: Path) -> None:
+def test_the_stop_timeout_covers_the_default_shutdown_time(unit: Path) -> None:
     stop_s = int(re.findall(r"(?m)^TimeoutStopSec=(\d+)$", unit.read_text(encoding="utf-8"))[0])
     grace_s = DaemonOptions(ConnectionOptions("postgresql://127.0.0.1/x")).cancel_grace_s
     assert stop_s > Settings().shutdown_s + grace_s + FLUSH_GRACE_S

@@ -1,4 +1,4 @@
-"""What a daemon remembers of kinds that it has no handler for."""
+"""What a daemon remembers about kinds that it has no handler for."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class _Elsewhere:
         return set(kinds)
 
 
-async def test_a_kind_per_job_is_not_remembered_for_ever() -> None:
+async def test_the_memory_of_unknown_kinds_is_bounded() -> None:
     unknown = UnknownKinds(cast(Store, _Elsewhere()), Events())
     for number in range(KINDS_MAX + 100):
         await unknown._ask("q", 1, f"kind-{number}")

@@ -1,4 +1,4 @@
-"""What people read counts properly: no text puts a number before a plural that is not told how many there are."""
+"""Texts agree in number: no text puts a number before a fixed plural."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ PLURALS = re.compile(rf"\s(?:running |dead |more |other )?({'|'.join(map(plural,
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "pgworkd").rglob("*.py")), ids=lambda path: path.stem)
-def test_a_number_and_its_noun_agree(path: Path) -> None:
-    """'1 jobs': a value directly before a plural must come from `counted`, or be a constant, which is never 1."""
+def test_nouns_agree_with_their_numbers(path: Path) -> None:
+    """Against '1 jobs': a value directly before a plural must come from `counted`, or be a constant, never 1."""
     wrong = []
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if not isinstance(node, ast.JoinedStr):
@@ -46,7 +46,7 @@ def test_a_number_and_its_noun_agree(path: Path) -> None:
     assert wrong == []
 
 
-def test_counting() -> None:
+def test_counted_uses_singular_and_plural() -> None:
     assert [counted(n, "job") for n in (0, 1, 2, 1000)] == ["0 jobs", "1 job", "2 jobs", "1,000 jobs"]
     assert counted(3, "batch") == "3 batches"
 
@@ -61,7 +61,7 @@ def test_counting() -> None:
     ],
     ids=str,
 )
-def test_a_delay_out_of_bounds_is_named(delay: float, told: str) -> None:
+def test_an_out_of_bounds_delay_is_named_in_its_error(delay: float, told: str) -> None:
     with pytest.raises(UsageError) as caught:
         delay_seconds(delay, "delay")
     assert str(caught.value) == told
