@@ -69,6 +69,8 @@ SLOW = {
 """Why a test is slow, by a pattern (fnmatch) of its id."""
 
 ALONE = {
+    "tests/engine/test_ahead.py*": "how many jobs are claimed ahead follows from how long handlers take",
+    "tests/engine/test_cli_run.py*are_fast*": "a command has to answer within 2 s",
     "tests/engine/test_lease*": "leases of a second or two: who cannot renew in time must stop",
     "tests/engine/test_wake.py*on_time*": "a job due has to run within moments",
     "tests/engine/test_wake.py*within_moments*": "a new job has to run within moments",
