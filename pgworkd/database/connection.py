@@ -20,7 +20,7 @@ from pgworkd.database import session
 from pgworkd.database.driver_errors import BROKEN, DROP_SESSION, is_answer, sqlstate_of, translate, unanswered
 from pgworkd.errors import DatabaseUnavailable, UsageError
 from pgworkd.settings import tls
-from pgworkd.words.dsn import dsn_fault
+from pgworkd.words.dsn import dsn_fault, for_driver
 from pgworkd.words.redaction import hide
 
 Row = Sequence[Any]
@@ -80,7 +80,7 @@ async def _connect(options: ConnectionOptions, name: str, wanted: _Wanted) -> as
     with anyio.fail_after(options.connect_timeout_s + 1):
         try:
             connection = await asyncpg.connect(
-                options.dsn,
+                for_driver(options.dsn),
                 timeout=options.connect_timeout_s,
                 command_timeout=options.command_timeout_s,
                 server_settings=options.settings(name),
@@ -328,7 +328,7 @@ class TransactionPool:
         async with self._lock:
             if self._pool is None:
                 self._pool = asyncpg.create_pool(
-                    self._options.dsn,
+                    for_driver(self._options.dsn),
                     min_size=0,
                     max_size=self._max,
                     timeout=self._options.connect_timeout_s,

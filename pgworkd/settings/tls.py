@@ -17,6 +17,7 @@ from typing import Final, Literal, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from pgworkd.errors import UsageError
+from pgworkd.words.dsn import for_driver
 
 _FULL: Final = "verify-full"
 _VERIFYING = ("verify-ca", _FULL)
@@ -101,14 +102,15 @@ def remedy(error: OSError) -> str | None:
 
 
 def _address(dsn: str) -> _Address:
-    url = urlsplit(dsn)
+    url = urlsplit(for_driver(dsn))
     options = {name: value for name, value in parse_qsl(url.query) if value}
-    login, at, hosts = url.netloc.partition("@")
-    hosts = unquote(hosts if at else login)
     environment = {name: os.environ[key] for name, key in _ENVIRONMENT.items() if os.environ.get(key)}
     options = _service(options.get("service") or environment.get("service")) | options
-    hosts = hosts or options.get("host") or os.environ.get("PGHOST", "")
-    return _Address([_host(spec) for spec in hosts.split(",")], environment | options)
+    if named := url.netloc.rpartition("@")[2]:
+        hosts = [unquote(spec.partition(":")[0]) for spec in named.split(",")]
+    else:
+        hosts = [_host(spec) for spec in (options.get("host") or os.environ.get("PGHOST", "")).split(",")]
+    return _Address(hosts, environment | options)
 
 
 def _service(name: str | None) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from ipaddress import IPv6Address
 from urllib.parse import unquote, urlsplit
 
 _HOST = re.compile(r"(\[[0-9A-Za-z:.%]+\]|[^:\[\]]*)(:\d{1,5})?")
@@ -37,6 +38,19 @@ def dsn_fault(dsn: str) -> str | None:
     return None
 
 
+def for_driver(dsn: str) -> str:
+    """The same address without brackets: the colons of IPv6 addresses are percent-encoded.
+
+    Python's parser, which the driver uses, rejects brackets behind a comma (since 3.11.4, and where distributions have
+    taken over its repair, CVE-2024-11168).
+    """
+    scheme, slashes, rest = dsn.partition("://")
+    authority = re.split("[/?]", rest, maxsplit=1)[0]
+    login, at, hosts = authority.rpartition("@")
+    hosts = re.sub(r"\[(.*?)\]", lambda found: found[1].replace(":", "%3A"), hosts)
+    return f"{scheme}{slashes}{login}{at}{hosts}{rest[len(authority) :]}"
+
+
 def redacted(dsn: str) -> str:
     """`dsn` with *** for its password, and for query parameters with names like a secret's."""
     location, mark, query = dsn.partition("?")
@@ -64,15 +78,17 @@ def _is_host(text: str) -> bool:
         return False
     name = unquote(match[1])
     try:
+        if match[1].startswith("["):
+            return IPv6Address(match[1][1:-1]) is not None
         return name.startswith("/") or name.encode("idna") is not None  # as the driver will write it
-    except UnicodeError:
+    except ValueError:  # of either
         return False
 
 
 def _can_be_split(location: str) -> bool:
     """True if the driver's parser accepts it: its errors quote the password (one with a letter like \u2100)."""
     try:
-        urlsplit(location)
+        urlsplit(for_driver(location))
     except ValueError:
         return False
     return True

@@ -2,7 +2,9 @@
 
 import pickle
 import traceback
+from inspect import signature
 
+import asyncpg
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +12,7 @@ from pydantic import ValidationError
 
 from pgworkd.errors import UsageError
 from pgworkd.settings.config import Settings, describe, load
-from pgworkd.words.dsn import dsn_fault, redacted
+from pgworkd.words.dsn import dsn_fault, for_driver, redacted
 from tests.unit.test_config import CANARY, clean, refused, write  # noqa: F401 - `clean` is an autouse fixture
 
 SOUND_DSNS = [
@@ -46,6 +48,20 @@ def test_a_dsn_is_displayed_without_its_secrets(dsn, shown):
 def test_a_dsn_without_secrets_is_displayed_unchanged(dsn):
     assert dsn_fault(dsn) is None
     assert redacted(dsn) == dsn
+
+
+def test_the_driver_reads_each_host_of_a_list_with_ipv6_addresses() -> None:
+    """Python's parser, which it uses, would reject the brackets."""
+    dsn = "postgresql://u:p%5B@h1:1,[fe80::1%eth0],[::1]:3/db?host=[::2]"
+    given = for_driver(dsn)
+    assert given == "postgresql://u:p%5B@h1:1,fe80%3A%3A1%eth0,%3A%3A1:3/db?host=[::2]"
+    assert for_driver(given) == given
+    parse = asyncpg.connect_utils._parse_connect_dsn_and_args
+    addresses, _ = parse(
+        dsn=given,
+        **dict.fromkeys(set(signature(parse).parameters) - {"dsn"}),
+    )
+    assert addresses == [("h1", 1), ("fe80::1%eth0", 5432), ("::1", 3)]
 
 
 BAD_DSNS = [
