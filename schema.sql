@@ -26,15 +26,15 @@
 -- `finished_jobs` is partitioned by day. All times are the database's, read through clock().
 --
 -- THE FILES
--- `psql -f schema.sql` and `pgworkd migrate` install the same: this file, with each \ir line
--- replaced by that file, in one transaction. It may be run again at any time, keeps grants and what
--- others built on it, and runs unchanged on Postgres 14 to 18. Functions run with their caller's
--- rights, except those that 98_plans.sql lists as the owner's; see also pgworkd/sql/grants.sql.
+-- `psql -f schema.sql` and `pgworkd migrate` install this and the files that it includes, in one
+-- transaction, on Postgres 14 to 18; again at any time: grants and what others built on it stay.
+-- Functions run with their caller's rights (grants.sql); 98_plans.sql lists the exceptions.
 
 \set ON_ERROR_STOP on
 BEGIN;
 \ir pgworkd/sql/00_begin.sql
 \ir pgworkd/sql/migrations/0002_before_versions.sql
+\ir pgworkd/sql/migrations/0003_names.sql
 
 -- === Types =======================================================================================
 DO $$
@@ -113,7 +113,7 @@ CREATE UNLOGGED TABLE IF NOT EXISTS pools (
     worker_id   integer NOT NULL,
     queue       name_text NOT NULL,
     concurrency integer NOT NULL,                 -- in effect
-    asleep      boolean NOT NULL DEFAULT false,   -- true: idle, inserts must NOTIFY
+    idle        boolean NOT NULL DEFAULT false,   -- true: inserts must NOTIFY; false: it polls
     code_concurrency integer,                     -- in effect where `queues` has none; its source:
     code_source text CHECK (code_source IN ('code', 'settings', 'default')),
     PRIMARY KEY (queue, worker_id)
@@ -389,9 +389,9 @@ CREATE INDEX IF NOT EXISTS batch_additions_seals ON batch_additions (batch_id) W
 CREATE TABLE IF NOT EXISTS job_dependencies (
     job_id       uuid NOT NULL,
     depends_on   uuid NOT NULL CHECK (depends_on <> job_id),
-    unless       text NOT NULL DEFAULT 'wait'  -- if that is dead, cancelled or expired
-                 CONSTRAINT unless_must_be_wait_cancel_or_run
-                 CHECK (unless IN ('wait', 'cancel', 'run')),
+    on_failed_dependency text NOT NULL DEFAULT 'wait'  -- if that is dead, cancelled or expired
+                 CONSTRAINT on_failed_dependency_must_be_wait_cancel_or_run
+                 CHECK (on_failed_dependency IN ('wait', 'cancel', 'run')),
     unchecked    boolean NOT NULL DEFAULT false,  -- one row of each depend(), until it commits
     PRIMARY KEY (depends_on, job_id)
 ) WITH (autovacuum_vacuum_scale_factor = 0.0, autovacuum_vacuum_threshold = 10000);

@@ -42,7 +42,7 @@ class Waits:
 
 async def ready(connection: asyncpg.Connection[Any], pools: int, workers: int = 1) -> bool:
     """True once our daemons are listening: their pools are registered as idle."""
-    sql = "SELECT count(*) FILTER (WHERE asleep) >= $1 AND count(DISTINCT worker_id) >= $2 FROM pgworkd.pools"
+    sql = "SELECT count(*) FILTER (WHERE idle) >= $1 AND count(DISTINCT worker_id) >= $2 FROM pgworkd.pools"
     return bool(await connection.fetchval(sql, pools, workers))
 
 

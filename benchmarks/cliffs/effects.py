@@ -96,7 +96,7 @@ async def _insert(stage: Stage, crowd: int) -> AsyncIterator[Mapping[str, Cost]]
     for table in tables:
         await stage.db.execute(f"ALTER TABLE pgworkd.{table} SET (autovacuum_enabled = off)")
     await stage.fill(
-        """INSERT INTO pgworkd.pools (worker_id, queue, concurrency, asleep)
+        """INSERT INTO pgworkd.pools (worker_id, queue, concurrency, idle)
            SELECT i, 'q', 1, false FROM generate_series(1, $1::int) i UNION ALL SELECT 1, 'other', 1, true""",
         POOLS,
     )

@@ -141,7 +141,7 @@ SCHEDULES = """SELECT name::text, error FROM pgworkd.schedules WHERE enabled AND
     ORDER BY name LIMIT 10"""
 STUCK_DEPENDENCIES = """WITH waits AS MATERIALIZED (
         SELECT w.depends_on, w.job_id FROM pgworkd.job_dependencies w
-        WHERE w.unless = 'wait' AND NOT EXISTS (
+        WHERE w.on_failed_dependency = 'wait' AND NOT EXISTS (
             SELECT FROM pgworkd.jobs j WHERE j.id = w.depends_on AND j.status NOT IN ('completed', 'dead'))
         LIMIT $1
     )

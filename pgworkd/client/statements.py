@@ -82,8 +82,8 @@ FROM pgworkd.enqueue(
     p_dedupe_for_s => CAST($16 AS float8), p_on_duplicate => CAST($17 AS text))""")
 
 DEPEND = styles("""
-SELECT sum(pgworkd.depend(CAST(job AS uuid), CAST(after AS uuid[]), unless))
-FROM unnest(CAST($1 AS text[]), CAST($2 AS text[]), CAST($3 AS text[])) AS new (job, after, unless)""")
+SELECT sum(pgworkd.depend(CAST(job AS uuid), CAST(after AS uuid[]), on_failed_dependency))
+FROM unnest(CAST($1 AS text[]), CAST($2 AS text[]), CAST($3 AS text[])) AS new (job, after, on_failed_dependency)""")
 
 CREATE_BATCH = styles("""
 SELECT CAST(id AS text), created

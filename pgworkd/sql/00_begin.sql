@@ -1,5 +1,5 @@
--- Before anything is changed: refuses what this script cannot work with, and takes the locks of an
--- installation.
+-- Before anything is changed: refuses what this script cannot work with, takes the locks of an
+-- installation, and notes who owns each function and who may call it (99_finish.sql).
 
 DO $$
 BEGIN
@@ -10,7 +10,7 @@ BEGIN
     END IF;
     PERFORM pg_advisory_xact_lock(1886873445, 0);  -- one installation at a time
     IF to_regclass('pgworkd.schema_version') IS NOT NULL THEN
-        IF EXISTS (SELECT FROM pgworkd.schema_version v WHERE v.version > 2) THEN
+        IF EXISTS (SELECT FROM pgworkd.schema_version v WHERE v.version > 3) THEN
             RAISE EXCEPTION
                 'the schema pgworkd is newer than this script: use that of the newer pgworkd'
                 USING ERRCODE = '55000';
@@ -25,6 +25,10 @@ BEGIN
             ONLY pgworkd.queues, ONLY pgworkd.finished_jobs, ONLY pgworkd.audit
             IN SHARE ROW EXCLUSIVE MODE;
     END IF;
+    PERFORM set_config('pgworkd.functions_before', coalesce(json_agg(f)::text, '[]'), false)
+    FROM (SELECT p.oid, p.proname AS name, p.proowner AS owner, p.proacl IS NULL AS is_publics,
+                 ARRAY(SELECT a.grantee FROM aclexplode(p.proacl) a) AS grantees
+          FROM pg_proc p WHERE p.pronamespace = 'pgworkd'::regnamespace) f;
 END $$;
 SET search_path = pgworkd, pg_catalog;
 SET client_min_messages = warning;

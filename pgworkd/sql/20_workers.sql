@@ -100,20 +100,20 @@ $$;
 -- p_code_concurrency is what the worker's own code or settings (p_code_source) give the queue. No
 -- effect for a worker that is gone, or whose id has been registered again (p_token). Locks the
 -- pool's row.
-CREATE OR REPLACE FUNCTION set_pool(p_worker int, p_queue text, p_concurrency int, p_asleep boolean,
+CREATE OR REPLACE FUNCTION set_pool(p_worker int, p_queue text, p_concurrency int, p_idle boolean,
                                     p_code_concurrency int DEFAULT NULL,
                                     p_code_source text DEFAULT NULL, p_token uuid DEFAULT NULL)
 RETURNS void
 LANGUAGE sql VOLATILE AS $$
-    INSERT INTO pools AS p (worker_id, queue, concurrency, asleep, code_concurrency, code_source)
-    SELECT w.id, p_queue, p_concurrency, p_asleep, p_code_concurrency, p_code_source
+    INSERT INTO pools AS p (worker_id, queue, concurrency, idle, code_concurrency, code_source)
+    SELECT w.id, p_queue, p_concurrency, p_idle, p_code_concurrency, p_code_source
     FROM workers w WHERE w.id = p_worker AND w.lost_at IS NULL
         AND (p_token IS NULL OR w.token = p_token)
     ON CONFLICT (queue, worker_id) DO UPDATE
-    SET asleep = excluded.asleep, concurrency = excluded.concurrency,
+    SET idle = excluded.idle, concurrency = excluded.concurrency,
         code_concurrency = excluded.code_concurrency, code_source = excluded.code_source
-    WHERE (p.asleep, p.concurrency, p.code_concurrency, p.code_source)
-        IS DISTINCT FROM (excluded.asleep, excluded.concurrency, excluded.code_concurrency,
+    WHERE (p.idle, p.concurrency, p.code_concurrency, p.code_source)
+        IS DISTINCT FROM (excluded.idle, excluded.concurrency, excluded.code_concurrency,
                           excluded.code_source)
 $$;
 
@@ -185,7 +185,7 @@ CREATE OR REPLACE FUNCTION wake(p_queues text[], p_run_at timestamptz DEFAULT NU
                                 p_all boolean DEFAULT false)
 RETURNS void LANGUAGE sql VOLATILE AS $$
     SELECT notify_pools(q.queue, p_run_at) FROM (SELECT DISTINCT unnest(p_queues) AS queue) q
-    WHERE EXISTS (SELECT FROM pools p WHERE p.queue = q.queue AND (p.asleep OR p_all))
+    WHERE EXISTS (SELECT FROM pools p WHERE p.queue = q.queue AND (p.idle OR p_all))
 $$;
 
 -- The pools, as far as this server has them. A standby has no unlogged tables and refuses to read

@@ -56,12 +56,14 @@ BEGIN
         -- That it is not retried is looked up in the same statement: who can wait for its next end
         -- is not seen then.
         SELECT coalesce(array_agg(d.job_id)
-                        FILTER (WHERE v_effect.completed OR d.unless <> 'wait'), '{}') AS jobs,
-               coalesce(array_agg(d.job_id) FILTER (WHERE NOT v_effect.completed
-                                                    AND d.unless = 'cancel'), '{}') AS doomed,
+                        FILTER (WHERE v_effect.completed
+                                   OR d.on_failed_dependency <> 'wait'), '{}') AS jobs,
+               coalesce(array_agg(d.job_id)
+                        FILTER (WHERE NOT v_effect.completed
+                                  AND d.on_failed_dependency = 'cancel'), '{}') AS doomed,
                (array_agg(d.job_id ORDER BY d.job_id DESC))[1] AS last, count(*)::int AS count
         INTO v_page
-        FROM (SELECT w.job_id, w.unless FROM job_dependencies w
+        FROM (SELECT w.job_id, w.on_failed_dependency FROM job_dependencies w
               WHERE w.depends_on = ANY (v_one)
                 AND w.job_id > coalesce(v_effect.done_to, '00000000-0000-0000-0000-000000000000')
                 AND (v_effect.completed

@@ -11,7 +11,7 @@ LANGUAGE plpgsql STABLE AS $$
 DECLARE
     v_soon timestamptz;
 BEGIN
-    IF NOT EXISTS (SELECT FROM pools p WHERE p.asleep) THEN
+    IF NOT EXISTS (SELECT FROM pools p WHERE p.idle) THEN
         RETURN NULL;
     END IF;
     v_soon := clock() + interval '10 s';
@@ -22,7 +22,7 @@ BEGIN
                                clock() - (statement_timestamp() - transaction_timestamp())))
     FROM (SELECT i.queue::text AS queue, min(i.run_at) AS run_at FROM inserted i
           WHERE i.status = 'pending' AND i.run_at <= v_soon GROUP BY i.queue) q
-    WHERE (SELECT true FROM pools p WHERE p.queue = q.queue AND p.asleep LIMIT 1);
+    WHERE (SELECT true FROM pools p WHERE p.queue = q.queue AND p.idle LIMIT 1);
     RETURN NULL;
 END $$;
 CREATE OR REPLACE TRIGGER jobs_inserted AFTER INSERT ON jobs

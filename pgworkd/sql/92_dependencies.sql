@@ -30,10 +30,10 @@ DECLARE
     v_full boolean;                              -- there may be more
 BEGIN
     SELECT array_agg(DISTINCT d.depends_on), array_agg(DISTINCT d.job_id)
-               FILTER (WHERE p_completed OR d.unless = 'run'),
+               FILTER (WHERE p_completed OR d.on_failed_dependency = 'run'),
            count(*) = v_most
     INTO v_ids, v_jobs, v_full
-    FROM (SELECT w.depends_on, w.job_id, w.unless FROM job_dependencies w
+    FROM (SELECT w.depends_on, w.job_id, w.on_failed_dependency FROM job_dependencies w
           WHERE w.depends_on = ANY (p_ids)
           ORDER BY w.depends_on, w.job_id LIMIT v_most) d;
     IF v_jobs IS NOT NULL THEN
@@ -50,7 +50,8 @@ BEGIN
         PERFORM put_off(NULL, array_agg(u.id), p_completed)
         FROM (SELECT DISTINCT unnest(p_ids) AS id) u
         WHERE EXISTS (SELECT FROM job_dependencies d
-                      WHERE d.depends_on = u.id AND (p_completed OR v_full OR d.unless = 'run'))
+                      WHERE d.depends_on = u.id
+                        AND (p_completed OR v_full OR d.on_failed_dependency = 'run'))
         HAVING count(*) > 0;
     END IF;
     PERFORM tell_waiters(p_ids);
@@ -70,7 +71,7 @@ BEGIN
     WITH gone AS (
         DELETE FROM job_dependencies d
         WHERE d.depends_on = ANY (p_ids) AND d.job_id = ANY (p_jobs)
-          AND (p_completed OR d.unless = 'run')
+          AND (p_completed OR d.on_failed_dependency = 'run')
         RETURNING d.job_id
     ), moved AS (
         UPDATE jobs j
@@ -143,14 +144,15 @@ CREATE OR REPLACE FUNCTION is_ours(p_xmin xid) RETURNS boolean LANGUAGE sql VOLA
            & 4294967295))::text::xid8) = 'in progress', false);
 
 -- Makes a job, which this very transaction has inserted, wait until all of p_after have completed;
--- those that have completed already are skipped. p_unless: what to do if one of them dies, is
--- cancelled or expires: 'wait' (until it is retried and completes, or undepend()), 'cancel' this
--- one, too, within a minute or so, or 'run' it all the same. The first rule given for a pair
--- holds. Returns how many jobs it waits for now that it did not before. Raises PW004 if that would
--- never end: the job itself, a circle, one that does not exist, or, except with 'run', one that
--- can no longer complete. Locks p_after in order of id for the instant of the commit; see
+-- those that have completed already are skipped. p_on_failed_dependency: what to do if one of them
+-- dies, is cancelled or expires: 'wait' (until it is retried and completes, or undepend()),
+-- 'cancel' this one, too, within a minute or so, or 'run' it all the same. The first rule given for
+-- a pair holds. Returns how many jobs it waits for now that it did not before. Raises PW004 if that
+-- would never end: the job itself, a circle, one that does not exist, or, except with 'run', one
+-- that can no longer complete. Locks p_after in order of id for the instant of the commit; see
 -- check_dependencies().
-CREATE OR REPLACE FUNCTION depend(p_job uuid, p_after uuid[], p_unless text DEFAULT 'wait')
+CREATE OR REPLACE FUNCTION depend(p_job uuid, p_after uuid[],
+                                  p_on_failed_dependency text DEFAULT 'wait')
 RETURNS int
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
@@ -160,8 +162,9 @@ DECLARE
             THEN 'p_after must not be, or contain, NULL'
         WHEN cardinality(p_after) > 10000
             THEN 'p_after has more than 10000 jobs: add them by several calls'
-        WHEN p_unless IS NULL OR p_unless NOT IN ('wait', 'cancel', 'run')
-            THEN 'p_unless must be wait, cancel or run' END;
+        WHEN p_on_failed_dependency IS NULL
+          OR p_on_failed_dependency NOT IN ('wait', 'cancel', 'run')
+            THEN 'p_on_failed_dependency must be wait, cancel or run' END;
     v_after uuid[];
     v_never uuid;                                -- the first that cannot be waited for
     v_count int;
@@ -192,11 +195,11 @@ BEGIN
         SELECT b.id, b.status FROM became_all(ARRAY(SELECT DISTINCT unnest(p_after))) b
     )
     SELECT array_agg(a.id) FILTER (WHERE a.status IN ('blocked', 'pending', 'running', 'failed')
-                                         OR a.status = 'dead' AND p_unless = 'wait'),
+                                         OR a.status = 'dead' AND p_on_failed_dependency = 'wait'),
            (array_agg(a.id ORDER BY a.id) FILTER (
                WHERE a.status = 'gone' OR a.status IN ('cancelled', 'expired', 'discarded')
-                 AND p_unless <> 'run'
-                  OR a.status = 'dead' AND p_unless = 'cancel'))[1]
+                 AND p_on_failed_dependency <> 'run'
+                  OR a.status = 'dead' AND p_on_failed_dependency = 'cancel'))[1]
     INTO v_after, v_never FROM a;
     IF v_never IS NOT NULL THEN
         RAISE EXCEPTION 'job % cannot wait for %, which %', p_job, v_never,
@@ -207,11 +210,12 @@ BEGIN
                 WHEN 'gone' THEN
                     'Check the id: its insert may have been rolled back, '
                     'or its queue keeps no history.'
-                ELSE 'It will not complete: leave it out, or say p_unless => ''run''.' END;
+                ELSE 'It will not complete: leave it out, or pass '
+                     'p_on_failed_dependency => ''run''.' END;
     END IF;
     WITH added AS (
-        INSERT INTO job_dependencies (job_id, depends_on, unless, unchecked)
-        SELECT p_job, u.id, p_unless, u.place = 1
+        INSERT INTO job_dependencies (job_id, depends_on, on_failed_dependency, unchecked)
+        SELECT p_job, u.id, p_on_failed_dependency, u.place = 1
         FROM unnest(v_after) WITH ORDINALITY AS u (id, place)
         ON CONFLICT DO NOTHING
         RETURNING depends_on
@@ -250,7 +254,7 @@ BEGIN
     FROM became_all(v_after) a;
     IF EXISTS (SELECT FROM job_dependencies d
                WHERE d.job_id = ANY (v_jobs) AND d.depends_on = ANY (v_ended.gone)
-                 AND d.unless <> 'run') THEN
+                 AND d.on_failed_dependency <> 'run') THEN
         RAISE EXCEPTION 'job % has ended before this transaction committed, and nothing says how',
             v_ended.gone[1]
             USING ERRCODE = 'PW004',
@@ -311,7 +315,7 @@ BEGIN
     v_jobs := ARRAY(SELECT DISTINCT x.id FROM (
         SELECT j.id FROM job_dependencies d JOIN jobs j ON j.id = d.job_id
         WHERE (d.depends_on = ANY (v_ended.well) OR d.depends_on = ANY (v_ended.badly)
-               AND d.unless = 'run') AND j.waiting_on > 0
+               AND d.on_failed_dependency = 'run') AND j.waiting_on > 0
           AND NOT EXISTS (SELECT FROM refused_rows r
                           WHERE r.what = 'mend_dependencies' AND r.key = j.id::text
                             AND r.until > clock())
@@ -323,10 +327,10 @@ BEGIN
         SELECT j.id FROM (
             WITH RECURSIVE doomed AS (
                 SELECT d.job_id AS id FROM job_dependencies d
-                WHERE d.depends_on = ANY (v_ended.badly) AND d.unless = 'cancel'
+                WHERE d.depends_on = ANY (v_ended.badly) AND d.on_failed_dependency = 'cancel'
                 UNION
                 SELECT d.job_id FROM doomed a JOIN job_dependencies d ON d.depends_on = a.id
-                WHERE d.unless = 'cancel'
+                WHERE d.on_failed_dependency = 'cancel'
             )
             SELECT a.id FROM doomed a) x JOIN jobs j ON j.id = x.id
         WHERE j.waiting_on > 0

@@ -66,7 +66,7 @@ BUGS = (
         "each inserted row is compared with each pool",
         "    v_soon := clock() + interval '10 s';\n",
         "    v_soon := clock() + interval '10 s';\n"
-        "    IF NOT EXISTS (SELECT FROM pools p JOIN inserted i ON i.queue = p.queue WHERE p.asleep) THEN\n"
+        "    IF NOT EXISTS (SELECT FROM pools p JOIN inserted i ON i.queue = p.queue WHERE p.idle) THEN\n"
         "        RETURN NULL;\n    END IF;\n",
         tests="tests/sql/test_insert_cost.py",
     ),

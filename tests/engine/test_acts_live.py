@@ -96,7 +96,7 @@ async def test_a_job_edited_to_be_due_runs_at_once(dsn: str, db: asyncpg.Connect
 
     job_id = await insert(db, "q", run_at=datetime.now(UTC) + timedelta(days=1))
     async with running(app, dsn, poll_s=600), Admin(ConnectionOptions(dsn)) as admin:
-        await until(lambda: db.fetchval("SELECT asleep FROM pgworkd.pools"))
+        await until(lambda: db.fetchval("SELECT idle FROM pgworkd.pools"))
         assert await admin.jobs.edit(job_id, '{"now": true}', delay_s=0, priority=1) == [
             "payload",
             "priority",

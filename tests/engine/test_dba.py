@@ -179,8 +179,8 @@ async def test_an_insert_without_the_trigger_is_found_by_the_poll(dsn: str, db: 
     heard: list[str] = []
     await db.add_listener("pgworkd", lambda *args: heard.append(str(args[3])))
     async with running(app_of_one(), dsn):
-        asleep = "SELECT bool_and(asleep) FROM pgworkd.pools"
-        await until(lambda: db.fetchval(asleep))
+        idle = "SELECT bool_and(idle) FROM pgworkd.pools"
+        await until(lambda: db.fetchval(idle))
         heard.clear()
         job_id = await insert(db, "q")
         await until(waits_for_status(db, job_id, "completed"))

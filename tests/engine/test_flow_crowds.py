@@ -46,7 +46,7 @@ async def test_all_dependents_of_a_job_follow_their_own_rule(
     await db.execute("INSERT INTO pgworkd.queues (name, keep_s) VALUES ('q', 0)")
     first = await insert(db, "q", payload)
     for rule in ("wait", "cancel", "run"):
-        await crowd(db, first, count=MANY // 3, queue=rule, unless=rule)
+        await crowd(db, first, count=MANY // 3, queue=rule, on_failed=rule)
     go_on = anyio.Event()
     async with contextlib.AsyncExitStack() as stack:
         seen = [(await stack.enter_async_context(running(_app(go_on), dsn)))[1] for _ in range(daemons)]

@@ -29,7 +29,7 @@ async def test_an_idle_pool_finds_a_job_that_was_committed_late(
 
     slow = await asyncpg.connect(dsn)
     async with running(app, dsn, **SLOW_POLL) as (_, seen):
-        await until(lambda: db.fetchval("SELECT asleep FROM pgworkd.pools WHERE queue = 'q'"))
+        await until(lambda: db.fetchval("SELECT idle FROM pgworkd.pools WHERE queue = 'q'"))
         await slow.execute("BEGIN")
         late = await insert(slow, "q")
         for n in range(1, 51):

@@ -31,11 +31,11 @@ def app_that_counts(ran: Counter[Any], **options: Any) -> App:
 
 
 def is_idle(db: asyncpg.Connection[Any]) -> Any:
-    return lambda: db.fetchval("SELECT asleep FROM pgworkd.pools WHERE queue = 'q'")
+    return lambda: db.fetchval("SELECT idle FROM pgworkd.pools WHERE queue = 'q'")
 
 
 def is_polling(db: asyncpg.Connection[Any]) -> Any:
-    return lambda: db.fetchval("SELECT NOT asleep FROM pgworkd.pools WHERE queue = 'q'")
+    return lambda: db.fetchval("SELECT NOT idle FROM pgworkd.pools WHERE queue = 'q'")
 
 
 def is_empty(db: asyncpg.Connection[Any]) -> Any:
@@ -212,7 +212,7 @@ async def test_a_job_committed_after_the_pool_became_idle_waits_one_poll_at_most
         pool = daemon.pools["q"]
         await until(is_idle(db))
         await pool._announce(idle=False)
-        assert await db.fetchval("SELECT NOT asleep FROM pgworkd.pools")
+        assert await db.fetchval("SELECT NOT idle FROM pgworkd.pools")
         transaction = db.transaction()
         await transaction.start()
         await insert(db, "q")
@@ -237,7 +237,7 @@ async def test_a_pool_polls_under_a_flood_of_notifications_and_becomes_idle_afte
         await db.execute(
             "DO $$ BEGIN FOR i IN 1..300 LOOP INSERT INTO pgworkd.jobs (queue) VALUES ('q'); COMMIT; END LOOP; END $$"
         )
-        await until(lambda: other.fetchval("SELECT NOT asleep FROM pgworkd.pools"), limit_s=2)
+        await until(lambda: other.fetchval("SELECT NOT idle FROM pgworkd.pools"), limit_s=2)
         # While polling it finds jobs without a notification.
         await insert(db, "q")
         await until(is_empty(other), limit_s=2)

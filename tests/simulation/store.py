@@ -213,7 +213,7 @@ class SimulatedStore:
     async def set_pool(
         self, worker_id: int, queue: str, concurrency: int, *, idle: bool, code: tuple[int, str]
     ) -> None:
-        await self._claims[queue].call("set_pool", lambda: self._table.set_pool(worker_id, queue, asleep=idle))
+        await self._claims[queue].call("set_pool", lambda: self._table.set_pool(worker_id, queue, idle=idle))
 
     async def drop_pool(self, worker_id: int, queue: str) -> None:
         await self._claims[queue].call("drop_pool", lambda: self._table.pools.pop((worker_id, queue), None))

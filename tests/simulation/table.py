@@ -142,12 +142,12 @@ class Table:
         worker.lease_until = self.now + worker.lease_s
         return worker
 
-    def set_pool(self, worker_id: int, queue: str, *, asleep: bool) -> None:
+    def set_pool(self, worker_id: int, queue: str, *, idle: bool) -> None:
         if (worker := self.workers.get(worker_id)) is not None and not worker.lost:
-            self.pools[worker_id, queue] = asleep
+            self.pools[worker_id, queue] = idle
 
     def sign_off(self, worker_id: int) -> bool:
-        self.pools = {key: asleep for key, asleep in self.pools.items() if key[0] != worker_id}
+        self.pools = {key: idle for key, idle in self.pools.items() if key[0] != worker_id}
         if any(self.running_of(worker_id)):
             return False
         worker = self.workers.get(worker_id)
@@ -165,7 +165,7 @@ class Table:
             if worker.lost or worker.lease_until > self.now:
                 continue
             worker.lost = True
-            self.pools = {key: asleep for key, asleep in self.pools.items() if key[0] != worker_id}
+            self.pools = {key: idle for key, idle in self.pools.items() if key[0] != worker_id}
             for row in self.running_of(worker_id):
                 is_spent = row.losses >= LOSSES_MAX - 1 or row.max_attempts == 1
                 row.losses += 1
@@ -289,5 +289,5 @@ class Table:
             self._wake(queue, None)
 
     def _wake(self, queue: str, run_at: float | None, *, also_awake: bool = False) -> None:
-        if any(name == queue and (asleep or also_awake) for (_, name), asleep in self.pools.items()):
+        if any(name == queue and (idle or also_awake) for (_, name), idle in self.pools.items()):
             self.notify({"queue": queue} | ({} if run_at is None else {"run_at": run_at}))

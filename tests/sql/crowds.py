@@ -15,7 +15,7 @@ DEPENDENTS = """
         INSERT INTO pgworkd.jobs (queue, status, waiting_on)
         SELECT $3, 'blocked', cardinality($1::uuid[]) FROM generate_series(1, $2::int) RETURNING id
     ), waits AS (
-        INSERT INTO pgworkd.job_dependencies (job_id, depends_on, unless)
+        INSERT INTO pgworkd.job_dependencies (job_id, depends_on, on_failed_dependency)
         SELECT m.id, u.id, $4 FROM made m, unnest($1::uuid[]) AS u (id)
     )
     SELECT id FROM made
@@ -26,9 +26,11 @@ WAITERS = "SELECT job_id FROM pgworkd.job_dependencies WHERE depends_on = $1 ORD
 TORN = "SELECT id FROM pgworkd.jobs WHERE (status = 'blocked') <> (waiting_on > 0)"
 
 
-async def crowd(db: Db, *parents: uuid.UUID, count: int = MANY, queue: str = "then", unless: str = "wait") -> list[Any]:
+async def crowd(
+    db: Db, *parents: uuid.UUID, count: int = MANY, queue: str = "then", on_failed: str = "wait"
+) -> list[Any]:
     """Inserts jobs that depend on all of `parents`; their ids in order."""
-    return sorted(row["id"] for row in await db.fetch(DEPENDENTS, list(parents), count, queue, unless))
+    return sorted(row["id"] for row in await db.fetch(DEPENDENTS, list(parents), count, queue, on_failed))
 
 
 async def page(db: Db, limit: int = PAGE) -> int | None:

@@ -168,7 +168,7 @@ async def test_claims_from_cursors_take_the_same_jobs_as_claims_from_the_head(
     db: Db, kinds: list[str | None], seed: int
 ) -> None:
     worker_id = await worker(db, 3600)
-    await set_pool(db, worker_id, asleep=False)
+    await set_pool(db, worker_id, idle=False)
     world = World(db, worker_id, seed, kinds)
     await db.add_listener("pgworkd", world.claimer.heard)
     for _ in range(150):

@@ -86,10 +86,10 @@ async def test_a_job_with_few_dependents_does_not_wait_for_one_with_many(db: Db)
 
 async def test_many_dependents_of_a_dead_job_are_cancelled_in_steps_with_their_own(db: Db) -> None:
     (first,) = await insert_running(db)
-    ids = await crowd(db, first, count=2_500, queue="one", unless="cancel")
+    ids = await crowd(db, first, count=2_500, queue="one", on_failed="cancel")
     for parent in ids[:2]:
-        await crowd(db, parent, count=1_200, queue="two", unless="cancel")
-        await crowd(db, parent, count=1_200, queue="run", unless="run")
+        await crowd(db, parent, count=1_200, queue="two", on_failed="cancel")
+        await crowd(db, parent, count=1_200, queue="run", on_failed="run")
     await fail(db, [first], permanent=True)
     assert await mend(db) == 0, "it is left to the pages"
     await pages(db)
@@ -104,7 +104,7 @@ async def test_many_dependents_of_a_dead_job_are_cancelled_in_steps_with_their_o
 
 async def test_maintenance_skips_locked_and_refusing_dependents_step_by_step(db: Db, other: Db) -> None:
     (first,) = await insert_running(db)
-    ids = await crowd(db, first, count=300, unless="cancel")
+    ids = await crowd(db, first, count=300, on_failed="cancel")
     await fail(db, [first], permanent=True)
     await refuse(db, ids[0])
     async with other.transaction():

@@ -83,7 +83,7 @@ async def test_every_outcome_reaches_every_dependent_by_its_rule(
         await keeps_nothing(db)
     (first,) = await insert_running(db)
     for rule in RULES:
-        await crowd(db, first, count=MANY // 3, queue=rule, unless=rule)
+        await crowd(db, first, count=MANY // 3, queue=rule, on_failed=rule)
     await ends(db, first)
     reached = [rule for rule in RULES if ends in WELL or rule == "run"]
     assert sum([(await counts(db, rule)).get("pending", 0) for rule in reached]) < MANY / 3
@@ -207,12 +207,12 @@ async def test_a_dependency_committed_as_the_job_ends_is_counted_once(db: Db, ot
 async def test_a_job_retried_between_pages_has_not_ended_for_its_remaining_dependents(db: Db) -> None:
     """A dead job is retried between pages: a job that depends on it from now on waits for its next outcome."""
     (first,) = await insert_running(db)
-    await crowd(db, first, unless="run")
+    await crowd(db, first, on_failed="run")
     await _dies(db, first)
     await page(db)
     before = (await counts(db))["pending"]
     await retry(db, first)
-    await after(db, first, unless="run", queue="late")
+    await after(db, first, on_failed="run", queue="late")
     await pages(db)
     assert await effects(db) == 0
     assert (await counts(db))["pending"] == before
@@ -226,16 +226,16 @@ async def test_a_job_retried_between_pages_has_not_ended_for_its_remaining_depen
     await exact(db)
 
 
-@pytest.mark.parametrize("unless", ["run", "cancel"])
-async def test_a_death_a_retry_and_a_second_end_count_each_dependent_once(db: Db, unless: str) -> None:
+@pytest.mark.parametrize("on_failed", ["run", "cancel"])
+async def test_a_death_a_retry_and_a_second_end_count_each_dependent_once(db: Db, on_failed: str) -> None:
     await keeps_nothing(db)
     (first, other) = await insert_running(db, 2)
-    await crowd(db, first, other, unless=unless)
+    await crowd(db, first, other, on_failed=on_failed)
     await _dies(db, first)
     await page(db)
     await retry(db, first)
     gone = (await counts(db)).get("cancelled", 0)
-    assert (gone > 0) == (unless == "cancel")
+    assert (gone > 0) == (on_failed == "cancel")
     assert await claim_ids(db, await worker(db)) == [first]
     await complete(db, [first], 2)
     assert await effects(db) == 2
@@ -252,7 +252,7 @@ async def test_a_death_a_retry_and_a_second_end_count_each_dependent_once(db: Db
 async def test_a_dependent_of_a_dead_and_a_retried_job_still_waits_for_the_retried_one(db: Db) -> None:
     """The effects of both are deferred, and applied in one page."""
     (first, other) = await insert_running(db, 2)
-    await crowd(db, first, other, unless="run")
+    await crowd(db, first, other, on_failed="run")
     await _dies(db, first)
     await _dies(db, other)
     await retry(db, other)

@@ -67,7 +67,7 @@ async def test_each_verb_reads_its_own_rows_by_index(db: Db, other: Db, statisti
     await _many(db, statistics)
     ids = await insert_running(db, 6)
     rules = ("wait", "run", "cancel")
-    waits = [await after(db, *ids, unless=rules[n % 3], queue="then") for n in range(6)]
+    waits = [await after(db, *ids, on_failed=rules[n % 3], queue="then") for n in range(6)]
     root = await batch(db)
     gone = await after(db, ids[0])
     calls: dict[str, Callable[[Db], Awaitable[Any]]] = {

@@ -57,16 +57,16 @@ async def test_no_settle_waits_for_a_transaction_that_creates_dependents(db: Db,
 
 @pytest.mark.parametrize("end_with", ENDS)
 @pytest.mark.parametrize("settle", [complete, _dies, end])
-@pytest.mark.parametrize("unless", ["wait", "run", "cancel"])
+@pytest.mark.parametrize("on_failed", ["wait", "run", "cancel"])
 async def test_the_commit_of_a_dependency_waits_for_an_uncommitted_settle(
-    db: Db, other: Db, third: Db, settle: Callable[..., Awaitable[Any]], unless: str, end_with: str
+    db: Db, other: Db, third: Db, settle: Callable[..., Awaitable[Any]], on_failed: str, end_with: str
 ) -> None:
     (first,) = await insert_running(db)
     async with anyio.create_task_group() as tasks:
         await db.execute("BEGIN")
         await settle(db, [first])
         await other.execute("BEGIN")
-        last = await after(other, first, unless=unless)
+        last = await after(other, first, on_failed=on_failed)
         committing = Later(tasks, other.execute("COMMIT"))
         await waits_for_lock(third, other)
         await db.execute(end_with)
@@ -75,7 +75,9 @@ async def test_the_commit_of_a_dependency_waits_for_an_uncommitted_settle(
         assert await statuses(db, [last]) == ["blocked"]
         await settle(db, [first])
     await mend(db)
-    expected = "pending" if settle is complete else {"wait": "blocked", "run": "pending", "cancel": "cancelled"}[unless]
+    expected = (
+        "pending" if settle is complete else {"wait": "blocked", "run": "pending", "cancel": "cancelled"}[on_failed]
+    )
     assert await statuses(db, [last]) == [expected]
     await exact(db)
 
@@ -158,7 +160,7 @@ async def test_a_settle_waits_for_an_operator_who_has_locked_a_dependent(
 async def test_a_dependent_that_is_locked_when_a_job_dies_is_found_by_maintenance(db: Db, other: Db) -> None:
     """A settle that archives jobs may hold trees, and waits for no row."""
     (first,) = await insert_running(db)
-    last = await after(db, first, unless="run")
+    last = await after(db, first, on_failed="run")
     async with other.transaction():
         await other.execute("SELECT FROM pgworkd.jobs WHERE id = $1 FOR UPDATE", last)
         with anyio.fail_after(5):
@@ -237,7 +239,7 @@ async def test_an_outcome_that_was_not_recorded_is_refused_at_the_commit(db: Db,
         await other.execute("COMMIT")
     assert caught.value.sqlstate == NEVER
     await other.execute("BEGIN")
-    anyway = await after(other, second, unless="run", queue="then")
+    anyway = await after(other, second, on_failed="run", queue="then")
     await complete(db, [second])
     await other.execute("COMMIT")
     assert await statuses(db, [anyway]) == ["pending"]

@@ -14,11 +14,11 @@ from .waits import after, depend, exact
 pytestmark = pytest.mark.usefixtures("t0")
 
 
-async def _refused(db: Db, *others: uuid.UUID, job_id: uuid.UUID | None = None, unless: str = "wait") -> str:
+async def _refused(db: Db, *others: uuid.UUID, job_id: uuid.UUID | None = None, on_failed: str = "wait") -> str:
     """The message and hint of the refusal, for a new job or this one; nothing of it is stored."""
     with pytest.raises(asyncpg.PostgresError) as caught:
         async with db.transaction():
-            await depend(db, await one(db) if job_id is None else job_id, *others, unless=unless)
+            await depend(db, await one(db) if job_id is None else job_id, *others, on_failed=on_failed)
     assert caught.value.sqlstate == NEVER
     return f"{caught.value.args[0]} | {caught.value.hint}"
 
@@ -29,8 +29,8 @@ async def _refused(db: Db, *others: uuid.UUID, job_id: uuid.UUID | None = None, 
         ("NULL, '{}'", "p_job must not be NULL"),
         ("pgworkd.new_id(), NULL", "p_after must not be, or contain, NULL"),
         ("pgworkd.new_id(), '{NULL}'", "p_after must not be, or contain, NULL"),
-        ("pgworkd.new_id(), '{}', NULL", "p_unless must be wait, cancel or run"),
-        ("pgworkd.new_id(), '{}', 'never'", "p_unless must be wait, cancel or run"),
+        ("pgworkd.new_id(), '{}', NULL", "p_on_failed_dependency must be wait, cancel or run"),
+        ("pgworkd.new_id(), '{}', 'never'", "p_on_failed_dependency must be wait, cancel or run"),
         (
             "pgworkd.new_id(), array_fill(pgworkd.new_id(), '{10001}')",
             "p_after has more than 10000 jobs: add them by several calls",
@@ -43,13 +43,13 @@ async def test_invalid_arguments_are_refused(db: Db, arguments: str, message: st
     assert caught.value.args[0] == message
 
 
-@pytest.mark.parametrize("unless", ["wait", "cancel", "run"])
-async def test_a_job_cannot_depend_on_itself_or_on_a_missing_job(db: Db, unless: str) -> None:
+@pytest.mark.parametrize("on_failed", ["wait", "cancel", "run"])
+async def test_a_job_cannot_depend_on_itself_or_on_a_missing_job(db: Db, on_failed: str) -> None:
     missing = uuid.uuid4()
-    assert f"{missing}, which does not exist | Check the id" in await _refused(db, missing, unless=unless)
+    assert f"{missing}, which does not exist | Check the id" in await _refused(db, missing, on_failed=on_failed)
     async with db.transaction():
         job_id = await one(db)
-        assert "cannot wait for itself | Leave it out" in await _refused(db, job_id, job_id=job_id, unless=unless)
+        assert "cannot wait for itself | Leave it out" in await _refused(db, job_id, job_id=job_id, on_failed=on_failed)
     assert await statuses(db, [job_id]) == ["pending"]
 
 
@@ -90,11 +90,11 @@ async def test_a_job_that_can_no_longer_complete_is_refused(db: Db) -> None:
     await db.execute("SELECT pgworkd.expire()")
     ways = {gone: "was cancelled", late: "has expired", discarded: "was discarded", dead: "is dead"}
     for other, why in ways.items():
-        for unless in ("wait", "cancel"):
-            if (other, unless) != (dead, "wait"):  # it may be retried
-                said = await _refused(db, other, unless=unless)
+        for on_failed in ("wait", "cancel"):
+            if (other, on_failed) != (dead, "wait"):  # it may be retried
+                said = await _refused(db, other, on_failed=on_failed)
                 assert f"{other}, which {why} | It will not complete: leave it out" in said
-        assert await statuses(db, [await after(db, other, unless="run")]) == ["pending"]
+        assert await statuses(db, [await after(db, other, on_failed="run")]) == ["pending"]
     assert await statuses(db, [await after(db, dead)]) == ["blocked"]
 
 

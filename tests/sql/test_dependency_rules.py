@@ -71,10 +71,10 @@ async def test_each_rule_applies_to_every_outcome_but_completed(
     (first,) = await insert_running(db, max_attempts=5)
     other = await one(db, queue="other")
     rules = ("wait", "cancel", "run")
-    waits, goes, runs = [await after(db, first, unless=rule, queue="then") for rule in rules]
+    waits, goes, runs = [await after(db, first, on_failed=rule, queue="then") for rule in rules]
     async with db.transaction():
         both = await one(db, queue="then")
-        await depend(db, both, first, unless="run")
+        await depend(db, both, first, on_failed="run")
         await depend(db, both, other)
     await way(db, first)
     assert await statuses(db, [waits, goes, runs, both]) == ["blocked", "blocked", "pending", "blocked"]
@@ -109,8 +109,8 @@ async def test_a_cancelled_dependent_applies_the_rules_of_its_own_dependents(db:
     (first,) = await insert_running(db)
     chain = [first]
     for _ in range(60):
-        chain.append(await after(db, chain[-1], unless="cancel"))
-    runs, waits = await after(db, chain[-1], unless="run"), await after(db, chain[-1])
+        chain.append(await after(db, chain[-1], on_failed="cancel"))
+    runs, waits = await after(db, chain[-1], on_failed="run"), await after(db, chain[-1])
     await fail(db, [first], permanent=True)
     await mend(db)
     assert set(await statuses(db, chain[1:])) == {"cancelled"}
@@ -123,13 +123,13 @@ async def test_a_cancelled_dependent_applies_the_rules_of_its_own_dependents(db:
 
 async def test_cancelling_a_waiting_job_counts_too(db: Db) -> None:
     first = await one(db)
-    goes, runs = await after(db, first, unless="cancel"), await after(db, first, unless="run")
+    goes, runs = await after(db, first, on_failed="cancel"), await after(db, first, on_failed="run")
     await cancel(db, first)
     assert await statuses(db, [goes, runs]) == ["blocked", "pending"]
     assert await mend(db) == 1
     assert await statuses(db, [goes, runs]) == ["cancelled", "pending"]
     late = await one(db, expires_at=at(1))
-    goes, runs = await after(db, late, unless="cancel"), await after(db, late, unless="run")
+    goes, runs = await after(db, late, on_failed="cancel"), await after(db, late, on_failed="run")
     await clock(2, db)
     await db.execute("SELECT pgworkd.expire()")
     assert await statuses(db, [goes, runs]) == ["blocked", "pending"]
@@ -141,7 +141,7 @@ async def test_cancelling_a_waiting_job_counts_too(db: Db) -> None:
 @pytest.mark.parametrize("how", ["discard", "prune", "cancel"])
 async def test_a_dead_dependency_that_is_discarded_or_pruned(db: Db, how: str) -> None:
     (first,) = await insert_running(db)
-    waits, runs = await after(db, first), await after(db, first, unless="run")
+    waits, runs = await after(db, first), await after(db, first, on_failed="run")
     await fail(db, [first], permanent=True)
     assert await statuses(db, [waits, runs]) == ["blocked", "pending"]
     if how == "prune":
@@ -157,7 +157,7 @@ async def test_a_dead_dependency_that_is_discarded_or_pruned(db: Db, how: str) -
 async def test_a_dependency_that_is_already_dead_under_each_rule(db: Db) -> None:
     (first,) = await insert_running(db)
     await fail(db, [first], permanent=True)
-    ids = [await after(db, first, unless=rule) for rule in ("wait", "run")]
+    ids = [await after(db, first, on_failed=rule) for rule in ("wait", "run")]
     assert await statuses(db, ids) == ["blocked", "pending"]
     await exact(db)
 
@@ -165,7 +165,7 @@ async def test_a_dependency_that_is_already_dead_under_each_rule(db: Db) -> None
 async def test_a_dependency_in_a_queue_without_history_is_satisfied_too(db: Db) -> None:
     await db.execute("INSERT INTO pgworkd.queues (name, keep_s) VALUES ('q', 0)")
     first, second = await insert_running(db, 2)
-    waits, goes = await after(db, first, queue="r"), await after(db, second, unless="cancel", queue="r")
+    waits, goes = await after(db, first, queue="r"), await after(db, second, on_failed="cancel", queue="r")
     await complete(db, [first])
     await end(db, [second])
     await mend(db)
@@ -199,7 +199,7 @@ async def test_a_cancelled_dependent_is_counted_in_its_own_batch(db: Db, *, nest
     (first,) = await add(db, roots[0])
     async with db.transaction():
         (second,) = await add(db, roots[0] if nested else roots[1])
-        await depend(db, second, first, unless="cancel")
+        await depend(db, second, first, on_failed="cancel")
     await seal(db, *roots)
     assert await claim_ids(db, await worker(db)) == [first]
     await fail(db, [first], permanent=True)
@@ -235,7 +235,7 @@ async def test_a_workflow_across_batches_completes(db: Db) -> None:
 async def test_cancelling_a_batch_releases_dependents_elsewhere(db: Db) -> None:
     root = await batch(db)
     first = await add(db, root, 3)
-    runs, goes = await after(db, *first, unless="run"), await after(db, *first, unless="cancel")
+    runs, goes = await after(db, *first, on_failed="run"), await after(db, *first, on_failed="cancel")
     await cancel_batch(db, root)
     await mend(db)
     assert await statuses(db, [runs, goes]) == ["pending", "cancelled"]
@@ -245,7 +245,7 @@ async def test_cancelling_a_batch_releases_dependents_elsewhere(db: Db) -> None:
 
 async def test_many_rules_applied_in_one_settle(db: Db) -> None:
     ids = await insert_running(db, 40)
-    waits = [await after(db, *ids[n : n + 4], unless=("wait", "run")[n % 2]) for n in range(36)]
+    waits = [await after(db, *ids[n : n + 4], on_failed=("wait", "run")[n % 2]) for n in range(36)]
     await fail(db, ids[:20], permanent=True)
     await complete(db, ids[20:])
     expected = ["pending" if n % 2 or n >= 20 else "blocked" for n in range(36)]

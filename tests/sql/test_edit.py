@@ -181,10 +181,10 @@ async def test_a_claim_skips_a_job_being_edited_and_later_takes_the_edited_one(d
     assert [(row["id"], row["payload"]) for row in await claim(db, worker_id)] == [(job_id, '{"a": 2}')]
 
 
-@pytest.mark.parametrize("asleep", [True, False])
-async def test_pools_are_notified_of_the_new_due_time(db: Db, notices: Notices, asleep: bool) -> None:
+@pytest.mark.parametrize("idle", [True, False])
+async def test_pools_are_notified_of_the_new_due_time(db: Db, notices: Notices, idle: bool) -> None:
     job_id = await one(db, run_at=at(3600))
-    await set_pool(db, await worker(db), asleep=asleep)
+    await set_pool(db, await worker(db), idle=idle)
     await edit(db, job_id, run_at=at(-5))
     await edit(db, job_id, priority=3)
     await edit(db, job_id, payload='{"a": 1}')

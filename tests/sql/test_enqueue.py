@@ -195,7 +195,7 @@ async def test_a_waiting_job_is_not_changed_to_invalid_values(db: Db, word: str,
 # Notifications
 
 
-@pytest.mark.parametrize("asleep", [False, True])
+@pytest.mark.parametrize("idle", [False, True])
 @pytest.mark.parametrize(
     ("state", "options", "heard"),
     [
@@ -209,10 +209,10 @@ async def test_a_waiting_job_is_not_changed_to_invalid_values(db: Db, word: str,
 )
 @pytest.mark.parametrize("word", ["replace", "reschedule"])
 async def test_pools_are_notified_of_a_job_that_moves_before_their_cursor(
-    db: Db, notices: Notices, word: str, state: str, options: dict[str, Any], heard: Any, asleep: bool
+    db: Db, notices: Notices, word: str, state: str, options: dict[str, Any], heard: Any, idle: bool
 ) -> None:
     await holder(db, state)
-    await set_pool(db, await worker(db), asleep=asleep)
+    await set_pool(db, await worker(db), idle=idle)
     await notices.heard()
     await enqueue(db, word, **options)
     wanted = [] if heard is None else [{"queue": "q", "run_at": pytest.approx(heard.timestamp(), abs=0.2)}]
@@ -221,7 +221,7 @@ async def test_pools_are_notified_of_a_job_that_moves_before_their_cursor(
 
 async def test_a_notification_carries_the_start_of_its_transaction(db: Db, notices: Notices) -> None:
     await holder(db, "scheduled")
-    await set_pool(db, await worker(db), asleep=False)
+    await set_pool(db, await worker(db), idle=False)
     await db.execute("RESET pgworkd.clock")
     async with db.transaction():
         began_at = await db.fetchval("SELECT date_part('epoch', transaction_timestamp())")

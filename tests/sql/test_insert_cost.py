@@ -20,7 +20,7 @@ async def test_a_large_insert_is_fast_with_many_polling_pools_and_no_statistics(
     """Each row was compared with each pool: five times as long, and more with more pools."""
     alone = max(await took_s(db), await took_s(db))
     await db.execute(
-        """INSERT INTO pgworkd.pools (worker_id, queue, concurrency, asleep)
+        """INSERT INTO pgworkd.pools (worker_id, queue, concurrency, idle)
            SELECT n, 'q', 1, false FROM generate_series(1, 2000) n UNION ALL SELECT 1, 'other', 1, true"""
     )
     assert min(await took_s(db), await took_s(db)) < 2 * alone

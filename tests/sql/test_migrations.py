@@ -1,4 +1,4 @@
-"""A database of the previous version, full of jobs, becomes what a fresh one is, and loses nothing."""
+"""A database of any previous version, full of jobs, becomes what a fresh one is, and loses nothing."""
 
 from __future__ import annotations
 
@@ -18,17 +18,23 @@ from tests.planting import ROOT
 
 from .catalog import catalog, differences
 from .roles import granted
-from .verbs import Db
+from .verbs import Db, claim, insert, worker
 from .versions import TOKEN, contents, filled, schema_of
 
 MIGRATIONS = sorted((ROOT / "pgworkd" / "sql" / "migrations").glob("*.sql"))
 
 
+@pytest.fixture(params=range(1, schema.VERSION))
+def version(request: pytest.FixtureRequest) -> int:
+    """Each version that can be migrated."""
+    return int(request.param)
+
+
 @pytest.fixture
-async def old(empty_dsn: str) -> AsyncIterator[Db]:
-    """A session in a database of version 1."""
+async def old(empty_dsn: str, version: int) -> AsyncIterator[Db]:
+    """A session in a database of that version."""
     connection = await asyncpg.connect(empty_dsn)
-    await connection.execute(schema_of(1))
+    await connection.execute(schema_of(version))
     yield connection
     connection.terminate()
 
@@ -40,13 +46,15 @@ def test_migrations_are_numbered_and_end_at_this_version() -> None:
         assert f"v.version >= {number})" in path.read_text(encoding="utf-8"), f"{path.name} would run again"
 
 
-async def test_an_old_database_becomes_like_a_fresh_one_and_keeps_every_row(db: Db, old: Db, empty_dsn: str) -> None:
+async def test_an_old_database_becomes_like_a_fresh_one_and_keeps_every_row(
+    db: Db, old: Db, empty_dsn: str, version: int
+) -> None:
     await filled(old)
     before = await contents(old)
     statuses = {row["status"] for row in before["jobs"] + before["finished_jobs"]}
     assert statuses == {"blocked", "pending", "running", "failed", "dead", "completed", "cancelled", "expired"}
     assert not [table for table, rows in before.items() if not rows], "nothing of this is tested"
-    assert await schema.migrate(ConnectionOptions(empty_dsn)) == (1, schema.VERSION)
+    assert await schema.migrate(ConnectionOptions(empty_dsn)) == (version, schema.VERSION)
     assert await contents(old) == before
     assert differences(await catalog(old), await catalog(db)) == []
 
@@ -59,10 +67,10 @@ async def test_psql_upgrades_an_old_database_too(db: Db, old: Db) -> None:
     assert differences(await catalog(old), await catalog(db)) == []
 
 
-async def test_the_script_of_the_previous_version_leaves_a_newer_schema_unchanged(db: Db) -> None:
+async def test_the_script_of_a_previous_version_leaves_a_newer_schema_unchanged(db: Db, version: int) -> None:
     before = await catalog(db)
     with pytest.raises(asyncpg.ObjectNotInPrerequisiteStateError, match="newer than this script"):
-        await db.execute(schema_of(1))
+        await db.execute(schema_of(version))
     assert differences(await catalog(db), before) == []
 
 
@@ -107,10 +115,15 @@ async def test_jobs_in_flight_on_an_old_worker_are_settled_and_the_rest_is_proce
 
 
 async def test_a_worker_role_keeps_working_before_the_grants_are_applied_again(old: Db, empty_dsn: str) -> None:
-    """It calls only functions that existed before: a new one belongs to the owner until the grants are applied."""
+    """It calls only functions that existed before: a new one belongs to the owner until the grants are applied.
+
+    Those that were dropped and created again have the owner and the rights that they had.
+    """
     async with granted(empty_dsn, old) as roles:
         worker = await filled(old)
-        await schema.migrate(ConnectionOptions(roles.dsn("owner")))
+        rights = await old.fetch(_RIGHTS)
+        await schema.migrate(ConnectionOptions(empty_dsn))
+        assert await old.fetch(_RIGHTS) == rights
         async with roles.session("worker") as session, roles.session("enqueuer") as application:
             insert = "INSERT INTO pgworkd.jobs (queue, serialize_key) VALUES ('new', 'k'), ('new', 'k')"
             await application.execute(insert)
@@ -123,6 +136,11 @@ async def test_a_worker_role_keeps_working_before_the_grants_are_applied_again(o
                 await session.execute(call)
 
 
+_RIGHTS = """
+    SELECT p.proname, p.proowner::regrole::text, p.prosecdef,
+           (SELECT array_agg(a.grantee::regrole::text ORDER BY a.grantee) FROM aclexplode(p.proacl) a)
+    FROM pg_proc p WHERE p.proname IN ('depend', 'set_pool', 'claim', 'settle_completed')
+    ORDER BY p.proname"""
 MAINTENANCE = (
     "SELECT * FROM pgworkd.rescue(1)",
     "SELECT * FROM pgworkd.expire_jobs(10)",
@@ -141,6 +159,7 @@ async def none(db: Db, count: str) -> bool:
     return bool(await db.fetchval(count) == 0)
 
 
+@pytest.mark.parametrize("version", [1], indirect=True)
 async def test_a_database_lacking_columns_of_its_version_gets_them(db: Db, old: Db, empty_dsn: str) -> None:
     """Version 1 was not numbered while it was being developed: any of these may be missing there."""
     await filled(old)
@@ -163,6 +182,20 @@ async def test_a_database_lacking_columns_of_its_version_gets_them(db: Db, old: 
     )
     await schema.migrate(ConnectionOptions(empty_dsn))
     assert differences(await catalog(old), await catalog(db)) == []
+
+
+@pytest.mark.parametrize("version", [1], indirect=True)
+async def test_an_upgrade_drops_priority_ageing_and_keeps_the_other_limits(old: Db) -> None:
+    await old.execute(
+        "ALTER TABLE pgworkd.queues DROP COLUMN limited, ADD COLUMN ageing_s pgworkd.period_s;"
+        " ALTER TABLE pgworkd.queues ADD COLUMN limited boolean GENERATED ALWAYS AS"
+        " (num_nonnulls(max_running, limit_per_key, rate, rate_per_key, ageing_s) > 0 OR fair) STORED;"
+        " INSERT INTO pgworkd.queues (name, ageing_s, max_running) VALUES ('q', 60, NULL), ('r', 60, 5)"
+    )
+    await old.execute(schema.text())
+    assert await old.fetch("SELECT name, limited FROM pgworkd.queues ORDER BY name") == [("q", False), ("r", True)]
+    await insert(old, 1)
+    assert len(await claim(old, await worker(old))) == 1
 
 
 def test_the_contract_shows_the_tables_as_they_are() -> None:

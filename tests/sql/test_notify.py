@@ -9,7 +9,7 @@ from .verbs import T0, Db, Notices, at, blocks, clock, one, set_pool, worker
 
 async def test_no_notification_when_no_pool_of_that_queue_is_idle(db: Db, notices: Notices) -> None:
     worker_id = await worker(db)
-    await set_pool(db, worker_id, "q", asleep=False)
+    await set_pool(db, worker_id, "q", idle=False)
     await set_pool(db, worker_id, "another")
     await one(db)
     assert await notices.queues() == []
@@ -19,7 +19,7 @@ async def test_one_notification_per_queue_and_statement(db: Db, notices: Notices
     for queue in ("q", "ü", "third"):
         for _ in range(2):
             await set_pool(db, await worker(db), queue)
-    await set_pool(db, await worker(db), "q", asleep=False)
+    await set_pool(db, await worker(db), "q", idle=False)
     queues = "SELECT (ARRAY['q', 'ü', 'awake'])[1 + i % 3] FROM generate_series(1, 10000) i"
     await db.execute(f"INSERT INTO pgworkd.jobs (queue) {queues}")
     heard = await notices.queues()
@@ -66,10 +66,10 @@ async def test_a_statement_that_inserts_no_row_notifies_nobody(db: Db, notices: 
 
 async def test_a_pool_that_is_no_longer_idle_is_not_notified(db: Db, notices: Notices) -> None:
     worker_id = await worker(db)
-    for asleep in (True, False, True):
-        await set_pool(db, worker_id, asleep=asleep)
+    for idle in (True, False, True):
+        await set_pool(db, worker_id, idle=idle)
         await one(db)
-        assert await notices.queues() == (["q"] if asleep else [])
+        assert await notices.queues() == (["q"] if idle else [])
 
 
 async def test_set_pool_writes_only_if_something_changed(db: Db) -> None:
@@ -78,7 +78,7 @@ async def test_set_pool_writes_only_if_something_changed(db: Db) -> None:
     version = await db.fetchval("SELECT xmin::text FROM pgworkd.pools")
     await set_pool(db, worker_id)
     assert await db.fetchval("SELECT xmin::text FROM pgworkd.pools") == version
-    await set_pool(db, worker_id, asleep=False)
+    await set_pool(db, worker_id, idle=False)
     assert await db.fetchval("SELECT xmin::text FROM pgworkd.pools") != version
 
 

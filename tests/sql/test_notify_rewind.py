@@ -97,7 +97,7 @@ async def test_rows_that_are_not_pending_do_not_count(db: Db, notices: Notices) 
 
 async def test_every_idle_queue_of_a_statement_gets_an_early_enough_time(db: Db, notices: Notices) -> None:
     worker_id = await sleeper(db, "q", "r")
-    await set_pool(db, worker_id, "awake", asleep=False)
+    await set_pool(db, worker_id, "awake", idle=False)
     await db.execute(
         """INSERT INTO pgworkd.jobs (queue, run_at)
            SELECT q, pgworkd.clock() - make_interval(secs => s)
@@ -110,7 +110,7 @@ async def test_every_idle_queue_of_a_statement_gets_an_early_enough_time(db: Db,
 
 
 async def test_a_backdated_insert_notifies_no_polling_pool(db: Db, notices: Notices) -> None:
-    await set_pool(db, await worker(db), asleep=False)
+    await set_pool(db, await worker(db), idle=False)
     await one(db, run_at=at(-60))
     assert await notices.heard() == []
 
@@ -118,13 +118,13 @@ async def test_a_backdated_insert_notifies_no_polling_pool(db: Db, notices: Noti
 # Released
 
 
-@pytest.mark.parametrize("asleep", [True, False])
-async def test_a_released_job_notifies_idle_and_polling_pools(db: Db, notices: Notices, *, asleep: bool) -> None:
+@pytest.mark.parametrize("idle", [True, False])
+async def test_a_released_job_notifies_idle_and_polling_pools(db: Db, notices: Notices, *, idle: bool) -> None:
     worker_id = await worker(db)
     ids = [await one(db, run_at=at(-n)) for n in (60, 90, 30)]
     later = await one(db, run_at=at(-120))
     await claim(db, worker_id)
-    await set_pool(db, worker_id, asleep=asleep)
+    await set_pool(db, worker_id, idle=idle)
     assert await release(db, ids) == set(ids)
     assert await notices.heard() == [{"queue": "q", "run_at": at(-90).timestamp()}]
     await release(db, [later], delay_s=5)
@@ -134,7 +134,7 @@ async def test_a_released_job_notifies_idle_and_polling_pools(db: Db, notices: N
 @pytest.mark.parametrize("delay_s", [0.0, 1.0, 3600.0])
 async def test_a_job_released_with_a_delay_notifies_nobody(db: Db, notices: Notices, delay_s: float) -> None:
     worker_id = await sleeper(db)
-    await set_pool(db, await worker(db), asleep=False)
+    await set_pool(db, await worker(db), idle=False)
     job_id = await one(db)
     await claim(db, worker_id)
     await notices.heard()
@@ -170,7 +170,7 @@ async def test_each_queue_is_notified_once(db: Db, notices: Notices) -> None:
     await claim(db, worker_id)
     await claim(db, worker_id, queue="r")
     for _ in range(2):
-        await set_pool(db, await worker(db), "q", asleep=False)
+        await set_pool(db, await worker(db), "q", idle=False)
         await sleeper(db, "r")
     await release(db, ids)
     assert sorted(notice["queue"] for notice in await notices.heard()) == ["q", "r"]
@@ -182,29 +182,29 @@ async def test_each_queue_is_notified_once(db: Db, notices: Notices) -> None:
 async def test_retry_notifies_only_idle_pools_and_gives_no_time(db: Db, notices: Notices) -> None:
     worker_id = await worker(db)
     job_id = await one(db, run_at=at(-60))
-    await set_pool(db, worker_id, asleep=False)
-    for asleep in (False, True):
-        attempt = 1 + asleep
+    await set_pool(db, worker_id, idle=False)
+    for idle in (False, True):
+        attempt = 1 + idle
         assert await claim_ids(db, worker_id) == [job_id]
-        await set_pool(db, worker_id, asleep=asleep)
+        await set_pool(db, worker_id, idle=idle)
         await fail(db, [job_id], attempt, delay_s=3600)
         assert await notices.heard() == []
         assert await retry(db, job_id) == {job_id}
-        assert await notices.heard() == ([{"queue": "q"}] if asleep else [])
+        assert await notices.heard() == ([{"queue": "q"}] if idle else [])
     await cancel(db, job_id)
     assert await notices.heard() == []
 
 
-@pytest.mark.parametrize("asleep", [True, False], ids=["idle", "polling"])
+@pytest.mark.parametrize("idle", [True, False], ids=["idle", "polling"])
 async def test_a_rescue_notifies_all_pools_and_reports_the_time_since_when_jobs_are_due(
-    db: Db, notices: Notices, asleep: bool
+    db: Db, notices: Notices, idle: bool
 ) -> None:
     """The jobs it takes back keep their run_at and their place in the order: claims that are past it must go back."""
     victim, rescuer = await worker(db, 5), await worker(db)
     for back_s in (30, 60):
         await one(db, run_at=at(-back_s))
     assert len(await claim_ids(db, victim)) == 2
-    await set_pool(db, rescuer, asleep=asleep)
+    await set_pool(db, rescuer, idle=idle)
     await steady(db, rescuer)
     assert set((await rescue(db, rescuer)).values()) == {"failed"}
     assert await notices.heard() == [{"queue": "q", "run_at": at(-60).timestamp()}]

@@ -193,7 +193,7 @@ async def _effects_of_batches(db: Db) -> Scene:
 
 async def _mend_dependencies(db: Db) -> Scene:
     (parent,) = await insert_running(db)
-    ids = [await waits.after(db, parent, unless="run") for _ in range(MOST)]
+    ids = [await waits.after(db, parent, on_failed="run") for _ in range(MOST)]
     await db.execute(
         "UPDATE pgworkd.jobs SET status = 'dead', worker_id = NULL, failed_at = $2 WHERE id = $1", parent, T0
     )
@@ -208,7 +208,7 @@ async def _mend_dependencies(db: Db) -> Scene:
 
 async def _mend_doomed(db: Db) -> Scene:
     (parent,) = await insert_running(db)
-    ids = [await waits.after(db, parent, unless="cancel") for _ in range(MOST)]
+    ids = [await waits.after(db, parent, on_failed="cancel") for _ in range(MOST)]
     await fail(db, [parent], permanent=True)
     await refuse(db, ids[0])
 

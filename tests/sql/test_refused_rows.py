@@ -78,7 +78,7 @@ async def test_a_dead_job_whose_dependent_or_batch_refuses_is_skipped_as_a_whole
     batch_id, (member,) = await trees.sealed(db)
     ids = [member, *await insert(db, 3)]
     await db.execute("UPDATE pgworkd.jobs SET max_attempts = 1")
-    dependent = await waits.after(db, ids[1], unless="run")
+    dependent = await waits.after(db, ids[1], on_failed="run")
     await claim(db, await worker(db))
     await steady(db, rescuer)
     await refuse(db, dependent)

@@ -171,20 +171,6 @@ async def test_the_script_can_be_rerun_on_live_data_and_changes_nothing(db: Db) 
     assert [tuple(row) for row in settings] == [('"$user", public', "notice")], "it leaves the session as it was"
 
 
-async def test_an_upgrade_drops_priority_ageing_and_keeps_the_other_limits(db: Db) -> None:
-    await db.execute(
-        "ALTER TABLE pgworkd.queues DROP COLUMN limited, ADD COLUMN ageing_s pgworkd.period_s;"
-        " ALTER TABLE pgworkd.queues ADD COLUMN limited boolean GENERATED ALWAYS AS"
-        " (num_nonnulls(max_running, limit_per_key, rate, rate_per_key, ageing_s) > 0 OR fair) STORED;"
-        " INSERT INTO pgworkd.queues (name, ageing_s, max_running) VALUES ('q', 60, NULL), ('r', 60, 5);"
-        " UPDATE pgworkd.schema_version SET version = 1"
-    )
-    await db.execute(schema.text())
-    assert await db.fetch("SELECT name, limited FROM pgworkd.queues ORDER BY name") == [("q", False), ("r", True)]
-    await insert(db, 1)
-    assert len(await claim(db, await worker(db))) == 1
-
-
 async def test_the_script_can_be_rerun_statement_by_statement_as_psql_does(db: Db) -> None:
     before = await _contents(db)
     for statement in _statements(schema.text()):

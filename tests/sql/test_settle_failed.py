@@ -132,7 +132,7 @@ async def test_one_release_notifies_each_queue_once_including_polling_pools(db: 
     for queue in ("q", "r", "awake"):
         await insert(db, 5, queue)
         ids += await claim_ids(db, worker_id, queue=queue)
-        await set_pool(db, worker_id, queue, asleep=queue != "awake")
+        await set_pool(db, worker_id, queue, idle=queue != "awake")
     await notices.heard()
     assert await release(db, ids) == set(ids)
     assert sorted(notice["queue"] for notice in await notices.heard()) == ["awake", "q", "r"]

@@ -72,9 +72,9 @@ async def heartbeat(db: Db, worker_id: int, state: str = "running") -> asyncpg.R
     return await db.fetchrow("SELECT * FROM pgworkd.wanted($1)", worker_id)
 
 
-async def set_pool(db: Db, worker_id: int, queue: str = "q", *, asleep: bool = True) -> None:
+async def set_pool(db: Db, worker_id: int, queue: str = "q", *, idle: bool = True) -> None:
     """Announces that the worker's pool is idle or polling."""
-    await db.execute("SELECT pgworkd.set_pool($1, $2, 1, $3)", worker_id, queue, asleep)
+    await db.execute("SELECT pgworkd.set_pool($1, $2, 1, $3)", worker_id, queue, idle)
 
 
 async def steady(db: Db, *workers: int, since: float = 0, until: float = 60) -> None:

@@ -22,11 +22,11 @@ from .worlds import Step, World
 
 TABLES = "pgworkd.job_dependencies, public.edges, public.died"
 TRIGGERS = """
-    CREATE TABLE public.edges (job_id uuid, depends_on uuid, unless text);
+    CREATE TABLE public.edges (job_id uuid, depends_on uuid, on_failed text);
     CREATE TABLE public.died (id uuid);
     CREATE FUNCTION public.noted() RETURNS trigger LANGUAGE plpgsql AS $$
     BEGIN
-        INSERT INTO public.edges VALUES (NEW.job_id, NEW.depends_on, NEW.unless);
+        INSERT INTO public.edges VALUES (NEW.job_id, NEW.depends_on, NEW.on_failed_dependency);
         RETURN NULL;
     END $$;
     CREATE TRIGGER noted AFTER INSERT ON pgworkd.job_dependencies FOR EACH ROW EXECUTE FUNCTION public.noted();
@@ -45,8 +45,8 @@ TRIGGERS = """
             SELECT FROM public.edges e
             WHERE e.job_id = NEW.id
               AND NOT EXISTS (SELECT FROM pgworkd.finished_jobs f
-                              WHERE f.id = e.depends_on AND (f.status = 'completed' OR e.unless = 'run'))
-              AND NOT (e.unless = 'run' AND EXISTS (SELECT FROM public.died d WHERE d.id = e.depends_on))) THEN
+                              WHERE f.id = e.depends_on AND (f.status = 'completed' OR e.on_failed = 'run'))
+              AND NOT (e.on_failed = 'run' AND EXISTS (SELECT FROM public.died d WHERE d.id = e.depends_on))) THEN
             RAISE EXCEPTION 'job % starts too early', NEW.id;
         END IF;
         RETURN NULL;
@@ -56,15 +56,16 @@ TRIGGERS = """
 """
 # Of the dependents that still wait: those whose dependency ended so that their rule releases or cancels them.
 OVERDUE = """
-    SELECT d.job_id, d.depends_on, d.unless, f.status::text
+    SELECT d.job_id, d.depends_on, d.on_failed_dependency, f.status::text
     FROM pgworkd.job_dependencies d JOIN pgworkd.jobs j ON j.id = d.job_id AND j.waiting_on > 0
     JOIN pgworkd.all_jobs f ON f.id = d.depends_on
-    WHERE f.status = 'completed' OR d.unless <> 'wait' AND f.status IN ('cancelled', 'expired', 'dead', 'discarded')
+    WHERE f.status = 'completed'
+        OR d.on_failed_dependency <> 'wait' AND f.status IN ('cancelled', 'expired', 'dead', 'discarded')
 """
 # A job that still waits must have the rule 'wait', behind a job that has ended for good, or behind another such.
 HOPELESS = """
     SELECT DISTINCT d.job_id FROM pgworkd.job_dependencies d JOIN pgworkd.all_jobs f ON f.id = d.depends_on
-    WHERE d.unless = 'wait' AND f.status IN ('cancelled', 'expired')
+    WHERE d.on_failed_dependency = 'wait' AND f.status IN ('cancelled', 'expired')
 """
 LIVE = "SELECT count(*) FROM pgworkd.jobs WHERE status <> 'completed' AND queue = 'q'"
 MAKES_WAIT = {"insert", "after", "old"}

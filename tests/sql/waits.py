@@ -16,18 +16,18 @@ WRONG = """
 LEFT = "SELECT job_id FROM pgworkd.job_dependencies WHERE unchecked OR job_id NOT IN (SELECT id FROM pgworkd.jobs)"
 
 
-async def depend(db: Db, job_id: uuid.UUID, *after: uuid.UUID, unless: str = "wait") -> int:
+async def depend(db: Db, job_id: uuid.UUID, *after: uuid.UUID, on_failed: str = "wait") -> int:
     """depend; the number of dependencies that it added."""
-    return int(await db.fetchval("SELECT pgworkd.depend($1, $2, $3)", job_id, after, unless))
+    return int(await db.fetchval("SELECT pgworkd.depend($1, $2, $3)", job_id, after, on_failed))
 
 
-async def after(db: Db, *others: uuid.UUID, unless: str = "wait", **columns: Any) -> uuid.UUID:
+async def after(db: Db, *others: uuid.UUID, on_failed: str = "wait", **columns: Any) -> uuid.UUID:
     """Inserts a job that depends on others, in one transaction; its id."""
     begins = not db.is_in_transaction()
     if begins:
         await db.execute("BEGIN")
     job_id = await one(db, **columns)
-    await depend(db, job_id, *others, unless=unless)
+    await depend(db, job_id, *others, on_failed=on_failed)
     if begins:
         await db.execute("COMMIT")
     return job_id

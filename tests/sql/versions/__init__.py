@@ -19,21 +19,22 @@ def schema_of(version: int) -> str:
 
 
 async def filled(db: Db) -> int:
-    """Jobs in all states with every column they can have, in a database of version 1; the worker that runs some."""
+    """Jobs in all states with every column they can have, in a database of any version; the worker that runs some."""
     worker = await db.fetchval("SELECT pgworkd.register('old', 7, '0.1.0', 600, $1, '{q,slow}')", TOKEN)
     await db.execute(_FULL.replace("WORKER", str(worker)).replace("TOKEN", TOKEN))
     return int(worker)
 
 
 async def contents(db: Db) -> dict[str, list[Any]]:
-    """All rows, by column name."""
+    """All rows, by the names that their columns have now."""
     found = {}
     for table in TABLES.split():
         rows = await db.fetch(f"SELECT to_jsonb(t)::text FROM pgworkd.{table} t ORDER BY t::text")  # noqa: S608
-        found[table] = [json.loads(row[0]) for row in rows]
+        found[table] = [{_RENAMED.get(name, name): value for name, value in json.loads(row[0]).items()} for row in rows]
     return found
 
 
+_RENAMED = {"asleep": "idle", "unless": "on_failed_dependency"}
 TOKEN = "11111111-2222-4333-8444-555555555555"
 _FULL = """
 SELECT pgworkd.set_pool(WORKER, 'q', 10, true, 10, 'code', 'TOKEN');

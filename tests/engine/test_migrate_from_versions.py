@@ -1,4 +1,4 @@
-"""Daemons of version 1 work while their database is migrated: nothing is lost, and nothing runs twice.
+"""Daemons of each previous version work while their database is migrated: nothing is lost, and nothing runs twice.
 
 Their code comes from this project's history; without it the tests are skipped.
 """
@@ -31,32 +31,38 @@ from tests.planting import ROOT
 from tests.sql.catalog import catalog, differences
 from tests.sql.versions import schema_of
 
-LAST_OF_1 = "1f3217520b0f5843b360e4a73cc150d758b60d70"
-"""The last commit whose schema was of version 1."""
+LAST_OF = {1: "1f3217520b0f5843b360e4a73cc150d758b60d70", 2: "4028d746da5250ff073889e846a50aae9b0b5ecf"}
+"""The last commit whose schema was of each version."""
 PERIOD_S = 2.0
 PATIENCE_S = 60.0
 
 
-@pytest.fixture(scope="module")
-def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The project at that commit."""
+@pytest.fixture(params=LAST_OF)
+def version(request: pytest.FixtureRequest) -> int:
+    """Each version that can be migrated."""
+    return int(request.param)
+
+
+@pytest.fixture
+def tree(tmp_path: Path, version: int) -> Path:
+    """The project at the last commit of that version."""
     git = shutil.which("git")
     if git is None:
         pytest.skip("there is no git")
-    archive = subprocess.run([git, "archive", LAST_OF_1], cwd=ROOT, capture_output=True, check=False)
+    archive = subprocess.run([git, "archive", LAST_OF[version]], cwd=ROOT, capture_output=True, check=False)
     if archive.returncode:
         pytest.skip("the history of this project is not here")
-    directory = tmp_path_factory.mktemp("version-1")
+    directory = tmp_path / "tree"
     with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as packed:
         packed.extractall(directory, filter="data")
     return directory
 
 
 @pytest.fixture
-async def old(empty_dsn: str) -> AsyncIterator[asyncpg.Connection[Any]]:
-    """A session in a database of version 1."""
+async def old(empty_dsn: str, version: int) -> AsyncIterator[asyncpg.Connection[Any]]:
+    """A session in a database of that version."""
     connection = await asyncpg.connect(empty_dsn)
-    await connection.execute(schema_of(1))
+    await connection.execute(schema_of(version))
     await connection.execute(process.TABLES)
     yield connection
     connection.terminate()
@@ -111,8 +117,9 @@ class Producer:
             await anyio.sleep(0.01)
 
 
-async def test_no_job_is_lost_when_migrating_under_daemons_of_version_1(
+async def test_no_job_is_lost_when_migrating_under_daemons_of_a_previous_version(
     tree: Path,
+    version: int,
     empty_dsn: str,
     old: asyncpg.Connection[Any],
     application: asyncpg.Connection[Any],
@@ -128,7 +135,7 @@ async def test_no_job_is_lost_when_migrating_under_daemons_of_version_1(
             tasks.start_soon(producer.run)
             await anyio.sleep(PERIOD_S)
             await until(lambda: old.fetchval("SELECT count(*) > 50 FROM runs WHERE ended IS NOT NULL"), PATIENCE_S)
-            assert await schema.migrate(ConnectionOptions(empty_dsn)) == (1, schema.VERSION)
+            assert await schema.migrate(ConnectionOptions(empty_dsn)) == (version, schema.VERSION)
             await until(lambda: all("schema.newer" in log.read_text() for log in logs[:2]), PATIENCE_S)
             await old.execute("INSERT INTO gates VALUES ('open')")
             await until(lambda: old.fetchval(_COMPLETED, gated, [first.pid, second.pid]), PATIENCE_S)
@@ -177,4 +184,7 @@ _COMPLETED = """
 _CALLED = """
     SELECT (SELECT count(*) FROM pgworkd.batches WHERE parent_id IS NULL)
          - (SELECT count(*) FROM pgworkd.finished_jobs WHERE queue = 'told')"""
-_BAD = ("job.failed", "job.lost", "settle.refused", "database.away", "daemon.failed", "Traceback")
+_BAD = (
+    *("job.failed", "job.lost", "settle.refused", "database.away", "daemon.failed", "Traceback"),
+    *("outcome.rejected", "outcomes.rejected", "database.unavailable"),
+)
