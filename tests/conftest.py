@@ -7,6 +7,7 @@ server that is already up (its user must be allowed to create databases).
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import uuid
 from collections.abc import AsyncIterator, Iterator
@@ -29,6 +30,16 @@ from tests.server import Databases, create_template, drop_database, start_test_s
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--pg-bin", type=Path, default=None, help="run the tests on the Postgres in this bin directory")
+
+
+@pytest.fixture(autouse=True)
+def levels_of_logging() -> Iterator[None]:
+    """A command that runs in this process sets them, and the next test must not find that."""
+    loggers = (logging.root, logging.getLogger("asyncpg"))
+    levels = [logger.level for logger in loggers]
+    yield
+    for logger, level in zip(loggers, levels, strict=True):
+        logger.setLevel(level)
 
 
 @pytest.fixture(scope="session")
