@@ -20,6 +20,7 @@ import pytest
 from pgworkd.database import schema
 from pgworkd.embedded import EmbeddedPostgres
 from tests.lanes import (  # noqa: F401 - hooks of pytest
+    pytest_collection_finish,
     pytest_collection_modifyitems,
     pytest_configure,
     pytest_runtest_protocol,
