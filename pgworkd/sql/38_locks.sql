@@ -9,11 +9,11 @@ CREATE OR REPLACE FUNCTION no_wait() RETURNS boolean LANGUAGE sql STABLE
 -- Sets that until the end of the transaction, or until it is called with its answer, the previous
 -- value. 'apply': set by apply_effects(); 'frees': by the same, once it has locked the queues, so
 -- that it may wait for what they guard.
-CREATE OR REPLACE FUNCTION say_no_wait(p_say text) RETURNS text LANGUAGE plpgsql VOLATILE AS $$
+CREATE OR REPLACE FUNCTION set_no_wait(p_value text) RETURNS text LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     v_was text := coalesce(current_setting('pgworkd.no_wait', true), '');
 BEGIN
-    PERFORM set_config('pgworkd.no_wait', p_say, true);
+    PERFORM set_config('pgworkd.no_wait', p_value, true);
     RETURN v_was;
 END $$;
 

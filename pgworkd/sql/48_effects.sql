@@ -27,7 +27,7 @@ END $$;
 -- are retried in another round, which is not begun at once unless something was done. A dead job
 -- that was retried meanwhile has not ended: jobs that wait for it go on waiting. Each effect that
 -- was begun goes to the end of the line, so that none waits for a large one. The caller has set
--- no_wait(). Locks dependents with SKIP LOCKED, then as bury().
+-- no_wait(). Locks dependents with SKIP LOCKED, then as archive().
 CREATE OR REPLACE FUNCTION apply_ends(p_limit int) RETURNS boolean
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
@@ -145,7 +145,7 @@ BEGIN
     ELSIF NOT pg_try_advisory_xact_lock(1886873445, 7) THEN
         RETURN NULL;
     END IF;
-    PERFORM say_no_wait('apply');
+    PERFORM set_no_wait('apply');
     v_batches := free_batches(ARRAY(SELECT DISTINCT x.batch_id FROM (
         SELECT p.batch_id FROM pending_effects p
         WHERE p.batch_id IS NOT NULL
@@ -166,9 +166,9 @@ BEGIN
                           WHERE r.what = 'apply_effects' AND r.key = p.id::text
                             AND r.until > clock())
         ORDER BY p.id LIMIT p_limit);
-    PERFORM say_no_wait('frees');  -- the queues are locked
+    PERFORM set_no_wait('frees');  -- the queues are locked
     PERFORM in_parts('apply_effects', v_rows::text[], 'apply frees');
-    PERFORM say_no_wait('');
+    PERFORM set_no_wait('');
     RETURN (SELECT count(*) FROM (SELECT FROM pending_effects LIMIT 10000) x) *
         CASE WHEN v_more THEN -1 ELSE 1 END;
 END $$;

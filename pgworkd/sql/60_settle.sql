@@ -17,7 +17,7 @@ LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     v_ids uuid[];
 BEGIN
-    PERFORM say_no_wait('on');
+    PERFORM set_no_wait('on');
     v_ids := ARRAY(SELECT j.id FROM jobs j WHERE j.id = ANY (p_ids) AND j.worker_id IS NOT NULL
                    ORDER BY j.id FOR UPDATE SKIP LOCKED);
     RETURN ARRAY(SELECT CASE WHEN l.id IS NULL THEN -1 ELSE u.attempt END
@@ -93,19 +93,11 @@ BEGIN
                FILTER (WHERE d.batch_id IS NOT NULL)
     INTO v_won, v_schedules, v_queues, v_keys, v_wake, v_kept_keys, v_batched
     FROM done d;
-    -- As is_awaited(); calling that costs each settle more than its two probes.
-    IF EXISTS (SELECT FROM job_dependencies w WHERE w.depends_on = ANY (v_won))
+    -- As after_ended() looks; calling it for nothing costs each settle more than these two probes.
+    IF num_nonnulls(v_batched, v_keys, v_wake, v_kept_keys) > 0
+       OR EXISTS (SELECT FROM job_dependencies w WHERE w.depends_on = ANY (v_won))
        OR EXISTS (SELECT FROM result_waiters w WHERE w.job_id = ANY (v_won)) THEN
-        PERFORM pass_on(v_won, true);
-    END IF;
-    IF v_kept_keys IS NOT NULL THEN
-        PERFORM keep_keys(v_kept_keys);
-    END IF;
-    IF v_batched IS NOT NULL THEN
-        PERFORM batch_ended(v_batched);
-    END IF;
-    IF v_keys IS NOT NULL OR v_wake IS NOT NULL THEN
-        PERFORM freed(v_queues, v_keys, v_wake);
+        PERFORM after_ended(v_won, true, v_batched, v_queues, v_keys, v_wake, v_kept_keys);
     END IF;
     IF v_schedules IS NOT NULL AND p_next IS NOT NULL THEN
         PERFORM follow(v_schedules, p_schedules, p_next, p_revisions);
@@ -123,7 +115,7 @@ CREATE OR REPLACE FUNCTION complete_own(p_ids uuid[], p_attempts int[], p_result
                                         p_began_ago_s real[] DEFAULT NULL) RETURNS uuid[]
 LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
-    PERFORM say_no_wait('on');
+    PERFORM set_no_wait('on');
     RETURN settle_completed(p_ids, p_attempts, p_results, p_schedules, p_next, p_revisions,
                             p_worker, p_token, p_began_ago_s);
 END $$;
@@ -186,18 +178,10 @@ BEGIN
            array_agg(e.id) FILTER (WHERE e.status = 'dead')
     INTO v_ids, v_statuses, v_cancelled, v_schedules, v_queues, v_keys, v_wake, v_batched, v_dead
     FROM ended e;
-    IF is_awaited(v_dead) THEN
-        PERFORM pass_on(v_dead, false);
-    END IF;
     IF v_cancelled IS NOT NULL THEN
         PERFORM lock_trees_of(v_ids);  -- those of the dead, too: all at once, and before the queues
     END IF;
-    IF v_batched IS NOT NULL THEN
-        PERFORM batch_ended(v_batched);
-    END IF;
-    IF v_keys IS NOT NULL OR v_wake IS NOT NULL THEN
-        PERFORM freed(v_queues, v_keys, v_wake);
-    END IF;
+    PERFORM after_ended(v_dead, false, v_batched, v_queues, v_keys, v_wake);
     IF v_cancelled IS NOT NULL THEN
         PERFORM cancel(v_cancelled);
     END IF;
@@ -252,7 +236,7 @@ BEGIN
         PERFORM lock_trees_of(v_cancelled);
     END IF;
     IF v_keys IS NOT NULL OR v_wake IS NOT NULL THEN
-        PERFORM freed(v_queues, v_keys, v_wake);
+        PERFORM after_ended(NULL, false, NULL, v_queues, v_keys, v_wake);
     END IF;
     IF v_cancelled IS NOT NULL THEN
         PERFORM cancel(v_cancelled);
@@ -289,12 +273,12 @@ BEGIN
                                  WHERE w.id = p_worker AND w.token <> p_token))
           ORDER BY j.id FOR UPDATE OF j) x;
     IF v_batches IS NOT NULL THEN
-        PERFORM lock_trees(v_batches);  -- bury() may be called several times
+        PERFORM lock_trees(v_batches);  -- archive() may be called several times
     END IF;
     IF v_queues IS NOT NULL THEN
         PERFORM lock_queues(v_queues);
     END IF;
-    PERFORM bury(array_agg(e.id), e.status, e.message)
+    PERFORM archive(array_agg(e.id), e.status, e.message)
     FROM unnest(v_ids, v_to, v_why) AS e (id, status, message) GROUP BY e.status, e.message;
     RETURN coalesce(v_ids, '{}');
 END $$;

@@ -11,11 +11,27 @@ LANGUAGE sql VOLATILE AS $$
     WHERE k.f4 > clock()
 $$;
 
--- Called by whoever has ended attempts: passes their serialize_keys on (p_queues and p_keys,
--- parallel), and notifies the queues whose limits have capacity again. Locks as promote().
-CREATE OR REPLACE FUNCTION freed(p_queues text[], p_keys text[], p_limited text[]) RETURNS void
+-- What follows the end of jobs, or of attempts, in the lock order. Whoever ends some, and holds
+-- their rows, calls this. p_ids are the jobs that have ended, all of them completed or not: passes
+-- that on to those that wait for it. Then counts them in their batches (p_batched), keeps their
+-- dedupe_keys (p_kept_keys, see keep_keys()), passes their serialize_keys on (p_queues and p_keys,
+-- parallel), and notifies the queues whose limits have capacity again (p_limited). What is NULL is
+-- left out. Locks as pass_on(), batch_ended() (p_stop_waiting: see there) and promote().
+CREATE OR REPLACE FUNCTION after_ended(p_ids uuid[], p_completed boolean, p_batched ended_job[],
+                                       p_queues text[], p_keys text[], p_limited text[],
+                                       p_kept_keys jsonb DEFAULT NULL,
+                                       p_stop_waiting boolean DEFAULT true) RETURNS void
 LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
+    IF is_awaited(p_ids) THEN
+        PERFORM pass_on(p_ids, p_completed);
+    END IF;
+    IF p_kept_keys IS NOT NULL THEN
+        PERFORM keep_keys(p_kept_keys);
+    END IF;
+    IF p_batched IS NOT NULL THEN
+        PERFORM batch_ended(p_batched, p_stop_waiting);
+    END IF;
     IF p_keys IS NOT NULL THEN
         PERFORM promote(p_queues, p_keys);
     END IF;
@@ -26,12 +42,12 @@ END $$;
 
 -- Archives jobs: moves rows, which the caller has locked, to finished_jobs under a final status;
 -- p_message, where not NULL, becomes their error. A queue without history loses them. Returns how
--- many there were. Notifies waiters and their batches (p_mop: see batch_ended()), and frees their
--- keys, except those that are kept longer (see keep_keys()). The chains of schedules among them
--- are left to daemons, which are notified (see ensure_schedules()). Locks as pass_on(),
+-- many there were. Notifies waiters and their batches (p_stop_waiting: see batch_ended()), and
+-- frees their keys, except those that are kept longer (see keep_keys()). The chains of schedules
+-- among them are left to daemons, which are notified (see ensure_schedules()). Locks as pass_on(),
 -- batch_ended() and promote().
-CREATE OR REPLACE FUNCTION bury(p_ids uuid[], p_status text, p_message text,
-                                p_mop boolean DEFAULT true) RETURNS int
+CREATE OR REPLACE FUNCTION archive(p_ids uuid[], p_status text, p_message text,
+                                   p_stop_waiting boolean DEFAULT true) RETURNS int
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     v_gone    uuid[];
@@ -82,18 +98,8 @@ BEGIN
     IF v_chain THEN
         PERFORM pg_notify('pgworkd', '{"schedules": true}');
     END IF;
-    IF is_awaited(v_gone) THEN
-        PERFORM pass_on(v_gone, false);
-    END IF;
-    IF v_kept_keys IS NOT NULL THEN
-        PERFORM keep_keys(v_kept_keys);
-    END IF;
-    IF v_batched IS NOT NULL THEN
-        PERFORM batch_ended(v_batched, p_mop);
-    END IF;
-    IF v_keys IS NOT NULL OR v_wake IS NOT NULL THEN
-        PERFORM freed(v_queues, v_keys, v_wake);
-    END IF;
+    PERFORM after_ended(v_gone, false, v_batched, v_queues, v_keys, v_wake, v_kept_keys,
+                        p_stop_waiting);
     RETURN coalesce(cardinality(v_gone), 0);
 END $$;
 

@@ -39,15 +39,15 @@ BEGIN
         FROM (SELECT array_agg(k::jsonb ->> 0) AS queues, array_agg(k::jsonb ->> 1) AS keys
               FROM unnest(p_keys) k) l;
     WHEN 'cancel jobs of batches' THEN
-        v_rows := bury(p_keys::uuid[], 'cancelled', 'its batch was cancelled', false);
+        v_rows := archive(p_keys::uuid[], 'cancelled', 'its batch was cancelled', false);
     WHEN 'cancel dependents' THEN
-        v_rows := bury(p_keys::uuid[], 'cancelled', 'a job that it depends on did not complete');
+        v_rows := archive(p_keys::uuid[], 'cancelled', 'a job that it depends on did not complete');
     WHEN 'wait less' THEN
         PERFORM wait_less(p_keys::uuid[], e.well, true), wait_less(p_keys::uuid[], e.badly, false)
         FROM jsonb_to_record(p_with) AS e (well uuid[], badly uuid[]);
         v_rows := cardinality(p_keys);
-    WHEN 'bury the dead' THEN
-        v_rows := bury(p_keys::uuid[], 'dead', NULL);
+    WHEN 'archive the dead' THEN
+        v_rows := archive(p_keys::uuid[], 'dead', NULL);
     WHEN 'forget batches' THEN
         DELETE FROM batches b WHERE b.root_id = ANY (p_keys::uuid[]);
         GET DIAGNOSTICS v_rows = ROW_COUNT;
@@ -187,19 +187,17 @@ BEGIN
     IF EXISTS (SELECT FROM jobs j WHERE j.id = ANY (p_ids) AND j.batch_id IS NOT NULL
                AND (j.status = 'dead' OR j.cancel_requested_at IS NOT NULL)) THEN
         PERFORM lock_trees_of(p_ids);
-        PERFORM batch_ended(array_agg(ROW(j.batch_id, 'dead', false, NULL, NULL, NULL, NULL,
-                                          NULL)::ended_job))
-        FROM jobs j WHERE j.id = ANY (p_ids) AND j.batch_id IS NOT NULL AND j.status = 'dead'
-        HAVING count(*) > 0;
     END IF;
-    PERFORM pass_on(d.ids, false)
-    FROM (SELECT array_agg(j.id) AS ids FROM jobs j
-          WHERE j.id = ANY (p_ids) AND j.status = 'dead') d WHERE is_awaited(d.ids);
-    PERFORM promote(array_agg(j.queue::text), array_agg(j.serialize_key::text))
-    FROM jobs j WHERE j.id = ANY (p_ids) AND j.serialize_key IS NOT NULL
-      -- those are cancelled below
-      AND (j.status = 'dead' OR j.yields OR j.cancel_requested_at IS NOT NULL)
-    HAVING count(*) > 0;
+    PERFORM after_ended(
+        array_agg(e.id) FILTER (WHERE e.status = 'dead'), false,
+        array_agg(ROW(e.batch_id, 'dead', false, NULL, NULL, NULL, NULL, NULL)::ended_job)
+            FILTER (WHERE e.batch_id IS NOT NULL AND e.status = 'dead'),
+        array_agg(e.queue) FILTER (WHERE e.freed_key IS NOT NULL),
+        array_agg(e.freed_key) FILTER (WHERE e.freed_key IS NOT NULL), NULL)
+    FROM (SELECT j.id, j.status, j.batch_id, j.queue::text,
+                 CASE WHEN j.status = 'dead' OR j.yields OR j.cancel_requested_at IS NOT NULL
+                      THEN j.serialize_key::text END AS freed_key  -- those are cancelled below
+          FROM jobs j WHERE j.id = ANY (p_ids)) e;
     -- claims are past their places by now
     PERFORM wake(array_agg(j.queue::text), min(j.run_at), true)
     FROM jobs j WHERE j.id = ANY (p_ids) AND j.status = 'failed';
@@ -241,7 +239,7 @@ BEGIN
     IF NOT pg_try_advisory_xact_lock(1886873445, 1) THEN
         RETURN;
     END IF;
-    PERFORM say_no_wait('on');
+    PERFORM set_no_wait('on');
     SELECT w.lease_s, extract(epoch FROM v_now - greatest(w.steady_since, v_up_since))
     INTO v_lease_s, v_steady_s FROM workers w
     WHERE w.id = p_worker AND w.lost_at IS NULL AND w.lease_until > v_now

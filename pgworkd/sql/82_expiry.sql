@@ -2,7 +2,7 @@
 -- missed.
 
 -- One part of expire_jobs(): ends these jobs, which the caller has locked; returns how many of
--- which queue and kind. Locks as bury().
+-- which queue and kind. Locks as archive().
 CREATE OR REPLACE FUNCTION expire_these(p_ids uuid[]) RETURNS jsonb
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
@@ -11,7 +11,7 @@ DECLARE
                                     (array_agg(j.id ORDER BY j.expires_at, j.id))[1] AS example
                              FROM jobs j WHERE j.id = ANY (p_ids) GROUP BY 1, 2) c);
 BEGIN
-    PERFORM bury(p_ids, 'expired', 'expired before it could start');
+    PERFORM archive(p_ids, 'expired', 'expired before it could start');
     RETURN v_counts;
 END $$;
 
@@ -28,7 +28,7 @@ BEGIN
     IF NOT pg_try_advisory_xact_lock(1886873445, 2) THEN
         RETURN;
     END IF;
-    PERFORM say_no_wait('on');
+    PERFORM set_no_wait('on');
     v_ids := ARRAY(SELECT j.id FROM jobs j
                    WHERE j.expires_at <= clock() AND j.attempts = 0
                      AND j.status IN ('blocked', 'pending', 'failed')
@@ -128,7 +128,7 @@ BEGIN
     IF NOT pg_try_advisory_xact_lock(1886873445, 5) THEN
         RETURN;
     END IF;
-    PERFORM say_no_wait('on');
+    PERFORM set_no_wait('on');
     SELECT l.queues, l.keys, l.last_queue, l.last_key INTO v_queues, v_keys, last_queue, last_key
     FROM stuck_lines(p_queue, p_key, p_most) l;
     PERFORM promote_lines('unblock', v_queues, v_keys);
@@ -175,7 +175,7 @@ BEGIN
     IF NOT pg_try_advisory_xact_lock(1886873445, 5) THEN
         RETURN 0;
     END IF;
-    PERFORM say_no_wait('on');
+    PERFORM set_no_wait('on');
     v_ended := mend_batches();
     SELECT l.queues, l.keys INTO v_queues, v_keys FROM stuck_lines('', '', 1000) l;
     PERFORM in_parts('unblock', v_ended::text[], 'cancel jobs of batches');

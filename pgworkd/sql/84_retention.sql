@@ -158,7 +158,7 @@ BEGIN
                                        AND r.until > clock())
                    LIMIT p_limit FOR UPDATE OF j SKIP LOCKED);
     SELECT coalesce(sum(p.moved::int), 0) INTO dead_moved
-    FROM in_parts('prune', v_ids::text[], 'bury the dead') AS p (moved);
+    FROM in_parts('prune', v_ids::text[], 'archive the dead') AS p (moved);
     -- what was tried no more since then is there no more
     DELETE FROM refused_rows r WHERE r.ctid = ANY (ARRAY(
         SELECT o.ctid FROM refused_rows o WHERE o.until < clock() - interval '1 day' LIMIT p_limit

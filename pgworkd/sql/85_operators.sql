@@ -36,7 +36,7 @@ BEGIN
     FROM (SELECT j.id, j.status FROM jobs j
           WHERE j.id = ANY (p_ids) AND j.status NOT IN ('completed', 'dead') ORDER BY j.id
           FOR UPDATE) x;
-    v_was := say_no_wait('on');  -- the caller's transaction may last
+    v_was := set_no_wait('on');  -- the caller's transaction may last
     INSERT INTO audit (who, what, queue, job_id, before, after)
     SELECT v_who, 'cancel', j.queue, j.id,
            CASE WHEN j.status = 'running' THEN '{"cancel_requested_at": null}'
@@ -47,7 +47,7 @@ BEGIN
     ORDER BY j.id;
     UPDATE jobs j SET cancel_requested_at = coalesce(j.cancel_requested_at, clock())
         WHERE j.id = ANY (v_running);
-    PERFORM bury(v_waiting, 'cancelled', NULL), say_no_wait(v_was);
+    PERFORM archive(v_waiting, 'cancelled', NULL), set_no_wait(v_was);
     PERFORM pg_notify('pgworkd', jsonb_build_object('worker', w.worker_id)::text)
     FROM (SELECT DISTINCT j.worker_id FROM jobs j WHERE j.id = ANY (v_running)) w;
     RETURN QUERY SELECT u.id, 'cancelled' FROM unnest(v_waiting) AS u (id)
@@ -131,9 +131,9 @@ BEGIN
     SELECT v_who, 'discard', j.queue, j.id, '{"finished_at": null}',
            jsonb_build_object('finished_at', clock())
     FROM jobs j WHERE j.id = ANY (v_ids) ORDER BY j.id;
-    v_was := say_no_wait('on');  -- as in cancel()
-    v_count := bury(v_ids, 'dead', NULL);
-    PERFORM say_no_wait(v_was);
+    v_was := set_no_wait('on');  -- as in cancel()
+    v_count := archive(v_ids, 'dead', NULL);
+    PERFORM set_no_wait(v_was);
     RETURN v_count;
 END $$;
 
@@ -193,9 +193,9 @@ BEGIN
         PERFORM wake(ARRAY[v_new.queue::text], v_new.run_at, true);
     END IF;
     IF v_new.run_at <> v_old.run_at AND v_new.serialize_key IS NOT NULL THEN
-        v_was := say_no_wait('on');  -- as in cancel()
+        v_was := set_no_wait('on');  -- as in cancel()
         PERFORM promote(ARRAY[v_new.queue::text], ARRAY[v_new.serialize_key::text]),
-            say_no_wait(v_was);
+            set_no_wait(v_was);
     END IF;
     RETURN differing(v_after, v_before);
 END $$;

@@ -248,13 +248,13 @@ BEGIN
        OR current_setting('pgworkd.additions_checked', true) = NEW.batch_id::text THEN
         RETURN NULL;
     END IF;
-    v_was := say_no_wait('on');
+    v_was := set_no_wait('on');
     LOOP
         SELECT s.waiting, s.running INTO v_jobs FROM stop_jobs(ARRAY[NEW.batch_id], 10000, true) s;
         EXIT WHEN cardinality(v_jobs.waiting || v_jobs.running) = 0;
-        PERFORM bury(v_jobs.waiting, 'cancelled', 'its batch was cancelled', false);
+        PERFORM archive(v_jobs.waiting, 'cancelled', 'its batch was cancelled', false);
     END LOOP;
-    PERFORM say_no_wait(v_was), set_config('pgworkd.additions_checked', NEW.batch_id::text, true);
+    PERFORM set_no_wait(v_was), set_config('pgworkd.additions_checked', NEW.batch_id::text, true);
     RETURN NULL;
 END $$;
 DO $$

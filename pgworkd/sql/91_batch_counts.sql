@@ -49,10 +49,11 @@ $$;
 
 -- Called by whoever has ended jobs of batches, and holds their rows but no queue yet: updates the
 -- counters, inserts streamed jobs, cancels a batch with too many dead, and finishes what is
--- finished. p_mop: ends up to 1,000 waiting jobs of a cancelled batch, of those that hold no key
--- (queues cannot be locked here); the others are left to the next call and to mend_batches().
--- Locks the roots in order of id, then those jobs with SKIP LOCKED.
-CREATE OR REPLACE FUNCTION batch_ended(p_ended ended_job[], p_mop boolean DEFAULT true) RETURNS void
+-- finished. p_stop_waiting: ends up to 1,000 waiting jobs of a cancelled batch, of those that hold
+-- no key (queues cannot be locked here); the others are left to the next call and to
+-- mend_batches(). Locks the roots in order of id, then those jobs with SKIP LOCKED.
+CREATE OR REPLACE FUNCTION batch_ended(p_ended ended_job[], p_stop_waiting boolean DEFAULT true)
+RETURNS void
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     v_batches   uuid[] := ARRAY(SELECT DISTINCT e.batch_id FROM unnest(p_ended) e);
@@ -112,8 +113,8 @@ BEGIN
         v_maybe := v_maybe || v_failed;
         v_cancelled := v_cancelled || v_failed;
     END IF;
-    IF p_mop AND v_cancelled IS NOT NULL THEN
-        PERFORM bury(s.waiting, 'cancelled', 'its batch was cancelled', false)
+    IF p_stop_waiting AND v_cancelled IS NOT NULL THEN
+        PERFORM archive(s.waiting, 'cancelled', 'its batch was cancelled', false)
             FROM stop_jobs(v_cancelled, 1000, false) s;
     END IF;
     v_maybe := v_maybe || v_roots;

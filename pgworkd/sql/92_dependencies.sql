@@ -54,7 +54,7 @@ BEGIN
                         AND (p_completed OR v_full OR d.on_failed_dependency = 'run'))
         HAVING count(*) > 0;
     END IF;
-    PERFORM tell_waiters(p_ids);
+    PERFORM notify_waiters(p_ids);
 END $$;
 
 -- Deletes what these jobs, which the caller holds, wait for among p_ids (without p_completed: only
@@ -292,7 +292,7 @@ END $$;
 -- what ended jobs waited for. Returns how many it changed: p_limit or more if there may be more. A
 -- job whose dependents are deferred is left to apply_effects(): its queue may keep no history, and
 -- then only the effect says whether it has completed. Reads all rows of job_dependencies. Locks
--- dependents with SKIP LOCKED, then as bury().
+-- dependents with SKIP LOCKED, then as archive().
 CREATE OR REPLACE FUNCTION mend_dependencies(p_limit int DEFAULT 1000) RETURNS int
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
@@ -303,7 +303,7 @@ BEGIN
     IF NOT pg_try_advisory_xact_lock(1886873445, 6) THEN
         RETURN 0;
     END IF;
-    PERFORM say_no_wait('on');
+    PERFORM set_no_wait('on');
     SELECT array_agg(a.id) FILTER (WHERE a.status = 'completed') AS well,
            array_agg(a.id) FILTER (WHERE a.status <> 'completed') AS badly
     INTO v_ended
@@ -338,8 +338,8 @@ BEGIN
                           WHERE r.what = 'mend_dependencies' AND r.key = j.id::text
                             AND r.until > clock())
         LIMIT p_limit FOR UPDATE OF j SKIP LOCKED);
-    SELECT v_count + coalesce(sum(p.buried::int), 0) INTO v_count
-    FROM in_parts('mend_dependencies', v_jobs::text[], 'cancel dependents') AS p (buried);
+    SELECT v_count + coalesce(sum(p.archived::int), 0) INTO v_count
+    FROM in_parts('mend_dependencies', v_jobs::text[], 'cancel dependents') AS p (archived);
     DELETE FROM job_dependencies d
     WHERE d.ctid = ANY (ARRAY(SELECT o.ctid FROM job_dependencies o
                               WHERE NOT EXISTS (SELECT FROM jobs j

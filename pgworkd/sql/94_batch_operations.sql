@@ -35,7 +35,7 @@ BEGIN
 END $$;
 
 -- Requests cancellation of running jobs of cancelled batches, and locks waiting ones, which the
--- caller is to bury(), up to p_limit in all; without p_keyed only such as have no serialize_key.
+-- caller is to archive(), up to p_limit in all; without p_keyed only such as have no serialize_key.
 -- The caller holds the roots. Locks the jobs with SKIP LOCKED.
 CREATE OR REPLACE FUNCTION stop_jobs(p_batches uuid[], p_limit int, p_keyed boolean,
                                      OUT waiting uuid[], OUT running uuid[])
@@ -131,12 +131,12 @@ BEGIN
     v_below := cancel_below(ARRAY[p_batch]);
     SELECT s.waiting, s.running INTO v_jobs
     FROM stop_jobs(v_below, least(greatest(p_limit, 1), 10000), true) s;
-    v_was := say_no_wait('on');  -- as in cancel()
-    cancelled := bury(v_jobs.waiting, 'cancelled', 'its batch was cancelled', false);
+    v_was := set_no_wait('on');  -- as in cancel()
+    cancelled := archive(v_jobs.waiting, 'cancelled', 'its batch was cancelled', false);
     requested := cardinality(v_jobs.running);
     PERFORM fold(v_below);
     PERFORM advance(v_below, true);
-    PERFORM say_no_wait(v_was);
+    PERFORM set_no_wait(v_was);
     more := EXISTS (SELECT FROM jobs j WHERE j.batch_id = ANY (v_below)
                       AND (j.status IN ('blocked', 'pending', 'failed')
                            OR j.status = 'running' AND j.cancel_requested_at IS NULL));
@@ -189,8 +189,8 @@ END $$;
 
 -- Finishes batches that were missed: a transaction that was adding when the last job ended rolled
 -- back, or rows were deleted by hand. Returns waiting jobs of cancelled batches, up to 10,000, for
--- the caller to bury(); it has locked them. Locks roots, in order, then those jobs, all with SKIP
--- LOCKED.
+-- the caller to archive(); it has locked them. Locks roots, in order, then those jobs, all with
+-- SKIP LOCKED.
 CREATE OR REPLACE FUNCTION mend_batches() RETURNS uuid[]
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE

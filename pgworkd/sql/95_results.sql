@@ -3,7 +3,7 @@
 -- Notifies sessions that wait for some of these jobs: NOTIFY on their channels with a JSON array
 -- of ids, up to 190 in each (8,000 bytes are the maximum). Locks nothing: a job that ended once
 -- does not end the waiting, a dead one may be retried.
-CREATE OR REPLACE FUNCTION tell_waiters(p_ids uuid[]) RETURNS void
+CREATE OR REPLACE FUNCTION notify_waiters(p_ids uuid[]) RETURNS void
 LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     PERFORM pg_notify(g.channel, g.ids)

@@ -102,14 +102,14 @@ GRANT DELETE ON pgworkd.batch_additions, pgworkd.job_dependencies, pgworkd.pendi
 GRANT EXECUTE ON FUNCTION
     pgworkd.register, pgworkd.heartbeat, pgworkd.wanted, pgworkd.sign_off, pgworkd.set_pool, pgworkd.drop_pool, pgworkd.kinds_elsewhere, pgworkd.worker_ended, pgworkd.notify_pools, pgworkd.wake,
     pgworkd.claim, pgworkd.is_within, pgworkd.payloads, pgworkd.clock_after_waiting, pgworkd.next_due, pgworkd.in_time,
-    pgworkd.no_wait, pgworkd.say_no_wait, pgworkd.put_off, pgworkd.apply_effects, pgworkd.unlocked, pgworkd.free_batches,
+    pgworkd.no_wait, pgworkd.set_no_wait, pgworkd.put_off, pgworkd.apply_effects, pgworkd.unlocked, pgworkd.free_batches,
     pgworkd.lock_queue, pgworkd.lock_queues, pgworkd.key_is_free, pgworkd.burst, pgworkd.spent_until, pgworkd.rate_allowance, pgworkd.allowance,
     pgworkd.key_allowance, pgworkd.key_has_room, pgworkd.spend, pgworkd.pick, pgworkd.starts, pgworkd.keyed_behind,
     pgworkd.done_of, pgworkd.places_after, pgworkd.in_order, pgworkd.of_key, pgworkd.next_keys, pgworkd.kinds_waiting,
     pgworkd.due_keys, pgworkd.running_in, pgworkd.by_turn,
     pgworkd.promote,
     pgworkd.settle_completed, pgworkd.complete_own, pgworkd.settle_failed, pgworkd.settle_released, pgworkd.settle_ended,
-    pgworkd.keep_keys, pgworkd.freed, pgworkd.bury, pgworkd.add_error,
+    pgworkd.keep_keys, pgworkd.after_ended, pgworkd.archive, pgworkd.add_error,
     pgworkd.put_schedule, pgworkd.ensure_schedules, pgworkd.add_occurrences, pgworkd.follow, pgworkd.fail_schedule,
     pgworkd.declare_schedules, pgworkd.retire_schedules, pgworkd.missed_since, pgworkd.enable_schedule, pgworkd.remove_schedule,
     pgworkd.run_schedule,
@@ -121,6 +121,6 @@ GRANT EXECUTE ON FUNCTION
     pgworkd.edit, pgworkd.free_key, pgworkd.free_batch_key, pgworkd.undepend, pgworkd.cancel_batch, pgworkd.delete_batch,
     pgworkd.lock_trees, pgworkd.lock_trees_of, pgworkd.batch_ended, pgworkd.stream, pgworkd.fold, pgworkd.advance,
     pgworkd.call_back, pgworkd.cancel_below, pgworkd.stop_jobs, pgworkd.reopened, pgworkd.mend_batches,
-    pgworkd.is_awaited, pgworkd.pass_on, pgworkd.wait_less, pgworkd.mend_dependencies, pgworkd.tell_waiters, pgworkd.report_progress
+    pgworkd.is_awaited, pgworkd.pass_on, pgworkd.wait_less, pgworkd.mend_dependencies, pgworkd.notify_waiters, pgworkd.report_progress
     TO {worker};
 COMMIT;

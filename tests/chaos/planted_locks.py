@@ -56,7 +56,7 @@ BUGS = (
     ),
     sql(
         "job.transaction() waits for and locks the batch that its job belongs to",
-        "    PERFORM say_no_wait('on');\n    RETURN settle_completed(",
+        "    PERFORM set_no_wait('on');\n    RETURN settle_completed(",
         "    RETURN settle_completed(",
         tests=f"tests/sql/test_complete_own.py {_LOCKED}",
     ),

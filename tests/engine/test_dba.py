@@ -117,7 +117,7 @@ async def test_deferred_effects_survive_a_dump_and_a_reset_sequence(
         await holder.execute("SELECT FROM pgworkd.batches FOR UPDATE")
         await holder.execute("SELECT FROM pgworkd.jobs WHERE id = $1 FOR UPDATE", second)
         async with db.transaction():
-            await db.execute("SELECT pgworkd.say_no_wait('on')")
+            await db.execute("SELECT pgworkd.set_no_wait('on')")
             assert await db.fetchval("SELECT pgworkd.settle_completed($1, '{1}', '{NULL}')", [first]) == [first]
         assert await db.fetchval("SELECT count(*) FROM pgworkd.pending_effects") == 2
         await other.execute(schema.text())

@@ -22,7 +22,7 @@ TAKEN = {
     "truncated": "TRUNCATE pgworkd.jobs",
     "rescued": "UPDATE pgworkd.jobs SET status = 'failed', worker_id = NULL, run_at = now() + interval '1 h'",
     "claimed again": "UPDATE pgworkd.jobs SET attempts = attempts + 1",
-    "cancelled and buried": "SELECT pgworkd.bury(array_agg(id), 'cancelled', NULL) FROM pgworkd.jobs",
+    "cancelled and archived": "SELECT pgworkd.archive(array_agg(id), 'cancelled', NULL) FROM pgworkd.jobs",
 }
 
 

@@ -19,15 +19,18 @@ DENIED = "42501"
 class Roles:
     """Their names (which are unique to the database, as roles belong to the whole server), and how to log in."""
 
-    def __init__(self, dsn: str) -> None:
+    def __init__(self, dsn: str, template: str | None = None) -> None:
         self._dsn = dsn
+        self._template = template
         tail = urlsplit(dsn).path[-12:]
         self.names = {role: f'{role} "{tail}"' for role in grants.ROLES}
 
     @property
     def sql(self) -> str:
-        """What `pgworkd grants` prints for these names."""
-        return grants.text(self.names)
+        """What `pgworkd grants` prints for these names; or the template, with them."""
+        if self._template is None:
+            return grants.text(self.names)
+        return self._template.format(**{role: self.name(role) for role in grants.ROLES})
 
     def name(self, role: str) -> str:
         """The role's name, quoted."""
@@ -60,9 +63,12 @@ class Roles:
 
 
 @contextlib.asynccontextmanager
-async def granted(dsn: str, db: Db) -> AsyncIterator[Roles]:
-    """Creates the roles, with privileges and a password; dropped at the end, with the schema."""
-    roles = Roles(dsn)
+async def granted(dsn: str, db: Db, template: str | None = None) -> AsyncIterator[Roles]:
+    """Creates the roles, with privileges and a password; dropped at the end, with the schema.
+
+    `template`: the grants.sql of an older version.
+    """
+    roles = Roles(dsn, template)
     everyone = ", ".join(map(roles.name, grants.ROLES))
     try:
         await db.execute(roles.sql)

@@ -194,7 +194,7 @@ async def test_a_job_promoted_by_a_late_commit_is_found_by_going_back(db: Db, ot
     assert [job for job, _ in await claimer.claim()] == [first]
     late = other.transaction()
     await late.start()
-    await other.execute("SELECT pgworkd.say_no_wait('on')")
+    await other.execute("SELECT pgworkd.set_no_wait('on')")
     await complete(other, [first])
     await clock(1, db, other)
     between = await one(db, serialize_key="x", run_at=at(1))

@@ -206,7 +206,7 @@ FORBIDDEN = [
     "SELECT pgworkd.forget_rows(1, 1)",
     "SELECT pgworkd.drop_partition(1)",
     "SELECT pgworkd.ensure_partitions(1)",
-    "SELECT pgworkd.bury('{}', 'dead', NULL)",
+    "SELECT pgworkd.archive('{}', 'dead', NULL)",
     "SELECT * FROM pgworkd.result_of('{}')",
     "SELECT * FROM pgworkd.batch_results(gen_random_uuid())",
     "SELECT * FROM pgworkd.cancel_batch(gen_random_uuid())",

@@ -327,7 +327,7 @@ async def test_a_locked_row_of_the_history_is_skipped_by_prune(db: Db, other: Db
 
 
 async def test_expire_counts_the_jobs_of_a_queue_without_history(db: Db) -> None:
-    """bury returns what it wrote to the history: expire would return 0, and a daemon would believe nothing is left."""
+    """archive() returns what it wrote to the history: expire() would return 0, as if nothing were left."""
     await db.execute("INSERT INTO pgworkd.queues (name, keep_s) VALUES ('q', 0)")
     await insert(db, 3, expires_at=at(-1))
     assert await expire(db, 2) == 2

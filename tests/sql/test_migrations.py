@@ -19,7 +19,7 @@ from tests.planting import ROOT
 from .catalog import catalog, differences
 from .roles import granted
 from .verbs import Db, claim, insert, worker
-from .versions import TOKEN, contents, filled, schema_of
+from .versions import TOKEN, contents, filled, old_grants, schema_of
 
 MIGRATIONS = sorted((ROOT / "pgworkd" / "sql" / "migrations").glob("*.sql"))
 
@@ -119,7 +119,7 @@ async def test_a_worker_role_keeps_working_before_the_grants_are_applied_again(o
 
     Those that were dropped and created again have the owner and the rights that they had.
     """
-    async with granted(empty_dsn, old) as roles:
+    async with granted(empty_dsn, old, old_grants()) as roles:
         worker = await filled(old)
         rights = await old.fetch(_RIGHTS)
         await schema.migrate(ConnectionOptions(empty_dsn))
@@ -137,10 +137,11 @@ async def test_a_worker_role_keeps_working_before_the_grants_are_applied_again(o
 
 
 _RIGHTS = """
-    SELECT p.proname, p.proowner::regrole::text, p.prosecdef,
+    SELECT replace(p.proname, 'freed', 'after_ended') AS name, p.proowner::regrole::text, p.prosecdef,
            (SELECT array_agg(a.grantee::regrole::text ORDER BY a.grantee) FROM aclexplode(p.proacl) a)
-    FROM pg_proc p WHERE p.proname IN ('depend', 'set_pool', 'claim', 'settle_completed')
-    ORDER BY p.proname"""
+    FROM pg_proc p
+    WHERE p.proname IN ('depend', 'set_pool', 'claim', 'settle_completed', 'batch_ended', 'freed', 'after_ended')
+    ORDER BY name"""
 MAINTENANCE = (
     "SELECT * FROM pgworkd.rescue(1)",
     "SELECT * FROM pgworkd.expire_jobs(10)",

@@ -62,7 +62,7 @@ CREATE FUNCTION evil.jsonb_build_array(anyelement) RETURNS jsonb LANGUAGE sql AS
 CREATE FUNCTION evil.jsonb_array_length(jsonb) RETURNS int LANGUAGE sql AS 'SELECT evil.bang(); SELECT 0';
 CREATE FUNCTION evil.cancel(uuid[]) RETURNS void LANGUAGE sql AS 'SELECT evil.bang()';
 CREATE FUNCTION evil.wake(text[]) RETURNS void LANGUAGE sql AS 'SELECT evil.bang()';
-CREATE FUNCTION evil.bury(uuid[], text, text) RETURNS int LANGUAGE sql AS 'SELECT evil.bang(); SELECT 0';
+CREATE FUNCTION evil.archive(uuid[], text, text) RETURNS int LANGUAGE sql AS 'SELECT evil.bang(); SELECT 0';
 CREATE FUNCTION evil.equal(uuid, uuid) RETURNS bool LANGUAGE sql AS 'SELECT evil.bang(); SELECT true';
 CREATE OPERATOR evil.= (LEFTARG = uuid, RIGHTARG = uuid, FUNCTION = evil.equal);
 CREATE TYPE evil.job_status AS ENUM ('evil');

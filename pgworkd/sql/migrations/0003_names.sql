@@ -1,9 +1,11 @@
--- Version 3: columns and parameters have the names that the client gives them. Does nothing in a
--- fresh database, and nothing from version 3 on.
+-- Version 3: columns, parameters and functions have the names that the client and the docs give
+-- them. Does nothing in a fresh database, and nothing from version 3 on.
 
 DO $migration$
 DECLARE
     v_what text;
+    v_old  text;
+    v_new  text;
 BEGIN
     IF to_regclass('pgworkd.schema_version') IS NULL THEN
         RETURN;
@@ -27,7 +29,22 @@ BEGIN
     LOOP
         EXECUTE v_what;
     END LOOP;
-    -- A parameter's name cannot be changed. 99_finish.sql gives their rights to the new ones.
-    DROP FUNCTION set_pool(int, text, int, boolean, int, text, uuid);
-    DROP FUNCTION depend(uuid, uuid[], text);
+    -- Functions that have other names, or parameters, whose names cannot be changed. 99_finish.sql
+    -- gives the new ones their rights.
+    FOR v_old, v_new IN SELECT * FROM (VALUES
+        ('set_pool(int, text, int, boolean, int, text, uuid)', 'set_pool'),
+        ('depend(uuid, uuid[], text)', 'depend'),
+        ('batch_ended(ended_job[], boolean)', 'batch_ended'),
+        ('bury(uuid[], text, text, boolean)', 'archive'),
+        ('freed(text[], text[], text[])', 'after_ended'),
+        ('say_no_wait(text)', 'set_no_wait'),
+        ('tell_waiters(uuid[])', 'notify_waiters')) AS f (signature, name)
+    LOOP
+        PERFORM set_config('pgworkd.functions_before', (
+            SELECT jsonb_agg(CASE WHEN f ->> 'name' = split_part(v_old, '(', 1)
+                                  THEN f || jsonb_build_object('name', v_new) ELSE f END)::text
+            FROM jsonb_array_elements(current_setting('pgworkd.functions_before')::jsonb) f),
+            false);
+        EXECUTE format('DROP FUNCTION %s', v_old);
+    END LOOP;
 END $migration$;

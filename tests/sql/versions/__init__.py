@@ -18,6 +18,11 @@ def schema_of(version: int) -> str:
     return gzip.decompress((Path(__file__).parent / f"{version:04}.sql.gz").read_bytes()).decode()
 
 
+def old_grants() -> str:
+    """The grants.sql of the versions before 3."""
+    return gzip.decompress((Path(__file__).parent / "grants_before_3.sql.gz").read_bytes()).decode()
+
+
 async def filled(db: Db) -> int:
     """Jobs in all states with every column they can have, in a database of any version; the worker that runs some."""
     worker = await db.fetchval("SELECT pgworkd.register('old', 7, '0.1.0', 600, $1, '{q,slow}')", TOKEN)
