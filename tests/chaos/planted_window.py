@@ -84,7 +84,7 @@ BUGS = (
             "SELECT id, queue, coalesce(kind, queue), CASE status WHEN 'dead' THEN 'discarded' ELSE status::text END,",
             "SELECT id, queue, coalesce(kind, queue), status::text,",
         ),
-        tests="tests/engine/test_cli_acts.py",
+        tests="tests/engine/test_cli_operations.py",
     ),
     sql(
         "a schedule whose occurrence was deleted is restored too late",

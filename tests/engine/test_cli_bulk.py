@@ -12,7 +12,7 @@ import pytest
 from pgworkd.admin.jobs import JobOperations
 from pgworkd.cli import bulk
 from pgworkd.errors import DatabaseUnavailable
-from tests.engine.acts_kit import ME, count, enqueue, many, run
+from tests.engine.operations_kit import ME, count, enqueue, many, run
 from tests.engine.test_cli import Shell, clean, shell
 
 __all__ = ["clean", "shell"]  # fixtures

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.engine.acts_kit import ME
+from tests.engine.operations_kit import ME
 from tests.engine.test_cli import UUID_LINE, Shell, clean, shell
 from tests.engine.test_cli_fleet import WORKER
 
