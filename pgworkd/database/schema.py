@@ -19,7 +19,8 @@ VERSION = 3
 To change a table: edit it in `schema.sql`; bring databases of the version before there in `migrations/NNNN_name.sql`,
 included by `schema.sql`; raise the number here, in `00_begin.sql` and in `99_finish.sql`; keep the whole script of the
 version before in `tests/sql/versions`. Daemons of that version settle what they run beside the new schema: what they
-call keeps its name, arguments and answer for one version, and calls no function that is new, which needs new grants.
+call keeps its name, arguments and answer for one version; a new function that it calls gets, in the migration, the
+rights of an old one (see `0003_names.sql`), as the grants may not be applied again for a while.
 """
 PATIENCE_S = 300.0
 """How long `migrate` tries to get its locks, beside transactions that hold them."""

@@ -38,6 +38,34 @@ RETURNS boolean LANGUAGE sql STABLE
         WHEN pg_column_compression(p_payload) IS NULL
             AND pg_column_compression(p_meta) IS NULL THEN p_bytes ELSE p_bytes / 16 END;
 
+-- The suspect that is due first, if this worker runs none: one at a time per worker. Two claims of
+-- one worker may overlap: the lock lets one check, in a statement of its own, so that it sees what
+-- the other has committed. p_locked: the caller has locked the queue, without which a job that has
+-- a serialize_key is left. Locks the worker's suspects, without waiting, then the job with SKIP
+-- LOCKED.
+CREATE OR REPLACE FUNCTION pick_suspect(p_worker int, p_queue text, p_now timestamptz,
+                                        p_without text[], p_limited boolean, p_locked boolean)
+RETURNS tid[]
+LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    IF NOT pg_try_advisory_xact_lock(1886873444, p_worker) THEN
+        RETURN '{}';
+    ELSIF EXISTS (SELECT FROM jobs j WHERE j.worker_id = p_worker AND j.status = 'running'
+                    AND j.losses > 1) THEN
+        RETURN '{}';
+    END IF;
+    RETURN ARRAY(
+        SELECT j.ctid FROM jobs j
+        WHERE j.queue = p_queue AND waits_suspect(j)
+          AND j.run_at <= p_now AND in_time(j, p_now)
+          AND coalesce(j.kind, j.queue)::text <> ALL (p_without)
+          AND (j.serialize_key IS NULL OR p_locked
+               AND key_is_free(j.queue, j.serialize_key, j.status = 'failed'
+                               AND NOT j.yields, j.run_at, j.id))
+          AND (NOT p_limited OR key_has_room(j.queue, j.limit_key, p_now))
+        ORDER BY j.priority DESC, j.run_at, j.id LIMIT 1 FOR UPDATE SKIP LOCKED);
+END $$;
+
 -- Takes up to p_limit due jobs of a queue for a worker, in order of priority (higher first),
 -- run_at, id.
 -- Each priority is a range of the index, entered at its first row and left at the first that is
@@ -112,7 +140,8 @@ BEGIN
         RAISE EXCEPTION 'worker % has no lease', p_worker USING ERRCODE = 'PW001',
             HINT = 'Its lease ran out and its jobs were taken back: register again.';
     END IF;
-    -- One statement for all checks, because with few jobs these cost more than the claim itself.
+    -- 1. The gate: pause, limits, locks. One statement for all checks, because with few jobs these
+    -- cost more than the claim itself.
     SELECT coalesce(q.paused_until > v_now, false), coalesce(q.limited, false),
            q.rate IS NOT NULL OR q.rate_per_key IS NOT NULL,
            CASE WHEN coalesce(p_places, '{}') = '{}'
@@ -146,27 +175,13 @@ BEGIN
     END IF;
     v_allowed := v_room;
 
-    -- One suspect at a time per worker. Two claims of one worker may overlap: the lock lets one
-    -- check, in a statement of its own, so that it sees what the other has committed.
+    -- 2. A suspect comes first.
     IF v_room > 0 AND v_suspect IS NOT NULL THEN
-        IF pg_try_advisory_xact_lock(1886873444, p_worker) THEN
-            IF NOT EXISTS (SELECT FROM jobs j WHERE j.worker_id = p_worker AND j.status = 'running'
-                             AND j.losses > 1) THEN
-                v_rows := ARRAY(
-                    SELECT j.ctid FROM jobs j
-                    WHERE j.queue = p_queue AND waits_suspect(j)
-                      AND j.run_at <= v_now AND in_time(j, v_now)
-                      AND coalesce(j.kind, j.queue)::text <> ALL (p_without)
-                      AND (j.serialize_key IS NULL OR v_locked
-                           AND key_is_free(j.queue, j.serialize_key, j.status = 'failed'
-                                           AND NOT j.yields, j.run_at, j.id))
-                      AND (NOT v_limited OR key_has_room(j.queue, j.limit_key, v_now))
-                    ORDER BY j.priority DESC, j.run_at, j.id LIMIT 1 FOR UPDATE SKIP LOCKED);
-            END IF;
-        END IF;
+        v_rows := pick_suspect(p_worker, p_queue, v_now, p_without, v_limited, v_locked);
+        v_room := v_room - cardinality(v_rows);
     END IF;
 
-    v_room := v_room - cardinality(v_rows);
+    -- 3. What else is due: chosen by keys and limits, or the first in each priority.
     IF v_chosen AND v_room > 0 THEN
         SELECT v_rows || p.picked, p.again_s, p.places INTO v_rows, v_turn_s, v_places
         FROM pick(p_queue, v_room, v_rows, v_now, p_without, p_places::claim_place[], p_reach_s,
@@ -217,6 +232,7 @@ BEGIN
             ORDER BY j.priority DESC, j.run_at, j.id LIMIT v_room FOR UPDATE SKIP LOCKED);
     END IF;
 
+    -- 4. Start them.
     IF v_rated THEN
         PERFORM spend(p_queue, v_rows, v_now);
     END IF;

@@ -83,7 +83,8 @@ BEGIN
             ('walk_replanned', '
                 became_all matching result_of'),
             ('walk_unsorted', '
-                by_turn claim depth due_keys in_order kinds_waiting next_keys pick'),
+                by_turn claim depth due_keys in_order kinds_waiting next_keys pick
+                pick_suspect'),
             ('loop', '
                 advance apply_ends await_results batch_ended batch_results call_back cancel_below
                 fold mend_batches mend_these report_progress stop_jobs stream wait_less'),

@@ -35,16 +35,14 @@ FUNCTIONS = {
         cancel_below claim clock_after_waiting complete_own
         delete_batch differing discard drop_partition drop_pool edit ensure_partitions ensure_schedules expire
         expire_jobs
-        in_parts do_part report_refused rescue_jobs expire_these promote_lines mend_these apply_ends apply_frees
-        restore_occurrences
-        done_of fail_schedule fold follow forget_rows free_batch_key free_key free_keys after_ended heartbeat
-        in_order in_time is_awaited keep_keys
-        keyed_behind key_allowance key_has_room key_is_free lock_queue lock_queues lock_trees lock_trees_of matching
-        mend_batches
-        mend_dependencies next_due notify_pools of_key pass_on payloads pick places_after promote prune put_schedule
-        rate_allowance register reopened report_progress rescue retry running_of set_pool set_queue
-        settle_completed settle_ended settle_failed settle_released sign_off spend spent_until starts stop_jobs stream
-        notify_waiters unblock undepend wait_less wanted wake who
+        in_parts do_part report_refused rescue_jobs expire_these promote_lines mend_these apply_ends
+        apply_frees restore_occurrences done_of fail_schedule fold follow forget_rows free_batch_key free_key
+        free_keys after_ended heartbeat in_order in_time is_awaited keep_keys keyed_behind key_allowance
+        key_has_room key_is_free lock_queue lock_queues lock_trees lock_trees_of matching mend_batches
+        mend_dependencies next_due notify_pools of_key pass_on payloads pick pick_suspect places_after promote
+        prune put_schedule rate_allowance register reopened report_progress rescue retry running_of set_pool
+        set_queue settle_completed settle_ended settle_failed settle_released sign_off spend spent_until
+        starts stop_jobs stream notify_waiters unblock undepend wait_less wanted wake who
     """,
     "": NOBODY,
 }

@@ -17,7 +17,7 @@ from tests.kit import running, until
 from tests.planting import ROOT
 
 from .catalog import catalog, differences
-from .roles import granted
+from .roles import Roles, granted
 from .verbs import Db, claim, insert, worker
 from .versions import TOKEN, contents, filled, old_grants, schema_of
 
@@ -115,10 +115,7 @@ async def test_jobs_in_flight_on_an_old_worker_are_settled_and_the_rest_is_proce
 
 
 async def test_a_worker_role_keeps_working_before_the_grants_are_applied_again(old: Db, empty_dsn: str) -> None:
-    """It calls only functions that existed before: a new one belongs to the owner until the grants are applied.
-
-    Those that were dropped and created again have the owner and the rights that they had.
-    """
+    """Functions that a migration replaced, or added as a step of others, have their owner and their rights."""
     async with granted(empty_dsn, old, old_grants()) as roles:
         worker = await filled(old)
         rights = await old.fetch(_RIGHTS)
@@ -134,8 +131,15 @@ async def test_a_worker_role_keeps_working_before_the_grants_are_applied_again(o
             assert len(await session.fetch(claim, worker, TOKEN)) == 1, "its key has been passed on"
             for call in MAINTENANCE:
                 await session.execute(call)
+        kept = await old.fetch(_EXECUTABLE, [roles.names[role] for role in ("worker", "enqueuer", "reader")])
+        await old.execute(Roles(empty_dsn).sql)
+        assert kept == await old.fetch(_EXECUTABLE, [roles.names[role] for role in ("worker", "enqueuer", "reader")])
 
 
+_EXECUTABLE = """
+    SELECT r.name, p.oid::regprocedure::text FROM unnest($1::text[]) AS r (name), pg_proc p
+    WHERE p.pronamespace = 'pgworkd'::regnamespace AND has_function_privilege(r.name, p.oid, 'EXECUTE')
+    ORDER BY 1, 2"""
 _RIGHTS = """
     SELECT replace(p.proname, 'freed', 'after_ended') AS name, p.proowner::regrole::text, p.prosecdef,
            (SELECT array_agg(a.grantee::regrole::text ORDER BY a.grantee) FROM aclexplode(p.proacl) a)

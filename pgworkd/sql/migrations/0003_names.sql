@@ -47,4 +47,9 @@ BEGIN
             false);
         EXECUTE format('DROP FUNCTION %s', v_old);
     END LOOP;
+    PERFORM set_config('pgworkd.functions_before', (  -- a step of claim() that is new
+        SELECT (jsonb_agg(f)
+                || jsonb_agg(f || '{"name": "pick_suspect"}') FILTER (WHERE f ->> 'name' = 'claim'))
+               ::text
+        FROM jsonb_array_elements(current_setting('pgworkd.functions_before')::jsonb) f), false);
 END $migration$;
