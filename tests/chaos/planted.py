@@ -7,6 +7,7 @@ By a chaos run with some kinds of faults, or by tests, both of which pass on the
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 import tempfile
 import time
@@ -224,7 +225,10 @@ def find(bug: Bug) -> tuple[str, bool, str]:
         tries = 0
         while True:  # a run is random, so a bug may escape one
             tries += 1
-            done = run_module(tree, *bug.command, timeout_s=LIMIT_S)
+            try:
+                done = run_module(tree, *bug.command, timeout_s=LIMIT_S)
+            except subprocess.TimeoutExpired:  # of the unmodified engine none takes half as long
+                return bug.planted.name, True, f"{LIMIT_S:4.0f} s, run {tries}: hangs"
             if done.returncode != 0 or tries == TRIES_MAX or bug.tests:
                 break
     took = f"{time.monotonic() - began_s:4.0f} s, run {tries}: "
