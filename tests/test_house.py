@@ -30,8 +30,8 @@ BELOW = {
     "admin": "errors words settings database client",
     "fleet": "errors words settings database admin engine/run engine/life",
     "cli": "errors words settings database embedded client admin engine engine/run engine/life fleet",
-    "demo": "errors words database embedded engine engine/life",
     "__init__": "errors words database engine engine/life",
+    "demo": "errors words database embedded client engine/life __init__",
 }
 """What each folder, and each file beside them, may import: what stands above it, never the other way round."""
 
@@ -54,7 +54,7 @@ def _folder(module: str) -> str:
     path = PACKAGE.joinpath(*module.split("."))
     while path != PACKAGE and not path.is_dir():
         if path.parent == PACKAGE:
-            return path.name
+            return path.name if path.with_suffix(".py").is_file() else "__init__"  # a public name, such as App
         path = path.parent
     return path.relative_to(PACKAGE).as_posix() if path != PACKAGE else "__init__"
 

@@ -20,7 +20,7 @@ from pgworkd.database import session
 from pgworkd.database.driver_errors import BROKEN, DROP_SESSION, is_answer, sqlstate_of, translate, unanswered
 from pgworkd.errors import DatabaseUnavailable, UsageError
 from pgworkd.settings import tls
-from pgworkd.words.dsn import dsn_fault, for_driver
+from pgworkd.words.dsn import dsn_fault
 from pgworkd.words.redaction import hide
 
 Row = Sequence[Any]
@@ -79,12 +79,11 @@ async def connect(options: ConnectionOptions, name: str) -> asyncpg.Connection[A
 async def _connect(options: ConnectionOptions, name: str, wanted: _Wanted) -> asyncpg.Connection[Any]:
     with anyio.fail_after(options.connect_timeout_s + 1):
         try:
-            connection = await asyncpg.connect(
-                for_driver(options.dsn),
+            connection: asyncpg.Connection[Any] = await asyncpg.connect(
+                **tls.driver_arguments(options.dsn),
                 timeout=options.connect_timeout_s,
                 command_timeout=options.command_timeout_s,
                 server_settings=options.settings(name),
-                ssl=tls.verification(options.dsn),
                 target_session_attrs=wanted,
             )
         except ssl.SSLError:
@@ -328,14 +327,13 @@ class TransactionPool:
         async with self._lock:
             if self._pool is None:
                 self._pool = asyncpg.create_pool(
-                    for_driver(self._options.dsn),
+                    **tls.driver_arguments(self._options.dsn),
                     min_size=0,
                     max_size=self._max,
                     timeout=self._options.connect_timeout_s,
                     command_timeout=self._options.command_timeout_s * 6,
                     server_settings=self._options.settings("transaction")
                     | {"statement_timeout": "0", "tcp_user_timeout": session.TRANSACTION_USER_TIMEOUT_MS},
-                    ssl=tls.verification(self._options.dsn),
                     target_session_attrs=_Wanted.read_write,
                     connection_class=_AgedConnection,
                     init=session.lift_limits,

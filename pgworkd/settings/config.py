@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import socket
-from typing import Annotated, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import Field, PrivateAttr, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails, PydanticCustomError
@@ -100,16 +100,12 @@ class Settings(BaseSettings):
     _notes: tuple[str, ...] = PrivateAttr(())
 
     @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Arguments only: `load` merges the sources itself, to record the origin of each value."""
-        return (init_settings,)
+    def settings_customise_sources(cls, *_: Any, **sources: Any) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Arguments only: `load` merges the sources itself, to record the origin of each value.
+
+        pydantic merges tables of several sources key by key, so that a flag would add to the queues of the file.
+        """
+        return (sources["init_settings"],)
 
     @field_validator("*", mode="before")
     @classmethod

@@ -33,7 +33,7 @@ def read_file() -> File:
     """Reads the file named by PGWORKD_CONFIG, or pgworkd.toml in the working directory if there is one.
 
     UsageError if PGWORKD_CONFIG names a file that does not exist, or if it is not a regular file, unreadable, larger
-    than 1 MiB or not TOML.
+    than 1 MiB or not TOML. (The TOML source of pydantic passes over the first two in silence.)
     """
     given = os.environ.get(f"{PREFIX}CONFIG")
     path = Path(given or FILE_DEFAULT)

@@ -13,7 +13,7 @@ import ssl
 import time
 from functools import lru_cache
 from pathlib import Path
-from typing import Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from pgworkd.errors import UsageError
@@ -29,7 +29,6 @@ _ENVIRONMENT = {
     "sslcrl": "PGSSLCRL",
     "ssl_min_protocol_version": "PGSSLMINPROTOCOLVERSION",
     "ssl_max_protocol_version": "PGSSLMAXPROTOCOLVERSION",
-    "service": "PGSERVICE",
 }
 
 
@@ -55,6 +54,15 @@ class _Address(NamedTuple):
     def remote(self) -> list[str]:
         """The hosts that are not this one."""
         return [host for host in self.hosts if not _is_local(host)]
+
+
+def driver_arguments(dsn: str) -> dict[str, Any]:
+    """The driver's `dsn`, `ssl` and `service`, so that it connects to the hosts that are judged here.
+
+    By itself it reads PGSERVICE too late to use it. Raises as `verification` does.
+    """
+    named = None if "service" in dict(parse_qsl(urlsplit(for_driver(dsn)).query)) else os.environ.get("PGSERVICE")
+    return {"dsn": for_driver(dsn), "ssl": verification(dsn), "service": named}
 
 
 def verification(dsn: str) -> Literal["verify-full"] | ssl.SSLContext | None:
@@ -105,7 +113,7 @@ def _address(dsn: str) -> _Address:
     url = urlsplit(for_driver(dsn))
     options = {name: value for name, value in parse_qsl(url.query) if value}
     environment = {name: os.environ[key] for name, key in _ENVIRONMENT.items() if os.environ.get(key)}
-    options = _service(options.get("service") or environment.get("service")) | options
+    options = _service(options.get("service") or os.environ.get("PGSERVICE")) | options
     if named := url.netloc.rpartition("@")[2]:
         hosts = [unquote(spec.partition(":")[0]) for spec in named.split(",")]
     else:
@@ -118,12 +126,13 @@ def _service(name: str | None) -> dict[str, str]:
     path = os.environ.get("PGSERVICEFILE") or _home(".pg_service.conf")
     if name is None or path is None:
         return {}
-    services = configparser.ConfigParser(interpolation=None)
+    services = configparser.ConfigParser()  # as the driver reads it: % is special
     try:
         services.read(path)
-    except configparser.Error:  # its text quotes the line, which may contain a password
-        raise UsageError(f"{path} cannot be read: give each service a [section] of name=value lines") from None
-    return dict(services[name]) if services.has_section(name) else {}
+        return dict(services[name]) if services.has_section(name) else {}
+    except configparser.Error:  # its text, and the driver's, quotes the line, which may contain a password
+        remedy = "give each service a [section] of name=value lines, and write % as %%"
+        raise UsageError(f"{path} cannot be read: {remedy}") from None
 
 
 def _host(spec: str) -> str:

@@ -15,7 +15,8 @@ def dsn_fault(dsn: str) -> str | None:
     """What is wrong with `dsn` and how to correct it, without quoting any of it; None when it is well-formed.
 
     Strict where parsers guess: with an unescaped `/`, `?`, `#` or `@` in a password, they take the rest of it for a
-    host or a port, resolve it by DNS, and print it in their error.
+    host or a port, resolve it by DNS, and print it in their error. (So does pydantic's PostgresDsn, which also rejects
+    addresses without a host.)
     """
     location, _, query = dsn.partition("?")
     scheme, _, rest = location.partition("://")

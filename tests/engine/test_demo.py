@@ -21,7 +21,7 @@ import asyncpg
 import pytest
 
 from pgworkd.demo import demo, jobs
-from pgworkd.demo.view import Balance, Tally, verdict
+from pgworkd.demo.view import Tally, differences, verdict
 from pgworkd.embedded import EmbeddedPostgres, EmbeddedUnavailable
 from pgworkd.errors import PgworkdError, UsageError
 
@@ -30,7 +30,7 @@ from pgworkd.errors import PgworkdError, UsageError
 TEXTS = {
     "apples.txt": "Red apples and green apples grow on old trees.\n",
     "pears.txt": "Green pears and old apples grow on trees. Größe: 7 m.\n",
-    "sub/engine.py": "def claim(queue):\n    return queue.pop()\n",
+    "sub/engine.py": "def claim(queue):\n    return queue[0]\n",
     "large.txt": "".join(f"word{n} " for n in range(5_000)),
 }
 
@@ -92,66 +92,78 @@ def test_the_demo_succeeds_and_its_numbers_add_up(outcome: Outcome) -> None:
         assert int(sums[1]) == sum(parts) > 0
 
         lines = output.splitlines()
-        table = lines[next(n for n, line in enumerate(lines) if line.startswith("queue ")) :]
-        rows = {cells[0]: [int(c) for c in cells[1:7]] for cells in map(str.split, table[1 : table.index("")])}
-        assert set(rows) == {*jobs.QUEUES, "all"}
-        assert all(inserted == sum(states) for inserted, *states in rows.values())
-        assert [sum(column) for column in zip(*(rows[q] for q in jobs.QUEUES), strict=True)] == rows["all"]
-        assert all(len(line) <= 80 for line in table[: table.index("")])
-    assert "carried over from an earlier run" in outcome.outputs[1]
+        table = lines[next(n for n, line in enumerate(lines) if line.startswith("  queue ")) :]
+        rows = [line.split() for line in table if re.match(r"  [a-z]+ +\d", line)]
+        assert {row[0]: int(row[1]) for row in rows} == jobs.app.queues()
+        reported = re.search(r"(\d+) completed, (\d+) dead, (\d+) failures$", last)
+        assert reported is not None, last
+        completed, dead, failures = (sum(int(row[n]) for row in rows) for n in (6, 5, 7))
+        assert completed == int(reported[1])
+        if output is outcome.outputs[0]:  # the second shows the dead of the first, too
+            assert (dead, failures) == (int(reported[2]), int(reported[3]) - int(reported[2]))
+        assert all(len(line) <= 80 for line in table[: len(rows) + 2])
 
 
-async def test_a_stored_vector_equals_the_one_computed_here(outcome: Outcome, left: asyncpg.Connection[Any]) -> None:
+async def test_documents_hold_the_words_of_their_files(outcome: Outcome, left: asyncpg.Connection[Any]) -> None:
+    rows = await left.fetch("SELECT path, tsvector_to_array(words) AS words FROM demo.documents")
+    stored = {row["path"]: row["words"] for row in rows}
+    assert set(stored) == {str(outcome.files / name) for name in TEXTS}
     for name in ("pears.txt", "large.txt"):
-        counts: dict[str, int] = {}
-        for word in re.split(r"[^a-zA-Zäöüß0-9]+", TEXTS[name].strip(" \n.")):
-            counts[word.lower()] = counts.get(word.lower(), 0) + 1
-        expected = [0.0] * 256
-        for word, count in counts.items():
-            number = zlib.crc32(word.encode())
-            expected[number % 256] += (1.0 if number >= 2**31 else -1.0) * (1 + math.log(count))
-        norm = math.hypot(*expected)
-
-        row = await left.fetchrow("SELECT * FROM demo.embeddings WHERE path = $1", str(outcome.files / name))
-        assert row is not None
-        assert row["tokens"] == sum(counts.values())
-        assert row["vector"] == pytest.approx([x / norm for x in expected], abs=1e-6)
-    stored = {row[0] for row in await left.fetch("SELECT path FROM demo.embeddings")}
-    assert stored == {str(outcome.files / name) for name in TEXTS}
+        assert set(stored[str(outcome.files / name)]) == set(re.findall(r"\w+", TEXTS[name].lower()))
+    found = await left.fetch("SELECT path FROM demo.documents WHERE words @@ to_tsquery('simple', 'green & apples')")
+    assert {Path(row["path"]).name for row in found} == {"apples.txt", "pears.txt"}
 
 
-async def test_neighbours_are_the_most_similar_files(outcome: Outcome, left: asyncpg.Connection[Any]) -> None:
-    row = await left.fetchrow("SELECT * FROM demo.neighbours WHERE path = $1", str(outcome.files / "apples.txt"))
-    assert row is not None
-    assert row["others"][0] == str(outcome.files / "pears.txt")
-    vectors = {r["path"]: r["vector"] for r in await left.fetch("SELECT path, vector FROM demo.embeddings")}
-    mine = vectors[row["path"]]
-    cosine = sum(a * b for a, b in zip(mine, vectors[row["others"][0]], strict=True))
-    assert row["similarities"][0] == pytest.approx(cosine, abs=1e-5)
-    assert row["similarities"] == sorted(row["similarities"], reverse=True)
+async def test_results_are_those_of_real_work(outcome: Outcome, left: asyncpg.Connection[Any]) -> None:
+    query = "SELECT payload->>'path', result FROM pgworkd.finished_jobs WHERE queue = $1 AND status = 'completed'"
+    texts = {str(outcome.files / name): text for name, text in TEXTS.items()}
+    for path, result in await left.fetch(query, "compress"):
+        content = texts[path].encode()
+        assert json.loads(result) == {"bytes": len(content), "compressed": len(zlib.compress(content, 9))}
+    for path, result in await left.fetch(query, "count"):
+        words = re.findall(r"\w+", texts[path].lower())
+        assert json.loads(result)["words"] == len(words)
+        assert all(words.count(word) == n for word, n in json.loads(result)["most_common"])
+    for path, result in await left.fetch(query, "index"):
+        assert json.loads(result) == len(set(re.findall(r"\w+", texts[path].lower())))
+
+
+async def test_each_batch_is_reported_once_with_the_sum_of_its_words(left: asyncpg.Connection[Any]) -> None:
+    rows = await left.fetch(
+        """SELECT files, words, count(j.id) AS counted, sum((j.result->>'words')::int) AS summed
+           FROM demo.reports r JOIN pgworkd.finished_jobs j ON j.batch_id = r.batch_id GROUP BY r.batch_id"""
+    )
+    assert rows
+    assert all(row["files"] == row["counted"] == demo.FILES_PER_BATCH for row in rows)
+    assert all(row["words"] == row["summed"] > 0 for row in rows)
 
 
 async def test_the_poison_job_is_dead_and_the_unknown_kind_is_not_counted(left: asyncpg.Connection[Any]) -> None:
     query = "SELECT status::text, attempts, failures, error FROM pgworkd.all_jobs WHERE kind = $1 ORDER BY id"
-    poisoned = (await left.fetch(query, "inference_crash"))[0]
+    poisoned = (await left.fetch(query, "crash"))[0]
     assert tuple(poisoned)[:3] == ("dead", 3, 3)
-    assert "ended with exit code" in poisoned["error"]
-    unknown = (await left.fetch(query, jobs.UNKNOWN_KIND))[0]
-    assert tuple(unknown) == ("pending", 1, 0, f"no handler for kind '{jobs.UNKNOWN_KIND}'")
+    assert "ended with exit code 7" in poisoned["error"]
+    unknown = (await left.fetch(query, demo.UNKNOWN_KIND))[0]
+    assert tuple(unknown) == ("pending", 1, 0, f"no handler for kind '{demo.UNKNOWN_KIND}'")
 
 
-async def test_the_recurring_job_ran_and_files_were_surveyed(left: asyncpg.Connection[Any]) -> None:
-    assert await left.fetchval("SELECT max(embeddings) FROM demo.counts") >= 1
-    done = "SELECT count(*) FROM pgworkd.finished_jobs WHERE status = 'completed' AND coalesce(kind, queue) = $1"
-    for kind in ("maintenance", "agent", "agent_gather", "embedding_large", "ocr", "notification"):
-        assert await left.fetchval(done, kind) >= 1, kind
+async def test_simulated_errors_say_so_and_are_retried(left: asyncpg.Connection[Any]) -> None:
+    query = "SELECT id, failures, errors FROM pgworkd.finished_jobs WHERE queue = 'notify' AND status = 'completed'"
+    rows = await left.fetch(query)
+    assert rows
+    for row in rows:
+        assert row["failures"] == (row["id"].int % 3 == 0)
+        assert all("simulated" in error["message"] for error in json.loads(row["errors"]))
 
 
-async def test_the_wrong_characters_of_ocr_are_counted_correctly(left: asyncpg.Connection[Any]) -> None:
-    rows = await left.fetch("SELECT result FROM pgworkd.finished_jobs WHERE queue = 'ocr' AND status = 'completed'")
-    for result in (json.loads(row[0]) for row in rows):
-        assert result["drawn"] in {Path(name).name.upper() for name in TEXTS}
-        assert result["wrong"] == sum(a != b for a, b in zip(result["drawn"], result["read"], strict=True))
+async def test_the_recurring_job_keeps_the_view_current(left: asyncpg.Connection[Any]) -> None:
+    sizes = await left.fetch(
+        "SELECT result FROM pgworkd.finished_jobs WHERE queue = 'refresh' AND status = 'completed' ORDER BY finished_at"
+    )
+    assert sizes
+    assert json.loads(sizes[-1][0]) == await left.fetchval("SELECT count(*) FROM demo.vocabulary")
+    rows = await left.fetch("SELECT word FROM demo.vocabulary")
+    assert {row["word"] for row in rows} <= set(re.findall(r"\w+", " ".join(TEXTS.values()).lower()))
 
 
 # Failures.
@@ -163,9 +175,10 @@ def test_impossible_durations_are_refused(seconds: float) -> None:
         demo.main(seconds=seconds, data_dir=None, path=None)
 
 
-def test_a_path_that_is_no_directory_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="--path"):
-        demo.main(seconds=1, data_dir=None, path=tmp_path / "none")
+def test_a_path_without_text_files_is_refused(tmp_path: Path) -> None:
+    for path in (tmp_path / "none", tmp_path):
+        with pytest.raises(UsageError, match=r"--path .*: give a directory with text files"):
+            demo.main(seconds=1, data_dir=None, path=path)
 
 
 @pytest.mark.parametrize(
@@ -179,6 +192,7 @@ def test_a_server_that_does_not_start_is_reported_in_one_line(
         raise error
 
     monkeypatch.setattr(EmbeddedPostgres, "start", start)
+    (tmp_path / "text").write_text("some text")
     with pytest.raises(expected, match=r"pip install it|Permission denied"):
         demo.main(seconds=1, data_dir=None, path=tmp_path)
 
@@ -188,31 +202,34 @@ async def test_jobs_that_the_daemon_does_not_report_are_detected(
 ) -> None:
     monkeypatch.setattr(Tally, "__call__", lambda *_: None)
     monkeypatch.setattr(demo, "DRAIN_S", 0.0)
-    assert await demo.Demo(dsn, tmp_path, 2.0).run() == 1
+    (tmp_path / "text").write_text("some text")
+    assert await demo.Demo(dsn, [tmp_path / "text"], 2.0).run() == 1
     last = capsys.readouterr().out.splitlines()[-1]
     assert re.match(r"DOES NOT ADD UP: completed: [1-9]\d* in the tables, 0 reported by the daemon", last)
 
 
 def test_each_mismatch_of_the_summary_is_found() -> None:
-    sound = Balance(
-        inserted={"a": 3, "b": 1},
-        found={("a", "completed"): 2, ("a", "dead"): 1, ("b", "pending"): 1},
-        failures=4,
-        reported={"completed": 2, "dead": 1, "failures": 4},
+    sound: dict[str, Any] = {
+        "inserted": 4,
+        "found": {"completed": 2, "dead": 1, "pending": 1},
+        "stored": {"completed": 5, "dead": 1, "failures": 4},
+        "reported": {"completed": 5, "dead": 1, "failures": 4},
+        "exit_code": 0,
+    }
+    assert differences(**sound) == []
+    assert verdict(4, sound["found"], sound["reported"]) == (
+        "it adds up: 4 inserted = 2 completed + 1 dead + 1 pending; "
+        "reported, with batches and schedule: 5 completed, 1 dead, 4 failures"
     )
-    assert sound.differences() == []
-    assert verdict(sound).startswith("it adds up: 4 inserted = 2 completed + 1 waiting + 1 dead;")
     changes: list[tuple[dict[str, Any], str]] = [
-        ({"inserted": {"a": 4, "b": 1}}, "queue a: 4 inserted, 3 found"),
-        ({"found": {**sound.found, ("b", "pending"): 2}}, "queue b: 1 inserted, 2 found"),
-        ({"found": {**sound.found, ("b", "pending"): 0, ("b", "missing"): 1}}, "queue b: 1 inserted, 0 found"),
-        ({"failures": 5}, "failures: 5 in the tables, 4 reported by the daemon"),
-        ({"reported": {**sound.reported, "completed": 1}}, "completed: 2 in the tables, 1 reported by the daemon"),
-        ({"reported": {**sound.reported, "dead": 0}}, "dead: 1 in the tables, 0 reported by the daemon"),
-        ({"without_vector": 2}, "2 completed embeddings without a stored vector"),
+        ({"inserted": 5}, "5 inserted, 4 found"),
+        ({"found": {**sound["found"], "pending": 2}}, "4 inserted, 5 found"),
+        ({"found": {"completed": 2, "dead": 1, "missing": 1}}, "4 inserted, 3 found"),
+        ({"found": {**sound["found"], "missing": 1}}, "4 inserted, 4 found"),
+        ({"stored": {**sound["stored"], "failures": 5}}, "failures: 5 in the tables, 4 reported by the daemon"),
+        ({"reported": {**sound["reported"], "completed": 1}}, "completed: 5 in the tables, 1 reported by the daemon"),
+        ({"reported": {**sound["reported"], "dead": 0}}, "dead: 1 in the tables, 0 reported by the daemon"),
         ({"exit_code": 1}, "the daemon ended with exit code 1"),
     ]
     for change, message in changes:
-        wrong = dataclasses.replace(sound, **change)
-        assert wrong.differences() == [message]
-        assert verdict(wrong) == f"DOES NOT ADD UP: {message}"
+        assert differences(**{**sound, **change}) == [message]

@@ -275,3 +275,28 @@ def test_doctor_warns_of_a_weak_mode_to_another_host(dsn: str) -> None:
     assert "ok    connection" in said
     assert "tls" not in run_bare("doctor", "--dsn", f"{dsn}?sslmode=disable").stdout
     assert "bad   connection" in run_bare("doctor", "--dsn", there).stdout
+
+
+@pytest.mark.parametrize("by_environment", [True, False])
+async def test_a_service_gives_the_host_and_the_mode(
+    dsn: str, home: Path, monkeypatch: pytest.MonkeyPatch, by_environment: bool
+) -> None:
+    """Also one that PGSERVICE names, which the driver alone would not read."""
+    url = urlsplit(dsn)
+    (home / ".pg_service.conf").write_text(f"[s]\nhost={url.hostname}\nport={url.port}\nsslmode=disable\n")
+    monkeypatch.setenv("PGPASSWORD", url.password or "")
+    given = f"postgresql:///{url.path[1:]}?user={url.username}"
+    if by_environment:
+        monkeypatch.setenv("PGSERVICE", "s")
+        monkeypatch.setenv("PGHOST", "nowhere.invalid")
+    else:
+        given += "&service=s"
+    connection, transactions = (
+        Connection(ConnectionOptions(given), "test"),
+        TransactionPool(ConnectionOptions(given), 1),
+    )
+    assert await connection.value("SELECT current_database()") == url.path[1:]
+    async with transactions.begin() as inside:
+        assert await inside.fetchval("SELECT current_database()") == url.path[1:]
+    await connection.close()
+    await transactions.close()

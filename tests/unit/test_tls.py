@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import ssl
+from inspect import signature
 from pathlib import Path
+from typing import Any
 
+import asyncpg
 import pytest
 
 from pgworkd.errors import UsageError
@@ -103,10 +106,30 @@ def test_the_host_is_taken_from_the_environment_or_a_service_file(monkeypatch: p
     assert verified("postgresql:///d?service=near") == "as it says"
     monkeypatch.setenv("PGSERVICE", "far")
     assert verified("postgresql:///d") == "full, system"
-    services.write_text("password=canary")
-    with pytest.raises(UsageError, match="services cannot be read") as caught:
-        verified("postgresql:///d")
-    assert "canary" not in str(caught.value)
+    for text in ("password=canary", "[far]\npassword=x%canary", "[far]\npassword=%(canary)s"):
+        services.write_text(text)
+        with pytest.raises(UsageError, match="services cannot be read") as caught:
+            verified("postgresql:///d")
+        assert "canary" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "query", ["", "?service=near", "?service=far", "?host=there.example", "?service=near&service=far"]
+)
+@pytest.mark.parametrize("named", ["", "near", "far", "none"])
+@pytest.mark.parametrize("host", ["", "else.example"])
+def test_the_driver_connects_to_the_host_that_is_judged(
+    monkeypatch: pytest.MonkeyPatch, home: Path, query: str, named: str, host: str
+) -> None:
+    (home / ".pg_service.conf").write_text("[far]\nhost=db.example\npassword=100%%\n[near]\nhost=localhost\n")
+    monkeypatch.setenv("PGSERVICE", named)
+    monkeypatch.setenv("PGHOST", host)
+    dsn = f"postgresql:///d{query}"
+    parse = asyncpg.connect_utils._parse_connect_dsn_and_args
+    arguments: dict[str, Any] = dict.fromkeys(signature(parse).parameters)
+    addresses, _ = parse(**{**arguments, **tls.driver_arguments(dsn)})
+    remote = any(isinstance(address, tuple) and address[0] != "localhost" for address in addresses)
+    assert remote == (verified(dsn) == "full, system")
 
 
 @pytest.mark.parametrize(
