@@ -36,7 +36,7 @@ SLOW = {
     # Processes
     "tests/docs/test_blocks.py*": "each page is a session with a database, commands and daemons of its own",
     "tests/engine/test_cli_run.py*": _COMMANDS,
-    "tests/engine/test_demo.py*": "the demo's own work: pictures of text, vectors, a server that fails",
+    "tests/engine/test_demo.py*": "whole demos, each with a server of its own",
     "tests/unit/test_typing.py*": "type checks of whole programs",
     "tests/engine/test_autoscale.py*": _COMMANDS,
     "tests/engine/test_autoscale_units.py*": _COMMANDS,
