@@ -57,8 +57,7 @@ class Fakes:
         yield fake
 
     def _stop_all(self) -> None:
-        self.stops += 1
-        self.keeper.request_stop()
+        self.stops += 1  # a supervisor's stop comes later, as a signal
 
     async def starts(self, *numbers: int) -> None:
         await until(lambda: [number for number, _ in self.started] == list(numbers))
@@ -72,17 +71,20 @@ async def running(fakes: Fakes, *wanted: int) -> AsyncIterator[ProcessKeeper]:
         yield fakes.keeper
 
 
-async def test_what_is_wanted_runs_and_what_is_not_is_stopped_and_may_start_again_at_once() -> None:
+async def test_a_stopped_process_may_start_again_and_then_has_not_died_before() -> None:
     async with running(fakes := Fakes(), 1) as keeper:
         await fakes.starts(1)
-        for _ in range(3):  # three deaths would have to wait
-            keeper.want(())
-            await until(lambda: not keeper.began_s)
-            keeper.want({1})
-            await until(lambda: set(keeper.began_s) == {1})
-        await fakes.starts(1, 1, 1, 1)
-        assert [fake.received for _, fake in fakes.started] == [[signal.SIGTERM]] * 3 + [[]]
+        fakes.started[0][1].end(1)
+        await fakes.starts(1, 1)
+        keeper.want(())
+        await until(lambda: not keeper.began_s)
+        keeper.want({1})
+        await fakes.starts(1, 1, 1)
+        fakes.started[2][1].end(1)
+        with anyio.fail_after(0.5):  # a second death in a row would have to wait longer
+            await fakes.starts(1, 1, 1, 1)
         keeper.request_stop()
+    assert [fake.received for _, fake in fakes.started] == [[], [signal.SIGTERM], [], [signal.SIGTERM]]
     assert keeper.exit_code == 0
 
 
@@ -104,16 +106,23 @@ async def test_an_exit_with_2_stops_all_once() -> None:
         await fakes.starts(1, 2, 3)
         fakes.started[0][1].end(2)
         fakes.started[1][1].end(2)
+        await until(lambda: set(keeper.began_s) == {3})
+        keeper.request_stop()
+    assert len(fakes.started) == 3
     assert (fakes.stops, keeper.exit_code) == (1, 2)
     assert [fake.received for _, fake in fakes.started][2] == [signal.SIGTERM]
 
 
-async def test_a_failure_during_a_stop_is_an_exit_code_of_1() -> None:
+@pytest.mark.parametrize("has_received_it", [True, False])
+async def test_a_failure_during_a_stop_is_an_exit_code_of_1(has_received_it: bool) -> None:
     async with running(fakes := Fakes(obeys=signal.SIGINT), 1) as keeper:
         await fakes.starts(1)
+        if not has_received_it:
+            fakes.started[0][1].end(2)
         keeper.request_stop()
-        await until(lambda: bool(fakes.started[0][1].received))
-        fakes.started[0][1].end(2)
+        if has_received_it:
+            await until(lambda: bool(fakes.started[0][1].received))
+            fakes.started[0][1].end(2)
     assert (fakes.stops, keeper.exit_code) == (0, 1), "also if it is 2"
 
 
