@@ -8,8 +8,8 @@ not used: it trusts every local user, and as root it opens all parents of its fi
     DIR/server.log  the log of Postgres
 
 The server is a child of this process. A parent-death guard, a shell that reads a pipe whose other end only this process
-has open, stops the server if this process ends before stop(). PR_SET_PDEATHSIG cannot replace it: it fires when the
-*thread* that called start() ends.
+has open, stops the server if this process ends before stop(). PR_SET_PDEATHSIG cannot replace it, neither in the server
+nor in a process above it (`fleet.parent_guard`): it fires when the *thread* that called start() ends.
 """
 
 import atexit

@@ -203,7 +203,11 @@ def _check_queues(settings: Settings, app: App) -> None:
 
 
 def _follow_parent(limit_s: float) -> bool:
-    """True in a process started by a supervisor, which stops when the supervisor is gone, within `limit_s` seconds."""
+    """True in a process started by a supervisor, which stops when the supervisor is gone, within `limit_s` seconds.
+
+    A guard process between the two (`fleet.parent_guard`) could not replace the pipe: the supervisor's watchdog must
+    be able to kill the daemon itself, and a guard killed in its place would leave a daemon that hangs.
+    """
     if os.environ.pop(SUPERVISED, None) is None:
         return False
     liveness_pipe.hold()

@@ -4,7 +4,8 @@ Run by its path and without imports of the package, so that it starts quickly. I
 because with PR_SET_PDEATHSIG (prctl(2)) the kernel signals a child at the end of *every* thread of its parent, and a
 second SIGTERM would stop a worker at once. This process receives those signals and forwards SIGTERM once; as it has
 only one thread, its own child is signalled once. It forwards other signals as they come, and ends as the command ends.
-PR_SET_PDEATHSIG survives exec, except of a program that changes the user (sudo).
+PR_SET_PDEATHSIG survives exec, except of a program that changes the user (sudo). A pipe on standard input, as daemons
+of `--processes` have, is no alternative: the command may be any program, which would not read it.
 """
 
 from __future__ import annotations

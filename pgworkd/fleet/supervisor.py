@@ -14,24 +14,24 @@ import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from subprocess import PIPE  # nosec B404 # a constant
-from typing import cast
 from uuid import UUID
 
 import anyio
 import structlog
-from anyio.abc import Process, TaskGroup
+from anyio.abc import Process
 
 from pgworkd.database.connection import Connection
 from pgworkd.engine.life.daemon import Daemon, DaemonOptions
 from pgworkd.engine.run import liveness_pipe
 from pgworkd.errors import PgworkdError
-from pgworkd.fleet.restarts import Restarts, ended_by
+from pgworkd.fleet.process_keeper import ProcessKeeper, Worker
 from pgworkd.fleet.sd_notify import SystemdNotifier
+from pgworkd.fleet.workers import ChildProcess
 from pgworkd.settings.file import NAME_CHARS_MAX
 from pgworkd.words.registration import Registration, token_of
 
@@ -99,13 +99,13 @@ class Supervisor:
     def __init__(self, options: DaemonOptions, count: int) -> None:
         self.options = options
         self.ready = anyio.Event()
-        self.stop_requested = anyio.Event()
-        self._names = [f"{options.worker_name[: NAME_CHARS_MAX - 3]}-{n}" for n in range(1, count + 1)]
+        self._count = count
         self._living: dict[str, _Child] = {}
-        self._restarts = Restarts()
-        self._go = anyio.Event()
-        self._exit_code = 0
-        self._tasks: TaskGroup | None = None
+        # On wrong configuration all stop as on any SIGTERM, with the same limits.
+        stop_all = partial(signal.raise_signal, signal.SIGTERM)
+        self._keeper = ProcessKeeper("process", self._name, self._start, stop_all)
+        self._keeper.want({1})  # the first one starts alone, so that a common fault is reported once
+        self.stop_requested = self._keeper.stop_requested
         self._watchdog_s = SystemdNotifier().watchdog_s
         self._environ = _ENVIRON | {SUPERVISED: "1", "WATCHDOG_USEC": str(round(self._watchdog_s * 1e6))}
         self._environ.pop("WATCHDOG_PID", None)
@@ -115,24 +115,18 @@ class Supervisor:
 
     async def run(self) -> int:
         """Runs until asked to stop, or until a daemon exits with 2 (wrong configuration); the exit code."""
-        with tempfile.TemporaryDirectory(prefix="pgworkd-") as directory:  # 0700
+        with tempfile.TemporaryDirectory(prefix="pgworkd-") as self._directory:  # 0700
             async with anyio.create_task_group() as watch:
                 watch.start_soon(SystemdNotifier().run, self)
                 watch.start_soon(self._watch)
-                async with anyio.create_task_group() as tasks:
-                    self._tasks = tasks
-                    for number, name in enumerate(self._names):
-                        tasks.start_soon(self._keep, name, Path(directory, str(number)), name=name)
+                async with anyio.create_task_group() as self._tasks:
+                    await self._keeper.run(self._count)
                 watch.cancel_scope.cancel()
-        return self._exit_code
+        return self._keeper.exit_code
 
     def request_stop(self, *, now: bool = False) -> None:
         """Asks all daemons to stop: gracefully, or at once."""
-        if now or not self.stop_requested.is_set():
-            # Two signals of the same kind in quick succession could coalesce.
-            self.send(signal.SIGINT if now else signal.SIGTERM)
-        self.stop_requested.set()
-        self._go.set()
+        self._keeper.request_stop(2 if now else 1)
 
     def reload(self) -> None:
         """Makes all daemons reload their settings; SIGHUP would kill one that has not installed its handler yet."""
@@ -153,60 +147,34 @@ class Supervisor:
     def status(self) -> str:
         """One line for `systemctl status`."""
         if self.stop_requested.is_set():
-            return f"stopping, {len(self._living)} of {len(self._names)} left"
+            return f"stopping, {len(self._living)} of {self._count} left"
         ready = sum(child.ready for child in self._living.values())
-        missing = len(self._names) - ready if self.ready.is_set() else 0
-        return f"{ready} of {len(self._names)} ready" + (f"; restarting {missing}" if missing else "")
+        missing = self._count - ready if self.ready.is_set() else 0
+        return f"{ready} of {self._count} ready" + (f"; restarting {missing}" if missing else "")
 
-    async def _keep(self, name: str, address: Path) -> None:
-        """Keeps one daemon running, restarting it whenever it ends by itself."""
-        if name != self._names[0]:
-            await self._go.wait()  # the first one starts alone, so that a common fault is reported once
-        number = self._names.index(name)
-        while not self.stop_requested.is_set():
-            began_s = anyio.current_time()
-            code, facts = await self._live(name, address)
-            if self.stop_requested.is_set():
-                # SIGTERM kills only a process that has not installed its handlers yet.
-                self._exit_code = max(self._exit_code, int(code not in (0, -signal.SIGTERM)))
-                _logger().info("process.ended", **facts)
-            elif code == 2:
-                _logger().error("process.ended", **facts)  # it has reported the fault itself
-                if self._exit_code != 2:
-                    self._exit_code = 2
-                    signal.raise_signal(signal.SIGTERM)  # stops all like any other stop, with the same limits
-                await self.stop_requested.wait()
-            else:
-                delay_s = self._restarts.died(number, anyio.current_time() - began_s)
-                _logger().warning("process.ended", **facts, restart_in_s=round(delay_s, 3))
-                with anyio.move_on_after(delay_s):
-                    await self.stop_requested.wait()
+    def _name(self, number: int) -> str:
+        return f"{self.options.worker_name[: NAME_CHARS_MAX - 3]}-{number}"
 
-    async def _live(self, name: str, address: Path) -> tuple[int, dict[str, object]]:
-        """One process from start to end: its exit code, or minus the signal that ended it, and facts for the log."""
+    @contextlib.asynccontextmanager
+    async def _start(self, number: int) -> AsyncIterator[Worker]:
+        """A daemon from start to end. Raises OSError."""
+        name, address = self._name(number), Path(self._directory, str(number))
         # The supervisor's own command line, so that it finds the same files; the last of two equal flags counts.
         command = [sys.executable, *self._argv, "--processes=1", f"--worker-name={name}"]
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as notifications:
-            try:
-                address.unlink(missing_ok=True)  # noqa: ASYNC240 - it takes no time
-                notifications.bind(str(address))
-                process, end = await self._start(command, {"NOTIFY_SOCKET": str(address)})
-            except OSError as error:  # no memory, too many processes, a full disk
-                return 1, {"worker": name, "error": str(error)}
+            address.unlink(missing_ok=True)  # noqa: ASYNC240 - it takes no time
+            notifications.bind(str(address))
+            process, end = await self._open(command, {"NOTIFY_SOCKET": str(address)})
             async with process, anyio.create_task_group() as tasks:
                 first_due_s = anyio.current_time() + max(START_S, self._watchdog_s) if self._watchdog_s else math.inf
                 child = self._living[name] = _Child(name, process, first_due_s)
-                _logger().info("process.started", worker=name, pid=process.pid)
-                if self.stop_requested.is_set():  # while it was being started
-                    child.send(signal.SIGTERM)
                 tasks.start_soon(self._receive, child, notifications)
-                code = await process.wait()
+                yield ChildProcess(process, {"pid": process.pid})
                 del self._living[name]
                 tasks.cancel_scope.cancel()
-        cast("TaskGroup", self._tasks).start_soon(self._take_back, child.worker_id if code else None, end)
-        return code, {"worker": name, "pid": process.pid, **ended_by(code)}
+        self._tasks.start_soon(self._take_back, child.worker_id if process.returncode else None, end)
 
-    async def _start(self, command: Sequence[str], environ: dict[str, str]) -> tuple[Process, int]:
+    async def _open(self, command: Sequence[str], environ: dict[str, str]) -> tuple[Process, int]:
         """The process, and a pipe that ends when it and all its handler processes are gone. Raises OSError."""
         end, theirs = os.pipe()
         try:
@@ -275,8 +243,8 @@ class Supervisor:
                     child.worker_id = Registration.of(int(worker_id), UUID(token))
             if b"READY=1" in lines:
                 child.ready = True
-                self._go.set()
-                if sum(each.ready for each in self._living.values()) == len(self._names):
+                self._keeper.want(range(1, self._count + 1))
+                if sum(each.ready for each in self._living.values()) == self._count:
                     self.ready.set()
 
     async def _watch(self) -> None:

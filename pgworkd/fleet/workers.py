@@ -15,6 +15,7 @@ from anyio.abc import Process
 
 from pgworkd.errors import UsageError
 from pgworkd.fleet import parent_guard
+from pgworkd.fleet.process_keeper import Worker
 from pgworkd.settings.file import NAME_CHARS_MAX
 
 STOPPING_POLL_S = 0.5
@@ -23,18 +24,6 @@ _ACTIVE = {"active", "activating", "reloading"}
 _ENDED = {"inactive", "failed"}
 _UNUSABLE = {"not-found", "bad-setting", "error", "masked"}
 _EXITED = "1"  # CLD_EXITED; otherwise the status is the number of a signal
-
-
-class Worker(Protocol):
-    """A worker that has been started, with `facts` for the log."""
-
-    facts: dict[str, object]
-
-    async def wait(self) -> int:
-        """Waits until it has ended; its exit code, or minus the signal that ended it."""
-
-    async def send(self, number: signal.Signals) -> None:
-        """SIGTERM: stop gracefully; SIGINT: at once; SIGKILL: kills it and its children."""
 
 
 class WorkerBackend(Protocol):
@@ -76,18 +65,23 @@ class Processes:
             self._command, env=environ, stdin=DEVNULL, stdout=None, stderr=None, start_new_session=True
         )
         async with process:
-            yield _Child(process)
+            yield ChildProcess(process)
 
 
-class _Child:
-    def __init__(self, process: Process) -> None:
+class ChildProcess:
+    """A process that leads a session of its own."""
+
+    def __init__(self, process: Process, end_facts: Mapping[str, object] = {}) -> None:
         self._process = process
-        self.facts: dict[str, object] = {"pid": process.pid}
+        self.facts: Mapping[str, object] = {"pid": process.pid}
+        self.end_facts = end_facts
 
     async def wait(self) -> int:
+        """Its exit code, or minus the signal that ended it."""
         return await self._process.wait()
 
     async def send(self, number: signal.Signals) -> None:
+        """Sends it a signal, if it is still running; SIGKILL to its children, too."""
         with contextlib.suppress(ProcessLookupError):
             if number is signal.SIGKILL:
                 os.killpg(self._process.pid, number)
@@ -124,7 +118,8 @@ class SystemdBackend:
 
 class _Unit:
     def __init__(self, name: str, every_s: float) -> None:
-        self.facts: dict[str, object] = {}
+        self.facts: Mapping[str, object] = {}
+        self.end_facts: Mapping[str, object] = {}
         self._name = name
         self._every_s = every_s
         self._stopping = anyio.Event()

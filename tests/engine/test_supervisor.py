@@ -310,6 +310,6 @@ async def test_when_all_processes_hang_systemd_is_notified_and_none_is_killed(
 
 def test_worker_names_stay_within_the_length_limit() -> None:
     options = serve.options(Settings(dsn=NOBODY, worker_name="n" * 200))
-    names = supervisor.Supervisor(options, 64)._names
+    names = [supervisor.Supervisor(options, 64)._name(number) for number in range(1, 65)]
     assert len(set(names)) == 64
     assert {len(Settings(worker_name=name).worker_name) for name in names} == {199, 200}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
 from collections.abc import Sequence
 
 import pytest
@@ -9,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pgworkd.fleet.autoscaler import Decision, Policy, Rules
-from pgworkd.fleet.restarts import STEADY_S
+from pgworkd.fleet.process_keeper import STEADY_S, Restarts
 
 RESTART_S_MAX = 30.0
 
@@ -32,9 +34,10 @@ class Fleet:
 
     def __init__(self, rules: Rules, alive: Sequence[int]) -> None:
         self.rules = rules
-        self.policy = Policy(rules, alive)
         self.now_s = 0.0
         self.began_s = dict.fromkeys(alive, 0.0)
+        self.policy = Policy(rules, self.began_s)
+        self.restarts: defaultdict[int, Restarts] = defaultdict(Restarts)
         self.due_s: dict[int, float] = {}
         self.decided_s: float | None = None
         assert len(self.policy.wanted) == max(rules.least, len(alive))
@@ -43,7 +46,6 @@ class Fleet:
     def mend(self) -> None:
         for number in sorted(self.policy.wanted - set(self.began_s)):
             if self.now_s >= self.due_s.get(number, 0.0):
-                self.policy.began(number, self.now_s)
                 self.began_s[number] = self.now_s
         assert self.rules.least <= len(self.policy.wanted) <= self.rules.most
         assert set(self.began_s) <= set(range(1, self.rules.most + 1)), "more than may be, the stopping ones included"
@@ -57,10 +59,10 @@ class Fleet:
         if not self.began_s:
             return
         number = sorted(self.began_s)[which % len(self.began_s)]
-        del self.began_s[number]
+        lived_s = self.now_s - self.began_s.pop(number)
         asked = number not in self.policy.wanted
-        delay_s = self.policy.ended(number, self.now_s, asked=asked)
-        assert 0 <= delay_s <= (0 if asked else RESTART_S_MAX)
+        delay_s = 0.0 if asked else self.restarts[number].died(lived_s)
+        assert 0 <= delay_s <= RESTART_S_MAX
         self.due_s[number] = self.now_s + delay_s
         self.mend()
 
@@ -108,25 +110,21 @@ def test_the_policys_invariants_hold_for_any_sequence_of_events(
 
 
 def test_a_crashing_worker_is_restarted_with_growing_delays_until_it_is_stable() -> None:
-    policy = Policy(Rules(1, 1, 10, 0, 1, 0))
-    delays, now_s = [], 0.0
-    for _ in range(10):
-        policy.began(1, now_s)
-        delays.append(policy.ended(1, now_s + 1, asked=False))
-        now_s += 100
+    restarts = Restarts()
+    delays = [restarts.died(1) for _ in range(10)]
     assert delays[0] == 0
     assert 0.7 < delays[1] < 1.3
     assert 17 < min(delays[6:]) <= max(delays) <= RESTART_S_MAX
-    policy.began(1, now_s)
-    assert policy.ended(1, now_s + STEADY_S, asked=False) == 0
+    assert restarts.died(STEADY_S) == 0
 
 
 def test_scaling_down_stops_workers_awaiting_restart_first_then_the_newest() -> None:
-    policy = Policy(Rules(1, 5, 10, 0, 1, 0), alive=[5])
-    for began_s, number in enumerate((3, 1, 2, 4)):
+    began_s = {5: -math.inf}
+    policy = Policy(Rules(1, 5, 10, 0, 1, 0), began_s)
+    for at_s, number in enumerate((3, 1, 2, 4)):
         policy.decide(10, 0)
-        policy.began(number, began_s)
-    policy.ended(3, 5, asked=False)
+        began_s[number] = at_s
+    del began_s[3]
     gone = []
     while len(before := set(policy.wanted)) > 1:
         policy.decide(0, 5)
@@ -135,18 +133,19 @@ def test_scaling_down_stops_workers_awaiting_restart_first_then_the_newest() -> 
 
 
 def test_scaling_up_reuses_a_stopping_worker_last() -> None:
-    policy = Policy(Rules(1, 4, 10, 0, 1, 0), alive=[1, 2])
+    began_s = dict.fromkeys((1, 2), -math.inf)
+    policy = Policy(Rules(1, 4, 10, 0, 1, 0), began_s)
     assert policy.decide(0, 0) == Decision(0, 2, 1, "depth 0 <= down-at 0")
     assert policy.wanted == {1}
     policy.decide(10, 0)
     assert policy.wanted == {1, 3}, "2 is still stopping"
-    policy.ended(2, 0, asked=True)
+    del began_s[2]
     policy.decide(10, 0)
     assert policy.wanted == {1, 2, 3}
 
 
 @pytest.mark.parametrize(("depth", "after"), [(10, 3), (9, None), (4, None), (3, 1)])
 def test_between_the_thresholds_the_worker_count_is_unchanged(depth: int, after: int | None) -> None:
-    policy = Policy(Rules(1, 5, 10, 3, 1, 0), alive=[1, 2])
+    policy = Policy(Rules(1, 5, 10, 3, 1, 0), dict.fromkeys((1, 2), -math.inf))
     decision = policy.decide(depth, 0)
     assert (None if decision is None else decision.after) == after

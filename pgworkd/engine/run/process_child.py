@@ -140,7 +140,11 @@ def call(request: Request, note: Callable[[float, str], None] | None = None) -> 
 
 
 def main() -> None:
-    """Answers requests until the pipe is closed."""
+    """Answers requests until the pipe is closed.
+
+    When the daemon is gone the kernel sends SIGKILL: a thread that waits for the end of the pipe, as in daemons under a
+    supervisor, could not end a handler that holds the GIL.
+    """
     parent_pid, sys.path[:] = int(sys.argv[1]), sys.argv[2].split(os.pathsep)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the daemon decides when this process ends
     hide(os.environ.get("PGWORKD_DSN", ""))  # errors are redacted and truncated here
