@@ -34,7 +34,7 @@ BUGS = (
         "a settle that skips locked rows waits for them",
         "j.worker_id IS NOT NULL ORDER BY j.id FOR UPDATE SKIP LOCKED);\n    RETURN ARRAY(SELECT CASE WHEN l.id",
         "j.worker_id IS NOT NULL ORDER BY j.id FOR UPDATE);\n    RETURN ARRAY(SELECT CASE WHEN l.id",
-        tests=_OPEN,
+        tests="tests/sql/test_complete_own.py",
     ),
     sql(
         "a settle waits for its batch tree",

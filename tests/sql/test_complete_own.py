@@ -41,7 +41,7 @@ async def test_claims_and_settles_of_the_queue_proceed_while_the_transaction_is_
         assert await complete(other, [first]) == {first}
         assert await fail(other, [second], permanent=True) == {second: "dead"}
         assert await release(other, [third]) == {third}
-        assert await other.fetchval(PAST_LOCKS, [in_tree], [1]) == [in_tree]
+        assert await other.fetchval(PAST_LOCKS, [own, in_tree], [1, 1]) == [in_tree]
         assert await rescue(other, worker_id) == {}
     assert await complete(db, [fourth]) == {fourth}
     while await db.fetchval("SELECT EXISTS (SELECT FROM pgworkd.pending_effects)"):
