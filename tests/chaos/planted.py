@@ -59,7 +59,7 @@ BUGS = (
         "a settle ignores the status",
         _FENCE + _OF_THE_WORKER + _OF_COMPLETED,
         "WHERE j.id = ANY (p_ids) AND j.id = s.id AND j.attempts = s.attempt\n" + _OF_COMPLETED,
-        kinds="freeze_long",
+        tests="tests/sql/test_fence.py",
     ),
     sql(
         "claim by IN (SELECT ... LIMIT ... SKIP LOCKED)",
