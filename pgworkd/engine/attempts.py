@@ -54,6 +54,8 @@ class Attempt:
     """How often its settle was delayed: the row was locked, or the database rejected it."""
     reported_slow = False
     """Has been reported as slow."""
+    reported_overdue = False
+    """Has been reported as running on although it was to end."""
 
     def __init__(self, claimed: Claimed, queue: str, worker_id: int | None = None) -> None:
         """`worker_id`: the id under which it was claimed; the daemon may have another by now."""

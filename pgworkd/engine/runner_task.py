@@ -55,6 +55,11 @@ class RunScope(CancelScope):
         self.asked, self._cut_at = True, min(cut_at, self._cut_at)
         self._deliver()
 
+    @property
+    def overrun(self) -> bool:
+        """The run was cancelled, its grace period is over, and it goes on."""
+        return self.asked and asyncio.get_running_loop().time() > self._cut_at + AGAIN_S
+
     def finished(self) -> None:
         """The handler has returned: nothing more is raised in its task."""
         self.on_deadline = _nothing

@@ -35,7 +35,7 @@ JOBS_EXPIRED: Final = (
 )
 JOB_LOST: Final = "job.lost"  # worker, worker_id, status: rescued from a worker that was presumed dead
 JOB_SLOW: Final = "job.slow"  # running_s, usual_s: the average of its kind
-JOB_OVERDUE: Final = "job.overdue"  # timeout_s: a thread has exceeded it, and cannot be stopped
+JOB_OVERDUE: Final = "job.overdue"  # reason, timeout_s: it was to end and runs on, in a thread or past a cancellation
 
 # Events of the daemon.
 SCHEMA_AWAITED: Final = "schema.awaited"  # error: none is installed, or an older one; the daemon waits for a migration

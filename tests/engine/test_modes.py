@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import threading
 import time
@@ -89,6 +91,32 @@ async def test_an_overdue_thread_is_asked_to_stop_reported_and_never_run_twice(
     assert await db.fetchval("SELECT failures FROM pgworkd.all_jobs") == failures
     if ending == "is done":
         assert await db.fetchval("SELECT result::text FROM pgworkd.finished_jobs") == '"late, but done"'
+
+
+@pytest.mark.parametrize("how", ["timeout", "cancelled on request"])
+async def test_a_handler_that_swallows_its_cancellation_is_reported_once(
+    dsn: str, db: asyncpg.Connection[Any], how: str
+) -> None:
+    app, go_on = App(), anyio.Event()
+
+    @app.handler("q", timeout_s=0.1 if how == "timeout" else 60, max_attempts=1)
+    async def handle() -> None:
+        while not go_on.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await go_on.wait()
+
+    async with running(app, dsn, cancel_grace_s=0.1, heartbeat_s=0.1) as (_, seen):
+        job_id = await insert(db, "q")
+        await seen.wait(events.JOB_STARTED, job_id=str(job_id))
+        if how != "timeout":
+            await db.execute("SELECT pgworkd.cancel($1)", [job_id])
+        overdue = await seen.wait(events.JOB_OVERDUE, job_id=str(job_id))
+        assert (overdue["reason"], overdue["timeout_s"]) == (how, 0.1 if how == "timeout" else 60)
+        assert await status(db, job_id) == "running"
+        await anyio.sleep(1.1)  # two more checks
+        go_on.set()
+        await until(waits_for_status(db, job_id, "dead" if how == "timeout" else "cancelled"))
+        assert len(seen.all(events.JOB_OVERDUE)) == 1
 
 
 async def test_a_thread_in_time_is_not_overdue(dsn: str, db: asyncpg.Connection[Any]) -> None:

@@ -128,6 +128,7 @@ class JobEvents:
             now = time.monotonic()
             for attempt in self._in_flight.running():
                 self._time_out_thread(attempt, now)
+                self._report_overrun(attempt)
                 self._report_slow(attempt, now)
             await anyio.sleep(CHECK_S)
 
@@ -162,7 +163,18 @@ class JobEvents:
         timeout_s = attempt.claimed.timeout_s or handler.timeout_s
         if timeout_s is not None and now - attempt.started > timeout_s:
             attempt.stop(Reason.TIMEOUT)
-            self._events.emit(events.JOB_OVERDUE, **attempt.facts(), timeout_s=timeout_s)
+            attempt.reported_overdue = True
+            self._events.emit(events.JOB_OVERDUE, **attempt.facts(), reason=Reason.TIMEOUT.value, timeout_s=timeout_s)
+
+    def _report_overrun(self, attempt: Attempt) -> None:
+        """Nothing ends a handler that catches its cancellation and goes on; its slot stays in use."""
+        scope, reason = attempt.scope, attempt.reason
+        if scope is None or reason is None or attempt.in_thread or attempt.reported_overdue or not scope.overrun:
+            return
+        attempt.reported_overdue = True
+        handler = self._app.handlers.get(attempt.claimed.kind)
+        timeout_s = attempt.claimed.timeout_s or (handler.timeout_s if handler is not None else None)
+        self._events.emit(events.JOB_OVERDUE, **attempt.facts(), reason=reason.value, timeout_s=timeout_s)
 
     def _report_slow(self, attempt: Attempt, now: float) -> None:
         runs, usual_s = self._usual.get(attempt.claimed.kind, (0, 0.0))
