@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from pgworkd.cli import autoscale, batches, doctor, fleet, job_operations, jobs, keys, queues, run, schedules
 from pgworkd.cli.output import note, out
@@ -96,6 +97,18 @@ def _show_bug(error: BaseException) -> None:
             note(line)
 
 
+class _Command(TyperCommand):
+    """A command that refuses two values for one option: it would follow the last and ignore the others."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        _, _, given = self.make_parser(ctx).parse_args(args=list(args))
+        option: Any
+        for option, times in Counter(given).items():
+            if times > 1 and option.param_type_name == "option" and not (option.multiple or option.is_flag):
+                raise typer.BadParameter(f"given {times} times; give it once", ctx, option)
+        return super().parse_args(ctx, args)
+
+
 app = typer.Typer(
     name="pgworkd",
     cls=_Commands,
@@ -154,3 +167,7 @@ app.add_typer(batches.group, name="batches", rich_help_panel="Jobs")
 app.add_typer(keys.group, name="keys", rich_help_panel="Jobs")
 config_app.command("show")(fleet.config_show)
 app.add_typer(config_app, name="config", rich_help_panel="Run")
+for _group in (app, *(added.typer_instance for added in app.registered_groups)):
+    for _registered in _group.registered_commands if _group is not None else ():
+        if _registered.callback not in (run.run, autoscale.autoscale):  # scripts add to the options of these
+            _registered.cls = _Command
