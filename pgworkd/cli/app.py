@@ -105,7 +105,7 @@ class _Command(TyperCommand):
         option: Any
         for option, times in Counter(given).items():
             if times > 1 and option.param_type_name == "option" and not (option.multiple or option.is_flag):
-                raise typer.BadParameter(f"given {times} times; give it once", ctx, option)
+                raise typer.BadParameter("given more than once, of which only the last would count", ctx, option)
         return super().parse_args(ctx, args)
 
 

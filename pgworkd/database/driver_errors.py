@@ -37,6 +37,7 @@ _CREDENTIALS = {"28P01", "28000", "3D000", "42501"}
 _UNDECIDED = {"57P01", "57P02"}
 # What a pooler in transaction mode answers to our settings, or to statements that another of its clients prepared.
 _POOLED = {"42P05", "26000"}
+_WAITED = "; perhaps another transaction holds a lock: pg_blocking_pids() names its process"
 _POOLED_TEXT = "unsupported startup parameter"
 # After these the session is dropped: a standby, a server that shuts down, a statement that timed out.
 DROP_SESSION = {"25006", "57P03", "57014", "25P03"}
@@ -113,7 +114,10 @@ def _translate_server_error(error: asyncpg.PostgresError) -> Exception:
     if code in _UNAVAILABLE or code[:2] == "08":
         return DatabaseUnavailable(f"{text} ({code})")
     if code in _BUSY or code[:2] in _BUSY_CLASSES:
-        return DatabaseBusy(f"{text} ({code})", sqlstate=code)
+        hint = _WAITED if code in ("57014", "55P03") else ""
+        return DatabaseBusy(f"{text} ({code}){hint}", sqlstate=code)
+    if code == "42704" and "configuration parameter" in text:  # each that the driver does not know is one of a session
+        return UsageError(f"the DSN cannot be used: {text}; correct this name, or remove it{_read_besides()}")
     if code in _CREDENTIALS:
         return UsageError(f"the database refused us: {text} ({code}); check user, password, database and grants")
     return DatabaseError(text, sqlstate=code, constraint=getattr(error, "constraint_name", None))

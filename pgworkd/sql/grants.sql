@@ -83,6 +83,7 @@ GRANT EXECUTE ON FUNCTION pgworkd.became, pgworkd.became_all, pgworkd.made_since
     TO {worker}, {reader};
 
 -- Inserting: the columns that are an application's to say. All else goes by functions that say what they do.
+GRANT SELECT ON pgworkd.schema_version TO {enqueuer};  -- pgworkd enqueue asks whether it fits
 GRANT INSERT (id, queue, kind, payload, meta, priority, run_at, expires_at, max_attempts, timeout_s, dedupe_key, dedupe_until,
               serialize_key, limit_key, yields, batch_id),
       SELECT (id, queue, dedupe_key, status)

@@ -32,8 +32,13 @@ def dsn_fault(dsn: str) -> str | None:
     if misplaced or not all(map(_is_host, hosts)) or not _can_be_split(location):
         return (
             "has a malformed host or port: percent-encode / ? # @ : [ ] in user and password "
-            "(%2F %3F %23 %40 %3A %5B %5D), and letters beyond ASCII"
+            "(%2F %3F %23 %40 %3A %5B %5D), and letters beyond ASCII; put an IPv6 address in brackets"
         )
+    if len(hosts) > 1 and not all(host.partition(":")[0] for host in hosts):
+        return "has an empty host in its list of hosts: name each, or leave it out"
+    named = [value for name, _, value in (pair.partition("=") for pair in query.split("&")) if name == "host"]
+    if any(unquote(host).count(":") > 1 and "[" not in unquote(host) for host in ",".join(named).split(",")):
+        return "has an IPv6 address without brackets after host=: write [::1]"
     if query and not all("=" in pair for pair in query.split("&")):
         return "must have name=value pairs joined by & after the ?, and ? in a password written as %3F"
     return None

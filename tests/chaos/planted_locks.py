@@ -75,7 +75,7 @@ BUGS = (
     python(
         "a statement timeout counts as an outage",
         "database/driver_errors",
-        '        return DatabaseBusy(f"{text} ({code})", sqlstate=code)\n',
+        '        return DatabaseBusy(f"{text} ({code}){hint}", sqlstate=code)\n',
         '        return DatabaseUnavailable(f"{text} ({code})")\n',
         tests=f"{_ERRORS} tests/sweeps/test_errors.py",
     ),

@@ -92,8 +92,8 @@ def run_bare(*args: str) -> Result:
     ("args", "line"),
     [
         (("jobs", "--que", "x"), "No such option: --que"),
-        (("cancel", "-q", "x", "--queue", "y", "-y"), "'--queue' / '-q': given 2 times; give it once"),
-        (("queues", "set", "x", "--rate", "1/s", "--rate", "2/s"), "'--rate': given 2 times; give it once"),
+        (("cancel", "-q", "x", "--queue", "y", "-y"), "'--queue' / '-q': given more than once"),
+        (("queues", "set", "x", "--rate", "1/s", "--rate", "2/s"), "'--rate': given more than once"),
         (("jobs", "--status", "deda"), "Invalid value for '--status'"),
         (("jobs", "--limit", "0"), "Invalid value for '--limit'"),
         (("jobs", "--limit", "1001"), "Invalid value for '--limit'"),

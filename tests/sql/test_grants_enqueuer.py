@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
@@ -9,7 +10,9 @@ from uuid import UUID, uuid4
 
 import asyncpg
 import pytest
+from typer.testing import CliRunner
 
+from pgworkd.cli.app import app
 from pgworkd.client import NewJob, Workflow, batch, enqueue, enqueue_many
 from pgworkd.database import grants
 
@@ -154,13 +157,20 @@ async def test_a_waiter_learns_that_a_job_has_finished_but_not_its_result(db: Db
     assert await conn.fetch(sql, [job_id]) == [(job_id, "cancelled")]
 
 
+async def test_the_enqueue_command_needs_no_more(db: Db, roles: Roles) -> None:
+    command = ("enqueue", "q", '{"n": 1}', "--dsn", roles.dsn("enqueuer"))
+    result = await asyncio.to_thread(CliRunner().invoke, app, command)
+    assert result.exit_code == 0, result.stderr
+    assert await db.fetchval("SELECT id::text FROM pgworkd.jobs") in result.stdout
+
+
 NOT_COLUMNS = """
 counted created_at started_at failed_at lease_until cancel_requested_at occurrence assignment_id status attempts
 failures losses promoted worker_id waiting_on error errors schedule
 """
 READ = "payload meta error serialize_key limit_key xmin *"
 TABLES = """
-schema_version workers pools queues rates schedules finished_jobs finished_jobs_other batches batch_additions
+workers pools queues rates schedules finished_jobs finished_jobs_other batches batch_additions
 job_dependencies pending_effects result_waiters progress audit all_jobs queue_stats batch_progress batch_trees
 blocked_jobs kept_keys job_progress worker_stats refused_rows
 """
@@ -238,7 +248,7 @@ async def test_the_refused_columns_and_tables_are_all_that_are_not_granted(db: D
         "SELECT relname FROM pg_class WHERE relnamespace = 'pgworkd'::regnamespace AND relkind IN ('r', 'p', 'v') "
         "AND relname !~ '^finished_jobs_2'"
     )
-    assert {row[0] for row in relations} == {"jobs", *TABLES.split()}
+    assert {row[0] for row in relations} == {"jobs", "schema_version", *TABLES.split()}
 
 
 async def test_a_trigger_of_another_role_cannot_use_the_owners_trigger_functions(

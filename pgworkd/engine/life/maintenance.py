@@ -143,7 +143,8 @@ class Maintenance:
             ids, attempts = [i for i, _ in orphans], [a for _, a in orphans]
             none = [None] * len(ids)
             released = await self._store.settle_released(ids, attempts, none, none, worker_id)
-            self._events.emit(events.ORPHANS_RELEASED, count=len(released))
+            if released:  # else they have been settled meanwhile
+                self._events.emit(events.ORPHANS_RELEASED, count=len(released))
 
     async def _repeat(self, task: Callable[[], Awaitable[float]]) -> None:
         name = task.__name__.strip("_")
