@@ -51,6 +51,8 @@ SLOW = {
     "tests/engine/test_supervisor*": _COMMANDS,
     "tests/stories/test_10_autoscale.py*": _COMMANDS,
     "tests/unit/test_embedded.py*": "servers of their own, started, killed and started again",
+    # Waits
+    "tests/engine/test_cli_health.py*keep_it_from_an_answer*": "until a statement times out",
     # Many jobs
     "tests/engine/test_ahead.py*": "alone, and hundreds of jobs whose handlers take different times",
     "tests/engine/test_flow_crowds.py*": "thousands of dependents",

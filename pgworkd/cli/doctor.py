@@ -68,7 +68,11 @@ def _examine(dsn: str | None) -> list[Finding]:
         reached = any(finding.subject == "connection" for finding in findings)
         if isinstance(error, UsageError) and not reached and "refused us" not in str(error):
             raise
-        findings.append(Finding("bad", "question" if reached else "connection", str(error)))
+        if reached:
+            remedy = "run it again; if that fails, too, look in pg_stat_activity for who holds a lock or is slow"
+            findings.append(Finding("bad", "answers", f"the database left a question unanswered: {error}", remedy))
+        else:
+            findings.append(Finding("bad", "connection", str(error)))
     return findings
 
 

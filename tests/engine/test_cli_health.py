@@ -64,6 +64,18 @@ def test_doctor_finds_due_jobs_beside_idle_slots(shell: Shell) -> None:
     assert found(shell, code=0) == {}, "no slot is idle"
 
 
+def test_doctor_says_that_a_lock_may_keep_it_from_an_answer(shell: Shell) -> None:
+    shell.db.autocommit = False
+    shell.sql("LOCK TABLE pgworkd.jobs")
+    finding, remedy = found(shell)["answers"]
+    assert finding.startswith("the database left a question unanswered: canceling statement due to statement timeout")
+    assert "pg_blocking_pids()" in finding
+    assert "pg_stat_activity" in remedy
+    shell.db.rollback()
+    shell.db.autocommit = True
+    assert found(shell, code=0) == {}
+
+
 def test_doctor_accepts_jobs_held_back_by_limits_and_keys(shell: Shell) -> None:
     serve(shell, "limited"), serve(shell, "keyed")
     shell("queues", "set", "limited", "--max-running", "1")
