@@ -42,7 +42,9 @@ class Waits:
 
 async def ready(connection: asyncpg.Connection[Any], pools: int, workers: int = 1) -> bool:
     """True once our daemons are listening: their pools are registered as idle."""
-    sql = "SELECT count(*) FILTER (WHERE idle) >= $1 AND count(DISTINCT worker_id) >= $2 FROM pgworkd.pools"
+    # Before version 3 of the schema, with which this may be compared, the column was `asleep`.
+    idle = "coalesce(to_jsonb(p) ->> 'idle', to_jsonb(p) ->> 'asleep')::boolean"
+    sql = f"SELECT count(*) FILTER (WHERE {idle}) >= $1 AND count(DISTINCT worker_id) >= $2 FROM pgworkd.pools p"  # noqa: S608
     return bool(await connection.fetchval(sql, pools, workers))
 
 
