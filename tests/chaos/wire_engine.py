@@ -140,8 +140,9 @@ class Rescue(Engine):
 
 
 async def lose(scene: Scene, worker_id: int) -> None:
-    """A worker whose lease has expired."""
-    await scene.db.execute("UPDATE pgworkd.workers SET lease_until = pgworkd.clock() WHERE id = $1", worker_id)
+    """A worker whose lease has expired, and was no longer than the server is up: see `rescuer`."""
+    sql = "UPDATE pgworkd.workers SET lease_s = 3, lease_until = pgworkd.clock() WHERE id = $1"
+    await scene.db.execute(sql, worker_id)
 
 
 async def rescuer(scene: Scene) -> int:
