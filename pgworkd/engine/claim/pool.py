@@ -207,6 +207,7 @@ class Pool:
             delay_s = self._poll_mode.sleep_s(await self._iteration())
             self.sleeps_until = anyio.current_time() + delay_s
             await self._sleep()
+        self.sleeps_until = 0.0  # if it is opened again, `run` is called again, and iterates at once
 
     async def _sleep(self) -> None:
         """Until `sleeps_until`, or a job is due, or `claim_soon`."""
