@@ -114,12 +114,15 @@ async def test_jobs_in_flight_on_an_old_worker_are_settled_and_the_rest_is_proce
     ]
 
 
-async def test_a_worker_role_keeps_working_before_the_grants_are_applied_again(old: Db, empty_dsn: str) -> None:
+@pytest.mark.parametrize("migrates", ["a superuser", "the owner"])
+async def test_a_worker_role_keeps_working_before_the_grants_are_applied_again(
+    old: Db, empty_dsn: str, migrates: str
+) -> None:
     """Functions that a migration replaced, or added as a step of others, have their owner and their rights."""
     async with granted(empty_dsn, old, old_grants()) as roles:
         worker = await filled(old)
         rights = await old.fetch(_RIGHTS)
-        await schema.migrate(ConnectionOptions(empty_dsn))
+        await schema.migrate(ConnectionOptions(roles.dsn("owner") if migrates == "the owner" else empty_dsn))
         assert await old.fetch(_RIGHTS) == rights
         async with roles.session("worker") as session, roles.session("enqueuer") as application:
             insert = "INSERT INTO pgworkd.jobs (queue, serialize_key) VALUES ('new', 'k'), ('new', 'k')"
