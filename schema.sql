@@ -35,6 +35,7 @@ BEGIN;
 \ir pgworkd/sql/00_begin.sql
 \ir pgworkd/sql/migrations/0002_before_versions.sql
 \ir pgworkd/sql/migrations/0003_names.sql
+\ir pgworkd/sql/migrations/0004_signals.sql
 
 -- === Types =======================================================================================
 DO $$
@@ -603,8 +604,7 @@ UNION ALL
 SELECT b.queue::text, b.dedupe_key::text, b.dedupe_until, b.id, b.name::text,
        (SELECT t.state FROM batch_trees t WHERE t.id = b.id)
 FROM batches b
-WHERE b.parent_id IS NULL AND b.tree_finished_at IS NOT NULL AND b.dedupe_until IS NOT NULL
-  AND b.dedupe_until > clock();
+WHERE b.parent_id IS NULL AND b.tree_finished_at IS NOT NULL AND b.dedupe_until > clock();
 
 -- One row per blocked job, and why. `stuck_on`: a dependency that will not complete by itself.
 CREATE OR REPLACE VIEW blocked_jobs AS

@@ -193,10 +193,7 @@ BEGIN
         v_priority := NULL;
         -- is there a priority that the caller does not know?
         IF v_gaps AND v_above > v_next + 1 THEN
-            SELECT j.priority INTO v_priority FROM jobs j
-            WHERE j.queue = p_queue AND waits_plain(j)
-              AND j.priority < v_above AND j.priority > v_next
-            ORDER BY j.priority DESC LIMIT 1;
+            v_priority := next_priority(p_queue, false, v_above, v_next);
         END IF;
         IF v_priority IS NOT NULL THEN
             v_from := '-infinity';

@@ -1,5 +1,40 @@
 -- When there is something to claim: the depth of a queue, and when its next job is due.
 
+-- The highest priority below p_above and above p_below of the waiting jobs of a queue, with keys or
+-- without; NULL if there is none. Every walk over priorities takes its steps by this. Its planner
+-- settings are its caller's, because to set them costs more than the look-up. Locks nothing.
+CREATE OR REPLACE FUNCTION next_priority(p_queue text, p_keyed boolean, p_above bigint,
+                                         p_below bigint DEFAULT -2147483649) RETURNS int
+LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    IF p_keyed THEN
+        RETURN (SELECT j.priority FROM jobs j
+                WHERE j.queue = p_queue AND waits_keyed(j)
+                  AND j.priority < p_above AND j.priority > p_below
+                ORDER BY j.priority DESC LIMIT 1);
+    END IF;
+    RETURN (SELECT j.priority FROM jobs j
+            WHERE j.queue = p_queue AND waits_plain(j)
+              AND j.priority < p_above AND j.priority > p_below
+            ORDER BY j.priority DESC LIMIT 1);
+END $$;
+
+-- The first run_at, from p_from on, of the waiting jobs of a queue that have this priority, with
+-- keys or without; NULL if there is none. Planner settings: see next_priority(). Locks nothing.
+CREATE OR REPLACE FUNCTION first_run_at(p_queue text, p_keyed boolean, p_priority int,
+                                        p_from timestamptz DEFAULT '-infinity') RETURNS timestamptz
+LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    IF p_keyed THEN
+        RETURN (SELECT min(j.run_at) FROM jobs j
+                WHERE j.queue = p_queue AND waits_keyed(j) AND j.priority = p_priority
+                  AND j.run_at >= p_from);
+    END IF;
+    RETURN (SELECT min(j.run_at) FROM jobs j
+            WHERE j.queue = p_queue AND waits_plain(j) AND j.priority = p_priority
+              AND j.run_at >= p_from);
+END $$;
+
 -- How many jobs of a queue could run now if there were free slots; p_most stands for that many or
 -- more. Reads what is due, at most p_most entries of an index, and one entry per priority that is
 -- not. While a transaction holds back vacuum, the entries of ended jobs stay, and are read each
@@ -15,10 +50,7 @@ DECLARE
 BEGIN
     FOR i IN 1..1000 LOOP
         v_priority := greatest(
-            (SELECT max(j.priority) FROM jobs j
-             WHERE j.queue = p_queue AND waits_plain(j) AND j.priority < v_above),
-            (SELECT max(j.priority) FROM jobs j
-             WHERE j.queue = p_queue AND waits_keyed(j) AND j.priority < v_above),
+            next_priority(p_queue, false, v_above), next_priority(p_queue, true, v_above),
             (SELECT max(j.priority) FROM jobs j
              WHERE j.queue = p_queue AND waits_suspect(j) AND j.priority < v_above));
         EXIT WHEN v_priority IS NULL OR v_found >= p_most;
@@ -54,11 +86,11 @@ DECLARE
     v_queue    text;
     v_from     timestamptz;
     v_next     timestamptz;
-    v_row      record;
-    v_probes   int;
     v_top      bigint;
     v_above    bigint;
     v_known    bigint;
+    v_keyed    boolean;
+    v_priority int;
 BEGIN
     FOR v_place IN 1..coalesce(cardinality(p_queues), 0) LOOP
         v_queue := p_queues[v_place];
@@ -67,51 +99,28 @@ BEGIN
         SELECT min(j.run_at) INTO v_next FROM jobs j
         WHERE j.queue = v_queue AND waits_suspect(j);
         FOREACH v_known IN ARRAY coalesce(p_known[v_place]::bigint[], '{}') || -2147483649 LOOP
-            v_above := v_top;  -- priorities between two that the caller knows
-            v_probes := 0;
-            LOOP
-                SELECT j.priority, j.run_at INTO v_row FROM jobs j
-                WHERE j.queue = v_queue AND waits_keyed(j) AND j.priority < v_above
-                  AND j.priority > v_known
-                ORDER BY j.priority DESC, j.run_at LIMIT 1;
-                EXIT WHEN NOT FOUND OR v_probes >= 100;
-                v_next := least(v_next, v_row.run_at);
-                v_above := v_row.priority;
-                v_probes := v_probes + 1;
+            FOREACH v_keyed IN ARRAY ARRAY[true, false] LOOP
+                v_above := v_top;  -- priorities between two that the caller knows
+                FOR i IN 1..100 LOOP
+                    v_priority := next_priority(v_queue, v_keyed, v_above, v_known);
+                    EXIT WHEN v_priority IS NULL;
+                    v_next := least(v_next, first_run_at(v_queue, v_keyed, v_priority));
+                    v_above := v_priority;
+                END LOOP;
+                IF v_priority IS NOT NULL THEN  -- more than anyone should use: read them all
+                    v_next := least(v_next, CASE WHEN v_keyed
+                        THEN (SELECT min(j.run_at) FROM jobs j
+                              WHERE j.queue = v_queue AND waits_keyed(j) AND j.priority < v_above
+                                AND j.priority > v_known)
+                        ELSE (SELECT min(j.run_at) FROM jobs j
+                              WHERE j.queue = v_queue AND waits_plain(j) AND j.priority < v_above
+                                AND j.priority > v_known) END);
+                END IF;
+                IF v_known >= -2147483648 THEN
+                    v_next := least(v_next,
+                                    first_run_at(v_queue, v_keyed, v_known::int, v_from));
+                END IF;
             END LOOP;
-            IF v_row.priority IS NOT NULL THEN
-                v_next := least(v_next, (
-                    SELECT min(j.run_at) FROM jobs j
-                    WHERE j.queue = v_queue AND waits_keyed(j) AND j.priority < v_above
-                      AND j.priority > v_known));
-            END IF;
-            v_above := v_top;
-            v_probes := 0;
-            LOOP
-                SELECT j.priority, j.run_at INTO v_row FROM jobs j
-                WHERE j.queue = v_queue AND waits_plain(j) AND j.priority < v_above
-                  AND j.priority > v_known
-                ORDER BY j.priority DESC, j.run_at LIMIT 1;
-                EXIT WHEN NOT FOUND OR v_probes >= 100;
-                v_next := least(v_next, v_row.run_at);
-                v_above := v_row.priority;
-                v_probes := v_probes + 1;
-            END LOOP;
-            IF v_row.priority IS NOT NULL THEN
-                v_next := least(v_next, (
-                    SELECT min(j.run_at) FROM jobs j
-                    WHERE j.queue = v_queue AND waits_plain(j) AND j.priority < v_above
-                      AND j.priority > v_known));
-            END IF;
-            IF v_known >= -2147483648 THEN
-                v_next := least(v_next,
-                    (SELECT min(j.run_at) FROM jobs j
-                     WHERE j.queue = v_queue AND waits_keyed(j) AND j.priority = v_known
-                       AND j.run_at >= v_from),
-                    (SELECT min(j.run_at) FROM jobs j
-                     WHERE j.queue = v_queue AND waits_plain(j) AND j.priority = v_known
-                       AND j.run_at >= v_from));
-            END IF;
             v_top := v_known;
         END LOOP;
         IF v_next IS NOT NULL THEN

@@ -28,9 +28,7 @@ DECLARE
 BEGIN
     FOREACH v_place IN ARRAY p_starts LOOP  -- in order of priority: see places_after()
         CONTINUE WHEN NOT v_place.keyed;
-        v_found := (SELECT max(j.priority) FROM jobs j
-                    WHERE j.queue = p_queue AND waits_keyed(j) AND j.priority < v_above
-                      AND j.priority > v_place.priority) IS NOT NULL
+        v_found := next_priority(p_queue, true, v_above, v_place.priority) IS NOT NULL
            OR (SELECT j.id FROM jobs j WHERE j.queue = p_queue AND waits_keyed(j)
                  AND j.priority = v_place.priority
                AND (j.run_at, j.id) > (to_timestamp(v_place.run_at / 1e6), v_place.id)
@@ -42,12 +40,7 @@ BEGIN
         EXIT WHEN v_found;
         v_above := v_place.priority;
     END LOOP;
-    IF NOT v_found THEN
-        v_found := (SELECT max(j.priority) FROM jobs j
-                    WHERE j.queue = p_queue AND waits_keyed(j)
-                      AND j.priority < v_above) IS NOT NULL;
-    END IF;
-    RETURN v_found;
+    RETURN v_found OR next_priority(p_queue, true, v_above) IS NOT NULL;
 END $$;
 
 -- Of these rows, which come in order, the last of each priority, with keys and without. Locks
@@ -179,12 +172,9 @@ BEGIN
             END IF;
         END LOOP;
         v_priority := greatest(v_plain, CASE WHEN p_keyed THEN v_keyed END,
-            (SELECT max(j.priority) FROM jobs j
-             WHERE j.queue = p_queue AND waits_plain(j) AND j.priority < v_above
-               AND j.priority > coalesce(v_plain, -2147483649)),
-            (SELECT max(j.priority) FROM jobs j
-             WHERE p_keyed AND j.queue = p_queue AND waits_keyed(j) AND j.priority < v_above
-               AND j.priority > coalesce(v_keyed, -2147483649)));
+            next_priority(p_queue, false, v_above, coalesce(v_plain, -2147483649)),
+            CASE WHEN p_keyed
+                 THEN next_priority(p_queue, true, v_above, coalesce(v_keyed, -2147483649)) END);
         EXIT WHEN v_priority IS NULL;
         v_plain_from := '-infinity';
         v_plain_id := '00000000-0000-0000-0000-000000000000';

@@ -54,14 +54,15 @@ BEGIN
                 add_jobs add_occurrences apply_frees batch_created batch_moved batch_tree cancel
                 check_callback complete_own declare_schedules dependencies_added differing
                 discard do_part done_of drop_pool edit enable_schedule ensure_schedules expire
-                expire_jobs expire_these fail_schedule follow heartbeat in_parts job_added
-                jobs_inserted keep_keys key_allowance key_has_room keyed_behind kinds_elsewhere
-                known_pools lock_queues lock_trees_of made_since mend_sequences missed_since
-                of_key places_after promote_lines put_off put_schedule queue_dated queues_audit
-                queues_changed rate_allowance rates_follow register remove_schedule
-                report_refused rescue rescue_jobs restore_occurrences retire_schedules retry
-                run_schedule schedule_changed schedules_audit schedules_notify set_no_wait
-                set_pool set_queue sign_off spend spent_until starts wake who worker_ended'),
+                expire_jobs expire_these fail_schedule first_run_at follow heartbeat in_parts
+                job_added jobs_inserted keep_keys key_allowance key_has_room keyed_behind
+                kinds_elsewhere known_pools lock_queues lock_trees_of made_since mend_sequences
+                missed_since next_priority of_key places_after promote_lines put_off put_schedule
+                queue_dated queues_audit queues_changed rate_allowance rates_follow register
+                remove_schedule report_refused rescue rescue_jobs restore_occurrences
+                retire_schedules retry run_schedule schedule_changed schedules_audit
+                schedules_notify set_no_wait set_pool set_queue sign_off spend spent_until starts
+                wake who worker_ended'),
             ('no_jit', '
                 mend_dependencies'),
             ('by_index', '

@@ -31,7 +31,11 @@ from tests.planting import ROOT
 from tests.sql.catalog import catalog, differences
 from tests.sql.versions import schema_of
 
-LAST_OF = {1: "1f3217520b0f5843b360e4a73cc150d758b60d70", 2: "4028d746da5250ff073889e846a50aae9b0b5ecf"}
+LAST_OF = {
+    1: "1f3217520b0f5843b360e4a73cc150d758b60d70",
+    2: "4028d746da5250ff073889e846a50aae9b0b5ecf",
+    3: "b3e8768f5dd376a5c3d51aa57e6a891890fe327b",
+}
 """The last commit whose schema was of each version."""
 PERIOD_S = 2.0
 PATIENCE_S = 60.0

@@ -24,8 +24,8 @@ FUNCTIONS = {
     "worker enqueuer reader": "clock",
     "worker enqueuer": "add_jobs await_results create_batch depend enqueue new_id seal_batch",
     "worker reader": """
-        batch_results batch_tree became became_all depth known_pools made_since result_of waits_keyed waits_plain
-        waits_suspect with_below
+        batch_results batch_tree became became_all depth known_pools made_since next_priority result_of waits_keyed
+        waits_plain waits_suspect with_below
     """,
     "worker": """
         due_keys kinds_waiting next_keys running_in apply_effects free_batches no_wait put_off set_no_wait unlocked
@@ -39,8 +39,8 @@ FUNCTIONS = {
         apply_frees restore_occurrences done_of fail_schedule fold follow forget_rows free_batch_key free_key
         free_keys after_ended heartbeat in_order in_time is_awaited keep_keys keyed_behind key_allowance
         key_has_room key_is_free lock_queue lock_queues lock_trees lock_trees_of matching mend_batches
-        mend_dependencies next_due notify_pools of_key pass_on payloads pick pick_suspect places_after promote
-        prune put_schedule rate_allowance register reopened report_progress rescue retry running_of set_pool
+        mend_dependencies first_run_at next_due notify_pools of_key pass_on payloads pick pick_suspect places_after
+        promote prune put_schedule rate_allowance register reopened report_progress rescue retry running_of set_pool
         set_queue settle_completed settle_ended settle_failed settle_released sign_off spend spent_until
         starts stop_jobs stream notify_waiters unblock undepend wait_less wanted wake who
     """,

@@ -19,7 +19,7 @@ from tests.planting import ROOT
 from .catalog import catalog, differences
 from .roles import Roles, granted
 from .verbs import Db, claim, insert, worker
-from .versions import TOKEN, contents, filled, old_grants, schema_of
+from .versions import TOKEN, contents, filled, grants_of, schema_of
 
 MIGRATIONS = sorted((ROOT / "pgworkd" / "sql" / "migrations").glob("*.sql"))
 
@@ -116,10 +116,10 @@ async def test_jobs_in_flight_on_an_old_worker_are_settled_and_the_rest_is_proce
 
 @pytest.mark.parametrize("migrates", ["a superuser", "the owner"])
 async def test_a_worker_role_keeps_working_before_the_grants_are_applied_again(
-    old: Db, empty_dsn: str, migrates: str
+    old: Db, empty_dsn: str, version: int, migrates: str
 ) -> None:
     """Functions that a migration replaced, or added as a step of others, have their owner and their rights."""
-    async with granted(empty_dsn, old, old_grants()) as roles:
+    async with granted(empty_dsn, old, grants_of(version)) as roles:
         worker = await filled(old)
         rights = await old.fetch(_RIGHTS)
         await schema.migrate(ConnectionOptions(roles.dsn("owner") if migrates == "the owner" else empty_dsn))

@@ -18,9 +18,9 @@ def schema_of(version: int) -> str:
     return gzip.decompress((Path(__file__).parent / f"{version:04}.sql.gz").read_bytes()).decode()
 
 
-def old_grants() -> str:
-    """The grants.sql of the versions before 3."""
-    return gzip.decompress((Path(__file__).parent / "grants_before_3.sql.gz").read_bytes()).decode()
+def grants_of(version: int) -> str:
+    """The grants.sql of that version (1 and 2 have the same)."""
+    return gzip.decompress((Path(__file__).parent / f"grants_{max(version, 2):04}.sql.gz").read_bytes()).decode()
 
 
 async def filled(db: Db) -> int:
