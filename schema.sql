@@ -80,7 +80,8 @@ END $$;
 \ir pgworkd/sql/10_time_ids.sql
 
 -- === Tables ======================================================================================
--- Also: rates (40_limits.sql), refused_rows (80_maintenance.sql), progress (93_progress.sql).
+-- Also: rates (40_limits.sql), refused_rows (80_maintenance.sql), progress (93_progress.sql);
+-- statistics (86_samples.sql); deaths, groups of errors, alerts (88_deaths.sql).
 
 CREATE TABLE IF NOT EXISTS schema_version (
     version      integer NOT NULL,
@@ -432,7 +433,7 @@ CREATE TABLE IF NOT EXISTS audit (
     who          text NOT NULL CHECK (char_length(who) BETWEEN 1 AND 200),
     what         text NOT NULL
                  CHECK (what IN ('cancel', 'retry', 'discard', 'edit', 'queue', 'cancel_batch',
-                                 'delete_batch', 'undepend', 'schedule', 'free_key')),
+                                 'delete_batch', 'undepend', 'schedule', 'free_key', 'mute')),
     queue        text NOT NULL,
     job_id       uuid,               -- NULL: settings of the queue, or a batch
     before jsonb NOT NULL, after jsonb NOT NULL  -- of what changed
@@ -470,13 +471,17 @@ CREATE INDEX IF NOT EXISTS audit_job ON audit (job_id, id) WHERE job_id IS NOT N
 --   apply_effects, unblock, unblock_lines,        D   queues (try), roots s, jobs s
 --     free_keys, forget_rates, report_refused
 --   prune, ensure_partitions, drop_partition      D   history, 200 ms at most        22023
+--   sample_queues, append_minutes, roll_up        D   statistics s
+--   count_deaths (makes the jobs of alerts)       D   deaths s, groups of errors
 --   cancel, discard, undepend, retry              O   jobs, roots                    23505
 --   edit                                          O   job, queue                     22023, PW002
 --   cancel_batch, delete_batch                    O   root, jobs s, queues           PW003
 --   free_key, free_batch_key, set_queue           O   kept key; root; queue row
 --   enable_schedule, remove_schedule,             O   schedule; -                    22023
 --     run_schedule
---   matching, became_all                          O   -                              22023
+--   mute_errors                                   O   group of errors
+--   matching, became_all, throughput,             O   -                              22023
+--     dead_groups
 --
 -- PW001: the worker's lease is gone. PW002: the job's status does not allow it. PW003: the batch
 -- does not exist, or takes no more. PW004: the dependency is refused.
@@ -505,6 +510,8 @@ CREATE INDEX IF NOT EXISTS audit_job ON audit (job_id, id) WHERE job_id IS NOT N
 \ir pgworkd/sql/82_expiry.sql
 \ir pgworkd/sql/84_retention.sql
 \ir pgworkd/sql/85_operators.sql
+\ir pgworkd/sql/86_samples.sql
+\ir pgworkd/sql/88_deaths.sql
 \ir pgworkd/sql/90_batches.sql
 \ir pgworkd/sql/91_batch_counts.sql
 \ir pgworkd/sql/92_dependencies.sql
@@ -605,28 +612,6 @@ SELECT b.queue::text, b.dedupe_key::text, b.dedupe_until, b.id, b.name::text,
        (SELECT t.state FROM batch_trees t WHERE t.id = b.id)
 FROM batches b
 WHERE b.parent_id IS NULL AND b.tree_finished_at IS NOT NULL AND b.dedupe_until > clock();
-
--- One row per blocked job, and why. `stuck_on`: a dependency that will not complete by itself.
-CREATE OR REPLACE VIEW blocked_jobs AS
-SELECT j.id, j.queue::text, coalesce(j.kind, j.queue)::text AS kind, j.batch_id,
-       j.created_at::timestamptz, j.waiting_on,
-       CASE WHEN j.waiting_on = 0 THEN 'waits for its serialize_key'
-            ELSE 'waits for ' || j.waiting_on
-                 || CASE j.waiting_on WHEN 1 THEN ' job' ELSE ' jobs' END
-                 || coalesce('; job ' || s.id || CASE s.status
-                     WHEN 'dead' THEN ' is dead: retry it, or undepend() this one'
-                     ELSE CASE s.status WHEN 'gone' THEN ' is gone'
-                               WHEN 'expired' THEN ' has expired' ELSE ' was ' || s.status END
-                          || ': undepend() or cancel this one' END, '') END AS reason,
-       s.id AS stuck_on
-FROM jobs j
-LEFT JOIN LATERAL (
-    SELECT e.id, e.status FROM (SELECT d.depends_on AS id, became(d.depends_on) AS status
-                                FROM job_dependencies d WHERE d.job_id = j.id) e
-    WHERE e.status IN ('dead', 'discarded', 'cancelled', 'expired', 'gone')
-      AND e.id <> ALL (ARRAY(SELECT p.job_id FROM pending_effects p WHERE p.completed))
-    ORDER BY e.id LIMIT 1) s ON j.waiting_on > 0
-WHERE j.status = 'blocked';
 
 -- Progress that running jobs have reported in their present attempt.
 CREATE OR REPLACE VIEW job_progress AS

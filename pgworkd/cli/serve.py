@@ -20,9 +20,10 @@ import structlog
 from pgworkd.cli import stop_signals
 from pgworkd.cli.load_app import load_app
 from pgworkd.database.connection import ConnectionOptions
-from pgworkd.engine.life.daemon import FLUSH_GRACE_S, Daemon, DaemonOptions
+from pgworkd.engine.life.daemon import Daemon, DaemonOptions
 from pgworkd.engine.life.heartbeat import end_process
 from pgworkd.engine.life.maintenance import Periods
+from pgworkd.engine.life.shutdown import FLUSH_GRACE_S
 from pgworkd.engine.registry import App
 from pgworkd.engine.run import liveness_pipe
 from pgworkd.errors import PgworkdError, UsageError

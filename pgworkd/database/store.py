@@ -21,6 +21,7 @@ from pgworkd.database.claims import ClaimOrder as ClaimOrder
 from pgworkd.database.claims import Claims as Claims
 from pgworkd.database.connection import Connection, ConnectionOptions, Listener, TransactionPool
 from pgworkd.database.schedule_store import Occurrence, ScheduleStore, columns
+from pgworkd.database.signal_store import SignalStore
 from pgworkd.errors import PgworkdError
 from pgworkd.words.registration import Registration, token_of
 
@@ -79,11 +80,12 @@ class Store(ScheduleStore):
         self._maintenance = Connection(replace(options, lock_timeout_s=LOCK_TIMEOUT_S), "maintenance")
         self._reads = Connection(options, "payloads")  # connected only if there are large ones
         self.listener = Listener(options)
+        self.signals = SignalStore(options)
         self.transactions = TransactionPool(options, transactions_max)
 
     async def close(self) -> None:
         """Closes all connections."""
-        for part in (self.transactions, self._claims, self._settles, self._maintenance, self._reads):
+        for part in (self.transactions, self._claims, self._settles, self._maintenance, self._reads, self.signals):
             await part.close()
 
     # Workers and pools

@@ -181,6 +181,9 @@ BEGIN
     IF v_cancelled IS NOT NULL THEN
         PERFORM lock_trees_of(v_ids);  -- those of the dead, too: all at once, and before the queues
     END IF;
+    IF v_dead IS NOT NULL THEN
+        PERFORM note_deaths(v_dead);
+    END IF;
     PERFORM after_ended(v_dead, false, v_batched, v_queues, v_keys, v_wake);
     IF v_cancelled IS NOT NULL THEN
         PERFORM cancel(v_cancelled);

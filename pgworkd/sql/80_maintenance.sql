@@ -188,6 +188,7 @@ BEGIN
                AND (j.status = 'dead' OR j.cancel_requested_at IS NOT NULL)) THEN
         PERFORM lock_trees_of(p_ids);
     END IF;
+    PERFORM note_deaths(p_ids);
     PERFORM after_ended(
         array_agg(e.id) FILTER (WHERE e.status = 'dead'), false,
         array_agg(ROW(e.batch_id, 'dead', false, NULL, NULL, NULL, NULL, NULL)::ended_job)

@@ -157,7 +157,11 @@ BEGIN
                CASE WHEN s.fits THEN '[]' ELSE jsonb_build_array(jsonb_build_object(
                    'attempt', 0, 'at', clock(), 'type', 'too large', 'message', s.error)) END
         FROM sized s
-        RETURNING batch_id, status
+        RETURNING id, queue, kind, error, batch_id, status
+    ), noted AS (
+        INSERT INTO deaths (job_id, attempt, queue, kind, error_type, error)
+        SELECT a.id, 0, a.queue, coalesce(a.kind, a.queue), 'too large', a.error
+        FROM added a WHERE a.status = 'dead'
     ), counted AS (
         UPDATE batches b SET added = b.added + n.added, dead = b.dead + n.dead
         FROM (SELECT a.batch_id, count(*) AS added,

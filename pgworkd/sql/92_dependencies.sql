@@ -368,3 +368,25 @@ BEGIN
     PERFORM wake(ARRAY(SELECT j.queue::text FROM jobs j WHERE j.id = ANY (v_ids)));
     RETURN v_ids;
 END $$;
+
+-- One row per blocked job, and why. `stuck_on`: a dependency that will not complete by itself.
+CREATE OR REPLACE VIEW blocked_jobs AS
+SELECT j.id, j.queue::text, coalesce(j.kind, j.queue)::text AS kind, j.batch_id,
+       j.created_at::timestamptz, j.waiting_on,
+       CASE WHEN j.waiting_on = 0 THEN 'waits for its serialize_key'
+            ELSE 'waits for ' || j.waiting_on
+                 || CASE j.waiting_on WHEN 1 THEN ' job' ELSE ' jobs' END
+                 || coalesce('; job ' || s.id || CASE s.status
+                     WHEN 'dead' THEN ' is dead: retry it, or undepend() this one'
+                     ELSE CASE s.status WHEN 'gone' THEN ' is gone'
+                               WHEN 'expired' THEN ' has expired' ELSE ' was ' || s.status END
+                          || ': undepend() or cancel this one' END, '') END AS reason,
+       s.id AS stuck_on
+FROM jobs j
+LEFT JOIN LATERAL (
+    SELECT e.id, e.status FROM (SELECT d.depends_on AS id, became(d.depends_on) AS status
+                                FROM job_dependencies d WHERE d.job_id = j.id) e
+    WHERE e.status IN ('dead', 'discarded', 'cancelled', 'expired', 'gone')
+      AND e.id <> ALL (ARRAY(SELECT p.job_id FROM pending_effects p WHERE p.completed))
+    ORDER BY e.id LIMIT 1) s ON j.waiting_on > 0
+WHERE j.status = 'blocked';

@@ -9,6 +9,7 @@
 -- by_...   by index, otherwise as the planner decides; _once: by one generic plan
 -- days     of the history: for 200 ms at most, in UTC
 -- plain    reads or changes a few rows by key
+-- single   reads a whole table, and leaves the other cores to others
 -- inline   a single expression that becomes part of its caller's plan: a function with settings or
 --          a search_path is never inlined, so these have neither; what they name is bound when
 --          they are created
@@ -25,6 +26,7 @@ BEGIN
         WITH bundles (bundle, settings) AS (VALUES
             ('plain', ''),
             ('no_jit', 'jit=off'),
+            ('single', 'jit=off max_parallel_workers_per_gather=0'),
             ('by_index', 'enable_seqscan=off'),
             ('by_index_no_jit', 'enable_seqscan=off jit=off'),
             ('by_index_once', 'enable_seqscan=off plan_cache_mode=force_generic_plan'),
@@ -47,24 +49,27 @@ BEGIN
             ('days', 'lock_timeout=200ms TimeZone=UTC')
         ), functions (bundle, names) AS (VALUES
             ('inline', '
-                add_error became burst clock clock_after_waiting in_time is_awaited is_ours
-                is_within key_is_free lock_queue new_id no_wait notify_pools waits_keyed waits_plain
-                waits_suspect'),
+                add_error became burst clock clock_after_waiting histogram_bounds in_time is_awaited
+                is_ours is_within key_is_free lock_queue new_id no_wait notify_pools waits_keyed
+                waits_plain waits_suspect'),
             ('plain', '
-                add_jobs add_occurrences apply_frees batch_created batch_moved batch_tree cancel
-                check_callback complete_own declare_schedules dependencies_added differing
-                discard do_part done_of drop_pool edit enable_schedule ensure_schedules expire
-                expire_jobs expire_these fail_schedule first_run_at follow heartbeat in_parts
-                job_added jobs_inserted keep_keys key_allowance key_has_room keyed_behind
-                kinds_elsewhere known_pools lock_queues lock_trees_of made_since mend_sequences
-                missed_since next_priority of_key places_after promote_lines put_off put_schedule
-                queue_dated queues_audit queues_changed rate_allowance rates_follow register
-                remove_schedule report_refused rescue rescue_jobs restore_occurrences
-                retire_schedules retry run_schedule schedule_changed schedules_audit
-                schedules_notify set_no_wait set_pool set_queue sign_off spend spent_until starts
-                wake who worker_ended'),
+                add_jobs add_occurrences append_minutes apply_frees batch_created batch_moved
+                batch_tree cancel check_callback complete_own count_deaths declare_schedules
+                dependencies_added differing discard do_part done_of drop_pool edit enable_schedule
+                ensure_schedules error_group error_pattern expire expire_jobs expire_these
+                fail_schedule first_run_at follow forget_deaths heartbeat in_parts job_added
+                jobs_inserted keep_keys key_allowance key_has_room keyed_behind kinds_elsewhere
+                known_pools lock_queues lock_trees_of made_since make_alert mend_sequences
+                missed_since mute_errors next_priority note_deaths of_key percentile places_after
+                promote_lines put_off put_schedule queue_dated queues_audit queues_changed
+                rate_allowance rates_follow register remove_schedule report_refused rescue
+                rescue_jobs restore_occurrences retire_schedules retry roll_up run_schedule
+                schedule_changed schedules_audit schedules_notify set_no_wait set_pool set_queue
+                sign_off spend spent_until starts sum_minutes thin_samples wake who worker_ended'),
             ('no_jit', '
-                mend_dependencies'),
+                dead_groups mend_dependencies throughput'),
+            ('single', '
+                sample_queues'),
             ('by_index', '
                 additions_checked batch_sealed cancel_batch create_batch delete_batch enqueue
                 enter_batch free_batch_key free_key free_keys jobs_key_wanted move reopened

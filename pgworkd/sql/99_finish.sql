@@ -29,6 +29,31 @@ BEGIN
     END LOOP;
 END $$;
 
+-- Tables and views that are new get the owner and the rights of those that a migration has named.
+DO $$
+DECLARE
+    v_new  record;
+    v_right record;
+BEGIN
+    FOR v_new IN
+        SELECT n.oid::regclass AS name, n.relowner AS now, o.relowner AS owner, o.relacl
+        FROM jsonb_each_text(coalesce(nullif(current_setting('pgworkd.relations_like', true), ''),
+                                      '{}')::jsonb) l
+        JOIN pg_class n ON n.relname = l.key AND n.relnamespace = 'pgworkd'::regnamespace
+        JOIN pg_class o ON o.relname = l.value AND o.relnamespace = 'pgworkd'::regnamespace
+    LOOP
+        IF v_new.owner <> v_new.now THEN
+            EXECUTE format('ALTER TABLE %s OWNER TO %s', v_new.name, v_new.owner::regrole);
+        END IF;
+        FOR v_right IN SELECT a.privilege_type, a.grantee FROM aclexplode(v_new.relacl) a
+                       WHERE a.grantee <> v_new.owner LOOP
+            EXECUTE format('GRANT %s ON TABLE %s TO %s', v_right.privilege_type, v_new.name,
+                           CASE WHEN v_right.grantee = 0 THEN 'PUBLIC'
+                                ELSE v_right.grantee::regrole::text END);
+        END LOOP;
+    END LOOP;
+END $$;
+
 DO $$
 BEGIN
     PERFORM mend_sequences();
@@ -41,5 +66,6 @@ BEGIN
     PERFORM pg_notify('pgworkd', '{"queues": true}');  -- daemons read their settings again at once
 END $$;
 RESET pgworkd.functions_before;
+RESET pgworkd.relations_like;
 RESET search_path;
 RESET client_min_messages;

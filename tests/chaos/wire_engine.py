@@ -13,6 +13,8 @@ from pgworkd.engine.attempts import Attempt, InFlight
 from pgworkd.engine.life.heartbeat import Heartbeat
 from pgworkd.engine.life.maintenance import Maintenance, Periods
 from pgworkd.engine.life.recurring import Recurring
+from pgworkd.engine.life.signals import Signals
+from pgworkd.engine.tallies import Tallies
 from pgworkd.words.events import Events
 from tests.chaos.wire_kit import Operation, Scene, Told, differs, rows_of, told_by
 from tests.kit import insert, until
@@ -50,6 +52,8 @@ class Engine(Operation):
             on_dead=lambda _: None,
             command_timeout_s=0.0,
             queues=lambda: [self.queue],
+            tallies=(tallies := Tallies(self.events)),
+            signals=Signals(self.store.signals, tallies, self.events, "", 30, statistics=False),
         )
         while not (claims := await self.store.claim(self.order())):
             await maintenance._orphans()

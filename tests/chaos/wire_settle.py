@@ -8,6 +8,7 @@ import anyio
 
 from pgworkd.engine.life.recurring import Recurring
 from pgworkd.engine.settle.settler import Settler
+from pgworkd.engine.tallies import Tallies
 from pgworkd.words.job import Ending, Outcome
 from tests.chaos.wire_engine import Engine, drop_schedule, occurrences_differ, put_schedule
 from tests.chaos.wire_kit import Told, differs, rows_of
@@ -36,7 +37,7 @@ class Settle(Engine):
     async def attempt(self) -> Told:
         self.said: list[str | None] = []
         settler = Settler(
-            *(self.store, self.in_flight, self.events, self.recurring),
+            *(self.store, self.in_flight, self.events, self.recurring, Tallies(self.events)),
             on_completed=lambda batch: self.said.extend("completed" for _ in batch),
             on_settled=lambda _held, _outcome, status: self.said.append(status),
             on_capacity=lambda: None,

@@ -306,7 +306,7 @@ async def test_a_full_settler_stops_claims_until_there_is_capacity(
 async def test_a_stop_flushes_waiting_outcomes_or_reports_that_it_cannot(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pgworkd.engine.life.daemon.FLUSH_GRACE_S", 0.3)
+    monkeypatch.setattr("pgworkd.engine.life.shutdown.FLUSH_GRACE_S", 0.3)
     app = App()
 
     @app.handler("q")

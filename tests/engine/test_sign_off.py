@@ -109,7 +109,7 @@ async def test_a_stopping_daemon_does_not_register_again(dsn: str, db: asyncpg.C
 async def test_a_stop_without_a_database_response_is_reported_and_exits_with_1(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pgworkd.engine.life.daemon.FLUSH_GRACE_S", 0.3)
+    monkeypatch.setattr("pgworkd.engine.life.shutdown.FLUSH_GRACE_S", 0.3)
     async with Proxy(dsn) as proxy:
         connection = ConnectionOptions(proxy.dsn, connect_timeout_s=0.2, command_timeout_s=0.2)
         async with running(app_of_one(), proxy.dsn, connection=connection) as (daemon, seen):

@@ -14,12 +14,14 @@ import anyio
 import pgworkd.engine.claim.prefetch
 import pgworkd.engine.life.daemon
 import pgworkd.engine.life.heartbeat
+import pgworkd.engine.life.signals
 import pgworkd.engine.life.startup
 import pgworkd.engine.life.worker
 import pgworkd.engine.run.executor
 import pgworkd.engine.run.runner
 import pgworkd.engine.settle.job_events
 import pgworkd.engine.settle.settler
+import pgworkd.engine.tallies
 from pgworkd.engine.life.heartbeat import Heartbeat
 
 from .loop import SimulationLoop
@@ -30,6 +32,8 @@ USERS_OF_TIME = (
     pgworkd.engine.settle.job_events,
     pgworkd.engine.run.runner,
     pgworkd.engine.run.executor,
+    pgworkd.engine.life.signals,
+    pgworkd.engine.tallies,
 )
 
 
@@ -56,6 +60,22 @@ class SimulatedLease(Heartbeat):
         self._daemon_loop.call_soon(function, *args)
 
 
+class SimulatedSignals:
+    """Stands in for `SignalStore`: nothing is sampled, and no death is counted, as no job depends on that."""
+
+    async def sample(self) -> float:
+        return 60.0
+
+    async def append(self, _worker: str, _period_s: float, _rows: object) -> float:
+        return anyio.current_time()
+
+    async def roll_up(self, _keep_dead_days: int) -> bool:
+        return False
+
+    async def count_deaths(self) -> int:
+        return 0
+
+
 async def _verified(_: object) -> None:
     """The simulated schema is always current."""
 
@@ -79,7 +99,7 @@ def stand_ins(loop: SimulationLoop, network: Network, watcher: Watcher, **bounds
         put(pgworkd.engine.life.worker, "version", lambda _: "simulated")
         put(pgworkd.engine.life.worker, "Heartbeat", SimulatedLease)
         put(pgworkd.engine.life.heartbeat, "HeartbeatStore", lambda _: SimulatedLeaseStore(network))
-        put(pgworkd.engine.life.daemon, "Store", lambda *_, **__: SimulatedStore(network, watcher))
+        put(pgworkd.engine.life.daemon, "Store", lambda *_, **__: SimulatedStore(network, watcher, SimulatedSignals()))
         put(pgworkd.engine.life.startup, "schema", SimpleNamespace(verify=_verified))
         for name, bound in bounds.items():
             put(pgworkd.engine.settle.settler, name, bound)

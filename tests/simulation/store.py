@@ -196,13 +196,13 @@ class SimulatedStore:
 
     options = LINK
 
-    def __init__(self, network: Network, watcher: Watcher) -> None:
+    def __init__(self, network: Network, watcher: Watcher, signals: object) -> None:
         self._network = network
         self._table = network.table
         self._watcher = watcher
         self._settles, self._rest, self._looks = (SimulatedLink(network) for _ in range(3))
         self._claims = collections.defaultdict[str, SimulatedLink](lambda: SimulatedLink(network))  # each may be slow
-        self.listener = SimulatedListener(network)
+        self.listener, self.signals = SimulatedListener(network), signals
 
     async def close(self) -> None:
         pass

@@ -13,8 +13,9 @@ from uuid import UUID
 import anyio
 
 from pgworkd import App, Job
-from pgworkd.engine.life.daemon import FLUSH_GRACE_S, Daemon, DaemonOptions
+from pgworkd.engine.life.daemon import Daemon, DaemonOptions
 from pgworkd.engine.life.maintenance import Periods
+from pgworkd.engine.life.shutdown import FLUSH_GRACE_S
 from pgworkd.errors import PermanentError, RetryAfter, Snooze
 from pgworkd.words.events import Events
 

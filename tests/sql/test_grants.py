@@ -26,6 +26,7 @@ FUNCTIONS = {
     "worker reader": """
         batch_results batch_tree became became_all depth known_pools made_since next_priority result_of waits_keyed
         waits_plain waits_suspect with_below
+        histogram_bounds percentile throughput error_pattern error_group dead_groups
     """,
     "worker": """
         due_keys kinds_waiting next_keys running_in apply_effects free_batches no_wait put_off set_no_wait unlocked
@@ -43,6 +44,8 @@ FUNCTIONS = {
         promote prune put_schedule rate_allowance register reopened report_progress rescue retry running_of set_pool
         set_queue settle_completed settle_ended settle_failed settle_released sign_off spend spent_until
         starts stop_jobs stream notify_waiters unblock undepend wait_less wanted wake who
+        sample_queues append_minutes sum_minutes thin_samples roll_up note_deaths count_deaths make_alert mute_errors
+        forget_deaths
     """,
     "": NOBODY,
 }
@@ -65,9 +68,12 @@ TABLES = {  # the worker's; readers have SELECT on them, enqueuers on schema_ver
     **dict.fromkeys(("batches", "result_waiters"), SUD),
     **dict.fromkeys(("batch_additions", "job_dependencies"), SD),
     "pending_effects": SID,
+    **dict.fromkeys(
+        ("samples", "queue_samples", "queue_minutes", "deaths", "error_groups", "alert_rules", "alerts"), SIUD
+    ),
     **dict.fromkeys(("schema_version", "finished_jobs_other"), S),
     **dict.fromkeys(("all_jobs", "queue_stats", "batch_progress", "batch_trees", "blocked_jobs"), S),
-    **dict.fromkeys(("kept_keys", "job_progress", "worker_stats"), S),
+    **dict.fromkeys(("kept_keys", "job_progress", "worker_stats", "queue_depths"), S),
 }
 PRIVILEGES = ("SELECT", "INSERT", "UPDATE", "DELETE", "TRUNCATE", "REFERENCES", "TRIGGER")
 COLUMNS = {  # columns of jobs: the enqueuer's

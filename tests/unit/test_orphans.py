@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import anyio
 import pytest
@@ -18,6 +18,7 @@ from pgworkd.engine.life.maintenance import (
     Maintenance,
     Periods,
 )
+from pgworkd.engine.tallies import Tallies
 from pgworkd.errors import DatabaseBusy
 from pgworkd.words.events import Events
 from tests.simulation.loop import SimulationLoop, simulate
@@ -45,11 +46,14 @@ def searches(
         store: Any = SimpleNamespace(running_of=running_of)
         owner: Any = SimpleNamespace(worker_id=1, may_claim=True)
         nobody: Any = None
+        events, signals = Events(), SimpleNamespace(tasks=(), died=anyio.Event())
         maintenance = Maintenance(
-            *(store, nobody, InFlight(), owner, Events(), Periods(orphans_s=PERIOD_S)),
+            *(store, nobody, InFlight(), owner, events, Periods(orphans_s=PERIOD_S)),
             on_dead=lambda _: None,
             command_timeout_s=AGE_S / 3,
             queues=lambda: ["q"],
+            tallies=Tallies(events),
+            signals=cast("Any", signals),
         )
         with anyio.move_on_after(seconds):
             await maintenance._repeat(maintenance._orphans)

@@ -11,6 +11,7 @@ import pytest
 
 from pgworkd.engine.attempts import Attempt, InFlight
 from pgworkd.engine.settle.settler import Settler
+from pgworkd.engine.tallies import Tallies
 from pgworkd.words import events
 from pgworkd.words.events import Events
 from pgworkd.words.job import Ending, Outcome
@@ -55,6 +56,7 @@ async def test_two_attempts_of_one_job_in_one_flush_are_reported_separately(
         InFlight(),
         events_,
         planner,
+        Tallies(events_),
         on_completed=lambda _: None,
         on_settled=settled,
         on_capacity=lambda: None,

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from pgworkd.database.connection import ConnectionOptions
-from pgworkd.engine.life.daemon import FLUSH_GRACE_S, DaemonOptions
+from pgworkd.engine.life.daemon import DaemonOptions
+from pgworkd.engine.life.shutdown import FLUSH_GRACE_S
 from pgworkd.settings.config import Settings
 from tests.planting import ROOT
 

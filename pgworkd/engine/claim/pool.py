@@ -24,6 +24,7 @@ from pgworkd.engine.run.executor import Executor
 from pgworkd.engine.run.large_payloads import Payloads
 from pgworkd.engine.run.runner import Runner
 from pgworkd.engine.settle.settler import Settler
+from pgworkd.engine.tallies import Tallies
 from pgworkd.errors import PgworkdError, WorkerLost
 from pgworkd.words.events import Events
 from pgworkd.words.job import Reason, stopped
@@ -63,6 +64,8 @@ class SentClaim(NamedTuple):
 
     order: ClaimOrder
     at: float
+    notified_ago_s: float | None
+    """How long before that the notification came that it follows; None: there was none."""
 
 
 class Pool:
@@ -79,8 +82,11 @@ class Pool:
         settler: Settler,
         in_flight: InFlight,
         events_: Events,
+        tallies: Tallies,
     ) -> None:
         self.queue = queue
+        self._tallies = tallies
+        self._notified_at: float | None = None  # of the first notification since the last claim was sent
         self.paused = self.closed = False
         self.limited = False
         """The queue has fleet-wide limits: where one is reached, jobs claimed ahead would count and not run."""
@@ -128,7 +134,10 @@ class Pool:
 
     def notified(self, run_at: float | None) -> None:
         """A notification named this queue; `run_at`: of a job, due long ago, that can be claimed again."""
-        self._poll_mode.notified(anyio.current_time())
+        now = anyio.current_time()
+        self._poll_mode.notified(now)
+        if self._notified_at is None:
+            self._notified_at = now
         if run_at is not None:
             self._cursor.rewind(run_at)
             self.rewound = True
@@ -255,6 +264,7 @@ class Pool:
             sent = self._prepare()
             claimed = await self._store.claim(sent.order)
             took_s, dry = anyio.current_time() - sent.at, not self._executor.waiting
+            self._tallies.claimed(self.queue, len(claimed), took_s, sent.notified_ago_s)
             self._take(sent, claimed)
             if dry and len(claimed) < min(sent.order.limit, CLAIM_SOCKET_MAX):
                 await asyncio.sleep(0)  # runner tasks first, unless there is more: then the next claim comes first
@@ -267,6 +277,7 @@ class Pool:
             self._poll_mode.announced = None  # the announcement may have been stored: announce again
             if isinstance(error, WorkerLost):
                 self._worker.renew_now()
+            self._tallies.claims[self.queue, "failed"] += 1
             return self._outage.failed(error)
         finally:
             self._claiming = False
@@ -295,9 +306,9 @@ class Pool:
             self._cursor.rewind(0.0)  # we have passed over jobs that we may claim now
         start, keyed = self._cursor.start(now), self._cursor.keyed()
         order = ClaimOrder(*fixed, *start, self._left_out)
-        return SentClaim(
-            order._replace(places=keyed.places, reach_s=keyed.reach_s, since=keyed.since, renew=keyed.renew), now
-        )
+        order = order._replace(places=keyed.places, reach_s=keyed.reach_s, since=keyed.since, renew=keyed.renew)
+        notified_at, self._notified_at = self._notified_at, None
+        return SentClaim(order, now, None if notified_at is None else now - notified_at)
 
     def _take(self, sent: SentClaim, claimed: Claims) -> None:
         """Submits the claimed attempts, or releases them where the pool may no longer run them."""

@@ -23,25 +23,22 @@ from pgworkd.engine.life.notifications import Notifications
 from pgworkd.engine.life.options import DaemonOptions, Part
 from pgworkd.engine.life.queues import QueueSet
 from pgworkd.engine.life.recurring import Recurring
+from pgworkd.engine.life.shutdown import Shutdown
+from pgworkd.engine.life.signals import Signals
 from pgworkd.engine.life.startup import Startup
 from pgworkd.engine.life.worker import WorkerLife
 from pgworkd.engine.registry import App
 from pgworkd.engine.run.runner import Runner
 from pgworkd.engine.settle.job_events import JobEvents
 from pgworkd.engine.settle.settler import Settler
+from pgworkd.engine.tallies import Tallies
 from pgworkd.engine.wake.poller import Poller
 from pgworkd.errors import PgworkdError, SchemaError, UsageError
 from pgworkd.words import events
 from pgworkd.words.events import Events
-from pgworkd.words.job import Ending, Outcome, Reason
-from pgworkd.words.validation import counted
+from pgworkd.words.job import Ending, Outcome
 
-FLUSH_GRACE_S = 10.0
-"""How long a stop waits for the database to take the last outcomes."""
-CUT_S = 0.5
-"""How long it waits for handlers whose clean-up was cancelled."""
-
-__all__ = ["CUT_S", "FLUSH_GRACE_S", "Daemon", "DaemonOptions", "Part"]
+__all__ = ["Daemon", "DaemonOptions", "Part"]
 
 
 class Daemon:
@@ -72,28 +69,30 @@ class Daemon:
         self.events = events_ or Events()
         self.ready = anyio.Event()
         self.stop_requested = anyio.Event()
-        self._stop_now = anyio.Event()
         self._parts = parts
-        self._end_process = end_process
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._in_flight = InFlight()
+        self.in_flight = InFlight()
+        self.tallies = Tallies(self.events)
         self._store = Store(options.connection, lambda: len(self.pools), options.transactions_max)
         self._startup = Startup(options.connection, self.events)
         self._recurring = Recurring(self._store, self.events)
         self._queues = self._make_queues()
         self._job_events = JobEvents(
-            app, self._store, self._in_flight, self.events, options.slow_min_s, options.slow_factor
+            *(app, self._store, self.in_flight, self.events, self.tallies, options.slow_min_s, options.slow_factor)
         )
         self._settler = self._make_settler()
         self._runner = self._make_runner()
-        self.worker = self._make_worker()
+        self.worker = self._make_worker(end_process or self._give_up_lease)
+        self._signals = self._make_signals()
         self._maintenance = self._make_maintenance()
+        parts_to_stop = (self._queues, self.in_flight, self._settler, self.worker, self._maintenance, self._signals)
+        self._shutdown = Shutdown(options, *parts_to_stop, self.events, end_process)
         self._queues.serve(queues)  # makes the pools, which need all of the above
 
     def _make_queues(self) -> QueueSet:
         return QueueSet(
             self.app,
-            self._in_flight,
+            self.in_flight,
             self.events,
             make=self._make_pool,
             drop=self._drop_pool,
@@ -103,9 +102,10 @@ class Daemon:
     def _make_settler(self) -> Settler:
         return Settler(
             self._store,
-            self._in_flight,
+            self.in_flight,
             self.events,
             self._recurring,
+            self.tallies,
             on_completed=self._completed,
             on_settled=self._settled,
             on_capacity=self._queues.claim_soon,
@@ -117,30 +117,39 @@ class Daemon:
             *(self.app, self._store, self._recurring, self.events, options.worker_name, backoffs, options.grace_s)
         )
 
-    def _make_worker(self) -> WorkerLife:
+    def _make_worker(self, end_process: Callable[[str], None]) -> WorkerLife:
         return WorkerLife(
             self._store,
             self._queues,
-            self._in_flight,
+            self.in_flight,
             self.events,
             name=self.options.worker_name,
             kinds=self.app.handlers,
             handled_queues={handler.queue for handler in self.app.handlers.values()},
             lease_s=self.options.lease_s,
             heartbeat_s=self.options.heartbeat_s,
-            end_process=self._end_process or self._give_up_lease,
+            end_process=end_process,
+        )
+
+    def _make_signals(self) -> Signals:
+        options = self.options
+        return Signals(
+            *(self._store.signals, self.tallies, self.events, options.worker_name, options.periods.keep_dead_days),
+            statistics=options.statistics,
         )
 
     def _make_maintenance(self) -> Maintenance:
         return Maintenance(
-            *(self._store, self._recurring, self._in_flight, self.worker, self.events, self.options.periods),
+            *(self._store, self._recurring, self.in_flight, self.worker, self.events, self.options.periods),
             on_dead=self._job_events.died_with_worker,
             command_timeout_s=self.options.connection.command_timeout_s,
             queues=lambda: list(self.pools),
+            tallies=self.tallies,
+            signals=self._signals,
         )
 
     def _make_pool(self, queue: str, slots: int) -> Pool:
-        parts = (self._store, self._runner, self._settler, self._in_flight, self.events)
+        parts = (self._store, self._runner, self._settler, self.in_flight, self.events, self.tallies)
         return Pool(queue, slots, self.app, self.worker, *parts)
 
     async def _drop_pool(self, queue: str) -> None:
@@ -186,7 +195,7 @@ class Daemon:
         self.stop_requested.set()
         self.worker.stopping = True
         if now:
-            self._stop_now.set()
+            self._shutdown.now.set()
 
     def add_queue(self, queue: str, slots: int | None = None) -> None:
         """Adds a queue, or changes the slots of one that is served already (None: as the app says).
@@ -253,7 +262,7 @@ class Daemon:
             return 0
         await self._start(tasks, began_s)
         await self.stop_requested.wait()
-        return await self._shut_down()
+        return await self._shutdown.run()
 
     async def _cancel_on_stop(self, startup: anyio.CancelScope) -> None:
         """A stop does not wait for a connection attempt that hangs."""
@@ -268,7 +277,7 @@ class Daemon:
 
     async def _start(self, tasks: TaskGroup, began_s: float) -> None:
         self.worker.start(began_s)
-        for task in (self._settler.run, self._job_events.run, self.worker.run):
+        for task in (self._settler.run, self._job_events.run, self.worker.run, self._signals.tick):
             tasks.start_soon(task)
         listening = anyio.Event()
         handler = Notifications(self._queues, self.worker, self._maintenance)
@@ -285,34 +294,6 @@ class Daemon:
         self.ready.set()
         self.events.emit(events.DAEMON_READY, worker_id=self.worker_id, queues=self._queues.slots)
 
-    async def _shut_down(self) -> int:
-        if self.worker.heartbeat is not None:
-            self.worker.heartbeat.state = "stopping"
-        self.events.emit(events.DAEMON_STOPPING, running=self.running, shutdown_s=self.options.shutdown_s)
-        self._queues.release_unstarted(Reason.SHUTDOWN)
-        if not self._stop_now.is_set():
-            with anyio.move_on_after(self.options.shutdown_s):
-                await self._wait_for_handlers(hurry=True)
-        self._in_flight.stop_all(Reason.SHUTDOWN)
-        with anyio.move_on_after(self.options.cancel_grace_s + CUT_S):
-            await self._wait_for_handlers(hurry=False)
-        until = anyio.current_time() + FLUSH_GRACE_S
-        with anyio.CancelScope(deadline=until):
-            await self._settler.drained()
-        reason = f"{counted(len(self._in_flight), 'outcome')} not stored" if len(self._in_flight) else None
-        if self.running:
-            # Threads, and handlers that swallow their cancellation: they must not outlive the lease of their jobs.
-            reason = f"{counted(self.running, 'handler')} would not stop"
-            if self._end_process is not None:
-                self.events.emit(events.SHUTDOWN_INCOMPLETE, reason=reason)
-                self.events.emit(events.DAEMON_STOPPED, exit_code=1, still_running=self.running)
-                self._end_process(reason)
-        await self.worker.stop()  # first: a heartbeat after the end of the registration would find the worker lost
-        left = await self.worker.sign_off(until, self._maintenance.release_orphans)
-        if reason := reason or left:
-            self.events.emit(events.SHUTDOWN_INCOMPLETE, reason=reason)
-        return 1 if reason else 0
-
     def _give_up_lease(self, reason: str) -> None:
         """Instead of ending the process, which is its host's. Called from the heartbeat thread, maybe repeatedly."""
         if not self.stop_requested.is_set() and self._loop is not None:
@@ -322,11 +303,6 @@ class Daemon:
         if not self.stop_requested.is_set():
             self.events.emit(events.SHUTDOWN_INCOMPLETE, reason=reason)
             self.request_stop(now=True)
-
-    async def _wait_for_handlers(self, *, hurry: bool) -> None:
-        """Until no handler runs and no claim is under way, or, if `hurry`, until an immediate stop is requested."""
-        while not self._queues.quiet and not (hurry and self._stop_now.is_set()):
-            await anyio.sleep(0.02)
 
     # Called by the settler.
 

@@ -16,6 +16,8 @@ from pgworkd.database.reconnect import Outage
 from pgworkd.database.store import Rescued, Store
 from pgworkd.engine.attempts import InFlight
 from pgworkd.engine.life.recurring import Recurring
+from pgworkd.engine.life.signals import Signals
+from pgworkd.engine.tallies import Tallies
 from pgworkd.errors import DatabaseBusy, DatabaseUnavailable, PgworkdError
 from pgworkd.words import events
 from pgworkd.words.events import Events
@@ -90,6 +92,8 @@ class Maintenance:
         on_dead: Callable[[Rescued], None],
         command_timeout_s: float,
         queues: Callable[[], Sequence[str]],
+        tallies: Tallies,
+        signals: Signals,
     ) -> None:
         self._store = store
         self._recurring = recurring
@@ -100,6 +104,8 @@ class Maintenance:
         self._on_dead = on_dead
         self._orphan_age_s = ORPHAN_AGE_FACTOR * command_timeout_s
         self._queues = queues
+        self._tallies = tallies
+        self._signals = signals
         self._orphans_at: float | None = None  # when the last search began
         self._orphans_all_at = 0.0  # when the next full search is due
         self._orphans_took_s = 0.0  # duration of the last full search
@@ -126,7 +132,7 @@ class Maintenance:
         """Until cancelled."""
         async with anyio.create_task_group() as tasks:
             cleaning = (self._expire, self._unblock, self._orphans, self._partitions, self._prune, self._refused)
-            for task in (self._rescue, self._schedules, self._effects, *cleaning):
+            for task in (self._rescue, self._schedules, self._effects, *cleaning, *self._signals.tasks):
                 tasks.start_soon(self._repeat, task, name=f"maintenance {task.__name__.strip('_')}")
 
     async def release_orphans(self, age_s: float, age_max_s: float | None = None) -> None:
@@ -150,8 +156,10 @@ class Maintenance:
         name = task.__name__.strip("_")
         outage = Outage(name, self._events)
         while True:
+            began = anyio.current_time()
             try:
                 delay_s = await task()
+                self._tallies.maintenance_s[name].observe(anyio.current_time() - began)
                 outage.passed()
                 self._shares[name] = min(1.0, 2 * self._shares.get(name, 1.0))
             except DatabaseUnavailable as error:
@@ -167,6 +175,7 @@ class Maintenance:
                 "schedules": self._schedules_changed,
                 "effects": self._effects_deferred,
                 "rescue": self._worker_ended,
+                "deaths": self._signals.died,
             }.get(name)
             with anyio.move_on_after(delay_s):
                 await (woken.wait() if woken is not None else anyio.sleep_forever())

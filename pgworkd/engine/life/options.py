@@ -35,6 +35,8 @@ class DaemonOptions:
     """No run is reported as slow before."""
     slow_factor: float = 5.0
     """A run is reported as slow after this many times the average duration of its kind."""
+    statistics: bool = True
+    """Collect samples of all queues, and what ended in each period."""
     periods: Periods = field(default_factory=Periods)
 
     def grace_s(self, reason: Reason) -> float:

@@ -6,6 +6,8 @@ import heapq
 import itertools
 import math
 import random
+from collections.abc import Sequence
+from uuid import UUID
 
 import anyio
 
@@ -84,3 +86,13 @@ def size_of(item: Item) -> int:
     attempt, outcome = item
     size = len(attempt.claimed.payload or "") + len(outcome.result or "")
     return size if outcome.error is None else size + len(str(outcome.error.get("traceback", "")))
+
+
+def keys_of(items: Sequence[Item]) -> tuple[list[UUID], list[int]]:
+    """The ids and the attempts of these, for a settle."""
+    return [attempt.claimed.id for attempt, _ in items], [attempt.claimed.attempt for attempt, _ in items]
+
+
+def worker_of(items: Sequence[Item]) -> int | None:
+    """The worker id under which these were claimed, the same for all of a call."""
+    return items[0][0].worker_id

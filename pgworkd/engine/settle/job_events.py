@@ -21,6 +21,7 @@ from pgworkd.database.store import Rescued, Store
 from pgworkd.engine.attempts import Attempt, InFlight
 from pgworkd.engine.registry import App, DeadJob
 from pgworkd.engine.runner_task import discard_late_cancellation
+from pgworkd.engine.tallies import Tallies
 from pgworkd.errors import InvalidPayload, PgworkdError
 from pgworkd.words import events
 from pgworkd.words.error_report import describe_error
@@ -45,13 +46,21 @@ class JobEvents:
     """Turns settled attempts into events and hook calls, and watches those that run."""
 
     def __init__(
-        self, app: App, store: Store, in_flight: InFlight, events_: Events, slow_min_s: float, slow_factor: float
+        self,
+        app: App,
+        store: Store,
+        in_flight: InFlight,
+        events_: Events,
+        tallies: Tallies,
+        slow_min_s: float,
+        slow_factor: float,
     ) -> None:
         """A run counts as slow after `slow_min_s` seconds, and `slow_factor` times the average of its kind."""
         self._app = app
         self._store = store
         self._in_flight = in_flight
         self._events = events_
+        self._tallies = tallies
         self._outage = Outage("progress", events_)
         self._hooks = _DeadHooks(app, events_)
         self._slow_min_s = slow_min_s
@@ -61,6 +70,7 @@ class JobEvents:
 
     def completed(self, batch: list[Attempt]) -> None:
         """Reports completed attempts."""
+        self._tallies.ended("completed", batch)
         has_listener = self._events.has_listener(events.JOB_COMPLETED)
         kind, runs, usual_s = "", 0, 0.0
         for attempt in batch:
@@ -76,7 +86,8 @@ class JobEvents:
         self._usual[kind] = runs, usual_s
 
     def settled(self, attempt: Attempt, outcome: Outcome, status: str | None) -> None:
-        """Reports one attempt that was settled otherwise; nothing for `status` None, which was reported as stale."""
+        """Reports one attempt that was settled otherwise; `status` None: stale, which was reported already."""
+        self._tallies.ended("released" if status == "pending" else status or "stale", [attempt])
         if status is None:
             return
         duration_s = 0.0 if attempt.started is None else attempt.ended - attempt.started

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 from uuid import UUID
 
 import anyio
@@ -22,8 +22,9 @@ from pgworkd.database.reconnect import Outage
 from pgworkd.database.schedule_store import Occurrence
 from pgworkd.database.store import FailedAttempt, Store
 from pgworkd.engine.attempts import Attempt, InFlight, began_ago_s
-from pgworkd.engine.settle.delayed import Delayed, Item, fallback, is_last_resort, size_of
+from pgworkd.engine.settle.delayed import Delayed, Item, fallback, is_last_resort, keys_of, size_of, worker_of
 from pgworkd.engine.settle.flushes import FLUSH_BYTES, FLUSH_MAX, Flushes
+from pgworkd.engine.tallies import Tallies
 from pgworkd.errors import DatabaseBusy, DatabaseError, DatabaseUnavailable, OutcomeUnknown, PgworkdError
 from pgworkd.words import events
 from pgworkd.words.events import Events
@@ -72,6 +73,7 @@ class Settler:
         in_flight: InFlight,
         events_: Events,
         planner: Planner,
+        tallies: Tallies,
         *,
         on_completed: Callable[[list[Attempt]], None],
         on_settled: Callable[[Attempt, Outcome, str | None], None],
@@ -84,6 +86,7 @@ class Settler:
         self._in_flight = in_flight
         self._events = events_
         self._planner = planner
+        self._settle_s = tallies.settle_s
         self._on_completed = on_completed
         self._on_settled = on_settled
         self._on_capacity = on_capacity
@@ -222,14 +225,16 @@ class Settler:
         while True:
             skip = anyio.current_time() < self._skip_until
             self._how = {"skip_locked": True} if skip else {}
+            began = anyio.current_time()
             try:
                 statuses = await verb(self, items)
+                self._settle_s.observe(anyio.current_time() - began)
                 locked: set[UUID] = set()
                 if not isinstance(statuses, str):
                     locked = await self._locked(items, statuses)
                     if any(attempt.outcome_unknown for attempt, _ in items):
                         # A missing one may have been settled by the lost call: `on_dead` hooks depend on its status.
-                        statuses = await self._store.settled(*_keys(items), _worker(items)) | statuses
+                        statuses = await self._store.settled(*keys_of(items), worker_of(items)) | statuses
             except (DatabaseBusy, DatabaseError) as error:
                 self._outage.passed()
                 if skip or not (isinstance(error, DatabaseBusy) and error.locked):
@@ -253,7 +258,7 @@ class Settler:
         if not missing or not self._how:
             return set()
         locked = await self._store.still_running(
-            [job.id for job in missing], [job.attempt for job in missing], _worker(items)
+            [job.id for job in missing], [job.attempt for job in missing], worker_of(items)
         )
         if locked:
             self._skip_until = anyio.current_time() + SKIP_S
@@ -296,10 +301,12 @@ class Settler:
     # One method per ending: items in, new statuses out.
 
     async def _complete(self, items: Sequence[Item]) -> Statuses:
-        ids, attempts = _keys(items)
+        ids, attempts = keys_of(items)
         results, following = [o.result for _, o in items], self._following(items)
         began = began_ago_s([attempt for attempt, _ in items])
-        won = await self._store.settle_completed(ids, attempts, results, following, _worker(items), began, **self._how)
+        won = await self._store.settle_completed(
+            ids, attempts, results, following, worker_of(items), began, **self._how
+        )
         return "completed" if len(won) == len(items) else dict.fromkeys(won, "completed")
 
     async def _fail(self, items: Sequence[Item]) -> Statuses:
@@ -314,20 +321,20 @@ class Settler:
             )
             for attempt, outcome in items
         ]
-        return await self._store.settle_failed(failed, self._following(items), _worker(items), **self._how)
+        return await self._store.settle_failed(failed, self._following(items), worker_of(items), **self._how)
 
     async def _release(self, items: Sequence[Item]) -> Statuses:
-        ids, attempts = _keys(items)
+        ids, attempts = keys_of(items)
         delays = [o.delay_s for _, o in items]
         messages = [o.message for _, o in items]
-        won = await self._store.settle_released(ids, attempts, delays, messages, _worker(items), **self._how)
+        won = await self._store.settle_released(ids, attempts, delays, messages, worker_of(items), **self._how)
         return dict.fromkeys(won, "pending")
 
     async def _cancel(self, items: Sequence[Item]) -> Statuses:
-        ids, attempts = _keys(items)
+        ids, attempts = keys_of(items)
         statuses = [o.ending.value for _, o in items]
         messages = [o.message for _, o in items]
-        won = await self._store.settle_ended(ids, attempts, statuses, messages, _worker(items), **self._how)
+        won = await self._store.settle_ended(ids, attempts, statuses, messages, worker_of(items), **self._how)
         ended = {attempt.claimed.id: outcome.ending.value for attempt, outcome in items}
         return {job_id: ended[job_id] for job_id in won}
 
@@ -338,12 +345,3 @@ class Settler:
         Ending.CANCELLED: _cancel,
         Ending.EXPIRED: _cancel,
     }
-
-
-def _keys(items: Sequence[Item]) -> tuple[list[Any], list[int]]:
-    return [attempt.claimed.id for attempt, _ in items], [attempt.claimed.attempt for attempt, _ in items]
-
-
-def _worker(items: Sequence[Item]) -> int | None:
-    """The worker id under which these were claimed, the same for all of a call."""
-    return items[0][0].worker_id

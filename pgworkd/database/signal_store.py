@@ -1,0 +1,63 @@
+"""The calls that collect statistics and deaths, on a connection of their own: a sample may take long."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple, cast
+
+from pgworkd.database.connection import Connection, ConnectionOptions
+
+TIMEOUT_S = 300.0
+"""Of one call: a sample reads all live jobs."""
+ROLL_UP_STEP = DEATHS_STEP = 2_000
+"""Rows per step."""
+
+
+class Minutes(NamedTuple):
+    """What ended in one period, of one kind in one queue: a row of `queue_minutes`; durations in seconds.
+
+    `waits` and `runs` are counts by `histogram.BOUNDS_S`.
+    """
+
+    queue: str
+    kind: str
+    started: int
+    completed: int
+    failed: int
+    dead: int
+    released: int
+    waits: Sequence[int]
+    runs: Sequence[int]
+    wait_s: float
+    run_s: float
+
+
+class SignalStore:
+    """One connection. Raises PgworkdError."""
+
+    def __init__(self, options: ConnectionOptions) -> None:
+        self._connection = Connection(replace(options, command_timeout_s=TIMEOUT_S), "signals")
+
+    async def sample(self) -> float:
+        """Counts the jobs of all queues, if that is due in the fleet; the seconds until it is due again."""
+        return float(await self._connection.value("SELECT pgworkd.sample_queues()"))
+
+    async def append(self, worker: str, period_s: float, rows: Sequence[Minutes]) -> float:
+        """Adds what ended in the last `period_s` seconds; the database's time, in seconds since the epoch."""
+        columns = [list(column) for column in zip(*rows, strict=True)] or [[] for _ in Minutes._fields]
+        columns[7:9] = [[f"{{{','.join(map(str, counts))}}}" for counts in column] for column in columns[7:9]]
+        sql = "SELECT pgworkd.append_minutes($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)"
+        return float(await self._connection.value(sql, worker, period_s, *columns))
+
+    async def roll_up(self, keep_dead_days: int) -> bool:
+        """One step of the retention of statistics and deaths; True: there is more."""
+        return bool(await self._connection.value("SELECT pgworkd.roll_up($1, $2)", keep_dead_days, ROLL_UP_STEP))
+
+    async def count_deaths(self) -> int | None:
+        """One step of counting deaths, with the jobs of alerts; how many there were. None: another daemon does it."""
+        return cast("int | None", await self._connection.value("SELECT pgworkd.count_deaths($1)", DEATHS_STEP))
+
+    async def close(self) -> None:
+        """Closes the connection."""
+        await self._connection.close()

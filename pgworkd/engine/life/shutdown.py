@@ -1,0 +1,87 @@
+"""Stopping in order: release what has not begun, wait for what runs, cancel the rest, settle, sign off."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+
+import anyio
+
+from pgworkd.engine.attempts import InFlight
+from pgworkd.engine.life.maintenance import Maintenance
+from pgworkd.engine.life.options import DaemonOptions
+from pgworkd.engine.life.queues import QueueSet
+from pgworkd.engine.life.signals import Signals
+from pgworkd.engine.life.worker import WorkerLife
+from pgworkd.engine.settle.settler import Settler
+from pgworkd.errors import PgworkdError
+from pgworkd.words import events
+from pgworkd.words.events import Events
+from pgworkd.words.job import Reason
+from pgworkd.words.validation import counted
+
+FLUSH_GRACE_S = 10.0
+"""How long a stop waits for the database to take the last outcomes."""
+CUT_S = 0.5
+"""How long it waits for handlers whose clean-up was cancelled."""
+
+
+class Shutdown:
+    """The stop of one daemon."""
+
+    def __init__(
+        self,
+        options: DaemonOptions,
+        queues: QueueSet,
+        in_flight: InFlight,
+        settler: Settler,
+        worker: WorkerLife,
+        maintenance: Maintenance,
+        signals: Signals,
+        events_: Events,
+        end_process: Callable[[str], None] | None,
+    ) -> None:
+        """`end_process` ends the process if handlers would outlive the lease of their jobs; None: it is the host's."""
+        self.now = anyio.Event()
+        """Set to stop at once: what runs is not waited for."""
+        self._options, self._queues, self._in_flight, self._settler = options, queues, in_flight, settler
+        self._worker, self._maintenance, self._signals, self._events = worker, maintenance, signals, events_
+        self._end_process = end_process
+
+    async def run(self) -> int:
+        """The exit code: 0 when nothing was left behind, else 1."""
+        if self._worker.heartbeat is not None:
+            self._worker.heartbeat.state = "stopping"
+        running, shutdown_s = self._queues.running, self._options.shutdown_s
+        self._events.emit(events.DAEMON_STOPPING, running=running, shutdown_s=shutdown_s)
+        self._queues.release_unstarted(Reason.SHUTDOWN)
+        if not self.now.is_set():
+            with anyio.move_on_after(shutdown_s):
+                await self._wait_for_handlers(hurry=True)
+        self._in_flight.stop_all(Reason.SHUTDOWN)
+        with anyio.move_on_after(self._options.cancel_grace_s + CUT_S):
+            await self._wait_for_handlers(hurry=False)
+        until = anyio.current_time() + FLUSH_GRACE_S
+        with anyio.CancelScope(deadline=until):
+            await self._settler.drained()
+        reason = f"{counted(len(self._in_flight), 'outcome')} not stored" if len(self._in_flight) else None
+        if self._queues.running:
+            # Threads, and handlers that swallow their cancellation: they must not outlive the lease of their jobs.
+            reason = f"{counted(self._queues.running, 'handler')} would not stop"
+            if self._end_process is not None:
+                self._events.emit(events.SHUTDOWN_INCOMPLETE, reason=reason)
+                self._events.emit(events.DAEMON_STOPPED, exit_code=1, still_running=self._queues.running)
+                self._end_process(reason)
+        await self._worker.stop()  # first: a heartbeat after the end of the registration would find the worker lost
+        left = await self._worker.sign_off(until, self._maintenance.release_orphans)
+        if reason := reason or left:
+            self._events.emit(events.SHUTDOWN_INCOMPLETE, reason=reason)
+        else:
+            with contextlib.suppress(PgworkdError):  # statistics only
+                await self._signals.write_last()
+        return 1 if reason else 0
+
+    async def _wait_for_handlers(self, *, hurry: bool) -> None:
+        """Until no handler runs and no claim is under way, or, if `hurry`, until an immediate stop is requested."""
+        while not self._queues.quiet and not (hurry and self.now.is_set()):
+            await anyio.sleep(0.02)

@@ -1,0 +1,125 @@
+"""Collects what operators watch: samples of all queues, this process' statistics, deaths and their alerts.
+
+Its methods are tasks of `Maintenance`, and as these they return the seconds until they are next due.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import anyio
+
+from pgworkd.database.signal_store import DEATHS_STEP, Minutes, SignalStore
+from pgworkd.engine.tallies import Tallies, Tally
+from pgworkd.errors import OutcomeUnknown
+from pgworkd.words import events
+from pgworkd.words.events import Events
+
+MINUTES_S = 10.0
+"""A crash loses this much of the statistics at most, in seconds."""
+DEATHS_S = 10.0
+"""How often deaths are looked for that another process saw, and did not count because it was killed."""
+ROLL_UP_S = 60.0
+TICK_S = 0.25
+LAST_S = 2.0
+"""How long a stop waits for the last statistics to be written."""
+
+
+class Signals:
+    """The tasks of one daemon. `statistics` False: only deaths are counted."""
+
+    def __init__(
+        self,
+        store: SignalStore,
+        tallies: Tallies,
+        events_: Events,
+        worker_name: str,
+        keep_dead_days: int,
+        *,
+        statistics: bool,
+    ) -> None:
+        self._store = store
+        self._tallies = tallies
+        self._worker_name = worker_name
+        self._keep_dead_days = keep_dead_days
+        self._statistics = statistics
+        self._written: dict[tuple[str, str], Minutes] = {}  # the totals up to the last append
+        self._written_at = time.monotonic()
+        self.died = anyio.Event()
+        """Set by a death: count it now."""
+        events_.listen(self._on_event, except_for=events.ALL - {events.JOB_DEAD})
+        self.tasks = (self.sample, self.minutes, self.roll_up, self.deaths) if statistics else (self.deaths,)
+
+    def _on_event(self, _: str, __: Mapping[str, Any]) -> None:
+        self.died.set()
+
+    async def sample(self) -> float:
+        """Counts the jobs of all queues, if that is due in the fleet."""
+        return await self._store.sample()
+
+    async def roll_up(self) -> float:
+        """Sums up old statistics, and deletes the oldest."""
+        return 0.1 if await self._store.roll_up(self._keep_dead_days) else ROLL_UP_S
+
+    async def deaths(self) -> float:
+        """Counts deaths by their errors, and inserts the jobs of alerts."""
+        self.died = anyio.Event()
+        counted = await self._store.count_deaths()
+        if counted is None:
+            return 1.0  # another daemon counts, maybe not those of the last moment
+        return 0.1 if counted >= DEATHS_STEP else DEATHS_S
+
+    async def minutes(self) -> float:
+        """Writes what has ended since the last call."""
+        now = time.monotonic()
+        totals = {key: _totals(key, tally) for key, tally in self._tallies.kinds.items()}
+        rows = [_less(total, self._written.get(key)) for key, total in totals.items()]
+        changed = [row for row in rows if row.started or row[3:7] != (0, 0, 0, 0)]
+        # If the answer is lost, it counts as written: better once too few than twice.
+        with contextlib.suppress(OutcomeUnknown):
+            database_s = await self._store.append(self._worker_name, max(now - self._written_at, 0.001), changed)
+            self._tallies.database_ahead_s = database_s - (now + time.monotonic()) / 2
+        self._written, self._written_at = totals, now
+        return MINUTES_S
+
+    async def write_last(self) -> None:
+        """Writes the rest of the statistics at a stop, if the database is there. Raises PgworkdError."""
+        if self._statistics:
+            with anyio.move_on_after(LAST_S):
+                await self.minutes()
+
+    async def tick(self) -> None:
+        """Notes that the loop runs, until cancelled."""
+        while True:
+            self._tallies.ticked_at = time.monotonic()
+            await anyio.sleep(TICK_S)
+
+
+def _totals(key: tuple[str, str], tally: Tally) -> Minutes:
+    ended, waits, runs = tally.ended, tally.waits, tally.runs
+    counts = (tally.started, ended["completed"], ended["failed"], ended["dead"], ended["released"])
+    return Minutes(*key, *counts, list(waits.counts), list(runs.counts), waits.sum_s, runs.sum_s)
+
+
+def _less(total: Minutes, before: Minutes | None) -> Minutes:
+    """What was added since."""
+    if before is None:
+        return total
+    waits = [a - b for a, b in zip(total.waits, before.waits, strict=True)]
+    runs = [a - b for a, b in zip(total.runs, before.runs, strict=True)]
+    return Minutes(
+        total.queue,
+        total.kind,
+        total.started - before.started,
+        total.completed - before.completed,
+        total.failed - before.failed,
+        total.dead - before.dead,
+        total.released - before.released,
+        waits,
+        runs,
+        total.wait_s - before.wait_s,
+        total.run_s - before.run_s,
+    )

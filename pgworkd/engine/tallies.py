@@ -1,0 +1,101 @@
+"""What this process has counted since it started: the numbers behind `queue_minutes` and the metrics.
+
+Plain integers, written in the daemon's loop, once per claim and once per flush of the settler; read from any thread.
+Nothing is decided by them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pgworkd.engine.attempts import Attempt
+from pgworkd.words import events
+from pgworkd.words.events import Events
+from pgworkd.words.histogram import Histogram
+
+KINDS_MAX = 200
+"""Kinds counted apart in one process: a program that makes a kind per job must not fill the memory, or a metric."""
+OTHER = "other"
+"""Stands for all further kinds."""
+OUTCOMES = ("completed", "failed", "dead", "released", "cancelled", "expired", "stale")
+"""How attempts end. failed: to be retried; stale: not stored, because the job was rescued or settled before."""
+_RARE = frozenset({events.JOB_LOST, events.LEASE_FENCED})
+
+
+class Tally:
+    """The attempts of one kind in one queue that have ended."""
+
+    __slots__ = ("ended", "runs", "started", "waits")
+
+    def __init__(self) -> None:
+        self.started = 0
+        """Those whose handler was called."""
+        self.ended = dict.fromkeys(OUTCOMES, 0)
+        self.waits = Histogram()
+        """From due to started."""
+        self.runs = Histogram()
+
+
+class Tallies:
+    """All counts of this process."""
+
+    def __init__(self, events_: Events) -> None:
+        self.kinds: dict[tuple[str, str], Tally] = {}
+        """By queue and kind."""
+        self.claims: Counter[tuple[str, str]] = Counter()
+        """By queue and result: jobs, empty, failed."""
+        self.claim_s, self.settle_s, self.wake_s = Histogram(), Histogram(), Histogram()
+        """Durations of claims and settles, answered or not; from a notification to the answer of its claim."""
+        self.maintenance_s: defaultdict[str, Histogram] = defaultdict(Histogram)
+        """By task."""
+        self.rescued: Counter[str] = Counter()
+        """Jobs taken back from lost workers, by queue."""
+        self.fences = 0
+        """How often the lease could not be renewed in time."""
+        self.database_ahead_s = time.time() - time.monotonic()
+        """The database's time, in seconds since the epoch, less this process' monotonic clock; at first the host's."""
+        self.ticked_at = time.monotonic()
+        """When the loop was last seen to run, on the monotonic clock."""
+        events_.listen(self._on_event, except_for=events.ALL - _RARE)
+
+    def of(self, queue: str, kind: str) -> Tally:
+        """The tally of a kind; beyond KINDS_MAX kinds that of OTHER."""
+        found = self.kinds.get((queue, kind))
+        if found is None:
+            if len(self.kinds) >= KINDS_MAX and kind != OTHER:
+                return self.of(queue, OTHER)
+            found = self.kinds[queue, kind] = Tally()
+        return found
+
+    def claimed(self, queue: str, jobs: int, took_s: float, notified_ago_s: float | None) -> None:
+        """Counts a claim that was answered; `notified_ago_s`: how long before it was sent a notification came."""
+        self.claims[queue, "jobs" if jobs else "empty"] += 1
+        self.claim_s.observe(took_s)
+        if notified_ago_s is not None:
+            self.wake_s.observe(notified_ago_s + took_s)
+
+    def ended(self, outcome: str, batch: Sequence[Attempt]) -> None:
+        """Counts attempts that have ended in the same way."""
+        queue = kind = None
+        tally, wait, run = Tally(), Histogram.observe, Histogram.observe
+        for attempt in batch:
+            claimed = attempt.claimed
+            if claimed.kind != kind or attempt.queue != queue:
+                queue, kind = attempt.queue, claimed.kind
+                tally = self.of(queue, kind)
+            tally.ended[outcome] += 1
+            if attempt.started is not None:
+                tally.started += 1
+                wait(tally.waits, attempt.started + self.database_ahead_s - claimed.run_at)
+                run(tally.runs, attempt.ended - attempt.started)
+
+    def _on_event(self, name: str, facts: Mapping[str, Any]) -> None:
+        if name == events.LEASE_FENCED:
+            self.fences += 1
+            return
+        self.rescued[facts["queue"]] += 1
+        if facts["status"] == "dead":
+            self.of(facts["queue"], facts["kind"]).ended["dead"] += 1

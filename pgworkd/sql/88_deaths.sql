@@ -1,0 +1,254 @@
+-- Signals: deaths, the groups of errors that they have, and the alerts that are made of them.
+
+-- One row per death of a job, in the transaction in which it died. `group_id`: NULL until
+-- count_deaths() has read it. `error_type` and `error` are those of the attempt: a retry, or the
+-- end of the job's history, takes nothing away.
+CREATE TABLE IF NOT EXISTS deaths (
+    job_id uuid NOT NULL, attempt integer NOT NULL,
+    at           timestamptz NOT NULL DEFAULT clock(),
+    queue text NOT NULL, kind text NOT NULL,
+    error_type text NOT NULL, error text NOT NULL,   -- its first 1,000 characters
+    group_id     bigint,
+    PRIMARY KEY (job_id, attempt)
+);
+CREATE INDEX IF NOT EXISTS deaths_new ON deaths (at) WHERE group_id IS NULL;
+CREATE INDEX IF NOT EXISTS deaths_group ON deaths (group_id, at);
+CREATE INDEX IF NOT EXISTS deaths_at ON deaths (at);
+
+-- One row per queue, kind and error_group() of a death, as long as deaths of it are kept.
+CREATE TABLE IF NOT EXISTS error_groups (
+    id           bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    queue text NOT NULL, kind text NOT NULL, error_group uuid NOT NULL,
+    error_type text NOT NULL, pattern text NOT NULL,  -- see error_pattern()
+    sample_id    uuid NOT NULL,      -- the job that died last
+    deaths       bigint NOT NULL,    -- ever
+    first_at timestamptz NOT NULL, last_at timestamptz NOT NULL,
+    muted_until  timestamptz,        -- no alert before
+    UNIQUE (queue, kind, error_group)
+);
+CREATE INDEX IF NOT EXISTS error_groups_last ON error_groups (last_at);
+
+-- Which deaths make an alert: a job of `kind` in `queue`, which sends it. Declared by code.
+CREATE TABLE IF NOT EXISTS alert_rules (
+    name         name_text PRIMARY KEY,
+    queue name_text NOT NULL, kind name_text NOT NULL,
+    queues       text[],             -- deaths in these only; NULL: in all
+    on_new       boolean NOT NULL DEFAULT true,  -- at the first death of a group
+    deaths       integer CONSTRAINT deaths_must_be_1_to_a_million
+                 CHECK (deaths BETWEEN 1 AND 1000000),  -- or at so many of a group ...
+    within_s     integer NOT NULL DEFAULT 600 CONSTRAINT within_s_must_be_1_to_a_day
+                 CHECK (within_s BETWEEN 1 AND 86400),  -- ... within this time
+    cooldown_s   integer NOT NULL DEFAULT 3600 CONSTRAINT cooldown_s_must_be_0_to_30_days
+                 CHECK (cooldown_s BETWEEN 0 AND 2592000),  -- between two alerts of one group
+    updated_at   timestamptz NOT NULL DEFAULT clock()
+);
+-- The last alert of each rule and group.
+CREATE TABLE IF NOT EXISTS alerts (
+    rule text NOT NULL, group_id bigint NOT NULL, at timestamptz NOT NULL, job_id uuid NOT NULL,
+    PRIMARY KEY (rule, group_id)
+);
+
+-- An error's first line without what differs from job to job: UUIDs, addresses, paths, quoted
+-- text, hexadecimal and other numbers. Of its first 500 characters.
+CREATE OR REPLACE FUNCTION error_pattern(p_message text) RETURNS text
+LANGUAGE plpgsql IMMUTABLE AS $$
+DECLARE
+    v_text text := left(split_part(ltrim(coalesce(p_message, ''), E' \t\r\n'), E'\n', 1), 500);
+    v_step text[];
+BEGIN
+    FOREACH v_step SLICE 1 IN ARRAY ARRAY[
+        ARRAY['[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}', '<uuid>'],
+        ARRAY['[a-z][a-z0-9+.-]*://[^\s''"<>]+', '<url>'],
+        ARRAY['[\w.+-]+@[\w-]+(\.[\w-]+)+', '<email>'],
+        ARRAY['"[^"]*"', '<text>'],
+        ARRAY['(?<!\w)''[^'']*''(?!\w)', '<text>'],
+        ARRAY['`[^`]*`', '<text>'],
+        ARRAY['(?<![\w/])(/[\w.@%+~-]+){2,}/?', '<path>'],
+        ARRAY['\m[a-z]:\\[^\s:]+', '<path>'],
+        ARRAY['\m\d{1,3}(\.\d{1,3}){3}(:\d+)?\M', '<address>'],
+        ARRAY['(?<![\w:])([0-9a-f]{0,4}:){2,7}[0-9a-f]{1,4}(?![\w:])', '<address>'],
+        ARRAY['\m0x[0-9a-f]+\M', '<hex>'],
+        ARRAY['\m(?=[0-9a-f]*\d)(?=[0-9a-f]*[a-f])[0-9a-f]{6,}\M', '<hex>'],
+        ARRAY['\d+([.,]\d+)*', '<n>']]
+    LOOP
+        v_text := regexp_replace(v_text, v_step[1], v_step[2], 'gi');
+    END LOOP;
+    RETURN v_text;
+END $$;
+
+-- The same for errors that differ only in what error_pattern() leaves out.
+CREATE OR REPLACE FUNCTION error_group(p_type text, p_message text) RETURNS uuid
+LANGUAGE plpgsql IMMUTABLE AS $$
+BEGIN
+    RETURN md5(coalesce(p_type, '') || ': ' || error_pattern(p_message))::uuid;
+END $$;
+
+-- Notes these jobs' deaths, those among them that are dead. Locks nothing.
+CREATE OR REPLACE FUNCTION note_deaths(p_ids uuid[]) RETURNS void
+LANGUAGE sql VOLATILE AS $$
+    INSERT INTO deaths (job_id, attempt, at, queue, kind, error_type, error)
+    SELECT j.id, j.attempts, coalesce(j.failed_at, clock()), j.queue, coalesce(j.kind, j.queue),
+           left(coalesce(j.errors -> -1 ->> 'type', ''), 200), left(coalesce(j.error, ''), 1000)
+    FROM jobs j WHERE j.id = ANY (p_ids) AND j.status = 'dead'
+    ON CONFLICT (job_id, attempt) DO NOTHING
+$$;
+
+-- Counts up to p_limit deaths that are new in their groups, and inserts an alert's job for each
+-- group that a rule applies to: not muted, not of that rule's own jobs, and no alert of it within
+-- cooldown_s. All in one transaction, so each death counts once, and each alert is made once.
+-- Returns how many deaths there were; NULL: another session does it. Locks deaths with SKIP LOCKED,
+-- then groups in order.
+CREATE OR REPLACE FUNCTION count_deaths(p_limit int DEFAULT 1000) RETURNS int
+LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    v_deaths int := 0;
+    v_group  record;
+BEGIN
+    IF NOT pg_try_advisory_xact_lock(1886873445, 10) THEN
+        RETURN NULL;
+    END IF;
+    FOR v_group IN
+        WITH new AS MATERIALIZED (
+            SELECT d.job_id, d.attempt, d.at, d.queue, d.kind, d.error_type, d.error,
+                   error_group(d.error_type, d.error) AS error_group
+            FROM deaths d WHERE d.ctid = ANY (ARRAY(
+                SELECT o.ctid FROM deaths o WHERE o.group_id IS NULL ORDER BY o.at LIMIT p_limit
+                FOR UPDATE SKIP LOCKED))
+        ), counted AS (
+            INSERT INTO error_groups AS g (queue, kind, error_group, error_type, pattern, sample_id,
+                                           deaths, first_at, last_at)
+            SELECT n.queue, n.kind, n.error_group, min(n.error_type),
+                   error_pattern((array_agg(n.error ORDER BY n.at DESC))[1]),
+                   (array_agg(n.job_id ORDER BY n.at DESC))[1], count(*), min(n.at), max(n.at)
+            FROM new n GROUP BY n.queue, n.kind, n.error_group
+            ORDER BY n.queue, n.kind, n.error_group
+            ON CONFLICT (queue, kind, error_group) DO UPDATE SET
+                deaths = g.deaths + excluded.deaths, sample_id = excluded.sample_id,
+                last_at = greatest(g.last_at, excluded.last_at)
+            RETURNING g.*, g.deaths = (SELECT count(*) FROM new n
+                                       WHERE n.queue = g.queue AND n.kind = g.kind
+                                         AND n.error_group = g.error_group) AS is_new
+        ), marked AS (
+            UPDATE deaths d SET group_id = c.id
+            FROM new n JOIN counted c ON c.queue = n.queue AND c.kind = n.kind
+                AND c.error_group = n.error_group
+            WHERE d.job_id = n.job_id AND d.attempt = n.attempt
+            RETURNING d.group_id
+        )
+        SELECT c.id, c.queue, c.kind, c.is_new, c.muted_until, m.marked
+        FROM counted c JOIN (SELECT k.group_id, count(*) AS marked FROM marked k GROUP BY 1) m
+            ON m.group_id = c.id
+    LOOP
+        v_deaths := v_deaths + v_group.marked;
+        PERFORM make_alert(r, v_group.id, v_group.is_new) FROM alert_rules r
+        WHERE (r.queues IS NULL OR v_group.queue = ANY (r.queues))
+          AND (r.queue <> v_group.queue OR r.kind <> v_group.kind)
+          AND coalesce(v_group.muted_until <= clock(), true);
+    END LOOP;
+    RETURN v_deaths;
+END $$;
+
+-- Inserts the job of an alert if the rule applies now. Its payload: rule, group (id), reason (`new`
+-- or `many`), deaths (within the rule's time). Locks as an insert.
+CREATE OR REPLACE FUNCTION make_alert(p_rule alert_rules, p_group bigint, p_is_new boolean)
+RETURNS void
+LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    v_now    timestamptz := clock();
+    v_deaths bigint;
+    v_id     uuid;
+BEGIN
+    IF EXISTS (SELECT FROM alerts a WHERE a.rule = p_rule.name AND a.group_id = p_group
+                 AND a.at > v_now - make_interval(secs => p_rule.cooldown_s) AND a.at <= v_now) THEN
+        RETURN;
+    END IF;
+    SELECT count(*) INTO v_deaths FROM (
+        SELECT FROM deaths d
+        WHERE d.group_id = p_group AND d.at > v_now - make_interval(secs => p_rule.within_s)
+        LIMIT 1000000) d;
+    IF NOT (p_rule.on_new AND p_is_new OR v_deaths >= p_rule.deaths) THEN
+        RETURN;
+    END IF;
+    INSERT INTO jobs (queue, kind, payload)
+    VALUES (p_rule.queue, p_rule.kind, jsonb_build_object(
+        'rule', p_rule.name, 'group', p_group, 'deaths', v_deaths,
+        'reason', CASE WHEN p_rule.on_new AND p_is_new THEN 'new' ELSE 'many' END))
+    RETURNING id INTO v_id;
+    INSERT INTO alerts AS a (rule, group_id, at, job_id) VALUES (p_rule.name, p_group, v_now, v_id)
+    ON CONFLICT (rule, group_id) DO UPDATE SET at = excluded.at, job_id = excluded.job_id;
+END $$;
+
+-- Mutes a group of errors until p_until; NULL: not any more. Audited. False: there is none of this
+-- id. Locks the group.
+CREATE OR REPLACE FUNCTION mute_errors(p_group bigint, p_until timestamptz, p_who text)
+RETURNS boolean
+LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    v_old error_groups;
+BEGIN
+    SELECT * INTO v_old FROM error_groups g WHERE g.id = p_group FOR UPDATE;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    UPDATE error_groups g SET muted_until = p_until WHERE g.id = p_group;
+    INSERT INTO audit (who, what, queue, before, after)
+    VALUES (who(p_who), 'mute', v_old.queue,
+            jsonb_build_object('group', p_group, 'muted_until', v_old.muted_until),
+            jsonb_build_object('group', p_group, 'muted_until', p_until));
+    RETURN true;
+END $$;
+
+-- The dead jobs there are, by queue, kind and group of errors, those that died from p_since on
+-- (NULL: all); `new`: the group's first death was not before p_new_since. `group_id` NULL: not
+-- counted yet, or from before a version that counts. Locks nothing.
+CREATE OR REPLACE FUNCTION dead_groups(p_since timestamptz DEFAULT NULL,
+                                       p_new_since timestamptz DEFAULT NULL,
+                                       p_queue text DEFAULT NULL)
+RETURNS TABLE (group_id bigint, queue text, kind text, error_type text, pattern text, dead bigint,
+               first_at timestamptz, last_at timestamptz, is_new boolean, muted_until timestamptz,
+               sample_id uuid)
+LANGUAGE sql STABLE AS $$
+    WITH found AS (
+        SELECT j.id, j.queue::text AS queue, coalesce(j.kind, j.queue)::text AS kind, j.failed_at,
+               d.group_id, coalesce(j.errors -> -1 ->> 'type', '') AS type, j.error
+        FROM jobs j LEFT JOIN deaths d ON d.job_id = j.id AND d.attempt = j.attempts
+        WHERE j.status = 'dead' AND (p_queue IS NULL OR j.queue = p_queue)
+          AND (p_since IS NULL OR j.failed_at >= p_since)
+    )
+    SELECT f.group_id, f.queue, f.kind, g.error_type, g.pattern, count(*), min(f.failed_at),
+           max(f.failed_at), g.first_at >= p_new_since, g.muted_until,
+           (array_agg(f.id ORDER BY f.failed_at DESC, f.id))[1]
+    FROM found f JOIN error_groups g ON g.id = f.group_id
+    GROUP BY f.group_id, f.queue, f.kind, g.id
+    UNION ALL
+    SELECT NULL, f.queue, f.kind, f.type, error_pattern(f.error), count(*), min(f.failed_at),
+           max(f.failed_at), min(f.failed_at) >= p_new_since, NULL,
+           (array_agg(f.id ORDER BY f.failed_at DESC, f.id))[1]
+    FROM found f LEFT JOIN error_groups g ON g.id = f.group_id WHERE g.id IS NULL
+    GROUP BY f.queue, f.kind, f.type, error_pattern(f.error)
+$$;
+
+-- Retention of deaths and of groups of errors without one; see roll_up(). Deaths of jobs that are
+-- still dead go with those. Locks rows with SKIP LOCKED.
+CREATE OR REPLACE FUNCTION forget_deaths(p_keep_dead_days int, p_limit int) RETURNS int
+LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    v_rows int;
+    v_old  timestamptz := clock() - make_interval(days => p_keep_dead_days);
+BEGIN
+    DELETE FROM deaths d WHERE d.ctid = ANY (ARRAY(
+        SELECT o.ctid FROM deaths o WHERE o.at < v_old AND o.group_id IS NOT NULL
+          AND NOT EXISTS (SELECT FROM jobs j WHERE j.id = o.job_id AND j.attempts = o.attempt
+                            AND j.status = 'dead')
+        ORDER BY o.at LIMIT p_limit FOR UPDATE SKIP LOCKED));
+    GET DIAGNOSTICS v_rows = ROW_COUNT;
+    WITH gone AS (
+        DELETE FROM error_groups g WHERE g.id = ANY (ARRAY(
+            SELECT o.id FROM error_groups o
+            WHERE o.last_at < v_old AND NOT EXISTS (SELECT FROM deaths d WHERE d.group_id = o.id)
+            ORDER BY o.last_at LIMIT p_limit FOR UPDATE SKIP LOCKED))
+        RETURNING g.id
+    )
+    DELETE FROM alerts a USING gone g WHERE a.group_id = g.id;
+    RETURN v_rows;
+END $$;

@@ -1,0 +1,30 @@
+"""Counts of durations by fixed bounds, the same in memory, in `queue_minutes` and in metrics."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+BOUNDS_S = (
+    *(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5),
+    *(1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1_000.0, 2_000.0, 5_000.0, 10_000.0),
+)
+"""Upper bounds in seconds, each included in its count; the last count has none. As `histogram_bounds()` in SQL."""
+
+
+class Histogram:
+    """How many durations were observed below each bound, and their sum."""
+
+    __slots__ = ("counts", "sum_s")
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(BOUNDS_S) + 1)
+        """One count per bound, not cumulative, and one for all above."""
+        self.sum_s = 0.0
+
+    def observe(self, duration_s: float) -> None:
+        """Counts one duration, in seconds; a negative one (the clock was set) as 0."""
+        if duration_s > 0:
+            self.counts[bisect_left(BOUNDS_S, duration_s)] += 1
+            self.sum_s += duration_s
+        else:
+            self.counts[0] += 1
