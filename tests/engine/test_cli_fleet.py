@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -168,3 +169,9 @@ def test_the_numbers_of_an_unknown_queue_are_0_with_a_warning(shell: Shell, metr
     shell("queues", "set", "idle", "--concurrency", "2", "--create")
     for queue in ("mail", "idle"):
         assert not shell("stats", "--metric", metric, "--queue", queue).stderr
+
+
+def test_a_queue_shows_the_backoff_that_applies_without_a_setting(shell: Shell) -> None:
+    shown = shell("queues", "set", "q", "--concurrency", "2", "--create") and shell("queues", "show", "q").stdout
+    assert "none (code)" not in shown
+    assert re.search(r"backoff_factor +10, unless the handler declares its own backoff \(code\)", shown)
