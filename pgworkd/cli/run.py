@@ -152,6 +152,8 @@ def dev(*, data: Data = None) -> None:
         except EmbeddedUnavailable as error:
             raise _in_one_line(error) from None
         _, version = anyio.run(schema.migrate, ConnectionOptions(server.dsn()))
+        if server.port_in_use is not None:
+            note(f"port {server.port_in_use}, used last time, is taken by another program: the address has a new one")
         out(f"Postgres is up with schema version {version}; Ctrl-C ends it. In another terminal:\n")
         out(f"export PGWORKD_DSN='{server.dsn()}'")
         while server.pid is not None:
