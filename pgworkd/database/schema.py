@@ -140,7 +140,7 @@ async def migrate(
             await connection.value(
                 "SELECT pgworkd.mend_sequences()"
             )  # the rows may have come by logical replication since
-            say("this schema is installed: nothing to do")
+            say("the schema is installed and current, as after pgworkd dev or an earlier migrate: nothing to do")
             return before, VERSION
         await _run(connection, "\n".join((_BEGIN, script, _END.replace("MARK", mark))), patience_s, say)
         after = await installed_version(connection)

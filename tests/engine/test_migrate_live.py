@@ -25,6 +25,7 @@ from tests.kit import Recorder, insert, quick_options, running, until, waits_for
 
 INSERT_S = 1.0
 """Five times as long as an INSERT may wait behind a migration that does not get its locks."""
+CURRENT = "the schema is installed and current, as after pgworkd dev or an earlier migrate: nothing to do"
 TABLES = "jobs finished_jobs batches batch_additions job_dependencies result_waiters schedules queues audit workers"
 
 
@@ -47,7 +48,7 @@ async def test_migrating_a_current_schema_takes_no_lock(dsn: str, session: async
     await migrated(dsn)
     await session.execute("BEGIN; LOCK TABLE pgworkd.jobs, pgworkd.finished_jobs, pgworkd.queues IN EXCLUSIVE MODE")
     with anyio.fail_after(5):
-        assert await migrated(dsn) == ["this schema is installed: nothing to do"]
+        assert await migrated(dsn) == [CURRENT]
 
 
 async def test_a_changed_script_runs_again_even_if_psql_installed_it(
