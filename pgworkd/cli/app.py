@@ -16,6 +16,7 @@ from typer.core import TyperCommand, TyperGroup
 from pgworkd.cli import autoscale, batches, doctor, fleet, job_operations, jobs, keys, queues, run, schedules
 from pgworkd.cli.output import note, out
 from pgworkd.cli.stop_signals import StopAsked
+from pgworkd.cli.wrong_values import reworded
 from pgworkd.errors import PgworkdError, SchemaError, UsageError
 from pgworkd.words.validation import closest
 
@@ -75,7 +76,7 @@ def _show(error: BaseException) -> int:
 
 
 def _show_usage(error: Any) -> int:
-    text = error.format_message()
+    text = reworded(error)
     context = getattr(error, "ctx", None)
     if text:  # an empty one means that the help has been printed
         path = context.command_path if context is not None else "pgworkd"

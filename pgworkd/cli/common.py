@@ -120,6 +120,14 @@ async def check_queue(admin: Admin, queue: str, *, create: bool | None = None) -
     raise UsageError(f"unknown queue {queue!r}{hint or early}")
 
 
+async def note_unknown(admin: Admin, queue: str) -> None:
+    """As `check_queue`, as a warning: for commands whose answer about such a queue is 0."""
+    try:
+        await check_queue(admin, queue)
+    except UsageError as error:
+        note(f"{error}: no live job, worker, setting or schedule has this name, so all its numbers are 0")
+
+
 async def note_standby(admin: Admin) -> None:
     """Prints what is missing if the server is a standby."""
     if (await admin.server()).standby:

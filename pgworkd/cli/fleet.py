@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import StrEnum
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pgworkd.cli.common import Dsn, Json, QueueOption, ask_any, note_standby
+from pgworkd.cli.common import Dsn, Json, QueueOption, ask_any, note_standby, note_unknown
 from pgworkd.cli.output import as_json, is_terminal, note, out, table
 
 if TYPE_CHECKING:
     from pgworkd.admin.admin import Admin
-    from pgworkd.admin.queries import WorkerRow
+    from pgworkd.admin.queries import Stats, WorkerRow
 
 
 class Metric(StrEnum):
@@ -71,9 +72,9 @@ def stats(
 ) -> None:
     """Count live jobs, of one queue or all. Depth: jobs that could run now (with --metric counted up to 100000)."""
     if metric is Metric.DEPTH and queue is not None:
-        out(str(ask_any(dsn, lambda admin: admin.queues.depth(queue))))
+        out(str(ask_any(dsn, partial(_depth, queue))))
         return
-    found = ask_any(dsn, lambda admin: admin.stats(queue))
+    found = ask_any(dsn, partial(_stats, queue))
     if metric is not None:
         value = getattr(found, metric.value)
         out(f"{value:.3f}" if isinstance(value, float) else str(value))
@@ -81,6 +82,20 @@ def stats(
         as_json(found._asdict())
     else:
         table(found._fields, [found])
+
+
+async def _depth(queue: str, admin: Admin) -> int:
+    found = await admin.queues.depth(queue)
+    if not found:
+        await note_unknown(admin, queue)
+    return found
+
+
+async def _stats(queue: str | None, admin: Admin) -> Stats:
+    found = await admin.stats(queue)
+    if queue is not None and not any(found):
+        await note_unknown(admin, queue)
+    return found
 
 
 def config_show() -> None:

@@ -193,6 +193,8 @@ def _print_job(found: Job, facts: dict[str, Any]) -> None:
     for entry in facts["errors"] if isinstance(facts["errors"], list) else []:
         known = entry if isinstance(entry, dict) else {"message": entry}
         where = " ".join(f"{name} {known[name]}" for name in ("attempt", "at", "worker") if name in known)
-        lines += ["", escaped(where), escaped(f"  {known.get('type', '')}: {known.get('message', '')}")]
+        kind, message = f"{known.get('type', '')}: ", str(known.get("message", ""))
+        # That of a lost attempt begins with its type, as `jobs.error` shows it without one.
+        lines += ["", escaped(where), escaped(f"  {kind}{message.removeprefix(kind)}")]
         lines += [f"    {escaped(line)}" for line in str(known.get("traceback") or "").splitlines()]
     out("\n".join(lines))

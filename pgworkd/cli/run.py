@@ -152,7 +152,12 @@ def dev(*, data: Data = None) -> None:
         except EmbeddedUnavailable as error:
             raise _in_one_line(error) from None
         _, version = anyio.run(schema.migrate, ConnectionOptions(server.dsn()))
-        out(f"Postgres is up with schema version {version}; Ctrl-C ends it. In another terminal:\n")
+        if server.port_in_use is not None:
+            note(f"port {server.port_in_use}, used last time, is taken by another program: the address has a new one")
+        out(f"Postgres is up, with pgworkd's schema (version {version}) installed; Ctrl-C ends it.")
+        if data is None:
+            out("Its data is deleted then: with --data DIR, data and address stay the same at the next start.")
+        out("In another terminal:\n")
         out(f"export PGWORKD_DSN='{server.dsn()}'")
         while server.pid is not None:
             time.sleep(0.5)

@@ -27,25 +27,31 @@ PATIENCE_S = 300.0
 _PAUSE_S, _PAUSE_S_MAX = 0.5, 5.0
 _LOCK = (1886873445, 0)
 """The advisory lock of a migration."""
-_IN_THE_WAY = {"55P03", "40P01"}
+_IN_THE_WAY = {"55P03", "40P01", "42P06"}
 _CHAPTER = re.compile(r"\\ir pgworkd/sql/((?:migrations/)?[0-9a-z_]+\.sql)")
 # The script's first step locks all that a second run changes, in the lock order, before it does any work: writers to
 # these tables wait behind it for 200 ms at most, and then for the script. Day partitions are not locked.
 _BEGIN = """
 BEGIN;
 SET LOCAL statement_timeout = 0;
-SET LOCAL lock_timeout = '60s';
+SET LOCAL lock_timeout = '5s';
 SELECT pg_catalog.pg_advisory_xact_lock(1886873445, 0);
 SET LOCAL lock_timeout = '200ms';
 """
 _END = "UPDATE pgworkd.schema_version SET script = 'MARK'; COMMIT;"
 _HOLDERS = """
-    SELECT a.pid, a.application_name, extract(epoch FROM clock_timestamp() - a.xact_start)::int
+    SELECT a.pid, a.application_name, extract(epoch FROM clock_timestamp() - a.xact_start)::int, h.surely
     FROM pg_catalog.pg_stat_activity a
+    CROSS JOIN LATERAL (
+        SELECT EXISTS (SELECT FROM pg_catalog.pg_locks l LEFT JOIN pg_catalog.pg_class c ON c.oid = l.relation
+                       WHERE l.pid = a.pid AND l.granted
+                         AND (c.relnamespace = to_regnamespace('pgworkd')
+                              OR l.locktype = 'advisory' AND (l.classid, l.objid) = (1886873445, 0))) AS surely) h
     WHERE a.datname = current_database() AND a.pid <> pg_catalog.pg_backend_pid() AND a.xact_start IS NOT NULL
-      AND EXISTS (SELECT FROM pg_catalog.pg_locks l JOIN pg_catalog.pg_class c ON c.oid = l.relation
-                  WHERE l.pid = a.pid AND l.granted AND c.relnamespace = 'pgworkd'::regnamespace)
-    ORDER BY a.xact_start LIMIT 1"""
+      AND (h.surely OR to_regnamespace('pgworkd') IS NULL AND a.backend_xid IS NOT NULL)
+    ORDER BY h.surely DESC, a.xact_start LIMIT 1"""
+# A schema that its creator has not committed is visible to nobody else, and no lock names it: where there is none, the
+# oldest transaction that has written is the likeliest to have it.
 
 
 def text() -> str:
@@ -140,7 +146,7 @@ async def migrate(
             await connection.value(
                 "SELECT pgworkd.mend_sequences()"
             )  # the rows may have come by logical replication since
-            say("this schema is installed: nothing to do")
+            say("the schema is installed and current, as after pgworkd dev or an earlier migrate: nothing to do")
             return before, VERSION
         await _run(connection, "\n".join((_BEGIN, script, _END.replace("MARK", mark))), patience_s, say)
         after = await installed_version(connection)
@@ -156,14 +162,16 @@ async def _run(connection: Connection, script: str, patience_s: float, say: Call
         try:
             await connection.script(script)
         except PgworkdError as error:
-            if sqlstate_of(error.__cause__ or error) not in _IN_THE_WAY:
+            # Another transaction may just have committed a schema of this name: the next attempt sees it.
+            created = "pg_namespace_nspname_index" in str(error)
+            if not created and sqlstate_of(error.__cause__ or error) not in _IN_THE_WAY:
                 raise
             await connection.close()  # the transaction has failed
             holder, reason = await _in_the_way(connection)
             if anyio.current_time() + pause_s > until:
                 raise DatabaseUnavailable(
-                    f"tables of the schema were locked for {patience_s:g} s, nothing was changed; {reason}: end that "
-                    "transaction and run pgworkd migrate again"
+                    f"the schema or its tables were locked for {patience_s:g} s, nothing was changed; {reason}: end "
+                    "that transaction and run pgworkd migrate again"
                 ) from error
             if holder not in (told, None):
                 told = holder
@@ -179,8 +187,9 @@ async def _in_the_way(connection: Connection) -> tuple[int | None, str]:
     rows = await connection.fetch(_HOLDERS)
     if not rows:
         return None, "what held them has ended by now"
-    pid, name, age_s = rows[0]
-    return pid, f"pid {pid} ({name or 'no application_name'}), in a transaction for {age_s} s"
+    pid, name, age_s, surely = rows[0]
+    guess = "" if surely else "another transaction creates a schema pgworkd and has not committed it; probably "
+    return pid, f"{guess}pid {pid} ({name or 'no application_name'}), in a transaction for {age_s} s"
 
 
 async def _mark(connection: Connection, script: str) -> str:

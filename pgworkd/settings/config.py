@@ -30,7 +30,7 @@ from pgworkd.settings.file import (
     read_file,
     unknown_names,
 )
-from pgworkd.settings.tls import weakness
+from pgworkd.settings.tls import mode_fault, weakness
 from pgworkd.words.dsn import dsn_fault, redacted
 from pgworkd.words.redaction import redact
 
@@ -204,13 +204,17 @@ def load(**overrides: object) -> Settings:
             settings = Settings(**{**table, **environment, **flags})
         except ValidationError as error:
             problems = [line for detail in error.errors() for line in _lines(detail, origins)]
+        else:
+            dsn = None if settings.dsn is None else settings.dsn_required()
+            fault = None if dsn is None else mode_fault(dsn, origins["dsn"])
+            problems = [] if fault is None else [fault]
     if problems:  # raised here, so that the error of pydantic, which contains values, is not its context
         raise UsageError("; ".join(problems))
     settings._origins = origins  # noqa: SLF001
     notes = []
     if is_public and redacted(str(table.get("dsn"))) != str(table.get("dsn")):
         notes.append(f"{path} contains a password and is readable by every user: chmod 600 {path}")
-    if settings.dsn is not None and (weak := weakness(settings.dsn_required())) is not None:
+    if dsn is not None and (weak := weakness(dsn)) is not None:
         notes.append(weak)
     settings._notes = tuple(notes)  # noqa: SLF001
     return settings

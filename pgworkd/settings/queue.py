@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from pgworkd.errors import DELAY_S_MAX, UsageError
 from pgworkd.settings.file import CONCURRENCY_MAX, quoted
+from pgworkd.words.backoff import Backoff
 
 LIMIT_MAX = 1_000_000
 PERIOD_S_MIN = 0.001
@@ -68,6 +69,8 @@ REMEDIES = {
 _RATE = re.compile(r"(\d{1,9})\s*/\s*(\d{1,9}(?:\.\d{1,9})?)?\s*(ms|s|sec|second|min|minute|m|h|hour|d|day)")
 _UNIT_S = {"ms": 0.001, "s": 1.0, "sec": 1.0, "second": 1.0, "m": 60.0, "min": 60.0, "minute": 60.0}
 _UNIT_S |= {"h": 3600.0, "hour": 3600.0, "d": 86_400.0, "day": 86_400.0}
+_BACKOFF = {"backoff_s": Backoff().base_s, "backoff_factor": Backoff().factor, "backoff_cap_s": Backoff().cap_s}
+"""What applies to handlers that declare no backoff, and where no row overrides it."""
 _WORDS = {1: "s", 60: "min", 3600: "h", 86_400: "d"}
 
 
@@ -140,6 +143,8 @@ class EffectiveSetting(NamedTuple):
 
     def __str__(self) -> str:
         """As text: `10 (row; default from code: 4)`."""
+        if self.value is None and self.name in _BACKOFF:  # each handler may have its own, so no one value is in effect
+            return f"{_BACKOFF[self.name]:g}, unless the handler declares its own backoff ({self.source})"
         shown = " or ".join(map(_shown, self.value if isinstance(self.value, list) else [self.value]))
         code = " or ".join(map(_shown, self.code))
         return f"{shown} ({self.source}{f'; default from code: {code}' if self.source == 'row' and code else ''})"

@@ -17,9 +17,11 @@ from typing import Any, Final, Literal, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from pgworkd.errors import UsageError
+from pgworkd.settings.file import quoted
 from pgworkd.words.dsn import for_driver
 
 _FULL: Final = "verify-full"
+_MODES = ("disable", "allow", "prefer", "require", "verify-ca", _FULL)
 _VERIFYING = ("verify-ca", _FULL)
 _ENVIRONMENT = {
     "sslmode": "PGSSLMODE",
@@ -43,6 +45,8 @@ class _Address(NamedTuple):
 
     hosts: list[str]
     options: dict[str, str]
+    mode_origin: str
+    """What gave the sslmode; "" if it is the DSN itself."""
 
     @property
     def mode(self) -> str | None:
@@ -68,8 +72,10 @@ def driver_arguments(dsn: str) -> dict[str, Any]:
 def verification(dsn: str) -> Literal["verify-full"] | ssl.SSLContext | None:
     """The driver's `ssl` argument; None leaves it to the DSN and the environment.
 
-    Raises OSError for missing files, and UsageError for options that contradict each other.
+    Raises OSError for missing files, and UsageError for an unknown sslmode and for options that contradict each other.
     """
+    if (fault := mode_fault(dsn)) is not None:
+        raise UsageError(fault)
     address = _address(dsn)
     given = address.mode
     mode = given or (_FULL if address.remote else None)
@@ -82,6 +88,20 @@ def verification(dsn: str) -> Literal["verify-full"] | ssl.SSLContext | None:
     options |= {name: path for name, path in _own_files().items() if not options.get(name)}
     now = int(time.monotonic() // KEPT_S)
     return _context(mode or _FULL, frozenset(options.items()), ssl.get_default_verify_paths(), now)
+
+
+def mode_fault(dsn: str, dsn_origin: str = "") -> str | None:
+    """What is wrong with the sslmode: where it was given and what is accepted; None if it is well-formed.
+
+    The driver's own error does not say which of the DSN, the service file and the environment it is about.
+    """
+    address = _address(dsn)
+    if address.mode is None or address.mode in _MODES:
+        return None
+    given = quoted(address.options["sslmode"])
+    source = dsn_origin and f" ({dsn_origin})"
+    where = f" ({address.mode_origin})" if address.mode_origin else f" in the DSN{source}"
+    return f"sslmode{where}: must be one of {', '.join(_MODES)}, not {given}"
 
 
 def weakness(dsn: str) -> str | None:
@@ -113,12 +133,16 @@ def _address(dsn: str) -> _Address:
     url = urlsplit(for_driver(dsn))
     options = {name: value for name, value in parse_qsl(url.query) if value}
     environment = {name: os.environ[key] for name, key in _ENVIRONMENT.items() if os.environ.get(key)}
-    options = _service(options.get("service") or os.environ.get("PGSERVICE")) | options
+    service = options.get("service") or os.environ.get("PGSERVICE")
+    of_service = _service(service)
+    mode_origin = f"service {service!r}" if "sslmode" in of_service else f"environment {_ENVIRONMENT['sslmode']}"
+    mode_origin = "" if "sslmode" in options else mode_origin
+    options = of_service | options
     if named := url.netloc.rpartition("@")[2]:
         hosts = [unquote(spec.partition(":")[0]) for spec in named.split(",")]
     else:
         hosts = [_host(spec) for spec in (options.get("host") or os.environ.get("PGHOST", "")).split(",")]
-    return _Address(hosts, environment | options)
+    return _Address(hosts, environment | options, mode_origin)
 
 
 def _service(name: str | None) -> dict[str, str]:

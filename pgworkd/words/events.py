@@ -61,7 +61,8 @@ QUEUE_REMOVED: Final = "queue.removed"  # queue: drained, while the daemon runs
 SCHEDULE_FAILED: Final = "schedule.failed"  # schedule, error
 SCHEDULE_RETIRED: Final = "schedule.retired"  # schedule: disabled, because no worker declares it any more
 SCHEDULE_SKIPPED: Final = "schedule.skipped"  # schedule, occurrence, reason: missed while no worker served its queue
-SCHEDULE_RESTORED: Final = "schedule.restored"  # schedule, occurrence
+SCHEDULE_CREATED: Final = "schedule.created"  # schedule, occurrence: its first one
+SCHEDULE_RESTORED: Final = "schedule.restored"  # schedule, occurrence: its next one was missing, and is inserted again
 ORPHANS_RELEASED: Final = "orphans.released"  # count: running under our id, but not in flight here
 RETENTION_CUT: Final = (
     "retention.cut"  # queue, keep_s, keep_days: keep_days is shorter than the queue's keep_s, and wins

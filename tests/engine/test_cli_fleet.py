@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -156,3 +157,21 @@ def test_demo_gets_its_arguments_and_returns_the_exit_code(monkeypatch: pytest.M
         {"seconds": 5.0, "data_dir": None, "path": Path("x")},
         {"seconds": None, "data_dir": Path("d"), "path": None},
     ]
+
+
+@pytest.mark.parametrize("metric", ["depth", "running", "oldest_due_s"])
+def test_the_numbers_of_an_unknown_queue_are_0_with_a_warning(shell: Shell, metric: str) -> None:
+    shell("enqueue", "mail")
+    result = shell("stats", "--metric", metric, "--queue", "mial")
+    assert float(result.stdout) == 0, "autoscalers need a number"
+    assert result.stderr.startswith("pgworkd: unknown queue 'mial': did you mean 'mail'?: no live job, worker, setting")
+    assert result.stderr.count("\n") == 1
+    shell("queues", "set", "idle", "--concurrency", "2", "--create")
+    for queue in ("mail", "idle"):
+        assert not shell("stats", "--metric", metric, "--queue", queue).stderr
+
+
+def test_a_queue_shows_the_backoff_that_applies_without_a_setting(shell: Shell) -> None:
+    shown = shell("queues", "set", "q", "--concurrency", "2", "--create") and shell("queues", "show", "q").stdout
+    assert "none (code)" not in shown
+    assert re.search(r"backoff_factor +10, unless the handler declares its own backoff \(code\)", shown)

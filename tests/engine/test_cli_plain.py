@@ -123,3 +123,16 @@ def test_any_text_in_a_job_stays_in_its_field(printed: Any, text: str) -> None:
     said.encode()
     assert json.loads(printed(output.as_json, fields)) == fields
     assert FORBIDDEN.isdisjoint(printed(output.as_json, fields))
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "line"),
+    [
+        ("lost", "lost: worker w (id 1, pid 1) has ended", "  lost: worker w (id 1, pid 1) has ended"),
+        ("ValueError", "no card", "  ValueError: no card"),
+    ],
+)
+def test_a_job_shows_each_error_once_with_its_type(shell: Shell, kind: str, message: str, line: str) -> None:
+    entry = json.dumps([{"attempt": 1, "type": kind, "message": message}])
+    job = shell.die("q", errors=entry)
+    assert line in shell("job", job).stdout.splitlines()

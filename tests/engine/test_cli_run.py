@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -267,6 +268,8 @@ def test_help_and_version_are_fast(start: Start) -> None:
 def test_dev_runs_a_database_with_the_schema_until_it_is_stopped(start: Start) -> None:
     command = start("dev", stdout=subprocess.PIPE)
     assert command.process.stdout is not None
+    printed = list(takewhile(lambda line: not line.startswith("\n"), command.process.stdout))
+    assert any("--data DIR" in line for line in printed), "how to keep the data and the address"
     export = next((line for line in command.process.stdout if line.startswith("export ")), None)
     assert export is not None, command.lines
     dsn = export.split("'")[1]

@@ -25,6 +25,7 @@ from tests.kit import Recorder, insert, quick_options, running, until, waits_for
 
 INSERT_S = 1.0
 """Five times as long as an INSERT may wait behind a migration that does not get its locks."""
+CURRENT = "the schema is installed and current, as after pgworkd dev or an earlier migrate: nothing to do"
 TABLES = "jobs finished_jobs batches batch_additions job_dependencies result_waiters schedules queues audit workers"
 
 
@@ -47,7 +48,7 @@ async def test_migrating_a_current_schema_takes_no_lock(dsn: str, session: async
     await migrated(dsn)
     await session.execute("BEGIN; LOCK TABLE pgworkd.jobs, pgworkd.finished_jobs, pgworkd.queues IN EXCLUSIVE MODE")
     with anyio.fail_after(5):
-        assert await migrated(dsn) == ["this schema is installed: nothing to do"]
+        assert await migrated(dsn) == [CURRENT]
 
 
 async def test_a_changed_script_runs_again_even_if_psql_installed_it(
@@ -196,3 +197,42 @@ async def test_a_daemon_that_waited_for_the_schema_waits_for_its_grants(dsn: str
         assert daemon.status() == "waiting for pgworkd grants"
         daemon.request_stop()
         await seen.wait(events.DAEMON_STOPPED)
+
+
+@pytest.mark.parametrize("end", ["ROLLBACK", "COMMIT"])
+@pytest.mark.parametrize("by", ["CREATE SCHEMA pgworkd", "SELECT pg_advisory_xact_lock(1886873445, 0)"])
+async def test_migrate_waits_for_a_schema_that_is_not_committed_and_names_its_creator(
+    empty_dsn: str, by: str, end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schema, "_BEGIN", schema._BEGIN.replace("'5s'", "'300ms'"))
+    other = await asyncpg.connect(empty_dsn, server_settings={"application_name": "installer"})
+    await other.execute(f"BEGIN; {by}")
+    with pytest.raises(DatabaseUnavailable, match=r"nothing was changed; .*pid \d+ \(installer\), .*: end that"):
+        await migrated(empty_dsn, patience_s=0.4)
+    said: list[str] = []
+
+    async def migrate() -> None:
+        said.extend(await migrated(empty_dsn))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(migrate)
+        await anyio.sleep(1.0)
+        await other.execute(end)
+    (line,) = said
+    assert f"pid {other.get_server_pid()} (installer)" in line
+    assert ("has not committed it; probably" in line) == by.startswith("CREATE")
+    await other.close()
+    await schema.verify(ConnectionOptions(empty_dsn))
+
+
+async def test_migrate_survives_a_schema_that_is_committed_while_it_waits_for_it(empty_dsn: str) -> None:
+    other, watcher = await asyncpg.connect(empty_dsn), await asyncpg.connect(empty_dsn)
+    await other.execute("BEGIN; CREATE SCHEMA pgworkd")
+    waits = "SELECT count(*) > 0 FROM pg_stat_activity WHERE wait_event = 'transactionid'"
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(migrated, empty_dsn)
+        await until(lambda: watcher.fetchval(waits))
+        await other.execute("COMMIT")
+    await other.close()
+    await watcher.close()
+    await schema.verify(ConnectionOptions(empty_dsn))

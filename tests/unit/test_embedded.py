@@ -6,6 +6,7 @@ import pwd
 import select
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -15,6 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import urlsplit
 
 import asyncpg
 import pytest
@@ -320,3 +322,21 @@ async def test_test_databases_are_copies_of_a_template() -> None:
                 await asyncpg.connect(dsn)
     finally:
         pg.stop()
+
+
+def test_a_kept_directory_keeps_its_address_while_its_port_is_free(data_dir: Path) -> None:
+    with EmbeddedPostgres(data_dir, settings=FAST) as server:
+        dsn = server.dsn()
+    with EmbeddedPostgres(data_dir, settings=FAST) as server:
+        assert server.dsn() == dsn
+        assert server.port_in_use is None
+    port = urlsplit(dsn).port
+    with socket.create_server(("127.0.0.1", port or 0)), EmbeddedPostgres(data_dir, settings=FAST) as server:
+        assert server.port_in_use == port
+        moved = server.dsn()
+        assert urlsplit(moved).port != port
+    with EmbeddedPostgres(data_dir, settings=FAST) as server:
+        assert server.dsn() == moved, "the last one printed"
+    (data_dir / "port").write_text("99999999")
+    with EmbeddedPostgres(data_dir, settings=FAST) as server:
+        assert ask(server.dsn(), "SELECT 1") == 1

@@ -97,11 +97,10 @@ def test_the_source_of_an_effective_setting_is_shown() -> None:
     assert list(shown({})) == ["concurrency", "paused", *NAMES[1:]]
     plain = shown({}, (4, "code"))
     assert plain["concurrency"] == "4 (code)"
-    assert (plain["max_running"], plain["fair"], plain["backoff_s"]) == (
-        "none (default)",
-        "no (default)",
-        "none (code)",
-    )
+    assert (plain["max_running"], plain["fair"]) == ("none (default)", "no (default)")
+    assert plain["backoff_s"] == "30, unless the handler declares its own backoff (code)"
+    assert plain["backoff_factor"].startswith("10, unless")
+    assert plain["backoff_cap_s"].startswith("1800, unless")
     row = {"concurrency": 10, "rate": 5, "rate_period_s": 30.0, "fair": True, "backoff_s": 0.5, "keep_s": 0}
     told = shown(row, (4, "code"), (4, "settings"))
     assert told["concurrency"] == "10 (row; default from code: 4)"

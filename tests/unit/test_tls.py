@@ -94,6 +94,43 @@ def test_an_explicit_weaker_mode_is_used_with_a_warning(
     assert "canary" not in note
 
 
+ACCEPTED = "must be one of disable, allow, prefer, require, verify-ca, verify-full, not 'bogus'"
+
+
+@pytest.mark.parametrize(
+    ("where", "named"),
+    [
+        ("flag", "sslmode in the DSN (flag)"),
+        ("variable", "sslmode in the DSN (environment PGWORKD_DSN)"),
+        ("file", "sslmode in the DSN (pgworkd.toml)"),
+        ("environment", "sslmode (environment PGSSLMODE)"),
+        ("service", "sslmode (service 's')"),
+    ],
+)
+@pytest.mark.parametrize("host", ["localhost", "db.example"])
+def test_an_unknown_sslmode_is_refused_and_its_source_named(
+    monkeypatch: pytest.MonkeyPatch, home: Path, host: str, where: str, named: str
+) -> None:
+    dsn = f"postgresql://u:canary@{host}/d"
+    if where == "environment":
+        monkeypatch.setenv("PGSSLMODE", "bogus")
+    elif where == "service":
+        (home / ".pg_service.conf").write_text("[s]\nsslmode=bogus\n")
+        dsn += "?service=s"
+    else:
+        dsn += "?sslmode=bogus"
+    flags = {"dsn": dsn}
+    if where == "variable":
+        monkeypatch.setenv("PGWORKD_DSN", flags.pop("dsn"))
+    elif where == "file":
+        (home / "pgworkd.toml").write_text(f'dsn = "{flags.pop("dsn")}"\n')
+    with pytest.raises(UsageError) as caught:
+        load(**flags)
+    assert str(caught.value) == f"{named}: {ACCEPTED}"
+    with pytest.raises(UsageError, match=r"sslmode.*: must be one of disable"):  # of programs that read no settings
+        tls.verification(dsn)
+
+
 def test_the_host_is_taken_from_the_environment_or_a_service_file(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
     monkeypatch.setenv("PGHOST", "db.example")
     assert verified("postgresql:///d") == "full, system"
@@ -143,7 +180,6 @@ def test_the_driver_connects_to_the_host_that_is_judged(
         ("sslrootcert=/ca.pem", "verify-full"),
         ("sslmode=verify-full&sslrootcert=/ca.pem", "as it says"),
         ("sslmode=verify-ca&sslrootcert=/ca.pem", "as it says"),
-        ("sslmode=perhaps", "as it says"),
     ],
 )
 def test_which_certificate_authorities_are_trusted(query: str, told: str) -> None:

@@ -122,8 +122,10 @@ class Recurring:
         if missing:
             at = {o.schedule: o.at.isoformat() for o in missing}
             added = await self._store.add_occurrences(missing)
+            new = {row.name for row in rows if row.last_occurrence is None}
             for name in added:
-                self._events.emit(events.SCHEDULE_RESTORED, schedule=name, occurrence=at[name])
+                what = events.SCHEDULE_CREATED if name in new else events.SCHEDULE_RESTORED
+                self._events.emit(what, schedule=name, occurrence=at[name])
             return len(added) == len(missing)
         return True
 
