@@ -26,7 +26,10 @@ from tests.lanes import (  # noqa: F401 - hooks of pytest
     pytest_runtest_protocol,
     pytest_xdist_auto_num_workers,
 )
-from tests.server import Databases, create_template, drop_database, start_test_server
+
+pytest.register_assert_rewrite("tests.kits")  # their failing asserts are explained like those of tests
+
+from tests.kits.server import Databases, create_template, drop_database, start_test_server  # noqa: E402 - as it says
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from pgworkd.embedded import EmbeddedPostgres
-from tests.server import MEMORY
+from tests.kits.server import MEMORY
 
 
 @contextmanager

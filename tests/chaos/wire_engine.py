@@ -15,7 +15,7 @@ from pgworkd.engine.life.maintenance import Maintenance, Periods
 from pgworkd.engine.life.recurring import Recurring
 from pgworkd.words.events import Events
 from tests.chaos.wire_kit import Operation, Scene, Told, differs, rows_of, told_by
-from tests.kit import insert, until
+from tests.kits.daemon import insert, until
 
 
 class Engine(Operation):

@@ -32,8 +32,8 @@ import anyio
 import asyncpg
 import yaml
 
-from tests.docs.markdown import Block
-from tests.kit import until
+from tests.kits.daemon import until
+from tests.kits.docs import Block
 
 COMMAND_S = 60.0
 STOP_S = 30.0

@@ -15,7 +15,7 @@ from pgworkd import errors
 from pgworkd.cli.app import app as cli
 from pgworkd.settings import queue
 from tests.docs import settings
-from tests.docs.markdown import NAMES, ROOT, section, table, text
+from tests.kits.docs import NAMES, ROOT, section, table, text
 
 README_LINES_MAX = 220
 DEVELOPING = (

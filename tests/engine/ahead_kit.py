@@ -15,7 +15,7 @@ from pgworkd import App, Job
 from pgworkd.engine.claim import pool
 from pgworkd.engine.life.daemon import Daemon
 from tests.engine.test_control import Gauge
-from tests.kit import Recorder, running, until
+from tests.kits.daemon import Recorder, running, until
 
 QUICK = 1500
 """Enough of them for a daemon to learn how quick they are."""

@@ -11,7 +11,7 @@ import anyio
 import asyncpg
 
 from tests.engine.test_cli_run import Command, Start
-from tests.kit import until
+from tests.kits.daemon import until
 
 KID = """
 import json, os, signal, subprocess, sys

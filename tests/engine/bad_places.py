@@ -20,8 +20,8 @@ from pgworkd.client import enqueue, enqueue_many
 from pgworkd.errors import UsageError
 from pgworkd.results import Results
 from tests.engine.bad_kit import Case, Check, Db
-from tests.engine.client_kit import numbered, settled, stored
-from tests.kit import insert, until
+from tests.kits.daemon import insert, until
+from tests.kits.drivers import numbered, settled, stored
 
 ELSEWHERE = "in another event loop: open one in each thread and process"
 

@@ -13,9 +13,9 @@ import pytest
 from pgworkd import App
 from pgworkd.words import events
 from tests.engine.bad_kit import Case, Check, Db, among_good_ones, column, refused
-from tests.kit import insert, running, status, until, waits_for_status
-from tests.sql.trees import batch, seal
-from tests.sql.verbs import Notices, set_pool, worker
+from tests.kits.batches import batch, seal
+from tests.kits.daemon import insert, running, status, until, waits_for_status
+from tests.kits.verbs import Notices, set_pool, worker
 from tests.sql.waits import depend
 
 KEY = "key_must_have_1_to_512_characters"

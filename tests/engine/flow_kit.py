@@ -12,7 +12,7 @@ import asyncpg
 
 from pgworkd import App, Job
 from pgworkd.engine.life.daemon import Daemon
-from tests.kit import Recorder, running, until
+from tests.kits.daemon import Recorder, running, until
 
 NOTHING_LEFT = "SELECT NOT EXISTS (SELECT FROM pgworkd.jobs WHERE status <> 'dead')"
 RUNNING = "SELECT count(*) FROM pgworkd.jobs WHERE status = 'running'"

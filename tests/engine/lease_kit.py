@@ -14,7 +14,7 @@ import anyio
 from pgworkd import App, Job
 from pgworkd.database.connection import ConnectionOptions
 from pgworkd.engine.life.daemon import Daemon
-from tests.kit import LIMIT_S, Recorder, quick_options
+from tests.kits.daemon import LIMIT_S, Recorder, quick_options
 
 LEASE_S = 1.5
 QUICK = {"lease_s": LEASE_S, "heartbeat_s": 0.1}

@@ -12,7 +12,7 @@ import asyncpg
 
 from pgworkd import App
 from pgworkd.words import events
-from tests.kit import insert, running, until, waits_for_status
+from tests.kits.daemon import insert, running, until, waits_for_status
 
 
 async def dead_end(dsn: str, db: asyncpg.Connection[Any], handle: Callable[..., Any], **options: Any) -> asyncpg.Record:

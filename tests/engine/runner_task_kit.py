@@ -14,7 +14,7 @@ import asyncpg
 from pgworkd import App, Job
 from pgworkd.words import events
 from tests.engine.test_cancel import cancel
-from tests.kit import insert, running, until, waits_for_status
+from tests.kits.daemon import insert, running, until, waits_for_status
 
 Handle = Callable[[], Awaitable[Any]]
 FOLLOWING = 20

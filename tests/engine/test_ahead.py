@@ -26,7 +26,7 @@ from tests.engine.ahead_kit import (
     stalls_now,
 )
 from tests.engine.test_cancel import cancel
-from tests.kit import running, until
+from tests.kits.daemon import running, until
 
 IN_SLOTS = [1, 4]
 

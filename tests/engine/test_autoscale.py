@@ -15,7 +15,7 @@ import pytest
 
 from tests.engine.autoscale_kit import Play, ended, events, lives, logged
 from tests.engine.test_cli_run import NOBODY, Start, catches, start
-from tests.kit import until
+from tests.kits.daemon import until
 
 __all__ = ["start"]  # a fixture
 

@@ -11,7 +11,7 @@ import pytest
 from tests.engine.autoscale_kit import Play, ended, events, logged
 from tests.engine.test_cli import clean, run_bare
 from tests.engine.test_cli_run import Command, Start, start
-from tests.kit import until
+from tests.kits.daemon import until
 
 __all__ = ["clean", "start"]  # fixtures
 

@@ -13,7 +13,7 @@ import pytest
 from tests.engine.autoscale_kit import events, logged
 from tests.engine.test_cli import Shell, clean, run_bare, shell
 from tests.engine.test_cli_run import Start, start
-from tests.kit import until
+from tests.kits.daemon import until
 
 __all__ = ["clean", "shell", "start"]  # fixtures
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.engine import bad_calls, bad_handlers, bad_places, bad_relations, bad_rows
 from tests.engine.bad_kit import Case, Db
-from tests.kit import LIMIT_S
+from tests.kits.daemon import LIMIT_S
 
 CASES = [each for module in (bad_rows, bad_relations, bad_calls, bad_places, bad_handlers) for each in module.CASES]
 

@@ -13,7 +13,7 @@ from pgworkd import App, Job
 from pgworkd.errors import PermanentError, Snooze
 from pgworkd.words import events
 from tests.engine.test_control import Gauge
-from tests.kit import insert, running, status, until, waits_for_status
+from tests.kits.daemon import insert, running, status, until, waits_for_status
 
 
 async def cancel(db: asyncpg.Connection[Any], *job_ids: Any) -> dict[Any, str]:

@@ -12,7 +12,7 @@ import pytest
 from pgworkd import App
 from pgworkd.engine.life.daemon import Daemon
 from pgworkd.words import events
-from tests.kit import Recorder, insert, running, status, until, waits_for_status
+from tests.kits.daemon import Recorder, insert, running, status, until, waits_for_status
 
 
 class Gauge:

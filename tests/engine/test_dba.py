@@ -15,7 +15,7 @@ from pgworkd import App
 from pgworkd.client import batch, enqueue
 from pgworkd.database import schema
 from tests.engine.test_start import app_of_one
-from tests.kit import insert, running, until, waits_for_status
+from tests.kits.daemon import insert, running, until, waits_for_status
 
 DATA = ["--data-only", "--load-via-partition-root", "-n", "pgworkd", "--exclude-table-data=pgworkd.schema_version"]
 COUNTS = "SELECT total, done, completed, dead FROM pgworkd.batch_progress ORDER BY name"

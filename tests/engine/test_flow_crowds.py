@@ -13,7 +13,7 @@ from pgworkd import App
 from pgworkd.engine.life import maintenance
 from pgworkd.errors import PermanentError
 from pgworkd.words import events
-from tests.kit import insert, running, until, waits_for_status
+from tests.kits.daemon import insert, running, until, waits_for_status
 from tests.sql.crowds import counts, crowd, effects
 from tests.sql.waits import exact
 

@@ -16,8 +16,8 @@ from pgworkd import App, Job
 from pgworkd.engine.life.heartbeat import boot_time_s
 from pgworkd.words import events
 from tests.engine.lease_kit import LEFT_S, Sleepers, daemon_of
-from tests.kit import insert, running, until, waits_for_status
-from tests.proxy import Proxy
+from tests.kits.daemon import insert, running, until, waits_for_status
+from tests.kits.proxy import Proxy
 
 # A short outage.
 

@@ -10,7 +10,7 @@ import asyncpg
 from pgworkd import App, Job
 from pgworkd.engine.life.daemon import Daemon
 from pgworkd.words import events
-from tests.kit import insert, until
+from tests.kits.daemon import insert, until
 
 from .lease_kit import LEASE_S, daemon_of
 

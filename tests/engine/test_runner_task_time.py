@@ -19,7 +19,7 @@ from pgworkd.errors import Snooze
 from pgworkd.words import events
 from tests.engine.outcome_kit import cancel_this_task
 from tests.engine.runner_task_kit import Ordinary, outlived, run_ordinary, tasks_now, tenant, this_task
-from tests.kit import insert, running, until, waits_for_status
+from tests.kits.daemon import insert, running, until, waits_for_status
 
 # A timeout applies to one job only.
 

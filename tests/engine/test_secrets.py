@@ -26,7 +26,7 @@ from pgworkd.results import Results
 from pgworkd.settings.config import Settings
 from tests.engine.secrets_kit import PASSWORDS, leaks, secret_dsn, with_login
 from tests.engine.test_cli_run import Start, start
-from tests.kit import insert, running, until, waits_for_status
+from tests.kits.daemon import insert, running, until, waits_for_status
 
 __all__ = ["secret_dsn", "start"]  # fixtures
 

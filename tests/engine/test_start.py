@@ -19,7 +19,7 @@ from pgworkd.database.schema import VERSION
 from pgworkd.engine.life.daemon import Daemon
 from pgworkd.errors import PgworkdError, SchemaError, UsageError
 from pgworkd.words import events
-from tests.kit import Recorder, insert, quick_options, running, until, waits_for_status
+from tests.kits.daemon import Recorder, insert, quick_options, running, until, waits_for_status
 
 
 def app_of_one() -> App:

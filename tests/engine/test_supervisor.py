@@ -21,7 +21,7 @@ from pgworkd.fleet import supervisor
 from pgworkd.settings.config import Settings
 from tests.engine.test_cli_run import NOBODY, Command, Start, start
 from tests.engine.test_systemd import Systemd, systemd
-from tests.kit import until
+from tests.kits.daemon import until
 
 APP = """
 import os, signal, sys, time

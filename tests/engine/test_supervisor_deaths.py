@@ -13,7 +13,7 @@ import pytest
 
 from tests.engine.test_cli_run import start
 from tests.engine.test_supervisor import ended, events, play, said
-from tests.kit import until
+from tests.kits.daemon import until
 
 __all__ = ["play", "start"]  # fixtures
 APP = """

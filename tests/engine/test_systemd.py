@@ -15,7 +15,7 @@ import pytest
 from pgworkd import App
 from pgworkd.engine.life.daemon import Daemon
 from pgworkd.fleet.sd_notify import EXTENDED_START_S, STATUS_BYTES_MAX, STATUS_S, SystemdNotifier
-from tests.kit import LIMIT_S, quick_options
+from tests.kits.daemon import LIMIT_S, quick_options
 
 NOBODY = "postgresql://nobody@127.0.0.1:1/nothing"
 

@@ -26,7 +26,7 @@ from pgworkd.errors import DatabaseUnavailable
 from pgworkd.results import Results
 from tests.engine.test_cli import CANARY, run_bare
 from tests.engine.test_results import doubles
-from tests.kit import running
+from tests.kits.daemon import running
 from tests.unit.test_tls import home
 
 __all__ = ["home"]  # an autouse fixture

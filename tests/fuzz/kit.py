@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit import examples
+from tests.kits.daemon import examples
 
 FUZZ = examples(200)
 CASE_S_MAX = 1.0

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from pgworkd.cli.app import app
 from tests.fuzz.kit import in_time, nowhere
-from tests.kit import examples
+from tests.kits.daemon import examples
 
 __all__ = ["nowhere"]  # a fixture
 

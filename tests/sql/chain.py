@@ -8,7 +8,7 @@ from typing import Any
 
 import asyncpg
 
-from .verbs import T0, Db, claim_ids
+from tests.kits.verbs import T0, Db, claim_ids
 
 
 async def put(db: Db, name: str = "s", **changes: Any) -> None:

@@ -7,8 +7,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import asyncpg
 import pytest
 
+from tests.kits.verbs import Db, Notices, clock
+
 from .roles import Roles, granted
-from .verbs import Db, Notices, clock
 
 Connect = Callable[[], Awaitable[Db]]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import anyio
 
-from .verbs import Db
+from tests.kits.verbs import Db
 
 MANY, PAGE = 5_000, 500
 DEPENDENTS = """

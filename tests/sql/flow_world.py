@@ -11,9 +11,9 @@ from typing import Any
 
 import asyncpg
 
-from .flow import AUDIT, HOLDERS, most_in_window, settings
-from .verbs import Db, at, cancel, clock, complete, end, fail, release, retry
-from .worlds import Step, World
+from tests.kits.flow import AUDIT, HOLDERS, most_in_window, settings
+from tests.kits.models import Step, World
+from tests.kits.verbs import Db, at, cancel, clock, complete, end, fail, release, retry
 
 ORDER = """
     CREATE FUNCTION public.in_order() RETURNS trigger LANGUAGE plpgsql AS $$

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .verbs import Db
+from tests.kits.verbs import Db
 
 REFUSE = """
     CREATE TABLE public.kept (id text PRIMARY KEY);

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 
-from .verbs import Db
+from tests.kits.verbs import Db
 
 
 async def token(db: Db, worker_id: int) -> uuid.UUID | None:

@@ -10,8 +10,7 @@ import asyncpg
 import pytest
 
 from pgworkd.database import grants
-
-from .verbs import Db
+from tests.kits.verbs import Db
 
 DENIED = "42501"
 

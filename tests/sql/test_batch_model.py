@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.kits.models import QUICK, Step, playing
+
 from .tree_world import TreeWorld
-from .worlds import QUICK, Step, playing
 
 ADDS = ["add", "add", "insert", "insert", "child", "seal", "seal"]
 RUNS = ["claim", "claim", "claim", "complete", "complete", "complete", "complete", "fail", "release", "end"]

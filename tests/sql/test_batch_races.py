@@ -10,8 +10,8 @@ import anyio
 import asyncpg
 import pytest
 
-from .trees import add, batch, calls, cancel_batch, counted, seal, sealed, state
-from .verbs import (
+from tests.kits.batches import add, batch, calls, cancel_batch, counted, seal, sealed, state
+from tests.kits.verbs import (
     BATCH_CLOSED,
     Db,
     Later,

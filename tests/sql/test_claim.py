@@ -10,8 +10,7 @@ import anyio
 import asyncpg
 import pytest
 
-from .conftest import Connect
-from .verbs import (
+from tests.kits.verbs import (
     LEASE_GONE,
     T0,
     Db,
@@ -31,6 +30,8 @@ from .verbs import (
     waits_for_lock,
     worker,
 )
+
+from .conftest import Connect
 
 pytestmark = pytest.mark.usefixtures("t0")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from .verbs import NO_STATISTICS, Db, at, blocks, claim, claim_ids, clock, insert, one, rows_read, worker
+from tests.kits.verbs import NO_STATISTICS, Db, at, blocks, claim, claim_ids, clock, insert, one, rows_read, worker
 
 pytestmark = pytest.mark.usefixtures("t0")
 

@@ -11,9 +11,24 @@ import pytest
 
 from pgworkd.database.claims import Claims
 from pgworkd.engine.claim.claim_cursor import ClaimCursor
+from tests.kits.verbs import (
+    NO_STATISTICS,
+    T0,
+    Db,
+    at,
+    blocks,
+    claim,
+    claim_ids,
+    clock,
+    complete,
+    fail,
+    insert,
+    live,
+    one,
+    worker,
+)
 
 from .conftest import Connect
-from .verbs import NO_STATISTICS, T0, Db, at, blocks, claim, claim_ids, clock, complete, fail, insert, live, one, worker
 
 pytestmark = pytest.mark.usefixtures("t0")
 

@@ -12,8 +12,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from .conftest import Connect
-from .verbs import (
+from tests.kits.verbs import (
     NO_STATISTICS,
     T0,
     Db,
@@ -30,6 +29,8 @@ from .verbs import (
     set_pool,
     worker,
 )
+
+from .conftest import Connect
 
 pytestmark = pytest.mark.usefixtures("t0")
 

@@ -9,8 +9,7 @@ import anyio
 import asyncpg
 import pytest
 
-from .conftest import Connect
-from .verbs import (
+from tests.kits.verbs import (
     Db,
     Later,
     Notices,
@@ -32,6 +31,8 @@ from .verbs import (
     waits_for_lock,
     worker,
 )
+
+from .conftest import Connect
 
 pytestmark = pytest.mark.usefixtures("t0")
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from .verbs import NO_STATISTICS, T0, Db, blocks
+from tests.kits.verbs import NO_STATISTICS, T0, Db, blocks
 
 pytestmark = pytest.mark.usefixtures("t0")
 

@@ -6,8 +6,8 @@ import uuid
 
 import pytest
 
-from .flow import unblock
-from .verbs import (
+from tests.kits.flow import unblock
+from tests.kits.verbs import (
     Db,
     Notices,
     at,
@@ -26,6 +26,7 @@ from .verbs import (
     statuses,
     worker,
 )
+
 from .waits import after, blocked, depend, exact, run_one, undepend
 
 pytestmark = pytest.mark.usefixtures("t0")

@@ -4,18 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from tests.kits.batches import batch, counted, seal, state
+from tests.kits.verbs import Db, Notices, claim_ids, complete, fail, insert_running, worker
+
 from .crowds import MANY, PAGE, WAITERS, counts, crowd, effects, page, pages
 from .refuse import refuse, refused
-from .trees import batch, counted, seal, state
-from .verbs import (
-    Db,
-    Notices,
-    claim_ids,
-    complete,
-    fail,
-    insert_running,
-    worker,
-)
 from .waits import exact, mend
 
 pytestmark = pytest.mark.usefixtures("t0")

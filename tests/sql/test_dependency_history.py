@@ -7,7 +7,8 @@ import uuid
 import asyncpg
 import pytest
 
-from .verbs import Db, claim_ids, complete, insert, one, worker
+from tests.kits.verbs import Db, claim_ids, complete, insert, one, worker
+
 from .waits import depend
 
 DAYS = 60

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 
+from tests.kits.models import QUICK, playing
+
 from .test_batch_model import steps
 from .wait_world import WaitWorld
-from .worlds import QUICK, playing
 
 ADDS = ["insert", "after", "after", "after"]
 RUNS = ["claim", "claim", "claim", "complete", "complete", "complete", "complete", "fail", "release", "end"]

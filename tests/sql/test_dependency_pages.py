@@ -9,9 +9,7 @@ from collections.abc import Awaitable, Callable
 import asyncpg
 import pytest
 
-from .conftest import Connect
-from .crowds import MANY, PAGE, TORN, WAITERS, alone, counts, crowd, effects, keeps_nothing, page, pages
-from .verbs import (
+from tests.kits.verbs import (
     NEVER,
     Db,
     cancel,
@@ -25,6 +23,9 @@ from .verbs import (
     retry,
     worker,
 )
+
+from .conftest import Connect
+from .crowds import MANY, PAGE, TORN, WAITERS, alone, counts, crowd, effects, keeps_nothing, page, pages
 from .waits import after, exact, mend, undepend
 
 pytestmark = pytest.mark.usefixtures("t0")

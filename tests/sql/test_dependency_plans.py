@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from .flow import unblock
-from .trees import batch
-from .verbs import (
+from tests.kits.batches import batch
+from tests.kits.flow import unblock
+from tests.kits.verbs import (
     Db,
     blocks,
     cancel,
@@ -24,6 +24,7 @@ from .verbs import (
     statuses,
     worker,
 )
+
 from .waits import after, exact, undepend
 
 pytestmark = pytest.mark.usefixtures("t0")

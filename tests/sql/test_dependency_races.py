@@ -11,9 +11,8 @@ import anyio
 import asyncpg
 import pytest
 
-from .conftest import Connect
-from .trees import add, batch, counted, seal, state
-from .verbs import (
+from tests.kits.batches import add, batch, counted, seal, state
+from tests.kits.verbs import (
     NEVER,
     Db,
     Later,
@@ -29,6 +28,8 @@ from .verbs import (
     waits_for_lock,
     worker,
 )
+
+from .conftest import Connect
 from .waits import after, blocked, exact, mend
 
 pytestmark = pytest.mark.usefixtures("t0")

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.kits.models import QUICK, Step, playing
+
 from .flow_world import FlowWorld
-from .worlds import QUICK, Step, playing
 
 SETTLES = ["complete", "fail", "fail", "release", "release", "end", "complete", "complete"]
 PLAIN = ["insert", "insert", "claim", "claim", "claim", "tick", "commit", "rollback", "cancel", "retry", "crash"]

@@ -10,9 +10,9 @@ import pytest
 from pgworkd.database import grants, schema
 from pgworkd.database.connection import ConnectionOptions
 from pgworkd.errors import UsageError
+from tests.kits.verbs import Db
 
 from .roles import Roles, refused
-from .verbs import Db
 
 NOBODY = """
 additions_checked batch_created batch_moved batch_sealed check_callback check_dependencies dependencies_added

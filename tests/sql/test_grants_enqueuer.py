@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 from pgworkd.cli.app import app
 from pgworkd.client import NewJob, Workflow, batch, enqueue, enqueue_many
 from pgworkd.database import grants
+from tests.kits.verbs import Db, Notices, at, claim_ids, clock, complete, live, set_pool, worker
 
 from .roles import Roles, refused
-from .verbs import Db, Notices, at, claim_ids, clock, complete, live, set_pool, worker
 
 KEYED = "INSERT INTO pgworkd.jobs (queue, dedupe_key, dedupe_until) VALUES ('q', 'k', $1)"
 TARGET = " ON CONFLICT (queue, dedupe_key) WHERE dedupe_key IS NOT NULL AND status <> 'dead' DO NOTHING RETURNING id"

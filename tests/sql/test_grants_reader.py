@@ -7,11 +7,11 @@ import pytest
 from pgworkd.admin import Admin
 from pgworkd.database.connection import ConnectionOptions
 from pgworkd.errors import UsageError
+from tests.kits.batches import batch
+from tests.kits.verbs import Db, claim_ids, complete, one, worker
 
 from .roles import Roles, refused
 from .test_grants import FUNCTIONS, TABLES
-from .trees import batch
-from .verbs import Db, claim_ids, complete, one, worker
 
 
 async def test_a_reader_sees_every_table_and_view(db: Db, roles: Roles) -> None:

@@ -16,10 +16,10 @@ from pgworkd.engine.life.maintenance import Periods
 from pgworkd.errors import JobFailed, PermanentError, UsageError
 from pgworkd.results import Results
 from pgworkd.words import events
-from tests.kit import running, status, until, waits_for_status
+from tests.kits.daemon import running, status, until, waits_for_status
+from tests.kits.verbs import T0, Db, at, claim_ids, clock, complete, heartbeat, one, rescue, worker
 
 from .roles import Roles, refused
-from .verbs import T0, Db, at, claim_ids, clock, complete, heartbeat, one, rescue, worker
 
 
 def flow() -> App:

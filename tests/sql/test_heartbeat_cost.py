@@ -6,8 +6,9 @@ import json
 
 import pytest
 
+from tests.kits.verbs import NO_STATISTICS, Db, at, blocks, cancel, claim_ids, clock, complete, insert, one, worker
+
 from .conftest import Connect
-from .verbs import NO_STATISTICS, Db, at, blocks, cancel, claim_ids, clock, complete, insert, one, worker
 
 pytestmark = pytest.mark.usefixtures("t0")
 

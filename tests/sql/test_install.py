@@ -19,11 +19,11 @@ import pytest
 from pgworkd.database import schema
 from pgworkd.database.connection import ConnectionOptions
 from pgworkd.errors import PgworkdError, SchemaError
-from tests.planting import ROOT
+from tests.kits.planting import ROOT
+from tests.kits.schema import catalog, differences
+from tests.kits.verbs import Db
 
-from .catalog import catalog, differences
 from .roles import Roles
-from .verbs import Db
 
 Psql = Callable[..., subprocess.CompletedProcess[str]]
 PLANS = ROOT / "pgworkd" / "sql" / "98_plans.sql"

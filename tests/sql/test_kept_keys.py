@@ -11,11 +11,8 @@ import asyncpg
 import pytest
 
 from pgworkd.admin.keys import KEPT
-
-from .test_dedupe import ENDS, UNTIL, dead, ended, is_free, kept, keyed
-from .test_enqueue import enqueue
-from .trees import batch, cancel_batch, create, run, seal, sealed
-from .verbs import (
+from tests.kits.batches import batch, cancel_batch, create, run, seal, sealed
+from tests.kits.verbs import (
     T0,
     Db,
     Later,
@@ -32,6 +29,9 @@ from .verbs import (
     waits_for_lock,
     worker,
 )
+
+from .test_dedupe import ENDS, UNTIL, dead, ended, is_free, kept, keyed
+from .test_enqueue import enqueue
 
 pytestmark = pytest.mark.usefixtures("t0")
 

@@ -9,8 +9,7 @@ import anyio
 import asyncpg
 import pytest
 
-from .registration import sign_off
-from .verbs import (
+from tests.kits.verbs import (
     LEASE_GONE,
     T0,
     Db,
@@ -31,6 +30,8 @@ from .verbs import (
     waits_for_lock,
     worker,
 )
+
+from .registration import sign_off
 
 pytestmark = pytest.mark.usefixtures("t0")
 

@@ -8,8 +8,8 @@ import anyio
 import asyncpg
 import pytest
 
-from .flow import line, run_all, settings, take_ids
-from .verbs import (
+from tests.kits.flow import line, run_all, settings, take_ids
+from tests.kits.verbs import (
     Db,
     Later,
     Notices,

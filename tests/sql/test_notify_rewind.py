@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from .verbs import (
+from tests.kits.verbs import (
     T0,
     Db,
     Notices,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from .chain import add, due_occurrence, occurrences, put, schedule
-from .verbs import (
+from tests.kits.verbs import (
     T0,
     Db,
     Notices,
@@ -25,6 +24,8 @@ from .verbs import (
     statuses,
     worker,
 )
+
+from .chain import add, due_occurrence, occurrences, put, schedule
 
 pytestmark = pytest.mark.usefixtures("t0")
 

@@ -8,7 +8,7 @@ import anyio
 import asyncpg
 import pytest
 
-from .verbs import (
+from tests.kits.verbs import (
     NO_STATISTICS,
     T0,
     Db,

@@ -9,7 +9,7 @@ import anyio
 import asyncpg
 import pytest
 
-from .verbs import Db, Later, Notices, at, clock, heartbeat, waits_for_lock, worker
+from tests.kits.verbs import Db, Later, Notices, at, clock, heartbeat, waits_for_lock, worker
 
 NOTICE = {"queues": True}
 

@@ -7,9 +7,25 @@ from datetime import timedelta
 
 import pytest
 
-from . import chain, trees, waits
+from tests.kits import batches as trees
+from tests.kits.verbs import (
+    T0,
+    Db,
+    at,
+    cancel,
+    claim_ids,
+    clock,
+    complete,
+    fail,
+    insert,
+    insert_running,
+    one,
+    statuses,
+    worker,
+)
+
+from . import chain, waits
 from .refuse import refuse, refused
-from .verbs import T0, Db, at, cancel, claim_ids, clock, complete, fail, insert, insert_running, one, statuses, worker
 
 pytestmark = pytest.mark.usefixtures("t0")
 

@@ -7,20 +7,11 @@ import uuid
 import asyncpg
 import pytest
 
-from . import trees, waits
+from tests.kits import batches as trees
+from tests.kits.verbs import Db, at, claim, clock, insert, insert_running, rescue, statuses, steady, worker
+
+from . import waits
 from .refuse import REFUSE, refuse, refused
-from .verbs import (
-    Db,
-    at,
-    claim,
-    clock,
-    insert,
-    insert_running,
-    rescue,
-    statuses,
-    steady,
-    worker,
-)
 
 pytestmark = pytest.mark.usefixtures("t0")
 

@@ -7,8 +7,7 @@ import json
 import anyio
 import pytest
 
-from .conftest import Connect
-from .verbs import (
+from tests.kits.verbs import (
     Db,
     Later,
     Notices,
@@ -33,6 +32,8 @@ from .verbs import (
     waits_for_lock,
     worker,
 )
+
+from .conftest import Connect
 
 pytestmark = pytest.mark.usefixtures("t0")
 

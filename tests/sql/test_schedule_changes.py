@@ -5,8 +5,21 @@ from __future__ import annotations
 import anyio
 import pytest
 
+from tests.kits.verbs import (
+    T0,
+    Db,
+    Later,
+    at,
+    complete_occurrence,
+    fail,
+    one,
+    release,
+    statuses,
+    waits_for_lock,
+    worker,
+)
+
 from .chain import add, due_occurrence, occurrences, put, schedule
-from .verbs import T0, Db, Later, at, complete_occurrence, fail, one, release, statuses, waits_for_lock, worker
 
 pytestmark = pytest.mark.usefixtures("t0")
 

@@ -7,8 +7,9 @@ from typing import Any
 import asyncpg
 import pytest
 
+from tests.kits.verbs import T0, Db, Notices, at, set_pool, worker
+
 from .chain import add, occurrences, put, schedule
-from .verbs import T0, Db, Notices, at, set_pool, worker
 
 pytestmark = pytest.mark.usefixtures("t0")
 

@@ -12,8 +12,7 @@ import asyncpg
 import pytest
 
 from pgworkd.database import schema
-
-from .verbs import (
+from tests.kits.verbs import (
     TABLES,
     Db,
     Later,

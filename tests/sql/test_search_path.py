@@ -7,9 +7,7 @@ import uuid
 import asyncpg
 import pytest
 
-from .conftest import Connect
-from .registration import sign_off, token
-from .verbs import (
+from tests.kits.verbs import (
     TABLES,
     Db,
     Notices,
@@ -28,6 +26,9 @@ from .verbs import (
     statuses,
     worker,
 )
+
+from .conftest import Connect
+from .registration import sign_off, token
 
 pytestmark = pytest.mark.usefixtures("t0")
 

@@ -9,9 +9,8 @@ from typing import Any
 import anyio
 import pytest
 
-from .conftest import Connect
-from .flow import HOLDERS, line, run_all, settings, take_ids, unblock
-from .verbs import (
+from tests.kits.flow import HOLDERS, line, run_all, settings, take_ids, unblock
+from tests.kits.verbs import (
     Db,
     Later,
     Settle,
@@ -31,6 +30,8 @@ from .verbs import (
     waits_for_lock,
     worker,
 )
+
+from .conftest import Connect
 
 pytestmark = pytest.mark.usefixtures("t0")
 

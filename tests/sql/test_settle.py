@@ -10,7 +10,7 @@ import anyio
 import asyncpg
 import pytest
 
-from .verbs import (
+from tests.kits.verbs import (
     T0,
     Db,
     Later,

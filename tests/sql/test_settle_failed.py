@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from .verbs import (
+from tests.kits.verbs import (
     T0,
     Db,
     Notices,

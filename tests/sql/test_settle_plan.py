@@ -11,7 +11,7 @@ from typing import Any
 import anyio
 import pytest
 
-from .verbs import (
+from tests.kits.verbs import (
     NO_STATISTICS,
     Db,
     Later,

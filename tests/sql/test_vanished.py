@@ -7,8 +7,9 @@ import contextlib
 import asyncpg
 import pytest
 
+from tests.kits.verbs import Db, at, claim, claim_ids, insert, one, rescue, steady, worker
+
 from .registration import token
-from .verbs import Db, at, claim, claim_ids, insert, one, rescue, steady, worker
 
 pytestmark = pytest.mark.usefixtures("t0")
 

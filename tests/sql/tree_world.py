@@ -11,9 +11,9 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
-from .trees import LIVE, add, cancel_batch, counted, create
-from .verbs import BATCH_CLOSED, Db, at, cancel, clock, complete, end, fail, release, retry
-from .worlds import Step, World
+from tests.kits.batches import LIVE, add, cancel_batch, counted, create
+from tests.kits.models import Step, World
+from tests.kits.verbs import BATCH_CLOSED, Db, at, cancel, clock, complete, end, fail, release, retry
 
 EMPTY = """TRUNCATE pgworkd.jobs, pgworkd.finished_jobs, pgworkd.batches, pgworkd.batch_additions, pgworkd.workers,
     pgworkd.audit"""

@@ -13,12 +13,13 @@ from typing import Any
 
 import asyncpg
 
+from tests.kits.batches import counted, create
+from tests.kits.models import Step, World
+from tests.kits.verbs import NEVER, Db, at, cancel, clock, complete, end, fail, release, retry
+
 from .tree_world import ADDING as ADDS_TO_BATCHES
 from .tree_world import EMPTY, RUNNING, WAITING
-from .trees import counted, create
-from .verbs import NEVER, Db, at, cancel, clock, complete, end, fail, release, retry
 from .waits import exact, mend, undepend
-from .worlds import Step, World
 
 TABLES = "pgworkd.job_dependencies, public.edges, public.died"
 TRIGGERS = """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from typing import Any
 
-from .verbs import Db, claim, complete, one
+from tests.kits.verbs import Db, claim, complete, one
 
 WRONG = """
     SELECT j.id, j.status::text, j.waiting_on, e.edges

@@ -20,8 +20,8 @@ from pgworkd import App, Job
 from pgworkd.database import schema
 from pgworkd.database.connection import ConnectionOptions
 from tests.engine.test_dba import binaries
-from tests.kit import running, until
-from tests.server import create_database, create_template, start_test_server
+from tests.kits.daemon import running, until
+from tests.kits.server import create_database, create_template, start_test_server
 from tests.standby import CUT_OFF, standby_of
 
 JOBS = 300

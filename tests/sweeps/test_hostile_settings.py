@@ -16,7 +16,7 @@ from pgworkd import App, Job
 from pgworkd.client import batch, enqueue
 from pgworkd.engine.life.maintenance import Periods
 from pgworkd.words import events
-from tests.kit import running, until, waits_for_status
+from tests.kits.daemon import running, until, waits_for_status
 
 PERIODS = Periods(
     rescue_s=0.1, expire_s=0.1, schedules_s=0.1, orphans_s=0.1, partitions_s=0.1, prune_s=0.1, keep_days=1

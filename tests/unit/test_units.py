@@ -12,7 +12,7 @@ import pytest
 from pgworkd.database.connection import ConnectionOptions
 from pgworkd.engine.life.daemon import FLUSH_GRACE_S, DaemonOptions
 from pgworkd.settings.config import Settings
-from tests.planting import ROOT
+from tests.kits.planting import ROOT
 
 EXPOSURE_MAX = 1.5
 UNITS = sorted((ROOT / "systemd").glob("*.service"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .verbs import Db
+from tests.kits.verbs import Db
 
 Catalog = dict[str, dict[str, str]]
 """For each kind of object: its name, and everything that defines it."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from .verbs import Db, claim, complete
+from tests.kits.verbs import Db, claim, complete
 
 AUDIT = """
     CREATE TABLE public.audit (n bigserial PRIMARY KEY, job uuid, attempt int, queue text, key text, old text, new text,

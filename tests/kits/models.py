@@ -19,10 +19,9 @@ import asyncpg
 from anyio.abc import TaskGroup
 from hypothesis import Phase
 
-from tests.kit import examples
-from tests.server import create_database, drop_database
-
-from .verbs import Db, Later, at, clock, rescue, worker
+from tests.kits.daemon import examples
+from tests.kits.server import create_database, drop_database
+from tests.kits.verbs import Db, Later, at, clock, rescue, worker
 
 QUICK = examples(14, phases=[Phase.explicit, Phase.generate])
 """Shrinking takes minutes: a failing example is short enough as it is."""

@@ -16,7 +16,7 @@ import anyio
 import asyncpg
 from anyio.abc import TaskGroup
 
-from tests.kit import until
+from tests.kits.daemon import until
 
 Db: TypeAlias = "asyncpg.Connection[Any]"
 Settle: TypeAlias = Callable[..., Awaitable[Any]]

@@ -8,7 +8,7 @@ from typing import Any
 
 import asyncpg
 
-from .verbs import Db, claim, complete
+from tests.kits.verbs import Db, claim, complete
 
 COUNTED = """
     SELECT b.id, b.name::text, p.total, p.completed, p.dead, p.cancelled,

@@ -1,0 +1,1 @@
+"""What more than one file of tests uses."""
