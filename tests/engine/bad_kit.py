@@ -14,7 +14,7 @@ from pgworkd import App
 from pgworkd.engine.life.daemon import Daemon
 from pgworkd.errors import InvalidPayload, UsageError
 from pgworkd.words import events
-from tests.engine.outcome_kit import dead_end
+from tests.kits.apps import dead_end
 from tests.kits.daemon import Recorder, insert, running, until, waits_for_status
 from tests.kits.drivers import refused_at_the_call
 

@@ -14,7 +14,7 @@ import pytest
 from pgworkd import App
 from pgworkd.client import batch, enqueue
 from pgworkd.database import schema
-from tests.engine.test_start import app_of_one
+from tests.kits.apps import app_of_one
 from tests.kits.daemon import insert, running, until, waits_for_status
 
 DATA = ["--data-only", "--load-via-partition-root", "-n", "pgworkd", "--exclude-table-data=pgworkd.schema_version"]

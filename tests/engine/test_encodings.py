@@ -12,7 +12,7 @@ from pgworkd.database import schema
 from pgworkd.database.connection import ConnectionOptions
 from pgworkd.engine.life.daemon import Daemon
 from pgworkd.errors import SchemaError
-from tests.engine.test_start import app_of_one
+from tests.kits.apps import app_of_one
 from tests.kits.daemon import quick_options
 from tests.kits.server import drop_database
 

@@ -10,8 +10,8 @@ from pgworkd.database.connection import ConnectionOptions
 from pgworkd.engine.life.daemon import Daemon
 from pgworkd.engine.life.maintenance import Periods
 from pgworkd.words import events
-from tests.engine.lease_kit import Sleepers, daemon_of
-from tests.kits.daemon import Recorder, insert, running, until, waits_for_status
+from tests.kits.apps import Sleepers
+from tests.kits.daemon import Recorder, daemon_of, insert, running, until, waits_for_status
 from tests.kits.proxy import Proxy
 
 WAITING_CLAIM = """SELECT EXISTS (SELECT FROM pg_stat_activity

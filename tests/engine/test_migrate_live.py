@@ -20,7 +20,8 @@ from pgworkd.database.connection import ConnectionOptions
 from pgworkd.engine.life.daemon import Daemon
 from pgworkd.errors import DatabaseUnavailable
 from pgworkd.words import events
-from tests.engine.test_start import app_of_one, plain_user
+from tests.engine.test_start import plain_user
+from tests.kits.apps import app_of_one
 from tests.kits.daemon import Recorder, insert, quick_options, running, until, waits_for_status
 
 INSERT_S = 1.0

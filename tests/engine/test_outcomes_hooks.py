@@ -12,7 +12,7 @@ import pytest
 
 from pgworkd import App, DeadJob
 from pgworkd.words import events
-from tests.engine.outcome_kit import cancel_this_task
+from tests.kits.apps import cancel_this_task
 from tests.kits.daemon import insert, running, until, waits_for_status
 
 

@@ -13,7 +13,7 @@ import pytest
 from pgworkd import App
 from pgworkd.engine.life.daemon import Daemon
 from pgworkd.words import events
-from tests.engine.test_control import Gauge
+from tests.kits.apps import Gauge
 from tests.kits.daemon import insert, running, until, waits_for_status
 
 UNTOLD = {"heartbeat_s": 900.0, "lease_s": 3600.0, "poll_s": 60.0}

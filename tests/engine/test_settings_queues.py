@@ -19,7 +19,7 @@ from pgworkd.errors import UsageError
 from pgworkd.words import events
 from tests.engine.test_cli_run import Start, database, start
 from tests.engine.test_cli_run import until as until_now
-from tests.engine.test_control import Gauge
+from tests.kits.apps import Gauge
 from tests.kits.daemon import insert, running, status, until, waits_for_status
 
 __all__ = ["start"]  # fixtures

@@ -13,7 +13,7 @@ import pytest
 from pgworkd import App, Job
 from pgworkd.errors import Snooze
 from pgworkd.words import events
-from tests.engine.ahead_kit import never_stalls
+from tests.kits.apps import never_stalls
 from tests.kits.daemon import insert, running, until, waits_for_status
 
 SLOW_POLL = {"poll_s": 60.0, "heartbeat_s": 20.0, "lease_s": 60.0}

@@ -21,8 +21,7 @@ from pgworkd.embedded import EmbeddedPostgres
 from tests.engine.test_cli import NOBODY, Shell, clean
 from tests.engine.test_cli_fleet import WORKER
 from tests.engine.test_dba import binaries
-from tests.kits.server import create_database, create_template, start_test_server
-from tests.standby import standby_of
+from tests.kits.server import create_database, create_template, standby_of, start_test_server
 
 __all__ = ["clean"]  # a fixture
 
