@@ -15,7 +15,8 @@ from pgworkd.words import events
 from tests.engine.bad_kit import Case, Check, Db, among_good_ones, column, refused
 from tests.kits.batches import batch, seal
 from tests.kits.daemon import insert, running, status, until, waits_for_status
-from tests.kits.verbs import Notices, set_pool, worker
+from tests.kits.sessions import Notices
+from tests.kits.verbs import set_pool, worker
 from tests.sql.waits import depend
 
 KEY = "key_must_have_1_to_512_characters"

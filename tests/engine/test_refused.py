@@ -10,8 +10,8 @@ from pgworkd import App
 from pgworkd.engine.life.maintenance import Periods
 from pgworkd.words import events
 from tests.kits.daemon import running
+from tests.kits.sessions import refuse
 from tests.kits.verbs import insert_running, statuses
-from tests.sql.refuse import refuse
 
 PERIODS = Periods(rescue_s=0.1, expire_s=0.1)
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
-from collections.abc import AsyncIterator
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
@@ -21,6 +19,7 @@ from pgworkd.errors import PgworkdError, SchemaError, UsageError
 from pgworkd.words import events
 from tests.kits.apps import app_of_one
 from tests.kits.daemon import Recorder, insert, quick_options, running, until, waits_for_status
+from tests.kits.schema import plain_user
 from tests.kits.server import database_name, set_read_only
 
 
@@ -121,23 +120,6 @@ async def test_the_daemon_starts_when_the_server_accepts_connections_again(
             assert (await seen.wait(events.DATABASE_RECOVERED, part="start"))["outage_s"] > 0
             await until(waits_for_status(db, await insert(db, "q"), "completed"))
             daemon.request_stop()
-
-
-@contextlib.asynccontextmanager
-async def plain_user(dsn: str, db: asyncpg.Connection[Any], *, granted: bool = True) -> AsyncIterator[str]:
-    """The DSN of a user who is no superuser, with or without the grants that a worker needs."""
-    user = f"u_{database_name(dsn)[-12:]}"
-    await db.execute(f"CREATE ROLE {user} LOGIN PASSWORD 'right'")
-    try:
-        await db.execute(f"GRANT USAGE ON SCHEMA pgworkd TO {user}; GRANT SELECT ON pgworkd.schema_version TO {user}")
-        if granted:
-            await db.execute(f"ALTER SCHEMA pgworkd OWNER TO {user}")
-            await db.execute(f"GRANT ALL ON ALL TABLES IN SCHEMA pgworkd TO {user}")
-            await db.execute(f"GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA pgworkd TO {user}")
-        yield with_parts(dsn, netloc=f"{user}:right@{urlsplit(dsn).netloc.rpartition('@')[2]}")
-    finally:
-        await db.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = $1", user)
-        await db.execute(f"DROP OWNED BY {user} CASCADE; DROP ROLE {user}")
 
 
 async def test_a_wrong_password_is_refused_and_never_shown(dsn: str, db: asyncpg.Connection[Any]) -> None:

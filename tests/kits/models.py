@@ -21,7 +21,8 @@ from hypothesis import Phase
 
 from tests.kits.daemon import examples
 from tests.kits.server import create_database, drop_database
-from tests.kits.verbs import Db, Later, at, clock, rescue, worker
+from tests.kits.sessions import Later
+from tests.kits.verbs import Db, at, clock, rescue, worker
 
 QUICK = examples(14, phases=[Phase.explicit, Phase.generate])
 """Shrinking takes minutes: a failing example is short enough as it is."""

@@ -1,4 +1,4 @@
-"""The verbs of `schema.sql`, called as SQL, and helpers for interleaving several sessions.
+"""The verbs of `schema.sql`, called as SQL, and the rows that they change.
 
 The clock is an input: `clock(5, db, other)` sets the clock of those sessions to T0 + 5 s. T0 lies in the future, so
 that the server has long been up by then.
@@ -10,17 +10,12 @@ import json
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
-import anyio
 import asyncpg
-from anyio.abc import TaskGroup
-
-from tests.kits.daemon import until
 
 Db: TypeAlias = "asyncpg.Connection[Any]"
 Settle: TypeAlias = Callable[..., Awaitable[Any]]
-T = TypeVar("T")
 
 T0 = datetime(2100, 6, 15, 12, 0, tzinfo=UTC)
 _TYPES = {
@@ -40,7 +35,6 @@ TABLES = [
 LEASE_GONE = "PW001"
 BATCH_CLOSED = "PW003"
 NEVER = "PW004"
-NO_STATISTICS = "ALTER TABLE pgworkd.jobs SET (autovacuum_enabled = off)"
 
 
 def at(seconds: float) -> datetime:
@@ -62,6 +56,14 @@ async def worker(db: Db, lease_s: float = 30, name: str = "w") -> int:
     return int(await db.fetchval("SELECT pgworkd.register($1, 1, 'v', $2)", name, lease_s))
 
 
+async def token(db: Db, worker_id: int) -> uuid.UUID | None:
+    """The registration token of the worker; None: it has none."""
+    # The operator is schema-qualified: some callers have a hostile search_path.
+    sql = "SELECT token FROM pgworkd.workers WHERE id OPERATOR(pg_catalog.=) $1"
+    found: uuid.UUID | None = await db.fetchval(sql, worker_id)
+    return found
+
+
 async def heartbeat(db: Db, worker_id: int, state: str = "running") -> asyncpg.Record | None:
     """One heartbeat, and what it returns to the worker; None: it is lost."""
     # The operator is schema-qualified: some callers have a hostile search_path.
@@ -70,6 +72,11 @@ async def heartbeat(db: Db, worker_id: int, state: str = "running") -> asyncpg.R
     if not await db.fetchval(sql, worker_id, state):
         return None
     return await db.fetchrow("SELECT * FROM pgworkd.wanted($1)", worker_id)
+
+
+async def sign_off(db: Db, worker_id: int) -> bool:
+    """Signs a worker off; False if it still has running jobs."""
+    return bool(await db.fetchval("SELECT pgworkd.sign_off($1, $2)", worker_id, await token(db, worker_id)))
 
 
 async def set_pool(db: Db, worker_id: int, queue: str = "q", *, idle: bool = True) -> None:
@@ -229,114 +236,6 @@ async def statuses(db: Db, ids: Sequence[uuid.UUID]) -> list[str | None]:
     assert len(rows) <= len(ids), "a job is there twice"
     found = {row["id"]: row["status"] for row in rows}
     return [found.get(job_id) for job_id in ids]
-
-
-# Several sessions
-
-
-class Later(Generic[T]):
-    """A pending call in a session that will have to wait; `await later.answer()` once it can proceed."""
-
-    def __init__(self, tasks: TaskGroup, call: Awaitable[T]) -> None:
-        self._call, self._done = call, anyio.Event()
-        self._value: T | None = None
-        self._error: BaseException | None = None
-        tasks.start_soon(self._run)
-
-    async def _run(self) -> None:
-        try:
-            self._value = await self._call
-        except asyncpg.PostgresError as error:
-            self._error = error
-        finally:
-            self._done.set()
-
-    @property
-    def is_done(self) -> bool:
-        """Whether it has finished."""
-        return self._done.is_set()
-
-    async def answer(self) -> T:
-        """Waits for the end; returns or raises the result of the call."""
-        with anyio.fail_after(10):
-            await self._done.wait()
-        if self._error is not None:
-            raise self._error
-        return self._value  # type: ignore[return-value]
-
-
-async def waits_for_lock(observer: Db, session: Db) -> None:
-    """Returns when `session` waits for a lock that another holds."""
-    pid = session.get_server_pid()
-    sql = "SELECT wait_event_type = 'Lock' FROM pg_stat_activity WHERE pid = $1"
-    await until(lambda: observer.fetchval(sql, pid), 10)
-
-
-async def is_locked(observer: Db, table: str, key: str, value: object) -> bool:
-    """Whether another session has locked the row so that it could not be updated now."""
-    sql = f"SELECT 1 FROM pgworkd.{table} WHERE {key} = $1"  # noqa: S608 - names are ours
-    assert await observer.fetchval(sql, value) == 1, "no such row"
-    return await observer.fetchval(f"{sql} FOR UPDATE SKIP LOCKED", value) is None
-
-
-class Notices:
-    """A session that LISTENs. A notification of its own shows that all earlier ones have arrived."""
-
-    def __init__(self, session: Db) -> None:
-        self._session = session
-        self._heard: list[str] = []
-
-    async def listen(self) -> Notices:
-        """Starts to listen."""
-        await self._session.add_listener("pgworkd", lambda *args: self._heard.append(str(args[3])))
-        return self
-
-    async def heard(self) -> list[Any]:
-        """The payloads, as JSON, of everything committed since the last call."""
-        mark = uuid.uuid4().hex
-
-        async def marked() -> bool:
-            return mark in self._heard
-
-        await self._session.execute("SELECT pg_notify('pgworkd', $1)", mark)
-        await until(marked, 10)
-        index = self._heard.index(mark)
-        heard, self._heard = self._heard[:index], self._heard[index + 1 :]
-        return [json.loads(text) for text in heard]
-
-    async def queues(self) -> list[str]:
-        """The queues notified by everything committed since the last call."""
-        return [notice["queue"] for notice in await self.heard()]
-
-
-# The cost of a statement
-
-
-async def blocks(db: Db, sql: str, *args: object) -> int:
-    """Pages that a statement touches, including its functions. The statement is rolled back.
-
-    The first run in a session also reads catalogs, so it is run twice.
-    """
-    total = 0
-    for _ in range(2):
-        transaction = db.transaction()
-        await transaction.start()
-        plan = json.loads(await db.fetchval(f"EXPLAIN (ANALYZE, BUFFERS, TIMING OFF, FORMAT JSON) {sql}", *args))[0]
-        await transaction.rollback()
-        total = sum(plan["Plan"][f"Shared {kind} Blocks"] for kind in ("Hit", "Read"))
-    return total
-
-
-async def rows_read(db: Db) -> tuple[int, int]:
-    """Rows of `jobs` that this session has read so far by sequential scans, and by index scans.
-
-    Call it before and after, in one transaction: between transactions the counts are flushed to the shared statistics.
-    """
-    row = await db.fetchrow(
-        "SELECT seq_tup_read, idx_tup_fetch FROM pg_stat_xact_user_tables WHERE relid = 'pgworkd.jobs'::regclass"
-    )
-    assert row is not None
-    return row["seq_tup_read"], row["idx_tup_fetch"]
 
 
 def _each(value: Any, ids: Sequence[uuid.UUID]) -> list[Any]:

@@ -13,7 +13,8 @@ import pytest
 
 from tests.kits.batches import add, batch, calls, cancel_batch, counted, counts, create, run, seal, sealed, state
 from tests.kits.flow import unblock
-from tests.kits.verbs import BATCH_CLOSED, Db, Later, claim, complete, end, fail, one, waits_for_lock, worker
+from tests.kits.sessions import Later, waits_for_lock
+from tests.kits.verbs import BATCH_CLOSED, Db, claim, complete, end, fail, one, worker
 
 from .conftest import Connect
 

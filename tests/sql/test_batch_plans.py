@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from tests.kits.batches import add, batch, cancel_batch, counted, create, seal
-from tests.kits.verbs import Db, blocks, cancel, claim_ids, complete, end, fail, insert_running, retry, worker
+from tests.kits.sessions import blocks
+from tests.kits.verbs import Db, cancel, claim_ids, complete, end, fail, insert_running, retry, worker
 
 pytestmark = pytest.mark.usefixtures("t0")
 

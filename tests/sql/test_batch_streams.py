@@ -10,7 +10,8 @@ import asyncpg
 import pytest
 
 from tests.kits.batches import add, batch, calls, cancel_batch, counted, counts, progress, run, seal, state
-from tests.kits.verbs import BATCH_CLOSED, Db, Notices, cancel, claim, complete, end, fail, live, one, set_pool, worker
+from tests.kits.sessions import Notices
+from tests.kits.verbs import BATCH_CLOSED, Db, cancel, claim, complete, end, fail, live, one, set_pool, worker
 
 pytestmark = pytest.mark.usefixtures("t0")
 

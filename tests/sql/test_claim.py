@@ -10,11 +10,11 @@ import anyio
 import asyncpg
 import pytest
 
+from tests.kits.sessions import Later, waits_for_lock
 from tests.kits.verbs import (
     LEASE_GONE,
     T0,
     Db,
-    Later,
     at,
     cancel,
     claim,
@@ -27,7 +27,6 @@ from tests.kits.verbs import (
     one,
     rescue,
     statuses,
-    waits_for_lock,
     worker,
 )
 

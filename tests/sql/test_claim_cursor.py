@@ -11,22 +11,8 @@ import pytest
 
 from pgworkd.database.claims import Claims
 from pgworkd.engine.claim.claim_cursor import ClaimCursor
-from tests.kits.verbs import (
-    NO_STATISTICS,
-    T0,
-    Db,
-    at,
-    blocks,
-    claim,
-    claim_ids,
-    clock,
-    complete,
-    fail,
-    insert,
-    live,
-    one,
-    worker,
-)
+from tests.kits.sessions import NO_STATISTICS, blocks
+from tests.kits.verbs import T0, Db, at, claim, claim_ids, clock, complete, fail, insert, live, one, worker
 
 from .conftest import Connect
 

@@ -9,10 +9,9 @@ import anyio
 import asyncpg
 import pytest
 
+from tests.kits.sessions import Later, Notices, waits_for_lock
 from tests.kits.verbs import (
     Db,
-    Later,
-    Notices,
     at,
     cancel,
     claim_ids,
@@ -28,7 +27,6 @@ from tests.kits.verbs import (
     retry,
     set_pool,
     statuses,
-    waits_for_lock,
     worker,
 )
 

@@ -7,9 +7,9 @@ import uuid
 import pytest
 
 from tests.kits.flow import unblock
+from tests.kits.sessions import Notices
 from tests.kits.verbs import (
     Db,
-    Notices,
     at,
     cancel,
     claim_ids,

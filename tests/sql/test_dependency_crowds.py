@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.kits.batches import batch, counted, seal, state
-from tests.kits.verbs import Db, Notices, claim_ids, complete, fail, insert_running, worker
+from tests.kits.sessions import Notices, refuse, refused_rows
+from tests.kits.verbs import Db, claim_ids, complete, fail, insert_running, worker
 
 from .crowds import MANY, PAGE, WAITERS, counts, crowd, effects, page, pages
-from .refuse import refuse, refused
 from .waits import exact, mend
 
 pytestmark = pytest.mark.usefixtures("t0")
@@ -57,7 +57,9 @@ async def test_one_dependent_that_refuses_does_not_delay_the_others(db: Db) -> N
         await refuse(db, bad)
     await pages(db)
     assert await counts(db) == {"pending": MANY - 3, "blocked": 3}
-    assert await refused(db) == {"apply_effects": {str(bad) for bad in (waiting[3], waiting[PAGE - 1], waiting[-1])}}
+    assert await refused_rows(db) == {
+        "apply_effects": {str(bad) for bad in (waiting[3], waiting[PAGE - 1], waiting[-1])}
+    }
     assert await effects(db) == 1
     assert await mend(db) == 0, "still not taken for one that has vanished"
 
@@ -105,7 +107,7 @@ async def test_maintenance_skips_locked_and_refusing_dependents_step_by_step(db:
         assert sum([await db.fetchval("SELECT pgworkd.mend_dependencies(50)") for _ in range(6)]) == 200
     assert sum([await db.fetchval("SELECT pgworkd.mend_dependencies(50)") for _ in range(3)]) == 99
     assert await counts(db) == {"cancelled": 299, "blocked": 1}
-    assert await refused(db) == {"mend_dependencies": {str(ids[0])}}
+    assert await refused_rows(db) == {"mend_dependencies": {str(ids[0])}}
 
 
 async def test_a_batch_whose_jobs_are_many_dependents_of_one_job_is_counted_exactly(db: Db) -> None:

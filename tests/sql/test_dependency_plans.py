@@ -9,21 +9,8 @@ import pytest
 
 from tests.kits.batches import batch
 from tests.kits.flow import unblock
-from tests.kits.verbs import (
-    Db,
-    blocks,
-    cancel,
-    claim_ids,
-    complete,
-    end,
-    fail,
-    insert_running,
-    live,
-    one,
-    rows_read,
-    statuses,
-    worker,
-)
+from tests.kits.sessions import blocks, rows_read
+from tests.kits.verbs import Db, cancel, claim_ids, complete, end, fail, insert_running, live, one, statuses, worker
 
 from .waits import after, exact, undepend
 

@@ -12,22 +12,8 @@ import asyncpg
 import pytest
 
 from tests.kits.batches import add, batch, counted, seal, state
-from tests.kits.verbs import (
-    NEVER,
-    Db,
-    Later,
-    cancel,
-    claim,
-    complete,
-    end,
-    fail,
-    insert_running,
-    one,
-    retry,
-    statuses,
-    waits_for_lock,
-    worker,
-)
+from tests.kits.sessions import Later, waits_for_lock
+from tests.kits.verbs import NEVER, Db, cancel, claim, complete, end, fail, insert_running, one, retry, statuses, worker
 
 from .conftest import Connect
 from .waits import after, blocked, exact, mend

@@ -9,21 +9,8 @@ import anyio
 import asyncpg
 import pytest
 
-from tests.kits.verbs import (
-    T0,
-    Db,
-    Notices,
-    at,
-    claim_ids,
-    clock,
-    complete,
-    fail,
-    live,
-    one,
-    set_pool,
-    statuses,
-    worker,
-)
+from tests.kits.sessions import Notices
+from tests.kits.verbs import T0, Db, at, claim_ids, clock, complete, fail, live, one, set_pool, statuses, worker
 
 pytestmark = pytest.mark.usefixtures("t0")
 

@@ -6,7 +6,8 @@ import anyio
 import asyncpg
 import pytest
 
-from tests.kits.verbs import Db, Later, cancel, claim_ids, clock, complete, live, release, waits_for_lock, worker
+from tests.kits.sessions import Later, waits_for_lock
+from tests.kits.verbs import Db, cancel, claim_ids, clock, complete, live, release, worker
 
 from .conftest import Connect
 from .test_enqueue import WORDS, Answer, enqueue

@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from tests.kits.verbs import NO_STATISTICS, Db, at, blocks, cancel, claim_ids, clock, complete, insert, one, worker
+from tests.kits.sessions import NO_STATISTICS, blocks
+from tests.kits.verbs import Db, at, cancel, claim_ids, clock, complete, insert, one, worker
 
 from .conftest import Connect
 

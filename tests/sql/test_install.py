@@ -20,10 +20,8 @@ from pgworkd.database import schema
 from pgworkd.database.connection import ConnectionOptions
 from pgworkd.errors import PgworkdError, SchemaError
 from tests.kits.planting import ROOT
-from tests.kits.schema import catalog, differences
+from tests.kits.schema import Roles, catalog, differences
 from tests.kits.verbs import Db
-
-from .roles import Roles
 
 Psql = Callable[..., subprocess.CompletedProcess[str]]
 PLANS = ROOT / "pgworkd" / "sql" / "98_plans.sql"

@@ -9,11 +9,11 @@ import anyio
 import asyncpg
 import pytest
 
+from tests.kits.sessions import Later, waits_for_lock
 from tests.kits.verbs import (
     LEASE_GONE,
     T0,
     Db,
-    Later,
     at,
     cancel,
     claim,
@@ -26,12 +26,10 @@ from tests.kits.verbs import (
     one,
     rescue,
     set_pool,
+    sign_off,
     statuses,
-    waits_for_lock,
     worker,
 )
-
-from .registration import sign_off
 
 pytestmark = pytest.mark.usefixtures("t0")
 

@@ -15,10 +15,9 @@ from pgworkd.database.connection import ConnectionOptions
 from pgworkd.words import events
 from tests.kits.daemon import running, until
 from tests.kits.planting import ROOT
-from tests.kits.schema import catalog, differences
+from tests.kits.schema import Roles, catalog, differences, granted
 from tests.kits.verbs import Db, claim, insert, worker
 
-from .roles import Roles, granted
 from .versions import TOKEN, contents, filled, old_grants, schema_of
 
 MIGRATIONS = sorted((ROOT / "pgworkd" / "sql" / "migrations").glob("*.sql"))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from tests.kits.sessions import Notices
 from tests.kits.verbs import (
     T0,
     Db,
-    Notices,
     at,
     claim,
     claim_ids,

@@ -6,7 +6,8 @@ import anyio
 import pytest
 
 from tests.kits.flow import line, most_in_window, settings, take, take_ids
-from tests.kits.verbs import Db, Later, at, cancel, clock, complete, insert, one, release, waits_for_lock, worker
+from tests.kits.sessions import Later, waits_for_lock
+from tests.kits.verbs import Db, at, cancel, clock, complete, insert, one, release, worker
 
 from .conftest import Connect
 

@@ -8,6 +8,7 @@ from datetime import timedelta
 import pytest
 
 from tests.kits import batches as trees
+from tests.kits.sessions import refuse, refused_rows
 from tests.kits.verbs import (
     T0,
     Db,
@@ -25,7 +26,6 @@ from tests.kits.verbs import (
 )
 
 from . import chain, waits
-from .refuse import refuse, refused
 
 pytestmark = pytest.mark.usefixtures("t0")
 
@@ -262,4 +262,4 @@ async def test_a_row_that_refuses_does_not_delay_the_others(db: Db, scene: Calla
     for _ in range(MOST - 1):
         await maintain()
     assert await maintain() == expected
-    assert await refused(db) == {what: {str(key)}}
+    assert await refused_rows(db) == {what: {str(key)}}

@@ -7,10 +7,9 @@ import json
 import anyio
 import pytest
 
+from tests.kits.sessions import Later, Notices, waits_for_lock
 from tests.kits.verbs import (
     Db,
-    Later,
-    Notices,
     Settle,
     at,
     cancel,
@@ -29,7 +28,6 @@ from tests.kits.verbs import (
     set_pool,
     statuses,
     steady,
-    waits_for_lock,
     worker,
 )
 

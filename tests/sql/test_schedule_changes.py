@@ -5,19 +5,8 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from tests.kits.verbs import (
-    T0,
-    Db,
-    Later,
-    at,
-    complete_occurrence,
-    fail,
-    one,
-    release,
-    statuses,
-    waits_for_lock,
-    worker,
-)
+from tests.kits.sessions import Later, waits_for_lock
+from tests.kits.verbs import T0, Db, at, complete_occurrence, fail, one, release, statuses, worker
 
 from .chain import add, due_occurrence, occurrences, put, schedule
 

@@ -7,10 +7,9 @@ from typing import Any
 import asyncpg
 import pytest
 
-from tests.kits.verbs import T0, Db, at, claim_ids, clock, fail, release, set_pool, worker
+from tests.kits.verbs import T0, Db, at, claim_ids, clock, fail, release, set_pool, sign_off, worker
 
 from .chain import add, due_occurrence, occurrences, put, schedule
-from .registration import sign_off
 
 pytestmark = pytest.mark.usefixtures("t0")
 

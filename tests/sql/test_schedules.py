@@ -7,7 +7,8 @@ from typing import Any
 import asyncpg
 import pytest
 
-from tests.kits.verbs import T0, Db, Notices, at, set_pool, worker
+from tests.kits.sessions import Notices
+from tests.kits.verbs import T0, Db, at, set_pool, worker
 
 from .chain import add, occurrences, put, schedule
 

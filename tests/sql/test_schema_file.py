@@ -12,10 +12,10 @@ import asyncpg
 import pytest
 
 from pgworkd.database import schema
+from tests.kits.sessions import Later, waits_for_lock
 from tests.kits.verbs import (
     TABLES,
     Db,
-    Later,
     at,
     claim,
     claim_ids,
@@ -27,7 +27,6 @@ from tests.kits.verbs import (
     one,
     set_pool,
     statuses,
-    waits_for_lock,
     worker,
 )
 

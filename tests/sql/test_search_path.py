@@ -7,10 +7,10 @@ import uuid
 import asyncpg
 import pytest
 
+from tests.kits.sessions import Notices
 from tests.kits.verbs import (
     TABLES,
     Db,
-    Notices,
     at,
     cancel,
     claim_ids,
@@ -23,12 +23,13 @@ from tests.kits.verbs import (
     rescue,
     retry,
     set_pool,
+    sign_off,
     statuses,
+    token,
     worker,
 )
 
 from .conftest import Connect
-from .registration import sign_off, token
 
 pytestmark = pytest.mark.usefixtures("t0")
 

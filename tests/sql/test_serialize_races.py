@@ -10,9 +10,9 @@ import anyio
 import pytest
 
 from tests.kits.flow import HOLDERS, line, run_all, settings, take_ids, unblock
+from tests.kits.sessions import Later, waits_for_lock
 from tests.kits.verbs import (
     Db,
-    Later,
     Settle,
     at,
     cancel,
@@ -27,7 +27,6 @@ from tests.kits.verbs import (
     rescue,
     retry,
     statuses,
-    waits_for_lock,
     worker,
 )
 

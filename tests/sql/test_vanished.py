@@ -7,9 +7,7 @@ import contextlib
 import asyncpg
 import pytest
 
-from tests.kits.verbs import Db, at, claim, claim_ids, insert, one, rescue, steady, worker
-
-from .registration import token
+from tests.kits.verbs import Db, at, claim, claim_ids, insert, one, rescue, steady, token, worker
 
 pytestmark = pytest.mark.usefixtures("t0")
 
