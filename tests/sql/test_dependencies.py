@@ -6,6 +6,7 @@ import uuid
 
 import pytest
 
+from tests.kits.batches import after, blocked, depend, exact, run_one, undepend
 from tests.kits.flow import unblock
 from tests.kits.sessions import Notices
 from tests.kits.verbs import (
@@ -26,8 +27,6 @@ from tests.kits.verbs import (
     statuses,
     worker,
 )
-
-from .waits import after, blocked, depend, exact, run_one, undepend
 
 pytestmark = pytest.mark.usefixtures("t0")
 

@@ -8,7 +8,21 @@ from typing import Any
 
 import pytest
 
-from tests.kits.batches import add, batch, calls, cancel_batch, counted, seal, state
+from tests.kits.batches import (
+    add,
+    after,
+    batch,
+    blocked,
+    calls,
+    cancel_batch,
+    counted,
+    depend,
+    exact,
+    mend,
+    run_one,
+    seal,
+    state,
+)
 from tests.kits.verbs import (
     Db,
     at,
@@ -28,8 +42,6 @@ from tests.kits.verbs import (
     steady,
     worker,
 )
-
-from .waits import after, blocked, depend, exact, mend, run_one
 
 pytestmark = pytest.mark.usefixtures("t0")
 

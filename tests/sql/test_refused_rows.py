@@ -7,11 +7,9 @@ import uuid
 import asyncpg
 import pytest
 
-from tests.kits import batches as trees
+from tests.kits import batches
 from tests.kits.sessions import REFUSE, refuse, refused_rows
 from tests.kits.verbs import Db, at, claim, clock, insert, insert_running, rescue, statuses, steady, worker
-
-from . import waits
 
 pytestmark = pytest.mark.usefixtures("t0")
 
@@ -66,10 +64,10 @@ async def test_a_row_that_keeps_refusing_is_retried_with_growing_pauses(db: Db) 
 
 async def test_a_dead_job_whose_dependent_or_batch_refuses_is_skipped_as_a_whole(db: Db) -> None:
     rescuer = await worker(db)
-    batch_id, (member,) = await trees.sealed(db)
+    batch_id, (member,) = await batches.sealed(db)
     ids = [member, *await insert(db, 3)]
     await db.execute("UPDATE pgworkd.jobs SET max_attempts = 1")
-    dependent = await waits.after(db, ids[1], on_failed="run")
+    dependent = await batches.after(db, ids[1], on_failed="run")
     await claim(db, await worker(db))
     await steady(db, rescuer)
     await refuse(db, dependent)

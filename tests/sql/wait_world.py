@@ -13,13 +13,12 @@ from typing import Any
 
 import asyncpg
 
-from tests.kits.batches import counted, create
+from tests.kits.batches import counted, create, exact, mend, undepend
 from tests.kits.models import Step, World
 from tests.kits.verbs import NEVER, Db, at, cancel, clock, complete, end, fail, release, retry
 
 from .tree_world import ADDING as ADDS_TO_BATCHES
 from .tree_world import EMPTY, RUNNING, WAITING
-from .waits import exact, mend, undepend
 
 TABLES = "pgworkd.job_dependencies, public.edges, public.died"
 TRIGGERS = """
