@@ -19,7 +19,7 @@ from pgworkd.cli import output
 from pgworkd.cli.app import app
 from pgworkd.cli.table import terminal_table
 from tests.engine.test_cli import Shell, clean, shell
-from tests.kits.daemon import examples
+from tests.kits.models import examples
 
 __all__ = ["clean", "shell"]  # fixtures
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
-import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -19,29 +18,14 @@ from pgworkd.engine.life.heartbeat import end_process
 from pgworkd.engine.life.maintenance import Periods
 
 if TYPE_CHECKING:
-    from hypothesis import settings
+    pass
 
-EXAMPLES = os.environ.get("PGWORKD_TEST_EXAMPLES")
-"""Number of examples of each model and fuzz test, random on each run. Unset: the same examples on every run."""
 LIMIT_S = 20.0
 """Time limit of every wait; then the test fails and shows what it saw."""
 LEASE_S = 1.5
 """Of `daemon_of`."""
 LEFT_S = "SELECT extract(epoch FROM min(lease_until) - clock_timestamp())::float8 FROM pgworkd.workers"
 """The remaining time of the leases, according to the database."""
-
-
-def examples(count: int, **changes: Any) -> settings:
-    """Hypothesis settings: `count` examples unless PGWORKD_TEST_EXAMPLES is set."""
-    from hypothesis import HealthCheck, settings  # here: each daemon in a process of its own imports this module
-
-    return settings(
-        max_examples=int(EXAMPLES or count),
-        derandomize=EXAMPLES is None,
-        deadline=None,
-        suppress_health_check=list(HealthCheck),
-        **changes,
-    )
 
 
 class Recorder:

@@ -17,26 +17,6 @@ from pgworkd.engine.life.daemon import Daemon
 from tests.kits.daemon import Recorder, running, until
 from tests.kits.verbs import Db, claim, complete
 
-AUDIT = """
-    CREATE TABLE public.audit (n bigserial PRIMARY KEY, job uuid, attempt int, queue text, key text, old text, new text,
-                               run_at timestamptz, started_at timestamptz);
-    CREATE FUNCTION public.audit() RETURNS trigger LANGUAGE plpgsql AS $$
-    BEGIN
-        IF TG_OP = 'DELETE' THEN
-            INSERT INTO public.audit (job, attempt, queue, key, old, new, run_at, started_at)
-            VALUES (OLD.id, OLD.attempts, OLD.queue, OLD.serialize_key, OLD.status, 'gone', OLD.run_at, OLD.started_at);
-        ELSIF TG_OP = 'INSERT' OR NEW.status <> OLD.status THEN
-            INSERT INTO public.audit (job, attempt, queue, key, old, new, run_at, started_at)
-            VALUES (NEW.id, NEW.attempts, NEW.queue, NEW.serialize_key,
-                    CASE WHEN TG_OP = 'UPDATE' THEN OLD.status END, NEW.status, NEW.run_at, NEW.started_at);
-        END IF;
-        RETURN NULL;
-    END $$;
-    CREATE TRIGGER audit AFTER INSERT OR UPDATE OR DELETE ON pgworkd.jobs
-    FOR EACH ROW EXECUTE FUNCTION public.audit();
-"""
-"""Every change of a status, in the order in which it was made, without what was rolled back."""
-
 HOLDERS = """SELECT count(*) FROM pgworkd.jobs
     WHERE serialize_key IS NOT NULL AND (status = 'running' OR status = 'failed' AND NOT yields)
     GROUP BY queue, serialize_key HAVING count(*) > 1"""
