@@ -8,9 +8,9 @@ import pytest
 
 from tests.engine import bad_settings, bad_usage
 from tests.engine.bad_kit import Case
-from tests.engine.test_cli import Shell, clean, shell
-from tests.engine.test_cli_run import Start, start
 from tests.engine.usage_kit import Usage
+from tests.kits.cli import Shell, clean, shell
+from tests.kits.commands import Start, start
 
 __all__ = ["clean", "shell", "start"]  # fixtures
 

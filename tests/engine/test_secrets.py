@@ -24,7 +24,7 @@ from pgworkd.errors import PgworkdError
 from pgworkd.fleet.supervisor import Supervisor, without_dsn
 from pgworkd.results import Results
 from pgworkd.settings.config import Settings
-from tests.engine.test_cli_run import Start, start
+from tests.kits.commands import Start, start
 from tests.kits.daemon import insert, running, until, waits_for_status
 from tests.kits.schema import PASSWORDS, leaks, secret_dsn, with_login
 

@@ -19,8 +19,8 @@ import pytest
 from pgworkd.cli import serve
 from pgworkd.fleet import supervisor
 from pgworkd.settings.config import Settings
-from tests.engine.test_cli_run import NOBODY, Command, Start, start
 from tests.engine.test_systemd import Systemd, systemd
+from tests.kits.commands import NOWHERE, Command, Start, start
 from tests.kits.daemon import until
 
 APP = """
@@ -168,7 +168,7 @@ async def test_a_third_signal_ends_all_processes(play: Any, dsn: str, db: asyncp
 
 
 async def test_a_stop_during_startup_is_clean(play: Any) -> None:
-    run = play(NOBODY)
+    run = play(NOWHERE)
     await said(run, "process.started")
     run.stop()
     assert await ended(run) == 0
@@ -239,7 +239,7 @@ def test_wrong_configuration_is_reported_once_and_starts_no_process(
     play: Any, tmp_path: Path, args: tuple[str, ...], line: str
 ) -> None:
     (tmp_path / "empty.py").write_text("from pgworkd import App\napp = App()\n")
-    run = play(NOBODY, *args)
+    run = play(NOWHERE, *args)
     assert run.ends() == 2
     assert len(run.lines) == 1
     assert run.lines[0].startswith(line)
@@ -309,7 +309,7 @@ async def test_when_all_processes_hang_systemd_is_notified_and_none_is_killed(
 
 
 def test_worker_names_stay_within_the_length_limit() -> None:
-    options = serve.options(Settings(dsn=NOBODY, worker_name="n" * 200))
+    options = serve.options(Settings(dsn=NOWHERE, worker_name="n" * 200))
     names = [supervisor.Supervisor(options, 64)._name(number) for number in range(1, 65)]
     assert len(set(names)) == 64
     assert {len(Settings(worker_name=name).worker_name) for name in names} == {199, 200}

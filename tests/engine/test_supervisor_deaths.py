@@ -11,8 +11,8 @@ from typing import Any
 import asyncpg
 import pytest
 
-from tests.engine.test_cli_run import start
 from tests.engine.test_supervisor import ended, events, play, said
+from tests.kits.commands import start
 from tests.kits.daemon import until
 
 __all__ = ["play", "start"]  # fixtures

@@ -11,8 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from pgworkd.cli.app import app
-from tests.engine.test_cli import Shell
-from tests.engine.test_cli_run import Start
+from tests.kits.cli import Shell
+from tests.kits.commands import Start
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import asyncpg
@@ -16,9 +16,6 @@ from pgworkd.database.connection import ConnectionOptions
 from pgworkd.engine.life.daemon import Daemon, DaemonOptions
 from pgworkd.engine.life.heartbeat import end_process
 from pgworkd.engine.life.maintenance import Periods
-
-if TYPE_CHECKING:
-    pass
 
 LIMIT_S = 20.0
 """Time limit of every wait; then the test fails and shows what it saw."""
