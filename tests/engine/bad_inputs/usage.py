@@ -10,8 +10,7 @@ from urllib.parse import urlsplit
 import psycopg
 
 from pgworkd.database import schema
-from tests.engine.bad_kit import Case
-from tests.engine.usage_kit import Usage, UsageCheck, bare
+from tests.engine.bad_inputs import Case, Usage, UsageCheck, bare
 from tests.kits.cli import CANARY, NOBODY, WORKER
 from tests.kits.commands import NOWHERE, database, waits_until
 

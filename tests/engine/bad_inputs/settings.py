@@ -13,8 +13,7 @@ from urllib.parse import quote, urlsplit
 import psycopg
 
 from pgworkd.words import events
-from tests.engine.bad_kit import Case
-from tests.engine.usage_kit import Usage, UsageCheck, bare
+from tests.engine.bad_inputs import Case, Usage, UsageCheck, bare
 from tests.kits.cli import CANARY
 from tests.kits.commands import NOWHERE
 
