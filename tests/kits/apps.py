@@ -11,13 +11,15 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextvars import ContextVar
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import anyio
 import asyncpg
 import pytest
 
 from pgworkd import App, Job
+from pgworkd.database.store import Claimed
+from pgworkd.engine.attempts import Attempt
 from pgworkd.engine.claim import pool
 from pgworkd.engine.life.daemon import Daemon
 from pgworkd.engine.registry import Handler
@@ -303,3 +305,31 @@ async def dead_end(dsn: str, db: asyncpg.Connection[Any], handle: Callable[..., 
 
 def cancel_this_task() -> None:
     this_task().cancel()
+
+
+# Attempts without an app
+
+
+def claimed(job_id: UUID, attempt: int = 1) -> Claimed:
+    """A row as the claim returns it; only id and attempt matter here."""
+    return Claimed(
+        id=job_id,
+        kind="k",
+        payload="{}",
+        attempt=attempt,
+        failures=0,
+        max_attempts=3,
+        timeout_s=None,
+        priority=0,
+        losses=0,
+        run_at=0.0,
+        created_at=0.0,
+        schedule=None,
+        occurrence=None,
+        meta=None,
+    )
+
+
+def attempt_of(attempt: int = 1, job_id: UUID | None = None) -> Attempt:
+    """An attempt that has not started."""
+    return Attempt(claimed(job_id or uuid4(), attempt), "q")

@@ -6,8 +6,10 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -248,3 +250,37 @@ def lives(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+# Systemd
+
+
+class Systemd:
+    """The notification socket, in the role of systemd."""
+
+    def __init__(self, address: str) -> None:
+        self.environ = {"NOTIFY_SOCKET": address}
+        self.received: list[str] = []
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind("\0" + address[1:] if address.startswith("@") else address)
+        self._socket.setblocking(False)
+
+    def close(self) -> None:
+        self._socket.close()
+
+    async def receives(self, wanted: str, after: int = 0) -> str:
+        """The first line from the `after`-th on that starts with `wanted`; waits for it."""
+        with anyio.move_on_after(LIMIT_S):
+            while not (found := [line for line in self.received[after:] if line.startswith(wanted)]):
+                await anyio.wait_readable(self._socket)
+                self.received += self._socket.recv(4096).decode().splitlines()
+            return found[0]
+        raise AssertionError(f"no {wanted} within {LIMIT_S} s; received {self.received}")
+
+
+@pytest.fixture
+def systemd() -> Iterator[Systemd]:
+    with tempfile.TemporaryDirectory() as directory:  # pytest's directory is too long for a socket's name
+        line = Systemd(str(Path(directory) / "notify"))
+        yield line
+        line.close()

