@@ -26,7 +26,16 @@ from tests.lanes import (  # noqa: F401 - hooks of pytest
     pytest_runtest_protocol,
     pytest_xdist_auto_num_workers,
 )
-from tests.server import Databases, create_template, drop_database, start_test_server
+
+pytest.register_assert_rewrite("tests.kits")  # their failing asserts are explained like those of tests
+
+from tests.kits.server import (  # noqa: E402 - as it says
+    Databases,
+    create_empty_database,
+    create_template,
+    drop_database,
+    start_test_server,
+)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -81,10 +90,7 @@ def dsn(databases: Databases) -> Iterator[str]:
 async def empty_dsn(server_dsn: str) -> AsyncIterator[str]:
     """The DSN of a fresh database without the schema."""
     name = f"pgworkd_empty_{uuid.uuid4().hex[:12]}"
-    connection = await asyncpg.connect(server_dsn)
-    await connection.execute(f'CREATE DATABASE "{name}" TEMPLATE template0')
-    await connection.close()
-    yield server_dsn.rsplit("/", 1)[0] + "/" + name
+    yield await create_empty_database(server_dsn, name)
     await drop_database(server_dsn, name)
 
 

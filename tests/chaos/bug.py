@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tests.planting import Planted
+from tests.kits.planting import Planted
 
 
 @dataclass(frozen=True)

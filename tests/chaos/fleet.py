@@ -27,12 +27,12 @@ from pgworkd.database import schema
 from pgworkd.embedded import EmbeddedPostgres
 from tests.chaos import clocks, workload
 from tests.chaos.history import AWAY, History, load, now_s
-from tests.proxy import Mode, Proxy
-from tests.server import TEST_SETTINGS, create_database, create_template
+from tests.kits.proxy import Mode, Proxy
+from tests.kits.server import TEST_SETTINGS, create_database, create_template
 
 TIMES = {"lease_s": 3.0, "heartbeat_s": 0.5, "poll_s": 0.5, "shutdown_s": 3.0, "cancel_grace_s": 2.0}
 RESCUE_S = 0.1
-"""Interval between rescues; see tests.kit.quick_options."""
+"""Interval between rescues; see tests.kits.daemon.quick_options."""
 MARGIN_S = TIMES["lease_s"] / 6
 """Seconds before its lease expires at which a daemon that cannot renew it fences itself."""
 BEARABLE_S = TIMES["lease_s"] - TIMES["heartbeat_s"] - MARGIN_S

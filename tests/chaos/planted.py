@@ -21,7 +21,7 @@ from tests.chaos.planted_locks import BUGS as LOCKS
 from tests.chaos.planted_runs import BUGS as RUNS
 from tests.chaos.planted_sizes import BUGS as SIZES
 from tests.chaos.planted_window import BUGS as WINDOW
-from tests.planting import mutated_tree, run_module, verdicts
+from tests.kits.planting import mutated_tree, run_module, verdicts
 
 LIMIT_S = 420.0
 TRIES_MAX = 3

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.chaos.bug import Bug, python, sql
-from tests.planting import Planted
+from tests.kits.planting import Planted
 
 BUGS = (
     Bug(

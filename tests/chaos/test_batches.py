@@ -15,9 +15,9 @@ from uuid import UUID
 import asyncpg
 
 from pgworkd.client import batch
-from tests import process
 from tests.chaos.test_kill_at_full_speed import HELD, freeze
-from tests.kit import until
+from tests.kits import process
+from tests.kits.daemon import until
 
 TREES, JOBS = int(os.environ.get("PGWORKD_CHAOS_TREES", "10")), int(os.environ.get("PGWORKD_CHAOS_JOBS", "100"))
 STAGES, DAEMONS = 3, 3

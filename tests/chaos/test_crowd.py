@@ -13,8 +13,8 @@ import pytest
 from pgworkd import App, Job
 from pgworkd.database import schema
 from pgworkd.embedded import EmbeddedPostgres
-from tests.kit import insert, running, until, waits_for_status
-from tests.server import TEST_SETTINGS, create_database, create_template
+from tests.kits.daemon import insert, running, until, waits_for_status
+from tests.kits.server import TEST_SETTINGS, create_database, create_template
 
 DAEMONS, ONE_BY_ONE = 50, 20
 CROWD = 100_000

@@ -13,9 +13,9 @@ import asyncpg
 from pgworkd import App, Job
 from pgworkd.database import schema
 from pgworkd.embedded import EmbeddedPostgres
-from tests import process
-from tests.kit import running, until
-from tests.server import create_database, create_template, start_test_server
+from tests.kits import process
+from tests.kits.daemon import running, until
+from tests.kits.server import create_database, create_template, start_test_server
 
 IN_FLIGHT = 1_000
 LEASE_S = 5.0

@@ -13,8 +13,8 @@ from uuid import UUID
 import asyncpg
 import pytest
 
-from tests import process
-from tests.kit import until
+from tests.kits import process
+from tests.kits.daemon import until
 
 JOBS = 30_000
 RECORD = 32

@@ -21,8 +21,8 @@ from pgworkd.client import NewJob, batch, enqueue, enqueue_many
 from pgworkd.database import schema
 from pgworkd.database.connection import ConnectionOptions
 from pgworkd.errors import UsageError
-from tests.kit import running, until
-from tests.process import app
+from tests.kits.daemon import running, until
+from tests.kits.process import app
 
 PGBOUNCER = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 pytestmark = pytest.mark.skipif(PGBOUNCER is None, reason="there is no pgbouncer on this machine")

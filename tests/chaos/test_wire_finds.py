@@ -18,8 +18,8 @@ from pgworkd.engine.life.maintenance import Periods
 from pgworkd.errors import DatabaseUnavailable, OutcomeUnknown, PermanentError
 from pgworkd.settings.config import Settings
 from pgworkd.words import events
-from tests.kit import insert, running, until
-from tests.proxy import Message, Proxy
+from tests.kits.daemon import insert, running, until
+from tests.kits.proxy import Message, Proxy
 
 NEVER_S = 3600.0
 ALONE = {

@@ -19,8 +19,8 @@ from pgworkd.database.store import CHANNEL, Store
 from pgworkd.errors import DatabaseUnavailable
 from pgworkd.words.events import Events
 from tests.engine.test_leaks import CONNECTIONS, open_files
-from tests.kit import until
-from tests.proxy import Proxy
+from tests.kits.daemon import until
+from tests.kits.proxy import Proxy
 
 CALLS, CALLERS, TRANSACTIONS_MAX = 1_000, 10, 5
 FAILED = (DatabaseUnavailable, OSError, asyncpg.PostgresError, asyncpg.InterfaceError)

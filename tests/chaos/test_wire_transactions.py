@@ -13,9 +13,9 @@ from pgworkd import App, Job
 from pgworkd.database.connection import ConnectionOptions, TransactionPool
 from pgworkd.errors import DatabaseUnavailable
 from pgworkd.words import events
-from tests.engine.test_start import set_read_only
-from tests.kit import insert, running, status, until, waits_for_status
-from tests.proxy import Message, Proxy
+from tests.kits.daemon import insert, running, status, until, waits_for_status
+from tests.kits.proxy import Message, Proxy
+from tests.kits.server import set_read_only
 
 SLOTS = 3
 OUT_S_MAX = 2.5

@@ -13,7 +13,7 @@ from pathlib import Path
 from pgworkd.database import schema
 from tests.chaos import wire_client, wire_daemon, wire_engine, wire_settle
 from tests.chaos.wire_kit import HEAD, Figures, Operation, sweep
-from tests.server import create_database, create_template, start_test_server
+from tests.kits.server import create_database, create_template, start_test_server
 
 OPERATIONS: list[type[Operation]] = [
     wire_client.Enqueue,

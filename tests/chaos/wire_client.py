@@ -13,7 +13,7 @@ from pgworkd.admin import Admin
 from pgworkd.client import NewJob, enqueue, enqueue_many
 from pgworkd.database import schema
 from tests.chaos.wire_kit import Operation, Told, differs, told_by
-from tests.kit import insert
+from tests.kits.daemon import insert
 
 LOST = (OSError, asyncpg.PostgresConnectionError, asyncpg.InterfaceError, psycopg.OperationalError)
 """What the drivers raise when there is no reply."""

@@ -9,8 +9,8 @@ from pgworkd.database.connection import ConnectionOptions
 from pgworkd.engine.life.maintenance import Periods
 from pgworkd.words import events
 from tests.chaos.wire_kit import Operation, Told, differs, rows_of
-from tests.kit import Recorder, insert, running, until
-from tests.process import TABLES
+from tests.kits.daemon import Recorder, insert, running, until
+from tests.kits.process import TABLES
 
 COMMAND_S = 0.3
 """Orphaned attempts are released after three times this."""

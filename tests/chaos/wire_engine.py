@@ -17,7 +17,7 @@ from pgworkd.engine.life.signals import Signals
 from pgworkd.engine.tallies import Tallies
 from pgworkd.words.events import Events
 from tests.chaos.wire_kit import Operation, Scene, Told, differs, rows_of, told_by
-from tests.kit import insert, until
+from tests.kits.daemon import insert, until
 
 
 class Engine(Operation):

@@ -24,8 +24,8 @@ from pgworkd.database import reconnect
 from pgworkd.database.connection import ConnectionOptions
 from pgworkd.database.store import Store
 from pgworkd.errors import DatabaseUnavailable, OutcomeUnknown
-from tests.kit import until
-from tests.proxy import Message, Proxy
+from tests.kits.daemon import until
+from tests.kits.proxy import Message, Proxy
 
 Told = Literal["done", "not done", "unknown"]
 """What the caller knows after an attempt. The first two must match the database."""

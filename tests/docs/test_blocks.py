@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 import asyncpg
 import pytest
 
-from tests.docs.markdown import NAMES, Block, blocks
 from tests.docs.sandbox import Sandbox
+from tests.kits.docs import NAMES, Block, blocks
 
 INSTALL = "python3 -m venv .venv && .venv/bin/pip install ."
 UNITS = "install -m 0640 -o root -g pgworkd systemd/pgworkd.env /etc/pgworkd/pgworkd.env"

@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.docs.markdown import NAMES, ROOT, anchors, links
+from tests.kits.docs import NAMES, ROOT, anchors, links
 
 OTHERS = ["CHANGELOG.md", "SECURITY.md", "benchmarks/README.md"]
 

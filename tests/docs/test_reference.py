@@ -14,8 +14,7 @@ import typer
 from pgworkd import errors
 from pgworkd.cli.app import app as cli
 from pgworkd.settings import queue
-from tests.docs import settings
-from tests.docs.markdown import NAMES, ROOT, section, table, text
+from tests.kits.docs import NAMES, ROOT, SETTINGS, section, table, text, with_settings
 
 README_LINES_MAX = 220
 DEVELOPING = (
@@ -31,8 +30,8 @@ def test_the_readme_is_a_page() -> None:
 
 
 def test_the_table_of_settings_is_up_to_date() -> None:
-    """If it is not: `python -m tests.docs.settings`."""
-    assert text(settings.PAGE) == settings.written(text(settings.PAGE))
+    """If it is not: `python -m tests.kits.docs`."""
+    assert text(SETTINGS) == with_settings(text(SETTINGS))
 
 
 def test_settings_of_queues_are_all_there() -> None:

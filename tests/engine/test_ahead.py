@@ -14,7 +14,7 @@ from pgworkd.engine.life.daemon import Daemon
 from pgworkd.engine.life.maintenance import Periods
 from pgworkd.words import events
 from pgworkd.words.job import Reason
-from tests.engine.ahead_kit import (
+from tests.kits.apps import (
     QUICK,
     RUNNING,
     Waiters,
@@ -25,8 +25,7 @@ from tests.engine.ahead_kit import (
     settled_in,
     stalls_now,
 )
-from tests.engine.test_cancel import cancel
-from tests.kit import running, until
+from tests.kits.daemon import cancel, running, until
 
 IN_SLOTS = [1, 4]
 

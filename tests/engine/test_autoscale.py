@@ -13,9 +13,8 @@ import anyio
 import asyncpg
 import pytest
 
-from tests.engine.autoscale_kit import Play, ended, events, lives, logged
-from tests.engine.test_cli_run import NOBODY, Start, catches, start
-from tests.kit import until
+from tests.kits.commands import NOWHERE, Play, Start, catches, ended, events, lives, logged, start
+from tests.kits.daemon import until
 
 __all__ = ["start"]  # a fixture
 
@@ -79,7 +78,7 @@ async def until_polled(db: asyncpg.Connection[Any], since: Any) -> None:
 
 
 async def test_a_worker_gets_its_own_session_no_stdin_and_a_clean_environment(play: Play) -> None:
-    environ = {"NOTIFY_SOCKET": "/nowhere", "WATCHDOG_USEC": "1", "PGWORKD_DSN": NOBODY}
+    environ = {"NOTIFY_SOCKET": "/nowhere", "WATCHDOG_USEC": "1", "PGWORKD_DSN": NOWHERE}
     command = (sys.executable, "kid.py", "tells", "--queue=other", "--", "-x")
     run = play(f"--dsn={play.dsn}", command=command, **environ)
     (fact,) = await play.says("up")
@@ -189,7 +188,7 @@ async def test_workers_do_not_outlive_autoscale(play: Play) -> None:
 
 
 async def test_a_stop_during_startup_is_clean(play: Play) -> None:
-    run = play(PGWORKD_DSN=NOBODY)
+    run = play(PGWORKD_DSN=NOWHERE)
     await until(lambda: catches(run.process, signal.SIGTERM))
     run.stop()
     assert await ended(run) == 0
@@ -240,7 +239,7 @@ async def test_a_stop_does_not_wait_for_a_response(play: Play) -> None:
 
 
 async def test_the_minimum_is_started_while_the_database_is_unavailable(play: Play) -> None:
-    run = play("--min=2", PGWORKD_DSN=NOBODY)
+    run = play("--min=2", PGWORKD_DSN=NOWHERE)
     await play.says("up", 2)
     assert len(await logged(run, "database.unavailable")) == 1
     run.stop()

@@ -8,10 +8,9 @@ from typing import Any
 import asyncpg
 import pytest
 
-from tests.engine.autoscale_kit import Play, ended, events, logged
-from tests.engine.test_cli import clean, run_bare
-from tests.engine.test_cli_run import Command, Start, start
-from tests.kit import until
+from tests.kits.cli import clean, run_bare
+from tests.kits.commands import Command, Play, Start, ended, events, logged, start
+from tests.kits.daemon import until
 
 __all__ = ["clean", "start"]  # fixtures
 

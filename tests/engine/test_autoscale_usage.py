@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from pgworkd.cli import autoscale
-from tests.engine.test_cli import clean, run_bare
+from tests.kits.cli import clean, run_bare
 
 __all__ = ["clean"]  # a fixture
 

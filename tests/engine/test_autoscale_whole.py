@@ -10,10 +10,9 @@ from typing import Any
 import asyncpg
 import pytest
 
-from tests.engine.autoscale_kit import events, logged
-from tests.engine.test_cli import Shell, clean, run_bare, shell
-from tests.engine.test_cli_run import Start, start
-from tests.kit import until
+from tests.kits.cli import Shell, clean, run_bare, shell
+from tests.kits.commands import Start, events, logged, start
+from tests.kits.daemon import until
 
 __all__ = ["clean", "shell", "start"]  # fixtures
 

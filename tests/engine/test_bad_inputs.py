@@ -8,11 +8,11 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from tests.engine import bad_calls, bad_handlers, bad_places, bad_relations, bad_rows
-from tests.engine.bad_kit import Case, Db
-from tests.kit import LIMIT_S
+from tests.engine.bad_inputs import Case, calls, handlers, places, relations, rows
+from tests.kits.daemon import LIMIT_S
+from tests.kits.verbs import Db
 
-CASES = [each for module in (bad_rows, bad_relations, bad_calls, bad_places, bad_handlers) for each in module.CASES]
+CASES = [each for module in (rows, relations, calls, places, handlers) for each in module.CASES]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

@@ -6,15 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine import bad_settings, bad_usage
-from tests.engine.bad_kit import Case
-from tests.engine.test_cli import Shell, clean, shell
-from tests.engine.test_cli_run import Start, start
-from tests.engine.usage_kit import Usage
+from tests.engine.bad_inputs import Case, Usage, settings, usage
+from tests.kits.cli import Shell, clean, shell
+from tests.kits.commands import Start, start
 
 __all__ = ["clean", "shell", "start"]  # fixtures
 
-CASES = [*bad_usage.CASES, *bad_settings.CASES]
+CASES = [*usage.CASES, *settings.CASES]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

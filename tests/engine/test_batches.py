@@ -13,8 +13,8 @@ import pytest
 from pgworkd import App
 from pgworkd.client import Batch, NewJob, Progress, batch, columns
 from pgworkd.errors import InvalidPayload, UsageError
-from tests.engine.client_kit import in_a_transaction, in_autocommit, psycopg_sync, settled
-from tests.sql.verbs import Db
+from tests.kits.drivers import in_a_transaction, in_autocommit, psycopg_sync, settled
+from tests.kits.verbs import Db
 
 NOBODY = UUID(int=7)
 

@@ -12,13 +12,8 @@ import pytest
 from pgworkd import App, Job
 from pgworkd.errors import PermanentError, Snooze
 from pgworkd.words import events
-from tests.engine.test_control import Gauge
-from tests.kit import insert, running, status, until, waits_for_status
-
-
-async def cancel(db: asyncpg.Connection[Any], *job_ids: Any) -> dict[Any, str]:
-    """Cancels like an operator; the results by id."""
-    return dict(await db.fetch("SELECT id, outcome FROM pgworkd.cancel($1)", job_ids))
+from tests.kits.apps import Gauge
+from tests.kits.daemon import cancel, insert, running, status, until, waits_for_status
 
 
 async def test_a_waiting_job_is_cancelled_at_once(dsn: str, db: asyncpg.Connection[Any]) -> None:

@@ -16,7 +16,7 @@ from pgworkd.database.claim_connections import CONNECTIONS_MAX, ClaimConnections
 from pgworkd.database.connection import ConnectionOptions
 from pgworkd.errors import OutcomeUnknown
 from pgworkd.words import events
-from tests.kit import Recorder, insert, running, until, waits_for_status
+from tests.kits.daemon import Recorder, insert, running, until, waits_for_status
 
 WITHIN_S = 1.0
 JOBS = 10

@@ -11,7 +11,7 @@ import pytest
 
 from pgworkd.cli import batches
 from pgworkd.client import batch
-from tests.engine.test_cli import NOBODY, Shell, clean, shell
+from tests.kits.cli import NOBODY, Shell, clean, shell
 
 __all__ = ["clean", "shell"]  # fixtures
 

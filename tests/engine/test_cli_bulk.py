@@ -12,13 +12,23 @@ import pytest
 from pgworkd.admin.jobs import JobOperations
 from pgworkd.cli import bulk
 from pgworkd.errors import DatabaseUnavailable
-from tests.engine.operations_kit import ME, count, enqueue, many, run
-from tests.engine.test_cli import Shell, clean, shell
+from tests.kits.cli import ME, Shell, clean, enqueue, run, shell
 
 __all__ = ["clean", "shell"]  # fixtures
 
 
 # All matching jobs
+
+
+def many(shell: Shell, count: int, status: str = "pending", queue: str = "q") -> None:
+    shell.sql(
+        "INSERT INTO pgworkd.jobs (queue, status, failed_at) SELECT %s, %s, now() FROM generate_series(1, %s)",
+        *(queue, status, count),
+    )
+
+
+def count(shell: Shell, status: str) -> int:
+    return int(shell.sql("SELECT count(*) FROM pgworkd.all_jobs WHERE status::text = %s", status))
 
 
 def test_retry_of_dead_jobs_takes_the_oldest_up_to_the_limit(shell: Shell) -> None:

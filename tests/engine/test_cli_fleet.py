@@ -13,12 +13,9 @@ import pytest
 
 from pgworkd.admin.queries import Server
 from pgworkd.cli.doctor import _judge_clock, _judge_notifications, _judge_server
-from tests.engine.test_cli import Shell, clean, run_bare, shell
+from tests.kits.cli import WORKER, Shell, clean, run_bare, shell
 
 __all__ = ["clean", "shell"]  # fixtures
-
-WORKER = """INSERT INTO pgworkd.workers (name, pid, version, lease_s, lease_until)
-    VALUES (%s, 1, '0', 30, now() + %s::interval) RETURNING id"""
 
 
 # Queues and the fleet

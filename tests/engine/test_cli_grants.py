@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pgworkd.database import grants
-from tests.engine.test_cli import clean, run_bare
+from tests.kits.cli import clean, run_bare
 
 __all__ = ["clean"]  # a fixture
 

@@ -10,9 +10,8 @@ import pytest
 from anyio.to_thread import run_sync
 
 from pgworkd import App
-from tests.engine.test_cli import Shell, clean, shell
-from tests.engine.test_cli_fleet import WORKER
-from tests.kit import insert, running, until
+from tests.kits.cli import WORKER, Shell, clean, shell
+from tests.kits.daemon import insert, running, until
 
 __all__ = ["clean", "shell"]  # fixtures
 

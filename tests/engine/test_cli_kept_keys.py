@@ -6,7 +6,7 @@ import json
 import uuid
 
 from pgworkd.cli import common
-from tests.engine.test_cli import Shell, clean, shell
+from tests.kits.cli import Shell, clean, shell
 
 __all__ = ["clean", "shell"]  # fixtures
 

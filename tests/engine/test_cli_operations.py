@@ -9,8 +9,7 @@ import pytest
 
 from pgworkd.cli import common
 from pgworkd.client import enqueue as drivers_enqueue
-from tests.engine.operations_kit import ME, enqueue, run
-from tests.engine.test_cli import NOBODY, Shell, clean, shell
+from tests.kits.cli import ME, NOBODY, Shell, clean, enqueue, run, shell
 
 __all__ = ["clean", "shell"]  # fixtures
 

@@ -16,8 +16,8 @@ from pgworkd.admin.queries import Job
 from pgworkd.cli import output
 from pgworkd.cli.app import app
 from pgworkd.cli.jobs import _print_job
-from tests.engine.test_cli import Shell, clean, shell
-from tests.kit import examples
+from tests.kits.cli import Shell, clean, shell
+from tests.kits.models import examples
 
 __all__ = ["clean", "shell"]  # fixtures
 

@@ -13,8 +13,7 @@ from pgworkd.admin import Admin
 from pgworkd.admin.refusals import grouped
 from pgworkd.database.connection import ConnectionOptions
 from pgworkd.errors import UsageError
-from tests.engine.operations_kit import enqueue, run
-from tests.engine.test_cli import NOBODY, Shell, clean, shell
+from tests.kits.cli import NOBODY, Shell, clean, enqueue, run, shell
 
 __all__ = ["clean", "shell"]  # fixtures
 

@@ -2,146 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
 import signal
 import socket
 import subprocess
-import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
 
 import psycopg
 import pytest
 
-LIMIT_S = 20.0
-NOBODY = "postgresql://nobody:c4n4ry@127.0.0.1:1/nothing"
+from tests.kits.commands import APP, LIMIT_S, NOWHERE, Start, catches, database, start, waits_until
 
-APP = """
-import threading, time
-import anyio
-from pgworkd import App
-
-app = App()
-
-@app.handler("mail", concurrency=3)
-async def mail(): ...
-
-@app.handler("hang")
-async def hang():
-    await anyio.sleep_forever()
-"""
-
-
-class Command:
-    """A `pgworkd` process; its standard error is read continuously."""
-
-    def __init__(self, directory: Path, args: tuple[str, ...], environ: dict[str, str], stdout: Any) -> None:
-        clean = {name: value for name, value in os.environ.items() if not name.startswith("PGWORKD_")}
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "pgworkd.cli", *args],
-            cwd=directory,
-            env=clean | environ,
-            stdin=subprocess.DEVNULL,
-            stdout=stdout,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        self.lines: list[str] = []
-        self._said = threading.Condition()
-        self._ended = False
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            with self._said:
-                self.lines.append(line.rstrip("\n"))
-                self._said.notify_all()
-        with self._said:
-            self._ended = True
-            self._said.notify_all()
-
-    def says(self, text: str, after: int = 0) -> str:
-        """The first line from the `after`-th on that contains the text; waits for it."""
-
-        def found() -> list[str]:
-            return [line for line in self.lines[after:] if text in line]
-
-        with self._said:
-            self._said.wait_for(lambda: found() or self._ended, LIMIT_S)
-            assert found(), f"no {text!r} in {self.lines}"
-            return found()[0]
-
-    def event(self, name: str, after: int = 0) -> dict[str, Any]:
-        """The facts of a log line."""
-        facts: dict[str, Any] = json.loads(self.says(f'"event": "{name}"', after))
-        return facts
-
-    def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
-        self.process.send_signal(number)
-
-    def ends(self) -> int:
-        """The exit code; waits for it."""
-        code = self.process.wait(LIMIT_S)
-        self._reader.join(LIMIT_S)
-        said = "\n".join(self.lines)
-        assert not any(line.startswith("Traceback") for line in self.lines), said  # those of jobs are indented
-        assert not any("c4n4ry" in line for line in self.lines), self.lines
-        return code
-
-
-Start = Callable[..., Command]
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    (tmp_path / "notes.py").write_text(APP)
-    with contextlib.ExitStack() as stack:
-
-        def start_(*args: str, stdout: Any = subprocess.DEVNULL, **environ: str) -> Command:
-            command = Command(tmp_path, args, environ, stdout)
-            stack.callback(_clear, command)
-            return command
-
-        yield start_
-
-
-def _clear(command: Command) -> None:
-    command.process.kill()
-    command.process.wait()
-    command._reader.join(LIMIT_S)
-    for pipe in (command.process.stdout, command.process.stderr):
-        if pipe is not None:
-            pipe.close()
-
-
-@contextlib.contextmanager
-def database(dsn: str) -> Iterator[psycopg.Connection[Any]]:
-    with contextlib.closing(psycopg.connect(dsn, autocommit=True)) as connection:
-        yield connection
-
-
-def until(fact: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while not fact():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
-
-
-def catches(process: subprocess.Popen[str], number: signal.Signals) -> bool:
-    """The process has a handler for the signal (proc(5), SigCgt)."""
-    with contextlib.suppress(FileNotFoundError):
-        for line in Path(f"/proc/{process.pid}/status").read_text().splitlines():
-            if line.startswith("SigCgt:"):
-                return bool(int(line.split()[1], 16) >> (number - 1) & 1)
-    return False
+__all__ = ["start"]  # fixtures
 
 
 def test_run_becomes_ready_works_and_stops_gracefully(start: Start, dsn: str) -> None:
@@ -160,22 +33,22 @@ def test_run_becomes_ready_works_and_stops_gracefully(start: Start, dsn: str) ->
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_stop_during_startup_is_clean(start: Start, dsn: str, number: signal.Signals) -> None:
     run = start("run", "--app", "notes:app", PGWORKD_DSN=dsn)
-    until(lambda: catches(run.process, signal.SIGTERM))
+    waits_until(lambda: catches(run.process, signal.SIGTERM))
     run.stop(number)
     assert run.ends() == 0
 
 
 def test_a_stop_while_the_app_is_imported_is_clean(start: Start, tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text("import pathlib, time\npathlib.Path('began').touch()\ntime.sleep(60)\n")
-    run = start("run", "--app", "slow:app", PGWORKD_DSN=NOBODY)
-    until((tmp_path / "began").exists)
+    run = start("run", "--app", "slow:app", PGWORKD_DSN=NOWHERE)
+    waits_until((tmp_path / "began").exists)
     run.stop()
     assert run.ends() == 0
     assert run.lines == []
 
 
 def test_a_stop_while_the_database_is_unavailable_is_clean(start: Start) -> None:
-    run = start("run", "--app", "notes:app", PGWORKD_DSN=NOBODY, PGWORKD_LOG_FORMAT="json")
+    run = start("run", "--app", "notes:app", PGWORKD_DSN=NOWHERE, PGWORKD_LOG_FORMAT="json")
     assert "no connection to the database" in run.event("database.unavailable")["error"]
     run.stop()
     assert run.ends() == 0
@@ -240,7 +113,7 @@ def test_sighup_reloads_what_can_change_and_logs_the_rest(start: Start, dsn: str
     # shutdown_s is set explicitly: in a container the default causes a warning.
     run = start("run", "--app", "notes:app", PGWORKD_DSN=dsn, PGWORKD_SHUTDOWN_S="30", NOTIFY_SOCKET="")
     with database(dsn) as db:
-        until(lambda: db.execute("SELECT 1 FROM pgworkd.pools").fetchone())
+        waits_until(lambda: db.execute("SELECT 1 FROM pgworkd.pools").fetchone())
     assert run.lines == []
 
     file.write_text('log_level = "info"\nlog_format = "json"\nkeep_days = 3\nqueues = ["mail"]\n')

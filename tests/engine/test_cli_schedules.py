@@ -6,9 +6,7 @@ import json
 
 import pytest
 
-from tests.engine.operations_kit import ME
-from tests.engine.test_cli import UUID_LINE, Shell, clean, shell
-from tests.engine.test_cli_fleet import WORKER
+from tests.kits.cli import ME, UUID_LINE, WORKER, Shell, clean, shell
 
 __all__ = ["clean", "shell"]  # fixtures
 

@@ -18,8 +18,8 @@ from rich.cells import cell_len
 from pgworkd.cli import output
 from pgworkd.cli.app import app
 from pgworkd.cli.table import terminal_table
-from tests.engine.test_cli import Shell, clean, shell
-from tests.kit import examples
+from tests.kits.cli import Shell, clean, shell
+from tests.kits.models import examples
 
 __all__ = ["clean", "shell"]  # fixtures
 

@@ -17,7 +17,7 @@ import sqlalchemy
 from sqlalchemy import orm
 
 from pgworkd.client import NewJob, columns, enqueue, enqueue_many
-from tests.engine.client_kit import (
+from tests.kits.drivers import (
     asyncpg_connection,
     django_proxy,
     in_a_transaction,

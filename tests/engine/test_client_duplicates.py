@@ -10,8 +10,8 @@ import asyncpg
 import pytest
 
 from pgworkd.client import Enqueued, enqueue
-from tests.engine.client_kit import in_a_transaction, in_autocommit, settled, stored
 from tests.engine.test_client import sqlstate
+from tests.kits.drivers import in_a_transaction, in_autocommit, settled, stored
 
 if TYPE_CHECKING:
     import psycopg

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from pgworkd.client import NewJob, connections, enqueue, enqueue_many, new_job
 from pgworkd.errors import DELAY_S_MAX, InvalidPayload
-from tests.engine.client_kit import in_autocommit, numbered, settled, sqlalchemy_engine, stored
+from tests.kits.drivers import in_autocommit, numbered, settled, sqlalchemy_engine, stored
 
 
 async def test_a_hundred_thousand_jobs_in_one_call(dsn: str, db: asyncpg.Connection[Any]) -> None:

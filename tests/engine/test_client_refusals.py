@@ -13,7 +13,7 @@ import sqlalchemy
 
 from pgworkd.client import NewJob, enqueue, enqueue_many
 from pgworkd.errors import DELAY_S_MAX, InvalidPayload, UsageError
-from tests.engine.client_kit import Untouchable, refused_at_the_call
+from tests.kits.drivers import Untouchable, refused_at_the_call
 
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"queue": ""}, "queue must be text of 1 to 200 characters"),

@@ -17,7 +17,7 @@ from pgworkd.client import NewJob, columns, connections, enqueue_many
 from pgworkd.client.new_job import row
 from pgworkd.errors import UsageError
 from pgworkd.words.payload import encode, encode_plain
-from tests.engine.client_kit import in_autocommit, settled, stored
+from tests.kits.drivers import in_autocommit, settled, stored
 
 
 @in_autocommit

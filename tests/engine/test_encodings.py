@@ -12,9 +12,9 @@ from pgworkd.database import schema
 from pgworkd.database.connection import ConnectionOptions
 from pgworkd.engine.life.daemon import Daemon
 from pgworkd.errors import SchemaError
-from tests.engine.test_start import app_of_one
-from tests.kit import quick_options
-from tests.server import drop_database
+from tests.kits.apps import app_of_one
+from tests.kits.daemon import quick_options
+from tests.kits.server import drop_database
 
 SCHEMA = """CREATE SCHEMA pgworkd; CREATE TABLE pgworkd.schema_version (version int, installed_at timestamptz);
     INSERT INTO pgworkd.schema_version VALUES (1, now())"""

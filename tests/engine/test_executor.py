@@ -13,7 +13,7 @@ from pgworkd import App
 from pgworkd.database.store import Claims, Store
 from pgworkd.engine.claim.poll_mode import PollMode
 from pgworkd.engine.claim.pool import Pool
-from tests.kit import insert, running, until
+from tests.kits.daemon import insert, running, until
 
 
 def _announces_nothing(self: PollMode, claimed: int, now: float, *, full: bool) -> None:

@@ -10,8 +10,8 @@ import asyncpg
 from pgworkd import App
 from pgworkd.engine.life.maintenance import Periods
 from pgworkd.words import events
-from tests.engine.test_cli import Shell, clean, shell
-from tests.kit import running
+from tests.kits.cli import Shell, clean, shell
+from tests.kits.daemon import running
 
 __all__ = ["clean", "shell"]  # fixtures
 

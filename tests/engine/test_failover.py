@@ -9,8 +9,8 @@ import asyncpg
 import pytest
 
 from pgworkd.words import events
-from tests.engine.lease_kit import Sleepers, daemon_of
-from tests.kit import insert, until, waits_for_status
+from tests.kits.apps import Sleepers
+from tests.kits.daemon import daemon_of, insert, until, waits_for_status
 
 LOSE_CLAIM = """UPDATE pgworkd.jobs SET status = 'pending', worker_id = NULL, started_at = NULL, attempts = 0"""
 """As on a promoted standby that lacks the commit of the claim."""

@@ -11,11 +11,10 @@ from pgworkd import App
 from pgworkd.database.store import ClaimOrder, Claims, Store
 from pgworkd.engine.claim import poll_mode, pool
 from pgworkd.engine.life.daemon import Daemon
-from tests.engine.flow_kit import Log, all_finished, fill, fleet, observed
-from tests.engine.test_control import Gauge
-from tests.kit import running, until
-from tests.sql.flow import most_in_window, settings, take_ids
-from tests.sql.verbs import complete, worker
+from tests.kits.apps import Gauge
+from tests.kits.daemon import running, until
+from tests.kits.flow import Log, all_finished, fill, fleet, most_in_window, observed, settings, take_ids
+from tests.kits.verbs import complete, worker
 
 STARTS = "SELECT started_at FROM pgworkd.finished_jobs"
 

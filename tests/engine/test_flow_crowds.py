@@ -13,9 +13,8 @@ from pgworkd import App
 from pgworkd.engine.life import maintenance
 from pgworkd.errors import PermanentError
 from pgworkd.words import events
-from tests.kit import insert, running, until, waits_for_status
-from tests.sql.crowds import counts, crowd, effects
-from tests.sql.waits import exact
+from tests.kits.batches import counts_of, crowd, effects, exact
+from tests.kits.daemon import insert, running, until, waits_for_status
 
 MANY = 5_000
 
@@ -79,7 +78,7 @@ async def test_the_next_page_of_dependents_is_processed_at_once(
 
 
 async def _are(db: asyncpg.Connection[Any], queue: str, expected: dict[str, int]) -> bool:
-    return await counts(db, queue) == expected
+    return await counts_of(db, queue) == expected
 
 
 async def _nothing_deferred(db: asyncpg.Connection[Any]) -> bool:

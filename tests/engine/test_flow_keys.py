@@ -12,9 +12,9 @@ import pytest
 
 from pgworkd import App, Job
 from pgworkd.words import events
-from tests import process
-from tests.engine.flow_kit import Log, all_finished, fill, fleet
-from tests.kit import insert, running, until, waits_for_status
+from tests.kits import process
+from tests.kits.daemon import insert, running, until, waits_for_status
+from tests.kits.flow import Log, all_finished, fill, fleet
 
 LEASE = {"lease_s": 1.0, "heartbeat_s": 0.2}
 

@@ -17,7 +17,7 @@ from pgworkd.database.claims import CLAIM, ClaimOrder
 from pgworkd.database.connection import ConnectionOptions, connect
 from pgworkd.engine.claim.pool import CLAIM_MAX, CLAIM_SOCKET_MAX
 from tests.engine.test_large_work import insert_large
-from tests.kit import until
+from tests.kits.daemon import until
 
 Db: TypeAlias = "asyncpg.Connection[Any]"
 

@@ -25,7 +25,7 @@ from pgworkd.engine.life.daemon import Daemon
 from pgworkd.settings.config import load
 from pgworkd.words import events, log
 from pgworkd.words.events import Events
-from tests.kit import LIMIT_S, insert, quick_options, until, waits_for_status
+from tests.kits.daemon import LIMIT_S, insert, quick_options, until, waits_for_status
 
 Said = list[str]
 

@@ -16,7 +16,7 @@ import structlog
 
 from pgworkd import App
 from pgworkd.words import log
-from tests.kit import insert, running, until, waits_for_status
+from tests.kits.daemon import insert, running, until, waits_for_status
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ from pgworkd import App
 from pgworkd.engine.life.daemon import Daemon
 from pgworkd.errors import UsageError
 from pgworkd.words import events
-from tests.kit import Recorder, insert, quick_options, status, until
+from tests.kits.daemon import Recorder, insert, quick_options, status, until
 
 
 @pytest.mark.parametrize("how", ["a stop", "the end of the lease"])

@@ -16,7 +16,7 @@ import pytest
 from pgworkd import App
 from pgworkd.database.connection import Connection, ConnectionOptions, Listener
 from pgworkd.engine.life.daemon import Daemon, DaemonOptions
-from tests.kit import LIMIT_S, until
+from tests.kits.daemon import LIMIT_S, until
 
 QUEUES = [f"q{n}" for n in range(10)]
 PER_S_MAX = 1.0

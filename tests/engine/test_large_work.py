@@ -12,8 +12,8 @@ from pgworkd import App, Job
 from pgworkd.engine.run import large_payloads
 from pgworkd.engine.settle import settler
 from pgworkd.words import events
-from tests.kit import insert, running, until, waits_for_status
-from tests.proxy import Proxy
+from tests.kits.daemon import insert, running, until, waits_for_status
+from tests.kits.proxy import Proxy
 
 Db: TypeAlias = "asyncpg.Connection[Any]"
 

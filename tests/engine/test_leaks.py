@@ -18,7 +18,7 @@ import asyncpg
 from pgworkd import App, Job
 from pgworkd.engine.life.daemon import Daemon
 from pgworkd.errors import PermanentError, Snooze
-from tests.kit import insert, running, until, waits_for_status
+from tests.kits.daemon import insert, running, until, waits_for_status
 
 JOBS = 1_000
 FATES = ["return", "raise", "permanent", "snooze", "time out", "be cancelled", "transaction", "roll back", "unstorable"]

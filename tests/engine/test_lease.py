@@ -15,9 +15,9 @@ import pytest
 from pgworkd import App, Job
 from pgworkd.engine.life.heartbeat import boot_time_s
 from pgworkd.words import events
-from tests.engine.lease_kit import LEFT_S, Sleepers, daemon_of
-from tests.kit import insert, running, until, waits_for_status
-from tests.proxy import Proxy
+from tests.kits.apps import Sleepers
+from tests.kits.daemon import LEFT_S, daemon_of, insert, running, until, waits_for_status
+from tests.kits.proxy import Proxy
 
 # A short outage.
 

@@ -15,8 +15,8 @@ from pgworkd.database.connection import ConnectionOptions
 from pgworkd.database.heartbeat_store import Instructions
 from pgworkd.engine.life.heartbeat import Heartbeat, boot_time_s
 from pgworkd.words.registration import Registration
-from tests.kit import until
-from tests.proxy import Proxy
+from tests.kits.daemon import until
+from tests.kits.proxy import Proxy
 
 
 class LeaseHolder:

@@ -10,9 +10,9 @@ from pgworkd.database.connection import ConnectionOptions
 from pgworkd.engine.life.daemon import Daemon
 from pgworkd.engine.life.maintenance import Periods
 from pgworkd.words import events
-from tests.engine.lease_kit import Sleepers, daemon_of
-from tests.kit import Recorder, insert, running, until, waits_for_status
-from tests.proxy import Proxy
+from tests.kits.apps import Sleepers
+from tests.kits.daemon import Recorder, daemon_of, insert, running, until, waits_for_status
+from tests.kits.proxy import Proxy
 
 WAITING_CLAIM = """SELECT EXISTS (SELECT FROM pg_stat_activity
     WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%pgworkd.claim(%')"""

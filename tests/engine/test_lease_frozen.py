@@ -10,9 +10,7 @@ import asyncpg
 from pgworkd import App, Job
 from pgworkd.engine.life.daemon import Daemon
 from pgworkd.words import events
-from tests.kit import insert, until
-
-from .lease_kit import LEASE_S, daemon_of
+from tests.kits.daemon import LEASE_S, daemon_of, insert, until
 
 
 async def test_no_claimed_job_starts_after_a_freeze_until_the_lease_is_renewed(

@@ -8,8 +8,8 @@ import asyncpg
 
 from pgworkd import App
 from pgworkd.words import events
-from tests.engine.lease_kit import Sleepers, daemon_of
-from tests.kit import insert, until, waits_for_status
+from tests.kits.apps import Sleepers
+from tests.kits.daemon import daemon_of, insert, until, waits_for_status
 
 LEASE_S = 1.2
 _FULL_LEASES = "SELECT min(lease_until) > $1::timestamptz + interval '2 s' FROM pgworkd.workers"

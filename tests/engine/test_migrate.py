@@ -12,8 +12,9 @@ from pgworkd.database import schema
 from pgworkd.database.connection import ConnectionOptions
 from pgworkd.errors import DatabaseUnavailable, PgworkdError, SchemaError
 from pgworkd.words import events
-from tests.engine.test_start import app_of_one, set_read_only
-from tests.kit import insert, running, until, waits_for_status
+from tests.kits.apps import app_of_one
+from tests.kits.daemon import insert, running, until, waits_for_status
+from tests.kits.server import set_read_only
 
 
 def connection(dsn: str, **changes: float) -> ConnectionOptions:

@@ -25,10 +25,10 @@ import pytest
 from pgworkd.client import batch, enqueue
 from pgworkd.database import schema
 from pgworkd.database.connection import ConnectionOptions
-from tests import process
-from tests.kit import until
-from tests.planting import ROOT
-from tests.sql.catalog import catalog, differences
+from tests.kits import process
+from tests.kits.daemon import until
+from tests.kits.planting import ROOT
+from tests.kits.schema import catalog, differences
 from tests.sql.versions import schema_of
 
 LAST_OF = {

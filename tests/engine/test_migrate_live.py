@@ -20,8 +20,9 @@ from pgworkd.database.connection import ConnectionOptions
 from pgworkd.engine.life.daemon import Daemon
 from pgworkd.errors import DatabaseUnavailable
 from pgworkd.words import events
-from tests.engine.test_start import app_of_one, plain_user
-from tests.kit import Recorder, insert, quick_options, running, until, waits_for_status
+from tests.kits.apps import app_of_one
+from tests.kits.daemon import Recorder, insert, quick_options, running, until, waits_for_status
+from tests.kits.schema import plain_user
 
 INSERT_S = 1.0
 """Five times as long as an INSERT may wait behind a migration that does not get its locks."""

@@ -9,7 +9,7 @@ import pytest
 
 from pgworkd import App
 from pgworkd.words import events
-from tests.kit import Recorder, insert, running, status, until, waits_for_status
+from tests.kits.daemon import Recorder, insert, running, status, until, waits_for_status
 
 pytestmark = pytest.mark.usefixtures("soon_asked")
 SERVED = "SELECT count(*) = 2 FROM pgworkd.pools"

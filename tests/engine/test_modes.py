@@ -17,7 +17,7 @@ from pgworkd import App, Job
 from pgworkd.engine.life.daemon import Daemon
 from pgworkd.errors import PermanentError, Snooze
 from pgworkd.words import events
-from tests.kit import Recorder, insert, quick_options, running, status, until, waits_for_status
+from tests.kits.daemon import Recorder, insert, quick_options, running, status, until, waits_for_status
 
 
 @pytest.fixture(autouse=True)

@@ -21,7 +21,7 @@ from pydantic import BaseModel
 from pgworkd import App, Job
 from pgworkd.errors import PermanentError, RetryAfter, Snooze
 from pgworkd.words import events
-from tests.kit import insert, running, status, until, waits_for_status
+from tests.kits.daemon import insert, running, status, until, waits_for_status
 
 
 @pytest.fixture(autouse=True)

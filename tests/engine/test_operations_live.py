@@ -15,7 +15,7 @@ from pgworkd import App, Job
 from pgworkd.admin import Admin
 from pgworkd.admin.jobs import JobFilter
 from pgworkd.database.connection import ConnectionOptions
-from tests.kit import insert, running, until, waits_for_status
+from tests.kits.daemon import insert, running, until, waits_for_status
 
 JOBS = 3000
 

@@ -15,8 +15,8 @@ import pytest
 
 from pgworkd import App, Job
 from pgworkd.errors import PermanentError
-from tests.engine.outcome_kit import cancel_this_task, dead_end
-from tests.kit import insert, running, until, waits_for_status
+from tests.kits.apps import cancel_this_task, dead_end
+from tests.kits.daemon import insert, running, until, waits_for_status
 
 Handle = Callable[[], Awaitable[Any]]
 

@@ -12,8 +12,8 @@ import pytest
 
 from pgworkd import App, DeadJob
 from pgworkd.words import events
-from tests.engine.outcome_kit import cancel_this_task
-from tests.kit import insert, running, until, waits_for_status
+from tests.kits.apps import cancel_this_task
+from tests.kits.daemon import insert, running, until, waits_for_status
 
 
 class _Unspeakable(Exception):  # noqa: N818

@@ -13,7 +13,7 @@ from pydantic import BaseModel, field_validator
 from pgworkd import App, Job
 from pgworkd.errors import PermanentError
 from pgworkd.words import events
-from tests.kit import insert, running, until, waits_for_status
+from tests.kits.daemon import insert, running, until, waits_for_status
 
 
 class Note(BaseModel):

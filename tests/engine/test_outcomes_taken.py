@@ -11,8 +11,8 @@ import pytest
 from pgworkd import App, Job
 from pgworkd.errors import LeaseLost, Snooze
 from pgworkd.words import events
-from tests.engine.outcome_kit import dead_end
-from tests.kit import insert, running, until, waits_for_status
+from tests.kits.apps import dead_end
+from tests.kits.daemon import insert, running, until, waits_for_status
 
 # The attempt is ended by someone else while its handler runs.
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import pytest
 
 from pgworkd.fleet import parent_guard
-from tests.kit import until
+from tests.kits.daemon import until
 
 GUARD = [sys.executable, "-I", "-S", parent_guard.__file__]
 SCALE = """

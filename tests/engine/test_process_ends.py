@@ -13,7 +13,7 @@ import asyncpg
 import pytest
 
 from pgworkd import App
-from tests.kit import insert, running, until, waits_for_status
+from tests.kits.daemon import insert, running, until, waits_for_status
 
 
 def fork_and_die(payload: dict[str, Any]) -> None:

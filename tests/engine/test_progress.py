@@ -17,7 +17,7 @@ from pgworkd.database.store import Store
 from pgworkd.errors import PgworkdError, UsageError
 from pgworkd.words import events
 from pgworkd.words.job import PROGRESS_CHARS_MAX
-from tests.kit import insert, running, until, waits_for_status
+from tests.kits.daemon import insert, running, until, waits_for_status
 
 SAID = "SELECT done, message FROM pgworkd.job_progress WHERE id = $1"
 

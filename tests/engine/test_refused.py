@@ -9,9 +9,9 @@ import asyncpg
 from pgworkd import App
 from pgworkd.engine.life.maintenance import Periods
 from pgworkd.words import events
-from tests.kit import running
-from tests.sql.refuse import refuse
-from tests.sql.verbs import insert_running, statuses
+from tests.kits.daemon import running
+from tests.kits.sessions import refuse
+from tests.kits.verbs import insert_running, statuses
 
 PERIODS = Periods(rescue_s=0.1, expire_s=0.1)
 

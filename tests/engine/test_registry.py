@@ -15,7 +15,7 @@ import pytest
 
 import pgworkd
 from pgworkd import App
-from tests.kit import insert, running, status, until
+from tests.kits.daemon import insert, running, status, until
 
 NAMES = [
     "os.system",

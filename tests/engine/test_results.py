@@ -13,7 +13,7 @@ from pgworkd import App
 from pgworkd.client import batch, enqueue
 from pgworkd.errors import BatchClosed, JobFailed, JobUnknown, PermanentError, SchemaError, UsageError
 from pgworkd.results import Found, Results
-from tests.kit import insert, running, until
+from tests.kits.daemon import insert, running, until
 
 NOBODY = UUID(int=7)
 

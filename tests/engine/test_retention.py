@@ -12,7 +12,7 @@ import asyncpg
 from pgworkd import App
 from pgworkd.engine.life.maintenance import Periods
 from pgworkd.words import events
-from tests.kit import insert, running, until, waits_for_status
+from tests.kits.daemon import insert, running, until, waits_for_status
 
 DAYS = 30
 PERIODS = Periods(prune_s=0.1, keep_days=1)

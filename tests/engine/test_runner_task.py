@@ -12,8 +12,7 @@ import anyio.lowlevel
 import asyncpg
 import pytest
 
-from tests.engine.outcome_kit import cancel_this_task
-from tests.engine.runner_task_kit import Handle, Ordinary, outlived, tenant, this_task
+from tests.kits.apps import Handle, Ordinary, cancel_this_task, outlived, tenant, this_task
 
 # What a handler does to its task.
 

@@ -17,9 +17,8 @@ from pydantic import BaseModel, field_validator
 from pgworkd import App
 from pgworkd.errors import Snooze
 from pgworkd.words import events
-from tests.engine.outcome_kit import cancel_this_task
-from tests.engine.runner_task_kit import Ordinary, outlived, run_ordinary, tasks_now, tenant, this_task
-from tests.kit import insert, running, until, waits_for_status
+from tests.kits.apps import Ordinary, cancel_this_task, outlived, run_ordinary, tasks_now, tenant, this_task
+from tests.kits.daemon import insert, running, until, waits_for_status
 
 # A timeout applies to one job only.
 

@@ -11,7 +11,7 @@ import pytest
 from pgworkd import App
 from pgworkd.engine.life.maintenance import Periods
 from pgworkd.words import events
-from tests.kit import running, until
+from tests.kits.daemon import running, until
 
 SELDOM = Periods(rescue_s=0.1, schedules_s=3600)
 LOST = """

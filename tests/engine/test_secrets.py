@@ -24,9 +24,9 @@ from pgworkd.errors import PgworkdError
 from pgworkd.fleet.supervisor import Supervisor, without_dsn
 from pgworkd.results import Results
 from pgworkd.settings.config import Settings
-from tests.engine.secrets_kit import PASSWORDS, leaks, secret_dsn, with_login
-from tests.engine.test_cli_run import Start, start
-from tests.kit import insert, running, until, waits_for_status
+from tests.kits.commands import Start, start
+from tests.kits.daemon import insert, running, until, waits_for_status
+from tests.kits.schema import PASSWORDS, leaks, secret_dsn, with_login
 
 __all__ = ["secret_dsn", "start"]  # fixtures
 

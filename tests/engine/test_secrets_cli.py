@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 
 from pgworkd.cli import fleet
 from pgworkd.cli.app import app
-from tests.engine.secrets_kit import PASSWORDS, leaks, secret_dsn
-from tests.engine.test_cli import clean
 from tests.engine.test_secrets import broken
+from tests.kits.cli import clean
+from tests.kits.schema import PASSWORDS, leaks, secret_dsn
 
 __all__ = ["clean", "secret_dsn"]  # fixtures
 

@@ -13,8 +13,8 @@ import pytest
 from pgworkd import App
 from pgworkd.engine.life.daemon import Daemon
 from pgworkd.words import events
-from tests.engine.test_control import Gauge
-from tests.kit import insert, running, until, waits_for_status
+from tests.kits.apps import Gauge
+from tests.kits.daemon import insert, running, until, waits_for_status
 
 UNTOLD = {"heartbeat_s": 900.0, "lease_s": 3600.0, "poll_s": 60.0}
 """Daemons depend on notifications or known deadlines: heartbeats and polls come too late for these tests."""

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.engine.test_cli import Shell, clean, shell
-from tests.engine.test_cli_fleet import WORKER
+from tests.kits.cli import WORKER, Shell, clean, shell
 
 __all__ = ["clean", "shell"]  # fixtures
 

@@ -17,10 +17,9 @@ import pytest
 from pgworkd import App
 from pgworkd.errors import UsageError
 from pgworkd.words import events
-from tests.engine.test_cli_run import Start, database, start
-from tests.engine.test_cli_run import until as until_now
-from tests.engine.test_control import Gauge
-from tests.kit import insert, running, status, until, waits_for_status
+from tests.kits.apps import Gauge
+from tests.kits.commands import Start, database, start, waits_until
+from tests.kits.daemon import insert, running, status, until, waits_for_status
 
 __all__ = ["start"]  # fixtures
 
@@ -253,11 +252,11 @@ def test_sighup_adds_changes_and_removes_queues(start: Start, dsn: str, tmp_path
         def pools() -> Any:
             return db.execute("SELECT queue::text, concurrency, code_source FROM pgworkd.pools ORDER BY 1").fetchall()
 
-        until_now(lambda: pools() == [("mail", 2, "settings")])
+        waits_until(lambda: pools() == [("mail", 2, "settings")])
         settings('["mail=3", "hang=4"]')
         run.stop(signal.SIGHUP)
         assert run.event("settings.reloaded")["applied"] == {"queues": {"mail": 3, "hang": 4}}
-        until_now(lambda: pools() == [("hang", 4, "settings"), ("mail", 3, "settings")])
+        waits_until(lambda: pools() == [("hang", 4, "settings"), ("mail", 3, "settings")])
         settings('["mial"]')
         run.stop(signal.SIGHUP)
         assert (
@@ -267,6 +266,6 @@ def test_sighup_adds_changes_and_removes_queues(start: Start, dsn: str, tmp_path
         settings('["hang=4"]')
         run.stop(signal.SIGHUP)
         assert run.event("queue.removed")["queue"] == "mail"
-        until_now(lambda: pools() == [("hang", 4, "settings")])
+        waits_until(lambda: pools() == [("hang", 4, "settings")])
     run.stop()
     assert run.ends() == 0

@@ -11,7 +11,7 @@ import pytest
 
 from pgworkd import App, Job
 from pgworkd.words import events
-from tests.kit import insert, running, status, until, waits_for_status
+from tests.kits.daemon import insert, running, status, until, waits_for_status
 
 WITHIN_S = 1.5
 _BATCH = "(SELECT batch_id FROM pgworkd.jobs WHERE id = $1)"

@@ -16,8 +16,8 @@ from pgworkd.engine.life.daemon import Daemon
 from pgworkd.engine.settle import settler
 from pgworkd.errors import OutcomeUnknown, Snooze
 from pgworkd.words import events
-from tests.kit import insert, running, status, until, waits_for_status
-from tests.proxy import Proxy
+from tests.kits.daemon import insert, running, status, until, waits_for_status
+from tests.kits.proxy import Proxy
 
 BACKLOG = "INSERT INTO pgworkd.jobs (queue) SELECT 'q' FROM generate_series(1, $1::int)"
 

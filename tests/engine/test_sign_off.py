@@ -14,8 +14,8 @@ from pgworkd.database.heartbeat_store import HeartbeatStore
 from pgworkd.database.store import Store
 from pgworkd.errors import OutcomeUnknown
 from pgworkd.words import events
-from tests.kit import insert, running, status, until
-from tests.proxy import Proxy
+from tests.kits.daemon import insert, running, status, until
+from tests.kits.proxy import Proxy
 
 STRAY = """INSERT INTO pgworkd.jobs (queue, status, worker_id, attempts, started_at)
     VALUES ('elsewhere', 'running', $1, 1, pgworkd.clock())"""

@@ -11,7 +11,7 @@ import pytest
 from pgworkd import App, Job
 from pgworkd.engine.settle.job_events import SAMPLES_LEAST
 from pgworkd.words import events
-from tests.kit import Recorder, insert, running, status, until, waits_for_status
+from tests.kits.daemon import Recorder, insert, running, status, until, waits_for_status
 
 
 @pytest.fixture(autouse=True)

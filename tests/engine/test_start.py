@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
-from collections.abc import AsyncIterator
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
@@ -19,17 +17,10 @@ from pgworkd.database.schema import VERSION
 from pgworkd.engine.life.daemon import Daemon
 from pgworkd.errors import PgworkdError, SchemaError, UsageError
 from pgworkd.words import events
-from tests.kit import Recorder, insert, quick_options, running, until, waits_for_status
-
-
-def app_of_one() -> App:
-    app = App()
-
-    @app.handler("q")
-    async def handle() -> None:
-        return None
-
-    return app
+from tests.kits.apps import app_of_one
+from tests.kits.daemon import Recorder, insert, quick_options, running, until, waits_for_status
+from tests.kits.schema import plain_user
+from tests.kits.server import database_name, set_read_only
 
 
 async def refusal(dsn: str, **changes: Any) -> PgworkdError:
@@ -116,7 +107,7 @@ async def test_the_daemon_starts_when_the_server_accepts_connections_again(
     dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
     async with plain_user(dsn, db) as user_dsn:
-        await db.execute(f"ALTER DATABASE {database(dsn)} CONNECTION LIMIT 0")
+        await db.execute(f"ALTER DATABASE {database_name(dsn)} CONNECTION LIMIT 0")
         seen = Recorder()
         daemon = Daemon(app_of_one(), quick_options(user_dsn))
         daemon.events.listen(seen)
@@ -124,32 +115,11 @@ async def test_the_daemon_starts_when_the_server_accepts_connections_again(
             tasks.start_soon(daemon.run)
             outage = await seen.wait(events.DATABASE_UNAVAILABLE)
             assert "too many connections" in outage["error"]
-            await db.execute(f"ALTER DATABASE {database(dsn)} CONNECTION LIMIT -1")
+            await db.execute(f"ALTER DATABASE {database_name(dsn)} CONNECTION LIMIT -1")
             await seen.wait(events.DAEMON_READY)
             assert (await seen.wait(events.DATABASE_RECOVERED, part="start"))["outage_s"] > 0
             await until(waits_for_status(db, await insert(db, "q"), "completed"))
             daemon.request_stop()
-
-
-def database(dsn: str) -> str:
-    return urlsplit(dsn).path[1:]
-
-
-@contextlib.asynccontextmanager
-async def plain_user(dsn: str, db: asyncpg.Connection[Any], *, granted: bool = True) -> AsyncIterator[str]:
-    """The DSN of a user who is no superuser, with or without the grants that a worker needs."""
-    user = f"u_{database(dsn)[-12:]}"
-    await db.execute(f"CREATE ROLE {user} LOGIN PASSWORD 'right'")
-    try:
-        await db.execute(f"GRANT USAGE ON SCHEMA pgworkd TO {user}; GRANT SELECT ON pgworkd.schema_version TO {user}")
-        if granted:
-            await db.execute(f"ALTER SCHEMA pgworkd OWNER TO {user}")
-            await db.execute(f"GRANT ALL ON ALL TABLES IN SCHEMA pgworkd TO {user}")
-            await db.execute(f"GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA pgworkd TO {user}")
-        yield with_parts(dsn, netloc=f"{user}:right@{urlsplit(dsn).netloc.rpartition('@')[2]}")
-    finally:
-        await db.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = $1", user)
-        await db.execute(f"DROP OWNED BY {user} CASCADE; DROP ROLE {user}")
 
 
 async def test_a_wrong_password_is_refused_and_never_shown(dsn: str, db: asyncpg.Connection[Any]) -> None:
@@ -207,10 +177,6 @@ async def test_a_schema_that_was_half_deleted_is_refused(dsn: str, db: asyncpg.C
     error = await refusal(dsn)
     assert isinstance(error, SchemaError)
     assert "pgworkd migrate" in str(error)
-
-
-async def set_read_only(dsn: str, db: asyncpg.Connection[Any], state: str) -> None:
-    await db.execute(f"ALTER DATABASE {database(dsn)} SET default_transaction_read_only = {state}")
 
 
 async def test_a_read_only_server_is_waited_for(dsn: str, db: asyncpg.Connection[Any]) -> None:

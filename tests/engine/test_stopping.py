@@ -17,8 +17,7 @@ from pgworkd import App, Job
 from pgworkd.engine.life.daemon import Daemon
 from pgworkd.words import events
 from pgworkd.words.job import Reason
-from tests.engine.test_cancel import cancel
-from tests.kit import insert, running, status, until, waits_for_status
+from tests.kits.daemon import cancel, insert, running, status, until, waits_for_status
 
 REASONS = ["timeout", "cancel", "stop", "fence"]
 ENDINGS = {"timeout": "dead", "cancel": "cancelled", "stop": "pending", "fence": "pending"}

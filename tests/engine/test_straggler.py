@@ -10,7 +10,7 @@ import pytest
 
 from pgworkd import App, Job
 from pgworkd.words import events
-from tests.kit import insert, running, until, waits_for_status
+from tests.kits.daemon import insert, running, until, waits_for_status
 
 SLOW_POLL = {"poll_s": 60.0, "heartbeat_s": 20.0, "lease_s": 60.0}
 """Periods so long that a job found only by a poll is too late for any test here."""

@@ -19,9 +19,8 @@ import pytest
 from pgworkd.cli import serve
 from pgworkd.fleet import supervisor
 from pgworkd.settings.config import Settings
-from tests.engine.test_cli_run import NOBODY, Command, Start, start
-from tests.engine.test_systemd import Systemd, systemd
-from tests.kit import until
+from tests.kits.commands import NOWHERE, Command, Start, Systemd, ended, events, logged, start, systemd
+from tests.kits.daemon import until
 
 APP = """
 import os, signal, sys, time
@@ -77,33 +76,11 @@ def play(start: Start, tmp_path: Path) -> Iterator[Any]:
         yield play_
 
 
-def events(run: Command, name: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in list(run.lines) if f'"event": "{name}"' in line]
-
-
-async def said(run: Command, name: str, count: int = 1) -> list[dict[str, Any]]:
-    """The facts of the first `count` such events; waits for them."""
-
-    async def fact() -> bool:
-        return len(events(run, name)) >= count
-
-    try:
-        await until(fact)
-    except AssertionError:
-        raise AssertionError(f"no {name} x{count} in {run.lines}") from None
-    return events(run, name)
-
-
-async def ended(run: Command) -> int:
-    """The exit code, once the pipe that all processes write to is closed, so that none is left."""
-    return await anyio.to_thread.run_sync(run.ends)
-
-
 async def test_two_processes_are_two_workers_of_one_queue_and_stop_gracefully(
     play: Any, dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
     run = play(dsn)
-    await said(run, "daemon.ready", 2)
+    await logged(run, "daemon.ready", 2)
     pids = {facts["worker"]: facts["pid"] for facts in events(run, "process.started")}
     assert dict(await db.fetch("SELECT name, pid FROM pgworkd.workers")) == pids
     assert sorted(pids) == ["w-1", "w-2"]
@@ -121,16 +98,16 @@ async def test_two_processes_are_two_workers_of_one_queue_and_stop_gracefully(
 
 async def test_a_killed_process_is_replaced_and_its_jobs_run(play: Any, dsn: str, db: asyncpg.Connection[Any]) -> None:
     run = play(dsn, "--log-level", "debug")
-    await said(run, "daemon.ready", 2)
+    await logged(run, "daemon.ready", 2)
     await db.execute("INSERT INTO pgworkd.jobs (queue, payload) VALUES ('once', '{\"stay\": true}')")
-    await said(run, "job.started")
+    await logged(run, "job.started")
     victim = await db.fetchrow("SELECT w.* FROM pgworkd.workers w JOIN pgworkd.jobs j ON j.worker_id = w.id")
     assert victim is not None
     os.kill(victim["pid"], signal.SIGKILL)
-    (end,) = await said(run, "process.ended")
+    (end,) = await logged(run, "process.ended")
     assert (end["worker"], end["pid"], end["signal"]) == (victim["name"], victim["pid"], "SIGKILL")
     assert end["restart_in_s"] == 0
-    assert (await said(run, "process.started", 3))[2]["worker"] == victim["name"]
+    assert (await logged(run, "process.started", 3))[2]["worker"] == victim["name"]
     await until(lambda: db.fetchval("SELECT count(*) = 2 FROM pgworkd.workers WHERE id <> $1", victim["id"]))
 
     await db.execute("INSERT INTO pgworkd.jobs (queue) SELECT 'once' FROM generate_series(1, 20)")
@@ -143,11 +120,11 @@ async def test_a_killed_process_is_replaced_and_its_jobs_run(play: Any, dsn: str
 
 async def test_a_second_signal_is_forwarded_to_all_processes(play: Any, dsn: str, db: asyncpg.Connection[Any]) -> None:
     run = play(dsn, "--shutdown-s", "3600", "--log-level", "debug")
-    await said(run, "daemon.ready", 2)
+    await logged(run, "daemon.ready", 2)
     await db.execute("INSERT INTO pgworkd.jobs (queue) VALUES ('hang'), ('hang')")
-    await said(run, "job.started", 2)
+    await logged(run, "job.started", 2)
     run.stop()
-    assert [facts["running"] for facts in await said(run, "daemon.stopping", 2)] == [1, 1]
+    assert [facts["running"] for facts in await logged(run, "daemon.stopping", 2)] == [1, 1]
     run.stop()
     assert await ended(run) == 0
     rows = await db.fetch("SELECT DISTINCT status::text, failures FROM pgworkd.jobs")
@@ -156,11 +133,11 @@ async def test_a_second_signal_is_forwarded_to_all_processes(play: Any, dsn: str
 
 async def test_a_third_signal_ends_all_processes(play: Any, dsn: str, db: asyncpg.Connection[Any]) -> None:
     run = play(dsn, "--shutdown-s", "3600", "--log-level", "debug")
-    await said(run, "daemon.ready", 2)
+    await logged(run, "daemon.ready", 2)
     await db.execute("INSERT INTO pgworkd.jobs (queue) VALUES ('deaf'), ('deaf')")
-    await said(run, "job.started", 2)
+    await logged(run, "job.started", 2)
     run.stop()
-    await said(run, "daemon.stopping", 2)
+    await logged(run, "daemon.stopping", 2)
     run.stop(signal.SIGINT)
     run.stop(signal.SIGTERM)
     assert await ended(run) == 1
@@ -168,15 +145,15 @@ async def test_a_third_signal_ends_all_processes(play: Any, dsn: str, db: asyncp
 
 
 async def test_a_stop_during_startup_is_clean(play: Any) -> None:
-    run = play(NOBODY)
-    await said(run, "process.started")
+    run = play(NOWHERE)
+    await logged(run, "process.started")
     run.stop()
     assert await ended(run) == 0
 
 
 async def test_processes_stop_when_the_supervisor_dies(play: Any, dsn: str, db: asyncpg.Connection[Any]) -> None:
     run = play(dsn)
-    await said(run, "daemon.ready", 2)
+    await logged(run, "daemon.ready", 2)
     run.process.kill()
     assert await ended(run) == -signal.SIGKILL
     assert [facts["exit_code"] for facts in events(run, "daemon.stopped")] == [0, 0]
@@ -197,7 +174,7 @@ def test_a_process_that_cannot_stop_after_the_supervisor_died_exits(monkeypatch:
 
 async def test_a_process_that_keeps_dying_is_restarted_with_backoff(play: Any, dsn: str) -> None:
     run = play(dsn, more=DIES)
-    ends = await said(run, "process.ended", 2)
+    ends = await logged(run, "process.ended", 2)
     assert [facts["exit_code"] for facts in ends] == [3, 3]
     assert ends[0]["restart_in_s"] == 0
     assert 0.7 < ends[1]["restart_in_s"] < 1.3
@@ -219,7 +196,7 @@ async def test_a_permanent_failure_of_one_process_stops_all(
     play: Any, dsn: str, db: asyncpg.Connection[Any], tmp_path: Path
 ) -> None:
     run = play(dsn)
-    await said(run, "daemon.ready", 2)
+    await logged(run, "daemon.ready", 2)
     (tmp_path / "pgworkd.toml").write_text("log_level = 'loud'\n")
     os.kill(events(run, "process.started")[1]["pid"], signal.SIGKILL)
     assert await ended(run) == 2
@@ -239,7 +216,7 @@ def test_wrong_configuration_is_reported_once_and_starts_no_process(
     play: Any, tmp_path: Path, args: tuple[str, ...], line: str
 ) -> None:
     (tmp_path / "empty.py").write_text("from pgworkd import App\napp = App()\n")
-    run = play(NOBODY, *args)
+    run = play(NOWHERE, *args)
     assert run.ends() == 2
     assert len(run.lines) == 1
     assert run.lines[0].startswith(line)
@@ -249,14 +226,14 @@ async def test_sighup_is_forwarded_to_all_processes_even_during_startup(play: An
     file = tmp_path / "pgworkd.toml"
     file.write_text("processes = 2\n")
     run = play(dsn, more=WAITS_TO_OPEN, PGWORKD_PROCESSES="")
-    await said(run, "process.started", 2)
+    await logged(run, "process.started", 2)
     file.write_text("processes = 3\nlog_level = 'debug'\n")
     run.stop(signal.SIGHUP)
-    reloaded = await said(run, "settings.reloaded", 2)
+    reloaded = await logged(run, "settings.reloaded", 2)
     assert [facts["applied"] for facts in reloaded] == [{"log_level": "debug"}] * 2
     assert sorted(facts["after_restart"] for facts in reloaded) == [[], ["processes"]]
     (tmp_path / "open").touch()
-    await said(run, "settings.reloaded", 3)
+    await logged(run, "settings.reloaded", 3)
     run.stop()
     assert await ended(run) == 0
     assert len(events(run, "process.started")) == 2
@@ -309,7 +286,7 @@ async def test_when_all_processes_hang_systemd_is_notified_and_none_is_killed(
 
 
 def test_worker_names_stay_within_the_length_limit() -> None:
-    options = serve.options(Settings(dsn=NOBODY, worker_name="n" * 200))
+    options = serve.options(Settings(dsn=NOWHERE, worker_name="n" * 200))
     names = [supervisor.Supervisor(options, 64)._name(number) for number in range(1, 65)]
     assert len(set(names)) == 64
     assert {len(Settings(worker_name=name).worker_name) for name in names} == {199, 200}

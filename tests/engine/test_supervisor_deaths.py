@@ -11,9 +11,9 @@ from typing import Any
 import asyncpg
 import pytest
 
-from tests.engine.test_cli_run import start
-from tests.engine.test_supervisor import ended, events, play, said
-from tests.kit import until
+from tests.engine.test_supervisor import play
+from tests.kits.commands import ended, events, logged, start
+from tests.kits.daemon import until
 
 __all__ = ["play", "start"]  # fixtures
 APP = """
@@ -48,7 +48,7 @@ async def kill_owner(db: asyncpg.Connection[Any]) -> None:
 
 async def test_jobs_of_a_killed_process_run_again_at_once(play: Any, dsn: str, db: asyncpg.Connection[Any]) -> None:
     run = play(dsn, more=APP, **LONG)
-    await said(run, "daemon.ready", 2)
+    await logged(run, "daemon.ready", 2)
     await db.execute("INSERT INTO pgworkd.jobs (queue) SELECT 'many' FROM generate_series(1, 10)")
     await until(lambda: db.fetchval("SELECT count(*) = 10 FROM pgworkd.jobs WHERE status = 'running'"))
     for left in await db.fetch(OWNER):
@@ -67,13 +67,13 @@ async def test_jobs_are_not_retried_while_a_child_of_the_dead_process_lives(
     play: Any, dsn: str, db: asyncpg.Connection[Any], tmp_path: Path
 ) -> None:
     run = play(dsn, more=APP, **LONG)
-    await said(run, "daemon.ready", 2)
+    await logged(run, "daemon.ready", 2)
     await db.execute("INSERT INTO pgworkd.jobs (queue) VALUES ('forks')")
     await until(lambda: bool(list(tmp_path.glob("forked.*"))))
     try:
         await kill_owner(db)
-        await said(run, "process.ended")
-        await said(run, "daemon.ready", 3)
+        await logged(run, "process.ended")
+        await logged(run, "daemon.ready", 3)
         assert await db.fetchval("SELECT count(*) = 1 FROM pgworkd.jobs WHERE status = 'running' AND attempts = 1")
     finally:
         (tmp_path / "go").touch()  # its fork must not outlive the test

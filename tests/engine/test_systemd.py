@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
-import tempfile
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
+from collections.abc import AsyncIterator
 
 import anyio
 import pytest
@@ -15,40 +12,12 @@ import pytest
 from pgworkd import App
 from pgworkd.engine.life.daemon import Daemon
 from pgworkd.fleet.sd_notify import EXTENDED_START_S, STATUS_BYTES_MAX, STATUS_S, SystemdNotifier
-from tests.kit import LIMIT_S, quick_options
+from tests.kits.commands import Systemd, systemd
+from tests.kits.daemon import LIMIT_S, quick_options
+
+__all__ = ["systemd"]  # a fixture
 
 NOBODY = "postgresql://nobody@127.0.0.1:1/nothing"
-
-
-class Systemd:
-    """The notification socket, in the role of systemd."""
-
-    def __init__(self, address: str) -> None:
-        self.environ = {"NOTIFY_SOCKET": address}
-        self.received: list[str] = []
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._socket.bind("\0" + address[1:] if address.startswith("@") else address)
-        self._socket.setblocking(False)
-
-    def close(self) -> None:
-        self._socket.close()
-
-    async def receives(self, wanted: str, after: int = 0) -> str:
-        """The first line from the `after`-th on that starts with `wanted`; waits for it."""
-        with anyio.move_on_after(LIMIT_S):
-            while not (found := [line for line in self.received[after:] if line.startswith(wanted)]):
-                await anyio.wait_readable(self._socket)
-                self.received += self._socket.recv(4096).decode().splitlines()
-            return found[0]
-        raise AssertionError(f"no {wanted} within {LIMIT_S} s; received {self.received}")
-
-
-@pytest.fixture
-def systemd() -> Iterator[Systemd]:
-    with tempfile.TemporaryDirectory() as directory:  # pytest's directory is too long for a socket's name
-        line = Systemd(str(Path(directory) / "notify"))
-        yield line
-        line.close()
 
 
 @contextlib.asynccontextmanager

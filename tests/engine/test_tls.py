@@ -24,9 +24,9 @@ from pgworkd.client import enqueue
 from pgworkd.database.connection import Connection, ConnectionOptions, Listener, TransactionPool
 from pgworkd.errors import DatabaseUnavailable
 from pgworkd.results import Results
-from tests.engine.test_cli import CANARY, run_bare
 from tests.engine.test_results import doubles
-from tests.kit import running
+from tests.kits.cli import CANARY, run_bare
+from tests.kits.daemon import running
 from tests.unit.test_tls import home
 
 __all__ = ["home"]  # an autouse fixture

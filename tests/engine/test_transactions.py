@@ -14,8 +14,7 @@ from pgworkd import App, Job
 from pgworkd.database.connection import ConnectionOptions
 from pgworkd.errors import LeaseLost, UsageError
 from pgworkd.words import events
-from tests.engine.test_cancel import cancel
-from tests.kit import insert, running, until, waits_for_status
+from tests.kits.daemon import cancel, insert, running, until, waits_for_status
 
 
 @pytest.fixture

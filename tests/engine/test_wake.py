@@ -13,8 +13,8 @@ import pytest
 from pgworkd import App, Job
 from pgworkd.errors import Snooze
 from pgworkd.words import events
-from tests.engine.ahead_kit import never_stalls
-from tests.kit import insert, running, until, waits_for_status
+from tests.kits.apps import never_stalls
+from tests.kits.daemon import insert, running, until, waits_for_status
 
 SLOW_POLL = {"poll_s": 60.0, "heartbeat_s": 20.0, "lease_s": 60.0}
 """Periods so long that a job found only by a poll is too late for any test here."""

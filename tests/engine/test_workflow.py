@@ -11,8 +11,8 @@ import pytest
 from pgworkd import App
 from pgworkd.client import NewJob, Workflow, columns, connections, enqueue, enqueue_many
 from pgworkd.errors import UsageError
-from tests.engine.client_kit import in_a_transaction, in_autocommit, settled
-from tests.kit import running, status, until, waits_for_status
+from tests.kits.daemon import running, status, until, waits_for_status
+from tests.kits.drivers import in_a_transaction, in_autocommit, settled
 
 NOBODY = UUID(int=7)
 

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from pgworkd.cli.app import app
-from tests.fuzz.kit import in_time, nowhere
-from tests.kit import examples
+from tests.kits.models import examples, in_time, nowhere
 
 __all__ = ["nowhere"]  # a fixture
 

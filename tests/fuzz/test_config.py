@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pgworkd.errors import UsageError
 from pgworkd.settings.config import Settings, describe, load
 from pgworkd.settings.file import parse_queues
-from tests.fuzz.kit import FUZZ, in_time, nowhere
+from tests.kits.models import FUZZ, in_time, nowhere
 
 __all__ = ["nowhere"]  # a fixture
 

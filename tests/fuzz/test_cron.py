@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pgworkd.errors import BadSchedule
 from pgworkd.words.recurrence import ALIASES, Recurrence
-from tests.fuzz.kit import FUZZ, in_time, nowhere
+from tests.kits.models import FUZZ, in_time, nowhere
 
 __all__ = ["nowhere"]  # a fixture
 

@@ -15,7 +15,7 @@ from pgworkd.database.connection import Connection, ConnectionOptions
 from pgworkd.errors import PgworkdError, UsageError
 from pgworkd.words import redaction
 from pgworkd.words.dsn import dsn_fault, redacted
-from tests.fuzz.kit import FUZZ, in_time, nowhere
+from tests.kits.models import FUZZ, in_time, nowhere
 
 __all__ = ["nowhere"]  # a fixture
 

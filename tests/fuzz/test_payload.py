@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pgworkd.errors import InvalidPayload
 from pgworkd.words.payload import BYTES_MAX, DEPTH_MAX, clean_text, decode, encode
-from tests.fuzz.kit import FUZZ, in_time, nowhere
+from tests.kits.models import FUZZ, in_time, nowhere
 
 __all__ = ["nowhere"]  # a fixture
 

@@ -7,7 +7,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.planting import Planted, mutated_tree, run_module, verdicts
+from tests.kits.planting import Planted, mutated_tree, run_module, verdicts
 
 SCHEDULES = 60
 TIMEOUT_S = 600

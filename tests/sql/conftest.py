@@ -7,8 +7,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import asyncpg
 import pytest
 
-from .roles import Roles, granted
-from .verbs import Db, Notices, clock
+from tests.kits.schema import Roles, granted
+from tests.kits.sessions import Notices
+from tests.kits.verbs import Db, clock
 
 Connect = Callable[[], Awaitable[Db]]
 

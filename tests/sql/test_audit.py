@@ -9,8 +9,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from .conftest import Connect
-from .verbs import (
+from tests.kits.verbs import (
     T0,
     Db,
     at,
@@ -31,6 +30,8 @@ from .verbs import (
     steady,
     worker,
 )
+
+from .conftest import Connect
 
 pytestmark = pytest.mark.usefixtures("t0")
 

@@ -11,21 +11,12 @@ import anyio
 import asyncpg
 import pytest
 
+from tests.kits.batches import add, batch, calls, cancel_batch, counted, counts, create, run, seal, sealed, state
+from tests.kits.flow import unblock
+from tests.kits.sessions import Later, waits_for_lock
+from tests.kits.verbs import BATCH_CLOSED, Db, claim, complete, end, fail, one, worker
+
 from .conftest import Connect
-from .flow import unblock
-from .trees import add, batch, calls, cancel_batch, counted, counts, create, run, seal, sealed, state
-from .verbs import (
-    BATCH_CLOSED,
-    Db,
-    Later,
-    claim,
-    complete,
-    end,
-    fail,
-    one,
-    waits_for_lock,
-    worker,
-)
 
 pytestmark = pytest.mark.usefixtures("t0")
 

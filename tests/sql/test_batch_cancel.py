@@ -6,11 +6,11 @@ import json
 
 import pytest
 
-from .flow import HOLDERS, run_all, unblock
-from .trees import add, batch, calls, cancel_batch, counted, counts, run, seal, sealed, state
-from .verbs import (
+from tests.kits.batches import add, batch, calls, cancel_batch, counted, counts, run, seal, sealed, state
+from tests.kits.flow import HOLDERS, run_all, unblock
+from tests.kits.sessions import Notices
+from tests.kits.verbs import (
     Db,
-    Notices,
     cancel,
     claim,
     claim_ids,

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from .trees import add, batch, cancel_batch, counted, create, seal
-from .verbs import Db, blocks, cancel, claim_ids, complete, end, fail, insert_running, retry, worker
+from tests.kits.batches import add, batch, cancel_batch, counted, create, seal
+from tests.kits.sessions import blocks
+from tests.kits.verbs import Db, cancel, claim_ids, complete, end, fail, insert_running, retry, worker
 
 pytestmark = pytest.mark.usefixtures("t0")
 

@@ -10,23 +10,9 @@ import anyio
 import asyncpg
 import pytest
 
-from .trees import add, batch, calls, cancel_batch, counted, seal, sealed, state
-from .verbs import (
-    BATCH_CLOSED,
-    Db,
-    Later,
-    Settle,
-    cancel,
-    claim,
-    complete,
-    end,
-    fail,
-    is_locked,
-    one,
-    retry,
-    waits_for_lock,
-    worker,
-)
+from tests.kits.batches import add, batch, calls, cancel_batch, counted, seal, sealed, state
+from tests.kits.sessions import Later, is_locked, waits_for_lock
+from tests.kits.verbs import BATCH_CLOSED, Db, Settle, cancel, claim, complete, end, fail, one, retry, worker
 
 pytestmark = pytest.mark.usefixtures("t0")
 

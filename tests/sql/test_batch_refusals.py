@@ -10,8 +10,8 @@ from typing import Any, cast
 import asyncpg
 import pytest
 
-from .trees import add, batch, cancel_batch, counts, create, seal, sealed, state
-from .verbs import BATCH_CLOSED, Db, claim, insert, worker
+from tests.kits.batches import add, batch, cancel_batch, counts, create, seal, sealed, state
+from tests.kits.verbs import BATCH_CLOSED, Db, claim, insert, worker
 
 pytestmark = pytest.mark.usefixtures("t0")
 

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from tests.kits.batches import add, batch, calls, counted, create, run, seal, state
+from tests.kits.verbs import Db, claim, complete, fail, retry, worker
+
 from .test_batch_trees import CALLBACKS
-from .trees import add, batch, calls, counted, create, run, seal, state
-from .verbs import Db, claim, complete, fail, retry, worker
 
 pytestmark = pytest.mark.usefixtures("t0")
 

@@ -9,8 +9,9 @@ from typing import Any
 import asyncpg
 import pytest
 
-from .trees import add, batch, calls, cancel_batch, counted, counts, progress, run, seal, state
-from .verbs import BATCH_CLOSED, Db, Notices, cancel, claim, complete, end, fail, live, one, set_pool, worker
+from tests.kits.batches import add, batch, calls, cancel_batch, counted, counts, progress, run, seal, state
+from tests.kits.sessions import Notices
+from tests.kits.verbs import BATCH_CLOSED, Db, cancel, claim, complete, end, fail, live, one, set_pool, worker
 
 pytestmark = pytest.mark.usefixtures("t0")
 

@@ -9,11 +9,11 @@ from typing import Any
 import asyncpg
 import pytest
 
-from .trees import add, batch, calls, cancel_batch, counted, create, progress, run, seal, sealed, state
-from .verbs import (
+from tests.kits.batches import add, batch, calls, cancel_batch, counted, create, progress, run, seal, sealed, state
+from tests.kits.sessions import Notices
+from tests.kits.verbs import (
     BATCH_CLOSED,
     Db,
-    Notices,
     at,
     cancel,
     claim,

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from .trees import add, batch, calls, counted, counts, progress, run, seal, sealed, state
-from .verbs import (
+from tests.kits.batches import add, batch, calls, counted, counts, progress, run, seal, sealed, state
+from tests.kits.verbs import (
     Db,
     at,
     cancel,

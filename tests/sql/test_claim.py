@@ -10,12 +10,11 @@ import anyio
 import asyncpg
 import pytest
 
-from .conftest import Connect
-from .verbs import (
+from tests.kits.sessions import Later, waits_for_lock
+from tests.kits.verbs import (
     LEASE_GONE,
     T0,
     Db,
-    Later,
     at,
     cancel,
     claim,
@@ -28,9 +27,10 @@ from .verbs import (
     one,
     rescue,
     statuses,
-    waits_for_lock,
     worker,
 )
+
+from .conftest import Connect
 
 pytestmark = pytest.mark.usefixtures("t0")
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from .verbs import NO_STATISTICS, Db, at, blocks, claim, claim_ids, clock, insert, one, rows_read, worker
+from tests.kits.sessions import NO_STATISTICS, blocks, rows_read
+from tests.kits.verbs import Db, at, claim, claim_ids, clock, insert, one, worker
 
 pytestmark = pytest.mark.usefixtures("t0")
 

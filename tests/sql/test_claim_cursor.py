@@ -11,9 +11,10 @@ import pytest
 
 from pgworkd.database.claims import Claims
 from pgworkd.engine.claim.claim_cursor import ClaimCursor
+from tests.kits.sessions import NO_STATISTICS, blocks
+from tests.kits.verbs import T0, Db, at, claim, claim_ids, clock, complete, fail, insert, live, one, worker
 
 from .conftest import Connect
-from .verbs import NO_STATISTICS, T0, Db, at, blocks, claim, claim_ids, clock, complete, fail, insert, live, one, worker
 
 pytestmark = pytest.mark.usefixtures("t0")
 

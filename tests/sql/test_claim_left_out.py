@@ -12,9 +12,9 @@ import pytest
 from pgworkd.database.claims import CLAIM as FULL_CLAIM
 from pgworkd.database.claims import ClaimOrder, Claims
 from pgworkd.engine.claim.claim_cursor import ClaimCursor
-
-from .flow import settings
-from .verbs import NO_STATISTICS, Db, at, blocks, clock, complete, insert, one, set_pool, worker
+from tests.kits.flow import settings
+from tests.kits.sessions import NO_STATISTICS, blocks
+from tests.kits.verbs import Db, at, clock, complete, insert, one, set_pool, worker
 
 pytestmark = pytest.mark.usefixtures("t0")
 CLAIM = "SELECT * FROM pgworkd.claim($1, 'q', $2, '{}', '{}', $3, $4, $5, NULL, $6)"

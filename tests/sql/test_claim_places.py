@@ -12,24 +12,10 @@ from typing import Any
 import asyncpg
 import pytest
 
+from tests.kits.sessions import NO_STATISTICS, blocks
+from tests.kits.verbs import T0, Db, at, cancel, clock, complete, fail, insert, one, release, retry, set_pool, worker
+
 from .conftest import Connect
-from .verbs import (
-    NO_STATISTICS,
-    T0,
-    Db,
-    at,
-    blocks,
-    cancel,
-    clock,
-    complete,
-    fail,
-    insert,
-    one,
-    release,
-    retry,
-    set_pool,
-    worker,
-)
 
 pytestmark = pytest.mark.usefixtures("t0")
 

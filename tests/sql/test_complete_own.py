@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from .flow import settings
-from .verbs import Db, claim, complete, fail, insert, one, release, rescue, statuses, worker
+from tests.kits.flow import settings
+from tests.kits.verbs import Db, claim, complete, fail, insert, one, release, rescue, statuses, worker
 
 pytestmark = pytest.mark.usefixtures("t0")
 

@@ -9,11 +9,9 @@ import anyio
 import asyncpg
 import pytest
 
-from .conftest import Connect
-from .verbs import (
+from tests.kits.sessions import Later, Notices, waits_for_lock
+from tests.kits.verbs import (
     Db,
-    Later,
-    Notices,
     at,
     cancel,
     claim_ids,
@@ -29,9 +27,10 @@ from .verbs import (
     retry,
     set_pool,
     statuses,
-    waits_for_lock,
     worker,
 )
+
+from .conftest import Connect
 
 pytestmark = pytest.mark.usefixtures("t0")
 

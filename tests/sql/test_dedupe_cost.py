@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from .verbs import NO_STATISTICS, T0, Db, blocks
+from tests.kits.sessions import NO_STATISTICS, blocks
+from tests.kits.verbs import T0, Db
 
 pytestmark = pytest.mark.usefixtures("t0")
 

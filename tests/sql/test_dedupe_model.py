@@ -12,8 +12,22 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from .test_enqueue import enqueue
-from .verbs import Db, at, cancel, claim_ids, clock, complete, end, fail, live, release, retry, statuses, worker
+from tests.kits.verbs import (
+    Db,
+    at,
+    cancel,
+    claim_ids,
+    clock,
+    complete,
+    end,
+    enqueue,
+    fail,
+    live,
+    release,
+    retry,
+    statuses,
+    worker,
+)
 
 KEYS = ["a", "b"]
 WAITING = ("pending", "failed")

@@ -6,10 +6,11 @@ import uuid
 
 import pytest
 
-from .flow import unblock
-from .verbs import (
+from tests.kits.batches import after, blocked, depend, exact, run_one, undepend
+from tests.kits.flow import unblock
+from tests.kits.sessions import Notices
+from tests.kits.verbs import (
     Db,
-    Notices,
     at,
     cancel,
     claim_ids,
@@ -26,7 +27,6 @@ from .verbs import (
     statuses,
     worker,
 )
-from .waits import after, blocked, depend, exact, run_one, undepend
 
 pytestmark = pytest.mark.usefixtures("t0")
 

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import pytest
 
-from .crowds import MANY, PAGE, WAITERS, counts, crowd, effects, page, pages
-from .refuse import refuse, refused
-from .trees import batch, counted, seal, state
-from .verbs import (
-    Db,
-    Notices,
-    claim_ids,
-    complete,
-    fail,
-    insert_running,
-    worker,
+from tests.kits.batches import (
+    MANY,
+    PAGE,
+    WAITERS,
+    batch,
+    counted,
+    counts_of,
+    crowd,
+    effects,
+    exact,
+    mend,
+    page,
+    pages,
+    seal,
+    state,
 )
-from .waits import exact, mend
+from tests.kits.sessions import Notices, refuse, refused_rows
+from tests.kits.verbs import Db, claim_ids, complete, fail, insert_running, worker
 
 pytestmark = pytest.mark.usefixtures("t0")
 
@@ -29,7 +34,7 @@ async def test_locked_dependents_are_retried_later_and_do_not_delay_others(db: D
     async with other.transaction():
         await other.execute("SELECT FROM pgworkd.jobs WHERE id = ANY ($1) FOR UPDATE", waiting[: 2 * PAGE])
         await pages(db)
-        assert await counts(db) == {"pending": MANY - 2 * PAGE, "blocked": 2 * PAGE}
+        assert await counts_of(db) == {"pending": MANY - 2 * PAGE, "blocked": 2 * PAGE}
         for _ in range(5):  # round after round, each with its pause
             assert (await page(db) or 0) != 0
         assert await mend(db) == 0
@@ -37,7 +42,7 @@ async def test_locked_dependents_are_retried_later_and_do_not_delay_others(db: D
         assert oldest == await db.fetchval("SELECT pgworkd.clock()"), "the time of the end, not of the last try"
     while await effects(db):
         await pages(db)
-    assert await counts(db) == {"pending": MANY}
+    assert await counts_of(db) == {"pending": MANY}
     await exact(db)
 
 
@@ -52,7 +57,7 @@ async def test_two_groups_of_locked_dependents_are_retried_with_pauses(db: Db, o
     assert max(answers) > 0, "at the end of each round"
     for _ in range(3):
         await pages(db)
-    assert await counts(db) == {"pending": 3_000}
+    assert await counts_of(db) == {"pending": 3_000}
 
 
 async def test_one_dependent_that_refuses_does_not_delay_the_others(db: Db) -> None:
@@ -63,8 +68,10 @@ async def test_one_dependent_that_refuses_does_not_delay_the_others(db: Db) -> N
     for bad in (waiting[3], waiting[PAGE - 1], waiting[-1]):
         await refuse(db, bad)
     await pages(db)
-    assert await counts(db) == {"pending": MANY - 3, "blocked": 3}
-    assert await refused(db) == {"apply_effects": {str(bad) for bad in (waiting[3], waiting[PAGE - 1], waiting[-1])}}
+    assert await counts_of(db) == {"pending": MANY - 3, "blocked": 3}
+    assert await refused_rows(db) == {
+        "apply_effects": {str(bad) for bad in (waiting[3], waiting[PAGE - 1], waiting[-1])}
+    }
     assert await effects(db) == 1
     assert await mend(db) == 0, "still not taken for one that has vanished"
 
@@ -78,10 +85,10 @@ async def test_a_job_with_few_dependents_does_not_wait_for_one_with_many(db: Db)
         await complete(db, [first])
     for _ in range(3):
         await page(db)
-    assert await counts(db, "small") == {"pending": 2_020}
-    assert (await counts(db, "large"))["blocked"] > 0
+    assert await counts_of(db, "small") == {"pending": 2_020}
+    assert (await counts_of(db, "large"))["blocked"] > 0
     await pages(db)
-    assert await counts(db, "large") == {"pending": MANY}
+    assert await counts_of(db, "large") == {"pending": MANY}
 
 
 async def test_many_dependents_of_a_dead_job_are_cancelled_in_steps_with_their_own(db: Db) -> None:
@@ -93,12 +100,12 @@ async def test_many_dependents_of_a_dead_job_are_cancelled_in_steps_with_their_o
     await fail(db, [first], permanent=True)
     assert await mend(db) == 0, "it is left to the pages"
     await pages(db)
-    assert await counts(db, "one") == {"cancelled": 2_500}
+    assert await counts_of(db, "one") == {"cancelled": 2_500}
     while await mend(db) or await effects(db):
         await pages(db)
-    assert await counts(db, "one") == {"cancelled": 2_500}
-    assert await counts(db, "two") == {"cancelled": 2_400}
-    assert await counts(db, "run") == {"pending": 2_400}
+    assert await counts_of(db, "one") == {"cancelled": 2_500}
+    assert await counts_of(db, "two") == {"cancelled": 2_400}
+    assert await counts_of(db, "run") == {"pending": 2_400}
     await exact(db)
 
 
@@ -111,8 +118,8 @@ async def test_maintenance_skips_locked_and_refusing_dependents_step_by_step(db:
         await other.execute("SELECT FROM pgworkd.jobs WHERE id = ANY ($1) FOR UPDATE", ids[1:100])
         assert sum([await db.fetchval("SELECT pgworkd.mend_dependencies(50)") for _ in range(6)]) == 200
     assert sum([await db.fetchval("SELECT pgworkd.mend_dependencies(50)") for _ in range(3)]) == 99
-    assert await counts(db) == {"cancelled": 299, "blocked": 1}
-    assert await refused(db) == {"mend_dependencies": {str(ids[0])}}
+    assert await counts_of(db) == {"cancelled": 299, "blocked": 1}
+    assert await refused_rows(db) == {"mend_dependencies": {str(ids[0])}}
 
 
 async def test_a_batch_whose_jobs_are_many_dependents_of_one_job_is_counted_exactly(db: Db) -> None:
@@ -147,8 +154,8 @@ async def test_the_end_of_a_job_with_few_dependents_leaves_no_pending_effects(db
         await crowd(db, first, count=3, queue="each")
     await crowd(db, firsts[200], count=900, queue="wait")
     await complete(db, firsts[:200])
-    assert await counts(db) == {"pending": 14}
-    assert await counts(db, "each") == {"pending": 300}
+    assert await counts_of(db) == {"pending": 14}
+    assert await counts_of(db, "each") == {"pending": 300}
     assert await fail(db, firsts[200:], permanent=True)
     assert await effects(db) == 0
     await exact(db)

@@ -7,8 +7,8 @@ import uuid
 import asyncpg
 import pytest
 
-from .verbs import Db, claim_ids, complete, insert, one, worker
-from .waits import depend
+from tests.kits.batches import depend
+from tests.kits.verbs import Db, claim_ids, complete, insert, one, worker
 
 DAYS = 60
 LOCKED = """SELECT count(DISTINCT c.oid) FROM pg_locks l JOIN pg_class c ON c.oid = l.relation

@@ -9,9 +9,24 @@ from collections.abc import Awaitable, Callable
 import asyncpg
 import pytest
 
-from .conftest import Connect
-from .crowds import MANY, PAGE, TORN, WAITERS, alone, counts, crowd, effects, keeps_nothing, page, pages
-from .verbs import (
+from tests.kits.batches import (
+    MANY,
+    PAGE,
+    TORN,
+    WAITERS,
+    after,
+    alone,
+    counts_of,
+    crowd,
+    effects,
+    exact,
+    keeps_nothing,
+    mend,
+    page,
+    pages,
+    undepend,
+)
+from tests.kits.verbs import (
     NEVER,
     Db,
     cancel,
@@ -25,7 +40,8 @@ from .verbs import (
     retry,
     worker,
 )
-from .waits import after, exact, mend, undepend
+
+from .conftest import Connect
 
 pytestmark = pytest.mark.usefixtures("t0")
 
@@ -86,7 +102,7 @@ async def test_every_outcome_reaches_every_dependent_by_its_rule(
         await crowd(db, first, count=MANY // 3, queue=rule, on_failed=rule)
     await ends(db, first)
     reached = [rule for rule in RULES if ends in WELL or rule == "run"]
-    assert sum([(await counts(db, rule)).get("pending", 0) for rule in reached]) < MANY / 3
+    assert sum([(await counts_of(db, rule)).get("pending", 0) for rule in reached]) < MANY / 3
     assert await effects(db) >= 1
     for _ in range(3):
         left = await page(db)
@@ -101,7 +117,7 @@ async def test_every_outcome_reaches_every_dependent_by_its_rule(
     await pages(db)
     bad = {"wait": "blocked", "cancel": "cancelled", "run": "pending"}
     for rule in RULES:
-        assert await counts(db, rule) == {"pending" if ends in WELL else bad[rule]: MANY // 3}
+        assert await counts_of(db, rule) == {"pending" if ends in WELL else bad[rule]: MANY // 3}
     await exact(db)
 
 
@@ -117,7 +133,7 @@ async def test_a_settle_does_the_same_work_however_many_dependents_there_are(db:
     for was, is_ in zip(before, done, strict=True):
         assert 1_000 <= is_ - was < 1_100
     assert await effects(db) == 1
-    assert (await counts(db))["pending"] < 1_100
+    assert (await counts_of(db))["pending"] < 1_100
 
 
 async def test_a_daemon_killed_between_or_within_pages_loses_nothing(db: Db, connect: Connect) -> None:
@@ -138,11 +154,11 @@ async def test_a_daemon_killed_between_or_within_pages_loses_nothing(db: Db, con
         await exact(db)
     await pages(db, most=6 * MANY // PAGE)
     assert await effects(db) == 0
-    assert await counts(db) == {"blocked": MANY}
+    assert await counts_of(db) == {"blocked": MANY}
     assert await db.fetchval("SELECT bool_and(waiting_on = 1) FROM pgworkd.jobs WHERE queue = 'then'")
     await complete(db, others[1:])
     await pages(db)
-    assert await counts(db) == {"pending": MANY}
+    assert await counts_of(db) == {"pending": MANY}
     await exact(db)
 
 
@@ -164,11 +180,11 @@ async def test_dependents_may_come_go_and_change_between_pages(db: Db) -> None:
         await after(db, first, other, queue="then")
     await pages(db)
     assert await effects(db) == 0
-    assert await counts(db) == {"blocked": MANY - 150 + 5, "cancelled": 50, "pending": 50}
+    assert await counts_of(db) == {"blocked": MANY - 150 + 5, "cancelled": 50, "pending": 50}
     await exact(db)
     await complete(db, [other])
     await pages(db)
-    assert await counts(db) == {"pending": MANY - 150 + 5 + 50, "cancelled": 50}
+    assert await counts_of(db) == {"pending": MANY - 150 + 5 + 50, "cancelled": 50}
     assert set(ids) >= set(deleted)
     await exact(db)
 
@@ -185,7 +201,7 @@ async def test_depending_on_a_finished_job_without_history_is_refused(db: Db) ->
     assert caught.value.sqlstate == NEVER
     await db.execute("ROLLBACK")
     await pages(db)
-    assert await counts(db) == {"pending": MANY}
+    assert await counts_of(db) == {"pending": MANY}
 
 
 async def test_a_dependency_committed_as_the_job_ends_is_counted_once(db: Db, other: Db) -> None:
@@ -197,10 +213,10 @@ async def test_a_dependency_committed_as_the_job_ends_is_counted_once(db: Db, ot
     await complete(db, [first])
     await page(db)
     await other.execute("COMMIT")
-    assert await counts(db, "late") == {"pending": len(late)}
+    assert await counts_of(db, "late") == {"pending": len(late)}
     await pages(db)
-    assert await counts(db) == {"pending": MANY}
-    assert await counts(db, "late") == {"pending": len(late)}
+    assert await counts_of(db) == {"pending": MANY}
+    assert await counts_of(db, "late") == {"pending": len(late)}
     await exact(db)
 
 
@@ -210,19 +226,19 @@ async def test_a_job_retried_between_pages_has_not_ended_for_its_remaining_depen
     await crowd(db, first, on_failed="run")
     await _dies(db, first)
     await page(db)
-    before = (await counts(db))["pending"]
+    before = (await counts_of(db))["pending"]
     await retry(db, first)
     await after(db, first, on_failed="run", queue="late")
     await pages(db)
     assert await effects(db) == 0
-    assert (await counts(db))["pending"] == before
-    assert await counts(db, "late") == {"blocked": 1}
+    assert (await counts_of(db))["pending"] == before
+    assert await counts_of(db, "late") == {"blocked": 1}
     await exact(db)
     assert await claim_ids(db, await worker(db)) == [first]
     await complete(db, [first], 2)
     await pages(db)
-    assert await counts(db) == {"pending": MANY}
-    assert await counts(db, "late") == {"pending": 1}
+    assert await counts_of(db) == {"pending": MANY}
+    assert await counts_of(db, "late") == {"pending": 1}
     await exact(db)
 
 
@@ -234,7 +250,7 @@ async def test_a_death_a_retry_and_a_second_end_count_each_dependent_once(db: Db
     await _dies(db, first)
     await page(db)
     await retry(db, first)
-    gone = (await counts(db)).get("cancelled", 0)
+    gone = (await counts_of(db)).get("cancelled", 0)
     assert (gone > 0) == (on_failed == "cancel")
     assert await claim_ids(db, await worker(db)) == [first]
     await complete(db, [first], 2)
@@ -245,7 +261,7 @@ async def test_a_death_a_retry_and_a_second_end_count_each_dependent_once(db: Db
     assert await db.fetchval("SELECT bool_and(waiting_on = 1) FROM pgworkd.jobs WHERE queue = 'then'")
     await complete(db, [other])
     await pages(db)
-    assert await counts(db) == {"pending": MANY - gone} | ({"cancelled": gone} if gone else {})
+    assert await counts_of(db) == {"pending": MANY - gone} | ({"cancelled": gone} if gone else {})
     await exact(db)
 
 

@@ -7,24 +7,10 @@ from typing import Any
 
 import pytest
 
-from .flow import unblock
-from .trees import batch
-from .verbs import (
-    Db,
-    blocks,
-    cancel,
-    claim_ids,
-    complete,
-    end,
-    fail,
-    insert_running,
-    live,
-    one,
-    rows_read,
-    statuses,
-    worker,
-)
-from .waits import after, exact, undepend
+from tests.kits.batches import after, batch, exact, undepend
+from tests.kits.flow import unblock
+from tests.kits.sessions import blocks, rows_read
+from tests.kits.verbs import Db, cancel, claim_ids, complete, end, fail, insert_running, live, one, statuses, worker
 
 pytestmark = pytest.mark.usefixtures("t0")
 

@@ -11,25 +11,11 @@ import anyio
 import asyncpg
 import pytest
 
+from tests.kits.batches import add, after, batch, blocked, counted, exact, mend, seal, state
+from tests.kits.sessions import Later, waits_for_lock
+from tests.kits.verbs import NEVER, Db, cancel, claim, complete, end, fail, insert_running, one, retry, statuses, worker
+
 from .conftest import Connect
-from .trees import add, batch, counted, seal, state
-from .verbs import (
-    NEVER,
-    Db,
-    Later,
-    cancel,
-    claim,
-    complete,
-    end,
-    fail,
-    insert_running,
-    one,
-    retry,
-    statuses,
-    waits_for_lock,
-    worker,
-)
-from .waits import after, blocked, exact, mend
 
 pytestmark = pytest.mark.usefixtures("t0")
 

@@ -8,8 +8,8 @@ import uuid
 import asyncpg
 import pytest
 
-from .verbs import NEVER, Db, at, cancel, clock, complete, fail, insert, insert_running, one, statuses
-from .waits import after, depend, exact
+from tests.kits.batches import after, depend, exact
+from tests.kits.verbs import NEVER, Db, at, cancel, clock, complete, fail, insert, insert_running, one, statuses
 
 pytestmark = pytest.mark.usefixtures("t0")
 

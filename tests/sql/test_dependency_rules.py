@@ -8,8 +8,22 @@ from typing import Any
 
 import pytest
 
-from .trees import add, batch, calls, cancel_batch, counted, seal, state
-from .verbs import (
+from tests.kits.batches import (
+    add,
+    after,
+    batch,
+    blocked,
+    calls,
+    cancel_batch,
+    counted,
+    depend,
+    exact,
+    mend,
+    run_one,
+    seal,
+    state,
+)
+from tests.kits.verbs import (
     Db,
     at,
     cancel,
@@ -28,7 +42,6 @@ from .verbs import (
     steady,
     worker,
 )
-from .waits import after, blocked, depend, exact, mend, run_one
 
 pytestmark = pytest.mark.usefixtures("t0")
 

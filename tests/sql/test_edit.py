@@ -10,11 +10,10 @@ import anyio
 import asyncpg
 import pytest
 
-from .verbs import (
+from tests.kits.sessions import Later, Notices, waits_for_lock
+from tests.kits.verbs import (
     T0,
     Db,
-    Later,
-    Notices,
     at,
     cancel,
     claim,
@@ -27,7 +26,6 @@ from .verbs import (
     one,
     set_pool,
     statuses,
-    waits_for_lock,
     worker,
 )
 

@@ -9,14 +9,16 @@ import anyio
 import asyncpg
 import pytest
 
-from .verbs import (
+from tests.kits.sessions import Notices
+from tests.kits.verbs import (
     T0,
+    WORDS,
     Db,
-    Notices,
     at,
     claim_ids,
     clock,
     complete,
+    enqueue,
     fail,
     live,
     one,
@@ -27,18 +29,7 @@ from .verbs import (
 
 pytestmark = pytest.mark.usefixtures("t0")
 
-WORDS = ["raise", "skip", "replace", "reschedule"]
 WAITING = ["pending", "scheduled", "blocked", "failed", "failed, holding"]
-Answer = tuple[uuid.UUID, bool, bool]
-
-
-async def enqueue(db: Db, on_duplicate: str | None = None, queue: str = "q", **options: Any) -> Answer:
-    """enqueue(); (id, created, changed)."""
-    given = {"dedupe_key": "k", "on_duplicate": on_duplicate, **options}
-    given = {name: value for name, value in given.items() if value is not None}
-    names = ", ".join(f"p_{name} => ${number}" for number, name in enumerate(given, 2))
-    (row,) = await db.fetch(f"SELECT * FROM pgworkd.enqueue($1, {names})", queue, *given.values())  # noqa: S608
-    return row["id"], row["created"], row["changed"]
 
 
 async def holder(db: Db, state: str) -> uuid.UUID:

@@ -6,9 +6,10 @@ import anyio
 import asyncpg
 import pytest
 
+from tests.kits.sessions import Later, waits_for_lock
+from tests.kits.verbs import WORDS, Answer, Db, cancel, claim_ids, clock, complete, enqueue, live, release, worker
+
 from .conftest import Connect
-from .test_enqueue import WORDS, Answer, enqueue
-from .verbs import Db, Later, cancel, claim_ids, clock, complete, live, release, waits_for_lock, worker
 
 pytestmark = pytest.mark.usefixtures("t0")
 

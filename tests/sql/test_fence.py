@@ -11,9 +11,7 @@ import pytest
 
 from pgworkd.database import schema
 from pgworkd.database.connection import ConnectionOptions
-
-from .registration import token
-from .verbs import LEASE_GONE, Db, claim, claim_ids, clock, one, over, statuses, worker
+from tests.kits.verbs import LEASE_GONE, Db, claim, claim_ids, clock, one, over, statuses, token, worker
 
 pytestmark = pytest.mark.usefixtures("t0")
 

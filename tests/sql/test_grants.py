@@ -10,9 +10,8 @@ import pytest
 from pgworkd.database import grants, schema
 from pgworkd.database.connection import ConnectionOptions
 from pgworkd.errors import UsageError
-
-from .roles import Roles, refused
-from .verbs import Db
+from tests.kits.schema import Roles, denied
+from tests.kits.verbs import Db
 
 NOBODY = """
 additions_checked batch_created batch_moved batch_sealed check_callback check_dependencies dependencies_added
@@ -221,8 +220,8 @@ async def test_an_upgrade_by_an_owner_that_is_not_a_superuser(db: Db, roles: Rol
         await owner.execute("DROP VIEW pgworkd.blocked_jobs; DROP FUNCTION pgworkd.undepend")
         assert await schema.migrate(options) == (schema.VERSION, schema.VERSION)
         async with roles.session("worker") as worker:
-            await refused(worker, "SELECT pgworkd.undepend('{}')")
-            await refused(worker, "SELECT * FROM pgworkd.blocked_jobs")
+            await denied(worker, "SELECT pgworkd.undepend('{}')")
+            await denied(worker, "SELECT * FROM pgworkd.blocked_jobs")
             await owner.execute(roles.sql)
             await worker.execute("SELECT pgworkd.undepend('{}')")
             await worker.execute("SELECT * FROM pgworkd.blocked_jobs")
@@ -253,7 +252,7 @@ async def test_objects_created_by_a_member_of_the_owner_become_the_owners(db: Db
             "VIEW pgworkd.seen RENAME one TO uno",
         )
         for what in alters:
-            await refused(owner, f"ALTER {what}")
+            await denied(owner, f"ALTER {what}")
         await db.execute(roles.sql)
         for what in alters:
             await owner.execute(f"ALTER {what}")

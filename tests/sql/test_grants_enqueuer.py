@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 from pgworkd.cli.app import app
 from pgworkd.client import NewJob, Workflow, batch, enqueue, enqueue_many
 from pgworkd.database import grants
-
-from .roles import Roles, refused
-from .verbs import Db, Notices, at, claim_ids, clock, complete, live, set_pool, worker
+from tests.kits.schema import Roles, denied
+from tests.kits.sessions import Notices
+from tests.kits.verbs import Db, at, claim_ids, clock, complete, live, set_pool, worker
 
 KEYED = "INSERT INTO pgworkd.jobs (queue, dedupe_key, dedupe_until) VALUES ('q', 'k', $1)"
 TARGET = " ON CONFLICT (queue, dedupe_key) WHERE dedupe_key IS NOT NULL AND status <> 'dead' DO NOTHING RETURNING id"
@@ -232,7 +232,7 @@ FORBIDDEN = [
 async def test_statements_refused_to_an_enqueuer(db: Db, roles: Roles, conn: Db) -> None:
     """One statement of each kind, all on one connection: creating the roles takes longer than being refused."""
     for sql in FORBIDDEN:
-        await refused(conn, sql)
+        await denied(conn, sql)
     assert await db.fetchval("SELECT count(*) FROM pgworkd.jobs") == 0
 
 
@@ -268,7 +268,7 @@ async def test_a_trigger_of_another_role_cannot_use_the_owners_trigger_functions
         "stream_created",
         "dependencies_added",
     ):
-        await refused(
+        await denied(
             conn, f"CREATE TRIGGER t AFTER INSERT ON lair.jobs FOR EACH ROW EXECUTE FUNCTION pgworkd.{function}()"
         )
 
@@ -289,7 +289,7 @@ async def test_without_the_grants_usage_of_the_schema_gives_no_privilege(db: Db)
             "enqueue('q')",
             "seal_batch(gen_random_uuid())",
         ):
-            await refused(db, f"SELECT pgworkd.{call}")
+            await denied(db, f"SELECT pgworkd.{call}")
     finally:
         await db.execute(f"RESET ROLE; DROP OWNED BY {name}; DROP ROLE {name}")
 

@@ -7,11 +7,11 @@ import pytest
 from pgworkd.admin import Admin
 from pgworkd.database.connection import ConnectionOptions
 from pgworkd.errors import UsageError
+from tests.kits.batches import batch
+from tests.kits.schema import Roles, denied
+from tests.kits.verbs import Db, claim_ids, complete, one, worker
 
-from .roles import Roles, refused
 from .test_grants import FUNCTIONS, TABLES
-from .trees import batch
-from .verbs import Db, claim_ids, complete, one, worker
 
 
 async def test_a_reader_sees_every_table_and_view(db: Db, roles: Roles) -> None:
@@ -60,13 +60,13 @@ async def test_a_reader_cannot_write_to_any_table(db: Db, roles: Roles) -> None:
     assert {row[0] for row in rows} > TABLES.keys()
     async with roles.session("reader") as ours:
         for table, column, is_view in rows:
-            await refused(ours, f"DROP {'VIEW' if is_view else 'TABLE'} pgworkd.{table}")
+            await denied(ours, f"DROP {'VIEW' if is_view else 'TABLE'} pgworkd.{table}")
             if not is_view:
-                await refused(ours, f"INSERT INTO pgworkd.{table} DEFAULT VALUES")
-                await refused(ours, f"UPDATE pgworkd.{table} SET {column} = DEFAULT")  # noqa: S608 - names are ours
-                await refused(ours, f"DELETE FROM pgworkd.{table}")  # noqa: S608
-                await refused(ours, f"TRUNCATE pgworkd.{table}")
-                await refused(ours, f"SELECT FROM pgworkd.{table} FOR SHARE")
+                await denied(ours, f"INSERT INTO pgworkd.{table} DEFAULT VALUES")
+                await denied(ours, f"UPDATE pgworkd.{table} SET {column} = DEFAULT")  # noqa: S608 - names are ours
+                await denied(ours, f"DELETE FROM pgworkd.{table}")  # noqa: S608
+                await denied(ours, f"TRUNCATE pgworkd.{table}")
+                await denied(ours, f"SELECT FROM pgworkd.{table} FOR SHARE")
 
 
 async def test_a_reader_cannot_call_any_function_that_writes(db: Db, roles: Roles) -> None:
@@ -80,8 +80,8 @@ async def test_a_reader_cannot_call_any_function_that_writes(db: Db, roles: Role
         for name, _, types, volatility in rows:
             call = f"SELECT pgworkd.{name}({', '.join(f'NULL::{each}' for each in types)})"
             if name not in own:
-                await refused(ours, call)
+                await denied(ours, call)
             else:
                 assert volatility in (b"s", b"i"), f"{name} may write"
-        await refused(ours, "CREATE TABLE pgworkd.mine (id int)")
-        await refused(ours, "SELECT setval('pgworkd.workers_id_seq', 1)")
+        await denied(ours, "CREATE TABLE pgworkd.mine (id int)")
+        await denied(ours, "SELECT setval('pgworkd.workers_id_seq', 1)")

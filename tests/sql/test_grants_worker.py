@@ -16,10 +16,9 @@ from pgworkd.engine.life.maintenance import Periods
 from pgworkd.errors import JobFailed, PermanentError, UsageError
 from pgworkd.results import Results
 from pgworkd.words import events
-from tests.kit import running, status, until, waits_for_status
-
-from .roles import Roles, refused
-from .verbs import T0, Db, at, claim_ids, clock, complete, heartbeat, one, rescue, worker
+from tests.kits.daemon import running, status, until, waits_for_status
+from tests.kits.schema import Roles, denied
+from tests.kits.verbs import T0, Db, at, claim_ids, clock, complete, heartbeat, one, rescue, worker
 
 
 def flow() -> App:
@@ -192,7 +191,7 @@ FORBIDDEN = [
 async def test_statements_refused_to_a_worker(roles: Roles) -> None:
     async with roles.session("worker") as ours:
         for sql in FORBIDDEN:
-            await refused(ours, sql)
+            await denied(ours, sql)
 
 
 async def test_a_worker_cannot_migrate(roles: Roles) -> None:

@@ -6,8 +6,10 @@ import json
 
 import pytest
 
+from tests.kits.sessions import NO_STATISTICS, blocks
+from tests.kits.verbs import Db, at, cancel, claim_ids, clock, complete, insert, one, worker
+
 from .conftest import Connect
-from .verbs import NO_STATISTICS, Db, at, blocks, cancel, claim_ids, clock, complete, insert, one, worker
 
 pytestmark = pytest.mark.usefixtures("t0")
 

@@ -9,8 +9,8 @@ import asyncpg
 import pytest
 
 from pgworkd.database import schema
-
-from .verbs import T0, Db, Notices, claim_ids, clock, fail, insert, live, one, release, set_pool, worker
+from tests.kits.sessions import Notices
+from tests.kits.verbs import T0, Db, claim_ids, clock, fail, insert, live, one, release, set_pool, worker
 
 MIB = 1024 * 1024
 

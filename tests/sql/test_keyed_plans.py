@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from .flow import line, settings, take_ids
-from .verbs import NO_STATISTICS, Db, at, blocks, complete, insert, one, rows_read, worker
+from tests.kits.flow import line, settings, take_ids
+from tests.kits.sessions import NO_STATISTICS, blocks, rows_read
+from tests.kits.verbs import Db, at, complete, insert, one, worker
 
 pytestmark = pytest.mark.usefixtures("t0")
 

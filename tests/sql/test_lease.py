@@ -9,12 +9,11 @@ import anyio
 import asyncpg
 import pytest
 
-from .registration import sign_off
-from .verbs import (
+from tests.kits.sessions import Later, waits_for_lock
+from tests.kits.verbs import (
     LEASE_GONE,
     T0,
     Db,
-    Later,
     at,
     cancel,
     claim,
@@ -27,8 +26,8 @@ from .verbs import (
     one,
     rescue,
     set_pool,
+    sign_off,
     statuses,
-    waits_for_lock,
     worker,
 )
 

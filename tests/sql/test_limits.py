@@ -8,26 +8,9 @@ import anyio
 import asyncpg
 import pytest
 
-from .flow import line, run_all, settings, take_ids
-from .verbs import (
-    Db,
-    Later,
-    Notices,
-    at,
-    blocks,
-    cancel,
-    complete,
-    end,
-    fail,
-    insert,
-    one,
-    release,
-    rescue,
-    set_pool,
-    steady,
-    waits_for_lock,
-    worker,
-)
+from tests.kits.flow import line, run_all, settings, take_ids
+from tests.kits.sessions import Later, Notices, blocks, waits_for_lock
+from tests.kits.verbs import Db, at, cancel, complete, end, fail, insert, one, release, rescue, set_pool, steady, worker
 
 pytestmark = pytest.mark.usefixtures("t0")
 

@@ -8,7 +8,8 @@ from typing import Any
 import asyncpg
 import pytest
 
-from .verbs import NO_STATISTICS, Db, at, blocks, cancel, claim, claim_ids, fail, insert, one, retry, worker
+from tests.kits.sessions import NO_STATISTICS, blocks
+from tests.kits.verbs import Db, at, cancel, claim, claim_ids, fail, insert, one, retry, worker
 
 pytestmark = pytest.mark.usefixtures("t0")
 

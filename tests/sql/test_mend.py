@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import asyncpg
 import pytest
 
-from .verbs import (
+from tests.kits.verbs import (
     T0,
     Db,
     at,

@@ -13,12 +13,11 @@ from pgworkd import App, Job
 from pgworkd.database import schema
 from pgworkd.database.connection import ConnectionOptions
 from pgworkd.words import events
-from tests.kit import running, until
-from tests.planting import ROOT
+from tests.kits.daemon import running, until
+from tests.kits.planting import ROOT
+from tests.kits.schema import Roles, catalog, differences, granted
+from tests.kits.verbs import Db, claim, insert, worker
 
-from .catalog import catalog, differences
-from .roles import Roles, granted
-from .verbs import Db, claim, insert, worker
 from .versions import TOKEN, contents, filled, grants_of, schema_of
 
 MIGRATIONS = sorted((ROOT / "pgworkd" / "sql" / "migrations").glob("*.sql"))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from .verbs import T0, Db, Notices, at, blocks, clock, one, set_pool, worker
+from tests.kits.sessions import Notices, blocks
+from tests.kits.verbs import T0, Db, at, clock, one, set_pool, worker
 
 
 async def test_no_notification_when_no_pool_of_that_queue_is_idle(db: Db, notices: Notices) -> None:

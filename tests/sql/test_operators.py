@@ -8,14 +8,11 @@ import anyio
 import asyncpg
 import pytest
 
-from .verbs import (
-    NO_STATISTICS,
+from tests.kits.sessions import NO_STATISTICS, Later, Notices, blocks, waits_for_lock
+from tests.kits.verbs import (
     T0,
     Db,
-    Later,
-    Notices,
     at,
-    blocks,
     cancel,
     claim,
     claim_ids,
@@ -32,7 +29,6 @@ from .verbs import (
     retry,
     set_pool,
     statuses,
-    waits_for_lock,
     worker,
 )
 

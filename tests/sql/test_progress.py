@@ -8,7 +8,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from .verbs import Db, at, clock, complete, fail, insert_running, live, release, retry, worker
+from tests.kits.verbs import Db, at, clock, complete, fail, insert_running, live, release, retry, worker
 
 pytestmark = pytest.mark.usefixtures("t0")
 

@@ -9,7 +9,8 @@ import anyio
 import asyncpg
 import pytest
 
-from .verbs import Db, Later, Notices, at, clock, heartbeat, waits_for_lock, worker
+from tests.kits.sessions import Later, Notices, waits_for_lock
+from tests.kits.verbs import Db, at, clock, heartbeat, worker
 
 NOTICE = {"queues": True}
 

@@ -5,21 +5,11 @@ from __future__ import annotations
 import anyio
 import pytest
 
+from tests.kits.flow import line, most_in_window, settings, take, take_ids
+from tests.kits.sessions import Later, waits_for_lock
+from tests.kits.verbs import Db, at, cancel, clock, complete, insert, one, release, worker
+
 from .conftest import Connect
-from .flow import line, most_in_window, settings, take, take_ids
-from .verbs import (
-    Db,
-    Later,
-    at,
-    cancel,
-    clock,
-    complete,
-    insert,
-    one,
-    release,
-    waits_for_lock,
-    worker,
-)
 
 pytestmark = pytest.mark.usefixtures("t0")
 

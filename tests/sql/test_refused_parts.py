@@ -7,9 +7,23 @@ from datetime import timedelta
 
 import pytest
 
-from . import chain, trees, waits
-from .refuse import refuse, refused
-from .verbs import T0, Db, at, cancel, claim_ids, clock, complete, fail, insert, insert_running, one, statuses, worker
+from tests.kits import batches, verbs
+from tests.kits.sessions import refuse, refused_rows
+from tests.kits.verbs import (
+    T0,
+    Db,
+    at,
+    cancel,
+    claim_ids,
+    clock,
+    complete,
+    fail,
+    insert,
+    insert_running,
+    one,
+    statuses,
+    worker,
+)
 
 pytestmark = pytest.mark.usefixtures("t0")
 
@@ -66,7 +80,7 @@ async def _prune_batches(db: Db) -> Scene:
     ids = []
     for n in range(MOST):
         await clock(n, db)
-        batch_id, jobs = await trees.sealed(db, 1, f"b{n}")
+        batch_id, jobs = await batches.sealed(db, 1, f"b{n}")
         await cancel(db, *jobs)
         ids.append(batch_id)
     await db.execute("CREATE TABLE public.orders (batch_id uuid REFERENCES pgworkd.batches (id))")
@@ -112,7 +126,7 @@ async def _forget_audit(db: Db) -> Scene:
 
 
 async def _mend_batches(db: Db) -> Scene:
-    made = [await trees.sealed(db, 1, f"b{n}") for n in range(MOST)]
+    made = [await batches.sealed(db, 1, f"b{n}") for n in range(MOST)]
     await db.execute("DELETE FROM pgworkd.jobs")  # by hand: so no settle finishes them
     ids = [batch_id for batch_id, _ in made]
     await refuse(db, ids[0], table="batches", when="UPDATE")
@@ -125,7 +139,7 @@ async def _mend_batches(db: Db) -> Scene:
 
 
 async def _unblock_cancelled(db: Db) -> Scene:
-    batch_id, ids = await trees.sealed(db, MOST)
+    batch_id, ids = await batches.sealed(db, MOST)
     await refuse(db, ids[0])
     await db.execute("UPDATE pgworkd.batches SET cancelled_at = pgworkd.clock() WHERE id = $1", batch_id)
 
@@ -150,7 +164,7 @@ async def _unblock_lines(db: Db) -> Scene:
 
 async def _effects_of_ends(db: Db) -> Scene:
     parents = await insert(db, MOST)
-    ids = [await waits.after(db, parent) for parent in parents]
+    ids = [await batches.after(db, parent) for parent in parents]
     for parent in parents:
         await db.execute("INSERT INTO pgworkd.pending_effects (job_id, completed) VALUES ($1, true)", parent)
     await refuse(db, ids[0])
@@ -177,7 +191,7 @@ async def _effects_of_keys(db: Db) -> Scene:
 
 
 async def _effects_of_batches(db: Db) -> Scene:
-    made = [await trees.sealed(db, 1, f"b{n}") for n in range(MOST)]
+    made = [await batches.sealed(db, 1, f"b{n}") for n in range(MOST)]
     for batch_id, (job_id,) in made:
         await db.execute("DELETE FROM pgworkd.jobs WHERE id = $1", job_id)
         await db.execute("SELECT pgworkd.put_off(ARRAY[ROW($1::uuid, 'completed', false, $2::uuid, NULL, NULL, NULL,"
@@ -193,14 +207,14 @@ async def _effects_of_batches(db: Db) -> Scene:
 
 async def _mend_dependencies(db: Db) -> Scene:
     (parent,) = await insert_running(db)
-    ids = [await waits.after(db, parent, on_failed="run") for _ in range(MOST)]
+    ids = [await batches.after(db, parent, on_failed="run") for _ in range(MOST)]
     await db.execute(
         "UPDATE pgworkd.jobs SET status = 'dead', worker_id = NULL, failed_at = $2 WHERE id = $1", parent, T0
     )
     await refuse(db, ids[0])
 
     async def ended() -> list[str | None]:
-        await waits.mend(db)
+        await batches.mend(db)
         return await statuses(db, ids)
 
     return ended, ["blocked", "pending", "pending"], ("mend_dependencies", ids[0])
@@ -208,12 +222,12 @@ async def _mend_dependencies(db: Db) -> Scene:
 
 async def _mend_doomed(db: Db) -> Scene:
     (parent,) = await insert_running(db)
-    ids = [await waits.after(db, parent, on_failed="cancel") for _ in range(MOST)]
+    ids = [await batches.after(db, parent, on_failed="cancel") for _ in range(MOST)]
     await fail(db, [parent], permanent=True)
     await refuse(db, ids[0])
 
     async def ended() -> list[str | None]:
-        await waits.mend(db)
+        await batches.mend(db)
         return await statuses(db, ids)
 
     return ended, ["blocked", "cancelled", "cancelled"], ("mend_dependencies", ids[0])
@@ -222,7 +236,7 @@ async def _mend_doomed(db: Db) -> Scene:
 async def _occurrences(db: Db) -> Scene:
     names = [f"s{n}" for n in range(MOST)]
     for name in names:
-        await chain.put(db, name)
+        await verbs.put_schedule(db, name)
     await refuse(db, names[0], column="schedule", when="INSERT")
     instant = T0 + timedelta(minutes=1)
 
@@ -246,4 +260,4 @@ async def test_a_row_that_refuses_does_not_delay_the_others(db: Db, scene: Calla
     for _ in range(MOST - 1):
         await maintain()
     assert await maintain() == expected
-    assert await refused(db) == {what: {str(key)}}
+    assert await refused_rows(db) == {what: {str(key)}}

@@ -7,20 +7,9 @@ import uuid
 import asyncpg
 import pytest
 
-from . import trees, waits
-from .refuse import REFUSE, refuse, refused
-from .verbs import (
-    Db,
-    at,
-    claim,
-    clock,
-    insert,
-    insert_running,
-    rescue,
-    statuses,
-    steady,
-    worker,
-)
+from tests.kits import batches
+from tests.kits.sessions import REFUSE, refuse, refused_rows
+from tests.kits.verbs import Db, at, claim, clock, insert, insert_running, rescue, statuses, steady, worker
 
 pytestmark = pytest.mark.usefixtures("t0")
 
@@ -43,7 +32,7 @@ async def test_rescue_takes_all_rows_except_those_that_refuse(db: Db, limit: int
     for _ in range(7):
         taken |= await rescue(db, rescuer, limit)
     assert taken == dict.fromkeys([*ids[1:4], *ids[5:]], "failed")
-    assert await refused(db) == {"rescue": {str(ids[0]), str(ids[4])}}
+    assert await refused_rows(db) == {"rescue": {str(ids[0]), str(ids[4])}}
     assert await db.fetchval("SELECT count(*) FROM pgworkd.workers") == 2, "the lost worker stays as long as its jobs"
 
 
@@ -55,7 +44,7 @@ async def test_a_row_that_no_longer_refuses_is_rescued_after_a_pause(db: Db) -> 
     assert await rescue(db, rescuer) == {}
     await steady(db, rescuer, since=60, until=70)
     assert set(await rescue(db, rescuer)) == {ids[0]}
-    assert await refused(db) == {}
+    assert await refused_rows(db) == {}
 
 
 async def test_a_row_that_keeps_refusing_is_retried_with_growing_pauses(db: Db) -> None:
@@ -75,17 +64,17 @@ async def test_a_row_that_keeps_refusing_is_retried_with_growing_pauses(db: Db) 
 
 async def test_a_dead_job_whose_dependent_or_batch_refuses_is_skipped_as_a_whole(db: Db) -> None:
     rescuer = await worker(db)
-    batch_id, (member,) = await trees.sealed(db)
+    batch_id, (member,) = await batches.sealed(db)
     ids = [member, *await insert(db, 3)]
     await db.execute("UPDATE pgworkd.jobs SET max_attempts = 1")
-    dependent = await waits.after(db, ids[1], on_failed="run")
+    dependent = await batches.after(db, ids[1], on_failed="run")
     await claim(db, await worker(db))
     await steady(db, rescuer)
     await refuse(db, dependent)
     await refuse(db, batch_id, table="batches", when="UPDATE")
     assert await rescue(db, rescuer) == dict.fromkeys(ids[2:], "dead")
     assert await statuses(db, ids[:2]) == ["running"] * 2
-    assert await refused(db) == {"rescue": {str(i) for i in ids[:2]}}
+    assert await refused_rows(db) == {"rescue": {str(i) for i in ids[:2]}}
 
 
 async def test_a_constraint_checked_at_commit_counts_as_refusal(db: Db) -> None:
@@ -96,7 +85,7 @@ async def test_a_constraint_checked_at_commit_counts_as_refusal(db: Db) -> None:
     )
     await db.execute("INSERT INTO public.held VALUES ($1)", ids[0])
     assert await rescue(db, rescuer) == dict.fromkeys(ids[1:], "cancelled")
-    assert await refused(db) == {"rescue": {str(ids[0])}}
+    assert await refused_rows(db) == {"rescue": {str(ids[0])}}
 
 
 @pytest.mark.parametrize(("error", "code"), [("lock_not_available", "55P03"), ("deadlock_detected", "40P01")])
@@ -108,7 +97,7 @@ async def test_an_error_that_is_not_caused_by_a_row_is_raised(db: Db, error: str
     with pytest.raises(asyncpg.PostgresError) as raised:
         await rescue(db, rescuer)
     assert raised.value.sqlstate == code
-    assert await refused(db) == {}
+    assert await refused_rows(db) == {}
 
 
 async def test_a_refused_row_is_reported_once(db: Db) -> None:
@@ -122,4 +111,4 @@ async def test_a_refused_row_is_reported_once(db: Db) -> None:
     assert await db.fetch("SELECT * FROM pgworkd.report_refused()") == []
     await clock(2 * DAY, db)
     await db.execute("SELECT pgworkd.prune(7, 30)")
-    assert await refused(db) == {}, "nobody has met them for a day"
+    assert await refused_rows(db) == {}, "nobody has met them for a day"

@@ -7,11 +7,9 @@ import json
 import anyio
 import pytest
 
-from .conftest import Connect
-from .verbs import (
+from tests.kits.sessions import Later, Notices, waits_for_lock
+from tests.kits.verbs import (
     Db,
-    Later,
-    Notices,
     Settle,
     at,
     cancel,
@@ -30,9 +28,10 @@ from .verbs import (
     set_pool,
     statuses,
     steady,
-    waits_for_lock,
     worker,
 )
+
+from .conftest import Connect
 
 pytestmark = pytest.mark.usefixtures("t0")
 

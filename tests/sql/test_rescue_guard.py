@@ -6,7 +6,21 @@ from datetime import timedelta
 
 import pytest
 
-from .verbs import Db, at, claim, claim_ids, clock, heartbeat, insert, one, release, rescue, statuses, steady, worker
+from tests.kits.verbs import (
+    Db,
+    at,
+    claim,
+    claim_ids,
+    clock,
+    heartbeat,
+    insert,
+    one,
+    release,
+    rescue,
+    statuses,
+    steady,
+    worker,
+)
 
 pytestmark = pytest.mark.usefixtures("t0")
 

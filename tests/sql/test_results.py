@@ -11,11 +11,10 @@ import anyio
 import asyncpg
 import pytest
 
-from tests.kit import until
-
-from .flow import unblock
-from .trees import add, batch, run, seal
-from .verbs import (
+from tests.kits.batches import add, batch, run, seal
+from tests.kits.daemon import until
+from tests.kits.flow import unblock
+from tests.kits.verbs import (
     BATCH_CLOSED,
     Db,
     at,

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pgworkd.database import schema
-
-from .verbs import Db, clock, complete, insert, one, worker
+from tests.kits.verbs import Db, clock, complete, insert, one, worker
 
 pytestmark = pytest.mark.usefixtures("t0")
 

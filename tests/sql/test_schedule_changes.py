@@ -5,8 +5,23 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from .chain import add, due_occurrence, occurrences, put, schedule
-from .verbs import T0, Db, Later, at, complete_occurrence, fail, one, release, statuses, waits_for_lock, worker
+from tests.kits.sessions import Later, waits_for_lock
+from tests.kits.verbs import (
+    T0,
+    Db,
+    add_occurrences,
+    at,
+    complete_occurrence,
+    due_occurrence,
+    fail,
+    occurrences,
+    one,
+    put_schedule,
+    release,
+    schedule,
+    statuses,
+    worker,
+)
 
 pytestmark = pytest.mark.usefixtures("t0")
 
@@ -22,9 +37,9 @@ pytestmark = pytest.mark.usefixtures("t0")
     ],
 )
 async def test_a_change_removes_the_waiting_occurrence_that_is_not_due(db: Db, change: str) -> None:
-    await put(db)
-    await put(db, "another")
-    await add(db, ("s", at(60), 1), ("another", at(60), 1))
+    await put_schedule(db)
+    await put_schedule(db, "another")
+    await add_occurrences(db, ("s", at(60), 1), ("another", at(60), 1))
     plain = await one(db, run_at=at(60))
     await db.execute(change + (" WHERE name = 's'" if " pgworkd.schedules" in change else ""))
     assert await occurrences(db) == []
@@ -34,10 +49,10 @@ async def test_a_change_removes_the_waiting_occurrence_that_is_not_due(db: Db, c
 
 @pytest.mark.parametrize("status", ["due", "running", "failed", "dead"])
 async def test_a_change_leaves_an_occurrence_that_is_due_or_has_run(db: Db, status: str) -> None:
-    await put(db)
+    await put_schedule(db)
     worker_id = await worker(db)
     if status == "due":
-        await add(db, ("s", T0, 1))
+        await add_occurrences(db, ("s", T0, 1))
     else:
         job_id = await due_occurrence(db, worker_id)
         if status != "running":
@@ -50,39 +65,39 @@ async def test_a_change_leaves_an_occurrence_that_is_due_or_has_run(db: Db, stat
 
 
 async def test_the_new_rule_may_be_due_sooner_than_the_instant_it_replaced(db: Db) -> None:
-    await put(db, every_s=86400)
-    await add(db, ("s", at(86400), 1))
-    await put(db, every_s=60)
+    await put_schedule(db, every_s=86400)
+    await add_occurrences(db, ("s", at(86400), 1))
+    await put_schedule(db, every_s=60)
     row = await schedule(db)
     assert (row["revision"], row["last_occurrence"]) == (2, T0)
-    assert await add(db, ("s", at(60), 2)) == ["s"]
+    assert await add_occurrences(db, ("s", at(60), 2)) == ["s"]
 
 
 async def test_the_chain_continues_when_a_schedule_is_enabled_again(db: Db) -> None:
-    await put(db)
-    await add(db, ("s", at(60), 1))
+    await put_schedule(db)
+    await add_occurrences(db, ("s", at(60), 1))
     await db.execute("UPDATE pgworkd.schedules SET enabled = false")
     assert await db.fetch("SELECT * FROM pgworkd.ensure_schedules()") == []
-    assert await add(db, ("s", at(60), 2)) == []
+    assert await add_occurrences(db, ("s", at(60), 2)) == []
     await db.execute("UPDATE pgworkd.schedules SET enabled = true")
-    assert await add(db, ("s", at(60), 3)) == ["s"]
+    assert await add_occurrences(db, ("s", at(60), 3)) == ["s"]
 
 
 async def test_a_deleted_occurrence_is_noticed_and_the_chain_restored(db: Db) -> None:
-    await put(db)
-    await add(db, ("s", at(60), 1))
+    await put_schedule(db)
+    await add_occurrences(db, ("s", at(60), 1))
     await db.execute("DELETE FROM pgworkd.jobs")
     assert await db.fetchval("SELECT broken FROM pgworkd.ensure_schedules()") is True
-    assert await add(db, ("s", at(60), 1)) == [], "one row per occurrence"
-    assert await add(db, ("s", at(120), 1)) == ["s"]
+    assert await add_occurrences(db, ("s", at(60), 1)) == [], "one row per occurrence"
+    assert await add_occurrences(db, ("s", at(120), 1)) == ["s"]
 
 
 async def test_a_change_of_the_rule_does_not_remove_a_snoozed_occurrence(db: Db) -> None:
     """It has been claimed (attempts = 1) and waits to continue: deleted, it would reach no final state."""
-    await put(db)
+    await put_schedule(db)
     job_id = await due_occurrence(db, await worker(db))
     await release(db, [job_id], delay_s=60)
-    await put(db, payload='{"n": 2}')
+    await put_schedule(db, payload='{"n": 2}')
     assert await statuses(db, [job_id]) == ["pending"]
 
 
@@ -90,26 +105,26 @@ async def test_a_change_of_the_rule_does_not_remove_a_snoozed_occurrence(db: Db)
 
 
 async def test_a_rule_changed_while_its_occurrence_is_settled_takes_precedence(db: Db, other: Db, third: Db) -> None:
-    await put(db)
+    await put_schedule(db)
     job_id = await due_occurrence(db, await worker(db))
     async with anyio.create_task_group() as tasks:
         await db.execute("BEGIN")
         await complete_occurrence(db, job_id, "s", at(60))  # by the old rule
-        changing = Later(tasks, put(other, every_s=7))
+        changing = Later(tasks, put_schedule(other, every_s=7))
         await waits_for_lock(third, other)
         await db.execute("COMMIT")
         await changing.answer()
     assert await occurrences(db) == [], "the old rule's next one made room"
-    assert await add(db, ("s", at(7), 2)) == ["s"]
+    assert await add_occurrences(db, ("s", at(7), 2)) == ["s"]
 
 
 async def test_a_settle_concurrent_with_a_change_of_the_rule_neither_waits_nor_adds(db: Db, other: Db) -> None:
-    await put(db)
+    await put_schedule(db)
     job_id = await due_occurrence(db, await worker(db))
     await db.execute("BEGIN")
-    await put(db, every_s=7)
+    await put_schedule(db, every_s=7)
     assert await complete_occurrence(other, job_id, "s", at(60)), "completed it is"
     await db.execute("COMMIT")
     assert await occurrences(db) == []
-    assert await add(db, ("s", at(60), 1)) == [], "the old rule's"
-    assert await add(db, ("s", at(7), 2)) == ["s"]
+    assert await add_occurrences(db, ("s", at(60), 1)) == [], "the old rule's"
+    assert await add_occurrences(db, ("s", at(7), 2)) == ["s"]

@@ -7,9 +7,23 @@ from typing import Any
 import asyncpg
 import pytest
 
-from .chain import add, due_occurrence, occurrences, put, schedule
-from .registration import sign_off
-from .verbs import T0, Db, at, claim_ids, clock, fail, release, set_pool, worker
+from tests.kits.verbs import (
+    T0,
+    Db,
+    add_occurrences,
+    at,
+    claim_ids,
+    clock,
+    due_occurrence,
+    fail,
+    occurrences,
+    put_schedule,
+    release,
+    schedule,
+    set_pool,
+    sign_off,
+    worker,
+)
 
 pytestmark = pytest.mark.usefixtures("t0")
 
@@ -20,9 +34,9 @@ async def _missed(db: Db, job_id: Any, attempt: int = 1) -> Any:
 
 async def _waiting(db: Db, **rule: Any) -> None:
     """A waiting occurrence at T0, added earlier."""
-    await put(db, **rule)
+    await put_schedule(db, **rule)
     await clock(-60, db)
-    assert await add(db, ("s", T0, 1)) == ["s"]
+    assert await add_occurrences(db, ("s", T0, 1)) == ["s"]
 
 
 @pytest.mark.parametrize(
@@ -94,7 +108,7 @@ async def test_an_occurrence_to_be_made_up_for_is_not_skipped(db: Db, missed: st
 
 
 async def test_a_failing_occurrence_does_not_delay_the_next(db: Db) -> None:
-    await put(db)
+    await put_schedule(db)
     worker_id = await worker(db)
     job_id = await due_occurrence(db, worker_id)
     assert await fail(db, [job_id], following=("s", at(60), 1)) == {job_id: "failed"}
@@ -108,12 +122,12 @@ async def test_a_failing_occurrence_does_not_delay_the_next(db: Db) -> None:
 
 
 async def test_with_waits_for_retries_the_next_occurrence_waits_for_the_failing_one(db: Db) -> None:
-    await put(db)
+    await put_schedule(db)
     worker_id = await worker(db)
     job_id = await due_occurrence(db, worker_id)
     await db.execute("UPDATE pgworkd.schedules SET waits_for_retries = true")
     assert await fail(db, [job_id], delay_s=0, following=("s", at(60), 2)) == {job_id: "failed"}
-    assert await add(db, ("s", at(60), 2)) == []
+    assert await add_occurrences(db, ("s", at(60), 2)) == []
     assert not await db.fetchval("SELECT broken FROM pgworkd.ensure_schedules()")
     assert await claim_ids(db, worker_id) == [job_id]
     assert await fail(db, [job_id], 2, permanent=True, following=("s", at(60), 2)) == {job_id: "dead"}
@@ -134,7 +148,7 @@ async def _retire(db: Db, *names: str) -> list[str]:
 
 async def test_a_schedule_removed_from_code_is_disabled_and_enabled_when_it_returns(db: Db) -> None:
     for name in ("gone", "kept"):
-        await put(db, name)
+        await put_schedule(db, name)
     await db.execute("INSERT INTO pgworkd.schedules (name, queue, every_s) VALUES ('by hand', 'q', 5)")
     old, new = await worker(db), await worker(db)
     assert await _declare(db, old, "gone", "kept") == {}
@@ -151,23 +165,23 @@ async def test_a_schedule_removed_from_code_is_disabled_and_enabled_when_it_retu
     assert '"schedule": "gone"' in note["after"]
     back = await worker(db)
     assert await _declare(db, back, "gone", "kept") == {"gone": True}
-    await put(db, "gone")
+    await put_schedule(db, "gone")
     assert (await schedule(db, "gone"))["enabled"]
     assert await _declare(db, back, "gone", "kept") == {}
 
 
 async def test_a_schedule_disabled_by_an_operator_stays_disabled(db: Db) -> None:
-    await put(db)
+    await put_schedule(db)
     await db.execute("SELECT pgworkd.enable_schedule('s', false)")
     worker_id = await worker(db)
     assert await _declare(db, worker_id, "s") == {}
     assert await _declare(db, worker_id) == {}
-    await put(db, every_s=61)
+    await put_schedule(db, every_s=61)
     assert not (await schedule(db))["enabled"]
 
 
 async def test_an_operator_enables_disables_and_removes(db: Db) -> None:
-    await put(db)
+    await put_schedule(db)
     assert await db.fetchval("SELECT pgworkd.enable_schedule('s', true)") is False
     assert await db.fetchval("SELECT pgworkd.enable_schedule('s', false)") is True
     assert await db.fetchval("SELECT pgworkd.enable_schedule('s', true)") is True
@@ -184,8 +198,8 @@ async def test_an_operator_enables_disables_and_removes(db: Db) -> None:
 
 
 async def test_run_now_inserts_a_job_besides_the_occurrences(db: Db) -> None:
-    await put(db, payload='{"n": 1}', kind="k")
-    await add(db, ("s", at(60), 1))
+    await put_schedule(db, payload='{"n": 1}', kind="k")
+    await add_occurrences(db, ("s", at(60), 1))
     job_id = await db.fetchval("SELECT pgworkd.run_schedule('s', 'ann')")
     job = await db.fetchrow("SELECT * FROM pgworkd.jobs WHERE id = $1", job_id)
     assert job is not None

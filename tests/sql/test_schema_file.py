@@ -12,11 +12,10 @@ import asyncpg
 import pytest
 
 from pgworkd.database import schema
-
-from .verbs import (
+from tests.kits.sessions import Later, waits_for_lock
+from tests.kits.verbs import (
     TABLES,
     Db,
-    Later,
     at,
     claim,
     claim_ids,
@@ -28,7 +27,6 @@ from .verbs import (
     one,
     set_pool,
     statuses,
-    waits_for_lock,
     worker,
 )
 

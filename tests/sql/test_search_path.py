@@ -7,12 +7,10 @@ import uuid
 import asyncpg
 import pytest
 
-from .conftest import Connect
-from .registration import sign_off, token
-from .verbs import (
+from tests.kits.sessions import Notices
+from tests.kits.verbs import (
     TABLES,
     Db,
-    Notices,
     at,
     cancel,
     claim_ids,
@@ -25,9 +23,13 @@ from .verbs import (
     rescue,
     retry,
     set_pool,
+    sign_off,
     statuses,
+    token,
     worker,
 )
+
+from .conftest import Connect
 
 pytestmark = pytest.mark.usefixtures("t0")
 

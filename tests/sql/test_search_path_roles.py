@@ -8,9 +8,11 @@ from uuid import UUID
 import asyncpg
 import pytest
 
-from .roles import Roles
+from tests.kits.schema import Roles
+from tests.kits.sessions import Notices
+from tests.kits.verbs import Db, at, clock, one, set_pool, statuses, worker
+
 from .test_search_path import every_verb
-from .verbs import Db, Notices, at, clock, one, set_pool, statuses, worker
 
 OPERATORS = ["=", "<>", "<", ">", "<=", ">=", "+", "-", "*", "/", "||", "->", "->>", "?", "&&", "@>", "~", "~~"]
 TYPES = """

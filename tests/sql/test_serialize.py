@@ -7,8 +7,8 @@ import uuid
 
 import pytest
 
-from .flow import expire, line, run_all, settings, take, take_ids, unblock
-from .verbs import (
+from tests.kits.flow import expire, line, run_all, settings, take, take_ids, unblock
+from tests.kits.verbs import (
     Db,
     at,
     cancel,

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from .flow import line, run_all, take_ids
-from .verbs import Db, complete, statuses, worker
+from tests.kits.flow import line, run_all, take_ids
+from tests.kits.verbs import Db, complete, statuses, worker
 
 pytestmark = pytest.mark.usefixtures("t0")
 

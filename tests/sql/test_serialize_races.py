@@ -9,11 +9,10 @@ from typing import Any
 import anyio
 import pytest
 
-from .conftest import Connect
-from .flow import HOLDERS, line, run_all, settings, take_ids, unblock
-from .verbs import (
+from tests.kits.flow import HOLDERS, line, run_all, settings, take_ids, unblock
+from tests.kits.sessions import Later, waits_for_lock
+from tests.kits.verbs import (
     Db,
-    Later,
     Settle,
     at,
     cancel,
@@ -28,9 +27,10 @@ from .verbs import (
     rescue,
     retry,
     statuses,
-    waits_for_lock,
     worker,
 )
+
+from .conftest import Connect
 
 pytestmark = pytest.mark.usefixtures("t0")
 

@@ -10,10 +10,10 @@ import anyio
 import asyncpg
 import pytest
 
-from .verbs import (
+from tests.kits.sessions import Later, waits_for_lock
+from tests.kits.verbs import (
     T0,
     Db,
-    Later,
     Settle,
     at,
     cancel,
@@ -29,7 +29,6 @@ from .verbs import (
     over,
     release,
     statuses,
-    waits_for_lock,
     worker,
 )
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from .verbs import NO_STATISTICS, Db, Settle, claim_ids, complete, end, fail, insert, one, release, worker
+from tests.kits.sessions import NO_STATISTICS
+from tests.kits.verbs import Db, Settle, claim_ids, complete, end, fail, insert, one, release, worker
 
 pytestmark = pytest.mark.usefixtures("t0")
 

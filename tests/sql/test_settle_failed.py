@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from .verbs import (
+from tests.kits.sessions import Notices
+from tests.kits.verbs import (
     T0,
     Db,
-    Notices,
     at,
     cancel,
     claim,

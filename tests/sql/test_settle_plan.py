@@ -11,25 +11,8 @@ from typing import Any
 import anyio
 import pytest
 
-from .verbs import (
-    NO_STATISTICS,
-    Db,
-    Later,
-    Settle,
-    blocks,
-    claim,
-    complete,
-    end,
-    fail,
-    insert,
-    insert_running,
-    is_locked,
-    one,
-    release,
-    rows_read,
-    waits_for_lock,
-    worker,
-)
+from tests.kits.sessions import NO_STATISTICS, Later, blocks, is_locked, rows_read, waits_for_lock
+from tests.kits.verbs import Db, Settle, claim, complete, end, fail, insert, insert_running, one, release, worker
 
 pytestmark = pytest.mark.usefixtures("t0")
 

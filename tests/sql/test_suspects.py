@@ -5,7 +5,8 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from .verbs import T0, Db, Later, at, claim, claim_ids, complete, insert, one, waits_for_lock, worker
+from tests.kits.sessions import Later, waits_for_lock
+from tests.kits.verbs import T0, Db, at, claim, claim_ids, complete, insert, one, worker
 
 pytestmark = pytest.mark.usefixtures("t0")
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from .flow import line, run_all, settings, take, take_ids
-from .verbs import Db, at, clock, complete, insert, one, worker
+from tests.kits.flow import line, run_all, settings, take, take_ids
+from tests.kits.verbs import Db, at, clock, complete, insert, one, worker
 
 pytestmark = pytest.mark.usefixtures("t0")
 

@@ -7,8 +7,7 @@ import contextlib
 import asyncpg
 import pytest
 
-from .registration import token
-from .verbs import Db, at, claim, claim_ids, insert, one, rescue, steady, worker
+from tests.kits.verbs import Db, at, claim, claim_ids, insert, one, rescue, steady, token, worker
 
 pytestmark = pytest.mark.usefixtures("t0")
 

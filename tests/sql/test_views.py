@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from .verbs import Db, claim, clock, heartbeat, one, set_pool, worker
+from tests.kits.verbs import Db, claim, clock, heartbeat, one, set_pool, worker
 
 pytestmark = pytest.mark.usefixtures("t0")
 

@@ -11,7 +11,7 @@ import asyncpg
 from pgworkd import App, DeadJob, Job
 from pgworkd.errors import PermanentError, RetryAfter, Snooze
 from pgworkd.words import events
-from tests.kit import insert, running, until, waits_for_status
+from tests.kits.daemon import insert, running, until, waits_for_status
 
 
 async def test_an_inserted_job_runs_and_its_result_is_stored(dsn: str, db: asyncpg.Connection[Any]) -> None:

@@ -11,8 +11,8 @@ import asyncpg
 
 from pgworkd import App
 from pgworkd.words import events
-from tests import process
-from tests.kit import insert, running, until, waits_for_status
+from tests.kits import process
+from tests.kits.daemon import insert, running, until, waits_for_status
 
 LEASE = {"lease_s": 1.5, "heartbeat_s": 0.2}
 

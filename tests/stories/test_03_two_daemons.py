@@ -8,7 +8,7 @@ from typing import Any
 import asyncpg
 
 from pgworkd import App, Job
-from tests.kit import running, until
+from tests.kits.daemon import running, until
 
 JOBS = 20_000
 

@@ -20,7 +20,7 @@ from pgworkd.engine.life.recurring import Recurring
 from pgworkd.words import events
 from pgworkd.words.events import Events
 from pgworkd.words.recurrence import Recurrence
-from tests.kit import running, until
+from tests.kits.daemon import running, until
 
 
 async def test_five_daemons_create_one_job_per_occurrence(dsn: str, db: asyncpg.Connection[Any]) -> None:

@@ -14,7 +14,7 @@ from pgworkd import App, Job
 from pgworkd.database.store import Store
 from pgworkd.engine.life.daemon import Daemon
 from pgworkd.words import events
-from tests.kit import Recorder, insert, quick_options, running, status, until
+from tests.kits.daemon import Recorder, insert, quick_options, running, status, until
 
 
 async def test_a_graceful_stop_finishes_running_jobs_and_releases_the_rest(

@@ -11,7 +11,7 @@ import pytest
 from pgworkd import App
 from pgworkd.client import Enqueued, enqueue
 from pgworkd.errors import PermanentError
-from tests.kit import running, status, until, waits_for_status
+from tests.kits.daemon import running, status, until, waits_for_status
 
 
 async def an_hour_passes(db: asyncpg.Connection[Any]) -> None:

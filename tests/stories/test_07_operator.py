@@ -15,7 +15,7 @@ from pgworkd.admin import Admin
 from pgworkd.admin.jobs import JobFilter
 from pgworkd.database.connection import ConnectionOptions
 from pgworkd.errors import NotWaiting, PermanentError
-from tests.kit import running, until
+from tests.kits.daemon import running, until
 
 BILLS, REMINDERS = 200, 100
 

@@ -13,7 +13,7 @@ from pgworkd import App
 from pgworkd.admin import Admin
 from pgworkd.database.connection import ConnectionOptions
 from pgworkd.words import events
-from tests.kit import insert, running, status, until, waits_for_status
+from tests.kits.daemon import insert, running, status, until, waits_for_status
 
 RUNNING = "SELECT count(*) FROM pgworkd.jobs WHERE status = 'running'"
 

@@ -11,8 +11,8 @@ import asyncpg
 
 from pgworkd import App, Job
 from pgworkd.client import enqueue
-from tests.kit import running, until
-from tests.sql.flow import most_in_window
+from tests.kits.daemon import running, until
+from tests.kits.flow import most_in_window
 
 ALL_OVER = "SELECT NOT EXISTS (SELECT FROM pgworkd.jobs)"
 STARTS = "SELECT started_at FROM pgworkd.finished_jobs WHERE queue = $1"

@@ -8,11 +8,10 @@ from typing import Any
 
 import asyncpg
 
-from tests import process
-from tests.engine.autoscale_kit import ended, events, logged
 from tests.engine.test_autoscale_whole import APP
-from tests.engine.test_cli_run import Start, start
-from tests.kit import until
+from tests.kits import process
+from tests.kits.commands import Start, ended, events, logged, start
+from tests.kits.daemon import until
 
 __all__ = ["start"]  # a fixture
 

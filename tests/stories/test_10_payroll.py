@@ -14,7 +14,7 @@ import pytest
 from pgworkd import App, Job
 from pgworkd.client import Batch, Progress
 from pgworkd.words import events
-from tests.kit import running
+from tests.kits.daemon import running
 
 EMPLOYEES = 25
 

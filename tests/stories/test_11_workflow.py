@@ -14,7 +14,7 @@ from pgworkd.client import Workflow, enqueue
 from pgworkd.errors import JobFailed
 from pgworkd.results import Results
 from pgworkd.words import events
-from tests.kit import running, status, until, waits_for_status
+from tests.kits.daemon import running, status, until, waits_for_status
 
 SHARDS = ("a", "b", "c")
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 
 from pgworkd.database import schema
-from tests.server import create_database, create_template, drop_database, start_test_server
+from tests.kits.server import create_database, create_template, drop_database, start_test_server
 
 from . import arrivals, sizes
 

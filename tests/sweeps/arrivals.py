@@ -18,7 +18,7 @@ import asyncpg
 
 from pgworkd import App
 from pgworkd.engine.life.daemon import Daemon
-from tests.kit import running, until
+from tests.kits.daemon import running, until
 
 POLL_S = 1.0
 WAIT_S_MAX = POLL_S + 1.0

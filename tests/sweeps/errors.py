@@ -19,7 +19,7 @@ import pgworkd
 from pgworkd import App, Job
 from pgworkd.errors import PermanentError, Snooze
 from pgworkd.words import events
-from tests.kit import running, until
+from tests.kits.daemon import running, until
 
 DATABASE = Path(pgworkd.__file__).parent / "database"
 SENT_BY = ("store.py", "heartbeat_store.py", "schedule_store.py", "claims.py", "settle_statements.py")

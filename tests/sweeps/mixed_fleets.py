@@ -17,7 +17,7 @@ import asyncpg
 
 from pgworkd import App, Job
 from pgworkd.words import events
-from tests.kit import Recorder, running, until
+from tests.kits.daemon import Recorder, running, until
 
 KINDS = ("a", "b", "c")
 LIMITS = (None, None, '{"max_running": 4}', '{"limit_per_key": 2}', '{"fair": true}', '{"concurrency": 5}')

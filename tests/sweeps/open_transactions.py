@@ -18,7 +18,7 @@ import asyncpg
 from pgworkd import App, Job
 from pgworkd.errors import PermanentError, RetryAfter
 from pgworkd.words import events
-from tests.kit import Recorder, insert, running, until
+from tests.kits.daemon import Recorder, insert, running, until
 
 # ruff: noqa: S608 - all SQL is written here
 

@@ -29,8 +29,8 @@ import asyncpg
 
 from pgworkd import App
 from pgworkd.engine.life.daemon import Daemon
-from tests.kit import insert, quick_options, status, until
-from tests.proxy import Proxy
+from tests.kits.daemon import insert, quick_options, status, until
+from tests.kits.proxy import Proxy
 
 MIB = 1024 * 1024
 LARGEST = MIB - 256

@@ -12,7 +12,7 @@ from pgworkd import App, Job
 from pgworkd.database import schema
 from pgworkd.database.connection import ConnectionOptions
 from pgworkd.words import events
-from tests.kit import running, until
+from tests.kits.daemon import running, until
 
 JOBS = 150
 ACTS = {

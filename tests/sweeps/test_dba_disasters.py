@@ -19,10 +19,8 @@ import pytest
 from pgworkd import App, Job
 from pgworkd.database import schema
 from pgworkd.database.connection import ConnectionOptions
-from tests.engine.test_dba import binaries
-from tests.kit import running, until
-from tests.server import create_database, create_template, start_test_server
-from tests.standby import CUT_OFF, standby_of
+from tests.kits.daemon import running, until
+from tests.kits.server import CUT_OFF, binaries, create_database, create_template, standby_of, start_test_server
 
 JOBS = 300
 FILL = """INSERT INTO pgworkd.jobs (queue, serialize_key, payload)

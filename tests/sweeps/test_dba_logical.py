@@ -21,8 +21,8 @@ from pgworkd.embedded import EmbeddedPostgres
 from pgworkd.words import events
 from tests.chaos import clocks
 from tests.engine.test_dba import everything
-from tests.kit import Recorder, running, until
-from tests.server import create_database, create_template, start_test_server
+from tests.kits.daemon import Recorder, running, until
+from tests.kits.server import create_database, create_template, start_test_server
 
 JOBS = 120
 STEP_S = 600

@@ -18,11 +18,8 @@ import typer
 from pgworkd.cli.app import app
 from pgworkd.database import schema
 from pgworkd.embedded import EmbeddedPostgres
-from tests.engine.test_cli import NOBODY, Shell, clean
-from tests.engine.test_cli_fleet import WORKER
-from tests.engine.test_dba import binaries
-from tests.server import create_database, create_template, start_test_server
-from tests.standby import standby_of
+from tests.kits.cli import NOBODY, WORKER, Shell, clean
+from tests.kits.server import binaries, create_database, create_template, standby_of, start_test_server
 
 __all__ = ["clean"]  # a fixture
 

@@ -6,7 +6,6 @@ Set after the application has connected, so that only the daemon's own sessions 
 from __future__ import annotations
 
 from typing import Any
-from urllib.parse import urlsplit
 
 import anyio
 import asyncpg
@@ -16,7 +15,8 @@ from pgworkd import App, Job
 from pgworkd.client import batch, enqueue
 from pgworkd.engine.life.maintenance import Periods
 from pgworkd.words import events
-from tests.kit import running, until, waits_for_status
+from tests.kits.daemon import running, until, waits_for_status
+from tests.kits.server import database_name
 
 PERIODS = Periods(
     rescue_s=0.1, expire_s=0.1, schedules_s=0.1, orphans_s=0.1, partitions_s=0.1, prune_s=0.1, keep_days=1
@@ -95,7 +95,7 @@ async def test_a_daemon_works_under_any_database_setting(dsn: str, db: asyncpg.C
         pytest.skip("this server does not know it")
     await db.execute("CREATE TABLE public.paid (job uuid PRIMARY KEY)")
     await db.execute("SET pgworkd.clock = '2020-01-01'; SELECT pgworkd.ensure_partitions(1); RESET pgworkd.clock")
-    await db.execute(f"ALTER DATABASE {urlsplit(dsn).path[1:]} SET {name} = {HOSTILE[name]}")
+    await db.execute(f"ALTER DATABASE {database_name(dsn)} SET {name} = {HOSTILE[name]}")
     async with running(app_of(), dsn, periods=PERIODS) as (_, seen):
         for _ in range(2):
             for job_id in await traffic(db):

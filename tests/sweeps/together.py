@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import anyio
 
-from tests.server import create_database, drop_database
+from tests.kits.server import create_database, drop_database
 
 Case = TypeVar("Case")
 Play = Callable[[Case, str], Awaitable[list[str]]]

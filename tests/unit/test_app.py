@@ -13,7 +13,7 @@ from typing_extensions import TypedDict
 
 from pgworkd import App, Job
 from pgworkd.errors import UsageError
-from tests.unit.app_kit import registered
+from tests.kits.apps import registered
 
 
 class Model(BaseModel):

@@ -11,7 +11,7 @@ import pytest
 from pgworkd import App, Backoff, DeadJob
 from pgworkd.engine.registry import CONCURRENCY_DEFAULT
 from pgworkd.errors import BadSchedule, UsageError
-from tests.unit.app_kit import registered
+from tests.kits.apps import registered
 
 
 async def nothing() -> None: ...

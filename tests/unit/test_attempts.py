@@ -5,42 +5,18 @@ from __future__ import annotations
 import asyncio
 import math
 from datetime import UTC, datetime
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 import anyio
 import pytest
 
 from pgworkd import Job
 from pgworkd.database.connection import CUT_AFTER_S
-from pgworkd.database.store import Claimed
 from pgworkd.engine.attempts import Attempt, InFlight
 from pgworkd.engine.runner_task import RunnerTask, RunScope
 from pgworkd.words.job import Reason
 from pgworkd.words.registration import Registration
-
-
-def claimed(job_id: UUID, attempt: int = 1) -> Claimed:
-    """A row as the claim returns it; only id and attempt matter here."""
-    return Claimed(
-        id=job_id,
-        kind="k",
-        payload="{}",
-        attempt=attempt,
-        failures=0,
-        max_attempts=3,
-        timeout_s=None,
-        priority=0,
-        losses=0,
-        run_at=0.0,
-        created_at=0.0,
-        schedule=None,
-        occurrence=None,
-        meta=None,
-    )
-
-
-def attempt_of(attempt: int = 1, job_id: UUID | None = None) -> Attempt:
-    return Attempt(claimed(job_id or uuid4(), attempt), "q")
+from tests.kits.apps import attempt_of
 
 
 def job_of(held: Attempt) -> Job:

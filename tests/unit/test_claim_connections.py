@@ -12,7 +12,7 @@ from anyio.abc import TaskGroup
 from pgworkd.database import claim_connections
 from pgworkd.database.claim_connections import CONNECTIONS_MAX, ClaimConnections
 from pgworkd.database.connection import Connection, ConnectionOptions
-from tests.kit import until
+from tests.kits.daemon import until
 
 
 class World:

@@ -10,17 +10,9 @@ from pydantic import ValidationError
 from pgworkd.errors import UsageError
 from pgworkd.settings.config import Settings, describe, load
 from pgworkd.settings.file import parse_queues
+from tests.kits.cli import CANARY, clean
 
-CANARY = "c4n4ry"
-
-
-@pytest.fixture(autouse=True)
-def clean(monkeypatch, tmp_path):
-    """No settings from outside: an empty working directory and no PGWORKD_ variables."""
-    for name in list(os.environ):
-        if name.upper().startswith("PGWORKD_"):
-            monkeypatch.delenv(name)
-    monkeypatch.chdir(tmp_path)
+__all__ = ["clean"]  # a fixture
 
 
 def write(text: str, name: str = "pgworkd.toml") -> Path:

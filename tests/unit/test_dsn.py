@@ -13,7 +13,10 @@ from pydantic import ValidationError
 from pgworkd.errors import UsageError
 from pgworkd.settings.config import Settings, describe, load
 from pgworkd.words.dsn import dsn_fault, for_driver, redacted
-from tests.unit.test_config import CANARY, clean, refused, write  # noqa: F401 - `clean` is an autouse fixture
+from tests.kits.cli import CANARY, clean
+from tests.unit.test_config import write
+
+__all__ = ["clean"]  # a fixture
 
 SOUND_DSNS = [
     ("postgresql://user:{}@host:5432/db", "postgresql://user:***@host:5432/db"),

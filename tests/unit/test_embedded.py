@@ -23,7 +23,7 @@ import pytest
 
 from pgworkd import embedded
 from pgworkd.embedded import EmbeddedPostgres, EmbeddedUnavailable
-from tests import server as test_server
+from tests.kits import server as test_server
 
 FAST = {"fsync": "off", "shared_buffers": "16MB"}
 DEBIAN_15 = Path("/usr/lib/postgresql/15/bin")

@@ -13,8 +13,8 @@ from pgworkd.engine.attempts import Attempt
 from pgworkd.engine.settle.delayed import Item, size_of
 from pgworkd.engine.settle.flushes import BURST_ITERATIONS_MAX, FLUSH_BYTES, FLUSH_MAX, Flushes
 from pgworkd.words.job import Ending, Outcome
-from tests.kit import examples
-from tests.unit.test_attempts import attempt_of
+from tests.kits.apps import attempt_of
+from tests.kits.models import examples
 
 SIZES = st.sampled_from((0, 10, 1_000, 100_000, FLUSH_BYTES // 2, FLUSH_BYTES, FLUSH_BYTES + 1))
 

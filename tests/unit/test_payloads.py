@@ -14,7 +14,7 @@ from pgworkd.engine.run.large_payloads import Payloads
 from pgworkd.errors import DatabaseError, DatabaseUnavailable
 from pgworkd.words.events import Events
 from pgworkd.words.job import Reason
-from tests.unit.test_attempts import attempt_of
+from tests.kits.apps import attempt_of
 
 DAMAGED, GONE = UUID(int=3), UUID(int=4)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.chaos import planted as chaos
-from tests.planting import ROOT, Planted, mutated_tree, places, run_module, verdicts
+from tests.kits.planting import ROOT, Planted, mutated_tree, places, run_module, verdicts
 from tests.simulation import planted as simulation
 
 BUG = Planted("no cap", "pgworkd/database/reconnect.py", "CAP_S = 2.0", "CAP_S = 9.0")

@@ -18,7 +18,7 @@ from pgworkd.engine.claim.poll_mode import (
     SLEEP_S_MAX,
     PollMode,
 )
-from tests.kit import examples
+from tests.kits.models import examples
 
 LONG_AFTER = 100.0
 

@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from pgworkd.fleet.process_keeper import ProcessKeeper
-from tests.kit import until
+from tests.kits.daemon import until
 
 
 class Fake:

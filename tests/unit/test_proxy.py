@@ -11,8 +11,8 @@ import asyncpg
 import psycopg
 import pytest
 
-from tests.kit import until
-from tests.proxy import Message, Mode, Proxy
+from tests.kits.daemon import until
+from tests.kits.proxy import Message, Mode, Proxy
 
 CLOSED = (ConnectionError, asyncpg.ConnectionDoesNotExistError, asyncpg.InterfaceError)
 BACKENDS = """SELECT count(*) FROM pg_stat_activity
@@ -115,7 +115,7 @@ async def test_a_connection_that_lost_bytes_stays_dead_and_new_ones_work(
 async def test_a_server_eventually_detects_a_silently_lost_client(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tests.proxy.KEEPALIVE_S", 0.2)
+    monkeypatch.setattr("tests.kits.proxy.KEEPALIVE_S", 0.2)
     async with Proxy(dsn) as proxy:
         gone, stays = await connected(proxy), await connected(proxy)
         proxy.mode = "blackhole"

@@ -15,7 +15,7 @@ from pgworkd.engine.tallies import Tallies
 from pgworkd.words import events
 from pgworkd.words.events import Events
 from pgworkd.words.job import Ending, Outcome
-from tests.unit.test_attempts import attempt_of
+from tests.kits.apps import attempt_of
 
 JOB = UUID(int=7)
 

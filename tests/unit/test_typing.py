@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.markdown import NAMES, blocks
-from tests.planting import ROOT
+from tests.kits.docs import NAMES, blocks
+from tests.kits.planting import ROOT
 
 PROGRAM = '''
 """A user's program, with every top-level name of the package."""

@@ -13,7 +13,7 @@ from pgworkd.database.connection import ConnectionOptions
 from pgworkd.engine.life.daemon import DaemonOptions
 from pgworkd.engine.life.shutdown import FLUSH_GRACE_S
 from pgworkd.settings.config import Settings
-from tests.planting import ROOT
+from tests.kits.planting import ROOT
 
 EXPOSURE_MAX = 1.5
 UNITS = sorted((ROOT / "systemd").glob("*.service"))

@@ -10,7 +10,7 @@ import pytest
 
 from pgworkd.errors import UsageError, delay_seconds
 from pgworkd.words.validation import counted
-from tests.planting import ROOT
+from tests.kits.planting import ROOT
 
 COUNTED = (
     *("job", "batch", "handler", "outcome", "worker", "queue", "pool", "row", "process", "attempt", "failure", "loss"),

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tests.sql.verbs import Db
+from tests.kits.verbs import Db
 
 TABLES = """workers pools queues rates schedules jobs finished_jobs batches batch_additions job_dependencies
     pending_effects result_waiters refused_rows progress audit"""

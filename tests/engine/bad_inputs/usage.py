@@ -10,12 +10,9 @@ from urllib.parse import urlsplit
 import psycopg
 
 from pgworkd.database import schema
-from tests.engine.bad_kit import Case
-from tests.engine.test_cli import CANARY, NOBODY
-from tests.engine.test_cli_fleet import WORKER
-from tests.engine.test_cli_run import NOBODY as NOWHERE
-from tests.engine.test_cli_run import database, until
-from tests.engine.usage_kit import Usage, UsageCheck, bare
+from tests.engine.bad_inputs import Case, Usage, UsageCheck, bare
+from tests.kits.cli import CANARY, NOBODY, WORKER
+from tests.kits.commands import NOWHERE, database, waits_until
 
 NO_DSN = "no database given: set PGWORKD_DSN, or pass --dsn postgresql://"
 HOSTILE = "\x1b]0;pwned\x07\x1b[31mred\x9b\u202ename\r"
@@ -191,7 +188,7 @@ def two_migrations(usage: Usage) -> None:
     with database(usage.empty_dsn) as watcher, psycopg.connect(usage.empty_dsn) as first:
         first.execute("SELECT pg_advisory_xact_lock(%s, %s)", schema._LOCK)
         commands = [usage.start("migrate", "--dsn", usage.empty_dsn, stdout=subprocess.PIPE) for _ in range(2)]
-        until(lambda: watcher.execute(waits).fetchone() == (2,))
+        waits_until(lambda: watcher.execute(waits).fetchone() == (2,))
         first.commit()
         assert [command.ends() for command in commands] == [0, 0]
         assert watcher.execute("SELECT version FROM pgworkd.schema_version").fetchall() == [(schema.VERSION,)]

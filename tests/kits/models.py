@@ -1,6 +1,7 @@
-"""Model tests: random operations of several sessions, each example played from an empty database, step by step.
+"""Tests with generated inputs: the number of examples and a limit of time; and worlds, in which several sessions play.
 
-Each session runs one verb per transaction, as a daemon does, and may leave it open: operations of other sessions
+A world is a model test: random operations of several sessions, each example played from an empty database, step by
+step. Each session runs one verb per transaction, as a daemon does, and may leave it open: operations of other sessions
 meanwhile wait for it, or do not.
 """
 
@@ -8,25 +9,88 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
+import os
+import tempfile
+import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
 import anyio
 import anyio.lowlevel
 import asyncpg
+import pytest
 from anyio.abc import TaskGroup
-from hypothesis import Phase
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
 
-from tests.kit import examples
-from tests.server import create_database, drop_database
+from tests.kits.server import create_database, drop_database
+from tests.kits.sessions import Later
+from tests.kits.verbs import Db, at, clock, rescue, worker
 
-from .verbs import Db, Later, at, clock, rescue, worker
+EXAMPLES = os.environ.get("PGWORKD_TEST_EXAMPLES")
+"""Number of examples of each model and fuzz test, random on each run. Unset: the same examples on every run."""
+
+
+def examples(count: int, **changes: Any) -> settings:
+    """Hypothesis settings: `count` examples unless PGWORKD_TEST_EXAMPLES is set."""
+    return settings(
+        max_examples=int(EXAMPLES or count),
+        derandomize=EXAMPLES is None,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        **changes,
+    )
+
+
+FUZZ = examples(200)
+CASE_S_MAX = 1.0
+"""CPU seconds within which any input must be accepted or rejected."""
+
+
+@contextlib.contextmanager
+def in_time() -> Iterator[None]:
+    """Fails if the block takes too long."""
+    gc.disable()  # collecting hypothesis' objects must not count as this example's time
+    began_s = time.process_time()
+    try:
+        yield
+    finally:
+        took_s = time.process_time() - began_s
+        gc.enable()
+    assert took_s < CASE_S_MAX, f"took {took_s:.3f} s"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def nowhere() -> Iterator[Path]:
+    """An empty working directory and no PGWORKD_ variables, for all examples of a module."""
+    before = Path.cwd()
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as directory:
+        for name in list(os.environ):
+            if name.upper().startswith("PGWORKD_") and name != "PGWORKD_TEST_EXAMPLES":
+                patch.delenv(name)
+        os.chdir(directory)
+        yield Path(directory)
+        os.chdir(before)
+
+
+# Worlds
 
 QUICK = examples(14, phases=[Phase.explicit, Phase.generate])
 """Shrinking takes minutes: a failing example is short enough as it is."""
 LEASE_S = 3600.0
+
+# Of the worlds with batches.
+EMPTY = """TRUNCATE pgworkd.jobs, pgworkd.finished_jobs, pgworkd.batches, pgworkd.batch_additions, pgworkd.workers,
+    pgworkd.audit"""
+ADDING = {"add", "insert", "child", "root", "seal"}
+"""The operations of an application's transaction."""
+RUNNING = "SELECT id, attempts FROM pgworkd.jobs WHERE status = 'running' AND queue = 'q' ORDER BY id"
+WAITING = """SELECT id FROM pgworkd.jobs
+    WHERE status IN ('blocked', 'pending', 'failed', 'dead') AND queue = 'q' ORDER BY created_at, id"""
 
 
 class Step(NamedTuple):
@@ -37,6 +101,18 @@ class Step(NamedTuple):
     which: float
     open: bool
     key: str = ""
+
+
+def steps(whats: list[str]) -> st.SearchStrategy[list[Step]]:
+    """Generates schedules of steps."""
+    step = st.builds(
+        Step,
+        session=st.integers(0, 2),
+        what=st.sampled_from(whats),
+        which=st.floats(0, 1, allow_nan=False),
+        open=st.booleans(),
+    )
+    return st.lists(step, min_size=15, max_size=40)
 
 
 class Session:

@@ -14,9 +14,9 @@ from pgworkd import App, Job
 from pgworkd.engine.run.unknown_kinds import DELAY_S
 from pgworkd.errors import RetryAfter
 from pgworkd.words import events, log
-from tests.engine.bad_kit import Case, Check, Db, among_good_ones, column, dead_payload, refused
-from tests.kit import insert, status, until, waits_for_status
-from tests.sql.verbs import clock, rescue, steady, worker
+from tests.engine.bad_inputs import Case, Check, among_good_ones, column, dead_payload, refused
+from tests.kits.daemon import insert, status, until, waits_for_status
+from tests.kits.verbs import Db, clock, rescue, steady, worker
 
 NAME = "name_must_have_1_to_200_characters"
 OBJECT = "value_must_be_a_json_object"

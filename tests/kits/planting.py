@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 COPIED = ("pgworkd", "tests", "systemd", "schema.sql", "pyproject.toml", "README.md", "docs", "LICENSE")
 
 

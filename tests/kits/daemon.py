@@ -1,13 +1,12 @@
-"""Shared by tests of a running daemon: starting one, and waiting for conditions instead of sleeping."""
+"""A daemon in this process, its events and its jobs; and waiting for conditions instead of sleeping."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import inspect
-import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import asyncpg
@@ -18,26 +17,12 @@ from pgworkd.engine.life.daemon import Daemon, DaemonOptions
 from pgworkd.engine.life.heartbeat import end_process
 from pgworkd.engine.life.maintenance import Periods
 
-if TYPE_CHECKING:
-    from hypothesis import settings
-
-EXAMPLES = os.environ.get("PGWORKD_TEST_EXAMPLES")
-"""Number of examples of each model and fuzz test, random on each run. Unset: the same examples on every run."""
 LIMIT_S = 20.0
 """Time limit of every wait; then the test fails and shows what it saw."""
-
-
-def examples(count: int, **changes: Any) -> settings:
-    """Hypothesis settings: `count` examples unless PGWORKD_TEST_EXAMPLES is set."""
-    from hypothesis import HealthCheck, settings  # here: each daemon in a process of its own imports this module
-
-    return settings(
-        max_examples=int(EXAMPLES or count),
-        derandomize=EXAMPLES is None,
-        deadline=None,
-        suppress_health_check=list(HealthCheck),
-        **changes,
-    )
+LEASE_S = 1.5
+"""Of `daemon_of`."""
+LEFT_S = "SELECT extract(epoch FROM min(lease_until) - clock_timestamp())::float8 FROM pgworkd.workers"
+"""The remaining time of the leases, according to the database."""
 
 
 class Recorder:
@@ -113,6 +98,15 @@ async def running(
             daemon.request_stop()
 
 
+def daemon_of(
+    app: App, dsn: str, ended: list[str], **changes: Any
+) -> contextlib.AbstractAsyncContextManager[tuple[Daemon, Recorder]]:
+    """A daemon with a short lease that only records in `ended` that it would end the process."""
+    connection = ConnectionOptions(dsn, connect_timeout_s=0.2, command_timeout_s=0.2)
+    options = {"connection": connection, "shutdown_s": 0.1, "lease_s": LEASE_S, "heartbeat_s": 0.1}
+    return running(app, dsn, end_process=ended.append, **options | changes)
+
+
 async def insert(db: asyncpg.Connection[Any], queue: str, payload: str = "{}", **columns: Any) -> Any:
     """Inserts one job as an application would; returns its id."""
     names = ["queue", "payload", *columns]
@@ -134,3 +128,8 @@ def waits_for_status(db: asyncpg.Connection[Any], job_id: Any, wanted: str) -> C
         return await status(db, job_id) == wanted
 
     return fact
+
+
+async def cancel(db: asyncpg.Connection[Any], *job_ids: Any) -> dict[Any, str]:
+    """Cancels like an operator; the results by id."""
+    return dict(await db.fetch("SELECT id, outcome FROM pgworkd.cancel($1)", job_ids))

@@ -19,9 +19,10 @@ import pytest
 from pgworkd.client import enqueue, enqueue_many
 from pgworkd.errors import UsageError
 from pgworkd.results import Results
-from tests.engine.bad_kit import Case, Check, Db
-from tests.engine.client_kit import numbered, settled, stored
-from tests.kit import insert, until
+from tests.engine.bad_inputs import Case, Check
+from tests.kits.daemon import insert, until
+from tests.kits.drivers import numbered, settled, stored
+from tests.kits.verbs import Db
 
 ELSEWHERE = "in another event loop: open one in each thread and process"
 

@@ -13,10 +13,9 @@ from urllib.parse import quote, urlsplit
 import psycopg
 
 from pgworkd.words import events
-from tests.engine.bad_kit import Case
-from tests.engine.test_cli import CANARY
-from tests.engine.test_cli_run import NOBODY
-from tests.engine.usage_kit import Usage, UsageCheck, bare
+from tests.engine.bad_inputs import Case, Usage, UsageCheck, bare
+from tests.kits.cli import CANARY
+from tests.kits.commands import NOWHERE
 
 SHOW = ("config", "show")
 
@@ -51,7 +50,7 @@ def unreadable_file(usage: Usage) -> None:
 
 
 def public_file_with_a_password(usage: Usage) -> None:
-    usage.write("pgworkd.toml", f'dsn = "{NOBODY}"\nlog_format = "json"\napp = "notes:app"\n', 0o644)
+    usage.write("pgworkd.toml", f'dsn = "{NOWHERE}"\nlog_format = "json"\napp = "notes:app"\n', 0o644)
     run = usage.start("run")
     note = run.event("settings.note")["note"]
     assert note == "pgworkd.toml contains a password and is readable by every user: chmod 600 pgworkd.toml"
@@ -108,7 +107,7 @@ def app_is(text: str | None, told: str, reference: str = "bad_app:app") -> Usage
         usage.monkeypatch.setattr(sys, "path", list(sys.path))
         usage.monkeypatch.setattr(sys, "dont_write_bytecode", True)
         try:
-            line = bare("run", "--dsn", NOBODY, "--app", reference)
+            line = bare("run", "--dsn", NOWHERE, "--app", reference)
         finally:
             sys.modules.pop("bad_app", None)
         assert told in line
@@ -119,7 +118,7 @@ def app_is(text: str | None, told: str, reference: str = "bad_app:app") -> Usage
 
 def no_handlers(usage: Usage) -> None:
     usage.write("bad_app.py", APP)
-    run = usage.start("run", "--app", "bad_app:app", PGWORKD_DSN=NOBODY)
+    run = usage.start("run", "--app", "bad_app:app", PGWORKD_DSN=NOWHERE)
     assert run.ends() == 2
     assert run.lines == ["pgworkd: the app has no handlers: register one with @app.handler(...)"]
 
@@ -292,7 +291,7 @@ CASES = [
     Case(80, "PGPORT=x", bad_variable("PGPORT", "x", "invalid literal for int() with base 10: 'x'")),
     Case(80, "PGSSLMODE=bogus", bad_variable("PGSSLMODE", "bogus", "`sslmode` parameter must be one of")),
     Case(81, "no such module", app_is(None, "module 'bad_app': No module named 'bad_app'")),
-    Case(81, "a module that raises", app_is(f"raise ValueError('{NOBODY}')", RAISED)),
+    Case(81, "a module that raises", app_is(f"raise ValueError('{NOWHERE}')", RAISED)),
     Case(81, "a module that exits", app_is("import sys\nsys.exit(3)", "on import: SystemExit: 3 (bad_app.py:2)")),
     Case(81, "no Python", app_is("def f(:\n", "raised on import: SyntaxError: invalid syntax (bad_app.py:1)")),
     Case(81, "a module that is no package", app_is(APP, "'bad_app' is not a package", "bad_app.jobs:app")),

@@ -15,9 +15,10 @@ import pytest
 from pgworkd.client import Batch, enqueue_many
 from pgworkd.errors import UsageError
 from pgworkd.results import Results
-from tests.engine.bad_kit import Case, Db, arguments
-from tests.engine.client_kit import Untouchable, numbered, stored
-from tests.kit import insert, until
+from tests.engine.bad_inputs import Case, arguments
+from tests.kits.daemon import insert, until
+from tests.kits.drivers import Untouchable, numbered, stored
+from tests.kits.verbs import Db
 
 NO_UUID = "is a int: pass a UUID, as returned by enqueue"
 NUL, SURROGATE = "holds a NUL character: remove it", r"holds a lone surrogate \(half a character\): remove it"

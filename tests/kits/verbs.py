@@ -1,4 +1,4 @@
-"""The verbs of `schema.sql`, called as SQL, and helpers for interleaving several sessions.
+"""The verbs of `schema.sql`, called as SQL, and the rows that they change.
 
 The clock is an input: `clock(5, db, other)` sets the clock of those sessions to T0 + 5 s. T0 lies in the future, so
 that the server has long been up by then.
@@ -10,17 +10,12 @@ import json
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
-import anyio
 import asyncpg
-from anyio.abc import TaskGroup
-
-from tests.kit import until
 
 Db: TypeAlias = "asyncpg.Connection[Any]"
 Settle: TypeAlias = Callable[..., Awaitable[Any]]
-T = TypeVar("T")
 
 T0 = datetime(2100, 6, 15, 12, 0, tzinfo=UTC)
 _TYPES = {
@@ -40,7 +35,9 @@ TABLES = [
 LEASE_GONE = "PW001"
 BATCH_CLOSED = "PW003"
 NEVER = "PW004"
-NO_STATISTICS = "ALTER TABLE pgworkd.jobs SET (autovacuum_enabled = off)"
+WORDS = ["raise", "skip", "replace", "reschedule"]
+"""What `enqueue` may do with a duplicate."""
+Answer = tuple[uuid.UUID, bool, bool]
 
 
 def at(seconds: float) -> datetime:
@@ -62,6 +59,14 @@ async def worker(db: Db, lease_s: float = 30, name: str = "w") -> int:
     return int(await db.fetchval("SELECT pgworkd.register($1, 1, 'v', $2)", name, lease_s))
 
 
+async def token(db: Db, worker_id: int) -> uuid.UUID | None:
+    """The registration token of the worker; None: it has none."""
+    # The operator is schema-qualified: some callers have a hostile search_path.
+    sql = "SELECT token FROM pgworkd.workers WHERE id OPERATOR(pg_catalog.=) $1"
+    found: uuid.UUID | None = await db.fetchval(sql, worker_id)
+    return found
+
+
 async def heartbeat(db: Db, worker_id: int, state: str = "running") -> asyncpg.Record | None:
     """One heartbeat, and what it returns to the worker; None: it is lost."""
     # The operator is schema-qualified: some callers have a hostile search_path.
@@ -70,6 +75,11 @@ async def heartbeat(db: Db, worker_id: int, state: str = "running") -> asyncpg.R
     if not await db.fetchval(sql, worker_id, state):
         return None
     return await db.fetchrow("SELECT * FROM pgworkd.wanted($1)", worker_id)
+
+
+async def sign_off(db: Db, worker_id: int) -> bool:
+    """Signs a worker off; False if it still has running jobs."""
+    return bool(await db.fetchval("SELECT pgworkd.sign_off($1, $2)", worker_id, await token(db, worker_id)))
 
 
 async def set_pool(db: Db, worker_id: int, queue: str = "q", *, idle: bool = True) -> None:
@@ -202,6 +212,15 @@ async def one(db: Db, queue: str = "q", **columns: Any) -> uuid.UUID:
     return (await insert(db, 1, queue, **columns))[0]
 
 
+async def enqueue(db: Db, on_duplicate: str | None = None, queue: str = "q", **options: Any) -> Answer:
+    """enqueue(); (id, created, changed)."""
+    given = {"dedupe_key": "k", "on_duplicate": on_duplicate, **options}
+    given = {name: value for name, value in given.items() if value is not None}
+    names = ", ".join(f"p_{name} => ${number}" for number, name in enumerate(given, 2))
+    (row,) = await db.fetch(f"SELECT * FROM pgworkd.enqueue($1, {names})", queue, *given.values())  # noqa: S608
+    return row["id"], row["created"], row["changed"]
+
+
 async def insert_running(db: Db, count: int = 1, **columns: Any) -> list[uuid.UUID]:
     """Inserts `count` equal jobs, which a new worker claims; their ids in the order of insertion."""
     ids = await insert(db, count, **columns)
@@ -231,112 +250,40 @@ async def statuses(db: Db, ids: Sequence[uuid.UUID]) -> list[str | None]:
     return [found.get(job_id) for job_id in ids]
 
 
-# Several sessions
+# Schedules
 
 
-class Later(Generic[T]):
-    """A pending call in a session that will have to wait; `await later.answer()` once it can proceed."""
-
-    def __init__(self, tasks: TaskGroup, call: Awaitable[T]) -> None:
-        self._call, self._done = call, anyio.Event()
-        self._value: T | None = None
-        self._error: BaseException | None = None
-        tasks.start_soon(self._run)
-
-    async def _run(self) -> None:
-        try:
-            self._value = await self._call
-        except asyncpg.PostgresError as error:
-            self._error = error
-        finally:
-            self._done.set()
-
-    @property
-    def is_done(self) -> bool:
-        """Whether it has finished."""
-        return self._done.is_set()
-
-    async def answer(self) -> T:
-        """Waits for the end; returns or raises the result of the call."""
-        with anyio.fail_after(10):
-            await self._done.wait()
-        if self._error is not None:
-            raise self._error
-        return self._value  # type: ignore[return-value]
+async def put_schedule(db: Db, name: str = "s", **changes: Any) -> None:
+    """put_schedule, every minute by default."""
+    rule = {"queue": "q", "kind": None, "cron": None, "every_s": 60, "timezone": "UTC", "missed": "skip"}
+    sql = "SELECT pgworkd.put_schedule($1, $2, $3, $4, $5, $6, $7, $8)"
+    await db.execute(sql, name, *{**rule, "payload": "{}", **changes}.values())
 
 
-async def waits_for_lock(observer: Db, session: Db) -> None:
-    """Returns when `session` waits for a lock that another holds."""
-    pid = session.get_server_pid()
-    sql = "SELECT wait_event_type = 'Lock' FROM pg_stat_activity WHERE pid = $1"
-    await until(lambda: observer.fetchval(sql, pid), 10)
+async def add_occurrences(db: Db, *occurrences: tuple[str, datetime, int]) -> list[str]:
+    """add_occurrences; the names of the schedules that got one."""
+    columns = [list(column) for column in zip(*occurrences, strict=True)]
+    return sorted(await db.fetchval("SELECT pgworkd.add_occurrences($1, $2, $3)", *columns))
 
 
-async def is_locked(observer: Db, table: str, key: str, value: object) -> bool:
-    """Whether another session has locked the row so that it could not be updated now."""
-    sql = f"SELECT 1 FROM pgworkd.{table} WHERE {key} = $1"  # noqa: S608 - names are ours
-    assert await observer.fetchval(sql, value) == 1, "no such row"
-    return await observer.fetchval(f"{sql} FOR UPDATE SKIP LOCKED", value) is None
-
-
-class Notices:
-    """A session that LISTENs. A notification of its own shows that all earlier ones have arrived."""
-
-    def __init__(self, session: Db) -> None:
-        self._session = session
-        self._heard: list[str] = []
-
-    async def listen(self) -> Notices:
-        """Starts to listen."""
-        await self._session.add_listener("pgworkd", lambda *args: self._heard.append(str(args[3])))
-        return self
-
-    async def heard(self) -> list[Any]:
-        """The payloads, as JSON, of everything committed since the last call."""
-        mark = uuid.uuid4().hex
-
-        async def marked() -> bool:
-            return mark in self._heard
-
-        await self._session.execute("SELECT pg_notify('pgworkd', $1)", mark)
-        await until(marked, 10)
-        index = self._heard.index(mark)
-        heard, self._heard = self._heard[:index], self._heard[index + 1 :]
-        return [json.loads(text) for text in heard]
-
-    async def queues(self) -> list[str]:
-        """The queues notified by everything committed since the last call."""
-        return [notice["queue"] for notice in await self.heard()]
-
-
-# The cost of a statement
-
-
-async def blocks(db: Db, sql: str, *args: object) -> int:
-    """Pages that a statement touches, including its functions. The statement is rolled back.
-
-    The first run in a session also reads catalogs, so it is run twice.
-    """
-    total = 0
-    for _ in range(2):
-        transaction = db.transaction()
-        await transaction.start()
-        plan = json.loads(await db.fetchval(f"EXPLAIN (ANALYZE, BUFFERS, TIMING OFF, FORMAT JSON) {sql}", *args))[0]
-        await transaction.rollback()
-        total = sum(plan["Plan"][f"Shared {kind} Blocks"] for kind in ("Hit", "Read"))
-    return total
-
-
-async def rows_read(db: Db) -> tuple[int, int]:
-    """Rows of `jobs` that this session has read so far by sequential scans, and by index scans.
-
-    Call it before and after, in one transaction: between transactions the counts are flushed to the shared statistics.
-    """
-    row = await db.fetchrow(
-        "SELECT seq_tup_read, idx_tup_fetch FROM pg_stat_xact_user_tables WHERE relid = 'pgworkd.jobs'::regclass"
-    )
+async def schedule(db: Db, name: str = "s") -> asyncpg.Record:
+    """The schedule's row."""
+    row = await db.fetchrow("SELECT * FROM pgworkd.schedules WHERE name = $1", name)
     assert row is not None
-    return row["seq_tup_read"], row["idx_tup_fetch"]
+    return row
+
+
+async def occurrences(db: Db, name: str = "s") -> list[tuple[datetime, str]]:
+    """The schedule's occurrences in jobs: instant and status, in order."""
+    sql = "SELECT occurrence, status::text FROM pgworkd.jobs WHERE schedule = $1 ORDER BY occurrence"
+    return [(row[0], row[1]) for row in await db.fetch(sql, name)]
+
+
+async def due_occurrence(db: Db, worker_id: int, instant: datetime = T0) -> uuid.UUID:
+    """Adds the occurrence of schedule s at `instant`, which is due, and claims it."""
+    assert await add_occurrences(db, ("s", instant, (await schedule(db))["revision"])) == ["s"]
+    (job_id,) = await claim_ids(db, worker_id)
+    return job_id
 
 
 def _each(value: Any, ids: Sequence[uuid.UUID]) -> list[Any]:

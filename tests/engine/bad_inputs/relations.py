@@ -12,11 +12,11 @@ import pytest
 
 from pgworkd import App
 from pgworkd.words import events
-from tests.engine.bad_kit import Case, Check, Db, among_good_ones, column, refused
-from tests.kit import insert, running, status, until, waits_for_status
-from tests.sql.trees import batch, seal
-from tests.sql.verbs import Notices, set_pool, worker
-from tests.sql.waits import depend
+from tests.engine.bad_inputs import Case, Check, among_good_ones, column, refused
+from tests.kits.batches import batch, depend, seal
+from tests.kits.daemon import insert, running, status, until, waits_for_status
+from tests.kits.sessions import Notices
+from tests.kits.verbs import Db, set_pool, worker
 
 KEY = "key_must_have_1_to_512_characters"
 NOBODY = "00000000-0000-7000-8000-000000000007"

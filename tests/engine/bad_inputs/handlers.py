@@ -14,7 +14,8 @@ from pgworkd import App
 from pgworkd.errors import UsageError
 from pgworkd.words import events
 from pgworkd.words.error_report import MESSAGE_BYTES_MAX, TRACEBACK_BYTES_MAX
-from tests.engine.bad_kit import Case, Db, among_good_ones, dead_handler
+from tests.engine.bad_inputs import Case, among_good_ones, dead_handler
+from tests.kits.verbs import Db
 
 # Handlers in processes are at the top level of a module: the child imports them from here.
 

@@ -1,9 +1,11 @@
-"""Helpers for the numbered bad inputs: a case, and the usual checks."""
+"""The numbered bad inputs, a module for each place where they come in; here: what a case is, and the usual checks."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 from uuid import UUID
 
@@ -14,11 +16,13 @@ from pgworkd import App
 from pgworkd.engine.life.daemon import Daemon
 from pgworkd.errors import InvalidPayload, UsageError
 from pgworkd.words import events
-from tests.engine.client_kit import refused_at_the_call
-from tests.engine.outcome_kit import dead_end
-from tests.kit import Recorder, insert, running, until, waits_for_status
+from tests.kits.apps import dead_end
+from tests.kits.cli import Shell, run_bare
+from tests.kits.commands import Start
+from tests.kits.daemon import Recorder, insert, running, until, waits_for_status
+from tests.kits.drivers import refused_at_the_call
+from tests.kits.verbs import Db
 
-Db: TypeAlias = "asyncpg.Connection[Any]"
 Check: TypeAlias = Callable[[str, Db], Awaitable[None]]
 """Takes a database's DSN and a connection to it."""
 
@@ -114,3 +118,38 @@ def dead_handler(handle: Callable[..., Any], error: str, **options: Any) -> Chec
         assert (await dead_end(dsn, db, handle, **options))["error"] == error
 
     return check
+
+
+# Wrong usages
+
+
+@dataclasses.dataclass(frozen=True)
+class Usage:
+    """`directory` is the working directory of both; `start` has written an app into it, notes:app."""
+
+    shell: Shell
+    start: Start
+    directory: Path
+    empty_dsn: str
+    monkeypatch: pytest.MonkeyPatch
+
+    def write(self, name: str, text: str, mode: int = 0o600) -> Path:
+        path = self.directory / name
+        path.write_text(text, encoding="utf-8")
+        path.chmod(mode)
+        return path
+
+
+UsageCheck: TypeAlias = Callable[[Usage], None]
+
+
+def bare(*args: str) -> str:
+    """The one line of error output of this command; it takes settings from files and the environment only."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pgworkd.cli.serve._Service", None)  # a daemon that started anyway would run here forever
+        result = run_bare(*args)
+    assert result.exit_code == 2, result.output
+    assert not result.stdout
+    assert result.stderr.count("\n") == 1, result.stderr
+    assert "Traceback" not in result.stderr
+    return result.stderr.removeprefix("pgworkd: ").rstrip("\n")

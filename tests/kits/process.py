@@ -1,4 +1,4 @@
-"""A daemon in its own process, for tests that kill, freeze or block it: python -m tests.process DSN KEY=VALUE...
+"""A daemon in its own process, for tests that kill, freeze or block it: python -m tests.kits.process DSN KEY=VALUE...
 
 The app's handlers record their runs in the table `runs` over a connection of their own, so that the test can
 compare what really ran with what the engine reports.
@@ -22,7 +22,7 @@ import asyncpg
 from pgworkd import App, Job
 from pgworkd.engine.life.daemon import Daemon
 from pgworkd.engine.life.heartbeat import end_process
-from tests.kit import quick_options
+from tests.kits.daemon import quick_options
 
 TABLES = """
     CREATE TABLE runs (job uuid, attempt int, pid int, started timestamptz DEFAULT clock_timestamp(),
@@ -122,7 +122,7 @@ async def main(dsn: str, changes: dict[str, float]) -> int:
 def daemon_process(dsn: str, log: Any = subprocess.DEVNULL, **changes: float) -> Iterator[subprocess.Popen[bytes]]:
     """Starts a daemon process; it is killed at the end if it is still alive."""
     arguments = [f"{key}={value}" for key, value in changes.items()]
-    process = subprocess.Popen([sys.executable, "-m", "tests.process", dsn, *arguments], stderr=log)
+    process = subprocess.Popen([sys.executable, "-m", "tests.kits.process", dsn, *arguments], stderr=log)
     try:
         yield process
     finally:
