@@ -14,9 +14,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pgworkd.app import App
     from pgworkd.database.connection import ConnectionOptions
     from pgworkd.engine.life.daemon import Daemon, DaemonOptions
-    from pgworkd.engine.registry import App, DeadJob
+    from pgworkd.engine.registry import DeadJob
     from pgworkd.errors import (
         JobStopped,
         LeaseLost,
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 # Imported when first asked for: the daemon's signal handlers stand before anything slow is loaded.
 _HOMES = {
-    "App": "engine.registry",
+    "App": "app",
     "Backoff": "words.backoff",
     "ConnectionOptions": "database.connection",
     "Daemon": "engine.life.daemon",

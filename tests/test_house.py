@@ -28,9 +28,12 @@ BELOW = {
     "engine/wake": "errors words database engine engine/claim",
     "engine/life": "errors words settings database engine engine/settle engine/run engine/claim engine/wake",
     "admin": "errors words settings database client",
-    "fleet": "errors words settings database admin engine/run engine/life",
-    "cli": "errors words settings database embedded client admin engine engine/run engine/life fleet",
-    "__init__": "errors words database engine engine/life",
+    "metrics": "errors words settings database admin engine engine/life",
+    "alerts": "errors words settings database client admin engine",
+    "app": "errors words engine alerts",
+    "fleet": "errors words settings database admin engine/run engine/life metrics",
+    "cli": "errors words settings database embedded client admin engine engine/run engine/life metrics alerts fleet",
+    "__init__": "errors words database engine engine/life app",
     "demo": "errors words database embedded client engine/life __init__",
 }
 """What each folder, and each file beside them, may import: what stands above it, never the other way round."""

@@ -1,0 +1,60 @@
+"""The metrics there are: the one table from which the collectors, the boards, the alert rules and the docs are made.
+
+Names follow Prometheus' rules (https://prometheus.io/docs/practices/naming/): base units, `_total`, `_seconds`. No
+label is unbounded: see `tallies.KINDS_MAX`; none is ever a job's id.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+Source = Literal["process", "database"]
+"""process: each daemon counts its own; database: the same whoever asks, so only `pgworkd exporter` has it."""
+
+
+class Family(NamedTuple):
+    """One metric. `merge`: how the values of several processes of one host become one."""
+
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    help: str
+    labels: tuple[str, ...] = ()
+    source: Source = "process"
+    merge: Literal["sum", "min", "max"] = "sum"
+
+
+FAMILIES = (
+    Family("pgworkd_jobs_started_total", "counter", "Attempts whose handler was called.", ("queue", "kind")),
+    Family("pgworkd_jobs_finished_total", "counter", "Attempts that ended.", ("queue", "kind", "outcome")),
+    Family("pgworkd_job_run_seconds", "histogram", "From the call of the handler to its end.", ("queue", "kind")),
+    Family("pgworkd_job_wait_seconds", "histogram", "From due to the call of the handler.", ("queue", "kind")),
+    Family("pgworkd_jobs_running", "gauge", "Handlers that have been called and have not returned.", ("queue",)),
+    Family("pgworkd_slots", "gauge", "Concurrency in effect.", ("queue",)),
+    Family("pgworkd_claims_total", "counter", "Claims by result: jobs, empty, failed.", ("queue", "result")),
+    Family("pgworkd_claim_seconds", "histogram", "Duration of claims."),
+    Family("pgworkd_settle_seconds", "histogram", "Duration of settles."),
+    Family("pgworkd_jobs_lost_total", "counter", "Outcomes not stored: the job had been taken back.", ("queue",)),
+    Family("pgworkd_jobs_rescued_total", "counter", "Jobs taken back from lost workers.", ("queue",)),
+    Family("pgworkd_lease_remaining_seconds", "gauge", "Until the lease expires unless renewed.", merge="min"),
+    Family("pgworkd_lease_fences_total", "counter", "How often the lease could not be renewed in time."),
+    Family("pgworkd_database_up", "gauge", "1 if the lease was renewed at the last attempt, else 0.", merge="min"),
+    Family("pgworkd_listening", "gauge", "1 while notifications arrive, 0 while pools only poll.", merge="min"),
+    Family("pgworkd_loop_lag_seconds", "gauge", "How long the event loop has been blocked.", merge="max"),
+    Family("pgworkd_wake_seconds", "histogram", "From a notification to the answer of the claim after it."),
+    Family("pgworkd_maintenance_seconds", "histogram", "Duration of maintenance by task.", ("task",)),
+    Family("pgworkd_build_info", "gauge", "Always 1; labels tell versions.", ("version", "python"), merge="max"),
+    Family("pgworkd_queue_jobs", "gauge", "Jobs at the last sample.", ("queue", "state"), "database"),
+    Family("pgworkd_queue_oldest_due_seconds", "gauge", "How long the oldest due job waits.", ("queue",), "database"),
+    Family("pgworkd_queue_paused", "gauge", "1 while the queue is paused.", ("queue",), "database"),
+    Family("pgworkd_queue_workers", "gauge", "Workers of the queue with a live lease.", ("queue",), "database"),
+    Family("pgworkd_queue_slots", "gauge", "Slots of these workers together.", ("queue",), "database"),
+    Family("pgworkd_workers", "gauge", "Workers by state: running, stopping, lost.", ("state",), "database"),
+    Family("pgworkd_schedule_last_seconds", "gauge", "Since the last occurrence was due.", ("schedule",), "database"),
+    Family("pgworkd_schedule_late_seconds", "gauge", "How long the next occurrence is due.", ("schedule",), "database"),
+    Family("pgworkd_oldest_snapshot_seconds", "gauge", "Age of what holds back vacuum.", (), "database"),
+    Family("pgworkd_table_bytes", "gauge", "Size with indexes.", ("table",), "database"),
+    Family("pgworkd_table_dead_rows", "gauge", "Dead rows, as the server estimates.", ("table",), "database"),
+    Family("pgworkd_sample_age_seconds", "gauge", "Age of the last sample of the queues.", (), "database"),
+    Family("pgworkd_scrape_up", "gauge", "1 if the database answered this scrape, else 0.", (), "database"),
+)
+"""In the order of the page."""
