@@ -38,6 +38,8 @@ class QueueRow(NamedTuple):
     paused: bool
     paused_until: datetime | None
     """None while paused means until resumed."""
+    sample_age_s: float | None
+    """How old the counts are, in seconds; None: counted now."""
 
 
 class WorkerRow(NamedTuple):
@@ -212,8 +214,19 @@ def _instant(epoch_s: float | None) -> datetime | None:
 
 QUEUES = """SELECT queue, due, scheduled, running, failed, blocked, dead, oldest_due_s, workers, slots,
     coalesce(paused_until > pgworkd.clock(), false),
-    CASE WHEN paused_until > pgworkd.clock() THEN extract(epoch FROM paused_until)::float8 END
+    CASE WHEN paused_until > pgworkd.clock() THEN extract(epoch FROM paused_until)::float8 END, NULL
     FROM pgworkd.queue_stats ORDER BY queue"""
+QUEUES_SAMPLED = """SELECT d.queue, d.due, d.scheduled, d.running, d.failed, d.blocked, d.dead, d.oldest_due_s,
+    coalesce(f.workers, 0), coalesce(f.slots, 0), coalesce(q.paused_until > pgworkd.clock(), false),
+    CASE WHEN q.paused_until > pgworkd.clock() THEN extract(epoch FROM q.paused_until)::float8 END, d.sample_age_s
+    FROM pgworkd.queue_depths d LEFT JOIN pgworkd.queues q ON q.name = d.queue
+    LEFT JOIN (SELECT p.queue, count(*) AS workers, sum(p.concurrency)::bigint AS slots
+               FROM pgworkd.known_pools() p JOIN pgworkd.workers w
+                   ON w.id = p.worker_id AND w.lost_at IS NULL AND w.lease_until > pgworkd.clock()
+               GROUP BY p.queue) f ON f.queue = d.queue
+    ORDER BY d.queue"""
+SAMPLING = """SELECT took_s, extract(epoch FROM pgworkd.clock() - at)::float8 FROM pgworkd.samples
+    ORDER BY at DESC LIMIT 1"""
 WORKERS = """SELECT id, name, pid, version,
     CASE WHEN lost_at IS NOT NULL OR lease_until < pgworkd.clock() THEN 'lost' ELSE state END,
     extract(epoch FROM started_at)::float8, extract(epoch FROM pgworkd.clock() - seen_at)::float8,

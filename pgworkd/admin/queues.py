@@ -33,15 +33,28 @@ _SETTINGS = """SELECT n.queue,
     LEFT JOIN pgworkd.queues q ON q.name = n.queue ORDER BY n.queue"""
 
 
+EXACT_S = 0.2
+"""Counting that takes longer than this is left to the daemons, which do it for all."""
+SAMPLE_AGE_S_MAX = 120.0
+"""An older sample is not used: no daemon may be left to take another."""
+
+
 class QueueOperations:
     """`admin.queues`. Raises the errors of `Admin`."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    async def find(self) -> list[QueueRow]:
-        """Every queue that has live jobs, a worker or settings. Reads all live jobs."""
-        return [sql.read(QueueRow, row) for row in await self._connection.fetch(sql.QUEUES)]
+    async def find(self, *, exact: bool = False) -> list[QueueRow]:
+        """Every queue that has live jobs, a worker or settings.
+
+        Reads all live jobs; where daemons have found that to take longer than EXACT_S, their last sample instead, whose
+        age each row states, unless `exact`.
+        """
+        sampling = [] if exact else await self._connection.fetch(sql.SAMPLING)
+        sampled = any(took_s > EXACT_S and 0 <= age_s <= SAMPLE_AGE_S_MAX for took_s, age_s in sampling)
+        rows = await self._connection.fetch(sql.QUEUES_SAMPLED if sampled else sql.QUEUES)
+        return [sql.read(QueueRow, row) for row in rows]
 
     async def names(self) -> list[str]:
         """The queues that have a live job, a worker, settings or a schedule. Reads all live jobs."""

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 _COLUMNS = (
     *("queue", "due", "scheduled", "running", "failed", "blocked", "dead", "oldest_due_s", "workers", "slots"),
-    *("paused", "paused_until"),
+    *("paused", "paused_until", "sample_age_s"),
 )
 _COLUMNS_TERMINAL = (  # a narrow terminal omits the rightmost first
     *("queue", "paused", "due", "running", "failed", "dead", "oldest_due_s", "workers", "slots", "blocked"),
-    *("scheduled", "paused_until"),
+    *("scheduled", "paused_until", "sample_age_s"),
 )
 
 ForS = Annotated[
@@ -32,6 +32,7 @@ ForS = Annotated[
 Until = Annotated[
     str | None, typer.Option("--until", metavar="INSTANT", help="End of the pause: 2027-01-31T07:00:00+01:00.")
 ]
+Exact = Annotated[bool, typer.Option("--exact", help="Count now, however many jobs there are.")]
 Create = Annotated[bool, typer.Option("--create", help="Allow a queue that does not exist yet.")]
 Unset = Annotated[
     list[str] | None,
@@ -48,19 +49,21 @@ group = typer.Typer(help="List the queues and their effective settings; change t
 
 
 @group.callback(invoke_without_command=True)
-def queues(context: typer.Context, *, json: Json = False, dsn: Dsn = None) -> None:
+def queues(context: typer.Context, *, exact: Exact = False, json: Json = False, dsn: Dsn = None) -> None:
     """List the queues: jobs by status, workers and slots, and the effective settings with their source.
+
+    With many jobs the counts are those of the daemons' last sample, and sample_age_s is its age; else they are exact.
 
     Sources of a setting: row (pgworkd queues set, or the table), code, settings (of the daemons), default.
     """
     if context.invoked_subcommand is not None:
-        if json or dsn is not None:
-            raise UsageError(f"put --json and --dsn after: pgworkd queues {context.invoked_subcommand} ...")
+        if json or exact or dsn is not None:
+            raise UsageError(f"put --exact, --json and --dsn after: pgworkd queues {context.invoked_subcommand} ...")
         return
 
     async def question(admin: Admin) -> tuple[Sequence[Any], Mapping[str, list[EffectiveSetting]]]:
         await note_standby(admin)
-        return await admin.queues.find(), await admin.queues.settings()
+        return await admin.queues.find(exact=exact), await admin.queues.settings()
 
     rows, settings = ask_any(dsn, question)
     if json:

@@ -170,6 +170,7 @@ def options(settings: Settings) -> DaemonOptions:
         transactions_max=settings.transactions_max,
         slow_min_s=settings.slow_min_s,
         slow_factor=settings.slow_factor,
+        statistics=settings.statistics == "on",
         periods=Periods(keep_days=settings.keep_days, keep_dead_days=settings.keep_dead_days),
     )
 

@@ -88,6 +88,9 @@ class Settings(BaseSettings):
     keep_dead_days: int = Field(30, ge=1, le=3650, description="Days for which dead jobs are kept")
     log_level: LogLevel = Field("info", description="Least severe level that is logged")
     log_format: LogFormat = Field("auto", description="auto: console on a terminal, else json")
+    statistics: Literal["on", "off"] = Field(
+        "on", description="Collect samples of all queues, and what ended in each period, for boards and commands"
+    )
     slow_min_s: float = Field(
         1, ge=0, le=86_400, description="No run shorter than this many seconds is reported as slow"
     )

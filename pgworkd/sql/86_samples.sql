@@ -177,7 +177,7 @@ DECLARE
 BEGIN
     v_old := ARRAY(SELECT s.at FROM samples s
                    WHERE s.every_s < p_every_s AND s.at < clock() - p_age
-                   ORDER BY s.every_s, s.at LIMIT p_limit FOR UPDATE SKIP LOCKED);
+                   ORDER BY s.at LIMIT p_limit FOR UPDATE SKIP LOCKED);
     v_keep := ARRAY(
         SELECT min(o.at) FROM unnest(v_old) o (at)
         GROUP BY floor(extract(epoch FROM o.at) / p_every_s)

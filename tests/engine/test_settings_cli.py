@@ -171,4 +171,6 @@ def test_a_resume_keeps_the_other_settings(shell: Shell) -> None:
 
 
 def test_list_options_before_a_subcommand_are_refused(shell: Shell) -> None:
-    assert "put --json and --dsn after: pgworkd queues resume" in shell.refused("queues", "--json", "resume", "q")
+    assert "put --exact, --json and --dsn after: pgworkd queues resume" in shell.refused(
+        "queues", "--json", "resume", "q"
+    )

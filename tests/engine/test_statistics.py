@@ -1,0 +1,129 @@
+"""What daemons write down of what they ran: every attempt once, by queue and kind, however they stop."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import asyncpg
+
+from pgworkd import App, Job, PermanentError, Snooze
+from pgworkd.admin.admin import Admin
+from pgworkd.engine.tallies import KINDS_MAX, OTHER, Tallies
+from pgworkd.words.events import Events
+from tests.kits.apps import attempt_of
+from tests.kits.daemon import insert, running, until
+
+SUMS = """
+    SELECT kind, sum(started)::int, sum(completed)::int, sum(failed)::int, sum(dead)::int, sum(released)::int
+    FROM pgworkd.queue_minutes GROUP BY kind ORDER BY kind"""
+SHAPE = """
+    SELECT bool_and(array_length(waits, 1) = 23 AND array_length(runs, 1) = 23
+                    AND (SELECT sum(x) FROM unnest(waits) x) = started
+                    AND (SELECT sum(x) FROM unnest(runs) x) = started AND wait_s >= 0 AND run_s >= 0)
+    FROM pgworkd.queue_minutes"""
+
+
+def app_of_all_ends() -> App:
+    app = App()
+
+    @app.handler("good")
+    async def good() -> None: ...
+
+    @app.handler("bad", max_attempts=1)
+    async def bad() -> None:
+        raise PermanentError("no")
+
+    @app.handler("flaky")
+    async def flaky(job: Job) -> None:
+        if job.attempt == 1:
+            raise ValueError("once")
+
+    @app.handler("later")
+    async def later(job: Job) -> None:
+        if job.attempt == 1:
+            raise Snooze(0)
+
+    return app
+
+
+async def test_every_attempt_is_written_once_when_the_daemons_have_stopped(
+    dsn: str, db: asyncpg.Connection[Any]
+) -> None:
+    for queue in ("good", "bad", "flaky", "later"):
+        for _ in range(40):
+            await insert(db, queue)
+    await db.execute("INSERT INTO pgworkd.queues (name, backoff_s) VALUES ('flaky', 0)")
+    left = "SELECT count(*) FROM pgworkd.jobs WHERE status <> 'dead'"
+    async with running(app_of_all_ends(), dsn), running(app_of_all_ends(), dsn):
+
+        async def ended() -> bool:
+            return await db.fetchval(left) == 0
+
+        await until(ended)
+    assert [tuple(row) for row in await db.fetch(SUMS)] == [
+        ("bad", 40, 0, 0, 40, 0),
+        ("flaky", 80, 40, 40, 0, 0),
+        ("good", 40, 40, 0, 0, 0),
+        ("later", 80, 40, 0, 0, 40),
+    ]
+    assert await db.fetchval(SHAPE)
+
+
+async def test_the_daemons_sample_the_queues_and_count_the_deaths(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    for _ in range(5):
+        await insert(db, "bad")
+    groups = "SELECT deaths, right(pattern, 2) FROM pgworkd.error_groups"
+    async with running(app_of_all_ends(), dsn):
+
+        async def counted() -> bool:
+            return sum(row[0] for row in await db.fetch(groups)) == 5
+
+        await until(counted)
+        assert await db.fetchval("SELECT count(*) FROM pgworkd.samples") >= 1
+    assert [tuple(row) for row in await db.fetch(groups)] == [(5, "no")]
+
+
+async def test_without_statistics_only_deaths_are_counted(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    await insert(db, "bad")
+    async with running(app_of_all_ends(), dsn, statistics=False):
+
+        async def counted() -> bool:
+            return bool(await db.fetchval("SELECT count(*) FROM pgworkd.error_groups"))
+
+        await until(counted)
+    assert await db.fetchval("SELECT count(*) FROM pgworkd.samples") == 0
+    assert await db.fetchval("SELECT count(*) FROM pgworkd.queue_minutes") == 0
+
+
+def test_a_kind_per_job_is_counted_as_other_beyond_a_bound() -> None:
+    tallies, seen = Tallies(Events()), Counter[str]()
+    for number in range(10 * KINDS_MAX):
+        attempt = attempt_of(1)
+        attempt.claimed = attempt.claimed._replace(kind=f"kind-{number}")
+        tallies.ended("completed", [attempt])
+    for (_, kind), tally in tallies.kinds.items():
+        seen[kind] += tally.ended["completed"]
+    assert len(tallies.kinds) == KINDS_MAX + 1
+    assert seen[OTHER] == 9 * KINDS_MAX
+
+
+async def test_the_list_of_queues_reads_a_sample_where_counting_is_expensive(
+    dsn: str, db: asyncpg.Connection[Any]
+) -> None:
+    for queue in ("a", "a", "b"):
+        await insert(db, queue)
+    async with Admin(dsn) as admin:
+        assert [(row.queue, row.due, row.sample_age_s) for row in await admin.queues.find()] == [
+            ("a", 2, None),
+            ("b", 1, None),
+        ]
+        await db.fetchval("SELECT pgworkd.sample_queues()")
+        await db.execute("UPDATE pgworkd.samples SET took_s = 0.5")
+        await db.execute("DELETE FROM pgworkd.jobs WHERE queue = 'b'")
+        sampled = await admin.queues.find()
+        assert [(row.queue, row.due) for row in sampled] == [("a", 2), ("b", 1)]
+        assert all(0 <= (row.sample_age_s or -1) < 60 for row in sampled)
+        assert [row.queue for row in await admin.queues.find(exact=True)] == ["a"]
+        await db.execute("UPDATE pgworkd.samples SET at = at - interval '10 min'")
+        assert [row.queue for row in await admin.queues.find()] == ["a"], "nobody samples any more"
