@@ -9,6 +9,7 @@ import asyncpg
 
 from pgworkd import App, Job, PermanentError, Snooze
 from pgworkd.admin.admin import Admin
+from pgworkd.database.connection import ConnectionOptions
 from pgworkd.engine.tallies import KINDS_MAX, OTHER, Tallies
 from pgworkd.words.events import Events
 from tests.kits.apps import attempt_of
@@ -113,7 +114,7 @@ async def test_the_list_of_queues_reads_a_sample_where_counting_is_expensive(
 ) -> None:
     for queue in ("a", "a", "b"):
         await insert(db, queue)
-    async with Admin(dsn) as admin:
+    async with Admin(ConnectionOptions(dsn)) as admin:
         assert [(row.queue, row.due, row.sample_age_s) for row in await admin.queues.find()] == [
             ("a", 2, None),
             ("b", 1, None),
