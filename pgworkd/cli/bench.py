@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import math
 from typing import Annotated, Any
 
 import typer
@@ -11,30 +10,22 @@ import typer
 from pgworkd.cli.common import Dsn, Json, Yes
 from pgworkd.errors import UsageError
 
-JOBS_MIN, JOBS_MAX = 100, 1_000_000
-SECONDS_MIN, SECONDS_MAX = 1.0, 60.0
-PAYLOAD_MIN, PAYLOAD_MAX = 50, 1024 * 1024
-CONCURRENCY_MAX = 1_000
+RANGES = {"jobs": (100, 1_000_000), "seconds": (1, 60), "payload-bytes": (50, 1024 * 1024), "concurrency": (1, 1_000)}
+"""The accepted values of each option, both ends included. The time of all phases is bounded, because a worker that is
+up for long, and alone, disables the schedules that other daemons would declare."""
 
 
 def bench(
     *,
     jobs: Annotated[
-        int, typer.Option("--jobs", metavar="N", min=JOBS_MIN, max=JOBS_MAX, help="Jobs to write, all phases together.")
+        int, typer.Option("--jobs", metavar="N", help="Jobs to write, all phases together: 100 to 1,000,000.")
     ] = 20_000,
-    seconds: Annotated[
-        float,
-        typer.Option(
-            "--seconds", metavar="N", min=SECONDS_MIN, max=SECONDS_MAX, help="Time limit of each phase, in seconds."
-        ),
-    ] = 30.0,
+    seconds: Annotated[float, typer.Option("--seconds", metavar="N", help="Time limit of each phase: 1 to 60.")] = 30.0,
     payload_bytes: Annotated[
-        int,
-        typer.Option("--payload-bytes", metavar="N", min=PAYLOAD_MIN, max=PAYLOAD_MAX, help="Size of each payload."),
+        int, typer.Option("--payload-bytes", metavar="N", help="Size of each payload: 50 to 1,048,576.")
     ] = 200,
     concurrency: Annotated[
-        int,
-        typer.Option("--concurrency", metavar="N", min=1, max=CONCURRENCY_MAX, help="Slots of the worker."),
+        int, typer.Option("--concurrency", metavar="N", help="Slots of the worker: 1 to 1,000.")
     ] = 10,
     clean: Annotated[
         bool, typer.Option("--clean", help="Only remove what runs that were killed have left; measure nothing.")
@@ -47,8 +38,10 @@ def bench(
 
     It writes jobs to a scratch queue, runs them in this process, and removes them at the end, also after Ctrl-C.
     """
-    if not math.isfinite(seconds):
-        raise UsageError(f"--seconds must be a number from {SECONDS_MIN:g} to {SECONDS_MAX:g}")
+    for name, value in zip(RANGES, (jobs, seconds, payload_bytes, concurrency), strict=True):
+        low, high = RANGES[name]
+        if not low <= value <= high:  # true of NaN, too
+            raise UsageError(f"--{name} {value}: give a number from {low:,} to {high:,}")
     try:
         part: Any = importlib.import_module("pgworkd.bench.bench")
         phases: Any = importlib.import_module("pgworkd.bench.phases")
