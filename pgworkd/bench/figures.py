@@ -107,8 +107,8 @@ class Figures:
     """The same without waiting for the disk (synchronous_commit = off)."""
     bulk: Bulk
     drain: Drain
-    latency: Spread
-    """From just before the INSERT to the first line of the handler, in an idle queue."""
+    latency: Spread | None
+    """From just before the INSERT to the first line of the handler, in an idle queue; None: the drain was cut."""
     held: Held | None
     cores: int
     """Of this host."""

@@ -124,7 +124,7 @@ class Phases:
         single, unsynced = await self._singles()
         bulk = await self._bulk()
         drain = await self._drain(daemon, single.count + unsynced.count + bulk.jobs)
-        latency = await self._latency()
+        latency = await self._latency() if drain.complete else None
         held = await self._held()
         return Figures(round_trip, single, unsynced, bulk, drain, latency, held, os.cpu_count() or 1)
 

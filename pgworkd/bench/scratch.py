@@ -10,6 +10,7 @@ import re
 import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import anyio
@@ -20,9 +21,9 @@ from pgworkd.errors import DatabaseUnavailable, PgworkdError, UsageError
 PREFIX = "pgworkd-bench-"
 _NAME = re.compile(rf"{PREFIX}[0-9a-f]{{12}}")
 """Only such a queue is ever removed; the schema keeps changes of its settings out of the audit."""
-DELETE_STEP = 5_000
+DELETE_STEP = 10_000
 REMOVE_S = 30.0
-"""How long a removal is tried again while the database does not answer."""
+"""How long each step of a removal is tried again while the database does not answer."""
 _AGAIN_S = 0.5
 _RENEWS_S = 0.5
 """Time between two looks at whether the worker of another run still renews its lease."""
@@ -105,9 +106,9 @@ class Scratch:
         await self._connection.fetch(_CREATE, self.queue)
 
     async def remove(self) -> None:
-        """Removes every row of the queue; tries for REMOVE_S, then raises PgworkdError that names what is left."""
+        """Removes every row of the queue; raises PgworkdError that names what is left if it cannot, for REMOVE_S."""
         try:
-            await _insist(lambda: _remove(self._connection, self.queue))
+            await _remove(self._connection, self.queue)
         except PgworkdError as error:
             raise PgworkdError(
                 f"the scratch queue {self.queue} could not be removed ({error}): its jobs and its rows in "
@@ -151,10 +152,10 @@ async def _alive(connection: Connection, names: set[str], say: Callable[[str], N
 
 
 async def _remove(connection: Connection, queue: str) -> None:
-    await connection.value(_END_SESSIONS, queue)
-    while await connection.value(_DELETE_JOBS, queue, DELETE_STEP):
+    await _insist(partial(connection.value, _END_SESSIONS, queue))
+    while await _insist(partial(connection.value, _DELETE_JOBS, queue, DELETE_STEP)):
         pass
-    await connection.fetch(_DELETE_ROWS, queue)
+    await _insist(partial(connection.fetch, _DELETE_ROWS, queue))
 
 
 async def _insist(call: Callable[[], Awaitable[Answer]]) -> Answer:

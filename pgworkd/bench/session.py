@@ -29,8 +29,8 @@ COMMAND_S_MAX = 7.0
 READY_S = 20.0
 STOP_S = 40.0
 """How long the daemon may take to stop; it has limits of its own."""
-_KEPT = Periods(keep_days=3650, keep_dead_days=3650)
-"""How long history is kept is for the daemons of this database to say, not for a benchmark."""
+_KEPT = Periods(keep_days=3650, keep_dead_days=3650, schedules_s=86_400.0)
+"""How long history is kept, and which schedules are obsolete, is for the daemons of this database to say."""
 
 
 class Stopped(PgworkdError):  # noqa: N818 - no failure
@@ -43,6 +43,12 @@ class Console:
 
     say: Callable[[str], None]
     shown: Callable[[str, int, int], None]
+
+
+def _stop_signals() -> list[signal.Signals]:
+    """Those that end a run: the loss of the terminal, too, unless it is to be ignored, as under nohup."""
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [signal.SIGINT, signal.SIGTERM, *([] if ignored else [signal.SIGHUP])]
 
 
 class Session:
@@ -58,7 +64,7 @@ class Session:
     async def run(self) -> Figures:
         """Measures, and removes the scratch queue. Raises Stopped after a signal, PgworkdError after a failure."""
         figures: Figures | None = None
-        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        with anyio.open_signal_receiver(*_stop_signals()) as signals:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._heed, signals)
                 try:

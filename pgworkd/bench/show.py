@@ -25,7 +25,7 @@ def table_of(figures: Figures, verdict: Verdict) -> None:
             ("drain", f"{drain.per_s:,.0f} jobs/s ({drain.jobs:,} jobs in {drain.seconds:.2f} s{_cut(drain)})"),
             ("worker CPU", f"{drain.worker_us:.1f} us per job, {drain.worker_share:.0%} of a core"),
             ("server CPU", _server(drain)),
-            ("insert to handler, idle", f"{_percentiles(figures.latency)}, p99 {figures.latency.p99_ms:.2f} ms"),
+            ("insert to handler, idle", _latency(figures.latency)),
         ],
         whole=True,
     )
@@ -57,7 +57,7 @@ def json_of(figures: Figures, verdict: Verdict) -> None:
                 "server_busiest_share": None if drain.busiest_share is None else round(drain.busiest_share, 3),
                 "host_share": None if drain.host_share is None else round(drain.host_share, 3),
             },
-            "latency": _spread(figures.latency),
+            "latency": None if figures.latency is None else _spread(figures.latency),
             "held_transaction": None if held is None else {"who": held.who, "age_s": round(held.age_s, 1)},
             "verdict": {"drain": verdict.drain, "enqueue": verdict.enqueue, "sentence": verdict.sentence},
         }
@@ -78,15 +78,22 @@ def progress() -> Iterator[Callable[[str, int, int], None]]:
         tasks: dict[str, Any] = {}
 
         def shown(phase: str, done: int, total: int) -> None:
-            if phase not in tasks:
-                tasks[phase] = bars.add_task(phase, total=total)
-            bars.update(tasks[phase], completed=done)
+            with contextlib.suppress(OSError, SystemExit):  # the terminal is gone: the removal must go on
+                if phase not in tasks:
+                    tasks[phase] = bars.add_task(phase, total=total)
+                bars.update(tasks[phase], completed=done)
 
         yield shown
 
 
 def _percentiles(spread: Spread) -> str:
     return f"p50 {spread.p50_ms:.2f} ms, p95 {spread.p95_ms:.2f} ms"
+
+
+def _latency(spread: Spread | None) -> str:
+    if spread is None:
+        return "not measured: --seconds was too short for the backlog"
+    return f"{_percentiles(spread)}, p99 {spread.p99_ms:.2f} ms"
 
 
 def _cut(drain: Drain) -> str:

@@ -10,7 +10,7 @@ import typer
 from pgworkd.cli.common import Dsn, Json, Yes
 from pgworkd.errors import UsageError
 
-RANGES = {"jobs": (100, 1_000_000), "seconds": (1, 60), "payload-bytes": (50, 1024 * 1024), "concurrency": (1, 1_000)}
+RANGES = {"jobs": (100, 1_000_000), "seconds": (1, 50), "payload-bytes": (50, 1024 * 1024), "concurrency": (1, 1_000)}
 """The accepted values of each option, both ends included. The time of all phases is bounded, because a worker that is
 up for long, and alone, disables the schedules that other daemons would declare."""
 
@@ -20,7 +20,7 @@ def bench(
     jobs: Annotated[
         int, typer.Option("--jobs", metavar="N", help="Jobs to write, all phases together: 100 to 1,000,000.")
     ] = 20_000,
-    seconds: Annotated[float, typer.Option("--seconds", metavar="N", help="Time limit of each phase: 1 to 60.")] = 30.0,
+    seconds: Annotated[float, typer.Option("--seconds", metavar="N", help="Time limit of each phase: 1 to 50.")] = 30.0,
     payload_bytes: Annotated[
         int, typer.Option("--payload-bytes", metavar="N", help="Size of each payload: 50 to 1,048,576.")
     ] = 200,
