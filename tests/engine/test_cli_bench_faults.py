@@ -69,14 +69,14 @@ async def _refused(roles: Roles, role: str, start: Start) -> None:
     assert "GRANT pgworkd_worker TO" in said
 
 
-@pytest.mark.parametrize("moment", [LINE, BULK])
-async def test_lost_connections_end_the_run_and_nothing_is_left(dsn: str, db: Db, start: Start, moment: str) -> None:
+@pytest.mark.parametrize("moment", [LINE, BULK], ids=["created", "in bulk"])
+async def test_lost_connections_leave_nothing_behind(dsn: str, db: Db, start: Start, moment: str) -> None:
     command = bench(start, dsn, "--jobs", "10000")
     await until(lambda: db.fetchval(moment.replace("%%", "%")), SLOW_END_S)
     sql = SESSIONS.replace("%%", "%").replace("count(*)", "count(pg_terminate_backend(pid))")
     assert await db.fetchval(sql)
     code, said = await ended(command)
-    assert code == 1, said
+    assert code in (0, 1), said  # a connection that was idle, or not open yet, is opened again
     assert "could not be removed" not in said
     assert await db.fetchval(ROWS) == 0
 
@@ -97,3 +97,25 @@ async def test_a_server_that_does_not_come_back_is_told_with_what_is_left_and_th
     code, said = await ended(bench(start, dsn, "--clean"))
     assert code == 0, said
     assert await db.fetchval(ROWS) == 0
+
+
+async def test_what_a_dead_run_has_left_is_removed_in_whatever_state_a_rescue_put_it(
+    dsn: str, db: Db, start: Start
+) -> None:
+    await db.execute(
+        """INSERT INTO pgworkd.queues (name, keep_s) VALUES ('pgworkd-bench-0123456789ab', 0);
+           INSERT INTO pgworkd.workers (name, pid, version, lease_s, lease_until, lost_at) OVERRIDING SYSTEM VALUE
+               VALUES ('pgworkd-bench-0123456789ab', 1, '0', 15, now(), now());
+           INSERT INTO pgworkd.jobs (queue, status, losses, failed_at, attempts)
+               SELECT 'pgworkd-bench-0123456789ab', v.status::pgworkd.job_status, v.losses, now(), v.losses
+               FROM (VALUES ('pending', 0), ('failed', 1), ('failed', 2), ('pending', 2), ('dead', 3))
+                    v (status, losses), generate_series(1, 20);
+           INSERT INTO pgworkd.jobs (queue, status, worker_id, attempts)
+               SELECT name, 'running', id, 1 FROM pgworkd.workers;
+           TRUNCATE pgworkd.audit"""
+    )
+    kept = await db.fetchval("INSERT INTO pgworkd.jobs (queue) VALUES ('mine') RETURNING id")
+    code, said = await ended(bench(start, dsn, "--clean"))
+    assert (code, said) == (0, "")
+    assert await db.fetchval("SELECT array_agg(id) FROM pgworkd.jobs") == [kept]
+    assert await db.fetchval(ROWS) == 1
