@@ -10,6 +10,7 @@ from typing import Any
 from pgworkd.bench.figures import Drain, Figures, Spread
 from pgworkd.bench.verdict import Verdict, fsync_ms
 from pgworkd.cli.output import as_json, out, table
+from pgworkd.words.validation import counted
 
 
 def table_of(figures: Figures, verdict: Verdict) -> None:
@@ -21,8 +22,11 @@ def table_of(figures: Figures, verdict: Verdict) -> None:
         [
             ("round trip", _percentiles(figures.round_trip)),
             ("enqueue one by one", f"{_percentiles(single)} (p50 without fsync: {unsynced.p50_ms:.2f} ms)"),
-            ("enqueue in bulk", f"{bulk.per_s:,.0f} jobs/s ({bulk.jobs:,} jobs in {bulk.seconds:.2f} s)"),
-            ("drain", f"{drain.per_s:,.0f} jobs/s ({drain.jobs:,} jobs in {drain.seconds:.2f} s{_cut(drain)})"),
+            ("enqueue in bulk", f"{bulk.per_s:,.0f} jobs/s ({counted(bulk.jobs, 'job')} in {bulk.seconds:.2f} s)"),
+            (
+                "drain",
+                f"{drain.per_s:,.0f} jobs/s ({counted(drain.jobs, 'job')} in {drain.seconds:.2f} s{_cut(drain)})",
+            ),
             ("worker CPU", f"{drain.worker_us:.1f} us per job, {drain.worker_share:.0%} of a core"),
             ("server CPU", _server(drain)),
             ("insert to handler, idle", _latency(figures.latency)),

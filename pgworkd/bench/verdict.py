@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from pgworkd.bench.figures import Drain, Figures
 from pgworkd.words.redaction import escaped
+from pgworkd.words.validation import counted
 
 BUSY = 0.75
 """A process that uses a core for this share of the time is limited by it: the rest goes to waiting for its turn."""
@@ -50,9 +51,9 @@ def _drain(figures: Figures) -> tuple[str, str]:
     if drain.host_share is not None and drain.host_share >= HOST_BUSY:
         own = drain.own_share(figures.cores)
         if own < drain.host_share / 2:
-            finding = f"its {figures.cores} cores were {drain.host_share:.0%} busy, but with this run only {own:.0%}"
-            return "others", f"{rate} other processes on this machine ({finding}): measure again when they rest"
-        finding = f"worker and server share its {figures.cores} cores, which were {drain.host_share:.0%} busy"
+            finding = f"it was {drain.host_share:.0%} busy, but with this run only {own:.0%}"
+            return "others", f"{rate} the other processes on this machine ({finding}): measure again when they rest"
+        finding = f"worker and server share {counted(figures.cores, 'core')}, {drain.host_share:.0%} busy"
         return "machine", f"{rate} the CPU of this machine ({finding}): run Postgres or the workers elsewhere"
     if drain.worker_share >= BUSY:
         finding = f"it used {drain.worker_share:.0%} of a core, {drain.worker_us:.0f} us per job"
