@@ -100,7 +100,10 @@ class Session:
             with anyio.move_on_after(READY_S):
                 await daemon.ready.wait()
             if not daemon.ready.is_set():
-                raise DatabaseUnavailable(f"the worker was not ready within {READY_S:g} s: {daemon.status()}")
+                raise DatabaseUnavailable(
+                    f"the worker was not ready within {READY_S:g} s ({daemon.status()}): perhaps another transaction "
+                    "holds a lock on a table of the schema; see pg_blocking_pids()"
+                )
             await Scratch(self._control, queue).create()
             return await phases.run(daemon)
         finally:
