@@ -35,6 +35,7 @@ BELOW = {
     "cli": "errors words settings database embedded client admin engine engine/run engine/life metrics alerts fleet",
     "__init__": "errors words database engine engine/life app",
     "demo": "errors words database embedded client engine/life __init__",
+    "bench": "errors words settings database client admin engine/life cli __init__",
 }
 """What each folder, and each file beside them, may import: what stands above it, never the other way round."""
 

@@ -248,7 +248,8 @@ BEGIN
 END $$;
 
 -- Writes every change of a queue's settings, pauses too, into the audit, whoever makes it. A queue
--- without a row has no settings. Locks nothing.
+-- without a row has no settings. Those of the scratch queues of `pgworkd bench` are left out, as
+-- nothing remains of these. Locks nothing.
 CREATE OR REPLACE FUNCTION queues_audit() RETURNS trigger
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -260,7 +261,7 @@ BEGIN
     INSERT INTO audit (who, what, queue, before, after)
     SELECT who(), 'queue', v_after ->> 'name', differing(v_before, v_after),
            differing(v_after, v_before)
-    WHERE v_before <> v_after;
+    WHERE v_before <> v_after AND v_after ->> 'name' !~ '^pgworkd-bench-[0-9a-f]{12}$';
     RETURN NULL;
 END $$;
 CREATE OR REPLACE TRIGGER queues_audit AFTER INSERT OR UPDATE OR DELETE ON queues

@@ -247,3 +247,11 @@ async def test_a_thousand_jobs_are_recorded_in_one_statement(db: Db) -> None:
     await cancel(db, *ids)
     assert await db.fetchval("SELECT count(*) FROM statements") == 1
     assert await db.fetchval("SELECT count(*) FROM pgworkd.audit") == 1000
+
+
+async def test_settings_of_scratch_queues_of_bench_are_left_out_and_only_those(db: Db) -> None:
+    scratch, other = "pgworkd-bench-0123456789ab", "pgworkd-bench-mine"
+    for queue in (scratch, other):
+        await db.execute("INSERT INTO pgworkd.queues (name, keep_s) VALUES ($1, 0)", queue)
+        await db.execute("DELETE FROM pgworkd.queues WHERE name = $1", queue)
+    assert [row[0] for row in await db.fetch("SELECT queue FROM pgworkd.audit")] == [other, other]
