@@ -29,7 +29,8 @@ BELOW = {
     "engine/life": "errors words settings database engine engine/settle engine/run engine/claim engine/wake",
     "admin": "errors words settings database client",
     "fleet": "errors words settings database admin engine/run engine/life",
-    "cli": "errors words settings database embedded client admin engine engine/run engine/life fleet",
+    "tracing": "errors words",
+    "cli": "errors words settings database embedded client admin engine engine/run engine/life fleet tracing",
     "__init__": "errors words database engine engine/life",
     "demo": "errors words database embedded client engine/life __init__",
 }
