@@ -1,7 +1,7 @@
 """The engine's events: each is emitted once, with its facts, to any number of listeners.
 
-The engine itself never logs, counts or traces. Logging, metrics and tracing are listeners, so each of them can be left
-out, and a broken one does not affect the others.
+The engine itself never logs, counts or traces. Logging and metrics are listeners, and tracing is a `tracer`, so each of
+them can be left out, and a broken one does not affect the others.
 """
 
 from __future__ import annotations

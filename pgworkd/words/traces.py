@@ -112,7 +112,10 @@ def read(meta: str | None) -> Carrier | None:
 
 def added(meta: str | None, carrier: Carrier) -> str:
     """`meta` (compact JSON of an object) with the context; unchanged if its caller has given one, even a wrong one."""
-    ours = json.dumps(carrier, separators=(",", ":"))
+    if len(carrier) == 1:
+        ours = f'{{"{TRACEPARENT}":"{carrier[TRACEPARENT]}"}}'  # in the path of every enqueue
+    else:
+        ours = json.dumps(carrier, separators=(",", ":"))
     if meta is None or meta == "{}":
         return ours
     if len(meta) > META_CHARS_MAX or is_given(meta):
