@@ -42,7 +42,7 @@ from pgworkd.client.new_job import (
     row,
     waits,
 )
-from pgworkd.client.tracing import producing, ran, traced
+from pgworkd.client.tracing import first_id, producing, ran, traced
 from pgworkd.client.workflow import Workflow
 from pgworkd.errors import UsageError
 
@@ -130,8 +130,7 @@ def enqueue(
         fields[PRIORITY] = None
     span = traced(fields)
     steps = enqueues(fields, on_duplicate)
-    found = run(conn, steps) if span is None else span.over(run, conn, steps, lambda rows: str(rows[0][0]))
-    return answered(found, lambda rows: Enqueued(UUID(rows[0][0]), *rows[0][1:]))
+    return answered(ran(run, conn, steps, span, first_id), lambda rows: Enqueued(UUID(rows[0][0]), *rows[0][1:]))
 
 
 @overload

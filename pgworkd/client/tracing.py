@@ -123,9 +123,16 @@ def traced_all(rows: Sequence[list[Any]]) -> tuple[Producing | None, Sequence[li
     return span, [[*row[:META], traces.added(row[META], span.carrier), *row[META + 1 :]] for row in rows]
 
 
-def ran(run: Way, conn: Any, steps: Any, span: Producing | None) -> Any:
-    """`run(conn, steps)`, in this span if there is one."""
-    return run(conn, steps) if span is None else span.over(run, conn, steps)
+def ran(
+    run: Way, conn: Any, steps: Any, span: Producing | None, id_of: Callable[[list[Any]], str] | None = None
+) -> Any:
+    """`run(conn, steps)`, in this span if there is one; `id_of` as of `Producing.over`."""
+    return run(conn, steps) if span is None else span.over(run, conn, steps, id_of)
+
+
+def first_id(rows: list[Any]) -> str:
+    """The id of a job, which is the first value of the first row."""
+    return str(rows[0][0])
 
 
 def _tracer_of(trace: Any) -> Any:

@@ -10,7 +10,8 @@ import psycopg
 import pytest
 from opentelemetry.trace import SpanKind, StatusCode
 
-from pgworkd import App
+from pgworkd import App, ConnectionOptions
+from pgworkd.admin import Admin
 from pgworkd.client import Batch, NewJob, Workflow, batch, columns, enqueue, enqueue_many
 from pgworkd.errors import UsageError
 from tests.engine.client_kit import in_autocommit, psycopg_sync, settled
@@ -104,6 +105,16 @@ async def test_duplicates(db: Db, spans: Spans) -> None:
     assert failed.status.status_code is StatusCode.ERROR
     assert attributes(failed)["error.type"].endswith("UniqueViolationError")
     assert [event.name for event in failed.events] == ["exception"]
+
+
+async def test_operators_programs_send_it_too(dsn: str, db: Db, spans: Spans) -> None:
+    async with Admin(ConnectionOptions(dsn)) as admin:
+        await admin.jobs.enqueue("q", '{"n": 1}')
+        with spans.app.start_as_current_span("request"):
+            made = await admin.jobs.enqueue("q", '{"n": 2}')
+    (sent,) = spans.all("enqueue q")
+    assert attributes(sent)["messaging.message.id"] == str(made.id)
+    assert await metas(db) == [None, {"traceparent": parent_of(sent)}]
 
 
 async def test_an_error_of_a_sync_driver_is_recorded(dsn: str, spans: Spans) -> None:
