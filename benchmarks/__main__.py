@@ -29,6 +29,7 @@ ROWS: dict[str, Row] = {
     "batches": batches.batches_row,
     "inserts": enqueue.inserts_row,
     "many": enqueue.many_row,
+    "traces": enqueue.traces_row,
     "slow": fleet.slow_row,
     "memory": footprint.memory_row,
     "idle": footprint.idle_row,

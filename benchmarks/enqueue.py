@@ -20,6 +20,7 @@ from .processes import BenchmarkError, running, until
 from .systems import filling, ours
 
 CLIENTS, SECONDS = 16, 3.0
+TRACED_CALLS, TRACED_BAR = 1500, Bar("at most", 1.02)
 NAPS_PER_S = 10_000
 """Upper bound of the daemon's rate: a backlog of this many jobs per second keeps it busy throughout."""
 MANY = 100_000
@@ -129,3 +130,34 @@ async def _copy(connection: asyncpg.Connection[Any], jobs: int, *, encode: bool)
         "jobs", schema_name="pgworkd", columns=["queue", "payload"], records=rows, timeout=600
     )
     return time.monotonic() - began
+
+
+async def traces_row(bench: Bench) -> list[Line]:
+    """What a trace costs an enqueue: in a span, without one, without OpenTelemetry, and without asking for it.
+
+    One connection, each call a transaction; no daemon runs. See `traced`.
+    """
+    calls = bench.jobs(TRACED_CALLS)
+    bench.say(f"traces: {calls:,} enqueues of each sort")
+    found = await interleave({"traces": partial(_traced, bench, calls)}, bench.rounds, bench.say)
+    took = {name: [sample[name] for sample in found["traces"]] for name in found["traces"][0]}
+    line = partial(Line, "traces", unit="us")
+    return [
+        line("enqueue in a span", ours=took["traced"], reference=took["absent"], against="off", bar=TRACED_BAR),
+        line("the same, but no span is made", ours=took["no SDK"], reference=took["absent"], against="off"),
+        line("no current span", ours=took["no span"], reference=took["absent"], against="off"),
+        line("off: OpenTelemetry is not imported", ours=took["absent"], reference=took["unasked"], against="no check"),
+    ]
+
+
+async def _traced(bench: Bench, calls: int) -> dict[str, float]:
+    system = ours()
+    await bench.server.template(system.template, system.make)
+    async with bench.server.database(system.template) as dsn, bench.server.connected(dsn) as connection:
+        await calm(connection, "pgworkd.jobs")
+        logs = bench.scratch / "logs"
+        logs.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, "-m", "benchmarks.traced", str(calls)]
+        async with running(command, {DSN: dsn}, logs / "traced.log") as application:
+            took: dict[str, float] = json.loads(await application.finished())
+    return took

@@ -32,7 +32,9 @@ BELOW = {
     "alerts": "errors words settings database client admin engine",
     "app": "errors words engine alerts",
     "fleet": "errors words settings database admin engine/run engine/life metrics",
-    "cli": "errors words settings database embedded client admin engine engine/run engine/life metrics alerts fleet",
+    "tracing": "errors words",
+    "cli": """errors words settings database embedded client admin engine engine/run engine/life metrics alerts fleet
+              tracing""",
     "__init__": "errors words database engine engine/life app",
     "demo": "errors words database embedded client engine/life __init__",
     "bench": "errors words settings database client admin engine/life cli __init__",

@@ -6,9 +6,9 @@ transaction, under the name in ConnectionOptions.by.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from datetime import datetime
-from typing import NamedTuple, Unpack
+from typing import Any, NamedTuple, Unpack
 from uuid import UUID
 
 from pgworkd.admin import queries as sql
@@ -17,6 +17,7 @@ from pgworkd.admin.queries import Enqueued, Job, JobRow, Jobs
 from pgworkd.admin.refusals import Refused
 from pgworkd.client.new_job import PRIORITY, JobOptions, NewJob, OnDuplicate, check_on_duplicate, row
 from pgworkd.client.statements import ENQUEUE
+from pgworkd.client.tracing import first_id, ran, traced
 from pgworkd.database.connection import Connection
 from pgworkd.errors import DatabaseError, InvalidPayload, UsageError, delay_seconds
 from pgworkd.words import validation
@@ -143,7 +144,9 @@ class JobOperations:
             on_duplicate = "raise"
         else:
             check_on_duplicate(on_duplicate, job.dedupe_key)
-        job_id, created, changed = (await self._connection.fetch(ENQUEUE.numbered, *fields, on_duplicate))[0]
+        span = traced(fields)
+        rows = await ran(_enqueue, self._connection, [*fields, on_duplicate], span, first_id)
+        job_id, created, changed = rows[0]
         return Enqueued(UUID(job_id), created, changed)
 
     async def matching(
@@ -256,6 +259,10 @@ def check_payload(text: str) -> None:
     if len(text.encode(errors="surrogatepass")) > BYTES_MAX:
         raise InvalidPayload("payload", f"takes more than the {BYTES_MAX:,} bytes that are allowed")
     encode(decode(text))  # raises InvalidPayload
+
+
+def _enqueue(connection: Connection, values: Sequence[object]) -> Coroutine[Any, Any, list[Any]]:
+    return connection.fetch(ENQUEUE.numbered, *values)
 
 
 def _either(words: Sequence[str]) -> str:

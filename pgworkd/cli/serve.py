@@ -20,7 +20,7 @@ import structlog
 from pgworkd.cli import stop_signals
 from pgworkd.cli.load_app import load_app
 from pgworkd.database.connection import ConnectionOptions
-from pgworkd.engine.life.daemon import Daemon, DaemonOptions
+from pgworkd.engine.life.daemon import Daemon, DaemonOptions, Part
 from pgworkd.engine.life.heartbeat import end_process
 from pgworkd.engine.life.maintenance import Periods
 from pgworkd.engine.life.shutdown import FLUSH_GRACE_S
@@ -30,7 +30,7 @@ from pgworkd.errors import PgworkdError, UsageError
 from pgworkd.fleet.sd_notify import SystemdNotifier
 from pgworkd.fleet.supervisor import SUPERVISED, Introduction, Supervisor
 from pgworkd.settings.config import Settings, load
-from pgworkd.words import log
+from pgworkd.words import log, traces
 from pgworkd.words.events import Events, Listener
 from pgworkd.words.validation import closest
 
@@ -100,7 +100,8 @@ class _Service:
 
     def _daemon(self, app: App) -> Daemon:
         queues = self._settings.queues or None
-        daemon = Daemon(app, options(self._settings), queues=queues, parts=self._parts, end_process=end_process)
+        parts = (*self._parts, *_tracing())
+        daemon = Daemon(app, options(self._settings), queues=queues, parts=parts, end_process=end_process)
         self._events = daemon.events
         self._events.listen(self._listener, except_for=log.below_level(self._settings.log_level))
         return daemon
@@ -251,6 +252,15 @@ def spare_collector() -> None:
         gc.collect()
         gc.freeze()
         gc.set_threshold(10_000, 50, 20)
+
+
+def _tracing() -> tuple[Part, ...]:
+    """The part that traces, if the application, which has been loaded, has imported OpenTelemetry."""
+    if traces.api() is None:
+        return ()
+    from pgworkd.tracing import Tracing
+
+    return (Tracing(),)
 
 
 def has_uvloop() -> bool:

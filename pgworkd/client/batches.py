@@ -26,10 +26,12 @@ from uuid import UUID
 from pgworkd.client.batch_types import AddOptions, BatchOptions, Cancelled, ChildOptions, Kinds, Progress
 from pgworkd.client.columns import parts
 from pgworkd.client.connections import AnyAsyncConnection, Step, SyncConnection, answered, way
-from pgworkd.client.new_job import FIELDS, NAME_CHARS_MAX, PAYLOAD, NewJob, new_ids, new_job, row
+from pgworkd.client.new_job import FIELDS, META, NAME_CHARS_MAX, PAYLOAD, NewJob, new_ids, new_job, row
 from pgworkd.client.statements import ADD_JOBS, BATCH_PROGRESS, CANCEL_BATCH, CREATE_BATCH, SEAL_BATCH
+from pgworkd.client.tracing import producing, ran
 from pgworkd.errors import UsageError
 from pgworkd.words.payload import encode
+from pgworkd.words.traces import added, current_context
 from pgworkd.words.validation import identity, text, whole
 
 FAILURES_MAX = 2**31 - 1
@@ -125,12 +127,15 @@ class Batch(Generic[Conn_co]):
         job: dict[str, Any] = {**options, "queue": queue or "-"}
         values = _values(NewJob(**job))
         own = ("priority", "run_at", "max_attempts", "timeout_s", "meta")
-        parameters = (queue, kind, *(values[name] for name in own))
         encoded = [encode(payload, f"payloads[{i}]") for i, payload in enumerate(payloads)]
+        if (span := producing(queue)) is not None:
+            values["meta"] = added(values["meta"], span.carrier)
+            span.counted(len(encoded))
+        parameters = (queue, kind, *(values[name] for name in own))
         ids = new_ids(len(encoded))
         rows = zip((f"{i:032x}" for i in ids), encoded, strict=True)
         steps: list[Step] = [partial(_added, self.id, part, parameters) for part in parts(rows, lambda r: len(r[1]))]
-        return answered(self._way(self._conn, steps), lambda _: [UUID(int=i) for i in ids])
+        return answered(ran(self._way, self._conn, steps, span), lambda _: [UUID(int=i) for i in ids])
 
     @overload
     def seal(self: Batch[Never]) -> Any: ...
@@ -278,14 +283,16 @@ def _callback(job: NewJob | Mapping[str, Any] | None, what: str) -> str | None:
     if job is None:
         return None
     job = new_job(job, what)
-    payload = row(job, f"{what}.")[PAYLOAD]
+    checked = row(job, f"{what}.")
     usual = NewJob(job.queue)
     given = {f.name: getattr(job, f.name) for f in fields(job) if getattr(job, f.name) != getattr(usual, f.name)}
     if wrong := sorted(given.keys() - _OF_CALLBACKS):
         raise UsageError(f"{what}.{wrong[0]} has no meaning for a job that is inserted when a batch finishes: drop it")
     if isinstance(job.timeout_s, timedelta):
         given["timeout_s"] = job.timeout_s.total_seconds()
-    return encode({**given, "queue": job.queue, "payload": json.loads(payload)}, what)
+    if (carrier := current_context()) is not None:
+        given["meta"] = json.loads(added(checked[META], carrier))
+    return encode({**given, "queue": job.queue, "payload": json.loads(checked[PAYLOAD])}, what)
 
 
 _OF_CALLBACKS = {"kind", "payload", "priority", "max_attempts", "timeout_s", "meta", "serialize_key", "limit_key"}

@@ -27,13 +27,17 @@ from pgworkd.client.new_job import (
     row,
     waits,
 )
+from pgworkd.client.tracing import Producing
 from pgworkd.errors import UsageError
 from pgworkd.words.payload import encode, encode_plain
+from pgworkd.words.traces import added
 
 STATEMENT_ROWS, STATEMENT_CHARS = 5_000, 8 * 1024 * 1024  # more is no faster, but costs the server memory
 _STEP_ROWS = 100
 """Jobs drawn and encoded between two yields to the event loop; also how soon large payloads are noticed."""
 _NAMES = tuple(field.name for field in FIELDS)
+_QUEUE, _META = map([name for name in _NAMES if name != "payload"].index, ("queue", "meta"))
+"""Their places in `Columns`, which keep payloads apart."""
 _TEXTS = {
     **dict.fromkeys(("queue", "kind"), NAME_CHARS_MAX),
     **dict.fromkeys(("dedupe_key", "serialize_key", "limit_key"), KEY_CHARS_MAX),
@@ -122,8 +126,12 @@ def _are_texts(column: Sequence[Any], chars_max: int) -> bool:
 class ManyJobs:
     """The jobs of one call, drawn when they are needed, as many as one statement takes at a time."""
 
-    def __init__(self, jobs: Iterable[NewJob | Mapping[str, Any]]) -> None:
+    def __init__(self, jobs: Iterable[NewJob | Mapping[str, Any]], span: Producing | None = None) -> None:
         self.ids: list[UUID] = []
+        self.span = span
+        """Whose context the jobs get, if any."""
+        self._queue: str | None = None
+        """The queue of all jobs so far; None: of several."""
         self.waiting: list[Waits] = []
         self.waiting_ids: dict[int, int] = {}  # by the numbers of the jobs with dependencies
         self._jobs = iter(jobs)
@@ -165,7 +173,19 @@ class ManyJobs:
             self._name(jobs)
             raise
         self.ids += uuids(ids)
-        return found
+        return found if self.span is None else self._traced(found, self.span)
+
+    def _traced(self, found: Columns, span: Producing) -> Columns:
+        queue = found.alike[_QUEUE]  # None: they differ
+        self._queue = queue if self._queue == queue or len(self.ids) == len(found.ids) else None
+        span.named(self._queue)
+        span.counted(len(self.ids))
+        alike, varying = [*found.alike], [*found.varying]
+        if varying[_META]:
+            varying[_META] = [added(meta, span.carrier) for meta in varying[_META]]
+        else:
+            alike[_META] = added(alike[_META], span.carrier)
+        return found._replace(alike=alike, varying=varying)
 
     def _draw(self, part: Sequence[_Drawn], count: int) -> list[_Drawn]:
         """The next jobs, at most `count`, with their payloads encoded; UsageError names the first invalid one."""

@@ -42,6 +42,7 @@ from pgworkd.client.new_job import (
     row,
     waits,
 )
+from pgworkd.client.tracing import first_id, producing, ran, traced
 from pgworkd.client.workflow import Workflow
 from pgworkd.errors import UsageError
 
@@ -118,14 +119,18 @@ def enqueue(
     fields = row(job)
     if on_duplicate is None:
         ids = new_ids(1)
-        steps = inserts(ids, [fields]) + (depends(ids, [waits(job)]) if job.after else [])
-        return answered(run(conn, steps), lambda _: UUID(int=ids[0]))
+        job_id = UUID(int=ids[0])
+        dependencies = depends(ids, [waits(job)]) if job.after else []
+        span = traced(fields, job_id)
+        return answered(ran(run, conn, inserts(ids, [fields]) + dependencies, span), lambda _: job_id)
     if job.after:
         raise UsageError("after cannot be combined with on_duplicate: it would add dependencies to an existing job")
     check_on_duplicate(on_duplicate, job.dedupe_key)
     if "priority" not in options:  # then "reschedule" does not change it
         fields[PRIORITY] = None
-    return answered(run(conn, enqueues(fields, on_duplicate)), lambda found: Enqueued(UUID(found[0][0]), *found[0][1:]))
+    span = traced(fields)
+    steps = enqueues(fields, on_duplicate)
+    return answered(ran(run, conn, steps, span, first_id), lambda rows: Enqueued(UUID(rows[0][0]), *rows[0][1:]))
 
 
 @overload
@@ -144,6 +149,6 @@ def enqueue_many(conn: Any, jobs: _Jobs) -> Any:
     cancellation or a lost connection in autocommit either all jobs exist or none; a dedupe_key makes it safe to retry.
     """
     run = way(conn)
-    many = ManyJobs(jobs)
+    many = ManyJobs(jobs, producing(None))
     steps = inserts_many(many)
-    return answered(run(conn, steps), lambda _: many.ids)
+    return answered(ran(run, conn, steps, many.span), lambda _: many.ids)

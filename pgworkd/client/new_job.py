@@ -142,7 +142,7 @@ FIELDS = (
     Field("dedupe_for", "dedupe_for_s", _dedupe_for),
 )
 """Every field that is stored with a job, in the order of a row and of the statements' parameters."""
-PAYLOAD, PRIORITY, META = ([field.name for field in FIELDS].index(n) for n in ("payload", "priority", "meta"))
+QUEUE, PAYLOAD, PRIORITY, META = map([field.name for field in FIELDS].index, ("queue", "payload", "priority", "meta"))
 """The places of these fields in a row."""
 
 

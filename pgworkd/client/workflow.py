@@ -17,6 +17,7 @@ from uuid import UUID
 
 from pgworkd.client.connections import AnyAsyncConnection, SyncConnection, answered, depends, inserts, way
 from pgworkd.client.new_job import JobOptions, NewJob, OnFailedDependency, Waits, new_ids, row, waits
+from pgworkd.client.tracing import ran, traced_all
 from pgworkd.errors import UsageError
 from pgworkd.words.validation import text
 
@@ -80,8 +81,8 @@ class Workflow:
             step = self._steps[name]
             if after := [by_name[each] for each in step.after] + list(step.waits.after):
                 waiting.append(Waits(number, after, step.waits.on_failed_dependency))
-        steps = inserts(ids, [self._steps[name].row for name in names]) + depends(ids, waiting)
-        return answered(run(conn, steps), lambda _: by_name)
+        span, rows = traced_all([self._steps[name].row for name in names])
+        return answered(ran(run, conn, inserts(ids, rows) + depends(ids, waiting), span), lambda _: by_name)
 
     def _sorted(self) -> list[str]:
         """The names, each after those that it depends on, so that ids ascend along the graph."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +14,8 @@ from pgworkd.database.schema import VERSION
 from pgworkd.words.registration import token_of
 
 _INSTRUCTIONS = """SELECT cancel_ids, cancel_attempts, settings, settings_version, differing,
-    (SELECT version FROM pgworkd.schema_version) FROM pgworkd.wanted($1, $2, $3)"""
+    (SELECT version FROM pgworkd.schema_version), date_part('epoch', pgworkd.clock_after_waiting())
+    FROM pgworkd.wanted($1, $2, $3)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,8 @@ class Instructions:
     """Of the database."""
     asked: frozenset[str] | None = None
     """The queues that `queues` is complete for; None: all."""
+    clock_ahead_s: float = 0.0
+    """By how many seconds the database's clock is ahead of ours, to within half of the time that this call took."""
 
 
 class HeartbeatStore:
@@ -51,14 +55,15 @@ class HeartbeatStore:
         """The instructions for this worker, with the rows of these queues (None: all)."""
         asked = None if queues is None else frozenset(queues)
         known = self._settings_version if asked == self._asked else None
+        asked_at = time.time()
         rows = await self._connection.fetch(_INSTRUCTIONS, worker_id, known, None if asked is None else sorted(asked))
-        ids, attempts, settings, settings_version, differing, version = rows[0]
+        clock_ahead_s = rows[0][-1] - (asked_at + time.time()) / 2
+        ids, attempts, settings, settings_version, differing, version = rows[0][:-1]
         if settings is not None:  # else they have not changed
             self._queues, self._settings_version, self._asked = json.loads(settings), settings_version, asked
         cancels = tuple(zip(ids, attempts, strict=True))
-        return Instructions(
-            cancels, self._queues, json.loads(differing), VERSION if version is None else version, asked
-        )
+        schema = VERSION if version is None else version
+        return Instructions(cancels, self._queues, json.loads(differing), schema, asked, clock_ahead_s)
 
     async def close(self) -> None:
         """Closes the connection."""

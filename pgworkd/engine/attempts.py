@@ -15,6 +15,7 @@ from pgworkd.database.store import Claimed
 from pgworkd.engine.runner_task import RunScope
 from pgworkd.words.job import Job, Reason
 from pgworkd.words.registration import token_of
+from pgworkd.words.traces import Trace
 
 
 class Attempt:
@@ -50,6 +51,8 @@ class Attempt:
     """It may have been settled: the answer to a COMMIT, or to its settle, was lost."""
     unreadable: Exception | None = None
     """The error with which the database failed to return its payload."""
+    trace: Trace | None = None
+    """What follows it, where attempts are traced."""
     delays = 0
     """How often its settle was delayed: the row was locked, or the database rejected it."""
     reported_slow = False
@@ -66,7 +69,8 @@ class Attempt:
     def facts(self) -> dict[str, object]:
         """The facts that every event about this attempt carries."""
         claimed = self.claimed
-        return {"job_id": str(claimed.id), "queue": self.queue, "kind": claimed.kind, "attempt": claimed.attempt}
+        facts = {"job_id": str(claimed.id), "queue": self.queue, "kind": claimed.kind, "attempt": claimed.attempt}
+        return facts if self.trace is None else {**facts, **self.trace.ids}
 
     def stop(self, reason: Reason) -> None:
         """Ends the run; the first reason counts. Runs in the loop or a process are cancelled, threads asked to end."""

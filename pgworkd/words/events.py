@@ -1,7 +1,7 @@
 """The engine's events: each is emitted once, with its facts, to any number of listeners.
 
-The engine itself never logs, counts or traces. Logging, metrics and tracing are listeners, so each of them can be left
-out, and a broken one does not affect the others.
+The engine itself never logs, counts or traces. Logging and metrics are listeners, and tracing is a `tracer`, so each of
+them can be left out, and a broken one does not affect the others.
 """
 
 from __future__ import annotations
@@ -10,8 +10,12 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeAlias
 
+from pgworkd.words.traces import Trace
+
 Listener: TypeAlias = Callable[[str, Mapping[str, Any]], None]
 """Called in the daemon's loop with the event's name and its facts; must return at once."""
+Tracer: TypeAlias = Callable[[Any], Trace | None]
+"""Called with each attempt right before its `job.started`; what it returns follows the attempt. Must not raise."""
 
 # Events of one attempt. Facts: job_id, queue, kind, attempt, and those in the comment.
 JOB_STARTED: Final = "job.started"
@@ -86,6 +90,8 @@ class Events:
         self._listeners: list[tuple[Listener, frozenset[str]]] = []
         self._has_listener: dict[str, bool] = {}
         """Cache of `has_listener`, which is called for every job."""
+        self.tracer: Tracer | None = None
+        """Set by the part that traces, if there is one."""
 
     def listen(self, listener: Listener, *, except_for: frozenset[str] = frozenset()) -> None:
         """Adds a listener for all further events, except those of these names."""

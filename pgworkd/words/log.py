@@ -22,6 +22,7 @@ import structlog
 from pgworkd.words import events
 from pgworkd.words.events import Listener
 from pgworkd.words.redaction import escaped, redact
+from pgworkd.words.traces import current_ids
 
 _LEVELS: dict[str, int] = {
     events.JOB_STARTED: logging.DEBUG,
@@ -64,7 +65,7 @@ class LoggedAttempt(Protocol):
     """An attempt, as named in log lines."""
 
     def facts(self) -> dict[str, object]:
-        """job_id, queue, kind, attempt."""
+        """job_id, queue, kind, attempt; trace_id and span_id where it is traced."""
 
 
 class Running(Protocol):
@@ -120,9 +121,15 @@ def configure(level: str = "info", form: Form = "auto", worker: str = "") -> Non
 
 
 def add_job(_logger: Any, _method: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """A processor for structlog: adds job_id, queue, kind and attempt to lines logged while a handler runs."""
+    """A processor for structlog: adds job_id, queue, kind and attempt to lines logged while a handler runs.
+
+    Where it is traced, also trace_id and span_id: of the handler's own span, if it has opened one, else the attempt's.
+    """
     if (running := RUNNING.get()) is not None and (attempt := running.attempt) is not None:
-        for name, value in attempt.facts().items():
+        facts = attempt.facts()
+        if "trace_id" in facts and (ids := current_ids()) is not None:
+            facts.update(ids)
+        for name, value in facts.items():
             line.setdefault(name, value)
     return line
 
@@ -133,11 +140,12 @@ def _add_worker(worker: str, _logger: Any, _method: str, line: MutableMapping[st
 
 
 class JobFilter(logging.Filter):
-    """A filter for `logging`: adds job_id, queue, kind and attempt to each record; "" while no handler runs."""
+    """A filter for `logging`: adds the facts of `add_job` to each record; "" for those that there are none of."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Adds the facts; accepts every record."""
-        vars(record).update({"job_id": "", "queue": "", "kind": "", "attempt": ""} | dict(add_job(None, "", {})))
+        none = dict.fromkeys(("job_id", "queue", "kind", "attempt", "trace_id", "span_id"), "")
+        vars(record).update(none | dict(add_job(None, "", {})))
         return True
 
 

@@ -99,6 +99,13 @@ SETTINGS: dict[str, Setting] = {
     "docs/settings.md": Setting(
         facts=("SELECT concurrency = 8 AND backoff_s IS NULL FROM pgworkd.queues WHERE name = 'embedding'",),
     ),
+    "docs/tracing.md": Setting(
+        daemon="pgworkd run",
+        facts=(
+            "SELECT count(*)=2 FROM pgworkd.finished_jobs WHERE result #>> '{}' = substr(meta->>'traceparent', 4, 32)",
+            "SELECT count(*) = 1 FROM pgworkd.finished_jobs WHERE queue = 'traced' AND meta IS NULL",
+        ),
+    ),
     "docs/workflows-and-results.md": Setting(
         daemon="pgworkd run",
         facts=(

@@ -10,9 +10,9 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests.engine.bench_kit import JOBS, LINE, REGISTERED, SERVED, SESSIONS, contents, wait_for
-from tests.engine.test_cli import Shell, clean, run_bare, shell
-from tests.engine.test_cli_run import Command, Start, start
+from tests.kits.bench import JOBS, LINE, REGISTERED, SERVED, SESSIONS, contents, wait_for
+from tests.kits.cli import Shell, clean, run_bare, shell
+from tests.kits.commands import Command, Start, start
 
 __all__ = ["clean", "shell", "start"]  # fixtures
 

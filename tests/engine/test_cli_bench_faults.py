@@ -7,13 +7,13 @@ import subprocess
 import anyio
 import pytest
 
-from tests.engine.bench_kit import JOBS, LINE, SESSIONS
-from tests.engine.test_cli import clean
-from tests.engine.test_cli_run import NOBODY, Command, Start, start
-from tests.kit import until
+from tests.kits.bench import JOBS, LINE, SESSIONS
+from tests.kits.cli import clean
+from tests.kits.commands import NOWHERE, Command, Start, start
+from tests.kits.daemon import until
+from tests.kits.verbs import Db
 from tests.proxy import Proxy
 from tests.sql.roles import Roles, granted
-from tests.sql.verbs import Db
 
 __all__ = ["clean", "start"]  # fixtures
 
@@ -44,7 +44,7 @@ async def test_without_a_schema_it_says_what_to_run(empty_dsn: str, start: Start
 
 
 async def test_a_server_that_is_down_is_named(start: Start) -> None:
-    code, said = await ended(bench(start, NOBODY))
+    code, said = await ended(bench(start, NOWHERE))
     assert code == 1
     assert "is Postgres up at that host and port?" in said
 

@@ -255,7 +255,7 @@ DAEMON = """
 import asyncio, sys
 from pgworkd.engine.life.daemon import Daemon
 from tests.engine.test_modes_process import process_app, spin, add_nothing
-from tests.kit import quick_options
+from tests.kits.daemon import quick_options
 asyncio.run(Daemon(process_app(spin, add_nothing), quick_options(sys.argv[1])).run())
 """
 

@@ -52,6 +52,8 @@ class WorkerLife:
         self.stopping = False
         self.outdated = False
         """The schema is newer than this program."""
+        self.clock_ahead_s = 0.0
+        """By how many seconds the database's clock was ahead of ours at the last heartbeat; known before any claim."""
         self._store = store
         self._queues = queues
         self._in_flight = in_flight
@@ -170,6 +172,7 @@ class WorkerLife:
     def on_instructions(self, instructions: Instructions) -> None:
         """Cancels attempts as requested, applies the rows of `queues`."""
         self._outage.passed()
+        self.clock_ahead_s = instructions.clock_ahead_s
         if self._lost.is_set():
             return
         for job_id, attempt in instructions.cancels:

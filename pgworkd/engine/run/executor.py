@@ -16,7 +16,7 @@ from pgworkd.engine.runner_task import RunnerTask
 from pgworkd.engine.settle.settler import Settler
 from pgworkd.words import events
 from pgworkd.words.events import Events
-from pgworkd.words.job import Reason
+from pgworkd.words.job import Outcome, Reason
 
 SLICE_S = 0.002
 """Time slice: jobs that never await may run back to back for this long before all other tasks are scheduled."""
@@ -134,6 +134,25 @@ class Executor:
                 self._idle.append(wakeup)
                 await wakeup
 
+    def _hooks(self) -> tuple[Callable[[Attempt], None] | None, Callable[[Attempt, Outcome], None]]:
+        """What to call when an attempt begins (None: nothing) and when it has ended, looked up once per slice."""
+        if self._events.tracer is not None:
+            return self._begin_traced, self._put_traced
+        return (self._report_start if self._events.has_listener(events.JOB_STARTED) else None), self._settler.put
+
+    def _report_start(self, attempt: Attempt) -> None:
+        self._events.emit(events.JOB_STARTED, **attempt.facts())
+
+    def _begin_traced(self, attempt: Attempt) -> None:
+        if self._events.tracer is not None:
+            attempt.trace = self._events.tracer(attempt)
+        self._report_start(attempt)
+
+    def _put_traced(self, attempt: Attempt, outcome: Outcome) -> None:
+        if attempt.trace is not None:
+            attempt.trace.end(outcome)
+        self._settler.put(attempt, outcome)
+
     async def _read_payload(self, attempt: Attempt) -> None:
         """Reads a large payload, which may take long."""
         await self._payloads.read(attempt, self._waiting)
@@ -146,8 +165,8 @@ class Executor:
         Jobs that never await are run by one task at a time. When a job does await, another task continues with the
         next: each slice begins by waking two more tasks, which find either that, or that the first is about to go on.
         """
-        waiting, run, put = self._waiting, self._runner.run, self._settler.put
-        slice_ends, has_listener = 0.0, False
+        waiting, run = self._waiting, self._runner.run
+        slice_ends, (begin, put) = 0.0, self._hooks()
         while True:
             if not slice_ends and not self._may_start():
                 return
@@ -161,12 +180,12 @@ class Executor:
             if not slice_ends:
                 slice_ends = time.monotonic() + SLICE_S
                 self.wake()
-                has_listener = self._events.has_listener(events.JOB_STARTED)
+                begin, put = self._hooks()
             try:
                 if attempt.claimed.payload is None:
                     await self._read_payload(attempt)
-                if has_listener:
-                    self._events.emit(events.JOB_STARTED, **attempt.facts())
+                if begin is not None:
+                    begin(attempt)
                 outcome = await run(attempt, task)
             finally:
                 self.busy -= 1

@@ -28,6 +28,7 @@ from pgworkd.words.error_report import describe_error
 from pgworkd.words.job import Job
 from pgworkd.words.payload import encode_result
 from pgworkd.words.redaction import hide
+from pgworkd.words.traces import Carrier, current, ids_of
 
 if TYPE_CHECKING:
     from pgworkd.words import log
@@ -46,6 +47,8 @@ class Request(NamedTuple):
     payload: bytes
     job_parameter: str | None
     job_fields: Mapping[str, Any]
+    trace: Carrier | None = None
+    """The trace context of the attempt."""
 
 
 class Answer(NamedTuple):
@@ -70,10 +73,12 @@ class _CurrentCall:
     def __init__(self) -> None:
         self.attempt: log.LoggedAttempt | None = None
         self.fields: Mapping[str, Any] = {}
+        self.trace: Carrier | None = None
 
     def facts(self) -> dict[str, object]:
         """The same facts as those of an attempt."""
-        return {"job_id": str(self.fields["id"])} | {name: self.fields[name] for name in ("queue", "kind", "attempt")}
+        facts = {"job_id": str(self.fields["id"])} | {name: self.fields[name] for name in ("queue", "kind", "attempt")}
+        return facts if self.trace is None else {**facts, **ids_of(self.trace)}
 
 
 def _log_as(current: _CurrentCall, level: str, form: str, worker: str) -> None:
@@ -128,7 +133,8 @@ def call(request: Request, note: Callable[[float, str], None] | None = None) -> 
             arguments[request.payload_parameter] = pickle.loads(request.payload)  # noqa: S301 # nosec B301 # as below
         if request.job_parameter is not None:
             arguments[request.job_parameter] = Job(**request.job_fields, on_progress=note)
-        return Answer("result", result=encode_result(function(**arguments)))
+        with current(request.trace):
+            return Answer("result", result=encode_result(function(**arguments)))
     except Snooze as error:
         return Answer("snooze", delay_s=error.delay_s)
     except RetryAfter as error:
@@ -156,15 +162,15 @@ def main() -> None:
     requests, pipe = os.fdopen(os.dup(0), "rb"), _Pipe(os.fdopen(os.dup(1), "wb"))
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
-    current = _CurrentCall()
+    running = _CurrentCall()
     if len(sys.argv) > 3:
-        _log_as(current, *sys.argv[3:6])
+        _log_as(running, *sys.argv[3:6])
     while (frame := _read(requests)) is not None:
         pipe.begin()
         request = Request(*pickle.loads(frame))  # noqa: S301 # nosec B301 # from our own parent
-        current.fields, current.attempt = request.job_fields, current
+        running.fields, running.trace, running.attempt = request.job_fields, request.trace, running
         pipe.answer(call(request, pipe.note))
-        current.attempt = None
+        running.attempt = None
 
 
 def _read(stream: BinaryIO) -> bytes | None:

@@ -103,10 +103,10 @@ class Runner:
         attempt.grace_s, attempt.scope, task.attempt = self._grace_s, scope, attempt
         attempt.started = time.monotonic()
         try:
-            if handler.mode == "loop":
+            if handler.mode == "loop" and attempt.trace is None:
                 outcome = _completed(await handler.function(**arguments), attempt.job)
             else:
-                outcome = await self._run_outside_loop(handler, attempt, arguments)
+                outcome = await self._run_with_more(handler, attempt, arguments)
             if attempt.reason is not None and (attempt.stop_seen or scope.stop_seen) and not _is_done(attempt):
                 outcome = self._ended(attempt.reason, attempt, handler)
         except BaseException as error:
@@ -188,6 +188,13 @@ class Runner:
             on_progress=functools.partial(_note, attempt),
         )
 
+    async def _run_with_more(self, handler: Handler, attempt: Attempt, arguments: dict[str, Any]) -> Outcome:
+        """Runs it traced, outside the loop, or both."""
+        with attempt.trace or contextlib.nullcontext():  # left before the runner asks whether the task is clean
+            if handler.mode == "loop":
+                return _completed(await handler.function(**arguments), attempt.job)
+            return await self._run_outside_loop(handler, attempt, arguments)
+
     async def _run_outside_loop(self, handler: Handler, attempt: Attempt, arguments: dict[str, Any]) -> Outcome:
         if handler.mode == "thread":
             attempt.in_thread = True  # so that only the end of the daemon cancels the await
@@ -207,6 +214,7 @@ class Runner:
             pickle.dumps(arguments.get(handler.payload_parameter or "")),
             handler.job_parameter,
             {name: getattr(job, name) for name in _CHILD_FIELDS} | {"id": UUID(bytes=job.id.bytes)},
+            None if attempt.trace is None else attempt.trace.carrier,
         )
         answer = await self.processes.call(request, job.progress)
         if answer.ending == "result":

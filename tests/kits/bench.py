@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from tests.engine.test_cli import Shell
-from tests.kit import LIMIT_S
+from tests.kits.cli import Shell
+from tests.kits.daemon import LIMIT_S
 
 MOVING = {"seen_at", "lease_until", "steady_since", "updated_at"}
 """Columns that change while nothing happens."""
