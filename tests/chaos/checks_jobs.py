@@ -50,7 +50,8 @@ def _given_up(evidence: Evidence, run: Run) -> bool:
     stopped = [note.at_s for note in evidence.of("lease.fenced") if note.by == run.by]
     at_once = [note for note in evidence.of("terminated") if note.facts["signals"] > 1]
     stopped += [note.at_s for note in at_once if note.facts["name"] == run.by]
-    return any(run.start_s - TOLD_S <= at_s <= run.end_s for at_s in stopped)
+    # Its report of the end may still have been on its way.
+    return any(run.start_s - TOLD_S <= at_s <= run.end_s + TOLD_S for at_s in stopped)
 
 
 def _overlap(evidence: Evidence, runs: Iterable[Run]) -> Iterable[str | None]:
