@@ -38,6 +38,13 @@ class Tally:
         """From due to started."""
         self.runs = Histogram()
 
+    def add(self, outcome: str, ended: int, waits_s: list[float], runs_s: list[float]) -> None:
+        """Adds attempts of one outcome, and for those that were started how long each waited and ran, in seconds."""
+        self.ended[outcome] += ended
+        self.started += len(runs_s)
+        self.waits.observe_all(waits_s)
+        self.runs.observe_all(runs_s)
+
 
 class Tallies:
     """All counts of this process."""
@@ -80,17 +87,18 @@ class Tallies:
     def ended(self, outcome: str, batch: Sequence[Attempt]) -> None:
         """Counts attempts that have ended in the same way."""
         queue = kind = None
-        tally, wait, run = Tally(), Histogram.observe, Histogram.observe
-        for attempt in batch:
-            claimed = attempt.claimed
-            if claimed.kind != kind or attempt.queue != queue:
-                queue, kind = attempt.queue, claimed.kind
-                tally = self.of(queue, kind)
-            tally.ended[outcome] += 1
-            if attempt.started is not None:
-                tally.started += 1
-                wait(tally.waits, attempt.started + self.database_ahead_s - claimed.run_at)
-                run(tally.runs, attempt.ended - attempt.started)
+        first, ahead_s = 0, self.database_ahead_s
+        tally, waits_s, runs_s = Tally(), list[float](), list[float]()
+        for place, attempt in enumerate(batch):
+            claimed, started = attempt.claimed, attempt.started
+            if claimed.kind != kind or attempt.queue != queue:  # nearly all are of one kind
+                tally.add(outcome, place - first, waits_s, runs_s)
+                queue, kind, first = attempt.queue, claimed.kind, place
+                tally, waits_s, runs_s = self.of(queue, kind), [], []
+            if started is not None:
+                waits_s.append(started + ahead_s - claimed.run_at)
+                runs_s.append(attempt.ended - started)
+        tally.add(outcome, len(batch) - first, waits_s, runs_s)
 
     def _on_event(self, name: str, facts: Mapping[str, Any]) -> None:
         if name == events.LEASE_FENCED:
