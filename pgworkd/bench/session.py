@@ -125,6 +125,7 @@ class Session:
             lease_s=LEASE_S,
             heartbeat_s=HEARTBEAT_S,
             shutdown_s=0.0,
+            statistics=False,
             periods=_KEPT,
         )
         daemon = Daemon(handled.app(queue, self._plan.concurrency), options)

@@ -43,12 +43,12 @@ class SignalStore:
         """Counts the jobs of all queues, if that is due in the fleet; the seconds until it is due again."""
         return float(await self._connection.value("SELECT pgworkd.sample_queues()"))
 
-    async def append(self, worker: str, period_s: float, rows: Sequence[Minutes]) -> float:
-        """Adds what ended in the last `period_s` seconds; the database's time, in seconds since the epoch."""
-        columns = [list(column) for column in zip(*rows, strict=True)] or [[] for _ in Minutes._fields]
+    async def append(self, worker: str, period_s: float, rows: Sequence[Minutes]) -> None:
+        """Adds what ended in the last `period_s` seconds."""
+        columns = [list(column) for column in zip(*rows, strict=True)]
         columns[7:9] = [[f"{{{','.join(map(str, counts))}}}" for counts in column] for column in columns[7:9]]
         sql = "SELECT pgworkd.append_minutes($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)"
-        return float(await self._connection.value(sql, worker, period_s, *columns))
+        await self._connection.value(sql, worker, period_s, *columns)
 
     async def roll_up(self, keep_dead_days: int) -> bool:
         """One step of the retention of statistics and deaths; True: there is more."""

@@ -11,6 +11,8 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import anyio
+
 from pgworkd.engine.attempts import Attempt
 from pgworkd.words import events
 from pgworkd.words.events import Events
@@ -22,7 +24,6 @@ OTHER = "other"
 """Stands for all further kinds."""
 OUTCOMES = ("completed", "failed", "dead", "released", "cancelled", "expired", "stale")
 """How attempts end. failed: to be retried; stale: not stored, because the job was rescued or settled before."""
-_RARE = frozenset({events.JOB_LOST, events.LEASE_FENCED})
 
 
 class Tally:
@@ -66,7 +67,9 @@ class Tallies:
         """The database's time, in seconds since the epoch, less this process' monotonic clock; at first the host's."""
         self.ticked_at = time.monotonic()
         """When the loop was last seen to run, on the monotonic clock."""
-        events_.listen(self._on_event, except_for=events.ALL - _RARE)
+        self.died = anyio.Event()
+        """Set when a job has died here, until `Signals` has counted it."""
+        events_.listen(self._on_fence, except_for=events.ALL - {events.LEASE_FENCED})
 
     def of(self, queue: str, kind: str) -> Tally:
         """The tally of a kind; beyond KINDS_MAX kinds that of OTHER."""
@@ -99,11 +102,15 @@ class Tallies:
                 waits_s.append(started + ahead_s - claimed.run_at)
                 runs_s.append(attempt.ended - started)
         tally.add(outcome, len(batch) - first, waits_s, runs_s)
+        if outcome == "dead":
+            self.died.set()
 
-    def _on_event(self, name: str, facts: Mapping[str, Any]) -> None:
-        if name == events.LEASE_FENCED:
-            self.fences += 1
-            return
-        self.rescued[facts["queue"]] += 1
-        if facts["status"] == "dead":
-            self.of(facts["queue"], facts["kind"]).ended["dead"] += 1
+    def taken_back(self, queue: str, kind: str, status: str) -> None:
+        """Counts a job that was rescued from a lost worker; `status` is its new one."""
+        self.rescued[queue] += 1
+        if status == "dead":
+            self.of(queue, kind).ended["dead"] += 1
+            self.died.set()
+
+    def _on_fence(self, _: str, __: Mapping[str, Any]) -> None:
+        self.fences += 1

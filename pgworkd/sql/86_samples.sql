@@ -108,13 +108,12 @@ BEGIN
 END $$;
 
 -- Adds one period of a worker's statistics; the arrays are parallel, p_waits and p_runs have one
--- array as text for each row. Returns the database's time, in seconds since the epoch. Locks
--- nothing.
+-- array as text for each row. Locks nothing.
 CREATE OR REPLACE FUNCTION append_minutes(p_worker text, p_period_s float8, p_queues text[],
                                           p_kinds text[], p_started bigint[], p_completed bigint[],
                                           p_failed bigint[], p_dead bigint[], p_released bigint[],
                                           p_waits text[], p_runs text[], p_wait_s float8[],
-                                          p_run_s float8[]) RETURNS float8
+                                          p_run_s float8[]) RETURNS void
 LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     INSERT INTO queue_minutes (at, period_s, queue, kind, worker, started, completed, failed, dead,
@@ -125,7 +124,6 @@ BEGIN
     FROM unnest(p_queues, p_kinds, p_started, p_completed, p_failed, p_dead, p_released, p_waits,
                 p_runs, p_wait_s, p_run_s)
         AS u (queue, kind, started, completed, failed, dead, released, waits, runs, wait_s, run_s);
-    RETURN extract(epoch FROM clock());
 END $$;
 
 -- Sums up to p_limit rows of queue_minutes that are older than p_age and shorter than p_period_s to

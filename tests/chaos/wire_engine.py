@@ -53,7 +53,7 @@ class Engine(Operation):
             command_timeout_s=0.0,
             queues=lambda: [self.queue],
             tallies=(tallies := Tallies(self.events)),
-            signals=Signals(self.store.signals, tallies, self.events, "", 30, statistics=False),
+            signals=Signals(self.store.signals, tallies, "", 30, clock_ahead_s=lambda: 0.0, statistics=False),
         )
         while not (claims := await self.store.claim(self.order())):
             await maintenance._orphans()

@@ -66,8 +66,8 @@ class SimulatedSignals:
     async def sample(self) -> float:
         return 60.0
 
-    async def append(self, _worker: str, _period_s: float, _rows: object) -> float:
-        return anyio.current_time()
+    async def append(self, _worker: str, _period_s: float, _rows: object) -> None:
+        pass
 
     async def roll_up(self, _keep_dead_days: int) -> bool:
         return False
@@ -93,7 +93,7 @@ def stand_ins(loop: SimulationLoop, network: Network, watcher: Watcher, **bounds
     random.seed(loop.random.random())
     try:
         for module in USERS_OF_TIME:
-            put(module, "time", SimpleNamespace(monotonic=loop.time))
+            put(module, "time", SimpleNamespace(monotonic=loop.time, time=loop.time))
         for module in (pgworkd.engine.life.heartbeat, pgworkd.engine.life.worker):
             put(module, "boot_time_s", loop.time)
         put(pgworkd.engine.life.worker, "version", lambda _: "simulated")

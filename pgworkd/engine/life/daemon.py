@@ -134,7 +134,8 @@ class Daemon:
     def _make_signals(self) -> Signals:
         options = self.options
         return Signals(
-            *(self._store.signals, self.tallies, self.events, options.worker_name, options.periods.keep_dead_days),
+            *(self._store.signals, self.tallies, options.worker_name, options.periods.keep_dead_days),
+            clock_ahead_s=lambda: self.worker.clock_ahead_s,
             statistics=options.statistics,
         )
 

@@ -175,7 +175,7 @@ class Maintenance:
                 "schedules": self._schedules_changed,
                 "effects": self._effects_deferred,
                 "rescue": self._worker_ended,
-                "deaths": self._signals.died,
+                "deaths": self._tallies.died,
             }.get(name)
             with anyio.move_on_after(delay_s):
                 await (woken.wait() if woken is not None else anyio.sleep_forever())
@@ -216,6 +216,7 @@ class Maintenance:
         limit = self._step("rescue", RESCUE_MAX)
         rescued = await self._store.rescue(self._owner.worker_id, limit)
         for job in rescued:
+            self._tallies.taken_back(job.queue, job.kind, job.status)
             self._events.emit(
                 events.JOB_LOST,
                 job_id=str(job.id),

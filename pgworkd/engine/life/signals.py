@@ -7,20 +7,17 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable
 
 import anyio
 
 from pgworkd.database.signal_store import DEATHS_STEP, Minutes, SignalStore
 from pgworkd.engine.tallies import Tallies, Tally
 from pgworkd.errors import OutcomeUnknown
-from pgworkd.words import events
-from pgworkd.words.events import Events
 
 MINUTES_S = 10.0
 """A crash loses this much of the statistics at most, in seconds."""
-DEATHS_S = 10.0
+DEATHS_S = 30.0
 """How often deaths are looked for that another process saw, and did not count because it was killed."""
 ROLL_UP_S = 60.0
 TICK_S = 0.25
@@ -35,12 +32,13 @@ class Signals:
         self,
         store: SignalStore,
         tallies: Tallies,
-        events_: Events,
         worker_name: str,
         keep_dead_days: int,
         *,
+        clock_ahead_s: Callable[[], float],
         statistics: bool,
     ) -> None:
+        """`clock_ahead_s`: of the database's clock, before the host's."""
         self._store = store
         self._tallies = tallies
         self._worker_name = worker_name
@@ -48,13 +46,8 @@ class Signals:
         self._statistics = statistics
         self._written: dict[tuple[str, str], Minutes] = {}  # the totals up to the last append
         self._written_at = time.monotonic()
-        self.died = anyio.Event()
-        """Set by a death: count it now."""
-        events_.listen(self._on_event, except_for=events.ALL - {events.JOB_DEAD})
+        self._clock_ahead_s = clock_ahead_s
         self.tasks = (self.sample, self.minutes, self.roll_up, self.deaths) if statistics else (self.deaths,)
-
-    def _on_event(self, _: str, __: Mapping[str, Any]) -> None:
-        self.died.set()
 
     async def sample(self) -> float:
         """Counts the jobs of all queues, if that is due in the fleet."""
@@ -66,7 +59,7 @@ class Signals:
 
     async def deaths(self) -> float:
         """Counts deaths by their errors, and inserts the jobs of alerts."""
-        self.died = anyio.Event()
+        self._tallies.died = anyio.Event()
         counted = await self._store.count_deaths()
         if counted is None:
             return 1.0  # another daemon counts, maybe not those of the last moment
@@ -75,13 +68,14 @@ class Signals:
     async def minutes(self) -> float:
         """Writes what has ended since the last call."""
         now = time.monotonic()
+        self._tallies.database_ahead_s = time.time() - now + self._clock_ahead_s()
         totals = {key: _totals(key, tally) for key, tally in self._tallies.kinds.items()}
         rows = [_less(total, self._written.get(key)) for key, total in totals.items()]
         changed = [row for row in rows if row.started or row[3:7] != (0, 0, 0, 0)]
-        # If the answer is lost, it counts as written: better once too few than twice.
-        with contextlib.suppress(OutcomeUnknown):
-            database_s = await self._store.append(self._worker_name, max(now - self._written_at, 0.001), changed)
-            self._tallies.database_ahead_s = database_s - (now + time.monotonic()) / 2
+        if changed:
+            # If the answer is lost, it counts as written: better once too few than twice.
+            with contextlib.suppress(OutcomeUnknown):
+                await self._store.append(self._worker_name, max(now - self._written_at, 0.001), changed)
         self._written, self._written_at = totals, now
         return MINUTES_S
 
