@@ -105,6 +105,11 @@ class Tallies:
         if outcome == "dead":
             self.died.set()
 
+    @property
+    def calls(self) -> int:
+        """Settles, and claims that took jobs: a number that rises when anything changes here."""
+        return sum(self.settle_s.counts) + sum(n for (_, result), n in self.claims.items() if result == "jobs")
+
     def taken_back(self, queue: str, kind: str, status: str) -> None:
         """Counts a job that was rescued from a lost worker; `status` is its new one."""
         self.rescued[queue] += 1

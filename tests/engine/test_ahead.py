@@ -203,7 +203,7 @@ async def test_a_prefetched_job_that_is_cancelled_never_runs(
         ids = await _ids_ahead(db, waiters)
         assert len(ids) == ahead
         assert set((await cancel(db, *ids)).values()) == {"requested"}
-        await until(lambda: all(held.reason for held in daemon._in_flight if held.claimed.id in set(ids)))
+        await until(lambda: all(held.reason for held in daemon.in_flight if held.claimed.id in set(ids)))
         if stalls:
             stalls_now(daemon, monkeypatch)
         else:
@@ -256,7 +256,7 @@ async def test_prefetched_jobs_of_a_lost_worker_run_under_its_next_registration(
     async with claimed_ahead(waiters, dsn, db, periods=periods) as (daemon, seen, ahead):
         worker_id = daemon.worker_id
         ids, begun = await _ids_ahead(db, waiters), set(waiters.began)
-        held = [each for each in daemon._in_flight if each.claimed.id in set(ids)]
+        held = [each for each in daemon.in_flight if each.claimed.id in set(ids)]
         assert len(held) == ahead
         await db.execute(LOST[lost])
         await seen.wait(events.LEASE_LOST, worker_id=worker_id)

@@ -185,7 +185,7 @@ async def test_facts_are_computed_only_if_a_listener_wants_them(
         daemon.events.listen(listener_of(said), except_for=log.below_level(level))
         ids = [str(await insert(db, "q")) for _ in range(10)]
         await completed(db, 10)
-        await until(lambda: len(daemon._in_flight) == 0)
+        await until(lambda: len(daemon.in_flight) == 0)
         assert [gathered[job_id] for job_id in ids] == [per_job] * 10
         failing = await insert(db, "q", '{"fail": true}')
         await until(waits_for_status(db, failing, "dead"))
@@ -203,7 +203,7 @@ async def test_a_listener_takes_effect_at_once_and_costs_nothing_once_removed(
         for n in (1, 2, 3):
             await insert(db, "q")
             await completed(db, 2 * n - 1)
-            await until(lambda: len(daemon._in_flight) == 0)
+            await until(lambda: len(daemon.in_flight) == 0)
             before = gathered.total()
             daemon.events.listen(listener)
             await insert(db, "q")
@@ -266,6 +266,7 @@ async def test_a_log_level_changed_by_a_signal_takes_effect_at_once(
         return made[0]
 
     monkeypatch.setattr(service, "_daemon", daemon_of)
+    monkeypatch.setattr(serve, "_tracing", tuple)  # other tests have imported OpenTelemetry
 
     async def reload(level: str) -> None:
         monkeypatch.setenv("PGWORKD_LOG_LEVEL", level)
@@ -276,7 +277,7 @@ async def test_a_log_level_changed_by_a_signal_takes_effect_at_once(
     async def run_one() -> str:
         job_id = await insert(db, "q")
         await until(waits_for_status(db, job_id, "completed"))
-        await until(lambda: len(made[0]._in_flight) == 0)  # and reported
+        await until(lambda: len(made[0].in_flight) == 0)  # and reported
         return str(job_id)
 
     async with anyio.create_task_group() as tasks:

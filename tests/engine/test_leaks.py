@@ -138,7 +138,7 @@ async def test_a_thousand_jobs_with_all_outcomes_leak_nothing(dsn: str, db: asyn
         statuses = dict(await db.fetch("SELECT status::text, count(*) FROM pgworkd.all_jobs GROUP BY 1"))
         assert statuses.keys() == {"completed", "cancelled", "dead"}
         assert min(statuses.values()) > 20
-        assert len(daemon._in_flight) == 0
+        assert len(daemon.in_flight) == 0
 
         # Tasks of finished runners and idle threads may come and go, but there must be no more than before.
         after = await _footprint(db)

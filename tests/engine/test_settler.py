@@ -169,7 +169,7 @@ async def test_an_outage_during_a_settle_loses_no_outcome(
         monkeypatch.setattr("pgworkd.database.reconnect.CAP_S", 0.1)
         await db.execute(BACKLOG, 200)
         await until(lambda: db.fetchval("SELECT NOT EXISTS (SELECT FROM pgworkd.jobs)"))
-        await until(lambda: len(daemon._in_flight) == 0)
+        await until(lambda: len(daemon.in_flight) == 0)
         # It has queried the outcomes whose response was lost.
         assert len(seen.all(events.JOB_COMPLETED)) == 200
         assert seen.all(events.JOB_STALE) == []
@@ -293,7 +293,7 @@ async def test_a_full_settler_stops_claims_until_there_is_capacity(
             other = await asyncpg.connect(dsn)
             await other.execute(BACKLOG, 500)
             await until(lambda: daemon._settler.full)
-            held = await _steady(lambda: len(daemon._in_flight))
+            held = await _steady(lambda: len(daemon.in_flight))
             # At most the buffer, one flush in progress, and the jobs in the slots when it became full.
             assert 50 <= held <= 50 + 20 + 10
             assert await other.fetchval("SELECT count(*) FROM pgworkd.jobs WHERE status = 'running'") == held

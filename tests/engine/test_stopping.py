@@ -32,7 +32,7 @@ async def end_by(reason: str, daemon: Daemon, db: asyncpg.Connection[Any], job_i
         daemon.request_stop(now=True)
     elif reason == "fence":
         daemon.request_stop()  # otherwise it would be claimed again
-        daemon._in_flight.stop_all(Reason.FENCE)
+        daemon.in_flight.stop_all(Reason.FENCE)
 
 
 @pytest.fixture(autouse=True)
@@ -204,7 +204,7 @@ async def test_the_return_of_a_thread_without_a_job_argument_counts(dsn: str, db
         job_id = await insert(db, "q")
         await until(entered.is_set)
         daemon.request_stop(now=True)
-        await until(lambda: all(held.reason for held in daemon._in_flight))
+        await until(lambda: all(held.reason for held in daemon.in_flight))
         go_on.set()
         await seen.wait(events.DAEMON_STOPPED, exit_code=0)
     assert await status(db, job_id) == "completed"
@@ -226,7 +226,7 @@ async def test_a_coroutine_that_returns_before_its_cancellation_has_completed(
         await seen.wait(events.JOB_STARTED)
         await anyio.sleep(0.02)
         came.set()
-        daemon._in_flight.stop_all(Reason.CANCEL)
+        daemon.in_flight.stop_all(Reason.CANCEL)
         await until(waits_for_status(db, job_id, "completed"), limit_s=3)
 
 

@@ -142,7 +142,7 @@ async def test_a_run_cancelled_while_waiting_for_a_connection_takes_none(
     async with running(app, dsn, transactions_max=1) as (daemon, seen):
         ids = [await insert(notes, "q") for _ in range(4)]
         await seen.wait(events.JOB_STARTED, count=4)
-        await until(lambda: any(held.in_transaction for held in daemon._in_flight))
+        await until(lambda: any(held.in_transaction for held in daemon.in_flight))
         await cancel(notes, *ids[1:])
         for job_id in ids[1:]:
             await until(waits_for_status(notes, job_id, "cancelled"))

@@ -114,7 +114,7 @@ class Watch(Watcher):
         if order.limit > max(0, free + ahead) or ahead > AHEAD_MAX:
             text = f"a claim of {order.limit} for {free} free slots and {ahead} ahead"
             self.broken("claims_bounded", text)
-        unsettled = len(self.daemon._in_flight) - sum(
+        unsettled = len(self.daemon.in_flight) - sum(
             pool.running + len(self._waiting(queue)) for queue, pool in self.daemon.pools.items()
         )
         if order.limit and unsettled + waiting + order.limit > settler.CAPACITY + settler.FLUSH_MAX:
@@ -125,7 +125,7 @@ class Watch(Watcher):
 
     def _waiting(self, queue: str) -> list[Key]:
         """Jobs claimed for a slot and not started; released ones do not count."""
-        held = [h for h in self.daemon._in_flight if h.queue == queue and h.started is None and h.reason is None]
+        held = [h for h in self.daemon.in_flight if h.queue == queue and h.started is None and h.reason is None]
         return [key for h in held if (key := (h.claimed.id, h.claimed.attempt)) not in self.runs]
 
     def claimed(self, claims: Claims) -> None:
@@ -178,7 +178,7 @@ class Watch(Watcher):
         if name == events.DAEMON_STOPPING:
             self._is_stopping = True
         if name == events.QUEUE_REMOVED:
-            left = [held.facts() for held in self.daemon._in_flight if held.queue == facts["queue"]]
+            left = [held.facts() for held in self.daemon.in_flight if held.queue == facts["queue"]]
             if left or self.running(facts["queue"]):
                 self.broken("removal", f"{facts['queue']} was removed before {left}")
         if name not in REPORTS:
@@ -220,7 +220,7 @@ class Watch(Watcher):
     def _may_claim(self, pool: Pool) -> bool:
         row = self.table.queues.get(pool.queue)
         is_held = row is not None and (row.paused or row.max_running is not None)
-        backlog = len(self.daemon._in_flight) >= settler.CAPACITY
+        backlog = len(self.daemon.in_flight) >= settler.CAPACITY
         return not (is_held or backlog or pool.paused or pool.closed) and self.daemon.worker.may_claim
 
     # At the end
@@ -239,7 +239,7 @@ class Watch(Watcher):
             worker = self.table.workers.get(worker_id)  # if it was presumed dead, the rescuer deletes its row
             check(not left and (worker is None or worker.lost), f"exit code 0, and {left} are left")
             # A claim's reply may arrive after its jobs have been released as orphaned attempts.
-            outcomes = [held for held in self.daemon._in_flight if held.started is not None]
+            outcomes = [held for held in self.daemon.in_flight if held.started is not None]
             check(not outcomes, "exit code 0, and an outcome is held")
             for key in sorted(self.runs):
                 if self._reports[key] != 1:

@@ -46,7 +46,7 @@ def searches(
         store: Any = SimpleNamespace(running_of=running_of)
         owner: Any = SimpleNamespace(worker_id=1, may_claim=True)
         nobody: Any = None
-        events, signals = Events(), SimpleNamespace(tasks=())
+        events, signals = Events(), SimpleNamespace(tasks=(), sample_due=None)
         maintenance = Maintenance(
             *(store, nobody, InFlight(), owner, events, Periods(orphans_s=PERIOD_S)),
             on_dead=lambda _: None,

@@ -176,6 +176,7 @@ class Maintenance:
                 "effects": self._effects_deferred,
                 "rescue": self._worker_ended,
                 "deaths": self._tallies.died,
+                "sample": self._signals.sample_due,
             }.get(name)
             with anyio.move_on_after(delay_s):
                 await (woken.wait() if woken is not None else anyio.sleep_forever())

@@ -17,9 +17,11 @@ from pgworkd.errors import OutcomeUnknown
 
 MINUTES_S = 10.0
 """A crash loses this much of the statistics at most, in seconds."""
-DEATHS_S = 30.0
+DEATHS_S = 60.0
 """How often deaths are looked for that another process saw, and did not count because it was killed."""
-ROLL_UP_S = 60.0
+ROLL_UP_S = 600.0
+IDLE_SAMPLE_S = 60.0
+"""Between samples while this daemon claims and settles nothing: the fleet takes one every 5 s else."""
 TICK_S = 0.25
 LAST_S = 2.0
 """How long a stop waits for the last statistics to be written."""
@@ -47,11 +49,18 @@ class Signals:
         self._written: dict[tuple[str, str], Minutes] = {}  # the totals up to the last append
         self._written_at = time.monotonic()
         self._clock_ahead_s = clock_ahead_s
+        self._sample_at, self._sampled = 0.0, 0
+        self.sample_due = anyio.Event()
+        """Set when a sample is due because something was claimed or settled since the last one."""
         self.tasks = (self.sample, self.minutes, self.roll_up, self.deaths) if statistics else (self.deaths,)
 
     async def sample(self) -> float:
         """Counts the jobs of all queues, if that is due in the fleet."""
-        return await self._store.sample()
+        self.sample_due = anyio.Event()
+        self._sampled = self._tallies.calls
+        delay_s = await self._store.sample()
+        self._sample_at = time.monotonic() + delay_s
+        return max(delay_s, IDLE_SAMPLE_S)
 
     async def roll_up(self) -> float:
         """Sums up old statistics, and deletes the oldest."""
@@ -86,9 +95,11 @@ class Signals:
                 await self.minutes()
 
     async def tick(self) -> None:
-        """Notes that the loop runs, until cancelled."""
+        """Notes that the loop runs, and when a sample is due, until cancelled."""
         while True:
-            self._tallies.ticked_at = time.monotonic()
+            now = self._tallies.ticked_at = time.monotonic()
+            if now >= self._sample_at and self._tallies.calls != self._sampled:
+                self.sample_due.set()
             await anyio.sleep(TICK_S)
 
 
