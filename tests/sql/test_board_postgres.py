@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 
 from pgworkd.metrics.board_postgres import BOARD
 from pgworkd.metrics.boards import dashboard
+from tests.kits.grafana import filled
 from tests.kits.prometheus import ODD
 from tests.kits.schema import Roles
 from tests.kits.verbs import Db
@@ -19,25 +19,8 @@ from tests.kits.verbs import Db
 QUEUES = ["mail", "it's", ODD]
 LARGE = {"jobs", "queue_samples", "queue_minutes", "deaths", "audit", "batches"}
 """Tables that no panel may read whole; and all partitions of finished_jobs."""
-INTERVAL_MS = 60_000
 WORKER = """INSERT INTO pgworkd.workers (name, pid, version, lease_s, lease_until, lost_at)
     VALUES ($1, 1, '0', 30, now() + $2::text::interval, NULL) RETURNING id"""
-
-
-def literal(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
-
-
-def filled(sql: str, queues: list[str], kind: str | None = None) -> str:
-    """The SQL as Grafana sends it: macros and variables replaced, for the last 3 hours."""
-    begin, end = "now() - interval '3 hours'", "now()"
-    sql = re.sub(r"\$__timeFilter\(([\w.]+)\)", rf"\1 BETWEEN {begin} AND {end}", sql)
-    sql = sql.replace("$__timeFrom()", f"({begin})").replace("$__timeTo()", f"({end})")
-    sql = sql.replace("$__interval_ms", str(INTERVAL_MS))
-    sql = sql.replace("${queue:sqlstring}", ",".join(map(literal, queues)))
-    sql = sql.replace("${kind:sqlstring}", literal(kind) if kind else "NULL")
-    assert "$" not in re.sub(r"'[^']*'", "", sql), sql
-    return sql
 
 
 def targets() -> Iterator[tuple[str, str, str, str]]:
