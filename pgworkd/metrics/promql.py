@@ -7,7 +7,9 @@ PromQL has no escapes, so a queue's name may hold quotes, backslashes and newlin
 
 from __future__ import annotations
 
-from pgworkd.metrics.families import FAMILIES, Family
+from collections.abc import Mapping
+
+from pgworkd.metrics.families import FAMILIES, VALUES, Family
 
 BY_NAME = {family.name: family for family in FAMILIES}
 VARIABLES = ("job", "queue", "kind")
@@ -28,10 +30,17 @@ def family(name: str, *labels: str) -> Family:
 def fixed(name: str, **values: str) -> str:
     """The series of a metric that have these values of labels; all of them without any.
 
-    The values are ours (states, outcomes), plain words.
+    KeyError for a value that is not in the table of them.
     """
-    family(name, *values)
+    _check(name, values)
     return name + ("{" + ", ".join(f'{label}="{value}"' for label, value in values.items()) + "}" if values else "")
+
+
+def _check(name: str, values: Mapping[str, str]) -> Family:
+    for label, value in values.items():
+        if value not in VALUES[name, label]:
+            raise KeyError(f"{name} has no {label} {value}")
+    return family(name, *values)
 
 
 def chosen(name: str, suffix: str = "", by: tuple[str, ...] = VARIABLES, **values: str) -> str:
@@ -39,7 +48,7 @@ def chosen(name: str, suffix: str = "", by: tuple[str, ...] = VARIABLES, **value
 
     `suffix`: _bucket, _sum or _count of a histogram; KeyError where it does not fit.
     """
-    found = family(name, *values)
+    found = _check(name, values)
     if bool(suffix) != (found.kind == "histogram"):
         raise KeyError(f"{name} is a {found.kind}: {suffix or 'a suffix is needed'}")
     wanted = [f"{label}=~`${{{label}:regex}}`" for label in by if label in ("job", *found.labels)]

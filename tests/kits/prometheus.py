@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from pgworkd.metrics.families import FAMILIES, Family
+from pgworkd.metrics.families import FAMILIES, VALUES, Family
 
 PROMTOOL, PROMETHEUS = shutil.which("promtool"), shutil.which("prometheus")
 needs_promtool = pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed (Debian: prometheus)")
@@ -30,16 +30,12 @@ BOUNDS = (0.01, 0.1, 1.0, 10.0, "+Inf")
 _LABELS: dict[str, Sequence[str]] = {
     "queue": ("mail", "reports"),
     "kind": ("send", "build"),
-    "outcome": ("completed", "failed", "dead", "released", "cancelled", "expired", "stale"),
-    "result": ("jobs", "empty", "failed"),
     "task": ("rescue", "schedules"),
     "version": ("0.1.0",),
     "python": ("3.12",),
-    "state": ("due", "scheduled", "running", "failed", "blocked", "dead"),
     "schedule": ("nightly",),
     "table": ("jobs", "finished_jobs"),
 }
-_WORKER_STATES = ("running", "stopping", "lost")
 _GAUGES = {
     **dict.fromkeys(("pgworkd_database_up", "pgworkd_listening", "pgworkd_build_info", "pgworkd_scrape_up"), 1.0),
     "pgworkd_jobs_running": 3.0,
@@ -72,7 +68,7 @@ class Series(NamedTuple):
 def _combined(family: Family, queues: Sequence[str] | None) -> list[dict[str, str]]:
     found: list[dict[str, str]] = [{}]
     for label in family.labels:
-        values = _WORKER_STATES if family.name == "pgworkd_workers" else _LABELS[label]
+        values = VALUES.get((family.name, label)) or _LABELS[label]
         values = queues if label == "queue" and queues else values
         found = [{**each, label: value} for each in found for value in values]
     return found

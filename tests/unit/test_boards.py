@@ -7,16 +7,20 @@ import re
 from itertools import chain
 from typing import Any
 
+import asyncpg
 import pytest
 
+from pgworkd.engine.tallies import OUTCOMES
 from pgworkd.metrics import board_postgres, board_prometheus, promql
 from pgworkd.metrics.alert_rules import rules
 from pgworkd.metrics.boards import WIDTH, Board, Panel, dashboard
-from pgworkd.metrics.families import FAMILIES
+from pgworkd.metrics.families import FAMILIES, VALUES
 
 FAMILY = {family.name: family for family in FAMILIES}
 HISTOGRAM = re.compile(r"(.*)_(bucket|sum|count)")
 FROM_PROMETHEUS = {"job", "instance", "le"}
+NO_STATES = {"queue", "oldest_due_s", "sample_age_s"}
+"""The other columns of queue_depths."""
 SELECTED = re.compile(r"\b([a-z_]+)\s*(?:\{((?:[^{}]|\{[^{}]*\})*)\})?")
 PANELS = [panel for row in board_prometheus.BOARD.rows for panel in row.panels]
 EXPRESSIONS = [query.text for panel in PANELS for query in panel.queries] + [rule.expr for rule in rules()]
@@ -67,9 +71,17 @@ def test_none_can_be_written_either() -> None:
     with pytest.raises(KeyError):
         promql.fixed("pgworkd_slots", state="due")
     with pytest.raises(KeyError):
+        promql.fixed("pgworkd_queue_jobs", state="late")
+    with pytest.raises(KeyError):
         promql.rate("pgworkd_claim_seconds")
     with pytest.raises(KeyError):
         promql.chosen("pgworkd_slots", "_sum")
+
+
+async def test_values_of_labels_are_those_of_the_engine(db: asyncpg.Connection[Any]) -> None:
+    assert VALUES["pgworkd_jobs_finished_total", "outcome"] == OUTCOMES
+    columns = await db.fetch("SELECT attname FROM pg_attribute WHERE attrelid = 'pgworkd.queue_depths'::regclass")
+    assert set(VALUES["pgworkd_queue_jobs", "state"]) == {each for (each,) in columns} - NO_STATES
 
 
 def test_every_metric_is_on_the_board() -> None:
