@@ -10,7 +10,7 @@ from pgworkd.cli.output import as_json, out
 from pgworkd.errors import UsageError
 from pgworkd.words.validation import closest
 
-_DAY_S, _DAY_MIN = 86_400, 1_440
+_DAY_S, _DAY_MIN, _YEAR_MIN = 86_400, 1_440, 525_600
 _JOBS_MAX = 1_000_000_000
 
 
@@ -40,6 +40,9 @@ def alerts(
         int, _threshold("--stalled-min", "MINUTES", 1, _DAY_MIN, "QueueStalled: for how long nothing has ended.")
     ] = 10,
     no_worker_min: Annotated[int, _threshold("--no-worker-min", "MINUTES", 1, _DAY_MIN, "NoWorker: for how long.")] = 5,
+    no_sample_min: Annotated[
+        int, _threshold("--no-sample-min", "MINUTES", 1, _YEAR_MIN, "NoWorker: for how long no queue was counted.")
+    ] = 15,
     backlog_jobs: Annotated[
         int, _threshold("--backlog-jobs", "N", 0, _JOBS_MAX, "BacklogGrows: more jobs than this are due.")
     ] = 1000,
@@ -68,7 +71,7 @@ def alerts(
     """Print alerting rules for Prometheus as YAML, for its rule_files: pgworkd alerts > pgworkd.rules.yml"""
     from pgworkd.metrics.alert_rules import Thresholds, rules, text
 
-    queues = (late_s, stalled_min, no_worker_min, backlog_jobs, backlog_min, dead_jobs, lost_jobs)
+    queues = (late_s, stalled_min, no_worker_min, no_sample_min, backlog_jobs, backlog_min, dead_jobs, lost_jobs)
     found = rules(Thresholds(*queues, away_s, not_listening_min, schedule_late_s, snapshot_s, gone_min))
     names = [rule.name for rule in found]
     for name in without or ():

@@ -18,6 +18,7 @@ class Thresholds(NamedTuple):
     late_s: int = 60
     stalled_min: int = 10
     no_worker_min: int = 5
+    no_sample_min: int = 15
     backlog_jobs: int = 1000
     backlog_min: int = 30
     dead_jobs: int = 0
@@ -95,16 +96,19 @@ def _of_queues(at: Thresholds) -> tuple[Rule, ...]:
 
 def _of_backlogs(at: Thresholds) -> tuple[Rule, ...]:
     due = f"max by (job, queue) ({fixed('pgworkd_queue_jobs', state='due')})"
+    sample = f"max by (job) ({fixed('pgworkd_sample_age_seconds')})"
     workers = f"max by (job, queue) ({fixed('pgworkd_queue_workers')})"
     growth = f"deriv({fixed('pgworkd_queue_jobs', state='due')}[{at.backlog_min}m])"
     return (
         Rule(
             "NoWorker",
             "critical",
-            f"{due} > 0\nunless {workers} > 0\nunless {_PAUSED}",
+            f"{due} > 0\nunless {workers} > 0\nunless {_PAUSED}\nor {sample} > {60 * at.no_sample_min}",
             60 * at.no_worker_min,
-            "{{ $labels.queue }}: {{ $value }} jobs are due and no worker serves it",
-            f"Jobs are due in a queue that is not paused, and no live worker has served it for {at.no_worker_min} min.",
+            "{{ with $labels.queue }}{{ . }}: jobs are due and no worker serves it"
+            "{{ else }}No worker has counted the queues: is any alive?{{ end }}",
+            f"Jobs are due in a queue that is not paused, and no live worker has served it for {at.no_worker_min} min."
+            f" Or no worker at all has counted the queues for {at.no_sample_min} min: what is due is unknown then.",
             "`pgworkd workers` lists who is alive and for which queues. Start the workers (`systemctl status"
             " 'pgworkd*'`, or your orchestrator); if they run, their code or --queue leaves this queue out, or its name"
             " is misspelt where jobs are inserted.",
