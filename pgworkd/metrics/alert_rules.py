@@ -142,26 +142,26 @@ def _of_events(at: Thresholds) -> tuple[Rule, ...]:
             f"{dead} > {at.dead_jobs}",
             _SETTLED_S,
             "{{ $labels.queue }}: about {{ $value | humanize }} jobs of kind {{ $labels.kind }} have died",
-            f"More than {at.dead_jobs} jobs of one kind died, their attempts used up, within {_EVENTS_MIN} min. They"
-            " stay until someone decides.",
+            f"In one kind {_more_than(at.dead_jobs)} died within {_EVENTS_MIN} min, all attempts used up. The dead stay"
+            " until someone decides.",
             "`pgworkd jobs --queue QUEUE --status dead` shows the errors. Repair the cause, then `pgworkd retry --queue"
             " QUEUE` runs them again; `pgworkd discard` gives them up.",
         ),
         Rule(
             "JobsLost",
-            "critical",
+            "warning",
             f"{rescued} > {at.lost_jobs}\nor {lost} > {at.lost_jobs}",
             _SETTLED_S,
             "{{ $labels.queue }}: about {{ $value | humanize }} jobs were lost with their worker",
-            f"More than {at.lost_jobs} jobs of a queue were taken back from workers that had stopped renewing their"
-            f" lease (or ended too late to be stored) within {_EVENTS_MIN} min. They run again.",
+            f"Workers that had stopped renewing their lease lost {_more_than(at.lost_jobs)} of a queue, or ended it too"
+            f" late to be stored, within {_EVENTS_MIN} min. What was lost runs again.",
             "A process was killed or frozen: look for the out-of-memory killer (`journalctl -k`), evictions, and"
             " blocking code in the event loop (the board's loop lag). A job that kills its worker three times ends"
             " dead, and its error says so.",
         ),
         Rule(
             "LeaseFenced",
-            "critical",
+            "warning",
             f"{fences} > 0",
             _SETTLED_S,
             "{{ $labels.instance }} could not renew its lease and cancelled what ran",
@@ -238,6 +238,10 @@ def _of_the_database(at: Thresholds) -> tuple[Rule, ...]:
             " drop the slot that nobody reads. Set idle_in_transaction_session_timeout.",
         ),
     )
+
+
+def _more_than(count: int) -> str:
+    return f"more than {count} jobs" if count else "a job"
 
 
 def _grown(counter: str, window: str, by: str) -> str:
