@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from pgworkd.cli import autoscale, batches, doctor, fleet, job_operations, jobs, keys, queues, run, schedules, watching
+from pgworkd.cli import autoscale, batches, boards, doctor, fleet, job_operations, jobs, keys, queues, run, schedules
 from pgworkd.cli.output import note, out
 from pgworkd.cli.stop_signals import StopAsked
 from pgworkd.cli.wrong_values import reworded
@@ -155,7 +155,7 @@ _PANELS: dict[str, tuple[Callable[..., Any], ...]] = {
     "Fleet": (
         *(queues.pause, queues.resume, fleet.workers, fleet.stats),
         doctor.doctor,
-        *(watching.grafana, watching.alerts),
+        *(boards.grafana, boards.alerts),
     ),
 }
 for _panel, _commands in _PANELS.items():

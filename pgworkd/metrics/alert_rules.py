@@ -27,6 +27,7 @@ class Thresholds(NamedTuple):
     not_listening_min: int = 5
     schedule_late_s: int = 300
     snapshot_s: int = 3600
+    held_transactions: int = 10_000_000
     gone_min: int = 5
 
 
@@ -175,6 +176,7 @@ def _of_events(at: Thresholds) -> tuple[Rule, ...]:
 
 def _of_the_fleet(at: Thresholds) -> tuple[Rule, ...]:
     up, scraped = fixed("pgworkd_database_up"), fixed("pgworkd_scrape_up")
+    answering = fixed("pgworkd_processes", state="answering")
     info = f"last_over_time({fixed('pgworkd_build_info')}[1h])"
     return (
         Rule(
@@ -203,11 +205,12 @@ def _of_the_fleet(at: Thresholds) -> tuple[Rule, ...]:
             "WorkerGone",
             "warning",
             f"up == 0 and on (job, instance) {info} == 1\n"
+            f"or {fixed('pgworkd_processes', state='wanted')} > ignoring (state) {answering}\n"
             f"or max by (job) ({fixed('pgworkd_workers', state='lost')}) > 0",
             60 * at.gone_min,
             "A worker is gone without a stop: {{ $labels.job }} {{ $labels.instance }}",
-            f"For {at.gone_min} min a process that answered within the last hour has not, or the database has had a"
-            " worker whose lease ran out and whose jobs nobody takes over.",
+            f"For {at.gone_min} min a process that answered within the last hour has not, a host has had fewer"
+            " processes than it should, or the database a worker whose lease ran out and whose jobs nobody takes over.",
             "`pgworkd workers` shows who is lost. Look at that host and its log; start it again. Lost workers stay"
             " listed while no other worker is alive to take over their jobs.",
         ),
@@ -229,11 +232,14 @@ def _of_the_database(at: Thresholds) -> tuple[Rule, ...]:
         Rule(
             "SnapshotHeld",
             "warning",
-            f"{fixed('pgworkd_oldest_snapshot_seconds')} > {at.snapshot_s}",
+            f"{fixed('pgworkd_oldest_snapshot_seconds')} > {at.snapshot_s}\n"
+            f"or {fixed('pgworkd_oldest_snapshot_transactions')} > {at.held_transactions}",
             5 * _SETTLED_S,
-            "A snapshot of {{ $value | humanizeDuration }} holds back vacuum",
-            f"A transaction, a prepared one or a replication slot has held back vacuum for more than {at.snapshot_s} s."
-            " Tables and indexes grow, and all queries slow down little by little.",
+            "Vacuum is held back by {{ with $labels.by }}{{ . }}, for {{ $value | humanize }} transactions"
+            "{{ else }}a transaction of {{ $value | humanizeDuration }}{{ end }}",
+            f"A transaction has been open for more than {at.snapshot_s} s; or it, a prepared one or a replication slot"
+            f" holds back vacuum for more than {at.held_transactions:,} transactions. Tables and indexes grow, and all"
+            " queries slow down little by little.",
             "`pgworkd doctor` names the session. End it (`SELECT pg_terminate_backend(PID)`), `ROLLBACK PREPARED`, or"
             " drop the slot that nobody reads. Set idle_in_transaction_session_timeout.",
         ),

@@ -238,9 +238,15 @@ _DATABASE = Row(
     (
         _graph(
             "Oldest snapshot",
-            "What holds back vacuum: tables grow and claims slow down while it rises.",
+            "The oldest open transaction holds back vacuum: tables grow and claims slow down while it rises.",
             "s",
             (gauge("max", "pgworkd_oldest_snapshot_seconds"), "oldest"),
+        ),
+        _graph(
+            "Vacuum held back",
+            "By how many transactions, and by what: sessions, prepared transactions or replication slots.",
+            "short",
+            (gauge("max", "pgworkd_oldest_snapshot_transactions", "by"), "{{by}}"),
         ),
         _graph("Size of tables", "With indexes.", "bytes", (gauge("max", "pgworkd_table_bytes", "table"), "{{table}}")),
         _graph(
@@ -272,6 +278,12 @@ _WORKERS = Row(
     "Workers",
     (
         _graph("By state", "", "short", (gauge("max", "pgworkd_workers", "state"), "{{state}}")),
+        _graph(
+            "Processes",
+            "Of the hosts' supervisors: wanted, and answering.",
+            "short",
+            (gauge("sum", "pgworkd_processes", "state"), "{{state}}"),
+        ),
         _graph(
             "Processes by version",
             "",

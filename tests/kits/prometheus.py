@@ -34,6 +34,7 @@ _LABELS: dict[str, Sequence[str]] = {
     "version": ("0.1.0",),
     "python": ("3.12",),
     "schedule": ("nightly",),
+    "by": ("session", "slot"),
     "table": ("jobs", "finished_jobs"),
 }
 _GAUGES = {
@@ -48,6 +49,8 @@ _GAUGES = {
     "pgworkd_queue_oldest_due_seconds": 2.0,
     "pgworkd_schedule_last_seconds": 1800.0,
     "pgworkd_oldest_snapshot_seconds": 1.0,
+    "pgworkd_processes": 4.0,
+    "pgworkd_oldest_snapshot_transactions": 900.0,
     "pgworkd_table_bytes": 4e6,
     "pgworkd_table_dead_rows": 500.0,
     "pgworkd_queue_paused": 0.0,

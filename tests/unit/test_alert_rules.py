@@ -99,6 +99,8 @@ CASES = [
     Case("ScheduleLate", "6 min", {one("pgworkd_schedule_late_seconds", schedule="nightly"): "0x20 360x70"}, 25, 21),
     Case("ScheduleLate", "4 min", {one("pgworkd_schedule_late_seconds", schedule="nightly"): "0x20 240x70"}, None),
     Case("SnapshotHeld", "for hours", {one("pgworkd_oldest_snapshot_seconds"): "0+120x90"}, 38, 31),
+    Case("SnapshotHeld", "by a slot", {one("pgworkd_oldest_snapshot_transactions", by="slot"): "0+1e6x90"}, 18, 14),
+    Case("WorkerGone", "one process of four", {one("pgworkd_processes", state="answering"): "4x20 3x70"}, 27, 24),
     Case("WorkerGone", "it does not answer", {one("up"): "1x20 0x70"}, 27, 24),
     Case("WorkerGone", "its lease ran out", {one("pgworkd_workers", state="lost"): "0x20 1x70"}, 27, 24),
     Case("WorkerGone", "it was away for two minutes", {one("up"): "1x20 0x2 1x70"}, None),

@@ -63,6 +63,9 @@ def alerts(
         int, _threshold("--schedule-late-s", "SECONDS", 1, _DAY_S, "ScheduleLate: how late.")
     ] = 300,
     snapshot_s: Annotated[int, _threshold("--snapshot-s", "SECONDS", 1, _DAY_S, "SnapshotHeld: how old.")] = 3600,
+    held_transactions: Annotated[
+        int, _threshold("--held-transactions", "N", 1, _JOBS_MAX, "SnapshotHeld: vacuum is held back for more.")
+    ] = 10_000_000,
     gone_min: Annotated[int, _threshold("--gone-min", "MINUTES", 1, 50, "WorkerGone: for how long.")] = 5,
     without: Annotated[
         list[str] | None, typer.Option("--without", metavar="NAME", help="Leave this alert out (repeatable).")
@@ -72,7 +75,9 @@ def alerts(
     from pgworkd.metrics.alert_rules import Thresholds, rules, text
 
     queues = (late_s, stalled_min, no_worker_min, no_sample_min, backlog_jobs, backlog_min, dead_jobs, lost_jobs)
-    found = rules(Thresholds(*queues, away_s, not_listening_min, schedule_late_s, snapshot_s, gone_min))
+    found = rules(
+        Thresholds(*queues, away_s, not_listening_min, schedule_late_s, snapshot_s, held_transactions, gone_min)
+    )
     names = [rule.name for rule in found]
     for name in without or ():
         if name not in names:
