@@ -57,11 +57,16 @@ CROSS JOIN unnest(ARRAY[${queue:sqlstring}]::text[]) u (queue)
 CROSS JOIN LATERAL pgworkd.throughput($__timeFrom()::timestamptz, $__timeTo()::timestamptz, p.step_s, u.queue,
                                       ${kind:sqlstring}) t
 ORDER BY 1, 2"""
-# By `at` for all queues, as `samples` says when there was one: a queue with no row at that time had no live job.
-_SAMPLES = """SELECT date_bin(make_interval(secs => greatest(5, $__interval_ms / 1000)), s.at, 'epoch') AS time,
-    s.queue AS metric, max(s.COLUMN) AS value
-FROM pgworkd.queue_samples s WHERE $__timeFilter(s.at) AND s.queue = ANY (ARRAY[${queue:sqlstring}]::text[])
-GROUP BY 1, 2 ORDER BY 1, 2"""
+# A queue without a row in a sample had no live job then: 0, and no gap.
+_SAMPLES = """WITH width AS (SELECT make_interval(secs => greatest(5, $__interval_ms / 1000)) AS step),
+points AS (SELECT DISTINCT date_bin(w.step, a.at, 'epoch') AS time FROM pgworkd.samples a, width w
+           WHERE $__timeFilter(a.at)),
+found AS (SELECT date_bin(w.step, s.at, 'epoch') AS time, s.queue, max(s.COLUMN) AS value
+          FROM pgworkd.queue_samples s, width w
+          WHERE $__timeFilter(s.at) AND s.queue = ANY (ARRAY[${queue:sqlstring}]::text[]) GROUP BY 1, 2)
+SELECT p.time, u.queue AS metric, coalesce(f.value, 0) AS value
+FROM points p CROSS JOIN unnest(ARRAY[${queue:sqlstring}]::text[]) u (queue)
+LEFT JOIN found f ON f.time = p.time AND f.queue = u.queue ORDER BY 1, 2"""
 _STATES = """SELECT i.time, sum(i.scheduled) AS scheduled, sum(i.failed) AS failed, sum(i.blocked) AS blocked,
     sum(i.dead) AS dead
 FROM (SELECT date_bin(make_interval(secs => greatest(5, $__interval_ms / 1000)), s.at, 'epoch') AS time, s.queue,
@@ -116,7 +121,7 @@ _ROWS = (
         (
             _number("Oldest due job", "How long it has been due.", _OLDEST, unit="s", alarm_at=60),
             _number("Queues stalled", "Handlers run, and none has ended for 10 minutes.", _STALLED),
-            _number("Queues without a worker", "Jobs are due and no live worker serves the queue.", _UNSERVED),
+            _number("Without a worker", "Jobs are due and no live worker serves the queue.", _UNSERVED),
             _number("Dead jobs", "Jobs that need a decision.", _DEAD),
             _number("Workers lost", "Their leases have run out.", _LOST),
             _number("Schedules late", "Their next occurrence has been due for 5 min.", _LATE),

@@ -45,7 +45,7 @@ _ATTENTION = Row(
             alarm_at=60,
         ),
         _stat("Queues stalled", "Handlers run, and none has ended for 10 minutes.", _count(_STALLED)),
-        _stat("Queues without a worker", "Jobs are due and no live worker serves the queue.", _count(_UNSERVED)),
+        _stat("Without a worker", "Jobs are due and no live worker serves the queue.", _count(_UNSERVED)),
         _stat("Dead jobs", "Jobs that need a decision.", f"sum({gauge('max', _DEPTH, 'queue', state='dead')})"),
         _stat(
             "Jobs lost, last hour",

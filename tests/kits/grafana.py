@@ -24,6 +24,8 @@ from pgworkd.metrics.boards import dashboard
 PICTURE = Path(__file__).parents[2] / "docs" / "board.svg"
 COLUMN, LINE, GAP = 52, 26, 8
 """Pixels of a column and a line of Grafana's grid, and between two panels."""
+UNTIL = "Maintenance"
+"""The row before which the picture ends."""
 ROWS_MAX, CELL_CHARS, LEGENDS_MAX = 7, 24, 8
 _COLOURS = ("#0969da", "#d1642a", "#1a7f37", "#8250df", "#bf8700", "#cf222e", "#0a7b83", "#6e7781")
 _STYLE = """
@@ -63,7 +65,7 @@ def filled(
 
 
 async def picture(dsn: str) -> str:
-    """The board for Postgres as SVG, for the time in which the database has statistics."""
+    """The upper part of the board for Postgres as SVG, for the time in which the database has statistics."""
     db = await asyncpg.connect(dsn)
     try:
         span = await db.fetchrow("SELECT min(at), max(at) FROM pgworkd.samples")
@@ -73,13 +75,21 @@ async def picture(dsn: str) -> str:
         await db.execute("SELECT set_config('pgworkd.clock', $1, false)", str(end + timedelta(seconds=2)))
         queues = [queue for (queue,) in await db.fetch("SELECT DISTINCT queue FROM pgworkd.queue_samples ORDER BY 1")]
         parts, bottom = [], 0
-        for panel in dashboard(BOARD)["panels"]:
+        panels = dashboard(BOARD)["panels"]
+        titles = [panel["title"] for panel in panels]
+        for panel in panels[: titles.index(UNTIL)]:
             at = panel["gridPos"]
             bottom = max(bottom, at["y"] + at["h"])
             box = (at["x"] * COLUMN + GAP, at["y"] * LINE + GAP + 30, at["w"] * COLUMN - GAP, at["h"] * LINE - GAP)
             rows = []
             for target in panel.get("targets", ()):
-                sql = filled(target["rawSql"], queues, begin=f"'{begin}'::timestamptz", end=f"'{end}'::timestamptz")
+                sql = filled(
+                    target["rawSql"],
+                    queues,
+                    begin=f"'{begin}'::timestamptz",
+                    end=f"'{end}'::timestamptz",
+                    interval_ms=5000,
+                )
                 rows = [dict(row) for row in await db.fetch(sql)]
             parts.append(_drawn(panel, box, rows, (begin, end)))
     finally:

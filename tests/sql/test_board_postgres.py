@@ -116,7 +116,7 @@ async def test_every_panel_returns_what_grafana_draws(loaded: Db, roles: Roles) 
 
 async def test_the_numbers_are_right(loaded: Db, roles: Roles) -> None:
     expected: dict[str, int] = {"Queues stalled": 1, "Dead jobs": 300, "Effects put off": 0}
-    expected |= {"Workers lost": 1, "Schedules late": 1, "Queues paused": 1, "Queues without a worker": 0}
+    expected |= {"Workers lost": 1, "Schedules late": 1, "Queues paused": 1, "Without a worker": 0}
     async with roles.session("reader") as reader:
         found = {
             title: await reader.fetchval(filled(sql, QUEUES)) for title, kind, _, sql in targets() if kind == "stat"
@@ -142,7 +142,7 @@ async def test_queues_that_are_stalled_or_have_no_worker_are_seen(loaded: Db, ro
         found = {
             title: await reader.fetchval(filled(sql, QUEUES)) for title, kind, _, sql in targets() if kind == "stat"
         }
-        assert (found["Queues without a worker"], found["Queues stalled"], found["Workers lost"]) == (3, 0, 2)
+        assert (found["Without a worker"], found["Queues stalled"], found["Workers lost"]) == (3, 0, 2)
         sql = next(sql for title, _, _, sql in targets() if title == "Completed by queue")
         rows = await reader.fetch(filled(sql, ["it's"], "send"))
         assert {round(row["value"], 3) for row in rows} <= {0.15, 0.3}
@@ -153,6 +153,16 @@ async def test_panels_stand_no_or_unknown_queues(loaded: Db, roles: Roles) -> No
         for _, _, _, sql in targets():
             await reader.fetch(filled(sql, []))
             await reader.fetch(filled(sql, ["nobody's"], "it's \\ none"))
+
+
+async def test_a_queue_without_live_jobs_is_drawn_at_0(loaded: Db, roles: Roles) -> None:
+    """It has no row in queue_samples."""
+    await loaded.execute("DELETE FROM pgworkd.queue_samples WHERE queue = 'mail' AND at > now() - interval '1 hour'")
+    sql = next(sql for title, _, _, sql in targets() if title == "Due")
+    async with roles.session("reader") as reader:
+        values = [row["value"] for row in await reader.fetch(filled(sql, ["mail"]))]
+    assert len(values) in (180, 181, 182), "one a minute"
+    assert (values[0], values[-1]) == (10, 0)
 
 
 async def test_variables_list_queues_and_kinds(loaded: Db, roles: Roles) -> None:
