@@ -68,7 +68,7 @@ async def picture(dsn: str) -> str:
     """The upper part of the board for Postgres as SVG, for the time in which the database has statistics."""
     db = await asyncpg.connect(dsn)
     try:
-        span = await db.fetchrow("SELECT min(at), max(at) FROM pgworkd.samples")
+        span = await db.fetchrow("SELECT min(at) - interval '15 s', max(at) FROM pgworkd.samples")
         assert span is not None
         begin, end = span
         # Work stopped with the demo: the board shows the moment of its last sample.
