@@ -50,6 +50,8 @@ SLOW = {
     "tests/engine/test_secrets_cli.py*": _COMMANDS,
     "tests/engine/test_supervisor*": _COMMANDS,
     "tests/stories/test_10_autoscale.py*": _COMMANDS,
+    "tests/unit/test_alert_rules.py*in_its_case_only*": "promtool, twice for each case",
+    "tests/engine/test_board_prometheus.py*": "a Prometheus that scrapes for half a minute",
     "tests/unit/test_embedded.py*": "servers of their own, started, killed and started again",
     # Waits
     "tests/engine/test_cli_health.py*keep_it_from_an_answer*": "until a statement times out",

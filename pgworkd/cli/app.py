@@ -13,7 +13,20 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from pgworkd.cli import autoscale, batches, bench, doctor, fleet, job_operations, jobs, keys, queues, run, schedules
+from pgworkd.cli import (
+    autoscale,
+    batches,
+    bench,
+    boards,
+    doctor,
+    fleet,
+    job_operations,
+    jobs,
+    keys,
+    queues,
+    run,
+    schedules,
+)
 from pgworkd.cli.output import note, out
 from pgworkd.cli.stop_signals import StopAsked
 from pgworkd.cli.wrong_values import reworded
@@ -155,6 +168,7 @@ _PANELS: dict[str, tuple[Callable[..., Any], ...]] = {
     "Fleet": (
         *(queues.pause, queues.resume, fleet.workers, fleet.stats),
         doctor.doctor,
+        *(boards.grafana, boards.alerts),
     ),
 }
 for _panel, _commands in _PANELS.items():

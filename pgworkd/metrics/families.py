@@ -37,11 +37,12 @@ FAMILIES = (
     Family("pgworkd_jobs_rescued_total", "counter", "Jobs taken back from lost workers.", ("queue",)),
     Family("pgworkd_lease_remaining_seconds", "gauge", "Until the lease expires unless renewed.", merge="min"),
     Family("pgworkd_lease_fences_total", "counter", "How often the lease could not be renewed in time."),
-    Family("pgworkd_database_up", "gauge", "1 if the lease was renewed at the last attempt, else 0.", merge="min"),
+    Family("pgworkd_database_up", "gauge", "1 if the last renewal of the lease was answered, else 0.", merge="min"),
     Family("pgworkd_listening", "gauge", "1 while notifications arrive, 0 while pools only poll.", merge="min"),
     Family("pgworkd_loop_lag_seconds", "gauge", "How long the event loop has been blocked.", merge="max"),
     Family("pgworkd_wake_seconds", "histogram", "From a notification to the answer of the claim after it."),
     Family("pgworkd_maintenance_seconds", "histogram", "Duration of maintenance by task.", ("task",)),
+    Family("pgworkd_processes", "gauge", "Daemon processes: wanted, and answering this scrape.", ("state",)),
     Family("pgworkd_build_info", "gauge", "Always 1; labels tell versions.", ("version", "python"), merge="max"),
     Family("pgworkd_queue_jobs", "gauge", "Jobs at the last sample.", ("queue", "state"), "database"),
     Family("pgworkd_queue_oldest_due_seconds", "gauge", "How long the oldest due job waits.", ("queue",), "database"),
@@ -51,10 +52,21 @@ FAMILIES = (
     Family("pgworkd_workers", "gauge", "Workers by state: running, stopping, lost.", ("state",), "database"),
     Family("pgworkd_schedule_last_seconds", "gauge", "Since the last occurrence was due.", ("schedule",), "database"),
     Family("pgworkd_schedule_late_seconds", "gauge", "How long the next occurrence is due.", ("schedule",), "database"),
-    Family("pgworkd_oldest_snapshot_seconds", "gauge", "Age of what holds back vacuum.", (), "database"),
+    Family("pgworkd_oldest_snapshot_seconds", "gauge", "Age of the oldest open transaction.", (), "database"),
+    Family("pgworkd_oldest_snapshot_transactions", "gauge", "How far vacuum is held back.", ("by",), "database"),
     Family("pgworkd_table_bytes", "gauge", "Size with indexes.", ("table",), "database"),
     Family("pgworkd_table_dead_rows", "gauge", "Dead rows, as the server estimates.", ("table",), "database"),
     Family("pgworkd_sample_age_seconds", "gauge", "Age of the last sample of the queues.", (), "database"),
     Family("pgworkd_scrape_up", "gauge", "1 if the database answered this scrape, else 0.", (), "database"),
 )
 """In the order of the page."""
+
+_OUTCOMES = ("completed", "failed", "dead", "released", "cancelled", "expired", "stale")
+VALUES: dict[tuple[str, str], tuple[str, ...]] = {
+    ("pgworkd_jobs_finished_total", "outcome"): _OUTCOMES,
+    ("pgworkd_claims_total", "result"): ("jobs", "empty", "failed"),
+    ("pgworkd_processes", "state"): ("wanted", "answering"),
+    ("pgworkd_queue_jobs", "state"): ("due", "scheduled", "running", "failed", "blocked", "dead"),
+    ("pgworkd_workers", "state"): ("running", "stopping", "lost"),
+}
+"""What a label may be, by metric and label, where it is one of a few words; boards and alert rules ask for some."""

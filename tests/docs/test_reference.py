@@ -13,8 +13,9 @@ import typer
 
 from pgworkd import errors
 from pgworkd.cli.app import app as cli
+from pgworkd.metrics.alert_rules import rules
 from pgworkd.settings import queue
-from tests.kits.docs import NAMES, ROOT, SETTINGS, section, table, text, with_settings
+from tests.kits.docs import NAMES, ROOT, SETTINGS, WATCHING, section, table, text, with_alerts, with_settings
 
 README_LINES_MAX = 220
 DEVELOPING = (
@@ -32,6 +33,12 @@ def test_the_readme_is_a_page() -> None:
 def test_the_table_of_settings_is_up_to_date() -> None:
     """If it is not: `python -m tests.kits.docs`."""
     assert text(SETTINGS) == with_settings(text(SETTINGS))
+
+
+def test_the_table_of_alerts_is_up_to_date() -> None:
+    """If it is not: `python -m tests.kits.docs`."""
+    assert text(WATCHING) == with_alerts(text(WATCHING))
+    assert {row[0].strip("`") for row in table(WATCHING, "Alert rules")} == {rule.name for rule in rules()}
 
 
 def test_settings_of_queues_are_all_there() -> None:

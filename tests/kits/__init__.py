@@ -14,6 +14,8 @@ batches      batches and dependencies in SQL, and independent counts of both
 flow         serialize keys, limits and rates, in SQL and in daemons that share queues
 schema       the contents of the schema, for comparing installations; roles and their passwords
 models       generated examples, their number and their limit of time; worlds in which several sessions play
-docs         the pages of README.md and docs/ as Markdown; writes the table of settings
+prometheus   Debian's prometheus and promtool, and the series of a fleet that does not exist
+grafana      what Grafana fills into the queries of a board; draws the picture of a board
+docs         the pages of README.md and docs/ as Markdown; writes the tables that are made from code
 planting     a copy of the project with one bug in it
 """
