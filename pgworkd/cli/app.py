@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from pgworkd.cli import autoscale, batches, doctor, fleet, job_operations, jobs, keys, queues, run, schedules
+from pgworkd.cli import autoscale, batches, dead, doctor, fleet, job_operations, jobs, keys, queues, run, schedules
 from pgworkd.cli.output import note, out
 from pgworkd.cli.stop_signals import StopAsked
 from pgworkd.cli.wrong_values import reworded
@@ -142,7 +142,7 @@ def _root(
 _PANELS: dict[str, tuple[Callable[..., Any], ...]] = {
     "Run": (run.run, run.migrate, run.grants, run.dev, run.demo),
     "Jobs": (
-        *(jobs.enqueue, jobs.jobs, jobs.job),
+        *(jobs.enqueue, jobs.jobs, jobs.job, dead.dead, dead.mute),
         *(
             job_operations.retry,
             job_operations.cancel,

@@ -49,14 +49,20 @@ CREATE TABLE IF NOT EXISTS alerts (
 );
 
 -- An error's first line without what differs from job to job: UUIDs, addresses, paths, quoted
--- text, hexadecimal and other numbers. Of its first 500 characters.
+-- text, hexadecimal and other numbers; 500 characters of it at most. Reads 1,000 characters, so
+-- that it takes no longer for 1 MB.
 CREATE OR REPLACE FUNCTION error_pattern(p_message text) RETURNS text
 LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
-    v_text text := left(split_part(ltrim(coalesce(p_message, ''), E' \t\r\n'), E'\n', 1), 500);
+    v_text text := left(coalesce(p_message, ''), 1000);
+    v_cut  boolean := length(v_text) = 1000;
     v_step text[];
 BEGIN
+    v_text := ltrim(v_text, E' \t\r\n');
+    v_cut := v_cut AND strpos(v_text, E'\n') = 0;
+    v_text := rtrim(split_part(v_text, E'\n', 1), E' \t\r');
     FOREACH v_step SLICE 1 IN ARRAY ARRAY[
+        ARRAY['^lost: worker .* \(id ', 'lost: worker <name> (id '],
         ARRAY['[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}', '<uuid>'],
         ARRAY['[a-z][a-z0-9+.-]*://[^\s''"<>]+', '<url>'],
         ARRAY['[\w.+-]+@[\w-]+(\.[\w-]+)+', '<email>'],
@@ -73,7 +79,10 @@ BEGIN
     LOOP
         v_text := regexp_replace(v_text, v_step[1], v_step[2], 'gi');
     END LOOP;
-    RETURN v_text;
+    IF v_cut THEN  -- the end of a quoted text may be missing
+        v_text := regexp_replace(v_text, '(["`]|(?<!\w)'')[^"`'']*$', '<text>');
+    END IF;
+    RETURN left(v_text, 500);
 END $$;
 
 -- The same for errors that differ only in what error_pattern() leaves out.
@@ -123,7 +132,10 @@ BEGIN
             FROM new n GROUP BY n.queue, n.kind, n.error_group
             ORDER BY n.queue, n.kind, n.error_group
             ON CONFLICT (queue, kind, error_group) DO UPDATE SET
-                deaths = g.deaths + excluded.deaths, sample_id = excluded.sample_id,
+                deaths = g.deaths + excluded.deaths,
+                sample_id = CASE WHEN excluded.last_at >= g.last_at THEN excluded.sample_id
+                                 ELSE g.sample_id END,
+                first_at = least(g.first_at, excluded.first_at),
                 last_at = greatest(g.last_at, excluded.last_at)
             RETURNING g.*, g.deaths = (SELECT count(*) FROM new n
                                        WHERE n.queue = g.queue AND n.kind = g.kind
@@ -178,6 +190,27 @@ BEGIN
     ON CONFLICT (rule, group_id) DO UPDATE SET at = excluded.at, job_id = excluded.job_id;
 END $$;
 
+-- Stores the alert rules of a daemon's code, rows of alert_rules as a JSON array, and that they are
+-- declared now. Deletes those that no daemon has declared for a day and no worker has a handler of:
+-- what dies while all daemons of an application are down still makes its alerts. Locks the rows
+-- of these rules in order of name, others with SKIP LOCKED.
+CREATE OR REPLACE FUNCTION declare_alerts(p_rules jsonb) RETURNS void
+LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    INSERT INTO alert_rules AS r (name, queue, kind, queues, on_new, deaths, within_s, cooldown_s)
+    SELECT n.name, n.queue, n.kind, n.queues, n.on_new, n.deaths, n.within_s, n.cooldown_s
+    FROM jsonb_populate_recordset(NULL::alert_rules, p_rules) n ORDER BY n.name
+    ON CONFLICT (name) DO UPDATE SET
+        queue = excluded.queue, kind = excluded.kind, queues = excluded.queues,
+        on_new = excluded.on_new, deaths = excluded.deaths, within_s = excluded.within_s,
+        cooldown_s = excluded.cooldown_s, updated_at = clock();
+    DELETE FROM alert_rules r WHERE r.name = ANY (ARRAY(
+        SELECT o.name::text FROM alert_rules o
+        WHERE o.updated_at < clock() - interval '1 day'
+          AND NOT EXISTS (SELECT FROM workers w WHERE w.lost_at IS NULL AND o.kind = ANY (w.kinds))
+        ORDER BY o.name FOR UPDATE SKIP LOCKED));
+END $$;
+
 -- Mutes a group of errors until p_until; NULL: not any more. Audited. False: there is none of this
 -- id. Locks the group.
 CREATE OR REPLACE FUNCTION mute_errors(p_group bigint, p_until timestamptz, p_who text)
@@ -229,7 +262,8 @@ LANGUAGE sql STABLE AS $$
 $$;
 
 -- Retention of deaths and of groups of errors without one; see roll_up(). Deaths of jobs that are
--- still dead go with those. Locks rows with SKIP LOCKED.
+-- still dead go with those, muted groups when they are no longer muted. Locks rows with SKIP
+-- LOCKED.
 CREATE OR REPLACE FUNCTION forget_deaths(p_keep_dead_days int, p_limit int) RETURNS int
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
@@ -246,6 +280,7 @@ BEGIN
         DELETE FROM error_groups g WHERE g.id = ANY (ARRAY(
             SELECT o.id FROM error_groups o
             WHERE o.last_at < v_old AND NOT EXISTS (SELECT FROM deaths d WHERE d.group_id = o.id)
+              AND coalesce(o.muted_until <= clock(), true)
             ORDER BY o.last_at LIMIT p_limit FOR UPDATE SKIP LOCKED))
         RETURNING g.id
     )
