@@ -178,7 +178,7 @@ BEGIN
         SELECT FROM deaths d
         WHERE d.group_id = p_group AND d.at > v_now - make_interval(secs => p_rule.within_s)
         LIMIT 1000000) d;
-    IF NOT (p_rule.on_new AND p_is_new OR v_deaths >= p_rule.deaths) THEN
+    IF NOT (p_rule.on_new AND p_is_new OR coalesce(v_deaths >= p_rule.deaths, false)) THEN
         RETURN;
     END IF;
     INSERT INTO jobs (queue, kind, payload)
