@@ -36,7 +36,7 @@ def app_of(dsn: str) -> App:
     app = App()
 
     async def dies(payload: dict[str, Any]) -> None:
-        await asyncio.sleep(0.005)
+        await asyncio.sleep(0.2)
         raise PermanentError(CAUSES[payload["cause"]].format(n=payload["n"] % 250))
 
     async def to(alert: Alert) -> None:
