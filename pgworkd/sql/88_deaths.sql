@@ -254,11 +254,21 @@ LANGUAGE sql STABLE AS $$
     FROM found f JOIN error_groups g ON g.id = f.group_id
     GROUP BY f.group_id, f.queue, f.kind, g.id
     UNION ALL
-    SELECT NULL, f.queue, f.kind, f.type, error_pattern(f.error), count(*), min(f.failed_at),
-           max(f.failed_at), min(f.failed_at) >= p_new_since, NULL,
-           (array_agg(f.id ORDER BY f.failed_at DESC, f.id))[1]
-    FROM found f LEFT JOIN error_groups g ON g.id = f.group_id WHERE g.id IS NULL
-    GROUP BY f.queue, f.kind, f.type, error_pattern(f.error)
+    SELECT NULL, a.queue, a.kind, a.type, a.pattern, sum(a.dead)::bigint, min(a.first_at),
+           max(a.last_at), min(a.first_at) >= p_new_since, NULL,
+           (array_agg(a.sample_id ORDER BY a.last_at DESC, a.sample_id))[1]
+    FROM (
+        -- the pattern of an error is the same with zeros for all digits: fewer to compute
+        SELECT l.queue, l.kind, l.type, error_pattern(l.error) AS pattern, l.dead, l.first_at,
+               l.last_at, l.sample_id
+        FROM (SELECT f.queue, f.kind, f.type,
+                     translate(left(f.error, 1000), '123456789', '000000000') AS error,
+                     count(*) AS dead, min(f.failed_at) AS first_at, max(f.failed_at) AS last_at,
+                     (array_agg(f.id ORDER BY f.failed_at DESC, f.id))[1] AS sample_id
+              FROM found f LEFT JOIN error_groups g ON g.id = f.group_id WHERE g.id IS NULL
+              GROUP BY 1, 2, 3, 4) l
+    ) a
+    GROUP BY a.queue, a.kind, a.type, a.pattern
 $$;
 
 -- Retention of deaths and of groups of errors without one; see roll_up(). Deaths of jobs that are
