@@ -12,6 +12,7 @@ import pytest
 from pgworkd import App, PermanentError
 from pgworkd.alerts.alert import Alert
 from pgworkd.alerts.digest import Digest, before
+from pgworkd.engine.life import signals
 from pgworkd.errors import UsageError
 from pgworkd.words.recurrence import Recurrence
 from tests.kits.daemon import insert, running, until
@@ -112,6 +113,28 @@ async def test_rules_are_declared_at_the_start_and_again(dsn: str, db: asyncpg.C
         row = await db.fetchrow("SELECT name::text, kind::text, queues, deaths, within_s FROM pgworkd.alert_rules")
     assert row is not None
     assert tuple(row) == ("default", "pgworkd.alert.default", ["mail"], 5, 60)
+
+
+async def test_a_rule_that_was_deleted_comes_back_before_the_next_death_counts(
+    dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(signals, "DECLARE_S", 0.0)
+    app, sent = app_that_fails()
+    async with running(app, dsn):
+        await db.execute("DELETE FROM pgworkd.alert_rules")
+        await insert(db, "mail", '{"error": "x"}')
+        await until(lambda: sent)
+
+
+async def test_two_daemons_of_two_applications_send_one_alert_each(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    (ours, sent), (theirs, received) = app_that_fails(name="ours"), app_that_fails(name="theirs", queue="pager")
+    async with running(ours, dsn), running(theirs, dsn):
+        for n in range(30):
+            await insert(db, "mail", json.dumps({"error": f"no such user {n}"}))
+        await until(lambda: db.fetchval("SELECT count(*) = 30 FROM pgworkd.deaths WHERE group_id IS NOT NULL"))
+        await until(lambda: sent and received)
+    assert (len(sent), len(received)) == (1, 1)
+    assert {alert.rule for alert in (*sent, *received)} == {"ours", "theirs"}
 
 
 @pytest.mark.parametrize(
