@@ -473,6 +473,7 @@ CREATE INDEX IF NOT EXISTS audit_job ON audit (job_id, id) WHERE job_id IS NOT N
 --   prune, ensure_partitions, drop_partition      D   history, 200 ms at most        22023
 --   sample_queues, append_minutes, roll_up        D   statistics s
 --   count_deaths (makes the jobs of alerts)       D   deaths s, groups of errors
+--   declare_alerts                                D   alert rules
 --   cancel, discard, undepend, retry              O   jobs, roots                    23505
 --   edit                                          O   job, queue                     22023, PW002
 --   cancel_batch, delete_batch                    O   root, jobs s, queues           PW003
@@ -481,7 +482,7 @@ CREATE INDEX IF NOT EXISTS audit_job ON audit (job_id, id) WHERE job_id IS NOT N
 --     run_schedule
 --   mute_errors                                   O   group of errors
 --   matching, became_all, throughput,             O   -                              22023
---     dead_groups
+--     dead_groups, percentile
 --
 -- PW001: the worker's lease is gone. PW002: the job's status does not allow it. PW003: the batch
 -- does not exist, or takes no more. PW004: the dependency is refused.

@@ -2,8 +2,67 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Collection
+from datetime import timedelta
+
+from pgworkd.alerts import digest as digests
+from pgworkd.alerts import recipient
+from pgworkd.alerts.alert import QUEUE, Alert, alert_handler, alert_rule
+from pgworkd.alerts.digest import Digest
 from pgworkd.engine import registry
+from pgworkd.errors import UsageError
 
 
 class App(registry.App):
     """A set of handlers. `pgworkd run --app module:attribute` names one of these."""
+
+    def alert(
+        self,
+        *,
+        to: Callable[[Alert], Awaitable[None] | None] | str,
+        name: str = "default",
+        on_new: bool = True,
+        deaths: int | None = None,
+        within_s: int = 600,
+        cooldown_s: int = 3600,
+        queues: Collection[str] | None = None,
+        queue: str = QUEUE,
+    ) -> None:
+        """Sends an alert when jobs die, of any application in the database: at the first death of a group of errors
+        (`on_new`), and when `deaths` jobs (1 to 1,000,000) of a group died within `within_s` seconds (up to a day).
+
+        to: a function, sync or async, that is called with an `Alert`, or a mail address (setting `smtp_url`).
+        name: of the rule; two applications in one database give their rules different names.
+        cooldown_s: seconds between two alerts about one group, 0 to 30 days. queues: deaths in these only.
+        queue: that of the jobs which send, of kind `pgworkd.alert.NAME`: a daemon must serve it.
+
+        Raises UsageError for a value out of bounds, or a second alert of a name.
+        """
+        recipient.checked(to)
+        rule = alert_rule(name, queue, queues, on_new=on_new, deaths=deaths, within_s=within_s, cooldown_s=cooldown_s)
+        if rule.name in self.alert_rules:
+            raise UsageError(f"two alerts are named {name!r}: give each a name of its own")
+        self.handler(rule.kind, queue=rule.queue, **recipient.OPTIONS)(alert_handler(rule, to))
+        self.alert_rules[rule.name] = rule
+
+    def digest(
+        self,
+        *,
+        every: str | float | timedelta,
+        to: Callable[[Digest], Awaitable[None] | None] | str,
+        timezone: str = "UTC",
+        name: str | None = None,
+        queue: str = QUEUE,
+    ) -> None:
+        """Sends a summary of the whole database at the times of a schedule, `pgworkd.digest[.NAME]`.
+
+        every, timezone: as for `handler`. to: a function, sync or async, that is called with a `Digest`, or a mail
+        address (setting `smtp_url`). One that was due while no daemon ran is sent as soon as one runs.
+        queue: that of the jobs which send: a daemon must serve it.
+
+        Raises UsageError for a value out of bounds, or a second digest of a name.
+        """
+        recipient.checked(to)
+        kind = digests.KIND if name is None else f"{digests.KIND}.{name}"
+        options = {"queue": queue, "every": every, "timezone": timezone, "missed": "once", **recipient.OPTIONS}
+        self.handler(kind, **options)(digests.digest_handler(lambda: self.handlers[kind].recurrence, to))

@@ -2,6 +2,7 @@
 
 admin     Admin: one connection, the fleet's numbers, doctor       jobs       retry, cancel, discard, edit, enqueue
 queues    settings, pause and resume                               batches    trees: progress, seal, cancel, delete
+dead      dead jobs by group of errors; mute
 keys      dedupe keys kept after the end of a job                  schedules  enable, disable, remove, run now
 """
 

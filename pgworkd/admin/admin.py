@@ -11,6 +11,7 @@ from uuid import UUID
 from pgworkd.admin import doctor_queries as health
 from pgworkd.admin import queries as sql
 from pgworkd.admin.batches import BatchOperations
+from pgworkd.admin.dead import DeadOperations
 from pgworkd.admin.doctor_queries import Health
 from pgworkd.admin.jobs import JobOperations
 from pgworkd.admin.keys import KeyOperations
@@ -26,8 +27,8 @@ from pgworkd.words import validation
 class Admin:
     """An operator's access to the database, on one connection that is opened at the first call.
 
-    `jobs`, `queues`, `batches`, `keys` and `schedules` hold the operations on each of these; the methods here are
-    about the fleet and the database. All of them raise DatabaseUnavailable (unreachable, or too slow), SchemaError
+    `jobs`, `dead`, `queues`, `batches`, `keys` and `schedules` hold the operations on each of these; the methods here
+    are about the fleet and the database. All of them raise DatabaseUnavailable (unreachable, or too slow), SchemaError
     (the schema is not installed), UsageError (an invalid argument, a refused login) and DatabaseError (any other
     error of the server).
     """
@@ -35,6 +36,7 @@ class Admin:
     def __init__(self, options: ConnectionOptions) -> None:
         self._connection = connection = Connection(options, "admin")
         self.jobs = JobOperations(connection)
+        self.dead = DeadOperations(connection)
         self.queues = QueueOperations(connection)
         self.batches = BatchOperations(connection)
         self.keys = KeyOperations(connection)

@@ -18,6 +18,7 @@ from pgworkd.cli import (
     batches,
     bench,
     boards,
+    dead,
     doctor,
     fleet,
     job_operations,
@@ -155,7 +156,7 @@ def _root(
 _PANELS: dict[str, tuple[Callable[..., Any], ...]] = {
     "Run": (run.run, run.migrate, run.grants, run.dev, run.demo, bench.bench),
     "Jobs": (
-        *(jobs.enqueue, jobs.jobs, jobs.job),
+        *(jobs.enqueue, jobs.jobs, jobs.job, dead.dead, dead.mute),
         *(
             job_operations.retry,
             job_operations.cancel,

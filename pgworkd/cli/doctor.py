@@ -111,7 +111,7 @@ def _judge(facts: Doctor) -> list[Finding]:
         ),
         _judge_transactions(facts),
         *_judge_workers(facts),
-        Finding("warn", "dead jobs", _up_to(facts.dead), "pgworkd jobs --status dead, then pgworkd retry or discard")
+        Finding("warn", "dead jobs", _up_to(facts.dead), "pgworkd dead shows of what; then pgworkd retry or discard")
         if facts.dead
         else Finding("ok", "dead jobs", "none"),
         Finding("ok", "history", "has a partition for tomorrow")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple, cast
 
@@ -33,6 +34,19 @@ class Minutes(NamedTuple):
     run_s: float
 
 
+class AlertRule(NamedTuple):
+    """Which deaths make an alert: a row of `alert_rules`, which says more. `queues` None: deaths in all queues."""
+
+    name: str
+    queue: str
+    kind: str
+    queues: Sequence[str] | None
+    on_new: bool
+    deaths: int | None
+    within_s: int
+    cooldown_s: int
+
+
 class SignalStore:
     """One connection. Raises PgworkdError."""
 
@@ -57,6 +71,11 @@ class SignalStore:
     async def count_deaths(self) -> int | None:
         """One step of counting deaths, with the jobs of alerts; how many there were. None: another daemon does it."""
         return cast("int | None", await self._connection.value("SELECT pgworkd.count_deaths($1)", DEATHS_STEP))
+
+    async def declare_alerts(self, rules: Iterable[AlertRule]) -> None:
+        """Stores the alert rules of this program, and that they are in its code now."""
+        rows = json.dumps([rule._asdict() for rule in rules])
+        await self._connection.value("SELECT pgworkd.declare_alerts($1::text::jsonb)", rows)
 
     async def close(self) -> None:
         """Closes the connection."""

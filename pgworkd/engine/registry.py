@@ -19,6 +19,7 @@ from pydantic import PydanticSchemaGenerationError, PydanticUserError, TypeAdapt
 from pgworkd.client.batch_types import BatchOptions
 from pgworkd.client.batches import AsyncT, Batch, Opening, SyncT, batch
 from pgworkd.client.streams import stream_handler, stream_kind
+from pgworkd.database.signal_store import AlertRule
 from pgworkd.errors import UsageError
 from pgworkd.words.backoff import Backoff
 from pgworkd.words.job import Job
@@ -78,6 +79,7 @@ class App:
     def __init__(self) -> None:
         self.handlers: dict[str, Handler] = {}
         self.dead_hooks: list[DeadHook] = []
+        self.alert_rules: dict[str, AlertRule] = {}
 
     def handler(
         self,

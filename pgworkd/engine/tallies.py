@@ -69,7 +69,7 @@ class Tallies:
         """When the loop was last seen to run, on the monotonic clock."""
         self.died = anyio.Event()
         """Set when a job has died here, until `Signals` has counted it."""
-        events_.listen(self._on_fence, except_for=events.ALL - {events.LEASE_FENCED})
+        events_.listen(self._on_fence, except_for=events.names() - {events.LEASE_FENCED})
 
     def of(self, queue: str, kind: str) -> Tally:
         """The tally of a kind; beyond KINDS_MAX kinds that of OTHER."""

@@ -32,7 +32,8 @@ from pgworkd.settings.file import (
 )
 from pgworkd.settings.tls import mode_fault, weakness
 from pgworkd.words.dsn import dsn_fault, redacted
-from pgworkd.words.redaction import redact
+from pgworkd.words.mail_url import is_mail_address, mail_server
+from pgworkd.words.redaction import hide, redact
 
 _APP = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 _WITH_UNIT = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)\s*(ms|s|sec|m|min|h|d)")
@@ -98,6 +99,10 @@ class Settings(BaseSettings):
         5, ge=1, le=1000, description="A run that takes this many times its usual length is reported as slow"
     )
     worker_name: str = Field(default_factory=socket.gethostname, description="Name of this worker in logs and lists")
+    smtp_url: SecretStr | None = Field(
+        None, description="Mail server for alerts and digests: smtp://user:password@host:587"
+    )
+    smtp_from: str | None = Field(None, description="Sender of alerts and digests; default: the user in smtp_url")
 
     _origins: dict[str, str] = PrivateAttr(default_factory=dict)
     _notes: tuple[str, ...] = PrivateAttr(())
@@ -122,6 +127,21 @@ class Settings(BaseSettings):
     def _check_dsn(cls, value: SecretStr | None) -> SecretStr | None:
         if value is not None and (fault := dsn_fault(value.get_secret_value())):
             raise ValueError(fault)
+        return value
+
+    @field_validator("smtp_url")
+    @classmethod
+    def _check_smtp_url(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is not None:
+            mail_server(value.get_secret_value())
+            hide(value.get_secret_value())
+        return value
+
+    @field_validator("smtp_from")
+    @classmethod
+    def _check_smtp_from(cls, value: str | None) -> str | None:
+        if value is not None and not is_mail_address(value):
+            raise ValueError("must be a mail address, for example jobs@example.com")
         return value
 
     @field_validator("app")
@@ -215,7 +235,7 @@ def load(**overrides: object) -> Settings:
         raise UsageError("; ".join(problems))
     settings._origins = origins  # noqa: SLF001
     notes = []
-    if is_public and redacted(str(table.get("dsn"))) != str(table.get("dsn")):
+    if is_public and any(redacted(str(table.get(name))) != str(table.get(name)) for name in ("dsn", "smtp_url")):
         notes.append(f"{path} contains a password and is readable by every user: chmod 600 {path}")
     if dsn is not None and (weak := weakness(dsn)) is not None:
         notes.append(weak)
@@ -228,6 +248,8 @@ def describe(settings: Settings) -> list[tuple[str, str, str]]:
     shown = {name: str(getattr(settings, name)) for name in Settings.model_fields}
     shown["dsn"] = settings.dsn_redacted or ""
     shown["app"] = settings.app or ""
+    shown["smtp_url"] = "" if settings.smtp_url is None else redacted(settings.smtp_url.get_secret_value())
+    shown["smtp_from"] = settings.smtp_from or ""
     queues = settings.queues.items()
     shown["queues"] = ", ".join(name if most is None else f"{name}={most}" for name, most in queues) or "all"
     # An address may have been given for another setting by mistake.

@@ -49,14 +49,20 @@ CREATE TABLE IF NOT EXISTS alerts (
 );
 
 -- An error's first line without what differs from job to job: UUIDs, addresses, paths, quoted
--- text, hexadecimal and other numbers. Of its first 500 characters.
+-- text, hexadecimal and other numbers; 500 characters of it at most. Reads 1,000 characters, so
+-- that it takes no longer for 1 MB.
 CREATE OR REPLACE FUNCTION error_pattern(p_message text) RETURNS text
 LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
-    v_text text := left(split_part(ltrim(coalesce(p_message, ''), E' \t\r\n'), E'\n', 1), 500);
+    v_text text := left(coalesce(p_message, ''), 1000);
+    v_cut  boolean := length(v_text) = 1000;
     v_step text[];
 BEGIN
+    v_text := ltrim(v_text, E' \t\r\n');
+    v_cut := v_cut AND strpos(v_text, E'\n') = 0;
+    v_text := rtrim(split_part(v_text, E'\n', 1), E' \t\r');
     FOREACH v_step SLICE 1 IN ARRAY ARRAY[
+        ARRAY['^lost: worker .* \(id ', 'lost: worker <name> (id '],
         ARRAY['[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}', '<uuid>'],
         ARRAY['[a-z][a-z0-9+.-]*://[^\s''"<>]+', '<url>'],
         ARRAY['[\w.+-]+@[\w-]+(\.[\w-]+)+', '<email>'],
@@ -73,7 +79,10 @@ BEGIN
     LOOP
         v_text := regexp_replace(v_text, v_step[1], v_step[2], 'gi');
     END LOOP;
-    RETURN v_text;
+    IF v_cut THEN  -- the end of a quoted text may be missing
+        v_text := regexp_replace(v_text, '(["`]|(?<!\w)'')[^"`'']*$', '<text>');
+    END IF;
+    RETURN left(v_text, 500);
 END $$;
 
 -- The same for errors that differ only in what error_pattern() leaves out.
@@ -123,7 +132,10 @@ BEGIN
             FROM new n GROUP BY n.queue, n.kind, n.error_group
             ORDER BY n.queue, n.kind, n.error_group
             ON CONFLICT (queue, kind, error_group) DO UPDATE SET
-                deaths = g.deaths + excluded.deaths, sample_id = excluded.sample_id,
+                deaths = g.deaths + excluded.deaths,
+                sample_id = CASE WHEN excluded.last_at >= g.last_at THEN excluded.sample_id
+                                 ELSE g.sample_id END,
+                first_at = least(g.first_at, excluded.first_at),
                 last_at = greatest(g.last_at, excluded.last_at)
             RETURNING g.*, g.deaths = (SELECT count(*) FROM new n
                                        WHERE n.queue = g.queue AND n.kind = g.kind
@@ -166,7 +178,7 @@ BEGIN
         SELECT FROM deaths d
         WHERE d.group_id = p_group AND d.at > v_now - make_interval(secs => p_rule.within_s)
         LIMIT 1000000) d;
-    IF NOT (p_rule.on_new AND p_is_new OR v_deaths >= p_rule.deaths) THEN
+    IF NOT (p_rule.on_new AND p_is_new OR coalesce(v_deaths >= p_rule.deaths, false)) THEN
         RETURN;
     END IF;
     INSERT INTO jobs (queue, kind, payload)
@@ -176,6 +188,27 @@ BEGIN
     RETURNING id INTO v_id;
     INSERT INTO alerts AS a (rule, group_id, at, job_id) VALUES (p_rule.name, p_group, v_now, v_id)
     ON CONFLICT (rule, group_id) DO UPDATE SET at = excluded.at, job_id = excluded.job_id;
+END $$;
+
+-- Stores the alert rules of a daemon's code, rows of alert_rules as a JSON array, and that they are
+-- declared now. Deletes those that no daemon has declared for a day and no worker has a handler of:
+-- what dies while all daemons of an application are down still makes its alerts. Locks the rows
+-- of these rules in order of name, others with SKIP LOCKED.
+CREATE OR REPLACE FUNCTION declare_alerts(p_rules jsonb) RETURNS void
+LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    INSERT INTO alert_rules AS r (name, queue, kind, queues, on_new, deaths, within_s, cooldown_s)
+    SELECT n.name, n.queue, n.kind, n.queues, n.on_new, n.deaths, n.within_s, n.cooldown_s
+    FROM jsonb_populate_recordset(NULL::alert_rules, p_rules) n ORDER BY n.name
+    ON CONFLICT (name) DO UPDATE SET
+        queue = excluded.queue, kind = excluded.kind, queues = excluded.queues,
+        on_new = excluded.on_new, deaths = excluded.deaths, within_s = excluded.within_s,
+        cooldown_s = excluded.cooldown_s, updated_at = clock();
+    DELETE FROM alert_rules r WHERE r.name = ANY (ARRAY(
+        SELECT o.name::text FROM alert_rules o
+        WHERE o.updated_at < clock() - interval '1 day'
+          AND NOT EXISTS (SELECT FROM workers w WHERE w.lost_at IS NULL AND o.kind = ANY (w.kinds))
+        ORDER BY o.name FOR UPDATE SKIP LOCKED));
 END $$;
 
 -- Mutes a group of errors until p_until; NULL: not any more. Audited. False: there is none of this
@@ -221,15 +254,26 @@ LANGUAGE sql STABLE AS $$
     FROM found f JOIN error_groups g ON g.id = f.group_id
     GROUP BY f.group_id, f.queue, f.kind, g.id
     UNION ALL
-    SELECT NULL, f.queue, f.kind, f.type, error_pattern(f.error), count(*), min(f.failed_at),
-           max(f.failed_at), min(f.failed_at) >= p_new_since, NULL,
-           (array_agg(f.id ORDER BY f.failed_at DESC, f.id))[1]
-    FROM found f LEFT JOIN error_groups g ON g.id = f.group_id WHERE g.id IS NULL
-    GROUP BY f.queue, f.kind, f.type, error_pattern(f.error)
+    SELECT NULL, a.queue, a.kind, a.type, a.pattern, sum(a.dead)::bigint, min(a.first_at),
+           max(a.last_at), min(a.first_at) >= p_new_since, NULL,
+           (array_agg(a.sample_id ORDER BY a.last_at DESC, a.sample_id))[1]
+    FROM (
+        -- the pattern of an error is the same with zeros for all digits: fewer to compute
+        SELECT l.queue, l.kind, l.type, error_pattern(l.error) AS pattern, l.dead, l.first_at,
+               l.last_at, l.sample_id
+        FROM (SELECT f.queue, f.kind, f.type,
+                     translate(left(f.error, 1000), '123456789', '000000000') AS error,
+                     count(*) AS dead, min(f.failed_at) AS first_at, max(f.failed_at) AS last_at,
+                     (array_agg(f.id ORDER BY f.failed_at DESC, f.id))[1] AS sample_id
+              FROM found f LEFT JOIN error_groups g ON g.id = f.group_id WHERE g.id IS NULL
+              GROUP BY 1, 2, 3, 4) l
+    ) a
+    GROUP BY a.queue, a.kind, a.type, a.pattern
 $$;
 
 -- Retention of deaths and of groups of errors without one; see roll_up(). Deaths of jobs that are
--- still dead go with those. Locks rows with SKIP LOCKED.
+-- still dead go with those, muted groups when they are no longer muted. Locks rows with SKIP
+-- LOCKED.
 CREATE OR REPLACE FUNCTION forget_deaths(p_keep_dead_days int, p_limit int) RETURNS int
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
@@ -246,6 +290,7 @@ BEGIN
         DELETE FROM error_groups g WHERE g.id = ANY (ARRAY(
             SELECT o.id FROM error_groups o
             WHERE o.last_at < v_old AND NOT EXISTS (SELECT FROM deaths d WHERE d.group_id = o.id)
+              AND coalesce(o.muted_until <= clock(), true)
             ORDER BY o.last_at LIMIT p_limit FOR UPDATE SKIP LOCKED))
         RETURNING g.id
     )

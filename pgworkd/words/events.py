@@ -77,8 +77,11 @@ ROWS_REJECTED: Final = (
 MAINTENANCE_FAILED: Final = "maintenance.failed"  # task, error
 HOOK_FAILED: Final = "hook.failed"  # hook, error
 
-ALL: Final = frozenset(value for name, value in vars().items() if name.isupper() and isinstance(value, str))
-"""The names of all events."""
+
+def names() -> frozenset[str]:
+    """The names of all events."""
+    return frozenset(value for name, value in globals().items() if name.isupper() and isinstance(value, str))
+
 
 _log = logging.getLogger("pgworkd.events")
 

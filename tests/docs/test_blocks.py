@@ -52,6 +52,15 @@ SETTINGS: dict[str, Setting] = {
             "SELECT count(*) = 1 FROM pgworkd.all_jobs WHERE dedupe_key = 'welcome-barbara'",
         ),
     ),
+    "docs/alerts.md": Setting(
+        daemon="pgworkd run",
+        facts=(
+            "SELECT count(*) = 1 FROM pgworkd.finished_jobs WHERE kind = 'pgworkd.alert.default'",
+            "SELECT count(*) = 1 FROM pgworkd.finished_jobs WHERE kind = 'pgworkd.digest'",
+            "SELECT muted_until IS NULL FROM pgworkd.error_groups",
+            "SELECT count(*) = 3 FROM pgworkd.audit WHERE what = 'mute'",
+        ),
+    ),
     "docs/batches.md": Setting(
         daemon="pgworkd run",
         facts=(

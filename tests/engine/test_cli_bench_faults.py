@@ -11,9 +11,9 @@ from tests.kits.bench import JOBS, LINE, SESSIONS
 from tests.kits.cli import clean
 from tests.kits.commands import NOWHERE, Command, Start, start
 from tests.kits.daemon import until
+from tests.kits.proxy import Proxy
+from tests.kits.schema import Roles, granted
 from tests.kits.verbs import Db
-from tests.proxy import Proxy
-from tests.sql.roles import Roles, granted
 
 __all__ = ["clean", "start"]  # fixtures
 

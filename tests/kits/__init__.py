@@ -11,6 +11,8 @@ drivers      an application's connections, with each driver that the client know
 verbs        the verbs of schema.sql, called as SQL, and the rows that they change
 sessions     several sessions of SQL: calls that wait, locks, notifications; what a statement costs
 batches      batches and dependencies in SQL, and independent counts of both
+alerts       deaths, groups of errors and alerts in SQL; a mail server
+dying        a daemon in a process of its own whose jobs die, with alerts
 flow         serialize keys, limits and rates, in SQL and in daemons that share queues
 schema       the contents of the schema, for comparing installations; roles and their passwords
 models       generated examples, their number and their limit of time; worlds in which several sessions play

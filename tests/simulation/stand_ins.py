@@ -75,6 +75,9 @@ class SimulatedSignals:
     async def count_deaths(self) -> int:
         return 0
 
+    async def declare_alerts(self, _rules: object) -> None:
+        return None
+
 
 async def _verified(_: object) -> None:
     """The simulated schema is always current."""

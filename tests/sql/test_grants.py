@@ -44,7 +44,7 @@ FUNCTIONS = {
         set_queue settle_completed settle_ended settle_failed settle_released sign_off spend spent_until
         starts stop_jobs stream notify_waiters unblock undepend wait_less wanted wake who
         sample_queues append_minutes sum_minutes thin_samples roll_up note_deaths count_deaths make_alert mute_errors
-        forget_deaths
+        declare_alerts forget_deaths
     """,
     "": NOBODY,
 }

@@ -135,6 +135,7 @@ class Daemon:
         options = self.options
         return Signals(
             *(self._store.signals, self.tallies, options.worker_name, options.periods.keep_dead_days),
+            self.app.alert_rules.values(),
             clock_ahead_s=lambda: self.worker.clock_ahead_s,
             statistics=options.statistics,
         )
@@ -271,9 +272,10 @@ class Daemon:
         startup.cancel()
 
     async def _register(self) -> float:
-        """Declares schedules and registers; returns when the lease began."""
+        """Declares schedules and alerts, and registers; returns when the lease began."""
         await self._store.ensure_partitions()
         await self._recurring.declare(self.app)
+        await self._signals.declare()
         return await self.worker.register()
 
     async def _start(self, tasks: TaskGroup, began_s: float) -> None:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import anyio
 
-from pgworkd.database.signal_store import DEATHS_STEP, Minutes, SignalStore
+from pgworkd.database.signal_store import DEATHS_STEP, AlertRule, Minutes, SignalStore
 from pgworkd.engine.tallies import Tallies, Tally
 from pgworkd.errors import OutcomeUnknown
 
@@ -19,6 +19,8 @@ MINUTES_S = 10.0
 """A crash loses this much of the statistics at most, in seconds."""
 DEATHS_S = 60.0
 """How often deaths are looked for that another process saw, and did not count because it was killed."""
+DECLARE_S = 600.0
+"""How often this program's alert rules are declared: those that nobody declares are deleted after a day."""
 ROLL_UP_S = 600.0
 IDLE_SAMPLE_S = 60.0
 """Between samples while this daemon claims and settles nothing: the fleet takes one every 5 s else."""
@@ -36,6 +38,7 @@ class Signals:
         tallies: Tallies,
         worker_name: str,
         keep_dead_days: int,
+        rules: Collection[AlertRule] = (),
         *,
         clock_ahead_s: Callable[[], float],
         statistics: bool,
@@ -45,6 +48,8 @@ class Signals:
         self._tallies = tallies
         self._worker_name = worker_name
         self._keep_dead_days = keep_dead_days
+        self._rules = rules
+        self._declare_at = 0.0
         self._statistics = statistics
         self._written: dict[tuple[str, str], Minutes] = {}  # the totals up to the last append
         self._written_at = time.monotonic()
@@ -66,9 +71,20 @@ class Signals:
         """Sums up old statistics, and deletes the oldest."""
         return 0.1 if await self._store.roll_up(self._keep_dead_days) else ROLL_UP_S
 
+    async def declare(self) -> None:
+        """Declares the alert rules, before anything runs here: a death makes the alerts of those that are stored."""
+        if self._rules:
+            await self._declare()
+
+    async def _declare(self) -> None:
+        await self._store.declare_alerts(self._rules)
+        self._declare_at = anyio.current_time() + DECLARE_S
+
     async def deaths(self) -> float:
         """Counts deaths by their errors, and inserts the jobs of alerts."""
         self._tallies.died = anyio.Event()
+        if anyio.current_time() >= self._declare_at:
+            await self._declare()
         counted = await self._store.count_deaths()
         if counted is None:
             return 1.0  # another daemon counts, maybe not those of the last moment

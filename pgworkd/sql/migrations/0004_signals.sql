@@ -17,7 +17,8 @@ BEGIN
                          ('depth', '{next_priority,histogram_bounds,percentile,throughput,
                                      error_pattern,error_group,dead_groups}'),
                          ('prune', '{sample_queues,append_minutes,sum_minutes,thin_samples,roll_up,
-                                     note_deaths,count_deaths,make_alert,forget_deaths}'),
+                                     note_deaths,count_deaths,make_alert,declare_alerts,
+                                     forget_deaths}'),
                          ('cancel', '{mute_errors}')) AS l (like_name, names)
                 ON l.like_name = o.value ->> 'name',
                  unnest(l.names) AS new (name)), '[]'))::text

@@ -1,0 +1,124 @@
+"""Dead jobs by group of errors, and the muting of groups."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from pgworkd.admin.queries import read
+from pgworkd.database.connection import Connection
+from pgworkd.errors import UsageError, delay_seconds
+from pgworkd.words import validation
+
+Fetch = Callable[..., Awaitable[Sequence[Any]]]
+"""Sends a query with its arguments, and returns the rows."""
+
+NEW_FOR_S = 86_400.0
+"""A group is new this long after its first death, in seconds, unless told otherwise."""
+# The sums count all groups, the list stops at $5.
+_GROUPS = """SELECT g.group_id, g.queue, g.kind, g.error_type, g.pattern, g.dead,
+        extract(epoch FROM g.first_at)::float8, extract(epoch FROM g.last_at)::float8, coalesce(g.is_new, false),
+        extract(epoch FROM nullif(g.muted_until, 'infinity'))::float8, coalesce(g.muted_until > pgworkd.clock(), false),
+        g.sample_id, count(*) OVER ()::int, (sum(g.dead) OVER ())::bigint
+    FROM pgworkd.dead_groups(
+        pgworkd.clock() - make_interval(secs => $1::float8),
+        coalesce($2::text::timestamptz, pgworkd.clock() - make_interval(secs => $3::float8)), $4::text) g
+    ORDER BY coalesce(g.is_new, false) DESC, g.dead DESC, g.queue, g.kind, g.pattern LIMIT $5"""
+_MUTE = """SELECT pgworkd.mute_errors($1::bigint, u.at, NULL)
+    FROM (SELECT coalesce($3::text::timestamptz, pgworkd.clock() + make_interval(secs => $2::float8)) AS at) u
+    WHERE u.at > pgworkd.clock()"""
+_UNMUTE = "SELECT pgworkd.mute_errors($1::bigint, NULL, NULL)"
+_GROUP_MAX = 2**63 - 1
+
+
+class DeadGroup(NamedTuple):
+    """The dead jobs of one queue, kind and group of errors."""
+
+    group: int | None
+    """Its number, for `mute`; None: not counted yet, or dead since before a version that counts."""
+    queue: str
+    kind: str
+    error_type: str
+    error: str
+    """The first line of the error, without what differs from job to job."""
+    dead: int
+    first_at: datetime | None
+    """When the first of these jobs died."""
+    last_at: datetime | None
+    new: bool
+    """The group's first death is not older than asked for."""
+    muted_until: datetime | None
+    muted: bool
+    """No alert is sent now; without a `muted_until` for good."""
+    sample: UUID
+    """The job that died last."""
+
+
+class DeadGroups(NamedTuple):
+    """The groups, new ones first, then the largest; `groups` and `dead` count all there are, listed or not."""
+
+    rows: list[DeadGroup]
+    groups: int
+    dead: int
+
+    def share(self, row: DeadGroup) -> float:
+        """The share of this group in all dead jobs that were asked for, 0 to 1."""
+        return row.dead / self.dead
+
+
+async def dead_groups(
+    fetch: Fetch,
+    since_s: float | None = None,
+    *,
+    new_since: datetime | None = None,
+    queue: str | None = None,
+    limit: int = 20,
+) -> DeadGroups:
+    """The dead jobs that died within `since_s` seconds (None: all), of one queue or all, by group.
+
+    `new_since`: a group whose first death was before is not new; None: NEW_FOR_S ago. `limit`: groups listed.
+    """
+    at = None if new_since is None else new_since.astimezone(UTC).isoformat()
+    rows = await fetch(_GROUPS, since_s, at, NEW_FOR_S, queue, limit)
+    found = [read(DeadGroup, row[:-2]) for row in rows]
+    return DeadGroups(found, rows[0][-2] if rows else 0, int(rows[0][-1]) if rows else 0)
+
+
+class DeadOperations:
+    """`admin.dead`. Raises the errors of `Admin`."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    async def find(self, since_s: float | None = None, queue: str | None = None, limit: int = 20) -> DeadGroups:
+        """The groups of the jobs that died within `since_s` seconds and are dead now, at most `limit` (1 to ROWS_MAX).
+
+        Reads all dead jobs of the queue, or of all queues.
+        """
+        validation.bounded(limit)
+        since_s = None if since_s is None else delay_seconds(since_s, "since_s")
+        return await dead_groups(self._connection.fetch, since_s, queue=validation.name(queue), limit=limit)
+
+    async def mute(self, group: int, for_s: float | None = None, until: datetime | None = None) -> bool:
+        """Sends no alert about this group for `for_s` seconds, or until `until`; False if there is no such group.
+
+        UsageError unless exactly one of the two is given, and lies ahead by the database's clock.
+        """
+        if (for_s is None) == (until is None):
+            raise UsageError("for_s and until: pass one of them")
+        for_s = None if for_s is None else delay_seconds(for_s, "the length of the mute")
+        at = None if until is None else validation.instant(until, "until")
+        rows = await self._connection.fetch(_MUTE, _number(group), for_s, at)
+        if not rows:
+            raise UsageError("this mute would already have ended by the database's clock: give a later end")
+        return bool(rows[0][0])
+
+    async def unmute(self, group: int) -> bool:
+        """Sends alerts about this group again; False if there is no such group."""
+        return bool(await self._connection.value(_UNMUTE, _number(group)))
+
+
+def _number(group: int) -> int:
+    return validation.whole(group, "the group", 1, _GROUP_MAX)
