@@ -31,6 +31,12 @@ LeaseS = Annotated[
         help="Lease duration: jobs of a worker that stops renewing are taken over after this many seconds.",
     ),
 ]
+MetricsListen = Annotated[
+    str | None,
+    typer.Option(
+        "--metrics-listen", metavar="HOST:PORT", help="Serve /metrics, /healthz and /readyz there; default: off."
+    ),
+]
 Seconds = str | None  # parsed by the settings, whose errors say what to write instead
 
 
@@ -57,6 +63,7 @@ def run(
         Seconds,
         typer.Option("--shutdown-s", metavar="SECONDS", help="How long running jobs may take to finish at a stop."),
     ] = None,
+    metrics_listen: MetricsListen = None,
     worker_name: Annotated[
         str | None, typer.Option("--worker-name", help="Name of this worker; default: the host name.")
     ] = None,
@@ -82,6 +89,7 @@ def run(
         "heartbeat_s": heartbeat_s,
         "poll_s": poll_s,
         "shutdown_s": shutdown_s,
+        "metrics_listen": metrics_listen,
         "worker_name": worker_name,
         "log_level": log_level,
         "log_format": log_format,
