@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from pgworkd.cli import autoscale, batches, doctor, fleet, job_operations, jobs, keys, queues, run, schedules
+from pgworkd.cli import autoscale, batches, doctor, fleet, job_operations, jobs, keys, queues, run, schedules, watching
 from pgworkd.cli.output import note, out
 from pgworkd.cli.stop_signals import StopAsked
 from pgworkd.cli.wrong_values import reworded
@@ -140,7 +140,7 @@ def _root(
 
 
 _PANELS: dict[str, tuple[Callable[..., Any], ...]] = {
-    "Run": (run.run, run.migrate, run.grants, run.dev, run.demo),
+    "Run": (run.run, run.migrate, run.grants, run.dev, run.demo, watching.exporter, watching.health),
     "Jobs": (
         *(jobs.enqueue, jobs.jobs, jobs.job),
         *(

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from pgworkd.cli import stop_signals
-from pgworkd.cli.common import Dsn, hinted, settings_of
+from pgworkd.cli.common import Dsn, MetricsListen, hinted, settings_of
 from pgworkd.cli.output import note, out
 from pgworkd.errors import DatabaseError, DatabaseUnavailable, PgworkdError, UsageError
 
@@ -29,12 +29,6 @@ LeaseS = Annotated[
         "--lease-s",
         metavar="SECONDS",
         help="Lease duration: jobs of a worker that stops renewing are taken over after this many seconds.",
-    ),
-]
-MetricsListen = Annotated[
-    str | None,
-    typer.Option(
-        "--metrics-listen", metavar="HOST:PORT", help="Serve /metrics, /healthz and /readyz there; default: off."
     ),
 ]
 Seconds = str | None  # parsed by the settings, whose errors say what to write instead

@@ -11,9 +11,10 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from pathlib import Path
 
+from pgworkd.metrics import Member
 from pgworkd.metrics.endpoint import SNAPSHOT
 from pgworkd.metrics.samples import Check, Samples, bounded, counted, loaded, merged
 
@@ -29,7 +30,7 @@ Snapshot = tuple[str, Samples, list[Check]]
 class FleetSource:
     """Shows the processes whose sockets `members` returns, by name. It may be called from any thread."""
 
-    def __init__(self, members: Callable[[], Mapping[str, Path]]) -> None:
+    def __init__(self, members: Callable[[], Mapping[str, Member]]) -> None:
         self._members = members
         self._lock = threading.Lock()
         self._gone: Samples = {}  # what processes had counted that are gone
@@ -49,15 +50,17 @@ class FleetSource:
         with self._lock:
             if time.monotonic() - self._asked_at >= SHARED_S:
                 members = dict(self._members())
-                answers, silent = snapshots(members)
-                self._shown = self.show(len(members), answers, silent)
+                self._shown = self.show({n for n, each in members.items() if each.wanted}, *snapshots(members))
                 self._asked_at = time.monotonic()
             return self._shown
 
     def show(
-        self, wanted: int, answers: Mapping[str, Snapshot], silent: Mapping[str, str]
+        self, wanted: Set[str], answers: Mapping[str, Snapshot], silent: Mapping[str, str]
     ) -> tuple[Samples, list[Check]]:
-        """What is shown after these answers. `silent`: why the others did not answer, by name."""
+        """What is shown after these answers. `silent`: why the others did not answer, by name.
+
+        `wanted`: the names of those that have to be ready.
+        """
         for name, (identity, samples, _) in answers.items():
             before = self._last.get(name)
             if before is not None and before[0] != identity:
@@ -65,12 +68,15 @@ class FleetSource:
             self._last[name] = identity, counted(samples)
         absent = [samples for name, (_, samples) in self._last.items() if name not in answers]
         total = merged([self._gone, *absent, *(samples for _, samples, _ in answers.values())])
-        total["pgworkd_processes"] = {("wanted",): wanted, ("answering",): len(answers)}
-        return total, _judged(answers, silent)
+        total["pgworkd_processes"] = {("wanted",): len(wanted), ("answering",): len(answers)}
+        judged = {name: answer for name, answer in answers.items() if name in wanted}
+        return total, _judged(judged, {name: why for name, why in silent.items() if name in wanted})
 
 
 def _judged(answers: Mapping[str, Snapshot], silent: Mapping[str, str]) -> list[Check]:
-    checks = [Check("processes", not silent, f"{len(answers)} of {len(answers) + len(silent)} answer")]
+    checks = [
+        Check("processes", bool(answers) and not silent, f"{len(answers)} of {len(answers) + len(silent)} answer")
+    ]
     checks += [Check(f"{name}: answers", ok=False, says=why) for name, why in silent.items()]
     says = {check.name: check.says for _, _, found in reversed(list(answers.values())) for check in found}
     for name, well in says.items():
@@ -84,14 +90,14 @@ def _judged(answers: Mapping[str, Snapshot], silent: Mapping[str, str]) -> list[
     return checks
 
 
-def snapshots(members: Mapping[str, Path]) -> tuple[dict[str, Snapshot], dict[str, str]]:
+def snapshots(members: Mapping[str, Member]) -> tuple[dict[str, Snapshot], dict[str, str]]:
     """The answers by name; and why there is none of the others, within ANSWER_S."""
     answers: dict[str, Snapshot] = {}
     silent: dict[str, str] = {}
     received: dict[str, bytearray] = {}
     until = time.monotonic() + ANSWER_S
     with selectors.DefaultSelector() as selector:
-        for name, path in members.items():
+        for name, (path, _) in members.items():
             try:
                 selector.register(_asked(path), selectors.EVENT_READ, name)
             except BlockingIOError:

@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from pgworkd.metrics.fleet import SHARED_S
-from tests.kits.commands import Start, database, start, waits_until
-from tests.kits.metrics import NO_PROMETHEUS, PROMETHEUS, fell, fetch, total
-from tests.kits.watched import APP, ASK, finished, insert, ready, serve, until_finished
+from tests.kits.commands import NOWHERE, Start, database, start, waits_until
+from tests.kits.metrics import NO_PROMETHEUS, PROMETHEUS, address_of, fell, fetch, total
+from tests.kits.watched import APP, ASK, LISTEN, finished, insert, ready, serve, until_finished
 
 __all__ = ["start"]  # fixtures
 
@@ -92,6 +93,34 @@ def test_handlers_do_not_inherit_the_address_to_report_to(start: Start, dsn: str
     insert(dsn, "ask")
     waits_until(lambda: found.exists() and found.read_text())
     assert found.read_text() == "False"
+
+
+def test_autoscale_shows_its_workers_as_one(start: Start, dsn: str, tmp_path: Path) -> None:
+    (tmp_path / "watched.py").write_text(APP)
+    flags = ("--queue=hang", "--min=2", "--max=2", "--up-at=5", "--down-at=1", "--every-s=0.1", *LISTEN)
+    command = (sys.executable, "-m", "pgworkd.cli", "run", "--app=watched:app", "--queue=mail")
+    run = start(
+        *("autoscale", *flags, "--", *command), PGWORKD_DSN=dsn, PGWORKD_LOG_FORMAT="json", PGWORKD_WORKER_NAME="w"
+    )
+    address = address_of(run)
+    waits_until(lambda: ready(address))
+    page = fetch(address).page
+    assert total(page, "pgworkd_slots", queue="mail") == 6
+    assert total(page, "pgworkd_processes", state="answering") == 2
+    insert(dsn, "mail", 50)
+    before = until_finished(address, 50)
+    os.kill(pids(dsn)[0], signal.SIGKILL)
+    waits_until(lambda: not ready(address))
+    assert not fell(before, fetch(address).page)
+    waits_until(lambda: ready(address))
+    run.stop()
+    assert run.ends() == 0
+
+
+def test_units_of_systemd_have_ports_of_their_own(start: Start) -> None:
+    flags = ("--queue=q", "--max=2", "--up-at=5", "--down-at=1", "--unit=w@%d.service", *LISTEN)
+    run = start("autoscale", *flags, PGWORKD_DSN=NOWHERE)
+    assert run.ends() == 2
 
 
 # Prometheus itself

@@ -176,7 +176,7 @@ class Fleet:
             for name, count in self.counts.items()
             if name not in silent
         }
-        samples, _ = self.source.show(len(self.counts), answers, dict.fromkeys(sorted(silent), "frozen"))
+        samples, _ = self.source.show(self.counts.keys(), answers, dict.fromkeys(sorted(silent), "frozen"))
         return {name: rows[()] for name, rows in samples.items() if () in rows}  # type: ignore[misc]
 
 
@@ -215,10 +215,10 @@ def test_a_silent_process_is_left_out_of_gauges_and_named() -> None:
     well = [Check("lease", ok=True, says="held"), Check("loop", ok=True, says="runs")]
     late = [Check("lease", ok=True, says="held"), Check("loop", ok=False, says="blocked")]
     both = {"a": ("1", snapshot(3), well), "b": ("2", snapshot(5), late)}
-    samples, checks = source.show(2, both, {})
+    samples, checks = source.show({"a", "b"}, both, {})
     assert samples["pgworkd_lease_remaining_seconds"] == {(): 5}
     assert [check.name for check in checks if not check.ok] == ["b: loop"]
-    samples, checks = source.show(2, {"a": both["a"]}, {"b": "does not answer"})
+    samples, checks = source.show({"a", "b"}, {"a": both["a"]}, {"b": "does not answer"})
     assert samples["pgworkd_lease_remaining_seconds"] == {(): 7}
     assert samples["pgworkd_lease_fences_total"] == {(): 8}
     assert samples["pgworkd_processes"] == {("wanted",): 2, ("answering",): 1}
@@ -229,7 +229,7 @@ def test_a_silent_process_is_left_out_of_gauges_and_named() -> None:
 
 
 def test_nobody_s_answer_is_not_ready() -> None:
-    _, checks = FleetSource(dict).show(1, {}, {"a": "starts"})
+    _, checks = FleetSource(dict).show({"a"}, {}, {"a": "starts"})
     assert readiness(checks).status == 503
     assert readiness([]).status == 503
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pgworkd.errors import UsageError
-from pgworkd.metrics import fleet, server
+from pgworkd.metrics import Member, fleet, server
 from pgworkd.metrics.endpoint import bound, reporting, served
 from pgworkd.metrics.samples import Check
 from pgworkd.metrics.server import listen
@@ -206,7 +206,7 @@ def test_reports_are_gathered_and_the_frozen_left_out_in_time(tmp_path: Path) ->
     with frozen, odd, reporting(FakeSource(filled(20, 10)), paths["good"]):
         threading.Thread(target=nonsense, daemon=True).start()
         began = time.monotonic()
-        answers, silent = fleet.snapshots(paths)
+        answers, silent = fleet.snapshots({name: Member(path) for name, path in paths.items()})
         assert fleet.ANSWER_S <= time.monotonic() - began < fleet.ANSWER_S + 1
         assert answers.keys() == {"good"}
         assert answers["good"][1] == filled(20, 10)
@@ -219,7 +219,7 @@ def test_a_backlog_that_is_full_does_not_hang(tmp_path: Path) -> None:
     with server.listen_at(tmp_path / "frozen") as frozen:
         for _ in range(server.BACKLOG + 2):
             fleet.ANSWER_S, before = 0.001, fleet.ANSWER_S
-            _, silent = fleet.snapshots({"frozen": tmp_path / "frozen"})
+            _, silent = fleet.snapshots({"frozen": Member(tmp_path / "frozen")})
             fleet.ANSWER_S = before
         assert silent["frozen"].startswith("does not answer")
         assert frozen.fileno() >= 0
