@@ -14,7 +14,7 @@ import typer
 from pgworkd import errors
 from pgworkd.cli.app import app as cli
 from pgworkd.settings import queue
-from tests.kits.docs import NAMES, ROOT, SETTINGS, section, table, text, with_settings
+from tests.kits.docs import NAMES, ROOT, SETTINGS, WATCHING, section, table, text, with_tables
 
 README_LINES_MAX = 220
 DEVELOPING = (
@@ -29,9 +29,10 @@ def test_the_readme_is_a_page() -> None:
     assert all(line in lines for line in DEVELOPING)
 
 
-def test_the_table_of_settings_is_up_to_date() -> None:
-    """If it is not: `python -m tests.kits.docs`."""
-    assert text(SETTINGS) == with_settings(text(SETTINGS))
+@pytest.mark.parametrize("page", [SETTINGS, WATCHING])
+def test_generated_tables_are_up_to_date(page: str) -> None:
+    """If one is not: `python -m tests.kits.docs`."""
+    assert text(page) == with_tables(page)
 
 
 def test_settings_of_queues_are_all_there() -> None:
