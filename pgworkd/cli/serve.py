@@ -90,6 +90,8 @@ class _Service:
         with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
             if stop_signals.asked():
                 daemon.request_stop()
+            if isinstance(daemon, Daemon) and "opentelemetry.metrics" in sys.modules:  # the app has imported it
+                _observe(daemon)
             with listening.listening(self._settings, lambda: _source(daemon)):
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(self._obey, signals, daemon)
@@ -168,6 +170,13 @@ def _source(daemon: Daemon | Supervisor) -> Source:
     from pgworkd.metrics.fleet import FleetSource
 
     return DaemonSource(daemon) if isinstance(daemon, Daemon) else FleetSource(daemon.members)
+
+
+def _observe(daemon: Daemon) -> None:
+    from pgworkd.metrics.daemon import DaemonSource
+    from pgworkd.metrics.otel import observe
+
+    observe(DaemonSource(daemon))
 
 
 def options(settings: Settings) -> DaemonOptions:

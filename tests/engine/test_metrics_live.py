@@ -16,6 +16,19 @@ from tests.kits.watched import APP, ASK, LISTEN, finished, insert, ready, serve,
 
 __all__ = ["start"]  # fixtures
 
+OTEL = """
+from opentelemetry import metrics
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+
+reader = InMemoryMetricReader()
+metrics.set_meter_provider(MeterProvider([reader]))
+
+def names():
+    scopes = [scope for each in reader.get_metrics_data().resource_metrics for scope in each.scope_metrics]
+    return [metric.name for scope in scopes for metric in scope.metrics]
+"""
+
 
 def test_a_daemon_at_work(start: Start, dsn: str, tmp_path: Path) -> None:
     address = serve(start, tmp_path, dsn)
@@ -53,6 +66,17 @@ def test_off_it_imports_nothing(start: Start, dsn: str, tmp_path: Path) -> None:
     insert(dsn, "ask")
     waits_until(lambda: found.exists() and found.read_text())
     assert found.read_text() == "[]"
+
+
+def test_a_meter_provider_of_the_app_is_used(start: Start, dsn: str, tmp_path: Path) -> None:
+    found = tmp_path / "found"
+    text = OTEL + APP + ASK % "names()"
+    (tmp_path / "watched.py").write_text(text)
+    start("run", "--app=watched:app", PGWORKD_DSN=dsn)
+    insert(dsn, "ask")
+    waits_until(lambda: found.exists() and found.read_text())
+    assert "pgworkd.jobs_started" in found.read_text()
+    assert "messaging.client.consumed.messages" in found.read_text()
 
 
 def test_a_blocked_loop_does_not_block_health(start: Start, dsn: str, tmp_path: Path) -> None:
