@@ -44,6 +44,7 @@ SLOW = {
     "tests/engine/test_bad_usage.py*": _COMMANDS,
     "tests/engine/test_exporter.py*goes_away*": _COMMANDS,
     "tests/engine/test_exporter.py*health*": _COMMANDS,
+    "tests/engine/test_exporter.py*without_a_database*": _COMMANDS,
     "tests/engine/test_metrics_*": _COMMANDS,
     "tests/engine/test_migrate_from_*": _COMMANDS,
     "tests/engine/test_modes_process.py*": _COMMANDS,

@@ -40,6 +40,7 @@ def exporter(
 
     from pgworkd.database.connection import ConnectionOptions
     from pgworkd.metrics import server
+    from pgworkd.settings.file import quoted
     from pgworkd.words import log
     from pgworkd.words.address import parse_address
 
@@ -47,7 +48,7 @@ def exporter(
     try:
         address = parse_address(listen)
     except ValueError as error:
-        raise UsageError(f"--listen {escaped(listen[:100])} {error}") from None
+        raise UsageError(f"--listen {quoted(listen)} {error}") from None
     listener = server.listen(address, "--listen")
     log.configure(settings.log_level, settings.log_format)
     stop_signals.hold()

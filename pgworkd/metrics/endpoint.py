@@ -17,6 +17,7 @@ from pgworkd.metrics.daemon import DaemonSource
 from pgworkd.metrics.page import OPENMETRICS, TEXT, Page, accepts_openmetrics
 from pgworkd.metrics.samples import Check, Source, dumped
 from pgworkd.metrics.server import Answer, Server, listen, listen_at
+from pgworkd.settings.file import quoted
 from pgworkd.words.address import Address, parse_address
 
 SNAPSHOT = "/snapshot"
@@ -85,7 +86,7 @@ class MetricsPart:
         try:
             parsed = parse_address(address)
         except ValueError as error:
-            raise UsageError(f"the address {address[:100]!r} {error}") from None
+            raise UsageError(f"the address {quoted(address)} {error}") from None
         self._listener = listen(parsed, "MetricsPart")
         self.address = bound(self._listener)
         """Where it listens; with port 0 the one that was found."""

@@ -224,3 +224,23 @@ def test_health_without_an_answer(start: Start, args: list[str], environ: dict[s
     run = start("health", *args, **environ)
     assert run.ends() == code
     run.says(says)
+
+
+@pytest.mark.parametrize("listen", ["9465", "[::1]", "nonsense"])
+def test_what_is_no_address_is_refused(start: Start, listen: str) -> None:
+    run = start("exporter", f"--listen={listen}", PGWORKD_DSN=NOWHERE)
+    assert run.ends() == 2
+    run.says(f"pgworkd: --listen {listen!r} must be host:port")
+
+
+def test_an_exporter_without_a_database_still_answers(start: Start) -> None:
+    run = start("exporter", "--listen=127.0.0.1:0", PGWORKD_DSN=NOWHERE, PGWORKD_LOG_FORMAT="json")
+    address = address_of(run)
+    assert fetch(address, "/healthz").status == 200
+    assert total(fetch(address).page, "pgworkd_scrape_up") == 0
+    response = fetch(address, "/readyz")
+    assert response.status == 503
+    assert "c4n4ry" not in response.text
+    again = start("exporter", f"--listen={address}", PGWORKD_DSN=NOWHERE)
+    assert again.ends() == 2
+    again.says(f"pgworkd: --listen: cannot listen on {address}: the port is in use")

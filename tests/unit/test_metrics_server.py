@@ -9,14 +9,20 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import anyio
 import pytest
+from anyio.to_thread import run_sync
 
+from pgworkd.engine.life.daemon import Daemon
 from pgworkd.errors import UsageError
 from pgworkd.metrics import Member, fleet, server
-from pgworkd.metrics.endpoint import bound, reporting, served
+from pgworkd.metrics.endpoint import MetricsPart, bound, reporting, served
 from pgworkd.metrics.samples import Check
 from pgworkd.metrics.server import listen
 from pgworkd.words.address import Address, parse_address
+from tests.kits.apps import app_of_one
+from tests.kits.commands import NOWHERE
+from tests.kits.daemon import quick_options
 from tests.kits.metrics import FakeSource, fetch, filled
 
 
@@ -223,3 +229,15 @@ def test_a_backlog_that_is_full_does_not_hang(tmp_path: Path) -> None:
             fleet.ANSWER_S = before
         assert silent["frozen"].startswith("does not answer")
         assert frozen.fileno() >= 0
+
+
+async def test_a_part_for_programs_of_one_s_own() -> None:
+    part = MetricsPart("127.0.0.1:0")
+    daemon = Daemon(app_of_one(), quick_options(NOWHERE), parts=(part,))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(daemon.run)
+        response = await run_sync(fetch, str(part.address), "/readyz")
+        assert response.failing["database"] == "waiting for the database"
+        daemon.request_stop()
+    with pytest.raises(UsageError, match="the address '9464' must be host:port"):
+        MetricsPart("9464")
