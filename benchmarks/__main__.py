@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 import uvloop
 
-from . import batches, chart, drain, enqueue, fleet, footprint, keyed, latency, pressure, report, rivals
+from . import batches, chart, drain, enqueue, fleet, footprint, keyed, latency, pressure, report, rivals, scrape
 from .bench import Bench
 from .measure import Line
 from .processes import BenchmarkError, until_told
@@ -33,6 +33,7 @@ ROWS: dict[str, Row] = {
     "slow": fleet.slow_row,
     "memory": footprint.memory_row,
     "idle": footprint.idle_row,
+    "scrape": scrape.scrape_row,
 }
 
 

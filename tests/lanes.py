@@ -42,6 +42,10 @@ SLOW = {
     "tests/engine/test_autoscale_units.py*": _COMMANDS,
     "tests/engine/test_autoscale_whole.py*": _COMMANDS,
     "tests/engine/test_bad_usage.py*": _COMMANDS,
+    "tests/engine/test_exporter.py*goes_away*": _COMMANDS,
+    "tests/engine/test_exporter.py*health*": _COMMANDS,
+    "tests/engine/test_exporter.py*without_a_database*": _COMMANDS,
+    "tests/engine/test_metrics_*": _COMMANDS,
     "tests/engine/test_migrate_from_*": _COMMANDS,
     "tests/engine/test_modes_process.py*": _COMMANDS,
     "tests/engine/test_parent_guard.py*": _COMMANDS,
@@ -94,6 +98,7 @@ SLOW = {
 ALONE = {
     "tests/engine/test_ahead.py*": "how many jobs are claimed ahead follows from how long handlers take",
     "tests/engine/test_cli_run.py*are_fast*": "a command has to answer within 2 s",
+    "tests/engine/test_metrics_live.py*blocked_loop*": "a page has to come within 50 ms",
     "tests/engine/test_lease*": "leases of a second or two: who cannot renew in time must stop",
     "tests/engine/test_wake.py*on_time*": "a job due has to run within moments",
     "tests/engine/test_wake.py*within_moments*": "a new job has to run within moments",

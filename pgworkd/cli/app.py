@@ -27,6 +27,7 @@ from pgworkd.cli import (
     queues,
     run,
     schedules,
+    watching,
 )
 from pgworkd.cli.output import note, out
 from pgworkd.cli.stop_signals import StopAsked
@@ -154,7 +155,7 @@ def _root(
 
 
 _PANELS: dict[str, tuple[Callable[..., Any], ...]] = {
-    "Run": (run.run, run.migrate, run.grants, run.dev, run.demo, bench.bench),
+    "Run": (run.run, run.migrate, run.grants, run.dev, run.demo, bench.bench, watching.exporter, watching.health),
     "Jobs": (
         *(jobs.enqueue, jobs.jobs, jobs.job, dead.dead, dead.mute),
         *(

@@ -7,19 +7,23 @@ import os
 import re
 import shutil
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from contextlib import nullcontext
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pgworkd.cli import stop_signals
-from pgworkd.cli.common import Dsn, hinted, settings_of
+from pgworkd.cli import listening, stop_signals
+from pgworkd.cli.common import Dsn, MetricsListen, hinted, settings_of
 from pgworkd.errors import PgworkdError, UsageError
 from pgworkd.settings.file import NAME_CHARS_MAX
 
 if TYPE_CHECKING:
     from pgworkd.fleet.autoscaler import Autoscaler, Rules
     from pgworkd.fleet.workers import WorkerBackend
+    from pgworkd.metrics.samples import Source
     from pgworkd.settings.config import Settings
 
 WORKERS_MAX = 256
@@ -50,6 +54,7 @@ def autoscale(
         str | None,
         typer.Option("--unit", metavar="NAME-%d.service", help="Scale these systemd units instead of a command."),
     ] = None,
+    metrics_listen: MetricsListen = None,
     command: Annotated[
         list[str] | None,
         typer.Argument(metavar="COMMAND", show_default=False, help="The worker's command; it must exit on SIGTERM."),
@@ -72,7 +77,9 @@ def autoscale(
     rules = Rules(least, most, up_at, down_at, step, cooldown_s)
     _check(queue, rules, every_s, stop_timeout_s)
     _check_backend(unit, command or [])
-    settings = settings_of(dsn)
+    if unit is not None and metrics_listen is not None:
+        raise UsageError("--metrics-listen: units have ports of their own: leave it out, and set it in the units")
+    settings = settings_of(dsn, metrics_listen=metrics_listen)
     log.configure(settings.log_level, settings.log_format)
     stop_signals.hold()
     code = anyio.run(_run, settings, queue, rules, (unit, command or [], dsn), every_s, stop_timeout_s)
@@ -101,21 +108,28 @@ async def _run(
     events.listen(log.listener(settings.log_level))
     options = ConnectionOptions(settings.dsn_required(), settings.connect_timeout_s, settings.command_timeout_s)
     code, problem = 1, None
-    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals, _directory() as directory:
+        reports = listening.wanted(settings) and workers[0] is None
+
+        def report_to(number: int) -> Path:
+            return Path(directory, str(number))
+
+        backend = _backend(settings, every_s, *workers, report_to=report_to if reports else None)
         scaler = Autoscaler(
-            *(Admin(options), queue, rules, _backend(settings, every_s, *workers), Outage("autoscale", events)),
+            *(Admin(options), queue, rules, backend, Outage("autoscale", events)),
             every_s=every_s,
             stop_timeout_s=stop_timeout_s,
         )
         if stop_signals.asked():
             scaler.request_stop()
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_obey, signals, scaler)
-            try:
-                code = await scaler.run()
-            except PgworkdError as error:
-                problem = error  # raised below: the task group would wrap it
-            tasks.cancel_scope.cancel()
+        with listening.listening(settings, lambda: _source(scaler, report_to)) if reports else nullcontext():
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(_obey, signals, scaler)
+                try:
+                    code = await scaler.run()
+                except PgworkdError as error:
+                    problem = error  # raised below: the task group would wrap it
+                tasks.cancel_scope.cancel()
     if problem is not None:
         raise hinted(problem, settings)
     return code
@@ -128,15 +142,32 @@ async def _obey(signals: AsyncIterator[signal.Signals], scaler: Autoscaler) -> N
         scaler.request_stop(urgency)
 
 
+def _directory() -> TemporaryDirectory[str]:
+    """For the sockets on which workers report; private (0700)."""
+    return TemporaryDirectory(prefix="pgworkd-")
+
+
+def _source(scaler: Autoscaler, report_to: Callable[[int], Path]) -> Source:
+    from pgworkd.metrics.fleet import FleetSource
+
+    return FleetSource(lambda: scaler.members(report_to))
+
+
 def _backend(
-    settings: Settings, every_s: float, unit: str | None, command: list[str], dsn: str | None
+    settings: Settings,
+    every_s: float,
+    unit: str | None,
+    command: list[str],
+    dsn: str | None,
+    *,
+    report_to: Callable[[int], Path] | None,
 ) -> WorkerBackend:
     from pgworkd.fleet.workers import Processes, SystemdBackend
 
     if unit is not None:
         return SystemdBackend(unit, every_s)
     given = {} if dsn is None else {"PGWORKD_DSN": dsn}
-    return Processes(command, settings.worker_name, os.environ | given)
+    return Processes(command, settings.worker_name, os.environ | given, report_to)
 
 
 def _check(queue: str, rules: Rules, every_s: float, stop_timeout_s: float) -> None:

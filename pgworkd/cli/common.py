@@ -28,6 +28,12 @@ Dsn = Annotated[
 QueueArgument = Annotated[str, typer.Argument(metavar="QUEUE", show_default=False, help="The queue's name.")]
 QueueOption = Annotated[str | None, typer.Option("--queue", "-q", metavar="NAME", help="Only this queue.")]
 KindOption = Annotated[str | None, typer.Option("--kind", metavar="NAME", help="Only jobs of this kind.")]
+MetricsListen = Annotated[
+    str | None,
+    typer.Option(
+        "--metrics-listen", metavar="HOST:PORT", help="Serve /metrics, /healthz and /readyz there; default: off."
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
@@ -56,11 +62,11 @@ _HINTS = {
 }
 
 
-def settings_of(dsn: str | None) -> Settings:
-    """The settings, with the flag --dsn; UsageError if they name no database."""
+def settings_of(dsn: str | None, **flags: object) -> Settings:
+    """The settings, with the flag --dsn and others; UsageError if they name no database."""
     from pgworkd.settings.config import load
 
-    settings = load(dsn=dsn)
+    settings = load(dsn=dsn, **flags)
     settings.dsn_required()
     return settings
 

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from pgworkd.cli import stop_signals
-from pgworkd.cli.common import Dsn, hinted, settings_of
+from pgworkd.cli.common import Dsn, MetricsListen, hinted, settings_of
 from pgworkd.cli.output import note, out
 from pgworkd.errors import DatabaseError, DatabaseUnavailable, PgworkdError, UsageError
 
@@ -57,6 +57,7 @@ def run(
         Seconds,
         typer.Option("--shutdown-s", metavar="SECONDS", help="How long running jobs may take to finish at a stop."),
     ] = None,
+    metrics_listen: MetricsListen = None,
     worker_name: Annotated[
         str | None, typer.Option("--worker-name", help="Name of this worker; default: the host name.")
     ] = None,
@@ -82,6 +83,7 @@ def run(
         "heartbeat_s": heartbeat_s,
         "poll_s": poll_s,
         "shutdown_s": shutdown_s,
+        "metrics_listen": metrics_listen,
         "worker_name": worker_name,
         "log_level": log_level,
         "log_format": log_format,

@@ -12,12 +12,12 @@ import threading
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import structlog
 
-from pgworkd.cli import stop_signals
+from pgworkd.cli import listening, stop_signals
 from pgworkd.cli.load_app import load_app
 from pgworkd.database.connection import ConnectionOptions
 from pgworkd.engine.life.daemon import Daemon, DaemonOptions, Part
@@ -33,6 +33,9 @@ from pgworkd.settings.config import Settings, load
 from pgworkd.words import log, traces
 from pgworkd.words.events import Events, Listener
 from pgworkd.words.validation import closest
+
+if TYPE_CHECKING:
+    from pgworkd.metrics.samples import Source
 
 RELOADED = ("log_level", "log_format", "queues")
 """The settings that a reload applies to a running daemon; others need a restart."""
@@ -87,13 +90,16 @@ class _Service:
         with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
             if stop_signals.asked():
                 daemon.request_stop()
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._obey, signals, daemon)
-                try:
-                    code = await daemon.run()
-                except PgworkdError as error:
-                    problem = error  # raised below: the task group would wrap it
-                tasks.cancel_scope.cancel()
+            if isinstance(daemon, Daemon) and "opentelemetry.metrics" in sys.modules:  # the app has imported it
+                _observe(daemon)
+            with listening.listening(self._settings, lambda: _source(daemon)):
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(self._obey, signals, daemon)
+                    try:
+                        code = await daemon.run()
+                    except PgworkdError as error:
+                        problem = error  # raised below: the task group would wrap it
+                    tasks.cancel_scope.cancel()
         if problem is not None:
             raise problem
         return code
@@ -108,7 +114,7 @@ class _Service:
 
     def _supervisor(self, app: App) -> Supervisor:
         app.slots(self._settings.queues or None)  # invalid settings are reported once, before any daemon starts
-        return Supervisor(options(self._settings), self._settings.processes)
+        return Supervisor(options(self._settings), self._settings.processes, reports=listening.wanted(self._settings))
 
     async def _obey(self, signals: AsyncIterator[signal.Signals], daemon: Daemon | Supervisor) -> None:
         """Stops gracefully at the first signal, at once at the second; ends the process at the third, or if stuck."""
@@ -157,6 +163,21 @@ class _Service:
             self._events.unlisten(self._listener)
             self._events.listen(fresh, except_for=log.below_level(settings.log_level))
         self._listener = fresh
+
+
+def _source(daemon: Daemon | Supervisor) -> Source:
+    """What metrics and health show; imported only if they are on."""
+    from pgworkd.metrics.daemon import DaemonSource
+    from pgworkd.metrics.fleet import FleetSource
+
+    return DaemonSource(daemon) if isinstance(daemon, Daemon) else FleetSource(daemon.members)
+
+
+def _observe(daemon: Daemon) -> None:
+    from pgworkd.metrics.daemon import DaemonSource
+    from pgworkd.metrics.otel import observe
+
+    observe(DaemonSource(daemon))
 
 
 def options(settings: Settings) -> DaemonOptions:

@@ -55,6 +55,8 @@ class NotificationListener:
         self._handler = handler
         self._outage = Outage("listener", events_)
         self._probe_s = probe_s
+        self.listening = False
+        """Whether notifications arrive, as far as the last probe tells."""
 
     async def run(self, started: Callable[[], None] = lambda: None) -> None:
         """Listens until cancelled; calls `started` after each connect."""
@@ -63,6 +65,7 @@ class NotificationListener:
                 lost = anyio.Event()
                 async with self._listener.listen(CHANNEL, self._received, lost.set) as probe:
                     self._outage.passed()
+                    self.listening = True
                     self._handler.on_reconnect()
                     started()
                     while True:
@@ -71,6 +74,7 @@ class NotificationListener:
                         await probe()
             except PgworkdError as error:
                 # Also a rejection (password changed, a restore under way) may pass: the daemon never exits for it.
+                self.listening = False
                 await self._outage.wait(error)
 
     def _received(self, payload: str) -> None:

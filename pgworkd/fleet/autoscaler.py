@@ -7,9 +7,10 @@ never has two workers: so there are never more than `most`, not even while some 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 import anyio
@@ -20,6 +21,7 @@ from pgworkd.database.reconnect import Outage
 from pgworkd.errors import DatabaseUnavailable, PgworkdError
 from pgworkd.fleet.process_keeper import ProcessKeeper
 from pgworkd.fleet.workers import WorkerBackend
+from pgworkd.metrics import Member
 
 DEPTH_MOST = 10_000
 """The depth is counted up to this, or to up_at if that is larger."""
@@ -140,6 +142,12 @@ class Autoscaler:
         """1: all workers stop gracefully; 2: at once; 3: they are killed."""
         self._keeper.request_stop(urgency)
         self._beginning.cancel()
+
+    def members(self, report_to: Callable[[int], Path]) -> dict[str, Member]:
+        """The workers, by name, and where they report their metrics. May be called from any thread."""
+        wanted = self._keeper.wanted
+        numbers = sorted(wanted.union(list(self._keeper.began_s)))
+        return {self.backend.name(number): Member(report_to(number), number in wanted) for number in numbers}
 
     async def _poll(self) -> None:
         while True:

@@ -86,6 +86,11 @@ class ProcessKeeper:
         changed, self._changed = self._changed, anyio.Event()
         changed.set()
 
+    @property
+    def wanted(self) -> set[int]:
+        """The numbers of the processes that are to run. May be read from any thread."""
+        return set(self._wanted)
+
     async def _until(self, number: int, *, wanted: bool) -> bool:
         """Waits until a process is wanted, or is not; False once a stop has been requested."""
         while (number in self._wanted) is not wanted and not self.stop_requested.is_set():

@@ -32,6 +32,7 @@ from pgworkd.errors import PgworkdError
 from pgworkd.fleet.process_keeper import ProcessKeeper, Worker
 from pgworkd.fleet.sd_notify import SystemdNotifier
 from pgworkd.fleet.workers import ChildProcess
+from pgworkd.metrics import REPORT_TO, Member
 from pgworkd.settings.file import NAME_CHARS_MAX
 from pgworkd.words.registration import Registration, token_of
 
@@ -96,10 +97,11 @@ class Introduction:
 class Supervisor:
     """Keeps `count` daemons running. Stopped like a single daemon, and one service to systemd (`Vitals`)."""
 
-    def __init__(self, options: DaemonOptions, count: int) -> None:
+    def __init__(self, options: DaemonOptions, count: int, *, reports: bool = False) -> None:
+        """`reports`: whether the daemons are to report their metrics, at the addresses that `members` returns."""
         self.options = options
         self.ready = anyio.Event()
-        self._count = count
+        self._count, self._reports, self._directory = count, reports, ""
         self._living: dict[str, _Child] = {}
         # On wrong configuration all stop as on any SIGTERM, with the same limits.
         stop_all = partial(signal.raise_signal, signal.SIGTERM)
@@ -108,7 +110,8 @@ class Supervisor:
         self.stop_requested = self._keeper.stop_requested
         self._watchdog_s = SystemdNotifier().watchdog_s
         self._environ = _ENVIRON | {SUPERVISED: "1", "WATCHDOG_USEC": str(round(self._watchdog_s * 1e6))}
-        self._environ.pop("WATCHDOG_PID", None)
+        for name in ("WATCHDOG_PID", REPORT_TO):
+            self._environ.pop(name, None)
         self._argv, dsn = without_dsn(sys.orig_argv[1:])
         if dsn is not None:
             self._environ["PGWORKD_DSN"] = dsn
@@ -123,6 +126,13 @@ class Supervisor:
                     await self._keeper.run(self._count)
                 watch.cancel_scope.cancel()
         return self._keeper.exit_code
+
+    def members(self) -> dict[str, Member]:
+        """Where each daemon reports its metrics, by name, whether it runs or not. May be called from any thread."""
+        return {self._name(number): Member(self._report_to(number)) for number in range(1, self._count + 1)}
+
+    def _report_to(self, number: int) -> Path:
+        return Path(self._directory, f"{number}.metrics")
 
     def request_stop(self, *, now: bool = False) -> None:
         """Asks all daemons to stop: gracefully, or at once."""
@@ -164,7 +174,8 @@ class Supervisor:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as notifications:
             address.unlink(missing_ok=True)  # noqa: ASYNC240 - it takes no time
             notifications.bind(str(address))
-            process, end = await self._open(command, {"NOTIFY_SOCKET": str(address)})
+            environ = {REPORT_TO: str(self._report_to(number))} if self._reports else {}
+            process, end = await self._open(command, environ | {"NOTIFY_SOCKET": str(address)})
             async with process, anyio.create_task_group() as tasks:
                 first_due_s = anyio.current_time() + max(START_S, self._watchdog_s) if self._watchdog_s else math.inf
                 child = self._living[name] = _Child(name, process, first_due_s)

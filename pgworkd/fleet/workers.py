@@ -6,7 +6,8 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from pathlib import Path
 from subprocess import DEVNULL, PIPE  # nosec B404 # constants
 from typing import Protocol
 
@@ -16,6 +17,7 @@ from anyio.abc import Process
 from pgworkd.errors import UsageError
 from pgworkd.fleet import parent_guard
 from pgworkd.fleet.process_keeper import Worker
+from pgworkd.metrics import REPORT_TO
 from pgworkd.settings.file import NAME_CHARS_MAX
 
 STOPPING_POLL_S = 0.5
@@ -42,11 +44,19 @@ class WorkerBackend(Protocol):
 class Processes:
     """Each worker is a process of `command`, which must exit on SIGTERM, under a parent-death guard."""
 
-    def __init__(self, command: Sequence[str], worker_name: str, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        worker_name: str,
+        environ: Mapping[str, str],
+        report_to: Callable[[int], Path] | None = None,
+    ) -> None:
+        """`report_to`: where the worker of that number is to report its metrics."""
         self._command = [sys.executable, "-I", "-S", parent_guard.__file__, str(os.getpid()), *command]
         self._environ = dict(environ)
-        for name in ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"):  # for this process, not for workers
+        for name in ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", REPORT_TO):  # for this process, not for workers
             self._environ.pop(name, None)
+        self._report_to = report_to
         self._worker_name = worker_name[: NAME_CHARS_MAX - 4]
 
     def name(self, number: int) -> str:
@@ -61,6 +71,8 @@ class Processes:
     async def start(self, number: int) -> AsyncIterator[Worker]:
         """Starts the process. Raises OSError."""
         environ = self._environ | {"PGWORKD_WORKER_NAME": self.name(number)}
+        if self._report_to is not None:
+            environ |= {REPORT_TO: str(self._report_to(number))}
         process = await anyio.open_process(
             self._command, env=environ, stdin=DEVNULL, stdout=None, stderr=None, start_new_session=True
         )

@@ -31,6 +31,7 @@ from pgworkd.settings.file import (
     unknown_names,
 )
 from pgworkd.settings.tls import mode_fault, weakness
+from pgworkd.words.address import parse_address
 from pgworkd.words.dsn import dsn_fault, redacted
 from pgworkd.words.mail_url import is_mail_address, mail_server
 from pgworkd.words.redaction import hide, redact
@@ -98,6 +99,9 @@ class Settings(BaseSettings):
     slow_factor: float = Field(
         5, ge=1, le=1000, description="A run that takes this many times its usual length is reported as slow"
     )
+    metrics_listen: str | None = Field(
+        None, description="Address of metrics and health over HTTP, host:port; port 0: any free one; off if none"
+    )
     worker_name: str = Field(default_factory=socket.gethostname, description="Name of this worker in logs and lists")
     smtp_url: SecretStr | None = Field(
         None, description="Mail server for alerts and digests: smtp://user:password@host:587"
@@ -160,6 +164,13 @@ class Settings(BaseSettings):
     @classmethod
     def _lower(cls, value: object) -> object:
         return value.lower() if isinstance(value, str) else value
+
+    @field_validator("metrics_listen")
+    @classmethod
+    def _check_metrics_listen(cls, value: str | None) -> str | None:
+        if value is not None:
+            parse_address(value)
+        return value
 
     @field_validator("worker_name")
     @classmethod
@@ -247,9 +258,8 @@ def describe(settings: Settings) -> list[tuple[str, str, str]]:
     """(name, value with secrets hidden, origin) of every setting, for `pgworkd config show`."""
     shown = {name: str(getattr(settings, name)) for name in Settings.model_fields}
     shown["dsn"] = settings.dsn_redacted or ""
-    shown["app"] = settings.app or ""
+    shown |= {name: getattr(settings, name) or "" for name in ("app", "metrics_listen", "smtp_from")}
     shown["smtp_url"] = "" if settings.smtp_url is None else redacted(settings.smtp_url.get_secret_value())
-    shown["smtp_from"] = settings.smtp_from or ""
     queues = settings.queues.items()
     shown["queues"] = ", ".join(name if most is None else f"{name}={most}" for name, most in queues) or "all"
     # An address may have been given for another setting by mistake.

@@ -41,6 +41,7 @@ COMMANDS = {
     "stats": [],
     "doctor": [],
     "config show": [],
+    "health": [],
     "grants": [],
     "queues": [],
     "queues show": ["q"],
@@ -56,9 +57,9 @@ COMMANDS = {
     "keys free": ["q", "k"],
 }
 """Each with arguments that let it reach the database."""
-OFFLINE = {"config show", "grants"}
+OFFLINE = {"config show", "grants", "health"}
 """They do not use the database."""
-SERVICES = {"run", "dev", "demo", "autoscale"}
+SERVICES = {"run", "dev", "demo", "autoscale", "exporter"}
 """They run until stopped: tests/engine/test_secrets.py checks them as processes."""
 AUTOSCALE = ["-q", "q", "--max", "1", "--up-at", "9", "--down-at", "1", "--", "true"]
 MISPLACED = {
@@ -126,12 +127,25 @@ def test_no_password_when_the_dsn_is_misplaced(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "flag", ["--lease-s", "--processes", "--log-level", "--log-format", "--app", "--queue", "--worker-name"]
+    "flag",
+    [
+        *("--lease-s", "--processes", "--log-level", "--log-format", "--app", "--queue", "--worker-name"),
+        "--metrics-listen",
+    ],
 )
 def test_no_password_when_the_dsn_is_the_value_of_another_option(flag: str) -> None:
     for password in PASSWORDS.values():
         address = f"postgresql://u:{password}@127.0.0.1:1/db"
         code, text = said("run", flag, address, PGWORKD_DSN=address)
+        assert code == 2
+        assert not leaks(text)
+
+
+@pytest.mark.parametrize("command", [("exporter", "--listen"), ("health", "--url")])
+def test_no_password_when_the_dsn_is_the_value_of_an_address(command: tuple[str, str]) -> None:
+    for password in PASSWORDS.values():
+        address = f"postgresql://u:{password}@127.0.0.1:1/db"
+        code, text = said(*command, address, PGWORKD_DSN=address)
         assert code == 2
         assert not leaks(text)
 

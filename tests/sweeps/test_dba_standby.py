@@ -58,9 +58,9 @@ REFUSE = {
     "schedules run-now": "nightly",
     "undepend": "{dead}",
 }
-SERVICES = {"autoscale", "demo", "dev", "run"}
-"""Long-running commands, which wait for a writable server."""
-WITHOUT_A_DATABASE = {"config show", "grants"}
+SERVICES = {"autoscale", "demo", "dev", "exporter", "run"}
+"""Long-running commands; all but the exporter wait for a writable server."""
+WITHOUT_A_DATABASE = {"config show", "grants", "health"}
 REFUSED = "this server only reads (a standby?): connect to the primary"
 OWN = ("connection", "server", "writes", "clock", "queues", "kinds")
 """What doctor reports about the server itself or about live workers, and not about replicated data."""

@@ -71,6 +71,7 @@ class Daemon:
         self.stop_requested = anyio.Event()
         self._parts = parts
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._listener: NotificationListener | None = None
         self.in_flight = InFlight()
         self.tallies = Tallies(self.events)
         self._store = Store(options.connection, lambda: len(self.pools), options.transactions_max)
@@ -177,6 +178,11 @@ class Daemon:
         """Handlers that have been called and have not returned."""
         return self._queues.running
 
+    @property
+    def listening(self) -> bool:
+        """True while notifications arrive; else the pools only poll."""
+        return self._listener is not None and self._listener.listening
+
     def healthy(self) -> bool:
         """False when a restart would help: the heartbeat is stuck."""
         return self.worker.heartbeat is None or self.worker.healthy()
@@ -239,6 +245,7 @@ class Daemon:
             async with self._runner.processes, anyio.create_task_group() as tasks:
                 for part in self._parts:
                     tasks.start_soon(part.run, self, name=type(part).__name__)
+                tasks.start_soon(self._signals.tick)
                 try:
                     exit_code = await self._work(tasks)
                 except PgworkdError as error:
@@ -280,12 +287,12 @@ class Daemon:
 
     async def _start(self, tasks: TaskGroup, began_s: float) -> None:
         self.worker.start(began_s)
-        for task in (self._settler.run, self._job_events.run, self.worker.run, self._signals.tick):
+        for task in (self._settler.run, self._job_events.run, self.worker.run):
             tasks.start_soon(task)
         listening = anyio.Event()
         handler = Notifications(self._queues, self.worker, self._maintenance)
-        listener = NotificationListener(self._store.listener, handler, self.events)
-        tasks.start_soon(listener.run, listening.set, name="listener")
+        self._listener = NotificationListener(self._store.listener, handler, self.events)
+        tasks.start_soon(self._listener.run, listening.set, name="listener")
         with anyio.move_on_after(self.options.connection.connect_timeout_s):
             await listening.wait()  # not required: without notifications the pools poll
             await self._queues.overrides.first.wait()  # until then they may not claim

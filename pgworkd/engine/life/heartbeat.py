@@ -59,8 +59,8 @@ class LeaseHolder(Protocol):
 class Heartbeat:
     """The heartbeat thread of one worker.
 
-    Written by the thread, read by the loop: `renewed_at_s`, `tried_at_s`. Written by the loop, read by the
-    thread: `worker_id`, `state`. Each is a single assignment, which needs no lock.
+    Written by the thread, read by the loop: `renewed_at_s`, `tried_at_s`, `answered`. Written by the loop, read
+    by the thread: `worker_id`, `state`. Each is a single assignment, which needs no lock.
     """
 
     def __init__(
@@ -80,6 +80,8 @@ class Heartbeat:
         """
         self.worker_id = worker_id
         self.state = "running"
+        self.answered = True
+        """Whether the database answered the last renewal; at first the registration."""
         self.renewed_at_s = self.tried_at_s = boot_time_s()
         self._options = ConnectionOptions(
             options.dsn, min(options.connect_timeout_s, lease_s / 6), min(options.command_timeout_s, lease_s / 6)
@@ -121,6 +123,11 @@ class Heartbeat:
     def fresh(self) -> bool:
         """True while the lease protects our jobs, and the fence is not reached."""
         return not self._void and boot_time_s() - self.renewed_at_s < self._fence_s
+
+    @property
+    def lease_left_s(self) -> float:
+        """Seconds until the lease expires unless renewed; 0: it has expired, or is void."""
+        return 0.0 if self._void else max(0.0, self.renewed_at_s + self._lease_s - boot_time_s())
 
     async def stop(self) -> None:
         """Ends the thread; the lease remains in the database until the registration ends or it expires."""
@@ -165,10 +172,12 @@ class Heartbeat:
     async def _renew(self, store: HeartbeatStore, worker_id: int) -> bool:
         """True if the lease of that worker was renewed, and that is still our id."""
         sent_at_s = boot_time_s()
+        answered = False
         try:
             renewed = await store.heartbeat(worker_id, self.state)
+            answered = True
         finally:
-            self.tried_at_s = boot_time_s()
+            self.tried_at_s, self.answered = boot_time_s(), answered
         if (
             worker_id is not self.worker_id
         ):  # compared by identity: the same number may be given twice, with another token

@@ -81,6 +81,16 @@ class WorkerLife:
         """True while the lease protects our jobs, by the clock."""
         return self.heartbeat is not None and self.heartbeat.fresh
 
+    @property
+    def lease_left_s(self) -> float:
+        """Seconds until the lease expires unless renewed; 0 without one. May be called from any thread."""
+        return 0.0 if self.heartbeat is None else self.heartbeat.lease_left_s
+
+    @property
+    def database_answers(self) -> bool:
+        """True if the last renewal of the lease was answered. May be called from any thread."""
+        return self.heartbeat is not None and self.heartbeat.answered
+
     def still_running(self) -> int:
         """Handlers that have been called and have not returned."""
         return self._queues.running

@@ -1,0 +1,50 @@
+"""Metrics and health of the process that a command runs: on its port, or to the parent that has the port."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import structlog
+
+from pgworkd.metrics import REPORT_TO
+
+if TYPE_CHECKING:
+    from pgworkd.metrics.samples import Source
+    from pgworkd.settings.config import Settings
+
+_report_to = os.environ.pop(REPORT_TO, None)
+"""Taken out at the start: what handlers start must not report in the place of this process."""
+
+
+def wanted(settings: Settings) -> bool:
+    """Whether anyone asks for metrics of this process."""
+    return settings.metrics_listen is not None or _report_to is not None
+
+
+@contextlib.contextmanager
+def listening(settings: Settings, source: Callable[[], Source]) -> Iterator[None]:
+    """Serves metrics and health while the block lasts, if they are wanted; nothing is imported if not.
+
+    `source` is called only then. Raises UsageError if it cannot listen on the address.
+    """
+    if not wanted(settings):
+        yield
+        return
+    from pgworkd.metrics import endpoint
+    from pgworkd.metrics.server import listen
+    from pgworkd.words.address import parse_address
+
+    if _report_to is not None:
+        with endpoint.reporting(source(), Path(_report_to)):
+            yield
+        return
+    listener = listen(
+        parse_address(settings.metrics_listen or ""), f"metrics_listen ({settings.origin('metrics_listen')})"
+    )
+    structlog.get_logger("pgworkd").info("metrics.listening", address=str(endpoint.bound(listener)))
+    with endpoint.served(source(), listener):
+        yield

@@ -1,0 +1,111 @@
+"""The values and the readiness of one daemon, read from other threads than its own, without locks.
+
+All that is read is a plain number, or a dict that is copied in one step (`list(d.items())`); so a scrape neither waits
+for the event loop nor slows it.
+"""
+
+from __future__ import annotations
+
+import platform
+import time
+from importlib.metadata import version
+
+from pgworkd.engine.life.daemon import Daemon
+from pgworkd.engine.life.signals import TICK_S
+from pgworkd.engine.tallies import KINDS_MAX, OUTCOMES, Tallies
+from pgworkd.metrics.samples import Check, Labels, Samples, Value, durations
+
+LATE_S = 5.0
+"""A loop that has been blocked for longer, in seconds, is not ready."""
+RESULTS = ("jobs", "empty", "failed")
+BUILD: Labels = (version("pgworkd"), platform.python_version())
+
+
+class DaemonSource:
+    """Shows one daemon."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._daemon = daemon
+
+    def samples(self) -> Samples:
+        """The values now."""
+        daemon = self._daemon
+        pools = list(daemon.pools.items())
+        return {
+            **_by_kind(daemon.tallies, self._declared({queue for queue, _ in pools})),
+            **_by_process(daemon.tallies, [queue for queue, _ in pools]),
+            "pgworkd_jobs_running": {(queue,): pool.running for queue, pool in pools},
+            "pgworkd_slots": {(queue,): pool.concurrency for queue, pool in pools},
+            "pgworkd_lease_remaining_seconds": {(): daemon.worker.lease_left_s},
+            "pgworkd_database_up": {(): int(daemon.worker.database_answers)},
+            "pgworkd_listening": {(): int(daemon.listening)},
+            "pgworkd_loop_lag_seconds": {(): self._lag_s()},
+            "pgworkd_processes": {("wanted",): 1, ("answering",): 1},
+            "pgworkd_build_info": {BUILD: 1},
+        }
+
+    def checks(self) -> list[Check]:
+        """The conditions of readiness now."""
+        daemon, worker = self._daemon, self._daemon.worker
+        started, lag_s, left_s = daemon.ready.is_set(), self._lag_s(), worker.lease_left_s
+        stopping = daemon.stop_requested.is_set()
+        waits = "" if started or stopping else daemon.status()
+        reached = "answers" if worker.database_answers else "did not answer the last heartbeat"
+        schema = "is newer than this program: upgrade pgworkd" if worker.outdated else "fits"
+        wake = "listening" if daemon.listening else "polling: notifications do not arrive"
+        return [
+            Check("database", left_s > 0, waits or (reached if left_s > 0 else "was not reached within the lease")),
+            Check("schema", started and not worker.outdated, waits or schema),
+            Check("lease", worker.lease_holds, waits or f"expires in {left_s:.1f} s unless renewed"),
+            Check("loop", lag_s < LATE_S, f"has been blocked for {lag_s:.1f} s" if lag_s >= LATE_S else "runs"),
+            Check("wake", started, waits or wake),
+            Check("claims", started and not stopping, "stopping" if stopping else waits or "claims jobs"),
+        ]
+
+    def _lag_s(self) -> float:
+        return max(0.0, time.monotonic() - self._daemon.tallies.ticked_at - TICK_S)
+
+    def _declared(self, queues: set[str]) -> list[tuple[str, str]]:
+        """Kinds of the app, shown from the start: else a rate could not see the first job of each."""
+        handlers = list(self._daemon.app.handlers.values())[:KINDS_MAX]
+        return [(handler.queue, handler.kind) for handler in handlers if handler.queue in queues]
+
+
+def _by_kind(tallies: Tallies, declared: list[tuple[str, str]]) -> Samples:
+    started: dict[Labels, Value] = dict.fromkeys(declared, 0)
+    finished: dict[Labels, Value] = {(*key, outcome): 0 for key in declared for outcome in OUTCOMES}
+    runs: dict[Labels, Value] = {}
+    waits: dict[Labels, Value] = {}
+    lost: dict[Labels, Value] = {}
+    for key, tally in list(tallies.kinds.items()):
+        queue, _ = key
+        started[key] = tally.started
+        runs[key], waits[key] = durations(tally.runs), durations(tally.waits)
+        for outcome, count in list(tally.ended.items()):
+            finished[(*key, outcome)] = count
+        stale, before = tally.ended["stale"], lost.get((queue,), 0)
+        lost[(queue,)] = stale if isinstance(before, tuple) else before + stale
+    return {
+        "pgworkd_jobs_started_total": started,
+        "pgworkd_jobs_finished_total": finished,
+        "pgworkd_job_run_seconds": runs,
+        "pgworkd_job_wait_seconds": waits,
+        "pgworkd_jobs_lost_total": lost,
+    }
+
+
+def _by_process(tallies: Tallies, queues: list[str]) -> Samples:
+    claims: dict[Labels, Value] = {(queue, result): 0 for queue in queues for result in RESULTS}
+    claims.update(list(tallies.claims.items()))
+    rescued: dict[Labels, Value] = {(queue,): 0 for queue in queues}
+    rescued.update(((queue,), count) for queue, count in list(tallies.rescued.items()))
+    maintenance = list(tallies.maintenance_s.items())
+    return {
+        "pgworkd_claims_total": claims,
+        "pgworkd_claim_seconds": {(): durations(tallies.claim_s)},
+        "pgworkd_settle_seconds": {(): durations(tallies.settle_s)},
+        "pgworkd_wake_seconds": {(): durations(tallies.wake_s)},
+        "pgworkd_jobs_rescued_total": rescued,
+        "pgworkd_lease_fences_total": {(): tallies.fences},
+        "pgworkd_maintenance_seconds": {(task,): durations(each) for task, each in maintenance},
+    }

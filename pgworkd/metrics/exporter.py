@@ -1,0 +1,159 @@
+"""The `database` families: what one connection that only reads finds, shared by all scrapes of a few seconds."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import anyio
+from anyio.from_thread import BlockingPortal
+
+from pgworkd.database import schema
+from pgworkd.database.connection import Connection, ConnectionOptions
+from pgworkd.errors import DatabaseBusy, DatabaseUnavailable, PgworkdError
+from pgworkd.metrics import queries
+from pgworkd.metrics.daemon import BUILD
+from pgworkd.metrics.samples import Check, Labels, Samples, Value
+from pgworkd.words.redaction import redact
+
+STATEMENT_S = 2.5
+"""Of one statement, in seconds; the server gives up at 2 s."""
+SCRAPE_S = 2.0
+"""No further statement begins after this time, in seconds."""
+CONNECT_S = 2.0
+SHARED_S = 3.0
+"""Scrapes within this time, in seconds, share one answer."""
+STATES = ("due", "scheduled", "running", "failed", "blocked", "dead")
+WORKER_STATES = ("running", "stopping", "lost")
+HOLDERS = ("session", "prepared", "slot")
+
+
+class DatabaseSource:
+    """Shows the database. `samples` and `checks` may be called from any thread but that of the portal's loop."""
+
+    def __init__(self, options: ConnectionOptions, portal: BlockingPortal) -> None:
+        options = replace(
+            options,
+            connect_timeout_s=min(options.connect_timeout_s, CONNECT_S),
+            command_timeout_s=STATEMENT_S,
+            lock_timeout_s=0.5,
+            any_server=True,
+        )
+        self._connection = Connection(options, "exporter")
+        self._portal = portal
+        self._lock = threading.Lock()
+        self._asked_at = -SHARED_S
+        self._shown: tuple[Samples, list[Check]] = {}, []
+
+    def samples(self) -> Samples:
+        """The values of the last seconds; without an answer only that there is none."""
+        return self._ask()[0]
+
+    def checks(self) -> list[Check]:
+        """Whether the database answers, and has this version's schema."""
+        return self._ask()[1]
+
+    async def close(self) -> None:
+        """Closes the connection."""
+        await self._connection.close()
+
+    def _ask(self) -> tuple[Samples, list[Check]]:
+        with self._lock:
+            if time.monotonic() - self._asked_at >= SHARED_S:
+                self._shown = self._portal.call(self._read)
+                self._asked_at = time.monotonic()
+            return self._shown
+
+    async def _read(self) -> tuple[Samples, list[Check]]:
+        ours: Samples = {"pgworkd_build_info": {BUILD: 1}}
+        try:
+            found = await self._fetch()
+            version = await schema.installed_version(self._connection)
+        except PgworkdError as error:
+            said = redact(str(error))
+            return {**ours, "pgworkd_scrape_up": {(): 0}}, [Check("database", ok=False, says=said)]
+        fits = version == schema.VERSION
+        says = "fits" if fits else f"is at version {version}, this program needs {schema.VERSION}"
+        checks = [Check("database", ok=True, says="answers"), Check("schema", fits, says)]
+        return {**ours, **found, "pgworkd_scrape_up": {(): 1}}, checks
+
+    async def _fetch(self) -> Samples:
+        until = anyio.current_time() + SCRAPE_S
+
+        async def fetch(sql: str, *args: object) -> list[Sequence[Any]]:
+            if anyio.current_time() > until:
+                raise DatabaseUnavailable(f"the database needs more than {SCRAPE_S:g} s for its statistics")
+            return await self._connection.fetch(sql, *args)
+
+        await fetch(queries.READ_ONLY)
+        found = {
+            **depths(await fetch(queries.DEPTHS, queries.ROWS_MAX)),
+            **queues(await fetch(queries.QUEUES, queries.ROWS_MAX)),
+            **workers(await fetch(queries.WORKERS)),
+            **schedules(await fetch(queries.SCHEDULES, queries.ROWS_MAX)),
+            **oldest((await fetch(queries.OLDEST))[0]),
+        }
+        try:
+            return {**found, **tables(await fetch(queries.TABLES))}
+        except DatabaseBusy:  # a table is locked, as by VACUUM FULL: the rest is worth having
+            return found
+
+
+def depths(rows: Iterable[Sequence[Any]]) -> Samples:
+    """Of the last sample of the queues; nothing if there is none yet."""
+    jobs: dict[Labels, Value] = {}
+    waits: dict[Labels, Value] = {}
+    ages: dict[Labels, Value] = {}
+    for queue, *counts, oldest_s, age_s in rows:
+        jobs.update(((queue, state), count) for state, count in zip(STATES, counts, strict=True))
+        waits[(queue,)] = oldest_s or 0.0
+        ages[()] = age_s
+    return {
+        "pgworkd_queue_jobs": jobs,
+        "pgworkd_queue_oldest_due_seconds": waits,
+        "pgworkd_sample_age_seconds": ages,
+    }
+
+
+def queues(rows: Iterable[Sequence[Any]]) -> Samples:
+    """Which are paused, and who serves them."""
+    rows = list(rows)
+    return {
+        "pgworkd_queue_paused": {(queue,): int(paused) for queue, paused, _, _ in rows},
+        "pgworkd_queue_workers": {(queue,): count for queue, _, count, _ in rows},
+        "pgworkd_queue_slots": {(queue,): slots for queue, _, _, slots in rows},
+    }
+
+
+def workers(rows: Iterable[Sequence[Any]]) -> Samples:
+    """How many there are in each state, none included."""
+    counts: dict[Labels, Value] = {(state,): 0 for state in WORKER_STATES}
+    counts.update(((state,), count) for state, count in rows)
+    return {"pgworkd_workers": counts}
+
+
+def schedules(rows: Iterable[Sequence[Any]]) -> Samples:
+    """When each was last due, and how late its next occurrence is."""
+    rows = list(rows)
+    return {
+        "pgworkd_schedule_last_seconds": {(name,): last_s for name, last_s, _ in rows if last_s is not None},
+        "pgworkd_schedule_late_seconds": {(name,): late_s or 0.0 for name, _, late_s in rows},
+    }
+
+
+def tables(rows: Iterable[Sequence[Any]]) -> Samples:
+    """Sizes and dead rows."""
+    rows = list(rows)
+    return {
+        "pgworkd_table_bytes": {(table,): size for table, size, _ in rows},
+        "pgworkd_table_dead_rows": {(table,): dead for table, _, dead in rows},
+    }
+
+
+def oldest(row: Sequence[Any]) -> Samples:
+    """What holds back vacuum."""
+    held: dict[Labels, Value] = {(by,): count or 0.0 for by, count in zip(HOLDERS, row[1:], strict=True)}
+    return {"pgworkd_oldest_snapshot_seconds": {(): row[0]}, "pgworkd_oldest_snapshot_transactions": held}

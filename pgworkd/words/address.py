@@ -1,0 +1,27 @@
+"""An address to listen on, as text: `127.0.0.1:9464`, `[::1]:9464`, `localhost:0`."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+_ADDRESS = re.compile(r"(?:\[(?P<six>[0-9A-Fa-f:.]+(?:%\w+)?)\]|(?P<host>[^\s:\[\]/@]+)):(?P<port>\d{1,5})", re.ASCII)
+PORT_MAX = 65_535
+
+
+class Address(NamedTuple):
+    """A host, by name or number, and a port; port 0: any free one."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def parse_address(text: str) -> Address:
+    """The address; ValueError, which says what to write, if the text is none."""
+    found = _ADDRESS.fullmatch(text)
+    if found is None or int(found["port"]) > PORT_MAX:
+        raise ValueError("must be host:port, for example 127.0.0.1:9464, [::1]:9464, or 0.0.0.0:9464 for all hosts")
+    return Address(found["six"] or found["host"], int(found["port"]))
