@@ -10,6 +10,7 @@ import json
 from typing import Literal, NamedTuple
 
 from pgworkd.metrics.promql import fixed
+from pgworkd.words.validation import counted
 
 
 class Thresholds(NamedTuple):
@@ -122,7 +123,7 @@ def _of_backlogs(at: Thresholds) -> tuple[Rule, ...]:
             f"unless {_PAUSED}",
             10 * _SETTLED_S,
             "{{ $labels.queue }}: {{ $value }} jobs are due, and more come in than are done",
-            f"More than {at.backlog_jobs} jobs are due in a queue, and their number has grown by more than a tenth"
+            f"More than {counted(at.backlog_jobs, 'job')} due in a queue, and their number has grown by more than a tenth"
             f" within {at.backlog_min} min.",
             "Compare what comes in with what is done (the board's Throughput). Is a producer running wild, or have runs"
             " become slower? Add workers or concurrency; `pgworkd queues pause QUEUE` gains time where jobs do harm.",
@@ -247,7 +248,7 @@ def _of_the_database(at: Thresholds) -> tuple[Rule, ...]:
 
 
 def _more_than(count: int) -> str:
-    return f"more than {count} jobs" if count else "a job"
+    return f"more than {counted(count, 'job')}" if count else "a job"
 
 
 def _grown(counter: str, window: str, by: str) -> str:

@@ -71,9 +71,9 @@ BUGS: dict[Planted, str] = {
     ): "backlog",
     Planted(
         "nothing is given back at a stop",
-        "pgworkd/engine/life/daemon.py",
-        "        self._queues.release_unstarted(Reason.SHUTDOWN)\n        if not self._stop_now",
-        "        self._queues.claim_soon()\n        if not self._stop_now",
+        "pgworkd/engine/life/shutdown.py",
+        "        self._queues.release_unstarted(Reason.SHUTDOWN)\n        if not self.now",
+        "        self._queues.claim_soon()\n        if not self.now",
     ): "stop",
     Planted(
         "a stop that tells nobody",
