@@ -123,7 +123,7 @@ def _of_backlogs(at: Thresholds) -> tuple[Rule, ...]:
             f"unless {_PAUSED}",
             10 * _SETTLED_S,
             "{{ $labels.queue }}: {{ $value }} jobs are due, and more come in than are done",
-            f"More than {counted(at.backlog_jobs, 'job')} due in a queue, and their number has grown by more than a tenth"
+            f"More than {counted(at.backlog_jobs, 'job')} due in a queue, and the number has grown by more than a tenth"
             f" within {at.backlog_min} min.",
             "Compare what comes in with what is done (the board's Throughput). Is a producer running wild, or have runs"
             " become slower? Add workers or concurrency; `pgworkd queues pause QUEUE` gains time where jobs do harm.",
