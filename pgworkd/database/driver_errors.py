@@ -55,7 +55,7 @@ def translate(error: BaseException) -> Exception:
     if isinstance(error, asyncpg.TargetServerAttributeNotMatched):
         return DatabaseUnavailable("this server only reads (a standby?): connect to the primary")
     if isinstance(error, UsageError):
-        return error
+        return UsageError(str(error))  # a new one: no error may be its own cause
     if isinstance(error, asyncpg.ClientConfigurationError):
         return UsageError(f"the DSN cannot be used: {error}{_read_besides()}")
     if isinstance(error, ValueError):

@@ -33,6 +33,12 @@ CREATE TABLE IF NOT EXISTS queue_minutes (
     waits bigint[] NOT NULL, runs bigint[] NOT NULL,
     wait_s float8 NOT NULL, run_s float8 NOT NULL
 );
+DO $$
+BEGIN  -- it has no key, and can be published so; only once, because that takes the table's lock
+    IF (SELECT c.relreplident FROM pg_class c WHERE c.oid = 'queue_minutes'::regclass) <> 'f' THEN
+        ALTER TABLE queue_minutes REPLICA IDENTITY FULL;
+    END IF;
+END $$;
 CREATE INDEX IF NOT EXISTS queue_minutes_queue ON queue_minutes (queue, at);
 CREATE INDEX IF NOT EXISTS queue_minutes_period ON queue_minutes (period_s, at);
 
