@@ -327,25 +327,22 @@ class TransactionPool:
         async with self._lock:
             if self._pool is None:
                 try:
-                    self._pool = self._make()
+                    self._pool = asyncpg.create_pool(
+                        **tls.driver_arguments(self._options.dsn),
+                        min_size=0,
+                        max_size=self._max,
+                        timeout=self._options.connect_timeout_s,
+                        command_timeout=self._options.command_timeout_s * 6,
+                        server_settings=self._options.settings("transaction")
+                        | {"statement_timeout": "0", "tcp_user_timeout": session.TRANSACTION_USER_TIMEOUT_MS},
+                        target_session_attrs=_Wanted.read_write,
+                        connection_class=_AgedConnection,
+                        init=session.lift_limits,
+                    )
                     await self._pool
                 except UsageError as error:
                     raise translate(error) from error
             return self._pool
-
-    def _make(self) -> asyncpg.Pool[Any]:
-        return asyncpg.create_pool(
-            **tls.driver_arguments(self._options.dsn),
-            min_size=0,
-            max_size=self._max,
-            timeout=self._options.connect_timeout_s,
-            command_timeout=self._options.command_timeout_s * 6,
-            server_settings=self._options.settings("transaction")
-            | {"statement_timeout": "0", "tcp_user_timeout": session.TRANSACTION_USER_TIMEOUT_MS},
-            target_session_attrs=_Wanted.read_write,
-            connection_class=_AgedConnection,
-            init=session.lift_limits,
-        )
 
     async def close(self) -> None:
         """Closes all connections forcibly: open transactions are rolled back."""
