@@ -102,6 +102,8 @@ def alert_rule(
         raise UsageError("an alert with on_new=False needs deaths=N: it would never be sent")
     if isinstance(queues, str) or not isinstance(queues, Sequence | set | frozenset | None):
         raise UsageError("queues must be a list of names")
+    if queues is not None and not queues:
+        raise UsageError("queues is empty: leave it out for all queues")
     names = None if queues is None else sorted(validation.text(each, "a name in queues", 200) for each in queues)
     number = validation.whole
     return AlertRule(

@@ -13,6 +13,7 @@ from pgworkd.admin.doctor_queries import BrokenSchedule, QueueHealth, UnknownKin
 from pgworkd.alerts.recipient import deliver, read
 from pgworkd.words.job import Job
 from pgworkd.words.recurrence import Recurrence
+from pgworkd.words.redaction import escaped
 from pgworkd.words.validation import counted
 
 KIND = "pgworkd.digest"
@@ -164,4 +165,4 @@ def _group(row: DeadGroup) -> str:
 
 
 def _section(title: str, lines: Sequence[str]) -> str:
-    return "\n".join([title, *(f"  {line}" for line in lines)])
+    return "\n".join([title, *(f"  {escaped(line)}" for line in lines)])  # a queue's name may hold a line break

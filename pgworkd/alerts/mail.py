@@ -67,9 +67,10 @@ def _send(to: str, subject: str, text: str, key: str) -> None:
         raise MailError(f"{where}: {error} {remedy}" if "STARTTLS" in str(error) else f"{where}: {error}") from None
     except smtplib.SMTPResponseException as error:
         remedy = "see the log of the mail server"
-        if isinstance(error, smtplib.SMTPAuthenticationError):
-            remedy = "correct user and password in smtp_url"
-        elif isinstance(error, smtplib.SMTPSenderRefused):
+        if isinstance(error, smtplib.SMTPAuthenticationError):  # its text may repeat what was sent
+            answer = f"{where} refuses the login ({error.smtp_code})"
+            raise MailError(f"{answer}: correct user and password in smtp_url") from None
+        if isinstance(error, smtplib.SMTPSenderRefused):
             remedy = f"it refuses the sender {sender}: set smtp_from"
         raise MailError(f"{where} answers {_reply(error.smtp_code, error.smtp_error)}: {remedy}") from None
     except ssl.SSLCertVerificationError as error:

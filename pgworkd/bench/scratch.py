@@ -58,7 +58,8 @@ _DELETE_JOBS = """WITH gone AS (DELETE FROM pgworkd.jobs WHERE id = ANY (ARRAY(
             ON j.worker_id = w.id AND j.queue = $1 AND j.status = 'running' WHERE w.name = $1)) RETURNING 1)
     SELECT count(*) FROM gone"""
 _DELETE_ROWS = """WITH pools AS (DELETE FROM pgworkd.pools WHERE queue = $1),
-    workers AS (DELETE FROM pgworkd.workers WHERE name = $1)
+    workers AS (DELETE FROM pgworkd.workers WHERE name = $1),
+    samples AS (DELETE FROM pgworkd.queue_samples WHERE queue = $1)
     DELETE FROM pgworkd.queues WHERE name = $1"""
 
 Answer = TypeVar("Answer")

@@ -333,14 +333,13 @@ class TransactionPool:
                         max_size=self._max,
                         timeout=self._options.connect_timeout_s,
                         command_timeout=self._options.command_timeout_s * 6,
-                        server_settings=self._options.settings("transaction")
-                        | {"statement_timeout": "0", "tcp_user_timeout": session.TRANSACTION_USER_TIMEOUT_MS},
+                        server_settings=self._options.settings("transaction") | session.TRANSACTION_SETTINGS,
                         target_session_attrs=_Wanted.read_write,
                         connection_class=_AgedConnection,
                         init=session.lift_limits,
                     )
                     await self._pool
-                except UsageError as error:
+                except UsageError as error:  # of the address, which is in its frames
                     raise translate(error) from error
             return self._pool
 

@@ -12,8 +12,8 @@ TRANSACTION_TIMEOUT_SINCE = 17
 USER_TIMEOUT_MS = "10000"
 """The server ends a session whose client has read nothing for this long while an answer is being sent: a frozen client
 cannot hold locks. Over TCP only; over a Unix socket claims rely on answers that fit into its buffer."""
-TRANSACTION_USER_TIMEOUT_MS = "60000"
-"""The same for sessions of handlers, which may fetch much and read it slowly."""
+TRANSACTION_SETTINGS = {"statement_timeout": "0", "tcp_user_timeout": "60000"}
+"""In place of those, for sessions of handlers, which may fetch much and read it slowly."""
 _NO_LIMIT = "SET transaction_timeout = 0;"
 
 

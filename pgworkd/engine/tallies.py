@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 import anyio
@@ -19,7 +19,7 @@ from pgworkd.words.events import Events
 from pgworkd.words.histogram import Histogram
 
 KINDS_MAX = 200
-"""Kinds counted apart in one process: a program that makes a kind per job must not fill the memory, or a metric."""
+"""Kinds without a handler that are counted apart: a program that makes a kind per job must not fill a metric."""
 OTHER = "other"
 """Stands for all further kinds."""
 OUTCOMES = ("completed", "failed", "dead", "released", "cancelled", "expired", "stale")
@@ -50,7 +50,9 @@ class Tally:
 class Tallies:
     """All counts of this process."""
 
-    def __init__(self, events_: Events) -> None:
+    def __init__(self, events_: Events, declared: Container[str] = ()) -> None:
+        """`declared`: the kinds of the app, which are counted apart however many there are."""
+        self._declared, self._others = declared, 0
         self.kinds: dict[tuple[str, str], Tally] = {}
         """By queue and kind."""
         self.claims: Counter[tuple[str, str]] = Counter()
@@ -72,11 +74,13 @@ class Tallies:
         events_.listen(self._on_fence, except_for=events.names() - {events.LEASE_FENCED})
 
     def of(self, queue: str, kind: str) -> Tally:
-        """The tally of a kind; beyond KINDS_MAX kinds that of OTHER."""
+        """The tally of a kind; beyond KINDS_MAX that the app does not declare, that of OTHER."""
         found = self.kinds.get((queue, kind))
         if found is None:
-            if len(self.kinds) >= KINDS_MAX and kind != OTHER:
-                return self.of(queue, OTHER)
+            if kind not in self._declared and kind != OTHER:
+                if self._others >= KINDS_MAX:
+                    return self.of(queue, OTHER)
+                self._others += 1
             found = self.kinds[queue, kind] = Tally()
         return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Iterable, Sequence
@@ -89,17 +90,18 @@ class DatabaseSource:
             return await self._connection.fetch(sql, *args)
 
         await fetch(queries.READ_ONLY)
-        found = {
-            **depths(await fetch(queries.DEPTHS, queries.ROWS_MAX)),
-            **queues(await fetch(queries.QUEUES, queries.ROWS_MAX)),
-            **workers(await fetch(queries.WORKERS)),
-            **schedules(await fetch(queries.SCHEDULES, queries.ROWS_MAX)),
-            **oldest((await fetch(queries.OLDEST))[0]),
-        }
-        try:
-            return {**found, **tables(await fetch(queries.TABLES))}
-        except DatabaseBusy:  # a table is locked, as by VACUUM FULL: the rest is worth having
-            return found
+        found: Samples = {}
+        for read, sql, args in (
+            (oldest, queries.OLDEST, ()),
+            (workers, queries.WORKERS, ()),
+            (queues, queries.QUEUES, (queries.ROWS_MAX,)),
+            (depths, queries.DEPTHS, (queries.ROWS_MAX,)),
+            (schedules, queries.SCHEDULES, (queries.ROWS_MAX,)),
+            (tables, queries.TABLES, ()),
+        ):
+            with contextlib.suppress(DatabaseBusy):  # a table is locked, as by VACUUM FULL: the rest is worth having
+                found.update(read(await fetch(sql, *args)))
+        return found
 
 
 def depths(rows: Iterable[Sequence[Any]]) -> Samples:
@@ -153,7 +155,8 @@ def tables(rows: Iterable[Sequence[Any]]) -> Samples:
     }
 
 
-def oldest(row: Sequence[Any]) -> Samples:
+def oldest(rows: Iterable[Sequence[Any]]) -> Samples:
     """What holds back vacuum."""
+    (row,) = rows
     held: dict[Labels, Value] = {(by,): count or 0.0 for by, count in zip(HOLDERS, row[1:], strict=True)}
     return {"pgworkd_oldest_snapshot_seconds": {(): row[0]}, "pgworkd_oldest_snapshot_transactions": held}

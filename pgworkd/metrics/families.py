@@ -50,7 +50,7 @@ FAMILIES = (
     Family("pgworkd_queue_workers", "gauge", "Workers of the queue with a live lease.", ("queue",), "database"),
     Family("pgworkd_queue_slots", "gauge", "Slots of these workers together.", ("queue",), "database"),
     Family("pgworkd_workers", "gauge", "Workers by state: running, stopping, lost.", ("state",), "database"),
-    Family("pgworkd_schedule_last_seconds", "gauge", "Since the last occurrence was due.", ("schedule",), "database"),
+    Family("pgworkd_schedule_last_seconds", "gauge", "Since one was due, if known.", ("schedule",), "database"),
     Family("pgworkd_schedule_late_seconds", "gauge", "How long the next occurrence is due.", ("schedule",), "database"),
     Family("pgworkd_oldest_snapshot_seconds", "gauge", "Age of the oldest open transaction.", (), "database"),
     Family("pgworkd_oldest_snapshot_transactions", "gauge", "How far vacuum is held back.", ("by",), "database"),

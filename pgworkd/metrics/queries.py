@@ -23,7 +23,11 @@ QUEUES = """SELECT n.queue, coalesce(q.paused_until > pgworkd.clock(), false), c
 WORKERS = """SELECT CASE WHEN lost_at IS NOT NULL OR lease_until <= pgworkd.clock() THEN 'lost' ELSE state END,
         count(*)::int
     FROM pgworkd.workers GROUP BY 1"""
-SCHEDULES = """SELECT s.name::text, extract(epoch FROM pgworkd.clock() - s.last_occurrence)::float8,
+# The newest occurrence is mostly the next one; when that before it was due is known of intervals only.
+SCHEDULES = """SELECT s.name::text,
+        CASE WHEN s.last_occurrence <= pgworkd.clock() THEN extract(epoch FROM pgworkd.clock() - s.last_occurrence)
+             WHEN s.every_s IS NOT NULL
+                 THEN extract(epoch FROM pgworkd.clock() - s.last_occurrence) + s.every_s END::float8,
         greatest(extract(epoch FROM pgworkd.clock() - j.run_at), 0)::float8
     FROM pgworkd.schedules s
     LEFT JOIN LATERAL (SELECT o.run_at FROM pgworkd.jobs o WHERE o.schedule = s.name

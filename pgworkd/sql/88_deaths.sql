@@ -92,12 +92,25 @@ BEGIN
     RETURN md5(coalesce(p_type, '') || ': ' || error_pattern(p_message))::uuid;
 END $$;
 
+-- What a dead job's last attempt said, after its type: as the column `error`, which has no line
+-- breaks. Locks nothing.
+CREATE OR REPLACE FUNCTION error_message(p_job jobs) RETURNS text LANGUAGE plpgsql IMMUTABLE AS $$
+DECLARE
+    v_type    text := p_job.errors -> -1 ->> 'type';
+    v_message text := p_job.errors -> -1 ->> 'message';
+BEGIN
+    IF coalesce(v_message, '') = '' OR strpos(v_message, E'\n') = 0 THEN
+        RETURN coalesce(p_job.error, '');
+    END IF;
+    RETURN coalesce(v_type || ': ', '') || v_message;
+END $$;
+
 -- Notes these jobs' deaths, those among them that are dead. Locks nothing.
 CREATE OR REPLACE FUNCTION note_deaths(p_ids uuid[]) RETURNS void
 LANGUAGE sql VOLATILE AS $$
     INSERT INTO deaths (job_id, attempt, at, queue, kind, error_type, error)
     SELECT j.id, j.attempts, coalesce(j.failed_at, clock()), j.queue, coalesce(j.kind, j.queue),
-           left(coalesce(j.errors -> -1 ->> 'type', ''), 200), left(coalesce(j.error, ''), 1000)
+           left(coalesce(j.errors -> -1 ->> 'type', ''), 200), left(error_message(j), 1000)
     FROM jobs j WHERE j.id = ANY (p_ids) AND j.status = 'dead'
     ON CONFLICT (job_id, attempt) DO NOTHING
 $$;
@@ -243,7 +256,8 @@ RETURNS TABLE (group_id bigint, queue text, kind text, error_type text, pattern 
 LANGUAGE sql STABLE AS $$
     WITH found AS (
         SELECT j.id, j.queue::text AS queue, coalesce(j.kind, j.queue)::text AS kind, j.failed_at,
-               d.group_id, coalesce(j.errors -> -1 ->> 'type', '') AS type, j.error
+               d.group_id, CASE WHEN d.group_id IS NULL THEN error_message(j) END AS error,
+               coalesce(j.errors -> -1 ->> 'type', '') AS type
         FROM jobs j LEFT JOIN deaths d ON d.job_id = j.id AND d.attempt = j.attempts
         WHERE j.status = 'dead' AND (p_queue IS NULL OR j.queue = p_queue)
           AND (p_since IS NULL OR j.failed_at >= p_since)

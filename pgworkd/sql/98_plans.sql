@@ -56,9 +56,9 @@ BEGIN
                 add_jobs add_occurrences append_minutes apply_frees batch_created batch_moved
                 batch_tree cancel check_callback complete_own count_deaths declare_alerts
                 declare_schedules dependencies_added differing discard do_part done_of drop_pool
-                edit enable_schedule ensure_schedules error_group error_pattern expire expire_jobs
-                expire_these fail_schedule first_run_at follow forget_deaths heartbeat in_parts
-                job_added jobs_inserted keep_keys key_allowance key_has_room keyed_behind
+                edit enable_schedule ensure_schedules error_group error_message error_pattern expire
+                expire_jobs expire_these fail_schedule first_run_at follow forget_deaths heartbeat
+                in_parts job_added jobs_inserted keep_keys key_allowance key_has_room keyed_behind
                 kinds_elsewhere known_pools lock_queues lock_trees_of made_since make_alert
                 mend_sequences missed_since mute_errors next_priority note_deaths of_key percentile
                 places_after promote_lines put_off put_schedule queue_dated queues_audit

@@ -80,7 +80,7 @@ GRANT SELECT ON pgworkd.schema_version, pgworkd.workers, pgworkd.pools, pgworkd.
     pgworkd.kept_keys, pgworkd.job_progress, pgworkd.worker_stats
     TO {worker}, {reader};
 GRANT EXECUTE ON FUNCTION pgworkd.became, pgworkd.became_all, pgworkd.made_since, pgworkd.result_of, pgworkd.with_below, pgworkd.batch_results, pgworkd.batch_tree, pgworkd.depth, pgworkd.next_priority, pgworkd.known_pools,
-    pgworkd.waits_plain, pgworkd.waits_keyed, pgworkd.waits_suspect, pgworkd.histogram_bounds, pgworkd.percentile, pgworkd.throughput, pgworkd.error_pattern, pgworkd.error_group, pgworkd.dead_groups
+    pgworkd.waits_plain, pgworkd.waits_keyed, pgworkd.waits_suspect, pgworkd.histogram_bounds, pgworkd.percentile, pgworkd.throughput, pgworkd.error_message, pgworkd.error_pattern, pgworkd.error_group, pgworkd.dead_groups
     TO {worker}, {reader};
 
 -- Inserting: the columns that are an application's to say. All else goes by functions that say what they do.

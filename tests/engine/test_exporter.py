@@ -87,6 +87,32 @@ async def test_schedules(db: asyncpg.Connection[Any], dsn: str) -> None:
     assert 240 <= float(found["pgworkd_schedule_late_seconds"][("tick",)]) < 270  # type: ignore[arg-type]
 
 
+async def test_the_last_occurrence_of_an_interval_lies_in_the_past(db: asyncpg.Connection[Any], dsn: str) -> None:
+    scheduled = App()
+
+    @scheduled.handler("tick", every=3600)
+    async def tick() -> None: ...
+
+    async with running(scheduled, dsn):
+        await until(lambda: db.fetchval("SELECT count(*) FROM pgworkd.jobs WHERE schedule IS NOT NULL"))
+    assert await db.fetchval("SELECT last_occurrence > pgworkd.clock() FROM pgworkd.schedules")
+    found = await samples(dsn)
+    assert 0 <= float(found["pgworkd_schedule_last_seconds"][("tick",)]) <= 3600  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("table", ["jobs", "workers", "queue_samples", "schedules"])
+async def test_a_locked_table_costs_what_is_read_from_it_only(
+    db: asyncpg.Connection[Any], dsn: str, table: str
+) -> None:
+    async with db.transaction():
+        await db.execute(f"LOCK TABLE pgworkd.{table} IN ACCESS EXCLUSIVE MODE")
+        found = await samples(dsn)
+    assert found["pgworkd_scrape_up"] == {(): 1}
+    assert "pgworkd_oldest_snapshot_seconds" in found
+    assert "pgworkd_table_bytes" not in found
+    assert ("pgworkd_workers" in found) == (table != "workers")
+
+
 async def test_what_holds_back_vacuum(db: asyncpg.Connection[Any], dsn: str) -> None:
     async with db.transaction():
         await db.execute("SELECT pg_current_xact_id()")

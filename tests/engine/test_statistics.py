@@ -97,15 +97,43 @@ async def test_without_statistics_only_deaths_are_counted(dsn: str, db: asyncpg.
     assert await db.fetchval("SELECT count(*) FROM pgworkd.queue_minutes") == 0
 
 
+async def test_errors_that_differ_from_their_second_line_on_are_of_one_group(
+    dsn: str, db: asyncpg.Connection[Any]
+) -> None:
+    app = App()
+
+    @app.handler("q", max_attempts=1)
+    async def fail(job: Job) -> None:
+        raise RuntimeError(f"call failed\nresponse body: {'abcdefgh'[int(str(job.id)[-1], 16) % 8] * 9}")
+
+    for _ in range(20):
+        await insert(db, "q")
+    groups = "SELECT deaths::int, pattern FROM pgworkd.error_groups"
+    async with running(app, dsn):
+
+        async def counted() -> bool:
+            return sum(row[0] for row in await db.fetch(groups)) == 20
+
+        await until(counted)
+    assert [tuple(row) for row in await db.fetch(groups)] == [(20, "RuntimeError: call failed")]
+    found = await db.fetch("SELECT dead::int, pattern FROM pgworkd.dead_groups()")
+    await db.execute("DELETE FROM pgworkd.deaths")
+    assert await db.fetch("SELECT dead::int, pattern FROM pgworkd.dead_groups()") == found, "grouped on the fly"
+
+
 def test_a_kind_per_job_is_counted_as_other_beyond_a_bound() -> None:
-    tallies, seen = Tallies(Events()), Counter[str]()
+    tallies, seen = Tallies(Events(), {"mine"}), Counter[str]()
     for number in range(10 * KINDS_MAX):
         attempt = attempt_of(1)
         attempt.claimed = attempt.claimed._replace(kind=f"kind-{number}")
         tallies.ended("completed", [attempt])
     for (_, kind), tally in tallies.kinds.items():
         seen[kind] += tally.ended["completed"]
-    assert len(tallies.kinds) == KINDS_MAX + 1
+    declared = attempt_of(1)
+    declared.claimed = declared.claimed._replace(kind="mine")
+    tallies.ended("completed", [declared])
+    assert tallies.kinds["q", "mine"].ended["completed"] == 1, "kinds of the app are never among the others"
+    assert len(tallies.kinds) == KINDS_MAX + 2
     assert seen[OTHER] == 9 * KINDS_MAX
 
 

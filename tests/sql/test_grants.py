@@ -25,7 +25,7 @@ FUNCTIONS = {
     "worker reader": """
         batch_results batch_tree became became_all depth known_pools made_since next_priority result_of waits_keyed
         waits_plain waits_suspect with_below
-        histogram_bounds percentile throughput error_pattern error_group dead_groups
+        histogram_bounds percentile throughput error_message error_pattern error_group dead_groups
     """,
     "worker": """
         due_keys kinds_waiting next_keys running_in apply_effects free_batches no_wait put_off set_no_wait unlocked

@@ -73,7 +73,7 @@ class Daemon:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._listener: NotificationListener | None = None
         self.in_flight = InFlight()
-        self.tallies = Tallies(self.events)
+        self.tallies = Tallies(self.events, app.handlers)
         self._store = Store(options.connection, lambda: len(self.pools), options.transactions_max)
         self._startup = Startup(options.connection, self.events)
         self._recurring = Recurring(self._store, self.events)

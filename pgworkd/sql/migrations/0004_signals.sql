@@ -15,7 +15,7 @@ BEGIN
             FROM jsonb_array_elements(current_setting('pgworkd.functions_before')::jsonb) o
             JOIN (VALUES ('next_due', '{first_run_at}'::text[]),
                          ('depth', '{next_priority,histogram_bounds,percentile,throughput,
-                                     error_pattern,error_group,dead_groups}'),
+                                     error_message,error_pattern,error_group,dead_groups}'),
                          ('prune', '{sample_queues,append_minutes,sum_minutes,thin_samples,roll_up,
                                      note_deaths,count_deaths,make_alert,declare_alerts,
                                      forget_deaths}'),
