@@ -35,7 +35,7 @@ CREATE TABLE IF NOT EXISTS alert_rules (
     queues       text[],             -- deaths in these only; NULL: in all
     on_new       boolean NOT NULL DEFAULT true,  -- at the first death of a group
     deaths       integer CONSTRAINT deaths_must_be_1_to_a_million
-                 CHECK (deaths BETWEEN 1 AND 1000000),  -- or at so many of a group ...
+                 CHECK (deaths BETWEEN 1 AND 1000000),  -- or at this many of a group
     within_s     integer NOT NULL DEFAULT 600 CONSTRAINT within_s_must_be_1_to_a_day
                  CHECK (within_s BETWEEN 1 AND 86400),  -- ... within this time
     cooldown_s   integer NOT NULL DEFAULT 3600 CONSTRAINT cooldown_s_must_be_0_to_30_days

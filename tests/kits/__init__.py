@@ -16,6 +16,10 @@ dying        a daemon in a process of its own whose jobs die, with alerts
 flow         serialize keys, limits and rates, in SQL and in daemons that share queues
 schema       the contents of the schema, for comparing installations; roles and their passwords
 models       generated examples, their number and their limit of time; worlds in which several sessions play
+bench        what a run of `pgworkd bench` leaves in a database, and its moments
+traces       spans in memory, and a daemon that traces
+metrics      snapshots made up, and pages fetched and read by prometheus_client
+watched      `pgworkd run` whose metrics are watched over HTTP
 prometheus   Debian's prometheus and promtool, and the series of a fleet that does not exist
 grafana      what Grafana fills into the queries of a board; draws the picture of a board
 docs         the pages of README.md and docs/ as Markdown; writes the tables that are made from code
