@@ -42,7 +42,7 @@ _SLOW = """WITH sums AS (
     FROM medians n JOIN medians u ON u.queue = n.queue AND u.kind = n.kind AND n.now AND NOT u.now
     WHERE n.median_s >= $3::float8 * u.median_s AND n.median_s >= $4::float8
       AND least(n.runs, u.runs) >= $5::bigint
-    ORDER BY n.median_s / u.median_s DESC LIMIT 20""".replace("COUNTS", _COUNTS)
+    ORDER BY n.median_s / u.median_s DESC LIMIT 20""".replace("COUNTS", _COUNTS)  # nosec B608 # ours, of numbers
 _NOW = "SELECT extract(epoch FROM pgworkd.clock())::float8"
 
 
