@@ -1,16 +1,13 @@
-"""The calls that collect statistics and deaths, on a connection of their own: a sample may take long."""
+"""The calls that collect statistics and deaths, on a connection of their own: a sample may take seconds."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import NamedTuple, cast
 
 from pgworkd.database.connection import Connection, ConnectionOptions
 
-TIMEOUT_S = 300.0
-"""Of one call: a sample reads all live jobs."""
 ROLL_UP_STEP = DEATHS_STEP = 2_000
 """Rows per step."""
 
@@ -51,7 +48,9 @@ class SignalStore:
     """One connection. Raises PgworkdError."""
 
     def __init__(self, options: ConnectionOptions) -> None:
-        self._connection = Connection(replace(options, command_timeout_s=TIMEOUT_S), "signals")
+        # No more time than any other: a stop waits for the answer of a call. So there are no samples where counting all
+        # live jobs takes longer.
+        self._connection = Connection(options, "signals")
 
     async def sample(self) -> float:
         """Counts the jobs of all queues, if that is due in the fleet; the seconds until it is due again."""
