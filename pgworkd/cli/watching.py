@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -49,11 +50,11 @@ def exporter(
         address = parse_address(listen)
     except ValueError as error:
         raise UsageError(f"--listen {quoted(listen)} {error}") from None
-    listener = server.listen(address, "--listen")
-    log.configure(settings.log_level, settings.log_format)
-    stop_signals.hold()
     options = ConnectionOptions(settings.dsn_required(), settings.connect_timeout_s)
-    anyio.run(_export, listener, options)
+    with contextlib.closing(server.listen(address, "--listen")) as listener:
+        log.configure(settings.log_level, settings.log_format)
+        stop_signals.hold()
+        anyio.run(_export, listener, options)
     stop_signals.ignore()
     return 0
 
