@@ -19,7 +19,7 @@ from pgworkd.words.events import Events
 from pgworkd.words.histogram import Histogram
 
 KINDS_MAX = 200
-"""Kinds without a handler that are counted apart: a program that makes a kind per job must not fill a metric."""
+"""Kinds of the app, and others, that are counted apart: a program that makes a kind per job must not fill a metric."""
 OTHER = "other"
 """Stands for all further kinds."""
 OUTCOMES = ("completed", "failed", "dead", "released", "cancelled", "expired", "stale")
@@ -51,8 +51,8 @@ class Tallies:
     """All counts of this process."""
 
     def __init__(self, events_: Events, declared: Container[str] = ()) -> None:
-        """`declared`: the kinds of the app, which are counted apart however many there are."""
-        self._declared, self._others = declared, 0
+        """`declared`: the kinds of the app, which have places of their own."""
+        self._declared, self._known = declared, {True: 0, False: 0}
         self.kinds: dict[tuple[str, str], Tally] = {}
         """By queue and kind."""
         self.claims: Counter[tuple[str, str]] = Counter()
@@ -77,10 +77,11 @@ class Tallies:
         """The tally of a kind; beyond KINDS_MAX that the app does not declare, that of OTHER."""
         found = self.kinds.get((queue, kind))
         if found is None:
-            if kind not in self._declared and kind != OTHER:
-                if self._others >= KINDS_MAX:
+            if kind != OTHER:
+                ours = kind in self._declared
+                if self._known[ours] >= KINDS_MAX:
                     return self.of(queue, OTHER)
-                self._others += 1
+                self._known[ours] += 1
             found = self.kinds[queue, kind] = Tally()
         return found
 

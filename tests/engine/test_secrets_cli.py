@@ -55,11 +55,15 @@ COMMANDS = {
     "batches delete": [ID],
     "keys": [],
     "keys free": ["q", "k"],
+    "alerts": [],
+    "grafana": [],
+    "dead": [],
+    "mute": ["1", "--until", "2h"],
 }
 """Each with arguments that let it reach the database."""
-OFFLINE = {"config show", "grants", "health"}
+OFFLINE = {"config show", "grants", "health", "alerts", "grafana"}
 """They do not use the database."""
-SERVICES = {"run", "dev", "demo", "autoscale", "exporter"}
+SERVICES = {"run", "dev", "demo", "autoscale", "exporter", "bench"}
 """They run until stopped: tests/engine/test_secrets.py checks them as processes."""
 AUTOSCALE = ["-q", "q", "--max", "1", "--up-at", "9", "--down-at", "1", "--", "true"]
 MISPLACED = {

@@ -27,6 +27,7 @@ LOOKS: dict[str, list[str]] = {
     "audit": ["", "--queue mail", "--job {dead}"],
     "batches": ["", "--name month"],
     "batches show": ["{batch}", "{finished} --follow"],
+    "dead": ["", "--queue mail"],
     "doctor": [""],
     "job": ["{dead}", "{running}", "{done}"],
     "jobs": ["", "--queue mail", "--status dead", "--status completed", "--limit 1"],
@@ -46,6 +47,7 @@ REFUSE = {
     "enqueue": "mail",
     "keys free": "mail k",
     "migrate": "",
+    "mute": "1 --until 2h",
     "pause": "mail",
     "queues pause": "mail",
     "queues resume": "mail",
@@ -58,9 +60,9 @@ REFUSE = {
     "schedules run-now": "nightly",
     "undepend": "{dead}",
 }
-SERVICES = {"autoscale", "demo", "dev", "exporter", "run"}
+SERVICES = {"autoscale", "bench", "demo", "dev", "exporter", "run"}
 """Long-running commands; all but the exporter wait for a writable server."""
-WITHOUT_A_DATABASE = {"config show", "grants", "health"}
+WITHOUT_A_DATABASE = {"alerts", "config show", "grafana", "grants", "health"}
 REFUSED = "this server only reads (a standby?): connect to the primary"
 OWN = ("connection", "server", "writes", "clock", "queues", "kinds")
 """What doctor reports about the server itself or about live workers, and not about replicated data."""

@@ -204,6 +204,13 @@ def others_variables(**environ: str) -> UsageCheck:
     return check
 
 
+def bad_sslmode(usage: Usage) -> None:
+    """We refuse it, and name where it comes from."""
+    with usage.monkeypatch.context() as patch:
+        patch.setenv("PGSSLMODE", "bogus")
+        assert usage.shell.refused("queues").startswith("sslmode (environment PGSSLMODE): must be one of ")
+
+
 def bad_variable(name: str, value: str, told: str) -> UsageCheck:
     """The driver fails because of it: the error names it."""
 
@@ -289,7 +296,7 @@ CASES = [
     Case(80, "PGSERVICE", others_variables(PGSERVICE="nosuch")),
     Case(80, "PGHOST and the like", others_variables(PGHOST="nowhere.invalid", PGUSER="nobody", PGDATABASE="nowhere")),
     Case(80, "PGPORT=x", bad_variable("PGPORT", "x", "invalid literal for int() with base 10: 'x'")),
-    Case(80, "PGSSLMODE=bogus", bad_variable("PGSSLMODE", "bogus", "`sslmode` parameter must be one of")),
+    Case(80, "PGSSLMODE=bogus", bad_sslmode),
     Case(81, "no such module", app_is(None, "module 'bad_app': No module named 'bad_app'")),
     Case(81, "a module that raises", app_is(f"raise ValueError('{NOWHERE}')", RAISED)),
     Case(81, "a module that exits", app_is("import sys\nsys.exit(3)", "on import: SystemExit: 3 (bad_app.py:2)")),
