@@ -28,7 +28,7 @@ BELOW = {
     "engine/wake": "errors words database engine engine/claim",
     "engine/life": "errors words settings database engine engine/settle engine/run engine/claim engine/wake",
     "admin": "errors words settings database client",
-    "metrics": "errors words settings database admin engine engine/life",
+    "metrics": "errors words settings database client admin engine engine/life",
     "alerts": "errors words settings database client admin engine",
     "app": "errors words engine alerts",
     "fleet": "errors words settings database admin engine/run engine/life metrics",

@@ -15,7 +15,8 @@ from pgworkd.admin import queries as sql
 from pgworkd.admin import refusals
 from pgworkd.admin.queries import Enqueued, Job, JobRow, Jobs
 from pgworkd.admin.refusals import Refused
-from pgworkd.client.new_job import PRIORITY, JobOptions, NewJob, OnDuplicate, check_on_duplicate, row
+from pgworkd.client import sent
+from pgworkd.client.new_job import PRIORITY, QUEUE, JobOptions, NewJob, OnDuplicate, check_on_duplicate, row
 from pgworkd.client.statements import ENQUEUE
 from pgworkd.client.tracing import first_id, ran, traced
 from pgworkd.database.connection import Connection
@@ -262,6 +263,7 @@ def check_payload(text: str) -> None:
 
 
 def _enqueue(connection: Connection, values: Sequence[object]) -> Coroutine[Any, Any, list[Any]]:
+    sent.count(str(values[QUEUE]))
     return connection.fetch(ENQUEUE.numbered, *values)
 
 

@@ -23,6 +23,7 @@ from functools import partial
 from typing import Any, Generic, NamedTuple, Never, Self, TypeVar, Unpack, overload
 from uuid import UUID
 
+from pgworkd.client import sent
 from pgworkd.client.batch_types import AddOptions, BatchOptions, Cancelled, ChildOptions, Kinds, Progress
 from pgworkd.client.columns import parts
 from pgworkd.client.connections import AnyAsyncConnection, Step, SyncConnection, answered, way
@@ -270,6 +271,7 @@ def _open(
 
 def _added(batch_id: UUID, part: list[tuple[str, str]], parameters: tuple[Any, ...]) -> tuple[Any, Sequence[Any]]:
     ids, payloads = map(list, zip(*part, strict=True))
+    sent.count(parameters[0], len(ids))
     return ADD_JOBS, [str(batch_id), ids, payloads, *parameters]
 
 

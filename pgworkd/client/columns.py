@@ -36,7 +36,7 @@ STATEMENT_ROWS, STATEMENT_CHARS = 5_000, 8 * 1024 * 1024  # more is no faster, b
 _STEP_ROWS = 100
 """Jobs drawn and encoded between two yields to the event loop; also how soon large payloads are noticed."""
 _NAMES = tuple(field.name for field in FIELDS)
-_QUEUE, _META = map([name for name in _NAMES if name != "payload"].index, ("queue", "meta"))
+QUEUE_COLUMN, _META = map([name for name in _NAMES if name != "payload"].index, ("queue", "meta"))
 """Their places in `Columns`, which keep payloads apart."""
 _TEXTS = {
     **dict.fromkeys(("queue", "kind"), NAME_CHARS_MAX),
@@ -176,7 +176,7 @@ class ManyJobs:
         return found if self.span is None else self._traced(found, self.span)
 
     def _traced(self, found: Columns, span: Producing) -> Columns:
-        queue = found.alike[_QUEUE]  # None: they differ
+        queue = found.alike[QUEUE_COLUMN]  # None: they differ
         self._queue = queue if self._queue == queue or len(self.ids) == len(found.ids) else None
         span.named(self._queue)
         span.counted(len(self.ids))

@@ -16,8 +16,9 @@ from typing import Any, Protocol, TypeAlias
 import anyio
 import anyio.lowlevel
 
-from pgworkd.client.columns import Columns, ManyJobs, of_rows, parts
-from pgworkd.client.new_job import META, PAYLOAD, Waits
+from pgworkd.client import sent
+from pgworkd.client.columns import QUEUE_COLUMN, Columns, ManyJobs, of_rows, parts
+from pgworkd.client.new_job import META, PAYLOAD, QUEUE, Waits
 from pgworkd.client.statements import DEPEND, ENQUEUE, INSERT, INSERT_ONE, Statement
 from pgworkd.errors import UsageError
 
@@ -110,7 +111,7 @@ def enqueues(row: Sequence[Any], on_duplicate: str) -> list[Step]:
 
     It returns one row: (id, created, changed).
     """
-    return [lambda: (ENQUEUE, [*row, on_duplicate])]
+    return [partial(_enqueue, row, on_duplicate)]
 
 
 def way(conn: object) -> Callable[[Any, Steps], Any]:
@@ -124,7 +125,16 @@ def way(conn: object) -> Callable[[Any, Steps], Any]:
     raise UsageError(f"cannot enqueue on a {type(conn).__qualname__}: pass one of {', '.join(_WAYS)}")
 
 
+def _enqueue(row: Sequence[Any], on_duplicate: str) -> tuple[Statement, Sequence[Any]]:
+    sent.count(row[QUEUE])
+    return ENQUEUE, [*row, on_duplicate]
+
+
 def _insert(columns: Columns) -> tuple[Statement, Sequence[Any]]:
+    if varying := columns.varying[QUEUE_COLUMN]:
+        sent.count_each(varying)
+    else:
+        sent.count(columns.alike[QUEUE_COLUMN], len(columns.ids))
     if len(columns.ids) == 1:
         return INSERT_ONE, [f"{columns.ids[0]:032x}", columns.payloads[0], *columns.alike]
     return INSERT, columns.values

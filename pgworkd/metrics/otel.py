@@ -3,7 +3,7 @@
 Asynchronous instruments, which the provider's reader calls when it collects, so nothing is added to the way of a job.
 A histogram cannot be observed asynchronously (OpenTelemetry's specification has no such instrument): each becomes two
 counters, of its observations and of their seconds, from which averages and rates follow; its buckets are only on the
-page /metrics. Attributes are named as labels are. Three instruments have the names of the semantic conventions for
+page /metrics. Attributes are named as labels are. Some instruments have the names of the semantic conventions for
 messaging, with `messaging.system` pgworkd.
 """
 
@@ -17,6 +17,7 @@ from typing import Any
 from opentelemetry import metrics
 from opentelemetry.metrics import CallbackOptions, Meter, Observation
 
+from pgworkd.client import sent
 from pgworkd.metrics.families import FAMILIES, Family
 from pgworkd.metrics.samples import Samples, Source, Value
 
@@ -34,6 +35,23 @@ def observe(source: Source, provider: metrics.MeterProvider | None = None) -> No
         if family.source == "process":
             _make(meter, family, read)
     _messaging(meter, read)
+    observe_sent(provider)
+
+
+def observe_sent(provider: metrics.MeterProvider | None = None) -> None:
+    """Makes the instrument for the jobs that this process enqueues; for programs that only do that, such as a site."""
+    metrics.get_meter("pgworkd", meter_provider=provider).create_observable_counter(
+        "messaging.client.sent.messages",
+        [_sent],
+        unit="{message}",
+        description="Jobs whose insert was sent to the database, committed or not.",
+    )
+
+
+def _sent(_: CallbackOptions) -> Iterator[Observation]:
+    for queue, jobs in sent.counts().items():
+        place = {} if queue == sent.UNNAMED else {"messaging.destination.name": queue}
+        yield Observation(jobs, SYSTEM | {"messaging.operation.name": "enqueue"} | place)
 
 
 class _Reading:
