@@ -143,7 +143,7 @@ def _of_events(at: Thresholds) -> tuple[Rule, ...]:
             "warning",
             f"{dead} > {at.dead_jobs}",
             _SETTLED_S,
-            "{{ $labels.queue }}: about {{ $value | humanize }} jobs of kind {{ $labels.kind }} have died",
+            '{{ $labels.queue }}: about {{ $value | printf "%.0f" }} jobs of kind {{ $labels.kind }} have died',
             f"In one kind {_more_than(at.dead_jobs)} died within {_EVENTS_MIN} min, all attempts used up. The dead stay"
             " until someone decides.",
             "`pgworkd jobs --queue QUEUE --status dead` shows the errors. Repair the cause, then `pgworkd retry --queue"
@@ -154,7 +154,7 @@ def _of_events(at: Thresholds) -> tuple[Rule, ...]:
             "warning",
             f"{rescued} > {at.lost_jobs}\nor {lost} > {at.lost_jobs}",
             _SETTLED_S,
-            "{{ $labels.queue }}: about {{ $value | humanize }} jobs were lost with their worker",
+            '{{ $labels.queue }}: about {{ $value | printf "%.0f" }} jobs were lost with their worker',
             f"Workers that had stopped renewing their lease lost {_more_than(at.lost_jobs)} of a queue, or ended it too"
             f" late to be stored, within {_EVENTS_MIN} min. What was lost runs again.",
             "A process was killed or frozen: look for the out-of-memory killer (`journalctl -k`), evictions, and"

@@ -154,6 +154,16 @@ class _Request(BaseHTTPRequestHandler):
 
     do_POST = do_PUT = do_DELETE = do_PATCH = do_OPTIONS = _refuse  # noqa: N815
 
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """What the standard library cannot read; plain text, not its HTML. A TLS handshake looks like this."""
+        self.close_connection = True
+        body = f"{code} {message or ''}: speak plain HTTP/1.1 here\n".encode("latin-1", "replace")
+        self.send_response(code, message)
+        self.send_header("Content-Type", "text/plain; charset=utf-8")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
     def log_message(self, *_: object) -> None:
         """Requests are not logged: there is one every few seconds."""
 

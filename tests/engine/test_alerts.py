@@ -11,7 +11,7 @@ import pytest
 
 from pgworkd import App, PermanentError
 from pgworkd.alerts.alert import Alert
-from pgworkd.alerts.digest import Digest, before
+from pgworkd.alerts.digest import Digest, before, summary
 from pgworkd.engine.life import signals
 from pgworkd.errors import UsageError
 from pgworkd.words.recurrence import Recurrence
@@ -149,6 +149,7 @@ async def test_two_daemons_of_two_applications_send_one_alert_each(dsn: str, db:
         ({"cooldown_s": -1}, "cooldown_s must be an int from 0"),
         ({"queues": "mail"}, "queues must be a list of names"),
         ({"queues": [""]}, "a name in queues must be text"),
+        ({"queues": []}, "queues is empty: leave it out for all queues"),
         ({"name": ""}, "the alert's name must be text"),
     ],
 )
@@ -222,6 +223,19 @@ async def plant(db: asyncpg.Connection[Any]) -> None:
             at,
             counts,
         )
+
+
+async def test_a_digest_is_as_many_lines_as_there_are_findings(db: asyncpg.Connection[Any]) -> None:
+    for name in ("a\nDead jobs: none", "b\x1b[2J"):
+        await db.execute("INSERT INTO pgworkd.jobs (queue, run_at) VALUES ($1, now() - interval '2 h')", name)
+        await db.execute(
+            "INSERT INTO pgworkd.jobs (queue, status, failures, failed_at, error) VALUES ($1, 'dead', 1, now(), 'x')",
+            name,
+        )
+    text = (await summary(db.fetch, lambda now: now - timedelta(days=1))).text()
+    assert "\n  a\\nDead jobs: none: due for " in text
+    assert "\nDead jobs: none" not in text
+    assert "\x1b" not in text
 
 
 async def test_a_digest_without_findings_says_so(dsn: str, db: asyncpg.Connection[Any]) -> None:

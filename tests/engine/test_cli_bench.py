@@ -10,12 +10,15 @@ from typing import Any
 import psycopg
 import pytest
 
+from pgworkd.bench.phases import HELD_S
 from tests.kits.bench import JOBS, LINE, REGISTERED, SERVED, SESSIONS, contents, wait_for
 from tests.kits.cli import Shell, clean, run_bare, shell
 from tests.kits.commands import Command, Start, start
 
 __all__ = ["clean", "shell", "start"]  # fixtures
 
+HELD = f"""SELECT clock_timestamp() - min(xact_start) > '{HELD_S} s' FROM pg_stat_activity
+    WHERE application_name = 'forgotten'"""  # noqa: S608 - a number of ours
 SLOW_END_S = 60.0
 """A loaded machine, and the wait for the lease of a killed run."""
 
@@ -169,6 +172,8 @@ def test_beside_a_busy_fleet(shell: Shell, bench: Any, start: Start) -> None:
     assert found == [("mail", "completed", 1, 30000, 1)]
     assert shell.sql("SELECT count(*) FROM pgworkd.workers") == 1
     assert shell.sql("SELECT count(*) FROM pgworkd.audit") == 0
+    for table in ("queue_samples", "queue_minutes"):
+        assert not any("pgworkd-bench-" in row for row in contents(shell)[table])
     daemon.stop()
     assert daemon.ends() == 0
 
@@ -177,7 +182,7 @@ def test_a_held_transaction_is_named(shell: Shell, bench: Any) -> None:
     with psycopg.connect(shell.dsn, application_name="forgotten") as other:
         other.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         other.execute("SELECT count(*) FROM pgworkd.jobs")
-        shell.sql("SELECT pg_sleep(1.5)")
+        wait_for(shell, HELD)
         found = json.loads(ended(bench("--jobs", "100", "--json")))
     assert "forgotten" in found["held_transaction"]["who"]
     assert "holds back vacuum" in found["verdict"]["sentence"]

@@ -116,7 +116,7 @@ async def test_a_locked_table_costs_what_is_read_from_it_only(
 async def test_what_holds_back_vacuum(db: asyncpg.Connection[Any], dsn: str) -> None:
     async with db.transaction():
         await db.execute("SELECT pg_current_xact_id()")
-        time.sleep(0.3)  # noqa: ASYNC251 - nothing else runs
+        await until(lambda: db.fetchval("SELECT clock_timestamp() - now() > '0.3 s'"))
         found = await samples(dsn)
     assert float(found["pgworkd_oldest_snapshot_seconds"][()]) >= 0.3  # type: ignore[arg-type]
     assert set(found["pgworkd_oldest_snapshot_transactions"]) == {("session",), ("prepared",), ("slot",)}
