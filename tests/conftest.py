@@ -17,7 +17,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from pgworkd.database import schema
+from pgworkd.database import array_types, schema
 from pgworkd.embedded import EmbeddedPostgres
 from tests.lanes import (  # noqa: F401 - hooks of pytest
     pytest_collection_finish,
@@ -98,5 +98,6 @@ async def empty_dsn(server_dsn: str) -> AsyncIterator[str]:
 async def db(dsn: str) -> AsyncIterator[asyncpg.Connection[Any]]:
     """A connection to the test's database, as an application would hold one."""
     connection = await asyncpg.connect(dsn)
+    array_types.register(connection)
     yield connection
     connection.terminate()

@@ -91,7 +91,7 @@ async def _connect(options: ConnectionOptions, name: str, wanted: _Wanted) -> as
         except ValueError as error:  # of the driver's parser: for PGPORT=x just the text of int()
             raise asyncpg.ClientConfigurationError(str(error)) from None
         try:
-            await session.lift_limits(connection)
+            await session.set_up(connection)
         except BaseException:
             connection.terminate()
             raise
@@ -336,7 +336,7 @@ class TransactionPool:
                         server_settings=self._options.settings("transaction") | session.TRANSACTION_SETTINGS,
                         target_session_attrs=_Wanted.read_write,
                         connection_class=_AgedConnection,
-                        init=session.lift_limits,
+                        init=session.set_up,
                     )
                     await self._pool
                 except UsageError as error:  # of the address, which is in its frames

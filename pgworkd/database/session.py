@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from pgworkd.database import array_types
+
 TRANSACTION_TIMEOUT_SINCE = 17
 """The version of Postgres that introduced transaction_timeout: older ones reject a connection that sets it."""
 USER_TIMEOUT_MS = "10000"
@@ -39,12 +41,13 @@ def settings(
     }
 
 
-async def lift_limits(connection: Any) -> None:
-    """Applies, once the server's version is known, what cannot be set on connect. Raises the driver's errors."""
+async def set_up(connection: Any) -> None:
+    """Applies what cannot be set on connect, now that the server's version is known. Raises the driver's errors."""
+    array_types.register(connection)
     if connection.get_server_version().major >= TRANSACTION_TIMEOUT_SINCE:
         await connection.execute(_NO_LIMIT)
 
 
 def reset_query(connection: Any, query: str) -> str:
-    """The driver's query that resets a session, followed by what `lift_limits` sets."""
+    """The driver's query that resets a session, followed by what `set_up` sets."""
     return query + _NO_LIMIT if connection.get_server_version().major >= TRANSACTION_TIMEOUT_SINCE else query
