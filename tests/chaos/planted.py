@@ -19,6 +19,7 @@ from tests.chaos.planted_dba import BUGS as DBA
 from tests.chaos.planted_fleet import BUGS as FLEET
 from tests.chaos.planted_locks import BUGS as LOCKS
 from tests.chaos.planted_runs import BUGS as RUNS
+from tests.chaos.planted_signals import BUGS as SIGNALS
 from tests.chaos.planted_sizes import BUGS as SIZES
 from tests.chaos.planted_window import BUGS as WINDOW
 from tests.kits.planting import mutated_tree, run_module, verdicts
@@ -42,6 +43,7 @@ BUGS = (
     *RUNS,
     *FLEET,
     *LOCKS,
+    *SIGNALS,
     sql(
         "no fence",
         _FENCE + _OF_THE_WORKER + _OF_COMPLETED,

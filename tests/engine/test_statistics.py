@@ -81,7 +81,7 @@ async def test_the_daemons_sample_the_queues_and_count_the_deaths(dsn: str, db: 
             return sum(row[0] for row in await db.fetch(groups)) == 5
 
         await until(counted)
-        assert await db.fetchval("SELECT count(*) FROM pgworkd.samples") >= 1
+        await until(lambda: db.fetchval("SELECT count(*) FROM pgworkd.samples"))
     assert [tuple(row) for row in await db.fetch(groups)] == [(5, "no")]
 
 

@@ -16,7 +16,7 @@ from pgworkd.database.reconnect import Outage
 from pgworkd.database.store import Rescued, Store
 from pgworkd.engine.attempts import InFlight
 from pgworkd.engine.life.recurring import Recurring
-from pgworkd.engine.life.signals import Signals
+from pgworkd.engine.life.signals import FIRST_S, Signals
 from pgworkd.engine.tallies import Tallies
 from pgworkd.errors import DatabaseBusy, DatabaseUnavailable, PgworkdError
 from pgworkd.words import events
@@ -133,7 +133,8 @@ class Maintenance:
         async with anyio.create_task_group() as tasks:
             cleaning = (self._expire, self._unblock, self._orphans, self._partitions, self._prune, self._refused)
             for task in (self._rescue, self._schedules, self._effects, *cleaning, *self._signals.tasks):
-                tasks.start_soon(self._repeat, task, name=f"maintenance {task.__name__.strip('_')}")
+                name = task.__name__.strip("_")
+                tasks.start_soon(self._repeat, task, name, FIRST_S.get(name, 0.0), name=f"maintenance {name}")
 
     async def release_orphans(self, age_s: float, age_max_s: float | None = None) -> None:
         """Releases orphaned attempts: running under our id, and not in flight here, as the claim's answer was lost.
@@ -152,10 +153,11 @@ class Maintenance:
             if released:  # else they have been settled meanwhile
                 self._events.emit(events.ORPHANS_RELEASED, count=len(released))
 
-    async def _repeat(self, task: Callable[[], Awaitable[float]]) -> None:
-        name = task.__name__.strip("_")
+    async def _repeat(self, task: Callable[[], Awaitable[float]], name: str, delay_s: float) -> None:
         outage = Outage(name, self._events)
         while True:
+            with anyio.move_on_after(delay_s):
+                await self._woken(name).wait()
             began = anyio.current_time()
             try:
                 delay_s = await task()
@@ -165,21 +167,24 @@ class Maintenance:
             except DatabaseUnavailable as error:
                 if not isinstance(error, DatabaseBusy):
                     await outage.wait(error)
+                    delay_s = 0.0
                     continue
                 delay_s = self._retry_delay_s(name, error)
             except PgworkdError as error:
                 self._halve_step(name)
                 self._events.emit(events.MAINTENANCE_FAILED, task=name, error=str(error))
                 delay_s = REFUSED_PAUSE_S
-            woken = {
-                "schedules": self._schedules_changed,
-                "effects": self._effects_deferred,
-                "rescue": self._worker_ended,
-                "deaths": self._tallies.died,
-                "sample": self._signals.sample_due,
-            }.get(name)
-            with anyio.move_on_after(delay_s):
-                await (woken.wait() if woken is not None else anyio.sleep_forever())
+
+    def _woken(self, name: str) -> anyio.Event:
+        """Set when the task is due before its time; each run of the task begins with a new one."""
+        events_ = {
+            "schedules": self._schedules_changed,
+            "effects": self._effects_deferred,
+            "rescue": self._worker_ended,
+            "deaths": self._tallies.died,
+            "sample": self._signals.sample_due,
+        }
+        return events_.get(name) or anyio.Event()
 
     def _retry_delay_s(self, name: str, error: DatabaseBusy) -> float:
         """Seconds until a step is tried again that met a lock (soon), or timed out (after its period)."""

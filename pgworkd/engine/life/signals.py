@@ -22,6 +22,8 @@ DEATHS_S = 60.0
 DECLARE_S = 600.0
 """How often this program's alert rules are declared: those that nobody declares are deleted after a day."""
 ROLL_UP_S = 600.0
+FIRST_S = {"sample": 2.0, "deaths": 2.0, "minutes": MINUTES_S, "roll_up": 30.0}
+"""How long after the start each task runs first, in seconds: when a fleet restarts, jobs come first."""
 IDLE_SAMPLE_S = 60.0
 """Between samples while this daemon claims and settles nothing: the fleet takes one every 5 s else."""
 TICK_S = 0.25
@@ -54,7 +56,7 @@ class Signals:
         self._written: dict[tuple[str, str], Minutes] = {}  # the totals up to the last append
         self._written_at = time.monotonic()
         self._clock_ahead_s = clock_ahead_s
-        self._sample_at, self._sampled = 0.0, 0
+        self._sample_at, self._sampled = time.monotonic() + FIRST_S["sample"], 0
         self.sample_due = anyio.Event()
         """Set when a sample is due because something was claimed or settled since the last one."""
         self.tasks = (self.sample, self.minutes, self.roll_up, self.deaths) if statistics else (self.deaths,)

@@ -1,0 +1,149 @@
+"""Bugs planted into signals: samples, statistics, deaths, alerts and metrics."""
+
+from __future__ import annotations
+
+from tests.chaos.bug import python, sql
+
+_DEATHS, _ALERTS = "tests/sql/test_deaths.py", "tests/sql/test_alerts.py"
+_SAMPLES, _STATISTICS = "tests/sql/test_samples.py", "tests/engine/test_statistics.py"
+
+BUGS = (
+    sql(
+        "two sessions count deaths at once",
+        "    IF NOT pg_try_advisory_xact_lock(1886873445, 10) THEN\n        RETURN NULL;",
+        "    IF false THEN\n        RETURN NULL;",
+        tests=_DEATHS,
+    ),
+    sql(
+        "a death is noted for what is retried, too",
+        "FROM jobs j WHERE j.id = ANY (p_ids) AND j.status = 'dead'\n    ON CONFLICT",
+        "FROM jobs j WHERE j.id = ANY (p_ids) AND j.status IN ('dead', 'failed')\n    ON CONFLICT",
+        tests=_DEATHS,
+    ),
+    sql(
+        "deaths before the step's are forgotten with it",
+        "                deaths = g.deaths + excluded.deaths,",
+        "                deaths = excluded.deaths,",
+        tests=f"{_DEATHS} {_ALERTS}",
+    ),
+    sql(
+        "a group's first death moves",
+        "first_at = least(g.first_at, excluded.first_at)",
+        "first_at = excluded.first_at",
+        tests=f"{_DEATHS} {_ALERTS}",
+    ),
+    sql(
+        "an alert ignores its cool-down",
+        "AND a.at > v_now - make_interval(secs => p_rule.cooldown_s) AND a.at <= v_now) THEN",
+        "AND false) THEN",
+        tests=_ALERTS,
+    ),
+    sql(
+        "alerts stop after a step back of the clock",
+        "AND a.at > v_now - make_interval(secs => p_rule.cooldown_s) AND a.at <= v_now) THEN",
+        "AND a.at > v_now - make_interval(secs => p_rule.cooldown_s)) THEN",
+        tests=_ALERTS,
+    ),
+    sql(
+        "a muted group makes alerts",
+        "AND coalesce(v_group.muted_until <= clock(), true);",
+        "AND true;",
+        tests=_ALERTS,
+    ),
+    sql(
+        "the death of an alert makes an alert",
+        "AND (r.queue <> v_group.queue OR r.kind <> v_group.kind)",
+        "AND true",
+        tests=_ALERTS,
+    ),
+    sql(
+        "every group is new",
+        "PERFORM make_alert(r, v_group.id, v_group.is_new)",
+        "PERFORM make_alert(r, v_group.id, true)",
+        tests=_ALERTS,
+    ),
+    sql(
+        "the rules of another application are deleted",
+        "WHERE o.updated_at < clock() - interval '1 day'",
+        "WHERE o.updated_at < clock() + interval '1 day'",
+        tests=_ALERTS,
+    ),
+    sql(
+        "a mute is audited as an unmute",
+        "jsonb_build_object('group', p_group, 'muted_until', p_until));",
+        "jsonb_build_object('group', p_group, 'muted_until', NULL));",
+        tests=_DEATHS,
+    ),
+    sql(
+        "samples stop after a step back of the clock",
+        "IF v_last.at <= v_now AND v_due_at > v_now THEN",
+        "IF v_due_at > v_now THEN",
+        tests=_SAMPLES,
+    ),
+    sql(
+        "an expensive sample is taken every 5 s",
+        "v_due_at := v_last.at + make_interval(secs => greatest(5, 20 * v_last.took_s));",
+        "v_due_at := v_last.at + make_interval(secs => 5);",
+        tests=_SAMPLES,
+    ),
+    sql(
+        "what is scheduled counts as due",
+        "count(*) FILTER (WHERE j.status = 'pending' AND j.run_at <= v_now),",
+        "count(*) FILTER (WHERE j.status = 'pending'),",
+        tests=_SAMPLES,
+    ),
+    sql(
+        "a roll-up loses the failures",
+        "sum(g.completed) AS completed, sum(g.failed) AS failed,",
+        "sum(g.completed) AS completed, 0 AS failed,",
+        tests=_SAMPLES,
+    ),
+    sql(
+        "thinning keeps a second sample of an hour",
+        "AND k.at < min(o.at)));",
+        "AND k.at < min(o.at) AND false));",
+        tests=_SAMPLES,
+    ),
+    python(
+        "statistics are written again with each period",
+        "engine/life/signals",
+        "rows = [_less(total, self._written.get(key)) for key, total in totals.items()]",
+        "rows = [_less(total, None) for key, total in totals.items()]",
+        tests=_STATISTICS,
+    ),
+    python(
+        "a stop loses the last statistics",
+        "engine/life/signals",
+        "        if self._statistics:\n            with anyio.move_on_after(LAST_S):",
+        "        if False:\n            with anyio.move_on_after(LAST_S):",
+        tests=_STATISTICS,
+    ),
+    python(
+        "kinds are counted without a bound",
+        "engine/tallies",
+        "if self._known[ours] >= KINDS_MAX:",
+        "if False:",
+        tests=_STATISTICS,
+    ),
+    python(
+        "totals fall when a process dies",
+        "metrics/samples",
+        'ADDITIVE = frozenset(family.name for family in FAMILIES if family.kind != "gauge")',
+        "ADDITIVE = frozenset[str]()",
+        tests="tests/unit/test_metrics.py",
+    ),
+    python(
+        "a digest shows line breaks of names",
+        "alerts/digest",
+        '*(f"  {escaped(line)}" for line in lines)',
+        '*(f"  {line}" for line in lines)',
+        tests="tests/engine/test_alerts.py",
+    ),
+    python(
+        "jobs sent are not counted",
+        "client/sent",
+        "        _counts[name] += jobs",
+        "        pass",
+        tests="tests/unit/test_metrics_otel.py",
+    ),
+)
