@@ -6,10 +6,12 @@ from collections import Counter
 from typing import Any
 
 import asyncpg
+import pytest
 
 from pgworkd import App, Job, PermanentError, Snooze
 from pgworkd.admin.admin import Admin
 from pgworkd.database.connection import ConnectionOptions
+from pgworkd.engine.life import signals
 from pgworkd.engine.tallies import KINDS_MAX, OTHER, Tallies
 from pgworkd.words.events import Events
 from tests.kits.apps import attempt_of
@@ -69,6 +71,24 @@ async def test_every_attempt_is_written_once_when_the_daemons_have_stopped(
         ("later", 80, 40, 0, 0, 40),
     ]
     assert await db.fetchval(SHAPE)
+
+
+async def test_a_period_has_what_ended_in_it_only(
+    dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(signals, "MINUTES_S", 0.05)
+    monkeypatch.setitem(signals.FIRST_S, "minutes", 0.05)
+    written = "SELECT sum(completed)::int, sum(started)::int FROM pgworkd.queue_minutes"
+    async with running(app_of_all_ends(), dsn):
+        for number in range(1, 4):
+            await insert(db, "good")
+
+            async def is_written(jobs: int = number) -> bool:
+                return (await db.fetchval(written) or 0) >= jobs
+
+            await until(is_written)
+    assert tuple(await db.fetchrow(written) or ()) == (3, 3)
+    assert await db.fetchval("SELECT count(*) FROM pgworkd.queue_minutes") == 3
 
 
 async def test_the_daemons_sample_the_queues_and_count_the_deaths(dsn: str, db: asyncpg.Connection[Any]) -> None:

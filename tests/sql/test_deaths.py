@@ -71,6 +71,17 @@ async def test_a_job_lost_for_good_is_a_death(db: Db) -> None:
     assert found["pattern"] == "lost: worker <name> (id <n>, pid <n>) did not renew its lease"
 
 
+async def test_a_job_lost_and_run_again_is_no_death(db: Db) -> None:
+    lost, living = await worker(db), await worker(db)
+    await db.execute("INSERT INTO pgworkd.jobs (queue, max_attempts) VALUES ('q', 1), ('q', 9)")
+    ids = await claim_ids(db, lost)
+    await steady(db, living)
+    statuses = await rescue(db, living)
+    assert sorted(statuses.values())[0] == "dead"
+    assert len(set(statuses.values())) == 2
+    assert [i for i, _ in await deaths(db)] == [i for i in ids if statuses[i] == "dead"]
+
+
 async def test_a_job_too_large_to_be_streamed_is_a_death(db: Db) -> None:
     root = await batch(db, "payroll", kind="calculate")
     await batch(db, "cheques", "r", parent=root, stream=True)
