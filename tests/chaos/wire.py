@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from pgworkd.database import schema
-from tests.chaos import wire_client, wire_daemon, wire_engine, wire_settle
+from tests.chaos import wire_client, wire_daemon, wire_engine, wire_settle, wire_signals
 from tests.chaos.wire_kit import HEAD, Figures, Operation, sweep
 from tests.kits.server import create_database, create_template, start_test_server
 
@@ -36,6 +36,9 @@ OPERATIONS: list[type[Operation]] = [
     wire_engine.Rescue,
     wire_daemon.OneJob,
     wire_daemon.Transaction,
+    wire_signals.CountDeaths,
+    wire_signals.Append,
+    wire_signals.Sample,
     wire_client.Migrate,
 ]
 
