@@ -111,7 +111,7 @@ class Watch(Watcher):
         pool = self.daemon.pools[order.queue]
         ahead, waiting = pool._prefetch.ahead, len(self._waiting(order.queue))
         free = pool.concurrency - self.running(order.queue) - waiting
-        if order.limit > max(0, free + ahead) or ahead > AHEAD_MAX:
+        if not 1 <= order.limit <= max(0, free + ahead) or ahead > AHEAD_MAX:
             text = f"a claim of {order.limit} for {free} free slots and {ahead} ahead"
             self.broken("claims_bounded", text)
         unsettled = len(self.daemon.in_flight) - sum(

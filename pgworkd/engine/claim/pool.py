@@ -261,6 +261,8 @@ class Pool:
                 await self._announce(idle=True)
             self._claiming = True
             await self._unknown.refresh(self.queue, self._worker.worker_id)
+            if not self._may_claim():  # paused meanwhile, or the settler has filled up
+                return 0.0
             sent = self._prepare()
             claimed = await self._store.claim(sent.order)
             took_s, dry = anyio.current_time() - sent.at, not self._executor.waiting
