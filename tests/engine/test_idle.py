@@ -15,6 +15,7 @@ import pytest
 
 from pgworkd import App
 from pgworkd.database.connection import Connection, ConnectionOptions, Listener
+from pgworkd.engine.life import signals
 from pgworkd.engine.life.daemon import Daemon, DaemonOptions
 from tests.kits.daemon import LIMIT_S, until
 
@@ -77,6 +78,8 @@ def loops(monkeypatch: pytest.MonkeyPatch) -> Loops:
         seen.waits(delay_s)
         return move_on_after(delay_s, *args, **options)
 
+    for name in signals.FIRST_S:
+        monkeypatch.setitem(signals.FIRST_S, name, 0.0)  # else they would begin in the window, or after it
     monkeypatch.setattr(Connection, "_call", calling)
     monkeypatch.setattr(Listener, "listen", listening)
     monkeypatch.setattr(anyio, "sleep", sleeping)

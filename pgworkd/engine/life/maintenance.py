@@ -133,8 +133,7 @@ class Maintenance:
         async with anyio.create_task_group() as tasks:
             cleaning = (self._expire, self._unblock, self._orphans, self._partitions, self._prune, self._refused)
             for task in (self._rescue, self._schedules, self._effects, *cleaning, *self._signals.tasks):
-                name = task.__name__.strip("_")
-                tasks.start_soon(self._repeat, task, name, FIRST_S.get(name, 0.0), name=f"maintenance {name}")
+                tasks.start_soon(self._repeat, task, name=f"maintenance {task.__name__.strip('_')}")
 
     async def release_orphans(self, age_s: float, age_max_s: float | None = None) -> None:
         """Releases orphaned attempts: running under our id, and not in flight here, as the claim's answer was lost.
@@ -153,8 +152,9 @@ class Maintenance:
             if released:  # else they have been settled meanwhile
                 self._events.emit(events.ORPHANS_RELEASED, count=len(released))
 
-    async def _repeat(self, task: Callable[[], Awaitable[float]], name: str, delay_s: float) -> None:
-        outage = Outage(name, self._events)
+    async def _repeat(self, task: Callable[[], Awaitable[float]]) -> None:
+        name = task.__name__.strip("_")
+        outage, delay_s = Outage(name, self._events), FIRST_S.get(name, 0.0)
         while True:
             with anyio.move_on_after(delay_s):
                 await self._woken(name).wait()
