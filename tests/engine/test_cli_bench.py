@@ -97,7 +97,9 @@ def test_a_signal_at_any_moment_leaves_nothing(shell: Shell, bench: Any, moment:
 
 def test_the_loss_of_the_terminal_ends_it_as_a_signal_does(shell: Shell, bench: Any) -> None:
     before = contents(shell)
+    inherited = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored where the tests run under nohup
     command = bench("--jobs", "10000")
+    signal.signal(signal.SIGHUP, inherited)
     wait_for(shell, MOMENTS["in bulk"], SLOW_END_S)
     command.stop(signal.SIGHUP)
     assert ended(command, 1) == ""
