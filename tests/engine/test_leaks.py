@@ -111,6 +111,7 @@ async def _warm_up(daemon: Daemon, db: asyncpg.Connection[Any]) -> None:
         return daemon.running == 0
 
     await until(nothing_runs)
+    await until(lambda: db.fetchval("SELECT count(*) FROM pgworkd.samples"))  # the last of its connections is open
 
 
 async def test_a_thousand_jobs_with_all_outcomes_leak_nothing(dsn: str, db: asyncpg.Connection[Any]) -> None:
