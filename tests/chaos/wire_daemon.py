@@ -62,7 +62,7 @@ class Transaction(OneJob):
     """The handler's writes commit together with the completion, or not at all."""
 
     name = "daemon: a job with job.transaction()"
-    cuts_min = (10, 12)
+    cuts_min = (7, 12)
     kind = "writes"
 
 
