@@ -36,7 +36,7 @@ def _wide(queues: int, kinds: int, name: str, *flags: str) -> System:
     return replace(system, command=[*command, *flags], completed_sql=completed)
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return int(listener.getsockname()[1])
 
@@ -54,14 +54,14 @@ def _scrape(port: int) -> tuple[float, int]:
 
 
 @asynccontextmanager
-async def _scraped(port: int, took_ms: list[float]) -> AsyncIterator[None]:
-    """Scrapes every EVERY_S while the block lasts."""
+async def scraped(port: int, took_ms: list[float], every_s: float = EVERY_S) -> AsyncIterator[None]:
+    """Scrapes at that interval while the block lasts, and adds the time of each to `took_ms`."""
 
     async def scrape() -> None:
         while True:
             with suppress(OSError):  # it has not started, or has ended
                 took_ms.append((await anyio.to_thread.run_sync(_scrape, port))[0])
-            await anyio.sleep(EVERY_S)
+            await anyio.sleep(every_s)
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(scrape)
@@ -70,15 +70,15 @@ async def _scraped(port: int, took_ms: list[float]) -> AsyncIterator[None]:
 
 
 async def _watched_drain(bench: Bench, jobs: int, took_ms: list[float]) -> Drain:
-    port = _free_port()
+    port = free_port()
     system = _wide(200, 50, "scraped", f"--metrics-listen=127.0.0.1:{port}")
-    async with _scraped(port, took_ms):
+    async with scraped(port, took_ms):
         return await drain(bench, system, jobs)
 
 
 async def _idle_scrapes(bench: Bench) -> float:
     """The median time of a scrape of 20 queues with 10 kinds each, all of which have run jobs, in ms."""
-    port = _free_port()
+    port = free_port()
     system = _wide(20, 10, "idle", f"--metrics-listen=127.0.0.1:{port}")
     await bench.server.template(system.template, system.make)
     async with bench.server.database(system.template) as dsn, bench.fleet(system.command, dsn) as (programs, tallies):
