@@ -36,6 +36,7 @@ BEGIN;
 \ir pgworkd/sql/migrations/0002_before_versions.sql
 \ir pgworkd/sql/migrations/0003_names.sql
 \ir pgworkd/sql/migrations/0004_signals.sql
+\ir pgworkd/sql/migrations/0005_gateway.sql
 
 -- === Types =======================================================================================
 DO $$
@@ -81,7 +82,7 @@ END $$;
 
 -- === Tables ======================================================================================
 -- Also: rates (40_limits.sql), refused_rows (80_maintenance.sql), progress (93_progress.sql);
--- statistics (86_samples.sql); deaths, groups of errors, alerts (88_deaths.sql).
+-- statistics (86_samples.sql); deaths, groups of errors, alerts (88_deaths.sql); tokens.
 
 CREATE TABLE IF NOT EXISTS schema_version (
     version      integer NOT NULL,
@@ -106,8 +107,13 @@ CREATE TABLE IF NOT EXISTS workers (
     lost_at     timestamptz,                            -- set by rescue(); never cleared
     schedules   text[],              -- declared in its code; NULL: not reported yet
     token       uuid,                -- NULL: restored by rescue(); such a row is never renewed
-    kinds       text[]               -- its code has handlers for; NULL: not reported
+    kinds       text[],              -- its code has handlers for; NULL: not reported
+    kind        text NOT NULL DEFAULT 'daemon'  -- remote: claims through a gateway
+                CHECK (kind IN ('daemon', 'gateway', 'remote', 'standing')),
+    requested   text CHECK (requested IN ('quiet', 'stop'))  -- by an operator: see ask_worker()
 );
+-- The standing worker is no process: attempts with a lease of their own run under it.
+CREATE UNIQUE INDEX IF NOT EXISTS workers_standing ON workers (name) WHERE kind = 'standing';
 
 -- One worker's slots for one queue. Unlogged: a crash of Postgres ends all connections, and each
 -- worker announces its pools again.
@@ -191,11 +197,11 @@ CREATE TABLE IF NOT EXISTS jobs (
     failed_at    instant,
     expires_at   instant,            -- not started (attempts = 0) by then: expired
     dedupe_until instant,            -- dedupe_key stays taken until then, also after the job ended
-    lease_until  timestamptz,        -- remote claims only; a daemon leases by its worker row
+    lease_until  timestamptz,        -- of a remote worker's attempt: see 36_assignments.sql
     cancel_requested_at instant,
     occurrence   instant,            -- of `schedule`: the instant this run stands for
     promoted     timestamptz,        -- when its serialize_key became free: see pick()
-    assignment_id uuid,              -- remote claims only
+    assignment_id uuid,              -- of an attempt with a lease of its own
     batch_id     uuid,               -- no foreign key: it would cost every insert; see jobs_batched
     status       job_status NOT NULL DEFAULT 'pending',
     priority     integer NOT NULL DEFAULT 0,  -- higher first
@@ -206,6 +212,7 @@ CREATE TABLE IF NOT EXISTS jobs (
     worker_id    integer,
     waiting_on   integer NOT NULL DEFAULT 0,  -- how many jobs it depends on are not completed
     timeout_s    period_s,           -- NULL: as the handler says
+    lease_s      period_s,           -- how long lease_until lasts; NULL: leased with its worker
     queue        name_text NOT NULL,
     kind         name_text,          -- NULL: the queue's own handler
     payload      payload_object NOT NULL DEFAULT '{}',
@@ -233,9 +240,9 @@ CREATE TABLE IF NOT EXISTS jobs (
     CONSTRAINT blocked_jobs_need_a_serialize_key_or_depend CHECK (
         CASE status WHEN 'blocked' THEN serialize_key IS NOT NULL OR waiting_on > 0
                     ELSE waiting_on = 0 END),
-    -- Reserved columns: until a verb honours them, a row that relies on them is refused.
-    CONSTRAINT remote_claims_are_not_available_yet
-        CHECK (assignment_id IS NULL AND lease_until IS NULL)
+    CONSTRAINT only_a_running_job_has_a_lease CHECK (lease_until IS NULL OR worker_id IS NOT NULL),
+    CONSTRAINT a_lease_of_its_own_needs_an_assignment CHECK ((lease_s IS NULL)
+        = (assignment_id IS NULL) AND (lease_s IS NULL OR lease_until IS NOT NULL))
 ) WITH (
     fillfactor = 50,  -- space for the one update that nearly every job goes through
     autovacuum_vacuum_scale_factor = 0.0, autovacuum_vacuum_threshold = 10000,
@@ -258,6 +265,7 @@ CREATE INDEX IF NOT EXISTS jobs_suspect ON jobs (queue, priority DESC, run_at, i
     WHERE status IN ('pending', 'failed') AND losses > 1;
 CREATE INDEX IF NOT EXISTS jobs_running_since ON jobs (worker_id, queue, started_at)
     WHERE status = 'running';
+CREATE INDEX IF NOT EXISTS jobs_leased ON jobs (lease_until) WHERE lease_until IS NOT NULL;
 -- For wanted(). Without the status, so that wanted() cannot be planned with the index above, which
 -- fills with entries of ended jobs while a transaction holds vacuum back.
 CREATE INDEX IF NOT EXISTS jobs_cancelling ON jobs (worker_id)
@@ -433,7 +441,7 @@ CREATE TABLE IF NOT EXISTS audit (
     who          text NOT NULL CHECK (char_length(who) BETWEEN 1 AND 200),
     what         text NOT NULL
                  CHECK (what IN ('cancel', 'retry', 'discard', 'edit', 'queue', 'cancel_batch',
-                                 'delete_batch', 'undepend', 'schedule', 'free_key', 'mute')),
+                    'delete_batch', 'undepend', 'schedule', 'free_key', 'mute', 'worker', 'token')),
     queue        text NOT NULL,
     job_id       uuid,               -- NULL: settings of the queue, or a batch
     before jsonb NOT NULL, after jsonb NOT NULL  -- of what changed
@@ -448,7 +456,7 @@ CREATE INDEX IF NOT EXISTS audit_job ON audit (job_id, id) WHERE job_id IS NOT N
 --
 --   verb                                          by  locks                          raises
 --   INSERT INTO jobs (also many, or COPY)         A   its batch (KEY SHARE)          23505, PW003
---   enqueue                                       A   holder of the dedupe_key       22023, 23505
+--   enqueue, enqueue_once                         A   holder of the dedupe_key       22023, 23505
 --   depend                                        A   at commit: p_after (SHARE)     22023, PW004
 --   create_batch, add_jobs, seal_batch            A   batch (KEY SHARE); roots       22023, PW003
 --   await_results                                 A   result_waiters                 22023
@@ -457,17 +465,18 @@ CREATE INDEX IF NOT EXISTS audit_job ON audit (job_id, id) WHERE job_id IS NOT N
 --     next_due, depth, running_of,
 --     ensure_schedules, missed_since
 --   heartbeat, worker_ended, sign_off,            D   worker; pool
---     set_pool, drop_pool
---   claim                                         D   worker (KEY SHARE), queue,     PW001
+--     set_pool, drop_pool, heartbeats
+--   claim, claim_for                              D   workers (KEY SHARE), queue,    PW001
 --                                                     jobs s
 --   settle_completed, settle_failed,              D   jobs, dependents, roots,
 --     settle_released, settle_ended                   schedules s, queues
 --   complete_own (in the handler's transaction)   D   job; the rest is deferred
+--   hand_over, extend, fenced, abandon            D   workers, jobs
 --   report_progress, restore_occurrences          D   progress; schedules s
 --   put_schedule, declare_schedules,              D   schedules, worker
 --     retire_schedules, fail_schedule
---   rescue, expire_jobs, mend_dependencies,       D   workers, jobs s, roots s
---     mend_batches
+--   rescue, fail_overdue, expire_jobs,            D   workers, jobs s, roots s
+--     mend_dependencies, mend_batches
 --   apply_effects, unblock, unblock_lines,        D   queues (try), roots s, jobs s
 --     free_keys, forget_rates, report_refused
 --   prune, ensure_partitions, drop_partition      D   history, 200 ms at most        22023
@@ -480,7 +489,7 @@ CREATE INDEX IF NOT EXISTS audit_job ON audit (job_id, id) WHERE job_id IS NOT N
 --   free_key, free_batch_key, set_queue           O   kept key; root; queue row
 --   enable_schedule, remove_schedule,             O   schedule; -                    22023
 --     run_schedule
---   mute_errors                                   O   group of errors
+--   mute_errors, ask_worker                       O   group of errors; worker
 --   matching, became_all, throughput,             O   -                              22023
 --     dead_groups, percentile
 --
@@ -495,8 +504,11 @@ CREATE INDEX IF NOT EXISTS audit_job ON audit (job_id, id) WHERE job_id IS NOT N
 -- No daemon waits for what an application's open transaction has locked by the verbs above.
 
 \ir pgworkd/sql/20_workers.sql
+\ir pgworkd/sql/22_remote_workers.sql
+\ir pgworkd/sql/24_tokens.sql
 \ir pgworkd/sql/30_claim.sql
 \ir pgworkd/sql/35_due.sql
+\ir pgworkd/sql/36_assignments.sql
 \ir pgworkd/sql/38_locks.sql
 \ir pgworkd/sql/40_limits.sql
 \ir pgworkd/sql/42_serialize.sql
@@ -504,10 +516,12 @@ CREATE INDEX IF NOT EXISTS audit_job ON audit (job_id, id) WHERE job_id IS NOT N
 \ir pgworkd/sql/46_turns.sql
 \ir pgworkd/sql/48_effects.sql
 \ir pgworkd/sql/50_enqueue.sql
+\ir pgworkd/sql/52_enqueue_once.sql
 \ir pgworkd/sql/60_settle.sql
 \ir pgworkd/sql/65_archive.sql
 \ir pgworkd/sql/70_schedules.sql
 \ir pgworkd/sql/80_maintenance.sql
+\ir pgworkd/sql/81_overdue.sql
 \ir pgworkd/sql/82_expiry.sql
 \ir pgworkd/sql/84_retention.sql
 \ir pgworkd/sql/85_operators.sql
@@ -626,7 +640,7 @@ SELECT w.id, w.name, w.pid, w.version,
        CASE WHEN w.lost_at IS NOT NULL OR w.lease_until <= clock() THEN 'lost'
             ELSE w.state END AS state, w.started_at, w.seen_at, w.lease_until, w.lost_at,
        (SELECT count(*) FROM jobs j WHERE j.worker_id = w.id AND j.status = 'running') AS running,
-       p.queues
+       p.queues, w.kind, w.requested
 FROM workers w LEFT JOIN (SELECT k.worker_id, array_agg(k.queue::text ORDER BY k.queue) AS queues
                           FROM known_pools() k GROUP BY 1) p ON p.worker_id = w.id;
 

@@ -43,7 +43,10 @@ class QueueRow(NamedTuple):
 
 
 class WorkerRow(NamedTuple):
-    """A worker. `state`: running, stopping, vanished or lost. `heartbeat_age_s`: seconds since its last heartbeat."""
+    """A worker. `state`: running, stopping, vanished or lost. `heartbeat_age_s`: seconds since its last heartbeat.
+
+    `kind`: daemon, gateway, or remote (it claims through a gateway).
+    """
 
     id: int
     name: str
@@ -55,6 +58,7 @@ class WorkerRow(NamedTuple):
     lease_left_s: float
     running: int
     queues: Sequence[str]
+    kind: str = "daemon"
 
 
 class JobRow(NamedTuple):
@@ -230,8 +234,8 @@ SAMPLING = """SELECT took_s, extract(epoch FROM pgworkd.clock() - at)::float8 FR
 WORKERS = """SELECT id, name, pid, version,
     CASE WHEN lost_at IS NOT NULL OR lease_until < pgworkd.clock() THEN 'lost' ELSE state END,
     extract(epoch FROM started_at)::float8, extract(epoch FROM pgworkd.clock() - seen_at)::float8,
-    extract(epoch FROM lease_until - pgworkd.clock())::float8, running, coalesce(queues, '{}')
-    FROM pgworkd.worker_stats ORDER BY id"""
+    extract(epoch FROM lease_until - pgworkd.clock())::float8, running, coalesce(queues, '{}'), kind
+    FROM pgworkd.worker_stats WHERE kind <> 'standing' ORDER BY id"""
 # One statement per table, each read from its newest id on until the limit. Live jobs are few, whatever the size of the
 # history, and their rare statuses (running, dead) are indexed; of the history only the newest part is searched.
 LIVE_JOBS = """SELECT id, queue::text, coalesce(kind, queue)::text, status::text, priority,
@@ -318,7 +322,8 @@ DOCTOR = """WITH oldest AS (
                AND c.reloptions && ARRAY['autovacuum_enabled=false', 'autovacuum_enabled=off']),
            (SELECT o.age_s FROM oldest o), (SELECT o.who FROM oldest o),
            pg_has_role(current_user, 'pg_read_all_stats', 'USAGE'),
-           (SELECT count(*) FROM pgworkd.workers WHERE lost_at IS NULL AND lease_until >= pgworkd.clock()),
+           (SELECT count(*) FROM pgworkd.workers WHERE lost_at IS NULL AND lease_until >= pgworkd.clock()
+                AND kind IN ('daemon', 'remote')),
            (SELECT count(*) FROM pgworkd.workers WHERE lost_at IS NOT NULL OR lease_until < pgworkd.clock()),
            (SELECT count(*) FROM (SELECT FROM pgworkd.jobs WHERE status = 'dead' LIMIT $1) d),
            to_regclass('pgworkd.finished_jobs_' || to_char((pgworkd.clock() AT TIME ZONE 'UTC') + interval '1 day',

@@ -41,6 +41,7 @@ def workers(*, json: Json = False, dsn: Dsn = None) -> None:
         "lease_left_s",
         "running",
         "queues",
+        "kind",
     )
     if is_terminal():  # a narrow one omits the rightmost first
         columns = (
@@ -54,6 +55,7 @@ def workers(*, json: Json = False, dsn: Dsn = None) -> None:
             "started_at",
             "version",
             "queues",
+            "kind",
         )
 
     async def question(admin: Admin) -> list[WorkerRow]:

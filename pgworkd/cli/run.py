@@ -128,14 +128,17 @@ def grants(
     ] = "pgworkd_worker",
     enqueuer: Annotated[str, typer.Option(metavar="ROLE", help="Role that inserts jobs.")] = "pgworkd_enqueuer",
     reader: Annotated[str, typer.Option(metavar="ROLE", help="Role that may read everything.")] = "pgworkd_reader",
+    gateway: Annotated[
+        str, typer.Option(metavar="ROLE", help="Role for the gateway: all but the owner's, and its tokens.")
+    ] = "pgworkd_gateway",
 ) -> None:
-    """Print the SQL that creates four roles, each with the least privileges it needs; changes nothing.
+    """Print the SQL that creates five roles, each with the least privileges it needs; changes nothing.
 
     Run it as superuser after migrate, and again after each upgrade: pgworkd grants | psql -v ON_ERROR_STOP=1
     """
     from pgworkd.database import grants as sql
 
-    names = {"owner": owner, "worker": worker, "enqueuer": enqueuer, "reader": reader}
+    names = {"owner": owner, "worker": worker, "enqueuer": enqueuer, "reader": reader, "gateway": gateway}
     out(sql.text(names).rstrip("\n"))
 
 

@@ -1,4 +1,4 @@
-"""The grants for the four roles, as SQL: `grants.sql` with the roles' names."""
+"""The grants for the five roles, as SQL: `grants.sql` with the roles' names."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pgworkd.errors import UsageError
 
-ROLES = ("owner", "worker", "enqueuer", "reader")
+ROLES = ("owner", "worker", "enqueuer", "reader", "gateway")
 ROLE_BYTES_MAX = 63
 """Postgres truncates longer names, so that two of them could become one."""
 

@@ -35,7 +35,10 @@ LOCK_TIMEOUT_S = 0.2
 
 
 class Rescued(NamedTuple):
-    """A job rescued from a lost worker; `status` is its new status: failed or dead."""
+    """A job taken back from a worker; `status` is its new status: failed, dead or cancelled.
+
+    `overdue`: it passed its deadline, or the lease of its own, which is a failure; else its worker was lost.
+    """
 
     id: UUID
     queue: str
@@ -45,6 +48,7 @@ class Rescued(NamedTuple):
     worker_id: int
     worker: str
     error: str
+    overdue: bool = False
 
 
 class FailedAttempt(NamedTuple):
@@ -59,7 +63,9 @@ class FailedAttempt(NamedTuple):
 
 
 _PAYLOADS = "SELECT id, payload, meta FROM pgworkd.payloads($1, $2, $3, $4, $5)"
-_RESCUE = "SELECT id, queue, kind, attempt, status, worker_id, worker, error FROM pgworkd.rescue($1, $2)"
+_RESCUE = """SELECT id, queue, kind, attempt, status, worker_id, worker, error, false FROM pgworkd.rescue($1, $2)
+    UNION ALL
+    SELECT id, queue, kind, attempt, status, worker_id, worker, error, true FROM pgworkd.fail_overdue($2)"""
 _KEPT_LONGER = "SELECT name, keep_s FROM pgworkd.queues WHERE keep_s > $1"
 
 
@@ -257,7 +263,7 @@ class Store(ScheduleStore):
     # Maintenance
 
     async def rescue(self, worker_id: int, limit: int = 1000) -> list[Rescued]:
-        """Takes back the jobs of lost workers, up to `limit`."""
+        """Takes back the jobs of lost workers, and attempts of remote ones that are overdue, up to `limit` each."""
         return [Rescued(*row) for row in await self._maintenance.fetch(_RESCUE, worker_id, limit)]
 
     async def running_of(

@@ -122,5 +122,11 @@ class Tallies:
             self.of(queue, kind).ended["dead"] += 1
             self.died.set()
 
+    def failed_for(self, queue: str, kind: str, status: str) -> None:
+        """Counts an attempt of a remote worker that maintenance has ended; `status` is the job's new one."""
+        self.of(queue, kind).ended[status] += 1
+        if status == "dead":
+            self.died.set()
+
     def _on_fence(self, _: str, __: Mapping[str, Any]) -> None:
         self.fences += 1

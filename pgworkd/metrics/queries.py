@@ -22,7 +22,7 @@ QUEUES = """SELECT n.queue, coalesce(q.paused_until > pgworkd.clock(), false), c
     ORDER BY n.queue LIMIT $1"""
 WORKERS = """SELECT CASE WHEN lost_at IS NOT NULL OR lease_until <= pgworkd.clock() THEN 'lost' ELSE state END,
         count(*)::int
-    FROM pgworkd.workers GROUP BY 1"""
+    FROM pgworkd.workers WHERE kind <> 'standing' GROUP BY 1"""
 # The newest occurrence is mostly the next one; when that before it was due is known of intervals only.
 SCHEDULES = """SELECT s.name::text,
         CASE WHEN s.last_occurrence <= pgworkd.clock() THEN extract(epoch FROM pgworkd.clock() - s.last_occurrence)

@@ -4,18 +4,24 @@
 -- Registers a worker with its first lease, under a token that it has drawn itself; returns its id.
 -- Ids in use, by a row or by running jobs, are skipped: the sequence may lag behind (logical
 -- replication does not carry it) or wrap around. p_kinds: the kinds that its code has handlers
--- for. Locks nothing.
+-- for. p_kind is that of the worker. A gateway beside others that are there has been steady for as
+-- long as they have: through them remote workers could renew their leases. Locks nothing.
 CREATE OR REPLACE FUNCTION register(p_name text, p_pid int, p_version text, p_lease_s real,
                                     p_token uuid DEFAULT gen_random_uuid(),
-                                    p_kinds text[] DEFAULT NULL) RETURNS int
+                                    p_kinds text[] DEFAULT NULL, p_kind text DEFAULT 'daemon')
+RETURNS int
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
-    v_id int;
+    v_id    int;
+    v_since timestamptz := CASE p_kind WHEN 'gateway' THEN
+                           (SELECT min(g.steady_since) FROM live_gateways(clock()) g) END;
 BEGIN
     LOOP
-        INSERT INTO workers AS w (name, pid, version, lease_s, lease_until, token, kinds)
+        INSERT INTO workers AS w (name, pid, version, lease_s, lease_until, token, kinds, kind,
+                                  steady_since, schedules)
         VALUES (left(p_name, 200), p_pid, p_version, p_lease_s,
-                clock() + make_interval(secs => p_lease_s), p_token, p_kinds)
+                clock() + make_interval(secs => p_lease_s), p_token, p_kinds, p_kind,
+                least(v_since, clock()), CASE WHEN p_kind <> 'daemon' THEN '{}'::text[] END)
         ON CONFLICT (id) DO NOTHING RETURNING w.id INTO v_id;
         CONTINUE WHEN NOT FOUND;
         EXIT WHEN NOT EXISTS (SELECT FROM jobs j WHERE j.worker_id = v_id AND j.status = 'running');

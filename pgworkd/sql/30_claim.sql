@@ -125,6 +125,7 @@ DECLARE
     v_chosen   boolean;                          -- pick() chooses: some waiting job has a key
     v_allowed  int;                              -- by the queue's own limits
     v_tcp      boolean := inet_client_addr() IS NOT NULL;
+    v_remote   boolean;                          -- no process of ours will end its attempts
     -- bytes of payload and meta that each job may answer with
     v_share    int;
     v_again_s  float8;                           -- when a rate of the queue, ...
@@ -133,7 +134,7 @@ DECLARE
     v_passed   int[] := '{}';
     v_places   claim_place[];                    -- as p_places, and after this claim
 BEGIN
-    PERFORM FROM workers w
+    SELECT w.kind = 'remote' INTO v_remote FROM workers w
     WHERE w.id = p_worker AND (p_token IS NULL OR w.token = p_token) AND w.lost_at IS NULL
       AND w.lease_until > v_now FOR KEY SHARE;
     IF NOT FOUND THEN
@@ -240,6 +241,7 @@ BEGIN
         UPDATE jobs j
         SET status = 'running', worker_id = p_worker, started_at = v_now,
             attempts = least(j.attempts, 2147483646) + 1,  -- one absurd row must not stop the queue
+            lease_until = CASE WHEN v_remote THEN deadline(v_now, j.timeout_s) END,
             max_attempts = CASE
                 WHEN v_special
                     THEN coalesce(j.max_attempts, p_budgets[

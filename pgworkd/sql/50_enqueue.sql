@@ -87,8 +87,8 @@ END $$;
 -- new payload, kind, priority, times, limits and meta (it keeps its keys, its place in their
 -- lines, and its failures); 'reschedule': move it to the new run_at, and priority if one is given.
 -- A job that is running, or has ended and keeps its key, is not changed. `created`: id is the new
--- job; `changed`: the holder was changed as requested. Locks the holder if it is to change, then
--- as move().
+-- job; `changed`: the holder was changed as requested. p_id: an id of the caller's own, see also
+-- enqueue_once(). Locks the holder if it is to change, then as move().
 CREATE OR REPLACE FUNCTION enqueue(p_queue text, p_payload jsonb DEFAULT '{}',
                                    p_kind text DEFAULT NULL, p_priority int DEFAULT NULL,
                                    p_run_at timestamptz DEFAULT NULL, p_delay_s float8 DEFAULT NULL,
@@ -99,7 +99,7 @@ CREATE OR REPLACE FUNCTION enqueue(p_queue text, p_payload jsonb DEFAULT '{}',
                                    p_dedupe_for_s float8 DEFAULT NULL,
                                    p_serialize_key text DEFAULT NULL, p_limit_key text DEFAULT NULL,
                                    p_on_retry text DEFAULT 'hold',
-                                   p_on_duplicate text DEFAULT 'raise')
+                                   p_on_duplicate text DEFAULT 'raise', p_id uuid DEFAULT NULL)
 RETURNS TABLE (id uuid, created boolean, changed boolean)
 LANGUAGE plpgsql VOLATILE AS $$
 #variable_conflict use_column
@@ -132,12 +132,12 @@ BEGIN
     created := false;
     changed := false;
     FOR i IN 1..100 LOOP
-        INSERT INTO jobs AS j (queue, payload, kind, priority, run_at, expires_at, max_attempts,
+        INSERT INTO jobs AS j (id, queue, payload, kind, priority, run_at, expires_at, max_attempts,
                                timeout_s, meta, dedupe_key, dedupe_until, serialize_key, limit_key,
                                yields)
-        VALUES (p_queue, p_payload, p_kind, coalesce(p_priority, 0), v_run_at, p_expires_at,
-                p_max_attempts, p_timeout_s, p_meta, p_dedupe_key, v_until, p_serialize_key,
-                p_limit_key, p_on_retry = 'yield')
+        VALUES (coalesce(p_id, new_id()), p_queue, p_payload, p_kind, coalesce(p_priority, 0),
+                v_run_at, p_expires_at, p_max_attempts, p_timeout_s, p_meta, p_dedupe_key, v_until,
+                p_serialize_key, p_limit_key, p_on_retry = 'yield')
         ON CONFLICT (queue, dedupe_key) WHERE dedupe_key IS NOT NULL AND status <> 'dead' DO NOTHING
         RETURNING j.id INTO id;
         IF FOUND THEN

@@ -149,6 +149,7 @@ BEGIN
         SET status = CASE WHEN s.permanent OR j.failures >= coalesce(j.max_attempts, 3) - 1
                           THEN 'dead' ELSE 'failed' END::job_status,
             failures = least(j.failures, 2147483646) + 1, failed_at = clock(), worker_id = NULL,
+            lease_until = NULL, lease_s = NULL, assignment_id = NULL,
             run_at = CASE WHEN s.permanent OR j.failures >= coalesce(j.max_attempts, 3) - 1
                           THEN j.run_at ELSE clock() + make_interval(secs => s.delay_s) END,
             error = s.message,
@@ -213,7 +214,8 @@ DECLARE
 BEGIN
     WITH ended AS (
         UPDATE jobs j
-        SET status = 'pending', worker_id = NULL,
+        SET status = 'pending', worker_id = NULL, lease_until = NULL, lease_s = NULL,
+            assignment_id = NULL,
             -- as in rescue_jobs()
             run_at = coalesce(clock() + make_interval(secs => s.delay_s), least(j.run_at, clock())),
             error = coalesce(s.message, j.error)

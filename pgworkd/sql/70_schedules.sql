@@ -88,7 +88,7 @@ LANGUAGE sql STABLE AS $$
     FROM jobs j JOIN schedules s ON s.name = j.schedule
     CROSS JOIN LATERAL (
         SELECT min(w.steady_since) AS since FROM workers w
-        WHERE w.lost_at IS NULL AND w.lease_until > clock()
+        WHERE w.lost_at IS NULL AND w.lease_until > clock() AND w.kind <> 'standing'
           AND (w.id = j.worker_id OR EXISTS (SELECT FROM pools p
                                              WHERE p.queue = j.queue AND p.worker_id = w.id))) f
     WHERE j.id = p_job AND j.attempts = p_attempt AND j.attempts = 1 AND j.status = 'running'

@@ -24,6 +24,8 @@ BEGIN
     CASE p_step
     WHEN 'rescue jobs' THEN
         RETURN rescue_jobs(p_keys::uuid[]);
+    WHEN 'fail overdue' THEN
+        RETURN overdue_jobs(p_keys::uuid[]);
     WHEN 'expire jobs' THEN
         RETURN expire_these(p_keys::uuid[]);
     WHEN 'free keys' THEN
@@ -166,6 +168,7 @@ BEGIN
         SET status = CASE WHEN j.losses >= b.max_losses - 1 OR j.max_attempts = 1
                           THEN 'dead' ELSE 'failed' END::job_status,
             losses = least(j.losses, 2147483646) + 1, failed_at = clock(), worker_id = NULL,
+            lease_until = NULL,
             -- it was due: the clock may have been set back since
             run_at = least(j.run_at, clock()),
             error = b.message,
@@ -216,7 +219,8 @@ END $$;
 -- gap for as long (and for a whole lease of its own), and the server has been up for as long. An
 -- outage too short for a caller with a long lease to notice may have cost a short lease: such a
 -- worker gets the time that the outage may have taken on top. A worker known to be dead (see
--- worker_ended()) needs no such caller.
+-- worker_ended()) needs no such caller. For a remote worker a gateway must have been there, too:
+-- see had_time(). An attempt with a lease of its own is left to fail_overdue().
 -- Locks the rescue lock, dead workers' rows in order of id, then their jobs with SKIP LOCKED (a
 -- job that is being settled is left to its settle; the worker's row stays until no job is left).
 CREATE OR REPLACE FUNCTION rescue(p_worker int, p_limit int DEFAULT 1000)
@@ -255,7 +259,8 @@ BEGIN
 
     -- A lease from before the clock was set back would last too long.
     UPDATE workers w SET lease_until = v_now + make_interval(secs => w.lease_s)
-    WHERE v_judges AND w.lease_until > v_now + make_interval(secs => 2 * w.lease_s);
+    WHERE v_judges AND w.lease_until > v_now + make_interval(secs => 2 * w.lease_s)
+      AND w.kind <> 'standing';
 
     -- Running jobs whose worker has no row (someone deleted it): the row is restored with one
     -- lease, as long as the longest of the others, in which a living worker finds out that it has
@@ -278,11 +283,11 @@ BEGIN
     SELECT array_agg(l.id) INTO v_lost
     FROM (SELECT w.id FROM workers w
           WHERE w.lost_at IS NOT NULL
-             OR v_judges AND w.lease_s <= v_steady_s
-                AND w.lease_until < v_now - CASE
-                    WHEN w.lease_s < v_lease_s
-                        THEN make_interval(secs => v_lease_s / 2 + w.lease_s / 3)
-                    ELSE interval '0' END
+             OR v_judges AND w.lease_until < v_now AND CASE
+                    WHEN w.kind = 'remote' THEN had_time(w.lease_until, w.lease_s, v_now)
+                    WHEN w.lease_s < v_lease_s THEN w.lease_s <= v_steady_s AND w.lease_until
+                        < v_now - make_interval(secs => v_lease_s / 2 + w.lease_s / 3)
+                    ELSE w.lease_s <= v_steady_s END
           ORDER BY w.id FOR UPDATE SKIP LOCKED) l;
     IF v_lost IS NULL THEN
         RETURN;
@@ -291,7 +296,7 @@ BEGIN
     DELETE FROM pools p WHERE p.worker_id = ANY (v_lost);
 
     v_ids := ARRAY(SELECT j.id FROM jobs j
-                   WHERE j.worker_id = ANY (v_lost) AND j.status = 'running'
+                   WHERE j.worker_id = ANY (v_lost) AND j.status = 'running' AND j.lease_s IS NULL
                      AND NOT EXISTS (SELECT FROM refused_rows r
                                      WHERE r.what = 'rescue' AND r.key = j.id::text
                                        AND r.until > v_now)

@@ -49,31 +49,33 @@ BEGIN
             ('days', 'lock_timeout=200ms TimeZone=UTC')
         ), functions (bundle, names) AS (VALUES
             ('inline', '
-                add_error became burst clock clock_after_waiting histogram_bounds in_time is_awaited
-                is_ours is_within key_is_free lock_queue new_id no_wait notify_pools waits_keyed
-                waits_plain waits_suspect'),
+                add_error became burst clock clock_after_waiting deadline histogram_bounds in_time
+                is_awaited is_ours is_within key_is_free lock_queue new_id no_wait notify_pools
+                waits_keyed waits_plain waits_suspect'),
             ('plain', '
-                add_jobs add_occurrences append_minutes apply_frees batch_created batch_moved
-                batch_tree cancel check_callback complete_own count_deaths declare_alerts
-                declare_schedules dependencies_added differing discard do_part done_of drop_pool
-                edit enable_schedule ensure_schedules error_group error_message error_pattern expire
-                expire_jobs expire_these fail_schedule first_run_at follow forget_deaths heartbeat
+                abandon add_jobs add_occurrences append_minutes apply_frees ask_worker
+                batch_created batch_moved batch_tree cancel check_callback complete_own
+                count_deaths declare_alerts declare_schedules dependencies_added differing discard
+                do_part done_of drop_pool edit enable_schedule ensure_schedules error_group
+                error_message error_pattern expire expire_jobs expire_these fail_overdue
+                fail_schedule first_run_at follow forget_deaths had_time heartbeat heartbeats
                 in_parts job_added jobs_inserted keep_keys key_allowance key_has_room keyed_behind
-                kinds_elsewhere known_pools lock_queues lock_trees_of made_since make_alert
-                mend_sequences missed_since mute_errors next_priority note_deaths of_key percentile
-                places_after promote_lines put_off put_schedule queue_dated queues_audit
-                queues_changed rate_allowance rates_follow register remove_schedule report_refused
-                rescue rescue_jobs restore_occurrences retire_schedules retry roll_up run_schedule
-                schedule_changed schedules_audit schedules_notify set_no_wait set_pool set_queue
-                sign_off spend spent_until starts sum_minutes thin_samples wake who worker_ended'),
+                kinds_elsewhere known_pools live_gateways lock_queues lock_trees_of made_since
+                make_alert mend_sequences missed_since mute_errors next_priority note_deaths
+                of_key overdue_jobs percentile places_after promote_lines put_off put_schedule
+                queue_dated queues_audit queues_changed rate_allowance rates_follow register
+                remove_schedule report_refused rescue rescue_jobs restore_occurrences
+                retire_schedules retry retry_delay_s roll_up run_schedule schedule_changed
+                schedules_audit schedules_notify set_no_wait set_pool set_queue sign_off spend
+                spent_until standing_worker starts sum_minutes thin_samples wake who worker_ended'),
             ('no_jit', '
                 dead_groups mend_dependencies throughput'),
             ('single', '
                 sample_queues'),
             ('by_index', '
                 additions_checked batch_sealed cancel_batch create_batch delete_batch enqueue
-                enter_batch free_batch_key free_key free_keys jobs_key_wanted move reopened
-                seal_batch stream_created unblock unblock_lines undepend'),
+                enqueue_once enter_batch free_batch_key free_key free_keys jobs_key_wanted move
+                reopened seal_batch stream_created unblock unblock_lines undepend'),
             ('by_order', '
                 allowance'),
             ('by_index_no_jit', '
@@ -84,16 +86,17 @@ BEGIN
                 wanted'),
             ('walk', '
                 check_dependencies depend forget_rates free_batches lock_trees next_due
-                notify_waiters pass_on payloads promote running_in running_of stuck_lines
-                unlocked with_below'),
+                notify_waiters pass_on payloads promote running_in running_of stuck_lines unlocked
+                with_below'),
             ('walk_replanned', '
                 became_all matching result_of'),
             ('walk_unsorted', '
-                by_turn claim depth due_keys in_order kinds_waiting next_keys pick
+                by_turn claim claim_for depth due_keys in_order kinds_waiting next_keys pick
                 pick_suspect'),
             ('loop', '
                 advance apply_ends await_results batch_ended batch_results call_back cancel_below
-                fold mend_batches mend_these report_progress stop_jobs stream wait_less'),
+                extend fenced fold hand_over mend_batches mend_these report_progress stop_jobs
+                stream wait_less'),
             ('loop_200ms', '
                 forget_rows'),
             ('hash', '
@@ -102,7 +105,8 @@ BEGIN
                 drop_partition ensure_partitions prune')
         ), owners (names) AS (VALUES ('
                 add_jobs additions_checked await_results batch_sealed create_batch depend
-                dependencies_added drop_partition enqueue ensure_partitions forget_rows job_added
+                dependencies_added drop_partition enqueue enqueue_once ensure_partitions
+                forget_rows job_added
                 jobs_inserted jobs_key_wanted seal_batch stream_created')
         )
         SELECT p.oid::regprocedure AS signature, b.settings,

@@ -7,7 +7,8 @@
 --   worker    a daemon, and the commands of operators
 --   enqueuer  an application that inserts jobs; reads of jobs: id, queue, dedupe_key and status, which RETURNING id and
 --             ON CONFLICT need; never a payload or a result. Who also waits for results needs enqueuer and reader.
---   reader    a dashboard: reads everything, changes nothing
+--   reader    a dashboard: reads everything, changes nothing; not the tokens of workers or of the gateway
+--   gateway   `pgworkd serve`: all three of these, and the tokens of its callers
 --
 -- Functions run with their caller's rights, except those of the owner in 98_plans.sql: each does one thing that needs rights
 -- which its callers had better not have.
@@ -19,15 +20,31 @@ SET LOCAL pgworkd.owner = {owner};
 SET LOCAL pgworkd.worker = {worker};
 SET LOCAL pgworkd.enqueuer = {enqueuer};
 SET LOCAL pgworkd.reader = {reader};
+SET LOCAL pgworkd.gateway = {gateway};
 
 DO $$
 DECLARE
     v_role text;
 BEGIN
     FOREACH v_role IN ARRAY ARRAY[current_setting('pgworkd.owner'), current_setting('pgworkd.worker'),
-                                  current_setting('pgworkd.enqueuer'), current_setting('pgworkd.reader')] LOOP
+                                  current_setting('pgworkd.enqueuer'), current_setting('pgworkd.reader'),
+                                  current_setting('pgworkd.gateway')] LOOP
         IF NOT EXISTS (SELECT FROM pg_roles r WHERE r.rolname = v_role) THEN
             EXECUTE format('CREATE ROLE %I NOLOGIN', v_role);
+        END IF;
+    END LOOP;
+END $$;
+
+-- The gateway has the rights of three others.
+DO $$
+DECLARE
+    v_gateway text := current_setting('pgworkd.gateway');
+    v_role    text;
+BEGIN
+    FOREACH v_role IN ARRAY ARRAY[current_setting('pgworkd.worker'), current_setting('pgworkd.enqueuer'),
+                                  current_setting('pgworkd.reader')] LOOP
+        IF NOT pg_has_role(v_gateway, v_role, 'USAGE') THEN
+            EXECUTE format('GRANT %I TO %I', v_role, v_gateway);
         END IF;
     END LOOP;
 END $$;
@@ -60,25 +77,29 @@ BEGIN
 END $$;
 
 -- Nobody has what is not granted below.
-REVOKE ALL ON SCHEMA pgworkd FROM PUBLIC, {worker}, {enqueuer}, {reader};
-REVOKE ALL ON ALL TABLES IN SCHEMA pgworkd FROM PUBLIC, {worker}, {enqueuer}, {reader};
-REVOKE ALL ON ALL SEQUENCES IN SCHEMA pgworkd FROM PUBLIC, {worker}, {enqueuer}, {reader};
-REVOKE ALL ON ALL ROUTINES IN SCHEMA pgworkd FROM PUBLIC, {worker}, {enqueuer}, {reader};
+REVOKE ALL ON SCHEMA pgworkd FROM PUBLIC, {worker}, {enqueuer}, {reader}, {gateway};
+REVOKE ALL ON ALL TABLES IN SCHEMA pgworkd FROM PUBLIC, {worker}, {enqueuer}, {reader}, {gateway};
+REVOKE ALL ON ALL SEQUENCES IN SCHEMA pgworkd FROM PUBLIC, {worker}, {enqueuer}, {reader}, {gateway};
+REVOKE ALL ON ALL ROUTINES IN SCHEMA pgworkd FROM PUBLIC, {worker}, {enqueuer}, {reader}, {gateway};
 -- (Default privileges of one schema can only add to those of all: so this is for whatever the owner makes anywhere here.)
 ALTER DEFAULT PRIVILEGES FOR ROLE {owner} REVOKE EXECUTE ON ROUTINES FROM PUBLIC;
-GRANT USAGE ON SCHEMA pgworkd TO {worker}, {enqueuer}, {reader};
+GRANT USAGE ON SCHEMA pgworkd TO {worker}, {enqueuer}, {reader}, {gateway};
 
 -- Everyone: the time, which views and the defaults of columns ask for.
 GRANT EXECUTE ON FUNCTION pgworkd.clock TO {worker}, {enqueuer}, {reader};
 
 -- Reading. A view shows what its owner may see, but its functions are called by who asks.
-GRANT SELECT ON pgworkd.schema_version, pgworkd.workers, pgworkd.pools, pgworkd.queues, pgworkd.rates, pgworkd.schedules,
+GRANT SELECT ON pgworkd.schema_version, pgworkd.pools, pgworkd.queues, pgworkd.rates, pgworkd.schedules,
     pgworkd.jobs, pgworkd.finished_jobs, pgworkd.finished_jobs_other, pgworkd.batches, pgworkd.batch_additions,
     pgworkd.job_dependencies, pgworkd.pending_effects, pgworkd.result_waiters, pgworkd.progress, pgworkd.audit,
     pgworkd.refused_rows, pgworkd.samples, pgworkd.queue_samples, pgworkd.queue_minutes, pgworkd.deaths, pgworkd.error_groups, pgworkd.alert_rules, pgworkd.alerts,
     pgworkd.queue_depths, pgworkd.all_jobs, pgworkd.queue_stats, pgworkd.batch_progress, pgworkd.batch_trees, pgworkd.blocked_jobs,
     pgworkd.kept_keys, pgworkd.job_progress, pgworkd.worker_stats
     TO {worker}, {reader};
+GRANT SELECT ON pgworkd.workers TO {worker};
+GRANT SELECT (id, name, pid, version, state, lease_s, started_at, seen_at, steady_since, lease_until, lost_at, schedules, kinds,
+              kind, requested) ON pgworkd.workers TO {reader};  -- not the token, by which a worker is known
+GRANT SELECT, INSERT, UPDATE, DELETE ON pgworkd.tokens TO {gateway};
 GRANT EXECUTE ON FUNCTION pgworkd.became, pgworkd.became_all, pgworkd.made_since, pgworkd.result_of, pgworkd.with_below, pgworkd.batch_results, pgworkd.batch_tree, pgworkd.depth, pgworkd.next_priority, pgworkd.known_pools,
     pgworkd.waits_plain, pgworkd.waits_keyed, pgworkd.waits_suspect, pgworkd.histogram_bounds, pgworkd.percentile, pgworkd.throughput, pgworkd.error_message, pgworkd.error_pattern, pgworkd.error_group, pgworkd.dead_groups
     TO {worker}, {reader};
@@ -89,7 +110,7 @@ GRANT INSERT (id, queue, kind, payload, meta, priority, run_at, expires_at, max_
               serialize_key, limit_key, yields, batch_id),
       SELECT (id, queue, dedupe_key, status)
     ON pgworkd.jobs TO {enqueuer};
-GRANT EXECUTE ON FUNCTION pgworkd.new_id, pgworkd.enqueue, pgworkd.depend, pgworkd.create_batch, pgworkd.add_jobs,
+GRANT EXECUTE ON FUNCTION pgworkd.new_id, pgworkd.enqueue, pgworkd.enqueue_once, pgworkd.depend, pgworkd.create_batch, pgworkd.add_jobs,
     pgworkd.seal_batch, pgworkd.await_results
     TO {worker}, {enqueuer};
 
@@ -103,6 +124,8 @@ GRANT UPDATE, DELETE ON pgworkd.batches, pgworkd.result_waiters TO {worker};
 GRANT DELETE ON pgworkd.batch_additions, pgworkd.job_dependencies, pgworkd.pending_effects TO {worker};
 GRANT EXECUTE ON FUNCTION
     pgworkd.register, pgworkd.heartbeat, pgworkd.wanted, pgworkd.sign_off, pgworkd.set_pool, pgworkd.drop_pool, pgworkd.kinds_elsewhere, pgworkd.worker_ended, pgworkd.notify_pools, pgworkd.wake,
+    pgworkd.live_gateways, pgworkd.had_time, pgworkd.standing_worker, pgworkd.heartbeats, pgworkd.abandon, pgworkd.ask_worker,
+    pgworkd.claim_for, pgworkd.deadline, pgworkd.hand_over, pgworkd.fenced, pgworkd.extend, pgworkd.fail_overdue, pgworkd.overdue_jobs, pgworkd.retry_delay_s,
     pgworkd.claim, pgworkd.is_within, pgworkd.payloads, pgworkd.clock_after_waiting, pgworkd.next_due, pgworkd.first_run_at, pgworkd.in_time,
     pgworkd.no_wait, pgworkd.set_no_wait, pgworkd.put_off, pgworkd.apply_effects, pgworkd.unlocked, pgworkd.free_batches,
     pgworkd.lock_queue, pgworkd.lock_queues, pgworkd.key_is_free, pgworkd.burst, pgworkd.spent_until, pgworkd.rate_allowance, pgworkd.allowance,

@@ -38,6 +38,9 @@ JOBS_EXPIRED: Final = (
     "jobs.expired"  # queue, kind, count, job_id (of one of them): past expires_at before they could start
 )
 JOB_LOST: Final = "job.lost"  # worker, worker_id, status: rescued from a worker that was presumed dead
+JOB_LEASE_PASSED: Final = (
+    "job.lease_passed"  # worker, worker_id, status, error: a remote attempt past its deadline, or the lease of its own
+)
 JOB_SLOW: Final = "job.slow"  # running_s, usual_s: the average of its kind
 JOB_OVERDUE: Final = "job.overdue"  # reason, timeout_s: it was to end and runs on, in a thread or past a cancellation
 

@@ -32,6 +32,7 @@ _LEVELS: dict[str, int] = {
     events.JOB_FAILED: logging.WARNING,
     events.JOB_STALE: logging.WARNING,
     events.JOB_LOST: logging.WARNING,
+    events.JOB_LEASE_PASSED: logging.WARNING,
     events.JOB_SLOW: logging.WARNING,
     events.JOB_OVERDUE: logging.WARNING,
     events.JOB_DEAD: logging.ERROR,

@@ -18,6 +18,7 @@ from tests.chaos.planted_claims import BUGS as CLAIMS
 from tests.chaos.planted_dba import BUGS as DBA
 from tests.chaos.planted_fleet import BUGS as FLEET
 from tests.chaos.planted_locks import BUGS as LOCKS
+from tests.chaos.planted_remote import BUGS as REMOTE
 from tests.chaos.planted_runs import BUGS as RUNS
 from tests.chaos.planted_signals import BUGS as SIGNALS
 from tests.chaos.planted_sizes import BUGS as SIZES
@@ -44,6 +45,7 @@ BUGS = (
     *FLEET,
     *LOCKS,
     *SIGNALS,
+    *REMOTE,
     sql(
         "no fence",
         _FENCE + _OF_THE_WORKER + _OF_COMPLETED,
@@ -129,8 +131,8 @@ BUGS = (
     ),
     sql(
         "rescues do not wait for the lease to expire",
-        "w.lease_until < v_now",
-        "w.lease_until < v_now + interval '2 s'",
+        "v_judges AND w.lease_until < v_now AND CASE",
+        "v_judges AND w.lease_until < v_now + interval '2 s' AND CASE",
         kinds="freeze_briefly",
     ),
     python(

@@ -68,8 +68,8 @@ BUGS = (
     ),
     sql(
         "a rescue waits for locked rows",
-        "                   LIMIT p_limit FOR UPDATE OF j SKIP LOCKED);\n    RETURN QUERY\n    SELECT t.id, t.queue",
-        "                   LIMIT p_limit FOR UPDATE OF j);\n    RETURN QUERY\n    SELECT t.id, t.queue",
+        "r.until > v_now)\n                   LIMIT p_limit FOR UPDATE OF j SKIP LOCKED);\n    RETURN QUERY",
+        "r.until > v_now)\n                   LIMIT p_limit FOR UPDATE OF j);\n    RETURN QUERY",
         tests=f"tests/sql/test_rescue.py {_OPEN}",
     ),
     python(

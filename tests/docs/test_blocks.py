@@ -22,7 +22,7 @@ ADDRESS = "postgresql://user:password@127.0.0.1/app"
 
 
 INTRODUCTION_LINES = 20
-GROUPS = "pgworkd_owner, pgworkd_worker, pgworkd_enqueuer, pgworkd_reader"
+GROUPS = "pgworkd_owner, pgworkd_worker, pgworkd_enqueuer, pgworkd_reader, pgworkd_gateway"
 
 
 def found(count: int, where: str) -> str:

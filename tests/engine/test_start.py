@@ -173,7 +173,7 @@ async def test_a_newer_schema_is_refused(dsn: str, db: asyncpg.Connection[Any]) 
 
 
 async def test_a_schema_that_was_half_deleted_is_refused(dsn: str, db: asyncpg.Connection[Any]) -> None:
-    await db.execute("DROP FUNCTION pgworkd.register(text, int, text, real, uuid, text[])")
+    await db.execute("DROP FUNCTION pgworkd.register(text, int, text, real, uuid, text[], text)")
     error = await refusal(dsn)
     assert isinstance(error, SchemaError)
     assert "pgworkd migrate" in str(error)

@@ -21,7 +21,7 @@ schedule_changed schedules_audit schedules_notify stream_created mend_sequences
 """Called by triggers and by functions that run as the owner."""
 FUNCTIONS = {
     "worker enqueuer reader": "clock",
-    "worker enqueuer": "add_jobs await_results create_batch depend enqueue new_id seal_batch",
+    "worker enqueuer": "add_jobs await_results create_batch depend enqueue enqueue_once new_id seal_batch",
     "worker reader": """
         batch_results batch_tree became became_all depth known_pools made_since next_priority result_of waits_keyed
         waits_plain waits_suspect with_below
@@ -45,12 +45,14 @@ FUNCTIONS = {
         starts stop_jobs stream notify_waiters unblock undepend wait_less wanted wake who
         sample_queues append_minutes sum_minutes thin_samples roll_up note_deaths count_deaths make_alert mute_errors
         declare_alerts forget_deaths
+        live_gateways had_time standing_worker heartbeats abandon ask_worker claim_for deadline hand_over fenced extend
+        fail_overdue overdue_jobs retry_delay_s
     """,
     "": NOBODY,
 }
 OWNERS_RIGHTS = """
 add_jobs additions_checked await_results batch_sealed create_batch depend dependencies_added drop_partition enqueue
-ensure_partitions forget_rows job_added jobs_inserted jobs_key_wanted seal_batch stream_created
+enqueue_once ensure_partitions forget_rows job_added jobs_inserted jobs_key_wanted seal_batch stream_created
 """
 """SECURITY DEFINER: one more of them needs a reason."""
 S, SI, SID, SD, SUD, SIUD = (
@@ -61,7 +63,7 @@ S, SI, SID, SD, SUD, SIUD = (
     "SELECT UPDATE DELETE",
     "SELECT INSERT UPDATE DELETE",
 )
-TABLES = {  # the worker's; readers have SELECT on them, enqueuers on schema_version only
+TABLES = {  # the worker's; readers have SELECT on them, enqueuers on schema_version only, the gateway has tokens, too
     **dict.fromkeys(("jobs", "workers", "pools", "queues", "rates", "schedules", "progress", "refused_rows"), SIUD),
     **dict.fromkeys(("finished_jobs", "audit"), SI),
     **dict.fromkeys(("batches", "result_waiters"), SUD),
@@ -73,6 +75,7 @@ TABLES = {  # the worker's; readers have SELECT on them, enqueuers on schema_ver
     **dict.fromkeys(("schema_version", "finished_jobs_other"), S),
     **dict.fromkeys(("all_jobs", "queue_stats", "batch_progress", "batch_trees", "blocked_jobs"), S),
     **dict.fromkeys(("kept_keys", "job_progress", "worker_stats", "queue_depths"), S),
+    "tokens": "",
 }
 PRIVILEGES = ("SELECT", "INSERT", "UPDATE", "DELETE", "TRUNCATE", "REFERENCES", "TRIGGER")
 COLUMNS = {  # columns of jobs: the enqueuer's
@@ -84,7 +87,7 @@ COLUMNS = {  # columns of jobs: the enqueuer's
     "UPDATE": "",
     "REFERENCES": "",
 }
-THEY = ("worker", "enqueuer", "reader")
+THEY = ("worker", "enqueuer", "reader", "gateway")
 
 
 async def _functions(db: Db) -> list[asyncpg.Record]:
@@ -108,7 +111,8 @@ async def test_every_function_is_granted_to_the_intended_roles(db: Db, roles: Ro
         assert not row["public"], row["name"]
         sql = "SELECT has_function_privilege($1, $2::oid, 'EXECUTE')"
         may = {role for role in THEY if await db.fetchval(sql, roles.names[role], row["oid"])}
-        assert may == wanted[row["name"]], row["name"]
+        expected = wanted[row["name"]]
+        assert may == expected | ({"gateway"} if expected else set()), row["name"]
 
 
 async def test_every_table_is_granted_to_the_intended_roles(db: Db, roles: Roles) -> None:
@@ -120,12 +124,32 @@ async def test_every_table_is_granted_to_the_intended_roles(db: Db, roles: Roles
     assert days, "there are partitions, which are reached by way of their parent only"
     assert {row["name"] for row in rows} == TABLES.keys() | days
     for row in rows:
-        wanted = {"worker": TABLES.get(row["name"], ""), "reader": S if row["name"] in TABLES else ""}
-        wanted["enqueuer"] = S if row["name"] == "schema_version" else ""
+        worker = TABLES.get(row["name"], "")
+        by_columns = row["name"] in ("workers", "tokens", *days)
+        wanted = {"worker": worker, "reader": "" if by_columns else S, "enqueuer": ""}
+        wanted["gateway"] = SIUD if row["name"] == "tokens" else worker
+        if row["name"] == "schema_version":
+            wanted["enqueuer"] = S
         for role in THEY:
             sql = "SELECT has_table_privilege($1, $2::oid, $3)"
             may = [p for p in PRIVILEGES if await db.fetchval(sql, roles.names[role], row["oid"], p)]
             assert set(may) == set(wanted[role].split()), (role, row["name"])
+
+
+async def test_nobody_who_only_reads_sees_a_token(db: Db, roles: Roles) -> None:
+    """Of `workers`, the reader has all columns but one; of `tokens`, none."""
+    sql = "SELECT a.attname, has_column_privilege($1, a.attrelid, a.attnum, 'SELECT') AS may FROM pg_attribute a"
+    sql += " WHERE a.attrelid = 'pgworkd.workers'::regclass AND a.attnum > 0 AND NOT a.attisdropped"
+    rows = await db.fetch(sql, roles.names["reader"])
+    assert [row["attname"] for row in rows if not row["may"]] == ["token"]
+    async with roles.session("reader") as session:
+        await denied(session, "SELECT token FROM pgworkd.workers")
+        await denied(session, "SELECT * FROM pgworkd.tokens")
+        await session.fetch("SELECT * FROM pgworkd.worker_stats")
+    async with roles.session("worker") as session:
+        await denied(session, "SELECT * FROM pgworkd.tokens")
+    async with roles.session("gateway") as session:
+        assert await session.fetch("SELECT * FROM pgworkd.tokens") == []
 
 
 async def test_every_column_is_either_writable_by_the_enqueuer_or_not(db: Db, roles: Roles) -> None:

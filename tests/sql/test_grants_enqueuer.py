@@ -165,7 +165,7 @@ async def test_the_enqueue_command_needs_no_more(db: Db, roles: Roles) -> None:
 
 
 NOT_COLUMNS = """
-counted created_at started_at failed_at lease_until cancel_requested_at occurrence assignment_id status attempts
+counted created_at started_at failed_at lease_until cancel_requested_at occurrence assignment_id lease_s status attempts
 failures losses promoted worker_id waiting_on error errors schedule
 """
 READ = "payload meta error serialize_key limit_key xmin *"
@@ -249,7 +249,7 @@ async def test_the_refused_columns_and_tables_are_all_that_are_not_granted(db: D
         "SELECT relname FROM pg_class WHERE relnamespace = 'pgworkd'::regnamespace AND relkind IN ('r', 'p', 'v') "
         "AND relname !~ '^finished_jobs_2'"
     )
-    assert {row[0] for row in relations} == {"jobs", "schema_version", *TABLES.split()}
+    assert {row[0] for row in relations} == {"jobs", "schema_version", "tokens", *TABLES.split()}
 
 
 async def test_a_trigger_of_another_role_cannot_use_the_owners_trigger_functions(

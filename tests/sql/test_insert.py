@@ -54,7 +54,8 @@ SIZE = "value_must_not_exceed_1_mib"
 INSTANT = "instant_must_lie_between_1970_and_2200"
 ATTEMPTS = "max_attempts_must_be_1_to_1000"
 PERIOD = "period_must_be_above_0_and_at_most_366_days"
-RESERVED = "remote_claims_are_not_available_yet"
+LEASED = "only_a_running_job_has_a_lease"
+OWN_LEASE = "a_lease_of_its_own_needs_an_assignment"
 BLOCKED = "blocked_jobs_need_a_serialize_key_or_depend"
 ERRORS = "errors_must_be_a_json_array"
 COUNTERS = "counters_must_not_be_negative"
@@ -92,7 +93,9 @@ REFUSED = [
     ("losses", "-1", COUNTERS),
     ("status", "'blocked'", BLOCKED),
     ("waiting_on", "1", BLOCKED),
-    ("lease_until", "'2027-01-01'", RESERVED),
+    ("lease_until", "'2027-01-01'", LEASED),
+    ("lease_s", "30", OWN_LEASE),
+    ("assignment_id", "gen_random_uuid()", OWN_LEASE),
 ]
 
 

@@ -269,6 +269,7 @@ WITHIN = {
     "clock_after_waiting",
     "known_pools",
     "mend_sequences",
+    "standing_worker",
     "unlocked",
     "waits_keyed",
     "waits_plain",

@@ -58,6 +58,8 @@ async def test_register_grants_the_first_lease(db: Db) -> None:
         "token": token,
         "schedules": None,
         "kinds": None,
+        "kind": "daemon",
+        "requested": None,
     }
 
 

@@ -53,7 +53,7 @@ FUNCTIONS = {
     "drop_pool(integer, text, uuid)": "void",
     "edit(uuid, jsonb, timestamp with time zone, integer, text)": "jsonb",
     "enqueue(text, jsonb, text, integer, timestamp with time zone, double precision, timestamp with time zone, integer,"
-    " double precision, jsonb, text, timestamp with time zone, double precision, text, text, text, text)": (
+    " double precision, jsonb, text, timestamp with time zone, double precision, text, text, text, text, uuid)": (
         "TABLE(id uuid, created boolean, changed boolean)"
     ),
     "ensure_partitions(integer)": "integer",
@@ -67,7 +67,7 @@ FUNCTIONS = {
     "drop_partition(integer)": "text",
     "prune(integer, integer, integer)": "TABLE(rows_deleted integer, dead_moved integer)",
     "put_schedule(text, text, text, text, integer, text, text, text, real, boolean)": "void",
-    "register(text, integer, text, real, uuid, text[])": "integer",
+    "register(text, integer, text, real, uuid, text[], text)": "integer",
     "report_progress(uuid[], integer[], real[], text[], integer, uuid)": "uuid[]",
     "result_of(uuid[])": (
         "TABLE(id uuid, status text, result jsonb, error text, finished_at timestamp with time zone)"
@@ -99,7 +99,7 @@ VIEWS = {
     "job_progress": "id queue kind batch_id attempt done message at claimed_at",
     "kept_keys": "queue dedupe_key until id batch became",
     "queue_stats": "queue due scheduled running failed blocked dead oldest_due_s workers slots paused_until",
-    "worker_stats": "id name pid version state started_at seen_at lease_until lost_at running queues",
+    "worker_stats": "id name pid version state started_at seen_at lease_until lost_at running queues kind requested",
 }
 
 

@@ -222,20 +222,28 @@ class Maintenance:
         limit = self._step("rescue", RESCUE_MAX)
         rescued = await self._store.rescue(self._owner.worker_id, limit)
         for job in rescued:
-            self._tallies.taken_back(job.queue, job.kind, job.status)
-            self._events.emit(
-                events.JOB_LOST,
-                job_id=str(job.id),
-                queue=job.queue,
-                kind=job.kind,
-                attempt=job.attempt,
-                worker=job.worker,
-                worker_id=job.worker_id,
-                status=job.status,
-            )
-            if job.status == "dead":
-                self._on_dead(job)
+            if job.overdue:
+                self._tallies.failed_for(job.queue, job.kind, job.status)
+                self._report(events.JOB_LEASE_PASSED, job, error=job.error)
+            else:
+                self._tallies.taken_back(job.queue, job.kind, job.status)
+                self._report(events.JOB_LOST, job)
         return 0.0 if rescued else self._periods.rescue_s  # a step may be short because rejected rows were passed over
+
+    def _report(self, event: str, job: Rescued, **more: str) -> None:
+        self._events.emit(
+            event,
+            job_id=str(job.id),
+            queue=job.queue,
+            kind=job.kind,
+            attempt=job.attempt,
+            worker=job.worker,
+            worker_id=job.worker_id,
+            status=job.status,
+            **more,
+        )
+        if job.status == "dead":
+            self._on_dead(job)
 
     async def _expire(self) -> float:
         limit = self._step("expire", EXPIRE_MAX)

@@ -180,6 +180,6 @@ CASES = [
     Case(
         25,
         "an assignment without running",
-        column("assignment_id", f"'{NOBODY}'", "23514", "remote_claims_are_not_available_yet"),
+        column("assignment_id", f"'{NOBODY}'", "23514", "a_lease_of_its_own_needs_an_assignment"),
     ),
 ]

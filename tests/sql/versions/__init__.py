@@ -35,10 +35,18 @@ async def contents(db: Db) -> dict[str, list[Any]]:
     found = {}
     for table in TABLES.split():
         rows = await db.fetch(f"SELECT to_jsonb(t)::text FROM pgworkd.{table} t ORDER BY t::text")  # noqa: S608
-        found[table] = [{_RENAMED.get(name, name): value for name, value in json.loads(row[0]).items()} for row in rows]
+        found[table] = [
+            {
+                _RENAMED.get(name, name): value
+                for name, value in json.loads(row[0]).items()
+                if (table, name) not in _ADDED
+            }
+            for row in rows
+        ]
     return found
 
 
+_ADDED = {("workers", "kind"), ("workers", "requested"), ("jobs", "lease_s")}
 _RENAMED = {"asleep": "idle", "unless": "on_failed_dependency"}
 TOKEN = "11111111-2222-4333-8444-555555555555"
 _FULL = """

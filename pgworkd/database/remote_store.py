@@ -1,0 +1,235 @@
+"""The calls of a gateway on behalf of remote workers, one method each, with Python's types on both sides.
+
+As `Store`'s, all may be repeated, and raise `DatabaseUnavailable` when they can be retried. Beats, claims and settles
+have connections of their own, so that none waits for another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+from uuid import UUID, uuid4
+
+from pgworkd.database import settle_statements
+from pgworkd.database.claim_connections import ClaimConnections
+from pgworkd.database.claims import ClaimOrder, Claims
+from pgworkd.database.connection import Connection, ConnectionOptions
+from pgworkd.database.store import LOCK_TIMEOUT_S, FailedAttempt
+from pgworkd.words.registration import Registration, token_of
+
+_REGISTER = "SELECT pgworkd.register($1, 0, $2, $3, $4, NULL, $5)"
+_HEARTBEATS = "SELECT worker, outcome, lease_s, requested FROM pgworkd.heartbeats($1, $2, $3)"
+_CANCELS = """SELECT worker_id, id, attempts FROM pgworkd.jobs
+    WHERE worker_id = ANY ($1) AND worker_id IS NOT NULL AND cancel_requested_at IS NOT NULL"""
+_CLAIM_FOR = """SELECT worker, id, kind, payload, attempt, failures, max_attempts, timeout_s, priority, losses, run_at,
+    created_at, schedule, occurrence, meta, serialize_key
+    FROM pgworkd.claim_for($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)"""
+_EXTEND = """SELECT id, left_s FROM pgworkd.extend($1, pgworkd.fenced($1, $2, $4, $5, $6), $3)"""
+_RUNNING = "SELECT pgworkd.fenced($1, $2, $3, $4, $5)"
+_SETTLED = """SELECT a.id, a.attempts, CASE a.status WHEN 'discarded' THEN 'dead' ELSE a.status END
+    FROM unnest($1::uuid[], $2::int[], $3::int[]) AS s (id, attempt, worker)
+    JOIN pgworkd.all_jobs a ON a.id = s.id AND a.attempts = s.attempt AND a.status <> 'running'
+    WHERE a.id = ANY ($1) AND coalesce(a.worker_id, s.worker) = s.worker
+      AND NOT coalesce(a.errors -> -1 @> jsonb_build_object('type', 'lost', 'attempt', s.attempt), false)"""
+RENEWED, LOST, LOCKED = "renewed", "lost", "locked"
+
+
+class Beat(NamedTuple):
+    """What became of one worker's beat: RENEWED, LOST, or LOCKED (send it again); what an operator requests of it."""
+
+    worker_id: int
+    outcome: str
+    lease_s: float | None
+    requested: str | None
+
+
+class Waiter(NamedTuple):
+    """One claim that waits: up to `limit` jobs for a worker; with `lease_s`, each under a lease of its own."""
+
+    worker_id: int
+    limit: int
+    lease_s: float | None = None
+
+
+class RemoteClaims(NamedTuple):
+    """What a claim took: `workers` has the worker of each of `claims`, in their order."""
+
+    claims: Claims
+    workers: Sequence[int]
+    lost: Sequence[int]
+    """Workers that were presumed dead: they get nothing."""
+
+
+class Held(NamedTuple):
+    """An attempt in a remote worker's hands: what a settle must match."""
+
+    job_id: UUID
+    attempt: int
+    worker_id: int
+    token: UUID
+    nonce: UUID | None = None
+
+
+class RemoteStore:
+    """A gateway's calls to the database."""
+
+    def __init__(self, options: ConnectionOptions, queues: Callable[[], int]) -> None:
+        """`queues` returns the number of queues to claim from."""
+        self._beats = Connection(replace(options, lock_timeout_s=LOCK_TIMEOUT_S), "beat")
+        self._claims = ClaimConnections(options, queues)
+        self._settles = Connection(replace(options, lock_timeout_s=LOCK_TIMEOUT_S), "settle")
+
+    async def close(self) -> None:
+        """Closes all connections."""
+        for part in (self._beats, self._claims, self._settles):
+            await part.close()
+
+    # Workers
+
+    async def register(self, name: str, version: str, lease_s: float, kind: str = "remote") -> Registration:
+        """Registers a worker of that kind under a new id and token."""
+        token = uuid4()
+        return Registration.of(await self._beats.value(_REGISTER, name, version, lease_s, token, kind), token)
+
+    async def standing_worker(self) -> Registration:
+        """The worker under which attempts with a lease of their own run."""
+        ((worker_id, token),) = await self._beats.fetch("SELECT id, token FROM pgworkd.standing_worker()")
+        return Registration.of(worker_id, token)
+
+    async def worker(self, worker_id: int) -> Registration | None:
+        """A remote or the standing worker, with its token; None: there is none of that id, or it is presumed dead."""
+        sql = "SELECT token FROM pgworkd.workers WHERE id = $1 AND kind IN ('remote', 'standing') AND lost_at IS NULL"
+        token = await self._beats.value(sql, worker_id)
+        return None if token is None else Registration.of(worker_id, token)
+
+    async def heartbeats(self, states: Mapping[int, str]) -> list[Beat]:
+        """Renews the leases of workers (registrations), and stores the state of each: running or stopping."""
+        args = (list(states), [token_of(each) for each in states], list(states.values()))
+        return [Beat(*row) for row in await self._beats.fetch(_HEARTBEATS, *args)]
+
+    async def cancels(self, workers: Sequence[int]) -> list[tuple[int, UUID, int]]:
+        """(worker, id, attempt) of the attempts of these workers that are to be cancelled."""
+        return [(row[0], row[1], row[2]) for row in await self._beats.fetch(_CANCELS, workers)]
+
+    async def abandon(self, worker_id: int) -> list[UUID] | None:
+        """Ends a worker's registration; the jobs that go back, or (`max_attempts` of 1) are dead. None: it is lost."""
+        found: list[UUID] | None = await self._settles.value(
+            "SELECT pgworkd.abandon($1, $2)", worker_id, token_of(worker_id)
+        )
+        return found
+
+    # Claim
+
+    async def claim_for(self, waiters: Sequence[Waiter], order: ClaimOrder, standing: int, nonce: UUID) -> RemoteClaims:
+        """Claims for those that wait, the first of them first. Of `order`, worker, limit and kinds are not used.
+
+        Attempts with a lease of their own run under `standing` and `nonce`.
+        """
+        rows = await self._claims.fetch(
+            _CLAIM_FOR,
+            [each.worker_id for each in waiters],
+            [token_of(each.worker_id) for each in waiters],
+            [each.limit for each in waiters],
+            [each.lease_s for each in waiters],
+            standing,
+            nonce,
+            *order[1:2],
+            *order[5:8],
+            *order[9:],
+        )
+        jobs = [row for row in rows if row[1] is not None]
+        more = [row for row in rows if row[0] is None]
+        claims = Claims.read([row[1:] for row in jobs + more])
+        return RemoteClaims(claims, [row[0] for row in jobs], [r[0] for r in rows if r[1] is None and r[0] is not None])
+
+    # Settle: each returns the ids that were still running, each under its own worker. With `skip_locked` it waits for
+    # no row: locked ones are missing, too (see `running`).
+
+    async def settle_completed(
+        self,
+        held: Sequence[Held],
+        results: Sequence[str | None],
+        began_ago_s: Sequence[float | None] | None = None,
+        *,
+        skip_locked: bool = False,
+    ) -> set[UUID]:
+        """Moves jobs to the history with their results (JSON text), and when their runs began (None: unknown)."""
+        ids, attempts, *fence = _columns(held)
+        args = (ids, attempts, results if any(results) else None, None, None, None, None, None, began_ago_s)
+        return set(await self._settles.value(_FENCED[settle_statements.COMPLETED, skip_locked], *args, *fence))
+
+    async def settle_failed(
+        self, held: Sequence[Held], failed: Sequence[FailedAttempt], *, skip_locked: bool = False
+    ) -> dict[UUID, str]:
+        """Counts one failure each; the new status by id: failed, dead or cancelled."""
+        ids, attempts, *fence = _columns(held)
+        more = [list(column) for column in zip(*(each[2:] for each in failed), strict=True)]
+        args = (ids, attempts, *more, None, None, None, None, None)
+        rows = await self._settles.fetch(_FENCED[settle_statements.FAILED, skip_locked], *args, *fence)
+        return {row[0]: row[1] for row in rows}
+
+    async def settle_released(
+        self,
+        held: Sequence[Held],
+        delays_s: Sequence[float | None],
+        messages: Sequence[str | None],
+        *,
+        skip_locked: bool = False,
+    ) -> set[UUID]:
+        """Releases jobs without counting a failure; a delay of None keeps their place in the queue."""
+        ids, attempts, *fence = _columns(held)
+        args = (ids, attempts, delays_s, messages, None, None)
+        return set(await self._settles.value(_FENCED[settle_statements.RELEASED, skip_locked], *args, *fence))
+
+    async def settle_ended(
+        self,
+        held: Sequence[Held],
+        statuses: Sequence[str],
+        messages: Sequence[str | None],
+        *,
+        skip_locked: bool = False,
+    ) -> set[UUID]:
+        """Ends jobs as `cancelled` or `expired`."""
+        ids, attempts, *fence = _columns(held)
+        args = (ids, attempts, statuses, messages, None, None)
+        return set(await self._settles.value(_FENCED[settle_statements.ENDED, skip_locked], *args, *fence))
+
+    async def extend(self, held: Sequence[Held], leases_s: Sequence[float | None]) -> dict[UUID, float | None]:
+        """Renews leases of single attempts; the seconds left by id (None: leased with its worker).
+
+        An attempt that no longer runs is missing, as is one whose row is locked: see `running`.
+        """
+        ids, attempts, *fence = _columns(held)
+        return {row[0]: row[1] for row in await self._settles.fetch(_EXTEND, ids, attempts, leases_s, *fence)}
+
+    async def running(self, held: Sequence[Held]) -> set[UUID]:
+        """Those of these attempts that still run, each under its worker."""
+        ids, attempts, *fence = _columns(held)
+        found = await self._beats.value(_RUNNING, ids, attempts, *fence) or []
+        return {each.job_id for each, attempt in zip(held, found, strict=True) if attempt == each.attempt}
+
+    async def settled(self, held: Sequence[Held]) -> dict[UUID, str]:
+        """The status each of these attempts was settled with; running, rescued and forgotten ones are missing."""
+        args = [[each.job_id for each in held], [each.attempt for each in held], [each.worker_id for each in held]]
+        return {row[0]: row[2] for row in await self._settles.fetch(_SETTLED, *args)}
+
+
+def _columns(held: Sequence[Held]) -> list[list[Any]]:
+    return [list(column) for column in zip(*held, strict=True)] if held else [[], [], [], [], []]
+
+
+def _fenced(sql: str, parameters: int, *, skip: bool) -> str:
+    workers, tokens, nonces = (f"${number}" for number in range(parameters + 1, parameters + 4))
+    attempts = f"pgworkd.fenced($1, $2, {workers}, {tokens}, {nonces})"
+    return sql.replace("$1, $2", f"$1, pgworkd.unlocked($1, {attempts})" if skip else f"$1, {attempts}", 1)
+
+
+_PARAMETERS = {
+    settle_statements.COMPLETED: 9,
+    settle_statements.FAILED: 11,
+    settle_statements.RELEASED: 6,
+    settle_statements.ENDED: 6,
+}
+_FENCED = {(sql, skip): _fenced(sql, count, skip=skip) for sql, count in _PARAMETERS.items() for skip in (False, True)}
+"""The settles, each attempt fenced by its own worker; skipping rows that other transactions have locked, or not."""

@@ -1,0 +1,172 @@
+-- Assignments: attempts in the hands of remote workers. Claiming on behalf of several workers,
+-- passing an attempt on, the fence for settles of several workers, leases of single attempts.
+--
+-- An attempt that a remote worker claims has its deadline in `lease_until`: timeout_s and five
+-- seconds later it is failed by fail_overdue(), since no process of ours would end it. With a lease
+-- of its own (`lease_s`) it runs under the standing worker, outlives whoever claimed it, and is
+-- failed when `lease_until` passes without extend(), or at its deadline. `assignment_id` is drawn
+-- at each such hand-over: after a restored dump, two could be the same attempt of one job.
+
+-- When an attempt that began then must have ended: NULL, never. Inlined.
+CREATE OR REPLACE FUNCTION deadline(p_started_at timestamptz, p_timeout_s real)
+RETURNS timestamptz LANGUAGE sql STABLE
+    RETURN p_started_at + make_interval(secs => p_timeout_s + 5);
+
+-- Passes running attempts of p_from on: each to the worker in p_to, which must have a lease; with
+-- p_leases_s (NULL, or more than 0, per attempt) to the standing worker, under a lease of its own
+-- and p_assignment. Returns the attempts passed on; others stay where they are. Locks the new
+-- workers' rows FOR KEY SHARE, in order of id, then the jobs in order of id.
+CREATE OR REPLACE FUNCTION hand_over(p_ids uuid[], p_attempts int[], p_from int, p_token uuid,
+                                     p_to int[], p_leases_s real[] DEFAULT NULL,
+                                     p_assignment uuid DEFAULT NULL) RETURNS uuid[]
+LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    v_passed uuid[];
+BEGIN
+    PERFORM FROM workers w WHERE w.id = ANY (p_to) ORDER BY w.id FOR KEY SHARE;
+    WITH passed AS (
+        UPDATE jobs j
+        SET worker_id = u.worker, lease_s = u.lease_s,
+            assignment_id = CASE WHEN u.lease_s > 0 THEN p_assignment END,
+            lease_until = least(clock() + make_interval(secs => u.lease_s),
+                                deadline(j.started_at, j.timeout_s))
+        FROM (SELECT g.* FROM unnest(p_ids, p_attempts, p_to, p_leases_s)
+                  AS g (id, attempt, worker, lease_s)
+              JOIN workers w ON w.id = g.worker AND w.lost_at IS NULL AND w.lease_until > clock()
+              WHERE (w.kind = 'standing') = (g.lease_s IS NOT NULL) ORDER BY g.id) u
+        WHERE j.id = ANY (p_ids) AND j.id = u.id AND j.attempts = u.attempt
+          AND j.worker_id = p_from
+          AND NOT EXISTS (SELECT FROM workers w WHERE w.id = p_from AND w.token <> p_token)
+        RETURNING j.id
+    )
+    SELECT array_agg(p.id) INTO v_passed FROM passed p;
+    RETURN coalesce(v_passed, '{}');
+END $$;
+
+-- claim() on behalf of several remote workers that wait for jobs of a queue: the first is served
+-- first. Each gets at most as many as its element of p_limits; with one in p_leases_s (seconds) the
+-- attempts run under p_standing and p_assignment. The other arguments are those of claim(), and so
+-- is what is returned, with the worker before each row. A worker that was presumed dead gets a row
+-- without an id; one whose row another session has locked, nothing. A suspect goes to a worker that
+-- runs none. Locks the workers' rows FOR KEY SHARE, in order of id, with SKIP LOCKED, then as
+-- claim().
+CREATE OR REPLACE FUNCTION claim_for(p_workers int[], p_tokens uuid[], p_limits int[],
+                                     p_leases_s real[], p_standing int, p_assignment uuid,
+                                     p_queue text, p_priorities int[] DEFAULT '{}',
+                                     p_run_ats float8[] DEFAULT '{}',
+                                     p_positions uuid[] DEFAULT '{}', p_places text DEFAULT NULL,
+                                     p_reach_s float8 DEFAULT 0, p_since float8 DEFAULT NULL,
+                                     p_renew boolean DEFAULT true)
+RETURNS TABLE (worker int, id uuid, kind text, payload text, attempt int, failures int,
+               max_attempts int, timeout_s real, priority int, losses int, run_at float8,
+               created_at float8, schedule text, occurrence float8, meta text, serialize_key text)
+LANGUAGE plpgsql VOLATILE AS $$
+#variable_conflict use_column
+DECLARE
+    v_live   int[] := ARRAY(        -- places in p_workers, first come, first served
+        SELECT l.place::int
+        FROM (SELECT u.place FROM unnest(p_workers, p_tokens) WITH ORDINALITY u (id, token, place)
+              JOIN workers w ON w.id = u.id AND w.token = u.token
+                  AND w.lost_at IS NULL AND w.lease_until > clock()
+              ORDER BY w.id FOR KEY SHARE OF w SKIP LOCKED) l
+        ORDER BY l.place);
+    v_slots  int[] := p_limits;     -- what is left of them
+    v_turn   int := cardinality(v_live);
+    v_by     int;                   -- the place of the worker that claims
+    v_to     int;
+    v_ids    uuid[];                -- of those that do not stay with it
+    v_places int[];
+BEGIN
+    -- Whoever claims is served last: so it has a slot for the suspect that it may get. Then only
+    -- another suspect may be left, for the workers before it.
+    WHILE v_turn > 0 AND (v_by IS NULL OR EXISTS (
+            SELECT FROM jobs j WHERE j.queue = p_queue AND waits_suspect(j)
+                                 AND j.run_at <= clock())) LOOP
+        v_by := v_live[v_turn];
+        v_turn := v_turn - 1;
+        CONTINUE WHEN v_slots[v_by] < 1;
+        v_ids := '{}';
+        v_places := '{}';
+        FOR id, kind, payload, attempt, failures, max_attempts, timeout_s, priority, losses, run_at,
+            created_at, schedule, occurrence, meta, serialize_key IN
+            SELECT c.* FROM claim(p_workers[v_by], p_queue,
+                                  (SELECT sum(v_slots[l])::int FROM unnest(v_live) l), '{}', '{}',
+                                  p_priorities, p_run_ats, p_positions, p_tokens[v_by], '{}',
+                                  p_places, p_reach_s, p_since, p_renew) c
+        LOOP
+            v_to := v_by;
+            IF id IS NULL THEN      -- what the next claim should know
+                worker := NULL;
+                RETURN NEXT;
+                CONTINUE;
+            ELSIF losses < 2 THEN
+                v_to := coalesce((SELECT min(l) FROM unnest(v_live) l
+                                  WHERE l <> v_by AND v_slots[l] > 0), v_by);
+            END IF;
+            v_slots[v_to] := v_slots[v_to] - 1;
+            IF v_to <> v_by OR p_leases_s[v_to] IS NOT NULL THEN
+                v_ids := v_ids || id;
+                v_places := v_places || v_to;
+            END IF;
+            worker := p_workers[v_to];
+            RETURN NEXT;
+        END LOOP;
+        UPDATE jobs j
+        SET worker_id = CASE WHEN u.lease_s IS NULL THEN u.worker ELSE p_standing END,
+            lease_s = u.lease_s, assignment_id = CASE WHEN u.lease_s > 0 THEN p_assignment END,
+            lease_until = least(clock() + make_interval(secs => u.lease_s), j.lease_until)
+        FROM (SELECT o.id, p_workers[o.place] AS worker, p_leases_s[o.place] AS lease_s
+              FROM unnest(v_ids, v_places) AS o (id, place)) u
+        WHERE j.id = ANY (v_ids) AND j.id = u.id;
+    END LOOP;
+    RETURN QUERY
+    SELECT u.id, NULL::uuid, NULL, NULL, NULL::int, NULL::int, NULL::int, NULL::real, NULL::int,
+           NULL::int, NULL::float8, NULL::float8, NULL, NULL::float8, NULL, NULL
+    FROM unnest(p_workers, p_tokens) AS u (id, token)
+    WHERE NOT EXISTS (SELECT FROM workers w
+                      WHERE w.id = u.id AND w.token = u.token AND w.lost_at IS NULL);
+END $$;
+
+-- The fence of a settle on behalf of several workers: returns p_attempts, with an impossible
+-- attempt in place of each that does not run under its worker, registered under that token, and
+-- under that assignment_id (NULL: without one). The settle compares the attempt again, and only
+-- hand_over(), in the transaction of a claim or before anybody else knows of the attempt, changes
+-- its worker: so nothing needs a lock here. Locks nothing.
+CREATE OR REPLACE FUNCTION fenced(p_ids uuid[], p_attempts int[], p_workers int[], p_tokens uuid[],
+                                  p_assignments uuid[] DEFAULT NULL) RETURNS int[]
+LANGUAGE sql STABLE AS $$
+    SELECT array_agg(CASE WHEN j.id IS NULL OR w.token <> u.token THEN -1 ELSE u.attempt END
+                     ORDER BY u.place)
+    FROM unnest(p_ids, p_attempts, p_workers, p_tokens, p_assignments) WITH ORDINALITY
+        AS u (id, attempt, worker, token, assignment, place)
+    LEFT JOIN jobs j ON j.id = u.id AND j.attempts = u.attempt AND j.worker_id = u.worker
+        AND j.assignment_id IS NOT DISTINCT FROM u.assignment
+    LEFT JOIN workers w ON w.id = u.worker
+$$;
+
+-- Renews leases of single attempts, by p_leases_s (NULL: by what each had), and returns the seconds
+-- until lease_until; an attempt without a lease of its own keeps its deadline. NULL: it has none,
+-- and its worker's lease is what counts. p_attempts are fenced(). An attempt that no longer runs is
+-- missing, as is one that another session has locked: ask again, and see fenced(). Locks the jobs
+-- in order of id, with SKIP LOCKED.
+CREATE OR REPLACE FUNCTION extend(p_ids uuid[], p_attempts int[], p_leases_s real[] DEFAULT NULL)
+RETURNS TABLE (id uuid, left_s float8)
+LANGUAGE sql VOLATILE AS $$
+    WITH mine AS MATERIALIZED (
+        SELECT j.id, u.lease_s
+        FROM jobs j JOIN unnest(p_ids, p_attempts, p_leases_s) AS u (id, attempt, lease_s)
+            ON u.id = j.id AND u.attempt = j.attempts
+        WHERE j.id = ANY (p_ids) AND j.worker_id IS NOT NULL
+        ORDER BY j.id FOR NO KEY UPDATE OF j SKIP LOCKED
+    ), extended AS (
+        UPDATE jobs j
+        SET lease_s = coalesce(m.lease_s, j.lease_s),
+            lease_until = least(
+                clock() + make_interval(secs => coalesce(m.lease_s, j.lease_s::real)),
+                deadline(j.started_at, j.timeout_s))
+        FROM mine m WHERE j.id = m.id AND j.lease_s IS NOT NULL
+        RETURNING j.id, j.lease_until
+    )
+    SELECT m.id, extract(epoch FROM coalesce(e.lease_until, j.lease_until) - clock())::float8
+    FROM mine m LEFT JOIN extended e ON e.id = m.id LEFT JOIN jobs j ON j.id = m.id
+$$;

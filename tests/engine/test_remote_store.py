@@ -1,0 +1,163 @@
+"""A gateway's calls on behalf of remote workers: claims for several, settles that match each worker, beats."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import AsyncIterator
+
+import asyncpg
+import pytest
+
+from pgworkd.database.claims import ClaimOrder
+from pgworkd.database.connection import ConnectionOptions
+from pgworkd.database.remote_store import LOCKED, LOST, RENEWED, Beat, Held, RemoteClaims, RemoteStore, Waiter
+from pgworkd.database.store import FailedAttempt
+from pgworkd.words.registration import Registration, token_of
+from tests.kits.verbs import Db, cancel, insert, live, one, over, statuses
+
+
+@pytest.fixture
+async def store(dsn: str) -> AsyncIterator[RemoteStore]:
+    """A gateway's connections."""
+    opened = RemoteStore(ConnectionOptions(dsn), lambda: 2)
+    yield opened
+    await opened.close()
+
+
+async def _claimed(store: RemoteStore, *waiters: Waiter) -> RemoteClaims:
+    return await store.claim_for(
+        waiters, ClaimOrder(0, "q", 0, places="{}"), await store.standing_worker(), uuid.uuid4()
+    )
+
+
+def _held(claims: RemoteClaims, workers: dict[int, Registration]) -> list[Held]:
+    return [
+        Held(claim.id, claim.attempt, worker, workers[worker].token)
+        for claim, worker in zip(claims.claims, claims.workers, strict=True)
+    ]
+
+
+async def test_each_settle_ends_only_what_runs_under_its_worker(store: RemoteStore, db: Db) -> None:
+    a, b = await store.register("a", "v", 30), await store.register("b", "v", 30)
+    ids = await insert(db, 8, payload='{"n": 12345678901234567890}')
+    claims = await _claimed(store, Waiter(a, 4), Waiter(b, 4))
+    assert ([each.id for each in claims.claims], claims.workers, claims.lost) == (ids, [a] * 4 + [b] * 4, [])
+    assert claims.claims[0].payload == '{"n": 12345678901234567890}', "no number goes through a float"
+    held = _held(claims, {a: a, b: b})
+    thieves = [each._replace(worker_id=b, token=b.token) for each in held[:4]]
+    forged = [each._replace(token=uuid.uuid4()) for each in held[:4]]
+    for wrong in (thieves, forged):
+        assert await store.running(wrong) == set()
+        assert await store.settle_completed(wrong, [None] * 4) == set()
+        assert await store.settle_released(wrong, [None] * 4, [None] * 4) == set()
+        assert await store.settle_ended(wrong, ["cancelled"] * 4, [None] * 4) == set()
+        assert await store.extend(wrong, [None] * 4) == {}
+    assert await statuses(db, ids) == ["running"] * 8
+    assert await store.running(held) == set(ids)
+    mixed = [held[0], thieves[1], held[4]]
+    assert await store.settle_completed(mixed, ['{"ok": true}', None, None], [1.5, None, None]) == {ids[0], ids[4]}
+    assert json.loads((await over(db, ids[0]))["result"]) == {"ok": True}
+    failed = [FailedAttempt(ids[n], 1, 5.0, n == 5, "boom", '{"type": "E"}') for n in (1, 5)]
+    assert await store.settle_failed([held[1], held[5]], failed) == {ids[1]: "failed", ids[5]: "dead"}
+    assert await store.settle_released([held[2], held[6]], [None, 60.0], [None, "later"]) == {ids[2], ids[6]}
+    assert await store.settle_ended([held[3], held[7]], ["cancelled"] * 2, [None, None]) == {ids[3], ids[7]}
+    settled = await store.settled(held)
+    assert settled == {
+        ids[0]: "completed",
+        ids[4]: "completed",
+        ids[1]: "failed",
+        ids[5]: "dead",
+        ids[2]: "pending",
+        ids[6]: "pending",
+        ids[3]: "cancelled",
+        ids[7]: "cancelled",
+    }
+    assert await store.settled([each._replace(attempt=2) for each in held]) == {}
+
+
+@pytest.mark.parametrize("settle", ["complete", "fail", "release", "end"])
+async def test_a_locked_job_holds_up_no_settle_of_others(store: RemoteStore, db: Db, dsn: str, settle: str) -> None:
+    a = await store.register("a", "v", 30)
+    ids = await insert(db, 3)
+    held = _held(await _claimed(store, Waiter(a, 3)), {a: a})
+    other = await asyncpg.connect(dsn)
+    try:
+        await other.execute("BEGIN")
+        await other.execute("SELECT FROM pgworkd.jobs WHERE id = $1 FOR UPDATE", ids[1])
+        match settle:
+            case "complete":
+                won = await store.settle_completed(held, [None] * 3, skip_locked=True)
+            case "fail":
+                failed = [FailedAttempt(each, 1, 5.0, False, "m", '{"type": "E"}') for each in ids]
+                won = set(await store.settle_failed(held, failed, skip_locked=True))
+            case "release":
+                won = await store.settle_released(held, [None] * 3, [None] * 3, skip_locked=True)
+            case _:
+                won = await store.settle_ended(held, ["cancelled"] * 3, [None] * 3, skip_locked=True)
+        assert won == {ids[0], ids[2]}
+        assert await store.running(held) == {ids[1]}
+    finally:
+        other.terminate()
+
+
+async def test_a_lease_of_its_own_is_extended_and_settled_under_the_standing_worker(store: RemoteStore, db: Db) -> None:
+    a, standing = await store.register("a", "v", 30), await store.standing_worker()
+    ids = await insert(db, 2)
+    nonce = uuid.uuid4()
+    claims = await store.claim_for([Waiter(a, 1, 60.0), Waiter(a, 1)], ClaimOrder(0, "q", 0), standing, nonce)
+    assert claims.workers == [a, a], "whoever asked; the attempt runs under another"
+    own = Held(ids[0], 1, standing, standing.token, nonce)
+    mine = Held(ids[1], 1, a, a.token)
+    left = await store.extend([own, mine], [90.0, None])
+    assert left.keys() == set(ids)
+    assert left[ids[0]] == pytest.approx(90, abs=1)
+    assert left[ids[1]] is None
+    assert await store.settle_completed([own._replace(nonce=uuid.uuid4())], [None]) == set()
+    assert await store.abandon(a) == [ids[1]]
+    assert await store.settle_completed([own], [None]) == {ids[0]}
+    assert await store.abandon(a) is None
+
+
+async def test_beats_of_many_are_one_call_and_say_what_became_of_each(store: RemoteStore, db: Db) -> None:
+    fine, asked, gone = [await store.register(name, "v", 10) for name in "abc"]
+    await db.execute("SELECT pgworkd.ask_worker($1, 'quiet')", asked)
+    await db.execute("DELETE FROM pgworkd.workers WHERE id = $1", gone)
+    forged = Registration.of(fine, uuid.uuid4())
+    beats = await store.heartbeats({fine: "running", asked: "stopping", gone: "running"})
+    assert {each.worker_id: each for each in beats} == {
+        fine: Beat(fine, RENEWED, 10, None),
+        asked: Beat(asked, RENEWED, 10, "quiet"),
+        gone: Beat(gone, LOST, None, None),
+    }
+    assert [each.outcome for each in await store.heartbeats({forged: "running"})] == [LOST]
+    assert LOCKED not in {each.outcome for each in beats}
+    found = await store.worker(fine)
+    assert (found, token_of(found)) == (fine, fine.token)
+    assert await store.worker(gone) is None
+
+
+async def test_cancels_of_several_workers_come_together(store: RemoteStore, db: Db) -> None:
+    a, b = await store.register("a", "v", 30), await store.register("b", "v", 30)
+    ids = await insert(db, 4)
+    await _claimed(store, Waiter(a, 2), Waiter(b, 2))
+    await cancel(db, ids[1], ids[2])
+    assert sorted(await store.cancels([a, b])) == [(a, ids[1], 1), (b, ids[2], 1)]
+    assert await store.cancels([]) == []
+
+
+async def test_who_was_presumed_dead_is_named(store: RemoteStore, db: Db) -> None:
+    a, b = await store.register("a", "v", 30), await store.register("b", "v", 30)
+    job_id = await one(db)
+    await db.execute("UPDATE pgworkd.workers SET lost_at = now() WHERE id = $1", a)
+    claims = await _claimed(store, Waiter(a, 1), Waiter(b, 1))
+    assert (claims.lost, claims.workers, [each.id for each in claims.claims]) == ([a], [b], [job_id])
+    assert (await live(db, job_id))["worker_id"] == b
+
+
+async def test_the_places_of_keyed_claims_come_back(store: RemoteStore, db: Db) -> None:
+    a = await store.register("a", "v", 30)
+    await insert(db, 3, limit_key="k")
+    claims = await _claimed(store, Waiter(a, 2))
+    assert len(claims.claims) == 2
+    assert claims.claims.places not in (None, "{}")
