@@ -69,12 +69,6 @@ BUGS = (
         tests=_MODEL,
     ),
     sql(
-        "a frozen gateway counts as there",
-        "          AND p_lease_until < g.seen_at - CASE",
-        "          AND p_lease_until < p_now - CASE",
-        tests=f"{_WORKERS} {_MODEL}",
-    ),
-    sql(
         "a new gateway inherits from one that is frozen",
         "AND w.seen_at <= p_now AND w.seen_at > p_now - make_interval(secs => w.lease_s / 2)\n"
         "      AND w.steady_since <= w.seen_at",
@@ -91,7 +85,7 @@ BUGS = (
         "rescue takes attempts with a lease of their own",
         "AND j.status = 'running' AND j.lease_s IS NULL\n",
         "AND j.status = 'running'\n",
-        tests=_ASSIGNMENTS,
+        tests=_WORKERS,
     ),
     sql(
         "the standing worker's lease is shortened",

@@ -17,11 +17,13 @@ from tests.kits.models import World, examples, playing
 from tests.kits.remote import Waiter, beat, claim_for, extend, overdue, registered, standing
 from tests.kits.verbs import Db, clock, heartbeat, insert, rescue, worker
 
-GATEWAY_S, DAEMON_S = 15.0, 30.0
+GATEWAY_S, DAEMON_S = 30.0, 30.0
 """Their leases; each renews its own every third of it."""
 WORKERS_S, HOLDERS_S = (10.0, 30.0, 90.0), (12.0, 60.0)
 SETTLED_S = 240
 """With a gateway up for as long, all that died has been taken back."""
+HICCUP_S = 14
+"""For as long a gateway may be frozen without noticing it."""
 
 
 class Event(NamedTuple):
@@ -36,7 +38,7 @@ EVENTS = st.lists(
     st.builds(
         Event,
         after_s=st.integers(0, 45),
-        what=st.sampled_from(["kill", "freeze", "thaw", "start", "sign off", "die", "die holding"]),
+        what=st.sampled_from(["kill", "freeze", "thaw", "hiccup", "hiccup", "start", "sign off", "die", "die holding"]),
         which=st.integers(0, 2),
     ),
     min_size=3,
@@ -50,6 +52,7 @@ class Gateway:
     def __init__(self, worker_id: int, now: int) -> None:
         self.worker_id = worker_id
         self.frozen = False
+        self.thaws_at: int | None = None
         self.beats_at = now + GATEWAY_S / 3
 
 
@@ -104,12 +107,15 @@ class RemoteWorld(World):
         db = self.observer
         await clock(now, db)
         for gateway in self.gateways:
+            if gateway.thaws_at is not None and now >= gateway.thaws_at:
+                gateway.frozen, gateway.thaws_at = False, None
             if not gateway.frozen and now >= gateway.beats_at:
                 if await heartbeat(db, gateway.worker_id) is None:  # it was frozen for longer than its lease
                     gateway.worker_id = await registered(db, "gateway", GATEWAY_S)
                 gateway.beats_at = now + GATEWAY_S / 3
         if now % 10 == 0:
             await heartbeat(db, self.daemon)
+        await self._judge(now)  # whoever could not renew has not had the time to try again
         if any(not each.frozen for each in self.gateways):
             for each in self.workers_:
                 if each.alive and now >= each.renew_at:
@@ -119,7 +125,10 @@ class RemoteWorld(World):
                 if each.alive and now >= each.renew_at:
                     assert await extend(db, each.job_id) == pytest.approx(each.lease_s), f"at {now}"
                     each.renew_at = now + each.lease_s / 3
-        taken = [*await rescue(db, self.daemon), *await overdue(db)]
+        await self._judge(now)
+
+    async def _judge(self, now: int) -> None:
+        taken = [*await rescue(self.observer, self.daemon), *await overdue(self.observer)]
         wrong = [each.lease_s for each in [*self.workers_, *self.holders] if each.alive and each.job_id in taken]
         assert not wrong, f"taken from the living at {now}: leases of {wrong} s"
 
@@ -133,7 +142,9 @@ class RemoteWorld(World):
                 self.gateways.remove(gateway)
                 await db.execute("DELETE FROM pgworkd.workers WHERE id = $1", gateway.worker_id)
             case "freeze" | "thaw" if gateway:
-                gateway.frozen = event.what == "freeze"
+                gateway.frozen, gateway.thaws_at = event.what == "freeze", None
+            case "hiccup" if gateway and not gateway.frozen:
+                gateway.frozen, gateway.thaws_at = True, now + HICCUP_S - event.after_s % 8
             case "start":
                 self.gateways.append(Gateway(await registered(db, "gateway", GATEWAY_S), now))
             case "die":

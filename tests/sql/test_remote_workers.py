@@ -138,11 +138,12 @@ async def test_attempts_of_a_standing_worker_whose_row_was_deleted_go_on(db: Db)
     assert await claim_for(db, Waiter(holder, 1, 3600)) == {holder: [job_id]}
     await db.execute("DELETE FROM pgworkd.workers WHERE kind = 'standing'")
     daemon, gateway = await worker(db), await registered(db, "gateway")
-    await steady(db, daemon, gateway, until=60)
-    for _ in range(10):
+    for second in range(60, 600, 60):
+        await steady(db, daemon, gateway, since=second - 60, until=second)
         assert await rescue(db, daemon) == {}
-        await steady(db, daemon, gateway, since=60, until=130)
     assert await statuses(db, [job_id]) == ["running"]
+    assert await db.fetchval("SELECT lost_at IS NOT NULL FROM pgworkd.workers WHERE state = 'vanished'")
+    assert await db.fetchval("SELECT count(*) FROM pgworkd.refused_rows") == 0
 
 
 async def test_what_a_worker_still_runs_goes_back_when_it_signs_off(db: Db) -> None:
