@@ -65,7 +65,7 @@ class FailedAttempt(NamedTuple):
 _PAYLOADS = "SELECT id, payload, meta FROM pgworkd.payloads($1, $2, $3, $4, $5)"
 _RESCUE = """SELECT id, queue, kind, attempt, status, worker_id, worker, error, false FROM pgworkd.rescue($1, $2)
     UNION ALL
-    SELECT id, queue, kind, attempt, status, worker_id, worker, error, true FROM pgworkd.fail_overdue($2)"""
+    SELECT id, queue, kind, attempt, status, worker_id, worker, error, true FROM pgworkd.fail_overdue($2, $3)"""
 _KEPT_LONGER = "SELECT name, keep_s FROM pgworkd.queues WHERE keep_s > $1"
 
 
@@ -262,9 +262,13 @@ class Store(ScheduleStore):
 
     # Maintenance
 
-    async def rescue(self, worker_id: int, limit: int = 1000) -> list[Rescued]:
-        """Takes back the jobs of lost workers, and attempts of remote ones that are overdue, up to `limit` each."""
-        return [Rescued(*row) for row in await self._maintenance.fetch(_RESCUE, worker_id, limit)]
+    async def rescue(self, worker_id: int, limit: int = 1000, overdue_s_max: float | None = None) -> list[Rescued]:
+        """Takes back the jobs of lost workers, and attempts of remote ones that are overdue, up to `limit` each.
+
+        `overdue_s_max`: only what became overdue at most this many seconds ago, at a cost independent of what has run
+        before.
+        """
+        return [Rescued(*row) for row in await self._maintenance.fetch(_RESCUE, worker_id, limit, overdue_s_max)]
 
     async def running_of(
         self, worker_id: int, age_s: float, age_max_s: float | None = None, queues: Sequence[str] | None = None

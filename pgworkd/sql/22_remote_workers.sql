@@ -52,22 +52,25 @@ LANGUAGE sql VOLATILE AS $$
     WITH given AS MATERIALIZED (
         SELECT * FROM unnest(p_workers, p_tokens, p_states) AS u (id, token, state)
     ), mine AS MATERIALIZED (
-        SELECT w.id FROM workers w JOIN given g ON g.id = w.id AND g.token = w.token
+        SELECT w.id, w.ctid AS place, g.state
+        FROM given g JOIN workers w ON w.id = g.id AND w.token = g.token
         WHERE w.lost_at IS NULL ORDER BY w.id FOR NO KEY UPDATE OF w SKIP LOCKED
     ), renewed AS (
         UPDATE workers w
-        SET seen_at = clock(), state = g.state,
+        SET seen_at = clock(), state = m.state,
             lease_until = clock() + make_interval(secs => w.lease_s),
             steady_since = CASE WHEN w.seen_at > clock() OR w.steady_since > clock()
                                   OR w.seen_at < clock() - make_interval(secs => w.lease_s / 2)
                                 THEN clock() ELSE w.steady_since END
-        FROM given g WHERE w.id = g.id AND w.id IN (SELECT m.id FROM mine m)
+        FROM mine m WHERE w.ctid = m.place
         RETURNING w.id, w.lease_s, w.requested
     )
-    SELECT g.id, CASE WHEN r.id IS NOT NULL THEN 'renewed' WHEN w.id IS NOT NULL THEN 'locked'
-                      ELSE 'lost' END, r.lease_s, r.requested
-    FROM given g LEFT JOIN renewed r ON r.id = g.id
-    LEFT JOIN workers w ON w.id = g.id AND w.token = g.token AND w.lost_at IS NULL
+    SELECT r.id, 'renewed', r.lease_s, r.requested FROM renewed r
+    UNION ALL
+    SELECT g.id, CASE WHEN EXISTS (SELECT FROM workers w WHERE w.id = g.id AND w.token = g.token
+                                                         AND w.lost_at IS NULL)
+                      THEN 'locked' ELSE 'lost' END, NULL, NULL
+    FROM given g WHERE g.id NOT IN (SELECT m.id FROM mine m)
 $$;
 
 -- Ends the registration of a remote worker. What it still runs goes back without a failure; a job

@@ -153,20 +153,22 @@ CREATE OR REPLACE FUNCTION extend(p_ids uuid[], p_attempts int[], p_leases_s rea
 RETURNS TABLE (id uuid, left_s float8)
 LANGUAGE sql VOLATILE AS $$
     WITH mine AS MATERIALIZED (
-        SELECT j.id, u.lease_s
-        FROM jobs j JOIN unnest(p_ids, p_attempts, p_leases_s) AS u (id, attempt, lease_s)
-            ON u.id = j.id AND u.attempt = j.attempts
-        WHERE j.id = ANY (p_ids) AND j.worker_id IS NOT NULL
+        SELECT j.id, j.ctid AS place, j.lease_until, j.lease_s IS NOT NULL AS is_own,
+               coalesce(u.lease_s, j.lease_s::real) AS lease_s
+        FROM unnest(p_ids, p_attempts, p_leases_s) AS u (id, attempt, lease_s)
+        JOIN jobs j ON j.id = u.id AND j.attempts = u.attempt
+        WHERE j.worker_id IS NOT NULL
         ORDER BY j.id FOR NO KEY UPDATE OF j SKIP LOCKED
     ), extended AS (
         UPDATE jobs j
-        SET lease_s = coalesce(m.lease_s, j.lease_s),
-            lease_until = least(
-                clock() + make_interval(secs => coalesce(m.lease_s, j.lease_s::real)),
-                deadline(j.started_at, j.timeout_s))
-        FROM mine m WHERE j.id = m.id AND j.lease_s IS NOT NULL
+        SET lease_s = m.lease_s,
+            lease_until = least(clock() + make_interval(secs => m.lease_s),
+                                deadline(j.started_at, j.timeout_s))
+        FROM mine m WHERE j.ctid = m.place AND m.is_own
         RETURNING j.id, j.lease_until
     )
-    SELECT m.id, extract(epoch FROM coalesce(e.lease_until, j.lease_until) - clock())::float8
-    FROM mine m LEFT JOIN extended e ON e.id = m.id LEFT JOIN jobs j ON j.id = m.id
+    SELECT e.id, extract(epoch FROM e.lease_until - clock())::float8 FROM extended e
+    UNION ALL
+    SELECT m.id, extract(epoch FROM m.lease_until - clock())::float8 FROM mine m
+    WHERE NOT m.is_own
 $$;

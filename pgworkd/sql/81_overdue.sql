@@ -51,9 +51,10 @@ END $$;
 -- Fails attempts whose `lease_until` has passed, at most p_limit, and returns them: only if a
 -- gateway, through which they could have been extended or settled, and this server have been there
 -- for the length of their lease (of their worker's, if they have none of their own): see
--- had_time(). Locks a lock of its own, then the jobs with SKIP LOCKED, then as settle_failed(),
--- without waiting.
-CREATE OR REPLACE FUNCTION fail_overdue(p_limit int DEFAULT 1000)
+-- had_time(). With p_age_max_s, only what has passed at most so long ago: while vacuum is held back
+-- the entries of all that have ever had a lease are before that in the index. Locks a lock of its
+-- own, then the jobs with SKIP LOCKED, then as settle_failed(), without waiting.
+CREATE OR REPLACE FUNCTION fail_overdue(p_limit int DEFAULT 1000, p_age_max_s float8 DEFAULT NULL)
 RETURNS TABLE (id uuid, queue text, kind text, attempt int, status text, worker_id int, worker text,
                error text)
 LANGUAGE plpgsql VOLATILE AS $$
@@ -69,6 +70,7 @@ BEGIN
     v_ids := ARRAY(
         SELECT j.id FROM jobs j LEFT JOIN workers w ON w.id = j.worker_id
         WHERE j.lease_until < v_now AND j.worker_id IS NOT NULL
+          AND j.lease_until >= coalesce(v_now - make_interval(secs => p_age_max_s), '-infinity')
           AND had_time(j.lease_until, coalesce(j.lease_s, w.lease_s, 30)::real, v_now)
           AND NOT EXISTS (SELECT FROM refused_rows r WHERE r.what = 'fail_overdue'
                             AND r.key = j.id::text AND r.until > v_now)

@@ -113,8 +113,9 @@ BEGIN
     RETURN greatest(5, 20 * v_took_s);
 END $$;
 
--- Adds one period of a worker's statistics; the arrays are parallel, p_waits and p_runs have one
--- array as text for each row. Locks nothing.
+-- Adds one period of a worker's statistics, which ends now; what an outage has made longer than an
+-- hour counts in its last hour. The arrays are parallel, p_waits and p_runs have one array as text
+-- for each row. Locks nothing.
 CREATE OR REPLACE FUNCTION append_minutes(p_worker text, p_period_s float8, p_queues text[],
                                           p_kinds text[], p_started bigint[], p_completed bigint[],
                                           p_failed bigint[], p_dead bigint[], p_released bigint[],
@@ -124,7 +125,8 @@ LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     INSERT INTO queue_minutes (at, period_s, queue, kind, worker, started, completed, failed, dead,
                                released, waits, runs, wait_s, run_s)
-    SELECT clock() - make_interval(secs => p_period_s), ceil(p_period_s), u.queue, u.kind,
+    SELECT clock() - make_interval(secs => least(p_period_s, 3600)),
+           ceil(least(p_period_s, 3600)), u.queue, u.kind,
            left(p_worker, 200), u.started, u.completed, u.failed, u.dead, u.released,
            u.waits::bigint[], u.runs::bigint[], u.wait_s, u.run_s
     FROM unnest(p_queues, p_kinds, p_started, p_completed, p_failed, p_dead, p_released, p_waits,

@@ -57,12 +57,12 @@ BEGIN
                 batch_created batch_moved batch_tree cancel check_callback complete_own
                 count_deaths declare_alerts declare_schedules dependencies_added differing discard
                 do_part done_of drop_pool edit enable_schedule ensure_schedules error_group
-                error_message error_pattern expire expire_jobs expire_these fail_overdue
-                fail_schedule first_run_at follow forget_deaths had_time heartbeat heartbeats
-                in_parts job_added jobs_inserted keep_keys key_allowance key_has_room keyed_behind
-                kinds_elsewhere known_pools live_gateways lock_queues lock_trees_of made_since
-                make_alert mend_sequences missed_since mute_errors next_priority note_deaths
-                of_key overdue_jobs percentile places_after promote_lines put_off put_schedule
+                error_message error_pattern expire expire_jobs expire_these fail_schedule
+                first_run_at follow forget_deaths had_time heartbeat in_parts job_added
+                jobs_inserted keep_keys key_allowance key_has_room keyed_behind kinds_elsewhere
+                known_pools live_gateways lock_queues lock_trees_of made_since make_alert
+                mend_sequences missed_since mute_errors next_priority note_deaths of_key
+                overdue_jobs percentile places_after promote_lines put_off put_schedule
                 queue_dated queues_audit queues_changed rate_allowance rates_follow register
                 remove_schedule report_refused rescue rescue_jobs restore_occurrences
                 retire_schedules retry retry_delay_s roll_up run_schedule schedule_changed
@@ -85,9 +85,9 @@ BEGIN
             ('by_index_no_jit_once', '
                 wanted'),
             ('walk', '
-                check_dependencies depend forget_rates free_batches lock_trees next_due
-                notify_waiters pass_on payloads promote running_in running_of stuck_lines unlocked
-                with_below'),
+                check_dependencies depend fail_overdue forget_rates free_batches lock_trees
+                next_due notify_waiters pass_on payloads promote running_in running_of stuck_lines
+                unlocked with_below'),
             ('walk_replanned', '
                 became_all matching result_of'),
             ('walk_unsorted', '
@@ -95,8 +95,8 @@ BEGIN
                 pick_suspect'),
             ('loop', '
                 advance apply_ends await_results batch_ended batch_results call_back cancel_below
-                extend fenced fold hand_over mend_batches mend_these report_progress stop_jobs
-                stream wait_less'),
+                extend fenced fold hand_over heartbeats mend_batches mend_these report_progress
+                stop_jobs stream wait_less'),
             ('loop_200ms', '
                 forget_rows'),
             ('hash', '

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.chaos.bug import python, sql
 
 _WORKERS, _MODEL = "tests/sql/test_remote_workers.py", "tests/sql/test_remote_model.py"
-_ASSIGNMENTS, _ONCE = "tests/sql/test_assignments.py", "tests/sql/test_enqueue_once.py"
+_ASSIGNMENTS, _ONCE = "tests/sql/test_assignments.py tests/sql/test_attempt_leases.py", "tests/sql/test_enqueue_once.py"
 
 BUGS = (
     sql(
@@ -34,8 +34,8 @@ BUGS = (
     ),
     sql(
         "leases are renewed together without a fence",
-        "FROM workers w JOIN given g ON g.id = w.id AND g.token = w.token\n        WHERE w.lost_at IS NULL ORDER BY",
-        "FROM workers w JOIN given g ON g.id = w.id\n        WHERE w.lost_at IS NULL ORDER BY",
+        "FROM given g JOIN workers w ON w.id = g.id AND w.token = g.token\n        WHERE w.lost_at IS NULL ORDER BY",
+        "FROM given g JOIN workers w ON w.id = g.id\n        WHERE w.lost_at IS NULL ORDER BY",
         tests=_WORKERS,
     ),
     sql(
@@ -126,8 +126,8 @@ BUGS = (
     ),
     sql(
         "an extension goes beyond the deadline",
-        "            lease_until = least(\n                clock() + make_interval(secs => coalesce(m.lease_s,",
-        "            lease_until = greatest(\n                clock() + make_interval(secs => coalesce(m.lease_s,",
+        "lease_until = least(clock() + make_interval(secs => m.lease_s),",
+        "lease_until = greatest(clock() + make_interval(secs => m.lease_s),",
         tests=_ASSIGNMENTS,
     ),
     sql(
@@ -157,8 +157,8 @@ BUGS = (
     python(
         "no daemon fails what is overdue",
         "database/store",
-        "worker, error, true FROM pgworkd.fail_overdue($2)",
-        "worker, error, true FROM pgworkd.fail_overdue($2) WHERE false",
+        "worker, error, true FROM pgworkd.fail_overdue($2, $3)",
+        "worker, error, true FROM pgworkd.fail_overdue($2, $3) WHERE false",
         tests="tests/engine/test_remote_attempts.py",
     ),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+import anyio
 import asyncpg
 import pytest
 
@@ -12,10 +13,11 @@ from pgworkd import App, Job, PermanentError, Snooze
 from pgworkd.admin.admin import Admin
 from pgworkd.database.connection import ConnectionOptions
 from pgworkd.engine.life import signals
+from pgworkd.engine.life.daemon import Daemon
 from pgworkd.engine.tallies import KINDS_MAX, OTHER, Tallies
 from pgworkd.words.events import Events
 from tests.kits.apps import attempt_of
-from tests.kits.daemon import insert, running, until
+from tests.kits.daemon import insert, quick_options, running, until
 
 SUMS = """
     SELECT kind, sum(started)::int, sum(completed)::int, sum(failed)::int, sum(dead)::int, sum(released)::int
@@ -89,6 +91,20 @@ async def test_a_period_has_what_ended_in_it_only(
             await until(is_written)
     assert tuple(await db.fetchrow(written) or ()) == (3, 3)
     assert await db.fetchval("SELECT count(*) FROM pgworkd.queue_minutes") == 3
+
+
+async def test_a_daemon_that_waits_before_it_works_writes_no_period_of_before(
+    dsn: str, db: asyncpg.Connection[Any]
+) -> None:
+    """Between a daemon's making and its work may lie an hour, in which the database is away or has no schema."""
+    daemon = Daemon(app_of_all_ends(), quick_options(dsn))
+    made_at = await db.fetchval("SELECT clock_timestamp()")
+    await insert(db, "good")
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(daemon.run)
+        await until(lambda: db.fetchval("SELECT count(*) = 1 FROM pgworkd.finished_jobs"))
+        daemon.request_stop()
+    assert await db.fetchval("SELECT min(at) FROM pgworkd.queue_minutes") >= made_at
 
 
 async def test_the_daemons_sample_the_queues_and_count_the_deaths(dsn: str, db: asyncpg.Connection[Any]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pgworkd.words.histogram import BOUNDS_S
-from tests.kits.verbs import T0, Db, claim, clock, fail, insert, worker
+from tests.kits.verbs import T0, Db, at, claim, clock, fail, insert, worker
 
 from .conftest import Connect
 
@@ -200,3 +200,14 @@ async def test_throughput_adds_up_the_rows_of_each_step(db: Db) -> None:
     (one,) = await db.fetch(ask, *day, "y")
     assert one["started"] == 3
     assert await db.fetch(ask, *day, "z") == []
+
+
+async def test_a_period_longer_than_an_hour_counts_in_its_last_one_and_is_forgotten_like_others(db: Db) -> None:
+    """An outage of the database makes a period long; rows longer than an hour would be summed by no step."""
+    await clock(0, db)
+    columns = (["q"], ["k"], [1], [1], [0], [0], [0], ["{1}"], ["{1}"], [0.5], [0.5])
+    await db.execute(APPEND.replace("10,", "90000,", 1), *columns)
+    assert await db.fetchrow("SELECT at, period_s FROM pgworkd.queue_minutes") == (at(-3600), 3600)
+    await clock(401 * 86_400, db)
+    await roll_up(db, 100)
+    assert await db.fetchval("SELECT count(*) FROM pgworkd.queue_minutes") == 0

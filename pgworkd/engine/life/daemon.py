@@ -282,7 +282,7 @@ class Daemon:
         """Declares schedules and alerts, and registers; returns when the lease began."""
         await self._store.ensure_partitions()
         await self._recurring.declare(self.app)
-        await self._signals.declare()
+        await self._signals.begin()
         return await self.worker.register()
 
     async def _start(self, tasks: TaskGroup, began_s: float) -> None:

@@ -33,6 +33,10 @@ ORPHANS_PAUSE_S_MAX = 600.0
 """Maximum pause between two full searches; only they find what a failover has brought back, however old."""
 ORPHANS_OVERLAP_S = 10.0
 """The other searches overlap by this much: an attempt's time is that of its transaction's begin, and clocks are set."""
+OVERDUE_COST_SHARE, OVERDUE_PAUSE_S_MAX = 0.01, 600.0
+"""The same for attempts that are overdue: full searches read the entries of all that have ever had a deadline."""
+OVERDUE_OVERLAP_S = 120.0
+"""The other searches overlap by this much: only some time after a lease it is known that a gateway was there."""
 AGAIN_FIRST_S, AGAIN_CAP_S = 0.2, 2.0
 """Delays before locked rows are tried again; they double up to the cap."""
 REFUSED_PAUSE_S = 10.0
@@ -109,6 +113,8 @@ class Maintenance:
         self._orphans_at: float | None = None  # when the last search began
         self._orphans_all_at = 0.0  # when the next full search is due
         self._orphans_took_s = 0.0  # duration of the last full search
+        self._overdue_at: float | None = None  # the same for attempts that are overdue
+        self._overdue_all_at = self._overdue_took_s = 0.0
         self._schedules_changed, self._effects_deferred = anyio.Event(), anyio.Event()
         self._worker_ended = anyio.Event()
         self._effects_again_s = self._schedules_again_s = AGAIN_FIRST_S
@@ -220,7 +226,16 @@ class Maintenance:
         if not self._owner.may_claim:
             return self._periods.rescue_s
         limit = self._step("rescue", RESCUE_MAX)
-        rescued = await self._store.rescue(self._owner.worker_id, limit)
+        began = anyio.current_time()
+        overdue_s_max = None
+        if self._overdue_at is not None and began < self._overdue_all_at:
+            overdue_s_max = began - self._overdue_at + OVERDUE_OVERLAP_S
+        rescued = await self._store.rescue(self._owner.worker_id, limit, overdue_s_max)
+        if overdue_s_max is None:
+            last_s, self._overdue_took_s = self._overdue_took_s, anyio.current_time() - began
+            pause_s = min(last_s, self._overdue_took_s) / OVERDUE_COST_SHARE
+            self._overdue_all_at = began + min(pause_s, OVERDUE_PAUSE_S_MAX)
+        self._overdue_at = began
         for job in rescued:
             if job.overdue:
                 self._tallies.failed_for(job.queue, job.kind, job.status)

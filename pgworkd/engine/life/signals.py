@@ -73,8 +73,12 @@ class Signals:
         """Sums up old statistics, and deletes the oldest."""
         return 0.1 if await self._store.roll_up(self._keep_dead_days) else ROLL_UP_S
 
-    async def declare(self) -> None:
-        """Declares the alert rules, before anything runs here: a death makes the alerts of those that are stored."""
+    async def begin(self) -> None:
+        """Begins the first period and declares the alert rules, before anything runs here.
+
+        A death makes the alerts of the rules that are stored.
+        """
+        self._written_at = time.monotonic()
         if self._rules:
             await self._declare()
 
