@@ -89,6 +89,7 @@ SLOW = {
     "tests/sql/test_dependency_pages.py*": _ROWS,
     "tests/sql/test_dependency_plans.py*": _ROWS,
     "tests/sql/test_matching.py*": _ROWS,
+    "tests/sql/test_attempt_leases.py*of_many*": _ROWS,
     "tests/sql/test_settle_cost.py*": _ROWS,
     "tests/sql/test_settle_plan.py*": _ROWS,
     "tests/engine/test_client_many.py*hundred_thousand*": "100,000 jobs each",
@@ -124,6 +125,7 @@ SLOW = {
     "tests/sql/test_dedupe_model.py*": "a model against the database",
     "tests/sql/test_dependency_model.py*": "a model against the database",
     "tests/sql/test_flow_model.py*": "a model against the database",
+    "tests/sql/test_remote_model.py*": "a model against the database",
     "tests/unit/test_cursor_model.py*": "a model of claims in simulated time",
 }
 """Why a test is slow, by a pattern (fnmatch) of its id."""

@@ -160,6 +160,8 @@ async def granted(dsn: str, db: Db, template: str | None = None) -> AsyncIterato
     try:
         await db.execute(roles.sql)
         for role in grants.ROLES:
+            if not await db.fetchval("SELECT EXISTS (SELECT FROM pg_roles WHERE rolname = $1)", roles.names[role]):
+                await db.execute(f"CREATE ROLE {roles.name(role)}")  # older grants knew fewer
             await db.execute(f"ALTER ROLE {roles.name(role)} LOGIN PASSWORD 'secret'")
         yield roles
     finally:
