@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from pgworkd.database import schema
-from tests.chaos import wire_client, wire_daemon, wire_engine, wire_settle, wire_signals
+from tests.chaos import wire_client, wire_daemon, wire_engine, wire_remote, wire_settle, wire_signals
 from tests.chaos.wire_kit import HEAD, Figures, Operation, sweep
 from tests.kits.server import create_database, create_template, start_test_server
 
@@ -39,6 +39,14 @@ OPERATIONS: list[type[Operation]] = [
     wire_signals.CountDeaths,
     wire_signals.Append,
     wire_signals.Sample,
+    wire_remote.RemoteClaim,
+    wire_remote.RemoteComplete,
+    wire_remote.RemoteCompleteOwn,
+    wire_remote.RemoteFail,
+    wire_remote.RemoteRelease,
+    wire_remote.RemoteBeat,
+    wire_remote.RemoteExtend,
+    wire_remote.RemoteAbandon,
     wire_client.Migrate,
 ]
 
