@@ -2,7 +2,8 @@
 
 -- A token is pgw_<id>_<secret>; of the secret only its SHA-256 is stored. `scopes`: a JSON object
 -- whose members are scopes, each with the queues that it is narrowed to (patterns, as in a shell),
--- or null for all: {"enqueue": ["mail", "report-*"], "read": null}.
+-- or null for all: {"enqueue": ["mail", "report-*"], "read": null}. Forgotten with the audit, once
+-- expired or revoked.
 CREATE TABLE IF NOT EXISTS tokens (
     id           text PRIMARY KEY CONSTRAINT token_id_must_have_8_to_32_letters_and_digits
                  CHECK (id ~ '^[a-z0-9]{8,32}$'),
@@ -17,4 +18,3 @@ CREATE TABLE IF NOT EXISTS tokens (
     expires_at   timestamptz,
     revoked_at   timestamptz
 );
-CREATE INDEX IF NOT EXISTS tokens_expired ON tokens (coalesce(revoked_at, expires_at));

@@ -1,8 +1,8 @@
 -- Attempts whose own lease, or whose deadline, has passed: see 36_assignments.sql.
 
--- How long a job of the queue waits for its next retry, after so many failures, by the queue's
--- settings and the defaults of pgworkd.words.backoff, give or take 10 %: for failures that no
--- handler's own policy can be asked about. Locks nothing.
+-- Seconds that a job of the queue waits for its next retry, after this number of failures, by the
+-- queue's settings and the defaults of pgworkd.words.backoff, give or take 10 %: for failures that
+-- no handler's own policy can be asked about. Locks nothing.
 CREATE OR REPLACE FUNCTION retry_delay_s(p_queue text, p_failures int) RETURNS float8
 LANGUAGE sql VOLATILE AS $$
     SELECT least(coalesce(q.backoff_cap_s, 1800),
@@ -51,9 +51,9 @@ END $$;
 -- Fails attempts whose `lease_until` has passed, at most p_limit, and returns them: only if a
 -- gateway, through which they could have been extended or settled, and this server have been there
 -- for the length of their lease (of their worker's, if they have none of their own): see
--- had_time(). With p_age_max_s, only what has passed at most so long ago: while vacuum is held back
--- the entries of all that have ever had a lease are before that in the index. Locks a lock of its
--- own, then the jobs with SKIP LOCKED, then as settle_failed(), without waiting.
+-- had_time(). With p_age_max_s, only what has passed at most this many seconds ago: while vacuum
+-- is held back the entries of all that have ever had a lease are before that in the index. Locks a
+-- lock of its own, then the jobs with SKIP LOCKED, then as settle_failed(), without waiting.
 CREATE OR REPLACE FUNCTION fail_overdue(p_limit int DEFAULT 1000, p_age_max_s float8 DEFAULT NULL)
 RETURNS TABLE (id uuid, queue text, kind text, attempt int, status text, worker_id int, worker text,
                error text)

@@ -74,8 +74,9 @@ END $$;
 
 -- Deletes old rows of tables that only grow: of finished_jobs_other and of the audit (kept for 7
 -- days at least) by p_keep_days, of finished_jobs by keep_until, at most p_limit of each, by their
--- indexes. Returns how many of the history. For prune(); with the owner's rights, so that nobody
--- else needs the right to change the history. Locks rows with SKIP LOCKED.
+-- indexes; and with the audit, tokens that have ended. Returns how many of the history. For
+-- prune(); with the owner's rights, so that nobody else needs the right to change the history.
+-- Locks rows with SKIP LOCKED.
 CREATE OR REPLACE FUNCTION forget_rows(p_keep_days int, p_limit int) RETURNS int
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
@@ -111,6 +112,12 @@ BEGIN
                           WHERE r.what = 'forget_rows' AND r.key = o.id::text AND r.until > clock())
         ORDER BY o.at LIMIT p_limit FOR UPDATE OF o SKIP LOCKED);
     PERFORM in_parts('forget_rows', v_audit::text[], 'forget audit');
+    -- what a token was is looked up in the audit; an expired or revoked one is refused anyway
+    DELETE FROM tokens t WHERE t.id = ANY (ARRAY(
+        SELECT o.id FROM tokens o
+        WHERE least(o.revoked_at, o.expires_at)
+              < clock() - make_interval(days => greatest(p_keep_days, 7))
+        ORDER BY o.id LIMIT p_limit FOR UPDATE SKIP LOCKED));
     RETURN (SELECT coalesce(sum(p.gone::int), 0) FROM (
         SELECT in_parts('forget_rows', v_other::text[], 'forget history of no day')
         UNION ALL

@@ -111,7 +111,7 @@ class Backoff:
 
     def _grown_s(self, failures: int) -> float:
         try:
-            return min(self.base_s * self.factor ** (failures - 1), self.cap_s)
+            return min(self.base_s * float(self.factor) ** (failures - 1), self.cap_s)  # a power of ints has no end
         except OverflowError:
             return self.cap_s if self.base_s else 0.0
 

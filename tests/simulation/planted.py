@@ -108,8 +108,8 @@ BUGS: dict[Planted, str] = {
     Planted(
         "backoff without a cap",
         "pgworkd/words/backoff.py",
-        "return min(self.base_s * self.factor ** (failures - 1), self.cap_s)",
-        "return self.base_s * self.factor ** (failures - 1)",
+        "return min(self.base_s * float(self.factor) ** (failures - 1), self.cap_s)",
+        "return self.base_s * float(self.factor) ** (failures - 1)",
     ): "backoff",
     Planted(
         "an occurrence that is not later",

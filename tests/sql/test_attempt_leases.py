@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
 
 import asyncpg
 import pytest
 
+from pgworkd.words.backoff import Backoff
 from tests.kits.remote import Waiter, claim_for, extend, overdue, registered
 from tests.kits.verbs import Db, at, cancel, clock, insert, live, one, rescue, statuses, steady, token, worker
 
@@ -169,3 +171,23 @@ async def test_leases_and_fences_of_many_cost_no_more_each_than_of_few(db: Db) -
 
     few, many = await took_s(200), await took_s(2000)
     assert {name for name in few if many[name] > 40 * few[name]} == set()
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {},
+        {"backoff_s": 5},
+        {"backoff_s": 0},
+        {"backoff_factor": 1},
+        {"backoff_factor": 1000, "backoff_cap_s": 31_622_400, "backoff_s": 31_622_400},
+        {"backoff_cap_s": 45.5},
+    ],
+)
+async def test_its_retry_waits_as_long_as_that_of_a_handler_without_a_policy(db: Db, row: dict[str, float]) -> None:
+    if row:
+        await db.execute("SELECT pgworkd.set_queue('q', $1)", json.dumps(row))
+    policy = Backoff(jitter=0).overridden_by(row)
+    for failures in (1, 2, 3, 10, 80, 81, 1000, 2_147_483_647):
+        found = await db.fetchval("SELECT pgworkd.retry_delay_s('q', $1)", failures)
+        assert found == pytest.approx(policy.delay_s(failures), rel=0.101), failures

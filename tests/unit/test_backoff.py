@@ -152,3 +152,11 @@ def test_every_delay_is_finite_and_within_bounds(base_s, factor, cap_s, jitter, 
 def test_without_jitter_delays_never_decrease(base_s, factor, failures):
     backoff = Backoff(base_s, factor, DELAY_S_MAX, jitter=0)
     assert backoff.delay_s(failures, middle) <= backoff.delay_s(failures + 1, middle)
+
+
+@pytest.mark.parametrize("factor", [2, 1000, 1.5, 1])
+def test_any_number_of_failures_is_answered_at_once(factor: float) -> None:
+    """A row may have any; and the numbers of a setting are often ints, whose powers grow without bound."""
+    policy = Backoff(base_s=30, factor=factor, cap_s=1800, jitter=0)
+    for failures in (10_000, 2_147_483_647):
+        assert policy.delay_s(failures) == (30 if factor == 1 else 1800)
