@@ -29,18 +29,21 @@ BEGIN
     END LOOP;
 END $$;
 
--- Tables and views that are new get the owner and the rights of those that a migration has named.
+-- Tables and views that are new get the owner and the rights of those that a migration has named,
+-- and with a = before that name the owner only.
 DO $$
 DECLARE
     v_new  record;
     v_right record;
 BEGIN
     FOR v_new IN
-        SELECT n.oid::regclass AS name, n.relowner AS now, o.relowner AS owner, o.relacl
+        SELECT n.oid::regclass AS name, n.relowner AS now, o.relowner AS owner,
+               CASE WHEN l.value NOT LIKE '=%' THEN o.relacl END AS relacl
         FROM jsonb_each_text(coalesce(nullif(current_setting('pgworkd.relations_like', true), ''),
                                       '{}')::jsonb) l
         JOIN pg_class n ON n.relname = l.key AND n.relnamespace = 'pgworkd'::regnamespace
-        JOIN pg_class o ON o.relname = l.value AND o.relnamespace = 'pgworkd'::regnamespace
+        JOIN pg_class o ON o.relname = ltrim(l.value, '=')
+                       AND o.relnamespace = 'pgworkd'::regnamespace
     LOOP
         IF v_new.owner <> v_new.now THEN
             EXECUTE format('ALTER TABLE %s OWNER TO %s', v_new.name, v_new.owner::regrole);

@@ -23,6 +23,9 @@ BEGIN
                 ON l.like_name = o.value ->> 'name',
                  unnest(l.names) AS new (name)), '[]'))::text
         FROM jsonb_array_elements(current_setting('pgworkd.functions_before')::jsonb) f), false);
+    PERFORM set_config('pgworkd.relations_like', (
+        coalesce(nullif(current_setting('pgworkd.relations_like', true), ''), '{}')::jsonb
+        || '{"tokens": "=jobs"}')::text, false);
     DROP FUNCTION register(text, int, text, real, uuid, text[]);
     DROP FUNCTION enqueue(text, jsonb, text, int, timestamptz, float8, timestamptz, int, float8,
                           jsonb, text, timestamptz, float8, text, text, text, text);
