@@ -18,6 +18,7 @@ from pgworkd.admin.keys import KeyOperations
 from pgworkd.admin.queries import AuditRow, Doctor, Server, Stats, WorkerRow
 from pgworkd.admin.queues import QueueOperations
 from pgworkd.admin.schedules import ScheduleOperations
+from pgworkd.admin.tokens import TokenOperations
 from pgworkd.database import schema
 from pgworkd.database.connection import Connection, ConnectionOptions
 from pgworkd.errors import SchemaError
@@ -27,20 +28,22 @@ from pgworkd.words import validation
 class Admin:
     """An operator's access to the database, on one connection that is opened at the first call.
 
-    `jobs`, `dead`, `queues`, `batches`, `keys` and `schedules` hold the operations on each of these; the methods here
-    are about the fleet and the database. All of them raise DatabaseUnavailable (unreachable, or too slow), SchemaError
-    (the schema is not installed), UsageError (an invalid argument, a refused login) and DatabaseError (any other
-    error of the server).
+    `jobs`, `dead`, `queues`, `batches`, `keys`, `schedules` and `tokens` hold the operations on each of these; the
+    methods here are about the fleet and the database. All of them raise DatabaseUnavailable (unreachable, or too slow),
+    SchemaError (the schema is not installed), UsageError (an invalid argument, a refused login) and DatabaseError (any
+    other error of the server).
     """
 
-    def __init__(self, options: ConnectionOptions) -> None:
-        self._connection = connection = Connection(options, "admin")
+    def __init__(self, database: ConnectionOptions | Connection) -> None:
+        """`database`: how to connect, or a connection that is open."""
+        self._connection = connection = database if isinstance(database, Connection) else Connection(database, "admin")
         self.jobs = JobOperations(connection)
         self.dead = DeadOperations(connection)
         self.queues = QueueOperations(connection)
         self.batches = BatchOperations(connection)
         self.keys = KeyOperations(connection)
         self.schedules = ScheduleOperations(connection)
+        self.tokens = TokenOperations(connection)
 
     async def __aenter__(self) -> Self:
         return self

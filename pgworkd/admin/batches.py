@@ -18,6 +18,8 @@ _TREES = """SELECT id, name, queue, state, batches, total, done, dead, cancelled
 _TREE = """SELECT id, name, depth, state, total, done, completed, dead, cancelled
     FROM pgworkd.batch_tree($1) LIMIT 10000"""
 
+_RESULTS = "SELECT batch_id, batch, id, payload::text, result::text FROM pgworkd.batch_results($1, $2, $3, $4, $5)"
+
 
 class TreeRow(NamedTuple):
     """A tree of batches, by its root. `done` of `total` jobs are finished; `batches` counts the root and all below.
@@ -36,6 +38,16 @@ class TreeRow(NamedTuple):
     cancelled: int
     created_at: datetime | None
     finished_at: datetime | None
+
+
+class ResultRow(NamedTuple):
+    """A completed job of a batch; payload and result are JSON text."""
+
+    batch_id: UUID
+    batch: str
+    id: UUID
+    payload: str
+    result: str | None
 
 
 class BatchOperations:
@@ -58,6 +70,24 @@ class BatchOperations:
         if not rows:
             raise BatchClosed(f"batch {batch_id} does not exist. Check the id: the batch may have been deleted.")
         return [Progress(*row) for row in rows]
+
+    async def queue(self, batch_id: UUID) -> str | None:
+        """The queue of the batch's jobs; None if there is no such batch."""
+        found: str | None = await self._connection.value(
+            "SELECT queue::text FROM pgworkd.batches WHERE id = $1", batch_id
+        )
+        return found
+
+    async def results(
+        self, batch_id: UUID, after: tuple[UUID, UUID] | None = None, limit: int = 500, *, every: bool = False
+    ) -> list[ResultRow]:
+        """A page of the results of a tree: of its final batches, or of all (`every`); see pgworkd.batch_results().
+
+        `after`: batch_id and id of the last row of the page before.
+        """
+        validation.bounded(limit)
+        rows = await self._connection.fetch(_RESULTS, batch_id, every, *(after or (None, None)), limit)
+        return [ResultRow(*row) for row in rows]
 
     async def seal(self, batch_id: UUID) -> bool:
         """Closes a batch to further jobs; False if it was sealed, cancelled or finished before."""

@@ -13,6 +13,7 @@ from uuid import UUID
 
 from pgworkd.admin import queries as sql
 from pgworkd.admin import refusals
+from pgworkd.admin.listing import Listed, Page, page
 from pgworkd.admin.queries import Enqueued, Job, JobRow, Jobs
 from pgworkd.admin.refusals import Refused
 from pgworkd.client import sent
@@ -20,9 +21,9 @@ from pgworkd.client.new_job import PRIORITY, QUEUE, JobOptions, NewJob, OnDuplic
 from pgworkd.client.statements import ENQUEUE
 from pgworkd.client.tracing import first_id, ran, traced
 from pgworkd.database.connection import Connection
-from pgworkd.errors import DatabaseError, InvalidPayload, UsageError, delay_seconds
+from pgworkd.errors import DatabaseError, UsageError, delay_seconds
 from pgworkd.words import validation
-from pgworkd.words.payload import BYTES_MAX, decode, encode
+from pgworkd.words.json_text import JsonText
 from pgworkd.words.validation import ROWS_MAX
 
 STATUSES = ("pending", "running", "failed", "dead", "completed", "cancelled", "expired", "discarded", "blocked")
@@ -109,6 +110,13 @@ class JobOperations:
         )
         return Jobs(rows, complete=not cut)
 
+    async def page(self, which: Listed, before: UUID | None = None, limit: int = 100) -> Page:
+        """A page of a list, the newest jobs first: those with ids below `before`, at most `limit` (1 to ROWS_MAX).
+
+        Looks at listing.WALK_ROWS live and as many finished jobs: a page with few rows, or none, may have a next one.
+        """
+        return await page(self._connection, which, before, limit)
+
     async def get(self, job_id: UUID) -> Job | None:
         """One job with all its fields, live or finished; None if it does not exist, or its history has been deleted.
 
@@ -117,6 +125,15 @@ class JobOperations:
         standby = await self._connection.value(sql.IS_STANDBY)
         rows = await self._connection.fetch(sql.ONE_JOB_ON_STANDBY if standby else sql.ONE_JOB, job_id)
         return sql.read(Job, rows[0]) if rows else None
+
+    async def hold(self, job_id: UUID) -> None:
+        """Locks the job, if it is live, until the end of the transaction: nobody changes it meanwhile."""
+        await self._connection.fetch("SELECT FROM pgworkd.jobs WHERE id = $1 FOR NO KEY UPDATE", job_id)
+
+    async def queues(self, ids: Sequence[UUID]) -> dict[UUID, str]:
+        """The queue of each of these jobs (at most ROWS_MAX) that exists."""
+        validation.bounded(len(ids))
+        return {each[0]: each[1] for each in await self._connection.fetch(sql.QUEUES_OF, ids)}
 
     async def statuses(self, ids: Sequence[UUID]) -> dict[UUID, str]:
         """The status of each of these jobs (at most ROWS_MAX) that exists."""
@@ -257,9 +274,7 @@ class JobOperations:
 
 def check_payload(text: str) -> None:
     """Raises InvalidPayload, with the reason, for text that is not a JSON object, cannot be stored, or is too large."""
-    if len(text.encode(errors="surrogatepass")) > BYTES_MAX:
-        raise InvalidPayload("payload", f"takes more than the {BYTES_MAX:,} bytes that are allowed")
-    encode(decode(text))  # raises InvalidPayload
+    JsonText(text).checked("payload")
 
 
 def _enqueue(connection: Connection, values: Sequence[object]) -> Coroutine[Any, Any, list[Any]]:

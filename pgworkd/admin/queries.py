@@ -17,7 +17,7 @@ HISTORY_ROWS_MAX = 100_000
 _INSTANTS = {
     *("run_at", "created_at", "started_at", "claimed_at", "failed_at", "finished_at", "occurrence"),
     *("last_at", "next_at", "first_at", "expires_at", "until"),
-    *("paused_until", "muted_until"),
+    *("paused_until", "muted_until", "revoked_at"),
     "at",
 }
 
@@ -286,6 +286,7 @@ STATS = """SELECT count(*) FILTER (WHERE status IN ('pending', 'failed') AND run
     FROM pgworkd.jobs WHERE $1::text IS NULL OR queue = $1"""
 DEPTH = "SELECT pgworkd.depth($1, $2)"
 STATUSES = """SELECT id, status FROM pgworkd.all_jobs WHERE id = ANY ($1::uuid[])"""
+QUEUES_OF = """SELECT id, queue FROM pgworkd.all_jobs WHERE id = ANY ($1::uuid[])"""
 MATCHING = "SELECT ids, last FROM pgworkd.matching($1, $2, $3, $4, $5, $6, $7, $8, $9)"
 EDIT = """SELECT coalesce(array_agg(k.name ORDER BY k.name), '{}') FROM jsonb_object_keys(pgworkd.edit($1,
     $2::text::jsonb, coalesce($3::text::timestamptz, pgworkd.clock() + make_interval(secs => $4::float8)), $5)

@@ -5,8 +5,23 @@ from __future__ import annotations
 from uuid import UUID
 
 from pgworkd.admin.queries import SCHEDULES, ScheduleRow, read
+from pgworkd.client.new_job import FIELDS, NewJob, row
 from pgworkd.database.connection import Connection
 from pgworkd.words import validation
+from pgworkd.words.json_text import JsonText
+from pgworkd.words.recurrence import Recurrence
+
+_PUT = """INSERT INTO pgworkd.schedules AS s
+        (name, queue, kind, payload, cron, every_s, timezone, missed, priority, max_attempts, timeout_s, enabled)
+    SELECT $1::text, $2::text, $3::text, $4::text::jsonb, $5::text, $6::int, $7::text, $8::text, $9::int, $10::int,
+           $11::float8, $12::boolean
+    ON CONFLICT (name) DO UPDATE
+    SET queue = excluded.queue, kind = excluded.kind, payload = excluded.payload, cron = excluded.cron,
+        every_s = excluded.every_s, timezone = excluded.timezone, missed = excluded.missed,
+        priority = excluded.priority, max_attempts = excluded.max_attempts, timeout_s = excluded.timeout_s,
+        enabled = excluded.enabled, retired_at = NULL
+    WHERE s.source = 'sql'
+    RETURNING xmax = 0"""
 
 
 class ScheduleOperations:
@@ -17,7 +32,40 @@ class ScheduleOperations:
 
     async def find(self) -> list[ScheduleRow]:
         """Every schedule, by name."""
-        return [read(ScheduleRow, row) for row in await self._connection.fetch(SCHEDULES)]
+        return [read(ScheduleRow, each) for each in await self._connection.fetch(SCHEDULES)]
+
+    async def put(
+        self,
+        name: str,
+        queue: str,
+        rule: Recurrence,
+        *,
+        kind: str | None = None,
+        payload_text: str = "{}",
+        priority: int = 0,
+        max_attempts: int | None = None,
+        timeout_s: float | None = None,
+        enabled: bool = True,
+    ) -> bool | None:
+        """Inserts a schedule, or replaces the one of that name; whether it is new, None: code declares it.
+
+        A daemon that serves the queue inserts its next occurrence, within a minute. The payload is a JSON object.
+        """
+        name = validation.text(name, "name", 200)
+        job = row(
+            NewJob(queue, kind=kind, priority=priority, max_attempts=max_attempts, timeout_s=timeout_s),
+            payload=JsonText(payload_text).checked("payload"),
+        )
+        values = dict(zip((field.name for field in FIELDS), job, strict=True))
+        found = await self._connection.fetch(
+            _PUT,
+            name,
+            *(values[each] for each in ("queue", "kind", "payload")),
+            *(rule.cron, rule.every_s, rule.timezone, rule.missed),
+            *(values[each] for each in ("priority", "max_attempts", "timeout_s")),
+            enabled,
+        )
+        return bool(found[0][0]) if found else None
 
     async def enable(self, name: str) -> bool:
         """Enables a schedule; False if it was enabled already."""

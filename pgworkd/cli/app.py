@@ -21,6 +21,7 @@ from pgworkd.cli import (
     dead,
     doctor,
     fleet,
+    gateway,
     job_operations,
     jobs,
     keys,
@@ -155,7 +156,15 @@ def _root(
 
 
 _PANELS: dict[str, tuple[Callable[..., Any], ...]] = {
-    "Run": (run.run, run.migrate, run.grants, run.dev, run.demo, bench.bench, watching.exporter, watching.health),
+    "Run": (
+        run.run,
+        run.migrate,
+        run.grants,
+        run.dev,
+        run.demo,
+        bench.bench,
+        *(watching.exporter, watching.health, gateway.serve),
+    ),
     "Jobs": (
         *(jobs.enqueue, jobs.jobs, jobs.job, dead.dead, dead.mute),
         *(
@@ -182,6 +191,7 @@ app.add_typer(queues.group, name="queues", rich_help_panel="Fleet")
 app.add_typer(schedules.group, name="schedules", rich_help_panel="Fleet")
 app.add_typer(batches.group, name="batches", rich_help_panel="Jobs")
 app.add_typer(keys.group, name="keys", rich_help_panel="Jobs")
+app.add_typer(gateway.tokens, name="token", rich_help_panel="Run")
 config_app.command("show")(fleet.config_show)
 app.add_typer(config_app, name="config", rich_help_panel="Run")
 for _group in (app, *(added.typer_instance for added in app.registered_groups)):

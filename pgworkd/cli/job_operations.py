@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from uuid import UUID
 
 import typer
 
+from pgworkd.admin.operations import operate, refused
 from pgworkd.cli import bulk
 from pgworkd.cli.bulk import CHUNK, Bulk
 from pgworkd.cli.common import Dsn, Json, KindOption, QueueOption, Status, Yes, ask, ask_any, instant_of, stdin_text
@@ -75,8 +76,7 @@ def retry(
         return _ids(dsn, ids, lambda admin, some: _retry_ids(admin, some, call_back=call_back), json=json)
 
     async def operation(admin: Admin, some: Sequence[UUID]) -> tuple[Mapping[str, int], list[Refused]]:
-        answer = await admin.jobs.retry(some, call_back=call_back)
-        return {"retried": len(answer.changed)}, await _refused(admin, "retry", some, answer.changed)
+        return await operate(admin.jobs, "retry", some, call_back=call_back)
 
     outcomes = {"retried": "will run again"}
     return bulk.through(dsn, Bulk("retry", operation, outcomes), which, limit=limit, yes=yes, json=json)
@@ -102,10 +102,7 @@ def cancel(
         return _ids(dsn, ids, _cancel_ids, json=json)
 
     async def operation(admin: Admin, some: Sequence[UUID]) -> tuple[Mapping[str, int], list[Refused]]:
-        done = await admin.jobs.cancel(some)
-        found = list(done.values())
-        counts = {outcome: found.count(outcome) for outcome in ("cancelled", "requested")}
-        return counts, await _refused(admin, "cancel", some, done)
+        return await operate(admin.jobs, "cancel", some)
 
     outcomes = {"cancelled": "cancelled", "requested": "running, and asked to stop"}
     return bulk.through(dsn, Bulk("cancel", operation, outcomes), which, limit=limit, yes=yes, json=json)
@@ -131,7 +128,7 @@ def discard(
         return _discard_ids(dsn, ids or [], json=json)
 
     async def operation(admin: Admin, some: Sequence[UUID]) -> tuple[Mapping[str, int], list[Refused]]:
-        return await _discard(admin, some)
+        return await operate(admin.jobs, "discard", some)
 
     outcomes = {"discarded": "discarded"}
     return bulk.through(dsn, Bulk("discard", operation, outcomes), which, limit=limit, yes=yes, json=json)
@@ -246,7 +243,7 @@ def _ids(dsn: str | None, ids: Sequence[UUID] | None, operation: _OfIds, *, json
 
 async def _retry_ids(admin: Admin, ids: list[UUID], *, call_back: bool) -> list[_Outcome]:
     changed = set((await admin.jobs.retry(ids, call_back=call_back)).changed)
-    left = {one.id: one for one in await _refused(admin, "retry", ids, changed)}
+    left = {one.id: one for one in await refused(admin.jobs, "retry", ids, changed)}
     return [
         _Outcome(job_id, "retried", "will run again") if job_id in changed else _why(left[job_id]) for job_id in ids
     ]
@@ -254,25 +251,12 @@ async def _retry_ids(admin: Admin, ids: list[UUID], *, call_back: bool) -> list[
 
 async def _cancel_ids(admin: Admin, ids: list[UUID]) -> list[_Outcome]:
     outcomes = await admin.jobs.cancel(ids)
-    left = {one.id: one for one in await _refused(admin, "cancel", ids, outcomes)}
+    left = {one.id: one for one in await refused(admin.jobs, "cancel", ids, outcomes)}
     texts = {"cancelled": "cancelled", "requested": "is running: its worker is asked to stop it"}
     return [
         _Outcome(job_id, outcomes[job_id], texts[outcomes[job_id]]) if job_id in outcomes else _why(left[job_id])
         for job_id in ids
     ]
-
-
-async def _discard(admin: Admin, ids: Sequence[UUID]) -> tuple[dict[str, int], list[Refused]]:
-    """The database returns only a count: the jobs that were not dead before were left unchanged."""
-    before = await admin.jobs.refusals("discard", ids)
-    count = await admin.jobs.discard(ids)
-    return {"discarded": count}, [one for one in before.values() if one.status != Status.DEAD]
-
-
-async def _refused(admin: Admin, operation: str, ids: Sequence[UUID], done: Container[UUID]) -> list[Refused]:
-    """The jobs that are not in `done`, and why the operation does not apply to them."""
-    rest = [job_id for job_id in ids if job_id not in done]
-    return list((await admin.jobs.refusals(operation, rest)).values()) if rest else []
 
 
 def _why(one: Refused) -> _Outcome:
@@ -297,9 +281,9 @@ def _discard_ids(dsn: str | None, ids: Sequence[UUID], *, json: bool) -> int:
     async def question(admin: Admin) -> tuple[int, list[_Outcome]]:
         count, left = 0, []
         for some in _chunks(ids):
-            done, refused = await _discard(admin, some)
+            done, unchanged = await operate(admin.jobs, "discard", some)
             count += done["discarded"]
-            left += [_why(one) for one in refused]
+            left += [_why(one) for one in unchanged]
         return count, left
 
     count, left = ask(dsn, question)

@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager, contextmanager, nullcontext, suppres
 from functools import cache, partial
 from itertools import accumulate, chain
 from typing import Any, Protocol, TypeAlias
+from uuid import UUID
 
 import anyio
 import anyio.lowlevel
@@ -19,7 +20,7 @@ import anyio.lowlevel
 from pgworkd.client import sent
 from pgworkd.client.columns import QUEUE_COLUMN, Columns, ManyJobs, of_rows, parts
 from pgworkd.client.new_job import META, PAYLOAD, QUEUE, Waits
-from pgworkd.client.statements import DEPEND, ENQUEUE, INSERT, INSERT_ONE, Statement
+from pgworkd.client.statements import DEPEND, ENQUEUE, ENQUEUE_ONCE, INSERT, INSERT_ONE, Statement
 from pgworkd.errors import UsageError
 
 _ROLLBACK_S = 5.0
@@ -114,6 +115,11 @@ def enqueues(row: Sequence[Any], on_duplicate: str) -> list[Step]:
     return [partial(_enqueue, row, on_duplicate)]
 
 
+def enqueues_once(job_id: UUID, row: Sequence[Any]) -> list[Step]:
+    """The statement that inserts this row under this id, unless that is there; it returns an `EnqueuedOnce`."""
+    return [partial(_enqueue_once, job_id, row)]
+
+
 def way(conn: object) -> Callable[[Any, Steps], Any]:
     """The function that runs steps on a connection of this type, all or none, and returns the rows of the last.
 
@@ -128,6 +134,11 @@ def way(conn: object) -> Callable[[Any, Steps], Any]:
 def _enqueue(row: Sequence[Any], on_duplicate: str) -> tuple[Statement, Sequence[Any]]:
     sent.count(row[QUEUE])
     return ENQUEUE, [*row, on_duplicate]
+
+
+def _enqueue_once(job_id: UUID, row: Sequence[Any]) -> tuple[Statement, Sequence[Any]]:
+    sent.count(row[QUEUE])
+    return ENQUEUE_ONCE, [str(job_id), *row]
 
 
 def _insert(columns: Columns) -> tuple[Statement, Sequence[Any]]:

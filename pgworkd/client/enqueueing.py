@@ -28,6 +28,7 @@ from pgworkd.client.connections import (
     answered,
     depends,
     enqueues,
+    enqueues_once,
     inserts,
     inserts_many,
     way,
@@ -35,6 +36,7 @@ from pgworkd.client.connections import (
 from pgworkd.client.new_job import (
     PRIORITY,
     EnqueueOptions,
+    JobOptions,
     NewJob,
     OnDuplicate,
     check_on_duplicate,
@@ -45,8 +47,21 @@ from pgworkd.client.new_job import (
 from pgworkd.client.tracing import first_id, producing, ran, traced
 from pgworkd.client.workflow import Workflow
 from pgworkd.errors import UsageError
+from pgworkd.words.validation import identity
 
-__all__ = ["Batch", "Enqueued", "NewJob", "OnDuplicate", "Progress", "Workflow", "batch", "enqueue", "enqueue_many"]
+__all__ = [
+    "Batch",
+    "Enqueued",
+    "EnqueuedOnce",
+    "NewJob",
+    "OnDuplicate",
+    "Progress",
+    "Workflow",
+    "batch",
+    "enqueue",
+    "enqueue_many",
+    "enqueue_once",
+]
 
 _Jobs = Iterable["NewJob | Mapping[str, Any]"]
 
@@ -57,6 +72,19 @@ class Enqueued(NamedTuple):
     id: UUID
     created: bool
     changed: bool
+
+
+class EnqueuedOnce(NamedTuple):
+    """Whether the job was `created`; if not, whether the one of that id has the `same` queue, kind and payload.
+
+    `same` None: only its dedupe key is left of it. `status` now. `keep_s`: seconds for which its queue keeps it after
+    its end (None: as long as the history is kept).
+    """
+
+    created: bool
+    same: bool | None
+    status: str
+    keep_s: int | None
 
 
 @overload
@@ -131,6 +159,28 @@ def enqueue(
     span = traced(fields)
     steps = enqueues(fields, on_duplicate)
     return answered(ran(run, conn, steps, span, first_id), lambda rows: Enqueued(UUID(rows[0][0]), *rows[0][1:]))
+
+
+@overload
+def enqueue_once(
+    conn: SyncConnection, job_id: UUID, queue: str, payload: object = None, **options: Unpack[JobOptions]
+) -> EnqueuedOnce: ...
+@overload
+def enqueue_once(
+    conn: AnyAsyncConnection, job_id: UUID, queue: str, payload: object = None, **options: Unpack[JobOptions]
+) -> Coroutine[Any, Any, EnqueuedOnce]: ...
+def enqueue_once(conn: Any, job_id: UUID, queue: str, payload: object = None, **options: Unpack[JobOptions]) -> Any:
+    """Inserts one job under an id that the caller has made, unless that is there, live or finished.
+
+    So it is safe to repeat, whatever became of the first call, for as long as the history is kept. The id should be a
+    UUID of version 7: others are looked for in the whole history. Arguments and errors are those of `enqueue`; the
+    transaction must be READ COMMITTED (SQLSTATE 22023).
+    """
+    run = way(conn)
+    fields = row(NewJob(queue, payload, **options))
+    steps = enqueues_once(identity(job_id, "job_id"), fields)
+    span = traced(fields, job_id)
+    return answered(ran(run, conn, steps, span), lambda rows: EnqueuedOnce(*rows[0]))
 
 
 @overload

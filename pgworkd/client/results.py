@@ -67,15 +67,24 @@ class Results:
     """Returns the results of jobs as soon as they finish. Any number of tasks may wait, for up to 10,000 jobs."""
 
     def __init__(
-        self, dsn: str, *, poll_s: float = 5.0, connect_timeout_s: float = 10.0, command_timeout_s: float = 10.0
+        self,
+        dsn: str | ConnectionOptions,
+        *,
+        poll_s: float = 5.0,
+        connect_timeout_s: float = 10.0,
+        command_timeout_s: float = 10.0,
     ) -> None:
         """Opens no connection yet: `async with` does, one to listen and one to query.
 
         dsn: the database, as postgresql://user:password@host:5432/database. poll_s: the longest interval in seconds
         between two polls of a job whose notification does not come. connect_timeout_s, command_timeout_s: limits in
-        seconds for a new connection and for one statement.
+        seconds for a new connection and for one statement. (All but poll_s may come in ConnectionOptions.)
         """
-        options = ConnectionOptions(dsn, connect_timeout_s=connect_timeout_s, command_timeout_s=command_timeout_s)
+        options = (
+            dsn
+            if isinstance(dsn, ConnectionOptions)
+            else ConnectionOptions(dsn, connect_timeout_s=connect_timeout_s, command_timeout_s=command_timeout_s)
+        )
         self._connection = Connection(options, "results")
         self._listener = Listener(options)
         self._poll_s = poll_s
@@ -118,6 +127,11 @@ class Results:
         been deleted; TimeoutError after `timeout_s` seconds (None: waits without limit, also while the database is
         unavailable); UsageError for an argument that is not a UUID, or if this is not open in the current event loop.
         """
+        text = await self.result_text(job_id, timeout_s)
+        return None if text is None else json.loads(text)
+
+    async def result_text(self, job_id: UUID, timeout_s: float | None = None) -> str | None:
+        """The same as JSON text; None: the handler returned nothing. Raises the errors of `result`."""
         self._usable()
         identity(job_id, "job_id")
         if len(self._waited) >= WAITERS_MAX and job_id not in self._waited:
@@ -136,7 +150,7 @@ class Results:
             raise UsageError(f"Results was closed before job {job_id} finished: keep it open until then")
         status, result, error = waited.answer
         if status == "completed":
-            return None if result is None else json.loads(result)
+            return result
         if status == "gone":
             raise JobUnknown(f"job {job_id} is unknown: check the id; its history may be deleted, or never kept")
         raise JobFailed(job_id, status, error)

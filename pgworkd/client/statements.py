@@ -81,6 +81,18 @@ FROM pgworkd.enqueue(
     p_on_retry => coalesce(CAST($14 AS text), 'hold'), p_dedupe_until => CAST(CAST($15 AS text) AS timestamptz),
     p_dedupe_for_s => CAST($16 AS float8), p_on_duplicate => CAST($17 AS text))""")
 
+ENQUEUE_ONCE = styles("""
+SELECT created, same, status, keep_s
+FROM pgworkd.enqueue_once(
+    CAST(CAST($1 AS text) AS uuid), CAST($2 AS text), p_kind => CAST($3 AS text),
+    p_payload => CAST(CAST($4 AS text) AS jsonb), p_priority => CAST($5 AS int),
+    p_run_at => CAST(CAST($6 AS text) AS timestamptz), p_delay_s => CAST($7 AS float8),
+    p_expires_at => CAST(CAST($8 AS text) AS timestamptz), p_max_attempts => CAST($9 AS int),
+    p_timeout_s => CAST($10 AS float8), p_dedupe_key => CAST($11 AS text),
+    p_meta => CAST(CAST($12 AS text) AS jsonb), p_serialize_key => CAST($13 AS text),
+    p_limit_key => CAST($14 AS text), p_on_retry => coalesce(CAST($15 AS text), 'hold'),
+    p_dedupe_until => CAST(CAST($16 AS text) AS timestamptz), p_dedupe_for_s => CAST($17 AS float8))""")
+
 DEPEND = styles("""
 SELECT sum(pgworkd.depend(CAST(job AS uuid), CAST(after AS uuid[]), on_failed_dependency))
 FROM unnest(CAST($1 AS text[]), CAST($2 AS text[]), CAST($3 AS text[])) AS new (job, after, on_failed_dependency)""")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import ssl
-import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,9 +27,6 @@ _Wanted = asyncpg.connect_utils.SessionAttribute
 
 PROBE_TIMEOUT_S = 4.0
 """An idle connection that does not answer within this is replaced: cheap, while a dead one delays every job."""
-CUT_AFTER_S = 0.5
-"""A stopped transaction waits this long for a connection that may be dead, then closes it: that also rolls back,
-and the handler must have ended before the lease expires."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,150 +197,3 @@ class Listener:
             if connection is not None:
                 # There is nothing to lose, and a graceful close could hang on a dead connection.
                 connection.terminate()
-
-
-def _terminate(connection: Any) -> None:
-    with contextlib.suppress(*BROKEN):  # it is closed already
-        connection.terminate()
-
-
-class _AgedConnection(asyncpg.Connection):
-    """A connection that records when it was made."""
-
-    def __init__(self, *args: Any, **settings: Any) -> None:
-        super().__init__(*args, **settings)
-        self.made_at_s = time.monotonic()
-
-    def get_reset_query(self) -> str:
-        return session.reset_query(self, super().get_reset_query())
-
-
-class TransactionPool:
-    """A small pool of connections for handlers that write in the transaction that completes their job.
-
-    They are opened as needed, so there are as many as handlers in a transaction at once, and `connections_max` at most;
-    a handler that finds none free waits for one.
-    """
-
-    def __init__(self, options: ConnectionOptions, connections_max: int) -> None:
-        self._options = options
-        self._max = connections_max
-        self._free = anyio.Semaphore(connections_max, fast_acquire=True)
-        self._pool: asyncpg.Pool[Any] | None = None
-        self._lock = anyio.Lock()
-        self._suspect_s = 0.0
-        """Connections made before this may be dead, as one of them was; on the monotonic clock."""
-
-    @contextlib.asynccontextmanager
-    async def begin(
-        self,
-        committing: Callable[[], anyio.CancelScope] = lambda: anyio.CancelScope(shield=True),
-        waiting: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
-    ) -> AsyncIterator[Any]:
-        """A connection inside a transaction: committed at the end of the block, rolled back on an exception.
-
-        Waits, within `waiting()`, until one is free. Raises `DatabaseUnavailable` when none can be opened within
-        `connect_timeout_s`, and at the end `OutcomeUnknown` when the answer to the COMMIT is lost. The driver's errors
-        in between pass through. `committing` makes the shielded scope in which that answer is awaited.
-        """
-        try:
-            self._free.acquire_nowait()
-        except anyio.WouldBlock:
-            with waiting():
-                await self._free.acquire()
-        try:
-            async with self._transaction(committing) as connection:
-                yield connection
-        finally:
-            self._free.release()
-
-    @contextlib.asynccontextmanager
-    async def _transaction(self, committing: Callable[[], anyio.CancelScope]) -> AsyncIterator[Any]:
-        connection, transaction = await self._begin()
-        try:
-            try:
-                yield connection
-            except BaseException:
-                await self._roll_back(connection, transaction)
-                raise
-            with committing() as limit:
-                try:
-                    await transaction.commit()
-                except Exception as error:
-                    if is_answer(error):
-                        raise
-                    raise unanswered(error) from error
-            if limit.cancelled_caught:
-                _terminate(connection)
-                raise unanswered(TimeoutError())
-        finally:
-            await self._release(connection)
-
-    async def _begin(self) -> tuple[Any, Any]:
-        """A connection with a transaction begun on it. The first one tried may have died while it was idle."""
-        pool = await self._ready()
-        for limit_s in (min(PROBE_TIMEOUT_S, self._options.command_timeout_s), self._options.command_timeout_s):
-            connection = await self._acquire(pool)
-            transaction = connection.transaction(isolation="read_committed")
-            begun = False
-            try:
-                with anyio.fail_after(limit_s):
-                    await transaction.start()
-                begun = True
-                return connection, transaction
-            except BROKEN as error:
-                problem = translate(error)
-                self._suspect_s = time.monotonic()
-            finally:
-                if not begun:
-                    _terminate(connection)
-                    await self._release(connection)
-        raise problem
-
-    async def _acquire(self, pool: asyncpg.Pool[Any]) -> Any:
-        while True:
-            try:
-                connection: Any = await pool.acquire(timeout=self._options.connect_timeout_s)
-            except Exception as error:
-                raise translate(error) from error
-            if connection.made_at_s >= self._suspect_s:
-                return connection
-            _terminate(connection)  # forcibly: the pool's own way to expire connections waits for a graceful close
-
-    async def _roll_back(self, connection: Any, transaction: Any) -> None:
-        with anyio.CancelScope(shield=True), anyio.move_on_after(CUT_AFTER_S) as limit, contextlib.suppress(*BROKEN):
-            await transaction.rollback()  # the error that led here is the one to raise
-        if limit.cancelled_caught:
-            _terminate(connection)
-
-    async def _release(self, connection: Any) -> None:
-        # The transaction has ended: a connection that cannot be reused does not concern the handler.
-        with anyio.CancelScope(shield=True), contextlib.suppress(*BROKEN):
-            if self._pool is not None:
-                await self._pool.release(connection, timeout=CUT_AFTER_S)
-
-    async def _ready(self) -> asyncpg.Pool[Any]:
-        async with self._lock:
-            if self._pool is None:
-                try:
-                    self._pool = asyncpg.create_pool(
-                        **tls.driver_arguments(self._options.dsn),
-                        min_size=0,
-                        max_size=self._max,
-                        timeout=self._options.connect_timeout_s,
-                        command_timeout=self._options.command_timeout_s * 6,
-                        server_settings=self._options.settings("transaction") | session.TRANSACTION_SETTINGS,
-                        target_session_attrs=_Wanted.read_write,
-                        connection_class=_AgedConnection,
-                        init=session.set_up,
-                    )
-                    await self._pool
-                except UsageError as error:  # of the address, which is in its frames
-                    raise translate(error) from error
-            return self._pool
-
-    async def close(self) -> None:
-        """Closes all connections forcibly: open transactions are rolled back."""
-        if self._pool is not None:
-            self._pool.terminate()
-            self._pool = None

@@ -19,9 +19,10 @@ from pgworkd.database.claims import CLAIM
 from pgworkd.database.claims import Claimed as Claimed
 from pgworkd.database.claims import ClaimOrder as ClaimOrder
 from pgworkd.database.claims import Claims as Claims
-from pgworkd.database.connection import Connection, ConnectionOptions, Listener, TransactionPool
+from pgworkd.database.connection import Connection, ConnectionOptions, Listener
 from pgworkd.database.schedule_store import Occurrence, ScheduleStore, columns
 from pgworkd.database.signal_store import SignalStore
+from pgworkd.database.transactions import TransactionPool
 from pgworkd.errors import PgworkdError
 from pgworkd.words.registration import Registration, token_of
 

@@ -10,8 +10,8 @@ from uuid import UUID
 
 import anyio
 
-from pgworkd.database.connection import CUT_AFTER_S
 from pgworkd.database.store import Claimed
+from pgworkd.database.transactions import CUT_AFTER_S
 from pgworkd.engine.runner_task import RunScope
 from pgworkd.words.job import Job, Reason
 from pgworkd.words.registration import token_of

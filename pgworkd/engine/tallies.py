@@ -92,23 +92,26 @@ class Tallies:
         if notified_ago_s is not None:
             self.wake_s.observe(notified_ago_s + took_s)
 
-    def ended(self, outcome: str, batch: Sequence[Attempt]) -> None:
-        """Counts attempts that have ended in the same way."""
+    def ended(self, outcome: str, batch: Sequence[Attempt]) -> list[tuple[str, list[float]]]:
+        """Counts attempts that have ended in the same way; for each kind in turn the durations of its runs."""
         queue = kind = None
         first, ahead_s = 0, self.database_ahead_s
         tally, waits_s, runs_s = Tally(), list[float](), list[float]()
+        found = []
         for place, attempt in enumerate(batch):
             claimed, started = attempt.claimed, attempt.started
             if claimed.kind != kind or attempt.queue != queue:  # nearly all are of one kind
                 tally.add(outcome, place - first, waits_s, runs_s)
                 queue, kind, first = attempt.queue, claimed.kind, place
                 tally, waits_s, runs_s = self.of(queue, kind), [], []
+                found.append((kind, runs_s))
             if started is not None:
                 waits_s.append(started + ahead_s - claimed.run_at)
                 runs_s.append(attempt.ended - started)
         tally.add(outcome, len(batch) - first, waits_s, runs_s)
         if outcome == "dead":
             self.died.set()
+        return found
 
     @property
     def calls(self) -> int:

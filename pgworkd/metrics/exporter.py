@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import threading
+import math
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -32,10 +32,10 @@ WORKER_STATES = ("running", "stopping", "lost")
 HOLDERS = ("session", "prepared", "slot")
 
 
-class DatabaseSource:
-    """Shows the database. `samples` and `checks` may be called from any thread but that of the portal's loop."""
+class DatabaseReader:
+    """Reads the database, in the event loop. Calls within SHARED_S share one answer."""
 
-    def __init__(self, options: ConnectionOptions, portal: BlockingPortal) -> None:
+    def __init__(self, options: ConnectionOptions) -> None:
         options = replace(
             options,
             connect_timeout_s=min(options.connect_timeout_s, CONNECT_S),
@@ -44,29 +44,21 @@ class DatabaseSource:
             any_server=True,
         )
         self._connection = Connection(options, "exporter")
-        self._portal = portal
-        self._lock = threading.Lock()
-        self._asked_at = -SHARED_S
+        self._lock = anyio.Lock()
+        self._asked_at = -math.inf
         self._shown: tuple[Samples, list[Check]] = {}, []
 
-    def samples(self) -> Samples:
-        """The values of the last seconds; without an answer only that there is none."""
-        return self._ask()[0]
-
-    def checks(self) -> list[Check]:
-        """Whether the database answers, and has this version's schema."""
-        return self._ask()[1]
+    async def read(self) -> tuple[Samples, list[Check]]:
+        """The values of the last seconds (without an answer: that there is none), and whether it answers and fits."""
+        async with self._lock:
+            if time.monotonic() - self._asked_at >= SHARED_S:
+                self._shown = await self._read()
+                self._asked_at = time.monotonic()
+            return self._shown
 
     async def close(self) -> None:
         """Closes the connection."""
         await self._connection.close()
-
-    def _ask(self) -> tuple[Samples, list[Check]]:
-        with self._lock:
-            if time.monotonic() - self._asked_at >= SHARED_S:
-                self._shown = self._portal.call(self._read)
-                self._asked_at = time.monotonic()
-            return self._shown
 
     async def _read(self) -> tuple[Samples, list[Check]]:
         ours: Samples = {"pgworkd_build_info": {BUILD: 1}}
@@ -102,6 +94,26 @@ class DatabaseSource:
             with contextlib.suppress(DatabaseBusy):  # a table is locked, as by VACUUM FULL: the rest is worth having
                 found.update(read(await fetch(sql, *args)))
         return found
+
+
+class DatabaseSource:
+    """Shows the database. `samples` and `checks` may be called from any thread but that of the portal's loop."""
+
+    def __init__(self, options: ConnectionOptions, portal: BlockingPortal) -> None:
+        self._reader = DatabaseReader(options)
+        self._portal = portal
+
+    async def close(self) -> None:
+        """Closes the connection."""
+        await self._reader.close()
+
+    def samples(self) -> Samples:
+        """The values of the last seconds; without an answer only that there is none."""
+        return self._portal.call(self._reader.read)[0]
+
+    def checks(self) -> list[Check]:
+        """Whether the database answers, and has this version's schema."""
+        return self._portal.call(self._reader.read)[1]
 
 
 def depths(rows: Iterable[Sequence[Any]]) -> Samples:

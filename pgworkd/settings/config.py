@@ -31,7 +31,7 @@ from pgworkd.settings.file import (
     unknown_names,
 )
 from pgworkd.settings.tls import mode_fault, weakness
-from pgworkd.words.address import parse_address
+from pgworkd.words.address import is_host, is_network, listed, parse_address
 from pgworkd.words.dsn import dsn_fault, redacted
 from pgworkd.words.mail_url import is_mail_address, mail_server
 from pgworkd.words.redaction import hide, redact
@@ -103,6 +103,23 @@ class Settings(BaseSettings):
     metrics_listen: str | None = Field(
         None, description="Address of metrics and health over HTTP, host:port; port 0: any free one; off if none"
     )
+    http_listen: str = Field(
+        "127.0.0.1:7433", description="Address of the gateway (pgworkd serve), host:port; port 0: any free one"
+    )
+    http_auth: Literal["tokens", "none"] = Field(
+        "tokens", description="Who may call the gateway: holders of a token, or (none) every program on this host"
+    )
+    http_hosts: str = Field(
+        "", description="Names by which the gateway may be called, separated by commas; its own are always among them"
+    )
+    http_proxies: str = Field(
+        "", description="Addresses of proxies whose X-Forwarded-For is believed, separated by commas"
+    )
+    http_connections_max: int = Field(20, ge=1, le=500, description="Maximum number of connections for requests")
+    http_waiters_max: int = Field(2000, ge=1, le=10_000, description="Maximum number of requests that wait at once")
+    http_requests_per_s: float = Field(
+        1000, ge=0.1, le=1_000_000, description="Requests per second that one token may make"
+    )
     worker_name: str = Field(default_factory=socket.gethostname, description="Name of this worker in logs and lists")
     smtp_url: SecretStr | None = Field(
         None, description="Mail server for alerts and digests: smtp://user:password@host:587"
@@ -166,11 +183,25 @@ class Settings(BaseSettings):
     def _lower(cls, value: object) -> object:
         return value.lower() if isinstance(value, str) else value
 
-    @field_validator("metrics_listen")
+    @field_validator("metrics_listen", "http_listen")
     @classmethod
-    def _check_metrics_listen(cls, value: str | None) -> str | None:
+    def _check_listen(cls, value: str | None) -> str | None:
         if value is not None:
             parse_address(value)
+        return value
+
+    @field_validator("http_hosts")
+    @classmethod
+    def _check_http_hosts(cls, value: str) -> str:
+        if wrong := [each for each in listed(value) if not is_host(each)]:
+            raise ValueError(f"must be names of hosts without ports, or *; {quoted(wrong[0])} is none")
+        return value
+
+    @field_validator("http_proxies")
+    @classmethod
+    def _check_http_proxies(cls, value: str) -> str:
+        if wrong := [each for each in listed(value) if not is_network(each)]:
+            raise ValueError(f"must be addresses or networks, such as 10.0.0.0/8; {quoted(wrong[0])} is none")
         return value
 
     @field_validator("worker_name")

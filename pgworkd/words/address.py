@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from typing import NamedTuple
 
@@ -25,3 +26,25 @@ def parse_address(text: str) -> Address:
     if found is None or int(found["port"]) > PORT_MAX:
         raise ValueError("must be host:port, for example 127.0.0.1:9464, [::1]:9464, or 0.0.0.0:9464 for all hosts")
     return Address(found["six"] or found["host"], int(found["port"]))
+
+
+_HOST = re.compile(r"\*|\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9_])?", re.ASCII)
+
+
+def listed(text: str) -> tuple[str, ...]:
+    """The values of a list that is separated by commas."""
+    return tuple(filter(None, (each.strip() for each in text.split(","))))
+
+
+def is_host(text: str) -> bool:
+    """Whether this is the name or number of a host as the header Host has it, without a port; or `*`."""
+    return _HOST.fullmatch(text) is not None
+
+
+def is_network(text: str) -> bool:
+    """Whether this is an IP address, or a network as 10.0.0.0/8."""
+    try:
+        ipaddress.ip_network(text, strict=False)
+    except ValueError:
+        return False
+    return True

@@ -18,6 +18,7 @@ from typing import Any
 from pydantic_core import from_json, to_json, to_jsonable_python
 
 from pgworkd.errors import InvalidPayload
+from pgworkd.words.json_text import JsonText
 
 BYTES_MAX = 1024 * 1024
 """Size limit of a payload or result, in bytes of compact UTF-8."""
@@ -62,6 +63,8 @@ def encode(value: object, what: str = "payload", *, object_only: bool = True, co
     text, NUL or a lone surrogate, NaN or infinity, a self-reference, an integer of more than DIGITS_MAX digits, more
     than DEPTH_MAX levels or BYTES_MAX bytes.
     """
+    if type(value) is not dict and type(value) is JsonText:
+        return value.checked(what)
     try:
         plain = value if type(value) is dict else _plain(value)
         if convert and not _is_plain(plain, what):

@@ -58,8 +58,8 @@ BUGS = (
     ),
     python(
         "a command that skipped jobs does not give the reason",
-        "cli/job_operations",
-        "return list((await admin.jobs.refusals(operation, rest)).values()) if rest else []",
+        "admin/operations",
+        "return list((await jobs.refusals(operation, rest)).values()) if rest else []",
         "return []",
         tests="tests/engine/test_cli_refusals.py",
     ),

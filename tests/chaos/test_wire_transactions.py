@@ -10,7 +10,8 @@ import asyncpg
 import pytest
 
 from pgworkd import App, Job
-from pgworkd.database.connection import ConnectionOptions, TransactionPool
+from pgworkd.database.connection import ConnectionOptions
+from pgworkd.database.transactions import TransactionPool
 from pgworkd.errors import DatabaseUnavailable
 from pgworkd.words import events
 from tests.kits.daemon import insert, running, status, until, waits_for_status
@@ -37,14 +38,14 @@ async def _dead_lines(proxy: Proxy, transactions: TransactionPool) -> None:
 async def test_dead_idle_connections_are_all_replaced_after_one_timeout(
     dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pgworkd.database.connection.PROBE_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("pgworkd.database.transactions.PROBE_TIMEOUT_S", 0.3)
     async with Proxy(dsn) as proxy:
         transactions = TransactionPool(ConnectionOptions(proxy.dsn), SLOTS)
         await _dead_lines(proxy, transactions)
         with anyio.fail_after(OUT_S_MAX):
             async with transactions.begin() as one:
                 assert await one.fetchval("SELECT 1") == 1
-        monkeypatch.setattr("pgworkd.database.connection.PROBE_TIMEOUT_S", 60.0)
+        monkeypatch.setattr("pgworkd.database.transactions.PROBE_TIMEOUT_S", 60.0)
         with anyio.fail_after(OUT_S_MAX):  # none of these uses a dead connection again
             async with transactions.begin() as one, transactions.begin() as two, transactions.begin() as three:
                 assert [await each.fetchval("SELECT 1") for each in (one, two, three)] == [1, 1, 1]
@@ -56,7 +57,7 @@ async def test_dead_idle_connections_are_all_replaced_after_one_timeout(
 async def test_if_new_connections_are_dead_too_the_handler_gets_database_unavailable(
     dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pgworkd.database.connection.PROBE_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("pgworkd.database.transactions.PROBE_TIMEOUT_S", 0.3)
     async with Proxy(dsn) as proxy:
         transactions = TransactionPool(ConnectionOptions(proxy.dsn, connect_timeout_s=0.5), SLOTS)
         await _dead_lines(proxy, transactions)
@@ -71,8 +72,8 @@ async def test_if_new_connections_are_dead_too_the_handler_gets_database_unavail
 async def test_a_handler_cancelled_on_a_dead_connection_returns_at_once(
     dsn: str, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pgworkd.database.connection.PROBE_TIMEOUT_S", 1.0)
-    monkeypatch.setattr("pgworkd.database.connection.CUT_AFTER_S", 0.1)
+    monkeypatch.setattr("pgworkd.database.transactions.PROBE_TIMEOUT_S", 1.0)
+    monkeypatch.setattr("pgworkd.database.transactions.CUT_AFTER_S", 0.1)
     async with Proxy(dsn) as proxy:
         transactions = TransactionPool(ConnectionOptions(proxy.dsn), SLOTS)
         if where == "at the BEGIN":

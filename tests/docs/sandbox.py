@@ -3,8 +3,8 @@
 - `python` whose first line names a file (`# jobs.py`) becomes that file; other `python` runs here, with `await` at the
   top level, and its names stay for the next block.
 - `sql` goes through psql, and `sh` through a shell, both stopping at the first error. If the last command of a shell
-  block serves (`pgworkd run`, `dev`, `autoscale`, `exporter`) it is left running, and stopped gracefully at the end of
-  the page.
+  block goes on (`pgworkd run`, `dev`, `autoscale`, `exporter`, `serve`) it is left running, and stopped gracefully at
+  the end of the page.
 - `console` is a command after each `$ `, with what it prints. `toml` goes through `pgworkd config show`. `ini` and
   `yaml` are parsed; an SQL query in YAML is run.
 - What a block prints is compared with the block below `<!-- output -->`: `...` stands for anything, and so do ids and
@@ -38,7 +38,7 @@ from tests.kits.server import binaries
 
 COMMAND_S = 60.0
 STOP_S = 30.0
-SERVING = re.compile(r"pgworkd (?:run|dev|autoscale|exporter)\b")
+SERVING = re.compile(r"pgworkd (?:run|dev|autoscale|exporter|serve)\b")
 SERVES = re.compile(r'"event": "(daemon\.ready|worker\.started)"|"address": "\S+:9465"|Postgres is up')
 _PLAIN = {name: value for name, value in os.environ.items() if not name.startswith(("PGWORKD_", "PG"))}
 _MASKS = (

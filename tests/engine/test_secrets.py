@@ -16,7 +16,8 @@ import pytest
 from pgworkd import App
 from pgworkd.admin import Admin
 from pgworkd.cli import serve
-from pgworkd.database.connection import Connection, ConnectionOptions, Listener, TransactionPool
+from pgworkd.database.connection import Connection, ConnectionOptions, Listener
+from pgworkd.database.transactions import TransactionPool
 from pgworkd.embedded import EmbeddedPostgres
 from pgworkd.engine.life.daemon import Daemon
 from pgworkd.engine.run import process_pool

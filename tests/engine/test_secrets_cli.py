@@ -59,13 +59,16 @@ COMMANDS = {
     "grafana": [],
     "dead": [],
     "mute": ["1", "--until", "2h"],
+    "token add": ["n", "--scope", "read"],
+    "token list": [],
+    "token revoke": ["abcdefgh"],
 }
 """Each with arguments that let it reach the database."""
 OFFLINE = {"config show", "grants", "health", "alerts", "grafana"}
 """They do not use the database."""
 NO_SETTINGS = {"grants", "alerts", "grafana"}
 """They read none."""
-SERVICES = {"run", "dev", "demo", "autoscale", "exporter", "bench"}
+SERVICES = {"run", "dev", "demo", "autoscale", "exporter", "bench", "serve"}
 """They run until stopped: tests/engine/test_secrets.py checks them as processes."""
 AUTOSCALE = ["-q", "q", "--max", "1", "--up-at", "9", "--down-at", "1", "--", "true"]
 MISPLACED = {
@@ -147,7 +150,9 @@ def test_no_password_when_the_dsn_is_the_value_of_another_option(flag: str) -> N
         assert not leaks(text)
 
 
-@pytest.mark.parametrize("command", [("exporter", "--listen"), ("health", "--url")])
+@pytest.mark.parametrize(
+    "command", [("exporter", "--listen"), ("health", "--url"), ("serve", "--listen"), ("serve", "--hosts")]
+)
 def test_no_password_when_the_dsn_is_the_value_of_an_address(command: tuple[str, str]) -> None:
     for password in PASSWORDS.values():
         address = f"postgresql://u:{password}@127.0.0.1:1/db"

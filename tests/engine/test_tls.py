@@ -21,7 +21,8 @@ import pytest
 import trustme
 
 from pgworkd.client import enqueue
-from pgworkd.database.connection import Connection, ConnectionOptions, Listener, TransactionPool
+from pgworkd.database.connection import Connection, ConnectionOptions, Listener
+from pgworkd.database.transactions import TransactionPool
 from pgworkd.errors import DatabaseUnavailable
 from pgworkd.results import Results
 from tests.engine.test_results import doubles

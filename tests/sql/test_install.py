@@ -274,6 +274,7 @@ WITHIN = {
     "waits_keyed",
     "waits_plain",
     "waits_suspect",
+    "who",
 }
 """Functions that statements of the package or the installation use: parts of verbs, not verbs."""
 

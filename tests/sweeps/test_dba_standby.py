@@ -34,6 +34,7 @@ LOOKS: dict[str, list[str]] = {
     "keys": ["", "--queue mail", "--key k"],
     "schedules": [""],
     "stats": ["", "--queue mail", "--metric depth --queue mail", "--metric dead"],
+    "token list": [""],
 }
 LOOKS_AT_WORKERS = {"queues": "", "queues show": "mail", "workers": ""}
 """They also show unlogged tables, which a standby does not have."""
@@ -58,9 +59,11 @@ REFUSE = {
     "schedules enable": "nightly",
     "schedules remove": "nightly",
     "schedules run-now": "nightly",
+    "token add": "n --scope read",
+    "token revoke": "abcdefgh",
     "undepend": "{dead}",
 }
-SERVICES = {"autoscale", "bench", "demo", "dev", "exporter", "run"}
+SERVICES = {"autoscale", "bench", "demo", "dev", "exporter", "run", "serve"}
 """Long-running commands; all but the exporter wait for a writable server."""
 WITHOUT_A_DATABASE = {"alerts", "config show", "grafana", "grants", "health"}
 REFUSED = "this server only reads (a standby?): connect to the primary"
@@ -97,6 +100,7 @@ def fill(shell: Shell) -> dict[str, str]:
     shell.sql("INSERT INTO pgworkd.schedules (name, queue, every_s) VALUES ('nightly', 'mail', 3600)")
     shell("queues", "set", "mail", "--max-running", "5")
     shell("pause", "mail", "--for", "900")
+    shell("token", "add", "app", "--scope", "read")
     return ids
 
 

@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 from pgworkd import Job
-from pgworkd.database.connection import CUT_AFTER_S
+from pgworkd.database.transactions import CUT_AFTER_S
 from pgworkd.engine.attempts import Attempt, InFlight
 from pgworkd.engine.runner_task import RunnerTask, RunScope
 from pgworkd.words.job import Reason

@@ -70,20 +70,15 @@ class JobEvents:
 
     def completed(self, batch: list[Attempt]) -> None:
         """Reports completed attempts."""
-        self._tallies.ended("completed", batch)
-        has_listener = self._events.has_listener(events.JOB_COMPLETED)
-        kind, runs, usual_s = "", 0, 0.0
-        for attempt in batch:
-            duration_s = 0.0 if attempt.started is None else attempt.ended - attempt.started
-            if attempt.claimed.kind != kind:  # nearly all are of one kind: its average is kept in local variables
-                self._usual[kind] = runs, usual_s
-                kind = attempt.claimed.kind
-                runs, usual_s = self._usual.get(kind, (0, duration_s))
-            usual_s += (WEIGHT if runs > SAMPLES_LEAST else 1 / (runs + 1)) * (duration_s - usual_s)
-            runs += 1
-            if has_listener:
+        for kind, runs_s in self._tallies.ended("completed", batch):
+            if ran := len(runs_s):
+                runs, usual_s = self._usual.get(kind, (0, 0.0))
+                weight = max(ran / (runs + ran), 1 - (1 - WEIGHT) ** ran)
+                self._usual[kind] = runs + ran, usual_s + weight * (sum(runs_s) / ran - usual_s)
+        if self._events.has_listener(events.JOB_COMPLETED):
+            for attempt in batch:
+                duration_s = 0.0 if attempt.started is None else attempt.ended - attempt.started
                 self._events.emit(events.JOB_COMPLETED, **attempt.facts(), duration_s=round(duration_s, 6))
-        self._usual[kind] = runs, usual_s
 
     def settled(self, attempt: Attempt, outcome: Outcome, status: str | None) -> None:
         """Reports one attempt that was settled otherwise; `status` None: stale, which was reported already."""

@@ -1,0 +1,102 @@
+"""Lists of jobs by page, live and finished, the newest first: a page looks at a bounded number of rows.
+
+A row that matches may be far away, behind a million others: then a page is empty, and says where to go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from pgworkd.admin.queries import JobRow, read
+from pgworkd.database.connection import Connection
+from pgworkd.words import validation
+
+WALK_ROWS = 20_000
+"""Rows of each table that a page looks at."""
+# Each walks its table by id, downwards, and also returns one row without an id: how many rows it has seen, and where it
+# stopped. Payloads are not read.
+_LIVE = """WITH walked AS MATERIALIZED (
+        SELECT id, queue, kind, status, priority, run_at, created_at, attempts, failures, max_attempts, error,
+            dedupe_key, serialize_key, limit_key, batch_id
+        FROM pgworkd.jobs WHERE $1::uuid IS NULL OR id < $1 ORDER BY id DESC LIMIT $9),
+    found AS (
+        SELECT id, queue::text, coalesce(kind, queue)::text AS kind, status::text, priority,
+            extract(epoch FROM run_at)::float8 AS run_at, extract(epoch FROM created_at)::float8 AS created_at,
+            NULL::float8 AS finished_at, attempts, failures, max_attempts::int, error
+        FROM walked w
+        WHERE status <> 'completed'  -- rows that only keep a dedupe key
+          AND ($2::text IS NULL OR queue = $2) AND ($3::text IS NULL OR coalesce(kind, queue) = $3)
+          AND ($4::text IS NULL OR status::text = $4)
+          AND ($5::text IS NULL OR $5 IN (dedupe_key, serialize_key, limit_key))
+          AND ($6::uuid IS NULL OR batch_id = $6)
+          AND ($7::bigint IS NULL OR EXISTS (
+              SELECT FROM pgworkd.deaths d WHERE d.job_id = w.id AND d.group_id = $7))
+        ORDER BY id DESC LIMIT $8)
+    SELECT * FROM found
+    UNION ALL
+    SELECT NULL, NULL, NULL, NULL, count(*)::int, NULL, NULL, NULL, NULL, NULL, NULL, min(id::text) FROM walked"""
+_FINISHED = """WITH walked AS MATERIALIZED (
+        SELECT id, queue, kind, CASE status WHEN 'dead' THEN 'discarded' ELSE status::text END AS status, priority,
+            run_at, created_at, finished_at, attempts, failures, max_attempts, error, dedupe_key, serialize_key,
+            limit_key, batch_id
+        FROM pgworkd.finished_jobs WHERE $1::uuid IS NULL OR id < $1 ORDER BY id DESC LIMIT $9),
+    found AS (
+        SELECT id, queue::text, coalesce(kind, queue)::text AS kind, status, priority,
+            extract(epoch FROM run_at)::float8 AS run_at, extract(epoch FROM created_at)::float8 AS created_at,
+            extract(epoch FROM finished_at)::float8 AS finished_at, attempts, failures, max_attempts::int, error
+        FROM walked w
+        WHERE ($2::text IS NULL OR queue = $2) AND ($3::text IS NULL OR coalesce(kind, queue) = $3)
+          AND ($4::text IS NULL OR status = $4)
+          AND ($5::text IS NULL OR $5 IN (dedupe_key, serialize_key, limit_key))
+          AND ($6::uuid IS NULL OR batch_id = $6)
+          AND ($7::bigint IS NULL OR EXISTS (
+              SELECT FROM pgworkd.deaths d WHERE d.job_id = w.id AND d.group_id = $7))
+        ORDER BY id DESC LIMIT $8)
+    SELECT * FROM found
+    UNION ALL
+    SELECT NULL, NULL, NULL, NULL, count(*)::int, NULL, NULL, NULL, NULL, NULL, NULL, min(id::text) FROM walked"""
+
+
+class Listed(NamedTuple):
+    """Which jobs to list: those that match every field that is not None; `key` is any of a job's three keys.
+
+    `error_group`: the number of a group of errors, as `DeadGroup` has it.
+    """
+
+    queue: str | None = None
+    kind: str | None = None
+    status: str | None = None
+    key: str | None = None
+    batch: UUID | None = None
+    error_group: int | None = None
+
+
+class Page(NamedTuple):
+    """Jobs in descending order of their ids; `next`: where the next page starts, None after the last one."""
+
+    rows: list[JobRow]
+    next: UUID | None
+
+
+async def page(connection: Connection, which: Listed, before: UUID | None, limit: int) -> Page:
+    """The next jobs, at most `limit` (1 to ROWS_MAX), whose ids are below `before` (None: the newest)."""
+    validation.bounded(limit)
+    names = (validation.name(which.queue), validation.name(which.kind), which.status, validation.name(which.key))
+    wanted = (before, *names, which.batch, which.error_group, limit + 1, WALK_ROWS)
+    live, live_end = _walked(await connection.fetch(_LIVE, *wanted))
+    old, old_end = _walked(await connection.fetch(_FINISHED, *wanted))
+    # What lies below the end of either walk is for the next page: the other walk may have a newer one there.
+    end = max((each for each in (live_end, old_end) if each is not None), default=None)
+    both = {each.id: each for each in [*live, *old] if end is None or each.id >= end}  # one may just have moved
+    rows = sorted(both.values(), key=lambda each: each.id, reverse=True)
+    if len(rows) > limit:
+        return Page(rows[:limit], rows[limit - 1].id)
+    return Page(rows, end)
+
+
+def _walked(rows: Sequence[Sequence[Any]]) -> tuple[list[JobRow], UUID | None]:
+    """The jobs that match, and the lowest id that was looked at; None: there are none below."""
+    *found, end = sorted(rows, key=lambda row: row[0] is None)
+    return [read(JobRow, row) for row in found], UUID(end[-1]) if end[4] == WALK_ROWS else None

@@ -1,0 +1,270 @@
+"""The commands serve and token: the gateway, and who may call it."""
+
+from __future__ import annotations
+
+import contextlib
+import json as json_
+import signal
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pgworkd.cli import stop_signals
+from pgworkd.cli.common import Dsn, Json, ask, ask_any, instant_of, settings_of
+from pgworkd.cli.output import as_json, out, table
+from pgworkd.errors import DatabaseUnavailable, PgworkdError, UsageError
+from pgworkd.words.address import listed
+from pgworkd.words.validation import counted
+
+if TYPE_CHECKING:
+    import socket
+    from datetime import datetime
+
+    from pgworkd.admin.admin import Admin
+    from pgworkd.http.request.gateway import GatewayOptions
+    from pgworkd.http.server import Server
+    from pgworkd.settings.config import Settings
+    from pgworkd.words.access import TokenText
+
+tokens = typer.Typer(help="Add, list and revoke the tokens by which programs call the gateway.", no_args_is_help=True)
+Scope = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--scope",
+        metavar="SCOPE[:QUEUE,...]",
+        help="What it allows (repeatable): enqueue, work, read, payload, operate, metrics, admin; for all queues, or "
+        "for some: enqueue:mail,report-*",
+    ),
+]
+
+
+def serve(
+    *,
+    listen: Annotated[str | None, typer.Option("--listen", metavar="HOST:PORT", help="Where to serve.")] = None,
+    auth: Annotated[
+        str | None,
+        typer.Option("--auth", metavar="tokens|none", help="none: any program on this host may do everything."),
+    ] = None,
+    hosts: Annotated[
+        str | None, typer.Option("--hosts", metavar="NAME,...", help="Names by which it may be called, too; *: any.")
+    ] = None,
+    proxies: Annotated[
+        str | None, typer.Option("--proxies", metavar="ADDRESS,...", help="Whose X-Forwarded-For is believed.")
+    ] = None,
+    debug_http: Annotated[bool, typer.Option("--debug-http", help="Log each request, without its body.")] = False,
+    dsn: Dsn = None,
+) -> int:
+    """Serve the gateway: jobs, batches and operations over HTTP (extra http).
+
+    Callers need a token (pgworkd token add). Put a proxy in front for TLS. Routes: /v1/openapi.json, docs/http.md.
+    """
+    settings = settings_of(dsn, http_listen=listen, http_auth=auth, http_hosts=hosts, http_proxies=proxies)
+    try:
+        from pgworkd.http.server import server
+    except ModuleNotFoundError as error:
+        raise UsageError(f"{error.name} is not installed: pip install 'pgworkd[http]'") from None
+    import anyio
+
+    from pgworkd.http.app import Application
+    from pgworkd.http.request.access import anyone
+    from pgworkd.http.request.bounds import log_request
+    from pgworkd.http.request.gateway import Gateway
+    from pgworkd.metrics.server import listen as bound
+    from pgworkd.words import log
+    from pgworkd.words.address import parse_address
+
+    address = parse_address(settings.http_listen)
+    with contextlib.closing(bound(address, f"http_listen ({settings.origin('http_listen')})")) as listener:
+        _check_open(settings, listener)
+        options = _options(settings, listener)
+        gateway = Gateway(options, anyone if settings.http_auth == "none" else None)
+        app = Application(gateway, log=log_request if debug_http else None)
+        log.configure(settings.log_level, settings.log_format)
+        stop_signals.hold()
+        code = anyio.run(
+            _serve,
+            server(app, settings.shutdown_s, listed(settings.http_proxies)),
+            app,
+            listener,
+            backend_options={"use_uvloop": True},
+        )
+    stop_signals.ignore()
+    return code
+
+
+async def _serve(server: Server, app: Any, listener: socket.socket) -> int:
+    """Serves until a stop signal; the exit code."""
+    import anyio
+    import structlog
+
+    from pgworkd.fleet.sd_notify import SystemdNotifier
+    from pgworkd.metrics.endpoint import bound
+
+    logger = structlog.get_logger("pgworkd")
+    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        vitals = _Vitals(server, app)
+        async with anyio.create_task_group() as tasks:
+
+            async def stop() -> None:
+                requests = 0
+                async for _ in signals:
+                    requests += 1
+                    vitals.stop_requested.set()
+                    app.gateway.stop_waiting()
+                    server.request_stop(now=requests > 1)
+
+            async def ready() -> None:
+                while not server.started:
+                    await anyio.sleep(0.01)
+                vitals.ready.set()
+                logger.info("http.listening", address=str(bound(listener)))
+
+            tasks.start_soon(stop)
+            tasks.start_soon(ready)
+            tasks.start_soon(SystemdNotifier().run, vitals)
+            if stop_signals.asked():
+                server.request_stop()
+            await server.serve([listener])
+            tasks.cancel_scope.cancel()
+    logger.info("http.stopped")
+    return 0
+
+
+class _Vitals:
+    """What systemd is told."""
+
+    def __init__(self, server: Server, app: Any) -> None:
+        import anyio
+
+        self.ready, self.stop_requested = anyio.Event(), anyio.Event()
+        self._server, self._app = server, app
+
+    def healthy(self) -> bool:
+        """Always: the loop runs, and a restart would not bring the database back."""
+        return True
+
+    def status(self) -> str:
+        """One line for `systemctl status`."""
+        return (
+            f"{counted(len(self._server.server_state.connections), 'connection')}, {self._app.gateway.waiters} waiting"
+        )
+
+
+def _options(settings: Settings, listener: socket.socket) -> GatewayOptions:
+    import socket as socket_
+
+    from pgworkd.database.connection import ConnectionOptions
+    from pgworkd.http.request.gateway import LOOPBACK, GatewayOptions
+
+    own = listener.getsockname()[0]
+    given = listed(settings.http_hosts)
+    names = {*LOOPBACK, *given, socket_.gethostname(), socket_.getfqdn(), f"[{own}]" if ":" in own else own}
+    database = ConnectionOptions(settings.dsn_required(), settings.connect_timeout_s, settings.command_timeout_s)
+    return GatewayOptions(
+        database,
+        connections_max=settings.http_connections_max,
+        waiters_max=settings.http_waiters_max,
+        hosts=tuple(sorted(name.lower() for name in names)),
+        requests_per_s=settings.http_requests_per_s,
+    )
+
+
+def _check_open(settings: Settings, listener: socket.socket) -> None:
+    """UsageError for a gateway that everybody could call from elsewhere, or nobody."""
+    import ipaddress
+
+    is_local = ipaddress.ip_address(listener.getsockname()[0].partition("%")[0]).is_loopback
+    if settings.http_auth == "none":
+        if not is_local:
+            raise UsageError(
+                f"http_auth is none ({settings.origin('http_auth')}), and {settings.http_listen} can be reached from "
+                "other hosts, who could do everything: use tokens, or listen on 127.0.0.1"
+            )
+        return
+
+    async def question(admin: Admin) -> bool:
+        return await admin.tokens.is_any_live()
+
+    try:
+        found = ask_any(settings.dsn_required(), question)
+    except DatabaseUnavailable:
+        return  # a start does not wait for the database: requests are answered with 503 until it is there
+    if not found:
+        said = "no token exists, so nobody could call the gateway: pgworkd token add NAME --scope enqueue --scope read"
+        if not is_local:
+            raise UsageError(said)
+        typer.echo(f"pgworkd: {said}, or serve --auth none", err=True)
+
+
+@tokens.command("add")
+def add(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Whom it is for, as the audit shows it.")],
+    *,
+    scope: Scope = None,
+    expires: Annotated[
+        str | None, typer.Option("--expires", metavar="INSTANT", help="2027-01-31T07:00:00+01:00; default: never.")
+    ] = None,
+    json: Json = False,
+    dsn: Dsn = None,
+) -> None:
+    """Add a token, and print it: it is shown only once."""
+    if not scope:
+        raise UsageError("no scope given: add --scope enqueue, read, or others; see pgworkd token add --help")
+    scopes = _scopes(scope)
+    expires_at: datetime | None = None if expires is None else instant_of(expires, "--expires")
+
+    async def question(admin: Admin) -> TokenText:
+        return await admin.tokens.add(name, scopes, expires_at)
+
+    token = ask(dsn, question)
+    if json:
+        as_json({"id": token.id, "token": str(token)})
+    else:
+        out(str(token))
+
+
+@tokens.command("list")
+def list_(*, json: Json = False, dsn: Dsn = None) -> None:
+    """List the tokens, without their secrets."""
+
+    async def question(admin: Admin) -> list[Any]:
+        return await admin.tokens.find(1000)
+
+    rows = ask_any(dsn, question)
+    if json:
+        as_json([row._asdict() | {"scopes": json_.loads(row.scopes)} for row in rows])
+        return
+    columns = ("id", "name", "state", "scopes", "created_at", "created_by", "expires_at")
+    table(
+        columns, [[_brief(row.scopes) if each == "scopes" else getattr(row, each) for each in columns] for row in rows]
+    )
+
+
+@tokens.command("revoke")
+def revoke(
+    token_id: Annotated[str, typer.Argument(metavar="ID", help="As pgworkd token list shows it.")], *, dsn: Dsn = None
+) -> int:
+    """Revoke a token; gateways refuse it within ten seconds."""
+
+    async def question(admin: Admin) -> bool:
+        return await admin.tokens.revoke(token_id)
+
+    if not ask(dsn, question):
+        raise PgworkdError("there is no live token of this id: see pgworkd token list")
+    out(f"token {token_id} is revoked")
+    return 0
+
+
+def _scopes(given: list[str]) -> dict[str, list[str] | None]:
+    found: dict[str, list[str] | None] = {}
+    for each in given:
+        scope, colon, queues = each.partition(":")
+        if scope in found:
+            raise UsageError(f"--scope {scope} is given twice: give its queues as {scope}:a,b")
+        found[scope] = list(listed(queues)) if colon else None
+    return found
+
+
+def _brief(scopes: str) -> str:
+    found = json_.loads(scopes)
+    return " ".join(scope if queues is None else f"{scope}:{','.join(queues)}" for scope, queues in found.items())

@@ -1,0 +1,278 @@
+"""Transactions on connections of a pool, for handlers and for requests: each is committed, or rolled back, as one.
+
+asyncpg's errors in between pass through; the answer to a COMMIT that is lost is an `OutcomeUnknown`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import Any
+
+import anyio
+import asyncpg
+
+from pgworkd.database import session
+from pgworkd.database.connection import PROBE_TIMEOUT_S, Connection, ConnectionOptions
+from pgworkd.database.driver_errors import BROKEN, is_answer, translate, unanswered
+from pgworkd.errors import DatabaseBusy, DatabaseUnavailable, UsageError
+from pgworkd.settings import tls
+
+CUT_AFTER_S = 0.5
+"""A stopped transaction waits this long for a connection that may be dead, then closes it: that also rolls back,
+and the handler must have ended before the lease expires."""
+
+
+def _terminate(connection: Any) -> None:
+    with contextlib.suppress(*BROKEN):  # it is closed already
+        connection.terminate()
+
+
+class _AgedConnection(asyncpg.Connection):
+    """A connection that records when it was made."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.made_at_s = time.monotonic()
+
+    def get_reset_query(self) -> str:
+        return session.reset_query(self, super().get_reset_query())
+
+
+class TransactionPool:
+    """A small pool of connections for handlers that write in the transaction that completes their job.
+
+    They are opened as needed, so there are as many as handlers in a transaction at once, and `connections_max` at most;
+    a handler that finds none free waits for one.
+    """
+
+    def __init__(
+        self,
+        options: ConnectionOptions,
+        connections_max: int,
+        *,
+        name: str = "transaction",
+        settings: dict[str, str] = session.TRANSACTION_SETTINGS,
+        command_timeout_s: float | None = None,
+    ) -> None:
+        """`name` and `settings`: of the sessions, beside those of `ConnectionOptions.settings`.
+
+        `command_timeout_s`: of one statement in a transaction; None: that of `options` six times over.
+        """
+        self._options = options
+        self._max = connections_max
+        self._command_timeout_s = command_timeout_s or options.command_timeout_s * 6
+        self._session = options.settings(name) | settings
+        self._free = anyio.Semaphore(connections_max, fast_acquire=True)
+        self._pool: asyncpg.Pool[Any] | None = None
+        self._lock = anyio.Lock()
+        self._suspect_s = 0.0
+        """Connections made before this may be dead, as one of them was; on the monotonic clock."""
+
+    @contextlib.asynccontextmanager
+    async def begin(
+        self,
+        committing: Callable[[], anyio.CancelScope] = lambda: anyio.CancelScope(shield=True),
+        waiting: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+    ) -> AsyncIterator[Any]:
+        """A connection inside a transaction: committed at the end of the block, rolled back on an exception.
+
+        Waits, within `waiting()`, until one is free. Raises `DatabaseUnavailable` when none can be opened within
+        `connect_timeout_s`, and at the end `OutcomeUnknown` when the answer to the COMMIT is lost. The driver's errors
+        in between pass through. `committing` makes the shielded scope in which that answer is awaited.
+        """
+        async with self._turn(waiting), self._transaction(committing) as connection:
+            yield connection
+
+    @contextlib.asynccontextmanager
+    async def lend(
+        self,
+        first: Callable[[Any], Awaitable[Any]],
+        waiting: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+    ) -> AsyncIterator[Any]:
+        """A connection on which `first` has been run, without a transaction. Raises and waits as `begin` does."""
+        async with self._turn(waiting):
+            connection, _ = await self._answering(first)
+            try:
+                yield connection
+            finally:
+                await self._release(connection)
+
+    @contextlib.asynccontextmanager
+    async def _turn(self, waiting: Callable[[], contextlib.AbstractContextManager[None]]) -> AsyncIterator[None]:
+        try:
+            self._free.acquire_nowait()
+        except anyio.WouldBlock:
+            with waiting():
+                await self._free.acquire()
+        try:
+            yield
+        finally:
+            self._free.release()
+
+    @contextlib.asynccontextmanager
+    async def _transaction(self, committing: Callable[[], anyio.CancelScope]) -> AsyncIterator[Any]:
+        connection, transaction = await self._begin()
+        try:
+            try:
+                yield connection
+            except BaseException:
+                await self._roll_back(connection, transaction)
+                raise
+            with committing() as limit:
+                try:
+                    await transaction.commit()
+                except Exception as error:
+                    if is_answer(error):
+                        raise
+                    raise unanswered(error) from error
+            if limit.cancelled_caught:
+                _terminate(connection)
+                raise unanswered(TimeoutError())
+        finally:
+            await self._release(connection)
+
+    async def _begin(self) -> tuple[Any, Any]:
+        """A connection with a transaction begun on it."""
+
+        async def begun(connection: Any) -> Any:
+            transaction = connection.transaction(isolation="read_committed")
+            await transaction.start()
+            return transaction
+
+        return await self._answering(begun)
+
+    async def _answering(self, first: Callable[[Any], Awaitable[Any]]) -> tuple[Any, Any]:
+        """A connection, and what `first` returned on it. The first one tried may have died while it was idle."""
+        pool = await self._ready()
+        for limit_s in (min(PROBE_TIMEOUT_S, self._options.command_timeout_s), self._options.command_timeout_s):
+            connection = await self._acquire(pool)
+            answered = False
+            try:
+                with anyio.fail_after(limit_s):
+                    found = await first(connection)
+                answered = True
+                return connection, found
+            except BROKEN as error:
+                problem = translate(error)
+                self._suspect_s = time.monotonic()
+            finally:
+                if not answered:
+                    _terminate(connection)
+                    await self._release(connection)
+        raise problem
+
+    async def _acquire(self, pool: asyncpg.Pool[Any]) -> Any:
+        while True:
+            try:
+                connection: Any = await pool.acquire(timeout=self._options.connect_timeout_s)
+            except Exception as error:
+                raise translate(error) from error
+            if connection.made_at_s >= self._suspect_s:
+                return connection
+            _terminate(connection)  # forcibly: the pool's own way to expire connections waits for a graceful close
+
+    async def _roll_back(self, connection: Any, transaction: Any) -> None:
+        with anyio.CancelScope(shield=True), anyio.move_on_after(CUT_AFTER_S) as limit, contextlib.suppress(*BROKEN):
+            await transaction.rollback()  # the error that led here is the one to raise
+        if limit.cancelled_caught:
+            _terminate(connection)
+
+    async def _release(self, connection: Any) -> None:
+        # The transaction has ended: a connection that cannot be reused does not concern the handler.
+        with anyio.CancelScope(shield=True), contextlib.suppress(*BROKEN):
+            if self._pool is not None:
+                await self._pool.release(connection, timeout=CUT_AFTER_S)
+
+    async def _ready(self) -> asyncpg.Pool[Any]:
+        async with self._lock:
+            if self._pool is None:
+                try:
+                    self._pool = asyncpg.create_pool(
+                        **tls.driver_arguments(self._options.dsn),
+                        min_size=0,
+                        max_size=self._max,
+                        timeout=self._options.connect_timeout_s,
+                        command_timeout=self._command_timeout_s,
+                        server_settings=self._session,
+                        target_session_attrs=asyncpg.connect_utils.SessionAttribute.read_write,
+                        connection_class=_AgedConnection,
+                        init=session.set_up,
+                    )
+                    await self._pool
+                except UsageError as error:  # of the address, which is in its frames
+                    raise translate(error) from error
+            return self._pool
+
+    async def close(self) -> None:
+        """Closes all connections forcibly: open transactions are rolled back."""
+        if self._pool is not None:
+            self._pool.terminate()
+            self._pool = None
+
+
+_ACTOR = "SELECT set_config('pgworkd.by', $1, false)"
+
+
+class RequestPool:
+    """Connections for requests from outside: each request has one for as long as it needs it. Raises PgworkdError.
+
+    A request that finds none free waits for `connect_timeout_s` at most.
+    """
+
+    def __init__(self, options: ConnectionOptions, connections_max: int) -> None:
+        self._options = options
+        self._pool = TransactionPool(
+            options, connections_max, name="http", settings={}, command_timeout_s=options.command_timeout_s
+        )
+
+    @contextlib.asynccontextmanager
+    async def transaction(self, by: str = "") -> AsyncIterator[Any]:
+        """A connection of the driver in a transaction, which is committed at the end of the block.
+
+        Until then nothing is done; `OutcomeUnknown` is raised where the answer to the COMMIT was lost. `by`: the actor
+        that the audit records.
+        """
+        try:
+            async with self._pool.begin(waiting=self._waiting) as connection:
+                if by:
+                    await connection.execute(_ACTOR, by)  # undone at the release
+                yield connection
+        except BROKEN as error:
+            raise translate(error) from error
+
+    def lent(self, connection: Any) -> Connection:
+        """The connection of a transaction, for calls that take one of ours."""
+        return _Lent(self._options, connection)
+
+    @contextlib.asynccontextmanager
+    async def session(self, by: str = "") -> AsyncIterator[Connection]:
+        """A connection on which each statement is a transaction of its own; `by`: the actor that the audit records."""
+        async with self._pool.lend(lambda connection: connection.execute(_ACTOR, by), self._waiting) as connection:
+            yield _Lent(self._options, connection)
+
+    async def close(self) -> None:
+        """Closes all connections forcibly."""
+        await self._pool.close()
+
+    @contextlib.contextmanager
+    def _waiting(self) -> Iterator[None]:
+        try:
+            with anyio.fail_after(self._options.connect_timeout_s):
+                yield
+        except TimeoutError:
+            raise DatabaseBusy("all connections to the database are in use", sqlstate="53300") from None
+
+
+class _Lent(Connection):
+    """A connection of a pool; once it is broken, it stays so."""
+
+    def __init__(self, options: ConnectionOptions, connection: Any) -> None:
+        super().__init__(options, "")
+        self._connection = connection
+
+    async def _ready(self) -> Any:
+        if self._connection is None or self._connection.is_closed():
+            raise DatabaseUnavailable("the connection to the database was lost")
+        return self._connection

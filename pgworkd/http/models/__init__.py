@@ -1,0 +1,1 @@
+"""What requests and answers look like: jobs (and what all have in common), batches, operators."""

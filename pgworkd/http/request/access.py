@@ -1,0 +1,128 @@
+"""Who calls, and whether they may: tokens from the database, checked at most a few seconds ago."""
+
+from __future__ import annotations
+
+import hmac
+import math
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple
+
+from fastapi import Request
+
+from pgworkd.admin.admin import Admin
+from pgworkd.admin.tokens import Known
+from pgworkd.database.transactions import RequestPool
+from pgworkd.http.request.problems import Problem
+from pgworkd.words.access import SCOPES, Access, TokenText
+
+Authorize = Callable[[Request], Access | Awaitable[Access]]
+"""Says what the caller of a request may do, or raises `Problem("unauthenticated")`: in the place of the tokens."""
+
+CHECKED_S = 5.0
+"""A token is looked up again after this many seconds: so soon a revocation takes effect."""
+TOKENS_MAX = 10_000
+FAILURES_MAX, FAILURES_PER_S = 20, 0.2
+"""Failed logins per address: at once, and regained per second."""
+ADDRESSES_MAX = 10_000
+_NOBODY = bytes(32)
+_CHALLENGE = {"WWW-Authenticate": 'Bearer realm="pgworkd"'}
+
+
+class Rate:
+    """Meters per key, by the generic cell rate algorithm: `burst` at once, then `per_s`. Keys are forgotten in order.
+
+    https://en.wikipedia.org/wiki/Generic_cell_rate_algorithm
+    """
+
+    def __init__(self, per_s: float, burst: int, keys_max: int) -> None:
+        self._step_s = 1 / per_s
+        self._slack_s = self._step_s * burst
+        self._keys_max = keys_max
+        self._full_at: OrderedDict[str, float] = OrderedDict()
+        """When each is back at its full burst."""
+
+    def wait_s(self, key: str) -> float:
+        """Seconds until one more is allowed; 0: now."""
+        return max(0.0, self._full_at.get(key, 0.0) + self._step_s - self._slack_s - time.monotonic())
+
+    def count(self, key: str) -> None:
+        """Counts one."""
+        now = time.monotonic()
+        self._full_at[key] = max(now, self._full_at.get(key, now)) + self._step_s
+        self._full_at.move_to_end(key)
+        while len(self._full_at) > self._keys_max:
+            self._full_at.popitem(last=False)
+
+
+class _Checked(NamedTuple):
+    known: Known | None
+    until: float
+
+
+class Tokens:
+    """`Authorize` by the tokens of the database."""
+
+    def __init__(self, database: RequestPool) -> None:
+        self._database = database
+        self._checked: OrderedDict[str, _Checked] = OrderedDict()
+        self._failures = Rate(FAILURES_PER_S, FAILURES_MAX, ADDRESSES_MAX)
+
+    async def __call__(self, request: Request) -> Access:
+        """What the request's token allows. Problem unauthenticated, or too-many-requests after too many failures."""
+        address = request.client.host if request.client is not None else ""
+        if (wait_s := self._failures.wait_s(address)) > 0:
+            said = "too many requests with a wrong token came from this address"
+            raise Problem("too-many-requests", said, headers={"Retry-After": str(math.ceil(wait_s))})
+        scheme, _, value = request.headers.get("authorization", "").partition(" ")
+        if not scheme:
+            raise Problem("unauthenticated", headers=_CHALLENGE)
+        token = TokenText.parse(value.strip()) if scheme.lower() == "bearer" else None
+        known = None if token is None else await self._known(token.id)
+        is_right = hmac.compare_digest(
+            _NOBODY if token is None else token.sha256, _NOBODY if known is None else known.sha256
+        )
+        if token is None or known is None or not is_right:
+            self._failures.count(address)
+            said = "this token is unknown, expired or revoked" if token is not None else "this is no token of pgworkd"
+            raise Problem("unauthenticated", said, headers=_CHALLENGE)
+        return known.access
+
+    async def _known(self, token_id: str) -> Known | None:
+        now = time.monotonic()
+        if (checked := self._checked.get(token_id)) is not None and checked.until > now:
+            return checked.known
+        async with self._database.session() as connection:
+            known = await Admin(connection).tokens.known(token_id)
+        self._checked[token_id] = _Checked(known, now + CHECKED_S)
+        self._checked.move_to_end(token_id)
+        while len(self._checked) > TOKENS_MAX:
+            self._checked.popitem(last=False)
+        return known
+
+
+def anyone(_: Request) -> Access:
+    """`Authorize` for a gateway that only programs on this host reach: everything is allowed."""
+    return Access.full("gateway")
+
+
+async def authorized(authorize: Authorize, request: Request) -> Access:
+    """What `authorize`, sync or async, says."""
+    found = authorize(request)
+    return found if isinstance(found, Access) else await found
+
+
+def access_of(request: Request) -> Access:
+    """What the caller may do, as the route's class has found out."""
+    found: Access = request.state.access
+    return found
+
+
+def need(request: Request, scope: str, queue: str | None = None) -> Access:
+    """The caller's access; Problem forbidden unless it has the scope for the queue (None: for all queues)."""
+    access = access_of(request)
+    if not access.allows(scope, queue):
+        where = "all queues" if queue is None else f"queue {queue!r}"
+        raise Problem("forbidden", f"this needs the scope {scope} ({SCOPES[scope]}) for {where}", scope=scope)
+    return access

@@ -1,0 +1,109 @@
+"""What holds before any route: which host was called, from where, how large the headers are; and the path.
+
+Names in paths may contain anything: a `/` in one is sent as %2F, which the framework would decode too early.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+from urllib.parse import unquote_to_bytes, urlsplit
+
+import structlog
+
+from pgworkd.http.request.answers import problem_answer
+from pgworkd.http.request.problems import Problem
+
+HEADER_BYTES_MAX = 32 * 1024
+SLASH = "\ue000"
+"""Stands for a `/` within a name, in the path that routes match; it may not be in a path itself."""
+_READS = {"GET", "HEAD", "OPTIONS"}
+_HEADERS = [(b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff")]
+
+
+class App(Protocol):
+    """An ASGI application."""
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answers one request."""
+
+
+class Bounds:
+    """ASGI middleware. `hosts`: as of GatewayOptions; `log`: called after each request with its facts."""
+
+    def __init__(
+        self, app: App, hosts: tuple[str, ...] | None, log: Callable[[dict[str, object]], None] | None = None
+    ) -> None:
+        self._app = app
+        self._hosts = None if hosts is None or "*" in hosts else {host.lower() for host in hosts}
+        self._log = log
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answers, or passes on, one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began, status = time.monotonic(), 0
+        more = [*_HEADERS, (b"x-request-id", (request_id := secrets.token_hex(8)).encode())]
+
+        async def sent(message: Any) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message.get("headers", ()), *more]
+            await send(message)
+
+        try:
+            self._check(scope)
+            scope = {**scope, "path": _path(scope), "pgworkd.request_id": request_id}
+        except Problem as problem:
+            await problem_answer(problem, scope.get("root_path", ""))(scope, receive, sent)
+        else:
+            await self._app(scope, receive, sent)
+        if self._log is not None:
+            self._log(
+                {
+                    "method": scope["method"],
+                    "path": scope["path"].replace(SLASH, "%2F")[:500],
+                    "status": status,
+                    "took_s": round(time.monotonic() - began, 4),
+                    "request_id": request_id,
+                }
+            )
+
+    def _check(self, scope: Any) -> None:
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        if sum(len(name) + len(value) + 4 for name, value in scope["headers"]) > HEADER_BYTES_MAX:
+            raise Problem("headers-too-large")
+        host = headers.get(b"host", b"").decode("latin-1").lower()
+        if self._hosts is not None and _without_port(host) not in self._hosts:
+            raise Problem("wrong-host", f"{_without_port(host)[:200]!r} is not among the hosts of this gateway")
+        if scope["method"] in _READS:
+            return
+        site = headers.get(b"sec-fetch-site", b"none").decode("latin-1")
+        origin = headers.get(b"origin", b"").decode("latin-1").lower()
+        if site not in ("same-origin", "none") or (origin and urlsplit(origin).netloc != host):
+            raise Problem("cross-site")
+
+
+def _without_port(host: str) -> str:
+    name, colon, port = host.rpartition(":")
+    return name if colon and port.isdecimal() else host
+
+
+def _path(scope: Any) -> str:
+    raw: bytes = scope.get("raw_path") or scope["path"].encode()
+    try:
+        parts = [unquote_to_bytes(part).decode() for part in raw.partition(b"?")[0].split(b"/")]
+    except UnicodeDecodeError:
+        raise Problem("not-found", "the path is not UTF-8") from None
+    if any(SLASH in part or "\0" in part for part in parts):
+        raise Problem("not-found", "the path has a character that no name may have")
+    return "/".join(part.replace("/", SLASH) for part in parts)
+
+
+def log_request(facts: dict[str, object]) -> None:
+    """Logs a request: for `--debug-http`."""
+    structlog.get_logger("pgworkd").info("http.request", **facts)

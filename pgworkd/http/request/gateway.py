@@ -1,0 +1,149 @@
+"""What the routes of one gateway share: connections to the database, those who wait, and limits."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import anyio
+from fastapi import Request
+
+from pgworkd.admin.admin import Admin
+from pgworkd.client.results import Results
+from pgworkd.database.connection import ConnectionOptions
+from pgworkd.database.transactions import RequestPool
+from pgworkd.http.request.access import Authorize, Rate, Tokens, authorized
+from pgworkd.http.request.problems import Problem
+from pgworkd.metrics.exporter import DatabaseReader
+from pgworkd.metrics.page import Page
+from pgworkd.metrics.samples import Check, Samples
+from pgworkd.words.access import Access
+
+LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
+RATED_MAX = 10_000
+"""Callers whose requests are metered apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayOptions:
+    """How a gateway works.
+
+    hosts: names by which it may be called, in the header Host, without a port; None: any. waiters_max: requests that
+    wait at once. requests_per_s: per caller, with as many at once.
+    """
+
+    database: ConnectionOptions
+    connections_max: int = 20
+    waiters_max: int = 2000
+    hosts: tuple[str, ...] | None = LOOPBACK
+    requests_per_s: float = 1000.0
+
+
+class Gateway:
+    """One gateway; it works within `running()`."""
+
+    def __init__(self, options: GatewayOptions, authorize: Authorize | None = None) -> None:
+        """`authorize`: says what a caller may do; None: the tokens in the database."""
+        self.options = options
+        self.database = RequestPool(options.database, options.connections_max)
+        self._authorize = authorize or Tokens(self.database)
+        self._rate = Rate(options.requests_per_s, max(1, math.ceil(options.requests_per_s)), RATED_MAX)
+        self._results: Results | None = None
+        self._reader = DatabaseReader(options.database)
+        self.page = Page()
+        self.waiters = 0
+        """Requests that wait now."""
+        self._stopping = anyio.Event()
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Works while the block lasts; waiters are answered at its end, and connections closed."""
+        try:
+            async with Results(self.options.database) as self._results:
+                yield
+        finally:
+            self._results = None
+            await self.database.close()
+            await self._reader.close()
+
+    async def access(self, request: Request) -> Access:
+        """What the caller of a request may do. Raises Problem unauthenticated or too-many-requests."""
+        access = await authorized(self._authorize, request)
+        if (wait_s := self._rate.wait_s(access.name)) > 0:
+            said = f"more than {self.options.requests_per_s:g} requests per second"
+            raise Problem("too-many-requests", said, headers={"Retry-After": str(math.ceil(wait_s))})
+        self._rate.count(access.name)
+        return access
+
+    @contextlib.asynccontextmanager
+    async def admin(self, by: str = "") -> AsyncIterator[Admin]:
+        """The operators' verbs, each a transaction of its own; `by`: who, for the audit."""
+        async with self.database.session(by) as connection:
+            yield Admin(connection)
+
+    @contextlib.asynccontextmanager
+    async def admin_transaction(self, by: str) -> AsyncIterator[Admin]:
+        """The same, all of them in one transaction."""
+        async with self.database.transaction(by) as connection:
+            yield self.admin_on(connection)
+
+    def admin_on(self, connection: Any) -> Admin:
+        """The same in a transaction of `database`."""
+        return Admin(self.database.lent(connection))
+
+    @property
+    def results(self) -> Results:
+        """Waits for the ends of jobs."""
+        if self._results is None:
+            raise RuntimeError("the gateway is not running: enter gateway.running() in your application's lifespan")
+        return self._results
+
+    async def metrics(self) -> tuple[Samples, list[Check]]:
+        """What the database shows, and whether it answers and fits; at most a few seconds old."""
+        return await self._reader.read()
+
+    def stop_waiting(self) -> None:
+        """Answers all that wait, and those to come, at once: the gateway is about to stop."""
+        self._stopping.set()
+
+    async def waited(self, request: Request, call: Callable[[], Awaitable[None]]) -> bool:
+        """Waits until the call returns; False if the caller has gone before, or the gateway stops.
+
+        Problem too-many-waiters if there are too many.
+        """
+        if self.waiters >= self.options.waiters_max:
+            raise Problem("too-many-waiters", f"{self.waiters:,} requests wait here already")
+        done = False
+        self.waiters += 1
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(_until_gone, request, tasks.cancel_scope)
+                tasks.start_soon(_until_set, self._stopping, tasks.cancel_scope)
+                await call()
+                done = True
+                tasks.cancel_scope.cancel()
+        except BaseExceptionGroup as group:
+            raise group.exceptions[0] from None  # of the call
+        finally:
+            self.waiters -= 1
+        return done
+
+
+async def _until_gone(request: Request, scope: anyio.CancelScope) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    scope.cancel()
+
+
+async def _until_set(event: anyio.Event, scope: anyio.CancelScope) -> None:
+    await event.wait()
+    scope.cancel()
+
+
+def gateway_of(request: Request) -> Gateway:
+    """The gateway of this application."""
+    found: Gateway = request.app.state.gateway
+    return found

@@ -1,0 +1,11 @@
+"""The routes, by what they are about. Each asks for a scope, and calls a verb."""
+
+from __future__ import annotations
+
+from pgworkd.http.routes import batches, bulk, fleet, jobs, operate, queues, schedules, tokens
+
+ROUTERS = (
+    *(bulk.router, bulk.stream_router, jobs.router, batches.router, operate.router),
+    *(queues.router, schedules.router, fleet.router, tokens.router),
+)
+"""All of them below /v1; those of `service` stand beside."""
