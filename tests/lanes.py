@@ -34,6 +34,8 @@ SLOW = {
     "tests/simulation/*": "whole days of a fleet in simulated time",
     "tests/sweeps/*": "each operation under each fault, and servers of their own",
     # Processes
+    "tests/http/test_server.py*": _COMMANDS,
+    "tests/http/test_description.py*fuzzer*": _COMMANDS,
     "tests/docs/test_blocks.py*": "each page is a session with a database, commands and daemons of its own",
     "tests/engine/test_cli_run.py*": _COMMANDS,
     "tests/engine/test_demo.py*": "whole demos, each with a server of its own",

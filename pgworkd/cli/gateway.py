@@ -266,5 +266,8 @@ def _scopes(given: list[str]) -> dict[str, list[str] | None]:
 
 
 def _brief(scopes: str) -> str:
+    from pgworkd.words.access import SCOPES
+
     found = json_.loads(scopes)
-    return " ".join(scope if queues is None else f"{scope}:{','.join(queues)}" for scope, queues in found.items())
+    in_order = sorted(found, key=list(SCOPES).index)
+    return " ".join(scope if found[scope] is None else f"{scope}:{','.join(found[scope])}" for scope in in_order)

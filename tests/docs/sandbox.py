@@ -39,7 +39,7 @@ from tests.kits.server import binaries
 COMMAND_S = 60.0
 STOP_S = 30.0
 SERVING = re.compile(r"pgworkd (?:run|dev|autoscale|exporter|serve)\b")
-SERVES = re.compile(r'"event": "(daemon\.ready|worker\.started)"|"address": "\S+:9465"|Postgres is up')
+SERVES = re.compile(r'"event": "(daemon\.ready|worker\.started|http\.listening)"|"address": "\S+:9465"|Postgres is up')
 _PLAIN = {name: value for name, value in os.environ.items() if not name.startswith(("PGWORKD_", "PG"))}
 _MASKS = (
     (r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}", "<id>"),

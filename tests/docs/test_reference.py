@@ -15,7 +15,7 @@ from pgworkd import errors
 from pgworkd.cli.app import app as cli
 from pgworkd.metrics.alert_rules import rules
 from pgworkd.settings import queue
-from tests.kits.docs import NAMES, ROOT, SETTINGS, WATCHING, section, table, text, with_tables
+from tests.kits.docs import HTTP, NAMES, ROOT, SETTINGS, WATCHING, section, table, text, with_tables
 
 README_LINES_MAX = 220
 DEVELOPING = (
@@ -30,7 +30,7 @@ def test_the_readme_is_a_page() -> None:
     assert all(line in lines for line in DEVELOPING)
 
 
-@pytest.mark.parametrize("page", [SETTINGS, WATCHING])
+@pytest.mark.parametrize("page", [HTTP, SETTINGS, WATCHING])
 def test_generated_tables_are_up_to_date(page: str) -> None:
     """If one is not: `python -m tests.kits.docs`."""
     assert text(page) == with_tables(page)

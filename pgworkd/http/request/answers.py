@@ -56,7 +56,7 @@ def problem_answer(problem: Problem, prefix: str = "") -> JSONResponse:
 def documented(*slugs: str) -> dict[int | str, dict[str, Any]]:
     """For the description of a route: the problems that it may answer, beside those of all routes."""
     found: dict[int | str, dict[str, Any]] = {}
-    for slug in (*slugs, *EVERYWHERE):
+    for slug in dict.fromkeys((*slugs, *EVERYWHERE)):
         kind = PROBLEMS[slug]
         one = found.setdefault(kind.status, {"model": ProblemOut, "description": ""})
         one["description"] = "; ".join(filter(None, (one["description"], f"{slug}: {kind.title}")))
@@ -68,6 +68,6 @@ BODY = ("not-json", "not-json-type", "body-too-large", "body-too-slow")
 """The problems of routes that have a body."""
 EVERYWHERE = (
     *("unauthenticated", "forbidden", "wrong-host", "too-many-requests", "headers-too-large", "unavailable", "busy"),
-    *("outcome-unknown", "timeout", "invalid", "cross-site", "internal"),
+    *("outcome-unknown", "timeout", "invalid", "cross-site", "internal", "not-found"),
 )
 """Those of all routes."""

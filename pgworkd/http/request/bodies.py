@@ -29,6 +29,8 @@ RAW = frozenset({"payload", "meta", "result"})
 """Members whose values are passed on as text."""
 RAW_EACH = frozenset({"payloads"})
 """Members whose values are lists of such."""
+CLOSE = {"Connection": "close"}
+"""What is left of such a body is not read."""
 _SPACE = re.compile(r"[ \t\n\r]*")
 
 
@@ -36,16 +38,18 @@ async def read_body(request: Request, bytes_max: int = BODY_BYTES_MAX) -> bytes:
     """The whole body. Raises Problem for one that is too large or arrives too slowly."""
     length = request.headers.get("content-length", "")
     if length.isdecimal() and len(length) < 20 and int(length) > bytes_max:
-        raise Problem("body-too-large", f"the body has {int(length):,} bytes, {bytes_max:,} are allowed")
+        said = f"the body has {int(length):,} bytes, {bytes_max:,} are allowed"
+        raise Problem("body-too-large", said, headers=CLOSE)
     parts, size = [], 0
     with anyio.move_on_after(BODY_S) as limit:
         async for part in request.stream():
             size += len(part)
             if size > bytes_max:
-                raise Problem("body-too-large", f"the body has more than the {bytes_max:,} bytes that are allowed")
+                said = f"the body has more than the {bytes_max:,} bytes that are allowed"
+                raise Problem("body-too-large", said, headers=CLOSE)
             parts.append(part)
     if limit.cancelled_caught:
-        raise Problem("body-too-slow", f"the body did not arrive within {BODY_S:g} s")
+        raise Problem("body-too-slow", f"the body did not arrive within {BODY_S:g} s", headers=CLOSE)
     return b"".join(parts)
 
 

@@ -19,6 +19,8 @@ from pgworkd.http.request.problems import Problem
 HEADER_BYTES_MAX = 32 * 1024
 SLASH = "\ue000"
 """Stands for a `/` within a name, in the path that routes match; it may not be in a path itself."""
+_REFUSED = (SLASH, "\0", "\n", "\r")
+"""A regular expression's end also matches before a last line break."""
 _READS = {"GET", "HEAD", "OPTIONS"}
 _HEADERS = [(b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff")]
 
@@ -99,7 +101,7 @@ def _path(scope: Any) -> str:
         parts = [unquote_to_bytes(part).decode() for part in raw.partition(b"?")[0].split(b"/")]
     except UnicodeDecodeError:
         raise Problem("not-found", "the path is not UTF-8") from None
-    if any(SLASH in part or "\0" in part for part in parts):
+    if any(char in part for part in parts for char in _REFUSED):
         raise Problem("not-found", "the path has a character that no name may have")
     return "/".join(part.replace("/", SLASH) for part in parts)
 

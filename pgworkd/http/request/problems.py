@@ -5,6 +5,7 @@ One table for all: PROBLEMS. `of` maps the exceptions of pgworkd to it, so that 
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -176,9 +177,10 @@ def _slug(error: PgworkdError) -> str:
 
 
 def pointer(path: str) -> str:
-    """`payload.items[3]["a b"]` as a JSON pointer: /payload/items/3/a b."""
+    """`payload.items[3]["a b"]` as a JSON pointer: /payload/items/3/a b; of a path that was cut, what is before."""
     names = []
+    path = path.partition("…")[0]
     for plain, number, quoted in _STEP.findall(path):
-        name = plain or number or quoted[1:-1].encode().decode("unicode_escape", "replace")
+        name = plain or number or json.loads(quoted)
         names.append(name.replace("~", "~0").replace("/", "~1"))
     return "".join(f"/{name}" for name in names)

@@ -192,8 +192,11 @@ async def _allowed(request: Request, connection: Any, batch_id: UUID, *scopes: s
 
 
 def _cursor(text: str | None) -> tuple[UUID, UUID] | None:
+    if text is None:
+        return None
     try:
-        return None if text is None else tuple(map(UUID, text.split(".", 1)))  # type: ignore[return-value]
+        batch, job = map(UUID, text.split("."))
+        return batch, job
     except ValueError:
         raise Problem("invalid", "cursor is not one of a page before: pass `next` unchanged") from None
 

@@ -16,7 +16,7 @@ from pgworkd.errors import InvalidPayload, UsageError
 from pgworkd.http.models.jobs import Counted, DependentJob, Ids, JobsIn, Names, WorkflowIn
 from pgworkd.http.request.access import need
 from pgworkd.http.request.answers import BODY, Json, documented
-from pgworkd.http.request.bodies import BODY_S, BulkRoute, Route, parse
+from pgworkd.http.request.bodies import BODY_S, CLOSE, BulkRoute, Route, parse
 from pgworkd.http.request.gateway import gateway_of
 from pgworkd.http.request.problems import Problem, pointer
 from pgworkd.words.validation import counted
@@ -127,7 +127,8 @@ async def _lines(request: Request) -> AsyncIterator[bytes]:
         with anyio.CancelScope(deadline=min(until, anyio.current_time() + BODY_S)) as limit:
             part = await anext(parts, None)
         if limit.cancelled_caught:
-            raise Problem("body-too-slow", f"nothing arrived for {BODY_S:g} s, or not all of it within {STREAM_S:g} s")
+            said = f"nothing arrived for {BODY_S:g} s, or not all of it within {STREAM_S:g} s"
+            raise Problem("body-too-slow", said, headers=CLOSE)
         if part is None:
             break
         total += len(part)

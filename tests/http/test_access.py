@@ -1,0 +1,215 @@
+"""Who may call what: the whole table of routes, called with each scope."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from typing import Any
+from uuid import UUID
+
+import httpx
+import pytest
+
+from pgworkd.admin import Admin
+from pgworkd.database.connection import ConnectionOptions
+from pgworkd.http.app import Application, asgi
+from pgworkd.http.request import access as checks
+from pgworkd.http.request.access import Rate
+from pgworkd.http.request.gateway import Gateway, GatewayOptions
+from pgworkd.http.request.problems import Problem
+from pgworkd.words.access import SCOPES, Access
+from tests.kits.gateway import ALL, Caller, also, calling, token
+
+ID = str(UUID(int=7))
+OPEN = {"/healthz", "/readyz", "/v1/problems/{slug}"}
+BODIES: dict[str, Any] = {
+    "POST /v1/jobs": {"queue": "q"},
+    "PUT /v1/jobs/{job_id}": {"queue": "q"},
+    "PATCH /v1/jobs/{job_id}": {"priority": 1},
+    "POST /v1/jobs/bulk": {"jobs": [{"queue": "q"}]},
+    "POST /v1/workflows": {"jobs": [{"name": "a", "queue": "q"}]},
+    "POST /v1/batches": {"name": "q"},
+    "POST /v1/batches/{batch_id}/children": {"name": "q"},
+    "POST /v1/batches/{batch_id}/jobs": {"payloads": [{}]},
+    "POST /v1/jobs/{operation}": {"queue": "q"},
+    "PATCH /v1/queues/{queue}": {"concurrency": 1},
+    "PUT /v1/schedules/{name}": {"queue": "q", "every_s": 60},
+    "PATCH /v1/schedules/{name}": {"enabled": True},
+    "POST /v1/dead/mute": {"group": 1, "for_s": 1.0},
+    "POST /v1/tokens": {"name": "x", "scopes": {"read": None}},
+}
+NEEDS = {
+    "enqueue": {"POST /v1/jobs", "PUT /v1/jobs/{job_id}", "POST /v1/jobs/bulk", "POST /v1/jobs/stream"}
+    | {"POST /v1/workflows", "POST /v1/batches", "POST /v1/batches/{batch_id}/children"}
+    | {"POST /v1/batches/{batch_id}/jobs", "POST /v1/batches/{batch_id}/seal"}
+    | {"DELETE /v1/jobs/{job_id}", "POST /v1/batches/{batch_id}/cancel", "DELETE /v1/batches/{batch_id}"},
+    "operate": {"DELETE /v1/jobs/{job_id}", "PATCH /v1/jobs/{job_id}", "POST /v1/jobs/{job_id}/replay"}
+    | {"POST /v1/jobs/{operation}", "POST /v1/batches/{batch_id}/cancel", "DELETE /v1/batches/{batch_id}"}
+    | {"PATCH /v1/queues/{queue}", "POST /v1/queues/{queue}/pause", "POST /v1/queues/{queue}/resume"}
+    | {"PUT /v1/schedules/{name}", "PATCH /v1/schedules/{name}", "DELETE /v1/schedules/{name}"}
+    | {"POST /v1/schedules/{name}/run", "POST /v1/dead/mute"},
+    "read": {"GET /v1/jobs", "GET /v1/jobs/{job_id}", "GET /v1/batches/{batch_id}", "GET /v1/queues"}
+    | {"GET /v1/queues/{queue}", "GET /v1/schedules", "GET /v1/schedules/{name}", "GET /v1/schedules/{name}/next"}
+    | {"GET /v1/workers", "GET /v1/dead", "GET /v1/audit"},
+    "payload": {"GET /v1/jobs/{job_id}/result", "GET /v1/batches/{batch_id}/results"},
+    "metrics": {"GET /v1/queues/{queue}/depth", "GET /metrics"},
+    "admin": {"GET /v1/tokens", "POST /v1/tokens", "DELETE /v1/tokens/{token_id}"},
+    "work": set(),
+}
+"""Every route that needs a token, by the scopes with any of which it may be called."""
+
+
+def routes() -> Iterator[tuple[str, str]]:
+    api = asgi("postgresql://nobody@localhost/none").api
+    found = api.openapi()["paths"]
+    for path, methods in found.items():
+        for method in methods:
+            yield method.upper(), path
+
+
+async def tried(call: Caller, method: str, path: str) -> httpx.Response:
+    place = path.replace("{operation}", "cancel").replace("{queue}", "q").replace("{name}", "s")
+    place = re.sub(r"\{\w+_id\}", ID, place)
+    body = BODIES.get(f"{method} {path}")
+    more: dict[str, Any] = {}
+    if path.endswith("/stream"):
+        more = {"content": '{"queue": "q"}', "headers": {"Content-Type": "application/x-ndjson"}}
+    return await call(method, place, body, **more)
+
+
+def test_every_route_is_in_the_table() -> None:
+    every = {f"{method} {path}" for method, path in routes() if path not in OPEN}
+    assert set().union(*NEEDS.values()) == every
+    assert NEEDS.keys() == SCOPES.keys()
+
+
+async def test_no_route_answers_without_a_token_or_with_a_wrong_one(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "FAILURES_MAX", 10_000)
+    async with calling(dsn) as call:
+        right = call.token
+        wrong = ["", "x", "pgw_", right[:-1], right + "x", "pgw_aaaaaaaaaaaa_" + right.rpartition("_")[2]]
+        for method, path in routes():
+            if path in OPEN:
+                continue
+            assert (await call.client.request(method, path.replace("{", "").replace("}", ""))).status_code in (401, 404)
+            for text in wrong:
+                answer = await tried(also(call, text), method, path)
+                assert answer.status_code == 401, (method, path, text)
+                assert answer.headers["www-authenticate"].startswith("Bearer")
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+async def test_a_token_of_one_scope_calls_its_routes_only(dsn: str, scope: str) -> None:
+    async with calling(dsn, {scope: None}) as call:
+        for method, path in routes():
+            if path in OPEN:
+                continue
+            answer = await tried(call, method, path)
+            allowed = f"{method} {path}" in NEEDS[scope]
+            assert (answer.status_code != 403) == allowed, (method, path, answer.text)
+            assert answer.status_code < 500
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+async def test_a_token_of_another_queue_sees_and_changes_nothing_of_this_one(dsn: str, scope: str) -> None:
+    async with calling(dsn, {scope: ["other"]}) as call:
+        for method, path in routes():
+            if path in OPEN or path.startswith("/v1/tokens"):
+                continue
+            answer = await tried(call, method, path)
+            if answer.status_code == 200:  # lists show what may be seen: nothing
+                assert path in ("/v1/queues", "/v1/schedules")
+                assert list(answer.json().values()) == [[]]
+            else:
+                assert answer.status_code in (403, 404), (method, path, answer.text)
+
+
+@pytest.mark.parametrize("name", ["ma*l", "[m]ail", "m?il", "mail"])
+def test_queues_are_patterns_as_in_a_shell(name: str) -> None:
+    access = Access("x", {"read": [name]})
+    assert access.allows("read", "mail")
+    assert not access.allows("read", "MAIL")
+    assert not access.allows("read", "mail2") or name == "ma*l2"
+    assert not access.allows("read")
+    assert not access.allows("enqueue", "mail")
+
+
+async def test_a_revoked_token_is_refused_within_seconds(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert checks.CHECKED_S < 10
+    monkeypatch.setattr(checks, "CHECKED_S", 0.05)
+    async with calling(dsn) as call:
+        other = also(call, await token(dsn, {"read": None}))
+        await other.ok("GET", "/v1/queues")
+        await call.ok("DELETE", f"/v1/tokens/{other.token.split('_')[1]}")
+        until = time.monotonic() + 10
+        while (await other("GET", "/v1/queues")).status_code != 401:
+            assert time.monotonic() < until
+
+
+async def test_an_expired_token_is_refused(dsn: str) -> None:
+    async with Admin(ConnectionOptions(dsn)) as admin:
+        expires = await admin._connection.value("SELECT pgworkd.clock() + interval '0.2 s'")
+        text = str(await admin.tokens.add("x", ALL, expires))
+    async with calling(dsn) as first:
+        call = also(first, text)
+        until = time.monotonic() + 20
+        while (await call("GET", "/v1/queues")).status_code != 401:
+            assert time.monotonic() < until
+
+
+async def test_guessing_is_slowed_down_per_address(dsn: str) -> None:
+    async with calling(dsn) as call:
+        guess = also(call, "pgw_aaaaaaaaaaaa_" + "x" * 40)
+        codes = [(await guess("GET", "/v1/queues")).status_code for _ in range(checks.FAILURES_MAX + 5)]
+        assert codes.count(401) == checks.FAILURES_MAX
+        last = await guess("GET", "/v1/queues")
+        assert (last.status_code, int(last.headers["retry-after"]) >= 1) == (429, True)
+
+
+async def test_requests_of_one_token_are_metered_and_others_are_not_held_up(dsn: str) -> None:
+    async with calling(dsn, requests_per_s=2.0) as call:
+        other = also(call, await token(dsn))
+        codes = [(await call("GET", "/v1/problems/x")).status_code for _ in range(5)]
+        assert codes == [404] * 5, "open routes are not metered"
+        codes = [(await call("GET", "/v1/queues/q/depth")).status_code for _ in range(6)]
+        assert codes[:2] == [200, 200]
+        assert 429 in codes
+        assert (await other("GET", "/v1/queues/q/depth")).status_code == 200
+
+
+def test_a_rate_gives_its_burst_and_then_its_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(checks.time, "monotonic", lambda: now)
+    rate = Rate(per_s=2.0, burst=4, keys_max=2)
+    passed = 0
+    for _ in range(1000):
+        if rate.wait_s("a") == 0:
+            rate.count("a")
+            passed += 1
+        now += 0.01
+    assert passed == 4 + 19
+    for key in ("b", "c", "d"):
+        rate.count(key)
+    assert len(rate._full_at) == 2
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+async def test_an_application_says_itself_who_may_do_what(dsn: str, is_async: bool) -> None:
+    def sync(request: Any) -> Access:
+        user = request.headers.get("x-user")
+        if user is None:
+            raise Problem("unauthenticated")
+        return Access(user, {"read": None} if user == "viewer" else ALL)
+
+    async def later(request: Any) -> Access:
+        return sync(request)
+
+    options = GatewayOptions(ConnectionOptions(dsn), connections_max=2)
+    app = Application(Gateway(options, later if is_async else sync))
+    transport = httpx.ASGITransport(app=app)
+    async with app.running(), httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        job = {"queue": "q"}
+        assert (await client.post("/v1/jobs", json=job)).status_code == 401
+        assert (await client.post("/v1/jobs", json=job, headers={"X-User": "viewer"})).status_code == 403
+        assert (await client.post("/v1/jobs", json=job, headers={"X-User": "chief"})).status_code == 201

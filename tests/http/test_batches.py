@@ -1,0 +1,115 @@
+"""Trees of batches over HTTP: what the async service's nine routes did."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+from uuid import uuid4
+
+import asyncpg
+
+from tests.kits.daemon import running, until
+from tests.kits.gateway import also, calling, token
+from tests.stories.test_10_payroll import Payroll
+
+Db: TypeAlias = "asyncpg.Connection[Any]"
+EMPLOYEES = 25
+PAYROLL = {
+    "name": "payroll",
+    "kind": "calculate",
+    "dedupe_key": "2026-11",
+    "on_complete": {"queue": "report", "payload": {"month": 11}},
+    "children": [{"name": "cheques", "kind": "send_cheque", "stream": True, "final": True}],
+    "payloads": [{"employee": n} for n in range(EMPLOYEES)],
+    "sealed": True,
+}
+
+
+async def test_the_payroll_story_in_one_call(dsn: str) -> None:
+    payroll = Payroll()
+    async with calling(dsn) as call:
+        made = await call("POST", "/v1/batches", PAYROLL)
+        assert made.status_code == 201
+        root = made.json()["id"]
+        assert set(made.json()["ids"]) == {"payroll", "payroll/cheques"}
+        again = await call("POST", "/v1/batches", PAYROLL)
+        assert (again.status_code, again.json()["id"], again.json()["created"]) == (200, root, False)
+
+        async with running(payroll.app, dsn):
+            await until(lambda: bool(payroll.reports))
+        assert sorted(payroll.cheques) == [(n, 1000 + n) for n in range(EMPLOYEES)]
+        facts = {"completed": 2 * EMPLOYEES, "dead": 0, "cancelled": 0, "state": "completed"}
+        assert payroll.reports == [{"month": 11, "batch": {"id": root, "name": "payroll", **facts}}]
+
+        tree = await call.ok("GET", f"/v1/batches/{root}")
+        assert [(each["name"], each["state"], each["done"]) for each in (tree, *tree["below"])] == [
+            ("payroll", "completed", EMPLOYEES),
+            ("cheques", "completed", EMPLOYEES),
+        ]
+        results, cursor = [], ""
+        while cursor is not None:
+            page = await call.ok("GET", f"/v1/batches/{root}/results?limit=10{cursor and '&cursor=' + cursor}")
+            results += page["results"]
+            cursor = page["next"]
+        assert {each["result"] for each in results} == {f"cheque {n}" for n in range(EMPLOYEES)}
+        closed = await call.problem("POST", f"/v1/batches/{root}/jobs", {"payloads": [{}]})
+        assert closed[:2] == (409, "batch-closed")
+        assert (await call.ok("DELETE", f"/v1/batches/{root}"))["deleted"] == 2
+        assert (await call.problem("GET", f"/v1/batches/{root}"))[:2] == (404, "not-found")
+
+
+async def test_a_batch_filled_step_by_step(dsn: str) -> None:
+    async with calling(dsn) as call:
+        root = (await call.ok("POST", "/v1/batches", {"name": "month", "queue": "q"}))["id"]
+        child = await call("POST", f"/v1/batches/{root}/children", {"name": "a", "payloads": [{}, {}]})
+        assert child.status_code == 201
+        same = await call("POST", f"/v1/batches/{root}/children", {"name": "a"})
+        assert (same.status_code, same.json()["id"]) == (200, child.json()["id"])
+        more = {
+            "content": '{"payloads": [{"x": 1.10}], "priority": 4}',
+            "headers": {"Content-Type": "application/json"},
+        }
+        ids = (await call.ok("POST", f"/v1/batches/{root}/jobs", **more))["ids"]
+        assert '"x": 1.10' in (await call("GET", f"/v1/jobs/{ids[0]}")).text
+        assert await call.ok("POST", f"/v1/batches/{root}/seal") == {"id": root, "sealed": True}
+        assert await call.ok("POST", f"/v1/batches/{root}/seal") == {"id": root, "sealed": False}
+        done = await call.ok("POST", f"/v1/batches/{root}/cancel")
+        assert (done["cancelled"], done["requested"], done["more"]) == (3, 0, False)
+
+
+async def test_a_fault_anywhere_in_a_tree_creates_nothing(dsn: str, db: Db) -> None:
+    tree = {"name": "a", "payloads": [{}], "children": [{"name": "b", "payloads": [{"t": "\0"}]}]}
+    async with calling(dsn) as call:
+        assert (await call.problem("POST", "/v1/batches", tree))[:2] == (422, "invalid")
+        deep: dict[str, Any] = {"name": "leaf"}
+        for n in range(40):
+            deep = {"name": f"b{n}", "children": [deep]}
+        assert (await call.problem("POST", "/v1/batches", deep))[0] in (400, 422)
+        assert (await call.problem("POST", f"/v1/batches/{uuid4()}/jobs", {"payloads": [{}]}))[0] == 404
+    assert await db.fetchval("SELECT count(*) FROM pgworkd.batches") == 0
+
+
+async def test_a_tree_needs_the_scope_for_each_queue_in_it(dsn: str, db: Db) -> None:
+    async with calling(dsn) as call:
+        narrow = also(call, await token(dsn, {"enqueue": ["a"], "read": ["a"]}))
+        for tree in (
+            {"name": "b"},
+            {"name": "a", "children": [{"name": "x", "queue": "b"}]},
+            {"name": "a", "on_complete": {"queue": "b"}},
+            {"name": "a", "children": [{"name": "x", "children": [{"name": "y", "kind": "b"}]}]},
+        ):
+            assert (await narrow.problem("POST", "/v1/batches", tree))[:2] == (403, "forbidden"), tree
+        other = (await call.ok("POST", "/v1/batches", {"name": "b"}))["id"]
+        for method, path in (("GET", ""), ("POST", "/seal"), ("POST", "/cancel"), ("DELETE", "")):
+            assert (await narrow.problem(method, f"/v1/batches/{other}{path}"))[:2] == (404, "not-found")
+        assert (await narrow.problem("GET", f"/v1/batches/{other}/results"))[:2] == (403, "forbidden")
+        own = (await narrow.ok("POST", "/v1/batches", {"name": "a"}))["id"]
+        moved = await narrow.problem("POST", f"/v1/batches/{own}/jobs", {"payloads": [{}], "queue": "b"})
+        assert moved[:2] == (403, "forbidden")
+    assert await db.fetchval("SELECT count(*) FROM pgworkd.batches") == 2
+
+
+async def test_a_cursor_that_is_none_is_refused(dsn: str) -> None:
+    async with calling(dsn) as call:
+        root = (await call.ok("POST", "/v1/batches", {"name": "a"}))["id"]
+        for cursor in ("x", f"{uuid4()}", f"{uuid4()}.x", "%00"):
+            assert (await call.problem("GET", f"/v1/batches/{root}/results?cursor={cursor}"))[:2] == (422, "invalid")

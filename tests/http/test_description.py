@@ -1,0 +1,58 @@
+"""The description of the interface: every answer that a stranger's requests get is in it, and none is a 5xx."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from pgworkd.http.app import asgi
+from pgworkd.http.request.problems import PROBLEMS
+from tests.kits.gateway import served
+
+
+def described() -> dict[str, Any]:
+    return asgi("postgresql://nobody@localhost/none").api.openapi()
+
+
+def test_each_route_says_what_it_does_and_what_it_answers() -> None:
+    for path, methods in described()["paths"].items():
+        for method, route in methods.items():
+            assert route.get("description"), (method, path)
+            assert route["tags"]
+            codes = set(route["responses"])
+            if path.startswith("/v1/") and not path.startswith("/v1/problems"):
+                assert {"401", "403", "421", "422", "429", "503"} <= codes, (method, path)
+            if "requestBody" in route:
+                assert {"408", "413", "415"} <= codes, (method, path)
+
+
+def test_no_problem_is_without_a_remedy_and_each_slug_is_a_word() -> None:
+    for slug, kind in PROBLEMS.items():
+        assert slug.replace("-", "").isalpha()
+        assert kind.remedy.endswith(".")
+        assert not kind.title.endswith(".")
+        assert (kind.retry_after_s is None) == (kind.status not in (429, 503))
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_fuzzer_finds_no_failure_and_no_answer_that_is_not_described(dsn: str, seed: int) -> None:
+    """schemathesis makes requests, right ones and wrong ones, from the description itself."""
+    with served(dsn, "--auth", "none", PGWORKD_HTTP_REQUESTS_PER_S="1000000") as (_, address):
+        checks = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
+        command = [sys.executable, "-m", "schemathesis.cli", "run", f"{address}/v1/openapi.json", "--checks", checks]
+        command += ["--max-examples", "25", "--seed", str(seed), "--no-color", "--phases", "examples,coverage,fuzzing"]
+        command += ["--exclude-path-regex", "stream$"]
+        found = subprocess.run(command, capture_output=True, text=True, env=os.environ, timeout=240, check=False)
+    assert found.returncode == 0, found.stdout.partition("= FAILURES")[2][:9000] + found.stdout[-1500:]
+
+
+def test_the_description_is_served(dsn: str) -> None:
+    import httpx
+
+    with served(dsn, "--auth", "none") as (_, address):
+        assert httpx.get(f"{address}/v1/openapi.json").json() == json.loads(json.dumps(described()))
