@@ -27,6 +27,7 @@ PROCESSES_PER_CPU = 2
 PROCESSES_MAX = 16
 
 _COMMANDS = "each starts a command or a daemon in a process of its own, some of them several"
+_ROUTES = "each calls the whole table of routes"
 _ROWS = "thousands of rows for each case: what they cost has to show"
 
 SLOW = {
@@ -36,6 +37,8 @@ SLOW = {
     # Processes
     "tests/http/test_server.py*": _COMMANDS,
     "tests/http/test_description.py*fuzzer*": _COMMANDS,
+    "tests/http/test_access.py*a_token_of_*": _ROUTES,
+    "tests/http/test_access.py*role_gateway*": _ROUTES,
     "tests/docs/test_blocks.py*": "each page is a session with a database, commands and daemons of its own",
     "tests/engine/test_cli_run.py*": _COMMANDS,
     "tests/engine/test_demo.py*": "whole demos, each with a server of its own",

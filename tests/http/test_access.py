@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 from uuid import UUID
 
+import asyncpg
 import httpx
 import pytest
 
@@ -20,6 +21,7 @@ from pgworkd.http.request.gateway import Gateway, GatewayOptions
 from pgworkd.http.request.problems import Problem
 from pgworkd.words.access import SCOPES, Access
 from tests.kits.gateway import ALL, Caller, also, calling, token
+from tests.kits.schema import granted
 
 ID = str(UUID(int=7))
 OPEN = {"/healthz", "/readyz", "/v1/problems/{slug}"}
@@ -167,6 +169,16 @@ async def test_guessing_is_slowed_down_per_address(dsn: str) -> None:
         assert (last.status_code, int(last.headers["retry-after"]) >= 1) == (429, True)
 
 
+async def test_who_is_known_is_not_held_up_by_the_wrong_tokens_of_others(dsn: str) -> None:
+    """All of them may come through one proxy."""
+    async with calling(dsn) as call:
+        await call.ok("GET", "/v1/queues")
+        guess = also(call, call.token[:-1] + ("a" if call.token[-1] != "a" else "b"))
+        codes = {(await guess("GET", "/v1/queues")).status_code for _ in range(checks.FAILURES_MAX + 5)}
+        assert codes == {401, 429}
+        await call.ok("GET", "/v1/queues")
+
+
 async def test_requests_of_one_token_are_metered_and_others_are_not_held_up(dsn: str) -> None:
     async with calling(dsn, requests_per_s=2.0) as call:
         other = also(call, await token(dsn))
@@ -213,3 +225,15 @@ async def test_an_application_says_itself_who_may_do_what(dsn: str, is_async: bo
         assert (await client.post("/v1/jobs", json=job)).status_code == 401
         assert (await client.post("/v1/jobs", json=job, headers={"X-User": "viewer"})).status_code == 403
         assert (await client.post("/v1/jobs", json=job, headers={"X-User": "chief"})).status_code == 201
+
+
+async def test_the_role_gateway_suffices_for_every_route(dsn: str) -> None:
+    db = await asyncpg.connect(dsn)
+    try:
+        async with granted(dsn, db) as roles, calling(dsn, database=ConnectionOptions(roles.dsn("gateway"))) as call:
+            await call.ok("POST", "/v1/jobs", {"queue": "q"})
+            for method, path in routes():
+                answer = await tried(call, method, path)
+                assert answer.status_code in (200, 201, 404, 409, 422), (method, path, answer.text)
+    finally:
+        db.terminate()

@@ -70,15 +70,18 @@ class Tokens:
         self._failures = Rate(FAILURES_PER_S, FAILURES_MAX, ADDRESSES_MAX)
 
     async def __call__(self, request: Request) -> Access:
-        """What the request's token allows. Problem unauthenticated, or too-many-requests after too many failures."""
-        address = request.client.host if request.client is not None else ""
-        if (wait_s := self._failures.wait_s(address)) > 0:
-            said = "too many requests with a wrong token came from this address"
-            raise Problem("too-many-requests", said, headers={"Retry-After": str(math.ceil(wait_s))})
+        """What the request's token allows. Problem unauthenticated, or too-many-requests after too many failures.
+
+        A token that was right a moment ago is not affected by the failures of others: they may be behind one proxy.
+        """
         scheme, _, value = request.headers.get("authorization", "").partition(" ")
         if not scheme:
             raise Problem("unauthenticated", headers=_CHALLENGE)
         token = TokenText.parse(value.strip()) if scheme.lower() == "bearer" else None
+        address = request.client.host if request.client is not None else ""
+        if (token is None or not self._is_remembered(token)) and (wait_s := self._failures.wait_s(address)) > 0:
+            said = "too many requests with a wrong token came from this address"
+            raise Problem("too-many-requests", said, headers={"Retry-After": str(math.ceil(wait_s))})
         known = None if token is None else await self._known(token.id)
         is_right = hmac.compare_digest(
             _NOBODY if token is None else token.sha256, _NOBODY if known is None else known.sha256
@@ -88,6 +91,12 @@ class Tokens:
             said = "this token is unknown, expired or revoked" if token is not None else "this is no token of pgworkd"
             raise Problem("unauthenticated", said, headers=_CHALLENGE)
         return known.access
+
+    def _is_remembered(self, token: TokenText) -> bool:
+        """Whether this very token was right when it was looked up last."""
+        checked = self._checked.get(token.id)
+        known = None if checked is None else checked.known
+        return known is not None and hmac.compare_digest(token.sha256, known.sha256)
 
     async def _known(self, token_id: str) -> Known | None:
         now = time.monotonic()
