@@ -141,7 +141,7 @@ async def test_it_cannot_write(dsn: str) -> None:
             source = DatabaseSource(ConnectionOptions(dsn), portal)
             source.samples()
             try:
-                portal.call(source._connection.fetch, "INSERT INTO pgworkd.jobs (queue) VALUES ('q')")
+                portal.call(source._reader._connection.fetch, "INSERT INTO pgworkd.jobs (queue) VALUES ('q')")
             except PgworkdError as error:
                 return str(error)
             finally:
